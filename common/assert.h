@@ -3,8 +3,8 @@
  * with a broken invariant aborts before it acknowledges or saves wrong data. The run then continues
  * from the checkpoint, the write-ahead log and the workers' retained pushes.
  *
- * Never assert anything about input: check the data of a peer or a file, and refuse bad data with
- * an error. Thread: any.
+ * Never use PS_ASSERT on input: check the data of a peer or of a file with ordinary code, and
+ * refuse bad data with an error. Thread: any.
  */
 #ifndef COMMON_ASSERT_H
 #define COMMON_ASSERT_H

@@ -2,9 +2,9 @@
  * authorized_keys.h - the list of public keys that may connect to a server, and their roles.
  *
  * The list is a text file with one key per line, `ROLE KEY [NAME]`. ROLE is worker, admin or
- * observer. The reader ignores empty lines and lines that begin with #. It refuses the whole file
- * if a line has another form, if a key appears twice, or if other users can write to the file.
- * Thread: any; a list is constant after the read.
+ * observer. The reader ignores empty lines and lines that begin with #. The reader refuses the
+ * whole file if a line has another form, if a key appears twice, or if other users can write to the
+ * file. Any thread may use a list, because it does not change after the read.
  */
 #ifndef COMMON_AUTHORIZED_KEYS_H
 #define COMMON_AUTHORIZED_KEYS_H
@@ -20,8 +20,8 @@ enum key_role { KEY_NONE, KEY_OBSERVER, KEY_ADMIN, KEY_WORKER, KEY_ROLES };
 
 struct authorized_keys; /* opaque: sorted by key */
 
-/* Reads the list. PS_EUSAGE: the message names the bad line, or tells the user to rename a file
- * that still has the old name. PS_ENOMEM. */
+/* Reads the list. If a line is bad or the file still has its old name, returns PS_EUSAGE, and the
+ * message names the line or asks the user to rename the file. PS_ENOMEM. */
 int authorized_keys_read(
 	struct authorized_keys **out, const char *path, struct err *e) PS_MUST_CHECK;
 /* Frees the list and sets *a to NULL; *a may be NULL. */
@@ -29,9 +29,9 @@ void authorized_keys_free(struct authorized_keys **a);
 /* Returns the role of `key`, or KEY_NONE if the key is not on the list. */
 enum key_role authorized_keys_role(const struct authorized_keys *a, const char *key);
 size_t authorized_keys_count(const struct authorized_keys *a);
-/* Returns the number of keys with this role. */
+/* Returns the number of keys that have the role `role`. */
 size_t authorized_keys_of_role(const struct authorized_keys *a, enum key_role role);
-/* Returns "observer", "admin" or "worker". */
+/* Returns the name of the role: "observer", "admin" or "worker". */
 const char *key_role_name(enum key_role role);
 /* Returns PS_OK if authorized_keys_add can extend the list, that is, if the file is missing or
  * correct. Otherwise returns the result of authorized_keys_read. */

@@ -54,8 +54,8 @@ static void remove_temporaries(DIR *d)
 }
 
 /* Keeps the CHECKPOINT_KEEP highest generations up to `newest` and removes the older ones. If a
- * file cannot be removed, the function logs a warning, and the next write tries again. Such a file
- * does no harm except that it takes space. */
+ * file cannot be removed, the function logs a warning, and the next write tries again. A file that
+ * remains only takes up space. */
 static void remove_old(const char *dir, uint64_t newest)
 {
 	DIR *d = opendir(dir);
@@ -202,8 +202,8 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 
 /* ---- reading ------------------------------------------------------------------------------ */
 
-/* Checks one row of the verified table. The row's section must start at `*offset`. Returns an error
- * text or NULL. */
+/* Checks one row of the verified table. The section of this row must begin at `*offset`. Returns an
+ * error text or NULL. */
 static const char *read_row(const unsigned char *file, size_t size, const unsigned char *row,
 	size_t *offset, struct checkpoint *c)
 {
@@ -384,9 +384,10 @@ static uint64_t droppable_bytes(const char *dir, uint64_t sound)
 	return bytes;
 }
 
-/* Another thread may write or remove a checkpoint while this function counts the bytes. In order to
- * count no byte twice, the function reads the free space before and after the count, and uses the
- * smaller value. */
+/* Another thread may write or remove a checkpoint while this function counts the bytes. The bytes
+ * of a checkpoint that is removed in the meantime could count twice, as its size and as free space.
+ * The function therefore reads the free space before and after the count, and uses the smaller
+ * value. */
 int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes)
 {
 	uint64_t before = free_bytes(dir);

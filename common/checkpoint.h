@@ -1,23 +1,26 @@
 /*
  * checkpoint.h - writes and reads checkpoint files. A directory has one file for each of its newest
  * generations. A file has named sections, each with its own checksum. The server writes each file
- * atomically. At its start, it reads the newest good file.
+ * atomically. At its start, the server reads the newest good file.
  *
- * File ckpt-<generation, 16 hex digits>: a fixed header {magic "CNNPSCK1", format version, number
- * of sections, generation}, a table {name[16], offset, size, XXH3} per section, the XXH3 of the
- * header and the table, then the sections. All numbers are little-endian. server/core/snapshot.h
- * defines the content of the sections; this module does not interpret it.
+ * The file ckpt-<generation, 16 hex digits> consists of a fixed header {magic "CNNPSCK1", format
+ * version, number of sections, generation}, a table with a row {name[16], offset, size, XXH3} for
+ * each section, the XXH3 of the header and the table, and the sections. All numbers are
+ * little-endian. server/core/snapshot.h defines the content of the sections; this module does not
+ * interpret it.
  *
  * Invariants:
  * (1) a file gets its name ckpt-<generation> only when all its bytes are on disk
  *     (tests/unit/test_checkpoint.c);
  * (2) after a write the directory has the newest CHECKPOINT_KEEP generations. The writer removes
- *     older ones and ckpt-*.tmp (invariant_2_three_generations_are_kept,
+ *     older generations and the files ckpt-*.tmp (invariant_2_three_generations_are_kept,
  *     invariant_2_temporary_files_are_removed_and_nothing_else_is);
  * (3) the reader uses no byte of a section before it has verified the section's checksum. A flipped
- *     or missing byte anywhere makes checkpoint_read fail. Then checkpoint_read_newest logs a
- *     warning and reads the previous generation (tests/unit/test_checkpoint_damage.c).
- * Thread: any, but only one at a time for each directory (in the server: the checkpointer only).
+ *     or missing byte anywhere makes checkpoint_read fail. After such a failure,
+ *     checkpoint_read_newest logs a warning and reads the previous generation
+ *     (tests/unit/test_checkpoint_damage.c).
+ * Any thread may call the functions, but only one thread at a time may write to a directory; in the
+ * server this is the checkpointer.
  */
 #ifndef COMMON_CHECKPOINT_H
 #define COMMON_CHECKPOINT_H
@@ -44,14 +47,13 @@ struct checkpoint {
 
 /* Writes the new generation c->generation into `dir` and removes the generations before the newest
  * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, the oldest first,
- * until the new one fits. It never removes `sound`, the newest generation that is known to be good
- * (0: there is none). If it removes generations to make space, it sets *dropped to the last removed
- * one; `dropped` may be NULL. PS_EIO: the write failed, and the function has tried to remove the
- * incomplete file. */
+ * until the new one fits. The function never removes generation `sound`, the newest one that is
+ * known to be good; 0: there is none. If the function removes generations to make space, it sets
+ * *dropped to the last of them; `dropped` may be NULL. PS_EIO: the write failed, and the function
+ * has tried to remove the incomplete file. */
 int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
-/* Writes a generation like checkpoint_write_beside, with the highest generation before
- * c->generation as `sound`. */
+/* Calls checkpoint_write_beside with the highest generation before c->generation as `sound`. */
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* Removes the oldest generation before `next`, except `sound`, to free its space. Returns the
  * number of the removed generation, or 0 if none was removed. */
@@ -69,14 +71,14 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MU
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;
-/* Reads the newest good generation that is lower than `before`. Called if the content of generation
- * `before` was refused. */
+/* Reads the newest good generation that is lower than `before`. The caller calls it if the content
+ * of generation `before` is bad. */
 int checkpoint_read_older(
 	const char *dir, uint64_t before, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* Returns the lowest generation that has a file, or 0 if there is none. */
 uint64_t checkpoint_oldest(const char *dir);
-/* Returns 1 if `bytes` more would fit on the disk after the removal of all generations except
- * `sound`, or if the file system does not report its free space. */
+/* Returns 1 if the disk has room for `bytes` more bytes when all generations except `sound` are
+ * removed, or if the file system does not report its free space. */
 int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes);
 /* Returns the section called `name`, or NULL. */
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name);

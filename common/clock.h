@@ -1,7 +1,7 @@
 /*
  * clock.h - the monotonic clock, and a clock that stops while its process is suspended. Only loops,
- * trainers and benchmarks read a clock; all other code takes `now_ms` as an argument. Thread: any;
- * a struct awake belongs to one loop.
+ * trainers and benchmarks read a clock; all other code takes `now_ms` as an argument. Any thread
+ * may call these functions, but a struct awake belongs to one loop.
  */
 #ifndef COMMON_CLOCK_H
 #define COMMON_CLOCK_H
@@ -20,14 +20,15 @@ double clock_seconds(void); /* CLOCK_MONOTONIC, seconds with nanosecond resoluti
 struct awake {
 	uint64_t clock_ms, now_ms; /* the argument and the result of the last call of awake_ms */
 };
-/* Reads the clock. `clock_ms` is clock_ms() or another clock that never goes back. The result
- * advances by the time since the previous reading, but by `step_ms` at most. Call awake_ms at least
- * every 100 ms. */
+/* Reads the clock. `clock_ms` is clock_ms() or another clock that never goes back. The result is
+ * larger than the previous one by the time that has passed since the previous call, but by at most
+ * `step_ms`. Call awake_ms at least every 100 ms. */
 uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms);
 /* The values of step_ms. The server uses a small step, because it decides which peers are silent.
- * After its own suspension, messages of the peers still wait in its queue, and the time of the
- * suspension must not count as silence of the peers. A worker uses a larger step, because it sends
- * heartbeats: a heartbeat must not be late after a delay of the scheduler. */
+ * After a suspension of the server, messages of the peers still wait in its queue, so the time of
+ * the suspension must not count as silence of the peers. A worker uses a larger step, because its
+ * clock decides when it sends heartbeats, and a heartbeat must not be late when the scheduler has
+ * delayed the worker. */
 #define AWAKE_DECIDE_MS 200u
 #define AWAKE_BEAT_MS   1000u
 

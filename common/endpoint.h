@@ -1,8 +1,9 @@
 /*
  * endpoint.h - splits addresses of the form "tcp://HOST:PORT". All programs use this parser.
  *
- * HOST is a name, an interface, an address or "*". In the text, an IPv6 address has brackets; the
- * field `host` has the address without them. PORT is 0 to 65535, or "*" for 0. Pure. Thread: any.
+ * HOST is a name, an interface, an address or "*". An IPv6 address in such a text has brackets; the
+ * field `host` has the address without the brackets. PORT is 0 to 65535, or "*" for 0. Pure.
+ * Thread: any.
  */
 #ifndef COMMON_ENDPOINT_H
 #define COMMON_ENDPOINT_H
@@ -22,7 +23,7 @@ struct endpoint {
 int endpoint_parse(const char *text, struct endpoint *e) PS_MUST_CHECK;
 /* Parses "HOST:PORT". PS_EUSAGE. */
 int endpoint_parse_address(const char *text, struct endpoint *e) PS_MUST_CHECK;
-/* Parses "PORT"; the host is 127.0.0.1. PS_EUSAGE. */
+/* Parses "PORT", and sets the host to 127.0.0.1. PS_EUSAGE. */
 int endpoint_parse_port(const char *text, struct endpoint *e) PS_MUST_CHECK;
 /* Writes "tcp://HOST:PORT" in libzmq's syntax. */
 void endpoint_format(const struct endpoint *e, char *out, size_t size);

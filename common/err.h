@@ -1,11 +1,11 @@
 /*
  * err.h - the table of all status codes, and an error message with its code.
  *
- * Every fallible function returns 0 or a negative PS_E*. The messages ERROR and BYE carry the same
- * numbers, negated, so a number must never change its meaning. Each row also has the exit code of a
- * program that ends with this status.
+ * Every fallible function returns 0 or a negative PS_E*. The messages ERROR and BYE contain these
+ * numbers with the opposite sign, so a number must never change its meaning. Each row of the table
+ * also has the exit code of a program that ends with this status.
  *
- * Thread: any; a struct err belongs to its caller.
+ * Any thread may call the functions; a struct err belongs to its caller.
  */
 #ifndef COMMON_ERR_H
 #define COMMON_ERR_H
@@ -59,13 +59,13 @@ struct err {
 
 /* Fills `e` (may be NULL) and returns `status`, so that callers write `return err_set(...)`. */
 int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
-/* Fills `e` like err_set, for a function that has a format among its own arguments. Replaces each
+/* Does the same as err_set, for a function that itself has a format and arguments. Replaces each
  * control character by '?', so that the text is one line. */
 int err_vset(struct err *e, int status, const char *fmt, va_list ap) PS_PRINTF(3, 0);
 /* Returns the name of `status`, such as "PS_EGAP", or "PS_E?" for a number that is not in the
  * table. */
 const char *err_name(int status);
-/* Returns the text of `status` in the table. */
+/* Returns the text that the table has for `status`. */
 const char *err_text(int status);
 /* Returns the exit code of a program that ends with `status`, or 1 for a number that is not in the
  * table. */

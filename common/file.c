@@ -16,15 +16,15 @@
 
 /* Times of the wait for a directory lock. If a live process has the lock, the wait fails after
  * LOCK_LIVING_MS. A killed process keeps its lock until the kernel has freed its memory, which
- * takes seconds for gigabytes. So the wait for a process that is ending takes up to
- * LOCK_DYING_MS. */
+ * takes seconds for gigabytes. If the process that holds the lock is ending, the wait therefore
+ * takes up to LOCK_DYING_MS. */
 #define LOCK_PAUSE_MS  2
 #define LOCK_LIVING_MS 60
 #define LOCK_DYING_MS  5000
 
 /* Connections of unknown peers may use up all file descriptors for a short time, until the server
- * closes these connections. So the code repeats a failed open every DESCRIPTOR_PAUSE_MS, for
- * DESCRIPTOR_MS at most. */
+ * closes these connections. If an open fails for this reason, the code repeats it every
+ * DESCRIPTOR_PAUSE_MS, for at most DESCRIPTOR_MS. */
 #define DESCRIPTOR_PAUSE_MS 5
 #define DESCRIPTOR_MS       500
 
@@ -51,8 +51,9 @@ static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 	return (uintmax_t)st.st_size == size ? 0 : -1;
 }
 
-/* Sleeps and returns 1 if an open has just failed because the process had no free descriptor, and
- * another try makes sense. Otherwise returns 0 at once. */
+/* Called after an open has failed. If the process had no free descriptor and the time limit is not
+ * over, sleeps for a moment and returns 1, so that the caller tries again. Otherwise returns 0 at
+ * once. */
 static int wait_for_descriptor(int *waited_ms)
 {
 	const struct timespec pause = {.tv_nsec = DESCRIPTOR_PAUSE_MS * 1000000};
@@ -64,8 +65,8 @@ static int wait_for_descriptor(int *waited_ms)
 	return 1;
 }
 
-/* Creates dir_fd/name, writes the parts and syncs them. Returns 0 on success. After a failure it
- * returns -1 with errno, and *step names the step that failed. */
+/* Creates dir_fd/name, writes the parts and syncs them. Returns 0 on success. After a failure,
+ * returns -1 with errno, and sets *step to the name of the step that failed. */
 static int write_synced(int dir_fd, const char *name, const struct file_part *parts, size_t n_parts,
 	const char **step)
 {
@@ -96,8 +97,8 @@ failed:;
 	return -1;
 }
 
-/* Checks the name for file_replace: there must be no such file, or a regular one. A rename would
- * replace a device or a link (/dev/stdout) instead of writing to it. */
+/* Checks the name for file_replace: if a file of this name exists, it must be a regular one. A
+ * rename would replace a device or a link (/dev/stdout) instead of writing to it. */
 static int check_file_name(int dir_fd, const char *dir, const char *name, struct err *e)
 {
 	struct stat st;

@@ -21,14 +21,14 @@ struct file_part {
 /*
  * Replaces dir/name by the concatenation of `parts`. The function writes dir/name.tmp, syncs it,
  * renames it and syncs the directory. If a step up to the rename fails, the old file is untouched,
- * the temporary file is removed and the result is PS_EIO. After a failed fsync nobody may sync the
- * file again; the caller must write a new one. `name` has no slash, and names a regular file or
- * nothing. If the process has no free file descriptor, the function waits for one, for half a
- * second at most. After a failure, errno has the cause.
+ * the temporary file is removed and the result is PS_EIO. After a failed fsync, the caller must not
+ * sync the same file again, but write a new one. `name` has no slash; if a file of this name
+ * exists, it is a regular file. If the process has no free file descriptor, the function waits for
+ * one, for half a second at most. After a failure, errno has the cause.
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* Replaces the file `path` like file_replace. */
+/* Replaces the file `path`, as file_replace does. */
 int file_replace_path(const char *path, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
 /* Reads a whole regular file of at most `max` bytes. The caller must free() *data. PS_EIO,
@@ -40,8 +40,8 @@ int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
 /*
  * Takes an exclusive flock on dir/LOCK and writes the pid of this process into the file. The lock
  * lasts until close(*fd) or the end of the process. PS_ELOCKED: another process has the lock; the
- * message names its pid. The function returns this error within 0.1 s, but if the other process is
- * ending, it first waits for the end, for 5 s at most.
+ * message names its pid. The function returns this error within 0.1 s, except if the other process
+ * is ending: then it waits up to 5 s for the end of this process.
  */
 int file_lock_dir(const char *dir, int *fd, struct err *e) PS_MUST_CHECK;
 

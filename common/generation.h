@@ -1,7 +1,8 @@
 /*
  * generation.h - names of numbered files in a directory: PREFIX-<generation, 16 hex digits>SUFFIX.
  *
- * Generations count from 1; 0 means none. Thread: any; the only state is the caller's DIR.
+ * Generations count from 1; 0 means none. Any thread may call the functions, whose only state is
+ * the caller's DIR.
  */
 #ifndef COMMON_GENERATION_H
 #define COMMON_GENERATION_H

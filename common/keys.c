@@ -43,9 +43,9 @@ int key_random(struct key_pair *k, struct err *e)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Returns the mode bits of `never` that the file must not have. A process that does not run as root
- * accepts a file of root that one of the process's groups may read, because Kubernetes mounts a
- * secret in this form. */
+/* Returns the bits of `never` that the mode of this file must not have. A process that does not run
+ * as root accepts a file of root that one of the process's groups may read, because Kubernetes
+ * mounts a secret in this form. */
 static unsigned forbidden_bits(const struct stat *st, unsigned never)
 {
 	int is_own_group = st->st_gid == getegid() || group_member(st->st_gid);
@@ -71,7 +71,7 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 }
 
 /* Refuses a directory in which other users could replace the file. A directory with the sticky bit
- * is permitted, because the bit prevents this. */
+ * is permitted, because the bit prevents other users from replacing files. */
 static int check_key_directory(const char *path, struct err *e)
 {
 	const char *slash = strrchr(path, '/');

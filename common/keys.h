@@ -2,11 +2,12 @@
  * keys.h - CURVE keys in files. Each file has one secret or one public key, as Z85 text after a
  * header line.
  *
- * The owner of a key file must be this user or root. Only the owner may have permission to read the
- * file of a secret key or to write to the file of a public key; otherwise the result is PS_EUSAGE.
- * There is one exception: if root owns the file of a secret key, a group of this process may read
- * it (mode 0440, as Kubernetes mounts a secret). Options contain only the names of key files, so
- * that no command line or environment contains a key. Thread: any; no state.
+ * The owner of a key file must be this user or root. The mode of the file must allow only the owner
+ * to read a secret key, and only the owner to write to the file of a public key. Otherwise the
+ * functions return PS_EUSAGE. There is one exception: if root owns the file of a secret key, a
+ * group of this process may read it (mode 0440, as Kubernetes mounts a secret). Options contain
+ * only the names of key files, so that no command line or environment contains a key. Thread: any;
+ * no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H
@@ -21,7 +22,7 @@ struct key_pair {
 	char public_key[KEY_TEXT], secret_key[KEY_TEXT];
 };
 
-/* Makes a new random pair. PS_EUSAGE: this libzmq was built without CURVE. */
+/* Makes a new random pair. Returns PS_EUSAGE if libzmq was built without CURVE. */
 int key_random(struct key_pair *k, struct err *e) PS_MUST_CHECK;
 /* Reads the secret key in `path` and computes its public key. */
 int key_read_secret(const char *path, struct key_pair *k, struct err *e) PS_MUST_CHECK;

@@ -88,7 +88,7 @@ static size_t line_room(const struct line *l)
 	return l->cut ? 0 : sizeof(l->text) - TAIL - l->n;
 }
 
-/* Appends all bytes or none. */
+/* Appends the `n` bytes if they all fit; otherwise cuts the line off here. */
 static void put_bytes(struct line *l, const char *bytes, size_t n)
 {
 	if (n > line_room(l)) {
@@ -99,7 +99,8 @@ static void put_bytes(struct line *l, const char *bytes, size_t n)
 	l->n += n;
 }
 
-/* Appends the end of a value or of a line. TAIL bytes are reserved, so there is always room. */
+/* Appends the end of a value or of a line. The line always has room for this text, because TAIL
+ * bytes are reserved. */
 static void put_end(struct line *l, const char *text)
 {
 	size_t n = strlen(text);
@@ -195,7 +196,7 @@ static int is_bare(const char *p, size_t n)
 
 enum form { AS_TEXT, AS_QUOTED, AS_NUMBER };
 
-/* Returns 1 for the text of a number that is not finite. JSON has no such number. */
+/* Returns 1 for the text of a number that is not finite. JSON cannot represent such a number. */
 static int is_not_finite(const char *p, size_t n)
 {
 	if (n > 0 && *p == '-')
@@ -258,7 +259,8 @@ static void put_time(struct line *l)
 	add_text(l, "ts", text, AS_TEXT);
 }
 
-/* A field of the format: the begin and the end of its key, and of the template of its value. */
+/* A field of the format: where its key begins and ends, and where the template of its value begins
+ * and ends. */
 struct field {
 	size_t key, key_end, value, value_end;
 	enum form form;
@@ -301,8 +303,8 @@ static size_t length_to(const char *fmt, size_t end, va_list ap)
 }
 
 /* Appends the fields. The function finds each value in the formatted text by the lengths of the
- * texts before and after the value. So a value may contain any characters, even the text of another
- * field. */
+ * texts before and after the value. Therefore a value may contain any characters, even those of
+ * another field. */
 static void put_fields(struct line *l, const char *fmt, va_list ap) PS_PRINTF(2, 0);
 static void put_fields(struct line *l, const char *fmt, va_list ap)
 {

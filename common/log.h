@@ -6,8 +6,9 @@
  *   json  {"ts":"2026-11-22T09:30:00.125Z","level":"info","msg":"net listening","endpoint":"..."}
  *
  * `msg` consists of the subsystem and the event. The timestamp is UTC. Only this module reads the
- * wall clock, and no decision depends on it. Both log formats escape values as JSON does, so text
- * from a peer can neither start a line nor end a value. Bytes that are not UTF-8 become U+FFFD.
+ * wall clock, and the programs make no decision by its time. Both log formats escape values as JSON
+ * does, so text from a peer can neither start a line nor end a value. Bytes that are not UTF-8
+ * become U+FFFD.
  *
  * The log is the only mutable state outside the structs of main. On a terminal, one progress line
  * may be visible at the bottom, and log lines appear above it.
@@ -27,22 +28,23 @@ enum log_format { LOG_TEXT, LOG_JSON };
 #define LOG_LEVEL_NAMES  "error|warn|info|debug"
 #define LOG_FORMAT_NAMES "text|json"
 
-/* Sets the least severe level that is logged. Before the first call nothing is logged, because a
- * library must not write unless its program demands it. */
+/* Sets the least severe level that the log writes. Before the first call, the log writes nothing,
+ * because a library must not write anything unless its program demands it. */
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
 /* Returns "error", "warn", "info" or "debug". */
 const char *log_level_name(enum log_level level);
 /* Makes the log call `sink` with each line, without a newline, instead of writing to stderr. NULL:
- * write to stderr. The calls come one at a time, from any thread. `sink` itself must not log. */
+ * write to stderr. The log calls `sink` from any thread, but never twice at the same time. `sink`
+ * itself must not log. */
 void log_set_sink(void (*sink)(void *arg, int level, const char *line), void *arg);
 void log_set_format(enum log_format format);
 enum log_format log_get_format(void);
 
 /* Writes one line. `fmt` has the fields, separated by blanks: key=%s, or key="%s" for a value that
- * must always have quotes. The fields stay separate, whatever characters their values contain. The
- * value of key=%f is null (JSON) or - (text) if the number is not finite. Pass "%s", "" for no
- * fields, because compilers warn about an empty format. `fmt` has at most 511 bytes. */
+ * must always have quotes. The log line keeps the fields apart, whatever characters the values
+ * contain. The value of key=%f is null (JSON) or - (text) if the number is not finite. Pass "%s",
+ * "" for no fields, because compilers warn about an empty format. `fmt` has at most 511 bytes. */
 void log_write(enum log_level level, const char *subsystem, const char *event, const char *fmt, ...)
 	PS_PRINTF(4, 5);
 #define log_error(...) log_write(LOG_ERROR, __VA_ARGS__)

@@ -14,8 +14,9 @@
 /* Returns the memory of the machine in bytes, or the limit of this process's container or control
  * group (version 1 or 2) if this limit is lower. */
 uint64_t mem_of_machine(void);
-/* Makes glibc keep freed memory for the next message. Call mem_keep first in main. By default glibc
- * returns blocks of megabytes to the kernel, so that every message causes page faults again. */
+/* Makes glibc keep the memory of a freed message for the next message. Call mem_keep first in main.
+ * By default glibc returns blocks of megabytes to the kernel, so that every message causes page
+ * faults again. */
 void mem_keep(void);
 /* Gives free memory back to the kernel. The call is slow. */
 void mem_trim(void);

@@ -151,7 +151,7 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 
 /* ---- tensors ------------------------------------------------------------------------------ */
 
-/* Appends a tensor to the manifest. Its name has the form "conv1.weight". */
+/* Appends a tensor to the manifest. The name of the tensor has the form "conv1.weight". */
 static int add_tensor(
 	struct parser *p, const char *kind, size_t number, const char *name, struct tensor t)
 {
@@ -249,8 +249,8 @@ static int parse_window_options(struct parser *p, size_t first, struct window *w
 	return rc;
 }
 
-/* Appends the options of a window to the canonical text. `stride` is the layer's default, which the
- * text omits. */
+/* Appends the options of a window to the canonical text. `stride` is the layer's default; a stride
+ * of this size is not written. */
 static int write_window_options(struct parser *p, size_t stride, const struct window *w)
 {
 	int rc = w->stride != stride ? model_append(p, ":stride=%zu", w->stride) : PS_OK;
@@ -475,8 +475,8 @@ static int parse_skip(struct parser *p)
 	return add_plain(p, LAYER_SKIP);
 }
 
-/* Returns the step between the rows and columns of `from` that are added to `to`, or 0 if no step
- * fits. */
+/* An add uses every s-th row and column of `from`, so that they fit `to`. Returns s, or 0 if there
+ * is no such s. */
 static size_t add_stride(struct shape from, struct shape to)
 {
 	const size_t stride = (from.h + to.h - 1) / to.h;

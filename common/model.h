@@ -11,25 +11,26 @@
  * word input: unless the images have the shape of MNIST's, 1x28x28.
  *
  * The window of a conv, pool or avgpool slides over its padded input in steps of `stride` and must
- * tile it exactly. If it does not, the error names the layer and a size that fits. pad=P adds P
- * zeros on each side. pad=same adds enough zeros for out = in / stride, rounded up. pad=auto adds
- * the fewest zeros that make the window fit. If the number of zeros is odd, the bottom or the right
- * gets one more row or column. The maximum of a pool ignores the padding. The mean of an avgpool
- * counts the padding as zeros.
+ * tile it exactly. If the window does not tile its input, the error names the layer and a size that
+ * fits. pad=P adds P zeros on each side. pad=same adds enough zeros for out = in / stride, rounded
+ * up. pad=auto adds the fewest zeros that make the window fit. If pad=same or pad=auto adds an odd
+ * number of zeros, the bottom or the right gets one row or column more than the other side. The
+ * maximum of a pool ignores the padding. The mean of an avgpool counts the padding as zeros.
  *
- * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C / groups][K][K], bias
- * [F]; fc weight [units][inputs] over NCHW-flattened inputs, bias [units]; batchnorm weight [C],
- * bias [C].
+ * The tensors have PyTorch's names, shapes and order (NCHW). A conv has weight [F][C /
+ * groups][K][K] and bias [F]; an fc has weight [units][inputs], where the inputs are flattened in
+ * the order CHW, and bias [units]; a batchnorm has weight [C] and bias [C].
  *
  * batchnorm (Ioffe 2015, as PyTorch's BatchNorm2d): value a of channel c becomes weight * (a -
  * mean) / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are computed over
- * all values of the channel: all images of the batch and all pixels. With N values, this variance
- * is the sum of squared deviations divided by N. In evaluation, mean and variance are the running
- * statistics running_mean [C] and running_var [C]. The tensors of the running statistics follow the
- * tensors of all layers. Running statistics are not trained: values [n_trained, n_params) of a
- * gradient are not derivatives, but the mean and the variance of the batch. The variance in a
- * gradient is the sum of squared deviations divided by N - 1 (by 1 if N is 1). An update moves each
- * running statistic towards the value of the batch, by BATCHNORM_MOMENTUM of the distance.
+ * all values of the channel: all images of the batch and all pixels. If the channel has N values,
+ * the variance in training is the sum of squared deviations divided by N. In evaluation, mean and
+ * variance are the running statistics running_mean [C] and running_var [C]. The tensors of the
+ * running statistics follow the tensors of all layers. Running statistics are not trained: values
+ * [n_trained, n_params) of a gradient are not derivatives, but the mean and the variance of the
+ * batch. For a gradient, this variance is the sum of squared deviations divided by N - 1, or by 1
+ * if N is 1. An update moves each running statistic towards the value of the batch, by
+ * BATCHNORM_MOMENTUM of the distance.
  *
  * Invariants:
  * (1) tensors are contiguous, in layer order, the running statistics last, and cover [0, n_params)
@@ -38,7 +39,7 @@
  *     (invariant_2_the_fingerprint_is_xxh3_of_text_and_input);
  * (3) every size fits its type: products have overflow checks, and n_params is at most
  *     MODEL_MAX_PARAMS (invariant_3_whatever_is_too_large_is_refused).
- * Thread: any; a struct model is plain data after model_parse.
+ * Any thread may use a struct model, which is plain data and does not change after model_parse.
  */
 #ifndef COMMON_MODEL_H
 #define COMMON_MODEL_H
@@ -94,16 +95,16 @@ struct layer {
 	float drop; /* dropout: probability of a zero */
 	/*
 	 * lrn, between channels (Krizhevsky 2012; defaults 5, 1e-4, 0.75, 2): value a of channel c
-	 * becomes a / (k + alpha * sum)^beta. The sum is over the squares of channels c - size / 2
-	 * to c + (size - 1) / 2 at the same pixel, as far as these channels exist. PyTorch's
-	 * LocalResponseNorm divides its alpha by size.
+	 * becomes a / (k + alpha * sum)^beta. `sum` is the sum of the squares of channels c - size
+	 * / 2 to c + (size - 1) / 2 at the same pixel, without channels that do not exist.
+	 * PyTorch's LocalResponseNorm divides its alpha by size.
 	 */
 	float alpha, beta, k;
 	/*
-	 * For a skip, the number of its add; for an add, the number of its skip. If the input of an
-	 * add is smaller than the input of its skip, the add uses every stride-th row and column of
-	 * the skip's input. To channels that the skip lacks, the add adds nothing (He 2015, option
-	 * A).
+	 * In a skip, `partner` is the number of its add; in an add, it is the number of its skip.
+	 * If the input of an add is smaller than the input of its skip, the add uses every
+	 * stride-th row and column of the skip's input. If the skip has fewer channels than the
+	 * add, the add leaves the other channels unchanged (He 2015, option A).
 	 */
 	size_t partner;
 	int weight, bias; /* indices of the layer's tensors, or -1 */
@@ -150,10 +151,11 @@ void model_layer_text(const struct model *m, size_t layer, char text[WORDS_MAX_B
 /* Returns the number of values in a shape. */
 size_t shape_count(struct shape s);
 /*
- * Writes the initial weights to the m->n_params floats of `w`. The bound is PyTorch's default,
- * 1/sqrt(fan_in) for weight and bias. Each value of tensor t is (float)((2u - 1) * bound), where u
- * is the next rng_unit of stream RNG_INIT, sub-stream t. vector:N begins with zeros. The weights
- * and running variances of batchnorm begin with 1, its biases and running means with 0.
+ * Writes the initial weights to the m->n_params floats of `w`. Each value of tensor t is
+ * (float)((2u - 1) * bound), where u is the next rng_unit of stream RNG_INIT, sub-stream t. The
+ * bound of a weight and of its bias is PyTorch's default, 1/sqrt(fan_in). All weights of vector:N
+ * begin with 0. The weights and running variances of batchnorm begin with 1, its biases and running
+ * means with 0.
  */
 void model_init(const struct model *m, uint64_t seed, float *w);
 

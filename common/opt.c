@@ -2,8 +2,8 @@
  * opt.c - option tables: splits the command line, reads values, computes defaults, prints --help,
  * and warns about options without effect.
  *
- * For each type, one function reads the values from all origins. Text values point into argv or the
- * environment.
+ * For each type of option, one function reads values of every origin: command line, environment and
+ * default. The value of a text option points into argv or the environment.
  */
 #include "common/opt.h"
 #include <assert.h>
@@ -45,7 +45,8 @@ static const char *const others[] = {"CNN_BUNDLE", "CNN_FAULT_SEED", "CNN_GARBAG
 enum origin { FROM_DEFAULT, FROM_ENVIRONMENT, FROM_COMMAND_LINE };
 static const char *const origin_names[] = {"default", "environment", "command-line"};
 
-/* The origin of each row's value in the last parse. A program has one table. */
+/* The origin of each row's value in the last parse. One array is enough, because a program has only
+ * one table. */
 static enum origin origins[MAX_ROWS];
 
 struct parse {
@@ -278,8 +279,8 @@ static const struct opt *find_row(const struct opt_program *p, const struct cond
 	return NULL;
 }
 
-/* Returns the value that the condition compares, which is the command or the row's value. Of a
- * text, only the part before the first colon counts. */
+/* Returns the value that the condition compares, which is the command or the row's value. If the
+ * value is a text, returns only the part before the first colon. */
 static const char *value_now(
 	const struct check *c, const struct condition *k, char number[24], size_t *n)
 {
@@ -302,7 +303,8 @@ static const char *value_now(
 	return nth_value(o->values, *(const int *)o->dest - o->first, n);
 }
 
-/* Returns 1 if the row has a text that is not empty. Otherwise writes the reason to `instead`. */
+/* Returns 1 if the option of the condition has a text that is not empty. Otherwise writes the
+ * reason to `instead`. */
 static int is_given(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	const struct opt *o = find_row(c->program, k);
@@ -427,8 +429,8 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 	}
 }
 
-/* Reports a variable with an old name. Rows with the same old name are neighbours, so only the
- * first one reports it. */
+/* Reports a variable with an old name. Rows with the same old name are neighbours, and only the
+ * first of these rows reports the variable. */
 static void refuse_old_variable(struct parse *p, const struct opt *o)
 {
 	const struct opt *before = o > p->program->opts ? o - 1 : NULL;
@@ -550,8 +552,8 @@ static int note_option(struct parse *p, const char *word, const char *next)
 	return 1;
 }
 
-/* Stores a positional argument. A surplus word after an unknown option may be that option's value,
- * so the function reports no error for such a word. */
+/* Stores a positional argument. After an unknown option, a word too many may be the value of this
+ * option, so the function then reports no error for the word. */
 static void note_argument(struct parse *p, const char *word, const char **args, int *n_args)
 {
 	int max = p->program->max_args;
@@ -668,8 +670,8 @@ static void describe_range(const struct opt *o, char *out, size_t size)
 		snprintf(out, size, "%.15g to %.15g; ", o->min, o->max);
 }
 
-/* Writes a text such as "default 3" or "default with --mode easgd: 0.13; otherwise: 0.1".
- * Consecutive alternatives with the same option name it only once. */
+/* Writes a text such as "default 3" or "default with --mode easgd: 0.13; otherwise: 0.1". If
+ * consecutive alternatives depend on the same option, the text names this option only once. */
 static void describe_default(const struct opt *o, char *out, size_t size)
 {
 	const char *def = o->def;

@@ -3,11 +3,12 @@
  * line, the variables of the environment, the ranges of the values, --help, and the list of options
  * in the log.
  *
- * Order of precedence: command line, then CNN_<NAME> in the environment (--lease-batches reads
- * CNN_LEASE_BATCHES), then the row's default. The parser reports each error in one line. After the
- * last option it fails if there was an error, before the program binds a port or writes a file.
- * PS_EUSAGE (exit 2): an unknown option, an option given twice, a value out of range, trailing
- * characters, NaN, an empty number.
+ * A value on the command line has priority over the variable CNN_<NAME> in the environment
+ * (CNN_LEASE_BATCHES for --lease-batches), and the variable has priority over the row's default.
+ * The parser reports each error in one line and continues. At the end it returns PS_EUSAGE (exit
+ * status 2) if there was an error, so that the program ends before it binds a port or writes a
+ * file. Errors are: an unknown option, an option that is given twice, a value out of range,
+ * characters after a number, NaN, and an empty number.
  *
  * Thread: main, at start-up.
  */
@@ -30,10 +31,10 @@ enum opt_type {
 /*
  * A row of the table.
  *
- * A default is a text. For types other than OPT_TEXT the default may also consist of alternatives,
- * separated by blanks: "mode=sync:0.5 0" is 0.5 with --mode sync and 0 otherwise. Each alternative
- * except the last begins with a condition on an earlier row, and a colon. The first alternative
- * with a true condition is the default.
+ * The default is written as a text. For types other than OPT_TEXT, it may also consist of
+ * alternatives, separated by blanks: "mode=sync:0.5 0" is 0.5 with --mode sync and 0 otherwise.
+ * Each alternative except the last begins with a condition on an earlier row, and a colon. The
+ * first alternative with a true condition is the default.
  *
  * Conditions of `needs`, separated by blanks, must all be true:
  *   mode=ssp|sync            the value of an OPT_ENUM row is one of these; a text row's value
@@ -62,8 +63,8 @@ struct opt {
 	const char *help;
 	/* the conditions under which the option has an effect (see above). NULL: always */
 	const char *needs;
-	/* an old name of the option, or NULL. If a user gives it, the error names the new name.
-	 * Several rows have the same old name if the old option was split */
+	/* an old name of the option, or NULL. If a user gives the old name, the error names the new
+	 * one. Several rows have the same old name if the old option was split */
 	const char *was;
 };
 
@@ -81,8 +82,9 @@ enum opt_result { OPT_RUN = 0, OPT_EXIT = 1 };
 /*
  * Parses the command line and the environment into the rows' destinations. Sets args[0..*n_args) to
  * the positional arguments, as pointers into argv; `args` must have room for argc pointers. Returns
- * OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has written each error as one line to stderr. Texts are
- * valid as long as argv and the environment.
+ * OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has written each error as one line to stderr. The value
+ * of a text option points into argv or the environment, and is valid as long as these do not
+ * change.
  */
 int opt_parse(const struct opt_program *p, int argc, char **argv, const char **args,
 	int *n_args) PS_MUST_CHECK;
@@ -95,9 +97,10 @@ double opt_default(const struct opt_program *p, const char *name);
 void opt_help(const struct opt_program *p, FILE *f);
 /*
  * Warns about each given option that has no effect (see `needs`), and about each CNN_* variable
- * that no program reads. Call it after opt_parse, when the rows have their final values. If the
- * program has commands, `command` is the present one, and the warnings are plain lines on stderr.
- * If `command` is NULL, the program has no commands, and the warnings go to the log.
+ * that no program reads. Call this function after opt_parse, when the options have their final
+ * values. If the program has commands, `command` is the one that the user gave, and the warnings
+ * are plain lines on stderr. If `command` is NULL, the program has no commands, and the warnings go
+ * to the log.
  */
 void opt_check(const struct opt_program *p, const char *command);
 /* Logs each option at debug level: name=value origin=default|environment|command-line. */

@@ -9,7 +9,7 @@
 #define COMMON_PLAIN_H
 
 /* Replaces each control character, each bidirectional control and each byte that is not UTF-8 by
- * '?', in place. A newline stays if `lines` is 1. */
+ * '?', in place. If `lines` is 1, the function does not replace newlines. */
 void plain_text(char *text, int lines);
 
 #endif

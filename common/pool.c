@@ -6,11 +6,11 @@
 #include "common/pool.h"
 
 #define MAX_FREE 16 /* maximum number of free buffers that the pool keeps */
-/* The same maximum with a caller's allocator. This maximum is more than all buffers of a worker,
- * because the pool frees none of these buffers. */
+/* The maximum number of free buffers if the memory comes from the caller's allocator. It exceeds
+ * the number of all buffers of a worker, because the pool never frees such a buffer. */
 #define MAX_FREE_SPECIAL 2048
-/* The pool requests slabs of several buffers from a caller's allocator, because a call may take
- * 1 ms (CUDA). */
+/* The pool takes slabs of several buffers from the caller's allocator, because a call of this
+ * allocator may take 1 ms (CUDA). */
 #define SLAB_BYTES   ((size_t)4 << 20)
 #define SLAB_BUFFERS 32
 
@@ -28,8 +28,8 @@ struct pool {
 	float **buffer;
 };
 
-/* Returns the distance of two buffers in a slab, in bytes. With this distance each buffer is
- * aligned like the slab. */
+/* Returns the number of bytes from the start of a buffer in a slab to the start of the next one. It
+ * is a multiple of 64, so each buffer is aligned like the slab. */
 static size_t pitch(const struct pool *p)
 {
 	return (p->n * sizeof(float) + 63) / 64 * 64;

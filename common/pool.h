@@ -3,7 +3,8 @@
  * without a copy. When libzmq drops the last reference to the message, on any thread, the buffer
  * returns to the pool.
  *
- * Invariant: a buffer has one owner: the caller that took it, a message, or the pool. Thread: any.
+ * Invariant: a buffer has exactly one owner, which is the caller that took it, a message, or the
+ * pool. Thread: any.
  */
 #ifndef COMMON_POOL_H
 #define COMMON_POOL_H
@@ -18,7 +19,7 @@ int pool_new(struct pool **out, size_t n) PS_MUST_CHECK;
 /* Makes a pool like pool_new, but with the caller's allocator, for example for pinned memory of a
  * GPU. Such memory is expensive to allocate, so the pool keeps it until pool_free. `allocate` must
  * return zeroed memory aligned to 64 bytes, or NULL, and `release` must free it. The pool calls
- * both from any thread. If both are NULL, pool_new_in is pool_new. */
+ * both functions from any thread. If both are NULL, pool_new_in does the same as pool_new. */
 int pool_new_in(struct pool **out, size_t n, void *(*allocate)(size_t bytes),
 	void (*release)(void *memory)) PS_MUST_CHECK;
 /* Frees the pool and sets *p to NULL; *p may be NULL. All messages must be closed before this call.
@@ -27,7 +28,7 @@ void pool_free(struct pool **p);
 /* Takes a buffer aligned to 64 bytes. A new buffer contains zeros, and a reused buffer contains its
  * old values. Returns NULL if there is no memory. */
 float *pool_acquire(struct pool *p);
-/* Gives a buffer that was not sent back to the pool, and sets *buffer to NULL. */
+/* Returns a buffer to the pool that the caller has not sent, and sets *buffer to NULL. */
 void pool_release(struct pool *p, float **buffer);
 /* Makes `message` from the buffer without a copy and sets *buffer to NULL. PS_ENOMEM: the caller
  * keeps the buffer. */

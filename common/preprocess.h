@@ -2,11 +2,11 @@
  * preprocess.h - the changes to the pixels of an image before the first layer: the words norm,
  * shift and flip of a model text.
  *
- * norm:MEANS:DEVIATIONS: a pixel of value v enters as (v / 255 - mean) / deviation, in training and
- * in evaluation. MEANS and DEVIATIONS are lists with commas, one number per channel, or one number
- * for all channels. shift:P: in training, an image moves by up to P pixels in each direction; black
- * pixels fill the gap. flip: in training, an image is mirrored, left to right, with probability
- * 1/2.
+ * With norm:MEANS:DEVIATIONS, the first layer gets (v / 255 - mean) / deviation for a pixel of
+ * value v, in training and in evaluation. MEANS and DEVIATIONS are lists with commas, one number
+ * per channel, or one number for all channels. With shift:P, each image in training is moved by up
+ * to P pixels in each direction, and black pixels fill the gap. With flip, each image in training
+ * is mirrored, left to right, with probability 1/2.
  *
  * Shift and flip depend on the seed of the run, the epoch and the number of the image, so every
  * worker computes the same bytes. Pure. Thread: any.
@@ -30,10 +30,11 @@ struct preprocess {
 
 enum preprocess_word { PREPROCESS_NONE, PREPROCESS_NORM, PREPROCESS_SHIFT, PREPROCESS_FLIP };
 
-/* Returns whether `w` is the word norm, shift or flip. Returns PREPROCESS_NONE if it is another
- * word. */
+/* Returns which of the words norm, shift and flip the word `w` is, or PREPROCESS_NONE if it is none
+ * of them. */
 enum preprocess_word preprocess_find(const struct word *w);
-/* Reads a word that preprocess_find knows. Returns NULL, or an error text if the word is wrong. */
+/* Reads the word `w`, which is norm, shift or flip, into *p. Returns NULL, or an error text if the
+ * word is wrong. */
 const char *preprocess_parse(struct preprocess *p, const struct word *w);
 /* Writes the canonical words, each with a blank after it: "norm:0.5:0.25 flip ". */
 void preprocess_text(const struct preprocess *p, char text[PREPROCESS_MAX_TEXT]);

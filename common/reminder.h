@@ -20,7 +20,7 @@ struct reminder {
 };
 
 /* Returns 1 if the caller must report the wait now. `what` is the present kind of wait (0: no
- * wait). If the kind is new, its wait began at `since_ms`. */
+ * wait). If `what` differs from the last call, a new wait has begun at `since_ms`. */
 int reminder_due(struct reminder *r, int what, uint64_t since_ms, uint64_t now_ms);
 
 #endif

@@ -4,7 +4,7 @@
  * SplitMix64 (Steele, Lea, Flood 2014): a short generator that is easy to write in any language.
  * proto/WIRE.md specifies every random draw that must be equal in all programs.
  *
- * Pure: no state but the struct. Thread: any.
+ * The functions have no state except the struct. Thread: any.
  */
 #ifndef COMMON_RNG_H
 #define COMMON_RNG_H
@@ -15,7 +15,7 @@ struct rng {
 	uint64_t state;
 };
 
-/* Independent streams of one seed: the second argument of rng_seed. */
+/* The independent streams of one seed; this is the second argument of rng_seed. */
 enum rng_stream {
 	RNG_INIT = 1,      /* initial weights; sub-stream: tensor number */
 	RNG_ORDER = 2,     /* order of images; sub-stream: epoch */
@@ -32,10 +32,10 @@ struct rng rng_seed(uint64_t seed, enum rng_stream stream, uint64_t sub);
 uint64_t rng_mix(uint64_t x);
 /* Returns the next 64 bits: state += 0x9e3779b97f4a7c15, then the output function. */
 uint64_t rng_next(struct rng *r);
-/* Returns a number that is uniform in [0, n), n >= 1: the high 64 bits of the 128-bit product
- * rng_next() * n. */
+/* Returns a number that is uniform in [0, n), where n >= 1. It is the high 64 bits of the 128-bit
+ * product rng_next() * n. */
 uint64_t rng_below(struct rng *r, uint64_t n);
-/* Returns a number that is uniform in [0, 1): the upper 53 bits times 2^-53. */
+/* Returns a number that is uniform in [0, 1). It is the upper 53 bits of rng_next() times 2^-53. */
 double rng_unit(struct rng *r);
 /*
  * Computes the order of images in `epoch` (from 0), which is a permutation of 0..n-1. The algorithm
@@ -44,7 +44,8 @@ double rng_unit(struct rng *r);
  */
 void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n);
 /* Computes order[] as rng_order does, but with the stream RNG_HOLD_BACK. The first numbers in
- * order[] are the images that --validate holds back. The seed of the run has no influence. */
+ * order[] are the images that --validate holds back. These images are the same for every seed of
+ * the run. */
 void rng_hold_back(uint32_t *order, size_t n);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * run_head.h - the first bytes of a checkpoint's "run" section. With them, a tool that shares no
- * other code with the server (cnn-ctl export --checkpoint) can read the "weights" section.
+ * run_head.h - the first bytes of a checkpoint's "run" section. These bytes name the model, so that
+ * a tool without the server's code (cnn-ctl export --checkpoint) can read the "weights" section.
  *
- * Layout, little-endian: u64 run.hi, u64 run.lo, u64 term, u64 version, model text of
- * RUN_HEAD_MODEL bytes, NUL-padded and NUL-terminated. Pure. Thread: any.
+ * The bytes are, in order: u64 run.hi, u64 run.lo, u64 term and u64 version, all little-endian, and
+ * the model text of RUN_HEAD_MODEL bytes, which ends in one or more NULs. Pure. Thread: any.
  */
 #ifndef COMMON_RUN_HEAD_H
 #define COMMON_RUN_HEAD_H

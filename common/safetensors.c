@@ -24,7 +24,7 @@
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* Returns the entry of a tensor in the header. */
+/* Makes the entry for a tensor in the JSON header, and returns it. */
 static json_t *tensor_json(
 	const char *dtype, size_t n_dims, const size_t *dim, size_t first, size_t bytes)
 {
@@ -107,8 +107,8 @@ static int same_shape(const json_t *shape, size_t n_dims, const size_t *dim)
 	return 1;
 }
 
-/* Reads the byte range of a tensor and sets *begin to its begin. Returns 1 if the range lies in the
- * data and has `bytes` bytes. */
+/* Reads the byte range of a tensor, and sets *begin to the first byte of the range. Returns 1 if
+ * the range lies in the data and has `bytes` bytes. */
 static int read_range(const struct reader *r, const json_t *offsets, size_t bytes, size_t *begin)
 {
 	const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
@@ -347,21 +347,21 @@ struct list_file {
 	size_t at, size; /* at: bytes of data written so far; size: bytes of data in total */
 };
 
-/* Returns the size of one value. */
+/* Returns the number of bytes of one value of the tensor. */
 static size_t value_bytes(const struct tensor_line *l)
 {
 	return l->type ? l->type->bytes : sizeof(float);
 }
 
-/* Returns the offset in the vector at which the values of the next tensor begin. The values of `l`
+/* Returns the offset in the vector at which the values of the next tensor begin, if those of `l`
  * begin at `offset`. */
 static size_t after(const struct tensor_line *l, size_t offset)
 {
 	return l->type || l->other ? offset : offset + l->count;
 }
 
-/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER. Sets *offset to the
- * offset of its values in the vector. */
+/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER. In this case sets
+ * *offset to the offset of OTHER's values in the vector. */
 static void find_tensor_of(const char *list, struct tensor_line *l, size_t *offset)
 {
 	const struct tensor_line alias = *l;
@@ -406,8 +406,8 @@ static int put_tensor(struct list_file *f, const struct tensor_line *named,
 			l->type ? l->type->name : "F32", l->n_dims, l->dim, f->at - bytes, bytes));
 }
 
-/* Adds all tensors whose values have `size` bytes. If f->data is NULL, only counts the bytes of
- * these tensors. */
+/* Adds all tensors with values of `size` bytes to the file. If f->data is NULL, only counts the
+ * bytes of these tensors. */
 static int put_tensors_of(struct list_file *f, size_t size)
 {
 	struct tensor_line named, l;
@@ -430,8 +430,8 @@ static int put_tensors_of(struct list_file *f, size_t size)
 	return rc;
 }
 
-/* Adds all tensors, those with the largest values first. In this order each value is aligned to its
- * size, as PyTorch requires. */
+/* Adds all tensors to the file: first those with values of 8 bytes, then 4, 2 and 1. In this order
+ * each value is aligned to its size, as PyTorch requires. */
 static int put_all_tensors(struct list_file *f)
 {
 	int rc = 0;

@@ -9,13 +9,13 @@
 #include "common/err.h"
 #include "common/model.h"
 
-/* Writes m->n_params floats of `w` to `path` atomically. The metadata has the model text. The bytes
- * depend only on the model and the weights. PS_EIO. */
+/* Writes m->n_params floats of `w` to `path` atomically. The metadata has the model text. The same
+ * model and weights always give the same bytes. PS_EIO. */
 int safetensors_write(
 	const char *path, const struct model *m, const float *w, struct err *e) PS_MUST_CHECK;
 /* Reads `w` from `path`. The file must have exactly the tensors of `m`, with their shapes and dtype
- * F32; PS_EDATA: the error names the first tensor that differs. Numbers in the file do not
- * determine the size of an allocation. */
+ * F32; PS_EDATA: the error names the first tensor that differs. No number in the file decides how
+ * much memory the function allocates. */
 int safetensors_read(
 	const char *path, const struct model *m, float *w, struct err *e) PS_MUST_CHECK;
 /* Reads the model text in the metadata of `path`, or "" if the metadata has none. PS_EDATA. */
@@ -25,15 +25,15 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 
 /*
  * Reads the values of vector:N and the list of its tensors (tensor_list.h). The metadata of the
- * file contains the list. If it does not, all tensors of the file must be F32, and the list has
- * them in the order of the header. The caller must free() *list. Sets *list to NULL if the only
- * tensor of the file is "vector". PS_EDATA, PS_ENOMEM.
+ * file contains the list. If the metadata has no list, all tensors of the file must be F32, and the
+ * function makes a list with them in the order of the header. The caller must free() *list. Sets
+ * *list to NULL if the only tensor of the file is "vector". PS_EDATA, PS_ENOMEM.
  */
 int safetensors_read_vector(const char *path, const struct model *m, float *w, char **list,
 	struct err *e) PS_MUST_CHECK;
-/* Writes all tensors of a list, and the list as metadata, atomically. The bytes depend only on the
- * list and the weights. PS_EDATA: the list does not describe the vector of `m`. PS_ENOMEM,
- * PS_EIO. */
+/* Writes a file with all tensors of a list, and with the list as metadata, atomically. The same
+ * list and weights always give the same bytes. PS_EDATA: the list does not describe the vector of
+ * `m`. PS_ENOMEM, PS_EIO. */
 int safetensors_write_list(const char *path, const struct model *m, const char *list,
 	const float *w, struct err *e) PS_MUST_CHECK;
 

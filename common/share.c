@@ -74,8 +74,8 @@ static int connect_to(int fd, const struct sockaddr_un *at)
 	return connect(fd, (const struct sockaddr *)at, sizeof(*at));
 }
 
-/* Removes the file of a socket on which nobody listens. PS_EUSAGE: a process listens there, or the
- * file is not a socket. */
+/* Removes the file of a socket on which nobody listens. Returns PS_EUSAGE if a process listens on
+ * the socket, or if the file is not a socket. */
 static int remove_stale(const char *path, struct err *e)
 {
 	struct sockaddr_un at;

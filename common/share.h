@@ -4,7 +4,7 @@
  *
  * The memory is a memfd. A memfd has no name in a file system, and the kernel frees it when the
  * last process has closed and unmapped it, so a crash leaves nothing behind. No process can change
- * its size, so an access to it never ends a process with SIGBUS.
+ * the size of this memory, so an access to it never ends a process with SIGBUS.
  *
  * Thread: any. The functions keep no state.
  */
@@ -28,13 +28,13 @@ int share_freeze(int fd) PS_MUST_CHECK;
 int share_is_sound(int fd, size_t bytes);
 
 /* Listens on the Unix socket `path`, and replaces the socket file of a process that has ended. Only
- * this user may connect. *fd does not block. PS_EUSAGE: the path cannot be used, or a process
- * listens there. PS_EIO. */
+ * this user may connect. *fd does not block. PS_EUSAGE: the path cannot be used, or another process
+ * listens on it. PS_EIO. */
 int share_listen(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
 /* Connects to the Unix socket `path`. *fd does not block. PS_EUNREACHABLE, PS_EUSAGE. */
 int share_connect(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
 /* Sends one message of `size` bytes with `n` descriptors. The message must fit into the buffer of a
- * new connection. PS_ENET: the message was not sent. */
+ * new connection. Returns PS_ENET if it could not send the message. */
 int share_send(int socket, const void *data, size_t size, const int *fds, size_t n) PS_MUST_CHECK;
 /* Receives one message of exactly `size` bytes with exactly `n` descriptors, which the caller owns
  * after PS_OK. PS_EAGAIN: nothing has arrived. PS_EUNREACHABLE: the peer has closed. PS_EPROTO: the

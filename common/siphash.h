@@ -37,7 +37,8 @@ static inline void siphash_word(uint64_t v[4], uint64_t word)
 	v[0] ^= word;
 }
 
-/* Returns the code of n words, each taken as its 8 little-endian bytes. */
+/* Returns the code of `n` words. The input of the hash is the 8 little-endian bytes of each
+ * word. */
 static inline uint64_t siphash(const uint64_t key[2], const uint64_t *word, size_t n)
 {
 	uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,

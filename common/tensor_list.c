@@ -167,7 +167,8 @@ const char *tensor_list_next(const char **list, struct tensor_line *l)
 
 /* ---- a list ---------------------------------------------------------------------------------- */
 
-/* The names read so far, as a hash table. An entry is the offset of a name in the list, plus 1. */
+/* A hash table of the names read so far. An entry is 1 more than the offset of a name in the list;
+ * 0: the entry is empty. */
 struct names {
 	const char *list;
 	uint32_t slot[SLOTS];

@@ -1,8 +1,8 @@
 /*
  * tensor_list.h - a text that lists the tensors of a vector:N with their names, types and shapes.
- * The list also has the values of integer tensors, because the vector has only float32 values. From
- * this list, an export makes the state_dict of a PyTorch model. Each line describes one tensor and
- * ends with a newline:
+ * An export uses this list to make the state_dict of a PyTorch model. The list also has the values
+ * of integer tensors, because the vector can hold only float32 values. Each line describes one
+ * tensor and ends with a newline:
  *
  *   NAME F32 SHAPE           the next values of the vector
  *   NAME TYPE SHAPE VALUES   a constant of type I64, I32, I16, I8, U8 or BOOL
@@ -12,7 +12,7 @@
  * no blank, '"' or '\'. No name occurs twice. SHAPE is "scalar", or 1 to TENSOR_LIST_DIMS sizes of
  * at least 1, such as 32x20. VALUES are whole numbers with commas between them.
  *
- * Pure: no allocation, bounded stack and time. Thread: any.
+ * The functions allocate nothing, and their stack and time are bounded. Thread: any.
  */
 #ifndef COMMON_TENSOR_LIST_H
 #define COMMON_TENSOR_LIST_H

@@ -151,9 +151,9 @@ static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 	return g >= first ? g : 0;
 }
 
-/* Removes old files. Keeps the newest file up to generation `oldest`, which may still be needed,
- * and the newest file before it, which can be reused. Returns the generation of the file to reuse,
- * or 0 if there is none. */
+/* Removes old files. Keeps two files: the newest one up to generation `oldest`, because the log may
+ * still need it, and the newest one before that, because it can be reused. Returns the generation
+ * of the file to reuse, or 0 if there is none. */
 static uint64_t take_old(DIR *d, uint64_t oldest)
 {
 	uint64_t needed = highest(d, 1, oldest), kept = 0;
@@ -295,8 +295,8 @@ void wal_file_close(struct wal_file **f)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Reads `n` bytes at offset `at`. Returns the number of bytes that were read, which is less than n
- * at the end of the file, or PS_EIO. */
+/* Reads `n` bytes at offset `at`. Returns the number of bytes read, or PS_EIO. The number is less
+ * than `n` only at the end of the file. */
 static ssize_t read_at(const struct wal_reader *r, uint64_t at, void *out, size_t n, struct err *e)
 {
 	size_t have = 0;
@@ -369,8 +369,8 @@ static int reserve_payload(struct wal_reader *r, size_t size, struct err *e)
 	return r->data ? PS_OK : err_set(e, PS_ENOMEM, "no memory for a record of %zu bytes", size);
 }
 
-/* Reads and verifies the record at offset `at`, and stores its payload in r->data. Returns 1, or 0
- * if there is no valid record, or PS_E*. */
+/* Reads and verifies the record at offset `at`, and stores its payload in r->data. Returns 1 after
+ * success, 0 if there is no valid record, or PS_E*. */
 static int read_whole(struct wal_reader *r, uint64_t at, struct wal_file_record *rec, struct err *e)
 {
 	unsigned char bytes[WAL_RECORD_BYTES];
@@ -411,10 +411,10 @@ int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *si
 	return 1;
 }
 
-/* Returns 1 if `rec` belongs to a later group than the missing record r->next. If so, the missing
- * record was durable, because a group begins only after the previous group is on disk. If the
- * file's header is lost, r->next is 0 (unknown), and the caller sets r->next from the first valid
- * record. */
+/* Returns 1 if `rec` belongs to a later group than the missing record r->next. In this case the
+ * missing record was durable, because a group begins only when the previous group is on disk. If
+ * the file's header is lost, r->next is 0 (unknown), and the caller sets r->next from the first
+ * valid record. */
 static int is_later(const struct wal_reader *r, const struct wal_file_record *rec)
 {
 	return !r->next || (rec->seq > r->next && rec->group > r->next && rec->group <= rec->seq);
@@ -442,8 +442,9 @@ static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *by
 	return 0;
 }
 
-/* Searches the rest of the file for a record of a later group. The pieces that it reads overlap by
- * the size of a record header. */
+/* Searches the rest of the file for a record of a later group. The function reads the file in
+ * pieces that overlap by the size of a record header, so that it misses no header at the border of
+ * two pieces. */
 static int search_gap(struct wal_reader *r, unsigned char *bytes, struct err *e)
 {
 	int refused = 0;

@@ -3,29 +3,30 @@
  * synced in groups.
  *
  * File journal-<generation> begins with a header of 64 bytes {magic "CNNPSJNL", format, run, term,
- * generation, first sequence number, XXH3}. Records follow, each at a multiple of 8 bytes: {magic
- * "CNNPSREC", generation, sequence number, first sequence number of its group, size, XXH3 of these
- * and the payload} and the payload. All numbers are little-endian. A group consists of the records
- * that one fdatasync makes durable.
+ * generation, first sequence number, XXH3}. Records follow the header, each at a multiple of 8
+ * bytes. A record has a header {magic "CNNPSREC", generation, sequence number, first sequence
+ * number of its group, size, XXH3 of the other fields and of the payload} and the payload. All
+ * numbers are little-endian. A group consists of the records that one fdatasync makes durable.
  *
- * The writer reuses an obsolete file instead of creating a new one, because its blocks are already
- * allocated (three times as fast on ext4). So arbitrary bytes or records of an older generation may
- * follow the newest record. The reader ignores them.
+ * The writer reuses an obsolete file instead of creating a new one, because the blocks of the old
+ * file are already allocated, which makes a write three times as fast on ext4. In a reused file,
+ * arbitrary bytes or records of an older generation may follow the newest record. The reader
+ * ignores these bytes.
  *
  * Invariants:
- * (1) the reader returns a prefix of the appended records, whatever damage the file has. The reader
- *     never returns a record with a wrong checksum (every_length_of_a_file_reads_as_a_prefix,
- *     random_damage_yields_a_prefix);
- * (2) a record is in that prefix if wal_file_sync returned 0 after its append, unless the disk has
- *     lost it (tests/sim/node_wal.c, mutant wal-not-synced);
+ * (1) the reader returns the first k appended records, for some k, whatever damage the file has.
+ *     The reader never returns a record with a wrong checksum
+ *     (every_length_of_a_file_reads_as_a_prefix, random_damage_yields_a_prefix);
+ * (2) if wal_file_sync has returned 0 after the append of a record, the reader returns this record,
+ *     unless the disk has lost it (tests/sim/node_wal.c, mutant wal-not-synced);
  * (3) the reader distinguishes a gap from a torn end (wal_reader_has_gap). A gap is a lost record
  *     that is followed by a good record of a later group
  *     (every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said,
  *     a_gap_in_the_last_group_is_a_torn_end);
- * (4) after a failed write or sync the file is never written again. The caller must close it
- *     (a_full_disk_and_a_failed_sync_are_reported).
- * PS_ASSERT checks (4) in every build.
- * Thread: any, but only one at a time for each file.
+ * (4) after a failed write or sync, the writer never writes to the file again. The caller must
+ *     close it (a_full_disk_and_a_failed_sync_are_reported).
+ * In every build, PS_ASSERT checks invariant (4). Any thread may call the functions, but only one
+ * at a time for each file.
  */
 #ifndef COMMON_WAL_FILE_H
 #define COMMON_WAL_FILE_H
@@ -56,10 +57,10 @@ int wal_file_append(struct wal_file *j, const struct file_part *parts, size_t n_
 	struct err *e) PS_MUST_CHECK;
 /* Makes every appended record durable. PS_EIO. */
 int wal_file_sync(struct wal_file *j, struct err *e) PS_MUST_CHECK;
-/* Returns the size of header and records so far, in bytes. */
+/* Returns the number of bytes of the header and of all records so far. */
 uint64_t wal_file_bytes(const struct wal_file *j);
-/* Returns the additional disk space that `bytes` more would need, in bytes. A reused file has
- * allocated blocks already, so the result may be 0. */
+/* Returns the number of bytes of disk space that the file would additionally take if `bytes` bytes
+ * were appended. This can be 0, because a reused file already has allocated blocks. */
 uint64_t wal_file_growth(const struct wal_file *j, uint64_t bytes);
 /* Closes the file without another sync and sets *j to NULL; *j may be NULL. */
 void wal_file_close(struct wal_file **j);
@@ -87,9 +88,9 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
  * record follows. PS_EIO, PS_ENOMEM. */
 int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *size,
 	struct err *e) PS_MUST_CHECK;
-/* Searches the rest of the file for records. Call it after wal_reader_next has returned 0. Returns
- * 1 if valid records of a later group follow, which means that durable records are lost, and 0 if
- * none follow. PS_EIO, PS_ENOMEM. */
+/* Searches the rest of the file for records. Call this function after wal_reader_next has returned
+ * 0. Returns 1 if valid records of a later group follow, which means that durable records are lost,
+ * and 0 if none follow. PS_EIO, PS_ENOMEM. */
 int wal_reader_has_gap(struct wal_reader *r, struct err *e) PS_MUST_CHECK;
 void wal_reader_release(struct wal_reader *r);
 

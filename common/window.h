@@ -2,8 +2,8 @@
  * window.h - the window of a conv or pool layer: its padding, its output size, and the nearest size
  * that fits.
  *
- * A window must tile its padded input exactly, so that no pixel is silently ignored. The functions
- * handle one axis at a time. Pure. Thread: any.
+ * A window must tile its padded input exactly, because a window that leaves a rest would silently
+ * ignore pixels. The functions handle one axis at a time. Pure. Thread: any.
  */
 #ifndef COMMON_WINDOW_H
 #define COMMON_WINDOW_H
@@ -25,7 +25,7 @@ struct window {
 };
 
 /* Returns the number of zeros to add to `in` pixels, at both ends together. If the number is odd,
- * the far end (right or bottom) gets one more. */
+ * the right or bottom end gets one zero more than the other end. */
 size_t window_pad(const struct window *w, size_t in);
 /* Returns the number of output pixels for `in` input pixels, or 0 if the window does not tile the
  * padded input exactly. */

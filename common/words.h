@@ -20,8 +20,8 @@ struct word {
 
 enum words_result { WORDS_END, WORDS_ONE, WORDS_TOO_LONG, WORDS_TOO_MANY_FIELDS };
 
-/* Reads the next word of *text into *w and advances *text. If the word is too long, w->text has its
- * beginning. */
+/* Reads the next word of *text into *w and advances *text. If the word is too long, w->text
+ * contains the beginning of the word. */
 enum words_result words_next(const char **text, struct word *w);
 /* Returns the text after "key=" in `field`, or NULL if `field` has another key. */
 const char *words_value(const char *field, const char *key);

@@ -1,11 +1,11 @@
 /*
  * zloop.c - the prepare/check bridge between a ZeroMQ socket and a libuv loop.
  *
- * One iteration of the loop runs timers, idle, PREPARE, sleeps in poll, then runs CHECK. Code that
- * ran before PREPARE may have consumed the edge of the descriptor, so PREPARE asks the socket
- * itself. No code runs between PREPARE and the sleep. CHECK handles messages only if PREPARE or the
- * descriptor has reported one. If both miss a message, the timer finds the message and counts the
- * defect.
+ * One iteration of the loop runs the timers, the idle handles and PREPARE, sleeps in poll, and then
+ * runs CHECK. Code that ran before PREPARE may have consumed the edge of the descriptor, so PREPARE
+ * asks the socket itself. No code runs between PREPARE and the sleep. CHECK handles messages only
+ * if PREPARE or the descriptor has reported one. If PREPARE and the descriptor both miss a message,
+ * the timer finds the message and counts it as missed.
  */
 #include "common/zloop.h"
 #include <poll.h>
@@ -76,9 +76,10 @@ static void on_check(uv_check_t *h)
 }
 
 /*
- * Finds a message that both other ways have missed, which is a rescue: for a whole period no
- * message was handled and the descriptor was silent, but the socket has a message. The function
- * checks the descriptor first, so that a message that has just arrived does not count.
+ * Finds a message that PREPARE and the descriptor have both missed: for a whole period of the timer
+ * no message was handled and the descriptor reported none, but the socket has a message. The
+ * function counts this as a rescue. It checks the descriptor first, so that a message that has just
+ * arrived does not count.
  */
 static void on_safety_timer(uv_timer_t *h)
 {

@@ -1,14 +1,15 @@
 /*
  * zloop.h - serves one ZeroMQ socket in a libuv loop. Only this module reads ZMQ_FD.
  *
- * The descriptor ZMQ_FD is edge-triggered, and a send also consumes the edge. The following pattern
- * never stalls. A prepare handle reads ZMQ_EVENTS before the loop sleeps, and starts an idle handle
+ * The descriptor ZMQ_FD is edge-triggered, and a send also consumes the edge. A loop that waits
+ * only for this descriptor can therefore miss a message. This module never stalls, because it works
+ * as follows. A prepare handle reads ZMQ_EVENTS before the loop sleeps, and starts an idle handle
  * if the socket is ready. A check handle then calls on_readable up to ZLOOP_BUDGET times. The poll
  * handle on the descriptor only wakes the loop. A timer checks every 100 ms that no message was
  * missed. zloop_rescues returns the number of missed messages, which must stay 0.
  *
- * Thread: the loop's. The socket must belong to that thread. Memory may be freed only in
- * `on_closed`.
+ * Only the loop's thread may call these functions, and the socket must belong to this thread. The
+ * caller may free a struct zloop only in `on_closed`.
  */
 #ifndef COMMON_ZLOOP_H
 #define COMMON_ZLOOP_H

@@ -2,7 +2,7 @@
  * zmonitor.h - receives and decodes the connection events of a ZeroMQ socket.
  *
  * The queue of events has no limit, because libzmq's I/O thread would block on a full queue and
- * stop all traffic of the context. Thread: one thread owns `socket` and the monitor.
+ * stop all traffic of the context. One thread owns both `socket` and the monitor.
  */
 #ifndef COMMON_ZMONITOR_H
 #define COMMON_ZMONITOR_H
@@ -16,7 +16,8 @@ struct zmonitor_event {
 /* Opens a socket of `context` that receives `events` (ZMQ_EVENT_*) of `socket`. Returns NULL on
  * failure; errno has the reason. */
 void *zmonitor_open(void *context, void *socket, int events);
-/* Receives one event without blocking. Returns 1, or 0 if there is no event. */
+/* Receives one event without blocking. Returns 1 if it has received an event, and 0 if there was
+ * none. */
 int zmonitor_next(void *monitor, struct zmonitor_event *e);
 /* Closes the monitor and sets *monitor to NULL; *monitor may be NULL. The caller must close
  * `socket` only after this call. */

@@ -2,7 +2,7 @@
  * checksum.h - computes XXH3-64 at the speed of the memory. At run time the XXH3 library selects
  * AVX2 or AVX-512 if the CPU has it.
  *
- * Internal to proto/. Pure. Thread: any.
+ * Only files of proto/ include this header. The functions are pure, and any thread may call them.
  */
 #ifndef PROTO_CHECKSUM_H
 #define PROTO_CHECKSUM_H
@@ -10,11 +10,12 @@
 #include <stdint.h>
 
 uint64_t wire_hash(const void *data, size_t size);
-/* Returns the wire_hash of `count` floats. The same pass sets *peak to the bits of the largest
- * magnitude: the maximum of the float32 bit patterns without the sign bit. */
+/* Returns the wire_hash of `count` floats. In the same pass over the memory, sets *peak to the bits
+ * of the largest magnitude, which is the maximum of the float32 bit patterns without the sign
+ * bit. */
 uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak);
-/* Copies like memcpy and returns the wire_hash of the data. The function makes only one pass over
- * the memory, because it hashes each block while the block is in the cache. */
+/* Copies `size` bytes, as memcpy does, and returns the wire_hash of these bytes. The function makes
+ * only one pass over the memory, because it hashes each block while the block is in the cache. */
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);
 
 #endif

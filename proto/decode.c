@@ -2,7 +2,7 @@
  * decode.c - receives whole messages from a ZeroMQ socket and converts their frames to struct msg.
  * First a scan validates the bytes of the header. Then protobuf-c unpacks the header into an arena,
  * and a loop over the rows of schema.c checks each value and copies it. Last, read_slices checks
- * the tensor frames. encode.c does the opposite.
+ * the tensor frames. The functions of encode.c make frames from a struct msg.
  */
 #include "proto/wire.h"
 #include <errno.h>
@@ -29,7 +29,8 @@ struct wire {
 /* ---- from a socket, never waiting ------------------------------------------------------------ */
 
 /* Receives one part of a message into *part. Returns 1 if a part was received, and 0 if there was
- * none. `flags` is ZMQ_DONTWAIT, or 0 to wait until the socket's receive timeout or a signal. */
+ * none. With `flags` ZMQ_DONTWAIT, the function does not wait. With 0, it waits until the socket's
+ * receive timeout or a signal. */
 static int receive_part(void *socket, int flags, zmq_msg_t *part)
 {
 	int rc;
@@ -54,7 +55,8 @@ static uint32_t peer_number(zmq_msg_t *identity)
 	return (uint32_t)id[1] << 24 | (uint32_t)id[2] << 16 | (uint32_t)id[3] << 8 | id[4];
 }
 
-/* Discards the remaining parts of a message. `more` is the flag of its newest part. */
+/* Discards the remaining parts of a message. `more` is 1 if further parts follow the part that was
+ * received last. */
 static int drop_rest(void *socket, int more)
 {
 	while (more) {
@@ -69,7 +71,8 @@ static int drop_rest(void *socket, int more)
 	return PS_EPROTO;
 }
 
-/* Receives the identity frame. Returns 1 and sets *peer, or returns 0 if there is no message. */
+/* Receives the identity frame. Returns 1 and sets *peer if there is a message. Returns 0 if there
+ * is none. */
 static int receive_identity(void *socket, uint32_t *peer)
 {
 	zmq_msg_t identity;
@@ -138,7 +141,7 @@ static void *allocator_alloc(void *arena, size_t size)
 	return wire_alloc(arena, size);
 }
 
-/* Does nothing, because the next message resets the whole arena. */
+/* Frees nothing, because the decoder resets the whole arena before the next message. */
 static void allocator_free(void *arena, void *p)
 {
 	(void)arena;
@@ -203,11 +206,12 @@ void wire_serve(struct wire *w)
 
 /* ---- the scan of a header: returns NULL or the error text ------------------------------------
  *
- * For hostile input, protobuf-c may allocate many times the size of the input. So this scan runs
- * first. It allocates nothing and accepts only simple messages: one body, each known field at most
- * once (slices: at most WIRE_MAX_SLICES times), the wire types of the schema, texts in valid UTF-8
- * without NUL. The scan also accepts well-formed unknown fields. protobuf-c copies unknown fields
- * into its arena of WIRE_MAX_BODY_MEMORY bytes, and the decoder ignores them. */
+ * For hostile input, protobuf-c may allocate many times the size of the input. Therefore this scan
+ * runs before protobuf-c. The scan allocates nothing and accepts only simple messages: they have
+ * one body, each known field at most once (slices at most WIRE_MAX_SLICES times), the wire types of
+ * the schema, and texts in valid UTF-8 without NUL. The scan also accepts well-formed unknown
+ * fields. protobuf-c copies unknown fields into its arena of WIRE_MAX_BODY_MEMORY bytes, and the
+ * decoder ignores them. */
 
 /* The body of a header frame: its message type, and its bytes inside the frame. */
 struct wire_body {
@@ -232,7 +236,7 @@ struct field {
 	size_t size;
 };
 
-/* Reads a varint. Returns 1 if it is complete and has at most 64 bits. */
+/* Reads a varint. Returns 1 if the varint is complete and has at most 64 bits. */
 static int scan_varint(struct reader *r, uint64_t *value)
 {
 	uint64_t v = 0;
@@ -259,7 +263,8 @@ static int scan_past(struct reader *r, uint64_t n)
 	return 1;
 }
 
-/* Reads a field. Returns 1 if it is complete and has a number and a wire type of proto3. */
+/* Reads a field. Returns 1 if the field is complete and has a number and a wire type that proto3
+ * permits. */
 static int scan_field(struct reader *r, struct field *f)
 {
 	uint64_t tag, size;
@@ -305,8 +310,8 @@ static enum wire_type wire_type_of(ProtobufCType type)
 	}
 }
 
-/* Returns the maximum of a varint of this type. The scan refuses larger values, because protobuf-c
- * would truncate them silently. */
+/* Returns the largest varint that a field of this type can hold. The scan refuses larger values,
+ * because protobuf-c would truncate them silently. */
 static uint64_t varint_limit(ProtobufCType type)
 {
 	switch (type) {
@@ -337,9 +342,9 @@ static const char *check_text(const uint8_t *data, size_t size)
 }
 
 /* Checks that a known field has the wire type of the schema and occurs only once. Sets the bit of
- * the field in *seen, and *row to its descriptor. For an unknown field, which may be of a newer
- * schema, the function sets *row to NULL. protobuf-c skips such a field, but its size counts
- * towards the memory limit of the message. */
+ * the field in *seen, and sets *row to the descriptor of the field. For an unknown field, which may
+ * be of a newer schema, the function sets *row to NULL. protobuf-c skips such a field, but its size
+ * counts towards the memory limit of the message. */
 static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
 	uint32_t *seen, const ProtobufCFieldDescriptor **row)
 {
@@ -356,8 +361,8 @@ static const char *check_field(const ProtobufCMessageDescriptor *message, const 
 	return (*row)->type == PROTOBUF_C_TYPE_STRING ? check_text(f->data, f->size) : NULL;
 }
 
-/* Checks a message inside a body. Such a message has only numbers, because the schema has no deeper
- * level. */
+/* Checks a message inside a body. Such an inner message has only numbers, because in the schema no
+ * inner message has messages of its own. */
 static const char *check_inner(const ProtobufCMessageDescriptor *message, const struct field *outer)
 {
 	struct reader r = {outer->data, outer->data + outer->size};
@@ -453,7 +458,8 @@ static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, 
 
 /* ---- values: return 0 if out of range -------------------------------------------------------- */
 
-/* Such texts appear in log lines, so they must not have control characters. */
+/* Names, devices, hosts and models appear in log lines, so they must not have control
+ * characters. */
 int wire_is_line(const char *text)
 {
 	for (; *text; text++) {
@@ -565,8 +571,8 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 }
 
 /* Sets the data and the peak of a slice, and returns the checksum. Only gradients need the peak. If
- * the frame arrived before the PUSH, `chunk` has its checksum and peak. If `chunk` is NULL, the
- * function computes them. */
+ * the frame arrived before the PUSH, `chunk` has the checksum and the peak of the values. If
+ * `chunk` is NULL, the function computes them. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
 {
@@ -579,10 +585,10 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk
 				: wire_checksum(s->data, s->count);
 }
 
-/* An error text for which wire_decode returns PS_EAGAIN. */
+/* The error text with which wire_decode returns PS_EAGAIN, not PS_EPROTO. */
 static const char foreign[] = "a chunk is of another push";
 
-/* Checks one slice. `from` is the end of the slice before it. */
+/* Checks one slice. `from` is the end of the slice before this one. */
 static const char *check_slice(struct wire *w, uint64_t from, zmq_msg_t *frame,
 	const struct chunk *chunk, enum msg_type type, struct slice *s)
 {
@@ -613,7 +619,7 @@ int wire_values(struct frames *f, const struct msg_params *p, float *to)
 	return PS_OK;
 }
 
-/* Reads the slices. `from` points to `n` protobuf structs. */
+/* Reads the slices of a message from `n` protobuf structs, to which `from` points. */
 static const char *read_slices(struct wire *w, struct frames *f, const struct wire_field *rows,
 	ProtobufCMessage *const *from, size_t n, enum msg_type type, struct slices *to)
 {
@@ -704,7 +710,7 @@ static const char *decode(
 
 /* ---- versions: return NULL or the error text ------------------------------------------------ */
 
-/* Returns 1 if `name` is one of the words in `list`. */
+/* Returns 1 if the `n` bytes of `name` are one of the words in `list`. */
 static int is_among(const char *name, size_t n, const char *list)
 {
 	while (*list) {
@@ -725,8 +731,8 @@ static int is_feature_name(const char *name, size_t n)
 	return n > 0 && n <= WIRE_MAX_NAME;
 }
 
-/* Checks the features that a peer requires. `names` has `size` bytes: names that are separated by
- * one blank. */
+/* Checks the features that a peer requires. `names` has `size` bytes, which are the names of
+ * features with one blank between two names. */
 static const char *check_features(struct wire *w, const char *names, size_t size)
 {
 	for (size_t at = 0, n; size > 0 && at <= size; at += n + 1) {

@@ -172,7 +172,7 @@ static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char pre
 	return n;
 }
 
-/* Encodes the header frame. `xxh3` has the checksum of each slice. */
+/* Encodes the header frame. `xxh3` is an array with the checksum of each slice. */
 static int encode_header(const struct msg *m, const uint64_t *xxh3, zmq_msg_t *header)
 {
 	alignas(max_align_t) unsigned char memory[ENCODE_MEMORY];
@@ -294,10 +294,10 @@ static int send_identity(void *socket, uint32_t peer)
 }
 
 /*
- * The socket can refuse only the first part. Sending a later part fails if the connection breaks
- * during the message. Then the message is lost, like every message that is on its way when a
- * connection breaks. The loop still passes the remaining parts to the socket, which would otherwise
- * treat the beginning of the next message as these parts.
+ * A full queue can refuse only the first part. If the connection breaks before the last part,
+ * sending a later part fails, and the message is lost, like every message that is on its way when a
+ * connection breaks. The loop still passes the remaining parts to the socket, because the socket
+ * would otherwise treat the beginning of the next message as the rest of this one.
  */
 int wire_send(void *socket, uint32_t peer, struct frames *f)
 {

@@ -4,13 +4,14 @@
  *
  * A lane carries the tensors of one worker's session through memory that both processes map. The
  * headers of the messages still travel over the connection, in the same order; only the tensor
- * frames do not. WIRE.md, "Shared-memory lane", specifies it.
+ * frames do not. WIRE.md, "Shared-memory lane", specifies lanes.
  *
  *   worker -> server, on the Unix socket of WELCOME: struct lane_greeting
  *   server -> worker: struct lane_layout, with two descriptors: the weights and the push memory
  *
- * The weights are buffers that the server writes and a worker can only read. The push memory has a
- * struct lane_control in its first page, and after it the slots, which the worker writes.
+ * The weights are buffers that the server writes and a worker can only read. The first page of the
+ * push memory has a struct lane_control. After this page come the slots, to which the worker
+ * writes.
  */
 #ifndef PROTO_LANE_H
 #define PROTO_LANE_H
@@ -43,18 +44,19 @@ struct lane_layout {
 };
 
 /*
- * The worker's report on the weights that it reads. Each PARAMS of the lane has a hold, 0 to
- * LANE_HOLDS - 1, and a ticket, which grows by 1. The worker first stores the ticket at held[hold],
- * then in `seen`. The worker stores 0 at held[hold] when it has read the weights. The server uses a
- * buffer again if `seen` has reached the ticket of its PARAMS and held[hold] is not this ticket.
+ * The memory in which a worker shows which weights it still reads. Each PARAMS of the lane has a
+ * hold, 0 to LANE_HOLDS - 1, and a ticket, which grows by 1. The worker first stores the ticket at
+ * held[hold], then in `seen`. The worker stores 0 at held[hold] when it has read the weights. The
+ * server uses a buffer again if `seen` has reached the ticket of its PARAMS and held[hold] is not
+ * this ticket.
  */
 struct lane_control {
 	_Atomic uint64_t seen;
 	_Atomic uint64_t held[LANE_HOLDS];
 };
 
-/* The fields of a header that refer to shared memory. These numbers come from a peer and are not
- * verified. */
+/* The fields of a header that refer to shared memory. They come from a peer, so the receiver must
+ * check them before it uses them. */
 struct lane_ref {
 	uint64_t slot;                 /* PUSH: the slot with the values */
 	uint64_t count;                /* PUSH: the number of values */

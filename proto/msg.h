@@ -3,9 +3,10 @@
  *
  * decode.c converts frames to these structs, and encode.c converts them to frames. Only decode.c
  * checks untrusted sizes. In a decoded struct msg every number is within the limits below and every
- * text ends with a NUL. Its slices are sorted, do not overlap, lie in [0, n_params), and have
- * aligned float32 data with a correct checksum. No protobuf type appears outside proto/. The
- * structs are pure data: they own no memory, and slices borrow theirs.
+ * text ends with a NUL. The slices of a decoded message are sorted, do not overlap, lie in [0,
+ * n_params), and have aligned float32 data with a correct checksum. No protobuf type appears
+ * outside proto/. The structs own no memory: the data of a slice belong to the frame or to the
+ * caller.
  */
 #ifndef PROTO_MSG_H
 #define PROTO_MSG_H
@@ -13,15 +14,15 @@
 #include <stdint.h>
 #include "common/metric_names.h"
 
-/* This build speaks the versions from WIRE_OLDEST_PROTOCOL to WIRE_PROTOCOL (WIRE.md,
+/* This build supports the protocol versions from WIRE_OLDEST_PROTOCOL to WIRE_PROTOCOL (WIRE.md,
  * "Versions"). */
 #define WIRE_PROTOCOL        7u
 #define WIRE_OLDEST_PROTOCOL 6u
 /* A server requires the feature "codes" of each worker. Every version from WIRE_OLDEST_WORKER on
  * has this feature. */
 #define WIRE_OLDEST_WORKER 7u
-/* The features that this build has, and the features that it requires of its peers, as names that
- * are separated by one blank. */
+/* The names of the features that this build has, and of those that it requires of its peers, with
+ * one blank between two names. */
 #define WIRE_FEATURES          "chunked-push images codes validate"
 #define WIRE_REQUIRES          ""
 #define WIRE_REQUIRES_IMAGES   "images"   /* in a WELCOME whose model text has words about images */
@@ -89,7 +90,7 @@ struct stamp {
 
 enum role { ROLE_WORKER = 1, ROLE_OBSERVER = 2 };
 
-/* The data set of a worker. All fields are zero if there is none (models vector:N). */
+/* The data set of a worker. All fields are zero if the worker has no data set, as with vector:N. */
 struct data_id {
 	uint32_t n_train, n_test, rows, cols, classes;
 	uint64_t xxh3;     /* fingerprint of the four decompressed files (WIRE.md) */
@@ -115,7 +116,8 @@ struct slices {
 	struct slice slice[WIRE_MAX_SLICES];
 };
 
-/* Batches [first, first + count) of epoch `epoch` (from 0); count 0: none. */
+/* The batches [first, first + count) of epoch `epoch`, which counts from 0. If count is 0, there
+ * are no batches. */
 struct work {
 	uint32_t epoch, first, count;
 };
@@ -255,8 +257,8 @@ struct msg_push {
 	uint32_t grant_first, grant_count;
 	uint64_t grant_code;
 	uint64_t base_term; /* term of base_version */
-	/* nonzero: the push is also a PULL with this request number. Its PARAMS have the weights
-	 * after the decision on the push. */
+	/* nonzero: the push is also a PULL with this request number. The PARAMS that answer this
+	 * PULL have the weights after the decision on the push. */
 	uint64_t pull;
 	uint32_t chunks; /* number of tensor frames that were sent before this message (wire.h) */
 	/* if the values are in shared memory (lane.h): slot + 1, and the number of values.
@@ -309,7 +311,8 @@ struct time_split {
 	uint64_t copy_us;  /* checksums and copies in libcnnps */
 };
 
-/* A heartbeat, in both directions. The server's heartbeat has the state of the worker's pushes. */
+/* A heartbeat of a worker or of the server. The heartbeat of the server says which of the worker's
+ * pushes are decided and durable. */
 struct msg_beat {
 	struct stamp stamp;
 	uint64_t last_seq, durable_seq;
@@ -371,8 +374,8 @@ struct msg {
 	};
 };
 
-/* Returns the stamp of `m`, which is a claim of the sender. The stamp of a HELLO is the session to
- * resume. Returns NULL if the type of `m` has no stamp. */
+/* Returns the stamp of `m`, which the sender may have forged. The stamp of a HELLO is that of the
+ * session to resume. Returns NULL if the type of `m` has no stamp. */
 static inline const struct stamp *msg_stamp(const struct msg *m)
 {
 	switch (m->type) {

@@ -127,8 +127,8 @@ static const struct wire_field pull[] = {
 	END,
 };
 
-/* The rows of an ACK, for the message ACK and for the ACK inside PARAMS. If PARAMS has no ACK, all
- * of these fields are zero. */
+/* The rows for the fields of an ACK. The message ACK and the ACK inside PARAMS both use these rows.
+ * If PARAMS has no ACK, all of these fields are zero. */
 #define ACK_ROWS(type, of, min_verdict)                                                            \
 	NUMBER(1, type, of(seq), 0, WIRE_MAX_SEQ),                                                 \
 		NUMBER(2, type, of(verdict), min_verdict, VERDICT_REJECTED),                       \
@@ -261,15 +261,15 @@ static const struct wire_field error[] = {
 	END,
 };
 
-/* Returns 1 if [first, first + count) lies in [0, limit). The caller has checked that both are at
- * most `limit`. */
+/* Returns 1 if [first, first + count) lies in [0, limit). The caller has checked that `first` and
+ * `count` are each at most `limit`. */
 static int inside(uint64_t first, uint64_t count, uint64_t limit)
 {
 	return first + count <= limit;
 }
 
-/* Returns NULL for a valid decision, or else an error text. Only a decision with VERDICT_REJECTED
- * has a reason and may be superseded. */
+/* Returns NULL if the decision is valid, and an error text if it is not. Only a decision with
+ * VERDICT_REJECTED has a reason and may be superseded. */
 static const char *check_decision(enum verdict verdict, enum reject reject, uint32_t superseded)
 {
 	if ((verdict == VERDICT_REJECTED) != (reject != REJECT_NONE))

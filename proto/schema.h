@@ -3,7 +3,8 @@
  * place in struct msg. Decoder and encoder are loops over this table. This header also declares the
  * descriptors and the bounded memory that decoder and encoder need for protobuf-c.
  *
- * Internal to proto/. Constant data and pure functions. Thread: any; an arena belongs to its owner.
+ * Only files of proto/ include this header. Any thread may call the functions, but an arena belongs
+ * to its owner.
  */
 #ifndef PROTO_SCHEMA_H
 #define PROTO_SCHEMA_H
@@ -30,7 +31,7 @@ enum wire_kind {
 /* bytes of a routing id that libzmq has assigned: a zero byte, then 32 bits */
 #define WIRE_PEER_ID 5
 
-/* Fields that decode.c reads before all others. */
+/* The numbers of the fields that decode.c reads before all other fields. */
 enum {
 	HELLO_PROTOCOL = 1,
 	HELLO_ROLE = 2,
@@ -59,8 +60,8 @@ struct wire_field {
 
 struct wire_message {
 	const struct wire_field *fields;
-	/* Checks rules that concern several fields. Returns NULL or an error text. `rule` is NULL
-	 * if there are no such rules. */
+	/* Checks the rules of this message that concern several fields. Returns NULL or an error
+	 * text. `rule` is NULL if the message has no such rules. */
 	const char *(*rule)(const struct msg *m);
 };
 
@@ -69,7 +70,7 @@ extern const struct wire_message wire_messages[MSG_TYPES]; /* row 0 is unused */
 /* Returns the descriptor of message type `type` (enum msg_type), or NULL if there is no such
  * type. */
 const ProtobufCMessageDescriptor *wire_descriptor(unsigned type);
-/* Returns the field descriptor of `row` in `message`. */
+/* Returns protobuf-c's descriptor of the field in `message` that `row` describes. */
 const ProtobufCFieldDescriptor *wire_find(
 	const ProtobufCMessage *message, const struct wire_field *row);
 

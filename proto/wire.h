@@ -1,21 +1,21 @@
 /*
- * wire.h - converts frames to struct msg and back. Only this code uses protobuf and checks
+ * wire.h - converts frames to struct msg and back. Only the code in proto/ uses protobuf and checks
  * untrusted sizes.
  *
- * A message is one header frame (protobuf `Message`). One frame per slice follows in a PUSH or
- * PARAMS: little-endian float32, exactly 4 * count bytes. WIRE.md specifies every field and every
- * refusal.
+ * A message is one header frame (protobuf `Message`). In a PUSH or PARAMS, one frame for each slice
+ * follows the header frame. Such a frame has exactly 4 * count bytes of little-endian float32.
+ * WIRE.md specifies every field and every refusal.
  *
  * Invariants:
- * (1) for any input, decode uses only the memory of wire_new and wire_resize, and never reads out
- *     of bounds, recurses or aborts (tests/fuzz/wire.c; tests/unit/test_wire_hostile.c,
- *     amplifying_headers_allocate_nothing);
- * (2) decode succeeds as a whole or fails: after an error m->type is 0 and the caller must not use
- *     *m (tests/unit/test_wire_hostile.c, mutants_are_refused_or_in_range);
+ * (1) for any input, decode uses only memory that wire_new and wire_resize have allocated, and it
+ *     never reads out of bounds, recurses or aborts (tests/fuzz/wire.c;
+ *     tests/unit/test_wire_hostile.c, amplifying_headers_allocate_nothing);
+ * (2) if decode fails, m->type is 0, and the caller must not use any part of *m
+ *     (tests/unit/test_wire_hostile.c, mutants_are_refused_or_in_range);
  * (3) decode(encode(m)) equals m for every valid m, byte for byte in the slices
  *     (tests/unit/test_wire.c, every_message_survives_the_round_trip).
- * Thread: one struct wire belongs to one thread. A decoded message lives until the next decode or
- * free.
+ * One struct wire belongs to one thread. A decoded message is valid until the next call of
+ * wire_decode or wire_free.
  */
 #ifndef PROTO_WIRE_H
 #define PROTO_WIRE_H
@@ -36,9 +36,9 @@ struct chunk {
  * The frames of one message, header first.
  *
  * A chunked push sends its first tensor frames before the PUSH. Each of these frames is a message
- * of its own (a chunk), with a header of one zero byte, which is not valid protobuf. So three
- * chunks are handled at the same time: the receiver checks one, the second is on its way, and the
- * sender computes the checksum of the third.
+ * of its own (a chunk), with a header of one zero byte, which is not valid protobuf. Three chunks
+ * can therefore make progress at the same time: the receiver checks one, the second is on its way,
+ * and the sender computes the checksum of the third.
  */
 struct frames {
 	size_t n;        /* 1 + slices */
@@ -49,22 +49,22 @@ struct frames {
 
 struct wire; /* opaque: protobuf arena and aligned tensor memory */
 
-/* Creates a struct wire. `n_params` is the maximum number of floats in a message. With 0, as before
- * WELCOME, every slice is refused. PS_ENOMEM. */
+/* Creates a struct wire. `n_params` is the maximum number of floats in a message. If it is 0, as in
+ * a worker before WELCOME, the decoder refuses every slice. PS_ENOMEM. */
 int wire_new(struct wire **out, size_t n_params) PS_MUST_CHECK;
 /* Frees the struct and sets *w to NULL; *w may be NULL. */
 void wire_free(struct wire **w);
-/* Sets n_params. A worker calls it when a WELCOME has reported the size of the model. PS_ENOMEM:
- * the old value stays. */
+/* Sets n_params. A worker calls this function when a WELCOME has reported the size of the model. If
+ * it returns PS_ENOMEM, n_params keeps its old value. */
 int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
 
 /*
  * Decodes one message. The data of a slice point into its frame or, if the frame is not aligned, to
- * a copy in w's memory. So the frames must outlive *m. On an error the function sets *why (`why`
- * may be NULL) to one sentence for the log and the ERROR reply, which is valid until the next
- * decode. PS_EPROTO: the message is malformed, has a wrong checksum or exceeds a limit.
+ * a copy in w's memory. The frames must therefore outlive *m. On an error the function sets *why
+ * (`why` may be NULL) to one sentence for the log and the ERROR reply. The sentence is valid until
+ * the next decode. PS_EPROTO: the message is malformed, has a wrong checksum or exceeds a limit.
  * PS_EVERSION: the peer of a HELLO or WELCOME has no common version or requires an unknown feature.
- * PS_EAGAIN: the chunks belong to another PUSH, which happens if messages were lost.
+ * PS_EAGAIN: the chunks belong to another PUSH, because messages were lost.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
 /* Makes wire_decode refuse, from now on, the HELLO of a worker that lacks a feature that servers
@@ -75,16 +75,18 @@ void wire_serve(struct wire *w);
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
 /* Returns 1 if the message is a chunk. Do not pass a chunk to wire_decode. */
 int wire_is_chunk(struct frames *f);
-/* Returns the number of chunks that a PUSH header states, without verifying it. Returns 0 for other
- * types. */
+/* Returns the number of chunks in the header of a PUSH, which the function does not check. Returns
+ * 0 for other messages. */
 size_t wire_chunks_wanted(struct frames *f);
 /* Returns 1 if the message has no tensor frame and its PUSH or PARAMS header refers to shared
- * memory instead. In this case sets *ref to the numbers in the header, which are not verified. */
+ * memory instead. If it does, sets *ref to the numbers in the header, which the function does not
+ * check. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
 /* Copies `count` floats from memory that another process may change, and sets the checksum and the
  * peak of the copy. */
 void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk);
-/* Computes checksum and peak of a chunk. PS_EPROTO: the size is zero or not a multiple of 4. */
+/* Computes the checksum and the peak of a chunk. Returns PS_EPROTO if the size is zero or not a
+ * multiple of 4. */
 int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk) PS_MUST_CHECK;
 /* Makes wire_decode, from now on, leave the values of PARAMS unchecked. The slices of a decoded
  * PARAMS then have no data, and the caller must check the values with wire_values. */
@@ -94,8 +96,8 @@ void wire_defer(struct wire *w);
 int wire_values(struct frames *f, const struct msg_params *p, float *to) PS_MUST_CHECK;
 /*
  * Encodes `m` into new header and tensor frames, with copies of the slice data. Computes the xxh3
- * of each slice unless it is already set, as in a replay, which has the checksum of the first
- * transmission. PS_ENOMEM, PS_ETOOBIG: the caller has nothing to release.
+ * of each slice whose xxh3 is not yet set. A replay already has the checksum of its first
+ * transmission. After PS_ENOMEM or PS_ETOOBIG, the caller has nothing to release.
  */
 int wire_encode(const struct msg *m, struct frames *f) PS_MUST_CHECK;
 /* Encodes only the header frame of `m`. The caller shares existing tensor frames with
@@ -104,7 +106,7 @@ int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
 /* Makes a tensor frame with a copy of the slice's values, which the caller can send more than once.
  * Computes s->xxh3 in the same pass unless it is already set. PS_ENOMEM. */
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
-/* Returns the XXH3-64 of `count` floats, the checksum of a slice. */
+/* Returns the XXH3-64 of `count` floats, which is the checksum of a slice with these values. */
 uint64_t wire_checksum(const float *data, size_t count);
 /* wire_checksum_blocks computes the result of wire_checksum for values that are produced block by
  * block. A wire_block_fn sets *values to the next block and returns the number of its values, or 0
@@ -113,23 +115,24 @@ typedef size_t wire_block_fn(void *arg, const float **values);
 uint64_t wire_checksum_blocks(wire_block_fn *next, void *arg);
 
 /* Receives one whole message without blocking. Returns 1 if it has received a message, and 0 if
- * there was none. PS_EPROTO: the message has too many parts or too large a header, and was
- * discarded. PS_ENET. For a ROUTER socket, the function removes the identity frame and sets *peer
- * to the nonzero number in the 5-byte id that libzmq has assigned; an id that the client has chosen
- * leads to PS_EPROTO. For other sockets `peer` is NULL. */
+ * there was none. Returns PS_EPROTO if the message has too many parts or too large a header, and
+ * discards this message. PS_ENET. For a ROUTER socket, the function removes the identity frame and
+ * sets *peer to the nonzero number in the 5-byte id that libzmq has assigned; if the client has
+ * chosen the id itself, the function returns PS_EPROTO. For other sockets `peer` is NULL. */
 int wire_recv(void *socket, uint32_t *peer, struct frames *f) PS_MUST_CHECK;
-/* Receives a message like wire_recv, on a DEALER socket, but waits for it for at most `ms`
- * milliseconds or until a signal. */
+/* Receives a message on a DEALER socket, as wire_recv does, but waits for the message for at most
+ * `ms` milliseconds or until a signal. */
 int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
-/* Sends all frames without blocking and leaves `f` empty. `peer` is 0 for a DEALER socket.
- * PS_EAGAIN (the peer's queue is full), PS_EUNREACHABLE (ROUTER: no such peer): nothing was sent,
- * and the caller keeps `f`. */
+/* Sends all frames without blocking and leaves `f` empty. `peer` is 0 for a DEALER socket. Returns
+ * PS_EAGAIN if the peer's queue is full, and PS_EUNREACHABLE if a ROUTER socket has no such peer;
+ * in both cases it has sent nothing, and the caller keeps `f`. */
 int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 /* The value of ZMQ_SNDBUF on both sides. By default the kernel accepts megabytes of a tensor before
  * the peer reads the first byte. With a small buffer the data are still in the CPU's caches when
- * the peer reads them. But a small buffer limits the speed of a connection: if the round-trip time
- * is t seconds, the limit is 2 * size / t bytes per second. With keys the kernel's default is
- * better: the sender does not block, and encrypts the next message during the transfer. */
+ * the peer reads them. A small buffer also limits the speed of a connection: with a round-trip time
+ * of t seconds, at most 2 * size / t bytes per second are possible. If the connection is encrypted,
+ * the kernel's default is better, because the sender does not block and encrypts the next message
+ * during the transfer. */
 #define WIRE_SEND_BUFFER(has_keys) ((has_keys) ? -1 : 384 << 10)
 static inline void frames_init(struct frames *f)
 {

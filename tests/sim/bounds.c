@@ -7,11 +7,12 @@
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
-/* The maximum number of pending events: enough for a few messages for each retained push. */
+/* The maximum number of pending events. It is enough for a few messages for each push that workers
+ * retain. */
 #define MAX_PENDING 8192u
-/* The maximum number of files: the checkpoints, a new checkpoint, temporary files, TERM and LOCK. A
- * failing disk may leave more checkpoints until the next save removes them; bounds_disk checks
- * their number after a save. */
+/* The maximum number of files, which are the checkpoints, a new checkpoint, temporary files, TERM
+ * and LOCK. A failing disk may leave more checkpoints until the next save removes them; bounds_disk
+ * checks their number after a save. */
 #define MAX_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)
@@ -57,8 +58,8 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
-/* Checks that an excluded worker has no work, and that a broken device does not end the run while
- * other workers are only silent, or before the training has begun. */
+/* Checks that an excluded worker has no work, and that a worker with a broken device does not end
+ * the run before the training has begun, or while the other workers are only silent. */
 static void check_excluded(struct sim *s, const struct core *c)
 {
 	const struct worker *only = NULL;

@@ -1,5 +1,5 @@
-/* calls.c - the redirected calls of calls.h. The linker (ld --wrap) determines the names: a call of
- * open() arrives in __wrap_open(). */
+/* calls.c - the redirected calls of calls.h. The option --wrap of the linker determines the names
+ * of the functions: a call of open() becomes a call of __wrap_open(). */
 #include "tests/sim/calls.h"
 #include <dirent.h>
 #include <errno.h>
@@ -18,8 +18,8 @@
 #define MAX_LARGE  16u
 #define IS_OURS(f) ((f) >= FIRST_FD)
 
-/* The simulated machine. It is static, because a call of the C library has no argument that could
- * point to it. */
+/* The simulated machine. This variable is static, because a call of the C library has no argument
+ * that could point to the machine. */
 static struct {
 	struct disk *disk;
 	struct rng *chance;
@@ -27,9 +27,9 @@ static struct {
 	void *arg;
 	struct dirent entry;
 	int listing; /* the descriptor of the directory that readdir reads */
-	/* Large blocks that the simulator reuses for the next core or session. It does not clear
-	 * them, because clearing them at each start would be the slowest part of a run. Cores and
-	 * sessions initialize the memory that they read. */
+	/* Large blocks that the simulator reuses for the next core or session. The simulator does
+	 * not clear these blocks, because clearing them at each start would be the slowest part of
+	 * a run. Cores and sessions initialize the memory that they read. */
 	struct large {
 		void *block;
 		size_t size;
@@ -182,7 +182,8 @@ int __wrap_fstatat(int dir, const char *name, struct stat *st, int flags)
 	return describe(st, disk_size_of(machine.disk, name));
 }
 
-/* The functions below can also get the path of the directory itself, which always exists. */
+/* A caller of the functions below can also pass the path of the directory itself, which always
+ * exists. */
 int __wrap_stat(const char *path, struct stat *st);
 int __wrap_stat(const char *path, struct stat *st)
 {
@@ -300,8 +301,8 @@ void __wrap_log_write(
 
 void *__real_mem_try(size_t n, size_t size);
 
-/* Returns a reusable block. Returns NULL if `bytes` is too small for a large block, or if all
- * places for large blocks are taken. */
+/* Returns a large block, which the simulator reuses later. Returns NULL if `bytes` is too small for
+ * a large block, or if all places for large blocks are taken. */
 static void *large_block(size_t bytes)
 {
 	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {

@@ -2,7 +2,7 @@
  * calls.h - the functions that replace calls of the C library and libuv in the simulator. The
  * linker redirects these calls (Makefile, SIM_CALLS). File calls use the simulated disk, jobs for
  * libuv's thread pool run in virtual time, random numbers come from the seed, and log lines are
- * discarded. The code that makes the calls is the unchanged code of the server.
+ * discarded. The callers are the files of the server, which the simulator uses unchanged.
  *
  * One process simulates one machine at a time. calls_use selects the machine.
  */
@@ -21,8 +21,8 @@ struct job {
 
 typedef void job_fn(void *arg, const struct job *job);
 
-/* Selects the machine. From now on, file calls use disk `d`, getrandom draws from `chance`, and new
- * jobs of the thread pool are passed to `give` with `arg`. */
+/* Selects the simulated machine. From now on, file calls use disk `d`, getrandom draws from
+ * `chance`, and the function `give` gets each new job of the thread pool, with `arg`. */
 void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg);
 
 #endif

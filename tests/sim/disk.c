@@ -70,7 +70,8 @@ static int new_file(struct disk *d)
 		/* this cannot happen, because the number of names is bounded, and each name has one
 		 * file */
 		abort();
-	/* A real file system commits its metadata journal from time to time. */
+	/* All changes become durable now, as in a real file system, which commits its metadata
+	 * journal from time to time. */
 	names_commit(d);
 	return new_file(d);
 }

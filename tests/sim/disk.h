@@ -1,16 +1,17 @@
 /*
  * disk.h - a simulated disk with one directory, which gives no guarantee beyond those of POSIX. The
- * real file code runs on this disk.
+ * server's own code for files runs on this disk.
  *
  * The simulator links common/file.c, common/checkpoint.c, server/durability/checkpointer.c and
  * server/durability/startup.c unchanged. calls.c redirects their calls of the C library (ld --wrap)
  * to this file.
  *
  * After a power cut, a file has the content of its last fsync. In addition, any sectors of later
- * writes may have survived, and the file has its size at the last fsync or its newest size. The
- * directory has the entries of its last fsync. Of the later links, renames and unlinks, either the
- * first few or any subset have survived. A rename is atomic. When a process is killed, no byte that
- * it has written is lost, but the kill may come in the middle of a write.
+ * writes may have survived, and the size of the file is either its size at the last fsync or its
+ * newest size. The directory has the entries of its last fsync. Of the links, renames and unlinks
+ * after that fsync, either the first few have survived or any subset of them. A rename is atomic.
+ * When a process is killed, no byte that it has written is lost, but the kill may come in the
+ * middle of a write.
  *
  * Invariant: all randomness comes from `rng`, so a seed always replays the same run. Not
  * thread-safe.
@@ -70,7 +71,7 @@ struct disk {
 	/* faults, per 1000 operations */
 	uint32_t fails;  /* rate of writes, syncs and renames that fail with EIO or ENOSPC */
 	uint32_t shorts; /* rate of writes that store fewer bytes than the caller passed */
-	/* Rate of syncs that report success but write nothing. Such a sync breaks the guarantees of
+	/* Rate of syncs that report success but write nothing, which breaks the guarantees of
 	 * POSIX. */
 	uint32_t forgets;
 
@@ -99,8 +100,8 @@ void disk_rot(struct disk *d, const char *prefix);
 /* Returns the number of entries whose names begin with `prefix`. */
 uint32_t disk_count(const struct disk *d, const char *prefix);
 
-/* These functions behave like the system calls of the same names: they return -1 and set errno.
- * `name` has no slash. */
+/* These functions behave like the system calls of the same names: after a failure they return -1
+ * and set errno. `name` has no slash. */
 int disk_open_directory(struct disk *d);
 int disk_open_file(struct disk *d, const char *name, int flags);
 int disk_close(struct disk *d, int fd);

@@ -16,7 +16,8 @@ static struct sim_worker *victim(struct sim *s, const struct fault *f)
 }
 
 /* Kills the server at the moment that the fault demands: now, at a later effect, or in a later disk
- * operation. If the server does not run, its next start is killed in a disk operation. */
+ * operation. If the server does not run, the kill happens in a disk operation of the server's next
+ * start. */
 static void kill_server(struct sim *s, const struct fault *f, int power)
 {
 	struct sim_server *v = &s->server;
@@ -71,8 +72,8 @@ static void cut_off(struct sim *s, uint32_t node, uint32_t ms)
 		s->net.lane[node][way].cut_until_ms = s->net.now_ms + ms;
 }
 
-/* Starts a second process with the name of a worker, as a supervisor does that considers the worker
- * dead. The first process may be stopped, cut off from the network, or healthy. */
+/* Starts a second process with the name of a worker, as a supervisor does if it believes that the
+ * worker is dead. The first process may be stopped, cut off from the network, or healthy. */
 static void twin(struct sim *s, const struct fault *f)
 {
 	uint32_t node = victim(s, f) ? worker_twin(s, f->node, 10 + 20 * f->in) : 0;

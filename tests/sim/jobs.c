@@ -14,9 +14,9 @@
 #define CHUNK    64u
 #define MAX_JOBS 256u
 #define LOOK_MS  20
-/* A process is hung if this number of checks in a row, LOOK_MS apart, find it at the same seed. A
- * seed takes about a millisecond. A stop of the whole simulator does not count, because it makes no
- * checks during this time. */
+/* A process is hung if this number of checks in a row, which are LOOK_MS apart, find it at the same
+ * seed. Usually a seed takes about a millisecond. If the whole simulator is stopped for a while,
+ * this time does not count, because the simulator makes no checks then. */
 #define HANG 1000
 
 /* Memory that all processes share. */
@@ -65,8 +65,9 @@ static void note_failure(struct board *b, uint64_t seed)
 		;
 }
 
-/* Does the work of one process: takes chunks of seeds and runs them, until all seeds below the
- * smallest failed seed are taken, or all seeds if none has failed. */
+/* Does the work of one process: takes chunks of seeds and runs them. The function returns when
+ * processes have taken all seeds or, after a failure, all seeds below the smallest seed that has
+ * failed. */
 static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
 {
 	static struct sim s;
@@ -116,8 +117,8 @@ static void show_progress(const struct board *b, uint32_t n, uint64_t all, doubl
 		(unsigned long long)all, (double)done / (seconds > 0 ? seconds : 1));
 }
 
-/* Handles the end of a process. A process that a signal has killed has failed at its current
- * seed. */
+/* Handles the end of a process. If the process did not end normally, its current seed counts as
+ * failed. */
 static void reap(
 	struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, pid_t gone, int status)
 {

@@ -3,11 +3,11 @@
  * values of a push are in a slot, and only its header is a message.
  *
  * This model has the same rules as the real lanes. A lane belongs to one connection and one process
- * of the server. A slot gets new values only after its push is durable. The server copies a slot
- * before it uses the values, and a push whose copy has a wrong checksum counts as lost. The model
- * has the faults of shared memory. A header arrives late, when its slot already has other values. A
- * process dies at any byte of a write. A write continues while the server copies, so that the copy
- * has bytes of two writes.
+ * of the server. A slot gets new values only after the push in it is durable. The server copies a
+ * slot before it uses the values, and a push whose copy has a wrong checksum counts as lost. The
+ * model has three faults of shared memory. A header can arrive late, when its slot already has
+ * other values. A process can die at any byte of a write. A write can continue while the server
+ * copies the slot, so that the copy has bytes of two writes.
  */
 #include <string.h>
 #include "proto/wire.h"
@@ -84,8 +84,8 @@ void sim_lane_release(struct sim_worker *w, uint64_t durable)
 			w->lane.seq[i] = 0;
 }
 
-/* Notes that the process was killed while it wrote its next gradient, so that a free slot has some
- * bytes of it. The memory exists until the server detects the closed connection. */
+/* Called when the process was killed while it wrote its next gradient: overwrites some bytes of a
+ * free slot. The memory exists until the server detects the closed connection. */
 void sim_lane_killed(struct sim *s, struct sim_worker *w)
 {
 	struct shm_lane *l = &w->lane;

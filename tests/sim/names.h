@@ -13,7 +13,8 @@ struct disk_name *names_find(struct disk_name *names, const char *text);
 void names_apply(struct disk_name *names, const struct disk_change *c);
 /* Syncs the directory, so that all changes so far survive a power cut. */
 void names_commit(struct disk *d);
-/* Applies a power cut: either the first few changes survive, or any subset of them. */
+/* Applies a power cut to the unsynced changes of the directory: either the first few of them
+ * survive, or any subset. */
 void names_survive(struct disk *d);
 /* Empties the directory. */
 void names_forget(struct disk *d);

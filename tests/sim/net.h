@@ -1,7 +1,7 @@
 /*
- * net.h - virtual time and an unreliable network for the simulator. A heap has all future events.
- * The network delays, loses, duplicates and reorders messages; the seed determines which. A link
- * can be slow, or cut in one direction or in both.
+ * net.h - virtual time and an unreliable network for the simulator. A heap contains all future
+ * events. The network delays, loses, duplicates and reorders messages; the seed determines which
+ * messages. A link can be slow, or cut in one direction or in both.
  */
 #ifndef TESTS_SIM_NET_H
 #define TESTS_SIM_NET_H
@@ -72,11 +72,11 @@ void net_at(struct net *n, uint64_t at_ms, struct item it);
 /* Postpones an item to `at_ms`. The item keeps its order, so it comes before all items with the
  * same time that were added after it. */
 void net_later(struct net *n, uint64_t at_ms, struct item it);
-/* Sends a copy of a message, with the faults of the link. The slices of the copy point to the same
- * values. */
+/* Sends a copy of a message; the faults of the link apply to this copy. The slices of the copy
+ * point to the values of the original. */
 void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m);
 /* Takes the next item and advances the time to it. Returns 0 if there is no item. The caller must
- * give it->msg back with net_done. */
+ * release it->msg with net_done. */
 int net_next(struct net *n, struct item *it);
 void net_done(struct net *n, struct item *it);
 uint64_t net_below(struct net *n, uint64_t bound);

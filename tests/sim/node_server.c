@@ -1,7 +1,7 @@
 /*
  * node_server.c - the server of the simulator: the real core, checkpointer and start-up code in a
- * simulated process. The code does the same steps as server/server.c: restore the state, write a
- * checkpoint, accept messages, carry out effects in order, close the sessions.
+ * simulated process. The code takes the same steps as server/server.c: it restores the state,
+ * writes a checkpoint, accepts messages, carries out effects in order, and closes the sessions.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -51,8 +51,8 @@ static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;
 
-	/* The disk has no size limit during a start. On a full disk a start would exit, which the
-	 * simulator does not test. */
+	/* Remove the size limit of the disk during a start, because a start on a full disk would
+	 * exit, which the simulator does not test. */
 	s->disk.capacity = 0;
 	int rc = startup(&v->state, &s->options, e);
 
@@ -191,8 +191,8 @@ void server_take_job(void *arg, const struct job *job)
 			.what = HAPPEN_JOB, .node = SIM_SERVER, .life = v->life, .number = i});
 }
 
-/* Runs a job of the thread pool at one moment of virtual time, or reports the end of a job that has
- * run to the event loop, a few milliseconds later. */
+/* Runs a job of the thread pool at one moment of virtual time. A second call, a few milliseconds
+ * later, reports the end of the job to the event loop. */
 void server_job(struct sim *s, struct item *it)
 {
 	struct sim_server *v = &s->server;

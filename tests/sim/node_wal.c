@@ -1,7 +1,7 @@
 /*
  * node_wal.c - `--durability always` in the simulator: the server's own write-ahead log and group
  * commit on the simulated disk, replies that wait for the disk, and checks of the state that a
- * start restores. The code does the same steps as server/dispatch.c and server/server.c.
+ * start restores. The code takes the same steps as server/dispatch.c and server/server.c.
  */
 #include <string.h>
 #include <xxhash.h>
@@ -27,7 +27,8 @@ void sim_wal_release(struct sim *s)
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
-/* Records the version in a message to a worker. From now on this version must survive a crash. */
+/* Records the version of the weights in a message to a worker. From now on this version must
+ * survive a crash. */
 static void note_sent(struct sim_wal *w, const struct msg *m)
 {
 	uint64_t version = m->type == MSG_ACK      ? m->ack.version

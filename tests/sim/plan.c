@@ -1,8 +1,8 @@
 /*
  * plan.c - draws the plan of a run from its seed, before the run begins: the configuration, the
- * fault rates of links and disks, and the schedule of faults. The plan is first drawn without the
- * limits of sim_limits, and then reduced to these limits. So the faults of a shrunk case are a part
- * of the original faults.
+ * fault rates of links and disks, and the schedule of faults. The code draws the plan without the
+ * limits of sim_limits, and then reduces it to these limits. The faults of a shrunk case are
+ * therefore some of the original faults.
  */
 #include <string.h>
 #include "tests/sim/sim.h"
@@ -56,7 +56,7 @@ static void choose_lbfgs(struct sim *s)
 	c->lbfgs.wolfe = 0.9;
 }
 
-/* Chooses a real optimizer for resume runs. Their gradients depend on every bit of the weights. */
+/* Chooses a real optimizer for resume runs, whose gradients depend on every bit of the weights. */
 static void choose_exact(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -82,7 +82,8 @@ static void choose_exact(struct sim *s)
 	c->dc.lambda = 0.1;
 }
 
-/* Sets a rate and a staleness scaling that would change the result if an elastic move used them. */
+/* Sets a learning rate and a staleness scaling. Elastic moves must not use them: if one did, the
+ * result would change. */
 static void choose_easgd(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -254,9 +255,9 @@ static struct fault draw_fault(struct sim *s)
 	return f;
 }
 
-/* Returns 1 if a resume run must not have this fault. The fault could make the worker return with
- * another worker id, which cannot happen in the run without faults with which the run is
- * compared. */
+/* Returns 1 if a resume run must not have this fault. Such a fault could make the worker return
+ * with another worker id. The run without faults, with which the simulator compares this run, has
+ * only one id. */
 static int breaks_exactness(const struct fault *f)
 {
 	switch (f->kind) {
@@ -309,8 +310,8 @@ static void choose_hang(struct sim *s)
 	s->n_faults++;
 }
 
-/* Chooses whether the run uses --durability always. This choice is drawn after the older choices,
- * so that for a given seed their values do not change. */
+/* Chooses whether the run uses --durability always. The code draws this choice after the older
+ * choices, so that the older choices of a given seed do not change. */
 static void choose_durability(struct sim *s)
 {
 	s->cfg.checkpoint.wal = (enum durability)chance(s, 125);
@@ -322,9 +323,9 @@ static void choose_durability(struct sim *s)
 	choose_hang(s);
 }
 
-/* Chooses the batches per pull. Resume runs compute several batches with the same weights, so that
- * all gradients except the first are stale. EASGD computes several batches between two exchanges.
- * This choice, too, is drawn after the older choices. */
+/* Chooses the number of batches between two pulls. Resume runs compute several batches with the
+ * same weights, so that all gradients except the first are stale. EASGD computes several batches
+ * between two exchanges. The code draws this choice after the older choices, too. */
 static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);
@@ -341,10 +342,10 @@ static void choose_schedule(struct sim *s)
 	s->cfg.limits.max_staleness = 1000000;
 }
 
-/* Chooses the buffer size, and the number N of gradients of a step of sync. These choices are drawn
- * after the older choices, so that for a given seed the older values do not change. Some runs of
- * sync (`ordered`) have only network faults, because their weights must not depend on the order of
- * arrival. */
+/* Chooses the buffer size, and the number N of gradients of a step of sync. The code draws these
+ * choices after the older ones, so that the older choices of a given seed do not change. Some runs
+ * of sync (`ordered`) have only network faults, so that they show whether the weights depend on the
+ * order in which gradients arrive. */
 static void choose_steps(struct sim *s)
 {
 	uint32_t workers = between(s, 1, 4), buffer = between(s, 2, 6);
@@ -371,8 +372,8 @@ static void choose_steps(struct sim *s)
 	fill_options(s);
 }
 
-/* Lets the device of one worker break in some runs. This fault, too, is drawn after the older
- * choices, so that for a given seed their values do not change. */
+/* Lets the device of one worker break in some runs. The code draws this fault after the older
+ * choices, too, so that the older choices of a given seed do not change. */
 static void choose_break(struct sim *s)
 {
 	int breaks = chance(s, 150);
@@ -386,8 +387,8 @@ static void choose_break(struct sim *s)
 	s->fault[s->n_faults++] = f;
 }
 
-/* Lets one worker begin with another data set in some runs. This worker is often the first one to
- * join. */
+/* Lets one worker begin with another data set in some runs. The worker with the other data set is
+ * often the first one to join. */
 static void choose_foreign(struct sim *s)
 {
 	int comes = chance(s, 100);

@@ -66,8 +66,9 @@ void program_step(struct sim *s, uint32_t node)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* Returns the weights that the worker pulled last. Returns NULL if `versions` no longer has them;
- * then the server will reject the push, because the weights are too old. */
+/* Returns the weights that the worker pulled last. Returns NULL if `versions` does not have these
+ * weights any more. In this case the server will reject the push, because its weights are too
+ * old. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
 	const struct sim_version *v = sim_version(s, w->version_term, w->version);
@@ -93,10 +94,10 @@ static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, st
 	p->loss = (float)(loss / p->images);
 }
 
-/* Returns a value that makes the order of additions visible in order runs. In a step of three or
- * more batches, the first batch also adds 2^40 to every second coordinate, and the second batch
- * adds -2^40. The two values cancel, but a sum that contains only one of them loses bits, so the
- * final weights depend on the order. */
+/* Returns a value by which the final weights of an `ordered` run depend on the order of the
+ * additions. In a step of three or more batches, the first batch also adds 2^40 to every second
+ * coordinate, and the second batch adds -2^40. The two values cancel, but a sum that contains only
+ * one of them loses bits, so the final weights depend on the order. */
 static double rough(const struct sim *s, uint32_t batch)
 {
 	uint32_t n = s->n_workers, place = batch % n, last = batch - place + 1;
@@ -130,7 +131,7 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 }
 
 /* Makes, for EASGD, one local step on the worker's own weights for each batch, and then an elastic
- * update with the centre `at_w`. Writes the negative change of the centre to `e`. */
+ * update with the centre `at_w`. Writes to `e` the change of the centre, with the opposite sign. */
 static void step_elastic(const struct sim *s, const struct sim_worker *w, struct own *own,
 	const struct work *work, const float *at_w, float *e, uint32_t n)
 {

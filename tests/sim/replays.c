@@ -1,8 +1,8 @@
 /*
  * replays.c - checks that an acknowledged and accepted push stays accepted. When a worker replays
  * such a push to a restarted server, the server may reject the push only if another push has
- * counted one of its batches meanwhile. Runs of sandblaster are not checked, because a crash
- * interrupts a pass.
+ * counted one of its batches meanwhile. The module does not check runs of sandblaster, because a
+ * crash interrupts a pass.
  */
 #include "server/core/state.h"
 #include "server/core/workers.h"

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Run many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]]. At most SEEDS (10,000,000)
-# seeds run in all, beginning at FIRST (1), on all processors, for about SECONDS. The script prints
-# its progress, and at the end one line for each mode and one for all: seeds done, seeds/s,
-# violations. It exits with 1 if there was a violation. The script also works outside the checkout,
-# beside `sim` and `lib`, so that it can be copied to another machine.
+# Run many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]]. The script runs at most
+# SEEDS seeds in total (by default 10,000,000), from seed FIRST on (by default 1), on all
+# processors, for about SECONDS seconds. The script prints its progress. At the end it prints one
+# line for each mode and one for all modes, with the number of seeds, the seeds per second and the
+# violations. The exit status is 1 if there was a violation. The script also works outside the
+# checkout, beside `sim` and `lib`, so that it can be copied to another machine.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 seconds=${1:?usage: run.sh SECONDS [SEEDS [FIRST]]}

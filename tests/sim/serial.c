@@ -1,7 +1,7 @@
 /*
  * serial.c - computes the reference for a run of L-BFGS: one worker, no network, no faults, the
- * portions in order. The loss of portion i depends only on the weight w of its coordinate:
- * k (w - t)^2 / 2 + (w - t)^4 / 10. Each portion has its own target t and curvature k.
+ * portions in order. The loss of portion i depends only on the weight w of its coordinate: k (w -
+ * t)^2 / 2 + (w - t)^4 / 10. Each portion has its own target t and its own curvature k.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /*
  * shrink.c - finds a small case that still fails, by delta debugging. The search removes the parts
- * of a case that sim_limits can exclude, one after the other, and runs the rest. Each candidate is
- * a whole run.
+ * of a case that sim_limits can exclude, one after the other, and runs the rest. To try a
+ * candidate, the search runs the whole simulation again.
  */
 #include "tests/sim/shrink.h"
 
@@ -14,7 +14,7 @@ struct search {
 
 #define MAX_RUNS 2000u
 
-/* Runs a candidate. Returns 1 if the candidate fails, too, and makes it the best case so far. */
+/* Runs a candidate. If the candidate also fails, makes it the best case so far and returns 1. */
 static int try(struct search *f, struct sim_limits l)
 {
 	if (f->runs++ >= MAX_RUNS || !sim_run(f->s, f->seed, &l, 0))

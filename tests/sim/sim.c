@@ -31,7 +31,7 @@ void ps_assert_failed(const char *file, int line, const char *condition)
 /* ---- the loop -------------------------------------------------------------------------------- */
 
 /* Postpones an event of a process that SIGSTOP has stopped until its SIGCONT. The events keep their
- * order. Returns 1 if the event waits. */
+ * order. Returns 1 if it has postponed the event. */
 static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
 	if (s->net.now_ms >= stopped_until_ms)
@@ -41,8 +41,8 @@ static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 	return 1;
 }
 
-/* Reports the progress of slow links to the core, as the server's shell does. Some bytes move in
- * each period. */
+/* Reports the progress of slow links to the core, as the server's shell does. The core learns that
+ * some bytes have moved in each period. */
 static void report_transfers(struct sim *s)
 {
 	for (uint32_t node = 1; node <= s->n_workers; node++) {
@@ -97,8 +97,9 @@ static void happen_server(struct sim *s, struct item *it)
 	}
 }
 
-/* Returns the node of the process to which the event belongs. When a twin takes the name of a
- * process, the old process moves to another node. */
+/* Returns the node of the process to which the event belongs. This may be another node than at the
+ * time when the event was added, because an old process moves to another node when a twin takes its
+ * name. */
 static uint32_t node_of(const struct sim *s, const struct item *it)
 {
 	for (uint32_t node = SIM_WORKERS + 1; node <= SIM_WORKERS + SIM_TWINS; node++)
@@ -156,7 +157,7 @@ static int all_done(const struct sim *s)
 	return all_ended(s);
 }
 
-/* Sets the fault rates of links and disks to 0 after the end of the faults. Drains the server when
+/* After the end of the faults, sets the fault rates of links and disks to 0. Drains the server when
  * a ledger run has made all pushes. */
 static void conduct(struct sim *s)
 {
@@ -176,9 +177,9 @@ static void conduct(struct sim *s)
 		s->drained = 0;
 }
 
-/* Handles a run that has passed its deadline. This is a violation, unless the disk has lost data or
- * has reported a false success of an fsync. If the last checkpoint is lost, the restarted server
- * may have work left, but too few workers to do it. */
+/* Handles a run that has passed its deadline. A late run is a violation, unless the disk has lost
+ * data or has reported success of an fsync that wrote nothing. If the last checkpoint is lost, the
+ * restarted server may have work left, but too few workers to do the work. */
 static void late(struct sim *s)
 {
 	if (s->disk.lied || (s->disk.broken && (all_ended(s) || bounds_too_few(s))))
@@ -286,8 +287,9 @@ static void run_once(struct sim *s, uint64_t seed)
 		session_free(&s->worker[i].session);
 }
 
-/* Returns 1 if two final weights differ. Rounding errors do not count in sandblaster, where the
- * server adds the gradients in another order if a crash has interrupted a pass. */
+/* Returns 1 if the final weights `a` and `b` of two runs differ. In sandblaster, rounding errors do
+ * not count, because the server adds the gradients in another order if a crash has interrupted a
+ * pass. */
 static int differs(const struct sim *s, float a, float b)
 {
 	int sums = s->mode == SIM_SANDBLASTER || s->mode == SIM_LBFGS;
@@ -297,7 +299,7 @@ static int differs(const struct sim *s, float a, float b)
 	return memcmp(&a, &b, sizeof(a)) != 0;
 }
 
-/* Runs the seed again without faults. The final weights must be equal to those of the first run. */
+/* Runs the seed again without faults, and checks that both runs end with the same weights. */
 static void compare_exactly(struct sim *s)
 {
 	struct sim_limits calm = s->limits, limits = s->limits;

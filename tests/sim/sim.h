@@ -63,8 +63,8 @@ enum sim_mode {
 };
 #define SIM_MODE_NAMES "any|ledger|downpour|ssp|sync|sandblaster|lbfgs|easgd"
 
-/* Limits on a run: which parts of the seed's plan take place. A shrunk case is a seed with its
- * limits. */
+/* Limits on a run, which say which parts of the seed's plan take place. A shrunk case is a seed
+ * with its limits. */
 struct sim_limits {
 	int mode;         /* enum sim_mode */
 	uint32_t workers; /* the maximum number of workers; 0: the seed decides */
@@ -100,8 +100,8 @@ enum fault_kind {
 	FAULT_KINDS
 };
 
-/* When a kill takes effect: at once, after `in` more effects, or after `in` more disk
- * operations. */
+/* The moment at which a kill takes effect: at once, after `in` more effects, or after `in` more
+ * disk operations. */
 enum moment { AT_ONCE, AT_EFFECT, AT_OPERATION };
 
 struct fault {
@@ -111,7 +111,7 @@ struct fault {
 	enum moment moment;
 };
 
-/* How often the final weights must contain a push of the ledger gradient. */
+/* Says how often the final weights must contain a push of the ledger gradient. */
 enum expectation {
 	/* exactly once: the worker lives, or died after it was notified that the push is durable */
 	EXPECT_ONCE,
@@ -310,15 +310,16 @@ int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int t
 /* Returns the entry of `versions` for these weights. The entry may contain another version, which
  * the caller must check. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
-/* Returns 1 for EASGD with the elastic ledger. The coordinates are, in this order: the coordinates
- * of the centre, one for each batch, one for each push. */
+/* Returns 1 for EASGD with the elastic ledger. The vector then has, in this order, the coordinates
+ * of the centre, a coordinate for each batch, and a coordinate for each push. */
 int sim_has_elastic_ledger(const struct sim *s);
 /* Return the first coordinate of the batches, and the first coordinate of the pushes. */
 uint32_t sim_first_batch(const struct sim *s);
 uint32_t sim_first_push(const struct sim *s);
 /* Returns the number of images in the batches [first, first + count) of an epoch. */
 uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
-/* Returns the time for which the process of a node was awake, by its monotonic clock. */
+/* Returns the time that the process of a node reads from its clock, which is the time for which the
+ * process was awake. */
 uint64_t sim_clock(struct sim *s, uint32_t node);
 struct sim_worker *worker_at(struct sim *s, uint32_t node);
 void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
@@ -379,20 +380,21 @@ void sim_wal_durable(struct sim *s, uint64_t generation);
 void sim_wal_finish(struct sim *s);
 /* Returns 1 if the log needs a snapshot now. Called at each tick. */
 int sim_wal_wants_snapshot(struct sim *s);
-/* Returns the milliseconds of the server's clock for which replies have waited for the disk. Called
+/* Returns how long replies have waited for the disk, in milliseconds of the server's clock. Called
  * at each tick. */
 uint64_t sim_wal_held_ms(struct sim *s);
 
-/* lane.c: shared-memory lanes. Called when the worker has received a WELCOME, when it sends a push,
- * when its pushes up to `durable` are durable, and when it was killed. */
+/* lane.c: shared-memory lanes. The next four functions are called when a worker has received a
+ * WELCOME, when it sends a push, when its pushes up to `durable` are durable, and when it was
+ * killed. */
 void sim_lane_welcomed(struct sim *s, struct sim_worker *w);
 void sim_lane_push(struct sim *s, struct sim_worker *w, struct msg_push *p);
 void sim_lane_release(struct sim_worker *w, uint64_t durable);
 void sim_lane_killed(struct sim *s, struct sim_worker *w);
 /* Called when the server sends a WELCOME of worker `slot` to the node on connection `link`. */
 void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot);
-/* Finds the values of a push that the server has received. PS_EAGAIN: the push counts as lost.
- * PS_ESTATE: the connection has no lane. */
+/* Finds the values of a push that the server has received. PS_EAGAIN: the server must treat the
+ * push as lost. PS_ESTATE: the connection has no lane. */
 int sim_lane_join(struct sim *s, const struct item *it);
 
 /* node_worker.c */
@@ -410,7 +412,7 @@ void worker_relink(struct sim *s, uint32_t node);
 /* Returns the node, from 1, of connection `link`, or 0 if the connection is closed. */
 uint32_t worker_of_link(const struct sim *s, uint32_t link);
 void worker_crash(struct sim *s, uint32_t node);
-/* Begins to compute a gradient or an evaluation. The computation takes virtual time. */
+/* Begins to compute a gradient or an evaluation, which ends after some virtual time. */
 void worker_compute(struct sim *s, uint32_t node);
 void worker_run_effects(struct sim *s, uint32_t node);
 

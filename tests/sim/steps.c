@@ -1,9 +1,9 @@
 /*
- * steps.c - checks each step of sync. A step must not count a gradient of other weights. A step
- * with fewer gradients than are due must not end before the gradient of each live member has
- * arrived. A member is a worker that was live, and not stalled, when the step began. The module
- * does not check steps with replays after a crash of the server, and the step that a recovery
- * continues.
+ * steps.c - checks each step of sync. A step must count only gradients of the weights with which it
+ * began. A step with fewer gradients than are due must not end before the gradient of each live
+ * member has arrived. A member is a worker that was live, and not stalled, when the step began.
+ * After a crash of the server, the module checks neither the steps that count replays nor the step
+ * that a recovery continues.
  */
 #include <string.h>
 #include "server/core/state.h"

@@ -1,4 +1,5 @@
-"""The simulator: no violation in many whole runs, and a violation in each mutant."""
+"""Run the simulator: it must find no violation in many whole runs, and a violation in each
+mutant."""
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ def sim(program, *arguments):
 
 
 def test_no_seed_violates_anything():
-    """The seeds of this run are spread over all processors."""
+    """The test divides the seeds among all processors."""
     jobs = os.cpu_count() or 1
     edge = [1 + SEEDS * j // jobs for j in range(jobs + 1)]
     runs = [sim("tests/sim/sim", "--seeds", f"{a}..{b - 1}") for a, b in zip(edge, edge[1:])]

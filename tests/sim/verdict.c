@@ -1,14 +1,14 @@
 /*
  * verdict.c - compares the result of a run with all ledgers. The result is the state that a start
- * finds on the disk. In half of the runs a power cut comes before that start.
+ * of the server finds on the disk. In half of the runs, there is a power cut before this start.
  */
 #include <math.h>
 #include <string.h>
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* Checks the ledger gradient. If the disk has reported a false success of an fsync, pushes may be
- * missing, which no server can prevent. Even then no push may count twice. */
+/* Checks the ledger gradient. If the disk has reported success of an fsync that wrote nothing,
+ * pushes may be missing, because no server can prevent this. Even then, no push may count twice. */
 static void ledger_gradient(struct sim *s, const float *pushes)
 {
 	const float *w = pushes;
@@ -66,8 +66,8 @@ static void elastic_ledger(struct sim *s, const float *w)
 	}
 }
 
-/* Checks that the weights are the weights of a run without faults, except for rounding errors,
- * because a crash may change the order of the additions. */
+/* Checks that the weights equal those of a run without faults, except for rounding errors: a crash
+ * may change the order of the additions. */
 static void portion_ledger(struct sim *s, const float *w)
 {
 	float expected[SIM_PORTIONS];
@@ -87,7 +87,8 @@ static void portion_ledger(struct sim *s, const float *w)
  *   again. A worker computes its batches again, with other weights: with EASGD the worker has moved
  *   its own weights meanwhile; with several batches for each pull, the first computation used older
  *   weights.
- * - Delay compensation: the server gave the worker up and discarded the weights of its next push.
+ * - The run uses delay compensation, and the server gave the worker up and discarded the weights of
+ *   its next push.
  */
 static int is_torn(const struct sim *s, const struct core *c)
 {
@@ -99,8 +100,8 @@ static int is_torn(const struct sim *s, const struct core *c)
 	       (s->cfg.dc.kind && core_stats(c)->deaths > 0);
 }
 
-/* Adds the gradients in the buffer to the final weights, because a drained server leaves them to
- * the next term. */
+/* Applies the gradients in the buffer to the final weights, because a server that is drained leaves
+ * these gradients to the next term. */
 static void add_buffer(struct sim *s, const struct core *c)
 {
 	for (uint32_t i = 0; c->accumulator.sum && c->accumulator.pushes && i < s->cfg.n_params;

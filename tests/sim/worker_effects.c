@@ -24,7 +24,7 @@ void worker_compute(struct sim *s, uint32_t node)
 /* ---- ends ------------------------------------------------------------------------------------ */
 
 /* Called when a process has died and can no longer replay its pushes after `from`. Each of these
- * pushes may be applied or lost. */
+ * pushes may end up applied or lost. */
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 {
 	if (from > w->verdict_seq)
@@ -50,7 +50,7 @@ static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 			(struct item){.what = HAPPEN_START, .node = node});
 }
 
-/* Returns 1 if the session may end with this status now. */
+/* Returns 1 if `status` is a status with which the session may end now. */
 static int is_expected(const struct sim *s, const struct sim_worker *w, int status)
 {
 	switch (status) {
@@ -82,8 +82,8 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 /* Returns the newest push that must have been applied when a session ends with `status`. The server
  * frees a slot, and exits, only after all acknowledged pushes are on the disk. There is one
  * exception. If the server crashed, and after the crash another process took the name or the run
- * ended as diverged, the worker could not replay the pushes that the crash lost. In this case only
- * durable pushes count. */
+ * ended as diverged, the worker could not replay the pushes that the crash lost. In this case, only
+ * durable pushes must have been applied. */
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
 	int final = status == PS_EFENCED || status == PS_EDIVERGED;
@@ -182,7 +182,7 @@ static void acked(struct sim *s, struct sim_worker *w, const struct msg_ack *a)
 		s->expected[c] = EXPECT_NEVER;
 }
 
-/* Checks that the elastic part is beta / N for a possible number N of members. */
+/* Checks that `part` is beta / N for a number N of members that is possible. */
 static void check_part(struct sim *s, double part)
 {
 	double expected = 0;

@@ -128,8 +128,8 @@ static int take_lines(struct authorized_keys *a, FILE *f, const char *path, stru
 	return PS_OK;
 }
 
-/* Refuses the list if `path` is missing but the file with the old name exists. If so, the user has
- * not renamed the file, and a new empty list would refuse all keys of the old file. */
+/* Refuses the list if `path` is missing but the file with the old name exists. In this situation
+ * the user has not renamed the file, and a new empty list would refuse all keys of the old file. */
 static int refuse_old_name(const char *path, struct err *e)
 {
 	const char *old = "allow", *slash = strrchr(path, '/');

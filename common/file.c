@@ -52,8 +52,8 @@ static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 }
 
 /* Called after an open has failed. If the process had no free descriptor and the time limit is not
- * over, sleeps for a moment and returns 1, so that the caller tries again. Otherwise returns 0 at
- * once. */
+ * over, sleeps for a moment and returns 1, so that the caller tries again. In all other cases,
+ * returns 0 at once. */
 static int wait_for_descriptor(int *waited_ms)
 {
 	const struct timespec pause = {.tv_nsec = DESCRIPTOR_PAUSE_MS * 1000000};

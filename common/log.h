@@ -59,8 +59,8 @@ int log_on_terminal(void);
  * stderr is not a terminal, or if the format is JSON. */
 void log_progress(const char *line);
 
-/* Returns the time of the timestamps in milliseconds since 1970. This time may jump, so use it only
- * in records for people. */
+/* Returns the time of the timestamps in milliseconds since 1970. The wall clock may jump, so use
+ * its time only in records for people. */
 uint64_t log_wall_ms(void);
 
 #endif

@@ -4,8 +4,8 @@
  *
  * The canonical text is "" if accuracy is the only metric, and "none" if there is no metric.
  * Otherwise the canonical text consists of the names with one blank between them, accuracy first.
- * The HELLO of an older release has no metrics field. This means the same as "": the worker
- * evaluates accuracy alone.
+ * The HELLO of an older release has no metrics field. A missing field means the same as "": the
+ * worker evaluates accuracy alone.
  *
  * Thread: any; the functions have no state.
  */
@@ -24,7 +24,7 @@ struct metric_names {
 };
 
 /* Reads names with commas or blanks between them; "" means accuracy. Returns 0 if there are too
- * many names, or if a name is malformed or occurs twice. If it returns 0, *m is unspecified. */
+ * many names, or if a name is malformed or occurs twice. After a return of 0, *m is unspecified. */
 int metric_names_parse(struct metric_names *m, const char *text);
 /* Writes the canonical text. */
 void metric_names_text(const struct metric_names *m, char text[METRICS_TEXT]);

@@ -6,8 +6,9 @@
 #include "common/pool.h"
 
 #define MAX_FREE 16 /* maximum number of free buffers that the pool keeps */
-/* The maximum number of free buffers if the memory comes from the caller's allocator. It exceeds
- * the number of all buffers of a worker, because the pool never frees such a buffer. */
+/* The maximum number of free buffers if the memory comes from the caller's allocator. This maximum
+ * exceeds the number of all buffers of a worker, because the pool never frees a buffer of this
+ * kind. */
 #define MAX_FREE_SPECIAL 2048
 /* The pool takes slabs of several buffers from the caller's allocator, because a call of this
  * allocator may take 1 ms (CUDA). */
@@ -28,8 +29,8 @@ struct pool {
 	float **buffer;
 };
 
-/* Returns the number of bytes from the start of a buffer in a slab to the start of the next one. It
- * is a multiple of 64, so each buffer is aligned like the slab. */
+/* Returns the number of bytes from the start of a buffer in a slab to the start of the next one.
+ * This number is a multiple of 64, so each buffer is aligned like the slab. */
 static size_t pitch(const struct pool *p)
 {
 	return (p->n * sizeof(float) + 63) / 64 * 64;

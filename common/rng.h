@@ -32,10 +32,10 @@ struct rng rng_seed(uint64_t seed, enum rng_stream stream, uint64_t sub);
 uint64_t rng_mix(uint64_t x);
 /* Returns the next 64 bits: state += 0x9e3779b97f4a7c15, then the output function. */
 uint64_t rng_next(struct rng *r);
-/* Returns a number that is uniform in [0, n), where n >= 1. It is the high 64 bits of the 128-bit
- * product rng_next() * n. */
+/* Returns the high 64 bits of the 128-bit product rng_next() * n, which is a uniform number in [0,
+ * n). `n` must be at least 1. */
 uint64_t rng_below(struct rng *r, uint64_t n);
-/* Returns a number that is uniform in [0, 1). It is the upper 53 bits of rng_next() times 2^-53. */
+/* Returns the upper 53 bits of rng_next() times 2^-53, which is a uniform number in [0, 1). */
 double rng_unit(struct rng *r);
 /*
  * Computes the order of images in `epoch` (from 0), which is a permutation of 0..n-1. The algorithm

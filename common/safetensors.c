@@ -360,8 +360,8 @@ static size_t after(const struct tensor_line *l, size_t offset)
 	return l->type || l->other ? offset : offset + l->count;
 }
 
-/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER. In this case sets
- * *offset to the offset of OTHER's values in the vector. */
+/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER. If `l` is such a
+ * line, also sets *offset to the offset of OTHER's values in the vector. */
 static void find_tensor_of(const char *list, struct tensor_line *l, size_t *offset)
 {
 	const struct tensor_line alias = *l;

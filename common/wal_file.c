@@ -411,9 +411,9 @@ int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *si
 	return 1;
 }
 
-/* Returns 1 if `rec` belongs to a later group than the missing record r->next. In this case the
- * missing record was durable, because a group begins only when the previous group is on disk. If
- * the file's header is lost, r->next is 0 (unknown), and the caller sets r->next from the first
+/* Returns 1 if `rec` belongs to a later group than the missing record r->next. A missing record
+ * before a later group was durable, because a group begins only when the previous group is on disk.
+ * If the file's header is lost, r->next is 0 (unknown), and the caller sets r->next from the first
  * valid record. */
 static int is_later(const struct wal_reader *r, const struct wal_file_record *rec)
 {

@@ -60,7 +60,7 @@ int wal_file_sync(struct wal_file *j, struct err *e) PS_MUST_CHECK;
 /* Returns the number of bytes of the header and of all records so far. */
 uint64_t wal_file_bytes(const struct wal_file *j);
 /* Returns the number of bytes of disk space that the file would additionally take if `bytes` bytes
- * were appended. This can be 0, because a reused file already has allocated blocks. */
+ * were appended. The result can be 0, because a reused file already has allocated blocks. */
 uint64_t wal_file_growth(const struct wal_file *j, uint64_t bytes);
 /* Closes the file without another sync and sets *j to NULL; *j may be NULL. */
 void wal_file_close(struct wal_file **j);

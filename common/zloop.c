@@ -78,8 +78,8 @@ static void on_check(uv_check_t *h)
 /*
  * Finds a message that PREPARE and the descriptor have both missed: for a whole period of the timer
  * no message was handled and the descriptor reported none, but the socket has a message. The
- * function counts this as a rescue. It checks the descriptor first, so that a message that has just
- * arrived does not count.
+ * function counts this as a rescue. The function checks the descriptor first, so that a message
+ * that has just arrived does not count as a rescue.
  */
 static void on_safety_timer(uv_timer_t *h)
 {

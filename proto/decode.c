@@ -1,8 +1,8 @@
 /*
  * decode.c - receives whole messages from a ZeroMQ socket and converts their frames to struct msg.
- * First a scan validates the bytes of the header. Then protobuf-c unpacks the header into an arena,
- * and a loop over the rows of schema.c checks each value and copies it. Last, read_slices checks
- * the tensor frames. The functions of encode.c make frames from a struct msg.
+ * First a scan validates the bytes of the header. After this scan, protobuf-c unpacks the header
+ * into an arena, and a loop over the rows of schema.c checks each value and copies it. Last,
+ * read_slices checks the tensor frames. The functions of encode.c make frames from a struct msg.
  */
 #include "proto/wire.h"
 #include <errno.h>

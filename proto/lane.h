@@ -55,8 +55,8 @@ struct lane_control {
 	_Atomic uint64_t held[LANE_HOLDS];
 };
 
-/* The fields of a header that refer to shared memory. They come from a peer, so the receiver must
- * check them before it uses them. */
+/* The fields of a header that refer to shared memory. These numbers come from a peer, so the
+ * receiver must check each number before it uses the number. */
 struct lane_ref {
 	uint64_t slot;                 /* PUSH: the slot with the values */
 	uint64_t count;                /* PUSH: the number of values */

@@ -49,13 +49,13 @@ struct frames {
 
 struct wire; /* opaque: protobuf arena and aligned tensor memory */
 
-/* Creates a struct wire. `n_params` is the maximum number of floats in a message. If it is 0, as in
- * a worker before WELCOME, the decoder refuses every slice. PS_ENOMEM. */
+/* Creates a struct wire. `n_params` is the maximum number of floats in a message. If `n_params` is
+ * 0, as in a worker before WELCOME, the decoder refuses every slice. PS_ENOMEM. */
 int wire_new(struct wire **out, size_t n_params) PS_MUST_CHECK;
 /* Frees the struct and sets *w to NULL; *w may be NULL. */
 void wire_free(struct wire **w);
-/* Sets n_params. A worker calls this function when a WELCOME has reported the size of the model. If
- * it returns PS_ENOMEM, n_params keeps its old value. */
+/* Sets n_params. A worker calls this function when a WELCOME has reported the size of the model.
+ * After PS_ENOMEM, n_params still has its old value. */
 int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
 
 /*
@@ -78,9 +78,8 @@ int wire_is_chunk(struct frames *f);
 /* Returns the number of chunks in the header of a PUSH, which the function does not check. Returns
  * 0 for other messages. */
 size_t wire_chunks_wanted(struct frames *f);
-/* Returns 1 if the message has no tensor frame and its PUSH or PARAMS header refers to shared
- * memory instead. If it does, sets *ref to the numbers in the header, which the function does not
- * check. */
+/* If the message has no tensor frame and its PUSH or PARAMS header refers to shared memory instead,
+ * returns 1 and sets *ref to the numbers in the header, which the function does not check. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
 /* Copies `count` floats from memory that another process may change, and sets the checksum and the
  * peak of the copy. */

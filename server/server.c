@@ -117,8 +117,8 @@ static void abort_run(struct server *s, int status, const char *why)
 }
 
 /* Stops the loop when the clients that received BYE have closed their connections, or at the
- * deadline. Until then the server keeps reading, because closing a connection with unread bytes
- * would discard the BYE. */
+ * deadline. The server keeps reading during this time, because closing a connection with unread
+ * bytes would discard the BYE. */
 static void check_session_close(struct server *s)
 {
 	struct router_stats net;

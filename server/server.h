@@ -3,9 +3,9 @@
  * files into events of the core, and the effects of the core into packets, files and log lines.
  *
  * The program calls server_start, which binds the ports, resumes or begins the run, and writes the
- * first checkpoint. Then it calls server_run, which returns after EFFECT_FINISH or at a deadline,
- * and server_stop, which prints the result and returns the exit code. All state is in struct
- * server, which main owns.
+ * first checkpoint. Next, the program calls server_run, which returns after EFFECT_FINISH or at a
+ * deadline. Last, the program calls server_stop, which prints the result and returns the exit code.
+ * All state is in struct server, which main owns.
  *
  * Invariants:
  * (1) the server reads no message before the term of this start is on disk;
@@ -115,12 +115,12 @@ void server_hold_signals(void);
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);
 /* Called after server_run. Returns 1 if the server must start again for other images
- * (server/config/images.h). In this case the function has released *s, and has written the options
+ * (server/config/images.h). Before it returns 1, the function releases *s, and writes the options
  * of the next server_start to *o and its addresses to `bind` and `http`. */
 int server_restarts(
 	struct server *s, struct options *o, char bind[ENDPOINT_TEXT], char http[ENDPOINT_TEXT]);
 /* Closes the network, prints the result on stdout and releases everything. Returns the exit code.
- * Sets *is_blocked to 1 if a file operation hangs on a thread of the pool. In this case the
+ * Sets *is_blocked to 1 if a file operation hangs on a thread of the pool. If *is_blocked is 1, the
  * function has released no memory, and the caller must end the process with _exit. */
 int server_stop(struct server *s, int *is_blocked);
 

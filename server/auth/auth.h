@@ -2,11 +2,11 @@
  * auth.h - authentication and authorization of peers.
  *
  * With CURVE, libzmq verifies that a connecting peer has the secret key of the public key that it
- * presents. If so, libzmq asks the ZAP handler (ZeroMQ RFC 27) whether to accept a connection with
- * this key. The ZAP handler is a socket in the event loop and answers from the list in memory
- * (common/authorized_keys.h). Each message of an accepted connection carries the key (libzmq's
- * "User-Id"). The role of the key decides which messages the peer may send: see the table in
- * roles.c.
+ * presents. After this check, libzmq asks the ZAP handler (ZeroMQ RFC 27) whether to accept a
+ * connection with this key. The ZAP handler is a socket in the event loop and answers from the list
+ * in memory (common/authorized_keys.h). Each message of an accepted connection carries the key
+ * (libzmq's "User-Id"). The role of the key decides which messages the peer may send: see the table
+ * in roles.c.
  *
  * auth_reload reads the file of the list again on a thread of libuv's pool, so that a disk that
  * hangs does not stop the loop. The list in memory stays in use until the file was read without an

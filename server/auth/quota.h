@@ -5,8 +5,8 @@
  * A token bucket for each key and kind has room for the messages of one second. The server drops
  * messages above the quota without an answer; clients send them again later.
  *
- * The functions are pure: the time is an argument, which must never decrease. Only the owner's
- * thread may call them; in auth.c this is the loop's thread.
+ * The functions are pure: the time is an argument, which must never decrease. Only the thread of
+ * the struct's owner may call the functions; in auth.c this is the loop's thread.
  */
 #ifndef SERVER_AUTH_QUOTA_H
 #define SERVER_AUTH_QUOTA_H

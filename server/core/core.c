@@ -175,8 +175,9 @@ static void on_message(struct core *c, const struct event *ev)
 
 /* ---- the step --------------------------------------------------------------------------------- */
 
-/* Ends the recovery when all workers are back or the recovery time is over. Until then a restarted
- * server grants no new work, because the replays of these workers come first. */
+/* Ends the recovery when all workers are back or the recovery time is over. During the recovery a
+ * restarted server grants no new work, because the replays of the workers of the snapshot come
+ * first. */
 static void recover(struct core *c)
 {
 	if (!c->run.recovering)

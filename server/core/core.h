@@ -136,7 +136,7 @@ struct epoch_record {
 	uint64_t end_ms;
 };
 
-/* Counters for /metrics and /status. They never decrease within a run, and a snapshot contains
+/* Counters for /metrics and /status, which never decrease within a run. A snapshot contains
  * them. */
 struct core_stats {
 	uint64_t version;     /* version of the weights */
@@ -243,8 +243,8 @@ struct hold_up_view {
 
 struct core; /* opaque; state.h defines it */
 
-/* Returns the number of bytes that core_init needs for `cfg`. This number depends mostly on
- * n_params and max_workers. */
+/* Returns the number of bytes that core_init needs for `cfg`. The result depends mostly on n_params
+ * and max_workers. */
 size_t core_bytes(const struct core_config *cfg);
 /* Starts a new run in `memory` (core_bytes bytes). `weights` are the n_params initial weights; from
  * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees
@@ -283,8 +283,8 @@ const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
 /* Returns the current weights (n_params floats). The pointer is valid until the next step. */
 const float *core_weights(const struct core *c);
-/* Returns the weights of the newest evaluation (n_params floats). They are the weights at the end
- * of the epoch that is or was evaluated. The pointer is valid until the next step. */
+/* Returns the weights of the newest evaluation (n_params floats), which are the weights at the end
+ * of the evaluated epoch. The pointer is valid until the next step. */
 const float *core_evaluated_weights(const struct core *c);
 /* Returns the record of epoch `e`, or NULL if `e` is not below cfg.training.epochs. */
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);

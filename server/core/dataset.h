@@ -12,8 +12,8 @@ struct dataset {
 	int fixed; /* 1: an accepted push has fixed the data set */
 };
 
-/* Returns 1 if a worker with the data set and the metrics of this HELLO may join. If not, refuses
- * `peer` with the reason. */
+/* Returns 1 if a worker with the data set and the metrics of this HELLO may join. If the worker may
+ * not join, refuses `peer` with the reason. */
 int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer);
 /* Chooses the data set that most live workers have. The core calls this function at the end of each
  * event while no data set is fixed. */

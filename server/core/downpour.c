@@ -94,8 +94,8 @@ static double downpour_rate(const struct core *c, uint64_t tau)
 	return rate / (age > 1 ? age : 1);
 }
 
-/* The number N of members includes those that the server expects back after a restart. Otherwise
- * the first member that returns would move the centre as if it were the only member. */
+/* The number N of members includes those that the server expects back after a restart. If they did
+ * not count, the first member that returns would move the centre as if it were the only member. */
 double easgd_part(const struct core *c)
 {
 	uint32_t members = 0;
@@ -351,11 +351,11 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		backups_hold_replayed(c, w);
 }
 
-/* Returns the number of workers that may hold a training lease at the same time. During the first
- * `warm_start_updates` updates (the warm start) it is 1, until the weights have left their random
- * initial values. Then it is 2, and grows by 1 after every `warm_start_ramp` updates. Without this
- * slow increase, many workers would start at the same weights, and their gradients would add up to
- * one huge step. */
+/* Returns the number of workers that may hold a training lease at the same time. The number is 1
+ * during the first `warm_start_updates` updates (the warm start), until the weights have left their
+ * random initial values. At the end of the warm start the number becomes 2, and then it grows by 1
+ * after every `warm_start_ramp` updates. Without this slow increase, many workers would start at
+ * the same weights, and their gradients would add up to one huge step. */
 static uint64_t admitted(const struct core *c)
 {
 	uint64_t version = c->store.version, warm = c->cfg.leases.warm_start_updates;

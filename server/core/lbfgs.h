@@ -1,9 +1,9 @@
 /*
- * lbfgs.h - limited-memory BFGS as a state machine that runs between passes. It uses the two-loop
- * recursion of Nocedal 1980 (Nocedal & Wright, Numerical Optimization, algorithm 7.4), and a line
- * search for the weak Wolfe conditions by bisection (Lewis & Overton 2013). The server publishes
- * each trial point of the search as the current weights. Workers compute the loss and the gradient
- * of a trial point as for any other weights.
+ * lbfgs.h - limited-memory BFGS as a state machine that runs between passes. The method uses the
+ * two-loop recursion of Nocedal 1980 (Nocedal & Wright, Numerical Optimization, algorithm 7.4), and
+ * a line search for the weak Wolfe conditions by bisection (Lewis & Overton 2013). The server
+ * publishes each trial point of the search as the current weights. Workers compute the loss and the
+ * gradient of a trial point as for any other weights.
  *
  * With the step length t, the Armijo condition is f(x + t d) <= f(x) + armijo * t * (g . d), and
  * the Wolfe condition is g(x + t d) . d >= wolfe * (g . d). A step changes the weights by s and the

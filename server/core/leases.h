@@ -5,8 +5,8 @@
  * (1) a lease is a right (rights.h), never a lock: several workers may hold a lease of the same
  *     batch, and the first push of this batch counts, so no worker can block an epoch by keeping a
  *     lease (tests/sim/sim.c: every run ends);
- * (2) an epoch ends when all its batches are done, and only then. Its evaluation runs while the
- *     next epoch trains, and ends before the next epoch ends
+ * (2) an epoch ends when all its batches are done, and only then. The evaluation of an epoch runs
+ *     while the next epoch trains, and ends before the next epoch ends
  *     (an_epoch_ends_when_all_its_batches_are_done_and_only_then,
  *     the_next_epoch_ends_only_after_the_last_ones_evaluation).
  * In every build, PS_ASSERT checks at the end of each epoch that all its batches are done

@@ -9,7 +9,7 @@
  *     tests/sim/verdict.c);
  * (2) a decision and its effect on the weights are in the same snapshot or in none, because one
  *     step of the core makes both (tests/sim/verdict.c, mutant ledger-outside-snapshot);
- * (3) a rejected push uses up its seq and changes nothing else. There is one exception: a replay of
+ * (3) a rejected push uses up its seq and changes nothing else. As the only exception, a replay of
  *     a later step of sync ends the step under way, even if the replay is rejected because its
  *     values are too large (tests/unit/test_core_reject.c, mutant reject-keeps-seq);
  * (4) durable_seq is never above last_seq (tests/sim/bounds.c). In every build, PS_ASSERT checks

@@ -5,11 +5,11 @@
  * gradients: noise, values of a broken device, gradients times a factor, old gradients again, or
  * zeros.
  *
- * Each worker that pushed recently has a moving mean of its norms. There are two yardsticks: the
- * median of these workers' means, and the median of their newest norms. Norms change during a run,
- * so the core compares each gradient with the yardsticks at the time of its arrival. The size of a
- * gradient is 1 if its norm lies between the yardsticks; otherwise the size is the norm divided by
- * the nearer yardstick. With R = cfg.limits.norm_ratio:
+ * Each worker that pushed recently has a moving mean of its norms. Each gradient is compared with
+ * two yardsticks: the median of these workers' means, and the median of their newest norms. Norms
+ * change during a run, so the core compares each gradient with the yardsticks at the time of its
+ * arrival. The size of a gradient is 1 if its norm lies between the yardsticks; otherwise the size
+ * is the norm divided by the nearer yardstick. With R = cfg.limits.norm_ratio:
  *
  * - a gradient of a size above SPIKE * R (25 R) is rejected;
  * - a gradient of a size above R is scaled down to R, except in mode easgd;

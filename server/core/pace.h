@@ -11,9 +11,9 @@
  * Late: a worker has held the work of its next delivery for more than twice the fleet's median. An
  * idle worker then gets a copy of this work (leases.c).
  *
- * Deadline: the time in which a worker must make its next delivery. It is PACE_DEADLINE times the
- * time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker with
- * fewer than PACE_OWN durations, the larger of its own median and the fleet's median takes the
+ * Deadline: the time in which a worker must make its next delivery. The deadline is PACE_DEADLINE
+ * times the time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker
+ * with fewer than PACE_OWN durations, the larger of its own median and the fleet's median takes the
  * place of its own. While no worker has delivered anything, the deadline is
  * cfg.leases.first_deadline_ms. After the deadline, another worker gets the work. If the first
  * worker's late result still arrives before the other one, the late result counts.
@@ -27,8 +27,8 @@
  * leases do not make a stalled worker active.
  *
  * Transfers: while bytes move on the worker's connection (EVENT_PROGRESS), the worker's clock for
- * these three rules stands still. It stands still at most for the time that the bytes take at
- * PACE_BYTES_PER_S, and only for as many bytes as the worker's next delivery needs.
+ * these three rules stands still. The clock stands still at most for the time that the bytes take
+ * at PACE_BYTES_PER_S, and only for as many bytes as the worker's next delivery needs.
  *
  * Disk: the workers' clocks also stand still while replies wait for the disk (held_ms of
  * EVENT_TICK), because the workers then wait for the server. If bytes move in the same time, the

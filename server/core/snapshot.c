@@ -292,8 +292,8 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 }
 
 /* Describes the replayed pushes of later epochs (later_epochs.h). Returns the number of epochs that
- * have a record. This is `n_epochs`, or more if a replayed push is of an epoch after the first
- * `n_epochs`. */
+ * have a record. The result is `n_epochs`, or more if a replayed push is of an epoch after the
+ * first `n_epochs`. */
 static uint32_t put_later_epochs(struct cursor *k, struct core *c, uint32_t n_epochs)
 {
 	struct later_epochs *e = &c->later;

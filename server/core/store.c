@@ -144,7 +144,7 @@ int store_holds(struct core *c, double peak, double eta)
 }
 
 /* Called when the core takes a step: makes the bounds that store_holds planned for this step the
- * current ones. If it planned none, the bounds are unknown from now on. */
+ * current ones. If store_holds planned none, the bounds are unknown from now on. */
 static void carry_out_plan(struct store *st)
 {
 	st->measured = st->is_planned;

@@ -126,8 +126,8 @@ PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 }
 
 /* Refuses to write weights that are not finite, so that a checkpoint with such weights never
- * replaces an older one. This is a second check: the core already keeps its weights finite
- * (store.c). */
+ * replaces an older one. The core already keeps its weights finite (store.c), so this check is only
+ * a second one. */
 static int check_weights(struct checkpointer *s)
 {
 	const struct checkpoint_section *w =

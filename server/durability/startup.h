@@ -1,12 +1,12 @@
 /*
  * startup.h - resumes the run of the checkpoint directory, or begins a new one.
  *
- * A start has four steps. First, startup_open locks the directory. Then the caller binds its ports.
- * Then startup_core reads the newest good checkpoint, replays the log that follows this checkpoint,
- * sets the term and builds the core. At last the caller writes the first checkpoint of this term
- * (checkpointer_write). In this order, a server that cannot bind its ports changes nothing in the
- * directory. The server reads no message before the first checkpoint is on disk. The main thread
- * calls these functions before it runs the loop.
+ * A start has four steps. First, startup_open locks the directory. Second, the caller binds its
+ * ports. Third, startup_core reads the newest good checkpoint, replays the log that follows this
+ * checkpoint, sets the term and builds the core. Last, the caller writes the first checkpoint of
+ * this term (checkpointer_write). In this order, a server that cannot bind its ports changes
+ * nothing in the directory. The server reads no message before the first checkpoint is on disk. The
+ * main thread calls these functions before it runs the loop.
  */
 #ifndef SERVER_DURABILITY_STARTUP_H
 #define SERVER_DURABILITY_STARTUP_H

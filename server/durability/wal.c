@@ -228,8 +228,8 @@ static void append_item(struct wal *w, struct item *it)
 
 /* Handles the mark of a snapshot. Usually the function begins a new file for the events after the
  * snapshot; when the snapshot is on disk, the log does not need the older files any more. If the
- * previous snapshot failed, however, the function only writes a mark to the current file. If it
- * began a new file each time, a disk that accepts no checkpoint for days would get a file for each
+ * previous snapshot failed, however, the function only writes a mark to the current file. With a
+ * new file each time, a disk that accepts no checkpoint for days would get a file for each
  * attempt. */
 static void write_mark(struct wal *w, struct item *it)
 {

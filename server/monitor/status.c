@@ -305,7 +305,7 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set_key(o, "epochs", json_count(cfg->training.epochs));
 }
 
-/* Returns the mean staleness over all applied gradients. It is not a mean over updates, because an
+/* Returns the mean staleness over all applied gradients. The mean is not over updates, because an
  * update can use several gradients. */
 static json_t *staleness_mean(const struct core_stats *t)
 {

@@ -306,7 +306,7 @@ uint64_t replies_dropped(const struct replies *q)
 /* ---- out ----------------------------------------------------------------------------------- */
 
 /* Encodes PARAMS. The second frame usually points to the weights without a copy (param_buffers.h).
- * There is no second frame if the peer reads the weights in shared memory. */
+ * If the peer reads the weights in shared memory, the message has no second frame. */
 static int encode_params(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg header = *m;

@@ -2,8 +2,9 @@
  * port.h - the server's port. The module binds the router's socket, counts connections with
  * libzmq's monitor, and closes the accept gate when descriptors run out. The module also closes
  * each connection that has never sent a message, because libzmq would keep such a connection and
- * its memory for ever. Such a connection is closed between `silent_ms` and 2 * `silent_ms` after it
- * was accepted. A connection on which the first message is just arriving stays open.
+ * its memory for ever. The module closes such a silent connection between `silent_ms` and 2 *
+ * `silent_ms` after libzmq has accepted it. A connection on which the first message is just
+ * arriving stays open.
  *
  * Thread: the loop's.
  */

@@ -3,8 +3,8 @@
  * belong to a push that arrives or to weights that leave. The kernel counts these bytes (TCP_INFO).
  * The core stops the worker's deadlines while bytes move (core/pace.h).
  *
- * The module watches the connection on which the worker's newest LEASE arrived. It polls the
- * descriptor of this connection only if the worker has owed a delivery for longer than
+ * The module watches the connection on which the worker's newest LEASE arrived. The module polls
+ * the descriptor of a worker's connection only if the worker has owed a delivery for longer than
  * TRANSFERS_POLL_MS. If the peer address of a descriptor has changed, the descriptor now belongs to
  * another connection, and the bytes of that connection do not count. Thread: the loop's.
  */

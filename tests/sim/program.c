@@ -67,8 +67,7 @@ void program_step(struct sim *s, uint32_t node)
 /* ---- gradients ------------------------------------------------------------------------------- */
 
 /* Returns the weights that the worker pulled last. Returns NULL if `versions` does not have these
- * weights any more. In this case the server will reject the push, because its weights are too
- * old. */
+ * weights any more. The server will then reject the push, because its weights are too old. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
 	const struct sim_version *v = sim_version(s, w->version_term, w->version);

@@ -17,7 +17,8 @@
 #define KEY_TEXT  41 /* 40 characters of Z85, and a NUL */
 #define KEY_SHORT 8  /* characters that identify a public key in logs and names */
 
-/* The public and the secret half of one key. The owner must erase the struct with key_wipe. */
+/* This struct has the public and the secret half of one key. Its owner must erase it with
+ * key_wipe. */
 struct key_pair {
 	char public_key[KEY_TEXT], secret_key[KEY_TEXT];
 };

@@ -45,8 +45,8 @@ static const char *const others[] = {"CNN_BUNDLE", "CNN_FAULT_SEED", "CNN_GARBAG
 enum origin { FROM_DEFAULT, FROM_ENVIRONMENT, FROM_COMMAND_LINE };
 static const char *const origin_names[] = {"default", "environment", "command-line"};
 
-/* The origin of each row's value in the last parse. One array is enough, because a program has only
- * one table. */
+/* Each entry is the origin of a row's value in the last parse. One array is enough, because a
+ * program has only one table. */
 static enum origin origins[MAX_ROWS];
 
 struct parse {
@@ -223,7 +223,7 @@ static const char *nth_value(const char *values, int i, size_t *n)
 	return values;
 }
 
-/* One of the conditions in a row's `needs`. */
+/* This struct is one of the conditions in a row's `needs`. */
 struct condition {
 	const char *name; /* the name of a row, or "command" */
 	int n_name;

@@ -29,7 +29,7 @@ enum opt_type {
 };
 
 /*
- * A row of the table.
+ * This struct is a row of the table of options.
  *
  * The default is written as a text. For types other than OPT_TEXT, it may also consist of
  * alternatives, separated by blanks: "mode=sync:0.5 0" is 0.5 with --mode sync and 0 otherwise.

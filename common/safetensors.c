@@ -17,8 +17,8 @@
 #include "common/tensor_list.h"
 
 #define LENGTH_BYTES 8
-/* Maximum size of the JSON header, in bytes. Jansson needs up to about 50 times as much memory as
- * the text. */
+/* The JSON header may have at most this number of bytes. Jansson needs up to about 50 times as much
+ * memory as the text. */
 #define MAX_HEADER ((size_t)512 << 10)
 #define MAX_TAIL   ((size_t)16 << 20) /* maximum bytes in the file of a vector besides the vector */
 
@@ -338,7 +338,8 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 
 #define LIST_KEY "tensor_list" /* a key of the metadata */
 
-/* A file under construction: its header and the values of its tensors. */
+/* This struct has the parts of a file that is being made: its header and the values of its
+ * tensors. */
 struct list_file {
 	const char *list;
 	const float *w;

@@ -213,7 +213,8 @@ void wire_serve(struct wire *w)
  * fields. protobuf-c copies unknown fields into its arena of WIRE_MAX_BODY_MEMORY bytes, and the
  * decoder ignores them. */
 
-/* The body of a header frame: its message type, and its bytes inside the frame. */
+/* This struct describes the body of a header frame: its message type, and its bytes inside the
+ * frame. */
 struct wire_body {
 	unsigned type; /* field number in the oneof = enum msg_type */
 	const ProtobufCMessageDescriptor *descriptor;
@@ -227,7 +228,7 @@ struct reader {
 	const uint8_t *at, *end;
 };
 
-/* A field in protobuf's binary format. */
+/* This struct describes a field in protobuf's binary format. */
 struct field {
 	unsigned number;
 	enum wire_type wire_type;

@@ -44,8 +44,8 @@ struct lane_layout {
 };
 
 /*
- * The memory in which a worker shows which weights it still reads. Each PARAMS of the lane has a
- * hold, 0 to LANE_HOLDS - 1, and a ticket, which grows by 1. The worker first stores the ticket at
+ * In this memory a worker shows which weights it still reads. Each PARAMS of the lane has a hold, 0
+ * to LANE_HOLDS - 1, and a ticket, which grows by 1. The worker first stores the ticket at
  * held[hold], then in `seen`. The worker stores 0 at held[hold] when it has read the weights. The
  * server uses a buffer again if `seen` has reached the ticket of its PARAMS and held[hold] is not
  * this ticket.
@@ -55,8 +55,8 @@ struct lane_control {
 	_Atomic uint64_t held[LANE_HOLDS];
 };
 
-/* The fields of a header that refer to shared memory. These numbers come from a peer, so the
- * receiver must check each number before it uses the number. */
+/* This struct has the fields of a header that refer to shared memory. These numbers come from a
+ * peer, so the receiver must check each number before it uses the number. */
 struct lane_ref {
 	uint64_t slot;                 /* PUSH: the slot with the values */
 	uint64_t count;                /* PUSH: the number of values */

@@ -55,7 +55,7 @@
 #define WIRE_MAX_SEQ     (1ull << 62)
 #define WIRE_FRAME_SLACK 4096u /* ZMQ_MAXMSGSIZE is 4 * n_params + WIRE_FRAME_SLACK */
 
-/* Message types, with the field numbers of the oneof in cnnps.proto. */
+/* The number of a message type is its field number in the oneof in cnnps.proto. */
 enum msg_type {
 	MSG_HELLO = 1,
 	MSG_WELCOME = 2,
@@ -311,8 +311,8 @@ struct time_split {
 	uint64_t copy_us;  /* checksums and copies in libcnnps */
 };
 
-/* A heartbeat of a worker or of the server. The heartbeat of the server says which of the worker's
- * pushes are decided and durable. */
+/* Workers and the server send this heartbeat. The heartbeat of the server says which of the
+ * worker's pushes are decided and durable. */
 struct msg_beat {
 	struct stamp stamp;
 	uint64_t last_seq, durable_seq;

@@ -127,8 +127,8 @@ static const struct wire_field pull[] = {
 	END,
 };
 
-/* The rows for the fields of an ACK. The message ACK and the ACK inside PARAMS both use these rows.
- * If PARAMS has no ACK, all of these fields are zero. */
+/* Both the message ACK and the ACK inside PARAMS use these rows. If PARAMS has no ACK, all of these
+ * fields are zero. */
 #define ACK_ROWS(type, of, min_verdict)                                                            \
 	NUMBER(1, type, of(seq), 0, WIRE_MAX_SEQ),                                                 \
 		NUMBER(2, type, of(verdict), min_verdict, VERDICT_REJECTED),                       \

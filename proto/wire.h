@@ -33,7 +33,7 @@ struct chunk {
 };
 
 /*
- * The frames of one message, header first.
+ * This struct has the frames of one message. The first frame is the header.
  *
  * A chunked push sends its first tensor frames before the PUSH. Each of these frames is a message
  * of its own (a chunk), with a header of one zero byte, which is not valid protobuf. Three chunks
@@ -126,12 +126,12 @@ int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
  * PS_EAGAIN if the peer's queue is full, and PS_EUNREACHABLE if a ROUTER socket has no such peer;
  * in both cases it has sent nothing, and the caller keeps `f`. */
 int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
-/* The value of ZMQ_SNDBUF on both sides. By default the kernel accepts megabytes of a tensor before
- * the peer reads the first byte. With a small buffer the data are still in the CPU's caches when
- * the peer reads them. A small buffer also limits the speed of a connection: with a round-trip time
- * of t seconds, at most 2 * size / t bytes per second are possible. If the connection is encrypted,
- * the kernel's default is better, because the sender does not block and encrypts the next message
- * during the transfer. */
+/* Server and worker both set ZMQ_SNDBUF to this value. By default the kernel accepts megabytes of a
+ * tensor before the peer reads the first byte. With a small buffer the data are still in the CPU's
+ * caches when the peer reads them. A small buffer also limits the speed of a connection: with a
+ * round-trip time of t seconds, at most 2 * size / t bytes per second are possible. If the
+ * connection is encrypted, the kernel's default is better, because the sender does not block and
+ * encrypts the next message during the transfer. */
 #define WIRE_SEND_BUFFER(has_keys) ((has_keys) ? -1 : 384 << 10)
 static inline void frames_init(struct frames *f)
 {

@@ -28,7 +28,8 @@ struct quota_entry {
 	uint64_t spent_us[QUOTA_KINDS]; /* time until the bucket is full again */
 };
 
-/* The quotas of all keys. A struct of zeros is valid: no key has sent anything. */
+/* This struct has the quotas of all keys. A struct of zeros is valid, and means that no key has
+ * sent anything. */
 struct quota {
 	struct quota_entry entry[QUOTA_KEYS];
 	uint64_t calls, dropped;

@@ -5,7 +5,7 @@
 #include "common/mem.h"
 #include "proto/wire.h"
 
-/* The roles that are allowed to send each message type. */
+/* The table says which roles may send each message type. */
 #define MAY(role) (1u << (role))
 #define ANYBODY   (MAY(KEY_OBSERVER) | MAY(KEY_ADMIN) | MAY(KEY_WORKER))
 static const unsigned may[MSG_TYPES] = {
@@ -20,7 +20,7 @@ static const unsigned may[MSG_TYPES] = {
 	[MSG_BEAT] = MAY(KEY_WORKER),
 };
 
-/* The key that owns a worker id. */
+/* This struct has the key that owns a worker id. */
 struct owner {
 	uint32_t incarnation; /* 0: no owner */
 	char key[KEY_TEXT];

@@ -6,8 +6,8 @@
  *     (tests/wire/test_keys.py, test_keys_table);
  * (2) a worker id and an incarnation belong to the key whose HELLO the server answered with this id
  *     and incarnation (tests/wire/test_keys.py, test_another_workers_stamp_is_refused).
- * roles_new allocates all memory. Pure: no socket, no clock. Only the owner's thread may call the
- * functions; in auth.c this is the loop's thread.
+ * roles_new allocates all memory. The functions use no socket and no clock. Only the owner's thread
+ * may call the functions; in auth.c this is the loop's thread.
  */
 #ifndef SERVER_AUTH_ROLES_H
 #define SERVER_AUTH_ROLES_H

@@ -13,7 +13,7 @@
 #define POLL_MS  5
 #define REFUSED  400 /* ZAP's code */
 
-/* A client with a random key, and the monitor of its handshake. */
+/* This struct has the socket of a client with a random key, and the monitor of its handshake. */
 struct selftest_client {
 	void *context, *socket, *monitor;
 };

@@ -23,8 +23,8 @@ enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
 struct options {
 	struct core_config core; /* complete except run, term and generation (startup.c) */
 
-	/* The options of the shell as the user gave them. A text is NULL if the user gave nothing
-	 * or "". */
+	/* These members have the options of the shell as the user gave them. A text is NULL if the
+	 * user gave nothing or "". */
 	const char *model_text; /* --model */
 	const char *input;      /* "CxHxW" or "auto" */
 	int64_t classes;        /* --classes; 0: the number of classes of the images */
@@ -51,7 +51,7 @@ struct options {
 	enum log_format log_format;
 	int check_config; /* 1: only check and print the configuration */
 
-	/* Values that follow from the options. */
+	/* The following values follow from the options. */
 	struct model model;
 	int auto_input;        /* 1: --input auto (images.h) */
 	struct stop_rule stop; /* --stop-at, --patience-epochs */
@@ -64,7 +64,7 @@ struct options {
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
 
-	/* Values that the server sets after options_parse. */
+	/* The server sets the following values after options_parse. */
 	int unknown_images;      /* 1: no worker has joined yet, so `model` cannot be trained */
 	int new_run;             /* 1: begin a new run, even if the directory has a checkpoint */
 	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */

@@ -8,7 +8,8 @@
 
 struct worker;
 
-/* A copy of the weights of one version. All workers that hold this version share the copy. */
+/* This struct describes a copy of the weights of one version. All workers that hold this version
+ * share the copy. */
 struct backup {
 	uint64_t version, made; /* made: the term in which the server made this version */
 	/* number of held[] entries that name this copy; 0: the copy is free */
@@ -20,20 +21,22 @@ struct backup {
 
 #define BACKUPS_MAX_HELD 6 /* maximum number of versions that one worker holds */
 
-/* A version that a worker has pulled. The worker may still push a gradient of this version. */
+/* This struct describes a version that a worker has pulled. The worker may still push a gradient of
+ * this version. */
 struct held {
 	uint64_t version, sent; /* sent: the term in which the server sent this version */
 	uint32_t copy;          /* index in the array `copy` of struct backups */
 };
 
-/* The versions that the worker of a slot holds, in the order of its pulls. A snapshot contains
- * them. */
+/* This struct has the versions that the worker of a slot holds, in the order of its pulls. A
+ * snapshot contains them. */
 struct worker_backups {
 	struct held held[BACKUPS_MAX_HELD];
 	uint32_t n_held;
 };
 
-/* All copies of old weights. The memory for a copy is touched only when the copy is first used. */
+/* This struct has all copies of old weights. The memory for a copy is touched only when the copy is
+ * first used. */
 struct backups {
 	uint32_t n;          /* number of copies; 0: the run has no delay compensation */
 	struct backup *copy; /* n entries */

@@ -80,8 +80,8 @@ enum durability { DURABILITY_REPLAY, DURABILITY_ALWAYS };
 #include "server/core/options.def"
 /* clang-format on */
 
-/* The images of the model. If all fields are zero, the model says nothing about images, so it fits
- * the images of any worker. */
+/* This struct describes the images that the model expects. If all fields are zero, the model says
+ * nothing about images, so it fits the images of any worker. */
 struct images {
 	uint32_t channels, rows, cols, classes;
 	int in_text; /* 1: the model text begins with words about the images */

@@ -120,7 +120,7 @@ struct effect {
 	int status; /* EFFECT_FINISH: PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED */
 };
 
-/* The results of an epoch. */
+/* This struct has the results of an epoch. */
 struct epoch_record {
 	/* each image and each update is counted exactly once; images == core_train_images when the
 	 * epoch has ended */
@@ -136,8 +136,7 @@ struct epoch_record {
 	uint64_t end_ms;
 };
 
-/* Counters for /metrics and /status, which never decrease within a run. A snapshot contains
- * them. */
+/* These counters for /metrics and /status never decrease within a run. A snapshot contains them. */
 struct core_stats {
 	uint64_t version;     /* version of the weights */
 	uint64_t updates;     /* steps of the optimizer; a step of L-BFGS takes several versions */
@@ -189,7 +188,7 @@ enum session_state {
 	SESSION_DEAD,
 };
 
-/* Counts of a worker slot since this start, for display. */
+/* This struct has counts of a worker slot since this start of the server, for display. */
 struct worker_counts {
 	uint64_t pushes, duplicates; /* decided pushes; pushes that arrived again */
 	uint64_t rejected;           /* rejected pushes, without the superseded ones */
@@ -199,7 +198,7 @@ struct worker_counts {
 	struct time_split time; /* as in the worker's newest BEAT */
 };
 
-/* The state of one worker, for display. */
+/* This struct describes the state of one worker, for display. */
 struct worker_view {
 	enum session_state state;
 	int excluded; /* 1: the worker is excluded, see departure.h */
@@ -214,8 +213,8 @@ struct worker_view {
 	struct worker_counts counts;
 };
 
-/* The progress of the work, for display. The counters of struct core_stats, in contrast, include
- * the work of a pass or step only when the pass or step has ended. */
+/* This struct describes the progress of the work, for display. The counters of struct core_stats,
+ * in contrast, include the work of a pass or step only when the pass or step has ended. */
 struct work_view {
 	uint64_t computed; /* images of all pushes accepted since this start */
 	uint64_t push_ms;  /* core time of the newest decided push since this start; 0: none */
@@ -224,7 +223,7 @@ struct work_view {
 	uint32_t pass;
 };
 
-/* The reason why no work is granted, for display. */
+/* This value is the reason why the core grants no work, for display. */
 enum hold_up {
 	HOLD_UP_NONE,
 	HOLD_UP_WORKERS, /* fewer than `needed` workers with the run's data set are live */

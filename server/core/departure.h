@@ -39,7 +39,8 @@
 
 struct worker;
 
-/* The quarantine of a worker slot. A snapshot contains it. */
+/* This struct has the state of a worker slot that decides about its exclusion. A snapshot contains
+ * it. */
 struct worker_quarantine {
 	uint32_t bad_streak; /* pushes and evaluations in a row that were bad */
 	int excluded;        /* 1: this incarnation is excluded for its streak */

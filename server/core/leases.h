@@ -18,7 +18,8 @@
 
 struct worker;
 
-/* The lease of a worker slot. A snapshot contains the first group of fields (snapshot.c). */
+/* This struct has the lease of a worker slot. A snapshot contains the first group of fields
+ * (snapshot.c). */
 struct worker_lease {
 	uint64_t request;       /* number of the newest LEASE request of the worker */
 	struct msg_grant grant; /* the work that the worker holds; request 0: none */

@@ -41,7 +41,8 @@
 
 struct worker;
 
-/* The norms of a worker slot. A snapshot has a separate section for these norms. */
+/* This struct has the norms of the gradients of a worker slot. A snapshot has a separate section
+ * for these norms. */
 struct worker_norms {
 	/* last: the newest norm; mean: moving mean of the norms; 0: no gradient yet */
 	double last, mean;

@@ -59,7 +59,7 @@ double optim_power(double base, uint64_t n)
 	return p;
 }
 
-/* The constants of the loops, rounded to float32. */
+/* This struct has the constants of the loops, rounded to float32. */
 struct coeff {
 	float rate, scale, decay, eps;
 	float keep, add;               /* momentum or beta1, and 1 minus it */

@@ -58,14 +58,14 @@
 #define PACE_STALL_MS    6000u
 #define PACE_BYTES_PER_S 8192u /* a slower transfer does not fully stop the clocks */
 
-/* The newest durations of one kind of work, each in microseconds per piece. */
+/* This struct has the newest durations of one kind of work, each in microseconds per piece. */
 struct recent {
 	uint32_t n, next;
 	uint32_t us[PACE_RECENT];
 	uint32_t median_us;
 };
 
-/* The clocks of one worker. The session section of a snapshot contains them. */
+/* This struct has the clocks of one worker. The session section of a snapshot contains it. */
 struct pace {
 	/* time of the worker's grant, last delivery or WELCOME. Since then the worker owes a
 	 * delivery, or a LEASE if it holds no work. 0: it owes nothing */
@@ -82,7 +82,7 @@ struct pace {
 	struct recent recent[PACE_KINDS];
 };
 
-/* The durations of all workers together. */
+/* This struct has the newest durations of all workers together. */
 struct fleet_pace {
 	struct recent recent[PACE_KINDS];
 	uint32_t n_late[PACE_KINDS]; /* number of late workers; idle workers get copies of their

@@ -7,8 +7,8 @@
 #include "server/core/state.h"
 #include "server/core/workers.h"
 
-/* The first word of the authenticated data. The word says what a code proves, so that no code can
- * serve as a proof of something else. */
+/* One of these numbers is the first word of the authenticated data. This word says what a code
+ * proves, so that no code can serve as a proof of something else. */
 enum { CODE_TRAIN = 1, CODE_EVAL = 2, CODE_DECISION = 3 };
 
 static int has_key(const struct core *c)

@@ -6,7 +6,7 @@
 #define SERVER_CORE_SSP_H
 #include "server/core/modes.h"
 
-/* The state of a worker slot in mode ssp. A snapshot contains all these fields. */
+/* This struct has the state of a worker slot in mode ssp. A snapshot contains all these fields. */
 struct worker_ssp {
 	uint64_t clock; /* grows by 1 with each counted batch of this worker */
 	int racing;     /* 1: the other workers must not run far ahead of this worker */

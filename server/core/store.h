@@ -5,12 +5,12 @@
 #define SERVER_CORE_STORE_H
 #include "server/core/core.h"
 
-/* The maximum magnitude of a value of a gradient. The limit is low enough that the square of such a
- * value is a finite float32, because adagrad adds up squares. */
+/* No value of a gradient may have a larger magnitude than this. The limit is low enough that the
+ * square of such a value is a finite float32, because adagrad adds up squares. */
 #define STORE_MAX_VALUE 1e15
 
-/* An update of the weights that the core has decided. store_compute computes the new weights later,
- * block by block. */
+/* This struct describes an update of the weights that the core has decided. store_compute computes
+ * the new weights later, block by block. */
 struct update {
 	int pending; /* 1: values [done, n) of `to` are not computed yet */
 	size_t done;

@@ -12,7 +12,7 @@
 
 #define PATH_BYTES (4096 + 32)
 
-/* The weights of one epoch, which a thread of the pool writes to one or two files. */
+/* A job has the weights of one epoch, which a thread of the pool writes to one or two files. */
 struct job {
 	uv_work_t work;
 	struct epoch_export *of;

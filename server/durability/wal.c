@@ -21,7 +21,7 @@
 /* space for bytes that the file has not written yet, and for rounding to whole blocks */
 #define SPARE_ROOM ((size_t)98304)
 
-/* An event, or the mark of a snapshot. */
+/* An item of the queue is an event or the mark of a snapshot. */
 struct item {
 	struct item *next;
 	uint64_t lsn;        /* LSN of the event, or of the last event before the mark */

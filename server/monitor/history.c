@@ -34,8 +34,8 @@ struct line {
 	uint32_t number; /* LINE_WORKER: the worker; LINE_EPOCH: the epoch, from 1 */
 };
 
-/* A write to the history file. The write either makes a new file with all lines, or appends the new
- * lines to the file. */
+/* This struct describes a write to the history file. The write either makes a new file with all
+ * lines, or appends the new lines to the file. */
 struct job {
 	uv_work_t work;
 	const char *dir;

@@ -36,22 +36,23 @@ struct stream {
 	struct stream *next;
 };
 
-/* A request that sends the token. */
+/* This struct has the body of a request that sends the token. */
 struct form {
 	char body[2 * HTTP_TOKEN];
 	size_t n;
 };
 
-/* The rights of a page in the browser: the page is allowed to run its own scripts and to send
- * requests to this server. */
+/* This policy gives a page in the browser the right to run its own scripts and to send requests to
+ * this server. */
 #define POLICY                                                                                     \
 	"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src "      \
 	"data:; "                                                                                  \
 	"connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
-/* An open connection; fd 0: none. The server limits the time of each request itself, because
- * libmicrohttpd's time-out starts again at each byte. A client that sends a byte now and then would
- * stay connected for ever, and MAX_CONNECTIONS such clients would make /healthz unreachable. */
+/* This struct describes an open connection; if fd is 0, there is no connection. The server limits
+ * the time of each request itself, because libmicrohttpd's time-out starts again at each byte. A
+ * client that sends a byte now and then would stay connected for ever, and MAX_CONNECTIONS such
+ * clients would make /healthz unreachable. */
 struct visitor {
 	int fd;
 	uint64_t since_ms; /* the time at which the connection or its newest request began */

@@ -10,8 +10,8 @@
 #include "common/err.h"
 #include "server/core/core.h"
 
-/* The number of parts in struct time_split. An array with an element for each part has the order of
- * this struct. */
+/* This is the number of parts in struct time_split. An array with an element for each part has the
+ * order of this struct. */
 #define TALLY_PARTS 5
 extern const char *const tally_part[TALLY_PARTS];
 uint64_t tally_part_us(const struct time_split *t, int part);
@@ -20,8 +20,8 @@ struct tally {
 	/* mean over the last second; < 0: there was no push, or the mode is not asynchronous */
 	double staleness;
 	double images_per_s; /* over the last second */
-	/* The share of the worker's time for each part, between its two newest heartbeats. The sum
-	 * of the shares is 1, or 0 if the shares are unknown. */
+	/* Each entry is the share of the worker's time for a part, between its two newest
+	 * heartbeats. The sum of the shares is 1, or 0 if the shares are unknown. */
 	double share[TALLY_PARTS];
 	/* totals at the newest measurement */
 	uint64_t images;

@@ -4,7 +4,7 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-/* The chunks of one peer. */
+/* This struct has the chunks of one peer. */
 struct partial {
 	uint32_t peer; /* 0: free */
 	/* the number of this peer's newest chunk, counted over the chunks of all peers */

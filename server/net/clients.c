@@ -34,7 +34,7 @@ int admission_ask(struct admission *a, uint64_t now_ms)
 
 static const struct label none;
 
-/* A process that has sent HELLO. */
+/* This struct describes a process that has sent HELLO. */
 struct process {
 	uint32_t peer;                /* connection of the HELLO */
 	uint32_t worker, incarnation; /* from WELCOME; 0: the process has no WELCOME yet */
@@ -42,7 +42,7 @@ struct process {
 	struct label label;
 };
 
-/* The newest process of a worker id. */
+/* This struct describes the newest process of a worker id. */
 struct slot {
 	uint32_t fenced; /* newest incarnation whose fencing was logged */
 	struct label label;

@@ -37,10 +37,10 @@ int admission_ask(struct admission *a, uint64_t now_ms);
 /* ---- labels --------------------------------------------------------------------------------- */
 
 /*
- * The label of a worker: host and pid from its HELLO, and the address of its connection. The log,
- * the status and /metrics show the label. The label is not an identity, and no decision depends on
- * it. Before a worker has sent HELLO to this process of the server, its label has only the host,
- * which comes from the history of the run (history_labels).
+ * The label of a worker consists of the host and the pid in its HELLO and the address of its
+ * connection. The log, the status and /metrics show the label. The label is not an identity, and no
+ * decision depends on it. Before a worker has sent HELLO to this process of the server, its label
+ * has only the host, which comes from the history of the run (history_labels).
  *
  * labels_hello stores the label of each HELLO with its connection. When the core has accepted the
  * HELLO (EFFECT_HELLO), labels_join assigns the label to a worker id and incarnation.
@@ -79,10 +79,10 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 /* ---- observers ------------------------------------------------------------------------------ */
 
 /*
- * Observers that recently requested the status. At the end of the run these observers receive the
- * last status and BYE, so that an observer can distinguish the end of the run from a lost server. A
- * worker that requests the status does not become an observer. Only the core sends BYE to a worker,
- * because the worker may retain pushes that the next term needs.
+ * The server remembers which observers have recently requested the status. At the end of the run
+ * these observers receive the last status and BYE, so that an observer can distinguish the end of
+ * the run from a lost server. A worker that requests the status does not become an observer. Only
+ * the core sends BYE to a worker, because the worker may retain pushes that the next term needs.
  */
 #define MAX_OBSERVERS 64
 /* an observer receives BYE if it has sent a request in this time */

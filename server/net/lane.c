@@ -21,13 +21,13 @@
  * it */
 #define SLOTS_BYTES ((uint64_t)256 << 20)
 
-/* A buffer that a worker reads. */
+/* This struct describes a buffer that a worker reads. */
 struct hold {
 	void *buffer; /* NULL: free */
 	uint64_t ticket;
 };
 
-/* A connection of the Unix socket. */
+/* This struct describes a connection of the Unix socket. */
 struct guest {
 	uv_poll_t poll;
 	int fd;
@@ -37,7 +37,7 @@ struct guest {
 	struct guest *next;
 };
 
-/* The lane of one worker slot. */
+/* This struct is the lane of one worker slot. */
 struct lane {
 	uint32_t incarnation, peer;
 	int has_secret; /* 1: no connection has used the secret yet */

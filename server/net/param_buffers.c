@@ -13,19 +13,19 @@
 
 #define PAGE ((size_t)4096)
 
-/* The reference count of a buffer. The count of a buffer in ordinary memory lies after the values
- * of the buffer. The counts of shared buffers lie in struct shared instead, because other processes
- * can read the memory of a shared buffer. The core holds one reference to its current buffer. Each
- * frame and each reader in another process holds one reference to its buffer. When the last
- * reference is dropped, the buffer returns to its pool. */
+/* This struct has the reference count of a buffer. The count of a buffer in ordinary memory lies
+ * after the values of the buffer. The counts of shared buffers lie in struct shared instead,
+ * because other processes can read the memory of a shared buffer. The core holds one reference to
+ * its current buffer. Each frame and each reader in another process holds one reference to its
+ * buffer. When the last reference is dropped, the buffer returns to its pool. */
 struct refs {
 	struct pool *pool;     /* the pool of an ordinary buffer; NULL: the buffer is shared */
 	struct shared *shared; /* the owner of a shared buffer; NULL: the buffer is ordinary */
 	atomic_uint n;
 };
 
-/* The shared buffers, which lie in a memfd. A mutex protects the list of free buffers, because
- * libzmq's threads return buffers, too. */
+/* This struct describes the shared buffers, which lie in a memfd. A mutex protects the list of free
+ * buffers, because libzmq's threads return buffers, too. */
 struct shared {
 	struct param_shared at;
 	char *base;

@@ -25,7 +25,7 @@ struct port_stats {
 	uint32_t connections;     /* open now */
 };
 
-/* A member of the router. Only port.c may use the members of this struct. */
+/* This struct is a member of the router. Only port.c may use its members. */
 struct port {
 	void *socket, *monitor; /* socket: the ROUTER, borrowed; monitor: its event socket */
 	struct zloop loop;

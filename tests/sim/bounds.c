@@ -7,8 +7,8 @@
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
-/* The maximum number of pending events. This number is enough for a few messages for each push that
- * workers retain. */
+/* A run may have at most this number of pending events. The number is enough for a few messages for
+ * each push that workers retain. */
 #define MAX_PENDING 8192u
 /* The maximum number of files, which are the checkpoints, a new checkpoint, temporary files, TERM
  * and LOCK. A failing disk may leave more checkpoints until the next save removes them; bounds_disk

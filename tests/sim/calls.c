@@ -27,7 +27,7 @@ static struct {
 	void *arg;
 	struct dirent entry;
 	int listing; /* the descriptor of the directory that readdir reads */
-	/* Large blocks that the simulator reuses for the next core or session. The simulator does
+	/* The simulator reuses these large blocks for the next core or session. The simulator does
 	 * not clear these blocks, because clearing them at each start would be the slowest part of
 	 * a run. Cores and sessions initialize the memory that they read. */
 	struct large {

@@ -12,7 +12,7 @@
 #include <uv.h>
 #include "tests/sim/disk.h"
 
-/* A job for the simulated thread pool. */
+/* This struct is a job for the simulated thread pool. */
 struct job {
 	uv_work_t *work; /* NULL: no job */
 	uv_work_cb run;

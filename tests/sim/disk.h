@@ -38,7 +38,7 @@ struct disk_file {
 	int dirty;
 };
 
-/* An entry of the directory. */
+/* This struct is an entry of the directory. */
 struct disk_name {
 	char text[DISK_NAME];
 	int file; /* < 0: no entry */
@@ -46,7 +46,7 @@ struct disk_name {
 
 enum disk_change_kind { CHANGE_LINK, CHANGE_UNLINK, CHANGE_RENAME };
 
-/* A change of the directory since the directory's last fsync. */
+/* This struct describes a change of the directory since the directory's last fsync. */
 struct disk_change {
 	enum disk_change_kind kind;
 	char name[DISK_NAME], to[DISK_NAME];

@@ -19,7 +19,7 @@
  * this time does not count, because the simulator makes no checks then. */
 #define HANG 1000
 
-/* Memory that all processes share. */
+/* All processes of the simulator share this memory. */
 struct board {
 	/* next: the next seed that no process has taken; failed: the smallest seed that failed */
 	atomic_uint_least64_t next, failed;
@@ -27,7 +27,7 @@ struct board {
 	struct totals totals[MAX_JOBS];
 };
 
-/* The number of times in a row that the parent has found a process at the same seed. */
+/* `looks` is the number of times in a row that the parent has found a process at the same seed. */
 struct watched {
 	uint64_t seed;
 	unsigned looks;

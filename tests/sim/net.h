@@ -35,7 +35,7 @@ struct item {
 	struct msg *msg; /* MESSAGE: allocated from the pool */
 };
 
-/* The links of a worker in one direction. */
+/* This struct describes the links of a worker in one direction. */
 struct lane {
 	uint64_t cut_until_ms;
 	/* the delivery time of the newest message: [0] bulk link, [1] heartbeat link */

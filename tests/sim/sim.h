@@ -63,8 +63,8 @@ enum sim_mode {
 };
 #define SIM_MODE_NAMES "any|ledger|downpour|ssp|sync|sandblaster|lbfgs|easgd"
 
-/* Limits on a run, which say which parts of the seed's plan take place. A shrunk case is a seed
- * with its limits. */
+/* The limits on a run say which parts of the seed's plan take place. A shrunk case is a seed with
+ * its limits. */
 struct sim_limits {
 	int mode;         /* enum sim_mode */
 	uint32_t workers; /* the maximum number of workers; 0: the seed decides */
@@ -129,7 +129,7 @@ struct gradient {
 	float elastic[SIM_ELASTIC]; /* easgd: the negative change of the centre */
 };
 
-/* The shared-memory lane of a worker's process, see lane.c. */
+/* This struct is the shared-memory lane of a worker's process (lane.c). */
 struct shm_lane {
 	/* the process of the server that has opened the lane; 0: the lane is not open */
 	uint64_t server_life;
@@ -190,7 +190,8 @@ struct sim_server {
 	int job_ran[SIM_JOBS];    /* 1: job i has run, but the loop has not been notified yet */
 };
 
-/* A message from the server to a worker that waits until its log position is on the disk. */
+/* This struct has a message from the server to a worker that waits until its log position is on the
+ * disk. */
 struct reply {
 	uint64_t position;
 	struct item to;
@@ -211,7 +212,7 @@ struct sim_wal {
 	} seen[SIM_VERSIONS]; /* hashes of the weights, at version % SIM_VERSIONS */
 };
 
-/* The current step of sync, for steps.c. */
+/* This struct describes the current step of sync, for steps.c. */
 struct sim_steps {
 	int known; /* `member` is valid */
 	int blind; /* 1: the current step is not checked */
@@ -227,7 +228,7 @@ struct sim_steps {
 	uint64_t accepted;
 };
 
-/* The weights of one version, for the gradients of the workers. */
+/* This struct has the weights of one version, with which workers compute gradients. */
 struct sim_version {
 	uint64_t epoch, version;
 	float w[SIM_PORTIONS];

@@ -43,7 +43,7 @@ enum step_kind {
 	STEP_ADD,
 };
 
-/* How a weighted step computes one of its three products. */
+/* The ways in which a weighted step can compute one of its three products. */
 enum way {
 	WAY_NONE,     /* no layer needs these gradients */
 	WAY_DENSE,    /* every position, in register tiles */

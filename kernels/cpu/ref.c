@@ -1,7 +1,7 @@
 /*
- * ref.c - the reference device cpu-ref. It computes one image after the other and one value after
- * the other. Parameters and gradient are float, everything between them is double. The code is
- * written to be read, not to be fast.
+ * ref.c - the reference device cpu-ref. The device computes one image after the other and one value
+ * after the other. Parameters and gradient are float, everything between them is double. The code
+ * is written to be read, not to be fast.
  *
  * value[l] is the input of layer l; value[n_layers] are the logits. delta[l] is d loss / d
  * value[l]. value and delta have room for one image. If the model has batchnorm, they have room for

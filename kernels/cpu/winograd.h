@@ -9,9 +9,10 @@
  *   output = A' [(G g G') * (B' d B)] A   with the input d, the weights g, ' for transposition
  *
  * For each of the 36 points the sum over the channels is a product of matrices. The backward pass
- * is the transpose of the forward pass, with the same tiles. The gradients e of the output become
- * A e A'. Their products with the transformed input and weights are the gradient of the transformed
- * weights and the gradient of the transformed input, and G' and B transform these back.
+ * is the transpose of the forward pass, with the same tiles. The gradients e of the output become A
+ * e A'. The product of A e A' and the transformed input is the gradient of the transformed weights,
+ * and the product of A e A' and the transformed weights is the gradient of the transformed input.
+ * G' and B transform these two gradients back.
  *
  * The order of the sums of an image depends only on the model.
  *

@@ -3,10 +3,10 @@
  *
  * The CUDA runtime numbers the visible GPUs (CUDA_VISIBLE_DEVICES) from 0. "cuda:N" is number N. If
  * Slurm has set SLURM_LOCALID, "cuda" is number SLURM_LOCALID modulo the number of visible GPUs.
- * Otherwise "cuda" is the GPU with the least memory in use (ties: the lowest number) among the GPUs
- * that start and for which this build has code. Workers that start at the same time do not see each
- * other's memory yet, so a process locks a GPU while it examines the GPU, and skips GPUs that
- * another process has locked.
+ * Without SLURM_LOCALID, "cuda" is the GPU with the least memory in use (ties: the lowest number)
+ * among the GPUs that start and for which this build has code. Workers that start at the same time
+ * do not see each other's memory yet, so a process locks a GPU while it examines the GPU, and skips
+ * GPUs that another process has locked.
  *
  * Thread: any. The lock is an abstract Unix socket: it ends with the process.
  */

@@ -1,6 +1,6 @@
 /*
  * net.h - how the path cuda_net runs a model: tensors, the steps between them, and the offset
- * tables of the kernels. It supports every model of the text format. plan.c makes the plan,
+ * tables of the kernels. The path supports every model of the text format. plan.c makes the plan,
  * memory_plan.c places it in memory, net.c launches the kernels.
  *
  * Thread: as device.h.

@@ -39,8 +39,8 @@ struct cuda_path {
 	int (*open)(
 		void **self, const struct model *m, const struct path_options *o, struct err *e);
 	void (*close)(void *self);
-	/* Returns 1 if kernels of the path may find that their results are not valid. They then set
-	 * *trouble (see `place`). If the pointer may_fail is NULL, no kernel does so. */
+	/* Returns 1 if kernels of the path may find that their results are not valid. These kernels
+	 * then set *trouble (see `place`). If the pointer may_fail is NULL, no kernel does so. */
 	int (*may_fail)(const void *self);
 	/* `trouble`: device memory with an enum kx_trouble, which stays set. */
 	void (*place)(void *self, struct cuda_arena *a, uint32_t *trouble);

@@ -111,7 +111,8 @@ static enum net_kind layer_kind(const struct layer *l)
 	}
 }
 
-/* Fuses conv, ReLU and pool into the step. Its input has one channel, without padding to four. */
+/* Fuses conv, ReLU and pool into the step. The input of this step has one channel, without padding
+ * to four. */
 static void conv1_step(struct net *n, struct net_step *s)
 {
 	struct kx_weights *w = &s->w;
@@ -284,7 +285,8 @@ static int dgrad_tables_conv(struct net *n, struct net_step *s)
 	return PS_OK;
 }
 
-/* Builds the tables of dgrad of an fc layer. Its whole input is one pixel with one K run. */
+/* Builds the tables of dgrad of an fc layer. The whole input of the layer is one pixel with one K
+ * run. */
 static int dgrad_tables_fc(struct net_step *s)
 {
 	if (table_new(&s->dgrad_runs, 1, sizeof(struct kx_k_run)) ||

@@ -1,6 +1,6 @@
 /*
- * tensor_net.c - the path cuda_tensor: any model in fp32, tf32 or bf16 (tensor/tensor.h). It plans
- * tensors and steps, places them in memory, and launches the kernels.
+ * tensor_net.c - the path cuda_tensor: any model in fp32, tf32 or bf16 (tensor/tensor.h). This file
+ * plans tensors and steps, places them in memory, and launches the kernels.
  *
  * Thread: as device.h.
  */

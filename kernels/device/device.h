@@ -32,15 +32,15 @@ struct device {
 	 * of `batch` images, as one word without blanks. */
 	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);
 	int (*use)(void *self, const struct kx_images *set, struct err *e);
-	/* As backend_gradient; 1 <= batch <= max_batch. */
+	/* Does the work of backend_gradient; 1 <= batch <= max_batch. */
 	int (*gradient)(void *self, const float *params, const uint32_t *index, size_t batch,
 		uint64_t dropout_seed, float *grad, double *loss);
 	/* Writes the logits before the softmax (n x classes) of images [first, first + n). n <=
 	 * max_batch. */
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *logits);
-	/* As backend_local_*, for the round in slot `slot` < LOCAL_ROUNDS. backend.c ensures the
-	 * order of the calls. *loss is the sum over the images. If local_start is NULL, backend.c
-	 * runs the steps with `gradient`. */
+	/* These four do the work of backend_local_*, for the round in slot `slot` < LOCAL_ROUNDS.
+	 * backend.c ensures the order of the calls. *loss is the sum over the images. If
+	 * local_start is NULL, backend.c runs the steps with `gradient`. */
 	int (*local_start)(void *self, int slot, const float *params);
 	int (*local_steps)(void *self, int slot, const uint32_t *index, size_t batch, size_t steps,
 		float rate, uint64_t dropout_seed);

@@ -2,8 +2,8 @@
  * dense.cu - the backward kernel of rung 9. A thread that propagates dY only through the argmax
  * loads nine pixels at an address that depends on the argmax. The threads of a warp then read from
  * different places, which causes bank conflicts. Here a thread keeps the 16 pixels of the window in
- * registers for two filters. It propagates through all four output pixels: dY through the argmax,
- * zero through the other three.
+ * registers for two filters. The thread propagates a value through each of the four output pixels:
+ * dY through the argmax, and zero through the other three.
  */
 #include "kernels/ladder/products.cuh"
 
@@ -73,8 +73,8 @@ __device__ void dense_load_ahead(
 		}
 }
 
-/* Converts byte i of v to float: puts it in the lowest byte of 2^23 and subtracts 2^23. This is
- * faster than a conversion instruction. */
+/* Converts byte i of v to float: puts it in the lowest byte of 2^23 and subtracts 2^23. These two
+ * operations are faster than a conversion instruction. */
 __device__ float byte_value(unsigned v, unsigned i)
 {
 	return __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440u + i)) - 0x1p23f;

@@ -1,8 +1,8 @@
 /*
  * fused.cu - rung 3: one thread per value instead of one thread per image. One kernel computes
- * convolution, ReLU and pooling. It stores the argmax of each window and never the map. The
- * backward pass propagates dY only through the argmax. The gradients of all images are still copied
- * to the host, which adds them up.
+ * convolution, ReLU and pooling. The kernel stores the argmax of each window, but never the output
+ * of the convolution. The backward pass propagates dY only through the argmax. The gradients of all
+ * images are still copied to the host, which adds them up.
  */
 #include <stdlib.h>
 #include "kernels/ladder/host.cuh"

@@ -7,8 +7,8 @@ The row `cudnn` is a step that copies weights and gradient, like the rung `produ
 local` keeps the weights on the device, like the rung `local`. `cudnn bf16` does so too and uses
 autocast to bf16, the precision of the rungs `bf16` and `persistent`. Products of `cudnn` and `cudnn
 local` are fp32. The script measures each row with both memory layouts of PyTorch (NCHW and NHWC)
-and prints the faster one. The script compares every gradient with double precision. It needs
-PyTorch and a GPU.
+and prints the faster one. The script compares every gradient with double precision. The script
+needs PyTorch and a GPU.
 """
 import argparse
 import statistics

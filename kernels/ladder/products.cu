@@ -38,8 +38,8 @@ __device__ void logits_reduce(
 	__syncthreads();
 }
 
-/* A block handles LOGITS_IMAGES images (x) and a slice of the inputs (y). It writes their logits
- * without bias to partial_logits. */
+/* A block handles LOGITS_IMAGES images (x) and a slice of the inputs (y). The block writes the
+ * logits of these images, without bias, to partial_logits. */
 __global__ void logits_kernel(struct products p, size_t n_images)
 {
 	__shared__ float part[LOGITS_THREADS / 32][LOGITS_IMAGES * CLASSES];

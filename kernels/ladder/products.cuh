@@ -1,7 +1,7 @@
 /*
- * products.cuh - kernels of rung 6 and later. They store no gradient per image. The three products
- * of the fc layer run over the whole batch. A thread adds up the images of a chunk in registers.
- * The order of every sum is fixed.
+ * products.cuh - kernels of rung 6 and later. These kernels store no gradient per image. The three
+ * products of the fc layer run over the whole batch. A thread adds up the images of a chunk in
+ * registers. The order of every sum is fixed.
  */
 #ifndef KERNELS_LADDER_PRODUCTS_CUH
 #define KERNELS_LADDER_PRODUCTS_CUH

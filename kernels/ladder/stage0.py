@@ -4,10 +4,10 @@
     stage0.py steps [--filters F] [--batch B] [--seconds S] [--runs N]     as `cnn-ladder steps`
     stage0.py train [--filters F] [--batch B] [--seconds S] [--rate R]
 
-It computes whole batches in single precision. The convolution is a matrix product over the windows
-of all images (im2col). Pooling and the backward pass are array expressions. NumPy draws the initial
-weights within the same bounds as cnn-ladder. The data set is in $CNN_DATA or in one of the default
-directories. The script needs only NumPy.
+This stage computes whole batches in single precision. The convolution is a matrix product over the
+windows of all images (im2col). Pooling and the backward pass are array expressions. NumPy draws the
+initial weights within the same bounds as cnn-ladder. The data set is in $CNN_DATA or in one of the
+default directories. The script needs only NumPy.
 """
 import argparse
 import gzip

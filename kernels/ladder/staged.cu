@@ -1,7 +1,7 @@
 /*
- * staged.cu - the fc product of rung 8. A block handles 32 images, four per warp. It reads the
- * weights through shared memory, in tiles of 128 inputs and all ten classes. It loads the next tile
- * while it computes the current one.
+ * staged.cu - the fc product of rung 8. A block handles 32 images, four per warp. The block reads
+ * the weights through shared memory, in tiles of 128 inputs and all ten classes. It loads the next
+ * tile while it computes the current tile.
  */
 #include "kernels/ladder/products.cuh"
 
@@ -69,8 +69,8 @@ __device__ void reduce(float sum[WARP_IMAGES][CLASSES])
 				__shfl_down_sync(0xffffffffu, sum[i / CLASSES][i % CLASSES], step);
 }
 
-/* A block handles 32 images (x) and a slice of the inputs (y). It writes their logits without bias
- * to partial_logits. */
+/* A block handles 32 images (x) and a slice of the inputs (y). The block writes the logits of these
+ * images, without bias, to partial_logits. */
 __global__ __launch_bounds__(THREADS, 2) void staged_logits_kernel(
 	struct products p, size_t n_images, size_t part)
 {

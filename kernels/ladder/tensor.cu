@@ -1,8 +1,8 @@
 /*
  * tensor.cu - the forward kernels of rungs 12 and 13. The convolution runs on tensor cores, as
- * exact as fp32 (exact_conv.cuh). A block handles eight images and eight filters. It collects their
- * pooled values in shared memory, because each image then has 5408 contiguous bytes to write. In
- * rung 13 it also multiplies each pooled value by its ten fc weights, in registers.
+ * exact as fp32 (exact_conv.cuh). A block handles eight images and eight filters. The block
+ * collects the pooled values in shared memory, because each image then has 5408 contiguous bytes to
+ * write. In rung 13 it also multiplies each pooled value by its ten fc weights, in registers.
  */
 #include "kernels/cuda/fused/seed.cuh"
 #include "kernels/ladder/products.cuh"
@@ -77,8 +77,8 @@ __device__ void tensor_load_images(uint32_t *pixels, const struct products &p, s
 	}
 }
 
-/* Writes the values of the block. Where each image has all eight filters, they begin at a multiple
- * of 32 bytes. */
+/* Writes the values of the block. If the number of filters is a multiple of eight, the values of
+ * each image begin at a multiple of 32 bytes. */
 __device__ void tensor_write(
 	const struct products &p, const struct tensor_shared &s, size_t n_images)
 {

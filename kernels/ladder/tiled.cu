@@ -1,9 +1,9 @@
 /*
  * tiled.cu - the kernels of rung 7, with tiles in registers and shared memory. The forward kernel
  * keeps an image in shared memory and the 16 pixels of a window in registers for 32 filters. The
- * backward kernel reads each pooled value only once, for the gradients of conv and of fc. It keeps
- * a column of fc weights and all sums in registers. It loads the next images while it computes the
- * current ones. It reads the images as bytes from the data set on the device.
+ * backward kernel reads each pooled value only once, for the gradients of conv and of fc. This
+ * kernel keeps a column of fc weights and all sums in registers, loads the next images while it
+ * computes the current ones, and reads the images as bytes from the data set on the device.
  */
 #include "kernels/ladder/products.cuh"
 

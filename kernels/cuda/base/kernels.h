@@ -32,8 +32,8 @@ enum kx_trouble {
 	KX_TROUBLE_RANGE, /* a value is beyond the range of fp16 */
 };
 
-/* The values that change from step to step. They are in device memory, so that one CUDA graph
- * serves all steps. */
+/* The values that change from step to step. The structure is in device memory, so that one CUDA
+ * graph serves all steps. */
 struct kx_now {
 	uint64_t dropout_seed; /* seed of step 0; step j uses dropout_seed + j */
 	uint32_t step;         /* number of the step in local training */
@@ -72,8 +72,9 @@ int kx_load(struct kx_batch batch, int channels, struct kx_norm norm, struct kx_
 
 /* ---- convolution and fc as implicit GEMM (conv_fprop_dgrad.cu, conv_wgrad.cu) ---------------- */
 
-/* How values are multiplied; sums are fp32. 3XTF32: each value is split into a high and a low tf32
- * term, and three of the four products are added. This is nearly as exact as fp32. */
+/* The formats in which values are multiplied; sums are fp32. With 3XTF32 each value is split into a
+ * high and a low tf32 term, and three of the four products are added, which is nearly as exact as
+ * fp32. */
 enum kx_math { KX_MATH_FFMA, KX_MATH_3XTF32, KX_MATH_TF32, KX_MATH_BF16 };
 
 /* A contiguous K run of the implicit GEMM. run_length floats of an image, from offset a on, are

@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 #define COLUMN_TILES                                                                               \
 	(CLASSIFIER_INPUTS / (CLASSIFIER_THREADS / 32) / 8) /* tiles of 8 columns per warp */
 #define PREFETCH 4 /* K steps of dgrad weights that are loaded ahead */
-/* Stride of an image in floats. With this stride, the 16-byte loads of two rows are in 32 different
- * banks. */
+/* The stride between two images in floats. With this stride, the 16-byte loads of two rows are in
+ * 32 different banks. */
 #define PITCH (CLASSIFIER_UNITS + 16)
 
 struct classifier_shared {

@@ -37,8 +37,8 @@ __device__ inline void conv1_load_group(
 		conv_convert(to, i);
 }
 
-/* blockIdx: x images, y 32 filters, z positions. Warps: 4 groups of 8 filters x 2 ranges of
- * positions. */
+/* blockIdx: x images, y 32 filters, z positions. A warp handles one of 4 groups of 8 filters at one
+ * of 2 ranges of the positions. */
 template <int SIZE>
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_fprop_kernel(struct kx_conv1 l, struct kx_batch batch)
@@ -213,8 +213,8 @@ __device__ inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx
 	}
 }
 
-/* blockIdx: x images, y positions. Warps: 4 groups of 8 filters x 2 interleaved sets of
- * positions. */
+/* blockIdx: x images, y positions. A warp handles one of 4 groups of 8 filters at one of 2
+ * interleaved sets of positions. */
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_fprop_hi_lo_kernel(struct kx_conv1 l, struct kx_batch batch)
 {

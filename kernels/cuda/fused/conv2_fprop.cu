@@ -85,8 +85,8 @@ __device__ inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t 
 }
 
 /* Applies pool, bias and ReLU to image n and stores it. A lane of an even output column and its odd
- * neighbour each hold two output pixels of a window, for two filters. They exchange values, so that
- * each has all four output pixels of one filter. */
+ * neighbour each hold two output pixels of a window, for two filters. The two lanes exchange
+ * values, so that each has all four output pixels of one filter. */
 __device__ inline void fprop_store(const struct kx_conv2 &l, const float (&d)[32], int n, bool here)
 {
 	const int lane = threadIdx.x % 32, y = threadIdx.x / 32 % 4, x = lane / 8,

@@ -48,8 +48,9 @@ __device__ inline void copy_word_ahead(void *to, const void *from)
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 
-/* A thread handles four filters of two output pixels, one below the other. It loads the dY of their
- * window in wgrad_fetch_image and scatters it in wgrad_scatter_dy. */
+/* A thread handles four filters of two output pixels, one below the other. The thread loads the dY
+ * of the pool window of these pixels in wgrad_fetch_image, and scatters this dY in
+ * wgrad_scatter_dy. */
 struct filter_quad {
 	int f, x, y;
 };

@@ -26,7 +26,7 @@ extern "C" {
 #define SEED_CLASSES   10
 #define SEED_ROW       12 /* floats: 10 fc weights of a feature, or 9 weights and a bias */
 #define SEED_GROUP     16 /* images that a warp processes at a time */
-/* Cluster kernel: blocks and images of a cluster. */
+/* The cluster kernel has this number of blocks and of images in a cluster. */
 #define SEED_CLUSTER        8
 #define SEED_CLUSTER_IMAGES 8
 /* Half-precision kernels: minimum number of image groups; groups of eight filters per block;
@@ -65,8 +65,8 @@ struct seed_exchange {
 	uint32_t *trouble;        /* set to KX_TROUBLE_WAIT by a block that waited too long */
 	uint64_t patience_ns;     /* the longest wait of a block */
 };
-/* The patience_ns of the backends that are opened from now on. Tests set it to 0: the first block
- * then starts 30 ms late, and all other blocks give up. */
+/* The value of patience_ns for the backends that are opened after this variable is set. Tests set
+ * it to 0: the first block then starts 30 ms late, and all other blocks give up. */
 extern uint64_t kx_seed_patience_ns;
 
 struct kx_seed {

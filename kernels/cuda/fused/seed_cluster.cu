@@ -24,8 +24,8 @@ namespace
 #define MAX_POSITIONS   22                              /* per block: 169 / 8, rounded up */
 #define IMAGE_PIXELS    (SEED_SIDE * SEED_SIDE)
 #define CHUNKS          (IMAGE_PIXELS / 16)
-/* Stride of an image in floats. With this stride, the 8 filters x 4 images that a warp stores are
- * in 32 different banks. */
+/* The stride between two images in floats. With this stride, the 8 filters x 4 images that a warp
+ * stores are in 32 different banks. */
 #define VALUE_STRIDE 36
 
 struct cluster_shared {
@@ -136,8 +136,8 @@ __device__ inline void cluster_reduce_logits(const struct kx_seed &s, struct clu
 	}
 }
 
-/* One warp computes softmax, d_logits and loss of an image. Every block of the cluster computes
- * them; block 0 also writes them to global memory. */
+/* One warp computes softmax, d_logits and loss of an image. Every block of the cluster computes all
+ * three; block 0 also writes them to global memory. */
 __device__ inline void cluster_softmax(const struct kx_seed &s, const struct kx_batch &batch,
 	struct cluster_shared *shared, int n, int label, bool write)
 {

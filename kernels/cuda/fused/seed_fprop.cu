@@ -99,8 +99,8 @@ struct fprop_shared {
 	float partial_logits[FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
-/* blockIdx: x images, y filters, z positions. Warps: filter_warps groups of 8 filters x ranges of
- * positions. */
+/* blockIdx: x images, y filters, z positions. A warp handles one of filter_warps groups of 8
+ * filters at a range of the positions. */
 __global__ void __launch_bounds__(FPROP_THREADS, 2)
 	seed_fprop_kernel(struct kx_seed s, struct kx_batch batch, struct fprop_tiling fprop_tiling)
 {

@@ -20,10 +20,10 @@
 
 #ifdef __CUDACC__
 /*
- * The scale of a filter. Its weights are multiplied by a power of two. `slope` and `bias` turn the
- * sum of an output pixel into a scaled value of at most 1, so __saturatef works as the ReLU.
- * `unit`, a power of two, scales the value back. `unit` is NaN if a weight is NaN or infinite,
- * because __saturatef would hide such a weight.
+ * The scale of a filter. The weights of the filter are multiplied by a power of two. `slope` and
+ * `bias` turn the sum of an output pixel into a scaled value of at most 1, so __saturatef works as
+ * the ReLU. `unit`, a power of two, scales the value back. `unit` is NaN if a weight is NaN or
+ * infinite, because __saturatef would hide such a weight.
  */
 struct half_scale {
 	float slope, bias, unit, unused;

@@ -1,6 +1,6 @@
 /*
- * seed_half_fprop.cu - fprop of the seed networks in half precision. It works like seed_fprop.cu,
- * but the fc product also runs on tensor cores, in bf16.
+ * seed_half_fprop.cu - fprop of the seed networks in half precision. The kernel works like that of
+ * seed_fprop.cu, but the fc product also runs on tensor cores, in bf16.
  *
  * The K of the fc product is eight filters at two positions. A thread holds the values of one
  * filter for two images. The operand needs the values of two filters for one image, so movmatrix
@@ -84,7 +84,7 @@ __device__ inline struct half_features half_features_of(
 }
 
 /* The fc weights of a position: classes lane / 4 and 8 + lane / 4 for filters 2t and 2t + 1.
- * Classes from 10 on are garbage. They reach only rows of the product that are not stored. */
+ * Classes from 10 on are garbage, but reach only rows of the product that are not stored. */
 struct half_fc {
 	float v[2][2];
 };
@@ -170,8 +170,8 @@ __device__ inline void half_store_logits(const struct kx_seed &s, const struct k
 	s.partial_logits[((size_t)slice * batch.images + n) * SEED_CLASSES + i % SEED_CLASSES] = v;
 }
 
-/* blockIdx: x images, y filters, z positions. Warps: filter_warps groups of 8 filters x ranges of
- * positions. */
+/* blockIdx: x images, y filters, z positions. A warp handles one of filter_warps groups of 8
+ * filters at one of `ranges` ranges of the positions. */
 __global__ void __launch_bounds__(HALF_FPROP_THREADS, 3) seed_half_fprop_kernel(
 	struct kx_seed s, struct kx_batch batch, int filter_warps, int ranges, int step)
 {

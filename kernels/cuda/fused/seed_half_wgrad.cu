@@ -10,15 +10,16 @@
  *   conv   [filter, output pixel][pixel] += dY [filter, output pixel][image] x patch [image]
  * The accumulators of the first two products have the layout of the A operands of the last two. The
  * conv product has one row per output pixel: the row of the argmax gets dY, the other three rows
- * get zeros. At the end the kernel shifts the patches of the four output pixels and adds them up to
- * the gradient of the nine weights. A column of ones gives the gradient of the bias.
+ * get zeros. At the end the kernel shifts the sums of the four output pixels over each other and
+ * adds them up to the gradient of the nine weights. A column of ones gives the gradient of the
+ * bias.
  *
  * The operands are fp16. The kernel scales the d_logits of the block's images so that the largest
- * is below 2^4. It scales the fc weights of a feature so that their absolute sum is below 2^11. The
- * products then stay below 2^15. Values are at most 1.
+ * is below 2^4. The kernel scales the fc weights of a feature so that their absolute sum is below
+ * 2^11. The products then stay below 2^15. Values are at most 1.
  *
- * Four of the twenty warps are producers. They fill the stages of a pipeline in shared memory. The
- * sixteen consumer warps compute.
+ * Four of the twenty warps are producers. The producers fill the stages of a pipeline in shared
+ * memory. The sixteen consumer warps compute.
  */
 #include <cuda_awbarrier_primitives.h>
 #include "kernels/cuda/fused/seed_half.cuh"
@@ -36,8 +37,8 @@ namespace
 #define CHUNKS             (IMAGE_PIXELS / 16)     /* chunks of 16 pixels per image */
 #define IMAGE_PAIRS        (SEED_GROUP / 2)        /* pairs of images per group */
 #define THREADS_PER_IMAGE  (PRODUCER_THREADS / SEED_GROUP)
-/* Stride of a pair of images in words. With this stride, four pairs x two rows of four pixels are
- * in 32 different banks. The last four words are ones. */
+/* The stride between two pairs of images in words. With this stride, four pairs x two rows of four
+ * pixels are in 32 different banks. The last four words are ones. */
 #define PAIR_WORDS 808
 #define ONES       0x3c003c00u
 
@@ -484,7 +485,8 @@ __device__ inline void half_load_fc(
 	shared->fc_power[warp][lane] = power;
 }
 
-/* Keeps a value in a register. Otherwise the compiler computes it again for each group. */
+/* Keeps a value in a register. Without this function the compiler would compute the value again for
+ * each group. */
 __device__ inline void keep_in_register(uint32_t *v)
 {
 	asm volatile("" : "+r"(*v));

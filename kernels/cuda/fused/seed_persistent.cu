@@ -53,8 +53,8 @@ namespace
 #define BAND_BYTES     (BAND_ROWS * SEED_SIDE + 8)
 #define FETCH_THREADS  128 /* the last threads of the block; the first warps have other work */
 #define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32) /* the last ones, too */
-/* Stride of a pair of images in words. With this stride, four pairs x two rows of two words are in
- * 32 different banks. */
+/* The stride between two pairs of images in words. With this stride, four pairs x two rows of two
+ * words are in 32 different banks. */
 #define PAIR_STRIDE 156
 #define MAX_BLOCKS  SEED_PERSISTENT_BLOCKS
 #define POLLS       4096 /* polls between two readings of the clock: some milliseconds */

@@ -10,9 +10,9 @@
  * may select different output pixels of a window. The patches of the four output pixels start in
  * different banks.
  *
- * The loop processes units of eight images: every second image of a group of sixteen. Their argmax
- * are the same bits in each byte of a word (see seed_fprop.cu). While the block computes one unit,
- * it loads the pixels and d_logits of the next one.
+ * The loop processes units of eight images: every second image of a group of sixteen. The argmax of
+ * these images are the same bits in each byte of a word (see seed_fprop.cu). While the block
+ * computes one unit, it loads the pixels and d_logits of the next one.
  */
 #include "kernels/cuda/fused/seed.cuh"
 

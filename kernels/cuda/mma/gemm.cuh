@@ -8,8 +8,8 @@
  * share one epilogue.
  *
  * In bf16 thread t loads its four values of K at t, t + 4, t + 8 and t + 12, where mma expects 2t,
- * 2t + 1, 2t + 8 and 2t + 9. Both operands are permuted alike, so the sum is the same. The loads
- * have no bank conflicts in this order.
+ * 2t + 1, 2t + 8 and 2t + 9. The values of K of both operands are permuted alike, so the sum is the
+ * same. The loads have no bank conflicts in this order.
  */
 #ifndef KERNELS_CUDA_MMA_GEMM_CUH
 #define KERNELS_CUDA_MMA_GEMM_CUH

@@ -406,9 +406,9 @@ __device__ inline void store_tile(
 		parts_sync<S>();
 }
 
-/* Computes fprop or dgrad. S::sums holds the sums of a thread. Its add_stage adds the products of a
- * stage, of which only the first `left` values of K exist. With LINES, add_stage only starts these
- * products, and `wait` waits for them before a barrier. `store` writes the sums to shared
+/* Computes fprop or dgrad. S::sums holds the sums of a thread. S::sums::add_stage adds the products
+ * of a stage, of which only the first `left` values of K exist. With LINES, add_stage only starts
+ * these products, and `wait` waits for them before a barrier. `store` writes the sums to shared
  * memory. */
 template <class T, bool DGRAD, class S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)

@@ -10,8 +10,8 @@ template <bool DGRAD, class S> struct ffma_sums {
 	static const int KV = S::TN == 8 ? 2 : 4; /* values of K that are loaded at a time */
 	float c[S::TM][S::TN] = {};
 
-	/* Returns column j of a thread. With B_LINES a column is a line of `b`. Otherwise groups of
-	 * four columns are neighbours, which the thread loads together. */
+	/* Returns column j of a thread. With B_LINES a column is a line of `b`. Without B_LINES,
+	 * each four columns of a thread are neighbours, which the thread loads together. */
 	__device__ static int column(const struct ffma_place &p, int j)
 	{
 		return p.n + (Z::B_LINES ? p.lane + 8 * j : p.lane * 4 + j / 4 * 32 + j % 4);

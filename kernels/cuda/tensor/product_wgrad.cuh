@@ -124,8 +124,8 @@ __host__ __device__ inline unsigned column_tiles(const struct kx_product_wgrad &
 
 /*
  * Computes wgrad. The grid is row tiles x column tiles x slices. S::sums holds the sums of a
- * thread. Its add_stage and `wait` are as in product.cuh. add_shares adds the sums of the other
- * shares, and `store` writes the result to global memory.
+ * thread. The functions add_stage and `wait` of S::sums are as in product.cuh. add_shares adds the
+ * sums of the other shares, and `store` writes the result to global memory.
  */
 template <class T, class S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)

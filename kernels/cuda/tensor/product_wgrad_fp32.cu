@@ -100,8 +100,8 @@ struct choice {
 	double time;
 };
 
-/* Writes `shape` to *best if its estimated time is shorter. Its slices fill the multiprocessors,
- * and each slice has at least four stages. */
+/* Writes `shape` to *best if its estimated time is shorter. Chooses a number of slices that fill
+ * the multiprocessors; each slice has at least four stages. */
 template <class S>
 void keep_faster(struct choice *best, int shape, int m, int n, long long pixels, double effort)
 {

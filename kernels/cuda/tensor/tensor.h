@@ -74,8 +74,8 @@ int kx_product_fp32(struct kx_product g, cudaStream_t stream); /* kx_product in 
 /*
  * wgrad with split-K, as kx_conv_wgrad: slice s of the workspace gets rows k < m of
  *     sum over its pixels of a[input pixel under tap k / c][k % c] * b[pixel][n]
- * times `scale`. `ones`: after these rows comes the sum of b, the bias gradient. Otherwise `a`
- * has its own column of ones. A slice has stride_rows rows of n floats.
+ * times `scale`. `ones`: after these rows comes the sum of b, the bias gradient. Without `ones`,
+ * `a` has its own column of ones. A slice has stride_rows rows of n floats.
  */
 struct kx_product_wgrad {
 	const void *a, *b;

@@ -49,8 +49,8 @@ struct checkpoint {
  * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, the oldest first,
  * until the new one fits. The function never removes generation `sound`, the newest one that is
  * known to be good; 0: there is none. If the function removes generations to make space, it sets
- * *dropped to the last of them; `dropped` may be NULL. PS_EIO: the write failed, and the function
- * has tried to remove the incomplete file. */
+ * *dropped to the last of them; `dropped` may be NULL. After PS_EIO, the write has failed, and the
+ * function has tried to remove the incomplete file. */
 int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
 /* Calls checkpoint_write_beside with the highest generation before c->generation as `sound`. */
@@ -65,9 +65,9 @@ void checkpoint_clean(const char *dir);
 int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /*
  * Reads the newest good generation of `dir`. Returns 0 with c->generation == 0 if the directory has
- * no checkpoint. PS_ECHECKPOINT: the directory has checkpoints, but none is good. If `clean` is 1,
- * the function removes ckpt-*.tmp. The function sets *newest_seen to the highest generation number
- * in any file name; `newest_seen` may be NULL.
+ * no checkpoint. Returns PS_ECHECKPOINT if the directory has checkpoints, but none is good. If
+ * `clean` is 1, the function removes ckpt-*.tmp. The function sets *newest_seen to the highest
+ * generation number in any file name; `newest_seen` may be NULL.
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;

@@ -19,7 +19,7 @@ struct endpoint {
 	unsigned number; /* number of the port; 0: any free port */
 };
 
-/* Parses "tcp://HOST:PORT". PS_EUSAGE: the text has another form, and *e is empty. */
+/* Parses "tcp://HOST:PORT". If the text has another form, returns PS_EUSAGE and makes *e empty. */
 int endpoint_parse(const char *text, struct endpoint *e) PS_MUST_CHECK;
 /* Parses "HOST:PORT". PS_EUSAGE. */
 int endpoint_parse_address(const char *text, struct endpoint *e) PS_MUST_CHECK;

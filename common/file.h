@@ -39,9 +39,10 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
 /*
  * Takes an exclusive flock on dir/LOCK and writes the pid of this process into the file. The lock
- * lasts until close(*fd) or the end of the process. PS_ELOCKED: another process has the lock; the
- * message names its pid. The function returns this error within 0.1 s, except if the other process
- * is ending: then it waits up to 5 s for the end of this process.
+ * lasts until close(*fd) or the end of the process. If another process has the lock, returns
+ * PS_ELOCKED, and the message names the pid of this process. The function returns this error within
+ * 0.1 s, except if the other process is ending: then it waits up to 5 s for the end of this
+ * process.
  */
 int file_lock_dir(const char *dir, int *fd, struct err *e) PS_MUST_CHECK;
 

@@ -37,8 +37,8 @@ void key_wipe(struct key_pair *k);
  * the secret key is new. */
 int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *made,
 	struct err *e) PS_MUST_CHECK;
-/* Writes to `out` the path of the file `name` in the directory of `path`. PS_EUSAGE: the result is
- * too long. */
+/* Writes to `out` the path of the file `name` in the directory of `path`. Returns PS_EUSAGE if the
+ * result is too long. */
 int key_beside(
 	const char *path, const char *name, char *out, size_t size, struct err *e) PS_MUST_CHECK;
 /* Opens a file for authentication. The file must be a regular file of this user or root, and its

@@ -13,7 +13,7 @@
  * The log is the only mutable state outside the structs of main. On a terminal, one progress line
  * may be visible at the bottom, and log lines appear above it.
  *
- * Thread: any thread may log, because a line is one write under a mutex. Only one thread may call
+ * Any thread may log, because a line is one write under a mutex. Only one thread may call
  * log_progress.
  */
 #ifndef COMMON_LOG_H

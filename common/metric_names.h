@@ -7,7 +7,7 @@
  * The HELLO of an older release has no metrics field. A missing field means the same as "": the
  * worker evaluates accuracy alone.
  *
- * Thread: any; the functions have no state.
+ * Any thread may call the functions, which have no state.
  */
 #ifndef COMMON_METRIC_NAMES_H
 #define COMMON_METRIC_NAMES_H

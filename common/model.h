@@ -135,8 +135,8 @@ struct model {
 /* The shape of the images if neither the text nor the caller gives one. */
 #define MODEL_MNIST ((struct shape){1, 28, 28})
 
-/* Parses `text`. `input` is the shape of the images if the text has none. PS_EUSAGE: *e has the
- * reason, and *m is unspecified. */
+/* Parses `text`. `input` is the shape of the images if the text has none. After PS_EUSAGE, *e has
+ * the reason, and *m is unspecified. */
 int model_parse(struct model *m, const char *text, struct shape input, struct err *e) PS_MUST_CHECK;
 /* Parses `text` like model_parse, but the last layer of a known network has `classes` units instead
  * of MODEL_CLASSES, and cifar has its own shape if `input` is 0x0x0. */

@@ -30,8 +30,8 @@ void pool_free(struct pool **p);
 float *pool_acquire(struct pool *p);
 /* Returns a buffer to the pool that the caller has not sent, and sets *buffer to NULL. */
 void pool_release(struct pool *p, float **buffer);
-/* Makes `message` from the buffer without a copy and sets *buffer to NULL. PS_ENOMEM: the caller
- * keeps the buffer. */
+/* Makes `message` from the buffer without a copy and sets *buffer to NULL. After PS_ENOMEM, the
+ * caller still owns the buffer. */
 int pool_send(struct pool *p, float **buffer, zmq_msg_t *message) PS_MUST_CHECK;
 
 #endif

@@ -25,8 +25,8 @@ struct run_head {
 
 /* Writes exactly RUN_HEAD_BYTES to `out`. */
 void run_head_write(const struct run_head *h, unsigned char *out);
-/* Reads the beginning of a "run" section. PS_ECHECKPOINT: `size` is too small, or the model text is
- * empty or has no NUL. */
+/* Reads the beginning of a "run" section. Returns PS_ECHECKPOINT if `size` is too small, or the
+ * model text is empty or has no NUL. */
 int run_head_read(const unsigned char *section, size_t size, struct run_head *h) PS_MUST_CHECK;
 
 #endif

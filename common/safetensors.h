@@ -32,8 +32,8 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 int safetensors_read_vector(const char *path, const struct model *m, float *w, char **list,
 	struct err *e) PS_MUST_CHECK;
 /* Writes a file with all tensors of a list, and with the list as metadata, atomically. The same
- * list and weights always give the same bytes. PS_EDATA: the list does not describe the vector of
- * `m`. PS_ENOMEM, PS_EIO. */
+ * list and weights always give the same bytes. Returns PS_EDATA if the list does not describe the
+ * vector of `m`. PS_ENOMEM, PS_EIO. */
 int safetensors_write_list(const char *path, const struct model *m, const char *list,
 	const float *w, struct err *e) PS_MUST_CHECK;
 

@@ -28,8 +28,8 @@ int share_freeze(int fd) PS_MUST_CHECK;
 int share_is_sound(int fd, size_t bytes);
 
 /* Listens on the Unix socket `path`, and replaces the socket file of a process that has ended. Only
- * this user may connect. *fd does not block. PS_EUSAGE: the path cannot be used, or another process
- * listens on it. PS_EIO. */
+ * this user may connect. *fd does not block. Returns PS_EUSAGE if the path cannot be used, or if
+ * another process listens on it. PS_EIO. */
 int share_listen(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
 /* Connects to the Unix socket `path`. *fd does not block. PS_EUNREACHABLE, PS_EUSAGE. */
 int share_connect(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
@@ -37,8 +37,8 @@ int share_connect(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
  * new connection. Returns PS_ENET if it could not send the message. */
 int share_send(int socket, const void *data, size_t size, const int *fds, size_t n) PS_MUST_CHECK;
 /* Receives one message of exactly `size` bytes with exactly `n` descriptors, which the caller owns
- * after PS_OK. PS_EAGAIN: nothing has arrived. PS_EUNREACHABLE: the peer has closed. PS_EPROTO: the
- * message has another size or number of descriptors. */
+ * after PS_OK. PS_EAGAIN: nothing has arrived. Returns PS_EUNREACHABLE if the peer has closed the
+ * connection. Returns PS_EPROTO if the message has another size or number of descriptors. */
 int share_receive(int socket, void *data, size_t size, int *fds, size_t n) PS_MUST_CHECK;
 
 #endif

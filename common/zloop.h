@@ -43,7 +43,7 @@ struct zloop {
 	uint64_t rescues;
 };
 
-/* Starts watching `socket`. PS_ENET: the call had no effect. */
+/* Starts watching `socket`. After PS_ENET, the call has had no effect. */
 int zloop_start(struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_fn *on_readable,
 	void *arg) PS_MUST_CHECK;
 /* Stops watching. The caller may close the socket at once, but may free *z only in

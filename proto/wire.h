@@ -62,9 +62,10 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
  * Decodes one message. The data of a slice point into its frame or, if the frame is not aligned, to
  * a copy in w's memory. The frames must therefore outlive *m. On an error the function sets *why
  * (`why` may be NULL) to one sentence for the log and the ERROR reply. The sentence is valid until
- * the next decode. PS_EPROTO: the message is malformed, has a wrong checksum or exceeds a limit.
- * PS_EVERSION: the peer of a HELLO or WELCOME has no common version or requires an unknown feature.
- * PS_EAGAIN: the chunks belong to another PUSH, because messages were lost.
+ * the next decode. Returns PS_EPROTO if the message is malformed, has a wrong checksum or exceeds a
+ * limit. Returns PS_EVERSION if the peer of a HELLO or WELCOME has no common version or requires an
+ * unknown feature. Returns PS_EAGAIN if the chunks belong to another PUSH, because messages were
+ * lost.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
 /* Makes wire_decode refuse, from now on, the HELLO of a worker that lacks a feature that servers
@@ -91,7 +92,8 @@ int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk) PS_MUST_CHECK;
  * PARAMS then have no data, and the caller must check the values with wire_values. */
 void wire_defer(struct wire *w);
 /* Checks the values of PARAMS `p` in its frames `f`, and copies them to `to` (n_params floats) in
- * the same pass. If `to` is NULL, the function copies nothing. PS_EPROTO: a checksum is wrong. */
+ * the same pass. If `to` is NULL, the function copies nothing. Returns PS_EPROTO if a checksum is
+ * wrong. */
 int wire_values(struct frames *f, const struct msg_params *p, float *to) PS_MUST_CHECK;
 /*
  * Encodes `m` into new header and tensor frames, with copies of the slice data. Computes the xxh3

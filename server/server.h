@@ -18,7 +18,8 @@
  *     events that led to the decision are on disk (PS_ASSERT in replies_flush of net.c;
  *     test_nothing_acknowledged_is_lost_when_all_are_killed_together).
  * In every build, PS_ASSERT checks invariants (1) and (2), and that the wait for the clients has a
- * deadline (part of invariant (3)). Thread: main, which runs the loop.
+ * deadline (part of invariant (3)). Only the main thread, which runs the loop, may call these
+ * functions.
  */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H

@@ -65,11 +65,13 @@ int auth_open(struct auth *a, void *context, struct err *e) PS_MUST_CHECK;
 /* Makes `socket` accept only connections with a key on the list. Call it before bind. */
 int auth_secure(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
 /* Connects to `socket` with a random key, over a private address, and checks that the key is
- * refused. PS_EAUTH: the key was not refused. The function runs the event loop while it waits. */
+ * refused. Returns PS_EAUTH if the server did not refuse the key. The function runs the event loop
+ * while it waits. */
 int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
-/* Checks whether the sender of `f` may send `m`. PS_EAUTH: the sender may not send `m`, and *why
- * has the reason. PS_EAGAIN: the key is over its quota (quota.h), and the message gets no answer.
- * In a worker's HELLO the function appends the key to the worker's name, in `m` and in `f`. */
+/* Checks whether the sender of `f` may send `m`. If the sender may not send `m`, returns PS_EAUTH,
+ * and *why has the reason. If the key is over its quota (quota.h), returns PS_EAGAIN, and the
+ * server does not answer the message. In a worker's HELLO the function appends the key to the
+ * worker's name, in `m` and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
 /* Returns the maximum number of worker slots for each worker's key, out of `slots` slots in

@@ -20,7 +20,7 @@ struct roles; /* opaque, see roles.c */
  * if there is no memory. */
 struct roles *roles_new(uint32_t max_workers);
 /* Checks whether the owner of `key` with `role` may send `m`. `key` has KEY_TEXT - 1 characters of
- * Z85, or is "". PS_EAUTH: the owner is not allowed to send `m`, and *why has the reason. The
+ * Z85, or is "". If the owner may not send `m`, returns PS_EAUTH, and *why has the reason. The
  * function stores the key of an accepted HELLO for roles_note. */
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why) PS_MUST_CHECK;

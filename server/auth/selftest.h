@@ -9,7 +9,8 @@
 #include "common/err.h"
 
 /* Binds `socket` to a private address, connects to this address with a random key, and runs the
- * loop until the key is refused. PS_EAUTH: the key was accepted, or no answer came in time. */
+ * loop until the key is refused. Returns PS_EAUTH if the server accepted the key, or if no answer
+ * came in time. */
 int auth_selftest(
 	uv_loop_t *loop, void *socket, const char *server_key, struct err *e) PS_MUST_CHECK;
 

@@ -12,13 +12,14 @@
 #include "server/config/options.h"
 
 /* Sets the model of *o for the images of the newest checkpoint in the checkpoint directory, or for
- * unknown images if there is no checkpoint. Does nothing without --input auto. PS_EUSAGE: the model
- * does not fit the checkpoint's images. */
+ * unknown images if there is no checkpoint. Does nothing without --input auto. Returns PS_EUSAGE if
+ * the model does not fit the checkpoint's images. */
 int images_begin(struct options *o, struct err *e) PS_MUST_CHECK;
 /* Returns 1 if a worker with the images of `d` would change the model. */
 int images_differ(const struct options *o, const struct data_id *d);
-/* Sets the model of *o for the images of `d`. PS_EWRONGDATA: the worker names no shape, the model
- * does not fit the shape, or the memory would not suffice. On failure *o is unchanged. */
+/* Sets the model of *o for the images of `d`. Returns PS_EWRONGDATA if the worker names no shape,
+ * if the model does not fit the shape, or if the memory would not suffice. On failure *o is
+ * unchanged. */
 int images_take(struct options *o, const struct data_id *d, uint64_t memory_bytes,
 	struct err *e) PS_MUST_CHECK;
 

@@ -155,7 +155,7 @@ double config_value(const struct core_config *c, const struct config_row *row);
  * option. */
 int config_row_differs(const struct config_row *row, const struct core_config *then,
 	const struct core_config *now);
-/* Returns the first option for which config_row_differs returns 1; NULL: there is none. */
+/* Returns the first option for which config_row_differs returns 1, or NULL if there is none. */
 const struct config_row *config_differs(
 	const struct core_config *then, const struct core_config *now);
 

@@ -172,7 +172,7 @@ static void grant(struct core *c, struct worker *w)
 	send_grant(c, w, w->session.peer);
 }
 
-/* Returns a portion of the evaluation that only late workers hold; NULL: there is none. */
+/* Returns a portion of the evaluation that only late workers hold, or NULL if there is none. */
 static uint8_t *late_portion(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -280,7 +280,7 @@ static uint8_t *late_batch(struct core *c)
 	return best;
 }
 
-/* Returns the batch that `w` shall compute although another worker holds it; NULL: there is
+/* Returns the batch that `w` shall compute although another worker holds it, or NULL if there is
  * none. */
 static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 {

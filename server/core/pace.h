@@ -127,7 +127,7 @@ int pace_check(struct core *c, struct worker *w);
 void pace_back(const struct core *c, struct worker *w);
 /* Returns 1 if the worker asks for work or owes a delivery. */
 int pace_is_at_work(const struct worker *w);
-/* Returns how long, in ms, the worker has owed a delivery or a LEASE; 0: it owes nothing. */
+/* Returns how long, in ms, the worker has owed a delivery or a LEASE, or 0 if it owes nothing. */
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w);
 /* Called when the slot's worker comes from a snapshot, or when a new process took the slot: clears
  * the worker's clocks. If the worker holds a grant, the time for its delivery counts from now. */

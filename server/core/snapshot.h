@@ -56,9 +56,9 @@ void snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out
 /*
  * Makes a core in `memory` and `weights` (as core_init does) from sections. `cfg` is the
  * configuration of this start; if its run id is 0, the core takes the run id of the snapshot. On
- * failure `*why` is a static sentence, and the memory is unspecified. PS_ECHECKPOINT: a section is
- * malformed or contradicts another one, or a weight is not finite. PS_EUSAGE: options of this start
- * do not fit the run, for example another model, seed or batch size.
+ * failure `*why` is a static sentence, and the memory is unspecified. Returns PS_ECHECKPOINT if a
+ * section is malformed or contradicts another one, or if a weight is not finite. Returns PS_EUSAGE
+ * if options of this start do not fit the run, for example another model, seed or batch size.
  */
 int snapshot_decode(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[SNAPSHOT_SECTIONS], const size_t size[SNAPSHOT_SECTIONS],
@@ -66,14 +66,14 @@ int snapshot_decode(void *memory, float *weights, const struct core_config *cfg,
 /* Reads the configuration under which the section SNAPSHOT_SESSIONS (`size` bytes) was written.
  * Every option in *cfg is then in its range. If the section is of an older release that did not
  * have an option, the option keeps its value in *cfg, so the caller first sets the value that gives
- * the behaviour of the older release. PS_ECHECKPOINT: the section is malformed. */
+ * the behaviour of the older release. Returns PS_ECHECKPOINT if the section is malformed. */
 int snapshot_config(
 	const unsigned char *sessions, size_t size, struct core_config *cfg) PS_MUST_CHECK;
-/* Reads the data set of the run from a sound section SNAPSHOT_LEASES. PS_ECHECKPOINT: the section
- * is malformed. */
-int snapshot_data_id(const unsigned char *leases, size_t size, struct data_id *d) PS_MUST_CHECK;
-/* Reads the names of the run's metrics from a sound section SNAPSHOT_METRICS. PS_ECHECKPOINT: the
+/* Reads the data set of the run from a sound section SNAPSHOT_LEASES. Returns PS_ECHECKPOINT if the
  * section is malformed. */
+int snapshot_data_id(const unsigned char *leases, size_t size, struct data_id *d) PS_MUST_CHECK;
+/* Reads the names of the run's metrics from a sound section SNAPSHOT_METRICS. Returns
+ * PS_ECHECKPOINT if the section is malformed. */
 int snapshot_metrics(
 	const unsigned char *metrics, size_t size, char names[METRICS_TEXT]) PS_MUST_CHECK;
 /*

@@ -33,7 +33,7 @@ int snapshot_v5_is_final(const unsigned char *live, size_t size);
 /*
  * Writes all sections in the current format to `out`, one after another, and their sizes to
  * new_size. If `out` is NULL, the function only computes the sizes. `now` is the configuration of
- * this start. PS_ECHECKPOINT: a section is malformed.
+ * this start. Returns PS_ECHECKPOINT if a section is malformed.
  */
 int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 	const size_t size[SNAPSHOT_SECTIONS], const struct core_config *now, unsigned char *out,

@@ -63,8 +63,8 @@ void store_apply(struct core *c, const struct slices *s, double eta, double scal
 /* Calls store_apply with the gradient `g`, which has a value for each weight. */
 void store_step(struct core *c, const float *g, double eta);
 /* Computes the next block of the pending update. Sets *values to the first value of the block and
- * returns the number of values; 0: no update is pending. The values do not depend on the size of
- * the blocks. */
+ * returns the number of values. Returns 0 if no update is pending. The values do not depend on the
+ * size of the blocks. */
 size_t store_compute(struct core *c, const float **values);
 /* Computes the rest of the pending update, if there is one. */
 void store_complete(struct core *c);

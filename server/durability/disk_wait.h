@@ -41,7 +41,7 @@ uint64_t disk_wait_allowance_ms(const struct disk_wait *d);
 /* Returns 1 if the log's write under way has taken longer than `ms`, or if the checkpoint under way
  * has taken longer than `ms` plus the result of disk_wait_allowance_ms. */
 int disk_wait_hangs(const struct disk_wait *d, uint64_t ms);
-/* Returns the time since the start of the oldest write under way; 0: no write is under way. */
+/* Returns the time since the start of the oldest write under way, or 0 if no write is under way. */
 uint64_t disk_wait_write_ms(const struct disk_wait *d);
 /* Writes a sentence to `out` that names the oldest write under way and says how long it has
  * taken. */

@@ -103,10 +103,10 @@ const struct wal_stats *wal_stats(const struct wal *w);
  * Replaces the sections of `c`, the newest good checkpoint of `dir`, by the state at the end of the
  * log files that follow it. If there are no such files, *c does not change. For this, a core
  * repeats the steps that the server's core took after the checkpoint. Each step depends only on the
- * core's state and the event, so the result is the same bit for bit. PS_ECHECKPOINT: the log lost
- * events that had been durable. With --accept-rollback, the replay does not fail in this case: it
- * ends before the first lost event and writes an error to the program's log. PS_EIO, PS_ENOMEM. On
- * failure *c is unchanged.
+ * core's state and the event, so the result is the same bit for bit. Returns PS_ECHECKPOINT if the
+ * log has lost events that had been durable. With --accept-rollback, the replay does not fail in
+ * this case: it ends before the first lost event and writes an error to the program's log. PS_EIO,
+ * PS_ENOMEM. On failure *c is unchanged.
  */
 int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
 	struct err *e) PS_MUST_CHECK;

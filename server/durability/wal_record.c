@@ -85,8 +85,8 @@ static void no_free(void *data, void *hint)
 	(void)hint;
 }
 
-/* Makes the frames of *r point into `data`. PS_EPROTO: the last frame does not end where `data`
- * ends. */
+/* Makes the frames of *r point into `data`. Returns PS_EPROTO if the last frame does not end where
+ * `data` ends. */
 static int take_frames(
 	struct wal_record_reader *r, const unsigned char *data, size_t size, uint64_t n)
 {

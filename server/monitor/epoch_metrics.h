@@ -2,7 +2,7 @@
  * epoch_metrics.h - the metrics of an evaluated epoch besides its loss: accuracy and the other
  * metrics of --metrics, as means over the test images.
  *
- * Thread: the thread of the core.
+ * Only the thread of the core may call these functions.
  */
 #ifndef SERVER_MONITOR_EPOCH_METRICS_H
 #define SERVER_MONITOR_EPOCH_METRICS_H

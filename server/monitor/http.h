@@ -36,8 +36,8 @@ struct http; /* opaque, see http.c */
  * free port. PS_EUSAGE, PS_ENOMEM. */
 int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_fn *page, void *arg,
 	struct err *e) PS_MUST_CHECK;
-/* From now on, every client must send `token`, which must outlive `h`. NULL: clients need no
- * token. */
+/* From now on, every client must send `token`, which must outlive `h`. If `token` is NULL, clients
+ * need no token. */
 void http_require(struct http *h, const char *token);
 /* Reads a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`. A newline may
  * follow. PS_EUSAGE. */

@@ -2,8 +2,8 @@
  * status.h - the state of the server as JSON for /status and cnn-ctl, as the result line, and as
  * Prometheus text.
  *
- * The functions read only their arguments. The caller frees the texts; NULL: out of memory. Thread:
- * the loop's.
+ * The functions read only their arguments. The caller frees the texts. A function returns NULL if
+ * there is no memory. Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_STATUS_H
 #define SERVER_MONITOR_STATUS_H

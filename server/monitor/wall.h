@@ -23,8 +23,8 @@ struct wall {
 
 /* Returns the connection of the live worker to ask now, or 0 if no worker is to be asked yet. */
 uint32_t wall_choose(struct wall *w, const struct core *c, uint64_t now_ms);
-/* Returns the answer of `peer` as one line of JSON, which the caller frees. NULL: the server did
- * not ask `peer`, or the answer is not JSON. */
+/* Returns the answer of `peer` as one line of JSON, which the caller frees. Returns NULL if the
+ * server did not ask `peer`, or if the answer is not JSON. */
 char *wall_take(struct wall *w, uint32_t peer, const struct msg_status *answer);
 
 #endif

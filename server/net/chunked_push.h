@@ -31,8 +31,9 @@ int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peer
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void chunked_push_free(struct chunked_push **a);
 /* Verifies and keeps the tensor frame of `f`. After the call, at most `peers` (>= 1) peers have
- * chunks. PS_EPROTO: `f` has no valid tensor frame. PS_EAGAIN: the peer has too many chunks, so an
- * earlier PUSH was lost. In both cases of failure, the function discards all chunks of the peer. */
+ * chunks. Returns PS_EPROTO if `f` has no valid tensor frame. Returns PS_EAGAIN if the peer has too
+ * many chunks, because an earlier PUSH was lost. In both cases of failure, the function discards
+ * all chunks of the peer. */
 int chunked_push_keep(
 	struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
 /* Completes `f`, a message of the peer. If the module has as many chunks of the peer as the message

@@ -55,9 +55,9 @@ int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 /* Adds the path of the socket and a new secret to `m`, a WELCOME that the server is about to send
  * on connection `peer`. */
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
-/* Appends a frame with a copy of the values in slot ref->slot to `f`, a PUSH of `peer`. PS_ESTATE:
- * the peer has no lane. PS_EPROTO: the lane has no such slot, or the slot has no room for so many
- * values. PS_ENOMEM. */
+/* Appends a frame with a copy of the values in slot ref->slot to `f`, a PUSH of `peer`. Returns
+ * PS_ESTATE if the peer has no lane. Returns PS_EPROTO if the lane has no such slot, or if the slot
+ * has no room for so many values. PS_ENOMEM. */
 int lanes_join(
 	struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
 /* Lets `peer` read the weights of `m` in shared memory, and sets the fields of `m` that name the

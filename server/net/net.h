@@ -80,8 +80,8 @@ struct router_stats {
 
 struct router; /* opaque, see net.c */
 
-/* Binds the port and begins to receive. PS_EUSAGE: the address cannot be bound. PS_EAUTH: the
- * authentication self-test failed. PS_ENET, PS_ENOMEM. */
+/* Binds the port and begins to receive. Returns PS_EUSAGE if the address cannot be bound. Returns
+ * PS_EAUTH if the authentication self-test failed. PS_ENET, PS_ENOMEM. */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Returns the bound address, with the actual port. */
 const char *router_endpoint(const struct router *r);

@@ -34,10 +34,11 @@ struct port {
 	char endpoint[256];
 	int bound;
 	struct port_stats stats;
-	/* Bit sets by descriptor. `open`: open connections. `ended`: connections whose end was
-	 * reported before their begin, which happens because different I/O threads of libzmq send
-	 * the two reports. `active`: connections that have sent a message. `swept`: connections
-	 * that had sent none at the newest sweep. */
+	/* These bit sets have a bit for each descriptor. `open` has the open connections. `ended`
+	 * has the connections whose end was reported before their begin, which happens because
+	 * different I/O threads of libzmq send the two reports. `active` has the connections that
+	 * have sent a message. `swept` has the connections that had sent no message at the newest
+	 * sweep. */
 	unsigned char open[PORT_FDS / 8], ended[PORT_FDS / 8];
 	unsigned char active[PORT_FDS / 8], swept[PORT_FDS / 8];
 };
@@ -48,7 +49,7 @@ void port_release(struct port *p);
 /* Begins to monitor `socket`, which must not be bound yet. The caller must call port_close even
  * after a failure. PS_ENET. */
 int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_MUST_CHECK;
-/* Binds the socket to `address`. PS_EUSAGE: the address cannot be bound. PS_ENET. */
+/* Binds the socket to `address`. Returns PS_EUSAGE if the address cannot be bound. PS_ENET. */
 int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
 /* Begins to read the monitor's events in `loop`. `silent_ms` is the time limit for the first
  * message of a connection; 0: there is no limit. After a success the caller must call port_stop.

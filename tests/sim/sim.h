@@ -394,8 +394,8 @@ void sim_lane_release(struct sim_worker *w, uint64_t durable);
 void sim_lane_killed(struct sim *s, struct sim_worker *w);
 /* Called when the server sends a WELCOME of worker `slot` to the node on connection `link`. */
 void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot);
-/* Finds the values of a push that the server has received. PS_EAGAIN: the server must treat the
- * push as lost. PS_ESTATE: the connection has no lane. */
+/* Finds the values of a push that the server has received. Returns PS_EAGAIN if the server must
+ * treat the push as lost. Returns PS_ESTATE if the connection has no lane. */
 int sim_lane_join(struct sim *s, const struct item *it);
 
 /* node_worker.c */

@@ -69,10 +69,10 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  * several gradients. A round is a series of SGD steps:
  *
  * - backend_local_start begins a round at the weights `params` with an empty sum.
- * - backend_local_steps runs `steps` SGD steps. Step j computes the gradient g of images
- *   index[j * batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g
- *   to the sum and subtracts rate * g from the weights, except running statistics (model.h). The
- *   caller can call the function several times in a round.
+ * - backend_local_steps runs `steps` SGD steps. Step j computes the gradient g of images index[j *
+ *   batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g to the sum
+ *   and subtracts rate * g from the weights. Running statistics (model.h) do not change. The caller
+ *   can call the function several times in a round.
  * - backend_local_finish ends the round and requests its weights and its sum (NULL: not needed).
  * - backend_local_wait waits for the oldest round in flight. *loss (NULL: not needed) is the mean
  *   loss of the images of this round. A round that backend_local_finish has not ended yet continues

@@ -62,7 +62,7 @@ static const struct layer *reader(const struct model *m, size_t l)
 	return NULL;
 }
 
-/* Appends the activation in front of layer `l`. Returns 0 if it is too large. */
+/* Appends the activation in front of layer `l`. Returns 0 if the activation is too large. */
 static int add_activation(struct plan *p, const struct model *m, size_t l, struct shape shape)
 {
 	const struct layer *to = reader(m, l);

@@ -51,8 +51,8 @@ static size_t first_channel(const struct layer *l, size_t f)
 	return f / (l->out.c / l->groups) * (l->in.c / l->groups);
 }
 
-/* Sets *i to the input row (or column) under row k of the window of output o. Returns 0 if that is
- * padding. */
+/* Sets *i to the input row (or column) under row k of the window of output o. Returns 0 if there is
+ * only padding. */
 static int under(size_t o, size_t k, size_t stride, size_t pad, size_t size, size_t *i)
 {
 	*i = o * stride + k - pad;

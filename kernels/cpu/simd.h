@@ -47,7 +47,8 @@ struct columns {
 	size_t filter, count, width, group, at;
 };
 
-/* The gradient `d` of an argmax. The patch of its position starts `at` floats into the image. */
+/* The gradient `d` of an argmax. The patch of the argmax starts `at` floats after the start of the
+ * image. */
 struct entry {
 	uint32_t at;
 	float d;

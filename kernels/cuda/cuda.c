@@ -144,7 +144,7 @@ static void cuda_kernel(const void *self, size_t layer, size_t batch, char *text
 }
 
 /* Allocates memory for `n` images of the data set. If the memory moves, drops the graphs, because
- * they contain its addresses. */
+ * they contain addresses of this memory. */
 static cudaError_t hold_images(struct cuda *c, size_t n)
 {
 	cudaError_t rc;

@@ -12,7 +12,7 @@
  * of the current round run.
  *
  * Kernels of fused/ may give up (enum kx_trouble). The calls that wait for results then open a path
- * without these kernels, and repeat the batch or the rounds in flight with it.
+ * without these kernels, and use this path to repeat the batch or the rounds in flight.
  *
  * CUDA errors are sticky: after the first one every call fails. `why` keeps the first error and the
  * call that reported it.
@@ -104,7 +104,7 @@ int cuda_failed(cudaError_t rc, const char *what, struct err *e);
 /* Opens the first path that can run the model, and allocates its memory. */
 int cuda_open_path(struct cuda *c, struct err *e) PS_MUST_CHECK;
 void cuda_close_path(struct cuda *c);
-/* Destroys the graphs. Call it before the memory that the graphs refer to moves. */
+/* Destroys the graphs. Call cuda_drop_graphs before the memory that the graphs refer to moves. */
 void cuda_drop_graphs(struct cuda *c);
 /* As struct device. */
 int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,

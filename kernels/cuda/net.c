@@ -25,9 +25,9 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
 
 /*
  * fprop_math and backward_math return how values are multiplied. TF32 and BF16 are used where most
- * of the work is: in dgrad and wgrad of convolutions. In fprop they would change the argmax of
- * pools and the mask of ReLUs; on the MNIST networks the gradient was then off by 1 to 3 %. The
- * gradient of an fc layer is a sum of terms that nearly cancel, so it needs 3xTF32.
+ * of the work is: in dgrad and wgrad of convolutions. In fprop TF32 and BF16 would change the
+ * argmax of pools and the mask of ReLUs; on the MNIST networks the gradient was then off by 1 to 3
+ * %. The gradient of an fc layer needs 3xTF32, because it is a sum of terms that nearly cancel.
  */
 static enum kx_math fprop_math(const struct net *n)
 {
@@ -245,7 +245,7 @@ static int weights_dgrad(const struct net *n, const struct net_step *s, const fl
 	return kx_conv_dgrad(g, backward_math(n, s), stream);
 }
 
-/* Computes the gradients of NET_CONV2 and of NET_CONV1 in front of it. */
+/* Computes the gradients of the step NET_CONV2 and of the step NET_CONV1 in front of it. */
 static int conv2_backward(
 	const struct net_step *s, const struct kx_batch *batch, cudaStream_t stream)
 {

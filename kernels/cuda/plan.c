@@ -338,7 +338,7 @@ static int fits_classifier(const struct net *n)
 	       n->tensor[s[0].in].value.image % CLASSIFIER_INPUTS == 0;
 }
 
-/* Returns the number of floats of the sums of the step's gradients; 0: the step has no
+/* Returns the number of floats that the sums of the step's gradients take; 0: the step has no
  * parameters. */
 static size_t step_sums(const struct net_step *s)
 {

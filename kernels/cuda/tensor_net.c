@@ -218,7 +218,7 @@ static size_t rows_of(const struct tensor_step *s)
 	return (size_t)s->own.w.taps * (size_t)s->own.w.c_pad + 1;
 }
 
-/* Returns the number of floats of the sums of the step's gradients. */
+/* Returns the number of floats that the sums of the step's gradients take. */
 static size_t sums_of(const struct tensor_step *s)
 {
 	if (s->layer->kind == LAYER_BATCHNORM)

@@ -387,8 +387,8 @@ static int finish_round(struct cuda *c, struct slot *s)
 	return rc ? rc : CHECK(cudaEventRecord(s->out, c->out));
 }
 
-/* Returns when the copy of local_start's parameters is complete. Usually it is complete before the
- * call. */
+/* Returns when the copy of local_start's parameters is complete. Usually this copy is complete
+ * before the call. */
 int cuda_local_finish(void *self, int slot, float *params, float *sum)
 {
 	struct cuda *c = self;

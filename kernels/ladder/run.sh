@@ -6,9 +6,9 @@
 #
 # Variables: RUNS (5), the measurements of each rung at each point; SECONDS_EACH (0.5), the seconds
 # of a measurement; TRAIN_SECONDS (3), the training time of each rung; LIBRARY_PYTHON (python3), a
-# Python with PyTorch for this GPU, without which there are no rows of cuDNN. The data set is in
-# $CNN_DATA or in one of the default directories. Without a GPU the script measures only stages 0
-# and 1, and writes no memory.csv.
+# Python with PyTorch for this GPU. Without such a Python there are no rows of cuDNN. The data set
+# is in $CNN_DATA or in one of the default directories. Without a GPU the script measures only
+# stages 0 and 1, and writes no memory.csv.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 # Debian's Python, which has the package python3-numpy

@@ -113,7 +113,8 @@ struct kx_position {
 	int32_t a, b;
 };
 /*
- * wgrad with split-K. Each slice sums over its share of images i and positions. For k < m it writes
+ * wgrad with split-K. Each slice sums over its share of images i and positions. For k < m the slice
+ * writes
  *     workspace[s][k][j] = sum of a[i][position.a + at(k)] * b[i][position.b + j],
  *     at(k) = k / run_length * row + k % run_length
  * Row k = m is the sum of b alone: the bias gradient. A slice has KX_WGRAD_ROWS(m) rows of n

@@ -2,10 +2,10 @@
  * conv2_wgrad.cu - wgrad of conv2. Built for sm_90a.
  *
  * A block computes half of the filter taps and loops over its images. The sums stay in registers.
- * The 64 rows of a product are filters. A warpgroup keeps their dY in registers for a whole image.
- * The columns are channels, and K is two rows of eight positions. A tap only changes the start
- * address of the pixels in shared memory, so im2col copies nothing. Four warpgroups divide the taps
- * of the block. The bias is one more tap, with ones in place of pixels.
+ * The 64 rows of a product are filters. A warpgroup keeps the dY of these filters in registers for
+ * a whole image. The columns are channels, and K is two rows of eight positions. A tap only changes
+ * the start address of the pixels in shared memory, so im2col copies nothing. Four warpgroups
+ * divide the taps of the block. The bias is one more tap, with ones in place of pixels.
  */
 #include "kernels/cuda/base/common.cuh"
 #include "kernels/cuda/fused/conv2.cuh"

@@ -66,7 +66,8 @@ struct seed_exchange {
 	uint64_t patience_ns;     /* the longest wait of a block */
 };
 /* The value of patience_ns for the backends that are opened after this variable is set. Tests set
- * it to 0: the first block then starts 30 ms late, and all other blocks give up. */
+ * kx_seed_patience_ns to 0: the first block then starts 30 ms late, and all other blocks give
+ * up. */
 extern uint64_t kx_seed_patience_ns;
 
 struct kx_seed {
@@ -98,7 +99,8 @@ struct seed_tiling {
 };
 struct seed_tiling kx_seed_tiling(int f_pad, int half, int images);
 
-/* Return the number of words of fragments and of half_fragments, and of bytes of argmax. */
+/* Return the sizes of `fragments` and `half_fragments` in words, and the size of `argmax` in
+ * bytes. */
 size_t kx_seed_fragments(int f_pad);
 size_t kx_seed_half_fragments(int f_pad);
 size_t kx_seed_argmax_bytes(int f_pad, int half, size_t images);

@@ -25,8 +25,8 @@ struct half_fprop_shared {
 	float partial_logits[HALF_FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
-/* Loads a group of images. Images past the end of the batch repeat its last one; their logits are
- * not stored. */
+/* Loads a group of images. In place of images past the end of the batch, the last image is loaded
+ * again; its second logits are not stored. */
 __device__ inline void half_load_images(
 	uint32_t *pixels, const struct kx_batch &batch, int step, int group)
 {

@@ -115,8 +115,8 @@ __device__ inline void init_constants(struct half_stage *stage)
 }
 
 /* A producer thread. THREADS_PER_IMAGE lanes fetch one image. Each producer warp unpacks the four
- * images that its lanes fetch. Images past the end of the batch repeat its last one; their
- * d_logits are 0. */
+ * images that its lanes fetch. In place of images past the end of the batch, the last image is used
+ * again, with d_logits of 0. */
 struct producer {
 	int i;                 /* index among PRODUCER_THREADS */
 	const uint32_t *index; /* image numbers of this step; no kernel of the graph writes them */
@@ -271,8 +271,8 @@ struct half_wgrad_shared {
 	float amax[HALF_WGRAD_THREADS / 32];
 };
 
-/* The tile of a block and of a warp. Positions and filters after the last one repeat it; their
- * results are not stored. */
+/* The tile of a block and of a warp. In place of positions and filters after the last one, the last
+ * one is computed again; these results are not stored. */
 struct half_tile {
 	int begin, end;          /* groups of images */
 	int filter_group, first; /* position */

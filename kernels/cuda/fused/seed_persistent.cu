@@ -212,7 +212,8 @@ __device__ inline void fetch_band(struct block_state *shared, const struct kx_ba
 }
 
 /* Waits for the bulk copies and unpacks the pixels. The block no longer needs the previous pixels.
- * Images past the end of the batch repeat its last one; their d_logits are 0. */
+ * In place of images past the end of the batch, the last image is used again, with d_logits of
+ * 0. */
 __device__ inline void expand_band(
 	struct block_state *shared, const struct block_tile &block, bool parity)
 {
@@ -578,7 +579,7 @@ __device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_st
 /* ---- conv gradient, losses ------------------------------------------------------------------- */
 
 /* Sends the conv gradient of the block's positions, summed in a fixed order. A line is a row of
- * three weights of a filter, or its bias. Sixteen lanes add it up: four output pixels x four
+ * three weights of a filter, or its bias. Sixteen lanes add up a line: four output pixels x four
  * quarters of the warps. */
 __device__ inline void ll_store_conv(
 	struct ll_line *to, const struct block_state *shared, uint32_t step)

@@ -12,7 +12,8 @@ namespace
 #define CONV_FILTERS 8
 #define CONV_QUADS   (CONV_FILTERS * SEED_ROW / 4)
 #define CONV_SLICES  (SGD_THREADS / CONV_QUADS)
-/* Slices whose loads are in flight at a time. A thread waits once for all of them. */
+/* The number of slices whose loads are in flight at a time. A thread waits once for all of these
+ * loads. */
 #define FEW_SLICES  4
 #define MANY_SLICES 16
 

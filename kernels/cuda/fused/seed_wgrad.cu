@@ -2,9 +2,10 @@
  * seed_wgrad.cu - dgrad and wgrad of the seed networks in fp32, and the tiling of a batch.
  *
  * A thread handles one filter at WARP_POSITIONS positions and loops over the images. For each
- * feature it computes dY (10 products with the fc weights), then the value (9 products with the
- * pixels under the argmax), then both gradients (10 + 9 products). Recomputing the value costs less
- * than writing 4 bytes to memory and reading them back. The sums stay in registers until the end.
+ * feature the thread computes dY (10 products with the fc weights), then the value (9 products with
+ * the pixels under the argmax), then both gradients (10 + 9 products). Recomputing the value costs
+ * less than writing 4 bytes to memory and reading them back. The sums stay in registers until the
+ * end.
  *
  * A lane handles one filter, so all lanes of a warp read the same ten d_logits of an image. Lanes
  * may select different output pixels of a window. The patches of the four output pixels start in
@@ -224,8 +225,8 @@ __device__ inline void wgrad_load_weights(struct wgrad_weights *w, const struct 
 					 : 0;
 }
 
-/* blockIdx: x positions, y filters, z images. Positions and filters after the last one repeat it;
- * their results are not stored. */
+/* blockIdx: x positions, y filters, z images. In place of positions and filters after the last one,
+ * the last one is computed again; these results are not stored. */
 __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 	struct kx_seed s, struct kx_batch batch, struct seed_tiling tiling, int step)
 {

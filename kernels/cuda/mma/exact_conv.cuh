@@ -12,8 +12,8 @@
  * offset in the window, and zeros fill the rest of the patch.
  *
  * The four output pixels of filter r = lane / 4 are in rows r and r + 8 of two tiles. A thread
- * therefore holds all four of them for images 2t and 2t + 1 (t = lane % 4), and ReLU and pool need
- * no shuffle.
+ * therefore holds all four output pixels for images 2t and 2t + 1 (t = lane % 4), and ReLU and pool
+ * need no shuffle.
  */
 #ifndef KERNELS_CUDA_MMA_EXACT_CONV_CUH
 #define KERNELS_CUDA_MMA_EXACT_CONV_CUH
@@ -67,7 +67,7 @@ struct conv_images {
 	uint4 bytes[CONV_GROUP * CONV_SIDE * CONV_SIDE / 16];
 };
 
-/* Fetches chunk i of the group, 16 pixels. The same thread converts them later. */
+/* Fetches chunk i of the group, 16 pixels. The same thread converts these pixels later. */
 __device__ static inline void conv_fetch(
 	struct conv_images *to, int i, const uint8_t *image, bool here)
 {

@@ -11,7 +11,7 @@
 #include "kernels/cuda/base/common.cuh"
 
 #ifdef __CUDACC__
-/* Code for other GPUs than Hopper omits these instructions, because it never runs. */
+/* Code for other GPUs than Hopper omits these instructions, which no other GPU runs. */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER_ASM(...) asm volatile(__VA_ARGS__)
 #else

@@ -54,8 +54,9 @@ template <class S> __device__ static inline struct ffma_place ffma_place_of()
 
 /*
  * Returns an estimate of the time that `blocks` blocks need, in products per thread. A
- * multiprocessor runs `resident` blocks at a time; with fewer than eight warps it waits for shared
- * memory. `effort` is the time of a product, relative to the time of a product in the largest tile.
+ * multiprocessor runs `resident` blocks at a time; with fewer than eight warps the multiprocessor
+ * waits for shared memory. `effort` is the time of a product, relative to the time of a product in
+ * the largest tile.
  */
 template <class S> static double ffma_time(size_t blocks, double depth, double effort)
 {

@@ -210,8 +210,8 @@ __device__ inline void store_octet(__nv_bfloat16 *to, const struct octet &o)
 		to_bf16x2(o.v[4], o.v[5]), to_bf16x2(o.v[6], o.v[7])};
 }
 
-/* Stores values of a tensor. With TF32, the function rounds them, because wgmma ignores the low 13
- * bits of its operands in shared memory. */
+/* Stores values of a tensor. With TF32, the function rounds the values to tf32, because wgmma
+ * ignores the low 13 bits of its operands in shared memory. */
 template <class S> __device__ inline void store_result(float *to, struct octet o)
 {
 	if (S::TF32)

@@ -47,7 +47,8 @@ struct kx_windows {
 };
 
 /*
- * fprop and dgrad. Row m of the product is output pixel m of the batch, n its channel:
+ * fprop and dgrad. Row m of the product is output pixel m of the batch, and column n is channel n
+ * of this pixel:
  *     d[m][n] = sum over k of a[input pixel under tap k / c][k % c] * b(k, n), k < size^2 * c
  * fprop: b(k, n) = b[k * pitch + n]; rows k >= b_rows are zero. dgrad: b(k, n) = the weight of the
  * opposite tap, b[(tap * n + n) * pitch + k % c]. Then the kernel multiplies by `scale`, adds bias

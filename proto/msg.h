@@ -331,7 +331,12 @@ struct msg_status {
 	uint32_t first;   /* REQUEST: only the workers from this number on; 0: the whole status */
 };
 
-enum admin_verb { ADMIN_CHECKPOINT = 1, ADMIN_DRAIN = 2, ADMIN_LOG_LEVEL = 3 };
+enum admin_verb {
+	ADMIN_CHECKPOINT = 1,
+	ADMIN_DRAIN = 2,
+	ADMIN_LOG_LEVEL = 3,
+	ADMIN_RELEASE = 4,
+};
 /* enum log_level of common/log.h, plus 1 */
 enum wire_log_level {
 	LOG_LEVEL_NONE = 0,
@@ -345,6 +350,8 @@ struct msg_admin {
 	uint32_t reply;            /* 1: this is the reply to a command that was carried out */
 	uint64_t generation;       /* in the reply to CHECKPOINT: the generation that is on disk */
 	enum wire_log_level level; /* for LOG_LEVEL: the new level; for other verbs: NONE */
+	/* for RELEASE: the name or key of the worker in quarantine; for other verbs: "" */
+	char worker[WIRE_MAX_NAME + 1];
 };
 
 struct msg_error {

@@ -246,10 +246,11 @@ static const struct wire_field status[] = {
 };
 
 static const struct wire_field admin[] = {
-	MSG(1, admin.verb, ADMIN_CHECKPOINT, ADMIN_LOG_LEVEL),
+	MSG(1, admin.verb, ADMIN_CHECKPOINT, ADMIN_RELEASE),
 	MSG(2, admin.reply, 0, 1),
 	MSG(3, admin.generation, 0, ANY64),
 	MSG(4, admin.level, LOG_LEVEL_NONE, LOG_LEVEL_DEBUG),
+	LINE(5, admin.worker),
 	END,
 };
 
@@ -340,10 +341,12 @@ static const char *rule_result(const struct msg *m)
 static const char *rule_admin(const struct msg *m)
 {
 	int sets_level = m->admin.verb == ADMIN_LOG_LEVEL;
+	int releases = m->admin.verb == ADMIN_RELEASE;
 
-	return sets_level == (m->admin.level != LOG_LEVEL_NONE)
-		       ? NULL
-		       : "verb and level contradict each other";
+	if (sets_level != (m->admin.level != LOG_LEVEL_NONE))
+		return "verb and level contradict each other";
+	return releases == (m->admin.worker[0] != '\0') ? NULL
+							: "verb and worker contradict each other";
 }
 
 const struct wire_message wire_messages[MSG_TYPES] = {

@@ -396,6 +396,8 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 		on_log_level(s, peer, m);
 		return;
 	}
+	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_RELEASE)
+		log_info("server", "release", "worker=\"%s\"", m->admin.worker);
 	double begin = clock_seconds();
 	dispatch(s, &ev, f);
 	if (m->type == MSG_PULL || m->type == MSG_PUSH)

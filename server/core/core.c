@@ -123,6 +123,22 @@ static void on_status(struct core *c, struct worker *w, const struct event *ev)
 	effects_add(c, EFFECT_STATUS, ev->peer);
 }
 
+/* Releases a worker from quarantine. */
+static void on_release(struct core *c, const struct event *ev)
+{
+	struct msg *m;
+
+	if (!quarantine_release(&c->quarantine, ev->msg->admin.worker)) {
+		effects_refuse(c, ev->peer, PS_EUSAGE, 0,
+			"no worker in quarantine has this name or key: see cnn-ctl status");
+		return;
+	}
+	c->checkpoints.urgent = 1;
+	m = effects_send_decided(c, ev->peer, MSG_ADMIN);
+	m->admin = ev->msg->admin;
+	m->admin.reply = 1;
+}
+
 static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 {
 	(void)w;
@@ -131,6 +147,8 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 		run_end(c, PS_ESHUTDOWN);
 	} else if (ev->msg->admin.verb == ADMIN_CHECKPOINT) {
 		checkpoints_request(c, ev->peer);
+	} else if (ev->msg->admin.verb == ADMIN_RELEASE) {
+		on_release(c, ev);
 	} /* the shell has carried out all other requests */
 }
 
@@ -306,6 +324,8 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 
 	*v = (struct worker_view){.state = w->session.state,
 		.excluded = w->quarantine.excluded,
+		.quarantined = w->quarantine.excluded &&
+			       quarantine_has(&c->quarantine, w->session.owner, w->session.name),
 		.worker = i + 1,
 		.incarnation = w->session.incarnation,
 		.name = w->session.name,

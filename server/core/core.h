@@ -88,8 +88,9 @@ enum worker_change {
 	WORKER_SILENT, /* the worker is suspect (SESSION_SUSPECT) */
 	WORKER_GONE,
 	WORKER_EXCLUDED,
-	WORKER_STALLED,  /* the worker has not delivered, or not requested work, for too long */
-	WORKER_DELIVERS, /* a stalled worker has delivered or requested work */
+	WORKER_QUARANTINED, /* excluded, and in quarantine from now on (quarantine.h) */
+	WORKER_STALLED,     /* the worker has not delivered, or not requested work, for too long */
+	WORKER_DELIVERS,    /* a stalled worker has delivered or requested work */
 };
 
 /*
@@ -201,7 +202,8 @@ struct worker_counts {
 /* This struct describes the state of one worker, for display. */
 struct worker_view {
 	enum session_state state;
-	int excluded; /* 1: the worker is excluded, see departure.h */
+	int excluded;    /* 1: the worker is excluded, see departure.h */
+	int quarantined; /* 1: it is also in quarantine, see quarantine.h */
 	uint32_t worker, incarnation;
 	const char *name, *device, *owner; /* owner: the key, or "" */
 	uint64_t last_seq, durable_seq, images, last_message_ms;
@@ -211,6 +213,12 @@ struct worker_view {
 	/* time since the worker received its work or made its last delivery; 0: it owes nothing */
 	uint64_t owes_ms;
 	struct worker_counts counts;
+};
+
+/* This struct describes a worker in quarantine, for display. */
+struct quarantine_view {
+	const char *owner, *name; /* the key and the name of the worker; "": it has none */
+	uint32_t exclusions;
 };
 
 /* This struct describes the progress of the work, for display. The counters of struct core_stats,
@@ -308,6 +316,9 @@ const char *core_tensors(const struct core *c);
 int core_data_is_fixed(const struct core *c);
 /* Writes the state of the worker in slot i (0 <= i < max_workers) to *v. */
 void core_worker(const struct core *c, uint32_t i, struct worker_view *v);
+/* Writes worker number i, from 0, of those in quarantine to *v. Returns 0 if there are not that
+ * many. */
+int core_quarantine(const struct core *c, uint32_t i, struct quarantine_view *v);
 /* Returns the number of live workers that are not stalled. */
 uint32_t core_live_workers(const struct core *c);
 /* core_work writes the progress of the work to *v. core_hold_up writes the reason why the core

@@ -86,7 +86,10 @@ void quarantine_bad(struct core *c, struct worker *w)
 		run_end(c, PS_EDIVERGED);
 		return;
 	}
-	departure_die(c, w, WORKER_EXCLUDED);
+	departure_die(c, w,
+		quarantine_count(&c->quarantine, w->session.owner, w->session.name)
+			? WORKER_QUARANTINED
+			: WORKER_EXCLUDED);
 	PS_ASSERT(!worker_is_active(w) && !w->lease.waiting && !w->lease.grant.request); /* 5 */
 	w->quarantine.excluded = 1;
 	w->session.leaving = 1;

@@ -6,7 +6,8 @@
  * Exclusion: MAX_STREAK (20) bad pushes or evaluations in a row exclude their worker. The worker
  * loses its leases, and no worker waits for it. The server answers each of its messages with ERROR
  * PS_EQUARANTINE, and its program ends. The worker can return only as a new process, which gets a
- * new incarnation. An accepted push ends a worker's series of bad pushes.
+ * new incarnation, and not after QUARANTINE_AFTER exclusions (quarantine.h). An accepted push ends a
+ * worker's series of bad pushes.
  *
  * Divergence: when a worker reaches MAX_STREAK, the run ends as diverged instead if more than half
  * of the workers have had a bad push or evaluation since their newest accepted push. The workers

@@ -203,6 +203,16 @@ static void refuse_full(struct core *c, uint32_t peer)
 	effects_refuse(c, peer, PS_EFULL, 0, c->effects.said.text);
 }
 
+static void refuse_quarantined(struct core *c, uint32_t peer)
+{
+	say_begin(&c->effects.said, "in quarantine: this worker or its key was excluded ");
+	say_number(&c->effects.said, QUARANTINE_AFTER);
+	say_text(&c->effects.said,
+		" times in this run; repair it, then an admin ends the quarantine with cnn-ctl "
+		"release");
+	effects_refuse(c, peer, PS_EQUARANTINE, 0, c->effects.said.text);
+}
+
 static void hello_new(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
@@ -212,6 +222,10 @@ static void hello_new(struct core *c, const struct event *ev)
 		hold_slot(c, w, ev->peer);
 		if (w->session.state != SESSION_JOINING)
 			go_live(c, w);
+		return;
+	}
+	if (quarantine_has(&c->quarantine, h->owner, h->name)) {
+		refuse_quarantined(c, ev->peer);
 		return;
 	}
 	w = pick_slot(c, h->name);
@@ -295,6 +309,11 @@ static int accept_rollback(
 {
 	if (!w || !c->cfg.sessions.accept_rollback || !may_be_lost(c, w, h)) {
 		refuse_rollback(c, w, h, peer);
+		return 0;
+	}
+	/* the session of a slot that no worker has used is a new one */
+	if (w->session.state == SESSION_FREE && quarantine_has(&c->quarantine, h->owner, h->name)) {
+		refuse_quarantined(c, peer);
 		return 0;
 	}
 	backups_release(c, w);

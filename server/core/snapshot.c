@@ -58,6 +58,7 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 	[SNAPSHOT_METRICS] = "metrics",
 	[SNAPSHOT_TENSORS] = "tensors",
 	[SNAPSHOT_NORMS] = "norms",
+	[SNAPSHOT_QUARANTINE] = "quarantine",
 	[SNAPSHOT_SESSIONS] = "live", /* release 0.1.0 gave the section this name */
 };
 
@@ -536,6 +537,32 @@ static void put_norms(struct cursor *k, struct core *c)
 	}
 }
 
+/* ---- quarantine: excluded workers ------------------------------------------------------------ */
+
+/* The section is empty if no worker was excluded. */
+static void put_quarantine(struct cursor *k, struct core *c)
+{
+	struct quarantine *q = &c->quarantine;
+	uint32_t n = q->n;
+
+	if (k->in ? k->size == 0 : n == 0)
+		return;
+	u32(k, &n);
+	if (n == 0)
+		set_error(k, MALFORMED);
+	refuse_over(k, n, QUARANTINE_MAX);
+	for (uint32_t i = 0; i < n && !k->error; i++) {
+		struct quarantine_entry *e = &q->entry[i];
+
+		text(k, e->owner, sizeof(e->owner));
+		text(k, e->name, sizeof(e->name));
+		u32(k, &e->exclusions);
+		if (e->exclusions == 0 || (!e->owner[0] && !e->name[0]))
+			set_error(k, MALFORMED);
+		q->n = i + 1;
+	}
+}
+
 /* ---- sessions: what is true only while the process lives ------------------------------------- */
 
 /* Reads or writes the enum value `v`. Sets the error if the value is outside of [min, max]. Returns
@@ -784,6 +811,9 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		break;
 	case SNAPSHOT_NORMS:
 		put_norms(k, c);
+		break;
+	case SNAPSHOT_QUARANTINE:
+		put_quarantine(k, c);
 		break;
 	case SNAPSHOT_SESSIONS:
 		snapshot_put_config(k, &cfg);

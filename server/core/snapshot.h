@@ -33,6 +33,8 @@ enum snapshot_section {
 	SNAPSHOT_TENSORS,
 	/* means of the norms of the workers' gradients; empty without --norm-ratio */
 	SNAPSHOT_NORMS,
+	/* excluded workers (quarantine.h); empty if there is none */
+	SNAPSHOT_QUARANTINE,
 	/* configuration, connections, times; only the replay of a log reads it */
 	SNAPSHOT_SESSIONS,
 	SNAPSHOT_SECTIONS
@@ -42,7 +44,8 @@ enum snapshot_section {
  * The server does not write an empty section of this kind. */
 #define SNAPSHOT_MAY_LACK(section)                                                                 \
 	((section) == SNAPSHOT_TRUST || (section) == SNAPSHOT_METRICS ||                           \
-		(section) == SNAPSHOT_TENSORS || (section) == SNAPSHOT_NORMS)
+		(section) == SNAPSHOT_TENSORS || (section) == SNAPSHOT_NORMS ||                    \
+		(section) == SNAPSHOT_QUARANTINE)
 
 /* The names of the sections in the checkpoint file. SNAPSHOT_RUN begins with a struct run_head
  * (run_head.h); SNAPSHOT_WEIGHTS is n_params float32. */

@@ -447,6 +447,12 @@ static void rewrite_norms(struct rewrite *r)
 	(void)r;
 }
 
+/* Release 0.1.0 remembers no exclusions: the section is empty. */
+static void rewrite_quarantine(struct rewrite *r)
+{
+	(void)r;
+}
+
 /* Writes an empty list, because release 0.1.0 had no names for tensors. */
 static void rewrite_tensors(struct rewrite *r)
 {
@@ -480,6 +486,7 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 		[SNAPSHOT_METRICS] = rewrite_metrics,
 		[SNAPSHOT_TENSORS] = rewrite_tensors,
 		[SNAPSHOT_NORMS] = rewrite_norms,
+		[SNAPSHOT_QUARANTINE] = rewrite_quarantine,
 		[SNAPSHOT_SESSIONS] = rewrite_live,
 	};
 	struct rewrite r = {.cfg = *now};

@@ -22,6 +22,7 @@
 #include "server/core/lbfgs.h"
 #include "server/core/ledger.h"
 #include "server/core/pace.h"
+#include "server/core/quarantine.h"
 #include "server/core/run.h"
 #include "server/core/sandblaster.h"
 #include "server/core/store.h"
@@ -53,6 +54,7 @@ struct core {
 	struct sync sync;
 	struct lbfgs lbfgs;
 	struct checkpoints checkpoints;
+	struct quarantine quarantine;
 	struct effects effects;
 };
 

@@ -19,6 +19,7 @@ const char *membership_name(enum worker_change change)
 		[WORKER_SILENT] = "silent",
 		[WORKER_GONE] = "gone",
 		[WORKER_EXCLUDED] = "excluded",
+		[WORKER_QUARANTINED] = "quarantined",
 		[WORKER_STALLED] = "stalled",
 		[WORKER_DELIVERS] = "delivers",
 	};

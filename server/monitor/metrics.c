@@ -63,6 +63,16 @@ static void put_staleness(FILE *f, const struct core_stats *t)
 		below, t->staleness_sum, below);
 }
 
+static uint32_t quarantined(const struct core *c)
+{
+	struct quarantine_view v;
+	uint32_t n = 0;
+
+	while (core_quarantine(c, n, &v))
+		n++;
+	return n;
+}
+
 static void put_core(FILE *f, const struct core *c)
 {
 	const struct core_stats *t = core_stats(c);
@@ -110,6 +120,7 @@ static void put_core(FILE *f, const struct core *c)
 		metric_counter(f, row[i].name, row[i].help, row[i].value);
 	put_rejected(f, t);
 	put_staleness(f, t);
+	metric(f, "quarantined", "gauge", "Workers in quarantine.", (double)quarantined(c));
 	metric(f, "loss", "gauge", "Exponential mean of pushed losses.", t->loss);
 	metric(f, "weights_bytes", "gauge", "Bytes of the model's weights.",
 		(double)core_config(c)->n_params * sizeof(float));

@@ -40,7 +40,7 @@ const char *status_degraded(const struct status *s)
 }
 
 const char *const status_worker_states[STATUS_WORKER_STATES] = {
-	"joining", "live", "suspect", "away", "dead", "excluded", "stalled"};
+	"joining", "live", "suspect", "away", "dead", "excluded", "quarantined", "stalled"};
 
 const char *status_worker_state(const struct worker_view *w)
 {
@@ -52,7 +52,7 @@ const char *status_worker_state(const struct worker_view *w)
 		[SESSION_DEAD] = "dead"};
 
 	if (w->excluded)
-		return "excluded";
+		return w->quarantined ? "quarantined" : "excluded";
 	return w->stalled ? "stalled" : names[w->state];
 }
 
@@ -360,6 +360,19 @@ static json_t *warning_list(const struct status *s)
 	return list;
 }
 
+static json_t *quarantine_list(const struct core *c)
+{
+	struct quarantine_view v;
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; core_quarantine(c, i, &v); i++)
+		json_array_append_new(
+			list, json_pack("{s:o, s:o, s:o}", "name", json_text_or_null(v.name), "key",
+				      json_text_or_null(v.owner), "exclusions",
+				      json_count(v.exclusions)));
+	return list;
+}
+
 /* Adds the workers to `o`, and returns the whole object as text. Releases `o`. */
 static char *text_with(json_t *o, const struct status *s, uint32_t first, size_t max_workers)
 {
@@ -390,6 +403,7 @@ static char *status_with(const struct status *s, uint32_t first, size_t max_work
 	set_run(o, core_config(s->core));
 	set_training(o, s);
 	set_key(o, "epoch_records", epoch_list(s->core));
+	set_key(o, "quarantine", quarantine_list(s->core));
 	set_key(o, "counters", counters_object(s));
 	set_key(o, "checkpoint", checkpoint_object(s));
 	set_key(o, "wal", wal_object(s));

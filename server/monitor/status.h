@@ -66,7 +66,7 @@ const char *status_degraded(const struct status *s);
  * otherwise the name of its session state, such as "live" for SESSION_LIVE. */
 const char *status_worker_state(const struct worker_view *w);
 /* The words that status_worker_state can return, except "free". */
-#define STATUS_WORKER_STATES 7
+#define STATUS_WORKER_STATES 8
 extern const char *const status_worker_states[STATUS_WORKER_STATES];
 /* Returns how many seconds the server's main thread has spent on each activity since its start. */
 json_t *status_time(const struct status *s);

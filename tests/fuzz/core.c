@@ -385,6 +385,15 @@ static void make_result(struct peer *p, struct input *in, struct msg *m)
 	m->result.metric_sum[0] = 2;
 }
 
+static void make_admin(struct input *in, struct msg *m)
+{
+	static const enum admin_verb verbs[] = {ADMIN_CHECKPOINT, ADMIN_DRAIN, ADMIN_RELEASE};
+
+	m->admin.verb = verbs[input_below(in, 3)];
+	if (m->admin.verb == ADMIN_RELEASE)
+		memcpy(m->admin.worker, "anna", 5);
+}
+
 static void make_message(
 	struct fuzz *f, struct peer *p, struct input *in, struct msg *m, float values[PARAMS])
 {
@@ -413,7 +422,7 @@ static void make_message(
 	case 5:
 		m->type = input_u8(in) & 1 ? MSG_STATUS : MSG_ADMIN;
 		if (m->type == MSG_ADMIN)
-			m->admin.verb = (enum admin_verb)(1 + input_below(in, 2));
+			make_admin(in, m);
 		else
 			m->status.text = "";
 		break;

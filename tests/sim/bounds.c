@@ -2,6 +2,7 @@
  * bounds.c - checks after every event that all numbers are within their bounds, and that the
  * counters of the core agree with its tables.
  */
+#include <string.h>
 #include "common/checkpoint.h"
 #include "server/core/state.h"
 #include "server/core/workers.h"
@@ -92,6 +93,29 @@ static void check_excluded(struct sim *s, const struct core *c)
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
 }
 
+/* A worker in quarantine gets no new incarnation. */
+static void check_quarantine(struct sim *s, const struct core *c)
+{
+	for (uint32_t node = 1; node <= SIM_WORKERS; node++) {
+		const char name[2] = {(char)('a' + node)};
+		struct sim_worker *w = worker_at(s, node);
+		int before = w->quarantined && w->quarantine_term == c->cfg.term;
+		uint32_t incarnation = 0;
+
+		for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+			if (!strcmp(c->worker[i].session.name, name))
+				incarnation = c->worker[i].session.incarnation;
+		w->quarantined = quarantine_has(&c->quarantine, "", name);
+		w->was_quarantined |= w->quarantined;
+		w->quarantine_term = c->cfg.term;
+		if (w->quarantined && !before)
+			s->quarantines++;
+		if (w->quarantined && before && incarnation > w->incarnation)
+			sim_violation(s, "worker %u joins from quarantine", node);
+		w->incarnation = incarnation;
+	}
+}
+
 static void check_core(struct sim *s, const struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -111,6 +135,7 @@ static void check_core(struct sim *s, const struct core *c)
 			(unsigned long long)(c->now_ms - c->run.recover_by_ms));
 	check_leases(s, c);
 	check_excluded(s, c);
+	check_quarantine(s, c);
 	check_trust(s, c);
 }
 

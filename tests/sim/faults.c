@@ -171,8 +171,10 @@ void faults_happen(struct sim *s, uint32_t number)
 			worker_leave(s, f->node, f->ms);
 		break;
 	case FAULT_NAN:
-		if (victim(s, f))
+		if (victim(s, f)) {
 			victim(s, f)->broken = 1;
+			victim(s, f)->breaks = f->way - 1;
+		}
 		break;
 	case FAULT_TWIN:
 		twin(s, f);

@@ -50,6 +50,8 @@ static void count(struct totals *t, const struct sim *s)
 	t->torn_pushes += s->torn_pushes;
 	t->twins += s->twins;
 	t->excluded += s->excluded;
+	t->quarantines += s->quarantines;
+	t->releases += s->releases;
 	t->full += s->disk.full;
 	t->diverged += s->diverged;
 	t->hangs += s->hangs;

@@ -143,8 +143,10 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 		(unsigned long long)t->drains, (unsigned long long)t->worker_crashes,
 		(unsigned long long)t->twins, (unsigned long long)t->hangs,
 		(unsigned long long)t->cuts, (unsigned long long)t->leaps);
-	printf("  workers excluded %llu; runs that ended as diverged %llu\n",
-		(unsigned long long)t->excluded, (unsigned long long)t->diverged);
+	printf("  workers excluded %llu, quarantined %llu, released %llu; runs that ended as "
+	       "diverged %llu\n",
+		(unsigned long long)t->excluded, (unsigned long long)t->quarantines,
+		(unsigned long long)t->releases, (unsigned long long)t->diverged);
 	printf("  pushes in shared memory %llu, torn %llu\n", (unsigned long long)t->lane_pushes,
 		(unsigned long long)t->torn_pushes);
 	printf("  messages %llu; disk operations %llu, %llu without space\n",

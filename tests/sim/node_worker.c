@@ -132,7 +132,9 @@ void worker_start(struct sim *s, uint32_t node)
 		cfg.name[0] = (char)('a' + node);
 	w->life = ++s->lives;
 	s->awake[node] = (struct awake){0};
-	w->computing = w->done = w->broken = 0;
+	w->computing = w->done = 0;
+	w->broken = w->breaks > 0;
+	w->breaks -= (uint32_t)w->broken;
 	w->stopped_until_ms = w->hung_until_ms = 0;
 	w->kill_in = DISK_NEVER;
 	w->back_ms = 0;

@@ -380,6 +380,7 @@ static void choose_break(struct sim *s)
 	struct fault f = {.kind = FAULT_NAN, .at_ms = rng_below(&s->plan, s->faults_end_ms)};
 
 	f.node = between(s, 1, SIM_WORKERS);
+	f.way = 1 + (uint32_t)(f.at_ms % 4);
 	if (!breaks || s->n_faults == SIM_FAULTS)
 		return;
 	if (!(s->limits.faults >> s->n_faults & 1) || s->exact)

@@ -108,6 +108,18 @@ static uint32_t node_of(const struct sim *s, const struct item *it)
 	return it->node;
 }
 
+/* An operator releases the worker from quarantine. */
+static void release(struct sim *s, uint32_t node)
+{
+	struct msg m = {.type = MSG_ADMIN, .admin = {.verb = ADMIN_RELEASE}};
+
+	sim_trace(s, "worker %u is released from quarantine", node);
+	s->worker[node - 1].to_release = 0;
+	m.admin.worker[0] = (char)('a' + node);
+	s->releases++;
+	server_event(s, &(struct event){.kind = EVENT_MESSAGE, .peer = UINT32_MAX, .msg = &m});
+}
+
 static void happen_worker(struct sim *s, struct item *it)
 {
 	it->node = node_of(s, it);
@@ -129,6 +141,8 @@ static void happen_worker(struct sim *s, struct item *it)
 		worker_tick(s, it->node);
 	else if (it->what == HAPPEN_COMPUTED)
 		program_computed(s, it->node);
+	if (w->to_release)
+		release(s, it->node);
 }
 
 static void happen(struct sim *s, struct item *it)
@@ -243,6 +257,7 @@ static void begin(struct sim *s, uint64_t seed)
 	s->lives = s->links = s->n_coordinates = 0;
 	s->crashes = s->power_cuts = s->worker_crashes = s->leaps = s->cuts = s->drains = 0;
 	s->twins = s->excluded = s->diverged = s->hangs = 0;
+	s->quarantines = s->releases = 0;
 	s->lane_pushes = s->torn_pushes = 0;
 	memset(&s->steps, 0, sizeof(s->steps));
 	s->finished = s->refused = s->drained = s->torn = s->suspectable = 0;

@@ -91,7 +91,9 @@ enum fault_kind {
 	FAULT_DISK,  /* for `ms`, disk operations fail at random */
 	FAULT_ROT,   /* one bit of the newest checkpoint flips */
 	FAULT_LEAVE, /* a worker sends BYE and returns after `ms` */
-	FAULT_NAN,   /* a worker's device breaks: its later results are NaN */
+	/* a worker's device breaks: its later results are NaN, and those of the next way - 1
+	 * processes */
+	FAULT_NAN,
 	/* a second process takes the name of a live worker; way 1: the old process is stopped for
 	 * `ms`, 2: the old process is cut off from the network for `ms`, 3: it runs on */
 	FAULT_TWIN,
@@ -164,8 +166,15 @@ struct sim_worker {
 	struct own { /* easgd: the worker's own weights and velocity */
 		float x[SIM_PORTIONS], v[SIM_PORTIONS];
 	} own;
-	int foreign; /* 1: the worker has a wrong data set and gets no work */
-	int broken;  /* 1: its losses are NaN, until a new process replaces it */
+	int foreign;     /* 1: the worker has a wrong data set and gets no work */
+	int broken;      /* 1: its losses are NaN, until a new process replaces it */
+	uint32_t breaks; /* the number of the next processes that are broken, too */
+	/* quarantined: 1: the server had its name in quarantine at the newest event, in
+	 * quarantine_term; the slot of the name then had this incarnation */
+	int quarantined, was_quarantined;
+	int to_release; /* 1: an operator shall release it */
+	uint64_t quarantine_term;
+	uint32_t incarnation;
 	struct shm_lane lane;
 	/* the retained push with number seq is at index seq % SIM_WINDOW */
 	struct gradient gradient[SIM_WINDOW];
@@ -296,6 +305,7 @@ struct sim {
 	uint64_t foreign_ms; /* when that worker gets the right data set */
 	/* the number of excluded workers, and of runs of the server that ended as diverged */
 	uint32_t excluded, diverged;
+	uint32_t quarantines, releases;
 	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins, hangs;
 	char violation[256]; /* empty: no violation */
 };

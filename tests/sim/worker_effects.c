@@ -67,7 +67,7 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	case PS_EROLLEDBACK:
 		return s->disk.broken;
 	case PS_EQUARANTINE:
-		return w->broken;
+		return w->broken || w->was_quarantined;
 	case PS_EWRONGDATA:
 		return w->foreign;
 	case PS_EDIVERGED:
@@ -101,6 +101,8 @@ static void ended(struct sim *s, uint32_t node, int status)
 	s->excluded += status == PS_EQUARANTINE;
 	if (!is_expected(s, w, status))
 		sim_violation(s, "worker %u ended with %s", node, err_name(status));
+	if (status == PS_EQUARANTINE && net_chance(&s->net, 300))
+		w->to_release = w->quarantined;
 	if (s->finished || status == PS_EDONE)
 		return;
 	if (status == PS_OK && !w->back_ms)

@@ -3,9 +3,11 @@
  * server excludes a worker after 20 non-finite pushes in a row, and the other workers go on. If the
  * newest push or evaluation of most workers that are live or expected back is not finite, the run
  * ends as diverged.
+ * After three exclusions a worker is in quarantine (server/core/quarantine.h).
  * Attack A13 of docs/faults.md.
  */
 #include <math.h>
+#include <stdio.h>
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
@@ -92,7 +94,7 @@ TEST(a_new_process_may_join_and_is_excluded_again)
 	fixture_open(&f, without_disk());
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
 	uint64_t seq = 1;
-	for (int life = 0; life < 3; life++) {
+	for (int life = 0; life < 2; life++) {
 		push_nan(&f, 9, bad, seq, PATIENCE);
 		assert_excluded(&f, 9);
 		seq += PATIENCE;
@@ -498,4 +500,271 @@ TEST(results_that_are_not_finite_count)
 	fixture_message(&f, 8, &m);
 	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
 	fixture_close(&f);
+}
+
+/* ---- quarantine ------------------------------------------------------------------------------ */
+
+static struct msg hello_of(const char *name, const char *key)
+{
+	struct msg m = fixture_hello(name);
+
+	memcpy(m.hello.owner, key, strlen(key));
+	return m;
+}
+
+/* Joins on connection `peer`. */
+static struct stamp join_with_key(
+	struct core_fixture *f, uint32_t peer, const char *name, const char *key)
+{
+	struct msg m = hello_of(name, key);
+
+	fixture_message(f, peer, &m);
+	assert_non_null(fixture_sent(f, peer, MSG_WELCOME));
+	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
+}
+
+static void assert_refused(struct core_fixture *f, const char *name, const char *key)
+{
+	struct msg m = hello_of(name, key);
+
+	fixture_message(f, 17, &m);
+	fixture_refused(f, 17, PS_EQUARANTINE);
+	assert_non_null(strstr(fixture_sent(f, 17, MSG_ERROR)->error.text, "cnn-ctl release"));
+}
+
+/* A process joins on connection 9 and sends bad pushes until it is excluded. */
+static void exclude(struct core_fixture *f, const char *name, const char *key)
+{
+	struct stamp s = join_with_key(f, 9, name, key);
+
+	push_nan(f, 9, s, fixture_worker(f, s.worker).last_seq + 1, PATIENCE);
+	assert_excluded(f, 9);
+}
+
+static uint32_t count_quarantined(const struct core_fixture *f)
+{
+	struct quarantine_view v;
+	uint32_t n = 0;
+
+	while (core_quarantine(f->core, n, &v))
+		n++;
+	return n;
+}
+
+static void send_release(struct core_fixture *f, const char *worker)
+{
+	struct msg m = {.type = MSG_ADMIN, .admin = {.verb = ADMIN_RELEASE}};
+
+	memcpy(m.admin.worker, worker, strlen(worker));
+	fixture_message(f, 20, &m);
+}
+
+static void open_with_good(struct core_fixture *f)
+{
+	fixture_open(f, without_disk());
+	struct stamp good = fixture_join(f, 8, "good");
+	push_well(f, 8, good, 1);
+}
+
+TEST(after_three_exclusions_a_worker_is_refused_until_it_is_released)
+{
+	struct quarantine_view v;
+	struct core_fixture f;
+
+	open_with_good(&f);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(count_quarantined(&f), 0);
+		exclude(&f, "bad", "");
+		assert_int_equal(fixture_effect(&f, EFFECT_WORKER)->change,
+			i < 2 ? WORKER_EXCLUDED : WORKER_QUARANTINED);
+	}
+	assert_true(core_quarantine(f.core, 0, &v));
+	assert_string_equal(v.name, "bad");
+	assert_string_equal(v.owner, "");
+	assert_int_equal(v.exclusions, 3);
+	assert_true(fixture_worker(&f, 2).quarantined);
+	assert_refused(&f, "bad", "");
+	fixture_join(&f, 7, "other"); /* another worker, and one without a name */
+	fixture_join(&f, 6, "");
+	send_release(&f, "other");
+	fixture_refused(&f, 20, PS_EUSAGE);
+	assert_refused(&f, "bad", "");
+	send_release(&f, "bad");
+	assert_int_equal(fixture_sent(&f, 20, MSG_ADMIN)->admin.verb, ADMIN_RELEASE);
+	assert_int_equal(fixture_sent(&f, 20, MSG_ADMIN)->admin.reply, 1);
+	assert_int_equal(count_quarantined(&f), 0);
+	exclude(&f, "bad", ""); /* its exclusions count from 0 again */
+	fixture_join(&f, 9, "bad");
+	fixture_close(&f);
+}
+
+#define KEY_BAD  "aaaaaaaabbbbbbbbccccccccddddddddeeeeeeee"
+#define KEY_GOOD "aaaaaaaxbbbbbbbbccccccccddddddddeeeeeeee"
+
+/* With keys, the key is in quarantine, whatever names its workers have. Its sessions go on. */
+TEST(a_key_in_quarantine_cannot_join_with_another_name)
+{
+	struct core_fixture f;
+
+	open_with_good(&f);
+	struct stamp live = join_with_key(&f, 7, "d", KEY_BAD);
+	exclude(&f, "a", KEY_BAD);
+	exclude(&f, "b", KEY_BAD);
+	exclude(&f, "", KEY_BAD);
+	assert_int_equal(count_quarantined(&f), 1);
+	assert_refused(&f, "a", KEY_BAD);
+	assert_refused(&f, "e", KEY_BAD);
+	assert_refused(&f, "", KEY_BAD);
+	join_with_key(&f, 6, "e", KEY_GOOD);
+	push_well(&f, 7, live, 1);
+	struct msg m = fixture_resume(live, 1, 0);
+	memcpy(m.hello.owner, KEY_BAD, sizeof(KEY_BAD));
+	fixture_message(&f, 27, &m);
+	assert_non_null(fixture_sent(&f, 27, MSG_WELCOME));
+	send_release(&f, "aaaaaaa"); /* seven characters are too few */
+	fixture_refused(&f, 20, PS_EUSAGE);
+	send_release(&f, "aaaaaaaa");
+	join_with_key(&f, 9, "a", KEY_BAD);
+	fixture_close(&f);
+}
+
+/* With --accept-rollback a worker may claim a session that the server has lost. */
+TEST(a_claim_of_lost_state_does_not_evade_quarantine)
+{
+	struct core_config cfg = without_disk();
+	struct core_fixture f;
+
+	cfg.sessions.accept_rollback = 1;
+	cfg.term = 5;
+	fixture_open(&f, cfg);
+	struct stamp good = fixture_join(&f, 8, "good");
+	push_well(&f, 8, good, 1);
+	for (int i = 0; i < 3; i++)
+		exclude(&f, "bad", "");
+	struct stamp claim = {.run = cfg.run, .term = 4, .worker = 3, .incarnation = 1};
+	struct msg m = fixture_resume(claim, 1, 1);
+	memcpy(m.hello.name, "bad", 4);
+	fixture_message(&f, 17, &m);
+	fixture_refused(&f, 17, PS_EQUARANTINE);
+	memcpy(m.hello.name, "new", 4);
+	fixture_message(&f, 17, &m);
+	assert_non_null(fixture_sent(&f, 17, MSG_WELCOME));
+	fixture_close(&f);
+}
+
+TEST(a_restart_keeps_the_quarantine_and_its_end)
+{
+	struct core_fixture f;
+
+	open_with_good(&f);
+	assert_int_equal(snapshot_size(f.core, SNAPSHOT_QUARANTINE), 0);
+	exclude(&f, "bad", KEY_BAD);
+	fixture_restart(&f);
+	exclude(&f, "bad", KEY_BAD);
+	exclude(&f, "bad", KEY_BAD);
+	fixture_restart(&f);
+	assert_refused(&f, "bad", KEY_BAD);
+	send_release(&f, KEY_BAD);
+	assert_non_null(fixture_sent(&f, 20, MSG_ADMIN));
+	fixture_restart(&f);
+	join_with_key(&f, 9, "bad", KEY_BAD);
+	assert_int_equal(snapshot_size(f.core, SNAPSHOT_QUARANTINE), 0);
+	fixture_close(&f);
+}
+
+/* An admin gets the answer at once; the snapshot that contains the end begins at once, too. */
+TEST(a_release_is_saved_at_once)
+{
+	struct core_fixture f;
+
+	open_with_good(&f);
+	for (int i = 0; i < 3; i++)
+		exclude(&f, "bad", "");
+	struct core_snapshot snapshot = fixture_save(&f);
+	fixture_close(&f);
+	fixture_load(&f, fixture_config(), &snapshot);
+	fixture_tick(&f, 1);
+	while (f.saving)
+		fixture_durable(&f);
+	send_release(&f, "bad");
+	assert_non_null(fixture_sent(&f, 20, MSG_ADMIN));
+	assert_int_equal(fixture_count(&f, EFFECT_COMMIT), 1);
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
+	fixture_close(&f);
+	fixture_drop(&snapshot);
+}
+
+TEST(a_snapshot_with_an_impossible_quarantine_is_refused)
+{
+	struct core_config cfg = without_disk();
+	struct core_fixture f;
+	const char *why;
+
+	open_with_good(&f);
+	exclude(&f, "bad", "");
+	struct core_snapshot snapshot = fixture_save(&f);
+	unsigned char *section = snapshot.data[SNAPSHOT_QUARANTINE];
+	size_t size = snapshot.size[SNAPSHOT_QUARANTINE];
+	const size_t bad[] = {0, 8 + sizeof(((struct quarantine_entry *)0)->owner), size - 8};
+	const unsigned char to[] = {QUARANTINE_MAX + 1, 0, 0};
+
+	fixture_close(&f);
+	assert_true(size > 8);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		unsigned char old = section[bad[i]];
+
+		section[bad[i]] = to[i]; /* too many entries, no name, no exclusion */
+		assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_ECHECKPOINT);
+		fixture_close(&f);
+		section[bad[i]] = old;
+	}
+	snapshot.size[SNAPSHOT_QUARANTINE]--;
+	assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_ECHECKPOINT);
+	fixture_close(&f);
+	snapshot.size[SNAPSHOT_QUARANTINE] = 0; /* as a checkpoint of an older release */
+	assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_OK);
+	assert_int_equal(f.core->quarantine.n, 0);
+	fixture_close(&f);
+	fixture_drop(&snapshot);
+}
+
+TEST(a_worker_has_one_entry)
+{
+	struct quarantine q = {0};
+
+	assert_false(quarantine_count(&q, "", ""));
+	assert_int_equal(q.n, 0);
+	assert_false(quarantine_count(&q, "", "a"));
+	assert_false(quarantine_count(&q, "k", "a")); /* another worker */
+	assert_false(quarantine_count(&q, "k", "b"));
+	assert_int_equal(q.n, 2);
+	assert_true(quarantine_count(&q, "k", "a"));
+	assert_true(quarantine_has(&q, "k", ""));
+	assert_false(quarantine_has(&q, "", "a"));
+	assert_false(quarantine_has(&q, "", ""));
+	assert_int_equal(quarantine_release(&q, ""), 0);
+	assert_int_equal(quarantine_release(&q, "a"), 1);
+	assert_int_equal(q.n, 1);
+	assert_string_equal(q.entry[0].owner, "");
+}
+
+/* A worker that invents names, where there are no keys, does not end the quarantine of others. */
+TEST(a_full_list_drops_the_fewest_exclusions)
+{
+	struct quarantine q = {0};
+	char name[16];
+
+	for (int i = 0; i < 3; i++)
+		quarantine_count(&q, "", "bad");
+	quarantine_count(&q, "", "twice");
+	quarantine_count(&q, "", "twice");
+	for (int i = 0; i < 1000; i++) {
+		snprintf(name, sizeof(name), "n%d", i);
+		quarantine_count(&q, "", name);
+		assert_true(q.n <= QUARANTINE_MAX);
+	}
+	assert_int_equal(q.n, QUARANTINE_MAX);
+	assert_true(quarantine_has(&q, "", "bad"));
+	assert_true(quarantine_count(&q, "", "twice"));
+	assert_string_equal(q.entry[QUARANTINE_MAX - 1].name, "n999");
 }

@@ -252,8 +252,11 @@ def test_errors_no_checkpoint_directory(link):
 
 def test_admin_level_goes_with_its_verb(server, link):
     for body in (pb.Admin(verb=pb.ADMIN_LOG_LEVEL), pb.Admin(verb=pb.ADMIN_LOG_LEVEL, level=5),
-                 pb.Admin(verb=pb.ADMIN_DRAIN, level=pb.LOG_LEVEL_INFO), pb.Admin(verb=4)):
+                 pb.Admin(verb=pb.ADMIN_DRAIN, level=pb.LOG_LEVEL_INFO), pb.Admin(verb=5),
+                 pb.Admin(verb=pb.ADMIN_RELEASE), pb.Admin(verb=pb.ADMIN_RELEASE, worker="x" * 64),
+                 pb.Admin(verb=pb.ADMIN_DRAIN, worker="x")):
         assert code(link, body) == EPROTO, body
+    assert code(link, pb.Admin(verb=pb.ADMIN_RELEASE, worker="nobody")) == EUSAGE
     for level, name in ((pb.LOG_LEVEL_DEBUG, "debug"), (pb.LOG_LEVEL_INFO, "info")):
         link.send(pb.Admin(verb=pb.ADMIN_LOG_LEVEL, level=level))
         _, body, _ = link.expect("admin")

@@ -2,18 +2,20 @@
 
 The tests cover attacks A4, A5, A7 and A14 of docs/faults.md.
 """
+import json
 import time
 from signal import SIGHUP
 
 import numpy as np
 import pytest
 
+from test_keys import metric
 from test_training import ZERO, few, leased  # noqa: F401
 from conftest import LEDGER, Honest
 
 from client import Keys, Link, Refused, Worker, hello, pb
 
-EAUTH, EFULL = 11, 17
+EAUTH, EFULL, EQUARANTINE = 11, 17, 24
 
 
 def test_trust_a_run_is_not_forged_by_pushes_and_results(programs, few):
@@ -146,6 +148,63 @@ def test_trust_a_revoked_key_loses_its_connections(programs, keys):
     assert Worker(server.endpoint, keys=Keys(keys / "worker.key", public)).pull()[1] == 1
     assert server.status()["counters"]["unauthorized"] < 5000
     revoked.close()
+
+
+def excluded(endpoint, **how):
+    """A worker joins and pushes NaN until the server has excluded it."""
+    worker = Worker(endpoint, **how)
+    for _ in range(20):
+        assert worker.push(0 * worker.pull()[0], 0, loss=float("nan")).reject == \
+            pb.REJECT_NONFINITE
+    with pytest.raises(Refused) as e:
+        worker.wait("ack")
+    assert e.value.code == EQUARANTINE
+    worker.close()
+
+
+def test_trust_a_key_in_quarantine_is_refused_until_it_is_released(programs, keys):
+    """A key is excluded three times under different names. Then the server refuses it, also after
+    a restart, until an admin releases it. Other keys are not affected."""
+    options = *LEDGER, "--key", keys / "server.key"
+    server = programs.server(*options)
+    public = keys / "server.pub"
+    bad, good = (Keys(keys / f"{name}.key", public) for name in ("second", "worker"))
+    honest = Honest(server.endpoint, keys=good)
+    honest.goes_on()
+    for name in ("a", "b", "c"):
+        assert server.status()["quarantine"] == []
+        excluded(server.endpoint, name=name, keys=bad)
+
+    def refused():
+        with pytest.raises(Refused) as e:
+            Worker(server.endpoint, name="d", keys=bad)
+        assert e.value.code == EQUARANTINE and "cnn-ctl release" in str(e.value)
+
+    def ctl(role, *arguments, code=0):
+        return programs.ctl("--server", server.endpoint, "--server-key", public, "--key",
+                            keys / f"{role}.key", *arguments, code=code)
+
+    refused()
+    honest.goes_on()
+    server.kill()
+    server = programs.restart(server, *options)
+    refused()
+    [entry] = json.loads("\n".join(ctl("observer", "status").out))["quarantine"]
+    assert entry["exclusions"] == 3 and entry["name"].startswith("c@")
+    assert metric(server, "quarantined") == 1
+    assert f"in quarantine: {entry['name']}, excluded 3 times" in \
+        "\n".join(ctl("observer", "top", "--once").out)
+    ctl("observer", "release", entry["name"], code=9)
+    ctl("admin", "release", "nobody", code=2)
+    refused()
+    assert ctl("admin", "release", "--", entry["key"]).out == [f"released {entry['key']}"]
+    assert server.status()["quarantine"] == []
+    assert metric(server, "quarantined") == 0
+    Worker(server.endpoint, name="d", keys=bad).close()
+    honest.endpoint = server.endpoint
+    honest.reconnect()
+    honest.goes_on()
+    honest.close()
 
 
 def test_trust_the_owner_of_a_hello_is_the_servers(server):

@@ -723,6 +723,17 @@ int cnnps_log_level(struct cnnps *c, const char *level)
 		c, o->admin.level ? run_request(c, o) : refuse(c, "the level is " LOG_LEVEL_NAMES));
 }
 
+int cnnps_release(struct cnnps *c, const char *worker)
+{
+	struct request *o = new_request(c, REQUEST_ADMIN);
+
+	o->admin.verb = ADMIN_RELEASE;
+	if (!worker[0] || strlen(worker) >= sizeof(o->admin.worker))
+		return done(c, refuse(c, "the name or key of the worker has 1 to 63 bytes"));
+	memcpy(o->admin.worker, worker, strlen(worker));
+	return done(c, run_request(c, o));
+}
+
 int cnnps_stats(const struct cnnps *c, struct cnnps_stats *s)
 {
 	struct cnnps_stats now = {0};

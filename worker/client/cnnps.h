@@ -330,6 +330,9 @@ int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);
 int cnnps_drain(struct cnnps *c);
 /* Sets the server's log level until its next start: "error", "warn", "info" or "debug". */
 int cnnps_log_level(struct cnnps *c, const char *level);
+/* Ends the quarantine of a worker. `worker`: its name or key as in the status, or at least the first
+ * 8 characters of the key. CNNPS_EUSAGE: no worker in quarantine has this name or key. */
+int cnnps_release(struct cnnps *c, const char *worker);
 
 #ifdef __cplusplus
 }

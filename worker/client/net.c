@@ -628,10 +628,11 @@ static void try_query(struct net *n, uint64_t now)
 	if (session_phase(n->session) != PHASE_READY ||
 		(n->pending && now - n->sent_ms < RESEND_MS))
 		return;
-	if (m.type == MSG_ADMIN)
+	if (m.type == MSG_ADMIN) {
 		m.admin = (struct msg_admin){
 			.verb = n->request->admin.verb, .level = n->request->admin.level};
-	else
+		memcpy(m.admin.worker, n->request->admin.worker, sizeof(m.admin.worker));
+	} else
 		m.status.first = n->request->report.first;
 	n->pending = 1;
 	n->sent_ms = now;

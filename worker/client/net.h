@@ -108,6 +108,7 @@ struct request {
 		struct {
 			enum admin_verb verb;
 			enum wire_log_level level;
+			char worker[WIRE_MAX_NAME + 1];
 			uint64_t generation;
 		} admin;
 	};

@@ -26,6 +26,7 @@ static const struct command commands[] = {
 	{"top", "no argument", 0, 0, ctl_top},
 	{"checkpoint", "no argument", 0, 0, ctl_checkpoint},
 	{"drain", "no argument", 0, 0, ctl_drain},
+	{"release", "WORKER: the name or key of a worker in quarantine", 1, 1, ctl_release},
 	{"log-level", "LEVEL: error, warn, info or debug", 1, 1, ctl_log_level},
 	{"export", "FILE.safetensors or FILE.onnx", 1, 1, ctl_export},
 	{"predict", "IMAGE...", 1, MAX_ARGS, ctl_predict},
@@ -45,6 +46,8 @@ static const struct command commands[] = {
 	"  top               Show the status on the terminal; refresh it every second; h: help.\n" \
 	"  checkpoint        Write a checkpoint now and print its generation.\n"                   \
 	"  drain             Write a last checkpoint, end the workers and the server.\n"           \
+	"  release WORKER    End the quarantine of a worker. WORKER is its name or key in the\n"   \
+	"                    status, or the first 8 characters of the key or more.\n"              \
 	"  log-level LEVEL   Set the log level of the server until its next start: error,\n"       \
 	"                    warn, info or debug.\n"                                               \
 	"  export FILE       Write the weights of the server, --checkpoint or --weights\n"         \
@@ -74,15 +77,16 @@ static int find_command(const char **args, int n_args, const struct command **fo
 	*found = NULL;
 	if (n_args < 1)
 		return err_set(e, PS_EUSAGE,
-			"command missing: status, top, checkpoint, drain, log-level, export, "
-			"predict, eval, history, report, show, convert or keygen");
+			"command missing: status, top, checkpoint, drain, release, log-level, "
+			"export, predict, eval, history, report, show, convert or keygen");
 	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
 	if (!*found)
 		return err_set(e, PS_EUSAGE,
 			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
-			"log-level, export, predict, eval, history, report, show, convert and "
+			"release, log-level, export, predict, eval, history, report, show, convert "
+			"and "
 			"keygen",
 			args[0]);
 	if (n_args - 1 < (*found)->min_args || n_args - 1 > (*found)->max_args)

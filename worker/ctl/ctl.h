@@ -47,6 +47,7 @@ int ctl_fetch_status(struct cnnps *c, json_t **status) PS_MUST_CHECK;
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_checkpoint(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_drain(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+int ctl_release(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_log_level(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* keygen.c */
 int ctl_keygen(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

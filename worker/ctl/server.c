@@ -187,6 +187,20 @@ int ctl_drain(const struct ctl *ctl, struct err *e)
 	return rc;
 }
 
+int ctl_release(const struct ctl *ctl, struct err *e)
+{
+	struct cnnps *c;
+	int rc = ctl_connect(ctl, &c, e);
+
+	if (rc)
+		return rc;
+	rc = explain_failure(c, cnnps_release(c, ctl->args[0]), e);
+	if (!rc)
+		printf("released %s\n", ctl->args[0]);
+	cnnps_close(&c);
+	return rc;
+}
+
 static int check_level(const char *text, struct err *e)
 {
 	for (int i = LOG_ERROR; i <= LOG_DEBUG; i++)

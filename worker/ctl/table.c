@@ -285,9 +285,12 @@ static enum mark mark_of(const json_t *worker)
 
 	if (!state)
 		return MARK_PLAIN;
-	return !strcmp(state, "live")                                    ? MARK_GOOD
-	       : !strcmp(state, "stalled") || !strcmp(state, "excluded") ? MARK_BAD
-									 : MARK_WARN;
+	if (!strcmp(state, "live"))
+		return MARK_GOOD;
+	return !strcmp(state, "stalled") || !strcmp(state, "excluded") ||
+			       !strcmp(state, "quarantined")
+		       ? MARK_BAD
+		       : MARK_WARN;
 }
 
 static void put_titles(FILE *f, const struct table *t, size_t sort)

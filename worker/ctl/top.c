@@ -290,6 +290,28 @@ static void show_waiting(struct page *s, const json_t *o)
 	end_line(s);
 }
 
+/* Shows a line for each worker in quarantine, at most three. */
+static void show_quarantine(struct page *s, const json_t *o)
+{
+	const json_t *list = json_object_get(o, "quarantine"), *v;
+	size_t i, n = json_array_size(list);
+
+	json_array_foreach(list, i, v)
+	{
+		const char *name = json_string_value(json_object_get(v, "name"));
+
+		if (i < 3)
+			put_item(s, MARK_BAD, "in quarantine: %s, excluded %.0f times",
+				name ? name : status_text(v, "key"),
+				status_number(v, "exclusions"));
+		else
+			put_item(s, MARK_BAD, "and %zu more: see cnn-ctl status", n - i);
+		end_line(s);
+		if (i == 3)
+			break;
+	}
+}
+
 /* Shows the workers in the remaining rows, except the last `below` rows. */
 static void show_workers(struct page *s, const json_t *o, struct table_view *v, size_t below)
 {
@@ -328,6 +350,7 @@ static int print_status(const json_t *o)
 		show_waiting(&s, o);
 		end_line(&s);
 	}
+	show_quarantine(&s, o);
 	show_workers(&s, o, &all, 0);
 	if (all.n_hidden) {
 		put_words(&s, "No room for:");
@@ -376,6 +399,7 @@ static void draw_status(struct top *t, struct page *s)
 		show_spark(s, "accuracy", &t->accuracy, 100, 2, " %");
 	}
 	show_waiting(s, t->status);
+	show_quarantine(s, t->status);
 	end_line(s);
 	show_workers(s, t->status, &t->table, 2);
 }

@@ -138,7 +138,7 @@ function marks(c, area, g, run) {
 }
 
 const STATE = {live: "blue", suspect: "amber", stalled: "amber", joining: "blue", away: "grey",
-	excluded: "orange", dead: "grey"};
+	excluded: "orange", quarantined: "orange", dead: "grey"};
 
 // The cells of the timeline as a small picture in which each row is one pixel high. The picture is
 // then enlarged, because drawing 50,000 rectangles would take 0.1 s.

@@ -67,7 +67,7 @@ function drawWorkers() {
 	const body = document.createElement("tbody");
 	for (const w of status.workers) {
 		const row = body.insertRow();
-		row.className = ["suspect", "stalled", "excluded"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
+		row.className = ["suspect", "stalled", "excluded", "quarantined"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
 		cell(row, w.worker);
 		cell(row, w.name || "–", "text");
 		cell(row, w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–", "text");

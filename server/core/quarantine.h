@@ -1,0 +1,41 @@
+/*
+ * quarantine.h - the list of the workers that this run has excluded, and how often. After
+ * QUARANTINE_AFTER exclusions a worker is in quarantine: the server refuses its new processes, until
+ * an admin releases the worker. A snapshot contains the list.
+ *
+ * A worker is identified by its key, or by its name if the server has no keys. Without either, a
+ * worker is never in quarantine. If the list is full, a new entry replaces the oldest of the entries
+ * with the fewest exclusions.
+ *
+ * Invariant: each key, and each name without a key, has at most one entry, with at least one
+ * exclusion (a_worker_has_one_entry).
+ */
+#ifndef SERVER_CORE_QUARANTINE_H
+#define SERVER_CORE_QUARANTINE_H
+#include "server/core/core.h"
+
+#define QUARANTINE_AFTER 3u  /* exclusions */
+#define QUARANTINE_MAX   64u /* entries */
+
+struct quarantine_entry {
+	char owner[WIRE_MAX_OWNER + 1]; /* the key; "": the server has no keys */
+	/* the name of the worker; with a key, of its worker that was excluded last, or "" */
+	char name[WIRE_MAX_NAME + 1];
+	uint32_t exclusions;
+};
+
+struct quarantine {
+	uint32_t n;
+	struct quarantine_entry entry[QUARANTINE_MAX]; /* the oldest entry is the first */
+};
+
+/* Counts an exclusion of the worker. Returns 1 if the worker is in quarantine now. */
+int quarantine_count(struct quarantine *q, const char *owner, const char *name);
+/* Returns 1 if the worker is in quarantine. */
+int quarantine_has(const struct quarantine *q, const char *owner, const char *name);
+/* Removes each worker from quarantine whose name or key is `worker`. At least QUARANTINE_KEY
+ * characters stand for each key that begins with them. Returns the number of removed workers. */
+#define QUARANTINE_KEY 8u
+uint32_t quarantine_release(struct quarantine *q, const char *worker);
+
+#endif

@@ -254,6 +254,23 @@ def test_a_forged_message_ends_its_connection_and_nothing_else(programs, keys, s
     wire.close()
 
 
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_heartbeats_go_on_after_a_forged_message(programs, keys, small, direction):
+    """A worker waits for work, so only its connection for heartbeats carries more than 1,500 bytes.
+    A bit of a heartbeat changes on the way. The worker sends its heartbeats on a new connection."""
+    server = programs.server("--model", "seed:4", "--epochs", 1, "--min-workers", 2, "--key",
+                             keys / "server.key")
+    wire = Wire(server.endpoint, flip=(direction, 1500))
+    worker = programs.worker(wire.endpoint, "--key", keys / "worker.key", "--server-key",
+                             keys / "server.pub", "--lane", "tcp", data=small)
+    until(lambda: not wire.flip, 60 * PATIENCE, "a forged message")
+    until(lambda: len(wire.streams) > 2 and len(wire.streams[2]) > 1500, 30 * PATIENCE,
+          "heartbeats on a third connection")
+    assert len(wire.streams) == 3 and worker.running()
+    assert server.status()["workers"][0]["state"] == "live"
+    wire.close()
+
+
 # ---- roles
 
 def one_of(name, stamp):

@@ -1,6 +1,7 @@
 /* heartbeat.c - see heartbeat.h. */
 #include "worker/client/heartbeat.h"
 #include "common/assert.h"
+#include "worker/client/link.h"
 
 int heartbeat_init(struct heartbeat *h, void *socket)
 {
@@ -81,4 +82,11 @@ int heartbeat_readable(struct heartbeat *h, int *fd)
 	(void)zmq_getsockopt(h->socket, ZMQ_FD, fd, &fd_size);
 	uv_mutex_unlock(&h->lock);
 	return (events & ZMQ_POLLIN) != 0;
+}
+
+void heartbeat_redial(struct heartbeat *h, struct link *l)
+{
+	uv_mutex_lock(&h->lock);
+	link_redial_beat(l);
+	uv_mutex_unlock(&h->lock);
 }

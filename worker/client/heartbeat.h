@@ -22,6 +22,8 @@
 #include "common/err.h"
 #include "proto/wire.h"
 
+struct link;
+
 struct heartbeat {
 	uv_mutex_t lock;
 	void *socket;      /* borrowed */
@@ -40,6 +42,8 @@ void heartbeat_repeat(struct heartbeat *h, uint64_t now);
 void heartbeat_stop(struct heartbeat *h);
 /* Receives a message from the beat connection, like wire_recv. */
 int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
+/* Connects `socket`, the beat socket of `l`, again if libzmq has given up its connection. */
+void heartbeat_redial(struct heartbeat *h, struct link *l);
 /* Returns 1 if there is a message to receive. If there is no message, sets *fd to the socket's
  * ZMQ_FD, which the caller can poll. This descriptor is edge-triggered: a concurrent
  * heartbeat_repeat may consume the edge. */

@@ -88,8 +88,14 @@ static int start_monitor(struct link *l)
 		     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
 		     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
 
+	/* Not ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL, see server/net/port.c: libzmq closes a connection
+	 * with a forged message only if it does not report the message. */
+	int of_beat = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED | ZMQ_EVENT_CONNECT_RETRIED |
+		      ZMQ_EVENT_DISCONNECTED;
+
 	l->monitor = zmonitor_open(l->context, l->bulk, events);
-	return l->monitor ? PS_OK : PS_ENET;
+	l->beat_monitor = zmonitor_open(l->context, l->beat, of_beat);
+	return l->monitor && l->beat_monitor ? PS_OK : PS_ENET;
 }
 
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
@@ -157,6 +163,17 @@ void link_redial(struct link *l)
 	l->stopped = 0;
 	(void)zmq_disconnect(l->bulk, l->server);
 	(void)zmq_connect(l->bulk, l->server);
+}
+
+void link_redial_beat(struct link *l)
+{
+	struct zmonitor_event e;
+
+	for (int i = 0; i < 64 && zmonitor_next(l->beat_monitor, &e); i++)
+		l->beat_stopped = e.number == ZMQ_EVENT_DISCONNECTED;
+	if (!l->beat_stopped)
+		return;
+	l->beat_stopped = 0;
 	(void)zmq_disconnect(l->beat, l->server);
 	(void)zmq_connect(l->beat, l->server);
 }
@@ -213,6 +230,7 @@ static void close_socket(void **socket)
 void link_close(struct link *l)
 {
 	zmonitor_close(l->bulk, &l->monitor);
+	zmonitor_close(l->beat, &l->beat_monitor);
 	close_socket(&l->bulk);
 	close_socket(&l->beat);
 }

@@ -97,6 +97,7 @@ struct net {
 	struct contact contact;
 	uint64_t status_sent_ms; /* newest STATUS of query_status */
 	uint64_t redial_ms;      /* when to call link_redial next */
+	uint64_t beat_redial_ms; /* when to call heartbeat_redial next */
 	int keyed;               /* 1: the connection is encrypted with the two keys below */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error; /* the newest ERROR of the server */
@@ -968,6 +969,10 @@ static void seek_server(struct net *n, uint64_t now)
 	if (now >= n->redial_ms && !n->up) {
 		n->redial_ms = now + REDIAL_MS;
 		link_redial(&n->link);
+	}
+	if (now >= n->beat_redial_ms) {
+		n->beat_redial_ms = now + REDIAL_MS;
+		heartbeat_redial(&n->heartbeat, &n->link);
 	}
 	if (!contact_tick(&n->contact, &state, now, line) || n->stop_ms)
 		return;

@@ -280,6 +280,7 @@ def one_of(name, stamp):
             "PULL": pb.Pull(stamp=stamp, request=1, which=pb.WEIGHTS_CURRENT),
             "ADMIN": pb.Admin(verb=pb.ADMIN_CHECKPOINT),
             "ADMIN_LOG_LEVEL": pb.Admin(verb=pb.ADMIN_LOG_LEVEL, level=pb.LOG_LEVEL_INFO),
+            "ADMIN_RELEASE": pb.Admin(verb=pb.ADMIN_RELEASE, worker="nobody"),
             "PUSH": pb.Push(stamp=stamp, seq=1), "LEASE": pb.Lease(stamp=stamp, request=1),
             "RESULT": pb.Result(stamp=stamp, eval_count=1), "BEAT": pb.Beat(stamp=stamp),
             "BYE": pb.Bye(stamp=stamp)}[name]
@@ -299,7 +300,7 @@ def test_keys_table(server, honest, known, role):
     stamp.worker = stamp.incarnation = 0
     for row in TABLE[1:]:
         names = row[0].split(", ")
-        for name in names + ["ADMIN_LOG_LEVEL"] * ("ADMIN" in names):
+        for name in names + ["ADMIN_LOG_LEVEL", "ADMIN_RELEASE"] * ("ADMIN" in names):
             link = Link(server.endpoint, known("second" if role == "worker" else role))
             link.send(one_of(name, stamp))
             # The server may answer a worker's HELLO, RESULT or BEAT with nothing. A STATUS after it
@@ -316,8 +317,9 @@ def test_keys_table(server, honest, known, role):
             assert (PS_EAUTH in codes) == (row[1 + ROLES.index(role)] == "no"), (role, name, codes)
 
 
-def test_another_workers_stamp_is_refused(server, honest, known):
-    link = Link(server.endpoint, known("second"))
+@pytest.mark.parametrize("key", ["second", "admin"])
+def test_another_workers_stamp_is_refused(server, honest, known, key):
+    link = Link(server.endpoint, known(key))
     unauthorized = counters(server)["unauthorized"]
     for body in (pb.Push(stamp=honest.stamp, seq=honest.seq + 1), pb.Bye(stamp=honest.stamp),
                  pb.Pull(stamp=honest.stamp, request=1, which=1), hello(resume=honest.stamp)):

@@ -69,7 +69,7 @@ def main():
             header = defined.get(state[owner].get(member))
             if header:
                 uses.setdefault(header, set()).add(f"{owner}.{member}")
-        if "struct core" in words and re.search(r"\bc(?:ore)?->", code):
+        if "struct core" in words and re.search(r"\b(c|core)->", code):
             uses.setdefault("state.h", set()).add("struct core")
         if "--show" in sys.argv[1:]:
             for header, what in sorted(uses.items()):

@@ -16,6 +16,7 @@
 #include "server/core/ledger.h"
 #include "server/core/modes.h"
 #include "server/core/pace.h"
+#include "server/core/quarantine.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"

@@ -7,6 +7,7 @@
 #include "server/core/effects.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
+#include "server/core/quarantine.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"

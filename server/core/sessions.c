@@ -26,6 +26,7 @@
 #include "server/core/ledger.h"
 #include "server/core/norms.h"
 #include "server/core/pace.h"
+#include "server/core/quarantine.h"
 #include "server/core/run.h"
 #include "server/core/state.h"
 #include "server/core/sync.h"

@@ -28,6 +28,7 @@
 #include "server/core/norms.h"
 #include "server/core/optim.h"
 #include "server/core/pace.h"
+#include "server/core/quarantine.h"
 #include "server/core/run.h"
 #include "server/core/sandblaster.h"
 #include "server/core/sessions.h"

@@ -45,7 +45,8 @@ int gpu_failed(cudaError_t status, const char *call, struct err *e);
 #define LAUNCHED(e) TRY(cudaGetLastError(), e)
 
 int gpu_open(struct gpu *g, struct err *e) PS_MUST_CHECK;
-/* Frees the stream, the events and all blocks. Allowed after a failed gpu_open. */
+/* Frees the stream, the events and all blocks. The caller may call gpu_close after a failed
+ * gpu_open. */
 void gpu_close(struct gpu *g);
 enum gpu_place { GPU_DEVICE, GPU_PINNED };
 int gpu_alloc(

@@ -32,7 +32,7 @@ def loss_of(weights, pixels, labels, dtype):
 
 
 class Step:
-    """A captured step, and its gradient on the host."""
+    """A step that is captured in a CUDA graph, and the gradient of this step on the host."""
 
     def __init__(self, data, params, batch, local, bf16, layout):
         shapes = [(len(params[0]), 1, 3, 3), *(p.shape for p in params[1:])]

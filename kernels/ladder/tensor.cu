@@ -49,7 +49,7 @@ __global__ void tensor_fragments_kernel(struct products p, uint32_t *fragments)
 		fragments + (size_t)blockIdx.x * THREADS * CONV_TERMS, &weight[0][0], ROW, i);
 }
 
-/* The fc weights as [position][filter][ROW]. */
+/* Stores the fc weights as [position][filter][ROW]. */
 __global__ void tensor_fc_kernel(struct products p, size_t f_pad, float *fc)
 {
 	size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, c = i % ROW, f = i / ROW % f_pad;

@@ -1,7 +1,7 @@
 /*
  * classifier.h - the classifier head in two kernels: fc:128, ReLU, an fc layer of few classes,
  * softmax, loss, and dgrad of both fc layers. The results are those of kx_conv_* and kx_loss with
- * KX_MATH_3XTF32. The rules of kernels.h apply.
+ * KX_MATH_3XTF32. The functions keep the rules of kernels.h.
  */
 #ifndef KERNELS_CUDA_FUSED_CLASSIFIER_H
 #define KERNELS_CUDA_FUSED_CLASSIFIER_H

@@ -4,7 +4,7 @@
  *
  * The convolution has one input channel and 3 x 3 or 5 x 5 filters; the number of filters is a
  * multiple of 32. ReLU and pool:2 follow. The kernels read pixels from the data set and write only
- * the pooled values and the argmax of each pool window. The rules of kernels.h apply.
+ * the pooled values and the argmax of each pool window. The functions keep the rules of kernels.h.
  */
 #ifndef KERNELS_CUDA_FUSED_CONV1_H
 #define KERNELS_CUDA_FUSED_CONV1_H

@@ -11,7 +11,7 @@
  * CONV2_MAX_WEIGHT. The kernels that write these values (conv1.cu) or weights (general/params.cu)
  * set *trouble to KX_TROUBLE_RANGE if one is too large.
  *
- * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The rules of kernels.h apply.
+ * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The functions keep the rules of kernels.h.
  */
 #ifndef KERNELS_CUDA_FUSED_CONV2_H
 #define KERNELS_CUDA_FUSED_CONV2_H

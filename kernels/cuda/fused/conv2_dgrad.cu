@@ -137,8 +137,8 @@ __device__ inline void dgrad_load_pixels(
 	}
 }
 
-/* Four filters of a pool window. Neighbouring threads handle the two halves of eight filters, and
- * neighbouring pairs of threads handle neighbouring images. */
+/* The four filters of a pool window that a thread handles. Neighbouring threads handle the two
+ * halves of eight filters, and neighbouring pairs of threads handle neighbouring images. */
 struct filter_quad {
 	int image, f, window;
 };

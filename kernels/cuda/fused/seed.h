@@ -11,7 +11,7 @@
  * A *feature* is the pooled value of filter f at position p of 13 x 13. fprop writes only the
  * argmax of the feature's pool window to memory (2 bits); wgrad computes the feature again. Filters
  * are padded to a multiple of eight. In every precision, all kernels are as exact as fp32 except
- * the half-precision and the persistent kernels. The rules of kernels.h apply.
+ * the half-precision and the persistent kernels. The functions keep the rules of kernels.h.
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_H
 #define KERNELS_CUDA_FUSED_SEED_H

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 
 #define LOGITS_THREADS 128
 
-/* One warp computes one image. Lane = class + 10 * (third of the partial logits). */
+/* One warp computes one image. Lane c + 10 * i adds up third i of the partial logits of class c. */
 __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int slices, int step)
 {
 	const unsigned all = 0xffffffffu;

@@ -190,8 +190,8 @@ __device__ inline int find_first_pair(const struct block_tile &block, int warp)
 /* ---- pixels ---------------------------------------------------------------------------------- */
 
 /* Starts the bulk copies of the pixel rows under the block's positions. The copies start at a
- * multiple of 16 bytes. The last FETCH_THREADS threads of the block issue them. `number` has the
- * number of each image in the data set. */
+ * multiple of 16 bytes. The last FETCH_THREADS threads of the block issue the copies. `number` has
+ * the number of each image in the data set. */
 __device__ inline void fetch_band(struct block_state *shared, const struct kx_batch &batch,
 	const struct block_tile &block, const uint32_t *number)
 {

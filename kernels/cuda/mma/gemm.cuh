@@ -89,7 +89,7 @@ __device__ static inline void stage_tf32(
 	}
 }
 
-/* Splits x = hi + lo. The tensor core truncates both to tf32. */
+/* Splits x = hi + lo. The tensor core truncates hi and lo to tf32. */
 __device__ static inline void split_hi_lo(float x, uint32_t *hi, uint32_t *lo)
 {
 	*hi = __float_as_uint(x) & 0xffffe000u;

@@ -15,8 +15,8 @@
 namespace
 {
 
-/* The base of all tile shapes. A block computes a tile of BM x BN; a pipeline stage has ROW bytes
- * of K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. LINES:
+/* The base class of all tile shapes. A block computes a tile of BM x BN; a pipeline stage has ROW
+ * bytes of K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. LINES:
  * operands are stored as wgmma reads them (line_place; in tf32 only A), and in bf16 the products of
  * a stage run while the block loads another stage. UP: the tile is for windows with `up` > 1. TF32:
  * fp32 values are rounded to tf32 when they are stored. */

@@ -13,8 +13,8 @@
 namespace
 {
 
-/* The base of all tile shapes. A block computes BM x BN values; a pipeline stage has DEPTH pixels,
- * which SHARES warps divide. LINES as in product.cuh. */
+/* The base class of all tile shapes. A block computes BM x BN values; a pipeline stage has DEPTH
+ * pixels, which SHARES warps divide. LINES as in product.cuh. */
 template <int BM_, int BN_, int DEPTH_, int WARPS_, int BLOCKS_, int SHARES_> struct wgrad_tile {
 	static const int BM = BM_, BN = BN_, DEPTH = DEPTH_, BLOCKS = BLOCKS_, STAGES = 3;
 	static const int WARPS = WARPS_, SHARES = SHARES_, THREADS = 32 * WARPS * SHARES;

@@ -13,7 +13,7 @@ struct seed {
 	struct kx_seed s;
 };
 
-uint64_t kx_seed_patience_ns = 2000000000;
+uint64_t kx_seed_timeout_ns = 2000000000;
 
 static int seed_path_fits(const struct model *m, const struct path_options *o)
 {
@@ -123,7 +123,7 @@ static void place_exchange(struct seed *d, struct cuda_arena *a, uint32_t *troub
 	x->losses = x->conv + blocks * SEED_LL_CONV_LINES;
 	x->steps = &x->losses[images].flag;
 	x->trouble = trouble;
-	x->patience_ns = kx_seed_patience_ns;
+	x->timeout_ns = kx_seed_timeout_ns;
 }
 
 static void seed_path_place(void *self, struct cuda_arena *a, uint32_t *trouble)

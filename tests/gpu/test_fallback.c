@@ -17,7 +17,7 @@
 static void set_patience(uint64_t ns)
 {
 #ifdef KX_CUDA
-	kx_seed_patience_ns = ns;
+	kx_seed_timeout_ns = ns;
 #else
 	(void)ns;
 #endif

@@ -63,12 +63,12 @@ struct seed_exchange {
 	struct ll_line *losses;   /* [image], and one for `steps` */
 	uint32_t *steps;          /* steps done so far */
 	uint32_t *trouble;        /* set to KX_TROUBLE_WAIT by a block that waited too long */
-	uint64_t patience_ns;     /* the longest wait of a block */
+	uint64_t timeout_ns;      /* the longest wait of a block */
 };
-/* The value of patience_ns for the backends that are opened after this variable is set. Tests set
- * kx_seed_patience_ns to 0: the first block then starts 30 ms late, and all other blocks give
+/* The value of timeout_ns for the backends that are opened after this variable is set. Tests set
+ * kx_seed_timeout_ns to 0: the first block then starts 30 ms late, and all other blocks give
  * up. */
-extern uint64_t kx_seed_patience_ns;
+extern uint64_t kx_seed_timeout_ns;
 
 struct kx_seed {
 	int f, f_pad; /* filters; filters padded to a multiple of eight */

@@ -18,7 +18,7 @@
  * any more. All sums have a fixed order. The launch is cooperative, so all blocks run at the same
  * time.
  *
- * A block that has waited for another one for patience_ns gives up: it sets *trouble, computes the
+ * A block that has waited for another one for timeout_ns gives up: it sets *trouble, computes the
  * rest of its step with what it has, and returns. The other blocks see *trouble while they wait,
  * and return as well. Results of a launch that has set *trouble are not valid, and later launches
  * return at once. (A trap would destroy the CUDA context.)
@@ -441,7 +441,7 @@ __device__ inline bool waited_too_long(
 		     : "=r"(trouble)
 		     : "l"(x.trouble)
 		     : "memory");
-	if (!trouble && now - *begin < x.patience_ns)
+	if (!trouble && now - *begin < x.timeout_ns)
 		return false;
 	*x.trouble = KX_TROUBLE_WAIT;
 	*static_cast<volatile uint32_t *>(&shared->gave_up) = 1;
@@ -1265,7 +1265,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	__syncthreads();
 	if (shared->gave_up)
 		return;
-	if (run.s.exchange.patience_ns == 0 && blockIdx.x == 0) /* a test: this block starts late */
+	if (run.s.exchange.timeout_ns == 0 && blockIdx.x == 0) /* a test: this block starts late */
 		for (int ms = 0; ms < 30; ms++)
 			__nanosleep(1000000);
 	persistent_tables(shared, block);

@@ -277,14 +277,14 @@ template <class S> __device__ inline struct octet block_sums(const float *from)
 }
 
 /* Returns eight sums of a row of the tile, added up over the blocks of the cluster. */
-template <class S> __device__ inline struct octet sums_at(const float *sums, int at, int parts)
+template <class S> __device__ inline struct octet sums_at(const float *sums, int at, int slices)
 {
 #if __CUDA_ARCH__ >= 900
 	if (S::SPLIT) {
 		cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
 		struct octet o = {};
 
-		for (int k = 0; k < parts; k++) {
+		for (int k = 0; k < slices; k++) {
 			const struct octet p = block_sums<S>(cluster.map_shared_rank(sums, k) + at);
 #pragma unroll
 			for (int j = 0; j < KX_OCTET; j++)
@@ -312,7 +312,7 @@ __device__ inline void epilogue(
  * same eight columns. */
 template <class T, class S>
 __device__ inline void store_rows(const struct kx_product &g, const float *sums,
-	const struct octet &bias, int m0, int n, int parts, int first, int end)
+	const struct octet &bias, int m0, int n, int slices, int first, int end)
 {
 	const int column = threadIdx.x % S::OCTETS * KX_OCTET;
 	const int batch = 4; /* masks in flight */
@@ -334,7 +334,7 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 
 			if (row >= end || m0 + row >= g.rows)
 				continue;
-			struct octet o = sums_at<S>(sums, row * S::SUM_PITCH + column, parts);
+			struct octet o = sums_at<S>(sums, row * S::SUM_PITCH + column, slices);
 			const size_t at = (size_t)(m0 + row) * g.n + n;
 
 			epilogue(&o, g, bias);
@@ -352,18 +352,18 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 /* Stores the pool windows of rows first .. end: four rows each. NaN counts as a maximum. */
 template <class T, class S>
 __device__ inline void store_pooled(const struct kx_product &g, const float *sums,
-	const struct octet &bias, int m0, int n, int parts, int first, int end)
+	const struct octet &bias, int m0, int n, int slices, int first, int end)
 {
 	const int column = threadIdx.x % S::OCTETS * KX_OCTET;
 
 	for (int r = first + threadIdx.x / S::OCTETS * 4; r < end && m0 + r < g.rows;
 		r += 4 * S::OCTET_ROWS) {
-		struct octet best = sums_at<S>(sums, r * S::SUM_PITCH + column, parts);
+		struct octet best = sums_at<S>(sums, r * S::SUM_PITCH + column, slices);
 		uint32_t argmax[2] = {0, 0};
 #pragma unroll
 		for (uint32_t k = 1; k < 4; k++) {
 			const struct octet o =
-				sums_at<S>(sums, (r + (int)k) * S::SUM_PITCH + column, parts);
+				sums_at<S>(sums, (r + (int)k) * S::SUM_PITCH + column, slices);
 #pragma unroll
 			for (int j = 0; j < KX_OCTET; j++) {
 				const bool more = o.v[j] > best.v[j] || o.v[j] != o.v[j];
@@ -387,10 +387,10 @@ __device__ inline void store_pooled(const struct kx_product &g, const float *sum
  * cluster divide the rows. */
 template <class T, bool DGRAD, class S>
 __device__ inline void store_tile(
-	const struct kx_product &g, const float *sums, int m0, int n0, int part, int parts)
+	const struct kx_product &g, const float *sums, int m0, int n0, int slice, int slices)
 {
 	const int column = n0 + threadIdx.x % S::OCTETS * KX_OCTET;
-	const int first = S::BM / parts * part, end = first + S::BM / parts;
+	const int first = S::BM / slices * slice, end = first + S::BM / slices;
 	struct octet bias = {};
 
 	if (g.bias && column < g.n)
@@ -398,9 +398,9 @@ __device__ inline void store_tile(
 	parts_sync<S>();
 	if (column < g.n) {
 		if (!DGRAD && g.pooled)
-			store_pooled<T, S>(g, sums, bias, m0, column, parts, first, end);
+			store_pooled<T, S>(g, sums, bias, m0, column, slices, first, end);
 		else
-			store_rows<T, S>(g, sums, bias, m0, column, parts, first, end);
+			store_rows<T, S>(g, sums, bias, m0, column, slices, first, end);
 	}
 	if (S::SPLIT) /* other blocks may still read the sums of this block */
 		parts_sync<S>();
@@ -417,11 +417,11 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 	typedef product_sizes<T, DGRAD, S> Z;
 	extern __shared__ __align__(1024) unsigned char memory[];
 	const int tid = threadIdx.x;
-	const int parts = S::SPLIT ? g.parts : 1, part = S::SPLIT ? blockIdx.x % parts : 0;
-	const int m0 = blockIdx.x / parts * S::BM, n0 = blockIdx.y * S::BN;
+	const int slices = S::SPLIT ? g.slices : 1, slice = S::SPLIT ? blockIdx.x % slices : 0;
+	const int m0 = blockIdx.x / slices * S::BM, n0 = blockIdx.y * S::BN;
 	const int depth = g.window.size * g.window.size * g.window.c;
 	const int all = (depth + Z::BK - 1) / Z::BK;
-	const int begin = all * part / parts, tiles = all * (part + 1) / parts - begin;
+	const int begin = all * slice / slices, tiles = all * (slice + 1) / slices - begin;
 	struct tile_row rows[S::A_PASSES];
 	struct k_place k = {0, 0, 0};
 	typename S::template sums<T, DGRAD> c;
@@ -456,7 +456,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 	c.wait();
 	__syncthreads();
 	c.store(reinterpret_cast<float *>(memory));
-	store_tile<T, DGRAD, S>(g, reinterpret_cast<float *>(memory), m0, n0, part, parts);
+	store_tile<T, DGRAD, S>(g, reinterpret_cast<float *>(memory), m0, n0, slice, slices);
 }
 
 template <class S> size_t product_blocks(const struct kx_product &g)
@@ -485,16 +485,17 @@ template <class T, bool DGRAD, class S> int launch_split(struct kx_product g, cu
 	const int tiles = (depth + Z::BK - 1) / Z::BK;
 	const int bytes = Z::BYTES;
 	const size_t blocks = product_blocks<S>(g);
-	const int max_parts = kx_code(product_kernel<T, DGRAD, S>) < 90 ? 1 : 8;
+	const int max_slices = kx_code(product_kernel<T, DGRAD, S>) < 90 ? 1 : 8;
 
-	for (g.parts = 1; g.parts < max_parts && 2 * g.parts <= tiles && blocks * g.parts < 132;)
-		g.parts *= 2;
+	for (g.slices = 1;
+		g.slices < max_slices && 2 * g.slices <= tiles && blocks * g.slices < 132;)
+		g.slices *= 2;
 	if (cudaFuncSetAttribute(product_kernel<T, DGRAD, S>,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	dim3 grid((unsigned)((g.rows + S::BM - 1) / S::BM * g.parts), (g.n + S::BN - 1) / S::BN);
-	return kx_launch_clusters(
-		product_kernel<T, DGRAD, S>, grid, (unsigned)g.parts, S::THREADS, bytes, stream, g);
+	dim3 grid((unsigned)((g.rows + S::BM - 1) / S::BM * g.slices), (g.n + S::BN - 1) / S::BN);
+	return kx_launch_clusters(product_kernel<T, DGRAD, S>, grid, (unsigned)g.slices, S::THREADS,
+		bytes, stream, g);
 }
 
 } // namespace

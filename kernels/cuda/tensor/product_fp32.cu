@@ -106,11 +106,11 @@ template <class S> double product_time(const struct kx_product &g, double effort
 {
 	const double depth = (double)g.window.size * g.window.size * g.window.c;
 	const size_t blocks = product_blocks<S>(g);
-	size_t parts = 1;
+	size_t slices = 1;
 
-	while (S::SPLIT && parts < 8 && blocks * parts < 132)
-		parts *= 2;
-	return ffma_time<S>(blocks * parts, depth / (double)parts, effort);
+	while (S::SPLIT && slices < 8 && blocks * slices < 132)
+		slices *= 2;
+	return ffma_time<S>(blocks * slices, depth / (double)slices, effort);
 }
 
 /* Launches the shape with the smallest estimated time. */

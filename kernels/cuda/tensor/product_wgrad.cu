@@ -193,11 +193,11 @@ int choose_tile(int m, int n, long long pixels, enum kx_type type)
 	}
 	if (best == W128X128 && largest_bytes(type) > kx_shared_limit())
 		best = W128X64;
-	const size_t parts = (size_t)(stages_of(pixels, type) + 3) / 4;
+	const size_t max_slices = (size_t)(stages_of(pixels, type) + 3) / 4;
 	const size_t enough = 132;
-	if ((best == W128X128 || best == W128X64) && tile_blocks(best, m, n) * parts < enough)
+	if ((best == W128X128 || best == W128X64) && tile_blocks(best, m, n) * max_slices < enough)
 		best = W64X64;
-	return best == W64X64 && tile_blocks(best, m, n) * parts < enough / 2 ? W32X32 : best;
+	return best == W64X64 && tile_blocks(best, m, n) * max_slices < enough / 2 ? W32X32 : best;
 }
 
 /* Launches a tile that uses wgmma. */
@@ -237,8 +237,8 @@ int kx_product_slices(int m, int n, long long pixels, enum kx_type type)
 	if (type == KX_TYPE_FP32)
 		return kx_product_slices_fp32(m, n, pixels);
 	const size_t enough = 264, blocks = tile_blocks(choose_tile(m, n, pixels, type), m, n);
-	const size_t parts = (size_t)(stages_of(pixels, type) + 3) / 4;
-	const size_t slices = enough / blocks < parts ? enough / blocks : parts;
+	const size_t max_slices = (size_t)(stages_of(pixels, type) + 3) / 4;
+	const size_t slices = enough / blocks < max_slices ? enough / blocks : max_slices;
 
 	return slices ? (int)slices : 1;
 }

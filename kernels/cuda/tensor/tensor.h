@@ -66,7 +66,7 @@ struct kx_product {
 	long long rows;                     /* of the whole batch */
 	int n, b_rows, pitch;
 	int dgrad, relu, pooled, wide;
-	int parts; /* set by the launcher */
+	int slices; /* set by the launcher */
 	float scale;
 };
 int kx_product(struct kx_product g, enum kx_type type, cudaStream_t stream);

@@ -31,9 +31,9 @@ void sim_lane_welcomed(struct sim *s, struct sim_worker *w)
 
 	if (!s->has_lanes || !s->server.core || stamp->term != s->cfg.term || l->link != w->bulk)
 		return; /* the worker has no lane, or its secret is not the newest */
-	if (l->server_life == s->server.life)
+	if (l->server_process == s->server.process)
 		return; /* the lane stays open after a new connection */
-	l->server_life = net_chance(&s->net, 800) ? s->server.life : 0;
+	l->server_process = net_chance(&s->net, 800) ? s->server.process : 0;
 	memset(l->seq, 0, sizeof(l->seq));
 }
 
@@ -56,13 +56,13 @@ void sim_lane_push(struct sim *s, struct sim_worker *w, struct msg_push *p)
 {
 	struct shm_lane *l = &w->lane;
 	const struct gradient *g = &w->gradient[p->seq % SIM_WINDOW];
-	int is_new = p->seq > l->newest, is_lost = l->server_life != s->server.life;
+	int is_new = p->seq > l->newest, is_lost = l->server_process != s->server.process;
 	uint32_t slot = 0;
 
 	p->lane_slot = 0;
 	l->newest = is_new ? p->seq : l->newest;
 	/* a worker may detect late that the server of its lane was killed */
-	if (!l->server_life || p->slices.n != 1 || (is_lost && net_chance(&s->net, 500)))
+	if (!l->server_process || p->slices.n != 1 || (is_lost && net_chance(&s->net, 500)))
 		return;
 	for (uint32_t i = 0; i < SIM_LANE_SLOTS; i++)
 		if (l->seq[i] == p->seq)
@@ -90,13 +90,13 @@ void sim_lane_killed(struct sim *s, struct sim_worker *w)
 {
 	struct shm_lane *l = &w->lane;
 
-	for (uint32_t i = 0; i < SIM_LANE_SLOTS && l->server_life; i++)
+	for (uint32_t i = 0; i < SIM_LANE_SLOTS && l->server_process; i++)
 		if (!l->seq[i]) {
 			scribble(s, l->slot[i], 0, net_below(&s->net, sizeof(l->slot[i]) + 1));
 			break;
 		}
 	if (net_chance(&s->net, 500))
-		l->server_life = 0;
+		l->server_process = 0;
 }
 
 /* ---- the server ------------------------------------------------------------------------------ */
@@ -106,7 +106,7 @@ void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot)
 	/* the worker slot belongs to another process now, so the lane of the old process ends */
 	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
 		if (i + 1 != node && s->worker[i].lane.worker == slot)
-			s->worker[i].lane.server_life = 0;
+			s->worker[i].lane.server_process = 0;
 	s->worker[node - 1].lane.worker = slot;
 	s->worker[node - 1].lane.link = link;
 }
@@ -136,7 +136,7 @@ static struct shm_lane *lane_of_link(struct sim *s, uint32_t link)
 	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++) {
 		struct shm_lane *l = &s->worker[i].lane;
 
-		if (l->link == link && l->server_life == s->server.life)
+		if (l->link == link && l->server_process == s->server.process)
 			return l;
 	}
 	return NULL;

@@ -29,7 +29,7 @@ struct item {
 	uint32_t node, from;
 	/* the numbers of the receiving and the sending process; when a process has ended, its items
 	 * are dropped */
-	uint64_t life, from_life;
+	uint64_t process, from_process;
 	uint32_t link;   /* the number of the connection; the server calls it `peer` */
 	uint32_t number; /* FAULT, JOB: the number of the fault or job */
 	struct msg *msg; /* MESSAGE: allocated from the pool */

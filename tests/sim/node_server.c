@@ -30,7 +30,7 @@ void server_release(struct sim *s)
 	startup_release(&v->state);
 	disk_killed(&s->disk);
 	v->core = NULL;
-	v->life = 0;
+	v->process = 0;
 	v->over = v->ending = 0;
 	v->kill_in = DISK_NEVER;
 	memset(v->job, 0, sizeof(v->job));
@@ -114,13 +114,13 @@ void server_start(struct sim *s)
 	if (s->cfg.term <= v->epoch && !s->disk.broken)
 		sim_violation(s, "term %llu is given twice", (unsigned long long)s->cfg.term);
 	v->epoch = s->cfg.term;
-	v->life = ++s->lives;
+	v->process = ++s->processes;
 	sim_wal_check_restored(s);
 	s->awake[SIM_SERVER] = (struct awake){0};
 	sim_trace(s, "server starts epoch=%llu version=%llu", (unsigned long long)v->epoch,
 		(unsigned long long)core_stats(v->core)->version);
 	net_at(&s->net, s->net.now_ms,
-		(struct item){.what = HAPPEN_TICK, .node = SIM_SERVER, .life = v->life});
+		(struct item){.what = HAPPEN_TICK, .node = SIM_SERVER, .process = v->process});
 	spoken_to(s);
 }
 
@@ -187,8 +187,10 @@ void server_take_job(void *arg, const struct job *job)
 	v->job[i] = *job;
 	v->job_ran[i] = 0;
 	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->save_ms),
-		(struct item){
-			.what = HAPPEN_JOB, .node = SIM_SERVER, .life = v->life, .number = i});
+		(struct item){.what = HAPPEN_JOB,
+			.node = SIM_SERVER,
+			.process = v->process,
+			.number = i});
 }
 
 /* Runs a job of the thread pool at one moment of virtual time. A second call, a few milliseconds
@@ -249,7 +251,7 @@ void sim_send(struct sim *s, uint32_t link, const struct msg *m)
 	if (node)
 		sim_wal_send(s,
 			&(struct item){
-				.node = node, .life = s->worker[node - 1].life, .link = link},
+				.node = node, .process = s->worker[node - 1].process, .link = link},
 			m, 0);
 }
 
@@ -276,8 +278,9 @@ static void say(struct sim *s, const struct effect *e)
 		m = &params;
 	}
 	sim_wal_send(s,
-		&(struct item){.node = node, .life = s->worker[node - 1].life, .link = e->peer}, m,
-		e->durable_first);
+		&(struct item){
+			.node = node, .process = s->worker[node - 1].process, .link = e->peer},
+		m, e->durable_first);
 }
 
 /* Stores the weights that workers can pull after this step of the core. */
@@ -312,7 +315,7 @@ static void finish(struct sim *s, int status)
 	net_at(&s->net, s->net.now_ms + 500 + net_below(&s->net, SESSION_CLOSE_MS),
 		(struct item){.what = HAPPEN_JOB,
 			.node = SIM_SERVER,
-			.life = v->life,
+			.process = v->process,
 			.number = SIM_JOBS});
 }
 

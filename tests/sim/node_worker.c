@@ -46,7 +46,7 @@ uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms)
 	w->to_push -= w->to_push / 2;
 	w->session = NULL;
 	w->lane = (struct shm_lane){0};
-	w->life = 0;
+	w->process = 0;
 	s->awake[twin] = s->awake[node];
 	s->ahead_ms[twin] = s->ahead_ms[node];
 	memcpy(s->net.lane[twin], s->net.lane[node], sizeof(s->net.lane[node]));
@@ -81,7 +81,7 @@ void worker_tick(struct sim *s, uint32_t node)
 	struct sim_worker *w = worker_at(s, node);
 
 	net_at(&s->net, s->net.now_ms + 100,
-		(struct item){.what = HAPPEN_TICK, .node = node, .life = w->life});
+		(struct item){.what = HAPPEN_TICK, .node = node, .process = w->process});
 	if (w->foreign && s->net.now_ms >= s->foreign_ms) { /* an operator corrects its --data */
 		worker_crash(s, node);
 		return;
@@ -130,7 +130,7 @@ void worker_start(struct sim *s, uint32_t node)
 	cfg.tensors = s->tensors;
 	if (w->named)
 		cfg.name[0] = (char)('a' + node);
-	w->life = ++s->lives;
+	w->process = ++s->processes;
 	s->awake[node] = (struct awake){0};
 	w->computing = w->done = 0;
 	w->broken = w->breaks > 0;
@@ -148,9 +148,9 @@ void worker_start(struct sim *s, uint32_t node)
 		sim_violation(s, "out of memory");
 		return;
 	}
-	sim_trace(s, "worker %u starts life=%llu", node, (unsigned long long)w->life);
+	sim_trace(s, "worker %u starts process=%llu", node, (unsigned long long)w->process);
 	session_start(w->session, sim_clock(s, node));
 	net_at(&s->net, s->net.now_ms + 100,
-		(struct item){.what = HAPPEN_TICK, .node = node, .life = w->life});
+		(struct item){.what = HAPPEN_TICK, .node = node, .process = w->process});
 	link_up(s, node);
 }

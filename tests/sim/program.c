@@ -287,8 +287,9 @@ void program_computed(struct sim *s, uint32_t node)
 	if (is_hung(s, w)) {
 		if (w->hung_until_ms != UINT64_MAX)
 			net_at(&s->net, w->hung_until_ms,
-				(struct item){
-					.what = HAPPEN_COMPUTED, .node = node, .life = w->life});
+				(struct item){.what = HAPPEN_COMPUTED,
+					.node = node,
+					.process = w->process});
 		return;
 	}
 	w->computing = 0;

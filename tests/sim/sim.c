@@ -78,7 +78,7 @@ static void happen_server(struct sim *s, struct item *it)
 
 	if (it->what == HAPPEN_START) {
 		server_start(s);
-	} else if (it->life != v->life || !v->core || waits(s, it, v->stopped_until_ms)) {
+	} else if (it->process != v->process || !v->core || waits(s, it, v->stopped_until_ms)) {
 		return; /* the event was for an earlier process, or waits for SIGCONT */
 	} else if (it->what == HAPPEN_JOB) {
 		server_job(s, it);
@@ -103,7 +103,7 @@ static void happen_server(struct sim *s, struct item *it)
 static uint32_t node_of(const struct sim *s, const struct item *it)
 {
 	for (uint32_t node = SIM_WORKERS + 1; node <= SIM_WORKERS + SIM_TWINS; node++)
-		if (it->life && s->worker[node - 1].life == it->life)
+		if (it->process && s->worker[node - 1].process == it->process)
 			return node;
 	return it->node;
 }
@@ -133,7 +133,7 @@ static void happen_worker(struct sim *s, struct item *it)
 		return;
 	if (it->what == HAPPEN_HEAL && !waits(s, it, w->stopped_until_ms))
 		worker_relink(s, it->node);
-	else if (it->life != w->life || waits(s, it, w->stopped_until_ms))
+	else if (it->process != w->process || waits(s, it, w->stopped_until_ms))
 		return;
 	else if (it->what == HAPPEN_MESSAGE)
 		worker_message(s, it->node, it->msg);
@@ -254,7 +254,7 @@ static void begin(struct sim *s, uint64_t seed)
 	memset(s->ahead_ms, 0, sizeof(s->ahead_ms));
 	memset(s->awake, 0, sizeof(s->awake));
 	s->disk_bad_until_ms = 0;
-	s->lives = s->links = s->n_coordinates = 0;
+	s->processes = s->links = s->n_coordinates = 0;
 	s->crashes = s->power_cuts = s->worker_crashes = s->leaps = s->cuts = s->drains = 0;
 	s->twins = s->excluded = s->diverged = s->hangs = 0;
 	s->quarantines = s->releases = 0;

@@ -134,7 +134,7 @@ struct gradient {
 /* This struct is the shared-memory lane of a worker's process (lane.c). */
 struct shm_lane {
 	/* the process of the server that has opened the lane; 0: the lane is not open */
-	uint64_t server_life;
+	uint64_t server_process;
 	uint32_t link;   /* the connection of the newest WELCOME */
 	uint32_t worker; /* the slot of that WELCOME */
 	uint64_t newest; /* the newest push that the process has sent */
@@ -144,7 +144,7 @@ struct shm_lane {
 
 struct sim_worker {
 	struct session *session; /* NULL: the process does not run */
-	uint64_t life;       /* the number of the process, unique in the run; 0: no process yet */
+	uint64_t process;    /* the number of the process, unique in the run; 0: no process yet */
 	uint32_t bulk, beat; /* the numbers of its bulk and heartbeat connections */
 	uint64_t stopped_until_ms;
 	/* FAULT_HANG: the program hangs until this time; UINT64_MAX: forever */
@@ -185,7 +185,7 @@ struct sim_server {
 	struct checkpointer *checkpointer;
 	struct core *core; /* NULL: the server does not run */
 	float *spare;      /* the second buffer of weights; `state` has the first */
-	uint64_t life, epoch;
+	uint64_t process, epoch;
 	uint64_t stopped_until_ms;
 	uint32_t kill_in; /* effects until the server is killed; DISK_NEVER: no kill */
 	/* when kill_in or ops_left reaches 0, 1: the power of the host fails; 0: the server is
@@ -282,7 +282,7 @@ struct sim {
 	const struct worker *replayer;
 	int replay_is_late; /* another push has counted a batch of the replayed push */
 	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* at node - 1; the twins come last */
-	uint64_t lives, links;
+	uint64_t processes, links;
 	uint32_t n_coordinates;
 	enum expectation expected[SIM_COORDINATES];
 	/* easgd: the move of the centre by each push, at the push's coordinate */

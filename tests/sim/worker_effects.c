@@ -18,7 +18,7 @@ void worker_compute(struct sim *s, uint32_t node)
 
 	w->computing = 1;
 	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->compute_ms),
-		(struct item){.what = HAPPEN_COMPUTED, .node = node, .life = w->life});
+		(struct item){.what = HAPPEN_COMPUTED, .node = node, .process = w->process});
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -43,7 +43,7 @@ static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 	struct sim_worker *w = worker_at(s, node);
 
 	session_free(&w->session);
-	w->life = 0;
+	w->process = 0;
 	w->done = 0;
 	if (node <= SIM_WORKERS)
 		net_at(&s->net, s->net.now_ms + in_ms,
@@ -134,8 +134,8 @@ static void say(struct sim *s, uint32_t node, const struct msg *m, uint32_t link
 	net_send(&s->net, node, 1,
 		(struct item){.node = SIM_SERVER,
 			.from = node,
-			.from_life = w->life,
-			.life = s->server.life,
+			.from_process = w->process,
+			.process = s->server.process,
 			.link = link},
 		m);
 }

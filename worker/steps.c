@@ -177,7 +177,7 @@ static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	if (s->cfg->stop && s->cfg->stop(s->cfg->stop_arg))
 		return PS_ESHUTDOWN;
 	cnnps_alive(s->c);
-	if (s->held.weights && cnnps_show_asked(s->c))
+	if (s->held.weights && cnnps_show_requested(s->c))
 		s->show(s->show_arg, s->held.weights);
 	if (s->loader)
 		return take_loaded(s, l, number, b);

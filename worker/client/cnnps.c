@@ -607,9 +607,9 @@ void cnnps_alive(struct cnnps *c)
 		net_alive(c->net);
 }
 
-int cnnps_show_asked(struct cnnps *c)
+int cnnps_show_requested(struct cnnps *c)
 {
-	return c->net && net_show_asked(c->net);
+	return c->net && net_show_requested(c->net);
 }
 
 int cnnps_show(struct cnnps *c, const char *json)

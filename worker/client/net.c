@@ -100,11 +100,11 @@ struct net {
 	uint64_t beat_redial_ms; /* when to call heartbeat_redial next */
 	int keyed;               /* 1: the connection is encrypted with the two keys below */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
-	struct err server_error; /* the newest ERROR of the server */
-	uint64_t notice_ms;      /* time of the newest ERROR */
-	atomic_int show_asked;   /* see show.h */
-	char *last_status;       /* an unsolicited STATUS of an ended run; owned */
-	char *tensors;           /* the tensors in the first WELCOME; owned */
+	struct err server_error;   /* the newest ERROR of the server */
+	uint64_t notice_ms;        /* time of the newest ERROR */
+	atomic_int show_requested; /* see show.h */
+	char *last_status;         /* an unsolicited STATUS of an ended run; owned */
+	char *tensors;             /* the tensors in the first WELCOME; owned */
 	char why[512];
 };
 
@@ -417,7 +417,7 @@ static void deliver_status(struct net *n, const struct msg_status *s)
 
 	if (!s->reply) {
 		if (strcmp(s->text, SHOW_REQUEST) == 0)
-			atomic_store(&n->show_asked, 1);
+			atomic_store(&n->show_requested, 1);
 		return;
 	}
 	/* a STATUS without a request can be the last one of the run: keep it for the next
@@ -1226,9 +1226,9 @@ void arrival_move(struct arrival *to, struct arrival *from)
 	to->term = from->term;
 }
 
-int net_show_asked(struct net *n)
+int net_show_requested(struct net *n)
 {
-	return atomic_load(&n->show_asked) && atomic_exchange(&n->show_asked, 0);
+	return atomic_load(&n->show_requested) && atomic_exchange(&n->show_requested, 0);
 }
 
 void net_alive(struct net *n)

@@ -128,7 +128,7 @@ int net_take_slot(struct net *n, struct lane_slot *slot) PS_MUST_CHECK;
 void net_alive(struct net *n);
 /* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread may
  * call it. */
-int net_show_asked(struct net *n);
+int net_show_requested(struct net *n);
 /* The parts of struct time_split. */
 enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
 /* Adds `us` to the time that the program has spent on `part`. Each BEAT reports the sums. Only the

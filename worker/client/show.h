@@ -14,7 +14,7 @@
 
 /* Returns 1 if the server has asked for pictures since the last call. The call takes almost no
  * time. */
-int cnnps_show_asked(struct cnnps *c);
+int cnnps_show_requested(struct cnnps *c);
 /* Sends the pictures as JSON (worker/show.h), in at most WIRE_MAX_TEXT bytes. */
 int cnnps_show(struct cnnps *c, const char *json);
 

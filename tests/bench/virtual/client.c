@@ -237,7 +237,7 @@ int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats)
 }
 
 /* Returns 0, because no status page requests images in virtual time. */
-int cnnps_show_asked(struct cnnps *c)
+int cnnps_show_requested(struct cnnps *c)
 {
 	(void)c;
 	return 0;

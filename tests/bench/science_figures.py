@@ -160,13 +160,13 @@ def time_panel(runs, modes, tag, top):
 def time_by_workers(runs, panels, out):
     times = [t for _, modes in panels for m in modes for w in runs.counts()
              for t in runs.times(m, w)]
-    least, top = min(t for t in times if t), 40
+    fastest, top = min(t for t in times if t), 40
     above, tick = (top, f",'never' {top}") if None in times else (2 * max(times), "")
     text = page(out, f"{max(560 * len(panels), 820)},640")
     text += (f"set multiplot layout 1,{len(panels)} "
              + titled(runs, times_as_fast(runs, [m for _, modes in panels for m in modes])))
     text += ("set logscale xy\nset xtics (1,2,4,8,16)\nset xrange [0.8:20]\n"
-             f"set yrange [{0.7 * least:g}:{above * 1.25:g}]\n"
+             f"set yrange [{0.7 * fastest:g}:{above * 1.25:g}]\n"
              f"set ytics (0.1,0.2,0.3,0.5,1,2,5,10,20{tick})\n"
              "set xlabel 'workers' offset 0,0.4\nset ylabel 'time to 97 % of the test images, s'\n"
              "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n"
@@ -230,11 +230,11 @@ def staleness(runs, modes, workers, out):
         totals = [sum(runs.stale[m, workers].values()) for m in modes]
         rows.append([f'"{age}"'] + [100 * runs.stale[m, workers][age] / t
                                     for m, t in zip(modes, totals)])
-    most = max(rows, key=lambda row: row[1])
+    largest = max(rows, key=lambda row: row[1])
     text = page(out, "1120,500") + block("ages", rows)
     text += "set " + titled(
-        runs, f"With {workers} workers {most[1]:.0f} % of the gradients of {MODES[modes[0]].name}"
-              f" are {most[0].strip(chr(34)).replace('-', ' to ')} versions old when they arrive")
+        runs, f"With {workers} workers {largest[1]:.0f} % of the gradients of {MODES[modes[0]].name}"
+              f" are {largest[0].strip(chr(34)).replace('-', ' to ')} versions old when they arrive")
     text += ("set style data histogram\nset style histogram clustered gap 1\n"
              "set ylabel 'share of the gradients, %'\n"
              "set xlabel 'staleness: versions between the weights of a gradient and its arrival' offset 0,0.4\n"

@@ -94,10 +94,10 @@ def main():
     print("net,batch,precision,n_push,images_per_s,bare_images_per_s,share")
     for race in args.races or RACES:
         net, batch, precision = race.split(",")
-        most = bare(net, batch, precision, args)
+        bare_speed = bare(net, batch, precision, args)
         for n_push in map(int, args.n_push.split(",")):
             speed = through_server(net, batch, precision, n_push, args)
-            print(f"{race},{n_push},{speed:.0f},{most:.0f},{speed / most:.3f}", flush=True)
+            print(f"{race},{n_push},{speed:.0f},{bare_speed:.0f},{speed / bare_speed:.3f}", flush=True)
 
 
 if __name__ == "__main__":

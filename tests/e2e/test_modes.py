@@ -175,13 +175,13 @@ def test_asynchronous_modes_are_as_good_as_sync(programs, mnist):
 
 
 @slow
-@pytest.mark.parametrize("options, least", [
+@pytest.mark.parametrize("options, min_accuracy", [
     (("--mode", "easgd"), 0.97), (("--delay-compensation", "constant"), 0.96),
     (("--delay-compensation", "adaptive"), 0.96)])
-def test_other_modes_learn(programs, mnist, options, least):
+def test_other_modes_learn(programs, mnist, options, min_accuracy):
     result = train(programs, 4, *options)
     assert result["images_per_epoch"] == [60000] * 3
-    assert result["accuracy"] >= (least if mnist else least - 0.13), result
+    assert result["accuracy"] >= (min_accuracy if mnist else min_accuracy - 0.13), result
 
 
 # ---- memory --------------------------------------------------------------------------------------

@@ -273,9 +273,9 @@ def test_compose_confined(cluster, figure):
     c = cluster(Training, CNN_MODEL="seed:32", CNN_EPOCHS=1000, CNN_THREADS=2, CNN_BATCH_SIZE=100)
     weights, million = 4 * c.ask("n_params"), 10 ** 6
     # the formula in docs/cluster.md with V = 2, C = 1.125 and --push-window 8
-    most = {c.server: 32 * 2**20 + weights * (2 + 1.125 * 3 + 11 * SIZE + 2)}
-    most.update({w: 256 * million + weights * 256 for w in c.workers()})
-    for container in most:
+    limits = {c.server: 32 * 2**20 + weights * (2 + 1.125 * 3 + 11 * SIZE + 2)}
+    limits.update({w: 256 * million + weights * 256 for w in c.workers()})
+    for container in limits:
         for p in processes(container):
             assert "0" not in p["Uid"].split() + p["Gid"].split(), p
             assert int(p["CapEff"], 16) == int(p["CapBnd"], 16) == 0, p
@@ -283,12 +283,12 @@ def test_compose_confined(cluster, figure):
         for place in ("/", "/tmp", "/usr/local/bin", "/keys"):
             said = docker("exec", container, "sh", "-c", f"touch {place}/x 2>&1", check=False)
             assert "Read-only" in said, f"{place}: {said}"
-    most_threads = call(["docker", "run", "--rm", *CONFINED, "--network", "none", "-v",
-                         f"{c.env['CNN_IMAGES']}:/data:ro", c.images.first, "cnn-worker",
-                         "--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", "100", "--data",
-                         "/data", "--device", "cpu", "--threads", "256"], check=False)
-    assert most_threads.returncode == 3, f"they start, there is no server: {most_threads.stderr}"
-    share = max(resident(container) / limit for container, limit in most.items())
+    max_threads = call(["docker", "run", "--rm", *CONFINED, "--network", "none", "-v",
+                        f"{c.env['CNN_IMAGES']}:/data:ro", c.images.first, "cnn-worker",
+                        "--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", "100", "--data",
+                        "/data", "--device", "cpu", "--threads", "256"], check=False)
+    assert max_threads.returncode == 3, f"they start, there is no server: {max_threads.stderr}"
+    share = max(resident(container) / limit for container, limit in limits.items())
     figure("C3", share, "of the memory that is documented, at most", share <= 1)
 
 

@@ -221,9 +221,9 @@ def test_full_disk_holds_workers_back(ledger, small_disk, figure):
     def outstanding():
         return [w["last_seq"] - w["durable_seq"] for w in run.server.status()["workers"]]
     until(lambda: min(outstanding()) >= 64, 20, "the window is full")
-    most = max(outstanding())
+    peak = max(outstanding())
     shutil.rmtree(filler)
-    figure("P5", most, "pushes kept at most, of a window of 64", most <= 64, what="window")
+    figure("P5", peak, "pushes kept at most, of a window of 64", peak <= 64, what="window")
     report(figure, "P5", run, "full windows")
 
 

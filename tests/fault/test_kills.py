@@ -28,9 +28,9 @@ def percentile(times, part):
     return sorted(times)[min(len(times) - 1, int(part * len(times)))]
 
 
-def spread(places, most):
-    """Returns at most `most` elements of a list, evenly spaced."""
-    step = max(1, -(-len(places) // most))
+def spread(places, max_places):
+    """Returns at most `max_places` elements of a list, evenly spaced."""
+    step = max(1, -(-len(places) // max_places))
     return places[step // 2::step]
 
 

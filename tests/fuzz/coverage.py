@@ -44,15 +44,15 @@ def lines_of(source):
 def main():
     replay()
     failed = 0
-    for part, (patterns, least) in PARTS.items():
+    for part, (patterns, min_share) in PARTS.items():
         ran = total = 0
         for source in sorted(f for p in patterns for f in ROOT.glob(p)):
             a, b = lines_of(source)
             ran, total = ran + a, total + b
             print(f"  {source.relative_to(ROOT)!s:36} {a:5} of {b:5} lines")
         share = 100 * ran / max(total, 1)
-        failed |= share < least
-        print(f"{part}: {share:.1f} % of {total} lines (at least {least} %)")
+        failed |= share < min_share
+        print(f"{part}: {share:.1f} % of {total} lines (at least {min_share} %)")
     sys.exit(failed)
 
 

@@ -1,9 +1,17 @@
 #!/bin/sh
 # Check rules about code for which C allows several forms: sizeof(x) has parentheses; bounds are
-# named min and max; a variable for the status of a call (0 or a status of err.h) is named `rc`; no
-# two files of the programs have a static function, a function of an anonymous namespace or a kernel
-# of the same name, so that a search and a backtrace find the right one.
+# named min and max, in Python too; a variable for the status of a call (0 or a status of err.h) is
+# named `rc`; no two files of the programs have a static function, a function of an anonymous
+# namespace or a kernel of the same name, so that a search and a backtrace find the right one.
 set -u
+find tests worker deploy -name '*.py' 2>/dev/null | sort | xargs /usr/bin/python3 -c '
+import re, sys, tokenize
+found = [f"{name}:{t.start[0]}: {t.string}: a bound is min or max" for name in sys.argv[1:]
+         for t in tokenize.generate_tokens(open(name, encoding="utf-8").readline)
+         if t.type == tokenize.NAME and re.match("(most|least)(_|$)", t.string)]
+print(*found, sep="\n", end="\n" if found else "")
+sys.exit(bool(found))'
+in_python=$?
 "$(dirname "$0")/code.sh" | awk '
 	BEGIN { own = "^(common|proto|kernels|server|worker)/[^:]*\\.(c|h|cu|cuh): (static|inline|constexpr|__(global|device|host|forceinline)__) " }
 	function finding(why) { print $0 ": " why; found = 1 }
@@ -27,4 +35,4 @@ set -u
 			finding("static in " where[name] ", too")
 		where[name] = file
 	}
-	END { exit found }'
+	END { exit found }' && exit $in_python

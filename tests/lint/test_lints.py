@@ -85,6 +85,7 @@ VIOLATIONS = [
     ("banned", "tests/unit/bad.c", "int f(void) { return rand(); }\n", "rand"),
     ("dialect", "common/bad.c", "int f(int a) { return (int)sizeof a; }\n", "common/bad.c: "),
     ("dialect", "common/bad.c", "int f(int most);\n", "min or max"),
+    ("dialect", "tests/bench/bad.py", "def f(places, most):\n    return max(most)\n", "min or max"),
     ("dialect", "common/bad.c", "int f(void)\n{\n\tint ret = g();\n}\n", "rc is"),
     ("names", "common/bad.c", "/* as no_such_function does */\nint f(void);\n",
      "common/bad.c:1: there is no no_such_function"),
@@ -101,6 +102,8 @@ VIOLATIONS = [
     ("words", "docs/bad.md", "A stranger connects.\n", "unknown key"),
     ("words", "tests/unit/test_x.c", "int a_stranger_is_refused;\n", "tests/unit/test_x.c"),
     ("words", "tests/unit/router_lab.h", "\n", "router_lab.h"),
+    ("words", "tests/sim/bad.c", "int server_life;\n", "server_process"),
+    ("words", "worker/bad.c", "int cnnps_show_asked(void);\n", "request"),
     ("words", "server/bad.c", "--sync-spares\n", "--backup-workers"),
     ("overlap", "kernels/bad.cu", "__global__ void early(int *p)\n{\n\t*p = 1;\n}\nint f(void)\n{\n"
      "\treturn kx_launch(early, 1);\n}\n", "early"),

@@ -17,7 +17,7 @@ bring_home|pass_place|look_through           flush, mark, verify
 judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?  verdict or check, damage, return, received, prediction
 core_lend|lend(s|ing)?                        next buffer, parameter buffers
 for_spots|spots?_of                          positions
-untold|told|quarantine_tell|observers_asked|asked_ms  acknowledged or sent, notify, request
+untold|told|quarantine_tell|observers_asked|asked_ms|show_asked  acknowledged or sent, notify, request
 science_bars                                 science_accuracy
 a_hole[a-z_]*|holes|fates?                   gap, link model or delivery
 bursts_[a-z]*|local_bursts                   rounds of pipelined steps
@@ -26,6 +26,7 @@ kx_(rows|outer|first|second|head)|feeders?   conv_fprop and so on, producer warp
 keepers?|early_[a-z]+                        epoch export, later epochs
 d_scores|score_(images|splits)|errors_kernel  logits, slices, dY
 (progress|fake)_look|tell_lost_links|max_kept|put_life|copied_least  read, report, retained, fewest
+server_life|from_life|patience_ns  server_process, from_process, timeout
 netlab|sbench|core_bench|session_bench       support/: fixtures, programs
 [a-z]+_lab                                   a fixture with the name of what it provides
 sync-spares|stale-rate|decay-square          --backup-workers, --staleness-scaling, --beta2   tests/e2e/test_input.py tests/unit/test_server_options.c

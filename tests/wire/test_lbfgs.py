@@ -97,9 +97,9 @@ def test_lbfgs_reaches_scipys_minimum_in_about_as_many_evaluations(programs, tmp
     ours = [objective(w)[0] for w in points]
     theirs = scipys(objective, points[0])
     assert ours[0] == theirs[0]  # both begin at the same weights
-    least = min(theirs)
-    near = least + NEAR * (ours[0] - least)
+    lowest = min(theirs)
+    near = lowest + NEAR * (ours[0] - lowest)
     reached = evaluations_to(ours, near)
-    assert reached, f"{min(ours)} after {len(ours)} evaluations, SciPy {least}"
+    assert reached, f"{min(ours)} after {len(ours)} evaluations, SciPy {lowest}"
     assert reached <= TIMES * evaluations_to(theirs, near)
-    assert min(ours) >= least - 1e-9  # so SciPy's result is the minimum
+    assert min(ours) >= lowest - 1e-9  # so SciPy's result is the minimum

@@ -109,14 +109,14 @@ endif
 
 # ---- sources ----------------------------------------------------------------------------------
 MAINS := server/main.c worker/main.c worker/ctl/ctl.c
-SRC.common := $(wildcard common/*.c)
+SRC.common := $(wildcard common/*.c) $(if $(filter tsan,$(FLAVOUR)),tests/support/tsan.c)
 SRC.proto  := $(wildcard proto/*.c)
 SRC.core   := $(wildcard server/core/*.c)
 SRC.server := $(filter-out $(MAINS) $(SRC.core),$(wildcard server/*.c server/*/*.c))
 SRC.kernels := $(wildcard kernels/*.c kernels/device/*.c kernels/cpu/*.c kernels/cuda/*.c)
 SRC.client := $(wildcard worker/client/*.c)
 SRC.worker := $(filter-out $(MAINS),$(wildcard worker/*.c worker/data/*.c worker/ctl/*.c))
-SRC.support := $(filter-out %/failing_disk.c %/test.c,$(wildcard tests/support/*.c))
+SRC.support := $(filter-out %/failing_disk.c %/test.c $(SRC.common),$(wildcard tests/support/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 include kernels/kernels.mk

@@ -594,7 +594,7 @@ def test_rollback_is_refused(ledger, figure, term):
     version = run.server.status()["version"]
     said = []
     for w in run.fleet:
-        assert w.wait(30) != 0, w.tail()
+        assert w.wait(30) == 4, w.tail()
         said.append("lost pushes that it had reported as durable" in "\n".join(w.lines))
     figure("P16", sum(said), "of 2 workers say why they end", all(said), what="said")
     applied = run.server.status()["version"] - version

@@ -367,7 +367,7 @@ def test_workers_of_an_old_run(programs, ledger, figure, full):
         run.server.kill()
         new = programs.server(*run.options, directory=f"new{k}", endpoint=run.server.endpoint)
         for w in run.fleet:
-            w.wait(30)
+            assert w.wait(30) == 4, w.tail()
             ended.append("another run" in "\n".join(w.lines))
         foreign += new.status()["counters"]["pushes"] + new.status()["version"]
         new.kill()

@@ -12,13 +12,9 @@
 #define TESTS_SUPPORT_TSAN_H
 
 #include <fcntl.h>
-#include <stdio.h>
 
 /* Opens the file `name` of the directory `dir`. The buffer `path` receives the path of the file. */
-static inline int tsan_openat(char path[512], int dir, const char *name, int flags, unsigned mode)
-{
-	return snprintf(path, 512, "/proc/self/fd/%d/%s", dir, name), open(path, flags, mode);
-}
+int tsan_openat(char path[512], int dir, const char *name, int flags, unsigned mode);
 
 #define openat(dir, name, flags, mode) tsan_openat((char[512]){0}, dir, name, flags, mode)
 

@@ -15,14 +15,15 @@
  * The worker waits for PACE milliseconds between two pushes. After the signal SIGURG it waits no
  * longer. The worker pulls after every PULL_EVERY pushes. The worker prints `pushed K acked A`
  * while it runs, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on the
- * server's disk, or `stopped ...` if it fails. Exit status: 0; 2 after wrong usage; 1 after any
- * other failure, with one line.
+ * server's disk, or `stopped ...` if it fails. Exit status: 0; 2 after wrong usage; after any
+ * other failure, with one line, the status of cnn-worker for the same error, or 1.
  */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include "common/err.h"
 #include "common/log.h"
 #include "tests/support/client_calls.h"
 #include "worker/client/cnnps.h"
@@ -82,6 +83,13 @@ static void rest(const struct ledger *l)
 
 /* Print how many pushes of this INDEX were made, and how many were acknowledged. Both numbers
  * include the pushes of earlier processes. */
+static int exit_of(int rc)
+{
+	int code = err_exit_code(rc);
+
+	return code ? code : 1;
+}
+
 static void say(const struct ledger *l, size_t pushed)
 {
 	struct cnnps_stats s;
@@ -136,7 +144,7 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 	if (rc || s.rejected || s.superseded) {
 		fprintf(stderr, "ledger_worker: %s, %llu pushes rejected\n", cnnps_strerror(rc),
 			(unsigned long long)(s.rejected + s.superseded));
-		return 1;
+		return exit_of(rc);
 	}
 	return 0;
 }
@@ -170,7 +178,7 @@ int main(int argc, char **argv)
 	int rc = cnnps_connect(&l.c, &o);
 	if (rc) {
 		fprintf(stderr, "ledger_worker: %s\n", cnnps_error(l.c));
-		return 1;
+		return exit_of(rc);
 	}
 	int code = run(&l, cnnps_info(l.c));
 	cnnps_close(&l.c);

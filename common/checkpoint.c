@@ -224,7 +224,7 @@ static const char *read_row(const unsigned char *file, size_t size, const unsign
 	return NULL;
 }
 
-/* Sets the sections of `c` to point into the `size` bytes of `file`. Returns an error text or
+/* Makes the sections of `c` point into `file`, which has `size` bytes. Returns an error text or
  * NULL. */
 static const char *read_sections(const unsigned char *file, size_t size, struct checkpoint *c)
 {

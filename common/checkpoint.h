@@ -46,11 +46,11 @@ struct checkpoint {
 };
 
 /* Writes the new generation c->generation into `dir` and removes the generations before the newest
- * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, the oldest first,
- * until the new one fits. The function never removes generation `sound`, the newest one that is
- * known to be good; 0: there is none. If the function removes generations to make space, it sets
- * *dropped to the last of them; `dropped` may be NULL. After PS_EIO, the write has failed, and the
- * function has tried to remove the incomplete file. */
+ * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, beginning with the
+ * oldest, until the new one fits. The function never removes generation `sound`, the newest one
+ * that is known to be good; 0: there is none. If the function removes generations to make space, it
+ * sets *dropped to the last of them; `dropped` may be NULL. After PS_EIO, the write has failed, and
+ * the function has tried to remove the incomplete file. */
 int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
 /* Calls checkpoint_write_beside with the highest generation before c->generation as `sound`. */

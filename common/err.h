@@ -50,8 +50,8 @@ enum ps_status {
 #define PS_MUST_CHECK       __attribute__((warn_unused_result))
 #define PS_PRINTF(fmt, arg) __attribute__((format(printf, fmt, arg)))
 
-/* An error message for a person: one line without a newline that says what is wrong, where, and how
- * to repair it. */
+/* The text of an error is for a person. It is one line, without a newline, that says what is wrong,
+ * where, and how to repair it. */
 struct err {
 	int status; /* 0 or PS_E* */
 	char text[512];
@@ -70,7 +70,8 @@ const char *err_text(int status);
 /* Returns the exit code of a program that ends with `status`, or 1 for a number that is not in the
  * table. */
 int err_exit_code(int status);
-/* Returns 1 if the table has `status`. Check every number from a peer with this function. */
+/* Returns 1 if the table has `status`. Check every status number that comes from a peer with this
+ * function. */
 int err_known(long status);
 
 #endif

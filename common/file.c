@@ -14,10 +14,10 @@
 #include "common/io.h"
 #include "common/mem.h"
 
-/* Times of the wait for a directory lock. If a live process has the lock, the wait fails after
- * LOCK_LIVING_MS. A killed process keeps its lock until the kernel has freed its memory, which
- * takes seconds for gigabytes. If the process that holds the lock is ending, the wait therefore
- * takes up to LOCK_DYING_MS. */
+/* These times limit the wait for the lock of a directory. If a live process has the lock, the wait
+ * fails after LOCK_LIVING_MS. A killed process keeps its lock until the kernel has freed its
+ * memory, which takes seconds for gigabytes. If the process that holds the lock is ending, the wait
+ * therefore takes up to LOCK_DYING_MS. */
 #define LOCK_PAUSE_MS  2
 #define LOCK_LIVING_MS 60
 #define LOCK_DYING_MS  5000
@@ -97,8 +97,9 @@ failed:;
 	return -1;
 }
 
-/* Checks the name for file_replace: if a file of this name exists, it must be a regular one. A
- * rename would replace a device or a link (/dev/stdout) instead of writing to it. */
+/* Checks the name for file_replace: if a file of this name exists, it must be a regular one. The
+ * check is needed because a rename would replace a device or a link such as /dev/stdout instead of
+ * writing to it. */
 static int check_file_name(int dir_fd, const char *dir, const char *name, struct err *e)
 {
 	struct stat st;

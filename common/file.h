@@ -20,11 +20,11 @@ struct file_part {
 
 /*
  * Replaces dir/name by the concatenation of `parts`. The function writes dir/name.tmp, syncs it,
- * renames it and syncs the directory. If a step up to the rename fails, the old file is untouched,
- * the temporary file is removed and the result is PS_EIO. After a failed fsync, the caller must not
- * sync the same file again, but write a new one. `name` has no slash; if a file of this name
- * exists, it is a regular file. If the process has no free file descriptor, the function waits for
- * one, for half a second at most. After a failure, errno has the cause.
+ * renames it and syncs the directory. If the rename or an earlier step fails, the function removes
+ * the temporary file, leaves the old file untouched, and returns PS_EIO. After a failed fsync, the
+ * caller must not sync the same file again, but write a new one. `name` has no slash; if a file of
+ * this name exists, it is a regular file. If the process has no free file descriptor, the function
+ * waits up to half a second for one. After a failure, errno has the cause.
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;

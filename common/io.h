@@ -9,7 +9,8 @@
 #include "common/err.h"
 
 /* Writes all `size` bytes. If a signal interrupts a write, or if a write is short, the function
- * writes the rest. Returns 0, or -1 with errno; after -1 some bytes may have been written. */
+ * writes the rest. Returns 0 on success. Returns -1 and sets errno on failure; some bytes may then
+ * have been written. */
 int io_write_all(int fd, const void *data, size_t size) PS_MUST_CHECK;
 
 #endif

@@ -5,9 +5,9 @@
  * The owner of a key file must be this user or root. The mode of the file must allow only the owner
  * to read a secret key, and only the owner to write to the file of a public key. Otherwise the
  * functions return PS_EUSAGE. As an exception, a group of this process may read the file of a
- * secret key if root owns the file (mode 0440, as Kubernetes mounts a secret). Options contain only
- * the names of key files, so that no command line or environment contains a key. Thread: any; no
- * state.
+ * secret key if root owns the file (mode 0440, as Kubernetes mounts a secret). A user passes only
+ * the name of a key file in an option, so that no command line or environment contains a key.
+ * Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H

@@ -196,7 +196,8 @@ static int is_bare(const char *p, size_t n)
 
 enum form { AS_TEXT, AS_QUOTED, AS_NUMBER };
 
-/* Returns 1 for the text of a number that is not finite. JSON cannot represent such a number. */
+/* Returns 1 if the text is that of a number that is not finite, such as "inf" or "nan". JSON cannot
+ * represent such a number. */
 static int is_not_finite(const char *p, size_t n)
 {
 	if (n > 0 && *p == '-')

@@ -1,7 +1,7 @@
 /*
  * mem.h - memory allocation. If an allocation at start-up fails, mem_must ends the program with a
- * line that says so. Code that allocates a size from a peer or a file calls mem_try, which may
- * fail.
+ * line that says so. If a peer or a file determines the size of an allocation, the code calls
+ * mem_try, which may fail.
  *
  * All blocks are zeroed. Free a block of mem_lazy with mem_lazy_free, and any other block with
  * free(). Thread: any.
@@ -25,12 +25,12 @@ void mem_trim(void);
  * exits with one line that names `who`, so call mem_must only at start-up. If n * size is 0, the
  * result is a valid pointer. */
 void *mem_must(size_t n, size_t size, const char *who);
-/* Allocates like mem_must, but returns NULL on failure or overflow. */
+/* Allocates memory as mem_must does, but returns NULL on failure or overflow. */
 void *mem_try(size_t n, size_t size);
 
-/* Reserves `bytes` of zeros, aligned to a page. The kernel provides a page at its first access, so
- * a block of the worst-case size takes memory only for the pages in use. Returns NULL on failure.
- * Release the block with mem_lazy_free. */
+/* Reserves `bytes` of zeros, aligned to a page. The kernel provides a page at the first access to
+ * this page, so a block of the largest possible size takes memory only for the pages in use.
+ * Returns NULL on failure. Release the block with mem_lazy_free. */
 void *mem_lazy(size_t bytes);
 /* Frees a block of mem_lazy. `p` may be NULL; `bytes` is the size passed to mem_lazy. */
 void mem_lazy_free(void *p, size_t bytes);

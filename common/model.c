@@ -99,8 +99,8 @@ static int model_append(struct parser *p, const char *fmt, ...)
 
 /* ---- windows ------------------------------------------------------------------------------ */
 
-/* Computes the padding and the output of layer `l`, except out.c. If the window does not fit, the
- * error names a size that fits. */
+/* Computes the padding of layer `l` and the shape of its output, except the number of channels
+ * (out.c). If the window does not fit, the error names a size that fits. */
 static int place_window(struct parser *p, const struct window *w, struct layer *l)
 {
 	size_t pad_h = window_pad(w, p->shape.h), pad_w = window_pad(w, p->shape.w);
@@ -714,8 +714,8 @@ static const char *expand_name(
 	return buffer;
 }
 
-/* Parses vector:N, which has one tensor, and no input, layers or classes. With :running=S, the last
- * S values are running statistics. */
+/* Parses vector:N, which has one tensor, and no input, layers or classes. In vector:N:running=S,
+ * the last S values are running statistics. */
 static int parse_vector(struct model *m, const char *text, struct err *e)
 {
 	const char *next = text, *last = NULL;

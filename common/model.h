@@ -33,8 +33,9 @@
  * BATCHNORM_MOMENTUM of the distance.
  *
  * Invariants:
- * (1) tensors are contiguous, in layer order, the running statistics last, and cover [0, n_params)
- *     exactly (invariant_1_tensors_have_pytorchs_names_shapes_and_order);
+ * (1) the tensors are in the order of the layers, followed by the running statistics, and cover [0,
+ *     n_params) exactly and without gaps
+ *     (invariant_1_tensors_have_pytorchs_names_shapes_and_order);
  * (2) equal canonical texts and inputs have equal fingerprints
  *     (invariant_2_the_fingerprint_is_xxh3_of_text_and_input);
  * (3) every size fits its type: products have overflow checks, and n_params is at most
@@ -97,7 +98,7 @@ struct layer {
 	 * lrn, between channels (Krizhevsky 2012; defaults 5, 1e-4, 0.75, 2): value a of channel c
 	 * becomes a / (k + alpha * sum)^beta. `sum` is the sum of the squares of channels c - size
 	 * / 2 to c + (size - 1) / 2 at the same pixel, without channels that do not exist.
-	 * PyTorch's LocalResponseNorm divides its alpha by size.
+	 * PyTorch's LocalResponseNorm uses alpha / size in place of alpha.
 	 */
 	float alpha, beta, k;
 	/*
@@ -132,7 +133,7 @@ struct model {
 	uint64_t fingerprint;       /* XXH3-64 of "<canonical text> @ CxHxW" */
 };
 
-/* The shape of the images if neither the text nor the caller gives one. */
+/* The images have this shape if neither the text nor the caller gives one. */
 #define MODEL_MNIST ((struct shape){1, 28, 28})
 
 /* Parses `text`. `input` is the shape of the images if the text has none. After PS_EUSAGE, *e has
@@ -146,7 +147,7 @@ int model_parse_named(struct model *m, const char *text, struct shape input, siz
 int shape_parse(const char *text, struct shape *s);
 /* Returns 1 if the canonical text begins with words about the images. */
 int model_has_images(const struct model *m);
-/* Writes the text of layer number `layer`, as in the canonical text. */
+/* Writes to `text` what the canonical text has for layer number `layer`. */
 void model_layer_text(const struct model *m, size_t layer, char text[WORDS_MAX_BYTES + 1]);
 /* Returns the number of values in a shape. */
 size_t shape_count(struct shape s);

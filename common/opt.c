@@ -27,14 +27,15 @@
 
 extern char **environ;
 
-/* Every option of every program. opt_names.sh generates the rows from the option tables. */
+/* This table has a row for each option of each program. opt_names.sh generates the rows from the
+ * option tables. */
 static const struct known {
 	const char *program, *option;
 } known[] = {
 #include "opt_names.h"
 };
 
-/* Variables that scripts, containers, kernels and tests read, and that are not options. */
+/* Scripts, containers, kernels and tests read these variables, which are not options. */
 static const char *const others[] = {"CNN_BUNDLE", "CNN_FAULT_SEED", "CNN_GARBAGE_SEED",
 	"CNN_IMAGE", "CNN_IMAGES", "CNN_KX_ISA", "CNN_MEMORY", "CNN_MIRRORS", "CNN_SLOW",
 	"CNN_TEST_DEVICE"};
@@ -211,7 +212,7 @@ static void store(struct parse *p, const struct opt *o, const char *what, const 
 
 /* ---- conditions ---------------------------------------------------------------------------- */
 
-/* Returns value number `i`, from 0, of `values`, such as "a|b|c". Sets *n to the length of the
+/* Returns value number `i`, counted from 0, in a list such as "a|b|c". Sets *n to the length of the
  * value. */
 static const char *nth_value(const char *values, int i, size_t *n)
 {
@@ -660,7 +661,8 @@ static void describe_needs(const char *needs, char *out, size_t size)
 	describe(needs, 1, "; not with ", out, size);
 }
 
-/* Writes the range of a row, such as "1 to 1024; " or "sgd|adagrad; ", or "" if it has none. */
+/* Writes the range of a row's values, such as "1 to 1024; " or "sgd|adagrad; ", or "" if the row
+ * has no range. */
 static void describe_range(const struct opt *o, char *out, size_t size)
 {
 	out[0] = '\0';

@@ -4,7 +4,7 @@
 #include <string.h>
 #include "common/utf8.h"
 
-/* Returns the code point of the `n` bytes at p, which are UTF-8. */
+/* Returns the code point of a character, given its `n` bytes of UTF-8 at p. */
 static uint32_t code_point(const uint8_t *p, size_t n)
 {
 	uint32_t c = n == 1 ? p[0] : p[0] & (0x7fu >> n);

@@ -88,7 +88,8 @@ void pool_free(struct pool **p)
 	*p = NULL;
 }
 
-/* Allocates a slab if max_free permits its buffers. The caller holds the mutex. */
+/* Allocates a slab, unless all slabs together would then have more buffers than max_free. The
+ * caller holds the mutex. */
 static void add_slab(struct pool *p)
 {
 	char *slab = NULL;

@@ -1,8 +1,8 @@
 /*
  * rng.h - the project's only random generator, and the order of images that it defines.
  *
- * SplitMix64 (Steele, Lea, Flood 2014): a short generator that is easy to write in any language.
- * proto/WIRE.md specifies every random draw that must be equal in all programs.
+ * The generator is SplitMix64 (Steele, Lea, Flood 2014), which is short and easy to write in any
+ * language. proto/WIRE.md specifies every random draw that must be equal in all programs.
  *
  * The functions have no state except the struct. Thread: any.
  */
@@ -30,7 +30,8 @@ enum rng_stream {
 struct rng rng_seed(uint64_t seed, enum rng_stream stream, uint64_t sub);
 /* Returns the SplitMix64 output function of x + 0x9e3779b97f4a7c15. */
 uint64_t rng_mix(uint64_t x);
-/* Returns the next 64 bits: state += 0x9e3779b97f4a7c15, then the output function. */
+/* Returns the next 64 bits: adds 0x9e3779b97f4a7c15 to the state, and returns the output function
+ * of the result. */
 uint64_t rng_next(struct rng *r);
 /* Returns the high 64 bits of the 128-bit product rng_next() * n, which is a uniform number in [0,
  * n). `n` must be at least 1. */

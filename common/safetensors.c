@@ -131,7 +131,7 @@ static void describe_shape(size_t n_dims, const size_t *dim, char *out, size_t s
 		used += (size_t)snprintf(out + used, size - used, "%s%zu", i ? ", " : "", dim[i]);
 }
 
-/* The name, shape and place that a tensor of the file must have. */
+/* This struct has the name, the shape and the place that a tensor of the file must have. */
 struct wanted {
 	const char *name;
 	size_t n_dims;

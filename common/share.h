@@ -19,7 +19,7 @@
 /* Creates shared memory of `bytes` zeros. A page takes memory only after the first write to it.
  * Sets *fd to the descriptor. PS_EIO. */
 int share_new(const char *name, size_t bytes, int *fd) PS_MUST_CHECK;
-/* Maps the memory. Returns NULL if this is not possible. */
+/* Maps the memory. Returns NULL if the memory cannot be mapped. */
 void *share_map(int fd, size_t bytes, int writable);
 /* Makes the memory read-only: from now on no process can write to it, except through a mapping made
  * before this call. PS_EIO. */

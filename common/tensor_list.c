@@ -20,8 +20,8 @@ static int is_name_byte(unsigned char c)
 	return c > ' ' && c < 0x7f && c != '"' && c != '\\';
 }
 
-/* Reads a name that ends before the character `end`. Returns the number of its bytes, or 0 if the
- * name is malformed. */
+/* Reads a name that ends before the character `end`. Returns the number of bytes of the name, or 0
+ * if the name is malformed. */
 static size_t read_name(const char **at, char end)
 {
 	const char *begin = *at;

@@ -420,8 +420,8 @@ static int is_later(const struct wal_reader *r, const struct wal_file_record *re
 	return !r->next || (rec->seq > r->next && rec->group > r->next && rec->group <= rec->seq);
 }
 
-/* Searches the `n` bytes that were read at offset `at` for a record of a later group. *refused
- * counts the records that fail verification. */
+/* Searches the `n` bytes that were read at offset `at` for a record of a later group. The function
+ * counts in *refused the records that fail verification. */
 static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *bytes, size_t n,
 	int *refused, struct err *e)
 {

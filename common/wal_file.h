@@ -24,7 +24,7 @@
  *     (every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said,
  *     a_gap_in_the_last_group_is_a_torn_end);
  * (4) after a failed write or sync, the writer never writes to the file again. The caller must
- *     close it (a_full_disk_and_a_failed_sync_are_reported).
+ *     close the file (a_full_disk_and_a_failed_sync_are_reported).
  * In every build, PS_ASSERT checks invariant (4). Any thread may call the functions, but only one
  * at a time for each file.
  */
@@ -84,8 +84,8 @@ struct wal_reader {
  * written the header. PS_EIO. */
 int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, size_t max_payload,
 	struct err *e) PS_MUST_CHECK;
-/* Reads the next record. Returns 1, and *data is valid until the next call. Returns 0 if no valid
- * record follows. PS_EIO, PS_ENOMEM. */
+/* Reads the next record. After a return of 1, *data is valid until the next call. Returns 0 if no
+ * valid record follows. PS_EIO, PS_ENOMEM. */
 int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *size,
 	struct err *e) PS_MUST_CHECK;
 /* Searches the rest of the file for records. Call this function after wal_reader_next has returned

@@ -53,8 +53,8 @@ void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
  * on_readable. */
 void zloop_read(struct zloop *z, size_t max);
 /* Notes that the socket was used outside on_readable. Call it after each such use, for example
- * after a send, because the use may consume the edge of a message. The next prepare then finds the
- * message, and the message does not count as missed. */
+ * after a send, because the use may consume the edge of a message. The next run of the prepare
+ * handle then finds the message, and the message does not count as missed. */
 void zloop_used(struct zloop *z);
 /* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);

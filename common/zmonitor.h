@@ -1,8 +1,8 @@
 /*
  * zmonitor.h - receives and decodes the connection events of a ZeroMQ socket.
  *
- * The queue of events has no limit, because libzmq's I/O thread would block on a full queue and
- * stop all traffic of the context. One thread owns both `socket` and the monitor.
+ * The queue of events has no limit: with a limit, libzmq's I/O thread would block on a full queue
+ * and stop all traffic of the context. One thread owns both `socket` and the monitor.
  */
 #ifndef COMMON_ZMONITOR_H
 #define COMMON_ZMONITOR_H

@@ -90,7 +90,8 @@ static int receive_identity(void *socket, uint32_t *peer)
 	return rc;
 }
 
-/* Receives all parts after the identity frame. `flags` apply only to the first of these parts. */
+/* Receives all parts after the identity frame. The function uses `flags` only for the first of
+ * these parts. */
 static int receive_frames(void *socket, int flags, struct frames *f)
 {
 	int more;
@@ -384,7 +385,7 @@ static const char *check_inner(const ProtobufCMessageDescriptor *message, const 
 	return NULL;
 }
 
-/* Finds the body inside the envelope. Returns NULL or the error text. */
+/* Finds the body in the header frame. Returns NULL or the error text. */
 static const char *check_envelope(const uint8_t *data, size_t size, struct wire_body *body)
 {
 	struct reader r = {data, data + size};
@@ -446,8 +447,8 @@ static uint64_t peek_number(const struct wire_body *body, unsigned number)
 	return peek(body, number, WIRE_VARINT, &f) ? f.varint : 0;
 }
 
-/* Returns the unchecked bytes of text field `number`. Sets *size to 0 if there is no such field, or
- * if malformed bytes come before it. */
+/* Returns the bytes of text field `number`, which are not checked yet. Sets *size to 0 if there is
+ * no such field, or if malformed bytes come before it. */
 static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, size_t *size)
 {
 	struct field f;

@@ -56,8 +56,8 @@ static const char *required_features(const struct msg *m)
 	return w->needs_images ? WIRE_REQUIRES_IMAGES : WIRE_REQUIRES;
 }
 
-/* Copies one value to protobuf-c's struct. For WIRE_OWN_NUMBER and WIRE_OWN_TEXT, `from` is the
- * whole message. */
+/* Copies one value to protobuf-c's struct. If the row is WIRE_OWN_NUMBER or WIRE_OWN_TEXT, `from`
+ * is the whole message. */
 static int put_value(const struct wire_field *row, const void *from, void *to)
 {
 	const char *text;
@@ -160,7 +160,7 @@ static ProtobufCMessage *put_message(
 
 /* ---- struct msg to frames -------------------------------------------------------------------- */
 
-/* Writes the envelope `Message`, which has one field of bytes. Returns its length. */
+/* Writes the protobuf `Message` around a body, as one field of bytes. Returns its length. */
 static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[PREFIX_MAX])
 {
 	size_t n = 0;

@@ -44,11 +44,11 @@ struct lane_layout {
 };
 
 /*
- * In this memory a worker shows which weights it still reads. Each PARAMS of the lane has a hold, 0
- * to LANE_HOLDS - 1, and a ticket, which grows by 1. The worker first stores the ticket at
- * held[hold], then in `seen`. The worker stores 0 at held[hold] when it has read the weights. The
- * server uses a buffer again if `seen` has reached the ticket of its PARAMS and held[hold] is not
- * this ticket.
+ * In this memory a worker shows which weights it still reads. Each PARAMS of the lane has the
+ * number of a hold, 0 to LANE_HOLDS - 1, and a ticket, which is 1 more than that of the PARAMS
+ * before. The worker first stores the ticket at held[hold], then in `seen`. The worker stores 0 at
+ * held[hold] when it has read the weights. The server uses a buffer again if `seen` has reached the
+ * ticket of its PARAMS and held[hold] is not this ticket.
  */
 struct lane_control {
 	_Atomic uint64_t seen;

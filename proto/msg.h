@@ -29,7 +29,7 @@
 #define WIRE_REQUIRES_VALIDATE "validate" /* in a WELCOME whose field `validate` is not 0 */
 #define WIRE_REQUIRES_BOTH     "images validate"
 
-/* All limits of the protocol. A test compares them with the table in proto/WIRE.md. */
+/* These are all limits of the protocol. A test compares them with the table in proto/WIRE.md. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
 #define WIRE_MAX_BODY_MEMORY (256u << 10) /* bytes that protobuf-c may allocate for one header */
 #ifndef WIRE_MAX_SLICES                   /* `make fuzz` defines a smaller limit */
@@ -78,8 +78,8 @@ struct run_id {
 	uint64_t hi, lo; /* 128 random bits; both zero: none */
 };
 
-/* Identifies the sender, the run and the term of the server. Every message of a worker has a
- * stamp; in HELLO it is the field `resume`. */
+/* A stamp identifies the sender, the run and the term of the server. Every message of a worker has
+ * a stamp; in HELLO it is the field `resume`. */
 struct stamp {
 	struct run_id run;
 	uint64_t term;   /* grows by 1 at every start of the server */
@@ -90,7 +90,8 @@ struct stamp {
 
 enum role { ROLE_WORKER = 1, ROLE_OBSERVER = 2 };
 
-/* The data set of a worker. All fields are zero if the worker has no data set, as with vector:N. */
+/* This struct identifies the data set of a worker. All fields are zero if the worker has no data
+ * set, as with vector:N. */
 struct data_id {
 	uint32_t n_train, n_test, rows, cols, classes;
 	uint64_t xxh3;     /* fingerprint of the four decompressed files (WIRE.md) */
@@ -99,7 +100,7 @@ struct data_id {
 
 enum encoding { ENCODING_F32 = 1 };
 
-/* Values [offset, offset + count) of the flat parameter vector. */
+/* This struct has the values [offset, offset + count) of the flat parameter vector. */
 struct slice {
 	uint64_t offset, count; /* floats; count >= 1 */
 	enum encoding encoding;
@@ -141,7 +142,7 @@ struct msg_hello {
 	const char *tensors;
 };
 
-/* How the server combines gradients (WIRE.md, "Modes"). */
+/* The mode determines how the server combines gradients (WIRE.md, "Modes"). */
 enum mode {
 	MODE_DOWNPOUR = 1, /* the server applies each gradient on arrival */
 	MODE_SSP = 2,      /* like DOWNPOUR, with a limit on how far a worker may be ahead */
@@ -301,7 +302,8 @@ struct msg_result {
 	double metric_sum[METRICS_MAX];
 };
 
-/* How a worker's program has spent its time since it connected, in microseconds. */
+/* These numbers show how a worker's program has spent its time since it connected, in
+ * microseconds. */
 struct time_split {
 	uint64_t compute_us; /* outside of libcnnps */
 	uint64_t weights_us; /* waiting for weights */

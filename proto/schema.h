@@ -74,8 +74,8 @@ const ProtobufCMessageDescriptor *wire_descriptor(unsigned type);
 const ProtobufCFieldDescriptor *wire_find(
 	const ProtobufCMessage *message, const struct wire_field *row);
 
-/* A bump allocator. wire_alloc takes the memory in order from the start, and setting `used` to 0
- * frees all of it. */
+/* An arena is a bump allocator: wire_alloc takes the memory in order from the start, and setting
+ * `used` to 0 frees all of it. */
 struct wire_arena {
 	unsigned char *memory; /* aligned to max_align_t */
 	size_t size, used;     /* bytes */

@@ -26,7 +26,7 @@
 #include "proto/lane.h"
 #include "proto/msg.h"
 
-/* Checksum and peak of a tensor frame that arrived before its PUSH. */
+/* This struct has the checksum and the peak of a tensor frame that arrived before its PUSH. */
 struct chunk {
 	uint64_t xxh3;
 	uint32_t peak; /* largest magnitude, as in struct slice */
@@ -68,9 +68,9 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
  * lost.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
-/* Makes wire_decode refuse, from now on, the HELLO of a worker that lacks a feature that servers
- * require (WIRE.md, "Versions"). Do not call wire_serve to read a log, because the log of an older
- * release may contain the HELLO of an older worker. */
+/* From now on, wire_decode refuses the HELLO of a worker that lacks a feature that servers require
+ * (WIRE.md, "Versions"). Do not call wire_serve to read a log, because the log of an older release
+ * may contain the HELLO of an older worker. */
 void wire_serve(struct wire *w);
 /* Makes the header frame of a chunk. PS_ENOMEM. */
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
@@ -88,8 +88,8 @@ void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *ch
 /* Computes the checksum and the peak of a chunk. Returns PS_EPROTO if the size is zero or not a
  * multiple of 4. */
 int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk) PS_MUST_CHECK;
-/* Makes wire_decode, from now on, leave the values of PARAMS unchecked. The slices of a decoded
- * PARAMS then have no data, and the caller must check the values with wire_values. */
+/* From now on, wire_decode does not check the values of PARAMS. The slices of a decoded PARAMS then
+ * have no data, and the caller must check the values with wire_values. */
 void wire_defer(struct wire *w);
 /* Checks the values of PARAMS `p` in its frames `f`, and copies them to `to` (n_params floats) in
  * the same pass. If `to` is NULL, the function copies nothing. Returns PS_EPROTO if a checksum is
@@ -105,7 +105,7 @@ int wire_encode(const struct msg *m, struct frames *f) PS_MUST_CHECK;
  * zmq_msg_copy. */
 int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
 /* Makes a tensor frame with a copy of the slice's values, which the caller can send more than once.
- * Computes s->xxh3 in the same pass unless it is already set. PS_ENOMEM. */
+ * Computes s->xxh3 in the same pass over the values, unless it is already set. PS_ENOMEM. */
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Returns the XXH3-64 of `count` floats, which is the checksum of a slice with these values. */
 uint64_t wire_checksum(const float *data, size_t count);

@@ -126,8 +126,8 @@ static void name_of(const struct server *s, uint32_t worker, char *name, size_t 
 		name[strlen(name) - KEY_SHORT - 1] = '\0';
 }
 
-/* Sends the refusal of a fenced process. The text names the fenced process and the process that
- * took its slot. */
+/* Sends a fenced process the ERROR that refuses it. The text of the ERROR names this process and
+ * the process that has taken its slot. */
 static void send_fenced(struct server *s, const struct effect *e)
 {
 	char name[WIRE_MAX_NAME + 1], text[LABEL_FENCED];
@@ -235,7 +235,8 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 
 /* ---- events in ----------------------------------------------------------------------------- */
 
-/* Sets the log level. Logs the change even if neither the old nor the new level would show it. */
+/* Sets the log level. Logs the change of the level even if this line would appear neither at the
+ * old level nor at the new one. */
 static void set_log_level(enum log_level level)
 {
 	const char *from = log_level_name(log_get_level());
@@ -282,9 +283,9 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* Returns 1 if a new worker of this key would exceed the key's share of the slots. Returns 0 if the
- * worker already has a slot and only repeats its HELLO: the HELLO comes on the connection of the
- * slot, has its name, or resumes its worker id. */
+/* Returns 1 if one more worker with this key would exceed the key's share of the slots. Returns 0
+ * if the worker already has a slot and only repeats its HELLO: the HELLO comes on the connection of
+ * the slot, has its name, or resumes its worker id. */
 static int is_over_share(const struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used = 0;

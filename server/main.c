@@ -43,7 +43,8 @@ static int refuse_start(int rc, const struct err *e)
 	return err_exit_code(rc);
 }
 
-/* Checks the key files and the file of the HTTP token by reading them as server_start does. */
+/* Checks the key files and the file of the HTTP token: reads them in the same way as
+ * server_start. */
 static int check_key_files(const struct options *o, struct err *e)
 {
 	const struct auth_config config = {.key_file = o->key,

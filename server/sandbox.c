@@ -100,9 +100,9 @@ static int drop_capabilities(const struct options *o)
 	(READ_DIR | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_FILE |               \
 		LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_TRUNCATE)
 
-/* Files that the server and its libraries read. These files contain the configuration and the
- * modules of host name resolution, the time zone, the memory limit, and the state of a process that
- * holds a lock (file.c). */
+/* The server and its libraries read the following files. These files contain the configuration and
+ * the modules of host name resolution, the time zone, the memory limit, and the state of a process
+ * that holds a lock (file.c). */
 static const struct {
 	const char *path;
 	uint64_t rights;

@@ -20,9 +20,9 @@
 
 /*
  * Enters the sandbox that --sandbox demands, and logs one line about it. Creates --checkpoint-dir,
- * because a rule needs a directory that exists, and sets o->made_checkpoint_dir. Returns PS_EUSAGE
- * if the directory cannot be created, or if a mechanism is missing with --sandbox require. The main
- * thread must call this function before any other thread starts.
+ * because a rule of Landlock needs a directory that exists, and sets o->made_checkpoint_dir.
+ * Returns PS_EUSAGE if the directory cannot be created, or if a mechanism is missing with --sandbox
+ * require. The main thread must call this function before any other thread starts.
  */
 int sandbox_enter(struct options *o, struct err *e) PS_MUST_CHECK;
 

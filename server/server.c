@@ -695,7 +695,8 @@ static void remove_lane_file(struct server *s)
 	s->lane_file = NULL;
 }
 
-/* Releases the rest of the server. Must be called after close_network. */
+/* Releases the parts of the server that close_network does not release. Must be called after
+ * close_network. */
 static void release_server(struct server *s)
 {
 	/* while this server still locks the directory, so that the socket cannot be another

@@ -9,8 +9,8 @@
  * in roles.c.
  *
  * auth_reload reads the file of the list again on a thread of libuv's pool, so that a disk that
- * hangs does not stop the loop. The list in memory stays in use until the file was read without an
- * error.
+ * hangs does not stop the loop. When the file changes, the old list in memory stays in use until
+ * the file has been read without an error.
  *
  * Invariants:
  * (1) a peer without a positive ZAP answer has no connection (only_keys_of_the_list_get_in,
@@ -21,8 +21,8 @@
  *     connections (a_deleted_key_is_refused_on_its_open_connection, test_sighup_revokes);
  * (4) a worker id belongs to the key that received the id in WELCOME, and a worker's name belongs
  *     to the worker's key (a_worker_id_belongs_to_its_key, a_name_belongs_to_its_key);
- * (5) at most one read is under way; a reload during a read starts another one after it
- *     (a_list_on_a_hanging_disk_blocks_nothing).
+ * (5) at most one read is under way; if a reload is requested during a read, another read begins
+ *     after it (a_list_on_a_hanging_disk_blocks_nothing).
  * All functions belong to the loop's thread. While a read of the list is under way, its result
  * belongs to a thread of the pool.
  */
@@ -33,7 +33,7 @@
 #include "common/err.h"
 #include "proto/wire.h"
 
-/* The function that reads a list: authorized_keys_read, or a function that a test uses instead. The
+/* A function of this type reads a list: authorized_keys_read, or the function of a test. The
  * function runs on a thread of libuv's pool. */
 typedef int auth_read_fn(struct authorized_keys **out, const char *path, struct err *e);
 

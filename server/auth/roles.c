@@ -26,7 +26,7 @@ struct owner {
 	char key[KEY_TEXT];
 };
 
-/* An accepted HELLO. The server may answer it with a WELCOME later. */
+/* An accepted HELLO. The server may answer this HELLO with a WELCOME later. */
 struct greeting {
 	uint32_t peer;
 	char key[KEY_TEXT];

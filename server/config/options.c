@@ -176,8 +176,8 @@ static int is_auto(const struct options *o)
 	return o->input && strcmp(o->input, "auto") == 0;
 }
 
-/* With --input auto, checks that the model fits images of at least one size. The check also finds a
- * misspelt layer. */
+/* With --input auto, checks that the model fits images of at least one size. This check also finds
+ * a misspelt layer in the model. */
 static void check_auto_model(const struct options *o, struct model *m, int *errors)
 {
 	const size_t classes = o->classes ? (size_t)o->classes : MODEL_CLASSES;
@@ -438,9 +438,9 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 			complain(&errors, "%s", mode);
 		if (c->optim.kind == OPTIM_LBFGS && o->model.n_params)
 			check_lbfgs(&o->model, &errors);
-		/* In release 0.1.0, --momentum set beta1 of adam. This code refuses --momentum with
-		 * adam, because the run would otherwise use another beta1 than with release
-		 * 0.1.0. */
+		/* In release 0.1.0, the option --momentum set beta1 of adam. This code refuses
+		 * --momentum with adam, because the run would otherwise use another beta1 than with
+		 * release 0.1.0. */
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
 			complain(
 				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");

@@ -21,7 +21,7 @@ struct stop_rule {
 	uint32_t patience;
 };
 
-/* Reads "accuracy=X", where X is above 0 and at most 1. Returns 0 if `text` is something else. */
+/* Reads "accuracy=X", where X is above 0 and at most 1. Returns 0 if `text` has another form. */
 int stop_rule_parse(const char *text, struct stop_rule *r);
 /* Returns 1 if the rule ends the run now, and writes the reason to `why`. */
 int stop_rule_is_met(const struct stop_rule *r, const struct core *c, char why[STOP_TEXT]);

@@ -146,8 +146,8 @@ static struct part *part_of(struct core *c, uint32_t slot)
 	return &a->part[i];
 }
 
-/* Moves values [0, n) of `mean` by the fraction `part` of the way to `scale` times `to`; `to` NULL:
- * to 0. */
+/* Moves the `n` values of `mean` towards `scale` times `to`, by the fraction `part` of the way. If
+ * `to` is NULL, moves them towards 0. */
 static void move(float *mean, const float *to, size_t n, double part, double scale)
 {
 	for (size_t i = 0; i < n; i++)

@@ -18,8 +18,8 @@
 
 struct worker;
 
-/* This struct has a gradient that the accumulator keeps apart from the others. In sync, it is the
- * gradient of batch `batch`, which has `images` images. In a buffer, it is the mean of `images`
+/* This struct has a gradient that the accumulator keeps apart from the others. In sync, this is the
+ * gradient of batch `batch`, which has `images` images. In a buffer, this is the mean of `images`
  * gradients of the worker in slot `batch`. */
 struct part {
 	uint32_t batch, images;

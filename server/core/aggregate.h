@@ -9,10 +9,10 @@
  *   krum      the gradient with the smallest sum of squared distances to its n - F - 2 nearest
  *             other ones (Blanchard 2017, Krum); the first of equal ones
  *
- * If there are too few gradients for the rule (trimmed: at most 2F; krum: fewer than 2F + 3), the
- * median takes its place. The result of krum also depends on the order of the gradients in the
- * list, which is the order of their batches or workers. The result of no rule depends on the order
- * in which the gradients arrived.
+ * If there are too few gradients for trimmed (at most 2F) or for krum (fewer than 2F + 3), the
+ * function uses the median instead. The result of krum also depends on the order of the gradients
+ * in the list, which is the order of their batches or workers. The result of no rule depends on the
+ * order in which the gradients arrived.
  *
  * Invariant: with at most F bad gradients and enough good ones, each coordinate of the result lies
  * within the range of the good gradients; the result of krum is one of the gradients

@@ -22,7 +22,8 @@ struct worker;
 /* BATCH_SHUT: the batch does not belong to the step under way (sandblaster and sync) */
 enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE, BATCH_SHUT };
 
-/* The batch ledger. One epoch is in training, and at most one is in evaluation. */
+/* The batch ledger. At any time, one epoch is in training, and at most one epoch is in
+ * evaluation. */
 struct leases {
 	/* the epoch in training; cfg.training.epochs: all epochs are trained */
 	uint32_t epoch;
@@ -46,8 +47,8 @@ struct leases {
 enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay);
 void batch_ledger_mark(struct core *c, const struct work *work);
-/* Adds `images` images and the sum of their losses to the record of epoch `epoch`. The gradients of
- * these images are now in the weights or in the buffer. */
+/* Called when the gradients of `images` images are in the weights or in the buffer: adds the images
+ * and the sum of their losses to the record of epoch `epoch`. */
 void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum);
 /* Opens the epoch in training: sets its batches to BATCH_FREE, except those that replayed pushes
  * have already delivered (later_epochs.h), which it sets to BATCH_DONE. */

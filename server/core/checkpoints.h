@@ -1,6 +1,7 @@
 /*
  * checkpoints.h - decides when the core takes a snapshot, answers the requests that wait for a
- * snapshot, and ends the run after the last snapshot. One snapshot is written at a time.
+ * snapshot, and ends the run after the last snapshot. The core never starts a snapshot while
+ * another one is being written.
  */
 #ifndef SERVER_CORE_CHECKPOINTS_H
 #define SERVER_CORE_CHECKPOINTS_H

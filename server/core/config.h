@@ -144,7 +144,7 @@ struct config_row {
 	const char *mismatch;
 };
 
-/* The rows are in the order of options.def. */
+/* This table has a row for each option, in the order of options.def. */
 extern const struct config_row config_rows[];
 extern const size_t config_n_rows;
 
@@ -161,8 +161,8 @@ const struct config_row *config_differs(
 
 struct cursor;
 /* Writes or reads all options. Each option is stored with its name. If the input lacks an option,
- * `c` keeps its value. An option that is unknown, given twice or out of its range sets the error of
- * the cursor. */
+ * the value of this option in `c` does not change. An option that is unknown, given twice or out of
+ * its range sets the error of the cursor. */
 void config_put(struct cursor *k, struct core_config *c);
 
 #endif

@@ -75,8 +75,8 @@ enum effect_kind {
 	/* every batch of `epoch` is counted, and the evaluation of the epoch begins */
 	EFFECT_TRAINED,
 	EFFECT_EVALUATED, /* the evaluation of `epoch` is complete */
-	/* `worker` has changed as `change` says. This effect comes after the messages that notify
-	 * the worker */
+	/* the state of `worker` has changed, and `change` says how. This effect comes after the
+	 * messages that notify the worker */
 	EFFECT_WORKER,
 	/* the run is over or drained, and everything is durable. `status` says how it ended */
 	EFFECT_FINISH,

@@ -33,7 +33,7 @@ static inline void set_error(struct cursor *k, const char *why)
 		k->error = why;
 }
 
-/* Refuses a sound snapshot because the options of this start do not fit it. */
+/* Sets an error that refuses a sound snapshot, because the options of this start do not fit it. */
 static inline void set_option_error(struct cursor *k, const char *why)
 {
 	if (!k->error)
@@ -63,7 +63,8 @@ static inline void bytes(struct cursor *k, void *p, size_t n)
 	k->at += n;
 }
 
-/* Writes the `n` bytes at `p`, or only counts them. The cursor must not be one that reads. */
+/* Writes the `n` bytes at `p`, or only counts them. The cursor must be a writing or counting
+ * one. */
 static inline void cursor_put(struct cursor *k, const void *p, size_t n)
 {
 	if (k->out)

@@ -54,9 +54,9 @@ void departure_part_all(struct core *c)
 
 #define MAX_STREAK 20
 
-/* Returns 1 if the worker counts for the decision whether the run has diverged: it is live,
- * suspect, or still expected back after a restart. For a silent worker, the result of its newest
- * push counts. */
+/* Returns 1 if the worker counts in the decision whether the run has diverged. A worker counts if
+ * it is live, suspect, or still expected back after a restart. For a silent worker, the result of
+ * its newest push counts. */
 static int counts(const struct worker *w)
 {
 	return w->session.state == SESSION_LIVE || w->session.state == SESSION_SUSPECT ||

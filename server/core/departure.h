@@ -4,10 +4,10 @@
  * or of another size than the gradients of the other workers (norms.h).
  *
  * Exclusion: MAX_STREAK (20) bad pushes or evaluations in a row exclude their worker. The worker
- * loses its leases, and no worker waits for it. The server answers each of its messages with ERROR
- * PS_EQUARANTINE, and its program ends. The worker can return only as a new process, which gets a
- * new incarnation, and not after QUARANTINE_AFTER exclusions (quarantine.h). An accepted push ends a
- * worker's series of bad pushes.
+ * loses its leases, and no worker waits for it. The server answers each message of an excluded
+ * worker with ERROR PS_EQUARANTINE, and the worker's program ends. The worker can return only as a
+ * new process, which gets a new incarnation, and not after QUARANTINE_AFTER exclusions
+ * (quarantine.h). An accepted push ends a worker's series of bad pushes.
  *
  * Divergence: when a worker reaches MAX_STREAK, the run ends as diverged instead if more than half
  * of the workers have had a bad push or evaluation since their newest accepted push. The workers
@@ -63,7 +63,7 @@ void quarantine_bad(struct core *c, struct worker *w);
 /* Called when a push of w was accepted: ends the series of bad pushes of w. */
 void quarantine_good(struct worker *w);
 /* Sends the excluded worker `w` ERROR PS_EQUARANTINE if its pushes are durable; otherwise does
- * nothing. `peer` 0: the worker has no connection and gets no message. */
+ * nothing. If `peer` is 0, the worker has no connection and gets no message. */
 void quarantine_notify(struct core *c, struct worker *w, uint32_t peer);
 
 #endif

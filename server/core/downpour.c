@@ -117,9 +117,9 @@ static int has_buffer(const struct core *c)
 	return c->accumulator.sum || c->accumulator.part;
 }
 
-/* Returns the weight of a gradient that is tau versions old; 1 for a fresh gradient. This weight
- * does not include the factor for the number of gradients in the update, which is not known yet;
- * flush_buffer applies that factor. */
+/* Returns the weight in the buffer of a gradient that is tau versions old; for a fresh gradient
+ * this is 1. This weight does not include the factor for the number of gradients in the update,
+ * which is not known yet; flush_buffer applies that factor. */
 static double buffer_weight(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c), age = (double)tau;
@@ -208,7 +208,8 @@ static float compensated(double lambda, double g, float now, float then)
 	return (float)(g + lambda * g * g * ((double)now - (double)then));
 }
 
-/* Returns the number of values of slice `s` that are a gradient, not statistics. */
+/* Returns the number of values of slice `s` that are values of a gradient and not running
+ * statistics. */
 static uint64_t n_gradient(const struct core *c, const struct slice *s)
 {
 	uint64_t n = s->offset < c->store.trained ? c->store.trained - s->offset : 0;
@@ -252,8 +253,8 @@ static void compensate_all(
 	}
 }
 
-/* Returns the largest magnitude that compensate() would produce for slice `s`; infinity if a value
- * is NaN. */
+/* Returns the largest magnitude that compensate() would produce for slice `s`, or infinity if a
+ * value is NaN. */
 static double compensated_peak(
 	const struct core *c, const float *weights_then, const struct slice *s)
 {

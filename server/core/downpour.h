@@ -11,8 +11,8 @@ int downpour_fits(struct core *c, const struct worker *w, const struct msg_push 
 /* Applies the buffered gradients if the buffer is full or all batches of the epoch are counted. */
 void downpour_settle(struct core *c);
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p);
-/* Returns 1 if w must wait, because as many other workers hold a training lease as the warm start
- * or its ramp allows now. */
+/* Returns 1 if worker `w` must wait, because other workers already hold as many training leases as
+ * the warm start or its ramp allows now. */
 int downpour_holds_back(const struct core *c, const struct worker *w);
 /* Returns alpha = beta / N of EASGD. At an exchange, a worker and the centre each move towards the
  * other by this part of the distance between them. */

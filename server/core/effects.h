@@ -1,6 +1,6 @@
 /*
  * effects.h - the effects and messages that a step produces, and the text of refusals. The text is
- * composed without stdio because the core is pure. Text that does not fit is cut off.
+ * composed without stdio because the core is pure. If a text does not fit, its end is cut off.
  *
  * Invariant: no effect is lost. The array of effects has room for the worst step (layout.c), and an
  * effect beyond its end stops the process.

@@ -13,7 +13,7 @@ size_t lbfgs_vectors(uint32_t history)
 	return 3 + 2 * (size_t)history;
 }
 
-/* Returns the ring index of the pair that is `age` places older than the newest pair. */
+/* Returns the index in the ring of the pair that is `age` steps older than the newest pair. */
 static uint32_t pair_at(const struct core *c, uint32_t age)
 {
 	uint32_t m = c->cfg.lbfgs.history;
@@ -46,8 +46,8 @@ static void direction(struct core *c)
 	}
 }
 
-/* Publishes x + step * d as the current weights. If a value is not finite, the step is halved. If
- * 64 halvings do not help, x itself is published. */
+/* Publishes x + step * d as the current weights. If a value of the result is not finite, halves the
+ * step, up to 64 times. If this does not help, publishes x itself. */
 static void publish(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;

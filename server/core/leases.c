@@ -92,7 +92,7 @@ static uint32_t portion_images(const struct core *c, uint32_t first)
 	return left < c->leases.eval_size ? left : c->leases.eval_size;
 }
 
-/* Returns 1 if all sums of the epoch stay finite with this result. */
+/* Returns 1 if all sums of the epoch stay finite when this result is added. */
 static int is_finite_with(const struct epoch_record *e, const struct msg_result *r)
 {
 	int ok = isfinite(e->eval_loss_sum + r->loss_sum) != 0;
@@ -321,7 +321,8 @@ static void grant_backup(struct core *c, struct worker *w)
 	grant(c, w);
 }
 
-/* Grants up to `max` free batches from `p` on; the grant ends before a batch that is not free. */
+/* Grants `w` up to `max` free batches, beginning with `p`. The grant ends before the first batch
+ * that is not free. */
 static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t max)
 {
 	struct leases *l = &c->leases;

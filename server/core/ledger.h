@@ -7,7 +7,7 @@
 
 struct worker;
 
-/* The decision on a push. Duplicates of the push get the same decision. */
+/* The decision on a push. Each duplicate of the push gets this same decision. */
 struct decision {
 	uint64_t version;
 	uint8_t verdict, reject, superseded;

@@ -34,7 +34,8 @@ struct rules {
 	uint32_t (*limit)(const struct core *c, const struct worker *w);
 	/* Called when an epoch begins and all its batches are free. May be NULL. */
 	void (*open_epoch)(struct core *c);
-	/* Called at the end of each event: completes a step or a full buffer. May be NULL. */
+	/* Called at the end of each event: completes a step, or applies a full buffer. May be
+	 * NULL. */
 	void (*settle)(struct core *c);
 };
 

@@ -16,8 +16,9 @@
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
-/* Returns the number of the oldest recent push. The medians leave out a worker whose newest push is
- * older, because its norms are those of gradients of much older weights. */
+/* Pushes are numbered. Returns the number of the oldest push that counts as recent. The medians
+ * leave out a worker whose newest push is older, because its norms are those of gradients of much
+ * older weights. */
 static uint64_t oldest_push(const struct core *c)
 {
 	uint64_t window = RECENT * (uint64_t)core_live_workers(c);
@@ -116,7 +117,7 @@ static void count_size(struct worker_norms *n, double size, double ratio)
 }
 
 /* Checks a gradient with norm `norm` while there is no yardstick. The first gradients of a run are
- * of its initial weights, so the norm of the weights is the yardstick. */
+ * computed with its initial weights, so the norm of the weights serves as the yardstick. */
 static enum reject check_early(struct core *c, double norm)
 {
 	const double limit = SPIKE * c->cfg.limits.norm_ratio;

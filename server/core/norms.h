@@ -24,8 +24,8 @@
  *
  * There are no yardsticks while fewer than three workers have pushed recently. In a run with a data
  * set, the core then compares gradients with the norm of the weights instead, and rejects only
- * those whose norm exceeds SPIKE * R times this norm. With fewer than three live workers nothing is
- * compared, so a run of one or two workers is the same with and without these rules. In a run
+ * those whose norm exceeds SPIKE * R times this norm. With fewer than three live workers, the core
+ * compares no gradients, so these rules change nothing in a run of one or two workers. In a run
  * without a data set, workers may train on different data, so their means are not compared. If R is
  * 0, which is the default, the core compares no gradients at all.
  *

@@ -74,11 +74,12 @@ double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, 
 
 /* ---- the rate by the number of workers ------------------------------------------------------ */
 
-/* The configured rate is that of one worker. An update from n gradients of the same weights may
- * take a larger step (Goyal 2017, arXiv 1706.02677: n times for SGD; Malladi 2022, arXiv
- * 2205.10287: the square root of n for adaptive optimizers). A gradient that is tau versions old
- * should take a smaller step (Zhang 2016, arXiv 1511.05950). One formula covers larger and smaller
- * steps: an update from n gradients of staleness tau has the ratio n / (1 + tau). */
+/* The configured learning rate is the right one for a run with one worker. An update from n
+ * gradients of the same weights may take a larger step (Goyal 2017, arXiv 1706.02677: n times for
+ * SGD; Malladi 2022, arXiv 2205.10287: the square root of n for adaptive optimizers). A gradient
+ * that is tau versions old should take a smaller step (Zhang 2016, arXiv 1511.05950). One formula
+ * covers larger and smaller steps: an update from n gradients of staleness tau has the ratio n / (1
+ * + tau). */
 /* Returns the factor of the learning rate for `ratio` (> 0) after `done` updates. If the factor is
  * above 1, it rises linearly from 1 during the first `warmup` updates (Goyal's gradual warmup). */
 double lr_scaling_factor(enum lr_scaling how, double ratio, uint64_t done, uint32_t warmup);

@@ -176,8 +176,8 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 
 /* ---- late ------------------------------------------------------------------------------------ */
 
-/* Returns the number of pieces in the worker's next delivery. After its last piece the worker owes
- * a request for more work, which counts as one piece. */
+/* Returns the number of pieces in the worker's next delivery. After the last piece of its grant,
+ * the worker owes a request for more work, which counts as one piece. */
 static uint64_t next_pieces(const struct core *c, const struct worker *w)
 {
 	uint32_t left = w->pace.left ? w->pace.left : 1;

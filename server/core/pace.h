@@ -8,31 +8,32 @@
  * workers), the core keeps two medians of the newest durations: one for training, one for
  * evaluation.
  *
- * Late: a worker has held the work of its next delivery for more than twice the fleet's median. An
- * idle worker then gets a copy of this work (leases.c).
+ * Late: a worker is late if it has held the work of its next delivery for more than twice the
+ * fleet's median. An idle worker then gets a copy of this work (leases.c).
  *
- * Deadline: the time in which a worker must make its next delivery. The deadline is PACE_DEADLINE
+ * Deadline: a worker must make its next delivery within its deadline. The deadline is PACE_DEADLINE
  * times the time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker
  * with fewer than PACE_OWN durations, the larger of its own median and the fleet's median takes the
  * place of its own. While no worker has delivered anything, the deadline is
  * cfg.leases.first_deadline_ms. After the deadline, another worker gets the work. If the first
  * worker's late result still arrives before the other one, the late result counts.
  *
- * Stalled: a worker has delivered nothing for its deadline, or for PACE_STALL_MS if that is longer.
- * A worker with fewer than PACE_OWN durations is stalled after three times its deadline instead. A
- * worker that holds no work and asks for none becomes stalled after the same times. No worker waits
- * for a stalled worker (worker_is_active). The grant of a stalled worker is a shadow: the batches
- * stay free, and the other workers get them too. A stalled worker is active again when one of its
- * pushes or results counts, or when it asks for its first work. Heartbeats and later requests for
- * leases do not make a stalled worker active.
+ * Stalled: a worker is stalled if it has delivered nothing for its deadline, or for PACE_STALL_MS
+ * if that is longer. A worker with fewer than PACE_OWN durations is stalled after three times its
+ * deadline instead. A worker that holds no work and asks for none becomes stalled after the same
+ * times. No worker waits for a stalled worker (worker_is_active). The grant of a stalled worker is
+ * a shadow: the batches stay free, and the other workers get them too. A stalled worker is active
+ * again when one of its pushes or results counts, or when it asks for its first work. Heartbeats
+ * and later requests for leases do not make a stalled worker active.
  *
  * Transfers: while bytes move on the worker's connection (EVENT_PROGRESS), the worker's clock for
  * these three rules stands still. The clock stands still at most for the time that the bytes take
  * at PACE_BYTES_PER_S, and only for as many bytes as the worker's next delivery needs.
  *
  * Disk: the workers' clocks also stand still while replies wait for the disk (held_ms of
- * EVENT_TICK), because the workers then wait for the server. If bytes move in the same time, the
- * time is not deducted twice: the tick comes before the EVENT_PROGRESS of the same moment.
+ * EVENT_TICK), because the workers then wait for the server. If bytes move while replies wait for
+ * the disk, the core does not deduct this time twice, because the tick comes before the
+ * EVENT_PROGRESS of the same moment.
  *
  * Invariants:
  * (1) pace.c reads no clock of the system; its only time is c->now_ms (tests/lint/symbols.sh);

@@ -56,7 +56,7 @@ static uint32_t window_size(const struct core *c)
 	return size == 0 || size > n ? n : (uint32_t)size;
 }
 
-/* Returns 1 if every step uses the same images, which are the whole epoch. */
+/* Returns 1 if the window is the whole epoch, so that every step uses the same images. */
 static int is_whole(const struct core *c)
 {
 	return window_size(c) == c->leases.n_batches;

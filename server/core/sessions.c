@@ -156,9 +156,9 @@ static void join(struct core *c, struct worker *w)
 	c->checkpoints.urgent = 1;
 }
 
-/* Returns the slot that has this name. If there is none, returns a slot without a name whose worker
- * is dead, else a slot that no worker ever used, else any slot whose worker is dead. Returns NULL
- * if every slot has a worker that is not dead. */
+/* Returns the slot whose worker has the name `name`. If there is none, returns a slot without a
+ * name whose worker is dead, else a slot that no worker ever used, else any slot whose worker is
+ * dead. Returns NULL if every slot has a worker that is not dead. */
 static struct worker *pick_slot(struct core *c, const char *name)
 {
 	struct worker *gone = NULL, *unused = NULL, *named = NULL;
@@ -301,10 +301,10 @@ static int may_be_lost(const struct core *c, const struct worker *w, const struc
 	       h->durable_seq <= w->ledger.last_seq + ROLLBACK_PUSHES;
 }
 
-/* Called when the server's state is older than the state that this worker knows to be durable. If
- * the operator gave --accept-rollback and the worker's claim may be true, the function sets the
- * incarnation and the seq of the slot to the worker's and returns 1. Otherwise it refuses the
- * worker and returns 0. */
+/* Called when a worker's HELLO shows that the server has lost state that had been durable. If the
+ * operator gave --accept-rollback and the worker's claim may be true, the function sets the
+ * incarnation and the seq of the slot to the worker's and returns 1. In all other cases, the
+ * function refuses the worker and returns 0. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {

@@ -81,8 +81,9 @@ int snapshot_metrics(
 	const unsigned char *metrics, size_t size, char names[METRICS_TEXT]) PS_MUST_CHECK;
 /*
  * Decodes the core as it was while the server ran, to replay the events that followed (the
- * write-ahead log). The same events then lead to the same steps and the same bytes. `cfg` comes
- * from snapshot_config. All other parameters and results are those of snapshot_decode.
+ * write-ahead log). If the decoded core gets the same events, it takes the same steps and ends with
+ * the same bytes. `cfg` comes from snapshot_config. All other parameters and results are those of
+ * snapshot_decode.
  */
 int snapshot_decode_running(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[SNAPSHOT_SECTIONS], const size_t size[SNAPSHOT_SECTIONS],

@@ -31,7 +31,7 @@ static int is_racing(const struct core *c, const struct worker *w)
 	       !(w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL);
 }
 
-/* Returns the lowest clock of the other racing workers; UINT64_MAX: there are none. */
+/* Returns the lowest clock of the other racing workers, or UINT64_MAX if there are none. */
 static uint64_t slowest(const struct core *c, const struct worker *w)
 {
 	uint64_t min = UINT64_MAX;

@@ -1,6 +1,6 @@
 /*
  * state.h - defines struct core, which has the state of all modules and the fields that several
- * modules use. Only files of server/core, and tests, include this header. A file that uses a module
+ * modules use. Only tests and files of server/core include this header. A file that uses a module
  * also includes the header of this module (tests/lint/modules.py).
  *
  * The caller of core_init provides one block of memory. The block holds everything except the

@@ -42,10 +42,10 @@ struct store {
 	struct update update;       /* the update of this step of the core */
 };
 
-/* Checks position, magnitudes and norm of a push. Returns REJECT_NONE, REJECT_SHAPE,
- * REJECT_NONFINITE or REJECT_NORM, and changes nothing. */
+/* Checks the positions of a push's slices, the magnitudes of its values, and its norm. Returns
+ * REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM, and changes nothing. */
 enum reject store_check(const struct core *c, const struct slices *s);
-/* Returns the L2 norm of the gradient in all slices. */
+/* Returns the L2 norm of the gradient that all slices together form. */
 double store_norm(const struct core *c, const struct slices *s);
 /* Returns the largest magnitude in a push that store_check has accepted. */
 double store_peak(const struct slices *s);
@@ -76,7 +76,7 @@ double store_rate(const struct core *c);
 /* Returns the learning rate now for an update from `gradients` gradients that are tau versions old,
  * scaled by cfg.rate.scaling. */
 double store_scaled_rate(const struct core *c, double gradients, double tau);
-/* Returns the factor of store_scaled_rate alone, without the learning rate. */
+/* Returns the factor by which store_scaled_rate multiplies the learning rate. */
 double store_scale(const struct core *c, double gradients, double tau);
 /* store_next returns the buffer for the next version of the weights, which may be the buffer of the
  * present version. store_publish makes the weights in `next` the current version. */

@@ -12,7 +12,7 @@ struct tensors {
 };
 
 /* Returns 1 if this HELLO has no list, or if its list is sound and does not differ from a list of
- * the run. Otherwise refuses `peer` with the reason. */
+ * the run. If the list is bad or differs, refuses `peer` with the reason. */
 int tensors_admit(struct core *c, const struct msg_hello *h, uint32_t peer);
 /* Called when a worker joins with this HELLO, which tensors_admit has admitted: if the run has no
  * list of tensors, takes over the list of the HELLO. */

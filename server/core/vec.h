@@ -13,7 +13,7 @@ void vec_axpy(float *y, double a, const float *x, size_t n);                 /* 
 void vec_sum(float *to, const float *x, double a, const float *d, size_t n); /* to = x + a * d */
 int vec_finite(const float *v, size_t n); /* returns 1 if no magnitude is above 1e15 */
 
-/* vec_larger and vec_smaller do not need libm. If `a` is NaN, they return NaN. */
+/* vec_larger and vec_smaller do not need libm. If `a` is NaN, both functions return NaN. */
 static inline double vec_larger(double a, double b)
 {
 	return b > a ? b : a;

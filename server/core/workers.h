@@ -13,8 +13,9 @@
 #include "server/core/ssp.h"
 #include "server/core/sync.h"
 
-/* A worker slot; the worker id is the index + 1. Each member is the part of one module. The header
- * of the module defines this part, and says which of its fields a snapshot contains. */
+/* This struct is a worker slot. The worker id is the index of the slot plus 1. Each member is the
+ * part of one module. The header of the module defines this part, and says which of its fields a
+ * snapshot contains. */
 struct worker {
 	struct worker_session session;
 	struct worker_ledger ledger;

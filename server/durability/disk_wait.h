@@ -31,8 +31,9 @@ struct disk_wait {
 	char why[128]; /* which write is overdue; "": none */
 };
 
-/* Measures the waits; called at each tick. `bound_lsn` is the newest log sequence number for which
- * a reply may wait. `w` is NULL without a log, and `c` is NULL without checkpoints. */
+/* Called at each tick: measures how long replies and writes have waited for the disk. `bound_lsn`
+ * is the newest log sequence number for which a reply may wait. `w` is NULL without a log, and `c`
+ * is NULL without checkpoints. */
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
 	uint64_t bound_lsn, uint64_t now_ms);
 /* Returns the additional time that a checkpoint may take because of its size. The function assumes

@@ -8,9 +8,10 @@
  *
  * A file has the weights at the end of its epoch, which are the weights that the workers evaluated.
  * Only the results of the evaluated epochs in the core decide which epochs are exported, so a
- * restart does not change the choice. If the server dies before it has written a file, its next
- * start writes the file. If a file cannot be written, the server logs this and continues the run. A
- * thread of libuv's pool writes the files; all functions belong to the thread of the loop.
+ * restart does not change the choice. If the server dies before it has written a file, the next
+ * start of the server writes the file. If a file cannot be written, the server logs this and
+ * continues the run. A thread of libuv's pool writes the files; all functions belong to the thread
+ * of the loop.
  */
 #ifndef SERVER_DURABILITY_EPOCH_EXPORT_H
 #define SERVER_DURABILITY_EPOCH_EXPORT_H
@@ -24,8 +25,8 @@ struct core;
 
 struct epoch_export; /* opaque */
 
-/* Makes an exporter that keeps files in `dir` by `rule`. `dir`, `rule` and `model` are borrowed.
- * PS_ENOMEM. */
+/* Makes an exporter that writes the epochs that `rule` selects to files in `dir`. The exporter
+ * borrows `dir`, `rule` and `model`. PS_ENOMEM. */
 int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,
 	const struct keep_rule *rule, const struct model *model) PS_MUST_CHECK;
 /* Begins to write the weights of the newest evaluated epoch if the rule keeps this epoch. Called

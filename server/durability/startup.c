@@ -113,7 +113,7 @@ static int new_run_id(struct run_id *run, struct err *e)
 	return PS_OK;
 }
 
-/* Makes the secret of a new run. A run that is resumed has its secret in its checkpoint. */
+/* Makes the secret of a new run. The secret of a resumed run is in its checkpoint. */
 static int new_proof_key(struct core_config *cfg, struct err *e)
 {
 	do {
@@ -169,8 +169,8 @@ static const char *other_model(const struct run_head *head, const struct options
 	return strcmp(head->model, o->core.model) != 0 ? head->model : NULL;
 }
 
-/* The status of a checkpoint that has correct checksums but inconsistent content. An older
- * checkpoint may be usable. */
+/* This status means that a checkpoint has correct checksums but inconsistent content, so that an
+ * older checkpoint may be usable. */
 #define REFUSED PS_EDATA
 
 /* Sets the error after snapshot_decode returned `rc`. Returns REFUSED, or PS_ECHECKPOINT if the

@@ -27,20 +27,20 @@ struct startup {
 	const char *made;
 };
 
-/* Reserves the memory of the core and its weights, and locks the directory. On PS_ELOCKED, PS_EIO
- * and PS_ENOMEM, *out is released. */
+/* Reserves the memory of the core and its weights, and locks the directory. After PS_ELOCKED,
+ * PS_EIO or PS_ENOMEM, the function has released *out. */
 int startup_open(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /* Removes the directory if startup_open made it. Call this function if the start failed before
  * startup_core. */
 void startup_undo(const struct startup *r);
-/* Builds the core. The errors are those of startup(). The caller must call startup_release even if
- * startup_core fails. */
+/* Builds the core. The function returns the same errors as startup(). The caller must call
+ * startup_release even if startup_core fails. */
 int startup_core(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /*
  * Calls startup_open and startup_core. If the content of a checkpoint is bad, the function logs a
- * warning and tries the checkpoint of the previous generation. On PS_ELOCKED, PS_ECHECKPOINT (no
- * usable checkpoint, or one with another model, seed, batch size ...), PS_EIO, PS_EDATA (--init)
- * and PS_EUSAGE, *out is released.
+ * warning and tries the checkpoint of the previous generation. Before it returns an error, the
+ * function releases *out. The errors are PS_ELOCKED, PS_ECHECKPOINT (no usable checkpoint, or one
+ * with another model, seed or batch size), PS_EIO, PS_EDATA (--init) and PS_EUSAGE.
  */
 int startup(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /* Releases everything. Call this function after router_free, because until then libzmq may still

@@ -454,7 +454,7 @@ const struct wal_stats *wal_stats(const struct wal *w)
 /* ---- creation ------------------------------------------------------------------------------- */
 
 /* Begins the first file and syncs it, before the first event. If the disk is full, the function
- * removes the generations before the checkpoint that the file follows. */
+ * removes checkpoints that are older than the one that the file follows. */
 static int begin_first(struct wal *w, struct err *e)
 {
 	uint64_t generation = w->cfg.generation;

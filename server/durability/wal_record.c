@@ -13,7 +13,8 @@ static unsigned char *put_number(unsigned char *at, uint64_t value)
 	return at + 8;
 }
 
-/* Returns the number that an event has besides its peer and its message. */
+/* Returns the number that a record stores for this kind of event, besides the peer and the
+ * message. */
 static uint64_t argument_of(const struct event *ev)
 {
 	switch (ev->kind) {

@@ -230,8 +230,8 @@ static int find_mark(struct wal_reader *j, uint64_t generation, struct err *e)
 }
 
 /* Opens the file with the first event after the checkpoint: the checkpoint's own file, or the file
- * of an older snapshot if the snapshots in between failed. j->fd is negative if there is no such
- * file. */
+ * of an older snapshot if the snapshots between the two have failed. j->fd is negative if there is
+ * no such file. */
 static int open_first(
 	const char *dir, const struct checkpoint *c, struct wal_reader *j, struct err *e)
 {

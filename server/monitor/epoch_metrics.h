@@ -11,8 +11,8 @@
 
 #define EPOCH_METRICS_TEXT 256
 
-/* Returns the accuracy of the epoch. Returns NaN if no image is evaluated, or if accuracy is not
- * one of the metrics. */
+/* Returns the accuracy of the epoch. Returns NaN if no image of the epoch is evaluated, or if
+ * accuracy is not one of the run's metrics. */
 double epoch_accuracy(const struct core *c, const struct epoch_record *r);
 /* Returns the result of epoch_accuracy as a JSON number, or as null if it is NaN. */
 json_t *epoch_accuracy_json(const struct core *c, const struct epoch_record *r);

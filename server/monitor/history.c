@@ -88,7 +88,7 @@ static void pack(struct history *h)
 	h->shortened = h->busy;
 }
 
-/* Drops every other sample, and doubles the interval between new samples. */
+/* Drops every second sample, and doubles the interval between new samples. */
 static void thin_samples(struct history *h)
 {
 	size_t seen = 0;

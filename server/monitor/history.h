@@ -9,7 +9,7 @@
  * (1) all lines except those of epochs have at most HISTORY_BYTES bytes together; the history
  *     always keeps the lines of epochs. When a new line would exceed this limit, the history drops
  *     half of the lines of one kind, which is the kind with the most bytes (stay_bounded). Of the
- *     samples, it drops every other one, and doubles the interval between new samples. Of the
+ *     samples, it drops every second one, and doubles the interval between new samples. Of the
  *     changes of workers, it drops the older half, but not the newest change of each worker. Of the
  *     starts and ends, it drops the older half, but not the first start (tests/e2e/test_history.py,
  *     test_no_epoch_is_dropped_for_changes_of_workers);
@@ -53,7 +53,7 @@ void history_labels(const struct history *h, struct labels *labels);
  * (history_busy). */
 void history_free(struct history **h);
 void history_listen(struct history *h, history_line_fn *line, void *arg);
-/* Adds the line of an effect: an evaluated epoch, or a change of a worker. */
+/* Adds the line for an effect that reports an evaluated epoch or a change of a worker. */
 void history_effect(struct history *h, const struct status *now, const struct effect *e);
 /* Adds a sample if it is due, and begins to write the new lines. Call it about once a second. */
 void history_tick(struct history *h, const struct status *now);

@@ -44,7 +44,7 @@ double progress_seconds(const struct progress *p, const struct core *c, uint64_t
 /* Returns the newest epoch with a complete evaluation, or NULL. */
 const struct epoch_record *progress_evaluated(const struct core *c);
 
-/* The values that a bar shows. */
+/* This struct has the values that a progress bar shows. */
 struct progress_view {
 	uint32_t epochs, epoch; /* epochs 0: no data set */
 	uint32_t pass;          /* sandblaster: pass of the present step, from 1; other modes: 0 */

@@ -65,7 +65,7 @@ const char *status_degraded(const struct status *s);
 /* Returns the state of a worker as a word: "stalled" for a live worker that delivers nothing;
  * otherwise the name of its session state, such as "live" for SESSION_LIVE. */
 const char *status_worker_state(const struct worker_view *w);
-/* The words that status_worker_state can return, except "free". */
+/* This array has the words that status_worker_state can return, except "free". */
 #define STATUS_WORKER_STATES 8
 extern const char *const status_worker_states[STATUS_WORKER_STATES];
 /* Returns how many seconds the server's main thread has spent on each activity since its start. */

@@ -1,7 +1,7 @@
 /*
  * waiting.h - reports a run that waits: the reason, the time so far, the time limit, and the
  * command that ends the wait. While the run waits, the module logs the report at growing intervals.
- * The progress bar and the status show the wait from its beginning.
+ * The progress bar and the status show a wait from its beginning on.
  *
  * Thread: the loop's. Time is an argument.
  */

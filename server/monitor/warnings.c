@@ -79,8 +79,8 @@ static int chance(const struct warnings *w, const struct core *c, char out[WARNI
 	return 1;
 }
 
-/* Warns if workers were excluded and no push was accepted. The run continues in this case, because
- * perhaps only the machines of the excluded workers are broken. */
+/* Warns if workers were excluded and no push was accepted. The run then continues, because perhaps
+ * only the machines of the excluded workers are broken. */
 static int none_sound(const struct core_stats *t, char out[WARNING_TEXT])
 {
 	if (t->excluded == 0 || t->accepted > 0)

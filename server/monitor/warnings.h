@@ -1,8 +1,8 @@
 /*
  * warnings.h - warns about a run that does not fail but may be misconfigured: a learning rate far
  * above the usual one, a batch larger than the data set, a result no better than chance. Each
- * warning is logged once. The status and the result show a warning as long as its condition is
- * true.
+ * warning is logged once. As long as the condition of a warning is true, the status and the result
+ * show this warning.
  *
  * Thread: the loop's.
  */

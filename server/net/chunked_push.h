@@ -36,9 +36,10 @@ void chunked_push_free(struct chunked_push **a);
  * all chunks of the peer. */
 int chunked_push_keep(
 	struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
-/* Completes `f`, a message of the peer. If the module has as many chunks of the peer as the message
- * says, the function inserts these chunks before the message's own tensor frames. If the numbers
- * differ, the function returns PS_EAGAIN, and the caller must treat the message as lost. */
+/* Completes `f`, a message of `peer`, with the peer's chunks. If the module has as many chunks of
+ * the peer as the message says, the function inserts these chunks before the message's own tensor
+ * frames. If the numbers differ, the function returns PS_EAGAIN, and the caller must treat the
+ * message as lost. */
 int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 /* Discards all chunks. Called after all connections were closed. */
 void chunked_push_clear(struct chunked_push *a);

@@ -38,9 +38,10 @@ int admission_ask(struct admission *a, uint64_t now_ms);
 
 /*
  * The label of a worker consists of the host and the pid in its HELLO and the address of its
- * connection. The log, the status and /metrics show the label. The label is not an identity, and no
- * decision depends on it. Before a worker has sent HELLO to this process of the server, its label
- * has only the host, which comes from the history of the run (history_labels).
+ * connection. The log, the status and /metrics show the label. A label is only for people: it
+ * identifies no worker, and no decision depends on it. Before a worker has sent HELLO to this
+ * process of the server, its label has only the host, which comes from the history of the run
+ * (history_labels).
  *
  * labels_hello stores the label of each HELLO with its connection. When the core has accepted the
  * HELLO (EFFECT_HELLO), labels_join assigns the label to a worker id and incarnation.
@@ -71,8 +72,8 @@ void labels_restore(struct labels *l, uint32_t worker, const char *host);
 const struct label *labels_of(const struct labels *l, uint32_t worker);
 /* Writes the text of the message that refuses a fenced process. The worker id `worker` of this
  * process now belongs to a newer process. The fenced process has `incarnation` and connection
- * `peer`. `name` is the worker's --name, or "". The function logs the fencing of each process
- * once. */
+ * `peer`. `name` is the worker's --name, or "" if the worker has none. The function logs the
+ * fencing of each process once. */
 void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
 	const char *name, char text[LABEL_FENCED]);
 

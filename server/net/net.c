@@ -241,7 +241,7 @@ static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 	return 0;
 }
 
-/* Sends a reply. If `send` fails, the reply keeps its frames. */
+/* Sends a reply. If the function `send` fails, the reply keeps its frames. */
 static int offer(struct reply *r, replies_send_fn *send, void *arg)
 {
 	struct frames f;
@@ -501,8 +501,8 @@ static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref
 	return rc;
 }
 
-/* Notes the IP address of the sender. Must be called before auth_check, which can replace the
- * header frame of the HELLO. */
+/* Notes the IP address of the sender. The caller must do this before it calls auth_check, which can
+ * replace the header frame of the HELLO. */
 static void note_address(struct router *r)
 {
 	const char *address = zmq_msg_gets(&r->in.frame[0], "Peer-Address");

@@ -124,8 +124,8 @@ void router_free(struct router **r);
 /* ---- the queue of replies -------------------------------------------------------------------- */
 
 /*
- * A bounded queue of replies, which keeps the order for each peer. Only the router and its unit
- * test use it.
+ * This queue of replies is bounded, and keeps the order of the replies to each peer. Only the
+ * router and its unit test use it.
  *
  * Invariants:
  * (1) replies to one peer leave in the order of replies_put, or not at all (replies_leave_in_order,

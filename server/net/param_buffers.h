@@ -32,8 +32,8 @@
 
 struct param_buffers; /* opaque, see param_buffers.c */
 
-/* Makes the buffers, of n_params floats each. At most `shared` of them lie in a memfd, and none if
- * the system has no memfd. PS_ENOMEM. */
+/* Makes the buffers, each of n_params floats. At most `shared` of the buffers lie in a memfd; if
+ * the system has no memfd, none does. PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
 /* Frees *w and sets it to NULL; *w may be NULL. Call this function after the last frame was closed
  * (router_free). */
@@ -64,7 +64,7 @@ int param_buffers_shared(const struct param_buffers *w, struct param_shared *sha
 int param_buffers_hold(
 	struct param_buffers *w, struct msg_params *m, size_t *index, void **hold) PS_MUST_CHECK;
 void param_buffers_drop(struct param_buffers *w, void **hold);
-/* Returns the number of versions that were sent. */
+/* Returns the number of versions of the weights that the server has sent. */
 uint64_t param_buffers_framed(const struct param_buffers *w);
 
 #endif

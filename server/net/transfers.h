@@ -29,7 +29,7 @@ struct transfers {
 	uint64_t polled_ms;
 };
 
-/* Called with an EVENT_PROGRESS, which the callee passes to the core. */
+/* A function of this type gets an EVENT_PROGRESS and passes it to the core. */
 typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);

@@ -12,8 +12,8 @@
  * each push that workers retain. */
 #define MAX_PENDING 8192u
 /* The maximum number of files, which are the checkpoints, a new checkpoint, temporary files, TERM
- * and LOCK. A failing disk may leave more checkpoints until the next save removes them; bounds_disk
- * checks their number after a save. */
+ * and LOCK. After failures of the disk there may be more checkpoints, until the next save removes
+ * them; bounds_disk checks their number after a save. */
 #define MAX_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)

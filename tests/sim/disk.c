@@ -363,7 +363,7 @@ void disk_killed(struct disk *d)
 enum survival { NONE, ALL, FIRST, ANY, WAYS };
 
 /* Decides at a power cut which sectors of the bytes since the last fsync survive. After the call,
- * `now` is the content on the disk. */
+ * `now` is the content that the file has on the disk. */
 static void keep_sectors(struct disk *d, struct disk_file *f, enum survival way)
 {
 	size_t first = rng_below(&d->rng, f->size / DISK_SECTOR + 2);

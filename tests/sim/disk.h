@@ -10,8 +10,8 @@
  * writes may have survived, and the size of the file is either its size at the last fsync or its
  * newest size. The directory has the entries of its last fsync. Of the links, renames and unlinks
  * after that fsync, either the first few have survived or any subset of them. A rename is atomic.
- * When a process is killed, no byte that it has written is lost, but the kill may come in the
- * middle of a write.
+ * If a process is killed, the disk loses no byte that the process has written, but the kill may
+ * come in the middle of a write.
  *
  * Invariant: all randomness comes from `rng`, so a seed always replays the same run. Not
  * thread-safe.

@@ -159,8 +159,8 @@ void faults_happen(struct sim *s, uint32_t number)
 		s->disk_bad_until_ms = s->net.now_ms + f->ms;
 		s->suspectable |=
 			s->cfg.checkpoint.wal ==
-			/* With the log an answer may be overdue, and then the session sends HELLO
-			 * instead of heartbeats. */
+			/* With a write-ahead log, an answer may be overdue, and then the worker's
+			 * session sends HELLO instead of heartbeats. */
 			DURABILITY_ALWAYS;
 		break;
 	case FAULT_ROT:

@@ -85,7 +85,7 @@ void sim_lane_release(struct sim_worker *w, uint64_t durable)
 }
 
 /* Called when the process was killed while it wrote its next gradient: overwrites some bytes of a
- * free slot. The memory exists until the server detects the closed connection. */
+ * free slot. The memory of a lane exists until the server detects that its connection is closed. */
 void sim_lane_killed(struct sim *s, struct sim_worker *w)
 {
 	struct shm_lane *l = &w->lane;

@@ -66,7 +66,8 @@ struct net {
 
 void net_init(struct net *n);
 void net_release(struct net *n);
-/* Drops all items and restarts at time 0 with `rng`, without faults. */
+/* Drops all items, sets the time to 0 and all fault rates to 0, and draws from `rng` from now
+ * on. */
 void net_reset(struct net *n, struct rng rng);
 void net_at(struct net *n, uint64_t at_ms, struct item it);
 /* Postpones an item to `at_ms`. The item keeps its order, so it comes before all items with the

@@ -96,7 +96,7 @@ static void choose_easgd(struct sim *s)
 		c->n_params = SIM_COORDINATES;
 }
 
-/* Sets learning rate 1 and sums of gradients, so that each counted batch changes its coordinate by
+/* Chooses the learning rate 1 and --push sum, so that each counted batch changes its coordinate by
  * exactly 1. */
 static void choose_training(struct sim *s)
 {
@@ -324,8 +324,9 @@ static void choose_durability(struct sim *s)
 }
 
 /* Chooses the number of batches between two pulls. Resume runs compute several batches with the
- * same weights, so that all gradients except the first are stale. EASGD computes several batches
- * between two exchanges. The code draws this choice after the older choices, too. */
+ * same weights, so that all gradients except the first are stale. A worker of EASGD computes
+ * several batches between two exchanges with the centre. The code draws this choice after the older
+ * choices, too. */
 static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);

@@ -1,7 +1,7 @@
 /*
  * program.c - the program of a simulated worker, which uses the session. Without a data set, the
- * program pushes ledger gradients. With a data set, it requests leases, pulls weights and pushes
- * batches, as worker/trainer.c does.
+ * program pushes ledger gradients. In a run with a data set, the program requests leases, pulls
+ * weights and pushes batches, as worker/trainer.c does.
  */
 #include <math.h>
 #include <string.h>

@@ -2,24 +2,8 @@
  * sim.h - a whole run of cnn-ps in one thread and in virtual time. The server's core, checkpointer
  * and start-up and the workers' sessions are the real code. The simulated network is unreliable,
  * the disk gives no guarantee beyond those of POSIX, clocks leap, and processes die at any moment.
- * The seed determines all events.
- *
- * Verdicts (tests/sim/README.md lists all verdicts, and the file that checks each verdict):
- *   ledger gradient  push i is 1 in coordinate i, the rate is 1: at the end each coordinate is -1
- *                    (applied once), 0 (lost) or -2 (applied twice).
- *   batch ledger     in training a coordinate stands for a batch of an epoch. Each must be exactly
- *                    -1, and each epoch must count every image once.
- *   portion ledger   with L-BFGS a coordinate stands for a portion of the training set. The run
- *                    must end with the weights of the same run with one worker and no faults.
- *   elastic ledger   with EASGD each push also has a coordinate of its own. The centre must be the
- *                    sum of the moves of all applied pushes.
- *   resume           one worker and a network that keeps the order: the final weights equal the
- *                    final weights of the same run without faults, bit for bit.
- *   order            sync, several workers, only faults of the network: the final weights equal
- *                    those of a run whose messages arrive in another order, bit for bit.
- *   members          no step of sync misses a live member (steps.c).
- *   deadlines        the server and all workers have finished by DEADLINE_MS of virtual time.
- *   bounds           bounds.c checks its bounds after each event.
+ * The seed determines all events. tests/sim/README.md describes the verdicts, and names the file
+ * that checks each verdict.
  */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
@@ -312,14 +296,14 @@ struct sim {
 
 void sim_init(struct sim *s);
 void sim_release(struct sim *s);
-/* Runs one seed. Returns 0 if there is no violation. If there is one, returns 1, and s->violation
- * describes the violation. */
+/* Runs one seed. Returns 0 if the run has no violation. If it has a violation, returns 1, and
+ * s->violation describes it. */
 int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int trace);
 
 /* The files of the simulator share the functions below. */
 /* state.c */
-/* Returns the entry of `versions` for these weights. The entry may contain another version, which
- * the caller must check. */
+/* Returns the entry of `versions` in which the weights of this version would be stored. The entry
+ * may contain another version, which the caller must check. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
 /* Returns 1 for EASGD with the elastic ledger. The vector then has, in this order, the coordinates
  * of the centre, a coordinate for each batch, and a coordinate for each push. */

@@ -74,7 +74,7 @@ static int is_replay(const struct event *ev)
 	       ev->msg->push.verdict == VERDICT_OK;
 }
 
-/* Records the push if this event has applied one. */
+/* If this event has applied a push, records the push. */
 static void note_push(struct sim *s, const struct core *c, const struct event *ev)
 {
 	struct sim_steps *t = &s->steps;

@@ -37,7 +37,7 @@ static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 	}
 }
 
-/* Starts a new process of this node after `in_ms`. */
+/* Starts a new process of this node after `in_ms` milliseconds. */
 static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 {
 	struct sim_worker *w = worker_at(s, node);

@@ -14,8 +14,8 @@
  * Kernels of fused/ may give up (enum kx_trouble). The calls that wait for results then open a path
  * without these kernels, and use this path to repeat the batch or the rounds in flight.
  *
- * CUDA errors are sticky: after the first one every call fails. `why` keeps the first error and the
- * call that reported it.
+ * CUDA errors are sticky: after the first error every call fails. `why` keeps the first error and
+ * the call that reported it.
  *
  * Thread: as device.h. Any thread may call cuda_memory.
  */

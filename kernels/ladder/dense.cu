@@ -110,7 +110,8 @@ __device__ void push(struct column *to, const float patch[4][4], float d, unsign
 	to->conv[WEIGHTS] += argmax == DEAD ? 0 : d;
 }
 
-/* Adds image k of the stage to the sums. The window of the thread starts at pixel `corner`. */
+/* Adds the gradients of image k of the stage to the sums. The window of the thread starts at pixel
+ * `corner`. */
 __device__ void dense_add_image(struct column column[FILTERS], const struct stage &s, unsigned k,
 	unsigned corner, const float in[FILTERS], const uint8_t argmax[FILTERS])
 {

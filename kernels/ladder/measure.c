@@ -220,7 +220,7 @@ static int by_median(const void *a, const void *b)
 	return by_size(&x->median_ms, &y->median_ms);
 }
 
-/* Measures the rung p->runs times. The first run also has the phases. */
+/* Measures the rung p->runs times. The first run also measures the phases of a step. */
 static int measure_runs(struct ladder_result *out, struct run *r, const struct ladder_point *p,
 	const struct ladder_truth *t, float *trained, struct err *e)
 {

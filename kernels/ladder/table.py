@@ -22,8 +22,8 @@ IN_BF16 = ("bf16", "persistent", "cudnn bf16")
 
 def floor_ms(rung, batch):
     """Returns the minimum time of a step in ms: the time of its arithmetic plus, if the weights are
-    on the host, that of its copies. Copies and arithmetic cannot overlap, because the first product
-    needs the weights, and the last product completes the gradient."""
+    on the host, the time of its copies. Copies and arithmetic cannot overlap, because the first
+    product needs the weights, and the last product completes the gradient."""
     seconds = FLOP[batch] / (BF16 if rung in IN_BF16 else FP32)
     if rung not in ON_THE_DEVICE:
         seconds += COPIES / BUS

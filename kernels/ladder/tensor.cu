@@ -16,7 +16,8 @@ namespace
 #define FILTERS 8  /* of a block */
 #define ROW     12 /* 9 weights or 10 classes, rounded up to 16 bytes */
 #define VALUES  (FILTERS * POOL_AREA)
-/* Stride of an image in shared memory. With it the values that a warp stores are in 32 banks. */
+/* The stride between two images in shared memory. With this stride, the values that a warp stores
+ * are in 32 different banks. */
 #define STRIDE (VALUES + 4)
 
 struct tensor_shared {
@@ -128,8 +129,8 @@ __device__ void tensor_write_logits(const struct products &p, float (&sum)[2][CL
 	}
 }
 
-/* A block handles 8 images (x) and 8 filters (y), a warp every eighth position. A thread has filter
- * lane / 4 for images 2t and 2t + 1 (t = lane % 4). */
+/* A block handles 8 images (x) and 8 filters (y), and a warp handles every eighth position. A
+ * thread has filter lane / 4 for images 2t and 2t + 1 (t = lane % 4). */
 template <bool FC>
 __global__ void __launch_bounds__(THREADS, FC ? 2 : 3)
 	tensor_forward_kernel(struct products p, struct tensor_conv tensor, size_t n_images)

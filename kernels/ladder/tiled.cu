@@ -171,7 +171,8 @@ __device__ void tiled_add_image(struct sums *sum, const float weight[CLASSES], c
 	sum->conv[WEIGHTS] += d;
 }
 
-/* Adds the images of a stage. The window of the thread starts at pixel `corner` of each image. */
+/* Adds the gradients of the images of a stage to the sums. The window of the thread starts at pixel
+ * `corner` of each image. */
 __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const struct stage &s,
 	const struct ahead &now, unsigned m, unsigned corner)
 {

@@ -82,8 +82,8 @@ enum kx_math { KX_MATH_FFMA, KX_MATH_3XTF32, KX_MATH_TF32, KX_MATH_BF16 };
 struct kx_k_run {
 	int32_t a, b;
 };
-/* An output pixel (p, q): its K runs are k_run .. k_run + n_k_runs, its offset in the output image
- * is `out`. */
+/* An output pixel (p, q): its K runs are k_run .. k_run + n_k_runs, and its offset in the output
+ * image is `out`. */
 struct kx_pixel {
 	int32_t k_run, n_k_runs, out;
 };
@@ -93,8 +93,8 @@ struct kx_pixel {
  *     d[i][out .. out + n) = sum over its K runs and r < run_length of
  *         a[i][k_run.a + r] * b[k_run.b + r][0 .. n)
  * Then the kernel adds bias (unless NULL) and applies ReLU if `relu`. Where mask is not positive,
- * the kernel writes 0. `mask` has the layout of d; NULL keeps every value. n, run_length and all
- * offsets are multiples of 4.
+ * the kernel writes 0. `mask` has the layout of d; if it is NULL, the kernel keeps every value. n,
+ * run_length and all offsets are multiples of 4.
  */
 struct kx_conv {
 	const float *a, *b, *bias, *mask;

@@ -106,15 +106,15 @@ int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t st
 
 /*
  * This kernel is for 32 filters of 5 x 5 in front of conv2.h. A warp computes 8 filters of 16
- * images at a time, which are 16 bytes per image. Stores of 16 bytes to global memory would take
- * longer than the rest of the kernel. The block therefore collects values and argmax of its
- * positions in shared memory and writes them in long rows.
+ * images at a time, so it has 16 bytes to write for each image. Stores of 16 bytes to global memory
+ * would take longer than the rest of the kernel. The block therefore collects values and argmax of
+ * its positions in shared memory and writes them in long rows.
  */
 #define HI_LO_SIZE    5
 #define HI_LO_GROUPS  (CONV2_CHANNELS / 8)
 #define MAX_POSITIONS 18 /* positions that a block collects */
-/* Strides of an image in bytes. With these strides, the 8 (or 4) images that a warp stores are in
- * different banks. */
+/* The strides between two images in bytes. With these strides, the 8 (or 4) images that a warp
+ * stores are in different banks. */
 #define VALUE_STRIDE  (CONV2_TERMS * HI_LO_GROUPS * MAX_POSITIONS * 16 + 16)
 #define ARGMAX_STRIDE (MAX_POSITIONS * CONV2_CHANNELS + 16)
 

@@ -279,7 +279,7 @@ __device__ inline void ll_wait_conv(const struct seed_exchange &x, struct block_
 	}
 }
 
-/* Sends the loss of an image as three floats whose sum is the double. */
+/* Sends the loss of an image, which is a double, as three floats whose sum is this double. */
 __device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t step)
 {
 	for (int d = 16; d; d /= 2)

@@ -3,9 +3,10 @@
  * and the fc product. A second kernel computes logits and loss.
  *
  * With exact_conv.cuh a thread holds four features of a position: filter lane / 4 for images 2t, 2t
- * + 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). The argmax of each takes two bits,
- * in this order from the lowest bit on. Each position and filter has one 32-bit word of argmax bits
- * for the sixteen images of a group; the eight bits of this thread are byte t of the word.
+ * + 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). The argmax of each feature takes two
+ * bits; the four argmax are in this order from the lowest bit on. Each position and filter has one
+ * 32-bit word of argmax bits for the sixteen images of a group; the eight bits of this thread are
+ * byte t of the word.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 

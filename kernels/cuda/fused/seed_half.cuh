@@ -75,8 +75,8 @@ __device__ static inline float half_unit(const float *w)
 }
 
 /* Writes both terms of word i of a filter group's fragments. There are 256 words per term, in the
- * order tile, lane, word. `weights` are those of the group. The thread that has the first word of a
- * filter also writes its scale. */
+ * order tile, lane, word. `weights` has the weights of the group. The thread that has the first
+ * word of a filter also writes its scale. */
 __device__ static inline void half_fragment(
 	uint4 *fragments, struct half_scale *scales, const float *weights, int i)
 {

@@ -219,7 +219,7 @@ struct prefetched {
 	struct dy_pair dy;
 };
 
-/* Runs the producer loop: fills each stage when it is empty. */
+/* Runs the producer loop: fills each stage when the stage is empty. */
 __device__ inline void produce(const struct producer &f, struct prefetched next,
 	const struct kx_seed &s, struct half_stage *first, uint4 (*bytes)[SEED_GROUP * CHUNKS],
 	int begin, int end, float scale)
@@ -526,7 +526,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 	return at;
 }
 
-/* Runs the consumer loop: adds each group when its stage is full. */
+/* Runs the consumer loop: adds the gradients of each group when the stage of the group is full. */
 __device__ inline void consume(struct half_sums *sum, const struct kx_seed &s,
 	struct half_wgrad_shared *shared, const struct half_tile &tile)
 {

@@ -128,7 +128,7 @@ __device__ inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logi
 	}
 }
 
-/* The pixels of eight images under two positions that a thread has, as B operands. */
+/* The pixels that a thread has of eight images under two positions, as B operands. */
 struct patches {
 	uint32_t b[2][2];
 };

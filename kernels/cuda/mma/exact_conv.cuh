@@ -25,8 +25,8 @@
 #define CONV_GROUP 16 /* images that a warp processes at a time */
 #define CONV_PIXEL (1 / 255.0f)
 #define ROW_WORDS  (CONV_SIDE / 2)
-/* Stride of an image in shared memory, in words of two bf16 pixels. With this stride, the 8 images
- * x 4 words that a warp loads are in 32 different banks. */
+/* The stride between two images in shared memory, in words of two bf16 pixels. With this stride,
+ * the 8 images x 4 words that a warp loads are in 32 different banks. */
 #define IMAGE_WORDS 396
 
 template <int SIZE> struct conv {

@@ -349,7 +349,8 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 	}
 }
 
-/* Stores the pool windows of rows first .. end: four rows each. NaN counts as a maximum. */
+/* Stores the pool windows of rows first .. end. A window has four of these rows. NaN counts as a
+ * maximum. */
 template <class T, class S>
 __device__ inline void store_pooled(const struct kx_product &g, const float *sums,
 	const struct octet &bias, int m0, int n, int slices, int first, int end)

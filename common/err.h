@@ -50,8 +50,8 @@ enum ps_status {
 #define PS_MUST_CHECK       __attribute__((warn_unused_result))
 #define PS_PRINTF(fmt, arg) __attribute__((format(printf, fmt, arg)))
 
-/* The text of an error is for a person. It is one line, without a newline, that says what is wrong,
- * where, and how to repair it. */
+/* The text of an error tells a person, in one line without a newline, what is wrong, where, and how
+ * to repair it. */
 struct err {
 	int status; /* 0 or PS_E* */
 	char text[512];

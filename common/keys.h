@@ -2,9 +2,9 @@
  * keys.h - CURVE keys in files. Each file has one secret or one public key, as Z85 text after a
  * header line.
  *
- * The owner of a key file must be this user or root. The mode of the file must allow only the owner
- * to read a secret key, and only the owner to write to the file of a public key. Otherwise the
- * functions return PS_EUSAGE. As an exception, a group of this process may read the file of a
+ * The owner of a key file must be this user or root. The mode of a key file must allow only the
+ * owner to read a secret key, and only the owner to write to the file of a public key. Otherwise
+ * the functions return PS_EUSAGE. As an exception, a group of this process may read the file of a
  * secret key if root owns the file (mode 0440, as Kubernetes mounts a secret). A user passes only
  * the name of a key file in an option, so that no command line or environment contains a key.
  * Thread: any; no state.
@@ -17,8 +17,8 @@
 #define KEY_TEXT  41 /* 40 characters of Z85, and a NUL */
 #define KEY_SHORT 8  /* characters that identify a public key in logs and names */
 
-/* This struct has the public and the secret half of one key. Its owner must erase it with
- * key_wipe. */
+/* This struct has the public and the secret half of one key. The owner of the struct must erase it
+ * with key_wipe. */
 struct key_pair {
 	char public_key[KEY_TEXT], secret_key[KEY_TEXT];
 };

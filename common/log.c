@@ -260,8 +260,8 @@ static void put_time(struct line *l)
 	add_text(l, "ts", text, AS_TEXT);
 }
 
-/* A field of the format: where its key begins and ends, and where the template of its value begins
- * and ends. */
+/* This struct describes a field of the format: where its key begins and ends, and where the
+ * template of its value begins and ends. */
 struct field {
 	size_t key, key_end, value, value_end;
 	enum form form;

@@ -28,8 +28,8 @@
  * variance are the running statistics running_mean [C] and running_var [C]. The tensors of the
  * running statistics follow the tensors of all layers. Running statistics are not trained: values
  * [n_trained, n_params) of a gradient are not derivatives, but the mean and the variance of the
- * batch. For a gradient, this variance is the sum of squared deviations divided by N - 1, or by 1
- * if N is 1. An update moves each running statistic towards the value of the batch, by
+ * batch. The variance that a gradient contains is the sum of squared deviations divided by N - 1,
+ * or by 1 if N is 1. An update moves each running statistic towards the value of the batch, by
  * BATCHNORM_MOMENTUM of the distance.
  *
  * Invariants:

@@ -6,9 +6,9 @@
 #include "common/pool.h"
 
 #define MAX_FREE 16 /* maximum number of free buffers that the pool keeps */
-/* The maximum number of free buffers if the memory comes from the caller's allocator. This maximum
- * exceeds the number of all buffers of a worker, because the pool never frees a buffer of this
- * kind. */
+/* If the memory comes from the caller's allocator, the pool keeps at most this number of free
+ * buffers. This maximum exceeds the number of all buffers of a worker, because the pool never frees
+ * a buffer of this kind. */
 #define MAX_FREE_SPECIAL 2048
 /* The pool takes slabs of several buffers from the caller's allocator, because a call of this
  * allocator may take 1 ms (CUDA). */

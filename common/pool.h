@@ -28,7 +28,7 @@ void pool_free(struct pool **p);
 /* Takes a buffer aligned to 64 bytes. A new buffer contains zeros, and a reused buffer contains its
  * old values. Returns NULL if there is no memory. */
 float *pool_acquire(struct pool *p);
-/* Returns a buffer to the pool that the caller has not sent, and sets *buffer to NULL. */
+/* Puts a buffer that the caller has not sent back into the pool, and sets *buffer to NULL. */
 void pool_release(struct pool *p, float **buffer);
 /* Makes `message` from the buffer without a copy and sets *buffer to NULL. After PS_ENOMEM, the
  * caller still owns the buffer. */

@@ -15,7 +15,8 @@ struct rng {
 	uint64_t state;
 };
 
-/* The independent streams of one seed; this is the second argument of rng_seed. */
+/* Each value names one of the independent streams of a seed, and is the second argument of
+ * rng_seed. */
 enum rng_stream {
 	RNG_INIT = 1,      /* initial weights; sub-stream: tensor number */
 	RNG_ORDER = 2,     /* order of images; sub-stream: epoch */

@@ -14,8 +14,8 @@
 int safetensors_write(
 	const char *path, const struct model *m, const float *w, struct err *e) PS_MUST_CHECK;
 /* Reads `w` from `path`. The file must have exactly the tensors of `m`, with their shapes and dtype
- * F32. If it has not, the function returns PS_EDATA, and the error names the first tensor that
- * differs. No number in the file decides how much memory the function allocates. */
+ * F32. If a tensor differs, the function returns PS_EDATA, and the error names the first tensor
+ * that differs. No number in the file decides how much memory the function allocates. */
 int safetensors_read(
 	const char *path, const struct model *m, float *w, struct err *e) PS_MUST_CHECK;
 /* Reads the model text in the metadata of `path`, or "" if the metadata has none. PS_EDATA. */

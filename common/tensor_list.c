@@ -167,8 +167,8 @@ const char *tensor_list_next(const char **list, struct tensor_line *l)
 
 /* ---- a list ---------------------------------------------------------------------------------- */
 
-/* A hash table of the names read so far. An entry is 1 more than the offset of a name in the list;
- * 0: the entry is empty. */
+/* This struct is a hash table of the names read so far. An entry is 1 more than the offset of a
+ * name in the list, or 0 if the entry is empty. */
 struct names {
 	const char *list;
 	uint32_t slot[SLOTS];

@@ -587,7 +587,7 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk
 				: wire_checksum(s->data, s->count);
 }
 
-/* The error text with which wire_decode returns PS_EAGAIN, not PS_EPROTO. */
+/* With this error text, wire_decode returns PS_EAGAIN instead of PS_EPROTO. */
 static const char foreign[] = "a chunk is of another push";
 
 /* Checks one slice. `from` is the end of the slice before this one. */

@@ -21,7 +21,7 @@
 /* A server requires the feature "codes" of each worker. Every version from WIRE_OLDEST_WORKER on
  * has this feature. */
 #define WIRE_OLDEST_WORKER 7u
-/* The names of the features that this build has, and of those that it requires of its peers, with
+/* These texts name the features that this build has, and those that it requires of its peers, with
  * one blank between two names. */
 #define WIRE_FEATURES          "chunked-push images codes validate"
 #define WIRE_REQUIRES          ""
@@ -117,8 +117,8 @@ struct slices {
 	struct slice slice[WIRE_MAX_SLICES];
 };
 
-/* The batches [first, first + count) of epoch `epoch`, which counts from 0. If count is 0, there
- * are no batches. */
+/* This struct names the batches [first, first + count) of epoch `epoch`, which counts from 0. If
+ * count is 0, there are no batches. */
 struct work {
 	uint32_t epoch, first, count;
 };

@@ -31,7 +31,7 @@ enum wire_kind {
 /* bytes of a routing id that libzmq has assigned: a zero byte, then 32 bits */
 #define WIRE_PEER_ID 5
 
-/* The numbers of the fields that decode.c reads before all other fields. */
+/* These are the numbers of the fields that decode.c reads before all other fields. */
 enum {
 	HELLO_PROTOCOL = 1,
 	HELLO_ROLE = 2,

@@ -26,7 +26,7 @@
 #define ADDRESS_BYTES      64
 #define NAME_SEPARATOR     '@'
 
-/* A ZAP request, in which libzmq asks whether the owner of `key` may connect. */
+/* In a ZAP request, libzmq asks whether the owner of `key` may connect. */
 struct zap_request {
 	unsigned char peer[ID_BYTES], id[REQUEST_BYTES];
 	size_t peer_bytes, id_bytes;

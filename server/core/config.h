@@ -61,8 +61,8 @@ enum aggregate_rule { AGGREGATE_MEAN, AGGREGATE_MEDIAN, AGGREGATE_TRIMMED, AGGRE
 enum push_kind { PUSH_MEAN, PUSH_SUM };
 #define PUSH_NAMES "mean|sum"
 
-/* The factor of delay compensation (Zheng 2017): lambda if it is constant, and lambda / sqrt(mean
- * square of the gradient) if it is adaptive. */
+/* The factor of delay compensation (Zheng 2017) is lambda with `constant`, and lambda / sqrt(mean
+ * square of the gradient) with `adaptive`. */
 enum delay_compensation { DC_NONE, DC_CONSTANT, DC_ADAPTIVE };
 #define DC_NAMES "none|constant|adaptive"
 

@@ -1,7 +1,7 @@
 /*
  * cursor.h - a cursor visits the fields of a snapshot in order, and counts their bytes, writes
- * them, or reads them. A pass over the fields does one of these three things. In snapshot.c,
- * config.c and snapshot_v5.c, one function for each struct therefore serves for all three.
+ * them, or reads them. A pass over the fields counts, writes or reads. In snapshot.c, config.c and
+ * snapshot_v5.c, one function for each struct serves for all three kinds of pass.
  *
  * Numbers are little-endian, 8 bytes each. A cursor never reads past the end of its input. The
  * first field that exceeds the input sets the error of the cursor, and this field and all later

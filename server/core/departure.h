@@ -10,8 +10,8 @@
  * (quarantine.h). An accepted push ends a worker's series of bad pushes.
  *
  * Divergence: when a worker reaches MAX_STREAK, the run ends as diverged instead if more than half
- * of the workers have had a bad push or evaluation since their newest accepted push. The workers
- * that count here are all that are live, suspect or expected back, including the one that has
+ * of the workers have had a bad push or evaluation since their newest accepted push. For this
+ * majority, all workers count that are live, suspect or expected back, including the one that has
  * reached MAX_STREAK. A run with a single worker diverges only if the server has accepted a push of
  * this incarnation of the worker. If the server has accepted none, it takes the device of the
  * worker for broken, however often a supervisor restarts the worker's program, and the run waits

@@ -34,8 +34,8 @@ struct ledger {
 	uint64_t computed; /* images of the accepted pushes */
 	uint64_t push_ms;  /* when the newest push was decided; 0: none was */
 
-	/* The push of this step, if it also requests weights. The core answers such a push at the
-	 * end of the step, when the new weights are current. */
+	/* If the push of this step also requests weights, the core notes the push here, and answers
+	 * it at the end of the step, when the new weights are current. */
 	struct {
 		struct worker *worker; /* NULL: this step has no such push */
 		uint64_t request;

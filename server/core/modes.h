@@ -29,8 +29,8 @@ struct rules {
 	int (*fits)(struct core *c, const struct worker *w, const struct msg_push *p);
 	/* Takes push `p`, which counts: applies its gradient at once, or keeps it for settle. */
 	void (*take)(struct core *c, struct worker *w, const struct msg_push *p);
-	/* Returns the maximum number of free batches that the core may grant to w now. If it is 0,
-	 * w must wait. */
+	/* Returns the maximum number of free batches that the core may grant to w now. If the
+	 * result is 0, w must wait. */
 	uint32_t (*limit)(const struct core *c, const struct worker *w);
 	/* Called when an epoch begins and all its batches are free. May be NULL. */
 	void (*open_epoch)(struct core *c);

@@ -20,7 +20,7 @@
  *   the worker's speed;
  * - in a run with a data set, a gradient with exactly the norm of the worker's last gradient, but
  *   of other weights, is rejected, because the worker has sent its last gradient again. In mode
- *   easgd, the core does not check this either.
+ *   easgd, the core does not compare a gradient with the worker's last one either.
  *
  * There are no yardsticks while fewer than three workers have pushed recently. In a run with a data
  * set, the core then compares gradients with the norm of the weights instead, and rejects only

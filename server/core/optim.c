@@ -327,7 +327,7 @@ int optim_advance(
 
 /* Returns (1 + cos(pi x)) / 2 for x in 0..1, which falls from 1 to 0. The function computes it as
  * cos^2(pi x / 2) from the power series. In this range the series is exact to the last bits. Unlike
- * the functions of libm, it gives the same bits on every CPU. */
+ * the functions of libm, the series gives the same bits on every CPU. */
 static double half_wave(double x)
 {
 	double y = x * 1.57079632679489661923, term = 1, cosine = 1;

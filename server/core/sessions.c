@@ -141,8 +141,8 @@ static void hold_slot(struct core *c, struct worker *w, uint32_t peer)
 }
 
 /* Lets the process that said HELLO join. The core sends WELCOME when a snapshot on disk contains
- * the incarnation of the process. Without a disk, or with a write-ahead log, it sends WELCOME at
- * once. */
+ * the incarnation of the process. Without a disk, or with a write-ahead log, the core sends WELCOME
+ * at once. */
 static void join(struct core *c, struct worker *w)
 {
 	c->checkpoints.dirty = 1;
@@ -284,9 +284,9 @@ static void refuse_rollback(
 	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->effects.said.text);
 }
 
-/* The largest amounts by which the incarnation and the seq that a worker claims may exceed those of
- * the server. A claim beyond them is false, because no operator restores a checkpoint that is so
- * old. If the server accepted such a claim, the slot could run out of incarnations and seqs. */
+/* The incarnation and the seq that a worker claims may exceed those of the server by at most these
+ * amounts. A claim beyond these limits is false, because no operator restores a checkpoint that is
+ * so old. If the server accepted such a claim, the slot could run out of incarnations and seqs. */
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 

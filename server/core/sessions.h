@@ -31,7 +31,7 @@ struct worker_session {
 	int overdue;
 };
 
-/* A bit in a set of session states, in addition to the bits 1 << state: the set also contains
+/* A set of session states has the bits 1 << state. With this additional bit, the set also contains
  * workers that have sent BYE and wait for the answer. */
 #define SESSION_LEAVING (1u << 31)
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);

@@ -52,7 +52,7 @@ enum snapshot_section {
 extern const char *const snapshot_names[SNAPSHOT_SECTIONS];
 
 /* Returns the exact size in bytes of a section of `c` now. The function does not change `c`. The
- * parameter `c` is not const only because the same code also decodes the fields. */
+ * only reason why the parameter `c` is not const is that the same code also decodes the fields. */
 size_t snapshot_size(struct core *c, enum snapshot_section s);
 /* Writes the section to `out`, which has room for snapshot_size bytes. */
 void snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out);

@@ -91,8 +91,8 @@ static int values_are_valid(const struct core *c)
 	return ok && mode_values_are_valid(c) && backups_are_valid(c);
 }
 
-/* Returns 1 if batch `i` is BATCH_SHUT and may be: in sandblaster, batches after the window of the
- * step may be shut; in sync, batches outside of the step. */
+/* Returns 1 if batch `i` is BATCH_SHUT and the mode allows this. Sandblaster allows it for batches
+ * after the window of the step, and sync for batches outside of the step. */
 static int is_shut(const struct core *c, uint32_t i)
 {
 	int of_step = c->sync.open && i >= c->sync.first && i < c->sync.end;

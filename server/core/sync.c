@@ -111,9 +111,9 @@ static void step(struct core *c, uint32_t epoch)
 }
 
 /* Returns 1 if the push belongs to a later step, so the step under way ends first. Only a replay
- * can be of later weights or of a later epoch, because its worker saw the end of the step that is
- * now under way before the crash. Likewise, only replays can be more gradients than the accumulator
- * has room for. */
+ * can be of later weights or of a later epoch, because before the crash its worker had seen the end
+ * of the step that is now under way. Likewise, only replays can be more gradients than the
+ * accumulator has room for. */
 static int ends_the_step(const struct core *c, const struct msg_push *p)
 {
 	const struct gradient_accumulator *a = &c->accumulator;

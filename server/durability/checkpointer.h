@@ -40,8 +40,8 @@ struct checkpointer; /* opaque, see checkpointer.c */
 /* Makes a checkpointer that writes to `dir` (borrowed). PS_ENOMEM. */
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
 	checkpointer_done_fn *done, void *arg) PS_MUST_CHECK;
-/* Tells the checkpointer that generation `sound` is good. The checkpointer never removes this
- * generation to make space for the next one. */
+/* Notes that generation `sound` is known to be good. The checkpointer never removes this generation
+ * to make space for the next one. */
 void checkpointer_keep(struct checkpointer *s, uint64_t sound);
 /* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);

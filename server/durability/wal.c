@@ -14,8 +14,9 @@
 
 /* the log begins to write a queue of this size even if no reply waits */
 #define LAZY_BYTES ((size_t)65536)
-/* The log copies frames of up to this size. A larger frame is only referenced. For a small frame, a
- * reference would keep the much larger buffer in memory in which libzmq has received it. */
+/* The log copies frames of up to this size. A larger frame is only referenced. A reference to a
+ * small frame would keep in memory the much larger buffer in which libzmq has received the
+ * frame. */
 #define MAX_COPY    ((size_t)512)
 #define RECORD_ROOM 128 /* maximum bytes that the file adds to an event */
 /* space for bytes that the file has not written yet, and for rounding to whole blocks */

@@ -144,7 +144,7 @@ void router_free(struct router **r);
  */
 struct replies; /* opaque, see net.c */
 
-/* The type of a function that sends a reply, as wire_send does on a socket. The function returns 0,
+/* A function of this type sends a reply, as wire_send does on a socket. The function returns 0,
  * PS_EAGAIN or PS_EUNREACHABLE; if it returns another status, the queue drops the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 

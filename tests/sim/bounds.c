@@ -11,9 +11,9 @@
 /* A run may have at most this number of pending events. The number is enough for a few messages for
  * each push that workers retain. */
 #define MAX_PENDING 8192u
-/* The maximum number of files, which are the checkpoints, a new checkpoint, temporary files, TERM
- * and LOCK. After failures of the disk there may be more checkpoints, until the next save removes
- * them; bounds_disk checks their number after a save. */
+/* A disk may have at most this number of files, which are the checkpoints, a new checkpoint,
+ * temporary files, TERM and LOCK. After failures of the disk there may be more checkpoints, until
+ * the next save removes them; bounds_disk checks their number after a save. */
 #define MAX_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)

@@ -71,8 +71,8 @@ struct disk {
 	/* faults, per 1000 operations */
 	uint32_t fails;  /* rate of writes, syncs and renames that fail with EIO or ENOSPC */
 	uint32_t shorts; /* rate of writes that store fewer bytes than the caller passed */
-	/* Rate of syncs that report success but write nothing, which breaks the guarantees of
-	 * POSIX. */
+	/* This is the rate of syncs that report success but write nothing, which breaks the
+	 * guarantees of POSIX. */
 	uint32_t forgets;
 
 	uint64_t capacity; /* the maximum number of bytes of all files; 0: no limit */

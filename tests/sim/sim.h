@@ -86,7 +86,7 @@ enum fault_kind {
 	FAULT_KINDS
 };
 
-/* The moment at which a kill takes effect: at once, after `in` more effects, or after `in` more
+/* A kill takes effect at one of these moments: at once, after `in` more effects, or after `in` more
  * disk operations. */
 enum moment { AT_ONCE, AT_EFFECT, AT_OPERATION };
 

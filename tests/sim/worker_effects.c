@@ -82,8 +82,8 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 /* Returns the newest push that must have been applied when a session ends with `status`. The server
  * frees a slot, and exits, only after all acknowledged pushes are on the disk. There is one
  * exception. If the server crashed, and after the crash another process took the name or the run
- * ended as diverged, the worker could not replay the pushes that the crash lost. In this case, only
- * durable pushes must have been applied. */
+ * ended as diverged, the worker could not replay the pushes that the crash lost. After such a
+ * crash, only durable pushes must have been applied. */
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
 	int final = status == PS_EFENCED || status == PS_EDIVERGED;

@@ -3,10 +3,10 @@
  * layers. An activation holds the values between two steps. Tables give the addresses of windows,
  * positions and taps. A plan is built once per backend and then only read.
  *
- * Inside the device, values are stored as rows x columns x channels (NHWC), outside as channels x
- * rows x columns. A row of a patch is therefore one run of contiguous floats, and a vector holds
- * neighbouring channels. The zero padding of a convolution is part of the activation that it reads.
- * The padding is written once, when the memory is allocated.
+ * Inside the device, values are stored as rows x columns x channels (NHWC); outside the device,
+ * they are stored as channels x rows x columns. A row of a patch is therefore one run of contiguous
+ * floats, and a vector holds neighbouring channels. The zero padding of a convolution is part of
+ * the activation that it reads. The padding is written once, when the memory is allocated.
  *
  * An fc layer is a convolution with one window that covers its whole input.
  */

@@ -11,8 +11,8 @@
 #define TEXT(a)      TEXT2(a)
 
 /* A register tile has 2 x POSITIONS sums (gemm) or 2 x TAPS sums (filter_dense). Two vectors of
- * filters and one broadcast value need registers too. AVX-512 has 32 registers, the other
- * instruction sets 16. */
+ * filters and one broadcast value need registers too. AVX-512 has 32 registers, and the other
+ * instruction sets have 16. */
 #if defined(__AVX512F__)
 #define LANES     16
 #define POSITIONS 8

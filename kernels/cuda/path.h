@@ -85,8 +85,8 @@ int cuda_plain_fprop(const struct plain_layer *p, cudaStream_t stream);
 int cuda_plain_dgrad(const struct plain_layer *p, cudaStream_t stream);
 
 /* A batchnorm of both general paths. params.cu and sgd.cu see its parameters as two layers with one
- * weight and one bias per channel: own[0] has the weights and biases, own[1] the running means (as
- * weights) and the running variances (as biases). */
+ * weight and one bias per channel: own[0] has the weights and biases, and own[1] has the running
+ * means (as weights) and the running variances (as biases). */
 struct cuda_batchnorm {
 	struct kx_layer own[2];
 	struct kx_batchnorm kernel;

@@ -5,8 +5,8 @@
  * dgrad: a block handles eight images, which are the columns of its products. A warp computes one
  * row of the input: twelve pixels x two tiles of 16 channels. Each product adds one filter tap to
  * one pixel, and taps that fall outside the output have no product. A warp for a row in the middle
- * adds five rows of taps, a warp for a row at the edge fewer. The warps of each scheduler add ten
- * rows of taps in all, so the schedulers are balanced.
+ * adds five rows of taps, and a warp for a row at the edge adds fewer rows. The warps of each
+ * scheduler add ten rows of taps in all, so the schedulers are balanced.
  *
  * wgrad of conv1: the accumulators of dgrad already have the layout of the A operand of the next
  * product. Its rows are channels. One pooled pixel of conv1 has a pool window of four output

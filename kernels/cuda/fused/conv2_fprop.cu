@@ -55,7 +55,7 @@ __device__ inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s, const 
 }
 
 /* Adds one row of taps to the sums of PER images. `at` is the shared-memory address of the first
- * pixel, `weights` that of the weights of the row. */
+ * pixel, and `weights` is the shared-memory address of the weights of the row. */
 template <int PER>
 __device__ inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t weights)
 {

@@ -177,7 +177,7 @@ __device__ inline float sum_block_logits(const struct block_state *shared)
 }
 
 /* One warp computes the softmax of an image and sends its d_logits. The lane of the label returns
- * the loss, the other lanes 0. */
+ * the loss, and the other lanes return 0. */
 __device__ inline float ll_store_d_logits(
 	const struct kx_seed &s, const struct block_state *shared, int label, uint32_t step)
 {

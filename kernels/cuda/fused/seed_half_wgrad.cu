@@ -55,8 +55,8 @@ struct half_stage {
 	__mbarrier_t full, empty;
 };
 
-/* The position of a warp in the ring of stages. Producer threads arrive at `full`, consumer warps
- * at `empty`. A warp can therefore be one or two stages ahead of the other warps. */
+/* The position of a warp in the ring of stages. Producer threads arrive at `full`, and consumer
+ * warps arrive at `empty`. A warp can therefore be one or two stages ahead of the other warps. */
 struct pipeline_state {
 	uint32_t stage; /* byte offset from the first stage */
 	bool parity;

@@ -335,8 +335,8 @@ __device__ inline void wgrad_groups(
 }
 
 /* The sums of a warp over its work items, (position pair, image group). Consecutive groups of one
- * pair are a run. `conv` sums over all items, `fc` over each run, the last run first. The sums are
- * scaled like values and dY. */
+ * pair are a run. `conv` sums over all items. `fc` has a sum over each run, with the last run
+ * first. The sums are scaled like values and dY. */
 struct warp_sums {
 	float conv[OUT_PIXELS / 2][2][4];
 	float fc[MAX_RUNS][8];
@@ -739,7 +739,7 @@ __device__ inline void persistent_sgd(struct block_state *shared, const struct p
 /* ---- after the last step --------------------------------------------------------------------- */
 
 /* Writes weights and sums to global memory. The first block of each filter group writes the conv
- * weights, block 0 also the bias. */
+ * weights, and block 0 also writes the bias. */
 __device__ inline void persistent_store(
 	const struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {

@@ -37,8 +37,8 @@ __device__ inline float sum_conv_slices(const struct kx_seed &s, size_t at, int 
 
 #define IMAGE_SLICES (SGD_THREADS / 16)
 
-/* One block sums over the images: column c < SEED_CLASSES sums d_logits, column SEED_CLASSES the
- * losses. IMAGE_SLICES threads divide a column; the first of them returns its sum. */
+/* One block sums over the images: column c < SEED_CLASSES sums d_logits, and column SEED_CLASSES
+ * sums the losses. IMAGE_SLICES threads divide a column; the first of them returns its sum. */
 __device__ inline double sum_over_images(const struct kx_seed &s, int images)
 {
 	__shared__ double partial[SGD_THREADS];

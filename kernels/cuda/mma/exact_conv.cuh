@@ -162,7 +162,7 @@ __device__ static inline float max_or_nan(float a, float b)
 }
 
 /* Writes the three terms of word i of the fragments. A filter group has 256 * STEPS words in the
- * order step, tile, lane, word. `weight` points to filter 0, the next filter is `pitch` floats
+ * order step, tile, lane, word. `weight` points to filter 0; each next filter is `pitch` floats
  * further. */
 template <int SIZE>
 __device__ static inline void conv_fragment(

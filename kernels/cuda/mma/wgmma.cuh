@@ -4,7 +4,7 @@
  *
  * An operand consists of core matrices of 8 contiguous rows of 16 bytes (PTX ISA, "Matrix
  * descriptor", no swizzle). A row is one m or n; its 16 bytes are eight k. The next eight k start
- * next_k bytes further, the next eight rows next_rows bytes further.
+ * next_k bytes further, and the next eight rows start next_rows bytes further.
  */
 #ifndef KERNELS_CUDA_MMA_WGMMA_CUH
 #define KERNELS_CUDA_MMA_WGMMA_CUH

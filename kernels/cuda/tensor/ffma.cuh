@@ -26,8 +26,8 @@ template <int N> __device__ static inline void load_values(float *to, const unsi
 }
 
 /* lane_row and lane_column return the row and the column of a lane in its warp. Lanes i and i ^ 1
- * have the same column, and lanes i and i ^ 2 the same row. If the lanes load 16 bytes each in this
- * order, shared memory serves 16 of them at a time instead of 8. */
+ * have the same column, and lanes i and i ^ 2 have the same row. If the lanes load 16 bytes each in
+ * this order, shared memory serves 16 of them at a time instead of 8. */
 __device__ static inline int lane_row(int lane)
 {
 	return lane / 16 * 2 + lane % 2;

@@ -341,7 +341,7 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 
 /* ---- defaults -------------------------------------------------------------------------------- A
  * default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first alternative
- * with a true condition is the default. The last alternative has no condition. */
+ * with a true condition is the default. The last alternative of a default has no condition. */
 
 struct alternative {
 	struct condition when; /* when.name NULL: always */

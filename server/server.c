@@ -97,7 +97,7 @@ static uint64_t drain_ms(const struct server *s)
 }
 
 /* Returns 1 if the end of the run needs a deadline. A drain always needs a deadline. A run that has
- * finished needs one only after a write has failed or while a write is overdue. */
+ * finished needs a deadline only after a write has failed or while a write is overdue. */
 static int must_end(const struct server *s)
 {
 	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;

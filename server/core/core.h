@@ -221,8 +221,8 @@ struct quarantine_view {
 	uint32_t exclusions;
 };
 
-/* This struct describes the progress of the work, for display. The counters of struct core_stats,
- * in contrast, include the work of a pass or step only when the pass or step has ended. */
+/* This struct describes the progress of the work, for display. Unlike these numbers, the counters
+ * of struct core_stats include the work of a pass or step only when it has ended. */
 struct work_view {
 	uint64_t computed; /* images of all pushes accepted since this start */
 	uint64_t push_ms;  /* core time of the newest decided push since this start; 0: none */
@@ -316,8 +316,8 @@ const char *core_tensors(const struct core *c);
 int core_data_is_fixed(const struct core *c);
 /* Writes the state of the worker in slot i (0 <= i < max_workers) to *v. */
 void core_worker(const struct core *c, uint32_t i, struct worker_view *v);
-/* Writes worker number i, from 0, of those in quarantine to *v. Returns 0 if there are not that
- * many. */
+/* Writes to *v worker number i, counted from 0, of the workers in quarantine. Returns 0 if at most
+ * i workers are in quarantine. */
 int core_quarantine(const struct core *c, uint32_t i, struct quarantine_view *v);
 /* Returns the number of live workers that are not stalled. */
 uint32_t core_live_workers(const struct core *c);

@@ -3,7 +3,7 @@
 #include <string.h>
 #include "server/core/state.h"
 
-/* Returns 1 if the entry is of this worker. */
+/* Returns 1 if entry `e` is that of the worker with this key and name. */
 static int is_of(const struct quarantine_entry *e, const char *owner, const char *name)
 {
 	if (owner[0] || e->owner[0])
@@ -26,7 +26,8 @@ static void remove_entry(struct quarantine *q, uint32_t i)
 	memmove(&q->entry[i], &q->entry[i + 1], (q->n - i) * sizeof(q->entry[0]));
 }
 
-/* Returns an empty entry at the end of the list. */
+/* Appends an empty entry to the list and returns it. If the list is full, first removes the oldest
+ * of the entries with the fewest exclusions. */
 static struct quarantine_entry *add_entry(struct quarantine *q)
 {
 	uint32_t fewest = 0;

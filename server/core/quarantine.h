@@ -3,9 +3,9 @@
  * QUARANTINE_AFTER exclusions a worker is in quarantine: the server refuses its new processes, until
  * an admin releases the worker. A snapshot contains the list.
  *
- * A worker is identified by its key, or by its name if the server has no keys. Without either, a
- * worker is never in quarantine. If the list is full, a new entry replaces the oldest of the entries
- * with the fewest exclusions.
+ * The key of a worker identifies the worker or, if the server has no keys, its name does. A worker
+ * without a key and a name is never in quarantine. If the list is full, a new entry replaces the
+ * oldest of the entries with the fewest exclusions.
  *
  * Invariant: each key, and each name without a key, has at most one entry, with at least one
  * exclusion (a_worker_has_one_entry).
@@ -29,12 +29,13 @@ struct quarantine {
 	struct quarantine_entry entry[QUARANTINE_MAX]; /* the oldest entry is the first */
 };
 
-/* Counts an exclusion of the worker. Returns 1 if the worker is in quarantine now. */
+/* Counts one more exclusion of the worker. Returns 1 if the worker is then in quarantine. */
 int quarantine_count(struct quarantine *q, const char *owner, const char *name);
 /* Returns 1 if the worker is in quarantine. */
 int quarantine_has(const struct quarantine *q, const char *owner, const char *name);
-/* Removes each worker from quarantine whose name or key is `worker`. At least QUARANTINE_KEY
- * characters stand for each key that begins with them. Returns the number of removed workers. */
+/* Removes each worker from quarantine whose name or key is `worker`. If `worker` has at least
+ * QUARANTINE_KEY characters, this removes each key that begins with these characters. Returns the
+ * number of removed workers. */
 #define QUARANTINE_KEY 8u
 uint32_t quarantine_release(struct quarantine *q, const char *worker);
 

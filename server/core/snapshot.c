@@ -540,7 +540,7 @@ static void put_norms(struct cursor *k, struct core *c)
 
 /* ---- quarantine: excluded workers ------------------------------------------------------------ */
 
-/* The section is empty if no worker was excluded. */
+/* Describes the list of excluded workers. If no worker was excluded, the section is empty. */
 static void put_quarantine(struct cursor *k, struct core *c)
 {
 	struct quarantine *q = &c->quarantine;
@@ -696,7 +696,8 @@ int snapshot_metrics(const unsigned char *metrics, size_t size, char names[METRI
 	return k.error ? PS_ECHECKPOINT : PS_OK;
 }
 
-/* A snapshot without a section of metrics is of a run with accuracy alone, whose text is "". */
+/* If a snapshot has no section of metrics, accuracy is the only metric of its run, and the text of
+ * the metrics is "". */
 static void compare_metrics(struct cursor *k, const struct core *c, const char *then)
 {
 	if (strcmp(then, c->cfg.metrics) != 0)

@@ -447,7 +447,7 @@ static void rewrite_norms(struct rewrite *r)
 	(void)r;
 }
 
-/* Release 0.1.0 remembers no exclusions: the section is empty. */
+/* Writes an empty section, because release 0.1.0 remembered no exclusions. */
 static void rewrite_quarantine(struct rewrite *r)
 {
 	(void)r;

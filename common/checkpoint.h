@@ -71,7 +71,7 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MU
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;
-/* Reads the newest good generation that is lower than `before`. The caller calls it if the content
+/* Reads the newest good generation that is lower than `before`. A caller needs this if the content
  * of generation `before` is bad. */
 int checkpoint_read_older(
 	const char *dir, uint64_t before, struct checkpoint *c, struct err *e) PS_MUST_CHECK;

@@ -49,12 +49,12 @@ int zloop_start(struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_f
 /* Stops watching. The caller may close the socket at once, but may free *z only in
  * on_closed(arg). */
 void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
-/* Handles at most `max` messages now instead of in the next iteration. Do not call it from
+/* Handles at most `max` messages now instead of in the next iteration. Do not call zloop_read from
  * on_readable. */
 void zloop_read(struct zloop *z, size_t max);
-/* Notes that the socket was used outside on_readable. Call it after each such use, for example
- * after a send, because the use may consume the edge of a message. The next run of the prepare
- * handle then finds the message, and the message does not count as missed. */
+/* Notes that the socket was used outside on_readable. Call this function after each such use, for
+ * example after a send, because the use may consume the edge of a message. The next run of the
+ * prepare handle then finds the message, and the message does not count as missed. */
 void zloop_used(struct zloop *z);
 /* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);

@@ -59,10 +59,10 @@ struct auth; /* opaque, see auth.c */
 /* Reads the key file and the list of keys. If a file is missing or malformed, returns PS_EUSAGE,
  * and the error names the file and the reason. */
 int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e) PS_MUST_CHECK;
-/* Opens the ZAP handler, which answers all handshakes of the context. Call it before auth_secure
- * and bind. */
+/* Opens the ZAP handler, which answers all handshakes of the context. Call auth_open before
+ * auth_secure and bind. */
 int auth_open(struct auth *a, void *context, struct err *e) PS_MUST_CHECK;
-/* Makes `socket` accept only connections with a key on the list. Call it before bind. */
+/* Makes `socket` accept only connections with a key on the list. Call auth_secure before bind. */
 int auth_secure(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
 /* Connects to `socket` with a random key, over a private address, and checks that the key is
  * refused. Returns PS_EAUTH if the server did not refuse the key. The function runs the event loop

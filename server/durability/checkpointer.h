@@ -49,11 +49,11 @@ void checkpointer_free(struct checkpointer **s);
  * only at its start, before the loop runs. PS_EIO, PS_ENOMEM. */
 int checkpointer_write(struct checkpointer *s, struct core *core, uint64_t generation,
 	struct err *e) PS_MUST_CHECK;
-/* Copies `core` now and writes the copy as `generation` on the pool. Do not call it while the
- * checkpointer is busy. */
+/* Copies `core` now and writes the copy as `generation` on the pool. Do not call this function
+ * while the checkpointer is busy. */
 void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t generation);
 int checkpointer_busy(const struct checkpointer *s);
-/* Removes the temporary file of a write that hangs. Call it when the process ends. */
+/* Removes the temporary file of a write that hangs. Call this function when the process ends. */
 void checkpointer_abandon(const struct checkpointer *s);
 const struct checkpointer_stats *checkpointer_stats(const struct checkpointer *s);
 

@@ -55,7 +55,8 @@ void history_free(struct history **h);
 void history_listen(struct history *h, history_line_fn *line, void *arg);
 /* Adds the line for an effect that reports an evaluated epoch or a change of a worker. */
 void history_effect(struct history *h, const struct status *now, const struct effect *e);
-/* Adds a sample if it is due, and begins to write the new lines. Call it about once a second. */
+/* Adds a sample if it is due, and begins to write the new lines. Call this function about once a
+ * second. */
 void history_tick(struct history *h, const struct status *now);
 /* Adds the last sample and the line that reports the end of the run, and begins to write. */
 void history_end(struct history *h, const struct status *now);

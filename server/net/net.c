@@ -501,8 +501,8 @@ static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref
 	return rc;
 }
 
-/* Notes the IP address of the sender. The caller must do this before it calls auth_check, which can
- * replace the header frame of the HELLO. */
+/* Notes the IP address of the sender. The caller must call note_address before it calls auth_check,
+ * which can replace the header frame of the HELLO. */
 static void note_address(struct router *r)
 {
 	const char *address = zmq_msg_gets(&r->in.frame[0], "Peer-Address");

@@ -44,9 +44,9 @@ float *param_buffers_first(const struct param_buffers *w);
  * this slice. PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
-/* Selects the buffer of the next version. Call it before every core_decide. */
+/* Selects the buffer of the next version. Call this function before every core_decide. */
 void param_buffers_before_step(struct param_buffers *w, struct core *c);
-/* Computes the new weights and notes which buffer the core uses now. Call it after every
+/* Computes the new weights and notes which buffer the core uses now. Call this function after every
  * core_decide, before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w, struct core *c);
 /* Describes the shared buffers: `fd` is their memfd, which belongs to *w, `n` is their number, and

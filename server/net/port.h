@@ -59,7 +59,7 @@ void port_stop(struct port *p);
 /* Notes that a message has arrived on the connection with descriptor `fd`, so the connection is not
  * silent. */
 void port_note_message(struct port *p, int fd);
-/* Closes the monitor. Call it before you close the socket. */
+/* Closes the monitor. Call port_close before you close the socket. */
 void port_close(struct port *p);
 /* Closes all connections, as net.h describes for router_close_connections. */
 void port_close_connections(struct port *p);

@@ -34,13 +34,13 @@ typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);
 void transfers_release(struct transfers *t);
-/* Notes the connection of the LEASE `m` of `peer`, which arrived in `f`. Call it after the core has
- * handled the LEASE. */
+/* Notes the connection of the LEASE `m` of `peer`, which arrived in `f`. Call this function after
+ * the core has handled the LEASE. */
 void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
 	const struct msg_lease *m, struct frames *f);
 /* Polls the connections of workers that have owed a delivery for longer than TRANSFERS_POLL_MS, and
  * reports those that have moved bytes since their last poll. Does nothing if the last call that
- * polled was less than 100 ms ago, so the caller can call it often. */
+ * polled was less than 100 ms ago, so the caller can call this function often. */
 void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
 	transfers_report_fn *report, void *arg);
 

@@ -82,8 +82,8 @@ static void choose_exact(struct sim *s)
 	c->dc.lambda = 0.1;
 }
 
-/* Sets a learning rate and a staleness scaling that elastic moves must not use. If a move used
- * them, the result would change. */
+/* Sets a learning rate and a staleness scaling that elastic moves must not use. If an elastic move
+ * used one of them, the result would change. */
 static void choose_easgd(struct sim *s)
 {
 	struct core_config *c = &s->cfg;

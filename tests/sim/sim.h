@@ -433,7 +433,7 @@ void bounds_check(struct sim *s, uint32_t node);
 void bounds_trace(struct sim *s);
 /* Returns 1 if the server waits for --min-workers. */
 int bounds_too_few(const struct sim *s);
-/* Checks the number of checkpoints. Call it after a save on a disk without faults. */
+/* Checks the number of checkpoints. Call this function after a save on a disk without faults. */
 void bounds_disk(struct sim *s);
 
 #endif

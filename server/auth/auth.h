@@ -5,8 +5,8 @@
  * presents. After this check, libzmq asks the ZAP handler (ZeroMQ RFC 27) whether to accept a
  * connection with this key. The ZAP handler is a socket in the event loop and answers from the list
  * in memory (common/authorized_keys.h). Each message of an accepted connection carries the key
- * (libzmq's "User-Id"). The role of the key decides which messages the peer may send: see the table
- * in roles.c.
+ * (libzmq's "User-Id"). The role of the key decides which messages the peer may send (roles.c has
+ * the table).
  *
  * auth_reload reads the file of the list again on a thread of libuv's pool, so that a disk that
  * hangs does not stop the loop. When the file changes, the old list in memory stays in use until

@@ -60,8 +60,8 @@ static uint64_t max_staleness(const struct core *c)
 
 /* Returns 1 if no server can have sent the weights of push `p` to w, because their version is newer
  * than the current one. The function returns 0, however, if the worker joined before this term and
- * its weights are of an earlier term: the server may have sent a version before a crash that it has
- * not reached again since. */
+ * its weights are of an earlier term, because a server may not have reached again a version that it
+ * sent before a crash. */
 static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	return p->base_version > c->store.version &&

@@ -6,8 +6,8 @@
  * The caller of core_init provides one block of memory. The block holds everything except the
  * weights: struct core, then the arrays that its pointers refer to. The core allocates nothing.
  *
- * The modules are layers: docs/architecture.md lists them. A lower layer that must cause something
- * in a higher one returns a value or sets a flag, and the higher layer acts on it.
+ * The modules form layers, which docs/architecture.md lists. A lower layer that must cause
+ * something in a higher one returns a value or sets a flag, and the higher layer acts on it.
  */
 #ifndef SERVER_CORE_STATE_H
 #define SERVER_CORE_STATE_H

@@ -87,8 +87,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.def = "auto",
 			.values = KX_KERNELS_NAMES,
 			.arg = "NAME",
-			.help = "which kernels device cuda uses; auto: the fastest that fit the "
-				"model; general: only kernels that run any model"},
+			.help = "kernels that device cuda uses; auto: the fastest kernels that fit "
+				"the model; general: only kernels that run any model"},
 		INT("threads", threads, NULL, 1, MAX_THREADS, "N",
 			"number of threads of device cpu", .unset = "one per CPU"),
 		{.name = "name",
@@ -96,8 +96,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.dest = &o->name,
 			.max = WIRE_MAX_NAME,
 			.arg = "NAME",
-			.help = "worker slot to keep across restarts; a second worker with this "
-				"name ends the first",
+			.help = "name of this worker, which keeps its slot across restarts; a "
+				"second worker with the same name ends the first one",
 			.unset = "the server chooses a slot"},
 		INT("connect-timeout-ms", connect_timeout_ms, "30000", 1, DAY_MS, "MS",
 			"exit if the server does not answer within this time after the start",
@@ -109,8 +109,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"server regards this worker as hung",
 			.was = "hang-ms"),
 		INT("grace-ms", grace_ms, "10000", 100, DAY_MS, "MS",
-			"maximum time from SIGTERM to the exit; then exit with status 12, even if "
-			"the last push or the goodbye to the server is not finished"),
+			"exit with status 12 at the latest this time after SIGTERM, even if the "
+			"last push or the goodbye to the server is not finished"),
 		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
 			"exit with status 13 if the device takes longer than this for one call"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",

@@ -641,10 +641,12 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.group = "Network and keys"),
 		TEXT("key", key, NULL, "FILE",
 			"file of the server's secret key, made by cnn-ctl keygen; with a key, the "
-			"server encrypts the traffic and admits only --authorized-keys",
+			"server encrypts the traffic and admits only clients whose key is in "
+			"--authorized-keys",
 			.unset = "no encryption, --bind must be loopback"),
 		TEXT("authorized-keys", authorized_keys, NULL, "FILE",
-			"list of authorized keys and their roles; SIGHUP reads it again",
+			"list of authorized keys and their roles; on SIGHUP the server reads the "
+			"list again",
 			.unset = "the file \"authorized_keys\" beside --key", .was = "allow"),
 		FLAG("insecure", insecure,
 			"allow --bind without keys and --http on addresses that are not loopback: "
@@ -684,8 +686,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"workers reconnect; 0: 80 % of the memory of the machine or container"),
 		ENUM("lane", lane, "auto", "auto|tcp|shm", "LANE",
 			"how the tensors of workers on this host travel: auto: in shared memory if "
-			"that is possible; tcp: over their connections; shm: exit if it is not "
-			"possible (docs/lane.md)",
+			"that is possible; tcp: over their connections; shm: in shared memory, or "
+			"exit if that is not possible (docs/lane.md)",
 			.group = "Shared memory"),
 		TEXT("lane-socket", lane_socket, NULL, "FILE",
 			"path of the Unix socket on which workers get the shared memory; a socket "

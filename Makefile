@@ -167,14 +167,14 @@ $(GEN).c $(GEN).h &: proto/cnnps.proto
 	@mkdir -p $(@D)
 	$(call say,GEN,$<)$(PROTOC_C) --c_out=$(B)/gen -Iproto $<
 $(GEN).o: $(GEN).c
-	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
+	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(EXTRA_CFLAGS) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/proto/schema.o: $(GEN).h
 ONNX := $(B)/gen/onnx.pb-c
 $(ONNX).c $(ONNX).h &: worker/ctl/onnx.proto
 	@mkdir -p $(@D)
 	$(call say,GEN,$<)$(PROTOC_C) --c_out=$(B)/gen -Iworker/ctl $<
 $(ONNX).o: $(ONNX).c
-	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
+	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(EXTRA_CFLAGS) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/worker/ctl/onnx.o: $(ONNX).h
 # opt_names.h has the names of all options of all programs. This header is generated from the option
 # tables.

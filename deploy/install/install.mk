@@ -24,7 +24,7 @@ $(B)/pic/%.o: %.c $(B)/flags
 	$(call say,CC,$@)$(CC) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
 $(B)/pic/cnnps.pb-c.o: $(GEN).c
 	@mkdir -p $(@D)
-	$(call say,CC,$@)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) -fPIC $(PKG_CFLAGS) -c -o $@ $<
+	$(call say,CC,$@)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(EXTRA_CFLAGS) -fPIC $(PKG_CFLAGS) -c -o $@ $<
 $(B)/pic/proto/schema.o: $(GEN).h
 $(B)/pic/common/opt.o: $(B)/gen/opt_names.h
 $(B)/pic/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)

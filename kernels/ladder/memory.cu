@@ -5,8 +5,8 @@
  *
  * - A copy row has the median time from the call to completion, with pageable or pinned memory.
  * - A launch row has the time from the launch of an empty kernel to its completion.
- * - A load row has the latency of a load that depends on the load before. The chain of loads visits
- *   every cache line of `bytes` bytes once, in a random order.
+ * - A load row has the latency of a load that depends on the load before. The loads follow a
+ *   ring that links all cache lines of an area of `bytes` bytes in a random order.
  */
 #include <stdio.h>
 #include <stdlib.h>

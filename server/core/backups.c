@@ -9,7 +9,7 @@
  * BACKUPS_MAX_HELD versions. A worker that prefetches and has three groups of pipelined steps in
  * flight holds four versions. The other two places are for pulls that the worker repeats. When a
  * worker holds BACKUPS_MAX_HELD versions and pulls another one, the core drops the second oldest
- * version, because the worker may still compute with the oldest one.
+ * version. It keeps the oldest one, because the next gradient of the worker may be of this version.
  *
  * Invariants:
  * (1) the field `refs` of a copy is the number of held[] entries that name the copy, and a copy

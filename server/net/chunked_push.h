@@ -26,7 +26,9 @@
 
 struct chunked_push; /* opaque, see chunked_push.c */
 
-/* Makes a module in which at most max_peers peers have chunks at the same time. PS_ENOMEM. */
+/* Makes a store for the chunks of at most max_peers peers. The argument `peers` of
+ * chunked_push_keep
+ * can lower this limit for a call. Returns PS_ENOMEM if there is no memory. */
 int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peers) PS_MUST_CHECK;
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void chunked_push_free(struct chunked_push **a);
@@ -36,7 +38,7 @@ void chunked_push_free(struct chunked_push **a);
  * all chunks of the peer. */
 int chunked_push_keep(
 	struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
-/* Completes `f`, a message of `peer`, with the peer's chunks. If the module has as many chunks of
+/* Completes `f`, a message of `peer`, with the peer's chunks. If the store has as many chunks of
  * the peer as the message says, the function inserts these chunks before the message's own tensor
  * frames. If the numbers differ, the function returns PS_EAGAIN, and the caller must treat the
  * message as lost. */

@@ -28,8 +28,8 @@ MIXTURES = {
 
 @pytest.fixture(scope="module")
 def kubectl():
-    """Returns the path of a kubectl with kustomize 5: the one of `deploy/setup.sh tools`, or else
-    the one of the system."""
+    """Returns the path of a kubectl with kustomize 5: the one that `deploy/setup.sh tools`
+    installs, or else the system's."""
     for path in filter(None, (shutil.which(TOOLS / "kubectl"), shutil.which("kubectl"))):
         done = subprocess.run([path, "version", "--client"], capture_output=True, text=True,
                               timeout=30, check=False)

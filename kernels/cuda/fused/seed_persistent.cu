@@ -564,7 +564,7 @@ __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_st
 	}
 }
 
-/* One warp updates the fc bias. Every block computes the same values. */
+/* One warp of each block updates the fc bias. All blocks compute the same values. */
 __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float rate)
 {
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;

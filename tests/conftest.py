@@ -16,8 +16,8 @@ from support import idx
 from support.build import PATIENCE, ROOT, command
 from support.programs import Programs
 
-# Folders whose C files are test programs, and the time limit of one program in seconds. tests/gpu takes
-# longer, because cpu-ref computes large nets there for comparison.
+# Folders whose C files are test programs, and the time limit of one program in seconds. tests/gpu
+# takes longer, because cpu-ref computes large nets there for comparison.
 PROGRAM_SECONDS = {"unit": 60 * PATIENCE, "gpu": 240 * PATIENCE}
 
 

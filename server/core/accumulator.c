@@ -286,9 +286,8 @@ double accumulator_loss_sum(const struct core *c)
 
 /* Writes values [at, at + n) of the combined gradient to `g`. `sum` has the weighted sums of these
  * values. With cfg.push.sum, the result is the sum of the gradients. The values from store.trained
- * on
- * are not gradients but statistics of batches (docs/models.md, "Batch normalisation"); of these the
- * result is always the mean. */
+ * on are not gradients but statistics of batches (docs/models.md, "Batch normalisation"); of these
+ * the result is always the mean. */
 static void mean_block(const struct core *c, float *g, const double *sum, size_t at, size_t n)
 {
 	const struct gradient_accumulator *a = &c->accumulator;

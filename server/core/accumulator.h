@@ -61,8 +61,7 @@ void accumulator_average(struct core *c, const struct worker *w, const struct sl
 /* Combines the collected gradients by the rule cfg.push.aggregate and writes the result to `g`
  * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, the rule
  * `mean` gives the sum of the gradients; for a buffer, this sum is the weighted mean times the
- * number of gradients. The statistics of batches, which follow the gradient, are never
- * summed. */
+ * number of gradients. The statistics of batches, which follow the gradient, are never summed. */
 void accumulator_mean(const struct core *c, float *g);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);

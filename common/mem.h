@@ -28,9 +28,9 @@ void *mem_must(size_t n, size_t size, const char *who);
 /* Allocates memory as mem_must does, but returns NULL on failure or overflow. */
 void *mem_try(size_t n, size_t size);
 
-/* Reserves `bytes` of zeros, aligned to a page. The kernel provides a page at the first access to
- * this page, so a block of the largest possible size takes memory only for the pages in use.
- * Returns NULL on failure. Release the block with mem_lazy_free. */
+/* Reserves `bytes` bytes of zeros, aligned to a page. The kernel provides a page at the first
+ * access to this page, so a block of the largest possible size takes memory only for the pages in
+ * use. Returns NULL on failure. Release the block with mem_lazy_free. */
 void *mem_lazy(size_t bytes);
 /* Frees a block of mem_lazy. `p` may be NULL; `bytes` is the size passed to mem_lazy. */
 void mem_lazy_free(void *p, size_t bytes);

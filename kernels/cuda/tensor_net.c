@@ -357,7 +357,8 @@ static float scale_of(const struct tensor_net *n, const struct tensor_step *s)
 	return s->number == 0 && n->patches.whole ? 1 / 255.0f : 1;
 }
 
-/* Returns the weights in the type of the products. */
+/* Returns the weights in the type that the matrix products read: the bf16 copy if there is one,
+ * otherwise the fp32 values. */
 static const void *weights_of(const struct tensor_step *s)
 {
 	return s->own.bf16 ? (const void *)s->own.bf16 : s->own.value;

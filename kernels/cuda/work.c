@@ -30,7 +30,8 @@ static struct kx_batch batch_of(const struct cuda *c, size_t images, int trainin
 		.training = training};
 }
 
-/* Records the CUDA error of a failed launch. The path itself returns only PS_EDEVICE. */
+/* Records the CUDA error of a failed launch, because the functions of c->path return only the code
+ * PS_EDEVICE and do not say which CUDA error occurred. */
 static int launched(struct cuda *c, int rc)
 {
 	if (rc == PS_EDEVICE)

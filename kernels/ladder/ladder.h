@@ -33,8 +33,8 @@ struct phase {
 
 #define PROFILE_MAX 16
 
-/* The phases of one step, in the order of their first appearance. A phase that occurs again adds
- * its time. */
+/* The phases of one step, in the order of their first appearance. If a phase occurs again,
+ * its time is added to its entry. */
 struct profile {
 	size_t n;
 	struct phase phase[PROFILE_MAX];

@@ -53,8 +53,8 @@ void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double
 /* Opens the epoch in training: sets its batches to BATCH_FREE, except those that replayed pushes
  * have already delivered (later_epochs.h), which it sets to BATCH_DONE. */
 void batch_ledger_open(struct core *c);
-/* Sets the batches [first, end) to free, and all batches after them to BATCH_SHUT. All batches
- * before `first` are done. */
+/* Sets the batches [first, end) to BATCH_FREE, and all batches after them to BATCH_SHUT. All
+ * batches before `first` are done. */
 void batch_ledger_window(struct core *c, uint32_t first, uint32_t end);
 /* Releases the grant of worker `w`. Batches and portions of the grant that are not done become
  * free, unless another worker holds them. */

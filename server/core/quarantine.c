@@ -3,7 +3,8 @@
 #include <string.h>
 #include "server/core/state.h"
 
-/* Returns 1 if entry `e` is that of the worker with this key and name. */
+/* Returns 1 if entry `e` is that of the worker with key `owner` and this name. The key decides, or
+ * the name if neither side has a key. */
 static int is_of(const struct quarantine_entry *e, const char *owner, const char *name)
 {
 	if (owner[0] || e->owner[0])

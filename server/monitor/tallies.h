@@ -1,6 +1,6 @@
 /*
- * tallies.h - rates of each worker: images per second, and the mean staleness of its pushes. A rate
- * is the difference between the core's counts at the beginning and at the end of a second.
+ * tallies.h - for each worker: images per second, and the mean staleness of its pushes. Once a
+ * second, both are computed from the growth of the core's counts since the computation before.
  *
  * Thread: the loop's.
  */

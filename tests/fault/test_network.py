@@ -125,8 +125,9 @@ def test_pushes_kept_in_a_partition(nets, figure, full):
 
 @pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "sandblaster"] if FULL else ["sync"])
 def test_images_count_once_across_partitions(nets, figure, full, few, mode):
-    """The network cuts off one training worker after the other, until the server declares the
-    worker dead and grants its work to others. Each image still counts once per epoch."""
+    """The network cuts off the training workers one at a time. Each worker stays cut off until the
+    server has declared it dead and granted its work to others. Each image still counts once per
+    epoch."""
     turns = 8 if full else 1
     # an additional epoch, so that the server notices the last death before the run ends
     epochs = turns + 1

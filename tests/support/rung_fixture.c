@@ -42,8 +42,8 @@ void rung_step(struct rung_fixture *l, size_t n)
 		fail_msg("%s: %s", l->rung->name, e.text);
 }
 
-/* Returns the largest relative distance of a single tensor. The distance of the whole gradient
- * would hide an error in a small tensor. */
+/* Returns the largest relative distance of a single tensor from the reference. The distance of the
+ * whole gradient would hide an error in a small tensor. */
 static double rung_worst_tensor(const struct rung_fixture *l)
 {
 	const struct model *m = &l->subject.model;

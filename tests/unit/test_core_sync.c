@@ -109,7 +109,8 @@ TEST(no_worker_gets_two_batches_of_one_step)
 	cluster_close(&k);
 }
 
-/* A worker may push a batch without a lease. But only one push of each worker counts in a step. */
+/* A worker may push the gradient of a batch without a lease. But only one push of each worker
+ * counts in a step. */
 TEST(no_worker_counts_twice_in_one_step)
 {
 	struct cluster k;

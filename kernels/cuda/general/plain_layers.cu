@@ -30,8 +30,9 @@ template <class N> __device__ inline struct position divide_position(N i, int c,
 	return s;
 }
 
-/* Returns the position of element i of `p`, where an element is `group` channels. Divides with 32
- * bits if `i` has no more, because this takes a fifth of the time of a division with 64 bits. */
+/* Returns the position of element i of `p`, where an element is a group of `group` channels.
+ * Divides with 32 bits if `i` has no more, because this takes a fifth of the time of a division
+ * with 64 bits. */
 __device__ inline struct position position_of(size_t i, const struct kx_tensor &p, int group = 1)
 {
 	struct position s = i >> 32 ? divide_position<size_t>(i, p.c / group, p.h, p.w)

@@ -167,7 +167,7 @@ for (const run of runs) {
 }
 const timelines = () => canvases.forEach(([canvas, run, names, key]) => {
 	const many = timeline(canvas, run, names);
-	key.textContent = `Darker is faster.${many ? "" : " The line is the staleness."} Shaded: no server.`;
+	key.textContent = `A stronger colour is faster.${many ? "" : " The line is the staleness."} Shaded: no server.`;
 });
 
 drawRuns();

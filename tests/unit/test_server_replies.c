@@ -137,7 +137,8 @@ TEST_IN(nothing_overtakes, set_up, tear_down)
 }
 
 /* Invariants 1 and 2 of net.h: if the replies to one peer need too much memory, one ERROR replaces
- * all of them. The limit of 1000 bytes allows only a few ACKs. */
+ * all of them. The limit of 1000 bytes allows only a few ACKs. The peer is that of attack A4 of
+ * docs/faults.md, which reads nothing. */
 TEST_IN(too_much_for_one_peer_becomes_one_error, set_up, tear_down)
 {
 	uint64_t dropped;

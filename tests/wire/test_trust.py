@@ -1,6 +1,6 @@
 """A worker with a valid key cannot harm a run in the ways that docs/security.md lists.
 
-The tests cover attacks A4, A5, A7 and A14 of docs/faults.md.
+The tests cover attacks A4, A5, A7, A13 and A14 of docs/faults.md.
 """
 import json
 import time

@@ -45,8 +45,10 @@ def test_report_compares_runs(programs, small, browser):
     rows = browser.execute_script(cells % "runs")
     assert [row[:3] for row in rows[:1]] == [[str(one), "done", "2"]]
     # the server was started twice
-    assert rows[1][:2] == [str(two), "drained"] and rows[1][10] == "2"
-    assert re.fullmatch(r"\d+\.\d\d %", rows[0][3])
+    assert rows[1][:2] == [str(two), "drained"] and rows[1][11] == "2"
+    assert re.fullmatch(r"\d+\.\d\d %", rows[0][4])
+    assert {row[3] for row in rows} == {"test images"}
+    assert browser.execute_script("return document.getElementById('mixed').hidden")
     differ = {row[0]: row[1:] for row in browser.execute_script(cells % "options")}
     assert differ["--lr"] == ["0.002", "0.001"] and differ["--epochs"] == ["2", "1000"]
     assert "--optimizer" not in differ

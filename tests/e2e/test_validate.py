@@ -107,3 +107,40 @@ def test_a_worker_with_too_few_images_is_refused(programs, small):
     assert worker.wait(20) == 6
     worker.line("--validate 6000 leaves none of the 6000 training images of this worker", 0.1)
     server.kill()
+
+
+def test_results_of_held_back_images_are_named_so(programs, small, browser):
+    server = programs.server("--validate", HELD, "--model", "seed:4", "--epochs", 1000)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["training_epoch"] > 2, 30, "two epochs")
+    browser.get(server.line(r"http listening.* url=(\S+?)/?$")[1])
+
+    def legend(name):
+        return browser.find_element("id", f"legend-{name}").text
+
+    until(lambda: "validation" in legend("loss"), 10, "the name of the loss")
+    assert "held-back images" in legend("accuracy")
+    assert "test" not in legend("loss") + legend("accuracy")
+    server.signal(15)
+    assert server.wait(10) == 0
+    programs.train(1, "--model", "seed:4", "--epochs", 1, data=small, directory="tested")
+    tested = programs.directory / "tested"
+
+    last = [programs.ctl("show", place).out[-1] for place in (server.directory, tested)]
+    assert "validation loss" in last[0] and f"({HELD} held-back images)" in last[0]
+    assert "test loss" in last[1] and "held-back" not in last[1]
+
+    for place, tag, other in ((server.directory, b"epoch/validation_loss", b"epoch/test_loss"),
+                              (tested, b"epoch/test_loss", b"epoch/validation_loss")):
+        events = programs.directory / f"events-{place.name}"
+        programs.ctl("--tensorboard", events, "history", place)
+        content = next(events.iterdir()).read_bytes()
+        assert tag in content and other not in content
+
+    page = programs.directory / "report.html"
+    page.write_text("\n".join(programs.ctl("report", server.directory, tested).out))
+    browser.get(page.as_uri())
+    kinds = browser.execute_script("return [...document.querySelectorAll('#runs tbody tr')].map("
+                                   "row => row.cells[3].textContent)")
+    assert kinds == [f"{HELD} held-back images", "test images"]
+    assert browser.find_element("id", "mixed").is_displayed()

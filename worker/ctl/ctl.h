@@ -67,6 +67,9 @@ int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
 /* Reads the lines of history.jsonl. `dir` is this file or its directory. In history.c. */
 int ctl_history_read(const char *dir, json_t **lines, struct err *e) PS_MUST_CHECK;
+/* Returns the number of training images that the run holds back (--validate) and evaluates; 0: the
+ * run evaluates the test images, or the history does not say. */
+json_int_t ctl_history_held_back(const json_t *lines);
 int ctl_history(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_show(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* Prints an HTML page that compares the histories that the arguments name. In report.c. */

@@ -135,7 +135,8 @@ static void put_metrics(struct bytes *file, double seconds, const json_t *o)
 	}
 }
 
-static void put_scalars(struct bytes *file, const json_t *o)
+/* Writes the values of a line. `is_validated` is 1 if the run has --validate. */
+static void put_scalars(struct bytes *file, const json_t *o, int is_validated)
 {
 	double seconds = json_number_value(json_object_get(o, "t")) / 1000;
 	const char *kind = json_string_value(json_object_get(o, "kind"));
@@ -143,10 +144,12 @@ static void put_scalars(struct bytes *file, const json_t *o)
 	for (size_t i = 0; i < N_SCALARS; i++) {
 		const json_t *v = json_object_get(o, scalars[i].key);
 		json_int_t step = json_integer_value(json_object_get(o, scalars[i].step));
+		const char *tag = is_validated && strcmp(scalars[i].key, "test_loss") == 0
+					  ? "epoch/validation_loss"
+					  : scalars[i].tag;
 
 		if (strcmp(kind, scalars[i].kind) == 0 && json_is_number(v) && step >= 0)
-			put_scalar(file, seconds, (uint64_t)step, scalars[i].tag,
-				json_number_value(v));
+			put_scalar(file, seconds, (uint64_t)step, tag, json_number_value(v));
 	}
 	put_metrics(file, seconds, o);
 }
@@ -159,6 +162,7 @@ int ctl_write_events(const char *dir, const json_t *lines, struct err *e)
 	double first = json_number_value(json_object_get(json_array_get(lines, 0), "t")) / 1000;
 	unsigned char memory[MAX_EVENT];
 	struct bytes event = begin_event(memory, first, 0);
+	int is_validated = ctl_history_held_back(lines) > 0;
 	char name[96];
 	int rc = file_make_dir(dir, e);
 
@@ -168,7 +172,7 @@ int ctl_write_events(const char *dir, const json_t *lines, struct err *e)
 	put_nested(&event, 3, version, sizeof(version) - 1); /* file_version */
 	put_record(&file, &event);
 	for (size_t i = 0; i < n; i++)
-		put_scalars(&file, json_array_get(lines, i));
+		put_scalars(&file, json_array_get(lines, i), is_validated);
 	/* TensorBoard reads files whose names contain "tfevents" */
 	snprintf(name, sizeof(name), "events.out.tfevents.%.0f.cnn-ps", first);
 	rc = file_replace(dir, name, &(struct file_part){file.at, file.n}, 1, e);

@@ -66,6 +66,18 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 	return PS_OK;
 }
 
+json_int_t ctl_history_held_back(const json_t *lines)
+{
+	for (size_t i = 0; i < json_array_size(lines); i++) {
+		const json_t *o = json_array_get(lines, i);
+
+		if (strcmp(json_string_value(json_object_get(o, "kind")), "start") == 0)
+			return json_integer_value(
+				json_object_get(json_object_get(o, "options"), "validate"));
+	}
+	return 0;
+}
+
 /* ---- history --------------------------------------------------------------------------------- */
 
 static void print_text_cell(const char *text)
@@ -209,6 +221,7 @@ static void show_accuracy(const char *dir)
 	const json_t *last = NULL;
 	const char *name;
 	json_t *lines, *v;
+	json_int_t held_back;
 	struct err e;
 
 	if (ctl_history_read(dir, &lines, &e))
@@ -227,7 +240,12 @@ static void show_accuracy(const char *dir)
 				100 * json_number_value(json_object_get(last, "accuracy")));
 		json_object_foreach(json_object_get(last, "metrics"), name, v)
 			printf("%s %.6g, ", name, json_number_value(v));
-		printf("test loss %.4f\n", json_number_value(json_object_get(last, "test_loss")));
+		held_back = ctl_history_held_back(lines);
+		printf("%s loss %.4f", held_back ? "validation" : "test",
+			json_number_value(json_object_get(last, "test_loss")));
+		if (held_back)
+			printf(" (%lld held-back images)", (long long)held_back);
+		putchar('\n');
 	}
 	json_decref(lines);
 }

@@ -71,6 +71,11 @@ class Run {
 		const away = this.gaps.reduce((sum, [from, to]) => sum + Math.max(0, to - Math.max(from, s[0].t)), 0);
 		this.distance = 0.9 * (o.t - s[0].t - away) / this.samples.length;
 	}
+	// The number of training images that the run holds back and evaluates, or 0 if the run
+	// evaluates the test images.
+	get heldBack() {
+		return this.starts.length && this.starts[0].options?.validate || 0;
+	}
 	takeText(text) {
 		for (const line of text.split("\n"))
 			if (line)

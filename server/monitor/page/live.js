@@ -6,16 +6,28 @@ let run = new Run("", ROOM);
 let status = null, lost = 0;
 
 const live = () => run;
+const POINTS = {drawPoints: true, pointSize: 3};
 const curves = [
 	chart("accuracy", ["test images"], ["green"], live, {
-		drawPoints: true, pointSize: 3, axes: {y: {valueFormatter: v => number(v, 2) + " %", axisLabelFormatter: v => number(v, 1) + " %", axisLabelWidth: 56}}}),
+		...POINTS, axes: {y: {valueFormatter: v => number(v, 2) + " %", axisLabelFormatter: v => number(v, 1) + " %", axisLabelWidth: 56}}}),
 	chart("loss", ["training", "test"], ["blue", "orange"], live, {
-		logscale: true, series: {test: {drawPoints: true, pointSize: 3}}, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}}),
+		logscale: true, series: {test: POINTS, validation: POINTS}, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}}),
 	chart("rate", ["images/s"], ["blue"], live, {
 		fillGraph: true, includeZero: true, axes: {y: {valueFormatter: v => number(v), axisLabelFormatter: v => v >= 1000 ? v / 1000 + " k" : v, axisLabelWidth: 46}}}),
 ];
 
+// Names the images that the run evaluates in the legends. A legend has the time as its first label.
+function nameCurves() {
+	const names = [run.heldBack ? "held-back images" : "test images", run.heldBack ? "validation" : "test"];
+	names.forEach((name, i) => {
+		const labels = curves[i].getLabels();
+		if (labels[labels.length - 1] !== name)
+			curves[i].updateOptions({labels: [...labels.slice(0, -1), name]});
+	});
+}
+
 function drawCurves() {
+	nameCurves();
 	const s = run.samples, e = run.epochs;
 	const values = {accuracy: evaluated(e), loss: s.concat(e).filter(o => o.loss != null || o.test_loss != null), rate: s};
 	for (const id in values)

@@ -35,20 +35,22 @@ function table(el, columns, rows) {
 
 const best = run => run.epochs.reduce((a, b) => a && a.accuracy >= b.accuracy ? a : b, null);
 const final = run => run.samples[run.samples.length - 1] || {};
+const images = run => run.heldBack ? number(run.heldBack) + " held-back images" : "test images";
 const states = run => run.end ? run.end.status : "not ended";
 
 function drawRuns() {
-	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["best accuracy", ""], ["in epoch", ""],
-		["last accuracy", ""], ["test loss", ""], ["time", ""], ["images/s", ""], ["workers", ""],
-		["server starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
+	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["evaluated on", "text"], ["best accuracy", ""],
+		["in epoch", ""], ["last accuracy", ""], ["evaluation loss", ""], ["time", ""], ["images/s", ""],
+		["workers", ""], ["server starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	table($("runs"), columns, runs.map(run => {
 		const b = best(run), last = run.epochs[run.epochs.length - 1], s = final(run);
 		const time = elapsed(run, run.last), workers = new Set(run.samples.flatMap(o => o.workers.map(w => w[0])));
-		return [run.name, states(run), number(run.epochs.length), percent(b && b.accuracy), b ? number(b.epoch) : "–",
+		return [run.name, states(run), number(run.epochs.length), images(run), percent(b && b.accuracy), b ? number(b.epoch) : "–",
 			percent(last && last.accuracy), last ? lossText(last.test_loss) : "–", seconds(time),
 			number(s.images / time), number(workers.size), number(run.starts.length), number(s.pushes),
 			number(s.duplicates), number(s.rejected), number(s.refusals)];
 	}));
+	$("mixed").hidden = new Set(runs.map(run => run.heldBack > 0)).size < 2;
 	$("model").textContent = [...new Set(runs.map(run => run.starts.length ? run.starts[0].model : ""))].join(" · ");
 }
 

@@ -337,3 +337,18 @@ def test_once_and_json(programs):
     assert lines[0].startswith("waiting") and not any("\x1b" in line for line in lines)
     line, = programs.ctl("--server", server.endpoint, "--once", "--json", "top").out
     assert json.loads(line)["state"] == "waiting"
+
+
+def test_a_server_without_workers(programs, terminal):
+    """There is no loss before the first push. The shares of the server's time are at most 100 %
+    together, although the server counts its idle time and the whole time at different moments."""
+    server = programs.server(*ENDLESS)
+    top = terminal(server.endpoint)
+    top.shows(r"loss -")
+    top.shows(r"idle \d+ %")
+    end, seen = time.monotonic() + 6, set()
+    while time.monotonic() < end:
+        screen = top.see()
+        assert "loss 0" not in screen
+        seen.update(re.findall(r"update (\d+) %   verify (\d+) %   idle (\d+) %", screen))
+    assert seen and all(sum(map(int, shares)) <= 100 for shares in seen), seen

@@ -32,8 +32,8 @@ struct top {
 	struct cnnps *c;
 	json_t *status; /* the newest status, owned; NULL: there is none yet */
 	struct series rate, loss, accuracy;
-	double idle; /* the share of the last second in which the server waited; < 0: not known */
-	double apply, verify; /* the shares of the last second for updates and for checksums */
+	double idle; /* percentage of the last second in which the server waited; < 0: not known */
+	double apply, verify; /* percentages of the last second for updates and for checksums */
 	struct table_view table;
 	int typing, helps; /* typing: 1: the user types a filter; helps: 1: the help is shown */
 	char wait[1024];   /* the reason why the server does not answer; "": it answers */
@@ -140,7 +140,7 @@ static void show_run(struct page *s, const json_t *o)
 	end_line(s);
 	show_value(s, o, "images", "images", 1, 0, "");
 	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
-	show_value(s, o, "loss", "loss", 1, 4, "");
+	show_value(s, status_number(o, "updates") > 0 ? o : NULL, "loss", "loss", 1, 4, "");
 	show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
 	json_object_foreach(json_object_get(o, "metrics"), name, v)
 		put_item(s, MARK_PLAIN, "%s %.6g", name, json_number_value(v));
@@ -199,8 +199,19 @@ static void show_spark(struct page *s, const char *label, const struct series *o
 	end_line(s);
 }
 
-/* Computes how the server has divided the time since the previous status: the shares in which it
- * was idle, made updates and verified checksums. */
+/* Returns the growth of a part of the server's time in percent of `total`, as a whole number from 0
+ * to `max`. */
+static double share_of(
+	const json_t *before, const json_t *now, const char *part, double total, double max)
+{
+	double seconds = status_number(now, part) - status_number(before, part);
+
+	return fmax(0, fmin(max, round(100 * seconds / total)));
+}
+
+/* Computes how the server has divided the time since the previous status: the percentages in which
+ * it was idle, made updates and verified checksums. The server counts these parts at different
+ * moments, so their sum may exceed the total; the function limits it to 100. */
 static void measure_server(struct top *t, const json_t *before, const json_t *now)
 {
 	const json_t *a = json_object_get(before, "time"), *b = json_object_get(now, "time");
@@ -209,9 +220,9 @@ static void measure_server(struct top *t, const json_t *before, const json_t *no
 	t->idle = -1;
 	if (!a || !b || total <= 0)
 		return;
-	t->idle = (status_number(b, "idle") - status_number(a, "idle")) / total;
-	t->apply = (status_number(b, "apply") - status_number(a, "apply")) / total;
-	t->verify = (status_number(b, "verify") - status_number(a, "verify")) / total;
+	t->apply = share_of(a, b, "apply", total, 100);
+	t->verify = share_of(a, b, "verify", total, 100 - t->apply);
+	t->idle = share_of(a, b, "idle", total, 100 - t->apply - t->verify);
 }
 
 /* ---- the status ------------------------------------------------------------------------------ */
@@ -226,7 +237,8 @@ static int fetch_status(struct top *t)
 		return rc ? rc : PS_EPROTO;
 	measure_server(t, t->status, now);
 	note_sample(&t->rate, now, "images_per_s");
-	note_sample(&t->loss, now, "loss");
+	if (status_number(now, "updates") > 0)
+		note_sample(&t->loss, now, "loss");
 	note_sample(&t->accuracy, now, "accuracy");
 	json_decref(t->status);
 	t->status = now;
@@ -388,9 +400,9 @@ static void draw_status(struct top *t, struct page *s)
 {
 	show_run(s, t->status);
 	if (t->idle >= 0) {
-		put_item(s, MARK_PLAIN, "server: update %.0f %%", 100 * t->apply);
-		put_item(s, MARK_PLAIN, "verify %.0f %%", 100 * t->verify);
-		put_item(s, t->idle < 0.1 ? MARK_WARN : MARK_PLAIN, "idle %.0f %%", 100 * t->idle);
+		put_item(s, MARK_PLAIN, "server: update %.0f %%", t->apply);
+		put_item(s, MARK_PLAIN, "verify %.0f %%", t->verify);
+		put_item(s, t->idle < 10 ? MARK_WARN : MARK_PLAIN, "idle %.0f %%", t->idle);
 		end_line(s);
 	}
 	if (s->rows >= 20) {

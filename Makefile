@@ -266,7 +266,8 @@ include tests/fuzz/fuzz.mk
 SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try free
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
-SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/client/session.o $(ARCHIVES.server)
+SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/tests/support/shuffled_engine.o $(B)/worker/client/session.o \
+	$(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
 # A mutant is a simulator that is linked with a bug (tests/sim/mutants).
@@ -334,7 +335,7 @@ lint: installed
 	@tests/lint/run
 # Run the unit tests and the simulator with a sanitizer, without mutants. ThreadSanitizer runs only
 # the tests of code with threads: the lints ensure that the core and the worker's session start no
-# thread. `make gpu-test` runs the sanitizer of CUDA.
+# thread; test_engine runs the core on threads. `make gpu-test` runs the sanitizer of CUDA.
 asan ubsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit tests/sim

@@ -1,5 +1,6 @@
 #include "proto/checksum.h"
 #include "proto/wire.h"
+#include <stdatomic.h>
 #include <string.h>
 #include "common/clones.h"
 #define XXH_STATIC_LINKING_ONLY /* permits an XXH3_state_t on the stack */
@@ -37,41 +38,92 @@ PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 	return peak;
 }
 
-uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak)
+/* One pass over a tensor. The engine copies each block and finds its largest magnitude, and the
+ * caller hashes the blocks in their order. */
+struct pass {
+	float *to; /* NULL: no copy */
+	const float *from;
+	size_t count, block;
+	atomic_uint peak;
+};
+
+static void pass_block(void *arg, size_t block)
 {
-	const size_t block = PEAK_BYTES / sizeof(*data);
+	struct pass *p = arg;
+	size_t at = block * p->block, left = p->count - at;
+	size_t n = left < p->block ? left : p->block;
+	const float *values = p->from + at;
+
+	if (p->to)
+		values = memcpy(p->to + at, values, n * sizeof(*values));
+	uint32_t here = peak_of_block(values, n);
+	uint32_t peak = atomic_load_explicit(&p->peak, memory_order_relaxed);
+	while (here > peak && !atomic_compare_exchange_weak(&p->peak, &peak, here))
+		;
+}
+
+/* Hashes blocks that fit the L1 cache, and finds their largest magnitude. */
+static void pass_alone(struct pass *p, XXH3_state_t *state)
+{
+	const size_t block = PEAK_BYTES / sizeof(*p->from);
+	uint32_t peak = 0;
+
+	for (size_t at = 0; at < p->count; at += block) {
+		size_t n = p->count - at < block ? p->count - at : block;
+		const float *values = p->from + at;
+
+		if (p->to)
+			values = memcpy(p->to + at, values, n * sizeof(*values));
+		(void)XXH3_64bits_update(state, values, n * sizeof(*values));
+		uint32_t here = peak_of_block(values, n);
+		peak = here > peak ? here : peak;
+	}
+	atomic_store(&p->peak, peak);
+}
+
+static void pass_with(const struct engine *engine, struct pass *p, XXH3_state_t *state)
+{
+	struct engine_job job = {pass_block, p, engine_blocks(engine, p->count)};
+	const float *values = p->to ? p->to : p->from;
+
+	p->block = engine->block;
+	engine_begin(engine, &job);
+	for (size_t i = 0; i < job.n; i++) {
+		size_t at = i * p->block, left = p->count - at;
+
+		engine_wait(engine, &job, i);
+		(void)XXH3_64bits_update(
+			state, values + at, (left < p->block ? left : p->block) * sizeof(*values));
+	}
+}
+
+static uint64_t hash_pass(
+	float *to, const float *from, size_t count, uint32_t *peak, const struct engine *engine)
+{
+	struct pass p = {.to = to, .from = from, .count = count};
 	XXH3_state_t state;
 
 	*peak = 0;
 	if (XXH3_64bits_reset(&state) == XXH_ERROR)
 		return 0;
-	for (size_t done = 0; done < count; done += block) {
-		size_t n = count - done < block ? count - done : block;
-
-		(void)XXH3_64bits_update(&state, data + done, n * sizeof(*data));
-		uint32_t here = peak_of_block(data + done, n);
-		*peak = here > *peak ? here : *peak;
-	}
+	if (engine && count > engine->block)
+		pass_with(engine, &p, &state);
+	else
+		pass_alone(&p, &state);
+	*peak = atomic_load(&p.peak);
 	return XXH3_64bits_digest(&state);
 }
 
-void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk)
+uint64_t wire_hash_peak(
+	const float *data, size_t count, uint32_t *peak, const struct engine *engine)
 {
-	const size_t block = PEAK_BYTES / sizeof(*to);
-	XXH3_state_t state;
+	return hash_pass(NULL, data, count, peak, engine);
+}
 
-	*chunk = (struct chunk){0};
-	if (XXH3_64bits_reset(&state) == XXH_ERROR)
-		return;
-	for (size_t done = 0; done < count; done += block) {
-		size_t n = count - done < block ? count - done : block;
-
-		memcpy(to + done, (const float *)from + done, n * sizeof(*to));
-		(void)XXH3_64bits_update(&state, to + done, n * sizeof(*to));
-		uint32_t here = peak_of_block(to + done, n);
-		chunk->peak = here > chunk->peak ? here : chunk->peak;
-	}
-	chunk->xxh3 = XXH3_64bits_digest(&state);
+void wire_copy_chunk(
+	float *to, const void *from, size_t count, struct chunk *chunk, const struct engine *engine)
+{
+	chunk->xxh3 = hash_pass(to, from, count, &chunk->peak, engine);
 }
 
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size)

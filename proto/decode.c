@@ -18,9 +18,10 @@
 #define WHY_BYTES 192
 struct wire {
 	size_t n_params;
-	float *floats; /* n_params floats, for copies of misaligned frames */
-	int defers;    /* 1: wire_defer was called */
-	int serves;    /* 1: wire_serve was called */
+	float *floats;               /* n_params floats, for copies of misaligned frames */
+	int defers;                  /* 1: wire_defer was called */
+	int serves;                  /* 1: wire_serve was called */
+	const struct engine *engine; /* for the checks of tensors; NULL: none */
 	char why[WHY_BYTES];
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
@@ -176,6 +177,7 @@ int wire_new(struct wire **out, size_t n_params)
 		return PS_ENOMEM;
 	w->floats = NULL;
 	w->defers = w->serves = 0;
+	w->engine = NULL;
 	w->arena = (struct wire_arena){w->memory, sizeof(w->memory), 0};
 	int rc = wire_resize(w, n_params);
 	if (rc) {
@@ -198,6 +200,11 @@ void wire_free(struct wire **w)
 void wire_defer(struct wire *w)
 {
 	w->defers = 1;
+}
+
+void wire_use_engine(struct wire *w, const struct engine *engine)
+{
+	w->engine = engine;
 }
 
 void wire_serve(struct wire *w)
@@ -583,7 +590,7 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk
 		s->peak = chunk->peak;
 		return chunk->xxh3;
 	}
-	return type == MSG_PUSH ? wire_hash_peak(s->data, s->count, &s->peak)
+	return type == MSG_PUSH ? wire_hash_peak(s->data, s->count, &s->peak, w->engine)
 				: wire_checksum(s->data, s->count);
 }
 
@@ -835,7 +842,7 @@ int wire_lane_ref(struct frames *f, struct lane_ref *ref)
 	return ref->hold-- > 0;
 }
 
-int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk)
+int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk, const struct engine *engine)
 {
 	size_t size = zmq_msg_size(frame);
 	void *data = zmq_msg_data(frame);
@@ -844,7 +851,7 @@ int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk)
 		return PS_EPROTO;
 	chunk->peak = 0; /* unknown */
 	if ((uintptr_t)data % alignof(float) == 0)
-		chunk->xxh3 = wire_hash_peak(data, size / sizeof(float), &chunk->peak);
+		chunk->xxh3 = wire_hash_peak(data, size / sizeof(float), &chunk->peak, engine);
 	else
 		chunk->xxh3 = wire_hash(data, size);
 	return PS_OK;

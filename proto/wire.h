@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <zmq.h>
+#include "common/engine.h"
 #include "common/err.h"
 #include "proto/lane.h"
 #include "proto/msg.h"
@@ -72,6 +73,8 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
  * (WIRE.md, "Versions"). Do not call wire_serve to read a log, because the log of an older release
  * may contain the HELLO of an older worker. */
 void wire_serve(struct wire *w);
+/* Makes wire_decode check tensors with the help of an engine, which must outlive *w. */
+void wire_use_engine(struct wire *w, const struct engine *engine);
 /* Makes the header frame of a chunk. PS_ENOMEM. */
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
 /* Returns 1 if the message is a chunk. Do not pass a chunk to wire_decode. */
@@ -83,11 +86,13 @@ size_t wire_chunks_wanted(struct frames *f);
  * returns 1 and sets *ref to the numbers in the header, which the function does not check. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
 /* Copies `count` floats from memory that another process may change, and sets the checksum and the
- * peak of the copy. */
-void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk);
+ * peak of the copy. Here and below, `engine` does a part of the work; NULL: there is none. */
+void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk,
+	const struct engine *engine);
 /* Computes the checksum and the peak of a chunk. Returns PS_EPROTO if the size is zero or not a
  * multiple of 4. */
-int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk) PS_MUST_CHECK;
+int wire_check_chunk(
+	zmq_msg_t *frame, struct chunk *chunk, const struct engine *engine) PS_MUST_CHECK;
 /* From now on, wire_decode does not check the values of PARAMS. The slices of a decoded PARAMS then
  * have no data, and the caller must check the values with wire_values. */
 void wire_defer(struct wire *w);

@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/opt.h"
+#include "common/threads.h"
 #include "server/config/images.h"
 #include "server/config/memory.h"
 #include "server/config/options.h"
@@ -81,6 +82,7 @@ int main(int argc, char **argv)
 	static struct options options;
 	static struct server server; /* too large for a stack */
 	char bind[ENDPOINT_TEXT], http[ENDPOINT_TEXT];
+	struct threads *threads = NULL;
 	struct err e;
 	int is_blocked, rc;
 
@@ -99,6 +101,10 @@ int main(int argc, char **argv)
 	rc = sandbox_enter(&options, &e);
 	if (!rc)
 		rc = images_begin(&options, &e);
+	if (!rc)
+		rc = threads_new(&threads, options.n_threads, "cnn-ps apply", &e);
+	if (!rc)
+		options.core.engine = threads_engine(threads);
 	do {
 		if (!rc)
 			rc = server_start(&server, &options, &e);
@@ -111,5 +117,6 @@ int main(int argc, char **argv)
 	rc = server_stop(&server, &is_blocked);
 	if (is_blocked) /* exit() would wait for the thread that hangs in a file operation */
 		_exit(rc);
+	threads_free(&threads);
 	return rc;
 }

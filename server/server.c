@@ -483,6 +483,7 @@ static int open_router(struct server *s, struct err *e)
 		.max_workers = cfg->sessions.max_workers,
 		.silent_ms = SILENT_MS,
 		.params = s->state.params,
+		.engine = cfg->engine,
 		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,
 		.needs_lane = s->options->lane == LANE_SHM,
 		.auth = s->auth,
@@ -598,6 +599,7 @@ static void announce(const struct server *s)
 		(unsigned long long)cfg->run.hi, (unsigned long long)cfg->run.lo,
 		(unsigned long long)cfg->term, (unsigned long long)core_stats(c)->version,
 		cfg->model, cfg->n_params);
+	log_info("server", "threads", "n=%zu", o->n_threads);
 	if (s->state.resumed && o->init)
 		log_info("server", "init_not_used", "reason=\"the run is resumed\"");
 	if (!o->checkpoint_dir)

@@ -5,6 +5,7 @@
 #include "server/config/options.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,13 +14,16 @@
 #include <unistd.h>
 #include "common/endpoint.h"
 #include "common/opt.h"
+#include "common/threads.h"
 #include "server/config/memory.h"
 #include "server/net/address.h"
 
 #define PROGRAM  "cnn-ps"
 #define MAX_ROWS 128
 /* number of image sizes for which --input auto checks the model at the start */
-#define AUTO_SIDES ((size_t)512)
+#define AUTO_SIDES    ((size_t)512)
+#define OTHER_THREADS 4 /* the main thread, and the I/O threads of net.c */
+#define AUTO_THREADS  8 /* maximum of the number that --threads 0 chooses */
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */
 
@@ -528,6 +532,19 @@ static void fill_core(struct core_config *c, const struct options *o)
 		c->leases.max_batches = c->push.n_push;
 }
 
+/* Returns the number of threads for --threads. With --threads 0 some CPUs remain for the main
+ * thread, for the three threads of libzmq and for workers of this host. */
+static size_t choose_threads(const struct options *o)
+{
+	cpu_set_t set;
+	size_t cpus = sched_getaffinity(0, sizeof(set), &set) ? 1 : (size_t)CPU_COUNT(&set);
+	size_t half = cpus > OTHER_THREADS ? (cpus - OTHER_THREADS) / 2 : 0;
+
+	if (o->threads)
+		return (size_t)o->threads;
+	return half < 1 ? 1 : half > AUTO_THREADS ? AUTO_THREADS : half;
+}
+
 static void fill(struct options *o)
 {
 	fill_core(&o->core, o);
@@ -539,6 +556,7 @@ static void fill(struct options *o)
 		(void)keep_rule_parse(o->keep_text, &o->keep);
 	o->memory_bytes = (uint64_t)o->memory_mb << 20;
 	o->wal_bytes = (uint64_t)o->wal_mb << 20;
+	o->n_threads = choose_threads(o);
 	choose_lane(o);
 }
 
@@ -681,6 +699,10 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"take away rights that the server does not need (docs/operations.md); "
 			"auto: as far as the system permits; require: exit if the system "
 			"does not permit all of it"),
+		INT("threads", threads, "1", 0, THREADS_MAX, "N",
+			"number of threads that compute updates and checks of large models, with "
+			"the main thread; 0: half of the CPUs of the server beyond four, from 1 to "
+			"8 (docs/operations.md)"),
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
 			"close all connections when the server uses more memory than this; "
 			"workers reconnect; 0: 80 % of the memory of the machine or container"),

@@ -47,6 +47,7 @@ struct options {
 	enum lane_choice lane;
 	const char *lane_socket;
 	int64_t wal_mb;
+	int64_t threads; /* 0: automatic */
 	enum log_level log_level;
 	enum log_format log_format;
 	int check_config; /* 1: only check and print the configuration */
@@ -60,6 +61,7 @@ struct options {
 	 * machine or container */
 	uint64_t memory_bytes;
 	uint64_t wal_bytes; /* the server takes a checkpoint when the log is larger */
+	size_t n_threads;   /* that process vectors, with the main thread; at least 1 */
 	/* the Unix socket of shared-memory lanes; "": none */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */

@@ -1,6 +1,7 @@
 /* accumulator.c - see accumulator.h. */
 #include "server/core/accumulator.h"
 #include "server/core/aggregate.h"
+#include "server/core/blocks.h"
 #include "server/core/norms.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
@@ -35,14 +36,29 @@ static double factor_of(const struct core *c, double weight, uint32_t n)
 
 /* ---- one running sum ------------------------------------------------------------------------ */
 
-static void add_to_sum(struct gradient_accumulator *a, const struct slices *s, double weight)
+struct addition {
+	double *sum;
+	const float *g;
+	double weight;
+};
+
+static double add_block(const void *arg, size_t from, size_t n)
+{
+	const struct addition *a = arg;
+	double *sum = a->sum, weight = a->weight;
+
+	for (size_t j = from; j < from + n; j++)
+		sum[j] += weight * (double)a->g[j];
+	return 0;
+}
+
+static void add_to_sum(struct core *c, const struct slices *s, double weight)
 {
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *p = &s->slice[i];
-		double *sum = a->sum + p->offset;
+		const struct addition a = {c->accumulator.sum + p->offset, p->data, weight};
 
-		for (uint64_t j = 0; j < p->count; j++)
-			sum[j] += weight * (double)p->data[j];
+		blocks_each(&c->blocks, p->count, add_block, &a);
 	}
 }
 
@@ -77,9 +93,9 @@ void accumulator_add_weighted(struct core *c, const struct slices *s, double wei
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
-	add_to_sum(a, s, weight * scale);
+	add_to_sum(c, s, weight * scale);
 	a->weight += weight;
-	note_peak(c, weight, store_peak(s));
+	note_peak(c, weight, store_peak(c, s));
 	a->pushes++;
 }
 
@@ -100,10 +116,10 @@ static void copy_slices(float *to, const struct slices *s, size_t n)
 	memset(to + end, 0, (n - end) * sizeof(*to));
 }
 
-static void scale_values(float *g, size_t n, double scale)
+static void scale_values(struct core *c, float *g, size_t n, double scale)
 {
 	if (scale < 1)
-		vec_scale(g, scale, n);
+		blocks_scale(&c->blocks, g, scale, n);
 }
 
 void accumulator_keep(struct core *c, const struct msg_push *p)
@@ -119,11 +135,11 @@ void accumulator_keep(struct core *c, const struct msg_push *p)
 		a->part[i] = a->part[i - 1];
 	a->part[i] = (struct part){p->work.first, p->images, p->loss, g};
 	copy_slices(g, &p->slices, c->store.n);
-	scale_values(g, c->store.trained, norms_scale(c, p));
+	scale_values(c, g, c->store.trained, norms_scale(c, p));
 	a->images += p->images;
 	a->weight += weight; /* these weights are numbers of images, or 1, so their sum is exact in
 			      * any order */
-	note_peak(c, weight, store_peak(&p->slices));
+	note_peak(c, weight, store_peak(c, &p->slices));
 }
 
 /* ---- one gradient of each worker ------------------------------------------------------------- */
@@ -146,12 +162,29 @@ static struct part *part_of(struct core *c, uint32_t slot)
 	return &a->part[i];
 }
 
+struct movement {
+	float *mean;
+	const float *to; /* NULL: 0 */
+	double part, scale;
+};
+
+static double move_block(const void *arg, size_t from, size_t n)
+{
+	const struct movement *m = arg;
+	float *mean = m->mean;
+
+	for (size_t i = from; i < from + n; i++)
+		mean[i] += (float)(m->part *
+				   (m->scale * (m->to ? (double)m->to[i] : 0) - (double)mean[i]));
+	return 0;
+}
+
 /* Moves the `n` values of `mean` towards `scale` times `to`, by the fraction `part` of the way. If
  * `to` is NULL, moves them towards 0. */
-static void move(float *mean, const float *to, size_t n, double part, double scale)
+static void move(
+	const struct core *c, float *mean, const float *to, size_t n, double part, double scale)
 {
-	for (size_t i = 0; i < n; i++)
-		mean[i] += (float)(part * (scale * (to ? (double)to[i] : 0) - (double)mean[i]));
+	blocks_each(&c->blocks, n, move_block, &(struct movement){mean, to, part, scale});
 }
 
 void accumulator_average(
@@ -165,14 +198,14 @@ void accumulator_average(
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *slice = &s->slice[i];
 
-		move(p->g + end, NULL, slice->offset - end, by, 1);
-		move(p->g + slice->offset, slice->data, slice->count, by, scale);
+		move(c, p->g + end, NULL, slice->offset - end, by, 1);
+		move(c, p->g + slice->offset, slice->data, slice->count, by, scale);
 		end = slice->offset + slice->count;
 	}
-	move(p->g + end, NULL, c->store.n - end, by, 1);
+	move(c, p->g + end, NULL, c->store.n - end, by, 1);
 	a->weight += weight;
 	a->pushes++;
-	note_peak(c, weight, store_peak(s));
+	note_peak(c, weight, store_peak(c, s));
 }
 
 /* Combines the parts by a robust rule. */
@@ -183,9 +216,10 @@ static void combine(const struct core *c, float *out)
 
 	for (uint32_t i = 0; i < a->parts; i++)
 		g[i] = a->part[i].g;
-	aggregate(c->cfg.push.aggregate, c->cfg.push.bad_workers, g, a->parts, c->store.n, out);
+	aggregate(&c->blocks, c->cfg.push.aggregate, c->cfg.push.bad_workers, g, a->parts,
+		c->store.n, out);
 	if (c->cfg.push.sum)
-		vec_scale(out, a->pushes, c->store.trained);
+		blocks_scale(&c->blocks, out, a->pushes, c->store.trained);
 }
 
 /* Writes the weighted sums of values [at, at + n) of all gradients to `sum`. The function adds the
@@ -216,12 +250,12 @@ static double sum_peak(const double *sum, size_t n)
 	return peak;
 }
 
-static double magnitude_peak(const float *v, size_t n)
+static double magnitude_peak(const struct core *c, const float *v, size_t n)
 {
 	struct slices s = {.n = 1};
 
 	s.slice[0] = (struct slice){.count = n, .data = v};
-	return store_peak(&s);
+	return store_peak(c, &s);
 }
 
 static void measure_sum(struct core *c)
@@ -232,7 +266,7 @@ static void measure_sum(struct core *c)
 	a->measured = 1;
 	a->peak = a->pushes && a->sum ? sum_peak(a->sum, c->store.n) : 0;
 	for (uint32_t i = 0; is_robust(c) && i < a->parts; i++)
-		a->peak = vec_larger(a->peak, magnitude_peak(a->part[i].g, c->store.n));
+		a->peak = vec_larger(a->peak, magnitude_peak(c, a->part[i].g, c->store.n));
 	for (size_t at = 0; !is_robust(c) && a->parts && at < c->store.n; at += FOLD_BLOCK) {
 		size_t left = c->store.n - at, n = left < FOLD_BLOCK ? left : FOLD_BLOCK;
 
@@ -269,7 +303,7 @@ int accumulator_holds(struct core *c, double weight, double peak)
 int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	(void)w;
-	return accumulator_holds(c, weight_of(c, p->images), store_peak(&p->slices));
+	return accumulator_holds(c, weight_of(c, p->images), store_peak(c, &p->slices));
 }
 
 /* ---- both methods ---------------------------------------------------------------------------- */
@@ -303,25 +337,37 @@ static void mean_block(const struct core *c, float *g, const double *sum, size_t
 		g[at + i] = (float)(by_running * sum[i]);
 }
 
+struct combination {
+	const struct core *core;
+	float *g;
+};
+
+static double combine_block(const void *arg, size_t from, size_t n)
+{
+	const struct combination *m = arg;
+	const struct core *c = m->core;
+	double sum[FOLD_BLOCK];
+
+	if (!c->accumulator.part) {
+		mean_block(c, m->g, c->accumulator.sum + from, from, n);
+		return 0;
+	}
+	for (size_t at = from; at < from + n; at += FOLD_BLOCK) {
+		size_t left = from + n - at, part = left < FOLD_BLOCK ? left : FOLD_BLOCK;
+
+		fold_block(c, at, part, sum);
+		mean_block(c, m->g, sum, at, part);
+	}
+	return 0;
+}
+
 void accumulator_mean(const struct core *c, float *g)
 {
-	const struct gradient_accumulator *a = &c->accumulator;
-	double block[FOLD_BLOCK];
-
 	if (is_robust(c)) {
 		combine(c, g);
 		return;
 	}
-	if (!a->part) {
-		mean_block(c, g, a->sum, 0, c->store.n);
-		return;
-	}
-	for (size_t at = 0; at < c->store.n; at += FOLD_BLOCK) {
-		size_t left = c->store.n - at, n = left < FOLD_BLOCK ? left : FOLD_BLOCK;
-
-		fold_block(c, at, n, block);
-		mean_block(c, g, block, at, n);
-	}
+	blocks_each(&c->blocks, c->store.n, combine_block, &(struct combination){c, g});
 }
 
 void accumulator_clear(struct core *c)

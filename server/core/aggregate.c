@@ -32,32 +32,51 @@ static float middle_mean(const float *v, uint32_t n, uint32_t cut)
 	return (float)(sum / (double)(n - 2 * cut));
 }
 
-static void trim(const float *const *g, uint32_t n, uint32_t cut, size_t n_values, float *out)
+struct columns {
+	const float *const *g;
+	uint32_t n, cut;
+	float *out;
+};
+
+static double trim_block(const void *arg, size_t from, size_t n_values)
 {
+	const struct columns *c = arg;
 	float column[WIRE_MAX_WORKERS];
 
-	for (size_t k = 0; k < n_values; k++) {
-		for (uint32_t i = 0; i < n; i++)
-			column[i] = g[i][k];
-		sort(column, n);
-		out[k] = middle_mean(column, n, cut);
+	for (size_t k = from; k < from + n_values; k++) {
+		for (uint32_t i = 0; i < c->n; i++)
+			column[i] = c->g[i][k];
+		sort(column, c->n);
+		c->out[k] = middle_mean(column, c->n, c->cut);
 	}
+	return 0;
+}
+
+static void trim(const struct blocks *b, const float *const *g, uint32_t n, uint32_t cut,
+	size_t n_values, float *out)
+{
+	blocks_each(b, n_values, trim_block, &(struct columns){g, n, cut, out});
 }
 
 /* ---- Krum ------------------------------------------------------------------------------------ */
 
-#define BLOCK ((size_t)4096)
+#define PART ((size_t)4096) /* values of which the stack holds the differences */
 
-static double squared_distance(const float *a, const float *b, size_t n)
+struct two {
+	const float *a, *b;
+};
+
+static double squared_distance(const void *arg, size_t from, size_t n)
 {
-	float difference[BLOCK];
+	const struct two *two = arg;
+	float difference[PART];
 	double sum = 0;
 
-	for (size_t at = 0; at < n; at += BLOCK) {
-		size_t m = n - at < BLOCK ? n - at : BLOCK;
+	for (size_t at = from; at < from + n; at += PART) {
+		size_t left = from + n - at, m = left < PART ? left : PART;
 
 		for (size_t k = 0; k < m; k++)
-			difference[k] = a[at + k] - b[at + k];
+			difference[k] = two->a[at + k] - two->b[at + k];
 		sum += vec_dot(difference, difference, m);
 	}
 	return sum;
@@ -80,7 +99,8 @@ static double sum_of_nearest(double *distance, uint32_t n, uint32_t nearest)
 	return sum;
 }
 
-static uint32_t krum(const float *const *g, uint32_t n, uint32_t bad, size_t n_values)
+static uint32_t krum(
+	const struct blocks *b, const float *const *g, uint32_t n, uint32_t bad, size_t n_values)
 {
 	double distance[WIRE_MAX_WORKERS] = {0}, best_sum = 0;
 	uint32_t best = 0;
@@ -90,7 +110,8 @@ static uint32_t krum(const float *const *g, uint32_t n, uint32_t bad, size_t n_v
 
 		for (uint32_t j = 0; j < n; j++)
 			if (j != i)
-				distance[others++] = squared_distance(g[i], g[j], n_values);
+				distance[others++] = blocks_sum(
+					b, n_values, squared_distance, &(struct two){g[i], g[j]});
 		double sum = sum_of_nearest(distance, others, n - bad - 2);
 		if (i == 0 || sum < best_sum) {
 			best = i;
@@ -102,14 +123,14 @@ static uint32_t krum(const float *const *g, uint32_t n, uint32_t bad, size_t n_v
 
 /* ---- all rules ------------------------------------------------------------------------------- */
 
-void aggregate(enum aggregate_rule rule, uint32_t bad, const float *const *g, uint32_t n,
-	size_t n_values, float *out)
+void aggregate(const struct blocks *b, enum aggregate_rule rule, uint32_t bad,
+	const float *const *g, uint32_t n, size_t n_values, float *out)
 {
 	PS_ASSERT(n >= 1 && n <= WIRE_MAX_WORKERS);
 	if (rule == AGGREGATE_KRUM && n >= 2 * bad + 3)
-		memcpy(out, g[krum(g, n, bad, n_values)], n_values * sizeof(*out));
+		memcpy(out, g[krum(b, g, n, bad, n_values)], n_values * sizeof(*out));
 	else if (rule == AGGREGATE_TRIMMED && n > 2 * bad)
-		trim(g, n, bad, n_values, out);
+		trim(b, g, n, bad, n_values, out);
 	else
-		trim(g, n, (n - 1) / 2, n_values, out);
+		trim(b, g, n, (n - 1) / 2, n_values, out);
 }

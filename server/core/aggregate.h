@@ -20,11 +20,12 @@
  */
 #ifndef SERVER_CORE_AGGREGATE_H
 #define SERVER_CORE_AGGREGATE_H
+#include "server/core/blocks.h"
 #include "server/core/core.h"
 
 /* Combines the gradients g[0] to g[n - 1] (n >= 1) of `n_values` values each by `rule`, and writes
  * the result to `out`, which must not overlap a gradient. `bad` is F. */
-void aggregate(enum aggregate_rule rule, uint32_t bad, const float *const *g, uint32_t n,
-	size_t n_values, float *out);
+void aggregate(const struct blocks *b, enum aggregate_rule rule, uint32_t bad,
+	const float *const *g, uint32_t n, size_t n_values, float *out);
 
 #endif

@@ -24,6 +24,7 @@
  */
 #include "server/core/backups.h"
 #include "common/assert.h"
+#include "server/core/blocks.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
@@ -66,7 +67,7 @@ static uint32_t copy_of_now(struct core *c)
 	c->backups.newest = backups_take(c, st->version, st->version_term);
 	PS_ASSERT(c->backups.newest < c->backups.n); /* invariants 1 and 3: a copy is free */
 	store_complete(c);
-	memcpy(backups_values(c, c->backups.newest), st->weights, st->n * sizeof(float));
+	blocks_copy(&c->blocks, backups_values(c, c->backups.newest), st->weights, st->n);
 	c->backups.copy[c->backups.newest].peak = st->measured ? st->reach.weight : 0;
 	return c->backups.newest;
 }

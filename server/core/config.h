@@ -7,6 +7,7 @@
 #define SERVER_CORE_CONFIG_H
 #include <stddef.h>
 #include <stdint.h>
+#include "common/engine.h"
 #include "proto/msg.h"
 
 /* Says how the learning rate of a gradient depends on tau, the number of versions that the gradient
@@ -109,6 +110,8 @@ struct core_config {
 	int data_id_given;
 	/* names of the metrics that every worker must evaluate: common/metric_names.h */
 	char metrics[METRICS_TEXT];
+	/* runs the vector operations; NULL: serially. Not an option, and in no snapshot */
+	const struct engine *engine;
 	/* secret of the run: the key of the codes in rights.h; 0: none */
 	uint64_t proof_key[2];
 #define GROUP(member, tag, title) struct tag member;

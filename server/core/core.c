@@ -210,6 +210,7 @@ static void recover(struct core *c)
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 {
 	PS_ASSERT(!c->store.update.pending);
+	c->store.checked = NULL;
 	c->effects.n = 0;
 	c->effects.commits = c->effects.sends_weights = 0;
 	(void)effects_add(c, EFFECT_COMMIT, 0);

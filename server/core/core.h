@@ -8,11 +8,16 @@
  * from a seed. Two cores that get the same events have the same effects and the same bytes of
  * state.
  *
+ * Vectors of weights and gradients are processed in blocks. The caller may provide an engine
+ * (core_config.engine) that runs the blocks of a vector on several threads. These threads run only
+ * the code of blocks, and only during a call of a function of this header. The result has the same
+ * bits for every engine.
+ *
  * core_step calls the modules in this order: sessions (which worker sent the message), ledger
  * (exactly once), leases (batch ledger), store and optim (weights), effects. The table at the top
  * of core.c has a row for each message type.
  *
- * Thread: the caller's. The core takes no locks.
+ * Thread: the caller's, and those of the engine for blocks. The core takes no locks.
  */
 #ifndef SERVER_CORE_CORE_H
 #define SERVER_CORE_CORE_H
@@ -273,10 +278,10 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms);
  * them. core_decide takes the event and makes the effects. If the event causes an update of the
  * weights, core_decide does not compute their values yet. The caller must then call core_compute
  * until it returns 0, before any other function but core_effect. Until core_compute has returned 0,
- * the caller must not change the message of the event. core_compute computes the next block of
+ * the caller must not change the message of the event. core_compute waits for the next block of
  * values in ascending order, sets *values to the first value of the block, and returns the number
- * of values in the block. The weights of L-BFGS need no core_compute, because core_decide itself
- * computes them.
+ * of values in the block. The engine may compute later blocks in the meantime. The weights of
+ * L-BFGS need no core_compute, because core_decide itself computes them.
  */
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms);
 size_t core_compute(struct core *c, const float **values);

@@ -18,6 +18,7 @@
 #include "server/core/accumulator.h"
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/blocks.h"
 #include "server/core/later_epochs.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
@@ -217,23 +218,48 @@ static uint64_t n_gradient(const struct core *c, const struct slice *s)
 	return s->count < n ? s->count : n;
 }
 
+/* The compensation of a slice; all pointers refer to its first value. */
+struct compensation {
+	const struct core *core;
+	const float *g, *now, *then;
+	float *square, *out;
+};
+
+static struct compensation compensation_of(
+	const struct core *c, const float *weights_then, const struct slice *s, float *out)
+{
+	return (struct compensation){.core = c,
+		.g = s->data,
+		.now = c->store.weights + s->offset,
+		.then = weights_then + s->offset,
+		.square = c->store.dc_square + s->offset,
+		.out = out};
+}
+
+static double compensate_block(const void *arg, size_t from, size_t n)
+{
+	const struct compensation *k = arg;
+
+	for (size_t i = from; i < from + n; i++) {
+		double g = (double)k->g[i], lambda = k->core->cfg.dc.lambda;
+
+		if (k->core->cfg.dc.kind == DC_ADAPTIVE) {
+			k->square[i] = next_square(k->square[i], g);
+			lambda /= sqrt((double)k->square[i] + DC_EPS);
+		}
+		k->out[i] = compensated(lambda, g, k->now[i], k->then[i]);
+	}
+	return 0;
+}
+
 static void compensate(struct core *c, const float *weights_then, struct slice *s, float *out)
 {
-	const float *now = c->store.weights + s->offset, *then = weights_then + s->offset;
-	float *square = c->store.dc_square + s->offset;
+	const struct compensation k = compensation_of(c, weights_then, s, out);
 	const uint64_t n = n_gradient(c, s);
 
 	/* compensation leaves statistics of batches unchanged */
 	memcpy(out + n, s->data + n, (s->count - n) * sizeof(*out));
-	for (uint64_t i = 0; i < n; i++) {
-		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;
-
-		if (c->cfg.dc.kind == DC_ADAPTIVE) {
-			square[i] = next_square(square[i], g);
-			lambda /= sqrt((double)square[i] + DC_EPS);
-		}
-		out[i] = compensated(lambda, g, now[i], then[i]);
-	}
+	blocks_each(&c->blocks, n, compensate_block, &k);
 	s->data = out;
 }
 
@@ -253,25 +279,31 @@ static void compensate_all(
 	}
 }
 
+static double compensated_peak_of_block(const void *arg, size_t from, size_t n)
+{
+	const struct compensation *k = arg;
+	double peak = 0;
+
+	for (size_t i = from; i < from + n; i++) {
+		double g = (double)k->g[i], lambda = k->core->cfg.dc.lambda;
+
+		if (k->core->cfg.dc.kind == DC_ADAPTIVE)
+			lambda /= sqrt((double)next_square(k->square[i], g) + DC_EPS);
+		double x = fabs((double)compensated(lambda, g, k->now[i], k->then[i]));
+		if (!(x <= peak))
+			peak = x <= (double)FLT_MAX ? x : (double)INFINITY;
+	}
+	return peak;
+}
+
 /* Returns the largest magnitude that compensate() would produce for slice `s`, or infinity if a
  * value is NaN. */
 static double compensated_peak(
 	const struct core *c, const float *weights_then, const struct slice *s)
 {
-	const float *now = c->store.weights + s->offset, *then = weights_then + s->offset;
-	double peak = 0;
+	const struct compensation k = compensation_of(c, weights_then, s, NULL);
 
-	for (uint64_t i = 0; i < n_gradient(c, s); i++) {
-		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;
-
-		if (c->cfg.dc.kind == DC_ADAPTIVE)
-			lambda /= sqrt(
-				(double)next_square(c->store.dc_square[s->offset + i], g) + DC_EPS);
-		double x = fabs((double)compensated(lambda, g, now[i], then[i]));
-		if (!(x <= peak))
-			peak = x <= (double)FLT_MAX ? x : (double)INFINITY;
-	}
-	return peak;
+	return blocks_max(&c->blocks, n_gradient(c, s), compensated_peak_of_block, &k);
 }
 
 /* Returns an upper bound of the largest magnitude after compensation, in constant time. Returns
@@ -301,7 +333,7 @@ static int holds_update(struct core *c, const struct msg_push *p, double peak)
 static int compensated_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	const float *found = backups_find(c, w, p), *then = found ? found : c->store.weights;
-	double bound = compensated_bound(c, then, store_peak(&p->slices)), peak = 0;
+	double bound = compensated_bound(c, then, store_peak(c, &p->slices)), peak = 0;
 
 	if (bound <= STORE_MAX_VALUE && holds_update(c, p, bound))
 		return 1;
@@ -314,7 +346,7 @@ int downpour_fits(struct core *c, const struct worker *w, const struct msg_push 
 {
 	if (c->cfg.dc.kind)
 		return compensated_fits(c, w, p);
-	return holds_update(c, p, store_peak(&p->slices));
+	return holds_update(c, p, store_peak(c, &p->slices));
 }
 
 static void collect(

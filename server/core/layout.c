@@ -7,6 +7,7 @@
 #include "server/core/accumulator.h"
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/blocks.h"
 #include "server/core/checkpoints.h"
 #include "server/core/downpour.h"
 #include "server/core/effects.h"
@@ -26,7 +27,7 @@
 
 struct layout {
 	size_t core, workers, decisions, epochs, effects, batches, copies, portions, later, eval,
-		scratch, sum, parts, kept, square, lbfgs, copies_of, backups, tensors, end;
+		scratch, sum, parts, kept, square, lbfgs, copies_of, backups, tensors, results, end;
 	size_t state[OPTIM_VECTORS];
 };
 
@@ -101,6 +102,7 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.copies_of = place(&l.end, max_backups(cfg), sizeof(struct backup));
 	l.backups = place(&l.end, n * max_backups(cfg), sizeof(float));
 	l.tensors = place(&l.end, TENSOR_LIST_BYTES + 1, 1);
+	l.results = place(&l.end, engine_blocks(cfg->engine, cfg->n_params), sizeof(double));
 	return l;
 }
 
@@ -190,6 +192,8 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	c->leases.copies = base + l.copies;
 	c->leases.portion = base + l.portions;
 	c->later.work = (struct work *)(void *)(base + l.later);
+	c->blocks.engine = cfg->engine;
+	c->blocks.result = (double *)(void *)(base + l.results);
 	c->store.n = cfg->n_params;
 	c->store.trained = cfg->n_params - cfg->n_running;
 	c->store.weights = weights;

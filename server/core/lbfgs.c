@@ -1,8 +1,8 @@
 /* lbfgs.c - see lbfgs.h. */
 #include "server/core/lbfgs.h"
+#include "server/core/blocks.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
-#include "server/core/vec.h"
 #include <math.h>
 
 #define CURVATURE 1e-10 /* a pair with a lower ratio of y . s to y . y is not kept */
@@ -28,21 +28,21 @@ static void direction(struct core *c)
 	size_t n = c->store.n;
 	double a[LBFGS_MAX_HISTORY];
 
-	vec_copy(b->d, b->g, n);
-	vec_scale(b->d, -1, n);
+	blocks_copy(&c->blocks, b->d, b->g, n);
+	blocks_scale(&c->blocks, b->d, -1, n);
 	for (uint32_t age = 0; age < b->pairs; age++) {
 		uint32_t j = pair_at(c, age);
 
-		a[j] = vec_dot(b->s[j], b->d, n) / b->ys[j];
-		vec_axpy(b->d, -a[j], b->y[j], n);
+		a[j] = blocks_dot(&c->blocks, b->s[j], b->d, n) / b->ys[j];
+		blocks_axpy(&c->blocks, b->d, -a[j], b->y[j], n);
 	}
 	if (b->pairs)
-		vec_scale(b->d, b->ys[b->newest] / b->yy, n);
+		blocks_scale(&c->blocks, b->d, b->ys[b->newest] / b->yy, n);
 	for (uint32_t age = b->pairs; age-- > 0;) {
 		uint32_t j = pair_at(c, age);
-		double back = vec_dot(b->y[j], b->d, n) / b->ys[j];
+		double back = blocks_dot(&c->blocks, b->y[j], b->d, n) / b->ys[j];
 
-		vec_axpy(b->d, a[j] - back, b->s[j], n);
+		blocks_axpy(&c->blocks, b->d, a[j] - back, b->s[j], n);
 	}
 }
 
@@ -54,14 +54,14 @@ static void publish(struct core *c)
 	float *next = store_next(c);
 	int halvings = 0;
 
-	vec_sum(next, b->x, b->step, b->d, c->store.n);
-	while (!vec_finite(next, c->store.n) && halvings++ < 64) {
+	blocks_add(&c->blocks, next, b->x, b->step, b->d, c->store.n);
+	while (!blocks_finite(&c->blocks, next, c->store.n) && halvings++ < 64) {
 		b->high = b->step;
 		b->step = (b->low + b->high) / 2;
-		vec_sum(next, b->x, b->step, b->d, c->store.n);
+		blocks_add(&c->blocks, next, b->x, b->step, b->d, c->store.n);
 	}
 	if (halvings > 64)
-		vec_copy(next, b->x, c->store.n);
+		blocks_copy(&c->blocks, next, b->x, c->store.n);
 	store_publish(c, next);
 }
 
@@ -72,13 +72,13 @@ static void search(struct core *c)
 	size_t n = c->store.n;
 
 	direction(c);
-	b->slope = vec_dot(b->g, b->d, n);
-	if (b->pairs && !(b->slope < 0 && vec_finite(b->d, n))) {
+	b->slope = blocks_dot(&c->blocks, b->g, b->d, n);
+	if (b->pairs && !(b->slope < 0 && blocks_finite(&c->blocks, b->d, n))) {
 		b->pairs = 0;
 		direction(c);
-		b->slope = vec_dot(b->g, b->d, n);
+		b->slope = blocks_dot(&c->blocks, b->g, b->d, n);
 	}
-	double length = sqrt(vec_dot(b->d, b->d, n));
+	double length = sqrt(blocks_dot(&c->blocks, b->d, b->d, n));
 	b->step = b->pairs || length <= 1 ? 1 : 1 / length;
 	b->low = b->high = 0;
 	b->trials = 0;
@@ -103,9 +103,10 @@ static void remember(struct core *c, const float *g)
 	size_t n = c->store.n;
 	uint32_t j = b->pairs ? (b->newest + 1) % c->cfg.lbfgs.history : b->newest;
 
-	vec_sum(b->s[j], c->store.weights, -1, b->x, n);
-	vec_sum(b->y[j], g, -1, b->g, n);
-	double ys = vec_dot(b->y[j], b->s[j], n), yy = vec_dot(b->y[j], b->y[j], n);
+	blocks_add(&c->blocks, b->s[j], c->store.weights, -1, b->x, n);
+	blocks_add(&c->blocks, b->y[j], g, -1, b->g, n);
+	double ys = blocks_dot(&c->blocks, b->y[j], b->s[j], n),
+	       yy = blocks_dot(&c->blocks, b->y[j], b->y[j], n);
 	if (!(ys > CURVATURE * yy)) {
 		if (b->pairs == c->cfg.lbfgs.history)
 			b->pairs--; /* the pair that is not kept has overwritten the oldest pair */
@@ -122,8 +123,8 @@ static int accept_step(struct core *c, double f, const float *g)
 	struct lbfgs *b = &c->lbfgs;
 
 	remember(c, g);
-	vec_copy(b->x, c->store.weights, c->store.n);
-	vec_copy(b->g, g, c->store.n);
+	blocks_copy(&c->blocks, b->x, c->store.weights, c->store.n);
+	blocks_copy(&c->blocks, b->g, g, c->store.n);
 	b->f = f;
 	b->searching = 0;
 	return 1;
@@ -142,7 +143,7 @@ static int give_up(struct core *c)
 		return 0;
 	}
 	float *next = store_next(c);
-	vec_copy(next, b->x, c->store.n);
+	blocks_copy(&c->blocks, next, b->x, c->store.n);
 	store_publish(c, next);
 	b->searching = 0;
 	return 1;
@@ -154,8 +155,8 @@ int lbfgs_pass(struct core *c, double f, const float *g)
 	size_t n = c->store.n;
 
 	if (!b->searching) {
-		vec_copy(b->x, c->store.weights, n);
-		vec_copy(b->g, g, n);
+		blocks_copy(&c->blocks, b->x, c->store.weights, n);
+		blocks_copy(&c->blocks, b->g, g, n);
 		b->f = f;
 		b->known = 1;
 		search(c);
@@ -164,7 +165,7 @@ int lbfgs_pass(struct core *c, double f, const float *g)
 	c->stats.trials++;
 	b->trials++;
 	int lower = f <= b->f + c->cfg.lbfgs.armijo * b->step * b->slope + ROUNDING * fabs(b->f);
-	int flat = lower && vec_dot(g, b->d, n) >= c->cfg.lbfgs.wolfe * b->slope;
+	int flat = lower && blocks_dot(&c->blocks, g, b->d, n) >= c->cfg.lbfgs.wolfe * b->slope;
 	if (flat || (lower && b->trials >= c->cfg.lbfgs.trials))
 		return accept_step(c, f, g);
 	if (b->trials >= c->cfg.lbfgs.trials)

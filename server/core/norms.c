@@ -1,5 +1,6 @@
 /* norms.c - see norms.h. */
 #include "server/core/norms.h"
+#include "server/core/blocks.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
@@ -127,7 +128,7 @@ static enum reject check_early(struct core *c, double norm)
 	if (c->cfg.training.epochs == 0 || core_live_workers(c) < MAJORITY_OF)
 		return REJECT_NONE;
 	store_complete(c);
-	squares = vec_dot(w, w, c->store.trained);
+	squares = blocks_dot(&c->blocks, w, w, c->store.trained);
 	return squares > 0 && norm > limit * sqrt(squares) ? REJECT_NORM : REJECT_NONE;
 }
 

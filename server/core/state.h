@@ -14,6 +14,7 @@
 #include "server/core/accumulator.h"
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/blocks.h"
 #include "server/core/checkpoints.h"
 #include "server/core/core.h"
 #include "server/core/dataset.h"
@@ -46,6 +47,7 @@ struct core {
 	struct leases leases;
 	struct ledger ledger;
 	struct later_epochs later;
+	struct blocks blocks; /* of all vector operations */
 	struct store store;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;

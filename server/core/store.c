@@ -12,6 +12,7 @@
  */
 #include "server/core/store.h"
 #include "common/clones.h"
+#include "server/core/blocks.h"
 #include "server/core/effects.h"
 #include "server/core/optim.h"
 #include "server/core/state.h"
@@ -40,18 +41,26 @@ PS_CLONES static uint32_t values_peak(const float *g, size_t n)
 	return peak;
 }
 
-static uint32_t slice_peak(const struct slice *s)
+static double magnitude_of_block(const void *arg, size_t from, size_t n)
 {
-	return s->peak ? s->peak : values_peak(s->data, s->count);
+	const float *g = arg;
+
+	return values_peak(g + from, n); /* a double holds every uint32_t */
 }
 
-double store_peak(const struct slices *s)
+static uint32_t slice_peak(const struct core *c, const struct slice *s)
+{
+	return s->peak ? s->peak
+		       : (uint32_t)blocks_max(&c->blocks, s->count, magnitude_of_block, s->data);
+}
+
+double store_peak(const struct core *c, const struct slices *s)
 {
 	uint32_t max = 0;
 	float value;
 
 	for (uint32_t i = 0; i < s->n; i++) {
-		uint32_t peak = slice_peak(&s->slice[i]);
+		uint32_t peak = slice_peak(c, &s->slice[i]);
 
 		max = peak > max ? peak : max;
 	}
@@ -61,9 +70,9 @@ double store_peak(const struct slices *s)
 
 /* Returns 1 if a value is too large, infinite or NaN, that is, its magnitude bits exceed those of
  * STORE_MAX_VALUE. */
-static int any_wild(const struct slice *s)
+static int any_wild(const struct core *c, const struct slice *s)
 {
-	return slice_peak(s) > bits_of((float)STORE_MAX_VALUE);
+	return slice_peak(c, s) > bits_of((float)STORE_MAX_VALUE);
 }
 
 /* Returns the sum of the squares of the gradient in all slices, which it always adds in the same
@@ -72,11 +81,13 @@ static double sum_of_squares(const struct core *c, const struct slices *s)
 {
 	double sum = 0;
 
+	if (s == c->store.checked)
+		return c->store.squares;
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *p = &s->slice[i];
 		size_t n = p->offset < c->store.trained ? c->store.trained - p->offset : 0;
 
-		sum += vec_dot(p->data, p->data, p->count < n ? p->count : n);
+		sum += blocks_dot(&c->blocks, p->data, p->data, p->count < n ? p->count : n);
 	}
 	return sum;
 }
@@ -86,16 +97,29 @@ double store_norm(const struct core *c, const struct slices *s)
 	return sqrt(sum_of_squares(c, s));
 }
 
-enum reject store_check(const struct core *c, const struct slices *s)
+/* Computes the sum of squares of a push once, if an option needs it. */
+static void measure_push(struct core *c, const struct slices *s)
+{
+	struct store *st = &c->store;
+
+	if (c->cfg.limits.reject_norm <= 0 && c->cfg.limits.norm_ratio <= 0 &&
+		c->cfg.optim.clip_norm <= 0)
+		return;
+	st->squares = sum_of_squares(c, s);
+	st->checked = s;
+}
+
+enum reject store_check(struct core *c, const struct slices *s)
 {
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *p = &s->slice[i];
 
 		if (p->count > c->store.n || p->offset > c->store.n - p->count)
 			return REJECT_SHAPE;
-		if (any_wild(p))
+		if (any_wild(c, p))
 			return REJECT_NONFINITE;
 	}
+	measure_push(c, s);
 	if (c->cfg.limits.reject_norm > 0 && store_norm(c, s) > c->cfg.limits.reject_norm)
 		return REJECT_NORM;
 	return REJECT_NONE;
@@ -154,9 +178,6 @@ static void carry_out_plan(struct store *st)
 
 /* ---- applying -------------------------------------------------------------------------------- */
 
-/* a block with gradient and state fits the L2 cache of any CPU */
-#define BLOCK_VALUES ((size_t)8192)
-
 static size_t within(size_t x, size_t from, size_t to)
 {
 	return x < from ? from : x > to ? to : x;
@@ -172,7 +193,7 @@ static void move_running(float *to, const float *from, const float *batch, size_
 }
 
 /* Computes values [from, to) of the update with slice `p` of the gradient. */
-static void compute_from_slice(struct core *c, const struct slice *p, size_t from, size_t to)
+static void compute_from_slice(const struct core *c, const struct slice *p, size_t from, size_t to)
 {
 	const struct update *u = &c->store.update;
 	const size_t trained = within(c->store.trained, from, to);
@@ -194,14 +215,22 @@ static void compute_unchanged(const struct update *u, size_t from, size_t to)
 		memcpy(u->to + from, u->from + from, (to - from) * sizeof(float));
 }
 
-size_t store_compute(struct core *c, const float **values)
+/* Returns the first value of block `block`, or the end of the vector. */
+static size_t begin_of(const struct core *c, size_t block)
 {
-	struct update *u = &c->store.update;
-	size_t left = c->store.n - u->done, from = u->done, at = from;
-	size_t to = from + (left < BLOCK_VALUES ? left : BLOCK_VALUES);
+	size_t begin = block * engine_block_values(c->blocks.engine);
 
-	if (!u->pending)
-		return 0;
+	return begin < c->store.n ? begin : c->store.n;
+}
+
+/* Computes block `block` of the pending update. Several threads may run this function at the same
+ * time, each with another block. */
+static void compute_update_block(void *arg, size_t block)
+{
+	const struct core *c = arg;
+	const struct update *u = &c->store.update;
+	size_t at = begin_of(c, block), to = begin_of(c, block + 1);
+
 	for (uint32_t i = 0; i < u->slices.n; i++) { /* slices are ascending and disjoint */
 		const struct slice *p = &u->slices.slice[i];
 		size_t begin = within(p->offset, at, to);
@@ -213,10 +242,24 @@ size_t store_compute(struct core *c, const float **values)
 		at = end;
 	}
 	compute_unchanged(u, at, to);
-	u->done = to;
-	u->pending = to < c->store.n;
+}
+
+size_t store_compute(struct core *c, const float **values)
+{
+	struct update *u = &c->store.update;
+
+	if (!u->pending)
+		return 0;
+	if (u->done == 0) {
+		u->job = (struct engine_job){
+			compute_update_block, c, engine_blocks(c->blocks.engine, c->store.n)};
+		engine_begin(c->blocks.engine, &u->job);
+	}
+	size_t block = u->done++, from = begin_of(c, block);
+	engine_wait(c->blocks.engine, &u->job, block);
+	u->pending = u->done < u->job.n;
 	*values = u->to + from;
-	return to - from;
+	return begin_of(c, u->done) - from;
 }
 
 void store_complete(struct core *c)
@@ -306,6 +349,6 @@ int store_is_current(const struct core *c, const struct msg_push *p)
 void store_freeze(struct core *c)
 {
 	store_complete(c);
-	memcpy(c->store.eval_weights, c->store.weights, c->store.n * sizeof(float));
+	blocks_copy(&c->blocks, c->store.eval_weights, c->store.weights, c->store.n);
 	c->store.eval_version = c->store.version;
 }

@@ -12,8 +12,9 @@
 /* This struct describes an update of the weights that the core has decided. store_compute computes
  * the new weights later, block by block. */
 struct update {
-	int pending; /* 1: values [done, n) of `to` are not computed yet */
-	size_t done;
+	int pending;           /* 1: the caller of store_compute has not had all blocks yet */
+	size_t done;           /* number of blocks that it has had; above 0: the job is under way */
+	struct engine_job job; /* the computation of all blocks */
 	const float *from;
 	float *to; /* may be equal to `from` */
 	struct optim_step step;
@@ -40,15 +41,19 @@ struct store {
 	struct optim_reach planned; /* the bounds after the step that store_holds has accepted */
 	int measured, is_planned;   /* 1: reach, planned are valid; no snapshot has them */
 	struct update update;       /* the update of this step of the core */
+	/* the slices of this step's push, if `squares` is their sum of squares; no snapshot has them */
+	const struct slices *checked;
+	double squares;
 };
 
 /* Checks the positions of a push's slices, the magnitudes of its values, and its norm. Returns
- * REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM, and changes nothing. */
-enum reject store_check(const struct core *c, const struct slices *s);
+ * REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM, and changes neither weights nor
+ * optimizer. */
+enum reject store_check(struct core *c, const struct slices *s);
 /* Returns the L2 norm of the gradient that all slices together form. */
 double store_norm(const struct core *c, const struct slices *s);
 /* Returns the largest magnitude in a push that store_check has accepted. */
-double store_peak(const struct slices *s);
+double store_peak(const struct core *c, const struct slices *s);
 /* Returns 1 if a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves
  * every weight and every value of the optimizer finite. The caller must call this function before
  * each step. */

@@ -312,7 +312,8 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 	if (zmq_msg_init_size(&f->frame[1], ref->count * sizeof(float)))
 		return PS_ENOMEM;
 	wire_copy_chunk(zmq_msg_data(&f->frame[1]),
-		lane->memory + LANE_PAGE + ref->slot * l->slot_pitch, ref->count, &f->chunk[0]);
+		lane->memory + LANE_PAGE + ref->slot * l->slot_pitch, ref->count, &f->chunk[0],
+		l->cfg.engine);
 	f->n = 2;
 	f->n_chunks = 1;
 	l->stats.pushes++;

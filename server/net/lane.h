@@ -42,6 +42,7 @@ struct lanes_config {
 	size_t n_params;
 	uint32_t max_workers;
 	struct param_buffers *params; /* with shared buffers; must outlive the lanes */
+	const struct engine *engine;  /* for copies of pushes; NULL: none */
 };
 
 struct lanes_stats {

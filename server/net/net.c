@@ -660,7 +660,8 @@ static int open_lanes(struct router *r, struct err *e)
 		.path = r->cfg.lane_path,
 		.n_params = r->cfg.n_params,
 		.max_workers = r->cfg.max_workers,
-		.params = r->cfg.params};
+		.params = r->cfg.params,
+		.engine = r->cfg.engine};
 	struct err why;
 
 	if (!r->cfg.lane_path)
@@ -692,12 +693,13 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	frames_init(&r->in);
 	if (port_init(&r->port) || wire_new(&r->wire, cfg->n_params) ||
 		replies_new(&r->replies, room, per_peer) ||
-		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers))
+		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers, cfg->engine))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
 		rc = open_sockets(r, e);
 	if (!rc) {
 		wire_serve(r->wire);
+		wire_use_engine(r->wire, cfg->engine);
 		rc = port_bind(&r->port, cfg->bind, e);
 	}
 	if (!rc)

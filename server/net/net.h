@@ -51,6 +51,7 @@ struct router_config {
 		 * never */
 		silent_ms;
 	struct param_buffers *params; /* frames for PARAMS; must outlive the router */
+	const struct engine *engine;  /* for the checks of tensors; NULL: none */
 	/* lane_path: the Unix socket of shared-memory lanes (lane.h); NULL: there are no lanes.
 	 * needs_lane: 1: router_new fails if this socket cannot be opened */
 	const char *lane_path;

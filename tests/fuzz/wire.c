@@ -61,7 +61,7 @@ static void check_parts(const struct msg *m, const struct slices *s, struct fram
 		PS_ASSERT(wire_checksum(slice.data, slice.count) == slice.xxh3);
 		PS_ASSERT(wire_checksum_blocks(next_block, &blocks) == slice.xxh3);
 		PS_ASSERT(slice.count <= 256);
-		wire_copy_chunk(copy, slice.data, slice.count, &chunk);
+		wire_copy_chunk(copy, slice.data, slice.count, &chunk, NULL);
 		PS_ASSERT(memcmp(copy, slice.data, slice.count * sizeof(float)) == 0);
 		PS_ASSERT(chunk.xxh3 == slice.xxh3);
 		PS_ASSERT(slice.peak == 0 || slice.peak == chunk.peak);
@@ -112,7 +112,7 @@ static void add_chunks(struct frames *f, size_t n)
 	while (f->n_chunks < n && f->n_chunks + 1 < f->n && f->n_chunks < WIRE_MAX_CHUNKS) {
 		zmq_msg_t *frame = &f->frame[1 + f->n_chunks];
 
-		if (wire_check_chunk(frame, &f->chunk[f->n_chunks]) != 0)
+		if (wire_check_chunk(frame, &f->chunk[f->n_chunks], NULL) != 0)
 			break;
 		f->n_chunks++;
 	}

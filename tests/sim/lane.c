@@ -122,7 +122,7 @@ static int copy_slot(struct sim *s, struct shm_lane *l, struct msg_push *p)
 	memcpy(before, slot, bytes);
 	if (net_strikes(&s->net, s->net.tear))
 		scribble(s, slot, from, bytes);
-	wire_copy_chunk(s->lane_copy, slot, p->lane_count, &chunk);
+	wire_copy_chunk(s->lane_copy, slot, p->lane_count, &chunk, NULL);
 	memcpy(slot, before, bytes);
 	if (chunk.xxh3 != slice->xxh3)
 		return 0;

@@ -91,6 +91,7 @@ void serial_run(struct sim *s, float w[SIM_PORTIONS])
 	uint64_t seq = 0;
 
 	cfg.durable = 0;
+	cfg.engine = cfg.engine ? &s->serial_engine.engine : NULL;
 	cfg.leases.min_workers = cfg.leases.max_batches = 1;
 	memset(w, 0, SIM_PORTIONS * sizeof(*w));
 	memset(s->server.spare, 0, cfg.n_params * sizeof(float));

@@ -16,6 +16,7 @@
 #include "tests/sim/calls.h"
 #include "tests/sim/disk.h"
 #include "tests/sim/net.h"
+#include "tests/support/shuffled_engine.h"
 #include "worker/client/session.h"
 
 #define SIM_WORKERS 5u
@@ -237,7 +238,8 @@ struct sim {
 	struct disk disk;
 	struct core_config cfg;
 	struct options options;
-	int mode;     /* the mode of this run, an enum sim_mode */
+	struct shuffled_engine engine, serial_engine; /* of vectors */
+	int mode;                                     /* the mode of this run, an enum sim_mode */
 	int training; /* 1: the run trains (batch ledger); 0: ledger gradient */
 	/* 1: the final weights are compared with a run without faults (verdict "resume") */
 	int exact;

@@ -14,6 +14,8 @@
 
 static float gradient[MAX_N][VALUES], out[VALUES];
 static const float *of[MAX_N];
+static double result[2]; /* of each block */
+static const struct blocks serial = {.result = result};
 
 static void draw(uint64_t seed, uint32_t n)
 {
@@ -57,13 +59,13 @@ TEST(median_and_trimmed_mean_are_those_of_the_definition)
 {
 	for (uint32_t n = 1; n <= MAX_N; n++) {
 		draw(n, n);
-		aggregate(AGGREGATE_MEDIAN, 1, of, n, VALUES, out);
+		aggregate(&serial, AGGREGATE_MEDIAN, 1, of, n, VALUES, out);
 		for (size_t k = 0; k < VALUES; k++)
 			assert_close(out[k], plain(n, (n - 1) / 2, k));
 		for (uint32_t bad = 0; bad <= 3; bad++) {
 			uint32_t cut = n > 2 * bad ? bad : (n - 1) / 2;
 
-			aggregate(AGGREGATE_TRIMMED, bad, of, n, VALUES, out);
+			aggregate(&serial, AGGREGATE_TRIMMED, bad, of, n, VALUES, out);
 			for (size_t k = 0; k < VALUES; k += 7)
 				assert_close(out[k], plain(n, cut, k));
 		}
@@ -108,11 +110,11 @@ TEST(krum_chooses_the_gradient_with_the_nearest_neighbours)
 			for (uint32_t i = 1; i < n; i++)
 				if (score(n, bad, i) < score(n, bad, best))
 					best = i;
-			aggregate(AGGREGATE_KRUM, bad, of, n, VALUES, out);
+			aggregate(&serial, AGGREGATE_KRUM, bad, of, n, VALUES, out);
 			assert_memory_equal(out, gradient[best], sizeof(out));
 		}
 	draw(1, 4); /* 4 gradients are too few for krum, so the rule is the median */
-	aggregate(AGGREGATE_KRUM, 1, of, 4, VALUES, out);
+	aggregate(&serial, AGGREGATE_KRUM, 1, of, 4, VALUES, out);
 	assert_close(out[5], plain(4, 1, 5));
 }
 
@@ -127,7 +129,7 @@ TEST(bad_gradients_do_not_move_the_result_out_of_the_range_of_good_ones)
 			gradient[2][k] = FLT_MAX / 1e10f;
 			gradient[5][k] = k % 2 ? -1e15f : 0;
 		}
-		aggregate(rules[r], 2, of, 7, VALUES, out);
+		aggregate(&serial, rules[r], 2, of, 7, VALUES, out);
 		for (size_t k = 0; k < VALUES; k++) {
 			float low = FLT_MAX, high = -FLT_MAX;
 

@@ -35,7 +35,7 @@ static int set_up(void **state)
 	return zmq_bind(router, "tcp://127.0.0.1:*") ||
 	       zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &size) ||
 	       zmq_connect(dealer, endpoint) || wire_new(&wire, LARGE) ||
-	       chunked_push_new(&chunks, LARGE, 2);
+	       chunked_push_new(&chunks, LARGE, 2, NULL);
 }
 
 static int tear_down(void **state)

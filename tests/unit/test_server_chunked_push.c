@@ -14,7 +14,7 @@ static struct chunked_push *chunks;
 static int set_up(void **state)
 {
 	(void)state;
-	return chunked_push_new(&chunks, N, PEERS);
+	return chunked_push_new(&chunks, N, PEERS, NULL);
 }
 
 static int tear_down(void **state)

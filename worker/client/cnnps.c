@@ -528,7 +528,7 @@ static int make_tensor(
 	if (net_take_slot(c->net, &slot)) {
 		struct chunk copy;
 
-		wire_copy_chunk(slot.values, g, n, &copy);
+		wire_copy_chunk(slot.values, g, n, &copy, NULL);
 		s->slice[0].xxh3 = copy.xxh3;
 		int rc = lane_send(&slot, n, &o->push.tensor);
 		if (rc)

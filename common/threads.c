@@ -1,0 +1,228 @@
+/* threads.c - see threads.h. */
+#include "common/threads.h"
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include "common/assert.h"
+#include "common/mem.h"
+
+#define SPINS 200 /* about 5 us, the time of one block */
+
+struct threads {
+	struct engine engine;
+	char name[16];
+	size_t n;          /* threads, with the caller's */
+	pthread_t *thread; /* started, n - 1 at most */
+	size_t started;
+
+	/* the job under way, which a thread reads when it joins */
+	pthread_mutex_t mutex;
+	pthread_cond_t wake, left;
+	const struct engine_job *job; /* NULL: none, or no thread may join */
+	uint64_t number;              /* of the newest job, from 1 */
+	size_t wanted;                /* threads that may still join */
+	atomic_size_t inside; /* threads that have joined and not left; changes under the mutex */
+	int ends;             /* 1: the threads end */
+
+	size_t waited;      /* blocks for which the caller has waited */
+	int is_shared;      /* 1: other threads may work on this job */
+	atomic_size_t next; /* the lowest block that no thread has taken */
+	/* done[i], i < room: the number of the newest job whose block i has run */
+	_Atomic uint64_t *done;
+	size_t room;
+};
+
+/* Takes a block and runs it. Returns 0 if all blocks are taken. */
+static int run_next(struct threads *t, const struct engine_job *job, uint64_t number)
+{
+	size_t block = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+
+	if (block >= job->n)
+		return 0;
+	job->run(job->arg, block);
+	atomic_store_explicit(&t->done[block], number, memory_order_release);
+	return 1;
+}
+
+static void *thread_main(void *arg)
+{
+	struct threads *t = arg;
+
+	(void)prctl(PR_SET_NAME, t->name);
+	pthread_mutex_lock(&t->mutex);
+	for (;;) {
+		while (!t->ends && !(t->job && t->wanted > 0))
+			pthread_cond_wait(&t->wake, &t->mutex);
+		if (t->ends)
+			break;
+		const struct engine_job *job = t->job;
+		uint64_t number = t->number;
+
+		t->wanted--;
+		atomic_fetch_add(&t->inside, 1);
+		pthread_mutex_unlock(&t->mutex);
+		while (run_next(t, job, number))
+			;
+		pthread_mutex_lock(&t->mutex);
+		if (atomic_fetch_sub(&t->inside, 1) == 1)
+			pthread_cond_signal(&t->left);
+	}
+	pthread_mutex_unlock(&t->mutex);
+	return NULL;
+}
+
+/* Returns 1 if t->done has room for `n` blocks. No thread uses it between two jobs. */
+static int has_room(struct threads *t, size_t n)
+{
+	if (n <= t->room)
+		return 1;
+	free((void *)t->done);
+	t->done = mem_try(n, sizeof(*t->done));
+	t->room = t->done ? n : 0;
+	return t->done != NULL;
+}
+
+static void begin_blocks(void *self, const struct engine_job *job)
+{
+	struct threads *t = self;
+	size_t helpers = job->n / THREADS_GRAIN;
+
+	PS_ASSERT(t->waited == 0);
+	t->is_shared = helpers >= 2 && has_room(t, job->n);
+	if (!t->is_shared)
+		return;
+	helpers = helpers < t->n ? helpers - 1 : t->n - 1;
+	atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+	pthread_mutex_lock(&t->mutex);
+	PS_ASSERT(!t->job && atomic_load(&t->inside) == 0); /* invariant 2 */
+	t->job = job;
+	t->number++;
+	t->wanted = helpers;
+	pthread_mutex_unlock(&t->mutex);
+	for (; helpers > 0; helpers--)
+		pthread_cond_signal(&t->wake);
+}
+
+static void spin_once(unsigned spins)
+{
+	if (spins >= SPINS)
+		(void)sched_yield();
+#if defined(__x86_64__)
+	else
+		__builtin_ia32_pause();
+#endif
+}
+
+/* Waits until no thread uses the job. A thread that has not joined yet does not join any more. */
+static void end_blocks(struct threads *t)
+{
+	pthread_mutex_lock(&t->mutex);
+	t->job = NULL;
+	t->wanted = 0;
+	pthread_mutex_unlock(&t->mutex);
+	for (unsigned spins = 0; spins < 2 * SPINS && atomic_load(&t->inside) > 0; spins++)
+		spin_once(spins);
+	pthread_mutex_lock(&t->mutex);
+	while (atomic_load(&t->inside) > 0)
+		pthread_cond_wait(&t->left, &t->mutex);
+	pthread_mutex_unlock(&t->mutex);
+}
+
+static void wait_shared(struct threads *t, const struct engine_job *job, size_t block)
+{
+	unsigned spins = 0;
+
+	while (atomic_load_explicit(&t->done[block], memory_order_acquire) != t->number)
+		if (!run_next(t, job, t->number))
+			spin_once(spins++);
+	if (block + 1 == job->n)
+		end_blocks(t);
+}
+
+static void wait_for_block(void *self, const struct engine_job *job, size_t block)
+{
+	struct threads *t = self;
+
+	PS_ASSERT(block == t->waited && block < job->n);
+	if (t->is_shared)
+		wait_shared(t, job, block);
+	else
+		job->run(job->arg, block);
+	t->waited = block + 1 < job->n ? block + 1 : 0;
+}
+
+static int start_threads(struct threads *t, struct err *e)
+{
+	sigset_t all, before;
+	int failed = 0;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	while (!failed && t->started < t->n - 1) {
+		failed = pthread_create(&t->thread[t->started], NULL, thread_main, t);
+		t->started += !failed;
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return failed ? err_set(e, PS_EIO, "thread %zu of %zu does not start: %s", t->started + 2,
+				t->n, strerror(failed))
+		      : PS_OK;
+}
+
+int threads_new(struct threads **out, size_t n, const char *name, struct err *e)
+{
+	struct threads *t = mem_try(1, sizeof(*t));
+
+	*out = NULL;
+	PS_ASSERT(n >= 1 && n <= THREADS_MAX);
+	if (t)
+		t->thread = mem_try(n, sizeof(*t->thread));
+	if (!t || !t->thread) {
+		free(t);
+		return err_set(e, PS_ENOMEM, "no memory for %zu threads", n);
+	}
+	t->engine = (struct engine){
+		.begin = begin_blocks, .wait = wait_for_block, .self = t, .block = ENGINE_BLOCK};
+	snprintf(t->name, sizeof(t->name), "%s", name);
+	t->n = n;
+	pthread_mutex_init(&t->mutex, NULL);
+	pthread_cond_init(&t->wake, NULL);
+	pthread_cond_init(&t->left, NULL);
+	*out = t;
+	int rc = start_threads(t, e);
+	if (rc)
+		threads_free(out);
+	return rc;
+}
+
+void threads_free(struct threads **out)
+{
+	struct threads *t = *out;
+
+	if (!t)
+		return;
+	pthread_mutex_lock(&t->mutex);
+	PS_ASSERT(!t->job); /* invariant 2 */
+	t->ends = 1;
+	pthread_cond_broadcast(&t->wake);
+	pthread_mutex_unlock(&t->mutex);
+	for (size_t i = 0; i < t->started; i++)
+		pthread_join(t->thread[i], NULL);
+	pthread_cond_destroy(&t->wake);
+	pthread_cond_destroy(&t->left);
+	pthread_mutex_destroy(&t->mutex);
+	free((void *)t->done);
+	free(t->thread);
+	free(t);
+	*out = NULL;
+}
+
+const struct engine *threads_engine(const struct threads *t)
+{
+	return t->n > 1 ? &t->engine : NULL;
+}

@@ -1,0 +1,40 @@
+/*
+ * threads.h - an engine (engine.h) that runs blocks on a fixed set of threads.
+ *
+ * The thread that begins a job computes blocks, too, and every thread takes the lowest block that
+ * no thread has taken. So a job never waits for a thread that has not started to work on it. A
+ * thread takes a lock when it joins a job and when it leaves the job, and none for a block. A job
+ * uses one thread for each THREADS_GRAIN blocks. A job of fewer than two times THREADS_GRAIN blocks
+ * runs on the caller's thread, and wakes no other thread. The memory is 8 bytes for each block of
+ * the longest job; without this memory, a job runs on the caller's thread.
+ *
+ * Invariants:
+ * (1) each block of a job runs exactly once, and has run when the wait for it returns
+ *     (each_block_runs_once);
+ * (2) when the wait for the last block returns, no thread uses the job
+ *     (no_thread_uses_a_job_after_its_end);
+ * (3) the threads block all signals, so that the main thread handles them
+ *     (the_threads_have_a_name_and_no_signals).
+ * PS_ASSERT checks (2) and that the caller waits for the blocks in order, in every build.
+ * Thread: one thread at a time uses the engine.
+ */
+#ifndef COMMON_THREADS_H
+#define COMMON_THREADS_H
+#include <stddef.h>
+#include "common/engine.h"
+#include "common/err.h"
+
+#define THREADS_MAX   256
+#define THREADS_GRAIN ((size_t)16)
+
+struct threads; /* opaque, see threads.c */
+
+/* Starts n - 1 threads (1 <= n <= THREADS_MAX) and gives each the name `name`, at most 15
+ * characters. With n = 1 no thread starts. PS_ENOMEM. PS_EIO: the system cannot start a thread. */
+int threads_new(struct threads **out, size_t n, const char *name, struct err *e) PS_MUST_CHECK;
+/* Ends the threads, frees *t and sets it to NULL; *t may be NULL. No job may be under way. */
+void threads_free(struct threads **t);
+/* Returns the engine, which is valid until threads_free; NULL if there is one thread. */
+const struct engine *threads_engine(const struct threads *t);
+
+#endif

@@ -67,16 +67,14 @@ int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
 /* Reads the lines of history.jsonl. `dir` is this file or its directory. In history.c. */
 int ctl_history_read(const char *dir, json_t **lines, struct err *e) PS_MUST_CHECK;
-/* Returns the number of training images that the run holds back (--validate) and evaluates; 0: the
- * run evaluates the test images, or the history does not say. */
-json_int_t ctl_history_held_back(const json_t *lines);
 int ctl_history(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_show(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* Prints an HTML page that compares the histories that the arguments name. In report.c. */
 int ctl_report(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* Writes the lines of a history to `dir` as an event file of TensorBoard, and prints the name of
- * the file. In events.c. */
-int ctl_write_events(const char *dir, const json_t *lines, struct err *e) PS_MUST_CHECK;
+ * the file. `is_validated` is 1 if the run has --validate. In events.c. */
+int ctl_write_events(
+	const char *dir, const json_t *lines, int is_validated, struct err *e) PS_MUST_CHECK;
 
 /* convert.c */
 int ctl_convert(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

@@ -154,7 +154,7 @@ static void put_scalars(struct bytes *file, const json_t *o, int is_validated)
 	put_metrics(file, seconds, o);
 }
 
-int ctl_write_events(const char *dir, const json_t *lines, struct err *e)
+int ctl_write_events(const char *dir, const json_t *lines, int is_validated, struct err *e)
 {
 	static const char version[] = "brain.Event:2";
 	size_t n = json_array_size(lines);
@@ -162,7 +162,6 @@ int ctl_write_events(const char *dir, const json_t *lines, struct err *e)
 	double first = json_number_value(json_object_get(json_array_get(lines, 0), "t")) / 1000;
 	unsigned char memory[MAX_EVENT];
 	struct bytes event = begin_event(memory, first, 0);
-	int is_validated = ctl_history_held_back(lines) > 0;
 	char name[96];
 	int rc = file_make_dir(dir, e);
 

@@ -66,7 +66,9 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 	return PS_OK;
 }
 
-json_int_t ctl_history_held_back(const json_t *lines)
+/* Returns the number of training images that the run holds back (--validate) and evaluates, or 0 if
+ * the run evaluates the test images, or if the history does not say. */
+static json_int_t held_back_of(const json_t *lines)
 {
 	for (size_t i = 0; i < json_array_size(lines); i++) {
 		const json_t *o = json_array_get(lines, i);
@@ -169,7 +171,7 @@ int ctl_history(const struct ctl *ctl, struct err *e)
 	if (rc)
 		return rc;
 	if (ctl->tensorboard)
-		rc = ctl_write_events(ctl->tensorboard, lines, e);
+		rc = ctl_write_events(ctl->tensorboard, lines, held_back_of(lines) > 0, e);
 	else if (ctl->format == CTL_JSON)
 		json_dumpf(lines, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
 	else
@@ -240,7 +242,7 @@ static void show_accuracy(const char *dir)
 				100 * json_number_value(json_object_get(last, "accuracy")));
 		json_object_foreach(json_object_get(last, "metrics"), name, v)
 			printf("%s %.6g, ", name, json_number_value(v));
-		held_back = ctl_history_held_back(lines);
+		held_back = held_back_of(lines);
 		printf("%s loss %.4f", held_back ? "validation" : "test",
 			json_number_value(json_object_get(last, "test_loss")));
 		if (held_back)

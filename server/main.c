@@ -108,8 +108,10 @@ int main(int argc, char **argv)
 	do {
 		if (!rc)
 			rc = server_start(&server, &options, &e);
-		if (rc)
+		if (rc) {
+			threads_free(&threads);
 			return refuse_start(rc, &e);
+		}
 		notify_manager("READY=1");
 		server_run(&server);
 	} while (server_restarts(&server, &options, bind, http));

@@ -48,7 +48,7 @@ def test_series_of_workers_are_continuous(programs, small):
     before = worker_series(server)
     host = re.search(r'cnnps_worker_live\{worker="1",name="a",host="(\S+)"\}', "\n".join(before))[1]
     states = {k: v for k, v in before.items() if k.startswith("cnnps_worker_state")}
-    assert len(states) == 7 and sorted(states.values()) == 6 * ["0"] + ["1"]
+    assert len(states) == 8 and sorted(states.values()) == 7 * ["0"] + ["1"]
     assert states[f'cnnps_worker_state{{worker="1",name="a",host="{host}",state="live"}}'] == "1"
     assert f'cnnps_worker_images_total{{worker="1",name="a",host="{host}"}}' in before
     until(lambda: server.status()["counters"]["pushes"] > 10, 30, "pushes")

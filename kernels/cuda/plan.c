@@ -20,7 +20,7 @@ static struct net_tensor tensor_of(struct shape s, int relu)
 		.value = {.h = (int)s.h, .w = (int)s.w, .c = pad_quad(s.c)}, .relu = relu};
 }
 
-/* Adds the padding of convolution `l` to its input tensor, of which the padding is a part. */
+/* Adds the padding of convolution `l` to its input tensor. The tensor contains the padding. */
 static void tensor_pad(struct net_tensor *p, const struct layer *l)
 {
 	p->pad_top = (int)l->pad_top;

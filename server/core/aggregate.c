@@ -60,7 +60,7 @@ static void trim(const struct blocks *b, const float *const *g, uint32_t n, uint
 
 /* ---- Krum ------------------------------------------------------------------------------------ */
 
-#define PART ((size_t)4096) /* values of which the stack holds the differences */
+#define PART ((size_t)4096) /* number of values whose differences are on the stack */
 
 struct two {
 	const float *a, *b;

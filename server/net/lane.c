@@ -73,7 +73,7 @@ static size_t memory_bytes(const struct lanes *l)
 
 /* ---- buffers that workers read --------------------------------------------------------------- */
 
-/* Takes back each buffer that the worker has read, or of which the PARAMS message was lost. The
+/* Takes back each buffer that the worker has read, or whose PARAMS message was lost. The
  * worker itself writes the number that shows what it has read, so a wrong number harms only this
  * worker. */
 static void reap(struct lanes *l, struct lane *lane)

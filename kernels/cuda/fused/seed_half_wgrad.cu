@@ -356,7 +356,7 @@ __device__ inline uint32_t half_values_of(
 	return half_bits(__hfma2_sat(largest, at.slope, at.bias));
 }
 
-/* Returns four bytes, each of which a nibble selects: nibbles 4 to 7 select a byte of the table,
+/* Returns four bytes. A nibble selects each byte: nibbles 4 to 7 select a byte of the table,
  * and 0 selects a zero. */
 __device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 {

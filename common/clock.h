@@ -29,7 +29,7 @@ uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms);
  * the suspension must not count as silence of the peers. A worker uses a larger step, because its
  * clock decides when it sends heartbeats, and a heartbeat must not be late when the scheduler has
  * delayed the worker. */
-#define AWAKE_DECIDE_MS 200u
-#define AWAKE_BEAT_MS   1000u
+#define AWAKE_DECIDE_MS    200u
+#define AWAKE_HEARTBEAT_MS 1000u
 
 #endif

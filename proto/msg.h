@@ -66,7 +66,7 @@ enum msg_type {
 	MSG_LEASE = 7,
 	MSG_GRANT = 8,
 	MSG_RESULT = 9,
-	MSG_BEAT = 10,
+	MSG_HEARTBEAT = 10,
 	MSG_BYE = 11,
 	MSG_STATUS = 12,
 	MSG_ADMIN = 13,
@@ -167,7 +167,7 @@ struct msg_welcome {
 	uint32_t batch, epochs;
 	uint32_t push_window;   /* maximum number of unacknowledged pushes, >= 1 */
 	uint32_t replay_window; /* maximum number of pushes that are not durable, >= push_window */
-	uint32_t beat_ms;       /* interval of BEAT messages */
+	uint32_t heartbeat_ms;  /* interval of HEARTBEAT messages */
 	/* after this silence a worker is dead: another process may get its slot */
 	uint32_t dead_ms;
 	/* after this time without contact to the server, a worker must end */
@@ -315,7 +315,7 @@ struct time_split {
 
 /* Workers and the server send this heartbeat. The heartbeat of the server says which of the
  * worker's pushes are decided and durable. */
-struct msg_beat {
+struct msg_heartbeat {
 	struct stamp stamp;
 	uint64_t last_seq, durable_seq;
 	struct time_split time; /* the times of a worker; zeros in the server's heartbeat */
@@ -375,7 +375,7 @@ struct msg {
 		struct msg_lease lease;
 		struct msg_grant grant;
 		struct msg_result result;
-		struct msg_beat beat;
+		struct msg_heartbeat heartbeat;
 		struct msg_bye bye;
 		struct msg_status status;
 		struct msg_admin admin;
@@ -398,8 +398,8 @@ static inline const struct stamp *msg_stamp(const struct msg *m)
 		return &m->lease.stamp;
 	case MSG_RESULT:
 		return &m->result.stamp;
-	case MSG_BEAT:
-		return &m->beat.stamp;
+	case MSG_HEARTBEAT:
+		return &m->heartbeat.stamp;
 	case MSG_BYE:
 		return &m->bye.stamp;
 	default:

@@ -98,7 +98,7 @@ static const struct wire_field welcome[] = {
 	MSG(9, welcome.epochs, 0, WIRE_MAX_EPOCHS),
 	MSG(10, welcome.push_window, 1, WIRE_MAX_WINDOW),
 	MSG(11, welcome.replay_window, 1, WIRE_MAX_WINDOW),
-	MSG(12, welcome.beat_ms, 1, ANY32),
+	MSG(12, welcome.heartbeat_ms, 1, ANY32),
 	MSG(13, welcome.dead_ms, 1, ANY32),
 	MSG(14, welcome.session_ttl_ms, 1, ANY32),
 	MSG(15, welcome.mode, MODE_DOWNPOUR, MODE_EASGD),
@@ -220,15 +220,15 @@ static const struct wire_field result[] = {
 	END,
 };
 
-static const struct wire_field beat[] = {
-	INNER(1, beat.stamp, stamp),
-	MSG(2, beat.last_seq, 0, WIRE_MAX_SEQ),
-	MSG(3, beat.durable_seq, 0, WIRE_MAX_SEQ),
-	MSG(4, beat.time.compute_us, 0, ANY64),
-	MSG(5, beat.time.weights_us, 0, ANY64),
-	MSG(6, beat.time.push_us, 0, ANY64),
-	MSG(7, beat.time.lease_us, 0, ANY64),
-	MSG(8, beat.time.copy_us, 0, ANY64),
+static const struct wire_field heartbeat[] = {
+	INNER(1, heartbeat.stamp, stamp),
+	MSG(2, heartbeat.last_seq, 0, WIRE_MAX_SEQ),
+	MSG(3, heartbeat.durable_seq, 0, WIRE_MAX_SEQ),
+	MSG(4, heartbeat.time.compute_us, 0, ANY64),
+	MSG(5, heartbeat.time.weights_us, 0, ANY64),
+	MSG(6, heartbeat.time.push_us, 0, ANY64),
+	MSG(7, heartbeat.time.lease_us, 0, ANY64),
+	MSG(8, heartbeat.time.copy_us, 0, ANY64),
 	END,
 };
 
@@ -287,7 +287,7 @@ static const char *rule_welcome(const struct msg *m)
 	if (!(w->local_rate >= 0 && w->local_rate <= 1e6) ||
 		!(w->momentum >= 0 && w->momentum <= 1))
 		return "welcome.local_rate or welcome.momentum is out of range";
-	return w->beat_ms < w->dead_ms ? NULL : "beat_ms is not smaller than dead_ms";
+	return w->heartbeat_ms < w->dead_ms ? NULL : "heartbeat_ms is not smaller than dead_ms";
 }
 
 static const char *rule_push(const struct msg *m)
@@ -359,7 +359,7 @@ const struct wire_message wire_messages[MSG_TYPES] = {
 	[MSG_LEASE] = {lease, NULL},
 	[MSG_GRANT] = {grant, rule_grant},
 	[MSG_RESULT] = {result, rule_result},
-	[MSG_BEAT] = {beat, NULL},
+	[MSG_HEARTBEAT] = {heartbeat, NULL},
 	[MSG_BYE] = {bye, NULL},
 	[MSG_STATUS] = {status, NULL},
 	[MSG_ADMIN] = {admin, rule_admin},

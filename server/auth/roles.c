@@ -17,7 +17,7 @@ static const unsigned may[MSG_TYPES] = {
 	[MSG_PUSH] = MAY(KEY_WORKER),
 	[MSG_LEASE] = MAY(KEY_WORKER),
 	[MSG_RESULT] = MAY(KEY_WORKER),
-	[MSG_BEAT] = MAY(KEY_WORKER),
+	[MSG_HEARTBEAT] = MAY(KEY_WORKER),
 };
 
 /* This struct has the key that owns a worker id. */

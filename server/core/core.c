@@ -56,7 +56,7 @@ static const struct row rows[MSG_TYPES] = {
 	[MSG_PUSH] = {ledger_on_push, CONNECTED, 0},
 	[MSG_LEASE] = {leases_on_lease, CONNECTED, 0},
 	[MSG_RESULT] = {leases_on_result, CONNECTED, 0},
-	[MSG_BEAT] = {sessions_on_beat, CONNECTED | SESSION_LEAVING, 0},
+	[MSG_HEARTBEAT] = {sessions_on_heartbeat, CONNECTED | SESSION_LEAVING, 0},
 	[MSG_BYE] = {sessions_on_bye, CONNECTED | SESSION_LEAVING, 0},
 	[MSG_STATUS] = {on_status, 0, 0},
 	[MSG_ADMIN] = {on_admin, 0, 0},
@@ -177,7 +177,7 @@ static void on_message(struct core *c, const struct event *ev)
 			pace_back(c, w);
 			effects_add_worker(c, w, WORKER_BACK);
 		}
-		if (ev->msg->type != MSG_BEAT) {
+		if (ev->msg->type != MSG_HEARTBEAT) {
 			w->sync.active_ms = c->now_ms;
 			w->sync.idle = 0;
 		}
@@ -192,7 +192,8 @@ static void on_message(struct core *c, const struct event *ev)
 		w->counts.refused += c->stats.refused - refused;
 }
 
-/* ---- the step --------------------------------------------------------------------------------- */
+/* ---- the step ---------------------------------------------------------------------------------
+ * */
 
 /* Ends the recovery when all workers are back or the recovery time is over. During the recovery a
  * restarted server grants no new work, because the replays of the workers of the snapshot come

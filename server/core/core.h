@@ -105,7 +105,7 @@ enum worker_change {
  * A message with weights is sent when the event that made these weights is on disk. The following
  * messages need no event on disk, so an operator reaches a server whose disk is full:
  *
- * - BEAT: it reports only what checkpoints contain;
+ * - HEARTBEAT: it reports only what checkpoints contain;
  * - ERROR: it refuses a request or asks for a new HELLO. After a crash, the receiver of an ERROR
  *   only repeats its request. A worker that exits because of an ERROR loses no acknowledged push,
  *   because each ACK had waited until its push was on disk;
@@ -201,7 +201,7 @@ struct worker_counts {
 	uint64_t refused;            /* messages that were answered by an ERROR */
 	/* asynchronous modes: accepted pushes, and the sum of their staleness */
 	uint64_t async_pushes, staleness_sum;
-	struct time_split time; /* as in the worker's newest BEAT */
+	struct time_split time; /* as in the worker's newest HEARTBEAT */
 };
 
 /* This struct describes the state of one worker, for display. */

@@ -247,7 +247,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->session.data = h->data;
 	tensors_joined(c, h);
 	hold_slot(c, w, ev->peer);
-	w->session.beat_peer = 0;
+	w->session.heartbeat_peer = 0;
 	w->lease.request = 0;
 	/* a new process does not continue the grant of the old one */
 	w->lease.grant = (struct msg_grant){0};
@@ -422,18 +422,19 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 
 /* ---- liveness -------------------------------------------------------------------------------- */
 
-static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
+static void send_heartbeat(struct core *c, const struct worker *w, uint32_t peer)
 {
-	effects_send(c, peer, MSG_BEAT)->beat = (struct msg_beat){.stamp = worker_stamp(c, w),
-		.last_seq = w->ledger.last_seq,
-		.durable_seq = w->ledger.durable_seq};
+	effects_send(c, peer, MSG_HEARTBEAT)->heartbeat =
+		(struct msg_heartbeat){.stamp = worker_stamp(c, w),
+			.last_seq = w->ledger.last_seq,
+			.durable_seq = w->ledger.durable_seq};
 }
 
-void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
+void sessions_on_heartbeat(struct core *c, struct worker *w, const struct event *ev)
 {
-	w->session.beat_peer = ev->peer;
-	w->counts.time = ev->msg->beat.time;
-	send_beat(c, w, ev->peer);
+	w->session.heartbeat_peer = ev->peer;
+	w->counts.time = ev->msg->heartbeat.time;
+	send_heartbeat(c, w, ev->peer);
 }
 
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
@@ -493,8 +494,8 @@ void sessions_peer_gone(struct core *c, uint32_t peer)
 
 		if (w->session.peer == peer)
 			w->session.peer = 0;
-		if (w->session.beat_peer == peer)
-			w->session.beat_peer = 0;
+		if (w->session.heartbeat_peer == peer)
+			w->session.heartbeat_peer = 0;
 	}
 }
 
@@ -567,11 +568,11 @@ void sessions_durable(struct core *c, uint64_t generation)
 			else if (w->session.peer)
 				departure_bye(c, w, w->session.peer, PS_OK);
 		} else if (w->session.state == SESSION_LIVE && news) {
-			uint32_t peer =
-				w->session.beat_peer ? w->session.beat_peer : w->session.peer;
+			uint32_t peer = w->session.heartbeat_peer ? w->session.heartbeat_peer
+								  : w->session.peer;
 
 			if (peer)
-				send_beat(c, w, peer);
+				send_heartbeat(c, w, peer);
 		}
 	}
 }

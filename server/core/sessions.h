@@ -18,7 +18,7 @@ struct worker_session {
 	struct data_id data;
 
 	enum session_state state;
-	uint32_t peer, beat_peer; /* the worker's two connections; 0: none */
+	uint32_t peer, heartbeat_peer; /* the worker's two connections; 0: none */
 	uint64_t last_message_ms;
 	/* JOINING: the snapshot that will contain this incarnation. When this snapshot is durable,
 	 * the server sends WELCOME and sets join_generation to 0. */
@@ -35,7 +35,7 @@ struct worker_session {
  * workers that have sent BYE and wait for the answer. */
 #define SESSION_LEAVING (1u << 31)
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
-void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
+void sessions_on_heartbeat(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev);
 /* Returns the worker of the stamp if its state is in `states` (a bit mask) and its run, incarnation
  * and term are current. Otherwise answers ERROR and returns NULL. The ERROR to a fenced or excluded

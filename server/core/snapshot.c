@@ -503,7 +503,8 @@ static void put_trust(struct cursor *k, struct core *c)
 		text(k, c->worker[i].session.owner, sizeof(c->worker[i].session.owner));
 }
 
-/* ---- norms: what is known of the sizes of the workers' gradients ------------------------------ */
+/* ---- norms: what is known of the sizes of the workers' gradients ------------------------------
+ * */
 
 static void put_mean(struct cursor *k, double *mean)
 {
@@ -639,7 +640,7 @@ static void put_session(struct cursor *k, struct worker *w)
 		set_error(k, MALFORMED);
 	w->session.state = (enum session_state)state;
 	u32(k, &w->session.peer);
-	u32(k, &w->session.beat_peer);
+	u32(k, &w->session.heartbeat_peer);
 	u64(k, &w->session.last_message_ms);
 	u64(k, &w->sync.active_ms);
 	flag(k, &w->sync.idle);

@@ -120,7 +120,7 @@ def test_a_full_disk_stops_acknowledgements_until_there_is_room(programs, small_
     before = run.server.status()["counters"]["pushes"]
     assert run.server.running() and all(w.running() for w in run.fleet)
     # the server applies at most as many pushes as fit in the windows, and acknowledges none of them
-    until(lambda: run.server.status()["live_workers"] == 2, 20, "both beat on")
+    until(lambda: run.server.status()["live_workers"] == 2, 20, "both send heartbeats")
     assert run.server.status()["counters"]["pushes"] <= before + 2 * 8
     (small_disk / "rubbish").unlink()
     until(lambda: not run.server.status()["degraded"], 20, "well again")

@@ -7,7 +7,7 @@ import zmq
 
 # message -> field number of its body in Message (proto/WIRE.md, "Messages"); 0: "Chunked push"
 NAMES = {0: "chunk", 1: "hello", 2: "welcome", 3: "pull", 4: "params", 5: "push", 6: "ack",
-         7: "lease", 8: "grant", 9: "result", 10: "beat", 11: "bye", 12: "status", 13: "admin",
+         7: "lease", 8: "grant", 9: "result", 10: "heartbeat", 11: "bye", 12: "status", 13: "admin",
          14: "error"}
 
 

@@ -152,9 +152,10 @@ def test_lost_acks(proxied, figure, full):
 
 
 def test_any_answer_may_be_lost(proxied, figure, full):
-    """The proxy drops one reply in ten of any kind (WELCOME, PARAMS, ACK, BEAT, ERROR); in the long
-    form, three in ten."""
-    replies = dict.fromkeys(("welcome", "params", "ack", "beat", "error"), 0.3 if full else 0.1)
+    """The proxy drops one reply in ten of any kind (WELCOME, PARAMS, ACK, HEARTBEAT, ERROR); in the
+    long form, three in ten."""
+    kinds = ("welcome", "params", "ack", "heartbeat", "error")
+    replies = dict.fromkeys(kinds, 0.3 if full else 0.1)
     run, proxy = proxied(2, 1000 if full else 8, drop=replies)
     lost, twice = run.count(600)
     figure("N7", 100 * (1 - (lost + twice) / (2 * run.pushes)),

@@ -412,8 +412,8 @@ static void make_message(
 		make_result(p, in, m);
 		break;
 	case 3:
-		m->type = MSG_BEAT;
-		m->beat.stamp = p->stamp;
+		m->type = MSG_HEARTBEAT;
+		m->heartbeat.stamp = p->stamp;
 		break;
 	case 4:
 		m->type = MSG_BYE;

@@ -34,11 +34,11 @@ def wire():
     stamp = pb.Stamp(run_hi=1, run_lo=2, term=3, worker=1, incarnation=1)
     zeros = np.zeros(8, "<f4")
     bodies = [
-        (pb.Hello(protocol=client.PROTOCOL, role=1, name="anna", device="cpu", resume=stamp, host="h", pid=1),
-         []),
+        (pb.Hello(protocol=client.PROTOCOL, role=1, name="anna", device="cpu", resume=stamp,
+                  host="h", pid=1), []),
         (pb.Welcome(stamp=stamp, model="vector:8", n_params=8, batch=1, push_window=4,
-                    replay_window=8, beat_ms=100, dead_ms=1000, session_ttl_ms=5000, mode=1, n_push=1,
-                    n_fetch=1, protocol=client.PROTOCOL), []),
+                    replay_window=8, heartbeat_ms=100, dead_ms=1000, session_ttl_ms=5000, mode=1,
+                    n_push=1, n_fetch=1, protocol=client.PROTOCOL), []),
         (pb.Pull(stamp=stamp, request=1, which=1), []),
         (pb.Params(request=1, version=2, which=1), [(0, zeros)]),
         (pb.Push(stamp=stamp, seq=1, base_version=2, images=10, loss=1, base_term=3, pull=4),
@@ -50,7 +50,7 @@ def wire():
         (pb.Lease(stamp=stamp, request=1), []),
         (pb.Grant(request=1, kind=2, eval_count=3, eval_id=4), []),
         (pb.Result(stamp=stamp, eval_id=4, eval_count=3, correct=2, loss_sum=1), []),
-        (pb.Beat(stamp=stamp, last_seq=1, durable_seq=1), []),
+        (pb.Heartbeat(stamp=stamp, last_seq=1, durable_seq=1), []),
         (pb.Bye(stamp=stamp), []),
         (pb.Status(reply=1, text="{}"), []),
         (pb.Admin(verb=1), []),
@@ -104,9 +104,9 @@ def wal_record(payload, seq):
 def wal_file():
     head = b"CNNPSJNL" + struct.pack("<QQQQQQ", 1, 11, 22, 5, 1, 1)
     head += struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
-    beat = client.encode(client.pb.Beat(stamp=client.pb.Stamp(run_lo=1, term=1, worker=1,
+    heartbeat = client.encode(client.pb.Heartbeat(stamp=client.pb.Stamp(run_lo=1, term=1, worker=1,
                                                               incarnation=1)))[0]
-    message = struct.pack("<QQQQQQ", 0, 7, 1000, 0, 1, len(beat)) + beat
+    message = struct.pack("<QQQQQQ", 0, 7, 1000, 0, 1, len(heartbeat)) + heartbeat
     tick = struct.pack("<QQQQQ", 2, 0, 1050, 0, 0)
     return head + wal_record(message, 1) + wal_record(tick, 2)
 

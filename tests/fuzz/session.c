@@ -67,7 +67,7 @@ static void make_welcome(struct fuzz *f, struct input *in, struct msg_welcome *w
 	w->epochs = 2;
 	w->push_window = (uint32_t)input_near(in, 4);
 	w->replay_window = (uint32_t)input_near(in, 8);
-	w->beat_ms = (uint32_t)input_near(in, 100);
+	w->heartbeat_ms = (uint32_t)input_near(in, 100);
 	w->dead_ms = (uint32_t)input_near(in, 1000);
 	w->session_ttl_ms = (uint32_t)input_near(in, 5000);
 	w->mode = (enum mode)(1 + input_below(in, 5));
@@ -102,8 +102,8 @@ static void make_params(struct fuzz *f, struct input *in, struct msg *m)
 
 static void make_message(struct fuzz *f, struct input *in, struct msg *m)
 {
-	static const enum msg_type types[] = {
-		MSG_WELCOME, MSG_PARAMS, MSG_ACK, MSG_ACK, MSG_GRANT, MSG_BEAT, MSG_BYE, MSG_ERROR};
+	static const enum msg_type types[] = {MSG_WELCOME, MSG_PARAMS, MSG_ACK, MSG_ACK, MSG_GRANT,
+		MSG_HEARTBEAT, MSG_BYE, MSG_ERROR};
 
 	m->type = types[input_below(in, 8)];
 	switch (m->type) {
@@ -123,8 +123,8 @@ static void make_message(struct fuzz *f, struct input *in, struct msg *m)
 			.eval_count = 1,
 			.eval_id = 1};
 		break;
-	case MSG_BEAT:
-		m->beat = (struct msg_beat){.stamp = session_welcome(f->s)->stamp,
+	case MSG_HEARTBEAT:
+		m->heartbeat = (struct msg_heartbeat){.stamp = session_welcome(f->s)->stamp,
 			.last_seq = input_near(in, session_last_seq(f->s)),
 			.durable_seq = input_near(in, session_acked_seq(f->s))};
 		break;

@@ -23,15 +23,15 @@ static uv_loop_t loop;
 static struct router *router;
 static unsigned port;
 static struct param_buffers *params;
-static unsigned long n_beats;
+static unsigned long n_heartbeats;
 
 static void on_message(void *arg, uint32_t peer, const struct msg *m, struct frames *frames)
 {
-	const struct msg reply = {.type = MSG_BEAT};
+	const struct msg reply = {.type = MSG_HEARTBEAT};
 
 	(void)arg;
 	(void)frames;
-	n_beats += m->type == MSG_BEAT;
+	n_heartbeats += m->type == MSG_HEARTBEAT;
 	router_send(router, peer, &reply);
 }
 
@@ -85,10 +85,10 @@ static void greet(int fd)
 
 static void check_alive(void)
 {
-	unsigned long before = n_beats;
+	unsigned long before = n_heartbeats;
 	void *context = zmq_ctx_new(), *socket = zmq_socket(context, ZMQ_DEALER);
-	const struct msg m = {.type = MSG_BEAT,
-		.beat.stamp = {.run = {1, 1}, .term = 1, .worker = 1, .incarnation = 1}};
+	const struct msg m = {.type = MSG_HEARTBEAT,
+		.heartbeat.stamp = {.run = {1, 1}, .term = 1, .worker = 1, .incarnation = 1}};
 	struct frames f;
 	int linger = 0;
 
@@ -96,9 +96,9 @@ static void check_alive(void)
 	PS_ASSERT(zmq_connect(socket, router_endpoint(router)) == 0);
 	PS_ASSERT(wire_encode(&m, &f) == 0);
 	PS_ASSERT(wire_send(socket, 0, &f) == 0);
-	for (int i = 0; i < 20000 && n_beats == before; i++)
+	for (int i = 0; i < 20000 && n_heartbeats == before; i++)
 		run_loop(1);
-	PS_ASSERT(n_beats > before);
+	PS_ASSERT(n_heartbeats > before);
 	zmq_close(socket);
 	zmq_ctx_term(context);
 }

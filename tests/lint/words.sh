@@ -12,6 +12,7 @@ plant(s|ed)?                                 mutant, violation
 weather                                      faults of links and disks
 farewell|last_words?                         session close, tombstone
 baton|handoff                                I/O lock, bounded queue
+beats?|beat_[a-z]+                           heartbeat   tests/e2e/test_input.py tests/lint/spelling.sh
 heirs?|pulse|door                            (gone), heartbeat, accept gate
 bring_home|pass_place|look_through           flush, mark, verify
 judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?  verdict or check, damage, return, received, prediction

@@ -53,7 +53,8 @@ static void check_trust(struct sim *s, const struct core *c)
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		if (c->worker[i].session.state == SESSION_SUSPECT)
-			sim_violation(s, "slot %u is suspected though its worker beats", i + 1);
+			sim_violation(s, "slot %u is suspected though its worker sends heartbeats",
+				i + 1);
 		if (c->worker[i].session.state == SESSION_LIVE && c->worker[i].pace.stalled)
 			sim_violation(s, "slot %u is stalled though its worker works", i + 1);
 	}

@@ -201,7 +201,7 @@ const char *faults_text(const struct fault *f, char *out, size_t size)
 		[FAULT_LEAVE] = "leave",
 		[FAULT_NAN] = "device breaks",
 		[FAULT_TWIN] = "started twice",
-		[FAULT_HANG] = "hangs and beats"};
+		[FAULT_HANG] = "hangs and sends heartbeats"};
 	static const char *const when[] = {"at once", "at an effect", "in a disk operation"};
 	int kills = f->kind == FAULT_KILL || f->kind == FAULT_POWER;
 

@@ -131,7 +131,7 @@ static int is_tensor(const struct msg *m)
 static void deliver(
 	struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m)
 {
-	uint64_t *last = &n->lane[worker][to_server].last_at_ms[m->type == MSG_BEAT];
+	uint64_t *last = &n->lane[worker][to_server].last_at_ms[m->type == MSG_HEARTBEAT];
 	uint64_t at = n->now_ms + n->delay_ms + net_below(n, n->jitter_ms + 1);
 
 	if (is_tensor(m) && n->now_ms < n->slow_until_ms[worker])

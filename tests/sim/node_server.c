@@ -224,7 +224,7 @@ void server_job(struct sim *s, struct item *it)
 /* ---- effects --------------------------------------------------------------------------------- */
 
 static const char *const names[MSG_TYPES] = {"?", "HELLO", "WELCOME", "PULL", "PARAMS", "PUSH",
-	"ACK", "LEASE", "GRANT", "RESULT", "BEAT", "BYE", "STATUS", "ADMIN", "ERROR"};
+	"ACK", "LEASE", "GRANT", "RESULT", "HEARTBEAT", "BYE", "STATUS", "ADMIN", "ERROR"};
 
 static void trace_send(struct sim *s, uint32_t node, const struct msg *m)
 {

@@ -96,7 +96,7 @@ static void link_up(struct sim *s, uint32_t node)
 	struct sim_worker *w = worker_at(s, node);
 
 	w->bulk = (uint32_t)++s->links;
-	w->beat = (uint32_t)++s->links;
+	w->heartbeat = (uint32_t)++s->links;
 	session_link_up(w->session, sim_clock(s, node));
 	worker_run_effects(s, node);
 }

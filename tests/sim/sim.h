@@ -129,8 +129,8 @@ struct shm_lane {
 
 struct sim_worker {
 	struct session *session; /* NULL: the process does not run */
-	uint64_t process;    /* the number of the process, unique in the run; 0: no process yet */
-	uint32_t bulk, beat; /* the numbers of its bulk and heartbeat connections */
+	uint64_t process; /* the number of the process, unique in the run; 0: no process yet */
+	uint32_t bulk, heartbeat; /* the numbers of its bulk and heartbeat connections */
 	uint64_t stopped_until_ms;
 	/* FAULT_HANG: the program hangs until this time; UINT64_MAX: forever */
 	uint64_t hung_until_ms;

@@ -61,7 +61,7 @@ uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count)
 
 uint64_t sim_clock(struct sim *s, uint32_t node)
 {
-	uint64_t step_ms = node == SIM_SERVER ? AWAKE_DECIDE_MS : AWAKE_BEAT_MS;
+	uint64_t step_ms = node == SIM_SERVER ? AWAKE_DECIDE_MS : AWAKE_HEARTBEAT_MS;
 
 	return awake_ms(&s->awake[node], 1 + s->net.now_ms + s->ahead_ms[node], step_ms);
 }

@@ -7,7 +7,7 @@ uint32_t worker_of_link(const struct sim *s, uint32_t link)
 {
 	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
 		if (s->worker[i].session &&
-			(s->worker[i].bulk == link || s->worker[i].beat == link))
+			(s->worker[i].bulk == link || s->worker[i].heartbeat == link))
 			return i + 1;
 	return 0;
 }
@@ -224,8 +224,8 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 	case DO_SEND_PUSH:
 		send_push(s, node, e);
 		break;
-	case DO_SEND_BEAT:
-		say(s, node, &e->msg, w->beat);
+	case DO_SEND_HEARTBEAT:
+		say(s, node, &e->msg, w->heartbeat);
 		break;
 	case NOTIFY_ACK:
 		acked(s, w, &e->msg.ack);

@@ -269,11 +269,11 @@ void fixture_lease(struct core_fixture *f, uint32_t peer, struct stamp s, uint64
 	fixture_message(f, peer, &m);
 }
 
-void fixture_beat(struct core_fixture *f, uint32_t peer, struct stamp s)
+void fixture_heartbeat(struct core_fixture *f, uint32_t peer, struct stamp s)
 {
-	struct msg m = {.type = MSG_BEAT};
+	struct msg m = {.type = MSG_HEARTBEAT};
 
-	m.beat.stamp = s;
+	m.heartbeat.stamp = s;
 	fixture_message(f, peer, &m);
 }
 

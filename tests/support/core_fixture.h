@@ -107,7 +107,7 @@ struct msg_grant fixture_train(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
 void assert_work(const struct msg_grant *g, uint32_t epoch, uint32_t first, uint32_t count);
 
-void fixture_beat(struct core_fixture *f, uint32_t peer, struct stamp s);
+void fixture_heartbeat(struct core_fixture *f, uint32_t peer, struct stamp s);
 void fixture_pull(struct core_fixture *f, uint32_t peer, struct stamp s, enum weights which);
 void fixture_bye(struct core_fixture *f, uint32_t peer, struct stamp s);
 void fixture_admin(struct core_fixture *f, uint32_t peer, enum admin_verb verb);

@@ -47,7 +47,7 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 		.batch = 5,
 		.push_window = f->how.push_window,
 		.replay_window = f->how.replay_window,
-		.beat_ms = 100,
+		.heartbeat_ms = 100,
 		.dead_ms = 2000,
 		.session_ttl_ms = 60000,
 		.mode = f->how.mode,
@@ -172,11 +172,11 @@ static void fake_lease(struct fake *f, uint32_t peer, const struct msg_lease *l)
 		f->how.mute_leases = 1;
 }
 
-static void fake_beat(struct fake *f, uint32_t peer)
+static void fake_heartbeat(struct fake *f, uint32_t peer)
 {
-	struct msg m = {.type = MSG_BEAT};
+	struct msg m = {.type = MSG_HEARTBEAT};
 
-	m.beat = (struct msg_beat){.stamp = fake_stamp(f),
+	m.heartbeat = (struct msg_heartbeat){.stamp = fake_stamp(f),
 		.last_seq = f->seen.last_seq,
 		.durable_seq = fake_durable(f)};
 	fake_send(f, peer, &m);
@@ -217,9 +217,9 @@ static void fake_answer(struct fake *f, uint32_t peer, const struct msg *m)
 		s->results++;
 		s->result = m->result;
 		break;
-	case MSG_BEAT:
-		s->beats++;
-		fake_beat(f, peer);
+	case MSG_HEARTBEAT:
+		s->heartbeats++;
+		fake_heartbeat(f, peer);
 		break;
 	case MSG_STATUS:
 		reply.status.reply = 1;

@@ -63,7 +63,7 @@ struct fake_push {
 
 /* A record of the messages that the server has received. */
 struct fake_seen {
-	int hellos, pulls, pushes, leases, results, beats, byes;
+	int hellos, pulls, pushes, leases, results, heartbeats, byes;
 	uint64_t last_seq;                  /* the seq of the newest decided push */
 	float sum[FAKE_PARAMS];             /* the sum of the gradients of the decided pushes */
 	uint64_t seq[FAKE_PUSHES];          /* the seq of each PUSH, decided or not */

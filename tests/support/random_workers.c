@@ -52,7 +52,7 @@ static void random_act(struct random_workers *k, uint32_t i)
 		fixture_message(&k->f, random_peer(i), &m);
 		break;
 	case 1:
-		fixture_beat(&k->f, random_peer(i) + 1, k->s[i]);
+		fixture_heartbeat(&k->f, random_peer(i) + 1, k->s[i]);
 		break;
 	case 2:
 		random_result(k, i);

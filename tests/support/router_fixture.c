@@ -30,8 +30,8 @@ static void count_message(void *arg, uint32_t peer, const struct msg *m, struct 
 			.count = ROUTER_PARAMS, .encoding = ENCODING_F32, .data = router_weights};
 		router_send(router_under_test, peer, &reply);
 	}
-	for (unsigned i = 0; m->type == MSG_BEAT && i < router_core.replies; i++) {
-		const struct msg reply = {.type = MSG_BEAT, .beat = {.last_seq = i + 1}};
+	for (unsigned i = 0; m->type == MSG_HEARTBEAT && i < router_core.replies; i++) {
+		const struct msg reply = {.type = MSG_HEARTBEAT, .heartbeat = {.last_seq = i + 1}};
 
 		router_send(router_under_test, peer, &reply);
 	}
@@ -137,9 +137,9 @@ void client_pull(void *socket, uint64_t request, enum weights which)
 	client_send(socket, &m);
 }
 
-void client_beat(void *socket)
+void client_heartbeat(void *socket)
 {
-	const struct msg m = {.type = MSG_BEAT};
+	const struct msg m = {.type = MSG_HEARTBEAT};
 
 	client_send(socket, &m);
 }

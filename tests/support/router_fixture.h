@@ -22,8 +22,8 @@ extern uint64_t router_silent_ms; /* silent_ms of the next router (server/net/ne
 extern float router_weights[ROUTER_PARAMS];
 
 /*
- * A minimal core that counts messages, answers PULL with PARAMS, and answers each BEAT with
- * `replies` BEATs. If `ack` is not 0, the PARAMS contain an ACK.
+ * A minimal core that counts messages, answers PULL with PARAMS, and answers each HEARTBEAT with
+ * `replies` HEARTBEATs. If `ack` is not 0, the PARAMS contain an ACK.
  */
 struct router_core {
 	uint64_t messages, gone, version, ack;
@@ -52,7 +52,7 @@ void *open_dealer(void);
 void *connect_dealer(void);
 void close_dealer(void *socket);
 void client_pull(void *socket, uint64_t request, enum weights which);
-void client_beat(void *socket);
+void client_heartbeat(void *socket);
 /* Run the event loop until `socket` receives a message. Writes its frames to *f and the decoded
  * message to *m. */
 void client_receive(void *socket, struct wire *wire, struct frames *f, struct msg *m);

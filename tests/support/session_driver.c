@@ -35,7 +35,7 @@ const struct msg *driver_sent(const struct session_driver *d, enum msg_type type
 	for (size_t i = 0; session_effect(d->s, i); i++) {
 		const struct session_effect *e = session_effect(d->s, i);
 
-		if (e->kind <= DO_SEND_BEAT && e->msg.type == type)
+		if (e->kind <= DO_SEND_HEARTBEAT && e->msg.type == type)
 			return &e->msg;
 	}
 	return NULL;
@@ -90,10 +90,10 @@ typedef int driver_push_fn(struct session *, const struct msg_push *, uint64_t *
 static const char *driver_word(const struct session_effect *e, char out[40])
 {
 	static const char *const types[MSG_TYPES] = {"?", "hello", "welcome", "pull", "params",
-		"push", "ack", "lease", "grant", "result", "beat", "bye", "status", "admin",
+		"push", "ack", "lease", "grant", "result", "heartbeat", "bye", "status", "admin",
 		"error"};
-	static const char *const kinds[] = {"", "push", "beat", "release", "READY", "ACK", "PARAMS",
-		"NO-PARAMS", "GRANT", "END"};
+	static const char *const kinds[] = {"", "push", "heartbeat", "release", "READY", "ACK",
+		"PARAMS", "NO-PARAMS", "GRANT", "END"};
 
 	if (e->kind == DO_SEND)
 		snprintf(out, 40, "%s", types[e->msg.type]);
@@ -159,12 +159,12 @@ void driver_ack(struct session_driver *d, uint64_t seq, enum verdict v, uint64_t
 	driver_message(d, &m);
 }
 
-void driver_beat(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq)
+void driver_heartbeat(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq)
 {
-	struct msg m = {.type = MSG_BEAT};
+	struct msg m = {.type = MSG_HEARTBEAT};
 
 	driver_promise(d, durable_seq);
-	m.beat = (struct msg_beat){
+	m.heartbeat = (struct msg_heartbeat){
 		.stamp = d->welcome.stamp, .last_seq = last_seq, .durable_seq = durable_seq};
 	driver_message(d, &m);
 }
@@ -285,7 +285,7 @@ void driver_new(struct session_driver *d, struct session_config cfg, size_t repl
 		.n_params = 8,
 		.push_window = 4,
 		.replay_window = 8,
-		.beat_ms = 500,
+		.heartbeat_ms = 500,
 		.dead_ms = 10000,
 		.session_ttl_ms = 60000,
 		.mode = MODE_DOWNPOUR,

@@ -55,7 +55,7 @@ const char *driver_did(struct session_driver *d);
 void driver_message(struct session_driver *d, const struct msg *m);
 void driver_welcome(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq);
 void driver_ack(struct session_driver *d, uint64_t seq, enum verdict v, uint64_t durable);
-void driver_beat(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq);
+void driver_heartbeat(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq);
 void driver_error(struct session_driver *d, int status);
 /* Send an ERROR that only explains why replies are late: they wait for the server's disk. */
 void driver_notice(struct session_driver *d);

@@ -85,7 +85,7 @@ TEST_IN(flush_waits_for_decisions_and_for_the_disk, client_set_up, client_tear_d
 	assert_int_equal(cnnps_flush(client, 1, 50), CNNPS_EAGAIN);
 	fake_set(&client_server, &client_server.how.not_durable, 0);
 	assert_int_equal(
-		cnnps_flush(client, 1, 10000), 0); /* the answer to BEAT has the durable seq */
+		cnnps_flush(client, 1, 10000), 0); /* the answer to HEARTBEAT has the durable seq */
 	s = client_stats(client);
 	assert_int_equal(s.durable, 2);
 	assert_int_equal(s.replayed, 0);

@@ -274,59 +274,59 @@ TEST_IN(a_stopped_program_waits_no_more_but_may_push, client_set_up_unconnected,
 #define WAITS (-1)
 static pthread_t program;
 
-static int a_beat(const struct fake *f)
+static int a_heartbeat(const struct fake *f)
 {
-	return f->seen.beats >= 1;
+	return f->seen.heartbeats >= 1;
 }
 
-static int eight_beats(const struct fake *f)
+static int eight_heartbeats(const struct fake *f)
 {
-	return f->seen.beats >= 8;
+	return f->seen.heartbeats >= 8;
 }
 
-TEST_IN(beats_stop_when_the_program_hangs_and_go_on_when_it_calls, client_set_up_unconnected,
+TEST_IN(heartbeats_stop_when_the_program_hangs_and_go_on_when_it_calls, client_set_up_unconnected,
 	client_tear_down)
 {
 	struct cnnps_options o = client_options();
 
 	o.batch_timeout_ms = 300; /* time for 3 heartbeats, 100 ms apart */
 	client_connect(&o);
-	assert_false(fake_happens(&client_server, eight_beats, 2));
-	assert_in_range(fake_read_seen(&client_server).beats, 1, 7);
+	assert_false(fake_happens(&client_server, eight_heartbeats, 2));
+	assert_in_range(fake_read_seen(&client_server).heartbeats, 1, 7);
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	client_push(1, 0);
 	/* the program waits inside a call, so it is alive */
 	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN);
-	assert_true(fake_happens(&client_server, eight_beats, 2));
+	assert_true(fake_happens(&client_server, eight_heartbeats, 2));
 }
 
 /* Sleeps on the program's thread, as if the kernel did not schedule the program in the middle of a
  * wait. */
 static int does_not_run(void *arg)
 {
-	int *beats_on = arg;
+	int *heartbeats_on = arg;
 
-	if (pthread_equal(pthread_self(), program) && *beats_on == WAITS)
-		*beats_on = fake_happens(&client_server, eight_beats, 5);
+	if (pthread_equal(pthread_self(), program) && *heartbeats_on == WAITS)
+		*heartbeats_on = fake_happens(&client_server, eight_heartbeats, 5);
 	return 0;
 }
 
-TEST_IN(beats_go_on_when_a_waiting_program_does_not_get_to_run, client_set_up_unconnected,
+TEST_IN(heartbeats_go_on_when_a_waiting_program_does_not_get_to_run, client_set_up_unconnected,
 	client_tear_down)
 {
 	struct cnnps_options o = client_options();
-	int beats_on = 0;
+	int heartbeats_on = 0;
 
 	program = pthread_self();
 	o.stop = does_not_run;
-	o.stop_arg = &beats_on;
+	o.stop_arg = &heartbeats_on;
 	client_connect(&o);
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	client_push(1, 0);
-	fake_wait(&client_server, a_beat, "the first beat");
-	beats_on = WAITS;
+	fake_wait(&client_server, a_heartbeat, "the first heartbeat");
+	heartbeats_on = WAITS;
 	assert_int_equal(cnnps_flush(client, 1, 300), CNNPS_EAGAIN);
-	assert_int_equal(beats_on, 1);
-	/* until cnnps_close() returns, libcnnps may call `stop` with &beats_on */
+	assert_int_equal(heartbeats_on, 1);
+	/* until cnnps_close() returns, libcnnps may call `stop` with &heartbeats_on */
 	cnnps_close(&client);
 }

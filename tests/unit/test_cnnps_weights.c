@@ -288,19 +288,19 @@ TEST_IN(a_refused_command_fails_alone, client_set_up, client_tear_down)
 	assert_int_equal(generation, 12);
 }
 
-static int eight_beats(const struct fake *f)
+static int eight_heartbeats(const struct fake *f)
 {
 	cnnps_alive(client);
-	return f->seen.beats >= 8;
+	return f->seen.heartbeats >= 8;
 }
 
 /* While a program computes, its calls of cnnps_alive() let the library send heartbeats. Without
  * these calls the library sends none (test_cnnps_errors.c). */
-TEST_IN(a_busy_program_beats_on, client_set_up, client_tear_down)
+TEST_IN(a_busy_program_heartbeats_on, client_set_up, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 
 	o.batch_timeout_ms = 300;
 	connect_again(o);
-	fake_wait(&client_server, eight_beats, "eight beats without a call");
+	fake_wait(&client_server, eight_heartbeats, "eight heartbeats without a call");
 }

@@ -5,19 +5,19 @@
 
 /* ---- heartbeats ----------------------------------------------------------------------------- */
 
-TEST(a_beat_is_answered_with_what_is_decided_and_durable)
+TEST(a_heartbeat_is_answered_with_what_is_decided_and_durable)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
 	const struct msg *m;
 
-	fixture_beat(&f, 19, s);
+	fixture_heartbeat(&f, 19, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
-	m = fixture_sent(&f, 19, MSG_BEAT);
+	m = fixture_sent(&f, 19, MSG_HEARTBEAT);
 	assert_non_null(m);
-	assert_int_equal(m->beat.last_seq, 3);
-	assert_int_equal(m->beat.durable_seq, 0);
-	assert_memory_equal(&m->beat.stamp, &s, sizeof(s));
+	assert_int_equal(m->heartbeat.last_seq, 3);
+	assert_int_equal(m->heartbeat.durable_seq, 0);
+	assert_memory_equal(&m->heartbeat.stamp, &s, sizeof(s));
 	fixture_close(&f);
 }
 
@@ -25,11 +25,11 @@ TEST(a_beat_is_answered_with_what_is_decided_and_durable)
 static void save(struct core_fixture *f, struct stamp s)
 {
 	f->now_ms += f->cfg.checkpoint.interval_ms;
-	fixture_beat(f, 19, s);
+	fixture_heartbeat(f, 19, s);
 	fixture_durable(f);
 }
 
-TEST(a_new_durable_seq_is_sent_on_the_beat_connection)
+TEST(a_new_durable_seq_is_sent_on_the_heartbeat_connection)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
@@ -37,19 +37,19 @@ TEST(a_new_durable_seq_is_sent_on_the_beat_connection)
 
 	save(&f, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
-	assert_int_equal(fixture_sent(&f, 19, MSG_BEAT)->beat.durable_seq, 3);
+	assert_int_equal(fixture_sent(&f, 19, MSG_HEARTBEAT)->heartbeat.durable_seq, 3);
 	m = fixture_push_ones(s, 4);
 	fixture_applied(&f, 9, &m);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
-	fixture_beat(&f, 19, s);
+	fixture_heartbeat(&f, 19, s);
 	fixture_gone(&f, 19);
 	fixture_durable(&f);
 	/* the heartbeat connection is gone, so the core uses the connection for bulk data */
-	assert_int_equal(fixture_sent(&f, 9, MSG_BEAT)->beat.durable_seq, 4);
+	assert_int_equal(fixture_sent(&f, 9, MSG_HEARTBEAT)->heartbeat.durable_seq, 4);
 	m = fixture_push_ones(s, 5);
 	fixture_applied(&f, 9, &m);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
-	fixture_beat(&f, 19, s);
+	fixture_heartbeat(&f, 19, s);
 	fixture_gone(&f, 9);
 	fixture_gone(&f, 19);
 	fixture_durable(&f);
@@ -85,18 +85,18 @@ TEST(a_worker_that_waits_for_the_answer_to_bye_is_alive)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 2);
-	struct msg beat = {.type = MSG_BEAT, .beat = {.stamp = s, .last_seq = 2}};
+	struct msg heartbeat = {.type = MSG_HEARTBEAT, .heartbeat = {.stamp = s, .last_seq = 2}};
 
 	fixture_bye(&f, 9, s);
-	fixture_message(&f, 10, &beat);
-	assert_int_equal(fixture_sent(&f, 10, MSG_BEAT)->beat.last_seq, 2);
+	fixture_message(&f, 10, &heartbeat);
+	assert_int_equal(fixture_sent(&f, 10, MSG_HEARTBEAT)->heartbeat.last_seq, 2);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_bye(&f, 9, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	assert_int_equal(fixture_sent(&f, 9, MSG_BYE)->bye.status, PS_OK);
-	fixture_message(&f, 10, &beat);
+	fixture_message(&f, 10, &heartbeat);
 	fixture_refused(&f, 10, PS_ESTATE);
 	fixture_close(&f);
 }
@@ -161,8 +161,8 @@ TEST(answers_go_where_the_question_came_from)
 	fixture_applied(&f, 21, &m);
 	fixture_pull(&f, 22, s, WEIGHTS_CURRENT);
 	assert_non_null(fixture_sent(&f, 22, MSG_PARAMS));
-	fixture_beat(&f, 23, s);
-	assert_non_null(fixture_sent(&f, 23, MSG_BEAT));
+	fixture_heartbeat(&f, 23, s);
+	assert_non_null(fixture_sent(&f, 23, MSG_HEARTBEAT));
 	fixture_bye(&f, 24, s);
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 24, MSG_BYE));

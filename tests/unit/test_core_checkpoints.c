@@ -66,15 +66,15 @@ TEST(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms)
 		/* after a failure, even an urgent snapshot waits until checkpoint_ms have passed */
 		fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 		f.now_ms += 149;
-		fixture_beat(&f, 19, s);
+		fixture_heartbeat(&f, 19, s);
 		assert_int_equal(f.saving, 0);
 		assert_int_equal(fixture_worker(&f, 1).durable_seq, 0);
 		f.now_ms++;
-		fixture_beat(&f, 19, s);
+		fixture_heartbeat(&f, 19, s);
 		assert_int_equal(f.saving, generation + 1); /* a generation is never used twice */
 	}
 	fixture_durable(&f);
-	assert_int_equal(fixture_sent(&f, 19, MSG_BEAT)->beat.durable_seq, 1);
+	assert_int_equal(fixture_sent(&f, 19, MSG_HEARTBEAT)->heartbeat.durable_seq, 1);
 	assert_non_null(fixture_sent(&f, 8, MSG_ADMIN));
 	push(&f, s, 2);
 	fixture_admin(&f, 8, ADMIN_CHECKPOINT);
@@ -202,10 +202,10 @@ TEST(new_leases_wait_no_longer_than_recovery_ms)
 	fixture_lease(&f, 9, s, 1);
 	fixture_silent(&f);
 	f.now_ms += f.cfg.sessions.recovery_ms - 1;
-	fixture_beat(&f, 19, s);
+	fixture_heartbeat(&f, 19, s);
 	assert_null(fixture_sent(&f, 9, MSG_GRANT));
 	f.now_ms += 1;
-	fixture_beat(&f, 19, s);
+	fixture_heartbeat(&f, 19, s);
 	assert_non_null(fixture_sent(&f, 9, MSG_GRANT));
 	fixture_close(&f);
 }

@@ -46,8 +46,8 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	assert_int_equal(waits(&f, MSG_PARAMS), 1);
 	assert_false(commits(&f));
-	fixture_beat(&f, 10, s);
-	assert_int_equal(waits(&f, MSG_BEAT), 0);
+	fixture_heartbeat(&f, 10, s);
+	assert_int_equal(waits(&f, MSG_HEARTBEAT), 0);
 	assert_false(commits(&f));
 	fixture_message(&f, 8, &status);
 	assert_false(commits(&f));

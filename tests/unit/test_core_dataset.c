@@ -124,8 +124,8 @@ TEST(a_stalled_worker_has_no_vote)
 	 * change */
 	assert_null(fixture_granted(&f, 8));
 	for (int i = 0; i < 50 && !fixture_granted(&f, 8); i++) {
-		fixture_beat(&f, 9, wrong);
-		fixture_beat(&f, 8, right);
+		fixture_heartbeat(&f, 9, wrong);
+		fixture_heartbeat(&f, 8, right);
 		fixture_tick(&f, 100);
 	}
 	assert_non_null(fixture_granted(&f, 8));
@@ -148,8 +148,8 @@ static void outvote_a_stalled_worker(
 	*right = join(f, 8, &fixture_data);
 	fixture_lease(f, 8, *right, 1);
 	for (int i = 0; i < 50 && !fixture_granted(f, 8); i++) {
-		fixture_beat(f, 9, *wrong);
-		fixture_beat(f, 8, *right);
+		fixture_heartbeat(f, 9, *wrong);
+		fixture_heartbeat(f, 8, *right);
 		fixture_tick(f, 100);
 	}
 	assert_int_equal(core_data(f->core)->xxh3, fixture_data.xxh3);
@@ -190,7 +190,7 @@ TEST(an_outvoted_worker_counts_again_when_it_asks)
 	fixture_bye(&f, 8, right);
 	assert_non_null(fixture_granted(&f, 9));
 	for (int i = 0; i < 9; i++) { /* a time of less than three deadlines */
-		fixture_beat(&f, 9, wrong);
+		fixture_heartbeat(&f, 9, wrong);
 		fixture_tick(&f, 300);
 	}
 	assert_false(fixture_worker(&f, 1).stalled);
@@ -213,8 +213,8 @@ TEST(a_worker_that_never_asks_for_work_loses_its_vote)
 	for (int i = 0; i < 40 && !fixture_granted(&f, 8); i++) {
 		assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3);
 		for (uint32_t j = 0; j < 2; j++)
-			fixture_beat(&f, 1 + j, wrong[j]);
-		fixture_beat(&f, 8, right);
+			fixture_heartbeat(&f, 1 + j, wrong[j]);
+		fixture_heartbeat(&f, 8, right);
 		fixture_tick(&f, 100);
 	}
 	assert_non_null(fixture_granted(&f, 8));
@@ -232,7 +232,7 @@ TEST(the_first_push_that_counts_fixes_it)
 	/* the worker may join, because the data set is not fixed yet */
 	struct stamp wrong = join(&f, 9, &other_data);
 	push_batch(&f, 8, right, 1, 0);
-	fixture_beat(&f, 9, wrong);
+	fixture_heartbeat(&f, 9, wrong);
 	fixture_refused(&f, 9, PS_ESTATE);
 	struct msg m = fixture_resume(wrong, 0, 0);
 	m.hello.data = other_data;
@@ -443,7 +443,7 @@ TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 	fixture_step(&f, &(struct event){.kind = EVENT_DRAIN});
 	assert_non_null(fixture_effect(&f, EFFECT_FINISH));
 	assert_non_null(fixture_sent(&f, 8, MSG_BYE));
-	fixture_beat(&f, 9, wrong);
+	fixture_heartbeat(&f, 9, wrong);
 	fixture_refused(&f, 9, PS_ESTATE);
 	struct msg m = fixture_resume(wrong, 0, 0);
 	m.hello.data = other_data;

@@ -456,7 +456,7 @@ TEST(copies_are_shared_and_released)
 	assert_int_equal(copies(&l), 2);
 	for (uint32_t t = 0; t < 12; t++) { /* worker 2 sends no message until it is dead */
 		fixture_tick(&l.f, 100);
-		fixture_beat(&l.f, 10, l.worker[0].s);
+		fixture_heartbeat(&l.f, 10, l.worker[0].s);
 	}
 	assert_int_equal(fixture_worker(&l.f, 3).state, SESSION_DEAD);
 	assert_int_equal(copies(&l), 1);

@@ -114,7 +114,7 @@ static void fleet_run(struct fleet *f, uint64_t ms)
 	while (f->k.f.now_ms < end && !fleet_is_over(f)) {
 		for (uint32_t i = 0; i < f->k.n && !fleet_is_over(f); i++) {
 			act(f, i);
-			fixture_beat(&f->k.f, f->k.worker[i].peer + 1, f->k.worker[i].s);
+			fixture_heartbeat(&f->k.f, f->k.worker[i].peer + 1, f->k.worker[i].s);
 		}
 		fixture_tick(&f->k.f, 10);
 		cluster_receive(&f->k);
@@ -317,7 +317,7 @@ TEST(a_worker_20_times_slower_contributes_and_is_never_stalled)
 static void tick(struct cluster *k, uint64_t ms)
 {
 	for (uint32_t i = 0; i < k->n; i++)
-		fixture_beat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
+		fixture_heartbeat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
 	fixture_tick(&k->f, ms);
 	cluster_receive(k);
 }
@@ -486,7 +486,7 @@ TEST(waiting_for_work_or_pushing_without_leases_is_no_stall)
 	fixture_open(&f, cfg);
 	struct stamp s = fixture_join(&f, 9, "");
 	for (int i = 0; i < 2000; i++) {
-		fixture_beat(&f, 9, s);
+		fixture_heartbeat(&f, 9, s);
 		fixture_tick(&f, 100);
 	}
 	assert_false(fixture_worker(&f, 1).stalled);
@@ -604,13 +604,13 @@ TEST(a_transfer_that_progresses_is_not_cut)
 	 * size */
 	k.n = 0;
 	for (uint64_t ms = 0; ms < 28000; ms += 100) {
-		fixture_beat(&k.f, 10, k.worker[0].s);
+		fixture_heartbeat(&k.f, 10, k.worker[0].s);
 		tick(&k, 100);
 		moved(&k, 12500);
 	}
 	assert_int_equal(core_stats(k.f.core)->expired, 0);
 	for (uint64_t ms = 0; ms < 2200; ms += 100) {
-		fixture_beat(&k.f, 10, k.worker[0].s);
+		fixture_heartbeat(&k.f, 10, k.worker[0].s);
 		tick(&k, 100); /* the worker hangs */
 	}
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
@@ -702,7 +702,7 @@ static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
 {
 	for (uint64_t end = f->k.f.now_ms + ms; f->k.f.now_ms < end;) {
 		for (uint32_t i = 0; i < f->k.n; i++)
-			fixture_beat(&f->k.f, f->k.worker[i].peer + 1, f->k.worker[i].s);
+			fixture_heartbeat(&f->k.f, f->k.worker[i].peer + 1, f->k.worker[i].s);
 		f->k.f.now_ms += 10;
 		fixture_step(&f->k.f, &(struct event){.kind = EVENT_TICK, .held_ms = held_ms});
 	}
@@ -742,7 +742,7 @@ TEST(held_time_is_not_counted_as_a_transfer_too)
 		pass(&k, 1000);
 		moved(&k, 1); /* from now on, the core measures the time until the next report */
 		for (uint64_t i = 1; i <= 20; i++) {
-			fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
+			fixture_heartbeat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 			k.f.now_ms += 100;
 			fixture_step(&k.f, &(struct event){.kind = EVENT_TICK, .held_ms = 100});
 			if (i % ticks == 0)

@@ -45,14 +45,14 @@ TEST(alpha_follows_the_number_of_members)
 	for (int ms = 0; ms < 400; ms += 100) { /* worker 7 is silent, but still a member */
 		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
-			fixture_beat(&f, 10 + i, s[i]);
+			fixture_heartbeat(&f, 10 + i, s[i]);
 	}
 	assert_int_equal(fixture_worker(&f, 7).state, SESSION_SUSPECT);
 	assert_alpha(&f, 10, s[0], 7);
 	for (int ms = 0; ms < 800; ms += 100) { /* worker 7 becomes dead */
 		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
-			fixture_beat(&f, 10 + i, s[i]);
+			fixture_heartbeat(&f, 10 + i, s[i]);
 	}
 	assert_int_equal(fixture_worker(&f, 7).state, SESSION_DEAD);
 	assert_alpha(&f, 13, s[3], 6);

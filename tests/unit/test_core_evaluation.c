@@ -254,7 +254,7 @@ TEST(a_portion_whose_worker_vanished_is_granted_again)
 	fixture_lease(&f, 10, t, 1);
 	assert_int_equal(fixture_sent(&f, 10, MSG_GRANT)->grant.kind, GRANT_TRAIN);
 	f.now_ms += f.cfg.sessions.suspect_ms + 1;
-	fixture_beat(&f, 10, t);
+	fixture_heartbeat(&f, 10, t);
 	fixture_tick(&f, 0);
 	g = fixture_grant(&f, 10, t, 2);
 	assert_int_equal(g.kind, GRANT_EVAL);

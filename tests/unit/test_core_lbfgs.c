@@ -169,7 +169,7 @@ static void walk_together(uint64_t seed, int restarts)
 			alive = 4;
 			a.k.f.now_ms += 1200;
 			for (uint32_t i = 0; i < 4; i++)
-				fixture_beat(&a.k.f, a.k.worker[i].peer + 1, a.k.worker[i].s);
+				fixture_heartbeat(&a.k.f, a.k.worker[i].peer + 1, a.k.worker[i].s);
 			fixture_tick(&a.k.f, 0);
 			cluster_receive(&a.k);
 			assert_int_equal(fixture_worker(&a.k.f, 5).state, SESSION_DEAD);

@@ -286,7 +286,7 @@ TEST(warm_start_holds_the_others_back)
 	fixture_lease(&f, 9, s, 1);
 	fixture_lease(&f, 10, t, 1);
 	f.now_ms += cfg.sessions.suspect_ms;
-	fixture_beat(&f, 10, t);
+	fixture_heartbeat(&f, 10, t);
 	assert_null(fixture_granted(&f, 10));
 	fixture_tick(&f, 1);
 	assert_non_null(fixture_granted(&f, 10));

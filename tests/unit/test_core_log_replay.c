@@ -305,9 +305,10 @@ TEST(with_a_log_all_is_durable_when_it_is_acknowledged)
 	struct msg_ack again = fixture_acked(&f, 9, &push);
 	assert_int_equal(again.duplicate, 1);
 	assert_int_equal(again.durable_seq, 200);
-	/* BEAT does not wait for the disk, so it reports only pushes that a checkpoint contains */
-	fixture_beat(&f, 10, s);
-	assert_int_equal(fixture_sent(&f, 10, MSG_BEAT)->beat.durable_seq, 0);
+	/* HEARTBEAT does not wait for the disk, so it reports only pushes that a checkpoint
+	 * contains */
+	fixture_heartbeat(&f, 10, s);
+	assert_int_equal(fixture_sent(&f, 10, MSG_HEARTBEAT)->heartbeat.durable_seq, 0);
 	fixture_bye(&f, 9, s);
 	assert_non_null(fixture_sent(&f, 9, MSG_BYE));
 	fixture_close(&f);

@@ -74,7 +74,7 @@ TEST(one_of_two_is_excluded_and_the_other_goes_on)
 	m = nan_push(bad, PATIENCE + 1); /* no message of an excluded worker counts */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EQUARANTINE);
-	fixture_beat(&f, 9, bad);
+	fixture_heartbeat(&f, 9, bad);
 	fixture_refused(&f, 9, PS_EQUARANTINE);
 	fixture_lease(&f, 9, bad, 1);
 	fixture_refused(&f, 9, PS_EQUARANTINE);
@@ -284,7 +284,7 @@ TEST(a_suspect_worker_counts)
 	struct stamp good = fixture_join(&f, 8, "good"), bad = fixture_join(&f, 9, "bad");
 	push_well(&f, 8, good, 1);
 	fixture_tick(&f, f.cfg.sessions.suspect_ms - 1);
-	fixture_beat(&f, 9, bad);
+	fixture_heartbeat(&f, 9, bad);
 	fixture_tick(&f, 2);
 	assert_int_equal(fixture_worker(&f, good.worker).state, SESSION_SUSPECT);
 	push_nan(&f, 9, bad, 1, PATIENCE);
@@ -318,7 +318,7 @@ TEST(a_worker_that_is_expected_back_counts)
 	bad = fixture_come_back(&f, 9, bad, 1);
 	fixture_tick(&f, 1);
 	f.now_ms += f.cfg.sessions.recovery_ms;
-	fixture_beat(&f, 9, bad);
+	fixture_heartbeat(&f, 9, bad);
 	fixture_tick(&f, 1);
 	assert_false(f.core->run.recovering);
 	push_nan(&f, 9, bad, 2, PATIENCE);
@@ -372,7 +372,7 @@ TEST(an_excluded_worker_is_notified_when_its_pushes_are_durable)
 	push_well(&f, 9, bad, 1);
 	push_nan(&f, 9, bad, 2, PATIENCE);
 	assert_null(fixture_sent(&f, 9, MSG_ERROR));
-	fixture_beat(&f, 9, bad);
+	fixture_heartbeat(&f, 9, bad);
 	fixture_silent(&f);
 	assert_int_equal(core_live_workers(f.core), 1);
 	if (!f.saving)

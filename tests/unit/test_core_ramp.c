@@ -124,7 +124,7 @@ TEST(a_suspected_worker_makes_room)
 	for (int i = 0; i < 4; i++) {
 		fixture_tick(&k.f, 100);
 		for (uint32_t h = 1; h < CLUSTER_WORKERS; h++)
-			fixture_beat(&k.f, k.worker[h].peer, k.worker[h].s);
+			fixture_heartbeat(&k.f, k.worker[h].peer, k.worker[h].s);
 	}
 	assert_int_equal(fixture_worker(&k.f, 1).state, SESSION_SUSPECT);
 	uint32_t granted = 0;

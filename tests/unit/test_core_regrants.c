@@ -19,7 +19,7 @@ TEST(a_suspects_lease_is_given_away_and_the_first_push_wins)
 	assert_work(&g, 0, 0, 2);
 	t = fixture_join(&f, 10, "");
 	f.now_ms += f.cfg.sessions.suspect_ms + 1;
-	fixture_beat(&f, 10, t);
+	fixture_heartbeat(&f, 10, t);
 	fixture_tick(&f, 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
 	assert_int_equal(core_stats(f.core)->released, 2);

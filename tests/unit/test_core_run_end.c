@@ -64,7 +64,7 @@ TEST(workers_get_bye_when_the_last_snapshot_is_durable)
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
-	fixture_beat(&f, 19, s); /* the worker has not received BYE and sends a heartbeat */
+	fixture_heartbeat(&f, 19, s); /* the worker has not received BYE and sends a heartbeat */
 	assert_int_equal(fixture_sent(&f, 19, MSG_BYE)->bye.status, PS_EDONE);
 	fixture_tick(&f, 1000000);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
@@ -105,7 +105,7 @@ TEST(the_end_waits_for_a_disk_that_fails)
 	fixture_message(&f, 9, &m); /* a run whose epochs are complete accepts no push */
 	fixture_silent(&f);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
-	fixture_beat(&f, 19, s);
+	fixture_heartbeat(&f, 19, s);
 	assert_int_not_equal(f.saving, 0);
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
@@ -222,7 +222,7 @@ TEST(a_drain_whose_save_failed_accepts_pushes_again)
 	fixture_saved(&f, EVENT_SAVE_FAILED);
 	push(&f, s, 1);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
-	fixture_beat(&f, 19, s);
+	fixture_heartbeat(&f, 19, s);
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
 	assert_int_equal(fixture_worker(&f, 1).durable_seq, 1);
@@ -286,7 +286,8 @@ TEST(the_last_step_notifies_every_worker_and_admin)
 	fixture_pull(&f, 99, (struct stamp){{0, 0}, 0, 0, 0}, WEIGHTS_CURRENT);
 	fixture_durable(&f);
 	for (uint32_t i = 0; i < RANDOM_WORKERS; i++) {
-		assert_int_equal(fixture_sent(&f, 100 + i, MSG_BEAT)->beat.durable_seq, 1);
+		assert_int_equal(
+			fixture_sent(&f, 100 + i, MSG_HEARTBEAT)->heartbeat.durable_seq, 1);
 		assert_non_null(fixture_sent(&f, 100 + i, MSG_BYE));
 	}
 	for (uint32_t i = 0; i < CORE_MAX_ADMINS; i++)

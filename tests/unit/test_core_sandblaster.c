@@ -311,7 +311,7 @@ TEST(portions_of_a_dead_worker_are_done_by_the_others)
 	push_of(&k, 1, k.worker[1].grant.work.first, 1);
 	cluster_request(&k, 1); /* the worker dies while it holds this portion */
 	k.f.now_ms += 1200;
-	fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
+	fixture_heartbeat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 	fixture_tick(&k.f, 0);
 	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_DEAD);
 	assert_int_equal(k.f.core->leases.n_done, 1); /* the delivered portion still counts */

@@ -126,7 +126,7 @@ TEST(a_worker_that_returns_too_late_to_replay_gets_no_bye)
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
 	assert_null(fixture_sent(&f, 20, MSG_BYE));
-	fixture_beat(&f, 29, s);
+	fixture_heartbeat(&f, 29, s);
 	fixture_silent(&f);
 	fixture_close(&f);
 }

@@ -58,7 +58,7 @@ TEST(welcome_tells_all_that_a_worker_needs)
 	assert_int_equal(w->epochs, cfg.training.epochs);
 	assert_int_equal(w->push_window, cfg.sessions.push_window);
 	assert_int_equal(w->replay_window, cfg.sessions.replay_window);
-	assert_int_equal(w->beat_ms, cfg.sessions.heartbeat_ms);
+	assert_int_equal(w->heartbeat_ms, cfg.sessions.heartbeat_ms);
 	assert_int_equal(w->dead_ms, cfg.sessions.dead_ms);
 	assert_int_equal(w->session_ttl_ms, cfg.sessions.ttl_ms);
 	assert_int_equal(w->last_seq, 0);
@@ -155,7 +155,7 @@ TEST(messages_that_only_a_server_sends_are_refused)
 /* ---- refusals ------------------------------------------------------------------------------- */
 
 static const enum msg_type stamped[] = {
-	MSG_PULL, MSG_PUSH, MSG_LEASE, MSG_RESULT, MSG_BEAT, MSG_BYE};
+	MSG_PULL, MSG_PUSH, MSG_LEASE, MSG_RESULT, MSG_HEARTBEAT, MSG_BYE};
 #define STAMPED (sizeof(stamped) / sizeof(stamped[0]))
 
 /* Returns a message of this type that would change the state of the server if its stamp were
@@ -176,8 +176,8 @@ static struct msg worker_message(enum msg_type type, struct stamp s)
 	case MSG_RESULT:
 		m.result = (struct msg_result){.stamp = s, .eval_id = 1};
 		break;
-	case MSG_BEAT:
-		m.beat = (struct msg_beat){.stamp = s};
+	case MSG_HEARTBEAT:
+		m.heartbeat = (struct msg_heartbeat){.stamp = s};
 		break;
 	case MSG_BYE:
 		m.bye = (struct msg_bye){.stamp = s};
@@ -383,7 +383,7 @@ TEST(silence_makes_suspect_then_dead_and_a_message_makes_live)
 	fixture_tick(&f, 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	assert_int_equal(core_stats(f.core)->deaths, 1);
-	fixture_beat(&f, 12, s);
+	fixture_heartbeat(&f, 12, s);
 	fixture_refused(&f, 12, PS_ESTATE);
 	fixture_close(&f);
 }

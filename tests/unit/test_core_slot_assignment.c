@@ -152,7 +152,7 @@ static void inherit(int leaves)
 	memcpy(m.hello.name, "anna", 5);
 	fixture_message(&f, 9, &m);
 	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
-	fixture_beat(&f, 19, s);
+	fixture_heartbeat(&f, 19, s);
 	m = fixture_push_ones(s, 1);
 	fixture_applied(&f, 9, &m);
 	if (leaves)
@@ -171,8 +171,8 @@ static void inherit(int leaves)
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_message(&f, 10, &m);
 	fixture_durable(&f);
-	/* the BEAT was not sent to the old process */
-	assert_non_null(fixture_sent(&f, 10, MSG_BEAT));
+	/* the HEARTBEAT was not sent to the old process */
+	assert_non_null(fixture_sent(&f, 10, MSG_HEARTBEAT));
 	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
 	/* the slot owes no replay, so the worker can be dead */
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);

@@ -101,9 +101,9 @@ TEST(a_lease_is_as_long_as_the_bound_allows)
 
 /* ---- absent workers ------------------------------------------------------------------------- */
 
-static void beat(struct cluster *k, uint32_t i)
+static void heartbeat(struct cluster *k, uint32_t i)
 {
-	fixture_beat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
+	fixture_heartbeat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
 	cluster_receive(k);
 }
 
@@ -117,7 +117,7 @@ TEST(a_silent_worker_delays_no_worker)
 	push_one(&k, 0);
 	assert_int_equal(cluster_request(&k, 0), 0);
 	fixture_tick(&k.f, 200);
-	beat(&k, 0);
+	heartbeat(&k, 0);
 	fixture_tick(&k.f, 200); /* worker 1 (worker id 2) is suspect now */
 	cluster_receive(&k);
 	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_SUSPECT);
@@ -138,15 +138,15 @@ TEST(a_worker_that_returns_starts_with_the_slowest)
 		cluster_request(&k, i);
 	for (int t = 0; t < 4; t++) { /* worker 2 sends nothing until it is suspect */
 		fixture_tick(&k.f, 100);
-		beat(&k, 0);
-		beat(&k, 1);
+		heartbeat(&k, 0);
+		heartbeat(&k, 1);
 	}
 	for (int i = 0; i < 9; i++)
 		for (uint32_t w = 0; w < 2; w++) {
 			push_one(&k, w);
 			assert_int_equal(cluster_request(&k, w), 1);
 		}
-	beat(&k, 2); /* worker 2 returns with the clock of the slowest worker, which is 9 */
+	heartbeat(&k, 2); /* worker 2 returns with the clock of the slowest worker, which is 9 */
 	for (uint32_t i = 0; i < 3; i++) {
 		push_one(&k, 0);
 		/* at i = 2 the clock is 12, which exceeds 9 + bound 2 */
@@ -301,7 +301,7 @@ static void race_step(struct race *a)
 				a->silent_ms[w] = 0;
 				/* the server has withdrawn the grant of the suspect worker */
 				a->k.worker[w].grant.work.count = 0;
-				beat(&a->k, w);
+				heartbeat(&a->k, w);
 				race_members(a);
 			}
 		}

@@ -244,7 +244,7 @@ static void silence(struct cluster *k, uint32_t ms, uint32_t but)
 		for (uint32_t w = 0; w < k->n; w++) {
 			if (w == but)
 				continue;
-			fixture_beat(&k->f, k->worker[w].peer + 1, k->worker[w].s);
+			fixture_heartbeat(&k->f, k->worker[w].peer + 1, k->worker[w].s);
 			cluster_receive(k);
 		}
 	}

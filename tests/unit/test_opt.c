@@ -194,7 +194,7 @@ TEST_IN(texts_live_as_long_as_argv, clear_environment, NULL)
 	assert_ptr_equal(args[0], argument);
 }
 
-TEST_IN(the_command_line_beats_the_environment_beats_the_default, clear_environment, NULL)
+TEST_IN(the_command_line_overrides_the_environment_overrides_the_default, clear_environment, NULL)
 {
 	setenv("CNN_EPOCHS", "7", 1);
 	setenv("CNN_LR", "0.5", 1);

@@ -305,7 +305,7 @@ TEST_IN(a_role_decides_which_messages_are_allowed, set_up, tear_down)
 		{"observer", 1u << MSG_STATUS | 1u << MSG_BYE},
 		{"admin", 1u << MSG_STATUS | 1u << MSG_BYE | 1u << MSG_PULL | 1u << MSG_ADMIN},
 		{"worker", 1u << MSG_STATUS | 1u << MSG_BYE | 1u << MSG_PULL | 1u << MSG_PUSH |
-				   1u << MSG_LEASE | 1u << MSG_RESULT | 1u << MSG_BEAT |
+				   1u << MSG_LEASE | 1u << MSG_RESULT | 1u << MSG_HEARTBEAT |
 				   1u << MSG_HELLO},
 	};
 	struct client c;

@@ -61,7 +61,7 @@ TEST_IN(a_chosen_routing_id_gets_no_answer, router_set_up, router_tear_down)
 
 	zmq_setsockopt(s, ZMQ_ROUTING_ID, "admin", 5);
 	zmq_connect(s, router_endpoint(router_under_test));
-	client_beat(s);
+	client_heartbeat(s);
 	UNTIL(router_test_stats().malformed == 1)
 	assert_int_equal(router_core.messages, 0);
 	assert_int_equal(router_test_stats().waiting, 0);
@@ -77,8 +77,8 @@ TEST_IN(all_messages_are_received_without_a_loop_iteration, router_set_up, route
 	void *s[2] = {connect_dealer(), connect_dealer()};
 
 	for (int i = 0; i < EACH; i++) {
-		client_beat(s[0]);
-		client_beat(s[1]);
+		client_heartbeat(s[0]);
+		client_heartbeat(s[1]);
 	}
 	while (router_core.messages < 2 * EACH) { /* libzmq's thread delivers the messages */
 		assert_true(clock_ms() < late);
@@ -162,7 +162,7 @@ TEST_IN(a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up, 
 	void *slow = open_dealer(), *reader = connect_dealer();
 	zmq_setsockopt(slow, ZMQ_RCVHWM, &one, sizeof(one));
 	zmq_connect(slow, router_endpoint(router_under_test));
-	client_beat(slow);
+	client_heartbeat(slow);
 	UNTIL(router_core.messages == 1)
 	const uint32_t slow_peer = router_core.peer;
 	for (uint64_t sent = 0; router_test_stats().dropped == 0; sent++) {
@@ -174,9 +174,9 @@ TEST_IN(a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up, 
 	assert_int_equal(router_test_stats().waiting, 1);
 	const uint64_t dropped = router_test_stats().dropped;
 	router_core.replies = 1;
-	client_beat(reader);
+	client_heartbeat(reader);
 	client_receive(reader, wire, &f, &m);
-	assert_int_equal(m.type, MSG_BEAT);
+	assert_int_equal(m.type, MSG_HEARTBEAT);
 	frames_release(&f);
 	assert_int_not_equal(router_core.peer, slow_peer);
 	for (;; params++) { /* now the peer reads: first the replies in flight, then the ERROR */
@@ -189,9 +189,9 @@ TEST_IN(a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up, 
 	assert_int_equal(m.type, MSG_ERROR);
 	assert_int_equal(m.error.status, PS_ESTATE);
 	frames_release(&f);
-	client_beat(slow);
+	client_heartbeat(slow);
 	client_receive(slow, wire, &f, &m);
-	assert_int_equal(m.type, MSG_BEAT);
+	assert_int_equal(m.type, MSG_HEARTBEAT);
 	frames_release(&f);
 	assert_int_equal(router_test_stats().dropped, dropped);
 	close_dealer(slow);
@@ -208,11 +208,11 @@ TEST_IN(a_burst_of_small_replies_reaches_a_peer_that_reads, router_set_up, route
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
 	router_core.replies = 200;
-	client_beat(s);
+	client_heartbeat(s);
 	for (uint64_t i = 1; i <= 200; i++) {
 		client_receive(s, wire, &f, &m);
-		assert_int_equal(m.type, MSG_BEAT);
-		assert_int_equal(m.beat.last_seq, i);
+		assert_int_equal(m.type, MSG_HEARTBEAT);
+		assert_int_equal(m.heartbeat.last_seq, i);
 		frames_release(&f);
 	}
 	assert_int_equal(router_test_stats().dropped, 0);
@@ -222,10 +222,10 @@ TEST_IN(a_burst_of_small_replies_reaches_a_peer_that_reads, router_set_up, route
 
 TEST_IN(a_peer_that_left_is_reported, router_set_up, router_tear_down)
 {
-	const struct msg m = {.type = MSG_BEAT};
+	const struct msg m = {.type = MSG_HEARTBEAT};
 
 	void *s = connect_dealer();
-	client_beat(s);
+	client_heartbeat(s);
 	UNTIL(router_core.messages == 1)
 	UNTIL(router_test_stats().port.connections == 1)
 	close_dealer(s);
@@ -250,7 +250,7 @@ TEST_IN(no_wake_up_was_missed, router_set_up, router_tear_down)
 	void *s = connect_dealer();
 	router_core.replies = 1;
 	for (int i = 0; i < 2000; i++) {
-		client_beat(s);
+		client_heartbeat(s);
 		client_receive(s, wire, &f, &m);
 		frames_release(&f);
 	}

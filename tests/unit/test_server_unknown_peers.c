@@ -30,13 +30,13 @@ static int dial(void)
 	return fd;
 }
 
-/* Send a BEAT over the socket `s`. The server must answer the BEAT. */
+/* Send a HEARTBEAT over the socket `s`. The server must answer the HEARTBEAT. */
 static void expect_answer(void *s, struct wire *wire)
 {
 	struct frames f;
 	struct msg m;
 
-	client_beat(s);
+	client_heartbeat(s);
 	client_receive(s, wire, &f, &m);
 	frames_release(&f);
 }

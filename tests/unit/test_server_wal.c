@@ -195,9 +195,9 @@ TEST_IN(failing_log_files_do_not_accumulate, wal_set_up, wal_tear_down)
 
 /* ---- a disk that does not answer ------------------------------------------------------------- */
 
-static void beats(int n)
+static void heartbeats(int n)
 {
-	const struct msg m = {.type = MSG_BEAT, .beat = {.stamp = wal.stamp}};
+	const struct msg m = {.type = MSG_HEARTBEAT, .heartbeat = {.stamp = wal.stamp}};
 
 	while (n-- > 0)
 		wal_receive(9, &m);
@@ -221,13 +221,13 @@ TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 	wal_flush(wal.wal);
 	for (int i = 0; i < 1000; i++) {
 		wal_tick();
-		beats(1);
+		heartbeats(1);
 	}
 	assert_grew_less_than((size_t)1000 * 600, before);
 	for (int i = 0; i < 100; i++) {
 		for (int k = 0; k < 1000; k++) {
 			wal_tick();
-			beats(2);
+			heartbeats(2);
 		}
 		wal_begin_snapshot();
 		wal_saved(0);

@@ -133,7 +133,7 @@ TEST(at_most_replay_window_pushes_are_retained)
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
 	driver_ack(&d, 1, VERDICT_OK, 0); /* the push is decided, but it is not durable */
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
-	driver_beat(&d, 4, 1);
+	driver_heartbeat(&d, 4, 1);
 	assert_did(&d, "release:1");
 	assert_int_equal(session_can_push(d.s), 1);
 	driver_push_ok(&d, 1);
@@ -200,7 +200,7 @@ TEST(only_what_is_durable_and_decided_is_released)
 	/* pushes 2 and 3 are durable, but their decisions are unknown */
 	driver_ack(&d, 1, VERDICT_OK, 3);
 	assert_did(&d, "ACK:1 release:1");
-	driver_beat(&d, 4, 4);
+	driver_heartbeat(&d, 4, 4);
 	assert_did(&d, "");
 	driver_ack(&d, 2, VERDICT_OK, 4);
 	assert_did(&d, "ACK:2 release:2");

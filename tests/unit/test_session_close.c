@@ -186,7 +186,7 @@ TEST(bye_follows_all_pushes_and_its_answer_ends_the_session)
 	assert_did(&d, "");
 	for (uint64_t seq = 3; seq <= 6; seq++)
 		driver_ack(&d, seq, VERDICT_OK, 0);
-	driver_beat(&d, 6, 6);
+	driver_heartbeat(&d, 6, 6);
 	assert_did(&d, "release:6");
 	driver_bye_from_server(&d, PS_OK);
 	assert_did(&d, "END:PS_OK");

@@ -116,14 +116,14 @@ TEST(answers_from_before_a_crash_are_ignored)
 	driver_welcome(&d, 0, 0);
 	driver_message(&d, &late);
 	assert_did(&d, "");
-	late = (struct msg){.type = MSG_BEAT,
-		.beat = {.stamp = d.welcome.stamp, .last_seq = 4, .durable_seq = 4}};
-	late.beat.stamp.term--;
+	late = (struct msg){.type = MSG_HEARTBEAT,
+		.heartbeat = {.stamp = d.welcome.stamp, .last_seq = 4, .durable_seq = 4}};
+	late.heartbeat.stamp.term--;
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	driver_message(&d, &late);
 	assert_did(&d, "");
-	late.beat.stamp.term++;
-	late.beat.stamp.incarnation++; /* this stamp belongs to another process */
+	late.heartbeat.stamp.term++;
+	late.heartbeat.stamp.incarnation++; /* this stamp belongs to another process */
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	session_free(&d.s);
@@ -147,7 +147,7 @@ TEST(an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored)
 	session_free(&d.s);
 }
 
-TEST(a_beat_that_acks_have_overtaken_changes_nothing)
+TEST(a_heartbeat_that_acks_have_overtaken_changes_nothing)
 {
 	static struct session_driver d;
 
@@ -155,9 +155,9 @@ TEST(a_beat_that_acks_have_overtaken_changes_nothing)
 	driver_push_ok(&d, 3);
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	driver_ack(&d, 2, VERDICT_OK, 0);
-	driver_beat(&d, 2, 0);
+	driver_heartbeat(&d, 2, 0);
 	assert_did(&d, "");
-	driver_beat(&d, 1, 0); /* the ACK of push 2 has overtaken this BEAT */
+	driver_heartbeat(&d, 1, 0); /* the ACK of push 2 has overtaken this HEARTBEAT */
 	assert_did(&d, "");
 	session_free(&d.s);
 }
@@ -206,14 +206,14 @@ static void peer_receive(struct peer *p, struct session_driver *d, int depth)
 		todo[n].seq = session_effect(d->s, i)->seq;
 	}
 	for (size_t i = 0; i < n && depth < 200; i++) {
-		if (todo[i].kind > DO_SEND_BEAT || rng_below(&p->r, 12) == 0)
+		if (todo[i].kind > DO_SEND_HEARTBEAT || rng_below(&p->r, 12) == 0)
 			continue;
 		if (todo[i].kind == DO_SEND_PUSH)
 			peer_push(p, d, todo[i].seq);
 		else if (todo[i].type == MSG_HELLO)
 			driver_welcome(d, p->last, p->durable);
-		else if (todo[i].type == MSG_BEAT)
-			driver_beat(d, p->last, p->durable);
+		else if (todo[i].type == MSG_HEARTBEAT)
+			driver_heartbeat(d, p->last, p->durable);
 		else
 			continue;
 		peer_receive(p, d, depth + 1);
@@ -250,7 +250,7 @@ TEST(whatever_is_lost_each_push_is_decided_once_in_order)
 			else if (session_last_seq(d.s) < 300)
 				(void)!driver_push(&d);
 			else
-				driver_beat(&d, p.last, p.durable = p.last);
+				driver_heartbeat(&d, p.last, p.durable = p.last);
 			peer_receive(&p, &d, 0);
 		}
 		assert_int_equal(session_phase(d.s), PHASE_READY);

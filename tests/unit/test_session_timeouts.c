@@ -103,7 +103,7 @@ TEST(a_request_without_an_answer_resynchronises_after_silence_ms)
 		/* heartbeats do not count as the answer to a request */
 		for (uint64_t ms = 0; ms < 2900; ms += 100) {
 			driver_tick(&d, 100);
-			driver_beat(&d, request == 0, 0);
+			driver_heartbeat(&d, request == 0, 0);
 			assert_null(driver_sent(&d, MSG_HELLO));
 		}
 		driver_tick(&d, 99);
@@ -166,12 +166,12 @@ TEST(a_message_that_moves_is_waited_for)
 		session_progress(d.s, d.now_ms);
 		driver_tick(&d, 100);
 		assert_null(driver_sent(&d, MSG_HELLO));
-		driver_beat(&d, 0, 0);
+		driver_heartbeat(&d, 0, 0);
 	}
 	for (int i = 0; i < 28; i++) {
 		driver_tick(&d, 100);
 		assert_null(driver_sent(&d, MSG_HELLO));
-		driver_beat(&d, 0, 0);
+		driver_heartbeat(&d, 0, 0);
 	}
 	driver_tick(&d, 100); /* silence_ms have passed since the last byte */
 	assert_non_null(driver_sent(&d, MSG_HELLO));
@@ -186,7 +186,7 @@ TEST(silence_counts_from_the_oldest_request)
 	driver_push_ok(&d, 1);
 	for (int i = 0; i < 29; i++) {
 		driver_tick(&d, 100);
-		driver_beat(&d, 0, 0);
+		driver_heartbeat(&d, 0, 0);
 		if (i % 10 == 5) /* further requests of the program do not restart the time */
 			driver_push_ok(&d, 1);
 	}
@@ -207,7 +207,7 @@ TEST(total_silence_resynchronises_without_a_request)
 		i++) { /* an idle session whose heartbeats are answered has no timeout */
 		driver_tick(&d, 1000);
 		assert_null(driver_sent(&d, MSG_HELLO));
-		driver_beat(&d, 0, 0);
+		driver_heartbeat(&d, 0, 0);
 	}
 	driver_tick(&d, 2999);
 	assert_null(driver_sent(&d, MSG_HELLO));
@@ -218,28 +218,29 @@ TEST(total_silence_resynchronises_without_a_request)
 
 /* ---- heartbeats ----------------------------------------------------------------------------- */
 
-TEST(it_beats_twice_in_beat_ms_while_the_trainer_lives)
+TEST(it_heartbeats_twice_in_heartbeat_ms_while_the_trainer_lives)
 {
 	static struct session_driver d;
-	size_t beats = 0;
+	size_t heartbeats = 0;
 
 	driver_open(&d);
 	driver_push_ok(&d, 3);
 	driver_ack(&d, 1, VERDICT_OK, 1);
 	for (int i = 0; i < 100; i++) {
 		driver_tick(&d, 100);
-		if (driver_effect(&d, DO_SEND_BEAT)) {
-			const struct msg_beat *m = &driver_effect(&d, DO_SEND_BEAT)->msg.beat;
+		if (driver_effect(&d, DO_SEND_HEARTBEAT)) {
+			const struct msg_heartbeat *m =
+				&driver_effect(&d, DO_SEND_HEARTBEAT)->msg.heartbeat;
 
 			assert_int_equal(m->last_seq, 3);
 			assert_int_equal(m->durable_seq, 1);
 			assert_memory_equal(&m->stamp, &d.welcome.stamp, sizeof(m->stamp));
-			beats++;
+			heartbeats++;
 		}
 		driver_ack(&d, 1, VERDICT_OK, 1);
 	}
 	/* the session sends a heartbeat at the first tick at or after 250 ms */
-	assert_int_equal(beats, 34);
+	assert_int_equal(heartbeats, 34);
 	/* A session sends no heartbeats if its program does not call it: a worker whose trainer
 	 * hangs must fall silent. */
 	for (int i = 0; i < 20; i++) {
@@ -250,11 +251,11 @@ TEST(it_beats_twice_in_beat_ms_while_the_trainer_lives)
 	driver_error(&d, PS_ESTATE);
 	driver_tick(&d, 600);
 	/* the session sends no heartbeat before WELCOME */
-	assert_null(driver_effect(&d, DO_SEND_BEAT));
+	assert_null(driver_effect(&d, DO_SEND_HEARTBEAT));
 	session_free(&d.s);
 }
 
-TEST(observers_do_not_beat_nor_go_on_with_a_session)
+TEST(observers_do_not_heartbeat_nor_go_on_with_a_session)
 {
 	struct session_config cfg = driver_config();
 	static struct session_driver d;
@@ -324,7 +325,7 @@ TEST(lost_contact_ends_it_after_disconnect_timeout_ms_or_session_ttl_ms)
 
 	driver_open(&d);
 	driver_tick(&d, 50);
-	driver_beat(&d, 0, 0);
+	driver_heartbeat(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 20000);
 	session_free(&d.s);
 	driver_new(&d, cfg, 8); /* after session_ttl_ms, another worker may have the slot */

@@ -94,7 +94,7 @@ TEST(grants_and_results_must_make_sense)
 }
 
 static struct bytes *welcome(
-	unsigned push_window, unsigned replay_window, unsigned beat_ms, unsigned dead_ms)
+	unsigned push_window, unsigned replay_window, unsigned heartbeat_ms, unsigned dead_ms)
 {
 	struct bytes *b = bytes_fresh();
 
@@ -102,7 +102,7 @@ static struct bytes *welcome(
 	bytes_number(b, 8, 1);
 	bytes_number(b, 10, push_window);
 	bytes_number(b, 11, replay_window);
-	bytes_number(b, 12, beat_ms);
+	bytes_number(b, 12, heartbeat_ms);
 	bytes_number(b, 13, dead_ms);
 	bytes_number(b, 14, 1);
 	bytes_number(b, 15, MODE_DOWNPOUR);
@@ -127,7 +127,8 @@ TEST(welcomes_must_make_sense)
 	assert_accepted(MSG_WELCOME, welcome(8, 8, 1, 2));
 	assert_refused(
 		MSG_WELCOME, welcome(8, 7, 1, 2), "replay_window is smaller than push_window");
-	assert_refused(MSG_WELCOME, welcome(8, 8, 2, 2), "beat_ms is not smaller than dead_ms");
+	assert_refused(
+		MSG_WELCOME, welcome(8, 8, 2, 2), "heartbeat_ms is not smaller than dead_ms");
 	assert_refused(MSG_WELCOME, welcome(0, 8, 1, 2), "welcome.push_window is out of range");
 	for (unsigned field = 20; field <= 21; field++) {
 		const double bad[] = {-0.1, 1e7, (double)NAN, (double)INFINITY};
@@ -149,7 +150,7 @@ TEST(seqs_that_no_run_reaches_are_refused)
 	assert_refused(MSG_WELCOME, b, "welcome.last_seq is out of range");
 	b = bytes_fresh();
 	bytes_number(b, 3, UINT64_MAX);
-	assert_refused(MSG_BEAT, b, "beat.durable_seq is out of range");
+	assert_refused(MSG_HEARTBEAT, b, "heartbeat.durable_seq is out of range");
 	b = bytes_fresh();
 	bytes_number(b, 1, UINT64_MAX);
 	bytes_number(b, 2, VERDICT_OK);

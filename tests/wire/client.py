@@ -124,7 +124,7 @@ class Link:
         return decode(self.socket.recv_multipart())
 
     def expect(self, *names, seconds=PATIENCE):
-        """Returns the next message that is no BEAT. The message must have one of these names."""
+        """Returns the next message that is no HEARTBEAT. It must have one of these names."""
         end = time.monotonic() + seconds
         while True:
             got = self.receive(max(0, end - time.monotonic()))
@@ -133,7 +133,7 @@ class Link:
                 return got
             if got[0] in ("error", "bye"):
                 raise Refused(got[1])
-            assert got[0] == "beat", f"{got[0]} instead of {names}"
+            assert got[0] == "heartbeat", f"{got[0]} instead of {names}"
 
     def close(self):
         self.socket.close()
@@ -155,18 +155,18 @@ class Worker:
         self.welcome = self.stamp = self.grant = None
         self.seq = self.durable = 0
         self.base_term = 0  # the term of the newest PARAMS; 0: none was received
-        self.next_beat = 0.0
+        self.next_heartbeat = 0.0
         if resume:
             self.stamp, self.seq, self.durable = resume
         self.hello()
 
     def links(self):
         self.bulk = Link(self.endpoint, self.keys)
-        self.beat = Link(self.endpoint, self.keys)
+        self.heartbeat = Link(self.endpoint, self.keys)
 
     def close(self):
         self.bulk.close()
-        self.beat.close()
+        self.heartbeat.close()
 
     # ---- Session
 
@@ -205,25 +205,26 @@ class Worker:
         for seq in [s for s in self.kept if s <= self.durable]:
             del self.kept[seq]
 
-    def maybe_beat(self):
+    def maybe_heartbeat(self):
         now = time.monotonic()
-        if now >= self.next_beat:
-            self.next_beat = now + self.welcome.beat_ms / 1000
-            self.beat.send(pb.Beat(stamp=self.stamp, last_seq=self.seq, durable_seq=self.durable))
+        if now >= self.next_heartbeat:
+            self.next_heartbeat = now + self.welcome.heartbeat_ms / 1000
+            self.heartbeat.send(pb.Heartbeat(stamp=self.stamp, last_seq=self.seq,
+                                             durable_seq=self.durable))
 
     def wait(self, *names, seconds=PATIENCE):
         """Wait for a message with one of these names, and return it. Meanwhile, send heartbeats and
-        process ACKs and BEATs."""
+        process ACKs and HEARTBEATs."""
         poller = zmq.Poller()
         poller.register(self.bulk.socket, zmq.POLLIN)
-        poller.register(self.beat.socket, zmq.POLLIN)
+        poller.register(self.heartbeat.socket, zmq.POLLIN)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self.maybe_beat()
-            for socket, _ in poller.poll(self.welcome.beat_ms):
+            self.maybe_heartbeat()
+            for socket, _ in poller.poll(self.welcome.heartbeat_ms):
                 name, body, vector = decode(socket.recv_multipart())
                 ack = body if name == "ack" else body.ack if name == "params" else None
-                if name == "beat" or ack and ack.seq:
+                if name == "heartbeat" or ack and ack.seq:
                     self.let_go((ack or body).durable_seq)
                 if ack and ack.seq in self.kept:
                     self.kept[ack.seq][2] = ack
@@ -309,13 +310,13 @@ class Worker:
                 return body
 
     def bye(self):
-        """Send BYE and wait for the server's BYE. The worker sends no BEAT meanwhile: the server
-        would refuse a BEAT after BYE."""
+        """Send BYE and wait for the server's BYE. The worker sends no HEARTBEAT meanwhile: the
+        server would refuse a HEARTBEAT after BYE."""
         self.bulk.send(pb.Bye(stamp=self.stamp))
         name = None
         while name != "bye":
             name, body, _ = self.bulk.receive() or ("no BYE", None, None)
-            assert name in ("bye", "ack", "beat", "params", "grant"), f"{name} {body}"
+            assert name in ("bye", "ack", "heartbeat", "params", "grant"), f"{name} {body}"
         assert body.code == 0, body
         self.close()
 

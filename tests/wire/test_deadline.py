@@ -34,9 +34,9 @@ class StallingWorker:
                 self.stop.wait(0.002)
             self.has.set()
             while not self.stop.is_set():
-                self.worker.maybe_beat()
-                while self.worker.beat.socket.poll(0):
-                    self.worker.beat.socket.recv_multipart()
+                self.worker.maybe_heartbeat()
+                while self.worker.heartbeat.socket.poll(0):
+                    self.worker.heartbeat.socket.recv_multipart()
                 self.stop.wait(0.05)
         except Exception:  # the run is over, and the server has sent BYE
             pass

@@ -64,7 +64,7 @@ def metric(server, name):
 def all_read(server, *workers):
     """Wait until the server has read all messages that these workers have sent. The server must not
     have read any other message since its start."""
-    sent = sum(w.bulk.sent + w.beat.sent for w in workers)
+    sent = sum(w.bulk.sent + w.heartbeat.sent for w in workers)
     until(lambda: metric(server, "messages_received_total") >= sent, 20 * PATIENCE, "all is read")
     assert metric(server, "messages_received_total") == sent
     return sent
@@ -282,7 +282,7 @@ def one_of(name, stamp):
             "ADMIN_LOG_LEVEL": pb.Admin(verb=pb.ADMIN_LOG_LEVEL, level=pb.LOG_LEVEL_INFO),
             "ADMIN_RELEASE": pb.Admin(verb=pb.ADMIN_RELEASE, worker="nobody"),
             "PUSH": pb.Push(stamp=stamp, seq=1), "LEASE": pb.Lease(stamp=stamp, request=1),
-            "RESULT": pb.Result(stamp=stamp, eval_count=1), "BEAT": pb.Beat(stamp=stamp),
+            "RESULT": pb.Result(stamp=stamp, eval_count=1), "HEARTBEAT": pb.Heartbeat(stamp=stamp),
             "BYE": pb.Bye(stamp=stamp)}[name]
 
 
@@ -303,8 +303,8 @@ def test_keys_table(server, honest, known, role):
         for name in names + ["ADMIN_LOG_LEVEL", "ADMIN_RELEASE"] * ("ADMIN" in names):
             link = Link(server.endpoint, known("second" if role == "worker" else role))
             link.send(one_of(name, stamp))
-            # The server may answer a worker's HELLO, RESULT or BEAT with nothing. A STATUS after it
-            # always gets a reply.
+            # The server may answer a worker's HELLO, RESULT or HEARTBEAT with nothing. A STATUS
+            # after it always gets a reply.
             link.send(pb.Status())
             codes = set()
             while True:

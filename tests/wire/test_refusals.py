@@ -176,7 +176,8 @@ def test_errors_say_hello_first(link, honest):
         stamp = pb.Stamp(run_hi=honest.stamp.run_hi, run_lo=honest.stamp.run_lo,
                          term=honest.stamp.term, worker=worker, incarnation=1)
         for body in (pb.Pull(stamp=stamp, which=1), pb.Push(stamp=stamp, seq=1),
-                     pb.Lease(stamp=stamp, request=1), pb.Beat(stamp=stamp), pb.Bye(stamp=stamp)):
+                     pb.Lease(stamp=stamp, request=1), pb.Heartbeat(stamp=stamp),
+                     pb.Bye(stamp=stamp)):
             assert code(link, body) == ESTATE
 
 

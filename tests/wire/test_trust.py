@@ -143,7 +143,7 @@ def test_trust_a_revoked_key_loses_its_connections(programs, keys):
     sent, end = 0, time.monotonic() + 10
     # when the server has closed the connection, the queue fills up and try_send returns 0
     while sent < 20000 and time.monotonic() < end:
-        sent += revoked.bulk.try_send(pb.Beat(stamp=revoked.stamp))
+        sent += revoked.bulk.try_send(pb.Heartbeat(stamp=revoked.stamp))
     assert sent < 20000
     assert Worker(server.endpoint, keys=Keys(keys / "worker.key", public)).pull()[1] == 1
     assert server.status()["counters"]["unauthorized"] < 5000

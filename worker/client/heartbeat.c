@@ -16,13 +16,13 @@ void heartbeat_release(struct heartbeat *h)
 	uv_mutex_destroy(&h->lock);
 }
 
-/* Sends a copy of the BEAT. The caller holds the lock. If the socket has no room, the function
- * drops the BEAT, because the next BEAT makes it obsolete. */
+/* Sends a copy of the HEARTBEAT. The caller holds the lock. If the socket has no room, the function
+ * drops the HEARTBEAT, because the next HEARTBEAT makes it obsolete. */
 static void send_copy(struct heartbeat *h, uint64_t now)
 {
 	struct frames f;
 
-	/* invariant (2): the message is a BEAT that was sent before */
+	/* invariant (2): the message is a HEARTBEAT that was sent before */
 	PS_ASSERT(zmq_msg_size(&h->message));
 	frames_init(&f);
 	(void)zmq_msg_init(&f.frame[0]);
@@ -33,11 +33,12 @@ static void send_copy(struct heartbeat *h, uint64_t now)
 		frames_release(&f);
 }
 
-void heartbeat_send(struct heartbeat *h, const struct msg *beat, uint64_t period_ms, uint64_t now)
+void heartbeat_send(
+	struct heartbeat *h, const struct msg *heartbeat, uint64_t period_ms, uint64_t now)
 {
 	zmq_msg_t header;
 
-	if (wire_encode_header(beat, &header))
+	if (wire_encode_header(heartbeat, &header))
 		return;
 	uv_mutex_lock(&h->lock);
 	(void)zmq_msg_move(&h->message, &header);
@@ -87,6 +88,6 @@ int heartbeat_readable(struct heartbeat *h, int *fd)
 void heartbeat_redial(struct heartbeat *h, struct link *l)
 {
 	uv_mutex_lock(&h->lock);
-	link_redial_beat(l);
+	link_redial_heartbeat(l);
 	uv_mutex_unlock(&h->lock);
 }

@@ -1,6 +1,7 @@
 /*
- * heartbeat.h - the worker's heartbeats: the beat connection and the newest BEAT. The background
- * thread repeats this BEAT while the program's thread waits for an answer and does not get the CPU.
+ * heartbeat.h - the worker's heartbeats: the heartbeat connection and the newest HEARTBEAT. The
+ * background thread repeats this HEARTBEAT while the program's thread waits for an answer and does
+ * not get the CPU.
  *
  * On a busy machine the scheduler prefers other threads to a thread that has computed for a long
  * time, even if this thread only waits now. On two CPUs with fifteen other busy processes, such a
@@ -9,10 +10,10 @@
  *
  * Invariants:
  * (1) `socket` is used only under `lock` (test_cnnps.c under make tsan);
- * (2) heartbeat_repeat repeats only a BEAT that the holder of the I/O lock has sent on this
+ * (2) heartbeat_repeat repeats only a HEARTBEAT that the holder of the I/O lock has sent on this
  *     connection, and repeats nothing after heartbeat_stop
- *     (beats_go_on_when_a_waiting_program_does_not_get_to_run).
- * PS_ASSERT checks (2) at each BEAT, in every build. Thread: any. A call takes the lock at its
+ *     (heartbeats_go_on_when_a_waiting_program_does_not_get_to_run).
+ * PS_ASSERT checks (2) at each HEARTBEAT, in every build. Thread: any. A call takes the lock at its
  * start and releases it at its end.
  */
 #ifndef WORKER_CLIENT_HEARTBEAT_H
@@ -27,22 +28,23 @@ struct link;
 struct heartbeat {
 	uv_mutex_t lock;
 	void *socket;      /* borrowed */
-	zmq_msg_t message; /* the newest BEAT; empty: none to repeat */
+	zmq_msg_t message; /* the newest HEARTBEAT; empty: none to repeat */
 	uint64_t sent_ms;  /* clock_ms */
 	uint64_t period_ms;
 };
 
 int heartbeat_init(struct heartbeat *h, void *socket) PS_MUST_CHECK;
 void heartbeat_release(struct heartbeat *h);
-/* Sends this BEAT now, at clock_ms `now`. The next heartbeat is due after `period_ms`. */
-void heartbeat_send(struct heartbeat *h, const struct msg *beat, uint64_t period_ms, uint64_t now);
-/* Sends the newest BEAT again if a heartbeat is due. */
+/* Sends this HEARTBEAT now, at clock_ms `now`. The next heartbeat is due after `period_ms`. */
+void heartbeat_send(
+	struct heartbeat *h, const struct msg *heartbeat, uint64_t period_ms, uint64_t now);
+/* Sends the newest HEARTBEAT again if a heartbeat is due. */
 void heartbeat_repeat(struct heartbeat *h, uint64_t now);
-/* Stops the repeats of the BEAT until the next heartbeat_send. */
+/* Stops the repeats of the HEARTBEAT until the next heartbeat_send. */
 void heartbeat_stop(struct heartbeat *h);
-/* Receives a message from the beat connection, like wire_recv. */
+/* Receives a message from the heartbeat connection, like wire_recv. */
 int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
-/* Connects `socket`, the beat socket of `l`, again if libzmq has given up its connection. */
+/* Connects `socket`, the heartbeat socket of `l`, again if libzmq has given up its connection. */
 void heartbeat_redial(struct heartbeat *h, struct link *l);
 /* Returns 1 if there is a message to receive. If there is no message, sets *fd to the socket's
  * ZMQ_FD, which the caller can poll. This descriptor is edge-triggered: a concurrent

@@ -43,7 +43,7 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	/* give up a peer that accepts the connection and then sends nothing */
 	bad |= set_socket_int(socket, ZMQ_HANDSHAKE_IVL, 2000);
 	bad |= set_socket_int(socket, ZMQ_CONNECT_TIMEOUT, 1500);
-	/* ZMTP heartbeats drop healthy peers that are busy; BEAT messages replace them */
+	/* ZMTP heartbeats drop healthy peers that are busy; HEARTBEAT messages replace them */
 	bad |= set_socket_int(socket, ZMQ_HEARTBEAT_IVL, 0);
 	/* TCP probes every second and gives up after 2.5 s without progress. Otherwise TCP's
 	 * retransmissions become so rare that a repaired network stays unused for seconds. A slow
@@ -90,12 +90,12 @@ static int start_monitor(struct link *l)
 
 	/* Not ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL, see server/net/port.c: libzmq closes a connection
 	 * with a forged message only if it does not report the message. */
-	int of_beat = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED | ZMQ_EVENT_CONNECT_RETRIED |
-		      ZMQ_EVENT_DISCONNECTED;
+	int of_heartbeat = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED |
+			   ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED;
 
 	l->monitor = zmonitor_open(l->context, l->bulk, events);
-	l->beat_monitor = zmonitor_open(l->context, l->beat, of_beat);
-	return l->monitor && l->beat_monitor ? PS_OK : PS_ENET;
+	l->heartbeat_monitor = zmonitor_open(l->context, l->heartbeat, of_heartbeat);
+	return l->monitor && l->heartbeat_monitor ? PS_OK : PS_ENET;
 }
 
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
@@ -110,11 +110,11 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 	if (!l->context)
 		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
 	if (!(l->bulk = open_socket(l, keys, random)) ||
-		!(l->beat = open_socket(l, keys, random)) || start_monitor(l)) {
+		!(l->heartbeat = open_socket(l, keys, random)) || start_monitor(l)) {
 		err_set(e, rc, "no ZeroMQ socket: %s", zmq_strerror(errno));
 		goto fail;
 	}
-	if (zmq_connect(l->bulk, server) || zmq_connect(l->beat, server)) {
+	if (zmq_connect(l->bulk, server) || zmq_connect(l->heartbeat, server)) {
 		rc = err_set(e, PS_EUSAGE, "server \"%.200s\": %s; expected tcp://HOST:PORT",
 			server, zmq_strerror(errno));
 		goto fail;
@@ -165,17 +165,17 @@ void link_redial(struct link *l)
 	(void)zmq_connect(l->bulk, l->server);
 }
 
-void link_redial_beat(struct link *l)
+void link_redial_heartbeat(struct link *l)
 {
 	struct zmonitor_event e;
 
-	for (int i = 0; i < 64 && zmonitor_next(l->beat_monitor, &e); i++)
-		l->beat_stopped = e.number == ZMQ_EVENT_DISCONNECTED;
-	if (!l->beat_stopped)
+	for (int i = 0; i < 64 && zmonitor_next(l->heartbeat_monitor, &e); i++)
+		l->heartbeat_stopped = e.number == ZMQ_EVENT_DISCONNECTED;
+	if (!l->heartbeat_stopped)
 		return;
-	l->beat_stopped = 0;
-	(void)zmq_disconnect(l->beat, l->server);
-	(void)zmq_connect(l->beat, l->server);
+	l->heartbeat_stopped = 0;
+	(void)zmq_disconnect(l->heartbeat, l->server);
+	(void)zmq_connect(l->heartbeat, l->server);
 }
 
 uint64_t link_bytes_moved(const struct link *l)
@@ -230,9 +230,9 @@ static void close_socket(void **socket)
 void link_close(struct link *l)
 {
 	zmonitor_close(l->bulk, &l->monitor);
-	zmonitor_close(l->beat, &l->beat_monitor);
+	zmonitor_close(l->heartbeat, &l->heartbeat_monitor);
 	close_socket(&l->bulk);
-	close_socket(&l->beat);
+	close_socket(&l->heartbeat);
 }
 
 void link_term(struct link *l)

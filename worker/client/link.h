@@ -2,7 +2,7 @@
  * link.h - the worker's two connections to the server, and their monitors. This module sets up
  * sockets and their options; it does not implement the protocol.
  *
- * The bulk connection carries pulls, pushes and requests in order. The beat connection carries
+ * The bulk connection carries pulls, pushes and requests in order. The heartbeat connection carries
  * heartbeats, so that a slow transfer does not delay them. Thread: the holder of the I/O lock
  * (net.h).
  */
@@ -19,7 +19,7 @@ struct link_keys {
 };
 
 struct link {
-	void *context, *bulk, *beat;
+	void *context, *bulk, *heartbeat;
 	void *monitor; /* the socket from which link_next_event reads the events of `bulk` */
 	/* descriptor of the bulk connection, which libzmq owns; -1: none */
 	int fd;
@@ -27,8 +27,8 @@ struct link {
 	int established; /* 1: the handshake of `bulk` has succeeded */
 	/* 1: libzmq has given up the connection of `bulk`, and may not reconnect by itself */
 	int stopped;
-	void *beat_monitor; /* the socket from which link_redial_beat reads the events of `beat` */
-	int beat_stopped;   /* as `stopped`, for `beat` */
+	void *heartbeat_monitor; /* a socket: link_redial_heartbeat reads `heartbeat`'s events from it */
+	int heartbeat_stopped; /* as `stopped`, for `heartbeat` */
 };
 
 enum link_event {
@@ -51,12 +51,12 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 void link_set_window(struct link *l, uint32_t push_window);
 /* Takes one event from the monitor without blocking. LINK_NONE: no event. */
 enum link_event link_next_event(struct link *l);
-/* Reconnects `bulk` if libzmq has stopped. libzmq stops after a forged message, and after a handshake with
- * an incompatible program, although the right server may listen at that address later. The call
- * discards queued messages, so do not call it often. */
+/* Reconnects `bulk` if libzmq has stopped. libzmq stops after a forged message, and after a
+ * handshake with an incompatible program, although the right server may listen at that address
+ * later. The call discards queued messages, so do not call it often. */
 void link_redial(struct link *l);
-/* As link_redial, for `beat`. Thread: the holder of the heartbeat's lock (heartbeat.h). */
-void link_redial_beat(struct link *l);
+/* As link_redial, for `heartbeat`. Thread: the holder of the heartbeat's lock (heartbeat.h). */
+void link_redial_heartbeat(struct link *l);
 /* Returns the number of bytes that were acknowledged or received on the bulk connection, or 0 if
  * there is no connection or the number is unknown. */
 uint64_t link_bytes_moved(const struct link *l);

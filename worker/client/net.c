@@ -95,10 +95,10 @@ struct net {
 	/* time of the newest message, or of the begin of the connection if no message came */
 	uint64_t received_ms;
 	struct contact contact;
-	uint64_t status_sent_ms; /* newest STATUS of query_status */
-	uint64_t redial_ms;      /* when to call link_redial next */
-	uint64_t beat_redial_ms; /* when to call heartbeat_redial next */
-	int keyed;               /* 1: the connection is encrypted with the two keys below */
+	uint64_t status_sent_ms;      /* newest STATUS of query_status */
+	uint64_t redial_ms;           /* when to call link_redial next */
+	uint64_t heartbeat_redial_ms; /* when to call heartbeat_redial next */
+	int keyed;                    /* 1: the connection is encrypted with the two keys below */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error;   /* the newest ERROR of the server */
 	uint64_t notice_ms;        /* time of the newest ERROR */
@@ -133,7 +133,7 @@ static void unlock_io(struct net *n)
 /* Returns the time of the session's clock, which stands still while this process is suspended. */
 static uint64_t now_of(struct net *n)
 {
-	return awake_ms(&n->awake, clock_ms(), AWAKE_BEAT_MS);
+	return awake_ms(&n->awake, clock_ms(), AWAKE_HEARTBEAT_MS);
 }
 
 /* Completes the request in progress, if there is one. */
@@ -458,17 +458,18 @@ static void on_admin_refused(struct net *n, const struct msg_error *e)
 	n->why[0] = '\0';
 }
 
-static void beat_now(struct net *n, const struct msg *m)
+static void heartbeat_now(struct net *n, const struct msg *m)
 {
 	const atomic_uint_least64_t *us = n->count.time_us;
-	struct msg beat = *m;
+	struct msg heartbeat = *m;
 
-	beat.beat.time = (struct time_split){.compute_us = atomic_load(&us[TIME_COMPUTE]),
+	heartbeat.heartbeat.time = (struct time_split){.compute_us = atomic_load(&us[TIME_COMPUTE]),
 		.weights_us = atomic_load(&us[TIME_WEIGHTS]),
 		.push_us = atomic_load(&us[TIME_PUSH]),
 		.lease_us = atomic_load(&us[TIME_LEASE]),
 		.copy_us = atomic_load(&us[TIME_COPY])};
-	heartbeat_send(&n->heartbeat, &beat, session_welcome(n->session)->beat_ms / 2, clock_ms());
+	heartbeat_send(&n->heartbeat, &heartbeat, session_welcome(n->session)->heartbeat_ms / 2,
+		clock_ms());
 }
 
 static void run_effect(struct net *n, const struct session_effect *e)
@@ -481,8 +482,8 @@ static void run_effect(struct net *n, const struct session_effect *e)
 		outbox_post_push(&n->out, &e->msg, e->seq);
 		atomic_store(&n->count.replayed, n->out.replayed);
 		break;
-	case DO_SEND_BEAT:
-		beat_now(n, &e->msg);
+	case DO_SEND_HEARTBEAT:
+		heartbeat_now(n, &e->msg);
 		break;
 	case DO_RELEASE:
 		outbox_drop(&n->out, e->seq);
@@ -856,7 +857,7 @@ static int receive_bulk(struct net *n, int ms)
 		n, ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f), &f);
 }
 
-static int receive_beat(struct net *n)
+static int receive_heartbeat(struct net *n)
 {
 	struct frames f;
 
@@ -927,7 +928,7 @@ static void drain(struct net *n)
 	assert_io_lock(n);
 	for (int i = 0; i < BUDGET && receive_bulk(n, 0); i++)
 		continue;
-	for (int i = 0; i < BUDGET && receive_beat(n); i++)
+	for (int i = 0; i < BUDGET && receive_heartbeat(n); i++)
 		continue;
 	for (int i = 0; i < BUDGET && on_link_event(n); i++)
 		continue;
@@ -970,8 +971,8 @@ static void seek_server(struct net *n, uint64_t now)
 		n->redial_ms = now + REDIAL_MS;
 		link_redial(&n->link);
 	}
-	if (now >= n->beat_redial_ms) {
-		n->beat_redial_ms = now + REDIAL_MS;
+	if (now >= n->heartbeat_redial_ms) {
+		n->heartbeat_redial_ms = now + REDIAL_MS;
 		heartbeat_redial(&n->heartbeat, &n->link);
 	}
 	if (!contact_tick(&n->contact, &state, now, line) || n->stop_ms)
@@ -1179,7 +1180,7 @@ static int open_net(struct net *n, struct err *e)
 	outbox_init(&n->out, n->link.bulk);
 	net_alive(n);
 	session_start(n->session, now_of(n));
-	rc = heartbeat_init(&n->heartbeat, n->link.beat);
+	rc = heartbeat_init(&n->heartbeat, n->link.heartbeat);
 	if (rc) {
 		err_set(e, rc, "no memory for a connection");
 	} else if ((rc = start_background(n, e))) {

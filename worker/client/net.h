@@ -10,8 +10,8 @@
  * heartbeats (heartbeat.h). One request is in progress at a time.
  *
  * Invariants:
- * (1) only the holder of the I/O lock uses the sockets and the session; the beat connection has its
- *     own lock (heartbeat.h) (assert_io_lock in net.c);
+ * (1) only the holder of the I/O lock uses the sockets and the session; the heartbeat connection
+ *     has its own lock (heartbeat.h) (assert_io_lock in net.c);
  * (2) the bytes of a push are encoded once, and all its transmissions share them
  *     (a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
  * (3) every request completes, with its answer or with the final status of the session
@@ -131,8 +131,8 @@ void net_alive(struct net *n);
 int net_show_requested(struct net *n);
 /* The parts of struct time_split. */
 enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
-/* Adds `us` to the time that the program has spent on `part`. Each BEAT reports the sums. Only the
- * program's thread may call this function. */
+/* Adds `us` to the time that the program has spent on `part`. Each HEARTBEAT reports the sums. Only
+ * the program's thread may call this function. */
 void net_spend(struct net *n, enum time_part part, uint64_t us);
 /* Writes the counters to *s. Any thread may call it. */
 void net_stats(const struct net *n, struct cnnps_stats *s);

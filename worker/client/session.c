@@ -66,7 +66,7 @@ struct session {
 	uint64_t hello_ms, hello_wait_ms;
 	uint64_t hello_step_ms; /* the wait without its jitter; 0: no HELLO sent yet */
 	int resynchronised;     /* 1: an answer on this link has caused a HELLO; see RESYNC_MS */
-	uint64_t beat_ms, leave_ms;
+	uint64_t heartbeat_ms, leave_ms;
 
 	struct session_effect *effect; /* MAX_EFFECTS */
 	size_t n_effects;
@@ -339,7 +339,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 	if (s->phase == PHASE_END)
 		return;
 	s->received_ms = now_ms;
-	if (m->type != MSG_BEAT)
+	if (m->type != MSG_HEARTBEAT)
 		s->progress_ms = now_ms;
 	switch (m->type) {
 	case MSG_WELCOME:
@@ -361,10 +361,10 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 			notify(s, NOTIFY_GRANT, m);
 		}
 		break;
-	case MSG_BEAT:
-		if (s->welcomed && same_incarnation(&m->beat.stamp, &s->welcome.stamp) &&
-			m->beat.stamp.term == s->welcome.stamp.term) {
-			release_durable(s, m->beat.durable_seq);
+	case MSG_HEARTBEAT:
+		if (s->welcomed && same_incarnation(&m->heartbeat.stamp, &s->welcome.stamp) &&
+			m->heartbeat.stamp.term == s->welcome.stamp.term) {
+			release_durable(s, m->heartbeat.durable_seq);
 			pump(s);
 		}
 		break;
@@ -474,14 +474,14 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 		send_hello(s, now_ms);
 	}
 	if (s->phase == PHASE_READY && s->cfg.role == ROLE_WORKER && alive &&
-		now_ms - s->beat_ms >= s->welcome.beat_ms / 2) {
-		struct session_effect *e = emit(s, DO_SEND_BEAT);
+		now_ms - s->heartbeat_ms >= s->welcome.heartbeat_ms / 2) {
+		struct session_effect *e = emit(s, DO_SEND_HEARTBEAT);
 
-		e->msg.type = MSG_BEAT;
-		e->msg.beat = (struct msg_beat){.stamp = s->welcome.stamp,
+		e->msg.type = MSG_HEARTBEAT;
+		e->msg.heartbeat = (struct msg_heartbeat){.stamp = s->welcome.stamp,
 			.last_seq = s->last_seq,
 			.durable_seq = s->durable_seq};
-		s->beat_ms = now_ms;
+		s->heartbeat_ms = now_ms;
 	}
 	check_contact(s, now_ms);
 	assert_invariants(s);

@@ -10,7 +10,7 @@
  *
  * Invariants:
  * (1) a seq is assigned once, to one push, and its tensor bytes never change;
- * (2) a push is retained until an ACK, BEAT or WELCOME of the server reports it durable;
+ * (2) a push is retained until an ACK, HEARTBEAT or WELCOME of the server reports it durable;
  * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order,
  *     before anything else; then a RESULT that was not sent yet, the unanswered LEASE and PULL;
  * (4) at most push_window pushes are sent and not acknowledged, and at most replay_window pushes
@@ -59,8 +59,8 @@ enum session_effect_kind {
 	/* send the retained push `seq`; msg is the header of the push without slices, and the
 	 * caller has its tensor */
 	DO_SEND_PUSH,
-	DO_SEND_BEAT, /* send msg on the beat link */
-	DO_RELEASE,   /* free the bytes of the pushes up to `seq`: they are durable */
+	DO_SEND_HEARTBEAT, /* send msg on the heartbeat link */
+	DO_RELEASE,        /* free the bytes of the pushes up to `seq`: they are durable */
 	NOTIFY_READY, /* WELCOME: session_welcome is valid; repeated after each resynchronisation */
 	/* msg.ack is the decision on push `seq`; this effect comes once for each push */
 	NOTIFY_ACK,

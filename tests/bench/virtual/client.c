@@ -105,7 +105,7 @@ static void run_effects(struct cnnps *c)
 		case DO_SEND_PUSH:
 			send_push(c, e);
 			break;
-		case DO_SEND_BEAT:
+		case DO_SEND_HEARTBEAT:
 			world_send(c->world, 2 * c->index + 2, &e->msg);
 			break;
 		case DO_RELEASE:

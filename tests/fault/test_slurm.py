@@ -61,6 +61,14 @@ def starts(slurm, job):
     return len(re.findall(r'msg="server (?:new_run|resumed)"', slurm.output(job)))
 
 
+def requeue_on_drained_node(slurm, job):
+    """Drains the node, requeues the job, which must wait, and resumes the node."""
+    slurm("scontrol", "update", f"nodename={slurm.host}", "state=drain", "reason=test")
+    slurm("scontrol", "requeue", job)
+    until(lambda: slurm.state(job) == "PENDING", 30, "a requeued job")
+    slurm("scontrol", "update", f"nodename={slurm.host}", "state=resume")
+
+
 def test_requeued_job(slurm, figure, small):
     """A job runs the server and two workers, and a job array runs two more workers. The test
     cancels one job of the array and requeues the first job. Then the test drains the node, so that
@@ -75,10 +83,7 @@ def test_requeued_job(slurm, figure, small):
     until(lambda: "worker stopped" in slurm.output(f"{array}-1"), 20, "a cancelled worker")
     place = int(re.findall(r"epoch=(\d+) images", slurm.output(job))[-1])
     assert place < EPOCHS - 5, "the run was too short"
-    slurm("scontrol", "update", f"nodename={slurm.host}", "state=drain", "reason=test")
-    slurm("scontrol", "requeue", job)
-    until(lambda: slurm.state(job) == "PENDING", 30, "a requeued job")
-    slurm("scontrol", "update", f"nodename={slurm.host}", "state=resume")
+    requeue_on_drained_node(slurm, job)
     until(lambda: starts(slurm, job) == 2, 60, "the second start")
     until(lambda: slurm.state(job) in ("", "COMPLETED"), 60, "the end")
     until(lambda: not slurm("squeue", "-h").strip(), 30, "the end of the array")
@@ -92,9 +97,10 @@ def test_requeued_job(slurm, figure, small):
 
 
 def test_time_is_nearly_over(slurm, figure, small):
-    """Workers push the ledger gradient. When Slurm signals that the job's time is nearly over, the
-    job requeues itself. When a worker is killed, the job starts it again."""
-    pushes, tasks = 400, 2
+    """Workers push the ledger gradient. When a worker is killed, the job starts it again. When Slurm
+    signals that the job's time is nearly over, the job requeues itself. Then the test requeues the
+    job while its node is drained, and resumes the node."""
+    pushes, tasks = 600, 2
     env = environment(slurm, small, PUSHES=str(pushes))
     fake = slurm.home / "bin/cnn-worker"
     fake.write_text("#!/bin/sh\necho $$ >>worker.pids\nexec " + " ".join(
@@ -112,6 +118,10 @@ def test_time_is_nearly_over(slurm, figure, small):
     until(pushed(100), 60, "pushes")
     slurm("scancel", "--batch", "--signal=USR1", job)
     until(lambda: starts(slurm, job) == 2, 90, "the second start")
+    until(pushed(200), 60, "pushes")
+    requeue_on_drained_node(slurm, job)
+    until(lambda: starts(slurm, job) == 3, 90, "the third start")
+    assert not re.search(rf"pushed {pushes - 100}\b", slurm.output(job)), "the run was too short"
     until(lambda: slurm.output(job).count("done pushed=") == tasks, 60, "the last push")
     address = (slurm.home / "run/address").read_text().strip()
     slurm(BUILD / "cnn-ctl", "--server", address, "--key", slurm.home / "run/keys/admin.key", "drain")

@@ -91,6 +91,13 @@ def test_libraries_export_exactly_the_interface(installed):
     assert "libcnnps.so.0]" in run("readelf", "-d", installed / "usr/lib/libcnnps.so")
 
 
+def test_debian_package_names_every_exported_symbol():
+    """Without a line of this file for each symbol, `make deb` fails."""
+    file = ROOT / "deploy/debian/libcnnps0.symbols"
+    listed = re.findall(r"^ (cnnps_\w+)@CNNPS_0 ", file.read_text(encoding="utf-8"), re.M)
+    assert listed == exported()
+
+
 def test_header_fits_cplusplus_and_says_the_version(installed, tmp_path):
     version = re.search(r'"(\d+)\.(\d+)\.(\d+)"', (ROOT / "common/version.h").read_text())
     (tmp_path / "a.cc").write_text(

@@ -22,8 +22,7 @@
 #define MAX_ROWS 128
 /* number of image sizes for which --input auto checks the model at the start */
 #define AUTO_SIDES    ((size_t)512)
-#define OTHER_THREADS 4 /* the main thread, and the I/O threads of net.c */
-#define AUTO_THREADS  8 /* maximum of the number that --threads 0 chooses */
+#define AUTO_THREADS 4 /* maximum of the number that --threads 0 chooses; more gained nothing */
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */
 
@@ -532,17 +531,15 @@ static void fill_core(struct core_config *c, const struct options *o)
 		c->leases.max_batches = c->push.n_push;
 }
 
-/* Returns the number of threads for --threads. With --threads 0 some CPUs remain for the main
- * thread, for the three threads of libzmq and for workers of this host. */
+/* Returns the number of threads for --threads. */
 static size_t choose_threads(const struct options *o)
 {
 	cpu_set_t set;
 	size_t cpus = sched_getaffinity(0, sizeof(set), &set) ? 1 : (size_t)CPU_COUNT(&set);
-	size_t half = cpus > OTHER_THREADS ? (cpus - OTHER_THREADS) / 2 : 0;
 
 	if (o->threads)
 		return (size_t)o->threads;
-	return half < 1 ? 1 : half > AUTO_THREADS ? AUTO_THREADS : half;
+	return cpus > AUTO_THREADS ? AUTO_THREADS : cpus;
 }
 
 static void fill(struct options *o)
@@ -699,10 +696,10 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"take away rights that the server does not need (docs/operations.md); "
 			"auto: as far as the system permits; require: exit if the system "
 			"does not permit all of it"),
-		INT("threads", threads, "1", 0, THREADS_MAX, "N",
+		INT("threads", threads, "0", 0, THREADS_MAX, "N",
 			"number of threads that compute updates and checks of large models, with "
-			"the main thread; 0: half of the CPUs of the server beyond four, from 1 to "
-			"8 (docs/operations.md)"),
+			"the main thread; 0: the number of the server's CPUs, at most 4 "
+			"(docs/operations.md)"),
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
 			"close all connections when the server uses more memory than this; "
 			"workers reconnect; 0: 80 % of the memory of the machine or container"),

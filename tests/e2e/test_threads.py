@@ -57,7 +57,7 @@ def test_one_thread_is_the_main_thread(programs):
 def test_threads_0_follows_from_the_cpus(programs):
     server = programs.server("--model", "vector:100", "--epochs", 0, "--threads", 0)
     n = int(server.line('msg="server threads" n=(\\d+)')[1])
-    assert n == min(max((len(os.sched_getaffinity(0)) - 4) // 2, 1), 8)
+    assert n == min(len(os.sched_getaffinity(0)), 4)
 
 
 def weights_after(programs, images, threads, name, *options, kill=False):

@@ -9,6 +9,7 @@
 #include <float.h>
 #include <math.h>
 #include "common/clones.h"
+#include "common/subnormals.h"
 
 /* keeps the factor finite if the norm is 0; the value of PyTorch's clip_grad_norm_ */
 #define CLIP_EPS 1e-6
@@ -165,7 +166,8 @@ static struct coeff coeff_of(const struct optim *o, const struct optim_step *s)
 	return c;
 }
 
-void optim_apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
+/* Calls the loop of the optimizer. */
+static void apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
 	const float *g, float *const state[OPTIM_VECTORS], size_t n)
 {
 	const struct coeff c = coeff_of(o, s);
@@ -193,6 +195,18 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 	case OPTIM_KINDS:
 		break;
 	}
+}
+
+/* CPUs compute with subnormal numbers (below 1.2e-38) many times more slowly. The gradients of a
+ * network that has learned its data are so small that their squares are subnormal, and the averages
+ * of a gradient that stays 0 become subnormal. So the CPU takes subnormal numbers for 0 here. */
+void optim_apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
+	const float *g, float *const state[OPTIM_VECTORS], size_t n)
+{
+	struct subnormals before = subnormals_are_0();
+
+	apply(o, s, to, w, g, state, n);
+	subnormals_restore(before);
 }
 
 /* ---- how far a step can go ------------------------------------------------------------------ */
@@ -253,10 +267,12 @@ static double root_ratio(const struct coeff *c, double part)
 
 /* Advances the bounds by one step of adam. Returns an upper bound of the change of a weight,
  * divided by the learning rate. sqrt(second moment) + eps is at least sqrt(square_keep) times its
- * previous value, and at least sqrt(square_add) * |d|. */
+ * previous value, and at least sqrt(square_add) * |d|. `flush` is the additional factor if the
+ * second moment has become 0. */
 static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
 {
-	double before = (double)c->keep / sqrt((double)c->square_keep) * r->ratio;
+	double flush = 1 + ROOT_TINY / (double)c->eps;
+	double before = (double)c->keep / sqrt((double)c->square_keep) * flush * r->ratio;
 	double now = (double)c->add * root_ratio(c, (double)c->square_add);
 
 	r->state[0] = rounded((double)c->keep * r->state[0] + (double)c->add * d);

@@ -135,47 +135,57 @@ struct vectors {
 	float w[N], state[OPTIM_VECTORS][N];
 };
 
+/* Returns x, or 0 with the sign of x if x is subnormal. */
+static float flushed(float x)
+{
+	return fpclassify(x) == FP_SUBNORMAL ? copysignf(0, x) : x;
+}
+
 /* Compute one step by the formulas of optim.h, with a rounding after each operation. `volatile`
  * prevents the compiler from combining operations. */
 static void plain_step(
 	const struct optim *o, const struct optim_step *s, struct vectors *v, float g, size_t i)
 {
-	volatile float scaled = (float)s->scale * g, decayed = (float)o->weight_decay * v->w[i];
-	volatile float d = scaled + decayed, rate = (float)s->rate, eps = (float)o->eps;
+	volatile float scaled = flushed((float)s->scale * flushed(g));
+	volatile float decayed = flushed((float)o->weight_decay * v->w[i]);
+	volatile float d = flushed(scaled + decayed), rate = (float)s->rate, eps = (float)o->eps;
 	int adam = o->kind == OPTIM_ADAM;
 	double beta1 = adam ? o->beta1 : o->momentum, beta2 = adam ? o->beta2 : o->rmsprop_alpha;
 	volatile float keep = (float)beta1, part = (float)(1 - beta1);
-	volatile float square = d * d, x = v->state[0][i], y = v->state[1][i], t, u;
+	volatile float square = flushed(d * d), t, u;
+	volatile float x = flushed(v->state[0][i]), y = flushed(v->state[1][i]);
 
 	if (o->kind == OPTIM_MOMENTUM || o->kind == OPTIM_NESTEROV) {
-		t = keep * x;
-		x = t + d;
-		t = keep * x;
-		d = o->kind == OPTIM_MOMENTUM ? x : d + t;
+		t = flushed(keep * x);
+		x = flushed(t + d);
+		t = flushed(keep * x);
+		d = o->kind == OPTIM_MOMENTUM ? x : flushed(d + t);
 	} else if (o->kind == OPTIM_ADAGRAD) {
 		x = x + square;
 	} else if (o->kind == OPTIM_RMSPROP) {
-		t = (float)(1 - beta2) * square;
-		u = (float)beta2 * x;
-		x = u + t;
+		t = flushed((float)(1 - beta2) * square);
+		u = flushed((float)beta2 * x);
+		x = flushed(u + t);
 	} else if (o->kind == OPTIM_ADAM) {
 		double root = sqrt(1 - optim_power(beta2, s->step));
 
-		t = keep * x;
-		u = part * d;
-		x = t + u;
-		t = (float)beta2 * y;
-		u = (float)(1 - beta2) * square;
-		y = t + u;
+		t = flushed(keep * x);
+		u = flushed(part * d);
+		x = flushed(t + u);
+		t = flushed((float)beta2 * y);
+		u = flushed((float)(1 - beta2) * square);
+		y = flushed(t + u);
 		d = x;
 		rate = (float)(s->rate * root / (1 - optim_power(beta1, s->step)));
 		eps = (float)(o->eps * root);
 	}
-	t = rate * d;
+	t = flushed(rate * d);
 	u = sqrtf(o->kind == OPTIM_ADAM ? y : x) + eps;
-	v->w[i] -= optim_is_square(o->kind, 0) || o->kind == OPTIM_ADAM ? t / u : t;
-	v->state[0][i] = x;
-	v->state[1][i] = y;
+	v->w[i] -= optim_is_square(o->kind, 0) || o->kind == OPTIM_ADAM ? flushed(t / u) : t;
+	if (optim_vectors(o->kind) > 0)
+		v->state[0][i] = x;
+	if (optim_vectors(o->kind) > 1)
+		v->state[1][i] = y;
 }
 
 static void random_values(struct rng *r, float *v, size_t n, float from)
@@ -197,6 +207,13 @@ static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 	random_values(r, plain.w, N, -1);
 	random_values(r, plain.state[0], N, 0);
 	random_values(r, plain.state[1], N, 0);
+	for (size_t i = 0; i < N;
+		i += 5) { /* near the smallest normal float32 and its square root */
+		g[i] *= i % 2 ? 3e-38f : 3e-19f;
+		plain.w[i] = 0;
+		plain.state[0][i] *= 3e-38f;
+		plain.state[1][i] *= 3e-38f;
+	}
 	apart = place = plain;
 	for (size_t i = at; i < at + n; i++)
 		plain_step(o, &step, &plain, g[i], i);
@@ -245,6 +262,39 @@ TEST(clipping_leaves_small_gradients_as_they_are)
 	assert_true(optim_clip(&two, 3.99) == 1);
 	assert_true(fabs(optim_clip(&two, 16) - 0.5) < 1e-6);
 	assert_true(optim_clip(&two, 1e40) > 0);
+}
+
+/* When a gradient stays 0, the averages of the state shrink until they are below the smallest normal
+ * float32. The CPU computes with such values many times more slowly, and rounding would keep some
+ * of them above 0 for ever. */
+TEST(averages_of_zeros_become_zero_and_are_never_subnormal)
+{
+	for (size_t k = 0; k < KINDS; k++) {
+		const struct optim o = {.kind = (enum optim_kind)k,
+			.eps = 1e-8,
+			.momentum = 0.9,
+			.beta1 = 0.9,
+			.beta2 = 0.99,
+			.rmsprop_alpha = 0.9};
+		float w[N] = {0}, g[N], first[N] = {0}, second[N] = {0};
+		float *const averages[] = {first, second};
+
+		for (size_t i = 0; i < N; i++)
+			g[i] = i % 2 ? 1 : -1;
+		for (uint64_t step = 1; step <= 20000; step++) {
+			const struct optim_step s = {step, 1e-3, 1};
+
+			optim_apply(&o, &s, w, w, g, averages, N);
+			memset(g, 0, sizeof(g));
+			for (size_t v = 0; v < optim_vectors(o.kind); v++)
+				for (size_t i = 0; i < N; i++)
+					assert_true(
+						averages[v][i] == 0 || isnormal(averages[v][i]));
+		}
+		if (k != OPTIM_ADAGRAD) /* its state is a sum */
+			for (size_t v = 0; v < optim_vectors(o.kind); v++)
+				assert_true(averages[v][0] == 0 && averages[v][1] == 0);
+	}
 }
 
 TEST(powers_are_those_of_repeated_products)

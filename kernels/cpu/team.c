@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
+#include "common/subnormals.h"
 
 #define SPINS 2000 /* about 50 us */
 
@@ -60,6 +61,15 @@ void team_barrier(struct team *t)
 	pthread_mutex_unlock(&t->mutex);
 }
 
+/* Runs the job of one member. */
+static void run(const struct team *t, size_t number)
+{
+	struct subnormals before = subnormals_are_0();
+
+	t->job(t->arg, number);
+	subnormals_restore(before);
+}
+
 static void *member_main(void *arg)
 {
 	struct member *m = arg;
@@ -68,7 +78,7 @@ static void *member_main(void *arg)
 		team_barrier(m->team);
 		if (!m->team->job)
 			return NULL;
-		m->team->job(m->team->arg, m->number);
+		run(m->team, m->number);
 		team_barrier(m->team);
 	}
 }
@@ -78,7 +88,7 @@ void team_run(struct team *t, team_job *job, void *arg)
 	t->job = job;
 	t->arg = arg;
 	team_barrier(t);
-	job(arg, 0);
+	run(t, 0);
 	team_barrier(t);
 }
 

@@ -20,8 +20,9 @@ typedef void team_job(void *arg, size_t member);
 int team_new(struct team **out, size_t n, struct err *e) PS_MUST_CHECK;
 /* Joins the threads, frees *t and sets it to NULL. *t may be NULL. */
 void team_free(struct team **t);
-/* Runs job(arg, i) for each member i = 0..n-1 on the member's thread. Returns when all n calls have
- * returned. */
+/* Runs job(arg, i) for each member i = 0..n-1 on the member's thread, where subnormal numbers count
+ * as 0 (common/subnormals.h): the small gradients of a trained network would otherwise make the CPU
+ * slow. Returns when all n calls have returned. */
 void team_run(struct team *t, team_job *job, void *arg);
 /* Blocks until every member has called team_barrier. */
 void team_barrier(struct team *t);

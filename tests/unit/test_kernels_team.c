@@ -42,6 +42,31 @@ TEST(every_member_does_every_job_once)
 	}
 }
 
+/* Writes whether the product of two normal numbers, which is subnormal, counts as 0. */
+static void multiply_small(void *arg, size_t member)
+{
+	volatile float x = 1e-20f;
+	struct work *w = arg;
+
+	w->seen[member] = x * x == 0;
+}
+
+#if defined(__x86_64__) || defined(__aarch64__)
+TEST(subnormal_numbers_count_as_0_inside_jobs_only)
+{
+	struct work w = {0};
+	struct err e = {0};
+
+	assert_int_equal(team_new(&w.team, MEMBERS, &e), PS_OK);
+	team_run(w.team, multiply_small, &w);
+	for (size_t i = 0; i < MEMBERS; i++)
+		assert_int_equal(w.seen[i], 1);
+	multiply_small(&w, 0);
+	assert_int_equal(w.seen[0], 0);
+	team_free(&w.team);
+}
+#endif
+
 /* Writes a number before a barrier, and reads the numbers of all threads after it. After the
  * barrier, each thread must see what all other threads wrote before the barrier. */
 static void count_then_look(void *arg, size_t member)

@@ -21,7 +21,7 @@
 #define PROGRAM  "cnn-ps"
 #define MAX_ROWS 128
 /* number of image sizes for which --input auto checks the model at the start */
-#define AUTO_SIDES    ((size_t)512)
+#define AUTO_SIDES   ((size_t)512)
 #define AUTO_THREADS 4 /* maximum of the number that --threads 0 chooses; more gained nothing */
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */

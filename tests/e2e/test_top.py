@@ -137,6 +137,15 @@ def test_top_of_a_drained_run_says_so(programs, small, terminal):
     assert "training drained" in top.last_line()
 
 
+def test_top_of_a_run_without_an_update_shows_no_loss(programs, terminal):
+    server = programs.server(*ENDLESS)
+    top = terminal(server.endpoint)
+    top.shows("waiting")
+    programs.ctl("--server", server.endpoint, "drain")
+    assert top.wait() == 0
+    assert "training drained: 0 updates" in top.last_line(), top.last_line()
+
+
 def test_top_of_a_killed_server_does_not_say_that_the_run_is_done(programs, terminal):
     server = programs.server(*ENDLESS)
     top = terminal(server.endpoint, "--connect-timeout-ms", 2500)

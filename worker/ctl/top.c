@@ -545,8 +545,10 @@ static void print_end(const json_t *o, const char *how)
 	printf("training %s:", how);
 	if (json_is_number(json_object_get(o, "accuracy")))
 		printf(" accuracy %.2f %%,", 100 * status_number(o, "accuracy"));
-	printf(" loss %.4f, %.0f updates, %.0f images, %.0f s since the server's start\n",
-		status_number(o, "loss"), status_number(o, "updates"), status_number(o, "images"),
+	if (status_number(o, "updates") > 0)
+		printf(" loss %.4f,", status_number(o, "loss"));
+	printf(" %.0f updates, %.0f images, %.0f s since the server's start\n",
+		status_number(o, "updates"), status_number(o, "images"),
 		status_number(o, "uptime_s"));
 }
 

@@ -64,7 +64,7 @@ function cell(row, text, css) {
 
 function drawWorkers() {
 	const columns = [["#", ""], ["name", "text"], ["host", "text"], ["device", "text"], ["state", "text"],
-		["images/s", ""], ["staleness", ""], ["silent", ""], ["pushes", ""], ["duplicates", ""], ["refused", ""]];
+		["images/s", ""], ["staleness", ""], ["silent", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	const table = $("workers");
 	if (!table.tHead.rows.length) {
 		const row = table.tHead.insertRow();
@@ -90,7 +90,8 @@ function drawWorkers() {
 		cell(row, w.silent_ms == null ? "–" : number(w.silent_ms) + " ms");
 		cell(row, number(w.last_seq));
 		cell(row, number(w.duplicates));
-		cell(row, number(w.refusals + w.rejected));
+		cell(row, number(w.rejected));
+		cell(row, number(w.refusals));
 	}
 	table.tBodies[0].replaceWith(body);
 }

@@ -61,6 +61,7 @@ def test_the_first_paint_is_quick(programs, small, browser):
 
 
 def test_page_of_a_run_that_survives_its_server(programs, small, browser):
+    from selenium.webdriver.common.keys import Keys
     options = ("--model", "seed:8", "--epochs", 500, "--checkpoint-ms", 200)
     server = programs.server(*options)
     port = url_of(server).rsplit(":", 1)[1]
@@ -82,11 +83,22 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
     assert re.fullmatch(r"label \d; answer \d, \d+\.\d\d % sure",
                         browser.find_element("css selector", "#wall li").get_attribute("title"))
     assert "of 24 test images right" in text(browser, "wall-note")
+    chart = browser.find_element("id", "chart-loss")
+    for key, text_of in ("END", "training"), ("ARROW_LEFT", "training"), ("HOME", "training"):
+        chart.send_keys(getattr(Keys, key))
+        assert re.search(r"^\d\d:\d\d:\d\d: .*\d", browser.execute_script(
+            "return document.getElementById('said').textContent")), key
+        assert text_of in browser.execute_script("return document.getElementById('said').textContent")
+    assert browser.execute_script("return document.getElementById('stalest').textContent") != ""
     assert browser.get_log("browser") == [], "the console is clean"
 
     server.kill()
     until(lambda: text(browser, "state") == "server away", 20, "the page says so")
     assert "connects again by itself" in text(browser, "notice")
+    assert text(browser, "rate") == text(browser, "live") == "–", "nothing old looks new"
+    away = "return run.absences.length && run.absences.at(-1)[1] - run.absences.at(-1)[0]"
+    first = until(lambda: browser.execute_script(away), 10, "the gap is shaded at once")
+    until(lambda: browser.execute_script(away) > first, 10, "the gap grows")
     server = programs.restart(server, *options, "--http", f"127.0.0.1:{port}")
     until(lambda: text(browser, "state") in ("training", "evaluating", "waiting"), 30, "it is back")
     until(lambda: browser.execute_script("return run.gaps.length") == 1, 10, "the gap is marked")

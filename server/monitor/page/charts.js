@@ -39,7 +39,15 @@ class Run {
 		this.changes = [];
 		this.gaps = []; // [from, to]: times without a server
 		this.last = 0;
+		this.away = 0; // milliseconds since this.last in which the page has had no server
 		this.end = null;
+	}
+	// The times without a server, with the present one.
+	get absences() {
+		return this.away ? [...this.gaps, [this.last, this.now]] : this.gaps;
+	}
+	get now() {
+		return this.last + this.away;
 	}
 	take(o) {
 		if (o.kind === "start") {
@@ -115,8 +123,43 @@ function chart(id, names, colors, run, options) {
 			(s.yHTML ? `<b>${s.yHTML}</b>` : "")).join(" &nbsp; "),
 		underlayCallback: (c, area, g) => marks(c, area, g, run())
 	}, options));
+	// with the keyboard: a row of the chart, whose values the legend shows
+	let row = -1;
+	el.tabIndex = 0;
+	el.onkeydown = e => {
+		const rows = g.numRows(), step = {ArrowLeft: -1, ArrowRight: 1, Home: -rows, End: rows}[e.key];
+		if (!step || el.classList.contains("empty"))
+			return;
+		e.preventDefault();
+		row = Math.min(rows - 1, Math.max(0, (row < 0 ? rows : row) + step));
+		g.setSelection(row);
+		const x = g.getValue(row, 0);
+		said(`${at(x)}: ${legend.textContent.replaceAll("●", "")}`);
+	};
+	el.onblur = () => {
+		row = -1;
+		g.clearSelection();
+	};
 	g.paint = () => g.updateOptions({colors: colors.map(color), gridLineColor: color("line")});
 	return g;
+}
+
+// Returns the text of a value of the x axis: a time of the clock, seconds or an epoch.
+function at(x) {
+	return typeof x === "number" && x < 1e11 ? number(x) : new Date(x).toLocaleTimeString("en-GB");
+}
+
+// Gives a text to screen readers.
+function said(text) {
+	let el = $("said");
+	if (!el) {
+		el = document.createElement("p");
+		el.id = "said";
+		el.className = "said";
+		el.setAttribute("aria-live", "polite");
+		document.body.append(el);
+	}
+	el.textContent = text;
 }
 
 // Mark the times without a server and the checkpoints, behind the curves.
@@ -124,7 +167,7 @@ function marks(c, area, g, run) {
 	if (!run)
 		return;
 	const x = t => g.toDomXCoord(run.at ? run.at(t) : t);
-	for (const [from, to] of run.gaps) {
+	for (const [from, to] of run.absences) {
 		c.fillStyle = color("gap");
 		c.fillRect(x(from), area.y, Math.max(3, x(to) - x(from)), area.h);
 		c.fillStyle = color("orange");
@@ -183,7 +226,8 @@ const MANY = 60; // maximum number of workers for which each row has a line of s
 // The timeline has a row for each worker and a cell for each sample. A cell is at least CELL pixels
 // wide: the timeline omits a sample that is less than CELL pixels after the last drawn sample.
 const CELL = 2;
-// Draws the timeline. Returns true if there are too many workers for lines of staleness.
+// Draws the timeline. Returns the staleness at the upper edge of a row, or null if there are too
+// many workers for lines of staleness.
 function timeline(canvas, run, names) {
 	const samples = run.samples, found = new Set();
 	for (const s of samples)
@@ -203,7 +247,7 @@ function timeline(canvas, run, names) {
 	c.font = "11px system-ui, sans-serif";
 	if (!samples.length)
 		return;
-	const from = samples[0].t - 1000, to = Math.max(run.last, from + 2000);
+	const from = samples[0].t - 1000, to = Math.max(run.now, from + 2000);
 	const x = t => left + (t - from) / (to - from) * (width - left - 6);
 	const index = new Map(ids.map((id, i) => [id, i])), y = id => top + index.get(id) * row;
 	let fastest = 1, stalest = 4;
@@ -249,7 +293,7 @@ function timeline(canvas, run, names) {
 		}
 		c.stroke();
 	}
-	for (const [a, b] of run.gaps) {
+	for (const [a, b] of run.absences) {
 		c.fillStyle = color("gap");
 		c.fillRect(x(a), top, Math.max(3, x(b) - x(a)), ids.length * row);
 		c.fillStyle = color("orange");
@@ -270,7 +314,7 @@ function timeline(canvas, run, names) {
 	c.textAlign = "right";
 	c.fillText(clock(to), width - 6, height - 4);
 	c.textAlign = "left";
-	return many;
+	return many ? null : stalest;
 }
 
 function namesOf(run) {

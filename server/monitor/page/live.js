@@ -34,7 +34,7 @@ function drawCurves() {
 		$("chart-" + id).classList.toggle("empty", !values[id].length);
 	if (!s.length && !e.length)
 		return;
-	const window = [new Date((run.starts[0] || s[0] || e[0]).t), new Date(run.last + 500)];
+	const window = [new Date((run.starts[0] || s[0] || e[0]).t), new Date(run.now + 500)];
 	const rows = [
 		run.rows([[evaluated(e), "accuracy", 100]]),
 		run.rows([[s, "loss"], [e, "test_loss"]]),
@@ -205,8 +205,11 @@ function notice(text) {
 // drawing time.
 let sees = false;
 function drawTimeline() {
-	if (sees)
-		$("key-line").hidden = timeline($("timeline"), run, namesOf(run));
+	if (!sees)
+		return;
+	const stalest = timeline($("timeline"), run, namesOf(run));
+	$("key-line").hidden = stalest == null;
+	$("stalest").textContent = number(stalest, 1);
 }
 new IntersectionObserver(entries => {
 	sees = entries[entries.length - 1].isIntersecting;
@@ -243,7 +246,8 @@ function connect() {
 	events.addEventListener("line", e => waiting ? waiting.push(e.data) : run.take(JSON.parse(e.data)));
 	events.addEventListener("status", e => {
 		status = JSON.parse(e.data);
-		lost = 0;
+		lost = run.away = 0;
+		document.body.classList.remove("lost");
 		drawStatus();
 		if (!document.hidden && !waiting)
 			draw();
@@ -276,6 +280,13 @@ function retry() {
 		notice("The run has ended and its server has exited. cnn-ctl report shows it again.");
 	} else {
 		lost = lost || Date.now();
+		run.away = Math.max(1, Date.now() - lost);
+		document.body.classList.add("lost");
+		for (const id of ["rate", "live"])
+			$(id).textContent = "–";
+		for (const id of ["eta", "staleness"])
+			$(id).textContent = "";
+		draw();
 		state("server away", "bad");
 		notice(`No server since ${new Date(lost).toLocaleTimeString("en-GB")}. This page connects again by itself.`);
 	}

@@ -168,16 +168,18 @@ for (const run of runs) {
 	add(card, "p", serverTime(run), "quiet");
 }
 const timelines = () => canvases.forEach(([canvas, run, names, key]) => {
-	const many = timeline(canvas, run, names);
-	key.textContent = `A stronger colour is faster.${many ? "" : " The line is the staleness."} Shaded: no server.`;
+	const stalest = timeline(canvas, run, names);
+	key.textContent = `A stronger colour is faster.${stalest == null ? "" : ` The line is the staleness, from 0 to ${number(stalest, 1)}.`} Shaded: no server.`;
 });
 
 drawRuns();
 drawOptions();
+const LOSS = {logscale: true, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}};
 const curves = [
 	compare("accuracy", run => run.epochs.filter(e => e.accuracy != null).map(e => [e.epoch, 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
 	compare("time", run => run.epochs.filter(e => e.accuracy != null).map(e => [elapsed(run, e.t), 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
-	compare("loss", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), {logscale: true, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}}),
+	compare("loss", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), LOSS),
+	compare("evaluation", run => run.epochs.filter(e => e.test_loss != null).map(e => [e.epoch, e.test_loss]), {drawPoints: true, pointSize: 3, ...LOSS}),
 ].filter(g => g);
 timelines();
 

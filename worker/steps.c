@@ -124,7 +124,7 @@ static int hold_weights(struct steps *s)
 }
 
 /* Requests the next batches of the lease, as many as the loader has room for. */
-static int ask_ahead(struct steps *s, const struct cnnps_lease *l)
+static int request_batches(struct steps *s, const struct cnnps_lease *l)
 {
 	int rc = PS_OK;
 
@@ -152,7 +152,7 @@ static int take_loaded(
 		s->loading.epoch = l->epoch;
 		s->loading.next = s->loading.asked = number;
 	}
-	rc = ask_ahead(s, l);
+	rc = request_batches(s, l);
 	if (!rc && s->loading.asked == number)
 		rc = PS_EPROTO; /* the lease has no such batch */
 	if (!rc)
@@ -164,7 +164,7 @@ static int take_loaded(
 	s->loading.next++;
 	b->index = s->identity;
 	b->images = (uint32_t)images.n;
-	return ask_ahead(s, l);
+	return request_batches(s, l);
 }
 
 static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, struct batch *b)

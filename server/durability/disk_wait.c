@@ -13,7 +13,7 @@
 
 /* Notes when the write under way began. `busy` is 1 if a write is under way. `number` is the number
  * of this write, so a change of `number` since the last call shows that another write has begun. */
-static void look(struct disk_write *w, int busy, uint64_t number, uint64_t now_ms)
+static void note_write(struct disk_write *w, int busy, uint64_t number, uint64_t now_ms)
 {
 	if (!busy)
 		w->since_ms = 0;
@@ -62,11 +62,11 @@ void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct check
 	check_replies(d, w, bound_lsn, now_ms);
 	d->now_ms = now_ms;
 	if (w)
-		look(&d->log, wal_busy(w), wal_stats(w)->begun, now_ms);
+		note_write(&d->log, wal_busy(w), wal_stats(w)->begun, now_ms);
 	if (c) {
 		const struct checkpointer_stats *t = checkpointer_stats(c);
 
-		look(&d->checkpoint, checkpointer_busy(c), t->saved + t->failed, now_ms);
+		note_write(&d->checkpoint, checkpointer_busy(c), t->saved + t->failed, now_ms);
 		d->checkpoint_bytes = t->bytes;
 	}
 	int was = d->why[0] != '\0';

@@ -9,7 +9,7 @@
  *   point,label,workers,seed,seconds,images,updates,loss,test_loss,accuracy
  *       an evaluation of the current weights on all test images, which takes no virtual time; loss
  *       is the smoothed loss of the pushes. The program prints such a line at virtual times that
- *       grow by the factor --look-ratio, and at the end
+ *       grow by the factor --eval-ratio, and at the end
  *   end,label,workers,seed,seconds,images,updates,accuracy,staleness_mean,rejected,backups,trials,
  *   superseded
  *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness
@@ -34,7 +34,7 @@ struct science {
 	float *weights;
 	const char *label, *directory, *record, *attack;
 	int64_t workers, threads;
-	double look_s, look_ratio, limit_s;
+	double eval_s, eval_ratio, limit_s;
 	uint64_t seen; /* correct and loss_sum belong to version seen - 1; 0: no evaluation yet */
 	size_t correct;
 	double loss_sum;
@@ -42,7 +42,7 @@ struct science {
 
 /* ---- evaluations ----------------------------------------------------------------------------- */
 
-static int look(struct science *s)
+static int evaluate(struct science *s)
 {
 	const struct core_stats *t = core_stats(s->world.core);
 	size_t n = data_test(&s->data).n;
@@ -89,8 +89,8 @@ static void report(const struct science *s)
 static int watch(struct science *s)
 {
 	struct world *w = &s->world;
-	double next = s->look_s;
-	int rc = look(s);
+	double next = s->eval_s;
+	int rc = evaluate(s);
 
 	while (!rc && next < s->limit_s) {
 		rc = world_run(w, (uint64_t)(1e9 * next));
@@ -103,11 +103,11 @@ static int watch(struct science *s)
 			break;
 		if (!rc) {
 			w->now_ns = (uint64_t)(1e9 * next);
-			rc = look(s);
+			rc = evaluate(s);
 		}
-		next *= s->look_ratio;
+		next *= s->eval_ratio;
 	}
-	return rc ? rc : look(s);
+	return rc ? rc : evaluate(s);
 }
 
 /* clang-format off */
@@ -140,9 +140,9 @@ static int options(struct science *s, int argc, char **argv)
 			"the server works on a message"),
 		REAL("apply-ns", c->apply_ns, "1", 0, 1e6, "NS",
 			"... and on each value of a gradient"),
-		REAL("look-s", s->look_s, "0.02", 1e-6, 1e6, "S", "first look"),
-		REAL("look-ratio", s->look_ratio, "1.12", 1.001, 10, "RATIO",
-			"time of a look / time of the look before"),
+		REAL("eval-s", s->eval_s, "0.02", 1e-6, 1e6, "S", "first evaluation"),
+		REAL("eval-ratio", s->eval_ratio, "1.12", 1.001, 10, "RATIO",
+			"time of an evaluation / time of the evaluation before"),
 		REAL("limit-s", s->limit_s, NEVER, 1e-6, 1e9, "S", "end of virtual time"),
 		TEXT("attack", s->attack, "none", "NAME",
 			"the last worker misbehaves: scale, flip, noise, stale, huge, nan, empty "

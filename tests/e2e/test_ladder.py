@@ -61,7 +61,7 @@ def test_what_needs_a_gpu_is_named_or_run(data):
     assert len(names) > 1 or 'skipped" rungs=gpu reason=' in done.stderr
 
 
-def test_training_tells_what_the_net_believes(data):
+def test_training_prints_the_predictions_of_the_net(data):
     done = ladder(data, "train", "--rung", "sequential", "--filters", "4", "--batch", "20",
                   "--seconds", "0.3")
     table = rows(done, PREDICTION)

@@ -51,7 +51,7 @@ def test_equal_runs_are_equal_and_other_seeds_are_not(small):
 def test_easgd_reaches_97_percent_with_any_number_of_workers(data, mnist, workers):
     """A run of easgd with its defaults has three epochs. docs/modes.md has the results for five
     seeds and more numbers of workers."""
-    result = end(science(data, "--workers", workers, "--look-s", 1000,
+    result = end(science(data, "--workers", workers, "--eval-s", 1000,
                          run=("--mode", "easgd", "--seed", 1)))
     assert result["images"] == 180000
     assert result["accuracy"] >= (0.97 if mnist else 0.80), result
@@ -62,7 +62,7 @@ def test_accuracy_does_not_fall_when_the_warm_start_ends(data, mnist, optimizer,
     """The run has 16 workers. If all workers started at once after the warm start, the accuracy
     would fall by about 10 percentage points. With the ramp (--warm-start-ramp) the accuracy falls
     by less than 2 points."""
-    rows = science(data, "--workers", 16, "--look-s", 1.5, "--look-ratio", 1.03,
+    rows = science(data, "--workers", 16, "--eval-s", 1.5, "--eval-ratio", 1.03,
                    run=("--optimizer", optimizer, "--warm-start-updates", 200, "--seed", seed))
     after = [float(row[9]) for row in rows if row[0] == "point" and int(row[6]) >= 150]
     fall = max(max(after[:i + 1]) - accuracy for i, accuracy in enumerate(after))

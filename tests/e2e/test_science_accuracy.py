@@ -35,7 +35,7 @@ def mnist(data):
 
 
 def run(data, seed, workers, *options, limit=1e9):
-    rows = science(data, "--workers", workers, "--look-s", 0.2, "--look-ratio", 1.05,
+    rows = science(data, "--workers", workers, "--eval-s", 0.2, "--eval-ratio", 1.05,
                    "--limit-s", limit, run=("--seed", seed, *options))
     looks = [(float(r[4]), float(r[9])) for r in rows if r[0] == "point"]
     return reached(looks, 0.97), looks[-1][1]
@@ -75,7 +75,7 @@ def test_three_epochs_of_eight_workers_learn(mnist, mode, minimum):
 @pytest.mark.skipif(not FULL, reason="CNN_SLOW=1: 30 epochs each")
 def test_sandblaster_learns_at_its_defaults_within_60_passes(mnist):
     for seed in SEEDS:
-        rows = science(mnist, "--workers", 4, "--look-s", 1000, run=(
+        rows = science(mnist, "--workers", 4, "--eval-s", 1000, run=(
             "--mode", "sandblaster", "--seed", seed))
         [end] = [r for r in rows if r[0] == "end"]
         assert float(end[7]) >= 0.965 and int(end[11]) <= 60, end

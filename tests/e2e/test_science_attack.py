@@ -4,7 +4,7 @@ import pytest
 
 from test_science import end, science
 
-WORKERS = "--workers", 5, "--look-s", 1000
+WORKERS = "--workers", 5, "--eval-s", 1000
 RUN = "--model", "fc:10", "--epochs", 1, "--seed", 1
 
 

@@ -12,7 +12,7 @@ rules='
 ^worker/ctl/onnx\.c$      ^((common|worker/ctl)/|onnx\.pb-c\.h$)           ^microhttpd\.h$
 ^worker/ctl/             ^((common|proto|kernels|worker/(client|data|ctl))/|worker/options\.h$)  ^microhttpd\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
-^server/core/            ^(common/(assert|clones|engine|err|le|rng|run_head|siphash|tensor_list)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
+^server/core/            ^(common/(assert|clones|engine|err|le|rng|run_head|siphash|subnormals|tensor_list)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/auth/            ^(common|proto|server/auth)/              ^(cuda.*|cblas)\.h$
 ^server/net/             ^(common|proto|server/(net|auth|core))/   ^(cuda.*|cblas)\.h$
 ^server/config/          ^(common|proto|server/(config|net|core))/  ^(cuda.*|cblas)\.h$

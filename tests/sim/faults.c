@@ -72,8 +72,8 @@ static void cut_off(struct sim *s, uint32_t node, uint32_t ms)
 		s->net.lane[node][way].cut_until_ms = s->net.now_ms + ms;
 }
 
-/* Starts a second process with the name of a worker, as a supervisor does if it believes that the
- * worker is dead. The first process may be stopped, cut off from the network, or healthy. */
+/* Starts a second process with the name of a worker, as a supervisor does if it takes the worker
+ * for dead. The first process may be stopped, cut off from the network, or healthy. */
 static void twin(struct sim *s, const struct fault *f)
 {
 	uint32_t node = victim(s, f) ? worker_twin(s, f->node, 10 + 20 * f->in) : 0;

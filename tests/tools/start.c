@@ -37,7 +37,7 @@ static long applied(const float *w, size_t n)
 	return (long)k;
 }
 
-static void look(const struct options *o)
+static void print_start(const struct options *o)
 {
 	struct startup r;
 	struct worker_view worker;
@@ -66,7 +66,7 @@ int main(int argc, char **argv)
 	while (fgets(dir, sizeof(dir), stdin)) {
 		dir[strcspn(dir, "\n")] = '\0';
 		o.checkpoint_dir = dir;
-		look(&o);
+		print_start(&o);
 	}
 	return 0;
 }

@@ -412,7 +412,7 @@ def test_a_refused_worker_ends_at_once(server, honest, keys, programs, data):
         assert words in worker.lines[-1]
 
 
-def test_a_worker_of_another_server_says_whose_key_it_wants(server, honest, keys, programs, data):
+def test_a_worker_of_another_server_names_the_key_of_its_server(server, honest, keys, programs, data):
     other = programs.keygen(directory="other")
     code, worker = ends(programs, "cnn-worker", "--server", server.endpoint, "--data", data,
                         "--device", "cpu", "--threads", 1, "--connect-timeout-ms", 1500, "--key",

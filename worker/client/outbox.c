@@ -181,7 +181,7 @@ static void queue_part(struct outbox *o, const struct msg *m, uint64_t push, uin
 	outbox_flush(o);
 }
 
-static void enqueue_ahead(struct outbox *o, uint64_t push, uint32_t part)
+static void enqueue_chunk(struct outbox *o, uint64_t push, uint32_t part)
 {
 	struct outgoing *out = next(o);
 
@@ -223,7 +223,7 @@ static void post_in_frames(struct outbox *o, struct msg *m, struct retained *k)
 			part->xxh3 = wire_checksum(part_values(k, s->n), part->count);
 		s->slice[s->n] = *part;
 		if (s->n + 1 < k->n)
-			enqueue_ahead(o, k->seq, s->n);
+			enqueue_chunk(o, k->seq, s->n);
 	}
 	m->push.chunks = k->n - 1;
 	queue_part(o, m, k->seq, k->n - 1);

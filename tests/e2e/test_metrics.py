@@ -96,10 +96,25 @@ def test_the_document_explains_each_metric(metrics):
 def test_alerts_and_dashboard_use_metrics_that_exist(metrics):
     used = set(re.findall(r"\bcnnps_\w+", (PROMETHEUS / "alerts.yml").read_text()))
     board = json.loads((ROOT / "deploy/grafana.json").read_text())
+    assert {"cnnps_test_loss", "cnnps_epoch", "cnnps_eta_seconds", "cnnps_worker_state",
+            "cnnps_staleness_bucket", "cnnps_pull_seconds_bucket", "cnnps_apply_seconds_bucket",
+            "cnnps_received_bytes_total"} <= set(re.findall(r"\bcnnps_\w+", json.dumps(board)))
+    places = [tuple(panel["gridPos"][k] for k in "xy") for panel in board["panels"]]
+    assert len(places) == len(set(places))
     for panel in board["panels"]:
         for target in panel["targets"]:
             used |= set(re.findall(r"\bcnnps_\w+", target["expr"]))
     assert {re.sub("_(bucket|sum|count)$", "", n) for n in used} <= names_in(metrics)
+
+
+def test_prometheus_accepts_the_expressions_of_the_dashboard(tmp_path):
+    board = json.loads((ROOT / "deploy/grafana.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = [{"record": f"panel:{i}", "expr": text} for i, text in enumerate(expressions)]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = promtool("check", "rules", file)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_alert_rules():

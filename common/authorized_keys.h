@@ -34,7 +34,7 @@ size_t authorized_keys_of_role(const struct authorized_keys *a, enum key_role ro
 /* Returns the name of the role: "observer", "admin" or "worker". */
 const char *key_role_name(enum key_role role);
 /* Returns PS_OK if authorized_keys_add can extend the list, that is, if the file is missing or
- * correct. Otherwise returns the result of authorized_keys_read. */
+ * correct. Returns the result of authorized_keys_read if the file is wrong. */
 int authorized_keys_check(const char *path, struct err *e) PS_MUST_CHECK;
 /* Appends a line for `key` unless the list already has the key. Creates the file if it does not
  * exist. PS_EIO, PS_EUSAGE. */

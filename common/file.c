@@ -14,10 +14,10 @@
 #include "common/io.h"
 #include "common/mem.h"
 
-/* These times limit the wait for the lock of a directory. If a live process has the lock, the wait
- * fails after LOCK_LIVING_MS. A killed process keeps its lock until the kernel has freed its
- * memory, which takes seconds for gigabytes. If the process that holds the lock is ending, the wait
- * therefore takes up to LOCK_DYING_MS. */
+/* LOCK_LIVING_MS and LOCK_DYING_MS limit the wait for the lock of a directory. If a live process
+ * has the lock, the wait fails after LOCK_LIVING_MS. A killed process keeps its lock until the
+ * kernel has freed its memory, which takes seconds for gigabytes. If the process that holds the
+ * lock is ending, the wait therefore takes up to LOCK_DYING_MS. */
 #define LOCK_PAUSE_MS  2
 #define LOCK_LIVING_MS 60
 #define LOCK_DYING_MS  5000

@@ -17,8 +17,8 @@ void generation_name(const char *prefix, uint64_t generation, char out[GENERATIO
 /* Returns the generation in a file name, or 0 if the name has another form. */
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix);
 /* generation_highest returns the highest generation in `d` that is at most `max`. generation_lowest
- * returns the lowest generation that is at least `min`. Both functions return 0 if there is no such
- * generation. */
+ * returns the lowest generation that is at least `min`. If there is no such generation,
+ * generation_highest and generation_lowest return 0. */
 uint64_t generation_highest(DIR *d, const char *prefix, uint64_t max);
 uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t min);
 

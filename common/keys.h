@@ -3,11 +3,11 @@
  * header line.
  *
  * The owner of a key file must be this user or root. The mode of a key file must allow only the
- * owner to read a secret key, and only the owner to write to the file of a public key. Otherwise
- * the functions return PS_EUSAGE. As an exception, a group of this process may read the file of a
- * secret key if root owns the file (mode 0440, as Kubernetes mounts a secret). A user passes only
- * the name of a key file in an option, so that no command line or environment contains a key.
- * Thread: any; no state.
+ * owner to read a secret key, and only the owner to write to the file of a public key. If a key
+ * file has another owner or mode, the functions return PS_EUSAGE. As an exception, a group of this
+ * process may read the file of a secret key if root owns the file (mode 0440, as Kubernetes mounts
+ * a secret). A user passes only the name of a key file in an option, so that no command line or
+ * environment contains a key. Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H

@@ -24,8 +24,8 @@
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 enum log_format { LOG_TEXT, LOG_JSON };
 
-/* These texts list the values of --log-level and --log-format for an option row, in the order of
- * the enums. */
+/* LOG_LEVEL_NAMES and LOG_FORMAT_NAMES list the values of --log-level and --log-format for an
+ * option row, in the order of the enums. */
 #define LOG_LEVEL_NAMES  "error|warn|info|debug"
 #define LOG_FORMAT_NAMES "text|json"
 

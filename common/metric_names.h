@@ -2,10 +2,10 @@
  * metric_names.h - the names of a run's metrics, which the evaluation of an epoch reports besides
  * the loss. --metrics, HELLO and cnnps_options contain these names.
  *
- * The canonical text is "" if accuracy is the only metric, and "none" if there is no metric.
- * Otherwise the canonical text consists of the names with one blank between them, accuracy first.
- * The HELLO of an older release has no metrics field. A missing field means the same as "": the
- * worker evaluates accuracy alone.
+ * The canonical text is "" if accuracy is the only metric, and "none" if there is no metric. For
+ * other metrics the canonical text consists of their names with one blank between two names,
+ * accuracy first. The HELLO of an older release has no metrics field. A missing field means the
+ * same as "": the worker evaluates accuracy alone.
  *
  * Any thread may call the functions, which have no state.
  */

@@ -304,7 +304,7 @@ static const char *value_now(
 	return nth_value(o->values, *(const int *)o->dest - o->first, n);
 }
 
-/* Returns 1 if the option of the condition has a text that is not empty. Otherwise writes the
+/* Returns 1 if the option of the condition has a text that is not empty. If it has none, writes the
  * reason to `instead`. */
 static int is_given(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
@@ -316,8 +316,8 @@ static int is_given(const struct check *c, const struct condition *k, char *inst
 	return text && text[0];
 }
 
-/* Returns 1 if the condition is true. Otherwise writes the actual value and the required value to
- * `instead`. */
+/* Returns 1 if the condition is true. If the condition is false, writes the actual value and the
+ * required value to `instead`. */
 static int holds(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	char number[24];
@@ -867,8 +867,8 @@ static size_t distance(const char *a, const char *b)
 	return row[n];
 }
 
-/* Returns 1 if a program reads the variable `name`. Otherwise writes the most similar known name,
- * or "", to `near`. */
+/* Returns 1 if a program reads the variable `name`. If no program reads it, writes the most similar
+ * known name, or "", to `near`. */
 static int is_known(const struct check *c, const char *name, char near[MAX_NAME + 1])
 {
 	char variable[MAX_NAME + 1];

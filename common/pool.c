@@ -7,8 +7,8 @@
 
 #define MAX_FREE 16 /* maximum number of free buffers that the pool keeps */
 /* If the memory comes from the caller's allocator, the pool keeps at most this number of free
- * buffers. This maximum exceeds the number of all buffers of a worker, because the pool never frees
- * a buffer of this kind. */
+ * buffers. MAX_FREE_SPECIAL exceeds the number of all buffers of a worker, because the pool never
+ * frees a buffer of this kind. */
 #define MAX_FREE_SPECIAL 2048
 /* The pool takes slabs of several buffers from the caller's allocator, because a call of this
  * allocator may take 1 ms (CUDA). */
@@ -30,7 +30,7 @@ struct pool {
 };
 
 /* Returns the number of bytes from the start of a buffer in a slab to the start of the next one.
- * This number is a multiple of 64, so each buffer is aligned like the slab. */
+ * The distance between two buffers is a multiple of 64, so each buffer is aligned like the slab. */
 static size_t pitch(const struct pool *p)
 {
 	return (p->n * sizeof(float) + 63) / 64 * 64;

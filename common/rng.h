@@ -46,8 +46,7 @@ double rng_unit(struct rng *r);
  */
 void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n);
 /* Computes order[] as rng_order does, but with the stream RNG_HOLD_BACK. The first numbers in
- * order[] are the images that --validate holds back. These images are the same for every seed of
- * the run. */
+ * order[] are the images that --validate holds back: the same for every seed of the run. */
 void rng_hold_back(uint32_t *order, size_t n);
 
 #endif

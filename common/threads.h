@@ -2,8 +2,8 @@
  * threads.h - an engine (engine.h) that runs blocks on a fixed set of threads.
  *
  * The thread that begins a job computes blocks, too, and every thread takes the lowest block that
- * no thread has taken. So a job never waits for a thread that has not started to work on it. A
- * thread takes a lock when it joins a job and when it leaves the job, and none for a block. A job
+ * no thread has taken. Therefore a job never waits for a thread that has not started to work on it.
+ * A thread takes a lock when it joins a job and when it leaves the job, and none for a block. A job
  * uses one thread for each THREADS_GRAIN blocks. A job of fewer than two times THREADS_GRAIN blocks
  * runs on the caller's thread, and wakes no other thread. The memory is 8 bytes for each block of
  * the longest job; without this memory, a job runs on the caller's thread.

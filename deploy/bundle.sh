@@ -1,6 +1,6 @@
 #!/bin/sh
 # Pack the release build as build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz, for hosts on which the
-# user may not install packages, such as rented GPU machines. The bundle runs from any directory. It
+# user may not install packages, such as rented GPU machines. The bundle runs from any directory and
 # has all libraries except glibc and libstdc++, which the host provides, as well as the GPU driver.
 # The programs contain CUDA's runtime. `make bundle` builds, packs and tests the bundle.
 #

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train in a cluster of containers. The script builds the image from source, makes keys and a
-# network, starts 1 server and WORKERS workers, and prints the result of the run. Then it removes
+# network, starts 1 server and WORKERS workers, prints the result of the run, and at last removes
 # everything; KEEP_IMAGES=1 keeps the images. `make cluster` runs it. The script needs a running
 # Docker engine (deploy/docker_engine.sh) and docker-compose, 1.29 or v2.
 #

@@ -64,8 +64,8 @@ start() {
 	pids="$pids $!"
 }
 
-# The server's stderr is this terminal, because the server draws its progress bar there. So the
-# script cannot read the ports from the server's log, and chooses the ports itself.
+# The server's stderr is this terminal, because the server draws its progress bar there. The script
+# therefore cannot read the ports from the server's log, and chooses the ports itself.
 free_port() {
 	while port=$(shuf -n 1 -i 20000-32000) && grep -q ":$(printf %04X "$port") " /proc/net/tcp; do
 		:

@@ -205,8 +205,8 @@ static int print_data_id(const struct worker_options *o, struct data *d, struct 
 	return rc;
 }
 
-/* Returns the exit code of the process, which is 0 only if the training is done. So a supervisor
- * starts a worker again that ended earlier. */
+/* Returns the exit code of the process, which is 0 only if the training is done. A supervisor
+ * therefore starts a worker again that has ended earlier. */
 static int exit_code(int rc)
 {
 	return rc == PS_ESHUTDOWN ? EXIT_STOPPED : err_exit_code(rc);

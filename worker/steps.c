@@ -184,8 +184,8 @@ static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return batches_get(&s->batches, l->epoch, number, &b->index, &b->images);
 }
 
-/* Adds `count` batches from i on to the work of push `p`. These batches have `images` images with
- * the mean loss `loss`. */
+/* Adds `count` batches from i on to the work of push `p`. The `count` batches have `images` images
+ * with the mean loss `loss`. */
 static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	uint32_t images, double loss, struct next_push *p)
 {

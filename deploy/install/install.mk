@@ -2,8 +2,9 @@
 #
 #   make install [prefix=/usr/local] [libdir=$(prefix)/lib] [DESTDIR=]
 #
-# libcnnps.so.0 and libcnnps.a are made of the same objects. Both libraries export only the names
-# that cnnps.map lists, so a program may use all other names for its own functions.
+# libcnnps.so.0 and libcnnps.a are made of the same objects. The shared and the static library
+# export only the names that cnnps.map lists, so a program may use all other names for its own
+# functions.
 
 prefix  ?= /usr/local
 libdir  ?= $(prefix)/lib

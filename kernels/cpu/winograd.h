@@ -2,9 +2,10 @@
  * winograd.h - convolutions with Winograd's minimal filtering (Lavin and Gray, "Fast Algorithms for
  * Convolutional Neural Networks", 2016).
  *
- * A tile of 6 x 6 inputs gives 4 x 4 outputs of a filter of 3 x 3, or 2 x 2 outputs of 5 x 5. Both
- * filter sizes use the points 0, 1, -1, 2, -2 and infinity, so they share the transform of the
- * input. For one channel and one filter a tile takes 36 products instead of 144 or 100:
+ * A tile of 6 x 6 inputs gives 4 x 4 outputs of a filter of 3 x 3, or 2 x 2 outputs of 5 x 5.
+ * Filters of 3 x 3 and of 5 x 5 use the points 0, 1, -1, 2, -2 and infinity, so they share the
+ * transform of the input. For one channel and one filter a tile takes 36 products instead of 144 or
+ * 100:
  *
  *   output = A' [(G g G') * (B' d B)] A   with the input d, the weights g, ' for transposition
  *

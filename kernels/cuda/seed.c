@@ -166,7 +166,7 @@ static int seed_path_fill(void *self, cudaStream_t stream)
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
 }
 
-/* Writes the names of the kernels. Both layers with weights run in the same kernel. */
+/* Writes the names of the kernels. The conv layer and the fc layer run in the same kernel. */
 static void seed_path_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
 {
 	const struct kx_seed *s = &((const struct seed *)self)->s;

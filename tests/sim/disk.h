@@ -100,8 +100,8 @@ void disk_rot(struct disk *d, const char *prefix);
 /* Returns the number of entries whose names begin with `prefix`. */
 uint32_t disk_count(const struct disk *d, const char *prefix);
 
-/* These functions behave like the system calls of the same names: after a failure they return -1
- * and set errno. `name` has no slash. */
+/* The functions disk_* behave like the system calls of the same names: after a failure they return
+ * -1 and set errno. `name` has no slash. */
 int disk_open_directory(struct disk *d);
 int disk_open_file(struct disk *d, const char *name, int flags);
 int disk_close(struct disk *d, int fd);

@@ -2,12 +2,12 @@
  * lane.c - the shared-memory lanes of the simulator (server/net/lane.h, worker/client/lane.h): the
  * values of a push are in a slot, and only its header is a message.
  *
- * This model has the same rules as the real lanes. A lane belongs to one connection and one process
- * of the server. A slot gets new values only after the push in it is durable. The server copies a
- * slot before it uses the values, and a push whose copy has a wrong checksum counts as lost. The
- * model has three faults of shared memory. A header can arrive late, when its slot already has
- * other values. A process can die at any byte of a write. A write can continue while the server
- * copies the slot, so that the copy has bytes of two writes.
+ * The simulated lanes have the same rules as the real lanes. A lane belongs to one connection and
+ * one process of the server. A slot gets new values only after the push in it is durable. The
+ * server copies a slot before it uses the values, and a push whose copy has a wrong checksum counts
+ * as lost. The model has three faults of shared memory. A header can arrive late, when its slot
+ * already has other values. A process can die at any byte of a write. A write can continue while
+ * the server copies the slot, so that the copy has bytes of two writes.
  */
 #include <string.h>
 #include "proto/wire.h"

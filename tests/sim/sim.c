@@ -97,9 +97,8 @@ static void happen_server(struct sim *s, struct item *it)
 	}
 }
 
-/* Returns the node of the process to which the event belongs. This may be another node than at the
- * time when the event was added, because an old process moves to another node when a twin takes its
- * name. */
+/* Returns the node of the process to which the event belongs. The node may be another one than when
+ * the event was added, because an old process moves to another node when a twin takes its name. */
 static uint32_t node_of(const struct sim *s, const struct item *it)
 {
 	for (uint32_t node = SIM_WORKERS + 1; node <= SIM_WORKERS + SIM_TWINS; node++)

@@ -82,8 +82,8 @@ struct stamp fixture_come_back(
 /* Returns a push without a batch and without any tensor, so that its gradient is zero. */
 struct msg fixture_push(struct stamp s, uint64_t seq);
 void fixture_slice(struct msg *m, uint64_t offset, uint64_t count, const float *g);
-/* Returns a push whose gradient is 1 at every coordinate. This push changes each weight by minus
- * the learning rate. */
+/* Returns a push whose gradient is 1 at every coordinate. The push of ones changes each weight by
+ * minus the learning rate. */
 struct msg fixture_push_ones(struct stamp s, uint64_t seq);
 /* Set the batches of a push, and the number of their images in the data set of fixture_training. */
 void fixture_work(struct msg *m, uint32_t epoch, uint32_t first, uint32_t count);

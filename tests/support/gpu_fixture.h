@@ -15,8 +15,8 @@ struct precision {
 	enum kx_precision value;
 	double bound; /* the bound on |g - exact| / |exact| of a whole gradient */
 	/* The bound on |g - exact| / |exact| of a network whose forward pass rounds to tf32 or
-	 * bf16. These rounding errors flip some ReLUs and argmaxes. A wrong gradient has a distance
-	 * of about 1. */
+	 * bf16. Rounding errors of tf32 and bf16 flip some ReLUs and argmaxes. A wrong gradient has
+	 * a distance of about 1. */
 	double loose;
 	double rounding; /* the relative rounding error of one value, for gradient_jump */
 };

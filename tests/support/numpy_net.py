@@ -1,6 +1,7 @@
 """A second implementation in plain NumPy: cnn-ps's networks, initial weights and order of images.
 
-It is written only from proto/WIRE.md and common/model.h, in float64 and as simply as possible.
+This implementation is written only from proto/WIRE.md and common/model.h, in float64 and as simply
+as possible.
 """
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view

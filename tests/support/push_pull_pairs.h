@@ -1,7 +1,7 @@
 /*
  * push_pull_pairs.h - measures pairs of one push and one pull: the loop of one worker, and one row
- * of results for all workers. Both programs of the comparison use this file: transport.c (cnn-ps)
- * and pslite_bench.cc (ps-lite).
+ * of results for all workers. The two programs of the comparison use this file: transport.c
+ * (cnn-ps) and pslite_bench.cc (ps-lite).
  */
 #ifndef TESTS_SUPPORT_PUSH_PULL_PAIRS_H
 #define TESTS_SUPPORT_PUSH_PULL_PAIRS_H

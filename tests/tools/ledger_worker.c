@@ -8,9 +8,9 @@
  * coordinate INDEX * PUSHES + n and 0 elsewhere (n = 0, 1, ...). Afterwards every coordinate of the
  * weights must be exactly -1: 0 means a lost push, and -2 means a push that was applied twice. A
  * worker that is started again with the same INDEX reads its own coordinates to find the push at
- * which its predecessor ended. This is safe: before the server sends WELCOME to the new process, it
- * has fenced the old one, and a checkpoint has all pushes of the old process that the server
- * decided.
+ * which its predecessor ended. The new process finds the right push, because before the server
+ * sends WELCOME to it, the server has fenced the old process, and a checkpoint has all pushes of
+ * the old process that the server decided.
  *
  * The worker waits for PACE milliseconds between two pushes. After the signal SIGURG it waits no
  * longer. The worker pulls after every PULL_EVERY pushes. The worker prints `pushed K acked A`
@@ -56,7 +56,7 @@ static int number(const char *text, size_t *out)
 }
 
 /* Returns the number of this worker's pushes that the weights contain. Earlier processes with the
- * same INDEX made these pushes. These are the first pushes of the worker, without a gap. */
+ * same INDEX made these pushes. The counted pushes are its first ones, without a gap. */
 static size_t done_before(const struct ledger *l)
 {
 	size_t k = 0;
@@ -81,7 +81,7 @@ static void rest(const struct ledger *l)
 		nanosleep(&pace, NULL);
 }
 
-/* Print how many pushes of this INDEX were made, and how many were acknowledged. Both numbers
+/* Print how many pushes of this INDEX were made, and how many were acknowledged. The two numbers
  * include the pushes of earlier processes. */
 static int exit_of(int rc)
 {

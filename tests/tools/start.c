@@ -1,7 +1,7 @@
 /*
- * start.c - prints what a start of the server would restore from a checkpoint directory. It calls
- * the server's own code in this process, without a socket, so it can check many directories a
- * second.
+ * start.c - prints what a start of the server would restore from a checkpoint directory. The
+ * program calls the server's own code in this process, without a socket, so it can check many
+ * directories a second.
  *
  *   start OPTION... <DIRECTORIES
  *

@@ -290,8 +290,8 @@ TEST(a_push_of_the_other_data_is_rejected)
 }
 
 /* The ACK of a superseded push contains the reason. If a superseded push is repeated or replayed,
- * or if a checkpoint contains it, its ACK contains the reason, too. So the worker and the server
- * count the same superseded pushes. */
+ * or if a checkpoint contains it, its ACK contains the reason, too. The worker and the server
+ * therefore count the same superseded pushes. */
 TEST(an_ack_says_what_is_superseded)
 {
 	struct core_fixture f;

@@ -17,7 +17,7 @@ static struct core_config training(enum mode mode)
 	return cfg;
 }
 
-/* Start a server with two workers, and restart it from a snapshot without pushes. Both workers
+/* Start a server with two workers, and restart it from a snapshot without pushes. The two workers
  * return, each with `n` pushes to replay. */
 static void crash(struct core_fixture *f, struct core_config cfg, struct stamp s[2], uint64_t n)
 {

@@ -73,8 +73,8 @@ TEST(every_optimizer_and_schedule_is_pytorchs_within_1e_6)
 	assert_int_equal(wrong, 0);
 }
 
-/* The cases of PyTorch must differ from each other. Otherwise a wrong optimizer could agree with
- * the wrong case. */
+/* The cases of PyTorch must differ from each other. If two cases were equal, a wrong optimizer
+ * could pass the test. */
 TEST(no_two_cases_are_the_same)
 {
 	const size_t last = TORCH_STEPS / TORCH_EVERY - 1;

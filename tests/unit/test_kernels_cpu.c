@@ -108,8 +108,9 @@ TEST(models_that_the_tables_cannot_hold_are_refused)
 /* ---- odd models ------------------------------------------------------------------------------ */
 
 /* Compares the float results of the device `cpu` with the double results of cpu-ref. A sum has up
- * to some thousand terms, and is computed in tiles of 100 to 1000 terms. So the relative error of a
- * sum is about 1e-7, or 1e-6 in a layer whose terms nearly cancel. The project requires 1e-5. */
+ * to some thousand terms, and is computed in tiles of 100 to 1000 terms. The relative error of a
+ * sum is therefore about 1e-7, or 1e-6 in a layer whose terms nearly cancel. The project requires
+ * 1e-5. */
 static void compare(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);
@@ -210,9 +211,9 @@ TEST(odd_models_take_every_way)
 
 /* ---- Winograd -------------------------------------------------------------------------------- */
 
-/* These convolutions have enough channels for Winograd's algorithm. Some images do not fill their
- * tiles, some bands of tiles have several images or several rows, and some windows do not fit the
- * tiles. */
+/* The convolutions of these tests have enough channels for Winograd's algorithm. Some images do not
+ * fill their tiles, some bands of tiles have several images or several rows, and some windows do
+ * not fit the tiles. */
 static const struct odd_model winograd_models[] = {
 	{{1, 13, 11}, "conv:32:2 relu conv:33:3:pad=1 relu fc:3"},
 	{{32, 10, 14}, "conv:33:3:pad=1 relu pool:2 conv:32:3:pad=same fc:3"},

@@ -223,8 +223,8 @@ TEST_IN(a_bad_list_is_refused_as_a_whole, set_up, tear_down)
 	assert_int_equal(authorized_keys_read(&a, path("absent"), &e), PS_EUSAGE);
 }
 
-/* The server refuses a list under the old file name. Otherwise it would ignore the old list without
- * notice. */
+/* The server refuses a list under the old file name. Without this refusal the server would ignore
+ * the old list, and nobody would notice. */
 TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down)
 {
 	struct authorized_keys *a;

@@ -240,7 +240,8 @@ TEST(gradients_of_a_step_under_way_are_in_the_next_step)
 	close_fixture();
 }
 
-/* These sums need all bits of a double, while a single gradient has only the bits of a float. */
+/* The sums of this test need all bits of a double, while a single gradient has only the bits of a
+ * float. */
 TEST(the_sum_of_many_gradients_is_exact)
 {
 	for (uint64_t pushes = 1; pushes <= 9; pushes++) {

@@ -48,7 +48,7 @@ TEST(every_rhythm_of_pushes_and_pulls_is_the_references)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
-/* This epoch has so many batches that the number of steps in flight reaches its limit. */
+/* The epoch of this test has enough batches for the steps in flight to reach their limit. */
 TEST(many_rounds_overlap)
 {
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};

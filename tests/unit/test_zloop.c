@@ -334,7 +334,7 @@ static void get_an_answer(void)
 	assert_true(echo_one(f.router, 0));
 }
 
-/* Poll the socket until the answer has arrived. This poll consumes the edge of the file descriptor,
+/* Poll the socket until the answer has arrived. The poll consumes the edge of the file descriptor,
  * so the loop will not wake up for the answer. */
 static void eat_edge(void)
 {
@@ -387,9 +387,9 @@ TEST_IN(a_message_that_the_fd_announces_is_no_rescue, begin, end)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-/* Another timer runs before the safety timer and sends a message. This send consumes the edge of a
- * message that arrived while the loop was busy. The prepare handle would have found this message
- * next, so the safety timer must not count a rescue. */
+/* Another timer runs before the safety timer and sends a message. Sending this message consumes the
+ * edge of a message that arrived while the loop was busy. The prepare handle would have found this
+ * message next, so the safety timer must not count a rescue. */
 TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, begin, end)
 {
 	watch_dealer();

@@ -77,8 +77,8 @@ def small_disk(tmp_path):
 
 
 def test_a_run_that_diverged_ends_though_the_disk_is_full(programs, small_disk):
-    """The server waits for space on the disk for a limited time. Then the server exits, and its log
-    says how the run ended and why the server did not wait any longer."""
+    """The server waits for space on the disk for a limited time. When this time is over, the server
+    exits, and its log says how the run ended and why the server did not wait any longer."""
     server = programs.server("--model", "vector:8", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
     worker = Worker(server.endpoint)

@@ -74,8 +74,8 @@ def keys_with_an_at_sign(programs):
 
 @pytest.mark.parametrize("keys_of", [lambda programs: programs.keygen(), keys_with_an_at_sign])
 def test_the_address_of_a_worker_with_a_key(programs, keys_of):
-    """The server appends the key to the name in a HELLO and encodes the HELLO again. This must not
-    lose the worker's address."""
+    """The server appends the key to the name in a HELLO and encodes the HELLO again. The address of
+    the worker must survive the new encoding."""
     keys = keys_of(programs)
     server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     worker = Worker(server.endpoint, "job7", host="a", pid=1,

@@ -17,9 +17,10 @@ from test_wire_modes import IndependentWorker
 HISTORY = 20  # the number of pairs that L-BFGS stores; also the server's default
 STEPS = 70
 NEAR = 1e-5  # the maximum distance from the minimum, relative to the loss at the start
-# The maximum number of the server's evaluations, relative to SciPy's. Both programs evaluate one or
-# several points in a step. SciPy's line search accepts more points (Wolfe 0.9 instead of 0.5) and
-# interpolates, while the server's line search doubles and halves the step. Measured: 1.2 to 1.4.
+# The maximum number of the server's evaluations, relative to SciPy's. The server and SciPy evaluate
+# one or several points in a step. SciPy's line search accepts more points (Wolfe 0.9 instead of
+# 0.5) and interpolates, while the server's line search doubles and halves the step. Measured: 1.2
+# to 1.4.
 TIMES = 1.5
 
 

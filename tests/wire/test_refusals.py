@@ -226,7 +226,7 @@ def test_errors_rolled_back(link, honest):
 
 def test_session_an_old_hello_is_ignored(link, honest):
     """The server ignores a HELLO whose last_seq is smaller than the newest seq that the server has
-    decided. Such a HELLO was delayed by the network."""
+    decided. A HELLO with an old last_seq was delayed by the network."""
     link.send(hello(resume=honest.stamp, last_seq=honest.seq - 1))
     # the first reply is the one to this message, so the server has not answered the HELLO
     assert code(link, pb.Pull(which=0)) == EPROTO

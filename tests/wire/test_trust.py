@@ -163,8 +163,8 @@ def excluded(endpoint, **how):
 
 
 def test_trust_a_key_in_quarantine_is_refused_until_it_is_released(programs, keys):
-    """A key is excluded three times under different names. Then the server refuses it, also after
-    a restart, until an admin releases it. Other keys are not affected."""
+    """A key is excluded three times under different names. After the third time the server refuses
+    the key, also after a restart, until an admin releases it. Other keys are not affected."""
     options = *LEDGER, "--key", keys / "server.key"
     server = programs.server(*options)
     public = keys / "server.pub"

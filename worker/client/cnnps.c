@@ -399,8 +399,8 @@ static int is_one_frame(struct arrival *a)
 }
 
 /* Verifies weights and makes them c->view. The view lies in memory from options.allocate if the
- * program has set it. Otherwise the view is the received message if the message is one aligned
- * frame, or else a new message. */
+ * program has set it. Without such memory, the view is the received message if this message is one
+ * aligned frame, or else a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	int rc;

@@ -47,8 +47,8 @@ int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
 /* Connects `socket`, the heartbeat socket of `l`, again if libzmq has given up its connection. */
 void heartbeat_redial(struct heartbeat *h, struct link *l);
 /* Returns 1 if there is a message to receive. If there is no message, sets *fd to the socket's
- * ZMQ_FD, which the caller can poll. This descriptor is edge-triggered: a concurrent
- * heartbeat_repeat may consume the edge. */
+ * ZMQ_FD, which the caller can poll. The ZMQ_FD is edge-triggered: a concurrent heartbeat_repeat
+ * may consume the edge. */
 int heartbeat_readable(struct heartbeat *h, int *fd) PS_MUST_CHECK;
 
 #endif

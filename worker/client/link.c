@@ -45,8 +45,8 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	bad |= set_socket_int(socket, ZMQ_CONNECT_TIMEOUT, 1500);
 	/* ZMTP heartbeats drop healthy peers that are busy; HEARTBEAT messages replace them */
 	bad |= set_socket_int(socket, ZMQ_HEARTBEAT_IVL, 0);
-	/* TCP probes every second and gives up after 2.5 s without progress. Otherwise TCP's
-	 * retransmissions become so rare that a repaired network stays unused for seconds. A slow
+	/* TCP probes every second and gives up after 2.5 s without progress. With TCP's defaults,
+	 * retransmissions become rare, and a repaired network stays unused for seconds. A slow
 	 * network makes progress, so it keeps its connection. The server sets the same options. */
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE, 1);
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 1);
@@ -141,8 +141,8 @@ static int is_forged(const struct link *l, unsigned number)
 }
 
 /* Notes the descriptor and the state of the bulk connection. libzmq may have closed the descriptor
- * before this function reads the event, so the number may belong to another file for a moment. This
- * does no harm, because link_bytes_moved only reads the TCP_INFO of the descriptor. */
+ * before this function reads the event, so the number may belong to another file for a moment. A
+ * wrong number does no harm, because link_bytes_moved only reads the TCP_INFO of the descriptor. */
 static void note_connection(struct link *l, unsigned number, uint32_t value)
 {
 	l->stopped = number == ZMQ_EVENT_DISCONNECTED || is_forged(l, number);

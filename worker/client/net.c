@@ -948,8 +948,8 @@ static void note_progress(struct net *n, uint64_t now)
 
 /* ---- without contact, and the tick ----------------------------------------------------------- */
 
-/* Sends STATUS to find out whether the peer is a cnn-ps that cannot send a WELCOME yet. Such a
- * server answers STATUS; a server that hangs or another program does not. */
+/* Sends STATUS to find out whether the peer is a cnn-ps that cannot send a WELCOME yet. A cnn-ps
+ * without a WELCOME answers STATUS; a server that hangs, or another program, does not. */
 static void query_status(struct net *n, uint64_t now)
 {
 	const struct msg m = {.type = MSG_STATUS};

@@ -1,7 +1,7 @@
 /*
- * session.h - the worker's side of the protocol as a pure state machine. It decides what to send,
- * to retain and to send again. worker/client/net.c runs the session over ZeroMQ, and tests/sim runs
- * it over a simulated network.
+ * session.h - the worker's side of the protocol as a pure state machine. The session decides what
+ * to send, to retain and to send again. worker/client/net.c runs the session over ZeroMQ, and
+ * tests/sim runs it over a simulated network.
  *
  *            start            WELCOME                    ERROR TERM|GAP|STATE , link lost, silence
  *   (new) ----------> HELLO ----------> READY --------------------------------------> HELLO

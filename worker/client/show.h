@@ -1,5 +1,5 @@
 /*
- * show.h - functions of libcnnps that only cnn-worker uses. These functions send the pictures that
+ * show.h - functions of libcnnps that only cnn-worker uses. The functions send the pictures that
  * the server's page shows.
  *
  * While somebody watches the page, the server asks one worker for pictures every other second, with

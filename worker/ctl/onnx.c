@@ -319,7 +319,7 @@ static char *add_lrn(struct graph *g, const struct layer *l, struct value in)
 	return binary(g, "Div", image, binary(g, "Pow", base, number(g, l->beta)));
 }
 
-/* Adds nodes for an add layer. These nodes add every stride-th row and column of the value at the
+/* Adds nodes for an add layer. The nodes add every stride-th row and column of the value at the
  * layer's skip, with zeros for the channels that this value lacks. */
 static char *add_sum(struct graph *g, const struct layer *l, struct value in)
 {

@@ -231,8 +231,8 @@ static void jpeg_fail(j_common_ptr common)
 	longjmp(j->failed, 1);
 }
 
-/* Treats a warning as an error, because it means that the data are damaged. Otherwise libjpeg would
- * fill the rest of the picture with grey. */
+/* Treats a warning as an error, because it means that the data are damaged. If a warning were
+ * ignored, libjpeg would fill the rest of the picture with grey. */
 static void jpeg_warn(j_common_ptr common, int level)
 {
 	if (level < 0)

@@ -10,9 +10,9 @@
  *
  * wgrad of conv1: the accumulators of dgrad already have the layout of the A operand of the next
  * product. Its rows are channels. One pooled pixel of conv1 has a pool window of four output
- * pixels. These four are k = 2t, 2t + 1, 2t + 8 and 2t + 9 of a product: the argmax gets dY, the
- * other three get zero. There is one product for image 2t and one for image 2t + 1. The columns are
- * filter taps and a column of ones for the bias.
+ * pixels. The four output pixels of a window are k = 2t, 2t + 1, 2t + 8 and 2t + 9 of a product:
+ * the argmax gets dY, the other three get zero. There is one product for image 2t and one for image
+ * 2t + 1. The columns are filter taps and a column of ones for the bias.
  */
 #include "kernels/cuda/base/common.cuh"
 #include "kernels/cuda/fused/conv2.cuh"

@@ -134,8 +134,8 @@ int kx_seed_persistent(struct kx_seed s, struct kx_batch batch, struct kx_now *n
 /* Adds up the split-K slices and writes `grad` in the manifest's order. *loss is the mean loss. */
 int kx_seed_reduce_gradient(
 	struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream);
-/* Adds up the slices to the gradient g. Then sum += g and params -= now->rate * g. Adds the loss of
- * each image to *loss, and `steps` to now->step. */
+/* Adds up the slices to the gradient g. After that, sum += g and params -= now->rate * g. Adds the
+ * loss of each image to *loss, and `steps` to now->step. */
 int kx_seed_sgd_step(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
 	double *loss, cudaStream_t stream);
 

@@ -4,10 +4,10 @@
  *
  * A cluster of blocks handles SEED_CLUSTER_IMAGES images. Each block handles all filters at a range
  * of the positions. Between fprop and wgrad the blocks exchange only the partial logits of their
- * positions. These are a few hundred floats, which the blocks read from each other's shared memory.
- * The outputs of the max-pool and their argmax stay in the shared memory of the block that computed
- * them. The kernel uses the arithmetic of seed_fprop.cu (for eight images at a time) and of
- * seed_wgrad.cu.
+ * positions. The partial logits of a block are a few hundred floats, which the other blocks read
+ * from its shared memory. The outputs of the max-pool and their argmax stay in the shared memory of
+ * the block that computed them. The kernel uses the arithmetic of seed_fprop.cu (for eight images
+ * at a time) and of seed_wgrad.cu.
  */
 #include <cooperative_groups.h>
 #include "kernels/cuda/fused/seed.cuh"

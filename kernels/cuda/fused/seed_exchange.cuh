@@ -2,12 +2,12 @@
  * seed_exchange.cuh - the exchange between the blocks of the persistent kernel (seed_persistent.cu)
  * through global memory: partial logits, d_logits, conv gradients and losses.
  *
- * Each line of the exchange has a flag, which is the number of the step. This is the LL protocol of
- * NCCL, but with one flag for 16 bytes instead of one for 8, because NCCL's lines of 8 bytes would
- * make seed:32 28 % and seed:256 11 % slower at 100 images. A reader polls the line until the flag
- * is right, so the exchange needs neither fences nor counters. A writer overwrites a line only when
- * it has received results that all readers have computed from the line, so no reader needs the line
- * any more.
+ * Each line of the exchange has a flag, which is the number of the step. The exchange uses the LL
+ * protocol of NCCL, but with one flag for 16 bytes instead of one for 8. With NCCL's lines of 8
+ * bytes, seed:32 would be 28 % slower and seed:256 11 % slower at 100 images. A reader polls the
+ * line until the flag is right, so the exchange needs neither fences nor counters. A writer
+ * overwrites a line only when it has received results that all readers have computed from the line,
+ * so no reader needs the line any more.
  *
  * A block that has waited for another one for timeout_ns gives up: it sets *trouble, computes the
  * rest of its step with what it has, and returns. The other blocks see *trouble while they wait,

@@ -9,7 +9,7 @@
                 client.push(gradient(weights, batch.indices), batch)
 
 The library retains every push until the server has stored it on disk, and sends it again after a
-crash of the server. So each sample counts exactly once per epoch. cnnps.torch trains PyTorch
+crash of the server. Each sample therefore counts exactly once per epoch. cnnps.torch trains PyTorch
 models, and cnnps.ray trains on a Ray cluster.
 """
 from ._library import lib as _lib

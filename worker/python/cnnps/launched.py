@@ -1,9 +1,9 @@
 """Lets all workers of the launcher `python -m cnnps.run` use one server.
 
 The launcher owns the server, so that the server outlives each worker. The first worker that needs
-the server writes the options of the server to the directory of the run. Then the launcher starts
-the server, and writes its address to this directory. Without a launcher, each process starts a
-server of its own.
+the server writes the options of the server to the directory of the run. When the launcher finds
+these options, it starts the server and writes the server's address to the same directory. Without a
+launcher, each process starts a server of its own.
 """
 import json
 import os

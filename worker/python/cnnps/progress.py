@@ -10,8 +10,8 @@ _SECONDS = 1.0  # minimum seconds between two status requests
 
 
 class Progress:
-    """A context manager that shows the bar. Call update() after each lease. It requests the status
-    of the server at most once a second."""
+    """A context manager that shows the bar. Call update() after each lease. The bar requests the
+    status of the server at most once a second."""
 
     def __init__(self, client: "Client", wanted: bool) -> None:
         self._client = client

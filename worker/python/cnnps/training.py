@@ -15,8 +15,9 @@ class Worker:
     """Trains the leases of a connection, in any mode.
 
     gradient(weights, batch, out): write the mean gradient of a batch at `weights` to all of `out`,
-    and return the mean loss. `gradient` must not change `weights`. If the model has running statistics
-    (`vector:N:running=S`), the last S values are statistics of the batch instead of a gradient.
+    and return the mean loss. `gradient` must not change `weights`. If the model has running
+    statistics (`vector:N:running=S`), the last S values are statistics of the batch instead of a
+    gradient.
     evaluate(weights, first, count): return the number of correct answers and the sum of the losses
     over the test samples [first, first + count). If the client has `metrics` besides accuracy, also
     return a list of their sums.

@@ -258,6 +258,31 @@ static void many_images_on_nets_without_jumps_agree_with_cpu_ref(void **state)
 	agree(smooth_models, N_SMOOTH_MODELS, 101, 0);
 }
 
+#define TENSOR_FACTOR 8 /* the bound of one tensor, relative to the bound of the whole gradient */
+
+/* Fails if one tensor of a gradient is wrong, even a small one that hardly changes the distance of
+ * the whole gradient. */
+static void each_tensor_agrees(const struct odd_model *o, size_t images)
+{
+	struct subject s;
+	double loss;
+
+	subject_random(&s, o, images);
+	float *right = gpu_reference(&s, &loss);
+	for (size_t p = 0; p < gpu_n_precisions(); p++) {
+		const struct precision *one = &gpu_precisions[p];
+
+		gpu_open(&s, one);
+		subject_step(&s);
+		double worst = gpu_worst_tensor(&s, right);
+		print_message("# %s in %s: worst tensor %.2e\n", o->text, one->name, worst);
+		if (!(worst <= TENSOR_FACTOR * one->bound))
+			fail_msg("%s in %s: a tensor is off by %g", o->text, one->name, worst);
+	}
+	free(right);
+	subject_release(&s);
+}
+
 /* The models have enough pixels and channels for the largest tiles of all products, but fill no
  * tile completely. */
 static void large_tiles_agree_with_cpu_ref(void **state)
@@ -271,6 +296,8 @@ static void large_tiles_agree_with_cpu_ref(void **state)
 
 	(void)state;
 	agree(large, sizeof(large) / sizeof(large[0]), 7, 1);
+	for (size_t m = 0; m < sizeof(large) / sizeof(large[0]); m++)
+		each_tensor_agrees(&large[m], 7);
 }
 
 /* The NaN that a GPU computes has all mantissa bits set, so a rounding that adds to these bits turns

@@ -1,4 +1,5 @@
 """Test the choice of GPUs and kernels by a worker."""
+import os
 import re
 import subprocess
 
@@ -9,9 +10,12 @@ from gpu import worker
 
 @pytest.fixture(scope="module")
 def gpus(gpu):
-    """Returns the number of GPUs of this machine."""
+    """Returns the number of GPUs that a program may use."""
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip()])
     return len(subprocess.run(["nvidia-smi", "-L"], text=True, check=True,
                               stdout=subprocess.PIPE).stdout.splitlines())
 

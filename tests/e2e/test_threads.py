@@ -54,8 +54,9 @@ def test_one_thread_is_the_main_thread(programs):
     assert not apply_threads(server)
 
 
-def test_threads_0_follows_from_the_cpus(programs):
-    server = programs.server("--model", "vector:100", "--epochs", 0, "--threads", 0)
+@pytest.mark.parametrize("options", [(), ("--threads", 0)], ids=["default", "0"])
+def test_threads_follow_from_the_cpus(programs, options):
+    server = programs.server("--model", "vector:100", "--epochs", 0, *options)
     n = int(server.line('msg="server threads" n=(\\d+)')[1])
     assert n == min(len(os.sched_getaffinity(0)), 4)
 

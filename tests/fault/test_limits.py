@@ -128,7 +128,10 @@ class Endless:
 
     def once(self):
         with socket.create_connection(self.address, 5) as peer:
-            peer.sendall(self.GREETING + b"\x04" + bytes([len(self.READY)]) + self.READY)
+            peer.sendall(self.GREETING)
+            peer.recv(64, socket.MSG_WAITALL)  # the server's greeting
+            peer.sendall(b"\x04" + bytes([len(self.READY)]) + self.READY)
+            peer.recv(2, socket.MSG_WAITALL)  # the beginning of the server's READY
             while not self.over.is_set():
                 peer.sendall(self.frames)
 

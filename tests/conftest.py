@@ -1,8 +1,8 @@
 """Makes pytest run the C tests, with one item for each cmocka test, and defines common fixtures.
 
 `make test` sets CNN_DATA and FLAVOUR. A C test program runs once, in a process of its own, with a
-deadline. Its TAP lines are the outcomes of its items. The additional item `ends_well` checks the
-exit status of the program.
+deadline. Each TAP line that the program prints is the outcome of one pytest item. The additional
+item `ends_well` checks the exit status of the program.
 """
 import os
 import re

@@ -181,8 +181,8 @@ static void start_cnnps(const struct options *o, struct server *s)
 	exit(1);
 }
 
-/* Push a gradient of `n` values. The library reuses its buffers, which keep their values, so only
- * the first pushes fill a buffer. */
+/* Push a gradient of `n` values. The library reuses its buffers without clearing them, so a push
+ * fills only a buffer that has not been used before. */
 static void push(struct cnnps *c, size_t n)
 {
 	float *g = cnnps_gradient(c);

@@ -8,7 +8,7 @@ number of pushes; a small value gives a quick measurement. The script prints CSV
 what,bytes,pushes_per_s,mb_per_s. "none" is a server without a checkpoint directory. "replay" and
 "always" are servers with this --durability and a checkpoint every 500 ms. "disk" is a plain loop of
 write and fdatasync on the same disk: on a new file, and on a file whose blocks are already
-allocated. After their first use, the files of the write-ahead log have allocated blocks, too.
+allocated. The second case resembles the write-ahead log, because the server reuses the log's files.
 Workers push whole vectors and pull rarely.
 """
 import argparse

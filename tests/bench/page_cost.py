@@ -39,7 +39,7 @@ def processor_s(process):
 
 
 class Viewers:
-    """Open pages. Each page reads the history once, and then the events, until close()."""
+    """Connections of open pages. Each page reads /history once, and then /events until close()."""
 
     def __init__(self, server, n):
         host, port = server.line(r"http listening.* url=http://(\S+?)/?$")[1].split(":")

@@ -41,8 +41,8 @@ def free_port():
 
 
 def record(place):
-    """Make the run. Returns the lines of its history, and the times at which the server was killed
-    and started again."""
+    """Make the run. Returns the lines of the run's history.jsonl, and the times at which the server
+    was killed and started again."""
     data = subprocess.run([ROOT / "deploy/data.sh"], check=True, capture_output=True,
                           text=True).stdout.strip()
     endpoint = f"tcp://127.0.0.1:{free_port()}"

@@ -7,9 +7,9 @@
  *
  * The program prints CSV:
  *   point,label,workers,seed,seconds,images,updates,loss,test_loss,accuracy
- *       an evaluation of the current weights on all test images, which takes no virtual time; loss
+ *       An evaluation of the current weights on all test images, which takes no virtual time. loss
  *       is the smoothed loss of the pushes. The program prints such a line at virtual times that
- *       grow by the factor --eval-ratio, and at the end
+ *       grow by the factor --eval-ratio, and at the end.
  *   end,label,workers,seed,seconds,images,updates,accuracy,staleness_mean,rejected,backups,trials,
  *   superseded
  *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness

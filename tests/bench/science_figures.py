@@ -125,8 +125,9 @@ def times_as_fast(runs, modes):
 
 
 def time_series(runs, mode):
-    """Returns two lists. The first has (workers, mean, low, high) for each number of workers with
-    which every seed reaches the target, the second has the other numbers of workers."""
+    """Returns (rows, never). rows has (workers, mean, low, high) for each number of workers with
+    which every seed reaches the target. never has the numbers of workers with which a seed does not
+    reach the target."""
     rows, never = [], []
     for workers in runs.counts():
         times = runs.times(mode, workers)

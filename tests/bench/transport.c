@@ -78,8 +78,8 @@ struct cnnps_pair {
 };
 
 /* Make one pair. As in cnn-worker, the gradient is in a buffer of the library, and the weights stay
- * in the buffer in which they arrived. The library reuses its buffers, which keep their values, so
- * only the first pairs write a gradient. */
+ * in the buffer in which they arrived. The library reuses its buffers without clearing them, so a
+ * pair writes a gradient only to a buffer that has not been used before. */
 static int cnnps_pair(void *arg)
 {
 	struct cnnps_pair *p = arg;

@@ -303,7 +303,8 @@ def test_transparent_pixels_are_seen_on_white(programs, trained, data):
     warned = programs.ctl("predict", "--checkpoint", trained, clear, opaque)
     assert sum("add --invert" in line for line in warned.lines) == 2, warned.lines
     first, second = answers(programs.ctl("predict", "--checkpoint", trained, "--invert", clear, opaque))
-    # The percentages differ a little, because libpng blends in linear light.
+    # The percentages of the two pictures differ a little, because libpng blends the transparent one
+    # in linear light.
     assert first[1] == second[1] and abs(first[2] - second[2]) < 1
 
 

@@ -4,20 +4,19 @@ blocks contain commands, and which marks a block may have.
 The tests differ from the reader's machine in these points only:
 
 - The blocks of a document run in order in one copy of the checkout. In this copy, data/mnist has a
-tenth of the data set, and build/release is the build under test. A block with `make` gets a copy
+  tenth of the data set, and build/release is the build under test. A block with `make` gets a copy
   without a build, CUDA=0, and the data set in CNN_DATA.
 - Free ports replace 5555 and 8080, and 127.0.0.1 replaces SERVER and 0.0.0.0.
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
-  own. At the end of the block the program must have exited with status 0; a worker must have exited
-  with 12 if the block drains the server. Any other line that fails is tried again for some seconds,
+  own. At the end of the block, each of these programs must have exited with status 0, except that a
+  worker must have exited with 12 if the block drains the server. Any other line that fails is tried again for some seconds,
   because a reader types more slowly than a test.
 - If a block uses a server but does not start one, the test starts a server, with keys if the block
-uses keys.
-  run1 and run2 are the directories of small runs, unless an earlier block has made them.
+  uses keys.
+- run1 and run2 are the directories of small runs, unless an earlier block has made them.
 - Python blocks run with the Python of the tests, and import the package cnnps of the source tree.
-The module tests/support/safetensors.py replaces the package safetensors, which Debian lacks. A C
-block
-  becomes the middle of a program that starts a server of its own.
+  The module tests/support/safetensors.py replaces the package safetensors, which Debian lacks.
+- The test inserts a C block into the main function of a program that starts a server of its own.
 """
 import os
 import re

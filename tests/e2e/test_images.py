@@ -241,7 +241,9 @@ def test_a_run_keeps_its_images(programs):
 @pytest.mark.parametrize("mode", [[], ["--n-push", "4", "--n-fetch", "4"], ["--mode", "easgd"]],
                          ids=["plain", "several", "easgd"])
 def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
-    """The images have the same bytes and the same order, so the weights must be equal."""
+    """A run that reads its images from disk uses the same bytes in the same order as a run with the
+    images in memory. The final weights must therefore be equal, except for rounding if the device
+    makes the local steps."""
     place = programs.directory / "colour"
     # so many test images that an evaluation takes several grants
     colours(place, n=400, side=32, tests=2500)
@@ -256,8 +258,8 @@ def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
         losses.append((result["accuracy"], [e["test_loss"] for e in result["epoch_records"]]
                        if "epoch_records" in result else result["loss"]))
         weights.append(programs.export(programs.directory / f"ckpt{i}", f"{i}.st").read_bytes())
-    # The device makes the local steps only if the images are in memory. In this case the local
-    # steps round differently.
+    # The device makes the local steps of this model only if the images are in memory. These steps
+    # round differently from the steps of the run that reads its images from disk.
     if "--n-push" in mode and model == "fc:3":
         a, b = (safetensors.load(programs.directory / f"{i}.st") for i in range(2))
         assert all(np.abs(a[k] - b[k]).max() < 1e-6 for k in a)

@@ -48,8 +48,8 @@ def compiler_flags(root):
                PKG_CONFIG_SYSROOT_DIR=str(root), PKG_CONFIG_ALLOW_SYSTEM_LIBS="1",
                PKG_CONFIG_ALLOW_SYSTEM_CFLAGS="1")
     flags = run("pkg-config", "--cflags", "--libs", "cnnps", env=env).split()
-    # The sysroot contains only cnnps. The flags of all other libraries must name the directories of
-    # this machine.
+    # Only libcnnps is installed below the sysroot `root`. Remove `root` from the paths of all other
+    # libraries, which are in the directories of this machine.
     return [re.sub(f"^(-[IL]){root}(?!/usr/(include|lib)$)", r"\1", flag) for flag in flags]
 
 

@@ -220,8 +220,8 @@ def worker_images(server):
 
 
 class Speed:
-    """Measures two rates from its creation on: the steps per second of the run, and the images per
-    second of the workers `who`."""
+    """Measures two rates since this object was created: the steps per second of the run, and the
+    images per second of the workers `who` together."""
 
     def __init__(self, server, who):
         self.server, self.who = server, who

@@ -63,7 +63,8 @@ def test_two_builds_have_the_same_bytes(packages):
 
 
 def test_build_in_another_directory_has_the_same_bytes(packages, tmp_path):
-    """Without cnn-worker-cuda: nvcc derives names of kernels from the path of their source."""
+    """The test omits the package cnn-worker-cuda, because nvcc derives the names of kernels from the
+    path of their source file."""
     copy = tmp_path / "another/directory"
     shutil.copytree(ROOT, copy, symlinks=True, ignore=lambda directory, _:
                     ("build", "data") if directory == str(ROOT) else ())
@@ -83,8 +84,8 @@ def image():
 
 
 def test_fresh_debian_trains_with_the_packages(packages, image, tmp_path):
-    """apt installs the packages and their dependencies. Then a server, two workers, a C program and
-    a Python program run."""
+    """apt installs the packages and their dependencies in a fresh Debian. A server, two workers, a C
+    program and a Python program then run there."""
     example = (ROOT / "worker/examples/line.c").read_text(encoding="utf-8")
     (tmp_path / "line.c").write_text(
         example.replace('"worker/client/cnnps.h"', "<cnnps.h>"), encoding="utf-8")

@@ -295,7 +295,7 @@ def test_a_worker_that_lost_its_server_says_so(programs, small):
 
 
 def test_a_worker_whose_server_hangs_says_that_it_is_silent(programs, small):
-    """The server hangs after it has answered the worker. The worker then logs that the server is
+    """If a server hangs after it has answered a worker, the worker logs that the server is
     silent."""
     server = programs.server(*SHORT)
     worker = programs.worker(server.endpoint, data=small)

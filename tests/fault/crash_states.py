@@ -10,8 +10,9 @@ its name durable, and an fsync of the directory does not make the bytes of a fil
 xfs promise more than this model.
 
 Bounds: if a file has more than MOST pieces, or the directory more than MOST changes, only these
-subsets are tried: each prefix, each prefix without one element, and each single element. The states
-contain no LOCK and no *.tmp, because a start does not read these files.
+subsets are tried: each prefix, each prefix without one element, and each single element. The
+computed directories contain no LOCK and no *.tmp, because a server does not read these files when
+it starts.
 """
 import itertools
 

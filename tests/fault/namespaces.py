@@ -4,8 +4,9 @@ all hosts.
 The namespaces have no names. The kernel removes a namespace when this process has closed the
 namespace's descriptor and no process is inside. So a test leaves no namespace behind, however it
 ends. All addresses are in 198.18.0.0/15, and a namespace has routes to the other namespaces only,
-so no packet can leave the machine. `with host:` moves this thread into the host's namespace. The
-processes that the thread then starts, and the sockets that it opens, belong to this namespace, too.
+so no packet can leave the machine. `with host:` moves this thread into the host's namespace. A
+process that the thread starts in the `with` block, or a socket that it opens there, belongs to the
+host's namespace.
 """
 import ctypes
 import os

@@ -110,8 +110,9 @@ def the_server_is_killed(c):
 
 
 def the_server_is_stopped(c):
-    """`docker stop` drains the server: the server sends BYE, and the workers exit. Then the test
-    starts all containers again, as an operator does with `docker-compose up`."""
+    """`docker stop` drains the server: the server sends BYE, and the workers exit. After that, the
+    test starts the containers of the server and of all workers again, as an operator does with
+    `docker-compose up`."""
     fleet = c.workers()
     docker("stop", c.server)
     docker("start", c.server, *fleet)

@@ -109,7 +109,8 @@ class StartChecker:
     def __init__(self):
         self.found = {}    # state -> [status, resumed, term, last_seq, applied]
         self.illegal = []
-        # The level of durability is not given: a start reads a write-ahead log with either level.
+        # The command has no --durability: with either level, a server reads a write-ahead log when
+        # it starts.
         self.argv = command("tests/tools/start", *OPTIONS)
 
     def start_all(self, states):

@@ -33,7 +33,7 @@ def free_port():
 
 
 class Job:
-    """Has the processes of a run, each in a process group of its own, and the log of the run."""
+    """A run: its processes, each in a process group of its own, and its log."""
 
     def __init__(self, place):
         self.log = Path(place) / "log"

@@ -367,7 +367,7 @@ float *cnnps_gradient(struct cnnps *c)
 }
 
 /* Push the gradient, which must be in the buffer that cnnps_gradient returned. A push that also
- * pulls sends two messages here. Together the two messages take the same virtual time as one. */
+ * pulls sends two messages in the simulation, which together take the virtual time of one. */
 int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 {
 	struct msg_push meta = {.base_version = p->version,

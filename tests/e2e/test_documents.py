@@ -9,8 +9,8 @@ The tests differ from the reader's machine in these points only:
 - Free ports replace 5555 and 8080, and 127.0.0.1 replaces SERVER and 0.0.0.0.
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
   own. At the end of the block, each of these programs must have exited with status 0, except that a
-  worker must have exited with 12 if the block drains the server. Any other line that fails is tried again for some seconds,
-  because a reader types more slowly than a test.
+  worker must have exited with 12 if the block drains the server. Any other line that fails is
+  tried again for some seconds, because a reader types more slowly than a test.
 - If a block uses a server but does not start one, the test starts a server, with keys if the block
   uses keys.
 - run1 and run2 are the directories of small runs, unless an earlier block has made them.

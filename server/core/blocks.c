@@ -65,6 +65,18 @@ double blocks_dot(const struct blocks *b, const float *x, const float *y, size_t
 	return blocks_sum(b, n, dot_block, &(struct operands){.x = x, .y = y});
 }
 
+static double squares_block(const void *arg, size_t from, size_t n)
+{
+	const struct operands *o = arg;
+
+	return vec_squares(o->x + from, n);
+}
+
+double blocks_squares(const struct blocks *b, const float *v, size_t n)
+{
+	return blocks_sum(b, n, squares_block, &(struct operands){.x = v});
+}
+
 static double copy_block(const void *arg, size_t from, size_t n)
 {
 	const struct operands *o = arg;

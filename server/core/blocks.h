@@ -28,6 +28,7 @@ double blocks_max(const struct blocks *b, size_t n, blocks_fn *fn, const void *a
 
 /* The functions of vec.h with the same names, for vectors of n values, n <= n_params. */
 double blocks_dot(const struct blocks *b, const float *x, const float *y, size_t n);
+double blocks_squares(const struct blocks *b, const float *v, size_t n);
 void blocks_copy(const struct blocks *b, float *to, const float *from, size_t n);
 void blocks_scale(const struct blocks *b, float *v, double by, size_t n);
 void blocks_axpy(const struct blocks *b, float *y, double a, const float *x, size_t n);

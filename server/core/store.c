@@ -87,7 +87,7 @@ static double sum_of_squares(const struct core *c, const struct slices *s)
 		const struct slice *p = &s->slice[i];
 		size_t n = p->offset < c->store.trained ? c->store.trained - p->offset : 0;
 
-		sum += blocks_dot(&c->blocks, p->data, p->data, p->count < n ? p->count : n);
+		sum += blocks_squares(&c->blocks, p->data, p->count < n ? p->count : n);
 	}
 	return sum;
 }

@@ -3,8 +3,11 @@
 #include <math.h>
 #include <string.h>
 #include "common/clones.h"
+#include "common/subnormals.h"
 
 #define LANES     8
+#define SQUARES   32
+#define ROWS      16
 #define MAX_SOUND 1e15f
 
 PS_CLONES double vec_dot(const float *a, const float *b, size_t n)
@@ -19,6 +22,39 @@ PS_CLONES double vec_dot(const float *a, const float *b, size_t n)
 		lane[i % LANES] += (double)a[i] * (double)b[i];
 	return ((lane[0] + lane[1]) + (lane[2] + lane[3])) +
 	       ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+}
+
+/* Adds ROWS squares of each lane in float before it adds the lane to a double, because a conversion
+ * costs more than a square. The loops over the lanes have a fixed length, so every instruction set
+ * adds the same numbers in the same order. */
+PS_CLONES static double squares(const float *v, size_t n)
+{
+	double sum[SQUARES] = {0}, total = 0;
+	size_t i = 0;
+
+	while (i + SQUARES * ROWS <= n) {
+		float lane[SQUARES] = {0};
+
+		for (size_t row = 0; row < ROWS; row++, i += SQUARES)
+			for (size_t j = 0; j < SQUARES; j++)
+				lane[j] += v[i + j] * v[i + j];
+		for (size_t j = 0; j < SQUARES; j++)
+			sum[j] += (double)lane[j];
+	}
+	for (; i < n; i++)
+		sum[i % SQUARES] += (double)v[i] * (double)v[i];
+	for (size_t j = 0; j < SQUARES; j++)
+		total += sum[j];
+	return total;
+}
+
+double vec_squares(const float *v, size_t n)
+{
+	struct subnormals before = subnormals_are_0();
+	double sum = squares(v, n);
+
+	subnormals_restore(before);
+	return sum;
 }
 
 void vec_copy(float *to, const float *from, size_t n)

@@ -8,10 +8,11 @@
 #include "server/core/workers.h"
 #include <math.h>
 
-#define SPIKE       25.0      /* a gradient of a size above SPIKE * R is rejected */
+#define SPIKE       25.0      /* without a comparison of means, the largest size is SPIKE * R */
+#define LARGEST     1e6       /* with a comparison of means, the largest size */
 #define NORM_PART   (1 / 8.)  /* weight of the newest norm in a mean */
 #define SIZE_PART   (1 / 32.) /* weight of the newest size in a mean */
-#define MIN_SIZES   8         /* minimum number of sizes in a mean that is compared */
+#define MIN_SIZES   4         /* minimum number of sizes in a mean that is compared */
 #define RECENT      8         /* number of recent pushes for each live worker */
 #define MAJORITY_OF 3         /* minimum number of workers for a comparison */
 
@@ -108,6 +109,14 @@ static int compares_means(const struct core *c)
 	return c->cfg.training.epochs > 0 && c->cfg.training.mode != MODE_EASGD;
 }
 
+/* Returns the size above which a single gradient is rejected. */
+static double largest_size(const struct core *c)
+{
+	const double ratio = c->cfg.limits.norm_ratio;
+
+	return compares_means(c) ? vec_larger(LARGEST, ratio) : SPIKE * ratio;
+}
+
 static void count_size(struct worker_norms *n, double size, double ratio)
 {
 	n->n_sizes++;
@@ -159,7 +168,7 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	if (!compared)
 		return check_early(c, norm);
 	count_size(n, size, ratio);
-	if (size > SPIKE * ratio || (again && compares_means(c)))
+	if (size > largest_size(c) || (again && compares_means(c)))
 		return REJECT_NORM;
 	return compares_means(c) && n->n_sizes >= MIN_SIZES &&
 			       (n->size > ratio || n->size < 1 / ratio)

@@ -11,13 +11,15 @@
  * arrival. The size of a gradient is 1 if its norm lies between the yardsticks; otherwise the size
  * is the norm divided by the nearer yardstick. With R = cfg.limits.norm_ratio:
  *
- * - a gradient of a size above SPIKE * R (25 R) is rejected;
- * - a gradient of a size above R is scaled down to R, except in mode easgd;
+ * - a gradient of a size above R is scaled down to R, except in mode easgd. The first updates of an
+ *   honest run can make gradients thousands of times larger, so a large size alone rejects none;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
- *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (8) sizes. In this
- *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). This comparison of means
- *   does not happen in mode easgd, where the distance between a worker and the centre depends on
- *   the worker's speed;
+ *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (4) sizes. In this
+ *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). So one gradient of any
+ *   size does not move the mean of four sizes above R. This comparison of means does not happen in
+ *   mode easgd, where the distance between a worker and the centre depends on the worker's speed;
+ * - a gradient is rejected if its size is above LARGEST (a million), or, where the means are not
+ *   compared, above SPIKE * R (25 R);
  * - in a run with a data set, a gradient with exactly the norm of the worker's last gradient, but
  *   of other weights, is rejected, because the worker has sent its last gradient again. In mode
  *   easgd, the core does not compare a gradient with the worker's last one either.
@@ -27,7 +29,7 @@
  * those whose norm exceeds SPIKE * R times this norm. With fewer than three live workers, the core
  * compares no gradients, so these rules change nothing in a run of one or two workers. In a run
  * without a data set, workers may train on different data, so their means are not compared. If R is
- * 0, which is the default, the core compares no gradients at all.
+ * 0, the core compares no gradients at all.
  *
  * Invariants:
  * (1) fewer than half of the workers cannot move a yardstick beyond the norms of the others

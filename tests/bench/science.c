@@ -11,7 +11,8 @@
  *       is the smoothed loss of the pushes. The program prints such a line at virtual times that
  *       grow by the factor --eval-ratio, and at the end.
  *   end,label,workers,seed,seconds,images,updates,accuracy,staleness_mean,rejected,backups,trials,
- *   superseded
+ *   superseded,rejected_norm
+ *       rejected_norm: the gradients that --norm-ratio or --reject-norm did not permit
  *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness
  */
 #include <inttypes.h>
@@ -70,11 +71,11 @@ static void report(const struct science *s)
 	for (size_t i = 0; i < REJECT_REASONS; i++)
 		rejected += t->rejected[i];
 	printf("end,%s,%" PRId64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%.4f,%.3f,%" PRIu64
-	       ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n",
+	       ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n",
 		s->label, s->workers, s->run.core.training.seed, (double)s->world.now_ns / 1e9,
 		t->images, t->updates, (double)s->correct / (double)data_test(&s->data).n,
 		t->updates ? (double)t->staleness_sum / (double)t->updates : 0, rejected,
-		t->backups, t->trials, t->superseded);
+		t->backups, t->trials, t->superseded, t->rejected[REJECT_NORM]);
 	for (unsigned i = 0; i < sizeof(t->staleness) / sizeof(t->staleness[0]); i++) {
 		unsigned first = i ? 1u << (i - 1) : 0, last = i ? (1u << i) - 1 : 0;
 

@@ -11,8 +11,7 @@
  *       is the smoothed loss of the pushes. The program prints such a line at virtual times that
  *       grow by the factor --eval-ratio, and at the end.
  *   end,label,workers,seed,seconds,images,updates,accuracy,staleness_mean,rejected,backups,trials,
- *   superseded,rejected_norm
- *       rejected_norm: the gradients that --norm-ratio or --reject-norm did not permit
+ *   superseded,norms: the last column is the number of gradients that were rejected for their norm
  *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness
  */
 #include <inttypes.h>

@@ -223,6 +223,44 @@ TEST(a_smaller_maximum_is_scaled)
 	refused(b, "pixel 783 is 16, must be at most 15");
 }
 
+/* Writes a grey PNG with 16 bits for each of the values `expected`, and no chunk that describes their
+ * brightness, as most programs do. */
+static void write_deep_png(void)
+{
+	FILE *f = fopen(path, "wb");
+	png_structp png_file = png_create_write_struct(PNG_LIBPNG_VER_STRING, NULL, NULL, NULL);
+	png_infop info = png_create_info_struct(png_file);
+
+	assert_non_null(f);
+	assert_non_null(info);
+	png_init_io(png_file, f);
+	png_set_IHDR(png_file, info, 28, 28, 16, PNG_COLOR_TYPE_GRAY, PNG_INTERLACE_NONE,
+		PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+	png_write_info(png_file, info);
+	for (size_t y = 0; y < 28; y++) {
+		uint8_t row[2 * 28];
+
+		for (size_t x = 0; x < 28; x++)
+			row[2 * x] = row[2 * x + 1] = expected[28 * y + x];
+		png_write_row(png_file, row);
+	}
+	png_write_end(png_file, info);
+	png_destroy_write_struct(&png_file, &info);
+	assert_int_equal(fclose(f), 0);
+}
+
+/* Samples of 16 bits have the same brightness curve as samples of 8 bits. */
+TEST(a_png_of_16_bits_has_the_same_pixels)
+{
+	struct err e = {0};
+
+	write_deep_png();
+	if (picture_read(path, mnist, pixels, &e))
+		fail_msg("%s", e.text);
+	for (size_t i = 0; i < PICTURE_SIZE; i++)
+		assert_in_range(pixels[i] + 1, expected[i], expected[i] + 2u);
+}
+
 TEST(other_sizes_and_formats_are_refused)
 {
 	refused(raw_pgm("P5 28 27 255\n"), "is 28x27 pixels, must be 28x28");

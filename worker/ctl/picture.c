@@ -142,8 +142,11 @@ static int begin_png(png_image *image, const struct raw *r, struct err *e)
 {
 	memset(image, 0, sizeof(*image));
 	image->version = PNG_IMAGE_VERSION;
-	if (png_image_begin_read_from_memory(image, r->data, r->size))
+	if (png_image_begin_read_from_memory(image, r->data, r->size)) {
+		/* else libpng takes samples of 16 bits without a chunk gAMA for linear light */
+		image->flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
 		return PS_OK;
+	}
 	return err_set(e, PS_EDATA, "%s: %s", r->path, image->message);
 }
 

@@ -13,11 +13,13 @@ The tests differ from the reader's machine in these points only:
   tried again for some seconds, because a reader types more slowly than a test.
 - If a block uses a server but does not start one, the test starts a server, with keys if the block
   uses keys.
+- `--epochs` of 100 and more is 10.
 - run1 and run2 are the directories of small runs, unless an earlier block has made them.
 - Python blocks run with the Python of the tests, and import the package cnnps of the source tree.
   The module tests/support/safetensors.py replaces the package safetensors, which Debian lacks.
 - The test inserts a C block into the main function of a program that starts a server of its own.
 """
+import json
 import os
 import re
 import shlex
@@ -141,6 +143,7 @@ class Shell:
     def substituted(self, text):
         text = re.sub(r"\b(0\.0\.0\.0|SERVER)\b", "127.0.0.1", text)
         text = re.sub(r"^python3? ", f"{sys.executable} ", text)
+        text = re.sub(r"(?<=--epochs )\d{3,}\b", "10", text)
         return re.sub(r"(?<=:)(5555|8080)\b", lambda port: self.ports[port[1]], text)
 
     def start(self, command):
@@ -306,6 +309,42 @@ def test_a_documented_command_runs_as_it_is_typed(block, copies, data, tmp_path,
         run_c(block, tmp_path)
     else:
         run_shell(block, copies, data, tmp_path, request)
+
+
+def history_epochs(directory):
+    """Returns the epochs in the history of a run. The server may be writing its last line."""
+    file = directory / "history.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [o["epoch"] for o in map(json.loads, lines) if o["kind"] == "epoch"]
+
+
+@pytest.mark.xdist_group("document tutorial.md")
+def test_the_server_of_the_tutorial_can_be_killed(copies, data, tmp_path, request):
+    """The tutorial says so below its commands, which run here with a kill -9 in the middle."""
+    arrays, convert, train = blocks(ROOT / "docs/tutorial.md")[:3]
+    place = copies(arrays.path)
+    if not (place / "shapes").exists():
+        run_python(arrays, copies, tmp_path, request)
+        run_shell(convert, copies, data, tmp_path, request)
+    shell = Shell(place, environment(), SECONDS)
+    server, *workers = [shell.substituted(c).replace("run1", "killed") for c in train.commands()]
+    assert "cnn-ps" in server and len(workers) == 2
+    first, *fleet = [shell.start(c) for c in (server, *workers)]
+    fleet.insert(0, first)
+    try:
+        while len(history_epochs(place / "killed")) < 2:
+            assert shell.left() > 0 and first[0].poll() is None
+            time.sleep(0.02)
+        os.killpg(first[0].pid, 9)
+        fleet[0] = shell.start(server)
+        for one in fleet:
+            status, report = shell.waited(*one, shell.left())
+            assert status == 0, report
+    finally:
+        for process, _, _ in (first, *fleet):
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+    assert history_epochs(place / "killed") == list(range(1, 11))
 
 
 @pytest.mark.parametrize("text, words", [

@@ -199,9 +199,9 @@ uint64_t hash_of(const float *v, size_t n)
 	return XXH3_64bits(v, n * sizeof(*v));
 }
 
-void wait_for(const std::atomic<uint64_t> &number, uint64_t least)
+void wait_for(const std::atomic<uint64_t> &number, uint64_t min)
 {
-	while (number.load(std::memory_order_acquire) < least)
+	while (number.load(std::memory_order_acquire) < min)
 		spin();
 }
 

@@ -234,6 +234,9 @@ struct work_view {
 	uint64_t images;   /* counted images, with the images of the pass or step under way */
 	/* sandblaster: number of the pass in the step under way, from 1; other modes: 0 */
 	uint32_t pass;
+	/* the learning rate now: --lr times the factor of the schedule; NAN: the mode easgd and
+	 * L-BFGS have none */
+	double rate;
 };
 
 /* This value is the reason why the core grants no work, for display. */

@@ -5,7 +5,9 @@
 #include "server/core/sandblaster.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
 #include "server/core/workers.h"
+#include <math.h>
 
 void core_work(const struct core *c, struct work_view *v)
 {
@@ -14,7 +16,10 @@ void core_work(const struct core *c, struct work_view *v)
 		.images = c->stats.images + c->accumulator.images,
 		.pass = c->cfg.training.mode == MODE_SANDBLASTER && c->sandblaster.open
 				? c->sandblaster.pass
-				: 0};
+				: 0,
+		.rate = c->cfg.training.mode == MODE_EASGD || c->cfg.optim.kind == OPTIM_LBFGS
+				? (double)NAN
+				: store_rate(c)};
 }
 
 static uint32_t in_state(const struct core *c, enum session_state state)

@@ -353,16 +353,19 @@ static void add_sample(struct history *h, const struct status *now)
 {
 	const struct core_stats *t = core_stats(now->core);
 	struct progress_view v;
+	struct work_view work;
 	uint64_t rejected = 0;
 	json_t *o = begin_object(now, "sample");
 
 	progress_read(now->progress, now->core, &v);
+	core_work(now->core, &work);
 	for (int i = 0; i < REJECT_REASONS; i++)
 		rejected += t->rejected[i];
 	set(o, "epoch", count(v.epoch));
 	set(o, "images", count(v.images));
 	set(o, "updates", count(t->updates));
 	set(o, "images_per_s", real_or_null(v.images_per_s));
+	set(o, "learning_rate", real_or_null(work.rate));
 	set(o, "loss", t->loss > 0 ? real_or_null(t->loss) : NULL);
 	set(o, "live", count(v.workers));
 	set(o, "pushes", count(t->pushes));

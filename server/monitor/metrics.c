@@ -76,6 +76,9 @@ static uint32_t quarantined(const struct core *c)
 static void put_core(FILE *f, const struct core *c)
 {
 	const struct core_stats *t = core_stats(c);
+	struct work_view work;
+
+	core_work(c, &work);
 	const struct {
 		const char *name, *help;
 		uint64_t value;
@@ -122,6 +125,8 @@ static void put_core(FILE *f, const struct core *c)
 	put_staleness(f, t);
 	metric(f, "quarantined", "gauge", "Workers in quarantine.", (double)quarantined(c));
 	metric(f, "loss", "gauge", "Exponential mean of pushed losses.", t->loss);
+	metric(f, "learning_rate", "gauge",
+		"Learning rate now: --lr times the factor of --schedule.", work.rate);
 	metric(f, "weights_bytes", "gauge", "Bytes of the model's weights.",
 		(double)core_config(c)->n_params * sizeof(float));
 }

@@ -2,6 +2,7 @@
 #include "server/monitor/status.h"
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -322,8 +323,10 @@ static void set_training(json_t *o, const struct status *s)
 	const struct core_stats *t = core_stats(c);
 	const struct epoch_record *tested = progress_evaluated(c);
 	struct progress_view v;
+	struct work_view work;
 
 	progress_read(s->progress, c, &v);
+	core_work(c, &work);
 	set_key(o, "training_epoch", json_count(v.epoch));
 	set_key(o, "updates", json_count(t->updates));
 	set_key(o, "pass", v.pass ? json_count(v.pass) : NULL);
@@ -331,6 +334,7 @@ static void set_training(json_t *o, const struct status *s)
 	set_key(o, "loss", json_real(t->loss));
 	set_key(o, "accuracy", v.accuracy >= 0 ? json_real(v.accuracy) : NULL);
 	set_key(o, "metrics", tested ? epoch_metrics(c, tested) : json_object());
+	set_key(o, "learning_rate", isfinite(work.rate) ? json_real(work.rate) : NULL);
 	set_key(o, "images_per_s", json_real(v.images_per_s));
 	set_key(o, "updates_per_s", json_real(v.updates_per_s));
 	set_key(o, "eta_s", v.eta_s >= 0 ? json_real(v.eta_s) : NULL);

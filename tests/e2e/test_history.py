@@ -234,3 +234,21 @@ def test_a_run_stops_without_progress(programs, small):
 def test_an_unknown_stop_rule_is_refused(programs, rule):
     server = programs.server("--model", "seed:4", "--stop-at", rule)
     assert server.wait(10) == 2 and "--stop-at" in server.tail()
+
+
+def test_a_sample_has_the_learning_rate_of_the_schedule(programs, small):
+    server = programs.server("--model", "seed:4", "--epochs", 150, "--lr", 0.01,
+                             "--schedule", "cosine", "--http", "127.0.0.1:0")
+    worker = programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["learning_rate"] < 0.0095, 60, "a lower rate")
+    server.result()
+    assert worker.wait(10) == 0
+    rates = [o["learning_rate"] for o in lines_of(server.directory) if o["kind"] == "sample"]
+    assert rates == sorted(rates, reverse=True) and 0 <= rates[-1] < rates[0] <= 0.01
+
+
+def test_easgd_has_no_learning_rate_of_the_server(programs, small):
+    server = programs.server("--model", "seed:4", "--mode", "easgd", "--epochs", 500)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["updates"], 30, "training")
+    assert server.status()["learning_rate"] is None

@@ -77,6 +77,7 @@ def test_values(metrics):
     values = dict(re.findall(r"^(cnnps_\w+)(?:\{[^}]*\})? (\S+)$", metrics, re.M))
     assert 0 < float(values["cnnps_accuracy"]) <= 1 and float(values["cnnps_test_loss"]) > 0
     assert float(values["cnnps_images_per_second"]) > 0
+    assert 0 < float(values["cnnps_learning_rate"]) <= 0.009
     assert float(values["cnnps_push_seconds_count"]) > 0 and float(values["cnnps_push_seconds_sum"]) > 0
     assert float(values["cnnps_apply_seconds_count"]) >= float(values["cnnps_push_seconds_count"])
     assert float(values["cnnps_wal_write_seconds_count"]) > 0

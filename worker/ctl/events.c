@@ -105,6 +105,7 @@ static const struct {
 } scalars[] = {
 	{"sample", "loss", "train/loss", "updates"},
 	{"sample", "images_per_s", "speed/images_per_s", "updates"},
+	{"sample", "learning_rate", "train/learning_rate", "updates"},
 	{"sample", "live", "workers/live", "updates"},
 	{"sample", "duplicates", "pushes/duplicates", "updates"},
 	{"sample", "rejected", "pushes/rejected", "updates"},

@@ -18,9 +18,9 @@
 
 /* The columns of the CSV. If a line of the history lacks a field, its cell is empty. */
 static const char *const plain_columns[] = {"t", "kind", "term", "epoch", "images", "updates",
-	"images_per_s", "loss", "accuracy", "test_loss", "live", "pushes", "duplicates", "rejected",
-	"refusals", "generation", "checkpoint_s", "degraded", "worker", "change", "name", "host",
-	"device", "status"};
+	"images_per_s", "learning_rate", "loss", "accuracy", "test_loss", "live", "pushes",
+	"duplicates", "rejected", "refusals", "generation", "checkpoint_s", "degraded", "worker",
+	"change", "name", "host", "device", "status"};
 
 /* Columns from samples: the seconds of the server's main thread, and the percentages of the
  * workers' time. */

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Kill -9 a worker, or the server or coordinator, of another project, and measure the damage.
+"""Kill -9 a worker, or the server or coordinator, of a project, and measure the damage.
 
-    tests/bench/peers/run.py torchrun|horovod|tensorflow|hivemind worker|server
+    tests/bench/peers/run.py cnnps|torchrun|horovod|tensorflow|hivemind worker|server
 
 Three workers train on this machine with steps of 50 ms. After 5 s the script kills one process. If
-the job ends, the script starts it again with the same command, as a supervisor would do. The script
+the job ends, the script starts it again with the same command, as a supervisor would do. With cnnps
+only the server ends, so the script starts only the server again. The script
 prints the longest time without an applied batch, the number of batches that were applied twice, and
 the number of batches that were never applied (Hivemind has no numbered batches). The Python that
-runs this script must have the other project (PyPI: torch; horovod with torch 1.13.1;
-tensorflow-cpu; hivemind).
+runs this script must have the project (PyPI: torch; horovod with torch 1.13.1; tensorflow-cpu;
+hivemind; for cnnps, NumPy and the programs of `make`).
 """
 import json
 import os
@@ -72,6 +73,23 @@ class Job:
                 pass
 
 
+def cnnps(job):
+    root = HERE.parents[2]
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    job.env |= {"PEER_SERVER": endpoint, "PYTHONPATH": f"{HERE}:{root / 'worker/python'}"}
+
+    def begin():
+        server = job.start(root / "build/release/cnn-ps", "--bind", endpoint, "--epochs", 1,
+                           "--model", "vector:7850", "--batch-size", 100, "--optimizer", "sgd",
+                           "--lr", 0.01, "--checkpoint-dir", job.log.parent / "run")
+        if len(job.processes) == 1:
+            for rank in range(3):
+                job.env["PEER_RANK"] = str(rank)
+                job.start(PYTHON, "cnnps_train.py")
+        return server
+    return begin, {"worker": lambda: job.pid("worker1"), "server": lambda: job.processes[0].pid}
+
+
 def torchrun(job):
     def begin():
         return job.start(PYTHON, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=3",
@@ -114,7 +132,8 @@ def hivemind(job):
     return begin, {"worker": lambda: job.pid("worker1"), "server": lambda: job.pid("worker0")}
 
 
-PEERS = {"torchrun": torchrun, "horovod": horovod, "tensorflow": tensorflow, "hivemind": hivemind}
+PEERS = {"cnnps": cnnps, "torchrun": torchrun, "horovod": horovod, "tensorflow": tensorflow,
+         "hivemind": hivemind}
 
 
 def wait(probe, seconds):
@@ -138,7 +157,9 @@ def experiment(peer, victim, place):
         while time.time() < killed + AFTER_S:
             if main.poll() is not None and ended is None:
                 ended = time.time() - killed
-                if (peer, victim) != ("torchrun", "server"):
+                if peer == "cnnps":
+                    main = begin()
+                elif (peer, victim) != ("torchrun", "server"):
                     job.close()
                     main = begin()
             time.sleep(0.05)
@@ -157,10 +178,11 @@ def report(peer, victim, rows, killed, ended):
     words += [f"; the job ended after {ended:.1f} s" if ended is not None else ""]
     if peer != "hivemind":
         batches = [b for _, _, b in rows]
-        last = max(batches)
-        words += [f"; {len(batches) - len(set(batches))} of {last + 1} batches applied more than once,"
-                  f" {last + 1 - len(set(batches))} never"]
-    print("".join(w if w.startswith(";") else f" {w}" for w in words if w).strip(), flush=True)
+        words += [f"; {len(batches) - len(set(batches))} of {len(set(batches))} batches applied more"
+                  " than once"]
+        if peer != "cnnps":  # its workers take batches from different parts of the epoch
+            words += [f", {max(batches) + 1 - len(set(batches))} never"]
+    print("".join(w if w[:1] in ";," else f" {w}" for w in words if w).strip(), flush=True)
 
 
 def main():

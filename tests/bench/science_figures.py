@@ -201,7 +201,7 @@ def curves(runs, modes, workers, out):
              "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n")
     panels = (("test accuracy, %", 1, 100, "set yrange [80:99.5]\n"),
               ("training loss, mean over recent pushes", 2, 1,
-               "set yrange [0.02:2.5]\nset logscale y\n"))
+               "set yrange [0.01:*]\nset logscale y\n"))
     for label, column, scale, setting in panels:
         text += setting + f"set ylabel '{label}'\n"
         plots = []
@@ -209,7 +209,8 @@ def curves(runs, modes, workers, out):
             rows = curve(runs.points[mode, workers], column)
             if not rows:
                 continue
-            rows = [(t, scale * m, scale * lo, scale * hi) for t, m, lo, hi in rows]
+            # an interval may reach below 0, which a logarithmic axis does not have
+            rows = [(t, scale * m, scale * max(lo, 1e-3), scale * hi) for t, m, lo, hi in rows]
             name = f"{mode}{column}"
             text += block(name, rows)
             style = MODES[mode].style

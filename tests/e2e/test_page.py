@@ -274,6 +274,34 @@ def test_streams_are_bounded_and_end_with_the_server(programs):
     assert server.wait(10) == 0
 
 
+def test_a_page_without_a_stream_does_not_say_that_the_server_is_away(programs, browser):
+    server = programs.server("--model", "seed:4")
+    host, port = url_of(server)[7:].split(":")
+    streams = [socket.create_connection((host, int(port)), timeout=5) for _ in range(16)]
+    for s in streams:
+        s.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in s.recv(4096)
+    browser.get(url_of(server))
+    until(lambda: "16 pages are open" in text(browser, "notice"), 10, "the reason")
+    assert text(browser, "state") != "server away"
+    for s in streams:
+        s.close()
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    until(lambda: not text(browser, "notice").startswith("16"), 10, "no more reason")
+
+
+def test_images_may_arrive_before_the_first_status(programs, browser):
+    """The server sends a worker's answer to all streams, also to one that was opened just now."""
+    server = programs.server("--model", "seed:4")
+    browser.get_log("browser")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    browser.execute_script("status = null; onWall({side: [1, 1], images: ["
+                           "{pixels: 'AA==', class: 3, label: 3, sure: 0.5}]})")
+    until(lambda: text(browser, "wall-note").startswith("1 of 1 test images"), 10, "the images")
+    assert browser.get_log("browser") == [], "the console is clean"
+
+
 def first_bytes(host, port):
     with socket.create_connection((host, int(port)), timeout=5) as s:
         s.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -158,8 +158,14 @@ function drawImage(canvas, wall, image) {
 	c.putImageData(picture, 0, 0);
 }
 
+// The newest images that arrived before the first status.
+let early = null;
+
 function onWall(wall) {
 	if (!wall.side.every(n => n <= 64)) /* do not trust the numbers: a worker sent them */
+		return;
+	early = status ? null : wall;
+	if (early)
 		return;
 	const list = $("wall");
 	$("wall-card").hidden = false;
@@ -228,8 +234,9 @@ function draw() {
 // both of them.
 function connect() {
 	const events = new EventSource("events");
-	let waiting = [];
+	let waiting = [], opened = false;
 	events.onopen = async () => {
+		opened = true;
 		const fresh = new Run("", ROOM);
 		let text;
 		try {
@@ -248,28 +255,42 @@ function connect() {
 		status = JSON.parse(e.data);
 		lost = run.away = 0;
 		document.body.classList.remove("lost");
+		if (early)
+			onWall(early);
 		drawStatus();
 		if (!document.hidden && !waiting)
 			draw();
 	});
 	events.addEventListener("wall", e => onWall(JSON.parse(e.data)));
-	events.onerror = () => {
+	events.onerror = async () => {
 		events.close();
-		retry();
+		if (!opened && await answer() === 200) {
+			state("waiting", "");
+			notice("16 pages are open already. This page shows the run when one of them is closed.");
+			setTimeout(reconnect, 1000);
+		} else {
+			retry();
+		}
 	};
 }
 
-// Connects again, or reloads the page if the server requires another token, so that the server
-// sends its form. A request finds this out, because EventSource does not report why it failed.
-async function reconnect() {
+// Returns the HTTP status of the server's answer, or 0 if there is none. EventSource does not report
+// why it failed.
+async function answer() {
 	try {
-		const reply = await fetch("status", {method: "HEAD", cache: "no-store"});
-		if (reply.status === 401)
-			return location.reload();
+		return (await fetch("status", {method: "HEAD", cache: "no-store"})).status;
 	} catch {
-		/* the server does not answer yet */
+		return 0;
 	}
-	connect();
+}
+
+// Connects again, or reloads the page if the server requires another token, so that the server
+// sends its form.
+async function reconnect() {
+	if (await answer() === 401)
+		location.reload();
+	else
+		connect();
 }
 
 // Called when the connection is lost: shows this, and tries to connect again after a second.

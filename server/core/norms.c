@@ -141,9 +141,20 @@ static enum reject check_early(struct core *c, double norm)
 	return squares > 0 && norm > limit * sqrt(squares) ? REJECT_NORM : REJECT_NONE;
 }
 
-static int is_the_last_again(const struct worker_norms *n, const struct msg_push *p, double norm)
+/* Returns 1 if the worker has sent its last gradient again, although it had other weights. Remembers
+ * the gradient. The values are compared by a number that is computed only if two norms in a row are
+ * equal: a gradient is therefore found when it comes for the third time. */
+static int is_the_last_again(struct worker_norms *n, const struct msg_push *p, double norm)
 {
-	return norm > 0 && norm >= n->last && norm <= n->last && p->base_version != n->version;
+	int is_equal = norm > 0 && norm >= n->last && norm <= n->last;
+	uint64_t print = is_equal ? store_print(&p->slices) : 0;
+	int again = is_equal && print == n->print && p->base_version != n->version;
+
+	n->print = print;
+	if (!again) /* in sync, the worker gets a rejected batch again, at the same weights: the old
+		     * gradient must be rejected again */
+		n->version = p->base_version;
+	return again;
 }
 
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p)
@@ -162,9 +173,6 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
 	n->last = norm;
 	n->push_no = c->stats.pushes;
-	if (!again) /* in sync, the worker gets a rejected batch again, at the same weights: the old
-		     * gradient must be rejected again */
-		n->version = p->base_version;
 	if (!compared)
 		return check_early(c, norm);
 	count_size(n, size, ratio);

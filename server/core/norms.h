@@ -20,8 +20,8 @@
  *   mode easgd, where the distance between a worker and the centre depends on the worker's speed;
  * - a gradient is rejected if its size is above LARGEST (a million), or, where the means are not
  *   compared, above SPIKE * R (25 R);
- * - in a run with a data set, a gradient with exactly the norm of the worker's last gradient, but
- *   of other weights, is rejected, because the worker has sent its last gradient again. In mode
+ * - in a run with a data set, a gradient that comes for the third time or more in a row, but with
+ *   other weights, is rejected, because the worker sends an old gradient again and again. In mode
  *   easgd, the core does not compare a gradient with the worker's last one either.
  *
  * There are no yardsticks while fewer than three workers have pushed recently. In a run with a data
@@ -48,7 +48,10 @@ struct worker;
 struct worker_norms {
 	/* last: the newest norm; mean: moving mean of the norms; 0: no gradient yet */
 	double last, mean;
-	uint64_t version; /* base version of the first gradient with the norm `last` */
+	uint64_t version; /* base version of the newest gradient that was not the last one again */
+	/* store_print of the newest gradient if its norm equalled that of the gradient before it;
+	 * otherwise 0. No snapshot has it. */
+	uint64_t print;
 	double size;      /* moving mean of the sizes of the worker's gradients */
 	uint64_t n_sizes; /* number of sizes so far */
 	uint64_t push_no; /* number of the newest gradient's push among all pushes of the run */

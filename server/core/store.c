@@ -97,6 +97,16 @@ double store_norm(const struct core *c, const struct slices *s)
 	return sqrt(sum_of_squares(c, s));
 }
 
+uint64_t store_print(const struct slices *s)
+{
+	uint64_t print = 1;
+
+	for (uint32_t i = 0; i < s->n; i++)
+		print = (print ^ vec_print(s->slice[i].data, s->slice[i].count)) *
+			UINT64_C(0x9e3779b97f4a7c15);
+	return print;
+}
+
 /* Computes the sum of squares of a push once, if an option needs it. */
 static void measure_push(struct core *c, const struct slices *s)
 {

@@ -52,6 +52,8 @@ struct store {
 enum reject store_check(struct core *c, const struct slices *s);
 /* Returns the L2 norm of the gradient that all slices together form. */
 double store_norm(const struct core *c, const struct slices *s);
+/* Returns a number that is equal for equal slices, and almost always different for others. */
+uint64_t store_print(const struct slices *s);
 /* Returns the largest magnitude in a push that store_check has accepted. */
 double store_peak(const struct core *c, const struct slices *s);
 /* Returns 1 if a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves

@@ -57,6 +57,22 @@ double vec_squares(const float *v, size_t n)
 	return sum;
 }
 
+/* A polynomial with the bits of the values as coefficients, modulo 2^64. */
+uint64_t vec_print(const float *v, size_t n)
+{
+	uint64_t lane[LANES] = {0}, print = n;
+
+	for (size_t i = 0; i < n; i++) {
+		uint32_t bits;
+
+		memcpy(&bits, &v[i], sizeof(bits));
+		lane[i % LANES] = lane[i % LANES] * UINT64_C(0xd6e8feb86659fd93) + bits;
+	}
+	for (size_t j = 0; j < LANES; j++)
+		print = print * UINT64_C(0x9e3779b97f4a7c15) + lane[j];
+	return print;
+}
+
 void vec_copy(float *to, const float *from, size_t n)
 {
 	memcpy(to, from, n * sizeof(*to));

@@ -5,12 +5,16 @@
 #ifndef SERVER_CORE_VEC_H
 #define SERVER_CORE_VEC_H
 #include <stddef.h>
+#include <stdint.h>
 
 double vec_dot(const float *a, const float *b, size_t n); /* in double precision */
 /* Returns the sum of the squares of v, faster than vec_dot(v, v, n) and with a relative error of up
  * to 2e-6. Values below 1.1e-19 count as 0, because their squares are subnormal numbers. No
  * magnitude may exceed 1e18. */
 double vec_squares(const float *v, size_t n);
+/* Returns a number that depends on every value of v and on its place. A change of one value always
+ * changes the number, but somebody who wants to can find other values with the same number. */
+uint64_t vec_print(const float *v, size_t n);
 void vec_copy(float *to, const float *from, size_t n);
 void vec_scale(float *v, double by, size_t n);
 void vec_axpy(float *y, double a, const float *x, size_t n);                 /* y += a * x */

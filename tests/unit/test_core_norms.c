@@ -310,6 +310,25 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	fixture_drop(&snapshot);
 }
 
+/* A worker that pushes only the signs of its gradient, or a normalised gradient, always has the same
+ * norm. */
+TEST(other_gradients_of_the_same_norm_are_no_reason)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	honest(&t, 0, WORKERS, 4, 1);
+	struct worker *w = &t.f.core->worker[4];
+	for (uint64_t n = 0; n < 40; n++) {
+		struct msg m = gradient(&t, 4, 1);
+
+		t.g[n % FIXTURE_PARAMS] *= -1;
+		m.push.base_version = 500 + n;
+		assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NONE);
+	}
+	fixture_close(&t.f);
+}
+
 TEST(the_same_gradient_again_is_rejected)
 {
 	struct fleet t;
@@ -323,9 +342,11 @@ TEST(the_same_gradient_again_is_rejected)
 	/* the same batch and weights once more, because an exact mode grants a rejected batch
 	 * again */
 	assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NONE);
-	m.push.base_version = 501;
-	for (int n = 0; n < 3; n++)
-		assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NORM);
+	for (uint64_t n = 0; n < 3; n++) {
+		m.push.base_version = 501 + n;
+		for (int grant = 0; grant < 2; grant++)
+			assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NORM);
+	}
 	fixture_close(&t.f);
 }
 

@@ -31,8 +31,8 @@ int file_replace(const char *dir, const char *name, const struct file_part *part
 /* Replaces the file `path`, as file_replace does. */
 int file_replace_path(const char *path, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* Reads a whole regular file of at most `max` bytes. The caller must free() *data. PS_EIO,
- * PS_ETOOBIG. */
+/* Reads the whole regular file `path`. The caller must free() *data. PS_EIO; PS_ETOOBIG: the file
+ * has more than `max` bytes. */
 int file_read(const char *path, size_t max, void **data, size_t *size, struct err *e) PS_MUST_CHECK;
 /* Creates the directory `dir` if it does not exist (but not its parents), and checks that it is
  * writable. PS_EUSAGE. */

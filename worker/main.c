@@ -21,7 +21,7 @@
 #define EXIT_STOPPED 12 /* the worker ended before the training was done */
 
 /* Time of the signal that stops this worker, by clock_ms; 0: none. The variable is global, because
- * a signal handler, which takes no argument, sets it. */
+ * a signal handler sets it, and a handler receives only the number of its signal. */
 static atomic_uint_least64_t stopped_ms;
 /* 1: a session is open, and its work must be given back; 0: a signal ends the process at once */
 static atomic_int has_session;

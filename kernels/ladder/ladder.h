@@ -8,7 +8,7 @@
  * (ladder_rungs) is in order: each rung says how it differs from the rung before it.
  *
  * With a profile, a rung also records how long its phases take, by the host clock or by CUDA
- * events. The recording can make a step slower. Without a profile a rung records nothing.
+ * events. The recording can make a step slower. Without a profile a rung records no times.
  *
  * Thread: one thread at a time uses the state of a rung.
  */

@@ -149,6 +149,34 @@ def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
     assert browser.get_log("browser") == [], "the console is clean"
 
 
+# returns the contrast between the text and the background of an element, as WCAG 2 defines it
+CONTRAST = """
+const light = rgb => { const [r, g, b] = rgb.match(/[\\d.]+/g).slice(0, 3).map(c => c / 255).map(
+    c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const e = document.querySelector(arguments[0]), ink = getComputedStyle(e).color;
+let back = e;
+while (/rgba\\(.*, 0\\)/.test(getComputedStyle(back).backgroundColor))
+    back = back.parentElement;
+const l = [light(ink), light(getComputedStyle(back).backgroundColor)].sort((a, b) => b - a);
+return (l[0] + 0.05) / (l[1] + 0.05);
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_has_enough_contrast(programs, browser, theme):
+    """WCAG AA asks for 4.5."""
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    browser.execute_script(
+        "document.documentElement.dataset.theme = arguments[0];"
+        "status.workers = ['live', 'suspect', 'away'].map((state, i) => ({worker: i + 1, state}));"
+        "drawWorkers()", theme)
+    for element in "#state", "tr.late td", "tr.away td", "#workers th", "dt", ".quiet":
+        assert browser.execute_script(CONTRAST, element) >= 4.5, element
+
+
 def test_phone_width_theme_and_keyboard(programs, small, browser):
     from selenium.webdriver.common.keys import Keys
     server = programs.server("--model", "seed:4", "--epochs", 1000)

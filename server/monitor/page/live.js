@@ -84,10 +84,10 @@ function drawWorkers() {
 		cell(row, w.name || "–", "text");
 		cell(row, w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–", "text");
 		cell(row, w.device || "–", "text");
-		cell(row, w.state, "text");
+		cell(row, w.state === "suspect" ? "silent" : w.state, "text");
 		cell(row, number(w.images_per_s));
 		cell(row, number(w.staleness, 1));
-		cell(row, w.silent_ms == null ? "–" : number(w.silent_ms) + " ms");
+		cell(row, w.silent_ms == null ? "–" : w.silent_ms < 1000 ? number(w.silent_ms) + " ms" : number(w.silent_ms / 1000, 1) + " s");
 		cell(row, number(w.last_seq));
 		cell(row, number(w.duplicates));
 		cell(row, number(w.rejected));
@@ -98,7 +98,7 @@ function drawWorkers() {
 
 function drawCounters() {
 	const c = status.counters;
-	const rows = [["gradients decided", c.pushes, "main"], ["sent again, not applied again", c.duplicates], ["arrived out of order", c.gaps],
+	const rows = [["gradients decided", c.pushes, "main"], ["duplicates, not applied again", c.duplicates], ["arrived out of order", c.gaps],
 		["superseded", c.superseded], ["rejected", c.rejected], ["messages refused", c.refusals],
 		["workers lost", c.deaths], ["workers back", c.rejoins], ["server recovered", c.recoveries],
 		["checkpoint", status.checkpoint ? status.checkpoint.generation : null]];

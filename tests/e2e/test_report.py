@@ -26,7 +26,7 @@ def test_report_compares_runs(programs, small, browser):
     programs.worker(server.endpoint, "--name", "ada", data=small)
     until(lambda: server.status()["training_epoch"] > 2, 30, "two epochs")
     server.kill()
-    server = programs.restart(server, *options, "--epochs", 1000, "--lr", 0.001)
+    server = programs.restart(server, *options, "--epochs", 1000, "--lr", 0.0005)
     until(lambda: server.status()["training_epoch"] > 6, 30, "four more")
     until(lambda: knows_the_time(server.directory), 30, "a sample with the time of the worker")
     server.signal(15)
@@ -50,7 +50,7 @@ def test_report_compares_runs(programs, small, browser):
     assert {row[3] for row in rows} == {"test images"}
     assert browser.execute_script("return document.getElementById('mixed').hidden")
     differ = {row[0]: row[1:] for row in browser.execute_script(cells % "options")}
-    assert differ["--lr"] == ["0.002", "0.001"] and differ["--epochs"] == ["2", "1000"]
+    assert differ["--lr"] == ["0.002", "0.001 → 0.0005"] and differ["--epochs"] == ["2", "1000"]
     assert "--optimizer" not in differ
     assert browser.execute_script("return document.querySelectorAll('.chart canvas').length") >= 3
     assert browser.execute_script("return runs[1].gaps.length") == 1
@@ -87,6 +87,25 @@ def test_a_full_history_of_many_workers(programs, browser):
         "return document.querySelector('#each .quiet').textContent")
     took = browser.execute_script("const t = performance.now(); timelines(); return performance.now() - t;")
     assert took < 500 * PATIENCE, took
+
+
+def test_eight_runs_have_eight_colours(programs, browser):
+    places = [programs.directory / f"run{i}" for i in range(8)]
+    for i, place in enumerate(places):
+        place.mkdir()
+        lines = [{"t": 1000, "kind": "start", "model": "fc:10", "options": {"lr": i}},
+                 *({"t": 1000 * t, "kind": "sample", "images": 9, "images_per_s": 9, "loss": i + 1,
+                    "workers": []} for t in range(2, 9))]
+        (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, *places))
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == [], "the console is clean"
+    legend = browser.execute_script(
+        "return [...document.querySelectorAll('#legend-loss > span')].map("
+        "e => [e.firstChild.style.color, e.style.whiteSpace])")
+    assert len({colour for colour, _ in legend}) == 8 and {space for _, space in legend} == {"nowrap"}
 
 
 def test_text_of_a_history_is_never_markup(programs, browser):

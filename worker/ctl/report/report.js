@@ -1,5 +1,5 @@
 // report.js - the page that cnn-ctl report writes. It compares the runs of the element "data".
-const palette = ["blue", "orange", "green", "pink", "amber", "grey"];
+const palette = ["blue", "orange", "green", "pink", "amber", "grey", "brown", "violet"];
 const runs = JSON.parse($("data").textContent).map(o => {
 	const run = new Run(o.name);
 	o.lines.forEach(line => run.take(line));
@@ -39,9 +39,9 @@ const images = run => run.heldBack ? number(run.heldBack) + " held-back images" 
 const states = run => run.end ? run.end.status : "not ended";
 
 function drawRuns() {
-	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["evaluated on", "text"], ["best accuracy", ""],
-		["in epoch", ""], ["last accuracy", ""], ["evaluation loss", ""], ["time", ""], ["images/s", ""],
-		["workers", ""], ["server starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
+	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["evaluated on", "text"], ["best", ""],
+		["in epoch", ""], ["last", ""], ["loss", ""], ["time", ""], ["images/s", ""],
+		["workers", ""], ["starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	table($("runs"), columns, runs.map(run => {
 		const b = best(run), last = run.epochs[run.epochs.length - 1], s = final(run);
 		const time = elapsed(run, run.last), workers = new Set(run.samples.flatMap(o => o.workers.map(w => w[0])));
@@ -77,10 +77,11 @@ function compare(id, points, options) {
 		axes: {y: {valueFormatter: v => number(v, 3)}},
 		legendFormatter: d => d.series.map(s => {
 			const dot = document.createElement("span"), name = document.createElement("span");
-			dot.textContent = "● ";
+			dot.textContent = runs.findIndex(run => run.name === s.label) < palette.length ? "━ " : "╍ ";
 			dot.style.color = s.color;
 			name.textContent = s.label + (s.y == null ? "" : " " + s.yHTML) + "  ";
 			const both = document.createElement("span");
+			both.style.whiteSpace = "nowrap";
 			both.append(dot, name);
 			return both.outerHTML;
 		}).join("")
@@ -91,10 +92,12 @@ function compare(id, points, options) {
 }
 
 function drawOptions() {
-	const names = [...new Set(runs.flatMap(run => run.starts.length ? Object.keys(run.starts[0].options || {}) : []))];
-	const value = (run, name) => run.starts.length ? run.starts[0].options[name] : null;
-	const rows = names.filter(name => new Set(runs.map(run => JSON.stringify(value(run, name)))).size > 1)
-		.map(name => ["--" + name, ...runs.map(run => String(value(run, name) ?? "–"))]);
+	const names = [...new Set(runs.flatMap(run => run.starts.flatMap(start => Object.keys(start.options || {}))))];
+	/* the values of an option in the order of the starts, without repetitions in a row */
+	const values = (run, name) => run.starts.map(start => String((start.options || {})[name] ?? "–"))
+		.filter((v, i, all) => i === 0 || v !== all[i - 1]);
+	const rows = names.filter(name => new Set(runs.flatMap(run => values(run, name))).size > 1)
+		.map(name => ["--" + name, ...runs.map(run => values(run, name).join(" → ") || "–")]);
 	const models = runs.map(run => run.starts.length ? run.starts[0].model : "–");
 	if (new Set(models).size > 1)
 		rows.unshift(["--model", ...models]);

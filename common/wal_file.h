@@ -98,7 +98,7 @@ void wal_reader_release(struct wal_reader *r);
 
 /* Returns the highest generation up to `max` that has a file, or 0 if there is none. */
 uint64_t wal_file_newest(const char *dir, uint64_t max);
-/* Removes the files of the generations `first` to `last`. */
+/* Removes the files of the generations `first` to `last`, both included. */
 void wal_file_remove(const char *dir, uint64_t first, uint64_t last);
 
 #endif

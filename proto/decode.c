@@ -579,9 +579,10 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Sets the data and the peak of a slice, and returns the checksum. Only gradients need the peak. If
- * the frame arrived before the PUSH, `chunk` has the checksum and the peak of the values. If
- * `chunk` is NULL, the function computes them. */
+/* Sets the data and the peak of a slice, and returns the checksum of its values. The peak is the bits
+ * of the largest magnitude; only gradients need it. If the frame arrived as a chunk before the PUSH,
+ * `chunk` has the checksum and the peak of the frame's values, computed on arrival. If `chunk` is
+ * NULL, the function computes them. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
 {

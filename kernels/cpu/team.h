@@ -16,7 +16,8 @@ struct team; /* opaque */
 
 typedef void team_job(void *arg, size_t member);
 
-/* Starts n - 1 threads, n >= 1. PS_ENOMEM. PS_EDEVICE: the system cannot start a thread. */
+/* Makes a team of n >= 1 members: starts n - 1 threads, and the caller of team_run is the other
+ * member. PS_ENOMEM. PS_EDEVICE: the system cannot start a thread. */
 int team_new(struct team **out, size_t n, struct err *e) PS_MUST_CHECK;
 /* Joins the threads, frees *t and sets it to NULL. *t may be NULL. */
 void team_free(struct team **t);

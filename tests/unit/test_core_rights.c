@@ -162,7 +162,8 @@ TEST(a_claimed_verdict_is_not_believed)
 	fixture_close(&f);
 }
 
-/* A duplicate gets the first decision, and the code of the content that was decided. */
+/* If a push repeats a decided seq with other content, the server answers with the first decision and
+ * its message authentication code (rights.h). This code is valid only for the first content. */
 TEST(a_duplicate_with_other_content_proves_nothing)
 {
 	struct core_fixture f;

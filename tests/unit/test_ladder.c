@@ -1,6 +1,7 @@
 /* test_ladder.c - the rungs of the ladder (docs/ladder.md) that need no GPU agree with cpu-ref, and
- * ladder_measure refuses a rung that does not agree. This file also tests the points and profiles
- * of ladder.h. */
+ * ladder_measure refuses a rung that does not agree. This file also tests two structs of
+ * kernels/ladder/ladder.h: the result of a measurement (struct ladder_point) and the times of the
+ * phases of a step (struct profile). */
 #include "tests/support/rung_fixture.h"
 #include "tests/support/test.h"
 

@@ -35,8 +35,8 @@ TEST_IN(what_is_saved_comes_back, run_set_up, run_tear_down)
 	free(after);
 }
 
-/* The core never computes weights that are not finite. If a bug makes weights non-finite, the last
- * good checkpoint must remain. */
+/* The core never computes weights that are not finite. If a bug makes weights non-finite, the
+ * checkpointer must refuse to save them, and the last good checkpoint must stay in place. */
 TEST_IN(weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down)
 {
 	static const float wild[] = {NAN, INFINITY, -INFINITY};

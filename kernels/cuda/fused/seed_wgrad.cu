@@ -69,7 +69,8 @@ struct wgrad_stage {
 	float dy[UNIT * SEED_ROW];
 };
 
-/* The shared memory of a block: two stages, and the bytes of pixels in flight. */
+/* The shared memory of a block: two stages, and two buffers for the pixels of the units that
+ * asynchronous copies load ahead, as bytes. */
 struct wgrad_shared {
 	struct wgrad_stage stage[2];
 	uint4 bytes[2][CHUNKS];

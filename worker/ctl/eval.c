@@ -1,7 +1,7 @@
 /*
  * eval.c - see ctl.h: evaluates weights on the test images. The command prints the accuracy, the
  * loss, the pairs of classes that the network confuses, and the images that it classifies wrongly
- * with the greatest confidence.
+ * with the greatest loss.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -28,7 +28,8 @@ struct mistake {
 	uint32_t image;
 	uint16_t label;
 	size_t class;
-	float sure; /* the probability of `class` */
+	float sure;  /* the probability of `class` */
+	float right; /* the probability of `label`: the loss is its negative logarithm */
 };
 
 struct evaluation {
@@ -50,12 +51,13 @@ struct evaluation {
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* Adds `m` to the list of the WORST mistakes with the greatest confidence if it belongs there. */
+/* Adds `m` to the list of the WORST mistakes with the greatest loss if it belongs there. The
+ * probability of the wrong class would not do, because it often rounds to 1. */
 static void keep_mistake(struct evaluation *v, struct mistake m)
 {
 	size_t at = v->n_worst;
 
-	while (at > 0 && m.sure > v->worst[at - 1].sure)
+	while (at > 0 && m.right < v->worst[at - 1].right)
 		at--;
 	if (at == WORST)
 		return;
@@ -71,7 +73,7 @@ static void count_image(struct evaluation *v, uint32_t image, uint16_t label, co
 	if (v->count)
 		v->count[label * v->classes + class]++;
 	if (class != label)
-		keep_mistake(v, (struct mistake){image, label, class, p[class]});
+		keep_mistake(v, (struct mistake){image, label, class, p[class], p[label]});
 	if (v->predictions)
 		fprintf(v->predictions, "%u,%u,%zu,%.9g\n", image, label, class, (double)p[class]);
 }
@@ -215,7 +217,7 @@ static int write_worst(const struct evaluation *v, const char *path, struct err 
 	}
 	rc = sheet_write(path, v->data.shape, tiles, v->n_worst, e);
 	if (!rc)
-		printf("\n%s: the %zu mistakes with the greatest confidence\n", path, v->n_worst);
+		printf("\n%s: the %zu mistakes with the greatest loss\n", path, v->n_worst);
 	return rc;
 }
 

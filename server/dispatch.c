@@ -201,6 +201,10 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 			epoch_export_evaluated(s->epoch_export, s->state.core);
 		}
 		break;
+	case EFFECT_DISPUTED:
+		membership_log_dispute(e);
+		note_effect(s, e);
+		break;
 	case EFFECT_WORKER:
 		membership_log(e, s->state.core, s->labels);
 		note_effect(s, e);

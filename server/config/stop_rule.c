@@ -22,9 +22,8 @@ int stop_rule_parse(const char *text, struct stop_rule *r)
 static double accuracy_of(const struct core *c, uint32_t epoch)
 {
 	const struct epoch_record *r = core_epoch(c, epoch);
-	uint32_t n = core_eval_images(c);
 
-	return r && n && r->eval_done == n ? (double)r->eval_correct / n : -1;
+	return core_is_evaluated(c, epoch) ? (double)r->eval_correct / r->eval_done : -1;
 }
 
 int stop_rule_is_met(const struct stop_rule *r, const struct core *c, char why[STOP_TEXT])

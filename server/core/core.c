@@ -253,6 +253,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 		dataset_choose(c);
 	if (c->rules->settle)
 		c->rules->settle(c);
+	leases_settle_evaluation(c);
 	if (c->leases.n_done == c->leases.n_batches)
 		leases_advance(c);
 	if (c->cfg.training.max_updates && c->stats.updates >= c->cfg.training.max_updates &&
@@ -304,6 +305,14 @@ const float *core_weights(const struct core *c)
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e)
 {
 	return e < c->cfg.training.epochs ? &c->epoch[e] : NULL;
+}
+
+int core_is_evaluated(const struct core *c, uint32_t epoch)
+{
+	const struct epoch_record *r = core_epoch(c, epoch);
+
+	return r && r->eval_done && r->eval_done == core_eval_images(c) &&
+	       !(c->leases.evaluating && epoch + 1 == c->leases.epoch);
 }
 
 uint32_t core_training_epoch(const struct core *c)

@@ -80,6 +80,10 @@ enum effect_kind {
 	/* every batch of `epoch` is counted, and the evaluation of the epoch begins */
 	EFFECT_TRAINED,
 	EFFECT_EVALUATED, /* the evaluation of `epoch` is complete */
+	/* two workers have reported different results for the same images of the evaluation of
+	 * `epoch`; `worker`, as `incarnation`, is the one that a
+	 * third worker outvoted, or 0 if nobody is accused */
+	EFFECT_DISPUTED,
 	/* the state of `worker` has changed, and `change` says how. This effect comes after the
 	 * messages that notify the worker */
 	EFFECT_WORKER,
@@ -113,6 +117,15 @@ enum worker_change {
  * - ADMIN: the reply to a checkpoint request is sent when the checkpoint is on disk; the reply to a
  *   drain request says that the drain has begun.
  */
+#define CHECK_VOTES 3u
+
+/* This struct has the results that do not agree (checks.h). */
+struct dispute {
+	uint32_t first, count; /* the images */
+	uint32_t votes;        /* number of results */
+	uint32_t worker[CHECK_VOTES], correct[CHECK_VOTES];
+};
+
 struct effect {
 	enum effect_kind kind;
 	/* EFFECT_SEND, 1: the shell sends the message when all events with an EFFECT_COMMIT so far
@@ -123,7 +136,8 @@ struct effect {
 	uint64_t generation;
 	uint32_t epoch, worker, incarnation;
 	enum worker_change change;
-	int status; /* EFFECT_FINISH: PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED */
+	struct dispute dispute; /* EFFECT_DISPUTED */
+	int status;             /* EFFECT_FINISH: PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED */
 };
 
 /* This struct has the results of an epoch. */
@@ -175,6 +189,15 @@ struct core_stats {
 	uint64_t snapshots, save_failures;
 	/* exponential mean of the losses of accepted pushes; a new loss has weight 0.02 */
 	double loss;
+};
+
+/* These counters of checked portions (checks.h) never decrease within a run. A snapshot contains
+ * them. */
+struct check_stats {
+	uint64_t agreed;    /* two workers agreed */
+	uint64_t disputed;  /* results differed, and nobody is accused */
+	uint64_t outvoted;  /* results differed, and a third worker has decided */
+	uint64_t unchecked; /* no second worker delivered a result in time */
 };
 
 enum session_state {
@@ -296,6 +319,8 @@ int core_sends_weights(const struct core *c);
 
 const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
+/* Returns the counters of the checked evaluations. */
+const struct check_stats *core_check_stats(const struct core *c);
 /* Returns the current weights (n_params floats). The pointer is valid until the next step. */
 const float *core_weights(const struct core *c);
 /* Returns the weights of the newest evaluation (n_params floats), which are the weights at the end
@@ -317,6 +342,8 @@ uint32_t core_train_images(const struct core *c);
 /* Returns the number of images on which an epoch is evaluated: those that --validate holds back, or
  * the test images; 0: no data set. */
 uint32_t core_eval_images(const struct core *c);
+/* Returns 1 if the evaluation of the epoch is complete, with the checks of its results. */
+int core_is_evaluated(const struct core *c, uint32_t epoch);
 /* Returns the list of the tensors of the run; "" means that the run has no list. A list never
  * changes. */
 const char *core_tensors(const struct core *c);

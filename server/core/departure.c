@@ -63,6 +63,17 @@ static int counts(const struct worker *w)
 	       (w->session.state == SESSION_AWAY && !w->session.overdue);
 }
 
+static void exclude(struct core *c, struct worker *w, enum worker_change why)
+{
+	departure_die(c, w, why);
+	PS_ASSERT(!worker_is_active(w) && !w->lease.waiting && !w->lease.grant.request); /* 5 */
+	w->quarantine.excluded = 1;
+	w->session.leaving = 1;
+	c->stats.excluded++;
+	c->checkpoints.urgent = 1;
+	quarantine_notify(c, w, w->session.peer);
+}
+
 static int has_diverged(const struct core *c, const struct worker *bad_one)
 {
 	uint32_t all = 0, bad = 0;
@@ -87,16 +98,19 @@ void quarantine_bad(struct core *c, struct worker *w)
 		run_end(c, PS_EDIVERGED);
 		return;
 	}
-	departure_die(c, w,
+	exclude(c, w,
 		quarantine_count(&c->quarantine, w->session.owner, w->session.name)
 			? WORKER_QUARANTINED
 			: WORKER_EXCLUDED);
-	PS_ASSERT(!worker_is_active(w) && !w->lease.waiting && !w->lease.grant.request); /* 5 */
-	w->quarantine.excluded = 1;
-	w->session.leaving = 1;
-	c->stats.excluded++;
+}
+
+void quarantine_strike(struct core *c, struct worker *w, const char *owner, const char *name)
+{
+	int quarantined = quarantine_count(&c->quarantine, owner, name);
+
 	c->checkpoints.urgent = 1;
-	quarantine_notify(c, w, w->session.peer);
+	if (quarantined && w && w->ledger.last_seq >= w->ledger.replay_target)
+		exclude(c, w, WORKER_QUARANTINED);
 }
 
 void quarantine_good(struct worker *w)

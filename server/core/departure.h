@@ -60,6 +60,10 @@ void departure_part_all(struct core *c);
 /* Called when a push or an evaluation of w was bad. If w has reached MAX_STREAK: excludes w, or
  * ends the run as diverged. */
 void quarantine_bad(struct core *c, struct worker *w);
+/* Called when other workers have refuted an evaluation of the worker with this key and name: counts
+ * it like an exclusion. If the worker is then in quarantine, excludes its process `w`, unless `w` is
+ * NULL, or the process still replays pushes that were acknowledged before a crash. */
+void quarantine_strike(struct core *c, struct worker *w, const char *owner, const char *name);
 /* Called when a push of w was accepted: ends the series of bad pushes of w. */
 void quarantine_good(struct worker *w);
 /* Sends the excluded worker `w` ERROR PS_EQUARANTINE if its pushes are durable; otherwise does

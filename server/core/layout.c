@@ -9,6 +9,7 @@
 #include "server/core/batch_ledger.h"
 #include "server/core/blocks.h"
 #include "server/core/checkpoints.h"
+#include "server/core/checks.h"
 #include "server/core/downpour.h"
 #include "server/core/effects.h"
 #include "server/core/later_epochs.h"
@@ -40,10 +41,11 @@ static size_t place(size_t *at, size_t n, size_t size)
 }
 
 /* Returns the number of effects in the worst step: the core answers every worker, grants it work,
- * sends it BYE and reports its change, and also answers every waiting ADMIN request. */
+ * sends it BYE and reports its change, and also answers every waiting ADMIN request, and reports
+ * every disputed result. */
 static size_t max_effects(const struct core_config *cfg)
 {
-	return 4 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + 16;
+	return 4 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + CHECKS_MAX + 16;
 }
 
 static int sums(const struct core_config *cfg)

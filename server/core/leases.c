@@ -4,6 +4,7 @@
 #include "server/core/accumulator.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/checkpoints.h"
+#include "server/core/checks.h"
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/effects.h"
@@ -67,6 +68,7 @@ void leases_advance(struct core *c)
 	l->n_evaluated = 0;
 	memset(l->portion, BATCH_FREE, l->n_portions);
 	l->epoch++;
+	checks_open(c);
 	if (l->epoch < c->cfg.training.epochs)
 		open_epoch(c);
 	c->checkpoints.dirty = 1;
@@ -83,6 +85,14 @@ static void evaluated(struct core *c)
 	c->checkpoints.dirty = 1;
 	if (l->epoch >= c->cfg.training.epochs)
 		run_end(c, PS_EDONE);
+}
+
+void leases_settle_evaluation(struct core *c)
+{
+	const struct leases *l = &c->leases;
+
+	if (l->evaluating && l->n_evaluated == l->n_portions && checks_settle(c))
+		evaluated(c);
 }
 
 static uint32_t portion_images(const struct core *c, uint32_t first)
@@ -126,11 +136,16 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	i = r->eval_first / l->eval_size;
+	rec = &c->epoch[l->epoch - 1];
 	if (l->portion[i] == BATCH_DONE) {
-		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
+		int delivered = pace_evaluated(c, w, r);
+
+		if (is_finite_with(rec, r) && checks_on_result(c, w, i, r))
+			c->checkpoints.dirty = 1;
+		else
+			c->stats.superseded += (uint64_t)delivered;
 		return;
 	}
-	rec = &c->epoch[l->epoch - 1];
 	/* the worker's next LEASE gives the portion back */
 	if (!is_finite_with(rec, r)) {
 		quarantine_bad(c, w);
@@ -144,8 +159,9 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	for (size_t m = 0; m < METRICS_MAX; m++)
 		rec->metric_sum[m] += r->metric_sum[m];
 	c->checkpoints.dirty = 1;
-	if (++l->n_evaluated == l->n_portions)
-		evaluated(c);
+	(void)checks_on_result(c, w, i, r);
+	l->n_evaluated++;
+	leases_settle_evaluation(c);
 }
 
 /* ---- grants ---------------------------------------------------------------------------------- */
@@ -189,11 +205,24 @@ static uint8_t *late_portion(struct core *c)
 	return NULL;
 }
 
+static void grant_portion(struct core *c, struct worker *w, uint32_t i)
+{
+	w->lease.grant = (struct msg_grant){.kind = GRANT_EVAL, .eval_id = c->leases.epoch};
+	w->lease.grant.eval_first = i * c->leases.eval_size;
+	w->lease.grant.eval_count = portion_images(c, w->lease.grant.eval_first);
+	grant(c, w);
+}
+
 static int grant_evaluation(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
 	uint8_t *p = l->evaluating ? memchr(l->portion, BATCH_FREE, l->n_portions) : NULL;
+	uint32_t i;
 
+	if (!p && l->evaluating && !w->pace.stalled && checks_find(c, w, &i)) {
+		grant_portion(c, w, i);
+		return 1;
+	}
 	if (!p && l->evaluating) {
 		p = late_portion(c);
 		c->stats.backups += p != NULL;
@@ -202,10 +231,7 @@ static int grant_evaluation(struct core *c, struct worker *w)
 		return 0;
 	if (!w->pace.stalled)
 		*p = BATCH_LEASED;
-	w->lease.grant = (struct msg_grant){.kind = GRANT_EVAL, .eval_id = l->epoch};
-	w->lease.grant.eval_first = (uint32_t)(p - l->portion) * l->eval_size;
-	w->lease.grant.eval_count = portion_images(c, w->lease.grant.eval_first);
-	grant(c, w);
+	grant_portion(c, w, (uint32_t)(p - l->portion));
 	return 1;
 }
 
@@ -409,5 +435,6 @@ void leases_tick(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->run.ending == END_NOT; i++)
 		if (pace_check(c, &c->worker[i]))
 			batch_ledger_release(c, &c->worker[i]);
+	checks_tick(c);
 	pace_find_late(c);
 }

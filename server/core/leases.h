@@ -38,6 +38,9 @@ void leases_open(struct core *c, const struct data_id *d);
  * the training of the next epoch. Does nothing while gradients wait for an update, or while a step
  * or the evaluation of the previous epoch is under way. */
 void leases_advance(struct core *c);
+/* Called at the end of an event: ends the evaluation when all portions are done and no check of a
+ * result is left. */
+void leases_settle_evaluation(struct core *c);
 /* Grants work to the workers that wait for it, until no work is left. */
 void leases_grant_waiting(struct core *c);
 /* Called at each tick: ends the grants that are past their deadline, and updates which workers are

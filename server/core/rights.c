@@ -9,7 +9,7 @@
 
 /* One of these numbers is the first word of the authenticated data. This word says what a code
  * proves, so that no code can serve as a proof of something else. */
-enum { CODE_TRAIN = 1, CODE_EVAL = 2, CODE_DECISION = 3 };
+enum { CODE_TRAIN = 1, CODE_EVAL = 2, CODE_DECISION = 3, CODE_SAMPLE = 4 };
 
 static int has_key(const struct core *c)
 {
@@ -66,6 +66,13 @@ uint64_t rights_of_decision(const struct core *c, const struct worker *w, const 
 	const struct decision *d)
 {
 	return has_key(c) ? code_of_decision(c, w, p, d->verdict, d->reject, d->superseded) : 0;
+}
+
+uint64_t rights_sample(const struct core *c, uint64_t evaluation, uint64_t draw)
+{
+	const uint64_t word[] = {CODE_SAMPLE, c->cfg.training.seed, evaluation, draw};
+
+	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
 }
 
 int rights_cover(const struct work *own, const struct work *work)

@@ -41,6 +41,9 @@ int rights_to_result(const struct core *c, const struct worker *w, const struct 
 enum verdict rights_verdict(const struct core *c, const struct worker *w, const struct msg_push *p);
 /* Returns 1 if push `p` is a replay of a push that the server accepted before a crash. */
 int rights_of_replay(const struct core *c, const struct worker *w, const struct msg_push *p);
+/* Returns a number that nobody can predict without the secret of the run. It depends on the seed,
+ * on the number of the evaluation and on `draw`. */
+uint64_t rights_sample(const struct core *c, uint64_t evaluation, uint64_t draw);
 /* Returns 1 if all of `work` lies in `own`. */
 int rights_cover(const struct work *own, const struct work *work);
 

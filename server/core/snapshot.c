@@ -18,6 +18,7 @@
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/checkpoints.h"
+#include "server/core/checks.h"
 #include "server/core/cursor.h"
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
@@ -60,6 +61,7 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 	[SNAPSHOT_TENSORS] = "tensors",
 	[SNAPSHOT_NORMS] = "norms",
 	[SNAPSHOT_QUARANTINE] = "quarantine",
+	[SNAPSHOT_CHECKS] = "checks",
 	[SNAPSHOT_SESSIONS] = "live", /* release 0.1.0 gave the section this name */
 };
 
@@ -565,6 +567,53 @@ static void put_quarantine(struct cursor *k, struct core *c)
 	}
 }
 
+/* ---- checks: results of the evaluation under check ------------------------------------------- */
+
+static void put_vote(struct cursor *k, struct vote *v)
+{
+	u32(k, &v->worker);
+	u32(k, &v->incarnation);
+	text(k, v->owner, sizeof(v->owner));
+	text(k, v->name, sizeof(v->name));
+	u32(k, &v->correct);
+	f64(k, &v->loss_sum);
+	for (size_t m = 0; m < METRICS_MAX; m++) {
+		f64(k, &v->metric_sum[m]);
+		if (!isfinite(v->metric_sum[m]))
+			set_error(k, MALFORMED);
+	}
+}
+
+/* Describes the open checks and the counters. If no portion was ever in a sample, the section is
+ * empty. */
+static void put_checks(struct cursor *k, struct core *c)
+{
+	struct checks *all = &c->checks;
+	struct check_stats *s = &all->stats;
+	uint32_t n = all->n;
+
+	if (k->in ? k->size == 0
+		  : !(n || s->agreed || s->disputed || s->outvoted || s->unchecked || all->ticks))
+		return;
+	u64(k, &s->agreed);
+	u64(k, &s->disputed);
+	u64(k, &s->outvoted);
+	u64(k, &s->unchecked);
+	u32(k, &all->ticks);
+	u32(k, &n);
+	refuse_over(k, n, CHECKS_MAX);
+	for (uint32_t i = 0; i < n && !k->error; i++) {
+		struct check *check = &all->check[i];
+
+		u32(k, &check->portion);
+		u32(k, &check->n);
+		refuse_over(k, check->n, CHECK_VOTES - 1);
+		for (uint32_t v = 0; v < check->n && !k->error; v++)
+			put_vote(k, &check->vote[v]);
+		all->n = i + 1;
+	}
+}
+
 /* ---- sessions: what is true only while the process lives ------------------------------------- */
 
 /* Reads or writes the enum value `v`. Sets the error if the value is outside of [min, max]. Returns
@@ -817,6 +866,9 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		break;
 	case SNAPSHOT_QUARANTINE:
 		put_quarantine(k, c);
+		break;
+	case SNAPSHOT_CHECKS:
+		put_checks(k, c);
 		break;
 	case SNAPSHOT_SESSIONS:
 		snapshot_put_config(k, &cfg);

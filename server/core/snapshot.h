@@ -35,6 +35,8 @@ enum snapshot_section {
 	SNAPSHOT_NORMS,
 	/* excluded workers (quarantine.h); empty if there is none */
 	SNAPSHOT_QUARANTINE,
+	/* results of the evaluation under check (checks.h); empty if there was none */
+	SNAPSHOT_CHECKS,
 	/* configuration, connections, times; only the replay of a log reads it */
 	SNAPSHOT_SESSIONS,
 	SNAPSHOT_SECTIONS
@@ -45,7 +47,7 @@ enum snapshot_section {
 #define SNAPSHOT_MAY_LACK(section)                                                                 \
 	((section) == SNAPSHOT_TRUST || (section) == SNAPSHOT_METRICS ||                           \
 		(section) == SNAPSHOT_TENSORS || (section) == SNAPSHOT_NORMS ||                    \
-		(section) == SNAPSHOT_QUARANTINE)
+		(section) == SNAPSHOT_QUARANTINE || (section) == SNAPSHOT_CHECKS)
 
 /* The names of the sections in the checkpoint file. SNAPSHOT_RUN begins with a struct run_head
  * (run_head.h); SNAPSHOT_WEIGHTS is n_params float32. */

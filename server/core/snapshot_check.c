@@ -6,6 +6,7 @@
 #include "server/core/accumulator.h"
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/checks.h"
 #include "server/core/dataset.h"
 #include "server/core/later_epochs.h"
 #include "server/core/lbfgs.h"
@@ -173,7 +174,7 @@ static int count_leases(struct core *c)
 		l->n_evaluated += l->portion[i] == BATCH_DONE;
 	}
 	if (l->evaluating)
-		return l->n_evaluated < l->n_portions;
+		return l->n_evaluated < l->n_portions || c->checks.n > 0;
 	return l->n_batches ? !training || l->n_done < l->n_batches : l->epoch == 0;
 }
 
@@ -220,7 +221,7 @@ static int data_is_fixed_in_time(const struct core *c)
 int snapshot_is_consistent(struct core *c)
 {
 	return values_are_valid(c) && replay_window_fits(c) && step_fits(c) && count_leases(c) &&
-	       data_is_fixed_in_time(c) && grants_fit(c) && later_epochs_fit(c);
+	       checks_fit(c) && data_is_fixed_in_time(c) && grants_fit(c) && later_epochs_fit(c);
 }
 
 int snapshot_sessions_are_consistent(const struct core *c)

@@ -453,6 +453,12 @@ static void rewrite_quarantine(struct rewrite *r)
 	(void)r;
 }
 
+/* Writes an empty section, because release 0.1.0 checked no evaluation. */
+static void rewrite_checks(struct rewrite *r)
+{
+	(void)r;
+}
+
 /* Writes an empty list, because release 0.1.0 had no names for tensors. */
 static void rewrite_tensors(struct rewrite *r)
 {
@@ -487,6 +493,7 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 		[SNAPSHOT_TENSORS] = rewrite_tensors,
 		[SNAPSHOT_NORMS] = rewrite_norms,
 		[SNAPSHOT_QUARANTINE] = rewrite_quarantine,
+		[SNAPSHOT_CHECKS] = rewrite_checks,
 		[SNAPSHOT_SESSIONS] = rewrite_live,
 	};
 	struct rewrite r = {.cfg = *now};

@@ -16,6 +16,7 @@
 #include "server/core/batch_ledger.h"
 #include "server/core/blocks.h"
 #include "server/core/checkpoints.h"
+#include "server/core/checks.h"
 #include "server/core/core.h"
 #include "server/core/dataset.h"
 #include "server/core/effects.h"
@@ -57,6 +58,7 @@ struct core {
 	struct lbfgs lbfgs;
 	struct checkpoints checkpoints;
 	struct quarantine quarantine;
+	struct checks checks;
 	struct effects effects;
 };
 

@@ -68,8 +68,7 @@ static int score_of(const struct core *c, uint32_t epoch, double *score)
 	const struct epoch_record *r = core_epoch(c, epoch);
 	struct metric_names names;
 
-	if (!r || !r->eval_done || r->eval_done != core_eval_images(c) ||
-		!metric_names_parse(&names, core_config(c)->metrics))
+	if (!core_is_evaluated(c, epoch) || !metric_names_parse(&names, core_config(c)->metrics))
 		return 0;
 	*score = names.accuracy ? (double)r->eval_correct : -r->eval_loss_sum;
 	return 1;

@@ -279,6 +279,8 @@ int wal_replay(const char *dir, const struct core_config *now, struct checkpoint
 	struct replay r = {.dir = dir, .cfg = *now};
 	struct wal_reader j;
 	double begin = clock_seconds();
+
+	r.cfg.leases.eval_checks = 0; /* the releases without this option checked no evaluation */
 	int rc = open_first(dir, c, &j, e);
 
 	if (rc == PS_OK && j.fd >= 0) {

@@ -281,11 +281,23 @@ static void add_worker(struct history *h, const struct status *now, const struct
 	add_object(h, o, LINE_WORKER, v.worker);
 }
 
-static int is_evaluated(const struct core *c, uint32_t epoch)
+static void add_dispute(struct history *h, const struct status *now, const struct effect *e)
 {
-	const struct epoch_record *r = core_epoch(c, epoch);
+	json_t *o = begin_object(now, "dispute"), *results = json_array();
 
-	return r && r->eval_done && r->eval_done == core_eval_images(c);
+	set(o, "epoch", count(e->epoch + 1));
+	set(o, "first", count(e->dispute.first));
+	set(o, "images", count(e->dispute.count));
+	for (uint32_t i = 0; i < e->dispute.votes; i++) {
+		json_t *vote = json_object();
+
+		set(vote, "worker", count(e->dispute.worker[i]));
+		set(vote, "correct", count(e->dispute.correct[i]));
+		(void)json_array_append_new(results, vote);
+	}
+	set(o, "results", results);
+	set(o, "outvoted", e->worker ? count(e->worker) : json_null());
+	add_object(h, o, LINE_OTHER, 0);
 }
 
 /* Returns the line of an epoch. `rate` is the images/s of the epoch, or NaN if it is not known. */
@@ -488,6 +500,8 @@ void history_effect(struct history *h, const struct status *now, const struct ef
 {
 	if (e->kind == EFFECT_WORKER)
 		add_worker(h, now, e);
+	else if (e->kind == EFFECT_DISPUTED)
+		add_dispute(h, now, e);
 	else if (e->kind == EFFECT_EVALUATED)
 		add_object(h, epoch_line(now, e->epoch, now->progress->epoch_rate), LINE_EPOCH,
 			e->epoch + 1);
@@ -597,7 +611,8 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 	if (!keep)
 		return;
 	if (is == LINE_EPOCH) {
-		if (n > EPOCH_BYTES || seen[number - 1] || !is_evaluated(now->core, number - 1))
+		if (n > EPOCH_BYTES || seen[number - 1] ||
+			!core_is_evaluated(now->core, number - 1))
 			return;
 		seen[number - 1] = 1;
 	}
@@ -656,7 +671,7 @@ static int restore(struct history *h, const struct status *now, struct err *e)
 	if (h->dir)
 		read_lines(h, now, seen);
 	for (uint32_t i = 0; i < epochs; i++)
-		if (is_evaluated(now->core, i) && !seen[i])
+		if (core_is_evaluated(now->core, i) && !seen[i])
 			add_missing_epoch(h, now, i);
 	free(seen);
 	return PS_OK;

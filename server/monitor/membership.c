@@ -1,6 +1,7 @@
 /* membership.c - see membership.h. */
 #include "server/monitor/membership.h"
 #include <inttypes.h>
+#include <stdio.h>
 #include "common/log.h"
 #include "server/net/clients.h"
 
@@ -38,6 +39,26 @@ void membership_log(const struct effect *e, const struct core *c, const struct l
 		"device=\"%s\" images=%llu",
 		v.worker, v.incarnation, v.name, l->host, l->pid, l->address, v.device,
 		(unsigned long long)v.images);
+}
+
+void membership_log_dispute(const struct effect *e)
+{
+	const struct dispute *d = &e->dispute;
+	char votes[CHECK_VOTES * 48] = "";
+
+	for (uint32_t i = 0, n = 0; i < d->votes; i++)
+		n += (uint32_t)snprintf(votes + n, sizeof(votes) - n, "%sworker %u: %u correct",
+			i ? ", " : "", d->worker[i], d->correct[i]);
+	if (e->worker)
+		log_warn("eval", "outvoted",
+			"epoch=%u first=%u images=%u worker=%u results=\"%s\" reason=\"two other "
+			"workers disagree with the worker\"",
+			e->epoch + 1, d->first, d->count, e->worker, votes);
+	else
+		log_warn("eval", "disputed",
+			"epoch=%u first=%u images=%u results=\"%s\" reason=\"no third worker has "
+			"decided: nobody is accused\"",
+			e->epoch + 1, d->first, d->count, votes);
 }
 
 /* ---- of all --------------------------------------------------------------------------------- */

@@ -22,6 +22,8 @@ void membership_init(struct membership *m, const struct core *c);
 const char *membership_name(enum worker_change change);
 /* Logs an EFFECT_WORKER. */
 void membership_log(const struct effect *e, const struct core *c, const struct labels *labels);
+/* Logs EFFECT_DISPUTED. */
+void membership_log_dispute(const struct effect *e);
 /* Logs the number of steps of sync that ended with too few gradients whenever this number has
  * doubled. If the number of workers with another data set than the run's has grown since the last
  * call, logs this number. */

@@ -73,6 +73,19 @@ static uint32_t quarantined(const struct core *c)
 	return n;
 }
 
+static void put_check_stats(FILE *f, const struct check_stats *s)
+{
+	metric_counter(f, "checks_agreed_total",
+		"Checked evaluation results on which two workers agreed.", s->agreed);
+	metric_counter(f, "checks_disputed_total",
+		"Evaluation results that differed, without a third worker that decided.",
+		s->disputed);
+	metric_counter(f, "checks_outvoted_total",
+		"Evaluation results that two other workers refuted.", s->outvoted);
+	metric_counter(f, "checks_missed_total",
+		"Evaluation results that no second worker has checked.", s->unchecked);
+}
+
 static void put_core(FILE *f, const struct core *c)
 {
 	const struct core_stats *t = core_stats(c);
@@ -123,6 +136,7 @@ static void put_core(FILE *f, const struct core *c)
 		metric_counter(f, row[i].name, row[i].help, row[i].value);
 	put_rejected(f, t);
 	put_staleness(f, t);
+	put_check_stats(f, core_check_stats(c));
 	metric(f, "quarantined", "gauge", "Workers in quarantine.", (double)quarantined(c));
 	metric(f, "loss", "gauge", "Exponential mean of pushed losses.", t->loss);
 	metric(f, "learning_rate", "gauge",

@@ -132,14 +132,9 @@ static void measure_rates(struct progress *p, const struct core *c, uint64_t now
 
 const struct epoch_record *progress_evaluated(const struct core *c)
 {
-	uint32_t n = core_eval_images(c);
-
-	for (uint32_t e = core_training_epoch(c); n && e-- > 0;) {
-		const struct epoch_record *r = core_epoch(c, e);
-
-		if (r && r->eval_done == n)
-			return r;
-	}
+	for (uint32_t e = core_training_epoch(c); e-- > 0;)
+		if (core_is_evaluated(c, e))
+			return core_epoch(c, e);
 	return NULL;
 }
 

@@ -138,7 +138,7 @@ static json_t *data_object(const struct core *c)
 static json_t *epoch_object(const struct core *c, uint32_t e)
 {
 	const struct epoch_record *r = core_epoch(c, e);
-	uint64_t tested = r->eval_done == core_eval_images(c) ? r->eval_done : 0;
+	uint64_t tested = core_is_evaluated(c, e) ? r->eval_done : 0;
 
 	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", json_count(e + 1),
 		"images", json_count(r->images), "updates", json_count(r->updates), "loss",
@@ -225,9 +225,10 @@ static json_t *worker_list(const struct status *s, uint32_t first, size_t max, u
 static json_t *counters_object(const struct status *s)
 {
 	const struct core_stats *t = core_stats(s->core);
+	const struct check_stats *k = core_check_stats(s->core);
 
 	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-			 "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+			 "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
 		"pushes", json_count(t->pushes), "duplicates", json_count(t->duplicates),
 		"rejected", json_count(rejected(t)), "superseded", json_count(t->superseded),
 		"backups", json_count(t->backups), "steps_short", json_count(t->steps_short),
@@ -239,7 +240,10 @@ static json_t *counters_object(const struct status *s)
 		json_count(t->recoveries), "dropped_replies", json_count(s->net.dropped),
 		"zloop_rescues", json_count(s->net.rescues), "keys_refused",
 		json_count(s->auth.refused), "unauthorized", json_count(s->auth.unauthorized),
-		"hellos_turned_away", json_count(s->turned_away));
+		"hellos_turned_away", json_count(s->turned_away), "checks_agreed",
+		json_count(k->agreed), "checks_disputed", json_count(k->disputed),
+		"checks_outvoted", json_count(k->outvoted), "checks_missed",
+		json_count(k->unchecked));
 }
 
 json_t *status_time(const struct status *s)

@@ -52,6 +52,8 @@ static void count(struct totals *t, const struct sim *s)
 	t->excluded += s->excluded;
 	t->quarantines += s->quarantines;
 	t->releases += s->releases;
+	t->disputes += s->disputes;
+	t->outvoted += s->outvoted;
 	t->full += s->disk.full;
 	t->diverged += s->diverged;
 	t->hangs += s->hangs;

@@ -147,6 +147,8 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 	       "diverged %llu\n",
 		(unsigned long long)t->excluded, (unsigned long long)t->quarantines,
 		(unsigned long long)t->releases, (unsigned long long)t->diverged);
+	printf("  false evaluations outvoted %llu, disputed %llu\n",
+		(unsigned long long)t->outvoted, (unsigned long long)t->disputes);
 	printf("  pushes in shared memory %llu, torn %llu\n", (unsigned long long)t->lane_pushes,
 		(unsigned long long)t->torn_pushes);
 	printf("  messages %llu; disk operations %llu, %llu without space\n",

@@ -3,6 +3,7 @@
  * simulated process. The code takes the same steps as server/server.c: it restores the state,
  * writes a checkpoint, accepts messages, carries out effects in order, and closes the sessions.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "tests/sim/sim.h"
@@ -328,6 +329,26 @@ static void limit_space(struct sim *s)
 			checkpointer_stats(s->server.checkpointer)->bytes * 13 / 4 + 4096;
 }
 
+/* Checks that honest workers are in no dispute with each other, and that no honest one is outvoted.
+ * The slot of the outvoted worker may have a new process in the meantime. */
+static void check_dispute(struct sim *s, const struct effect *e)
+{
+	char name[2] = "";
+	struct worker_view v;
+
+	if (s->liar)
+		snprintf(name, sizeof(name), "%c", 'a' + (int)s->liar);
+	s->disputes += !e->worker;
+	s->outvoted += e->worker != 0;
+	if (!s->liar)
+		sim_violation(s, "honest workers are in dispute");
+	if (!e->worker)
+		return;
+	core_worker(s->server.core, e->worker - 1, &v);
+	if (v.incarnation == e->incarnation && v.name[0] && strcmp(v.name, name) != 0)
+		sim_violation(s, "worker %u is outvoted, but node %u lies", e->worker, s->liar);
+}
+
 static void carry_out(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
@@ -345,6 +366,9 @@ static void carry_out(struct sim *s, const struct effect *e)
 		break;
 	case EFFECT_FINISH:
 		finish(s, e->status);
+		break;
+	case EFFECT_DISPUTED:
+		check_dispute(s, e);
 		break;
 	case EFFECT_BEGIN:
 	case EFFECT_EPOCH_BEGUN:

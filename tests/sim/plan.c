@@ -400,6 +400,21 @@ static void choose_foreign(struct sim *s)
 	s->foreign_ms = ms;
 }
 
+/* Lets two workers check portions of each evaluation in half of the runs. In some of these runs one
+ * worker lies about its evaluations. The lie is far from the truth if a portion has four images or
+ * more. */
+static void choose_checks(struct sim *s)
+{
+	int checked = chance(s, 500), lies = chance(s, 300);
+	uint32_t checks = between(s, 1, 7), node = between(s, 1, SIM_WORKERS);
+	int fits = checked && s->training && !s->exact;
+
+	s->liar = fits && lies && node <= s->n_workers ? node : 0;
+	s->cfg.leases.eval_checks = s->options.core.leases.eval_checks = fits ? checks : 0;
+	if (s->liar)
+		s->cfg.leases.eval_images = s->options.core.leases.eval_images = 4 + checks % 4;
+}
+
 /* Limits the disk to three checkpoints in some runs. */
 static void choose_space(struct sim *s)
 {
@@ -452,5 +467,6 @@ void plan_run(struct sim *s)
 	choose_foreign(s);
 	choose_space(s);
 	choose_lanes(s);
+	choose_checks(s);
 	choose_engine(s);
 }

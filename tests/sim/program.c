@@ -271,7 +271,7 @@ static void report(struct sim *s, uint32_t node)
 	struct msg_result r = {.eval_id = w->grant.eval_id,
 		.eval_first = w->grant.eval_first,
 		.eval_count = w->grant.eval_count,
-		.correct = 1,
+		.correct = node == s->liar ? w->grant.eval_count : 1,
 		.loss_sum = w->broken ? (double)NAN : 0};
 
 	if (session_result(w->session, &r, sim_clock(s, node)) == 0) {

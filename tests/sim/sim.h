@@ -289,6 +289,9 @@ struct sim {
 	uint64_t lane_pushes, torn_pushes;
 	uint32_t foreign;    /* the node that begins with another data set; 0: none */
 	uint64_t foreign_ms; /* when that worker gets the right data set */
+	uint32_t liar;       /* the node that reports false evaluations; 0: none */
+	uint32_t disputes,
+		outvoted; /* numbers of EFFECT_DISPUTED, without and with an accusation */
 	/* the number of excluded workers, and of runs of the server that ended as diverged */
 	uint32_t excluded, diverged;
 	uint32_t quarantines, releases;

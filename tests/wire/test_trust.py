@@ -49,6 +49,37 @@ def test_trust_a_run_is_not_forged_by_pushes_and_results(programs, few):
         w.close()
 
 
+def evaluate(worker, correct):
+    """Get a lease of the evaluation, and report this number of correct images."""
+    grant = worker.lease()
+    assert grant.kind == pb.GRANT_EVAL
+    worker.bulk.send(pb.Result(stamp=worker.stamp, eval_id=grant.eval_id, code=grant.code,
+                               eval_first=grant.eval_first, eval_count=grant.eval_count,
+                               correct=correct, loss_sum=0))
+    worker.pull()  # the reply shows that the server has handled the result
+
+
+def test_trust_a_forged_evaluation_is_outvoted(programs, few):
+    """A worker reports that all images of the evaluation that it was granted are correct. Two other
+    workers compute the same images, and the server takes their result."""
+    server, forger = leased(programs, few, "--min-workers", 3, "--eval-images", 1000)
+    honest = [Worker(server.endpoint, data=few.id) for _ in range(2)]
+    left = 6
+    while left:
+        work = forger.lease().work
+        assert forger.push(ZERO, 0, work, 500 * work.count).verdict == pb.VERDICT_OK
+        left -= work.count
+    evaluate(forger, 1000)
+    evaluate(honest[0], 100)
+    assert server.status()["epoch_records"][0]["accuracy"] is None  # the third worker decides
+    evaluate(honest[1], 103)
+    status = server.status()
+    assert status["epoch_records"][0]["accuracy"] == pytest.approx(0.1)
+    assert status["counters"]["checks_outvoted"] == 1
+    for w in (forger, *honest):
+        w.close()
+
+
 def test_trust_a_claimed_verdict_switches_no_rule_off(programs):
     """A worker claims VERDICT_OK for pushes that it has never sent before, and gives them a version
     far in the future. The server still applies all rules to these pushes."""

@@ -1,0 +1,267 @@
+/* checks.c - see checks.h. */
+#include "server/core/checks.h"
+#include "common/assert.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/departure.h"
+#include "server/core/effects.h"
+#include "server/core/pace.h"
+#include "server/core/rights.h"
+#include "server/core/run.h"
+#include "server/core/sessions.h"
+#include "server/core/state.h"
+#include "server/core/workers.h"
+#include <math.h>
+#include <string.h>
+
+/* ---- the sample ------------------------------------------------------------------------------ */
+
+static struct check *find_check(struct checks *k, uint32_t portion)
+{
+	for (uint32_t i = 0; i < k->n; i++)
+		if (k->check[i].portion == portion)
+			return &k->check[i];
+	return NULL;
+}
+
+void checks_open(struct core *c)
+{
+	struct checks *k = &c->checks;
+	uint32_t n = c->leases.n_portions, want = c->cfg.leases.eval_checks;
+
+	PS_ASSERT(k->n == 0); /* invariant 3 */
+	k->ticks = 0;
+	if (want > n)
+		want = n;
+	for (uint64_t draw = 0; k->n < want; draw++) {
+		uint32_t i = (uint32_t)(rights_sample(c, c->leases.epoch, draw) % n);
+
+		while (find_check(k, i)) /* the next portion that is not in the sample */
+			i = (i + 1) % n;
+		k->check[k->n++] = (struct check){.portion = i};
+	}
+}
+
+/* ---- votes ----------------------------------------------------------------------------------- */
+
+static int has_voted(const struct core *c, const struct check *k, const struct worker *w)
+{
+	for (uint32_t i = 0; i < k->n; i++)
+		if (k->vote[i].worker == worker_id(c, w))
+			return 1;
+	return 0;
+}
+
+static uint32_t images_in(const struct core *c, const struct check *k)
+{
+	uint32_t first = k->portion * c->leases.eval_size, left = core_eval_images(c) - first;
+
+	return left < c->leases.eval_size ? left : c->leases.eval_size;
+}
+
+/* Returns 1 if the votes `a` and `b` agree. */
+static int agree(const struct core *c, const struct check *k, uint32_t a, uint32_t b)
+{
+	uint64_t x = k->vote[a].correct, y = k->vote[b].correct, far = x > y ? x - y : y - x;
+
+	return far <= 2 || 200 * far <= images_in(c, k);
+}
+
+/* Removes check `k` from the open ones. */
+static void close_check(struct checks *all, struct check *k)
+{
+	size_t after = (size_t)(&all->check[all->n] - (k + 1));
+
+	memmove(k, k + 1, after * sizeof(*k));
+	all->n--;
+}
+
+/* Reports the votes of check `k`, which do not agree. `outvoted` is the index of the vote against
+ * the two others, or CHECK_VOTES if nobody is accused. */
+static void report(struct core *c, const struct check *k, uint32_t outvoted)
+{
+	struct effect *e = effects_add(c, EFFECT_DISPUTED, 0);
+
+	e->epoch = c->leases.epoch - 1;
+	if (outvoted < CHECK_VOTES) {
+		e->worker = k->vote[outvoted].worker;
+		e->incarnation = k->vote[outvoted].incarnation;
+	}
+	e->dispute = (struct dispute){
+		.first = k->portion * c->leases.eval_size, .count = images_in(c, k), .votes = k->n};
+	for (uint32_t i = 0; i < k->n; i++) {
+		e->dispute.worker[i] = k->vote[i].worker;
+		e->dispute.correct[i] = k->vote[i].correct;
+	}
+}
+
+/* Replaces the first vote by vote `by` in the record of the epoch. Keeps the sums that would not
+ * stay finite. */
+static void correct_record(struct core *c, const struct check *k, uint32_t by)
+{
+	struct epoch_record *r = &c->epoch[c->leases.epoch - 1];
+	const struct vote *old = &k->vote[0], *new = &k->vote[by];
+	double loss = r->eval_loss_sum - old->loss_sum + new->loss_sum;
+
+	r->eval_correct = r->eval_correct - old->correct + new->correct;
+	if (isfinite(loss))
+		r->eval_loss_sum = loss;
+	for (size_t m = 0; m < METRICS_MAX; m++) {
+		double sum = r->metric_sum[m] - old->metric_sum[m] + new->metric_sum[m];
+
+		if (isfinite(sum))
+			r->metric_sum[m] = sum;
+	}
+}
+
+static void accuse(struct core *c, const struct check *k, uint32_t outvoted)
+{
+	const struct vote *v = &k->vote[outvoted];
+	struct worker *w = worker_find(c, v->worker);
+
+	if (w && (w->session.incarnation != v->incarnation || w->quarantine.excluded ||
+			 w->session.state == SESSION_FREE || w->session.state == SESSION_DEAD))
+		w = NULL;
+	c->checks.stats.outvoted++;
+	report(c, k, outvoted);
+	quarantine_strike(c, w, v->owner, v->name);
+}
+
+/* Decides on check `k`, which has three votes, of which the first two do not agree. */
+static void count_votes(struct core *c, const struct check *k)
+{
+	int first = agree(c, k, 0, 2), second = agree(c, k, 1, 2);
+
+	if (first == second) { /* the third agrees with both, or with none */
+		c->checks.stats.disputed++;
+		report(c, k, CHECK_VOTES);
+		return;
+	}
+	if (second)
+		correct_record(c, k, 1);
+	accuse(c, k, second ? 0 : 1);
+}
+
+int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct msg_result *r)
+{
+	struct check *k = find_check(&c->checks, i);
+	struct vote *v;
+
+	if (!k || has_voted(c, k, w))
+		return 0;
+	PS_ASSERT(k->n < CHECK_VOTES);
+	v = &k->vote[k->n++];
+	*v = (struct vote){.worker = worker_id(c, w),
+		.incarnation = w->session.incarnation,
+		.correct = r->correct,
+		.loss_sum = r->loss_sum};
+	memcpy(v->owner, w->session.owner, sizeof(v->owner));
+	memcpy(v->name, w->session.name, sizeof(v->name));
+	memcpy(v->metric_sum, r->metric_sum, sizeof(v->metric_sum));
+	if (k->n == 1)
+		return 0;
+	if (k->n == 2 && !agree(c, k, 0, 1))
+		return 1; /* a third worker decides */
+	if (k->n == 2)
+		c->checks.stats.agreed++;
+	else
+		count_votes(c, k);
+	close_check(&c->checks, k);
+	return 1;
+}
+
+/* ---- who checks ------------------------------------------------------------------------------ */
+
+static int may_check(const struct core *c, const struct check *k, const struct worker *w)
+{
+	return worker_is_active(w) && worker_is_of_run(c, w) && !has_voted(c, k, w);
+}
+
+/* Returns 1 if a worker that is not late computes the portion of check `k`. */
+static int is_in_progress(const struct core *c, const struct check *k)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (!w->pace.late && may_check(c, k, w) && batch_ledger_holds(c, w, 1, k->portion))
+			return 1;
+	}
+	return 0;
+}
+
+int checks_find(const struct core *c, const struct worker *w, uint32_t *i)
+{
+	for (uint32_t n = 0; n < c->checks.n; n++) {
+		const struct check *k = &c->checks.check[n];
+
+		if (k->n == 0 || !may_check(c, k, w) || is_in_progress(c, k))
+			continue;
+		*i = k->portion;
+		return 1;
+	}
+	return 0;
+}
+
+static int is_hopeless(const struct core *c, const struct check *k)
+{
+	if (c->checks.ticks >= CHECK_TICKS)
+		return 1;
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		if (may_check(c, k, &c->worker[i]))
+			return 0;
+	return !c->run.recovering;
+}
+
+int checks_settle(struct core *c)
+{
+	struct checks *all = &c->checks;
+
+	for (uint32_t i = all->n; i-- > 0;) {
+		struct check *k = &all->check[i];
+
+		if (!is_hopeless(c, k))
+			continue;
+		if (k->n > 1) {
+			all->stats.disputed++;
+			report(c, k, CHECK_VOTES);
+		} else {
+			all->stats.unchecked++;
+		}
+		close_check(all, k);
+	}
+	return all->n == 0;
+}
+
+void checks_tick(struct core *c)
+{
+	const struct leases *l = &c->leases;
+
+	if (l->evaluating && l->n_evaluated == l->n_portions && !c->run.recovering)
+		c->checks.ticks++;
+}
+
+int checks_fit(const struct core *c)
+{
+	const struct checks *all = &c->checks;
+	const struct leases *l = &c->leases;
+
+	for (uint32_t i = 0; i < all->n; i++) {
+		const struct check *k = &all->check[i];
+
+		if (!l->evaluating || k->portion >= l->n_portions ||
+			(k->n > 0) != (l->portion[k->portion] == BATCH_DONE))
+			return 0;
+		for (uint32_t j = 0; j < i; j++)
+			if (all->check[j].portion == k->portion)
+				return 0;
+		for (uint32_t v = 0; v < k->n; v++)
+			if (k->vote[v].worker == 0 || !isfinite(k->vote[v].loss_sum) ||
+				k->vote[v].correct > images_in(c, k))
+				return 0;
+	}
+	return 1;
+}
+
+const struct check_stats *core_check_stats(const struct core *c)
+{
+	return &c->checks.stats;
+}

@@ -1,0 +1,72 @@
+/*
+ * checks.h - cross-checks of evaluation results. A worker could report any result for a portion of
+ * the test set. Therefore a second worker computes a sample of the portions of each evaluation
+ * again (--eval-checks). If the two results differ, a third worker decides: the worker that
+ * disagrees with the two others is outvoted, which counts like an exclusion (quarantine.h), and the
+ * epoch's record gets the result of the others. With fewer than three workers, the core reports the
+ * disagreement and accuses nobody.
+ *
+ * Two results differ if their numbers of correct images differ by more than 2 and by more than
+ * 0.5 % of the portion, because devices and precisions differ honestly. Losses and metrics are not
+ * compared.
+ *
+ * The sample depends on the seed and the secret of the run, so a worker cannot know which of its
+ * results another worker checks.
+ *
+ * Invariants:
+ * (1) each vote on a portion is of another worker slot (a_worker_does_not_check_itself);
+ * (2) an evaluation waits for its checks at most CHECK_TICKS ticks after its last portion, and not
+ *     at all if no worker is left that could vote (a_check_delays_an_evaluation_for_a_bounded_time,
+ *     a_lone_worker_waits_for_nobody);
+ * (3) no check is open while nothing is under evaluation (a_lone_worker_waits_for_nobody).
+ * In every build, PS_ASSERT checks invariant (3) when an evaluation begins.
+ */
+#ifndef SERVER_CORE_CHECKS_H
+#define SERVER_CORE_CHECKS_H
+#include "server/core/core.h"
+
+struct worker;
+
+#define CHECKS_MAX  8u   /* checked portions of an evaluation */
+#define CHECK_TICKS 200u /* about 10 s: the shell sends a tick every 50 ms */
+
+/* This struct is the result of one worker for a checked portion. */
+struct vote {
+	uint32_t worker, incarnation;
+	char owner[WIRE_MAX_OWNER + 1]; /* key and name of the worker, which may have left */
+	char name[WIRE_MAX_NAME + 1];
+	uint32_t correct;
+	double loss_sum;
+	double metric_sum[METRICS_MAX];
+};
+
+struct check {
+	uint32_t portion;
+	uint32_t n;                    /* votes */
+	struct vote vote[CHECK_VOTES]; /* the first one is in the epoch's record */
+};
+
+/* A snapshot contains this struct. */
+struct checks {
+	uint32_t n; /* open checks */
+	struct check check[CHECKS_MAX];
+	uint32_t ticks; /* ticks since the last portion of the evaluation */
+	struct check_stats stats;
+};
+
+/* Chooses the portions to check. Called when an evaluation begins. */
+void checks_open(struct core *c);
+/* Takes the valid result `r` of `w` for portion `i`. Returns 1 if it is a vote on a portion that is
+ * already done. */
+int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct msg_result *r);
+/* Finds a portion that `w` shall compute to check another worker. Returns 0 if there is none. */
+int checks_find(const struct core *c, const struct worker *w, uint32_t *i);
+/* Called when all portions are done: ends the checks on which no worker can vote, or all of them if
+ * their time is over. Returns 1 if no check is left. */
+int checks_settle(struct core *c);
+/* Called at each tick: counts the ticks for which the evaluation waits for its checks. */
+void checks_tick(struct core *c);
+/* Returns 1 if the decoded checks agree with the portions of the evaluation. */
+int checks_fit(const struct core *c);
+
+#endif

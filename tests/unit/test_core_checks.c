@@ -1,0 +1,370 @@
+/*
+ * Proves the invariants of server/core/checks.h: a second worker computes a sample of the portions
+ * of an evaluation again, a third one decides, and no evaluation waits for a check for ever.
+ * Attack A14 of docs/faults.md.
+ */
+#include "server/core/checks.h"
+#include "server/core/leases.h"
+#include "server/core/quarantine.h"
+#include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
+
+enum { TRUE = 500, LIE = 900, IMAGES = 1000 };
+
+/* Returns a run of three epochs with one portion of 1000 images, which is therefore always in the
+ * sample. */
+static struct core_config checked(void)
+{
+	struct core_config cfg = fixture_training();
+
+	cfg.training.epochs = 5;
+	cfg.leases.eval_images = IMAGES;
+	cfg.leases.eval_checks = 1;
+	cfg.proof_key[0] = 1;
+	return cfg;
+}
+
+static struct stamp join(struct core_fixture *f, uint32_t peer, const char *name)
+{
+	struct msg m = fixture_hello(name);
+
+	m.hello.data.n_test = IMAGES;
+	fixture_message(f, peer, &m);
+	while (!fixture_sent(f, peer, MSG_WELCOME))
+		fixture_durable(f);
+	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
+}
+
+/* Requests a lease with the next number. Returns the grant, or NULL. */
+static const struct msg_grant *lease(struct core_fixture *f, uint32_t peer, struct stamp s)
+{
+	fixture_lease(f, peer, s, f->core->worker[s.worker - 1].lease.request + 1);
+	return fixture_granted(f, peer);
+}
+
+/* Gets leases and pushes zeros until epoch `epoch` is trained. */
+static void train(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_t epoch)
+{
+	while (core_training_epoch(f->core) == epoch) {
+		struct msg_grant g = *lease(f, peer, s);
+
+		if (g.kind != GRANT_TRAIN) /* leave evaluations to the test */
+			continue;
+		for (uint32_t i = 0; i < g.work.count; i++) {
+			struct msg m = fixture_batch(s, fixture_worker(f, s.worker).last_seq + 1,
+				epoch, g.work.first + i, 1);
+
+			fixture_applied(f, peer, &m);
+		}
+	}
+}
+
+static void report(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_t correct)
+{
+	const struct msg_grant g = f->core->worker[s.worker - 1].lease.grant;
+	struct msg m = {.type = MSG_RESULT};
+
+	assert_int_equal(g.kind, GRANT_EVAL);
+	m.result = (struct msg_result){.stamp = s,
+		.eval_id = g.eval_id,
+		.eval_first = g.eval_first,
+		.eval_count = g.eval_count,
+		.correct = correct,
+		.loss_sum = correct,
+		.code = g.code};
+	fixture_message(f, peer, &m);
+}
+
+struct fleet {
+	struct core_fixture f;
+	struct stamp s[4]; /* of worker i + 1, on connection 10 + i */
+};
+
+static void open_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
+{
+	const char *const names[] = {"a", "b", "c", "d"};
+
+	fixture_open(&t->f, cfg);
+	for (uint32_t i = 0; i < n; i++)
+		t->s[i] = join(&t->f, 10 + i, names[i]);
+}
+
+/* Grants the evaluation to worker `i`, and sends its result. */
+static void vote(struct fleet *t, uint32_t i, uint32_t correct)
+{
+	const struct msg_grant *g = lease(&t->f, 10 + i, t->s[i]);
+
+	assert_non_null(g);
+	assert_int_equal(g->kind, GRANT_EVAL);
+	report(&t->f, 10 + i, t->s[i], correct);
+}
+
+static const struct epoch_record *record(const struct fleet *t)
+{
+	return core_epoch(t->f.core, 0);
+}
+
+static int ended(const struct fleet *t)
+{
+	return fixture_count(&t->f, EFFECT_EVALUATED) == 1;
+}
+
+/* ---- decisions ------------------------------------------------------------------------------ */
+
+TEST(two_workers_that_agree_end_the_evaluation)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 3);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, TRUE);
+	assert_false(ended(&t));
+	assert_false(core_is_evaluated(t.f.core, 0));
+	vote(&t, 1, TRUE + 5); /* 0.5 % of 1000 images */
+	assert_true(ended(&t));
+	assert_true(core_is_evaluated(t.f.core, 0));
+	assert_int_equal(core_check_stats(t.f.core)->agreed, 1);
+	assert_int_equal(fixture_count(&t.f, EFFECT_DISPUTED), 0);
+	assert_int_equal(record(&t)->eval_correct, TRUE);
+	assert_int_equal(record(&t)->eval_done, IMAGES);
+	fixture_close(&t.f);
+}
+
+TEST(a_third_worker_outvotes_a_first_liar_and_corrects_the_record)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 3);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, LIE);
+	vote(&t, 1, TRUE);
+	assert_false(ended(&t));
+	assert_int_equal(fixture_count(&t.f, EFFECT_DISPUTED), 0);
+	vote(&t, 2, TRUE + 1);
+	assert_true(ended(&t));
+	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 1);
+	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->dispute.votes, 3);
+	assert_int_equal(record(&t)->eval_correct, TRUE);
+	assert_true(record(&t)->eval_loss_sum == TRUE);
+	assert_int_equal(t.f.core->quarantine.n, 1);
+	assert_string_equal(t.f.core->quarantine.entry[0].name, "a");
+	assert_int_equal(fixture_worker(&t.f, 1).state, SESSION_LIVE); /* one strike of three */
+	fixture_close(&t.f);
+}
+
+TEST(a_third_worker_outvotes_a_second_liar_and_keeps_the_record)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 3);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, TRUE);
+	vote(&t, 1, LIE);
+	vote(&t, 2, TRUE + 6); /* 6 of 1000 differ from the first, but far less than from LIE */
+	assert_true(ended(&t));
+	assert_int_equal(core_check_stats(t.f.core)->disputed, 1); /* 6 is more than 0.5 % */
+	assert_int_equal(t.f.core->quarantine.n, 0);
+	fixture_close(&t.f);
+	open_fleet(&t, checked(), 3);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, TRUE);
+	vote(&t, 1, LIE);
+	vote(&t, 2, TRUE + 5);
+	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 2);
+	assert_int_equal(record(&t)->eval_correct, TRUE);
+	assert_string_equal(t.f.core->quarantine.entry[0].name, "b");
+	fixture_close(&t.f);
+}
+
+TEST(two_workers_that_disagree_accuse_nobody)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 2);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, LIE);
+	vote(&t, 1, TRUE);
+	assert_true(ended(&t));
+	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 0);
+	assert_int_equal(core_check_stats(t.f.core)->disputed, 1);
+	assert_int_equal(t.f.core->quarantine.n, 0);
+	fixture_close(&t.f);
+}
+
+TEST(a_worker_that_is_outvoted_three_times_is_in_quarantine)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 3);
+	for (uint32_t e = 0; e < 3; e++) {
+		train(&t.f, 11, t.s[1], e);
+		vote(&t, 0, LIE);
+		vote(&t, 1, TRUE);
+		vote(&t, 2, TRUE);
+		assert_true(ended(&t));
+	}
+	assert_true(fixture_worker(&t.f, 1).quarantined);
+	assert_int_equal(core_check_stats(t.f.core)->outvoted, 3);
+	fixture_close(&t.f);
+}
+
+/* ---- bounds --------------------------------------------------------------------------------- */
+
+TEST(a_lone_worker_waits_for_nobody)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 1);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, TRUE);
+	assert_true(ended(&t));
+	assert_int_equal(core_check_stats(t.f.core)->unchecked, 1);
+	fixture_close(&t.f);
+}
+
+TEST(a_worker_does_not_check_itself)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 2);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, LIE);
+	report(&t.f, 10, t.s[0], LIE); /* once more */
+	assert_false(ended(&t));
+	assert_int_equal(lease(&t.f, 10, t.s[0])->kind, GRANT_TRAIN);
+	fixture_close(&t.f);
+}
+
+TEST(a_check_delays_an_evaluation_for_a_bounded_time)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+	uint32_t ticks = 0;
+
+	cfg.sessions.suspect_ms = 1000000; /* the second worker is live, but does nothing */
+	cfg.sessions.dead_ms = 2000000;
+	open_fleet(&t, cfg, 2);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, TRUE);
+	while (!ended(&t) && ticks++ < 2 * CHECK_TICKS)
+		fixture_tick(&t.f, 1);
+	assert_int_equal(ticks, CHECK_TICKS);
+	assert_int_equal(core_check_stats(t.f.core)->unchecked, 1);
+	fixture_close(&t.f);
+}
+
+TEST(the_last_possible_checker_leaves)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 2);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, TRUE);
+	assert_int_equal(lease(&t.f, 11, t.s[1])->kind, GRANT_EVAL);
+	t.f.now_ms += t.f.cfg.sessions.suspect_ms + 1;
+	fixture_heartbeat(&t.f, 10, t.s[0]);
+	fixture_tick(&t.f, 0); /* the second worker is suspect */
+	assert_true(ended(&t));
+	fixture_close(&t.f);
+}
+
+TEST(without_checks_nothing_is_granted_twice)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+
+	cfg.leases.eval_checks = 0;
+	open_fleet(&t, cfg, 3);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, LIE);
+	assert_true(ended(&t));
+	assert_int_equal(snapshot_size(t.f.core, SNAPSHOT_CHECKS), 0);
+	fixture_close(&t.f);
+}
+
+/* ---- the sample, snapshots ------------------------------------------------------------------ */
+
+TEST(the_sample_has_as_many_portions_as_the_option_says)
+{
+	struct core_config cfg = checked();
+	uint32_t other = 0;
+
+	cfg.leases.eval_images = 100;
+	cfg.leases.eval_checks = 3;
+	for (uint64_t key = 1; key <= 20; key++) {
+		struct fleet t;
+
+		cfg.proof_key[0] = key;
+		open_fleet(&t, cfg, 1);
+		train(&t.f, 10, t.s[0], 0);
+		assert_int_equal(t.f.core->checks.n, 3);
+		for (uint32_t i = 0; i < 3; i++) {
+			assert_true(t.f.core->checks.check[i].portion < 10);
+			for (uint32_t j = 0; j < i; j++)
+				assert_int_not_equal(t.f.core->checks.check[i].portion,
+					t.f.core->checks.check[j].portion);
+		}
+		other += t.f.core->checks.check[0].portion != 0;
+		fixture_close(&t.f);
+	}
+	assert_true(other > 5); /* the secret decides */
+}
+
+TEST(a_check_goes_on_after_a_restart)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 3);
+	train(&t.f, 11, t.s[1], 0);
+	vote(&t, 0, LIE);
+	vote(&t, 1, TRUE);
+	uint64_t seq = fixture_worker(&t.f, 2).last_seq;
+	fixture_restart(&t.f);
+	assert_int_equal(t.f.core->checks.n, 1);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct msg m = fixture_resume(t.s[i], i == 1 ? seq : 0, 0);
+
+		m.hello.data.n_test = IMAGES;
+		fixture_message(&t.f, 10 + i, &m);
+		t.s[i] = fixture_sent(&t.f, 10 + i, MSG_WELCOME)->welcome.stamp;
+	}
+	vote(&t, 2, TRUE);
+	assert_true(ended(&t));
+	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 1);
+	assert_int_equal(record(&t)->eval_correct, TRUE);
+	fixture_close(&t.f);
+}
+
+TEST(a_snapshot_with_an_impossible_check_is_refused)
+{
+	struct core_config cfg = checked();
+	struct core_fixture f;
+	struct fleet t;
+	const char *why;
+
+	open_fleet(&t, cfg, 3);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, LIE);
+	struct core_snapshot snapshot = fixture_save(&t.f);
+	unsigned char *section = snapshot.data[SNAPSHOT_CHECKS];
+	/* the number of checks, the portion, the number of votes, the worker */
+	const size_t bad[] = {40, 48, 56, 64};
+	const unsigned char to[] = {CHECKS_MAX + 1, 1, CHECK_VOTES, 0};
+
+	fixture_close(&t.f);
+	f = t.f;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		unsigned char old = section[bad[i]];
+
+		section[bad[i]] = to[i];
+		assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_ECHECKPOINT);
+		fixture_close(&f);
+		section[bad[i]] = old;
+	}
+	assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_OK);
+	fixture_close(&f);
+	snapshot.size[SNAPSHOT_CHECKS] = 0; /* all portions are done, and nothing is left to do */
+	assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_ECHECKPOINT);
+	fixture_close(&f);
+	fixture_drop(&snapshot);
+}

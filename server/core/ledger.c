@@ -153,11 +153,14 @@ static int was_superseded(
 }
 
 /* Returns 1 if a push that is rejected for reason `r` is a bad push. Too many bad pushes in a row
- * exclude the worker (departure.h). */
-static int counts_as_bad(const struct core *c, enum reject r)
+ * exclude the worker (departure.h). Work of a later epoch does not count: the server may have lost
+ * its newest state. */
+static int counts_as_bad(const struct core *c, const struct msg_push *p, enum reject r)
 {
+	int shape = r == REJECT_SHAPE && p->work.epoch <= c->leases.epoch;
+
 	return r == REJECT_NONFINITE ||
-	       (c->cfg.limits.norm_ratio > 0 && (r == REJECT_NORM || r == REJECT_SHAPE));
+	       (c->cfg.limits.norm_ratio > 0 && (r == REJECT_NORM || shape));
 }
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
@@ -205,7 +208,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		c->checkpoints.urgent = 1;
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */
 	answer(c, w, p, d, 0);
-	if (counts_as_bad(c, r))
+	if (counts_as_bad(c, p, r))
 		quarantine_bad(c, w);
 }
 

@@ -254,6 +254,23 @@ TEST(a_worker_with_wild_norms_is_excluded)
 	fixture_close(&t.f);
 }
 
+/* A server that has lost its newest state gets pushes of epochs that it does not know yet. Their worker
+ * is honest. */
+TEST(work_of_a_later_epoch_excludes_nobody)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	for (int n = 0; n < 40; n++) {
+		struct msg m = gradient(&t, 4, 1);
+
+		fixture_work(&m, 1, 0, 1);
+		fixture_rejected(&t.f, 13, &m, REJECT_SHAPE);
+	}
+	assert_false(fixture_worker(&t.f, 5).excluded);
+	fixture_close(&t.f);
+}
+
 TEST(a_replay_counts_whatever_its_norm_is)
 {
 	struct fleet t;

@@ -54,7 +54,7 @@ constexpr float RATE = 1e-3f, LARGEST = 1e15f;
 enum way { ENGINES, KERNELS, HOST, WAYS };
 const char *const names[WAYS] = {"engines", "kernels", "host"};
 
-/* What the processes share. A line of the cache for each number for which a process spins. */
+/* Each number for which a process spins has a cache line of its own. */
 struct alignas(64) line {
 	std::atomic<uint64_t> value;
 };
@@ -63,7 +63,7 @@ struct shared {
 	line asked[MAX_WORKERS], answered[MAX_WORKERS], ready[MAX_WORKERS];
 	line opened, ends;
 	cudaIpcMemHandle_t gradient[MAX_WORKERS], weights[MAX_WORKERS];
-	uint64_t hash[MAX_WORKERS]; /* way `host`: of the worker's weights */
+	uint64_t hash[MAX_WORKERS]; /* way `host`: hash of the gradient, then of the weights */
 	uint64_t pairs[MAX_WORKERS];
 	float us[MAX_WORKERS][MAX_SAMPLES / MAX_WORKERS];
 };
@@ -187,9 +187,9 @@ __global__ void apply(float4 *w, const float4 *g, float4 *copy, size_t n4, float
 
 struct probe {
 	struct shared *shared;
-	char *slots, *buffer; /* way `host`: gradients of the workers, weights */
+	char *slots, *buffer; /* way `host`: the gradients of the workers; the weights */
 	enum way way;
-	size_t n; /* values, a multiple of 4 */
+	size_t n; /* number of values, a multiple of 4 */
 	int workers, gpus;
 	double seconds;
 };
@@ -240,7 +240,7 @@ void worker(const struct probe *p, int index)
 		s->asked[index].value.store(pair, std::memory_order_release);
 		wait_for(s->answered[index].value, pair);
 		if (s->answered[index].value.load() == UINT64_MAX)
-			break; /* the end: the server has not served this pair */
+			break; /* the measurement ends without this pair */
 		if (p->way == HOST) {
 			uint64_t hash = hash_of(weights_at, p->n);
 
@@ -371,7 +371,7 @@ void serve_on_host(const struct probe *p, float *copy, int worker)
 	p->shared->hash[worker] = XXH3_64bits_digest(&state);
 }
 
-/* ---- a measurement ----------------------------------------------------------------------------- */
+/* ---- a measurement --------------------------------------------------------------------------- */
 
 void serve(const struct probe *p)
 {
@@ -399,7 +399,7 @@ void serve(const struct probe *p)
 		}
 	s->ends.value.store(1);
 	for (int i = 0; i < p->workers; i++)
-		s->answered[i].value.store(UINT64_MAX); /* the pair under way counts for nothing */
+		s->answered[i].value.store(UINT64_MAX); /* the last pair is not counted */
 	exit(0);
 }
 

@@ -1,0 +1,69 @@
+/*
+ * param_device.h - keeps the weights and the optimizer's state of a run in the memory of another
+ * processor, which computes the updates.
+ *
+ * The shell of the server implements `struct param_device` (server/device/). The core calls it for
+ * each update and does not know which processor computes. The device has the only current state of
+ * the optimizer. The core also has the current weights in its own memory, because it sends them:
+ * the device writes them there after each update.
+ *
+ * A device computes the same bits as optim_apply (server/core/optim.c): each value needs the same
+ * operations in the same order, and subnormal numbers count as 0.
+ *
+ * A function of a device returns only if it has succeeded. If the device fails, the shell ends the
+ * process, as a crash would: the log and the checkpoints on disk have everything that the server
+ * has acknowledged.
+ *
+ * Thread: one thread at a time uses a device.
+ */
+#ifndef COMMON_PARAM_DEVICE_H
+#define COMMON_PARAM_DEVICE_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define PARAM_DEVICE_VECTORS 2 /* maximum number of state vectors of an optimizer */
+
+enum device_rule {
+	DEVICE_SGD,
+	DEVICE_ADAGRAD,
+	DEVICE_MOMENTUM,
+	DEVICE_NESTEROV,
+	DEVICE_RMSPROP,
+	DEVICE_ADAM,
+};
+
+/* The constants of an optimizer's step, rounded to float32. */
+struct step_coeff {
+	float rate, scale, decay, eps;
+	float keep, add;               /* momentum or beta1, and 1 minus this constant */
+	float square_keep, square_add; /* beta2 or alpha, and 1 minus this constant */
+};
+
+/* A part of an update: the values [offset, offset + count), with the gradient of these values.
+ * Values from `trained` on are running statistics: each moves by `running` of its distance towards
+ * the value of the gradient. */
+struct device_step {
+	enum device_rule rule;
+	struct step_coeff coeff;
+	double running;
+	size_t trained, offset, count;
+	const float *gradient; /* count values, which do not change until `wait` has returned */
+};
+
+struct param_device {
+	void *self;
+	/* Copies all weights and the state of the optimizer to the device. */
+	void (*load)(void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS]);
+	/* Begins an update, whose new weights the device also writes to `to`. */
+	void (*begin)(void *self, float *to);
+	/* Starts a part of the update. The parts come in ascending order and do not overlap. The
+	 * device copies the weights that are in no part. */
+	void (*step)(void *self, const struct device_step *step);
+	/* Returns when the first n values of `to` are valid. The caller calls `wait` after all
+	 * parts with ascending n, the last time with the number of all weights. */
+	void (*wait)(void *self, size_t n);
+	/* Copies the state of the optimizer from the device. */
+	void (*fetch)(void *self, float *const state[PARAM_DEVICE_VECTORS]);
+};
+
+#endif

@@ -1,0 +1,43 @@
+/*
+ * gpu_store.h - --store cuda:N: keeps the weights and the optimizer's state in the memory of a GPU
+ * (common/param_device.h). The code for the GPU is in a module (module.h) that this file loads.
+ *
+ * If the GPU fails, the process logs the reason and ends at once with the exit status of
+ * PS_EDEVICE, as if it had been killed: the GPU had the only current state of the optimizer, and
+ * the next start computes it again from the newest checkpoint and the log.
+ *
+ * Thread: main. At most one store may be open.
+ */
+#ifndef SERVER_DEVICE_GPU_STORE_H
+#define SERVER_DEVICE_GPU_STORE_H
+#include <stddef.h>
+#include "common/err.h"
+#include "common/param_device.h"
+
+#define GPU_STORE_FILE "cnnps-store-cuda.so"
+
+struct gpu_store; /* opaque, see gpu_store.c */
+
+/* Loads the module and opens GPU `number`. The module lies beside the program, or in lib/cnn-ps or
+ * the like beside the directory of the program. Call this function before sandbox_enter, because
+ * the driver of the GPU opens files and starts threads. Returns PS_EUSAGE if the module or the GPU
+ * is missing, or PS_ENOMEM. */
+int gpu_store_open(struct gpu_store **out, int number, struct err *e) PS_MUST_CHECK;
+/* Allocates memory for n values with `vectors` state vectors, and releases the memory of an earlier
+ * call. Returns PS_ENOMEM if there is no memory. */
+int gpu_store_allocate(struct gpu_store *g, size_t n, size_t vectors, struct err *e) PS_MUST_CHECK;
+/* Returns the device for the core. */
+const struct param_device *gpu_store_device(const struct gpu_store *g);
+/* Says that the weights go to `n` buffers of `pitch` bytes at `base`. The GPU then writes to a
+ * buffer directly, from its first use on, if the system permits it. gpu_store_forget must be called
+ * before the buffers are unmapped. */
+void gpu_store_share(struct gpu_store *g, void *base, size_t pitch, size_t n);
+void gpu_store_forget(struct gpu_store *g); /* g may be NULL */
+/* Allocate and free memory of the host that the GPU reads directly, for pool_new_in. A store must
+ * be open. */
+void *gpu_store_allocate_host(size_t bytes);
+void gpu_store_release_host(void *memory);
+/* Releases *g and sets it to NULL; *g may be NULL. */
+void gpu_store_close(struct gpu_store **g);
+
+#endif

@@ -1,0 +1,173 @@
+/* store_double.c - see store_double.h. */
+#include "tests/device/store_double.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "server/device/step.h"
+
+struct store_double {
+	int number;
+	uint64_t updates;
+	size_t n, vectors;
+	float *weights, *state[PARAM_DEVICE_VECTORS];
+	float *to;      /* the new weights of the update under way; NULL: no update */
+	size_t end;     /* end of the newest part of this update */
+	size_t written; /* number of valid values in `to` */
+};
+
+static const char *double_open(void **self, int number, char name[STORE_MODULE_NAME])
+{
+	struct store_double *d;
+
+	*self = NULL;
+	if (number > STORE_DOUBLE_MAX)
+		return "no such GPU";
+	d = calloc(1, sizeof(*d));
+	if (!d)
+		return "out of memory";
+	d->number = number;
+	snprintf(name, STORE_MODULE_NAME, "test double");
+	*self = d;
+	return NULL;
+}
+
+static void release(struct store_double *d)
+{
+	free(d->weights);
+	for (size_t i = 0; i < PARAM_DEVICE_VECTORS; i++) {
+		free(d->state[i]);
+		d->state[i] = NULL;
+	}
+	d->weights = NULL;
+}
+
+static const char *double_allocate(void *self, size_t n, size_t vectors)
+{
+	struct store_double *d = self;
+
+	release(d);
+	if (d->number == STORE_DOUBLE_FULL)
+		return "out of memory";
+	d->n = n;
+	d->vectors = vectors;
+	d->weights = malloc(n * sizeof(float));
+	for (size_t i = 0; i < vectors; i++)
+		d->state[i] = malloc(n * sizeof(float));
+	return NULL;
+}
+
+static const char *double_load(
+	void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS])
+{
+	struct store_double *d = self;
+
+	memcpy(d->weights, weights, d->n * sizeof(float));
+	for (size_t i = 0; i < d->vectors; i++)
+		memcpy(d->state[i], state[i], d->n * sizeof(float));
+	return NULL;
+}
+
+static const char *double_begin(void *self, float *to)
+{
+	struct store_double *d = self;
+
+	if (d->to)
+		return "the caller has not waited for the last update";
+	d->updates++;
+	d->to = to;
+	d->written = d->end = 0;
+	return NULL;
+}
+
+static const char *double_step(void *self, const struct device_step *s)
+{
+	struct store_double *d = self;
+	const struct step_coeff coeff = step_constants(s->coeff);
+	float none = 0, unused = 0;
+
+	if (d->number == STORE_DOUBLE_FAILS && d->updates > STORE_DOUBLE_UPDATES)
+		return "an illegal memory access was encountered";
+	if (!d->to || s->offset < d->end || s->count > d->n - s->offset)
+		return "a part that is not in ascending order";
+	d->end = s->offset + s->count;
+	for (size_t j = 0; j < s->count; j++) {
+		const size_t i = s->offset + j;
+		float *first = d->vectors > 0 ? &d->state[0][i] : &none;
+		float *second = d->vectors > 1 ? &d->state[1][i] : &unused;
+
+		d->weights[i] = i >= s->trained
+					? step_running(s->running, d->weights[i], s->gradient[j])
+					: step_value(s->rule, coeff, d->weights[i], s->gradient[j],
+						  first, second);
+	}
+	return NULL;
+}
+
+/* Writes only what the caller waits for, so that a caller who does not wait reads old values. */
+static const char *double_wait(void *self, size_t n)
+{
+	struct store_double *d = self;
+
+	if (!d->to || n > d->n || n < d->written)
+		return "a wait without an update";
+	memcpy(d->to + d->written, d->weights + d->written, (n - d->written) * sizeof(float));
+	d->written = n;
+	if (n == d->n)
+		d->to = NULL;
+	return NULL;
+}
+
+static const char *double_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
+{
+	struct store_double *d = self;
+
+	for (size_t i = 0; i < d->vectors; i++)
+		memcpy(state[i], d->state[i], d->n * sizeof(float));
+	return NULL;
+}
+
+static void double_pin(void *self, void *memory, size_t bytes)
+{
+	(void)self;
+	(void)memory;
+	(void)bytes;
+}
+
+static void double_unpin(void *self, void *memory)
+{
+	(void)self;
+	(void)memory;
+}
+
+static void *double_allocate_host(size_t bytes)
+{
+	size_t whole = (bytes + 63) / 64 * 64;
+	void *memory = aligned_alloc(64, whole);
+
+	return memory ? memset(memory, 0, whole) : NULL;
+}
+
+static void double_close(void *self)
+{
+	release(self);
+	free(self);
+}
+
+const struct store_module *cnnps_store_module(void)
+{
+	static const struct store_module module = {.abi = STORE_MODULE_ABI,
+		.open = double_open,
+		.allocate = double_allocate,
+		.load = double_load,
+		.step = double_step,
+		.begin = double_begin,
+		.wait = double_wait,
+		.fetch = double_fetch,
+		.pin = double_pin,
+		.unpin = double_unpin,
+		.allocate_host = double_allocate_host,
+		.release_host = free,
+		.close = double_close};
+
+	return &module;
+}

@@ -1,0 +1,17 @@
+/*
+ * store_double.h - a store module that computes on the CPU, for tests without a GPU. This module
+ * compiles the formulas of the CUDA module (server/device/step.h). The number of a device selects
+ * how the device behaves.
+ */
+#ifndef TESTS_DEVICE_STORE_DOUBLE_H
+#define TESTS_DEVICE_STORE_DOUBLE_H
+#include "server/device/module.h"
+
+#define STORE_DOUBLE_FULL    2 /* this device has no memory */
+#define STORE_DOUBLE_FAILS   3 /* this device fails after STORE_DOUBLE_UPDATES updates */
+#define STORE_DOUBLE_MAX     3 /* there are no devices with higher numbers */
+#define STORE_DOUBLE_UPDATES 20
+
+const struct store_module *cnnps_store_module(void);
+
+#endif

@@ -1,0 +1,274 @@
+/*
+ * test_store.c - the store module for GPUs (server/device/cuda/store.cu) computes the bits of
+ * optim_apply, for every optimizer and vectors of odd sizes, from ordinary and page-locked memory,
+ * and for pushes that have only some of the values.
+ *
+ * Without a GPU, every test is skipped, or fails if KX_REQUIRE_GPU=1. CNN_TEST_STORE names another
+ * module, such as build/release/tests/device/cnnps-store-cuda.so, to try out the tests themselves.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "server/core/optim.h"
+#include "server/device/module.h"
+#include "tests/support/store_values.h"
+#include "tests/support/test.h"
+
+#define RUNNING 0.1
+#define STEPS   3
+
+static const struct store_module *module;
+
+/* Returns the path of the module. The module is in the build directory, and this program is in its
+ * subdirectory tests/gpu. */
+static const char *path_of_module(void)
+{
+	static char path[4200];
+	const char *other = getenv("CNN_TEST_STORE");
+	ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 100);
+
+	if (other && *other)
+		return other;
+	assert_true(n > 0);
+	path[n] = '\0';
+	for (int up = 0; up < 3; up++)
+		*strrchr(path, '/') = '\0';
+	memcpy(path + strlen(path), "/cnnps-store-cuda.so", sizeof("/cnnps-store-cuda.so"));
+	return path;
+}
+
+static int load_module(void **state)
+{
+	void *library = dlopen(path_of_module(), RTLD_NOW | RTLD_LOCAL);
+	void *symbol = library ? dlsym(library, STORE_MODULE_SYMBOL) : NULL;
+	store_module_fn *entry;
+
+	(void)state;
+	memcpy(&entry, &symbol, sizeof(entry));
+	module = symbol ? entry() : NULL;
+	if (library && !symbol)
+		return 1;
+	return 0;
+}
+
+TEST_GROUP(load_module, NULL)
+
+/* Opens GPU 0. Without a module or a GPU, skips the test or fails it. */
+static void *open_gpu(void)
+{
+	char name[STORE_MODULE_NAME] = "";
+	void *self = NULL;
+	const char *why = module ? module->open(&self, 0, name) : "this build has no module";
+
+	if (!why)
+		return self;
+	if (getenv("KX_REQUIRE_GPU"))
+		fail_msg("%s", why);
+	skip();
+	return NULL;
+}
+
+static void ok(const char *why)
+{
+	if (why)
+		fail_msg("%s", why);
+}
+
+/* A part of the vector, which may be empty. */
+struct part {
+	size_t offset, count;
+};
+
+struct subject {
+	size_t n, trained;
+	struct part part[2];
+	float *w, *g, *to, *state[OPTIM_VECTORS], *got;
+};
+
+static void *ordinary(size_t bytes)
+{
+	return calloc(1, bytes);
+}
+
+static void subject_open(struct subject *s, size_t n, void *(*allocate)(size_t bytes))
+{
+	*s = (struct subject){.n = n, .trained = n - n / 7};
+	s->part[0].count = n;
+	s->w = malloc(n * sizeof(float));
+	s->got = malloc(n * sizeof(float));
+	s->g = allocate(n * sizeof(float));
+	s->to = allocate(n * sizeof(float));
+	for (size_t i = 0; i < OPTIM_VECTORS; i++)
+		s->state[i] = calloc(n, sizeof(float));
+	assert_true(s->w && s->got && s->g && s->to && s->state[0] && s->state[1]);
+}
+
+static void subject_close(struct subject *s, void (*release)(void *memory))
+{
+	release(s->g);
+	release(s->to);
+	free(s->w);
+	free(s->got);
+	for (size_t i = 0; i < OPTIM_VECTORS; i++)
+		free(s->state[i]);
+}
+
+/* Takes the same step on the CPU, in s->w and s->state. */
+static void step_on_cpu(const struct subject *s, const struct optim *o,
+	const struct optim_step *step, const struct part *p)
+{
+	const size_t end = p->offset + p->count;
+	const size_t limit = s->trained > p->offset ? s->trained : p->offset;
+	const size_t trained = end < limit ? end : limit;
+	float *state[OPTIM_VECTORS];
+
+	for (size_t i = 0; i < OPTIM_VECTORS; i++)
+		state[i] = s->state[i] + p->offset;
+	optim_apply(o, step, s->w + p->offset, s->w + p->offset, s->g + p->offset, state,
+		trained - p->offset);
+	for (size_t i = trained; i < end; i++)
+		s->w[i] = (float)((1 - RUNNING) * (double)s->w[i] + RUNNING * (double)s->g[i]);
+}
+
+static void step_on_both(const struct subject *s, void *gpu, const struct optim *o, uint64_t number)
+{
+	const struct optim_step step = {number, number % 2 ? 0.01 : 1, number % 3 ? 1 : 1e-20};
+
+	ok(module->begin(gpu, s->to));
+	for (size_t i = 0; i < 2; i++) {
+		const struct part *p = &s->part[i];
+		const struct device_step d = {.rule = optim_device_rule(o->kind),
+			.coeff = optim_coeff(o, &step),
+			.running = RUNNING,
+			.trained = s->trained,
+			.offset = p->offset,
+			.count = p->count,
+			.gradient = s->g + p->offset};
+
+		if (p->count == 0)
+			continue;
+		ok(module->step(gpu, &d));
+		step_on_cpu(s, o, &step, p);
+	}
+	for (size_t n = 8192; n < s->n; n += 8192)
+		ok(module->wait(gpu, n));
+	ok(module->wait(gpu, s->n));
+}
+
+static void compare(const struct subject *s, void *gpu, enum optim_kind kind, struct rng *r)
+{
+	const struct optim o = {.kind = kind,
+		.weight_decay = 1e-4,
+		.eps = 1e-8,
+		.momentum = 0.9,
+		.beta1 = 0.9,
+		.beta2 = 0.999,
+		.rmsprop_alpha = 0.99};
+	float *got[OPTIM_VECTORS] = {s->got, s->got};
+
+	ok(module->allocate(gpu, s->n, optim_vectors(kind)));
+	store_values(r, s->w, s->n);
+	store_state(r, &o, s->state, s->n);
+	ok(module->load(gpu, s->w, s->state));
+	for (uint64_t i = 1; i <= STEPS; i++) {
+		store_values(r, s->g, s->n);
+		step_on_both(s, gpu, &o, i);
+		assert_memory_equal(s->to, s->w, s->n * sizeof(float));
+	}
+	got[0] = optim_vectors(kind) > 0 ? calloc(s->n, sizeof(float)) : NULL;
+	ok(module->fetch(gpu, got));
+	if (got[0])
+		assert_memory_equal(got[0], s->state[0], s->n * sizeof(float));
+	if (optim_vectors(kind) > 1)
+		assert_memory_equal(got[1], s->state[1], s->n * sizeof(float));
+	free(got[0]);
+}
+
+static void compare_optimizers(void *gpu, const struct subject *s)
+{
+	struct rng r = rng_seed(s->n, RNG_SIM, 3);
+
+	for (int kind = 0; kind < OPTIM_LBFGS; kind++)
+		compare(s, gpu, (enum optim_kind)kind, &r);
+}
+
+static const size_t sizes[] = {1, 7, 4099, 131072, 131073, 435001, 1000003};
+
+static void compare_sizes(void *(*allocate)(size_t bytes), void (*release)(void *memory))
+{
+	void *gpu = open_gpu();
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		struct subject s;
+
+		subject_open(&s, sizes[i], allocate);
+		compare_optimizers(gpu, &s);
+		subject_close(&s, release);
+	}
+	module->close(gpu);
+}
+
+TEST(every_optimizer_gives_the_bits_of_the_cpu_from_ordinary_memory)
+{
+	compare_sizes(ordinary, free);
+}
+
+TEST(every_optimizer_gives_the_bits_of_the_cpu_from_page_locked_memory)
+{
+	void *gpu = open_gpu(); /* before the first call of allocate_host */
+
+	module->close(gpu);
+	compare_sizes(module->allocate_host, module->release_host);
+}
+
+TEST(values_without_a_gradient_stay)
+{
+	void *gpu = open_gpu();
+	struct subject s;
+
+	subject_open(&s, 300007, ordinary);
+	s.part[0] = (struct part){3, 140001};
+	s.part[1] = (struct part){150007, 140001};
+	compare_optimizers(gpu, &s);
+	subject_close(&s, free);
+	module->close(gpu);
+}
+
+TEST(memory_that_is_page_locked_later_works)
+{
+	void *gpu = open_gpu();
+	struct subject s;
+
+	subject_open(&s, 435001, ordinary);
+	module->pin(gpu, s.to, s.n * sizeof(float));
+	compare_optimizers(gpu, &s);
+	module->unpin(gpu, s.to);
+	compare_optimizers(gpu, &s);
+	subject_close(&s, free);
+	module->close(gpu);
+}
+
+TEST(a_gpu_that_does_not_exist_is_refused)
+{
+	char name[STORE_MODULE_NAME];
+	void *gpu = open_gpu(), *other;
+	const char *why = module->open(&other, 63, name);
+
+	assert_non_null(why);
+	assert_non_null(strstr(why, "no such GPU"));
+	assert_null(other);
+	module->close(gpu);
+}
+
+TEST(too_little_memory_is_an_error)
+{
+	void *gpu = open_gpu();
+
+	if (getenv("CNN_TEST_STORE"))
+		skip();
+	assert_non_null(module->allocate(gpu, (size_t)1 << 40, 2));
+	ok(module->allocate(gpu, 100, 1)); /* the error does not stay */
+	module->close(gpu);
+}

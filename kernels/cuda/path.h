@@ -1,7 +1,7 @@
 /*
  * path.h - the interface between the cuda device and its three paths. A path is one way to run a
- * model on the GPU: cuda_net and cuda_tensor run any model, cuda_seed runs seed:F on 28x28 images
- * with fused kernels.
+ * model on the GPU: cuda_net runs any model, cuda_tensor any model in fp32, tf32 or bf16, and
+ * cuda_seed runs seed:F on 28x28 images with fused kernels.
  *
  * Life cycle: `open` plans. `place` assigns memory; the caller calls it twice, the first time only
  * to count bytes. `fill` writes the constants. All other functions only launch kernels. The vectors
@@ -23,7 +23,8 @@ struct cuda_arena {
 	int overflow;
 };
 
-/* Returns `n` values of `size` bytes, aligned to 256 bytes. Returns NULL while counting. */
+/* Returns `n` values of `size` bytes, aligned to 256 bytes. Returns NULL while counting, and sets
+ * a->overflow if the number of bytes overflows. */
 void *arena_take(struct cuda_arena *a, size_t n, size_t size);
 
 struct path_options {
@@ -56,8 +57,8 @@ struct cuda_path {
 	int (*gradient)(
 		void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream);
 	/* Local training. start clears the sum. train runs `steps` steps of SGD, adds the loss of
-	 * each image to *loss and advances now->step. save writes weights and sum (NULL: not
-	 * requested). */
+	 * each image to *loss and advances now->step. save writes the weights and the sum, if their
+	 * pointers are not NULL. */
 	int (*start)(void *self, cudaStream_t stream);
 	int (*train)(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
 		cudaStream_t stream);

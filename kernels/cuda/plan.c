@@ -237,8 +237,8 @@ static int output_over(size_t i, size_t k, size_t stride, size_t pad, size_t siz
 	return *o < size;
 }
 
-/* Writes the K runs of dgrad for input pixel (y, x) to `run` (NULL: only counts). Returns their
- * number. */
+/* Writes the K runs of dgrad for input pixel (y, x) to `run`, and returns their number. If `run` is
+ * NULL, the function only counts them. */
 static size_t dgrad_runs_of(
 	const struct net *n, const struct net_step *s, size_t y, size_t x, struct kx_k_run *run)
 {
@@ -338,8 +338,8 @@ static int fits_classifier(const struct net *n)
 	       n->tensor[s[0].in].value.image % CLASSIFIER_INPUTS == 0;
 }
 
-/* Returns the number of floats that the sums of the step's gradients take; 0: the step has no
- * parameters. */
+/* Returns the number of floats that the sums of the step's gradients take. The number is 0 if the
+ * step has no parameters. */
 static size_t step_sums(const struct net_step *s)
 {
 	if (s->kind == NET_BATCHNORM)

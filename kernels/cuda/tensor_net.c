@@ -12,6 +12,7 @@
 #include "kernels/cuda/fused/conv2.h"
 #include "kernels/cuda/path.h"
 #include "kernels/cuda/tensor/tensor.h"
+#include "kernels/cuda/tensor/winograd.h"
 #include "kernels/device/device.h"
 
 struct tensor_values {
@@ -30,6 +31,7 @@ struct tensor_step {
 	int pooled;       /* the pool 2x2 after the ReLU is fused, too */
 	int needs_dx;     /* an earlier step has weights */
 	int layers;       /* layers of the step */
+	int winograd;     /* winograd.h may compute its products */
 
 	/* conv and fc */
 	struct kx_layer own;
@@ -53,7 +55,8 @@ struct tensor_net {
 	struct tensor_step step[MODEL_MAX_LAYERS];
 	float *sums;
 	size_t n_sums;
-	float *loss; /* per image */
+	float *loss;     /* per image */
+	float *winograd; /* workspace that the steps share */
 };
 
 /* ---- plan ------------------------------------------------------------------------------------ */
@@ -129,6 +132,22 @@ static struct kx_dense plan_patches(struct tensor_net *n)
 	return (struct kx_dense){.h = w.rows, .w = w.columns, .c = n->patches.columns};
 }
 
+/* Return 1 if winograd.h computes fprop, wgrad or dgrad of a batch of `images` images. */
+static int tiles_fprop(const struct tensor_step *s, size_t images)
+{
+	return s->winograd && kx_winograd_faster(s->fprop, s->own.w.f_pad, images);
+}
+
+static int tiles_wgrad(const struct tensor_step *s)
+{
+	return s->winograd && kx_winograd_wgrad_faster(s->fprop, s->own.w.f_pad);
+}
+
+static int tiles_dgrad(const struct tensor_step *s, size_t images)
+{
+	return s->winograd && s->needs_dx && kx_winograd_faster(s->dgrad, s->fprop.c, images);
+}
+
 static void plan_weights(struct tensor_net *n, struct tensor_step *s)
 {
 	const struct layer *l = s->layer;
@@ -195,6 +214,7 @@ static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
 		s->pooled = fuses_pool(l, m->n_layers - number);
 		s->layers = 1 + s->relu + s->pooled;
 		plan_weights(n, s);
+		s->winograd = n->type == KX_TYPE_FP32 && l->kind == LAYER_CONV && l->groups == 1;
 	}
 	if (l->kind == LAYER_BATCHNORM)
 		cuda_batchnorm_plan(&s->batchnorm, m, l, (int)pad_octet(l->in.c));
@@ -276,6 +296,8 @@ static size_t value_size(const struct tensor_net *n)
 /* Returns the number of split-K slices of wgrad for a batch of `images` images. */
 static int tensor_slices(const struct tensor_net *n, const struct tensor_step *s, size_t images)
 {
+	if (tiles_wgrad(s))
+		return 1;
 	return kx_product_slices((int)rows_of(s), s->own.w.f_pad,
 		(long long)images * (long long)pixels_of(&s->full), n->type);
 }
@@ -311,9 +333,30 @@ static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struc
 				  : n->tensor[s->out].grad;
 }
 
+/* Returns the number of floats of the workspace that winograd.h needs for a step, for any batch. */
+static size_t winograd_floats(const struct tensor_net *n, const struct tensor_step *s)
+{
+	const int c = s->fprop.c, f = s->own.w.f_pad;
+	size_t max = 0, floats;
+
+	for (size_t images = 1; images <= n->images; images++) {
+		floats = tiles_fprop(s, images) ? kx_winograd_floats(s->fprop, f, images) : 0;
+		max = floats > max ? floats : max;
+		if (n->forward_only)
+			continue;
+		floats = tiles_dgrad(s, images) ? kx_winograd_floats(s->dgrad, c, images) : 0;
+		max = floats > max ? floats : max;
+	}
+	floats = tiles_wgrad(s) && !n->forward_only
+			 ? kx_winograd_wgrad_floats(s->fprop, f, n->images)
+			 : 0;
+	return floats > max ? floats : max;
+}
+
 static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 {
 	struct tensor_net *n = self;
+	size_t winograd = 0;
 
 	(void)trouble;
 	for (int i = 0; i < n->n_tensors; i++) {
@@ -331,12 +374,17 @@ static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 	for (int i = 0; i < n->n_steps; i++) {
 		struct tensor_step *s = &n->step[i];
 
-		if (has_weights(s))
+		if (has_weights(s)) {
+			const size_t floats = winograd_floats(n, s);
+
 			tensor_step_place(n, s, a);
+			winograd = floats > winograd ? floats : winograd;
+		}
 		if (s->layer->kind == LAYER_BATCHNORM)
 			cuda_batchnorm_place(&s->batchnorm, n->sums ? n->sums + s->sum_at : NULL,
 				n->forward_only, a);
 	}
+	n->winograd = arena_take(a, winograd, sizeof(float));
 	n->loss = arena_take(a, n->images, sizeof(float));
 }
 
@@ -364,13 +412,36 @@ static const void *weights_of(const struct tensor_step *s)
 	return s->own.bf16 ? (const void *)s->own.bf16 : s->own.value;
 }
 
+static const float *biases_of(const struct tensor_step *s)
+{
+	return s->own.value + (rows_of(s) - 1) * (size_t)s->own.w.f_pad;
+}
+
+static int winograd_fprop(
+	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+{
+	struct kx_winograd g = {.x = n->tensor[s->in].value.value,
+		.weights = s->own.value,
+		.bias = biases_of(s),
+		.y = n->tensor[s->out].value.value,
+		.workspace = n->winograd,
+		.argmax = s->argmax,
+		.window = s->fprop,
+		.n = s->own.w.f_pad,
+		.relu = s->relu,
+		.pooled = s->pooled,
+		.images = images};
+
+	return kx_winograd(g, stream);
+}
+
 static int product_fprop(
 	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
 {
 	const struct kx_dense *out = &n->tensor[s->out].value;
 	struct kx_product g = {.a = n->tensor[s->in].value.value,
 		.b = weights_of(s),
-		.bias = s->own.value + (rows_of(s) - 1) * (size_t)s->own.w.f_pad,
+		.bias = biases_of(s),
 		.d = out->value,
 		.argmax = s->argmax,
 		.window = s->fprop,
@@ -419,7 +490,9 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 	switch (l->kind) {
 	case LAYER_CONV:
 	case LAYER_FC:
-		return product_fprop(n, s, batch->images, stream);
+		return tiles_fprop(s, (size_t)batch->images)
+			       ? winograd_fprop(n, s, batch->images, stream)
+			       : product_fprop(n, s, batch->images, stream);
 	case LAYER_POOL:
 		if (!cuda_pool_covers(l))
 			break;
@@ -463,6 +536,36 @@ static struct kx_dense tensor_grad(const struct tensor_values *t)
 
 	e.value = t->grad;
 	return e;
+}
+
+static int winograd_wgrad(
+	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+{
+	struct kx_winograd_wgrad g = {.x = n->tensor[s->in].value.value,
+		.dy = s->full.value,
+		.gradients = s->own.workspace,
+		.workspace = n->winograd,
+		.window = s->fprop,
+		.n = s->own.w.f_pad,
+		.images = images};
+
+	return kx_winograd_wgrad(g, stream);
+}
+
+static int winograd_dgrad(const struct tensor_net *n, const struct tensor_step *s, const void *mask,
+	int images, cudaStream_t stream)
+{
+	struct kx_winograd g = {.x = s->full.value,
+		.weights = s->own.value,
+		.mask = mask,
+		.y = n->tensor[s->in].grad,
+		.workspace = n->winograd,
+		.window = s->dgrad,
+		.n = s->fprop.c,
+		.dgrad = 1,
+		.images = images};
+
+	return kx_winograd(g, stream);
 }
 
 static int product_wgrad(
@@ -519,7 +622,8 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 	if (s->pooled)
 		rc = kx_unpool(dy, s->argmax, s->full, batch->images, n->type, stream);
 	if (!rc && has_weights(s))
-		rc = product_wgrad(n, s, batch->images, stream);
+		rc = tiles_wgrad(s) ? winograd_wgrad(n, s, batch->images, stream)
+				    : product_wgrad(n, s, batch->images, stream);
 	if (l->kind == LAYER_BATCHNORM)
 		return kx_batchnorm_backward(s->batchnorm.kernel,
 			view_of(in->value, in->value.value),
@@ -531,7 +635,9 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 	switch (l->kind) {
 	case LAYER_CONV:
 	case LAYER_FC:
-		return product_dgrad(n, s, mask, batch->images, stream);
+		return tiles_dgrad(s, (size_t)batch->images)
+			       ? winograd_dgrad(n, s, mask, batch->images, stream)
+			       : product_dgrad(n, s, mask, batch->images, stream);
 	case LAYER_POOL:
 		if (!cuda_pool_covers(l))
 			break;
@@ -706,13 +812,19 @@ static void tensor_kernel(const void *self, size_t layer, size_t batch, char *te
 	const struct tensor_net *n = self;
 	static const char *const names[] = {
 		[KX_TYPE_FP32] = "ffma", [KX_TYPE_TF32] = "tf32", [KX_TYPE_BF16] = "bf16"};
-	const char *math = names[n->type];
+	const char *math = names[n->type], *tiles = "winograd";
 
-	(void)batch;
-	for (int i = 0; i < n->n_steps; i++)
-		if (n->step[i].number == layer)
-			snprintf(text, size, "tensor:%s/%s/%s", math,
-				n->step[i].needs_dx ? math : "none", math);
+	for (int i = 0; i < n->n_steps; i++) {
+		const struct tensor_step *s = &n->step[i];
+
+		if (s->number != layer)
+			continue;
+		snprintf(text, size, "tensor:%s/%s/%s", tiles_fprop(s, batch) ? tiles : math,
+			tiles_wgrad(s) ? tiles : math,
+			tiles_dgrad(s, batch) ? tiles
+			: s->needs_dx         ? math
+					      : "none");
+	}
 }
 
 static const float *tensor_logits(const void *self, size_t *width)

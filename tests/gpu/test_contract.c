@@ -254,7 +254,7 @@ int main(void)
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &gpu),
 		cmocka_unit_test_prestate(
 			evaluation_and_prediction_follow_from_the_same_logits, &gpu),
-		cmocka_unit_test_prestate(scores_that_are_no_numbers_are_wrong_answers, &gpu),
+		cmocka_unit_test_prestate(logits_that_are_no_numbers_are_wrong_answers, &gpu),
 		cmocka_unit_test_prestate(bad_indices_and_ranges_are_refused, &gpu),
 		cmocka_unit_test_prestate(a_batch_larger_than_memory_is_refused, &gpu),
 		cmocka_unit_test_prestate(local_training_is_one_gradient_after_the_other, &gpu),

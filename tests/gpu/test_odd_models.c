@@ -20,6 +20,23 @@ static const struct odd_model smooth_models[] = {
 };
 #define N_SMOOTH_MODELS (sizeof(smooth_models) / sizeof(smooth_models[0]))
 
+/* Convolutions that tensor/winograd.h computes in fp32: 3 x 3 and 5 x 5, with and without a pool
+ * after them, with images that do not fill their tiles, and with channels that do not fill the
+ * blocks of the products. */
+static const struct odd_model winograd_models[] = {
+	{{1, 14, 12}, "conv:64:2 conv:72:3:pad=1 fc:3"},
+	{{3, 12, 12},
+		"conv:32:3:pad=1 relu conv:64:3:pad=1 relu pool:2 conv:136:3:pad=1 relu fc:5"},
+	{{32, 12, 16}, "conv:64:3:pad=1 relu pool:2 conv:64:3:pad=2 relu fc:3"},
+	{{35, 10, 14}, "conv:64:1 conv:64:5:pad=2 relu pool:2 fc:5"},
+	{{3, 15, 17}, "conv:40:2 relu conv:72:5:pad=2 relu pool:2 conv:65:5:pad=4 relu fc:3"},
+	{{64, 16, 17}, "conv:57:5 relu conv:130:5:pad=1 relu fc:3"},
+	{{33, 18, 14}, "conv:66:1 conv:130:3:pad=2 relu pool:3:pad=auto fc:3"},
+	{{64, 8, 8}, "batchnorm skip conv:64:3:pad=1 relu conv:64:3:pad=1 add fc:3"},
+	{{32, 13, 9}, "relu conv:64:3 conv:32:3:stride=2 conv:64:3:pad=2:groups=2 fc:3"},
+};
+#define N_WINOGRAD_MODELS (sizeof(winograd_models) / sizeof(winograd_models[0]))
+
 /* the layers that the kernels of fused/conv2.h compute */
 #define PAIR "conv:32:5 relu pool:2 conv:64:5 relu pool:2"
 
@@ -122,6 +139,44 @@ static void every_kind_of_layer_agrees_with_cpu_ref(void **state)
 	agree(layer_models, N_LAYER_MODELS, 1, 0);
 	agree(layer_models, N_LAYER_MODELS, 17, 1);
 	agree(layer_models, N_LAYER_MODELS, 130, 2);
+}
+
+/* Check that winograd.h computes a product of each of the models above in fp32. */
+static void prove_tiles(size_t images)
+{
+	char text[BACKEND_KERNELS_TEXT];
+
+	for (size_t m = 0; m < N_WINOGRAD_MODELS; m++) {
+		struct subject s;
+
+		subject_random(&s, &winograd_models[m], images);
+		gpu_open(&s, &gpu_precisions[0]);
+		backend_kernels(s.backend, images, text, sizeof(text));
+		print_message("# %s: %s\n", s.model.text, text);
+		assert_non_null(strstr(text, "winograd"));
+		subject_release(&s);
+	}
+}
+
+static void convolutions_in_tiles_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	gpu_begin();
+	if (strcmp(gpu_device(), "cpu") != 0)
+		prove_tiles(20);
+	agree(winograd_models, N_WINOGRAD_MODELS, 1, 1);
+	agree(winograd_models, N_WINOGRAD_MODELS, 7, 1);
+	agree(winograd_models, N_WINOGRAD_MODELS, 20, 2);
+}
+
+/* The tiles of this batch do not fit into one chunk of winograd.h. */
+static void chunks_of_tiles_agree_with_cpu_ref(void **state)
+{
+	static const struct odd_model large = {
+		{1, 96, 96}, "conv:32:1 conv:64:3:pad=1 avgpool:8 fc:3"};
+
+	(void)state;
+	agree(&large, 1, 35, 0);
 }
 
 static void whole_networks_agree_with_cpu_ref(void **state)
@@ -300,8 +355,8 @@ static void large_tiles_agree_with_cpu_ref(void **state)
 		each_tensor_agrees(&large[m], 7);
 }
 
-/* The NaN that a GPU computes has all mantissa bits set, so a rounding that adds to these bits turns
- * it into zero. */
+/* The NaN that a GPU computes has all mantissa bits set, so a rounding that adds to these bits
+ * turns it into zero. */
 static void a_nan_weight_makes_the_loss_nan(void **state)
 {
 	static const union {
@@ -349,6 +404,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(seventeen_images_agree_with_cpu_ref),
 		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
 		cmocka_unit_test(every_kind_of_layer_agrees_with_cpu_ref),
+		cmocka_unit_test(convolutions_in_tiles_agree_with_cpu_ref),
+		cmocka_unit_test(chunks_of_tiles_agree_with_cpu_ref),
 		cmocka_unit_test(whole_networks_agree_with_cpu_ref),
 		cmocka_unit_test(fused_kernels_agree_with_cpu_ref),
 		cmocka_unit_test(more_images_than_blocks_agree_with_cpu_ref),

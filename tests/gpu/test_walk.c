@@ -25,6 +25,9 @@ static const struct odd_model nets[] = {
 	{{2, 7, 6}, "conv:5:2 skip conv:9:3:stride=3:pad=auto relu add avgpool:global fc:3"},
 	{{2, 6, 7}, "conv:9:3:pad=1 batchnorm relu conv:33:2 batchnorm pool:2:pad=auto fc:5 "
 		    "batchnorm fc:3"},
+	/* in fp32, Winograd's tiles */
+	{{1, 12, 12},
+		"conv:64:3 conv:72:3 pool:2 conv:64:5:pad=3 relu pool:2 conv:72:5:pad=4 fc:3"},
 };
 
 static void walk(const struct odd_model *o, const struct precision *p)

@@ -1,7 +1,7 @@
 /*
  * dense_layers.cu - the layers without weights on dense tensors of bf16 or fp32, the patches of the
- * first layer, and the loss. One thread computes one value or, in the pool kernels, one window.
- * Neighbouring threads handle neighbouring channels.
+ * first layer, and the loss. One thread computes one value or, in the pool kernels, one window,
+ * unless a comment says otherwise. Neighbouring threads handle neighbouring channels.
  */
 #include "kernels/cuda/tensor/tile.cuh"
 

@@ -408,7 +408,7 @@ __device__ inline void store_tile(
 }
 
 /* Computes fprop or dgrad. S::sums holds the sums of a thread. S::sums::add_stage adds the products
- * of a stage, of which only the first `left` values of K exist. With LINES, add_stage only starts
+ * of a stage; only the first `left` values of K exist. With LINES in bf16, add_stage only starts
  * these products, and `wait` waits for them before a barrier. `store` writes the sums to shared
  * memory. */
 template <class T, bool DGRAD, class S>

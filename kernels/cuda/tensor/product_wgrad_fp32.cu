@@ -101,7 +101,7 @@ struct choice {
 };
 
 /* Writes `shape` to *best if its estimated time is shorter. Chooses a number of slices that fill
- * the multiprocessors; each slice has at least four stages. */
+ * the multiprocessors, but at most one slice for each four stages. */
 template <class S>
 void keep_faster(struct choice *best, int shape, int m, int n, long long pixels, double effort)
 {

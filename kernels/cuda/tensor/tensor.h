@@ -51,10 +51,11 @@ struct kx_windows {
  * of this pixel:
  *     d[m][n] = sum over k of a[input pixel under tap k / c][k % c] * b(k, n), k < size^2 * c
  * fprop: b(k, n) = b[k * pitch + n]; rows k >= b_rows are zero. dgrad: b(k, n) = the weight of the
- * opposite tap, b[(tap * n + n) * pitch + k % c]. Then the kernel multiplies by `scale`, adds bias
- * (unless NULL) and applies ReLU if `relu`. Where mask (layout of d; NULL: no mask) is not
- * positive, the result is 0. `pooled`: rows are in the order of pool windows 2x2, and d and argmax
- * get one value per window. `wide`: d has fp32 values in every type.
+ * opposite tap, b[(tap * columns + n) * pitch + k % c]; the member `n` is the number of columns.
+ * Then the kernel multiplies by `scale`, adds bias (unless NULL) and applies ReLU if `relu`. Where
+ * mask is not positive, the result is 0. mask has the layout of d, or is NULL if there is no mask.
+ * If `pooled`, the rows are in the order of pool windows 2x2, and d and argmax get one value per
+ * window. If `wide`, d has fp32 values in every type.
  */
 struct kx_product {
 	const void *a, *b, *mask;
@@ -73,10 +74,11 @@ int kx_product(struct kx_product g, enum kx_type type, cudaStream_t stream);
 int kx_product_fp32(struct kx_product g, cudaStream_t stream); /* kx_product in fp32 */
 
 /*
- * wgrad with split-K, as kx_conv_wgrad: slice s of the workspace gets rows k < m of
+ * wgrad with split-K, as kx_conv_wgrad, but m counts the row of the bias gradient, too: slice s of
+ * the workspace gets rows k < m of
  *     sum over its pixels of a[input pixel under tap k / c][k % c] * b[pixel][n]
- * times `scale`. `ones`: after these rows comes the sum of b, the bias gradient. Without `ones`,
- * `a` has its own column of ones. A slice has stride_rows rows of n floats.
+ * times `scale`. Row m - 1 is the bias gradient. With `ones`, it is the sum of b; without `ones`,
+ * `a` has a column of ones. A slice has stride_rows rows of n floats.
  */
 struct kx_product_wgrad {
 	const void *a, *b;

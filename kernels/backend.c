@@ -51,7 +51,7 @@ struct backend {
 	const struct model *model;
 	size_t max_batch, max_forward;
 	int forward_only;
-	struct kx_images set; /* n == 0: none yet */
+	struct kx_images set; /* the data set; n is 0 until the backend gets one */
 	float *logits;        /* max_forward x classes */
 	double *logit;        /* of one image */
 	struct local local;   /* the first backend_local_start allocates its vectors */

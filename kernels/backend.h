@@ -73,10 +73,11 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  *   batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g to the sum
  *   and subtracts rate * g from the weights. Running statistics (model.h) do not change. The caller
  *   can call the function several times in a round.
- * - backend_local_finish ends the round and requests its weights and its sum (NULL: not needed).
- * - backend_local_wait waits for the oldest round in flight. *loss (NULL: not needed) is the mean
- *   loss of the images of this round. A round that backend_local_finish has not ended yet continues
- *   after the call.
+ * - backend_local_finish ends the round and requests its weights and its sum, if their pointers are
+ *   not NULL.
+ * - backend_local_wait waits for the oldest round in flight. If `loss` is not NULL, *loss is the
+ *   mean loss of the images of this round. A round that backend_local_finish has not ended yet
+ *   continues after the call.
  *
  * All of these functions except backend_local_wait can return before the device has done the work.
  * The caller may reuse the `params` of backend_local_start as soon as backend_local_finish has

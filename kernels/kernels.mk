@@ -36,13 +36,19 @@ ifeq ($(CUDA_CODE),)
 $(error CUDA_ARCHS="$(CUDA_ARCHS)": nvcc compiles for $(CUDA_KNOWN))
 endif
 endif
+# ptxas compiles the PTX of 80 also for 86 and 89, and that of 100 also for 120: the kernels use no
+# instruction that is new there, and the front end of nvcc takes most of the time.
 gencode = -gencode arch=compute_$(1),code=$(2)_$(1)
+gencodes = $(if $(filter $(1),$(CUDA_CODE)),$(foreach a,$(filter $(1) $(2),$(CUDA_CODE)),-gencode arch=compute_$(1),code=sm_$a),\
+	$(foreach a,$(filter $(2),$(CUDA_CODE)),$(call gencode,$a,sm)))
 # With --compress-mode=size, nvcc 12.8 and later compress the code to a seventh of the usual size.
 # Without --objdir-as-tempdir, an object file contains the name of a temporary file of nvcc. This
 # name contains a process id, so no two builds would have the same bytes.
 NVCC_BASE  = -std=c++17 -O3 -lineinfo --objdir-as-tempdir $(if $(filter 100,$(CUDA_KNOWN)),--compress-mode=size) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
-NVCC_CODE := $(foreach a,$(CUDA_CODE:90=90a),$(call gencode,$a,sm)) $(if $(filter 80,$(CUDA_CODE)),$(call gencode,80,compute))
+NVCC_CODE := $(call gencodes,80,86 89) $(call gencodes,100,120) \
+	$(foreach a,$(patsubst 90,90a,$(filter-out 80 86 89 100 120,$(CUDA_CODE))),$(call gencode,$a,sm)) \
+	$(if $(filter 80,$(CUDA_CODE)),$(call gencode,80,compute))
 NVCC_HOPPER = $(NVCC_BASE) $(call gencode,90a,sm)
 NVCC_FLAGS = $(NVCC_BASE) $(NVCC_CODE)
 $(CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags

@@ -16,12 +16,13 @@
 /* The arguments of a job, equal for every lane. All pointers are borrowed. */
 struct batch {
 	const struct kx_images *set;
-	const float *packed;   /* parameters, see pack.h */
-	const uint32_t *index; /* image numbers of the batch; NULL: first, first + 1, ... */
+	const float *packed; /* parameters, see pack.h */
+	/* image numbers of the batch; if NULL, the numbers are first, first + 1, ... */
+	const uint32_t *index;
 	size_t first;
 	uint64_t dropout_seed;
 	float *logits; /* forward only: batch x classes */
-	/* batchnorm: all lanes add up their sums together */
+	/* for batchnorm, in which all lanes add up their sums together */
 	struct team *team;
 	const struct lane *lanes;
 	size_t n_lanes, images; /* images: of the whole batch */
@@ -57,14 +58,14 @@ struct band_room {
 
 struct lane {
 	const struct plan *plan;
-	size_t block, eval_block;           /* most images at a time, in training and evaluation */
-	float *value[MODEL_MAX_LAYERS + 1]; /* per activation */
+	size_t block, eval_block; /* maximum images of a block in training and in evaluation */
+	float *value[MODEL_MAX_LAYERS + 1];   /* per activation */
 	float *d_value[MODEL_MAX_LAYERS + 1]; /* per activation: d loss / d value */
 	/* per pooled step: [image][window][filter], which position of the window has the maximum */
 	uint16_t *argmax[MODEL_MAX_LAYERS];
 	float *mask[MODEL_MAX_LAYERS]; /* per dropout step: 0 or 1 / (1 - p) */
 	float *power[MODEL_MAX_LAYERS], *slope[MODEL_MAX_LAYERS]; /* per lrn step, see simd.lrn */
-	float *room;                              /* max_taps, or lrn_room of a larger lrn */
+	float *room; /* scratch memory for max_taps weights, or for lrn_room floats */
 	struct moments moments[MODEL_MAX_LAYERS]; /* per batchnorm step */
 	float *grad;                              /* packed sum over the images of this lane */
 	float *tile;         /* values or gradients: positions of one chunk, one panel */

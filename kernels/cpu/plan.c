@@ -7,8 +7,9 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define MAX_IMAGE     ((size_t)1 << 25) /* floats of an image between steps; offsets have 32 bits */
-#define MAX_POSITIONS ((size_t)1 << 28) /* of all windows of a step, with overlaps */
+#define MAX_IMAGE ((size_t)1 << 25) /* floats of an image between steps; offsets have 32 bits */
+/* maximum number of positions in all windows of a step, with overlaps */
+#define MAX_POSITIONS ((size_t)1 << 28)
 #define MANY_WEIGHTS  ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
 
 size_t round_up(size_t n, size_t unit)
@@ -418,8 +419,8 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Returns 1 if the pool can be fused. A pool with overlapping windows is not fused, because a
- * position would be computed once for each of its windows. */
+/* Returns 1 if the layer is a pool that can be fused: its windows lie side by side. With
+ * overlapping windows, a position would be computed once for each of its windows. */
 static int is_fusible(const struct layer *pool)
 {
 	return pool->kind == LAYER_POOL && pool->stride == pool->size;
@@ -441,7 +442,7 @@ static size_t fuse(const struct model *m, size_t l, struct step *s, const struct
 	return l;
 }
 
-/* Returns the kind of the step of a layer that is never fused. */
+/* Returns the kind of the step that begins with a layer of this kind. */
 static enum step_kind kind_of_layer(enum layer_kind kind)
 {
 	switch (kind) {
@@ -528,12 +529,13 @@ static int add_between(struct plan *p, struct step *s, const struct model *m, in
 	case STEP_ADD:
 		add_partner(p, s);
 		return 1;
-	default: /* LAYER_RELU and LAYER_DROPOUT need nothing else */
+	default: /* STEP_RELU, STEP_DROPOUT and STEP_LRN need nothing else */
 		return 1;
 	}
 }
 
-/* Appends the step that starts with layer *l and moves *l past it. Returns 0 without memory. */
+/* Appends the step that starts with layer *l and moves *l past it. Returns 0 if there is no memory,
+ * or if an activation or its windows are too large. */
 static int add_step(struct plan *p, const struct model *m, size_t *l, int *weighted)
 {
 	const struct layer *layer = &m->layer[*l], *pool = NULL;

@@ -54,17 +54,19 @@ enum way {
 /* The tiles of a convolution that takes WAY_WINOGRAD. A band is some rows of tiles that hold whole
  * rows of windows, or all tiles of an image, or of several small images. */
 struct winograd {
-	size_t size;          /* rows and columns of positions in a tile */
-	size_t across, down;  /* tiles of an image */
-	size_t bands;         /* in an image */
-	size_t rows;          /* rows of tiles in a band, except perhaps the last one */
-	size_t images;        /* in a band; 1 if an image has several bands */
-	size_t max_tiles;     /* in a band, rounded up to a multiple of simd.positions */
+	size_t size;         /* rows and columns of positions in a tile */
+	size_t across, down; /* tiles of an image */
+	size_t bands;        /* in an image */
+	size_t rows;         /* rows of tiles in a band, except perhaps the last one */
+	size_t images;       /* in a band; 1 if an image has several bands */
+	/* maximum number of tiles in a band, rounded up to a multiple of simd.positions */
+	size_t max_tiles;
 	size_t max_positions; /* in a band */
 	uint32_t *first;      /* for each band of an image: its first window; bands + 1 entries */
-	uint32_t *order;      /* for each tile: size * size numbers of positions in the band */
-	size_t taps;          /* channels rounded up to a multiple of simd.taps */
-	size_t channels_pad;  /* channels and filters rounded up to whole panels of full width */
+	/* for each tile, the numbers of its size * size positions in the band */
+	uint32_t *order;
+	size_t taps;         /* channels rounded up to a multiple of simd.taps */
+	size_t channels_pad; /* channels and filters rounded up to whole panels of full width */
 	size_t filters_pad;
 	/* floats between two points of a transformed tile: of the input; of the output (in each
 	 * panel of filters) */
@@ -134,7 +136,8 @@ struct plan {
 	size_t max_entries;   /* maximum number of entries of one image in a sparse step */
 	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters or channels */
 	size_t n_identity;
-	/* [channel][256] values of a pixel in the first activation; NULL: v / 255 */
+	/* Lookup table [channel][256]: the float in the first activation for each byte of a pixel.
+	 * If the table is NULL, a byte v becomes v / 255. */
 	float *pixel;
 };
 

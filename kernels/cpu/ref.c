@@ -30,8 +30,9 @@ struct pass {
 	const float *params;
 	int training; /* 1: apply dropout and the statistics of the batch */
 	uint64_t dropout_seed;
-	const uint32_t *index; /* the batch; NULL: images 0, 1, ... of the data set */
-	size_t first, n;       /* images [first, first + n) of the batch */
+	/* image numbers of the batch; if NULL, the batch has images 0, 1, ... of the data set */
+	const uint32_t *index;
+	size_t first, n; /* images [first, first + n) of the batch */
 };
 
 static size_t at(struct shape s, size_t c, size_t y, size_t x)

@@ -24,7 +24,7 @@
 #define WINOGRAD_POINTS     6 /* rows and columns of a transformed tile */
 #define WINOGRAD_TILE       (WINOGRAD_POINTS * WINOGRAD_POINTS)
 #define WINOGRAD_MAX_PIXELS 25         /* of a filter */
-#define WINOGRAD_UNUSED     UINT32_MAX /* an output outside the image or all windows */
+#define WINOGRAD_UNUSED     UINT32_MAX /* an output outside the image, or in no window */
 
 /* Consecutive pool windows of one or more images, and their consecutive positions. The pointers
  * refer to the tables of a lane. */
@@ -35,8 +35,8 @@ struct chunk {
 	/* first position of each window, counted from first[0]; n_windows + 1 entries */
 	const uint32_t *first;
 	float *const *out; /* for each window: its values or their gradients, from filter 0 on */
-	/* [window][filter]: which position of the window has the maximum; NULL: windows have one
-	 * position each */
+	/* [window][filter]: the position in the window that has the maximum. NULL if each window
+	 * has one position. */
 	uint16_t *argmax;
 	size_t filters;
 };

@@ -73,7 +73,7 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 	}
 }
 
-/* Computes dgrad of a layer with one window per image: output gradients times weights. */
+/* Computes dgrad of a layer with one position per image: output gradients times weights. */
 static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -262,7 +262,7 @@ static void copy_rows(
 		memcpy(to + y * to_row, from + y * from_row, floats * sizeof(float));
 }
 
-/* Copies the input of a step that works in place, if a later step needs this input. */
+/* Copies the input of a step to its output. A step that works in place needs no copy. */
 static void copy_forward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];

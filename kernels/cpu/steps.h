@@ -9,7 +9,7 @@
 struct block {
 	const struct batch *batch;
 	size_t first, n; /* images of the batch; n <= lane's block */
-	int training;    /* 1: apply dropout */
+	int training;    /* 1: apply dropout and the statistics of the batch */
 };
 
 /* Computes the output activation of step i from its input activation. */

@@ -20,14 +20,14 @@ struct member {
 
 struct team {
 	atomic_size_t n; /* members that must arrive */
-	size_t started;  /* number of members that exist, including the caller of team_new */
+	size_t started;  /* number of members that exist, including member 0 */
 	struct member *member;
 	atomic_size_t arrived;
 	atomic_uint phase; /* incremented when all have arrived */
 	pthread_mutex_t mutex;
 	pthread_cond_t next_phase;
 	/* written by member 0 before the barrier that starts a job, read by the others after it */
-	team_job *job; /* NULL: the thread exits */
+	team_job *job; /* the function to run; NULL tells the thread to exit */
 	void *arg;
 };
 
@@ -104,7 +104,7 @@ int team_new(struct team **out, size_t n, struct err *e)
 		return err_set(e, PS_ENOMEM, "no memory for %zu threads", n);
 	}
 	atomic_init(&t->n, n);
-	t->started = 1; /* the caller */
+	t->started = 1; /* member 0, the caller of team_run */
 	t->member = member;
 	pthread_mutex_init(&t->mutex, NULL);
 	pthread_cond_init(&t->next_phase, NULL);

@@ -2,7 +2,7 @@
 #include "common/assert.h"
 #include "kernels/cuda/path.h"
 
-#define ROWS 2 /* of own[0] and of own[1]: "weights" and "biases" */
+#define ROWS 2 /* number of rows in own[0] ("weights") and in own[1] ("biases") */
 
 static struct kx_weights row_pair(
 	const struct model *m, int tensor, const struct layer *l, int channels)

@@ -2,10 +2,11 @@
  * cuda.h - the state of the cuda device, shared by cuda.c (life cycle), work.c (batches) and
  * open_path.c (memory, and the path that runs the model), from the highest layer to the lowest.
  *
- * `open` allocates all memory: one block on the device and pinned buffers on the host. Only the
- * data set has its own memory, which `use` allocates. `gradient` copies parameters and indices to
- * the device, launches the graph of the batch size, copies the result to the host, and waits. The
- * copies go directly from and to the caller's memory; pinned memory (cuda_memory) is fastest.
+ * `open` allocates the memory: a block for the device and one for its path on the GPU, and pinned
+ * buffers on the host. The data set has its own memory, which `use` allocates, and so has the log
+ * of a round (struct round_log). `gradient` copies parameters and indices to the GPU, launches the
+ * graph of the batch size, copies the result to the host, and waits. Parameters and gradients are
+ * copied directly from and to the caller's memory; pinned memory (cuda_memory) is fastest.
  *
  * Each round of local training uses a slot with all data that it shares with the host. Two more
  * streams copy the input of the next round and the output of the previous round while the kernels
@@ -31,7 +32,7 @@
 /* A CUDA graph of the kernels for `steps` batches of `batch` images. */
 struct graph {
 	size_t batch;
-	int steps; /* 0: one gradient */
+	int steps; /* 0 if the graph computes one gradient */
 	cudaGraphExec_t exec;
 };
 

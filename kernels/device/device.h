@@ -16,7 +16,7 @@
 
 struct device {
 	const char *name; /* the value of --device; "cuda" also accepts a suffix ":N" */
-	int precise;      /* 1: the device supports only fp32 */
+	int precise;      /* 1 if the device supports only fp32 */
 	/* Allocates all memory that later calls need. o->max_batch limits the images of `gradient`
 	 * and of `forward`. With o->forward_only neither `gradient` nor local_* are called. On
 	 * failure *self is NULL. PS_EDEVICE: this machine lacks the device, or it does not work. */
@@ -46,7 +46,8 @@ struct device {
 		float rate, uint64_t dropout_seed);
 	int (*local_finish)(void *self, int slot, float *params, float *sum);
 	int (*local_wait)(void *self, int slot, double *loss);
-	/* The allocator of backend_memory. NULL: ordinary memory. */
+	/* The allocator of backend_memory. If it is NULL, backend_memory allocates ordinary
+	 * memory. */
 	const struct backend_memory *memory;
 	/* As backend_why. If the pointer `why` is NULL, backend_why returns "". */
 	const char *(*why)(const void *self);

@@ -26,7 +26,7 @@ struct gpu {
 	} block[BLOCKS_MAX];
 	size_t n_blocks;
 	/* marks of the profiled step; event[0] is its start */
-	struct profile *profile; /* NULL: marks cost nothing */
+	struct profile *profile; /* receives the marks; if NULL, marks cost nothing */
 	cudaEvent_t event[MARKS_MAX + 1];
 	const char *name[MARKS_MAX];
 	enum phase_kind kind[MARKS_MAX];

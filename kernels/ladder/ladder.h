@@ -80,12 +80,13 @@ struct rung {
 		struct profile *p, struct err *e);
 	/*
 	 * Runs `steps` steps of plain SGD, params -= rate * gradient. Batch k has the images
-	 * index[k * batch, (k + 1) * batch). NULL: the caller calls `step` and updates the weights
-	 * on the host.
+	 * index[k * batch, (k + 1) * batch). If `train` is NULL, the caller calls
+	 * `step` and updates the weights on the host.
 	 */
 	int (*train)(void *self, float *params, const uint32_t *index, size_t batch, size_t steps,
 		float rate, struct err *e);
-	const struct rung_bounds *bounds; /* NULL: ladder_exact */
+	/* the bounds of the rung's errors; if NULL, ladder_exact */
+	const struct rung_bounds *bounds;
 	void (*close)(void *self);
 };
 
@@ -110,7 +111,8 @@ int ladder_runs(const struct rung *r, size_t batch);
 /* Returns 1 if a CUDA device works. Otherwise *why says in a few words what is missing. */
 int ladder_has_gpu(const char **why);
 
-/* The memory that a rung has pinned: from the first step until close. NULL: not yet pinned. */
+/* The memory that a rung has pinned, from the first step until close. It is NULL before the first
+ * step. */
 struct ladder_pins {
 	void *params, *grad;
 };

@@ -10,8 +10,9 @@
 #define MAX_SLICES 32
 
 struct products {
-	struct fused k;        /* pooled, argmax, logits and loss of the whole batch */
-	const uint8_t *pixels; /* of the whole set; NULL: k.images has the batch as floats */
+	struct fused k; /* pooled, argmax, logits and loss of the whole batch */
+	/* pixels of the whole data set; if NULL, k.images has the batch as floats */
+	const uint8_t *pixels;
 	/* with pixels: image numbers of the batch; k.labels then has the labels of the whole set */
 	const uint32_t *index;
 	size_t max_batch, max_chunks;
@@ -54,7 +55,8 @@ size_t dense_chunks(const struct products *p, size_t n);
 struct tensor_conv {
 	size_t f_pad;        /* filters, rounded up to eight */
 	uint32_t *fragments; /* conv weights as operands of the tensor cores */
-	float *fc;           /* fc weights as [position][filter][12]; NULL: fc is another kernel */
+	/* fc weights as [position][filter][12]; NULL if another kernel computes fc */
+	float *fc;
 };
 /* Allocates for `p`. With `fc`, the forward kernel includes the fc layer. */
 int tensor_allocate(struct gpu *g, struct tensor_conv *t, struct products *p, int fc,

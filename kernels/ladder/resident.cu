@@ -5,8 +5,8 @@
  * parameters and gradient are copied directly from and to it. Rung 11 runs the same work as one
  * CUDA graph per batch size. Rung 12 uses the convolution of tensor.cu, and rung 13 its fc layer.
  *
- * Invariant: an existing graph was captured for `shape`. A step with another shape captures a new
- * graph.
+ * A graph belongs to the `shape` for which it was captured. A step with another shape captures a
+ * new graph.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,7 @@ struct resident {
 	float *host_loss;
 	struct ladder_pins pins;
 	int level;             /* each level includes the levels below it */
-	cudaGraphExec_t graph; /* NULL: none yet */
+	cudaGraphExec_t graph; /* NULL until the graph is made */
 	struct shape_of_step shape;
 };
 

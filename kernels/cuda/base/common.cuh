@@ -1,6 +1,6 @@
 /*
- * common.cuh - kernel launches, asynchronous copies and helpers. Every .cu file includes this
- * header.
+ * common.cuh - kernel launches, asynchronous copies and helpers. Every .cu file of kernels/cuda/
+ * includes this header.
  */
 #ifndef KERNELS_CUDA_BASE_COMMON_CUH
 #define KERNELS_CUDA_BASE_COMMON_CUH

@@ -51,7 +51,8 @@ struct kx_batch {
 	int training; /* dropout is active */
 };
 
-/* A padded NHWC tensor. Offsets and strides count floats. */
+/* A padded NHWC tensor. Offsets and strides count values, which are floats unless a function has an
+ * argument `bf16`. */
 struct kx_tensor {
 	float *value;
 	int h, w, c;  /* c: with channel padding */
@@ -128,7 +129,7 @@ struct kx_conv_wgrad {
 	int n_positions, m, n, run_length, row, slices, images;
 };
 #define KX_WGRAD_ROWS(m) ((size_t)(m) + KX_QUAD)
-/* The wgrad of two layers in one launch. slices = 0: that layer is absent. */
+/* Computes the wgrad of two layers in one launch. A layer whose `slices` is 0 is absent. */
 int kx_conv_wgrad(struct kx_conv_wgrad first, struct kx_conv_wgrad second, enum kx_math math,
 	cudaStream_t stream);
 
@@ -188,10 +189,12 @@ int kx_lrn(struct kx_tensor x, struct kx_tensor y, struct kx_lrn l, int images, 
 int kx_lrn_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, struct kx_lrn l,
 	const void *mask, int images, int bf16, cudaStream_t stream);
 
-/* y = x, plus every stride-th row and column of `from` (value NULL: nothing). */
+/* Computes y = x + s, where s is every stride-th row and column of `from`. If from.value is NULL,
+ * the function copies x to y. */
 int kx_add(struct kx_tensor x, struct kx_tensor from, struct kx_tensor y, int stride, int images,
 	int bf16, cudaStream_t stream);
-/* dx = dy, plus `added` (value NULL: nothing) at every stride-th row and column. */
+/* Copies dy to dx, and adds `added` to every stride-th row and column of dx. If added.value is
+ * NULL, the function adds nothing. */
 int kx_add_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor added, int stride,
 	const void *mask, int images, int bf16, cudaStream_t stream);
 
@@ -230,7 +233,8 @@ int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int 
 /* The shape of a layer's parameters. A tap is a filter tap (r, s). The manifest stores weights
  * [f][c][taps] and biases [f]. The kernels store rows [tap][c] and one row of biases, f floats
  * each. dgrad reads a copy of its own, which has a weight at tap * to_tap + f * to_f + c. f and c
- * are padded with zeros to multiples of four. */
+ * are padded with zeros to multiples of four (of eight in cuda_tensor), but c of a first layer may
+ * have no padding. */
 struct kx_weights {
 	int f, c, taps, f_pad, c_pad;
 	int groups; /* weights between two groups are zeros here and absent in the manifest */
@@ -245,13 +249,13 @@ struct kx_layer {
 	float *sum;       /* the sum of gradients, in the layout of `value` */
 	float *workspace; /* of kx_conv_wgrad */
 	int slices;
-	float *dgrad;    /* for dgrad; NULL: not needed */
+	float *dgrad;    /* `value` in the layout for dgrad; NULL if no kernel needs it */
 	uint32_t *conv1; /* NULL, or the fragments of kx_conv1; zeros as padding */
 	int conv1_size;
 	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
 	uint32_t *trouble;                   /* of conv2_fprop */
 	uint16_t *bf16;                      /* NULL, or `value` in bf16, for kx_product */
-	int fixed; /* 1: running statistics of batchnorm: SGD does not change `value` */
+	int fixed; /* 1 if `value` has running statistics of batchnorm, which SGD does not change */
 };
 
 #define KX_LAYERS 12 /* maximum layers of one launch */

@@ -21,7 +21,7 @@ struct kx_classifier {
 	const float *mask;          /* NULL, or dX is 0 where mask is not > 0; same layout as x */
 	const float *weight, *transposed; /* [input][unit] and [unit][input] */
 	const float *bias;
-	const float *class_weight, *class_bias; /* [unit][width] */
+	const float *class_weight, *class_bias; /* [unit][width]; [width] */
 	float *hidden, *d_hidden;               /* [image][CLASSIFIER_UNITS] */
 	float *logits, *d_logits, *loss;
 	float *dx;

@@ -24,10 +24,11 @@ struct kx_conv1 {
 	const float *bias;
 	struct kx_tensor y; /* pooled values */
 	uint16_t *y_hi_lo;  /* if not NULL, y goes here as hi/lo terms for conv2.h */
-	uint32_t *trouble;  /* of y_hi_lo: set if a value is too large for it */
+	uint32_t *trouble;  /* the kernel sets it if a value is too large for y_hi_lo */
 	const float *dy;    /* same layout as y; not yet masked by the ReLU */
 	uint8_t *argmax;    /* [image][position][filter], see conv1.cu */
-	float *workspace;   /* of kx_conv_wgrad: CONV1_SLICES slices, m = size * size */
+	/* the workspace of kx_conv_wgrad, with CONV1_SLICES slices and m = size * size */
+	float *workspace;
 };
 
 /* Returns the number of words of `fragments`. */

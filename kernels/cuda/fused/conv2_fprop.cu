@@ -165,7 +165,8 @@ int conv2_fprop_launch(struct kx_conv2 l, int images, cudaStream_t stream)
 
 } // namespace
 
-/* Chooses the largest tile that still gives one block to each of 132 multiprocessors. */
+/* Chooses the smallest tile with which the images fit in one block on each of 132 multiprocessors.
+ * If they fit with no tile, chooses the largest one. */
 int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream)
 {
 	if (images <= 132)

@@ -72,7 +72,7 @@ extern uint64_t kx_seed_timeout_ns;
 
 struct kx_seed {
 	int f, f_pad; /* filters; filters padded to a multiple of eight */
-	int half;     /* 1: half-precision and persistent kernels are allowed */
+	int half;     /* 1 if half-precision and persistent kernels are allowed */
 	int multiprocessors;
 	struct seed_params params, sum;
 	uint32_t *fragments;      /* conv weights as mma operands, see exact_conv.cuh */
@@ -94,8 +94,9 @@ struct seed_tiling {
 	int groups;                               /* groups of SEED_GROUP images */
 	int warps_filters, filter_blocks, ranges; /* fprop; `ranges` divides the positions */
 	int lane_blocks, position_blocks, slices; /* wgrad; `slices` divides the images */
-	int clusters; /* clusters of kx_seed_cluster; 0: use the other kernels */
-	int half;     /* use kx_seed_half_* for fprop and wgrad */
+	/* number of clusters of kx_seed_cluster; 0 if the caller uses the other kernels */
+	int clusters;
+	int half; /* use kx_seed_half_* for fprop and wgrad */
 };
 struct seed_tiling kx_seed_tiling(int f_pad, int half, int images);
 
@@ -125,7 +126,7 @@ int kx_seed_half_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaSt
  * `logits`. */
 int kx_seed_cluster(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* Returns the number of position ranges of the persistent kernel. Each group of eight filters has
- * one block per range. 0: the persistent kernel cannot run this batch. */
+ * one block per range. Returns 0 if the persistent kernel cannot run this batch. */
 int kx_seed_persistent_ranges(struct kx_seed s, int images);
 /* Runs `steps` training steps in one launch, with the results of kx_seed_sgd_step. If `now` is
  * NULL, computes one gradient instead, adds it to the sum and sets *loss to the mean loss. */

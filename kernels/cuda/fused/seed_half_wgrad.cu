@@ -255,7 +255,8 @@ __device__ inline void produce(const struct producer &f, struct prefetched next,
 #define OUT_PIXELS      4
 #define PATCH           16 /* pixels */
 #define ROW_BYTES       (SEED_SIDE * 4)
-#define HALF_BYTES      (4 * PAIR_WORDS * 4) /* of the four image pairs of half a group of images */
+/* bytes of the four image pairs in half a group of images */
+#define HALF_BYTES (4 * PAIR_WORDS * 4)
 static_assert(WARP_POSITIONS * POSITION_GROUPS == SEED_HALF_POSITIONS, "a block's positions");
 
 /* The shared memory of a block. */
@@ -333,7 +334,7 @@ struct half_sums {
 
 /* The shared-memory addresses of a thread's words in a stage, in bytes. */
 struct lane_addresses {
-	uint32_t cells, middle, side, by_image, by_class, fc;
+	uint32_t patches, middle, side, by_image, by_class, fc;
 	uint32_t pos[WARP_POSITIONS]; /* offset of a patch from the first patch */
 	uint32_t pixel; /* mask: all ones if the lane has a pixel, 0 if it has a constant one */
 	uint32_t pick;  /* __byte_perm selector: the half of this lane's image */
@@ -407,8 +408,8 @@ __device__ inline void half_add_pair(struct half_sums *sum, int pair,
 		mma_half(dy, fc, e[half].x, e[half].y);
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			value[i][half] = half_values_of(
-				w, at, at.cells + at.pos[2 * pair + i] + stage + half * HALF_BYTES);
+			value[i][half] = half_values_of(w, at,
+				at.patches + at.pos[2 * pair + i] + stage + half * HALF_BYTES);
 			d[i][half] = two_halves(dy[2 * i], dy[2 * i + 1]);
 		}
 	}
@@ -517,7 +518,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++)
 		at.pos[i] = patch[i] - patch[0];
-	keep_in_register(&at.cells);
+	keep_in_register(&at.patches);
 	keep_in_register(&at.middle);
 	keep_in_register(&at.side);
 	keep_in_register(&at.by_image);

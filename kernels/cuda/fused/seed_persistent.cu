@@ -671,7 +671,7 @@ __device__ inline void persistent_load_weights(
 struct persistent_run {
 	struct kx_seed s;
 	struct kx_batch batch;
-	struct kx_now *now; /* NULL: one gradient */
+	struct kx_now *now; /* NULL if the kernel computes one gradient */
 	double *loss;
 	int ranges, steps;
 };

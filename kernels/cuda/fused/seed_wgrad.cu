@@ -69,8 +69,9 @@ struct wgrad_stage {
 	float dy[UNIT * SEED_ROW];
 };
 
-/* The shared memory of a block: two stages, and two buffers for the pixels of the units that
- * asynchronous copies load ahead, as bytes. */
+/* The shared memory of a block. Asynchronous copies load the pixels of the next units of images
+ * into the two buffers of `bytes`, one byte per pixel. A stage has one unit, with its pixels as
+ * floats and its dY. */
 struct wgrad_shared {
 	struct wgrad_stage stage[2];
 	uint4 bytes[2][CHUNKS];

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(THREADS) batchnorm_dgrad_kernel(struct kx_batc
 	}
 }
 
-#define CHUNK (2 * LANES) /* the fewest pixels of a chunk */
+#define CHUNK (2 * LANES) /* minimum number of pixels of a chunk */
 /* Maximum number of parts of the pixels in kernels without sums: 8 for each multiprocessor. */
 #define MAX_PARTS 1056
 

@@ -2,9 +2,9 @@
  * conv_fprop_dgrad.cu - fprop and dgrad of convolution and fc as implicit GEMM.
  *
  * A block computes BM images x BN columns of one output pixel. The rows of the GEMM are images, not
- * positions. An output pixel sums over exactly the filter taps that exist for it, so padding and
- * stride cost no products. A launch uses smaller tiles if large ones would leave multiprocessors
- * idle.
+ * positions. In dgrad an output pixel sums over exactly the filter taps that exist for it, so
+ * padding and stride cost no products. In fprop the taps on the padding multiply its zeros. A
+ * launch uses smaller tiles if large ones would leave multiprocessors idle.
  */
 #include "kernels/cuda/mma/gemm.cuh"
 

@@ -63,8 +63,8 @@ __device__ inline void put(const struct kx_tensor &p, const struct position &s, 
 	reinterpret_cast<T *>(p.value)[position_offset(s, p)] = (T)v;
 }
 
-/* Writes the value v of a gradient, or 0 if `mask` (same layout; NULL: no mask) is not positive
- * there. */
+/* Writes the value v of a gradient, or 0 where `mask` is not positive. `mask` has the same layout,
+ * or is NULL if there is no mask. */
 template <class T>
 __device__ inline void put_masked(
 	const struct kx_tensor &p, const struct position &s, const void *mask, float v)

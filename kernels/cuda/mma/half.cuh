@@ -56,7 +56,7 @@ __device__ static inline uint32_t half_times(uint32_t a, uint32_t b)
 	return half_bits(__hmul2(half_of(a), half_of(b)));
 }
 
-/* Returns the smallest power of two above |x|, clamped to 2^-100 .. 2^100. A product or quotient
+/* Returns the smallest power of two above |x|, clamped to 2^-99 .. 2^100. A product or quotient
  * with this power is exact. */
 __device__ static inline float power_above(float x)
 {

@@ -6,7 +6,7 @@
 
 /* This struct has the chunks of one peer. */
 struct partial {
-	uint32_t peer; /* 0: free */
+	uint32_t peer; /* the peer; 0 if this entry is free */
 	/* the number of this peer's newest chunk, counted over the chunks of all peers */
 	uint64_t clock;
 	size_t n, bytes;

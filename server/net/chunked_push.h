@@ -10,12 +10,13 @@
  * peer (invariant 2).
  *
  * Invariants:
- * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total
- *     (chunks_over_the_limit_are_discarded);
+ * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total (asserted by
+ *     chunked_push_keep; chunks_over_the_limit_are_discarded);
  * (2) at most `peers` peers have chunks, where `peers` is an argument of chunked_push_keep. If one
  *     more peer sends a chunk, the server discards the chunks of the peer that was idle for
- *     longest, as if the network had lost them (the_push_of_the_longest_silent_peer_is_discarded).
- * In every build, PS_ASSERT checks both invariants. Thread: the loop's.
+ *     longest, as if the network had lost them (asserted by allot;
+ *     the_push_of_the_longest_silent_peer_is_discarded).
+ * Thread: the loop's.
  */
 #ifndef SERVER_NET_CHUNKED_PUSH_H
 #define SERVER_NET_CHUNKED_PUSH_H
@@ -27,8 +28,8 @@
 struct chunked_push; /* opaque, see chunked_push.c */
 
 /* Makes a store for the chunks of at most max_peers peers. The argument `peers` of
- * chunked_push_keep can lower this limit for a call. The engine (NULL: none) helps to verify chunks,
- * and must outlive the store. Returns PS_ENOMEM if there is no memory. */
+ * chunked_push_keep can lower this limit for a call. The engine, which may be NULL, helps to verify
+ * chunks, and must outlive the store. Returns PS_ENOMEM if there is no memory. */
 int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peers,
 	const struct engine *engine) PS_MUST_CHECK;
 /* Frees *a and sets it to NULL; *a may be NULL. */

@@ -36,9 +36,10 @@ static const struct label none;
 
 /* This struct describes a process that has sent HELLO. */
 struct process {
-	uint32_t peer;                /* connection of the HELLO */
-	uint32_t worker, incarnation; /* from WELCOME; 0: the process has no WELCOME yet */
-	int fenced;                   /* 1: the fencing of this process was logged */
+	uint32_t peer; /* connection of the HELLO */
+	/* the numbers in the WELCOME of this process; 0 before the WELCOME */
+	uint32_t worker, incarnation;
+	int fenced; /* 1 if the log has reported the fencing of this process */
 	struct label label;
 };
 
@@ -50,7 +51,7 @@ struct slot {
 
 struct labels {
 	uint32_t max_workers;
-	struct slot *slot;       /* by worker id - 1 */
+	struct slot *slot;       /* slot[i]: worker id i + 1 */
 	struct process *process; /* ring of the newest processes */
 	size_t ring, n;          /* ring: size of the ring; n: HELLOs noted so far */
 };
@@ -97,6 +98,7 @@ void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, co
 	if (strncmp(address, IPV4_MAPPED, mapped) == 0)
 		address += mapped;
 	*p = (struct process){.peer = peer, .label.pid = m->pid};
+	p->label.wire = m->wire == ENCODING_BF16 ? ENCODING_BF16 : ENCODING_F32;
 	memcpy(p->label.host, m->host, sizeof(p->label.host));
 	snprintf(p->label.address, sizeof(p->label.address), "%s", address);
 }

@@ -27,7 +27,7 @@
 struct admission {
 	/* time until the bucket is full: 1000000 / ADMISSION_BURST us for each missing token */
 	uint64_t spent_us;
-	uint64_t now_ms; /* of the last call */
+	uint64_t now_ms; /* time of the last call */
 	uint64_t turned_away;
 };
 
@@ -51,8 +51,9 @@ int admission_ask(struct admission *a, uint64_t now_ms);
 
 struct label {
 	char host[WIRE_MAX_HOST + 1];
-	uint32_t pid; /* 0: not known, and `host` is "" */
+	uint32_t pid; /* process id; if it is 0, the process is not known, and `host` is "" */
 	char address[LABEL_ADDRESS];
+	enum encoding wire; /* the encoding that its HELLO asks for; NONE: there was no HELLO */
 };
 
 struct labels; /* opaque, see clients.c */
@@ -91,8 +92,8 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 
 struct observers {
 	struct {
-		uint32_t peer; /* 0: free */
-		int asked;     /* 1: it has requested the status since its HELLO */
+		uint32_t peer; /* the observer's connection; 0 if this entry is free */
+		int asked;     /* 1 if the observer has requested the status since its HELLO */
 		uint64_t request_ms;
 	} entry[MAX_OBSERVERS];
 };

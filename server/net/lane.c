@@ -23,7 +23,7 @@
 
 /* This struct describes a buffer that a worker reads. */
 struct hold {
-	void *buffer; /* NULL: free */
+	void *buffer; /* the buffer; NULL if this entry is free */
 	uint64_t ticket;
 };
 
@@ -33,18 +33,18 @@ struct guest {
 	int fd;
 	uint64_t since_ms;
 	struct lanes *lanes;
-	struct lane *lane; /* NULL: the connection has not sent its greeting */
+	struct lane *lane; /* the lane; NULL until the connection has sent its greeting */
 	struct guest *next;
 };
 
 /* This struct is the lane of one worker slot. */
 struct lane {
 	uint32_t incarnation, peer;
-	int has_secret; /* 1: no connection has used the secret yet */
+	int has_secret; /* 1 until a connection uses the secret */
 	uint64_t secret_hi, secret_lo;
-	struct guest *guest; /* NULL: the lane is not open */
+	struct guest *guest; /* the connection of the lane; NULL if the lane is not open */
 	char *memory;        /* the memory of the worker's pushes, which the server only reads */
-	uint64_t ticket;     /* newest */
+	uint64_t ticket;     /* the newest ticket */
 	struct hold hold[LANE_HOLDS];
 };
 
@@ -169,6 +169,15 @@ static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
 	return lane->has_secret && g->incarnation == lane->incarnation && !differs ? lane : NULL;
 }
 
+/* Returns 1 if the worker of `lane` holds a buffer of weights. */
+static int holds_weights(const struct lane *lane)
+{
+	for (size_t i = 0; i < LANE_HOLDS; i++)
+		if (lane->hold[i].buffer)
+			return 1;
+	return 0;
+}
+
 /* Reads the greeting of `g` and opens its lane. Returns 0 if the caller must close the
  * connection. */
 static int greet(struct guest *g)
@@ -185,8 +194,10 @@ static int greet(struct guest *g)
 		log_debug("lane", "refused", "reason=\"%s\"", rc ? err_text(rc) : "wrong secret");
 		return 0;
 	}
-	lane->has_secret = 0; /* invariant 1 */
+	lane->has_secret = 0;
 	close_lane(l, lane, "the worker opened it again");
+	PS_ASSERT(!lane->guest && !lane->memory); /* invariant 2 */
+	PS_ASSERT(!holds_weights(lane));          /* invariant 3 */
 	if (!open_memory(l, lane, g->fd)) {
 		log_warn(
 			"lane", "failed", "worker=%u reason=\"no shared memory\"", greeting.worker);
@@ -274,6 +285,8 @@ void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m)
 	struct lane *lane = &l->lane[worker - 1];
 	if (lane->incarnation != m->stamp.incarnation)
 		close_lane(l, lane, "another process has the worker's slot");
+	/* invariant 1 */
+	PS_ASSERT(!lane->guest || lane->incarnation == m->stamp.incarnation);
 	lane->incarnation = m->stamp.incarnation;
 	lane->peer = peer;
 	lane->has_secret = 1;
@@ -298,6 +311,34 @@ static struct lane *find_lane(struct lanes *l, uint32_t peer)
 	return NULL;
 }
 
+/* Called when the last reference to a copy of a push is gone. */
+static void return_copy(void *copy, void *pool)
+{
+	float *buffer = copy;
+
+	pool_release(pool, &buffer);
+}
+
+/* Makes a frame for `count` values, in a buffer of the pool if there is one. */
+static int take_copy(struct lanes *l, size_t count, zmq_msg_t *frame)
+{
+	float *buffer = l->cfg.copies ? pool_acquire(l->cfg.copies) : NULL;
+
+	if (!buffer)
+		return zmq_msg_init_size(frame, count * sizeof(float)) ? PS_ENOMEM : PS_OK;
+	if (zmq_msg_init_data(frame, buffer, count * sizeof(float), return_copy, l->cfg.copies)) {
+		pool_release(l->cfg.copies, &buffer);
+		return PS_ENOMEM;
+	}
+	return PS_OK;
+}
+
+/* Returns 1 if `copy` does not lie in the memory that the worker of `lane` can write. */
+static int is_private(const struct lanes *l, const struct lane *lane, const char *copy)
+{
+	return copy < lane->memory || copy >= lane->memory + memory_bytes(l);
+}
+
 int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f)
 {
 	struct lane *lane = find_lane(l, peer);
@@ -309,8 +350,9 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 	/* usually the worker has finished reading its weights when it pushes, so their buffer may
 	 * be free */
 	reap(l, lane);
-	if (zmq_msg_init_size(&f->frame[1], ref->count * sizeof(float)))
+	if (take_copy(l, ref->count, &f->frame[1]))
 		return PS_ENOMEM;
+	PS_ASSERT(is_private(l, lane, zmq_msg_data(&f->frame[1]))); /* invariant 4 */
 	wire_copy_chunk(zmq_msg_data(&f->frame[1]),
 		lane->memory + LANE_PAGE + ref->slot * l->slot_pitch, ref->count, &f->chunk[0],
 		l->cfg.engine);

@@ -10,18 +10,24 @@
  * takes back the buffers that the worker was reading.
  *
  * Invariants:
- * (1) a lane belongs to one incarnation of one worker; each secret opens at most one lane
- *     (only_the_secret_of_the_newest_welcome_opens_a_lane_once,
+ * (1) a lane belongs to one incarnation of one worker (asserted by lanes_welcome;
  *     a_new_incarnation_closes_the_lane_of_the_old_one);
- * (2) a worker never gets memory through which it could change the weights or another worker's push
+ * (2) each secret opens at most one lane, and a lane has one connection (asserted by greet;
+ *     only_the_secret_of_the_newest_welcome_opens_a_lane_once);
+ * (3) only a worker with an open lane holds buffers of weights, at most LANE_HOLDS (asserted by
+ *     greet; weights_are_read_in_place_until_they_are_closed);
+ * (4) the server checks and applies a private copy of each push (asserted by lanes_join;
+ *     a_push_arrives_as_a_private_copy).
+ *
+ * Promises:
+ * (1) a worker never gets memory through which it could change the weights or another worker's push
  *     (another_process_reads_held_weights_and_cannot_write_them; each lane has its own memory for
  *     pushes);
- * (3) a worker holds at most LANE_HOLDS buffers of weights. If the worker holds LANE_HOLDS buffers,
- *     or no buffer is free, the server sends its PARAMS over the TCP connection
- *     (weights_are_read_in_place_until_they_are_closed);
- * (4) the server checks and applies a private copy of each push. If the checksum of the copy is
- *     wrong, the server treats the push as lost (a_push_arrives_as_a_private_copy,
- *     a_torn_push_counts_as_lost).
+ * (2) if a worker holds LANE_HOLDS buffers, or no buffer is free, the server sends its PARAMS over
+ *     the TCP connection (weights_are_read_in_place_until_they_are_closed);
+ * (3) if the checksum of the copy of a push is wrong, the server treats the push as lost
+ *     (a_torn_push_counts_as_lost).
+ *
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_LANE_H
@@ -30,6 +36,7 @@
 #include <stdint.h>
 #include <uv.h>
 #include "common/err.h"
+#include "common/pool.h"
 #include "proto/msg.h"
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
@@ -38,11 +45,15 @@ struct lanes; /* opaque, see lane.c */
 
 struct lanes_config {
 	uv_loop_t *loop;
-	const char *path; /* of the Unix socket */
+	const char *path; /* path of the Unix socket */
 	size_t n_params;
 	uint32_t max_workers;
-	struct param_buffers *params; /* with shared buffers; must outlive the lanes */
-	const struct engine *engine;  /* for copies of pushes; NULL: none */
+	/* the buffers of the weights, some of them shared; must outlive the lanes */
+	struct param_buffers *params;
+	const struct engine *engine; /* runs the copies of pushes, or NULL */
+	/* buffers of n_params floats for these copies, which must outlive the frames; if NULL, the
+	 * copies are in ordinary memory */
+	struct pool *copies;
 };
 
 struct lanes_stats {
@@ -58,7 +69,7 @@ int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
 /* Appends a frame with a copy of the values in slot ref->slot to `f`, a PUSH of `peer`. Returns
  * PS_ESTATE if the peer has no lane. Returns PS_EPROTO if the lane has no such slot, or if the slot
- * has no room for so many values. PS_ENOMEM. */
+ * has no room for these values. PS_ENOMEM. */
 int lanes_join(
 	struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
 /* Lets `peer` read the weights of `m` in shared memory, and sets the fields of `m` that name the

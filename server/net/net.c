@@ -15,6 +15,7 @@
 #include "proto/wire.h"
 #include "server/net/chunked_push.h"
 #include "server/net/clients.h"
+#include "server/net/owners.h"
 #include "server/net/port.h"
 
 /* maximum bytes of the small replies that wait for one peer; enough for a few hundred */
@@ -27,7 +28,6 @@
 #define IO_THREADS 3
 #define MAX_FRAMES 2    /* a server's reply has a header and at most one tensor */
 #define REFUSAL_MS 1000 /* minimum interval between log lines about malformed messages */
-#define REVOKED    64   /* number of connections that are noted in `revoked` */
 
 struct router {
 	struct router_config cfg;
@@ -39,22 +39,26 @@ struct router {
 	struct wire *wire;
 	struct frames in;
 	struct chunked_push *chunks;
-	/* NULL: the server has no shared-memory lanes, for the reason in lane_off */
+	/* the shared-memory lanes; NULL if the server has none, for the reason in lane_off */
 	struct lanes *lanes;
-	/* why `lanes` is NULL; "": the options demand no lanes */
+	/* the reason why `lanes` is NULL, or "" if the options demand no lanes */
 	char lane_off[sizeof(((struct err *)0)->text)];
-	int has_chunks; /* 1: the server may store chunks of a peer's push */
+	int has_chunks; /* 1 if the server may store chunks of a peer's push */
 	struct msg msg;
 	struct replies *replies;
-	uint64_t lsn; /* new replies wait until this LSN is flushed */
+	struct owners *owners; /* the owners of connections; NULL if the server has no keys */
+	uint64_t lsn;          /* new replies wait until this LSN is flushed */
 
 	struct router_stats stats;
-	uint64_t refusal_ms; /* time of the newest log line about a malformed message */
-	/* descriptors of connections that have received the one answer that tells them that their
-	 * key is no longer on the list */
-	int revoked[REVOKED];
-	size_t n_revoked;
-	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
+	uint64_t refusal_ms;         /* time of the newest log line about a malformed message */
+	uint64_t flood_ms;           /* time of the newest log line about a flood */
+	uint32_t sender;             /* the peer whose message on_message handles now, or 0 */
+	int is_refused;              /* 1 if on_message has refused or dropped this message */
+	char address[LABEL_ADDRESS]; /* IP address of the sender of the newest HELLO */
+	/* A ring of the connections whose newest HELLO asked for bfloat16. If the ring forgets a
+	 * connection, its PARAMS have float32, which every worker accepts. */
+	uint32_t *bf16_peer;
+	size_t bf16_room, n_bf16; /* n_bf16: entries written so far */
 };
 
 /* ---- the queue of replies -------------------------------------------------------------------- */
@@ -63,7 +67,7 @@ struct reply {
 	uint32_t peer;
 	uint64_t number; /* sequence number of the reply */
 	uint64_t lsn;    /* the reply leaves after this LSN is flushed */
-	int tombstone;   /* 1: this reply is the ERROR that replaces dropped replies */
+	int tombstone;   /* 1 if this reply is the ERROR that replaces dropped replies */
 	size_t n;
 	zmq_msg_t frame[MAX_FRAMES];
 };
@@ -73,7 +77,7 @@ struct replies {
 	struct reply **order; /* [0, n): waiting, oldest first; [n, room): free */
 	struct reply *pool;
 	uint64_t flushed_lsn;
-	uint64_t number; /* of the newest reply */
+	uint64_t number; /* number of the newest reply */
 	uint64_t sent, dropped;
 };
 
@@ -221,6 +225,7 @@ void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t ls
 		frames_release(f);
 		return;
 	}
+	PS_ASSERT(mine <= q->peer_bytes); /* invariant 2 */
 	evict_oldest(q);
 	append_reply(q, peer, f, lsn, 0);
 }
@@ -266,7 +271,7 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 		struct reply *r = q->order[i];
 		int wait = gone || r->lsn > q->flushed_lsn || must_wait(q, kept, r->peer);
 
-		PS_ASSERT(wait || r->lsn <= q->flushed_lsn); /* invariant 4 */
+		PS_ASSERT(wait || r->lsn <= q->flushed_lsn); /* invariant 3 */
 		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
 
 		if (rc == PS_EAGAIN) {
@@ -305,20 +310,45 @@ uint64_t replies_dropped(const struct replies *q)
 
 /* ---- out ----------------------------------------------------------------------------------- */
 
+/* Returns the entry of `peer` in the ring of connections with bfloat16, or NULL. */
+static uint32_t *find_bf16(const struct router *r, uint32_t peer)
+{
+	size_t known = r->n_bf16 < r->bf16_room ? r->n_bf16 : r->bf16_room;
+
+	for (size_t i = 0; i < known; i++)
+		if (r->bf16_peer[i] == peer)
+			return &r->bf16_peer[i];
+	return NULL;
+}
+
+/* Notes the encoding that the HELLO of `peer` asks for. */
+static void note_wire(struct router *r, uint32_t peer, const struct msg_hello *m)
+{
+	uint32_t *entry = find_bf16(r, peer);
+	int wants = m->role == ROLE_WORKER && m->wire == ENCODING_BF16 && !r->cfg.only_exact;
+
+	if (entry && !wants)
+		*entry = 0;
+	if (wants && !entry)
+		r->bf16_peer[r->n_bf16++ % r->bf16_room] = peer;
+}
+
 /* Encodes PARAMS. The second frame usually points to the weights without a copy (param_buffers.h).
  * If the peer reads the weights in shared memory, the message has no second frame. */
 static int encode_params(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg header = *m;
 
-	/* the core does not know these fields */
+	/* the core does not set these fields */
 	header.params.lane_hold = header.params.lane_buffer = 0;
 	header.params.lane_ticket = 0;
 	if (r->lanes && lanes_hold(r->lanes, peer, &header.params)) {
 		f->n = 1;
 		return wire_encode_header(&header, &f->frame[0]);
 	}
-	int rc = param_buffers_frame(r->cfg.params, &header.params, &f->frame[1]);
+	int is_bf16 = m->params.which == WEIGHTS_CURRENT && find_bf16(r, peer);
+	int rc = is_bf16 ? param_buffers_frame_bf16(r->cfg.params, &header.params, &f->frame[1])
+			 : param_buffers_frame(r->cfg.params, &header.params, &f->frame[1]);
 
 	if (rc)
 		return rc;
@@ -327,15 +357,19 @@ static int encode_params(struct router *r, uint32_t peer, const struct msg *m, s
 		(void)zmq_msg_close(&f->frame[1]);
 		return rc;
 	}
+	if (r->owners)
+		owners_count(r->owners, peer, &f->frame[1]);
 	f->n = 2;
 	return PS_OK;
 }
 
-/* Encodes WELCOME `m` with the offer of a shared-memory lane. */
+/* Encodes WELCOME `m` with the encoding that the server accepts, and with the offer of a
+ * shared-memory lane. */
 static int encode_welcome(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg offer = *m;
 
+	offer.welcome.wire = find_bf16(r, peer) ? ENCODING_BF16 : ENCODING_F32;
 	if (r->lanes)
 		lanes_welcome(r->lanes, peer, &offer.welcome);
 	return wire_encode(&offer, f);
@@ -366,8 +400,7 @@ static int queue(struct router *r, uint32_t peer, const struct msg *m)
 
 void router_send(struct router *r, uint32_t peer, const struct msg *m)
 {
-	if (r->cfg.auth)
-		auth_note(r->cfg.auth, peer, m);
+	r->is_refused |= m->type == MSG_ERROR && peer == r->sender;
 	if (queue(r, peer, m) && m->type == MSG_PARAMS && m->params.ack.seq) {
 		/* no memory for the weights: send at least the decision */
 		const struct msg ack = {.type = MSG_ACK, .ack = m->params.ack};
@@ -450,6 +483,21 @@ static void note_malformed(struct router *r, uint32_t peer, int status, const ch
 	}
 }
 
+/* Notes that the message `r->in` of `peer` was refused or dropped. */
+static void note_refused(struct router *r, uint32_t peer)
+{
+	uint64_t now = uv_now(r->cfg.loop);
+
+	if (!port_note_refused(&r->port, r->in.fd, peer, now))
+		return;
+	if (r->port.stats.floods == 1 || now - r->flood_ms >= REFUSAL_MS) {
+		r->flood_ms = now;
+		log_warn("net", "flood",
+			"peer=%08x reason=\"too many refused messages\" total=%llu", peer,
+			(unsigned long long)r->port.stats.floods);
+	}
+}
+
 static void refuse_message(struct router *r, uint32_t peer, int status, const char *why)
 {
 	const struct msg m = {.type = MSG_ERROR, .error = {.status = status, .text = why}};
@@ -458,25 +506,14 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 		note_malformed(r, peer, status, why);
 	if (peer)
 		router_send(r, peer, &m);
+	note_refused(r, peer);
+	if (status == PS_EAUTH && r->in.n && !auth_is_listed(r->cfg.auth, &r->in))
+		port_note_revoked(&r->port, r->in.fd, peer);
 }
 
-/* Handles a message whose sender's key is no longer on the list. The server answers the first such
- * message of a connection, so that the peer receives the reason. At the second such message it ends
- * the connection, because a peer that continues to send would keep a processor busy. libzmq has no
- * function that ends a connection, but it closes a connection whose socket is shut down. */
-static void hang_up_on_revoked(struct router *r)
+void router_note_dropped(struct router *r)
 {
-	int fd = zmq_msg_get(&r->in.frame[0], ZMQ_SRCFD);
-
-	if (fd <= 0 || auth_is_listed(r->cfg.auth, &r->in))
-		return;
-	for (size_t i = 0; i < REVOKED; i++)
-		if (r->revoked[i] == fd) {
-			r->revoked[i] = 0;
-			(void)shutdown(fd, SHUT_RDWR);
-			return;
-		}
-	r->revoked[r->n_revoked++ % REVOKED] = fd;
+	r->is_refused = 1;
 }
 
 /* Keeps a chunk until its PUSH arrives. Returns PS_EAGAIN if it kept the chunk, because the server
@@ -510,6 +547,35 @@ static void note_address(struct router *r)
 	snprintf(r->address, sizeof(r->address), "%s", address ? address : "");
 }
 
+/* Returns PS_ESTATE if `r->msg` requests weights, and too many bytes of weights already wait for
+ * the connections of its key. A correct worker waits for one reply, and sends its request again
+ * after HELLO. The limit has room for another one, because a connection that ended may still have
+ * one. */
+static int check_pull(struct router *r, uint32_t peer, const char **why)
+{
+	int is_pull = r->msg.type == MSG_PULL || (r->msg.type == MSG_PUSH && r->msg.push.pull);
+	const char *key = r->owners && is_pull ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
+
+	if (!key)
+		return PS_OK;
+	size_t replies = 2 * (size_t)auth_share(r->cfg.auth, r->cfg.max_workers) + 4;
+	if (owners_may_pull(r->owners, peer, key, replies * r->cfg.n_params * sizeof(float)))
+		return PS_OK;
+	*why = "your key does not read the weights that it requested: send HELLO";
+	return PS_ESTATE;
+}
+
+/* Passes the message `r->in` to on_message. */
+static void pass_on(struct router *r, uint32_t peer)
+{
+	r->sender = peer;
+	r->is_refused = 0;
+	r->cfg.on_message(r->cfg.arg, peer, &r->msg, &r->in);
+	r->sender = 0;
+	if (r->is_refused)
+		note_refused(r, peer);
+}
+
 /* Handles one message: receives, decodes and authorizes it, calls on_message, and replies. */
 static int on_readable(void *arg)
 {
@@ -519,21 +585,29 @@ static int on_readable(void *arg)
 		"too many frames, a header over the limit, or a routing id that the client chose";
 	struct lane_ref ref = {0};
 	uint32_t peer = 0;
-	int in_lane = 0, rc = wire_recv(r->socket, &peer, &r->in);
+	int in_lane = 0, admitted = !r->cfg.auth, rc = wire_recv(r->socket, &peer, &r->in);
 
 	if (rc == 0 || rc == PS_ENET)
 		return 0;
 	double begin = clock_seconds();
-	if (r->in.n > 0)
-		port_note_message(&r->port, zmq_msg_get(&r->in.frame[0], ZMQ_SRCFD));
+	port_note_message(&r->port, r->in.fd);
 	r->stats.received++;
 	r->stats.received_bytes += frame_bytes(&r->in);
+	if (port_is_closed(&r->port, r->in.fd, peer)) {
+		frames_release(&r->in);
+		return 1;
+	}
+	if (rc == 1 && r->cfg.auth) {
+		admitted = auth_admit(r->cfg.auth, &r->in, wire_is_chunk(&r->in), &why) == PS_OK;
+		rc = admitted ? 1 : PS_EAUTH;
+	}
 	if (rc == 1 && wire_is_chunk(&r->in))
 		rc = keep_chunk(r, peer, &why);
 	else if (rc == 1 && (r->has_chunks || wire_chunks_wanted(&r->in) > 0))
 		rc = chunked_push_join(r->chunks, peer, &r->in); /* PS_EAGAIN: a chunk is lost */
 	if ((rc == 1 || rc == PS_OK) && (in_lane = wire_lane_ref(&r->in, &ref)))
 		rc = join_lane(r, peer, &ref, &why);
+	PS_ASSERT(admitted || (rc != 1 && rc != PS_OK)); /* invariant 3 of the router */
 	if (rc == 1 || rc == PS_OK)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
 	r->stats.verify_s += clock_seconds() - begin;
@@ -550,16 +624,19 @@ static int on_readable(void *arg)
 	}
 	if (rc == PS_OK && r->cfg.auth)
 		rc = auth_check(r->cfg.auth, peer, &r->in, &r->msg, &why);
+	if (rc == PS_OK)
+		rc = check_pull(r, peer, &why);
 	if (rc == PS_EAGAIN) { /* the key of the sender is over its quota */
+		note_refused(r, peer);
 		frames_release(&r->in);
 		return 1;
 	}
+	if (rc == PS_OK && r->msg.type == MSG_HELLO)
+		note_wire(r, peer, &r->msg.hello);
 	if (rc == PS_OK)
-		r->cfg.on_message(r->cfg.arg, peer, &r->msg, &r->in);
+		pass_on(r, peer);
 	else
 		refuse_message(r, peer, rc, why);
-	if (rc == PS_EAUTH && r->in.n)
-		hang_up_on_revoked(r);
 	frames_release(&r->in);
 	router_flush(r);
 	return 1;
@@ -643,7 +720,7 @@ static int start_watching(struct router *r, struct err *e)
 {
 	if (zloop_start(&r->loop, r->cfg.loop, r->socket, on_readable, r) != 0)
 		return err_set(e, PS_ENET, "the socket cannot be watched");
-	if (port_start(&r->port, r->cfg.loop, r->cfg.silent_ms) != 0) {
+	if (port_start(&r->port, r->cfg.loop, r->cfg.silent_ms, r->cfg.push_window) != 0) {
 		zloop_stop(&r->loop, NULL);
 		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
 	}
@@ -661,7 +738,8 @@ static int open_lanes(struct router *r, struct err *e)
 		.n_params = r->cfg.n_params,
 		.max_workers = r->cfg.max_workers,
 		.params = r->cfg.params,
-		.engine = r->cfg.engine};
+		.engine = r->cfg.engine,
+		.copies = r->cfg.copies};
 	struct err why;
 
 	if (!r->cfg.lane_path)
@@ -691,15 +769,19 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 		return err_set(e, PS_ENOMEM, "no memory for the port");
 	r->cfg = *cfg;
 	frames_init(&r->in);
-	if (port_init(&r->port) || wire_new(&r->wire, cfg->n_params) ||
+	r->bf16_room = 2 * (size_t)cfg->max_workers + 64;
+	r->bf16_peer = mem_try(r->bf16_room, sizeof(*r->bf16_peer));
+	if (port_init(&r->port) || !r->bf16_peer || wire_new(&r->wire, cfg->n_params) ||
 		replies_new(&r->replies, room, per_peer) ||
-		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers, cfg->engine))
+		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers, cfg->engine) ||
+		(cfg->auth && !(r->owners = owners_new())))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
 		rc = open_sockets(r, e);
 	if (!rc) {
-		wire_serve(r->wire);
 		wire_use_engine(r->wire, cfg->engine);
+		if (cfg->only_exact)
+			wire_only_exact(r->wire);
 		rc = port_bind(&r->port, cfg->bind, e);
 	}
 	if (!rc)
@@ -791,8 +873,10 @@ void router_free(struct router **r)
 	replies_free(&(*r)->replies);
 	chunked_push_free(&(*r)->chunks);
 	wire_free(&(*r)->wire);
+	free((*r)->bf16_peer);
 	if ((*r)->context)
 		zmq_ctx_term((*r)->context);
+	owners_free(&(*r)->owners);
 	lanes_free(&(*r)->lanes);
 	free(*r);
 	*r = NULL;

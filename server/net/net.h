@@ -9,16 +9,21 @@
  *      ACK inside, so that the worker wakes up only once.
  *
  * Invariants:
- * (1) no function waits, and the memory of waiting replies is bounded
- *     (a_peer_that_does_not_read_loses_replies_and_is_notified);
+ * (1) the memory of waiting replies is bounded (asserted by append_reply;
+ *     a_peer_that_does_not_read_loses_replies_and_is_notified);
  * (2) the router sends replies to one peer in the order of the calls of router_send, or evicts the
- *     peer (the queue of replies below defines this) (too_much_for_one_peer_becomes_one_error);
- * (3) when file descriptors run out, new connections wait and open connections continue to work
- *     (accept_gate.h; test_out_of_descriptors);
- * (4) with `auth`, no byte of a peer without a listed key reaches wire_decode
- *     (tests/wire/test_keys.py, test_nothing_of_an_unauthenticated_peer_is_read_or_answered).
- * In every build, PS_ASSERT checks that the queue of replies never exceeds its memory (part of
- * invariant (1)). Thread: the loop's.
+ *     peer (the queue of replies below defines this) (asserted by replies_flush;
+ *     too_much_for_one_peer_becomes_one_error);
+ * (3) with `auth`, no byte of a peer without a listed key reaches wire_decode (asserted by
+ *     on_readable;
+ *     tests/wire/test_keys.py, test_nothing_of_an_unauthenticated_peer_is_read_or_answered).
+ *
+ * Promises:
+ * (1) no function waits (test_server_replies);
+ * (2) when file descriptors run out, new connections wait and open connections continue to work
+ *     (accept_gate.h; test_out_of_descriptors).
+ *
+ * Thread: the loop's.
  */
 #ifndef SERVER_NET_NET_H
 #define SERVER_NET_NET_H
@@ -26,6 +31,7 @@
 #include <stdint.h>
 #include <uv.h>
 #include "common/err.h"
+#include "common/pool.h"
 #include "proto/msg.h"
 #include "proto/wire.h"
 #include "server/auth/auth.h"
@@ -42,21 +48,24 @@ typedef void router_gone_fn(void *arg, uint32_t peer);
 
 struct router_config {
 	uv_loop_t *loop;
-	const char *bind;     /* tcp://HOST:PORT, PORT 0 or *: any */
+	const char *bind;     /* tcp://HOST:PORT; PORT 0 or *: any free port */
 	size_t n_params;      /* limits the size of a message */
 	uint32_t push_window; /* maximum number of unanswered messages of a correct peer */
 	uint32_t max_workers;
-	uint64_t
-		/* the router closes a connection that has sent no message in this time (port.h); 0:
-		 * never */
-		silent_ms;
-	struct param_buffers *params; /* frames for PARAMS; must outlive the router */
-	const struct engine *engine;  /* for the checks of tensors; NULL: none */
-	/* lane_path: the Unix socket of shared-memory lanes (lane.h); NULL: there are no lanes.
-	 * needs_lane: 1: router_new fails if this socket cannot be opened */
+	/* The router closes a connection that has sent no message in this time (port.h). If the
+	 * time is 0, the router closes none for this reason. */
+	uint64_t silent_ms;
+	struct param_buffers *params; /* the buffers of the weights; must outlive the router */
+	const struct engine *engine;  /* runs the checks of tensors, or NULL */
+	/* 1 if the run needs exact gradients, so that the router accepts no bfloat16
+	 * (proto/bf16.h) */
+	int only_exact;
+	struct pool *copies; /* see struct lanes_config */
+	/* lane_path is the Unix socket of shared-memory lanes (lane.h), or NULL if there are no
+	 * lanes. If needs_lane is 1, router_new fails if this socket cannot be opened. */
 	const char *lane_path;
 	int needs_lane;
-	struct auth *auth; /* borrowed; NULL: every peer has all rights */
+	struct auth *auth; /* borrowed; if NULL, every peer has all rights */
 	router_message_fn *on_message;
 	router_gone_fn *on_gone;
 	void *arg;
@@ -71,7 +80,7 @@ struct router_stats {
 	uint64_t gone;          /* replies to peers whose connections were gone */
 	uint64_t params_framed; /* versions of the weights that were sent */
 	uint64_t torn;          /* pushes in shared memory whose checksum was wrong */
-	int has_lanes;          /* 1: the router offers shared-memory lanes */
+	int has_lanes;          /* 1 if the router offers shared-memory lanes */
 	struct lanes_stats lanes;
 	double verify_s;  /* time spent on decoding messages and verifying their checksums */
 	uint64_t rescues; /* messages that only the safety timer of zloop.h found; must stay 0 */
@@ -92,7 +101,7 @@ const char *router_lane_file(const struct router *r);
 /* Logs one line with the path of the socket of shared-memory lanes, or with the reason why there is
  * none. */
 void router_log_lanes(const struct router *r);
-/* Returns the IP address of the sender of the newest HELLO, or "" if libzmq does not know the
+/* Returns the IP address of the sender of the newest HELLO, or "" if libzmq does not report the
  * address. */
 const char *router_address(const struct router *r);
 /* Makes the replies of later calls of router_send wait until the log is flushed up to `lsn`. If
@@ -106,6 +115,10 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Sends `m` at once, before the replies that wait for the log, or drops `m`. Therefore `m` must not
  * acknowledge anything, and must be correct at any place among the other replies. */
 void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
+/* Notes that on_message drops its message without an answer, because of a quota. If a connection
+ * sends many messages that the server drops or answers with ERROR, the router closes it (port.h).
+ * Call router_note_dropped only from on_message. */
+void router_note_dropped(struct router *r);
 /* Sends the replies that may leave. The function calls on_gone for each peer that is gone. Do not
  * call router_flush from on_message or on_gone. */
 void router_flush(struct router *r);
@@ -129,19 +142,20 @@ void router_free(struct router **r);
  * router and its unit test use it.
  *
  * Invariants:
- * (1) replies to one peer leave in the order of replies_put, or not at all (replies_leave_in_order,
- *     nothing_overtakes);
+ * (1) replies to one peer leave in the order of replies_put, or not at all (asserted by
+ *     replies_flush; replies_leave_in_order, nothing_overtakes);
  * (2) the queue evicts a peer whose waiting replies exceed peer_bytes. When the queue is full (room
  *     >= 2), it evicts the peer with the oldest reply. To evict a peer means to replace all replies
  *     to it by one ERROR with PS_ESTATE, the tombstone, which asks the peer to send HELLO. The
  *     queue drops later replies to the peer until the tombstone has left. A peer therefore never
- *     reads replies from which some are missing without a notice
- *     (too_much_for_one_peer_becomes_one_error,
+ *     reads replies from which some are missing without a notice (asserted by replies_put for
+ *     peer_bytes, and by append_reply for the room; too_much_for_one_peer_becomes_one_error,
  *     without_room_the_longest_waiting_peer_loses_its_replies);
- * (3) a peer that does not read delays no other peer (test_server_replies);
- * (4) a reply leaves only after its LSN was flushed (replies_wait_for_the_disk). In every build,
- * PS_ASSERT checks invariants (1) and (4), and that the queue has room for each reply (part of
- * invariant (2)).
+ * (3) a reply leaves only after its LSN was flushed (asserted by replies_flush;
+ *     replies_wait_for_the_disk).
+ *
+ * Promises:
+ * (1) a peer that does not read delays no other peer (test_server_replies).
  */
 struct replies; /* opaque, see net.c */
 

@@ -19,8 +19,8 @@
  * its current buffer. Each frame and each reader in another process holds one reference to its
  * buffer. When the last reference is dropped, the buffer returns to its pool. */
 struct refs {
-	struct pool *pool;     /* the pool of an ordinary buffer; NULL: the buffer is shared */
-	struct shared *shared; /* the owner of a shared buffer; NULL: the buffer is ordinary */
+	struct pool *pool;     /* the pool of an ordinary buffer; NULL if the buffer is shared */
+	struct shared *shared; /* the owner of a shared buffer; NULL if the buffer is ordinary */
 	atomic_uint n;
 };
 
@@ -29,13 +29,16 @@ struct refs {
 struct shared {
 	struct param_shared at;
 	char *base;
-	struct refs *refs; /* at.n */
+	struct refs *refs; /* at.n entries */
 	pthread_mutex_t mutex;
 	size_t n_free;
 	uint32_t *free_index; /* last in, first out */
 };
 
 #define REFS_FLOATS (64 / sizeof(float)) /* size of struct refs, with alignment */
+
+/* The copies that struct param_buffers has. */
+enum { COPY_CURRENT, COPY_EVAL, COPY_BF16, COPIES };
 
 struct copy {
 	int valid;
@@ -45,14 +48,14 @@ struct copy {
 
 struct param_buffers {
 	struct pool *pool;
-	struct shared *shared; /* NULL: none */
+	struct shared *shared; /* the shared buffers; NULL if there are none */
 	float *current;        /* the buffer of the core's current weights */
 	/* the buffer for the next version if `current` has readers; otherwise NULL */
 	float *spare;
-	struct copy copy[2]; /* by enum weights - 1 */
+	struct copy copy[COPIES];
 	size_t n_params;
-	uint64_t version, xxh3; /* of `current` */
-	int is_framed;          /* 1: xxh3 is the checksum of `current` */
+	uint64_t version, xxh3; /* version and checksum of `current` */
+	int is_framed;          /* 1 if xxh3 is the checksum of `current` */
 	uint64_t framed;
 };
 
@@ -187,7 +190,7 @@ int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared
 	*out = w;
 	if (!w)
 		return PS_ENOMEM;
-	for (size_t i = 0; i < 2; i++)
+	for (size_t i = 0; i < COPIES; i++)
 		(void)zmq_msg_init(&w->copy[i].frame);
 	w->n_params = n_params;
 	if (shared)
@@ -206,7 +209,7 @@ void param_buffers_free(struct param_buffers **out)
 
 	if (!w)
 		return;
-	for (size_t i = 0; i < 2; i++)
+	for (size_t i = 0; i < COPIES; i++)
 		(void)zmq_msg_close(&w->copy[i].frame);
 	if (w->spare)
 		drop_ref(w->spare, refs_of(w, w->spare));
@@ -263,6 +266,11 @@ int param_buffers_shared(const struct param_buffers *w, struct param_shared *sha
 	return w->shared != NULL;
 }
 
+void *param_buffers_memory(const struct param_buffers *w)
+{
+	return w->shared ? w->shared->base : NULL;
+}
+
 int param_buffers_hold(struct param_buffers *w, struct msg_params *m, size_t *index, void **hold)
 {
 	struct slice *s = &m->slices.slice[0];
@@ -300,10 +308,9 @@ static int make_copy(struct param_buffers *w, struct copy *c, const struct msg_p
 
 /* Makes a frame with a copy of the values, because the core may overwrite the original values. All
  * pulls of one version share the copy. */
-static int frame_copy(struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame)
+static int frame_copy(
+	struct param_buffers *w, struct copy *c, struct msg_params *m, zmq_msg_t *frame)
 {
-	struct copy *c = &w->copy[m->which == WEIGHTS_EVAL];
-
 	if (!c->valid || c->version != m->version) {
 		int rc = make_copy(w, c, m);
 
@@ -322,7 +329,14 @@ int param_buffers_frame(struct param_buffers *w, struct msg_params *m, zmq_msg_t
 
 	if (s->data == w->current && frame_current(w, &s->xxh3, frame) == PS_OK)
 		return PS_OK;
-	return frame_copy(w, m, frame);
+	return frame_copy(
+		w, &w->copy[m->which == WEIGHTS_EVAL ? COPY_EVAL : COPY_CURRENT], m, frame);
+}
+
+int param_buffers_frame_bf16(struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame)
+{
+	m->slices.slice[0].encoding = ENCODING_BF16;
+	return frame_copy(w, &w->copy[COPY_BF16], m, frame);
 }
 
 struct computation {
@@ -367,7 +381,7 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 		w->current = w->spare;
 		w->spare = NULL;
 	} else if (version == w->version) {
-		/* invariant 2: the weights and their buffer have not changed */
+		/* invariant 2 */
 		PS_ASSERT(core_weights(c) == w->current);
 		return;
 	}
@@ -376,12 +390,12 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 	w->framed += (uint64_t)is_hashed;
 }
 
-void param_buffers_before_step(struct param_buffers *w, struct core *c)
+float *param_buffers_next(const struct param_buffers *w)
 {
 	int is_read = atomic_load(&refs_of(w, w->current)->n) > 1;
 
 	PS_ASSERT(!is_read || w->spare); /* invariant 1: the core must not write to current */
-	core_next_buffer(c, is_read ? w->spare : NULL);
+	return is_read ? w->spare : NULL;
 }
 
 uint64_t param_buffers_framed(const struct param_buffers *w)

@@ -3,7 +3,8 @@
  * the core.
  *
  * The answer to a pull points to the core's own buffer, without a copy. While libzmq sends such a
- * frame, the core writes the next version of the weights to a second buffer (core_next_buffer). If
+ * frame, the core writes the next version of the weights to a second buffer (`next_buffer` of
+ * struct event). If
  * no frame points to the core's buffer, the core updates this buffer in place, because the caches
  * of the CPU still hold its values. A buffer returns to the pool when libzmq has sent the last
  * frame that points to it. If k workers read the weights at different speeds, there are at most k +
@@ -14,14 +15,19 @@
  * ordinary memory, and its weights leave over TCP.
  *
  * Invariants:
- * (1) if a frame points to a buffer, the buffer does not change while the frame exists
- *     (a_frame_is_the_cores_buffer_and_never_changes);
- * (2) the server computes the checksum of each version at most once, for any number of pulls. If
- *     the step that computes the weights also sends them, the server computes the checksum block by
- *     block together with the weights. Otherwise the server computes the checksum when it first
- *     sends the weights (test_server_param_buffers).
- * In every build, PS_ASSERT checks invariant (1) before each step of the core. Only the loop's
- * thread may call these functions, but libzmq's threads return buffers.
+ * (1) if a frame points to a buffer, the buffer does not change while the frame exists (asserted by
+ *     param_buffers_next before each step of the core;
+ *     a_frame_is_the_cores_buffer_and_never_changes);
+ * (2) the weights and their buffer change only together with the version, so a checksum stays valid
+ *     for all pulls of a version (asserted by param_buffers_after_step).
+ *
+ * Promises:
+ * (1) the server computes the checksum of each version at most once per encoding, for any number of
+ *     pulls. If the step that computes the weights also sends them, the server computes the
+ *     checksum block by block together with the weights. Otherwise the server computes the checksum
+ *     when it first sends the weights (test_server_param_buffers).
+ *
+ * Only the loop's thread may call these functions, but libzmq's threads return buffers.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H
 #define SERVER_NET_PARAM_BUFFERS_H
@@ -44,8 +50,13 @@ float *param_buffers_first(const struct param_buffers *w);
  * this slice. PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
-/* Selects the buffer of the next version. Call this function before every core_decide. */
-void param_buffers_before_step(struct param_buffers *w, struct core *c);
+/* Makes *frame with the current weights of `m`, rounded to bfloat16. All calls for one version
+ * share the rounded weights. Otherwise like param_buffers_frame. */
+int param_buffers_frame_bf16(
+	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
+/* Returns the buffer of the next version, for `next_buffer` of every event. Returns NULL if no
+ * frame points to the current weights, so that the core may overwrite them. */
+float *param_buffers_next(const struct param_buffers *w);
 /* Computes the new weights and notes which buffer the core uses now. Call this function after every
  * core_decide, before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w, struct core *c);
@@ -57,6 +68,8 @@ struct param_shared {
 	size_t n, pitch;
 };
 int param_buffers_shared(const struct param_buffers *w, struct param_shared *shared);
+/* Returns the address of the shared buffers in this process, or NULL if there are none. */
+void *param_buffers_memory(const struct param_buffers *w);
 /* Lets another process read the weights of `m` in a shared buffer, and sets *index to the number of
  * this buffer. The buffer does not change until the caller has called param_buffers_drop with
  * `hold`. Sets the checksum of the only slice of `m`. Returns 0 if the weights of `m` are in no

@@ -4,12 +4,14 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <zmq.h>
 #include "common/assert.h"
 #include "common/log.h"
+#include "common/mem.h"
 #include "common/zmonitor.h"
 
 #define REBIND_MS 50   /* time between two attempts to bind the port again */
@@ -84,6 +86,8 @@ static int set_bit(unsigned char *bits, uint32_t fd, int value)
 static void note_accepted(struct port *p, uint32_t fd)
 {
 	p->stats.accepted++;
+	if (p->refusals && fd < PORT_FDS)
+		p->refusals[fd] = (struct port_refusals){0};
 	if (accept_gate_is_needed(p->gate, fd))
 		close_gate(p, "few descriptors are left");
 	if (fd >= PORT_FDS || set_bit(p->ended, fd, 0) || !set_bit(p->open, fd, 1))
@@ -106,6 +110,13 @@ static void note_ended(struct port *p, uint32_t fd)
 	} else if (p->bound) {
 		set_bit(p->ended, fd, 1);
 	}
+}
+
+/* libzmq has no function that closes a connection, but it closes a connection whose socket is shut
+ * down. */
+static void shut_down(int fd)
+{
+	(void)shutdown(fd, SHUT_RDWR);
 }
 
 /* ---- silent connections ---------------------------------------------------------------------- */
@@ -135,8 +146,7 @@ static int is_without_data(int fd, uint64_t ms)
 	       info.tcpi_last_data_recv >= ms;
 }
 
-/* Closes the connections that have sent no message for too long. libzmq has no function that closes
- * a connection, but it closes a connection whose socket is shut down. */
+/* Closes the connections that have sent no message for too long. */
 static void on_sweep(uv_timer_t *t)
 {
 	struct port *p = t->data;
@@ -147,10 +157,67 @@ static void on_sweep(uv_timer_t *t)
 			continue;
 		if (set_bit(p->swept, fd, 1) || !is_without_data((int)fd, silent_ms))
 			continue;
-		(void)shutdown((int)fd, SHUT_RDWR);
+		shut_down((int)fd);
 		p->stats.silent++;
 		log_debug("net", "silent", "fd=%u", fd);
 	}
+}
+
+/* ---- refused messages ------------------------------------------------------------------------ */
+
+#define REFUSAL_MS (1000 / FLOOD_PER_S)
+
+/* Returns the entry of a connection. Returns NULL if the descriptor is not known, or if there is no
+ * memory; the refusals are then not counted. */
+static struct port_refusals *refusals_of(struct port *p, int fd, uint32_t peer)
+{
+	if (fd <= 0 || fd >= PORT_FDS)
+		return NULL;
+	if (!p->refusals)
+		p->refusals = mem_try(PORT_FDS, sizeof(*p->refusals));
+	if (!p->refusals)
+		return NULL;
+	struct port_refusals *e = &p->refusals[fd];
+	if (e->peer != peer)
+		*e = (struct port_refusals){.peer = peer};
+	return e;
+}
+
+int port_is_closed(const struct port *p, int fd, uint32_t peer)
+{
+	return p->refusals && fd > 0 && fd < PORT_FDS && p->refusals[fd].peer == peer &&
+	       p->refusals[fd].closed;
+}
+
+int port_note_refused(struct port *p, int fd, uint32_t peer, uint64_t now_ms)
+{
+	struct port_refusals *e = refusals_of(p, fd, peer);
+
+	if (!e || e->closed)
+		return 0;
+	uint64_t passed_ms = now_ms - e->now_ms;
+	e->spent_ms -= passed_ms < e->spent_ms ? (uint32_t)passed_ms : e->spent_ms;
+	e->now_ms = now_ms;
+	e->spent_ms += REFUSAL_MS;
+	if (e->spent_ms <= p->burst * REFUSAL_MS)
+		return 0;
+	e->closed = 1;
+	p->stats.floods++;
+	shut_down(fd);
+	return 1;
+}
+
+void port_note_revoked(struct port *p, int fd, uint32_t peer)
+{
+	struct port_refusals *e = refusals_of(p, fd, peer);
+
+	if (!e || e->closed)
+		return;
+	if (e->revoked) {
+		e->closed = 1;
+		shut_down(fd);
+	}
+	e->revoked = 1;
 }
 
 /* ---- events of the monitor ------------------------------------------------------------------- */
@@ -202,6 +269,8 @@ int port_init(struct port *p)
 void port_release(struct port *p)
 {
 	accept_gate_free(&p->gate);
+	free(p->refusals);
+	p->refusals = NULL;
 }
 
 int port_monitor(struct port *p, void *context, void *socket, struct err *e)
@@ -250,8 +319,9 @@ int port_bind(struct port *p, const char *address, struct err *e)
 	return PS_OK;
 }
 
-int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms)
+int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms, uint32_t window)
 {
+	p->burst = FLOOD_BURST + 2 * window;
 	if (zloop_start(&p->loop, loop, p->monitor, on_monitor, p) != 0)
 		return PS_ENET;
 	uv_timer_init(loop, &p->rebind);

@@ -6,6 +6,11 @@
  * `silent_ms` after libzmq has accepted it. A connection on which the first message is just
  * arriving stays open.
  *
+ * The module also closes a connection that floods the server with messages which the server refuses
+ * or drops, because each of them takes time. A connection may send FLOOD_BURST + 2 *
+ * --push-window such messages at once, and FLOOD_PER_S in each second. A correct peer sends far
+ * fewer: after a restart of the server at most the messages that were on their way.
+ *
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_PORT_H
@@ -16,13 +21,26 @@
 #include "common/zloop.h"
 #include "server/net/accept_gate.h"
 
-#define PORT_FDS 65536
+#define PORT_FDS    65536
+#define FLOOD_BURST 256u
+#define FLOOD_PER_S 20u
 
 struct port_stats {
 	uint64_t accepted, handshakes_failed;
 	uint64_t accept_failures; /* accept failed: no descriptor was left */
 	uint64_t silent;          /* connections closed because they sent no message */
-	uint32_t connections;     /* open now */
+	uint64_t floods;          /* connections closed because too many messages were refused */
+	uint32_t connections;     /* number of open connections now */
+};
+
+/* This struct counts the refused messages of a connection. libzmq gives the descriptor of a closed
+ * connection to a new one while old messages may still wait, but each connection has a new peer. */
+struct port_refusals {
+	uint32_t peer;
+	uint32_t spent_ms; /* time until all refusals are forgotten */
+	uint64_t now_ms;   /* time of the newest refusal */
+	int revoked;       /* 1 if a message was refused because the key is no longer on the list */
+	int closed;        /* 1 if the server has shut down the connection */
 };
 
 /* This struct is a member of the router. Only port.c may use its members. */
@@ -41,6 +59,9 @@ struct port {
 	 * sweep. */
 	unsigned char open[PORT_FDS / 8], ended[PORT_FDS / 8];
 	unsigned char active[PORT_FDS / 8], swept[PORT_FDS / 8];
+	/* an entry for each descriptor; NULL until the first message is refused */
+	struct port_refusals *refusals;
+	uint32_t burst; /* maximum number of refused messages of a connection at once */
 };
 
 /* Creates the accept gate. The caller must call port_release even after a failure. PS_ENOMEM. */
@@ -52,13 +73,22 @@ int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_
 /* Binds the socket to `address`. Returns PS_EUSAGE if the address cannot be bound. PS_ENET. */
 int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
 /* Begins to read the monitor's events in `loop`. `silent_ms` is the time limit for the first
- * message of a connection; 0: there is no limit. After a success the caller must call port_stop.
- * PS_ENET. */
-int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms) PS_MUST_CHECK;
+ * message of a connection, or 0 for no limit. `window` is the maximum number of unanswered messages
+ * of a correct peer. After a success the caller must call port_stop. PS_ENET. */
+int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms, uint32_t window) PS_MUST_CHECK;
 void port_stop(struct port *p);
 /* Notes that a message has arrived on the connection with descriptor `fd`, so the connection is not
  * silent. */
 void port_note_message(struct port *p, int fd);
+/* Notes that a message of connection `peer` with descriptor `fd` was refused or dropped. If the
+ * connection has sent too many such messages, closes it and returns 1. */
+int port_note_refused(struct port *p, int fd, uint32_t peer, uint64_t now_ms);
+/* Notes that a message was refused because its key is no longer on the list. Closes the connection
+ * at the second such message, so that the peer can receive the reason after the first one. */
+void port_note_revoked(struct port *p, int fd, uint32_t peer);
+/* Returns 1 if one of these two functions has closed the connection. The messages of the
+ * connection that have already arrived must be dropped. */
+int port_is_closed(const struct port *p, int fd, uint32_t peer);
 /* Closes the monitor. Call port_close before you close the socket. */
 void port_close(struct port *p);
 /* Closes all connections, as net.h describes for router_close_connections. */

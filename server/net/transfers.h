@@ -20,7 +20,7 @@ struct transfer {
 	uint32_t peer;
 	int fd;
 	char address[64];
-	/* bytes that the connection had moved at the newest poll; 0: not polled yet */
+	/* bytes that the connection had moved at the newest poll; 0 before the first poll */
 	uint64_t bytes;
 };
 

@@ -1,5 +1,5 @@
 /*
- * test_server_net.c - the server's port over real sockets. Proves the invariants numbered in
+ * test_server_net.c - the server's port over real sockets. Proves the invariants and promises of
  * server/net/net.h.
  */
 #include "tests/support/router_fixture.h"
@@ -237,6 +237,7 @@ TEST_IN(a_peer_that_left_is_reported, router_set_up, router_tear_down)
 		uv_run(&router_loop, UV_RUN_NOWAIT);
 	}
 	assert_int_equal(router_test_stats().gone, 1);
+	assert_int_equal(router_core.gone_peer, router_core.peer);
 	assert_int_equal(router_test_stats().waiting, 0);
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include "tests/support/core_fixture.h"
 #include "common/share.h"
+#include "proto/bf16.h"
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
 #include "tests/support/test.h"
@@ -59,7 +60,7 @@ static void push(void)
 {
 	struct msg m = fixture_push_ones(worker, ++seq);
 
-	param_buffers_before_step(buffers, f.core);
+	f.next_buffer = param_buffers_next(buffers);
 	fixture_applied(&f, 9, &m);
 	param_buffers_after_step(buffers, f.core);
 }
@@ -89,6 +90,48 @@ static void assert_frame(zmq_msg_t *frame, float value)
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		assert_true(at[i] == value);
 }
+
+static void pull_bf16(zmq_msg_t *frame)
+{
+	const float *values = core_weights(f.core);
+	struct msg_params m = {
+		.which = WEIGHTS_CURRENT, .version = core_stats(f.core)->version, .slices.n = 1};
+	struct slice *s = &m.slices.slice[0];
+
+	*s = (struct slice){.count = FIXTURE_PARAMS, .encoding = ENCODING_F32, .data = values};
+	assert_int_equal(param_buffers_frame_bf16(buffers, &m, frame), PS_OK);
+	assert_int_equal(s->encoding, ENCODING_BF16);
+	assert_int_equal(zmq_msg_size(frame), FIXTURE_PARAMS * BF16_BYTES);
+	assert_int_equal(s->xxh3, wire_frame_checksum(zmq_msg_data(frame), zmq_msg_size(frame)));
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++) {
+		uint16_t half;
+
+		memcpy(&half, (char *)zmq_msg_data(frame) + BF16_BYTES * i, sizeof(half));
+		assert_int_equal(half, bf16_of(values[i]));
+	}
+}
+
+TEST_IN(pulls_of_one_version_share_the_rounded_weights, set_up, tear_down)
+{
+	zmq_msg_t frame[5];
+
+	push();
+	pull_bf16(&frame[0]);
+	pull_current(&frame[1]); /* a worker with float32 pulls the same version */
+	pull_bf16(&frame[2]);
+	assert_int_equal(param_buffers_framed(buffers), 2); /* one for each encoding */
+	assert_frame(&frame[1], -1);
+	/* without memory for another buffer, a pull gets a copy of the weights */
+	float copy[FIXTURE_PARAMS];
+	memcpy(copy, core_weights(f.core), sizeof(copy));
+	pull(WEIGHTS_CURRENT, copy, core_stats(f.core)->version, &frame[4]);
+	push();
+	pull_bf16(&frame[3]);
+	assert_int_equal(param_buffers_framed(buffers), 4);
+	for (int i = 0; i < 5; i++)
+		(void)zmq_msg_close(&frame[i]);
+}
+TEST_AGAIN(pulls_of_one_version_share_the_rounded_weights, set_up_shared, tear_down)
 
 TEST_IN(without_pulls_the_weights_stay_in_place, set_up, tear_down)
 {
@@ -179,11 +222,13 @@ TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up
 {
 	const struct effect *sent = NULL;
 	struct msg m = fixture_push_ones(worker, ++seq);
-	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = &m};
+	const struct event ev = {.kind = EVENT_MESSAGE,
+		.peer = 9,
+		.msg = &m,
+		.next_buffer = param_buffers_next(buffers)};
 	zmq_msg_t frame;
 
 	m.push.pull = 42;
-	param_buffers_before_step(buffers, f.core);
 	core_decide(f.core, &ev, f.now_ms);
 	param_buffers_after_step(buffers, f.core);
 	assert_int_equal(param_buffers_framed(buffers), 1);
@@ -214,7 +259,7 @@ TEST_IN(a_part_of_the_weights_changes, set_up, tear_down)
 		fixture_slice(&m, offset, FIXTURE_PARAMS / 2, fixture_ones);
 		if (i % 2)
 			pull_current(&frame[i]);
-		param_buffers_before_step(buffers, f.core);
+		f.next_buffer = param_buffers_next(buffers);
 		fixture_applied(&f, 9, &m);
 		param_buffers_after_step(buffers, f.core);
 		pull_current(&frame[i - i % 2]);

@@ -1,5 +1,5 @@
 /* test_server_quota.c - the limit on the messages of each key per second (server/auth/quota.h).
- * Attack A5 of docs/faults.md. */
+ * Covers attack A5 of docs/faults.md. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

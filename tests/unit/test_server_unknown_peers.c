@@ -1,7 +1,7 @@
 /*
  * test_server_unknown_peers.c - connections to the server's port that do not use its protocol, and
  * more connections than the process has file descriptors.
- * Attacks A3, A4 and A5 of docs/faults.md.
+ * Covers attacks A3, A4 and A5 of docs/faults.md.
  */
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -122,6 +122,72 @@ TEST_IN(a_connection_without_a_message_is_closed, set_up_with_limit, router_tear
 	wire_free(&wire);
 }
 
+/* ---- floods ---------------------------------------------------------------------------------- */
+
+/* Opens a connection that libzmq does not open again. */
+static void *connect_once(void)
+{
+	const int never = -1;
+	void *s = open_dealer();
+
+	zmq_setsockopt(s, ZMQ_RECONNECT_IVL, &never, sizeof(never));
+	return s;
+}
+
+/* Sends messages that the server cannot decode until it has received `n` of them. */
+static void send_junk(void *s, uint64_t n)
+{
+	const uint64_t wanted = router_test_stats().malformed + n;
+
+	for (uint64_t i = 0; i < n; i++)
+		assert_int_equal(zmq_send(s, "x", 1, 0), 1);
+	UNTIL(router_test_stats().malformed >= wanted)
+}
+
+/* Covers attack A5 of docs/faults.md. A correct peer can have many messages refused at once, for
+ * example after a restart of the server. */
+TEST_IN(a_flood_of_refused_messages_ends_its_connection, router_set_up, router_tear_down)
+{
+	const uint64_t burst = FLOOD_BURST + 2 * router_test_config().push_window;
+	struct wire *wire;
+
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
+	router_core.replies = 1;
+	void *honest = connect_dealer(), *flood = connect_once();
+	assert_int_equal(zmq_connect(flood, router_endpoint(router_under_test)), 0);
+	expect_answer(honest, wire);
+	UNTIL(router_test_stats().port.connections == 2)
+	send_junk(flood, burst);
+	assert_int_equal(router_test_stats().port.floods, 0);
+	/* the refusals of one second are forgotten in each second */
+	while (router_test_stats().port.floods == 0) {
+		assert_true(router_test_stats().malformed < 10 * burst);
+		(void)zmq_send(flood, "x", 1, ZMQ_DONTWAIT);
+		uv_run(&router_loop, UV_RUN_NOWAIT);
+	}
+	UNTIL(router_test_stats().port.connections == 1)
+	assert_int_equal(router_test_stats().port.floods, 1);
+	expect_answer(honest, wire);
+	wire_free(&wire);
+}
+
+/* The server cannot answer these messages, because it refuses the routing id of the sender. */
+TEST_IN(a_flood_with_a_chosen_routing_id_ends, router_set_up, router_tear_down)
+{
+	void *flood = connect_once();
+
+	zmq_setsockopt(flood, ZMQ_ROUTING_ID, "admin", 5);
+	assert_int_equal(zmq_connect(flood, router_endpoint(router_under_test)), 0);
+	UNTIL(router_test_stats().port.connections == 1)
+	const uint64_t late = clock_ms() + ROUTER_DEADLINE_MS;
+	while (router_test_stats().port.floods == 0) {
+		assert_true(clock_ms() < late);
+		(void)zmq_send(flood, "x", 1, ZMQ_DONTWAIT);
+		uv_run(&router_loop, UV_RUN_NOWAIT);
+	}
+	UNTIL(router_test_stats().port.connections == 0)
+}
+
 /* ---- descriptors ------------------------------------------------------------------------- */
 
 static double cpu_seconds(void)
@@ -142,7 +208,7 @@ static int next_fd(void)
 	return fd;
 }
 
-/* Invariant 3 of net.h: without free file descriptors, new connections wait, and open connections
+/* Promise 2 of net.h: without free file descriptors, new connections wait, and open connections
  * continue to work. */
 TEST_IN(without_descriptors_new_connections_wait_and_others_go_on, router_set_up, router_tear_down)
 {

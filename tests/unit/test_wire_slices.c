@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "proto/bf16.h"
 #include "proto/wire.h"
 #include "tests/support/test.h"
 
@@ -317,10 +318,124 @@ TEST(slices_that_do_not_fit_are_refused)
 	assert_slices_refused(far, 1, "offset is out of range");
 	assert_slices_refused(touch, 2, "slices overlap or are out of order");
 	assert_slices_refused(back, 2, "slices overlap or are out of order");
-	for (int encoding = 0; encoding <= 2; encoding += 2) {
-		strange[0].encoding = (enum encoding)encoding;
+	for (int i = 0; i < 2; i++) {
+		strange[0].encoding = i ? (enum encoding)3 : ENCODING_NONE;
 		assert_slices_refused(strange, 1, "encoding is out of range");
 	}
+}
+
+/* Makes a PUSH or PARAMS of `count` values in bfloat16, and its frames. */
+static void encode_bf16(struct msg *m, uint64_t count, struct frames *f)
+{
+	struct slice *s;
+
+	push_of(m, 0, count);
+	if (count == N_PARAMS)
+		params_of(m, 1);
+	s = count == N_PARAMS ? &m->params.slices.slice[0] : &m->push.slices.slice[0];
+	s->encoding = ENCODING_BF16;
+	assert_int_equal(wire_encode(m, f), PS_OK);
+	assert_int_equal(zmq_msg_size(&f->frame[1]), count * BF16_BYTES);
+}
+
+static void assert_rounded(const float *data, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		assert_true(data[i] == bf16_float(bf16_of(values[i])));
+}
+
+TEST(bfloat16_arrives_as_the_rounded_floats)
+{
+	static float to[N_PARAMS];
+	static struct msg m, back;
+	struct frames f;
+	struct wire *lazy;
+
+	for (uint64_t n = 1; n < 300; n += 7) {
+		encode_bf16(&m, n, &f);
+		assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+		const struct slice *s = &back.push.slices.slice[0];
+		uint32_t peak = (uint32_t)bf16_of(values[n - 1]) << 16;
+		assert_rounded(s->data, n);
+		assert_int_equal(s->peak, peak);
+		assert_int_equal(
+			s->xxh3, wire_frame_checksum(zmq_msg_data(&f.frame[1]), n * BF16_BYTES));
+		frames_release(&f);
+	}
+	encode_bf16(&m, N_PARAMS, &f);
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+	assert_rounded(back.params.slices.slice[0].data, N_PARAMS);
+	assert_int_equal(wire_new(&lazy, N_PARAMS), PS_OK);
+	wire_defer(lazy);
+	assert_int_equal(wire_decode(lazy, &f, &back, NULL), PS_OK);
+	assert_int_equal(wire_values(&f, &back.params, NULL), PS_OK);
+	assert_int_equal(wire_values(&f, &back.params, to), PS_OK);
+	assert_rounded(to, N_PARAMS);
+	((unsigned char *)zmq_msg_data(&f.frame[1]))[7] ^= 1;
+	assert_int_equal(wire_values(&f, &back.params, to), PS_EPROTO);
+	assert_string_equal(refusal(&f), "wrong tensor checksum");
+	wire_free(&lazy);
+	frames_release(&f);
+}
+
+TEST(a_misaligned_frame_of_bfloat16_is_read)
+{
+	static char odd[N_PARAMS * sizeof(float) + 1];
+	static struct msg m, back;
+	struct frames f;
+
+	encode_bf16(&m, 1001, &f);
+	memcpy(odd + 1, zmq_msg_data(&f.frame[1]), 2002);
+	assert_int_equal(zmq_msg_close(&f.frame[1]), 0);
+	assert_int_equal(zmq_msg_init_data(&f.frame[1], odd + 1, 2002, keep_memory, NULL), 0);
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+	assert_rounded(back.push.slices.slice[0].data, 1001);
+	frames_release(&f);
+}
+
+/* When a chunk arrives, the receiver does not have its encoding, so the peak of a chunk in bfloat16
+ * is wrong until the PUSH arrives. */
+TEST(the_peak_of_a_chunk_in_bfloat16_is_that_of_its_values)
+{
+	static struct msg m, back;
+	struct frames f;
+
+	encode_bf16(&m, 1000, &f);
+	f.n_chunks = 1;
+	f.chunk[0] = (struct chunk){
+		.xxh3 = wire_frame_checksum(zmq_msg_data(&f.frame[1]), 1000 * BF16_BYTES),
+		.peak = 1};
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+	assert_rounded(back.push.slices.slice[0].data, 1000);
+	assert_int_equal(back.push.slices.slice[0].peak, (uint32_t)bf16_of(values[999]) << 16);
+	f.chunk[0].xxh3++;
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_EAGAIN);
+	frames_release(&f);
+}
+
+TEST(bfloat16_is_refused_where_it_does_not_belong)
+{
+	static struct msg m;
+	struct frames f;
+
+	encode_bf16(&m, 10, &f);
+	assert_int_equal(zmq_msg_close(&f.frame[1]), 0);
+	assert_int_equal(zmq_msg_init_size(&f.frame[1], 40), 0);
+	assert_string_equal(refusal(&f), "tensor frame has not `count` values");
+	frames_release(&f);
+	encode_bf16(&m, 10, &f);
+	m.push.lane_slot = 1;
+	m.push.slices.slice[0].xxh3 =
+		wire_frame_checksum(zmq_msg_data(&f.frame[1]), 10 * BF16_BYTES);
+	assert_int_equal(zmq_msg_close(&f.frame[0]), 0);
+	assert_int_equal(wire_encode_header(&m, &f.frame[0]), PS_OK);
+	assert_string_equal(refusal(&f), "values in shared memory are not float32");
+	frames_release(&f);
+	encode_bf16(&m, 10, &f);
+	wire_only_exact(wire);
+	assert_string_equal(refusal(&f), "this run accepts no bfloat16, because its optimizer "
+					 "needs exact gradients");
+	frames_release(&f);
 }
 
 TEST(frames_and_slices_must_agree)
@@ -336,7 +451,7 @@ TEST(frames_and_slices_must_agree)
 	(void)zmq_msg_close(&f.frame[--f.n]);
 	assert_string_equal(refusal(&f), "not one tensor frame per slice");
 	assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 44), 0);
-	assert_string_equal(refusal(&f), "tensor frame is not 4 * count bytes");
+	assert_string_equal(refusal(&f), "tensor frame has not `count` values");
 	frames_release(&f);
 	m.type = MSG_PULL;
 	m.pull = (struct msg_pull){.request = 1, .which = WEIGHTS_CURRENT};

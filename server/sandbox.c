@@ -5,9 +5,12 @@
 #include <libgen.h>
 #include <linux/capability.h>
 #include <linux/landlock.h>
+#include <linux/netlink.h>
+#include <linux/sockios.h>
 #include <sched.h>
 #include <seccomp.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -216,7 +219,6 @@ static const int allowed_calls[] = {
 	CALL(faccessat2),
 	CALL(fadvise64),
 	CALL(fallocate),
-	CALL(fchmod),
 	CALL(fcntl),
 	CALL(fdatasync),
 	CALL(flock),
@@ -226,7 +228,6 @@ static const int allowed_calls[] = {
 	CALL(ftruncate),
 	CALL(getcwd),
 	CALL(getdents64),
-	CALL(ioctl),
 	CALL(lseek),
 	CALL(lstat),
 	CALL(mkdir),
@@ -258,8 +259,9 @@ static const int allowed_calls[] = {
 	CALL(brk),
 	CALL(madvise),
 	CALL(memfd_create),
-	CALL(mmap),
+	CALL(mlock), /* keeps secret keys out of the swap space (libsodium) */
 	CALL(mremap),
+	CALL(munlock),
 	CALL(munmap),
 	/* threads, signals, limits */
 	CALL(exit),
@@ -341,7 +343,19 @@ static const int allowed_calls[] = {
 };
 static const int deadly_calls[] = {CALL(execve), CALL(execveat), CALL(process_vm_readv),
 	CALL(process_vm_writev), CALL(ptrace)};
-static const int socket_families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
+/* The type of a socket has only these bits; the others are flags. */
+#define SOCKET_TYPE 0xfu
+/* libzmq and the C library list network interfaces over a socket of NETLINK_ROUTE. Over a datagram
+ * socket of AF_UNIX, they find the number of an interface, and notify.c reaches the service
+ * manager. */
+static const struct {
+	int family, type;
+} socket_kinds[] = {{AF_INET, SOCK_STREAM}, {AF_INET, SOCK_DGRAM}, {AF_INET6, SOCK_STREAM},
+	{AF_INET6, SOCK_DGRAM}, {AF_UNIX, SOCK_DGRAM}};
+/* The server sets flags of sockets, and asks whether its log is a terminal. Without this list, a
+ * process could type into its terminal (TIOCSTI). */
+static const unsigned device_requests[] = {
+	FIONBIO, FIONREAD, FIOCLEX, TCGETS, TIOCGPGRP, TIOCGWINSZ, SIOCGIFINDEX, SIOCGIFNAME};
 
 /* Returns a condition for a seccomp rule: the first argument of the system call is `value`. */
 static struct scmp_arg_cmp first_is(scmp_datum_t value)
@@ -349,34 +363,61 @@ static struct scmp_arg_cmp first_is(scmp_datum_t value)
 	return (struct scmp_arg_cmp){.op = SCMP_CMP_EQ, .datum_a = value};
 }
 
-static int add_rules(scmp_filter_ctx filter)
+/* Allows sockets of one kind. A protocol below 0 stands for all protocols. */
+static int allow_socket(scmp_filter_ctx filter, int family, int type, int protocol)
 {
-	int rc = 0;
+	return seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socket), protocol < 0 ? 2 : 3,
+		first_is((scmp_datum_t)family),
+		SCMP_A1(SCMP_CMP_MASKED_EQ, SOCKET_TYPE, (scmp_datum_t)type),
+		SCMP_A2(SCMP_CMP_EQ, protocol < 0 ? 0 : (scmp_datum_t)protocol, 0));
+}
+
+static int allow_sockets(scmp_filter_ctx filter, const struct options *o)
+{
+	int rc = allow_socket(filter, AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
+
+	for (size_t i = 0; i < sizeof(socket_kinds) / sizeof(socket_kinds[0]); i++)
+		rc |= allow_socket(filter, socket_kinds[i].family, socket_kinds[i].type, -1);
+	if (o->key) /* the private address of the self-test of the keys (selftest.c) */
+		rc |= allow_socket(filter, AF_UNIX, SOCK_STREAM, -1);
+	if (o->lane == LANE_TCP || !o->lane_path[0])
+		return rc;
+	/* the socket of lanes, whose file only the owner may use (share.c) */
+	rc |= allow_socket(filter, AF_UNIX, SOCK_SEQPACKET, 0);
+	return rc | seccomp_rule_add(
+			    filter, SCMP_ACT_ALLOW, CALL(fchmod), 1, SCMP_A1(SCMP_CMP_EQ, 0600, 0));
+}
+
+static int add_rules(scmp_filter_ctx filter, const struct options *o)
+{
+	int rc = allow_sockets(filter, o);
 
 	for (size_t i = 0; i < sizeof(allowed_calls) / sizeof(allowed_calls[0]); i++)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, allowed_calls[i], 0);
 	for (size_t i = 0; i < sizeof(deadly_calls) / sizeof(deadly_calls[0]); i++)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_KILL_PROCESS, deadly_calls[i], 0);
-	for (size_t i = 0; i < sizeof(socket_families) / sizeof(socket_families[0]); i++)
-		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socket), 1,
-			first_is((scmp_datum_t)socket_families[i]));
-	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socketpair), 1, first_is(AF_UNIX));
+	for (size_t i = 0; i < sizeof(device_requests) / sizeof(device_requests[0]); i++)
+		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(ioctl), 1,
+			SCMP_A1(SCMP_CMP_EQ, device_requests[i], 0));
 	/* The process may start threads, but no other process. A filter cannot check the arguments
 	 * of clone3, because they lie in memory. The filter therefore lets clone3 fail, and the C
 	 * library calls clone instead. */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(clone), 1,
 		SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ERRNO(ENOSYS), CALL(clone3), 0);
-	/* the process cannot make memory executable */
+	/* The process can neither make memory executable nor map a file as code. All libraries are
+	 * mapped before the sandbox. */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(mprotect), 1,
 		SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
+	rc |= seccomp_rule_add(
+		filter, SCMP_ACT_ALLOW, CALL(mmap), 1, SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
 	/* the process can send signals only to itself */
 	rc |= seccomp_rule_add(
 		filter, SCMP_ACT_ALLOW, CALL(kill), 1, first_is((scmp_datum_t)getpid()));
 	return rc;
 }
 
-static int confine_calls(void)
+static int confine_calls(const struct options *o)
 {
 	scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(EPERM));
 	int rc;
@@ -385,7 +426,7 @@ static int confine_calls(void)
 		return -1;
 	rc = seccomp_attr_set(filter, SCMP_FLTATR_CTL_TSYNC, 1);
 	if (rc == 0)
-		rc = add_rules(filter);
+		rc = add_rules(filter, o);
 	if (rc == 0)
 		rc = seccomp_load(filter);
 	seccomp_release(filter);
@@ -412,7 +453,7 @@ int sandbox_enter(struct options *o, struct err *e)
 		capabilities = " capabilities";
 	if (confine_files(o) != 0)
 		files = " Landlock";
-	if (confine_calls() != 0)
+	if (confine_calls(o) != 0)
 		calls = " seccomp";
 	if (privileges == none && capabilities == none && files == none && calls == none) {
 		log_debug("sandbox", "on", "checkpoint_dir=\"%s\"",

@@ -11,7 +11,9 @@
  *   file;
  * - Landlock: the files that the process may open (sandbox.c lists them);
  * - seccomp: a list of allowed system calls. A call that starts a program or traces a process ends
- *   the server; any other call that is not on the list fails with EPERM.
+ *   the server; any other call that is not on the list fails with EPERM. The list also limits
+ *   arguments: no memory becomes executable, and only the kinds of sockets and the requests to
+ *   devices are left that the server needs (test_server_sandbox.c).
  */
 #ifndef SERVER_SANDBOX_H
 #define SERVER_SANDBOX_H

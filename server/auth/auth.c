@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <zmq.h>
+#include "common/assert.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/zloop.h"
@@ -136,6 +137,28 @@ static int is_over_quota(struct auth *a, const char *key, const struct msg *m)
 	return over;
 }
 
+/* Counts a message that was refused because of the role of its key. */
+static void note_unauthorized(struct auth *a, const char *key, int type, const char *why)
+{
+	a->stats.unauthorized++;
+	if (log_is_due(a))
+		log_warn("auth", "unauthorized", "key=\"%.*s\" type=%d reason=\"%s\"", KEY_SHORT,
+			key, type, why);
+}
+
+int auth_admit(struct auth *a, struct frames *f, int is_chunk, const char **why)
+{
+	const char *key = key_of(f);
+	enum key_role role = authorized_keys_role(a->list, key);
+
+	if (role != KEY_NONE && (!is_chunk || role == KEY_WORKER))
+		return PS_OK;
+	*why = role == KEY_NONE ? "your key is no longer on the server's list"
+				: "the role of your key may not send this: it needs a worker's key";
+	note_unauthorized(a, key, is_chunk ? (int)MSG_PUSH : 0, *why);
+	return PS_EAUTH;
+}
+
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, const char **why)
 {
 	const char *key = key_of(f);
@@ -144,10 +167,7 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, c
 	if (rc == PS_OK && is_over_quota(a, key, m))
 		return PS_EAGAIN;
 	if (rc) {
-		a->stats.unauthorized++;
-		if (log_is_due(a))
-			log_warn("auth", "unauthorized", "key=\"%.*s\" type=%d reason=\"%s\"",
-				KEY_SHORT, key, (int)m->type, *why);
+		note_unauthorized(a, key, (int)m->type, *why);
 	} else if (m->type == MSG_HELLO) {
 		rc = write_owner(f, m, key, why);
 	}
@@ -159,9 +179,9 @@ int auth_is_listed(const struct auth *a, struct frames *f)
 	return authorized_keys_role(a->list, key_of(f)) != KEY_NONE;
 }
 
-void auth_note(struct auth *a, uint32_t peer, const struct msg *m)
+void auth_assign(struct auth *a, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
-	roles_note(a->roles, peer, m);
+	roles_assign(a->roles, peer, worker, incarnation);
 }
 
 /* ---- handshakes: ZAP ------------------------------------------------------------------------- */
@@ -292,6 +312,7 @@ static void on_list_read(uv_work_t *work, int status)
 
 	if (status != 0) /* cancelled: nothing was read */
 		err_set(&a->why, PS_EIO, "%s", uv_strerror(status));
+	PS_ASSERT(a->reading); /* invariant 1 */
 	a->reading = 0;
 	take_list(a);
 	if (!a->open)
@@ -306,6 +327,7 @@ void auth_reload(struct auth *a)
 	a->again = a->reading;
 	if (a->reading)
 		return;
+	PS_ASSERT(!a->fresh); /* invariant 1: the result of the previous read is taken */
 	a->reading = 1;
 	uv_timer_start(&a->slow, on_slow, SLOW_MS, 0);
 	/* uv_queue_work fails only without a callback */

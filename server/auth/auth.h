@@ -13,6 +13,10 @@
  * the file has been read without an error.
  *
  * Invariants:
+ * (1) at most one read of the list is under way (asserted by auth_reload and on_list_read;
+ *     a_list_on_a_hanging_disk_blocks_nothing).
+ *
+ * Promises:
  * (1) a peer without a positive ZAP answer has no connection (only_keys_of_the_list_get_in,
  *     test_nothing_of_an_unauthenticated_peer_is_read_or_answered);
  * (2) the key is the identity: a message's claims about its sender can only reduce its rights
@@ -21,8 +25,9 @@
  *     connections (a_deleted_key_is_refused_on_its_open_connection, test_sighup_revokes);
  * (4) a worker id belongs to the key that received the id in WELCOME, and a worker's name belongs
  *     to the worker's key (a_worker_id_belongs_to_its_key, a_name_belongs_to_its_key);
- * (5) at most one read is under way; if a reload is requested during a read, another read begins
- *     after it (a_list_on_a_hanging_disk_blocks_nothing).
+ * (5) if a reload is requested during a read, another read begins after it
+ *     (a_list_on_a_hanging_disk_blocks_nothing).
+ *
  * All functions belong to the loop's thread. While a read of the list is under way, its result
  * belongs to a thread of the pool.
  */
@@ -68,10 +73,14 @@ int auth_secure(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
  * refused. Returns PS_EAUTH if the server did not refuse the key. The function runs the event loop
  * while it waits. */
 int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
+/* Checks whether the sender of `f` may send anything: its key must be on the list, and only a
+ * worker's key may send chunks (chunked_push.h), to which `is_chunk` refers. The caller must check
+ * this before it decodes or keeps the message. Returns PS_EAUTH, and *why has the reason. */
+int auth_admit(struct auth *a, struct frames *f, int is_chunk, const char **why) PS_MUST_CHECK;
 /* Checks whether the sender of `f` may send `m`. If the sender may not send `m`, returns PS_EAUTH,
  * and *why has the reason. If the key is over its quota (quota.h), returns PS_EAGAIN, and the
- * server does not answer the message. In a worker's HELLO the function appends the key to the
- * worker's name, in `m` and in `f`. */
+ * server does not answer the message. In a HELLO the function writes the key to `owner`, and
+ * appends the start of the key to a name, in `m` and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
 /* Returns the maximum number of worker slots for each worker's key, out of `slots` slots in
@@ -79,9 +88,9 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 uint32_t auth_share(const struct auth *a, uint32_t slots);
 /* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);
-/* Notes that the server sends `m` to `peer`. If `m` is a WELCOME, its worker id from now on belongs
- * to the key of the peer. */
-void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
+/* Called when the server has assigned this worker id and incarnation to `peer`. From now on they
+ * belong to the key of the peer. */
+void auth_assign(struct auth *a, uint32_t peer, uint32_t worker, uint32_t incarnation);
 /* Reads the list again, on a thread of the pool. */
 void auth_reload(struct auth *a);
 /* Returns 1 if a read of the list is under way. The caller must run the loop until the read has

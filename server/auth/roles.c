@@ -2,6 +2,7 @@
 #include "server/auth/roles.h"
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/mem.h"
 #include "proto/wire.h"
 
@@ -26,14 +27,14 @@ struct owner {
 	char key[KEY_TEXT];
 };
 
-/* An accepted HELLO. The server may answer this HELLO with a WELCOME later. */
+/* An accepted HELLO, which may get a worker id. */
 struct greeting {
 	uint32_t peer;
 	char key[KEY_TEXT];
 };
 
 struct roles {
-	struct owner owner[WIRE_MAX_WORKERS + 1]; /* by worker id */
+	struct owner owner[WIRE_MAX_WORKERS + 1]; /* owner[i]: the owner of worker id i */
 	struct greeting *greeting;                /* ring */
 	size_t ring, n_greetings;
 };
@@ -70,6 +71,7 @@ static int belongs_to_other(const struct roles *r, const struct stamp *s, const 
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why)
 {
+	PS_ASSERT((unsigned)m->type < MSG_TYPES); /* invariant 1 */
 	*why = "your key is no longer on the server's list";
 	if (role == KEY_NONE)
 		return PS_EAUTH;
@@ -86,21 +88,20 @@ int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *
 	return PS_OK;
 }
 
-void roles_note(struct roles *r, uint32_t peer, const struct msg *m)
+void roles_assign(struct roles *r, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
-	const struct stamp *s = &m->welcome.stamp;
 	size_t known = r->n_greetings < r->ring ? r->n_greetings : r->ring;
 
-	if (m->type != MSG_WELCOME || s->worker == 0 || s->worker > WIRE_MAX_WORKERS)
+	if (worker == 0 || worker > WIRE_MAX_WORKERS)
 		return;
-	struct owner *o = &r->owner[s->worker];
+	struct owner *o = &r->owner[worker];
 	o->incarnation = 0;
 	for (size_t i = 1; i <= known; i++) {
 		const struct greeting *g = &r->greeting[(r->n_greetings - i) % r->ring];
 
 		if (g->peer != peer)
 			continue;
-		o->incarnation = s->incarnation;
+		o->incarnation = incarnation;
 		memcpy(o->key, g->key, KEY_TEXT);
 		return;
 	}

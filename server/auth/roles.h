@@ -2,10 +2,16 @@
  * roles.h - says which messages each role is allowed to send, and which key owns a worker id.
  *
  * Invariants:
- * (1) a message type that is not in the table of roles.c is refused for every role
- *     (tests/wire/test_keys.py, test_keys_table);
- * (2) a worker id and an incarnation belong to the key whose HELLO the server answered with this id
- *     and incarnation (tests/wire/test_keys.py, test_another_workers_stamp_is_refused).
+ * (1) a message whose rights are checked has a type of the table in roles.c (asserted by
+ *     roles_check; tests/wire/test_keys.py, test_keys_table).
+ *
+ * Promises:
+ * (1) a message type without a row in the table is refused for every role (tests/wire/test_keys.py,
+ *     test_keys_table);
+ * (2) a worker id and an incarnation belong to the key whose HELLO got them, from the assignment
+ *     on, even if the WELCOME is late or is never sent (a_worker_id_belongs_to_its_key;
+ *     tests/wire/test_keys.py, test_another_workers_stamp_is_refused).
+ *
  * roles_new allocates all memory. The functions use no socket and no clock. Only the owner's thread
  * may call the functions; in auth.c this is the loop's thread.
  */
@@ -21,12 +27,12 @@ struct roles; /* opaque, see roles.c */
 struct roles *roles_new(uint32_t max_workers);
 /* Checks whether the owner of `key` with `role` may send `m`. `key` has KEY_TEXT - 1 characters of
  * Z85, or is "". If the owner may not send `m`, returns PS_EAUTH, and *why has the reason. The
- * function stores the key of an accepted HELLO for roles_note. */
+ * function stores the key of an accepted HELLO for roles_assign. */
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why) PS_MUST_CHECK;
-/* Notes that the server sends `m` to `peer`. If `m` is a WELCOME, its worker id from now on belongs
- * to the key of the peer's newest HELLO. */
-void roles_note(struct roles *r, uint32_t peer, const struct msg *m);
+/* Called when the server has assigned this worker id and incarnation to `peer`, before it sends the
+ * WELCOME. From now on they belong to the key of the peer's newest HELLO. */
+void roles_assign(struct roles *r, uint32_t peer, uint32_t worker, uint32_t incarnation);
 /* Frees *r and sets it to NULL; *r may be NULL. */
 void roles_free(struct roles **r);
 

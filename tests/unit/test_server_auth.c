@@ -1,7 +1,7 @@
 /*
- * test_server_auth.c - which peers the server accepts. Proves the invariants numbered in
+ * test_server_auth.c - which peers the server accepts. Proves the invariants and promises of
  * server/auth/auth.h with real sockets, and with a list of keys whose reads can hang.
- * Attacks A7 and A10 of docs/faults.md.
+ * Covers attacks A7 and A10 of docs/faults.md.
  */
 #include <stdatomic.h>
 #include <zmq.h>
@@ -180,7 +180,7 @@ static int check(struct client *c, struct msg *m, const char **why)
 	return rc;
 }
 
-/* ---- invariants 1 and 3 ---------------------------------------------------------------------- */
+/* ---- promises 1 and 3 ------------------------------------------------------------------------ */
 
 TEST_IN(only_keys_of_the_list_get_in, set_up, tear_down)
 {
@@ -286,7 +286,7 @@ TEST_IN(a_deleted_key_is_refused_on_its_open_connection, set_up, tear_down)
 	disconnect(&d);
 }
 
-/* ---- invariants 2 and 4 ---------------------------------------------------------------------- */
+/* ---- promises 2 and 4 ------------------------------------------------------------------------ */
 
 static int say(struct client *c, struct msg m)
 {
@@ -353,7 +353,6 @@ TEST_IN(a_worker_id_belongs_to_its_key, set_up, tear_down)
 	char list[256];
 	struct client c, d;
 	struct msg hello = {.type = MSG_HELLO, .hello = {.role = ROLE_WORKER}};
-	struct msg welcome = {.type = MSG_WELCOME};
 	struct msg push = {.type = MSG_PUSH};
 	struct frames f;
 	uint32_t peer;
@@ -367,8 +366,8 @@ TEST_IN(a_worker_id_belongs_to_its_key, set_up, tear_down)
 	UNTIL(wire_recv(server, &peer, &f) == 1)
 	assert_int_equal(auth_check(auth, peer, &f, &hello, &why), PS_OK);
 	frames_release(&f);
-	push.push.stamp = welcome.welcome.stamp = (struct stamp){.worker = 3, .incarnation = 7};
-	auth_note(auth, peer, &welcome);
+	push.push.stamp = (struct stamp){.worker = 3, .incarnation = 7};
+	auth_assign(auth, peer, 3, 7);
 	assert_int_equal(say(&c, push), PS_OK);
 	connect_with(&d, &other, server_key.public_key);
 	assert_int_equal(check(&d, &push, &why), PS_EAUTH);

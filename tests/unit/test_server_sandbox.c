@@ -1,13 +1,18 @@
 /* test_server_sandbox.c - tests which actions the sandbox permits and which it forbids. Each case
- * runs in a new process, because a process cannot leave the sandbox. Attack A21 of
+ * runs in a new process, because a process cannot leave the sandbox. Covers attack A21 of
  * docs/faults.md. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <linux/netlink.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "tests/support/temp_dir.h"
@@ -16,6 +21,8 @@
 #include "tests/support/test.h"
 
 static char dir[64];
+static const char *lane; /* path of the socket of lanes; NULL: --lane tcp */
+static const char *key;  /* --key; NULL: none */
 
 /* Starts a process that enters the sandbox and calls `act`. Returns its exit status, or 128 + its
  * signal. Returns 255 if the system does not permit a sandbox. */
@@ -33,6 +40,9 @@ static int in_sandbox(int (*act)(void))
 		o.sandbox = SANDBOX_REQUIRE;
 		o.bind = "tcp://127.0.0.1:5555";
 		o.checkpoint_dir = dir;
+		o.key = key;
+		o.lane = lane ? LANE_AUTO : LANE_TCP;
+		snprintf(o.lane_path, sizeof(o.lane_path), "%s", lane ? lane : "/unused");
 		_exit(sandbox_enter(&o, &e) ? 255 : act());
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -116,6 +126,130 @@ static int make_code(void)
 	return mprotect(page, 4096, PROT_READ | PROT_EXEC) < 0 && errno == EPERM ? 0 : 1;
 }
 
+static int lock_a_secret(void)
+{
+	static char secret[32];
+
+	return mlock(secret, sizeof(secret)) && errno == EPERM;
+}
+
+static int map_code(void)
+{
+	return mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) ==
+				       MAP_FAILED &&
+			       errno == EPERM
+		       ? 0
+		       : 1;
+}
+
+/* A thread that starts in the sandbox is in the sandbox, too. */
+static void *map_code_in_thread(void *arg)
+{
+	*(int *)arg = map_code();
+	return NULL;
+}
+
+static int map_code_of_thread(void)
+{
+	int failed = 1;
+	pthread_t t;
+
+	return pthread_create(&t, NULL, map_code_in_thread, &failed) != 0 ||
+	       pthread_join(t, NULL) != 0 || failed;
+}
+
+/* Maps a file that the sandbox lets the process write. */
+static int map_code_of_file(void)
+{
+	char path[80];
+
+	snprintf(path, sizeof(path), "%s/code", dir);
+	int fd = open(path, O_CREAT | O_RDWR, 0600);
+	if (fd < 0 || write(fd, "\xc3", 1) != 1)
+		return 2;
+	return mmap(NULL, 1, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0) == MAP_FAILED &&
+			       errno == EPERM && unlink(path) == 0
+		       ? 0
+		       : 1;
+}
+
+/* Without the sandbox this call fails with ENOTTY. */
+static int type_into_a_terminal(void)
+{
+	int ends[2];
+
+	return pipe2(ends, O_CLOEXEC) == 0 && ioctl(ends[0], TIOCSTI, "x") < 0 && errno == EPERM
+		       ? 0
+		       : 1;
+}
+
+static int ask_a_terminal(void)
+{
+	struct winsize size;
+	int ends[2], n;
+
+	return pipe2(ends, O_CLOEXEC) != 0 || isatty(ends[0]) || errno != ENOTTY ||
+	       ioctl(ends[0], TIOCGWINSZ, &size) == 0 || errno != ENOTTY ||
+	       ioctl(ends[0], FIONREAD, &n) != 0 || if_nametoindex("lo") == 0;
+}
+
+static int change_modes(void)
+{
+	char path[80];
+
+	snprintf(path, sizeof(path), "%s/mode", dir);
+	int fd = open(path, O_CREAT | O_RDWR, 0600);
+	if (fd < 0)
+		return 2;
+	if (fchmod(fd, 04755) == 0 || errno != EPERM || chmod(path, 04755) == 0 || errno != EPERM)
+		return 3;
+	if (fchmod(fd, 0600) == 0 || errno != EPERM)
+		return 4;
+	if (fchown(fd, getuid(), getgid()) == 0 || errno != EPERM)
+		return 5;
+	return unlink(path);
+}
+
+static int is_refused(int family, int type, int protocol)
+{
+	return socket(family, type, protocol) < 0 && errno == EPERM;
+}
+
+static int open_other_sockets(void)
+{
+	int pair[2];
+
+	return is_refused(AF_UNIX, SOCK_STREAM, 0) && is_refused(AF_UNIX, SOCK_SEQPACKET, 0) &&
+			       is_refused(AF_INET, SOCK_RAW, IPPROTO_ICMP) &&
+			       is_refused(AF_NETLINK, SOCK_RAW, NETLINK_AUDIT) &&
+			       is_refused(AF_NETLINK, SOCK_RAW, NETLINK_KOBJECT_UEVENT) &&
+			       socketpair(AF_UNIX, SOCK_STREAM, 0, pair) < 0 && errno == EPERM
+		       ? 0
+		       : 1;
+}
+
+/* libzmq and the C library need these sockets: for TCP, the names of hosts and interfaces, and
+ * NOTIFY_SOCKET. */
+static int open_needed_sockets(void)
+{
+	return socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP) < 0 ||
+	       socket(AF_INET, SOCK_DGRAM, 0) < 0 || socket(AF_UNIX, SOCK_DGRAM, 0) < 0 ||
+	       socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE) < 0;
+}
+
+static int open_lane(void)
+{
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	return fd < 0 || fchmod(fd, 0600) != 0 || !is_refused(AF_UNIX, SOCK_STREAM, 0);
+}
+
+/* The self-test of the keys uses a Unix socket. */
+static int open_self_test(void)
+{
+	return socket(AF_UNIX, SOCK_STREAM, 0) < 0 || !is_refused(AF_UNIX, SOCK_SEQPACKET, 0);
+}
+
 static int kill_parent(void)
 {
 	return kill(getppid(), 0) < 0 && errno == EPERM ? 0 : 1;
@@ -141,11 +275,38 @@ TEST(it_has_tcp_but_no_raw_socket)
 {
 	expect(open_tcp_socket, 0);
 	expect(open_raw_socket, 0);
+	expect(open_other_sockets, 0);
+	expect(open_needed_sockets, 0);
+}
+
+TEST(it_has_unix_sockets_only_for_lanes_and_keys)
+{
+	char path[80];
+
+	key = "/nowhere/server.key";
+	expect(open_self_test, 0);
+	key = NULL;
+
+	snprintf(path, sizeof(path), "%s/lane", dir);
+	lane = path;
+	expect(open_lane, 0);
+	lane = NULL;
 }
 
 TEST(memory_does_not_become_code)
 {
 	expect(make_code, 0);
+	expect(map_code, 0);
+	expect(map_code_of_thread, 0);
+	expect(map_code_of_file, 0);
+	expect(lock_a_secret, 0);
+}
+
+TEST(it_controls_no_terminal_and_no_rights_of_files)
+{
+	expect(type_into_a_terminal, 0);
+	expect(ask_a_terminal, 0);
+	expect(change_modes, 0);
 }
 
 static int set_up(void **state)

@@ -35,7 +35,7 @@ void checks_open(struct core *c)
 	for (uint64_t draw = 0; k->n < want; draw++) {
 		uint32_t i = (uint32_t)(rights_sample(c, c->leases.epoch, draw) % n);
 
-		while (find_check(k, i)) /* the next portion that is not in the sample */
+		while (find_check(k, i)) /* take the next portion that is not in the sample */
 			i = (i + 1) % n;
 		k->check[k->n++] = (struct check){.portion = i};
 	}
@@ -46,7 +46,8 @@ void checks_open(struct core *c)
 static int has_voted(const struct core *c, const struct check *k, const struct worker *w)
 {
 	for (uint32_t i = 0; i < k->n; i++)
-		if (k->vote[i].worker == worker_id(c, w))
+		if (k->vote[i].worker == worker_id(c, w) ||
+			workers_same_key(k->vote[i].owner, w->session.owner))
 			return 1;
 	return 0;
 }
@@ -66,11 +67,23 @@ static int agree(const struct core *c, const struct check *k, uint32_t a, uint32
 	return far <= 2 || 200 * far <= images_in(c, k);
 }
 
+/* Returns 1 if each vote on `k` is of another worker and of another key. */
+static int votes_differ(const struct check *k)
+{
+	for (uint32_t i = 0; i < k->n; i++)
+		for (uint32_t j = 0; j < i; j++)
+			if (k->vote[i].worker == k->vote[j].worker ||
+				workers_same_key(k->vote[i].owner, k->vote[j].owner))
+				return 0;
+	return 1;
+}
+
 /* Removes check `k` from the open ones. */
 static void close_check(struct checks *all, struct check *k)
 {
 	size_t after = (size_t)(&all->check[all->n] - (k + 1));
 
+	PS_ASSERT(votes_differ(k)); /* invariant 1 */
 	memmove(k, k + 1, after * sizeof(*k));
 	all->n--;
 }
@@ -94,23 +107,24 @@ static void report(struct core *c, const struct check *k, uint32_t outvoted)
 	}
 }
 
-/* Replaces the first vote by vote `by` in the record of the epoch. Keeps the sums that would not
- * stay finite. */
-static void correct_record(struct core *c, const struct check *k, uint32_t by)
+/* Adds `x` to *sum, unless the sum would not stay finite. */
+static void add_finite(double *sum, double x)
+{
+	if (isfinite(*sum + x))
+		*sum += x;
+}
+
+/* Adds vote `by` to the record of the epoch. */
+static void record_vote(struct core *c, const struct check *k, uint32_t by)
 {
 	struct epoch_record *r = &c->epoch[c->leases.epoch - 1];
-	const struct vote *old = &k->vote[0], *new = &k->vote[by];
-	double loss = r->eval_loss_sum - old->loss_sum + new->loss_sum;
+	const struct vote *v = &k->vote[by];
 
-	r->eval_correct = r->eval_correct - old->correct + new->correct;
-	if (isfinite(loss))
-		r->eval_loss_sum = loss;
-	for (size_t m = 0; m < METRICS_MAX; m++) {
-		double sum = r->metric_sum[m] - old->metric_sum[m] + new->metric_sum[m];
-
-		if (isfinite(sum))
-			r->metric_sum[m] = sum;
-	}
+	r->eval_done += images_in(c, k);
+	r->eval_correct += v->correct;
+	add_finite(&r->eval_loss_sum, v->loss_sum);
+	for (size_t m = 0; m < METRICS_MAX; m++)
+		add_finite(&r->metric_sum[m], v->metric_sum[m]);
 }
 
 static void accuse(struct core *c, const struct check *k, uint32_t outvoted)
@@ -126,19 +140,27 @@ static void accuse(struct core *c, const struct check *k, uint32_t outvoted)
 	quarantine_strike(c, w, v->owner, v->name);
 }
 
-/* Decides on check `k`, which has three votes, of which the first two do not agree. */
+/* Decides on check `k`, which has three votes. The first two votes do not agree. */
 static void count_votes(struct core *c, const struct check *k)
 {
 	int first = agree(c, k, 0, 2), second = agree(c, k, 1, 2);
 
-	if (first == second) { /* the third agrees with both, or with none */
+	if (first == second) { /* the third vote agrees with both others, or with none */
 		c->checks.stats.disputed++;
 		report(c, k, CHECK_VOTES);
+		record_vote(c, k, 0);
 		return;
 	}
-	if (second)
-		correct_record(c, k, 1);
+	record_vote(c, k, second ? 1 : 0);
 	accuse(c, k, second ? 0 : 1);
+}
+
+int checks_hold(const struct core *c, uint32_t i)
+{
+	for (uint32_t n = 0; n < c->checks.n; n++)
+		if (c->checks.check[n].portion == i)
+			return 1;
+	return 0;
 }
 
 int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct msg_result *r)
@@ -161,10 +183,12 @@ int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct 
 		return 0;
 	if (k->n == 2 && !agree(c, k, 0, 1))
 		return 1; /* a third worker decides */
-	if (k->n == 2)
+	if (k->n == 2) {
 		c->checks.stats.agreed++;
-	else
+		record_vote(c, k, 0);
+	} else {
 		count_votes(c, k);
+	}
 	close_check(&c->checks, k);
 	return 1;
 }
@@ -226,8 +250,10 @@ int checks_settle(struct core *c)
 		} else {
 			all->stats.unchecked++;
 		}
+		record_vote(c, k, 0);
 		close_check(all, k);
 	}
+	PS_ASSERT(all->n == 0 || all->ticks < CHECK_TICKS); /* invariant 2 */
 	return all->n == 0;
 }
 
@@ -253,6 +279,8 @@ int checks_fit(const struct core *c)
 		for (uint32_t j = 0; j < i; j++)
 			if (all->check[j].portion == k->portion)
 				return 0;
+		if (!votes_differ(k))
+			return 0;
 		for (uint32_t v = 0; v < k->n; v++)
 			if (k->vote[v].worker == 0 || !isfinite(k->vote[v].loss_sum) ||
 				k->vote[v].correct > images_in(c, k))

@@ -10,16 +10,17 @@
  * 0.5 % of the portion, because devices and precisions differ honestly. Losses and metrics are not
  * compared.
  *
- * The sample depends on the seed and the secret of the run, so a worker cannot know which of its
+ * The sample depends on the seed and the secret of the run, so a worker cannot predict which of its
  * results another worker checks.
  *
  * Invariants:
- * (1) each vote on a portion is of another worker slot (a_worker_does_not_check_itself);
- * (2) an evaluation waits for its checks at most CHECK_TICKS ticks after its last portion, and not
- *     at all if no worker is left that could vote (a_check_delays_an_evaluation_for_a_bounded_time,
- *     a_lone_worker_waits_for_nobody);
- * (3) no check is open while nothing is under evaluation (a_lone_worker_waits_for_nobody).
- * In every build, PS_ASSERT checks invariant (3) when an evaluation begins.
+ * (1) the votes on a portion come from different worker slots (a_worker_does_not_check_itself) and,
+ *     if the server has keys, from different keys (asserted by close_check; a_key_has_one_vote);
+ * (2) an evaluation waits for its checks at most CHECK_TICKS ticks after its last portion (asserted
+ *     by checks_settle; a_check_delays_an_evaluation_for_a_bounded_time), and not at all if no
+ *     worker is left that could vote (a_lone_worker_waits_for_nobody);
+ * (3) no check is open while nothing is under evaluation (asserted by checks_open;
+ *     a_lone_worker_waits_for_nobody).
  */
 #ifndef SERVER_CORE_CHECKS_H
 #define SERVER_CORE_CHECKS_H
@@ -42,8 +43,8 @@ struct vote {
 
 struct check {
 	uint32_t portion;
-	uint32_t n;                    /* votes */
-	struct vote vote[CHECK_VOTES]; /* the first one is in the epoch's record */
+	uint32_t n; /* votes */
+	struct vote vote[CHECK_VOTES];
 };
 
 /* A snapshot contains this struct. */
@@ -56,6 +57,9 @@ struct checks {
 
 /* Chooses the portions to check. Called when an evaluation begins. */
 void checks_open(struct core *c);
+/* Returns 1 if the check of portion `i` has not ended. The epoch's record gets the result of such a
+ * portion when the check ends, so that a result that is outvoted leaves no trace in the sums. */
+int checks_hold(const struct core *c, uint32_t i);
 /* Takes the valid result `r` of `w` for portion `i`. Returns 1 if it is a vote on a portion that is
  * already done. */
 int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct msg_result *r);

@@ -8,13 +8,14 @@
 #include "server/core/workers.h"
 #include <math.h>
 
-#define SPIKE       25.0      /* without a comparison of means, the largest size is SPIKE * R */
-#define LARGEST     1e6       /* with a comparison of means, the largest size */
-#define NORM_PART   (1 / 8.)  /* weight of the newest norm in a mean */
-#define SIZE_PART   (1 / 32.) /* weight of the newest size in a mean */
-#define MIN_SIZES   4         /* minimum number of sizes in a mean that is compared */
-#define RECENT      8         /* number of recent pushes for each live worker */
-#define MAJORITY_OF 3         /* minimum number of workers for a comparison */
+#define SPIKE        25.0      /* without a comparison of means, SPIKE * R is the maximum size */
+#define LARGEST      1e6       /* with a comparison of means, this is the maximum size */
+#define NORM_PART    (1 / 8.)  /* weight of the newest norm in a mean */
+#define SIZE_PART    (1 / 32.) /* weight of the newest size in a mean */
+#define MIN_SIZES    4         /* minimum number of sizes in a mean that is compared */
+#define RECENT       8         /* number of pushes for each live worker that count as recent */
+#define SMALL_WEIGHT 0.01
+#define MAJORITY_OF  3 /* minimum number of workers for a comparison */
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
@@ -34,23 +35,67 @@ static int is_recent(const struct worker *w, uint64_t oldest)
 	       w->norms.mean > 0 && w->norms.push_no >= oldest;
 }
 
-/* Returns the median of what `of` returns for the `n` recent workers. The order of equal values is
- * the order of the workers' slots. */
-static double median_of(
-	const struct core *c, uint64_t oldest, uint32_t n, double (*of)(const struct worker *))
-{
-	const struct worker *end = c->worker + c->cfg.sessions.max_workers;
+/* The workers whose norms have a part in the medians. */
+struct electorate {
+	uint32_t n;
+	const struct worker *worker[WIRE_MAX_WORKERS];
+};
 
-	for (const struct worker *w = c->worker; w < end; w++) {
+static void find_recent(const struct core *c, struct electorate *e)
+{
+	uint64_t oldest = oldest_push(c);
+
+	e->n = 0;
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		if (is_recent(&c->worker[i], oldest))
+			e->worker[e->n++] = &c->worker[i];
+}
+
+/* Returns 1 if the worker is the one of its key that has pushed last. */
+static int is_newest_of_key(const struct electorate *e, const struct worker *w)
+{
+	for (uint32_t i = 0; i < e->n; i++) {
+		const struct worker *o = e->worker[i];
+
+		if (o != w && workers_same_key(o->session.owner, w->session.owner) &&
+			(o->norms.push_no > w->norms.push_no ||
+				(o->norms.push_no == w->norms.push_no && o < w)))
+			return 0;
+	}
+	return 1;
+}
+
+/* Keeps one worker of each key, if there are enough keys for a majority. */
+static void represent_keys(struct electorate *e)
+{
+	const struct worker *newest[WIRE_MAX_WORKERS];
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < e->n; i++)
+		if (is_newest_of_key(e, e->worker[i]))
+			newest[n++] = e->worker[i];
+	if (n < MAJORITY_OF)
+		return;
+	e->n = n;
+	for (uint32_t i = 0; i < n; i++)
+		e->worker[i] = newest[i];
+}
+
+/* Returns the median of what `of` returns for the workers. The order of equal values is the order
+ * of the workers' slots. */
+static double median_of(const struct electorate *e, double (*of)(const struct worker *))
+{
+	for (uint32_t i = 0; i < e->n; i++) {
+		double x = of(e->worker[i]);
 		uint32_t rank = 0;
 
-		if (!is_recent(w, oldest))
-			continue;
-		for (const struct worker *o = c->worker; o < end; o++)
-			rank += (uint32_t)(is_recent(o, oldest) &&
-					   (of(o) < of(w) || (o < w && of(o) <= of(w))));
-		if (rank == n / 2)
-			return of(w);
+		for (uint32_t k = 0; k < e->n; k++) {
+			double y = of(e->worker[k]);
+
+			rank += (uint32_t)(y < x || (k < i && y <= x));
+		}
+		if (rank == e->n / 2)
+			return x;
 	}
 	return 0;
 }
@@ -69,14 +114,13 @@ static double last_of(const struct worker *w)
  * recently, or if the smaller yardstick is 0. */
 static int find_yardsticks(const struct core *c, double *low, double *high)
 {
-	uint64_t oldest = oldest_push(c);
-	uint32_t n = 0;
+	struct electorate e;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += (uint32_t)is_recent(&c->worker[i], oldest);
-	if (n < MAJORITY_OF)
+	find_recent(c, &e);
+	represent_keys(&e);
+	if (e.n < MAJORITY_OF)
 		return 0;
-	double mean = median_of(c, oldest, n, mean_of), last = median_of(c, oldest, n, last_of);
+	double mean = median_of(&e, mean_of), last = median_of(&e, last_of);
 
 	*low = vec_smaller(mean, last);
 	*high = vec_larger(mean, last);
@@ -127,7 +171,8 @@ static void count_size(struct worker_norms *n, double size, double ratio)
 }
 
 /* Checks a gradient with norm `norm` while there is no yardstick. The first gradients of a run are
- * computed with its initial weights, so the norm of the weights serves as the yardstick. */
+ * computed with its initial weights, so the norm of the weights serves as the yardstick. A push can
+ * make the weights almost 0, so the yardstick is at least the norm of weights of SMALL_WEIGHT. */
 static enum reject check_early(struct core *c, double norm)
 {
 	const double limit = SPIKE * c->cfg.limits.norm_ratio;
@@ -138,12 +183,15 @@ static enum reject check_early(struct core *c, double norm)
 		return REJECT_NONE;
 	store_complete(c);
 	squares = blocks_dot(&c->blocks, w, w, c->store.trained);
-	return squares > 0 && norm > limit * sqrt(squares) ? REJECT_NORM : REJECT_NONE;
+	double min = SMALL_WEIGHT * SMALL_WEIGHT * (double)c->store.trained;
+
+	return squares > 0 && norm > limit * sqrt(vec_larger(squares, min)) ? REJECT_NORM
+									    : REJECT_NONE;
 }
 
-/* Returns 1 if the worker has sent its last gradient again, although it had other weights. Remembers
- * the gradient. The values are compared by a number that is computed only if two norms in a row are
- * equal: a gradient is therefore found when it comes for the third time. */
+/* Returns 1 if the worker has sent its last gradient again, although it had other weights.
+ * Remembers the gradient. The values are compared by a number that is computed only if two norms in
+ * a row are equal: a gradient is therefore found when it comes for the third time. */
 static int is_the_last_again(struct worker_norms *n, const struct msg_push *p, double norm)
 {
 	int is_equal = norm > 0 && norm >= n->last && norm <= n->last;

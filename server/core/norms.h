@@ -24,16 +24,21 @@
  *   other weights, is rejected, because the worker sends an old gradient again and again. In mode
  *   easgd, the core does not compare a gradient with the worker's last one either.
  *
- * There are no yardsticks while fewer than three workers have pushed recently. In a run with a data
- * set, the core then compares gradients with the norm of the weights instead, and rejects only
- * those whose norm exceeds SPIKE * R times this norm. With fewer than three live workers, the core
- * compares no gradients, so these rules change nothing in a run of one or two workers. In a run
- * without a data set, workers may train on different data, so their means are not compared. If R is
- * 0, the core compares no gradients at all.
+ * If the recent workers have three keys or more, only the worker of each key that pushed last
+ * counts in the medians, so a key with many workers does not decide alone.
  *
- * Invariants:
- * (1) fewer than half of the workers cannot move a yardstick beyond the norms of the others
- *     (tests/unit/test_core_norms.c);
+ * There are no yardsticks while fewer than three workers have pushed recently. In a run with a data
+ * set, the core then compares gradients with the norm of the weights instead, or with that of
+ * weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R times this
+ * norm. With fewer than three live workers, the core compares no gradients, so these rules change
+ * nothing in a run of one or two workers. In a run without a data set, workers may train on
+ * different data, so their means are not compared. If R is 0, the core compares no gradients at
+ * all.
+ *
+ * Promises:
+ * (1) fewer than half of the workers, or of three keys or more, cannot move a yardstick beyond the
+ *     norms of the others (two_of_five_cannot_move_the_yardstick,
+ *     a_key_with_many_slots_cannot_move_the_yardstick);
  * (2) a replay that was accepted before a crash counts, whatever its norm is
  *     (a_replay_counts_whatever_its_norm_is).
  */
@@ -50,7 +55,7 @@ struct worker_norms {
 	double last, mean;
 	uint64_t version; /* base version of the newest gradient that was not the last one again */
 	/* store_print of the newest gradient if its norm equalled that of the gradient before it;
-	 * otherwise 0. No snapshot has it. */
+	 * otherwise 0 */
 	uint64_t print;
 	double size;      /* moving mean of the sizes of the worker's gradients */
 	uint64_t n_sizes; /* number of sizes so far */

@@ -1,6 +1,7 @@
 /* quarantine.c - see quarantine.h. */
 #include "server/core/quarantine.h"
 #include <string.h>
+#include "common/assert.h"
 #include "server/core/state.h"
 
 /* Returns 1 if entry `e` is that of the worker with key `owner` and this name. The key decides, or
@@ -19,6 +20,16 @@ static uint32_t find_entry(const struct quarantine *q, const char *owner, const 
 	while (i < q->n && !is_of(&q->entry[i], owner, name))
 		i++;
 	return i;
+}
+
+int quarantine_entry_is_valid(const struct quarantine *q, uint32_t i)
+{
+	const struct quarantine_entry *e = &q->entry[i];
+
+	for (uint32_t j = 0; j < q->n; j++)
+		if (j != i && is_of(&q->entry[j], e->owner, e->name))
+			return 0;
+	return e->exclusions > 0;
 }
 
 static void remove_entry(struct quarantine *q, uint32_t i)
@@ -42,7 +53,7 @@ static struct quarantine_entry *add_entry(struct quarantine *q)
 	return &q->entry[q->n++];
 }
 
-int quarantine_count(struct quarantine *q, const char *owner, const char *name)
+uint32_t quarantine_count(struct quarantine *q, const char *owner, const char *name)
 {
 	struct quarantine_entry *e;
 	uint32_t i;
@@ -56,7 +67,8 @@ int quarantine_count(struct quarantine *q, const char *owner, const char *name)
 	memcpy(e->name, name, strnlen(name, sizeof(e->name) - 1));
 	if (e->exclusions < UINT32_MAX)
 		e->exclusions++;
-	return e->exclusions >= QUARANTINE_AFTER;
+	PS_ASSERT(quarantine_entry_is_valid(q, (uint32_t)(e - q->entry))); /* invariant 1 */
+	return e->exclusions;
 }
 
 int quarantine_has(const struct quarantine *q, const char *owner, const char *name)

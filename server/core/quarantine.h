@@ -1,14 +1,15 @@
 /*
  * quarantine.h - the list of the workers that this run has excluded, and how often. After
- * QUARANTINE_AFTER exclusions a worker is in quarantine: the server refuses its new processes, until
- * an admin releases the worker. A snapshot contains the list.
+ * QUARANTINE_AFTER exclusions a worker is in quarantine: the server refuses its new processes,
+ * until an admin releases the worker. A snapshot contains the list.
  *
  * The key of a worker identifies the worker or, if the server has no keys, its name does. A worker
  * without a key and a name is never in quarantine. If the list is full, a new entry replaces the
  * oldest of the entries with the fewest exclusions.
  *
- * Invariant: each key, and each name without a key, has at most one entry, with at least one
- * exclusion (a_worker_has_one_entry).
+ * Invariants:
+ * (1) each key, and each name without a key, has at most one entry, with at least one exclusion
+ *     (asserted by quarantine_count; a_worker_has_one_entry).
  */
 #ifndef SERVER_CORE_QUARANTINE_H
 #define SERVER_CORE_QUARANTINE_H
@@ -29,13 +30,16 @@ struct quarantine {
 	struct quarantine_entry entry[QUARANTINE_MAX]; /* the oldest entry is the first */
 };
 
-/* Counts one more exclusion of the worker. Returns 1 if the worker is then in quarantine. */
-int quarantine_count(struct quarantine *q, const char *owner, const char *name);
+/* Counts one more exclusion of the worker. Returns the number of its exclusions, or 0 if the worker
+ * has no key and no name. */
+uint32_t quarantine_count(struct quarantine *q, const char *owner, const char *name);
+/* Returns 1 if invariant (1) holds for entry `i`: no other entry is of the same worker. */
+int quarantine_entry_is_valid(const struct quarantine *q, uint32_t i);
 /* Returns 1 if the worker is in quarantine. */
 int quarantine_has(const struct quarantine *q, const char *owner, const char *name);
-/* Removes each worker from quarantine whose name or key is `worker`. If `worker` has at least
- * QUARANTINE_KEY characters, this removes each key that begins with these characters. Returns the
- * number of removed workers. */
+/* Releases each worker whose name or key is `worker` from quarantine. If `worker` has at least
+ * QUARANTINE_KEY characters, the function also releases each key that begins with these characters.
+ * Returns the number of released workers. */
 #define QUARANTINE_KEY 8u
 uint32_t quarantine_release(struct quarantine *q, const char *worker);
 

@@ -8,13 +8,14 @@
  * worker. Each GRANT and each ACK also carries a message authentication code under a key of the
  * run, which only the server and its checkpoints have. Workers send the codes back to the server.
  * With these codes, a server that has lost its newest state in a crash can still check which grants
- * and decisions it made. If a replay carries no valid code, the server decides it as if it were a
- * new push.
+ * and decisions it made. Without a valid code, a push counts only within the newest grant in the
+ * server's state, and the server decides a replay as if it were a new push. This is so for all
+ * pushes of workers of protocol version 6, which send no codes.
  *
  * Without a key (proof_key 0) the core accepts every claim. The core also accepts every claim while
  * it replays a log of release 0.2.0, which had no such codes.
  *
- * Invariants:
+ * Promises:
  * (1) a code is valid only for the worker, the incarnation and the seq for which it was made
  *     (tests/unit/test_core_rights.c, a_code_fits_one_push_of_one_incarnation);
  * (2) a worker gets the code of a decision only for the push that was decided
@@ -41,8 +42,8 @@ int rights_to_result(const struct core *c, const struct worker *w, const struct 
 enum verdict rights_verdict(const struct core *c, const struct worker *w, const struct msg_push *p);
 /* Returns 1 if push `p` is a replay of a push that the server accepted before a crash. */
 int rights_of_replay(const struct core *c, const struct worker *w, const struct msg_push *p);
-/* Returns a number that nobody can predict without the secret of the run. It depends on the seed,
- * on the number of the evaluation and on `draw`. */
+/* Returns a number that nobody can predict without the secret of the run. The number depends on
+ * the seed, on the number of the evaluation and on `draw`. */
 uint64_t rights_sample(const struct core *c, uint64_t evaluation, uint64_t draw);
 /* Returns 1 if all of `work` lies in `own`. */
 int rights_cover(const struct work *own, const struct work *work);

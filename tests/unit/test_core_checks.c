@@ -1,7 +1,7 @@
 /*
  * Proves the invariants of server/core/checks.h: a second worker computes a sample of the portions
  * of an evaluation again, a third one decides, and no evaluation waits for a check for ever.
- * Attack A14 of docs/faults.md.
+ * Covers attack A14 of docs/faults.md.
  */
 #include "server/core/checks.h"
 #include "server/core/leases.h"
@@ -11,7 +11,7 @@
 
 enum { TRUE = 500, LIE = 900, IMAGES = 1000 };
 
-/* Returns a run of three epochs with one portion of 1000 images, which is therefore always in the
+/* Returns a run of five epochs with one portion of 1000 images, which is therefore always in the
  * sample. */
 static struct core_config checked(void)
 {
@@ -24,11 +24,13 @@ static struct core_config checked(void)
 	return cfg;
 }
 
-static struct stamp join(struct core_fixture *f, uint32_t peer, const char *name)
+static struct stamp join_with_key(
+	struct core_fixture *f, uint32_t peer, const char *name, const char *key)
 {
 	struct msg m = fixture_hello(name);
 
 	m.hello.data.n_test = IMAGES;
+	memcpy(m.hello.owner, key, strlen(key));
 	fixture_message(f, peer, &m);
 	while (!fixture_sent(f, peer, MSG_WELCOME))
 		fixture_durable(f);
@@ -77,7 +79,7 @@ static void report(struct core_fixture *f, uint32_t peer, struct stamp s, uint32
 
 struct fleet {
 	struct core_fixture f;
-	struct stamp s[4]; /* of worker i + 1, on connection 10 + i */
+	struct stamp s[4]; /* s[i]: worker i + 1, on connection 10 + i */
 };
 
 static void open_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
@@ -86,7 +88,7 @@ static void open_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
 
 	fixture_open(&t->f, cfg);
 	for (uint32_t i = 0; i < n; i++)
-		t->s[i] = join(&t->f, 10 + i, names[i]);
+		t->s[i] = join_with_key(&t->f, 10 + i, names[i], "");
 }
 
 /* Grants the evaluation to worker `i`, and sends its result. */
@@ -120,7 +122,7 @@ TEST(two_workers_that_agree_end_the_evaluation)
 	vote(&t, 0, TRUE);
 	assert_false(ended(&t));
 	assert_false(core_is_evaluated(t.f.core, 0));
-	vote(&t, 1, TRUE + 5); /* 0.5 % of 1000 images */
+	vote(&t, 1, TRUE + 5); /* a difference of 0.5 % of 1000 images is allowed */
 	assert_true(ended(&t));
 	assert_true(core_is_evaluated(t.f.core, 0));
 	assert_int_equal(core_check_stats(t.f.core)->agreed, 1);
@@ -148,7 +150,8 @@ TEST(a_third_worker_outvotes_a_first_liar_and_corrects_the_record)
 	assert_true(record(&t)->eval_loss_sum == TRUE);
 	assert_int_equal(t.f.core->quarantine.n, 1);
 	assert_string_equal(t.f.core->quarantine.entry[0].name, "a");
-	assert_int_equal(fixture_worker(&t.f, 1).state, SESSION_LIVE); /* one strike of three */
+	/* this counts as the first of three exclusions */
+	assert_int_equal(fixture_worker(&t.f, 1).state, SESSION_LIVE);
 	fixture_close(&t.f);
 }
 
@@ -160,9 +163,11 @@ TEST(a_third_worker_outvotes_a_second_liar_and_keeps_the_record)
 	train(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, TRUE);
 	vote(&t, 1, LIE);
-	vote(&t, 2, TRUE + 6); /* 6 of 1000 differ from the first, but far less than from LIE */
+	/* this result differs from the first one, but much less than from LIE */
+	vote(&t, 2, TRUE + 6);
 	assert_true(ended(&t));
-	assert_int_equal(core_check_stats(t.f.core)->disputed, 1); /* 6 is more than 0.5 % */
+	assert_int_equal(core_check_stats(t.f.core)->disputed,
+		1); /* the results differ by more than 0.5 % */
 	assert_int_equal(t.f.core->quarantine.n, 0);
 	fixture_close(&t.f);
 	open_fleet(&t, checked(), 3);
@@ -173,6 +178,49 @@ TEST(a_third_worker_outvotes_a_second_liar_and_keeps_the_record)
 	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 2);
 	assert_int_equal(record(&t)->eval_correct, TRUE);
 	assert_string_equal(t.f.core->quarantine.entry[0].name, "b");
+	fixture_close(&t.f);
+}
+
+/* Reports `loss` for the granted portion. */
+static void vote_loss(struct fleet *t, uint32_t i, uint32_t correct, double loss)
+{
+	const struct msg_grant g = *lease(&t->f, 10 + i, t->s[i]);
+	struct msg m = {.type = MSG_RESULT};
+
+	assert_int_equal(g.kind, GRANT_EVAL);
+	m.result = (struct msg_result){.stamp = t->s[i],
+		.eval_id = g.eval_id,
+		.eval_first = g.eval_first,
+		.eval_count = g.eval_count,
+		.correct = correct,
+		.loss_sum = loss,
+		.metric_sum = {loss},
+		.code = g.code};
+	fixture_message(&t->f, 10 + i, &m);
+}
+
+/* A loss of 1e300 would absorb the losses of all other portions, also if the server subtracted it
+ * again. */
+TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+
+	cfg.leases.eval_images = IMAGES / 2;
+	open_fleet(&t, cfg, 3);
+	train(&t.f, 10, t.s[0], 0);
+	if (t.f.core->checks.check[0].portion == 1)
+		vote_loss(&t, 1, TRUE / 2, 3);
+	vote_loss(&t, 0, LIE / 2, 1e300);
+	if (t.f.core->checks.check[0].portion == 0)
+		vote_loss(&t, 1, TRUE / 2, 3);
+	vote_loss(&t, 1, TRUE / 2, 4);
+	vote_loss(&t, 2, TRUE / 2, 4);
+	assert_true(ended(&t));
+	assert_int_equal(record(&t)->eval_correct, TRUE);
+	assert_int_equal(record(&t)->eval_done, IMAGES);
+	assert_true(record(&t)->eval_loss_sum == 7);
+	assert_true(record(&t)->metric_sum[0] == 7);
 	fixture_close(&t.f);
 }
 
@@ -205,6 +253,52 @@ TEST(a_worker_that_is_outvoted_three_times_is_in_quarantine)
 	}
 	assert_true(fixture_worker(&t.f, 1).quarantined);
 	assert_int_equal(core_check_stats(t.f.core)->outvoted, 3);
+	fixture_close(&t.f);
+}
+
+/* A worker that has still to replay pushes is not excluded, because it would lose them. In
+ * this test, a worker claims more pushes than there are, and never sends them. */
+TEST(claimed_pushes_defer_quarantine_for_a_bounded_time)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+
+	cfg.training.epochs = 7;
+	open_fleet(&t, cfg, 3);
+	struct msg m = fixture_resume(t.s[0], UINT64_MAX / 4, 0);
+	m.hello.data.n_test = IMAGES;
+	m.hello.name[0] = 'a';
+	fixture_message(&t.f, 10, &m);
+	assert_int_equal(t.f.core->worker[0].ledger.replay_target, WIRE_MAX_WINDOW);
+	for (uint32_t e = 0; e < 6; e++) {
+		assert_false(fixture_worker(&t.f, 1).excluded);
+		train(&t.f, 11, t.s[1], e);
+		vote(&t, 0, LIE);
+		vote(&t, 1, TRUE);
+		vote(&t, 2, TRUE);
+		assert_true(ended(&t));
+	}
+	assert_true(fixture_worker(&t.f, 1).quarantined);
+	fixture_close(&t.f);
+}
+
+/* Workers of one key could confirm each other's lies. */
+TEST(a_key_has_one_vote)
+{
+	struct fleet t;
+
+	open_fleet(&t, checked(), 0);
+	for (uint32_t i = 0; i < 3; i++)
+		t.s[i] = join_with_key(
+			&t.f, 10 + i, (const char[2]){(char)('a' + i)}, i < 2 ? "liar" : "honest");
+	train(&t.f, 12, t.s[2], 0);
+	vote(&t, 0, LIE);
+	assert_int_equal(lease(&t.f, 11, t.s[1])->kind, GRANT_TRAIN);
+	assert_false(ended(&t));
+	vote(&t, 2, TRUE);
+	assert_true(ended(&t)); /* no third key could decide */
+	assert_int_equal(core_check_stats(t.f.core)->disputed, 1);
+	assert_int_equal(t.f.core->quarantine.n, 0);
 	fixture_close(&t.f);
 }
 
@@ -335,6 +429,27 @@ TEST(a_check_goes_on_after_a_restart)
 	fixture_close(&t.f);
 }
 
+TEST(a_snapshot_with_two_votes_of_one_worker_is_refused)
+{
+	struct core_config cfg = checked();
+	struct core_fixture f;
+	struct fleet t;
+	const char *why;
+
+	open_fleet(&t, cfg, 3);
+	train(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, LIE);
+	struct check *check = &t.f.core->checks.check[0];
+	assert_int_equal(check->n, 1);
+	check->vote[check->n++] = check->vote[0];
+	struct core_snapshot snapshot = fixture_save(&t.f);
+	fixture_close(&t.f);
+	f = t.f;
+	assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_ECHECKPOINT);
+	fixture_close(&f);
+	fixture_drop(&snapshot);
+}
+
 TEST(a_snapshot_with_an_impossible_check_is_refused)
 {
 	struct core_config cfg = checked();
@@ -347,7 +462,7 @@ TEST(a_snapshot_with_an_impossible_check_is_refused)
 	vote(&t, 0, LIE);
 	struct core_snapshot snapshot = fixture_save(&t.f);
 	unsigned char *section = snapshot.data[SNAPSHOT_CHECKS];
-	/* the number of checks, the portion, the number of votes, the worker */
+	/* offsets of the number of checks, the portion, the number of votes and the worker */
 	const size_t bad[] = {40, 48, 56, 64};
 	const unsigned char to[] = {CHECKS_MAX + 1, 1, CHECK_VOTES, 0};
 
@@ -363,7 +478,8 @@ TEST(a_snapshot_with_an_impossible_check_is_refused)
 	}
 	assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_OK);
 	fixture_close(&f);
-	snapshot.size[SNAPSHOT_CHECKS] = 0; /* all portions are done, and nothing is left to do */
+	/* without the open check, all portions are done, but the evaluation has not ended */
+	snapshot.size[SNAPSHOT_CHECKS] = 0;
 	assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_ECHECKPOINT);
 	fixture_close(&f);
 	fixture_drop(&snapshot);

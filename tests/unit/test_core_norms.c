@@ -1,7 +1,7 @@
 /*
  * Proves the comparison of norms (server/core/norms.h): the mean size of a worker's gradients must
  * agree with that of the median worker, and a single large gradient is scaled down or rejected.
- * Attack A13 of docs/faults.md.
+ * Covers attack A13 of docs/faults.md.
  */
 #include <math.h>
 #include "server/core/norms.h"
@@ -194,6 +194,43 @@ TEST(two_of_five_cannot_move_the_yardstick)
 	fixture_close(&t.f);
 }
 
+static void set_key(struct fleet *t, uint32_t i, char key)
+{
+	t->f.core->worker[i].session.owner[0] = key;
+}
+
+/* Three workers of one key send gradients of another size than two workers of other keys. */
+TEST(a_key_with_many_slots_cannot_move_the_yardstick)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		set_key(&t, i, "aaabc"[i]);
+	for (int r = 0; r < 50; r++) {
+		for (uint32_t i = 0; i < 3; i++)
+			(void)check_norm(&t, i, 1e4);
+		honest(&t, 3, WORKERS, 1, 1);
+	}
+	double s = scale(&t, 4, 50);
+	assert_true(50 * s <= 1.2 * RATIO);
+	fixture_close(&t.f);
+}
+
+/* If only two keys have workers, there is no majority of keys, so each worker counts. */
+TEST(with_two_keys_each_worker_counts)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		set_key(&t, i, "aaaab"[i]);
+	honest(&t, 0, 4, 10, 1);
+	double s = scale(&t, 4, 50);
+	assert_true(50 * s <= 1.2 * RATIO);
+	fixture_close(&t.f);
+}
+
 /* In a run without a data set, the workers may train on different data, so their means are not
  * compared. */
 TEST(a_run_without_a_data_set_compares_no_means)
@@ -254,8 +291,8 @@ TEST(a_worker_with_wild_norms_is_excluded)
 	fixture_close(&t.f);
 }
 
-/* A server that has lost its newest state gets pushes of epochs that it does not know yet. Their worker
- * is honest. */
+/* A server that has lost its newest state gets pushes of epochs that it does not know yet. The
+ * worker of these pushes is honest. */
 TEST(work_of_a_later_epoch_excludes_nobody)
 {
 	struct fleet t;
@@ -327,8 +364,8 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	fixture_drop(&snapshot);
 }
 
-/* A worker that pushes only the signs of its gradient, or a normalised gradient, always has the same
- * norm. */
+/* A worker that pushes only the signs of its gradient, or a normalised gradient, always has the
+ * same norm. */
 TEST(other_gradients_of_the_same_norm_are_no_reason)
 {
 	struct fleet t;
@@ -364,6 +401,40 @@ TEST(the_same_gradient_again_is_rejected)
 		for (int grant = 0; grant < 2; grant++)
 			assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NORM);
 	}
+	fixture_close(&t.f);
+}
+
+/* A push that was rejected because it repeats the last one must be rejected when a log is replayed,
+ * too. The replay begins with a snapshot from the time between the two pushes. */
+TEST(a_restart_keeps_the_last_gradient)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	honest(&t, 0, WORKERS, 3, 1);
+	struct msg m = gradient(&t, 4, 1);
+	m.push.base_version = 500;
+	for (int n = 0; n < 2; n++)
+		assert_int_equal(norms_check(t.f.core, &t.f.core->worker[4], &m.push), REJECT_NONE);
+	fixture_restart(&t.f);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		t.stamp[i] = fixture_come_back(&t.f, 9 + i, t.stamp[i], 0);
+	m.push.base_version = 501;
+	assert_int_equal(norms_check(t.f.core, &t.f.core->worker[4], &m.push), REJECT_NORM);
+	fixture_close(&t.f);
+}
+
+/* After a push that makes the weights almost 0, the gradients of other workers must not be
+ * rejected. */
+TEST(weights_of_almost_0_are_no_yardstick)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+		t.f.core->store.weights[i] = 1e-15f;
+	assert_int_equal(check_norm(&t, 4, 1), REJECT_NONE);
+	assert_int_equal(check_norm(&t, 4, 1e10), REJECT_NORM);
 	fixture_close(&t.f);
 }
 

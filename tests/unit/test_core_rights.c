@@ -1,7 +1,7 @@
 /*
  * test_core_rights.c - a worker cannot deliver work that it was not granted, nor claim decisions
  * that the server did not make (server/core/rights.h).
- * Attacks A7 and A14 of docs/faults.md.
+ * Covers attacks A7 and A14 of docs/faults.md.
  */
 #include "server/core/rights.h"
 #include "common/siphash.h"
@@ -130,6 +130,75 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	fixture_close(&f);
 }
 
+/* A worker of protocol version 6 sends no codes. After a crash that has lost grants and decisions,
+ * its replays and its pushes count only within the newest grant that the server has. The server
+ * rejects the others, does not count them as bad, and grants their batches again. */
+TEST(a_worker_without_codes_counts_within_the_newest_grant)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_snapshot snapshot;
+	struct core_fixture f;
+	struct msg_ack ack[2];
+	struct msg push[3];
+	struct stamp s;
+
+	cfg.leases.max_batches = 2; /* of the four batches of an epoch */
+	cfg.training.epochs = 2;
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	struct msg_grant g = fixture_train(&f, 9, s, 1);
+	assert_work(&g, 0, 0, 2);
+	snapshot = fixture_save(&f);
+	push[0] = fixture_batch(s, 1, 0, 0, 2);
+	ack[0] = fixture_acked(&f, 9, &push[0]);
+	g = fixture_train(&f, 9, s, 2);
+	assert_work(&g, 0, 2, 2);
+	push[1] = fixture_batch(s, 2, 0, 2, 1);
+	ack[1] = fixture_acked(&f, 9, &push[1]);
+	push[2] = fixture_batch(s, 3, 0, 3, 1); /* the server dies before it receives this push */
+	fixture_close(&f);
+
+	fixture_load(&f, cfg, &snapshot);
+	fixture_drop(&snapshot);
+	s = fixture_come_back(&f, 9, s, 3);
+	for (int i = 0; i < 3; i++) {
+		push[i].push.stamp = s;
+		push[i].push.verdict = i < 2 ? ack[i].verdict : VERDICT_NONE;
+	}
+	fixture_applied(&f, 9, &push[0]);
+	for (int n = 1; n < 3; n++)
+		fixture_rejected(&f, 9, &push[n], REJECT_WORK);
+	assert_int_equal(f.core->worker[0].quarantine.bad_streak, 0);
+	assert_int_equal(core_stats(f.core)->images, 20);
+	g = fixture_train(&f, 9, s, 3);
+	assert_work(&g, 0, 2, 2);
+	push[0] = fixture_batch(s, 4, 0, 2, 2);
+	fixture_applied(&f, 9, &push[0]);
+	assert_int_equal(core_epoch(f.core, 0)->images, fixture_data.n_train);
+	fixture_close(&f);
+}
+
+/* The same worker pushes without a stop: none of 100 pushes of a lost grant excludes it. A push of
+ * a batch that nobody granted to it does not count, however the worker labels it. */
+TEST(a_worker_without_codes_is_not_excluded_and_gets_no_right_by_a_claim)
+{
+	struct core_fixture f;
+	struct stamp s;
+
+	fixture_open(&f, with_key(fixture_training()));
+	s = fixture_join(&f, 9, "");
+	f.core->worker[0].ledger.replay_target = 100;
+	for (uint64_t seq = 1; seq <= 100; seq++) {
+		struct msg m = fixture_batch(s, seq, 0, (uint32_t)seq % 4, 1);
+
+		m.push.verdict = seq % 2 ? VERDICT_OK : VERDICT_NONE;
+		fixture_rejected(&f, 9, &m, REJECT_WORK);
+	}
+	assert_int_equal(core_stats(f.core)->excluded, 0);
+	assert_int_equal(core_stats(f.core)->images, 0);
+	fixture_close(&f);
+}
+
 /* A worker claims verdict OK for a push that it never sent before. All rules must still apply to
  * the push. */
 TEST(a_claimed_verdict_is_not_believed)
@@ -162,8 +231,8 @@ TEST(a_claimed_verdict_is_not_believed)
 	fixture_close(&f);
 }
 
-/* If a push repeats a decided seq with other content, the server answers with the first decision and
- * its message authentication code (rights.h). This code is valid only for the first content. */
+/* If a push repeats a decided seq with other content, the server answers with the first decision
+ * and its message authentication code (rights.h). This code is valid only for the first content. */
 TEST(a_duplicate_with_other_content_proves_nothing)
 {
 	struct core_fixture f;
@@ -185,7 +254,7 @@ TEST(a_duplicate_with_other_content_proves_nothing)
 	fixture_close(&f);
 }
 
-/* Proves invariant 1 of rights.h: a code is worthless for another worker, incarnation or seq. */
+/* Proves promise 1 of rights.h: a code is worthless for another worker, incarnation or seq. */
 TEST(a_code_fits_one_push_of_one_incarnation)
 {
 	struct core_fixture f;
@@ -248,6 +317,7 @@ TEST(results_without_a_grant_are_ignored)
 	fixture_message(&f, 10, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 0);
 	m = result_of(a, &g, 1);
+	m.result.code = 0; /* a worker of protocol version 6 sends no code */
 	fixture_message(&f, 9, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 1);
 	fixture_close(&f);
@@ -261,6 +331,54 @@ static struct msg hello_of_key(const char *key)
 
 	memcpy(m.hello.owner, key, strlen(key));
 	return m;
+}
+
+/* A worker was away for so long that its slot has a worker of another key. */
+TEST(a_worker_whose_slot_another_key_has_got_is_fenced)
+{
+	struct core_config cfg = with_key(fixture_config());
+	struct msg m = hello_of_key("slow");
+	struct core_fixture f;
+
+	cfg.sessions.max_workers = 1;
+	fixture_open(&f, cfg);
+	fixture_message(&f, 9, &m);
+	fixture_durable(&f);
+	struct stamp s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	m = hello_of_key("other");
+	fixture_message(&f, 10, &m);
+	m = hello_of_key("slow");
+	m.hello.resume = s;
+	fixture_durable(&f);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EFENCED);
+	fixture_close(&f);
+}
+
+/* A name belongs to the key that uses it: a worker with another key gets another slot, also if it
+ * has the same name. */
+TEST(a_name_takes_no_session_of_another_key)
+{
+	struct msg m = hello_of_key("victim");
+	struct core_fixture f;
+
+	fixture_open(&f, with_key(fixture_config()));
+	m.hello.name[0] = 'a';
+	fixture_message(&f, 9, &m);
+	fixture_durable(&f);
+	m = hello_of_key("thief");
+	m.hello.name[0] = 'a';
+	fixture_message(&f, 10, &m);
+	fixture_durable(&f);
+	assert_int_equal(fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp.worker, 2);
+	assert_int_equal(fixture_worker(&f, 1).incarnation, 1);
+	m = hello_of_key("victim");
+	m.hello.name[0] = 'a';
+	fixture_message(&f, 11, &m); /* a new process of the victim */
+	fixture_durable(&f);
+	assert_int_equal(fixture_sent(&f, 11, MSG_WELCOME)->welcome.stamp.worker, 1);
+	fixture_close(&f);
 }
 
 /* An observer knows every field of a worker's stamp. After a restart, only the key distinguishes

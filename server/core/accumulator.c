@@ -1,5 +1,6 @@
 /* accumulator.c - see accumulator.h. */
 #include "server/core/accumulator.h"
+#include "common/assert.h"
 #include "server/core/aggregate.h"
 #include "server/core/blocks.h"
 #include "server/core/norms.h"
@@ -126,14 +127,19 @@ void accumulator_keep(struct core *c, const struct msg_push *p)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 	double weight = weight_of(c, p->images);
-	uint32_t i = a->parts++;
+	uint32_t i = a->parts;
+
+	PS_ASSERT(i < a->room);
 	float *g = a->part[i].g;
 
+	a->parts++;
 	a->pushes++;
-
 	for (; i > 0 && a->part[i - 1].batch > p->work.first; i--)
 		a->part[i] = a->part[i - 1];
 	a->part[i] = (struct part){p->work.first, p->images, p->loss, g};
+	/* invariant 4 of sync.c */
+	PS_ASSERT(i == 0 || a->part[i - 1].batch < a->part[i].batch);
+	PS_ASSERT(i + 1 == a->parts || a->part[i].batch < a->part[i + 1].batch);
 	copy_slices(g, &p->slices, c->store.n);
 	scale_values(c, g, c->store.trained, norms_scale(c, p));
 	a->images += p->images;
@@ -306,7 +312,7 @@ int accumulator_fits(struct core *c, const struct worker *w, const struct msg_pu
 	return accumulator_holds(c, weight_of(c, p->images), store_peak(c, &p->slices));
 }
 
-/* ---- both methods ---------------------------------------------------------------------------- */
+/* ---- all methods ----------------------------------------------------------------------------- */
 
 double accumulator_loss_sum(const struct core *c)
 {
@@ -320,8 +326,8 @@ double accumulator_loss_sum(const struct core *c)
 
 /* Writes values [at, at + n) of the combined gradient to `g`. `sum` has the weighted sums of these
  * values. With cfg.push.sum, the result is the sum of the gradients. The values from store.trained
- * on are not gradients but statistics of batches (docs/models.md, "Batch normalisation"); of these
- * the result is always the mean. */
+ * on are not gradients but statistics of batches (docs/models.md, "Batch normalisation"): there the
+ * result is always the mean. */
 static void mean_block(const struct core *c, float *g, const double *sum, size_t at, size_t n)
 {
 	const struct gradient_accumulator *a = &c->accumulator;

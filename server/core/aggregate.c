@@ -48,6 +48,8 @@ static double trim_block(const void *arg, size_t from, size_t n_values)
 			column[i] = c->g[i][k];
 		sort(column, c->n);
 		c->out[k] = middle_mean(column, c->n, c->cut);
+		/* invariant 1; rounding is monotonic, so it keeps the mean in this range */
+		PS_ASSERT(column[c->cut] <= c->out[k] && c->out[k] <= column[c->n - 1 - c->cut]);
 	}
 	return 0;
 }
@@ -118,6 +120,7 @@ static uint32_t krum(
 			best_sum = sum;
 		}
 	}
+	PS_ASSERT(best < n); /* invariant 2 */
 	return best;
 }
 

@@ -14,9 +14,13 @@
  * in the list, which is the order of their batches or workers. The result of no rule depends on the
  * order in which the gradients arrived.
  *
- * Invariant: with at most F bad gradients and enough good ones, each coordinate of the result lies
- * within the range of the good gradients; the result of krum is one of the gradients
- * (tests/unit/test_core_aggregate.c).
+ * Invariants:
+ * (1) each value of a median or of a trimmed mean lies within the range of the values that remain
+ *     after the cut. With at most F bad gradients and enough good ones, it therefore lies within
+ *     the range of the good ones (asserted by trim_block;
+ *     bad_gradients_do_not_move_the_result_out_of_the_range_of_good_ones);
+ * (2) the result of krum is one of the gradients (asserted by krum;
+ *     krum_chooses_the_gradient_with_the_nearest_neighbours).
  */
 #ifndef SERVER_CORE_AGGREGATE_H
 #define SERVER_CORE_AGGREGATE_H

@@ -9,18 +9,20 @@
  * BACKUPS_MAX_HELD versions. A worker that prefetches and has three groups of pipelined steps in
  * flight holds four versions. The other two places are for pulls that the worker repeats. When a
  * worker holds BACKUPS_MAX_HELD versions and pulls another one, the core drops the second oldest
- * version. It keeps the oldest one, because the next gradient of the worker may be of this version.
+ * version. The core keeps the oldest version, because the next gradient of the worker may be of
+ * this version.
  *
  * Invariants:
  * (1) the field `refs` of a copy is the number of held[] entries that name the copy, and a copy
- *     with refs 0 is free (copies_are_shared_and_released);
- * (2) held[] is in the order of the pulls (tests/unit/test_core_dc.c,
+ *     with refs 0 is free (asserted by drop for each copy that a worker gives back;
+ *     copies_are_shared_and_released);
+ * (2) held[] is in the order of the pulls, so its versions never decrease (asserted by
+ *     backups_hold; tests/unit/test_core_dc.c,
  *     every_combination_of_options_is_what_the_formulas_say);
- * (3) a copy never changes while a worker holds it (each_worker_is_compensated_by_its_own_delay);
- * (4) a gradient is compensated with the weights with which it was computed, or not at all
- *     (tests/unit/test_core_dc.c).
- * In every build, PS_ASSERT checks that a worker gives back only a copy with a reference (invariant
- * (1)), and that a new copy overwrites only a free copy (invariant (3)).
+ * (3) a copy never changes while a worker holds it: a new copy overwrites only a free one
+ *     (asserted by copy_of_now; each_worker_is_compensated_by_its_own_delay);
+ * (4) a gradient is compensated with the weights of the version with which it was computed, or not
+ *     at all (asserted by held_values; tests/unit/test_core_dc.c).
  */
 #include "server/core/backups.h"
 #include "common/assert.h"
@@ -72,14 +74,30 @@ static uint32_t copy_of_now(struct core *c)
 	return c->backups.newest;
 }
 
+/* Returns the number of held[] entries that name `copy`. */
+static uint32_t count_refs(const struct core *c, uint32_t copy)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker_backups *b = &c->worker[i].backups;
+
+		for (uint32_t j = 0; j < b->n_held; j++)
+			n += b->held[j].copy == copy;
+	}
+	return n;
+}
+
 /* Removes the entries [from, from + count) of held[]. */
 static void drop(struct core *c, struct worker *w, uint32_t from, uint32_t count)
 {
+	const struct held *held = w->backups.held;
+
 	PS_ASSERT(from + count <= w->backups.n_held && w->backups.n_held <= BACKUPS_MAX_HELD);
-	for (uint32_t i = from; i < from + count; i++) {
-		PS_ASSERT(c->backups.copy[w->backups.held[i].copy].refs > 0); /* invariant 1 */
-		c->backups.copy[w->backups.held[i].copy].refs--;
-	}
+	for (uint32_t i = from; i < from + count; i++) /* invariant 1 */
+		PS_ASSERT(c->backups.copy[held[i].copy].refs == count_refs(c, held[i].copy));
+	for (uint32_t i = from; i < from + count; i++)
+		c->backups.copy[held[i].copy].refs--;
 	w->backups.n_held -= count;
 	memmove(&w->backups.held[from], &w->backups.held[from + count],
 		(w->backups.n_held - from) * sizeof(w->backups.held[0]));
@@ -91,6 +109,8 @@ void backups_hold(struct core *c, struct worker *w)
 		return;
 	if (w->backups.n_held == BACKUPS_MAX_HELD)
 		drop(c, w, 1, 1);
+	PS_ASSERT(w->backups.n_held == 0 || /* invariant 2 */
+		  w->backups.held[w->backups.n_held - 1].version <= c->store.version);
 	w->backups.held[w->backups.n_held++] = (struct held){
 		.version = c->store.version, .sent = c->cfg.term, .copy = copy_of_now(c)};
 }
@@ -136,6 +156,15 @@ static int is_current(const struct core *c, const struct worker *w, const struct
 	return store_is_current(c, p) || (p->base_version == c->store.version && is_alone(c, w));
 }
 
+/* Returns the weights of the version that `h` names. */
+static const float *held_values(const struct core *c, const struct held *h)
+{
+	const struct backup *copy = &c->backups.copy[h->copy];
+
+	PS_ASSERT(copy->refs > 0 && copy->version == h->version); /* invariant 4 */
+	return backups_values(c, h->copy);
+}
+
 const float *backups_find(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	const struct held *same_version = NULL;
@@ -148,8 +177,8 @@ const float *backups_find(const struct core *c, const struct worker *w, const st
 		if (h->version != p->base_version)
 			continue;
 		if (h->sent == p->base_term)
-			return backups_values(c, h->copy);
+			return held_values(c, h);
 		same_version = h;
 	}
-	return same_version && is_alone(c, w) ? backups_values(c, same_version->copy) : NULL;
+	return same_version && is_alone(c, w) ? held_values(c, same_version) : NULL;
 }

@@ -7,11 +7,10 @@
  * (1) a batch is counted once per epoch: batch_ledger_check permits a push only if none of its
  *     batches is done, and batch_ledger_mark marks them as done in the same step that takes the
  *     push. After a crash, a replayed push may arrive before its epoch opens; later_epochs.h
- *     describes this case (mutant batch-twice);
- * (2) n_free and n_done are always the numbers of batches in these states in batch[]
- *     (tests/sim/bounds.c).
- * In every build, PS_ASSERT checks invariant (1), and that n_free + n_done is at most the number of
- * batches (part of invariant (2)).
+ *     describes this case (asserted by batch_ledger_mark; mutant batch-twice);
+ * (2) n_free and n_done are always the numbers of batches in these states in batch[] (asserted by
+ *     mark_done for their sum, by grant_training in leases.c for a batch that is free, and by
+ *     leases_advance in leases.c for an epoch that is done; tests/sim/bounds.c).
  */
 #ifndef SERVER_CORE_BATCH_LEDGER_H
 #define SERVER_CORE_BATCH_LEDGER_H
@@ -42,8 +41,8 @@ struct leases {
 };
 
 /* Returns REJECT_NONE if `work` with `images` images may be counted, REJECT_WORK if a part of it is
- * already counted or is not of this epoch or pass, and REJECT_SHAPE if it cannot be work of this
- * run. */
+ * already counted or is not of this epoch or pass, and REJECT_SHAPE if it is of a later epoch or
+ * cannot be work of this run. */
 enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay);
 void batch_ledger_mark(struct core *c, const struct work *work);
@@ -57,7 +56,8 @@ void batch_ledger_open(struct core *c);
  * batches before `first` are done. */
 void batch_ledger_window(struct core *c, uint32_t first, uint32_t end);
 /* Releases the grant of worker `w`. Batches and portions of the grant that are not done become
- * free, unless another worker holds them. */
+ * free, unless another worker holds them. A portion that only late workers hold becomes free,
+ * too. */
 void batch_ledger_release(struct core *c, struct worker *w);
 uint32_t batch_ledger_images(const struct core *c, uint32_t first, uint32_t count);
 /* Returns 1 if grant `g` is for batches of the epoch in training. In an exact mode (sync,

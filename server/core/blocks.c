@@ -5,7 +5,7 @@
 struct job {
 	blocks_fn *fn;
 	const void *arg;
-	size_t n, size; /* values of the vector, of a block */
+	size_t n, size; /* n: values of the vector; size: values of a block */
 	double *result;
 };
 

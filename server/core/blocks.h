@@ -3,8 +3,9 @@
  * core_init has provided (common/engine.h). A sum adds the results of the blocks in their order,
  * so every engine gives the same bits.
  *
- * Invariant: the state of the core does not depend on the engine, nor on the order in which the
- * engine runs the blocks (tests/unit/test_engine.c).
+ * Promises:
+ * (1) the state of the core does not depend on the engine, nor on the order in which the engine
+ *     runs the blocks (tests/unit/test_engine.c).
  */
 #ifndef SERVER_CORE_BLOCKS_H
 #define SERVER_CORE_BLOCKS_H
@@ -13,11 +14,11 @@
 
 struct blocks {
 	const struct engine *engine; /* NULL: the caller's thread computes everything */
-	double *result;              /* of each block of a vector of n_params values */
+	double *result;              /* an entry for each block of a vector of n_params values */
 };
 
-/* Computes values [from, from + n) and returns the result of this block. It writes to no other
- * values. `arg` is the same for all blocks, which may run at the same time. */
+/* Computes values [from, from + n) and returns the result of this block. The function
+ * writes to no other values. `arg` is the same for all blocks, which may run at the same time. */
 typedef double blocks_fn(const void *arg, size_t from, size_t n);
 
 /* Run `fn` for the blocks of a vector of n values, n <= n_params. blocks_sum returns the sum of the

@@ -13,7 +13,8 @@ struct checkpoints {
 	uint64_t generation; /* number of the newest snapshot that was started */
 	int saving;
 	int failing;       /* 1: the newest completed attempt to save a snapshot failed */
-	int urgent;        /* 1: a snapshot is due, whatever --checkpoint-ms says */
+	int urgent;        /* 1: a snapshot is due now or, after a failure, --checkpoint-ms
+			    * after the newest one began */
 	int dirty;         /* 1: the state has changed since the newest snapshot */
 	uint64_t begin_ms; /* time at which the newest snapshot was started */
 	struct {

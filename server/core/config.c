@@ -87,8 +87,7 @@ static double max_of(const struct config_row *row)
 }
 
 /* Returns the row of an option, or NULL if there is none. The search begins at row `first`. A
- * snapshot lists its options in the order of the rows, so row `first` is usually the one that the
- * function looks for. */
+ * snapshot lists its options in the order of the rows, so row `first` is usually the result. */
 static const struct config_row *find(const char *name, size_t bytes, size_t first)
 {
 	for (size_t i = 0; i < config_n_rows; i++) {

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "common/engine.h"
+#include "common/param_device.h"
 #include "proto/msg.h"
 
 /* Says how the learning rate of a gradient depends on tau, the number of versions that the gradient
@@ -51,7 +52,7 @@ enum lr_scaling {
 	LR_SCALING_NONE, /* the factor is 1 */
 	/* the factor is the square root of the ratio that --lr-scaling describes */
 	LR_SCALING_SQRT,
-	LR_SCALING_LINEAR, /* the factor is the ratio */
+	LR_SCALING_LINEAR, /* the factor is that ratio */
 };
 #define LR_SCALING_NAMES "auto|none|sqrt|linear"
 
@@ -112,6 +113,9 @@ struct core_config {
 	char metrics[METRICS_TEXT];
 	/* runs the vector operations; NULL: serially. Not an option, and in no snapshot */
 	const struct engine *engine;
+	/* keeps the weights and the optimizer's state; NULL: the core does. Not an option of the
+	 * core, and in no snapshot. lbfgs must not have a device */
+	const struct param_device *device;
 	/* secret of the run: the key of the codes in rights.h; 0: none */
 	uint64_t proof_key[2];
 #define GROUP(member, tag, title) struct tag member;
@@ -133,7 +137,7 @@ enum config_resume {
 
 struct config_row {
 	enum config_type type;
-	size_t offset; /* of the option's field in struct core_config */
+	size_t offset; /* offset of the option's field in struct core_config */
 	const char *name, *def;
 	uint32_t name_bytes; /* length of the name, without the NUL */
 	/* the range, inclusive; CONFIG_ENUM: both are the value of the first name */

@@ -38,7 +38,11 @@
  *   AWAY --HELLO (resume)-----------------' `----HELLO (resume)-----' |
  *     |                                                               | more silence
  *     `--------- silence ---------> DEAD <----------------------------'
- *   DEAD --HELLO (new)--> JOINING
+ *   DEAD --HELLO--> JOINING
+ *
+ * Three arrows are missing: BYE or an exclusion makes every session DEAD, more silence makes a
+ * SUSPECT session AWAY while its worker may have pushes to replay, and a JOINING session that is
+ * silent ends like a SUSPECT one.
  */
 struct row {
 	void (*handler)(struct core *c, struct worker *w, const struct event *ev);
@@ -192,8 +196,7 @@ static void on_message(struct core *c, const struct event *ev)
 		w->counts.refused += c->stats.refused - refused;
 }
 
-/* ---- the step ---------------------------------------------------------------------------------
- * */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 /* Ends the recovery when all workers are back or the recovery time is over. During the recovery a
  * restarted server grants no new work, because the replays of the workers of the snapshot come
@@ -212,6 +215,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 {
 	PS_ASSERT(!c->store.update.pending);
 	c->store.checked = NULL;
+	c->store.next_buffer = ev->next_buffer;
 	c->effects.n = 0;
 	c->effects.commits = c->effects.sends_weights = 0;
 	(void)effects_add(c, EFFECT_COMMIT, 0);
@@ -285,11 +289,6 @@ const struct core_config *core_config(const struct core *c)
 const struct core_stats *core_stats(const struct core *c)
 {
 	return &c->stats;
-}
-
-void core_next_buffer(struct core *c, float *buffer)
-{
-	c->store.next_buffer = buffer;
 }
 
 const float *core_evaluated_weights(const struct core *c)

@@ -3,7 +3,8 @@
  *
  * The core opens no socket or file, reads no clock, starts no thread, draws no random number of its
  * own, and allocates nothing. All its state lies in one block of memory and one vector of weights,
- * which the caller provides. The shell (server/) turns packets into events, and effects into
+ * which the caller provides; with a device (core_config.device), the state of the optimizer lies
+ * there instead. The shell (server/) turns packets into events, and effects into
  * packets. tests/sim does the same with a simulated network and disk, whose random choices come
  * from a seed. Two cores that get the same events have the same effects and the same bytes of
  * state.
@@ -55,6 +56,13 @@ struct event {
 	/* EVENT_TICK: the part of the time since the last tick, in ms, in which replies waited for
 	 * the disk and the log on the disk made no progress */
 	uint64_t held_ms;
+	/* NULL: an update of this step overwrites the current weights. Otherwise n_params floats,
+	 * aligned to 64 bytes: the first update of this step writes its weights here and leaves the
+	 * current weights unchanged, because a reader still uses them. core_weights then returns
+	 * this buffer, and the old vector belongs to the caller again. Without an update the buffer
+	 * stays the caller's. The choice of the buffer changes no effect and no value that the
+	 * core computes */
+	float *next_buffer;
 };
 
 enum effect_kind {
@@ -66,7 +74,7 @@ enum effect_kind {
 	 * of `incarnation`, because a newer process has taken the slot of `worker` */
 	EFFECT_SEND,
 	/* connection `peer` said HELLO, and its process holds the slot of `worker` as
-	 * `incarnation`. Its WELCOME may have to wait for a snapshot */
+	 * `incarnation`. The WELCOME of this process may have to wait for a snapshot */
 	EFFECT_HELLO,
 	/* encode the core now (snapshot.h) and save the snapshot as `generation`. The core never
 	 * requests a snapshot while another one is being written */
@@ -95,7 +103,7 @@ enum worker_change {
 	WORKER_JOINED,
 	WORKER_BACK,   /* the worker has returned after silence or after a restart of the server */
 	WORKER_SILENT, /* the worker is suspect (SESSION_SUSPECT) */
-	WORKER_GONE,
+	WORKER_GONE,   /* the worker has left, or is lost: dead, or away for dead_ms */
 	WORKER_EXCLUDED,
 	WORKER_QUARANTINED, /* excluded, and in quarantine from now on (quarantine.h) */
 	WORKER_STALLED,     /* the worker has not delivered, or not requested work, for too long */
@@ -150,13 +158,14 @@ struct epoch_record {
 	uint32_t eval_done; /* number of test images evaluated so far */
 	uint32_t eval_correct;
 	double eval_loss_sum;
-	double metric_sum[METRICS_MAX]; /* of the metrics besides accuracy */
+	double metric_sum[METRICS_MAX]; /* sums of the metrics besides accuracy */
 	/* core time at which the training of the epoch ended; 0: it has not ended since this
 	 * start */
 	uint64_t end_ms;
 };
 
-/* These counters for /metrics and /status never decrease within a run. A snapshot contains them. */
+/* The counters for /metrics and /status never decrease within a run, and are part of each
+ * snapshot. */
 struct core_stats {
 	uint64_t version;     /* version of the weights */
 	uint64_t updates;     /* steps of the optimizer; a step of L-BFGS takes several versions */
@@ -210,7 +219,8 @@ enum session_state {
 	SESSION_SUSPECT,
 	/* the server has started from a snapshot that contains the worker, and the worker has sent
 	 * nothing in this term; or the worker has sent nothing for dead_ms and may retain pushes
-	 * that a crash of the server has lost. The server keeps the slot for sessions.ttl_ms */
+	 * that a crash of the server has lost. The server keeps the slot for sessions.ttl_ms, but
+	 * counts the worker as lost after dead_ms */
 	SESSION_AWAY,
 	/* the worker has sent nothing for dead_ms, or has said BYE: the slot may be reused when all
 	 * its pushes are durable */
@@ -224,7 +234,7 @@ struct worker_counts {
 	uint64_t refused;            /* messages that were answered by an ERROR */
 	/* asynchronous modes: accepted pushes, and the sum of their staleness */
 	uint64_t async_pushes, staleness_sum;
-	struct time_split time; /* as in the worker's newest HEARTBEAT */
+	struct time_split time; /* the times in the worker's newest HEARTBEAT */
 };
 
 /* This struct describes the state of one worker, for display. */
@@ -279,7 +289,7 @@ struct hold_up_view {
 	uint64_t left_ms;    /* HOLD_UP_RETURN only */
 };
 
-struct core; /* opaque; state.h defines it */
+struct core; /* its definition is in server/core/state.h */
 
 /* Returns the number of bytes that core_init needs for `cfg`. The result depends mostly on n_params
  * and max_workers. */
@@ -291,11 +301,6 @@ struct core *core_init(void *memory, const struct core_config *cfg, float *weigh
 /* Gives a new run a list of its tensors (common/tensor_list.h). Returns NULL, or the reason why the
  * core refuses the list; then *line is set as by tensor_list_check. */
 const char *core_name_tensors(struct core *c, const char *list, size_t *line) PS_MUST_CHECK;
-/* Sets the buffer of the next version (n_params floats, aligned to 64 bytes). The next update
- * writes its weights to `buffer` and leaves the current weights unchanged, because a reader still
- * uses them. After this update core_weights returns `buffer`, and the old vector belongs to the
- * caller again. A call with NULL takes back a buffer that no update has used yet. */
-void core_next_buffer(struct core *c, float *buffer);
 /* Takes one event. The caller reads the effects with core_effect before the next step. `now_ms`
  * never decreases. */
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms);
@@ -357,7 +362,7 @@ int core_quarantine(const struct core *c, uint32_t i, struct quarantine_view *v)
 /* Returns the number of live workers that are not stalled. */
 uint32_t core_live_workers(const struct core *c);
 /* core_work writes the progress of the work to *v. core_hold_up writes the reason why the core
- * grants no work. Both are in view.c. */
+ * grants no work. Both functions are in view.c. */
 void core_work(const struct core *c, struct work_view *v);
 void core_hold_up(const struct core *c, struct hold_up_view *v);
 

@@ -13,14 +13,15 @@
  *     accepts no push before --min-workers workers with the run's data set have joined.
  *
  * Invariants:
- * (1) a HELLO fixes nothing; if no push was accepted before a restart, the data set of the
- *     checkpoint has no vote, so the first worker with another data set replaces it
- *     (a_hello_fixes_nothing, a_hello_fixes_nothing_on_disk);
- * (2) all accepted pushes are of one data set (a_push_of_the_other_data_is_rejected);
- * (3) when a push that was accepted before a crash is replayed, it fixes the data set again as it
+ * (1) a HELLO fixes nothing (asserted by sessions_on_hello in sessions.c; a_hello_fixes_nothing);
+ * (2) all accepted pushes are of one data set (asserted by accept_push in ledger.c;
+ *     a_push_of_the_other_data_is_rejected).
+ *
+ * Promises:
+ * (1) if no push was accepted before a restart, the data set of the checkpoint has no vote, so the
+ *     first worker with another data set replaces it (a_hello_fixes_nothing_on_disk);
+ * (2) when a push that was accepted before a crash is replayed, it fixes the data set again as it
  *     did before the crash (tests/sim/replays.c).
- * In every build, PS_ASSERT checks invariant (1) at each HELLO and invariant (2) at each accepted
- * push.
  */
 #include "server/core/dataset.h"
 #include "server/core/batch_ledger.h"

@@ -19,14 +19,25 @@ void departure_die(struct core *c, struct worker *w, enum worker_change why)
 	w->lease.waiting = 0;
 	batch_ledger_release(c, w);
 	backups_release(c, w);
+	c->stats.deaths += !w->session.lost;
+	if (!w->session.lost || why != WORKER_GONE)
+		effects_add_worker(c, w, why);
+	w->session.lost = 0;
+}
+
+void departure_miss(struct core *c, struct worker *w)
+{
+	if (w->session.lost)
+		return;
+	w->session.lost = 1;
 	c->stats.deaths++;
-	effects_add_worker(c, w, why);
+	effects_add_worker(c, w, WORKER_GONE);
 }
 
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status)
 {
-	/* invariant 1: a drain */
-	PS_ASSERT(!w || status != PS_ESHUTDOWN || !worker_may_return(w));
+	/* invariant 1: the answer to BYE, and a drain */
+	PS_ASSERT(!w || (status != PS_OK && status != PS_ESHUTDOWN) || !worker_may_return(w));
 	/* invariant 2: the answer to BYE */
 	PS_ASSERT(!w || status != PS_OK || worker_durable_seq(c, w) == w->ledger.last_seq);
 	effects_send_decided(c, peer, MSG_BYE)->bye =
@@ -52,7 +63,8 @@ void departure_part_all(struct core *c)
 
 /* ---- exclusion ------------------------------------------------------------------------------- */
 
-#define MAX_STREAK 20
+#define MAX_STREAK     20
+#define KEYS_THAT_VOTE 3 /* minimum number of keys that vote; with fewer, workers vote */
 
 /* Returns 1 if the worker counts in the decision whether the run has diverged. A worker counts if
  * it is live, suspect, or still expected back after a restart. For a silent worker, the result of
@@ -74,42 +86,100 @@ static void exclude(struct core *c, struct worker *w, enum worker_change why)
 	quarantine_notify(c, w, w->session.peer);
 }
 
-static int has_diverged(const struct core *c, const struct worker *bad_one)
+static int is_bad(const struct worker *w)
+{
+	return w->quarantine.bad_streak > 0;
+}
+
+/* Returns 1 if no earlier slot that counts has the key of slot `i`. */
+static int is_first_of_key(const struct core *c, uint32_t i)
+{
+	for (uint32_t k = 0; k < i; k++)
+		if (counts(&c->worker[k]) &&
+			workers_same_key(c->worker[k].session.owner, c->worker[i].session.owner))
+			return 0;
+	return 1;
+}
+
+/* Returns 1 if more than half of the workers of this key that count are bad. */
+static int key_is_bad(const struct core *c, const char *owner)
 {
 	uint32_t all = 0, bad = 0;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		all += (uint32_t)counts(w);
-		bad += (uint32_t)(counts(w) && w->quarantine.bad_streak > 0);
+		if (!counts(w) || !workers_same_key(w->session.owner, owner))
+			continue;
+		all++;
+		bad += (uint32_t)is_bad(w);
 	}
+	return 2 * bad > all;
+}
+
+/* Counts the workers, or the keys if the workers have at least three keys. Sets *bad to the number
+ * of bad workers or bad keys. */
+static uint32_t count_voters(const struct core *c, uint32_t *bad)
+{
+	uint32_t workers = 0, keys = 0, bad_workers = 0, bad_keys = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (!counts(w))
+			continue;
+		workers++;
+		bad_workers += (uint32_t)is_bad(w);
+		if (!w->session.owner[0] || !is_first_of_key(c, i))
+			continue;
+		keys++;
+		bad_keys += (uint32_t)key_is_bad(c, w->session.owner);
+	}
+	*bad = keys >= KEYS_THAT_VOTE ? bad_keys : bad_workers;
+	return keys >= KEYS_THAT_VOTE ? keys : workers;
+}
+
+static int has_diverged(const struct core *c, const struct worker *bad_one)
+{
+	uint32_t bad, all = count_voters(c, &bad);
+
 	if (!run_has_begun(c) || (all == 1 && !bad_one->quarantine.sound))
 		return 0;
 	return 2 * bad > all;
 }
 
+/* Returns 1 if the worker still has to replay pushes that were acknowledged before a crash. If the
+ * worker is excluded now, it loses these pushes. */
+static int is_replaying(const struct worker *w)
+{
+	return w->ledger.last_seq < w->ledger.replay_target;
+}
+
 void quarantine_bad(struct core *c, struct worker *w)
 {
+	uint32_t streak = ++w->quarantine.bad_streak;
+
 	/* the worker first replays the pushes that were acknowledged before a crash */
-	if (++w->quarantine.bad_streak < MAX_STREAK || w->ledger.last_seq < w->ledger.replay_target)
+	if (streak < MAX_STREAK || (is_replaying(w) && streak < 2 * MAX_STREAK))
 		return;
 	if (has_diverged(c, w)) {
 		run_end(c, PS_EDIVERGED);
 		return;
 	}
 	exclude(c, w,
-		quarantine_count(&c->quarantine, w->session.owner, w->session.name)
+		quarantine_count(&c->quarantine, w->session.owner, w->session.name) >=
+				QUARANTINE_AFTER
 			? WORKER_QUARANTINED
 			: WORKER_EXCLUDED);
 }
 
 void quarantine_strike(struct core *c, struct worker *w, const char *owner, const char *name)
 {
-	int quarantined = quarantine_count(&c->quarantine, owner, name);
+	uint32_t exclusions = quarantine_count(&c->quarantine, owner, name);
+	uint32_t enough = w && is_replaying(w) ? 2 * QUARANTINE_AFTER : QUARANTINE_AFTER;
 
 	c->checkpoints.urgent = 1;
-	if (quarantined && w && w->ledger.last_seq >= w->ledger.replay_target)
+	if (w && exclusions >= enough)
 		exclude(c, w, WORKER_QUARANTINED);
 }
 

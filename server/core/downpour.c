@@ -79,20 +79,25 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 	return REJECT_NONE;
 }
 
+/* Returns `x` divided by the staleness as --staleness-scaling demands (enum staleness_scaling), for
+ * a gradient that is tau versions old. */
+static double scaled_for_staleness(const struct core *c, double x, uint64_t tau)
+{
+	double live = core_live_workers(c), age = (double)tau;
+
+	if (c->cfg.rate.staleness_scaling == STALE_CONSTANT)
+		return x;
+	if (c->cfg.rate.staleness_scaling == STALE_RELATIVE)
+		age /= live > 1 ? live : 1;
+	return x / (age > 1 ? age : 1);
+}
+
 /* Returns the learning rate for a gradient that is tau versions old; see enum staleness_scaling. */
 static double downpour_rate(const struct core *c, uint64_t tau)
 {
-	double live = core_live_workers(c);
-	double age = (double)tau, rate;
-
 	if (c->cfg.training.mode == MODE_EASGD)
 		return 1;
-	rate = store_scaled_rate(c, 1, (double)tau);
-	if (c->cfg.rate.staleness_scaling == STALE_CONSTANT)
-		return rate;
-	if (c->cfg.rate.staleness_scaling == STALE_RELATIVE)
-		age /= live > 1 ? live : 1;
-	return rate / (age > 1 ? age : 1);
+	return scaled_for_staleness(c, store_scaled_rate(c, 1, (double)tau), tau);
 }
 
 /* The number N of members includes those that the server expects back after a restart. If they did
@@ -123,14 +128,7 @@ static int has_buffer(const struct core *c)
  * which is not known yet; flush_buffer applies that factor. */
 static double buffer_weight(const struct core *c, uint64_t tau)
 {
-	double live = core_live_workers(c), age = (double)tau;
-	double scale = store_scale(c, 1, (double)tau);
-
-	if (c->cfg.rate.staleness_scaling == STALE_CONSTANT)
-		return scale;
-	if (c->cfg.rate.staleness_scaling == STALE_RELATIVE)
-		age /= live > 1 ? live : 1;
-	return scale / (age > 1 ? age : 1);
+	return scaled_for_staleness(c, store_scale(c, 1, (double)tau), tau);
 }
 
 static void record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum)

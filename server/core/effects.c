@@ -8,7 +8,7 @@ struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer)
 {
 	struct effect *e = &c->effects.effect[c->effects.n];
 
-	PS_ASSERT(c->effects.n < c->effects.max); /* invariant: layout.c has the worst case */
+	PS_ASSERT(c->effects.n < c->effects.max); /* invariant 1 */
 	c->effects.n++;
 	e->kind = kind;
 	e->durable_first = 0;

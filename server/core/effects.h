@@ -2,8 +2,9 @@
  * effects.h - the effects and messages that a step produces, and the text of refusals. The text is
  * composed without stdio because the core is pure. If a text does not fit, its end is cut off.
  *
- * Invariant: no effect is lost. The array of effects has room for the worst step (layout.c), and an
- * effect beyond its end stops the process.
+ * Invariants:
+ * (1) no effect is lost: the array of effects has room for the worst step (asserted by effects_add;
+ *     layout.c computes the room).
  */
 #ifndef SERVER_CORE_EFFECTS_H
 #define SERVER_CORE_EFFECTS_H

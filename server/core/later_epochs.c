@@ -31,7 +31,8 @@ enum reject later_epochs_check(const struct core *c, const struct work *work)
 
 void later_epochs_note(struct core *c, const struct work *work)
 {
-	PS_ASSERT(work->epoch > c->leases.epoch && c->later.n < LATER_EPOCHS_MAX); /* invariant 2 */
+	PS_ASSERT(work->epoch > c->leases.epoch);              /* invariant 2 */
+	PS_ASSERT(later_epochs_check(c, work) == REJECT_NONE); /* invariant 3, and room */
 	c->later.work[c->later.n++] = *work;
 }
 
@@ -49,8 +50,8 @@ int later_epochs_take(struct core *c, uint32_t *at, struct work *work)
 {
 	struct later_epochs *e = &c->later;
 
-	while (*at < e->n && e->work[*at].epoch != c->leases.epoch)
-		(*at)++;
+	for (; *at < e->n && e->work[*at].epoch != c->leases.epoch; (*at)++)
+		PS_ASSERT(e->work[*at].epoch > c->leases.epoch); /* invariant 2 */
 	if (*at == e->n)
 		return 0;
 	*work = e->work[*at];

@@ -5,12 +5,15 @@
  * the core marks them as done when their epoch opens.
  *
  * Invariants:
- * (1) only replays of pushes that were accepted before the crash are noted. batch_ledger_check
- *     ensures this, and tests/sim/replays.c checks it;
- * (2) all noted epochs are later than the epoch in training (tests/unit/test_core_later_replays.c);
- * (3) a batch is noted once, and the notes are saved in the same snapshot as the weights that the
- *     push has changed (tests/sim/verdict.c, mutant later-replay-not-saved).
- * In every build, PS_ASSERT checks invariant (2).
+ * (1) only replays of pushes that were accepted before the crash are noted (asserted by accept_push
+ *     in ledger.c; tests/sim/replays.c);
+ * (2) all noted epochs are later than the epoch in training (asserted by later_epochs_note and
+ *     later_epochs_take; tests/unit/test_core_later_replays.c);
+ * (3) a batch is noted once (asserted by later_epochs_note; tests/sim/verdict.c).
+ *
+ * Promises:
+ * (1) the notes are saved in the same snapshot as the weights that the push has changed
+ *     (tests/sim/verdict.c, mutant later-replay-not-saved).
  */
 #ifndef SERVER_CORE_LATER_EPOCHS_H
 #define SERVER_CORE_LATER_EPOCHS_H

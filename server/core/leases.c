@@ -50,6 +50,16 @@ void leases_open(struct core *c, const struct data_id *d)
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
+/* Returns 1 if each of the n batches or portions of `state` is BATCH_DONE. */
+static int all_done(const uint8_t *state, uint32_t n)
+{
+	int ok = 1;
+
+	for (uint32_t i = 0; i < n; i++)
+		ok &= state[i] == BATCH_DONE;
+	return ok;
+}
+
 /* If the training of the epoch is complete and no evaluation is under way: begins its evaluation,
  * and opens the next epoch. */
 void leases_advance(struct core *c)
@@ -59,7 +69,8 @@ void leases_advance(struct core *c)
 	if (l->n_batches == 0 || l->evaluating || l->epoch >= c->cfg.training.epochs ||
 		c->accumulator.images > 0 || c->sandblaster.open)
 		return;
-	PS_ASSERT(l->n_done == l->n_batches && l->n_free == 0); /* invariant 2 */
+	PS_ASSERT(l->n_done == l->n_batches && l->n_free == 0);
+	PS_ASSERT(all_done(l->batch, l->n_batches)); /* invariant 1; 2 of batch_ledger.h */
 	c->epoch[l->epoch].end_ms = c->now_ms;
 	effects_add_epoch(c, EFFECT_TRAINED, l->epoch);
 	c->leases.announced = 0;
@@ -80,6 +91,7 @@ static void evaluated(struct core *c)
 {
 	struct leases *l = &c->leases;
 
+	PS_ASSERT(all_done(l->portion, l->n_portions) && c->checks.n == 0); /* invariant 2 */
 	l->evaluating = 0;
 	effects_add_epoch(c, EFFECT_EVALUATED, l->epoch - 1);
 	c->checkpoints.dirty = 1;
@@ -110,6 +122,15 @@ static int is_finite_with(const struct epoch_record *e, const struct msg_result 
 	for (size_t m = 0; m < METRICS_MAX; m++)
 		ok &= isfinite(e->metric_sum[m] + r->metric_sum[m]) != 0;
 	return ok;
+}
+
+static void add_result(struct epoch_record *e, const struct msg_result *r)
+{
+	e->eval_done += r->eval_count;
+	e->eval_correct += r->correct;
+	e->eval_loss_sum += r->loss_sum;
+	for (size_t m = 0; m < METRICS_MAX; m++)
+		e->metric_sum[m] += r->metric_sum[m];
 }
 
 void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
@@ -153,13 +174,11 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	}
 	(void)pace_evaluated(c, w, r);
 	l->portion[i] = BATCH_DONE;
-	rec->eval_done += r->eval_count;
-	rec->eval_correct += r->correct;
-	rec->eval_loss_sum += r->loss_sum;
-	for (size_t m = 0; m < METRICS_MAX; m++)
-		rec->metric_sum[m] += r->metric_sum[m];
+	if (checks_hold(c, i))
+		(void)checks_on_result(c, w, i, r);
+	else
+		add_result(rec, r);
 	c->checkpoints.dirty = 1;
-	(void)checks_on_result(c, w, i, r);
 	l->n_evaluated++;
 	leases_settle_evaluation(c);
 }
@@ -310,7 +329,7 @@ static uint8_t *late_batch(struct core *c)
  * none. */
 static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 {
-	/* a stalled worker gets a copy of any batch. Its grant is a shadow, and the worker is
+	/* a stalled worker gets a copy of any batch. The grant is a shadow, and the worker is
 	 * active again when it delivers the batch */
 	if (w->pace.stalled)
 		return with_fewest_copies(&c->leases);
@@ -332,7 +351,7 @@ static void grant_backup(struct core *c, struct worker *w)
 	struct leases *l = &c->leases;
 	uint8_t *p = batch_to_copy(c, w);
 
-	/* invariant 3 of pace.h */
+	/* invariant 2 of pace.h */
 	PS_ASSERT(p || w->pace.stalled || c->cfg.leases.backup_copies != BACKUP_LATE ||
 		  c->pace.n_late[0] == 0);
 	if (!p)
@@ -371,6 +390,7 @@ static void grant_training(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
 	uint32_t live = core_live_workers(c), max, allowed;
+	uint8_t *first;
 
 	if (l->epoch >= c->cfg.training.epochs)
 		return;
@@ -387,7 +407,9 @@ static void grant_training(struct core *c, struct worker *w)
 	 * in a push. */
 	max = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
 	max = pace_share(c, w, max < allowed ? max : allowed);
-	grant_free(c, w, free_batch_for(c, w), max);
+	first = free_batch_for(c, w);
+	PS_ASSERT(first); /* n_free > 0: invariant 2 of batch_ledger.h */
+	grant_free(c, w, first, max);
 }
 
 void leases_grant_waiting(struct core *c)

@@ -2,15 +2,17 @@
  * leases.h - grants batches, and portions of the test set, to workers.
  *
  * Invariants:
+ * (1) when an epoch ends, all its batches are done (asserted by leases_advance;
+ *     an_epoch_ends_when_all_its_batches_are_done_and_only_then);
+ * (2) when an evaluation ends, all its portions are done, and no check of a result is open
+ *     (asserted by evaluated; a_check_delays_an_evaluation_for_a_bounded_time).
+ *
+ * Promises:
  * (1) a lease is a right (rights.h), never a lock: several workers may hold a lease of the same
  *     batch, and the first push of this batch counts, so no worker can block an epoch by keeping a
  *     lease (tests/sim/sim.c: every run ends);
- * (2) an epoch ends when all its batches are done, and only then. The evaluation of an epoch runs
- *     while the next epoch trains, and ends before the next epoch ends
- *     (an_epoch_ends_when_all_its_batches_are_done_and_only_then,
- *     the_next_epoch_ends_only_after_the_last_ones_evaluation).
- * In every build, PS_ASSERT checks at the end of each epoch that all its batches are done
- * (invariant (2)).
+ * (2) the evaluation of an epoch runs while the next epoch trains, and ends before the next epoch
+ *     ends (the_next_epoch_ends_only_after_the_last_ones_evaluation).
  */
 #ifndef SERVER_CORE_LEASES_H
 #define SERVER_CORE_LEASES_H

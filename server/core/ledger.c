@@ -4,17 +4,20 @@
  * run, of an older incarnation or of another term.
  *
  * Invariants:
- * (1) every seq of a worker is decided once, and in order. Duplicates of a push get the first
- *     decision (a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once,
+ * (1) every seq of a worker is decided once, and in order (asserted by decide;
  *     tests/sim/verdict.c);
- * (2) a decision and its effect on the weights are in the same snapshot or in none, because one
- *     step of the core makes both (tests/sim/verdict.c, mutant ledger-outside-snapshot);
- * (3) a rejected push uses up its seq and changes nothing else. As the only exception, a replay of
- *     a later step of sync ends the step under way, even if the replay is rejected because its
- *     values are too large (tests/unit/test_core_reject.c, mutant reject-keeps-seq);
- * (4) durable_seq is never above last_seq (tests/sim/bounds.c). In every build, PS_ASSERT checks
- * that the decided seq is the next one of its worker (invariant (1)), that a rejected push changes
- * the version only in mode sync (invariant (3)), and invariant (4).
+ * (2) a snapshot is taken between the steps of the core. One step makes a decision and its effect
+ *     on the weights, so both are in the same snapshot or in none (asserted by snapshot_encode in
+ *     snapshot.c; tests/sim/verdict.c, mutant ledger-outside-snapshot);
+ * (3) a rejected push uses up its seq, but counts no batch and makes no version (asserted by
+ *     decide). As the only exception, a replay of a later step of sync ends the step under way,
+ *     even if the replay is rejected because its values are too large
+ *     (tests/unit/test_core_reject.c, mutant reject-keeps-seq);
+ * (4) durable_seq is never above last_seq (asserted by decide; tests/sim/bounds.c).
+ *
+ * Promises:
+ * (1) duplicates of a push get the first decision
+ *     (a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once, tests/sim/verdict.c).
  */
 #include "server/core/ledger.h"
 #include "common/assert.h"
@@ -24,6 +27,7 @@
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/effects.h"
+#include "server/core/later_epochs.h"
 #include "server/core/modes.h"
 #include "server/core/norms.h"
 #include "server/core/pace.h"
@@ -125,6 +129,8 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 
 	/* invariant 2 of dataset.c */
 	PS_ASSERT(c->cfg.training.epochs == 0 || worker_is_of_run(c, w));
+	/* invariant 1 of later_epochs.h */
+	PS_ASSERT(!later_epochs_contain(c, &p->work) || rights_of_replay(c, w, p));
 	c->stats.loss =
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
 	if (w->quarantine.bad_streak > 0 || !w->quarantine.sound)
@@ -163,16 +169,24 @@ static int counts_as_bad(const struct core *c, const struct msg_push *p, enum re
 	       (c->cfg.limits.norm_ratio > 0 && (r == REJECT_NORM || shape));
 }
 
+/* Returns the largest number of versions that a push can make, if `r` is its decision. A replay in
+ * mode sync can end the step under way, and then be a step by itself. */
+static uint64_t max_versions(const struct core *c, enum reject r)
+{
+	int ends_a_step = c->cfg.training.mode == MODE_SYNC, counts = r == REJECT_NONE;
+
+	return (uint64_t)ends_a_step + (uint64_t)counts;
+}
+
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	uint64_t version = c->store.version;
+	const uint64_t version = c->store.version;
+	const uint32_t done = c->leases.n_done;
 	enum reject r = reject_of(c, w, p);
 	int superseded = was_superseded(c, w, p, r);
 	struct decision *d;
 
 	PS_ASSERT(p->seq == w->ledger.last_seq + 1); /* invariant 1 */
-	/* invariant 3 */
-	PS_ASSERT(c->store.version == version || c->cfg.training.mode == MODE_SYNC);
 	w->ledger.last_seq = p->seq;
 	c->stats.pushes++;
 	w->counts.pushes++;
@@ -206,6 +220,9 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
 		/* take a snapshot now, so that the worker does not have to wait for one later */
 		c->checkpoints.urgent = 1;
+	/* invariant 3; 1 of store.c */
+	PS_ASSERT(c->store.version - version <= max_versions(c, r));
+	PS_ASSERT(r == REJECT_NONE || c->leases.n_done == done);
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */
 	answer(c, w, p, d, 0);
 	if (counts_as_bad(c, p, r))

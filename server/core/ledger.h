@@ -11,7 +11,8 @@ struct worker;
 struct decision {
 	uint64_t version;
 	uint8_t verdict, reject, superseded;
-	uint64_t code; /* of the ACK (rights.h); no snapshot has it, so it is 0 after a restart */
+	/* the code of the ACK (rights.h); no snapshot has it, so it is 0 after a restart */
+	uint64_t code;
 };
 
 /* This struct is the ledger of a worker slot. A snapshot contains the first group of fields
@@ -30,9 +31,10 @@ struct worker_ledger {
 };
 
 struct ledger {
-	/* for display only: since this start of the server, and in no snapshot */
+	/* The next two fields are only for display, begin at 0 at each start of the server, and are
+	 * in no snapshot. */
 	uint64_t computed; /* images of the accepted pushes */
-	uint64_t push_ms;  /* when the newest push was decided; 0: none was */
+	uint64_t push_ms;  /* time of the newest decision on a push; 0: there was none */
 
 	/* If the push of this step also requests weights, the core notes the push here, and answers
 	 * it at the end of the step, when the new weights are current. */

@@ -60,28 +60,21 @@ double optim_power(double base, uint64_t n)
 	return p;
 }
 
-/* This struct has the constants of the loops, rounded to float32. */
-struct coeff {
-	float rate, scale, decay, eps;
-	float keep, add;               /* momentum or beta1, and 1 minus it */
-	float square_keep, square_add; /* beta2 or alpha, and 1 minus it */
-};
-
 /* Returns the gradient that an optimizer uses: the scaled gradient plus the weight decay. */
-static inline float slope(const struct coeff *c, float w, float g)
+static inline float slope(const struct step_coeff *c, float w, float g)
 {
 	return c->scale * g + c->decay * w;
 }
 
 PS_CLONES static void sgd(
-	const struct coeff c, float *to, const float *w, const float *restrict g, size_t n)
+	const struct step_coeff c, float *to, const float *w, const float *restrict g, size_t n)
 {
 	PS_APART
 	for (size_t i = 0; i < n; i++)
 		to[i] = w[i] - c.rate * slope(&c, w[i], g[i]);
 }
 
-PS_CLONES static void momentum(const struct coeff c, float *to, const float *w,
+PS_CLONES static void momentum(const struct step_coeff c, float *to, const float *w,
 	const float *restrict g, float *restrict velocity, size_t n)
 {
 	PS_APART
@@ -91,7 +84,7 @@ PS_CLONES static void momentum(const struct coeff c, float *to, const float *w,
 	}
 }
 
-PS_CLONES static void nesterov(const struct coeff c, float *to, const float *w,
+PS_CLONES static void nesterov(const struct step_coeff c, float *to, const float *w,
 	const float *restrict g, float *restrict velocity, size_t n)
 {
 	PS_APART
@@ -103,7 +96,7 @@ PS_CLONES static void nesterov(const struct coeff c, float *to, const float *w,
 	}
 }
 
-PS_CLONES static void adagrad(const struct coeff c, float *to, const float *w,
+PS_CLONES static void adagrad(const struct step_coeff c, float *to, const float *w,
 	const float *restrict g, float *restrict sum, size_t n)
 {
 	PS_APART
@@ -115,7 +108,7 @@ PS_CLONES static void adagrad(const struct coeff c, float *to, const float *w,
 	}
 }
 
-PS_CLONES static void rmsprop(const struct coeff c, float *to, const float *w,
+PS_CLONES static void rmsprop(const struct step_coeff c, float *to, const float *w,
 	const float *restrict g, float *restrict mean, size_t n)
 {
 	PS_APART
@@ -127,8 +120,8 @@ PS_CLONES static void rmsprop(const struct coeff c, float *to, const float *w,
 	}
 }
 
-PS_CLONES static void adam(const struct coeff c, float *to, const float *w, const float *restrict g,
-	float *restrict first, float *restrict second, size_t n)
+PS_CLONES static void adam(const struct step_coeff c, float *to, const float *w,
+	const float *restrict g, float *restrict first, float *restrict second, size_t n)
 {
 	PS_APART
 	for (size_t i = 0; i < n; i++) {
@@ -140,12 +133,12 @@ PS_CLONES static void adam(const struct coeff c, float *to, const float *w, cons
 	}
 }
 
-static struct coeff coeff_of(const struct optim *o, const struct optim_step *s)
+static struct step_coeff coeff_of(const struct optim *o, const struct optim_step *s)
 {
 	int adam = o->kind == OPTIM_ADAM;
 	double first = adam ? o->beta1 : o->momentum;
 	double second = adam ? o->beta2 : o->rmsprop_alpha;
-	struct coeff c = {.rate = (float)s->rate,
+	struct step_coeff c = {.rate = (float)s->rate,
 		.scale = (float)s->scale,
 		.decay = (float)o->weight_decay,
 		.eps = (float)o->eps,
@@ -166,11 +159,28 @@ static struct coeff coeff_of(const struct optim *o, const struct optim_step *s)
 	return c;
 }
 
+enum device_rule optim_device_rule(enum optim_kind kind)
+{
+	static const enum device_rule rules[OPTIM_KINDS] = {[OPTIM_SGD] = DEVICE_SGD,
+		[OPTIM_ADAGRAD] = DEVICE_ADAGRAD,
+		[OPTIM_MOMENTUM] = DEVICE_MOMENTUM,
+		[OPTIM_NESTEROV] = DEVICE_NESTEROV,
+		[OPTIM_RMSPROP] = DEVICE_RMSPROP,
+		[OPTIM_ADAM] = DEVICE_ADAM};
+
+	return rules[kind];
+}
+
+struct step_coeff optim_coeff(const struct optim *o, const struct optim_step *s)
+{
+	return coeff_of(o, s);
+}
+
 /* Calls the loop of the optimizer. */
 static void apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
 	const float *g, float *const state[OPTIM_VECTORS], size_t n)
 {
-	const struct coeff c = coeff_of(o, s);
+	const struct step_coeff c = coeff_of(o, s);
 
 	switch (o->kind) {
 	case OPTIM_SGD:
@@ -260,7 +270,7 @@ void optim_measure(const struct optim *o, const struct optim_step *s, const floa
 
 /* Returns an upper bound of |d| / (sqrt(s) + eps) for s >= part * d * d, even if s is too small for
  * a normal float32. */
-static double root_ratio(const struct coeff *c, double part)
+static double root_ratio(const struct step_coeff *c, double part)
 {
 	return (1.01 + ROOT_TINY / (double)c->eps) / sqrt(part);
 }
@@ -269,7 +279,7 @@ static double root_ratio(const struct coeff *c, double part)
  * divided by the learning rate. sqrt(second moment) + eps is at least sqrt(square_keep) times its
  * previous value, and at least sqrt(square_add) * |d|. `flush` is the additional factor if the
  * second moment has become 0. */
-static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
+static double adam_reach(const struct step_coeff *c, double d, struct optim_reach *r)
 {
 	double flush = 1 + ROOT_TINY / (double)c->eps;
 	double before = (double)c->keep / sqrt((double)c->square_keep) * flush * r->ratio;
@@ -284,7 +294,7 @@ static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
 /* Advances the bounds of the optimizer's state by one step. Returns an upper bound of the change of
  * a weight, divided by the learning rate. */
 static double direction_reach(
-	const struct coeff *c, enum optim_kind kind, double d, struct optim_reach *r)
+	const struct step_coeff *c, enum optim_kind kind, double d, struct optim_reach *r)
 {
 	switch (kind) {
 	case OPTIM_MOMENTUM:
@@ -324,7 +334,7 @@ static double square_of(enum optim_kind kind, double d)
 int optim_advance(
 	const struct optim *o, const struct optim_step *s, double peak, struct optim_reach *r)
 {
-	const struct coeff c = coeff_of(o, s);
+	const struct step_coeff c = coeff_of(o, s);
 	double d = rounded(peak + (double)c.decay * r->weight);
 	double direction = direction_reach(&c, o->kind, d, r);
 	/* adam, adagrad and rmsprop multiply with the rate before they divide */

@@ -17,9 +17,10 @@
 #define SERVER_CORE_OPTIM_H
 #include <stddef.h>
 #include <stdint.h>
+#include "common/param_device.h"
 #include "server/core/config.h"
 
-#define OPTIM_VECTORS 2 /* maximum number of state vectors of an optimizer */
+#define OPTIM_VECTORS PARAM_DEVICE_VECTORS /* maximum number of state vectors of an optimizer */
 
 /* Returns the number of state vectors of an optimizer, each with one value per weight: 0, 1 or
  * 2. */
@@ -45,6 +46,9 @@ struct optim_step {
 };
 void optim_apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
 	const float *g, float *const state[OPTIM_VECTORS], size_t n);
+/* Return what a device needs for the same step (common/param_device.h). `kind` is not lbfgs. */
+enum device_rule optim_device_rule(enum optim_kind kind);
+struct step_coeff optim_coeff(const struct optim *o, const struct optim_step *s);
 
 /* ---- how far a step can go ------------------------------------------------------------------ */
 
@@ -80,6 +84,7 @@ double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, 
  * that is tau versions old should take a smaller step (Zhang 2016, arXiv 1511.05950). One formula
  * covers larger and smaller steps: an update from n gradients of staleness tau has the ratio n / (1
  * + tau). */
+
 /* Returns the factor of the learning rate for `ratio` (> 0) after `done` updates. If the factor is
  * above 1, it rises linearly from 1 during the first `warmup` updates (Goyal's gradual warmup). */
 double lr_scaling_factor(enum lr_scaling how, double ratio, uint64_t done, uint32_t warmup);

@@ -65,7 +65,9 @@ void pace_granted(struct core *c, struct worker *w)
 
 int pace_is_at_work(const struct worker *w)
 {
-	return w->lease.request > 0 && (w->lease.waiting || w->pace.since_ms > 0);
+	int waiting = w->lease.waiting && w->session.peer;
+
+	return w->lease.request > 0 && (waiting || w->pace.since_ms > 0);
 }
 
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
@@ -105,7 +107,9 @@ void pace_back(const struct core *c, struct worker *w)
 	int lost = w->session.state == SESSION_AWAY && !w->lease.grant.request;
 
 	restart_clock(c, &w->pace);
-	if (w->lease.waiting || lost || c->cfg.training.epochs == 0)
+	if (lost)
+		w->pace.paused_ms = PACE_LOST_MS;
+	if (w->lease.waiting || c->cfg.training.epochs == 0)
 		w->pace.since_ms = 0;
 }
 
@@ -133,7 +137,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 {
 	struct pace *p = &w->pace;
 
-	PS_ASSERT(pieces > 0 && pieces <= p->left); /* invariant 2 */
+	PS_ASSERT(pieces > 0 && pieces <= p->left); /* invariant 1 */
 	if (p->since_ms) {
 		uint64_t us = (c->now_ms - p->since_ms) * 1000 / pieces;
 
@@ -258,12 +262,27 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 	return ms > PACE_STALL_MS ? ms : PACE_STALL_MS;
 }
 
-/* Returns 1 if the worker must not push again before the server has saved its earlier pushes. With
- * a write-ahead log, the function always returns 0, because then the shell holds replies back and
- * reports this time in EVENT_TICK. */
+/* Returns 1 if one of the worker's newest replay_window pushes was accepted, or was rejected only
+ * because it was too stale. */
+static int has_delivered(const struct core *c, const struct worker *w)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.replay_window; i++) {
+		const struct decision *d = &w->ledger.decisions[i];
+
+		if (d->verdict == VERDICT_OK || d->reject == REJECT_STALE)
+			return 1;
+	}
+	return 0;
+}
+
+/* Returns 1 if the worker must not push again before the server has saved its earlier pushes.
+ * Returns 0 for a worker that has pushed nothing useful. With a write-ahead log, the function
+ * always returns 0, because then the shell holds replies back and reports this time in
+ * EVENT_TICK. */
 static int waits_for_checkpoint(const struct core *c, const struct worker *w)
 {
-	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
+	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window &&
+	       has_delivered(c, w);
 }
 
 int pace_check(struct core *c, struct worker *w)
@@ -274,7 +293,12 @@ int pace_check(struct core *c, struct worker *w)
 
 	if (!p->since_ms || w->session.state != SESSION_LIVE)
 		return 0;
-	if (c->run.recovering || waits_for_checkpoint(c, w)) {
+	if (c->run.recovering) {
+		/* unlike restart_clock, keep paused_ms: the time that pace_back has added */
+		p->since_ms = c->now_ms;
+		return 0;
+	}
+	if (waits_for_checkpoint(c, w)) {
 		restart_clock(c, p);
 		return 0;
 	}

@@ -8,13 +8,14 @@
  * workers), the core keeps two medians of the newest durations: one for training, one for
  * evaluation.
  *
- * Late: a worker is late if it has held the work of its next delivery for more than twice the
- * fleet's median. An idle worker then gets a copy of this work (leases.c).
+ * Late: a worker is late if it has held the work of its next delivery for more than twice the time
+ * that the fleet's median predicts, but at least for PACE_LATE_MS. With --backup-copies late, an
+ * idle worker then gets a copy of this work (leases.c).
  *
  * Deadline: a worker must make its next delivery within its deadline. The deadline is PACE_DEADLINE
  * times the time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker
  * with fewer than PACE_OWN durations, the larger of its own median and the fleet's median takes the
- * place of its own. While no worker has delivered anything, the deadline is
+ * place of its own. While no worker has delivered work of this kind, the deadline is
  * cfg.leases.first_deadline_ms. After the deadline, another worker gets the work. If the first
  * worker's late result still arrives before the other one, the late result counts.
  *
@@ -23,12 +24,14 @@
  * deadline instead. A worker that holds no work and asks for none becomes stalled after the same
  * times. No worker waits for a stalled worker (worker_is_active). The grant of a stalled worker is
  * a shadow: the batches stay free, and the other workers get them too. A stalled worker is active
- * again when one of its pushes or results counts, or when it asks for its first work. Heartbeats
- * and later requests for leases do not make a stalled worker active.
+ * again when one of its pushes is accepted, when it delivers work of its newest grant (even if
+ * another worker was faster), or when it asks for its first work. Heartbeats and later requests for
+ * leases do not make a stalled worker active.
  *
  * Transfers: while bytes move on the worker's connection (EVENT_PROGRESS), the worker's clock for
- * these three rules stands still. The clock stands still at most for the time that the bytes take
- * at PACE_BYTES_PER_S, and only for as many bytes as the worker's next delivery needs.
+ * the deadline and for "stalled" stands still, but not the one for "late". The clock stands still
+ * at most for the time that the bytes take at PACE_BYTES_PER_S, and only for as many bytes as the
+ * worker's next delivery needs.
  *
  * Disk: the workers' clocks also stand still while replies wait for the disk (held_ms of
  * EVENT_TICK), because the workers then wait for the server. If bytes move while replies wait for
@@ -36,13 +39,13 @@
  * EVENT_PROGRESS of the same moment.
  *
  * Invariants:
- * (1) pace.c reads no clock of the system; its only time is c->now_ms (tests/lint/symbols.sh);
- * (2) a delivery is a sample only if it is of the worker's own grant, and each piece of a grant
- *     gives at most one sample (the_same_result_again_is_no_delivery);
- * (3) c->pace.n_late is 0 when no late work can be copied, so that the core does not search for
- *     late work at each request.
- * In every build, PS_ASSERT checks invariants (2) and (3). The function grant_backup in leases.c
- * checks invariant (3).
+ * (1) a delivery is a sample only if it is of the worker's own grant, and each piece of a grant
+ *     gives at most one sample (asserted by delivered; the_same_result_again_is_no_delivery);
+ * (2) c->pace.n_late is 0 when no late work can be copied, so that the core does not search for
+ *     late work at each request (asserted by grant_backup in leases.c).
+ *
+ * Promises:
+ * (1) pace.c reads no clock of the system; its only time is c->now_ms (tests/lint/symbols.sh).
  */
 #ifndef SERVER_CORE_PACE_H
 #define SERVER_CORE_PACE_H
@@ -57,6 +60,9 @@
 #define PACE_DEADLINE    10u /* the deadline is this multiple of the median */
 #define PACE_DEADLINE_MS 2000u
 #define PACE_STALL_MS    6000u
+/* a worker that lost its grant while it was away may compute it for this time before it owes a
+ * LEASE */
+#define PACE_LOST_MS     10000u
 #define PACE_BYTES_PER_S 8192u /* a slower transfer does not fully stop the clocks */
 
 /* This struct has the newest durations of one kind of work, each in microseconds per piece. */
@@ -77,9 +83,11 @@ struct pace {
 	int shadow; /* 1: the tables of leases.c do not contain the worker's grant */
 	/* how long the worker has held earlier grants since its last delivery */
 	uint64_t owed_ms;
-	uint64_t paused_ms; /* the part of the time since since_ms that a transfer took */
-	uint64_t moved_ms;  /* time at which bytes last moved; 0: none moved since since_ms */
-	uint64_t moved;     /* bytes that moved since since_ms */
+	/* the part of the time since since_ms that does not count for deadline and "stalled", for
+	 * example that a transfer took */
+	uint64_t paused_ms;
+	uint64_t moved_ms; /* time at which bytes last moved; 0: none moved since since_ms */
+	uint64_t moved;    /* bytes that moved since since_ms */
 	struct recent recent[PACE_KINDS];
 };
 
@@ -105,10 +113,11 @@ void pace_gave_back(struct core *c, struct worker *w);
  * unless it already waits for a grant. */
 void pace_expect_lease(const struct core *c, struct worker *w);
 /* Called when the worker has delivered `work`; `accepted` says whether the push was accepted.
- * Returns 1 if the work belongs to the worker's own grant. */
+ * Returns 1 if the work belongs to the worker's newest grant, and the worker delivers it for the
+ * first time. */
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted);
 /* Called when the worker has delivered result `r` of a piece of the test set. Returns 1 if the
- * piece belongs to the worker's own grant. */
+ * piece belongs to the worker's newest grant, and the worker delivers it for the first time. */
 int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r);
 /* Updates which workers are late, and c->pace.n_late. */
 void pace_find_late(struct core *c);
@@ -123,10 +132,11 @@ void pace_hold(struct core *c, uint64_t ms);
 int pace_check(struct core *c, struct worker *w);
 /* Called when the worker has joined, or has returned after silence: starts the worker's clock
  * again. For a worker that was away, session.state must still be SESSION_AWAY. The worker owes
- * nothing if it waits for a grant, if it lost its grant while it was away, or if the run has no
- * leases. */
+ * nothing if it waits for a grant, or if the run has no leases, and nothing for PACE_LOST_MS if it
+ * lost its grant while it was away. */
 void pace_back(const struct core *c, struct worker *w);
-/* Returns 1 if the worker asks for work or owes a delivery. */
+/* Returns 1 if the worker has asked for work and now waits for it, or owes a delivery or a LEASE. A
+ * worker that has closed its connection waits for no work. */
 int pace_is_at_work(const struct worker *w);
 /* Returns how long, in ms, the worker has owed a delivery or a LEASE, or 0 if it owes nothing. */
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w);

@@ -20,7 +20,7 @@ void run_end(struct core *c, int status)
 }
 
 /* During a drain, the core decides pushes until it takes the last snapshot. In a run that is
- * complete or has diverged, the core decides no push any more. */
+ * complete or has diverged, the core decides no further push. */
 int run_is_closed(const struct core *c)
 {
 	return c->run.ending >= END_SAVING ||

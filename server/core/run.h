@@ -25,7 +25,8 @@ int run_has_begun(const struct core *c);
 void run_end(struct core *c, int status);
 /* Returns 1 if the core neither decides nor answers new pushes. */
 int run_is_closed(const struct core *c);
-/* Returns 1 if the run has begun, and the core grants new work. */
+/* Returns 1 if the run has begun, and the core grants new work. If enough workers are live, the run
+ * begins now. */
 int run_gives_work(struct core *c);
 
 #endif

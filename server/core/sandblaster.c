@@ -1,22 +1,20 @@
 /*
  * sandblaster.c - batch optimisation (Dean 2012, DistBelief section 4.2). A step covers a window of
  * the epoch's batches, which are called portions here. An idle worker gets a few free portions, if
- * possible those after its previous ones. When no portion is free, an idle worker gets a copy of a
- * portion that another worker computes, and the first result counts. One pass computes all portions
- * of the window at the same weights. A first-order optimizer needs one pass for a step; the line
- * search of L-BFGS needs one pass for each point.
+ * possible those after its previous ones. When no portion is free, an idle worker can get a copy of
+ * a portion that another worker computes (--backup-copies), and the first result counts. One pass
+ * computes all portions of the window at the same weights. A first-order optimizer needs one pass
+ * for a step; the line search of L-BFGS needs one pass for each point.
  *
  * Invariants:
  * (1) a push is accepted whole or not at all: only if it is of the weights of this pass and none of
- *     its portions is done (a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost,
+ *     its portions is done (asserted by sandblaster_take, and by batch_ledger_mark in
+ *     batch_ledger.c; a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost,
  *     a_sum_of_another_pass_is_refused);
- * (2) a pass ends when each of its portions was counted exactly once
- *     (in_any_order_each_image_counts_once_per_step);
- * (3) the images of a step are recorded once, however many passes the step takes
- *     (in_any_order_each_image_counts_once_per_step).
- * In every build, PS_ASSERT checks that an accepted push is of the weights of this pass (invariant
- * (1)), that all portions are done at the end of a pass (invariant (2)), and that a step ends once
- * (invariant (3)).
+ * (2) a pass ends when each of its portions was counted exactly once (asserted by
+ *     sandblaster_settle; in_any_order_each_image_counts_once_per_step);
+ * (3) the images of a step are recorded once, however many passes the step takes (asserted by
+ *     finish_step; in_any_order_each_image_counts_once_per_step).
  */
 #include "server/core/sandblaster.h"
 #include "common/assert.h"
@@ -72,7 +70,7 @@ static void open_window(struct core *c, uint32_t first)
 	s->open = 1;
 	s->pass = 1;
 	batch_ledger_window(c, s->first, s->end);
-	/* If L-BFGS knows the gradient of these images already, it publishes the first trial point
+	/* If L-BFGS has the gradient of these images already, it publishes the first trial point
 	 * now. The workers then compute the portions of the window at this trial point. */
 	if (c->cfg.optim.kind == OPTIM_LBFGS && lbfgs_begin(c, is_whole(c)))
 		c->checkpoints.dirty = 1;

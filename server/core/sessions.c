@@ -4,14 +4,14 @@
  *
  * Invariants:
  * (1) an incarnation is on disk before a process receives it, so the server never assigns it twice
- *     (welcome_comes_when_the_incarnation_is_on_disk_and_not_before, mutant welcome-before-disk);
- * (2) messages of an older incarnation change nothing
- *     (a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state, mutant no-fence);
- * (3) a worker that is silent for dead_ms holds no lease, and no worker waits for it
- *     (silence_makes_suspect_then_dead_and_a_message_makes_live);
- * (4) the table has max_workers slots, however often workers restart
- *     (a_restart_storm_stays_in_the_table_and_repeats_no_incarnation).
- * In every build, PS_ASSERT checks all four invariants; core.c checks the second one.
+ *     (asserted by go_live; welcome_comes_when_the_incarnation_is_on_disk_and_not_before,
+ *     mutant welcome-before-disk);
+ * (2) messages of an older incarnation change nothing (asserted by on_message in core.c;
+ *     a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state, mutant no-fence);
+ * (3) a worker that is silent for dead_ms holds no lease, and no worker waits for it (asserted by
+ *     sessions_tick; silence_makes_suspect_then_dead_and_a_message_makes_live);
+ * (4) the table has max_workers slots, however often workers restart (asserted by hello_new;
+ *     a_restart_storm_stays_in_the_table_and_repeats_no_incarnation).
  */
 #include "server/core/sessions.h"
 #include "common/assert.h"
@@ -138,6 +138,7 @@ static void hold_slot(struct core *c, struct worker *w, uint32_t peer)
 	e->incarnation = w->session.incarnation;
 	w->session.peer = peer;
 	w->session.last_message_ms = c->now_ms;
+	w->session.lost = 0;
 }
 
 /* Lets the process that said HELLO join. The core sends WELCOME when a snapshot on disk contains
@@ -156,10 +157,16 @@ static void join(struct core *c, struct worker *w)
 	c->checkpoints.urgent = 1;
 }
 
-/* Returns the slot whose worker has the name `name`. If there is none, returns a slot without a
- * name whose worker is dead, else a slot that no worker ever used, else any slot whose worker is
- * dead. Returns NULL if every slot has a worker that is not dead. */
-static struct worker *pick_slot(struct core *c, const char *name)
+/* Returns 1 if a worker with another key opened the session of w. */
+static int is_of_another_key(const struct worker *w, const struct msg_hello *h)
+{
+	return w && workers_differ_in_key(w->session.owner, h->owner);
+}
+
+/* Returns the slot whose worker has the name and the key of HELLO `h`. If there is none, returns a
+ * slot without a name whose worker is dead, else a slot that no worker ever used, else any slot
+ * whose worker is dead. Returns NULL if every slot has a worker that is not dead. */
+static struct worker *pick_slot(struct core *c, const struct msg_hello *h)
 {
 	struct worker *gone = NULL, *unused = NULL, *named = NULL;
 
@@ -168,7 +175,8 @@ static struct worker *pick_slot(struct core *c, const char *name)
 
 		if (w->session.state == SESSION_FREE)
 			unused = unused ? unused : w;
-		else if (name[0] && strncmp(w->session.name, name, sizeof(w->session.name)) == 0)
+		else if (h->name[0] && !is_of_another_key(w, h) &&
+			 strncmp(w->session.name, h->name, sizeof(w->session.name)) == 0)
 			return w;
 		else if (w->session.state == SESSION_DEAD && !w->session.name[0])
 			gone = gone ? gone : w;
@@ -229,7 +237,7 @@ static void hello_new(struct core *c, const struct event *ev)
 		refuse_quarantined(c, ev->peer);
 		return;
 	}
-	w = pick_slot(c, h->name);
+	w = pick_slot(c, h);
 	if (!w) {
 		refuse_full(c, ev->peer);
 		return;
@@ -330,11 +338,20 @@ static int accept_rollback(
 	return 1;
 }
 
-/* Returns 1 if a worker with another key opened the session of w. */
-static int is_of_another_key(const struct worker *w, const struct msg_hello *h)
+/* Returns 1 if the session of `w` has ended. A worker that resumes an ended session joins like a
+ * new worker. */
+static int has_ended(const struct worker *w)
 {
-	return w && w->session.owner[0] && h->owner[0] &&
-	       strncmp(w->session.owner, h->owner, sizeof(h->owner)) != 0;
+	return w->session.state == SESSION_DEAD || w->session.state == SESSION_FREE;
+}
+
+/* Returns the newest push that the worker may still have to replay. A worker retains at most
+ * WIRE_MAX_WINDOW pushes after those that are durable, so it cannot claim more. */
+static uint64_t last_replay(const struct worker *w, const struct msg_hello *h)
+{
+	uint64_t max = w->ledger.last_seq + WIRE_MAX_WINDOW;
+
+	return h->last_seq < max ? h->last_seq : max;
 }
 
 static void hello_resume(struct core *c, const struct event *ev)
@@ -347,13 +364,15 @@ static void hello_resume(struct core *c, const struct event *ev)
 		refuse_run(c, &h->resume.run, ev->peer);
 		return;
 	}
+	if (w && w->session.incarnation > h->resume.incarnation) {
+		fence(c, w, &h->resume, ev->peer);
+		return;
+	}
 	if (is_of_another_key(w, h)) {
 		effects_refuse(c, ev->peer, PS_EAUTH, 0, "that worker id belongs to another key");
 		return;
 	}
-	if (w && (w->session.incarnation > h->resume.incarnation ||
-			 (has_reused_incarnation(w, &h->resume) &&
-				 c->cfg.sessions.accept_rollback))) {
+	if (w && has_reused_incarnation(w, &h->resume) && c->cfg.sessions.accept_rollback) {
 		fence(c, w, &h->resume, ev->peer);
 		return;
 	}
@@ -363,6 +382,9 @@ static void hello_resume(struct core *c, const struct event *ev)
 			return;
 	} else if (w->quarantine.excluded) {
 		quarantine_notify(c, w, ev->peer);
+		return;
+	} else if (has_ended(w) && quarantine_has(&c->quarantine, h->owner, h->name)) {
+		refuse_quarantined(c, ev->peer);
 		return;
 	} else if (h->last_seq < w->ledger.last_seq) {
 		return; /* a delayed HELLO: the worker has sent pushes since then */
@@ -376,9 +398,9 @@ static void hello_resume(struct core *c, const struct event *ev)
 	tensors_joined(c, h);
 	hold_slot(c, w, ev->peer);
 	w->session.leaving = 0;
-	w->ledger.replay_target = h->last_seq;
+	w->ledger.replay_target = last_replay(w, h);
 	backups_hold_replayed(c, w);
-	if (w->session.state == SESSION_DEAD || w->session.state == SESSION_FREE)
+	if (has_ended(w))
 		join(c, w);
 	else if (w->session.state != SESSION_JOINING)
 		go_live(c, w);
@@ -475,6 +497,7 @@ void sessions_tick(struct core *c)
 		} else if (silence > c->cfg.sessions.dead_ms) {
 			w->session.state = SESSION_AWAY;
 			batch_ledger_release(c, w);
+			departure_miss(c, w);
 		} else if (w->session.state == SESSION_LIVE &&
 			   silence > c->cfg.sessions.suspect_ms) {
 			w->session.state = SESSION_SUSPECT;

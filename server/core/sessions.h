@@ -29,6 +29,9 @@ struct worker_session {
 	/* 1: a recovery ended while the worker was AWAY; the next recovery does not wait for this
 	 * worker */
 	int overdue;
+	/* 1: the worker is AWAY, has been silent for dead_ms and is counted as lost, although it
+	 * can still resume its session; the end of the session does not count it again */
+	int lost;
 };
 
 /* A set of session states has the bits 1 << state. With this additional bit, the set also contains
@@ -59,7 +62,8 @@ void sessions_awaited(struct core *c);
 /* Called when the recovery is over: marks the workers that are still away, so that the next
  * recovery does not wait for them. */
 void sessions_overdue(struct core *c);
-/* Returns 1 if all workers of the snapshot are back and have replayed their pushes. */
+/* Returns 1 if all workers of the snapshot are back and have replayed their pushes. Workers for
+ * which an earlier recovery has waited in vain do not count. */
 int sessions_all_back(const struct core *c);
 
 #endif

@@ -2,8 +2,9 @@
  * snapshot.c - see snapshot.h. A put_ function describes the fields of one struct in their order.
  * The cursor decides whether the function measures, writes or reads the fields (cursor.h).
  *
- * Invariants (tests of tests/unit/test_core_snapshot.c):
- * (1) encode(decode(encode(c))) == encode(c), except that decoding counts one more recovery
+ * Promises (tests of tests/unit/test_core_snapshot.c):
+ * (1) with one configuration, encode(decode(encode(c))) == encode(c), except that decoding counts
+ *     one more recovery and does not restore SNAPSHOT_SESSIONS
  *     (decoding_and_encoding_give_the_same_bytes);
  * (2) the decoder refuses a section that is too short, too long or holds an impossible number
  *     (every_section_that_is_cut_or_longer_is_refused,
@@ -12,6 +13,7 @@
  *     (no_mutation_does_harm).
  */
 #include "server/core/snapshot.h"
+#include "common/assert.h"
 #include "common/run_head.h"
 #include "common/tensor_list.h"
 #include "server/core/accumulator.h"
@@ -67,6 +69,9 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 
 /* ---- the state of the run -------------------------------------------------------------------- */
 
+/* No run makes as many versions, so the version never overflows. */
+#define MAX_VERSION (1ull << 62)
+
 static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 {
 	unsigned char raw[RUN_HEAD_BYTES];
@@ -86,6 +91,7 @@ static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 	cfg->run.lo = h.run_lo;
 	cfg->term = h.term;
 	c->store.version = h.version;
+	refuse_over(k, h.version, MAX_VERSION);
 }
 
 static void put_stats(struct cursor *k, struct core_stats *s)
@@ -105,7 +111,7 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 	f64(k, &s->loss);
 }
 
-/* Describes the options of the run, and its counters. */
+/* Describes the model, the options and the counters of the run. */
 static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 {
 	uint32_t format = SNAPSHOT_FORMAT;
@@ -118,8 +124,9 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	cfg->n_params = n;
+	/* the value for a checkpoint of 0.2.0, which lacks the field */
 	if (k->in)
-		cfg->training.validate = 0; /* the value if a checkpoint of 0.2.0 lacks the field */
+		cfg->training.validate = 0;
 	config_put(k, cfg);
 	flag(k, &c->run.begun);
 	u64(k, &c->store.version_term);
@@ -176,19 +183,26 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 	}
 }
 
+/* bits of a field of a worker; release 0.2.0 wrote no other value than 0 and 1 */
+#define ABSENCE_OVERDUE 1u
+#define ABSENCE_LOST    2u
+
 static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 {
 	int used = w->session.state != SESSION_FREE, gone = w->session.state == SESSION_DEAD;
-	int overdue = w->session.overdue;
+	uint32_t absence = w->session.overdue ? ABSENCE_OVERDUE : 0;
 
+	absence |= w->session.lost ? ABSENCE_LOST : 0;
 	flag(k, &used);
 	if (!used)
 		return;
 	flag(k, &gone);
-	flag(k, &overdue);
+	u32(k, &absence);
+	refuse_over(k, absence, ABSENCE_OVERDUE | ABSENCE_LOST);
 	if (k->in) {
 		w->session.state = gone ? SESSION_DEAD : SESSION_AWAY;
-		w->session.overdue = overdue;
+		w->session.overdue = (absence & ABSENCE_OVERDUE) != 0;
+		w->session.lost = (absence & ABSENCE_LOST) != 0;
 	}
 	u32(k, &w->session.incarnation);
 	u64(k, &w->session.born_term);
@@ -430,6 +444,7 @@ static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t 
 	uint64_t made = b->made;
 
 	u64(k, &h->version);
+	refuse_over(k, h->version, c->store.version);
 	u64(k, &h->sent);
 	u64(k, &made);
 	u32(k, &number);
@@ -505,8 +520,7 @@ static void put_trust(struct cursor *k, struct core *c)
 		text(k, c->worker[i].session.owner, sizeof(c->worker[i].session.owner));
 }
 
-/* ---- norms: what is known of the sizes of the workers' gradients ------------------------------
- * */
+/* ---- norms: the norms of the workers' gradients ---------------------------------------------- */
 
 static void put_mean(struct cursor *k, double *mean)
 {
@@ -538,6 +552,7 @@ static void put_norms(struct cursor *k, struct core *c)
 		u64(k, &norms->n_sizes);
 		u64(k, &norms->push_no);
 		u64(k, &norms->version);
+		u64(k, &norms->print);
 	}
 }
 
@@ -561,9 +576,9 @@ static void put_quarantine(struct cursor *k, struct core *c)
 		text(k, e->owner, sizeof(e->owner));
 		text(k, e->name, sizeof(e->name));
 		u32(k, &e->exclusions);
-		if (e->exclusions == 0 || (!e->owner[0] && !e->name[0]))
-			set_error(k, MALFORMED);
 		q->n = i + 1;
+		if (!quarantine_entry_is_valid(q, i) || (!e->owner[0] && !e->name[0]))
+			set_error(k, MALFORMED);
 	}
 }
 
@@ -700,6 +715,10 @@ static void put_session(struct cursor *k, struct worker *w)
 	refuse_over(k, w->ledger.durable_seq, w->ledger.last_seq);
 	refuse_over(k, w->ledger.snapshot_seq, w->ledger.last_seq);
 	flag(k, &w->session.leaving);
+	/* a worker that leaves has replayed its pushes, unless it is excluded */
+	if (w->session.leaving &&
+		(state != SESSION_DEAD || (worker_may_return(w) && !w->quarantine.excluded)))
+		set_error(k, MALFORMED);
 	flag(k, &w->lease.waiting);
 	put_data_id(k, &w->session.data);
 	put_pace(k, &w->pace);
@@ -806,6 +825,15 @@ static void put_snapshots(struct cursor *k, struct core *c)
 	}
 }
 
+/* Returns 1 if the run has a status of its end exactly if it ends. */
+static int end_fits(const struct run *r)
+{
+	if (r->ending == END_NOT)
+		return r->end_status == PS_OK;
+	return r->end_status == PS_EDONE || r->end_status == PS_ESHUTDOWN ||
+	       r->end_status == PS_EDIVERGED;
+}
+
 static void put_run_state(struct cursor *k, struct core *c)
 {
 	uint32_t end_status = (uint32_t)-c->run.end_status;
@@ -816,6 +844,8 @@ static void put_run_state(struct cursor *k, struct core *c)
 	c->run.ending = (enum ending)choice(k, (uint32_t)c->run.ending, END_NOT, END_OVER);
 	u32(k, &end_status);
 	c->run.end_status = -(int)(end_status & INT32_MAX);
+	if (!end_fits(&c->run))
+		set_error(k, MALFORMED);
 	u64(k, &c->now_ms);
 }
 
@@ -850,6 +880,8 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		floats(k, c->store.weights, c->store.n);
 		break;
 	case SNAPSHOT_OPTIM:
+		if (k->out)
+			store_fetch(c);
 		put_optim(k, c);
 		break;
 	case SNAPSHOT_TRUST:
@@ -891,6 +923,8 @@ void snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out
 {
 	struct cursor k = {.out = out};
 
+	/* invariant 2 of ledger.c: the step is complete */
+	PS_ASSERT(!c->store.update.pending && !c->ledger.pulling.worker);
 	put_section(&k, c, s);
 }
 
@@ -934,7 +968,8 @@ static int decode_state(struct core *c, struct core_config *then,
 }
 
 /* Changes the decoded core as a restart does: marks the pushes of all workers as durable, begins a
- * recovery if workers of the snapshot are expected back, and counts the restart. */
+ * recovery if workers of the snapshot are expected back, and counts the restart. If all epochs are
+ * trained and evaluated, ends the run. */
 static void reset_after_restart(struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -963,7 +998,8 @@ int snapshot_decode(void *memory, float *weights, const struct core_config *cfg,
 		return rc;
 	if (cfg->run.hi == 0 && cfg->run.lo == 0)
 		c->cfg.run = then.run;
-	if ((c->cfg.proof_key[0] | c->cfg.proof_key[1]) == 0) /* a log of release 0.2.0 */
+	/* a checkpoint or a log of release 0.2.0 has no secret */
+	if ((c->cfg.proof_key[0] | c->cfg.proof_key[1]) == 0)
 		memcpy(c->cfg.proof_key, cfg->proof_key, sizeof(c->cfg.proof_key));
 	reset_after_restart(c);
 	*out = c;
@@ -982,7 +1018,7 @@ int snapshot_decode_running(void *memory, float *weights, const struct core_conf
 	memset(c->cfg.proof_key, 0, sizeof(c->cfg.proof_key));
 	if (!k.in || decode_state(c, &then, data, size, why))
 		return PS_ECHECKPOINT;
-	/* reads the configuration again, to reach the fields after it */
+	/* read the configuration again, to reach the fields that follow it */
 	snapshot_put_config(&k, &then);
 	put_running(&k, c);
 	if (k.error || k.at != k.size || !snapshot_sessions_are_consistent(c))

@@ -66,10 +66,22 @@ static int mode_values_are_valid(const struct core *c)
 	return ok;
 }
 
+/* Returns 1 if the versions that `w` holds are in the order of its pulls. */
+static int held_in_order(const struct worker_backups *w)
+{
+	for (uint32_t i = 1; i < w->n_held; i++)
+		if (w->held[i].version < w->held[i - 1].version)
+			return 0;
+	return 1;
+}
+
 static int backups_are_valid(const struct core *c)
 {
 	const struct backups *b = &c->backups;
 	int ok = 1;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		ok &= held_in_order(&c->worker[i].backups);
 
 	for (uint32_t i = 0; i < b->n; i++)
 		ok &= !b->copy[i].refs || all_finite(backups_values(c, i), c->store.n);
@@ -209,13 +221,14 @@ static int later_epochs_fit(const struct core *c)
 	return 1;
 }
 
-/* Returns 1 if the data set is fixed, or if no batch is counted yet. */
+/* Returns 1 if the data set is fixed, or if no batch is counted and L-BFGS has no gradient yet. */
 static int data_is_fixed_in_time(const struct core *c)
 {
 	const struct leases *l = &c->leases;
 
 	return c->dataset.fixed ||
-	       (l->n_done == 0 && l->epoch == 0 && !l->evaluating && c->later.n == 0);
+	       (l->n_done == 0 && l->epoch == 0 && !l->evaluating && c->later.n == 0 &&
+		       !c->lbfgs.known && !c->lbfgs.searching);
 }
 
 int snapshot_is_consistent(struct core *c)
@@ -227,12 +240,15 @@ int snapshot_is_consistent(struct core *c)
 int snapshot_sessions_are_consistent(const struct core *c)
 {
 	const struct leases *l = &c->leases;
-	uint32_t done = 0, free = 0;
+	uint32_t done = 0, free = 0, evaluated = 0;
 
 	for (uint32_t i = 0; i < l->n_batches; i++) {
 		done += l->batch[i] == BATCH_DONE;
 		free += l->batch[i] == BATCH_FREE;
 	}
+	for (uint32_t i = 0; i < l->n_portions && l->evaluating; i++)
+		evaluated += l->portion[i] == BATCH_DONE;
 	return l->n_done + l->n_free <= l->n_batches &&
+	       (!l->evaluating || l->n_evaluated == evaluated) &&
 	       (l->epoch >= c->cfg.training.epochs || (l->n_done == done && l->n_free == free));
 }

@@ -197,7 +197,7 @@ static void rewrite_worker(struct rewrite *r)
 	(void)next_u64(r);
 	(void)next_u64(r);
 	put_u64(r, 1);     /* gone */
-	put_u64(r, 0);     /* overdue */
+	put_u64(r, 0);     /* overdue and lost */
 	copy_fields(r, 2); /* incarnation and its term */
 	copy_bytes(r, 2 * (WIRE_MAX_NAME + 1));
 	copy_fields(r, 3); /* last_seq, images, lease_request */

@@ -4,14 +4,18 @@
  * worker. Each worker has a clock, which counts its batches. With --ssp-bound 0, the workers run in
  * lock step.
  *
- * Invariants (tests of tests/unit/test_core_ssp.c):
- * (1) only live workers that ask for work hold the others back (a_silent_worker_delays_no_worker,
- *     a_worker_that_evaluates_delays_no_worker);
- * (2) a worker that joins or returns starts at the clock of the slowest worker, if its own clock is
- *     lower (a_worker_that_returns_starts_with_the_slowest,
+ * Invariants:
+ * (1) only live workers that ask for work hold the others back; during a recovery, also absent
+ *     workers that the server expects back (asserted by ssp_limit;
+ *     a_silent_worker_delays_no_worker, a_worker_that_evaluates_delays_no_worker).
+ *
+ * Promises:
+ * (1) a worker that joins or returns starts at the clock of the slowest worker, if its own clock is
+ *     lower (tests of tests/unit/test_core_ssp.c: a_worker_that_returns_starts_with_the_slowest,
  *     a_worker_that_joins_late_starts_with_the_slowest).
  */
 #include "server/core/ssp.h"
+#include "common/assert.h"
 #include "server/core/downpour.h"
 #include "server/core/leases.h"
 #include "server/core/pace.h"
@@ -45,6 +49,19 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 	return min;
 }
 
+/* Returns 1 if no worker races that the others must not wait for. */
+static int race_is_fair(const struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (w->ssp.racing && !worker_is_active(w) &&
+			!(c->run.recovering && w->session.state == SESSION_AWAY))
+			return 0;
+	}
+	return 1;
+}
+
 /* Returns the size of the next lease of w. By the rule of Ho 2013, a worker may begin batch number
  * `clock` while clock <= slowest + bound. A lease has as many batches as this rule allows, but at
  * most bound + 1, because a worker that joins during this lease can start at the clock of w. */
@@ -52,6 +69,7 @@ static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 {
 	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;
 
+	PS_ASSERT(race_is_fair(c)); /* invariant 1 */
 	if (min > w->ssp.clock)
 		min = w->ssp.clock;
 	if (downpour_holds_back(c, w) || w->ssp.clock > min + c->cfg.ssp.bound)

@@ -48,7 +48,7 @@ struct core {
 	struct leases leases;
 	struct ledger ledger;
 	struct later_epochs later;
-	struct blocks blocks; /* of all vector operations */
+	struct blocks blocks; /* how all vector operations are divided */
 	struct store store;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;

@@ -2,15 +2,16 @@
  * store.c - the weights and the only code that changes them.
  *
  * Invariants:
- * (1) the version grows by one with each gradient applied
- *     (the_version_grows_by_one_for_each_gradient_applied);
+ * (1) the version grows by one with each gradient applied (asserted by decide in ledger.c;
+ *     the_version_grows_by_one_for_each_gradient_applied);
  * (2) a rejected gradient leaves every byte as it was: the core checks the whole push before it
- *     applies any value (ledger.c, invariant 3; tests/unit/test_core_reject.c);
+ *     applies any value (asserted by decide in ledger.c; tests/unit/test_core_reject.c);
  * (3) weights and optimizer state stay finite: store_check rejects values over STORE_MAX_VALUE, and
- *     store_holds rejects a step whose result could leave the range of float32
- *     (tests/unit/test_core_finite.c).
+ *     store_holds rejects a step whose result could leave the range of float32 (asserted by
+ *     carry_out_plan for the bounds of all values; tests/unit/test_core_finite.c).
  */
 #include "server/core/store.h"
+#include "common/assert.h"
 #include "common/clones.h"
 #include "server/core/blocks.h"
 #include "server/core/effects.h"
@@ -102,7 +103,8 @@ uint64_t store_print(const struct slices *s)
 	uint64_t print = 1;
 
 	for (uint32_t i = 0; i < s->n; i++)
-		print = (print ^ vec_print(s->slice[i].data, s->slice[i].count)) *
+		print = (print ^ s->slice[i].offset ^
+				vec_print(s->slice[i].data, s->slice[i].count)) *
 			UINT64_C(0x9e3779b97f4a7c15);
 	return print;
 }
@@ -148,6 +150,7 @@ static void measure_values(struct core *c, const struct optim_step *step)
 	const float *state[OPTIM_VECTORS];
 
 	store_complete(c);
+	store_fetch(c);
 	memcpy(state, st->state, sizeof(state));
 	optim_measure(&c->cfg.optim, step, st->weights, state, st->trained, &st->reach);
 	st->measured = 1;
@@ -177,10 +180,21 @@ int store_holds(struct core *c, double peak, double eta)
 	return st->is_planned;
 }
 
+/* Returns 1 if all values within these bounds are finite float32. */
+static int is_in_range(const struct optim_reach *r)
+{
+	int ok = r->weight <= (double)FLT_MAX;
+
+	for (size_t i = 0; i < OPTIM_VECTORS; i++)
+		ok &= r->state[i] <= (double)FLT_MAX;
+	return ok;
+}
+
 /* Called when the core takes a step: makes the bounds that store_holds planned for this step the
  * current ones. If store_holds planned none, the bounds are unknown from now on. */
 static void carry_out_plan(struct store *st)
 {
+	PS_ASSERT(!st->is_planned || is_in_range(&st->planned)); /* invariant 3 */
 	st->measured = st->is_planned;
 	st->reach = st->planned;
 	st->is_planned = 0;
@@ -254,19 +268,71 @@ static void compute_update_block(void *arg, size_t block)
 	compute_unchanged(u, at, to);
 }
 
+/* Begins the pending update on the device. The device gets the weights and the state before its
+ * first update. */
+static void begin_on_device(struct core *c)
+{
+	const struct param_device *d = c->cfg.device;
+	const struct update *u = &c->store.update;
+	struct device_step step = {.rule = optim_device_rule(c->cfg.optim.kind),
+		.coeff = optim_coeff(&c->cfg.optim, &u->step),
+		.running = RUNNING_PART,
+		.trained = c->store.trained};
+
+	if (!c->store.on_device)
+		d->load(d->self, u->from, c->store.state);
+	c->store.on_device = 1;
+	d->begin(d->self, u->to);
+	for (uint32_t i = 0; i < u->slices.n; i++) {
+		const struct slice *p = &u->slices.slice[i];
+
+		step.offset = p->offset;
+		step.count = p->count;
+		step.gradient = p->data;
+		d->step(d->self, &step);
+	}
+}
+
+static void begin_update(struct core *c)
+{
+	struct update *u = &c->store.update;
+
+	u->job = (struct engine_job){
+		compute_update_block, c, engine_blocks(c->blocks.engine, c->store.n)};
+	if (c->cfg.device)
+		begin_on_device(c);
+	else
+		engine_begin(c->blocks.engine, &u->job);
+}
+
+static void await_block(struct core *c, size_t block)
+{
+	const struct param_device *d = c->cfg.device;
+
+	if (d)
+		d->wait(d->self, begin_of(c, block + 1));
+	else
+		engine_wait(c->blocks.engine, &c->store.update.job, block);
+}
+
+void store_fetch(struct core *c)
+{
+	const struct param_device *d = c->cfg.device;
+
+	if (c->store.on_device && optim_vectors(c->cfg.optim.kind) > 0)
+		d->fetch(d->self, c->store.state);
+}
+
 size_t store_compute(struct core *c, const float **values)
 {
 	struct update *u = &c->store.update;
 
 	if (!u->pending)
 		return 0;
-	if (u->done == 0) {
-		u->job = (struct engine_job){
-			compute_update_block, c, engine_blocks(c->blocks.engine, c->store.n)};
-		engine_begin(c->blocks.engine, &u->job);
-	}
+	if (u->done == 0)
+		begin_update(c);
 	size_t block = u->done++, from = begin_of(c, block);
-	engine_wait(c->blocks.engine, &u->job, block);
+	await_block(c, block);
 	u->pending = u->done < u->job.n;
 	*values = u->to + from;
 	return begin_of(c, u->done) - from;

@@ -12,8 +12,10 @@
 /* This struct describes an update of the weights that the core has decided. store_compute computes
  * the new weights later, block by block. */
 struct update {
-	int pending;           /* 1: the caller of store_compute has not had all blocks yet */
-	size_t done;           /* number of blocks that it has had; above 0: the job is under way */
+	/* 1: store_compute has not returned all blocks to its caller yet */
+	int pending;
+	/* number of blocks that store_compute has returned; above 0: the job is under way */
+	size_t done;
 	struct engine_job job; /* the computation of all blocks */
 	const float *from;
 	float *to; /* may be equal to `from` */
@@ -29,7 +31,9 @@ struct store {
 	uint64_t version;
 	uint64_t version_term; /* term in which this version was made */
 	float *weights;
-	/* buffer for the next version; NULL: the next version overwrites the present one */
+	int on_device; /* 1: the device has the weights, and the only current state */
+	/* the next_buffer of this step's event until an update has used it; NULL: the next version
+	 * overwrites the present one */
 	float *next_buffer;
 	float *eval_weights; /* the weights at the end of the epoch under evaluation */
 	uint64_t eval_version;
@@ -41,7 +45,8 @@ struct store {
 	struct optim_reach planned; /* the bounds after the step that store_holds has accepted */
 	int measured, is_planned;   /* 1: reach, planned are valid; no snapshot has them */
 	struct update update;       /* the update of this step of the core */
-	/* the slices of this step's push, if `squares` is their sum of squares; no snapshot has them */
+	/* the slices of this step's push, if `squares` is their sum of squares; no snapshot has
+	 * them */
 	const struct slices *checked;
 	double squares;
 };
@@ -75,6 +80,8 @@ void store_step(struct core *c, const float *g, double eta);
 size_t store_compute(struct core *c, const float **values);
 /* Computes the rest of the pending update, if there is one. */
 void store_complete(struct core *c);
+/* Copies the state of the optimizer to st->state, if a device has it. */
+void store_fetch(struct core *c);
 /* Returns the scratch buffer, which has room for one gradient of all values. Completes the pending
  * update first, because the update may still read the buffer. */
 float *store_scratch(struct core *c);

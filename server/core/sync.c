@@ -8,22 +8,26 @@
  * gradients, counts them as superseded, and grants their batches again in the next step.
  *
  * Invariants:
+ * (1) no worker counts twice in a step, except when it replays pushes that were accepted before a
+ *     crash of the server (asserted by sync_take; no_worker_counts_twice_in_one_step);
+ * (2) each gradient that a step counts is kept until the update, and an update has at least one
+ *     (asserted by step; mutant sums-not-saved);
+ * (3) replayed steps stay separate steps: a replay of a later step ends the step under way, and a
+ *     replay of a later epoch is a step by itself (asserted by sync_take and step;
+ *     replayed_steps_stay_steps, mutant steps-merged);
+ * (4) the accumulator keeps the gradients in the order of their batches, so the update does not
+ *     depend on the order in which they arrived, nor on which worker computed which batch (asserted
+ *     by accumulator_keep in accumulator.c; mutant order-of-arrival).
+ *
+ * Promises:
  * (1) a step waits for every live member, whether or not the member has asked for work yet, until
  *     the gradients that are due have arrived, or a replay after a server crash ends the step
- *     (tests/sim/steps.c, mutant member-left-out). A step never waits for a worker that is not
- *     live, that is stalled (pace.h), that joined after the step began, or that neither works nor
- *     asks for work for dead_ms. For these reasons every step ends (tests/sim/sim.c, mutants
- *     barrier-of-the-dead and waits-for-the-stalled);
- * (2) no worker counts twice in a step, except when it replays pushes that were accepted before a
- *     crash of the server (no_worker_counts_twice_in_one_step);
+ *     (tests/sim/steps.c, mutant member-left-out);
+ * (2) a step never waits for a worker that is not live, that is stalled (pace.h), that joined after
+ *     the step began, or that neither works nor asks for work for dead_ms. For these reasons every
+ *     step ends (tests/sim/sim.c, mutants barrier-of-the-dead and waits-for-the-stalled);
  * (3) an accepted gradient is in the next update or in the snapshot (tests/sim/verdict.c, mutant
- *     sums-not-saved);
- * (4) replayed steps stay separate steps: a replay of a later step ends the step under way, and a
- *     replay of a later epoch is a step by itself (replayed_steps_stay_steps, mutant
- *     steps-merged);
- * (5) the update depends on the batches of the step, but not on the order in which they arrived,
- *     nor on which worker computed which batch (mutant order-of-arrival).
- * In every build, PS_ASSERT checks invariants (2) and (4) at each accepted push.
+ *     sums-not-saved).
  */
 #include "server/core/sync.h"
 #include "common/assert.h"
@@ -99,6 +103,8 @@ static void step(struct core *c, uint32_t epoch)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
+	PS_ASSERT(a->pushes > 0 && a->parts == a->pushes);     /* invariant 2 */
+	PS_ASSERT(epoch == c->leases.epoch || a->pushes == 1); /* invariant 3 */
 	accumulator_mean(c, store_scratch(c));
 	batch_ledger_record(c, epoch, a->images, accumulator_loss_sum(c));
 	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0));
@@ -134,8 +140,8 @@ static int sync_fits(struct core *c, const struct worker *w, const struct msg_pu
 
 static void sync_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	PS_ASSERT(!has_answered(c, w) || rights_of_replay(c, w, p)); /* invariant 2 */
-	PS_ASSERT(!ends_the_step(c, p));                             /* invariant 4 */
+	PS_ASSERT(!has_answered(c, w) || rights_of_replay(c, w, p)); /* invariant 1 */
+	PS_ASSERT(!ends_the_step(c, p));                             /* invariant 3 */
 	accumulator_keep(c, p);
 	w->sync.answered = this_step(c);
 	/* a replay of a later epoch is a step by itself: the gradients of the other workers are
@@ -269,7 +275,7 @@ static void sync_open(struct core *c)
 /* ---- members that are not waited for any more ----------------------------------------------- */
 
 /* Returns 1 if the worker has sent only heartbeats for more than dead_ms, and neither works nor
- * asks for work. */
+ * waits for work. A worker that has closed its connection waits for no work. */
 static int is_idle(const struct core *c, const struct worker *w)
 {
 	uint64_t since =
@@ -279,8 +285,9 @@ static int is_idle(const struct core *c, const struct worker *w)
 		      g->eval_id == c->leases.epoch;
 	int working = g->request && g->kind == GRANT_TRAIN && g->version == c->store.version;
 
-	return !w->lease.waiting && !testing && !working &&
-	       c->now_ms - since > c->cfg.sessions.dead_ms;
+	int waiting = w->lease.waiting && w->session.peer;
+
+	return !waiting && !testing && !working && c->now_ms - since > c->cfg.sessions.dead_ms;
 }
 
 static void drop_members(struct core *c)

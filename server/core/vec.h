@@ -13,7 +13,7 @@ double vec_dot(const float *a, const float *b, size_t n); /* in double precision
  * magnitude may exceed 1e18. */
 double vec_squares(const float *v, size_t n);
 /* Returns a number that depends on every value of v and on its place. A change of one value always
- * changes the number, but somebody who wants to can find other values with the same number. */
+ * changes the number, but an attacker can find other values with the same number. */
 uint64_t vec_print(const float *v, size_t n);
 void vec_copy(float *to, const float *from, size_t n);
 void vec_scale(float *v, double by, size_t n);

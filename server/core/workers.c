@@ -49,6 +49,16 @@ uint32_t core_live_workers(const struct core *c)
 	return n;
 }
 
+int workers_same_key(const char *a, const char *b)
+{
+	return a[0] && strncmp(a, b, WIRE_MAX_OWNER + 1) == 0;
+}
+
+int workers_differ_in_key(const char *a, const char *b)
+{
+	return a[0] && b[0] && strncmp(a, b, WIRE_MAX_OWNER + 1) != 0;
+}
+
 uint32_t data_channels(const struct data_id *d)
 {
 	return d->channels ? d->channels : 1;

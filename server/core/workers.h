@@ -46,6 +46,11 @@ uint32_t workers_of_run(const struct core *c);
 /* Forgets the decisions on all earlier pushes of worker `w`. From now on, a duplicate of such a
  * push gets REJECT_UNKNOWN. */
 void worker_forget_decisions(struct core *c, struct worker *w);
+/* Returns 1 if both keys are the same. "" is no key and equals none, because without keys the
+ * server cannot tell which workers belong together. */
+int workers_same_key(const char *a, const char *b);
+/* Returns 1 if both are keys, and differ. */
+int workers_differ_in_key(const char *a, const char *b);
 uint32_t data_channels(const struct data_id *d);
 int workers_same_data(const struct data_id *a, const struct data_id *b);
 

@@ -1,7 +1,7 @@
 /*
  * Compares the robust rules (server/core/aggregate.h) with plain implementations of their
  * definitions, and proves how a step of sync and a buffer use the rules.
- * Attack A14 of docs/faults.md.
+ * Covers attack A14 of docs/faults.md.
  */
 #include <float.h>
 #include <math.h>
@@ -14,7 +14,7 @@
 
 static float gradient[MAX_N][VALUES], out[VALUES];
 static const float *of[MAX_N];
-static double result[2]; /* of each block */
+static double result[2]; /* an entry for each block */
 static const struct blocks serial = {.result = result};
 
 static void draw(uint64_t seed, uint32_t n)

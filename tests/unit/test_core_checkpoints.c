@@ -94,7 +94,7 @@ TEST(after_a_failed_snapshot_waiting_peers_wait_for_the_next)
 	/* the error tells the joining worker why it has to wait */
 	fixture_refused(&f, 9, PS_EAGAIN);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
-	/* a repeated HELLO is an event, at which the core begins the next snapshot */
+	/* the core begins the next snapshot when it handles this second HELLO */
 	fixture_message(&f, 9, &m);
 	fixture_silent(&f);
 	fixture_durable(&f);

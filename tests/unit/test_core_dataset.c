@@ -108,8 +108,8 @@ TEST(most_live_workers_decide)
 	fixture_close(&f);
 }
 
-/* A worker that got work but delivers nothing by the deadline has no vote on the data set of the run
- * while another live worker is not stalled, even if it was the first to get work. */
+/* A worker that got work but delivers nothing by the deadline has no vote on the data set of the
+ * run while another live worker is not stalled, even if it was the first to get work. */
 TEST(a_stalled_worker_has_no_vote)
 {
 	struct core_config cfg = training(1);

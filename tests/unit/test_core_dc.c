@@ -598,6 +598,37 @@ TEST(a_copy_that_is_not_finite_is_refused)
 	fixture_close(&l.f);
 }
 
+/* Makes a snapshot in which worker 1 holds versions `first` and `second`, and decodes it. */
+static int read_with_held(uint64_t first, uint64_t second)
+{
+	static struct dc_run l;
+	const char *why = NULL;
+
+	dc_run_open(&l, dc_config(0));
+	struct core *c = l.f.core;
+	struct worker_backups *b = &c->worker[0].backups;
+	c->store.version = c->stats.version = 5;
+	for (uint32_t i = 0; i < 2; i++) {
+		c->backups.copy[i] =
+			(struct backup){.version = i ? second : first, .made = 1, .refs = 1};
+		b->held[i] = (struct held){c->backups.copy[i].version, 1, i};
+	}
+	b->n_held = 2;
+	struct core_snapshot image = fixture_save(&l.f);
+	fixture_close(&l.f);
+	int rc = fixture_read(&l.f, l.f.cfg, &image, &why);
+	fixture_drop(&image);
+	fixture_close(&l.f);
+	return rc;
+}
+
+TEST(versions_out_of_the_order_of_pulls_are_refused)
+{
+	assert_int_equal(read_with_held(3, 5), PS_OK);
+	assert_int_equal(read_with_held(3, 6), PS_ECHECKPOINT); /* newer than the weights */
+	assert_int_equal(read_with_held(4, 3), PS_ECHECKPOINT);
+}
+
 TEST(without_it_there_is_no_backup)
 {
 	struct core_config cfg = dc_config(0);

@@ -665,6 +665,53 @@ TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 	cluster_close(&k);
 }
 
+/* After a restart of the server has ended a grant, its worker may still compute the batches of the
+ * grant, but if the worker delivers nothing for too long, it becomes stalled. */
+TEST(a_worker_that_comes_back_and_never_asks_is_stalled)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct cluster k;
+
+	cfg.durable = 1;
+	cfg.leases.first_deadline_ms = 300;
+	cluster_open(&k, cfg, 1, 100, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	fixture_restart(&k.f);
+	for (int i = 0; i < 20; i++)
+		fixture_tick(&k.f, 100); /* longer than dead_ms: the grant ends */
+	struct msg m = fixture_resume(k.worker[0].s, 0, 0);
+	m.hello.data = k.data;
+	fixture_message(&k.f, k.worker[0].peer, &m);
+	k.worker[0].s = fixture_sent(&k.f, k.worker[0].peer, MSG_WELCOME)->welcome.stamp;
+	pass(&k, 10000);
+	assert_false(fixture_worker(&k.f, 1).stalled);
+	pass(&k, 1000);
+	assert_true(fixture_worker(&k.f, 1).stalled);
+	cluster_close(&k);
+}
+
+/* A worker that pushes only work that it was not granted does not wait for the disk, although it
+ * has pushed as much as it may retain. */
+TEST(a_worker_whose_pushes_are_all_rejected_is_stalled)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct cluster k;
+
+	cfg.leases.first_deadline_ms = 1000;
+	cfg.sessions.replay_window = 4;
+	cfg.durable = 1;
+	cluster_open(&k, cfg, 1, 100, cluster_ones);
+	for (uint64_t seq = 1; seq <= 40; seq++) {
+		struct msg m = fixture_push(k.worker[0].s, seq);
+
+		m.push.work = (struct work){0, 100, 1};
+		fixture_rejected(&k.f, k.worker[0].peer, &m, REJECT_SHAPE);
+		pass(&k, 100);
+	}
+	assert_true(fixture_worker(&k.f, 1).stalled);
+	cluster_close(&k);
+}
+
 /* After a restart, the server withdraws the grant of a worker. The worker then returns and
  * hangs. */
 TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
@@ -684,7 +731,7 @@ TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 	m.hello.data = k.data;
 	fixture_message(&k.f, k.worker[0].peer, &m);
 	k.worker[0].s = fixture_sent(&k.f, k.worker[0].peer, MSG_WELCOME)->welcome.stamp;
-	pass(&k, 1000); /* the worker computes its old grant, for which no deadline runs */
+	pass(&k, 1000); /* the worker computes its old grant */
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 0);

@@ -1,7 +1,7 @@
 /*
- * Proves invariant 2 of server/core/leases.h for the evaluation: an epoch is evaluated in portions
+ * Proves invariant 2 and promise 2 of server/core/leases.h: an epoch is evaluated in portions
  * while the next epoch trains, each portion counts once, and the evaluation ends before the next
- * epoch ends. This file also proves invariant 1 of leases.h with random workers.
+ * epoch ends. This file also proves promise 1 of leases.h with random workers.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>

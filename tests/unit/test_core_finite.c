@@ -2,7 +2,7 @@
  * Proves invariant 3 of server/core/store.c: weights and optimizer state stay finite, no matter
  * what workers push. A push that would violate this invariant is rejected as a whole, and every
  * checkpoint can be read.
- * Attack A13 of docs/faults.md.
+ * Covers attack A13 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"

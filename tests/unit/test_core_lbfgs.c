@@ -73,8 +73,8 @@ static double plain_portion(uint32_t i, const float *w, double *g)
 	return loss / 1000;
 }
 
-/* Computes Rosenbrock's function. Even portions give the term along its valley, odd portions the
- * term of its walls. */
+/* Computes Rosenbrock's function. Even portions give the term that grows along its valley, odd
+ * portions the term of its walls. */
 static double valley_portion(uint32_t i, const float *w, double *g)
 {
 	double x = (double)w[0], y = (double)w[1], wall = y - x * x;

@@ -1,8 +1,8 @@
 /*
  * Proves for training that each batch counts once, and that an epoch ends when all its batches are
- * done (invariant 2 of server/core/leases.h). After every event the fixture compares n_free and
+ * done (invariant 1 of server/core/leases.h). After every event the fixture compares n_free and
  * n_done with the array `batch`. Two other files have related tests: test_core_regrants.c for
- * invariant 1 (a lease is not a lock), and test_core_evaluation.c for the evaluation.
+ * promise 1 (a lease is not a lock), and test_core_evaluation.c for the evaluation.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"

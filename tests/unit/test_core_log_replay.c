@@ -184,7 +184,7 @@ TEST(so_it_does_in_every_mode)
 	}
 }
 
-/* ---- content of a file ---------------------------------------------------------------------- */
+/* ---- damaged and invented files -------------------------------------------------------------- */
 
 /* Let every worker of a core that was decoded from an invented file request work, push, leave and
  * return. No file that the core accepts may lead to a failed assertion. */
@@ -278,6 +278,60 @@ TEST(a_cut_section_is_refused_and_no_lie_does_harm)
 	assert_true(believed > 100 && refused > 100);
 	fixture_drop(&img);
 	fixture_close(&k.f);
+}
+
+static void no_change(struct core *c)
+{
+	(void)c;
+}
+
+static void leaves_but_lives(struct core *c)
+{
+	c->worker[0].session.leaving = 1;
+}
+
+static void leaves_without_its_replays(struct core *c)
+{
+	c->worker[0].session.state = SESSION_DEAD;
+	c->worker[0].session.leaving = 1;
+	c->worker[0].ledger.replay_target = c->worker[0].ledger.last_seq + 1;
+}
+
+static void ends_without_a_status(struct core *c)
+{
+	c->run.ending = END_OVER;
+}
+
+static void has_a_status_but_no_end(struct core *c)
+{
+	c->run.end_status = PS_EDONE;
+}
+
+static void more_portions_than_are_done(struct core *c)
+{
+	c->leases.n_evaluated++;
+}
+
+TEST(a_section_that_contradicts_itself_is_refused)
+{
+	static void (*const falsify[])(struct core *) = {no_change, leaves_but_lives,
+		leaves_without_its_replays, ends_without_a_status, has_a_status_but_no_end,
+		more_portions_than_are_done};
+
+	for (size_t i = 0; i < sizeof(falsify) / sizeof(falsify[0]); i++) {
+		struct core_fixture f;
+
+		fixture_open(&f, fixture_training());
+		struct stamp s = fixture_join(&f, 9, "");
+		struct msg m = fixture_batch(s, 1, 0, 0, 4);
+		fixture_applied(&f, 9, &m); /* all batches of epoch 0, whose evaluation begins */
+		falsify[i](f.core);
+		struct core_snapshot img = fixture_save(&f);
+		assert_int_equal(
+			read_live(&img, img.size[SNAPSHOT_SESSIONS]), i ? PS_ECHECKPOINT : PS_OK);
+		fixture_drop(&img);
+		fixture_close(&f);
+	}
 }
 
 /* ---- a run with the write-ahead log --------------------------------------------------------- */

@@ -264,9 +264,9 @@ TEST(clipping_leaves_small_gradients_as_they_are)
 	assert_true(optim_clip(&two, 1e40) > 0);
 }
 
-/* When a gradient stays 0, the averages of the state shrink until they are below the smallest normal
- * float32. The CPU computes with such values many times more slowly, and rounding would keep some
- * of them above 0 for ever. */
+/* When a gradient stays 0, the averages of the state shrink until they are below the smallest
+ * normal float32. The CPU computes with such values many times more slowly, and rounding would keep
+ * some of them above 0 for ever. */
 TEST(averages_of_zeros_become_zero_and_are_never_subnormal)
 {
 	for (size_t k = 0; k < KINDS; k++) {

@@ -2,7 +2,7 @@
  * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a rejected
  * push uses up its seq and changes no other byte. (test_core_leases.c tests the rejection of
  * batches.)
- * Attacks A12 and A13 of docs/faults.md.
+ * Covers attacks A12 and A13 of docs/faults.md.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"

@@ -1,7 +1,7 @@
 /*
  * Proves how a session resumes: on a new connection, after silence, after a crash of the server,
  * and after a rollback (the invariants of server/core/sessions.c).
- * Attack A14 of docs/faults.md.
+ * Covers attack A14 of docs/faults.md.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -276,6 +276,45 @@ TEST(an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases)
 	fixture_tick(&f, 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	assert_int_equal(fixture_join(&f, 10, "").incarnation, 2);
+	fixture_close(&f);
+}
+
+/* Returns 1 if the last event reported `change` of worker 1, and no other change. */
+static int reports(const struct core_fixture *f, enum worker_change change)
+{
+	return fixture_count(f, EFFECT_WORKER) == 1 &&
+	       fixture_effect(f, EFFECT_WORKER)->worker == 1 &&
+	       fixture_effect(f, EFFECT_WORKER)->change == change;
+}
+
+TEST(an_absent_worker_is_lost_once_and_can_still_resume)
+{
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
+	struct stamp s = crash(&f, cfg, 2);
+
+	fixture_tick(&f, 0);
+	fixture_tick(&f, cfg.sessions.dead_ms);
+	assert_int_equal(fixture_count(&f, EFFECT_WORKER), 0);
+	fixture_tick(&f, 1);
+	assert_true(reports(&f, WORKER_GONE));
+	assert_int_equal(core_stats(f.core)->deaths, 1);
+	fixture_restart(&f); /* the next server does not count it again */
+	fixture_tick(&f, 0);
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	assert_int_equal(fixture_count(&f, EFFECT_WORKER), 0);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
+	resume(&f, 9, s, 2, 2);
+	assert_true(reports(&f, WORKER_BACK));
+	assert_int_equal(core_stats(f.core)->deaths, 1);
+	fixture_restart(&f);
+	fixture_tick(&f, 0);
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	assert_true(reports(&f, WORKER_GONE)); /* lost for the second time */
+	fixture_tick(&f, cfg.sessions.ttl_ms - cfg.sessions.dead_ms);
+	assert_int_equal(fixture_count(&f, EFFECT_WORKER), 0);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
+	assert_int_equal(core_stats(f.core)->deaths, 2);
 	fixture_close(&f);
 }
 

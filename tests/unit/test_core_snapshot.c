@@ -1,12 +1,13 @@
 /*
- * Proves the invariants numbered in server/core/snapshot.c: the decoder restores the encoded state.
+ * Proves the promises of server/core/snapshot.c: the decoder restores the encoded state.
  * The decoder refuses sections that are too short, too long or have impossible values, and then
  * uses nothing of the snapshot.
- * Attack A20 of docs/faults.md.
+ * Covers attack A20 of docs/faults.md.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>
 #include "common/le.h"
+#include "tests/support/sanitizer.h"
 #include "tests/support/test.h"
 
 /* Returns a core in a random state. `seed` decides its configuration and up to 119 events. */
@@ -47,7 +48,7 @@ static void assert_same(const struct core_snapshot *x, const struct core_snapsho
 
 TEST(decoding_and_encoding_give_the_same_bytes)
 {
-	for (uint64_t seed = 1; seed <= 300; seed++) {
+	for (uint64_t seed = 1; seed <= REPETITIONS(300); seed++) {
 		struct random_workers k = random_core(seed);
 		struct core_snapshot first = fixture_save(&k.f), second;
 		struct core_fixture f;
@@ -292,6 +293,7 @@ static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c),
 	X(an_evaluated_weight_that_is_nan, c->store.eval_weights[7] = NAN)                         \
 	X(a_sum_of_squares_that_is_nan, c->store.state[0][7] = NAN)                                \
 	X(a_sum_of_squares_below_zero, c->store.state[0][0] = -1)                                  \
+	X(a_version_that_no_run_reaches, c->store.version = UINT64_MAX)                            \
 	X(no_model, c->cfg.model[0] = '\0')
 
 #define DEFINE(name, change)                                                                       \
@@ -314,6 +316,28 @@ TEST(a_snapshot_with_an_impossible_value_is_refused)
 	print_message("%s\n", #name);                                                              \
 	refused_after(OPTIM_ADAGRAD, name, 0);
 	FALSE_VALUES(TRY)
+}
+
+/* L-BFGS has a gradient only after a pass over batches, and a batch that counts fixes the data
+ * set. */
+TEST(a_line_search_before_any_push_is_refused)
+{
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
+
+	cfg.training.mode = MODE_SANDBLASTER;
+	cfg.optim.kind = OPTIM_LBFGS;
+	void *memory = fixture_memory(&cfg);
+	fixture_open(&f, cfg);
+	fixture_join(&f, 9, "");
+	for (int known = 0; known <= 1; known++) {
+		f.core->lbfgs.known = known;
+		struct core_snapshot img = fixture_save(&f);
+		assert_int_equal(read_into(memory, &cfg, &img), known ? PS_ECHECKPOINT : PS_OK);
+		fixture_drop(&img);
+	}
+	fixture_close(&f);
+	free(memory);
 }
 
 static void state_7_is_nan(struct core *c)

@@ -205,6 +205,25 @@ TEST(a_worker_that_evaluates_delays_no_worker)
 	cluster_close(&k);
 }
 
+/* A worker requests work, closes the connection of this request, and sends heartbeats on the other
+ * one. */
+TEST(a_worker_that_requests_work_and_hangs_up_delays_no_worker)
+{
+	struct cluster k;
+
+	ssp_open(&k, 0, 1, 2);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	assert_int_equal(cluster_request(&k, 1), 1);
+	push_one(&k, 1);
+	assert_int_equal(cluster_request(&k, 1), 0);
+	fixture_gone(&k.f, k.worker[1].peer);
+	for (int i = 0; i < 5; i++) {
+		push_one(&k, 0);
+		assert_int_equal(cluster_request(&k, 0), 1);
+	}
+	cluster_close(&k);
+}
+
 TEST(clocks_survive_a_restart)
 {
 	struct cluster k;

@@ -166,7 +166,7 @@ TEST(the_next_buffer_takes_the_next_version)
 			struct msg m = fixture_push(s, seq);
 
 			memset(other, 0xff, sizeof(next[0]));
-			core_next_buffer(f.core, to);
+			f.next_buffer = to;
 			fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 			/* a pull does not use the next buffer */
 			assert_ptr_equal(core_weights(f.core), old);
@@ -313,7 +313,8 @@ static struct msg push_with_gaps(struct stamp s, const float *g)
 /* Decide the message, then compute the new weights block by block, as the shell does. */
 static void step_in_blocks(struct core_fixture *f, const struct msg *m)
 {
-	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = m};
+	const struct event ev = {
+		.kind = EVENT_MESSAGE, .peer = 9, .msg = m, .next_buffer = f->next_buffer};
 	const float *values, *end = NULL;
 	size_t n, total = 0;
 
@@ -345,7 +346,7 @@ static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int 
 	fixture_applied(&whole, 9, &m);
 	m = push_with_gaps(fixture_join(&blocks, 9, ""), g);
 	if (separate)
-		core_next_buffer(blocks.core, next);
+		blocks.next_buffer = next;
 	step_in_blocks(&blocks, &m);
 	assert_true(!separate || core_weights(blocks.core) == next);
 	assert_memory_equal(

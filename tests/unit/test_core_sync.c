@@ -493,6 +493,28 @@ TEST(a_member_that_requests_no_work_is_left_out_until_it_does)
 	cluster_close(&k);
 }
 
+/* A worker requests work, closes the connection of this request, and sends heartbeats on the other
+ * one. No step may wait forever for this worker. */
+TEST(a_member_that_requests_work_and_hangs_up_is_left_out)
+{
+	struct core_config cfg = sync_config(0);
+	struct cluster k;
+
+	sync_open(&k, cfg, 2, 400, cluster_ones);
+	all_ask(&k);
+	cluster_push(&k, 1);
+	assert_int_equal(cluster_request(&k, 1), 0); /* worker 1 waits for the next step */
+	fixture_gone(&k.f, k.worker[1].peer);
+	cluster_push(&k, 0);
+	assert_steps(&k, 1);
+	cluster_request(&k, 0);
+	cluster_push(&k, 0);
+	assert_steps(&k, 1); /* worker 1 may come back soon */
+	silence(&k, cfg.sessions.dead_ms + 300, CLUSTER_WORKERS);
+	assert_steps(&k, 2);
+	cluster_close(&k);
+}
+
 /* Workers that evaluate are members, too: they push after the evaluation. */
 TEST(a_step_waits_for_members_that_evaluate)
 {

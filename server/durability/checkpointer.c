@@ -26,11 +26,11 @@ struct checkpointer {
 	struct err error;
 	double seconds;
 	struct checkpointer_stats stats;
-	uint64_t sound; /* newest generation that is known to be good; 0: none */
-	/* generation that a write removed to make space; 0: none. The pool owns this field while
-	 * `busy` is 1 */
+	uint64_t sound; /* newest generation that is known to be good, or 0 if there is none */
+	/* generation that a write removed to make space, or 0 if it removed none. The pool owns
+	 * this field while `busy` is 1 */
 	uint64_t dropped;
-	int reported; /* 1: a removed generation was logged */
+	int reported; /* 1 if the log has reported a removed generation */
 };
 
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,

@@ -5,14 +5,16 @@
  * libuv's pool writes the buffer to a file.
  *
  * Invariants:
- * (1) at most one checkpoint is under way;
+ * (1) at most one checkpoint is under way (asserted by checkpointer_start);
  * (2) after each call of checkpointer_start, `done` is called exactly once, later, on the loop's
- *     thread;
- * (3) the checkpointer logs only the first of several failures in a row, and it logs the success
+ *     thread (asserted by on_checkpoint_written).
+ *
+ * Promises:
+ * (1) the checkpointer logs only the first of several failures in a row, and it logs the success
  *     that follows them (a_full_disk_is_logged_once_and_recovers).
- * In every build, PS_ASSERT checks invariant (1), and that `done` is called only for a write under
- * way (part of invariant (2)). All functions belong to the loop's thread. Between
- * checkpointer_start and `done`, the buffer belongs to a thread of the pool.
+ *
+ * All functions belong to the loop's thread. Between checkpointer_start and `done`, the buffer
+ * belongs to a thread of the pool.
  */
 #ifndef SERVER_DURABILITY_CHECKPOINTER_H
 #define SERVER_DURABILITY_CHECKPOINTER_H
@@ -25,9 +27,9 @@ struct core;
 struct checkpointer_stats {
 	uint64_t saved, failed;
 	uint64_t generation; /* the newest generation on disk */
-	uint64_t bytes;      /* bytes of the newest snapshot */
-	double seconds;      /* time to write the newest snapshot */
-	int failing;         /* 1: the newest write failed */
+	uint64_t bytes;      /* bytes of the newest snapshot, also if its write failed */
+	double seconds;      /* time to write the newest snapshot on disk */
+	int failing;         /* 1 if the newest write failed */
 	char why[256];       /* why the newest write failed; "" if it succeeded */
 };
 
@@ -46,7 +48,7 @@ void checkpointer_keep(struct checkpointer *s, uint64_t sound);
 /* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);
 /* Writes `core` as `generation` and waits for the end of the write. The server calls this function
- * only at its start, before the loop runs. PS_EIO, PS_ENOMEM. */
+ * only at its start, before the loop runs. PS_EIO, PS_ENOMEM, PS_EDIVERGED. */
 int checkpointer_write(struct checkpointer *s, struct core *core, uint64_t generation,
 	struct err *e) PS_MUST_CHECK;
 /* Copies `core` now and writes the copy as `generation` on the pool. Do not call this function

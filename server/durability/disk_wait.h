@@ -15,20 +15,21 @@ struct wal;
 
 /* A write under way. */
 struct disk_write {
-	uint64_t number, since_ms; /* since_ms 0: no write is under way */
+	/* number of the write and the time of its start; since_ms is 0 if no write is under way */
+	uint64_t number, since_ms;
 };
 
 struct disk_wait {
-	uint64_t now_ms, flushed_lsn; /* at the last tick */
-	int held;                     /* 1: replies waited at the last tick */
+	uint64_t now_ms, flushed_lsn; /* the time and the flushed LSN at the last tick */
+	int held;                     /* 1 if replies waited at the last tick */
 	/* time between the two newest ticks if a reply waited and none could leave in this time;
 	 * otherwise 0 */
 	uint64_t held_ms;
 	uint64_t stuck_ms; /* the sum of held_ms since the last progress */
-	int notice_due;    /* 1: send the workers a notice now */
+	int notice_due;    /* 1 if the server must send the workers a notice now */
 	struct disk_write log, checkpoint;
 	uint64_t checkpoint_bytes;
-	char why[128]; /* which write is overdue; "": none */
+	char why[128]; /* a text that names the overdue write, or "" if no write is overdue */
 };
 
 /* Called at each tick: measures how long replies and writes have waited for the disk. `bound_lsn`

@@ -16,11 +16,12 @@
 struct job {
 	uv_work_t work;
 	struct epoch_export *of;
-	struct job *next; /* the next job, which begins when this job is done; NULL: none */
+	/* the next job, which begins when this job is done, or NULL if there is none */
+	struct job *next;
 	char path[2][PATH_BYTES];
 	int n_paths;
-	uint32_t epoch; /* from 1 */
-	char *tensors;  /* the list of the run's tensors, owned; "": none */
+	uint32_t epoch; /* number of the epoch, from 1 */
+	char *tensors;  /* the list of the run's tensors, owned; "" if there is none */
 	struct err e;
 	int rc;
 	float w[];
@@ -31,7 +32,7 @@ struct epoch_export {
 	const char *dir;
 	const struct model *model;
 	struct keep_rule rule;
-	struct job *job; /* under way, or NULL */
+	struct job *job; /* the job under way, or NULL */
 };
 
 int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,

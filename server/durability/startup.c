@@ -28,6 +28,8 @@
 #define TERM_FILE     "TERM"
 #define OLD_TERM_FILE "EPOCH" /* the file's name in release 0.1.0 */
 #define MAX_TERM      (UINT64_MAX - 1)
+/* The generations of the next checkpoints must not overflow. No run writes as many checkpoints. */
+#define MAX_GENERATION (UINT64_MAX / 2)
 
 /* ---- the term ------------------------------------------------------------------------------- */
 
@@ -323,6 +325,17 @@ static int resume_from_newest(struct startup *out, const struct options *o, stru
 	return rc;
 }
 
+/* Checks the highest generation in the names of the directory's files. */
+static int check_generation(const char *dir, uint64_t newest, struct err *e)
+{
+	if (newest <= MAX_GENERATION)
+		return PS_OK;
+	return err_set(e, PS_ECHECKPOINT,
+		"%.150s: a file has generation %016llx in its name, which no run reaches: remove "
+		"this file",
+		dir, (unsigned long long)newest);
+}
+
 static int from_directory(struct startup *out, const struct options *o, struct err *e)
 {
 	struct checkpoint c = {0};
@@ -331,6 +344,8 @@ static int from_directory(struct startup *out, const struct options *o, struct e
 
 	if (wal_newest_file(o->checkpoint_dir) > newest_seen)
 		newest_seen = wal_newest_file(o->checkpoint_dir);
+	if (!rc)
+		rc = check_generation(o->checkpoint_dir, newest_seen, e);
 	if (!rc && o->new_run) /* discard the old run, which has accepted no push */
 		checkpoint_release(&c);
 	if (!rc)

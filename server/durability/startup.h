@@ -20,9 +20,10 @@ struct startup {
 	size_t memory_bytes;
 	struct param_buffers *params; /* the buffers of the weights */
 	int lock_fd;                  /* holds the lock of the directory; or -1 */
-	int resumed;                  /* 1: the run continues from a checkpoint; 0: a new run */
-	uint64_t sound;               /* generation that is continued; 0: a new run */
-	uint64_t written_term;        /* the term in the file TERM; 0: there is no file */
+	int resumed;                  /* 1 if the run continues from a checkpoint, 0 if it is new */
+	/* generation from which the run continues, or 0 if it is new */
+	uint64_t sound;
+	uint64_t written_term; /* the term in the file TERM, or 0 if there is no such file */
 	/* the checkpoint directory if startup_open made it, otherwise NULL; borrowed */
 	const char *made;
 };

@@ -26,12 +26,13 @@
 struct item {
 	struct item *next;
 	uint64_t lsn;        /* LSN of the event, or of the last event before the mark */
-	uint64_t generation; /* of the snapshot; 0: an event */
+	uint64_t generation; /* generation of the snapshot, or 0 if the item is an event */
 	/* 1 in a mark: later events go to the same file unless the file has failed */
 	int stays;
-	uint64_t useless; /* in a mark: remove the files after this generation; 0: none */
-	size_t bytes;     /* size of the record: `data`, then the frames */
-	size_t memory;    /* bytes that count against WAL_MAX_QUEUE */
+	/* in a mark: the log removes the files after this generation; 0 if it removes none */
+	uint64_t useless;
+	size_t bytes;  /* size of the record: `data`, then the frames */
+	size_t memory; /* bytes that count against WAL_MAX_QUEUE */
 	size_t n_data, n_frames;
 	unsigned char *data; /* lies after the frames */
 	zmq_msg_t frame[];   /* the last frames of the message, by reference */
@@ -45,17 +46,18 @@ struct wal {
 	struct wal_config cfg;
 	struct list queue;      /* items that the pool has not received yet */
 	size_t waiting, memory; /* bytes of the items in the queue and in the group */
-	uint64_t newest_lsn;    /* of the newest event */
-	uint64_t wanted_lsn;    /* a reply waits for this LSN */
+	uint64_t newest_lsn;    /* LSN of the newest event */
+	uint64_t wanted_lsn;    /* newest LSN for which a reply waits, or soon will */
 	uint64_t flushed_lsn;   /* see wal.h */
 	uint64_t synced_lsn;    /* LSN of the newest event that is on disk in a log file */
 	/* the newest snapshot: its generation, and the LSN of the newest event in it */
 	uint64_t base, base_lsn;
 	uint64_t durable; /* newest generation on disk */
-	uint64_t failed;  /* newest generation whose file failed; 0: none */
-	uint64_t gap;     /* oldest generation >= `durable` whose file failed; 0: none */
+	uint64_t failed;  /* newest generation whose file failed, or 0 if no file failed */
+	/* oldest generation >= `durable` whose file failed, or 0 if no such file failed */
+	uint64_t gap;
 	uint64_t reserve; /* see wal_reserve */
-	int reported;     /* 1: the log reported that a file ended for lack of space */
+	int reported;     /* 1 if the log reported that a file ended for lack of space */
 	struct wal_stats stats;
 	double begun_s; /* when the write of the group began */
 
@@ -63,14 +65,17 @@ struct wal {
 	uv_work_t work;
 	int busy;
 	struct list group;
-	struct wal_file *file; /* NULL: the file failed */
+	struct wal_file *file; /* the file for this group, or NULL if the file has failed */
 	/* generation of the newest snapshot that precedes the next event */
 	uint64_t follows;
 	uint64_t sound, kept_free; /* `durable` and `reserve` at the start of the group */
 	struct {
-		uint64_t synced_lsn; /* 0: nothing */
-		uint64_t failed;     /* the generation of a file; 0: none */
-		/* 1: the log ended the file only to leave space for a checkpoint */
+		/* LSN of the newest event in the group that is on disk, or 0 if none is */
+		uint64_t synced_lsn;
+		/* generation of the file that failed, or 0 if no file failed */
+		uint64_t failed;
+		/* 1 if the log ended the file without an error, to leave space on the disk for a
+		 * checkpoint */
 		int gave_way;
 		uint64_t events;
 		struct err error;

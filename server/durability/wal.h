@@ -20,19 +20,24 @@
  * grow until that snapshot is durable.
  *
  * Invariants:
- * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
- * (2) at most one group is under way (a_disk_that_hangs_takes_bounded_memory);
- * (3) `done` is called on the loop's thread after each group (flushed_events_are_replayed);
- * (4) the queue has frames of pushes only while the file can be written, and only frames of pushes
- *     within the workers' push windows: dispatch.c drops pushes beyond the windows;
+ * (1) the flushed LSN is never above the LSN of the newest event (asserted by advance_flushed);
+ * (2) at most one group is under way (asserted by start_group;
+ *     a_disk_that_hangs_takes_bounded_memory);
+ * (3) `done` is called on the loop's thread once after each group (asserted by on_group_written;
+ *     flushed_events_are_replayed);
+ * (4) the queue has frames of pushes only while the file can be written (asserted by enqueue);
  * (5) waiting events that are not pushes take at most WAL_MAX_QUEUE bytes plus one event. If the
  *     disk hangs and the queue reaches this bound, the log ends its file as after a failed write
- *     (a_disk_that_hangs_takes_bounded_memory).
- * In every build, PS_ASSERT checks invariant (2), that `done` is called for a group under way (part
- * of (3)), that pushes are queued only while the file can be written (part of (4)), and the bound
- * of invariant (5). Only the loop's thread may call these functions; a group belongs to a thread of
- * the pool from its start to its end. The main thread calls wal_replay, wal_newest_file and
- * wal_remove_files before it runs the loop.
+ *     (asserted by enqueue; a_disk_that_hangs_takes_bounded_memory).
+ *
+ * Promises:
+ * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
+ * (2) the queue has only frames of pushes within the workers' push windows: dispatch.c drops pushes
+ *     beyond the windows (mutant pushes-without-windows).
+ *
+ * Only the loop's thread may call these functions; a group belongs to a thread of the pool from its
+ * start to its end. The main thread calls wal_replay, wal_newest_file and wal_remove_files before
+ * it runs the loop.
  */
 #ifndef SERVER_DURABILITY_WAL_H
 #define SERVER_DURABILITY_WAL_H
@@ -52,21 +57,22 @@ struct wal_config {
 	const char *dir; /* borrowed */
 	struct run_id run;
 	uint64_t term, generation; /* generation: the checkpoint that the first event follows */
-	uint64_t max_bytes;        /* wal_wants_snapshot returns 1 if the file is larger */
+	uint64_t max_bytes;        /* wal_wants_snapshot returns 1 from this size on */
 	wal_done_fn *done;
 	void *arg;
 };
 
 struct wal_stats {
-	uint64_t events, groups; /* on disk */
+	uint64_t events, groups; /* events that were written, groups that were synced */
 	uint64_t begun;          /* groups whose write has begun */
-	uint64_t bytes;          /* of the current file */
+	uint64_t bytes;          /* size of the current file */
 	double seconds;          /* sum of the times to write a group, with fsync */
 	double newest_seconds;   /* the time to write the newest group */
 	uint64_t failures;
-	/* 1: a write failed, and the flushed LSN stays until the next checkpoint is durable */
+	/* 1 if a write failed, so that the flushed LSN stays until the next checkpoint is
+	 * durable */
 	int failing;
-	char why[256]; /* of the last failure, while failing */
+	char why[256]; /* reason of the last failure, while `failing` is 1 */
 };
 
 struct wal; /* opaque, see wal.c */
@@ -75,11 +81,12 @@ struct wal; /* opaque, see wal.c */
 int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Frees *w, which must not be busy, and sets it to NULL; *w may be NULL. */
 void wal_free(struct wal **w);
-/* Queues an event that the core is about to handle. `f` (borrowed) has the frames of the event's
- * message, or is NULL if the event has no message. Returns the event's LSN. */
+/* Queues an event that the core is about to handle; drops it if the file can no longer be written.
+ * `f` (borrowed) has the frames of the event's message, or is NULL if the event has no message.
+ * Returns the event's LSN. */
 uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f);
-/* Begins to write and sync all events in the queue. The caller needs this because a reply waits for
- * an event, or soon will. */
+/* Begins to write and sync all events in the queue, at once or after the group under way. The
+ * caller needs this because a reply waits for an event, or soon will. */
 void wal_flush(struct wal *w);
 /* Notes that the core took snapshot `generation` after the newest event, so all later events follow
  * this snapshot. */

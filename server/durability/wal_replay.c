@@ -20,7 +20,8 @@ struct replay {
 	struct core *core;
 	struct wal_record_reader events;
 	uint64_t now_ms, count, files;
-	uint64_t next; /* generation of the snapshot that the last event caused; 0: none */
+	/* generation of the snapshot that the last event caused, or 0 if it caused none */
+	uint64_t next;
 };
 
 /* ---- the core at the checkpoint -------------------------------------------------------------- */

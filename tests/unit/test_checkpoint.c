@@ -115,7 +115,7 @@ TEST_IN(more_bytes_than_the_limit_are_not_written, checkpoint_set_up, checkpoint
 	assert_false(temp_dir_exists(checkpoint_dir, name_of(1)));
 }
 
-TEST_IN(invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before, checkpoint_set_up,
+TEST_IN(promise_1_a_generation_that_failed_to_appear_leaves_the_ones_before, checkpoint_set_up,
 	checkpoint_tear_down)
 {
 	struct checkpoint c;
@@ -130,7 +130,7 @@ TEST_IN(invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before, c
 	checkpoint_release(&c);
 }
 
-TEST_IN(invariant_1_a_generation_whose_name_may_be_lost_is_removed, checkpoint_set_up,
+TEST_IN(promise_1_a_generation_whose_name_may_be_lost_is_removed, checkpoint_set_up,
 	checkpoint_tear_down)
 {
 	struct checkpoint c;
@@ -154,7 +154,7 @@ TEST_IN(invariant_1_a_generation_whose_name_may_be_lost_is_removed, checkpoint_s
 	checkpoint_release(&c);
 }
 
-TEST_IN(invariant_2_three_generations_are_kept, checkpoint_set_up, checkpoint_tear_down)
+TEST_IN(promise_2_three_generations_are_kept, checkpoint_set_up, checkpoint_tear_down)
 {
 	for (uint64_t g = 1; g <= 20; g++) {
 		assert_int_equal(write_generation(g), PS_OK);
@@ -169,7 +169,7 @@ TEST_IN(invariant_2_three_generations_are_kept, checkpoint_set_up, checkpoint_te
 	assert_false(temp_dir_exists(checkpoint_dir, name_of(18)));
 }
 
-TEST_IN(invariant_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_set_up,
+TEST_IN(promise_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_set_up,
 	checkpoint_tear_down)
 {
 	struct checkpoint c;

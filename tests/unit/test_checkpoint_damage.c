@@ -1,5 +1,5 @@
 /* Proves the promises of common/checkpoint.h about checkpoint files that have changed since they
- * were written. Attack A20 of docs/faults.md. */
+ * were written. Covers attack A20 of docs/faults.md. */
 #include "common/log.h"
 #include "tests/support/checkpoint_fixture.h"
 #include "tests/support/test.h"
@@ -19,7 +19,7 @@ static void assert_refused(const void *file, size_t size, const char *what, size
 	assert_int_equal(c.n_sections, 0);
 }
 
-TEST_IN(invariant_3_every_changed_byte_is_detected, checkpoint_set_up, checkpoint_tear_down)
+TEST_IN(promise_3_every_changed_byte_is_detected, checkpoint_set_up, checkpoint_tear_down)
 {
 	size_t size;
 
@@ -39,8 +39,7 @@ TEST_IN(invariant_3_every_changed_byte_is_detected, checkpoint_set_up, checkpoin
 	free(file);
 }
 
-TEST_IN(invariant_3_every_missing_or_added_byte_is_detected, checkpoint_set_up,
-	checkpoint_tear_down)
+TEST_IN(promise_3_every_missing_or_added_byte_is_detected, checkpoint_set_up, checkpoint_tear_down)
 {
 	size_t size;
 
@@ -155,7 +154,7 @@ TEST_IN(swapped_sections_and_zeroed_pages_are_detected, checkpoint_set_up, check
 	free(file);
 }
 
-TEST_IN(invariant_3_the_generation_before_is_taken_and_logged, checkpoint_set_up,
+TEST_IN(promise_3_the_generation_before_is_taken_and_logged, checkpoint_set_up,
 	checkpoint_tear_down)
 {
 	struct checkpoint c;

@@ -209,6 +209,24 @@ TEST_IN(a_garbled_term_file_is_refused, run_set_up, run_tear_down)
 	assert_int_equal(run_term(), 42);
 }
 
+/* The generation after the highest one would be 0, which stops the process (common/checkpoint.h,
+ * invariant 1). */
+TEST_IN(a_generation_that_no_run_reaches_is_refused, run_set_up, run_tear_down)
+{
+	const char *const names[] = {"ckpt-ffffffffffffffff", "journal-fffffffffffffffe"};
+	char path[320];
+
+	run_start("--model;fc:10");
+	run_die();
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		temp_dir_write(run_dir, names[i], "no checkpoint", 13);
+		run_start_must_fail("--model;fc:10", PS_ECHECKPOINT, strchr(names[i], '-') + 1);
+		assert_int_equal(unlink(temp_dir_path(run_dir, names[i], path)), 0);
+	}
+	run_start("--model;fc:10");
+	assert_int_equal(run_term(), 2);
+}
+
 TEST_IN(a_checkpoint_of_something_else_is_refused, run_set_up, run_tear_down)
 {
 	const struct checkpoint c = {.generation = 7,

@@ -126,9 +126,9 @@ TEST_IN(a_large_log_requests_a_snapshot, wal_set_up, wal_tear_down)
 }
 
 /* The log fails while a snapshot is not yet on the disk. The records after the snapshot belong in
- * the log file that begins after this snapshot or, if earlier snapshots failed, in a file that began
- * after one of those. When the snapshot is durable, the events before it are safe. Later events wait
- * for the next snapshot. */
+ * the log file that begins after this snapshot or, if earlier snapshots failed, in a file that
+ * began after one of those. When the snapshot is durable, the events before it are safe. Later
+ * events wait for the next snapshot. */
 TEST_IN(a_log_file_lost_after_a_snapshot_waits_for_the_next, wal_set_up, wal_tear_down)
 {
 	for (int before = 0; before < 3; before++) {

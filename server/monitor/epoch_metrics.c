@@ -58,3 +58,15 @@ void epoch_metrics_text(
 		at += (size_t)snprintf(text + at, EPOCH_METRICS_TEXT - at, "%s%s=%.6g",
 			at ? " " : "", names.name[i], mean(r->metric_sum[i], r->eval_done));
 }
+
+void epoch_metrics_bar(
+	const struct core *c, const struct epoch_record *r, char text[EPOCH_METRICS_TEXT])
+{
+	const struct metric_names names = names_of(c);
+	size_t at = 0;
+
+	text[0] = '\0';
+	for (size_t i = 0; i < names.n; i++)
+		at += (size_t)snprintf(text + at, EPOCH_METRICS_TEXT - at, "  %s %.6g",
+			names.name[i], mean(r->metric_sum[i], r->eval_done));
+}

@@ -22,5 +22,8 @@ json_t *epoch_metrics(const struct core *c, const struct epoch_record *r);
 /* Writes all metrics as one line, such as "accuracy=0.9 name=1.5", or "none" if there are none. */
 void epoch_metrics_text(
 	const struct core *c, const struct epoch_record *r, char text[EPOCH_METRICS_TEXT]);
+/* Writes all metrics except accuracy for the progress bar, such as "  name 1.5", or "". */
+void epoch_metrics_bar(
+	const struct core *c, const struct epoch_record *r, char text[EPOCH_METRICS_TEXT]);
 
 #endif

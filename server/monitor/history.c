@@ -9,29 +9,41 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/assert.h"
 #include "common/file.h"
 #include "common/io.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "server/config/options.h"
 #include "server/core/core.h"
 #include "server/monitor/epoch_metrics.h"
 #include "server/monitor/membership.h"
 #include "server/monitor/status.h"
 #include "server/net/clients.h"
 
-#define SAMPLE_MS   1000
-#define EPOCH_BYTES 1024 /* maximum size of the line of an epoch */
+#define SAMPLE_MS 1000
+/* maximum interval that the samples of a file give: a file may have any times */
+#define MAX_SAMPLE_MS ((uint64_t)SAMPLE_MS << 12)
+#define EPOCH_BYTES   1024 /* maximum size of the line of an epoch */
 /* number of failed writes in a row after which the history logs the failure */
 #define MAX_ERRORS 3
 #define RETRY_MS   10000
 
+/* The maximum bytes of the lines of each kind in history_short. The lines of workers, epochs and
+ * starts may have more bytes for the lines that choose_always chooses. */
+#define SHORT_SAMPLES ((size_t)512 << 10)
+#define SHORT_EPOCHS  ((size_t)192 << 10)
+#define SHORT_WORKERS ((size_t)96 << 10)
+#define SHORT_OTHERS  ((size_t)64 << 10)
+
 enum line_kind { LINE_OTHER, LINE_SAMPLE, LINE_WORKER, LINE_EPOCH, LINE_KINDS };
 
 struct line {
-	char *text; /* with its newline; owned */
+	char *text; /* the line with its newline; owned */
 	size_t bytes;
 	enum line_kind kind;
 	uint32_t number; /* LINE_WORKER: the worker; LINE_EPOCH: the epoch, from 1 */
+	uint64_t t;      /* LINE_SAMPLE: its time */
 };
 
 /* This struct describes a write to the history file. The write either makes a new file with all
@@ -57,6 +69,10 @@ struct history {
 	size_t on_disk, file_bytes;
 	uint64_t sample_ms, due_ms; /* interval of samples; when the next one is due */
 	uint64_t write_ms;          /* after a failed write: do not write before this time */
+	/* the epoch with the best accuracy or, without accuracies, with the lowest test loss; 0: no
+	 * line of an epoch has one of them */
+	uint32_t best_epoch;
+	double best_score; /* the accuracy, or minus the test loss */
 	history_line_fn *listen;
 	void *arg;
 	int busy, failed, shortened; /* shortened: the history dropped lines during a write */
@@ -78,12 +94,15 @@ static void drop_line(struct history *h, size_t i)
  * whole file. */
 static void pack(struct history *h)
 {
-	size_t n = 0;
+	size_t n = 0, bytes[LINE_KINDS] = {0};
 
 	for (size_t i = 0; i < h->n; i++)
 		if (h->line[i].text)
 			h->line[n++] = h->line[i];
 	h->n = n;
+	for (size_t i = 0; i < n; i++)
+		bytes[h->line[i].kind] += h->line[i].bytes;
+	PS_ASSERT(memcmp(bytes, h->bytes, sizeof(bytes)) == 0); /* invariant 1 */
 	h->on_disk = h->file_bytes = 0;
 	h->shortened = h->busy;
 }
@@ -116,7 +135,8 @@ static void drop_changes(struct history *h)
 	pack(h);
 }
 
-/* Drops the older half of the lines about starts and ends, but not the line of the first start. */
+/* Drops the older half of the lines about starts, ends and disputes, but not the first line of the
+ * history, which usually is that of the first start. */
 static void drop_starts(struct history *h)
 {
 	const size_t half = h->bytes[LINE_OTHER] / 2;
@@ -127,7 +147,7 @@ static void drop_starts(struct history *h)
 	pack(h);
 }
 
-/* Ensures invariant 1 by dropping half of the lines of the kind with the most bytes. The limit
+/* Keeps promise 1 by dropping half of the lines of the kind with the most bytes. The limit
  * applies to three kinds, so this kind has at least a third of the bytes, and half of these bytes
  * are enough for the new line. */
 static void stay_bounded(struct history *h)
@@ -145,9 +165,9 @@ static void stay_bounded(struct history *h)
 		drop_starts(h);
 }
 
-/* Inserts `text` as line `at`. Takes over `text`, which ends in a newline; it may be NULL. */
-static void insert_line(
-	struct history *h, size_t at, char *text, enum line_kind kind, uint32_t number)
+/* Inserts `line` as line `at`, and counts its bytes. Takes over its text, which ends in a newline;
+ * the text may be NULL. */
+static void insert_line(struct history *h, size_t at, struct line line)
 {
 	if (h->n == h->room) {
 		size_t room = h->room ? 2 * h->room : 256;
@@ -158,16 +178,17 @@ static void insert_line(
 			h->room = room;
 		}
 	}
-	if (!text || h->n == h->room) {
-		free(text);
+	if (!line.text || h->n == h->room) {
+		free(line.text);
 		return;
 	}
+	line.bytes = strlen(line.text);
 	memmove(h->line + at + 1, h->line + at, (h->n - at) * sizeof(*h->line));
-	h->line[at] = (struct line){text, strlen(text), kind, number};
+	h->line[at] = line;
 	h->n++;
-	h->bytes[kind] += h->line[at].bytes;
+	h->bytes[line.kind] += line.bytes;
 	if (h->listen)
-		h->listen(h->arg, text);
+		h->listen(h->arg, line.text);
 	stay_bounded(h);
 }
 
@@ -186,10 +207,34 @@ static char *object_text(json_t *o)
 	return line;
 }
 
+/* Takes note of the best epoch. `o` is the line of epoch number `number`. */
+static void note_best(struct history *h, const json_t *o, uint32_t number)
+{
+	const json_t *accuracy = json_object_get(o, "accuracy");
+	const json_t *loss = json_object_get(o, "test_loss");
+	int has_accuracy = json_is_number(accuracy);
+	double score = has_accuracy ? json_number_value(accuracy) : -json_number_value(loss);
+
+	if ((!has_accuracy && !json_is_number(loss)) || (h->best_epoch && score <= h->best_score))
+		return;
+	h->best_epoch = number;
+	h->best_score = score;
+}
+
+static uint64_t time_of(const json_t *o)
+{
+	return (uint64_t)json_integer_value(json_object_get(o, "t"));
+}
+
 /* Adds `o` as the last line, and releases `o`. */
 static void add_object(struct history *h, json_t *o, enum line_kind kind, uint32_t number)
 {
-	insert_line(h, h->n, object_text(o), kind, number);
+	if (kind == LINE_EPOCH)
+		note_best(h, o, number);
+	const uint64_t t = time_of(o);
+
+	insert_line(h, h->n,
+		(struct line){.text = object_text(o), .kind = kind, .number = number, .t = t});
 }
 
 static json_t *count(uint64_t n)
@@ -233,13 +278,18 @@ static json_t *option_value(const struct core_config *c, const struct config_row
 	return json_stringn(name, strcspn(name, "|"));
 }
 
-static json_t *options_object(const struct core_config *c)
+/* Returns the options of the core, and those that decide which weights the run leaves behind. */
+static json_t *options_object(const struct core_config *c, const struct options *given)
 {
 	json_t *o = json_object();
 
 	for (size_t i = 0; i < config_n_rows; i++)
 		if (config_rows[i].type != CONFIG_GROUP)
 			set(o, config_rows[i].name, option_value(c, &config_rows[i]));
+	set(o, "metrics", json_string(c->metrics[0] ? c->metrics : "accuracy"));
+	set(o, "stop-at", given->stop_at ? json_string(given->stop_at) : NULL);
+	set(o, "patience-epochs", count((uint64_t)given->patience_epochs));
+	set(o, "keep", given->keep_text ? json_string(given->keep_text) : NULL);
 	return o;
 }
 
@@ -248,7 +298,8 @@ static void name_run(const struct core_config *cfg, char text[33])
 	snprintf(text, 33, "%016" PRIx64 "%016" PRIx64, cfg->run.hi, cfg->run.lo);
 }
 
-static void add_start(struct history *h, const struct status *now, int resumed)
+static void add_start(
+	struct history *h, const struct status *now, const struct options *given, int resumed)
 {
 	const struct core_config *cfg = core_config(now->core);
 	json_t *o = begin_object(now, "start");
@@ -261,7 +312,7 @@ static void add_start(struct history *h, const struct status *now, int resumed)
 	set(o, "n_params", count(cfg->n_params));
 	set(o, "version", count(core_stats(now->core)->version));
 	set(o, "generation", count(cfg->generation));
-	set(o, "options", options_object(cfg));
+	set(o, "options", options_object(cfg, given));
 	add_object(h, o, LINE_OTHER, 0);
 }
 
@@ -441,6 +492,7 @@ static void note_written(struct history *h)
 	if (h->shortened)
 		return;
 	h->on_disk += j->lines;
+	PS_ASSERT(h->on_disk <= h->n); /* invariant 2 */
 	h->file_bytes = j->at + j->bytes;
 }
 
@@ -541,6 +593,79 @@ char *history_text(const struct history *h)
 	return join_lines(h, 0, &bytes);
 }
 
+/* ---- the short history ----------------------------------------------------------------------- */
+
+/* Chooses the lines of a kind for the short history: all of them if they have at most `max` bytes,
+ * otherwise every n-th one and the last one. */
+static void choose_evenly(
+	const struct history *h, enum line_kind kind, size_t max, unsigned char *chosen)
+{
+	const size_t every = 1 + h->bytes[kind] / max;
+	size_t seen = 0, last = 0;
+
+	for (size_t i = 0; i < h->n; i++)
+		if (h->line[i].kind == kind) {
+			chosen[i] = seen++ % every == 0;
+			last = i;
+		}
+	if (seen)
+		chosen[last] = 1;
+}
+
+/* Chooses the newest lines of a kind that have at most `max` bytes together. */
+static void choose_newest(
+	const struct history *h, enum line_kind kind, size_t max, unsigned char *chosen)
+{
+	size_t bytes = 0;
+
+	for (size_t i = h->n; i-- > 0;)
+		if (h->line[i].kind == kind) {
+			bytes += h->line[i].bytes;
+			chosen[i] = bytes <= max;
+		}
+}
+
+/* Chooses the newest line of each worker, the line of the best epoch and the first line. */
+static void choose_always(const struct history *h, unsigned char *chosen)
+{
+	unsigned char seen[WIRE_MAX_WORKERS + 1] = {0};
+
+	for (size_t i = h->n; i-- > 0;) {
+		const struct line *l = &h->line[i];
+
+		if (l->kind == LINE_WORKER && !seen[l->number])
+			seen[l->number] = chosen[i] = 1;
+		else if (l->kind == LINE_EPOCH && l->number == h->best_epoch)
+			chosen[i] = 1;
+	}
+	if (h->n)
+		chosen[0] = 1;
+}
+
+char *history_short(const struct history *h)
+{
+	unsigned char *chosen = mem_try(h->n + 1, 1);
+	size_t n = 0;
+
+	if (!chosen)
+		return NULL;
+	choose_evenly(h, LINE_SAMPLE, SHORT_SAMPLES, chosen);
+	choose_evenly(h, LINE_EPOCH, SHORT_EPOCHS, chosen);
+	choose_newest(h, LINE_WORKER, SHORT_WORKERS, chosen);
+	choose_newest(h, LINE_OTHER, SHORT_OTHERS, chosen);
+	choose_always(h, chosen);
+	for (size_t i = 0; i < h->n; i++)
+		n += chosen[i] ? h->line[i].bytes : 0;
+	char *text = mem_try(n + 1, 1), *at = text;
+	for (size_t i = 0; text && i < h->n; i++)
+		if (chosen[i]) {
+			memcpy(at, h->line[i].text, h->line[i].bytes);
+			at += h->line[i].bytes;
+		}
+	free(chosen);
+	return text;
+}
+
 /* ---- start ----------------------------------------------------------------------------------- */
 
 /* Returns the "kind" of line `o`, or NULL if the line is incomplete or is not a line of a
@@ -607,21 +732,25 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 		*of_run = of && strcmp(of, run) == 0;
 	}
 	int keep = kind && *of_run && sort_line(now, o, kind, &is, &number);
-	json_decref(o);
-	if (!keep)
-		return;
-	if (is == LINE_EPOCH) {
-		if (n > EPOCH_BYTES || seen[number - 1] ||
-			!core_is_evaluated(now->core, number - 1))
-			return;
-		seen[number - 1] = 1;
+	if (keep && is == LINE_EPOCH) {
+		keep = n <= EPOCH_BYTES && !seen[number - 1] &&
+		       core_is_evaluated(now->core, number - 1);
+		if (keep) {
+			seen[number - 1] = 1;
+			note_best(h, o, number);
+		}
 	}
-	insert_line(h, h->n, copy_line(text, n), is, number);
+	const uint64_t t = time_of(o);
+	json_decref(o);
+	if (keep)
+		insert_line(h, h->n,
+			(struct line){
+				.text = copy_line(text, n), .kind = is, .number = number, .t = t});
 }
 
 /* Adds the line of an epoch that the core has and the file lacks, before the lines of later epochs.
  * The time at which this epoch ended is not known, so its line gets the time of the next epoch's
- * line. */
+ * line, or the present time if no later epoch has a line. */
 static void add_missing_epoch(struct history *h, const struct status *now, uint32_t epoch)
 {
 	json_t *o = epoch_line(now, epoch, (double)NAN), *next;
@@ -633,7 +762,9 @@ static void add_missing_epoch(struct history *h, const struct status *now, uint3
 	if (next)
 		set(o, "t", json_incref(json_object_get(next, "t")));
 	json_decref(next);
-	insert_line(h, at, object_text(o), LINE_EPOCH, epoch + 1);
+	note_best(h, o, epoch + 1);
+	insert_line(h, at,
+		(struct line){.text = object_text(o), .kind = LINE_EPOCH, .number = epoch + 1});
 }
 
 static void read_lines(struct history *h, const struct status *now, unsigned char *seen)
@@ -660,7 +791,7 @@ static void read_lines(struct history *h, const struct status *now, unsigned cha
 	free(data);
 }
 
-/* Reads the lines of the file and ensures invariant 2. */
+/* Reads the lines of the file and keeps promise 2. */
 static int restore(struct history *h, const struct status *now, struct err *e)
 {
 	uint32_t epochs = core_config(now->core)->training.epochs;
@@ -677,8 +808,43 @@ static int restore(struct history *h, const struct status *now, struct err *e)
 	return PS_OK;
 }
 
+static int compare_steps(const void *a, const void *b)
+{
+	const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Returns the interval at which the restored samples were taken: the median of their distances,
+ * rounded to an interval that thin_samples makes. Two samples between which a server started do not
+ * count. */
+static uint64_t restored_interval_ms(const struct history *h)
+{
+	uint64_t *step = mem_try(h->n + 1, sizeof(*step)), ms = SAMPLE_MS, last = 0;
+	size_t n = 0;
+
+	if (!step)
+		return ms;
+	for (size_t i = 0; i < h->n; i++) {
+		const struct line *l = &h->line[i];
+
+		if (l->kind == LINE_SAMPLE) {
+			if (last && l->t > last)
+				step[n++] = l->t - last;
+			last = l->t;
+		} else if (l->kind == LINE_OTHER) {
+			last = 0;
+		}
+	}
+	qsort(step, n, sizeof(*step), compare_steps);
+	while (n && ms < MAX_SAMPLE_MS && step[n / 2] > ms + ms / 2)
+		ms *= 2;
+	free(step);
+	return ms;
+}
+
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
-	int resumed, struct err *e)
+	const struct options *given, int resumed, struct err *e)
 {
 	struct history *h = *out = mem_try(1, sizeof(*h));
 
@@ -692,7 +858,8 @@ int history_new(struct history **out, uv_loop_t *loop, const char *dir, const st
 		history_free(out);
 		return rc;
 	}
-	add_start(h, now, resumed);
+	h->sample_ms = restored_interval_ms(h);
+	add_start(h, now, given, resumed);
 	begin_write(h, now->now_ms);
 	return PS_OK;
 }

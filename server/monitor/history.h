@@ -6,12 +6,18 @@
  * kinds and their fields. A thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
+ * (1) the history knows the number of bytes of its lines of each kind (asserted by pack);
+ * (2) the file has only lines that the history has (asserted by note_written).
+ *
+ * Promises:
  * (1) all lines except those of epochs have at most HISTORY_BYTES bytes together; the history
  *     always keeps the lines of epochs. When a new line would exceed this limit, the history drops
  *     half of the lines of one kind, which is the kind with the most bytes (stay_bounded). Of the
- *     samples, it drops every second one, and doubles the interval between new samples. Of the
- *     changes of workers, it drops the older half, but not the newest change of each worker. Of the
- *     starts and ends, it drops the older half, but not the first start (tests/e2e/test_history.py,
+ *     samples, it drops every second one, and doubles the interval between new samples. A restarted
+ *     server keeps this interval, so that the samples show all times of the run alike
+ *     (tests/unit/test_server_history.c). Of the changes of workers, it drops the older half, but
+ *     not the newest change of each worker. Of the starts, ends and disputes, it drops the older
+ *     half, but not the first line of the history (tests/e2e/test_history.py,
  *     test_no_epoch_is_dropped_for_changes_of_workers);
  * (2) at the start of a server, the history keeps the complete lines of this run. The history drops
  *     the line of an epoch whose evaluation the core does not have, and inserts a line for each
@@ -20,6 +26,7 @@
  *     test_every_epoch_once_after_ten_kills);
  * (3) if a write fails, its lines stay in memory, and the next write includes them
  *     (tests/fault/test_disk.py, P5).
+ *
  * All functions belong to the loop's thread. The buffer of a write belongs to a thread of the pool
  * until the callback of the write.
  */
@@ -36,16 +43,17 @@
 struct status;
 struct effect;
 struct labels;
+struct options;
 struct history; /* opaque, see history.c */
 
 /* Called with every new line, including its newline. */
 typedef void history_line_fn(void *arg, const char *line);
 
-/* Reads the history in `dir`, repairs it, and adds the line of this start. If `dir` is NULL, the
- * history is only in memory. If the file cannot be read, the function logs this and replaces the
- * file. PS_ENOMEM. */
+/* Reads the history in `dir`, repairs it, and adds the line of this start with the options. If
+ * `dir` is NULL, the history is only in memory. If the file cannot be read, the function logs this
+ * and replaces the file. PS_ENOMEM. */
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
-	int resumed, struct err *e) PS_MUST_CHECK;
+	const struct options *given, int resumed, struct err *e) PS_MUST_CHECK;
 /* Sets the label of each worker to the host that the history has for this worker. The worker's next
  * HELLO replaces the label. */
 void history_labels(const struct history *h, struct labels *labels);
@@ -53,7 +61,8 @@ void history_labels(const struct history *h, struct labels *labels);
  * (history_busy). */
 void history_free(struct history **h);
 void history_listen(struct history *h, history_line_fn *line, void *arg);
-/* Adds the line for an effect that reports an evaluated epoch or a change of a worker. */
+/* Adds the line for an effect that reports an evaluated epoch, a change of a worker or a
+ * dispute. */
 void history_effect(struct history *h, const struct status *now, const struct effect *e);
 /* Adds a sample if it is due, and begins to write the new lines. Call this function about once a
  * second. */
@@ -64,5 +73,9 @@ void history_end(struct history *h, const struct status *now);
 int history_busy(const struct history *h);
 /* Returns all lines as one text, which the caller frees. NULL: out of memory. */
 char *history_text(const struct history *h);
+/* Returns the lines that a page needs, as one text of less than 1 MiB, which the caller frees: if
+ * the history is longer, every n-th sample and epoch, the best epoch, the newest changes of workers
+ * and starts, and the newest line of each worker. NULL: out of memory. */
+char *history_short(const struct history *h);
 
 #endif

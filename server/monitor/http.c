@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <microhttpd.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,14 +19,21 @@
 #define MAX_CONNECTIONS 64u
 #define MAX_BYTES       ((size_t)16384) /* memory of a connection: request and buffers */
 #define IDLE_S          5u
-#define REQUEST_MS      10000u /* time limit from the first byte of a request to its answer */
-/* if this number of connections is open, a new connection closes the oldest */
+/* time limit for the header of a request, and for its answer if this has 0 bytes; the time counts
+ * from the begin of the connection, the end of the previous answer, or the end of the header */
+#define REQUEST_MS   10000u
+#define BYTES_PER_MS 16u /* a slower client does not get a long answer: 128 kbit/s */
+/* if this number of connections is open, a new connection closes the oldest one of the address that
+ * has the most connections */
 #define CROWDED      48u
 #define MAX_SLEEP_MS 1000u
 #define MAX_STREAMS  16u
+#define LAST_MS      1000u /* time limit for the last events of the streams when the server exits */
+#define LAST_POLL_MS 10
 #define MAX_WAITING  ((size_t)4 << 20) /* maximum bytes that a stream can leave unread */
 #define MIN_TOKEN    16u
-#define COOKIE       "cnnps_token"
+/* the name of the cookie; the port follows, because browsers send a cookie to all ports */
+#define COOKIE "cnnps_token_"
 
 /* A connection to /events. */
 struct stream {
@@ -55,7 +64,10 @@ struct form {
  * clients would make /healthz unreachable. */
 struct visitor {
 	int fd;
-	uint64_t since_ms; /* the time at which the connection or its newest request began */
+	uint64_t address; /* address of the client; for IPv6: that of its network of 64 bits */
+	/* when the connection began, the newest header was complete, or the newest answer ended */
+	uint64_t since_ms;
+	uint64_t limit_ms; /* time limit, from since_ms on */
 	int is_stream;     /* 1: the connection is a stream, which has no time limit */
 };
 
@@ -70,6 +82,7 @@ struct http {
 	char url[320];
 	int is_loopback;
 	const char *token; /* NULL: none */
+	char cookie[32];   /* name of the cookie that has the token */
 	struct stream *streams;
 	unsigned n_streams;
 };
@@ -92,19 +105,60 @@ static void hang_up(struct visitor *v)
 	v->fd = 0;
 }
 
+/* Returns the address of a client as a number. Clients of one IPv6 network of 64 bits have one
+ * number, because a host can use all addresses of its network. */
+static uint64_t address_of_client(struct MHD_Connection *connection)
+{
+	const union MHD_ConnectionInfo *info =
+		MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+	const struct sockaddr *from = info ? info->client_addr : NULL;
+	uint64_t network = 0;
+
+	if (from && from->sa_family == AF_INET)
+		return ((const struct sockaddr_in *)(const void *)from)->sin_addr.s_addr;
+	if (from && from->sa_family == AF_INET6) {
+		const struct in6_addr *a =
+			&((const struct sockaddr_in6 *)(const void *)from)->sin6_addr;
+
+		memcpy(&network, IN6_IS_ADDR_V4MAPPED(a) ? a->s6_addr + 8 : a->s6_addr,
+			sizeof(network));
+	}
+	return network;
+}
+
+/* Returns the number of connections, without streams, of the address of `v`. */
+static uint32_t siblings_of(const struct http *h, const struct visitor *v)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++)
+		n += h->visitor[i].fd > 0 && !h->visitor[i].is_stream &&
+		     h->visitor[i].address == v->address;
+	return n;
+}
+
+/* If more than CROWDED connections are open, closes the oldest connection of the address that has
+ * the most. */
 static void close_oldest(struct http *h)
 {
 	struct visitor *oldest = NULL;
-	uint32_t n = 0;
+	uint32_t n = 0, max_siblings = 0;
 
-	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++) {
+	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++)
+		n += h->visitor[i].fd > 0;
+	for (uint32_t i = 0; i < MAX_CONNECTIONS && n > CROWDED; i++) {
 		struct visitor *v = &h->visitor[i];
 
-		n += v->fd > 0;
-		if (v->fd > 0 && !v->is_stream && (!oldest || v->since_ms < oldest->since_ms))
+		if (v->fd <= 0 || v->is_stream)
+			continue;
+		uint32_t siblings = siblings_of(h, v);
+		if (!oldest || siblings > max_siblings ||
+			(siblings == max_siblings && v->since_ms < oldest->since_ms)) {
 			oldest = v;
+			max_siblings = siblings;
+		}
 	}
-	if (oldest && n > CROWDED)
+	if (oldest)
 		hang_up(oldest);
 }
 
@@ -113,7 +167,7 @@ static void close_slow(struct http *h)
 	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++) {
 		struct visitor *v = &h->visitor[i];
 
-		if (v->fd > 0 && !v->is_stream && uv_now(h->loop) - v->since_ms > REQUEST_MS)
+		if (v->fd > 0 && !v->is_stream && uv_now(h->loop) - v->since_ms > v->limit_ms)
 			hang_up(v);
 	}
 }
@@ -136,8 +190,10 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 	(void)context;
 	if (!v || fd <= 0)
 		return;
-	*v = (struct visitor){
-		.fd = code == MHD_CONNECTION_NOTIFY_STARTED ? fd : 0, .since_ms = uv_now(h->loop)};
+	*v = (struct visitor){.fd = code == MHD_CONNECTION_NOTIFY_STARTED ? fd : 0,
+		.address = address_of_client(connection),
+		.since_ms = uv_now(h->loop),
+		.limit_ms = REQUEST_MS};
 	if (v->fd)
 		close_oldest(h);
 }
@@ -229,7 +285,7 @@ static ssize_t read_stream(void *arg, uint64_t at, char *out, size_t max)
 	size_t n = s->n < max ? s->n : max;
 
 	(void)at;
-	if (s->ends)
+	if (n == 0 && s->ends)
 		return MHD_CONTENT_READER_END_OF_STREAM;
 	if (n == 0) {
 		s->is_suspended = 1;
@@ -259,6 +315,8 @@ static void queue_text(struct stream *s, const char *text)
 {
 	size_t n = strlen(text);
 
+	if (s->ends)
+		return;
 	if (s->n + n > s->room) {
 		size_t room = 2 * (s->n + n);
 		char *more = room <= MAX_WAITING ? realloc(s->text, room) : NULL;
@@ -266,6 +324,7 @@ static void queue_text(struct stream *s, const char *text)
 		if (!more) {
 			/* the page does not read its stream: end the stream, so that the page
 			 * connects again later */
+			s->n = 0;
 			s->ends = 1;
 			return;
 		}
@@ -369,7 +428,7 @@ static int may_read(const struct http *h, struct MHD_Connection *connection, con
 	static const char bearer[] = "Bearer ";
 	const char *header = MHD_lookup_connection_value(
 		connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
-	const char *cookie = MHD_lookup_connection_value(connection, MHD_COOKIE_KIND, COOKIE);
+	const char *cookie = MHD_lookup_connection_value(connection, MHD_COOKIE_KIND, h->cookie);
 
 	if (!h->token || strcmp(path, "/healthz") == 0 || strcmp(path, "/livez") == 0)
 		return 1;
@@ -419,7 +478,7 @@ static enum MHD_Result log_in(
 	const struct http_page page = {MHD_HTTP_SEE_OTHER, "text/plain", empty, NULL, 0};
 	struct MHD_Response *response = empty ? page_response(&page) : NULL;
 	snprintf(cookie, sizeof(cookie),
-		COOKIE "=%s; HttpOnly; SameSite=Strict; Path=/; Max-Age=2592000", h->token);
+		"%s=%s; HttpOnly; SameSite=Strict; Path=/; Max-Age=2592000", h->cookie, h->token);
 	if (response) {
 		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_SET_COOKIE, cookie);
 		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION, "/");
@@ -456,6 +515,7 @@ static void on_completed(void *arg, struct MHD_Connection *connection, void **st
 	if (v) {
 		v->is_stream = 0;
 		v->since_ms = uv_now(h->loop);
+		v->limit_ms = REQUEST_MS;
 	}
 	free(*state);
 	*state = NULL;
@@ -475,9 +535,12 @@ static enum MHD_Result answer_get(
 	h->page(h->arg, path, &page);
 	if (page.code == 0)
 		return send_text(connection, MHD_HTTP_NOT_FOUND,
-			"/ /metrics /status /history /events /healthz /livez\n");
+			"/ /metrics /status /history /history/short /events /healthz /livez\n");
 	if (!page.text && !page.fixed)
 		return send_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
+	struct visitor *v = visitor_of(h, fd_of(connection));
+	if (v)
+		v->limit_ms += (page.fixed ? page.fixed_bytes : strlen(page.text)) / BYTES_PER_MS;
 	return send_response(connection, page.code, page_response(&page));
 }
 
@@ -575,6 +638,7 @@ static int start_daemon(
 	const union MHD_DaemonInfo *info =
 		MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
 	int six = at->ai_family == AF_INET6;
+	snprintf(h->cookie, sizeof(h->cookie), COOKIE "%u", info ? info->port : 0u);
 	snprintf(h->url, sizeof(h->url), "http://%s%s%s:%u", six ? "[" : "", to->host,
 		six ? "]" : "", info ? info->port : 0u);
 	return PS_OK;
@@ -633,14 +697,24 @@ void http_require(struct http *h, const char *token)
 	h->token = token;
 }
 
-/* Ends all streams, because libmicrohttpd does not stop while a connection is suspended. */
+/* Ends all streams, because libmicrohttpd does not stop while a connection is suspended. Each
+ * stream first sends its remaining events, such as the end of the run. The function waits at most
+ * LAST_MS for clients that do not read them. */
 static void end_streams(struct http *h)
 {
+	const uint64_t end = uv_hrtime() + LAST_MS * (uint64_t)1000000;
+	const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+	struct pollfd ready = {.fd = info ? info->epoll_fd : -1, .events = POLLIN};
+
 	for (struct stream *s = h->streams; s; s = s->next) {
 		s->ends = 1;
 		resume_stream(s);
 	}
 	(void)MHD_run(h->daemon);
+	while (h->streams && uv_hrtime() < end) {
+		(void)poll(&ready, 1, LAST_POLL_MS);
+		(void)MHD_run(h->daemon);
+	}
 }
 
 void http_stop(struct http *h)

@@ -8,8 +8,8 @@
  * http_send. If a client does not read its events, the server closes its stream.
  *
  * If the server requires a token, a client must send the token with every request except for
- * /healthz: in the header `Authorization: Bearer TOKEN`, or in a cookie, which the form sets.
- * Thread: the loop's.
+ * /healthz and /livez: in the header `Authorization: Bearer TOKEN`, or in a cookie, which the form
+ * sets. Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_HTTP_H
 #define SERVER_MONITOR_HTTP_H
@@ -21,7 +21,7 @@
 struct http_page {
 	unsigned code;    /* HTTP status; 0: no such page */
 	const char *type; /* Content-Type, static */
-	char *text;       /* from malloc; the server frees it. NULL: answer with status 503 */
+	char *text; /* memory of malloc, which the server frees; NULL: answer with status 503 */
 	/* constant bytes to send instead of `text`; NULL: send `text` */
 	const void *fixed;
 	size_t fixed_bytes;
@@ -50,7 +50,8 @@ void http_send(struct http *h, const char *name, const char *text);
 const char *http_url(const struct http *h);
 /* Returns 1 if the address is loopback, so that only this machine can connect. */
 int http_is_loopback(const struct http *h);
-/* Closes all connections and handles; the loop must run once more before http_free. */
+/* Closes all connections and handles; the loop must run once more before http_free. Before that,
+ * the function waits at most 1 s until the streams have sent their remaining events. */
 void http_stop(struct http *h);
 /* Frees *h and sets it to NULL; *h may be NULL. */
 void http_free(struct http **h);

@@ -97,7 +97,7 @@ static void put_core(FILE *f, const struct core *c)
 		uint64_t value;
 	} row[] = {
 		{"updates_total", "Steps of the optimizer.", t->updates},
-		{"line_search_points_total", "Points that L-BFGS looked at.", t->trials},
+		{"line_search_points_total", "Points that L-BFGS evaluated.", t->trials},
 		{"uncompensated_total",
 			"Gradients applied without delay compensation: their weights were no "
 			"longer held.",
@@ -122,7 +122,7 @@ static void put_core(FILE *f, const struct core *c)
 		{"leases_total", "Leases given out.", t->leases},
 		{"released_total", "Batches taken back from a worker.", t->released},
 		{"hellos_total", "Greetings of workers.", t->hellos},
-		{"deaths_total", "Workers given up.", t->deaths},
+		{"deaths_total", "Workers lost, dead or away for too long.", t->deaths},
 		{"excluded_total",
 			"Workers excluded for gradients or losses that were not finite or of "
 			"another size.",
@@ -172,6 +172,8 @@ static void put_net(FILE *f, const struct router_stats *n)
 		n->port.handshakes_failed);
 	metric_counter(f, "accept_failures_total", "Connections that could not be accepted.",
 		n->port.accept_failures);
+	metric_counter(f, "floods_total", "Connections closed: too many refused messages.",
+		n->port.floods);
 	metric_counter(
 		f, "zloop_rescues_total", "Wake-ups that were missed: must be 0.", n->rescues);
 	metric(f, "lanes", "gauge", "Workers that use shared memory.", n->lanes.open);
@@ -270,6 +272,7 @@ static void put_worker_info(FILE *f, const struct status *s)
 		begin_worker_series(f, "info", &w, s->labels);
 		fprintf(f, ",pid=\"%u\"", l->pid);
 		put_text_label(f, "address", l->address);
+		put_text_label(f, "wire", status_wire(l->wire));
 		fputs("} 1\n", f);
 	}
 }

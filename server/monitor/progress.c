@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include "common/log.h"
 #include "server/core/core.h"
-#include "server/monitor/epoch_metrics.h"
 #include "server/monitor/waiting.h"
 
 #define RATE_MS 1000 /* minimum time between two measurements of a rate */
@@ -158,8 +157,11 @@ void progress_read(const struct progress *p, const struct core *c, struct progre
 		.updates_per_s = p->updates_per_s,
 		.loss = s->loss,
 		.accuracy = tested ? epoch_accuracy(c, tested) : (double)NAN,
+		.test_loss = tested ? tested->eval_loss_sum / tested->eval_done : (double)NAN,
 		.eta_s = -1,
 		.workers = core_live_workers(c)};
+	if (tested)
+		epoch_metrics_bar(c, tested, v->metrics);
 	if (all > 0 && p->images_per_s > 0 && v->workers > 0)
 		v->eta_s = (all - (double)work.images) / p->images_per_s;
 }
@@ -216,6 +218,9 @@ void progress_bar(const struct progress_view *v, char *out, size_t size)
 	append_text(out, size, &at, "  loss %.4f", v->loss);
 	if (v->accuracy >= 0)
 		append_text(out, size, &at, "  accuracy %.2f %%", 100 * v->accuracy);
+	else if (isfinite(v->test_loss))
+		append_text(out, size, &at, "  test loss %.4f", v->test_loss);
+	append_text(out, size, &at, "%s", v->metrics);
 	if (v->eta_s >= 0)
 		append_text(out, size, &at, "  ETA %.0f s", ceil(v->eta_s));
 	append_text(out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");

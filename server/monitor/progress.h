@@ -8,19 +8,20 @@
 #define SERVER_MONITOR_PROGRESS_H
 #include <stddef.h>
 #include <stdint.h>
+#include "server/monitor/epoch_metrics.h"
 
-struct core;
 struct effect;
-struct epoch_record;
 struct waiting;
 
 struct progress {
 	uint64_t start_ms; /* start of the process */
 	/* time of the first grant or first update of this process; 0: none yet */
 	uint64_t begin_ms;
-	uint64_t end_ms;   /* end of the last epoch; 0: it has not ended */
-	uint64_t epoch_ms; /* first lease of the epoch under way, or start of this process */
-	uint64_t epoch_images, epoch_updates; /* totals at epoch_ms */
+	uint64_t end_ms; /* end of the last epoch; 0: it has not ended */
+	/* first lease of the epoch under way; before it, the end of the previous epoch, or the
+	 * first work or the start of this process */
+	uint64_t epoch_ms;
+	uint64_t epoch_images, epoch_updates; /* totals when the epoch under way began */
 	/* images/s of the newest epoch that ended; NaN: no epoch has ended in this process */
 	double epoch_rate;
 	uint64_t rate_ms, rate_images, rate_updates; /* time and totals of the newest measurement */
@@ -38,7 +39,7 @@ void progress_effect(
 void progress_tick(
 	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms);
 /* Returns the seconds from the first work to the end of training, or to `now_ms` if training has
- * not ended. */
+ * not ended. In a run without a data set, returns the seconds to the newest push. */
 double progress_seconds(const struct progress *p, const struct core *c, uint64_t now_ms);
 
 /* Returns the newest epoch with a complete evaluation, or NULL. */
@@ -54,9 +55,11 @@ struct progress_view {
 	uint64_t images;
 	uint64_t updates;
 	double images_per_s, updates_per_s;
-	/* accuracy is NaN if no evaluation is complete, or if the run does not measure accuracy */
-	double loss, accuracy;
-	double eta_s; /* < 0: not known */
+	/* accuracy is NaN if no evaluation is complete, or if the run does not measure accuracy;
+	 * test_loss is NaN if no evaluation is complete */
+	double loss, accuracy, test_loss;
+	char metrics[EPOCH_METRICS_TEXT]; /* the text of epoch_metrics_bar */
+	double eta_s;                     /* < 0: not known */
 	uint32_t workers;
 	/* text about a wait, which the bar shows instead of rate and loss; NULL: the run does not
 	 * wait */

@@ -180,13 +180,18 @@ static json_t *time_shares(const struct tally *t)
 	return json_null();
 }
 
+const char *status_wire(enum encoding e)
+{
+	return e == ENCODING_BF16 ? "bf16" : e == ENCODING_F32 ? "fp32" : "";
+}
+
 static json_t *worker_object(
 	const struct worker_view *w, const struct label *l, const struct tally *t, uint64_t now_ms)
 {
 	uint64_t silent = now_ms > w->last_message_ms ? now_ms - w->last_message_ms : 0;
 
 	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-			 "s:o, s:o, s:o, s:o}",
+			 "s:o, s:o, s:o, s:o, s:o}",
 		"worker", json_count(w->worker), "state", status_worker_state(w), "name", w->name,
 		"device", w->device, "host", json_text_or_null(l->host), "pid",
 		l->pid ? json_count(l->pid) : json_null(), "address", json_text_or_null(l->address),
@@ -196,7 +201,8 @@ static json_t *worker_object(
 		"images_per_s", json_count((uint64_t)t->images_per_s), "staleness",
 		t->staleness < 0 ? json_null() : json_real(t->staleness), "duplicates",
 		json_count(w->counts.duplicates), "rejected", json_count(w->counts.rejected),
-		"refusals", json_count(w->counts.refused), "time", time_shares(t));
+		"refusals", json_count(w->counts.refused), "time", time_shares(t), "wire",
+		json_text_or_null(status_wire(l->wire)));
 }
 
 /* Returns a list of at most `max` workers, from number `first` on. Sets *left_out to the number of
@@ -337,6 +343,7 @@ static void set_training(json_t *o, const struct status *s)
 	set_key(o, "images", json_count(v.images));
 	set_key(o, "loss", json_real(t->loss));
 	set_key(o, "accuracy", v.accuracy >= 0 ? json_real(v.accuracy) : NULL);
+	set_key(o, "test_loss", isfinite(v.test_loss) ? json_real(v.test_loss) : NULL);
 	set_key(o, "metrics", tested ? epoch_metrics(c, tested) : json_object());
 	set_key(o, "learning_rate", isfinite(work.rate) ? json_real(work.rate) : NULL);
 	set_key(o, "images_per_s", json_real(v.images_per_s));
@@ -347,8 +354,8 @@ static void set_training(json_t *o, const struct status *s)
 	set_key(o, "live_workers", json_count(v.workers));
 }
 
-/* Returns an object with the reason why the run waits and the command that ends the wait, or null
- * if the run does not wait. */
+/* Returns a text with the reason why the run waits and the command that ends the wait, or null if
+ * the run does not wait. */
 static json_t *waiting_object(const struct status *s)
 {
 	char text[WAITING_TEXT];
@@ -398,7 +405,8 @@ static char *workers_with(const struct status *s, uint32_t first, size_t max_wor
 	return text_with(json_object(), s, first, max_workers);
 }
 
-/* Returns the status with at most max_workers workers. fitting() calls it with `first` = 0. */
+/* Returns the status with at most max_workers workers. fitting() calls this function
+ * with `first` = 0. */
 static char *status_with(const struct status *s, uint32_t first, size_t max_workers)
 {
 	json_t *o = json_object();
@@ -453,8 +461,8 @@ static char *fitting(const struct status *s, uint32_t first,
 		free(text);
 		if (max == 0)
 			return NULL;
-		max = max * WIRE_MAX_TEXT /
-		      n; /* aim at fewer workers, because the text also has other fields */
+		/* try with fewer workers than this ratio, because the text also has other fields */
+		max = max * WIRE_MAX_TEXT / n;
 		max -= max / 16;
 	}
 }

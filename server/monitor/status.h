@@ -34,8 +34,8 @@ struct status {
 	struct router_stats net;
 	const struct checkpointer_stats *checkpointer; /* NULL: no checkpoints */
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
-	const struct disk_wait *disk;                  /* NULL: no disk */
-	struct auth_stats auth;                        /* all zero: no keys */
+	const struct disk_wait *disk;                  /* NULL: no checkpoint directory */
+	struct auth_stats auth;                        /* all zero: the server has no keys */
 	/* seconds since the start of the server; net.verify_s is counted in the same way */
 	double apply_s, idle_s, total_s;
 	uint64_t now_ms;
@@ -45,14 +45,15 @@ struct status {
 };
 
 /*
- * Returns the state of the run in at most WIRE_MAX_TEXT bytes. If the text would be longer, the
- * function leaves out workers and older epochs; "workers_left_out" counts the missing workers.
+ * Returns the state of the run in at most WIRE_MAX_TEXT bytes, with its newest 20 epochs. If the
+ * text would be longer, the function leaves out workers; "workers_left_out" counts the missing
+ * workers.
  */
 char *status_json(const struct status *s);
 /* Returns an object with only the fields "workers" and "workers_left_out" of the status, for the
  * workers from number `first` on, in at most WIRE_MAX_TEXT bytes. */
 char *status_workers_json(const struct status *s, uint32_t first);
-/* Returns the state of the run with all workers; its length has no limit. */
+/* Returns the same state with all workers; the length of the text has no limit. */
 char *status_whole_json(const struct status *s);
 /* Returns the JSON line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);
@@ -60,17 +61,21 @@ char *status_result(const struct status *s);
 char *status_metrics(const struct status *s);
 /* Returns how a run ended, in one word: "done", "drained", "diverged" or "aborted". */
 const char *status_ending(int status);
+/* Returns the name of an encoding as in --wire, or "" if it is NONE. */
+const char *status_wire(enum encoding e);
 /* Returns the reason why the server is degraded, or NULL if it is not. */
 const char *status_degraded(const struct status *s);
-/* Returns the state of a worker as a word: "stalled" for a live worker that delivers nothing;
- * otherwise the name of its session state, such as "live" for SESSION_LIVE. */
+/* Returns the state of a worker as a word: "quarantined" or "excluded" for an excluded worker,
+ * "stalled" for a live worker that delivers nothing, otherwise the name of its session state, such
+ * as "live" for SESSION_LIVE. */
 const char *status_worker_state(const struct worker_view *w);
 /* This array has the words that status_worker_state can return, except "free". */
 #define STATUS_WORKER_STATES 8
 extern const char *const status_worker_states[STATUS_WORKER_STATES];
 /* Returns how many seconds the server's main thread has spent on each activity since its start. */
 json_t *status_time(const struct status *s);
-/* Returns the resident memory of this process, in bytes. */
+/* Returns the resident memory of this process in bytes, without pages of files and of memory that
+ * processes share. */
 uint64_t status_rss(void);
 
 #endif

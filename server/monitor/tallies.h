@@ -1,6 +1,7 @@
 /*
- * tallies.h - for each worker: images per second, and the mean staleness of its pushes. Once a
- * second, both are computed from the growth of the core's counts since the computation before.
+ * tallies.h - for each worker: images per second, the mean staleness of its pushes, and what it
+ * spends its time on. Once a second, these values are computed from the growth of the core's counts
+ * since the computation before.
  *
  * Thread: the loop's.
  */

@@ -30,9 +30,9 @@ static int rate_text(
 	return 1;
 }
 
-/* Warns if the learning rate is far above the usual rate of the optimizer. Does nothing if the model
- * has no classes, because programs then compute their own gradients, for which no usual rate is
- * known. */
+/* Warns if the learning rate is far above the usual rate of the optimizer. Does nothing if the
+ * model has no classes, because programs then compute their own gradients, for which no usual rate
+ * is known. */
 static int rate(const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
 {
 	if (w->classes == 0 || cfg->training.mode == MODE_EASGD || cfg->optim.kind == OPTIM_LBFGS)

@@ -16,7 +16,7 @@
 #define WARNING_RATE_FACTOR 20
 /* The accuracy of a network that always answers the same class is the share of this class in the
  * images. The server assumes that the largest of N classes has at most 1.25 / N of the images. An
- * accuracy up to 3 standard errors above this share is chance. */
+ * accuracy counts as chance up to 3 standard errors above 1.25 / N. */
 #define WARNING_CLASS_SHARE 1.25
 #define WARNING_ERRORS      3
 #define WARNING_TEXT        256 /* bytes, with the NUL */

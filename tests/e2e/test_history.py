@@ -129,6 +129,32 @@ def test_samples_say_how_the_time_was_spent(programs, small):
     assert after["time"]["total"] > before["time"]["total"] and after["time"]["apply"] > 0
 
 
+def test_a_worker_that_dies_with_its_server_is_lost(programs, small):
+    """The restarted server counts the worker as lost after --dead-ms, long before the end of
+    --session-ttl-ms. Until then the worker may return."""
+    options = ("--model", "seed:4", "--epochs", 3000, "--checkpoint-ms", 200, "--suspect-ms", 1000,
+               "--dead-ms", 3000)
+    server = programs.server(*options)
+    victim = programs.worker(server.endpoint, "--name", "victim", data=small)
+    programs.worker(server.endpoint, "--name", "survivor", data=small)
+    until(lambda: server.status()["live_workers"] == 2, 30, "two workers")
+    saved = server.status()["checkpoint"]["generation"]
+    until(lambda: server.status()["checkpoint"]["generation"] > saved + 1, 30, "a checkpoint of both")
+    victim.kill()
+    server.kill()
+    server = programs.restart(server, *options)
+
+    def changes():
+        return [o["change"] for o in lines_of(server.directory) if o["kind"] == "worker" and
+                o["term"] == 2 and o["name"] == "victim"]
+    until(lambda: changes() == ["gone"], 30, "the worker is lost")
+    assert server.status()["counters"]["deaths"] >= 1
+    worker = next(w for w in server.status()["workers"] if w["name"] == "victim")
+    assert worker["state"] == "away"
+    programs.worker(server.endpoint, "--name", "victim", data=small)
+    until(lambda: changes() == ["gone", "joined"], 30, "another process takes the slot")
+
+
 def test_another_run_begins_another_history(programs, small):
     programs.train(1, "--model", "seed:4", "--epochs", 2, data=small)
     directory = programs.directory / "ckpt"
@@ -175,6 +201,29 @@ def test_csv_has_the_means_of_the_workers(programs, tmp_path):
     assert {rows[2][column] for column in sample} == {""}
 
 
+def test_csv_has_a_column_for_each_metric(programs, tmp_path):
+    """A metric may have the name of another column, so the names have a prefix."""
+    metrics = {"mae": 0.25, "loss": None}, {"mae": 1e-7, "loss": 3}
+    lines = [{"t": i, "kind": "epoch", "term": 1, "epoch": i + 1, "loss": 9, "accuracy": None,
+              "test_loss": 0.5, "metrics": m} for i, m in enumerate(metrics)]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    rows = list(csv.DictReader(io.StringIO("\n".join(programs.ctl("history", tmp_path).out))))
+    assert [[row[column] for column in ("loss", "accuracy", "test_loss", "metric_mae", "metric_loss")]
+            for row in rows] == [["9", "", "0.5", "0.25", ""], ["9", "", "0.5", "1e-07", "3"]]
+
+
+def test_text_in_a_history_does_not_control_a_terminal(programs, tmp_path):
+    """Attack A22 of docs/faults.md: a worker chooses the name that a history contains."""
+    name = "a\u202eb\x85c\x1b[2J\u00e9"
+    (tmp_path / "history.jsonl").write_text(json.dumps(
+        {"t": 1, "kind": "worker", "term": 1, "worker": 1, "change": "joined", "name": name}))
+    [row] = csv.DictReader(io.StringIO("\n".join(programs.ctl("history", tmp_path).out)))
+    assert row["name"] == "a?b?c?[2J\u00e9"
+    out = "\n".join(programs.ctl("--format", "json", "history", tmp_path).out)
+    assert out.isascii() and "\x1b" not in out
+    assert json.loads(out)[0]["name"] == name
+
+
 def test_a_directory_without_history_is_refused(programs, tmp_path):
     ctl = programs.ctl("history", tmp_path, code=10)
     assert "history.jsonl" in ctl.lines[-1]
@@ -188,6 +237,21 @@ def test_show_lists_the_checkpoints(programs, trained, tmp_path):
     out = "\n".join(programs.ctl("show", copy).out)
     assert 'model "conv:8:3' in out and "epoch 3: accuracy" in out
     assert out.count("good") == 2 and str(newest) in out
+
+
+def test_show_names_the_metrics_of_kept_weights(programs, trained, tmp_path):
+    """Without an accuracy, the best epoch is the first one with the lowest test loss."""
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    epochs = [{"t": i, "kind": "epoch", "epoch": i, "accuracy": None, "test_loss": loss,
+               "metrics": {"mae": 2 * loss}} for i, loss in ((1, 0.75), (2, 0.25), (3, 0.25))]
+    (copy / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in epochs))
+    for name in "best", "epoch-000001":
+        (copy / f"{name}.safetensors").write_text("")
+    out = programs.ctl("show", copy).out
+    assert [line[line.index("epoch "):] for line in out if "safetensors" in line] == [
+        "epoch 2, mae 0.5, test loss 0.2500", "epoch 1, mae 1.5, test loss 0.7500"]
+    assert out[-1] == "epoch 3: mae 0.5, test loss 0.2500"
 
 
 def test_tensorboard_reads_the_events(programs, trained, tmp_path):

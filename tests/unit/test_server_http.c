@@ -1,7 +1,7 @@
 /*
  * test_server_http.c - the pages of server/monitor/http.h: answers, refusals and limits. This file
  * also proves that a page does not delay the event loop.
- * Attacks A2 and A3 of docs/faults.md.
+ * Covers attacks A2 and A3 of docs/faults.md.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -63,17 +63,21 @@ static int tear_down(void **state)
 	return uv_loop_close(&loop);
 }
 
-static int dial(void)
+static int dial_with(int fd)
 {
 	const char *colon = strrchr(http_url(http), ':');
 	struct sockaddr_in at = {.sin_family = AF_INET,
 		.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10)),
 		.sin_addr = {htonl(INADDR_LOOPBACK)}};
-	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
 	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
 	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
 	return fd;
+}
+
+static int dial(void)
+{
+	return dial_with(socket(AF_INET, SOCK_STREAM, 0));
 }
 
 /* Runs the event loop until the server closes the connection or the answer contains `end`. Returns
@@ -269,6 +273,35 @@ TEST_IN(slow_clients_do_not_silence_a_page, set_up, tear_down)
 	assert_true(clock_ms() - begin < 2000);
 	for (size_t i = 0; i < 64; i++)
 		close(fd[i]);
+}
+
+/* A client with another address opened its connection before all others, and completes its request
+ * late. The server closes only connections of the address that has the most. */
+TEST_IN(many_connections_of_one_address_do_not_close_those_of_another, set_up, tear_down)
+{
+	const struct sockaddr_in other = {
+		.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK + 1)}};
+	static const char rest[] = "ok HTTP/1.1\r\nHost: localhost\r\n\r\n";
+	int fd[64], honest = socket(AF_INET, SOCK_STREAM, 0);
+
+	assert_int_equal(bind(honest, (const struct sockaddr *)&other, sizeof(other)), 0);
+	dial_with(honest);
+	assert_int_equal(send(honest, "GET /", 5, 0), 5);
+	for (size_t i = 0; i < 64; i++) {
+		for (uint64_t begin = clock_ms(); i == 0 && clock_ms() - begin < 20;)
+			uv_run(&loop, UV_RUN_NOWAIT); /* `honest` is the oldest connection */
+		fd[i] = dial();
+		assert_int_equal(send(fd[i], "GET ", 4, 0), 4);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	get("/ok");
+	assert_string_equal(body(), "fine\n");
+	assert_int_equal(send(honest, rest, strlen(rest), MSG_NOSIGNAL), (ssize_t)strlen(rest));
+	read_answer(honest, "fine\n");
+	assert_string_equal(body(), "fine\n");
+	for (size_t i = 0; i < 64; i++)
+		close(fd[i]);
+	close(honest);
 }
 
 /* A stream stays open without new requests. The server must not treat a stream as a slow or old

@@ -67,9 +67,22 @@ TEST(what_is_not_known_is_left_out)
 	struct progress_view v = half;
 
 	v.accuracy = v.eta_s = -1;
+	v.test_loss = (double)NAN;
 	v.workers = 1;
 	assert_string_equal(bar(v),
 		"epoch 2/3 [##########..........]  50 %  12345 images/s  loss 0.1235  1 worker");
+}
+
+TEST(a_bar_without_an_accuracy_has_the_test_loss)
+{
+	struct progress_view v = half;
+
+	v.accuracy = (double)NAN;
+	v.test_loss = 0.25;
+	snprintf(v.metrics, sizeof(v.metrics), "  mae 0.5  rmse 1.5");
+	assert_non_null(strstr(bar(v), "  loss 0.1235  test loss 0.2500  mae 0.5  rmse 1.5  ETA"));
+	v.accuracy = 0.5;
+	assert_non_null(strstr(bar(v), "  accuracy 50.00 %  mae 0.5  rmse 1.5  ETA"));
 }
 
 TEST(the_ends_of_a_bar_are_full_and_empty)
@@ -90,6 +103,7 @@ TEST(without_a_data_set_updates_are_counted)
 		.updates_per_s = 8.6,
 		.loss = 2,
 		.accuracy = -1,
+		.test_loss = (double)NAN,
 		.eta_s = -1,
 		.workers = 3};
 

@@ -129,6 +129,7 @@ TEST_IN(a_new_server_waits_and_knows_no_accuracy, NULL, tear_down)
 	assert_string_equal(text_of(o, "state"), "waiting");
 	assert_true(json_is_null(json_object_get(o, "degraded")));
 	assert_true(json_is_null(json_object_get(o, "accuracy")));
+	assert_true(json_is_null(json_object_get(o, "test_loss")));
 	assert_true(json_is_null(json_object_get(o, "eta_s")));
 	assert_string_equal(text_of(o, "model"), "fc:10");
 	assert_string_equal(text_of(o, "mode"), "downpour");
@@ -150,6 +151,7 @@ TEST_IN(the_status_of_a_finished_run_has_its_numbers, NULL, tear_down)
 	json_t *o = parsed(status_json(&now));
 	assert_true(number(o, "updates") == 20 && number(o, "images") == 2000);
 	assert_true(number(o, "accuracy") == 0.9 && number(o, "live_workers") == 1);
+	assert_true(number(o, "test_loss") == 0.5);
 	assert_true(number(o, "loss") == 0.25 && number(o, "staleness_mean") == 0);
 	const json_t *epochs = json_object_get(o, "epoch_records");
 	assert_int_equal(json_array_size(epochs), 2);

@@ -11,11 +11,24 @@ const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :
 
 // Returns a loss as text. A loss may be as small as 1e-12.
 const lossText = x => x > 0 && x < 0.001 ? x.toExponential(1) : number(x, 4);
-// Returns the label of a loss on an axis, as short as possible, so that it stays on one line.
-function lossLabel(x) {
-	const short = Number(x.toPrecision(3));
-	return short === 0 || short >= 0.01 && short < 1e5 ? String(short) : short.toExponential();
+// Returns the label of a loss on the axis of chart `g`, as short as possible, so that it stays on one
+// line, but with as many digits as the range of the axis needs.
+function lossLabel(x, granularity, options, g) {
+	const [low, high] = g.yAxisRange(), size = Math.max(Math.abs(low), Math.abs(high));
+	const digits = Math.ceil(Math.log10(size / (high - low))) + 2;
+	const short = Number(x.toPrecision(Math.min(7, Math.max(3, digits || 3)))), away = Math.abs(short);
+	return away === 0 || away >= 0.01 && away < 1e5 ? String(short) : short.toExponential();
 }
+
+// A run measures its accuracy, or other metrics, or only the test loss. These functions take the name
+// of such a result, which is "accuracy", the name of a metric, or TEST_LOSS. `o` is the line of an
+// epoch, or a status.
+const TEST_LOSS = "test loss";
+const measured = (o, name) => name === "accuracy" ? o.accuracy : name === TEST_LOSS ? o.test_loss : o.metrics?.[name];
+const measureText = (x, name) => x == null ? "–" : name === "accuracy" ? percent(x) : String(Number(x.toPrecision(5)));
+// Returns the other metrics as a list of texts, such as ["mae 0.25"].
+const metricTexts = (o, except) => Object.entries(o.metrics || {}).filter(([name]) => name !== except)
+	.map(([name, x]) => `${name} ${measureText(x, name)}`);
 
 // Return the least and the greatest number of a list. Math.min and Math.max take a limited number
 // of arguments, and a list may have more.
@@ -24,8 +37,11 @@ const greatest = (list, start) => list.reduce((a, b) => b > a ? b : a, start);
 
 // The data of a history. `room` limits the samples; a sample counts SAMPLE plus its number of
 // workers. When the samples exceed the limit, the run drops every other sample, and from then on it
-// keeps half as many of the new samples.
-const SAMPLE = 100;
+// keeps half as many of the new samples. Likewise, a run with a limit keeps at most EPOCHS epochs.
+const SAMPLE = 100, EPOCHS = 1000;
+// A step between two samples is a time without a server if it is longer than SILENT milliseconds and
+// than four times the median of the steps around it, AROUND on each side.
+const SILENT = 6000, AROUND = 4;
 class Run {
 	constructor(name, room = Infinity) {
 		this.name = name;
@@ -35,9 +51,13 @@ class Run {
 		// minimum time between two samples; the newest sample always stays
 		this.distance = 0;
 		this.epochs = [];
+		this.step = 0; // minimum number of epochs between two kept epochs; the newest always stays
+		this.best = null; // the epoch with the best accuracy or, without an accuracy, the lowest test loss
 		this.starts = [];
-		this.changes = [];
+		this.names = {};
 		this.gaps = []; // [from, to]: times without a server
+		this.seen = 0; // time of the newest sample since the start
+		this.steps = []; // [from, to]: the last steps between two samples of one start
 		this.last = 0;
 		this.away = 0; // milliseconds since this.last in which the page has had no server
 		this.end = null;
@@ -54,20 +74,68 @@ class Run {
 			if (o.resumed && this.last)
 				this.gaps.push([this.last, o.t]);
 			this.starts.push(o);
+			this.seen = 0;
 			this.end = null;
 		} else if (o.kind === "sample") {
 			this.takeSample(o);
 		} else if (o.kind === "epoch") {
-			this.epochs.push(o);
+			this.takeEpoch(o);
 		} else if (o.kind === "worker") {
-			this.changes.push(o);
+			this.names[o.worker] = o.name || o.host || this.names[o.worker];
 		} else if (o.kind === "end") {
 			this.end = o;
 		}
 		this.last = Math.max(this.last, o.t);
 	}
+	isBest(o) {
+		const b = this.best;
+		if (o.accuracy != null)
+			return !(b && b.accuracy >= o.accuracy);
+		return o.test_loss != null && !(b && (b.accuracy != null || b.test_loss <= o.test_loss));
+	}
+	// The name of the result that the charts draw. Before the first evaluation, the options of the
+	// run have this name.
+	get measure() {
+		const e = this.epochs.findLast(e => e.accuracy != null || e.test_loss != null);
+		if (e)
+			return e.accuracy != null ? "accuracy" : Object.keys(e.metrics || {})[0] || TEST_LOSS;
+		const [name] = (this.starts[0]?.options?.metrics || "accuracy").split(" ");
+		return name === "none" ? TEST_LOSS : name;
+	}
+	// The title of `measure`.
+	get title() {
+		return {accuracy: "Accuracy", [TEST_LOSS]: this.heldBack ? "Validation loss" : "Test loss"}[this.measure] || this.measure;
+	}
+	takeEpoch(o) {
+		const e = this.epochs;
+		if (this.isBest(o))
+			this.best = o;
+		if (e.length > 1 && e[e.length - 1].epoch - e[e.length - 2].epoch < this.step)
+			e.pop();
+		e.push(o);
+		if (this.room === Infinity || e.length <= EPOCHS)
+			return;
+		this.epochs = e.filter((_, i) => i % 2 === 0);
+		this.step = 0.9 * (o.epoch - e[0].epoch) / this.epochs.length;
+	}
+	// Finds the times in which a server hung: it writes no line about this. The distance of the samples
+	// alone does not show such a time, because the history of a long run has fewer samples.
+	takeSilence(o) {
+		if (this.seen)
+			this.steps.push([this.seen, o.t]);
+		this.seen = o.t;
+		const all = this.steps = this.steps.slice(-2 * AROUND - 1);
+		for (let i = Math.max(0, all.length - AROUND - 1); i < all.length; i++) {
+			const around = all.slice(Math.max(0, i - AROUND), i + AROUND + 1).map(([from, to]) => to - from).sort((a, b) => a - b);
+			const time = all[i][1] - all[i][0], silent = time > SILENT && time > 4 * around[around.length >> 1];
+			this.gaps = this.gaps.filter(gap => gap !== all[i]);
+			if (silent)
+				this.gaps = [...this.gaps, all[i]].sort((a, b) => a[0] - b[0]);
+		}
+	}
 	takeSample(o) {
 		const s = this.samples, cost = o => SAMPLE + o.workers.length;
+		this.takeSilence(o);
 		if (s.length > 1 && s[s.length - 1].t - s[s.length - 2].t < this.distance)
 			this.used -= cost(s.pop());
 		s.push(o);
@@ -89,16 +157,22 @@ class Run {
 			if (line)
 				this.take(JSON.parse(line));
 	}
-	// Returns rows [t, value of each series] for a chart. `series` is a list of [list, field,
-	// factor]. At a gap the lines of the chart break.
+	// Returns the axis of time, on which a long time without a server takes little space.
+	get axis() {
+		const list = this.absences, first = (this.starts[0] || this.samples[0] || {t: this.last}).t;
+		const active = this.now - first - list.reduce((sum, [from, to]) => sum + to - from, 0);
+		return new Axis(list.filter(([from, to]) => to - from > Math.max(LONG_MS, LONG * active)), SHOWN * active);
+	}
+	// Returns rows [t, value of each series] for a chart. `series` is a list of [list, function of a
+	// line]. At a gap the lines of the chart break.
 	rows(series, at = t => new Date(t)) {
 		const rows = [];
-		series.forEach(([list, field, factor], i) => {
+		series.forEach(([list, value], i) => {
 			for (const o of list)
-				if (o[field] != null) {
+				if (value(o) != null) {
 					const row = new Array(series.length + 1).fill(null);
 					row[0] = o.t;
-					row[i + 1] = o[field] * (factor || 1);
+					row[i + 1] = value(o);
 					rows.push(row);
 				}
 		});
@@ -109,6 +183,88 @@ class Run {
 			row[0] = at(row[0]);
 		return rows;
 	}
+}
+
+// A time without a server is long if it lasts longer than LONG_MS and than the part LONG of the other
+// time. A long time is drawn as the part SHOWN of the other time.
+const LONG_MS = 30000, LONG = 0.25, SHOWN = 0.08;
+class Axis {
+	constructor(cuts, shown) {
+		this.cuts = cuts;
+		this.shown = Math.max(1000, shown);
+	}
+	// Returns the place of time `t` on the axis, in milliseconds.
+	place(t) {
+		let x = t;
+		for (const [from, to] of this.cuts)
+			if (t > from)
+				x -= (Math.min(t, to) - from) * (1 - this.shown / (to - from));
+		return x;
+	}
+	time(x) {
+		let t = x;
+		for (const [from, to] of this.cuts) {
+			const into = t - from;
+			if (into > 0)
+				t = into < this.shown ? from + into * (to - from) / this.shown : t + to - from - this.shown;
+		}
+		return t;
+	}
+	// Returns the ticks of an axis from place `a` to place `b` with about `room` labels.
+	ticks(a, b, room) {
+		const from = this.time(a), to = this.time(b), step = STEPS.find(ms => ms * room >= b - a) || STEPS[STEPS.length - 1];
+		const zone = new Date(from).getTimezoneOffset() * 60000, apart = 0.7 * (b - a) / room, ticks = [];
+		const edges = [from, ...this.cuts.flat().filter(t => t > from && t < to), to];
+		for (let i = 0; i < edges.length; i += 2) {
+			const inside = [];
+			for (let t = Math.ceil((edges[i] - zone) / step) * step + zone; t <= edges[i + 1]; t += step)
+				inside.push(t);
+			for (const t of inside.length ? inside : [edges[i]]) {
+				const v = this.place(t);
+				if (!ticks.length || v - ticks[ticks.length - 1].v >= apart)
+					ticks.push({v, label: when(t, to - from, step)});
+			}
+		}
+		return ticks;
+	}
+}
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800].map(s => 1000 * s);
+
+// Returns a time of the clock, with the day if the times are from a range of more than a day.
+function when(t, range = 0, step = 1000) {
+	const d = new Date(t), clock = d.toLocaleTimeString("en-GB", step < 60000 ? {} : {hour: "2-digit", minute: "2-digit"});
+	return range > 8e7 ? `${d.getDate()} ${d.toLocaleDateString("en-GB", {month: "short"})} ${clock}` : clock;
+}
+
+// Draws a time without a server. If it is cut short, its duration is written into it.
+function gap(c, x, [from, to], axis, top, height) {
+	const a = x(from), b = x(to);
+	c.fillStyle = color("gap");
+	c.fillRect(a, top, Math.max(3, b - a), height);
+	c.fillStyle = color("orange");
+	c.fillRect(b, top, 1.5, height);
+	if (!axis.cuts.some(cut => cut[0] === from))
+		return;
+	c.save();
+	c.strokeStyle = color("orange");
+	c.setLineDash([3, 3]);
+	c.beginPath();
+	c.moveTo(a, top);
+	c.lineTo(a, top + height);
+	c.stroke();
+	c.fillStyle = color("warn");
+	c.font = "10px system-ui, sans-serif";
+	c.textAlign = "center";
+	c.textBaseline = "top";
+	c.translate((a + b) / 2, top + 2);
+	const text = seconds((to - from) / 1000);
+	if (c.measureText(text).width > b - a && height > 60) { // upwards
+		c.rotate(-Math.PI / 2);
+		c.textAlign = "right";
+		c.textBaseline = "middle";
+	}
+	c.fillText(text, 0, 0);
+	c.restore();
 }
 
 function chart(id, names, colors, run, options) {
@@ -122,7 +278,8 @@ function chart(id, names, colors, run, options) {
 			`<span style="color:${s.color}">●</span> ${s.labelHTML} ` +
 			(s.yHTML ? `<b>${s.yHTML}</b>` : "")).join(" &nbsp; "),
 		underlayCallback: (c, area, g) => marks(c, area, g, run())
-	}, options));
+	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, options, g, values) => run().axis.cuts.length ?
+		run().axis.ticks(+a, +b, pixels / 80) : Dygraph.dateTicker(a, b, pixels, options, g, values)}}}));
 	// with the keyboard: a row of the chart, whose values the legend shows
 	let row = -1;
 	el.tabIndex = 0;
@@ -133,8 +290,7 @@ function chart(id, names, colors, run, options) {
 		e.preventDefault();
 		row = Math.min(rows - 1, Math.max(0, (row < 0 ? rows : row) + step));
 		g.setSelection(row);
-		const x = g.getValue(row, 0);
-		said(`${at(x)}: ${legend.textContent.replaceAll("●", "")}`);
+		said(`${when(run().axis.time(g.getValue(row, 0)))}: ${legend.textContent.replaceAll("●", "")}`);
 	};
 	el.onblur = () => {
 		row = -1;
@@ -142,11 +298,6 @@ function chart(id, names, colors, run, options) {
 	};
 	g.paint = () => g.updateOptions({colors: colors.map(color), gridLineColor: color("line")});
 	return g;
-}
-
-// Returns the text of a value of the x axis: a time of the clock, seconds or an epoch.
-function at(x) {
-	return typeof x === "number" && x < 1e11 ? number(x) : new Date(x).toLocaleTimeString("en-GB");
 }
 
 // Gives a text to screen readers.
@@ -166,13 +317,9 @@ function said(text) {
 function marks(c, area, g, run) {
 	if (!run)
 		return;
-	const x = t => g.toDomXCoord(run.at ? run.at(t) : t);
-	for (const [from, to] of run.absences) {
-		c.fillStyle = color("gap");
-		c.fillRect(x(from), area.y, Math.max(3, x(to) - x(from)), area.h);
-		c.fillStyle = color("orange");
-		c.fillRect(x(to), area.y, 1.5, area.h);
-	}
+	const axis = run.axis, x = t => g.toDomXCoord(axis.place(t));
+	for (const absence of run.absences)
+		gap(c, x, absence, axis, area.y, area.h);
 	c.fillStyle = color("green");
 	let last = -9, generation = null;
 	for (const s of run.samples) {
@@ -228,15 +375,15 @@ const MANY = 60; // maximum number of workers for which each row has a line of s
 const CELL = 2;
 // Draws the timeline. Returns the staleness at the upper edge of a row, or null if there are too
 // many workers for lines of staleness.
-function timeline(canvas, run, names) {
+function timeline(canvas, run) {
 	const samples = run.samples, found = new Set();
 	for (const s of samples)
 		for (const w of s.workers)
 			found.add(w[0]);
 	const ids = [...found].sort((a, b) => a - b);
 	const many = ids.length > MANY; /* thin rows, without lines of staleness */
-	const row = many ? 4 : ids.length > 24 ? 12 : 22, space = many ? 0 : 2, left = 120, top = 4;
-	const width = Math.max(280, canvas.parentElement.clientWidth - 2), height = ids.length * row + top + 20;
+	const row = many ? 4 : ids.length > 24 ? 12 : 22, space = many ? 0 : 2, top = 4;
+	const width = Math.max(280, canvas.parentElement.clientWidth - 2), left = width < 480 ? 84 : 120, height = ids.length * row + top + 20;
 	const ratio = window.devicePixelRatio || 1;
 	canvas.width = width * ratio;
 	canvas.height = height * ratio;
@@ -247,8 +394,10 @@ function timeline(canvas, run, names) {
 	c.font = "11px system-ui, sans-serif";
 	if (!samples.length)
 		return;
-	const from = samples[0].t - 1000, to = Math.max(run.now, from + 2000);
-	const x = t => left + (t - from) / (to - from) * (width - left - 6);
+	const from = samples[0].t - 1000, to = Math.max(run.now, from + 2000), axis = run.axis;
+	const begin = axis.place(from), span = axis.place(to) - begin;
+	const x = t => left + (axis.place(t) - begin) / span * (width - left - 6);
+	canvas.places = {ids, left, top, row, x, time: px => axis.time(begin + (px - left) / (width - left - 6) * span)};
 	const index = new Map(ids.map((id, i) => [id, i])), y = id => top + index.get(id) * row;
 	let fastest = 1, stalest = 4;
 	for (const s of samples)
@@ -293,35 +442,93 @@ function timeline(canvas, run, names) {
 		}
 		c.stroke();
 	}
-	for (const [a, b] of run.absences) {
-		c.fillStyle = color("gap");
-		c.fillRect(x(a), top, Math.max(3, x(b) - x(a)), ids.length * row);
-		c.fillStyle = color("orange");
-		c.fillRect(x(b), top, 1.5, ids.length * row);
-	}
+	for (const absence of run.absences)
+		gap(c, x, absence, axis, top, ids.length * row);
 	c.fillStyle = color("quiet");
 	c.textBaseline = "middle";
 	for (const [i, id] of ids.entries())
 		if (!many || i % 10 === 0) {
-			let text = `${id}  ${names[id] || ""}`;
+			let text = `${id}  ${run.names[id] || ""}`;
 			while (text.length > 3 && c.measureText(text).width > left - 12)
 				text = text.slice(0, -2) + "…";
 			c.fillText(text, 2, y(id) + row / 2 - 1);
 		}
 	c.textBaseline = "alphabetic";
-	const clock = t => new Date(t).toLocaleTimeString("en-GB");
-	c.fillText(clock(from), left, height - 4);
-	c.textAlign = "right";
-	c.fillText(clock(to), width - 6, height - 4);
+	c.textAlign = "center";
+	const ends = [left + 40, width - 46]; // the first and the last label have these places
+	for (const {v, label} of axis.ticks(begin, begin + span, (width - left) / 130)) {
+		const at = x(axis.time(v));
+		if (at >= ends[0] + 80 && at <= ends[1] - 80)
+			c.fillText(label, at, height - 4);
+	}
 	c.textAlign = "left";
+	c.fillText(when(from, to - from), left, height - 4);
+	c.textAlign = "right";
+	c.fillText(when(to, to - from), width - 6, height - 4);
+	c.textAlign = "left";
+	canvas.onredrawn?.();
 	return many ? null : stalest;
 }
 
-function namesOf(run) {
-	const names = {};
-	for (const o of run.changes)
-		names[o.worker] = o.name || o.host || names[o.worker];
-	return names;
+// Lets the pointer, a finger or the arrow keys choose a sample and a worker in a timeline. `note`
+// shows what the sample says about the worker. `run` returns the present run.
+function explore(box, canvas, note, run) {
+	const line = document.createElement("i");
+	line.className = "cursor";
+	box.append(line);
+	let chosen = null, worker = 0;
+	const place = () => {
+		const {ids, top, row, x} = canvas.places;
+		line.style.cssText = `left:${x(chosen)}px;top:${top}px;height:${ids.length * row}px;display:block`;
+	};
+	// Called when the timeline is drawn again, because the samples then have other places.
+	canvas.onredrawn = () => chosen != null && place();
+	const show = (t, speak) => {
+		const samples = run().samples, {ids, top, row} = canvas.places || {};
+		if (!samples.length || !ids || !ids.length)
+			return;
+		let i = samples.findIndex(s => s.t >= t);
+		i = i < 0 ? samples.length - 1 : i;
+		worker = Math.min(ids.length - 1, Math.max(0, worker));
+		chosen = samples[i].t;
+		const w = samples[i].workers.find(w => w[0] === ids[worker]), name = run().names[ids[worker]];
+		const text = `${when(chosen, Date.now() - chosen)}: worker ${ids[worker]}${name ? ` (${name})` : ""}: ` + (!w ? "not there" :
+			`${w[1]}, ${number(w[2])} images/s` + (w[3] == null ? "" : `, staleness ${number(w[3], 1)}`));
+		note.textContent = text;
+		place();
+		if (speak) {
+			said(text);
+			box.scrollTop += Math.max(0, top + (worker + 1) * row - box.scrollTop - box.clientHeight) -
+				Math.max(0, box.scrollTop - top - worker * row);
+		}
+	};
+	canvas.onpointermove = canvas.onpointerdown = e => {
+		if (!canvas.places)
+			return;
+		worker = Math.floor((e.offsetY - canvas.places.top) / canvas.places.row);
+		show(canvas.places.time(e.offsetX));
+	};
+	const hide = () => {
+		chosen = null;
+		note.textContent = note.dataset.help;
+		line.style.display = "none";
+	};
+	// A finger that is lifted leaves its choice, which ends when the page scrolls under a finger, or
+	// when a finger touches another place.
+	canvas.onpointerleave = e => e.pointerType === "touch" || hide();
+	canvas.onpointercancel = box.onblur = hide;
+	addEventListener("pointerdown", e => box.contains(e.target) || hide());
+	box.onkeydown = e => {
+		const samples = run().samples, last = samples.length - 1, now = chosen == null ? last : samples.findIndex(s => s.t >= chosen);
+		const at = {ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last, ArrowUp: now, ArrowDown: now}[e.key];
+		if (at === undefined || !samples.length)
+			return;
+		e.preventDefault();
+		if (chosen != null)
+			worker += {ArrowUp: -1, ArrowDown: 1}[e.key] || 0;
+		show(samples[Math.min(last, Math.max(0, at))].t, true);
+	};
+	note.textContent = note.dataset.help;
 }
 
 function theme(name) {

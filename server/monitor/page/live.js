@@ -1,23 +1,33 @@
-// live.js - the page of a running server. For each connection, the page reads /history once and
+// live.js - the page of a running server. For each connection, the page reads /history/short once and
 // then the events of /events: "line" is a new line of the history, "status" comes once a second,
 // and "wall" has test images with a worker's predictions.
 const ROOM = 100000; // about 1,000 samples of a few workers, or 330 samples of 200 workers
 let run = new Run("", ROOM);
 let status = null, lost = 0;
+let stream = null, arrived = 0; // the stream, and the time of its last event
+
+// A server sends an event each second. After QUIET milliseconds without an event, the page shows that
+// nothing arrives. After RECONNECT milliseconds, it opens a new stream, because the network may have
+// lost the old one.
+const QUIET = 4000, RECONNECT = 20000;
 
 const live = () => run;
+const hasAccuracy = () => run.measure === "accuracy";
 const POINTS = {drawPoints: true, pointSize: 3};
 const curves = [
 	chart("accuracy", ["test images"], ["green"], live, {
-		...POINTS, axes: {y: {valueFormatter: v => number(v, 2) + " %", axisLabelFormatter: v => number(v, 1) + " %", axisLabelWidth: 56}}}),
+		...POINTS, axes: {y: {valueFormatter: v => hasAccuracy() ? number(v, 2) + " %" : measureText(v),
+			axisLabelFormatter: (v, ...more) => hasAccuracy() ? number(v, 1) + " %" : lossLabel(v, ...more), axisLabelWidth: 56}}}),
 	chart("loss", ["training", "test"], ["blue", "orange"], live, {
 		logscale: true, series: {test: POINTS, validation: POINTS}, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}}),
 	chart("rate", ["images/s"], ["blue"], live, {
 		fillGraph: true, includeZero: true, axes: {y: {valueFormatter: v => number(v), axisLabelFormatter: v => v >= 1000 ? v / 1000 + " k" : v, axisLabelWidth: 46}}}),
 ];
 
-// Names the images that the run evaluates in the legends. A legend has the time as its first label.
+// Names the result of an evaluation in the titles, and the evaluated images in the legends. A legend has the time as its first label.
 function nameCurves() {
+	for (const id of ["measure", "measure-title"])
+		$(id).textContent = run.title;
 	const names = [run.heldBack ? "held-back images" : "test images", run.heldBack ? "validation" : "test"];
 	names.forEach((name, i) => {
 		const labels = curves[i].getLabels();
@@ -29,25 +39,27 @@ function nameCurves() {
 function drawCurves() {
 	nameCurves();
 	const s = run.samples, e = run.epochs;
-	const values = {accuracy: evaluated(e), loss: s.concat(e).filter(o => o.loss != null || o.test_loss != null), rate: s};
+	const name = run.measure, result = o => measured(o, name), evaluated = e.filter(o => result(o) != null);
+	const values = {accuracy: evaluated, loss: s.concat(e).filter(o => o.loss != null || o.test_loss != null), rate: s};
 	for (const id in values)
 		$("chart-" + id).classList.toggle("empty", !values[id].length);
 	if (!s.length && !e.length)
 		return;
-	const window = [new Date((run.starts[0] || s[0] || e[0]).t), new Date(run.now + 500)];
+	const axis = run.axis, at = t => new Date(axis.place(t));
+	const window = [at((run.starts[0] || s[0] || e[0]).t), at(run.now + 500)];
 	const rows = [
-		run.rows([[evaluated(e), "accuracy", 100]]),
-		run.rows([[s, "loss"], [e, "test_loss"]]),
-		run.rows([[s, "images_per_s"]]),
+		run.rows([[evaluated, o => result(o) * (hasAccuracy() ? 100 : 1)]], at),
+		run.rows([[s, o => o.loss], [e, o => o.test_loss]], at),
+		run.rows([[s, o => o.images_per_s]], at),
 	];
 	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window, valueRange: null}));
-	if (evaluated(e).length) {
-		const all = evaluated(e).map(o => 100 * o.accuracy), low = least(all, 100), high = greatest(all, 0);
+	if (evaluated.length && hasAccuracy()) {
+		const all = evaluated.map(o => 100 * o.accuracy), low = least(all, 100), high = greatest(all, 0);
 		const pad = Math.max(0.2, (high - low) / 10);
 		curves[0].updateOptions({valueRange: [Math.max(0, low - pad), Math.min(100, high + pad)]});
 	}
 	const last = e[e.length - 1];
-	$("chart-accuracy").setAttribute("aria-label", last ? `Accuracy after epoch ${last.epoch}: ${percent(last.accuracy)}` : "No accuracy yet");
+	$("chart-accuracy").setAttribute("aria-label", last ? `${run.title} after epoch ${last.epoch}: ${measureText(result(last), name)}` : `No ${run.title.toLowerCase()} yet`);
 	const now = s[s.length - 1];
 	if (now) {
 		$("chart-loss").setAttribute("aria-label", `Loss now ${lossText(now.loss)}`);
@@ -58,13 +70,15 @@ function drawCurves() {
 function cell(row, text, css) {
 	const td = row.insertCell();
 	td.textContent = text;
-	if (css)
-		td.className = css;
+	if (!css)
+		return;
+	td.className = css;
+	td.title = text; /* a long text is cut */
 }
 
 function drawWorkers() {
-	const columns = [["#", ""], ["name", "text"], ["host", "text"], ["device", "text"], ["state", "text"],
-		["images/s", ""], ["staleness", ""], ["silent", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
+	const columns = [["#", ""], ["name", "text"], ["state", "text"], ["images/s", ""], ["staleness", ""], ["silent", ""],
+		["host", "text"], ["device", "text"], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	const table = $("workers");
 	if (!table.tHead.rows.length) {
 		const row = table.tHead.insertRow();
@@ -82,12 +96,12 @@ function drawWorkers() {
 		row.className = ["suspect", "stalled", "excluded", "quarantined"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
 		cell(row, w.worker);
 		cell(row, w.name || "–", "text");
-		cell(row, w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–", "text");
-		cell(row, w.device || "–", "text");
-		cell(row, w.state === "suspect" ? "silent" : w.state, "text");
+		cell(row, w.state, "text");
 		cell(row, number(w.images_per_s));
 		cell(row, number(w.staleness, 1));
 		cell(row, w.silent_ms == null ? "–" : w.silent_ms < 1000 ? number(w.silent_ms) + " ms" : number(w.silent_ms / 1000, 1) + " s");
+		cell(row, w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–", "text");
+		cell(row, w.device || "–", "text");
 		cell(row, number(w.last_seq));
 		cell(row, number(w.duplicates));
 		cell(row, number(w.rejected));
@@ -113,30 +127,40 @@ function drawCounters() {
 	}
 }
 
-// Returns the epochs that have an accuracy.
-const evaluated = epochs => epochs.filter(e => e.accuracy != null);
+// Returns a text with the results of status `s` that the tile does not show in large letters, and with
+// the best epoch.
+function otherResults(s) {
+	const name = run.measure, texts = metricTexts(s, name), b = run.best;
+	if (name !== "accuracy" && name !== TEST_LOSS && s.test_loss != null)
+		texts.push(`${s.data.validate ? "validation" : "test"} loss ${lossText(s.test_loss)}`);
+	if (b && name === "accuracy")
+		texts.unshift(`best ${percent(b.accuracy)}`);
+	else if (b)
+		texts.push(`best ${lossText(b.test_loss)} in epoch ${b.epoch}`);
+	return texts.join(" · ");
+}
 
 function drawStatus() {
 	const s = status;
 	$("model").textContent = `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights` +
 		(s.data.validate ? ` · evaluated on ${number(s.data.validate)} training images held back` : "");
 	$("model").title = s.model;
-	document.title = (s.accuracy == null ? "" : percent(s.accuracy) + " · ") + "cnn-ps";
+	const name = run.measure, result = measured(s, name), shown = measureText(result, name);
+	document.title = (result == null ? "" : (hasAccuracy() ? "" : run.title + " ") + shown + " · ") + "cnn-ps";
 	$("epoch").textContent = s.epochs ? `${s.training_epoch} / ${s.epochs}` : number(s.updates) + " updates";
 	const all = s.epochs * (s.data.n_train - s.data.validate);
 	$("done").value = all ? s.images / all : 0;
-	$("accuracy").textContent = percent(s.accuracy);
-	const best = greatest(evaluated(run.epochs).map(e => e.accuracy), -1);
-	const others = Object.entries(s.metrics).map(([name, value]) => `${name} ${number(value, 4)}`);
-	$("best").textContent = [best < 0 ? [] : `best ${percent(best)}`, others].flat().join(" · ") || "after the first epoch";
+	$("accuracy").textContent = shown;
+	$("best").textContent = otherResults(s) || "after the first epoch";
 	$("loss").textContent = s.updates ? lossText(s.loss) : "–";
 	$("rate").textContent = number(s.images_per_s);
 	$("eta").textContent = s.eta_s == null ? "" : seconds(s.eta_s) + " left";
 	$("live").textContent = s.live_workers;
 	$("staleness").textContent = s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`;
-	state(s.ending || s.state, s.degraded ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
-	const words = s.degraded ? "Disk: " + s.degraded : s.waiting ? s.waiting : s.warnings[0] || "";
-	notice(words);
+	const failed = FAILED[s.ending];
+	state(s.ending || s.state, s.degraded || failed ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
+	const words = s.degraded ? "Disk: " + s.degraded : failed || s.waiting || s.warnings[0] || "";
+	notice(words, !s.degraded && !failed && !s.warnings.length);
 	drawWorkers();
 	drawCounters();
 	$("foot").textContent = `run ${s.run.slice(0, 12)} · start ${s.term} of the server · ` +
@@ -201,7 +225,8 @@ function state(text, css) {
 	el.className = "pill " + css;
 }
 
-function notice(text) {
+function notice(text, calm = false) {
+	$("notice").classList.toggle("calm", calm);
 	if ($("notice").textContent !== text)
 		$("notice").textContent = text;
 	$("notice").hidden = !text;
@@ -213,7 +238,7 @@ let sees = false;
 function drawTimeline() {
 	if (!sees)
 		return;
-	const stalest = timeline($("timeline"), run, namesOf(run));
+	const stalest = timeline($("timeline"), run);
 	$("key-line").hidden = stalest == null;
 	$("stalest").textContent = number(stalest, 1);
 }
@@ -231,41 +256,62 @@ function draw() {
 }
 
 // Opens the stream, then reads the history. A line that is written between the two steps may be in
-// both of them.
+// both of them. Until the history has arrived, which may take long, the page draws the new lines.
 function connect() {
-	const events = new EventSource("events");
+	const events = stream = new EventSource("events");
 	let waiting = [], opened = false;
+	arrived = Date.now();
 	events.onopen = async () => {
 		opened = true;
 		const fresh = new Run("", ROOM);
 		let text;
 		try {
-			text = await (await fetch("history", {cache: "no-store"})).text();
+			const reply = await fetch("history/short", {cache: "no-store"});
+			text = reply.ok ? await reply.text() : "";
 		} catch {
-			return; /* onerror tries again */
+			text = "";
 		}
+		if (!text) { /* try again: the connection is lost, or was cut */
+			setTimeout(() => stream === events && events.dispatchEvent(new Event("error")), 1000);
+			return;
+		}
+		if (stream !== events)
+			return;
 		fresh.takeText(text);
-		waiting.filter(line => !text.includes(line)).forEach(line => fresh.take(JSON.parse(line)));
+		for (const line of waiting) {
+			const o = JSON.parse(line);
+			if (o.t > fresh.last || o.kind !== "sample" && !text.includes(line))
+				fresh.take(o);
+		}
 		waiting = null;
 		run = fresh;
 		draw();
 	};
-	events.addEventListener("line", e => waiting ? waiting.push(e.data) : run.take(JSON.parse(e.data)));
+	events.addEventListener("line", e => {
+		arrived = Date.now();
+		if (waiting)
+			waiting.push(e.data);
+		run.take(JSON.parse(e.data));
+	});
 	events.addEventListener("status", e => {
+		arrived = Date.now();
 		status = JSON.parse(e.data);
 		lost = run.away = 0;
 		document.body.classList.remove("lost");
 		if (early)
 			onWall(early);
 		drawStatus();
-		if (!document.hidden && !waiting)
+		if (!document.hidden)
 			draw();
 	});
 	events.addEventListener("wall", e => onWall(JSON.parse(e.data)));
 	events.onerror = async () => {
 		events.close();
+		if (stream !== events)
+			return;
+		stream = null;
 		if (!opened && await answer() === 200) {
-			state("waiting", "");
+			state("not connected", "");
 			notice("16 pages are open already. This page shows the run when one of them is closed.");
 			setTimeout(reconnect, 1000);
 		} else {
@@ -274,11 +320,22 @@ function connect() {
 	};
 }
 
+// Shows that nothing arrives, although the stream is open: the server hangs, or the network does.
+setInterval(() => {
+	if (!stream || ended() || Date.now() - arrived < QUIET)
+		return;
+	showAway(arrived, `Nothing has arrived from the server since ${when(lost || arrived)}. It may be stopped or overloaded, or the network is cut.`);
+	if (Date.now() - arrived > RECONNECT) {
+		stream.close();
+		connect();
+	}
+}, 1000);
+
 // Returns the HTTP status of the server's answer, or 0 if there is none. EventSource does not report
 // why it failed.
 async function answer() {
 	try {
-		return (await fetch("status", {method: "HEAD", cache: "no-store"})).status;
+		return (await fetch("status", {method: "HEAD", cache: "no-store", signal: AbortSignal.timeout(RECONNECT)})).status;
 	} catch {
 		return 0;
 	}
@@ -293,23 +350,38 @@ async function reconnect() {
 		connect();
 }
 
+// Why a run failed, by its end.
+const FAILED = {
+	diverged: "Training diverged: gradients are no longer finite.",
+	aborted: "The server gave up the run. Its log says why.",
+};
+const ended = () => status && status.ending || run.end && run.end.status;
+
+// Shows that there is no server since the time `since`, and nothing old as if it were new.
+function showAway(since, text) {
+	lost = lost || since;
+	run.away = Math.max(1, Date.now() - lost);
+	document.body.classList.add("lost");
+	for (const id of ["rate", "live"])
+		$(id).textContent = "–";
+	for (const id of ["eta", "staleness"])
+		$(id).textContent = "";
+	if (!document.hidden)
+		draw();
+	state("server away", "bad");
+	notice(text);
+}
+
 // Called when the connection is lost: shows this, and tries to connect again after a second.
 function retry() {
-	const end = status && status.ending || run.end && run.end.status;
-	if (end) {
-		state(end, "good");
-		notice("The run has ended and its server has exited. cnn-ctl report shows it again.");
+	if (ended()) {
+		const failed = FAILED[ended()], words = [failed, "The run has ended and its server has exited."];
+		state(ended(), failed ? "bad" : "good");
+		if (status && status.checkpoint) /* otherwise the history was not in a file */
+			words.push("cnn-ctl report shows it again.");
+		notice(words.filter(text => text).join(" "), !failed);
 	} else {
-		lost = lost || Date.now();
-		run.away = Math.max(1, Date.now() - lost);
-		document.body.classList.add("lost");
-		for (const id of ["rate", "live"])
-			$(id).textContent = "–";
-		for (const id of ["eta", "staleness"])
-			$(id).textContent = "";
-		draw();
-		state("server away", "bad");
-		notice(`No server since ${new Date(lost).toLocaleTimeString("en-GB")}. This page connects again by itself.`);
+		showAway(Date.now(), `No server since ${when(lost || Date.now())}. This page connects again by itself.`);
 	}
 	setTimeout(reconnect, 1000);
 }
@@ -327,6 +399,7 @@ matchMedia("(prefers-color-scheme: dark)").onchange = e => {
 	theme(e.matches ? "dark" : "light");
 	repaint();
 };
+explore($("timeline-box"), $("timeline"), $("timeline-note"), () => run);
 addEventListener("resize", () => draw());
 curves.forEach(g => g.paint());
 connect();

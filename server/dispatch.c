@@ -95,6 +95,15 @@ static void send_last_status(struct server *s)
 	}
 }
 
+void dispatch_show_status(struct server *s, const struct status *now)
+{
+	char *text = http_watchers(s->http) ? status_whole_json(now) : NULL;
+
+	if (text)
+		http_send(s->http, "status", text);
+	free(text);
+}
+
 static void run_finish(struct server *s, int status)
 {
 	struct status now;
@@ -106,6 +115,7 @@ static void run_finish(struct server *s, int status)
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
 	dispatch_status(s, &now);
 	history_end(s->history, &now);
+	dispatch_show_status(s, &now);
 	/* all replies may leave, because the last checkpoint contains all events */
 	router_set_flushed(s->router, UINT64_MAX);
 	send_last_status(s);
@@ -182,6 +192,8 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 		break;
 	case EFFECT_HELLO:
 		labels_join(s->labels, e->peer, e->worker, e->incarnation);
+		if (s->auth)
+			auth_assign(s->auth, e->peer, e->worker, e->incarnation);
 		break;
 	case EFFECT_SNAPSHOT:
 		checkpointer_start(s->checkpointer, s->state.core, e->generation);
@@ -218,6 +230,7 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 void dispatch(struct server *s, const struct event *ev, struct frames *f)
 {
 	struct core *c = s->state.core;
+	struct event event = *ev;
 	uint64_t now = dispatch_now(s), lsn = 0;
 	const struct effect *e;
 
@@ -226,8 +239,8 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	if (s->wal && !s->status)
 		lsn = wal_append(s->wal, ev, now, f);
 	double begin = clock_seconds();
-	param_buffers_before_step(s->state.params, c);
-	core_decide(c, ev, now);
+	event.next_buffer = param_buffers_next(s->state.params);
+	core_decide(c, &event, now);
 	param_buffers_after_step(s->state.params, c);
 	double took = clock_seconds() - begin;
 	s->apply_s += took;
@@ -281,15 +294,27 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 		observers_add(&s->observers, peer, dispatch_now(s));
 	if (m->role != ROLE_WORKER)
 		return 1;
-	if (!admission_ask(&s->admission, uv_now(&s->loop)))
+	if (!admission_ask(&s->admission, uv_now(&s->loop))) {
+		router_note_dropped(s->router);
 		return 0;
+	}
 	labels_hello(s->labels, peer, m, router_address(s->router));
 	return 1;
 }
 
+/* Returns 1 if the process that sent HELLO `m` already has slot `v`, whose worker has the same key.
+ * A process that resumes a session has the slot of this session, and no other one. A new process
+ * has a slot if a worker in this slot has its name, or if it repeats its HELLO on the connection of
+ * this slot. */
+static int has_slot(const struct worker_view *v, uint32_t peer, const struct msg_hello *m)
+{
+	if (m->resume.run.hi | m->resume.run.lo)
+		return v->worker == m->resume.worker;
+	return v->peer == peer || (m->name[0] && strcmp(v->name, m->name) == 0);
+}
+
 /* Returns 1 if one more worker with this key would exceed the key's share of the slots. Returns 0
- * if the worker already has a slot and only repeats its HELLO: the HELLO comes on the connection of
- * the slot, has its name, or resumes its worker id. */
+ * if the worker already has a slot. */
 static int is_over_share(const struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used = 0;
@@ -302,8 +327,7 @@ static int is_over_share(const struct server *s, uint32_t peer, const struct msg
 		if (v.state == SESSION_FREE || v.state == SESSION_DEAD ||
 			strcmp(v.owner, m->owner) != 0)
 			continue;
-		if (v.peer == peer || v.worker == m->resume.worker ||
-			(m->name[0] && strcmp(v.name, m->name) == 0))
+		if (has_slot(&v, peer, m))
 			return 0;
 		used++;
 	}

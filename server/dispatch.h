@@ -26,5 +26,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f);
 uint64_t dispatch_now(struct server *s);
 /* Writes the current state of the server to *out. */
 void dispatch_status(const struct server *s, struct status *out);
+/* Sends the status `now` to all open pages. */
+void dispatch_show_status(struct server *s, const struct status *now);
 
 #endif

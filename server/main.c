@@ -12,6 +12,7 @@
 #include "server/config/images.h"
 #include "server/config/memory.h"
 #include "server/config/options.h"
+#include "server/device/gpu_store.h"
 #include "server/monitor/notify.h"
 #include "server/sandbox.h"
 #include "server/server.h"
@@ -77,6 +78,16 @@ static int check_config(const struct options *o)
 	return 0;
 }
 
+/* Carries out --store cuda:N. */
+static int open_store(struct options *o, struct err *e)
+{
+	int rc = o->store_gpu < 0 ? PS_OK : gpu_store_open(&o->gpu, o->store_gpu, e);
+
+	if (!rc && o->gpu)
+		o->core.device = gpu_store_device(o->gpu);
+	return rc;
+}
+
 int main(int argc, char **argv)
 {
 	static struct options options;
@@ -98,7 +109,9 @@ int main(int argc, char **argv)
 		return check_config(&options);
 	mem_keep();
 	raise_descriptors();
-	rc = sandbox_enter(&options, &e);
+	rc = open_store(&options, &e);
+	if (!rc)
+		rc = sandbox_enter(&options, &e);
 	if (!rc)
 		rc = images_begin(&options, &e);
 	if (!rc)
@@ -110,6 +123,7 @@ int main(int argc, char **argv)
 			rc = server_start(&server, &options, &e);
 		if (rc) {
 			threads_free(&threads);
+			gpu_store_close(&options.gpu);
 			return refuse_start(rc, &e);
 		}
 		notify_manager("READY=1");
@@ -120,5 +134,6 @@ int main(int argc, char **argv)
 	if (is_blocked) /* exit() would wait for the thread that hangs in a file operation */
 		_exit(rc);
 	threads_free(&threads);
+	gpu_store_close(&options.gpu);
 	return rc;
 }

@@ -12,6 +12,7 @@
 #include "common/mem.h"
 #include "server/net/address.h"
 #include "server/core/core.h"
+#include "server/device/gpu_store.h"
 #include "server/dispatch.h"
 #include "server/monitor/page.h"
 
@@ -61,7 +62,7 @@ static void request_snapshot(struct server *s)
 	dispatch_event(s, &ev);
 }
 
-/* Returns 1 if a signal or cnn-ctl ended the run. */
+/* Returns 1 if a signal, cnn-ctl or a stop rule ended the run. */
 static int is_draining(const struct server *s)
 {
 	return s->draining || core_ending(s->state.core) == PS_ESHUTDOWN;
@@ -268,15 +269,6 @@ static void on_line(void *arg, const char *line)
 		http_send(s->http, "line", line);
 }
 
-static void send_status_event(struct server *s, const struct status *now)
-{
-	char *text = http_watchers(s->http) ? status_whole_json(now) : NULL;
-
-	if (text)
-		http_send(s->http, "status", text);
-	free(text);
-}
-
 static void ask_for_wall(struct server *s)
 {
 	static const struct msg request = {
@@ -303,7 +295,7 @@ static void record_history(struct server *s)
 	dispatch_status(s, &now);
 	if (!s->status)
 		history_tick(s->history, &now);
-	send_status_event(s, &now);
+	dispatch_show_status(s, &now);
 	if (!s->status)
 		ask_for_wall(s);
 }
@@ -426,6 +418,9 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 	} else if (strcmp(path, "/history") == 0 && s->history) {
 		page->type = "application/jsonl";
 		page->text = history_text(s->history);
+	} else if (strcmp(path, "/history/short") == 0 && s->history) {
+		page->type = "application/jsonl";
+		page->text = history_short(s->history);
 	} else {
 		page->code = 0;
 	}
@@ -433,7 +428,8 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 
 /* ---- start ------------------------------------------------------------------------------- */
 
-/* Opens a write-ahead log that follows the checkpoint on disk. All later events go to this log. */
+/* With --durability always, opens a write-ahead log that follows the checkpoint on disk; all later
+ * events go to this log. Otherwise removes the files of earlier logs. */
 static int open_wal(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = core_config(s->state.core);
@@ -484,6 +480,8 @@ static int open_router(struct server *s, struct err *e)
 		.silent_ms = SILENT_MS,
 		.params = s->state.params,
 		.engine = cfg->engine,
+		.only_exact = cfg->optim.kind == OPTIM_LBFGS,
+		.copies = s->copies,
 		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,
 		.needs_lane = s->options->lane == LANE_SHM,
 		.auth = s->auth,
@@ -563,7 +561,8 @@ static int open_history(struct server *s, struct err *e)
 		return err_set(e, PS_ENOMEM, "no memory for the tallies of workers");
 	dispatch_status(s, &now);
 	int rc = history_new(&s->history, &s->loop,
-		s->checkpointer ? s->options->checkpoint_dir : NULL, &now, s->state.resumed, e);
+		s->checkpointer ? s->options->checkpoint_dir : NULL, &now, s->options,
+		s->state.resumed, e);
 	if (!rc) {
 		history_labels(s->history, s->labels);
 		history_listen(s->history, on_line, s);
@@ -714,7 +713,28 @@ static void release_server(struct server *s)
 	history_free(&s->history);
 	epoch_export_free(&s->epoch_export);
 	tallies_release(&s->tallies);
+	pool_free(&s->copies);
+	gpu_store_forget(s->options->gpu);
 	startup_release(&s->state);
+}
+
+/* Allocates the memory of --store cuda:N, which depends on the model. */
+static int prepare_store(struct server *s, const struct options *o, struct err *e)
+{
+	struct param_shared shared;
+	int rc = o->gpu ? gpu_store_allocate(
+				  o->gpu, o->core.n_params, optim_vectors(o->core.optim.kind), e)
+			: PS_OK;
+
+	if (rc || !o->gpu)
+		return rc;
+	if (param_buffers_shared(s->state.params, &shared))
+		gpu_store_share(
+			o->gpu, param_buffers_memory(s->state.params), shared.pitch, shared.n);
+	return pool_new_in(&s->copies, o->core.n_params, gpu_store_allocate_host,
+		       gpu_store_release_host)
+		       ? err_set(e, PS_ENOMEM, "no memory for --store")
+		       : PS_OK;
 }
 
 int server_start(struct server *s, const struct options *o, struct err *e)
@@ -728,7 +748,9 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	(void)uv_loop_configure(&s->loop, UV_METRICS_IDLE_TIME);
 	int rc = startup_open(&s->state, o, e);
 	if (!rc) {
-		rc = open_ports(s, e);
+		rc = prepare_store(s, o, e);
+		if (!rc)
+			rc = open_ports(s, e);
 		if (rc) {
 			remove_lane_file(s);
 			startup_undo(&s->state);

@@ -8,18 +8,21 @@
  * All state is in struct server, which main owns.
  *
  * Invariants:
- * (1) the server reads no message before the term of this start is on disk;
+ * (1) the server reads no message before the term of this start is on disk (asserted by
+ *     dispatch_message in dispatch.c);
  * (2) the core gets one event at a time, and the server carries out all effects of an event before
- *     the next event;
- * (3) every wait at the end of the server has a deadline: the wait for the clients to close their
- *     connections, a drain, and the wait for a disk that fails (an_end_without_disk_is_bounded,
- *     tests/fault/test_disk.py);
+ *     the next event (asserted by dispatch in dispatch.c);
+ * (3) the wait for the clients to close their connections has a deadline (asserted by
+ *     check_session_close);
  * (4) with the write-ahead log, the server sends a reply that reports a decision only after the
- *     events that led to the decision are on disk (PS_ASSERT in replies_flush of net.c;
+ *     events that led to the decision are on disk (asserted by replies_flush in net/net.c;
  *     test_nothing_acknowledged_is_lost_when_all_are_killed_together).
- * In every build, PS_ASSERT checks invariants (1) and (2), and that the wait for the clients has a
- * deadline (part of invariant (3)). Only the main thread, which runs the loop, may call these
- * functions.
+ *
+ * Promises:
+ * (1) the other waits at the end of the server have a deadline, too: a drain, and the wait for a
+ *     disk that fails (an_end_without_disk_is_bounded, tests/fault/test_disk.py).
+ *
+ * Only the main thread, which runs the loop, may call these functions.
  */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H
@@ -28,6 +31,7 @@
 #include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/err.h"
+#include "common/pool.h"
 #include "server/net/clients.h"
 #include "server/durability/wal.h"
 #include "server/auth/auth.h"
@@ -57,8 +61,9 @@ struct server {
 	uv_signal_t signal[SERVER_SIGNALS];
 	struct startup state;
 	char bind[ENDPOINT_TEXT]; /* --bind, with its host name replaced by an address */
-	struct auth *auth;        /* NULL: no keys */
+	struct auth *auth;        /* NULL: the server has no keys */
 	struct router *router;
+	struct pool *copies;               /* --store: page-locked memory for pushes; NULL: none */
 	const char *lane_file;             /* the socket of shared-memory lanes, NULL: none */
 	struct checkpointer *checkpointer; /* NULL: no checkpoints */
 	struct wal *wal;                   /* NULL: no write-ahead log */
@@ -84,7 +89,7 @@ struct server {
 	struct timings timings;
 	int dispatching; /* 1: the effects of an event are being carried out */
 	double begin_s;  /* clock_seconds at the start of the loop */
-	double apply_s;  /* time that the core took, with the computation of the weights */
+	double apply_s;  /* time that the core took, including the computation of the weights */
 	double idle_s;   /* time that the loop waited, at the newest tick */
 	struct warnings warnings;
 	struct waiting waiting;

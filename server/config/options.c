@@ -22,7 +22,8 @@
 #define MAX_ROWS 128
 /* number of image sizes for which --input auto checks the model at the start */
 #define AUTO_SIDES   ((size_t)512)
-#define AUTO_THREADS 4 /* maximum of the number that --threads 0 chooses; more gained nothing */
+#define MAX_GPU      63
+#define AUTO_THREADS 4 /* --threads 0 chooses at most this number; more gained nothing */
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */
 
@@ -290,6 +291,33 @@ static void check_metrics(const struct options *o, struct core_config *c, int *e
 			o->metrics);
 }
 
+/* Returns the number of the GPU of --store, -1 for host, or -2 if `text` is neither. */
+static int store_gpu(const char *text)
+{
+	char *end;
+
+	if (!text || strcmp(text, "host") == 0)
+		return -1;
+	if (strncmp(text, "cuda:", 5) != 0 || text[5] < '0' || text[5] > '9')
+		return -2;
+	long number = strtol(text + 5, &end, 10);
+	return *end || number > MAX_GPU ? -2 : (int)number;
+}
+
+static void check_store(const struct options *o, int *errors)
+{
+	int gpu = store_gpu(o->store);
+
+	if (gpu == -2)
+		complain(errors, "--store: \"%.40s\": expected host or cuda:N, N 0 to %d", o->store,
+			MAX_GPU);
+	if (gpu >= 0 && o->core.optim.kind == OPTIM_LBFGS)
+		complain(errors,
+			"--store: %.40s: the line searches of --optimizer lbfgs need the "
+			"weights on the host: leave one of them out",
+			o->store);
+}
+
 /* ---- checks of several values ---------------------------------------------------------------- */
 
 static void check_workers(const struct core_config *c, int *errors)
@@ -354,8 +382,8 @@ static void check_lbfgs(const struct model *m, int *errors)
 	}
 }
 
-/* Returns the number of gradients that a step or a buffer collects, each from a different worker,
- * if enough workers are live. */
+/* Returns the number of gradients, each from a different worker, that a step or a buffer collects
+ * at least, if --min-workers workers are live. */
 static uint32_t gradients_of_step(const struct core_config *c)
 {
 	uint32_t backup = c->sync.backup_workers, min = c->leases.min_workers;
@@ -420,8 +448,8 @@ static const char *check_mode(const struct core_config *c)
 	return NULL;
 }
 
-/* Checks all options but the model and the data set, and prints an error for each violation.
- * Returns the number of errors. `parsed` is the result of opt_parse. */
+/* Checks all options except those that check_model and check_data_id check, and prints an error for
+ * each violation. Returns the number of errors. `parsed` is the result of opt_parse. */
 static int check(const struct opt_program *p, struct options *o, int parsed)
 {
 	const struct core_config *c = &o->core;
@@ -434,6 +462,7 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 	check_stop(o, &errors);
 	check_keep(o, &errors);
 	check_metrics(o, &o->core, &errors);
+	check_store(o, &errors);
 	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
 		const char *mode = check_mode(c);
 
@@ -478,8 +507,8 @@ static enum lr_scaling auto_scaling(const struct core_config *c)
 	}
 }
 
-/* Sets the path of the Unix socket, or "" if no directory for the socket is known or the path is
- * too long. */
+/* Sets the path of the Unix socket, or "" with --lane tcp, without a directory for the socket, or
+ * if the path is too long. */
 static void choose_lane(struct options *o)
 {
 	const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -524,8 +553,8 @@ static void fill_core(struct core_config *c, const struct options *o)
 	if (c->rate.scaling == LR_SCALING_AUTO)
 		c->rate.scaling = auto_scaling(c);
 	if (c->training.mode == MODE_EASGD)
-		c->leases.warm_start_updates =
-			0; /* no update is extreme, because each update combines many batches */
+		/* no update is extreme, because each update combines many batches */
+		c->leases.warm_start_updates = 0;
 	if (c->leases.max_batches < c->push.n_push)
 		/* a lease must contain all batches of a push */
 		c->leases.max_batches = c->push.n_push;
@@ -554,6 +583,7 @@ static void fill(struct options *o)
 	o->memory_bytes = (uint64_t)o->memory_mb << 20;
 	o->wal_bytes = (uint64_t)o->wal_mb << 20;
 	o->n_threads = choose_threads(o);
+	o->store_gpu = store_gpu(o->store);
 	choose_lane(o);
 }
 
@@ -620,98 +650,111 @@ static void add_shell_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
 		TEXT("model", model_text, "seed:32", "MODEL",
-			"network to train: seed:F, lenet5, cnn99, cifar, resnet8, alexnet, or "
-			"layers such as \"conv:32:3 relu pool:2 fc:10\" (docs/models.md); "
-			"vector:N: N parameters without a data set; vector:N:running=S: the last S "
-			"of them are running statistics",
+			"network to train: one of seed:F, lenet5, cnn99, cifar, resnet8 and "
+			"alexnet, or layers such as \"conv:32:3 relu pool:2 fc:10\" "
+			"(docs/models.md); vector:N has N parameters and no data set; in "
+			"vector:N:running=S, the last S parameters are running statistics",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
-			"channels, rows and columns of the images, such as 3x32x32; auto: "
-			"the data of the first worker determine this shape and --classes",
-			.unset = "those of --model, else 1x28x28"),
+			"number of channels, rows and columns of the images, such as 3x32x32; "
+			"with auto, the server takes these numbers and --classes from the data of "
+			"the first worker",
+			.unset = "the input of --model, else 1x28x28"),
 		{.name = "classes",
 			.type = OPT_INT,
 			.dest = &o->classes,
 			.min = 2,
 			.max = (double)MODEL_MAX_CLASSES,
 			.arg = "N",
-			.help = "number of classes: the units of the last layer of a named "
-				"--model; the labels are 0 to N - 1",
-			.unset = "10, or the units of the last layer of --model"},
+			.help = "number of classes; a --model given by its name gets this number "
+				"of units in its last layer; the labels are 0 to N - 1",
+			.unset = "10, or the units of the last layer in --model"},
 		TEXT("init", init, NULL, "FILE",
-			"initial weights of a new run: a .safetensors file with the tensors of "
-			"--model, or for vector:N with any tensors of N float32 values in total",
+			"file with the initial weights of a new run, in the .safetensors format; "
+			"it must have the tensors of --model or, for vector:N, any tensors with N "
+			"float32 values in total",
 			.unset = "random weights"),
 		TEXT("data-id", data_id, NULL, "FINGERPRINT",
-			"refuse workers whose data set has another fingerprint; cnn-worker "
-			"--print-data-id prints the fingerprint of a data set",
-			.unset = "the data set of the first accepted push"),
+			"fingerprint of the data set, as cnn-worker --print-data-id prints it; "
+			"the server refuses workers whose data set has another fingerprint",
+			.unset = "the fingerprint in the first accepted push"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
-			"names of the metrics that workers evaluate besides the loss, separated by "
-			"commas and spelled as in the workers' Python program; none: only the "
-			"loss"),
+			"names of the metrics that workers evaluate in addition to the loss, "
+			"separated by commas; the names are those in the Python program of the "
+			"workers; none means only the loss"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
-			"address for workers and cnn-ctl; port 0: any free port; the log shows its "
-			"number",
+			"address at which workers and cnn-ctl connect to the server; with port 0, "
+			"the server chooses a free port and logs its number",
 			.group = "Network and keys"),
 		TEXT("key", key, NULL, "FILE",
-			"file of the server's secret key, made by cnn-ctl keygen; with a key, the "
-			"server encrypts the traffic and admits only clients whose key is in "
+			"file with the server's secret key, made by cnn-ctl keygen; with a key, "
+			"the server encrypts the traffic and admits only clients whose key is in "
 			"--authorized-keys",
-			.unset = "no encryption, --bind must be loopback"),
+			.unset = "no encryption, and --bind must be a loopback address"),
 		TEXT("authorized-keys", authorized_keys, NULL, "FILE",
-			"list of authorized keys and their roles; on SIGHUP the server reads the "
-			"list again",
-			.unset = "the file \"authorized_keys\" beside --key", .was = "allow"),
+			"file that lists the authorized keys and their roles; the server reads "
+			"the file again on SIGHUP",
+			.unset = "the file \"authorized_keys\" beside the file of --key",
+			.was = "allow"),
 		FLAG("insecure", insecure,
-			"allow --bind without keys and --http on addresses that are not loopback: "
-			"anyone who can connect can train, stop and copy the run, or read its "
-			"status"),
+			"allow --bind without keys, and --http, on addresses that are not "
+			"loopback; anyone who can connect there can train, stop and copy the run, "
+			"or read its status"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
-			"serve a page about the run, /metrics, /status, /history, /healthz and "
-			"/livez at this address; HOST is 127.0.0.1 if it is missing",
-			.unset = "off"),
+			"address at which the server serves a page about the run, /metrics, "
+			"/status, /history, /healthz and /livez; if HOST is missing, it is "
+			"127.0.0.1",
+			.unset = "no HTTP server"),
 		TEXT("http-token", http_token, NULL, "FILE",
-			"require the token in this file, of 16 characters or more, for all pages "
-			"but /healthz and /livez; --http may then be open to the network",
-			.unset = "no token, --http must be loopback"),
+			"file with a token of 16 characters or more, which the server requires "
+			"for all pages except /healthz and /livez; with a token, --http may be "
+			"open to the network",
+			.unset = "no token, and --http must be a loopback address"),
 		TEXT("stop-at", stop_at, NULL, "accuracy=X",
-			"drain the run when an epoch has at least this accuracy on the test "
-			"images; the run can be resumed",
-			.unset = "train all epochs", .group = "Early end"),
+			"drain the run when the accuracy of an epoch on the test images is at "
+			"least X; the run can be resumed",
+			.unset = "the run trains all epochs", .group = "Early end"),
 		INT("patience-epochs", patience_epochs, "0", 0, WIRE_MAX_EPOCHS, "N",
-			"drain the run after N epochs in a row without a better accuracy than "
-			"before; 0: train all epochs"),
+			"drain the run after N epochs in a row without a new best accuracy; with "
+			"0, the run trains all epochs"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
-			"directory of the checkpoints; a server that finds a run there continues "
-			"it",
-			.unset = "no checkpoints, a crash loses the run",
+			"directory of the checkpoints; if a run is there, the server continues it",
+			.unset = "no checkpoints, so that a crash loses the run",
 			.group = "Checkpoints and resources"),
 		TEXT("keep", keep_text, NULL, "RULES",
-			"keep weights of evaluated epochs beside the checkpoints: \"best\": of the "
-			"best epoch, in best.safetensors; \"every=N\": of each N-th epoch, in "
-			"epoch-000010.safetensors ...; a comma separates two rules",
+			"weights that the server keeps in addition to the checkpoints: \"best\" "
+			"keeps the weights of the best epoch in best.safetensors; \"every=N\" "
+			"keeps the weights of each N-th epoch, in epoch-000010.safetensors and so "
+			"on; a comma separates two rules",
 			.unset = "only checkpoints", .needs = "checkpoint-dir"),
 		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
-			"take away rights that the server does not need (docs/operations.md); "
-			"auto: as far as the system permits; require: exit if the system "
-			"does not permit all of it"),
+			"whether the server gives up rights that it does not need "
+			"(docs/operations.md): with auto, it gives up what the system permits; "
+			"with require, it exits if the system does not permit all of it; with "
+			"off, it gives up none"),
 		INT("threads", threads, "0", 0, THREADS_MAX, "N",
-			"number of threads that compute updates and checks of large models, with "
-			"the main thread; 0: the number of the server's CPUs, at most 4 "
-			"(docs/operations.md)"),
+			"number of threads, including the main thread, that compute the updates "
+			"and checks of large models; 0 means the number of the server's CPUs, but "
+			"at most 4 (docs/operations.md)"),
+		TEXT("store", store, "host", "WHERE",
+			"where the server keeps the weights and the optimizer's state, and "
+			"computes the updates: host is the main memory and the CPU; cuda:N is GPU "
+			"number N of this machine (docs/store.md)"),
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
-			"close all connections when the server uses more memory than this; "
-			"workers reconnect; 0: 80 % of the memory of the machine or container"),
-		ENUM("lane", lane, "auto", "auto|tcp|shm", "LANE",
-			"how the tensors of workers on this host travel: auto: in shared memory if "
-			"that is possible; tcp: over their connections; shm: in shared memory, or "
-			"exit if that is not possible (docs/lane.md)",
+			"memory limit of the server in MiB; when the server uses more, it closes "
+			"all connections, and the workers reconnect; 0 means 80 % of the memory "
+			"of the machine or container"),
+		ENUM("lane", lane, "auto", LANE_NAMES, "LANE",
+			"how tensors travel between the server and workers on its host: auto uses "
+			"shared memory if possible, else the connection; tcp uses the connection; "
+			"shm uses shared memory, and the server exits if that is not possible "
+			"(docs/lane.md)",
 			.group = "Shared memory"),
 		TEXT("lane-socket", lane_socket, NULL, "FILE",
-			"path of the Unix socket on which workers get the shared memory; a socket "
-			"on which no process listens is replaced",
-			.unset = "\"lane\" in --checkpoint-dir, else in $XDG_RUNTIME_DIR",
+			"path of the Unix socket through which workers get the shared memory; the "
+			"server replaces a socket on which no process listens",
+			.unset = "\"lane\" in --checkpoint-dir, else \"cnn-ps-PORT\" in "
+				 "$XDG_RUNTIME_DIR",
 			.needs = "lane=auto|shm"),
 	};
 
@@ -724,14 +767,15 @@ static void add_last_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
 		INT("wal-mb", wal_mb, "128", 1, 1 << 20, "MIB",
-			"size of the write-ahead log at which the server takes a checkpoint",
+			"size of the write-ahead log, in MiB, at which the server takes a "
+			"checkpoint",
 			.was = "journal-mb", .needs = "durability=always"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
-			"log events of this level, and more severe ones, on stderr; \"cnn-ctl "
+			"least severe level of the events that are logged on stderr; \"cnn-ctl "
 			"log-level\" changes the level at run time",
 			.group = "Log"),
 		ENUM("log-format", log_format, "text", LOG_FORMAT_NAMES, "FORMAT",
-			"form of a log line: logfmt (text) or a JSON object (json)"),
+			"format of a log line: text means logfmt, and json means a JSON object"),
 		FLAG("check-config", check_config, "check and print the configuration, then exit"),
 	};
 

@@ -10,15 +10,15 @@
 #include "common/err.h"
 #include "common/log.h"
 #include "common/model.h"
+#include "proto/lane.h"
 #include "server/config/keep_rule.h"
 #include "server/config/stop_rule.h"
 #include "server/core/core.h"
 
-/* --lane: shared memory for workers on this host (server/net/lane.h) */
-enum lane_choice { LANE_AUTO, LANE_TCP, LANE_SHM };
-
 /* --sandbox: sandbox.h */
 enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
+
+struct gpu_store; /* server/device/gpu_store.h */
 
 struct options {
 	struct core_config core; /* complete except run, term and generation (startup.c) */
@@ -31,13 +31,13 @@ struct options {
 	const char *init;       /* a .safetensors file */
 	const char *data_id;    /* 16 hexadecimal digits */
 	const char *metrics;    /* names with commas */
-	const char *bind;       /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
-	const char *key;        /* file; NULL: no encryption */
-	/* file; NULL: AUTHORIZED_KEYS_FILE in the directory of `key` */
+	const char *bind;       /* "tcp://HOST:PORT"; PORT 0 or *: any free port */
+	const char *key;        /* file of the secret key; NULL: no encryption */
+	/* file of the list; NULL: AUTHORIZED_KEYS_FILE in the directory of `key` */
 	const char *authorized_keys;
 	int insecure;           /* 1: other machines may connect without keys */
 	const char *http;       /* "HOST:PORT" or "PORT"; NULL: off */
-	const char *http_token; /* file of the token; NULL: none */
+	const char *http_token; /* file of the token; NULL: no token */
 	const char *stop_at;    /* "accuracy=X" */
 	int64_t patience_epochs;
 	const char *checkpoint_dir; /* NULL: no checkpoints */
@@ -47,7 +47,8 @@ struct options {
 	enum lane_choice lane;
 	const char *lane_socket;
 	int64_t wal_mb;
-	int64_t threads; /* 0: automatic */
+	int64_t threads;   /* 0: automatic */
+	const char *store; /* "host" or "cuda:N" */
 	enum log_level log_level;
 	enum log_format log_format;
 	int check_config; /* 1: only check and print the configuration */
@@ -61,7 +62,9 @@ struct options {
 	 * machine or container */
 	uint64_t memory_bytes;
 	uint64_t wal_bytes; /* the server takes a checkpoint when the log is larger */
-	size_t n_threads;   /* that process vectors, with the main thread; at least 1 */
+	/* number of threads that process vectors, including the main thread; at least 1 */
+	size_t n_threads;
+	int store_gpu; /* the N of --store cuda:N; -1: host */
 	/* the Unix socket of shared-memory lanes; "": none */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
@@ -69,6 +72,7 @@ struct options {
 	/* The server sets the following values after options_parse. */
 	int unknown_images;      /* 1: no worker has joined yet, so `model` cannot be trained */
 	int new_run;             /* 1: begin a new run, even if the directory has a checkpoint */
+	struct gpu_store *gpu;   /* NULL: --store host; main owns it */
 	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
 };
 

@@ -1,7 +1,7 @@
 /*
  * test_server_options.c - cnn-ps accepts a valid command line. cnn-ps refuses an invalid command
  * line, and reports every error in it, before it creates any file (server/config/options.h).
- * Attack A19 of docs/faults.md.
+ * Covers attack A19 of docs/faults.md.
  */
 #include <stdlib.h>
 #include <sys/stat.h>

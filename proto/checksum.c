@@ -19,6 +19,11 @@ uint64_t wire_hash(const void *data, size_t size)
 	return XXH3_64bits(data, size);
 }
 
+uint64_t wire_frame_checksum(const void *bytes, size_t size)
+{
+	return wire_hash(bytes, size);
+}
+
 uint64_t wire_checksum(const float *data, size_t count)
 {
 	return wire_hash(data, count * sizeof(*data));

@@ -2,7 +2,8 @@
  * checksum.h - computes XXH3-64 at the speed of the memory. At run time the XXH3 library selects
  * AVX2 or AVX-512 if the CPU has it.
  *
- * Only files of proto/ include this header. The functions are pure, and any thread may call them.
+ * Besides tests, only files of proto/ include this header. The functions are pure, and any thread
+ * may call them.
  */
 #ifndef PROTO_CHECKSUM_H
 #define PROTO_CHECKSUM_H

@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/utf8.h"
+#include "proto/bf16.h"
 #include "proto/checksum.h"
 #include "proto/schema.h"
 
@@ -20,7 +22,7 @@ struct wire {
 	size_t n_params;
 	float *floats;               /* n_params floats, for copies of misaligned frames */
 	int defers;                  /* 1: wire_defer was called */
-	int serves;                  /* 1: wire_serve was called */
+	int exact;                   /* 1: wire_only_exact was called */
 	const struct engine *engine; /* for the checks of tensors; NULL: none */
 	char why[WHY_BYTES];
 	struct wire_arena arena;
@@ -56,15 +58,17 @@ static uint32_t peer_number(zmq_msg_t *identity)
 	return (uint32_t)id[1] << 24 | (uint32_t)id[2] << 16 | (uint32_t)id[3] << 8 | id[4];
 }
 
-/* Discards the remaining parts of a message. `more` is 1 if further parts follow the part that was
- * received last. */
-static int drop_rest(void *socket, int more)
+/* Discards the remaining parts of a message, and sets *fd to the descriptor of their connection.
+ * `more` is 1 if further parts follow the part that was received last. */
+static int drop_rest(void *socket, int more, int *fd)
 {
 	while (more) {
 		zmq_msg_t part;
 		int rc = receive_part(socket, ZMQ_DONTWAIT, &part);
 
 		more = rc == 1 && zmq_msg_more(&part);
+		if (rc == 1)
+			*fd = zmq_msg_get(&part, ZMQ_SRCFD);
 		(void)zmq_msg_close(&part);
 		if (rc != 1)
 			return PS_ENET;
@@ -73,8 +77,8 @@ static int drop_rest(void *socket, int more)
 }
 
 /* Receives the identity frame. Returns 1 and sets *peer if there is a message. Returns 0 if there
- * is none. */
-static int receive_identity(void *socket, uint32_t *peer)
+ * is none. If the function refuses the message, it sets *fd. */
+static int receive_identity(void *socket, uint32_t *peer, int *fd)
 {
 	zmq_msg_t identity;
 	int rc = receive_part(socket, ZMQ_DONTWAIT, &identity);
@@ -87,7 +91,7 @@ static int receive_identity(void *socket, uint32_t *peer)
 	}
 	(void)zmq_msg_close(&identity);
 	if (rc == 1 && (*peer == 0 || !more))
-		return drop_rest(socket, more);
+		return drop_rest(socket, more, fd);
 	return rc;
 }
 
@@ -109,9 +113,10 @@ static int receive_frames(void *socket, int flags, struct frames *f)
 		f->n++;
 		more = zmq_msg_more(part);
 	} while (more && f->n < 1 + WIRE_MAX_SLICES);
+	f->fd = zmq_msg_get(&f->frame[0], ZMQ_SRCFD);
 	if (more || zmq_msg_size(&f->frame[0]) > WIRE_MAX_HEADER) {
 		frames_release(f);
-		return drop_rest(socket, more);
+		return drop_rest(socket, more, &f->fd);
 	}
 	return 1;
 }
@@ -120,7 +125,7 @@ int wire_recv(void *socket, uint32_t *peer, struct frames *f)
 {
 	frames_init(f);
 	if (peer) {
-		int rc = receive_identity(socket, peer);
+		int rc = receive_identity(socket, peer, &f->fd);
 
 		if (rc != 1)
 			return rc;
@@ -176,7 +181,7 @@ int wire_new(struct wire **out, size_t n_params)
 	if (!w)
 		return PS_ENOMEM;
 	w->floats = NULL;
-	w->defers = w->serves = 0;
+	w->defers = w->exact = 0;
 	w->engine = NULL;
 	w->arena = (struct wire_arena){w->memory, sizeof(w->memory), 0};
 	int rc = wire_resize(w, n_params);
@@ -207,9 +212,9 @@ void wire_use_engine(struct wire *w, const struct engine *engine)
 	w->engine = engine;
 }
 
-void wire_serve(struct wire *w)
+void wire_only_exact(struct wire *w)
 {
-	w->serves = 1;
+	w->exact = 1;
 }
 
 /* ---- the scan of a header: returns NULL or the error text ------------------------------------
@@ -352,8 +357,8 @@ static const char *check_text(const uint8_t *data, size_t size)
 
 /* Checks that a known field has the wire type of the schema and occurs only once. Sets the bit of
  * the field in *seen, and sets *row to the descriptor of the field. For an unknown field, which may
- * be of a newer schema, the function sets *row to NULL. protobuf-c skips such a field, but its size
- * counts towards the memory limit of the message. */
+ * be of a newer schema, the function sets *row to NULL; the decoder ignores such a field, but the
+ * copy of protobuf-c counts towards the memory limit of the message. */
 static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
 	uint32_t *seen, const ProtobufCFieldDescriptor **row)
 {
@@ -579,13 +584,19 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Sets the data and the peak of a slice, and returns the checksum of its values. The peak is the bits
- * of the largest magnitude; only gradients need it. If the frame arrived as a chunk before the PUSH,
- * `chunk` has the checksum and the peak of the frame's values, computed on arrival. If `chunk` is
- * NULL, the function computes them. */
+/* Sets the data and the peak of a slice, and returns the checksum of its values. The peak is the
+ * bits of the largest magnitude; only gradients need it. If the frame arrived as a chunk before the
+ * PUSH, `chunk` has the checksum and the peak of the frame's values, computed on arrival. If
+ * `chunk` is NULL, the function computes them. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
 {
+	if (s->encoding == ENCODING_BF16) {
+		/* do not use the peak of a chunk, which was computed from its bytes as float32 */
+		s->peak = bf16_unpack(w->floats + s->offset, zmq_msg_data(frame), s->count);
+		s->data = w->floats + s->offset;
+		return chunk ? chunk->xxh3 : wire_hash(zmq_msg_data(frame), zmq_msg_size(frame));
+	}
 	s->data = frame_floats(frame, w->floats + s->offset);
 	if (chunk) {
 		s->peak = chunk->peak;
@@ -606,8 +617,10 @@ static const char *check_slice(struct wire *w, uint64_t from, zmq_msg_t *frame,
 		return "slice lies outside the model";
 	if (s->offset < from)
 		return "slices overlap or are out of order";
-	if (zmq_msg_size(frame) != s->count * sizeof(float))
-		return chunk ? foreign : "tensor frame is not 4 * count bytes";
+	if (s->encoding == ENCODING_BF16 && w->exact)
+		return "this run accepts no bfloat16, because its optimizer needs exact gradients";
+	if (zmq_msg_size(frame) != s->count * encoding_bytes(s->encoding))
+		return chunk ? foreign : "tensor frame has not `count` values";
 	if (type == MSG_PARAMS && w->defers)
 		return NULL;
 	if (take_values(w, frame, chunk, type, s) == s->xxh3)
@@ -620,11 +633,14 @@ int wire_values(struct frames *f, const struct msg_params *p, float *to)
 	for (uint32_t i = 0; i < p->slices.n; i++) {
 		const struct slice *s = &p->slices.slice[i];
 		const void *data = zmq_msg_data(&f->frame[1 + i]);
-		size_t size = s->count * sizeof(float);
+		size_t size = s->count * encoding_bytes(s->encoding);
+		int is_bf16 = s->encoding == ENCODING_BF16;
 
-		if (s->xxh3 !=
-			(to ? wire_copy_hash(to + s->offset, data, size) : wire_hash(data, size)))
+		if (s->xxh3 != (to && !is_bf16 ? wire_copy_hash(to + s->offset, data, size)
+					       : wire_hash(data, size)))
 			return PS_EPROTO;
+		if (to && is_bf16)
+			(void)bf16_unpack(to + s->offset, data, s->count);
 	}
 	return PS_OK;
 }
@@ -775,15 +791,6 @@ static const char *check_versions(struct wire *w, uint64_t newest, uint64_t olde
 	return w->why;
 }
 
-/* Returns 1 if the body is the HELLO of a worker that lacks the feature "codes". */
-static int lacks_codes(const struct wire_body *body)
-{
-	uint64_t newest = peek_number(body, HELLO_PROTOCOL);
-
-	return body->type == MSG_HELLO && peek_number(body, HELLO_ROLE) == ROLE_WORKER &&
-	       newest >= WIRE_OLDEST_PROTOCOL && newest < WIRE_OLDEST_WORKER;
-}
-
 /* Checks the protocol versions and required features of a HELLO or WELCOME. The decoder makes this
  * check first, because the rest of the message may follow the rules of a newer version. */
 static const char *check_greeting(struct wire *w, const struct wire_body *body)
@@ -860,8 +867,6 @@ int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk, const struct engine 
 
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why)
 {
-	static const char no_codes[] =
-		"feature \"codes\" is required and not supported by this worker: update it";
 	struct wire_body body;
 	const char *reason = "no header frame";
 	int rc = PS_EPROTO;
@@ -870,13 +875,15 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 		reason = check_envelope(
 			zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body);
 	if (!reason) {
-		reason = w->serves && lacks_codes(&body) ? no_codes : check_greeting(w, &body);
+		reason = check_greeting(w, &body);
 		rc = reason ? PS_EVERSION : PS_EPROTO;
 	}
 	if (!reason)
 		reason = decode(w, f, &body, m);
-	if (!reason)
+	if (!reason) {
+		PS_ASSERT(m->type > 0 && m->type < MSG_TYPES); /* invariant 1 */
 		return PS_OK;
+	}
 	m->type = (enum msg_type)0;
 	if (why)
 		*why = reason;

@@ -6,6 +6,7 @@
 #include <stdalign.h>
 #include <string.h>
 #include "proto/wire.h"
+#include "proto/bf16.h"
 #include "proto/checksum.h"
 #include "proto/schema.h"
 
@@ -49,6 +50,8 @@ static const char *required_features(const struct msg *m)
 {
 	const struct msg_welcome *w = &m->welcome;
 
+	if (m->type == MSG_HELLO && m->hello.wire == ENCODING_BF16)
+		return WIRE_REQUIRES_BF16;
 	if (m->type != MSG_WELCOME)
 		return WIRE_REQUIRES;
 	if (w->validate)
@@ -226,11 +229,14 @@ int wire_encode_chunk_header(zmq_msg_t *header)
 
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame)
 {
-	size_t size = s->count * sizeof(float);
+	size_t size = s->count * encoding_bytes(s->encoding);
 
 	if (zmq_msg_init_size(frame, size))
 		return PS_ENOMEM;
-	if (s->xxh3)
+	if (s->encoding == ENCODING_BF16) {
+		bf16_pack(zmq_msg_data(frame), s->data, s->count);
+		s->xxh3 = wire_hash(zmq_msg_data(frame), size);
+	} else if (s->xxh3)
 		memcpy(zmq_msg_data(frame), s->data, size);
 	else
 		s->xxh3 = wire_copy_hash(zmq_msg_data(frame), s->data, size);

@@ -24,6 +24,11 @@
 #define LANE_HOLDS 4u
 #define LANE_FDS   2u /* number of descriptors in the server's answer */
 
+/* --lane of cnn-ps and cnn-worker: the names of enum lane_choice. AUTO: shared memory between
+ * programs of the same host, if possible. SHM: nothing else. */
+#define LANE_NAMES "auto|tcp|shm"
+enum lane_choice { LANE_AUTO, LANE_TCP, LANE_SHM };
+
 struct lane_greeting {
 	uint64_t magic;
 	uint64_t secret_hi, secret_lo; /* the secret in the newest WELCOME */

@@ -18,16 +18,14 @@
  * "Versions"). */
 #define WIRE_PROTOCOL        7u
 #define WIRE_OLDEST_PROTOCOL 6u
-/* A server requires the feature "codes" of each worker. Every version from WIRE_OLDEST_WORKER on
- * has this feature. */
-#define WIRE_OLDEST_WORKER 7u
 /* These texts name the features that this build has, and those that it requires of its peers, with
  * one blank between two names. */
-#define WIRE_FEATURES          "chunked-push images codes validate"
+#define WIRE_FEATURES          "bf16 chunked-push images validate"
 #define WIRE_REQUIRES          ""
 #define WIRE_REQUIRES_IMAGES   "images"   /* in a WELCOME whose model text has words about images */
 #define WIRE_REQUIRES_VALIDATE "validate" /* in a WELCOME whose field `validate` is not 0 */
 #define WIRE_REQUIRES_BOTH     "images validate"
+#define WIRE_REQUIRES_BF16     "bf16" /* in a HELLO whose field `wire` is ENCODING_BF16 */
 
 /* These are all limits of the protocol. A test compares them with the table in proto/WIRE.md. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
@@ -52,8 +50,10 @@
 #define WIRE_MAX_EPOCHS 65536u /* epochs */
 #define WIRE_MAX_WINDOW 1024u  /* pushes that a worker may retain */
 /* maximum sequence number of a push, so that its successor cannot overflow */
-#define WIRE_MAX_SEQ     (1ull << 62)
-#define WIRE_FRAME_SLACK 4096u /* ZMQ_MAXMSGSIZE is 4 * n_params + WIRE_FRAME_SLACK */
+#define WIRE_MAX_SEQ (1ull << 62)
+/* The server sets ZMQ_MAXMSGSIZE to 4 * n_params + WIRE_FRAME_SLACK. A worker, which does not know
+ * n_params before the WELCOME, sets it to 4 * WIRE_MAX_PARAMS + WIRE_FRAME_SLACK. */
+#define WIRE_FRAME_SLACK 4096u
 
 /* The number of a message type is its field number in the oneof in cnnps.proto. */
 enum msg_type {
@@ -98,7 +98,15 @@ struct data_id {
 	uint32_t channels; /* 0 means 1 */
 };
 
-enum encoding { ENCODING_F32 = 1 };
+/* The format of the values in a tensor frame. NONE is only in HELLO and WELCOME, where it means
+ * F32. */
+enum encoding { ENCODING_NONE = 0, ENCODING_F32 = 1, ENCODING_BF16 = 2 };
+
+/* Returns the number of bytes of a value in a tensor frame. */
+static inline size_t encoding_bytes(enum encoding e)
+{
+	return e == ENCODING_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
 
 /* This struct has the values [offset, offset + count) of the flat parameter vector. */
 struct slice {
@@ -106,7 +114,8 @@ struct slice {
 	enum encoding encoding;
 	/* XXH3-64 of the frame's bytes, which the sender computes and decode.c checks */
 	uint64_t xxh3;
-	const float *data; /* borrowed, aligned for float */
+	/* borrowed, aligned for float; float32 values also if the frame has ENCODING_BF16 */
+	const float *data;
 	/* the bits of the largest magnitude in `data`, as float32; NaN counts as larger than all
 	 * numbers. decode.c computes it for a PUSH. 0: unknown */
 	uint32_t peak;
@@ -140,6 +149,8 @@ struct msg_hello {
 	char metrics[METRICS_TEXT];
 	/* list of the tensors (common/tensor_list.h), borrowed; "" or NULL: unknown */
 	const char *tensors;
+	/* the encoding of this worker's pushes, and of the weights that it asks for */
+	enum encoding wire;
 };
 
 /* The mode determines how the server combines gradients (WIRE.md, "Modes"). */
@@ -186,6 +197,7 @@ struct msg_welcome {
 	uint64_t lane_secret_hi, lane_secret_lo, lane_ticket;
 	/* for an observer: the tensors as in HELLO, borrowed; "" or NULL: unknown */
 	const char *tensors;
+	enum encoding wire; /* `wire` of HELLO if the server accepts it; otherwise F32 or NONE */
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };

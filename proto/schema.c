@@ -62,14 +62,14 @@ static const struct wire_field work[] = {
 static const struct wire_field slice[] = {
 	NUMBER(1, struct slice, offset, 0, WIRE_MAX_PARAMS),
 	NUMBER(2, struct slice, count, 1, WIRE_MAX_PARAMS),
-	NUMBER(3, struct slice, encoding, ENCODING_F32, ENCODING_F32),
+	NUMBER(3, struct slice, encoding, ENCODING_F32, ENCODING_BF16),
 	NUMBER(4, struct slice, xxh3, 0, ANY64),
 	END,
 };
 
 static const struct wire_field hello[] = {
 	OWN(WIRE_OWN_NUMBER, HELLO_PROTOCOL, WIRE_PROTOCOL),
-	MSG(HELLO_ROLE, hello.role, ROLE_WORKER, ROLE_OBSERVER),
+	MSG(2, hello.role, ROLE_WORKER, ROLE_OBSERVER),
 	LINE(3, hello.name),
 	LINE(4, hello.device),
 	INNER(5, hello.data, data_id),
@@ -83,6 +83,7 @@ static const struct wire_field hello[] = {
 	LINE(13, hello.owner),
 	LINE(14, hello.metrics),
 	TEXT(15, hello.tensors, WIRE_MAX_TENSORS),
+	MSG(16, hello.wire, ENCODING_NONE, ENCODING_BF16),
 	END,
 };
 
@@ -117,6 +118,7 @@ static const struct wire_field welcome[] = {
 	MSG(28, welcome.lane_ticket, 0, ANY64),
 	MSG(29, welcome.validate, 0, WIRE_MAX_IMAGES),
 	TEXT(30, welcome.tensors, WIRE_MAX_TENSORS),
+	MSG(31, welcome.wire, ENCODING_NONE, ENCODING_BF16),
 	END,
 };
 
@@ -298,6 +300,9 @@ static const char *rule_push(const struct msg *m)
 		return "push.work is out of range";
 	if (p->chunks > p->slices.n)
 		return "push.chunks is more than its slices";
+	for (uint32_t i = 0; p->lane_slot && i < p->slices.n; i++)
+		if (p->slices.slice[i].encoding != ENCODING_F32)
+			return "values in shared memory are not float32";
 	return check_decision(p->verdict, p->reject, p->superseded);
 }
 

@@ -3,8 +3,8 @@
  * place in struct msg. Decoder and encoder are loops over this table. This header also declares the
  * descriptors and the bounded memory that decoder and encoder need for protobuf-c.
  *
- * Only files of proto/ include this header. Any thread may call the functions, but an arena belongs
- * to its owner.
+ * Besides tests, only files of proto/ include this header. Any thread may call the functions, but
+ * an arena belongs to its owner.
  */
 #ifndef PROTO_SCHEMA_H
 #define PROTO_SCHEMA_H
@@ -24,7 +24,7 @@ enum wire_kind {
 	WIRE_INNER,      /* a struct with rows of its own; zeros if the message lacks it */
 	WIRE_SLICES,     /* struct slices, with rows for the fields of a slice */
 	WIRE_OWN_NUMBER, /* this build always sends `max`; decode.c checks the value of a peer */
-	/* this build always sends WIRE_REQUIRES; decode.c checks the text of a peer */
+	/* the features that the message requires (encode.c); decode.c checks the text of a peer */
 	WIRE_OWN_TEXT,
 };
 
@@ -34,7 +34,6 @@ enum wire_kind {
 /* These are the numbers of the fields that decode.c reads before all other fields. */
 enum {
 	HELLO_PROTOCOL = 1,
-	HELLO_ROLE = 2,
 	HELLO_OLDEST = 11,
 	HELLO_REQUIRES = 12,
 	PUSH_CHUNKS = 12,

@@ -3,17 +3,22 @@
  * untrusted sizes.
  *
  * A message is one header frame (protobuf `Message`). In a PUSH or PARAMS, one frame for each slice
- * follows the header frame. Such a frame has exactly 4 * count bytes of little-endian float32.
+ * follows the header frame. Such a frame has exactly `count` little-endian values: float32 of 4
+ * bytes, or bfloat16 of 2 bytes (bf16.h). The data of a decoded slice are float32 in both cases.
  * WIRE.md specifies every field and every refusal.
  *
  * Invariants:
+ * (1) a decoded message has a type, so m->type is 0 only if decode failed; the caller must then not
+ *     use any part of *m (asserted by wire_decode in decode.c;
+ *     tests/unit/test_wire_hostile.c, mutants_are_refused_or_in_range).
+ *
+ * Promises:
  * (1) for any input, decode uses only memory that wire_new and wire_resize have allocated, and it
  *     never reads out of bounds, recurses or aborts (tests/fuzz/wire.c;
  *     tests/unit/test_wire_hostile.c, amplifying_headers_allocate_nothing);
- * (2) if decode fails, m->type is 0, and the caller must not use any part of *m
- *     (tests/unit/test_wire_hostile.c, mutants_are_refused_or_in_range);
- * (3) decode(encode(m)) equals m for every valid m, byte for byte in the slices
+ * (2) decode(encode(m)) equals m for every valid m, byte for byte in the slices
  *     (tests/unit/test_wire.c, every_message_survives_the_round_trip).
+ *
  * One struct wire belongs to one thread. A decoded message is valid until the next call of
  * wire_decode or wire_free.
  */
@@ -44,6 +49,9 @@ struct chunk {
 struct frames {
 	size_t n;        /* 1 + slices */
 	size_t n_chunks; /* frames 1 to n_chunks are chunks */
+	/* wire_recv sets fd to the descriptor of the connection on which the message arrived, also
+	 * if it refuses the message; -1: unknown */
+	int fd;
 	struct chunk chunk[WIRE_MAX_CHUNKS];
 	zmq_msg_t frame[1 + WIRE_MAX_SLICES];
 };
@@ -60,19 +68,17 @@ void wire_free(struct wire **w);
 int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
 
 /*
- * Decodes one message. The data of a slice point into its frame or, if the frame is not aligned, to
- * a copy in w's memory. The frames must therefore outlive *m. On an error the function sets *why
- * (`why` may be NULL) to one sentence for the log and the ERROR reply. The sentence is valid until
- * the next decode. Returns PS_EPROTO if the message is malformed, has a wrong checksum or exceeds a
- * limit. Returns PS_EVERSION if the peer of a HELLO or WELCOME has no common version or requires an
- * unknown feature. Returns PS_EAGAIN if the chunks belong to another PUSH, because messages were
- * lost.
+ * Decodes one message. The data of a slice point into its frame or, if the frame is not aligned or
+ * has ENCODING_BF16, to w's memory. The frames must therefore outlive *m. On an error the function
+ * sets *why (`why` may be NULL) to one sentence for the log and the ERROR reply. The sentence is
+ * valid until the next decode. Returns PS_EPROTO if the message is malformed, has a wrong checksum
+ * or exceeds a limit. Returns PS_EVERSION if the peer of a HELLO or WELCOME has no common version
+ * or requires an unknown feature. Returns PS_EAGAIN if the chunks belong to another PUSH, because
+ * messages were lost.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
-/* From now on, wire_decode refuses the HELLO of a worker that lacks a feature that servers require
- * (WIRE.md, "Versions"). Do not call wire_serve to read a log, because the log of an older release
- * may contain the HELLO of an older worker. */
-void wire_serve(struct wire *w);
+/* From now on, wire_decode refuses values with ENCODING_BF16. Do not call it to read a log. */
+void wire_only_exact(struct wire *w);
 /* Makes wire_decode check tensors with the help of an engine, which must outlive *w. */
 void wire_use_engine(struct wire *w, const struct engine *engine);
 /* Makes the header frame of a chunk. PS_ENOMEM. */
@@ -89,8 +95,9 @@ int wire_lane_ref(struct frames *f, struct lane_ref *ref);
  * peak of the copy. Here and below, `engine` does a part of the work; NULL: there is none. */
 void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk,
 	const struct engine *engine);
-/* Computes the checksum and the peak of a chunk. Returns PS_EPROTO if the size is zero or not a
- * multiple of 4. */
+/* Computes the checksum and the peak of a chunk. If the frame is not aligned for floats, the peak
+ * is 0, which means that it is unknown. Returns PS_EPROTO if the size is zero or not a multiple of
+ * 4. */
 int wire_check_chunk(
 	zmq_msg_t *frame, struct chunk *chunk, const struct engine *engine) PS_MUST_CHECK;
 /* From now on, wire_decode does not check the values of PARAMS. The slices of a decoded PARAMS then
@@ -101,19 +108,22 @@ void wire_defer(struct wire *w);
  * wrong. */
 int wire_values(struct frames *f, const struct msg_params *p, float *to) PS_MUST_CHECK;
 /*
- * Encodes `m` into new header and tensor frames, with copies of the slice data. Computes the xxh3
- * of each slice whose xxh3 is not yet set. A replay already has the checksum of its first
- * transmission. After PS_ENOMEM or PS_ETOOBIG, the caller has nothing to release.
+ * Encodes `m` into new header and tensor frames, with copies of the slice data (wire_encode_slice).
+ * The header gets the xxh3 of each slice; *m does not change. A replay already has the checksum of
+ * its first transmission. After PS_ENOMEM or PS_ETOOBIG, the caller has nothing to release.
  */
 int wire_encode(const struct msg *m, struct frames *f) PS_MUST_CHECK;
 /* Encodes only the header frame of `m`. The caller shares existing tensor frames with
  * zmq_msg_copy. */
 int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
 /* Makes a tensor frame with a copy of the slice's values, which the caller can send more than once.
- * Computes s->xxh3 in the same pass over the values, unless it is already set. PS_ENOMEM. */
+ * Computes s->xxh3 in the same pass over the values, unless it is already set. With ENCODING_BF16,
+ * the function rounds the values, and always computes s->xxh3 in a second pass. PS_ENOMEM. */
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Returns the XXH3-64 of `count` floats, which is the checksum of a slice with these values. */
 uint64_t wire_checksum(const float *data, size_t count);
+/* Returns the checksum of a tensor frame with these bytes. */
+uint64_t wire_frame_checksum(const void *bytes, size_t size);
 /* wire_checksum_blocks computes the result of wire_checksum for values that are produced block by
  * block. A wire_block_fn sets *values to the next block and returns the number of its values, or 0
  * after the last block. */
@@ -143,6 +153,7 @@ int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 static inline void frames_init(struct frames *f)
 {
 	f->n = f->n_chunks = 0;
+	f->fd = -1;
 }
 /* Moves the frames of `from` to `to`, which must be empty. After the call `from` is empty. */
 void frames_move(struct frames *to, struct frames *from);

@@ -1,5 +1,5 @@
 /* test_wire_fields.c - a message is refused if a value is out of range or contradicts another
- * value, and the error contains the name of the field. Attack A16 of docs/faults.md. */
+ * value, and the error contains the name of the field. Covers attack A16 of docs/faults.md. */
 #include <math.h>
 #include "tests/support/wire_bytes.h"
 #include "tests/support/test.h"

@@ -1,6 +1,6 @@
-/* test_wire_hostile.c - bytes that no correct program sends. Proves invariants 1 and 2 of
+/* test_wire_hostile.c - bytes that no correct program sends. Proves invariant 1 and promise 1 of
  * proto/wire.h: such bytes cause no allocation, no read out of bounds and no abort, and decoding
- * accepts a whole message or nothing. Attacks A15 and A16 of docs/faults.md. */
+ * accepts a whole message or nothing. Covers attacks A15 and A16 of docs/faults.md. */
 #include "tests/support/wire_bytes.h"
 #include <malloc.h>
 #include "common/rng.h"

@@ -37,14 +37,26 @@ def checksum(data):
     return xxhash.xxh3_64_intdigest(data)
 
 
-def encode(body, tensors=()):
+def to_bf16(values):
+    """Round finite float32 values to bfloat16. Returns the upper halves as uint16."""
+    bits = np.ascontiguousarray(values, "<f4").view("<u4").astype(np.uint64)
+    return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype("<u2")
+
+
+def from_bf16(halves):
+    return (halves.astype("<u4") << 16).view("<f4")
+
+
+def encode(body, tensors=(), encoding=pb.ENCODING_F32):
     """Returns the frames of a message. `tensors` has (offset, float32 array) for each slice of the
     message."""
     frames = []
     for offset, values in tensors:
-        data = np.ascontiguousarray(values, "<f4").tobytes()
-        body.slices.add(offset=offset, count=len(data) // 4, encoding=pb.ENCODING_F32,
-                        xxh3=checksum(data))
+        data = np.ascontiguousarray(values, "<f4")
+        if encoding == pb.ENCODING_BF16:
+            data = to_bf16(data)
+        count, data = len(data), data.tobytes()
+        body.slices.add(offset=offset, count=count, encoding=encoding, xxh3=checksum(data))
         frames.append(data)
     name = next(f.name for f in pb.Message.DESCRIPTOR.fields
                 if f.message_type is body.DESCRIPTOR)
@@ -60,9 +72,12 @@ def decode(frames):
     assert len(frames) == 1 + len(slices), "one tensor frame per slice"
     parts, at = [], 0
     for s, data in zip(slices, frames[1:]):
-        assert s.offset == at and len(data) == 4 * s.count and s.encoding == pb.ENCODING_F32
+        assert s.encoding in (pb.ENCODING_F32, pb.ENCODING_BF16)
+        size = 2 if s.encoding == pb.ENCODING_BF16 else 4
+        assert s.offset == at and len(data) == size * s.count
         assert checksum(data) == s.xxh3, "checksum"
-        parts.append(np.frombuffer(data, "<f4"))
+        parts.append(from_bf16(np.frombuffer(data, "<u2")) if size == 2
+                     else np.frombuffer(data, "<f4"))
         at += s.count
     return name, body, np.concatenate(parts) if parts else None
 
@@ -102,8 +117,8 @@ class Link:
             self.socket.curve_serverkey = keys.server
         self.socket.connect(endpoint)
 
-    def send(self, body, tensors=()):
-        self.send_frames(encode(body, tensors))
+    def send(self, body, tensors=(), encoding=pb.ENCODING_F32):
+        self.send_frames(encode(body, tensors, encoding))
 
     def send_frames(self, frames):
         self.sent += 1
@@ -124,7 +139,7 @@ class Link:
         return decode(self.socket.recv_multipart())
 
     def expect(self, *names, seconds=PATIENCE):
-        """Returns the next message that is no HEARTBEAT. It must have one of these names."""
+        """Returns the next message that is no HEARTBEAT. This message must have one of `names`."""
         end = time.monotonic() + seconds
         while True:
             got = self.receive(max(0, end - time.monotonic()))
@@ -143,12 +158,15 @@ class Worker:
     """A worker, which acts as one process with one thread. Every method that waits for a message
     also sends heartbeats."""
 
-    def __init__(self, endpoint, name="", data=None, resume=None, keys=None, host="", pid=0):
+    def __init__(self, endpoint, name="", data=None, resume=None, keys=None, host="", pid=0,
+                 wire=pb.ENCODING_NONE, metrics=""):
         self.endpoint = endpoint
         self.keys = keys
         self.name = name
         self.data = data
         self.host, self.pid = host, pid
+        self.wire = wire   # the encoding of pushes; NONE: F32
+        self.metrics = metrics
         self.links()
         self.kept = {}     # seq -> [PUSH body without stamp, tensors, ACK or None]
         self.request = self.lease_request = 0
@@ -172,7 +190,10 @@ class Worker:
 
     def hello(self):
         body = pb.Hello(protocol=PROTOCOL, role=pb.ROLE_WORKER, name=self.name, device="python",
-                        last_seq=self.seq, durable_seq=self.durable, host=self.host, pid=self.pid)
+                        last_seq=self.seq, durable_seq=self.durable, host=self.host, pid=self.pid,
+                        wire=self.wire, metrics=self.metrics)
+        if self.wire == pb.ENCODING_BF16:
+            body.requires = "bf16"
         if self.data:
             body.data.CopyFrom(self.data)
         if self.stamp:
@@ -257,7 +278,7 @@ class Worker:
         if ack:
             body.verdict, body.reject, body.superseded = ack.verdict, ack.reject, ack.superseded
             body.code = ack.code
-        self.bulk.send(body, tensors)
+        self.bulk.send(body, tensors, self.wire or pb.ENCODING_F32)
 
     def push_pull(self, gradient, version):
         """Send one message that has the next push and also requests the weights after the push.
@@ -273,6 +294,7 @@ class Worker:
             if vector is None:
                 ack = body
             elif body.request == self.request:
+                self.params = body
                 ack = body.ack if body.ack.seq else ack
                 return ack or self.ack(self.seq), vector, body.version
 

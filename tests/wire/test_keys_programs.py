@@ -65,8 +65,8 @@ def test_secrets_stay_out_of_logs_arguments_and_cores(programs, keys, data):
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="sanitizers have cores of their own")
 def test_no_core_is_left(programs, keys, tmp_path):
-    """A crash of a server with keys leaves no core file. A server without keys leaves one, if this
-    machine allows core files."""
+    """A crash of a server with keys leaves no core file. A crash of a server without keys leaves a
+    core file, if this machine allows core files."""
     def crash(*options):
         argv = command("cnn-ps", "--bind", "tcp://127.0.0.1:0", *options)
         process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=tmp_path,

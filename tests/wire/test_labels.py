@@ -17,6 +17,7 @@ from conftest import LEDGER
 
 from client import Keys, Link, Refused, Worker, hello, pb
 from support.build import PATIENCE, command
+from support.programs import until
 
 EPROTO, EFENCED = 12, 6
 
@@ -53,8 +54,9 @@ def test_status_metrics_and_log_have_the_label(server):
     assert label(server, worker.stamp.worker) == ('no"de\\7', 4194304, "127.0.0.1")
     assert label(server, nameless.stamp.worker) == (None, None, "127.0.0.1")
     info = re.findall(r"^cnnps_worker_info(.*)$", metrics(server), re.M)
-    assert info == ['{worker="1",name="job7",host="no\\"de\\\\7",pid="4194304",address="127.0.0.1"} 1',
-                    '{worker="2",name="",host="",pid="0",address="127.0.0.1"} 1']
+    assert info == ['{worker="1",name="job7",host="no\\"de\\\\7",pid="4194304",address="127.0.0.1",'
+                    'wire="fp32"} 1',
+                    '{worker="2",name="",host="",pid="0",address="127.0.0.1",wire="fp32"} 1']
     server.line(r'"worker joined" worker=1 .*host="no\\"de\\\\7" pid=4194304 address="127.0.0.1"')
     worker.bye()
     server.line(r'"worker gone" worker=1 .* pid=4194304')
@@ -142,6 +144,8 @@ def test_labels_come_back_after_a_restart(programs):
     server = programs.server(*LEDGER, "--recovery-ms", 0)
     worker = Worker(server.endpoint, "job7", host="a", pid=1)
     assert push(worker) == pb.VERDICT_OK
+    history = server.directory / "history.jsonl"  # a thread writes this file
+    until(lambda: '"host":"a"' in history.read_text().replace(" ", ""), 20, "the history has the host")
     server.kill()
     server = programs.restart(server, *LEDGER, "--recovery-ms", 0)
     server.line("net listening")

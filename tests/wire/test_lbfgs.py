@@ -31,8 +31,8 @@ def make_data(directory, seed, images=500, pixels=6):
     x = np.zeros((images, 28 * 28), np.uint8)
     lit = draw.choice(28 * 28, pixels, replace=False)
     x[:, lit] = draw.integers(0, 256, (images, pixels))
-    scores = x[:, lit] / 255 @ draw.normal(0, 1, (pixels, 10))
-    labels = (scores + draw.gumbel(size=scores.shape)).argmax(1).astype(np.uint8)
+    logits = x[:, lit] / 255 @ draw.normal(0, 1, (pixels, 10))
+    labels = (logits + draw.gumbel(size=logits.shape)).argmax(1).astype(np.uint8)
     for name in idx.NAMES:
         array = x.reshape(-1, 28, 28) if "images" in name else labels
         (directory / name).write_bytes(idx.encode(array if "train" in name else array[:100]))

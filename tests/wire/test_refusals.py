@@ -60,9 +60,9 @@ def test_strict_headers_garbage(link, header):
 
 def test_strict_headers_random_bytes(link):
     random = np.random.default_rng(5)
-    for _ in range(300):
+    for _ in range(250):  # after 272 the server closes the connection
         link.send_frames([random.bytes(random.integers(1, 300))])
-    for _ in range(300):
+    for _ in range(250):
         name, body, _ = link.receive()
         assert name == "error" and body.code in (EPROTO, EVERSION)
 
@@ -91,11 +91,14 @@ def roomy(programs):
 def test_strict_headers_amplifying(roomy):
     """Headers of 64 KiB that need far more memory when they are decoded: fields of two bytes, empty
     slices, nested messages. The server refuses them, and its memory does not grow."""
-    server, link = roomy
+    server, _ = roomy
     before = rss(server)
-    for _ in range(300):
-        for flood in (b"\x78\x00", b"\x3a\x00", b"\x0a\x00"):
-            assert refusal(link, wrap(5, flood * 32000)).code == EPROTO
+    for _ in range(4):
+        link = Link(server.endpoint)  # after 272 refusals the server closes a connection
+        for _ in range(75):
+            for flood in (b"\x78\x00", b"\x3a\x00", b"\x0a\x00"):
+                assert refusal(link, wrap(5, flood * 32000)).code == EPROTO
+        link.close()
     assert rss(server) - before < 8 << 20
 
 

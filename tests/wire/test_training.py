@@ -22,9 +22,9 @@ class DataSet:
             xxh3=checksum(b"".join(idx.encode(a) for a in arrays)))
 
 
-def softmax_loss(scores, labels):
-    """Returns (loss of each image, its derivative with respect to the scores)."""
-    e = np.exp(scores - scores.max(1, keepdims=True))
+def softmax_loss(logits, labels):
+    """Returns (loss of each image, its derivative with respect to the logits)."""
+    e = np.exp(logits - logits.max(1, keepdims=True))
     p = e / e.sum(1, keepdims=True)
     rows = np.arange(len(labels))
     loss = -np.log(np.maximum(p[rows, labels], 1e-30))
@@ -39,20 +39,20 @@ class SoftmaxRegression:
         self.x = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
         self.y = labels.astype(int)
 
-    def scores(self, w, rows):
+    def logits(self, w, rows):
         return self.x[rows] @ w[:7840].reshape(10, 784).T + w[7840:]
 
     def gradient(self, w, rows):
         """Returns (mean loss, mean gradient) of these images."""
-        loss, d = softmax_loss(self.scores(w, rows), self.y[rows])
+        loss, d = softmax_loss(self.logits(w, rows), self.y[rows])
         d /= len(rows)
         return loss.mean(), np.concatenate([(d.T @ self.x[rows]).ravel(), d.sum(0)])
 
     def evaluate(self, w, rows):
         """Returns (number of correct answers, sum of the losses)."""
-        scores = self.scores(w, rows)
-        loss, _ = softmax_loss(scores, self.y[rows])
-        return int((scores.argmax(1) == self.y[rows]).sum()), float(loss.sum())
+        logits = self.logits(w, rows)
+        loss, _ = softmax_loss(logits, self.y[rows])
+        return int((logits.argmax(1) == self.y[rows]).sum()), float(loss.sum())
 
 
 class Trainer(Worker):
@@ -146,14 +146,14 @@ class SmallNet:
         ends = np.cumsum([np.prod(s) for s in self.shapes])
         return [p.reshape(s) for p, s in zip(np.split(w, ends[:-1]), self.shapes)]
 
-    def scores(self, w, rows):
+    def logits(self, w, rows):
         a, b, c, d = (p.astype(np.float64) for p in self.tensors(w))
         y, _ = numpy_net.conv(self.x[rows][:, None] / 255.0, a, b, 1, 0)
         y, _ = numpy_net.pool(numpy_net.relu(y)[0], 2)
         return numpy_net.fc(y, c, d)[0]
 
     def gradient(self, w, rows):
-        loss, _ = softmax_loss(self.scores(w, rows), self.y[rows])
+        loss, _ = softmax_loss(self.logits(w, rows), self.y[rows])
         g = numpy_net.gradient(self.layers, self.tensors(w), self.x[rows], self.y[rows])
         return loss.mean(), np.concatenate([p.ravel() for p in g]).astype(np.float32)
 

@@ -12,9 +12,9 @@ import pytest
 
 from test_keys import metric
 from test_training import ZERO, few, leased  # noqa: F401
-from conftest import LEDGER, Honest
+from conftest import LEDGER, PLAIN, Honest
 
-from client import Keys, Link, Refused, Worker, hello, pb
+from client import CONTEXT, Keys, Link, Refused, Worker, encode, hello, pb
 
 EAUTH, EFULL, EQUARANTINE = 11, 17, 24
 
@@ -125,29 +125,39 @@ def test_trust_a_key_has_its_share_of_the_slots(programs, keys):
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 5)
     public = keys / "server.pub"
     greedy = Keys(keys / "worker.key", public)
-    slots = [Honest(server.endpoint, keys=greedy) for _ in range(3)]
+    slots = [Honest(server.endpoint, name=f"s{i}", keys=greedy) for i in range(3)]
     with pytest.raises(Refused) as e:
         Honest(server.endpoint, name="made up", keys=greedy)
     assert e.value.code == EFULL
     other = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
     other.goes_on()
-    slots[0].close()
+    slots[0].bye()
+    slots.append(Honest(server.endpoint, name="x", keys=greedy))
+    # resume the session that has ended, with the name of another slot
+    with pytest.raises(Refused) as e:
+        Honest(server.endpoint, name="x", keys=greedy, resume=(slots[0].stamp, 0, 0))
+    assert e.value.code == EFULL
+    # a new process names the worker id of another slot
+    with pytest.raises(Refused) as e:
+        Honest(server.endpoint, keys=greedy, resume=(pb.Stamp(worker=slots[1].stamp.worker), 0, 0))
+    assert e.value.code == EFULL
     for w in (*slots, other):
         w.close()
 
 
 def test_trust_floods_of_one_key_lock_nobody_out(programs, keys):
-    """A peer sends HELLO and STATUS in a loop for 3 s. Meanwhile a worker with another key can join
-    and push."""
-    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 50)
+    """A peer sends HELLO on one connection and STATUS on another in a loop for 3 s. Meanwhile a
+    worker with another key can join and push."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 50,
+                             directory=None)
     public = keys / "server.pub"
-    flood = Link(server.endpoint, Keys(keys / "worker.key", public))
+    hellos, others = (Link(server.endpoint, Keys(keys / "worker.key", public)) for _ in range(2))
     end = time.monotonic() + 3
     worker = None
     while time.monotonic() < end:
         for _ in range(200):
-            flood.send(hello(name="flood"))
-            flood.send(pb.Status())
+            hellos.try_send(hello(name="flood"))
+            others.try_send(pb.Status())
         if not worker and time.monotonic() > end - 2:
             begin = time.monotonic()
             worker = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
@@ -155,13 +165,127 @@ def test_trust_floods_of_one_key_lock_nobody_out(programs, keys):
         if worker:
             worker.push_next()
     answers = collections.Counter()
-    while got := flood.receive(0.5):
-        answers[got[0]] += 1
+    for link in hellos, others:
+        while got := link.receive(0.5):
+            answers[got[0]] += 1
+        link.close()
     # At most QUOTA_HELLO and QUOTA_STATUS at once and in each second (server/auth/quota.h). Without
-    # the quota of HELLO the server answered 190 HELLO in this time.
+    # the quota of HELLO the server answered 204 HELLO, or the other worker could not join in time.
     assert answers["welcome"] < 5 * 25 and answers["status"] < 5 * 50, answers
-    flood.close()
     worker.close()
+
+
+def flood_ends(server, link, *bodies):
+    """Send `bodies` again and again until the server has closed the connection. libzmq opens the
+    connection again at once."""
+    before, end = metric(server, "floods_total"), time.monotonic() + 20
+    while metric(server, "floods_total") == before:
+        assert time.monotonic() < end
+        for _ in range(500):
+            for body in bodies:
+                link.try_send(body)
+
+
+@pytest.mark.parametrize("role, body", [
+    ("worker", hello(name="flood")), ("observer", pb.Status()), ("observer", hello()),
+    ("worker", pb.Heartbeat(stamp=pb.Stamp(run_hi=7, run_lo=7, term=1, worker=3, incarnation=4)))],
+    ids=["HELLO", "STATUS", "role", "stamp"])
+def test_trust_a_flood_loses_its_connection(programs, keys, role, body):
+    """A peer keeps sending messages above its quota, messages that its role does not allow, or
+    messages of a session that does not exist. The server closes the connection of this peer."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 50,
+                             directory=None)
+    public = keys / "server.pub"
+    honest = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
+    link = Link(server.endpoint, Keys(keys / f"{role}.key", public))
+    flood_ends(server, link, body)
+    server.line("net flood")
+    honest.goes_on()
+    honest.close()
+    link.close()
+
+
+def test_trust_a_flood_of_hello_without_keys_loses_its_connection(server):
+    link = Link(server.endpoint)
+    flood_ends(server, link, hello(name="flood"))
+    link.close()
+    time.sleep(1)  # the server admits 50 HELLO in each second, of all peers together
+    honest = Honest(server.endpoint)
+    honest.push_next()
+    honest.close()
+
+
+@pytest.mark.parametrize("kind", ["malformed", "chunk", "message"])
+def test_trust_a_revoked_key_is_refused_before_its_message_is_read(programs, keys, kind):
+    """The server closes the connection at the second message, also if it cannot decode it."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
+    public = keys / "server.pub"
+    link = Link(server.endpoint, Keys(keys / "second.key", public))
+    link.send(pb.Status())
+    link.expect("status")
+    file = keys / "authorized_keys"
+    file.write_text("".join(line for line in file.read_text().splitlines(True)
+                            if not line.rstrip().endswith("second")))
+    server.signal(SIGHUP)
+    server.line("auth list_read")
+    frames = {"malformed": [b"\xff"], "chunk": [b"\0", bytes(64)], "message": encode(pb.Status())}
+    link.send_frames(frames[kind])
+    with pytest.raises(Refused) as e:
+        link.expect("status")
+    assert e.value.code == EAUTH
+    for _ in range(20):
+        link.send_frames(frames[kind])
+    end = time.monotonic() + 10
+    while metric(server, "connections") > 0:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert metric(server, "malformed_total") == 0
+    assert metric(server, "unauthorized_total") == 2
+    link.close()
+
+
+def test_trust_an_observer_may_not_send_chunks(programs, keys):
+    """The chunks of a push occupy memory until the push arrives, and an observer cannot push."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
+    link = Link(server.endpoint, Keys(keys / "observer.key", keys / "server.pub"))
+    link.send_frames([b"\0", bytes(64)])
+    with pytest.raises(Refused) as e:
+        link.expect("status")
+    assert e.value.code == EAUTH
+    link.close()
+
+
+def slow_links(endpoint, keys, n):
+    """Opens `n` connections that read only a few messages ahead."""
+    CONTEXT.rcvhwm = 1
+    links = [Link(endpoint, keys) for _ in range(n)]
+    CONTEXT.rcvhwm = 1000
+    return links
+
+
+def test_trust_weights_that_wait_are_limited_for_each_key(programs, keys):
+    """A key requests weights on three connections and does not read them. The server refuses the
+    requests above the limit of the key. A worker with another key gets its weights."""
+    server = programs.server("--model", "vector:1000000", *PLAIN, "--key", keys / "server.key",
+                             "--max-workers", 2, directory=None)
+    public = keys / "server.pub"
+    key = Keys(keys / "worker.key", public)
+    greedy = Worker(server.endpoint, keys=key)
+    links = slow_links(server.endpoint, key, 3)
+    for link in links:
+        for k in range(10):
+            link.send(pb.Pull(stamp=greedy.stamp, request=k + 1, which=pb.WEIGHTS_CURRENT))
+    other = Worker(server.endpoint, keys=Keys(keys / "second.key", public))
+    assert len(other.pull()[0]) == 1000000
+    answers = []
+    for link in links:
+        while got := link.receive(1):
+            answers.append(getattr(got[1], "text", got[0]))
+    refused = [text for text in answers if "does not read the weights" in text]
+    assert len(refused) > 5 and len(answers) == 30, answers
+    assert len(greedy.pull()[0]) == 1000000
+    for w in (greedy, other, *links):
+        w.close()
 
 
 def test_trust_a_revoked_key_loses_its_connections(programs, keys):
@@ -174,10 +298,11 @@ def test_trust_a_revoked_key_loses_its_connections(programs, keys):
                             if not line.rstrip().endswith("second")))
     server.signal(SIGHUP)
     server.line("auth list_read")
-    sent, end = 0, time.monotonic() + 10
+    sent, end = 0, time.monotonic() + 1
     # when the server has closed the connection, the queue fills up and try_send returns 0
     while sent < 20000 and time.monotonic() < end:
-        sent += revoked.bulk.try_send(pb.Heartbeat(stamp=revoked.stamp))
+        if revoked.bulk.try_send(pb.Heartbeat(stamp=revoked.stamp)):
+            sent, end = sent + 1, time.monotonic() + 1
     assert sent < 20000
     assert Worker(server.endpoint, keys=Keys(keys / "worker.key", public)).pull()[1] == 1
     assert server.status()["counters"]["unauthorized"] < 5000

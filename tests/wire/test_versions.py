@@ -12,21 +12,25 @@ import pytest
 
 from conftest import LEDGER
 
-from client import PROTOCOL, Link, Refused, hello, pb
+from client import PROTOCOL, Link, hello, pb
 from support.build import PATIENCE
 from support.programs import until
 
 EVERSION = 13
 EPROTO = 12
 TRAIN = ("--model", "fc:10", "--epochs", 1, "--batch-size", 50)
-NO_CODES = "feature .*codes.* is required and not supported by this worker: update it"
 NOT_SUPPORTED = "feature .*thought-reading.* is required and not supported here"
 PAIRS = [("cnn-ps", "variants/newer/cnn-worker"), ("variants/newer/cnn-ps", "cnn-worker"),
          ("cnn-ps", "variants/older/cnn-worker"), ("variants/older/cnn-ps", "cnn-worker"),
          ("variants/newer/cnn-ps", "variants/older/cnn-worker"),
          ("variants/older/cnn-ps", "variants/newer/cnn-worker"),
          ("variants/six/cnn-ps", "variants/six/cnn-worker"),
-         ("variants/six/cnn-ps", "cnn-worker")]
+         ("variants/six/cnn-ps", "cnn-worker"), ("cnn-ps", "variants/six/cnn-worker")]
+LOGGED = ("--durability", "always")
+PIPELINED = ("--prefetch", "--n-push", 3, "--n-fetch", 3)
+SYNC = ("--mode", "sync")
+RUNS = [(*pair, LOGGED) for pair in PAIRS] + [
+    ("cnn-ps", "variants/six/cnn-worker", options) for options in [(), PIPELINED, SYNC]]
 
 
 @pytest.fixture
@@ -55,10 +59,10 @@ def field(number, data):
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
-@pytest.mark.parametrize("server, worker", PAIRS)
-def test_versions_one_field_more_or_fewer_trains(programs, small, server, worker):
+@pytest.mark.parametrize("server, worker, options", RUNS)
+def test_versions_one_field_more_or_fewer_trains(programs, small, server, worker, options):
     """A run trains to its end, and neither side logs a warning."""
-    ps = programs.server(*TRAIN, "--durability", "always", program=server)
+    ps = programs.server(*TRAIN, *options, "--min-workers", 2, program=server)
     fleet = [programs.worker(ps.endpoint, data=small, program=worker) for _ in range(2)]
     result = ps.result(60 * PATIENCE)
     assert result["images"] == 6000 and result["rejected"] == 0
@@ -79,7 +83,7 @@ def test_versions_unknown_fields_are_skipped(link, honest):
 
 def test_versions_unknown_fields_within_the_budget(programs):
     """The server accepts a frame with one unknown field of 50,000 bytes, but refuses a frame with
-    so many unknown fields that decoding it would take too much memory."""
+    20,000 unknown fields, because decoding it would take too much memory."""
     link = Link(programs.server("--model", "vector:20000", directory=None).endpoint)
     link.send_frames([extended(pb.Status(), field(99, bytes(50000)))])
     assert link.expect("status")[1].reply
@@ -109,35 +113,69 @@ def test_versions_one_apart(programs, program, speaks):
     link.close()
 
 
-def test_versions_a_worker_of_version_6_is_refused(link, honest):
-    """The server refuses a worker of version 6, whether the worker is new or resumes a session, and
-    whatever older versions it supports."""
-    for fields in ({}, {"resume": honest.stamp}, {"oldest_protocol": 5}):
-        link.send(hello(protocol=6, **fields))
-        with pytest.raises(Refused, match=NO_CODES) as refused:
-            link.expect("welcome")
-        assert refused.value.code == EVERSION
+def many(epochs, checkpoint_ms):
+    return ("--model", "fc:10", "--epochs", epochs, "--batch-size", 50, "--recovery-ms", 500,
+            "--checkpoint-ms", checkpoint_ms)
+
+
+def replaced(programs, ps, options, ready):
+    """Kill the server when `ready` is true of both workers in its status. Returns a server of this
+    build that takes its place."""
+    until(lambda: sum(ready(w) for w in ps.status()["workers"]) == 2, 20 * PATIENCE,
+          "both workers push")
+    ps.kill()
+    return programs.restart(ps, *options)
+
+
+def counts_once(ps, fleet, epochs):
+    """The run trains to its end, every image counts once in each epoch, and the server excludes no
+    worker. A worker that finds that the server has lost a durable push would end with status 4.
+    Returns the server's result."""
+    result = ps.result(60 * PATIENCE)
+    assert result["images_per_epoch"] == epochs * [6000]
+    for worker in fleet:
+        assert worker.wait(10 * PATIENCE) == 0, worker.tail()
+    assert not re.search("excluded|quarantine", "".join(ps.lines)), ps.tail()
+    return result
+
+
+@pytest.mark.parametrize("epochs, options", [(40, ()), (40, PIPELINED), (20, SYNC), (20, LOGGED)],
+                         ids=["replay", "pipelined", "sync", "logged"])
+def test_versions_workers_of_version_6_survive_a_killed_server(programs, small, epochs, options):
+    """The workers cannot prove which grants and decisions the killed server had not yet saved. The
+    server grants the batches of these grants again. With a write-ahead log nothing is lost."""
+    options = *many(epochs, 60000), *options
+    ps = programs.server(*options, "--min-workers", 2)
+    fleet = [programs.worker(ps.endpoint, data=small, program="variants/six/cnn-worker")
+             for _ in range(2)]
+    unsaved = 0 if options[-2:] == LOGGED else 20
+    ps = replaced(programs, ps, options, lambda w: w["last_seq"] > 20 and
+                  w["last_seq"] - w["durable_seq"] >= unsaved)
+    result = counts_once(ps, fleet, epochs)
+    assert unsaved or result["rejected"] == 0
 
 
 def test_versions_a_run_of_version_6_is_upgraded(programs, small):
-    """A server of version 6 is killed, and a server of this build takes its place. The worker of
-    version 6 exits, because it cannot prove the decisions on its pushes and would lose the pushes
-    one by one. A worker of this build, which was connected to the old server, too, trains until the
-    end."""
-    many = ("--model", "fc:10", "--epochs", 40, "--batch-size", 50, "--checkpoint-ms", 100,
-            "--recovery-ms", 500)
-    ps = programs.server(*many, "--min-workers", 2, program="variants/six/cnn-ps")
-    old, new = (programs.worker(ps.endpoint, data=small, program=program)
-                for program in ("variants/six/cnn-worker", "cnn-worker"))
-    until(lambda: sum(w["last_seq"] > 50 for w in ps.status()["workers"]) == 2, 20 * PATIENCE,
-          "both workers push")
-    ps.kill()
-    ps = programs.restart(ps, *many)
-    assert old.wait(20 * PATIENCE) == 2, old.tail()
-    assert len([line for line in old.lines if re.search(NO_CODES, line)]) == 1, old.tail()
-    result = ps.result(60 * PATIENCE)
-    assert new.wait(10 * PATIENCE) == 0, new.tail()
-    assert result["images_per_epoch"] == 40 * [6000]
+    """A server of version 6 is killed, and a server of this build takes its place. A worker of
+    version 6 and a worker of this build, both connected to the old server, train until the end."""
+    options = many(40, 100)
+    ps = programs.server(*options, "--min-workers", 2, program="variants/six/cnn-ps")
+    fleet = [programs.worker(ps.endpoint, data=small, program=program)
+             for program in ("variants/six/cnn-worker", "cnn-worker")]
+    ps = replaced(programs, ps, options, lambda w: w["last_seq"] > 50)
+    counts_once(ps, fleet, 40)
+
+
+@pytest.mark.parametrize("feature, options", [
+    ("validate", (*TRAIN, "--validate", 1000)),
+    ("images", ("--model", "shift:2 fc:10", *TRAIN[2:]))], ids=["validate", "images"])
+def test_versions_a_worker_of_version_6_lacks_a_feature_of_the_run(
+        programs, small, feature, options):
+    ps = programs.server(*options, directory=None)
+    worker = programs.worker(ps.endpoint, data=small, program="variants/six/cnn-worker")
+    assert worker.wait(20 * PATIENCE) == 2, worker.tail()
+    assert worker.line(f"feature .*{feature}.* is required and not supported here")
+    assert ps.status()["images"] == 0
 
 
 def test_versions_a_required_feature_is_named(link, server):

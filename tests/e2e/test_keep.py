@@ -25,6 +25,14 @@ def test_the_best_epoch_and_each_one(programs, small):
     if best % 2 == 0:
         assert (place / "best.safetensors").read_bytes() == \
             (place / f"epoch-00000{best}.safetensors").read_bytes()
+    shown = programs.ctl("show", place).out
+    kept = {line.split()[0]: line for line in shown if "safetensors" in line}
+    assert sorted(kept) == sorted(p.name for p in place.glob("*.safetensors"))
+    assert f"epoch {best}, accuracy {100 * found[best]:.2f} %" in kept["best.safetensors"]
+    assert f"epoch 4, accuracy {100 * found[4]:.2f} %" in kept["epoch-000004.safetensors"]
+    start = json.loads((place / "history.jsonl").read_text().splitlines()[0])
+    assert [start["options"][name] for name in ("keep", "stop-at", "patience-epochs")] == \
+        ["best,every=2", None, 0]
     final = programs.directory / "final.safetensors"
     programs.ctl("--checkpoint", place, "export", final)
     assert final.read_bytes() == (place / "epoch-000006.safetensors").read_bytes()

@@ -2,6 +2,8 @@
 import json
 import re
 
+import pytest
+
 from support.build import PATIENCE
 from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
@@ -87,6 +89,65 @@ def test_a_full_history_of_many_workers(programs, browser):
         "return document.querySelector('#each .quiet').textContent")
     took = browser.execute_script("const t = performance.now(); timelines(); return performance.now() - t;")
     assert took < 500 * PATIENCE, took
+
+
+def test_a_long_pause_takes_little_of_the_timeline(programs, browser):
+    """The run trains for two minutes, with a pause of two hours between them. In each minute, the
+    server hangs for 20 s."""
+    place = programs.directory / "paused"
+    place.mkdir()
+    begun, again = 1_700_000_000_000, 1_700_007_260_000
+    seconds = [*range(1, 30), *range(50, 61)]
+    samples = [[{"t": at + 1000 * i, "kind": "sample", "images": 9, "images_per_s": 9, "loss": 1,
+                 "workers": [[1, "live", 5, 1, 0, None]]} for i in seconds] for at in (begun, again)]
+    start = {"t": begun, "kind": "start", "model": "fc:10", "options": {}}
+    lines = [start, *samples[0], {**start, "t": again, "resumed": True}, *samples[1]]
+    (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, place))
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == [], "the console is clean"
+    assert browser.execute_script("return runs[0].gaps.length") == 3
+    (cut,) = browser.execute_script("return runs[0].axis.cuts")
+    assert cut == [begun + 60_000, again]
+    shown, whole = browser.execute_script(
+        "const a = runs[0].axis, [from, to] = a.cuts[0];"
+        "return [a.place(to) - a.place(from), a.place(runs[0].last) - a.place(runs[0].starts[0].t)]")
+    assert shown < 0.1 * whole
+    note = browser.execute_script("return document.querySelector('#each .quiet').textContent")
+    assert "a long time without a server is drawn shorter" in note
+    assert "Yellow: suspect or stalled. Grey: away." in note
+    assert "empty" in browser.find_element("id", "chart-accuracy").get_attribute("class")
+
+
+@pytest.mark.parametrize("steps, gaps, time", [
+    ([1] + 90 * [8], 0, "12 min"),  # a history with fewer samples, from the first start
+    (30 * [1] + 90 * [8] + 30 * [1], 0, "13 min"),
+    ([1] + 40 * [8] + [0] + 40 * [8], 1, "11 min"),  # with a restart after an hour
+    ([1] + 40 * [8] + [100] + 40 * [8], 1, "11 min"),  # with a server that hangs
+])
+def test_a_history_with_fewer_samples_has_no_gaps(programs, browser, steps, gaps, time):
+    """The server drops samples of a long run. The report does not take the time between two of the
+    other samples for a time without a server. Step 0 is a restart."""
+    place = programs.directory / "long"
+    place.mkdir()
+    at = 1_700_000_000_000
+    start = {"t": at, "kind": "start", "model": "fc:10", "options": {}}
+    lines = [start]
+    for step in steps:
+        at += 1000 * step or 3_600_000
+        lines.append({"t": at, "kind": "sample", "images": 9, "images_per_s": 9, "loss": 1,
+                      "workers": [[1, "live", 5, 1, 0, None]]} if step else
+                     {**start, "t": at, "resumed": True})
+    (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, place))
+    browser.get(page.as_uri())
+    assert browser.execute_script("return runs[0].gaps.length") == gaps
+    cells = browser.execute_script(
+        "return [...document.querySelectorAll('#runs tbody td')].map(c => c.textContent)")
+    assert time in cells, cells
 
 
 def test_eight_runs_have_eight_colours(programs, browser):

@@ -22,6 +22,27 @@ ENDLESS = ("--model", "seed:8", "--epochs", 1000)
 OPENED, CLOSED = "\x1b[?1049h", "\x1b[?1049l"
 
 
+class Screen(pyte.Screen):
+    """A screen that also scrolls by several lines (SU and SD), which pyte does not support."""
+
+    def scroll_up(self, count=1):
+        self.change_top(self.delete_lines, count)
+
+    def scroll_down(self, count=1):
+        self.change_top(self.insert_lines, count)
+
+    def change_top(self, change, count):
+        x, y = self.cursor.x, self.cursor.y
+        self.cursor.y = self.margins.top if self.margins else 0
+        change(count or 1)
+        self.cursor.x, self.cursor.y = x, y
+
+
+class Stream(pyte.ByteStream):
+    csi = {**pyte.ByteStream.csi, "S": "scroll_up", "T": "scroll_down"}
+    events = pyte.ByteStream.events | {"scroll_up", "scroll_down"}
+
+
 class Terminal:
     """cnn-ctl top in a session of its own, on a terminal of 24 lines of 80 characters. `text` is
     all output of cnn-ctl top, and `screen` is what the terminal shows. The TERM of this terminal
@@ -32,8 +53,8 @@ class Terminal:
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
         self.before = termios.tcgetattr(self.slave)
         self.text = ""
-        self.screen = pyte.Screen(size[1], size[0])
-        self.stream = pyte.ByteStream(self.screen)
+        self.screen = Screen(size[1], size[0])
+        self.stream = Stream(self.screen)
         env = {**os.environ, "TERM": "screen-256color", "LC_ALL": "C.UTF-8", **env}
 
         def own():
@@ -146,14 +167,40 @@ def test_top_of_a_run_without_an_update_shows_no_loss(programs, terminal):
     assert "training drained: 0 updates" in top.last_line(), top.last_line()
 
 
-def test_top_of_a_killed_server_does_not_say_that_the_run_is_done(programs, terminal):
-    server = programs.server(*ENDLESS)
-    top = terminal(server.endpoint, "--connect-timeout-ms", 2500)
-    top.shows("waiting for workers: 0 of 1")
+def test_top_waits_for_a_killed_server_and_connects_again(programs, small, terminal):
+    """The screen stays open for longer than --connect-timeout-ms, shows no old value as if it were
+    new, and ends with the run."""
+    options = ("--model", "seed:8", "--epochs", 1000, "--checkpoint-ms", 100)
+    server = programs.server(*options)
+    worker = programs.worker(server.endpoint, "--name", "w1", data=small)
+    top = terminal(server.endpoint, "--connect-timeout-ms", 500)
+    top.shows(r"w1 .*live +\d")
     server.kill()
-    top.shows("waiting for the server at .* to return", 5)
-    assert top.wait() == 3
-    assert "contact lost" in top.last_line() and "training done" not in top.text
+    top.shows(r"server away since \d\d:\d\d:\d\d", 20)
+    top.shows("waiting for the server at .* to return", 20)
+    assert "gives up" not in top.see()
+    assert re.search(r"images/s -", top.see()) and re.search(r"w1 .* - +- ", top.see()), top.see()
+    time.sleep(1)
+    assert top.popen.poll() is None and "training done" not in top.text
+    server = programs.restart(server, *options)
+    top.shows(r"w1 .*live +\d", 30)
+    assert "server away" not in top.see()
+    programs.ctl("--server", server.endpoint, "drain")
+    assert top.wait(20) == 0 and "training drained" in top.last_line()
+    assert worker.wait(20) == 12
+
+
+def test_top_of_a_server_that_hangs_says_so(programs, terminal):
+    server = programs.server(*ENDLESS)
+    top = terminal(server.endpoint)
+    top.shows("waiting for workers: 0 of 1")
+    server.signal(signal.SIGSTOP)
+    top.shows(r"server away since \d\d:\d\d:\d\d", 20)
+    server.signal(signal.SIGCONT)
+    top.shows("waiting for workers: 0 of 1", 20)
+    assert "server away" not in top.see()
+    top.type(b"q")
+    assert top.wait(3) == 0
 
 
 def test_q_quits(programs, terminal):
@@ -270,7 +317,7 @@ def test_a_small_terminal_scrolls(programs, small, terminal):
 
 ASKED = ["name", "host", "device", "state", "images/s", "compute", "wait", "copy", "stale", "silent",
          "again", "refused"]
-OTHERS = ["pid", "address", "images", "pushes", "durable", "rejected"]
+OTHERS = ["pid", "address", "images", "pushes", "durable", "rejected", "wire"]
 
 
 def titles(top):
@@ -307,6 +354,39 @@ def test_a_narrow_terminal_shows_the_most_important_columns(programs, small, ter
     assert top.wait(3) == 0
 
 
+def test_40_columns(programs, small, terminal):
+    server = programs.server(*ENDLESS)
+    programs.worker(server.endpoint, "--name", "a-worker-with-a-long-name", data=small)
+    until(lambda: server.status()["workers"], 20, "a worker")
+    top = terminal(server.endpoint, size=(24, 40))
+    top.shows(r"(?m)^ *# +name +state +images/s +silent$")
+    top.shows(r"(?m)^ *1 +a-worke\S* +live +\d+ +\d")
+    top.type(b"h")
+    top.shows(r"refresh\w*\s+it\s+every\s+second")
+    top.type(b" q")
+    assert top.wait(3) == 0
+
+
+def test_wide_and_combining_characters_keep_the_columns(programs, small, terminal):
+    """A Chinese character occupies two columns, and a combining accent none."""
+    server = programs.server(*ENDLESS)
+    names = ("\u5de5\u4eba\u4e00\u53f7", "Zoe\u0308", "plain", 12 * "\u5de5")
+    for name in names:
+        programs.worker(server.endpoint, "--name", name, data=small)
+    until(lambda: len(server.status()["workers"]) == 4, 30, "four workers")
+    top = terminal(server.endpoint, size=(24, 100))
+    top.shows("(?s)(live.*){4}")
+    top.see()
+    head = next(i for i, line in enumerate(top.screen.display) if " name " in line)
+    cells = [[top.screen.buffer[row][column].data for column in range(100)]
+             for row in range(head, head + 5)]
+    state = "".join(c or " " for c in cells[0]).index("state")
+    for row in cells[1:]:
+        assert "".join(row[state:state + 4]) == "live", row
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
 @pytest.mark.parametrize("keys", [b"", b"/w"])
 def test_top_ends_with_its_terminal(programs, terminal, keys):
     server = programs.server(*ENDLESS)
@@ -323,12 +403,13 @@ def test_top_ends_with_its_terminal(programs, terminal, keys):
 
 
 @pytest.mark.parametrize("no, coloured", [("", True), ("1", False)])
-def test_colours_unless_NO_COLOR(programs, small, terminal, no, coloured):
+@pytest.mark.parametrize("size", [(24, 80), (50, 200)])
+def test_colours_unless_NO_COLOR(programs, small, terminal, size, no, coloured):
     server = programs.server(*ENDLESS)
     programs.worker(server.endpoint, "--name", "w1", data=small)
-    top = terminal(server.endpoint, NO_COLOR=no)
+    top = terminal(server.endpoint, size=size, NO_COLOR=no)
     top.shows("live")
-    assert bool(re.search(r"\x1b\[3[1-3]m", top.text)) == coloured
+    assert bool(re.search(r"\x1b\[([0-9]+;)*[34][0-9][;m]", top.text)) == coloured
     top.type(b"q")
     assert top.wait(3) == 0
 

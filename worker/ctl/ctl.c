@@ -4,10 +4,11 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include "common/client_opt.h"
 #include "common/keys.h"
 #include "common/log.h"
+#include "common/opt.h"
 #include "worker/ctl/ctl.h"
-#include "worker/options.h"
 
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
@@ -38,57 +39,76 @@ static const struct command commands[] = {
 	{"keygen", "DIR [WORKER...]", 1, MAX_ARGS, ctl_keygen},
 };
 
+#define N_COMMANDS (sizeof(commands) / sizeof(*commands))
+
 #define ABOUT                                                                                      \
 	"Show and control a running cnn-ps server, export its weights, predict with them.\n"       \
 	"\n"                                                                                       \
 	"Commands:\n"                                                                              \
 	"  status            Print the status of the server as JSON.\n"                            \
-	"  top               Show the status on the terminal; refresh it every second; h: help.\n" \
+	"  top               Show the status on the terminal and refresh it every second.\n"       \
+	"                    The key h shows the help.\n"                                          \
 	"  checkpoint        Write a checkpoint now and print its generation.\n"                   \
-	"  drain             Write a last checkpoint, end the workers and the server.\n"           \
-	"  release WORKER    End the quarantine of a worker. WORKER is its name or key in the\n"   \
-	"                    status, or the first 8 characters of the key or more.\n"              \
-	"  log-level LEVEL   Set the log level of the server until its next start: error,\n"       \
-	"                    warn, info or debug.\n"                                               \
-	"  export FILE       Write the weights of the server, --checkpoint or --weights\n"         \
-	"                    to FILE: with the model as an ONNX file if the name ends\n"           \
-	"                    in .onnx, else as a .safetensors file.\n"                             \
-	"  predict IMAGE...  Classify images with the weights of the server, --checkpoint\n"       \
-	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
-	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
-	"                    28x28 pixels, white on black). IMAGE - is standard input.\n"          \
-	"  eval              Evaluate the weights of the server, --checkpoint or\n"                \
-	"                    --weights on the test images: accuracy, loss, confused\n"             \
-	"                    classes, and the worst mistakes as pictures.\n"                       \
+	"  drain             Write a last checkpoint, then end the workers and the server.\n"      \
+	"  release WORKER    End the quarantine of a worker. WORKER is the worker's name, its\n"   \
+	"                    key, or at least the first 8 characters of its key, as the\n"         \
+	"                    status shows them.\n"                                                 \
+	"  log-level LEVEL   Set the log level of the server until its next start. LEVEL is\n"     \
+	"                    error, warn, info or debug.\n"                                        \
+	"  export FILE       Write weights to FILE: those of the server, or those that\n"          \
+	"                    --checkpoint or --weights names. If the name of FILE ends in\n"       \
+	"                    .onnx, the command writes an ONNX file with the model and the\n"      \
+	"                    weights, else a .safetensors file.\n"                                 \
+	"  predict IMAGE...  Classify images with the weights of the server, or with those\n"      \
+	"                    that --checkpoint or --weights names. IMAGE is the number of a\n"     \
+	"                    test image, a PGM, PNG or JPEG file of the size of the model's\n"     \
+	"                    images (for MNIST 28x28 pixels, white on black), or - for a file\n"   \
+	"                    on standard input.\n"                                                 \
+	"  eval              Evaluate the weights of the server, or those that --checkpoint\n"     \
+	"                    or --weights names, on the test images. The command prints the\n"     \
+	"                    accuracy, the loss and the confused classes, and shows the\n"         \
+	"                    worst mistakes as pictures.\n"                                        \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
-	"  report DIR...     Print an HTML page that compares the runs of up to 8\n"               \
-	"                    directories.\n"                                                       \
+	"  report DIR...     Print an HTML page that compares the runs whose checkpoints are\n"    \
+	"                    in up to 8 directories.\n"                                            \
 	"  show DIR          List the checkpoints in DIR.\n"                                       \
-	"  convert FROM TO   Write the images of the directory FROM as IDX files to the\n"         \
-	"                    directory TO. FROM has CIFAR's binaries, NumPy's .npy files,\n"       \
-	"                    or a folder of PNG or JPEG pictures for each class.\n"                \
+	"  convert FROM TO   Write the images in the directory FROM to the directory TO as\n"      \
+	"                    IDX files. FROM has the binary files of CIFAR, .npy files of\n"       \
+	"                    NumPy, or one folder of PNG or JPEG pictures for each class.\n"       \
 	"  keygen DIR [WORKER...]\n"                                                               \
-	"                    Write to DIR: keys for a server, a worker, an admin and an\n"         \
+	"                    Write to DIR the keys of a server, a worker, an admin and an\n"       \
 	"                    observer, one more key for each WORKER, and the list of\n"            \
 	"                    authorized keys."
 
+/* Writes the names of all commands: "A, B or C" if `last` is " or ". */
+static void list_commands(const char *last, char *out, size_t size)
+{
+	size_t used = 0;
+
+	for (size_t i = 0; i < N_COMMANDS && used < size; i++) {
+		const char *after = i + 1 == N_COMMANDS ? "" : i + 2 == N_COMMANDS ? last : ", ";
+
+		used += (size_t)snprintf(out + used, size - used, "%s%s", commands[i].name, after);
+	}
+}
+
 static int find_command(const char **args, int n_args, const struct command **found, struct err *e)
 {
+	char names[300];
+
 	*found = NULL;
-	if (n_args < 1)
-		return err_set(e, PS_EUSAGE,
-			"command missing: status, top, checkpoint, drain, release, log-level, "
-			"export, predict, eval, history, report, show, convert or keygen");
-	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
+	if (n_args < 1) {
+		list_commands(" or ", names, sizeof(names));
+		return err_set(e, PS_EUSAGE, "command missing: %s", names);
+	}
+	for (size_t i = 0; i < N_COMMANDS; i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
-	if (!*found)
-		return err_set(e, PS_EUSAGE,
-			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
-			"release, log-level, export, predict, eval, history, report, show, convert "
-			"and "
-			"keygen",
-			args[0]);
+	if (!*found) {
+		list_commands(" and ", names, sizeof(names));
+		return err_set(
+			e, PS_EUSAGE, "\"%.100s\": no such command; there are %s", args[0], names);
+	}
 	if (n_args - 1 < (*found)->min_args || n_args - 1 > (*found)->max_args)
 		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);
 	return PS_OK;
@@ -108,7 +128,7 @@ static int run_command(struct ctl *ctl, const char **args, int n_args, struct er
 
 	if (!rc)
 		rc = check_sources(ctl, e);
-	if (!rc && options_check_server(PROGRAM, ctl->server))
+	if (!rc && client_opt_check_server(PROGRAM, ctl->server))
 		return PS_EUSAGE;
 	if (rc || !command)
 		return rc;
@@ -121,17 +141,17 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 {
 	int level, format, history_format, rc;
 	const struct opt rows[] = {
-		OPTIONS_SERVER_ROW(&ctl->server, DIALS),
-		OPTIONS_KEY_ROW(&ctl->key, DIALS),
-		OPTIONS_SERVER_KEY_ROW(&ctl->server_key, DIALS),
+		CLIENT_OPT_SERVER(&ctl->server, DIALS),
+		CLIENT_OPT_KEY(&ctl->key, DIALS),
+		CLIENT_OPT_SERVER_KEY(&ctl->server_key, DIALS),
 		{.name = "checkpoint",
 			.type = OPT_TEXT,
 			.dest = &ctl->checkpoint,
 			.min = 1,
 			.max = 4000,
 			.arg = "DIR",
-			.help = "use the weights of the newest good checkpoint in DIR, without a "
-				"server",
+			.help = "directory with checkpoints; the command uses the weights of the "
+				"newest good checkpoint there and needs no server",
 			.unset = "the weights of the server",
 			.needs = "command=export|predict|eval"},
 		{.name = "weights",
@@ -140,7 +160,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "use the weights of this .safetensors file",
+			.help = ".safetensors file with the weights that the command uses",
 			.unset = "the weights of the server or of --checkpoint",
 			.needs = "command=export|predict|eval"},
 		{.name = "model",
@@ -149,15 +169,16 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = MODEL_MAX_TEXT - 1,
 			.arg = "MODEL",
-			.help = "model of --weights, in the syntax of cnn-ps --model",
+			.help = "model of the weights in --weights, in the syntax of cnn-ps "
+				"--model",
 			.unset = "the model in the metadata of the file",
 			.needs = "weights"},
-		OPTIONS_DATA_ROW(&ctl->data, "command=predict|eval"),
+		CLIENT_OPT_DATA(&ctl->data, "command=predict|eval"),
 		{.name = "invert",
 			.type = OPT_FLAG,
 			.dest = &ctl->invert,
 			.def = "0",
-			.help = "invert pictures: dark on light becomes light on dark",
+			.help = "invert the pictures, so that dark on light becomes light on dark",
 			.needs = "command=predict"},
 		{.name = "mistakes",
 			.type = OPT_TEXT,
@@ -165,9 +186,9 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "write the mistakes with the highest confidence, at most 48, to "
-				"this PNG file",
-			.unset = "show only the three worst on the terminal",
+			.help = "PNG file to which the command writes at most 48 mistakes, those "
+				"with the greatest loss",
+			.unset = "show only the three worst mistakes on the terminal",
 			.needs = "command=eval"},
 		{.name = "predictions",
 			.type = OPT_TEXT,
@@ -175,9 +196,9 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "write number, label, class and probability of each image to this "
-				"CSV file",
-			.unset = "write none",
+			.help = "CSV file to which the command writes the number, label, "
+				"predicted class and probability of each image",
+			.unset = "no such file",
 			.needs = "command=eval"},
 		{.name = "format",
 			.type = OPT_ENUM,
@@ -185,7 +206,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.def = "csv",
 			.values = "csv|json",
 			.arg = "FORMAT",
-			.help = "print the history as CSV, or as a JSON array of its lines",
+			.help = "format in which the command prints the history: csv, or json for "
+				"an array with one value per line of the history",
 			.needs = "command=history"},
 		{.name = "tensorboard",
 			.type = OPT_TEXT,
@@ -193,20 +215,21 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "DIR",
-			.help = "write the history to DIR as an event file of TensorBoard",
-			.unset = "print it",
+			.help = "directory to which the command writes the history as an event "
+				"file of TensorBoard",
+			.unset = "print the history",
 			.needs = "command=history"},
 		{.name = "once",
 			.type = OPT_FLAG,
 			.dest = &ctl->once,
 			.def = "0",
-			.help = "print the status once, as lines",
+			.help = "print the status once, as lines of text, and exit",
 			.needs = "command=top"},
 		{.name = "json",
 			.type = OPT_FLAG,
 			.dest = &ctl->json,
 			.def = "0",
-			.help = "print the status every second, as one line of JSON",
+			.help = "print the status every second, each time as one line of JSON",
 			.needs = "command=top"},
 		{.name = "connect-timeout-ms",
 			.type = OPT_INT,
@@ -215,11 +238,11 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 3600000,
 			.arg = "MS",
-			.help = "exit if the server does not answer within this time",
+			.help = "exit if the server does not answer within MS milliseconds",
 			.was = "connect-ms",
 			.needs = DIALS},
-		OPTIONS_LOG_ROW(&level, "error"),
-		OPTIONS_LOG_FORMAT_ROW(&format),
+		CLIENT_OPT_LOG_LEVEL(&level, "error"),
+		CLIENT_OPT_LOG_FORMAT(&format),
 		{0},
 	};
 	const struct opt_program program = {.name = PROGRAM,

@@ -16,9 +16,8 @@
 enum ctl_format { CTL_CSV, CTL_JSON };
 
 struct ctl {
-	const char *server, *data, *checkpoint, *weights,
-		/* NULL: the option was not given; `server` is never NULL */
-		*model;
+	/* NULL: the option was not given; `server` is never NULL */
+	const char *server, *data, *checkpoint, *weights, *model;
 	const char *key, *server_key;       /* key files, or NULL */
 	const char *tensorboard;            /* directory, or NULL */
 	const char *mistakes, *predictions; /* of eval: files, or NULL */
@@ -37,10 +36,11 @@ void ctl_say(const char *event, int status, const char *text);
  * server.c. */
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
 /* Connects like ctl_connect, with the callbacks `stop` and `report` of cnnps_options, which both
- * receive `arg`. */
+ * receive `arg`. After the first contact, requests wait `disconnect_timeout_ms` for a server that
+ * is away. */
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
-	void (*report)(void *arg, const char *line), void *arg, struct cnnps **c,
-	struct err *e) PS_MUST_CHECK;
+	void (*report)(void *arg, const char *line), void *arg, int64_t disconnect_timeout_ms,
+	struct cnnps **c, struct err *e) PS_MUST_CHECK;
 /* Gets the status with all workers, with several requests if needed. The caller releases *status.
  * PS_EPROTO: the reply is not JSON. */
 int ctl_fetch_status(struct cnnps *c, json_t **status) PS_MUST_CHECK;

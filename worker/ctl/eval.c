@@ -14,13 +14,13 @@
 #include "worker/ctl/sheet.h"
 #include "worker/data/dataset.h"
 
-#define CHUNK 256 /* number of images that are evaluated at a time */
+#define CHUNK 256 /* maximum number of images that are evaluated at a time */
 /* maximum number of classes of the table; with more classes, a list replaces the table */
 #define TABLE_SIDE  20
 #define MAX_COUNTED 4096 /* maximum number of classes whose confusions are counted */
-#define LISTED      20   /* number of confusions in the list */
-#define WORST       48   /* number of mistakes on a contact sheet */
-#define DRAWN       3    /* number of mistakes that are drawn on the terminal */
+#define LISTED      20   /* maximum number of confusions in the list */
+#define WORST       48   /* maximum number of mistakes on a contact sheet */
+#define DRAWN       3    /* maximum number of mistakes that are drawn on the terminal */
 #define MAX_THREADS 64
 #define NAME        48
 
@@ -36,7 +36,7 @@ struct evaluation {
 	const struct ctl_weights *weights;
 	struct data data;
 	struct backend *backend;
-	struct kx_images chunk; /* points to `pixels` and `labels`, or to the data set */
+	struct kx_images chunk; /* points to `pixels` and `labels` */
 	uint8_t *pixels;        /* of CHUNK images */
 	uint16_t *labels;
 	float *probability; /* of CHUNK images */

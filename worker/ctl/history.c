@@ -10,6 +10,7 @@
 #include "common/file.h"
 #include "common/generation.h"
 #include "common/mem.h"
+#include "common/plain.h"
 #include "common/run_head.h"
 #include "worker/ctl/ctl.h"
 
@@ -50,8 +51,8 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 		const char *stop = memchr(at, '\n', (size_t)(end - at));
 		json_t *o = json_loadb(at, (size_t)((stop ? stop : end) - at), 0, NULL);
 
+		/* skip an incomplete line; the server repairs it at its next start */
 		if (json_is_object(o) && json_is_string(json_object_get(o, "kind")))
-			/* an incomplete line is skipped; the server repairs it at its next start */
 			json_array_append(list, o);
 		json_decref(o);
 		at = stop ? stop + 1 : end;
@@ -82,15 +83,20 @@ static json_int_t held_back_of(const json_t *lines)
 
 /* ---- history --------------------------------------------------------------------------------- */
 
-static void print_text_cell(const char *text)
+/* A worker chooses its name, so the text of a cell must not control a terminal. */
+static void print_text_cell(const char *cell)
 {
+	char text[1024];
+
+	snprintf(text, sizeof(text), "%s", cell);
+	plain_text(text, 1);
 	if (!strpbrk(text, ",\"\n\r")) {
 		fputs(text, stdout);
 		return;
 	}
 	putchar('"');
-	for (; *text; text++)
-		printf(*text == '"' ? "\"\"" : "%c", *text);
+	for (const char *p = text; *p; p++)
+		printf(*p == '"' ? "\"\"" : "%c", *p);
 	putchar('"');
 }
 
@@ -125,8 +131,24 @@ static void print_mean(const json_t *workers, size_t field, size_t part)
 		printf("%.4g", sum / (double)n);
 }
 
-static void print_heads(void)
+/* Returns an object that has the name of each metric of the lines as a key, in the order of their
+ * first lines. */
+static json_t *metric_names_of(const json_t *lines)
 {
+	json_t *names = json_object(), *o, *v;
+	const char *name;
+	size_t i;
+
+	json_array_foreach(lines, i, o) json_object_foreach(json_object_get(o, "metrics"), name, v)(
+		void) json_object_set_new(names, name, json_null());
+	return names;
+}
+
+static void print_heads(json_t *metrics)
+{
+	const char *name;
+	json_t *v;
+
 	for (size_t c = 0; c < N(plain_columns); c++)
 		printf("%s%s", c ? "," : "", plain_columns[c]);
 	for (size_t c = 0; c < N(server_parts); c++)
@@ -134,12 +156,23 @@ static void print_heads(void)
 	fputs(",staleness", stdout);
 	for (size_t c = 0; c < N(worker_parts); c++)
 		printf(",%s_percent", worker_parts[c]);
+	json_object_foreach(metrics, name, v)
+	{
+		char head[1024];
+
+		snprintf(head, sizeof(head), "metric_%s", name);
+		putchar(',');
+		print_text_cell(head);
+	}
 	putchar('\n');
 }
 
 static void print_csv(const json_t *lines)
 {
-	print_heads();
+	json_t *metrics = metric_names_of(lines), *v;
+	const char *name;
+
+	print_heads(metrics);
 	for (size_t i = 0; i < json_array_size(lines); i++) {
 		const json_t *o = json_array_get(lines, i), *time = json_object_get(o, "time"),
 			     *workers = json_object_get(o, "workers");
@@ -159,8 +192,14 @@ static void print_csv(const json_t *lines)
 			putchar(',');
 			print_mean(workers, PARTS_FIELD, c);
 		}
+		json_object_foreach(metrics, name, v)
+		{
+			putchar(',');
+			print_cell(json_object_get(json_object_get(o, "metrics"), name));
+		}
 		putchar('\n');
 	}
+	json_decref(metrics);
 }
 
 int ctl_history(const struct ctl *ctl, struct err *e)
@@ -173,7 +212,8 @@ int ctl_history(const struct ctl *ctl, struct err *e)
 	if (ctl->tensorboard)
 		rc = ctl_write_events(ctl->tensorboard, lines, held_back_of(lines) > 0, e);
 	else if (ctl->format == CTL_JSON)
-		json_dumpf(lines, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+		json_dumpf(
+			lines, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
 	else
 		print_csv(lines);
 	json_decref(lines);
@@ -217,13 +257,36 @@ static void show_one(const char *dir, uint64_t generation, int *is_first)
 	checkpoint_release(&c);
 }
 
+/* Prints the results of the line `o` of an epoch, such as "accuracy 97.90 %, test loss 0.1000". */
+static void print_evaluation(const json_t *o, int is_validated)
+{
+	const json_t *accuracy = json_object_get(o, "accuracy");
+	const char *name;
+	json_t *v;
+
+	if (json_is_number(accuracy))
+		printf("accuracy %.2f %%, ", 100 * json_number_value(accuracy));
+	json_object_foreach(json_object_get(o, "metrics"), name, v)
+	{
+		print_text_cell(name);
+		if (json_is_number(v))
+			printf(" %.6g, ", json_number_value(v));
+		else
+			fputs(" -, ", stdout);
+	}
+	printf("%s loss ", is_validated ? "validation" : "test");
+	if (json_is_number(json_object_get(o, "test_loss")))
+		printf("%.4f", json_number_value(json_object_get(o, "test_loss")));
+	else
+		putchar('-');
+}
+
 /* Prints the last evaluated epoch of the history, if there is one. */
-static void show_accuracy(const char *dir)
+static void show_last_epoch(const char *dir)
 {
 	const json_t *last = NULL;
-	const char *name;
-	json_t *lines, *v;
 	json_int_t held_back;
+	json_t *lines;
 	struct err e;
 
 	if (ctl_history_read(dir, &lines, &e))
@@ -237,18 +300,100 @@ static void show_accuracy(const char *dir)
 	if (last) {
 		printf("\nepoch %lld: ",
 			(long long)json_integer_value(json_object_get(last, "epoch")));
-		if (json_is_number(json_object_get(last, "accuracy")))
-			printf("accuracy %.2f %%, ",
-				100 * json_number_value(json_object_get(last, "accuracy")));
-		json_object_foreach(json_object_get(last, "metrics"), name, v)
-			printf("%s %.6g, ", name, json_number_value(v));
 		held_back = held_back_of(lines);
-		printf("%s loss %.4f", held_back ? "validation" : "test",
-			json_number_value(json_object_get(last, "test_loss")));
+		print_evaluation(last, held_back > 0);
 		if (held_back)
 			printf(" (%lld held-back images)", (long long)held_back);
 		putchar('\n');
 	}
+	json_decref(lines);
+}
+
+/* Returns 1 for the names of the files that --keep writes. */
+static int is_kept(const struct dirent *entry)
+{
+	const char *name = entry->d_name, *number = name + strlen("epoch-");
+
+	if (!strcmp(name, "best.safetensors"))
+		return 1;
+	return !strncmp(name, "epoch-", strlen("epoch-")) && strspn(number, "0123456789") >= 6 &&
+	       !strcmp(number + strspn(number, "0123456789"), ".safetensors");
+}
+
+/* Returns 1 if the epoch of line `o` is better than that of `best`, which may be NULL: its accuracy
+ * is higher or, without an accuracy, its test loss is lower. */
+static int is_better(const json_t *o, const json_t *best)
+{
+	const char *key = json_is_number(json_object_get(o, "accuracy")) ? "accuracy" : "test_loss";
+	const json_t *value = json_object_get(o, key), *before = json_object_get(best, key);
+
+	if (!json_is_number(value) || !json_is_number(before))
+		return json_is_number(value) && !best;
+	return !strcmp(key, "accuracy") ? json_number_value(value) > json_number_value(before)
+					: json_number_value(value) < json_number_value(before);
+}
+
+/* Returns the line of the epoch whose weights the file `name` of --keep has: the epoch in the name,
+ * or the first one of the best epochs. NULL: the history has no such line. */
+static const json_t *line_of_kept(const json_t *lines, const char *name)
+{
+	json_int_t number = !strncmp(name, "epoch-", strlen("epoch-"))
+				    ? strtoll(name + strlen("epoch-"), NULL, 10)
+				    : 0;
+	const json_t *found = NULL, *o;
+	size_t i;
+
+	json_array_foreach(lines, i, o)
+	{
+		if (strcmp(json_string_value(json_object_get(o, "kind")), "epoch") != 0)
+			continue;
+		if (number ? json_integer_value(json_object_get(o, "epoch")) == number
+			   : is_better(o, found))
+			found = o;
+	}
+	return found;
+}
+
+static void show_kept_file(const char *dir, const char *name, const json_t *lines)
+{
+	const json_t *o = line_of_kept(lines, name);
+	char path[4400], written[32] = "-";
+	struct stat st = {0};
+	struct tm tm;
+
+	snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
+	if (stat(path, &st) == 0 && gmtime_r(&st.st_mtime, &tm))
+		strftime(written, sizeof(written), "%Y-%m-%d %H:%M:%S", &tm);
+	printf("%-26s %-20s %12lld  ", name, written, (long long)st.st_size);
+	if (!o) {
+		puts("-");
+		return;
+	}
+	printf("epoch %lld, ", (long long)json_integer_value(json_object_get(o, "epoch")));
+	print_evaluation(o, held_back_of(lines) > 0);
+	putchar('\n');
+}
+
+/* Prints the files of --keep, if there are any. */
+static void show_kept(const char *dir)
+{
+	struct dirent **list;
+	json_t *lines = NULL;
+	struct err e;
+	int n = scandir(dir, &list, is_kept, alphasort);
+
+	if (n > 0) {
+		printf("\n%-26s %-20s %12s  %s\n", "kept weights", "written (UTC)", "bytes",
+			"evaluation");
+		if (ctl_history_read(dir, &lines, &e))
+			lines = NULL;
+	}
+	for (int i = 0; i < n; i++) {
+		show_kept_file(dir, list[i]->d_name, lines);
+		free(list[i]);
+	}
+	if (n >= 0)
+		free(list);
 	json_decref(lines);
 }
 
@@ -271,6 +416,7 @@ int ctl_show(const struct ctl *ctl, struct err *e)
 		generation = generation > 1 ? generation_highest(d, "ckpt", generation - 1) : 0;
 	}
 	closedir(d);
-	show_accuracy(dir);
+	show_kept(dir);
+	show_last_epoch(dir);
 	return PS_OK;
 }

@@ -1,6 +1,7 @@
 /* screen.c - see screen.h. */
 #include "worker/ctl/screen.h"
 #include "worker/ctl/draw.h"
+#include "worker/ctl/width.h"
 #include <curses.h>
 #include <langinfo.h>
 #include <locale.h>
@@ -147,18 +148,23 @@ static void set_mark(enum mark m)
 void screen_show(const char *page)
 {
 	int row = 0;
+	size_t column = 0, bytes;
 
 	erase();
-	while (*page && row < LINES) {
-		size_t n = strcspn(page, "\n\1\2\3\4\5\6\7");
+	for (; *page && row < LINES; page += bytes) {
+		size_t width = width_of_character(page, &bytes);
 
-		addnstr(page, (int)n);
-		page += n;
-		if (*page == '\n')
+		if (*page == '\n') {
 			move(++row, 0);
-		else if (*page)
+			column = 0;
+		} else if (strchr("\1\2\3\4\5\6\7", *page)) {
 			set_mark((enum mark) * page);
-		page += *page != '\0';
+		} else if (column + width <= (size_t)COLS) {
+			addnstr(page, (int)bytes);
+			column += width;
+		} else {
+			column = (size_t)COLS; /* the rest of the line does not fit */
+		}
 	}
 	attrset(A_NORMAL);
 	refresh();

@@ -38,11 +38,12 @@ static void print_wait(void *arg, const char *line)
 
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e)
 {
-	return ctl_connect_with(ctl, NULL, print_wait, NULL, c, e);
+	return ctl_connect_with(ctl, NULL, print_wait, NULL, ctl->connect_timeout_ms, c, e);
 }
 
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
-	void (*report)(void *arg, const char *line), void *arg, struct cnnps **c, struct err *e)
+	void (*report)(void *arg, const char *line), void *arg, int64_t disconnect_timeout_ms,
+	struct cnnps **c, struct err *e)
 {
 	struct cnnps_options o = {.size = sizeof(o),
 		.server = ctl->server,
@@ -55,7 +56,7 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 		.report = report,
 		.report_arg = arg,
 		.connect_timeout_ms = (uint32_t)ctl->connect_timeout_ms,
-		.disconnect_timeout_ms = (uint32_t)ctl->connect_timeout_ms};
+		.disconnect_timeout_ms = (uint32_t)disconnect_timeout_ms};
 	int rc = cnnps_connect(c, &o);
 
 	if (rc) {

@@ -16,10 +16,9 @@
 #define SHEET_TEXT 24
 
 struct sheet_tile {
-	const uint8_t *
-		/* channels, rows, columns; the picture is in colour if it has 3 channels, else the
-		 * first channel is drawn */
-		pixels;
+	/* channels, rows, columns; the picture is in colour if it has 3 channels, else the first
+	 * channel is drawn */
+	const uint8_t *pixels;
 	char line[2][SHEET_TEXT];
 };
 

@@ -7,17 +7,18 @@
 #include "common/assert.h"
 #include "common/mem.h"
 #include "common/plain.h"
-#include "common/utf8.h"
 #include "worker/ctl/screen.h"
+#include "worker/ctl/width.h"
 
 #define GAP      2 /* blanks between columns */
 #define MAX_CELL 128
 #define MAX_TEXT 24 /* maximum width of a text column, in characters */
 /* texts first shrink to this width; then the column of addresses is left out */
-#define FAIR_TEXT  12
-#define MIN_TEXT   8
-#define LAST_LEAVE 13
-#define N_COLUMNS  (sizeof(columns_of) / sizeof(columns_of[0]))
+#define FAIR_TEXT   12
+#define MIN_TEXT    8
+#define LAST_LEAVE  13
+#define LAST_OF_ALL 15
+#define N_COLUMNS   (sizeof(columns_of) / sizeof(columns_of[0]))
 
 enum kind { TEXT, NUMBER, PERCENT };
 
@@ -47,14 +48,15 @@ static const struct column {
 	{"compute", PERCENT, "compute", NULL, NULL, 100, 0, 10, 0},
 	{"wait", PERCENT, "weights", "push", "lease", 100, 0, 11, 0},
 	{"copy", PERCENT, "copy", NULL, NULL, 100, 0, 8, 0},
-	{"stale", NUMBER, "staleness", NULL, NULL, 1, 2, 0, 0},
-	{"silent", NUMBER, "silent_ms", NULL, NULL, 1e-3, 1, 0, 0},
+	{"stale", NUMBER, "staleness", NULL, NULL, 1, 2, 14, 0},
+	{"silent", NUMBER, "silent_ms", NULL, NULL, 1e-3, 1, 15, 0},
 	{"images", NUMBER, "images", NULL, NULL, 1, 0, 3, 0},
 	{"pushes", NUMBER, "last_seq", NULL, NULL, 1, 0, 2, 0},
 	{"durable", NUMBER, "durable_seq", NULL, NULL, 1, 0, 1, 0},
 	{"again", NUMBER, "duplicates", NULL, NULL, 1, 0, 7, 0},
 	{"rejected", NUMBER, "rejected", NULL, NULL, 1, 0, 6, 0},
 	{"refused", NUMBER, "refusals", NULL, NULL, 1, 0, 9, 0},
+	{"wire", TEXT, "wire", NULL, NULL, 0, 0, 1, 0},
 };
 
 struct row {
@@ -66,20 +68,6 @@ struct table {
 	size_t rows;
 	size_t width[N_COLUMNS]; /* 0: not shown */
 };
-
-/* Returns the length of `text` in characters, not in bytes. */
-static size_t length(const char *text)
-{
-	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
-	size_t n = 0;
-
-	for (; p < end; n++) {
-		size_t bytes = utf8_length(p, end);
-
-		p += bytes ? bytes : 1;
-	}
-	return n;
-}
 
 /* Returns the number under `key`, or NaN if there is none. */
 static double number_at(const json_t *o, const char *key)
@@ -132,7 +120,7 @@ static void natural_widths(struct table *t)
 		t->width[c] = strlen(columns_of[c].title);
 		for (size_t i = 0; i < t->rows; i++) {
 			char text[MAX_CELL];
-			size_t n = length(cell(t->row[i].worker, &columns_of[c], text));
+			size_t n = width_of(cell(t->row[i].worker, &columns_of[c], text));
 
 			if (columns_of[c].shortens && n > MAX_TEXT)
 				n = MAX_TEXT;
@@ -151,7 +139,7 @@ static size_t total_width(const struct table *t)
 	return n - GAP; /* no GAP after the last column; the first column is always shown */
 }
 
-/* Leaves out the column whose `leave` is `number`, unless the table is sorted by it. */
+/* Leaves out the columns whose `leave` is `number`, except the one by which the table is sorted. */
 static void leave_out(struct table *t, int number, size_t sort)
 {
 	for (size_t c = 0; c < N_COLUMNS; c++)
@@ -176,8 +164,9 @@ static int shorten(struct table *t, size_t min)
 }
 
 /* Makes the table fit: leaves out the columns whose `leave` is 1 to 3, then shrinks texts, then
- * leaves out the columns whose `leave` is 4 or more, then shrinks texts further. On a terminal of
- * 120 characters, the table always has the columns whose `leave` is 0 or more than 6. */
+ * leaves out the columns whose `leave` is 4 to 13, then shrinks texts further, then leaves out
+ * those whose `leave` is 14 or 15. On a terminal of 120 characters, the table always has the
+ * columns whose `leave` is 0 or more than 6. */
 static void fit_columns(struct table *t, size_t columns, size_t sort)
 {
 	natural_widths(t);
@@ -191,6 +180,9 @@ static void fit_columns(struct table *t, size_t columns, size_t sort)
 		leave_out(t, number, sort);
 	while (total_width(t) > columns && shorten(t, MIN_TEXT))
 		continue;
+	for (int number = LAST_LEAVE + 1; number <= LAST_OF_ALL && total_width(t) > columns;
+		number++)
+		leave_out(t, number, sort);
 }
 
 /* Writes the number and the titles of the columns that are not shown to `v`. */
@@ -258,23 +250,23 @@ static int admits(const struct table_view *v, const json_t *worker)
 
 /* ---- printing -------------------------------------------------------------------------------- */
 
-/* Prints `text` in `width` characters; a truncated text ends in '+'. */
+/* Prints `text` in `width` columns; a truncated text ends in '+'. */
 static void put_cell(FILE *f, const char *text, size_t width, int right)
 {
-	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
-	size_t n = length(text), shown = n > width ? width - 1 : n;
+	size_t n = width_of(text), left = n > width ? width - 1 : n, bytes;
 
 	if (right && n < width)
 		fprintf(f, "%*s", (int)(width - n), "");
-	for (size_t i = 0; i < shown; i++) {
-		size_t bytes = utf8_length(p, end);
+	for (; *text; text += bytes) {
+		size_t columns = width_of_character(text, &bytes);
 
-		bytes = bytes ? bytes : 1;
-		fwrite(p, 1, bytes, f);
-		p += bytes;
+		if (columns > left)
+			break;
+		fwrite(text, 1, bytes, f);
+		left -= columns;
 	}
 	if (n > width)
-		fputc('+', f);
+		fprintf(f, "+%*s", (int)left, ""); /* a wide character may leave a blank */
 	if (!right && n < width)
 		fprintf(f, "%*s", (int)(width - n), "");
 }

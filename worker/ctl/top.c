@@ -1,6 +1,7 @@
 /* top.c - see ctl.h: cnn-ctl top shows the server's status, once or on a screen that it refreshes
  * every second. */
 #include "worker/ctl/ctl.h"
+#include <locale.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -9,18 +10,24 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/plain.h"
 #include "proto/msg.h"
 #include "worker/ctl/screen.h"
 #include "worker/ctl/table.h"
+#include "worker/ctl/width.h"
 
 #define PERIOD_MS 1000
-#define BLANKS    3   /* number of blanks between two items of a line */
-#define SAMPLES   240 /* number of samples in a sparkline, one per second */
-#define LABEL     10  /* number of characters before a sparkline */
-#define VALUE     14  /* number of characters after a sparkline */
+#define AWAY_MS   2500 /* a server that takes longer to answer is away */
+/* time limit of a screen for a server that is away: none */
+#define NO_LIMIT_MS INT32_MAX
+#define BLANKS      3   /* number of blanks between two items of a line */
+#define SAMPLES     240 /* number of samples in a sparkline, one per second */
+#define LABEL       10  /* number of characters before a sparkline */
+#define VALUE       14  /* number of characters after a sparkline */
 
 /* The newest values of a number of the status, one per second. */
 struct series {
@@ -31,12 +38,16 @@ struct series {
 struct top {
 	struct cnnps *c;
 	json_t *status; /* the newest status, owned; NULL: there is none yet */
-	struct series rate, loss, accuracy;
+	struct series rate, loss, accuracy, test_loss;
 	double idle; /* percentage of the last second in which the server waited; < 0: not known */
 	double apply, verify; /* percentages of the last second for updates and for checksums */
 	struct table_view table;
-	int typing, helps; /* typing: 1: the user types a filter; helps: 1: the help is shown */
-	char wait[1024];   /* the reason why the server does not answer; "": it answers */
+	int typing, helps;   /* typing: 1: the user types a filter; helps: 1: the help is shown */
+	char wait[1024];     /* the reason why the server does not answer; "": it answers */
+	int waits;           /* 1: a request for the status is under way */
+	uint64_t request_ms; /* when the request began */
+	time_t answered;     /* when the newest status arrived */
+	int is_away;         /* 1: the server takes long to answer, and `status` says so */
 };
 
 /* 1: the user has quit. Any thread may read it. */
@@ -82,19 +93,22 @@ static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 	vsnprintf(item, sizeof(item), fmt, ap);
 	va_end(ap);
 	plain_text(item, 0);
-	n = strlen(item);
+	n = width_of(item);
 	if (s->columns && gap && s->column + gap + n > s->columns) {
 		end_line(s);
 		gap = 0;
 	}
 	fprintf(s->out, "%*s%c", (int)gap, "", mark);
-	for (const char *at = item; *at; at++) { /* a long item continues in the next line */
-		if (s->columns && s->column + gap == s->columns) {
+	for (const char *at = item; *at;) { /* a long item continues in the next line */
+		size_t bytes, columns = width_of_character(at, &bytes);
+
+		if (s->columns && s->column + gap + columns > s->columns) {
 			end_line(s);
 			gap = 0;
 		}
-		fputc(*at, s->out);
-		s->column++;
+		fwrite(at, 1, bytes, s->out);
+		s->column += columns;
+		at += bytes;
 	}
 	fputc(MARK_PLAIN, s->out);
 	s->column += gap;
@@ -124,13 +138,20 @@ static void show_value(struct page *s, const json_t *o, const char *label, const
 		put_item(s, MARK_PLAIN, "%s -", label);
 }
 
-static void show_run(struct page *s, const json_t *o)
+/* Returns 1 if an epoch is evaluated, and the run does not measure accuracy. */
+static int has_only_loss(const json_t *o)
+{
+	return json_is_number(json_object_get(o, "test_loss")) &&
+	       !json_is_number(json_object_get(o, "accuracy"));
+}
+
+static void show_run(struct page *s, const json_t *o, int is_away)
 {
 	const json_t *c = json_object_get(o, "counters");
 	const char *name;
 	json_t *v;
 
-	put_item(s, MARK_STRONG, "%s", status_text(o, "state"));
+	put_item(s, is_away ? MARK_BAD : MARK_STRONG, "%s", status_text(o, "state"));
 	put_item(s, MARK_PLAIN, "epoch %.0f of %.0f", status_number(o, "training_epoch"),
 		status_number(o, "epochs"));
 	put_item(s, MARK_PLAIN, "model %s", status_text(o, "model"));
@@ -141,9 +162,17 @@ static void show_run(struct page *s, const json_t *o)
 	show_value(s, o, "images", "images", 1, 0, "");
 	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
 	show_value(s, status_number(o, "updates") > 0 ? o : NULL, "loss", "loss", 1, 4, "");
-	show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
+	if (has_only_loss(o))
+		show_value(s, o, "test loss", "test_loss", 1, 4, "");
+	else
+		show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
 	json_object_foreach(json_object_get(o, "metrics"), name, v)
-		put_item(s, MARK_PLAIN, "%s %.6g", name, json_number_value(v));
+	{
+		if (json_is_number(v))
+			put_item(s, MARK_PLAIN, "%s %.6g", name, json_number_value(v));
+		else
+			put_item(s, MARK_PLAIN, "%s -", name);
+	}
 	show_value(s, o, "ETA", "eta_s", 1, 0, " s");
 	end_line(s);
 	show_value(s, o, "updates", "updates", 1, 0, "");
@@ -231,8 +260,11 @@ static void measure_server(struct top *t, const json_t *before, const json_t *no
 static int fetch_status(struct top *t)
 {
 	json_t *now = NULL;
-	int rc = ctl_fetch_status(t->c, &now);
 
+	t->request_ms = clock_ms();
+	t->waits = 1;
+	int rc = ctl_fetch_status(t->c, &now);
+	t->waits = t->is_away = 0;
 	if (!now)
 		return rc ? rc : PS_EPROTO;
 	measure_server(t, t->status, now);
@@ -240,10 +272,39 @@ static int fetch_status(struct top *t)
 	if (status_number(now, "updates") > 0)
 		note_sample(&t->loss, now, "loss");
 	note_sample(&t->accuracy, now, "accuracy");
+	if (has_only_loss(now))
+		note_sample(&t->test_loss, now, "test_loss");
 	json_decref(t->status);
 	t->status = now;
 	t->wait[0] = '\0';
+	t->answered = (time_t)(log_wall_ms() / 1000);
 	return PS_OK;
+}
+
+/* Changes the status of a server that is away, so that no old value looks like a present one. */
+static void mark_away(struct top *t)
+{
+	json_t *worker;
+	struct tm at;
+	char clock[16] = "", text[64];
+	size_t i;
+
+	if (localtime_r(&t->answered, &at))
+		strftime(clock, sizeof(clock), "%H:%M:%S", &at);
+	snprintf(text, sizeof(text), "server away since %s", clock);
+	json_object_set_new(t->status, "state", json_string(text));
+	for (size_t k = 0; k < 3; k++)
+		json_object_del(
+			t->status, (const char *const[]){"images_per_s", "eta_s", "waiting"}[k]);
+	json_array_foreach(json_object_get(t->status, "workers"), i, worker)
+	{
+		json_object_set_new(worker, "state", json_string("-"));
+		for (size_t k = 0; k < 3; k++)
+			json_object_del(worker,
+				(const char *const[]){"images_per_s", "silent_ms", "time"}[k]);
+	}
+	t->idle = -1;
+	t->is_away = 1;
 }
 
 /* Returns one word for the end of the run. Returns NULL if the run has not ended, or if its end is
@@ -282,7 +343,16 @@ static const char help[] =
 
 static void draw_help(const struct top *t, struct page *s)
 {
-	fputs(help, s->out);
+	for (const char *at = help; *at; at += strcspn(at, "\n") + 1) {
+		char line[128];
+
+		snprintf(line, sizeof(line), "%.*s", (int)strcspn(at, "\n"), at);
+		if (strlen(line) <= s->columns)
+			fputs(line, s->out);
+		else
+			put_words(s, line);
+		end_line(s);
+	}
 	put_words(s, t->table.n_hidden ? "No room for:" : "All columns are shown.");
 	if (t->table.n_hidden) {
 		put_words(s, t->table.hidden);
@@ -356,7 +426,7 @@ static int print_status(const json_t *o)
 		return PS_ENOMEM;
 	if (isatty(STDOUT_FILENO) && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size))
 		s.columns = size.ws_col;
-	show_run(&s, o);
+	show_run(&s, o, 0);
 	end_line(&s);
 	if (json_is_string(json_object_get(o, "waiting"))) {
 		show_waiting(&s, o);
@@ -398,7 +468,7 @@ static void draw_footer(const struct top *t, FILE *f)
 
 static void draw_status(struct top *t, struct page *s)
 {
-	show_run(s, t->status);
+	show_run(s, t->status, t->is_away);
 	if (t->idle >= 0) {
 		put_item(s, MARK_PLAIN, "server: update %.0f %%", t->apply);
 		put_item(s, MARK_PLAIN, "verify %.0f %%", t->verify);
@@ -409,6 +479,7 @@ static void draw_status(struct top *t, struct page *s)
 		show_spark(s, "images/s", &t->rate, 1, 0, "");
 		show_spark(s, "loss", &t->loss, 1, 4, "");
 		show_spark(s, "accuracy", &t->accuracy, 100, 2, " %");
+		show_spark(s, "test loss", &t->test_loss, 1, 4, "");
 	}
 	show_waiting(s, t->status);
 	show_quarantine(s, t->status);
@@ -515,12 +586,29 @@ static void handle_keys(struct top *t, int ms)
 /* ---- the command ----------------------------------------------------------------------------- */
 
 /* Returns nonzero when the user quits, so that a wait for the server ends (`stop` of
- * cnnps_options). Any thread may call it. */
+ * cnnps_options). During the wait, the function handles keys and shows that the server is away. Any
+ * thread may call it. */
 static int stop(void *arg)
 {
-	if (screen_is_open() && screen_is_mine())
-		handle_keys(arg, 0);
+	struct top *t = arg;
+
+	if (!screen_is_open() || !screen_is_mine())
+		return atomic_load(&has_quit);
+	handle_keys(t, 0);
+	if (t->status && t->waits && !t->is_away && clock_ms() - t->request_ms >= AWAY_MS) {
+		mark_away(t);
+		draw_page(t);
+	}
 	return atomic_load(&has_quit);
+}
+
+/* Removes "gives up in N s" from the reason of a wait, because top does not give up. */
+static void drop_limit(char *text)
+{
+	char *limit = strstr(text, ", gives up in "), *cause = limit ? strchr(limit, ':') : NULL;
+
+	if (cause)
+		memmove(limit, cause, strlen(cause) + 1);
 }
 
 /* Shows the reason of a wait at the bottom of the screen or, before the first screen, as a line. */
@@ -535,6 +623,7 @@ static void on_wait(void *arg, const char *line)
 	if (!screen_is_mine())
 		return;
 	snprintf(t->wait, sizeof(t->wait), "%s", line);
+	drop_limit(t->wait);
 	plain_text(t->wait, 0);
 	draw_page(t);
 }
@@ -542,9 +631,16 @@ static void on_wait(void *arg, const char *line)
 /* Prints the result of the run, such as "training done: accuracy 97.90 %, 3 epochs, ...". */
 static void print_end(const json_t *o, const char *how)
 {
+	const char *name;
+	json_t *v;
+
 	printf("training %s:", how);
 	if (json_is_number(json_object_get(o, "accuracy")))
 		printf(" accuracy %.2f %%,", 100 * status_number(o, "accuracy"));
+	json_object_foreach(json_object_get(o, "metrics"), name, v) if (json_is_number(v))
+		printf(" %s %.6g,", name, json_number_value(v));
+	if (has_only_loss(o))
+		printf(" test loss %.4f,", status_number(o, "test_loss"));
 	if (status_number(o, "updates") > 0)
 		printf(" loss %.4f,", status_number(o, "loss"));
 	printf(" %.0f updates, %.0f images, %.0f s since the server's start\n",
@@ -564,7 +660,8 @@ static int print_result(const json_t *o, const char *how, struct err *e)
 	return err_set(e, PS_EDIVERGED, "training ended: %s", how);
 }
 
-/* Refreshes the screen until the user quits, the run ends, or the server is lost. */
+/* Refreshes the screen until the user quits or the run ends. If the server is away, the screen says
+ * so until the server is back. */
 static int run_screen(struct top *t, struct err *e)
 {
 	int rc;
@@ -611,7 +708,7 @@ static int run_lines(struct top *t, const struct ctl *ctl, struct err *e)
 
 /* Connects to the server. The function blocks the signals whose handlers draw the screen, so that
  * the threads of libcnnps do not receive them. */
-static int connect_quietly(struct top *t, const struct ctl *ctl, struct err *e)
+static int connect_quietly(struct top *t, const struct ctl *ctl, int on_screen, struct err *e)
 {
 	sigset_t drawing, before;
 
@@ -619,7 +716,8 @@ static int connect_quietly(struct top *t, const struct ctl *ctl, struct err *e)
 	sigaddset(&drawing, SIGTSTP);
 	sigaddset(&drawing, SIGWINCH);
 	pthread_sigmask(SIG_BLOCK, &drawing, &before);
-	int rc = ctl_connect_with(ctl, stop, on_wait, t, &t->c, e);
+	int rc = ctl_connect_with(
+		ctl, stop, on_wait, t, on_screen ? NO_LIMIT_MS : ctl->connect_timeout_ms, &t->c, e);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return rc;
 }
@@ -627,11 +725,13 @@ static int connect_quietly(struct top *t, const struct ctl *ctl, struct err *e)
 int ctl_top(const struct ctl *ctl, struct err *e)
 {
 	struct top t = {.idle = -1};
-	int rc = connect_quietly(&t, ctl, e);
+	int on_screen = !ctl->once && !ctl->json && isatty(STDOUT_FILENO);
 
+	setlocale(LC_CTYPE, "");
+	int rc = connect_quietly(&t, ctl, on_screen, e);
 	if (rc)
 		return rc;
-	if (!ctl->once && !ctl->json && isatty(STDOUT_FILENO) && screen_open())
+	if (on_screen && screen_open())
 		rc = run_screen(&t, e);
 	else
 		rc = run_lines(&t, ctl, e);

@@ -23,16 +23,17 @@ struct writer {
 	FILE *images, *labels;
 };
 
-/* Begins to write a part with images of `shape` and labels less than `classes`. PS_EIO,
- * PS_EDATA. */
+/* Begins to write a part with images of `shape` and labels less than `classes`. PS_EUSAGE: a file
+ * of the part exists already. PS_EIO. */
 int writer_open(struct writer *w, const char *dir, enum convert_part part, struct shape shape,
 	size_t classes, struct err *e) PS_MUST_CHECK;
-/* Appends an image: shape_count(w->shape) bytes, channels, rows, columns. */
+/* Appends an image: shape_count(w->shape) bytes, channels, rows, columns. PS_EDATA: there are too
+ * many images. PS_EIO. */
 int writer_put(
 	struct writer *w, const uint8_t *pixels, uint32_t label, struct err *e) PS_MUST_CHECK;
-/* Completes the files, whose names still end in ".part". */
+/* Completes the files, whose names still end in ".part". PS_EDATA: there is no image. PS_EIO. */
 int writer_close(struct writer *w, struct err *e) PS_MUST_CHECK;
-/* Gives the files their final names if `keep` is 1, else removes them. */
+/* Gives the files their final names if `keep` is 1, else removes them. PS_EIO. */
 int writer_settle(struct writer *w, int keep, struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -33,20 +33,27 @@ function table(el, columns, rows) {
 	}
 }
 
-const best = run => run.epochs.reduce((a, b) => a && a.accuracy >= b.accuracy ? a : b, null);
 const final = run => run.samples[run.samples.length - 1] || {};
 const images = run => run.heldBack ? number(run.heldBack) + " held-back images" : "test images";
 const states = run => run.end ? run.end.status : "not ended";
+
+// Returns the results of epoch `e` besides its loss, or the loss if there are no others.
+function results(e) {
+	if (!e)
+		return "–";
+	const texts = [e.accuracy == null ? [] : percent(e.accuracy), metricTexts(e)].flat();
+	return texts.join(" · ") || "loss " + lossText(e.test_loss);
+}
 
 function drawRuns() {
 	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["evaluated on", "text"], ["best", ""],
 		["in epoch", ""], ["last", ""], ["loss", ""], ["time", ""], ["images/s", ""],
 		["workers", ""], ["starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	table($("runs"), columns, runs.map(run => {
-		const b = best(run), last = run.epochs[run.epochs.length - 1], s = final(run);
+		const b = run.best, last = run.epochs[run.epochs.length - 1], s = final(run);
 		const time = elapsed(run, run.last), workers = new Set(run.samples.flatMap(o => o.workers.map(w => w[0])));
-		return [run.name, states(run), number(run.epochs.length), images(run), percent(b && b.accuracy), b ? number(b.epoch) : "–",
-			percent(last && last.accuracy), last ? lossText(last.test_loss) : "–", seconds(time),
+		return [run.name, states(run), number(run.epochs.length), images(run), results(b), b ? number(b.epoch) : "–",
+			results(last), last ? lossText(last.test_loss) : "–", seconds(time),
 			number(s.images / time), number(workers.size), number(run.starts.length), number(s.pushes),
 			number(s.duplicates), number(s.rejected), number(s.refusals)];
 	}));
@@ -66,8 +73,11 @@ function compare(id, points, options) {
 		}
 	});
 	rows.sort((a, b) => a[0] - b[0]);
-	if (!rows.length)
+	if (!rows.length) {
+		$("chart-" + id).classList.add("empty");
+		$("chart-" + id).dataset.empty = "no values";
 		return null;
+	}
 	const series = {};
 	runs.forEach((run, i) => series[run.name] = {strokePattern: i < palette.length ? null : [6, 3]});
 	const g = new Dygraph($("chart-" + id), rows, Object.assign({
@@ -112,7 +122,7 @@ const PARTS = ["computes", "waits for weights", "sends", "waits for work", "copi
 
 // Adds up the samples of each worker. A sample covers the time since the previous sample.
 function workersOf(run) {
-	const all = {}, names = namesOf(run);
+	const all = {}, names = run.names;
 	run.samples.forEach((s, i) => {
 		const before = i ? run.samples[i - 1].t : s.t - 1000;
 		const time = run.gaps.some(([, to]) => to > before && to <= s.t) ? 1 : (s.t - before) / 1000;
@@ -163,24 +173,40 @@ for (const run of runs) {
 	box.tabIndex = 0;
 	box.setAttribute("role", "img");
 	box.setAttribute("aria-label", "State of each worker of " + run.name + " over time; the table below has the sums");
-	canvases.push([add(box, "canvas"), run, namesOf(run), key]);
+	const canvas = add(box, "canvas"), note = add(card, "p", null, "quiet");
+	note.dataset.help = "Point at the timeline, or focus it and use the arrow keys.";
+	explore(box, canvas, note, () => run);
+	canvases.push([canvas, run, key]);
 	const scroll = add(card, "div", null, "scroll");
 	scroll.tabIndex = 0;
 	table(add(scroll, "table"), [["#", ""], ["name", "text"], ["live", ""], ["of its time", ""], ["images/s while live", ""], ["staleness", ""],
 		...PARTS.map(part => [part, ""])], workersOf(run));
 	add(card, "p", serverTime(run), "quiet");
 }
-const timelines = () => canvases.forEach(([canvas, run, names, key]) => {
-	const stalest = timeline(canvas, run, names);
-	key.textContent = `A stronger colour is faster.${stalest == null ? "" : ` The line is the staleness, from 0 to ${number(stalest, 1)}.`} Shaded: no server.`;
+const timelines = () => canvases.forEach(([canvas, run, key]) => {
+	const stalest = timeline(canvas, run);
+	key.textContent = `Blue: live, and a stronger colour is faster. Yellow: suspect or stalled. Grey: away.${stalest == null ? "" : ` The line is the staleness, from 0 to ${number(stalest, 1)}.`} Shaded: no server${run.axis.cuts.length ? "; a long time without a server is drawn shorter" : ""}.`;
 });
 
 drawRuns();
 drawOptions();
 const LOSS = {logscale: true, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}};
+// The result that two charts draw: the accuracy if a run has it, otherwise what the first run measures.
+const measures = runs.filter(run => run.epochs.length).map(run => run.measure);
+const measure = measures.includes("accuracy") ? "accuracy" : measures[0] || "accuracy";
+const PERCENT = measure === "accuracy" ? 100 : 1;
+const POINTS = {drawPoints: true, pointSize: 3};
+const RESULT = PERCENT > 1 ? POINTS : {...POINTS, axes: {y: {valueFormatter: v => measureText(v), axisLabelFormatter: lossLabel, axisLabelWidth: 56}}};
+const evaluated = run => run.epochs.filter(e => measured(e, measure) != null);
+const title = measure === TEST_LOSS ? "Evaluation loss" : measure;
+if (PERCENT === 1)
+	for (const [id, by, spoken] of [["accuracy", "epoch", "epoch"], ["time", "time (s)", "seconds of the server"]]) {
+		$("title-" + id).textContent = `${title} by ${by}`;
+		$("chart-" + id).setAttribute("aria-label", `${title} by ${spoken}`);
+	}
 const curves = [
-	compare("accuracy", run => run.epochs.filter(e => e.accuracy != null).map(e => [e.epoch, 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
-	compare("time", run => run.epochs.filter(e => e.accuracy != null).map(e => [elapsed(run, e.t), 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
+	compare("accuracy", run => evaluated(run).map(e => [e.epoch, PERCENT * measured(e, measure)]), RESULT),
+	compare("time", run => evaluated(run).map(e => [elapsed(run, e.t), PERCENT * measured(e, measure)]), RESULT),
 	compare("loss", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), LOSS),
 	compare("evaluation", run => run.epochs.filter(e => e.test_loss != null).map(e => [e.epoch, e.test_loss]), {drawPoints: true, pointSize: 3, ...LOSS}),
 ].filter(g => g);

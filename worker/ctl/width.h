@@ -1,0 +1,18 @@
+/*
+ * width.h - the width of a text on a terminal. The caller must have set the locale (LC_CTYPE). A
+ * text that is not UTF-8, or a locale of another encoding, counts one column for each character.
+ *
+ * Thread: any.
+ */
+#ifndef WORKER_CTL_WIDTH_H
+#define WORKER_CTL_WIDTH_H
+#include <stddef.h>
+
+/* Returns the number of columns that the first character of `text` occupies on a terminal: 2 for a
+ * wide character such as a Chinese one, 0 for one that combines with the previous character. Writes
+ * the length of the character to *bytes. */
+size_t width_of_character(const char *text, size_t *bytes);
+/* Returns the number of columns that `text` occupies on a terminal. */
+size_t width_of(const char *text);
+
+#endif

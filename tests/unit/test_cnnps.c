@@ -293,6 +293,82 @@ TEST_IN(a_crash_of_the_server_is_replayed_byte_for_byte, client_set_up, client_t
 	assert_int_equal(after.hello.resume.worker, 1);
 }
 
+static void connect_bf16(void)
+{
+	struct cnnps_options o = client_options();
+
+	o.wire = CNNPS_WIRE_BF16;
+	client_connect(&o);
+	assert_int_equal(fake_read_seen(&client_server).hello.wire, ENCODING_BF16);
+}
+
+/* 1 + 2^-10 lies between the bfloat16 values 1 and 1 + 2^-7. The error of each push goes to the
+ * next one, and a replay has the bytes of the first transmission, whatever the error is now. */
+TEST_IN(a_push_in_bfloat16_has_the_same_bytes_when_it_is_sent_again, client_set_up_unconnected,
+	client_tear_down)
+{
+	struct fake_seen before, after;
+	const struct slice *s;
+
+	connect_bf16();
+	fake_set(&client_server, &client_server.how.not_durable, 1);
+	for (int i = 0; i < 8; i++)
+		client_push(1 + 0x1p-10f, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	before = fake_read_seen(&client_server);
+	assert_true(before.sum[0] == 8 + 8 * 0x1p-10f); /* without feedback it would be 8 */
+	assert_true(before.made[0].g[0] == 1 && before.made[0].g[FAKE_PARAMS - 1] == 1);
+	assert_true(before.made[4].g[0] == 1 + 0x1p-7f);
+	s = &before.push.slices.slice[0];
+	assert_int_equal(s->encoding, ENCODING_BF16);
+	fake_hang_up(&client_server, 1);
+	client_expect_weights(-8); /* -8 - 2^-7, rounded */
+	after = fake_read_seen(&client_server);
+	assert_int_equal(after.pushes, 16);
+	for (int i = 0; i < 8; i++) {
+		assert_int_equal(after.seq[8 + i], i + 1);
+		assert_true(after.hash[8 + i] == before.hash[i]);
+	}
+	assert_true(after.sum[0] == before.sum[0]);
+}
+
+TEST_IN(weights_in_bfloat16_arrive_as_floats, client_set_up_unconnected, client_tear_down)
+{
+	struct cnnps_pull w;
+
+	connect_bf16();
+	client_push(3, 0);
+	for (int two = 0; two < 2; two++) {
+		fake_set(&client_server, &client_server.how.two_slices, two);
+		client_expect_weights(-3);
+		for (int i = 0; i < 3; i++) {
+			assert_int_equal(client_view(client, &w), 0);
+			assert_true(w.weights[0] == -3 && w.weights[FAKE_PARAMS - 1] == -3);
+		}
+	}
+	float *g = cnnps_gradient(client);
+	for (int i = 0; i < FAKE_PARAMS; i++)
+		g[i] = 1;
+	assert_int_equal(client_push_view(client, g, 0, &w), 0);
+	assert_true(w.weights[0] == -4);
+	fake_set(&client_server, &client_server.how.damaged_pulls, 2);
+	client_expect_weights(-4);
+}
+
+TEST_IN(a_server_that_accepts_no_bfloat16_is_refused, client_set_up_unconnected, client_tear_down)
+{
+	struct cnnps_options o = client_options();
+
+	o.wire = CNNPS_WIRE_BF16;
+	fake_set(&client_server, &client_server.how.only_fp32, 1);
+	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUSAGE);
+	assert_non_null(strstr(cnnps_error(client), "--wire fp32"));
+	cnnps_close(&client);
+	o.lane = CNNPS_LANE_SHM;
+	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUSAGE);
+	assert_non_null(strstr(cnnps_error(client), "shared memory"));
+}
+
 TEST_IN(what_was_durable_is_not_replayed, client_set_up, client_tear_down)
 {
 	client_push(1, 0);

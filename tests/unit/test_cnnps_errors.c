@@ -14,6 +14,17 @@ TEST_IN(the_reason_of_the_server_is_the_error, client_set_up_unconnected, client
 	assert_string_equal(cnnps_error(client), "the fake server says so");
 }
 
+/* Attack A22 of docs/faults.md: programs print the reason, and Python raises it. */
+TEST_IN(the_reason_of_the_server_controls_no_terminal, client_set_up_unconnected, client_tear_down)
+{
+	struct cnnps_options o = client_options();
+
+	fake_set(&client_server, &client_server.how.controls, 1);
+	fake_set(&client_server, &client_server.how.status, PS_EWRONGDATA);
+	assert_int_equal(cnnps_connect(&client, &o), PS_EWRONGDATA);
+	assert_string_equal(cnnps_error(client), "?]0;x? a?b?2J\u00e9");
+}
+
 TEST_IN(a_connection_that_failed_refuses_every_call, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
@@ -95,7 +106,7 @@ TEST_IN(fields_of_a_newer_library_must_be_zero, client_set_up, client_tear_down)
 	assert_ptr_equal(newer.pull.weights, w);
 	newer.added = 1;
 	assert_int_equal(cnnps_pull(client, &newer.pull), CNNPS_EUSAGE);
-	assert_non_null(strstr(cnnps_error(client), "does not know the last"));
+	assert_non_null(strstr(cnnps_error(client), "the fields after them must be zero"));
 }
 
 TEST_IN(flags_that_make_no_sense_are_refused, client_set_up, client_tear_down)
@@ -114,6 +125,122 @@ TEST_IN(flags_that_make_no_sense_are_refused, client_set_up, client_tear_down)
 	push = (struct cnnps_push){.size = sizeof(push), .gradient = client_ones, .offset = 1};
 	assert_int_equal(cnnps_push(client, &push),
 		CNNPS_EUSAGE); /* count 0 stands for all values, which do not fit after offset 1 */
+}
+
+/* ---- pointers and sizes that the program passes ---------------------------------------------- */
+
+/* Checks that a call returned CNNPS_EUSAGE and that the reason contains `name`. */
+static void expect_usage(int rc, const char *name)
+{
+	assert_int_equal(rc, CNNPS_EUSAGE);
+	if (!strstr(cnnps_error(client), name))
+		fail_msg("\"%s\" does not name %s", cnnps_error(client), name);
+}
+
+TEST_IN(every_call_refuses_null_pointers, client_set_up, client_tear_down)
+{
+	struct cnnps_push push = {.size = sizeof(push)};
+	struct cnnps_lease lease = {.size = sizeof(lease), .kind = CNNPS_EVAL};
+	struct cnnps_evaluation evaluation = {.size = sizeof(evaluation)};
+	char json[64] = "old";
+
+	expect_usage(cnnps_push(client, &push), "`gradient`");
+	push.offset = push.count = 1;
+	expect_usage(cnnps_push(client, &push), "`gradient`");
+	expect_usage(cnnps_push(client, NULL), "cnnps_push");
+	expect_usage(cnnps_pull(client, NULL), "cnnps_pull");
+	expect_usage(cnnps_lease(client, NULL), "cnnps_lease");
+	expect_usage(cnnps_result(client, NULL, &evaluation), "cnnps_lease");
+	expect_usage(cnnps_result(client, &lease, NULL), "cnnps_evaluation");
+	expect_usage(cnnps_status(client, NULL, 10), "`json`");
+	expect_usage(cnnps_status(client, json, 0), "`json`");
+	assert_string_equal(json, "old");
+	expect_usage(cnnps_log_level(client, NULL), "level");
+	expect_usage(cnnps_release(client, NULL), "worker");
+	assert_int_equal(cnnps_stats(client, NULL), CNNPS_EUSAGE);
+	assert_int_equal(client_stats(client).pushed, 0);
+	client_push(1, 0); /* the connection is as usable as before */
+	client_expect_weights(-1);
+}
+
+TEST_IN(every_call_refuses_a_null_connection, client_set_up_unconnected, client_tear_down)
+{
+	struct cnnps_push push = {.size = sizeof(push), .gradient = client_ones};
+	struct cnnps_pull pull = {.size = sizeof(pull)};
+	struct cnnps_lease lease = {.size = sizeof(lease)};
+	struct cnnps_evaluation evaluation = {.size = sizeof(evaluation)};
+	struct cnnps_stats stats = {.size = sizeof(stats)};
+	struct cnnps_options o = client_options();
+	uint64_t generation;
+	char json[64];
+
+	assert_int_equal(cnnps_connect(NULL, &o), CNNPS_EUSAGE);
+	assert_null(cnnps_info(NULL));
+	assert_int_equal(cnnps_push(NULL, &push), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_pull(NULL, &pull), CNNPS_EUSAGE);
+	assert_null(cnnps_gradient(NULL));
+	assert_int_equal(cnnps_lease(NULL, &lease), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_result(NULL, &lease, &evaluation), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_flush(NULL, 0, 1), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_stats(NULL, &stats), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_status(NULL, json, sizeof(json)), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_checkpoint(NULL, &generation), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_drain(NULL), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_log_level(NULL, "info"), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_release(NULL, "a"), CNNPS_EUSAGE);
+	assert_string_not_equal(cnnps_error(NULL), "");
+	cnnps_alive(NULL);
+	cnnps_close(NULL);
+	cnnps_close(&client); /* NULL */
+	expect_usage(cnnps_connect(&client, NULL), "cnnps_options");
+}
+
+/* The server would take such messages for damaged ones, and end the session. */
+TEST_IN(work_and_results_out_of_range_are_refused, client_set_up, client_tear_down)
+{
+	const struct cnnps_work bad[] = {
+		{.first = UINT32_MAX, .count = 1}, {.count = UINT32_MAX}, {.images = UINT32_MAX}};
+	struct cnnps_push push = {.size = sizeof(push), .gradient = client_ones};
+	struct cnnps_lease lease = {.size = sizeof(lease), .kind = CNNPS_EVAL, .count = 3};
+	struct cnnps_evaluation evaluation = {.size = sizeof(evaluation), .correct = 4};
+
+	for (int i = 0; i < 3; i++) {
+		push.work = bad[i];
+		expect_usage(cnnps_push(client, &push), "`work`");
+	}
+	expect_usage(cnnps_result(client, &lease, &evaluation), "`correct`");
+	lease.first = lease.count = UINT32_MAX;
+	expect_usage(cnnps_result(client, &lease, &evaluation), "`correct`");
+	client_push(1, 0);
+	client_expect_weights(-1);
+}
+
+static void *allocate_nothing(size_t bytes)
+{
+	(void)bytes;
+	return NULL;
+}
+
+TEST_IN(options_out_of_range_are_refused_by_name, client_set_up_unconnected, client_tear_down)
+{
+	static const char *const names[] = {"cnnps_options", "cnnps_options", "`lane`",
+		"`log_level`", "`release`", "server", "`wire`"};
+	struct cnnps_options bad[7];
+
+	for (int i = 0; i < 7; i++)
+		bad[i] = client_options();
+	bad[0].size = sizeof(bad[0]) - 1;
+	bad[1].size = SIZE_MAX;
+	bad[2].lane = (enum cnnps_lane)3;
+	bad[3].log_level = (enum cnnps_log_level)4;
+	bad[4].allocate = allocate_nothing;
+	bad[5].server = NULL;
+	bad[6].wire = (enum cnnps_wire)2;
+	for (int i = 0; i < 7; i++) {
+		expect_usage(cnnps_connect(&client, &bad[i]), names[i]);
+		cnnps_close(&client);
+	}
+	assert_int_equal(fake_read_seen(&client_server).hellos, 0);
 }
 
 /* ---- the log --------------------------------------------------------------------------------- */
@@ -205,6 +332,35 @@ TEST_IN(patience_ends_when_the_server_stays_away, client_set_up_unconnected, cli
 	assert_int_equal(client_pull_all(client, w, NULL), CNNPS_EUNREACHABLE);
 	assert_non_null(strstr(cnnps_error(client), "contact lost for 300 ms: connection refused"));
 	fake_start(&client_server);
+}
+
+/* Returns the milliseconds that it takes to close a connection whose server has gone. */
+static uint64_t close_without_server(void)
+{
+	struct cnnps_options o = client_options();
+	uint64_t begin;
+
+	client_connect(&o);
+	client_push(1, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	fake_stop(&client_server);
+	begin = clock_ms();
+	cnnps_close(&client);
+	begin = clock_ms() - begin;
+	fake_start(&client_server);
+	return begin;
+}
+
+/* An open push would wait for 5 s. On a busy machine another process may take over the port of the
+ * server, and the connection may seem to be alive. */
+TEST_IN(closing_is_quick_if_the_server_is_gone_and_no_push_is_open, client_set_up_unconnected,
+	client_tear_down)
+{
+	uint64_t ms = 5000;
+
+	for (int i = 0; i < 3 && ms >= 4000; i++)
+		ms = close_without_server();
+	assert_in_range(ms, 0, 3999);
 }
 
 TEST_IN(nonsense_options_are_refused_in_words, client_set_up_unconnected, client_tear_down)

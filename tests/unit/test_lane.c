@@ -315,7 +315,7 @@ TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up, tear_down)
 		assert_memory_equal(zmq_msg_data(&in[i].frame[1]), core_weights(f.core),
 			FIXTURE_PARAMS * sizeof(float));
 	}
-	/* invariant 3 of server/net/lane.h: without a free hold, PARAMS contain the weights */
+	/* promise 2 of server/net/lane.h: without a free hold, PARAMS contain the weights */
 	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 0);
 	frames_release(&in[2]);
 	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 1);

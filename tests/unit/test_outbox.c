@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 #include "common/clock.h"
+#include "proto/bf16.h"
 #include "server/net/chunked_push.h"
 #include "worker/client/outbox.h"
 #include "tests/support/test.h"
@@ -149,6 +150,48 @@ TEST_IN(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again, set_up, 
 	post(2);
 	arrives(2, 10, LARGE - 11);
 	assert_int_equal(out.retained_bytes, (2 * LARGE - 11) * sizeof(float));
+}
+
+/* The values are whole numbers, which bfloat16 has exactly. */
+TEST_IN(a_push_in_bfloat16_is_whole_again_when_it_is_sent_again, set_up, tear_down)
+{
+	const size_t sizes[] = {1, 1001, LARGE - 11};
+	zmq_msg_t tensor;
+	struct frames f;
+	struct msg m;
+
+	for (uint64_t seq = 1; seq <= 3; seq++) {
+		size_t n = sizes[seq - 1];
+		const struct slice whole = {.offset = 10, .count = n, .encoding = ENCODING_BF16};
+
+		assert_int_equal(zmq_msg_init_size(&tensor, n * BF16_BYTES), 0);
+		for (size_t i = 0; i < n; i++) {
+			uint16_t half = bf16_of((float)(i % 251));
+
+			memcpy((char *)zmq_msg_data(&tensor) + BF16_BYTES * i, &half, sizeof(half));
+		}
+		outbox_retain(&out, seq, &whole, &tensor);
+		for (int again = 0; again < 2; again++) {
+			size_t at = 0;
+
+			post(seq);
+			next_message(&f, &m);
+			assert_int_equal(m.push.seq, seq);
+			for (uint32_t k = 0; k < m.push.slices.n; k++) {
+				const struct slice *s = &m.push.slices.slice[k];
+
+				assert_int_equal(s->encoding, ENCODING_BF16);
+				assert_int_equal(s->offset, 10 + at);
+				for (size_t i = 0; i < s->count; i++)
+					assert_true(s->data[i] == (float)((at + i) % 251));
+				at += s->count;
+			}
+			assert_int_equal(at, n);
+			frames_release(&f);
+		}
+	}
+	assert_int_equal(went_ahead, 2 * (OUTBOX_PARTS - 1));
+	assert_int_equal(out.retained_bytes, (1 + 1001 + LARGE - 11) * BF16_BYTES);
 }
 
 TEST_IN(what_finds_no_room_leaves_later_in_its_order, set_up, tear_down)

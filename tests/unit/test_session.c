@@ -99,6 +99,34 @@ TEST(a_welcome_of_another_term_or_an_impossible_one_is_ignored)
 	session_free(&d.s);
 }
 
+/* A server cannot have pushes on its disk that it has not decided. */
+TEST(pushes_that_the_server_has_lost_are_not_durable)
+{
+	static struct session_driver d;
+
+	driver_new(&d, driver_config(), 64);
+	driver_welcome(&d, 0, 3);
+	assert_did(&d, "");
+	driver_welcome(&d, 0, 0);
+	driver_push_ok(&d, 3);
+	for (uint64_t seq = 1; seq <= 3; seq++)
+		driver_ack(&d, seq, VERDICT_OK, 0);
+	driver_crash(&d);
+	driver_error(&d, PS_ETERM);
+	driver_welcome(&d, 1, 3);
+	assert_did(&d, "");
+	d.welcome.push_window = 1;
+	driver_welcome(&d, 1, 1);
+	assert_did(&d, "release:1 READY push:2");
+	driver_heartbeat(&d, 1, 3); /* push 2 is under way, and push 3 waits for its ACK */
+	assert_int_equal(session_durable_seq(d.s), 1);
+	driver_ack(&d, 2, VERDICT_OK, 3);
+	assert_did(&d, "release:2 push:3");
+	driver_ack(&d, 3, VERDICT_OK, 3);
+	assert_int_equal(session_durable_seq(d.s), 3);
+	session_free(&d.s);
+}
+
 /* ---- pushes --------------------------------------------------------------------------------- */
 
 TEST(at_most_push_window_are_under_way)

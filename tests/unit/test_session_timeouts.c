@@ -2,7 +2,7 @@
  * Proves the states and the timeouts of worker/client/session.h: when the session repeats HELLO,
  * when silence makes it send a new HELLO, and when it ends. (test_session_close.c tests other
  * ends.)
- * Attack A22 of docs/faults.md.
+ * Covers attack A22 of docs/faults.md.
  */
 #include "tests/support/session_driver.h"
 #include "tests/support/test.h"

@@ -1,5 +1,6 @@
 /* cnnps.c - see cnnps.h. Every call is one request of net.h. */
 #include "worker/client/cnnps.h"
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,9 @@
 #include "common/mem.h"
 #include "common/pool.h"
 #include "common/version.h"
+#include "proto/bf16.h"
+#include "proto/lane.h"
+#include "worker/client/feedback.h"
 #include "worker/client/info.h"
 #include "worker/client/net.h"
 #include "worker/client/pages.h"
@@ -30,6 +34,9 @@ _Static_assert((int)MODE_DOWNPOUR == CNNPS_DOWNPOUR && (int)MODE_SSP == CNNPS_SS
 		       (int)MODE_SYNC == CNNPS_SYNC && (int)MODE_SANDBLASTER == CNNPS_SANDBLASTER &&
 		       (int)MODE_EASGD == CNNPS_EASGD,
 	"cnnps.h repeats numbers of proto/msg.h");
+_Static_assert((int)CNNPS_LANE_AUTO == LANE_AUTO && (int)CNNPS_LANE_TCP == LANE_TCP &&
+		       (int)CNNPS_LANE_SHM == LANE_SHM,
+	"cnnps.h repeats numbers of proto/lane.h");
 
 /* The term of each of the newest pulls, because a server may reuse the version numbers of an
  * earlier term after a crash. */
@@ -39,7 +46,7 @@ struct pulled {
 };
 
 struct cnnps {
-	struct net *net; /* NULL: cnnps_connect failed */
+	struct net *net; /* NULL if cnnps_connect failed */
 	int status;      /* of the newest call */
 	int observer;
 	struct cnnps_info info;
@@ -47,18 +54,19 @@ struct cnnps {
 	char server[256];
 	char *tensors; /* cnnps_options.tensors */
 	struct pool *pool;
-	float *gradient;        /* lent to the program, or NULL */
-	struct lane_slot slot;  /* the shared memory of `gradient`, or empty */
-	int has_staging;        /* 1: copy received weights to `staging` */
-	float *staging;         /* memory from options.allocate; NULL: not allocated yet */
-	struct arrival awaited; /* the weights that CNNPS_PULL_WAIT has received, or empty */
-	zmq_msg_t view;         /* weights lent to the program */
+	struct feedback feedback; /* of gradients in bfloat16 */
+	float *gradient;          /* lent to the program, or NULL */
+	struct lane_slot slot;    /* the shared memory of `gradient`, or empty */
+	int has_staging;          /* 1 if received weights are copied to `staging` */
+	float *staging;           /* a buffer of `pool`; NULL until it is allocated */
+	struct arrival awaited;   /* the weights that CNNPS_PULL_WAIT has received, or empty */
+	zmq_msg_t view;           /* weights lent to the program */
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* number of all pulls so far; pull number i is at i % PULLS */
 	struct request request; /* the newest request */
 	/* Times of clock_us. left_us: the end of the newest call. entered_us: the begin of the
-	 * current call; 0: no call is running. waited_us: the total waiting time of the current
-	 * call */
+	 * current call, or 0 if no call is running. waited_us: the total waiting time of the
+	 * current call */
 	uint64_t left_us, entered_us, waited_us;
 };
 
@@ -97,34 +105,85 @@ static int refuse(struct cnnps *c, const char *why)
 /* Maximum number of bytes by which a struct of a newer library may be longer than ours. */
 enum { MAX_NEWER = 4096 };
 
-/* Copies a struct of the program to `to`. A program that was built with a newer library may have a
- * longer struct; fields that this library does not have must be zero. */
-static int read_struct(struct cnnps *c, void *to, size_t size, const void *from, const char *name)
+/* The size of each struct in the first header that had its `size`: older programs have no shorter
+ * struct. Never change a value. If a field is appended to a struct whose value is its sizeof, write
+ * the offset of this field instead. Append a field at the offset that was the sizeof before, and
+ * not in the padding at the end, because an older program may have anything in this padding. */
+enum {
+	FIRST_OPTIONS = offsetof(struct cnnps_options, lane),
+	FIRST_LEASE = sizeof(struct cnnps_lease),
+	FIRST_PULL = sizeof(struct cnnps_pull),
+	FIRST_PUSH = sizeof(struct cnnps_push),
+	FIRST_EVALUATION = sizeof(struct cnnps_evaluation),
+	FIRST_STATS = offsetof(struct cnnps_stats, compute_us)
+};
+
+/* Returns the size of a struct of the program, which is its first field. */
+static size_t struct_size(const void *from)
 {
-	const unsigned char *bytes = from;
-	size_t n, unknown = 0;
+	size_t n;
 
 	memcpy(&n, from, sizeof(n));
-	for (size_t i = size; i < n && n <= size + MAX_NEWER; i++)
-		unknown += bytes[i] != 0;
-	if (n < size || n > size + MAX_NEWER || unknown) {
-		snprintf(c->request.why, sizeof(c->request.why),
-			n < size || n > size + MAX_NEWER
-				? "struct %s: its size is %zu; set it to sizeof(struct %s)"
-				: "struct %s: of its %zu bytes, libcnnps %s does not know the last",
-			name, n, n < size || n > size + MAX_NEWER ? name : PS_VERSION);
+	return n;
+}
+
+/* Returns 1 if `n` may be the size of a struct that this library knows with `size` bytes, and that
+ * had `first` bytes at first. */
+static int is_size(size_t n, size_t first, size_t size)
+{
+	return n >= first && n <= size + MAX_NEWER && n % _Alignof(size_t) == 0;
+}
+
+/* Returns 1 if all bytes of a struct after the `size` bytes that this library knows are zero. */
+static int is_tail_zero(const void *from, size_t size)
+{
+	const unsigned char *bytes = from;
+
+	for (size_t n = struct_size(from); n > size; n--)
+		if (bytes[n - 1])
+			return 0;
+	return 1;
+}
+
+/* Copies a struct of the program to `to`. A program that was built with an older library may have a
+ * shorter struct, and the fields that it lacks are zero. A program that was built with a newer
+ * library may have a longer struct; the fields that this library does not have must be zero. */
+static int read_struct(
+	struct cnnps *c, void *to, size_t first, size_t size, const void *from, const char *name)
+{
+	char *why = c->request.why;
+	size_t room = sizeof(c->request.why), n = from ? struct_size(from) : 0;
+
+	if (!from) {
+		snprintf(why, room, "struct %s: the pointer is NULL", name);
 		return PS_EUSAGE;
 	}
-	memcpy(to, from, size);
+	if (!is_size(n, first, size)) {
+		snprintf(why, room, "struct %s: its size is %zu; set it to sizeof(struct %s)", name,
+			n, name);
+		return PS_EUSAGE;
+	}
+	if (!is_tail_zero(from, size)) {
+		snprintf(why, room,
+			"struct %s: libcnnps %s knows the first %zu of its %zu bytes; the fields "
+			"after them must be zero",
+			name, PS_VERSION, size, n);
+		return PS_EUSAGE;
+	}
+	memset(to, 0, size);
+	memcpy(to, from, n < size ? n : size);
 	return PS_OK;
 }
-#define READ_STRUCT(c, to, from, name) read_struct(c, to, sizeof(*(to)), from, #name)
+#define READ_STRUCT(c, to, from, name, first) read_struct(c, to, first, sizeof(*(to)), from, #name)
 
-/* Copies all fields except `size` to the program's struct. */
+/* Copies all fields except `size` to the program's struct, if it has them. `size` is the number of
+ * bytes of `from`. */
 static void write_struct(void *to, const void *from, size_t size)
 {
-	memcpy((unsigned char *)to + sizeof(size_t), (const unsigned char *)from + sizeof(size_t),
-		size - sizeof(size_t));
+	size_t n = struct_size(to) < size ? struct_size(to) : size;
+
+	memcpy((unsigned char *)to + sizeof(n), (const unsigned char *)from + sizeof(n),
+		n - sizeof(n));
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -211,6 +270,15 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 	struct session_config *s = &n->session;
 	int rc;
 
+	if (o->lane > CNNPS_LANE_SHM)
+		return err_set(e, PS_EUSAGE, "`lane` is %u: expected a CNNPS_LANE_*", o->lane);
+	if (o->wire > CNNPS_WIRE_BF16)
+		return err_set(e, PS_EUSAGE, "`wire` is %u: expected a CNNPS_WIRE_*", o->wire);
+	if (o->log_level > CNNPS_LOG_DEBUG)
+		return err_set(
+			e, PS_EUSAGE, "`log_level` is %u: expected a CNNPS_LOG_*", o->log_level);
+	if (!o->allocate != !o->release)
+		return err_set(e, PS_EUSAGE, "set both `allocate` and `release`, or neither");
 	*n = (struct net_config){
 		.batch_timeout_ms = or_default(o->batch_timeout_ms, 60000),
 		.replay_bytes = or_default(o->replay_bytes, (uint64_t)256 << 20),
@@ -221,6 +289,11 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.lane = o->lane,
 	};
 	s->role = o->observer ? ROLE_OBSERVER : ROLE_WORKER;
+	if (o->wire == CNNPS_WIRE_BF16 && o->lane == CNNPS_LANE_SHM)
+		return err_set(e, PS_EUSAGE,
+			"bf16 has no effect in shared memory: use --lane auto or --wire fp32");
+	if (o->wire == CNNPS_WIRE_BF16 && !o->observer)
+		s->wire = ENCODING_BF16;
 	s->pid = info_process(s->host, sizeof(s->host));
 	s->data = (struct data_id){.n_train = o->data.n_train,
 		.n_test = o->data.n_test,
@@ -268,14 +341,16 @@ static int connect_session(struct cnnps *c, const struct cnnps_options *o, struc
 			"the run holds back %u training images (--validate), and this program "
 			"cannot: begin a run without --validate",
 			c->info.validate);
-	if (pool_new_in(&c->pool, c->info.n_params, o->allocate, o->release))
+	if (pool_new_in(&c->pool, c->info.n_params, o->allocate, o->release) ||
+		(cfg.session.wire == ENCODING_BF16 &&
+			feedback_init(&c->feedback, c->info.n_params, info_trained(&c->info))))
 		return err_set(e, PS_ENOMEM, "no memory for gradients");
 	return PS_OK;
 }
 
 static void set_log(const struct cnnps_options *o)
 {
-	if (!o->log)
+	if (!o->log || o->log_level > CNNPS_LOG_DEBUG)
 		return;
 	log_set_sink(o->log, o->log_arg);
 	log_set_level((enum log_level)o->log_level);
@@ -296,22 +371,25 @@ static void disconnect(struct cnnps *c)
 	if (c->staging)
 		pool_release(c->pool, &c->staging);
 	pool_free(&c->pool);
+	feedback_release(&c->feedback);
 	free(c->tensors);
 	c->tensors = NULL;
 }
 
 int cnnps_connect(struct cnnps **out, const struct cnnps_options *options)
 {
-	struct cnnps *c = mem_try(1, sizeof(*c));
+	struct cnnps *c;
 	struct cnnps_options o;
 	struct err e = {0};
 	int rc;
 
-	*out = c;
+	if (!out)
+		return PS_EUSAGE;
+	*out = c = mem_try(1, sizeof(*c));
 	if (!c)
 		return PS_ENOMEM;
 	(void)zmq_msg_init(&c->view);
-	if ((rc = READ_STRUCT(c, &o, options, cnnps_options)))
+	if ((rc = READ_STRUCT(c, &o, options, cnnps_options, FIRST_OPTIONS)))
 		return done(c, rc);
 	set_log(&o);
 	if ((rc = connect_session(c, &o, &e))) {
@@ -323,12 +401,12 @@ int cnnps_connect(struct cnnps **out, const struct cnnps_options *options)
 
 const struct cnnps_info *cnnps_info(const struct cnnps *c)
 {
-	return &c->info;
+	return c ? &c->info : NULL;
 }
 
 void cnnps_close(struct cnnps **c)
 {
-	if (!*c)
+	if (!c || !*c)
 		return;
 	disconnect(*c);
 	(void)zmq_msg_close(&(*c)->view);
@@ -394,18 +472,18 @@ static void release_view(struct cnnps *c)
 /* Returns 1 if the weights are one frame of aligned floats, which the program can use in place. */
 static int is_one_frame(struct arrival *a)
 {
-	return a->params.slices.n == 1 &&
+	return a->params.slices.n == 1 && a->params.slices.slice[0].encoding == ENCODING_F32 &&
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Verifies weights and makes them c->view. The view lies in memory from options.allocate if the
- * program has set it. Without such memory, the view is the received message if this message is one
- * aligned frame, or else a new message. */
+/* Verifies weights and makes them c->view. The view lies in a buffer of the pool if the program has
+ * set options.allocate, or if the weights need a conversion. Otherwise, the view is the received
+ * message if this message is one aligned frame, or else a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	int rc;
 
-	if (c->has_staging && !c->staging)
+	if ((c->has_staging || (c->feedback.error && !is_one_frame(a))) && !c->staging)
 		c->staging = pool_acquire(c->pool);
 	if (c->staging) {
 		rc = verify_weights(a, c->staging);
@@ -465,8 +543,11 @@ static int pull_weights(struct cnnps *c, struct cnnps_pull *p)
 int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull)
 {
 	struct cnnps_pull p;
-	int rc = READ_STRUCT(c, &p, pull, cnnps_pull);
+	int rc;
 
+	if (!c)
+		return PS_EUSAGE;
+	rc = READ_STRUCT(c, &p, pull, cnnps_pull, FIRST_PULL);
 	begin_call(c);
 	if (rc)
 		return done(c, rc);
@@ -491,6 +572,8 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull)
 
 float *cnnps_gradient(struct cnnps *c)
 {
+	if (!c)
+		return NULL;
 	if (c->gradient || !c->pool)
 		return c->gradient;
 	if (!c->has_staging && net_take_slot(c->net, &c->slot))
@@ -509,6 +592,18 @@ static int send_slot(struct cnnps *c, struct request *o)
 	return rc;
 }
 
+/* Makes the tensor of a push in bfloat16, with the values at `g`. */
+static int make_bf16(struct cnnps *c, struct request *o, const float *g)
+{
+	struct slice *s = &o->push.meta.slices.slice[0];
+
+	if (zmq_msg_init_size(&o->push.tensor, s->count * BF16_BYTES))
+		return PS_ENOMEM;
+	s->encoding = ENCODING_BF16;
+	feedback_round(&c->feedback, g, s->offset, s->count, zmq_msg_data(&o->push.tensor));
+	return PS_OK;
+}
+
 /* Makes the tensor of a push, which all transmissions of the push share. The tensor is a copy of
  * `g`, or the buffer of cnnps_gradient itself. */
 static int make_tensor(
@@ -520,27 +615,39 @@ static int make_tensor(
 
 	s->n = 1;
 	s->slice[0] = (struct slice){.offset = offset, .count = n, .encoding = ENCODING_F32};
-	if (is_lent && c->slot.lane)
+	if (is_lent && c->slot.lane) {
+		feedback_add(&c->feedback, c->gradient, offset, n);
 		return send_slot(c, o);
-	if (is_lent && !c->has_staging)
+	}
+	if (is_lent && !c->has_staging && !c->feedback.error)
 		return pool_send(c->pool, &c->gradient, &o->push.tensor);
 	/* copy the values, because the program may use its buffer again after this call */
 	if (net_take_slot(c->net, &slot)) {
 		struct chunk copy;
 
 		wire_copy_chunk(slot.values, g, n, &copy, NULL);
-		s->slice[0].xxh3 = copy.xxh3;
+		/* if feedback changes the values, the transmission computes the checksum */
+		if (!feedback_add(&c->feedback, slot.values, offset, n))
+			s->slice[0].xxh3 = copy.xxh3;
 		int rc = lane_send(&slot, n, &o->push.tensor);
 		if (rc)
 			lane_return(&slot);
 		return rc;
 	}
+	if (c->feedback.error)
+		return make_bf16(c, o, g);
 	if (is_lent)
 		return pool_send(c->pool, &c->gradient, &o->push.tensor);
 	if (zmq_msg_init_size(&o->push.tensor, n * sizeof(*g)))
 		return PS_ENOMEM;
 	memcpy(zmq_msg_data(&o->push.tensor), g, n * sizeof(*g));
 	return PS_OK;
+}
+
+/* Returns 1 if the range [first, first + count) ends at `max` or before. */
+static int ends_by(uint64_t first, uint64_t count, uint64_t max)
+{
+	return first + count <= max;
 }
 
 /* Makes a push and, if `then_pull` is 1, a pull after the push. */
@@ -552,8 +659,13 @@ static int push_values(struct cnnps *c, const struct cnnps_push *p, int then_pul
 
 	if (c->observer)
 		return refuse(c, "an observer cannot push");
+	if (!p->gradient)
+		return refuse(c, "`gradient` of a push is NULL");
 	if (n < 1 || p->offset > c->info.n_params || n > c->info.n_params - p->offset)
 		return refuse(c, "the pushed values lie outside the parameters");
+	if (!ends_by(p->work.first, p->work.count, WIRE_MAX_BATCHES) ||
+		p->work.images > WIRE_MAX_IMAGES)
+		return refuse(c, "`work` of a push is out of range");
 	o->push.then_pull = then_pull;
 	o->pull.which = WEIGHTS_CURRENT;
 	o->push.meta.base_version = p->version;
@@ -573,7 +685,7 @@ static int push_then_pull(struct cnnps *c, const struct cnnps_push *p)
 	int then_pull = !c->awaited.frames.n, rc;
 	struct cnnps_pull then;
 
-	if ((rc = READ_STRUCT(c, &then, p->then, cnnps_pull)))
+	if ((rc = READ_STRUCT(c, &then, p->then, cnnps_pull, FIRST_PULL)))
 		return rc;
 	if (then.flags)
 		return refuse(c, "a pull after a push has no flags");
@@ -591,8 +703,11 @@ static int push_then_pull(struct cnnps *c, const struct cnnps_push *p)
 int cnnps_push(struct cnnps *c, const struct cnnps_push *push)
 {
 	struct cnnps_push p;
-	int rc = READ_STRUCT(c, &p, push, cnnps_push);
+	int rc;
 
+	if (!c)
+		return PS_EUSAGE;
+	rc = READ_STRUCT(c, &p, push, cnnps_push, FIRST_PUSH);
 	begin_call(c);
 	if (!rc)
 		rc = p.then ? push_then_pull(c, &p) : push_values(c, &p, 0);
@@ -603,7 +718,7 @@ int cnnps_push(struct cnnps *c, const struct cnnps_push *push)
 
 void cnnps_alive(struct cnnps *c)
 {
-	if (c->net)
+	if (c && c->net)
 		net_alive(c->net);
 }
 
@@ -624,8 +739,11 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
 	struct request *o;
 	struct cnnps_lease got;
-	int rc = READ_STRUCT(c, &got, lease, cnnps_lease);
+	int rc;
 
+	if (!c)
+		return PS_EUSAGE;
+	rc = READ_STRUCT(c, &got, lease, cnnps_lease, FIRST_LEASE);
 	begin_call(c);
 	if (rc)
 		return done(c, rc);
@@ -644,15 +762,21 @@ int cnnps_result(
 	struct request *o;
 	struct cnnps_lease l;
 	struct cnnps_evaluation e;
-	int rc = READ_STRUCT(c, &l, lease, cnnps_lease);
+	int rc;
 
+	if (!c)
+		return PS_EUSAGE;
+	rc = READ_STRUCT(c, &l, lease, cnnps_lease, FIRST_LEASE);
 	begin_call(c);
-	rc = rc ? rc : READ_STRUCT(c, &e, evaluation, cnnps_evaluation);
+	rc = rc ? rc : READ_STRUCT(c, &e, evaluation, cnnps_evaluation, FIRST_EVALUATION);
 	if (rc)
 		return done(c, rc);
 	o = new_request(c, REQUEST_RESULT);
 	if (c->observer || l.kind != CNNPS_EVAL)
 		return done(c, refuse(c, "only an EVAL lease has a result"));
+	if (!ends_by(l.first, l.count, WIRE_MAX_IMAGES) || e.correct > l.count)
+		return done(c, refuse(c, "`correct` is more than the images of the lease, or these "
+					 "are out of range"));
 	o->result = (struct msg_result){.eval_id = l.eval_id,
 		.eval_first = l.first,
 		.eval_count = l.count,
@@ -664,8 +788,11 @@ int cnnps_result(
 
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 {
-	struct request *o = new_request(c, REQUEST_FLUSH);
+	struct request *o;
 
+	if (!c)
+		return PS_EUSAGE;
+	o = new_request(c, REQUEST_FLUSH);
 	begin_call(c);
 	o->durable = durable;
 	o->deadline_ms = clock_ms() + timeout_ms;
@@ -674,8 +801,13 @@ int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 
 int cnnps_status_page(struct cnnps *c, uint32_t first, char *json, size_t size)
 {
-	struct request *o = new_request(c, REQUEST_STATUS);
+	struct request *o;
 
+	if (!c)
+		return PS_EUSAGE;
+	o = new_request(c, REQUEST_STATUS);
+	if (!json || !size)
+		return done(c, refuse(c, "`json` has no room for the status"));
 	o->report.json = json;
 	o->report.size = size;
 	o->report.first = first;
@@ -689,9 +821,12 @@ int cnnps_status(struct cnnps *c, char *json, size_t size)
 
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
 {
-	struct request *o = new_request(c, REQUEST_ADMIN);
+	struct request *o;
 	int rc;
 
+	if (!c)
+		return PS_EUSAGE;
+	o = new_request(c, REQUEST_ADMIN);
 	o->admin.verb = ADMIN_CHECKPOINT;
 	rc = run_request(c, o);
 	if (!rc && generation)
@@ -701,9 +836,12 @@ int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
 
 int cnnps_drain(struct cnnps *c)
 {
-	struct request *o = new_request(c, REQUEST_ADMIN);
+	struct request *o;
 	int rc;
 
+	if (!c)
+		return PS_EUSAGE;
+	o = new_request(c, REQUEST_ADMIN);
 	o->admin.verb = ADMIN_DRAIN;
 	rc = run_request(c, o);
 	if (rc == PS_ESHUTDOWN || rc == PS_EDONE)
@@ -713,10 +851,13 @@ int cnnps_drain(struct cnnps *c)
 
 int cnnps_log_level(struct cnnps *c, const char *level)
 {
-	struct request *o = new_request(c, REQUEST_ADMIN);
+	struct request *o;
 
+	if (!c)
+		return PS_EUSAGE;
+	o = new_request(c, REQUEST_ADMIN);
 	o->admin.verb = ADMIN_LOG_LEVEL;
-	for (int i = LOG_ERROR; i <= LOG_DEBUG; i++)
+	for (int i = LOG_ERROR; level && i <= LOG_DEBUG; i++)
 		if (!strcmp(level, log_level_name((enum log_level)i)))
 			o->admin.level = (enum wire_log_level)(i + LOG_LEVEL_ERROR);
 	return done(
@@ -725,10 +866,13 @@ int cnnps_log_level(struct cnnps *c, const char *level)
 
 int cnnps_release(struct cnnps *c, const char *worker)
 {
-	struct request *o = new_request(c, REQUEST_ADMIN);
+	struct request *o;
 
+	if (!c)
+		return PS_EUSAGE;
+	o = new_request(c, REQUEST_ADMIN);
 	o->admin.verb = ADMIN_RELEASE;
-	if (!worker[0] || strlen(worker) >= sizeof(o->admin.worker))
+	if (!worker || !worker[0] || strlen(worker) >= sizeof(o->admin.worker))
 		return done(c, refuse(c, "the name or key of the worker has 1 to 63 bytes"));
 	memcpy(o->admin.worker, worker, strlen(worker));
 	return done(c, run_request(c, o));
@@ -738,7 +882,8 @@ int cnnps_stats(const struct cnnps *c, struct cnnps_stats *s)
 {
 	struct cnnps_stats now = {0};
 
-	if (s->size < sizeof(now) || !c->net)
+	if (!c || !s || !c->net || !is_size(struct_size(s), FIRST_STATS, sizeof(now)) ||
+		!is_tail_zero(s, sizeof(now)))
 		return PS_EUSAGE;
 	net_stats(c->net, &now);
 	write_struct(s, &now, sizeof(now));

@@ -3,25 +3,35 @@
  *
  * A worker connects, pulls weights, computes a gradient and pushes it. The library retains every
  * push until the server has stored it on disk, and sends it again after a crash of the server or a
- * loss of the connection. A push that returned 0 is applied exactly once, provided that this
- * process stays alive. A background thread sends heartbeats and maintains the connection between
- * the calls.
+ * loss of the connection. The server decides each push that returned 0 exactly once, provided that
+ * the connection stays open until then: cnnps_flush waits for this. A background thread sends
+ * heartbeats and maintains the connection between the calls.
  *
  *     struct cnnps_options options = {.size = sizeof(options), .server = "tcp://10.0.0.1:5555"};
  *     struct cnnps *c;
  *     if (cnnps_connect(&c, &options)) { fprintf(stderr, "%s\n", cnnps_error(c)); ... }
  *
  * Statuses: a call that can fail returns 0 (CNNPS_OK) or a negative CNNPS_E* status.
- * cnnps_error(c) then has the reason in one line.
+ * cnnps_error(c) then has the reason in one line. A call whose connection, struct or required
+ * pointer is NULL, or whose size or enumerator is out of range, returns CNNPS_EUSAGE and does
+ * nothing else. When a session ends, the call that waits and all later calls that need the server
+ * return the status that says why, such as CNNPS_EDONE, CNNPS_EUNREACHABLE or CNNPS_EFENCED: close
+ * the connection.
  *
  * Structs: every struct that a call reads or fills begins with `size`. Set `size` to the sizeof of
  * the struct and all other fields to zero (an initialiser does both). Later versions of the library
- * may append fields; a new field that is zero keeps the earlier behaviour. A program works with a
- * newer library. A program works with an older library if all fields that the older library lacks
- * are zero; otherwise the call returns CNNPS_EUSAGE.
+ * may append fields; a new field that is zero keeps the earlier behaviour. A program that was built
+ * with an older header, from 0.3.0 on, works with a newer library: fields that its struct lacks
+ * count as zero, and the library does not write them. A program that was built with a newer header
+ * works with an older library if all fields that the older library lacks are zero; otherwise the
+ * call returns CNNPS_EUSAGE. struct cnnps_data and struct cnnps_work, which are parts of other
+ * structs, never change. The library allocates struct cnnps_info, and later versions may append
+ * fields to it: an older library does not have them, so check cnnps_version before you read them.
  *
  * Threads: the log callback is the only global state of the library. Any thread may use a
- * connection, but only one thread at a time. Callbacks may come from the library's threads.
+ * connection, but only one thread at a time, except for cnnps_alive and cnnps_stats. Callbacks may
+ * come from the library's threads. A callback can make only these two calls on the connection that
+ * calls it, and `log` cannot call the library at all, because the library has locked its log.
  *
  * Forks: a connection does not survive fork() in the child. A child may exit or exec, or make
  * connections of its own; it must not use or close a connection of its parent.
@@ -40,10 +50,11 @@ struct cnnps; /* a connection: opaque */
 /* ---- versions and errors --------------------------------------------------------------------- */
 
 #define CNNPS_VERSION_MAJOR 0
-#define CNNPS_VERSION_MINOR 2
+#define CNNPS_VERSION_MINOR 3
 #define CNNPS_VERSION_PATCH 0
 
-/* Returns the version of the library that the program runs with, "0.2.0". */
+/* Returns the version of the library that the program runs with, "0.3.0"; between two releases the
+ * next one with "-dev". */
 const char *cnnps_version(void);
 
 /* The statuses of all calls. The numbers are those of the protocol and never change. */
@@ -74,14 +85,14 @@ enum cnnps_code {
 	CNNPS_EAGAIN = -21,      /* not possible now; the comment of the call says why */
 	CNNPS_EDEVICE = -22,     /* error of the compute device; this library never returns it */
 	CNNPS_ETOOBIG = -23,     /* the data exceed a size limit of the server */
-	CNNPS_EQUARANTINE = -24, /* too many gradients of this worker were not finite */
+	CNNPS_EQUARANTINE = -24, /* this worker is excluded or in quarantine */
 	CNNPS_EDIVERGED = -25,   /* training diverged: the run has ended */
 	CNNPS_ENET = -26         /* network library error */
 };
 
-/* Returns one line about the newest call on `c` that failed, or about the failure of cnnps_connect
- * if it set `c` and failed. The text is valid until the next call on `c`. If c is NULL, the text
- * says "out of memory". */
+/* Returns one line about the failure of the newest call on `c`, which may be cnnps_connect, or ""
+ * if this call succeeded. The text is valid until the next call on `c`. If c is NULL, the text says
+ * "out of memory". */
 const char *cnnps_error(const struct cnnps *c);
 /* Returns the meaning of a status, for example "server unreachable". The text is static. */
 const char *cnnps_strerror(int status);
@@ -98,92 +109,108 @@ struct cnnps_data {
 
 enum cnnps_log_level { CNNPS_LOG_ERROR, CNNPS_LOG_WARN, CNNPS_LOG_INFO, CNNPS_LOG_DEBUG };
 
-/* How gradients and weights travel to and from a server on the same host. AUTO: in shared memory if
- * possible, else over the connection. TCP: over the connection. SHM: in shared memory; if this is
- * not possible, cnnps_connect fails with CNNPS_EUSAGE. */
+/* How gradients and weights travel to and from a server on the same host. With AUTO, they travel in
+ * shared memory if possible, else over the connection. With TCP, they travel over the connection.
+ * With SHM, they travel in shared memory, and cnnps_connect fails with CNNPS_EUSAGE if this is not
+ * possible. */
 enum cnnps_lane { CNNPS_LANE_AUTO, CNNPS_LANE_TCP, CNNPS_LANE_SHM };
 
+/* The format of gradients and weights on the connection. BF16 halves the bytes: each pushed value
+ * is rounded to bfloat16, and its rounding error is added to the same value of the next push;
+ * pulled weights are rounded, except those of CNNPS_PULL_EVAL. Shared memory always carries
+ * float32. */
+enum cnnps_wire { CNNPS_WIRE_FP32, CNNPS_WIRE_BF16 };
+
 /* The options of a connection. The library copies the strings. The callbacks must stay valid until
- * cnnps_close. */
+ * cnnps_close, and `log` until another connection sets it. */
 struct cnnps_options {
 	size_t size;
 	const char *server; /* ZeroMQ endpoint, "tcp://127.0.0.1:5555" */
 	/* Files made by cnn-ctl keygen: the secret key of this program and the public key of the
-	 * server. key NULL: no encryption. server_key NULL: server.pub beside `key`. */
+	 * server. If `key` is NULL, the connection is not encrypted. If `server_key` is NULL, the
+	 * library reads the file server.pub beside `key`. */
 	const char *key, *server_key;
 	/* The name of this worker. A worker that connects again with the same name gets its slot
-	 * back. NULL or "": the server assigns a slot. */
+	 * back. If the name is NULL or "", the server assigns a slot. */
 	const char *name;
-	const char *device; /* for display; NULL: none */
+	const char *device; /* name of the device, for display, or NULL */
 	struct cnnps_data data;
-	int observer; /* 1: pull and status only; uses no worker slot */
-	/* Give up without a WELCOME after this time. 0: 30000 */
+	/* 1 if this program uses no worker slot. It can then pull, observe and operate, as far as
+	 * the role of its key permits (docs/security.md, "Keys and roles"). cnnps_lease, cnnps_push
+	 * and cnnps_result return CNNPS_EUSAGE. */
+	int observer;
+	/* The library gives up if no WELCOME arrives within this time; 0 means 30000 ms */
 	uint32_t connect_timeout_ms;
-	/* Give up after this time without contact. 0: 600000 */
+	/* The library gives up after this time without contact; 0 means 600000 ms */
 	uint32_t disconnect_timeout_ms;
-	/* Stop the heartbeats after this time without a call of the program, so that the server
-	 * detects a program that hangs. 0: 60000 */
+	/* The library stops the heartbeats after this time without a call of the program, so that
+	 * the server detects a program that hangs; 0 means 60000 ms */
 	uint32_t batch_timeout_ms;
-	/* Maximum memory for pushes that are not durable yet. 0: 256 MiB */
+	/* maximum memory for pushes that are not durable yet; 0 means 256 MiB */
 	uint64_t replay_bytes;
 	/* NULL, or a function that the library calls ten times a second, from any thread. If it
 	 * returns nonzero, the current wait and all later waits end with CNNPS_ESHUTDOWN. A push, a
-	 * result and a flush can each wait for up to 5 s more. */
+	 * result and a flush can each wait for up to 5 s more, and so can cnnps_close. */
 	int (*stop)(void *arg);
 	void *stop_arg;
 	/* NULL, or the allocator for gradients and received weights, for example of pinned memory
-	 * for a GPU. allocate returns zeroed memory aligned to 64 bytes, or NULL. Any thread calls
-	 * allocate and release. */
+	 * for a GPU: set both functions. allocate returns zeroed memory aligned to 64 bytes, or
+	 * NULL. Any thread calls allocate and release. */
 	void *(*allocate)(size_t bytes);
 	void (*release)(void *memory);
 	/* A function that the library calls with one line for a person when a wait for the server
-	 * or for work takes longer than 1.5 s, and again at growing intervals. NULL: the library
-	 * logs the line. */
+	 * or for work takes longer than 1.5 s, and again at growing intervals. If it is NULL, the
+	 * library logs the line. */
 	void (*report)(void *arg, const char *line);
 	void *report_arg;
 	/* A function that the library calls with each line of its log up to `log_level`, without a
 	 * newline, and with the CNNPS_LOG_* level of the line. The whole process has one log: the
-	 * newest connection that sets `log` sets it for all connections. NULL: the log stays as it
-	 * is; at first it is silent. */
+	 * newest connection that sets `log` sets it for all connections. If `log` is NULL, the log
+	 * stays as it is. At first the log is silent. */
 	void (*log)(void *arg, int level, const char *line);
 	void *log_arg;
 	enum cnnps_log_level log_level;
 	enum cnnps_lane lane;
 	/* The metrics that this program evaluates besides the loss, separated by commas:
-	 * "accuracy", and up to four other names of the characters a-z, 0-9 and _. "none": only the
-	 * loss. NULL: accuracy. The server refuses a worker whose metrics differ from its
-	 * --metrics. */
+	 * "accuracy", and up to four other names of the characters a-z, 0-9 and _. "none" means
+	 * only the loss, and NULL means accuracy. The server refuses a worker whose metrics differ
+	 * from its --metrics. */
 	const char *metrics;
-	/* 1: this program holds back cnnps_info.validate training images. 0: it does not, and
-	 * cnnps_connect fails with CNNPS_EUSAGE if the run has --validate. */
+	/* 1 if this program holds back cnnps_info.validate training images. If it is 0,
+	 * cnnps_connect fails with CNNPS_EUSAGE for a run with --validate. */
 	int validates;
 	/* NULL, or the tensors that make up vector:N, for exports: one line per tensor, as
 	 * proto/WIRE.md, "Tensors", specifies. The server refuses a worker whose list differs from
 	 * the run's. */
 	const char *tensors;
+	/* BF16: cnnps_connect fails with CNNPS_EVERSION if the server is too old for bfloat16, and
+	 * with CNNPS_EUSAGE if the run needs exact gradients (--optimizer lbfgs) or `lane` is
+	 * SHM */
+	enum cnnps_wire wire;
 };
 
 /* How the server combines the gradients of several workers. proto/WIRE.md, "Modes", specifies the
  * steps of a worker in each mode. */
 enum cnnps_mode { CNNPS_DOWNPOUR = 1, CNNPS_SSP, CNNPS_SYNC, CNNPS_SANDBLASTER, CNNPS_EASGD };
 
-/* The run and this worker's session. The library allocates it; later versions may append fields. */
+/* The run and this worker's session. */
 struct cnnps_info {
 	const char *model; /* canonical text */
 	uint64_t n_params, seed;
 	uint32_t batch;  /* images per batch */
-	uint32_t epochs; /* 0: the run has no data set */
+	uint32_t epochs; /* number of epochs; 0 if the run has no data set */
 	uint32_t worker, incarnation;
 	uint64_t term;
 	enum cnnps_mode mode;
 	uint32_t n_push, n_fetch; /* batches per push, and per pull; at least 1 */
 	int push_sum;             /* a push is the sum (1) or the mean (0) of its gradients */
-	int prefetch;             /* 1: pull while computing */
-	/* learning rate and momentum of the worker's local steps; momentum 0: none */
+	int prefetch;             /* 1 if the worker must pull while it computes */
+	/* learning rate and momentum of the worker's local steps; a momentum of 0 means no
+	 * momentum */
 	double local_rate, momentum;
 	/* number of training images that are held back for validation (proto/WIRE.md, "Images of
-	 * validation"); 0: none. The batches of TRAIN leases consist of the other training images,
-	 * and EVAL leases count only held-back images */
+	 * validation"), or 0. The batches of TRAIN leases consist of the other training images, and
+	 * EVAL leases count only held-back images */
 	uint32_t validate;
 	/* for an observer, the tensors that make up vector:N (cnnps_options.tensors), or "" if they
 	 * are unknown; for a worker, always "" */
@@ -193,12 +220,20 @@ struct cnnps_info {
 /* Connects and waits until the server accepts this worker. After a failure, *c is NULL if there was
  * no memory; otherwise use *c only for cnnps_error and cnnps_close. Errors: CNNPS_EUSAGE,
  * CNNPS_ENOMEM, CNNPS_EIO, CNNPS_EUNREACHABLE, CNNPS_EAUTH, CNNPS_EVERSION, CNNPS_EFULL,
- * CNNPS_EWRONGDATA, CNNPS_EDONE, CNNPS_ESHUTDOWN. */
+ * CNNPS_EWRONGDATA, CNNPS_EQUARANTINE, CNNPS_EDONE, CNNPS_EDIVERGED, CNNPS_ESHUTDOWN,
+ * CNNPS_ENET. */
 int cnnps_connect(struct cnnps **c, const struct cnnps_options *options);
-/* Returns the data of the run and of this worker's session, which are valid until cnnps_close. */
+/* Returns the data of the run and of this worker's session, which belong to the library and are
+ * valid until cnnps_close. If c is NULL, returns NULL; after a failure of cnnps_connect, the data
+ * are unspecified. */
 const struct cnnps_info *cnnps_info(const struct cnnps *c);
-/* Waits up to 5 s for the server's decisions on the pushes, sends BYE, joins the background thread,
- * frees everything and sets *c to NULL; *c may be NULL. */
+/* Waits until the server has decided the pushes and has answered BYE, up to 5 s in total, or 0.5 s
+ * if all pushes are decided and the server is away. Then joins the background thread, frees
+ * everything and sets *c to NULL; `c` and *c may be NULL. The time is fixed, so that the end of a
+ * program has a known duration. Pushes that are undecided after it are lost unless the server has
+ * received them. To wait for longer, and to learn whether all pushes are decided, call cnnps_flush
+ * first. A program that must end at once can end with _exit instead: the server then gives the
+ * unfinished batches to other workers, as after a crash. */
 void cnnps_close(struct cnnps **c);
 
 /* ---- train ----------------------------------------------------------------------------------- */
@@ -211,8 +246,8 @@ struct cnnps_lease {
 	uint32_t epoch;        /* TRAIN: from 0; determines the order of the images */
 	uint32_t first, count; /* TRAIN: batches; EVAL: images */
 	uint64_t eval_id;
-	/* TRAIN: 1: one push must cover the whole lease, with a gradient computed at the weights
-	 * of `version` in `term` */
+	/* In a TRAIN lease, 1 if one push must cover the whole lease, with a gradient computed at
+	 * the weights of `version` in `term` */
 	int exact;
 	uint64_t version, term;
 };
@@ -238,15 +273,15 @@ enum {
 struct cnnps_pull {
 	size_t size;
 	uint32_t flags; /* 0, or one of the above */
-	/* n_params floats, to which the call copies the weights. NULL: `weights` points to memory
-	 * of the library, which stays valid and unchanged until the next pull with `into` NULL and
-	 * flags 0, or until cnnps_close. */
+	/* n_params floats, to which the call copies the weights. If `into` is NULL, `weights`
+	 * points to memory of the library, which stays valid and unchanged until the next pull with
+	 * `into` NULL and flags 0, or until cnnps_close. */
 	float *into;
 	/* results, which CNNPS_PULL_START and CNNPS_PULL_WAIT do not set: */
 	const float *weights; /* n_params floats, `into` if it is given */
 	uint64_t version, term;
-	/* mode EASGD: the fraction of their distance by which worker and centre each move towards
-	 * the other */
+	/* in mode EASGD, the fraction of their distance by which worker and centre each move
+	 * towards the other */
 	double elastic;
 };
 
@@ -256,16 +291,17 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull);
 
 /* The batches that a push covers. */
 struct cnnps_work {
-	uint32_t epoch, first, count; /* batches of a lease; count 0: none */
+	/* `count` batches of a lease from batch `first` on; no lease if `count` is 0 */
+	uint32_t epoch, first, count;
 	uint32_t images;
 	float loss; /* mean over the images */
 };
 
 struct cnnps_push {
 	size_t size;
-	/* The values [offset, offset + count) of the gradient. All other values count as zero.
-	 * count 0: all n_params values. The library copies the values, except those of a whole
-	 * buffer of cnnps_gradient: it takes over such a buffer. */
+	/* The values [offset, offset + count) of the gradient. All other values count as zero. If
+	 * `count` is 0, the push has all n_params values. The library copies the values, except
+	 * those of a whole buffer of cnnps_gradient: it takes over such a buffer. */
 	const float *gradient;
 	uint64_t offset, count;
 	uint64_t version; /* the version of the weights at which the gradient was computed */
@@ -280,8 +316,10 @@ struct cnnps_push {
  * the result 0, the server will decide this push exactly once; cnnps_stats counts the decisions. */
 int cnnps_push(struct cnnps *c, const struct cnnps_push *push);
 /* Returns a buffer of n_params floats for the next gradient. A push of the whole buffer takes over
- * the buffer instead of copying it, so call cnnps_gradient again for the next gradient. The buffer
- * contains zeros or an earlier gradient of this program. Returns NULL if there is no memory. */
+ * the buffer instead of copying it, so call cnnps_gradient again for the next gradient. Until then
+ * each call returns the same buffer. The buffer belongs to the library, is valid until cnnps_close,
+ * and contains zeros or an earlier gradient of this program. Returns NULL if there is no memory or
+ * no connection; cnnps_error has no text for this. */
 float *cnnps_gradient(struct cnnps *c);
 /* The result of an EVAL lease: sums over its images. */
 struct cnnps_evaluation {
@@ -317,21 +355,25 @@ struct cnnps_stats {
 	uint64_t compute_us, weights_us, push_us, lease_us, copy_us;
 };
 
-/* Writes the counters since cnnps_connect to *stats. Any thread may call it at any time. */
+/* Writes the counters since cnnps_connect to *stats. Any thread may call it at any time, and so it
+ * sets no text for cnnps_error. */
 int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats);
-/* Writes the server's status to `json` as JSON, at most size - 1 bytes and a NUL. When the run
- * ends, an observer that has called cnnps_status in the last 10 s gets one final status, which has
- * "ending" (such as "done"). The next call returns CNNPS_EDONE. */
+/* Writes the server's status to `json` as JSON, at most size - 1 bytes and a NUL. A longer text is
+ * cut off; 65536 bytes are always enough. If a run has too many workers for this, the text lacks
+ * some of them, and "workers_left_out" is their number. When the run ends, an observer that has
+ * called cnnps_status in the last 10 s gets one final status, which has "ending" (such as "done").
+ * The next call returns CNNPS_EDONE. */
 int cnnps_status(struct cnnps *c, char *json, size_t size);
 /* Makes the server write a checkpoint now. Sets *generation to the number of the checkpoint;
- * `generation` may be NULL. */
+ * `generation` may be NULL. If the server has keys, this call and those below need a key with the
+ * role admin: with another key they fail with CNNPS_EAUTH, and so does every later call. */
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);
 /* Makes the server write a last checkpoint and exit. */
 int cnnps_drain(struct cnnps *c);
 /* Sets the server's log level until its next start: "error", "warn", "info" or "debug". */
 int cnnps_log_level(struct cnnps *c, const char *level);
-/* Ends the quarantine of a worker. `worker`: its name or key as in the status, or at least the first
- * 8 characters of the key. CNNPS_EUSAGE: no worker in quarantine has this name or key. */
+/* Ends the quarantine of a worker. `worker`: its name or key as in the status, or at least the
+ * first 8 characters of the key. CNNPS_EUSAGE: no worker in quarantine has this name or key. */
 int cnnps_release(struct cnnps *c, const char *worker);
 
 #ifdef __cplusplus

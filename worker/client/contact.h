@@ -18,7 +18,7 @@ struct contact_state {
 	const char *server;
 	int welcomed; /* the worker has received a WELCOME */
 	int up;       /* the ZeroMQ connection is established */
-	int answered; /* 1: this connection has carried messages of cnn-ps */
+	int answered; /* 1 if this connection has carried messages of cnn-ps */
 	/* time since the newest message, or since the connection was established if no message
 	 * came */
 	uint64_t silent_ms;
@@ -26,10 +26,11 @@ struct contact_state {
 	/* the reason why a request of the program has no reply yet, or NULL */
 	const char *notice;
 	uint64_t failed_handshakes; /* connections that the peer closed without a message */
-	const char *server_key;     /* NULL: no keys */
-	uint64_t waiting_ms;        /* session_waiting_ms; 0: in contact */
+	const char *server_key;     /* key of the server; NULL if the connection has no keys */
+	/* the result of session_waiting_ms; 0 if the worker is in contact */
+	uint64_t waiting_ms;
 	uint64_t remaining_ms;
-	int idle; /* 1: the worker is in contact and waits for a lease */
+	int idle; /* 1 if the worker is in contact and waits for a lease */
 };
 
 struct contact {

@@ -6,6 +6,7 @@
 int heartbeat_init(struct heartbeat *h, void *socket)
 {
 	h->socket = socket;
+	h->locked = 0;
 	(void)zmq_msg_init(&h->message);
 	return uv_mutex_init(&h->lock) ? PS_ENOMEM : PS_OK;
 }
@@ -16,14 +17,28 @@ void heartbeat_release(struct heartbeat *h)
 	uv_mutex_destroy(&h->lock);
 }
 
+static void lock_heartbeat(struct heartbeat *h)
+{
+	uv_mutex_lock(&h->lock);
+	PS_ASSERT(!h->locked); /* invariant (1) */
+	h->locked = 1;
+}
+
+static void unlock_heartbeat(struct heartbeat *h)
+{
+	PS_ASSERT(h->locked); /* invariant (1) */
+	h->locked = 0;
+	uv_mutex_unlock(&h->lock);
+}
+
 /* Sends a copy of the HEARTBEAT. The caller holds the lock. If the socket has no room, the function
  * drops the HEARTBEAT, because the next HEARTBEAT makes it obsolete. */
 static void send_copy(struct heartbeat *h, uint64_t now)
 {
 	struct frames f;
 
-	/* invariant (2): the message is a HEARTBEAT that was sent before */
-	PS_ASSERT(zmq_msg_size(&h->message));
+	/* invariants (1) and (2): the message is a HEARTBEAT that was sent before */
+	PS_ASSERT(h->locked && zmq_msg_size(&h->message));
 	frames_init(&f);
 	(void)zmq_msg_init(&f.frame[0]);
 	(void)zmq_msg_copy(&f.frame[0], &h->message);
@@ -40,35 +55,35 @@ void heartbeat_send(
 
 	if (wire_encode_header(heartbeat, &header))
 		return;
-	uv_mutex_lock(&h->lock);
+	lock_heartbeat(h);
 	(void)zmq_msg_move(&h->message, &header);
 	(void)zmq_msg_close(&header);
 	h->period_ms = period_ms;
 	send_copy(h, now);
-	uv_mutex_unlock(&h->lock);
+	unlock_heartbeat(h);
 }
 
 void heartbeat_repeat(struct heartbeat *h, uint64_t now)
 {
-	uv_mutex_lock(&h->lock);
+	lock_heartbeat(h);
 	if (zmq_msg_size(&h->message) && now - h->sent_ms >= h->period_ms)
 		send_copy(h, now);
-	uv_mutex_unlock(&h->lock);
+	unlock_heartbeat(h);
 }
 
 void heartbeat_stop(struct heartbeat *h)
 {
-	uv_mutex_lock(&h->lock);
+	lock_heartbeat(h);
 	(void)zmq_msg_close(&h->message);
 	(void)zmq_msg_init(&h->message);
-	uv_mutex_unlock(&h->lock);
+	unlock_heartbeat(h);
 }
 
 int heartbeat_receive(struct heartbeat *h, struct frames *f)
 {
-	uv_mutex_lock(&h->lock);
+	lock_heartbeat(h);
 	int got = wire_recv(h->socket, NULL, f);
-	uv_mutex_unlock(&h->lock);
+	unlock_heartbeat(h);
 	return got;
 }
 
@@ -78,16 +93,16 @@ int heartbeat_readable(struct heartbeat *h, int *fd)
 	size_t size = sizeof(events), fd_size = sizeof(*fd);
 
 	*fd = -1;
-	uv_mutex_lock(&h->lock);
+	lock_heartbeat(h);
 	(void)zmq_getsockopt(h->socket, ZMQ_EVENTS, &events, &size);
 	(void)zmq_getsockopt(h->socket, ZMQ_FD, fd, &fd_size);
-	uv_mutex_unlock(&h->lock);
+	unlock_heartbeat(h);
 	return (events & ZMQ_POLLIN) != 0;
 }
 
 void heartbeat_redial(struct heartbeat *h, struct link *l)
 {
-	uv_mutex_lock(&h->lock);
+	lock_heartbeat(h);
 	link_redial_heartbeat(l);
-	uv_mutex_unlock(&h->lock);
+	unlock_heartbeat(h);
 }

@@ -9,12 +9,13 @@
  * s late.
  *
  * Invariants:
- * (1) `socket` is used only under `lock` (test_cnnps.c under make tsan);
+ * (1) one thread at a time has `lock`, and `socket` is used only under it (asserted by
+ *     lock_heartbeat, unlock_heartbeat and send_copy; test_cnnps.c under make tsan);
  * (2) heartbeat_repeat repeats only a HEARTBEAT that the holder of the I/O lock has sent on this
- *     connection, and repeats nothing after heartbeat_stop
- *     (heartbeats_go_on_when_a_waiting_program_does_not_get_to_run).
- * PS_ASSERT checks (2) at each HEARTBEAT, in every build. Thread: any. A call takes the lock at its
- * start and releases it at its end.
+ *     connection, and repeats nothing after heartbeat_stop (asserted by send_copy;
+ *     heartbeats_go_on_when_a_waiting_program_does_not_get_to_run).
+ *
+ * Thread: any. A call takes the lock at its start and releases it at its end.
  */
 #ifndef WORKER_CLIENT_HEARTBEAT_H
 #define WORKER_CLIENT_HEARTBEAT_H
@@ -27,6 +28,7 @@ struct link;
 
 struct heartbeat {
 	uv_mutex_t lock;
+	int locked;        /* 1 if a thread has the lock */
 	void *socket;      /* borrowed */
 	zmq_msg_t message; /* the newest HEARTBEAT; empty: none to repeat */
 	uint64_t sent_ms;  /* clock_ms */

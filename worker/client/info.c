@@ -1,6 +1,9 @@
 /* info.c - see info.h. */
 #include "worker/client/info.h"
+#include <stdlib.h>
 #include <unistd.h>
+#include "common/mem.h"
+#include "common/model.h"
 
 struct cnnps_info info_of(const struct msg_welcome *w)
 {
@@ -21,6 +24,19 @@ struct cnnps_info info_of(const struct msg_welcome *w)
 		.momentum = w->momentum,
 		.validate = w->validate,
 		.tensors = w->tensors};
+}
+
+size_t info_trained(const struct cnnps_info *info)
+{
+	struct model *m = mem_try(1, sizeof(*m));
+	size_t n = (size_t)info->n_params;
+	struct err e;
+
+	/* a newer server may have a model that this library cannot parse */
+	if (m && model_parse(m, info->model, MODEL_MNIST, &e) == PS_OK && m->n_params == n)
+		n = m->n_trained;
+	free(m);
+	return n;
 }
 
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term)

@@ -18,6 +18,7 @@
 struct slot_owner {
 	struct lane *lane;
 	uint32_t index;
+	int taken; /* 1 if the program or a message owns the slot */
 };
 
 struct lane {
@@ -26,10 +27,10 @@ struct lane {
 	int fd;
 	uint64_t n_params;
 	struct lane_layout layout;
-	char *pushes;  /* the push memory; NULL: the lane is not open */
+	char *pushes;  /* the push memory; NULL if the lane is not open */
 	char *weights; /* mapped read-only */
 	struct lane_control *control;
-	pthread_mutex_t mutex; /* guards the free slots */
+	pthread_mutex_t mutex; /* guards n_free, free_slot, and `taken` of each owner */
 	uint32_t n_free;
 	/* a stack, because the caches still hold the slot that was returned last */
 	uint32_t *free_slot;
@@ -55,8 +56,12 @@ static void add_ref(struct lane *l)
 
 static void drop_lane_ref(struct lane *l)
 {
-	if (atomic_fetch_sub(&l->refs, 1) > 1)
+	unsigned before = atomic_fetch_sub(&l->refs, 1);
+
+	PS_ASSERT(before >= 1); /* invariant 2 */
+	if (before > 1)
 		return;
+	PS_ASSERT(!l->pushes || l->n_free == l->layout.slots); /* invariant 2 */
 	if (l->pushes)
 		(void)munmap(l->pushes, pushes_bytes(l));
 	if (l->weights)
@@ -135,7 +140,7 @@ static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
 	}
 	l->control = (struct lane_control *)(void *)pushes;
 	for (uint32_t i = (uint32_t)l->layout.slots; i-- > 0;) {
-		l->owner[i] = (struct slot_owner){l, i};
+		l->owner[i] = (struct slot_owner){.lane = l, .index = i};
 		l->free_slot[l->n_free++] = i;
 	}
 	l->pushes = pushes;
@@ -192,8 +197,11 @@ int lane_take(struct lane *l, struct lane_slot *slot)
 	*slot = (struct lane_slot){0};
 	pthread_mutex_lock(&l->mutex);
 	found = l->n_free > 0;
-	if (found)
+	if (found) {
 		slot->index = l->free_slot[--l->n_free];
+		PS_ASSERT(!l->owner[slot->index].taken); /* invariant 1 */
+		l->owner[slot->index].taken = 1;
+	}
 	pthread_mutex_unlock(&l->mutex);
 	if (!found)
 		return 0;
@@ -206,12 +214,13 @@ int lane_take(struct lane *l, struct lane_slot *slot)
 /* libzmq calls this function, on any thread, when the last reference to a push is closed. */
 static void return_slot(void *values, void *owner)
 {
-	const struct slot_owner *o = owner;
+	struct slot_owner *o = owner;
 	struct lane *l = o->lane;
 
 	(void)values;
 	pthread_mutex_lock(&l->mutex);
-	PS_ASSERT(l->n_free < l->layout.slots); /* invariant 1 */
+	PS_ASSERT(o->taken && l->n_free < l->layout.slots); /* invariant 1 */
+	o->taken = 0;
 	l->free_slot[l->n_free++] = o->index;
 	pthread_mutex_unlock(&l->mutex);
 	drop_lane_ref(l);

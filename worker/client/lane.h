@@ -9,11 +9,12 @@
  *
  * Invariants:
  * (1) a slot has one owner: the lane, the program, or the message of its push. A push keeps its
- *     slot until it is durable, so its bytes do not change while the server may read them
- *     (a_slot_has_one_owner);
+ *     slot until it is durable, so its bytes do not change while the server may read them (asserted
+ *     by lane_take and return_slot; a_slot_has_one_owner);
  * (2) the memory stays mapped, and the connection to the server open, until the last slot and the
- *     last buffer are back (weights_are_read_in_place_until_they_are_closed).
- * PS_ASSERT checks that a slot comes back once (1), in every build.
+ *     last buffer are back (asserted by drop_lane_ref;
+ *     weights_are_read_in_place_until_they_are_closed).
+ *
  * Thread: the holder of the I/O lock (net.h), unless a function says otherwise.
  */
 #ifndef WORKER_CLIENT_LANE_H
@@ -29,7 +30,7 @@ struct lane; /* opaque, see lane.c */
 
 /* A slot that the program owns. Any thread may use it. */
 struct lane_slot {
-	struct lane *lane; /* NULL: none */
+	struct lane *lane; /* the lane that has the slot, or NULL */
 	uint32_t index;
 	float *values; /* n_params values: zeros or an earlier gradient */
 };

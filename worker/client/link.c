@@ -88,8 +88,8 @@ static int start_monitor(struct link *l)
 		     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
 		     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
 
-	/* Not ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL, see server/net/port.c: libzmq closes a connection
-	 * with a forged message only if it does not report the message. */
+	/* Not ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL, see server/net/port.c: libzmq closes a
+	 * connection with a forged message only if it does not report the message. */
 	int of_heartbeat = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED |
 			   ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED;
 

@@ -24,10 +24,11 @@ struct link {
 	/* descriptor of the bulk connection, which libzmq owns; -1: none */
 	int fd;
 	char server[256];
-	int established; /* 1: the handshake of `bulk` has succeeded */
-	/* 1: libzmq has given up the connection of `bulk`, and may not reconnect by itself */
+	int established; /* 1 if the handshake of `bulk` has succeeded */
+	/* 1 if libzmq has given up the connection of `bulk`; it may then not reconnect by itself */
 	int stopped;
-	void *heartbeat_monitor; /* a socket: link_redial_heartbeat reads `heartbeat`'s events from it */
+	/* a socket: link_redial_heartbeat reads `heartbeat`'s events from it */
+	void *heartbeat_monitor;
 	int heartbeat_stopped; /* as `stopped`, for `heartbeat` */
 };
 
@@ -42,9 +43,9 @@ enum link_event {
 	LINK_OTHER,
 };
 
-/* Opens the sockets, which connect to `server` and reconnect by themselves. `keys` NULL: no
- * encryption. `random` must differ between workers, so that many workers do not reconnect at once.
- * PS_EUSAGE: `server` is not an endpoint. On failure nothing stays open. */
+/* Opens the sockets, which connect to `server` and reconnect by themselves. If `keys` is NULL, the
+ * connection is not encrypted. `random` must differ between workers, so that many workers do not
+ * reconnect at once. PS_EUSAGE: `server` is not an endpoint. On failure nothing stays open. */
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
 	struct err *e) PS_MUST_CHECK;
 /* Sets the sizes of the queues for the server's push window, which WELCOME contains. */

@@ -17,9 +17,12 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "worker/client/contact.h"
+#include "worker/client/counters.h"
 #include "worker/client/heartbeat.h"
+#include "worker/client/lane_setup.h"
 #include "worker/client/link.h"
 #include "worker/client/outbox.h"
+#include "worker/client/requests.h"
 
 #define TICK_MS 100
 /* while there is no WELCOME, send STATUS after this time without a message */
@@ -28,7 +31,8 @@
 /* A server repeats a notice within this time. The worker does not report a single notice. */
 #define NOTICE_MS 1400
 #define CLOSE_MS  5000 /* time limit of the wait for the last decisions and BYE */
-#define LANE_MS   2000 /* time limit of the wait for the answer from the server's Unix socket */
+/* time limit of this wait if no decision is open and no server is there */
+#define CLOSE_DOWN_MS 500
 /* maximum number of messages from one socket before the other sockets have their turn */
 #define BUDGET 64
 
@@ -38,30 +42,15 @@ enum {
 	RESEND_MS = 5000,
 };
 
-/* A pull of the current weights that was started by REQUEST_PREFETCH. */
-enum prefetch {
-	PREFETCH_NONE,
-	PREFETCH_PENDING, /* waiting for its PARAMS */
-	PREFETCH_ARRIVED, /* its PARAMS are in `prefetched` */
-};
-
-/* The counters of cnnps_stats. The holder of the I/O lock writes them, and any thread reads
- * them. */
-struct counters {
-	atomic_uint_least64_t pushed, acked, rejected, superseded, durable, last_version,
-		reconnects, replayed;
-	atomic_uint_least64_t time_us[TIME_PARTS];
-};
-
 struct net {
 	struct net_config cfg;
 	struct counters count;
-	atomic_uint_least64_t active_ms; /* time of the program's last call or its last result */
 	uv_thread_t background;
 	uv_mutex_t background_lock; /* the background thread holds it, except while it waits */
 	uv_cond_t wake_background;
-	int closing; /* 1: the background thread must end; guarded by background_lock */
+	int closing; /* 1 if the background thread must end; guarded by background_lock */
 	struct heartbeat heartbeat;
+	struct requests requests; /* guarded by io_lock, except for the time of requests_alive */
 
 	uv_mutex_t io_lock; /* guards all members below */
 	uv_thread_t io_holder;
@@ -72,40 +61,30 @@ struct net {
 	struct session *session;
 	struct awake awake; /* the clock of the session */
 	struct outbox out;
-	struct lane *lane;       /* NULL: none; open, or waiting for the server's answer */
-	uint64_t lane_term;      /* the term of the server that offered the lane */
-	uint64_t lane_ms;        /* when the worker asked for the lane */
-	struct request *request; /* in progress, or NULL */
-	uint64_t request_ms;     /* clock_ms when `request` began */
-	int pending;             /* `request` was passed to the session, or sent */
-	uint64_t sent_ms;
-	enum prefetch prefetch;
-	struct arrival prefetched;
+	struct lane_setup lane;
 	uint64_t tick_ms;  /* when the next tick is due */
 	uint64_t moved;    /* bytes of the bulk connection, at the newest tick */
-	uint64_t stop_ms;  /* when cfg.stop reported a stop; 0: not yet */
+	uint64_t stop_ms;  /* when cfg.stop reported a stop; 0 before that */
 	uint64_t base_seq; /* last_seq of the first WELCOME */
 	uint64_t n_params; /* size of the model in the first WELCOME */
-	int welcomed, ended, end_status;
+	int welcomed;
 	uint64_t links; /* how often the bulk connection was established */
 	/* how often the peer closed the bulk connection during the handshake */
 	uint64_t failed_handshakes;
-	int up;       /* 1: the bulk connection is established */
-	int answered; /* 1: this connection has carried messages of cnn-ps */
+	int up;       /* 1 if the bulk connection is established */
+	int answered; /* 1 if this connection has carried messages of cnn-ps */
 	/* time of the newest message, or of the begin of the connection if no message came */
 	uint64_t received_ms;
 	struct contact contact;
 	uint64_t status_sent_ms;      /* newest STATUS of query_status */
 	uint64_t redial_ms;           /* when to call link_redial next */
 	uint64_t heartbeat_redial_ms; /* when to call heartbeat_redial next */
-	int keyed;                    /* 1: the connection is encrypted with the two keys below */
+	int keyed;                    /* 1 if the connection is encrypted with the two keys below */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error;   /* the newest ERROR of the server */
 	uint64_t notice_ms;        /* time of the newest ERROR */
 	atomic_int show_requested; /* see show.h */
-	char *last_status;         /* an unsolicited STATUS of an ended run; owned */
 	char *tensors;             /* the tensors in the first WELCOME; owned */
-	char why[512];
 };
 
 /* Asserts invariant (1): the calling thread holds the I/O lock. */
@@ -136,29 +115,10 @@ static uint64_t now_of(struct net *n)
 	return awake_ms(&n->awake, clock_ms(), AWAKE_HEARTBEAT_MS);
 }
 
-/* Completes the request in progress, if there is one. */
-static void complete(struct net *n, int rc)
-{
-	struct request *r = n->request;
-
-	if (!r)
-		return;
-	r->status = rc;
-	memcpy(r->why, n->why, sizeof(r->why));
-	n->request = NULL;
-	net_alive(n);
-}
-
-/* Returns the request in progress if it is of this kind, else NULL. */
-static struct request *current(struct net *n, enum request_kind kind)
-{
-	return n->request && n->request->kind == kind ? n->request : NULL;
-}
-
 /* Returns 1 while the server repeats the notice that replies wait for its disk. */
 static int is_held(const struct net *n, uint64_t now_ms)
 {
-	return n->request && n->server_error.status == PS_EAGAIN &&
+	return n->requests.current && n->server_error.status == PS_EAGAIN &&
 	       now_ms - n->notice_ms < NOTICE_MS;
 }
 
@@ -177,20 +137,10 @@ static struct contact_state contact_state_of(const struct net *n, uint64_t now_m
 		.server_key = n->keyed ? n->server_key : NULL,
 		.waiting_ms = session_waiting_ms(n->session, now_ms),
 		.remaining_ms = session_remaining_ms(n->session, now_ms),
-		.idle = n->request && n->request->kind == REQUEST_LEASE && n->pending};
+		.idle = requests_current(&n->requests, REQUEST_LEASE) && n->requests.pending};
 }
 
 /* ---- effects of the session ------------------------------------------------------------------ */
-
-/* Records the end of the session and its reason. Only the first call has an effect. */
-static void set_end(struct net *n, int rc, const char *why)
-{
-	if (n->ended)
-		return;
-	n->ended = 1;
-	n->end_status = rc;
-	snprintf(n->why, sizeof(n->why), "%s", why);
-}
 
 static void describe_unreachable(struct net *n, char why[CONTACT_TEXT])
 {
@@ -213,7 +163,7 @@ static void on_end(struct net *n, int rc)
 		describe_unreachable(n, why);
 	else
 		snprintf(why, sizeof(why), "%.150s: %s", n->cfg.server, err_text(rc));
-	set_end(n, rc, why);
+	requests_end(&n->requests, rc, why);
 }
 
 /* Takes the size of the model from the first WELCOME, which determines the size of all buffers.
@@ -240,81 +190,39 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
-/* Drops the reference of `n` to the lane. The memory of the lane stays mapped until the last slot
- * and buffer are released. */
-static void drop_lane(struct net *n)
+/* Ends the session if the program requires a lane and a lane is not possible. */
+static void require_lane(struct net *n, int rc, const struct err *e)
 {
-	n->out.lane = NULL;
-	lane_close(&n->lane);
+	if (rc)
+		requests_end(&n->requests, rc, e->text);
 }
 
-static void on_lane_failed(struct net *n, const char *why)
+static void on_welcome_lane(struct net *n, const struct msg_welcome *w)
 {
-	char text[300];
+	struct err e;
 
-	drop_lane(n);
-	snprintf(text, sizeof(text), "no shared memory with the server: %s", why);
-	if (n->cfg.lane == CNNPS_LANE_SHM)
-		set_end(n, PS_EUSAGE, text);
-	else
-		log_info("lane", "tcp", "reason=\"%s\"", why);
+	require_lane(n, lane_setup_welcome(&n->lane, w, n->awake.now_ms, &e), &e);
 }
 
-/* Reads the answer from the server's Unix socket if it has arrived. */
 static void poll_lane(struct net *n, uint64_t now)
 {
 	struct err e;
 
-	if (!n->lane || lane_is_open(n->lane))
-		return;
-	int rc = lane_poll(n->lane, &e);
-	if (rc == PS_OK) {
-		n->out.lane = n->lane;
-		log_info("lane", "open", "server=%s", n->cfg.server);
-	} else if (rc != PS_EAGAIN) {
-		on_lane_failed(n, e.text);
-	} else if (now - n->lane_ms >= LANE_MS) {
-		on_lane_failed(n, "the server does not answer on its socket");
-	}
-}
-
-/* Opens a lane if WELCOME `w` is from a new process of the server. After a new connection to the
- * same process, the existing lane stays in use. */
-static void on_welcome_lane(struct net *n, const struct msg_welcome *w)
-{
-	struct err e = {.text = "the server offers none"};
-
-	if (n->cfg.lane == CNNPS_LANE_TCP || n->cfg.session.role != ROLE_WORKER)
-		return;
-	if (lane_is_open(n->lane) && n->lane_term == w->stamp.term && !lane_is_lost(n->lane)) {
-		lane_resynchronised(n->lane, w->lane_ticket);
-		return;
-	}
-	drop_lane(n);
-	n->lane_term = w->stamp.term;
-	n->lane_ms = n->awake.now_ms;
-	if (!w->lane_path[0]) {
-		if (n->cfg.lane == CNNPS_LANE_SHM)
-			on_lane_failed(n, e.text);
-	} else if (lane_open(&n->lane, w, &e)) {
-		on_lane_failed(n, e.text);
-	}
+	require_lane(n, lane_setup_poll(&n->lane, now, &e), &e);
 }
 
 static void check_lane(struct net *n, uint64_t now)
 {
-	poll_lane(n, now);
-	if (n->lane && lane_is_lost(n->lane)) {
-		log_info("lane", "lost", "server=%s", n->cfg.server);
-		drop_lane(n);
-	}
+	struct err e;
+
+	require_lane(n, lane_setup_tick(&n->lane, now, &e), &e);
 }
 
 /* Appends the tensor frame of a PARAMS whose weights are in shared memory. */
 static int append_weights(struct net *n, const struct lane_ref *ref, struct frames *f)
 {
 	poll_lane(n, n->awake.now_ms); /* the server answered before it sent PARAMS */
-	return lane_is_open(n->lane) ? lane_append(n->lane, ref, f) : PS_EPROTO;
+	return lane_is_open(n->lane.lane) ? lane_append(n->lane.lane, ref, f) : PS_EPROTO;
 }
 
 int net_take_slot(struct net *n, struct lane_slot *slot)
@@ -324,10 +232,21 @@ int net_take_slot(struct net *n, struct lane_slot *slot)
 	slot->lane = NULL;
 	uv_mutex_lock(&n->io_lock);
 	own_io_lock(n);
-	if (lane_is_open(n->lane))
-		taken = lane_take(n->lane, slot);
+	if (lane_is_open(n->lane.lane))
+		taken = lane_take(n->lane.lane, slot);
 	unlock_io(n);
 	return taken;
+}
+
+/* Refuses a server whose run needs exact gradients if the program is to send bfloat16. */
+static int check_wire(struct net *n, const struct msg_welcome *w)
+{
+	if (n->cfg.session.wire != ENCODING_BF16 || w->wire == ENCODING_BF16)
+		return PS_OK;
+	return err_set(&n->server_error, PS_EUSAGE,
+		"%.150s accepts no bfloat16, because its optimizer needs exact gradients: use "
+		"--wire fp32",
+		n->cfg.server);
 }
 
 static void on_ready(struct net *n)
@@ -335,6 +254,8 @@ static void on_ready(struct net *n)
 	const struct msg_welcome *w = session_welcome(n->session);
 	int rc = take_size(n, w);
 
+	if (!rc)
+		rc = check_wire(n, w);
 	if (rc) {
 		on_end(n, rc);
 		return;
@@ -342,132 +263,31 @@ static void on_ready(struct net *n)
 	link_set_window(&n->link, w->push_window);
 	n->welcomed = 1;
 	on_welcome_lane(n, w);
-	if (current(n, REQUEST_STATUS) || current(n, REQUEST_ADMIN))
-		n->pending = 0; /* the request may be lost with the connection, so send it again */
+	if (requests_current(&n->requests, REQUEST_STATUS) ||
+		requests_current(&n->requests, REQUEST_ADMIN))
+		/* the request may be lost with the connection, so send it again */
+		n->requests.pending = 0;
 }
 
-static void newer_version(struct net *n, uint64_t version)
+static void on_params(struct net *n, const struct msg_params *p)
 {
-	if (version > atomic_load(&n->count.last_version))
-		atomic_store(&n->count.last_version, version);
+	counters_version(&n->count, p->version);
+	requests_params(&n->requests, p, session_welcome(n->session)->stamp.term, n->in);
 }
 
-static void count_ack(struct net *n, const struct msg_ack *a)
+static void take_status(struct net *n, const struct msg_status *s)
 {
-	int ok = a->verdict == VERDICT_OK;
-
-	newer_version(n, a->version);
-	if (ok)
-		atomic_fetch_add(&n->count.acked, 1);
-	else if (a->superseded)
-		atomic_fetch_add(&n->count.superseded, 1);
-	else
-		atomic_fetch_add(&n->count.rejected, 1);
-	if (!ok)
-		log_debug("net", "rejected", "seq=%llu reason=%d", (unsigned long long)a->seq,
-			(int)a->reject);
-}
-
-/* Returns the request that waits for PARAMS. NULL: no request waits, so a PARAMS that arrives
- * answers a prefetch. */
-static struct request *pulling(struct net *n)
-{
-	return n->pending ? current(n, REQUEST_PULL) : NULL;
-}
-
-static void deliver_params(struct net *n, const struct msg_params *p)
-{
-	struct request *r = pulling(n);
-	struct arrival *a = r ? &r->pull.got : &n->prefetched;
-
-	newer_version(n, p->version);
-	if (!r && n->prefetch != PREFETCH_PENDING)
-		return;
-	frames_move(&a->frames, n->in);
-	a->params = *p;
-	a->term = session_welcome(n->session)->stamp.term;
-	if (r)
-		complete(n, PS_OK);
-	else
-		n->prefetch = PREFETCH_ARRIVED;
-}
-
-static void fail_pull(struct net *n, int rc)
-{
-	if (pulling(n))
-		complete(n, rc);
-	else if (n->prefetch == PREFETCH_PENDING)
-		n->prefetch = PREFETCH_NONE;
-}
-
-static void deliver_grant(struct net *n, const struct msg_grant *g)
-{
-	struct request *r = current(n, REQUEST_LEASE);
-
-	if (!r)
-		return;
-	r->lease.grant = *g;
-	r->lease.term = session_welcome(n->session)->stamp.term;
-	complete(n, PS_OK);
-}
-
-static void deliver_status(struct net *n, const struct msg_status *s)
-{
-	struct request *r = current(n, REQUEST_STATUS);
-
-	if (!s->reply) {
-		if (strcmp(s->text, SHOW_REQUEST) == 0)
-			atomic_store(&n->show_requested, 1);
-		return;
-	}
-	/* a STATUS without a request can be the last one of the run: keep it for the next
-	 * request */
-	if (!r) {
-		free(n->last_status);
-		n->last_status = strdup(s->text);
-		return;
-	}
-	snprintf(r->report.json, r->report.size, "%s", s->text);
-	complete(n, PS_OK);
-}
-
-static void deliver_admin(struct net *n, const struct msg_admin *a)
-{
-	struct request *r = current(n, REQUEST_ADMIN);
-
-	if (!r || !a->reply || a->verb != r->admin.verb)
-		return;
-	r->admin.generation = a->generation;
-	complete(n, PS_OK);
-}
-
-static void on_answer(struct net *n, const struct msg *m)
-{
-	if (m->type == MSG_STATUS)
-		deliver_status(n, &m->status);
-	if (m->type == MSG_ADMIN)
-		deliver_admin(n, &m->admin);
-}
-
-static void on_admin_refused(struct net *n, const struct msg_error *e)
-{
-	if (e->status != PS_EUSAGE || !current(n, REQUEST_ADMIN) || !n->pending)
-		return;
-	snprintf(n->why, sizeof(n->why), "%s", n->server_error.text);
-	complete(n, PS_EUSAGE);
-	n->why[0] = '\0';
+	if (s->reply)
+		requests_status(&n->requests, s);
+	else if (strcmp(s->text, SHOW_REQUEST) == 0)
+		atomic_store(&n->show_requested, 1);
 }
 
 static void heartbeat_now(struct net *n, const struct msg *m)
 {
-	const atomic_uint_least64_t *us = n->count.time_us;
 	struct msg heartbeat = *m;
 
-	heartbeat.heartbeat.time = (struct time_split){.compute_us = atomic_load(&us[TIME_COMPUTE]),
-		.weights_us = atomic_load(&us[TIME_WEIGHTS]),
-		.push_us = atomic_load(&us[TIME_PUSH]),
-		.lease_us = atomic_load(&us[TIME_LEASE]),
-		.copy_us = atomic_load(&us[TIME_COPY])};
+	heartbeat.heartbeat.time = counters_time(&n->count);
 	heartbeat_send(&n->heartbeat, &heartbeat, session_welcome(n->session)->heartbeat_ms / 2,
 		clock_ms());
 }
@@ -493,16 +313,17 @@ static void run_effect(struct net *n, const struct session_effect *e)
 		on_ready(n);
 		break;
 	case NOTIFY_ACK:
-		count_ack(n, &e->msg.ack);
+		counters_ack(&n->count, &e->msg.ack);
 		break;
 	case NOTIFY_PARAMS:
-		deliver_params(n, &e->msg.params);
+		on_params(n, &e->msg.params);
 		break;
 	case NOTIFY_NO_PARAMS:
-		fail_pull(n, e->status);
+		requests_no_params(&n->requests, e->status);
 		break;
 	case NOTIFY_GRANT:
-		deliver_grant(n, &e->msg.grant);
+		requests_grant(
+			&n->requests, &e->msg.grant, session_welcome(n->session)->stamp.term);
 		break;
 	case NOTIFY_END:
 		on_end(n, e->status);
@@ -523,29 +344,41 @@ static void run_effects(struct net *n)
 
 static void try_request_now(struct net *n, uint64_t now);
 
+/* Logs the number format of the tensors, if the program has chosen another than the default. */
+static void log_wire(const struct net *n)
+{
+	if (n->cfg.session.wire != ENCODING_BF16)
+		return;
+	if (n->lane.lane)
+		log_info("net", "wire", "format=fp32 reason=\"the tensors are in shared memory\"");
+	else
+		log_info("net", "wire", "format=bf16");
+}
+
 /* In the functions below, run_effects must directly follow each call of the session, because the
  * next call clears the effects. */
 static void try_connect(struct net *n)
 {
-	if (!n->welcomed || (n->lane && !lane_is_open(n->lane)))
+	if (!n->welcomed || lane_setup_waits(&n->lane))
 		return;
-	n->request->welcome = *session_welcome(n->session);
-	n->request->welcome.tensors = n->tensors;
-	complete(n, PS_OK);
+	log_wire(n);
+	n->requests.current->welcome = *session_welcome(n->session);
+	n->requests.current->welcome.tensors = n->tensors;
+	requests_complete(&n->requests, PS_OK);
 }
 
 /* Passes the push to the session, with a pull if the request asks for one and no prefetch is in
  * progress. */
 static int make_push(struct net *n, struct request *r, uint64_t *seq, uint64_t now)
 {
-	if (!r->push.then_pull || n->prefetch)
+	if (!r->push.then_pull || n->requests.prefetch)
 		return session_push(n->session, &r->push.meta, seq, now);
 	return session_push_pull(n->session, &r->push.meta, seq, now);
 }
 
 static void try_push(struct net *n, uint64_t now)
 {
-	struct request *r = n->request;
+	struct request *r = n->requests.current;
 	size_t bytes = n->out.retained_bytes + zmq_msg_size(&r->push.tensor);
 	int is_only = n->out.retained_bytes == 0;
 	uint64_t seq;
@@ -563,51 +396,37 @@ static void try_push(struct net *n, uint64_t now)
 		run_effects(n);
 	}
 	if (rc || !r->push.then_pull) {
-		complete(n, rc);
+		requests_complete(&n->requests, rc);
 		return;
 	}
 	r->kind = REQUEST_PULL;
 	r->pushed_us = clock_us();
-	n->pending = !n->prefetch;
+	n->requests.pending = !n->requests.prefetch;
 	try_request_now(n, now);
-}
-
-/* Makes the pull of a prefetch the pull of the request in progress. The answer may already have
- * arrived. */
-static void take_prefetched(struct net *n)
-{
-	enum prefetch was = n->prefetch;
-
-	n->prefetch = PREFETCH_NONE;
-	n->pending = was == PREFETCH_PENDING;
-	if (was == PREFETCH_PENDING)
-		return;
-	arrival_move(&n->request->pull.got, &n->prefetched);
-	complete(n, PS_OK);
 }
 
 /* Starts a prefetch. If the session refuses it now, the next pull sends its own request. */
 static void try_prefetch(struct net *n, uint64_t now)
 {
-	int rc = n->prefetch ? PS_EAGAIN : session_pull(n->session, WEIGHTS_CURRENT, now);
+	int rc = n->requests.prefetch ? PS_EAGAIN : session_pull(n->session, WEIGHTS_CURRENT, now);
 
 	if (!rc) {
-		n->prefetch = PREFETCH_PENDING;
+		n->requests.prefetch = PREFETCH_PENDING;
 		run_effects(n);
 	}
-	complete(n, rc == PS_EAGAIN ? PS_OK : rc);
+	requests_complete(&n->requests, rc == PS_EAGAIN ? PS_OK : rc);
 }
 
 /* Passes the request to the session once; an effect completes it later. */
 static void try_request(struct net *n, uint64_t now)
 {
-	struct request *r = n->request;
+	struct request *r = n->requests.current;
 	int rc;
 
-	if (n->pending)
+	if (n->requests.pending)
 		return;
-	if (r->kind == REQUEST_PULL && r->pull.which == WEIGHTS_CURRENT && n->prefetch) {
-		take_prefetched(n);
+	if (r->kind == REQUEST_PULL && r->pull.which == WEIGHTS_CURRENT && n->requests.prefetch) {
+		requests_take_prefetched(&n->requests);
 		return;
 	}
 	rc = r->kind == REQUEST_PULL    ? session_pull(n->session, r->pull.which, now)
@@ -615,40 +434,40 @@ static void try_request(struct net *n, uint64_t now)
 					: session_result(n->session, &r->result, now);
 	if (rc == PS_EAGAIN)
 		return;
-	n->pending = !rc;
+	n->requests.pending = !rc;
 	run_effects(n);
 	if (rc || r->kind == REQUEST_RESULT)
-		complete(n, rc);
+		requests_complete(&n->requests, rc);
 }
 
 /* Sends a STATUS or ADMIN request. These requests do not pass through the session; they only need a
  * WELCOME. */
 static void try_query(struct net *n, uint64_t now)
 {
-	struct msg m = {.type = n->request->kind == REQUEST_STATUS ? MSG_STATUS : MSG_ADMIN};
+	const struct request *r = n->requests.current;
+	struct msg m = {.type = r->kind == REQUEST_STATUS ? MSG_STATUS : MSG_ADMIN};
 
 	if (session_phase(n->session) != PHASE_READY ||
-		(n->pending && now - n->sent_ms < RESEND_MS))
+		(n->requests.pending && now - n->requests.sent_ms < RESEND_MS))
 		return;
 	if (m.type == MSG_ADMIN) {
-		m.admin = (struct msg_admin){
-			.verb = n->request->admin.verb, .level = n->request->admin.level};
-		memcpy(m.admin.worker, n->request->admin.worker, sizeof(m.admin.worker));
+		m.admin = (struct msg_admin){.verb = r->admin.verb, .level = r->admin.level};
+		memcpy(m.admin.worker, r->admin.worker, sizeof(m.admin.worker));
 	} else
-		m.status.first = n->request->report.first;
-	n->pending = 1;
-	n->sent_ms = now;
+		m.status.first = r->report.first;
+	n->requests.pending = 1;
+	n->requests.sent_ms = now;
 	outbox_post(&n->out, &m);
 }
 
 static void try_show(struct net *n)
 {
-	const struct msg m = {
-		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = n->request->show}};
+	const struct msg m = {.type = MSG_STATUS,
+		.status = {.reply = STATUS_REPLY, .text = n->requests.current->show}};
 
 	if (session_phase(n->session) == PHASE_READY)
 		outbox_post(&n->out, &m);
-	complete(n, PS_OK);
+	requests_complete(&n->requests, PS_OK);
 }
 
 static int all_decided(const struct net *n, int durable)
@@ -667,25 +486,27 @@ static int deadline_passed(const struct request *r)
 
 static void try_flush(struct net *n)
 {
-	if (all_decided(n, n->request->durable))
-		complete(n, PS_OK);
-	else if (deadline_passed(n->request))
-		complete(n, PS_EAGAIN);
+	if (all_decided(n, n->requests.current->durable))
+		requests_complete(&n->requests, PS_OK);
+	else if (deadline_passed(n->requests.current))
+		requests_complete(&n->requests, PS_EAGAIN);
 }
 
 /* Closes the session in two steps with one deadline: waits for the decisions on the pushes, then
- * sends BYE and waits for the answer. */
+ * sends BYE and waits for the answer. Without open pushes and without a server, the wait is short:
+ * only a server that returns just now would receive BYE. */
 static void try_close(struct net *n, uint64_t now)
 {
-	int late = deadline_passed(n->request);
+	int alone = !n->up && all_decided(n, 0) && now - n->requests.begun_ms >= CLOSE_DOWN_MS;
+	int late = deadline_passed(n->requests.current) || alone;
 
-	if (!n->pending && !n->ended && (late || all_decided(n, 0))) {
-		n->pending = 1;
+	if (!n->requests.pending && !n->requests.ended && (late || all_decided(n, 0))) {
+		n->requests.pending = 1;
 		session_bye(n->session, now);
 		run_effects(n);
 	}
-	if (n->ended || late)
-		complete(n, PS_OK);
+	if (n->requests.ended || late)
+		requests_complete(&n->requests, PS_OK);
 }
 
 static int outlives_stop(enum request_kind kind)
@@ -695,7 +516,7 @@ static int outlives_stop(enum request_kind kind)
 
 static void try_kind(struct net *n, uint64_t now)
 {
-	switch (n->request->kind) {
+	switch (n->requests.current->kind) {
 	case REQUEST_CONNECT:
 		try_connect(n);
 		break;
@@ -726,21 +547,12 @@ static void try_kind(struct net *n, uint64_t now)
 	}
 }
 
-/* Answers a STATUS request with the final status of the run, and forgets this status. */
-static void deliver_last_status(struct net *n)
-{
-	snprintf(n->request->report.json, n->request->report.size, "%s", n->last_status);
-	free(n->last_status);
-	n->last_status = NULL;
-	complete(n, PS_OK);
-}
-
 /* Returns 1 if the request of a stopped program has taken longer than STOP_GRACE_MS. The time
  * begins with the stop, or with the request if it is later, because the program may compute for
  * longer than STOP_GRACE_MS after the stop. */
 static int stop_is_over(const struct net *n, uint64_t now)
 {
-	uint64_t since = n->stop_ms > n->request_ms ? n->stop_ms : n->request_ms;
+	uint64_t since = n->stop_ms > n->requests.begun_ms ? n->stop_ms : n->requests.begun_ms;
 
 	return now - since >= STOP_GRACE_MS;
 }
@@ -749,22 +561,17 @@ static void try_request_now(struct net *n, uint64_t now)
 {
 	enum request_kind kind;
 
-	if (!n->request)
+	if (!n->requests.current)
 		return;
-	kind = n->request->kind;
+	kind = n->requests.current->kind;
 	if (kind == REQUEST_CLOSE)
 		try_close(n, now);
-	else if (n->ended && kind == REQUEST_STATUS && n->last_status)
-		deliver_last_status(n);
-	else if (n->ended)
-		complete(n, n->end_status ? n->end_status : PS_ESHUTDOWN);
-	else if (n->stop_ms && (!outlives_stop(kind) || stop_is_over(n, now))) {
-		snprintf(n->why, sizeof(n->why), "the program ended this wait");
-		complete(n, PS_ESHUTDOWN);
-		n->why[0] = '\0';
-	} else {
+	else if (n->requests.ended)
+		requests_answer_with_end(&n->requests);
+	else if (n->stop_ms && (!outlives_stop(kind) || stop_is_over(n, now)))
+		requests_fail(&n->requests, PS_ESHUTDOWN, "the program ended this wait");
+	else
 		try_kind(n, now);
-	}
 }
 
 /* Carries out the session's effects and tries the request in progress. Call it after a call of the
@@ -805,12 +612,14 @@ static void handle_message(struct net *n, const struct msg *m)
 	n->received_ms = now;
 	if (m->type == MSG_PARAMS && m->params.ack.seq)
 		on_inner_ack(n, &m->params.ack);
-	if (m->type == MSG_STATUS || m->type == MSG_ADMIN)
-		on_answer(n, m);
+	if (m->type == MSG_STATUS)
+		take_status(n, &m->status);
+	if (m->type == MSG_ADMIN)
+		requests_admin(&n->requests, &m->admin);
 	if (m->type == MSG_ERROR) {
 		err_set(&n->server_error, m->error.status, "%s", m->error.text);
 		n->notice_ms = now;
-		on_admin_refused(n, &m->error);
+		requests_error(&n->requests, &n->server_error);
 	}
 	if (!is_sign_of_life(n, m))
 		session_message(n->session, m, now);
@@ -881,7 +690,7 @@ static void on_link_change(struct net *n, enum link_event event)
 		contact_up(&n->contact);
 		session_link_up(n->session, now);
 	} else {
-		if (n->up && !n->ended)
+		if (n->up && !n->requests.ended)
 			log_warn("net", "connection_lost", "server=%s", n->cfg.server);
 		n->up = 0;
 		outbox_clear(&n->out);
@@ -903,7 +712,7 @@ static void on_link_refused(struct net *n, enum link_event event)
 		snprintf(why, sizeof(why), "%.150s: the server %s", server,
 			n->keyed ? "takes no keys: it was started without one"
 				 : "requires a key, and none was given");
-	set_end(n, PS_EAUTH, why);
+	requests_end(&n->requests, PS_EAUTH, why);
 	apply_effects(n, now_of(n));
 }
 
@@ -992,10 +801,10 @@ static void tick(struct net *n)
 	now = now_of(n);
 	if (n->cfg.stop && n->cfg.stop(n->cfg.stop_arg) && !n->stop_ms)
 		n->stop_ms = now;
-	int alive = n->request || clock_ms() < atomic_load(&n->active_ms) + n->cfg.batch_timeout_ms;
+	int alive = requests_is_alive(&n->requests, n->cfg.batch_timeout_ms);
 	note_progress(n, now);
 	check_lane(n, now);
-	if (!n->ended)
+	if (!n->requests.ended)
 		seek_server(n, now);
 	session_tick(n->session, alive, now);
 	apply_effects(n, now);
@@ -1007,10 +816,10 @@ static void tick(struct net *n)
  * next tick. */
 static int only_bulk_matters(const struct net *n)
 {
-	enum request_kind kind = n->request->kind;
+	enum request_kind kind = n->requests.current->kind;
 
-	return n->pending && (kind == REQUEST_PULL || kind == REQUEST_PUSH) && !n->out.count &&
-	       session_phase(n->session) == PHASE_READY;
+	return n->requests.pending && (kind == REQUEST_PULL || kind == REQUEST_PUSH) &&
+	       !n->out.count && session_phase(n->session) == PHASE_READY;
 }
 
 /* Waits for a message, an event, or room for queued messages. */
@@ -1020,10 +829,10 @@ static void wait_for_any(struct net *n, int ms)
 	zmq_pollitem_t item[] = {{.socket = n->link.bulk, .events = bulk},
 		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN},
 		{.events = ZMQ_POLLIN}};
-	int asks = n->lane && !lane_is_open(n->lane);
+	int asks = lane_setup_waits(&n->lane);
 
 	if (asks)
-		item[3].fd = lane_fd(n->lane);
+		item[3].fd = lane_fd(n->lane.lane);
 	if (!heartbeat_readable(&n->heartbeat, &item[2].fd))
 		(void)zmq_poll(item, asks ? 4 : 3, ms); /* a signal ends the wait early */
 	poll_lane(n, n->awake.now_ms);
@@ -1047,16 +856,11 @@ static void io_step(struct net *n)
 
 int net_request(struct net *n, struct request *r)
 {
-	r->why[0] = '\0';
 	uv_mutex_lock(&n->io_lock);
 	own_io_lock(n);
-	PS_ASSERT(!n->request);
-	n->request = r;
-	n->request_ms = now_of(n);
-	n->pending = 0;
-	net_alive(n);
-	try_request_now(n, n->request_ms);
-	while (n->request)
+	requests_begin(&n->requests, r, now_of(n));
+	try_request_now(n, n->requests.begun_ms);
+	while (n->requests.current)
 		io_step(n);
 	unlock_io(n);
 	return r->status;
@@ -1178,7 +982,9 @@ static int open_net(struct net *n, struct err *e)
 	if ((rc = dial(n, e)))
 		return rc;
 	outbox_init(&n->out, n->link.bulk);
-	net_alive(n);
+	lane_setup_init(&n->lane, s->role == ROLE_WORKER ? n->cfg.lane : CNNPS_LANE_TCP,
+		n->cfg.server, &n->out);
+	requests_alive(&n->requests);
 	session_start(n->session, now_of(n));
 	rc = heartbeat_init(&n->heartbeat, n->link.heartbeat);
 	if (rc) {
@@ -1196,7 +1002,6 @@ static int open_net(struct net *n, struct err *e)
 static void free_net(struct net **n)
 {
 	contact_release(&(*n)->contact);
-	free((*n)->last_status);
 	free((*n)->tensors);
 	session_free(&(*n)->session);
 	wire_free(&(*n)->wire);
@@ -1220,13 +1025,6 @@ int net_new(struct net **out, const struct net_config *cfg, struct err *e)
 	return rc;
 }
 
-void arrival_move(struct arrival *to, struct arrival *from)
-{
-	frames_move(&to->frames, &from->frames);
-	to->params = from->params;
-	to->term = from->term;
-}
-
 int net_show_requested(struct net *n)
 {
 	return atomic_load(&n->show_requested) && atomic_exchange(&n->show_requested, 0);
@@ -1234,26 +1032,12 @@ int net_show_requested(struct net *n)
 
 void net_alive(struct net *n)
 {
-	atomic_store(&n->active_ms, clock_ms());
+	requests_alive(&n->requests);
 }
 
 void net_stats(const struct net *n, struct cnnps_stats *s)
 {
-	const struct counters *c = &n->count;
-
-	s->pushed = atomic_load(&c->pushed);
-	s->acked = atomic_load(&c->acked);
-	s->rejected = atomic_load(&c->rejected);
-	s->superseded = atomic_load(&c->superseded);
-	s->durable = atomic_load(&c->durable);
-	s->last_version = atomic_load(&c->last_version);
-	s->reconnects = atomic_load(&c->reconnects);
-	s->replayed = atomic_load(&c->replayed);
-	s->compute_us = atomic_load(&c->time_us[TIME_COMPUTE]);
-	s->weights_us = atomic_load(&c->time_us[TIME_WEIGHTS]);
-	s->push_us = atomic_load(&c->time_us[TIME_PUSH]);
-	s->lease_us = atomic_load(&c->time_us[TIME_LEASE]);
-	s->copy_us = atomic_load(&c->time_us[TIME_COPY]);
+	counters_stats(&n->count, s);
 }
 
 void net_spend(struct net *n, enum time_part part, uint64_t us)
@@ -1271,9 +1055,9 @@ void net_free(struct net **n)
 		log_error("net", "close", "status=%s", err_name(close.status));
 	stop_background(*n);
 	outbox_flush(&(*n)->out);
-	frames_release(&(*n)->prefetched.frames);
+	requests_release(&(*n)->requests);
 	outbox_release(&(*n)->out);
-	drop_lane(*n);
+	lane_setup_drop(&(*n)->lane);
 	heartbeat_release(&(*n)->heartbeat);
 	link_close(&(*n)->link);
 	link_term(&(*n)->link);

@@ -11,15 +11,17 @@
  *
  * Invariants:
  * (1) only the holder of the I/O lock uses the sockets and the session; the heartbeat connection
- *     has its own lock (heartbeat.h) (assert_io_lock in net.c);
- * (2) the bytes of a push are encoded once, and all its transmissions share them
- *     (a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
- * (3) every request completes, with its answer or with the final status of the session
+ *     has its own lock (heartbeat.h) (asserted by assert_io_lock);
+ * (2) the bytes of a push are encoded once, and all its transmissions share them (asserted by
+ *     outbox_retain in outbox.c; a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
+ * (3) one request at a time is under way (asserted by requests_begin in requests.c);
+ * (4) the bytes retained for replay are at most replay_bytes, or belong to a single push (asserted
+ *     by try_push; pushes_beyond_the_replay_memory_wait_for_the_disk).
+ *
+ * Promises:
+ * (1) every request completes, with its answer or with the final status of the session
  *     (a_pull_outlives_its_connection, a_server_that_is_not_there_is_given_up,
- *     a_fenced_session_ends_every_call);
- * (4) the bytes retained for replay are at most replay_bytes, or belong to a single push
- *     (pushes_beyond_the_replay_memory_wait_for_the_disk).
- * PS_ASSERT checks (1) and (4) in every build.
+ *     a_fenced_session_ends_every_call).
  */
 #ifndef WORKER_CLIENT_NET_H
 #define WORKER_CLIENT_NET_H
@@ -28,7 +30,9 @@
 #include "common/err.h"
 #include "proto/wire.h"
 #include "worker/client/cnnps.h"
+#include "worker/client/counters.h"
 #include "worker/client/lane.h"
+#include "worker/client/requests.h"
 #include "worker/client/session.h"
 
 struct net_config {
@@ -43,75 +47,6 @@ struct net_config {
 	void *stop_arg;
 	void (*report)(void *arg, const char *line); /* see cnnps_options */
 	void *report_arg;
-};
-
-enum request_kind {
-	REQUEST_CONNECT, /* wait for the first WELCOME */
-	REQUEST_PUSH,
-	REQUEST_PULL,
-	REQUEST_PREFETCH, /* start a pull; the next PULL of WEIGHTS_CURRENT waits for its answer */
-	REQUEST_LEASE,
-	REQUEST_RESULT,
-	REQUEST_FLUSH,
-	REQUEST_STATUS,
-	REQUEST_ADMIN,
-	/* send the pictures that the server has requested (show.h), if the session is
-	 * established */
-	REQUEST_SHOW,
-	REQUEST_CLOSE, /* flush, BYE; no request may follow */
-};
-
-/* Received weights that are not verified yet. wire_values verifies them. */
-struct arrival {
-	struct frames frames; /* the caller owns them if the request's status is 0 */
-	struct msg_params params;
-	uint64_t term;
-};
-/* Moves `from` to `to`, which must be empty. After the call `from` is empty. */
-void arrival_move(struct arrival *to, struct arrival *from);
-
-struct request {
-	enum request_kind kind;
-	int status; /* out: 0 or PS_E* */
-	/* out: the reason in one line for a person if the session has ended, else "" */
-	char why[512];
-	/* deadline of FLUSH and CLOSE, a time of clock_ms; requests of other kinds can wait until
-	 * the session ends */
-	uint64_t deadline_ms;
-	struct {
-		enum weights which;
-		struct arrival got;
-	} pull;
-	uint64_t pushed_us; /* out, PUSH with a pull: clock_us when the push was sent */
-	union {
-		struct msg_welcome welcome; /* CONNECT, out */
-		struct {
-			struct msg_push meta; /* has exactly one slice */
-			/* a successful push takes over the tensor and leaves it empty */
-			zmq_msg_t tensor;
-			/* 1: after the push, the request continues as a PULL with the fields
-			 * below */
-			int then_pull;
-		} push;
-		struct {
-			struct msg_grant grant;
-			uint64_t term;
-		} lease; /* out */
-		struct msg_result result;
-		int durable; /* FLUSH: wait for the server's disk, not only for the decisions */
-		struct {
-			char *json;
-			size_t size;
-			uint32_t first; /* not 0: only the workers from this number on */
-		} report;               /* STATUS */
-		const char *show;       /* SHOW: JSON */
-		struct {
-			enum admin_verb verb;
-			enum wire_log_level level;
-			char worker[WIRE_MAX_NAME + 1];
-			uint64_t generation;
-		} admin;
-	};
 };
 
 struct net; /* opaque */
@@ -129,8 +64,6 @@ void net_alive(struct net *n);
 /* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread may
  * call it. */
 int net_show_requested(struct net *n);
-/* The parts of struct time_split. */
-enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
 /* Adds `us` to the time that the program has spent on `part`. Each HEARTBEAT reports the sums. Only
  * the program's thread may call this function. */
 void net_spend(struct net *n, enum time_part part, uint64_t us);

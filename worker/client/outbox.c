@@ -79,14 +79,23 @@ void outbox_drop(struct outbox *o, uint64_t seq)
 static void pop(struct outbox *o)
 {
 	PS_ASSERT(o->count);
+	o->gone++;
+	PS_ASSERT(o->waiting[o->first].number == o->gone); /* invariant (2) */
 	zmq_msg_close(&o->waiting[o->first].header);
 	o->first = (o->first + 1) % OUTBOX_SIZE;
 	o->count--;
 }
 
-static float *part_values(struct retained *k, uint32_t part)
+static void *part_values(struct retained *k, uint32_t part)
 {
-	return (float *)zmq_msg_data(&k->tensor) + (k->part[part].offset - k->part[0].offset);
+	uint64_t before = k->part[part].offset - k->part[0].offset;
+
+	return (char *)zmq_msg_data(&k->tensor) + before * encoding_bytes(k->whole.encoding);
+}
+
+static size_t part_size(const struct retained *k, uint32_t part)
+{
+	return k->part[part].count * encoding_bytes(k->whole.encoding);
 }
 
 /* A reference to the tensor, which a frame holds until libzmq has sent the frame. */
@@ -117,8 +126,7 @@ static int share_part(struct retained *k, uint32_t part, zmq_msg_t *frame)
 	zmq_msg_copy(&l->tensor, &k->tensor);
 	atomic_init(&l->lent, 0);
 	atomic_store(&l->lent, 1);
-	if (!zmq_msg_init_data(frame, part_values(k, part), k->part[part].count * sizeof(float),
-		    return_loan, l))
+	if (!zmq_msg_init_data(frame, part_values(k, part), part_size(k, part), return_loan, l))
 		return PS_OK;
 	return_loan(NULL, l);
 	return PS_ENOMEM;
@@ -169,28 +177,30 @@ static struct outgoing *next(struct outbox *o)
 	return o->count < OUTBOX_SIZE ? &o->waiting[(o->first + o->count) % OUTBOX_SIZE] : NULL;
 }
 
+/* Queues `out`, the next free place, whose header is encoded. */
+static void add_queued(struct outbox *o, struct outgoing *out, uint64_t push, uint32_t part)
+{
+	out->push = push;
+	out->part = part;
+	out->number = ++o->queued;
+	o->count++;
+	outbox_flush(o);
+}
+
 static void queue_part(struct outbox *o, const struct msg *m, uint64_t push, uint32_t part)
 {
 	struct outgoing *out = next(o);
 
-	if (!out || wire_encode_header(m, &out->header))
-		return;
-	out->push = push;
-	out->part = part;
-	o->count++;
-	outbox_flush(o);
+	if (out && !wire_encode_header(m, &out->header))
+		add_queued(o, out, push, part);
 }
 
 static void enqueue_chunk(struct outbox *o, uint64_t push, uint32_t part)
 {
 	struct outgoing *out = next(o);
 
-	if (!out || wire_encode_chunk_header(&out->header))
-		return;
-	out->push = push;
-	out->part = part;
-	o->count++;
-	outbox_flush(o);
+	if (out && !wire_encode_chunk_header(&out->header))
+		add_queued(o, out, push, part);
 }
 
 void outbox_post(struct outbox *o, const struct msg *m)
@@ -220,7 +230,7 @@ static void post_in_frames(struct outbox *o, struct msg *m, struct retained *k)
 		struct slice *part = &k->part[s->n];
 
 		if (!part->xxh3)
-			part->xxh3 = wire_checksum(part_values(k, s->n), part->count);
+			part->xxh3 = wire_frame_checksum(part_values(k, s->n), part_size(k, s->n));
 		s->slice[s->n] = *part;
 		if (s->n + 1 < k->n)
 			enqueue_chunk(o, k->seq, s->n);

@@ -4,11 +4,12 @@
  *
  * Invariants:
  * (1) the tensor of a push is one message, which all transmissions of the push share without a copy
- *     (a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
- * (2) messages leave in the order of their posting (what_finds_no_room_leaves_later_in_its_order);
- * (3) retained_bytes is the sum over the retained pushes (bytes_stay_until_they_have_left).
- * PS_ASSERT checks that no tensor is replaced (1), and that the sum is possible (3), in every
- * build.
+ *     (asserted by outbox_retain; a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
+ * (2) messages leave in the order of their posting (asserted by pop;
+ *     what_finds_no_room_leaves_later_in_its_order);
+ * (3) retained_bytes is the sum over the retained pushes (asserted by drop_retained and
+ *     outbox_release; bytes_stay_until_they_have_left).
+ *
  * Thread: the holder of the I/O lock (net.h).
  */
 #ifndef WORKER_CLIENT_OUTBOX_H
@@ -27,21 +28,23 @@
 
 /* A push that is not durable yet. Push `seq` is at index seq % WIRE_MAX_WINDOW. */
 struct retained {
-	uint64_t seq; /* 0: free */
+	uint64_t seq; /* sequence number of the push; 0 if this entry is free */
 	/* number of parts; all but the last are chunks, see wire.h */
 	uint32_t n;
-	/* the push as one slice, for shared memory; its data are in `tensor`; xxh3 0: not computed
-	 * yet */
+	/* The push as one slice, for shared memory. Its data are in `tensor`. Its xxh3 is 0 until
+	 * it is computed. */
 	struct slice whole;
-	/* the parts; their data are in `tensor`; xxh3 0: not computed yet */
+	/* The parts of the push. Their data are in `tensor`. Their xxh3 is 0 until it is
+	 * computed. */
 	struct slice part[OUTBOX_PARTS];
-	zmq_msg_t tensor; /* the values of all parts */
+	zmq_msg_t tensor; /* the values of all parts, in the encoding of `whole` */
 };
 
 struct outgoing {
 	zmq_msg_t header;
-	uint64_t push; /* seq of the retained push whose frame follows; 0: none */
+	uint64_t push; /* seq of the retained push whose frame follows, or 0 if no frame follows */
 	uint32_t part;
+	uint64_t number; /* of this message among all that were queued, from 1 */
 };
 
 struct outbox {
@@ -53,6 +56,8 @@ struct outbox {
 	uint64_t sent_seq; /* newest posted push */
 	uint64_t replayed; /* number of repeated posts of a push */
 	struct retained retained[WIRE_MAX_WINDOW];
+	uint64_t queued;     /* number of messages queued so far */
+	uint64_t gone;       /* of these, the number that have left the queue */
 	size_t first, count; /* the ring `waiting` */
 	struct outgoing waiting[OUTBOX_SIZE];
 };

@@ -26,7 +26,7 @@ struct probe {
 	int running;
 	struct probe_report report;
 
-	/* the server to probe, which never changes; host "": there is none */
+	/* the server to probe, which never changes; its host is "" if there is none */
 	struct endpoint server;
 };
 

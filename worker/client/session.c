@@ -8,7 +8,7 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define MAX_IN_FLIGHT 64 /* maximum value of push_window */
+#define MAX_IN_FLIGHT 64 /* maximum of unacknowledged pushes, also if push_window is larger */
 #define MAX_EFFECTS   (MAX_IN_FLIGHT + 16)
 #define LEAVE_MS      5000 /* time for which the session waits for the answer to BYE */
 #define RESYNC_MS     50   /* minimum time between two HELLOs that answers of the server cause */
@@ -22,13 +22,14 @@ struct retained_push {
 	enum verdict verdict; /* NONE until the first ACK */
 	enum reject reject;
 	uint32_t superseded;
-	uint64_t code;       /* the code in the first ACK */
-	struct work granted; /* the grant that contains `work`; count 0: unknown */
+	uint64_t code; /* the code in the first ACK */
+	/* the grant that contains `work`; its count is 0 if the grant is unknown */
+	struct work granted;
 	uint64_t grant_code;
 };
 
-/* A request that gets at most one answer. The session sends the request again after each WELCOME
- * until the answer comes. */
+/* A request that gets at most one answer. The session sends a PULL or a LEASE again after each
+ * WELCOME until the answer comes, and a RESULT once. */
 struct rpc {
 	int open, sent;
 	uint64_t number;
@@ -53,19 +54,19 @@ struct session {
 
 	struct rpc pull, lease, result;
 	enum weights pull_which;
-	uint64_t pull_with; /* the push that carries the pull; 0: none */
+	uint64_t pull_with; /* the push that carries the pull, or 0 */
 	struct msg_result result_msg;
-	struct msg_grant grant; /* the newest grant; kind 0: none yet */
+	struct msg_grant grant; /* the newest grant; its kind is 0 before the first grant */
 
 	/* start_ms: time of session_start; received_ms: time of the newest message of any kind */
 	uint64_t start_ms, received_ms;
-	/* start of the silence that silence_ms limits: the newest answer, or the oldest open
-	 * request if it is newer */
+	/* start of the silence that silence_ms limits: the newest message that is no HEARTBEAT, the
+	 * newest movement of bytes, or the oldest open request, whichever came last */
 	uint64_t progress_ms;
 	/* time of the newest HELLO, and the wait for its answer */
 	uint64_t hello_ms, hello_wait_ms;
-	uint64_t hello_step_ms; /* the wait without its jitter; 0: no HELLO sent yet */
-	int resynchronised;     /* 1: an answer on this link has caused a HELLO; see RESYNC_MS */
+	uint64_t hello_step_ms; /* the wait without its jitter; 0 before the first HELLO */
+	int resynchronised;     /* 1 if an answer on this link has caused a HELLO; see RESYNC_MS */
 	uint64_t heartbeat_ms, leave_ms;
 
 	struct session_effect *effect; /* MAX_EFFECTS */
@@ -116,6 +117,7 @@ static uint64_t push_window(const struct session *s)
 static void assert_invariants(const struct session *s)
 {
 	PS_ASSERT(s->durable_seq <= s->acked_seq && s->acked_seq <= s->last_seq);
+	PS_ASSERT(s->durable_seq <= s->confirmed_seq && s->confirmed_seq <= s->acked_seq);
 	PS_ASSERT(s->confirmed_seq <= s->sent_seq && s->sent_seq <= s->last_seq);
 	PS_ASSERT(s->sent_seq - s->confirmed_seq <= push_window(s));
 	PS_ASSERT(s->last_seq - s->durable_seq <= s->capacity);
@@ -137,6 +139,7 @@ static void send_hello(struct session *s, uint64_t now_ms)
 	h->data = s->cfg.data;
 	memcpy(h->metrics, s->cfg.metrics, sizeof(h->metrics));
 	h->tensors = s->cfg.tensors;
+	h->wire = s->cfg.wire;
 	if (s->welcomed && s->cfg.role == ROLE_WORKER)
 		h->resume = s->welcome.stamp;
 	h->last_seq = s->last_seq;
@@ -230,8 +233,10 @@ static void pump(struct session *s)
 
 static void release_durable(struct session *s, uint64_t durable)
 {
-	if (durable > s->acked_seq)
-		durable = s->acked_seq; /* do not release a push before its NOTIFY_ACK */
+	/* do not release a push before its NOTIFY_ACK, nor one that the server has lost in a crash
+	 * and has not decided again */
+	if (durable > s->confirmed_seq)
+		durable = s->confirmed_seq;
 	if (durable <= s->durable_seq)
 		return;
 	s->durable_seq = durable;
@@ -253,6 +258,8 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	if (s->welcomed && s->cfg.role == ROLE_WORKER &&
 		!same_incarnation(&w->stamp, &s->welcome.stamp))
 		return; /* a late answer to a HELLO that was sent before the first WELCOME */
+	if (w->durable_seq > decided)
+		return; /* impossible: the server has lost pushes that it calls durable */
 	if (!s->welcomed)
 		s->last_seq = s->acked_seq = s->durable_seq = decided;
 	if (decided < s->durable_seq || decided > s->last_seq)
@@ -264,7 +271,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	s->welcome = *w;
 	s->welcomed = 1;
 	s->phase = PHASE_READY;
-	/* Send again the pushes whose verdict this worker does not know, and the pushes that the
+	/* Send again the pushes whose verdict this worker has not received, and the pushes that the
 	 * server lost in a crash. */
 	s->sent_seq = s->confirmed_seq = decided < s->acked_seq ? decided : s->acked_seq;
 	s->pull.sent = s->lease.sent = s->bye_sent = 0;
@@ -327,7 +334,7 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 		s->full = 1;
 		break;
 	case PS_EUSAGE:
-		break; /* an ADMIN was refused: net.c handles it */
+		break; /* an ADMIN was refused: requests.c ends the request */
 	default:
 		end_session(s, e->status);
 	}

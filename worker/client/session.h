@@ -9,15 +9,19 @@
  *                       `----- END <------'   BYE, FENCED, WRONGRUN, WRONGDATA, ..., unreachable
  *
  * Invariants:
- * (1) a seq is assigned once, to one push, and its tensor bytes never change;
- * (2) a push is retained until an ACK, HEARTBEAT or WELCOME of the server reports it durable;
- * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order,
- *     before anything else; then a RESULT that was not sent yet, the unanswered LEASE and PULL;
+ * (1) a seq is assigned once, to one push (asserted by add_push), and its tensor bytes never change
+ *     (asserted by outbox_retain in outbox.c);
+ * (2) a push is retained until an ACK, HEARTBEAT or WELCOME of the server reports it durable
+ *     (asserted by retained_push);
+ * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order
+ *     (asserted by send_push), before anything else (asserted by pump); then a RESULT that was not
+ *     sent yet, the unanswered LEASE and PULL;
  * (4) at most push_window pushes are sent and not acknowledged, and at most replay_window pushes
- *     are retained. The link keeps the order of messages. So when a WELCOME arrives, each message
- *     that was sent before its HELLO has either been handled by the server or will never arrive.
- *     HELLO is therefore the only way to resynchronise.
- * PS_ASSERT checks (1), (2) and (4), and the order of (3), in every build.
+ *     are retained (asserted by assert_invariants and add_push).
+ *
+ * The link keeps the order of messages. So when a WELCOME arrives, each message that was sent
+ * before its HELLO has either been handled by the server or will never arrive. HELLO is therefore
+ * the only way to resynchronise.
  *
  * Pure: no socket, clock or thread; allocates nothing after session_new. Thread: the caller's.
  */
@@ -39,16 +43,18 @@ struct session_config {
 	struct data_id data;
 	char metrics[METRICS_TEXT]; /* canonical */
 	const char *tensors;        /* as in HELLO; borrowed until session_free */
+	enum encoding wire;         /* as in HELLO */
 	uint64_t seed;              /* seed of the random part of the retry intervals */
 	/* the session ends with PS_EUNREACHABLE after this time without a first WELCOME */
 	uint64_t connect_timeout_ms;
-	/* the session ends with PS_EUNREACHABLE this time after contact was lost */
+	/* the session ends with PS_EUNREACHABLE this time after contact was lost, or after the
+	 * session_ttl_ms of the server if that is shorter */
 	uint64_t disconnect_timeout_ms;
 	/* first interval between unanswered HELLOs; it doubles up to 16 times its value, and varies
 	 * by +-25 % */
 	uint64_t retry_ms;
-	/* The session resynchronises if a request has no answer for this time and no byte moves in
-	 * this time. */
+	/* The session resynchronises if no message arrives for this time, or if a request has no
+	 * answer for this time and no byte moves in this time. */
 	uint64_t silence_ms;
 };
 
@@ -116,7 +122,9 @@ int session_push_pull(struct session *s, const struct msg_push *meta, uint64_t *
 int session_pull(struct session *s, enum weights which, uint64_t now_ms) PS_MUST_CHECK;
 int session_lease(struct session *s, uint64_t now_ms) PS_MUST_CHECK;
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms) PS_MUST_CHECK;
-/* Leaves the run: sends BYE. The session then ends with PS_OK. */
+/* Leaves the run: sends BYE. The session ends with PS_OK when the server has answered. If no answer
+ * comes in 5 s, it ends with PS_OK, or with PS_EUNREACHABLE if a push may not be durable. An
+ * observer sends no BYE. */
 void session_bye(struct session *s, uint64_t now_ms);
 
 /* Returns effect number `i` of the last call, or NULL if the call had no more effects. */

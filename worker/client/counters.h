@@ -1,0 +1,35 @@
+/*
+ * counters.h - what the worker counts: its pushes, the decisions on them, its connections, and the
+ * time that the program spends on each part of its work. cnnps_stats reports the counters, and each
+ * HEARTBEAT reports the times.
+ *
+ * Thread: the holder of the I/O lock (net.h) writes the counters, and the program's thread writes
+ * the times. Any thread reads them.
+ */
+#ifndef WORKER_CLIENT_COUNTERS_H
+#define WORKER_CLIENT_COUNTERS_H
+#include <stdatomic.h>
+#include <stdint.h>
+#include "proto/msg.h"
+#include "worker/client/cnnps.h"
+
+/* The parts of struct time_split. */
+enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
+
+/* The counters of cnnps_stats. */
+struct counters {
+	atomic_uint_least64_t pushed, acked, rejected, superseded, durable, last_version,
+		reconnects, replayed;
+	atomic_uint_least64_t time_us[TIME_PARTS];
+};
+
+/* Notes that the server has weights of this version. */
+void counters_version(struct counters *c, uint64_t version);
+/* Counts the decision on a push. */
+void counters_ack(struct counters *c, const struct msg_ack *a);
+/* Returns the times for a HEARTBEAT. */
+struct time_split counters_time(const struct counters *c);
+/* Writes the counters to *s. */
+void counters_stats(const struct counters *c, struct cnnps_stats *s);
+
+#endif

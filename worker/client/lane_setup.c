@@ -1,0 +1,80 @@
+/* lane_setup.c - see lane_setup.h. */
+#include "worker/client/lane_setup.h"
+#include "common/log.h"
+
+#define LANE_MS 2000 /* time limit of the wait for the answer from the server's Unix socket */
+
+void lane_setup_init(
+	struct lane_setup *s, enum cnnps_lane choice, const char *server, struct outbox *out)
+{
+	*s = (struct lane_setup){.choice = choice, .server = server, .out = out};
+}
+
+void lane_setup_drop(struct lane_setup *s)
+{
+	s->out->lane = NULL;
+	lane_close(&s->lane);
+}
+
+int lane_setup_waits(const struct lane_setup *s)
+{
+	return s->lane && !lane_is_open(s->lane);
+}
+
+static int on_lane_failed(struct lane_setup *s, const char *why, struct err *e)
+{
+	lane_setup_drop(s);
+	if (s->choice == CNNPS_LANE_SHM)
+		return err_set(e, PS_EUSAGE, "no shared memory with the server: %s", why);
+	log_info("lane", "tcp", "reason=\"%s\"", why);
+	return PS_OK;
+}
+
+int lane_setup_poll(struct lane_setup *s, uint64_t now_ms, struct err *e)
+{
+	struct err why;
+
+	if (!lane_setup_waits(s))
+		return PS_OK;
+	int rc = lane_poll(s->lane, &why);
+	if (rc == PS_OK) {
+		s->out->lane = s->lane;
+		log_info("lane", "open", "server=%s", s->server);
+	} else if (rc != PS_EAGAIN) {
+		return on_lane_failed(s, why.text, e);
+	} else if (now_ms - s->requested_ms >= LANE_MS) {
+		return on_lane_failed(s, "the server does not answer on its socket", e);
+	}
+	return PS_OK;
+}
+
+int lane_setup_welcome(
+	struct lane_setup *s, const struct msg_welcome *w, uint64_t now_ms, struct err *e)
+{
+	struct err why;
+
+	if (s->choice == CNNPS_LANE_TCP)
+		return PS_OK;
+	if (lane_is_open(s->lane) && s->term == w->stamp.term && !lane_is_lost(s->lane)) {
+		lane_resynchronised(s->lane, w->lane_ticket);
+		return PS_OK;
+	}
+	lane_setup_drop(s);
+	s->term = w->stamp.term;
+	s->requested_ms = now_ms;
+	if (!w->lane_path[0])
+		return s->choice == CNNPS_LANE_SHM ? on_lane_failed(s, "the server offers none", e)
+						   : PS_OK;
+	return lane_open(&s->lane, w, &why) ? on_lane_failed(s, why.text, e) : PS_OK;
+}
+
+int lane_setup_tick(struct lane_setup *s, uint64_t now_ms, struct err *e)
+{
+	int rc = lane_setup_poll(s, now_ms, e);
+
+	if (s->lane && lane_is_lost(s->lane)) {
+		log_info("lane", "lost", "server=%s", s->server);
+		lane_setup_drop(s);
+	}
+	return rc;
+}

@@ -1,0 +1,49 @@
+/*
+ * lane_setup.h - decides when the worker has a lane (lane.h): opens one for a new process of the
+ * server, waits for the server's answer, and drops a lane that fails. While the lane is open, the
+ * outbox uses it.
+ *
+ * Thread: the holder of the I/O lock (net.h).
+ */
+#ifndef WORKER_CLIENT_LANE_SETUP_H
+#define WORKER_CLIENT_LANE_SETUP_H
+#include <stdint.h>
+#include "common/err.h"
+#include "proto/msg.h"
+#include "worker/client/cnnps.h"
+#include "worker/client/lane.h"
+#include "worker/client/outbox.h"
+
+struct lane_setup {
+	enum cnnps_lane choice;
+	const char *server; /* for the log; borrowed */
+	struct outbox *out; /* borrowed */
+	/* a lane that is open or waits for the server's answer; NULL if there is none */
+	struct lane *lane;
+	uint64_t term;         /* the term of the server that offered the lane */
+	uint64_t requested_ms; /* when the worker asked for the lane */
+};
+
+/* Prepares for a program that chose `choice`. Both pointers must outlive `s`. */
+void lane_setup_init(
+	struct lane_setup *s, enum cnnps_lane choice, const char *server, struct outbox *out);
+/* Drops the reference to the lane. The memory of the lane stays mapped until the last slot and
+ * buffer are released. */
+void lane_setup_drop(struct lane_setup *s);
+/* Returns 1 while the worker waits for the server's answer. */
+int lane_setup_waits(const struct lane_setup *s);
+
+/* Each of the following functions returns PS_EUSAGE if `choice` is CNNPS_LANE_SHM and a lane is not
+ * possible. The reason is in *e, as one line. Without CNNPS_LANE_SHM a worker without a lane uses
+ * its connection. */
+
+/* Handles WELCOME `w`: opens a lane if the server offers one. If the WELCOME is from the process to
+ * which the worker already has an intact lane, that lane stays in use. */
+int lane_setup_welcome(struct lane_setup *s, const struct msg_welcome *w, uint64_t now_ms,
+	struct err *e) PS_MUST_CHECK;
+/* Reads the answer from the server's Unix socket if it has arrived. */
+int lane_setup_poll(struct lane_setup *s, uint64_t now_ms, struct err *e) PS_MUST_CHECK;
+/* Does the same as lane_setup_poll, and drops a lane that the server has closed. */
+int lane_setup_tick(struct lane_setup *s, uint64_t now_ms, struct err *e) PS_MUST_CHECK;
+
+#endif

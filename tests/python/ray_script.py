@@ -3,8 +3,10 @@ build/tools.
 
   ray_script.py ledger DIRECTORY    three workers push the ledger gradient (see ledger_worker.py);
                                     they write their process ids to DIRECTORY
-  ray_script.py torch DIRECTORY     two workers train a PyTorch model
-  ray_script.py error DIRECTORY     a worker raises an exception
+  ray_script.py torch DIRECTORY     two workers train a PyTorch model, and another one until --stop-at ends
+                                    the run
+  ray_script.py error DIRECTORY     a worker raises an exception, the process of a worker ends at
+                                    each start, and a server is killed at each start
   ray_script.py nodes DIRECTORY     three workers, and a node with room for one of them; a second node
                                     joins the cluster and is removed
 """
@@ -22,7 +24,7 @@ import ray
 import cnnps
 import cnnps.ray
 from cnnps import safetensors
-from cnnps.programs import export
+from cnnps.programs import export, keygen
 
 SAMPLES, EPOCHS = 300, 2
 
@@ -65,7 +67,10 @@ def train(directory):
                              metrics={"accuracy": cnnps.torch.accuracy}, epochs=4, batch_size=10,
                              optimizer="adam", lr=0.02)
     own = (model(x).argmax(1) == data.tensors[1]).float().mean().item()
-    say({**result, "own": own})
+    rule = cnnps.ray.train(torch.nn.Linear(20, 2), torch.nn.functional.cross_entropy, data,
+                           workers=2, metrics={"accuracy": cnnps.torch.accuracy}, epochs=1000,
+                           batch_size=10, optimizer="adam", lr=0.02, stop_at="accuracy=0.7")
+    say({**result, "own": own, "rule": rule})
 
 
 def nodes(directory):
@@ -93,18 +98,52 @@ def error(directory):
         raise cnnps.Done("as connect() does after the end of the run")
 
     def work():
-        raise RuntimeError("as intended")
-    cnnps.ray._Worker(0, 1, "", {}).run(late)
+        with cnnps.connect(data=cnnps.Data(n_train=10)) as client:
+            raise RuntimeError(f"as intended with {client.info.model}")
+    keygen(str(directory / "keys"))
+    # as on a node whose environment names the keys of another run
+    os.environ["CNN_SERVER_KEY"] = str(directory / "keys/worker.pub")
+    worker = cnnps.ray._Worker(0, 1, "", cnnps.ray._read_keys(str(directory / "keys/server.key")))
+    worker.run(late)
+    assert Path(os.environ["CNN_SERVER_KEY"]).read_bytes() == (
+        directory / "keys/server.pub").read_bytes()
     try:
-        cnnps.ray.run(work, workers=1, model="vector:3", epochs=1)
+        cnnps.ray.run(work, workers=1, model="vector:3", epochs=1,
+                      key=str(directory / "keys/server.key"))
     except RuntimeError as why:
-        say({"why": str(why)})
+        reason = str(why)
+    try:
+        cnnps.ray.run(lambda: os._exit(1), workers=1, model="vector:3", max_restarts=1)
+    except cnnps.Error as why:
+        dies = str(why)
+    (directory / "keys/worker.key").unlink()
+    try:
+        cnnps.ray.run(work, workers=1, model="vector:3", key=str(directory / "keys/server.key"))
+    except cnnps.UsageError as why:
+        say({"why": reason, "no_key": str(why), "dies": dies, **kill_always()})
+
+
+def kill_always():
+    """Kills a server at each of its starts. Returns the number of starts, and the error."""
+    class Killed(cnnps.Server):
+        starts = 0
+
+        def restart(self):
+            super().restart()
+            self.starts += 1
+            self.kill()
+    actor = cnnps.ray._Server.__new__(cnnps.ray._Server)
+    actor._server = Killed(model="vector:3")
+    try:
+        actor.wait()
+    except cnnps.Error as why:
+        return {"starts": actor._server.starts, "killed": str(why).splitlines()[0]}
 
 
 directory = Path(sys.argv[2])
 NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
 if sys.argv[1] != "nodes":
-    # The cluster has three processors, one too few for the test with four workers: the last one
-    # never starts.
+    # The cluster has three processors, so in the test with four workers the last worker never
+    # starts.
     ray.init(**{**NODE, "num_cpus": 3}, log_to_driver=False, _temp_dir=str(directory / "ray"))
 {"ledger": ledger, "torch": train, "error": error, "nodes": nodes}[sys.argv[1]](directory)

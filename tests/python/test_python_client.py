@@ -132,6 +132,65 @@ def test_leases_batches_and_results(server):
     assert run.wait(20)["images"] == 22
 
 
+def test_own_server_ignores_the_keys_of_the_environment(server, monkeypatch, tmp_path):
+    """The environment may name the server and the keys of another run. A server with keys of its
+    own takes the keys that connect() takes."""
+    cnnps.programs.keygen(str(tmp_path / "keys"))
+    own = server(**vector(), checkpoint_dir=False)
+    keyed = server(**vector(), checkpoint_dir=False, key=str(tmp_path / "keys/server.key"))
+    monkeypatch.setenv("CNN_SERVER", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("CNN_KEY", str(tmp_path / "keys/worker.key"))
+    monkeypatch.setenv("CNN_SERVER_KEY", str(tmp_path / "keys/server.pub"))
+    with own.connect(connect_timeout=5), keyed.connect(connect_timeout=5):
+        pass
+    with cnnps.connect(own.endpoint, key="", server_key="", connect_timeout=5):
+        pass
+
+
+def test_leases_end_if_the_run_ends_before_the_progress_bar_asks(server, monkeypatch):
+    def ended(self):
+        raise cnnps.Done("training is done")
+    monkeypatch.setattr("cnnps.progress.Progress.update", ended)
+    run, leases = server(**vector(epochs=1, batch_size=8)), None
+    with run.connect(data=DATA) as client:
+        leases = list(client.leases(progress=True))
+    assert leases and len(leases) == 1
+
+
+class Bar:
+    """What Progress uses of a bar of tqdm."""
+
+    bars: "list[Bar]" = []
+
+    def __init__(self, **options):
+        self.shown = []
+        self.bars.append(self)
+
+    def set_postfix(self, **values):
+        self.shown.append((self.n, self.total, values["epoch"]))
+
+    def close(self):
+        pass
+
+
+def test_progress_bar_counts_all_samples_of_a_long_run(server, monkeypatch):
+    """A status has the records of only the newest 20 epochs."""
+    import types
+    monkeypatch.setitem(sys.modules, "tqdm", types.ModuleType("tqdm"))
+    monkeypatch.setitem(sys.modules, "tqdm.auto", types.SimpleNamespace(tqdm=Bar))
+    monkeypatch.setattr("cnnps.progress._SECONDS", 0)
+    monkeypatch.setattr(Bar, "bars", [])
+    run = server(**vector(epochs=30, batch_size=11, metrics="none"))
+    with run.connect(data=DATA, metrics=()) as client:
+        cnnps.Worker(client, lambda weights, batch, out: 1.0).train(progress=True)
+    run.wait(20)
+    shown = Bar.bars[0].shown
+    assert {total for _, total, _ in shown} == {30 * 22}
+    counts = [n for n, _, _ in shown]
+    assert counts == sorted(counts) and counts[-1] > 28 * 22, shown
+    assert all(22 * (epoch - 2) <= n <= 22 * (epoch + 1) for n, _, epoch in shown), shown
+
+
 def test_gradients_and_weights_are_not_copied(server):
     run = server(lane="tcp", **vector(4))
     with run.connect() as client:
@@ -154,6 +213,31 @@ def test_gradients_and_weights_are_not_copied(server):
             client.push(np.zeros(5, np.float32))
         late = client.gradient()
     late[:] = 1  # an array from gradient() can be used after its connection is closed
+
+
+def test_bfloat16_feeds_its_errors_back(server):
+    """The server is killed twice. The final weights are the sum of all gradients, up to the rounding
+    error of the newest push alone. The gradients are multiples of 2^-14, so all sums are exact."""
+    run = server(lane="tcp", checkpoint_ms=50, max_staleness=100, **vector(5000))
+    draw = np.random.default_rng(3)
+    total = np.zeros(5000)
+    with pytest.raises(cnnps.UsageError, match="fp32, bf16"):
+        run.connect(wire="fp8")
+    with run.connect(wire="bf16") as client:
+        for k in range(60):
+            gradient = (draw.integers(-2**14, 2**14, 5000) / 2**14).astype(np.float32)
+            total += gradient
+            client.push(gradient)
+            if k in (20, 40):
+                run.restart()
+        assert client.flush()
+        assert run.connect(observer=True).status()["workers"][0]["wire"] == "bf16"
+        rounded = client.pull()
+        assert client.stats().replayed > 0
+    with run.connect(observer=True) as observer:
+        error = -observer.pull() - total
+        assert (rounded.view(np.uint32) & 0xffff == 0).all()
+        assert (abs(error) <= 2**-8).all() and (error != 0).mean() > 0.5
 
 
 def test_observer_reads_and_operates(server, tmp_path):
@@ -261,7 +345,7 @@ def test_a_forked_child_neither_uses_nor_harms_the_connection(server):
             try:
                 del client
                 gc.collect()
-                from cnnps.client import _close_all
+                from cnnps._connection import _close_all
                 _close_all()
             finally:
                 os._exit(0)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 @pytest.fixture
 def directory():
-    """Yields a temporary directory. Its path is short, because the paths of Ray's sockets must be
+    """Yields a temporary directory with a short path, because the paths of Ray's sockets must be
     short."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as path:
         yield Path(path)
@@ -70,6 +70,7 @@ def test_a_model_trains_on_the_cluster(programs, directory):
     assert run.wait(120) == 0, run.tail()
     result = json.loads((directory / "result.json").read_text())
     assert result["accuracy"] > 0.85 and abs(result["own"] - result["accuracy"]) < 1e-6
+    assert result["rule"]["status"] == "drained" and result["rule"]["accuracy"] >= 0.7
 
 
 def test_a_node_that_comes_brings_a_worker_and_may_go(programs, directory):
@@ -80,6 +81,12 @@ def test_a_node_that_comes_brings_a_worker_and_may_go(programs, directory):
 
 
 def test_an_exception_of_a_worker_ends_the_run(programs, directory):
+    """The worker connects with keys that the caller has made. Restarts have a bound."""
     run = script(programs, "error", directory)
     assert run.wait(120) == 0, run.tail()
-    assert "as intended" in json.loads((directory / "result.json").read_text())["why"]
+    result = json.loads((directory / "result.json").read_text())
+    assert "as intended with vector:3" in result["why"]
+    assert f"the workers need {directory}/keys/worker.key" in result["no_key"]
+    assert result["dies"].startswith("an actor of the run has died, and max_restarts=1 permits")
+    assert result["starts"] == 10
+    assert result["killed"].startswith("signal 9 killed the server 10 times in a row within 60 s")

@@ -1,8 +1,8 @@
 """Test cnnps.torch: it trains PyTorch models, and exports have the names of their tensors."""
 import json
+import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +63,39 @@ def test_model_learns_and_gets_the_final_weights(tmp_path, options):
     cnnps.torch.load(other, str(tmp_path / "m.safetensors"))
     assert all((a == b).all() for a, b in zip(model.state_dict().values(),
                                               other.state_dict().values()))
+
+
+@pytest.mark.parametrize("rule", [{"stop_at": "accuracy=0.7"}, {"patience_epochs": 1}], ids=str)
+def test_a_run_that_its_rule_ends_is_complete(tmp_path, rule):
+    """The model has the weights of the last checkpoint. A second call finds the ended run."""
+    model, test, run = torch.nn.Linear(20, 2), samples(200, 5), str(tmp_path / "run")
+    options = dict(eval_dataset=test, metrics={"accuracy": cnnps.torch.accuracy}, epochs=1000,
+                   batch_size=50, optimizer="adam", lr=0.01, checkpoint_dir=run, **rule)
+    report = cnnps.torch.train(model, CE, samples(200), **options)
+    assert report.result["status"] == "drained" and report.result["images_per_epoch"][-1] == 0
+    again = torch.nn.Linear(20, 2)
+    assert cnnps.torch.train(again, CE, samples(200), **options).result["status"] == "drained"
+    cnnps.programs.export(run, str(tmp_path / "w"))
+    exported = safetensors.load(str(tmp_path / "w"))[0]
+    for one in model, again:
+        assert torch.equal(one.weight, torch.from_numpy(exported["weight"].copy()))
+
+
+def test_a_run_that_an_administrator_drains_is_not_complete(server, tmp_path):
+    model = torch.nn.Linear(20, 2)
+    text = cnnps.torch.save_init(model, str(tmp_path / "init"))
+    run = server(model=text, init=str(tmp_path / "init"), epochs=1000, metrics="none")
+
+    def loss(output, target):
+        if not loss.drained:
+            with run.connect(observer=True) as client:
+                client.drain()
+            loss.drained = True
+        return CE(output, target)
+    loss.drained = False
+    with pytest.raises(cnnps.ShutdownError):
+        cnnps.torch.train(model, loss, samples(200), server=run)
+    assert run.wait(20)["status"] == "drained"
 
 
 def test_export_has_the_names_of_the_state_dict(server, tmp_path):
@@ -189,8 +222,35 @@ def test_optimizer_of_a_loop_of_ones_own(server, tmp_path):
     assert other.norm.running_mean.abs().min() > 0 and other.norm.momentum == 1
     with server(model="vector:3").connect() as client:
         for of in other, other.parameters():
-            with pytest.raises(ValueError, match="the run's 3"):
+            with pytest.raises(cnnps.UsageError, match="the run's model has 3 parameters"):
                 cnnps.torch.AsyncOptimizer(of, client)
+
+
+@pytest.mark.parametrize("options, why", [
+    ({"mode": "easgd"}, "mode easgd"), ({"mode": "sync"}, "mode sync"),
+    ({"mode": "sandblaster", "optimizer": "sgd"}, "mode sandblaster"), ({"n_push": 2}, "n_push 2"),
+    ({"n_fetch": 3, "mode": "ssp"}, "n_fetch 3")], ids=str)
+def test_optimizer_refuses_a_run_whose_gradients_it_would_push_wrongly(server, options, why):
+    model = torch.nn.BatchNorm1d(3, dtype=torch.float32)
+    run = server(model="vector:12:running=6", epochs=1, checkpoint_dir=False, **options)
+    with run.connect(data=cnnps.Data(n_train=200)) as client:
+        with pytest.raises(cnnps.UsageError, match=f"AsyncOptimizer: the run has {why}"):
+            cnnps.torch.AsyncOptimizer(model, client)
+    assert model.momentum == 0.1
+
+
+@pytest.mark.parametrize("options", [
+    {"prefetch": True}, {"mode": "ssp", "epochs": 1}, {"push": "sum"}], ids=str)
+def test_optimizer_pushes_the_gradient_and_pulls(server, options):
+    model = torch.nn.Linear(2, 1, bias=False)
+    run = server(model="vector:2", optimizer="sgd", lr=1, lr_scaling="none", warm_start_updates=0,
+                 checkpoint_dir=False, **options)
+    with run.connect(data=cnnps.Data(n_train=200)) as client:
+        optimizer = cnnps.torch.AsyncOptimizer(model.parameters(), client)
+        batch = next(client.lease().batches()) if client.info.epochs else None
+        model.weight.grad = torch.tensor([[1.0, -2.0]])
+        optimizer.step(batch)
+        assert model.weight.tolist() == [[-1, 2]]
 
 
 def test_workers_of_dataloader_fork_beside_the_connection():
@@ -272,48 +332,125 @@ def test_other_metrics_are_refused(server):
             cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(100), server=run)
 
 
-def launch(programs, *arguments):
+LAUNCH = 90  # maximum seconds for a line: on a busy machine workers load PyTorch for half a minute
+
+
+def launch(programs, *arguments, **env):
     return programs.add(Process("cnnps.run", [
         sys.executable, "-m", "cnnps.run", *map(str, arguments)],
-        env={"PYTHONPATH": cnnps.__path__[0] + "/.."}))
+        env={"PYTHONPATH": cnnps.__path__[0] + "/..", **env}))
 
 
 def test_launcher_trains_with_four_workers(programs, tmp_path):
+    """The environment names the server and the keys of another run."""
     run = launch(programs, "--workers", 4, "--dir", tmp_path / "run", "--epochs=4", SCRIPT,
-                 "0", tmp_path)
+                 "0", tmp_path, CNN_SERVER="tcp://127.0.0.1:1", CNN_KEY="/nowhere",
+                 CNN_SERVER_KEY="/nowhere")
     assert run.wait(120) == 0, run.tail()
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoints", "result.json"]
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["images_per_epoch"] == [1000] * 4 and result["accuracy"] > 0.8
     assert sorted(p.name for p in tmp_path.glob("rank-*")) == [f"rank-{i}" for i in range(4)]
 
 
+def test_launcher_succeeds_if_the_rule_of_the_run_ends_it(programs, tmp_path):
+    run = launch(programs, "--workers", 2, "--dir", tmp_path / "run", "--epochs=1000",
+                 "--stop-at=accuracy=0.7", SCRIPT, "0", tmp_path)
+    assert run.wait(120) == 0, run.tail()
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoints", "result.json"]
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["status"] == "drained" and result["accuracy"] >= 0.7
+
+
 def test_launcher_replaces_a_killed_worker_and_a_killed_server(programs, tmp_path):
     run = launch(programs, "--workers", 3, "--dir", tmp_path / "run", SCRIPT, "0.01", tmp_path)
-    server = int(run.line(r"server \S+ process (\d+)".replace(" process", ", process"))[1])
+    server = int(run.line(r"server \S+, process (\d+)", LAUNCH)[1])
     until(lambda: len(list(tmp_path.glob("rank-*"))) == 3, 60, "all workers run")
     import os
     import signal
     os.kill(int((tmp_path / "rank-1").read_text()), signal.SIGKILL)
-    run.line("worker 1 ended with status -9; starting it again")
+    run.line("worker 1 ended with status -9; starting it again", LAUNCH)
     os.kill(server, signal.SIGKILL)
-    run.line("the server ended with status -9; starting it again")
+    run.line("the server ended with status -9; starting it again", LAUNCH)
     assert run.wait(120) == 0, run.tail()
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["images_per_epoch"] == [1000] * 3 and result["term"] == 2
 
 
+# what train() does first, without the seconds that `import torch` takes
+BEGIN = """
+from cnnps.launched import Shared
+client = Shared(model="vector:3").connect()
+"""
+
+
 def test_launcher_stops_when_workers_keep_failing(programs, tmp_path):
     script = tmp_path / "fails.py"
-    script.write_text("raise SystemExit(7)\n")
+    script.write_text(f"{BEGIN}raise SystemExit(7)\n")
     run = launch(programs, "--workers", 2, "--max-restarts", 2, script)
     assert run.wait(60) == 1, run.tail()
-    run.line("ended with status 7; no restart is left")
+    run.line("ended with status 7; no restart is left", LAUNCH)
+    assert sum("starting it again" in line for line in run.lines) == 2
+
+
+def test_launcher_starts_a_script_once_that_fails_before_training(programs, tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import no_such_module\n")
+    for arguments in ([script], ["-m", "no_such_module"]):
+        run = launch(programs, "--workers", 1, *arguments)
+        assert run.wait(60) == 1, run.tail()
+        run.line("worker 0 ended with status 1 before it called train", LAUNCH)
+        assert not any("starting it again" in line for line in run.lines)
+
+
+@pytest.mark.parametrize("arguments, text", [
+    (["--max-restarts", "-1", SCRIPT], "--max-restarts -1: at least 0"),
+    (["--max-restarts", "many", SCRIPT], "invalid int value"),
+    (["--workers", "0", SCRIPT], "--workers 0: at least 1"),
+    (["/nowhere/train.py"], "/nowhere/train.py: no such script"),
+    (["--workers", "2"], "required: script"), ([], "required: script"),
+    (["--dir", SCRIPT, SCRIPT], "--dir: .*torch_script.py"),
+    (["--dir", "/proc/nowhere", SCRIPT], "--dir: .*/proc/nowhere")], ids=str)
+def test_launcher_refuses_wrong_usage(capsys, arguments, text):
+    import signal
+    from cnnps import run
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        status = run.main(list(map(str, arguments)))
+    except SystemExit as end:
+        status = end.code
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert status == 2 and re.search(text, capsys.readouterr().err)
+
+
+def test_launcher_passes_the_words_after_the_script_on(programs, tmp_path):
+    script = tmp_path / "prints.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    words = ["--workers", "5", "--lr=0.1", "-m", "--", "--dir=x", "--help"]
+    run = launch(programs, "--workers", 1, "--lr=0.2", script, *words)
+    assert run.wait(60) == 0, run.tail()
+    assert run.out == [str(words)]
+
+
+@pytest.mark.parametrize("number, status", [(2, 130), (15, 143)])
+def test_launcher_stops_at_a_signal(programs, tmp_path, number, status):
+    script = tmp_path / "waits.py"
+    script.write_text(f"{BEGIN}import time\ntime.sleep(100)\n")
+    run = launch(programs, "--workers", 1, "--dir", tmp_path / "run", script)
+    until(lambda: (tmp_path / "run/address.json").exists(), 60, "the server runs")
+    again = launch(programs, "--dir", tmp_path / "run", script)
+    assert again.wait(60) == 2, again.tail()
+    again.line("another cnnps.run uses this directory")
+    run.popen.send_signal(number)
+    assert run.wait(60) == status, run.tail()
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
 def test_launcher_says_why_the_server_does_not_start(programs, tmp_path):
     run = launch(programs, "--workers", 2, "--no-such-option=2", SCRIPT, "0", tmp_path)
     assert run.wait(60) == 1, run.tail()
-    run.line("--no-such-option: unknown option")
+    run.line("--no-such-option: unknown option", LAUNCH)
     assert "Traceback" not in run.tail()
 
 
@@ -329,22 +466,85 @@ def test_worker_that_starts_after_the_run_gets_its_weights(programs, tmp_path):
     script = tmp_path / "late.py"
     script.write_text(LATE + SCRIPT.read_text(encoding="utf-8")
                       + "torch.save(model.weight, directory / ('w' + os.environ['RANK']))\n")
-    begin = time.monotonic()
     run = launch(programs, "--workers", 2, "--epochs=1", script, "0", tmp_path)
-    assert run.wait(60) == 0 and time.monotonic() < begin + 25, run.tail()
+    assert run.wait(100) == 0, run.tail()  # a worker that did not detect the end would take 120 s
     assert torch.equal(torch.load(tmp_path / "w0"), torch.load(tmp_path / "w1"))
 
 
 def test_launcher_fails_if_a_worker_fails_after_the_run(programs, tmp_path):
+    """The script also calls train() again, which would get the weights of the first run."""
     script = tmp_path / "fails.py"
-    script.write_text(SCRIPT.read_text(encoding="utf-8") + "raise SystemExit(7)\n")
+    script.write_text(SCRIPT.read_text(encoding="utf-8") + """
+try:
+    cnnps.torch.train(torch.nn.Linear(20, 2), loss, data, epochs=1)
+except cnnps.UsageError as why:
+    print("refused:", why)
+raise SystemExit(7)
+""")
     run = launch(programs, "--workers", 2, "--epochs=1", script, "0", tmp_path)
     assert run.wait(60) == 1, run.tail()
-    run.line("ended with status 7 after the end of the run")
+    run.line("ended with status 7 after the end of the run", LAUNCH)
+    run.line("refused: one call of train()", LAUNCH)
 
 
 def test_variables_of_the_programs_change_nothing(monkeypatch):
     monkeypatch.setenv("CNN_LR", "nonsense")
     monkeypatch.setenv("CNN_CHECKPOINT", "/nowhere")
+    monkeypatch.setenv("CNN_KEY", "/nowhere")
+    monkeypatch.setenv("CNN_SERVER_KEY", "/nowhere")
     report = cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(50), epochs=1, batch_size=25)
     assert report.result["images"] == 50
+
+
+# ---- models and calls that are unusual -----------------------------------------------------------
+
+def frozen():
+    torch.manual_seed(2)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    for p in model[0].parameters():
+        p.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("options", [{"weight_decay": 0.5}, {"mode": "easgd", "n_push": 2}], ids=str)
+def test_frozen_parameters_stay_as_they_are(tmp_path, options):
+    model = frozen()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    cnnps.torch.train(model, CE, samples(200), epochs=2, batch_size=20, **options,
+                      checkpoint_dir=str(tmp_path / "run"))
+    cnnps.programs.export(str(tmp_path / "run"), str(tmp_path / "w"))
+    exported = safetensors.load(str(tmp_path / "w"))[0]
+    assert set(exported) == set(before)
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, torch.from_numpy(exported[name].copy())), name
+        assert torch.equal(t, before[name]) == name.startswith("0."), name
+
+
+@pytest.mark.parametrize("model", [torch.nn.ReLU(), frozen()[0]], ids=["none", "frozen"])
+def test_a_model_without_parameters_is_refused(model, tmp_path):
+    with pytest.raises(cnnps.UsageError, match="no parameters to train"):
+        cnnps.torch.train(model, CE, samples(10), epochs=1)
+    with pytest.raises(cnnps.UsageError, match="no parameters to train"):
+        cnnps.torch.save_init(model, str(tmp_path / "init"))
+    assert not (tmp_path / "init").exists()
+
+
+def test_train_with_a_server_of_this_process(server, tmp_path):
+    """The model gets the final weights. The server has ended after that."""
+    model = torch.nn.Linear(20, 2)
+    text = cnnps.torch.save_init(model, str(tmp_path / "init"))
+    run = server(model=text, init=str(tmp_path / "init"), epochs=1, batch_size=20, metrics="none")
+    report = cnnps.torch.train(model, CE, samples(200), server=run)
+    assert report.result["images"] == 200
+    run.export(str(tmp_path / "w"))
+    exported = safetensors.load(str(tmp_path / "w"))[0]
+    assert torch.equal(model.weight, torch.from_numpy(exported["weight"].copy()))
+    with pytest.raises(cnnps.UsageError, match="this server has ended"):
+        cnnps.torch.train(model, CE, samples(200), server=run)
+
+
+@pytest.mark.parametrize("option", ["epochs", "evaldataset"])
+def test_train_with_a_server_refuses_options_that_have_no_effect(option):
+    with pytest.raises(TypeError, match=f"the server has its own: {option}"):
+        cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(10), server="tcp://127.0.0.1:1",
+                          **{option: 3})

@@ -45,12 +45,30 @@ def wheel():
 
 
 def test_wheel_has_a_manylinux_tag_and_its_libraries(wheel):
-    assert re.fullmatch(r"cnnps-\d+\.\d+\.\d+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
+    assert re.fullmatch(r"cnnps-\d+\.\d+\.\d+(\.dev0)?-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("cnnps/py.typed", "cnnps/lib/libcnnps.so.0", "cnnps/bin/cnn-ps",
                  "cnnps/bin/cnn-ctl"):
         assert name in names
     assert any("libzmq" in name for name in names)
+
+
+def test_wheel_has_the_license_of_each_library(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        texts = {n.split("/licenses/")[1]: file.read(n).decode() for n in file.namelist()
+                 if "/licenses/" in n}
+        libraries = {re.match(r"\w+\.libs/(lib[a-z_]+)", n)[1] for n in file.namelist()
+                     if re.match(r"\w+\.libs/.", n)}
+        record = file.read(next(n for n in file.namelist() if n.endswith("/RECORD"))).decode()
+    assert texts["LICENSE"] == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    packages = {n.split("/")[0] for n in texts if n.endswith("/copyright")}
+    assert "libzmq" in libraries
+    for library in libraries:
+        assert any(p.startswith(library.replace("_", "-")) for p in packages), library
+    assert "dygraphs" in texts["LICENSE.dygraphs"]
+    assert "GNU LESSER GENERAL PUBLIC LICENSE" in texts["common-licenses/LGPL-3"]
+    for name in texts:
+        assert f"/licenses/{name},sha256=" in record
 
 
 def test_wheel_trains_in_a_clean_environment(wheel, tmp_path):
@@ -63,7 +81,8 @@ def test_wheel_trains_in_a_clean_environment(wheel, tmp_path):
     assert done.returncode == 0 and done.stdout.split()[0] == "10", done.stdout + done.stderr
     for program in ("cnn-ps", "cnn-ctl"):
         done = run(venv / "bin" / program, "--version")
-        assert done.returncode == 0 and done.stdout.split()[1] in wheel.name, done
+        version = done.stdout.split()[1].replace("-dev", ".dev0")  # as PEP 440 writes it
+        assert done.returncode == 0 and f"-{version}-" in wheel.name, done
 
 
 def test_wheel_trains_a_pytorch_model_with_four_workers(wheel, tmp_path, data):

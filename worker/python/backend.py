@@ -23,7 +23,7 @@ SCRIPTS = {"cnn-ps": "cnnps.programs:cnn_ps", "cnn-ctl": "cnnps.programs:cnn_ctl
 
 def version():
     text = (ROOT / "common" / "version.h").read_text(encoding="utf-8")
-    return re.search(r'PS_VERSION "(.*)"', text)[1]
+    return re.search(r'PS_VERSION "(.*)"', text)[1].replace("-dev", ".dev0")  # PEP 440
 
 
 def metadata():

@@ -11,6 +11,7 @@ from pathlib import Path
 TRAIN, EVAL = 1, 2
 PULL_START, PULL_WAIT, PULL_EVAL = 1, 2, 4
 LANES = ("auto", "tcp", "shm")
+WIRES = ("fp32", "bf16")
 MODES = {1: "downpour", 2: "ssp", 3: "sync", 4: "sandblaster", 5: "easgd"}
 
 Stop = CFUNCTYPE(c_int, c_void_p)
@@ -34,7 +35,7 @@ class Options(Structure):
         ("stop_arg", c_void_p), ("allocate", Allocate), ("release", Release), ("report", Report),
         ("report_arg", c_void_p), ("log", Log), ("log_arg", c_void_p), ("log_level", c_int),
         ("lane", c_int), ("metrics", c_char_p), ("validates", c_int),
-        ("tensors", c_char_p)]
+        ("tensors", c_char_p), ("wire", c_int)]
 
 
 class Info(Structure):
@@ -118,13 +119,18 @@ class _Library:
     """The functions of libcnnps, named without the prefix `cnnps_`."""
 
     def __init__(self) -> None:
+        path = _path()
         try:
-            library = ctypes.CDLL(_path())
+            library = ctypes.CDLL(path)
         except OSError as why:
             raise ImportError(f"cnnps: {why}; install the wheel or libcnnps, or name the library "
                               "in CNNPS_LIBRARY") from None
         for name, (result, *arguments) in _FUNCTIONS.items():
-            function = getattr(library, "cnnps_" + name)
+            try:
+                function = getattr(library, "cnnps_" + name)
+            except AttributeError:
+                raise ImportError(f"cnnps: {path} has no function cnnps_{name}: it is not the "
+                                  "libcnnps of this package, or an older one") from None
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 

@@ -1,32 +1,29 @@
 """A connection to a cnn-ps server: leases, pulls and pushes.
 
-A Client wraps one connection of libcnnps. Every wait releases the GIL, and Ctrl-C ends the wait
-with KeyboardInterrupt. After a KeyboardInterrupt the connection cannot be used: connect again to
-continue.
+A Client wraps one connection of libcnnps. Every wait releases the GIL. Handlers of signals run
+during a wait, and Ctrl-C ends the wait with KeyboardInterrupt. After an exception of a handler the
+connection cannot be used: connect again to continue.
 """
-import atexit
+import contextlib
 import ctypes
 import json
-import logging
 import os
-import threading
-import weakref
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _arguments as check
 from . import _library as c
+from ._connection import Connection
 from ._library import lib
-from .errors import BY_STATUS, AgainError, Done, Error, UsageError
+from .errors import AgainError, Done, OutOfMemoryError, ProtocolError, UsageError
 from .order import order
 from .progress import Progress
 
 Vector = NDArray[np.float32]
-_log = logging.getLogger("cnnps")
-_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 _STATUS_BYTES = 1 << 16
 
 
@@ -43,6 +40,11 @@ class Data:
     cols: int = 0
     channels: int = 0
     classes: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            bits = 64 if name == "xxh3" else 32
+            object.__setattr__(self, name, check.whole(f"Data: {name}", value, bits))
 
 
 class Info(NamedTuple):
@@ -134,44 +136,19 @@ class Lease:
         return f"<Lease {kind}: {self.first} to {self.first + self.count - 1}>"
 
 
-class _Memory:
-    """Memory for the gradients of libcnnps. numpy owns the memory, so an array that outlives its
-    connection stays valid."""
-
-    def __init__(self) -> None:
-        self.slabs: Dict[int, NDArray[np.uint8]] = {}
-        self.allocate = c.Allocate(self._allocate)
-        self.release = c.Release(self._release)
-
-    def _allocate(self, size: int) -> int:
-        try:
-            raw = np.zeros(size + 64, np.uint8)
-        except MemoryError:
-            return 0
-        skip = -raw.ctypes.data % 64
-        slab = raw[skip:skip + size]
-        self.slabs[slab.ctypes.data] = slab
-        return int(slab.ctypes.data)
-
-    def _release(self, address: int) -> None:
-        self.slabs.pop(address, None)
-
-    def vector(self, address: int, n: int) -> Vector:
-        for begin, slab in self.slabs.items():
-            if begin <= address < begin + slab.nbytes:
-                skip = address - begin
-                return slab[skip:skip + 4 * n].view(np.float32)
-        raise AssertionError("a gradient outside the memory that the library was given")
-
-
 def _as_vector(values: Any) -> Vector:
     """Returns the values of an array or a torch tensor as a flat float32 array. Copies them only if
     they are not contiguous float32 values in CPU memory."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"gradient: expected an array of numbers, not {type(values).__name__} "
+                        f"({array.dtype})")
     if array.dtype != np.float32 or not array.flags.c_contiguous:
         array = np.ascontiguousarray(array, np.float32)
+    if not array.size:
+        raise UsageError("gradient: an array without values")
     return array.reshape(-1)
 
 
@@ -185,13 +162,6 @@ def _as_target(into: Any, n: int) -> Vector:
     return array.reshape(-1)
 
 
-def _bytes(text: Optional[str]) -> Optional[bytes]:
-    return None if text is None else os.fsencode(text)
-
-
-_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
-
-
 class Client:
     """A connection to a server, made by connect(). Several threads may use a Client; a call waits
     while the call of another thread runs."""
@@ -202,44 +172,31 @@ class Client:
                  connect_timeout: float = 30, disconnect_timeout: float = 600,
                  batch_timeout: float = 60, replay_bytes: int = 0,
                  metrics: Sequence[str] = ("accuracy",), lane: str = "auto",
-                 tensors: str = "") -> None:
-        self._handle = ctypes.c_void_p()
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._memory = _Memory()
+                 tensors: str = "", wire: str = "fp32") -> None:
+        if lane not in c.LANES:
+            raise UsageError(f"lane={lane!r}: expected {', '.join(c.LANES)}")
+        if wire not in c.WIRES:
+            raise UsageError(f"wire={wire!r}: expected {', '.join(c.WIRES)}")
         self._order: Tuple[int, Optional[NDArray[np.int64]]] = (-1, None)
-        self._data = data
+        self._data = None if data is None else check.instance("data", data, Data)
         self.version = 0  # version, term and elastic have the values of the newest pull
         self.term = 0
         self.elastic = 0.0
-        level = _LEVELS.index(max(
-            (x for x in _LEVELS if _log.isEnabledFor(x)), key=_LEVELS.index, default=_LEVELS[0]))
-        # The library calls these functions until close(), so this object keeps them alive. The
-        # first is a C function of the interpreter, which detects Ctrl-C while no Python code runs.
-        self._callbacks = (
-            c.Stop(ctypes.pythonapi.PyOS_InterruptOccurred),
-            c.Report(lambda _, line: _log.warning("%s", line.decode(errors="replace"))),
-            c.Log(lambda _, n, line: _log.log(_LEVELS[n], "%s", line.decode(errors="replace"))))
-        stop, report, log = self._callbacks
+        # number of metrics besides accuracy, and so of the sums that result() takes
+        self.n_sums = len(set(check.names("metrics", metrics)) - {"accuracy", "none"})
         numbers = {} if data is None else dict(vars(data))
-        options = c.Options(
-            size=ctypes.sizeof(c.Options), server=_bytes(server), key=_bytes(key),
-            server_key=_bytes(server_key), name=_bytes(name), device=_bytes(device or "python"),
-            data=c.Data(**numbers), observer=int(observer),
-            connect_timeout_ms=int(connect_timeout * 1000),
-            disconnect_timeout_ms=int(disconnect_timeout * 1000),
-            batch_timeout_ms=int(batch_timeout * 1000), replay_bytes=replay_bytes, stop=stop,
-            allocate=self._memory.allocate, release=self._memory.release, report=report, log=log,
-            log_level=level, lane=c.LANES.index(lane), metrics=metric_names(metrics).encode(),
-            tensors=tensors.encode())
-        status = lib.connect(ctypes.byref(self._handle), ctypes.byref(options))
-        if status:
-            try:
-                self._raise(status)
-            finally:
-                lib.close(ctypes.byref(self._handle))
-        _clients.add(self)
-        raw = lib.info(self._handle).contents
+        self._connection = Connection({
+            "server": check.text("server", server), "key": check.text("key", key),
+            "server_key": check.text("server_key", server_key), "name": check.text("name", name),
+            "device": check.text("device", device or "python"), "data": c.Data(**numbers),
+            "observer": int(bool(observer)),
+            "connect_timeout_ms": check.milliseconds("connect_timeout", connect_timeout),
+            "disconnect_timeout_ms": check.milliseconds("disconnect_timeout", disconnect_timeout),
+            "batch_timeout_ms": check.milliseconds("batch_timeout", batch_timeout),
+            "replay_bytes": check.whole("replay_bytes", replay_bytes, 64),
+            "lane": c.LANES.index(lane), "metrics": check.text("metrics", metric_names(metrics)),
+            "tensors": check.text("tensors", tensors), "wire": c.WIRES.index(wire)})
+        raw = lib.info(self._connection.handle).contents
         self.info = Info._make(
             bool(getattr(raw, f)) if f in ("push_sum", "prefetch") else
             c.MODES[raw.mode] if f == "mode" else
@@ -248,35 +205,20 @@ class Client:
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def _raise(self, status: int) -> None:
-        text = (lib.error(self._handle) or lib.strerror(status)).decode(errors="replace")
-        if text == "the program ended this wait":
-            raise KeyboardInterrupt
-        error = BY_STATUS.get(status, Error)(text)
-        error.status = status
-        raise error
-
-    def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise UsageError("this connection belongs to the parent process: connect again")
-        if not self._handle:
-            raise UsageError("this connection is closed")
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        with self._lock:
-            self._check()
-            status = getattr(lib, name)(self._handle, *arguments)
-            if status:
-                self._raise(status)
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._connection.call(name, *arguments)
 
     def close(self) -> None:
         """Waits up to 5 s for the server's decisions on pushes, leaves the run and frees the
-        connection. Does nothing in a forked child of the process that connected."""
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            if self._handle:
-                lib.close(ctypes.byref(self._handle))
+        connection. Pushes that the server has not received by then are lost: to wait for longer,
+        call flush() first. A call that another thread waits for ends with UsageError. Does nothing
+        in a forked child of the process that connected."""
+        self._connection.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # __init__ has raised
+            if self._connection.handle:
+                self._connection.abandon()
 
     def __enter__(self) -> "Client":
         return self
@@ -312,7 +254,10 @@ class Client:
                 except Done:
                     return
                 yield lease
-                bar.update()
+                try:
+                    bar.update()
+                except Done:  # the run has ended before this request
+                    return
 
     def batch(self, epoch: int, first: int, count: int = 1) -> Batch:
         """Returns `count` batches of an epoch from batch `first` on, with the numbers of their
@@ -320,6 +265,10 @@ class Client:
         if self._data is None:
             raise UsageError("unknown number of samples: call connect(..., data=cnnps.Data(...))")
         size, n = self.info.batch, self._data.n_train
+        batches = -(-n // size)
+        epoch, first = check.whole("epoch", epoch), check.whole("first", first)
+        if check.whole("count", count, minimum=1) > batches - first:
+            raise UsageError(f"batches {first} to {first + count - 1}: an epoch has {batches}")
         if self._order[0] != epoch or self._order[1] is None:
             self._order = (epoch, order(self.info.seed, epoch, n))
         begin, end = first * size, min((first + count) * size, n)
@@ -361,12 +310,10 @@ class Client:
         """Returns a buffer of n_params values for the next gradient. The buffer contains zeros or
         an earlier gradient. push() sends the buffer without a copy and takes it over, so call
         gradient() again for the next push."""
-        with self._lock:
-            self._check()
-            address = lib.gradient(self._handle)
-            if not address:
-                raise MemoryError("no memory for a gradient")
-            return self._memory.vector(address, self.info.n_params)
+        address = self._call("gradient")
+        if not address:
+            raise OutOfMemoryError("no memory for a gradient")
+        return self._connection.memory.vector(address, self.info.n_params)
 
     def push(self, gradient: Any, batch: Optional[Batch] = None, loss: float = 0.0, *,
              version: Optional[int] = None, offset: int = 0, then: Any = None) -> None:
@@ -377,10 +324,15 @@ class Client:
         the server sends in its answer to the push; None: do not pull."""
         values = _as_vector(gradient)
         target = None if then is None else self._target(then)
-        raw = c.Push(size=ctypes.sizeof(c.Push), gradient=values.ctypes.data, offset=offset,
-                     count=values.size, version=self.version if version is None else version)
+        raw = c.Push(size=ctypes.sizeof(c.Push), gradient=values.ctypes.data,
+                     offset=check.whole("offset", offset, 64), count=values.size,
+                     version=check.whole("version", self.version if version is None else version,
+                                         64))
+        loss = check.number("loss", loss)
         if batch is not None:
-            raw.work = c.Work(batch.epoch, batch.first, batch.count, len(batch), loss)
+            check.instance("batch", batch, Batch)
+            raw.work = c.Work(check.whole("epoch", batch.epoch), check.whole("first", batch.first),
+                              check.whole("count", batch.count), len(batch), loss)
         if target is None:
             self._call("push", ctypes.byref(raw))
             return
@@ -394,15 +346,22 @@ class Client:
         """Answers an evaluation lease with sums over its samples: the number of correct answers,
         the sum of the losses, and the sums of all metrics except accuracy, in the order of the
         option `metrics` of connect()."""
-        raw = c.Evaluation(size=ctypes.sizeof(c.Evaluation), correct=correct, loss_sum=loss_sum)
-        raw.metric_sum[:len(metric_sums)] = metric_sums
+        check.instance("lease", lease, Lease)
+        raw = c.Evaluation(size=ctypes.sizeof(c.Evaluation),
+                           correct=check.whole("correct", correct),
+                           loss_sum=check.number("loss_sum", loss_sum))
+        sums = [check.number("metric_sums", value) for value in metric_sums]
+        if len(sums) != self.n_sums:
+            raise UsageError(f"metric_sums: {len(sums)} values, but the option `metrics` of "
+                             f"connect() has {self.n_sums} names besides accuracy")
+        raw.metric_sum[:len(sums)] = sums
         self._call("result", ctypes.byref(lease._raw), ctypes.byref(raw))
 
     def flush(self, durable: bool = True, timeout: float = 60) -> bool:
         """Waits until the server has decided on every push and, if `durable` is true, has stored it
         on disk. Returns False if this takes more than `timeout` seconds."""
         try:
-            self._call("flush", int(durable), int(timeout * 1000))
+            self._call("flush", int(bool(durable)), check.milliseconds("timeout", timeout, 0))
         except AgainError:
             return False
         return True
@@ -412,21 +371,24 @@ class Client:
     def alive(self) -> None:
         """Reports that the program makes progress. The program needs this call only if it may make
         no other call for longer than batch_timeout. Any thread may call it."""
-        self._check()
-        lib.alive(self._handle)
+        self._connection.call_now("alive")
 
     def stats(self) -> Stats:
         """Returns the counters since the connection was made. Any thread may call it."""
-        self._check()
         raw = c.Stats(size=ctypes.sizeof(c.Stats))
-        lib.stats(self._handle, ctypes.byref(raw))
+        self._connection.call_now("stats", ctypes.byref(raw))
         return Stats(*(getattr(raw, f) for f in Stats._fields))
 
     def status(self) -> Dict[str, Any]:
-        """Returns the status of the server, with the fields of `cnn-ctl status`."""
+        """Returns the status of the server, with the fields of `cnn-ctl status`. If a run has too
+        many workers for one message of 60 KiB, the list `workers` lacks some of them, and
+        `workers_left_out` is their number."""
         text = ctypes.create_string_buffer(_STATUS_BYTES)
         self._call("status", text, _STATUS_BYTES)
-        found: Dict[str, Any] = json.loads(text.value)
+        try:
+            found: Dict[str, Any] = json.loads(text.value)
+        except ValueError as why:
+            raise ProtocolError(f"the status of the server is no JSON: {why}") from None
         return found
 
     def checkpoint(self) -> int:
@@ -440,18 +402,9 @@ class Client:
         self._call("drain")
 
 
-@atexit.register
-def _close_all() -> None:
-    """Closes all connections when the interpreter exits. The threads of libcnnps call Python code,
-    so they must end before the interpreter."""
-    clients: List[Client] = list(_clients)
-    for client in clients:
-        client.close()
-
-
 def metric_names(metrics: Sequence[str]) -> str:
     """Returns the names of the metrics in the format of --metrics."""
-    return ",".join(metrics) or "none"
+    return ",".join(check.names("metrics", metrics)) or "none"
 
 
 def connect(server: str = "", **options: Any) -> Client:
@@ -461,11 +414,15 @@ def connect(server: str = "", **options: Any) -> Client:
     server: the address of the server; empty: $CNN_SERVER, which `cnnps.run --server` sets, else
     "tcp://127.0.0.1:5555". The other options are those of Client: data (a Data, for a run with
     epochs), name (a worker with the same name gets the same slot again), key and server_key (files
-    from cnn-ctl keygen), observer=True (only pulls and status), metrics (the names of --metrics of
-    the server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), tensors (the result of
-    cnnps.torch.tensor_list), and timeouts in seconds.
+    from cnn-ctl keygen; None: $CNN_KEY and $CNN_SERVER_KEY, if they are set; "": no key),
+    observer=True (only pulls, status, checkpoint and drain), metrics (the names of --metrics of the
+    server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), wire ("fp32" or "bf16",
+    like --wire of cnn-worker), tensors (the result of cnnps.torch.tensor_list), and timeouts in
+    seconds.
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):
-        options[name] = options.get(name) or os.environ.get(f"CNN_{name.upper()}") or None
+        if options.get(name) is None:
+            options[name] = os.environ.get(f"CNN_{name.upper()}")
+        options[name] = options[name] or None
     return Client(server, **options)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from .client import Client, connect
-from .errors import Error, UnreachableError
-from .server import Server
+from .errors import Done, Error, ShutdownError, UnreachableError, UsageError
+from .server import Server, without_keys
 
 DIRECTORY = "CNNPS_RUN_DIR"
 WANTED, ADDRESS, RESULT = "wanted.json", "address.json", "result.json"
+RULE = "rule.json"  # exists if the rule of stop_at or patience_epochs has ended the run
 _SECONDS = 120
 # time limit in seconds of an attempt to connect; between two attempts, check whether the run has
 # ended
@@ -24,9 +25,10 @@ _PATIENCE = 3
 
 
 def write(path: Path, content: Dict[str, Any]) -> None:
-    """Creates a file atomically, with `content` as JSON. An existing file stays as it is."""
+    """Creates a file atomically, with `content` as JSON. Values that JSON lacks, such as paths,
+    become texts. An existing file stays as it is."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(content), encoding="utf-8")
+    part.write_text(json.dumps(content, default=str), encoding="utf-8")
     try:
         os.link(part, path)
     except FileExistsError:
@@ -45,44 +47,87 @@ def read(path: Path, seconds: float) -> Dict[str, Any]:
     return content
 
 
-class Shared:
-    """The server of this run. `options` are the options of cnnps.Server. Under a launcher only the
-    options of the first worker have an effect. The attribute `directory` names the directory with
-    the server's checkpoints."""
+# true: this process has trained to the end of the run of its launcher
+_has_trained = False
 
-    def __init__(self, **options: Any) -> None:
-        run = os.environ.get(DIRECTORY)
+
+class Shared:
+    """The server of this run: `server` if it is given, else that of the launcher, else a new one.
+    `options` are the options of cnnps.Server for a new server. Under a launcher only the options of
+    the first worker have an effect. The attribute `directory` names the directory with the server's
+    checkpoints."""
+
+    def __init__(self, server: Optional[Server] = None, **options: Any) -> None:
+        run = None if server else os.environ.get(DIRECTORY)
         self._own: Optional[Server] = None
+        self._server = server
         self._run = Path(run) if run else None
+        if server and not server.running():
+            raise UsageError("this server has ended: start another one, or call restart()")
         if self._run:
+            if _has_trained:
+                raise UsageError("one call of train() in a script is possible with "
+                                 "`python -m cnnps.run`, because it runs one server")
             write(self._run / WANTED, options)
             address = read(self._run / ADDRESS, _SECONDS)
             self.endpoint: str = address["endpoint"]
             self.directory: Optional[str] = address["checkpoint_dir"]
+            self._has_key: bool = address["has_key"]
         else:
-            self._own = Server(**options)
-            self.endpoint, self.directory = self._own.endpoint, self._own.checkpoint_dir
+            if not server:
+                self._server = server = self._own = Server(**options)
+            self.endpoint, self.directory = server.endpoint, server.checkpoint_dir
+            self._has_key = server.has_key
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
+        if self._server:
+            return self._server.returncode() == 0
         return self._run is not None and (self._run / RESULT).exists()
+
+    def _ended(self, seconds: float = 0) -> bool:
+        """Waits up to `seconds` for the end of the run."""
+        end = time.monotonic() + seconds
+        while not self._has_ended() and time.monotonic() < end:
+            time.sleep(0.02)
+        return self._has_ended()
+
+    def ended_by_rule(self) -> bool:
+        """Waits for the end of the run. Returns true if the option stop_at or patience_epochs has
+        ended it."""
+        if not self._ended(_SECONDS):
+            return False
+        if self._server:
+            self._server.wait(_SECONDS)  # the log is complete then
+            return self._server.ended_by_rule
+        return self._run is not None and (self._run / RULE).exists()
 
     def connect(self, **options: Any) -> Optional[Client]:
         """Connects to the server. Returns None if the run ends before this worker is connected."""
         end = time.monotonic() + _SECONDS
+        options = options if self._has_key else without_keys(options)
         while not self._ended():
             try:
                 return connect(self.endpoint, connect_timeout=_PATIENCE, **options)
+            except Done:
+                return None
             except UnreachableError:
                 if time.monotonic() > end:
+                    raise
+            except Error as why:
+                # a server that is about to exit refuses workers in several ways
+                if not self._ended(_PATIENCE if self._run or isinstance(why, ShutdownError) else 0):
                     raise
         return None
 
     def result(self) -> Dict[str, Any]:
         """Waits for the end of the run. Returns the last line of output of cnn-ps, parsed."""
-        if self._own:
-            return self._own.wait(_SECONDS)
+        global _has_trained
+        if self._server:
+            return self._server.wait(_SECONDS)
         assert self._run
-        return read(self._run / RESULT, _SECONDS)
+        found = read(self._run / RESULT, _SECONDS)
+        _has_trained = True
+        return found
 
     def close(self) -> None:
         if self._own:

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-from .errors import Error
+from .errors import AgainError, Error
+
+_SECONDS = 120  # time limit of cnn-ctl
 
 
 def find(name: str) -> str:
@@ -40,8 +42,11 @@ def tied(argv: List[str], signal: str) -> List[str]:
 
 
 def ctl(*arguments: str) -> None:
-    done = subprocess.run([find("cnn-ctl"), *arguments], text=True, capture_output=True,
-                          timeout=120, check=False, env=environment())
+    try:
+        done = subprocess.run([find("cnn-ctl"), *arguments], text=True, capture_output=True,
+                              timeout=_SECONDS, check=False, env=environment())
+    except subprocess.TimeoutExpired:
+        raise AgainError(f"cnn-ctl {arguments[0]} has not ended within {_SECONDS} s") from None
     if done.returncode:
         raise Error(done.stderr.strip())
 

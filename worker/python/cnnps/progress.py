@@ -38,6 +38,6 @@ class Progress:
         self._asked = time.monotonic()
         status = self._client.status()
         self._bar.total = status["epochs"] * status["data"]["n_train"]
-        self._bar.n = sum(epoch["images"] for epoch in status["epoch_records"])
+        self._bar.n = status["images"]
         self._bar.set_postfix(epoch=status["training_epoch"], loss=status["loss"],
                               workers=status["live_workers"])

@@ -11,7 +11,6 @@ the other workers. The traffic is encrypted, with new keys for each run.
 import contextlib
 import os
 import socket
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ._scratch import Scratch
 from .client import metric_names
-from .errors import Done, Error
+from .errors import Done, Error, ShutdownError, UsageError
 from .programs import keygen
 from .server import Server
 
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     from .torch import Loss, Metric
 
 _GRACE = 10  # maximum seconds from the return of the workers to the end of the server
+# A server that a signal kills this many times in a row, each time within _SHORT seconds of its
+# start, is not started again.
+_MAX_SHORT, _SHORT = 10, 60
 _WORKER_KEYS = ("worker.key", "server.pub")
 
 
 class _Server:
-    """The actor of the server. After a crash Ray starts this actor again, and the run continues
-    from its checkpoint, at the same address."""
+    """The actor of the server. After a crash of the server this actor starts it again. After a
+    crash of the actor Ray does. The run continues from its checkpoint, at the same address."""
 
     def __init__(self, bind: str, options: Dict[str, Any]) -> None:
         self._server = Server(bind, **options)
@@ -45,25 +48,37 @@ class _Server:
         return self._server.endpoint
 
     def wait(self) -> Dict[str, Any]:
+        short = 0
         while True:
+            began = time.monotonic()
             try:
                 return self._server.wait()
             except Error:
                 if (self._server.returncode() or 0) >= 0:
                     raise
-                time.sleep(0.1)  # a signal killed the server
+                # a signal killed the server
+                short = short + 1 if time.monotonic() < began + _SHORT else 0
+                if short >= _MAX_SHORT:
+                    raise Error(f"signal {-(self._server.returncode() or 0)} killed the server "
+                                f"{short} times in a row within {_SHORT} s of its start:\n"
+                                f"{self._server.tail()}") from None
+                time.sleep(0.1)
                 self._server.restart()
+
+    def ended_by_rule(self) -> bool:
+        return self._server.ended_by_rule
 
 
 class _Worker:
     def __init__(self, rank: int, workers: int, endpoint: str, keys: Dict[str, bytes]) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="cnnps-ray-")
-        for name, content in keys.items():
-            path = os.path.join(self._directory.name, name)
+        self._directory = Scratch("cnnps-ray-")
+        paths = [os.path.join(self._directory.name, name) for name in _WORKER_KEYS]
+        for name, path in zip(_WORKER_KEYS, paths):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-                file.write(content)
+                file.write(keys[name])
+        # The environment of this node may name the keys of another run.
         os.environ.update(CNN_SERVER=endpoint, RANK=str(rank), WORLD_SIZE=str(workers),
-                          CNN_KEY=os.path.join(self._directory.name, _WORKER_KEYS[0]))
+                          CNN_KEY=paths[0], CNN_SERVER_KEY=paths[1])
 
     def run(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(Done):  # Done: this worker has connected after the end of the run
@@ -77,30 +92,49 @@ def _free_port(host: str) -> int:
         return port
 
 
+def _read_keys(server_key: str) -> Dict[str, bytes]:
+    """Returns the files that a worker needs. They are beside the secret key of the server."""
+    found = {}
+    for name in _WORKER_KEYS:
+        path = Path(server_key).parent / name
+        try:
+            found[name] = path.read_bytes()
+        except OSError as why:
+            raise UsageError(f"key={server_key}: the workers need {path}, which `cnn-ctl keygen` "
+                             f"writes to the same directory: {why.strerror}") from None
+    return found
+
+
 def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus: float = 0,
         resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
-        **options: Any) -> Dict[str, Any]:
+        max_restarts: int = 1000, **options: Any) -> Dict[str, Any]:
     """Calls work() in each worker, and waits until the run ends. Returns the last line of output of
     cnn-ps, parsed.
 
     work() trains with cnnps.connect(), which finds the server by itself. If the process or the node
     of a worker dies, work() runs again from its beginning in a new process. An exception in work()
-    ends the run. `options` are the options of cnnps.Server. Ray reserves num_cpus, num_gpus and
-    resources for each worker. checkpoint_dir: a directory on this node; None: a temporary
-    directory.
+    ends the run, except the ShutdownError after stop_at or patience_epochs has ended it.
+    `options` are the options of cnnps.Server. Ray reserves num_cpus, num_gpus and resources for
+    each worker. checkpoint_dir: a directory on this node; None: a temporary directory.
+    max_restarts: how often Ray may start each actor again; the death after that ends the run with
+    an Error; -1: without limit. The run has new keys. With the option `key`, a secret key
+    of a server on this node, it has the keys beside this file: every worker gets a copy of
+    worker.key and server.pub.
     """
     host = ray.util.get_node_ip_address()
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    always = {"max_restarts": -1, "max_task_retries": -1}
-    with tempfile.TemporaryDirectory(prefix="cnnps-ray-") as directory:
-        keys = Path(directory) / "keys"
-        keygen(str(keys))
+    restarts = {"max_restarts": max_restarts, "max_task_retries": -1}
+    with Scratch("cnnps-ray-") as directory:
+        if options.get("key") is None:
+            keygen(os.path.join(directory, "keys"))
+            options["key"] = os.path.join(directory, "keys", "server.key")
+        keys = _read_keys(os.path.abspath(options["key"]))
         actors: List[Any] = []
         try:
-            server = ray.remote(_Server).options(scheduling_strategy=here, **always).remote(
+            server = ray.remote(_Server).options(scheduling_strategy=here, **restarts).remote(
                 f"tcp://{host}:{_free_port(host)}",
-                {"key": str(keys / "server.key"),
-                 "checkpoint_dir": checkpoint_dir or os.path.join(directory, "run"), **options})
+                {**options, "key": os.path.abspath(options["key"]),
+                 "checkpoint_dir": checkpoint_dir or os.path.join(directory, "run")})
             actors.append(server)
             endpoint = ray.get(server.endpoint.remote())
             ended = server.wait.remote()
@@ -108,35 +142,48 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
             for rank in range(workers):
                 worker = ray.remote(_Worker).options(
                     num_cpus=num_cpus, num_gpus=num_gpus, resources=dict(resources or {}),
-                    **always).remote(rank, workers, endpoint,
-                                     {name: (keys / name).read_bytes() for name in _WORKER_KEYS})
+                    **restarts).remote(rank, workers, endpoint, keys)
                 actors.append(worker)
                 started = worker.__ray_ready__.remote()
                 running[worker.run.remote(work)] = started
-            return _wait(ended, running)
+            return _wait(server, ended, running)
+        except ray.exceptions.RayActorError as why:
+            raise Error(f"an actor of the run has died, and max_restarts={max_restarts} permits no "
+                        f"other start: {why}") from why
         finally:
             for actor in actors:
                 ray.kill(actor)
 
 
-def _wait(ended: Any, running: Dict[Any, Any]) -> Dict[str, Any]:
-    """Waits until the run ends. Returns the last line of output of cnn-ps, parsed. `ended` and
-    `running` have Ray references: `ended` is ready when the server has ended. `running` maps the
-    call run() of each worker to a reference that is ready when the worker has a node."""
+def _wait(server: Any, ended: Any, running: Dict[Any, Any]) -> Dict[str, Any]:
+    """Waits until the run ends. Returns the last line of output of cnn-ps, parsed. `server` is
+    the actor. `ended` and `running` have Ray references: `ended` is ready when the server has
+    ended. `running` maps the call run() of each worker to a reference that is ready when the worker
+    has a node."""
     while running:
         (one,), _ = ray.wait([ended, *running])
         if one == ended:
             break
         del running[one]
-        ray.get(one)  # raises the exception of work()
+        _check(server, ended, one)
     if not ray.wait([ended], timeout=_GRACE)[0]:
         raise Error("every worker has returned before the end of the run")
     result: Dict[str, Any] = ray.get(ended)
     started = [one for one, ready in running.items() if ray.wait([ready], timeout=0)[0]]
     if started:
         for one in ray.wait(started, num_returns=len(started), timeout=_GRACE)[0]:
-            ray.get(one)
+            _check(server, ended, one)
     return result
+
+
+def _check(server: Any, ended: Any, work: Any) -> None:
+    """Raises the exception of work() in a worker, unless it is the ShutdownError of a run that the
+    option stop_at or patience_epochs has ended."""
+    try:
+        ray.get(work)
+    except ShutdownError:
+        if not ray.wait([ended], timeout=_GRACE)[0] or not ray.get(server.ended_by_rule.remote()):
+            raise
 
 
 def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, workers: int,
@@ -144,7 +191,7 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
           metrics: "Optional[Mapping[str, Metric]]" = None, dataset_id: Optional[str] = None,
           num_workers: int = 0, collate_fn: Any = None, num_cpus: float = 1, num_gpus: float = 0,
           resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
-          **options: Any) -> Dict[str, Any]:
+          max_restarts: int = 1000, **options: Any) -> Dict[str, Any]:
     """Trains a model like cnnps.torch.train, on a Ray cluster. At the end the model has the final
     weights and statistics. With num_gpus, each worker trains on its own GPU."""
     from . import torch as ours
@@ -157,12 +204,13 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
         ours.train(model, loss, dataset, eval_dataset=eval_dataset, metrics=metrics,
                    dataset_id=dataset_id, num_workers=num_workers, collate_fn=collate_fn)
 
-    with tempfile.TemporaryDirectory(prefix="cnnps-ray-") as directory:
+    with Scratch("cnnps-ray-") as directory:
         init = os.path.join(directory, "init.safetensors")
         text = ours.save_init(model, init)
         place = checkpoint_dir or os.path.join(directory, "run")
         result = run(work, workers=workers, num_cpus=num_cpus, num_gpus=num_gpus,
-                     resources=resources, checkpoint_dir=place, model=text, init=init,
+                     resources=resources, checkpoint_dir=place, max_restarts=max_restarts,
+                     model=text, init=init,
                      metrics=metric_names(tuple(metrics or ())), **options)
         ours.load_parameters(model, place)
     return result

@@ -1,30 +1,43 @@
 """Start a server and workers on this machine: python -m cnnps.run --workers 8 train.py [ARGUMENT...]
 
 Every worker runs the script. The first call of cnnps.torch.train() in any worker starts the server
-with the options of this call, and all workers train with this server. If a worker or the server
-dies, it is started again; the server continues from its checkpoint. RANK and WORLD_SIZE have the
-same meaning as with torchrun. Exit status: 0 if every worker ended with status 0.
+with the options of this call, and all workers train with this server. If a worker fails or a signal
+kills the server, it is started again; the server continues from its checkpoint. A worker that
+starts after the end of the run gets the final weights. RANK, LOCAL_RANK and WORLD_SIZE have the
+same meaning as with torchrun. OMP_NUM_THREADS, unless it is set, becomes the number of processors
+per worker.
 
   --workers N         number of workers (default: the number of processors)
   --server URL        use a server that runs elsewhere, and start none
-  --dir DIR           directory of the run and its checkpoints; if it has checkpoints, their run
-                      continues (default: a temporary directory)
+  --dir DIR           keep the run in DIR: its checkpoints in DIR/checkpoints, and its last line of
+                      output in DIR/result.json; if DIR has checkpoints, their run continues
+                      (default: a temporary directory)
   --max-restarts N    maximum number of restarts, of workers and server together (default 10)
   --OPTION=VALUE      an option of cnn-ps; it overrides the script's value; the = is required
   -m MODULE           run a module instead of a script file
+  ARGUMENT...         all words after the script or module are arguments of the script
+
+Exit status:
+  0    every worker ended with status 0
+  1    a worker failed before it called train(), or too often, or after the end of the run; the
+       server did not start, or it ended with an error
+  2    wrong usage: an option, a script that does not exist, or a DIR that cannot be used
+  130  stopped by Ctrl-C (SIGINT)
+  143  stopped by SIGTERM
 """
 import argparse
+import fcntl
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Dict, List, Optional
 
+from ._scratch import Scratch
 from .errors import Error
-from .launched import ADDRESS, DIRECTORY, RESULT, WANTED, read, write
+from .launched import ADDRESS, DIRECTORY, RESULT, RULE, WANTED, read, write
 from .programs import tied
 from .server import Server
 
@@ -56,6 +69,7 @@ class Launcher:
         if self.options.server:
             env["CNN_SERVER"] = self.options.server
         else:
+            env.pop("CNN_SERVER", None)
             env[DIRECTORY] = str(self.run_dir)
         script = (["-m"] if self.options.m else []) + [self.options.script]
         self.workers[rank] = subprocess.Popen(
@@ -75,7 +89,8 @@ class Launcher:
         wanted.setdefault("checkpoint_dir", str(self.run_dir / "checkpoints"))
         self.server = Server(**wanted)
         write(self.run_dir / ADDRESS, {"endpoint": self.server.endpoint,
-                                       "checkpoint_dir": self.server.checkpoint_dir})
+                                       "checkpoint_dir": self.server.checkpoint_dir,
+                                       "has_key": self.server.has_key})
         say(f"server {self.server.endpoint}, process {self.server.pid}")
 
     def tend_server(self) -> bool:
@@ -85,13 +100,24 @@ class Launcher:
             if (self.run_dir / WANTED).exists() and not self.options.server:
                 self.start_server()
         elif not self.server.running() and not (self.run_dir / RESULT).exists():
-            if self.server.returncode() == 0:
-                write(self.run_dir / RESULT, self.server.wait(10))
-            elif self.may_restart(f"the server ended with status {self.server.returncode()}"):
+            status = self.server.returncode() or 0
+            if status == 0:
+                result = self.server.wait(10)
+                if self.server.ended_by_rule:
+                    write(self.run_dir / RULE, {})
+                write(self.run_dir / RESULT, result)
+            elif status > 0:  # it would end in the same way again
+                say(f"the server ended with status {status}:\n{self.server.tail()}")
+                return False
+            elif self.may_restart(f"the server ended with status {status}"):
                 self.server.restart()
             else:
                 return False
         return True
+
+    def has_begun(self) -> bool:
+        """Returns False until a worker has called train(). With --server, nothing shows this."""
+        return bool(self.options.server) or (self.run_dir / WANTED).exists()
 
     def tend_workers(self) -> bool:
         for rank, worker in list(self.workers.items()):
@@ -104,6 +130,9 @@ class Launcher:
                     del self.workers[rank]
                     self.status = 1
                     continue
+                if status > 0 and not self.has_begun():  # it would end in the same way again
+                    say(f"worker {rank} ended with status {status} before it called train()")
+                    return False
                 if not self.may_restart(f"worker {rank} ended with status {status}"):
                     return False
                 self.start_worker(rank)
@@ -130,6 +159,26 @@ class Launcher:
                 worker.wait()
         if self.server:
             self.server.close()
+        tidy(self.run_dir, keep=RESULT)
+
+
+def tidy(run: Path, keep: str = "") -> None:
+    """Deletes the files with which launcher and workers of one run find each other."""
+    for path in [*(run / name for name in (ADDRESS, RESULT, RULE, WANTED)),
+                 *run.glob("init-*.safetensors")]:
+        if path.name != keep:
+            path.unlink(missing_ok=True)
+
+
+def lock(run: Path) -> None:
+    """Creates the directory of a run, and locks it until this process ends."""
+    run.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OSError(f"{run}: another cnnps.run uses this directory") from None
+    tidy(run)
 
 
 def parse(argv: List[str]) -> "tuple[argparse.Namespace, Dict[str, str]]":
@@ -157,27 +206,39 @@ def parse(argv: List[str]) -> "tuple[argparse.Namespace, Dict[str, str]]":
             rest.remove(word)
     options = parser.parse_args(rest)
     if options.workers < 1:
-        parser.error("--workers is at least 1")
+        parser.error(f"--workers {options.workers}: at least 1")
+    if options.max_restarts < 0:
+        parser.error(f"--max-restarts {options.max_restarts}: at least 0")
+    if not options.m and not os.path.exists(options.script):
+        parser.error(f"{options.script}: no such script (a module needs -m)")
     return options, overrides
 
 
+class _Stopped(Exception):
+    """The launcher has received SIGTERM."""
+
+
 def _stop(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+    raise _Stopped
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     options, overrides = parse(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
-    with tempfile.TemporaryDirectory(prefix="cnnps-run-") as temporary:
+    with Scratch("cnnps-run-") as temporary:
         run = Path(options.dir or temporary).resolve()
-        run.mkdir(parents=True, exist_ok=True)
-        for name in (ADDRESS, RESULT, WANTED):
-            (run / name).unlink(missing_ok=True)
+        try:
+            lock(run)
+        except OSError as why:
+            say(f"--dir: {why}")
+            return 2
         launcher = Launcher(options, overrides, run)
         try:
             return launcher.run()
         except KeyboardInterrupt:
             return 130
+        except _Stopped:
+            return 143
         except Error as why:
             say(str(why))
             return 1

@@ -1,18 +1,21 @@
 """A cnn-ps server that this Python process starts, for notebooks, examples and tests."""
 import json
+import os
 import re
 import subprocess
-import tempfile
 import threading
 import time
 from types import TracebackType
 from typing import Any, Dict, List, Literal, Optional, Type, Union
 
+from . import _arguments as check
+from ._scratch import Scratch
 from .client import Client, connect
-from .errors import Error
+from .errors import AgainError, Error, UsageError
 from .programs import environment, export, find, tied
 
 _TAIL = 20  # number of log lines in the text of an error
+_START = 60  # maximum seconds from the start of cnn-ps until workers can connect
 
 
 def option(name: str, value: Any) -> List[str]:
@@ -23,7 +26,13 @@ def option(name: str, value: Any) -> List[str]:
         return []
     if isinstance(value, bool):
         return [f"--{word}" if value else f"--no-{word}"]
+    check.text(name, str(value))
     return [f"--{word}", str(value)]
+
+
+def without_keys(options: Dict[str, Any]) -> Dict[str, Any]:
+    """Returns the options of connect() such that it does not use the keys of the environment."""
+    return {**options, **{name: options.get(name) or "" for name in ("key", "server_key")}}
 
 
 class Server:
@@ -33,17 +42,25 @@ class Server:
             ... cnnps.connect(server.endpoint, data=...) ...
 
     Without checkpoint_dir the checkpoints are in a temporary directory, which close() deletes.
-    checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run.
-    The server ends when the Python process ends, even if the Python process is killed.
+    checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run. `log`
+    has the lines of the server's log. `ended_by_rule` is true if the option stop_at or
+    patience_epochs has ended the run. log_level must be "info" or "debug", because the log has the
+    server's address.
+    The server ends when the Python process ends, even if the Python process is killed. A forked
+    child may connect to the server, but neither ends nor restarts it.
     """
 
     def __init__(self, bind: str = "tcp://127.0.0.1:0",
                  checkpoint_dir: Union[str, None, Literal[False]] = None, **options: Any) -> None:
-        self._temporary = (tempfile.TemporaryDirectory(prefix="cnn-ps-")
-                           if checkpoint_dir is None else None)
+        if options.get("log_level") not in (None, "info", "debug"):
+            raise UsageError(f"log_level={options['log_level']!r}: expected 'info' or 'debug', "
+                             "because the log has the server's address")
+        self._pid = os.getpid()
+        self._temporary = Scratch("cnn-ps-") if checkpoint_dir is None else None
         self.checkpoint_dir = self._temporary.name if self._temporary else str(checkpoint_dir or "")
         self.options = options
         self.log: List[str] = []
+        self.ended_by_rule = False
         self.endpoint = bind
         self._process: "Optional[subprocess.Popen[str]]" = None
         self._threads: List[threading.Thread] = []
@@ -54,6 +71,7 @@ class Server:
         """Kills the server and starts it again at the same address, where it continues from its
         checkpoint."""
         self.kill()
+        self.ended_by_rule = False
         argv = [find("cnn-ps"), "--bind", self.endpoint]
         argv += option("checkpoint_dir", self.checkpoint_dir or None)
         for name, value in self.options.items():
@@ -62,14 +80,16 @@ class Server:
         started = threading.Event()
         self._threads = [threading.Thread(target=self._keep, args=(argv, started), daemon=True)]
         self._threads[0].start()
-        if not started.wait(60) or self._process is None:
+        if not started.wait(_START) or self._process is None:
             raise Error(f"cannot start {argv[0]}")
         self._threads.append(
             threading.Thread(target=self._read_log, args=(self._process,), daemon=True))
         self._threads[1].start()
-        if not self._up.wait(60) or not self._listens:
+        is_late = not self._up.wait(_START)
+        if not self._listens:
             self.kill()
-            raise Error(f"cnn-ps did not start:\n{self.tail()}")
+            raise Error(f"cnn-ps did not start{f' within {_START} s' if is_late else ''}:\n"
+                        f"{self.tail()}")
 
     def _keep(self, argv: List[str], started: threading.Event) -> None:
         """Starts the server, and reads its output until the server ends. If this thread ends first,
@@ -92,12 +112,18 @@ class Server:
         assert process.stderr
         for line in process.stderr:
             self.log.append(line.rstrip("\n"))
-            found = re.search(r"net listening.* endpoint=(\S+)", line)
+            found = re.search(r'net listening.*\bendpoint(?:=|":")([^\s"]+)', line)
             if found:
                 self.endpoint = found[1]
                 self._listens = True
                 self._up.set()
+            if re.search(r'\bmsg(?:=|":)"train stops"', line):
+                self.ended_by_rule = True
         self._up.set()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("this server belongs to the parent process")
 
     @property
     def pid(self) -> int:
@@ -106,19 +132,25 @@ class Server:
 
     def returncode(self) -> Optional[int]:
         """Returns the exit status of the server, or None if it is running."""
+        self._check()
         return self._process.poll() if self._process else None
 
     def running(self) -> bool:
+        self._check()
         return self._process is not None and self._process.poll() is None
 
     def tail(self) -> str:
         return "\n".join(self.log[-_TAIL:])
 
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
-        """Waits until the run ends. Returns its result: the last line of output of cnn-ps,
-        parsed."""
+        """Waits until the run ends. Returns its result: the last line of output of cnn-ps, parsed.
+        Raises AgainError if this takes more than `timeout` seconds."""
+        self._check()
         assert self._process
-        code = self._process.wait(timeout)
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AgainError(f"the run has not ended within {timeout:g} s") from None
         for thread in self._threads:
             thread.join(5)
         if code or self._result is None:
@@ -126,7 +158,13 @@ class Server:
         return self._result
 
     def connect(self, **options: Any) -> Client:
-        return connect(self.endpoint, **options)
+        """Connects as cnnps.connect() does. For a server without the option `key`, $CNN_KEY and
+        $CNN_SERVER_KEY have no effect."""
+        return connect(self.endpoint, **options if self.has_key else without_keys(options))
+
+    @property
+    def has_key(self) -> bool:
+        return self.options.get("key") is not None
 
     def export(self, file: str) -> None:
         """Writes the newest weights to a .safetensors file. If the server has the option `init`,
@@ -138,6 +176,7 @@ class Server:
 
     def kill(self) -> None:
         """Kills the server with SIGKILL, as a crash would. restart() continues the run."""
+        self._check()
         if self._process is None:
             return
         self._process.kill()
@@ -146,7 +185,10 @@ class Server:
             thread.join(5)
 
     def close(self) -> None:
-        """Ends the server, which writes a last checkpoint, and deletes the temporary directory."""
+        """Ends the server, which writes a last checkpoint, and deletes the temporary directory.
+        Does nothing in a forked child."""
+        if os.getpid() != self._pid:
+            return
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             end = time.monotonic() + 30

@@ -4,14 +4,14 @@ The server has one vector and runs the optimizer on it. The vector consists of t
 model, in the order of model.named_parameters(), followed by the statistics of the model. The
 statistics are the float32 buffers of the state_dict, such as running_mean and running_var of
 BatchNorm. No optimizer changes them: a worker pushes the values of its batch, and each update moves
-the server's values towards them by a tenth of the distance (PyTorch's momentum of 0.1). All other
-buffers, such as counters, stay in each worker.
+the server's values towards them by a tenth of the distance (PyTorch's momentum of 0.1). Frozen
+parameters (requires_grad=False) are statistics, too: every worker pushes the value that they have.
+All other buffers, such as counters, stay in each worker.
 """
 import hashlib
 import logging
 import os
 import re
-import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
@@ -20,7 +20,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from . import safetensors
+from ._scratch import Scratch
 from .client import Batch, Client, Data, Lease, Vector, connect, metric_names
+from .errors import Done, ShutdownError, UsageError
 from .launched import Shared
 from .programs import export
 from .server import Server
@@ -38,11 +40,22 @@ _MAX_CONSTANT = 1024  # maximum number of values of an integer tensor in the lis
 _log = logging.getLogger("cnnps")
 
 
+def _trained(model: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
+    """Returns the parameters that training changes."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise UsageError("the model has no parameters to train")
+    return found
+
+
 def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """Returns the float32 buffers of the state_dict, each of them once. The result lacks buffers
-    with an infinite value, such as the mask of a transformer, because they are constants."""
+    """Returns the float32 buffers and frozen parameters of the state_dict, each of them once. The
+    result lacks tensors with an infinite value, such as the mask of a transformer, because they are
+    constants."""
     found: Dict[str, torch.Tensor] = {}
-    seen = {id(p) for p in model.parameters()}
+    seen = {id(p) for p in _trained(model).values()}
     for name, t in model.state_dict(keep_vars=True).items():
         if id(t) not in seen and t.dtype == torch.float32 and bool(torch.isfinite(t).all()):
             found[name] = t
@@ -53,13 +66,13 @@ def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 def _sizes(model: torch.nn.Module) -> str:
     """Returns the value of --model for this model."""
     running = sum(t.numel() for t in _statistics(model).values())
-    n = sum(p.numel() for p in model.parameters()) + running
+    n = sum(p.numel() for p in _trained(model).values()) + running
     return f"vector:{n}:running={running}" if running else f"vector:{n}"
 
 
 def _vector(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     """Returns the tensors that form the vector, in its order."""
-    return {**dict(model.named_parameters()), **_statistics(model)}
+    return {**_trained(model), **_statistics(model)}
 
 
 def _fits_list(name: str, t: torch.Tensor) -> bool:
@@ -123,6 +136,8 @@ class Parameters:
     def __init__(self, parameters: Iterable[torch.nn.Parameter],
                  statistics: Iterable[torch.Tensor] = ()) -> None:
         self.parameters, self._statistics = list(parameters), list(statistics)
+        if not self.parameters:
+            raise UsageError("the model has no parameters to train")
         kinds = {(p.device, p.dtype) for p in self.parameters}
         kinds |= {(t.device, t.dtype) for t in self._statistics}
         if len(kinds) != 1 or next(iter(kinds))[1] != torch.float32:
@@ -175,12 +190,25 @@ class Parameters:
 
 def _check_sizes(client: Client, own: Parameters) -> None:
     def text(n: int, trained: int) -> str:
-        return f"{n}" + (f", of which {n - trained} are statistics," if n > trained else "")
+        return f"{n} parameters" + (f" ({n - trained} are statistics)" if n > trained else "")
 
     info = client.info
     if (info.n_params, info.n_trained) != (own.n, own.n_trained):
-        raise ValueError(f"the model has {text(own.n, own.n_trained)} parameters, the run's "
+        raise UsageError(f"the model has {text(own.n, own.n_trained)}, the run's model has "
                          f"{text(info.n_params, info.n_trained)}")
+
+
+def _check_pushes(client: Client) -> None:
+    """Raises UsageError if the run needs other pushes than one gradient per batch, computed at the
+    newest weights (proto/WIRE.md, "Modes")."""
+    info = client.info
+    wrong = [] if info.mode in ("downpour", "ssp") else [f"mode {info.mode}"]
+    wrong += [f"{name} {n}" for name, n in (("n_push", info.n_push), ("n_fetch", info.n_fetch))
+              if n != 1 and not wrong]
+    if wrong:
+        raise UsageError(f"AsyncOptimizer: the run has {', '.join(wrong)}, but AsyncOptimizer needs "
+                         "mode downpour or ssp, with n_push and n_fetch 1; cnnps.torch.train and "
+                         "cnnps.Worker train in every mode")
 
 
 class AsyncOptimizer(torch.optim.Optimizer):
@@ -192,21 +220,26 @@ class AsyncOptimizer(torch.optim.Optimizer):
             for batch in lease.batches():
                 optimizer.zero_grad()
                 loss = ...
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step(batch, loss.item())
 
     The server runs the real optimizer, so learning rate and weight decay are options of the server.
     The constructor sets the parameters to the weights of the server. For a model with statistics,
-    such as those of BatchNorm, pass the model instead of its parameters. The momentum of its
-    normalizing layers then becomes 1, so that the layers have the statistics of the newest batch
-    until step() replaces them by the statistics of the server.
+    such as those of BatchNorm, or with frozen parameters, pass the model instead of its parameters.
+    The momentum of its normalizing layers then becomes 1, so that the layers have the statistics of
+    the newest batch until step() replaces them by the statistics of the server.
+
+    This loop pushes the gradient of each batch at the newest weights. That is right only in the
+    modes downpour and ssp with n_push and n_fetch 1; for any other run the constructor raises
+    UsageError. `prefetch` has no effect. train() and cnnps.Worker work in every mode.
     """
 
     def __init__(self, parameters: "Union[torch.nn.Module, Iterable[torch.nn.Parameter]]",
                  client: Client) -> None:
+        _check_pushes(client)
         if isinstance(parameters, torch.nn.Module):
             self._vector = Parameters(
-                parameters.parameters(), _statistics(parameters).values())
+                _trained(parameters).values(), _statistics(parameters).values())
             _OneBatch(parameters).__enter__()
         else:
             self._vector = Parameters(parameters)
@@ -350,7 +383,7 @@ class _Trainer(Worker):
                  test: _Samples, metrics: Mapping[str, Metric]) -> None:
         self._model, self._loss, self._metrics = model, loss, metrics
         self._train, self._test = train, test
-        self._parameters = Parameters(model.parameters(), _statistics(model).values())
+        self._parameters = Parameters(_trained(model).values(), _statistics(model).values())
         _check_sizes(client, self._parameters)
         self.evaluations: List[Evaluation] = []
         super().__init__(client, self._gradient, self._evaluate, self._parameters.numpy())
@@ -371,9 +404,11 @@ class _Trainer(Worker):
         return float(loss.detach())
 
     def train(self, progress: bool = False) -> None:
-        with _OneBatch(self._model):
-            super().train(progress)
-        self._parameters.load()
+        try:
+            with _OneBatch(self._model):
+                super().train(progress)
+        finally:
+            self._parameters.load()
 
     @torch.no_grad()
     def _evaluate(self, weights: Vector, first: int, count: int) -> Tuple[
@@ -411,8 +446,10 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
           server: Union[str, Server, None] = None, name: Optional[str] = None,
           key: Optional[str] = None, num_workers: int = 0, collate_fn: Any = None,
           progress: bool = False, **options: Any) -> Report:
-    """Trains a model to the end of the run. If the checkpoints of the server are on this machine,
-    the model then has the final weights.
+    """Trains a model to the end of the run. The model then has the final weights, unless the server
+    is an address. If the run has ended before, the call returns without training. The rules stop_at
+    and patience_epochs end the run, too. A drain for any other reason, or by a server at an address,
+    raises ShutdownError.
 
     loss(output, target): the mean loss of a batch. A sample of the dataset is (input, ..., target).
     eval_dataset: the test samples, which the workers evaluate after each epoch; None: the first
@@ -423,21 +460,31 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     differs. server: an address, or a cnnps.Server with `--model TEXT --init FILE` (save_init writes
     the file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there is neither, start
     a server with `options`, such as epochs=3, batch_size=64, optimizer="adam", lr=0.001,
-    mode="ssp". num_workers: number of processes that load batches in advance, as in DataLoader.
+    mode="ssp". The server at $CNN_SERVER has its own options: `options` then have no effect. With
+    the argument `server` they raise TypeError. num_workers: number of processes that load batches
+    in advance, as in DataLoader.
     """
-    device = next(model.parameters()).device
+    if server is not None and options:
+        raise TypeError("train(server=...) takes no options of cnn-ps, because the server has its "
+                        f"own: {', '.join(options)}")
+    device = next(iter(_trained(model).values())).device
     names = tuple(metrics or ())
     samples = _Samples(dataset, device, collate_fn, num_workers)
     test = _Samples(eval_dataset if eval_dataset is not None else dataset, device, collate_fn, 0)
     n_test = test.n if eval_dataset is not None else min(test.n, _EVAL_OF_TRAINING)
     data = Data(samples.n, n_test, _dataset_id(
         model, samples.n, n_test, dataset_id, type(dataset).__name__))
-    with tempfile.TemporaryDirectory(prefix="cnnps-") as directory:
+    with Scratch() as directory:
         shared: Optional[Shared] = None
+        address = ""
         if isinstance(server, Server):
-            server = server.endpoint
-        server = server or os.environ.get("CNN_SERVER")
-        if not server:
+            shared = Shared(server)
+        elif server is not None and not isinstance(server, str):
+            raise TypeError(f"server: expected an address or a cnnps.Server, not "
+                            f"{type(server).__name__}")
+        else:
+            address = server or os.environ.get("CNN_SERVER", "")
+        if not shared and not address:
             place = os.environ.get("CNNPS_RUN_DIR", directory)
             file = os.path.join(place, f"init-{os.getpid()}.safetensors")
             text = save_init(model, file)
@@ -445,13 +492,17 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
         try:
             about: Dict[str, Any] = dict(data=data, name=name, key=key, device=str(device),
                                          metrics=names, tensors=tensor_list(model))
-            client = shared.connect(**about) if shared else connect(server or "", **about)
+            client = shared.connect(**about) if shared else _connect(address, **about)
             evaluations: List[Evaluation] = []
             if client:
-                with client:
-                    worker = _Trainer(client, model, loss, samples, test, metrics or {})
-                    evaluations = worker.evaluations
-                    worker.train(progress)
+                try:
+                    with client:
+                        worker = _Trainer(client, model, loss, samples, test, metrics or {})
+                        evaluations = worker.evaluations
+                        worker.train(progress)
+                except ShutdownError:
+                    if not shared or not shared.ended_by_rule():
+                        raise
             report = Report(shared.result() if shared else {}, evaluations)
             if shared and shared.directory:
                 load_parameters(model, shared.directory)
@@ -462,10 +513,18 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
                 shared.close()
 
 
+def _connect(server: str, **options: Any) -> Optional[Client]:
+    """Connects to a server. Returns None if its run has ended."""
+    try:
+        return connect(server, **options)
+    except Done:
+        return None
+
+
 def load_parameters(model: torch.nn.Module, checkpoint_dir: str) -> None:
     """Loads the weights and statistics of the last checkpoint into the model. The other buffers of
     the model do not change."""
-    with tempfile.TemporaryDirectory(prefix="cnnps-") as directory:
+    with Scratch() as directory:
         file = os.path.join(directory, "final.safetensors")
         export(checkpoint_dir, file)
         tensors, _ = safetensors.load(file)

@@ -20,7 +20,8 @@ class Worker:
     gradient.
     evaluate(weights, first, count): return the number of correct answers and the sum of the losses
     over the test samples [first, first + count). If the client has `metrics` besides accuracy, also
-    return a list of their sums.
+    return a list of their sums. None: this worker answers evaluations with zeros, so loss and
+    metrics of the run have no meaning.
     weights: the array that receives the weights of each pull; None: a new array.
     """
 
@@ -69,7 +70,7 @@ class Worker:
         if self.evaluate:
             self.client.result(lease, *self.evaluate(self.w, lease.first, lease.count))
         else:
-            self.client.result(lease, 0, 0.0)
+            self.client.result(lease, 0, 0.0, [0.0] * self.client.n_sums)
 
     def _pulled(self) -> None:
         self._held = (self.client.version, self.client.term)

@@ -20,10 +20,12 @@
 #define MAX_FENCED   10
 #define EXIT_STOPPED 12 /* the worker ended before the training was done */
 
-/* Time of the signal that stops this worker, by clock_ms; 0: none. The variable is global, because
- * a signal handler sets it, and a handler receives only the number of its signal. */
+/* Time of the signal that stops this worker, by clock_ms, or 0 before the signal. The variable is
+ * global, because a signal handler sets it, and a handler receives only the number of its
+ * signal. */
 static atomic_uint_least64_t stopped_ms;
-/* 1: a session is open, and its work must be given back; 0: a signal ends the process at once */
+/* 1 if a session is open, so that its work must be given back; if 0, a signal ends the process at
+ * once */
 static atomic_int has_session;
 static uint64_t grace_ms;
 
@@ -94,6 +96,7 @@ static struct cnnps_options connection(
 		.batch_timeout_ms = (uint32_t)o->batch_timeout_ms,
 		.replay_bytes = (uint64_t)o->replay_mb << 20,
 		.lane = (enum cnnps_lane)o->lane,
+		.wire = (enum cnnps_wire)o->wire,
 		.validates = 1,
 		.stop = is_stopped};
 }

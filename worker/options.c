@@ -2,10 +2,13 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include "common/endpoint.h"
+#include "common/client_opt.h"
 #include "common/log.h"
+#include "common/opt.h"
 #include "kernels/backend.h"
+#include "proto/lane.h"
 #include "proto/wire.h"
+#include "worker/client/cnnps.h"
 #include "worker/options.h"
 
 #define PROGRAM     "cnn-worker"
@@ -20,19 +23,6 @@ static int64_t cpu_count(void)
 	if (sched_getaffinity(0, sizeof(set), &set))
 		return 1;
 	return CPU_COUNT(&set) < MAX_THREADS ? CPU_COUNT(&set) : MAX_THREADS;
-}
-
-int options_check_server(const char *program, const char *server)
-{
-	struct endpoint e;
-	struct err line;
-
-	if (!endpoint_parse(server, &e) && e.number > 0)
-		return PS_OK;
-	err_set(&line, PS_EUSAGE, "--server: \"%.100s\": expected tcp://HOST:PORT, PORT 1 to 65535",
-		server);
-	fprintf(stderr, "%s: %s\n", program, line.text);
-	return PS_EUSAGE;
 }
 
 /* Checks the text of --name before the worker connects. The error of a server that refused the name
@@ -64,22 +54,23 @@ static int check_name(const char *name)
 int worker_options_parse(struct worker_options *o, int argc, char **argv)
 {
 	const struct opt rows[] = {
-		OPTIONS_SERVER_ROW(&o->server, NULL),
-		OPTIONS_KEY_ROW(&o->key, NULL),
-		OPTIONS_SERVER_KEY_ROW(&o->server_key, NULL),
-		OPTIONS_DATA_ROW(&o->data, NULL),
+		CLIENT_OPT_SERVER(&o->server, NULL),
+		CLIENT_OPT_KEY(&o->key, NULL),
+		CLIENT_OPT_SERVER_KEY(&o->server_key, NULL),
+		CLIENT_OPT_DATA(&o->data, NULL),
 		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
-			"device that computes the gradients: auto (a GPU if one works, else the "
-			"CPU), cuda (the GPU with the least memory in use; under Slurm the GPU "
-			"with number SLURM_LOCALID), cuda:N (GPU N), cpu (threads and SIMD), "
-			"cpu-ref (slow reference)"),
+			"device that computes the gradients: auto is a GPU if one works, else the "
+			"CPU; cuda is the GPU with the least memory in use or, under Slurm, the "
+			"GPU with number SLURM_LOCALID; cuda:N is GPU number N; cpu is the CPU, "
+			"with threads and SIMD; cpu-ref is a slow reference on the CPU"),
 		{.name = "precision",
 			.type = OPT_ENUM,
 			.dest = &o->precision,
 			.def = "fp32",
 			.values = KX_PRECISION_NAMES,
 			.arg = "NAME",
-			.help = "number format of products on device cuda; other devices support "
+			.help = "number format in which device cuda multiplies numbers in "
+				"convolutions and fully connected layers; other devices support "
 				"only fp32"},
 		{.name = "kernels",
 			.type = OPT_ENUM,
@@ -87,8 +78,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.def = "auto",
 			.values = KX_KERNELS_NAMES,
 			.arg = "NAME",
-			.help = "kernels that device cuda uses; auto: the fastest kernels that fit "
-				"the model; general: only kernels that run any model"},
+			.help = "kernels that device cuda uses: auto uses the fastest kernels "
+				"that fit the model; general uses only kernels that run any model"},
 		INT("threads", threads, NULL, 1, MAX_THREADS, "N",
 			"number of threads of device cpu", .unset = "one per CPU"),
 		{.name = "name",
@@ -96,47 +87,60 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.dest = &o->name,
 			.max = WIRE_MAX_NAME,
 			.arg = "NAME",
-			.help = "name of this worker, which keeps its slot across restarts; a "
-				"second worker with the same name ends the first one",
+			.help = "name of this worker; a worker that restarts with the same name "
+				"keeps its slot, and a second worker with the same name ends the "
+				"first one",
 			.unset = "the server chooses a slot"},
 		INT("connect-timeout-ms", connect_timeout_ms, "30000", 1, DAY_MS, "MS",
-			"exit if the server does not answer within this time after the start",
+			"exit if the server does not answer within MS milliseconds after the start",
 			.was = "connect-ms"),
 		INT("disconnect-timeout-ms", disconnect_timeout_ms, "600000", 1, DAY_MS, "MS",
-			"exit after this time without contact to the server", .was = "patience-ms"),
+			"exit after MS milliseconds without contact to the server",
+			.was = "patience-ms"),
 		INT("batch-timeout-ms", batch_timeout_ms, "60000", 100, DAY_MS, "MS",
-			"stop the heartbeats if one batch takes longer than this, so that the "
-			"server regards this worker as hung",
+			"stop the heartbeats if one batch takes longer than MS milliseconds, so "
+			"that the server regards this worker as hung",
 			.was = "hang-ms"),
 		INT("grace-ms", grace_ms, "10000", 100, DAY_MS, "MS",
-			"exit with status 12 at the latest this time after SIGTERM, even if the "
-			"last push or the goodbye to the server is not finished"),
+			"exit with status 12 at the latest MS milliseconds after SIGTERM, even if "
+			"the last push or the goodbye to the server is not finished"),
 		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
-			"exit with status 13 if the device takes longer than this for one call"),
+			"exit with status 13 if one call of the device takes longer than MS "
+			"milliseconds"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",
-			"maximum memory for gradients that are not yet on the server's disk"),
+			"maximum memory, in MiB, for gradients that are not yet on the server's "
+			"disk"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MIB",
-			"maximum memory for images; larger plain files stay on the disk and are "
-			"read batch by batch; larger gzipped files and larger files of EMNIST are "
-			"refused; 0: half of the machine's memory"),
+			"maximum memory, in MiB, for images; the worker reads larger plain files "
+			"from the disk batch by batch, and refuses larger gzipped files and "
+			"larger files of EMNIST; 0 means half of the machine's memory"),
 		{.name = "lane",
 			.type = OPT_ENUM,
 			.dest = &o->lane,
 			.def = "auto",
-			.values = "auto|tcp|shm",
+			.values = LANE_NAMES,
 			.arg = "LANE",
-			.help = "how gradients and weights travel; auto: in shared memory if the "
-				"server is on this host and permits it, else over the connection; "
-				"tcp: over the connection; shm: in shared memory; exit if that is "
-				"not possible"},
+			.help = "how gradients and weights travel: auto uses shared memory if the "
+				"server is on this host and permits it, else the connection; tcp "
+				"uses the connection; shm uses shared memory, and the worker "
+				"exits if that is not possible"},
+		{.name = "wire",
+			.type = OPT_ENUM,
+			.dest = &o->wire,
+			.def = "fp32",
+			.values = "fp32|bf16",
+			.arg = "FORMAT",
+			.help = "number format of gradients and weights on the connection; bf16 "
+				"needs half of the bytes of fp32, and the worker adds the "
+				"rounding error of a gradient to the next gradient"},
 		{.name = "print-data-id",
 			.type = OPT_FLAG,
 			.dest = &o->print_data_id,
 			.def = "0",
-			.help = "print the fingerprint of the data set, for cnn-ps --data-id, and "
-				"exit"},
-		OPTIONS_LOG_ROW(&o->log_level, "info"),
-		OPTIONS_LOG_FORMAT_ROW(&o->log_format),
+			.help = "print the fingerprint of the data set, which cnn-ps --data-id "
+				"takes, and exit"},
+		CLIENT_OPT_LOG_LEVEL(&o->log_level, "info"),
+		CLIENT_OPT_LOG_FORMAT(&o->log_format),
 		{0},
 	};
 	const struct opt_program program = {.name = PROGRAM,
@@ -151,10 +155,15 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 	status = opt_parse(&program, argc, argv, &none, &n_args);
 	if (status == OPT_EXIT)
 		return OPT_EXIT;
-	if (o->server && options_check_server(PROGRAM, o->server))
+	if (o->server && client_opt_check_server(PROGRAM, o->server))
 		status = PS_EUSAGE;
 	if (o->name && check_name(o->name))
 		status = PS_EUSAGE;
+	if (o->wire == CNNPS_WIRE_BF16 && o->lane == CNNPS_LANE_SHM) {
+		fprintf(stderr, PROGRAM ": --wire bf16: expected no --lane shm, because shared "
+					"memory has fp32: use --lane auto or tcp\n");
+		status = PS_EUSAGE;
+	}
 	if (status)
 		return status;
 	log_set_format((enum log_format)o->log_format);

@@ -8,7 +8,7 @@
 #include "worker/data/dataset.h"
 #include "worker/watchdog.h"
 
-/* maximum bytes of an answer; the worker sends at most one answer a second */
+/* maximum bytes of an answer; the server asks one worker every other second */
 #define MAX_BYTES (31u * 1024)
 #define PADDING   64u /* the index of "=" among the digits of base64 */
 #define MORE      96  /* maximum bytes of the fields of an image besides its pixels */

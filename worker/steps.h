@@ -7,15 +7,20 @@
  * trainer.c makes one call per lease.
  *
  * Invariants:
+ * (1) the batches of a push are consecutive batches of the lease, in their order (asserted by
+ *     note_batches).
+ *
+ * Promises:
  * (1) every batch of a completed lease is in exactly one push, and the pushes have the order of the
- *     batches; a lease for a step that is already over leads to no push;
+ *     batches (every_rhythm_of_pushes_and_pulls_is_the_references); a lease for a step that is
+ *     already over leads to no push;
  * (2) only the newest view of the weights and, in mode easgd, the worker's own weights survive from
  *     one lease to the next (every_rhythm_of_pushes_and_pulls_is_the_references,
  *     easgd_ties_its_own_weights_to_the_centre). Local steps do not change the running statistics:
  *     a push has the mean of its batches' statistics;
  * (3) the gradient of a push of one batch is computed at the weights as they were received, and in
  *     the buffer that is sent, without a copy (one_batch_is_one_push_at_fresh_weights).
- * PS_ASSERT checks the order of (1) in every build.
+ *
  * Thread: the trainer's.
  */
 #ifndef WORKER_STEPS_H
@@ -27,7 +32,7 @@
 
 /* The push under construction. */
 struct next_push {
-	/* sum of the gradients, in a buffer of libcnnps; NULL: the push is empty */
+	/* sum of the gradients, in a buffer of libcnnps; NULL if the push is empty */
 	float *g;
 	struct cnnps_work work; /* the batches in the push */
 	double loss;            /* sum of the losses of all images */
@@ -38,8 +43,8 @@ struct steps {
 	struct cnnps *c;               /* borrowed */
 	const struct cnnps_info *info; /* of c */
 	struct backend *backend;       /* borrowed; uses the training set */
-	/* Borrowed. The loader provides the images of each batch. NULL: the backend has the whole
-	 * training set */
+	/* Borrowed. The loader provides the images of each batch. It is NULL if the backend has the
+	 * whole training set */
 	struct loader *loader;
 	struct err *e; /* borrowed; receives the reason if the loader fails */
 	const struct trainer_config *cfg;
@@ -54,10 +59,11 @@ struct steps {
 		uint32_t epoch, next, asked;
 	} loading;
 	uint32_t *identity;     /* 0, 1, 2, ...: the images of a loaded batch */
-	struct cnnps_pull held; /* the newest weights; `weights` NULL: none yet */
-	int has_pulled;         /* 1: the newest push has returned `held`, so no pull is needed */
-	float *own;             /* the worker's weights for local steps; NULL until needed */
-	float *velocity;        /* easgd: velocity of `own`; NULL without momentum */
+	struct cnnps_pull held; /* the newest weights; `weights` is NULL before the first pull */
+	/* 1 if the newest push has returned `held`, so that no pull is needed */
+	int has_pulled;
+	float *own;      /* the worker's weights for local steps; NULL until needed */
+	float *velocity; /* easgd: velocity of `own`; NULL without momentum */
 	/* the gradient of a batch that is to be added to a push; NULL until needed */
 	float *spare;
 	size_t n_trained;  /* parameters except running statistics (common/model.h) */
@@ -105,7 +111,7 @@ int steps_push_rest(struct steps *s) PS_MUST_CHECK;
 int steps_run_exact(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
 /* Makes local steps in mode easgd, and an elastic update every n_push batches. */
 int steps_run_easgd(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
-/* Returns 1 in mode downpour or ssp if n_push == n_fetch > 1 and there is no loader. The device
+/* For mode downpour or ssp: returns 1 if n_push == n_fetch > 1 and there is no loader. The device
  * then computes all batches of a push without the host, and the caller must call
  * steps_run_pipelined for each lease. */
 int steps_are_pipelined(const struct steps *s);

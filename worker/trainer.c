@@ -27,12 +27,12 @@ struct trainer {
 	/* uses the test images; a single backend would copy a set of images to the GPU at each
 	 * change between training and test */
 	struct backend *tester;
-	struct loader *loader, *test_loader; /* NULL: the backend has the whole set */
+	struct loader *loader, *test_loader; /* NULL if the backend has the whole set */
 	struct steps steps;
 	struct kx_images train, test;
 	float *weights;                      /* model.n_params weights for the evaluation */
 	const struct backend_memory *memory; /* the kind of memory of `weights` */
-	/* the EVAL lease for which `weights` were pulled; kind 0: none yet */
+	/* the EVAL lease for which `weights` were pulled; its kind is 0 before the first pull */
 	struct cnnps_lease held;
 	struct bar bar;
 	struct bar_view view;

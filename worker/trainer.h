@@ -29,8 +29,8 @@ struct trainer_work {
 /*
  * Trains over the connection `c` until the session ends. Returns PS_EDONE, PS_ESHUTDOWN (the server
  * drains, or `stop` returned nonzero), another status that ended the session (PS_EFENCED, ...),
- * PS_EUSAGE or PS_EWRONGDATA (the run's model does not match the data), PS_EDEVICE or PS_ENOMEM;
- * `e` has the reason in one line.
+ * PS_EUSAGE or PS_EWRONGDATA (the run's model does not match the data), PS_EDATA (a data file
+ * cannot be read any more), PS_EDEVICE or PS_ENOMEM; `e` has the reason in one line.
  */
 int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work,
 	struct err *e) PS_MUST_CHECK;

@@ -245,7 +245,7 @@ def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
     images in memory. The final weights must therefore be equal, except for rounding if the device
     makes the local steps."""
     place = programs.directory / "colour"
-    # so many test images that an evaluation takes several grants
+    # with 2,500 test images, an evaluation takes several grants
     colours(place, n=400, side=32, tests=2500)
     rest = [] if mode[:1] == ["--mode"] else ["--optimizer", "sgd", "--lr", "0.01"]
     weights, losses = [], []

@@ -1,5 +1,5 @@
 /* test_data.c - the four files of a data set: how the worker finds them, checks them against each
- * other, and computes their fingerprint. Attack A18 of docs/faults.md. */
+ * other, and computes their fingerprint. Covers attack A18 of docs/faults.md. */
 #include "tests/support/idx_files.h"
 #include <sys/stat.h>
 #include <xxhash.h>

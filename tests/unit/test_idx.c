@@ -1,7 +1,8 @@
 /* test_idx.c - proves the invariants numbered in worker/data/idx.h, with damaged files and with
- * files whose header contradicts their content. Attacks A17 and A18 of docs/faults.md. */
+ * files whose header contradicts their content. Covers attacks A17 and A18 of docs/faults.md. */
 #include "tests/support/idx_files.h"
 #include <sys/stat.h>
+#include <unistd.h>
 #include "common/rng.h"
 #include "worker/data/idx.h"
 #include "tests/support/test.h"
@@ -112,8 +113,8 @@ TEST(a_product_that_overflows_is_refused_before_any_allocation)
 	b = with_be32(b, 8, IDX_MAX_SIDE);
 	b = with_be32(b, 12, IDX_MAX_SIDE);
 	zipped = blob_gzip(&b);
-	refused(&b, IDX_IMAGES, "limit is");
-	refused(&zipped, IDX_IMAGES, "limit is");
+	refused(&b, IDX_IMAGES, "promise 281474976710672 bytes, the file has 1584");
+	refused(&zipped, IDX_IMAGES, "limit in memory is");
 }
 
 TEST(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold)
@@ -157,6 +158,39 @@ TEST(bytes_after_the_end_are_refused)
 	refused(&plain, IDX_IMAGES, "the file has 1585");
 	longer = blob_gzip(&plain);
 	refused(&longer, IDX_IMAGES, "more data at offset 1584");
+}
+
+/* A plain file that is too large for the memory of any run stays on the disk. The file of this test
+ * is sparse. */
+TEST(a_plain_file_of_more_than_2_gib_stays_on_the_disk)
+{
+	const uint64_t memory[] = {1 << 20, UINT64_MAX};
+	struct blob b = with_be32(blob_images(2, 28, 28, 0), 4, 3000000);
+	const uint64_t size = 16 + (uint64_t)3000000 * 28 * 28;
+	uint32_t n;
+	uint8_t pixel = 1;
+	struct idx x;
+	struct err e = {0};
+
+	assert_true(size > IDX_MAX_BYTES);
+	temp_file_put(path, b.bytes, b.size);
+	assert_int_equal(truncate(path, (off_t)size), 0);
+	assert_int_equal(idx_count(&n, path, IDX_IMAGES, &e), PS_OK);
+	assert_int_equal(n, 3000000);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(idx_open(&x, path, IDX_IMAGES, memory[i], &e), PS_OK);
+		assert_null(x.bytes);
+		assert_int_equal(x.size, size);
+		assert_int_equal(idx_copy(&x, size - 1, 1, &pixel, &e), PS_OK);
+		assert_int_equal(pixel, 0);
+		idx_release(&x);
+	}
+	assert_int_equal(idx_read(&x, path, IDX_IMAGES, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "limit in memory is"));
+	assert_int_equal(truncate(path, (off_t)size - 1), 0);
+	assert_int_equal(idx_open(&x, path, IDX_IMAGES, 1 << 20, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "the file has 2352000015"));
+	assert_int_equal(unlink(path), 0);
 }
 
 /* The header describes 2 images, but 64 MiB of zeros follow. idx.c must stop at the first byte

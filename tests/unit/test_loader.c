@@ -1,4 +1,4 @@
-/* test_loader.c - proves the invariants numbered in worker/data/loader.h. */
+/* test_loader.c - proves the invariants and promises of worker/data/loader.h. */
 #include "tests/support/idx_files.h"
 #include <unistd.h>
 #include "common/rng.h"
@@ -121,7 +121,7 @@ TEST(invariant_1_batches_come_in_order_with_the_specified_bytes)
 	}
 }
 
-TEST(invariant_3_a_file_that_shrinks_is_bad_data)
+TEST(promise_1_a_file_that_shrinks_is_bad_data)
 {
 	struct loader *l;
 	struct kx_images x;

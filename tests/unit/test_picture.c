@@ -223,8 +223,8 @@ TEST(a_smaller_maximum_is_scaled)
 	refused(b, "pixel 783 is 16, must be at most 15");
 }
 
-/* Writes a grey PNG with 16 bits for each of the values `expected`, and no chunk that describes their
- * brightness, as most programs do. */
+/* Writes a grey PNG with 16 bits for each of the values `expected`, and no chunk that describes
+ * their brightness, as most programs do. */
 static void write_deep_png(void)
 {
 	FILE *f = fopen(path, "wb");

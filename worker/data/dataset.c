@@ -73,6 +73,9 @@ static int check_count(struct data *d, enum data_file f, const char *path, struc
 /* Refuses images of EMNIST that do not fit in memory, because they must be transposed in memory. */
 static int refuse_disk(const struct idx *x, uint64_t memory, struct err *e)
 {
+	if (memory >= x->size)
+		return err_set(e, PS_EDATA, "%s: has %llu bytes; images of EMNIST may have %llu",
+			x->path, (unsigned long long)x->size, (unsigned long long)IDX_MAX_BYTES);
 	return err_set(e, PS_EDATA,
 		"%s: has %llu bytes, and the limit of memory (--data-memory-mb) leaves %llu; "
 		"images of EMNIST must fit it",

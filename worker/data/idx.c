@@ -132,7 +132,7 @@ static uint32_t get_be32(const unsigned char *p)
 }
 
 /* Checks the first four bytes: two zeros, the type and the number of dimensions. Returns the number
- * of dimensions. */
+ * of dimensions, or PS_EDATA. */
 static int read_magic(
 	struct idx *x, uint32_t magic, enum idx_kind kind, const char *path, struct err *e)
 {
@@ -180,13 +180,18 @@ static int check_dims(
 	return PS_OK;
 }
 
+static int refuse_memory(const struct source *s, uint64_t total, struct err *e)
+{
+	return err_set(e, PS_EDATA,
+		"%s: dimensions at offset 4 promise %llu bytes, the limit in memory is %llu",
+		s->path, (unsigned long long)total, (unsigned long long)IDX_MAX_BYTES);
+}
+
 /* Checks invariant (1), that is, whether this file can contain `total` bytes. */
 static int check_total(const struct source *s, uint64_t total, uint64_t memory, struct err *e)
 {
-	if (total > IDX_MAX_BYTES && (s->is_gzip || memory >= total))
-		return err_set(e, PS_EDATA,
-			"%s: dimensions at offset 4 promise %llu bytes, limit is %llu", s->path,
-			(unsigned long long)total, (unsigned long long)IDX_MAX_BYTES);
+	if (s->is_gzip && total > IDX_MAX_BYTES)
+		return refuse_memory(s, total, e);
 	if (s->is_gzip && total > memory)
 		return err_set(e, PS_EDATA,
 			"%s: has %llu bytes when decompressed, and the limit of memory "
@@ -240,6 +245,8 @@ static int read_values(struct source *s, struct idx *x, const unsigned char *hea
 	size_t values = (size_t)x->size - x->head, got;
 	int rc;
 
+	/* invariant (1): check_total has refused any other size */
+	PS_ASSERT(x->size <= IDX_MAX_BYTES && (s->is_gzip || x->size == s->file_size));
 	x->bytes = mem_try(x->size, 1);
 	if (!x->bytes)
 		return err_set(e, PS_ENOMEM, "%s: no memory for its %llu bytes", s->path,
@@ -271,18 +278,23 @@ static int keep_on_disk(struct source *s, struct idx *x, struct err *e)
 	return PS_OK;
 }
 
-static int read_all(
-	struct source *s, struct idx *x, enum idx_kind kind, uint64_t memory, struct err *e)
+/* `whole`: the file must be read into memory. */
+static int read_all(struct source *s, struct idx *x, enum idx_kind kind, uint64_t memory, int whole,
+	struct err *e)
 {
+	const uint64_t max = memory < IDX_MAX_BYTES ? memory : IDX_MAX_BYTES;
 	unsigned char head[IDX_MAX_HEAD] = {0};
 	int rc = read_idx_header(s, x, kind, head, memory, e);
 
 	if (rc)
 		return rc;
-	return s->is_gzip || x->size <= memory ? read_values(s, x, head, e) : keep_on_disk(s, x, e);
+	if (x->size <= max)
+		return read_values(s, x, head, e);
+	return whole ? refuse_memory(s, x->size, e) : keep_on_disk(s, x, e);
 }
 
-int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory, struct err *e)
+static int open_idx(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory, int whole,
+	struct err *e)
 {
 	struct source *s = mem_try(1, sizeof(*s)); /* too large for a stack frame */
 	int rc;
@@ -292,12 +304,17 @@ int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memor
 		return err_set(e, PS_ENOMEM, "%s: no memory to read it", path);
 	rc = source_open(s, path, e);
 	if (!rc)
-		rc = read_all(s, x, kind, memory, e);
+		rc = read_all(s, x, kind, memory, whole, e);
 	source_close(s);
 	free(s);
 	if (rc)
 		idx_release(x);
 	return rc;
+}
+
+int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory, struct err *e)
+{
+	return open_idx(x, path, kind, memory, 0, e);
 }
 
 int idx_count(uint32_t *n, const char *path, enum idx_kind kind, struct err *e)
@@ -322,12 +339,12 @@ int idx_count(uint32_t *n, const char *path, enum idx_kind kind, struct err *e)
 
 int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e)
 {
-	return idx_open(x, path, kind, UINT64_MAX, e);
+	return open_idx(x, path, kind, UINT64_MAX, 1, e);
 }
 
 int idx_copy(const struct idx *x, uint64_t at, size_t n, uint8_t *to, struct err *e)
 {
-	PS_ASSERT(at <= x->size && n <= x->size - at);
+	PS_ASSERT(at <= x->size && n <= x->size - at); /* invariant (2) */
 	if (x->bytes) {
 		memcpy(to, x->bytes + at, n);
 		return PS_OK;

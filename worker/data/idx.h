@@ -10,15 +10,20 @@
  * The file is not trusted. Invariants:
  * (1) the reader checks the product of the header's dimensions before it allocates memory. The
  *     product must be the size of a plain file, or at most what deflate can produce from a gzipped
- *     file (a_product_that_overflows_is_refused_before_any_allocation,
+ *     file (asserted by read_values;
+ *     a_product_that_overflows_is_refused_before_any_allocation,
  *     a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold);
- * (2) the data have exactly the size in the header, there is no second gzip member, no bytes
+ * (2) nothing is read beyond the size in the header (asserted by idx_copy).
+ *
+ * Promises:
+ * (1) the data have exactly the size in the header, there is no second gzip member, no bytes
  *     follow, and gzip's checksum is correct (bytes_after_the_end_are_refused,
  *     every_truncation_of_a_gzipped_file_is_refused);
- * (3) if a file is refused, the status is PS_EDATA, and the error names the file, the field and the
+ * (2) if a file is refused, the status is PS_EDATA, and the error names the file, the field and the
  *     offset (every_lie_in_the_header_is_refused);
- * (4) a file on the disk that shrinks or cannot be read leads to PS_EDATA and not to a signal,
- *     because it is never mapped (invariant_3_a_file_that_shrinks_is_bad_data).
+ * (3) a file on the disk that shrinks or cannot be read leads to PS_EDATA and not to a signal,
+ *     because it is never mapped (promise_1_a_file_that_shrinks_is_bad_data).
+ *
  * Thread: any; several threads may read a file on the disk.
  */
 #ifndef WORKER_DATA_IDX_H
@@ -48,10 +53,10 @@ struct idx {
 	uint32_t n, channels, rows, columns; /* of labels: n, 1, 1, 1 */
 };
 
-/* Reads `path`. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
+/* Reads `path` into memory. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
 int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
-/* Reads a file like idx_read, but a plain file of more than `memory` bytes stays on the disk. A
- * gzipped file of more than `memory` bytes is refused with PS_EDATA. */
+/* Reads a file like idx_read, but a plain file of more than `memory` or IDX_MAX_BYTES bytes stays
+ * on the disk. A gzipped file of that size is refused with PS_EDATA. */
 int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory,
 	struct err *e) PS_MUST_CHECK;
 /* Sets *n to the number of images or labels in the header of `path`, without allocating memory for

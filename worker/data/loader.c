@@ -9,6 +9,7 @@
 struct slot {
 	/* batch.index points to the member `index`, which has room for `max` numbers */
 	struct loader_batch batch;
+	uint64_t number; /* of the batch */
 	uint32_t *index;
 	uint8_t *pixels;
 	uint16_t *labels;
@@ -170,9 +171,10 @@ void loader_ask(struct loader *l, const struct loader_batch *b)
 {
 	struct slot *s = &l->slot[l->asked % LOADER_AHEAD];
 
-	PS_ASSERT(loader_has_room(l) && b->n <= l->max);
+	PS_ASSERT(loader_has_room(l) && b->n <= l->max); /* invariant (2) */
 	memcpy(s->index, b->index, b->n * sizeof(*s->index));
 	s->batch = *b;
+	s->number = l->asked;
 	s->batch.index = s->index;
 	pthread_mutex_lock(&l->lock);
 	l->asked++;
@@ -200,7 +202,7 @@ int loader_take(struct loader *l, struct kx_images *images, struct err *e)
 {
 	const struct slot *s = &l->slot[l->taken % LOADER_AHEAD];
 
-	PS_ASSERT(l->taken < l->asked);
+	PS_ASSERT(l->taken < l->asked && s->number == l->taken); /* invariant (1) */
 	await(l, l->taken + 1);
 	l->taken++;
 	l->holds = 1;

@@ -7,15 +7,17 @@
  * bytes are equal in every worker and for every order of calls.
  *
  * Invariants:
- * (1) batches come out in the order in which loader_ask requested them
- *     (invariant_1_batches_come_in_order_with_the_specified_bytes);
- * (2) memory is bounded: LOADER_AHEAD batches, allocated by loader_new
- *     (a_batch_that_does_not_fit_memory_is_refused);
- * (3) a file that shrinks or cannot be read ends in PS_EDATA, never in a signal
- *     (invariant_3_a_file_that_shrinks_is_bad_data).
- * PS_ASSERT checks that no more than LOADER_AHEAD batches are ahead (2), in every build. Thread:
- * only one thread may call the functions. The loader starts another thread, which only reads the
- * data set.
+ * (1) batches come out in the order in which loader_ask requested them (asserted by loader_take;
+ *     invariant_1_batches_come_in_order_with_the_specified_bytes);
+ * (2) memory is bounded: LOADER_AHEAD batches, allocated by loader_new (asserted by loader_ask;
+ *     a_batch_that_does_not_fit_memory_is_refused).
+ *
+ * Promises:
+ * (1) a file that shrinks or cannot be read ends in PS_EDATA, never in a signal
+ *     (promise_1_a_file_that_shrinks_is_bad_data).
+ *
+ * Thread: only one thread may call the functions. The loader starts another thread, which only
+ * reads the data set.
  */
 #ifndef WORKER_DATA_LOADER_H
 #define WORKER_DATA_LOADER_H

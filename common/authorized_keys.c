@@ -71,7 +71,7 @@ static enum key_role role_of(const char *word)
 	return KEY_NONE;
 }
 
-/* Returns the next word of the line, terminated with a NUL, and moves *at behind it. Returns "" at
+/* Returns the next word of the line, terminated with a NUL, and moves *at past it. Returns "" at
  * the end of the line. */
 static char *next_word(char **at)
 {

@@ -10,15 +10,20 @@
  * interpret it.
  *
  * Invariants:
+ * (1) a checkpoint that is written has a generation of at least 1 (asserted by
+ *     checkpoint_write_beside), and sections with different names (asserted by fill_head).
+ *
+ * Promises:
  * (1) a file gets its name ckpt-<generation> only when all its bytes are on disk
  *     (tests/unit/test_checkpoint.c);
  * (2) after a write the directory has the newest CHECKPOINT_KEEP generations. The writer removes
- *     older generations and the files ckpt-*.tmp (invariant_2_three_generations_are_kept,
- *     invariant_2_temporary_files_are_removed_and_nothing_else_is);
+ *     older generations and the files ckpt-*.tmp (promise_2_three_generations_are_kept,
+ *     promise_2_temporary_files_are_removed_and_nothing_else_is);
  * (3) the reader uses no byte of a section before it has verified the section's checksum. A flipped
  *     or missing byte anywhere makes checkpoint_read fail. After such a failure,
  *     checkpoint_read_newest logs a warning and reads the previous generation
  *     (tests/unit/test_checkpoint_damage.c).
+ *
  * Any thread may call the functions, but only one thread at a time may write to a directory; in the
  * server this is the checkpointer.
  */
@@ -48,9 +53,9 @@ struct checkpoint {
 /* Writes the new generation c->generation into `dir` and removes the generations before the newest
  * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, beginning with the
  * oldest, until the new one fits. The function never removes generation `sound`, the newest one
- * that is known to be good; 0: there is none. If the function removes generations to make space, it
- * sets *dropped to the last of them; `dropped` may be NULL. After PS_EIO, the write has failed, and
- * the function has tried to remove the incomplete file. */
+ * that is known to be good, or 0 if there is none. If the function removes generations to make
+ * space, it sets *dropped to the last of them; `dropped` may be NULL. After PS_EIO, the write has
+ * failed, and the function has tried to remove the incomplete file. */
 int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
 /* Calls checkpoint_write_beside with the highest generation before c->generation as `sound`. */
@@ -65,14 +70,14 @@ void checkpoint_clean(const char *dir);
 int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /*
  * Reads the newest good generation of `dir`. Returns 0 with c->generation == 0 if the directory has
- * no checkpoint. Returns PS_ECHECKPOINT if the directory has checkpoints, but none is good. If
- * `clean` is 1, the function removes ckpt-*.tmp. The function sets *newest_seen to the highest
- * generation number in any file name; `newest_seen` may be NULL.
+ * no checkpoint. Returns PS_ECHECKPOINT if the directory has checkpoints, but none is good, and
+ * PS_EIO if it cannot be opened. If `clean` is 1, the function removes ckpt-*.tmp. The function
+ * sets *newest_seen to the highest generation number in any file name; `newest_seen` may be NULL.
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;
 /* Reads the newest good generation that is lower than `before`. A caller needs this if the content
- * of generation `before` is bad. */
+ * of generation `before` is bad. The returns are those of checkpoint_read_newest. */
 int checkpoint_read_older(
 	const char *dir, uint64_t before, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* Returns the lowest generation that has a file, or 0 if there is none. */

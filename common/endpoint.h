@@ -15,8 +15,8 @@
 
 struct endpoint {
 	char host[ENDPOINT_HOST];
-	char port[6];    /* as in the text */
-	unsigned number; /* number of the port; 0: any free port */
+	char port[6];    /* the port as it is in the text */
+	unsigned number; /* number of the port; 0 means any free port */
 };
 
 /* Parses "tcp://HOST:PORT". If the text has another form, returns PS_EUSAGE and makes *e empty. */

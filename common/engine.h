@@ -2,9 +2,9 @@
  * engine.h - runs a function over the blocks of a long vector, possibly on several threads.
  *
  * The owner of the threads (common/threads.h in the server) implements `struct engine`. Code that
- * works on vectors, such as the core of the server, calls the functions below and does not know
- * which thread runs a block, nor in which order the blocks run. A NULL engine runs each block on
- * the caller's thread when the caller waits for it.
+ * works on vectors, such as the core of the server, calls the functions below and does not depend
+ * on which thread runs a block, nor on the order in which the blocks run. A NULL engine runs each
+ * block on the caller's thread when the caller waits for it.
  *
  * The division into blocks depends only on the length of the vector. If the function of a job
  * writes only to the values of its block and to a result of its block, and the caller combines the

@@ -4,6 +4,8 @@
 #include "common/err.h"
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
+#include "common/plain.h"
 
 struct row {
 	int status, exit_code;
@@ -28,17 +30,12 @@ int err_vset(struct err *e, int status, const char *fmt, va_list ap)
 {
 	/* format into a copy, because the arguments may point into e->text */
 	char text[sizeof(e->text)];
-	size_t i = 0;
 
 	if (!e)
 		return status;
 	vsnprintf(text, sizeof(text), fmt, ap);
-	for (; text[i]; i++)
-		if ((unsigned char)text[i] < ' ' || text[i] == 127)
-			e->text[i] = '?';
-		else
-			e->text[i] = text[i];
-	e->text[i] = '\0';
+	plain_text(text, 0);
+	memcpy(e->text, text, strlen(text) + 1);
 	e->status = status;
 	return status;
 }

@@ -59,8 +59,8 @@ struct err {
 
 /* Fills `e` (may be NULL) and returns `status`, so that callers write `return err_set(...)`. */
 int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
-/* Does the same as err_set, for a function that itself has a format and arguments. Replaces each
- * control character by '?', so that the text is one line. */
+/* Does the same as err_set, for a function that itself has a format and arguments. Replaces
+ * characters as plain_text does, so that the text is one line and does not control a terminal. */
 int err_vset(struct err *e, int status, const char *fmt, va_list ap) PS_PRINTF(3, 0);
 /* Returns the name of `status`, such as "PS_EGAP", or "PS_E?" for a number that is not in the
  * table. */

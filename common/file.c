@@ -257,7 +257,8 @@ static long read_holder(int fd)
 	return strtol(text, NULL, 10);
 }
 
-/* Returns 1 if the process is ending: the kernel has freed its memory, but not yet its locks. */
+/* Returns 1 if the process is ending: it has no address space any more, but the kernel has not yet
+ * released its locks. */
 static int is_dying(long pid)
 {
 	char path[64], text[32];

@@ -21,10 +21,12 @@ struct file_part {
 /*
  * Replaces dir/name by the concatenation of `parts`. The function writes dir/name.tmp, syncs it,
  * renames it and syncs the directory. If the rename or an earlier step fails, the function removes
- * the temporary file, leaves the old file untouched, and returns PS_EIO. After a failed fsync, the
- * caller must not sync the same file again, but write a new one. `name` has no slash; if a file of
- * this name exists, it is a regular file. If the process has no free file descriptor, the function
- * waits up to half a second for one. After a failure, errno has the cause.
+ * the temporary file, leaves the old file untouched, and returns PS_EIO. If only the last step
+ * fails, the new file has the name, but may not be durable, and the function returns PS_EIO, too.
+ * After a failed fsync, the caller must not sync the same file again, but write a new one. `name`
+ * has no slash; if a file of this name exists, it is a regular file. If the process has no free
+ * file descriptor, the function waits up to half a second for one. After a failure, errno has the
+ * cause.
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
@@ -40,8 +42,8 @@ int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
 /*
  * Takes an exclusive flock on dir/LOCK and writes the pid of this process into the file. The lock
  * lasts until close(*fd) or the end of the process. If another process has the lock, returns
- * PS_ELOCKED, and the message names the pid of this process. The function returns this error within
- * 0.1 s, except if the other process is ending: then it waits up to 5 s for the end of this
+ * PS_ELOCKED, and the message names the pid of that process. The function returns this error within
+ * 0.1 s, except if the other process is ending: then it waits up to 5 s for the end of that
  * process.
  */
 int file_lock_dir(const char *dir, int *fd, struct err *e) PS_MUST_CHECK;

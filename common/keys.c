@@ -45,10 +45,12 @@ int key_random(struct key_pair *k, struct err *e)
 
 /* Returns the bits of `never` that the mode of this file must not have. A process that does not run
  * as root accepts a file of root that one of the process's groups may read, because Kubernetes
- * mounts a secret in this form. */
+ * mounts a secret in this form. Such a process also accepts a file that root's group may read:
+ * systemd gives the user of a service access to a credential with an access control list, which the
+ * mode shows as a right of the group. */
 static unsigned forbidden_bits(const struct stat *st, unsigned never)
 {
-	int is_own_group = st->st_gid == getegid() || group_member(st->st_gid);
+	int is_own_group = st->st_gid == 0 || st->st_gid == getegid() || group_member(st->st_gid);
 	int is_mounted = st->st_uid == 0 && geteuid() != 0 && is_own_group;
 
 	return is_mounted ? never & ~(unsigned)S_IRGRP : never;

@@ -5,9 +5,9 @@
  * The owner of a key file must be this user or root. The mode of a key file must allow only the
  * owner to read a secret key, and only the owner to write to the file of a public key. If a key
  * file has another owner or mode, the functions return PS_EUSAGE. As an exception, a group of this
- * process may read the file of a secret key if root owns the file (mode 0440, as Kubernetes mounts
- * a secret). A user passes only the name of a key file in an option, so that no command line or
- * environment contains a key. Thread: any; no state.
+ * process or root's group may read the file of a secret key if root owns the file (mode 0440, as
+ * Kubernetes mounts a secret, and systemd a credential). A user passes only the name of a key file
+ * in an option, so that no command line or environment contains a key. Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H
@@ -44,8 +44,9 @@ int key_beside(
 /* Opens a file for authentication. The file must be a regular file of this user or root, and its
  * mode must have none of the bits in `never`. Returns the descriptor, or PS_EUSAGE. */
 int key_open(const char *path, unsigned never, struct err *e) PS_MUST_CHECK;
-#define KEY_NOT_READ 077u /* for a secret, which others must not read */
-/* for a public key or a list of authorized keys, to which others must not write */
+/* `never` for the file of a secret, which others must not read */
+#define KEY_NOT_READ 077u
+/* `never` for a public key or a list of authorized keys, to which others must not write */
 #define KEY_NOT_WRITTEN 022u
 
 /* Denies core files and ptrace for this process, because its memory has a secret key. */

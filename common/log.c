@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "common/io.h"
+#include "common/plain.h"
 #include "common/utf8.h"
 
 #define LINE_BYTES     4096 /* PIPE_BUF: writing it to a pipe is atomic */
@@ -27,18 +28,31 @@
 
 static atomic_int current_level = SILENT, current_format = LOG_TEXT;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the rest and the write */
-static char progress[PROGRESS_BYTES];                     /* "": no progress line is visible */
-static void (*current_sink)(void *arg, int level, const char *line); /* NULL: stderr */
+/* the visible progress line, or "" if there is none */
+static char progress[PROGRESS_BYTES];
+/* receives the lines; if NULL, they go to stderr */
+static void (*current_sink)(void *arg, int level, const char *line);
 static void *sink_arg;
+static int handles_forks; /* 1 if every forked child calls unlock_in_child */
 
 void log_set_level(enum log_level level)
 {
 	atomic_store(&current_level, (int)level);
 }
 
+/* Another thread of the parent may have locked the mutex. That thread does not exist in the child,
+ * so the child takes a new mutex. The parent must not lock the mutex before a fork: a sink may wait
+ * for a lock that the forking thread holds, such as Python's GIL. */
+static void unlock_in_child(void)
+{
+	pthread_mutex_init(&mutex, NULL);
+}
+
 void log_set_sink(void (*sink)(void *arg, int level, const char *line), void *arg)
 {
 	pthread_mutex_lock(&mutex);
+	if (sink && !handles_forks)
+		handles_forks = !pthread_atfork(NULL, NULL, unlock_in_child);
 	current_sink = sink;
 	sink_arg = arg;
 	pthread_mutex_unlock(&mutex);
@@ -80,7 +94,8 @@ struct line {
 	char text[LINE_BYTES];
 	size_t n;
 	int json;
-	int cut; /* 1: the line is full, and only the ends of the value and the line may follow */
+	/* 1 if the line is full; only the ends of the value and the line may then follow */
+	int cut;
 };
 
 static size_t line_room(const struct line *l)
@@ -109,15 +124,11 @@ static void put_end(struct line *l, const char *text)
 	l->n += n;
 }
 
-/* Returns 1 for a character that may control a terminal: C0, DEL and C1 (U+0080 to U+009F). */
-static int is_control(const uint8_t *p, size_t bytes)
-{
-	return p[0] < ' ' || p[0] == 0x7f || (bytes == 2 && p[0] == 0xc2 && p[1] < 0xa0);
-}
-
-/* Appends one character of a quoted value, escaped as in JSON. */
+/* Appends one character of a quoted value, escaped as in JSON. Characters that may control a
+ * terminal or change the order of a text are escaped, too. */
 static void put_character(struct line *l, const uint8_t *p, size_t bytes)
 {
+	uint32_t code_point = plain_code_point(p, bytes);
 	static const char plain[] = "\"\\\n\r\t", letter[] = "\"\\nrt";
 	const char *known = *p ? strchr(plain, *p) : NULL;
 	char escaped[8];
@@ -126,8 +137,8 @@ static void put_character(struct line *l, const uint8_t *p, size_t bytes)
 		const char pair[] = {'\\', letter[known - plain]};
 
 		put_bytes(l, pair, sizeof(pair));
-	} else if (is_control(p, bytes)) {
-		snprintf(escaped, sizeof(escaped), "\\u%04x", (unsigned)(bytes == 2 ? p[1] : p[0]));
+	} else if (plain_is_control(code_point)) {
+		snprintf(escaped, sizeof(escaped), "\\u%04x", (unsigned)code_point & 0xffffu);
 		put_bytes(l, escaped, strlen(escaped));
 	} else {
 		put_bytes(l, (const char *)p, bytes);

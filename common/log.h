@@ -35,9 +35,9 @@ void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
 /* Returns "error", "warn", "info" or "debug". */
 const char *log_level_name(enum log_level level);
-/* Makes the log call `sink` with each line, without a newline, instead of writing to stderr. NULL:
- * write to stderr. The log calls `sink` from any thread, but never twice at the same time. `sink`
- * itself must not log. */
+/* Makes the log call `sink` with each line, without a newline, instead of writing to stderr. If
+ * `sink` is NULL, the log writes to stderr. The log calls `sink` from any thread, but never twice
+ * at the same time. `sink` itself must not log. */
 void log_set_sink(void (*sink)(void *arg, int level, const char *line), void *arg);
 void log_set_format(enum log_format format);
 enum log_format log_get_format(void);

@@ -18,7 +18,7 @@
 #define METRICS_TEXT    128 /* maximum bytes of the canonical text with its NUL */
 
 struct metric_names {
-	int accuracy; /* 1: accuracy is one of the metrics */
+	int accuracy; /* 1 if accuracy is one of the metrics */
 	size_t n;     /* number of the other metrics */
 	char name[METRICS_MAX][METRIC_NAME_MAX + 1];
 };

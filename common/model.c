@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
+#include "common/assert.h"
 #include "common/rng.h"
 #include "common/window.h"
 #include "common/words.h"
@@ -23,8 +24,8 @@ struct parser {
 	struct word word;   /* the layer being parsed */
 	struct shape shape; /* shape of the output of the layers so far */
 	size_t n_conv, n_fc, n_batchnorm;
-	int has_input; /* 1: the text has the shape of the images */
-	int has_conv;  /* 1: no layer after the last conv has changed the shape */
+	int has_input; /* 1 if the text has the shape of the images */
+	int has_conv;  /* 1 if no layer after the last conv has changed the shape */
 	struct window conv;
 	struct shape conv_in;
 	size_t skip[MODEL_MAX_LAYERS]; /* numbers of the skips without an add */
@@ -801,6 +802,20 @@ static int parse_network(struct parser *p, const char *text, size_t classes)
 	return rc ? rc : parse_layers(p, text);
 }
 
+/* Returns 1 if the tensors cover [0, n_params) without gaps, and the running statistics are at the
+ * end. */
+static int tensors_cover(const struct model *m)
+{
+	size_t end = 0;
+
+	for (size_t i = 0; i < m->n_tensors; i++) {
+		if (m->tensor[i].offset != end)
+			return 0;
+		end += m->tensor[i].count;
+	}
+	return end == m->n_params && m->n_trained <= end;
+}
+
 int model_parse_named(
 	struct model *m, const char *text, struct shape input, size_t classes, struct err *e)
 {
@@ -809,9 +824,12 @@ int model_parse_named(
 	*m = (struct model){.input = input};
 	int rc = strncmp(text, "vector:", 7) == 0 ? parse_vector(m, text, e)
 						  : parse_network(&p, text, classes);
-	if (!rc)
-		m->fingerprint = fingerprint(m);
-	return rc;
+	if (rc)
+		return rc;
+	PS_ASSERT(tensors_cover(m));                /* invariant 1 */
+	PS_ASSERT(m->n_params <= MODEL_MAX_PARAMS); /* invariant 2 */
+	m->fingerprint = fingerprint(m);
+	return PS_OK;
 }
 
 int model_parse(struct model *m, const char *text, struct shape input, struct err *e)

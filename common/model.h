@@ -34,12 +34,15 @@
  *
  * Invariants:
  * (1) the tensors are in the order of the layers, followed by the running statistics, and cover [0,
- *     n_params) exactly and without gaps
- *     (invariant_1_tensors_have_pytorchs_names_shapes_and_order);
- * (2) equal canonical texts and inputs have equal fingerprints
- *     (invariant_2_the_fingerprint_is_xxh3_of_text_and_input);
- * (3) every size fits its type: products have overflow checks, and n_params is at most
- *     MODEL_MAX_PARAMS (invariant_3_whatever_is_too_large_is_refused).
+ *     n_params) exactly and without gaps (asserted by model_parse_named;
+ *     invariant_1_tensors_have_pytorchs_names_shapes_and_order);
+ * (2) n_params is at most MODEL_MAX_PARAMS, and every size fits its type: products have overflow
+ *     checks (asserted by model_parse_named; invariant_2_whatever_is_too_large_is_refused).
+ *
+ * Promises:
+ * (1) equal canonical texts and inputs have equal fingerprints
+ *     (promise_1_the_fingerprint_is_xxh3_of_text_and_input).
+ *
  * Any thread may use a struct model, which is plain data and does not change after model_parse.
  */
 #ifndef COMMON_MODEL_H

@@ -6,7 +6,6 @@
  * default. The value of a text option points into argv or the environment.
  */
 #include "common/opt.h"
-#include <assert.h>
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -15,6 +14,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/log.h"
 #include "common/version.h"
 
@@ -229,11 +229,12 @@ struct condition {
 	const char *name; /* the name of a row, or "command" */
 	int n_name;
 	const char *values; /* "a|b" */
-	int n_values;       /* 0: the row must have a value */
-	int negated;        /* "!=": the value must be none of these */
+	/* number of characters in `values`; if it is 0, the row must have a value */
+	int n_values;
+	int negated; /* "!=": the value must be none of these */
 };
 
-/* Reads the next condition of *needs and moves *needs behind it. Returns 0 if no condition is
+/* Reads the next condition of *needs and moves *needs past it. Returns 0 if no condition is
  * left. */
 static int next_condition(const char **needs, struct condition *k)
 {
@@ -276,8 +277,7 @@ static const struct opt *find_row(const struct opt_program *p, const struct cond
 	for (const struct opt *o = p->opts; o->name; o++)
 		if (is_named(k, o->name))
 			return o;
-	assert(0 && "a row needs a row that is not in the table");
-	return NULL;
+	PS_ASSERT(0 && "a row needs a row that is not in the table");
 }
 
 /* Returns the value that the condition compares, which is the command or the row's value. If the
@@ -286,7 +286,7 @@ static const char *value_now(
 	const struct check *c, const struct condition *k, char number[24], size_t *n)
 {
 	if (is_named(k, COMMAND)) {
-		assert(c->command);
+		PS_ASSERT(c->command);
 		*n = strlen(c->command);
 		return c->command;
 	}
@@ -310,7 +310,7 @@ static int is_given(const struct check *c, const struct condition *k, char *inst
 {
 	const struct opt *o = find_row(c->program, k);
 
-	assert(o->type == OPT_TEXT);
+	PS_ASSERT(o->type == OPT_TEXT);
 	const char *text = *(const char *const *)o->dest;
 	snprintf(instead, size, "without --%s", o->name);
 	return text && text[0];
@@ -344,11 +344,11 @@ static int holds(const struct check *c, const struct condition *k, char *instead
  * with a true condition is the default. The last alternative of a default has no condition. */
 
 struct alternative {
-	struct condition when; /* when.name NULL: always */
+	struct condition when; /* when.name is NULL if the alternative has no condition */
 	char value[64];
 };
 
-/* Reads the next alternative of *def and moves *def behind it. Returns 0 if no alternative is
+/* Reads the next alternative of *def and moves *def past it. Returns 0 if no alternative is
  * left. */
 static int next_alternative(const char **def, struct alternative *a)
 {
@@ -392,8 +392,7 @@ static const char *default_of(
 	while (next_alternative(&def, a))
 		if (applies(&c, a))
 			return a->value;
-	assert(0 && "the last alternative of a default has no condition");
-	return NULL;
+	PS_ASSERT(0 && "the last alternative of a default has no condition");
 }
 
 double opt_default(const struct opt_program *p, const char *name)
@@ -568,7 +567,7 @@ static void note_argument(struct parse *p, const char *word, const char **args, 
 
 static void split(struct parse *p, int argc, char **argv, const char **args, int *n_args)
 {
-	int options = 1; /* 1: "--", which ends the options, has not come yet */
+	int options = 1; /* 0 after "--", which ends the options */
 
 	for (int i = 1; i < argc;) {
 		const char *word = argv[i++];
@@ -591,7 +590,7 @@ int opt_parse(
 {
 	struct parse p = {.program = program};
 
-	assert(count_rows(program) <= MAX_ROWS);
+	PS_ASSERT(count_rows(program) <= MAX_ROWS);
 	*n_args = 0;
 	split(&p, argc, argv, args, n_args);
 	if (p.show_help) {
@@ -672,6 +671,20 @@ static void describe_range(const struct opt *o, char *out, size_t size)
 		snprintf(out, size, "%.15g to %.15g; ", o->min, o->max);
 }
 
+/* Returns 1 if `needs` has the condition of the alternative negated: the row then has no effect
+ * when the alternative applies. The condition must be the whole list of a condition of `needs`. */
+static int is_excluded(const char *needs, const struct alternative *a)
+{
+	struct condition k;
+
+	while (a->when.name && next_condition(&needs, &k))
+		if (k.negated && k.n_name == a->when.n_name && k.n_values == a->when.n_values &&
+			memcmp(k.name, a->when.name, (size_t)k.n_name) == 0 &&
+			memcmp(k.values, a->when.values, (size_t)k.n_values) == 0)
+			return 1;
+	return 0;
+}
+
 /* Writes a text such as "default 3" or "default with --mode easgd: 0.13; otherwise: 0.1". If
  * consecutive alternatives depend on the same option, the text names this option only once. */
 static void describe_default(const struct opt *o, char *out, size_t size)
@@ -688,7 +701,9 @@ static void describe_default(const struct opt *o, char *out, size_t size)
 					      : "off");
 		return;
 	}
-	for (int n = 0; next_alternative(&def, &a) && at < size; n++, before = a) {
+	for (int n = 0; next_alternative(&def, &a) && at < size;) {
+		if (is_excluded(o->needs, &a))
+			continue;
 		int same = a.when.name && before.when.name && a.when.n_name == before.when.n_name &&
 			   memcmp(a.when.name, before.when.name, (size_t)a.when.n_name) == 0;
 
@@ -702,6 +717,8 @@ static void describe_default(const struct opt *o, char *out, size_t size)
 			at += (size_t)snprintf(out + at, size - at, "%s --%.*s %.*s: %s",
 				n ? ", with" : "default with", a.when.n_name, a.when.name,
 				a.when.n_values, a.when.values, a.value);
+		before = a;
+		n++;
 	}
 }
 

@@ -48,20 +48,21 @@ struct opt {
 	const char *name; /* "lease-batches"; NULL ends the table */
 	enum opt_type type;
 	void *dest;
-	/* the default as a user types it, or alternatives (see above). NULL: there is no default,
-	 * and dest keeps its value */
+	/* the default as a user types it, or alternatives (see above). If it is NULL, there is no
+	 * default, and dest keeps its value */
 	const char *def;
 	/* the text that --help shows instead of a default if the row has none */
 	const char *unset;
 	double min, max;    /* inclusive */
 	const char *values; /* OPT_ENUM: "sgd|adagrad" */
 	int first;          /* OPT_ENUM: the value of the first name */
-	const char *group;  /* a title before this row in --help; NULL: none */
+	const char *group;  /* a title before this row in --help, or NULL */
 	const char *arg;    /* name of the value in --help: "URL", "MS", "DIR" */
 	/* the help text: one sentence, with the unit of the value. --help adds the range, the
 	 * default and the variable */
 	const char *help;
-	/* the conditions under which the option has an effect (see above). NULL: always */
+	/* the conditions under which the option has an effect (see above). If it is NULL, the
+	 * option always has an effect */
 	const char *needs;
 	/* an old name of the option, or NULL. If a user gives the old name, the error names the new
 	 * one. Several rows have the same old name if the old option was split */
@@ -73,7 +74,8 @@ struct opt_program {
 	const char *usage;      /* "[OPTION...] COMMAND" */
 	const char *about;      /* one or two lines under the usage */
 	const struct opt *opts; /* ends with a row whose name is NULL */
-	int max_args;           /* maximum number of positional arguments; < 0: no limit */
+	/* maximum number of positional arguments; a negative number means no limit */
+	int max_args;
 };
 
 /* OPT_EXIT: --help or --version was given and has been answered */

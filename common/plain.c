@@ -4,8 +4,7 @@
 #include <string.h>
 #include "common/utf8.h"
 
-/* Returns the code point of a character, given its `n` bytes of UTF-8 at p. */
-static uint32_t code_point(const uint8_t *p, size_t n)
+uint32_t plain_code_point(const uint8_t *p, size_t n)
 {
 	uint32_t c = n == 1 ? p[0] : p[0] & (0x7fu >> n);
 
@@ -14,7 +13,7 @@ static uint32_t code_point(const uint8_t *p, size_t n)
 	return c;
 }
 
-static int acts_on_a_terminal(uint32_t c)
+int plain_is_control(uint32_t c)
 {
 	return c < 0x20 || (c >= 0x7f && c <= 0x9f) || c == 0x61c || c == 0x200e || c == 0x200f ||
 	       (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
@@ -27,10 +26,10 @@ void plain_text(char *text, int lines)
 
 	while (from < end) {
 		size_t n = utf8_length(from, end);
-		uint32_t c = n ? code_point(from, n) : 0;
+		uint32_t c = n ? plain_code_point(from, n) : 0;
 
 		n = n ? n : 1;
-		if (acts_on_a_terminal(c) && !(c == '\n' && lines))
+		if (plain_is_control(c) && !(c == '\n' && lines))
 			*to++ = '?';
 		else {
 			memmove(to, from, n);

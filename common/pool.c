@@ -18,8 +18,8 @@
 struct pool {
 	size_t n; /* floats */
 	pthread_mutex_t mutex;
-	void *(*allocate)(
-		size_t bytes); /* the caller's allocator; NULL: ordinary memory, no slabs */
+	/* the caller's allocator; if NULL, the pool uses ordinary memory and no slabs */
+	void *(*allocate)(size_t bytes);
 	void (*release)(void *memory);
 	size_t per_slab, slabs; /* buffers per slab; number of slabs */
 	void **slab;
@@ -117,6 +117,17 @@ float *pool_acquire(struct pool *p)
 	return buffer || p->allocate ? buffer : mem_try(p->n, sizeof(*buffer));
 }
 
+/* Returns 1 if `buffer` is one of the MAX_FREE buffers that came back last. */
+static int came_back(const struct pool *p, const float *buffer)
+{
+	size_t first = p->n_free > MAX_FREE ? p->n_free - MAX_FREE : 0;
+
+	for (size_t i = first; i < p->n_free; i++)
+		if (p->buffer[i] == buffer)
+			return 1;
+	return 0;
+}
+
 /* Returns a buffer to its pool. pool_release calls this function, and libzmq calls it for a message
  * that it frees. */
 static void return_buffer(void *buffer, void *pool)
@@ -124,7 +135,8 @@ static void return_buffer(void *buffer, void *pool)
 	struct pool *p = pool;
 
 	pthread_mutex_lock(&p->mutex);
-	/* the pool must have room, because a buffer of a slab cannot be freed */
+	PS_ASSERT(!came_back(p, buffer)); /* invariant 1 */
+	/* invariant 2: a buffer of a slab cannot be freed */
 	PS_ASSERT(!p->allocate || p->n_free < p->max_free);
 	if (p->n_free < p->max_free) {
 		p->buffer[p->n_free++] = buffer;

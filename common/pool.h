@@ -3,8 +3,14 @@
  * without a copy. When libzmq drops the last reference to the message, on any thread, the buffer
  * returns to the pool.
  *
- * Invariant: a buffer has exactly one owner, which is the caller that took it, a message, or the
- * pool. Thread: any.
+ * Invariants:
+ * (1) a buffer has exactly one owner, which is the caller that took it, a message, or the pool
+ *     (asserted by return_buffer for the buffers that came back last;
+ *     a_buffer_comes_back_when_its_message_is_closed);
+ * (2) a pool with the caller's allocator has room for all of its buffers (asserted by add_slab and
+ *     return_buffer; special_memory_is_taken_once_and_given_back).
+ *
+ * Thread: any.
  */
 #ifndef COMMON_POOL_H
 #define COMMON_POOL_H

@@ -22,7 +22,9 @@
 #define PREPROCESS_MAX_TEXT  (3 * WORDS_MAX_BYTES)
 
 struct preprocess {
-	size_t n_norm; /* count of numbers in each of the two lists; 0: a pixel enters as v / 255 */
+	/* count of numbers in each of the two lists; if it is 0, the byte v of a pixel enters
+	 * as v / 255 */
+	size_t n_norm;
 	float mean[PREPROCESS_MAX_NORM], deviation[PREPROCESS_MAX_NORM];
 	size_t shift;
 	int flip;

@@ -15,12 +15,13 @@
 
 /* The state of a wait. A struct of zeros means that there is no wait. */
 struct reminder {
-	int what; /* the kind of the wait; 0: no wait */
+	int what; /* the kind of the wait; 0 if the caller does not wait */
 	uint64_t since_ms, next_ms, step_ms;
 };
 
-/* Returns 1 if the caller must report the wait now. `what` is the present kind of wait (0: no
- * wait). If `what` differs from the last call, a new wait has begun at `since_ms`. */
+/* Returns 1 if the caller must report the wait now. `what` is the present kind of wait, or 0 if the
+ * caller does not wait. If `what` differs from the last call, a new wait has begun at
+ * `since_ms`. */
 int reminder_due(struct reminder *r, int what, uint64_t since_ms, uint64_t now_ms);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * run_head.h - the first bytes of a checkpoint's "run" section, which name the model, so that a tool
- * without the server's code (cnn-ctl export --checkpoint) can read the "weights" section.
+ * run_head.h - the first bytes of a checkpoint's "run" section, which name the model, so that a
+ * tool without the server's code (cnn-ctl export --checkpoint) can read the "weights" section.
  *
  * The bytes are, in order: u64 run.hi, u64 run.lo, u64 term and u64 version, all little-endian, and
  * the model text of RUN_HEAD_MODEL bytes, which ends in one or more NULs. Pure. Thread: any.

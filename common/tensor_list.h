@@ -36,7 +36,8 @@ struct tensor_line {
 	/* the names have no NUL at their end; `other` is NULL unless the line is NAME = OTHER */
 	const char *name, *other;
 	size_t name_bytes, other_bytes;
-	const struct tensor_type *type; /* NULL: F32, or NAME = OTHER */
+	/* the type in the line; NULL if the line gives none (F32) or is NAME = OTHER */
+	const struct tensor_type *type;
 	size_t n_dims;
 	size_t dim[TENSOR_LIST_DIMS], count;
 	const char *values; /* the first number of a constant */
@@ -49,7 +50,7 @@ const char *tensor_list_next(const char **list, struct tensor_line *l) PS_MUST_C
  * number. */
 int64_t tensor_list_value(const char **values);
 /*
- * Checks a list for a vector of n_params values, of which n_trained are trained and the others are
+ * Checks a list for a vector of n_params values: n_trained values are trained, and the others are
  * running statistics. Returns NULL if the list is sound. If the list is not sound, returns the
  * reason, and sets *line to the number of the bad line, from 1, or to 0 if the reason concerns the
  * whole list.

@@ -12,26 +12,28 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define SPINS 200 /* about 5 us, the time of one block */
+#define SPINS 200 /* spinning this often takes about 5 us, as long as one block */
 
 struct threads {
 	struct engine engine;
 	char name[16];
-	size_t n;          /* threads, with the caller's */
-	pthread_t *thread; /* started, n - 1 at most */
+	size_t n;          /* number of threads, including the caller's */
+	pthread_t *thread; /* the started threads, n - 1 at most */
 	size_t started;
 
 	/* the job under way, which a thread reads when it joins */
 	pthread_mutex_t mutex;
 	pthread_cond_t wake, left;
-	const struct engine_job *job; /* NULL: none, or no thread may join */
-	uint64_t number;              /* of the newest job, from 1 */
-	size_t wanted;                /* threads that may still join */
-	atomic_size_t inside; /* threads that have joined and not left; changes under the mutex */
-	int ends;             /* 1: the threads end */
+	/* the job; NULL if there is none, or if no thread may join it */
+	const struct engine_job *job;
+	uint64_t number; /* number of the newest job, from 1 */
+	size_t wanted;   /* number of threads that may still join the job */
+	/* number of threads that have joined the job and not left it; changes under the mutex */
+	atomic_size_t inside;
+	int ends; /* 1 if the threads must end */
 
 	size_t waited;      /* blocks for which the caller has waited */
-	int is_shared;      /* 1: other threads may work on this job */
+	int is_shared;      /* 1 if other threads may work on this job */
 	atomic_size_t next; /* the lowest block that no thread has taken */
 	/* done[i], i < room: the number of the newest job whose block i has run */
 	_Atomic uint64_t *done;
@@ -45,15 +47,27 @@ static int run_next(struct threads *t, const struct engine_job *job, uint64_t nu
 
 	if (block >= job->n)
 		return 0;
+	/* invariant 1 */
+	PS_ASSERT(atomic_load_explicit(&t->done[block], memory_order_relaxed) != number);
 	job->run(job->arg, block);
 	atomic_store_explicit(&t->done[block], number, memory_order_release);
 	return 1;
+}
+
+/* Returns 1 if the calling thread blocks the signals that end the process. */
+static int blocks_signals(void)
+{
+	sigset_t blocked;
+
+	return pthread_sigmask(SIG_BLOCK, NULL, &blocked) == 0 &&
+	       sigismember(&blocked, SIGTERM) == 1 && sigismember(&blocked, SIGINT) == 1;
 }
 
 static void *thread_main(void *arg)
 {
 	struct threads *t = arg;
 
+	PS_ASSERT(blocks_signals()); /* invariant 3 */
 	(void)prctl(PR_SET_NAME, t->name);
 	pthread_mutex_lock(&t->mutex);
 	for (;;) {
@@ -149,7 +163,7 @@ static void wait_for_block(void *self, const struct engine_job *job, size_t bloc
 {
 	struct threads *t = self;
 
-	PS_ASSERT(block == t->waited && block < job->n);
+	PS_ASSERT(block == t->waited && block < job->n); /* invariant 1 */
 	if (t->is_shared)
 		wait_shared(t, job, block);
 	else

@@ -4,18 +4,18 @@
  * The thread that begins a job computes blocks, too, and every thread takes the lowest block that
  * no thread has taken. Therefore a job never waits for a thread that has not started to work on it.
  * A thread takes a lock when it joins a job and when it leaves the job, and none for a block. A job
- * uses one thread for each THREADS_GRAIN blocks. A job of fewer than two times THREADS_GRAIN blocks
- * runs on the caller's thread, and wakes no other thread. The memory is 8 bytes for each block of
- * the longest job; without this memory, a job runs on the caller's thread.
+ * uses one thread for each THREADS_GRAIN blocks, at most all. A job of fewer than two times
+ * THREADS_GRAIN blocks runs on the caller's thread, and wakes no other thread. The memory is 8
+ * bytes for each block of the longest job; without this memory, a job runs on the caller's thread.
  *
  * Invariants:
- * (1) each block of a job runs exactly once, and has run when the wait for it returns
- *     (each_block_runs_once);
- * (2) when the wait for the last block returns, no thread uses the job
- *     (no_thread_uses_a_job_after_its_end);
- * (3) the threads block all signals, so that the main thread handles them
- *     (the_threads_have_a_name_and_no_signals).
- * PS_ASSERT checks (2) and that the caller waits for the blocks in order, in every build.
+ * (1) each block of a job runs exactly once, and has run when the wait for it returns (asserted by
+ *     run_next and wait_for_block; each_block_runs_once);
+ * (2) when the wait for the last block returns, no thread uses the job (asserted by begin_blocks
+ *     and threads_free; no_thread_uses_a_job_after_its_end);
+ * (3) the threads block all signals, so that the main thread handles them (asserted by thread_main;
+ *     the_threads_have_a_name_and_no_signals).
+ *
  * Thread: one thread at a time uses the engine.
  */
 #ifndef COMMON_THREADS_H

@@ -239,7 +239,7 @@ int wal_file_append(
 	struct wal_file_record r = {
 		.generation = f->head.generation, .seq = f->seq, .group = f->group};
 
-	PS_ASSERT(!f->failed); /* invariant 4 */
+	PS_ASSERT(!f->failed); /* invariant 1 */
 	for (size_t i = 0; i < n_parts; i++)
 		r.size += parts[i].size;
 	encode_record(&r, bytes);
@@ -259,7 +259,7 @@ int wal_file_append(
 
 int wal_file_sync(struct wal_file *f, struct err *e)
 {
-	PS_ASSERT(!f->failed);
+	PS_ASSERT(!f->failed); /* invariant 1 */
 	int rc = flush(f, e);
 
 	if (rc)

@@ -14,6 +14,11 @@
  * ignores these bytes.
  *
  * Invariants:
+ * (1) after a failed write or sync, the writer never writes to the file again. The caller must
+ *     close the file (asserted by wal_file_append and wal_file_sync;
+ *     a_full_disk_and_a_failed_sync_are_reported).
+ *
+ * Promises:
  * (1) the reader returns the first k appended records, for some k, whatever damage the file has.
  *     The reader never returns a record with a wrong checksum
  *     (every_length_of_a_file_reads_as_a_prefix, random_damage_yields_a_prefix);
@@ -22,11 +27,9 @@
  * (3) the reader distinguishes a gap from a torn end (wal_reader_has_gap). A gap is a lost record
  *     that is followed by a good record of a later group
  *     (every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said,
- *     a_gap_in_the_last_group_is_a_torn_end);
- * (4) after a failed write or sync, the writer never writes to the file again. The caller must
- *     close the file (a_full_disk_and_a_failed_sync_are_reported).
- * In every build, PS_ASSERT checks invariant (4). Any thread may call the functions, but only one
- * at a time for each file.
+ *     a_gap_in_the_last_group_is_a_torn_end).
+ *
+ * Any thread may call the functions, but only one at a time for each file.
  */
 #ifndef COMMON_WAL_FILE_H
 #define COMMON_WAL_FILE_H
@@ -71,8 +74,9 @@ struct wal_reader {
 	struct wal_head head;
 	int fd; /* -1: there is no such file */
 	char path[4160];
-	uint64_t at, end;   /* at: offset of the next record; end: size of the file */
-	uint64_t next;      /* sequence number of the next record; 0: unknown, the header is lost */
+	uint64_t at, end; /* at: offset of the next record; end: size of the file */
+	/* sequence number of the next record; 0 if it is unknown because the header is lost */
+	uint64_t next;
 	size_t max_payload; /* limit of a payload, bytes */
 	unsigned char *data;
 	size_t room;
@@ -80,8 +84,9 @@ struct wal_reader {
 };
 
 /* Opens the file of `generation`, whose payloads have at most max_payload bytes. Returns 0 and sets
- * r->fd to a negative number if there is no such file, or if its writer stopped before it had
- * written the header. PS_EIO. */
+ * r->fd to a negative number if there is no such file, or if it is a reused file whose writer
+ * stopped before it had written the new header. If the header is damaged or missing, the reader
+ * finds no record. PS_EIO, PS_ENOMEM. */
 int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, size_t max_payload,
 	struct err *e) PS_MUST_CHECK;
 /* Reads the next record. After a return of 1, *data is valid until the next call. Returns 0 if no

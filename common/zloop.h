@@ -37,9 +37,10 @@ struct zloop {
 	uv_idle_t idle;
 	uv_timer_t timer;
 	int open_handles;
-	int ready; /* 1: the prepare handle or the descriptor has reported a message */
-	int woken; /* 1: a message was handled since the last check of the timer */
-	int used;  /* 1: zloop_used was called after the last prepare, or prepare has not run yet */
+	int ready; /* 1 if the prepare handle or the descriptor has reported a message */
+	int woken; /* 1 if a message was handled since the last check of the timer */
+	/* 1 if zloop_used was called after the last prepare, or if prepare has not run yet */
+	int used;
 	uint64_t rescues;
 };
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 struct zmonitor_event {
-	unsigned number; /* ZMQ_EVENT_*; 0: the message is not a libzmq event */
+	unsigned number; /* ZMQ_EVENT_*, or 0 if the message is no libzmq event */
 	uint32_t value;  /* depends on the number: a file descriptor, an errno, ... */
 };
 

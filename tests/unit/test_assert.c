@@ -1,11 +1,13 @@
 /* Proves the promises of common/assert.h. An assertion that holds evaluates only its condition. An
  * assertion that fails prints file, line and condition, and stops the process. This file also
- * proves that the core stops the process instead of dropping an effect. */
+ * breaks some of the numbered invariants, and proves that the process then stops. */
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "common/assert.h"
+#include "common/checkpoint.h"
+#include "common/pool.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
@@ -72,4 +74,90 @@ TEST(the_core_stops_rather_than_drop_an_effect)
 
 	assert_int_equal(signal_of(answer_without_room, said, sizeof(said)), SIGABRT);
 	assert_non_null(strstr(said, "effects.n"));
+}
+
+/* Opens a core in which epoch 0 is under evaluation, and epoch 1 in training. */
+static struct stamp open_evaluation(struct core_fixture *f)
+{
+	fixture_open(f, fixture_training());
+	struct stamp s = fixture_join(f, 9, "");
+	struct msg m = fixture_batch(s, 1, 0, 0, 4);
+	fixture_applied(f, 9, &m);
+	return s;
+}
+
+static void end_evaluation_too_early(void)
+{
+	struct core_fixture f;
+
+	(void)open_evaluation(&f);
+	f.core->leases.n_evaluated = f.core->leases.n_portions;
+	core_step(f.core, &(struct event){.kind = EVENT_TICK}, f.now_ms + 50);
+}
+
+static void miscount_free_batches(void)
+{
+	struct core_fixture f;
+	struct stamp s = open_evaluation(&f);
+
+	f.core->leases.evaluating = 0;
+	memset(f.core->leases.batch, BATCH_DONE, 4);
+	const struct msg m = {.type = MSG_LEASE, .lease = {.stamp = s, .request = 1}};
+	core_step(f.core, &(struct event){EVENT_MESSAGE, 9, .msg = &m}, f.now_ms);
+}
+
+static void encode_within_a_step(void)
+{
+	struct core_fixture f;
+	struct stamp s = open_evaluation(&f);
+	struct msg m = fixture_batch(s, 2, 1, 0, 1);
+
+	fixture_slice(&m, 0, FIXTURE_PARAMS, fixture_ones);
+	core_decide(f.core, &(struct event){EVENT_MESSAGE, 9, .msg = &m}, f.now_ms);
+	(void)fixture_save(&f);
+}
+
+static void exclude_a_worker_with_two_entries(void)
+{
+	struct quarantine q = {0};
+
+	(void)quarantine_count(&q, "key", "a");
+	q.entry[q.n++] = q.entry[0];
+	(void)quarantine_count(&q, "key", "a");
+}
+
+static void return_a_buffer_twice(void)
+{
+	struct pool *p;
+
+	assert_int_equal(pool_new(&p, 8), PS_OK);
+	float *one = pool_acquire(p), *same = one;
+	pool_release(p, &one);
+	pool_release(p, &same);
+}
+
+static void write_generation_0(void)
+{
+	struct checkpoint c = {.generation = 0};
+	struct err e;
+
+	assert_int_equal(checkpoint_write_beside("/nowhere", &c, 0, NULL, &e), PS_OK);
+}
+
+TEST(a_broken_invariant_stops_the_process)
+{
+	const struct {
+		act_fn *act;
+		const char *condition;
+	} broken[] = {{end_evaluation_too_early, "all_done(l->portion"},
+		{miscount_free_batches, "failed: first\n"},
+		{encode_within_a_step, "!c->store.update.pending"},
+		{exclude_a_worker_with_two_entries, "quarantine_entry_is_valid"},
+		{return_a_buffer_twice, "!came_back"}, {write_generation_0, "c->generation >= 1"}};
+	char said[256];
+
+	for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
+		assert_int_equal(signal_of(broken[i].act, said, sizeof(said)), SIGABRT);
+		assert_non_null(strstr(said, broken[i].condition));
+	}
 }

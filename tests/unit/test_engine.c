@@ -1,14 +1,16 @@
 /*
  * test_engine.c - every optimizer and every mode computes the same bits with any engine: on
- * one thread, on several threads, and with the blocks in any order. Proves the invariant of
- * server/core/blocks.h.
+ * one thread, on several threads, and with the blocks in any order; and with a device that has the
+ * weights (common/param_device.h). Proves the invariant of server/core/blocks.h.
  */
 #include "common/threads.h"
+#include "tests/device/store_double.h"
 #include "tests/support/core_cluster.h"
+#include "tests/support/double_device.h"
 #include "tests/support/shuffled_engine.h"
 #include "tests/support/test.h"
 
-#define BLOCK 2u /* with 64 values: enough blocks for all threads */
+#define BLOCK 2u /* a vector of 64 values then has enough blocks for all threads */
 
 /* ---- configurations -------------------------------------------------------------------------- */
 
@@ -26,7 +28,7 @@ static struct core_config basis(enum mode mode, enum optim_kind kind)
 	return cfg;
 }
 
-/* The robust rules, buffers and sums. */
+/* Sets options number `i` for robust rules, buffers and sums. */
 static void combine(struct core_config *cfg, uint32_t i)
 {
 	static const enum aggregate_rule rules[] = {
@@ -43,7 +45,7 @@ static void combine(struct core_config *cfg, uint32_t i)
 		cfg->push.buffer_size = 1 + i / 4 % 2 * 2;
 }
 
-/* Clipping, rejection by norm, delay compensation, and running statistics. */
+/* Sets options number `i` for clipping, norms, delay compensation and running statistics. */
 static void refine(struct core_config *cfg, uint32_t i)
 {
 	cfg->optim.clip_norm = i & 1 && cfg->training.mode != MODE_EASGD ? 0.5 : 0;
@@ -137,6 +139,21 @@ static int end_engines(void **state)
 
 TEST_GROUP(start_engines, end_engines)
 
+/* Trains with a device instead of an engine. */
+static void compare_device(
+	struct core_config cfg, uint64_t seed, const struct core_snapshot *expected)
+{
+	struct double_device d;
+
+	double_device_open(
+		&d, cnnps_store_module(), 0, cfg.n_params, optim_vectors(cfg.optim.kind));
+	cfg.device = &d.device;
+	struct core_snapshot other = train(cfg, &in_order.engine, seed);
+	assert_same(expected, &other);
+	fixture_drop(&other);
+	double_device_close(&d);
+}
+
 static void compare_engines(struct core_config cfg, uint64_t seed)
 {
 	struct core_snapshot one = train(cfg, &in_order.engine, seed);
@@ -147,6 +164,8 @@ static void compare_engines(struct core_config cfg, uint64_t seed)
 		assert_same(&one, &other);
 		fixture_drop(&other);
 	}
+	if (cfg.optim.kind != OPTIM_LBFGS)
+		compare_device(cfg, seed, &one);
 	fixture_drop(&one);
 }
 

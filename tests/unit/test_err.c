@@ -82,6 +82,8 @@ TEST(a_message_is_one_line_whatever_it_quotes)
 	assert_int_equal(
 		err_set(&e, PS_EPROTO, "peer says \"%s\"", "a\nb\r\x1b[2J\x7f"), PS_EPROTO);
 	assert_string_equal(e.text, "peer says \"a?b??[2J?\"");
+	err_set(&e, PS_EPROTO, "%s", "a\u202eb\u2066c\u200fd\u00e9\xff");
+	assert_string_equal(e.text, "a?b?c?d\u00e9?");
 }
 
 TEST(a_long_message_is_cut_not_overrun)

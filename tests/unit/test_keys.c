@@ -1,11 +1,12 @@
 /* test_keys.c - tests which key files and lists of authorized keys are accepted and which are
- * refused, and that the two keys of a generated pair belong together. Attack A11 of
+ * refused, and that the two keys of a generated pair belong together. Covers attack A11 of
  * docs/faults.md. */
 #include <grp.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 #include "common/authorized_keys.h"
 #include "common/keys.h"
@@ -163,6 +164,48 @@ TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up, tear_down)
 	read_as_another_user(12347, 0444, PS_EUSAGE);
 	read_as_another_user(12348, 0444, PS_EUSAGE);
 	read_as_another_user(12348, 0440, PS_EUSAGE);
+}
+
+/* Gives user 12345 the right to read a file, as systemd does for a credential of a DynamicUser. The
+ * mode of the file then shows the right as that of its group. Returns 0 if the file system has no
+ * access control lists. */
+static int let_user_read(const char *file_path)
+{
+	static const struct {
+		uint32_t version;
+		struct {
+			uint16_t tag, rights;
+			uint32_t id;
+		} entry[5]; /* the owner, the user, the group, the mask, others */
+	} list = {2, {{0x01, 4, UINT32_MAX}, {0x02, 4, 12345}, {0x04, 0, UINT32_MAX},
+			     {0x10, 4, UINT32_MAX}, {0x20, 0, UINT32_MAX}}};
+
+	return setxattr(file_path, "system.posix_acl_access", &list, sizeof(list), 0) == 0;
+}
+
+TEST_IN(a_credential_of_systemd_is_accepted, set_up, tear_down)
+{
+	struct key_pair k;
+	struct stat st;
+	int status;
+	pid_t child;
+
+	if (geteuid() != 0)
+		skip();
+	assert_int_equal(chmod(dir, 0755), 0);
+	file(good, 0400);
+	if (!let_user_read(path("file")))
+		skip();
+	assert_int_equal(stat(path("file"), &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0440);
+	child = fork();
+	if (child == 0) {
+		if (setgroups(0, NULL) || setgid(12346) || setuid(12345))
+			_exit(2);
+		_exit(key_read_secret(path("file"), &k, &e) == PS_OK ? 0 : 1);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
 }
 
 TEST_IN(what_is_no_key_file_is_refused, set_up, tear_down)

@@ -100,6 +100,7 @@ TEST_IN(level_names_are_in_the_order_of_the_enum, reset_level, NULL)
 	assert_string_equal(name, "");
 }
 
+/* Covers attack A22 of docs/faults.md. */
 TEST_IN(what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal, reset_level, NULL)
 {
 	capture_begin(&c, 2);
@@ -107,6 +108,12 @@ TEST_IN(what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal, reset_level, N
 	assert_string_equal(capture_log(&c),
 		"level=info msg=\"net hello\" "
 		"name=\"x\\nerror core lost\\r\\u001b[2J\\u007f\\u009b\"\n");
+	/* these characters change the order in which a terminal shows the others */
+	capture_begin(&c, 2);
+	log_info("net", "hello", "name=\"%s\"", "a\u202eb\u2066c\u200fd\u061ce\u2028\u00e9");
+	assert_string_equal(capture_log(&c),
+		"level=info msg=\"net hello\" "
+		"name=\"a\\u202eb\\u2066c\\u200fd\\u061ce\\u2028\u00e9\"\n");
 }
 
 TEST_IN(a_value_cannot_end_itself_or_add_a_field, reset_level, NULL)

@@ -1,4 +1,4 @@
-/* Proves the invariants numbered in common/model.h, and the promises of common/window.h, which
+/* Proves the invariants and promises of common/model.h, and what common/window.h promises, which
  * model.c uses. */
 #include "tests/support/model_checks.h"
 #include "common/rng.h"
@@ -154,7 +154,7 @@ TEST(the_canonical_text_is_one_way_to_write_a_model)
 	}
 }
 
-TEST(invariant_2_the_fingerprint_is_xxh3_of_text_and_input)
+TEST(promise_1_the_fingerprint_is_xxh3_of_text_and_input)
 {
 	const char *hashed = "conv:32:3 relu pool:2 fc:10 @ 1x28x28";
 

@@ -144,7 +144,7 @@ static const char *repeat(char *out, size_t size, const char *word, int n, const
 	return out;
 }
 
-TEST(invariant_3_whatever_is_too_large_is_refused)
+TEST(invariant_2_whatever_is_too_large_is_refused)
 {
 	char text[1000];
 	const char *row[] = {

@@ -84,7 +84,7 @@ static const struct opt rows[] = {
 	{.name = "rate",
 		.type = OPT_REAL,
 		.dest = &v.rate,
-		.def = "1",
+		.def = "mode=downpour|ssp:1 1",
 		.min = 0,
 		.max = 9,
 		.help = "Rate.",
@@ -329,7 +329,8 @@ TEST_IN(help_comes_from_the_rows_that_parse, clear_environment, NULL)
 		"Name. (default: none; CNN_NAME)",
 		"Bound. (0 to 9; default 4; CNN_BOUND; only with --mode ssp and --name)",
 		"CNN_CHECKPOINT; only with command export|predict)",
-		"CNN_RATE; only with --bind; not with", "downpour|ssp)", "--version"};
+		"Rate. (0 to 9; default 1; CNN_RATE; only with --bind; not with", "downpour|ssp)",
+		"--version"};
 	char words[sizeof(output.text)]; /* the help text with its wrapped lines joined */
 	size_t n = 0;
 	for (const char *at = output.text; *at; at++)

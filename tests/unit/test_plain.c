@@ -1,5 +1,5 @@
 /* test_plain.c - common/plain.h removes control characters from the text of a peer, so that the
- * text cannot change the state of a terminal. Attack A22 of docs/faults.md. */
+ * text cannot change the state of a terminal. Covers attack A22 of docs/faults.md. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -169,13 +169,14 @@ TEST(special_memory_is_taken_once_and_given_back)
 	assert_int_equal(special.given, taken);
 }
 
-TEST(weights_and_gradients_lie_where_the_program_wants_them)
+static void use_special_memory(enum cnnps_wire wire)
 {
 	struct cnnps_options o = {.size = sizeof(o),
 		.server = client_server.url,
 		.connect_timeout_ms = 10000,
 		.allocate = special_allocate,
-		.release = special_release};
+		.release = special_release,
+		.wire = wire};
 	struct cnnps_pull view;
 
 	log_set_level(LOG_ERROR);
@@ -201,4 +202,10 @@ TEST(weights_and_gradients_lie_where_the_program_wants_them)
 	assert_in_range(special.taken, 1, 10);
 	client_tear_down(NULL);
 	assert_int_equal(special.given, special.taken);
+}
+
+TEST(weights_and_gradients_lie_where_the_program_wants_them)
+{
+	use_special_memory(CNNPS_WIRE_FP32);
+	use_special_memory(CNNPS_WIRE_BF16);
 }

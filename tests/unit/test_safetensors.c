@@ -396,8 +396,8 @@ TEST_IN(a_list_and_its_weights_come_back, begin, end)
 	assert_int_equal(safetensors_write_list(path, &m, list, w, &e), PS_OK);
 	first = file_bytes(&size);
 	data = 8 + first[0] + 256u * first[1];
-	/* the order of the data: constants of 8 bytes, float32 values with those of the alias, small
-	 * constants */
+	/* the order of the data: constants of 8 bytes, float32 values with those of the alias,
+	 * small constants */
 	assert_int_equal(data % 8, 0);
 	assert_int_equal(size - data, 16 + 20 + 2 + 3);
 	assert_memory_equal(first + data, "\xfe\xff\xff\xff\xff\xff\xff\xff", 8);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 #include "common/threads.h"
 #include "proto/wire.h"
+#include "tests/support/sanitizer.h"
 #include "tests/support/test.h"
 
 #define MAX_BLOCKS 200u
@@ -168,7 +169,7 @@ TEST(one_thread_is_no_engine)
 
 TEST(threads_that_the_system_cannot_start_are_undone)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if IS_ASAN || IS_TSAN
 	skip(); /* the shadow memory of sanitizers needs the address space */
 #endif
 	struct rlimit kept, tight;

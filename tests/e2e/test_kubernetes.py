@@ -181,6 +181,22 @@ def test_a_job_replaces_what_a_restart_can_repair(manifests):
             for n in row.split(",")} - {0, 1, 10} == set(action)
 
 
+def test_a_drain_can_evict_every_pod(manifests):
+    """Kubernetes computes a budget with maxUnavailable or a percentage from the /scale subresource
+    of a pod's owner. A Job has none, so such a budget forbids every eviction of its pods. No
+    budget forbids the eviction of the only server."""
+    owners = {kind: of_kind(manifests, kind)["spec"] for kind in ("Job", "StatefulSet")}
+    for budget in (m["spec"] for m in manifests if m["kind"] == "PodDisruptionBudget"):
+        wanted = budget["selector"]["matchLabels"].items()
+        selected = {kind for kind, spec in owners.items()
+                    if wanted <= spec["template"]["metadata"]["labels"].items()}
+        assert selected, budget
+        if "Job" in selected:
+            assert isinstance(budget.get("minAvailable"), int), budget
+        if "StatefulSet" in selected:
+            assert budget.get("maxUnavailable") == owners["StatefulSet"].get("replicas", 1) == 1
+
+
 def bytes_of(quantity):
     number, unit = re.fullmatch(r"(\d+)(\w+)", quantity).groups()
     return int(number) * UNIT[unit]

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Build the wheel of the Python package in build/wheel. auditwheel copies the libraries that the
-# programs need into the wheel, and names the wheel after the oldest system that can run it.
+# programs need into the wheel, and names the wheel after the oldest system that can run it. Another
+# script adds the licenses of these libraries.
 #
 #   make wheel      prints the path of the wheel
 #
@@ -24,4 +25,6 @@ PATH="$PWD/$tools/bin:$PATH" $tools/bin/auditwheel repair --strip -w $out $out/*
 	exit 1
 }
 rm $out/*-linux_*.whl $out/auditwheel.log
+b=${B:-build/release}
+deploy/wheel_licenses.py $out/*.whl "$b/cnn-ps" "$b/cnn-ctl" "$b/libcnnps.so.0"
 ls $out/*.whl

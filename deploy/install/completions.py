@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 PROGRAMS = ("cnn-ps", "cnn-worker", "cnn-ctl")
-ROW = re.compile(r"^  (--\[no-\])?(?:--)?([a-z][a-z0-9-]+)(?: (\[?[A-Z][^ ]*))?(?:  +(.*))?$")
+ROW = re.compile(r"^  --(\[no-\])?([a-z][a-z0-9-]*)(?: (\S+))?(?:  +(.*))?$")
 
 
 def options(text):
@@ -21,7 +21,7 @@ def options(text):
     found = []
     for line in text.split("\n"):
         row = ROW.match(line)
-        if line.startswith("  --") and row:
+        if row:
             negation, name, argument, words = row.groups()
             found.append([name, argument, words or ""])
             if negation:
@@ -32,8 +32,11 @@ def options(text):
     return [tuple(row) for row in found]
 
 
-def values(words):
-    """Returns the values of an option if its help lists them as (a|b|c; ...), or an empty list."""
+def values(argument, words):
+    """Returns the values of an option if its argument is a|b|c, or if its help lists them as
+    (a|b|c; ...); otherwise an empty list."""
+    if argument and re.fullmatch(r"[a-z]+(\|[a-z]+)+", argument):
+        return argument.split("|")
     found = re.search(r"\(([\w.-]+(?:\|[\w.-]+)+)", words)
     return found[1].split("|") if found else []
 
@@ -52,8 +55,8 @@ def bash(helps):
            "\tlocal words='' list=''", "\tcase ${1##*/}:$prev in"]
     for program, text in helps.items():
         for name, argument, words in options(text):
-            if values(words):
-                out.append(f"\t{program}:--{name}) list='{' '.join(values(words))}' ;;")
+            if values(argument, words):
+                out.append(f"\t{program}:--{name}) list='{' '.join(values(argument, words))}' ;;")
             elif argument and argument.strip("[]") not in ("FILE", "DIR"):
                 out.append(f"\t{program}:--{name}) return ;;")
             elif argument:
@@ -81,8 +84,8 @@ def zsh(helps):
         out.append(f"{program})\n\t_arguments \\")
         for name, argument, words in options(text):
             row = f"--{name}{'=' if argument else ''}[{zsh_quote(words)}]"
-            if values(words):
-                row += f":{argument.lower()}:({' '.join(values(words))})"
+            if values(argument, words):
+                row += f":{zsh_quote(name)}:({' '.join(values(argument, words))})"
             elif argument:
                 kind = argument.strip("[]")
                 row += f":{zsh_quote(kind.lower())}:" + {"FILE": "_files", "DIR": "_files -/"}.get(kind, " ")

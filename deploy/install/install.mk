@@ -64,6 +64,7 @@ install: all library man $(COMPLETIONS)
 	install $(B)/cnn-ps $(B)/cnn-worker $(B)/cnn-ctl $(DESTDIR)$(prefix)/bin
 	install -m 644 worker/client/cnnps.h $(DESTDIR)$(prefix)/include
 	install -m 644 $(SO) $(B)/libcnnps.a $(DESTDIR)$(libdir)
+	$(if $(STORE_MODULE),install -D -m 644 $(STORE_MODULE) $(DESTDIR)$(libdir)/cnn-ps/$(STORE_NAME))
 	ln -sf $(notdir $(SO)) $(DESTDIR)$(libdir)/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(libdir)/libcnnps.so
 	sed -e 's|@PREFIX@|$(prefix)|; s|@LIBDIR@|$(libdir)|; s|@VERSION@|$(VERSION)|' deploy/install/cnnps.pc.in \

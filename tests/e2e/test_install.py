@@ -4,6 +4,7 @@ completions agree with the programs.
 The tests install into a temporary directory (DESTDIR), as the build of a package does.
 """
 import fcntl
+import fnmatch
 import os
 import pty
 import re
@@ -98,8 +99,64 @@ def test_debian_package_names_every_exported_symbol():
     assert listed == exported()
 
 
+def in_debian_tmp(installed):
+    """Returns the files that deploy/debian/rules writes to debian/tmp. `make install` writes all of
+    them except the Python package and the worker with CUDA; there is no module with CUDA."""
+    rules = (ROOT / "deploy/debian/rules").read_text(encoding="utf-8")
+    files = {str(p.relative_to(installed)) for p in installed.rglob("*") if not p.is_dir()}
+    files = {re.sub("^usr/lib/", "usr/lib/x86_64-linux-gnu/", f) for f in files
+             if not f.startswith("usr/lib/cnn-ps/")}
+    files |= set(re.findall(r"debian/tmp/(usr/bin/\S+)", rules))
+    python, = re.findall(r"cp -r (\S+) debian/tmp/usr/lib/python3/dist-packages\n", rules)
+    return files | {f"usr/lib/python3/dist-packages/cnnps/{p.name}"
+                    for p in (ROOT / python).glob("*.py")}
+
+
+def below(pattern, files):
+    """Returns the files that a line of a *.install file selects, by their name or that of a
+    directory."""
+    parts = pattern.split("/")
+    return {f for f in files if len(f.split("/")) >= len(parts)
+            and all(fnmatch.fnmatchcase(*pair) for pair in zip(f.split("/"), parts))}
+
+
+def test_debian_packages_have_each_installed_file_once(installed):
+    """Each line of the *.install files names a file of `make install` or of the tree, and each file
+    of `make install` is in exactly one package. Otherwise `make deb` fails."""
+    debian, files, owners = ROOT / "deploy/debian", in_debian_tmp(installed), {}
+    packages = re.findall(r"^Package: (\S+)", (debian / "control").read_text(), re.M)
+    assert sorted(p.stem for p in debian.glob("*.install")) == sorted(packages)
+    for package in packages:
+        for line in (debian / f"{package}.install").read_text().splitlines():
+            source, *target = line.split()
+            found = below(source, files)
+            assert found or (target and (ROOT / source).exists()), f"{package}: {line}"
+            for file in found:
+                owners.setdefault(file, []).append(package)
+    assert {f: owners.get(f, []) for f in files if len(owners.get(f, [])) != 1} == {}
+    for path in debian.glob("*.links"):
+        for line in path.read_text().splitlines():
+            assert line.split()[0].removesuffix(".gz") in files, f"{path.name}: {line}"
+    assert not list(debian.glob("*.manpages"))  # `make install` installs the manual pages
+
+
+def test_debian_package_installs_completions_where_the_shells_search(installed):
+    """zsh of Debian searches /usr/share/zsh/vendor-completions, and below /usr/local, where `make
+    install` writes by default, share/zsh/site-functions."""
+    lines = (ROOT / "deploy/debian/cnn-ps.install").read_text().splitlines()
+    zsh, = (line.split() for line in lines if "/zsh" in line)
+    assert (installed / zsh[0]).is_file()
+    assert zsh[1:] == ["usr/share/zsh/vendor-completions"]
+    bash = "usr/share/bash-completion/completions"
+    assert bash in lines and (installed / bash / "cnn-ctl").is_file()
+    if not shutil.which("zsh"):
+        without("zsh", "deploy/setup.sh")
+    searched = run("zsh", "-f", "-c", "print -l $fpath").split()
+    assert {f"/{zsh[1]}", "/usr/local/share/zsh/site-functions"} <= set(searched)
+
+
 def test_header_fits_cplusplus_and_says_the_version(installed, tmp_path):
-    version = re.search(r'"(\d+)\.(\d+)\.(\d+)"', (ROOT / "common/version.h").read_text())
+    version = re.search(r'"(\d+)\.(\d+)\.(\d+)(?:-dev)?"', (ROOT / "common/version.h").read_text())
     (tmp_path / "a.cc").write_text(
         "#include <cnnps.h>\n#include <cstring>\nint main() {\n\tstruct cnnps_pull pull = {};\n"
         "\tpull.size = sizeof(pull);\n\treturn std::strcmp(cnnps_version(), "
@@ -125,6 +182,19 @@ def test_manual_page_has_every_option(installed, program):
     assert ".SH \"EXIT STATUS\"" in page and ".SH \"SEE ALSO\"" in page
 
 
+@pytest.mark.parametrize("program", ["cnn-ps", "cnn-worker"])
+def test_manual_page_has_every_exit_status(installed, program):
+    """The page has the same exit statuses as the table in docs/operations.md."""
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8").split("\n## Exit status\n")[1]
+    column, expected = ["cnn-ps", "cnn-worker"].index(program) + 2, set()
+    for line in re.findall(r"^\| \d.*", text.split("\n## ")[0], re.M):
+        cells = [cell.strip() for cell in line.split("|")]
+        expected |= set(cells[1].split(", ")) if cells[column] else set()
+    page = (installed / f"usr/share/man/man1/{program}.1").read_text(encoding="utf-8")
+    section = " ".join(page.split('.SH "EXIT STATUS"\n')[1].split("\n.SH")[0].split())
+    assert set(re.findall(r"(?:^|; )(\d+) ", section)) == expected
+
+
 def test_manual_page_of_the_library_has_every_call(installed):
     page = (installed / "usr/share/man/man3/cnnps.3").read_text(encoding="utf-8")
     for name in exported():
@@ -146,6 +216,23 @@ def test_bash_completes_options_values_and_commands(installed):
     assert complete(installed, "cnn-worker", "--bind") == []
     assert complete(installed, "cnn-ps", "--durability", "=") == ["replay", "always"]
     assert complete(installed, "cnn-ps", "--durability", "=", "al") == ["always"]
+
+
+@pytest.mark.parametrize("program", ["cnn-ps", "cnn-worker", "cnn-ctl"])
+def test_completions_have_every_option(installed, program):
+    rows = re.findall(r"^  --(\[no-\])?([a-z0-9-]+)(?: ([a-z|]+\|[a-z|]+) )?",
+                      run(BUILD / program, "--help"), re.M)
+    names = [f"--{no}{name}" for maybe, name, _ in rows for no in ("", "no-" if maybe else "")]
+    assert set(complete(installed, program, "--")) == set(names)
+    functions = (installed / "usr/share/zsh/site-functions/_cnn-ps").read_text(encoding="utf-8")
+    ours = functions.split(f"\n{program})\n")[1].split("\n\t;;")[0]
+    assert set(re.findall(r"^\t\t'(--[a-z0-9-]+)", ours, re.M)) == set(names)
+    for _, name, values in rows:
+        if values:
+            assert complete(installed, program, f"--{name}", "") == values.split("|")
+    if program == "cnn-ps":
+        assert complete(installed, program, "--push", "") == ["mean", "sum"]
+        assert complete(installed, program, "--n-push", "") == []
 
 
 def zsh_lists(installed, line):

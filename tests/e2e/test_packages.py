@@ -95,6 +95,7 @@ def test_fresh_debian_trains_with_the_packages(packages, image, tmp_path):
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q >/dev/null
 apt-get install -q -y --no-install-recommends /made/*.deb dataset-fashion-mnist >/dev/null
+ls /usr/share/zsh/vendor-completions/_cnn-ps /usr/share/bash-completion/completions/cnn-ctl
 cnn-ps --epochs 1 --min-workers 2 --checkpoint-dir /tmp/run & server=$!
 cnn-worker & $(command -v cnn-worker-cuda || echo cnn-worker) &
 wait $server
@@ -259,19 +260,69 @@ def test_systemd_units_permit_every_system_call(programs, data, tmp_path):
         assert len(calls) > 20 and calls <= allowed_calls(unit), calls - allowed_calls(unit)
 
 
+def install_unit(unit, directory, drop_ins):
+    """Writes a unit to a directory, with its drop-in if `drop_ins` is true. The program and the
+    manual page of the unit need not exist: the function replaces or removes their names, because
+    `systemd-analyze verify` would report missing files. Returns the path of the unit."""
+    source = ROOT / "deploy/systemd"
+    text = (source / f"{unit}.service").read_text(encoding="utf-8")
+    path = directory / f"{unit}.service"
+    path.write_text(re.sub("^Documentation=.*\n", "", text.replace(f"/usr/bin/{unit}", "/bin/true"),
+                           flags=re.M), encoding="utf-8")
+    if drop_ins:
+        shutil.copytree(source / f"{unit}.service.d", directory / f"{unit}.service.d")
+    return path
+
+
+def verify_unit(path):
+    done = subprocess.run(["systemd-analyze", "verify", path], text=True, capture_output=True,
+                          timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("drop_ins", [False, True], ids=["unit", "keys"])
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_unit_is_valid_and_confined(unit, tmp_path):
+def test_systemd_unit_is_valid_and_confined(unit, drop_ins, tmp_path):
     if not shutil.which("systemd-analyze"):
         without("systemd-analyze", "deploy/setup.sh")
-    text = (ROOT / f"deploy/systemd/{unit}.service").read_text(encoding="utf-8")
-    path = tmp_path / f"{unit}.service"
-    path.write_text(text, encoding="utf-8")
+    path = install_unit(unit, tmp_path, drop_ins)
     found = run("systemd-analyze", "security", "--offline=true", path,
                 env=dict(os.environ, TERM="dumb"))
     assert float(re.search(r"Overall exposure level.*?: ([\d.]+)", found)[1]) < 2.5
-    # `systemd-analyze verify` fails if a program or a manual page in the unit does not exist
-    path.write_text(re.sub("^Documentation=.*\n", "", text.replace(f"/usr/bin/{unit}", "/bin/true"),
-                           flags=re.M), encoding="utf-8")
-    done = subprocess.run(["systemd-analyze", "verify", path], text=True, capture_output=True,
-                          timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert verify_unit(path) == (0, "")
+
+
+def test_systemd_drop_ins_give_the_keys_to_the_units(programs, data, tmp_path):
+    """The drop-ins name files of cnn-ctl keygen and variables of the programs. With these variables
+    and with copies of the credentials, a worker joins the server."""
+    keys = tmp_path / "etc"
+    assert run(*command("cnn-ctl", "keygen", keys))
+    variables = {}
+    for unit in UNITS:
+        text = (ROOT / f"deploy/systemd/{unit}.service.d/keys.conf").read_text(encoding="utf-8")
+        [(name, file)] = re.findall(r"^LoadCredential=(\S+):/etc/cnn-ps/(\S+)$", text, re.M)
+        credentials = tmp_path / unit
+        credentials.mkdir(mode=0o700)
+        (credentials / name).write_bytes((keys / file).read_bytes())
+        (credentials / name).chmod(0o400)
+        variables[unit] = {
+            key: value.replace("%d", str(credentials)).replace("/etc/cnn-ps", str(keys))
+            for key, value in re.findall(r"^Environment=(\w+)=(\S+)$", text, re.M)}
+        help_text = run(*command(unit, "--help"))
+        assert all(f"{key})" in help_text for key in variables[unit])
+    assert variables["cnn-ps"].pop("CNN_BIND") == "tcp://0.0.0.0:5555"
+    server = programs.server("--model", "lenet5", directory=None, env=variables["cnn-ps"])
+    server.line('"auth keys"')
+    programs.add(Process("cnn-worker", command(
+        "cnn-worker", "--server", server.endpoint, "--data", data), env=variables["cnn-worker"]))
+    server.line('"worker joined"')
+
+
+def test_systemd_analyze_reads_the_drop_ins(tmp_path):
+    """A wrong setting in a drop-in is found, so verify_unit does read the drop-ins."""
+    if not shutil.which("systemd-analyze"):
+        without("systemd-analyze", "deploy/setup.sh")
+    path = install_unit(UNITS[0], tmp_path, True)
+    with (tmp_path / f"{UNITS[0]}.service.d/keys.conf").open("a", encoding="utf-8") as file:
+        file.write("NoSuchSetting=1\n")
+    assert "NoSuchSetting" in verify_unit(path)[1]

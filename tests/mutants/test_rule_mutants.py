@@ -1,9 +1,10 @@
 """Each mutant removes one rule or check from the code. The test that the first line of its patch
-names must then fail."""
+names must then fail, or end in a failed assertion of the code (common/assert.h)."""
 import os
 import re
 import subprocess
 import sys
+from signal import SIGABRT
 
 import pytest
 
@@ -20,11 +21,15 @@ def finder(bug):
 
 def unit_test(bug, file, name):
     """Run a C test program that is linked with the bug. Returns its output, and a true value if the
-    test failed."""
+    test failed or reached an assertion that does not hold."""
     program = command(f"rule-mutants/{bug}/{os.path.basename(file)[:-2]}")
     run = subprocess.run(program, cwd=ROOT, text=True, timeout=60, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT)
-    return run.stdout, re.search(rf"^\[  FAILED  \] {name}$", run.stdout, re.M)
+    failed = re.search(rf"^\[  FAILED  \] {name}$", run.stdout, re.M)
+    tests = re.findall(r"^\[ RUN      \] (\w+)$", run.stdout, re.M)
+    aborted = (run.returncode == -SIGABRT and tests and tests[-1] == name and
+               re.search(r"^\S+:\d+: assertion failed: ", run.stdout, re.M))
+    return run.stdout, failed or aborted
 
 
 def program_test(bug, file, name):

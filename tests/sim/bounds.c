@@ -60,6 +60,37 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
+/* Checks a hostile run that ended as diverged. If the workers have fewer than three keys, more than
+ * half of the workers must be bad. Otherwise more than half of the keys must be bad, where a key is
+ * bad if more than half of its workers are bad. */
+static void check_diverged_keys(struct sim *s, const struct core *c)
+{
+	uint32_t all[SIM_NODES] = {0}, bad[SIM_NODES] = {0}, workers = 0, bad_workers = 0, keys = 0,
+		 bad_keys = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+		uint32_t node = (uint32_t)w->session.owner[0] - 'a';
+
+		if (w->session.state != SESSION_LIVE && w->session.state != SESSION_SUSPECT &&
+			!(w->session.state == SESSION_AWAY && !w->session.overdue))
+			continue;
+		workers++;
+		bad_workers += w->quarantine.bad_streak > 0;
+		if (node < SIM_NODES) {
+			all[node]++;
+			bad[node] += w->quarantine.bad_streak > 0;
+		}
+	}
+	for (uint32_t node = 0; node < SIM_NODES; node++) {
+		keys += all[node] > 0;
+		bad_keys += 2 * bad[node] > all[node];
+	}
+	if (keys >= 3 ? 2 * bad_keys <= keys : 2 * bad_workers <= workers)
+		sim_violation(s, "the run ends as diverged for %u of %u keys, %u of %u workers",
+			bad_keys, keys, bad_workers, workers);
+}
+
 /* Checks that an excluded worker has no work, and that a worker with a broken device does not end
  * the run before the training has begun, or while the other workers are only silent. */
 static void check_excluded(struct sim *s, const struct core *c)
@@ -86,6 +117,10 @@ static void check_excluded(struct sim *s, const struct core *c)
 	/* make the checks below only at the event that ends the run, because the other workers may
 	 * leave later */
 	s->server.ending = 1;
+	if (s->n_hostile) { /* the keys count, if there are enough */
+		check_diverged_keys(s, c);
+		return;
+	}
 	if (2 * bad <= all)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
 	if (s->training && !c->run.begun)
@@ -94,7 +129,8 @@ static void check_excluded(struct sim *s, const struct core *c)
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
 }
 
-/* A worker in quarantine gets no new incarnation. */
+/* Checks that a worker in quarantine gets no new incarnation. In hostile runs, checks instead that
+ * no honest worker is in quarantine. */
 static void check_quarantine(struct sim *s, const struct core *c)
 {
 	for (uint32_t node = 1; node <= SIM_WORKERS; node++) {
@@ -106,6 +142,14 @@ static void check_quarantine(struct sim *s, const struct core *c)
 		for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 			if (!strcmp(c->worker[i].session.name, name))
 				incarnation = c->worker[i].session.incarnation;
+		if (s->n_hostile) {
+			char key[KEY_TEXT];
+
+			hostile_key(key, node);
+			if (quarantine_has(&c->quarantine, key, name))
+				sim_violation(s, "honest worker %u is in quarantine", node);
+			continue;
+		}
 		w->quarantined = quarantine_has(&c->quarantine, "", name);
 		w->was_quarantined |= w->quarantined;
 		w->quarantine_term = c->cfg.term;
@@ -146,7 +190,7 @@ void bounds_check(struct sim *s, uint32_t node)
 		sim_violation(s, "%zu things are pending", s->net.peak);
 	if (s->disk.peak_names > MAX_NAMES)
 		sim_violation(s, "%u files in the directory", s->disk.peak_names);
-	if (node != SIM_SERVER && s->worker[node - 1].session)
+	if (node != SIM_SERVER && !hostile_is(node) && s->worker[node - 1].session)
 		check_worker(s, node);
 	if (s->server.core && node == SIM_SERVER)
 		check_core(s, s->server.core);

@@ -177,6 +177,8 @@ long disk_read(struct disk *d, int fd, void *bytes, size_t n)
 		return fail(EIO);
 	size_t left = f->size - (d->open[fd].at < f->size ? d->open[fd].at : f->size);
 	n = n < left ? n : left;
+	if (n == 0) /* memcpy accepts no NULL, and an empty file has no bytes */
+		return 0;
 	memcpy(bytes, f->now + d->open[fd].at, n);
 	d->open[fd].at += n;
 	return (long)n;
@@ -187,6 +189,8 @@ static long take_bytes(struct disk *d, int fd, const void *bytes, size_t n)
 	struct disk_file *f = file_at(d, fd);
 	struct disk_open *o = at(d, fd);
 
+	if (n == 0) /* memcpy accepts no NULL, and an empty file has no bytes */
+		return 0;
 	make_room(f, o->at + n);
 	if (o->at > f->size)
 		memset(f->now + f->size, 0, o->at - f->size);

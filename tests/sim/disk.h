@@ -69,7 +69,8 @@ struct disk {
 	size_t listing; /* the position of readdir */
 
 	/* faults, per 1000 operations */
-	uint32_t fails;  /* rate of writes, syncs and renames that fail with EIO or ENOSPC */
+	/* rate of changes of files and names, and of syncs, that fail with EIO or ENOSPC */
+	uint32_t fails;
 	uint32_t shorts; /* rate of writes that store fewer bytes than the caller passed */
 	/* This is the rate of syncs that report success but write nothing, which breaks the
 	 * guarantees of POSIX. */

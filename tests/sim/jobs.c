@@ -56,6 +56,8 @@ static void count(struct totals *t, const struct sim *s)
 	t->outvoted += s->outvoted;
 	t->full += s->disk.full;
 	t->diverged += s->diverged;
+	t->hostile_messages += s->hostile_messages;
+	t->hostile_accepted += s->hostile_accepted;
 	t->hangs += s->hangs;
 	t->cuts += s->cuts;
 	t->disk_ops += s->disk.ops;

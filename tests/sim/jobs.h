@@ -14,7 +14,7 @@ struct totals {
 	uint64_t seeds, mode[SIM_MODES], exact, broken, wal;
 	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, twins, hangs,
 		excluded, diverged, quarantines, releases, disputes, outvoted, full, disk_ops,
-		lane_pushes, torn_pushes;
+		lane_pushes, torn_pushes, hostile_messages, hostile_accepted;
 };
 
 struct jobs_result {

@@ -16,7 +16,7 @@
 struct arguments {
 	const char *seeds, *faults, *strikes;
 	int64_t seed, workers, steps, jobs;
-	int mode, calm, trace, shrink;
+	int mode, calm, hostile, older, trace, shrink;
 };
 
 /* ---- texts ----------------------------------------------------------------------------------- */
@@ -93,7 +93,8 @@ static void print_command(
 	if (l->strikes_to != UINT64_MAX)
 		printf(" --strikes %llu..%llu", (unsigned long long)l->strikes_from,
 			(unsigned long long)l->strikes_to);
-	printf("%s --trace\n", l->calm ? " --calm" : "");
+	printf("%s%s%s --trace\n", l->calm ? " --calm" : "", l->hostile ? " --hostile" : "",
+		l->older ? " --older" : "");
 }
 
 /* Prints the seed and its violation. If `shrinks` is 1, also prints the shrunk case and its
@@ -151,6 +152,10 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 		(unsigned long long)t->outvoted, (unsigned long long)t->disputes);
 	printf("  pushes in shared memory %llu, torn %llu\n", (unsigned long long)t->lane_pushes,
 		(unsigned long long)t->torn_pushes);
+	if (t->hostile_messages)
+		printf("  messages of hostile workers %llu; pushes of theirs accepted %llu\n",
+			(unsigned long long)t->hostile_messages,
+			(unsigned long long)t->hostile_accepted);
 	printf("  messages %llu; disk operations %llu, %llu without space\n",
 		(unsigned long long)t->messages, (unsigned long long)t->disk_ops,
 		(unsigned long long)t->full);
@@ -181,9 +186,9 @@ static int run_all(const char *program, uint64_t from, uint64_t to, const struct
 	if (r.died) {
 		printf("FAIL seed=%llu: the simulator died of signal %d (9: it was "
 		       "ended, that seed took too long)\nreplay: %s --seed %llu "
-		       "--mode %s --trace\n",
+		       "--mode %s%s --trace\n",
 			(unsigned long long)r.seed, r.died, program, (unsigned long long)r.seed,
-			mode_name(l->mode));
+			mode_name(l->mode), l->hostile ? " --hostile" : "");
 		return 1;
 	}
 	if (r.failed)
@@ -199,6 +204,8 @@ static int parse_limits(const struct arguments *a, struct sim_limits *l)
 	l->workers = (uint32_t)a->workers;
 	l->steps = (uint32_t)a->steps;
 	l->calm = a->calm;
+	l->hostile = a->hostile;
+	l->older = a->older;
 	return parse_faults(a->faults, &l->faults) &&
 	       (strcmp(a->strikes, "all") == 0 ||
 		       parse_range(a->strikes, &l->strikes_from, &l->strikes_to));
@@ -251,6 +258,10 @@ int main(int argc, char **argv)
 		 .arg = "FROM..TO", .help = "which losses and doublings of messages happen: all or a range"},
 		{.name = "calm", .type = OPT_FLAG, .dest = &a.calm, .def = "0",
 		 .help = "messages keep their order and take equal time"},
+		{.name = "hostile", .type = OPT_FLAG, .dest = &a.hostile, .def = "0",
+		 .help = "workers have keys, and one or two more workers are hostile"},
+		{.name = "older", .type = OPT_FLAG, .dest = &a.older, .def = "0",
+		 .help = "every second worker has protocol version 6 and sends no codes"},
 		{0},
 	};
 	/* clang-format on */

@@ -9,7 +9,7 @@
 #include "proto/msg.h"
 
 #define SIM_SERVER 0u /* node 0 is the server, and the nodes from 1 on are workers */
-#define SIM_NODES  9u
+#define SIM_NODES  10u
 
 enum happening {
 	HAPPEN_MESSAGE,
@@ -17,7 +17,7 @@ enum happening {
 	HAPPEN_JOB, /* the thread pool runs a job, or reports the end of a job */
 	HAPPEN_START,
 	HAPPEN_COMPUTED,
-	HAPPEN_HEAL, /* a cut link is connected again */
+	HAPPEN_HEAL, /* the connections of a worker are lost, and established again */
 	HAPPEN_FAULT,
 };
 
@@ -51,7 +51,7 @@ struct net {
 	int in_order;                 /* 1: a link keeps the order of its messages, as TCP does */
 	/* [0]: from the server to the worker; [1]: to the server */
 	struct lane lane[SIM_NODES][2];
-	/* until this time, a message with a tensor to or from the worker takes slow_ms */
+	/* until this time, a message with a tensor to or from the worker takes slow_ms longer */
 	uint64_t slow_until_ms[SIM_NODES];
 	uint32_t slow_ms[SIM_NODES];
 	/* The losses, duplications and torn copies of a run are numbered from 0. Only the faults

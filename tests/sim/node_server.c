@@ -117,6 +117,7 @@ void server_start(struct sim *s)
 	v->epoch = s->cfg.term;
 	v->process = ++s->processes;
 	sim_wal_check_restored(s);
+	hostile_server_started(s);
 	s->awake[SIM_SERVER] = (struct awake){0};
 	sim_trace(s, "server starts epoch=%llu version=%llu", (unsigned long long)v->epoch,
 		(unsigned long long)core_stats(v->core)->version);
@@ -244,28 +245,38 @@ static void trace_send(struct sim *s, uint32_t node, const struct msg *m)
 			m->type == MSG_ERROR ? err_name(m->error.status) : "");
 }
 
-void sim_send(struct sim *s, uint32_t link, const struct msg *m)
+/* Returns the node of a connection, or 0 if the connection is closed. */
+static uint32_t node_of_link(const struct sim *s, uint32_t link)
 {
 	uint32_t node = worker_of_link(s, link);
+
+	return node ? node : hostile_of_link(s, link);
+}
+
+void sim_send(struct sim *s, uint32_t link, const struct msg *m)
+{
+	uint32_t node = node_of_link(s, link);
 
 	trace_send(s, node, m);
 	if (node)
 		sim_wal_send(s,
-			&(struct item){
-				.node = node, .process = s->worker[node - 1].process, .link = link},
+			&(struct item){.node = node,
+				.process = hostile_is(node) ? 0 : s->worker[node - 1].process,
+				.link = link},
 			m, 0);
 }
 
 static void say(struct sim *s, const struct effect *e)
 {
-	uint32_t node = worker_of_link(s, e->peer);
+	uint32_t node = node_of_link(s, e->peer);
 	const struct msg *m = &e->msg;
 	struct msg params;
 
 	trace_send(s, node, m);
 	if (!node)
 		return;
-	if (m->type == MSG_WELCOME)
+	hostile_sent(s, e->peer, m);
+	if (m->type == MSG_WELCOME && !hostile_is(node))
 		sim_lane_offer(s, node, e->peer, m->welcome.stamp.worker);
 	/* send PARAMS without values, because program.c takes the weights from `versions` */
 	if (m->type == MSG_PARAMS) {
@@ -279,8 +290,9 @@ static void say(struct sim *s, const struct effect *e)
 		m = &params;
 	}
 	sim_wal_send(s,
-		&(struct item){
-			.node = node, .process = s->worker[node - 1].process, .link = e->peer},
+		&(struct item){.node = node,
+			.process = hostile_is(node) ? 0 : s->worker[node - 1].process,
+			.link = e->peer},
 		m, e->durable_first);
 }
 
@@ -340,11 +352,16 @@ static void check_dispute(struct sim *s, const struct effect *e)
 		snprintf(name, sizeof(name), "%c", 'a' + (int)s->liar);
 	s->disputes += !e->worker;
 	s->outvoted += e->worker != 0;
-	if (!s->liar)
+	if (!s->liar && !s->n_hostile)
 		sim_violation(s, "honest workers are in dispute");
 	if (!e->worker)
 		return;
 	core_worker(s->server.core, e->worker - 1, &v);
+	if (s->n_hostile) {
+		if (v.incarnation == e->incarnation && !hostile_is((uint32_t)v.owner[0] - 'a'))
+			sim_violation(s, "honest worker %u is outvoted", e->worker);
+		return;
+	}
 	if (v.incarnation == e->incarnation && v.name[0] && strcmp(v.name, name) != 0)
 		sim_violation(s, "worker %u is outvoted, but node %u lies", e->worker, s->liar);
 }
@@ -370,11 +387,13 @@ static void carry_out(struct sim *s, const struct effect *e)
 	case EFFECT_DISPUTED:
 		check_dispute(s, e);
 		break;
+	case EFFECT_HELLO:
+		hostile_assigned(s, e);
+		break;
 	case EFFECT_BEGIN:
 	case EFFECT_EPOCH_BEGUN:
 	case EFFECT_TRAINED:
 	case EFFECT_EVALUATED:
-	case EFFECT_HELLO:
 	case EFFECT_WORKER:
 	case EFFECT_STATUS:
 		break;
@@ -386,29 +405,33 @@ static int is_killed(struct sim_server *v)
 	return v->kill_in != DISK_NEVER && v->kill_in-- == 0;
 }
 
-static void set_next_buffer(struct sim_server *v)
+/* Returns the buffer of the two that the core does not use. */
+static float *next_buffer(struct sim_server *v)
 {
 	float *first = param_buffers_first(v->state.params);
 
-	core_next_buffer(v->core, core_weights(v->core) == first ? v->spare : first);
+	return core_weights(v->core) == first ? v->spare : first;
 }
 
 void server_event(struct sim *s, const struct event *ev)
 {
 	struct sim_server *v = &s->server;
+	struct event event = *ev;
 	uint32_t gone[SIM_SLOTS * 4];
 	size_t n_gone = 0;
 	const struct effect *e;
 
 	if (!v->core)
 		return;
+	event.next_buffer = next_buffer(v);
 	uint64_t position = sim_wal_event(s, ev), version = core_stats(v->core)->version;
-	set_next_buffer(v);
 	steps_before(s);
 	replays_before(s, ev);
-	core_step(v->core, ev, sim_clock(s, SIM_SERVER));
+	hostile_before(s);
+	core_step(v->core, &event, sim_clock(s, SIM_SERVER));
 	steps_after(s, ev);
 	replays_after(s, ev);
+	hostile_after(s, ev);
 	remember(s);
 	sim_wal_stepped(s, position, version);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {
@@ -416,7 +439,7 @@ void server_event(struct sim *s, const struct event *ev)
 			server_crash(s, v->power);
 			return;
 		}
-		if (e->kind == EFFECT_SEND && !worker_of_link(s, e->peer) &&
+		if (e->kind == EFFECT_SEND && !node_of_link(s, e->peer) &&
 			n_gone < sizeof(gone) / sizeof(gone[0]))
 			gone[n_gone++] = e->peer;
 		carry_out(s, e);

@@ -131,6 +131,7 @@ void worker_start(struct sim *s, uint32_t node)
 	if (w->named)
 		cfg.name[0] = (char)('a' + node);
 	w->process = ++s->processes;
+	w->key = node;
 	s->awake[node] = (struct awake){0};
 	w->computing = w->done = 0;
 	w->broken = w->breaks > 0;

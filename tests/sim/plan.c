@@ -132,7 +132,7 @@ static void choose_times(struct sim *s)
 	c->leases.min_workers = between(s, 1, SIM_WORKERS);
 	if (c->leases.min_workers > s->n_workers)
 		c->leases.min_workers = s->n_workers;
-	c->sessions.max_workers = SIM_SLOTS;
+	c->sessions.max_workers = s->limits.hostile ? SIM_SLOTS : SIM_WORKERS + 3;
 	c->sessions.push_window = between(s, 1, 8);
 	c->sessions.replay_window = between(s, 8, 40);
 	c->sessions.heartbeat_ms = 100;
@@ -304,7 +304,9 @@ static void choose_hang(struct sim *s)
 	f.at_ms = rng_below(&s->plan, s->faults_end_ms) + (s->exact ? EXACT_FROM_MS : 0);
 	f.ms = 100 + between(s, 0, 12000);
 	f.way = between(s, 1, 2);
-	if (!chance(s, 150) || !(s->limits.faults >> i & 1))
+	/* in hostile runs, an honest worker that hangs would make the deadlines of the hostile ones
+	 * longer than the run */
+	if (!chance(s, 150) || !(s->limits.faults >> i & 1) || s->limits.hostile)
 		f.at_ms = UINT64_MAX;
 	s->fault[i] = f;
 	s->n_faults++;
@@ -356,7 +358,7 @@ static void choose_steps(struct sim *s)
 		s->cfg.push.buffer_size = buffered ? buffer : 1;
 	if (s->mode == SIM_LEDGER)
 		s->cfg.push.sum = 1; /* a mean would count each gradient of a buffer only in part */
-	s->ordered = s->mode == SIM_SYNC && s->n_workers > 1 && ordered;
+	s->ordered = s->mode == SIM_SYNC && s->n_workers > 1 && ordered && !s->limits.hostile;
 	s->cfg.sync.workers = given ? workers : 0;
 	if (s->ordered) {
 		s->exact = 1;
@@ -382,7 +384,7 @@ static void choose_break(struct sim *s)
 
 	f.node = between(s, 1, SIM_WORKERS);
 	f.way = 1 + (uint32_t)(f.at_ms % 4);
-	if (!breaks || s->n_faults == SIM_FAULTS)
+	if (!breaks || s->n_faults == SIM_FAULTS || s->limits.hostile)
 		return;
 	if (!(s->limits.faults >> s->n_faults & 1) || s->exact)
 		f.at_ms = UINT64_MAX;
@@ -400,16 +402,16 @@ static void choose_foreign(struct sim *s)
 	s->foreign_ms = ms;
 }
 
-/* Lets two workers check portions of each evaluation in half of the runs. In some of these runs one
- * worker lies about its evaluations. The lie is far from the truth if a portion has four images or
- * more. */
+/* Lets two workers check portions of each evaluation, in half of the runs with a data set whose
+ * final weights are not compared. In some of these runs one worker lies about its evaluations. The
+ * lie is far from the truth if a portion has four images or more. */
 static void choose_checks(struct sim *s)
 {
 	int checked = chance(s, 500), lies = chance(s, 300);
 	uint32_t checks = between(s, 1, 7), node = between(s, 1, SIM_WORKERS);
 	int fits = checked && s->training && !s->exact;
 
-	s->liar = fits && lies && node <= s->n_workers ? node : 0;
+	s->liar = fits && lies && node <= s->n_workers && !s->limits.hostile ? node : 0;
 	s->cfg.leases.eval_checks = s->options.core.leases.eval_checks = fits ? checks : 0;
 	if (s->liar)
 		s->cfg.leases.eval_images = s->options.core.leases.eval_images = 4 + checks % 4;
@@ -431,9 +433,9 @@ static void choose_lanes(struct sim *s)
 		s->net.tear = 0;
 }
 
-/* In half of the runs, vectors have several blocks, which run in another order. The serial run, with
- * which an exact run is compared, has the same blocks in their order. The function draws nothing
- * from s->plan, so the other choices of a given seed do not change. */
+/* In half of the runs, vectors have several blocks, which run in another order. The serial run,
+ * with which an exact run is compared, has the same blocks in their order. The function draws
+ * nothing from s->plan, so the other choices of a given seed do not change. */
 static void choose_engine(struct sim *s)
 {
 	const uint64_t hash = s->seed * 0x9e3779b97f4a7c15u; /* Fibonacci hashing */
@@ -446,6 +448,21 @@ static void choose_engine(struct sim *s)
 		s->cfg.engine = s->options.core.engine = &s->engine.engine;
 }
 
+/* Chooses the hostile workers. In half of the runs with one of them, the server compares norms: the
+ * honest workers are then a majority in each comparison of three. */
+static void choose_hostile(struct sim *s)
+{
+	s->n_hostile = 0;
+	if (!s->limits.hostile)
+		return;
+	s->n_hostile = between(s, 1, SIM_HOSTILE);
+	for (uint32_t i = 0; i < s->n_hostile; i++)
+		s->hostile[i].kind = (enum hostile_kind)between(s, 0, HOSTILE_KINDS - 1);
+	if (chance(s, 500) && s->n_hostile == 1 && s->n_workers > 1 && s->training &&
+		s->mode != SIM_EASGD && s->mode != SIM_LBFGS)
+		s->cfg.limits.norm_ratio = s->options.core.limits.norm_ratio = 4;
+}
+
 /* ---- the whole plan -------------------------------------------------------------------------- */
 
 void plan_run(struct sim *s)
@@ -455,7 +472,7 @@ void plan_run(struct sim *s)
 	s->mode = s->limits.mode ? s->limits.mode : 1 + (int)(s->seed % others);
 	s->training = s->mode != SIM_LEDGER;
 	s->n_workers = chance(s, 150) ? 1 : between(s, 1, SIM_WORKERS);
-	s->exact = chance(s, 500) && s->n_workers == 1 && s->training;
+	s->exact = chance(s, 500) && s->n_workers == 1 && s->training && !s->limits.hostile;
 	s->n_workers = at_most(s->n_workers, s->limits.workers);
 	choose_config(s);
 	choose_fault_rates(s);
@@ -469,4 +486,5 @@ void plan_run(struct sim *s)
 	choose_lanes(s);
 	choose_checks(s);
 	choose_engine(s);
+	choose_hostile(s);
 }

@@ -2,7 +2,7 @@
  * replays.c - checks that an acknowledged and accepted push stays accepted. When a worker replays
  * such a push to a restarted server, the server may reject the push only if another push has
  * counted one of its batches meanwhile. The module does not check runs of sandblaster, because a
- * crash interrupts a pass.
+ * crash interrupts a pass. With --older, the server may reject each replay that carries no code.
  */
 #include "server/core/state.h"
 #include "server/core/workers.h"
@@ -57,7 +57,9 @@ void replays_before(struct sim *s, const struct event *ev)
 	const struct core *c = s->server.core;
 
 	s->replayer =
-		c->cfg.training.mode == MODE_SANDBLASTER || s->disk.broken ? NULL : replayer(c, ev);
+		c->cfg.training.mode == MODE_SANDBLASTER || s->disk.broken || hostile_sender(s, ev)
+			? NULL
+			: replayer(c, ev);
 	s->replay_is_late = s->replayer && is_counted(c, &ev->msg->push.work);
 }
 
@@ -75,7 +77,9 @@ void replays_after(struct sim *s, const struct event *ev)
 	if (w->ledger.last_seq != p->seq)
 		return;
 	d = &w->ledger.decisions[p->seq % c->cfg.sessions.replay_window];
-	if (d->verdict != VERDICT_OK && !(s->replay_is_late && d->reject == REJECT_WORK))
+	if (d->verdict != VERDICT_OK && s->limits.older && !p->code)
+		worker_lost_push(s, ev->peer, p->seq);
+	else if (d->verdict != VERDICT_OK && !(s->replay_is_late && d->reject == REJECT_WORK))
 		sim_violation(s, "push %llu of slot %u was accepted before a crash; now reject=%d",
 			(unsigned long long)p->seq, p->stamp.worker, d->reject);
 }

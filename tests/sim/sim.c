@@ -8,6 +8,7 @@
 #include <string.h>
 #include "common/assert.h"
 #include "common/mem.h"
+#include "proto/wire.h"
 
 #define DEADLINE_MS 120000 /* time limit of a run in virtual time; all faults end long before it */
 
@@ -90,7 +91,7 @@ static void happen_server(struct sim *s, struct item *it)
 		if (sim_wal_wants_snapshot(s))
 			server_event(s, &(struct event){.kind = EVENT_SAVE});
 	} else {
-		if (!find_values(s, it))
+		if (!find_values(s, it) || !hostile_admit(s, it))
 			return;
 		ev = (struct event){.kind = EVENT_MESSAGE, .peer = it->link, .msg = it->msg};
 		server_event(s, &ev);
@@ -146,7 +147,9 @@ static void happen_worker(struct sim *s, struct item *it)
 
 static void happen(struct sim *s, struct item *it)
 {
-	if (it->what == HAPPEN_FAULT)
+	if (hostile_is(it->node))
+		hostile_happen(s, it);
+	else if (it->what == HAPPEN_FAULT)
 		faults_happen(s, it->number);
 	else if (it->node == SIM_SERVER)
 		happen_server(s, it);
@@ -290,6 +293,7 @@ static void run_once(struct sim *s, uint64_t seed)
 {
 	begin(s, seed);
 	start_workers(s);
+	hostile_begin(s);
 	faults_schedule(s);
 	net_at(&s->net, 0, (struct item){.what = HAPPEN_START, .node = SIM_SERVER});
 	run(s);
@@ -365,6 +369,8 @@ void sim_init(struct sim *s)
 	s->wal.held = mem_must(SIM_HELD, sizeof(*s->wal.held), "replies that wait");
 	s->final = mem_must(SIM_COORDINATES, sizeof(float), "the last weights");
 	s->versions = mem_must(SIM_VERSIONS, sizeof(*s->versions), "the weights there were");
+	if (wire_new(&s->wire, SIM_COORDINATES) != PS_OK)
+		abort();
 }
 
 void sim_release(struct sim *s)
@@ -375,4 +381,6 @@ void sim_release(struct sim *s)
 	free(s->wal.held);
 	free(s->final);
 	free(s->versions);
+	roles_free(&s->roles);
+	wire_free(&s->wire);
 }

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "server/durability/disk_wait.h"
 #include "server/durability/wal.h"
+#include "server/auth/roles.h"
 #include "server/config/options.h"
 #include "server/durability/startup.h"
 #include "server/durability/checkpointer.h"
@@ -22,12 +23,14 @@
 #define SIM_WORKERS 5u
 /* the number of nodes for old processes, that is, for processes that are alive although another
  * process has taken their name */
-#define SIM_TWINS       2u
-#define SIM_SLOTS       (SIM_WORKERS + 3)
-#define SIM_COORDINATES 2048u
-#define SIM_WINDOW      64u
-#define SIM_PORTIONS    64u  /* the largest number of batches of an epoch */
-#define SIM_VERSIONS    512u /* the number of versions whose weights are stored */
+#define SIM_TWINS         2u
+#define SIM_HOSTILE       2u /* the maximum number of hostile workers (hostile.c) */
+#define SIM_FIRST_HOSTILE (SIM_WORKERS + SIM_TWINS + 1) /* the first node of a hostile worker */
+#define SIM_SLOTS         16u
+#define SIM_COORDINATES   2048u
+#define SIM_WINDOW        64u
+#define SIM_PORTIONS      64u  /* the largest number of batches of an epoch */
+#define SIM_VERSIONS      512u /* the number of versions whose weights are stored */
 /* number of slots of a lane; it is small, so that slots are reused often */
 #define SIM_LANE_SLOTS 3u
 #define SIM_ELASTIC    4u /* EASGD: the centre has coordinates 0 to 3 */
@@ -60,7 +63,11 @@ struct sim_limits {
 	/* only the losses and duplications with numbers in [strikes_from, strikes_to) happen
 	 * (net.h) */
 	uint64_t strikes_from, strikes_to;
-	int calm; /* 1: messages keep their order and all take equal time */
+	int calm;    /* 1: messages keep their order and all take equal time */
+	int hostile; /* 1: workers have keys, and some workers are hostile */
+	/* 1: each node with an even number has protocol version 6 and sends no codes of grants and
+	 * decisions */
+	int older;
 };
 
 enum fault_kind {
@@ -72,7 +79,7 @@ enum fault_kind {
 	/* the links of the node lose every message for `ms`; way 1: messages to the server, 2:
 	 * messages from the server, 3: both */
 	FAULT_CUT,
-	FAULT_SLOW,  /* for `ms`, each message with a tensor takes `in` ms */
+	FAULT_SLOW,  /* for `ms`, each message with a tensor takes `in` ms longer */
 	FAULT_DISK,  /* for `ms`, disk operations fail at random */
 	FAULT_ROT,   /* one bit of the newest checkpoint flips */
 	FAULT_LEAVE, /* a worker sends BYE and returns after `ms` */
@@ -135,10 +142,11 @@ struct sim_worker {
 	/* FAULT_HANG: the program hangs until this time; UINT64_MAX: forever */
 	uint64_t hung_until_ms;
 	int named;
+	uint32_t key;         /* hostile runs: the node whose key the process has */
 	uint64_t born_term;   /* the term of its first WELCOME; 0: none yet */
 	uint64_t verdict_seq; /* the newest push whose verdict the program knows */
 	uint32_t kill_in;     /* effects until the process is killed; DISK_NEVER: no kill */
-	uint32_t back_ms;     /* nonzero: the worker leaves, and returns after this time */
+	uint32_t back_ms;     /* not 0: the worker leaves, and returns after this time */
 	/* the version and the term of the weights that it pulled last */
 	uint64_t version, version_term;
 	uint32_t fetched_for; /* the number of batches still to compute with these weights */
@@ -157,7 +165,7 @@ struct sim_worker {
 	/* quarantined: 1: the server had its name in quarantine at the newest event, in
 	 * quarantine_term; the slot of the name then had this incarnation */
 	int quarantined, was_quarantined;
-	int to_release; /* 1: an operator shall release it */
+	int to_release; /* 1: an operator must release the worker */
 	uint64_t quarantine_term;
 	uint32_t incarnation;
 	struct shm_lane lane;
@@ -182,6 +190,41 @@ struct sim_server {
 	int status;               /* the status with which the run ended */
 	struct job job[SIM_JOBS]; /* jobs that wait for the thread pool or run */
 	int job_ran[SIM_JOBS];    /* 1: job i has run, but the loop has not been notified yet */
+};
+
+enum hostile_kind {
+	HOSTILE_FORGER,   /* delivers work that nobody granted, and claims decisions */
+	HOSTILE_THIEF,    /* uses the names, worker ids and sessions of others */
+	HOSTILE_POISONER, /* sends wild values, values that are not finite, and false results */
+	HOSTILE_REPLAYER, /* sends its old pushes and results again */
+	HOSTILE_HOARDER,  /* takes slots and leases, and delivers nothing */
+	HOSTILE_KINDS
+};
+
+#define HOSTILE_SESSIONS 3u
+#define HOSTILE_KEPT     8u
+
+/* This struct has one session of a hostile worker. */
+struct hostile_session {
+	uint32_t link, heartbeat; /* connections; 0: none */
+	struct stamp stamp;       /* stamp of the newest WELCOME; worker 0: none */
+	uint64_t seq, request, version, version_term;
+	struct msg_grant grant; /* request 0: none */
+	/* an old WELCOME, and pushes and results that this session has sent */
+	struct stamp old_stamp;
+	struct msg kept[HOSTILE_KEPT];
+	uint32_t n_kept;
+	uint64_t wait_until_ms;
+	uint32_t hung; /* 1: the session only sends heartbeats */
+	uint32_t joins;
+};
+
+struct hostile {
+	enum hostile_kind kind;
+	struct hostile_session session[HOSTILE_SESSIONS];
+	float value[SIM_PORTIONS];
+	/* 1: the server has granted this batch to the worker at some time */
+	uint8_t granted[SIM_COORDINATES];
 };
 
 /* This struct has a message from the server to a worker that waits until its log position is on the
@@ -228,6 +271,8 @@ struct sim_version {
 	float w[SIM_PORTIONS];
 };
 
+struct wire; /* proto/wire.h */
+
 struct sim {
 	uint64_t seed;
 	struct sim_limits limits;
@@ -238,7 +283,7 @@ struct sim {
 	struct disk disk;
 	struct core_config cfg;
 	struct options options;
-	struct shuffled_engine engine, serial_engine; /* of vectors */
+	struct shuffled_engine engine, serial_engine; /* see shuffled_engine.h */
 	int mode;                                     /* the mode of this run, an enum sim_mode */
 	int training; /* 1: the run trains (batch ledger); 0: ledger gradient */
 	/* 1: the final weights are compared with a run without faults (verdict "resume") */
@@ -267,7 +312,8 @@ struct sim {
 	/* the current event is a replay of this worker, see replays.c */
 	const struct worker *replayer;
 	int replay_is_late; /* another push has counted a batch of the replayed push */
-	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* at node - 1; the twins come last */
+	/* worker[node - 1]; the twins come last */
+	struct sim_worker worker[SIM_WORKERS + SIM_TWINS];
 	uint64_t processes, links;
 	uint32_t n_coordinates;
 	enum expectation expected[SIM_COORDINATES];
@@ -290,6 +336,16 @@ struct sim {
 	uint32_t foreign;    /* the node that begins with another data set; 0: none */
 	uint64_t foreign_ms; /* when that worker gets the right data set */
 	uint32_t liar;       /* the node that reports false evaluations; 0: none */
+	uint32_t n_hostile;  /* number of hostile workers; 0: no worker has a key */
+	struct hostile hostile[SIM_HOSTILE];
+	struct rng hostile_rng;
+	struct wire *wire;
+	struct roles *roles; /* the server's table of the owners of worker ids */
+	/* 1: a hostile worker has delivered this batch, with the server's grant */
+	uint8_t foreign_batch[SIM_COORDINATES];
+	uint64_t accepted_before;  /* number of accepted pushes before the current event */
+	uint64_t hostile_messages; /* number of messages that hostile workers have sent */
+	uint64_t hostile_accepted; /* pushes of hostile workers that the server accepted */
 	uint32_t disputes,
 		outvoted; /* numbers of EFFECT_DISPUTED, without and with an accusation */
 	/* the number of excluded workers, and of runs of the server that ended as diverged */
@@ -401,7 +457,8 @@ int sim_lane_join(struct sim *s, const struct item *it);
 void worker_start(struct sim *s, uint32_t node);
 void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms);
 /* Starts another process with the name of this worker after `in_ms`. Returns the node to which the
- * old process moves, or 0 if no node is free. */
+ * old process moves. Starts nothing and returns 0 if the worker has no name, does not run or ends,
+ * or if no node is free. */
 uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms);
 void worker_message(struct sim *s, uint32_t node, const struct msg *m);
 void worker_tick(struct sim *s, uint32_t node);
@@ -414,6 +471,9 @@ uint32_t worker_of_link(const struct sim *s, uint32_t link);
 void worker_crash(struct sim *s, uint32_t node);
 /* Begins to compute a gradient or an evaluation, which ends after some virtual time. */
 void worker_compute(struct sim *s, uint32_t node);
+/* Called when the server has rejected the replay of push `seq`, which it had accepted before a
+ * crash, from the worker with this connection. */
+void worker_lost_push(struct sim *s, uint32_t link, uint64_t seq);
 void worker_run_effects(struct sim *s, uint32_t node);
 
 /* program.c: the requests, computations and pushes of a worker. */
@@ -431,10 +491,43 @@ void steps_after(struct sim *s, const struct event *ev);
 void replays_before(struct sim *s, const struct event *ev);
 void replays_after(struct sim *s, const struct event *ev);
 
+/* hostile.c: runs with hostile workers. */
+void hostile_begin(struct sim *s);
+/* Called for each event of a hostile worker. */
+void hostile_happen(struct sim *s, const struct item *it);
+/* Does what the server's shell does with a message before the core gets it: checks the role and the
+ * share of the key, and writes the key to a HELLO. Returns 0 if the core must not get the
+ * message. */
+int hostile_admit(struct sim *s, struct item *it);
+
+/* hostile_ledger.c */
+/* Returns 1 if the node is that of a hostile worker. */
+int hostile_is(uint32_t node);
+int hostile_has_link(const struct hostile_session *h, uint32_t link);
+/* Returns the node of the hostile worker with this connection, or 0. */
+uint32_t hostile_of_link(const struct sim *s, uint32_t link);
+/* Writes the key of a node to `key` (KEY_TEXT bytes). */
+void hostile_key(char *key, uint32_t node);
+/* Returns the number of batches of an epoch. */
+uint32_t hostile_batches(const struct sim *s);
+/* Called at each start of the server. */
+void hostile_server_started(struct sim *s);
+/* Called when the server has assigned a worker id. */
+void hostile_assigned(struct sim *s, const struct effect *e);
+/* Called for each message that the server sends. */
+void hostile_sent(struct sim *s, uint32_t link, const struct msg *m);
+/* Returns the node of the hostile worker that sent this push, or 0. */
+uint32_t hostile_sender(const struct sim *s, const struct event *ev);
+/* These functions run before and after each step of the core. */
+void hostile_before(struct sim *s);
+void hostile_after(struct sim *s, const struct event *ev);
+/* Returns 1 if a hostile worker has delivered the batch with this coordinate. */
+int hostile_delivered(const struct sim *s, uint32_t batch);
+
 /* bounds.c */
 /* Checks all bounds after an event of this node. */
 void bounds_check(struct sim *s, uint32_t node);
-/* Prints for each node the event for which it waits. */
+/* Prints the states of the worker slots, of the run, of the workers and of the disk. */
 void bounds_trace(struct sim *s);
 /* Returns 1 if the server waits for --min-workers. */
 int bounds_too_few(const struct sim *s);

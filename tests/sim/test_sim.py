@@ -11,6 +11,8 @@ from support.build import FLAVOUR, ROOT, command
 
 # a run is slower under a sanitizer, so fewer seeds run
 SEEDS = 20000 if FLAVOUR == "release" else 400
+HOSTILE_SEEDS = 2000 if FLAVOUR == "release" else 100
+OLDER_SEEDS = 1000 if FLAVOUR == "release" else 50
 LIMIT = 240
 
 
@@ -19,11 +21,16 @@ def sim(program, *arguments):
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def test_no_seed_violates_anything():
-    """The test divides the seeds among all processors."""
+@pytest.mark.parametrize("options, seeds", [
+    ((), SEEDS), (("--hostile",), HOSTILE_SEEDS), (("--older",), OLDER_SEEDS)],
+    ids=["honest", "hostile", "older"])
+def test_no_seed_violates_anything(options, seeds):
+    """The test divides the seeds among all processors. With --hostile, some workers are hostile.
+    With --older, some workers have protocol version 6."""
     jobs = os.cpu_count() or 1
-    edge = [1 + SEEDS * j // jobs for j in range(jobs + 1)]
-    runs = [sim("tests/sim/sim", "--seeds", f"{a}..{b - 1}") for a, b in zip(edge, edge[1:])]
+    edge = [1 + seeds * j // jobs for j in range(jobs + 1)]
+    runs = [sim("tests/sim/sim", "--seeds", f"{a}..{b - 1}", *options)
+            for a, b in zip(edge, edge[1:])]
     try:
         for run in runs:
             text, _ = run.communicate(timeout=LIMIT)
@@ -34,13 +41,21 @@ def test_no_seed_violates_anything():
             run.kill()
 
 
+def options_of(bug):
+    """Returns the options of the simulator with which the bug is found: the patch of a bug that
+    only hostile workers use begins with a line that names them."""
+    with open(ROOT / f"tests/sim/mutants/{bug}.patch") as patch:
+        found = re.fullmatch(r"# found with (--hostile)\n", patch.readline())
+    return found.groups() if found else ()
+
+
 BUGS = sorted(patch.stem for patch in (ROOT / "tests/sim/mutants").glob("*.patch"))
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_mutant_is_found(bug):
     """build/FLAVOUR/mutants/BUG is the simulator with the bug of tests/sim/mutants/BUG.patch."""
-    run = sim(f"mutants/{bug}", "--seeds", "1..30000")
+    run = sim(f"mutants/{bug}", "--seeds", "1..30000", *options_of(bug))
     text, _ = run.communicate(timeout=LIMIT)
     assert run.returncode == 1, text[-4000:]
     replay = re.findall("^replay: (.*) --trace$", text, re.M)

@@ -32,6 +32,8 @@ static void images_ledger(struct sim *s, const struct core *c)
 			sim_violation(s, "epoch %u has %llu images of %u, %u evaluated of 7", e,
 				(unsigned long long)core_epoch(c, e)->images, s->n_train,
 				core_epoch(c, e)->eval_done);
+		else if (!isfinite(core_epoch(c, e)->eval_loss_sum))
+			sim_violation(s, "the loss of epoch %u is not finite", e);
 }
 
 static void batch_ledger(struct sim *s, const float *batches)
@@ -41,7 +43,7 @@ static void batch_ledger(struct sim *s, const float *batches)
 					       : (uint32_t)s->cfg.n_params;
 
 	for (uint32_t i = 0; i < n; i++)
-		if (w[i] != -1.0f && !(s->disk.broken && w[i] == 0.0f))
+		if (w[i] != -1.0f && !(s->disk.broken && w[i] == 0.0f) && !hostile_delivered(s, i))
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
 }
 

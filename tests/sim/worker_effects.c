@@ -1,6 +1,7 @@
 /* worker_effects.c - carries out the effects of a worker's session, and ends a worker's process
  * when it is killed or when its session ends. */
 #include <string.h>
+#include "proto/bf16.h"
 #include "tests/sim/sim.h"
 
 uint32_t worker_of_link(const struct sim *s, uint32_t link)
@@ -56,14 +57,18 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	switch (status) {
 	case PS_OK:
 		return w->done || w->back_ms;
+	case PS_EFENCED:
+		/* a hostile worker must not fence an honest one */
+		return !s->n_hostile || s->twins || s->crashes || s->worker_crashes || s->drains ||
+		       s->cuts || s->leaps || s->suspectable || s->foreign || w->done || w->back_ms;
 	case PS_EDONE:
 	case PS_ESHUTDOWN:
-	case PS_EFENCED:
 	/* no slot is free, because the server reserves slots for workers that may return */
 	case PS_EFULL:
 		return 1;
 	case PS_EUNREACHABLE:
 		return s->finished || s->refused || w->back_ms;
+	case PS_EAUTH: /* the server has lost the worker id, and given it to another key */
 	case PS_EROLLEDBACK:
 		return s->disk.broken;
 	case PS_EQUARANTINE:
@@ -127,6 +132,11 @@ void worker_crash(struct sim *s, uint32_t node)
 
 /* ---- effects --------------------------------------------------------------------------------- */
 
+static int sends_no_codes(const struct sim *s, uint32_t node)
+{
+	return s->limits.older && node % 2 == 0;
+}
+
 static void say(struct sim *s, uint32_t node, const struct msg *m, uint32_t link)
 {
 	struct sim_worker *w = worker_at(s, node);
@@ -158,6 +168,21 @@ static void fill_slices(const struct sim *s, struct slices *to, const struct gra
 		add_slice(to, sim_first_push(s) + g->push, 1, &one);
 }
 
+/* Sends the slices whose values bfloat16 has exactly in this encoding, so that the write-ahead log
+ * has both encodings, and its replay must give the same weights. */
+static void use_bf16(struct slices *s)
+{
+	for (uint32_t i = 0; i < s->n; i++) {
+		uint64_t exact = 0;
+
+		while (exact < s->slice[i].count &&
+			bf16_float(bf16_of(s->slice[i].data[exact])) == s->slice[i].data[exact])
+			exact++;
+		if (exact == s->slice[i].count)
+			s->slice[i].encoding = ENCODING_BF16;
+	}
+}
+
 static void send_push(struct sim *s, uint32_t node, const struct session_effect *e)
 {
 	struct sim_worker *w = worker_at(s, node);
@@ -172,16 +197,46 @@ static void send_push(struct sim *s, uint32_t node, const struct session_effect 
 	memcpy(&m, &e->msg, offsetof(struct msg, push) + offsetof(struct msg_push, slices));
 	fill_slices(s, &m.push.slices, g);
 	sim_lane_push(s, w, &m.push);
+	if (!m.push.lane_slot && node % 2)
+		use_bf16(&m.push.slices);
+	if (sends_no_codes(s, node))
+		m.push.grant_code = m.push.code = m.push.grant_first = m.push.grant_count = 0;
 	say(s, node, &m, w->bulk);
 }
 
-static void acked(struct sim *s, struct sim_worker *w, const struct msg_ack *a)
+/* Sends a message other than PUSH. */
+static void send_other(struct sim *s, uint32_t node, const struct msg *m, uint32_t link)
 {
+	struct msg result;
+
+	if (m->type != MSG_RESULT || !sends_no_codes(s, node)) {
+		say(s, node, m, link);
+		return;
+	}
+	result.type = MSG_RESULT;
+	result.result = m->result;
+	result.result.code = 0;
+	say(s, node, &result, link);
+}
+
+static void acked(struct sim *s, uint32_t node, const struct msg_ack *a)
+{
+	struct sim_worker *w = worker_at(s, node);
 	uint32_t c = w->gradient[a->seq % SIM_WINDOW].push;
 
 	w->verdict_seq = a->seq;
 	if (c != SIM_NO_PUSH && a->verdict == VERDICT_REJECTED)
-		s->expected[c] = EXPECT_NEVER;
+		/* without a code, a server that has lost the rejection can accept the replay */
+		s->expected[c] = sends_no_codes(s, node) ? EXPECT_AT_MOST_ONCE : EXPECT_NEVER;
+}
+
+void worker_lost_push(struct sim *s, uint32_t link, uint64_t seq)
+{
+	uint32_t node = worker_of_link(s, link);
+	uint32_t c = node ? worker_at(s, node)->gradient[seq % SIM_WINDOW].push : SIM_NO_PUSH;
+
+	if (c != SIM_NO_PUSH)
+		s->expected[c] = EXPECT_AT_MOST_ONCE;
 }
 
 /* Checks that `part` is beta / N for a number N of members that is possible. */
@@ -219,7 +274,7 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 
 	switch (e->kind) {
 	case DO_SEND:
-		say(s, node, &e->msg, w->bulk);
+		send_other(s, node, &e->msg, w->bulk);
 		break;
 	case DO_SEND_PUSH:
 		send_push(s, node, e);
@@ -228,7 +283,7 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 		say(s, node, &e->msg, w->heartbeat);
 		break;
 	case NOTIFY_ACK:
-		acked(s, w, &e->msg.ack);
+		acked(s, node, &e->msg.ack);
 		break;
 	case NOTIFY_PARAMS:
 		take_params(s, node, &e->msg.params);

@@ -26,7 +26,7 @@
 #
 # Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 disables CUDA.
 #
-# Only `make deps` and `make cluster` install packages. Other targets list missing packages and stop.
+# Only `make deps`, `make cluster` and `make cluster-faults` install packages. Other targets list missing packages and stop.
 # Every target builds the programs that it needs.
 #
 # Each flavour builds in its own directory, build/<flavour>/. If the flags change, make rebuilds all
@@ -116,7 +116,7 @@ SRC.server := $(filter-out $(MAINS) $(SRC.core),$(wildcard server/*.c server/*/*
 SRC.kernels := $(wildcard kernels/*.c kernels/device/*.c kernels/cpu/*.c kernels/cuda/*.c)
 SRC.client := $(wildcard worker/client/*.c)
 SRC.worker := $(filter-out $(MAINS),$(wildcard worker/*.c worker/data/*.c worker/ctl/*.c))
-SRC.support := $(filter-out %/failing_disk.c %/test.c $(SRC.common),$(wildcard tests/support/*.c))
+SRC.support := $(filter-out %/failing_disk.c %/test.c $(SRC.common),$(wildcard tests/support/*.c tests/device/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 include kernels/kernels.mk
@@ -144,16 +144,21 @@ MUTANTS := $(patsubst tests/sim/mutants/%.patch,$(B)/mutants/%,$(wildcard tests/
 RULE_MUTANTS := $(patsubst tests/mutants/%.patch,$(B)/rule-mutants/%/made,$(wildcard tests/mutants/*.patch))
 VARIANTS := $(foreach v,newer older six needy,$(B)/variants/$v/cnn-ps $(B)/variants/$v/cnn-worker)
 
+include server/device/device.mk
 include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: FORCE installed mutants all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults help
+.PHONY: FORCE installed mutants all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units threaded faults help
 .SECONDARY:
 .DELETE_ON_ERROR:
-all: $(BINARIES) $(EXAMPLES) $(B)/libcnnps.a
+all: $(BINARIES) $(STORE_MODULE) $(EXAMPLES) $(B)/libcnnps.a
 units: all $(UNIT) $(SIM)
-tests: all library $(UNIT) $(SIM) $(MUTANTS) $(RULE_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS) $(FUZZ)
+# The lints ensure that the core and the worker's session start no thread; test_engine runs the core
+# on threads.
+THREADED := $(filter-out $(B)/tests/unit/test_core_% $(B)/tests/unit/test_session%,$(UNIT))
+threaded: all $(THREADED)
+tests: all library $(UNIT) $(SIM) $(MUTANTS) $(RULE_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(STORE_DOUBLE) $(FAULT_SHIMS) $(FUZZ)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda
@@ -178,8 +183,8 @@ $(ONNX).o: $(ONNX).c
 $(B)/worker/ctl/onnx.o: $(ONNX).h
 # opt_names.h has the names of all options of all programs. This header is generated from the option
 # tables.
-OPT_TABLES := cnn-ps:server/config/options.c cnn-ps:server/core/options.def cnn-worker:worker/options.c cnn-worker:worker/options.h \
-	cnn-ctl:worker/ctl/ctl.c cnn-ctl:worker/options.h
+OPT_TABLES := cnn-ps:server/config/options.c cnn-ps:server/core/options.def cnn-worker:worker/options.c cnn-worker:common/client_opt.h \
+	cnn-ctl:worker/ctl/ctl.c cnn-ctl:common/client_opt.h
 $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(lastword $(subst :, ,$(t)))))
 	@mkdir -p $(@D)
 	$(call say,GEN,$@)sh common/opt_names.sh $(OPT_TABLES) >$@
@@ -205,9 +210,10 @@ $(B)/flags: FORCE
 		echo "$$flags" | cmp -s - $@ || echo "$$flags" >$@
 FORCE:
 
+# WERROR=-Werror, which .ci/run sets, is not in build/FLAVOUR/flags: the objects are the same.
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
-	$(call say,CC,$<)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(call say,CC,$<)$(CC) $(CFLAGS) $(WERROR) -MMD -MP -c -o $@ $<
 
 # The compiler vectorises the core, but uses no fused multiply-add, so that all CPUs compute the
 # same bits.
@@ -223,7 +229,7 @@ $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 # ever reach these variables.
 $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
 # The objects below are compiled with -O3, because their code loops over whole vectors.
-$(B)/worker/steps.o $(B)/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
+$(B)/worker/steps.o $(B)/worker/client/feedback.o $(B)/proto/checksum.o $(B)/proto/bf16.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)
 $(A.server): $(call obj,$(SRC.server))
@@ -252,6 +258,7 @@ $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 # A test may use all archives. The linker takes only the files of tests/support that the test needs.
 TEST_ARCHIVES := $(A.support) $(A.server) $(A.core) $(ARCHIVES.worker)
 $(addprefix $(B)/tests/unit/,test_server_wal test_server_wal_replay): $(B)/tests/support/failing_disk.o
+$(B)/tests/unit/test_server_history: private LDFLAGS += -Wl,--wrap=log_wall_ms
 $(B)/tests/unit/%: $(B)/tests/unit/%.o $(A.test) $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(TEST_ARCHIVES)
@@ -334,13 +341,12 @@ compile_commands.json: $(GEN).h $(ONNX).h $(B)/gen/opt_names.h $(B)/gen/page_byt
 lint: installed
 	@tests/lint/run
 # Run the unit tests and the simulator with a sanitizer, without mutants. ThreadSanitizer runs only
-# the tests of code with threads: the lints ensure that the core and the worker's session start no
-# thread; test_engine runs the core on threads. `make gpu-test` runs the sanitizer of CUDA.
+# the tests of code with threads. `make gpu-test` runs the sanitizer of CUDA.
 asan ubsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit tests/sim
 tsan: installed
-	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
+	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 threaded
 	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
 mutants: installed
 	@$(MAKE) $(JOBS) all $(RULE_MUTANTS)

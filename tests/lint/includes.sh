@@ -10,12 +10,14 @@ rules='
 ^worker/data/            ^((common|worker/data)/|(kernels/backend|proto/msg)\.h$)  ^(zmq|uv|microhttpd)\.h$
 ^worker/ctl/report\.c$    ^(worker/ctl/ctl\.h|report_bytes\.h)$         ^microhttpd\.h$
 ^worker/ctl/onnx\.c$      ^((common|worker/ctl)/|onnx\.pb-c\.h$)           ^microhttpd\.h$
-^worker/ctl/             ^((common|proto|kernels|worker/(client|data|ctl))/|worker/options\.h$)  ^microhttpd\.h$
+^worker/ctl/             ^(common|proto|kernels|worker/(client|data|ctl))/  ^microhttpd\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
-^server/core/            ^(common/(assert|clones|engine|err|le|rng|run_head|siphash|subnormals|tensor_list)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
+^server/core/            ^(common/(assert|clones|engine|err|le|param_device|rng|run_head|siphash|subnormals|tensor_list)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/auth/            ^(common|proto|server/auth)/              ^(cuda.*|cblas)\.h$
 ^server/net/             ^(common|proto|server/(net|auth|core))/   ^(cuda.*|cblas)\.h$
 ^server/config/          ^(common|proto|server/(config|net|core))/  ^(cuda.*|cblas)\.h$
+^server/device/cuda/      ^(common/param_device|server/device/(module|step))\.h$  ^(zmq|uv|microhttpd)\.h$
+^server/device/          ^(common|server/device)/                  ^(cuda.*|cblas|zmq|uv)\.h$
 ^server/durability/      ^(common|proto|server/(durability|config|net|core))/  ^(cuda.*|cblas)\.h$
 ^server/monitor/page\.c$   ^(server/monitor/page\.h|page_bytes\.h)$  ^(cuda.*|cblas)\.h$
 ^server/monitor/         ^(common|proto|server/(monitor|durability|config|net|core))/  ^(cuda.*|cblas)\.h$

@@ -3,7 +3,8 @@
 # (`make docs/options.md` writes it). docs/options.md has every option that README names. The files
 # that README and the pages for contributors name exist. `make help` lists every target that a
 # document names. CONTRIBUTING.md's table has the packages that the scripts of deploy/ install.
-# docs/README.md links every document. kernels/README.md has a line for every CUDA kernel.
+# docs/README.md links every document. kernels/README.md has a line for every CUDA kernel
+# of kernels/.
 set -u
 bin=${1:-build/release}
 failed=0

@@ -1,12 +1,14 @@
 #!/bin/sh
-# Check that the core is pure. Its object files have no global variables and use only functions for
+# Check that the core is pure: its object files have no global variables and use only functions for
 # memory, text and math, the seeded random generator, the function of a failed assertion, and
 # functions of the core. The same rule applies to the worker's session, except that it may allocate
 # and free memory. Also check that no files and no folders call each other in a circle, in the
 # programs and in the tests. The lint reads the object files that the lint `warnings` has built, or
 # those of the build directory in its argument.
 set -u
-b=${1:-build/lint-gcc}
+b=build/lint-gcc
+[ "${WERROR-}" != -Werror ] || b=build/release
+b=${1:-$b}
 free='memchr|run_head_[a-z]+|__cpu_model|__cpu_indicator_init|memcpy|memmove|memset|memcmp|strlen|strnlen|strcmp|strncmp|__mem(cpy|move|set)_chk'
 free="$free|__stack_chk_fail|sqrtf?|fabsf?|isfinite|__finitef?|isnan|__isnanf?|_GLOBAL_OFFSET_TABLE_"
 free="$free|rng_[a-z]+|tensor_list_[a-z]+|ps_assert_failed"

@@ -30,7 +30,7 @@ def tree(tmp_path):
     for name in (".clang-format", ".clang-tidy", ".gitignore", "Makefile", "README.md",
                  "kernels/kernels.mk", "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk",
                  "tests/fault/fault.mk", "tests/fuzz/fuzz.mk",
-                 "deploy/install/install.mk",
+                 "deploy/install/install.mk", "server/device/device.mk",
                  "common/rng.c", "deploy/setup.sh", "deploy/docker_engine.sh", "deploy/Dockerfile",
                  "proto/cnnps.proto", "CONTRIBUTING.md",
                  "SECURITY.md", "docs/README.md", "kernels/README.md"):
@@ -184,22 +184,32 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
 
 def test_invariant_without_a_proof_is_found(tree):
     write(tree, "tests/unit/test_one.c", "TEST(one_and_one_is_two)\n{\n}\n")
+    write(tree, "server/one.c", "static void add(int a)\n{\n\tPS_ASSERT(a);\n}\n\n"
+                                "void one(void)\n{\n\tadd(1);\n}\n")
+    write(tree, "server/two.c", "int two(int a,\n\tint b)\n{\n\tPS_ASSERT(a > b);\n}\n")
     comment = ("/*\n * one.h - counts.\n *\n * Invariants:\n"
-               " * (1) one and one is two (one_and_one_is_two);\n"
-               " * (2) two is\n *     more than one%s.\n%s */\n")
-    said = " * PS_ASSERT checks (2) in every build.\n"
-    for text in (comment % (" (tests/unit/test_one.c)", ""), comment % ("", said)):
-        write(tree, "server/one.h", text)
-        # the lint has findings for other headers, because the copy lacks most tests
-        assert "server/one.h" not in run(tree, "invariants")[1]
-    for text, finding in (
-            (comment % ("", ""), "invariant (2) names no assertion or test"),
-            (comment % ("", said.replace("2", "1")), "invariant (2) names no assertion or test"),
-            (comment % (" (one_and_one_is_three)", ""),
-             "invariant (2) names one_and_one_is_three, which does not exist")):
-        write(tree, "server/one.h", text)
+               " * (1) one and one is two (asserted by add; one_and_one_is_two);\n"
+               " * (2) two is\n *     more than one%s.\n *\n"
+               " * Promises:\n * (1) one stays one%s.\n *\n * Thread: any.\n */\n")
+    proof, test = " (asserted by add for one, and\n *     by two in two.c)", " (test_one)"
+    write(tree, "server/one.h", comment % (proof, test))
+    # the lint has findings for other headers, because the copy lacks most tests
+    assert "server/one.h" not in run(tree, "invariants")[1]
+    for invariant, promise, finding in (
+            ("", test, "invariant (2) names no function that asserts it"),
+            (" (one_and_one_is_two)", test, "invariant (2) names no function that asserts it"),
+            (" (asserted by one)", test, "invariant (2) is not asserted by one"),
+            (" (asserted by add and two)", test, "invariant (2) is not asserted by two"),
+            (" (asserted by add in two.c)", test, "invariant (2) is not asserted by add"),
+            (proof, "", "promise (1) names no test"),
+            (proof, " (one_and_one_is_three)",
+             "promise (1) names one_and_one_is_three, which does not exist"),
+            (proof, " (asserted by add; test_one)", "promise (1) is asserted: it is an invariant")):
+        write(tree, "server/one.h", comment % (invariant, promise))
         code, output = run(tree, "invariants")
         assert code != 0 and f"server/one.h: {finding}" in output, output
+    write(tree, "kernels/one.cu", "/*\n * one.cu - counts.\n *\n * Invariant: one is one.\n */\n")
+    assert "kernels/one.cu:4: an invariant without a number" in run(tree, "invariants")[1]
 
 
 def test_static_name_of_two_files_is_found(tree):
@@ -222,6 +232,13 @@ def test_only_links_may_be_longer_than_a_line(tree):
     write(tree, "docs/long.md", f"# Long\n\n{url} {'word ' * 20}\n")
     code, output = run(tree, "columns")
     assert code != 0 and "docs/long.md:3: " in output, output
+
+
+def test_comment_that_is_too_wide_is_found(tree):
+    """A tab has 8 columns. The lint leaves the width of code to clang-format."""
+    write(tree, "common/wide.c", f"int a{'a' * 100};\n\t/* {'x' * 86} */\n\tint b; /* {'x' * 80} */\n")
+    code, output = run(tree, "columns")
+    assert code != 0 and output.splitlines() == ["common/wide.c:3: 101 columns"], output
 
 
 WALK = """# Architecture
@@ -254,6 +271,15 @@ def test_walk_that_names_what_is_not_there_is_found(tree, old, new, named):
     write(tree, "docs/architecture.md", WALK.replace(old, new, 1) if old else WALK)
     code, output = run(tree, "walks")
     assert (code == 0 and output == "") if named is None else (code != 0 and named in output), output
+
+
+def test_row_or_step_of_a_walk_that_no_file_calls_is_found(tree):
+    write(tree, "server/core/apply.c", "int question(\n\tint a)\n{\n}\nvoid apply(int a)\n{\n}\n")
+    write(tree, "docs/architecture.md", WALK)
+    for calls, unused in (("\tapply(a);\n\t/* a question */\n", " question"), ("\tquestion(a);\n", " apply")):
+        write(tree, "server/net/in.c", "void receive(int a)\n{\n" + calls + "}\n")
+        code, output = run(tree, "walks")
+        assert code != 0 and "no other file of the walk of a push uses" + unused in output, output
 
 
 @pytest.mark.parametrize("file, found", [("apply", 0), ("in", 1)])

@@ -5,8 +5,10 @@
 #   a function (lower case). A file in parentheses or after "in" defines the function before it;
 #     any other function is defined in a file that its step names;
 #   anything else (an option, a type, a constant), which is not checked.
-# The same rules apply to the rows of a table that begin with a function and name a file. A walk has
-# at most ten steps, and each step begins with another file. If the walk returns to a file, the step
+# The same rules apply to the rows of a table that begin with a function and name a file. At least one
+# of the functions and tables that a step or a row names in a file must be used by another file of
+# the walk, or by another file that the step names. The first step is exempt. A walk has at most ten
+# steps, and each step begins with another file. If the walk returns to a file, the step
 # that begins with this file describes both visits.
 page=docs/architecture.md
 [ -f "$page" ] || exit 0
@@ -24,10 +26,50 @@ function path_of(name) {
 function defines(file, name,   line, found, status) {
 	found = 0
 	while ((status = (getline line <file)) > 0)
-		if (line ~ "^[A-Za-z].*[ *]" name "\\(")
+		if (line ~ "^[A-Za-z].*[ *]" name "(\\(|( = |\\[).*\\{)")
 			found = 1
 	close(file)
 	return status < 0 ? -1 : found
+}
+# Returns 1 if a line of the file other than a comment has this name.
+function uses(file, name,   line, found) {
+	found = 0
+	while ((getline line <file) > 0)
+		if (line !~ /^[\t ]*(\/?\*|#include)/ && line ~ "(^|[^A-Za-z0-9_])" name "([^A-Za-z0-9_]|$)")
+			found = 1
+	close(file)
+	return found
+}
+# Note that the walk says that the first file of a step or row does something that others ask for.
+function note_place(file,   i, key) {
+	if (file == "")
+		return
+	key = ++places
+	place_file[key] = file
+	place_line[key] = begin
+	place_names[key] = ""
+	for (i = 1; i <= n_words; i++)
+		if (defines(file, words[i]) > 0)
+			place_names[key] = place_names[key] " " words[i]
+	for (i = 1; i <= n_files; i++)
+		in_walk[named[i]] = 1
+}
+# Check at the end of a walk that each place, except the first one, is used.
+function check_uses(   k, i, n, list, file, found) {
+	for (k = 2; k <= places; k++) {
+		found = 0
+		n = split(place_names[k], list, " ")
+		for (i = 1; i <= n && !found; i++)
+			for (file in in_walk)
+				if (file != place_file[k] && uses(file, list[i]))
+					found = 1
+		if (!found) {
+			begin = place_line[k]
+			finding("no other file of " walk " uses" (n ? place_names[k] : " a function that this line names in") " (" place_file[k] ")")
+		}
+	}
+	places = 0
+	delete in_walk
 }
 function check(name, file) {
 	if (!defines(file, name))
@@ -41,7 +83,7 @@ function check_any(name,   i) {
 }
 # Check one step: the text from its number to the next number.
 function step(   rest, word, before, pending, i) {
-	n_files = n_names = 0
+	n_files = n_names = n_words = 0
 	pending = ""
 	for (rest = text; match(rest, /`[^`]*`/);) {
 		word = substr(rest, RSTART + 1, RLENGTH - 2)
@@ -60,6 +102,8 @@ function step(   rest, word, before, pending, i) {
 		} else {
 			if (pending != "")
 				name[++n_names] = pending
+			if (word ~ /^[a-z][a-z0-9_]*$/)
+				words[++n_words] = word
 			pending = word ~ /^[a-z][a-z0-9_]*$/ ? word : ""
 		}
 	}
@@ -67,6 +111,8 @@ function step(   rest, word, before, pending, i) {
 		name[++n_names] = pending
 	for (i = 1; i <= n_names && (n_files > 0 || !row); i++)
 		check_any(name[i])
+	if (n_files > 0)
+		note_place(named[1])
 	text = ""
 }
 function enter(file) {
@@ -76,11 +122,11 @@ function enter(file) {
 	if (++files > 10)
 		finding(walk " has more than ten files")
 }
-/^## / { step(); walk = /^## The walk of / ? "the" substr($0, 7) : ""; files = 0; delete entered; next }
+/^## / { step(); check_uses(); walk = /^## The walk of / ? "the" substr($0, 7) : ""; files = 0; delete entered; next }
 walk == "" { next }
 /^[0-9]+\. / { step(); text = $0; begin = FNR; next }
 /^\| `/ { step(); text = $0; begin = FNR; row = 1; step(); row = 0; next }
 /^   / && text != "" { text = text " " $0; gsub(/ +/, " ", text); next }
 { step() }
-END { step(); exit bad }
+END { step(); check_uses(); exit bad }
 ' "$page"

@@ -1,7 +1,9 @@
 #!/bin/sh
 # Check that all C files compile without a warning with gcc and clang. Each compiler has a build
 # directory of its own. With arguments, compile only these .c files. CUDA files are not checked
-# here, because every build prints the warnings of nvcc.
+# here, because every build prints the warnings of nvcc. If WERROR=-Werror is in the environment, as
+# in .ci/run, all objects in build/release were compiled with -Werror, and gcc compiles there only
+# those that are missing.
 set -u
 failed=0
 cuda=$(make -s print-CUDA_HOME)
@@ -10,9 +12,10 @@ cuda=$(make -s print-CUDA_HOME)
 	grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
 for cc in gcc clang; do
 	b=build/lint-$cc
+	[ "$cc-${WERROR-}" != gcc--Werror ] || b=build/release
 	targets=$(printf "$b/%s " "$@" | sed 's/\.c /.o /g')
 	# shellcheck disable=SC2086 # each target is one word
-	make -s -k -j "$(nproc)" B=$b CC=$cc EXTRA_CFLAGS=-Werror $targets >&2 || {
+	make -s -k -j "$(nproc)" B=$b CC=$cc WERROR=-Werror $targets >&2 || {
 		echo "warnings: not clean under $cc"
 		failed=1
 	}

@@ -25,7 +25,7 @@ bursts_[a-z]*|local_bursts                   rounds of pipelined steps
 server(_|[[:blank:]])epoch                              term
 kx_(rows|outer|first|second|head)|feeders?   conv_fprop and so on, producer warps
 keepers?|early_[a-z]+                        epoch export, later epochs
-d_scores|score_(images|splits)|errors_kernel  logits, slices, dY
+(d_)?scores|score_(images|splits)|errors_kernel  logits, slices, dY
 (progress|fake)_look|tell_lost_links|max_kept|put_life|copied_least  read, report, retained, fewest
 server_life|from_life|patience_ns  server_process, from_process, timeout
 netlab|sbench|core_bench|session_bench       support/: fixtures, programs

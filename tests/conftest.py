@@ -127,7 +127,7 @@ def small(data, tmp_path_factory):
 
 @pytest.fixture
 def programs(tmp_path, data):
-    """Starts programs in a temporary directory. Kills those that still run at the end of the
+    """Starts programs in a temporary directory. Kills the programs that still run at the end of the
     test."""
     programs = Programs(tmp_path, data)
     yield programs

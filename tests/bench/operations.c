@@ -18,6 +18,7 @@
 
 #ifdef KX_CUDA
 #include "kernels/cuda/tensor/tensor.h"
+#include "kernels/cuda/tensor/winograd.h"
 
 #define LAUNCHES 20
 #define RUNS     5
@@ -26,7 +27,7 @@ struct operation {
 	int channels, side, filters, size, pad, out, first;
 	int images;
 	enum kx_type type;
-	void *x, *y, *dx, *weights, *workspace, *pixels;
+	void *x, *y, *dx, *weights, *workspace, *winograd, *pixels;
 	struct kx_now *now;
 	struct kx_windows fprop, dgrad;
 	struct kx_patches patches;
@@ -89,6 +90,38 @@ static struct kx_windows windows(int side, int c, int out, int size, int pad)
 		.size = size};
 }
 
+/* Return 1 if cuda_tensor computes fprop, wgrad or dgrad with Winograd's tiles. */
+static int winograd_fprop(const struct operation *o)
+{
+	return o->type == KX_TYPE_FP32 &&
+	       kx_winograd_faster(o->fprop, o->filters, (size_t)o->images);
+}
+
+static int winograd_wgrad(const struct operation *o)
+{
+	return o->type == KX_TYPE_FP32 && kx_winograd_wgrad_faster(o->fprop, o->filters);
+}
+
+static int winograd_dgrad(const struct operation *o)
+{
+	return o->type == KX_TYPE_FP32 &&
+	       kx_winograd_faster(o->dgrad, o->channels, (size_t)o->images);
+}
+
+/* Returns the number of floats of the largest workspace of these products. */
+static size_t winograd_floats(const struct operation *o)
+{
+	const size_t images = (size_t)o->images;
+	size_t floats = 0, more;
+
+	if (winograd_fprop(o))
+		floats = kx_winograd_floats(o->fprop, o->filters, images);
+	more = winograd_dgrad(o) ? kx_winograd_floats(o->dgrad, o->channels, images) : 0;
+	floats = more > floats ? more : floats;
+	more = winograd_wgrad(o) ? kx_winograd_wgrad_floats(o->fprop, o->filters, images) : 0;
+	return more > floats ? more : floats;
+}
+
 static void prepare(struct operation *o, const char *layer)
 {
 	int *numbers[] = {&o->channels, &o->side, &o->filters, &o->size, &o->pad};
@@ -127,6 +160,7 @@ static void prepare(struct operation *o, const char *layer)
 	CHECK(cudaMalloc(&o->workspace, (size_t)slices * KX_WGRAD_ROWS(depth(o)) *
 						(size_t)o->filters * sizeof(float)),
 		"cudaMalloc");
+	CHECK(cudaMalloc(&o->winograd, 4 * winograd_floats(o) + 4), "cudaMalloc");
 	CHECK(cudaMalloc(&o->pixels, (size_t)(o->images * o->channels * o->side * o->side)),
 		"cudaMalloc");
 	CHECK(cudaMalloc((void **)&o->now, sizeof(*o->now)), "cudaMalloc");
@@ -135,7 +169,7 @@ static void prepare(struct operation *o, const char *layer)
 
 static void release(struct operation *o)
 {
-	void *all[] = {o->x, o->dx, o->y, o->weights, o->workspace, o->pixels, o->now};
+	void *all[] = {o->x, o->dx, o->y, o->weights, o->workspace, o->winograd, o->pixels, o->now};
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		cudaFree(all[i]);
@@ -146,6 +180,17 @@ static int run_fprop(struct operation *o, cudaStream_t stream)
 	struct kx_batch batch = {.pixels = o->pixels, .now = o->now, .images = o->images};
 	int rc = o->first ? kx_patches(batch, o->patches, o->x, o->type, stream) : 0;
 
+	if (winograd_fprop(o))
+		return kx_winograd((struct kx_winograd){.x = o->x,
+					   .weights = o->weights,
+					   .bias = (float *)o->workspace,
+					   .y = o->y,
+					   .workspace = o->winograd,
+					   .window = o->fprop,
+					   .n = o->filters,
+					   .relu = 1,
+					   .images = o->images},
+			stream);
 	return rc ? rc
 		  : kx_product((struct kx_product){.a = o->x,
 				       .b = o->weights,
@@ -165,6 +210,17 @@ static int run_fprop(struct operation *o, cudaStream_t stream)
 
 static int run_dgrad(struct operation *o, cudaStream_t stream)
 {
+	if (winograd_dgrad(o))
+		return kx_winograd((struct kx_winograd){.x = o->y,
+					   .weights = o->weights,
+					   .mask = o->x,
+					   .y = o->dx,
+					   .workspace = o->winograd,
+					   .window = o->dgrad,
+					   .n = o->channels,
+					   .dgrad = 1,
+					   .images = o->images},
+			stream);
 	return kx_product((struct kx_product){.a = o->y,
 				  .b = o->weights,
 				  .mask = o->x,
@@ -184,6 +240,15 @@ static int run_wgrad(struct operation *o, cudaStream_t stream)
 {
 	const int m = depth(o) + !o->first;
 
+	if (winograd_wgrad(o))
+		return kx_winograd_wgrad((struct kx_winograd_wgrad){.x = o->x,
+						 .dy = o->y,
+						 .gradients = o->workspace,
+						 .workspace = o->winograd,
+						 .window = o->fprop,
+						 .n = o->filters,
+						 .images = o->images},
+			stream);
 	return kx_product_wgrad((struct kx_product_wgrad){.a = o->x,
 					.b = o->y,
 					.workspace = o->workspace,

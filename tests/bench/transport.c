@@ -3,15 +3,16 @@
  * per second. A pair is one push and the pull after it.
  *
  *   transport [--server-binary PATH] [--seconds S] [--bytes N] [--workers N]
- *             [--mode cnn-ps|cnn-ps-shm|zmq]
+ *             [--mode cnn-ps|cnn-ps-bf16|cnn-ps-shm|zmq]
  *
  * The program prints CSV. Mode cnn-ps starts a real server (vector:N, plain SGD) and worker
  * processes. Each worker pushes full gradients and pulls the full weights with libcnnps. The
- * processes make all checks: checksums, finite values, exactly-once. Mode cnn-ps-shm does the same
- * with tensors in shared memory. Mode zmq gives the upper bound: plain DEALERs exchange the same
- * number of bytes with a plain ROUTER, and no process copies or reads the bytes. p50 and p99 are
- * percentiles of the latency of a pair. CPU seconds are the user + system time of server and
- * workers per 10^9 bytes moved, in both directions together.
+ * processes make all checks: checksums, finite values, exactly-once. Mode cnn-ps-bf16 does the same
+ * with --wire bf16, and mode cnn-ps-shm with tensors in shared memory; the bytes in the output are
+ * those of float32. Mode zmq gives the upper bound: plain DEALERs exchange the same number of bytes
+ * with a plain ROUTER, and no process copies or reads the bytes. p50 and p99 are percentiles of the
+ * latency of a pair. CPU seconds are the user + system time of server and workers per 10^9 bytes
+ * moved, in both directions together.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -97,11 +98,14 @@ static int cnnps_pair(void *arg)
 	return rc;
 }
 
-static void run_worker(
-	struct shared *s, size_t index, size_t bytes, double seconds, enum cnnps_lane lane)
+static void run_worker(struct shared *s, size_t index, size_t bytes, double seconds,
+	enum cnnps_lane lane, enum cnnps_wire wire)
 {
-	struct cnnps_options o = {
-		.size = sizeof(o), .server = s->endpoint, .device = "bench", .lane = lane};
+	struct cnnps_options o = {.size = sizeof(o),
+		.server = s->endpoint,
+		.device = "bench",
+		.lane = lane,
+		.wire = wire};
 	struct cnnps_pair p = {.n = bytes / sizeof(float)};
 	struct cnnps_stats stats;
 
@@ -124,12 +128,17 @@ static void run_worker(
 
 static void cnnps_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	run_worker(s, index, bytes, seconds, CNNPS_LANE_TCP);
+	run_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_FP32);
+}
+
+static void bf16_worker(struct shared *s, size_t index, size_t bytes, double seconds)
+{
+	run_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_BF16);
 }
 
 static void lane_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	run_worker(s, index, bytes, seconds, CNNPS_LANE_SHM);
+	run_worker(s, index, bytes, seconds, CNNPS_LANE_SHM, CNNPS_WIRE_FP32);
 }
 
 /* Start cnn-ps and read its endpoint from the log. */
@@ -254,8 +263,13 @@ static pid_t zmq_server(const struct options *o, struct shared *s, size_t bytes,
 		__atomic_store_n(&s->endpoint[0], endpoint[0], __ATOMIC_RELEASE);
 		zmq_serve(router, bytes);
 	}
-	while (!__atomic_load_n(&s->endpoint[0], __ATOMIC_ACQUIRE))
+	for (int ms = 0; !__atomic_load_n(&s->endpoint[0], __ATOMIC_ACQUIRE); ms++) {
+		if (ms > 10000) {
+			fprintf(stderr, "transport: mode zmq has no server after 10 s\n");
+			exit(1);
+		}
 		usleep(1000);
+	}
 	return pid;
 }
 
@@ -270,6 +284,7 @@ struct mode {
 static const struct mode modes[] = {
 	{"zmq", zmq_server, zmq_worker},
 	{"cnn-ps", cnnps_server, cnnps_worker},
+	{"cnn-ps-bf16", cnnps_server, bf16_worker},
 	{"cnn-ps-shm", cnnps_server, lane_worker},
 };
 

@@ -63,6 +63,18 @@ def test_python_rate_compares_the_clients():
     assert re.search(r"^python / c, pairs: \d", done.stdout, re.M)
 
 
+def test_python_rate_says_that_its_workers_failed():
+    """The workers read CNN_KEY. They fail, and the script neither waits for them nor leaves them."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/bench/python_rate", "--programs", "python", "--rounds", "1",
+         "--seconds", "0.1", "--workers", "2", "--bytes", "26000"], cwd=ROOT, capture_output=True,
+        text=True, timeout=50 * PATIENCE, env=dict(os.environ, CNN_KEY="/nowhere/worker.key"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "python_rate: python_worker: not all of 2 workers have begun"), done.stderr
+    assert "/nowhere/worker.key" in done.stderr
+
+
 def test_durability_makes_the_directory_that_it_is_given(tmp_path):
     done = bench("durability.py", "--dir", tmp_path / "new/er", "--seconds", 0.05,
                  "--pushes", 0.02)

@@ -366,6 +366,25 @@ def test_a_reason_names_tests_that_are_there():
     assert named and not [(name, test) for name, test in named if not (ROOT / test).exists()]
 
 
+@pytest.mark.parametrize("mark, heading", [("not run", "`.ci/run` does not run these:"),
+                                           ("slow", "These run only with `CNN_SLOW=1`:")])
+def test_readers_see_which_commands_are_not_run(mark, heading):
+    """A comment with a mark is invisible on the page, so docs/README.md lists the reasons."""
+    text = (ROOT / "docs/README.md").read_text().partition(heading)[2]
+    items = re.match(r"\n\n((?:[*] .*\n(?:  .*\n)*)*)", text)[1]
+    listed = {re.search(r"\((\S+)\)", item)[1]: " ".join(item.replace("`", "").lower().split())
+              for item in re.split(r"^[*] ", items, flags=re.M)[1:]}
+    marked = {}
+    for path in DOCUMENTS:
+        for block in blocks(path):
+            if block.mark == mark:
+                marked.setdefault(os.path.relpath(path, ROOT / "docs"), set()).add(block.reason.lower())
+    assert sorted(listed) == sorted(marked)
+    for page, reasons in marked.items():
+        sentences = listed[page].partition("): ")[2].removesuffix(".").split(". ")
+        assert sorted(sentences) == sorted(reasons), page
+
+
 def test_every_document_is_read():
     tracked = subprocess.run(["git", "-C", ROOT, "ls-files", "*.md"], capture_output=True, text=True,
                              check=False)

@@ -130,8 +130,8 @@ def test_a_full_disk_stops_acknowledgements_until_there_is_room(programs, small_
 
 
 def test_an_operator_reaches_a_server_whose_disk_is_full(programs, small_disk):
-    """The server delays only those messages that promise durability until the disk has space. It
-    answers cnn-ctl at once."""
+    """The server delays only those messages that promise durability until the disk has space. The
+    server answers cnn-ctl at once."""
     run = LedgerRun(programs, 2, 3000, *ALWAYS, directory=small_disk / "ckpt", pace=(2,))
     run.reached(0)
     names = iter(range(10**6))

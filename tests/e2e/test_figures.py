@@ -16,8 +16,8 @@ STYLE = (ROOT / "docs/figures.gp").read_text()
 INK = re.search(r'^ink = "(#\w+)"', STYLE, re.M)[1]
 COLOURS = re.findall(r"#[0-9a-f]{6}", re.search(r"^array colour.*", STYLE, re.M)[0])
 WHITE, DARK = "#ffffff", "#0d1117"  # the backgrounds of GitHub's light and dark pages
-# Linear RGB as people with these kinds of colour blindness see it: matrices of Machado, Oliveira
-# and Fernandes (2009).
+# Matrices that convert linear RGB to the colours that people with deuteranopia or protanopia see
+# (Machado, Oliveira and Fernandes, 2009).
 DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
                 [-0.011820, 0.042940, 0.968881]]
 PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],

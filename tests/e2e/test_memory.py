@@ -132,13 +132,15 @@ def test_a_run_and_its_restart_stay_below(programs, tmp_path, few, mode, level):
 
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="a sanitizer takes memory of its own")
-def test_workers_that_push_without_a_pause_stay_below(programs, tmp_path):
+@pytest.mark.parametrize("lane, wrap", [("auto", ()), ("tcp", ("env", "CNN_WIRE=bf16"))])
+def test_workers_that_push_without_a_pause_stay_below(programs, tmp_path, lane, wrap):
     options = ("--model", f"vector:{PARAMETERS}", "--optimizer", "sgd", "--lr", 1,
-               "--staleness-scaling", "constant", "--max-staleness", 10**9, "--max-workers", 3)
+               "--staleness-scaling", "constant", "--max-staleness", 10**9, "--max-workers", 3,
+               "--lane", lane)
     printed = check_config(tmp_path, *options, "--checkpoint-dir", tmp_path / "ckpt")
     server = programs.server(*options)
     for i in range(3):
         # more pushes than the test waits for
-        programs.ledger_worker(server.endpoint, i, PARAMETERS // 3)
+        programs.ledger_worker(server.endpoint, i, PARAMETERS // 3, wrap=wrap)
     updated(server, 300)
     assert peak(server) <= printed

@@ -34,7 +34,7 @@ def generations(directory):
 
 @pytest.fixture
 def history(programs):
-    """Returns the directory of a drained run, which has three generations with different
+    """Returns the directory of a run that was killed, with three generations that have different
     weights."""
     run = programs.server("--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--max-workers",
                      1, "--checkpoint-ms", 3600000)
@@ -223,7 +223,7 @@ def test_full_disk_holds_workers_back(ledger, small_disk, figure):
     until(lambda: min(outstanding()) >= 64, 20, "the window is full")
     peak = max(outstanding())
     shutil.rmtree(filler)
-    figure("P5", peak, "pushes kept at most, of a window of 64", peak <= 64, what="window")
+    figure("P5", peak, "pushes retained at most, with a window of 64", peak <= 64, what="window")
     report(figure, "P5", run, "full windows")
 
 
@@ -247,7 +247,7 @@ def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
     server.kill()
     again = programs.restart(server, *WEIGHTS)
     again.line("server resumed")
-    figure("P5", len(kept), "generations are kept on a disk of 1 MiB, of 320 kB each",
+    figure("P5", len(kept), "generations of 320 kB each are kept on a disk of 1 MiB",
            2 <= len(kept) <= 3, what="own")
 
 
@@ -279,7 +279,7 @@ def test_sigterm_with_a_full_disk(programs, small_disk, figure):
     took = time.monotonic() - begun
     said = "\n".join(server.lines)
     figure("P5", took, "s from SIGTERM to the end, with a full disk", took <= 4, what="drain")
-    figure("P5", code, "is the status then", code == 10 and "No space" in said.split("gave_up")[1],
+    figure("P5", code, "is the exit status", code == 10 and "No space" in said.split("gave_up")[1],
            what="drain status")
 
 
@@ -347,7 +347,7 @@ def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     how.touch()
     begun = time.monotonic()
     until(lambda: health(server) == 503, 10, "it says that it is not well")
-    figure("P5", time.monotonic() - begun, "s until readiness names a disk that hangs",
+    figure("P5", time.monotonic() - begun, "s until the server is degraded by a disk that hangs",
            "the disk does not answer" in server.status()["degraded"], what="overdue")
     fleet.append(programs.worker(server.endpoint))
     # longer than 6 s: after this time without a delivery, the server would declare a worker stalled
@@ -355,7 +355,7 @@ def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     status = server.status()
     said = ["\n".join(w.lines) for w in fleet]
     figure("P5", sum("the server waits for its disk" in text for text in said),
-           "of 2 workers and one that joins say what they wait for", all(
+           "of 3 workers (one has just started) print what they wait for", all(
                "the server waits for its disk" in text and "silent" not in text and
                "not as cnn-ps" not in text and "has not welcomed" not in text for text in said),
            what="said")
@@ -364,7 +364,7 @@ def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     result = server.result()
     figure("P5", status["counters"]["stalls"] + status["counters"]["expired"]
            + result["steps_short"],
-           "workers called stalled, grants taken away and steps cut short by a disk that hung",
+           "workers stalled, grants expired and steps cut short because of the disk",
            status["counters"]["stalls"] + status["counters"]["expired"]
            + result["steps_short"] == 0, what="nobody stalls")
 
@@ -380,7 +380,7 @@ def test_sigterm_while_the_disk_hangs(programs, figure):
     took = time.monotonic() - begun
     figure("P5", took, "s from SIGTERM to the end, with a disk that hangs", took <= 11,
            what="drain")
-    figure("P5", code, "is the status then", code == 10 and "the disk does not answer" in
+    figure("P5", code, "is the exit status", code == 10 and "the disk does not answer" in
            "\n".join(server.lines).split("gave_up")[1], what="drain status")
 
 
@@ -480,8 +480,8 @@ def test_start_on_a_full_disk(programs, small_disk, figure, durability):
     again.kill()
     left = generations(small_disk / "ckpt")
     figure("P5", len(left),
-           f"generations are left of {len(kept)} after a start on a full disk, the "
-           "newest of the run among them", len(kept) == 3 and status["version"] == 0
+           f"of {len(kept)} generations are left after a start on a full disk, the "
+           "newest one of the run among them", len(kept) == 3 and status["version"] == 0
            and len(left) >= 2 and left[1] == kept[0], what=f"full start {durability}")
 
 

@@ -82,7 +82,7 @@ def test_same_bytes_again(peer, figure, full):
     twice = int((weights < -1).sum())
     assert version == pushes and (weights[:pushes] == -1).all() and not weights[pushes:].any()
     figure("N5", twice, f"applied twice of {pushes * again} duplicates", twice == 0)
-    figure("N5", wrong, "answers that were not the first one's", wrong == 0, what="answers")
+    figure("N5", wrong, "answers that differed from the first one", wrong == 0, what="answers")
 
 
 def test_every_push_may_come_twice(proxied, figure, full):

@@ -119,7 +119,7 @@ def test_pushes_kept_in_a_partition(nets, figure, full):
     decided = sum(seqs(net, run.server).values())
     net.heal()
     lost, twice = run.count()
-    figure("N1", pushed - decided, "pushes kept", pushed - decided <= RETAINED)
+    figure("N1", pushed - decided, "pushes retained", pushed - decided <= RETAINED)
     assert lost + twice == 0
 
 
@@ -245,8 +245,8 @@ def test_slow_link(nets, figure, full, megabits):
            int(words["acked"]) == run.pushes and lost + twice == 0, what=f"at {megabits} Mbit/s")
     figure("N4", int(words["replayed"]), f"of {run.pushes} pushes sent again",
            words["replayed"] == "0", what=f"again at {megabits} Mbit/s")
-    figure("N4", int(words["reconnects"]), "times cut", int(words["reconnects"]) == 0,
-           what=f"cut at {megabits} Mbit/s")
+    figure("N4", int(words["reconnects"]), "times that the connection was cut",
+           int(words["reconnects"]) == 0, what=f"cut at {megabits} Mbit/s")
 
 
 # ---- N8 --------------------------------------------------------------------------------------

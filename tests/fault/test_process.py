@@ -391,8 +391,8 @@ def test_trainer_of_an_old_run_exits_4(programs, figure, small):
 
 
 def test_device_that_breaks(programs, figure, small):
-    """A device fails during its eighth gradient, when half of the gradient is written. The worker
-    pushes no part of this gradient."""
+    """A device fails during its eighth gradient, after it has written one wrong coordinate. The
+    worker pushes no part of this gradient."""
     server = programs.server("--model", "seed:8", "--epochs", 2, "--seed", 7, *SOON)
     broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", small,
@@ -403,7 +403,7 @@ def test_device_that_breaks(programs, figure, small):
     pushed = server.status()["counters"]["pushes"]
     weights = safetensors.flat(programs.export(server.endpoint))
     bad = int((abs(weights) > 10).sum())
-    figure("P17", bad, f"weights touched by a broken gradient; {pushed} good ones came before it",
+    figure("P17", bad, f"weights changed by the bad gradient; {pushed} good ones came before it",
            bad == 0 and pushed == 7, what="weights")
     programs.worker(server.endpoint, data=small)  # a new worker, as a supervisor would start it
     assert server.result()["images_per_epoch"] == [6000, 6000]
@@ -418,7 +418,7 @@ def test_device_that_hangs(programs, figure, small):
         "--device", "cpu", "--device-timeout-ms", 500), env={"BROKEN_HANGS": "1"}))
     code = broken.wait(60)
     assert "device has not answered for 500 ms" in broken.tail(), broken.tail()
-    figure("P17", code, "exit status of a worker whose device hangs", code == 13, what="hang")
+    figure("P17", code, "is the exit status of a worker whose device hangs", code == 13, what="hang")
     programs.worker(server.endpoint, data=small)
     assert server.result()["images_per_epoch"] == [6000, 6000]
 
@@ -426,7 +426,7 @@ def test_device_that_hangs(programs, figure, small):
 def test_gpu_that_breaks(programs, figure, small):
     """A real GPU breaks: on SIGRTMIN, a library in LD_PRELOAD makes the CUDA context unusable."""
     if not Path("/dev/nvidia0").exists():
-        figure.cannot("P17", "no GPU here: make gpu-test does it where there is one")
+        figure.cannot("P17", "this machine has no GPU; make gpu-test runs it on one that has")
     server = programs.server("--model", "seed:32", "--epochs", 1000, *SOON)
     broken = programs.add(Process("cnn-worker", command(
         "cnn-worker", "--server", server.endpoint, "--data", small, "--device", "cuda"),

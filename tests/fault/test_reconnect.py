@@ -60,19 +60,22 @@ def test_hello_storm(programs, figure):
     """A thousand HELLOs arrive at once: the server answers 50 per second, and still accepts a
     worker."""
     server = programs.server("--model", "vector:10", directory=None)
-    link = Link(server.endpoint)
+    # the server closes a connection that sends more than 272 messages above a limit
+    links = [Link(server.endpoint) for _ in range(10)]
     begun = time.monotonic()
-    for _ in range(1000):
-        link.send(hello())
+    for k in range(1000):
+        links[k % 10].send(hello())
     until(lambda: server.status()["counters"]["hellos_turned_away"] > 0, 20, "some are turned away")
     answers = 0
-    while link.receive(0.5):
-        answers += 1
+    for link in links:
+        while link.receive(0.5):
+            answers += 1
     rate = max(0, answers - 50) / (time.monotonic() - begun)
     assert answers + server.status()["counters"]["hellos_turned_away"] == 1000
     Worker(server.endpoint).close()
-    link.close()
-    figure("N9", rate, "HELLOs per second accepted, after the first 50", rate <= 51)
+    for link in links:
+        link.close()
+    figure("N9", rate, "HELLOs per second accepted after the first 50", rate <= 51)
 
 
 # ---- N10 -------------------------------------------------------------------------------------

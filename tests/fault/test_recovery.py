@@ -67,7 +67,7 @@ def pushed_in(run, names, seconds):
 
 def test_a_death_does_not_slow_the_others(ledger, figure, full):
     """Four workers push at a rate that the machine can sustain. One worker is killed, and the
-    server notices its silence. This must not slow down the other three workers."""
+    server notices its silence. The death must not slow down the other three workers."""
     rounds, seconds = (10, 2.5) if full else (2, 2)
     run = ledger(4, int((rounds * 2 * seconds + 30) * 100), pace=(10,))
     others = ["ledger-1", "ledger-2", "ledger-3"]

@@ -1,12 +1,12 @@
 /*
  * wire.c - fuzzes the codec of messages. Byte 0 gives the number of parameters that the receiver
- * expects, and says whether it defers the check of PARAMS. Byte 1 gives the number of tensor frames
- * that are chunks, and says whether the receiver is a server. Then one byte for each tensor frame
- * gives its number of values; 255 ends the list. The remaining bytes are the header frame.
+ * expects, and says whether it defers the check of PARAMS. Byte 1 modulo 8 is the number of tensor
+ * frames that are chunks. Then one byte for each tensor frame gives its number of values; 255 ends
+ * the list. The remaining bytes are the header frame.
  *
  * The target checks that a decoded message, encoded and decoded again, is the same message
- * (proto/wire.h, invariant 3), and that all functions that encode parts of a message or compute a
- * checksum agree. The sanitizers and assertions check invariants 1 and 2.
+ * (proto/wire.h, promise 2), and that all functions that encode parts of a message or compute a
+ * checksum agree. The sanitizers and assertions check invariant 1 and promise 1.
  */
 #include "proto/lane.h"
 #include "proto/wire.h"
@@ -118,7 +118,7 @@ static void add_chunks(struct frames *f, size_t n)
 	}
 }
 
-static void decode(struct frames *f, size_t n_params, int deferred, int serves)
+static void decode(struct frames *f, size_t n_params, int deferred)
 {
 	float values[128];
 	struct wire *w = NULL;
@@ -131,8 +131,6 @@ static void decode(struct frames *f, size_t n_params, int deferred, int serves)
 	PS_ASSERT(wire_new(&w, n_params) == 0);
 	if (deferred)
 		wire_defer(w);
-	if (serves)
-		wire_serve(w);
 	if (wire_is_chunk(f)) {
 		PS_ASSERT(wire_chunks_wanted(f) == 0);
 	} else if (wire_decode(w, f, &m, &why) != 0) {
@@ -163,7 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (size_t i = 0; i < n_sizes; i++)
 		add_frame(&f, zeros, sizes[i] * 4u + (i % 7 == 6));
 	add_chunks(&f, n_chunks % 8);
-	decode(&f, first & 127u, first >> 7, n_chunks & 8);
+	decode(&f, first & 127u, first >> 7);
 	frames_release(&f);
 	return 0;
 }

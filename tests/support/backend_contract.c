@@ -185,7 +185,7 @@ static void contract_nan(const char *device, size_t tensor)
 	subject_release(&s);
 }
 
-void scores_that_are_no_numbers_are_wrong_answers(void **state)
+void logits_that_are_no_numbers_are_wrong_answers(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		contract_nan(*d, 0); /* a NaN in a filter makes all logits NaN */

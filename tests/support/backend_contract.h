@@ -33,7 +33,7 @@ void dropout_draws_what_the_header_specifies(void **state);
 /* ---- evaluation and refusals ---------------------------------------------------------------- */
 
 void evaluation_and_prediction_follow_from_the_same_logits(void **state);
-void scores_that_are_no_numbers_are_wrong_answers(void **state);
+void logits_that_are_no_numbers_are_wrong_answers(void **state);
 void bad_indices_and_ranges_are_refused(void **state);
 /* A server may send a batch size that does not fit in the worker's memory. */
 void a_batch_larger_than_memory_is_refused(void **state);

@@ -19,8 +19,9 @@ struct capture {
 /* capture_begin redirects `fd` to a file. capture_end restores it and returns the text. */
 void capture_begin(struct capture *c, int fd);
 const char *capture_end(struct capture *c);
-/* As capture_end, for log lines. Each line must begin with a timestamp, and the timestamps are
- * removed from the text. Lines that begin with "==", which a sanitizer prints, are removed, too. */
+/* Does the same as capture_end, for log lines. Each line must begin with a timestamp, and the
+ * timestamps are removed from the text. Lines that begin with "==", which a sanitizer prints, are
+ * removed, too. */
 const char *capture_log(struct capture *c);
 
 size_t count_lines(const char *text);

@@ -65,7 +65,7 @@ void cluster_run(struct cluster *k, uint32_t n, struct rng *r);
 
 /* ---- gradients ------------------------------------------------------------------------------ */
 
-/* Writes a gradient of 1 at every coordinate. The loss is 0.5. */
+/* Writes a gradient of 1 at each of FIXTURE_PARAMS coordinates. The loss is 0.5. */
 double cluster_ones(uint32_t i, const float *w, double *g);
 /* Computes the loss and the gradient of a quadratic function, with a different minimum for each
  * batch and a different curvature for each coordinate. */

@@ -70,7 +70,10 @@ static void fixture_watch(struct core_fixture *f)
 
 void fixture_step(struct core_fixture *f, const struct event *ev)
 {
-	core_step(f->core, ev, f->now_ms);
+	struct event event = *ev;
+
+	event.next_buffer = f->next_buffer;
+	core_step(f->core, &event, f->now_ms);
 	if (f->twin)
 		core_step(f->twin, ev, f->now_ms);
 	fixture_watch(f);

@@ -32,6 +32,8 @@ struct core_fixture {
 	uint64_t now_ms;
 	uint64_t saving;   /* generation of the snapshot in progress; 0: none */
 	struct core *twin; /* a second core that receives the same events; NULL: none */
+	/* `next_buffer` of each event for `core`; `twin` always overwrites its weights */
+	float *next_buffer;
 };
 
 /* ---- life cycle ----------------------------------------------------------------------------- */
@@ -102,7 +104,7 @@ const struct msg_grant *fixture_granted(const struct core_fixture *f, uint32_t p
 /* Request a lease. The server must answer with a grant. Returns this grant. */
 struct msg_grant fixture_grant(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
-/* As fixture_grant, but the grant must be training work. */
+/* Does the same as fixture_grant. The grant must be training work. */
 struct msg_grant fixture_train(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
 void assert_work(const struct msg_grant *g, uint32_t epoch, uint32_t first, uint32_t count);

@@ -1,7 +1,7 @@
 /*
- * failing_disk.h - a write and an fdatasync that fail when a test wants it. The file replaces these
- * two calls in the whole program, so the Makefile links it only into the test programs that need
- * it.
+ * failing_disk.h - a write and an fdatasync that fail when a test sets a counter. The file replaces
+ * these two calls in the whole program, so the Makefile links it only into the test programs that
+ * need it.
  *
  * Set the counters only while the threads of libuv's pool are idle. A write of 8 bytes or less
  * never fails, because libuv wakes its loop with such writes.

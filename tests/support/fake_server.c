@@ -56,6 +56,7 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 		.push_sum = f->how.push_sum,
 		.prefetch = f->how.prefetch,
 		.validate = f->how.validate,
+		.wire = f->how.only_fp32 ? ENCODING_NONE : f->seen.hello.wire,
 		.local_rate = f->how.local_rate,
 		.momentum = f->how.momentum};
 	snprintf(m.welcome.model, sizeof(m.welcome.model), "%s", f->how.model);
@@ -94,6 +95,9 @@ static void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weig
 			.encoding = ENCODING_F32,
 			.data = w + 2};
 	}
+	if (which == WEIGHTS_CURRENT && f->seen.hello.wire == ENCODING_BF16)
+		for (uint32_t i = 0; i < m.params.slices.n; i++)
+			m.params.slices.slice[i].encoding = ENCODING_BF16;
 	fake_send(f, peer, &m);
 }
 
@@ -187,7 +191,9 @@ static void fake_error(struct fake *f, uint32_t peer, int status)
 	struct msg m = {.type = MSG_ERROR};
 
 	m.error.status = status;
-	m.error.text = "the fake server says so";
+	m.error.text = f->how.controls ? "\033]0;x\007 a\u202eb\xc2\x9b"
+					 "2J\u00e9"
+				       : "the fake server says so";
 	fake_send(f, peer, &m);
 }
 

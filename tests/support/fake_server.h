@@ -33,12 +33,14 @@ struct fake_how {
 	int not_durable;       /* no push becomes durable */
 	int garbage;           /* before each reply, send bytes that are not a message */
 	int status;            /* nonzero: answer every message with this ERROR */
+	int controls;          /* the text of this ERROR has characters that control a terminal */
 	int bye;               /* nonzero: answer each LEASE with BYE of this status */
 	int reject;            /* REJECT_*: reject every push for this reason; 0: accept it */
 	int superseded;        /* each ACK reports this number of superseded results */
 	int two_slices;        /* send the weights as two tensors */
 	int damaged_pulls;     /* flip a bit in each of the next PARAMS, up to this number */
 	int refuse_admin;
+	int only_fp32; /* accept no bfloat16 */
 	uint32_t push_window, replay_window;
 	const char *model; /* a model text; the model has FAKE_PARAMS parameters */
 	enum mode mode;
@@ -94,8 +96,8 @@ void fake_stop(struct fake *f);
 /* Wait for at most `seconds` until `enough(f)` is true. Returns 1 if `enough(f)` became true within
  * `seconds`, else 0. */
 int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds);
-/* As fake_happens, for at most 20 s. If `enough(f)` is still false, the test fails with the text
- * `what`. */
+/* Wait for at most 20 s until `enough(f)` is true. If `enough(f)` is still false then, the test
+ * fails with the text `what`. */
 void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what);
 /* fake_set changes one member of f->how, fake_behave changes all. */
 void fake_set(struct fake *f, int *how, int value);

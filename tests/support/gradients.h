@@ -16,14 +16,7 @@
 #include "common/mem.h"
 #include "common/rng.h"
 #include "kernels/backend.h"
-
-#if defined(__SANITIZE_THREAD__)
-#define IS_TSAN 1
-#elif defined(__has_feature)
-#define IS_TSAN __has_feature(thread_sanitizer)
-#else
-#define IS_TSAN 0
-#endif
+#include "tests/support/sanitizer.h"
 
 /* Skip a test of arithmetic under ThreadSanitizer. A test of arithmetic takes minutes under
  * ThreadSanitizer, and it starts no threads that could race. */

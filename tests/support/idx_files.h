@@ -13,7 +13,7 @@ void blob_be32(struct blob *b, uint32_t v);
 
 /* Returns a file with images of rows x cols pixels. The pixel values count up from `seed`. */
 struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed);
-/* As blob_images, for files with channels (idx4). */
+/* Returns a file like that of blob_images, but with channels (idx4). */
 struct blob blob_planes(uint32_t n, uint32_t channels, uint32_t rows, uint32_t cols, unsigned seed);
 struct blob blob_labels(uint32_t n);
 struct blob blob_gzip(const struct blob *plain);

@@ -82,6 +82,6 @@ class LedgerRun:
         return lost, twice
 
     def verdict(self, seconds=120, hurry=True):
-        """As count(), but the test fails unless every push was applied exactly once."""
+        """Do the same as count(). The test fails unless every push was applied exactly once."""
         lost, twice = self.count(seconds, hurry)
         assert (lost, twice) == (0, 0), f"{lost} lost, {twice} applied twice"

@@ -28,7 +28,7 @@ extern float router_weights[ROUTER_PARAMS];
 struct router_core {
 	uint64_t messages, gone, version, ack;
 	unsigned replies;
-	uint32_t peer; /* the peer that sent the last message */
+	uint32_t peer, gone_peer; /* the peer of the last message, and the peer that left last */
 };
 
 extern struct router_core router_core;

@@ -56,9 +56,9 @@ static int broken_gradient(void *self, const float *params, const uint32_t *inde
 	return PS_EDEVICE;
 }
 
-static int broken_forward(void *self, const float *params, size_t first, size_t n, float *scores)
+static int broken_forward(void *self, const float *params, size_t first, size_t n, float *logits)
 {
-	return device_cpu_ref.forward(self, params, first, n, scores);
+	return device_cpu_ref.forward(self, params, first, n, logits);
 }
 
 const struct device device_cpu = {

@@ -4,6 +4,8 @@
  *
  *   ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY [KEY-FILE]]]
  *
+ * With CNN_WIRE=bf16 in the environment, it is a worker with --wire bf16.
+ *
  * On a vector:N model with plain SGD and rate 1, the gradient of push n of worker INDEX is 1 in
  * coordinate INDEX * PUSHES + n and 0 elsewhere (n = 0, 1, ...). Afterwards every coordinate of the
  * weights must be exactly -1: 0 means a lost push, and -2 means a push that was applied twice. A
@@ -22,6 +24,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include "common/err.h"
 #include "common/log.h"
@@ -56,7 +59,8 @@ static int number(const char *text, size_t *out)
 }
 
 /* Returns the number of this worker's pushes that the weights contain. Earlier processes with the
- * same INDEX made these pushes. The counted pushes are its first ones, without a gap. */
+ * same INDEX made these pushes. The counted pushes are the first pushes of the worker, without a
+ * gap. */
 static size_t done_before(const struct ledger *l)
 {
 	size_t k = 0;
@@ -81,8 +85,6 @@ static void rest(const struct ledger *l)
 		nanosleep(&pace, NULL);
 }
 
-/* Print how many pushes of this INDEX were made, and how many were acknowledged. The two numbers
- * include the pushes of earlier processes. */
 static int exit_of(int rc)
 {
 	int code = err_exit_code(rc);
@@ -90,6 +92,8 @@ static int exit_of(int rc)
 	return code ? code : 1;
 }
 
+/* Print how many pushes of this INDEX were made, and how many were acknowledged. The two numbers
+ * include the pushes of earlier processes. */
 static void say(const struct ledger *l, size_t pushed)
 {
 	struct cnnps_stats s;
@@ -166,7 +170,9 @@ int main(int argc, char **argv)
 	sigaction(SIGURG, &on_hurry, NULL);
 	char name[32];
 	snprintf(name, sizeof(name), "ledger-%zu", index);
+	const char *wire = getenv("CNN_WIRE");
 	struct cnnps_options o = {.size = sizeof(o),
+		.wire = wire && !strcmp(wire, "bf16") ? CNNPS_WIRE_BF16 : CNNPS_WIRE_FP32,
 		.server = argv[1],
 		.key = argc > 6 ? argv[6] : NULL,
 		.name = name,

@@ -15,9 +15,9 @@
  *   LAST_SEQ  the newest sequence number of worker 0
  *   APPLIED   n if the first n weights are -1.0 and all others 0; otherwise -1
  *
- * Use a vector:N model with plain SGD at rate 1, and a single worker. Its push number n (1, 2, ...)
- * must have the gradient 1 in the n-th coordinate and 0 elsewhere. If LAST_SEQ then equals APPLIED,
- * weights and ledger are of the same instant.
+ * Use a vector:N model with plain SGD at rate 1, and a single worker. Push number n (1, 2, ...) of
+ * this worker must have the gradient 1 in the n-th coordinate and 0 elsewhere. If LAST_SEQ then
+ * equals APPLIED, weights and ledger are of the same instant.
  */
 #include <stdio.h>
 #include <string.h>

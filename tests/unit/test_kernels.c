@@ -2,6 +2,7 @@
  * the gradients of cpu-ref are the slopes of its losses. */
 #include "tests/support/backend_contract.h"
 #include "kernels/device/device.h"
+#include "tests/support/sanitizer.h"
 
 static struct contract both = {{"cpu-ref", "cpu"}, NULL};
 
@@ -46,7 +47,7 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 		if (tensor->offset >= s.model.n_trained)
 			break; /* the rest are running statistics */
 		/* check only a sample of each tensor */
-		size_t stride = tensor->count / (n > 10000 ? 3 : 50) + 1;
+		size_t stride = tensor->count / (n > 10000 ? 3 : REPETITIONS(50)) + 1;
 		for (size_t k = 0; k < tensor->count; k += stride) {
 			double g = grad[tensor->offset + k], d = slope(&s, tensor->offset + k) - g;
 
@@ -171,7 +172,7 @@ int main(void)
 		cmocka_unit_test(dropout_keeps_draws_that_are_at_least_the_threshold),
 		cmocka_unit_test_prestate(
 			evaluation_and_prediction_follow_from_the_same_logits, &both),
-		cmocka_unit_test_prestate(scores_that_are_no_numbers_are_wrong_answers, &both),
+		cmocka_unit_test_prestate(logits_that_are_no_numbers_are_wrong_answers, &both),
 		cmocka_unit_test_prestate(bad_indices_and_ranges_are_refused, &both),
 		cmocka_unit_test(bad_options_are_refused_with_what_would_be_right),
 		cmocka_unit_test_prestate(a_batch_larger_than_memory_is_refused, &both),

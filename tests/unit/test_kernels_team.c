@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <sys/resource.h>
 #include "kernels/cpu/team.h"
+#include "tests/support/sanitizer.h"
 #include "tests/support/test.h"
 
 #define MEMBERS 5
@@ -112,7 +113,7 @@ static size_t address_space(void)
  * threads do not fit in this limit. */
 TEST(a_team_that_the_system_cannot_start_is_undone)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if IS_ASAN || IS_TSAN
 	skip(); /* the shadow memory of sanitizers does not fit under this limit */
 #endif
 	struct rlimit kept, tight;

@@ -50,9 +50,9 @@ struct cnnps {
 	double awaited_elastic;
 	float *view;     /* the weights that the program reads */
 	float *gradient; /* the buffer that cnnps_gradient returned last, or NULL */
-	float *retained
-		[MAX_RETAINED]; /* gradients of pushes that are not released, at seq % MAX_RETAINED */
-	uint64_t released;      /* the newest seq whose buffer is free again */
+	/* gradients of pushes that are not released, at seq % MAX_RETAINED */
+	float *retained[MAX_RETAINED];
+	uint64_t released;         /* the newest seq whose buffer is free again */
 	float *spare[MAX_BUFFERS]; /* free buffers for gradients */
 	size_t n_spare;
 	struct trainer_work work;

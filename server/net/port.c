@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -174,7 +173,7 @@ static struct port_refusals *refusals_of(struct port *p, int fd, uint32_t peer)
 	if (fd <= 0 || fd >= PORT_FDS)
 		return NULL;
 	if (!p->refusals)
-		p->refusals = mem_try(PORT_FDS, sizeof(*p->refusals));
+		p->refusals = mem_lazy(PORT_FDS * sizeof(*p->refusals));
 	if (!p->refusals)
 		return NULL;
 	struct port_refusals *e = &p->refusals[fd];
@@ -269,7 +268,7 @@ int port_init(struct port *p)
 void port_release(struct port *p)
 {
 	accept_gate_free(&p->gate);
-	free(p->refusals);
+	mem_lazy_free(p->refusals, PORT_FDS * sizeof(*p->refusals));
 	p->refusals = NULL;
 }
 

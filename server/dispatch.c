@@ -149,6 +149,17 @@ static void send_fenced(struct server *s, const struct effect *e)
 	router_send(s->router, e->peer, &m);
 }
 
+/* Sends a worker the BYE of a run that has met its stop rule. The core drains such a run, because
+ * the run can continue without the rule. But a drain makes supervisors start the worker again, and
+ * the worker has nothing more to do. */
+static void send_done(struct server *s, const struct effect *e)
+{
+	struct msg m = e->msg;
+
+	m.bye.status = PS_EDONE;
+	router_send(s->router, e->peer, &m);
+}
+
 static void send_msg(struct server *s, const struct effect *e)
 {
 	int held = s->wal && !s->status && e->durable_first;
@@ -156,6 +167,8 @@ static void send_msg(struct server *s, const struct effect *e)
 	router_set_lsn(s->router, held ? s->committed_lsn : 0);
 	if (e->worker)
 		send_fenced(s, e);
+	else if (s->stops && e->msg.type == MSG_BYE && e->msg.bye.status == PS_ESHUTDOWN)
+		send_done(s, e);
 	else
 		router_send(s->router, e->peer, &e->msg);
 }

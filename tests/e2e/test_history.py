@@ -279,18 +279,22 @@ def test_a_run_stops_at_an_accuracy_and_stays_stopped(programs, small):
     worker = programs.worker(server.endpoint, data=small)
     result = server.result()
     assert result["status"] == "drained" and result["accuracy"] >= 0.7
-    assert worker.wait(10) == 12  # the exit status after a drain
+    assert worker.wait(10) == 0, worker.tail()  # after any other drain it would be 12
+    worker.line(r'worker end.* reason=".*training is done"$')
     server.line(r"train stops.* has accuracy 0\.[7-9]")
     epochs = epochs_of(server.directory)
     assert len(epochs) < 100
     again = programs.server(*options)
+    late = programs.worker(again.endpoint, data=small)
     assert again.result()["status"] == "drained" and epochs_of(server.directory) == epochs
+    assert late.wait(10) == 0, late.tail()
 
 
 def test_a_run_stops_without_progress(programs, small):
     server = programs.server("--model", "seed:4", "--epochs", 500, "--lr", 1e-9, "--patience-epochs", 2)
-    programs.worker(server.endpoint, data=small)
+    worker = programs.worker(server.endpoint, data=small)
     server.result()
+    assert worker.wait(10) == 0, worker.tail()
     assert 3 <= len(epochs_of(server.directory)) < 60
 
 

@@ -393,6 +393,30 @@ def test_the_end_of_training_ends_a_loop_whichever_call_meets_it(server):
         raise cnnps.Done("training is done")
 
 
+@pytest.mark.parametrize("rule", [{"stop_at": "accuracy=0.5"}, {"patience_epochs": 1}], ids=str)
+def test_a_stop_rule_ends_a_loop_like_the_last_epoch(server, rule):
+    """Two loops of different kinds work in one run, so each of them meets the end."""
+    run = server(**vector(epochs=1000, batch_size=11), **rule)
+
+    def gradient(weights, batch, out):
+        out[:] = 1
+        return 1.0
+
+    def correct(weights, first, count):
+        return count, 1.0
+    with run.connect(data=DATA) as one, run.connect(data=DATA) as two:
+        loop = cnnps.Worker(two, gradient, correct)
+        thread = threading.Thread(target=cnnps.Worker(one, gradient, correct).train)
+        thread.start()
+        for lease in two.leases():
+            loop.run(lease)
+        thread.join(20)
+        assert not thread.is_alive()
+        with pytest.raises(cnnps.Done):
+            one.lease()
+    assert run.wait(20)["status"] == "drained"
+
+
 ORPHANS = """
 import cnnps, os, threading
 servers = []

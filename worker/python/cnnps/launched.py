@@ -17,7 +17,6 @@ from .server import Server, without_keys
 
 DIRECTORY = "CNNPS_RUN_DIR"
 WANTED, ADDRESS, RESULT = "wanted.json", "address.json", "result.json"
-RULE = "rule.json"  # exists if the rule of stop_at or patience_epochs has ended the run
 _SECONDS = 120
 # time limit in seconds of an attempt to connect; between two attempts, check whether the run has
 # ended
@@ -90,16 +89,6 @@ class Shared:
         while not self._has_ended() and time.monotonic() < end:
             time.sleep(0.02)
         return self._has_ended()
-
-    def ended_by_rule(self) -> bool:
-        """Waits for the end of the run. Returns true if the option stop_at or patience_epochs has
-        ended it."""
-        if not self._ended(_SECONDS):
-            return False
-        if self._server:
-            self._server.wait(_SECONDS)  # the log is complete then
-            return self._server.ended_by_rule
-        return self._run is not None and (self._run / RULE).exists()
 
     def connect(self, **options: Any) -> Optional[Client]:
         """Connects to the server. Returns None if the run ends before this worker is connected."""

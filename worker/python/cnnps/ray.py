@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ._scratch import Scratch
 from .client import metric_names
-from .errors import Done, Error, ShutdownError, UsageError
+from .errors import Done, Error, UsageError
 from .programs import keygen
 from .server import Server
 
@@ -64,9 +64,6 @@ class _Server:
                                 f"{self._server.tail()}") from None
                 time.sleep(0.1)
                 self._server.restart()
-
-    def ended_by_rule(self) -> bool:
-        return self._server.ended_by_rule
 
 
 class _Worker:
@@ -113,9 +110,8 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
 
     work() trains with cnnps.connect(), which finds the server by itself. If the process or the node
     of a worker dies, work() runs again from its beginning in a new process. An exception in work()
-    ends the run, except the ShutdownError after stop_at or patience_epochs has ended it.
-    `options` are the options of cnnps.Server. Ray reserves num_cpus, num_gpus and resources for
-    each worker. checkpoint_dir: a directory on this node; None: a temporary directory.
+    ends the run. `options` are the options of cnnps.Server. Ray reserves num_cpus, num_gpus and
+    resources for each worker. checkpoint_dir: a directory on this node; None: a temporary directory.
     max_restarts: how often Ray may start each actor again; the death after that ends the run with
     an Error; -1: without limit. The run has new keys. With the option `key`, a secret key
     of a server on this node, it has the keys beside this file: every worker gets a copy of
@@ -146,7 +142,7 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
                 actors.append(worker)
                 started = worker.__ray_ready__.remote()
                 running[worker.run.remote(work)] = started
-            return _wait(server, ended, running)
+            return _wait(ended, running)
         except ray.exceptions.RayActorError as why:
             raise Error(f"an actor of the run has died, and max_restarts={max_restarts} permits no "
                         f"other start: {why}") from why
@@ -155,35 +151,24 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
                 ray.kill(actor)
 
 
-def _wait(server: Any, ended: Any, running: Dict[Any, Any]) -> Dict[str, Any]:
-    """Waits until the run ends. Returns the last line of output of cnn-ps, parsed. `server` is
-    the actor. `ended` and `running` have Ray references: `ended` is ready when the server has
-    ended. `running` maps the call run() of each worker to a reference that is ready when the worker
-    has a node."""
+def _wait(ended: Any, running: Dict[Any, Any]) -> Dict[str, Any]:
+    """Waits until the run ends. Returns the last line of output of cnn-ps, parsed. `ended` and
+    `running` have Ray references: `ended` is ready when the server has ended. `running` maps the
+    call run() of each worker to a reference that is ready when the worker has a node."""
     while running:
         (one,), _ = ray.wait([ended, *running])
         if one == ended:
             break
         del running[one]
-        _check(server, ended, one)
+        ray.get(one)
     if not ray.wait([ended], timeout=_GRACE)[0]:
         raise Error("every worker has returned before the end of the run")
     result: Dict[str, Any] = ray.get(ended)
     started = [one for one, ready in running.items() if ray.wait([ready], timeout=0)[0]]
     if started:
         for one in ray.wait(started, num_returns=len(started), timeout=_GRACE)[0]:
-            _check(server, ended, one)
+            ray.get(one)
     return result
-
-
-def _check(server: Any, ended: Any, work: Any) -> None:
-    """Raises the exception of work() in a worker, unless it is the ShutdownError of a run that the
-    option stop_at or patience_epochs has ended."""
-    try:
-        ray.get(work)
-    except ShutdownError:
-        if not ray.wait([ended], timeout=_GRACE)[0] or not ray.get(server.ended_by_rule.remote()):
-            raise
 
 
 def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, workers: int,

@@ -37,7 +37,7 @@ from typing import Dict, List, Optional
 
 from ._scratch import Scratch
 from .errors import Error
-from .launched import ADDRESS, DIRECTORY, RESULT, RULE, WANTED, read, write
+from .launched import ADDRESS, DIRECTORY, RESULT, WANTED, read, write
 from .programs import tied
 from .server import Server
 
@@ -102,10 +102,7 @@ class Launcher:
         elif not self.server.running() and not (self.run_dir / RESULT).exists():
             status = self.server.returncode() or 0
             if status == 0:
-                result = self.server.wait(10)
-                if self.server.ended_by_rule:
-                    write(self.run_dir / RULE, {})
-                write(self.run_dir / RESULT, result)
+                write(self.run_dir / RESULT, self.server.wait(10))
             elif status > 0:  # it would end in the same way again
                 say(f"the server ended with status {status}:\n{self.server.tail()}")
                 return False
@@ -164,7 +161,7 @@ class Launcher:
 
 def tidy(run: Path, keep: str = "") -> None:
     """Deletes the files with which launcher and workers of one run find each other."""
-    for path in [*(run / name for name in (ADDRESS, RESULT, RULE, WANTED)),
+    for path in [*(run / name for name in (ADDRESS, RESULT, WANTED)),
                  *run.glob("init-*.safetensors")]:
         if path.name != keep:
             path.unlink(missing_ok=True)

@@ -43,8 +43,7 @@ class Server:
 
     Without checkpoint_dir the checkpoints are in a temporary directory, which close() deletes.
     checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run. `log`
-    has the lines of the server's log. `ended_by_rule` is true if the option stop_at or
-    patience_epochs has ended the run. log_level must be "info" or "debug", because the log has the
+    has the lines of the server's log. log_level must be "info" or "debug", because the log has the
     server's address.
     The server ends when the Python process ends, even if the Python process is killed. A forked
     child may connect to the server, but neither ends nor restarts it.
@@ -60,7 +59,6 @@ class Server:
         self.checkpoint_dir = self._temporary.name if self._temporary else str(checkpoint_dir or "")
         self.options = options
         self.log: List[str] = []
-        self.ended_by_rule = False
         self.endpoint = bind
         self._process: "Optional[subprocess.Popen[str]]" = None
         self._threads: List[threading.Thread] = []
@@ -71,7 +69,6 @@ class Server:
         """Kills the server and starts it again at the same address, where it continues from its
         checkpoint."""
         self.kill()
-        self.ended_by_rule = False
         argv = [find("cnn-ps"), "--bind", self.endpoint]
         argv += option("checkpoint_dir", self.checkpoint_dir or None)
         for name, value in self.options.items():
@@ -117,8 +114,6 @@ class Server:
                 self.endpoint = found[1]
                 self._listens = True
                 self._up.set()
-            if re.search(r'\bmsg(?:=|":)"train stops"', line):
-                self.ended_by_rule = True
         self._up.set()
 
     def _check(self) -> None:

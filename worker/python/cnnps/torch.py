@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from . import safetensors
 from ._scratch import Scratch
 from .client import Batch, Client, Data, Lease, Vector, connect, metric_names
-from .errors import Done, ShutdownError, UsageError
+from .errors import Done, UsageError
 from .launched import Shared
 from .programs import export
 from .server import Server
@@ -448,8 +448,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
           progress: bool = False, **options: Any) -> Report:
     """Trains a model to the end of the run. The model then has the final weights, unless the server
     is an address. If the run has ended before, the call returns without training. The rules stop_at
-    and patience_epochs end the run, too. A drain for any other reason, or by a server at an address,
-    raises ShutdownError.
+    and patience_epochs end the run, too. A drain for any other reason raises ShutdownError.
 
     loss(output, target): the mean loss of a batch. A sample of the dataset is (input, ..., target).
     eval_dataset: the test samples, which the workers evaluate after each epoch; None: the first
@@ -495,14 +494,10 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
             client = shared.connect(**about) if shared else _connect(address, **about)
             evaluations: List[Evaluation] = []
             if client:
-                try:
-                    with client:
-                        worker = _Trainer(client, model, loss, samples, test, metrics or {})
-                        evaluations = worker.evaluations
-                        worker.train(progress)
-                except ShutdownError:
-                    if not shared or not shared.ended_by_rule():
-                        raise
+                with client:
+                    worker = _Trainer(client, model, loss, samples, test, metrics or {})
+                    evaluations = worker.evaluations
+                    worker.train(progress)
             report = Report(shared.result() if shared else {}, evaluations)
             if shared and shared.directory:
                 load_parameters(model, shared.directory)

@@ -54,21 +54,37 @@ def compiler_flags(root):
     return [re.sub(f"^(-[IL]){root}(?!/usr/(include|lib)$)", r"\1", flag) for flag in flags]
 
 
+def static_flags(root):
+    """Returns the flags of the command in docs/install.md that links statically."""
+    text = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    words = re.search(r"^gcc -o worker worker\.c (\$.* -l:libcnnps\.a [^`]*)", text, re.M)[1]
+    installed = "$(pkg-config --cflags --libs-only-L cnnps)"
+    others = "$(pkg-config --libs libzmq libxxhash)"
+    assert installed in words and others in words
+    words = words.replace(installed, f"-I{root}/usr/include -L{root}/usr/lib").replace("\\\n", " ")
+    return words.replace(others, run("pkg-config", "--libs", "libzmq", "libxxhash")).split()
+
+
+def test_static_flags_of_pkg_config_name_every_library(installed):
+    """Debian 12 lacks a static library that libzmq needs, so no program is linked here."""
+    env = dict(os.environ, PKG_CONFIG_PATH=str(installed / "usr/lib/pkgconfig"))
+    flags = run("pkg-config", "--static", "--libs", "cnnps", env=env).split()
+    assert flags.index("-lcnnps") < min(flags.index(f"-l{name[3:]}") for name in NEEDED)
+    assert "-lm" in flags and "-pthread" in flags
+
+
 @pytest.mark.parametrize("static", [False, True], ids=["shared", "static"])
 def test_program_outside_the_tree_trains(programs, installed, tmp_path, static):
     source = tmp_path / "line.c"
     text = (ROOT / "worker/examples/line.c").read_text(encoding="utf-8")
     source.write_text(text.replace('"worker/client/cnnps.h"', "<cnnps.h>"), encoding="utf-8")
-    if static:
-        # Link only libcnnps statically: Debian 12 lacks static versions of some other libraries.
-        flags = [{"-lcnnps": "-l:libcnnps.a"}.get(f, f) for f in compiler_flags(installed)]
-        flags += run("pkg-config", "--libs", *NEEDED).split()
-    else:
-        flags = compiler_flags(installed)
+    flags = static_flags(installed) if static else compiler_flags(installed)
     run("gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", tmp_path / "line", source, *flags,
         "-lm", cwd=tmp_path)
-    needed = run("readelf", "-d", tmp_path / "line")
-    assert ("libcnnps.so.0" in needed) == (not static)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", tmp_path / "line"))
+    assert ("libcnnps.so.0" in needed) == (not static), needed
+    shared = {"libzmq.so.5", "libxxhash.so.0", "libm.so.6", "libc.so.6"}
+    assert not static or set(needed) <= shared, needed
     server = programs.server("--model", "vector:2", "--optimizer", "sgd", "--lr", 0.5,
                              directory=None)
     line = programs.add(Process("line", [tmp_path / "line", server.endpoint],

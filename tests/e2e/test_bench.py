@@ -93,3 +93,15 @@ def test_science_without_gnuplot_says_what_to_install(tmp_path):
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].endswith(
         "--draw needs gnuplot: install gnuplot-nox (deploy/setup.sh bench does)")
+
+
+@pytest.mark.parametrize("flood", ["hello", "slots", "status", "revoked", "malformed", "http",
+                                   "garbage", "chunks", "results"])
+def test_floods_leaves_a_server_that_answers(flood):
+    done = bench("floods", "--floods", flood, "--seconds", 1, "--connections", 500, "--workers", 1,
+                 seconds=120)
+    assert done.returncode == 0, done.stderr
+    row, end = done.stdout.splitlines()[2:]
+    assert re.match(rf"\| {flood} \| [1-9]\d* \| [1-9]\d* \| [1-9]\d* \| \d+\.\d % \| \d+ "
+                    r"\| \d+\.\d\d s \| ", row)
+    assert end.startswith("missed: ") and "memory" not in end

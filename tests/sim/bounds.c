@@ -211,6 +211,16 @@ int bounds_too_few(const struct sim *s)
 	return c && !c->run.begun && core_live_workers(c) < c->cfg.leases.min_workers;
 }
 
+void bounds_note_silence(struct sim *s, const struct effect *e)
+{
+	const struct core *c = s->server.core;
+	const struct worker *w = &c->worker[e->worker - 1];
+
+	if (e->change == WORKER_GONE &&
+		c->now_ms - w->session.last_message_ms > c->cfg.sessions.dead_ms)
+		s->silenced[e->worker - 1] = w->session.incarnation;
+}
+
 void bounds_trace(struct sim *s)
 {
 	static const char *const state[] = {"free", "joining", "live", "suspect", "away", "dead"};

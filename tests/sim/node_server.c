@@ -390,11 +390,13 @@ static void carry_out(struct sim *s, const struct effect *e)
 	case EFFECT_HELLO:
 		hostile_assigned(s, e);
 		break;
+	case EFFECT_WORKER:
+		bounds_note_silence(s, e);
+		break;
 	case EFFECT_BEGIN:
 	case EFFECT_EPOCH_BEGUN:
 	case EFFECT_TRAINED:
 	case EFFECT_EVALUATED:
-	case EFFECT_WORKER:
 	case EFFECT_STATUS:
 		break;
 	}

@@ -260,6 +260,7 @@ static void begin(struct sim *s, uint64_t seed)
 	s->crashes = s->power_cuts = s->worker_crashes = s->leaps = s->cuts = s->drains = 0;
 	s->twins = s->excluded = s->diverged = s->hangs = 0;
 	s->quarantines = s->releases = 0;
+	memset(s->silenced, 0, sizeof(s->silenced));
 	s->disputes = s->outvoted = 0;
 	s->lane_pushes = s->torn_pushes = 0;
 	memset(&s->steps, 0, sizeof(s->steps));

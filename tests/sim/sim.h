@@ -337,6 +337,8 @@ struct sim {
 	uint64_t foreign_ms; /* when that worker gets the right data set */
 	uint32_t liar;       /* the node that reports false evaluations; 0: none */
 	uint32_t n_hostile;  /* number of hostile workers; 0: no worker has a key */
+	/* the newest incarnation of each slot that the server lost because of its silence */
+	uint32_t silenced[SIM_SLOTS];
 	struct hostile hostile[SIM_HOSTILE];
 	struct rng hostile_rng;
 	struct wire *wire;
@@ -529,6 +531,8 @@ int hostile_delivered(const struct sim *s, uint32_t batch);
 void bounds_check(struct sim *s, uint32_t node);
 /* Prints the states of the worker slots, of the run, of the workers and of the disk. */
 void bounds_trace(struct sim *s);
+/* Notes an EFFECT_WORKER that reports a worker lost after a silence of dead_ms. */
+void bounds_note_silence(struct sim *s, const struct effect *e);
 /* Returns 1 if the server waits for --min-workers. */
 int bounds_too_few(const struct sim *s);
 /* Checks the number of checkpoints. Call this function after a save on a disk without faults. */

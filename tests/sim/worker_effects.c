@@ -51,6 +51,15 @@ static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 			(struct item){.what = HAPPEN_START, .node = node});
 }
 
+/* Returns 1 if the server lost the worker because all messages of dead_ms were lost. Its slot is
+ * then free for any worker. */
+static int is_silenced(const struct sim *s, const struct sim_worker *w)
+{
+	const struct stamp *stamp = &session_welcome(w->session)->stamp;
+
+	return stamp->worker && stamp->incarnation == s->silenced[stamp->worker - 1];
+}
+
 /* Returns 1 if `status` is a status with which the session may end now. */
 static int is_expected(const struct sim *s, const struct sim_worker *w, int status)
 {
@@ -58,9 +67,10 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	case PS_OK:
 		return w->done || w->back_ms;
 	case PS_EFENCED:
-		/* a hostile worker must not fence an honest one */
-		return !s->n_hostile || s->twins || s->crashes || s->worker_crashes || s->drains ||
-		       s->cuts || s->leaps || s->suspectable || s->foreign || w->done || w->back_ms;
+		/* a hostile worker must not fence an honest one that the server has not lost */
+		return !s->n_hostile || is_silenced(s, w) || s->twins || s->crashes ||
+		       s->worker_crashes || s->drains || s->cuts || s->leaps || s->suspectable ||
+		       s->foreign || w->done || w->back_ms;
 	case PS_EDONE:
 	case PS_ESHUTDOWN:
 	/* no slot is free, because the server reserves slots for workers that may return */

@@ -599,6 +599,11 @@ static void announce(const struct server *s)
 		(unsigned long long)cfg->term, (unsigned long long)core_stats(c)->version,
 		cfg->model, cfg->n_params);
 	log_info("server", "threads", "n=%zu", o->n_threads);
+	if (history_diverged(s->history))
+		log_warn("server", "diverged_before",
+			"reason=\"training had diverged; it continues from the newest checkpoint, "
+			"with the options of this start: try a lower --lr, --clip-norm or another "
+			"--staleness-scaling, or begin a new run in another --checkpoint-dir\"");
 	if (s->state.resumed && o->init)
 		log_info("server", "init_not_used", "reason=\"the run is resumed\"");
 	if (!o->checkpoint_dir)

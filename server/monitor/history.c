@@ -78,6 +78,7 @@ struct history {
 	int busy, failed, shortened; /* shortened: the history dropped lines during a write */
 	/* 1: the last lines were added during a write, and no tick will write them */
 	int ended;
+	int diverged; /* 1: the previous server of this run ended because training had diverged */
 	struct job job;
 };
 
@@ -714,6 +715,16 @@ static char *copy_line(const char *text, size_t n)
 	return copy;
 }
 
+static void note_divergence(struct history *h, const char *kind, const json_t *o)
+{
+	const char *status = json_string_value(json_object_get(o, "status"));
+
+	if (strcmp(kind, "start") == 0)
+		h->diverged = 0;
+	else if (strcmp(kind, "end") == 0)
+		h->diverged = status && strcmp(status, status_ending(PS_EDIVERGED)) == 0;
+}
+
 /* Keeps a line of the file if it is complete, belongs to the run, and does not contradict the core.
  * The function marks in `seen` the epochs whose lines it has kept. */
 static void keep_line(struct history *h, const struct status *now, const char *text, size_t n,
@@ -740,6 +751,8 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 			note_best(h, o, number);
 		}
 	}
+	if (keep)
+		note_divergence(h, kind, o);
 	const uint64_t t = time_of(o);
 	json_decref(o);
 	if (keep)
@@ -862,6 +875,11 @@ int history_new(struct history **out, uv_loop_t *loop, const char *dir, const st
 	add_start(h, now, given, resumed);
 	begin_write(h, now->now_ms);
 	return PS_OK;
+}
+
+int history_diverged(const struct history *h)
+{
+	return h->diverged;
 }
 
 void history_labels(const struct history *h, struct labels *labels)

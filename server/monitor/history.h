@@ -54,6 +54,8 @@ typedef void history_line_fn(void *arg, const char *line);
  * and replaces the file. PS_ENOMEM. */
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
 	const struct options *given, int resumed, struct err *e) PS_MUST_CHECK;
+/* Returns 1 if the previous server of this run ended because training had diverged. */
+int history_diverged(const struct history *h);
 /* Sets the label of each worker to the host that the history has for this worker. The worker's next
  * HELLO replaces the label. */
 void history_labels(const struct history *h, struct labels *labels);

@@ -66,6 +66,41 @@ def test_a_worker_that_asks_is_not_sent_home(programs, observer):
     assert late.receive(0.3) is None
 
 
+def diverge(worker):
+    """Pushes NaN until the server ends the run."""
+    with pytest.raises(Refused) as end:
+        for _ in range(30):
+            worker.push(np.full(8, np.nan, np.float32), 0, loss=1)
+    assert end.value.code == 25  # PS_EDIVERGED
+    worker.close()
+
+
+def test_a_run_that_diverged_can_continue_and_says_so(programs):
+    """The first start after the divergence names the options that may help. The run continues from
+    finite weights, so a start after another end does not mention the divergence."""
+    options = "--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none"
+    server = programs.server(*options)
+    worker = Worker(server.endpoint)
+    assert worker.push(np.ones(8, np.float32), 0).verdict == pb.VERDICT_OK
+    diverge(worker)
+    assert server.wait(20) == 1, server.tail()
+    assert json.loads(server.out[-1])["status"] == "diverged"
+    again = programs.server(*options[:-4], "--lr", 0.5, "--lr-scaling", "none")
+    warning = again.line(r"level=warn .*server diverged_before.*")[0]
+    for option in ("--lr", "--clip-norm", "--staleness-scaling", "--checkpoint-dir"):
+        assert option in warning
+    worker = Worker(again.endpoint)
+    assert (worker.pull()[0] == -1).all()
+    assert worker.push(np.ones(8, np.float32), 1).verdict == pb.VERDICT_OK
+    assert (worker.pull()[0] == -1.5).all()
+    worker.close()
+    again.signal(SIGTERM)
+    assert again.wait(20) == 0, again.tail()
+    third = programs.server(*options)
+    third.line("net listening")
+    assert not any("diverged_before" in line for line in third.lines)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """Yields the directory of a tmpfs of 1 MiB."""

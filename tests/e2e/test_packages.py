@@ -84,8 +84,8 @@ def image():
 
 
 def test_fresh_debian_trains_with_the_packages(packages, image, tmp_path):
-    """apt installs the packages and their dependencies in a fresh Debian. A server, two workers, a C
-    program and a Python program then run there."""
+    """apt installs the packages, their dependencies and the recommended data set in a fresh Debian. A
+    server, two workers, a C program and a Python program then run there."""
     example = (ROOT / "worker/examples/line.c").read_text(encoding="utf-8")
     (tmp_path / "line.c").write_text(
         example.replace('"worker/client/cnnps.h"', "<cnnps.h>"), encoding="utf-8")
@@ -94,7 +94,7 @@ def test_fresh_debian_trains_with_the_packages(packages, image, tmp_path):
     script = """set -eu
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q >/dev/null
-apt-get install -q -y --no-install-recommends /made/*.deb dataset-fashion-mnist >/dev/null
+apt-get install -q -y /made/*.deb >/dev/null
 ls /usr/share/zsh/vendor-completions/_cnn-ps /usr/share/bash-completion/completions/cnn-ctl
 cnn-ps --epochs 1 --min-workers 2 --checkpoint-dir /tmp/run & server=$!
 cnn-worker & $(command -v cnn-worker-cuda || echo cnn-worker) &
@@ -116,6 +116,27 @@ apt-get purge -q -y "cnn-*" libcnnps0 >/dev/null
     assert re.search(r"accuracy[\"=: ]+0\.[789]", text), text
     assert float(re.search(r'"example": "fashion".*"accuracy": ([\d.]+)', text)[1]) > 0.5, text
     assert abs(float(re.search(r"a=(\S+) b=", text)[1]) - 2) < 0.2, text
+
+
+def test_debian_without_network_trains_with_the_packages(packages, image, tmp_path):
+    """The commands of docs/install.md download the packages that are needed and install them on a
+    machine without network. The main job then needs no other command."""
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    download, install = (
+        re.search(rf"^```\n((?:sudo .*\n|mkdir .*\n)*sudo apt-get install -y {start}.*\n)```$", page,
+                  re.M)[1].replace("sudo ", "") for start in ("--download-only", "./needed"))
+    (tmp_path / "build/deb").mkdir(parents=True)
+    for package in packages:
+        (tmp_path / "build/deb" / package.name).write_bytes(package.read_bytes())
+
+    def shell(network, script):
+        return run("docker", "run", "--rm", "--network", network, "-v", f"{tmp_path}:/copy", "-w",
+                   "/copy", "-e", "DEBIAN_FRONTEND=noninteractive", image, "sh", "-euc", script,
+                   seconds=CONTAINER_SECONDS)
+    shell("host", download)
+    text = shell("none", f"{install}\ncd /tmp\n"
+                 "cnn-ps --epochs 1 --checkpoint-dir run1 & cnn-worker && wait $!")
+    assert re.search(r'"status": "done".*"accuracy": 0\.[789]', text), text[-3000:]
 
 
 def test_fresh_debian_trains_with_the_wheel(image, tmp_path):

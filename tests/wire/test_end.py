@@ -101,6 +101,28 @@ def test_a_run_that_diverged_can_continue_and_says_so(programs):
     assert not any("diverged_before" in line for line in third.lines)
 
 
+def test_a_stop_rule_is_the_end_for_workers_and_a_drain_for_observers(programs, observer):
+    server = programs.server("--model", "vector:8", "--epochs", 9, "--batch-size", 10, "--stop-at",
+                             "accuracy=0.5")
+    watcher = observer(server)
+    watcher.send(hello(role=pb.ROLE_OBSERVER))
+    watcher.expect("welcome")
+    watcher.send(pb.Status())
+    watcher.expect("status")
+    worker = Worker(server.endpoint, data=pb.DataId(n_train=10, n_test=4, xxh3=5))
+    assert worker.push(np.ones(8, np.float32), 0, worker.lease().work, 10).verdict == pb.VERDICT_OK
+    grant = worker.lease()
+    worker.bulk.send(pb.Result(stamp=worker.stamp, eval_id=grant.eval_id, eval_count=4, correct=2,
+                               code=grant.code))
+    with pytest.raises(Refused) as bye:
+        worker.wait("bye")
+    assert bye.value.code == 20  # PS_EDONE
+    status, code = last_status(watcher)
+    assert (status["ending"], code) == ("drained", 19)
+    worker.close()
+    assert server.wait(10) == 0
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """Yields the directory of a tmpfs of 1 MiB."""

@@ -119,15 +119,26 @@ uint32_t auth_share(const struct auth *a, uint32_t slots)
 	return (slots + keys - 1) / keys;
 }
 
+uint32_t auth_connections(const struct auth *a)
+{
+	return 4 * auth_share(a, a->cfg.max_workers) + AUTH_CONNECTIONS;
+}
+
+/* Returns the number of HELLO that each key may send in a second. */
+static uint32_t hellos_of_key(const struct auth *a)
+{
+	uint32_t share = auth_share(a, a->cfg.max_workers);
+
+	return share < QUOTA_HELLO ? QUOTA_HELLO : share;
+}
+
 /* Returns 1 if `key`, the key of the sender of `m`, has exceeded its quota of messages, so that the
  * server must drop `m`. */
 static int is_over_quota(struct auth *a, const char *key, const struct msg *m)
 {
-	uint32_t hellos = auth_share(a, a->cfg.max_workers);
 	uint64_t now = uv_now(a->cfg.loop);
 	int over = (m->type == MSG_HELLO &&
-			   !quota_take(&a->quota, key, QUOTA_OF_HELLO,
-				   hellos < QUOTA_HELLO ? QUOTA_HELLO : hellos, now)) ||
+			   !quota_take(&a->quota, key, QUOTA_OF_HELLO, hellos_of_key(a), now)) ||
 		   (m->type == MSG_STATUS &&
 			   !quota_take(&a->quota, key, QUOTA_OF_STATUS, QUOTA_STATUS, now));
 
@@ -191,10 +202,11 @@ static void put_frame(struct auth *a, const void *data, size_t n, int more)
 	(void)zmq_send(a->socket, data, n, ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0));
 }
 
-static void send_answer(struct auth *a, const struct zap_request *q, int admit)
+/* Answers `q` with a status code of ZAP. */
+static void send_answer(
+	struct auth *a, const struct zap_request *q, const char *code, const char *text)
 {
-	const char *code = admit ? "200" : "400", *text = admit ? "" : "not on the list";
-	const char *user = admit ? q->key : "";
+	const char *user = code[0] == '2' ? q->key : "";
 
 	put_frame(a, q->peer, q->peer_bytes, 1);
 	put_frame(a, "", 0, 1);
@@ -211,6 +223,17 @@ static void answer_zap(struct auth *a, const struct zap_request *q)
 	enum key_role role = authorized_keys_role(a->list, q->key);
 	int admit = role != KEY_NONE;
 
+	/* a worker opens two connections for a HELLO */
+	if (admit && !quota_take(&a->quota, q->key, QUOTA_OF_HANDSHAKE, 2 * hellos_of_key(a),
+			     uv_now(a->cfg.loop))) {
+		a->stats.deferred++;
+		if (log_is_due(a))
+			log_warn("auth", "deferred", "key=\"%.*s\" address=%s total=%llu",
+				KEY_SHORT, q->key, q->address,
+				(unsigned long long)a->stats.deferred);
+		send_answer(a, q, "300", "too many handshakes of this key");
+		return;
+	}
 	a->stats.admitted += admit != 0;
 	a->stats.refused += !admit;
 	if (admit || a->testing)
@@ -219,7 +242,7 @@ static void answer_zap(struct auth *a, const struct zap_request *q)
 	else if (log_is_due(a))
 		log_warn("auth", "refused", "key=\"%.*s\" address=%s total=%llu", KEY_SHORT, q->key,
 			q->address, (unsigned long long)a->stats.refused);
-	send_answer(a, q, admit);
+	send_answer(a, q, admit ? "200" : "400", admit ? "" : "not on the list");
 }
 
 static size_t copy_frame(void *to, size_t size, zmq_msg_t *frame)

@@ -42,6 +42,8 @@
  * function runs on a thread of libuv's pool. */
 typedef int auth_read_fn(struct authorized_keys **out, const char *path, struct err *e);
 
+#define AUTH_CONNECTIONS 16u
+
 struct auth_config {
 	uv_loop_t *loop;
 	const char *key_file;  /* file of the server's secret key */
@@ -51,8 +53,9 @@ struct auth_config {
 };
 
 struct auth_stats {
-	/* numbers of handshakes: with keys on the list, and with other keys */
-	uint64_t admitted, refused;
+	/* numbers of handshakes: with keys on the list, with other keys, and with keys on the list
+	 * above their quota */
+	uint64_t admitted, refused, deferred;
 	/* messages that were refused because the role of the key does not allow them */
 	uint64_t unauthorized;
 	/* keys: number of keys on the list; worker_keys: number of workers' keys on the list */
@@ -86,6 +89,10 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 /* Returns the maximum number of worker slots for each worker's key, out of `slots` slots in
  * total. */
 uint32_t auth_share(const struct auth *a, uint32_t slots);
+/* Returns the maximum number of open connections of a key: two for each slot of its share, and two
+ * more, because the server may still have two that the worker has lost; and AUTH_CONNECTIONS for
+ * programs such as cnn-ctl. */
+uint32_t auth_connections(const struct auth *a);
 /* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);
 /* Called when the server has assigned this worker id and incarnation to `peer`. From now on they

@@ -1,5 +1,5 @@
 /*
- * quota.h - limits how many messages of each kind the server accepts from a key, so that one key
+ * quota.h - limits how many messages and handshakes the server accepts from a key, so that one key
  * cannot take the time that the server needs for the other keys.
  *
  * A token bucket for each key and kind has room for the messages of one second. The server drops
@@ -19,7 +19,7 @@
 /* minimum quota of HELLO per second, because all workers of a key can join at once */
 #define QUOTA_HELLO 25u
 
-enum quota_kind { QUOTA_OF_HELLO, QUOTA_OF_STATUS, QUOTA_KINDS };
+enum quota_kind { QUOTA_OF_HELLO, QUOTA_OF_STATUS, QUOTA_OF_HANDSHAKE, QUOTA_KINDS };
 
 struct quota_entry {
 	char key[KEY_TEXT]; /* "": unused */

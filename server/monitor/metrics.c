@@ -149,6 +149,8 @@ static void put_auth(FILE *f, const struct auth_stats *a)
 {
 	metric_counter(f, "keys_admitted_total", "Handshakes of keys on the list.", a->admitted);
 	metric_counter(f, "keys_refused_total", "Handshakes of other keys.", a->refused);
+	metric_counter(
+		f, "keys_deferred_total", "Handshakes above the quota of their key.", a->deferred);
 	metric_counter(f, "unauthorized_total", "Messages that their sender's key may not send.",
 		a->unauthorized);
 }
@@ -174,6 +176,8 @@ static void put_net(FILE *f, const struct router_stats *n)
 		n->port.accept_failures);
 	metric_counter(f, "floods_total", "Connections closed: too many refused messages.",
 		n->port.floods);
+	metric_counter(
+		f, "crowded_total", "Connections closed: their key had too many.", n->port.crowded);
 	metric_counter(
 		f, "zloop_rescues_total", "Wake-ups that were missed: must be 0.", n->rescues);
 	metric(f, "lanes", "gauge", "Workers that use shared memory.", n->lanes.open);

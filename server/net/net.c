@@ -52,6 +52,7 @@ struct router {
 	struct router_stats stats;
 	uint64_t refusal_ms;         /* time of the newest log line about a malformed message */
 	uint64_t flood_ms;           /* time of the newest log line about a flood */
+	uint64_t crowded_ms;         /* time of the newest log line about a key's connections */
 	uint32_t sender;             /* the peer whose message on_message handles now, or 0 */
 	int is_refused;              /* 1 if on_message has refused or dropped this message */
 	char address[LABEL_ADDRESS]; /* IP address of the sender of the newest HELLO */
@@ -576,6 +577,24 @@ static void pass_on(struct router *r, uint32_t peer)
 		note_refused(r, peer);
 }
 
+/* Notes the key of the connection of `peer`, from which `r->in` has arrived. Returns 1 if the
+ * connection is closed now, because its key has too many. */
+static int is_one_too_many(struct router *r, uint32_t peer)
+{
+	const char *key = r->cfg.auth ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
+	uint32_t limit = key ? auth_connections(r->cfg.auth) : 0;
+	uint64_t now = uv_now(r->cfg.loop);
+
+	if (!key || !port_note_key(&r->port, r->in.fd, peer, key, limit))
+		return 0;
+	if (r->port.stats.crowded == 1 || now - r->crowded_ms >= REFUSAL_MS) {
+		r->crowded_ms = now;
+		log_warn("net", "crowded", "key=\"%.*s\" connections=%u total=%llu", KEY_SHORT, key,
+			limit, (unsigned long long)r->port.stats.crowded);
+	}
+	return 1;
+}
+
 /* Handles one message: receives, decodes and authorizes it, calls on_message, and replies. */
 static int on_readable(void *arg)
 {
@@ -594,6 +613,10 @@ static int on_readable(void *arg)
 	r->stats.received++;
 	r->stats.received_bytes += frame_bytes(&r->in);
 	if (port_is_closed(&r->port, r->in.fd, peer)) {
+		frames_release(&r->in);
+		return 1;
+	}
+	if (rc == 1 && is_one_too_many(r, peer)) {
 		frames_release(&r->in);
 		return 1;
 	}

@@ -46,6 +46,7 @@ void port_close_connections(struct port *p)
 	memset(p->ended, 0, sizeof(p->ended));
 	memset(p->active, 0, sizeof(p->active));
 	memset(p->swept, 0, sizeof(p->swept));
+	key_connections_free(&p->keys);
 	p->stats.connections = 0;
 	p->bound = 0;
 	accept_gate_set_listener(p->gate, -1);
@@ -101,6 +102,8 @@ static void note_ended(struct port *p, uint32_t fd)
 		return;
 	set_bit(p->active, fd, 0);
 	set_bit(p->swept, fd, 0);
+	if (p->keys)
+		key_connections_remove(p->keys, fd);
 	if (set_bit(p->open, fd, 0)) {
 		log_debug("net", "hung_up", "fd=%u", fd);
 		PS_ASSERT(p->stats.connections > 0);
@@ -219,6 +222,38 @@ void port_note_revoked(struct port *p, int fd, uint32_t peer)
 	e->revoked = 1;
 }
 
+/* ---- connections of a key -------------------------------------------------------------------- */
+
+#define EVENTS_AT_ONCE 4096 /* events of the monitor that a full key makes the port read */
+
+/* Returns 1 if `key` has more than `limit` open connections. The monitor may not have reported the
+ * ends of some of them yet. */
+static int is_crowded(struct port *p, int fd, const char *key, uint32_t limit)
+{
+	if (key_connections_of(p->keys, key) <= limit)
+		return 0;
+	zloop_read(&p->loop, EVENTS_AT_ONCE);
+	key_connections_retain(p->keys, p->open, (uint32_t)fd);
+	return key_connections_of(p->keys, key) > limit;
+}
+
+int port_note_key(struct port *p, int fd, uint32_t peer, const char *key, uint32_t limit)
+{
+	if (fd <= 0 || fd >= PORT_FDS || (!p->keys && key_connections_new(&p->keys, PORT_FDS)) ||
+		key_connections_has(p->keys, (uint32_t)fd, peer))
+		return 0;
+	if (!key_connections_add(p->keys, (uint32_t)fd, peer, key) ||
+		!is_crowded(p, fd, key, limit))
+		return 0;
+	struct port_refusals *e = refusals_of(p, fd, peer);
+	if (e)
+		e->closed = 1;
+	key_connections_remove(p->keys, (uint32_t)fd);
+	p->stats.crowded++;
+	shut_down(fd);
+	return 1;
+}
+
 /* ---- events of the monitor ------------------------------------------------------------------- */
 
 static void on_event(struct port *p, unsigned event, uint32_t value)
@@ -270,6 +305,7 @@ void port_release(struct port *p)
 	accept_gate_free(&p->gate);
 	mem_lazy_free(p->refusals, PORT_FDS * sizeof(*p->refusals));
 	p->refusals = NULL;
+	key_connections_free(&p->keys);
 }
 
 int port_monitor(struct port *p, void *context, void *socket, struct err *e)

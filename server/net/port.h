@@ -11,6 +11,9 @@
  * --push-window such messages at once, and FLOOD_PER_S in each second. A correct peer sends far
  * fewer: after a restart of the server at most the messages that were on their way.
  *
+ * With keys, a key has a limited number of connections. The module closes a connection above the
+ * limit at its first message, because only then libzmq reports its key (key_connections.h).
+ *
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_PORT_H
@@ -20,6 +23,7 @@
 #include "common/err.h"
 #include "common/zloop.h"
 #include "server/net/accept_gate.h"
+#include "server/net/key_connections.h"
 
 #define PORT_FDS    65536
 #define FLOOD_BURST 256u
@@ -30,6 +34,7 @@ struct port_stats {
 	uint64_t accept_failures; /* accept failed: no descriptor was left */
 	uint64_t silent;          /* connections closed because they sent no message */
 	uint64_t floods;          /* connections closed because too many messages were refused */
+	uint64_t crowded;         /* connections closed because their key had too many */
 	uint32_t connections;     /* number of open connections now */
 };
 
@@ -62,6 +67,7 @@ struct port {
 	/* an entry for each descriptor; NULL until the first message is refused */
 	struct port_refusals *refusals;
 	uint32_t burst; /* maximum number of refused messages of a connection at once */
+	struct key_connections *keys; /* NULL until the first message of a peer with a key */
 };
 
 /* Creates the accept gate. The caller must call port_release even after a failure. PS_ENOMEM. */
@@ -80,13 +86,16 @@ void port_stop(struct port *p);
 /* Notes that a message has arrived on the connection with descriptor `fd`, so the connection is not
  * silent. */
 void port_note_message(struct port *p, int fd);
+/* Notes that a message of `key` has arrived on connection `peer` with descriptor `fd`. If more than
+ * `limit` connections of the key are open, closes this one and returns 1. */
+int port_note_key(struct port *p, int fd, uint32_t peer, const char *key, uint32_t limit);
 /* Notes that a message of connection `peer` with descriptor `fd` was refused or dropped. If the
  * connection has sent too many such messages, closes it and returns 1. */
 int port_note_refused(struct port *p, int fd, uint32_t peer, uint64_t now_ms);
 /* Notes that a message was refused because its key is no longer on the list. Closes the connection
  * at the second such message, so that the peer can receive the reason after the first one. */
 void port_note_revoked(struct port *p, int fd, uint32_t peer);
-/* Returns 1 if one of these two functions has closed the connection. The messages of the
+/* Returns 1 if one of these three functions has closed the connection. The messages of the
  * connection that have already arrived must be dropped. */
 int port_is_closed(const struct port *p, int fd, uint32_t peer);
 /* Closes the monitor. Call port_close before you close the socket. */

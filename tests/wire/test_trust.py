@@ -14,6 +14,8 @@ from test_keys import metric
 from test_training import ZERO, few, leased  # noqa: F401
 from conftest import LEDGER, PLAIN, Honest
 
+from support.programs import until
+
 from client import CONTEXT, Keys, Link, Refused, Worker, encode, hello, pb
 
 EAUTH, EFULL, EQUARANTINE = 11, 17, 24
@@ -253,6 +255,75 @@ def test_trust_an_observer_may_not_send_chunks(programs, keys):
         link.expect("status")
     assert e.value.code == EAUTH
     link.close()
+
+
+def links_once(endpoint, keys, n):
+    """Opens `n` connections that libzmq does not open again when the server closes them."""
+    CONTEXT.reconnect_ivl = -1
+    links = [Link(endpoint, keys) for _ in range(n)]
+    CONTEXT.reconnect_ivl = 100
+    return links
+
+
+def answered(server, links):
+    """Send STATUS on each of the links. Returns the links that get an answer. The server closes the
+    others."""
+    taken, before = [], metric(server, "crowded_total")
+    for link in links:
+        link.send(pb.Status())
+
+    def all_known():
+        taken.extend(link for link in links if link not in taken and link.receive(0))
+        return len(taken) + metric(server, "crowded_total") - before == len(links)
+
+    until(all_known, 20, "each link has an answer, or is closed")
+    return taken
+
+
+def test_trust_a_key_has_a_limited_number_of_connections(programs, keys):
+    """A key opens many connections and sends a message on each of them. The server closes those
+    above the limit of the key. A worker with another key goes on, and another one joins."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 4,
+                             "--dead-ms", 60000, directory=None)
+    public = keys / "server.pub"
+    second = Keys(keys / "second.key", public)
+    honest = Honest(server.endpoint, keys=second)
+    observer = Keys(keys / "observer.key", public)
+    links = links_once(server.endpoint, observer, 40)
+    taken = answered(server, links)
+    limit = 4 * 2 + 16  # a key has two of the four slots (auth_connections)
+    assert len(taken) == limit
+    server.line("net crowded")
+    assert metric(server, "crowded_total") == 40 - limit
+    honest.goes_on()
+    late = Honest(server.endpoint, keys=second)
+    late.bye()
+    for link in taken[:5]:  # connections that have ended do not count
+        link.close()
+    until(lambda: metric(server, "connections") == limit - 5 + 2, 10, "5 connections have ended")
+    assert len(answered(server, links_once(server.endpoint, observer, 10))) == 5
+    assert len(answered(server, taken[5:])) == limit - 5
+    honest.goes_on()
+    honest.close()
+
+
+def test_trust_a_key_has_a_limited_number_of_handshakes(programs, keys):
+    """A key opens connections in a loop and sends nothing on them. The server lets a limited number
+    of them in. A worker with another key joins."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 4,
+                             directory=None)
+    public = keys / "server.pub"
+    begin = time.monotonic()
+    links = links_once(server.endpoint, Keys(keys / "observer.key", public), 200)
+    honest = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
+    honest.goes_on()
+    until(lambda: metric(server, "keys_admitted_total") + metric(server, "keys_deferred_total")
+          >= 202, 20, "all handshakes have ended")
+    seconds = time.monotonic() - begin
+    assert metric(server, "keys_admitted_total") <= 2 + 50 * (1 + seconds)
+    honest.goes_on()
+    for w in (honest, *links):
+        w.close()
 
 
 def slow_links(endpoint, keys, n):

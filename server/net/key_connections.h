@@ -1,0 +1,40 @@
+/*
+ * key_connections.h - counts the open connections of each key. libzmq reports the key of a
+ * connection only with its messages, so a connection counts from its first message on.
+ *
+ * libzmq gives the descriptor of a closed connection to a new one while old messages may still
+ * wait, but each connection has a new peer.
+ *
+ * Invariants:
+ * (1) the number of a key is the number of descriptors that count for it (asserted by
+ *     key_connections_remove; connections_count_for_their_key).
+ *
+ * Thread: the loop's.
+ */
+#ifndef SERVER_NET_KEY_CONNECTIONS_H
+#define SERVER_NET_KEY_CONNECTIONS_H
+#include <stddef.h>
+#include <stdint.h>
+#include "common/err.h"
+
+struct key_connections; /* opaque, see key_connections.c */
+
+/* Makes a table for the descriptors below `fds`. PS_ENOMEM. */
+int key_connections_new(struct key_connections **out, uint32_t fds) PS_MUST_CHECK;
+/* Frees *k and sets it to NULL; *k may be NULL. */
+void key_connections_free(struct key_connections **k);
+/* Returns 1 if the connection `peer` with descriptor `fd` counts already. */
+int key_connections_has(const struct key_connections *k, uint32_t fd, uint32_t peer);
+/* Counts a connection of `key`. Returns the number of connections of the key, or 0 if the table has
+ * no entry for another key. */
+uint32_t key_connections_add(
+	struct key_connections *k, uint32_t fd, uint32_t peer, const char *key);
+/* The connection with descriptor `fd` no longer counts. It need not have counted before. */
+void key_connections_remove(struct key_connections *k, uint32_t fd);
+/* The connections whose bits in `open` are 0 no longer count, except for the one with descriptor
+ * `but`. */
+void key_connections_retain(struct key_connections *k, const unsigned char *open, uint32_t but);
+/* Returns the number of connections of `key`. */
+uint32_t key_connections_of(const struct key_connections *k, const char *key);
+
+#endif

@@ -17,7 +17,7 @@ import zmq
 
 sys.path += [str(Path(__file__).resolve().parents[1] / part) for part in ("", "wire")]
 
-from client import Keys, Link, Worker, encode, hello, pb  # noqa: E402
+from client import CONTEXT, Keys, Link, Worker, encode, hello, pb  # noqa: E402
 
 START_S = 60       # maximum time until an attacker is ready
 LINKS = 4          # connections of a flood of messages
@@ -46,9 +46,8 @@ class Messages:
 
     def __init__(self, target, key, frames):
         self.frames, self.at = frames, 0
+        CONTEXT.reconnect_ivl = 1
         self.links = [Link(target.endpoint, target.keys_of(key)) for _ in range(LINKS)]
-        for link in self.links:
-            link.socket.reconnect_ivl = 1
 
     def step(self):
         self.at += 1

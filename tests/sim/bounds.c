@@ -218,7 +218,7 @@ void bounds_note_silence(struct sim *s, const struct effect *e)
 
 	if (e->change == WORKER_GONE &&
 		c->now_ms - w->session.last_message_ms > c->cfg.sessions.dead_ms)
-		s->silenced[e->worker - 1] = w->session.incarnation;
+		s->silenced[e->worker - 1] |= 1ull << (w->session.incarnation % 64);
 }
 
 void bounds_trace(struct sim *s)

@@ -337,8 +337,8 @@ struct sim {
 	uint64_t foreign_ms; /* when that worker gets the right data set */
 	uint32_t liar;       /* the node that reports false evaluations; 0: none */
 	uint32_t n_hostile;  /* number of hostile workers; 0: no worker has a key */
-	/* the newest incarnation of each slot that the server lost because of its silence */
-	uint32_t silenced[SIM_SLOTS];
+	/* bit i: the server lost incarnation i (modulo 64) of this slot because of its silence */
+	uint64_t silenced[SIM_SLOTS];
 	struct hostile hostile[SIM_HOSTILE];
 	struct rng hostile_rng;
 	struct wire *wire;

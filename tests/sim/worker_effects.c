@@ -51,13 +51,20 @@ static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 			(struct item){.what = HAPPEN_START, .node = node});
 }
 
-/* Returns 1 if the server lost the worker because all messages of dead_ms were lost. Its slot is
- * then free for any worker. */
-static int is_silenced(const struct sim *s, const struct sim_worker *w)
+/* Returns 1 if a hostile worker has the slot of this honest worker, although the server has not
+ * lost the honest one. The server loses a worker if all messages of dead_ms were lost, and its slot
+ * is then free for any worker. An earlier HELLO of an honest worker, which the network has delayed,
+ * can also take its slot. */
+static int is_displaced(const struct sim *s, const struct sim_worker *w)
 {
 	const struct stamp *stamp = &session_welcome(w->session)->stamp;
+	struct worker_view v;
 
-	return stamp->worker && stamp->incarnation == s->silenced[stamp->worker - 1];
+	if (!s->server.core || !stamp->worker)
+		return 1;
+	core_worker(s->server.core, stamp->worker - 1, &v);
+	return hostile_is((uint32_t)v.owner[0] - 'a') &&
+	       !(s->silenced[stamp->worker - 1] >> (stamp->incarnation % 64) & 1);
 }
 
 /* Returns 1 if `status` is a status with which the session may end now. */
@@ -68,7 +75,7 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 		return w->done || w->back_ms;
 	case PS_EFENCED:
 		/* a hostile worker must not fence an honest one that the server has not lost */
-		return !s->n_hostile || is_silenced(s, w) || s->twins || s->crashes ||
+		return !s->n_hostile || !is_displaced(s, w) || s->twins || s->crashes ||
 		       s->worker_crashes || s->drains || s->cuts || s->leaps || s->suspectable ||
 		       s->foreign || w->done || w->back_ms;
 	case PS_EDONE:

@@ -187,7 +187,7 @@ static void store_flag(struct parse *p, const struct opt *o, const char *what, c
 		*(int *)o->dest = text[0] == '1';
 }
 
-static void store(struct parse *p, const struct opt *o, const char *what, const char *text)
+static void store_value(struct parse *p, const struct opt *o, const char *what, const char *text)
 {
 	switch (o->type) {
 	case OPT_TEXT:
@@ -466,11 +466,11 @@ static void store_all(struct parse *p)
 		/* store the default even before a value that may be bad, because later conditions
 		 * read the destination */
 		if (def)
-			store(p, &o[i], option, def);
+			store_value(p, &o[i], option, def);
 		if (p->given[i])
-			store(p, &o[i], option, p->given[i]);
+			store_value(p, &o[i], option, p->given[i]);
 		else if (from_environment)
-			store(p, &o[i], variable, from_environment);
+			store_value(p, &o[i], variable, from_environment);
 	}
 }
 

@@ -22,7 +22,7 @@ static int is_name_byte(unsigned char c)
 
 /* Reads a name that ends before the character `end`. Returns the number of bytes of the name, or 0
  * if the name is malformed. */
-static size_t read_name(const char **at, char end)
+static size_t read_tensor_name(const char **at, char end)
 {
 	const char *begin = *at;
 	size_t n = 0;
@@ -143,12 +143,12 @@ const char *tensor_list_next(const char **list, struct tensor_line *l)
 	const char *at = *list, *why = NULL;
 
 	*l = (struct tensor_line){.name = at};
-	l->name_bytes = read_name(&at, ' ');
+	l->name_bytes = read_tensor_name(&at, ' ');
 	if (!l->name_bytes)
 		return "its name is malformed";
 	if (strncmp(at, "= ", 2) == 0) {
 		l->other = at += 2;
-		l->other_bytes = read_name(&at, '\n');
+		l->other_bytes = read_tensor_name(&at, '\n');
 		*list = at;
 		return l->other_bytes ? NULL : "its other name is malformed";
 	}

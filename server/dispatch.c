@@ -123,7 +123,7 @@ static void run_finish(struct server *s, int status)
 
 /* Writes the --name of a worker to `name`. If the server has keys, the core appends the start of
  * the worker's key to the name, and this function removes it again. */
-static void name_of(const struct server *s, uint32_t worker, char *name, size_t size)
+static void name_of_worker(const struct server *s, uint32_t worker, char *name, size_t size)
 {
 	struct worker_view v;
 
@@ -143,7 +143,7 @@ static void send_fenced(struct server *s, const struct effect *e)
 	char name[WIRE_MAX_NAME + 1], text[LABEL_FENCED];
 	struct msg m = e->msg;
 
-	name_of(s, e->worker, name, sizeof(name));
+	name_of_worker(s, e->worker, name, sizeof(name));
 	labels_fenced(s->labels, e->peer, e->worker, e->incarnation, name, text);
 	m.error.text = text;
 	router_send(s->router, e->peer, &m);

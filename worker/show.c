@@ -19,7 +19,7 @@ struct small {
 	int color;
 };
 
-static struct small shrink(struct shape s)
+static struct small shrink_picture(struct shape s)
 {
 	size_t side = s.h > s.w ? s.h : s.w, step = (side + SHOW_SIDE - 1) / SHOW_SIDE;
 
@@ -69,7 +69,7 @@ static json_t *image_object(const uint8_t *image, const struct data *d, const st
 static char *images_text(
 	const struct data *d, const uint8_t *pixels, const float *p, size_t n, size_t classes)
 {
-	const struct small to = shrink(d->shape);
+	const struct small to = shrink_picture(d->shape);
 	json_t *o = json_pack("{s:[i, i], s:b, s:[]}", "side", (int)to.rows, (int)to.columns,
 		"color", to.color, "images");
 
@@ -85,7 +85,7 @@ static char *images_text(
 char *show_json(
 	const struct data *d, const struct model *m, struct backend *b, const float *weights)
 {
-	const struct small to = shrink(d->shape);
+	const struct small to = shrink_picture(d->shape);
 	size_t room = MAX_BYTES / (to.rows * to.columns / 3 * 4 + MORE);
 	size_t n = room < SHOW_IMAGES ? room : SHOW_IMAGES;
 	char *text = NULL;

@@ -228,7 +228,7 @@ static int check_shape(const struct trainer *t)
 		own->h, own->w, labels);
 }
 
-static int parse_model(struct trainer *t)
+static int parse_run_model(struct trainer *t)
 {
 	struct err e;
 
@@ -286,7 +286,7 @@ static int open_trainer(struct trainer *t)
 {
 	char kernels[BACKEND_KERNELS_TEXT];
 	const struct cnnps_info *i = t->info;
-	int rc = parse_model(t);
+	int rc = parse_run_model(t);
 
 	t->train = data_train(t->cfg->data);
 	t->test = data_test(t->cfg->data);

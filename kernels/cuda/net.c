@@ -254,7 +254,7 @@ static int conv2_backward(
 	return rc ? rc : kx_conv2_wgrad(s->conv2, s->own.workspace, batch->images, stream);
 }
 
-static int step_backward(const struct net *n, const struct net_step *s,
+static int net_step_backward(const struct net *n, const struct net_step *s,
 	const struct kx_batch *batch, cudaStream_t stream)
 {
 	const struct layer *l = s->layer;
@@ -325,7 +325,7 @@ static int net_forward_backward(const struct net *n, struct kx_batch batch, cuda
 	if (!rc)
 		rc = loss_backward(n, batch, stream);
 	for (int i = body_steps(n); i-- > 0 && !rc;)
-		rc = step_backward(n, &n->step[i], &batch, stream);
+		rc = net_step_backward(n, &n->step[i], &batch, stream);
 	return rc;
 }
 

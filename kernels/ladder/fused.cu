@@ -138,7 +138,7 @@ void fused_close(void *self)
 	free(r);
 }
 
-int fused_allocate(struct fused_rung *r, struct err *e)
+int fused_rung_allocate(struct fused_rung *r, struct err *e)
 {
 	size_t n = r->task.max_batch;
 
@@ -159,9 +159,9 @@ int fused_allocate(struct fused_rung *r, struct err *e)
 
 int fused_open(void **self, const struct ladder_task *t, struct err *e)
 {
-	return rung_open<struct fused_rung>(
-		self, t, fused_close, [=](struct fused_rung *r) { return fused_allocate(r, e); },
-		e);
+	return gpu_rung_open<struct fused_rung>(
+		self, t, fused_close,
+		[=](struct fused_rung *r) { return fused_rung_allocate(r, e); }, e);
 }
 
 int fused_step(void *self, const struct ladder_batch *b, float *grad, double *loss,

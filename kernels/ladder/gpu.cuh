@@ -65,7 +65,7 @@ int gpu_end(struct gpu *g, struct err *e) PS_MUST_CHECK;
 /* Implements `open` of a rung: allocates a zeroed R for task `t` and calls `allocate` to fill it.
  * After a failure *self is NULL. */
 template <class R, class A>
-static int rung_open(
+static int gpu_rung_open(
 	void **self, const struct ladder_task *t, void (*close)(void *), A allocate, struct err *e)
 {
 	R *r = (R *)mem_try(1, sizeof(*r));

@@ -218,7 +218,7 @@ int products_open_memory(struct products_rung *r, struct err *e)
 
 int products_open(void **self, const struct ladder_task *t, struct err *e)
 {
-	return rung_open<struct products_rung>(
+	return gpu_rung_open<struct products_rung>(
 		self, t, products_close,
 		[=](struct products_rung *r) { return products_open_memory(r, e); }, e);
 }

@@ -91,7 +91,7 @@ int copy_set(struct resident *r, struct err *e)
 
 int open_as(void **self, const struct ladder_task *t, int level, struct err *e)
 {
-	return rung_open<struct resident>(
+	return gpu_rung_open<struct resident>(
 		self, t, resident_close,
 		[=](struct resident *r) {
 			r->level = level;

@@ -69,7 +69,7 @@ int ring_allocate(struct ring *r, struct err *e)
 
 int open_with(void **self, const struct ladder_task *t, size_t slots, struct err *e)
 {
-	return rung_open<struct ring>(
+	return gpu_rung_open<struct ring>(
 		self, t, ring_close,
 		[=](struct ring *r) {
 			r->slots = slots;

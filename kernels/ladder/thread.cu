@@ -60,7 +60,7 @@ int thread_allocate(struct thread_rung *r, struct err *e)
 
 int thread_open(void **self, const struct ladder_task *t, struct err *e)
 {
-	return rung_open<struct thread_rung>(
+	return gpu_rung_open<struct thread_rung>(
 		self, t, thread_close, [=](struct thread_rung *r) { return thread_allocate(r, e); },
 		e);
 }

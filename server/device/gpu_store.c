@@ -39,7 +39,8 @@ static void end_if_failed(const char *what, const char *why)
 	_exit(err_exit_code(PS_EDEVICE));
 }
 
-static void gpu_load(void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS])
+static void gpu_store_load(
+	void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS])
 {
 	struct gpu_store *g = self;
 
@@ -60,7 +61,7 @@ static void pin_buffer(struct gpu_store *g, const float *to)
 	g->is_pinned[i] = 1;
 }
 
-static void gpu_begin(void *self, float *to)
+static void gpu_store_begin(void *self, float *to)
 {
 	struct gpu_store *g = self;
 
@@ -68,21 +69,21 @@ static void gpu_begin(void *self, float *to)
 	end_if_failed("update", g->module->begin(g->self, to));
 }
 
-static void gpu_step(void *self, const struct device_step *s)
+static void gpu_store_step(void *self, const struct device_step *s)
 {
 	struct gpu_store *g = self;
 
 	end_if_failed("update", g->module->step(g->self, s));
 }
 
-static void gpu_wait(void *self, size_t n)
+static void gpu_store_wait(void *self, size_t n)
 {
 	struct gpu_store *g = self;
 
 	end_if_failed("copy", g->module->wait(g->self, n));
 }
 
-static void gpu_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
+static void gpu_store_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
 {
 	struct gpu_store *g = self;
 
@@ -159,11 +160,11 @@ int gpu_store_open(struct gpu_store **out, int number, struct err *e)
 		return rc;
 	}
 	g->device = (struct param_device){.self = g,
-		.load = gpu_load,
-		.step = gpu_step,
-		.begin = gpu_begin,
-		.wait = gpu_wait,
-		.fetch = gpu_fetch};
+		.load = gpu_store_load,
+		.step = gpu_store_step,
+		.begin = gpu_store_begin,
+		.wait = gpu_store_wait,
+		.fetch = gpu_store_fetch};
 	open_module = g->module;
 	log_info("store", "open", "device=cuda:%d name=\"%s\"", number, name);
 	return PS_OK;

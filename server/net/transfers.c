@@ -47,7 +47,7 @@ static void address_of(int fd, char *text, size_t size)
 
 /* Returns the number of bytes that a connection has received, plus the number of sent bytes that
  * the peer has acknowledged. Returns 0 if the kernel does not report these numbers. */
-static uint64_t bytes_of(int fd)
+static uint64_t acked_bytes(int fd)
 {
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
@@ -87,7 +87,7 @@ static uint64_t moved(struct transfer *s)
 		s->fd = -1;
 		return 0;
 	}
-	s->bytes = bytes_of(s->fd);
+	s->bytes = acked_bytes(s->fd);
 	return before && s->bytes > before ? s->bytes - before : 0;
 }
 

@@ -16,7 +16,7 @@
 #define POINTS 36
 #define EXACT  576
 
-static void multiply(float *to, const float *by)
+static void multiply_points(float *to, const float *by)
 {
 	for (int i = 0; i < POINTS; i++)
 		to[i] *= by[i];
@@ -29,10 +29,10 @@ static void prove_output(int size, int d, int g)
 
 	input[d] = 1;
 	weights[g] = EXACT;
-	winograd_input(input);
-	winograd_weights(weights, size);
-	multiply(weights, input);
-	winograd_output(weights, size);
+	winograd_tile_input(input);
+	winograd_tile_weights(weights, size);
+	multiply_points(weights, input);
+	winograd_tile_output(weights, size);
 	for (int y = 0; y < 7 - size; y++)
 		for (int x = 0; x < 7 - size; x++) {
 			const int under = (y + g / SIDE) * SIDE + x + g % SIDE;
@@ -66,11 +66,11 @@ static void prove_wgrad(int d, int e)
 
 	input[d] = 1;
 	dy[e] = EXACT;
-	winograd_input(input);
+	winograd_tile_input(input);
 	winograd_dy(dy);
 	assert_true(dy[KX_WINOGRAD_SUM] == EXACT);
-	multiply(dy, input);
-	winograd_wgrad(dy);
+	multiply_points(dy, input);
+	winograd_tile_wgrad(dy);
 	for (int r = 0; r < 3; r++)
 		for (int s = 0; s < 3; s++) {
 			const int under = (e / SIDE + r) * SIDE + e % SIDE + s;
@@ -87,7 +87,7 @@ TEST(tiles_of_dy_give_the_gradients_of_weights_and_bias)
 				prove_wgrad(d, y * SIDE + x);
 }
 
-static float draw(struct rng *r)
+static float draw_value(struct rng *r)
 {
 	return (float)(2 * rng_unit(r) - 1);
 }
@@ -107,8 +107,8 @@ static double rounding_error(int size)
 			float d[POINTS], g[POINTS];
 
 			for (int i = 0; i < POINTS; i++) {
-				d[i] = draw(&rng);
-				g[i] = draw(&rng);
+				d[i] = draw_value(&rng);
+				g[i] = draw_value(&rng);
 			}
 			for (int i = 0; i < out * out * size * size; i++) {
 				const int y = i / size / size / out, x = i / size / size % out;
@@ -117,13 +117,13 @@ static double rounding_error(int size)
 				exact[y * out + x] +=
 					(double)g[r * SIDE + s] * (double)d[(y + r) * SIDE + x + s];
 			}
-			winograd_input(d);
-			winograd_weights(g, size);
-			multiply(g, d);
+			winograd_tile_input(d);
+			winograd_tile_weights(g, size);
+			multiply_points(g, d);
 			for (int i = 0; i < POINTS; i++)
 				sum[i] += g[i];
 		}
-		winograd_output(sum, size);
+		winograd_tile_output(sum, size);
 		for (int i = 0; i < out * out; i++) {
 			error += pow((double)sum[i / out * SIDE + i % out] - exact[i], 2);
 			norm += pow(exact[i], 2);

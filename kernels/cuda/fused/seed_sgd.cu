@@ -88,7 +88,7 @@ __global__ void seed_gradient_kernel(
 
 /* ---- SGD step -------------------------------------------------------------------------------- */
 
-__device__ inline void sgd(float *param, float *sum, float g, float rate)
+__device__ inline void sgd_value(float *param, float *sum, float g, float rate)
 {
 	*sum += g;
 	*param -= rate * g;
@@ -109,10 +109,10 @@ __device__ inline void sgd_fc(
 					 ? sum_ahead<FEW_SLICES>(float4{}, 0, slices, 1, slice)
 					 : sum_ahead<MANY_SLICES>(float4{}, 0, slices, 1, slice);
 
-		sgd(&param.x, &sum.x, g.x, rate);
-		sgd(&param.y, &sum.y, g.y, rate);
-		sgd(&param.z, &sum.z, g.z, rate);
-		sgd(&param.w, &sum.w, g.w, rate);
+		sgd_value(&param.x, &sum.x, g.x, rate);
+		sgd_value(&param.y, &sum.y, g.y, rate);
+		sgd_value(&param.z, &sum.z, g.z, rate);
+		sgd_value(&param.w, &sum.w, g.w, rate);
 		reinterpret_cast<float4 *>(s.sum.fc)[i] = sum;
 		reinterpret_cast<float4 *>(s.params.fc)[i] = param;
 	}
@@ -141,7 +141,7 @@ __device__ inline void sgd_conv(const struct kx_seed &s, int slices, int block, 
 #pragma unroll
 		for (int i = 0; i < CONV_SLICES; i++)
 			g += partial[i][threadIdx.x];
-		sgd(&s.params.conv[at + threadIdx.x], &s.sum.conv[at + threadIdx.x], g, rate);
+		sgd_value(&s.params.conv[at + threadIdx.x], &s.sum.conv[at + threadIdx.x], g, rate);
 		updated[threadIdx.x] = s.params.conv[at + threadIdx.x];
 	}
 	__syncthreads();
@@ -155,7 +155,7 @@ __device__ inline void sgd_bias_and_loss(
 	const double v = sum_over_images(s, images);
 
 	if (c < SEED_CLASSES)
-		sgd(&s.params.bias[c], &s.sum.bias[c], (float)v, now->rate);
+		sgd_value(&s.params.bias[c], &s.sum.bias[c], (float)v, now->rate);
 	else if (c == SEED_CLASSES)
 		*loss += v;
 	else if (c == SEED_CLASSES + 1)

@@ -39,13 +39,13 @@ size_t dense_count(const struct kx_dense &p, int images)
 
 /* ---- first layer ----------------------------------------------------------------------------- */
 
-__device__ inline void store_values(float *to, const float (&v)[KX_OCTET])
+__device__ inline void put_octet(float *to, const float (&v)[KX_OCTET])
 {
 	reinterpret_cast<float4 *>(to)[0] = {v[0], v[1], v[2], v[3]};
 	reinterpret_cast<float4 *>(to)[1] = {v[4], v[5], v[6], v[7]};
 }
 
-__device__ inline void store_values(__nv_bfloat16 *to, const float (&v)[KX_OCTET])
+__device__ inline void put_octet(__nv_bfloat16 *to, const float (&v)[KX_OCTET])
 {
 	*reinterpret_cast<uint4 *>(to) = {to_bf16x2(v[0], v[1]), to_bf16x2(v[2], v[3]),
 		to_bf16x2(v[4], v[5]), to_bf16x2(v[6], v[7])};
@@ -103,7 +103,7 @@ __global__ void patches_kernel(struct kx_batch batch, const __grid_constant__ st
 				tap_y++;
 			}
 		}
-		store_values(to + (size_t)i * KX_OCTET, v);
+		put_octet(to + (size_t)i * KX_OCTET, v);
 	}
 }
 
@@ -203,7 +203,7 @@ __global__ void unpool_kernel(const T *pooled, const uint8_t *argmax, T *full, i
 			for (int j = 0; j < KX_OCTET; j++)
 				v[j] = ((j < 4 ? best.x : best.y) >> j % 4 * 8 & 255) == k ? d[j]
 											   : 0;
-			store_values(to + (k / 2 * width + k % 2) * c, v);
+			put_octet(to + (k / 2 * width + k % 2) * c, v);
 		}
 	}
 }

@@ -118,7 +118,7 @@ void keep_faster(struct choice *best, int shape, int m, int n, long long pixels,
 }
 
 /* Returns the shape with the smallest estimated time, and its number of slices. */
-struct choice choose(int m, int n, long long pixels)
+struct choice choose_fp32_tile(int m, int n, long long pixels)
 {
 	struct choice best = {0, 0, 0};
 
@@ -136,12 +136,12 @@ struct choice choose(int m, int n, long long pixels)
 
 int kx_product_slices_fp32(int m, int n, long long pixels)
 {
-	return choose(m, n, pixels).slices;
+	return choose_fp32_tile(m, n, pixels).slices;
 }
 
 int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream)
 {
-	switch (choose(g.m, g.n, g.pixels).shape) {
+	switch (choose_fp32_tile(g.m, g.n, g.pixels).shape) {
 	case 0:
 		return launch_wgrad<float, w128x128>(g, stream);
 	case 1:

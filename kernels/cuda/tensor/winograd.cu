@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(THREADS, 4)
 		winograd_dy(even);
 		winograd_dy(odd);
 	} else {
-		winograd_input(even);
-		winograd_input(odd);
+		winograd_tile_input(even);
+		winograd_tile_input(odd);
 	}
 	to += (size_t)p.tile * w.c + p.c;
 #pragma unroll
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(THREADS)
 
 		g[tap / SIZE * SIDE + tap % SIZE] = weights[at];
 	}
-	winograd_weights(g, SIZE);
+	winograd_tile_weights(g, SIZE);
 #pragma unroll
 	for (int p = 0; p < POINTS; p++)
 		to[((size_t)p * depth + k) * n + j] = g[p];
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(THREADS, 4) winograd_output_kernel(
 	}
 	if (g.bias)
 		bias = load_pair(g.bias + p.c);
-	winograd_output(even, SIZE);
-	winograd_output(odd, SIZE);
+	winograd_tile_output(even, SIZE);
+	winograd_tile_output(odd, SIZE);
 	if (g.pooled)
 		store_windows<SIZE>(g, p, even, odd, bias);
 	else
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(THREADS) winograd_wgrad_kernel(
 #pragma unroll
 		for (int p = 0; p < POINTS; p++)
 			u[p] += slice[((size_t)s * POINTS + p) * values + i];
-	winograd_wgrad(u);
+	winograd_tile_wgrad(u);
 #pragma unroll
 	for (int tap = 0; tap < 9; tap++)
 		to[(size_t)tap * values + i] = u[tap / 3 * SIDE + tap % 3];

@@ -100,7 +100,7 @@ WINOGRAD_INLINE void winograd_times_g_back(float *v, int step)
 }
 
 /* d becomes B' d B. */
-WINOGRAD_INLINE void winograd_input(float *d)
+WINOGRAD_INLINE void winograd_tile_input(float *d)
 {
 	WINOGRAD_UNROLL
 	for (int i = 0; i < KX_WINOGRAD_SIDE; i++)
@@ -111,7 +111,7 @@ WINOGRAD_INLINE void winograd_input(float *d)
 }
 
 /* The weights g of a filter of size x size become G g G'. */
-WINOGRAD_INLINE void winograd_weights(float *g, int size)
+WINOGRAD_INLINE void winograd_tile_weights(float *g, int size)
 {
 	WINOGRAD_UNROLL
 	for (int i = 0; i < size; i++)
@@ -122,7 +122,7 @@ WINOGRAD_INLINE void winograd_weights(float *g, int size)
 }
 
 /* The products m become the outputs A' m A of a filter of size x size. */
-WINOGRAD_INLINE void winograd_output(float *m, int size)
+WINOGRAD_INLINE void winograd_tile_output(float *m, int size)
 {
 	WINOGRAD_UNROLL
 	for (int i = 0; i < KX_WINOGRAD_SIDE; i++)
@@ -144,7 +144,7 @@ WINOGRAD_INLINE void winograd_dy(float *e)
 }
 
 /* The gradients u of transformed weights become the gradients G' u G of a filter of 3 x 3. */
-WINOGRAD_INLINE void winograd_wgrad(float *u)
+WINOGRAD_INLINE void winograd_tile_wgrad(float *u)
 {
 	WINOGRAD_UNROLL
 	for (int i = 0; i < KX_WINOGRAD_SIDE; i++)

@@ -87,7 +87,7 @@ const void *mapped(const void *memory)
 	return a.type == cudaMemoryTypeHost ? a.devicePointer : nullptr;
 }
 
-cudaError_t ensure_buffer(const struct gpu *g, float **buffer)
+cudaError_t ensure_device_buffer(const struct gpu *g, float **buffer)
 {
 	return *buffer ? cudaSuccess
 		       : cudaHostAlloc((void **)buffer, g->n * sizeof(float), cudaHostAllocDefault);
@@ -116,7 +116,7 @@ void release_memory(struct gpu *g)
 /* ---- start ----------------------------------------------------------------------------------- */
 
 /* Runs the kernel once, so that the driver loads it. */
-cudaError_t warm_up(struct gpu *g)
+cudaError_t warm_up_update(struct gpu *g)
 {
 	update<<<1, THREADS, 0, g->stream>>>(
 		DEVICE_SGD, {}, 0, 0, 0, nullptr, nullptr, nullptr, nullptr, nullptr);
@@ -125,7 +125,7 @@ cudaError_t warm_up(struct gpu *g)
 	return rc == cudaSuccess ? cudaStreamSynchronize(g->stream) : rc;
 }
 
-const char *store_open(void **self, int number, char name[STORE_MODULE_NAME])
+const char *module_open(void **self, int number, char name[STORE_MODULE_NAME])
 {
 	static struct gpu the_gpu, no_gpu; /* no_gpu: its text */
 	struct gpu *g = &the_gpu;
@@ -150,7 +150,7 @@ const char *store_open(void **self, int number, char name[STORE_MODULE_NAME])
 		why = text_of(
 			g, "the GPU", cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
 	if (!why)
-		why = text_of(g, "the kernel", warm_up(g));
+		why = text_of(g, "the kernel", warm_up_update(g));
 	if (why)
 		return why;
 	snprintf(name, STORE_MODULE_NAME, "%.*s", STORE_MODULE_NAME - 1, prop.name);
@@ -158,7 +158,7 @@ const char *store_open(void **self, int number, char name[STORE_MODULE_NAME])
 	return nullptr;
 }
 
-const char *store_allocate(void *self, size_t n, size_t vectors)
+const char *module_allocate(void *self, size_t n, size_t vectors)
 {
 	struct gpu *g = (struct gpu *)self;
 	/* a part of an update begins a new piece, and so does the gap before it */
@@ -181,7 +181,7 @@ const char *store_allocate(void *self, size_t n, size_t vectors)
 
 /* ---- updates --------------------------------------------------------------------------------- */
 
-const char *store_load(void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS])
+const char *module_load(void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS])
 {
 	struct gpu *g = (struct gpu *)self;
 	const size_t bytes = g->n * sizeof(float);
@@ -214,7 +214,7 @@ cudaError_t copy_gap(struct gpu *g, size_t end)
 	return rc == cudaSuccess ? end_piece(g, end) : rc;
 }
 
-const char *store_begin(void *self, float *to)
+const char *module_begin(void *self, float *to)
 {
 	struct gpu *g = (struct gpu *)self;
 	cudaError_t rc = cudaSuccess;
@@ -222,7 +222,7 @@ const char *store_begin(void *self, float *to)
 	g->to = g->host = to;
 	g->device_to = (float *)mapped(to);
 	if (!g->device_to) {
-		rc = ensure_buffer(g, &g->out);
+		rc = ensure_device_buffer(g, &g->out);
 		g->host = g->out;
 		g->device_to = rc == cudaSuccess ? (float *)mapped(g->out) : nullptr;
 	}
@@ -230,7 +230,7 @@ const char *store_begin(void *self, float *to)
 	return text_of(g, "update", rc);
 }
 
-const char *store_step(void *self, const struct device_step *s)
+const char *module_step(void *self, const struct device_step *s)
 {
 	struct gpu *g = (struct gpu *)self;
 	const float *gradient = (const float *)mapped(s->gradient);
@@ -238,7 +238,7 @@ const char *store_step(void *self, const struct device_step *s)
 	const int direct = gradient != nullptr;
 
 	if (rc == cudaSuccess && !direct) {
-		rc = ensure_buffer(g, &g->in);
+		rc = ensure_device_buffer(g, &g->in);
 		gradient = rc == cudaSuccess ? (const float *)mapped(g->in) : nullptr;
 	}
 	for (size_t done = 0; rc == cudaSuccess && done < s->count; done += PIECE) {
@@ -261,7 +261,7 @@ const char *store_step(void *self, const struct device_step *s)
 	return text_of(g, "update", rc);
 }
 
-const char *store_wait(void *self, size_t n)
+const char *module_wait(void *self, size_t n)
 {
 	struct gpu *g = (struct gpu *)self;
 	cudaError_t rc = copy_gap(g, g->n);
@@ -278,7 +278,7 @@ const char *store_wait(void *self, size_t n)
 	return text_of(g, "update", rc);
 }
 
-const char *store_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
+const char *module_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
 {
 	struct gpu *g = (struct gpu *)self;
 	cudaError_t rc = cudaStreamSynchronize(g->stream);
@@ -291,14 +291,14 @@ const char *store_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
 
 /* ---- memory of the host ---------------------------------------------------------------------- */
 
-void store_pin(void *self, void *memory, size_t bytes)
+void module_pin(void *self, void *memory, size_t bytes)
 {
 	(void)self;
 	if (cudaHostRegister(memory, bytes, cudaHostRegisterDefault) != cudaSuccess)
 		(void)cudaGetLastError(); /* the memory is copied through a buffer instead */
 }
 
-void store_unpin(void *self, void *memory)
+void module_unpin(void *self, void *memory)
 {
 	(void)self;
 	if (cudaHostUnregister(memory) != cudaSuccess)
@@ -321,7 +321,7 @@ void store_release_host(void *memory)
 	(void)cudaFreeHost(memory);
 }
 
-void store_close(void *self)
+void module_close(void *self)
 {
 	struct gpu *g = (struct gpu *)self;
 
@@ -330,9 +330,9 @@ void store_close(void *self)
 	*g = {};
 }
 
-const struct store_module module = {STORE_MODULE_ABI, store_open, store_allocate, store_load,
-	store_begin, store_step, store_wait, store_fetch, store_pin, store_unpin,
-	store_allocate_host, store_release_host, store_close};
+const struct store_module module = {STORE_MODULE_ABI, module_open, module_allocate, module_load,
+	module_begin, module_step, module_wait, module_fetch, module_pin, module_unpin,
+	store_allocate_host, store_release_host, module_close};
 
 } // namespace
 

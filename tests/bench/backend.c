@@ -29,7 +29,7 @@ static double processor_ms(void)
 
 /* Measure batches for `seconds`. Writes the milliseconds of the median batch, and the mean CPU time
  * of a batch in milliseconds. */
-static int measure(struct bench *b, double seconds, double *median_ms, double *cpu_ms)
+static int measure_backend(struct bench *b, double seconds, double *median_ms, double *cpu_ms)
 {
 	size_t batch = b->options.max_batch, batches = data_train(&b->data).n / batch, n = 0;
 	double loss, begin = clock_seconds(), cpu_begin = 0;
@@ -63,7 +63,7 @@ static const char *isa(const struct bench *b)
 	return last ? last + 1 : "-";
 }
 
-static int run(struct bench *b, double seconds, struct err *e)
+static int run_backend(struct bench *b, double seconds, struct err *e)
 {
 	double ms, cpu_ms;
 	int rc = bench_load(b, e);
@@ -72,7 +72,7 @@ static int run(struct bench *b, double seconds, struct err *e)
 		rc = bench_open(b, e);
 	if (rc)
 		return rc;
-	rc = measure(b, seconds, &ms, &cpu_ms);
+	rc = measure_backend(b, seconds, &ms, &cpu_ms);
 	if (rc)
 		return err_set(e, rc, "gradient: %s", err_text(rc));
 	printf("net,batch,threads,isa,ms_per_batch,images_per_s,cpu_ms_per_batch\n"
@@ -89,7 +89,7 @@ int main(int argc, char **argv)
 			.threads = (int)strtol(bench_argument(argc, argv, 3, "2"), NULL, 10),
 			.max_batch = strtoul(bench_argument(argc, argv, 2, "100"), NULL, 10)}};
 	struct err e = {0};
-	int rc = run(&b, strtod(bench_argument(argc, argv, 4, "1"), NULL), &e);
+	int rc = run_backend(&b, strtod(bench_argument(argc, argv, 4, "1"), NULL), &e);
 
 	return bench_end(&b, "backend", rc, &e);
 }

@@ -44,7 +44,7 @@ struct server {
 	char endpoint[64], keys[64]; /* keys: a directory with key files, or "" */
 };
 
-static void die(const char *what)
+static void curve_die(const char *what)
 {
 	fprintf(stderr, "curve: %s: %s\n", what, strerror(errno));
 	exit(1);
@@ -73,13 +73,13 @@ static double cpu_of_self(void)
 	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
-static double cpu_of(pid_t pid)
+static double server_cpu_seconds(pid_t pid)
 {
 	struct timespec t;
 	clockid_t clock;
 
 	if (clock_getcpuclockid(pid, &clock) || clock_gettime(clock, &t))
-		die("the server's CPU clock");
+		curve_die("the server's CPU clock");
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -87,7 +87,7 @@ static void rate_start(struct rate *r, const struct server *s)
 {
 	r->seconds = -now();
 	r->client = -cpu_of_self();
-	r->server = -cpu_of(s->pid);
+	r->server = -server_cpu_seconds(s->pid);
 }
 
 static void rate_stop(struct rate *r, const struct server *s, uint64_t pushes)
@@ -95,7 +95,7 @@ static void rate_stop(struct rate *r, const struct server *s, uint64_t pushes)
 	r->pushes = pushes;
 	r->seconds += now();
 	r->client += cpu_of_self();
-	r->server += cpu_of(s->pid);
+	r->server += server_cpu_seconds(s->pid);
 }
 
 static void in_keys(char path[128], const struct server *s, const char *name)
@@ -113,17 +113,17 @@ static void make_keys(const struct options *o, struct server *s)
 
 	snprintf(s->keys, sizeof(s->keys), "/tmp/cnn-curve-XXXXXX");
 	if (!mkdtemp(s->keys))
-		die(s->keys);
+		curve_die(s->keys);
 	snprintf(ctl, sizeof(ctl), "%s/cnn-ctl", o->build);
 	pid = fork();
 	if (pid == 0) {
 		if (!freopen("/dev/null", "w", stdout))
-			die("stdout");
+			curve_die("stdout");
 		execl(ctl, "cnn-ctl", "keygen", s->keys, (char *)NULL);
-		die(ctl);
+		curve_die(ctl);
 	}
 	if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
-		die("keygen");
+		curve_die("keygen");
 }
 
 static void remove_keys(const struct server *s)
@@ -153,7 +153,7 @@ static void exec_server(const struct options *o, const struct server *s, int log
 		"--optimizer", "sgd", "--lr", "0.001", "--warm-start-updates", "0",
 		"--max-staleness", "1000000000", s->keys[0] ? "--key" : (char *)NULL, key,
 		(char *)NULL);
-	die(binary);
+	curve_die(binary);
 }
 
 static void start_cnnps(const struct options *o, struct server *s)
@@ -162,7 +162,7 @@ static void start_cnnps(const struct options *o, struct server *s)
 	int fd[2];
 
 	if (pipe(fd) || (s->pid = fork()) < 0)
-		die("fork");
+		curve_die("fork");
 	if (s->pid == 0)
 		exec_server(o, s, fd[1]);
 	close(fd[1]);
@@ -183,12 +183,12 @@ static void start_cnnps(const struct options *o, struct server *s)
 
 /* Push a gradient of `n` values. The library reuses its buffers without clearing them, so a push
  * fills only a buffer that has not been used before. */
-static void push(struct cnnps *c, size_t n)
+static void push_bench_gradient(struct cnnps *c, size_t n)
 {
 	float *g = cnnps_gradient(c);
 
 	if (!g)
-		die("memory");
+		curve_die("memory");
 	for (size_t i = 0; g[n - 1] == 0 && i < n; i++)
 		g[i] = 1e-6f * (float)(i % 100 + 1);
 	if (client_push_all(c, g, 0)) {
@@ -212,15 +212,15 @@ static void cnnps_rate(const struct options *o, const struct server *s, struct r
 		exit(1);
 	}
 	for (int i = 0; i < WARM_UP; i++)
-		push(c, n);
+		push_bench_gradient(c, n);
 	before = client_stats(c);
 	rate_start(r, s);
 	for (double begun = now(); now() - begun < o->seconds;)
-		push(c, n);
+		push_bench_gradient(c, n);
 	after = client_stats(c);
 	rate_stop(r, s, after.acked - before.acked);
 	if (cnnps_flush(c, 0, 10000) || after.rejected || after.reconnects)
-		die("not every push was taken");
+		curve_die("not every push was taken");
 	cnnps_close(&c);
 }
 
@@ -240,7 +240,7 @@ static void set_curve(void *socket, const struct key_pair *own, const char *serv
 		zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &yes, sizeof(yes));
 	if (zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, own->public_key, KEY_TEXT) ||
 		zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, own->secret_key, KEY_TEXT))
-		die("curve");
+		curve_die("curve");
 }
 
 static void serve_zmq(const struct key_pair *key, int out)
@@ -254,15 +254,15 @@ static void serve_zmq(const struct key_pair *key, int out)
 	if (zmq_bind(router, "tcp://127.0.0.1:*") ||
 		zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &n) ||
 		write(out, endpoint, n) != (ssize_t)n)
-		die("bind");
+		curve_die("bind");
 	for (;;) {
 		zmq_msg_init(&id);
 		zmq_msg_init(&m);
 		if (zmq_msg_recv(&id, router, 0) < 0 || zmq_msg_recv(&m, router, 0) < 0)
-			die("recv");
+			curve_die("recv");
 		zmq_msg_close(&m);
 		if (zmq_msg_send(&id, router, ZMQ_SNDMORE) < 0 || zmq_send(router, "", 1, 0) < 0)
-			die("send");
+			curve_die("send");
 	}
 }
 
@@ -271,17 +271,17 @@ static void start_zmq(const struct key_pair *key, struct server *s)
 	int fd[2];
 
 	if (pipe(fd) || (s->pid = fork()) < 0)
-		die("fork");
+		curve_die("fork");
 	if (s->pid == 0)
 		serve_zmq(key, fd[1]);
 	close(fd[1]);
 	if (read(fd[0], s->endpoint, sizeof(s->endpoint)) <= 0)
-		die("server");
+		curve_die("server");
 	close(fd[0]);
 }
 
 /* Send messages for `seconds`, with WINDOW messages in flight. Returns the number of answers. */
-static uint64_t exchange(void *socket, zmq_msg_t *body, double seconds)
+static uint64_t exchange_messages(void *socket, zmq_msg_t *body, double seconds)
 {
 	uint64_t sent = 0, answered = 0;
 	double begun = now();
@@ -294,11 +294,11 @@ static uint64_t exchange(void *socket, zmq_msg_t *body, double seconds)
 			zmq_msg_init(&m);
 			zmq_msg_copy(&m, body);
 			if (zmq_msg_send(&m, socket, 0) < 0)
-				die("send");
+				curve_die("send");
 			sent++;
 		}
 		if (zmq_recv(socket, &byte, 1, 0) < 0)
-			die("recv");
+			curve_die("recv");
 		answered++;
 	}
 	for (uint64_t rest = answered; rest < sent; rest++)
@@ -315,14 +315,14 @@ static void zmq_rate(const struct options *o, const struct server *s, const stru
 	zmq_msg_t body;
 
 	if (server->secret_key[0] && key_random(&own, &e))
-		die("keys");
+		curve_die("keys");
 	set_curve(socket, &own, server->public_key);
 	if (zmq_connect(socket, s->endpoint) || zmq_msg_init_size(&body, o->bytes))
-		die("connect");
+		curve_die("connect");
 	memset(zmq_msg_data(&body), 1, o->bytes);
-	(void)exchange(socket, &body, o->seconds / 10);
+	(void)exchange_messages(socket, &body, o->seconds / 10);
 	rate_start(r, s);
-	rate_stop(r, s, exchange(socket, &body, o->seconds));
+	rate_stop(r, s, exchange_messages(socket, &body, o->seconds));
 	zmq_msg_close(&body);
 	zmq_close(socket);
 	zmq_ctx_term(context);
@@ -330,7 +330,7 @@ static void zmq_rate(const struct options *o, const struct server *s, const stru
 
 /* ---- one row -------------------------------------------------------------------------------- */
 
-static void run(const struct options *o, const char *mode, int keys)
+static void run_curve(const struct options *o, const char *mode, int keys)
 {
 	struct server s = {0};
 	struct key_pair key = {0};
@@ -339,7 +339,7 @@ static void run(const struct options *o, const char *mode, int keys)
 
 	if (strcmp(mode, "zmq") == 0) {
 		if (keys && key_random(&key, &e))
-			die("keys");
+			curve_die("keys");
 		start_zmq(&key, &s);
 		zmq_rate(o, &s, &key, &r);
 	} else {
@@ -395,6 +395,6 @@ int main(int argc, char **argv)
 		for (int keys = 0; keys < 2; keys++)
 			if ((!o.mode || strcmp(o.mode, modes[m]) == 0) &&
 				(!o.keys || (o.keys[0] == '1') == keys))
-				run(&o, modes[m], keys);
+				run_curve(&o, modes[m], keys);
 	return 0;
 }

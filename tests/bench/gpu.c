@@ -68,7 +68,7 @@ static int gradient_epoch(struct race *r)
 	return rc;
 }
 
-static int measure(struct race *r)
+static int measure_race(struct race *r)
 {
 	struct bench *b = &r->b;
 	int rc = backend_local_start(b->backend, b->params);
@@ -93,7 +93,7 @@ static int listed(const char *list, const char *name)
 	return 0;
 }
 
-static int run(struct race *r, const char *precisions, struct err *e)
+static int run_race(struct race *r, const char *precisions, struct err *e)
 {
 	struct bench *b = &r->b;
 	int rc = bench_load(b, e);
@@ -107,7 +107,7 @@ static int run(struct race *r, const char *precisions, struct err *e)
 		if ((rc = bench_open(b, e)))
 			return rc;
 		r->batches = data_train(&b->data).n / b->options.max_batch;
-		if ((rc = measure(r)))
+		if ((rc = measure_race(r)))
 			return err_set(e, rc, "%s: %s %s", precision_names[p], err_text(rc),
 				backend_why(b->backend));
 		double images = (double)(r->batches * b->options.max_batch) * 1e3;
@@ -130,6 +130,6 @@ int main(int argc, char **argv)
 	r.epochs = strtoul(bench_argument(argc, argv, 4, "5"), NULL, 10);
 	printf("net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,"
 	       "gradient_images_per_s,loss\n");
-	int rc = run(&r, bench_argument(argc, argv, 3, "fp32,tf32,bf16"), &e);
+	int rc = run_race(&r, bench_argument(argc, argv, 3, "fp32,tf32,bf16"), &e);
 	return bench_end(&r.b, "gpu", rc, &e);
 }

@@ -53,7 +53,7 @@ static const double marks[] = {0.01, 0.03, 0.1, 0.3, 1, 3};
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 /* Returns 1 if `name` is one of the names in `list`, which commas separate. */
-static int has_name(const char *list, const char *name)
+static int list_has_name(const char *list, const char *name)
 {
 	const size_t n = strlen(name);
 
@@ -67,7 +67,8 @@ static int has_name(const char *list, const char *name)
 
 static int is_wanted_name(const char *list, const struct rung *r)
 {
-	return !list || has_name(list, r->name) || (r->needs_gpu && has_name(list, "gpu"));
+	return !list || list_has_name(list, r->name) ||
+	       (r->needs_gpu && list_has_name(list, "gpu"));
 }
 
 static int wanted(const struct job *j, const struct rung *r, size_t batch)
@@ -366,7 +367,7 @@ static int check_rung(const char *name, struct err *e)
 }
 
 /* Load the data set, and check that it has the one image size for which all rungs are written. */
-static int load(struct job *j, struct data *d, struct err *e)
+static int load_images(struct job *j, struct data *d, struct err *e)
 {
 	int rc = data_load(d, j->o->data, e);
 
@@ -382,7 +383,7 @@ static int load(struct job *j, struct data *d, struct err *e)
 	return PS_OK;
 }
 
-static int run(const struct ladder_options *o, const char *name, struct err *e)
+static int run_ladder_command(const struct ladder_options *o, const char *name, struct err *e)
 {
 	static struct data data; /* static, because the struct is too large for the stack */
 	const char *why = "";
@@ -396,7 +397,7 @@ static int run(const struct ladder_options *o, const char *name, struct err *e)
 			"\"%.40s\": expected steps, cores, train, memory or rungs", name);
 	int rc = check_rung(o->rung, e);
 	if (!rc && commands[i].needs_data)
-		rc = load(&j, &data, e);
+		rc = load_images(&j, &data, e);
 	if (!rc && commands[i].needs_data && !j.has_gpu)
 		log_warn("ladder", "skipped", "rungs=gpu reason=\"%s\"", why);
 	if (!rc)
@@ -416,7 +417,7 @@ int main(int argc, char **argv)
 	rc = parse_arguments(&o, &command, argc, argv);
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
-	rc = run(&o, command, &e);
+	rc = run_ladder_command(&o, command, &e);
 	if (rc)
 		fprintf(stderr, "%s: %s\n", PROGRAM, e.text);
 	return err_exit_code(rc);

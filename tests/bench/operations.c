@@ -33,7 +33,7 @@ struct operation {
 	struct kx_patches patches;
 };
 
-static void fail(const char *what)
+static void operations_fail(const char *what)
 {
 	fprintf(stderr, "operations: %s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
 	exit(1);
@@ -42,7 +42,7 @@ static void fail(const char *what)
 #define CHECK(failed, what)                                                                        \
 	do {                                                                                       \
 		if (failed)                                                                        \
-			fail(what);                                                                \
+			operations_fail(what);                                                     \
 	} while (0)
 
 /* Allocate device memory and fill it with n random values. */
@@ -91,38 +91,38 @@ static struct kx_windows windows(int side, int c, int out, int size, int pad)
 }
 
 /* Return 1 if cuda_tensor computes fprop, wgrad or dgrad with Winograd's tiles. */
-static int winograd_fprop(const struct operation *o)
+static int uses_winograd_fprop(const struct operation *o)
 {
 	return o->type == KX_TYPE_FP32 &&
 	       kx_winograd_faster(o->fprop, o->filters, (size_t)o->images);
 }
 
-static int winograd_wgrad(const struct operation *o)
+static int uses_winograd_wgrad(const struct operation *o)
 {
 	return o->type == KX_TYPE_FP32 && kx_winograd_wgrad_faster(o->fprop, o->filters);
 }
 
-static int winograd_dgrad(const struct operation *o)
+static int uses_winograd_dgrad(const struct operation *o)
 {
 	return o->type == KX_TYPE_FP32 &&
 	       kx_winograd_faster(o->dgrad, o->channels, (size_t)o->images);
 }
 
 /* Returns the number of floats of the largest workspace of these products. */
-static size_t winograd_floats(const struct operation *o)
+static size_t workspace_of_winograd(const struct operation *o)
 {
 	const size_t images = (size_t)o->images;
 	size_t floats = 0, more;
 
-	if (winograd_fprop(o))
+	if (uses_winograd_fprop(o))
 		floats = kx_winograd_floats(o->fprop, o->filters, images);
-	more = winograd_dgrad(o) ? kx_winograd_floats(o->dgrad, o->channels, images) : 0;
+	more = uses_winograd_dgrad(o) ? kx_winograd_floats(o->dgrad, o->channels, images) : 0;
 	floats = more > floats ? more : floats;
-	more = winograd_wgrad(o) ? kx_winograd_wgrad_floats(o->fprop, o->filters, images) : 0;
+	more = uses_winograd_wgrad(o) ? kx_winograd_wgrad_floats(o->fprop, o->filters, images) : 0;
 	return more > floats ? more : floats;
 }
 
-static void prepare(struct operation *o, const char *layer)
+static void prepare_operation(struct operation *o, const char *layer)
 {
 	int *numbers[] = {&o->channels, &o->side, &o->filters, &o->size, &o->pad};
 
@@ -160,14 +160,14 @@ static void prepare(struct operation *o, const char *layer)
 	CHECK(cudaMalloc(&o->workspace, (size_t)slices * KX_WGRAD_ROWS(depth(o)) *
 						(size_t)o->filters * sizeof(float)),
 		"cudaMalloc");
-	CHECK(cudaMalloc(&o->winograd, 4 * winograd_floats(o) + 4), "cudaMalloc");
+	CHECK(cudaMalloc(&o->winograd, 4 * workspace_of_winograd(o) + 4), "cudaMalloc");
 	CHECK(cudaMalloc(&o->pixels, (size_t)(o->images * o->channels * o->side * o->side)),
 		"cudaMalloc");
 	CHECK(cudaMalloc((void **)&o->now, sizeof(*o->now)), "cudaMalloc");
 	CHECK(cudaMemset(o->now, 0, sizeof(*o->now)), "cudaMemset");
 }
 
-static void release(struct operation *o)
+static void release_operation(struct operation *o)
 {
 	void *all[] = {o->x, o->dx, o->y, o->weights, o->workspace, o->winograd, o->pixels, o->now};
 
@@ -180,7 +180,7 @@ static int run_fprop(struct operation *o, cudaStream_t stream)
 	struct kx_batch batch = {.pixels = o->pixels, .now = o->now, .images = o->images};
 	int rc = o->first ? kx_patches(batch, o->patches, o->x, o->type, stream) : 0;
 
-	if (winograd_fprop(o))
+	if (uses_winograd_fprop(o))
 		return kx_winograd((struct kx_winograd){.x = o->x,
 					   .weights = o->weights,
 					   .bias = (float *)o->workspace,
@@ -210,7 +210,7 @@ static int run_fprop(struct operation *o, cudaStream_t stream)
 
 static int run_dgrad(struct operation *o, cudaStream_t stream)
 {
-	if (winograd_dgrad(o))
+	if (uses_winograd_dgrad(o))
 		return kx_winograd((struct kx_winograd){.x = o->y,
 					   .weights = o->weights,
 					   .mask = o->x,
@@ -240,7 +240,7 @@ static int run_wgrad(struct operation *o, cudaStream_t stream)
 {
 	const int m = depth(o) + !o->first;
 
-	if (winograd_wgrad(o))
+	if (uses_winograd_wgrad(o))
 		return kx_winograd_wgrad((struct kx_winograd_wgrad){.x = o->x,
 						 .dy = o->y,
 						 .gradients = o->workspace,
@@ -267,7 +267,7 @@ static int run_wgrad(struct operation *o, cudaStream_t stream)
 }
 
 /* Measure an operation. Returns the microseconds of one launch. */
-static double measure(struct operation *o, int (*run)(struct operation *, cudaStream_t))
+static double measure_operation(struct operation *o, int (*run)(struct operation *, cudaStream_t))
 {
 	cudaStream_t stream;
 	cudaGraph_t graph;
@@ -314,13 +314,14 @@ int main(int argc, char **argv)
 	o.type = (enum kx_type)type;
 	printf("layer,batch,precision,fprop_us,dgrad_us,wgrad_us\n");
 	for (int i = 3; i < argc; i++) {
-		prepare(&o, argv[i]);
-		double fprop = measure(&o, run_fprop), wgrad = measure(&o, run_wgrad);
-		double dgrad = o.first ? 0 : measure(&o, run_dgrad);
+		prepare_operation(&o, argv[i]);
+		double fprop = measure_operation(&o, run_fprop),
+		       wgrad = measure_operation(&o, run_wgrad);
+		double dgrad = o.first ? 0 : measure_operation(&o, run_dgrad);
 
 		printf("\"%s\",%d,%s,%.2f,%.2f,%.2f\n", argv[i], o.images, names[type], fprop,
 			dgrad, wgrad);
-		release(&o);
+		release_operation(&o);
 	}
 	return 0;
 }

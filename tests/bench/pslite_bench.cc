@@ -46,20 +46,20 @@ struct options {
 	size_t bytes, workers;
 };
 
-[[noreturn]] static void die(const char *what)
+[[noreturn]] static void pslite_die(const char *what)
 {
 	fprintf(stderr, "pslite_bench: %s: %s\n", what, strerror(errno));
 	exit(1);
 }
 
 /* Returns the CPU time (user and system) of another process so far, in seconds. */
-static double cpu_of(pid_t pid)
+static double pslite_cpu_seconds(pid_t pid)
 {
 	clockid_t clock;
 	struct timespec t;
 
 	if (clock_getcpuclockid(pid, &clock) || clock_gettime(clock, &t))
-		die("cpu clock of the server");
+		pslite_die("cpu clock of the server");
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -81,7 +81,7 @@ static ps::SArray<float> new_vector(size_t n)
 	return a;
 }
 
-static void apply(float *__restrict to, const float *w, const float *__restrict g, size_t n)
+static void apply_gradient(float *__restrict to, const float *w, const float *__restrict g, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		to[i] = w[i] - RATE * g[i];
@@ -93,28 +93,28 @@ static void apply_in_place(float *__restrict w, const float *__restrict g, size_
 		w[i] -= RATE * g[i];
 }
 
-static void push(struct server *s, const ps::SArray<float> &g)
+static void apply_push(struct server *s, const ps::SArray<float> &g)
 {
 	size_t n = s->weights.size();
 
 	if (g.size() != n)
-		die("a gradient of another size");
+		pslite_die("a gradient of another size");
 	if (s->reply == 's' && s->weights.ptr().use_count() > 1) {
 		ps::SArray<float> next = new_vector(n);
-		apply(next.data(), s->weights.data(), g.data(), n);
+		apply_gradient(next.data(), s->weights.data(), g.data(), n);
 		s->weights = next;
 	} else {
 		apply_in_place(s->weights.data(), g.data(), n);
 	}
 }
 
-static void handle(struct server *s, const ps::KVMeta &meta, const ps::KVPairs<float> &data,
+static void handle_request(struct server *s, const ps::KVMeta &meta, const ps::KVPairs<float> &data,
 	ps::KVServer<float> *kv)
 {
 	ps::KVPairs<float> answer;
 
 	if (meta.push)
-		push(s, data.vals);
+		apply_push(s, data.vals);
 	if (meta.pull) {
 		answer.keys = data.keys;
 		answer.vals = s->weights;
@@ -128,14 +128,14 @@ static void handle(struct server *s, const ps::KVMeta &meta, const ps::KVPairs<f
 }
 
 /* Run the server. Does not return. */
-static void serve(const struct options *o)
+static void serve_pslite(const struct options *o)
 {
 	struct server s = {o->reply[0], new_vector(o->bytes / sizeof(float))};
 
 	memset(s.weights.data(), 0, o->bytes);
 	ps::KVServer<float> kv(0);
 	kv.set_request_handle([&s](const ps::KVMeta &meta, const ps::KVPairs<float> &data,
-				      ps::KVServer<float> *to) { handle(&s, meta, data, to); });
+				      ps::KVServer<float> *to) { handle_request(&s, meta, data, to); });
 	ps::Start(0);
 	for (;;)
 		pause();
@@ -151,7 +151,7 @@ struct worker {
 	ps::SArray<float> gradient, weights; /* ps-lite uses these buffers without a copy */
 };
 
-static int pair(void *arg)
+static int push_and_pull(void *arg)
 {
 	struct worker *w = (struct worker *)arg;
 
@@ -170,7 +170,7 @@ static int pair(void *arg)
 
 /* Check that the pulled weights contain all gradients that this worker has pushed, and, with one
  * worker, nothing else. */
-static void check(const struct options *o, const struct worker *w, uint64_t pairs)
+static void check_first_weight(const struct options *o, const struct worker *w, uint64_t pairs)
 {
 	double mine = -RATE * (double)w->gradient[0] * (double)pairs;
 	double got = w->weights[0] / mine;
@@ -182,7 +182,7 @@ static void check(const struct options *o, const struct worker *w, uint64_t pair
 	_exit(1);
 }
 
-static void work(const struct options *o, struct pairs *s, size_t index)
+static void work_as_worker(const struct options *o, struct pairs *s, size_t index)
 {
 	size_t n = o->bytes / sizeof(float);
 	struct worker w = {
@@ -194,8 +194,8 @@ static void work(const struct options *o, struct pairs *s, size_t index)
 	ps::Start(0);
 	ps::KVWorker<float> kv(0, 0);
 	w.kv = &kv;
-	pairs_measure(s, index, o->seconds, pair, &w);
-	check(o, &w, WARM_UP + s->worker[index].pairs);
+	pairs_measure(s, index, o->seconds, push_and_pull, &w);
+	check_first_weight(o, &w, WARM_UP + s->worker[index].pairs);
 	_exit(0); /* without ps-lite's shutdown, which takes longer than the measurement */
 }
 
@@ -212,12 +212,12 @@ static int free_port(void)
 	a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof(a)) ||
 		getsockname(fd, (struct sockaddr *)&a, &n))
-		die("port");
+		pslite_die("port");
 	close(fd);
 	return ntohs(a.sin_port);
 }
 
-static void set(const char *name, size_t value)
+static void set_variable(const char *name, size_t value)
 {
 	char text[24];
 
@@ -227,12 +227,12 @@ static void set(const char *name, size_t value)
 
 /* Start a child process that dies with its parent. Returns the child's process id, and 0 in the
  * child. */
-static pid_t start(const char *role)
+static pid_t start_role(const char *role)
 {
 	pid_t parent = getpid(), pid = fork();
 
 	if (pid < 0)
-		die("fork");
+		pslite_die("fork");
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (getppid() != parent)
@@ -242,29 +242,29 @@ static pid_t start(const char *role)
 	return pid;
 }
 
-static void run(const struct options *o)
+static void run_pslite(const struct options *o)
 {
 	struct pairs *s = (struct pairs *)pairs_share(sizeof(*s));
 	pid_t scheduler, server, worker[MAX_WORKERS];
 	int status, failed = 0;
 
 	if (!s)
-		die("mmap");
-	if ((scheduler = start("scheduler")) == 0) {
+		pslite_die("mmap");
+	if ((scheduler = start_role("scheduler")) == 0) {
 		ps::Start(0);
 		for (;;)
 			pause();
 	}
-	if ((server = start("server")) == 0)
-		serve(o);
+	if ((server = start_role("server")) == 0)
+		serve_pslite(o);
 	for (size_t i = 0; i < o->workers; i++)
-		if ((worker[i] = start("worker")) == 0)
-			work(o, s, i);
+		if ((worker[i] = start_role("worker")) == 0)
+			work_as_worker(o, s, i);
 	pairs_start_clock(s, o->workers);
-	double cpu = cpu_of(server);
+	double cpu = pslite_cpu_seconds(server);
 	for (size_t i = 0; i < o->workers; i++)
 		failed |= waitpid(worker[i], &status, 0) != worker[i] || status;
-	cpu = cpu_of(server) - cpu;
+	cpu = pslite_cpu_seconds(server) - cpu;
 	kill(server, SIGKILL);
 	kill(scheduler, SIGKILL);
 	if (failed) {
@@ -310,9 +310,9 @@ int main(int argc, char **argv)
 	mallopt(M_TRIM_THRESHOLD, 256 << 20);
 	setenv("DMLC_PS_ROOT_URI", "127.0.0.1", 1);
 	setenv("DMLC_NODE_HOST", "127.0.0.1", 1);
-	set("DMLC_PS_ROOT_PORT", (size_t)free_port());
-	set("DMLC_NUM_SERVER", 1);
-	set("DMLC_NUM_WORKER", o.workers);
-	run(&o);
+	set_variable("DMLC_PS_ROOT_PORT", (size_t)free_port());
+	set_variable("DMLC_NUM_SERVER", 1);
+	set_variable("DMLC_NUM_WORKER", o.workers);
+	run_pslite(&o);
 	return 0;
 }

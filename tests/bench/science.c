@@ -42,7 +42,7 @@ struct science {
 
 /* ---- evaluations ----------------------------------------------------------------------------- */
 
-static int evaluate(struct science *s)
+static int evaluate_version(struct science *s)
 {
 	const struct core_stats *t = core_stats(s->world.core);
 	size_t n = data_test(&s->data).n;
@@ -62,7 +62,7 @@ static int evaluate(struct science *s)
 	return PS_OK;
 }
 
-static void report(const struct science *s)
+static void report_science(const struct science *s)
 {
 	const struct core_stats *t = core_stats(s->world.core);
 	uint64_t rejected = 0;
@@ -86,11 +86,11 @@ static void report(const struct science *s)
 	}
 }
 
-static int watch(struct science *s)
+static int watch_run(struct science *s)
 {
 	struct world *w = &s->world;
 	double next = s->eval_s;
-	int rc = evaluate(s);
+	int rc = evaluate_version(s);
 
 	while (!rc && next < s->limit_s) {
 		rc = world_run(w, (uint64_t)(1e9 * next));
@@ -103,11 +103,11 @@ static int watch(struct science *s)
 			break;
 		if (!rc) {
 			w->now_ns = (uint64_t)(1e9 * next);
-			rc = evaluate(s);
+			rc = evaluate_version(s);
 		}
 		next *= s->eval_ratio;
 	}
-	return rc ? rc : evaluate(s);
+	return rc ? rc : evaluate_version(s);
 }
 
 /* clang-format off */
@@ -165,7 +165,7 @@ static int options(struct science *s, int argc, char **argv)
 	return rc != OPT_RUN ? rc : options_parse(&s->run, n + 1, (char **)args);
 }
 
-static int prepare(struct science *s, struct err *e)
+static int prepare_science(struct science *s, struct err *e)
 {
 	struct core_config *c = &s->run.core;
 	struct backend_options o = {
@@ -208,7 +208,7 @@ static int close_record(struct science *s)
 	return fclose(s->world.record) ? PS_EIO : PS_OK;
 }
 
-static void release(struct science *s)
+static void release_science(struct science *s)
 {
 	world_release(&s->world);
 	free(s->weights);
@@ -225,9 +225,9 @@ int main(int argc, char **argv)
 	if (rc != OPT_RUN)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	mem_keep();
-	rc = prepare(s, &e);
+	rc = prepare_science(s, &e);
 	if (!rc) {
-		rc = watch(s);
+		rc = watch_run(s);
 		e = s->world.error;
 		rc = rc ? rc : close_record(s);
 	}
@@ -235,8 +235,8 @@ int main(int argc, char **argv)
 		fprintf(stderr, "science: %s\n", e.text[0] ? e.text : err_text(rc));
 		return 1;
 	}
-	report(s);
-	release(s);
+	report_science(s);
+	release_science(s);
 	free(s);
 	return 0;
 }

@@ -93,7 +93,7 @@ template <typename T> T *map_shared(size_t bytes)
 	return static_cast<T *>(at);
 }
 
-double now_us()
+double probe_now_us()
 {
 	struct timespec t;
 
@@ -110,7 +110,7 @@ void spin()
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-__global__ void fill(float *g, size_t n, float value)
+__global__ void fill_kernel(float *g, size_t n, float value)
 {
 	for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
 		g[i] = value;
@@ -118,8 +118,8 @@ __global__ void fill(float *g, size_t n, float value)
 
 /* Sets *to to the largest magnitude and the sum of squares of `from`, and copies `from` to `copy`
  * unless that is NULL. The last block to finish adds the results of the blocks in their order. */
-__global__ void check(const float4 *from, float4 *copy, size_t n4, double *sums, unsigned *peaks,
-	unsigned *finished, volatile verdict *to)
+__global__ void check_and_copy(const float4 *from, float4 *copy, size_t n4, double *sums,
+	unsigned *peaks, unsigned *finished, volatile verdict *to)
 {
 	__shared__ double sum[THREADS];
 	__shared__ unsigned peak[THREADS];
@@ -167,7 +167,8 @@ __global__ void check(const float4 *from, float4 *copy, size_t n4, double *sums,
 }
 
 /* Makes a step of SGD in place. Writes the new weights to `copy`, too, unless that is NULL. */
-__global__ void apply(float4 *w, const float4 *g, float4 *copy, size_t n4, float rate)
+__global__ void apply_gradient_kernel(
+	float4 *w, const float4 *g, float4 *copy, size_t n4, float rate)
 {
 	for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n4;
 		i += gridDim.x * blockDim.x) {
@@ -194,12 +195,12 @@ struct probe {
 	double seconds;
 };
 
-uint64_t hash_of(const float *v, size_t n)
+uint64_t hash_of_values(const float *v, size_t n)
 {
 	return XXH3_64bits(v, n * sizeof(*v));
 }
 
-void wait_for(const std::atomic<uint64_t> &number, uint64_t min)
+void spin_until(const std::atomic<uint64_t> &number, uint64_t min)
 {
 	while (number.load(std::memory_order_acquire) < min)
 		spin();
@@ -226,23 +227,23 @@ void worker(const struct probe *p, int index)
 		must(cudaIpcGetMemHandle(&s->weights[index], w), "cudaIpcGetMemHandle");
 	}
 	s->ready[index].value.store(1);
-	wait_for(s->opened.value, 1);
+	spin_until(s->opened.value, 1);
 	for (uint64_t pair = 1; !s->ends.value.load(); pair++) {
-		double begin = now_us();
+		double begin = probe_now_us();
 
-		fill<<<BLOCKS, THREADS, 0, stream>>>(g, p->n, 1e-3f);
+		fill_kernel<<<BLOCKS, THREADS, 0, stream>>>(g, p->n, 1e-3f);
 		if (p->way == HOST)
 			must(cudaMemcpyAsync(slot, g, bytes, cudaMemcpyDeviceToHost, stream),
 				"copy");
 		must(cudaStreamSynchronize(stream), "gradient");
 		if (p->way == HOST)
-			s->hash[index] = hash_of(slot, p->n);
+			s->hash[index] = hash_of_values(slot, p->n);
 		s->asked[index].value.store(pair, std::memory_order_release);
-		wait_for(s->answered[index].value, pair);
+		spin_until(s->answered[index].value, pair);
 		if (s->answered[index].value.load() == UINT64_MAX)
 			break; /* the measurement ends without this pair */
 		if (p->way == HOST) {
-			uint64_t hash = hash_of(weights_at, p->n);
+			uint64_t hash = hash_of_values(weights_at, p->n);
 
 			/* with several workers, the server may already be changing the weights */
 			if (p->workers == 1 && hash != s->hash[index]) {
@@ -253,7 +254,7 @@ void worker(const struct probe *p, int index)
 				"copy");
 			must(cudaStreamSynchronize(stream), "weights");
 		}
-		s->us[index][pair % (MAX_SAMPLES / MAX_WORKERS)] = (float)(now_us() - begin);
+		s->us[index][pair % (MAX_SAMPLES / MAX_WORKERS)] = (float)(probe_now_us() - begin);
 		s->pairs[index] = pair;
 	}
 	exit(0);
@@ -270,7 +271,7 @@ struct device {
 	cudaStream_t stream;
 };
 
-void open_device(const struct probe *p, struct device *d)
+void open_probe_device(const struct probe *p, struct device *d)
 {
 	const size_t bytes = p->n * sizeof(float);
 
@@ -286,7 +287,7 @@ void open_device(const struct probe *p, struct device *d)
 	must(cudaHostGetDevicePointer(&d->result_on_device, d->result, 0), "cudaHostAlloc");
 	must(cudaStreamCreate(&d->stream), "cudaStreamCreate");
 	for (int i = 0; i < p->workers; i++) {
-		wait_for(p->shared->ready[i].value, 1);
+		spin_until(p->shared->ready[i].value, 1);
 		must(cudaIpcOpenMemHandle((void **)&d->peer_gradient[i], p->shared->gradient[i],
 			     cudaIpcMemLazyEnablePeerAccess),
 			"cudaIpcOpenMemHandle");
@@ -297,7 +298,7 @@ void open_device(const struct probe *p, struct device *d)
 }
 
 /* The CPU's decision about a push of the GPU ways. */
-void decide(const verdict *v)
+void decide_on_gradient(const verdict *v)
 {
 	float limit = LARGEST;
 	unsigned bits;
@@ -320,12 +321,12 @@ void serve_on_device(const struct probe *p, struct device *d, int worker)
 		must(cudaMemcpyAsync(
 			     g, d->peer_gradient[worker], bytes, cudaMemcpyDefault, d->stream),
 			"copy of a gradient");
-	check<<<BLOCKS, THREADS, 0, d->stream>>>(
+	check_and_copy<<<BLOCKS, THREADS, 0, d->stream>>>(
 		engines ? g : (const float4 *)d->peer_gradient[worker], engines ? NULL : g, n4,
 		d->sums, d->peaks, d->finished, d->result_on_device);
 	must(cudaStreamSynchronize(d->stream), "check");
-	decide(d->result);
-	apply<<<BLOCKS, THREADS, 0, d->stream>>>(
+	decide_on_gradient(d->result);
+	apply_gradient_kernel<<<BLOCKS, THREADS, 0, d->stream>>>(
 		w, g, engines ? NULL : (float4 *)d->peer_weights[worker], n4, RATE);
 	if (engines)
 		must(cudaMemcpyAsync(
@@ -373,7 +374,7 @@ void serve_on_host(const struct probe *p, float *copy, int worker)
 
 /* ---- a measurement --------------------------------------------------------------------------- */
 
-void serve(const struct probe *p)
+void serve_probe(const struct probe *p)
 {
 	struct shared *s = p->shared;
 	uint64_t done[MAX_WORKERS] = {0};
@@ -383,11 +384,11 @@ void serve(const struct probe *p)
 	if (p->way == HOST)
 		memset(copy, 0, p->n * sizeof(float));
 	else
-		open_device(p, &d);
+		open_probe_device(p, &d);
 	for (int i = 0; i < p->workers; i++)
-		wait_for(s->ready[i].value, 1);
+		spin_until(s->ready[i].value, 1);
 	s->opened.value.store(1);
-	for (double end = now_us() + 1e6 * p->seconds; now_us() < end;)
+	for (double end = probe_now_us() + 1e6 * p->seconds; probe_now_us() < end;)
 		for (int i = 0; i < p->workers; i++) {
 			if (s->asked[i].value.load(std::memory_order_acquire) <= done[i])
 				continue;
@@ -403,7 +404,7 @@ void serve(const struct probe *p)
 	exit(0);
 }
 
-void report(const struct probe *p)
+void report_probe(const struct probe *p)
 {
 	const struct shared *s = p->shared;
 	uint64_t pairs = 0;
@@ -428,7 +429,7 @@ void report(const struct probe *p)
 
 /* Runs one measurement in processes of its own, because a process that has used CUDA cannot fork
  * another one that uses it. */
-int measure(struct probe *p)
+int measure_pairs(struct probe *p)
 {
 	const size_t bytes = p->n * sizeof(float);
 	pid_t child[MAX_WORKERS + 1];
@@ -443,7 +444,7 @@ int measure(struct probe *p)
 			worker(p, i);
 		if (child[i] == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			serve(p);
+			serve_probe(p);
 		}
 	}
 	for (int i = p->workers; i >= 0; i--) {
@@ -455,7 +456,7 @@ int measure(struct probe *p)
 		failed |= status != 0;
 	}
 	if (!failed)
-		report(p);
+		report_probe(p);
 	munmap(p->shared, sizeof(*p->shared));
 	munmap(p->slots, p->workers * bytes);
 	munmap(p->buffer, bytes);
@@ -500,7 +501,7 @@ int main(int argc, char **argv)
 			p.workers = workers;
 			p.gpus = gpus;
 			p.seconds = seconds;
-			failed |= measure(&p);
+			failed |= measure_pairs(&p);
 		}
 	return failed;
 }

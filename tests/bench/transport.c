@@ -41,14 +41,14 @@ struct options {
 	size_t bytes, workers; /* 0: measure several default values */
 };
 
-static void die(const char *what)
+static void transport_die(const char *what)
 {
 	fprintf(stderr, "transport: %s: %s\n", what, strerror(errno));
 	exit(1);
 }
 
 /* Returns the CPU time (user and system) of a process so far in seconds, from /proc. */
-static double cpu_of(pid_t pid)
+static double process_cpu_seconds(pid_t pid)
 {
 	char path[64], text[1024];
 	unsigned long user = 0, sys = 0;
@@ -88,7 +88,7 @@ static int cnnps_pair(void *arg)
 	struct cnnps_pull w = {.version = p->version};
 
 	if (!g)
-		die("memory");
+		transport_die("memory");
 	for (size_t i = 0; g[p->n - 1] == 0 && i < p->n; i++)
 		g[i] = 1e-6f * (float)(i % 100 + 1);
 	int rc = client_push_view(p->c, g, p->version, &w);
@@ -98,7 +98,7 @@ static int cnnps_pair(void *arg)
 	return rc;
 }
 
-static void run_worker(struct shared *s, size_t index, size_t bytes, double seconds,
+static void run_bench_worker(struct shared *s, size_t index, size_t bytes, double seconds,
 	enum cnnps_lane lane, enum cnnps_wire wire)
 {
 	struct cnnps_options o = {.size = sizeof(o),
@@ -128,17 +128,17 @@ static void run_worker(struct shared *s, size_t index, size_t bytes, double seco
 
 static void cnnps_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	run_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_FP32);
+	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_FP32);
 }
 
 static void bf16_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	run_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_BF16);
+	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_BF16);
 }
 
 static void lane_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	run_worker(s, index, bytes, seconds, CNNPS_LANE_SHM, CNNPS_WIRE_FP32);
+	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_SHM, CNNPS_WIRE_FP32);
 }
 
 /* Start cnn-ps and read its endpoint from the log. */
@@ -153,7 +153,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 	snprintf(model, sizeof(model), "vector:%zu", bytes / sizeof(float));
 	snprintf(max, sizeof(max), "%d", MAX_WORKERS);
 	if (pipe(fd) || (pid = fork()) < 0)
-		die("fork");
+		transport_die("fork");
 	if (pid == 0) {
 		dup2(fd[1], 2);
 		close(fd[0]);
@@ -163,7 +163,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 			"--warm-start-updates", "0", "--max-staleness", "1000000000",
 			"--max-workers", max, "--lane", "shm", "--lane-socket", s->lane,
 			(char *)NULL);
-		die(o->server_binary);
+		transport_die(o->server_binary);
 	}
 	close(fd[1]);
 	FILE *log = fdopen(fd[0], "r");
@@ -188,10 +188,10 @@ struct zmq_pair {
 	zmq_msg_t gradient; /* every push sends a copy of this message */
 };
 
-static void new_message(zmq_msg_t *m, size_t bytes)
+static void new_body(zmq_msg_t *m, size_t bytes)
 {
 	if (zmq_msg_init_size(m, bytes))
-		die("memory");
+		transport_die("memory");
 	memset(zmq_msg_data(m), 1, bytes);
 }
 
@@ -213,10 +213,10 @@ static void zmq_worker(struct shared *s, size_t index, size_t bytes, double seco
 	void *context = zmq_ctx_new();
 	int linger = 0;
 
-	new_message(&p.gradient, bytes);
+	new_body(&p.gradient, bytes);
 	p.socket = zmq_socket(context, ZMQ_DEALER);
 	if (!p.socket || zmq_connect(p.socket, s->endpoint))
-		die("zmq worker");
+		transport_die("zmq worker");
 	pairs_measure(&s->pairs, index, seconds, zmq_pair, &p);
 	zmq_setsockopt(p.socket, ZMQ_LINGER, &linger, sizeof(linger));
 	zmq_close(p.socket);
@@ -229,17 +229,17 @@ static void zmq_serve(void *router, size_t bytes)
 {
 	zmq_msg_t weights;
 
-	new_message(&weights, bytes);
+	new_body(&weights, bytes);
 	for (;;) {
 		zmq_msg_t id, m;
 
 		zmq_msg_init(&id);
 		zmq_msg_init(&m);
 		if (zmq_msg_recv(&id, router, 0) < 0 || zmq_msg_recv(&m, router, 0) < 0)
-			die("recv");
+			transport_die("recv");
 		zmq_msg_copy(&m, &weights);
 		if (zmq_msg_send(&id, router, ZMQ_SNDMORE) < 0 || zmq_msg_send(&m, router, 0) < 0)
-			die("send");
+			transport_die("send");
 	}
 }
 
@@ -250,7 +250,7 @@ static pid_t zmq_server(const struct options *o, struct shared *s, size_t bytes,
 	(void)o;
 	(void)workers;
 	if (pid < 0)
-		die("fork");
+		transport_die("fork");
 	if (pid == 0) {
 		void *router = zmq_socket(zmq_ctx_new(), ZMQ_ROUTER);
 		size_t n = sizeof(s->endpoint);
@@ -258,7 +258,7 @@ static pid_t zmq_server(const struct options *o, struct shared *s, size_t bytes,
 
 		if (!router || zmq_bind(router, "tcp://127.0.0.1:*") ||
 			zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &n))
-			die("bind");
+			transport_die("bind");
 		memcpy(s->endpoint + 1, endpoint + 1, sizeof(endpoint) - 1);
 		__atomic_store_n(&s->endpoint[0], endpoint[0], __ATOMIC_RELEASE);
 		zmq_serve(router, bytes);
@@ -288,31 +288,31 @@ static const struct mode modes[] = {
 	{"cnn-ps-shm", cnnps_server, lane_worker},
 };
 
-static void run(const struct options *o, const struct mode *m, size_t bytes, size_t workers)
+static void run_mode(const struct options *o, const struct mode *m, size_t bytes, size_t workers)
 {
 	struct shared *s = pairs_share(sizeof(*s));
 	pid_t worker[MAX_WORKERS];
 	int status, failed = 0;
 
 	if (!s)
-		die("mmap");
+		transport_die("mmap");
 	pid_t server = m->server(o, s, bytes, workers);
 	for (size_t i = 0; i < workers; i++) {
 		worker[i] = fork();
 		if (worker[i] < 0)
-			die("fork");
+			transport_die("fork");
 		if (worker[i] == 0) {
 			m->worker(s, i, bytes, o->seconds);
 			_exit(0);
 		}
 	}
 	pairs_start_clock(&s->pairs, workers);
-	double cpu = cpu_of(server);
+	double cpu = process_cpu_seconds(server);
 	for (size_t i = 0; i < workers; i++) {
 		if (waitpid(worker[i], &status, 0) != worker[i] || status)
 			failed = 1;
 	}
-	cpu = cpu_of(server) - cpu;
+	cpu = process_cpu_seconds(server) - cpu;
 	kill(server, SIGKILL);
 	waitpid(server, &status, 0);
 	if (s->lane[0])
@@ -325,7 +325,7 @@ static void run(const struct options *o, const struct mode *m, size_t bytes, siz
 	munmap(s, sizeof(*s));
 }
 
-static void run_all(const struct options *o)
+static void run_all_modes(const struct options *o)
 {
 	static const size_t sizes[] = {26000, 440000, 1740000, 16000000}, fleets[] = {1, 2, 4};
 
@@ -335,7 +335,7 @@ static void run_all(const struct options *o)
 				if ((!o->bytes || o->bytes == sizes[b]) &&
 					(!o->workers || o->workers == fleets[k]) &&
 					(!o->mode || strcmp(o->mode, modes[m].name) == 0))
-					run(o, &modes[m], sizes[b], fleets[k]);
+					run_mode(o, &modes[m], sizes[b], fleets[k]);
 }
 
 /* Returns the path BUILD/cnn-ps for the path BUILD/tests/bench/transport of this program. */
@@ -377,6 +377,6 @@ int main(int argc, char **argv)
 	}
 	printf(PAIRS_HEAD "\n");
 	fflush(stdout);
-	run_all(&o);
+	run_all_modes(&o);
 	return 0;
 }

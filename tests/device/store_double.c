@@ -31,7 +31,7 @@ static const char *double_open(void **self, int number, char name[STORE_MODULE_N
 	return NULL;
 }
 
-static void release(struct store_double *d)
+static void release_double(struct store_double *d)
 {
 	free(d->weights);
 	for (size_t i = 0; i < PARAM_DEVICE_VECTORS; i++) {
@@ -45,7 +45,7 @@ static const char *double_allocate(void *self, size_t n, size_t vectors)
 {
 	struct store_double *d = self;
 
-	release(d);
+	release_double(d);
 	if (d->number == STORE_DOUBLE_FULL)
 		return "out of memory";
 	d->n = n;
@@ -56,7 +56,7 @@ static const char *double_allocate(void *self, size_t n, size_t vectors)
 	return NULL;
 }
 
-static const char *double_load(
+static const char *store_double_load(
 	void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS])
 {
 	struct store_double *d = self;
@@ -67,7 +67,7 @@ static const char *double_load(
 	return NULL;
 }
 
-static const char *double_begin(void *self, float *to)
+static const char *store_double_begin(void *self, float *to)
 {
 	struct store_double *d = self;
 
@@ -79,7 +79,7 @@ static const char *double_begin(void *self, float *to)
 	return NULL;
 }
 
-static const char *double_step(void *self, const struct device_step *s)
+static const char *store_double_step(void *self, const struct device_step *s)
 {
 	struct store_double *d = self;
 	const struct step_coeff coeff = step_constants(s->coeff);
@@ -104,7 +104,7 @@ static const char *double_step(void *self, const struct device_step *s)
 }
 
 /* Writes only what the caller waits for, so that a caller who does not wait reads old values. */
-static const char *double_wait(void *self, size_t n)
+static const char *store_double_wait(void *self, size_t n)
 {
 	struct store_double *d = self;
 
@@ -117,7 +117,7 @@ static const char *double_wait(void *self, size_t n)
 	return NULL;
 }
 
-static const char *double_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
+static const char *store_double_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
 {
 	struct store_double *d = self;
 
@@ -149,7 +149,7 @@ static void *double_allocate_host(size_t bytes)
 
 static void double_close(void *self)
 {
-	release(self);
+	release_double(self);
 	free(self);
 }
 
@@ -158,11 +158,11 @@ const struct store_module *cnnps_store_module(void)
 	static const struct store_module module = {.abi = STORE_MODULE_ABI,
 		.open = double_open,
 		.allocate = double_allocate,
-		.load = double_load,
-		.step = double_step,
-		.begin = double_begin,
-		.wait = double_wait,
-		.fetch = double_fetch,
+		.load = store_double_load,
+		.step = store_double_step,
+		.begin = store_double_begin,
+		.wait = store_double_wait,
+		.fetch = store_double_fetch,
 		.pin = double_pin,
 		.unpin = double_unpin,
 		.allocate_host = double_allocate_host,

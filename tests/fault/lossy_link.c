@@ -82,7 +82,7 @@ static struct delivery link_model(
 	return f;
 }
 
-static int read_number(const char *text, uint64_t *out)
+static int read_decimal(const char *text, uint64_t *out)
 {
 	char *end;
 
@@ -102,7 +102,7 @@ static int set_rule(struct rules *r, const char *word)
 
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
 		if (!strncmp(word, row[i].name, strlen(row[i].name)))
-			return read_number(word + strlen(row[i].name), row[i].value);
+			return read_decimal(word + strlen(row[i].name), row[i].value);
 	return -1;
 }
 
@@ -142,7 +142,7 @@ static struct {
 
 /* ---- packets that wait --------------------------------------------------------------------- */
 
-static uint64_t now_us(void)
+static uint64_t link_now_us(void)
 {
 	struct timespec t;
 
@@ -171,7 +171,7 @@ static struct packet *take_free(void)
 }
 
 /* Add the packet that take_free returned to the heap. */
-static void put(void)
+static void put_last(void)
 {
 	for (int i = wire.n_waiting++; i > 0 && before(wire.heap[i], wire.heap[(i - 1) / 2]);
 		i = (i - 1) / 2)
@@ -213,7 +213,8 @@ static uint64_t leave_at(struct direction *d, uint64_t now, size_t size)
 	return d->free_at;
 }
 
-static void enqueue(struct direction *d, int to, uint64_t due, const unsigned char *p, size_t size)
+static void enqueue_packet(
+	struct direction *d, int to, uint64_t due, const unsigned char *p, size_t size)
 {
 	struct packet *copy = take_free();
 
@@ -226,13 +227,13 @@ static void enqueue(struct direction *d, int to, uint64_t due, const unsigned ch
 	copy->to = to;
 	copy->size = size;
 	memcpy(copy->bytes, p, size);
-	put();
+	put_last();
 }
 
 static void carry(struct direction *d, int from, int to, unsigned char *p, size_t size)
 {
 	struct delivery f = link_model(wire.seed, from, to, d->seen++, &d->rules);
-	uint64_t leaves = f.lost ? 0 : leave_at(d, now_us(), size);
+	uint64_t leaves = f.lost ? 0 : leave_at(d, link_now_us(), size);
 
 	if (!leaves) {
 		*(f.lost ? &d->lost : &d->full) += 1;
@@ -245,9 +246,9 @@ static void carry(struct direction *d, int from, int to, unsigned char *p, size_
 		d->last_due = due;
 	if (f.corrupt)
 		p[f.bit / 8 % size] ^= (unsigned char)(1u << f.bit % 8);
-	enqueue(d, to, due, p, size);
+	enqueue_packet(d, to, due, p, size);
 	if (f.doubled)
-		enqueue(d, to, due, p, size);
+		enqueue_packet(d, to, due, p, size);
 	d->passed++;
 	d->doubled += (uint64_t)f.doubled;
 	d->overtaken += (uint64_t)f.overtaken;
@@ -267,7 +268,7 @@ static int port_of(const unsigned char *p, size_t size)
 	return -1;
 }
 
-static void read_port(int from)
+static void read_packets(int from)
 {
 	unsigned char p[MTU];
 
@@ -284,9 +285,9 @@ static void read_port(int from)
 	}
 }
 
-static void deliver(void)
+static void deliver_due(void)
 {
-	uint64_t now = now_us();
+	uint64_t now = link_now_us();
 
 	while (wire.n_waiting && wire.packet[wire.heap[0]].due <= now) {
 		struct packet *p = &wire.packet[wire.heap[0]];
@@ -319,7 +320,7 @@ static int read_ports(const char *text, int *first, int *last)
 	*last = wire.ports - 1;
 	if (!strcmp(text, "*"))
 		return 0;
-	if (read_number(text, &n) || n >= (uint64_t)wire.ports)
+	if (read_decimal(text, &n) || n >= (uint64_t)wire.ports)
 		return -1;
 	*first = *last = (int)n;
 	return 0;
@@ -430,8 +431,8 @@ static int print_deliveries(int argc, char **argv)
 	uint64_t seed, from, to, count;
 	struct rules r = {0};
 
-	if (argc < 6 || read_number(argv[2], &seed) || read_number(argv[3], &from) ||
-		read_number(argv[4], &to) || read_number(argv[5], &count) || from >= PORTS ||
+	if (argc < 6 || read_decimal(argv[2], &seed) || read_decimal(argv[3], &from) ||
+		read_decimal(argv[4], &to) || read_decimal(argv[5], &count) || from >= PORTS ||
 		to >= PORTS)
 		return 2;
 	for (int i = 6; i < argc; i++)
@@ -447,14 +448,14 @@ static int print_deliveries(int argc, char **argv)
 }
 
 /* Forward packets until stdin ends. */
-static int run(void)
+static int run_link(void)
 {
 	struct pollfd fd[PORTS + 1] = {{.fd = STDIN_FILENO, .events = POLLIN}};
 
 	for (int i = 0; i < wire.ports; i++)
 		fd[i + 1] = (struct pollfd){.fd = wire.tun[i], .events = POLLIN};
 	for (;;) {
-		uint64_t now = now_us();
+		uint64_t now = link_now_us();
 		uint64_t due = wire.n_waiting ? wire.packet[wire.heap[0]].due : now + MILLION;
 		uint64_t wait = due > now ? due - now : 0;
 		struct timespec t = {(time_t)(wait / MILLION), (long)(wait % MILLION) * 1000};
@@ -465,8 +466,8 @@ static int run(void)
 			return 0;
 		for (int i = 0; i < wire.ports; i++)
 			if (fd[i + 1].revents & POLLIN)
-				read_port(i);
-		deliver();
+				read_packets(i);
+		deliver_due();
 	}
 }
 
@@ -474,7 +475,7 @@ int main(int argc, char **argv)
 {
 	if (argc > 1 && !strcmp(argv[1], "--predict"))
 		return print_deliveries(argc, argv);
-	if (argc < 3 || read_number(argv[1], &wire.seed)) {
+	if (argc < 3 || read_decimal(argv[1], &wire.seed)) {
 		fprintf(stderr, "usage: lossy_link SEED NETNS=ADDRESS...\n");
 		return 2;
 	}
@@ -485,5 +486,5 @@ int main(int argc, char **argv)
 		wire.heap[i] = i;
 	puts("ready");
 	fflush(stdout);
-	return run();
+	return run_link();
 }

@@ -15,7 +15,7 @@
 #define HEAD  24u
 #define ENTRY 40u
 
-static void repair_checksums(uint8_t *file, size_t size)
+static void repair_checkpoint_sums(uint8_t *file, size_t size)
 {
 	uint64_t n;
 
@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (n)
 		memcpy(file, in.at, n);
 	if (!(how & 1))
-		repair_checksums(file, n);
+		repair_checkpoint_sums(file, n);
 	if (checkpoint_read(input_file(file, n), &c, &e) != 0) {
 		PS_ASSERT(e.text[0]);
 		return 0;

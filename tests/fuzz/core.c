@@ -74,7 +74,7 @@ static float *weights[2];
 
 /* ---- configuration --------------------------------------------------------------------------- */
 
-static struct core_config choose(struct input *in)
+static struct core_config choose_fuzz_config(struct input *in)
 {
 	struct core_config c = fixture_training();
 	uint8_t flags = input_u8(in), more = input_u8(in);
@@ -141,14 +141,14 @@ static void reserve(const struct core_config *cfg)
 	PS_ASSERT(weights[in_use]);
 }
 
-static void drop(struct sections *s)
+static void drop_sections(struct sections *s)
 {
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
 		free(s->data[i]);
 	*s = (struct sections){0};
 }
 
-static struct sections encode(struct core *c)
+static struct sections encode_all_sections(struct core *c)
 {
 	struct sections s = {0};
 
@@ -162,12 +162,12 @@ static struct sections encode(struct core *c)
 }
 
 /* Start the server, from the last durable snapshot if there is one. */
-static void start(struct fuzz *f)
+static void start_fuzzed_core(struct fuzz *f)
 {
 	const unsigned char *data[SNAPSHOT_SECTIONS];
 	const char *why = NULL;
 
-	drop(&f->saving);
+	drop_sections(&f->saving);
 	f->finished = 0;
 	f->now_ms = 1000;
 	reserve(&f->cfg);
@@ -258,7 +258,7 @@ static void note_message(struct fuzz *f, uint32_t to, const struct msg *m)
 	}
 }
 
-static void step(struct fuzz *f, const struct event *ev)
+static void step_and_check(struct fuzz *f, const struct event *ev)
 {
 	core_step(f->core, ev, f->now_ms);
 	for (size_t i = 0; core_effect(f->core, i); i++) {
@@ -274,7 +274,7 @@ static void step(struct fuzz *f, const struct event *ev)
 			PS_ASSERT(f->saving.generation == 0 && e->generation > 0);
 			/* no event after the last start reads a snapshot, so encode none */
 			if (f->last_start && f->in->at <= f->last_start)
-				f->saving = encode(f->core);
+				f->saving = encode_all_sections(f->core);
 			f->saving.generation = e->generation;
 		}
 	}
@@ -305,7 +305,7 @@ static void add_slices(struct msg *m, struct input *in, float values[PARAMS])
 	}
 }
 
-static void make_push(
+static void make_input_push(
 	struct fuzz *f, struct peer *p, struct input *in, struct msg *m, float values[PARAMS])
 {
 	const struct work *w = &p->grant.work;
@@ -372,7 +372,7 @@ static void make_hello(
 	}
 }
 
-static void make_result(struct peer *p, struct input *in, struct msg *m)
+static void make_input_result(struct peer *p, struct input *in, struct msg *m)
 {
 	m->type = MSG_RESULT;
 	m->result.stamp = p->stamp;
@@ -394,7 +394,7 @@ static void make_admin(struct input *in, struct msg *m)
 		memcpy(m->admin.worker, "anna", 5);
 }
 
-static void make_message(
+static void make_worker_message(
 	struct fuzz *f, struct peer *p, struct input *in, struct msg *m, float values[PARAMS])
 {
 	switch (input_below(in, 12)) {
@@ -409,7 +409,7 @@ static void make_message(
 		break;
 	case 2:
 		m->type = MSG_RESULT;
-		make_result(p, in, m);
+		make_input_result(p, in, m);
 		break;
 	case 3:
 		m->type = MSG_HEARTBEAT;
@@ -433,7 +433,7 @@ static void make_message(
 		m->lease = (struct msg_lease){.stamp = p->stamp, .request = ++p->request};
 		break;
 	default:
-		make_push(f, p, in, m, values);
+		make_input_push(f, p, in, m, values);
 	}
 	if (m->type != MSG_HELLO && msg_stamp(m) && input_u8(in) >= 240) {
 		struct stamp *s = (struct stamp *)(void *)msg_stamp(m);
@@ -445,7 +445,7 @@ static void make_message(
 }
 
 /* Retain a push for a replay, if it is the next push of the worker. */
-static void keep(struct peer *p, const struct msg_push *push)
+static void retain_push(struct peer *p, const struct msg_push *push)
 {
 	struct kept *k = &p->kept[push->seq % KEPT];
 
@@ -463,7 +463,7 @@ static void keep(struct peer *p, const struct msg_push *push)
 
 /* Write the next push that the worker must replay to *m. Returns 0 if the worker must replay
  * none. */
-static int replay(struct peer *p, struct msg *m)
+static int replay_retained(struct peer *p, struct msg *m)
 {
 	const struct kept *k = &p->kept[p->replay % KEPT];
 
@@ -482,7 +482,7 @@ static int replay(struct peer *p, struct msg *m)
 }
 
 /* Send a message to the core, unless the codec refuses it. */
-static void post(struct fuzz *f, struct peer *p, const struct msg *m)
+static void post_message(struct fuzz *f, struct peer *p, const struct msg *m)
 {
 	struct msg decoded;
 	struct frames frames;
@@ -490,25 +490,26 @@ static void post(struct fuzz *f, struct peer *p, const struct msg *m)
 	if (wire_encode(m, &frames) != 0)
 		return;
 	if (m->type == MSG_PUSH)
-		keep(p, &m->push);
+		retain_push(p, &m->push);
 	if (wire_decode(f->wire, &frames, &decoded, NULL) == 0)
-		step(f, &(struct event){
-				.kind = EVENT_MESSAGE, .peer = p->connection, .msg = &decoded});
+		step_and_check(
+			f, &(struct event){
+				   .kind = EVENT_MESSAGE, .peer = p->connection, .msg = &decoded});
 	frames_release(&frames);
 }
 
-static void send(struct fuzz *f, struct peer *p, struct input *in)
+static void send_made_message(struct fuzz *f, struct peer *p, struct input *in)
 {
 	float values[PARAMS] = {0};
 	struct msg m = {0};
 
-	make_message(f, p, in, &m, values);
-	post(f, p, &m);
+	make_worker_message(f, p, in, &m, values);
+	post_message(f, p, &m);
 }
 
 /* Take the next step of an honest worker: join, request work, push a batch of the grant, or
  * evaluate. */
-static void work(struct fuzz *f, struct peer *p, struct input *in)
+static void deliver_work_honestly(struct fuzz *f, struct peer *p, struct input *in)
 {
 	const struct worker *w = p->stamp.worker ? &f->core->worker[p->stamp.worker - 1] : NULL;
 	static const uint8_t zeros[16];
@@ -522,17 +523,17 @@ static void work(struct fuzz *f, struct peer *p, struct input *in)
 			m.hello.resume = p->stamp;
 			m.hello.last_seq = p->newest;
 		}
-	} else if (replay(p, &m)) {
+	} else if (replay_retained(p, &m)) {
 	} else if (p->grant.request != p->request || p->grant.request == 0) {
 		m.type = MSG_LEASE;
 		m.lease = (struct msg_lease){.stamp = p->stamp, .request = ++p->request};
 	} else if (p->grant.kind == GRANT_EVAL) {
-		make_result(p, &honest, &m);
+		make_input_result(p, &honest, &m);
 		p->grant.request = 0;
 	} else {
 		uint32_t at = p->delivered, n = p->grant.exact ? p->grant.work.count : 1;
 
-		make_push(f, p, in, &m, values);
+		make_input_push(f, p, in, &m, values);
 		m.push.seq = p->last_seq + 1;
 		m.push.base_version = core_stats(f->core)->version;
 		m.push.base_term = p->stamp.term;
@@ -544,7 +545,7 @@ static void work(struct fuzz *f, struct peer *p, struct input *in)
 		if (p->delivered >= p->grant.work.count)
 			p->grant.request = 0;
 	}
-	post(f, p, &m);
+	post_message(f, p, &m);
 }
 
 /* Take the same step of an honest worker up to 31 times. */
@@ -554,9 +555,9 @@ static void work_on(struct fuzz *f, struct peer *p, struct input *in)
 
 	for (uint32_t i = input_below(in, 32); i > 0 && !f->finished; i--) {
 		same = *in;
-		work(f, p, &same);
+		deliver_work_honestly(f, p, &same);
 	}
-	work(f, p, in);
+	deliver_work_honestly(f, p, in);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -568,13 +569,13 @@ static void saved(struct fuzz *f, enum event_kind kind)
 	if (!generation)
 		return;
 	if (kind == EVENT_DURABLE) {
-		drop(&f->saved);
+		drop_sections(&f->saved);
 		f->saved = f->saving;
 		f->saving = (struct sections){0};
 	} else {
-		drop(&f->saving);
+		drop_sections(&f->saving);
 	}
-	step(f, &(struct event){.kind = kind, .generation = generation});
+	step_and_check(f, &(struct event){.kind = kind, .generation = generation});
 }
 
 /* Returns the last byte that can choose a start, or NULL. */
@@ -586,7 +587,7 @@ static const uint8_t *find_last_start(const uint8_t *data, size_t size)
 	return NULL;
 }
 
-static void event(struct fuzz *f, struct input *in)
+static void core_input_event(struct fuzz *f, struct input *in)
 {
 	uint8_t what = input_u8(in);
 	struct peer *p = &f->peer[what % PEERS];
@@ -596,8 +597,8 @@ static void event(struct fuzz *f, struct input *in)
 	case 1:
 	case 2:
 		f->now_ms += input_u8(in) * 10u;
-		step(f, &(struct event){
-				.kind = EVENT_TICK, .held_ms = input_u8(in) > 250 ? 50 : 0});
+		step_and_check(f, &(struct event){.kind = EVENT_TICK,
+					  .held_ms = input_u8(in) > 250 ? 50 : 0});
 		break;
 	case 3:
 	case 4:
@@ -610,25 +611,25 @@ static void event(struct fuzz *f, struct input *in)
 		saved(f, EVENT_SAVE_FAILED);
 		break;
 	case 9:
-		step(f, &(struct event){.kind = EVENT_PEER_GONE, .peer = p->connection});
+		step_and_check(f, &(struct event){.kind = EVENT_PEER_GONE, .peer = p->connection});
 		break;
 	case 10:
 		p->connection += PEERS;
 		break;
 	case 11:
-		step(f, &(struct event){.kind = EVENT_PROGRESS,
-				.peer = p->connection,
-				.bytes = input_u8(in)});
+		step_and_check(f, &(struct event){.kind = EVENT_PROGRESS,
+					  .peer = p->connection,
+					  .bytes = input_u8(in)});
 		break;
 	case START:
-		start(f);
+		start_fuzzed_core(f);
 		break;
 	case 13:
-		step(f, &(struct event){.kind = EVENT_SAVE});
+		step_and_check(f, &(struct event){.kind = EVENT_SAVE});
 		break;
 	case 14:
 		if (input_u8(in) > 200)
-			step(f, &(struct event){.kind = EVENT_DRAIN});
+			step_and_check(f, &(struct event){.kind = EVENT_DRAIN});
 		break;
 	case 15:
 	case 16:
@@ -640,14 +641,14 @@ static void event(struct fuzz *f, struct input *in)
 	case 22:
 	case 23:
 	case 24:
-		work(f, p, in);
+		deliver_work_honestly(f, p, in);
 		break;
 	case 25:
 	case 26:
 		work_on(f, p, in);
 		break;
 	default:
-		send(f, p, in);
+		send_made_message(f, p, in);
 	}
 }
 
@@ -655,7 +656,7 @@ static void event(struct fuzz *f, struct input *in)
  * the same. */
 static void check_snapshot(struct fuzz *f)
 {
-	struct sections a = encode(f->core), b;
+	struct sections a = encode_all_sections(f->core), b;
 	struct core_config cfg = f->cfg;
 	const unsigned char *data[SNAPSHOT_SECTIONS];
 	const char *why = NULL;
@@ -667,20 +668,22 @@ static void check_snapshot(struct fuzz *f)
 	int rc = snapshot_decode_running(
 		memory[in_use], weights[in_use], &cfg, data, a.size, &again, &why);
 	PS_ASSERT(rc == 0);
-	b = encode(again);
+	b = encode_all_sections(again);
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		PS_ASSERT(a.size[i] == b.size[i]);
 		PS_ASSERT(memcmp(a.data[i], b.data[i], a.size[i]) == 0);
 	}
-	drop(&a);
-	drop(&b);
+	drop_sections(&a);
+	drop_sections(&b);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static struct wire *wire;
 	struct input in = {data, size};
-	struct fuzz f = {.cfg = choose(&in), .in = &in, .last_start = find_last_start(data, size)};
+	struct fuzz f = {.cfg = choose_fuzz_config(&in),
+		.in = &in,
+		.last_start = find_last_start(data, size)};
 
 	if (!wire)
 		PS_ASSERT(wire_new(&wire, PARAMS) == 0);
@@ -688,12 +691,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	f.checks_snapshot = input_below(&in, 8) == 0;
 	for (uint32_t i = 0; i < PEERS; i++)
 		f.peer[i].connection = i + 1;
-	start(&f);
+	start_fuzzed_core(&f);
 	while (in.left && !f.finished)
-		event(&f, &in);
+		core_input_event(&f, &in);
 	if (f.checks_snapshot)
 		check_snapshot(&f);
-	drop(&f.saving);
-	drop(&f.saved);
+	drop_sections(&f.saving);
+	drop_sections(&f.saved);
 	return 0;
 }

@@ -29,7 +29,7 @@ static void page(void *arg, const char *path, struct http_page *p)
 
 /* Send a request and run the loop until the server has answered or closed the connection, at most
  * `rounds` times. Returns the number of bytes of the answer. */
-static size_t exchange(const void *data, size_t size, int rounds, char *answer, size_t room)
+static size_t exchange_request(const void *data, size_t size, int rounds, char *answer, size_t room)
 {
 	int fd = input_connect(port, data, size);
 	ssize_t n = -1;
@@ -62,9 +62,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		PS_ASSERT(endpoint_parse_address(http_url(http) + strlen("http://"), &at) == 0);
 		port = at.number;
 	}
-	(void)exchange(data, size, 12, answer, sizeof(answer));
+	(void)exchange_request(data, size, 12, answer, sizeof(answer));
 	if (++n % 64 == 0) {
-		size_t got = exchange(honest, sizeof(honest) - 1, 20000, answer, sizeof(answer));
+		size_t got =
+			exchange_request(honest, sizeof(honest) - 1, 20000, answer, sizeof(answer));
 
 		PS_ASSERT(got > 15 && memcmp(answer, "HTTP/1.1 200 OK", 15) == 0);
 	}

@@ -9,7 +9,7 @@
 #include "common/model.h"
 #include "tests/support/fuzz_input.h"
 
-static void check(const struct model *m)
+static void check_parsed_again(const struct model *m)
 {
 	static struct model again;
 	struct err e = {0};
@@ -39,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	input_line(&in, text, sizeof(text));
 	if (model_parse_named(&m, text, input, classes, &e) == 0) {
 		/* the canonical text contains the shape of the images, except for MNIST's shape */
-		check(&m);
+		check_parsed_again(&m);
 	} else {
 		PS_ASSERT(e.text[0]);
 	}

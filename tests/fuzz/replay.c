@@ -9,7 +9,7 @@
 
 static unsigned n_files;
 
-static void replay_file(const char *path)
+static void replay_input(const char *path)
 {
 	FILE *f = fopen(path, "rb");
 	uint8_t *data = NULL;
@@ -47,7 +47,7 @@ static int replay_directory(const char *path)
 	for (const struct dirent *d; (d = readdir(dir));)
 		if (d->d_name[0] != '.') {
 			snprintf(file, sizeof(file), "%s/%s", path, d->d_name);
-			replay_file(file);
+			replay_input(file);
 		}
 	closedir(dir);
 	return 1;
@@ -57,7 +57,7 @@ int main(int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++)
 		if (!replay_directory(argv[i]))
-			replay_file(argv[i]);
+			replay_input(argv[i]);
 	printf("%u inputs\n", n_files);
 	return n_files == 0;
 }

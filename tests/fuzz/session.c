@@ -100,7 +100,7 @@ static void make_params(struct fuzz *f, struct input *in, struct msg *m)
 		(struct slice){.count = PARAMS, .encoding = ENCODING_F32, .data = zeros};
 }
 
-static void make_message(struct fuzz *f, struct input *in, struct msg *m)
+static void make_server_message(struct fuzz *f, struct input *in, struct msg *m)
 {
 	static const enum msg_type types[] = {MSG_WELCOME, MSG_PARAMS, MSG_ACK, MSG_ACK, MSG_GRANT,
 		MSG_HEARTBEAT, MSG_BYE, MSG_ERROR};
@@ -145,7 +145,7 @@ static void receive(struct fuzz *f, struct input *in)
 	struct msg m = {0}, decoded;
 	struct frames frames;
 
-	make_message(f, in, &m);
+	make_server_message(f, in, &m);
 	if (wire_encode(&m, &frames) != 0)
 		return;
 	if (wire_decode(f->wire, &frames, &decoded, NULL) == 0) {
@@ -185,7 +185,7 @@ static void request(struct fuzz *f, struct input *in)
 	check_effects(f);
 }
 
-static void event(struct fuzz *f, struct input *in)
+static void session_input_event(struct fuzz *f, struct input *in)
 {
 	switch (input_below(in, 16)) {
 	case 0:
@@ -246,7 +246,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	session_link_up(f.s, f.now_ms);
 	check_effects(&f);
 	while (in.left)
-		event(&f, &in);
+		session_input_event(&f, &in);
 	session_free(&f.s);
 	return 0;
 }

@@ -18,7 +18,7 @@ static float *weights;
 static unsigned char *base[SNAPSHOT_SECTIONS], *data[SNAPSHOT_SECTIONS];
 static size_t base_size[SNAPSHOT_SECTIONS];
 
-static void hello(struct core *c, uint32_t peer, const char name[5])
+static void step_hello(struct core *c, uint32_t peer, const char name[5])
 {
 	struct msg m = {.type = MSG_HELLO};
 
@@ -43,9 +43,9 @@ static void make_base(void)
 	PS_ASSERT(block && weights);
 	memset(weights, 0, 64);
 	struct core *c = core_init(block, &cfg, weights);
-	hello(c, 1, "anna");
+	step_hello(c, 1, "anna");
 	core_step(c, &(struct event){.kind = EVENT_DURABLE, .generation = 1}, 1000);
-	hello(c, 2, "bert");
+	step_hello(c, 2, "bert");
 	core_step(c, &(struct event){.kind = EVENT_DURABLE, .generation = 2}, 1000);
 	struct msg m = {.type = MSG_LEASE};
 	m.lease.stamp = (struct stamp){.run = cfg.run, .term = 5, .worker = 1, .incarnation = 1};

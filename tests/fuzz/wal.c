@@ -38,7 +38,7 @@ static void make_directory(void)
 	PS_ASSERT(atexit(remove_directory) == 0);
 }
 
-static void repair_checksums(uint8_t *file, size_t size)
+static void repair_log_sums(uint8_t *file, size_t size)
 {
 	if (size < HEAD)
 		return;
@@ -61,7 +61,7 @@ static void repair_checksums(uint8_t *file, size_t size)
 	}
 }
 
-static void write_file(const uint8_t *data, size_t size)
+static void write_log(const uint8_t *data, size_t size)
 {
 	char path[128];
 
@@ -72,7 +72,7 @@ static void write_file(const uint8_t *data, size_t size)
 	PS_ASSERT(close(fd) == 0);
 }
 
-static void read_file(struct wal_record_reader *record)
+static void read_log(struct wal_record_reader *record)
 {
 	struct wal_reader r;
 	struct err e = {0};
@@ -110,9 +110,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (n)
 			memcpy(file, in.at, n);
 		if (!(how & 1))
-			repair_checksums(file, n);
-		write_file(file, n);
-		read_file(&record);
+			repair_log_sums(file, n);
+		write_log(file, n);
+		read_log(&record);
 	}
 	wal_record_reader_release(&record);
 	return 0;

@@ -118,7 +118,7 @@ static void add_chunks(struct frames *f, size_t n)
 	}
 }
 
-static void decode(struct frames *f, size_t n_params, int deferred)
+static void decode_frames(struct frames *f, size_t n_params, int deferred)
 {
 	float values[128];
 	struct wire *w = NULL;
@@ -161,7 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (size_t i = 0; i < n_sizes; i++)
 		add_frame(&f, zeros, sizes[i] * 4u + (i % 7 == 6));
 	add_chunks(&f, n_chunks % 8);
-	decode(&f, first & 127u, first >> 7);
+	decode_frames(&f, first & 127u, first >> 7);
 	frames_release(&f);
 	return 0;
 }

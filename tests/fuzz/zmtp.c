@@ -25,7 +25,7 @@ static unsigned port;
 static struct param_buffers *params;
 static unsigned long n_heartbeats;
 
-static void on_message(void *arg, uint32_t peer, const struct msg *m, struct frames *frames)
+static void on_router_message(void *arg, uint32_t peer, const struct msg *m, struct frames *frames)
 {
 	const struct msg reply = {.type = MSG_HEARTBEAT};
 
@@ -41,7 +41,7 @@ static void on_gone(void *arg, uint32_t peer)
 	(void)peer;
 }
 
-static void open_router(void)
+static void open_fuzzed_router(void)
 {
 	struct err e = {0};
 	struct endpoint at;
@@ -50,7 +50,7 @@ static void open_router(void)
 		.n_params = PARAMS,
 		.push_window = 8,
 		.max_workers = 4,
-		.on_message = on_message,
+		.on_message = on_router_message,
 		.on_gone = on_gone};
 
 	PS_ASSERT(uv_loop_init(&loop) == 0);
@@ -72,7 +72,7 @@ static void run_loop(int rounds)
 
 /* Send the start of a ZMTP 3.0 connection: the greeting with mechanism NULL, then the command READY
  * of a DEALER. */
-static void greet(int fd)
+static void greet_router(int fd)
 {
 	static const unsigned char greeting[64] = {
 		0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0, 'N', 'U', 'L', 'L'};
@@ -109,11 +109,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct input in = {data, size};
 
 	if (!router)
-		open_router();
+		open_fuzzed_router();
 	uint8_t how = input_u8(&in);
 	int fd = input_connect(port, NULL, 0);
 	if (how & 1)
-		greet(fd);
+		greet_router(fd);
 	if (in.left)
 		(void)!send(fd, in.at, in.left, MSG_NOSIGNAL);
 	run_loop(4);

@@ -29,7 +29,7 @@ struct driver {
 
 /* Find a function and store its address in *to. memcpy, because ISO C has no cast from void * to a
  * function pointer. */
-static int find(void *library, const char *name, void *to)
+static int find_symbol(void *library, const char *name, void *to)
 {
 	void *symbol = dlsym(library, name);
 
@@ -37,17 +37,17 @@ static int find(void *library, const char *name, void *to)
 	return symbol != NULL;
 }
 
-static int driver_open(struct driver *d)
+static int poison_driver_open(struct driver *d)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
 
-	return library && find(library, "cuInit", &d->init) &&
-	       find(library, "cuDevicePrimaryCtxRetain", &d->retain) &&
-	       find(library, "cuCtxSetCurrent", &d->set_current) &&
-	       find(library, "cuModuleLoadData", &d->load) &&
-	       find(library, "cuModuleGetFunction", &d->get) &&
-	       find(library, "cuLaunchKernel", &d->launch) &&
-	       find(library, "cuCtxSynchronize", &d->synchronize);
+	return library && find_symbol(library, "cuInit", &d->init) &&
+	       find_symbol(library, "cuDevicePrimaryCtxRetain", &d->retain) &&
+	       find_symbol(library, "cuCtxSetCurrent", &d->set_current) &&
+	       find_symbol(library, "cuModuleLoadData", &d->load) &&
+	       find_symbol(library, "cuModuleGetFunction", &d->get) &&
+	       find_symbol(library, "cuLaunchKernel", &d->launch) &&
+	       find_symbol(library, "cuCtxSynchronize", &d->synchronize);
 }
 
 int poison(void)
@@ -55,8 +55,9 @@ int poison(void)
 	struct driver d;
 	void *context, *module, *kernel;
 
-	if (!driver_open(&d) || d.init(0) || d.retain(&context, 0) || d.set_current(context) ||
-		d.load(&module, trap) || d.get(&kernel, module, "poison") ||
+	if (!poison_driver_open(&d) || d.init(0) || d.retain(&context, 0) ||
+		d.set_current(context) || d.load(&module, trap) ||
+		d.get(&kernel, module, "poison") ||
 		d.launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL))
 		return -1;
 	int rc = d.synchronize();

@@ -26,7 +26,7 @@ static void *wait_for_signal(void *unused)
 	return NULL;
 }
 
-__attribute__((constructor)) static void start(void)
+__attribute__((constructor)) static void start_thread_for_signal(void)
 {
 	struct sigaction a = {.sa_handler = on_signal, .sa_flags = (int)SA_RESTART};
 	pthread_t thread;

@@ -156,7 +156,7 @@ static void prove_evaluation(const char *text, const struct precision *p)
 	subject_release(&s);
 }
 
-static void evaluation_agrees_with_cpu_ref(void **state)
+static void gpu_evaluation_agrees_with_cpu_ref(void **state)
 {
 	(void)state;
 	gpu_begin();
@@ -264,7 +264,7 @@ int main(void)
 		cmocka_unit_test(local_training_of_real_nets_is_one_gradient_after_the_other),
 		cmocka_unit_test(any_batch_size_may_follow_any_other),
 		cmocka_unit_test(sets_may_change_and_come_back),
-		cmocka_unit_test(evaluation_agrees_with_cpu_ref),
+		cmocka_unit_test(gpu_evaluation_agrees_with_cpu_ref),
 		cmocka_unit_test(evaluation_between_steps_changes_nothing),
 		cmocka_unit_test(devices_and_precisions_that_do_not_exist_are_refused),
 		cmocka_unit_test(names_say_which_gpu_and_precision),

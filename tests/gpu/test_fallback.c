@@ -172,7 +172,7 @@ TEST(values_beyond_fp16_are_right)
 }
 
 /* Train for STEPS steps, in calls of up to max_steps steps. */
-static void train(struct subject *s, size_t max_steps, struct rounds *r)
+static void train_in_rounds(struct subject *s, size_t max_steps, struct rounds *r)
 {
 	assert_int_equal(backend_local_start(s->backend, s->params), PS_OK);
 	for (size_t i = 0, n; i < STEPS; i += n) {
@@ -203,8 +203,8 @@ TEST(launches_of_many_steps_are_single_steps)
 			rounds_init(&one, s.model.n_params);
 			rounds_init(&many, s.model.n_params);
 			gpu_open(&s, &gpu_precisions[p]);
-			train(&s, 1, &one);
-			train(&s, STEPS, &many);
+			train_in_rounds(&s, 1, &one);
+			train_in_rounds(&s, STEPS, &many);
 			same_floats(&s, "weights", one.params[0], many.params[0]);
 			same_floats(&s, "sums", one.sum[0], many.sum[0]);
 			assert_true(fabs(one.loss[0] - many.loss[0]) <= 1e-9 * fabs(one.loss[0]));

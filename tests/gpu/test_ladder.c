@@ -6,7 +6,7 @@
 #include "tests/support/rung_fixture.h"
 #include "tests/support/test.h"
 
-static void begin(void)
+static void require_gpu(void)
 {
 	const char *why = "";
 
@@ -21,7 +21,7 @@ static void for_each_gpu_rung(void (*check)(const struct rung *r))
 {
 	size_t tried = 0;
 
-	begin();
+	require_gpu();
 	for (size_t i = 0; i < ladder_n_rungs; i++)
 		if (ladder_rungs[i]->needs_gpu) {
 			check(ladder_rungs[i]);
@@ -61,7 +61,7 @@ static void takes_the_first(const struct rung *r)
 	rung_close(&l);
 }
 
-TEST(of_equal_values_the_first_wins)
+TEST(of_equal_values_the_first_wins_on_the_gpu)
 {
 	for_each_gpu_rung(takes_the_first);
 }

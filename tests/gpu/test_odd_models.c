@@ -71,8 +71,8 @@ static const struct odd_model fused_models[] = {
  * the comparison would prove nothing. A distance of at most `loose` is always accepted.
  */
 #define FEW 4
-static void compare(struct subject *s, const struct precision *p, double loose, const float *right,
-	double right_loss, size_t *jumps)
+static void compare_odd_model(struct subject *s, const struct precision *p, double loose,
+	const float *right, double right_loss, size_t *jumps)
 {
 	gpu_open(s, p);
 	subject_step(s);
@@ -92,7 +92,8 @@ static void compare(struct subject *s, const struct precision *p, double loose, 
 			s->model.text, s->batch, p->name, d, at_jump);
 }
 
-static void agree(const struct odd_model *models, size_t n, size_t images, size_t max_jumps)
+static void odd_models_agree_with_ref(
+	const struct odd_model *models, size_t n, size_t images, size_t max_jumps)
 {
 	size_t jumps[sizeof(gpu_precisions) / sizeof(gpu_precisions[0])] = {0};
 
@@ -104,8 +105,8 @@ static void agree(const struct odd_model *models, size_t n, size_t images, size_
 		subject_random(&s, &models[m], images);
 		float *right = gpu_reference(&s, &loss);
 		for (size_t p = 0; p < gpu_n_precisions(); p++)
-			compare(&s, &gpu_precisions[p], gpu_precisions[p].loose, right, loss,
-				&jumps[p]);
+			compare_odd_model(&s, &gpu_precisions[p], gpu_precisions[p].loose, right,
+				loss, &jumps[p]);
 		free(right);
 		subject_release(&s);
 	}
@@ -118,27 +119,27 @@ static void agree(const struct odd_model *models, size_t n, size_t images, size_
 static void one_image_agrees_with_cpu_ref(void **state)
 {
 	(void)state;
-	agree(odd_models, N_ODD_MODELS, 1, 0);
+	odd_models_agree_with_ref(odd_models, N_ODD_MODELS, 1, 0);
 }
 
 static void seventeen_images_agree_with_cpu_ref(void **state)
 {
 	(void)state;
-	agree(odd_models, N_ODD_MODELS, 17, 1);
+	odd_models_agree_with_ref(odd_models, N_ODD_MODELS, 17, 1);
 }
 
 static void one_hundred_and_thirty_images_agree_with_cpu_ref(void **state)
 {
 	(void)state;
-	agree(odd_models, N_ODD_MODELS, 130, 2);
+	odd_models_agree_with_ref(odd_models, N_ODD_MODELS, 130, 2);
 }
 
 static void every_kind_of_layer_agrees_with_cpu_ref(void **state)
 {
 	(void)state;
-	agree(layer_models, N_LAYER_MODELS, 1, 0);
-	agree(layer_models, N_LAYER_MODELS, 17, 1);
-	agree(layer_models, N_LAYER_MODELS, 130, 2);
+	odd_models_agree_with_ref(layer_models, N_LAYER_MODELS, 1, 0);
+	odd_models_agree_with_ref(layer_models, N_LAYER_MODELS, 17, 1);
+	odd_models_agree_with_ref(layer_models, N_LAYER_MODELS, 130, 2);
 }
 
 /* Check that winograd.h computes a product of each of the models above in fp32. */
@@ -164,9 +165,9 @@ static void convolutions_in_tiles_agree_with_cpu_ref(void **state)
 	gpu_begin();
 	if (strcmp(gpu_device(), "cpu") != 0)
 		prove_tiles(20);
-	agree(winograd_models, N_WINOGRAD_MODELS, 1, 1);
-	agree(winograd_models, N_WINOGRAD_MODELS, 7, 1);
-	agree(winograd_models, N_WINOGRAD_MODELS, 20, 2);
+	odd_models_agree_with_ref(winograd_models, N_WINOGRAD_MODELS, 1, 1);
+	odd_models_agree_with_ref(winograd_models, N_WINOGRAD_MODELS, 7, 1);
+	odd_models_agree_with_ref(winograd_models, N_WINOGRAD_MODELS, 20, 2);
 }
 
 /* The tiles of this batch do not fit into one chunk of winograd.h. */
@@ -176,7 +177,7 @@ static void chunks_of_tiles_agree_with_cpu_ref(void **state)
 		{1, 96, 96}, "conv:32:1 conv:64:3:pad=1 avgpool:8 fc:3"};
 
 	(void)state;
-	agree(&large, 1, 35, 0);
+	odd_models_agree_with_ref(&large, 1, 35, 0);
 }
 
 static void whole_networks_agree_with_cpu_ref(void **state)
@@ -188,7 +189,7 @@ static void whole_networks_agree_with_cpu_ref(void **state)
 	};
 
 	(void)state;
-	agree(networks, sizeof(networks) / sizeof(networks[0]), 9, 1);
+	odd_models_agree_with_ref(networks, sizeof(networks) / sizeof(networks[0]), 9, 1);
 }
 
 static void fused_kernels_agree_with_cpu_ref(void **state)
@@ -197,7 +198,7 @@ static void fused_kernels_agree_with_cpu_ref(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(images) / sizeof(images[0]); i++)
-		agree(fused_models, N_FUSED_MODELS, images[i], 2);
+		odd_models_agree_with_ref(fused_models, N_FUSED_MODELS, images[i], 2);
 }
 
 /* Some kernels use one block of threads per image, but at most 264 blocks. With more images, a
@@ -213,7 +214,7 @@ static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 	};
 
 	(void)state;
-	agree(few, sizeof(few) / sizeof(few[0]), 601, 1);
+	odd_models_agree_with_ref(few, sizeof(few) / sizeof(few[0]), 601, 1);
 }
 
 /* The kernels of fused/conv2.h divide the work differently for each of these batch sizes. Only tf32
@@ -233,7 +234,7 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 		subject_random(&s, &pair, images[i]);
 		float *right = gpu_reference(&s, &loss);
 		for (size_t p = 1; p < gpu_n_precisions(); p++)
-			compare(&s, &gpu_precisions[p], 0, right, loss, &jumps);
+			compare_odd_model(&s, &gpu_precisions[p], 0, right, loss, &jumps);
 		free(right);
 		subject_release(&s);
 	}
@@ -292,7 +293,7 @@ static void nets_without_jumps_are_within_the_bound_of_each_precision(void **sta
 			for (size_t p = 0; p < gpu_n_precisions(); p++) {
 				const struct precision *one = &gpu_precisions[p];
 
-				compare(&s, one, 0, right, loss, &jumps);
+				compare_odd_model(&s, one, 0, right, loss, &jumps);
 				/* where values cancel, rounding to tf32 or bf16 makes a larger
 				 * difference */
 				if (jumps && one->loose <= one->bound)
@@ -309,8 +310,8 @@ static void nets_without_jumps_are_within_the_bound_of_each_precision(void **sta
 static void many_images_on_nets_without_jumps_agree_with_cpu_ref(void **state)
 {
 	(void)state;
-	agree(smooth_models, N_SMOOTH_MODELS, 64, 0);
-	agree(smooth_models, N_SMOOTH_MODELS, 101, 0);
+	odd_models_agree_with_ref(smooth_models, N_SMOOTH_MODELS, 64, 0);
+	odd_models_agree_with_ref(smooth_models, N_SMOOTH_MODELS, 101, 0);
 }
 
 #define TENSOR_FACTOR 8 /* the bound of one tensor, relative to the bound of the whole gradient */
@@ -350,7 +351,7 @@ static void large_tiles_agree_with_cpu_ref(void **state)
 	};
 
 	(void)state;
-	agree(large, sizeof(large) / sizeof(large[0]), 7, 1);
+	odd_models_agree_with_ref(large, sizeof(large) / sizeof(large[0]), 7, 1);
 	for (size_t m = 0; m < sizeof(large) / sizeof(large[0]); m++)
 		each_tensor_agrees(&large[m], 7);
 }

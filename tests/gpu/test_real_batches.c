@@ -66,7 +66,7 @@ static int close_enough(
 	return 0;
 }
 
-static void agree(const char *text, size_t n)
+static void real_batches_agree_with_ref(const char *text, size_t n)
 {
 	size_t close = 0;
 
@@ -87,42 +87,42 @@ static void agree(const char *text, size_t n)
 
 TEST(seed_32_agrees_with_cpu_ref)
 {
-	agree("seed:32", 100);
+	real_batches_agree_with_ref("seed:32", 100);
 }
 
 TEST(seed_32_in_a_large_batch_agrees_with_cpu_ref)
 {
-	agree("seed:32", 1000);
+	real_batches_agree_with_ref("seed:32", 1000);
 }
 
 TEST(seed_256_agrees_with_cpu_ref)
 {
-	agree("seed:256", 100);
+	real_batches_agree_with_ref("seed:256", 100);
 }
 
 TEST(seed_256_in_a_large_batch_agrees_with_cpu_ref)
 {
-	agree("seed:256", 1000);
+	real_batches_agree_with_ref("seed:256", 1000);
 }
 
 TEST(lenet5_agrees_with_cpu_ref)
 {
-	agree("lenet5", 37);
+	real_batches_agree_with_ref("lenet5", 37);
 }
 
 TEST(cnn99_agrees_with_cpu_ref)
 {
-	agree("cnn99", 100);
+	real_batches_agree_with_ref("cnn99", 100);
 }
 
 TEST(a_strided_padded_net_agrees_with_cpu_ref)
 {
-	agree(STRIDED, 101);
+	real_batches_agree_with_ref(STRIDED, 101);
 }
 
 TEST(a_dropout_net_agrees_with_cpu_ref)
 {
-	agree(DROPOUT, 61);
+	real_batches_agree_with_ref(DROPOUT, 61);
 }
 
 TEST_GROUP(real_load, real_release)

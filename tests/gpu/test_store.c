@@ -39,7 +39,7 @@ static const char *path_of_module(void)
 	return path;
 }
 
-static int load_module(void **state)
+static int load_store_module(void **state)
 {
 	void *library = dlopen(path_of_module(), RTLD_NOW | RTLD_LOCAL);
 	void *symbol = library ? dlsym(library, STORE_MODULE_SYMBOL) : NULL;
@@ -53,7 +53,7 @@ static int load_module(void **state)
 	return 0;
 }
 
-TEST_GROUP(load_module, NULL)
+TEST_GROUP(load_store_module, NULL)
 
 /* Opens GPU 0. Without a module or a GPU, skips the test or fails it. */
 static void *open_gpu(void)
@@ -92,7 +92,7 @@ static void *ordinary(size_t bytes)
 	return calloc(1, bytes);
 }
 
-static void subject_open(struct subject *s, size_t n, void *(*allocate)(size_t bytes))
+static void store_subject_open(struct subject *s, size_t n, void *(*allocate)(size_t bytes))
 {
 	*s = (struct subject){.n = n, .trained = n - n / 7};
 	s->part[0].count = n;
@@ -157,7 +157,7 @@ static void step_on_both(const struct subject *s, void *gpu, const struct optim 
 	ok(module->wait(gpu, s->n));
 }
 
-static void compare(const struct subject *s, void *gpu, enum optim_kind kind, struct rng *r)
+static void compare_store(const struct subject *s, void *gpu, enum optim_kind kind, struct rng *r)
 {
 	const struct optim o = {.kind = kind,
 		.weight_decay = 1e-4,
@@ -191,7 +191,7 @@ static void compare_optimizers(void *gpu, const struct subject *s)
 	struct rng r = rng_seed(s->n, RNG_SIM, 3);
 
 	for (int kind = 0; kind < OPTIM_LBFGS; kind++)
-		compare(s, gpu, (enum optim_kind)kind, &r);
+		compare_store(s, gpu, (enum optim_kind)kind, &r);
 }
 
 static const size_t sizes[] = {1, 7, 4099, 131072, 131073, 435001, 1000003};
@@ -203,7 +203,7 @@ static void compare_sizes(void *(*allocate)(size_t bytes), void (*release)(void 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		struct subject s;
 
-		subject_open(&s, sizes[i], allocate);
+		store_subject_open(&s, sizes[i], allocate);
 		compare_optimizers(gpu, &s);
 		subject_close(&s, release);
 	}
@@ -228,7 +228,7 @@ TEST(values_without_a_gradient_stay)
 	void *gpu = open_gpu();
 	struct subject s;
 
-	subject_open(&s, 300007, ordinary);
+	store_subject_open(&s, 300007, ordinary);
 	s.part[0] = (struct part){3, 140001};
 	s.part[1] = (struct part){150007, 140001};
 	compare_optimizers(gpu, &s);
@@ -241,7 +241,7 @@ TEST(memory_that_is_page_locked_later_works)
 	void *gpu = open_gpu();
 	struct subject s;
 
-	subject_open(&s, 435001, ordinary);
+	store_subject_open(&s, 435001, ordinary);
 	module->pin(gpu, s.to, s.n * sizeof(float));
 	compare_optimizers(gpu, &s);
 	module->unpin(gpu, s.to);

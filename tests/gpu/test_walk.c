@@ -30,7 +30,7 @@ static const struct odd_model nets[] = {
 		"conv:64:3 conv:72:3 pool:2 conv:64:5:pad=3 relu pool:2 conv:72:5:pad=4 fc:3"},
 };
 
-static void walk(const struct odd_model *o, const struct precision *p)
+static void walk_model(const struct odd_model *o, const struct precision *p)
 {
 	struct subject s;
 	size_t correct;
@@ -63,7 +63,7 @@ static void every_net_walks_in_every_precision(void **state)
 	gpu_begin();
 	for (size_t m = first; m < end; m++)
 		for (size_t p = 0; p < gpu_n_precisions(); p++)
-			walk(&nets[m], &gpu_precisions[p]);
+			walk_model(&nets[m], &gpu_precisions[p]);
 }
 
 int main(int argc, char **argv)

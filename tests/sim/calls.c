@@ -47,7 +47,7 @@ void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg)
 
 /* Returns the file name in `path`, without the directory, or NULL if `path` is the directory
  * itself. */
-static const char *plain(const char *path)
+static const char *base_name(const char *path)
 {
 	const char *slash = strrchr(path, '/');
 
@@ -64,7 +64,7 @@ static int ours(int fd)
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...)
 {
-	const char *name = plain(path);
+	const char *name = base_name(path);
 
 	return ours(name ? disk_open_file(machine.disk, name, flags)
 			 : disk_open_directory(machine.disk));
@@ -158,7 +158,7 @@ int __wrap_flock(int fd, int how)
 
 /* ---- file attributes ------------------------------------------------------------------------- */
 
-static int describe(struct stat *st, long size)
+static int describe_file(struct stat *st, long size)
 {
 	if (size < 0)
 		return -1;
@@ -171,7 +171,7 @@ static int describe(struct stat *st, long size)
 int __wrap_fstat(int fd, struct stat *st);
 int __wrap_fstat(int fd, struct stat *st)
 {
-	return describe(st, disk_size(machine.disk, fd - FIRST_FD));
+	return describe_file(st, disk_size(machine.disk, fd - FIRST_FD));
 }
 
 int __wrap_fstatat(int dir, const char *name, struct stat *st, int flags);
@@ -179,7 +179,7 @@ int __wrap_fstatat(int dir, const char *name, struct stat *st, int flags)
 {
 	(void)dir;
 	(void)flags;
-	return describe(st, disk_size_of(machine.disk, name));
+	return describe_file(st, disk_size_of(machine.disk, name));
 }
 
 /* A caller of the functions below can also pass the path of the directory itself, which always
@@ -216,7 +216,7 @@ int __wrap_access(const char *path, int mode);
 int __wrap_access(const char *path, int mode)
 {
 	(void)mode;
-	return disk_size_of(machine.disk, plain(path)) < 0 ? -1 : 0;
+	return disk_size_of(machine.disk, base_name(path)) < 0 ? -1 : 0;
 }
 
 DIR *__wrap_opendir(const char *path);

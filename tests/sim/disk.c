@@ -6,12 +6,12 @@
 #include <string.h>
 #include "tests/sim/names.h"
 
-static int chance(struct disk *d, uint32_t per_mille)
+static int disk_chance(struct disk *d, uint32_t per_mille)
 {
 	return per_mille && rng_below(&d->rng, 1000) < per_mille;
 }
 
-static int fail(int error)
+static int disk_fail(int error)
 {
 	errno = error;
 	return -1;
@@ -57,7 +57,7 @@ static int is_used(const struct disk *d, int file)
 	return 0;
 }
 
-static int new_file(struct disk *d)
+static int new_disk_file(struct disk *d)
 {
 	for (int i = 0; i < DISK_FILES; i++) {
 		if (is_used(d, i))
@@ -73,7 +73,7 @@ static int new_file(struct disk *d)
 	/* All changes become durable now, as in a real file system, which commits its metadata
 	 * journal from time to time. */
 	names_commit(d);
-	return new_file(d);
+	return new_disk_file(d);
 }
 
 static void make_room(struct disk_file *f, size_t size)
@@ -110,13 +110,13 @@ static int is_prevented(struct disk *d)
 		errno = EIO;
 		return 1;
 	}
-	if (!chance(d, d->fails))
+	if (!disk_chance(d, d->fails))
 		return 0;
-	errno = chance(d, 500) ? EIO : ENOSPC;
+	errno = disk_chance(d, 500) ? EIO : ENOSPC;
 	return 1;
 }
 
-static struct disk_open *at(struct disk *d, int fd)
+static struct disk_open *open_file_at(struct disk *d, int fd)
 {
 	if (fd < 0 || fd >= DISK_OPEN || (d->open[fd].file < 0 && !d->open[fd].is_directory))
 		return NULL;
@@ -125,7 +125,7 @@ static struct disk_open *at(struct disk *d, int fd)
 
 static struct disk_file *file_at(struct disk *d, int fd)
 {
-	const struct disk_open *o = at(d, fd);
+	const struct disk_open *o = open_file_at(d, fd);
 
 	return o && !o->is_directory ? &d->file[o->file] : NULL;
 }
@@ -134,7 +134,8 @@ static struct disk_file *file_at(struct disk *d, int fd)
 
 int disk_open_directory(struct disk *d)
 {
-	return d->dead ? fail(EIO) : new_fd(d, (struct disk_open){.file = -1, .is_directory = 1});
+	return d->dead ? disk_fail(EIO)
+		       : new_fd(d, (struct disk_open){.file = -1, .is_directory = 1});
 }
 
 int disk_open_file(struct disk *d, const char *name, int flags)
@@ -143,13 +144,13 @@ int disk_open_file(struct disk *d, const char *name, int flags)
 	int file = n ? n->file : -1;
 
 	if (d->dead)
-		return fail(EIO);
+		return disk_fail(EIO);
 	if (file < 0 && !(flags & O_CREAT))
-		return fail(ENOENT);
+		return disk_fail(ENOENT);
 	if ((flags & O_CREAT) && is_prevented(d))
 		return -1;
 	if (file < 0) {
-		file = new_file(d);
+		file = new_disk_file(d);
 		change(d, change_of(CHANGE_LINK, name, file));
 	} else if (flags & O_TRUNC) {
 		d->file[file].size = 0;
@@ -161,10 +162,10 @@ int disk_open_file(struct disk *d, const char *name, int flags)
 
 int disk_close(struct disk *d, int fd)
 {
-	struct disk_open *o = at(d, fd);
+	struct disk_open *o = open_file_at(d, fd);
 
 	if (!o)
-		return fail(EBADF);
+		return disk_fail(EBADF);
 	*o = (struct disk_open){.file = -1};
 	return 0;
 }
@@ -174,7 +175,7 @@ long disk_read(struct disk *d, int fd, void *bytes, size_t n)
 	const struct disk_file *f = file_at(d, fd);
 
 	if (!f || d->dead)
-		return fail(EIO);
+		return disk_fail(EIO);
 	size_t left = f->size - (d->open[fd].at < f->size ? d->open[fd].at : f->size);
 	n = n < left ? n : left;
 	if (n == 0) /* memcpy accepts no NULL, and an empty file has no bytes */
@@ -187,7 +188,7 @@ long disk_read(struct disk *d, int fd, void *bytes, size_t n)
 static long take_bytes(struct disk *d, int fd, const void *bytes, size_t n)
 {
 	struct disk_file *f = file_at(d, fd);
-	struct disk_open *o = at(d, fd);
+	struct disk_open *o = open_file_at(d, fd);
 
 	if (n == 0) /* memcpy accepts no NULL, and an empty file has no bytes */
 		return 0;
@@ -216,7 +217,7 @@ long disk_write(struct disk *d, int fd, const void *bytes, size_t n)
 	int was_alive = !d->dead;
 
 	if (!file_at(d, fd) || n == 0)
-		return n ? fail(EBADF) : 0;
+		return n ? disk_fail(EBADF) : 0;
 	/* the write fails, but the disk may have stored a part of the bytes */
 	if (is_prevented(d)) {
 		if (was_alive)
@@ -226,9 +227,9 @@ long disk_write(struct disk *d, int fd, const void *bytes, size_t n)
 	if (d->capacity && n > space(d)) { /* the disk stores as much as it has space for */
 		(void)take_bytes(d, fd, bytes, (size_t)space(d));
 		d->full++;
-		return fail(ENOSPC);
+		return disk_fail(ENOSPC);
 	}
-	if (n > DISK_SECTOR && chance(d, d->shorts))
+	if (n > DISK_SECTOR && disk_chance(d, d->shorts))
 		n = 1 + rng_below(&d->rng, n);
 	return take_bytes(d, fd, bytes, n);
 }
@@ -238,7 +239,7 @@ int disk_truncate(struct disk *d, int fd, size_t size)
 	struct disk_file *f = file_at(d, fd);
 
 	if (!f)
-		return fail(EBADF);
+		return disk_fail(EBADF);
 	if (is_prevented(d))
 		return -1;
 	make_room(f, size);
@@ -252,7 +253,7 @@ int disk_truncate(struct disk *d, int fd, size_t size)
 int disk_seek(struct disk *d, int fd, size_t to)
 {
 	if (!file_at(d, fd))
-		return fail(EBADF);
+		return disk_fail(EBADF);
 	d->open[fd].at = to;
 	return 0;
 }
@@ -272,17 +273,17 @@ static void lose_writes(struct disk *d, struct disk_file *f);
 
 int disk_sync(struct disk *d, int fd)
 {
-	struct disk_open *o = at(d, fd);
+	struct disk_open *o = open_file_at(d, fd);
 	int was_alive = !d->dead;
 
 	if (!o)
-		return fail(EBADF);
+		return disk_fail(EBADF);
 	if (is_prevented(d)) {
 		if (was_alive && !d->dead && !o->is_directory)
 			lose_writes(d, &d->file[o->file]);
 		return -1;
 	}
-	if (chance(d, d->forgets))
+	if (disk_chance(d, d->forgets))
 		d->broken = d->lied = 1;
 	else if (!o->is_directory)
 		sync_file(&d->file[o->file]);
@@ -298,7 +299,7 @@ int disk_rename(struct disk *d, const char *name, const char *to)
 	if (is_prevented(d))
 		return -1;
 	if (!n)
-		return fail(ENOENT);
+		return disk_fail(ENOENT);
 	struct disk_change c = change_of(CHANGE_RENAME, name, n->file);
 	names_copy(c.to, to);
 	change(d, c);
@@ -310,7 +311,7 @@ int disk_unlink(struct disk *d, const char *name)
 	if (is_prevented(d))
 		return -1;
 	if (!names_find(d->now, name))
-		return fail(ENOENT);
+		return disk_fail(ENOENT);
 	change(d, change_of(CHANGE_UNLINK, name, -1));
 	return 0;
 }
@@ -319,9 +320,9 @@ int disk_lock(struct disk *d, int fd)
 {
 	for (int i = 0; i < DISK_OPEN; i++)
 		if (i != fd && d->open[i].locked)
-			return fail(EWOULDBLOCK);
-	if (!at(d, fd))
-		return fail(EBADF);
+			return disk_fail(EWOULDBLOCK);
+	if (!open_file_at(d, fd))
+		return disk_fail(EBADF);
 	d->open[fd].locked = 1;
 	return 0;
 }
@@ -331,15 +332,15 @@ long disk_size_of(struct disk *d, const char *name)
 	const struct disk_name *n = names_find(d->now, name);
 
 	if (d->dead)
-		return fail(EIO);
-	return n ? (long)d->file[n->file].size : fail(ENOENT);
+		return disk_fail(EIO);
+	return n ? (long)d->file[n->file].size : disk_fail(ENOENT);
 }
 
 long disk_size(struct disk *d, int fd)
 {
 	const struct disk_file *f = file_at(d, fd);
 
-	return f && !d->dead ? (long)f->size : fail(EIO);
+	return f && !d->dead ? (long)f->size : disk_fail(EIO);
 }
 
 void disk_rewind(struct disk *d)
@@ -375,7 +376,7 @@ static void keep_sectors(struct disk *d, struct disk_file *f, enum survival way)
 	for (size_t i = 0; i * DISK_SECTOR < f->size; i++) {
 		size_t from = i * DISK_SECTOR, to = from + DISK_SECTOR;
 
-		if (way == ALL || (way == FIRST ? i < first : way == ANY && chance(d, 500)))
+		if (way == ALL || (way == FIRST ? i < first : way == ANY && disk_chance(d, 500)))
 			continue;
 		to = to < f->size ? to : f->size;
 		for (size_t b = from; b < to; b++)
@@ -390,7 +391,7 @@ static void lose_writes(struct disk *d, struct disk_file *f)
 	if (!f->dirty)
 		return;
 	make_room(f, f->safe_size);
-	if (way == NONE || chance(d, 300)) { /* the new size of the file is lost */
+	if (way == NONE || disk_chance(d, 300)) { /* the new size of the file is lost */
 		if (f->safe_size > f->size)
 			memcpy(f->now + f->size, f->safe + f->size, f->safe_size - f->size);
 		f->size = f->safe_size;

@@ -41,7 +41,7 @@ static void kill_worker(struct sim *s, const struct fault *f)
 		worker_crash(s, f->node);
 }
 
-static void stop(struct sim *s, const struct fault *f)
+static void stop_node(struct sim *s, const struct fault *f)
 {
 	struct sim_worker *w = f->node == SIM_SERVER ? NULL : victim(s, f);
 
@@ -101,7 +101,7 @@ static int is_dispensable(const struct sim *s)
 	       ((c && core_stats(c)->leases > 0) || s->n_workers > s->cfg.leases.min_workers);
 }
 
-static void hang(struct sim *s, const struct fault *f)
+static void hang_worker(struct sim *s, const struct fault *f)
 {
 	struct sim_worker *w = victim(s, f);
 
@@ -114,7 +114,7 @@ static void hang(struct sim *s, const struct fault *f)
 	s->hangs++;
 }
 
-static void drain(struct sim *s)
+static void drain_server(struct sim *s)
 {
 	if (!s->server.core || s->server.over)
 		return;
@@ -139,10 +139,10 @@ void faults_happen(struct sim *s, uint32_t number)
 		kill_server(s, f, 1);
 		break;
 	case FAULT_DRAIN:
-		drain(s);
+		drain_server(s);
 		break;
 	case FAULT_STOP:
-		stop(s, f);
+		stop_node(s, f);
 		break;
 	case FAULT_LEAP:
 		s->ahead_ms[f->node] += f->ms;
@@ -180,7 +180,7 @@ void faults_happen(struct sim *s, uint32_t number)
 		twin(s, f);
 		break;
 	case FAULT_HANG:
-		hang(s, f);
+		hang_worker(s, f);
 		break;
 	case FAULT_KINDS:
 		break;

@@ -29,7 +29,7 @@ static uint64_t below(struct sim *s, uint64_t bound)
 	return rng_below(&s->hostile_rng, bound);
 }
 
-static int chance(struct sim *s, uint32_t per_mille)
+static int hostile_chance(struct sim *s, uint32_t per_mille)
 {
 	return below(s, 1000) < per_mille;
 }
@@ -90,7 +90,7 @@ static void transmit(struct sim *s, uint32_t node, uint32_t link, const struct m
 		m);
 }
 
-static void keep(struct hostile_session *h, const struct msg *m)
+static void retain_message(struct hostile_session *h, const struct msg *m)
 {
 	struct msg *to = &h->kept[h->n_kept++ % HOSTILE_KEPT];
 
@@ -110,7 +110,7 @@ static struct msg *any_kept(struct sim *s, struct hostile_session *h)
 	return n ? &h->kept[below(s, n)] : NULL;
 }
 
-static struct msg hello(struct sim *s)
+static struct msg hostile_hello(struct sim *s)
 {
 	struct msg m;
 
@@ -129,9 +129,9 @@ static struct msg hello(struct sim *s)
 }
 
 /* Opens connections for this session and says HELLO as a new process. */
-static void join(struct sim *s, uint32_t node, struct hostile_session *h)
+static void hostile_join(struct sim *s, uint32_t node, struct hostile_session *h)
 {
-	struct msg m = hello(s);
+	struct msg m = hostile_hello(s);
 
 	h->link = (uint32_t)++s->links;
 	h->heartbeat = (uint32_t)++s->links;
@@ -143,9 +143,9 @@ static void join(struct sim *s, uint32_t node, struct hostile_session *h)
 	transmit(s, node, h->link, &m);
 }
 
-static void resume(struct sim *s, uint32_t node, struct hostile_session *h, uint64_t claim)
+static void hostile_resume(struct sim *s, uint32_t node, struct hostile_session *h, uint64_t claim)
 {
-	struct msg m = hello(s);
+	struct msg m = hostile_hello(s);
 
 	m.hello.resume = h->stamp;
 	m.hello.last_seq = claim;
@@ -153,7 +153,7 @@ static void resume(struct sim *s, uint32_t node, struct hostile_session *h, uint
 	transmit(s, node, h->link, &m);
 }
 
-static void heartbeat(struct sim *s, uint32_t node, const struct hostile_session *h)
+static void hostile_heartbeat(struct sim *s, uint32_t node, const struct hostile_session *h)
 {
 	struct msg m = {.type = MSG_HEARTBEAT};
 
@@ -161,7 +161,7 @@ static void heartbeat(struct sim *s, uint32_t node, const struct hostile_session
 	transmit(s, node, h->heartbeat, &m);
 }
 
-static void lease(struct sim *s, uint32_t node, struct hostile_session *h)
+static void hostile_lease(struct sim *s, uint32_t node, struct hostile_session *h)
 {
 	struct msg m = {.type = MSG_LEASE};
 
@@ -170,7 +170,7 @@ static void lease(struct sim *s, uint32_t node, struct hostile_session *h)
 	transmit(s, node, h->link, &m);
 }
 
-static void pull(struct sim *s, uint32_t node, const struct hostile_session *h)
+static void hostile_pull(struct sim *s, uint32_t node, const struct hostile_session *h)
 {
 	struct msg m = {.type = MSG_PULL};
 
@@ -182,7 +182,7 @@ static void pull(struct sim *s, uint32_t node, const struct hostile_session *h)
 
 /* Makes a push of these batches. The values of the push are only at the coordinates of the batches,
  * so that the ledgers of the honest workers stay exact. */
-static struct msg *push_of(
+static struct msg *hostile_push_of(
 	struct sim *s, struct hostile *o, struct hostile_session *h, struct work work, double value)
 {
 	static struct msg m;
@@ -219,14 +219,15 @@ static struct msg *push_of(
 	return &m;
 }
 
-static void send_push(struct sim *s, uint32_t node, struct hostile_session *h, struct msg *m)
+static void hostile_send_push(
+	struct sim *s, uint32_t node, struct hostile_session *h, struct msg *m)
 {
-	keep(h, m);
+	retain_message(h, m);
 	h->seq = m->push.seq;
 	transmit(s, node, h->link, m);
 }
 
-static struct msg result_of(struct hostile_session *h, uint32_t correct, double loss)
+static struct msg hostile_result(struct hostile_session *h, uint32_t correct, double loss)
 {
 	struct msg m = {.type = MSG_RESULT};
 
@@ -250,7 +251,7 @@ static void forget(struct hostile_session *h, uint64_t until_ms)
 	h->wait_until_ms = until_ms;
 }
 
-static void on_error(
+static void on_hostile_error(
 	struct sim *s, uint32_t node, struct hostile_session *h, const struct msg_error *e)
 {
 	switch (e->status) {
@@ -260,7 +261,7 @@ static void on_error(
 	case PS_ETERM:
 	case PS_ESTATE:
 		if (h->stamp.worker)
-			resume(s, node, h, h->seq);
+			hostile_resume(s, node, h, h->seq);
 		break;
 	case PS_EAGAIN:
 		break;
@@ -269,7 +270,7 @@ static void on_error(
 	}
 }
 
-static void on_ack(struct hostile_session *h, const struct msg_ack *a)
+static void on_hostile_ack(struct hostile_session *h, const struct msg_ack *a)
 {
 	for (uint32_t i = 0; i < HOSTILE_KEPT && i < h->n_kept; i++) {
 		struct msg_push *p = &h->kept[i].push;
@@ -283,7 +284,8 @@ static void on_ack(struct hostile_session *h, const struct msg_ack *a)
 	}
 }
 
-static void on_message(struct sim *s, uint32_t node, struct hostile_session *h, const struct msg *m)
+static void on_hostile_message(
+	struct sim *s, uint32_t node, struct hostile_session *h, const struct msg *m)
 {
 	switch (m->type) {
 	case MSG_WELCOME:
@@ -299,13 +301,13 @@ static void on_message(struct sim *s, uint32_t node, struct hostile_session *h, 
 		h->version = m->params.version;
 		h->version_term = h->stamp.term;
 		if (m->params.ack.seq)
-			on_ack(h, &m->params.ack);
+			on_hostile_ack(h, &m->params.ack);
 		break;
 	case MSG_ACK:
-		on_ack(h, &m->ack);
+		on_hostile_ack(h, &m->ack);
 		break;
 	case MSG_ERROR:
-		on_error(s, node, h, &m->error);
+		on_hostile_error(s, node, h, &m->error);
 		break;
 	case MSG_BYE:
 		forget(h, s->net.now_ms + 500);
@@ -326,31 +328,31 @@ static struct work any_work(struct sim *s)
 		.first = (uint32_t)below(s, n),
 		.count = 1 + (uint32_t)below(s, 2)};
 
-	if (chance(s, 200))
+	if (hostile_chance(s, 200))
 		w.epoch += (uint32_t)below(s, 2);
 	return w;
 }
 
 static void forge(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
-	struct msg *m = push_of(s, o, h, any_work(s), chance(s, 500) ? 1 : 0);
+	struct msg *m = hostile_push_of(s, o, h, any_work(s), hostile_chance(s, 500) ? 1 : 0);
 	struct msg r;
 
 	m->push.base_version =
 		number_near(s, s->server.core ? core_stats(s->server.core)->version : 0);
-	m->push.base_term = chance(s, 800) ? s->cfg.term : number_near(s, s->cfg.term);
-	if (chance(s, 500)) {
-		m->push.verdict = chance(s, 700) ? VERDICT_OK : VERDICT_REJECTED;
+	m->push.base_term = hostile_chance(s, 800) ? s->cfg.term : number_near(s, s->cfg.term);
+	if (hostile_chance(s, 500)) {
+		m->push.verdict = hostile_chance(s, 700) ? VERDICT_OK : VERDICT_REJECTED;
 		m->push.code = rng_next(&s->hostile_rng);
 	}
-	if (chance(s, 300))
+	if (hostile_chance(s, 300))
 		m->push.grant_code = rng_next(&s->hostile_rng);
 	m->push.grant_first = m->push.work.first;
 	m->push.grant_count = m->push.work.count;
-	if (chance(s, 100))
+	if (hostile_chance(s, 100))
 		m->push.seq += below(s, 3);
-	send_push(s, node, h, m);
-	r = result_of(h, 0, 0);
+	hostile_send_push(s, node, h, m);
+	r = hostile_result(h, 0, 0);
 	r.result.eval_id = s->server.core ? s->server.core->leases.epoch : 1;
 	r.result.eval_first = s->cfg.leases.eval_images * (uint32_t)below(s, 3);
 	r.result.eval_count = 1 + (uint32_t)below(s, 7);
@@ -363,14 +365,14 @@ static struct stamp stamp_of_slot(struct sim *s, uint32_t i)
 	const struct core *c = s->server.core;
 
 	return (struct stamp){.run = s->cfg.run,
-		.term = chance(s, 700) ? s->cfg.term : s->cfg.term - 1,
+		.term = hostile_chance(s, 700) ? s->cfg.term : s->cfg.term - 1,
 		.worker = i + 1,
 		.incarnation = c ? c->worker[i].session.incarnation + (uint32_t)below(s, 2) : 1};
 }
 
 static void steal(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
-	struct msg m = hello(s), *p;
+	struct msg m = hostile_hello(s), *p;
 	struct stamp other = stamp_of_slot(s, (uint32_t)below(s, SIM_SLOTS));
 	struct hostile_session fake = *h;
 
@@ -379,8 +381,8 @@ static void steal(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 	case 0:
 		m.hello.resume = other;
 		m.hello.last_seq = number_near(s, 3);
-		m.hello.durable_seq = chance(s, 500) ? 0 : below(s, 4);
-		transmit(s, node, chance(s, 500) ? h->link : (uint32_t)++s->links, &m);
+		m.hello.durable_seq = hostile_chance(s, 500) ? 0 : below(s, 4);
+		transmit(s, node, hostile_chance(s, 500) ? h->link : (uint32_t)++s->links, &m);
 		break;
 	case 1: /* the name of an honest worker */
 		m.hello.name[0] = (char)('a' + 1 + below(s, SIM_WORKERS));
@@ -389,7 +391,7 @@ static void steal(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 		transmit(s, node, h->link, &m);
 		break;
 	case 2:
-		p = push_of(s, o, &fake, any_work(s), 1);
+		p = hostile_push_of(s, o, &fake, any_work(s), 1);
 		p->push.seq = s->server.core
 				      ? s->server.core->worker[other.worker - 1].ledger.last_seq + 1
 				      : 1;
@@ -402,16 +404,16 @@ static void steal(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 		break;
 	case 4:
 		fake.request = number_near(s, 5);
-		lease(s, node, &fake);
+		hostile_lease(s, node, &fake);
 		break;
 	default:
 		fake.heartbeat = h->link;
-		heartbeat(s, node, &fake);
+		hostile_heartbeat(s, node, &fake);
 	}
 }
 
 /* Delivers the granted work, with these values. Returns 0 if there is no granted work. */
-static int deliver(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h,
+static int deliver_work(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h,
 	double value, float loss)
 {
 	struct msg_grant *g = &h->grant;
@@ -420,10 +422,11 @@ static int deliver(struct sim *s, uint32_t node, struct hostile *o, struct hosti
 	if (!g->request || !s->training)
 		return 0;
 	if (g->kind == GRANT_EVAL) {
-		struct msg r = result_of(h, o == s->hostile && chance(s, 500) ? g->eval_count : 1,
-			chance(s, 300) ? 1e300 : 0);
+		struct msg r = hostile_result(h,
+			o == s->hostile && hostile_chance(s, 500) ? g->eval_count : 1,
+			hostile_chance(s, 300) ? 1e300 : 0);
 
-		keep(h, &r);
+		retain_message(h, &r);
 		transmit(s, node, h->link, &r);
 		g->request = 0;
 		return 1;
@@ -432,9 +435,9 @@ static int deliver(struct sim *s, uint32_t node, struct hostile *o, struct hosti
 	if ((s->mode == SIM_LBFGS || s->mode == SIM_EASGD) && isfinite(value) && isfinite(loss))
 		return 0;
 	struct work w = {g->work.epoch, g->work.first, g->exact ? g->work.count : 1};
-	m = push_of(s, o, h, w, value);
+	m = hostile_push_of(s, o, h, w, value);
 	m->push.loss = loss;
-	send_push(s, node, h, m);
+	hostile_send_push(s, node, h, m);
 	g->work.first += w.count;
 	g->work.count -= w.count;
 	if (!g->work.count)
@@ -442,35 +445,37 @@ static int deliver(struct sim *s, uint32_t node, struct hostile *o, struct hosti
 	return 1;
 }
 
-static void poison(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
+static void send_poison(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
-	double value = wild(s), loss = chance(s, 800) ? 0 : wild(s);
+	double value = wild(s), loss = hostile_chance(s, 800) ? 0 : wild(s);
 
 	if (s->mode == SIM_LBFGS || s->mode == SIM_EASGD)
 		value = loss = (double)NAN;
 	if (!s->training) {
-		struct msg *m = push_of(s, o, h, (struct work){0}, value);
+		struct msg *m = hostile_push_of(s, o, h, (struct work){0}, value);
 
 		m->push.loss = (float)loss;
-		send_push(s, node, h, m);
+		hostile_send_push(s, node, h, m);
 		return;
 	}
-	if (!deliver(s, node, o, h, value, (float)loss)) {
-		pull(s, node, h);
-		lease(s, node, h);
+	if (!deliver_work(s, node, o, h, value, (float)loss)) {
+		hostile_pull(s, node, h);
+		hostile_lease(s, node, h);
 	}
 }
 
-static void replay(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
+static void hostile_replay(
+	struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
 	struct msg *m = any_kept(s, h);
 
-	if (chance(s, 400) || !m) {
+	if (hostile_chance(s, 400) || !m) {
 		if (!s->training)
-			send_push(s, node, h, push_of(s, o, h, (struct work){0}, 1));
-		else if (!deliver(s, node, o, h, 1, 0)) {
-			pull(s, node, h);
-			lease(s, node, h);
+			hostile_send_push(
+				s, node, h, hostile_push_of(s, o, h, (struct work){0}, 1));
+		else if (!deliver_work(s, node, o, h, 1, 0)) {
+			hostile_pull(s, node, h);
+			hostile_lease(s, node, h);
 		}
 		return;
 	}
@@ -479,28 +484,28 @@ static void replay(struct sim *s, uint32_t node, struct hostile *o, struct hosti
 		transmit(s, node, h->link, m);
 		return;
 	}
-	m->push.stamp = chance(s, 900) ? h->stamp : h->old_stamp;
-	if (chance(s, 500))
+	m->push.stamp = hostile_chance(s, 900) ? h->stamp : h->old_stamp;
+	if (hostile_chance(s, 500))
 		m->push.seq = h->seq + 1;
-	if (chance(s, 300))
+	if (hostile_chance(s, 300))
 		m->push.base_version = h->version;
-	if (chance(s, 200))
+	if (hostile_chance(s, 200))
 		m->push.verdict = VERDICT_OK;
 	if (m->push.seq == h->seq + 1)
 		h->seq++;
 	transmit(s, node, h->link, m);
-	if (chance(s, 100))
-		resume(s, node, h, h->seq + below(s, 50));
+	if (hostile_chance(s, 100))
+		hostile_resume(s, node, h, h->seq + below(s, 50));
 }
 
 static void hoard(struct sim *s, uint32_t node, struct hostile_session *h)
 {
 	if (h->hung)
 		return;
-	lease(s, node, h);
-	if (chance(s, 300))
-		pull(s, node, h);
-	if (!chance(s, 200))
+	hostile_lease(s, node, h);
+	if (hostile_chance(s, 300))
+		hostile_pull(s, node, h);
+	if (!hostile_chance(s, 200))
 		return;
 	/* hang up after the request, and go on with heartbeats */
 	server_event(s, &(struct event){.kind = EVENT_PEER_GONE, .peer = h->link});
@@ -510,15 +515,16 @@ static void hoard(struct sim *s, uint32_t node, struct hostile_session *h)
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static void act(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
+static void act_as_hostile(
+	struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
 	if (!h->stamp.worker || (!h->link && !h->hung)) {
 		/* a worker that joins again gets new leases: a few times are enough */
 		if (s->net.now_ms >= h->wait_until_ms && h->joins < 6)
-			join(s, node, h);
+			hostile_join(s, node, h);
 		return;
 	}
-	heartbeat(s, node, h);
+	hostile_heartbeat(s, node, h);
 	if (s->net.now_ms < h->wait_until_ms)
 		return;
 	switch (o->kind) {
@@ -529,10 +535,10 @@ static void act(struct sim *s, uint32_t node, struct hostile *o, struct hostile_
 		steal(s, node, o, h);
 		break;
 	case HOSTILE_POISONER:
-		poison(s, node, o, h);
+		send_poison(s, node, o, h);
 		break;
 	case HOSTILE_REPLAYER:
-		replay(s, node, o, h);
+		hostile_replay(s, node, o, h);
 		break;
 	case HOSTILE_HOARDER:
 		hoard(s, node, h);
@@ -550,13 +556,13 @@ void hostile_happen(struct sim *s, const struct item *it)
 	if (it->what == HAPPEN_MESSAGE) {
 		for (uint32_t i = 0; i < n; i++)
 			if (hostile_has_link(&o->session[i], it->link))
-				on_message(s, it->node, &o->session[i], it->msg);
+				on_hostile_message(s, it->node, &o->session[i], it->msg);
 		return;
 	}
 	if (it->what != HAPPEN_TICK)
 		return;
 	for (uint32_t i = 0; i < n; i++)
-		act(s, it->node, o, &o->session[i]);
+		act_as_hostile(s, it->node, o, &o->session[i]);
 	net_at(&s->net, s->net.now_ms + 20 + below(s, 60),
 		(struct item){.what = HAPPEN_TICK, .node = it->node});
 }
@@ -587,7 +593,7 @@ void hostile_begin(struct sim *s)
 
 /* ---- the server's shell ---------------------------------------------------------------------- */
 
-static void refuse(struct sim *s, uint32_t link, int status, const char *why)
+static void send_refusal(struct sim *s, uint32_t link, int status, const char *why)
 {
 	struct msg m;
 
@@ -603,7 +609,7 @@ static uint32_t key_node(const struct sim *s, uint32_t node)
 }
 
 /* Returns 1 if the worker would exceed its key's share of the slots, as in server/dispatch.c. */
-static int is_over_share(struct sim *s, uint32_t peer, const struct msg_hello *m)
+static int is_over_key_share(struct sim *s, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t keys = s->n_workers + s->n_hostile, share = (SIM_SLOTS + keys - 1) / keys,
 		 used = 0;
@@ -635,14 +641,14 @@ int hostile_admit(struct sim *s, struct item *it)
 	if (rc) {
 		if (!hostile_is(it->from) && !s->disk.broken)
 			sim_violation(s, "honest worker %u is refused: %s", it->from, why);
-		refuse(s, it->link, rc, why);
+		send_refusal(s, it->link, rc, why);
 		return 0;
 	}
 	if (it->msg->type != MSG_HELLO)
 		return 1;
 	memcpy(it->msg->hello.owner, key, KEY_TEXT);
-	if (!is_over_share(s, it->link, &it->msg->hello))
+	if (!is_over_key_share(s, it->link, &it->msg->hello))
 		return 1;
-	refuse(s, it->link, PS_EFULL, "");
+	send_refusal(s, it->link, PS_EFULL, "");
 	return 0;
 }

@@ -33,7 +33,7 @@ struct watched {
 	unsigned looks;
 };
 
-static void count(struct totals *t, const struct sim *s)
+static void count_run(struct totals *t, const struct sim *s)
 {
 	t->seeds++;
 	t->mode[s->mode]++;
@@ -74,7 +74,8 @@ static void note_failure(struct board *b, uint64_t seed)
 /* Does the work of one process: takes chunks of seeds and runs them. The function returns when
  * processes have taken all seeds or, after a failure, all seeds below the smallest seed that has
  * failed. */
-static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
+static void work_on_seeds(
+	struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
 {
 	static struct sim s;
 	uint64_t first;
@@ -89,7 +90,7 @@ static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_li
 			if (sim_run(&s, seed, limits, 0))
 				note_failure(b, seed);
 			else
-				count(&b->totals[job], &s);
+				count_run(&b->totals[job], &s);
 		}
 		if (last == to || atomic_load(&b->failed) <= last)
 			break;
@@ -97,7 +98,7 @@ static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_li
 	sim_release(&s);
 }
 
-static void add(struct totals *sum, const struct totals *t)
+static void add_totals(struct totals *sum, const struct totals *t)
 {
 	const uint64_t *from = (const uint64_t *)(const void *)t;
 	uint64_t *to = (uint64_t *)(void *)sum;
@@ -106,18 +107,18 @@ static void add(struct totals *sum, const struct totals *t)
 		to[i] += from[i];
 }
 
-static struct totals total(const struct board *b, uint32_t n)
+static struct totals total_of_jobs(const struct board *b, uint32_t n)
 {
 	struct totals sum = {0};
 
 	for (uint32_t i = 0; i < n; i++)
-		add(&sum, &b->totals[i]);
+		add_totals(&sum, &b->totals[i]);
 	return sum;
 }
 
-static void show_progress(const struct board *b, uint32_t n, uint64_t all, double seconds)
+static void show_seeds(const struct board *b, uint32_t n, uint64_t all, double seconds)
 {
-	uint64_t done = total(b, n).seeds;
+	uint64_t done = total_of_jobs(b, n).seeds;
 
 	fprintf(stderr, "\r%llu of %llu seeds, %.0f/s ", (unsigned long long)done,
 		(unsigned long long)all, (double)done / (seconds > 0 ? seconds : 1));
@@ -125,7 +126,7 @@ static void show_progress(const struct board *b, uint32_t n, uint64_t all, doubl
 
 /* Handles the end of a process. If the process did not end normally, its current seed counts as
  * failed. */
-static void reap(
+static void reap_job(
 	struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, pid_t gone, int status)
 {
 	for (uint32_t i = 0; i < n; i++) {
@@ -152,7 +153,7 @@ static void kill_hung(const struct board *b, struct watched *w, const pid_t *pid
 	}
 }
 
-static void watch(struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, uint64_t all)
+static void watch_jobs(struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, uint64_t all)
 {
 	const struct timespec look = {.tv_nsec = LOOK_MS * 1000000L};
 	double start = clock_seconds();
@@ -165,13 +166,13 @@ static void watch(struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n
 		pid_t gone = waitpid(-1, &status, WNOHANG);
 
 		if (gone > 0) {
-			reap(b, r, pid, n, gone, status);
+			reap_job(b, r, pid, n, gone, status);
 			left--;
 			continue;
 		}
 		kill_hung(b, watched, pid, n);
 		if (isatty(STDERR_FILENO))
-			show_progress(b, n, all, clock_seconds() - start);
+			show_seeds(b, n, all, clock_seconds() - start);
 		nanosleep(&look, NULL);
 	}
 	if (isatty(STDERR_FILENO))
@@ -190,11 +191,11 @@ static void fork_all(struct board *b, struct jobs_result *r, uint64_t from, uint
 			exit(1);
 		}
 		if (pid[i] == 0) {
-			work(b, i, to, limits);
+			work_on_seeds(b, i, to, limits);
 			_exit(0);
 		}
 	}
-	watch(b, r, pid, n, to - from + 1);
+	watch_jobs(b, r, pid, n, to - from + 1);
 }
 
 void jobs_run(struct jobs_result *r, uint64_t from, uint64_t to, const struct sim_limits *limits,
@@ -212,7 +213,7 @@ void jobs_run(struct jobs_result *r, uint64_t from, uint64_t to, const struct si
 	atomic_store(&b->next, from);
 	atomic_store(&b->failed, UINT64_MAX);
 	fork_all(b, r, from, to, limits, n);
-	r->totals = total(b, n);
+	r->totals = total_of_jobs(b, n);
 	r->seed = atomic_load(&b->failed);
 	r->failed = r->seed != UINT64_MAX;
 	munmap(b, sizeof(*b));

@@ -176,8 +176,8 @@ static int run_one(const char *program, uint64_t seed, const struct sim_limits *
 	return 0;
 }
 
-static int run_all(const char *program, uint64_t from, uint64_t to, const struct sim_limits *l,
-	const struct arguments *a)
+static int run_all_seeds(const char *program, uint64_t from, uint64_t to,
+	const struct sim_limits *l, const struct arguments *a)
 {
 	struct jobs_result r;
 	double start = clock_seconds();
@@ -211,7 +211,7 @@ static int parse_limits(const struct arguments *a, struct sim_limits *l)
 		       parse_range(a->strikes, &l->strikes_from, &l->strikes_to));
 }
 
-static int run(const char *program, const struct arguments *a)
+static int run_program(const char *program, const struct arguments *a)
 {
 	struct sim_limits l;
 	uint64_t from, to;
@@ -226,7 +226,7 @@ static int run(const char *program, const struct arguments *a)
 		from = to = (uint64_t)a->seed;
 	if (a->trace)
 		return run_one(program, from, &l, a->shrink);
-	return run_all(program, from, to, &l, a);
+	return run_all_seeds(program, from, to, &l, a);
 }
 
 int main(int argc, char **argv)
@@ -275,5 +275,5 @@ int main(int argc, char **argv)
 	if (rc != OPT_RUN)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	mem_keep();
-	return run(argv[0], &a);
+	return run_program(argv[0], &a);
 }

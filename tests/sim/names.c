@@ -19,7 +19,7 @@ void names_copy(char to[DISK_NAME], const char *text)
 	to[n] = '\0';
 }
 
-static void put(struct disk_name *names, const char *text, int file)
+static void put_name(struct disk_name *names, const char *text, int file)
 {
 	struct disk_name *n = names_find(names, text);
 
@@ -34,7 +34,7 @@ static void put(struct disk_name *names, const char *text, int file)
 	n->file = file;
 }
 
-static void take(struct disk_name *names, const char *text)
+static void take_name(struct disk_name *names, const char *text)
 {
 	struct disk_name *n = names_find(names, text);
 
@@ -45,9 +45,9 @@ static void take(struct disk_name *names, const char *text)
 void names_apply(struct disk_name *names, const struct disk_change *c)
 {
 	if (c->kind != CHANGE_LINK)
-		take(names, c->name);
+		take_name(names, c->name);
 	if (c->kind != CHANGE_UNLINK)
-		put(names, c->kind == CHANGE_LINK ? c->name : c->to, c->file);
+		put_name(names, c->kind == CHANGE_LINK ? c->name : c->to, c->file);
 }
 
 uint32_t disk_count(const struct disk *d, const char *prefix)

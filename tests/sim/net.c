@@ -47,7 +47,7 @@ int net_chance(struct net *n, uint32_t per_mille)
 	return per_mille && net_below(n, 1000) < per_mille;
 }
 
-static int earlier(const struct item *a, const struct item *b)
+static int net_earlier(const struct item *a, const struct item *b)
 {
 	return a->at_ms != b->at_ms ? a->at_ms < b->at_ms : a->order < b->order;
 }
@@ -62,7 +62,7 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 	it.at_ms = at_ms;
 	n->n++;
 	n->peak = n->n > n->peak ? n->n : n->peak;
-	while (i && earlier(&it, &n->heap[(i - 1) / 2])) {
+	while (i && net_earlier(&it, &n->heap[(i - 1) / 2])) {
 		n->heap[i] = n->heap[(i - 1) / 2];
 		i = (i - 1) / 2;
 	}
@@ -86,9 +86,9 @@ int net_next(struct net *n, struct item *it)
 	n->now_ms = it->at_ms;
 	last = n->heap[--n->n];
 	while ((child = 2 * i + 1) < n->n) {
-		if (child + 1 < n->n && earlier(&n->heap[child + 1], &n->heap[child]))
+		if (child + 1 < n->n && net_earlier(&n->heap[child + 1], &n->heap[child]))
 			child++;
-		if (!earlier(&n->heap[child], &last))
+		if (!net_earlier(&n->heap[child], &last))
 			break;
 		n->heap[i] = n->heap[child];
 		i = child;
@@ -128,7 +128,7 @@ static int is_tensor(const struct msg *m)
 	return m->type == MSG_PUSH || m->type == MSG_PARAMS;
 }
 
-static void deliver(
+static void deliver_later(
 	struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m)
 {
 	uint64_t *last = &n->lane[worker][to_server].last_at_ms[m->type == MSG_HEARTBEAT];
@@ -163,9 +163,9 @@ void net_send(struct net *n, uint32_t worker, int to_server, struct item it, con
 		n->lost++;
 		return;
 	}
-	deliver(n, worker, to_server, it, m);
+	deliver_later(n, worker, to_server, it, m);
 	if (net_strikes(n, n->twice)) {
 		n->doubled++;
-		deliver(n, worker, to_server, it, m);
+		deliver_later(n, worker, to_server, it, m);
 	}
 }

@@ -14,7 +14,7 @@
 
 /* ---- the process ----------------------------------------------------------------------------- */
 
-static void again(struct sim *s, uint64_t in_ms)
+static void start_server_again(struct sim *s, uint64_t in_ms)
 {
 	net_at(&s->net, s->net.now_ms + in_ms,
 		(struct item){.what = HAPPEN_START, .node = SIM_SERVER});
@@ -37,7 +37,7 @@ void server_release(struct sim *s)
 	memset(v->job, 0, sizeof(v->job));
 }
 
-static void on_saved(void *arg, uint64_t generation, int rc)
+static void on_sim_saved(void *arg, uint64_t generation, int rc)
 {
 	const struct event ev = {
 		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
@@ -58,7 +58,7 @@ static int boot(struct sim *s, struct err *e)
 	int rc = startup(&v->state, &s->options, e);
 
 	if (!rc)
-		rc = checkpointer_new(&v->checkpointer, NULL, DISK_DIRECTORY, on_saved, s);
+		rc = checkpointer_new(&v->checkpointer, NULL, DISK_DIRECTORY, on_sim_saved, s);
 	if (!rc)
 		checkpointer_keep(v->checkpointer, v->state.sound);
 	if (!rc)
@@ -81,9 +81,9 @@ static void boot_failed(struct sim *s, int rc, const struct err *e)
 	}
 	if (killed) {
 		s->crashes++;
-		again(s, 50 + net_below(&s->net, 500));
+		start_server_again(s, 50 + net_below(&s->net, 500));
 	} else if (rc == PS_EIO && s->disk.fails) {
-		again(s, 100);
+		start_server_again(s, 100);
 	} else if (rc == PS_ECHECKPOINT && s->disk.broken) {
 		s->refused = 1;
 	} else {
@@ -156,7 +156,7 @@ void server_crash(struct sim *s, int power)
 		s->power_cuts++;
 	}
 	s->crashes++;
-	again(s, 50 + net_below(&s->net, 1500));
+	start_server_again(s, 50 + net_below(&s->net, 1500));
 }
 
 void server_end(struct sim *s)
@@ -169,7 +169,7 @@ void server_end(struct sim *s)
 	if (status == PS_EDONE || s->drained)
 		s->finished = 1;
 	else
-		again(s, 50 + net_below(&s->net, 1500));
+		start_server_again(s, 50 + net_below(&s->net, 1500));
 }
 
 /* ---- the pool -------------------------------------------------------------------------------- */
@@ -266,7 +266,7 @@ void sim_send(struct sim *s, uint32_t link, const struct msg *m)
 			m, 0);
 }
 
-static void say(struct sim *s, const struct effect *e)
+static void send_from_server(struct sim *s, const struct effect *e)
 {
 	uint32_t node = node_of_link(s, e->peer);
 	const struct msg *m = &e->msg;
@@ -297,7 +297,7 @@ static void say(struct sim *s, const struct effect *e)
 }
 
 /* Stores the weights that workers can pull after this step of the core. */
-static void remember(struct sim *s)
+static void remember_version(struct sim *s)
 {
 	const struct core *c = s->server.core;
 	uint64_t version = core_stats(c)->version;
@@ -314,7 +314,7 @@ static void remember(struct sim *s)
 	memcpy(v->w, core_weights(c), n * sizeof(float));
 }
 
-static void finish(struct sim *s, int status)
+static void finish_server(struct sim *s, int status)
 {
 	struct sim_server *v = &s->server;
 
@@ -366,13 +366,13 @@ static void check_dispute(struct sim *s, const struct effect *e)
 		sim_violation(s, "worker %u is outvoted, but node %u lies", e->worker, s->liar);
 }
 
-static void carry_out(struct sim *s, const struct effect *e)
+static void carry_out_server_effect(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
 	case EFFECT_COMMIT: /* sim_wal_stepped carries this effect out */
 		break;
 	case EFFECT_SEND:
-		say(s, e);
+		send_from_server(s, e);
 		break;
 	case EFFECT_SNAPSHOT:
 		if (checkpointer_busy(s->server.checkpointer))
@@ -382,7 +382,7 @@ static void carry_out(struct sim *s, const struct effect *e)
 		sim_wal_rotate(s, e->generation);
 		break;
 	case EFFECT_FINISH:
-		finish(s, e->status);
+		finish_server(s, e->status);
 		break;
 	case EFFECT_DISPUTED:
 		check_dispute(s, e);
@@ -402,7 +402,7 @@ static void carry_out(struct sim *s, const struct effect *e)
 	}
 }
 
-static int is_killed(struct sim_server *v)
+static int is_server_killed(struct sim_server *v)
 {
 	return v->kill_in != DISK_NEVER && v->kill_in-- == 0;
 }
@@ -434,17 +434,17 @@ void server_event(struct sim *s, const struct event *ev)
 	steps_after(s, ev);
 	replays_after(s, ev);
 	hostile_after(s, ev);
-	remember(s);
+	remember_version(s);
 	sim_wal_stepped(s, position, version);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {
-		if (is_killed(v)) {
+		if (is_server_killed(v)) {
 			server_crash(s, v->power);
 			return;
 		}
 		if (e->kind == EFFECT_SEND && !node_of_link(s, e->peer) &&
 			n_gone < sizeof(gone) / sizeof(gone[0]))
 			gone[n_gone++] = e->peer;
-		carry_out(s, e);
+		carry_out_server_effect(s, e);
 	}
 	while (n_gone && ev->kind != EVENT_PEER_GONE)
 		server_event(s, &(struct event){.kind = EVENT_PEER_GONE, .peer = gone[--n_gone]});

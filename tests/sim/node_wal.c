@@ -39,20 +39,20 @@ static void note_sent(struct sim_wal *w, const struct msg *m)
 		w->sent_version = version;
 }
 
-static void leave(struct sim *s, const struct item *to, const struct msg *m)
+static void send_to_node(struct sim *s, const struct item *to, const struct msg *m)
 {
 	note_sent(&s->wal, m);
 	net_send(&s->net, to->node, 0, *to, m);
 }
 
-static void flush(struct sim *s, uint64_t reached)
+static void send_flushed(struct sim *s, uint64_t reached)
 {
 	struct sim_wal *w = &s->wal;
 
 	while (w->n && w->held[w->first].position <= reached) {
 		const struct reply *r = &w->held[w->first];
 
-		leave(s, &r->to, &r->msg);
+		send_to_node(s, &r->to, &r->msg);
 		w->first = (w->first + 1) % SIM_HELD;
 		w->n--;
 	}
@@ -64,7 +64,7 @@ void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int
 	int held = w->log && !s->server.over && durable_first;
 
 	if (!held || (!w->n && w->bound <= wal_flushed_lsn(w->log))) {
-		leave(s, to, m);
+		send_to_node(s, to, m);
 		return;
 	}
 	if (w->n == SIM_HELD) {
@@ -76,17 +76,17 @@ void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int
 
 void sim_wal_finish(struct sim *s)
 {
-	flush(s, UINT64_MAX); /* the last checkpoint contains all events */
+	send_flushed(s, UINT64_MAX); /* the last checkpoint contains all events */
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static void on_committed(void *arg)
+static void on_sim_committed(void *arg)
 {
 	struct sim *s = arg;
 
 	if (!s->server.over)
-		flush(s, wal_flushed_lsn(s->wal.log));
+		send_flushed(s, wal_flushed_lsn(s->wal.log));
 }
 
 uint64_t sim_wal_event(struct sim *s, const struct event *ev)
@@ -104,7 +104,7 @@ uint64_t sim_wal_event(struct sim *s, const struct event *ev)
 	return position;
 }
 
-static uint64_t hash_of(const struct sim *s)
+static uint64_t hash_of_weights(const struct sim *s)
 {
 	return XXH3_64bits(core_weights(s->server.core), s->cfg.n_params * sizeof(float));
 }
@@ -120,7 +120,7 @@ void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
 		wal_flush(w->log);
 	}
 	if (w->log && version != version_before)
-		w->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of(s)};
+		w->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of_weights(s)};
 }
 
 void sim_wal_rotate(struct sim *s, uint64_t generation)
@@ -134,7 +134,7 @@ void sim_wal_durable(struct sim *s, uint64_t generation)
 	if (!s->wal.log)
 		return;
 	wal_checkpointed(s->wal.log, generation);
-	flush(s, wal_flushed_lsn(s->wal.log));
+	send_flushed(s, wal_flushed_lsn(s->wal.log));
 }
 
 uint64_t sim_wal_held_ms(struct sim *s)
@@ -169,7 +169,7 @@ int sim_wal_open(struct sim *s, struct err *e)
 		.term = cfg->term,
 		.generation = cfg->generation,
 		.max_bytes = s->options.wal_bytes,
-		.done = on_committed,
+		.done = on_sim_committed,
 		.arg = s};
 
 	s->wal.bound = s->wal.request_ms = 0;
@@ -191,7 +191,8 @@ void sim_wal_check_restored(struct sim *s)
 	if (version < w->sent_version && !s->disk.broken)
 		sim_violation(s, "version %llu was sent to a worker; the start finds %llu",
 			(unsigned long long)w->sent_version, (unsigned long long)version);
-	if (before->version == version && version && before->hash != hash_of(s) && !s->disk.broken)
+	if (before->version == version && version && before->hash != hash_of_weights(s) &&
+		!s->disk.broken)
 		sim_violation(s, "version %llu is not, bit for bit, what it was",
 			(unsigned long long)version);
 	w->sent_version = version;

@@ -15,7 +15,7 @@ static uint32_t between(struct sim *s, uint32_t low, uint32_t high)
 	return low + (uint32_t)rng_below(&s->plan, high - low + 1);
 }
 
-static int chance(struct sim *s, uint32_t per_mille)
+static int plan_chance(struct sim *s, uint32_t per_mille)
 {
 	return rng_below(&s->plan, 1000) < per_mille;
 }
@@ -61,7 +61,7 @@ static void choose_exact(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
 	enum optim_kind kind = (enum optim_kind)between(s, OPTIM_SGD, OPTIM_ADAM);
-	int dc = chance(s, 300), adaptive = chance(s, 500);
+	int dc = plan_chance(s, 300), adaptive = plan_chance(s, 500);
 
 	if (s->mode == SIM_LBFGS)
 		return;
@@ -106,7 +106,7 @@ static void choose_training(struct sim *s)
 	c->push.sum = 1;
 	c->ssp.bound = between(s, 0, 5);
 	c->sync.backup_workers = between(s, 0, 2);
-	c->sandblaster.step_images = chance(s, 500) ? 0 : between(s, 1, s->n_train);
+	c->sandblaster.step_images = plan_chance(s, 500) ? 0 : between(s, 1, s->n_train);
 	c->training.epochs = at_most(c->training.epochs, s->limits.steps);
 	s->n_train = at_most(s->n_train, s->limits.steps * c->training.batch_size);
 	c->n_params = (size_t)c->training.epochs *
@@ -125,8 +125,8 @@ static void choose_times(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
 
-	c->limits.max_staleness = chance(s, 500) ? 1000000 : between(s, 1, 10);
-	c->leases.warm_start_updates = chance(s, 300) ? between(s, 1, 10) : 0;
+	c->limits.max_staleness = plan_chance(s, 500) ? 1000000 : between(s, 1, 10);
+	c->leases.warm_start_updates = plan_chance(s, 300) ? between(s, 1, 10) : 0;
 	c->leases.max_batches = between(s, 1, 6);
 	c->leases.eval_images = between(s, 1, 7);
 	c->leases.min_workers = between(s, 1, SIM_WORKERS);
@@ -187,11 +187,11 @@ static void fill_options(struct sim *s)
 static void choose_fault_rates(struct sim *s)
 {
 	struct net *n = &s->net;
-	int calm = chance(s, 200) || s->exact;
+	int calm = plan_chance(s, 200) || s->exact;
 
 	n->delay_ms = between(s, 0, 20);
 	n->jitter_ms = between(s, 0, calm ? 5 : 60);
-	n->in_order = chance(s, 400) || calm;
+	n->in_order = plan_chance(s, 400) || calm;
 	n->drop = between(s, 0, 80);
 	n->twice = between(s, 0, 80);
 	if (calm)
@@ -204,9 +204,9 @@ static void choose_fault_rates(struct sim *s)
 	n->strikes_to = s->limits.strikes_to;
 	s->save_ms = between(s, 1, 120);
 	s->compute_ms = between(s, 5, 60);
-	s->reports_lost_links = chance(s, 500);
-	s->shorts = chance(s, 300) ? 300 : 0;
-	s->forgets = chance(s, 30) && !s->exact ? between(s, 20, 300) : 0;
+	s->reports_lost_links = plan_chance(s, 500);
+	s->shorts = plan_chance(s, 300) ? 300 : 0;
+	s->forgets = plan_chance(s, 30) && !s->exact ? between(s, 20, 300) : 0;
 	s->faults_end_ms = 1000 + rng_below(&s->plan, 4000) + (s->exact ? EXACT_FROM_MS : 0);
 }
 
@@ -221,7 +221,7 @@ static void choose_victim(struct sim *s, struct fault *f)
 	case FAULT_KILL:
 	case FAULT_STOP:
 	case FAULT_LEAP:
-		if (chance(s, 400))
+		if (plan_chance(s, 400))
 			f->node = SIM_SERVER;
 		break;
 	case FAULT_CUT:
@@ -244,8 +244,8 @@ static struct fault draw_fault(struct sim *s)
 
 	f.at_ms = rng_below(&s->plan, s->faults_end_ms);
 	choose_victim(s, &f);
-	f.ms = 50 + between(s, 0, chance(s, 200) ? 4000 : 600);
-	if (f.kind == FAULT_LEAP && chance(s, 500))
+	f.ms = 50 + between(s, 0, plan_chance(s, 200) ? 4000 : 600);
+	if (f.kind == FAULT_LEAP && plan_chance(s, 500))
 		f.ms = 1000 * between(s, 1, 7200);
 	f.way = between(s, 1, 3);
 	f.moment = (enum moment)between(s, AT_ONCE, AT_OPERATION);
@@ -278,7 +278,7 @@ static int breaks_exactness(const struct fault *f)
 static void choose_faults(struct sim *s)
 {
 	uint32_t n = between(s, 0, 8);
-	int rot = chance(s, 10);
+	int rot = plan_chance(s, 10);
 
 	s->n_faults = n;
 	for (uint32_t i = 0; i < n; i++) {
@@ -306,7 +306,7 @@ static void choose_hang(struct sim *s)
 	f.way = between(s, 1, 2);
 	/* in hostile runs, an honest worker that hangs would make the deadlines of the hostile ones
 	 * longer than the run */
-	if (!chance(s, 150) || !(s->limits.faults >> i & 1) || s->limits.hostile)
+	if (!plan_chance(s, 150) || !(s->limits.faults >> i & 1) || s->limits.hostile)
 		f.at_ms = UINT64_MAX;
 	s->fault[i] = f;
 	s->n_faults++;
@@ -316,7 +316,7 @@ static void choose_hang(struct sim *s)
  * choices, so that the older choices of a given seed do not change. */
 static void choose_durability(struct sim *s)
 {
-	s->cfg.checkpoint.wal = (enum durability)chance(s, 125);
+	s->cfg.checkpoint.wal = (enum durability)plan_chance(s, 125);
 	s->options.wal_bytes = 4096u << between(s, 0, 6);
 	s->cfg.leases.backup_copies = s->options.core.leases.backup_copies =
 		(enum backup_copies)between(s, BACKUP_LATE, BACKUP_NONE);
@@ -352,7 +352,8 @@ static void choose_schedule(struct sim *s)
 static void choose_steps(struct sim *s)
 {
 	uint32_t workers = between(s, 1, 4), buffer = between(s, 2, 6);
-	int given = chance(s, 300), ordered = chance(s, 250), buffered = chance(s, 400);
+	int given = plan_chance(s, 300), ordered = plan_chance(s, 250),
+	    buffered = plan_chance(s, 400);
 
 	if (s->mode == SIM_LEDGER || s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP)
 		s->cfg.push.buffer_size = buffered ? buffer : 1;
@@ -379,7 +380,7 @@ static void choose_steps(struct sim *s)
  * choices, too, so that the older choices of a given seed do not change. */
 static void choose_break(struct sim *s)
 {
-	int breaks = chance(s, 150);
+	int breaks = plan_chance(s, 150);
 	struct fault f = {.kind = FAULT_NAN, .at_ms = rng_below(&s->plan, s->faults_end_ms)};
 
 	f.node = between(s, 1, SIM_WORKERS);
@@ -395,7 +396,7 @@ static void choose_break(struct sim *s)
  * often the first one to join. */
 static void choose_foreign(struct sim *s)
 {
-	int comes = chance(s, 100);
+	int comes = plan_chance(s, 100);
 	uint32_t node = between(s, 1, SIM_WORKERS), ms = between(s, 100, 3000);
 
 	s->foreign = comes && s->training && !s->exact && s->n_workers > 1 ? node : 0;
@@ -407,7 +408,7 @@ static void choose_foreign(struct sim *s)
  * lie is far from the truth if a portion has four images or more. */
 static void choose_checks(struct sim *s)
 {
-	int checked = chance(s, 500), lies = chance(s, 300);
+	int checked = plan_chance(s, 500), lies = plan_chance(s, 300);
 	uint32_t checks = between(s, 1, 7), node = between(s, 1, SIM_WORKERS);
 	int fits = checked && s->training && !s->exact;
 
@@ -420,14 +421,14 @@ static void choose_checks(struct sim *s)
 /* Limits the disk to three checkpoints in some runs. */
 static void choose_space(struct sim *s)
 {
-	s->tight = chance(s, 100) && !s->cfg.checkpoint.wal;
+	s->tight = plan_chance(s, 100) && !s->cfg.checkpoint.wal;
 }
 
 /* Lets the server offer shared-memory lanes in most runs. Exact runs have no torn copies, because
  * they must lose no message. */
 static void choose_lanes(struct sim *s)
 {
-	s->has_lanes = chance(s, 700);
+	s->has_lanes = plan_chance(s, 700);
 	s->net.tear = between(s, 0, 80);
 	if (s->exact || s->limits.calm)
 		s->net.tear = 0;
@@ -458,7 +459,7 @@ static void choose_hostile(struct sim *s)
 	s->n_hostile = between(s, 1, SIM_HOSTILE);
 	for (uint32_t i = 0; i < s->n_hostile; i++)
 		s->hostile[i].kind = (enum hostile_kind)between(s, 0, HOSTILE_KINDS - 1);
-	if (chance(s, 500) && s->n_hostile == 1 && s->n_workers > 1 && s->training &&
+	if (plan_chance(s, 500) && s->n_hostile == 1 && s->n_workers > 1 && s->training &&
 		s->mode != SIM_EASGD && s->mode != SIM_LBFGS)
 		s->cfg.limits.norm_ratio = s->options.core.limits.norm_ratio = 4;
 }
@@ -471,8 +472,8 @@ void plan_run(struct sim *s)
 
 	s->mode = s->limits.mode ? s->limits.mode : 1 + (int)(s->seed % others);
 	s->training = s->mode != SIM_LEDGER;
-	s->n_workers = chance(s, 150) ? 1 : between(s, 1, SIM_WORKERS);
-	s->exact = chance(s, 500) && s->n_workers == 1 && s->training && !s->limits.hostile;
+	s->n_workers = plan_chance(s, 150) ? 1 : between(s, 1, SIM_WORKERS);
+	s->exact = plan_chance(s, 500) && s->n_workers == 1 && s->training && !s->limits.hostile;
 	s->n_workers = at_most(s->n_workers, s->limits.workers);
 	choose_config(s);
 	choose_fault_rates(s);

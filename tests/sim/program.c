@@ -176,7 +176,7 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 }
 
 /* Records a push of EASGD that the session has accepted. */
-static void moved(
+static void note_exchange(
 	struct sim *s, struct sim_worker *w, const struct gradient *g, const struct own *own)
 {
 	w->own = *own;
@@ -190,7 +190,7 @@ static void moved(
 
 /* Passes a push to the session. If `asks` is 1, the push also requests the next weights, unless the
  * session does not allow a request now. */
-static int push(
+static int push_gradient_of(
 	struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g, int asks)
 {
 	struct sim_worker *w = worker_at(s, node);
@@ -218,7 +218,7 @@ static void push_ledger(struct sim *s, uint32_t node)
 		.first = s->n_coordinates, .count = 1, .value = {1}, .push = s->n_coordinates};
 
 	if (s->n_coordinates == SIM_COORDINATES ||
-		push(s, node, &p, &g, net_chance(&s->net, 300)) != 0)
+		push_gradient_of(s, node, &p, &g, net_chance(&s->net, 300)) != 0)
 		return;
 	s->expected[s->n_coordinates++] = EXPECT_ONCE;
 	w->to_push--;
@@ -228,7 +228,7 @@ static void push_ledger(struct sim *s, uint32_t node)
 		worker_run_effects(s, node);
 }
 
-static void push_batch(struct sim *s, uint32_t node)
+static void push_next_batch(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = worker_at(s, node);
 	struct work *work = &w->grant.work;
@@ -255,17 +255,17 @@ static void push_batch(struct sim *s, uint32_t node)
 	else if (s->exact)
 		dense(s, w, &p, &g);
 	int asks = work->count > count && net_chance(&s->net, 500) && w->fetched_for <= 1;
-	if (push(s, node, &p, &g, asks) != 0)
+	if (push_gradient_of(s, node, &p, &g, asks) != 0)
 		return;
 	if (s->mode == SIM_EASGD)
-		moved(s, w, &g, &own);
+		note_exchange(s, w, &g, &own);
 	work->first += count;
 	work->count -= count;
 	w->fetched_for -= w->fetched_for > 0;
 	worker_run_effects(s, node);
 }
 
-static void report(struct sim *s, uint32_t node)
+static void report_evaluation(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = worker_at(s, node);
 	struct msg_result r = {.eval_id = w->grant.eval_id,
@@ -296,8 +296,8 @@ void program_computed(struct sim *s, uint32_t node)
 	if (!s->training)
 		push_ledger(s, node);
 	else if (w->grant.kind == GRANT_EVAL)
-		report(s, node);
+		report_evaluation(s, node);
 	else if (w->grant.work.count)
-		push_batch(s, node);
+		push_next_batch(s, node);
 	program_step(s, node);
 }

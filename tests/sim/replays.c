@@ -28,7 +28,7 @@ static const struct worker *replayer(const struct core *c, const struct event *e
 	return w;
 }
 
-static int overlap(const struct work *a, const struct work *b)
+static int works_overlap(const struct work *a, const struct work *b)
 {
 	return a->epoch == b->epoch && a->first < b->first + b->count &&
 	       b->first < a->first + a->count;
@@ -41,7 +41,7 @@ static int is_counted(const struct core *c, const struct work *work)
 	const struct leases *l = &c->leases;
 
 	for (uint32_t i = 0; i < c->later.n; i++)
-		if (overlap(&c->later.work[i], work))
+		if (works_overlap(&c->later.work[i], work))
 			return 1;
 	if (c->cfg.training.epochs == 0 || work->epoch > l->epoch)
 		return 0;

@@ -32,7 +32,7 @@ float serial_gradient(uint32_t i, float w)
 	return (float)(curvature(i) * x + 4 * x * x * x / 10);
 }
 
-static const struct msg *answer(const struct core *c, enum msg_type type)
+static const struct msg *answer_of_type(const struct core *c, enum msg_type type)
 {
 	const struct effect *e;
 
@@ -42,15 +42,15 @@ static const struct msg *answer(const struct core *c, enum msg_type type)
 	return NULL;
 }
 
-static const struct msg *say(struct core *c, const struct msg *m, enum msg_type type)
+static const struct msg *step_message(struct core *c, const struct msg *m, enum msg_type type)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 1, .msg = m};
 
 	core_step(c, &ev, 1);
-	return answer(c, type);
+	return answer_of_type(c, type);
 }
 
-static void push_one(
+static void push_one_portion(
 	struct sim *s, struct core *c, struct stamp stamp, const struct msg_grant *g, uint64_t seq)
 {
 	uint32_t i = g->work.first;
@@ -67,10 +67,10 @@ static void push_one(
 		.loss = (float)serial_loss(i, core_weights(c)[i])};
 	m.push.slices.n = 1;
 	m.push.slices.slice[0] = (struct slice){.offset = i, .count = 1, .data = &value};
-	(void)say(c, &m, MSG_ACK);
+	(void)step_message(c, &m, MSG_ACK);
 }
 
-static void evaluate(struct core *c, struct stamp stamp, const struct msg_grant *g)
+static void evaluate_portion(struct core *c, struct stamp stamp, const struct msg_grant *g)
 {
 	const struct msg m = {.type = MSG_RESULT,
 		.result = {.stamp = stamp,
@@ -78,7 +78,7 @@ static void evaluate(struct core *c, struct stamp stamp, const struct msg_grant 
 			.eval_first = g->eval_first,
 			.eval_count = g->eval_count}};
 
-	(void)say(c, &m, MSG_ACK);
+	(void)step_message(c, &m, MSG_ACK);
 }
 
 void serial_run(struct sim *s, float w[SIM_PORTIONS])
@@ -97,17 +97,17 @@ void serial_run(struct sim *s, float w[SIM_PORTIONS])
 	memset(s->server.spare, 0, cfg.n_params * sizeof(float));
 	void *memory = mem_must(core_bytes(&cfg), 1, "the serial run");
 	struct core *c = core_init(memory, &cfg, s->server.spare);
-	lease.lease.stamp = say(c, &hello, MSG_WELCOME)->welcome.stamp;
+	lease.lease.stamp = step_message(c, &hello, MSG_WELCOME)->welcome.stamp;
 	for (uint64_t request = 1; request < 1000000; request++) {
 		lease.lease.request = request;
-		const struct msg *m = say(c, &lease, MSG_GRANT);
+		const struct msg *m = step_message(c, &lease, MSG_GRANT);
 		if (!m)
 			break; /* the run is over */
 		const struct msg_grant g = m->grant;
 		if (g.kind == GRANT_EVAL)
-			evaluate(c, lease.lease.stamp, &g);
+			evaluate_portion(c, lease.lease.stamp, &g);
 		else
-			push_one(s, c, lease.lease.stamp, &g, ++seq);
+			push_one_portion(s, c, lease.lease.stamp, &g, ++seq);
 	}
 	memcpy(w, core_weights(c), cfg.n_params * sizeof(float));
 	free(memory);

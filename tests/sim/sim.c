@@ -33,7 +33,7 @@ void ps_assert_failed(const char *file, int line, const char *condition)
 
 /* Postpones an event of a process that SIGSTOP has stopped until its SIGCONT. The events keep their
  * order. Returns 1 if it has postponed the event. */
-static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
+static int is_put_off(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
 	if (s->net.now_ms >= stopped_until_ms)
 		return 0;
@@ -79,7 +79,8 @@ static void happen_server(struct sim *s, struct item *it)
 
 	if (it->what == HAPPEN_START) {
 		server_start(s);
-	} else if (it->process != v->process || !v->core || waits(s, it, v->stopped_until_ms)) {
+	} else if (it->process != v->process || !v->core ||
+		   is_put_off(s, it, v->stopped_until_ms)) {
 		return; /* the event was for an earlier process, or waits for SIGCONT */
 	} else if (it->what == HAPPEN_JOB) {
 		server_job(s, it);
@@ -109,7 +110,7 @@ static uint32_t node_of(const struct sim *s, const struct item *it)
 }
 
 /* An operator releases the worker from quarantine. */
-static void release(struct sim *s, uint32_t node)
+static void release_worker(struct sim *s, uint32_t node)
 {
 	struct msg m = {.type = MSG_ADMIN, .admin = {.verb = ADMIN_RELEASE}};
 
@@ -131,9 +132,9 @@ static void happen_worker(struct sim *s, struct item *it)
 	}
 	if (!w->session)
 		return;
-	if (it->what == HAPPEN_HEAL && !waits(s, it, w->stopped_until_ms))
+	if (it->what == HAPPEN_HEAL && !is_put_off(s, it, w->stopped_until_ms))
 		worker_relink(s, it->node);
-	else if (it->process != w->process || waits(s, it, w->stopped_until_ms))
+	else if (it->process != w->process || is_put_off(s, it, w->stopped_until_ms))
 		return;
 	else if (it->what == HAPPEN_MESSAGE)
 		worker_message(s, it->node, it->msg);
@@ -142,10 +143,10 @@ static void happen_worker(struct sim *s, struct item *it)
 	else if (it->what == HAPPEN_COMPUTED)
 		program_computed(s, it->node);
 	if (w->to_release)
-		release(s, it->node);
+		release_worker(s, it->node);
 }
 
-static void happen(struct sim *s, struct item *it)
+static void sim_happen(struct sim *s, struct item *it)
 {
 	if (hostile_is(it->node))
 		hostile_happen(s, it);
@@ -165,7 +166,7 @@ static int all_ended(const struct sim *s)
 	return 1;
 }
 
-static int all_done(const struct sim *s)
+static int all_workers_done(const struct sim *s)
 {
 	for (uint32_t i = 0; i < s->n_workers; i++)
 		if (!s->worker[i].session || !s->worker[i].done)
@@ -184,7 +185,7 @@ static void conduct(struct sim *s)
 	}
 	if (s->net.now_ms >= s->disk_bad_until_ms)
 		s->disk.fails = 0;
-	if (!s->training && s->server.core && !s->server.over && all_done(s) &&
+	if (!s->training && s->server.core && !s->server.over && all_workers_done(s) &&
 		s->net.now_ms > s->faults_end_ms && !s->drained) {
 		s->drained = 1;
 		server_event(s, &(struct event){.kind = EVENT_DRAIN});
@@ -214,7 +215,7 @@ static void run_events(struct sim *s)
 			late(s);
 			break;
 		}
-		happen(s, &it);
+		sim_happen(s, &it);
 		net_done(&s->net, &it);
 		conduct(s);
 		bounds_check(s, it.node);
@@ -223,7 +224,7 @@ static void run_events(struct sim *s)
 		sim_violation(s, "nothing is left to happen, and the run is not finished");
 }
 
-static void run(struct sim *s)
+static void run_guarded(struct sim *s)
 {
 	running.sim = s;
 	if (setjmp(running.end) == 0)
@@ -238,7 +239,7 @@ static void use(struct sim *s)
 	calls_use(&s->disk, &s->chance, server_take_job, s);
 }
 
-static void begin(struct sim *s, uint64_t seed)
+static void sim_begin(struct sim *s, uint64_t seed)
 {
 	struct sim_server *v = &s->server;
 
@@ -292,12 +293,12 @@ static void start_workers(struct sim *s)
 
 static void run_once(struct sim *s, uint64_t seed)
 {
-	begin(s, seed);
+	sim_begin(s, seed);
 	start_workers(s);
 	hostile_begin(s);
 	faults_schedule(s);
 	net_at(&s->net, 0, (struct item){.what = HAPPEN_START, .node = SIM_SERVER});
-	run(s);
+	run_guarded(s);
 	if (s->violation[0])
 		bounds_trace(s);
 	else if (!s->refused)

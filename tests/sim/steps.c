@@ -22,7 +22,7 @@ static uint32_t due(const struct sim *s)
 	return all < t->left ? all : t->left;
 }
 
-static void begin(struct sim *s, const struct core *c)
+static void begin_step(struct sim *s, const struct core *c)
 {
 	struct sim_steps *t = &s->steps;
 
@@ -102,7 +102,7 @@ void steps_after(struct sim *s, const struct event *ev)
 		if (t->known && !t->recovering && !is_replay(ev) &&
 			core_stats(c)->version == t->version + 1)
 			check_step(s, c);
-		begin(s, c);
+		begin_step(s, c);
 		return;
 	}
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -113,5 +113,5 @@ void steps_after(struct sim *s, const struct event *ev)
 	if (t->recovering || c->run.recovering || is_replay(ev))
 		*t = (struct sim_steps){.version = t->version, .blind = 1};
 	else if (!t->blind && (!t->known || (there == 0 && t->taken == 0)))
-		begin(s, c);
+		begin_step(s, c);
 }

@@ -39,7 +39,7 @@ static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 }
 
 /* Starts a new process of this node after `in_ms` milliseconds. */
-static void again(struct sim *s, uint32_t node, uint64_t in_ms)
+static void start_worker_again(struct sim *s, uint32_t node, uint64_t in_ms)
 {
 	struct sim_worker *w = worker_at(s, node);
 
@@ -115,7 +115,7 @@ static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int st
 						 : session_acked_seq(w->session);
 }
 
-static void ended(struct sim *s, uint32_t node, int status)
+static void worker_ended(struct sim *s, uint32_t node, int status)
 {
 	struct sim_worker *w = worker_at(s, node);
 
@@ -130,7 +130,7 @@ static void ended(struct sim *s, uint32_t node, int status)
 	if (status == PS_OK && !w->back_ms)
 		return;
 	orphan(s, w, safe_seq(s, w, status));
-	again(s, node, w->back_ms ? w->back_ms : 20 + net_below(&s->net, 1500));
+	start_worker_again(s, node, w->back_ms ? w->back_ms : 20 + net_below(&s->net, 1500));
 }
 
 void worker_crash(struct sim *s, uint32_t node)
@@ -144,7 +144,7 @@ void worker_crash(struct sim *s, uint32_t node)
 	orphan(s, w, session_durable_seq(w->session));
 	sim_lane_killed(s, w);
 	s->worker_crashes++;
-	again(s, node, 20 + net_below(&s->net, 2500));
+	start_worker_again(s, node, 20 + net_below(&s->net, 2500));
 }
 
 /* ---- effects --------------------------------------------------------------------------------- */
@@ -154,7 +154,7 @@ static int sends_no_codes(const struct sim *s, uint32_t node)
 	return s->limits.older && node % 2 == 0;
 }
 
-static void say(struct sim *s, uint32_t node, const struct msg *m, uint32_t link)
+static void send_from_worker(struct sim *s, uint32_t node, const struct msg *m, uint32_t link)
 {
 	struct sim_worker *w = worker_at(s, node);
 
@@ -200,7 +200,7 @@ static void use_bf16(struct slices *s)
 	}
 }
 
-static void send_push(struct sim *s, uint32_t node, const struct session_effect *e)
+static void send_worker_push(struct sim *s, uint32_t node, const struct session_effect *e)
 {
 	struct sim_worker *w = worker_at(s, node);
 	const struct gradient *g = &w->gradient[e->seq % SIM_WINDOW];
@@ -218,7 +218,7 @@ static void send_push(struct sim *s, uint32_t node, const struct session_effect 
 		use_bf16(&m.push.slices);
 	if (sends_no_codes(s, node))
 		m.push.grant_code = m.push.code = m.push.grant_first = m.push.grant_count = 0;
-	say(s, node, &m, w->bulk);
+	send_from_worker(s, node, &m, w->bulk);
 }
 
 /* Sends a message other than PUSH. */
@@ -227,13 +227,13 @@ static void send_other(struct sim *s, uint32_t node, const struct msg *m, uint32
 	struct msg result;
 
 	if (m->type != MSG_RESULT || !sends_no_codes(s, node)) {
-		say(s, node, m, link);
+		send_from_worker(s, node, m, link);
 		return;
 	}
 	result.type = MSG_RESULT;
 	result.result = m->result;
 	result.result.code = 0;
-	say(s, node, &result, link);
+	send_from_worker(s, node, &result, link);
 }
 
 static void acked(struct sim *s, uint32_t node, const struct msg_ack *a)
@@ -285,7 +285,7 @@ static void take_params(struct sim *s, uint32_t node, const struct msg_params *p
 		worker_compute(s, node);
 }
 
-static void carry_out(struct sim *s, uint32_t node, const struct session_effect *e)
+static void carry_out_worker_effect(struct sim *s, uint32_t node, const struct session_effect *e)
 {
 	struct sim_worker *w = worker_at(s, node);
 
@@ -294,10 +294,10 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 		send_other(s, node, &e->msg, w->bulk);
 		break;
 	case DO_SEND_PUSH:
-		send_push(s, node, e);
+		send_worker_push(s, node, e);
 		break;
 	case DO_SEND_HEARTBEAT:
-		say(s, node, &e->msg, w->heartbeat);
+		send_from_worker(s, node, &e->msg, w->heartbeat);
 		break;
 	case NOTIFY_ACK:
 		acked(s, node, &e->msg.ack);
@@ -328,7 +328,7 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 	}
 }
 
-static int is_killed(struct sim_worker *w)
+static int is_worker_killed(struct sim_worker *w)
 {
 	if (w->kill_in == DISK_NEVER || w->kill_in-- > 0)
 		return 0;
@@ -344,12 +344,12 @@ void worker_run_effects(struct sim *s, uint32_t node)
 	for (size_t i = 0; (e = session_effect(w->session, i)); i++) {
 		if (e->kind == NOTIFY_END)
 			end = e->status;
-		if (is_killed(w)) {
+		if (is_worker_killed(w)) {
 			worker_crash(s, node);
 			return;
 		}
-		carry_out(s, node, e);
+		carry_out_worker_effect(s, node, e);
 	}
 	if (end != PS_EAGAIN)
-		ended(s, node, end);
+		worker_ended(s, node, end);
 }

@@ -1,7 +1,7 @@
 /* client_calls.c - see client_calls.h. */
 #include "tests/support/client_calls.h"
 
-static int pull(struct cnnps *c, uint32_t flags, float *into, struct cnnps_pull *p)
+static int pull_with_flags(struct cnnps *c, uint32_t flags, float *into, struct cnnps_pull *p)
 {
 	*p = (struct cnnps_pull){.size = sizeof(*p), .flags = flags, .into = into};
 	return cnnps_pull(c, p);
@@ -10,7 +10,7 @@ static int pull(struct cnnps *c, uint32_t flags, float *into, struct cnnps_pull 
 static int pull_into(struct cnnps *c, uint32_t flags, float *w, uint64_t *version)
 {
 	struct cnnps_pull p;
-	int rc = pull(c, flags, w, &p);
+	int rc = pull_with_flags(c, flags, w, &p);
 
 	if (!rc && version)
 		*version = p.version;
@@ -29,21 +29,21 @@ int client_pull_eval(struct cnnps *c, float *w, uint64_t *version)
 
 int client_view(struct cnnps *c, struct cnnps_pull *view)
 {
-	return pull(c, 0, NULL, view);
+	return pull_with_flags(c, 0, NULL, view);
 }
 
 int client_prefetch(struct cnnps *c)
 {
 	struct cnnps_pull p;
 
-	return pull(c, CNNPS_PULL_START, NULL, &p);
+	return pull_with_flags(c, CNNPS_PULL_START, NULL, &p);
 }
 
 int client_await(struct cnnps *c)
 {
 	struct cnnps_pull p;
 
-	return pull(c, CNNPS_PULL_WAIT, NULL, &p);
+	return pull_with_flags(c, CNNPS_PULL_WAIT, NULL, &p);
 }
 
 int client_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version)

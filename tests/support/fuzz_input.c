@@ -73,7 +73,7 @@ const char *input_file(const uint8_t *data, size_t size)
 /* Connect the socket `fd` to the address `a`. libFuzzer's timer has a signal handler without
  * SA_RESTART, so a signal can interrupt connect. The kernel then continues to connect in the
  * background, and poll waits until it has finished. */
-static bool connect_to(int fd, const struct sockaddr_in *a)
+static bool input_connect_to(int fd, const struct sockaddr_in *a)
 {
 	struct pollfd connected = {.fd = fd, .events = POLLOUT};
 	int fault = 0;
@@ -104,7 +104,7 @@ int input_connect(unsigned port, const void *data, size_t size)
 	PS_ASSERT(fd >= 0 &&
 		  setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &late, sizeof(late)) == 0);
 	PS_ASSERT(bind(fd, (struct sockaddr *)(void *)&own, sizeof(own)) == 0);
-	PS_ASSERT(connect_to(fd, &a));
+	PS_ASSERT(input_connect_to(fd, &a));
 	(void)!send(fd, data, size, MSG_NOSIGNAL);
 	return fd;
 }

@@ -12,7 +12,7 @@ char run_line[1024];
 
 struct run_saved run_saved;
 
-static void on_saved(void *arg, uint64_t generation, int rc)
+static void on_run_saved(void *arg, uint64_t generation, int rc)
 {
 	assert_ptr_equal(arg, &run_saved);
 	run_saved.calls++;
@@ -49,7 +49,7 @@ void run_start(const char *more)
 	start_core(&run_startup, &run_options);
 	run_worker = (struct direct_worker){.core = run_startup.core, .peer = 5, .now_ms = 1000};
 	assert_int_equal(
-		checkpointer_new(&run_checkpointer, &run_loop, run_dir, on_saved, &run_saved),
+		checkpointer_new(&run_checkpointer, &run_loop, run_dir, on_run_saved, &run_saved),
 		PS_OK);
 	assert_int_equal(checkpointer_write(run_checkpointer, run_startup.core,
 				 core_config(run_startup.core)->generation, &e),

@@ -38,7 +38,7 @@ int server_tear_down(void **state)
 
 /* Returns the path of the server under test: build/<flavour>/cnn-ps if this test program is
  * build/<flavour>/tests/unit/test_X. */
-static const char *binary(void)
+static const char *path_of_server(void)
 {
 	static char path[4096];
 	ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 16);
@@ -56,7 +56,7 @@ static void exec_binary(const char *line)
 	static char text[8192], *argv[MAX_ARGV];
 	int argc = 0;
 
-	snprintf(text, sizeof(text), "%s;%s", binary(), line);
+	snprintf(text, sizeof(text), "%s;%s", path_of_server(), line);
 	for (char *at = text; at && argc < MAX_ARGV - 1; argc++) {
 		argv[argc] = at;
 		at = strchr(at, ';');

@@ -15,7 +15,7 @@ static void run_until(struct shuffled_engine *e, const struct engine_job *job, s
 	}
 }
 
-static void begin(void *self, const struct engine_job *job)
+static void begin_shuffled(void *self, const struct engine_job *job)
 {
 	struct shuffled_engine *e = self;
 	uint64_t mix = ++e->jobs * 0x9e3779b97f4a7c15u;
@@ -28,7 +28,7 @@ static void begin(void *self, const struct engine_job *job)
 	run_until(e, job, e->in_order ? 0 : (size_t)(mix >> 40) % (job->n + 1));
 }
 
-static void wait_for(void *self, const struct engine_job *job, size_t block)
+static void wait_for_shuffled(void *self, const struct engine_job *job, size_t block)
 {
 	struct shuffled_engine *e = self;
 
@@ -38,7 +38,9 @@ static void wait_for(void *self, const struct engine_job *job, size_t block)
 
 void shuffled_engine_init(struct shuffled_engine *e, size_t block, int in_order)
 {
-	*e = (struct shuffled_engine){
-		.engine = {.begin = begin, .wait = wait_for, .self = e, .block = block},
+	*e = (struct shuffled_engine){.engine = {.begin = begin_shuffled,
+					      .wait = wait_for_shuffled,
+					      .self = e,
+					      .block = block},
 		.in_order = in_order};
 }

@@ -5,7 +5,7 @@
 
 /* Returns a value whose exponent is from `low` to `low` + 31; low 0 gives subnormal numbers,
  * too. */
-static float value_of(struct rng *r, uint32_t low)
+static float random_value_of(struct rng *r, uint32_t low)
 {
 	uint64_t x = rng_next(r);
 	uint32_t exponent = low + (uint32_t)(x >> 32) % 32;
@@ -23,7 +23,8 @@ void store_values(struct rng *r, float *v, size_t n)
 	for (size_t i = 0; i < n; i++) {
 		uint64_t kind = rng_below(r, 9);
 
-		v[i] = kind == 8 ? copysignf(0, value_of(r, 100)) : value_of(r, low[kind]);
+		v[i] = kind == 8 ? copysignf(0, random_value_of(r, 100))
+				 : random_value_of(r, low[kind]);
 	}
 }
 

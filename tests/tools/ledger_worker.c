@@ -46,7 +46,7 @@ struct ledger {
 	uint64_t version;
 };
 
-static int number(const char *text, size_t *out)
+static int parse_number(const char *text, size_t *out)
 {
 	char *end;
 
@@ -94,7 +94,7 @@ static int exit_of(int rc)
 
 /* Print how many pushes of this INDEX were made, and how many were acknowledged. The two numbers
  * include the pushes of earlier processes. */
-static void say(const struct ledger *l, size_t pushed)
+static void print_pushed(const struct ledger *l, size_t pushed)
 {
 	struct cnnps_stats s;
 
@@ -119,13 +119,13 @@ static int push_all(struct ledger *l)
 			return rc;
 		l->g[l->first + k] = 0;
 		if ((k + 1) % SAY_EVERY == 0)
-			say(l, k + 1);
+			print_pushed(l, k + 1);
 		rest(l);
 	}
 	return cnnps_flush(l->c, 1, FLUSH_MS);
 }
 
-static int run(struct ledger *l, const struct cnnps_info *info)
+static int run_ledger(struct ledger *l, const struct cnnps_info *info)
 {
 	l->n = (size_t)info->n_params;
 	if (l->first + l->pushes > l->n) {
@@ -157,9 +157,9 @@ int main(int argc, char **argv)
 {
 	size_t index, pushes, pace = 0, pull_every = PULL_EVERY;
 
-	if (argc < 4 || argc > 7 || number(argv[2], &index) || number(argv[3], &pushes) ||
-		(argc > 4 && number(argv[4], &pace)) ||
-		(argc > 5 && (number(argv[5], &pull_every) || !pull_every))) {
+	if (argc < 4 || argc > 7 || parse_number(argv[2], &index) ||
+		parse_number(argv[3], &pushes) || (argc > 4 && parse_number(argv[4], &pace)) ||
+		(argc > 5 && (parse_number(argv[5], &pull_every) || !pull_every))) {
 		fprintf(stderr, "usage: ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY "
 				"[KEY-FILE]]]\n");
 		return 2;
@@ -186,7 +186,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "ledger_worker: %s\n", cnnps_error(l.c));
 		return exit_of(rc);
 	}
-	int code = run(&l, cnnps_info(l.c));
+	int code = run_ledger(&l, cnnps_info(l.c));
 	cnnps_close(&l.c);
 	free(l.w);
 	free(l.g);

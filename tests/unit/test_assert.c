@@ -77,7 +77,7 @@ TEST(the_core_stops_rather_than_drop_an_effect)
 }
 
 /* Opens a core in which epoch 0 is under evaluation, and epoch 1 in training. */
-static struct stamp open_evaluation(struct core_fixture *f)
+static struct stamp open_with_evaluation(struct core_fixture *f)
 {
 	fixture_open(f, fixture_training());
 	struct stamp s = fixture_join(f, 9, "");
@@ -90,7 +90,7 @@ static void end_evaluation_too_early(void)
 {
 	struct core_fixture f;
 
-	(void)open_evaluation(&f);
+	(void)open_with_evaluation(&f);
 	f.core->leases.n_evaluated = f.core->leases.n_portions;
 	core_step(f.core, &(struct event){.kind = EVENT_TICK}, f.now_ms + 50);
 }
@@ -98,7 +98,7 @@ static void end_evaluation_too_early(void)
 static void miscount_free_batches(void)
 {
 	struct core_fixture f;
-	struct stamp s = open_evaluation(&f);
+	struct stamp s = open_with_evaluation(&f);
 
 	f.core->leases.evaluating = 0;
 	memset(f.core->leases.batch, BATCH_DONE, 4);
@@ -109,7 +109,7 @@ static void miscount_free_batches(void)
 static void encode_within_a_step(void)
 {
 	struct core_fixture f;
-	struct stamp s = open_evaluation(&f);
+	struct stamp s = open_with_evaluation(&f);
 	struct msg m = fixture_batch(s, 2, 1, 0, 1);
 
 	fixture_slice(&m, 0, FIXTURE_PARAMS, fixture_ones);

@@ -14,7 +14,7 @@ static float float_of(uint32_t bits)
 	return value;
 }
 
-static uint32_t bits_of(float value)
+static uint32_t float_bits(float value)
 {
 	uint32_t bits;
 
@@ -30,7 +30,7 @@ static int is_nan(uint32_t half)
 TEST(all_65536_values_survive)
 {
 	for (uint32_t half = 0; half < 0x10000; half++) {
-		assert_int_equal(bits_of(bf16_float((uint16_t)half)), half << 16);
+		assert_int_equal(float_bits(bf16_float((uint16_t)half)), half << 16);
 		assert_int_equal(bf16_of_bits(half << 16), half);
 	}
 }
@@ -99,7 +99,7 @@ TEST(vectors_are_converted_like_values_at_any_alignment)
 			uint32_t bits = (uint32_t)bf16_of(from[i]) << 16;
 			uint32_t size = bits & 0x7fffffff;
 
-			assert_int_equal(bits_of(back[i]), bits);
+			assert_int_equal(float_bits(back[i]), bits);
 			peak = size > peak ? size : peak;
 		}
 		assert_int_equal(got, peak);

@@ -5,7 +5,7 @@
 #include "tests/support/test.h"
 #include <xxhash.h>
 
-static void assert_refused(const void *file, size_t size, const char *what, size_t where)
+static void assert_damage_refused(const void *file, size_t size, const char *what, size_t where)
 {
 	struct checkpoint c;
 
@@ -30,10 +30,10 @@ TEST_IN(promise_3_every_changed_byte_is_detected, checkpoint_set_up, checkpoint_
 
 		for (unsigned bit = 1; bit < 256; bit <<= 1) {
 			file[i] = (unsigned char)(original ^ bit);
-			assert_refused(file, size, "bit flip", i);
+			assert_damage_refused(file, size, "bit flip", i);
 		}
 		file[i] = (unsigned char)~original;
-		assert_refused(file, size, "inverted byte", i);
+		assert_damage_refused(file, size, "inverted byte", i);
 		file[i] = original;
 	}
 	free(file);
@@ -46,15 +46,15 @@ TEST_IN(promise_3_every_missing_or_added_byte_is_detected, checkpoint_set_up, ch
 	assert_int_equal(write_generation(5), PS_OK);
 	unsigned char *file = bytes_of(5, &size), longer[1000] = {0};
 	for (size_t n = 0; n < size; n++)
-		assert_refused(file, n, "truncated", n);
+		assert_damage_refused(file, n, "truncated", n);
 	for (size_t i = 0; i < size; i++) { /* byte i is missing */
 		memcpy(longer, file, i);
 		memcpy(longer + i, file + i + 1, size - i - 1);
-		assert_refused(longer, size - 1, "byte lost", i);
+		assert_damage_refused(longer, size - 1, "byte lost", i);
 	}
 	memcpy(longer, file, size);
-	assert_refused(longer, size + 1, "byte added", size);
-	assert_refused(longer, sizeof(longer), "zeros added", size);
+	assert_damage_refused(longer, size + 1, "byte added", size);
+	assert_damage_refused(longer, sizeof(longer), "zeros added", size);
 	free(file);
 }
 
@@ -97,7 +97,7 @@ TEST_IN(a_table_that_lies_with_a_right_checksum_is_refused, checkpoint_set_up, c
 		memcpy(copy + lie[i].at, &lie[i].value, lie[i].bytes);
 		size_t sections = copy[12] <= 4 ? copy[12] : 3;
 		sign_head(copy, sections);
-		assert_refused(copy, size, "lie", i);
+		assert_damage_refused(copy, size, "lie", i);
 	}
 	free(file);
 }
@@ -125,7 +125,7 @@ TEST_IN(more_sections_than_the_limit_are_refused, checkpoint_set_up, checkpoint_
 			memcpy(row + 16, rest, sizeof(rest));
 		}
 		sign_head(many, n);
-		assert_refused(many, head, "sections", n);
+		assert_damage_refused(many, head, "sections", n);
 	}
 }
 
@@ -145,11 +145,11 @@ TEST_IN(swapped_sections_and_zeroed_pages_are_detected, checkpoint_set_up, check
 	memcpy(swapped, file, size);
 	memcpy(swapped + size - 8192, b, sizeof(b));
 	memcpy(swapped + size - 4096, a, sizeof(a));
-	assert_refused(swapped, size, "swapped", 0);
+	assert_damage_refused(swapped, size, "swapped", 0);
 	for (size_t at = 0; at < size; at += 4096) {
 		memcpy(swapped, file, size);
 		memcpy(swapped + at, zero, size - at < 4096 ? size - at : 4096);
-		assert_refused(swapped, size, "zeroed page", at);
+		assert_damage_refused(swapped, size, "zeroed page", at);
 	}
 	free(file);
 }

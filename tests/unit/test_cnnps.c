@@ -262,7 +262,7 @@ TEST_IN(many_pushes_pass_a_small_window_in_order, client_set_up, client_tear_dow
 
 /* ---- faults ------------------------------------------------------------------------------- */
 
-static int three_pushes(const struct fake *f)
+static int has_three_pushes(const struct fake *f)
 {
 	return f->seen.pushes >= 3;
 }
@@ -275,7 +275,7 @@ TEST_IN(a_crash_of_the_server_is_replayed_byte_for_byte, client_set_up, client_t
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	for (int i = 1; i <= 3; i++)
 		client_push((float)i, 0);
-	fake_wait(&client_server, three_pushes, "three pushes");
+	fake_wait(&client_server, has_three_pushes, "three pushes");
 	before = fake_read_seen(&client_server);
 	fake_hang_up(&client_server, 1);
 	client_expect_weights(-6);

@@ -382,7 +382,7 @@ TEST_IN(nonsense_options_are_refused_in_words, client_set_up_unconnected, client
 	}
 }
 
-static int is_stopped(void *arg)
+static int is_stop_set(void *arg)
 {
 	atomic_int *stop = arg;
 
@@ -410,7 +410,7 @@ TEST_IN(a_stopped_program_waits_no_more_but_may_push, client_set_up_unconnected,
 	atomic_int stop = 0;
 	pthread_t t;
 
-	o.stop = is_stopped;
+	o.stop = is_stop_set;
 	o.stop_arg = &stop;
 	client_connect(&o);
 	fake_set(&client_server, &client_server.how.mute_leases, 1);
@@ -435,7 +435,7 @@ static int a_heartbeat(const struct fake *f)
 	return f->seen.heartbeats >= 1;
 }
 
-static int eight_heartbeats(const struct fake *f)
+static int has_eight_heartbeats(const struct fake *f)
 {
 	return f->seen.heartbeats >= 8;
 }
@@ -447,13 +447,13 @@ TEST_IN(heartbeats_stop_when_the_program_hangs_and_go_on_when_it_calls, client_s
 
 	o.batch_timeout_ms = 300; /* time for 3 heartbeats, 100 ms apart */
 	client_connect(&o);
-	assert_false(fake_happens(&client_server, eight_heartbeats, 2));
+	assert_false(fake_happens(&client_server, has_eight_heartbeats, 2));
 	assert_in_range(fake_read_seen(&client_server).heartbeats, 1, 7);
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	client_push(1, 0);
 	/* the program waits inside a call, so it is alive */
 	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN);
-	assert_true(fake_happens(&client_server, eight_heartbeats, 2));
+	assert_true(fake_happens(&client_server, has_eight_heartbeats, 2));
 }
 
 /* Sleeps on the program's thread, as if the kernel did not schedule the program in the middle of a
@@ -463,7 +463,7 @@ static int does_not_run(void *arg)
 	int *heartbeats_on = arg;
 
 	if (pthread_equal(pthread_self(), program) && *heartbeats_on == WAITS)
-		*heartbeats_on = fake_happens(&client_server, eight_heartbeats, 5);
+		*heartbeats_on = fake_happens(&client_server, has_eight_heartbeats, 5);
 	return 0;
 }
 

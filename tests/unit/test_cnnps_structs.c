@@ -95,7 +95,7 @@ static union {
 
 /* Writes a struct of `n` bytes to `program`: the first bytes of `from`, which has `known` bytes,
  * and then zeros. The bytes after the struct are a guard. */
-static void put(const void *from, size_t known, size_t n)
+static void put_struct(const void *from, size_t known, size_t n)
 {
 	assert_true(n + sizeof(size_t) <= ROOM);
 	memset(program.byte, GUARD, ROOM);
@@ -143,7 +143,7 @@ static int make_pull(void *s)
 	return cnnps_pull(client, s);
 }
 
-static int make_push(void *s)
+static int push_of_struct(void *s)
 {
 	return cnnps_push(client, s);
 }
@@ -155,7 +155,7 @@ static int make_then(void *s)
 	return cnnps_push(client, &push);
 }
 
-static int make_result(void *s)
+static int result_of_struct(void *s)
 {
 	struct cnnps_lease lease = {.size = sizeof(lease), .kind = CNNPS_EVAL, .count = 1};
 
@@ -192,22 +192,22 @@ static void expect_refusal(const struct call *c, const char *why)
 static void check_sizes(const struct call *c)
 {
 	for (size_t n = c->first; n <= c->now + 2 * sizeof(size_t); n += sizeof(size_t)) {
-		put(c->content, c->now, n);
+		put_struct(c->content, c->now, n);
 		if (c->make(program.byte))
 			fail_msg("struct %s of %zu bytes: %s", c->name, n, cnnps_error(client));
 		expect_guard(n);
 		if (n <= c->now)
 			continue;
-		put(c->content, c->now, n);
+		put_struct(c->content, c->now, n);
 		program.byte[n - 1] = 1;
 		expect_refusal(c, "the fields after them must be zero");
-		put(c->content, c->now, n);
+		put_struct(c->content, c->now, n);
 		program.byte[c->now] = 1;
 		expect_refusal(c, "the fields after them must be zero");
 	}
-	put(c->content, c->now, c->first - sizeof(size_t));
+	put_struct(c->content, c->now, c->first - sizeof(size_t));
 	expect_refusal(c, "set it to sizeof(struct ");
-	put(c->content, c->now, c->now + 1);
+	put_struct(c->content, c->now, c->now + 1);
 	expect_refusal(c, "set it to sizeof(struct ");
 }
 
@@ -234,9 +234,9 @@ TEST_IN(calls_accept_the_structs_of_other_headers, client_set_up, client_tear_do
 		{"cnnps_lease", sizeof(struct first_lease), sizeof(lease), &lease, make_result_of},
 		{"cnnps_pull", sizeof(struct first_pull), sizeof(pull), &pull, make_pull},
 		{"cnnps_pull", sizeof(struct first_pull), sizeof(pull), &pull, make_then},
-		{"cnnps_push", sizeof(struct first_push), sizeof(push), &push, make_push},
+		{"cnnps_push", sizeof(struct first_push), sizeof(push), &push, push_of_struct},
 		{"cnnps_evaluation", sizeof(struct first_evaluation), sizeof(evaluation),
-			&evaluation, make_result},
+			&evaluation, result_of_struct},
 		{"cnnps_stats", sizeof(struct first_stats), sizeof(stats), &stats, make_stats},
 	};
 
@@ -249,7 +249,7 @@ TEST_IN(an_older_program_gets_the_results_that_it_knows, client_set_up, client_t
 	struct first_stats stats = {.size = sizeof(stats)};
 
 	client_push(1, 0);
-	put(&stats, sizeof(stats), sizeof(stats));
+	put_struct(&stats, sizeof(stats), sizeof(stats));
 	assert_int_equal(cnnps_stats(client, (struct cnnps_stats *)program.byte), 0);
 	expect_guard(sizeof(stats));
 	memcpy(&stats, program.byte, sizeof(stats));

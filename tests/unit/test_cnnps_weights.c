@@ -16,7 +16,7 @@ static void push_at(uint64_t version)
 	assert_int_equal(client_push_all(client, client_ones, version), 0);
 }
 
-static void flush(void)
+static void flush_client(void)
 {
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 }
@@ -37,7 +37,7 @@ TEST_IN(a_pull_started_ahead_is_what_the_next_view_gets, client_set_up, client_t
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "a pull that nobody waits for");
 	push_at(0);
-	flush();
+	flush_client();
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 0 && view.weights[0] == 0); /* the weights before the push */
 	assert_int_equal(fake_read_seen(&client_server).pulls, 1);
@@ -69,7 +69,7 @@ TEST_IN(a_view_waits_for_the_pull_that_is_under_way, client_set_up, client_tear_
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(client_prefetch(client), 0);
 	push_at(0);
-	flush(); /* the server has received the earlier pull, and has not answered it */
+	flush_client(); /* the server has received the earlier pull, and has not answered it */
 	assert_int_equal(fake_read_seen(&client_server).pulls, 2);
 	fake_set(&client_server, &client_server.how.mute_pulls, 0);
 	fake_hang_up(&client_server, 0); /* the library sends the pull again */
@@ -87,7 +87,7 @@ TEST_IN(closing_drops_what_was_started_ahead, client_set_up, client_tear_down)
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "the pull");
 	push_at(0);
-	flush(); /* the prefetched weights have arrived before the ACK of this push */
+	flush_client(); /* the prefetched weights have arrived before the ACK of this push */
 	connect_again(client_options());
 	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
@@ -175,7 +175,7 @@ TEST_IN(weights_that_stay_damaged_are_not_pulled_forever, client_set_up, client_
 
 /* ---- versions of several terms -------------------------------------------------------------- */
 
-static int three_pushes(const struct fake *f)
+static int has_third_push(const struct fake *f)
 {
 	return f->seen.last_seq >= 3;
 }
@@ -190,18 +190,18 @@ TEST_IN(a_push_names_the_term_of_its_weights, client_set_up, client_tear_down)
 	assert_int_equal(view.term, 1);
 	push_at(view.version);
 	push_at(77); /* the program has never pulled this version */
-	flush();
+	flush_client();
 	fake_hang_up(&client_server, 1);
 	/* the program still has the weights of the old term, so version 0 is that of the old
 	 * term */
 	push_at(0);
-	fake_wait(&client_server, three_pushes, "three pushes");
+	fake_wait(&client_server, has_third_push, "three pushes");
 	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.term, 2);
 	assert_int_equal(view.version, 3);
 	push_at(view.version);
 	push_at(0);
-	flush();
+	flush_client();
 	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.last_seq, 5);
 	/* the server of term 2 receives this push again */
@@ -227,7 +227,7 @@ TEST_IN(the_newest_pull_of_a_version_counts, client_set_up, client_tear_down)
 	for (int i = 0; i < 20; i++) /* always version 1 */
 		assert_int_equal(client_pull_all(client, w, NULL), 0);
 	push_at(0);
-	flush();
+	flush_client();
 	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.made[0].base_term, 2);
 	assert_int_equal(seen.made[1].base_term, 2);
@@ -281,14 +281,14 @@ TEST_IN(a_refused_command_fails_alone, client_set_up, client_tear_down)
 	assert_int_equal(cnnps_checkpoint(client, &generation), PS_EUSAGE);
 	assert_string_equal(cnnps_error(client), "the fake server says so");
 	push_at(0);
-	flush();
+	flush_client();
 	assert_string_equal(cnnps_error(client), "");
 	fake_set(&client_server, &client_server.how.refuse_admin, 0);
 	assert_int_equal(cnnps_checkpoint(client, &generation), 0);
 	assert_int_equal(generation, 12);
 }
 
-static int eight_heartbeats(const struct fake *f)
+static int has_eight_heartbeats_if_alive(const struct fake *f)
 {
 	cnnps_alive(client);
 	return f->seen.heartbeats >= 8;
@@ -302,5 +302,5 @@ TEST_IN(a_busy_program_heartbeats_on, client_set_up, client_tear_down)
 
 	o.batch_timeout_ms = 300;
 	connect_again(o);
-	fake_wait(&client_server, eight_heartbeats, "eight heartbeats without a call");
+	fake_wait(&client_server, has_eight_heartbeats_if_alive, "eight heartbeats without a call");
 }

@@ -17,7 +17,7 @@ static const float *of[MAX_N];
 static double result[2]; /* an entry for each block */
 static const struct blocks serial = {.result = result};
 
-static void draw(uint64_t seed, uint32_t n)
+static void draw_gradients(uint64_t seed, uint32_t n)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, n);
 
@@ -37,7 +37,7 @@ static int by_value(const void *a, const void *b)
 }
 
 /* Returns the mean of the sorted values [cut, n - cut) of coordinate k. */
-static double plain(uint32_t n, uint32_t cut, size_t k)
+static double trimmed_mean_of(uint32_t n, uint32_t cut, size_t k)
 {
 	float v[MAX_N];
 	double sum = 0;
@@ -58,16 +58,16 @@ static void assert_close(double a, double b)
 TEST(median_and_trimmed_mean_are_those_of_the_definition)
 {
 	for (uint32_t n = 1; n <= MAX_N; n++) {
-		draw(n, n);
+		draw_gradients(n, n);
 		aggregate(&serial, AGGREGATE_MEDIAN, 1, of, n, VALUES, out);
 		for (size_t k = 0; k < VALUES; k++)
-			assert_close(out[k], plain(n, (n - 1) / 2, k));
+			assert_close(out[k], trimmed_mean_of(n, (n - 1) / 2, k));
 		for (uint32_t bad = 0; bad <= 3; bad++) {
 			uint32_t cut = n > 2 * bad ? bad : (n - 1) / 2;
 
 			aggregate(&serial, AGGREGATE_TRIMMED, bad, of, n, VALUES, out);
 			for (size_t k = 0; k < VALUES; k += 7)
-				assert_close(out[k], plain(n, cut, k));
+				assert_close(out[k], trimmed_mean_of(n, cut, k));
 		}
 	}
 }
@@ -106,16 +106,16 @@ TEST(krum_chooses_the_gradient_with_the_nearest_neighbours)
 		for (uint32_t bad = 1; 2 * bad + 3 <= n; bad++) {
 			uint32_t best = 0;
 
-			draw(100 + n, n);
+			draw_gradients(100 + n, n);
 			for (uint32_t i = 1; i < n; i++)
 				if (score(n, bad, i) < score(n, bad, best))
 					best = i;
 			aggregate(&serial, AGGREGATE_KRUM, bad, of, n, VALUES, out);
 			assert_memory_equal(out, gradient[best], sizeof(out));
 		}
-	draw(1, 4); /* 4 gradients are too few for krum, so the rule is the median */
+	draw_gradients(1, 4); /* 4 gradients are too few for krum, so the rule is the median */
 	aggregate(&serial, AGGREGATE_KRUM, 1, of, 4, VALUES, out);
-	assert_close(out[5], plain(4, 1, 5));
+	assert_close(out[5], trimmed_mean_of(4, 1, 5));
 }
 
 TEST(bad_gradients_do_not_move_the_result_out_of_the_range_of_good_ones)
@@ -124,7 +124,7 @@ TEST(bad_gradients_do_not_move_the_result_out_of_the_range_of_good_ones)
 		AGGREGATE_MEDIAN, AGGREGATE_TRIMMED, AGGREGATE_KRUM};
 
 	for (size_t r = 0; r < 3; r++) {
-		draw(7, 7);
+		draw_gradients(7, 7);
 		for (size_t k = 0; k < VALUES; k++) {
 			gradient[2][k] = FLT_MAX / 1e10f;
 			gradient[5][k] = k % 2 ? -1e15f : 0;

@@ -6,7 +6,7 @@
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
 
-static struct core_config config(enum mode mode)
+static struct core_config backup_copy_config(enum mode mode)
 {
 	struct core_config cfg = fixture_training();
 
@@ -25,7 +25,7 @@ static struct core_config config(enum mode mode)
  * pushes. */
 TEST(a_batch_whose_push_was_rejected_is_granted_to_its_worker_again)
 {
-	struct core_config cfg = config(MODE_SYNC);
+	struct core_config cfg = backup_copy_config(MODE_SYNC);
 	struct cluster k;
 	float g[CLUSTER_PARAMS];
 
@@ -47,7 +47,7 @@ static void no_worker_waits_for_a_stopped_worker(enum mode mode)
 {
 	struct cluster k;
 
-	cluster_open(&k, config(mode), 3, 80, cluster_bowl);
+	cluster_open(&k, backup_copy_config(mode), 3, 80, cluster_bowl);
 	assert_int_equal(cluster_request(&k, 2), 1); /* worker 2 never sends another message */
 	for (int i = 0; i < 1000 && core_training_epoch(k.f.core) < 2; i++)
 		cluster_act(&k, (uint32_t)i % 2);
@@ -72,7 +72,7 @@ TEST(the_first_result_counts_and_the_second_is_superseded)
 {
 	struct cluster k;
 
-	cluster_open(&k, config(MODE_DOWNPOUR), 2, 10, cluster_ones);
+	cluster_open(&k, backup_copy_config(MODE_DOWNPOUR), 2, 10, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_int_equal(cluster_request(&k, 1), 1);
 	cluster_granted(&k, 1, 0, 1);
@@ -90,7 +90,7 @@ TEST(a_copy_given_back_leaves_the_batch_to_its_other_holder)
 {
 	struct cluster k;
 
-	cluster_open(&k, config(MODE_DOWNPOUR), 3, 20, cluster_ones);
+	cluster_open(&k, backup_copy_config(MODE_DOWNPOUR), 3, 20, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1); /* the first batch */
 	assert_int_equal(cluster_request(&k, 1), 1); /* the second batch */
 	assert_int_equal(cluster_request(&k, 2), 1); /* a copy of the first batch */
@@ -111,7 +111,7 @@ TEST(one_worker_gets_no_copies)
 {
 	struct cluster k;
 
-	cluster_open(&k, config(MODE_DOWNPOUR), 1, 80, cluster_bowl);
+	cluster_open(&k, backup_copy_config(MODE_DOWNPOUR), 1, 80, cluster_bowl);
 	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
@@ -122,13 +122,13 @@ TEST(one_worker_gets_no_copies)
 
 static struct core_config late_config(enum mode mode)
 {
-	struct core_config cfg = config(mode);
+	struct core_config cfg = backup_copy_config(mode);
 
 	cfg.leases.backup_copies = BACKUP_LATE;
 	return cfg;
 }
 
-static void tick(struct cluster *k, uint64_t ms)
+static void tick_cluster(struct cluster *k, uint64_t ms)
 {
 	fixture_tick(&k->f, ms);
 	cluster_receive(k);
@@ -136,9 +136,9 @@ static void tick(struct cluster *k, uint64_t ms)
 
 /* Let worker i deliver its work after `ms` milliseconds and request more. Returns 1 if the server
  * grants it work at once. */
-static int work(struct cluster *k, uint32_t i, uint64_t ms)
+static int push_and_request(struct cluster *k, uint32_t i, uint64_t ms)
 {
-	tick(k, ms);
+	tick_cluster(k, ms);
 	assert_int_equal(cluster_push(k, i), REJECT_NONE);
 	return cluster_request(k, i);
 }
@@ -150,7 +150,7 @@ static void open_with_one_idle(struct cluster *k, struct core_config cfg, uint32
 	cluster_open(k, cfg, 2, 10 * (n + 1), cluster_ones);
 	assert_int_equal(cluster_request(k, 0), 1);
 	for (uint32_t i = 0; i < n; i++)
-		assert_int_equal(work(k, 0, 100), 1);
+		assert_int_equal(push_and_request(k, 0, 100), 1);
 	assert_int_equal(k->f.core->leases.n_free, 0);
 	cluster_request(k, 1);
 }
@@ -161,9 +161,9 @@ static void an_idle_worker_gets_a_copy_of_late_work(enum mode mode)
 
 	open_with_one_idle(&k, late_config(mode), 3);
 	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy: the work is not late */
-	tick(&k, 200);
+	tick_cluster(&k, 200);
 	assert_int_equal(k.worker[1].grant.work.count, 0);
-	tick(&k, 50);
+	tick_cluster(&k, 50);
 	cluster_granted(&k, 1, 3, 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
 	cluster_close(&k);
@@ -186,13 +186,13 @@ TEST(the_late_batch_of_a_short_step_is_copied)
 	cluster_open(&k, cfg, 2, 10 * 7, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0) + cluster_request(&k, 1), 2);
 	for (int i = 0; i < 3; i++) {
-		assert_int_equal(work(&k, 0, 100), 0);
-		assert_int_equal(work(&k, 1, 0), i < 2);
+		assert_int_equal(push_and_request(&k, 0, 100), 0);
+		assert_int_equal(push_and_request(&k, 1, 0), i < 2);
 	}
 	assert_int_equal(k.worker[0].grant.work.first, 6);
-	tick(&k, 200);
+	tick_cluster(&k, 200);
 	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy: the work is not late */
-	tick(&k, 50);
+	tick_cluster(&k, 50);
 	cluster_granted(&k, 1, 6, 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
 	cluster_close(&k);
@@ -229,12 +229,12 @@ TEST(a_batch_with_a_timely_copy_is_not_copied_again)
 	open_with_one_idle(&k, late_config(MODE_DOWNPOUR), 3);
 	cluster_join(&k, k.n++);
 	cluster_request(&k, 2);
-	tick(&k, 250);
+	tick_cluster(&k, 250);
 	cluster_granted(&k, 1, 3, 1);
 	assert_int_equal(k.worker[2].grant.work.count, 0);
-	tick(&k, 150);
+	tick_cluster(&k, 150);
 	assert_int_equal(k.worker[2].grant.work.count, 0);
-	tick(&k, 100);
+	tick_cluster(&k, 100);
 	cluster_granted(&k, 2, 3, 1);
 	cluster_close(&k);
 }
@@ -253,15 +253,16 @@ TEST(a_lease_is_late_by_its_newest_delivery)
 	assert_int_equal(cluster_request(&k, 0), 1);
 	cluster_granted(&k, 0, 0, 4);
 	for (uint32_t i = 0; i < 2; i++) {
-		tick(&k, 100);
+		tick_cluster(&k, 100);
 		k.worker[0].grant.work = (struct work){0, i, 1};
 		assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	}
 	cluster_join(&k, 1);
 	cluster_request(&k, 1);
-	tick(&k, 190); /* 390 ms have passed since the grant, and 190 ms since the last delivery */
+	tick_cluster(&k,
+		190); /* 390 ms have passed since the grant, and 190 ms since the last delivery */
 	assert_int_equal(k.worker[1].grant.work.count, 0);
-	tick(&k, 20);
+	tick_cluster(&k, 20);
 	cluster_granted(&k, 1, 3, 1);
 	cluster_close(&k);
 }
@@ -277,18 +278,18 @@ TEST(a_late_piece_of_the_test_set_is_copied)
 	cluster_open(&k, cfg, 2, 10, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	cluster_request(&k, 1);
-	tick(&k, 100);
+	tick_cluster(&k, 100);
 	cluster_push(&k, 0);
 	assert_int_equal(k.worker[1].grant.kind, GRANT_EVAL);
 	cluster_request(&k, 0);
 	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
-	tick(&k, 100);
+	tick_cluster(&k, 100);
 	cluster_evaluate(&k, 1);
 	cluster_request(&k, 1);
 	assert_int_not_equal(k.worker[1].grant.kind, GRANT_EVAL);
-	tick(&k, 90);
+	tick_cluster(&k, 90);
 	assert_int_not_equal(k.worker[1].grant.kind, GRANT_EVAL);
-	tick(&k, 20);
+	tick_cluster(&k, 20);
 	assert_int_equal(k.worker[1].grant.kind, GRANT_EVAL);
 	assert_int_equal(k.worker[1].grant.eval_first, k.worker[0].grant.eval_first);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
@@ -319,7 +320,7 @@ TEST(a_portion_that_comes_after_its_pass_is_superseded)
 	cfg.lbfgs.armijo = 1e-4;
 	cfg.lbfgs.wolfe = 0.5;
 	open_with_one_idle(&k, cfg, 3);
-	tick(&k, 250);
+	tick_cluster(&k, 250);
 	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
 	assert_int_equal(core_stats(k.f.core)->version, 1);
 	assert_int_equal(cluster_push(&k, 0), REJECT_STALE);
@@ -352,7 +353,7 @@ static void equal_workers_make_no_copies(enum mode mode)
 			ready_ms[n] = 0;
 			cluster_act(&k, n);
 		}
-		tick(&k, 10);
+		tick_cluster(&k, 10);
 	}
 	assert_int_equal(core_training_epoch(k.f.core), 3);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
@@ -374,7 +375,7 @@ TEST(without_copies_an_idle_worker_waits)
 
 	cfg.leases.backup_copies = BACKUP_NONE;
 	open_with_one_idle(&k, cfg, 3);
-	tick(&k, 900);
+	tick_cluster(&k, 900);
 	assert_int_equal(k.worker[1].grant.work.count, 0);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
 	cluster_close(&k);

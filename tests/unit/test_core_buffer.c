@@ -271,7 +271,7 @@ static double twin_gain(const struct core_config *cfg, const struct twin *a)
 					       : scale;
 }
 
-static void twin_step(const struct core_config *cfg, struct twin *a)
+static void twin_update(const struct core_config *cfg, struct twin *a)
 {
 	double rate = cfg->rate.lr * twin_gain(cfg, a) * a->weight / a->n;
 	double norm = 0, clip, g[FIXTURE_PARAMS];
@@ -338,7 +338,7 @@ static void push_both(struct cluster *k, struct twin *a, uint32_t i)
 		return;
 	twin_take(&k->f.cfg, a, g, then, tau, live);
 	if (a->n == k->f.cfg.push.buffer_size || core_training_epoch(c) != epoch)
-		twin_step(&k->f.cfg, a);
+		twin_update(&k->f.cfg, a);
 	assert_int_equal(core_stats(c)->version, a->t);
 }
 
@@ -357,7 +357,7 @@ static void pull_all(struct cluster *k, uint64_t pulled[CLUSTER_WORKERS])
 	}
 }
 
-static void act(struct cluster *k, struct twin *a, uint32_t i)
+static void act_and_compare(struct cluster *k, struct twin *a, uint32_t i)
 {
 	const struct msg_grant *g = &k->worker[i].grant;
 
@@ -367,7 +367,7 @@ static void act(struct cluster *k, struct twin *a, uint32_t i)
 		cluster_act(k, i);
 }
 
-static double serial_run(struct core_config cfg, uint64_t seed)
+static double distance_to_serial_run(struct core_config cfg, uint64_t seed)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	struct twin a = {.n = 0};
@@ -377,7 +377,7 @@ static double serial_run(struct core_config cfg, uint64_t seed)
 
 	cluster_open(&k, cfg, 4, 735, cluster_bowl);
 	for (int n = 0; n < 100000 && k.f.core->run.ending == END_NOT; n++) {
-		act(&k, &a, (uint32_t)rng_below(&r, 4));
+		act_and_compare(&k, &a, (uint32_t)rng_below(&r, 4));
 		pull_all(&k, pulled);
 	}
 	assert_int_equal(k.f.core->run.ending, END_OVER);
@@ -411,14 +411,14 @@ static struct core_config any_config(struct rng *r)
 	return cfg;
 }
 
-TEST(a_run_equals_a_serial_one)
+TEST(a_buffered_run_equals_a_serial_one)
 {
 	struct rng r = rng_seed(11, RNG_SIM, 0);
 	double worst = 0;
 
 	for (uint64_t seed = 1; seed <= 300; seed++) {
 		struct core_config cfg = any_config(&r);
-		double max = serial_run(cfg, seed);
+		double max = distance_to_serial_run(cfg, seed);
 
 		if (max >= 1e-5)
 			print_message("seed %llu: mode %d optimizer %d K %u differs by %.1e\n",

@@ -24,7 +24,7 @@ static struct core_config checked(void)
 	return cfg;
 }
 
-static struct stamp join_with_key(
+static struct stamp join_when_durable(
 	struct core_fixture *f, uint32_t peer, const char *name, const char *key)
 {
 	struct msg m = fixture_hello(name);
@@ -38,17 +38,17 @@ static struct stamp join_with_key(
 }
 
 /* Requests a lease with the next number. Returns the grant, or NULL. */
-static const struct msg_grant *lease(struct core_fixture *f, uint32_t peer, struct stamp s)
+static const struct msg_grant *next_lease_of(struct core_fixture *f, uint32_t peer, struct stamp s)
 {
 	fixture_lease(f, peer, s, f->core->worker[s.worker - 1].lease.request + 1);
 	return fixture_granted(f, peer);
 }
 
 /* Gets leases and pushes zeros until epoch `epoch` is trained. */
-static void train(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_t epoch)
+static void train_epoch(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_t epoch)
 {
 	while (core_training_epoch(f->core) == epoch) {
-		struct msg_grant g = *lease(f, peer, s);
+		struct msg_grant g = *next_lease_of(f, peer, s);
 
 		if (g.kind != GRANT_TRAIN) /* leave evaluations to the test */
 			continue;
@@ -61,7 +61,7 @@ static void train(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_
 	}
 }
 
-static void report(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_t correct)
+static void report_result(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_t correct)
 {
 	const struct msg_grant g = f->core->worker[s.worker - 1].lease.grant;
 	struct msg m = {.type = MSG_RESULT};
@@ -82,31 +82,31 @@ struct fleet {
 	struct stamp s[4]; /* s[i]: worker i + 1, on connection 10 + i */
 };
 
-static void open_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
+static void open_checked_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
 {
 	const char *const names[] = {"a", "b", "c", "d"};
 
 	fixture_open(&t->f, cfg);
 	for (uint32_t i = 0; i < n; i++)
-		t->s[i] = join_with_key(&t->f, 10 + i, names[i], "");
+		t->s[i] = join_when_durable(&t->f, 10 + i, names[i], "");
 }
 
 /* Grants the evaluation to worker `i`, and sends its result. */
 static void vote(struct fleet *t, uint32_t i, uint32_t correct)
 {
-	const struct msg_grant *g = lease(&t->f, 10 + i, t->s[i]);
+	const struct msg_grant *g = next_lease_of(&t->f, 10 + i, t->s[i]);
 
 	assert_non_null(g);
 	assert_int_equal(g->kind, GRANT_EVAL);
-	report(&t->f, 10 + i, t->s[i], correct);
+	report_result(&t->f, 10 + i, t->s[i], correct);
 }
 
-static const struct epoch_record *record(const struct fleet *t)
+static const struct epoch_record *first_record(const struct fleet *t)
 {
 	return core_epoch(t->f.core, 0);
 }
 
-static int ended(const struct fleet *t)
+static int is_evaluated(const struct fleet *t)
 {
 	return fixture_count(&t->f, EFFECT_EVALUATED) == 1;
 }
@@ -117,18 +117,18 @@ TEST(two_workers_that_agree_end_the_evaluation)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 3);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, checked(), 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, TRUE);
-	assert_false(ended(&t));
+	assert_false(is_evaluated(&t));
 	assert_false(core_is_evaluated(t.f.core, 0));
 	vote(&t, 1, TRUE + 5); /* a difference of 0.5 % of 1000 images is allowed */
-	assert_true(ended(&t));
+	assert_true(is_evaluated(&t));
 	assert_true(core_is_evaluated(t.f.core, 0));
 	assert_int_equal(core_check_stats(t.f.core)->agreed, 1);
 	assert_int_equal(fixture_count(&t.f, EFFECT_DISPUTED), 0);
-	assert_int_equal(record(&t)->eval_correct, TRUE);
-	assert_int_equal(record(&t)->eval_done, IMAGES);
+	assert_int_equal(first_record(&t)->eval_correct, TRUE);
+	assert_int_equal(first_record(&t)->eval_done, IMAGES);
 	fixture_close(&t.f);
 }
 
@@ -136,18 +136,18 @@ TEST(a_third_worker_outvotes_a_first_liar_and_corrects_the_record)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 3);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, checked(), 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, LIE);
 	vote(&t, 1, TRUE);
-	assert_false(ended(&t));
+	assert_false(is_evaluated(&t));
 	assert_int_equal(fixture_count(&t.f, EFFECT_DISPUTED), 0);
 	vote(&t, 2, TRUE + 1);
-	assert_true(ended(&t));
+	assert_true(is_evaluated(&t));
 	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 1);
 	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->dispute.votes, 3);
-	assert_int_equal(record(&t)->eval_correct, TRUE);
-	assert_true(record(&t)->eval_loss_sum == TRUE);
+	assert_int_equal(first_record(&t)->eval_correct, TRUE);
+	assert_true(first_record(&t)->eval_loss_sum == TRUE);
 	assert_int_equal(t.f.core->quarantine.n, 1);
 	assert_string_equal(t.f.core->quarantine.entry[0].name, "a");
 	/* this counts as the first of three exclusions */
@@ -159,24 +159,24 @@ TEST(a_third_worker_outvotes_a_second_liar_and_keeps_the_record)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 3);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, checked(), 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, TRUE);
 	vote(&t, 1, LIE);
 	/* this result differs from the first one, but much less than from LIE */
 	vote(&t, 2, TRUE + 6);
-	assert_true(ended(&t));
+	assert_true(is_evaluated(&t));
 	assert_int_equal(core_check_stats(t.f.core)->disputed,
 		1); /* the results differ by more than 0.5 % */
 	assert_int_equal(t.f.core->quarantine.n, 0);
 	fixture_close(&t.f);
-	open_fleet(&t, checked(), 3);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, checked(), 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, TRUE);
 	vote(&t, 1, LIE);
 	vote(&t, 2, TRUE + 5);
 	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 2);
-	assert_int_equal(record(&t)->eval_correct, TRUE);
+	assert_int_equal(first_record(&t)->eval_correct, TRUE);
 	assert_string_equal(t.f.core->quarantine.entry[0].name, "b");
 	fixture_close(&t.f);
 }
@@ -184,7 +184,7 @@ TEST(a_third_worker_outvotes_a_second_liar_and_keeps_the_record)
 /* Reports `loss` for the granted portion. */
 static void vote_loss(struct fleet *t, uint32_t i, uint32_t correct, double loss)
 {
-	const struct msg_grant g = *lease(&t->f, 10 + i, t->s[i]);
+	const struct msg_grant g = *next_lease_of(&t->f, 10 + i, t->s[i]);
 	struct msg m = {.type = MSG_RESULT};
 
 	assert_int_equal(g.kind, GRANT_EVAL);
@@ -207,8 +207,8 @@ TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
 	struct fleet t;
 
 	cfg.leases.eval_images = IMAGES / 2;
-	open_fleet(&t, cfg, 3);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, cfg, 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	if (t.f.core->checks.check[0].portion == 1)
 		vote_loss(&t, 1, TRUE / 2, 3);
 	vote_loss(&t, 0, LIE / 2, 1e300);
@@ -216,11 +216,11 @@ TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
 		vote_loss(&t, 1, TRUE / 2, 3);
 	vote_loss(&t, 1, TRUE / 2, 4);
 	vote_loss(&t, 2, TRUE / 2, 4);
-	assert_true(ended(&t));
-	assert_int_equal(record(&t)->eval_correct, TRUE);
-	assert_int_equal(record(&t)->eval_done, IMAGES);
-	assert_true(record(&t)->eval_loss_sum == 7);
-	assert_true(record(&t)->metric_sum[0] == 7);
+	assert_true(is_evaluated(&t));
+	assert_int_equal(first_record(&t)->eval_correct, TRUE);
+	assert_int_equal(first_record(&t)->eval_done, IMAGES);
+	assert_true(first_record(&t)->eval_loss_sum == 7);
+	assert_true(first_record(&t)->metric_sum[0] == 7);
 	fixture_close(&t.f);
 }
 
@@ -228,11 +228,11 @@ TEST(two_workers_that_disagree_accuse_nobody)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 2);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, checked(), 2);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, LIE);
 	vote(&t, 1, TRUE);
-	assert_true(ended(&t));
+	assert_true(is_evaluated(&t));
 	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 0);
 	assert_int_equal(core_check_stats(t.f.core)->disputed, 1);
 	assert_int_equal(t.f.core->quarantine.n, 0);
@@ -243,13 +243,13 @@ TEST(a_worker_that_is_outvoted_three_times_is_in_quarantine)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 3);
+	open_checked_fleet(&t, checked(), 3);
 	for (uint32_t e = 0; e < 3; e++) {
-		train(&t.f, 11, t.s[1], e);
+		train_epoch(&t.f, 11, t.s[1], e);
 		vote(&t, 0, LIE);
 		vote(&t, 1, TRUE);
 		vote(&t, 2, TRUE);
-		assert_true(ended(&t));
+		assert_true(is_evaluated(&t));
 	}
 	assert_true(fixture_worker(&t.f, 1).quarantined);
 	assert_int_equal(core_check_stats(t.f.core)->outvoted, 3);
@@ -264,7 +264,7 @@ TEST(claimed_pushes_defer_quarantine_for_a_bounded_time)
 	struct fleet t;
 
 	cfg.training.epochs = 7;
-	open_fleet(&t, cfg, 3);
+	open_checked_fleet(&t, cfg, 3);
 	struct msg m = fixture_resume(t.s[0], UINT64_MAX / 4, 0);
 	m.hello.data.n_test = IMAGES;
 	m.hello.name[0] = 'a';
@@ -272,11 +272,11 @@ TEST(claimed_pushes_defer_quarantine_for_a_bounded_time)
 	assert_int_equal(t.f.core->worker[0].ledger.replay_target, WIRE_MAX_WINDOW);
 	for (uint32_t e = 0; e < 6; e++) {
 		assert_false(fixture_worker(&t.f, 1).excluded);
-		train(&t.f, 11, t.s[1], e);
+		train_epoch(&t.f, 11, t.s[1], e);
 		vote(&t, 0, LIE);
 		vote(&t, 1, TRUE);
 		vote(&t, 2, TRUE);
-		assert_true(ended(&t));
+		assert_true(is_evaluated(&t));
 	}
 	assert_true(fixture_worker(&t.f, 1).quarantined);
 	fixture_close(&t.f);
@@ -287,16 +287,16 @@ TEST(a_key_has_one_vote)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 0);
+	open_checked_fleet(&t, checked(), 0);
 	for (uint32_t i = 0; i < 3; i++)
-		t.s[i] = join_with_key(
+		t.s[i] = join_when_durable(
 			&t.f, 10 + i, (const char[2]){(char)('a' + i)}, i < 2 ? "liar" : "honest");
-	train(&t.f, 12, t.s[2], 0);
+	train_epoch(&t.f, 12, t.s[2], 0);
 	vote(&t, 0, LIE);
-	assert_int_equal(lease(&t.f, 11, t.s[1])->kind, GRANT_TRAIN);
-	assert_false(ended(&t));
+	assert_int_equal(next_lease_of(&t.f, 11, t.s[1])->kind, GRANT_TRAIN);
+	assert_false(is_evaluated(&t));
 	vote(&t, 2, TRUE);
-	assert_true(ended(&t)); /* no third key could decide */
+	assert_true(is_evaluated(&t)); /* no third key could decide */
 	assert_int_equal(core_check_stats(t.f.core)->disputed, 1);
 	assert_int_equal(t.f.core->quarantine.n, 0);
 	fixture_close(&t.f);
@@ -308,10 +308,10 @@ TEST(a_lone_worker_waits_for_nobody)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 1);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, checked(), 1);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, TRUE);
-	assert_true(ended(&t));
+	assert_true(is_evaluated(&t));
 	assert_int_equal(core_check_stats(t.f.core)->unchecked, 1);
 	fixture_close(&t.f);
 }
@@ -320,12 +320,12 @@ TEST(a_worker_does_not_check_itself)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 2);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, checked(), 2);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, LIE);
-	report(&t.f, 10, t.s[0], LIE); /* once more */
-	assert_false(ended(&t));
-	assert_int_equal(lease(&t.f, 10, t.s[0])->kind, GRANT_TRAIN);
+	report_result(&t.f, 10, t.s[0], LIE); /* once more */
+	assert_false(is_evaluated(&t));
+	assert_int_equal(next_lease_of(&t.f, 10, t.s[0])->kind, GRANT_TRAIN);
 	fixture_close(&t.f);
 }
 
@@ -337,10 +337,10 @@ TEST(a_check_delays_an_evaluation_for_a_bounded_time)
 
 	cfg.sessions.suspect_ms = 1000000; /* the second worker is live, but does nothing */
 	cfg.sessions.dead_ms = 2000000;
-	open_fleet(&t, cfg, 2);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, cfg, 2);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, TRUE);
-	while (!ended(&t) && ticks++ < 2 * CHECK_TICKS)
+	while (!is_evaluated(&t) && ticks++ < 2 * CHECK_TICKS)
 		fixture_tick(&t.f, 1);
 	assert_int_equal(ticks, CHECK_TICKS);
 	assert_int_equal(core_check_stats(t.f.core)->unchecked, 1);
@@ -351,14 +351,14 @@ TEST(the_last_possible_checker_leaves)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 2);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, checked(), 2);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, TRUE);
-	assert_int_equal(lease(&t.f, 11, t.s[1])->kind, GRANT_EVAL);
+	assert_int_equal(next_lease_of(&t.f, 11, t.s[1])->kind, GRANT_EVAL);
 	t.f.now_ms += t.f.cfg.sessions.suspect_ms + 1;
 	fixture_heartbeat(&t.f, 10, t.s[0]);
 	fixture_tick(&t.f, 0); /* the second worker is suspect */
-	assert_true(ended(&t));
+	assert_true(is_evaluated(&t));
 	fixture_close(&t.f);
 }
 
@@ -368,10 +368,10 @@ TEST(without_checks_nothing_is_granted_twice)
 	struct fleet t;
 
 	cfg.leases.eval_checks = 0;
-	open_fleet(&t, cfg, 3);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, cfg, 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, LIE);
-	assert_true(ended(&t));
+	assert_true(is_evaluated(&t));
 	assert_int_equal(snapshot_size(t.f.core, SNAPSHOT_CHECKS), 0);
 	fixture_close(&t.f);
 }
@@ -389,8 +389,8 @@ TEST(the_sample_has_as_many_portions_as_the_option_says)
 		struct fleet t;
 
 		cfg.proof_key[0] = key;
-		open_fleet(&t, cfg, 1);
-		train(&t.f, 10, t.s[0], 0);
+		open_checked_fleet(&t, cfg, 1);
+		train_epoch(&t.f, 10, t.s[0], 0);
 		assert_int_equal(t.f.core->checks.n, 3);
 		for (uint32_t i = 0; i < 3; i++) {
 			assert_true(t.f.core->checks.check[i].portion < 10);
@@ -408,8 +408,8 @@ TEST(a_check_goes_on_after_a_restart)
 {
 	struct fleet t;
 
-	open_fleet(&t, checked(), 3);
-	train(&t.f, 11, t.s[1], 0);
+	open_checked_fleet(&t, checked(), 3);
+	train_epoch(&t.f, 11, t.s[1], 0);
 	vote(&t, 0, LIE);
 	vote(&t, 1, TRUE);
 	uint64_t seq = fixture_worker(&t.f, 2).last_seq;
@@ -423,9 +423,9 @@ TEST(a_check_goes_on_after_a_restart)
 		t.s[i] = fixture_sent(&t.f, 10 + i, MSG_WELCOME)->welcome.stamp;
 	}
 	vote(&t, 2, TRUE);
-	assert_true(ended(&t));
+	assert_true(is_evaluated(&t));
 	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 1);
-	assert_int_equal(record(&t)->eval_correct, TRUE);
+	assert_int_equal(first_record(&t)->eval_correct, TRUE);
 	fixture_close(&t.f);
 }
 
@@ -436,8 +436,8 @@ TEST(a_snapshot_with_two_votes_of_one_worker_is_refused)
 	struct fleet t;
 	const char *why;
 
-	open_fleet(&t, cfg, 3);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, cfg, 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, LIE);
 	struct check *check = &t.f.core->checks.check[0];
 	assert_int_equal(check->n, 1);
@@ -457,8 +457,8 @@ TEST(a_snapshot_with_an_impossible_check_is_refused)
 	struct fleet t;
 	const char *why;
 
-	open_fleet(&t, cfg, 3);
-	train(&t.f, 10, t.s[0], 0);
+	open_checked_fleet(&t, cfg, 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, LIE);
 	struct core_snapshot snapshot = fixture_save(&t.f);
 	unsigned char *section = snapshot.data[SNAPSHOT_CHECKS];

@@ -15,7 +15,7 @@ static int commits(const struct core_fixture *f)
 
 /* Returns 1 if the message of this type that the last event sent waits for the disk, 0 if it does
  * not wait, and -1 if no such message was sent. */
-static int waits(const struct core_fixture *f, enum msg_type type)
+static int waits_for_disk(const struct core_fixture *f, enum msg_type type)
 {
 	for (size_t i = 0; core_effect(f->core, i); i++) {
 		const struct effect *e = core_effect(f->core, i);
@@ -37,36 +37,36 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 	struct stamp s = fixture_join(&f, 9, "");
 	/* the core must not assign the same incarnation again after a crash */
 	assert_true(commits(&f));
-	assert_int_equal(waits(&f, MSG_WELCOME), 1);
+	assert_int_equal(waits_for_disk(&f, MSG_WELCOME), 1);
 	hello.hello.role = ROLE_OBSERVER;
 	fixture_message(&f, 8, &hello);
-	assert_int_equal(waits(&f, MSG_WELCOME), 0);
+	assert_int_equal(waits_for_disk(&f, MSG_WELCOME), 0);
 	assert_false(commits(&f));
 	/* a reply with weights waits until the event that changed them is on the disk */
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
-	assert_int_equal(waits(&f, MSG_PARAMS), 1);
+	assert_int_equal(waits_for_disk(&f, MSG_PARAMS), 1);
 	assert_false(commits(&f));
 	fixture_heartbeat(&f, 10, s);
-	assert_int_equal(waits(&f, MSG_HEARTBEAT), 0);
+	assert_int_equal(waits_for_disk(&f, MSG_HEARTBEAT), 0);
 	assert_false(commits(&f));
 	fixture_message(&f, 8, &status);
 	assert_false(commits(&f));
 	struct msg push = fixture_push_ones(s, 1);
 	fixture_message(&f, 9, &push);
-	assert_int_equal(waits(&f, MSG_ACK), 1);
+	assert_int_equal(waits_for_disk(&f, MSG_ACK), 1);
 	assert_true(commits(&f));
 	push.push.seq = 2;
 	push.push.loss = NAN;
 	fixture_message(&f, 9, &push); /* the core commits a rejection, too */
-	assert_int_equal(waits(&f, MSG_ACK), 1);
+	assert_int_equal(waits_for_disk(&f, MSG_ACK), 1);
 	assert_true(commits(&f));
 	push.push.seq = 9;
 	fixture_message(&f, 9, &push);
-	assert_int_equal(waits(&f, MSG_ERROR), 0);
+	assert_int_equal(waits_for_disk(&f, MSG_ERROR), 0);
 	assert_false(commits(&f));
 	admin.admin.verb = ADMIN_DRAIN;
 	fixture_message(&f, 8, &admin);
-	assert_int_equal(waits(&f, MSG_ADMIN), 0);
+	assert_int_equal(waits_for_disk(&f, MSG_ADMIN), 0);
 	assert_false(commits(&f));
 	fixture_close(&f);
 }

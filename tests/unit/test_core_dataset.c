@@ -10,7 +10,7 @@
 static const struct data_id other_data = {
 	.n_train = 20, .n_test = 3, .rows = 5, .cols = 5, .classes = 3, .xxh3 = 0xabcdef};
 
-static struct core_config training(uint32_t min_workers)
+static struct core_config training_of(uint32_t min_workers)
 {
 	struct core_config cfg = fixture_training();
 
@@ -20,7 +20,7 @@ static struct core_config training(uint32_t min_workers)
 	return cfg;
 }
 
-static void say_hello(struct core_fixture *f, uint32_t peer, const struct data_id *d)
+static void hello_with_data(struct core_fixture *f, uint32_t peer, const struct data_id *d)
 {
 	struct msg m = fixture_hello("");
 
@@ -28,9 +28,9 @@ static void say_hello(struct core_fixture *f, uint32_t peer, const struct data_i
 	fixture_message(f, peer, &m);
 }
 
-static struct stamp join(struct core_fixture *f, uint32_t peer, const struct data_id *d)
+static struct stamp join_with_data(struct core_fixture *f, uint32_t peer, const struct data_id *d)
 {
-	say_hello(f, peer, d);
+	hello_with_data(f, peer, d);
 	assert_non_null(fixture_sent(f, peer, MSG_WELCOME));
 	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
 }
@@ -40,7 +40,7 @@ static void assert_wrong_data(const struct core_fixture *f, uint32_t peer)
 	fixture_refused(f, peer, PS_EWRONGDATA);
 }
 
-static void push_batch(
+static void push_batch_from(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t seq, uint32_t i)
 {
 	struct msg m = fixture_batch(s, seq, 0, i, 1);
@@ -52,15 +52,15 @@ TEST(a_hello_fixes_nothing)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_open(&f, training_of(1));
+	struct stamp wrong = join_with_data(&f, 9, &other_data);
 	fixture_lease(&f, 9, wrong, 1); /* this worker has a grant, but has delivered nothing */
 	fixture_bye(&f, 9, wrong);
-	struct stamp right = join(&f, 8, &fixture_data);
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
 	struct msg_grant g = fixture_train(&f, 8, right, 1);
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
 	assert_int_equal(f.core->leases.n_batches, 4);
-	push_batch(&f, 8, right, 1, g.work.first);
+	push_batch_from(&f, 8, right, 1, g.work.first);
 	fixture_close(&f);
 }
 
@@ -68,12 +68,12 @@ TEST(a_hello_fixes_nothing_on_disk)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_open(&f, training_of(1));
+	struct stamp wrong = join_with_data(&f, 9, &other_data);
 	fixture_lease(&f, 9, wrong, 1);
 	fixture_restart(&f);
 	f.now_ms += f.cfg.sessions.recovery_ms + 1;
-	struct stamp right = join(&f, 8, &fixture_data);
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms + 1);
 	fixture_train(&f, 8, right, 1);
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
@@ -88,21 +88,21 @@ TEST(most_live_workers_decide)
 	struct core_fixture f;
 	struct stamp s[3];
 
-	fixture_open(&f, training(3));
-	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_open(&f, training_of(3));
+	struct stamp wrong = join_with_data(&f, 9, &other_data);
 	fixture_lease(&f, 9, wrong, 1);
 	for (uint32_t i = 0; i < 2; i++) {
-		s[i] = join(&f, 1 + i, &fixture_data);
+		s[i] = join_with_data(&f, 1 + i, &fixture_data);
 		fixture_lease(&f, 1 + i, s[i], 1);
 		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	}
 	/* before this worker, only two workers had the same data, which is not enough */
-	s[2] = join(&f, 3, &fixture_data);
+	s[2] = join_with_data(&f, 3, &fixture_data);
 	assert_non_null(fixture_granted(&f, 1));
 	assert_non_null(fixture_granted(&f, 2));
 	assert_null(fixture_granted(&f, 9));
 	assert_int_equal(f.core->leases.n_batches, 4);
-	push_batch(&f, 1, s[0], 1, 0);
+	push_batch_from(&f, 1, s[0], 1, 0);
 	fixture_lease(&f, 9, wrong, 1);
 	assert_null(fixture_granted(&f, 9));
 	fixture_close(&f);
@@ -112,14 +112,14 @@ TEST(most_live_workers_decide)
  * run while another live worker is not stalled, even if it was the first to get work. */
 TEST(a_stalled_worker_has_no_vote)
 {
-	struct core_config cfg = training(1);
+	struct core_config cfg = training_of(1);
 	struct core_fixture f;
 
 	cfg.leases.first_deadline_ms = 1000;
 	fixture_open(&f, cfg);
-	struct stamp wrong = join(&f, 9, &other_data);
+	struct stamp wrong = join_with_data(&f, 9, &other_data);
 	fixture_train(&f, 9, wrong, 1);
-	struct stamp right = join(&f, 8, &fixture_data);
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
 	fixture_lease(&f, 8, right, 1);
 	/* as many workers have the other data set, and they have work, so the data set does not
 	 * change */
@@ -131,7 +131,7 @@ TEST(a_stalled_worker_has_no_vote)
 	}
 	assert_non_null(fixture_granted(&f, 8));
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
-	push_batch(&f, 8, right, 1, fixture_granted(&f, 8)->work.first);
+	push_batch_from(&f, 8, right, 1, fixture_granted(&f, 8)->work.first);
 	fixture_close(&f);
 }
 
@@ -140,13 +140,13 @@ TEST(a_stalled_worker_has_no_vote)
 static void outvote_a_stalled_worker(
 	struct core_fixture *f, struct stamp *wrong, struct stamp *right)
 {
-	struct core_config cfg = training(1);
+	struct core_config cfg = training_of(1);
 
 	cfg.leases.first_deadline_ms = 1000;
 	fixture_open(f, cfg);
-	*wrong = join(f, 9, &other_data);
+	*wrong = join_with_data(f, 9, &other_data);
 	fixture_train(f, 9, *wrong, 1);
-	*right = join(f, 8, &fixture_data);
+	*right = join_with_data(f, 8, &fixture_data);
 	fixture_lease(f, 8, *right, 1);
 	for (int i = 0; i < 50 && !fixture_granted(f, 8); i++) {
 		fixture_heartbeat(f, 9, *wrong);
@@ -167,10 +167,10 @@ TEST(stalled_workers_vote_if_all_live_workers_are_stalled)
 	outvote_a_stalled_worker(&f, &wrong, &right);
 	fixture_bye(&f, 8, right);
 	assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3);
-	push_batch(&f, 9, wrong, 1, 0);
+	push_batch_from(&f, 9, wrong, 1, 0);
 	assert_false(fixture_worker(&f, 1).stalled);
 	struct msg_grant g = fixture_train(&f, 9, wrong, 2);
-	push_batch(&f, 9, wrong, 2, g.work.first);
+	push_batch_from(&f, 9, wrong, 2, g.work.first);
 	assert_int_equal(core_epoch(f.core, 0)->images, 20);
 	fixture_close(&f);
 }
@@ -201,15 +201,15 @@ TEST(an_outvoted_worker_counts_again_when_it_asks)
 /* Workers that only send heartbeats lose their votes, and with them their majority. */
 TEST(a_worker_that_never_asks_for_work_loses_its_vote)
 {
-	struct core_config cfg = training(1);
+	struct core_config cfg = training_of(1);
 	struct stamp wrong[2];
 	struct core_fixture f;
 
 	cfg.leases.first_deadline_ms = 1000;
 	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < 2; i++)
-		wrong[i] = join(&f, 1 + i, &other_data);
-	struct stamp right = join(&f, 8, &fixture_data);
+		wrong[i] = join_with_data(&f, 1 + i, &other_data);
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
 	fixture_lease(&f, 8, right, 1);
 	for (int i = 0; i < 40 && !fixture_granted(&f, 8); i++) {
 		assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3);
@@ -227,22 +227,22 @@ TEST(the_first_push_that_counts_fixes_it)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	struct stamp right = join(&f, 8, &fixture_data);
+	fixture_open(&f, training_of(1));
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
 	/* the worker may join, because the data set is not fixed yet */
-	struct stamp wrong = join(&f, 9, &other_data);
-	push_batch(&f, 8, right, 1, 0);
+	struct stamp wrong = join_with_data(&f, 9, &other_data);
+	push_batch_from(&f, 8, right, 1, 0);
 	fixture_heartbeat(&f, 9, wrong);
 	fixture_refused(&f, 9, PS_ESTATE);
 	struct msg m = fixture_resume(wrong, 0, 0);
 	m.hello.data = other_data;
 	fixture_message(&f, 9, &m);
 	assert_wrong_data(&f, 9);
-	say_hello(&f, 7, &other_data);
+	hello_with_data(&f, 7, &other_data);
 	assert_wrong_data(&f, 7);
 	fixture_restart(&f); /* after the restart the data set is fixed */
-	say_hello(&f, 7, &other_data);
+	hello_with_data(&f, 7, &other_data);
 	assert_wrong_data(&f, 7);
 	fixture_close(&f);
 }
@@ -253,10 +253,10 @@ TEST(the_refusal_shows_both_and_the_remedy)
 		"35 train", "5x5", "2x3", "--data", "--data-id"};
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	struct stamp right = join(&f, 8, &fixture_data);
-	push_batch(&f, 8, right, 1, 0);
-	say_hello(&f, 7, &other_data);
+	fixture_open(&f, training_of(1));
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
+	push_batch_from(&f, 8, right, 1, 0);
+	hello_with_data(&f, 7, &other_data);
 	const char *text = fixture_sent(&f, 7, MSG_ERROR)->error.text;
 	assert_true(strlen(text) < 256);
 	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
@@ -271,13 +271,13 @@ TEST(a_push_of_the_other_data_is_rejected)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_open(&f, training_of(1));
+	struct stamp wrong = join_with_data(&f, 9, &other_data);
 	fixture_train(&f, 9, wrong, 1);
-	struct stamp right = join(&f, 8, &fixture_data);
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
 	/* each data set has one vote, so the data set of the first worker stays */
 	assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3);
-	join(&f, 7, &fixture_data);
+	join_with_data(&f, 7, &fixture_data);
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
 	struct msg m = fixture_push_ones(wrong, 1);
 	m.push.work = (struct work){0, 0, 1};
@@ -285,7 +285,7 @@ TEST(a_push_of_the_other_data_is_rejected)
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	assert_int_equal(fixture_sent(&f, 9, MSG_ACK)->ack.superseded, 0);
 	fixture_train(&f, 8, right, 1);
-	push_batch(&f, 8, right, 1, 0);
+	push_batch_from(&f, 8, right, 1, 0);
 	assert_int_equal(core_stats(f.core)->accepted, 1);
 	fixture_close(&f);
 }
@@ -297,10 +297,11 @@ TEST(an_ack_says_what_is_superseded)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	struct stamp first = join(&f, 8, &fixture_data), second = join(&f, 7, &fixture_data);
+	fixture_open(&f, training_of(1));
+	struct stamp first = join_with_data(&f, 8, &fixture_data),
+		     second = join_with_data(&f, 7, &fixture_data);
 	fixture_train(&f, 8, first, 1);
-	push_batch(&f, 8, first, 1, 0);
+	push_batch_from(&f, 8, first, 1, 0);
 	struct msg late = fixture_batch(second, 1, 0, 0, 1);
 	for (int duplicate = 0; duplicate < 2; duplicate++) {
 		struct msg_ack a = fixture_acked(&f, 7, &late);
@@ -334,12 +335,12 @@ TEST(a_replay_fixes_what_it_had_fixed)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	struct stamp right = join(&f, 8, &fixture_data);
+	fixture_open(&f, training_of(1));
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
 	fixture_restart(&f);
-	join(&f, 6, &other_data); /* more workers with the other data set return first */
-	join(&f, 7, &other_data);
+	join_with_data(&f, 6, &other_data); /* more workers with the other data set return first */
+	join_with_data(&f, 7, &other_data);
 	struct msg m = fixture_resume(right, 1, 0);
 	fixture_message(&f, 8, &m);
 	assert_non_null(fixture_sent(&f, 8, MSG_WELCOME));
@@ -348,7 +349,7 @@ TEST(a_replay_fixes_what_it_had_fixed)
 	m.push.verdict = VERDICT_OK;
 	fixture_applied(&f, 8, &m);
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
-	say_hello(&f, 5, &other_data);
+	hello_with_data(&f, 5, &other_data);
 	assert_wrong_data(&f, 5);
 	fixture_close(&f);
 }
@@ -357,14 +358,14 @@ TEST(a_replay_fixes_what_it_had_fixed)
 TEST(a_push_that_is_rejected_fixes_nothing)
 {
 	static const float wild[FIXTURE_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
-	struct core_config cfg = training(1);
+	struct core_config cfg = training_of(1);
 	struct core_fixture f;
 	uint64_t seq = 0;
 
 	cfg.limits.reject_norm = 1;
 	cfg.training.mode = MODE_SYNC; /* in mode sync, a push of a later version is stale */
 	fixture_open(&f, cfg);
-	struct stamp wrong = join(&f, 9, &other_data);
+	struct stamp wrong = join_with_data(&f, 9, &other_data);
 	fixture_train(&f, 9, wrong, 1);
 	for (enum reject why = REJECT_SHAPE; why <= REJECT_STALE; why++) {
 		struct msg m = why == REJECT_NONFINITE ? fixture_push(wrong, ++seq)
@@ -382,7 +383,7 @@ TEST(a_push_that_is_rejected_fixes_nothing)
 	fixture_restart(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms + 1);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms + 1);
-	struct stamp right = join(&f, 8, &fixture_data);
+	struct stamp right = join_with_data(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
 	fixture_close(&f);
@@ -394,16 +395,16 @@ TEST(before_the_run_begins_no_push_counts)
 	struct stamp s[3];
 	struct core_fixture f;
 
-	fixture_open(&f, training(3));
-	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_open(&f, training_of(3));
+	struct stamp wrong = join_with_data(&f, 9, &other_data);
 	struct msg m = fixture_batch(wrong, 1, 0, 0, 1);
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	assert_int_equal(core_stats(f.core)->rejected[REJECT_WORK], 1);
 	assert_int_equal(core_stats(f.core)->accepted, 0);
 	for (uint32_t i = 0; i < 3; i++)
-		s[i] = join(&f, 1 + i, &fixture_data);
+		s[i] = join_with_data(&f, 1 + i, &fixture_data);
 	fixture_train(&f, 1, s[0], 1);
-	push_batch(&f, 1, s[0], 1, 0);
+	push_batch_from(&f, 1, s[0], 1, 0);
 	fixture_close(&f);
 }
 
@@ -413,18 +414,19 @@ TEST(workers_with_other_data_do_not_count_and_are_named)
 	struct hold_up_view v;
 	struct core_fixture f;
 
-	fixture_open(&f, training(2));
-	join(&f, 9, &fixture_data);
+	fixture_open(&f, training_of(2));
+	join_with_data(&f, 9, &fixture_data);
 	core_hold_up(f.core, &v);
 	assert_int_equal(v.others, 0);
-	join(&f, 8, &other_data);
+	join_with_data(&f, 8, &other_data);
 	core_hold_up(f.core, &v);
 	assert_int_equal(v.kind, HOLD_UP_WORKERS);
 	assert_int_equal(v.live, 1);
 	assert_int_equal(v.needed, 2);
 	assert_int_equal(v.others, 1);
 	assert_int_equal(v.other_data, other_data.xxh3);
-	join(&f, 7, &fixture_data); /* training goes on without the worker that has other data */
+	join_with_data(
+		&f, 7, &fixture_data); /* training goes on without the worker that has other data */
 	core_hold_up(f.core, &v);
 	assert_int_equal(v.kind, HOLD_UP_NONE);
 	assert_int_equal(v.others, 1);
@@ -437,10 +439,11 @@ TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	struct stamp right = join(&f, 8, &fixture_data), wrong = join(&f, 9, &other_data);
+	fixture_open(&f, training_of(1));
+	struct stamp right = join_with_data(&f, 8, &fixture_data),
+		     wrong = join_with_data(&f, 9, &other_data);
 	fixture_train(&f, 8, right, 1);
-	push_batch(&f, 8, right, 1, 0);
+	push_batch_from(&f, 8, right, 1, 0);
 	fixture_step(&f, &(struct event){.kind = EVENT_DRAIN});
 	assert_non_null(fixture_effect(&f, EFFECT_FINISH));
 	assert_non_null(fixture_sent(&f, 8, MSG_BYE));
@@ -457,7 +460,7 @@ TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 
 static struct core_config image_training(void)
 {
-	struct core_config cfg = training(1);
+	struct core_config cfg = training_of(1);
 
 	cfg.images = (struct images){3, 5, 5, 20, 1};
 	return cfg;
@@ -489,7 +492,7 @@ TEST(images_that_do_not_fit_the_model_are_refused_with_both_shapes)
 		d.rows = row[i].rows;
 		d.cols = row[i].cols;
 		d.classes = row[i].classes;
-		say_hello(&f, 9, &d);
+		hello_with_data(&f, 9, &d);
 		if (!row[i].theirs) {
 			assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 			assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.needs_images, 1);
@@ -511,8 +514,8 @@ TEST(only_image_words_need_the_feature)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training(1));
-	join(&f, 8, &fixture_data);
+	fixture_open(&f, training_of(1));
+	join_with_data(&f, 8, &fixture_data);
 	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.needs_images, 0);
 	fixture_close(&f);
 }
@@ -521,19 +524,19 @@ TEST(only_image_words_need_the_feature)
  * not support held-back images. */
 TEST(a_worker_learns_how_many_images_are_held_back)
 {
-	struct core_config c = training(1);
+	struct core_config c = training_of(1);
 	struct core_fixture f;
 
 	c.training.validate = fixture_data.n_train - 1;
 	fixture_open(&f, c);
-	join(&f, 8, &fixture_data);
+	join_with_data(&f, 8, &fixture_data);
 	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.validate, c.training.validate);
 	assert_int_equal(core_train_images(f.core), 1);
 	assert_int_equal(core_eval_images(f.core), c.training.validate);
 	fixture_close(&f);
 	c.training.validate = fixture_data.n_train;
 	fixture_open(&f, c);
-	say_hello(&f, 9, &fixture_data);
+	hello_with_data(&f, 9, &fixture_data);
 	assert_wrong_data(&f, 9);
 	assert_non_null(strstr(fixture_sent(&f, 9, MSG_ERROR)->error.text, "leaves none of the"));
 	fixture_close(&f);
@@ -545,14 +548,14 @@ TEST(a_snapshot_keeps_the_channels)
 	struct data_id d = other_data;
 
 	d.channels = 3;
-	fixture_open(&f, training(1));
-	struct stamp s = join(&f, 8, &d);
+	fixture_open(&f, training_of(1));
+	struct stamp s = join_with_data(&f, 8, &d);
 	fixture_train(&f, 8, s, 1);
-	push_batch(&f, 8, s, 1, 0);
+	push_batch_from(&f, 8, s, 1, 0);
 	fixture_restart(&f);
 	assert_int_equal(core_data(f.core)->channels, 3);
-	say_hello(&f, 9, &other_data); /* only the number of channels differs */
+	hello_with_data(&f, 9, &other_data); /* only the number of channels differs */
 	assert_wrong_data(&f, 9);
-	join(&f, 8, &d);
+	join_with_data(&f, 8, &d);
 	fixture_close(&f);
 }

@@ -45,7 +45,7 @@ static double power(double base, uint64_t n)
 
 /* Returns the step that PyTorch's optimizer takes for value j. `d` is the gradient of this
  * value. */
-static double twin_step(struct twin *t, size_t j, double d)
+static double twin_update_value(struct twin *t, size_t j, double d)
 {
 	const struct optim *o = &t->cfg->optim;
 	int adam = o->kind == OPTIM_ADAM;
@@ -96,7 +96,7 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 		double x = clip > 0 && norm > clip ? d[j] * clip / (norm + 1e-6) : d[j];
 
 		x += t->cfg->optim.weight_decay * w[j];
-		t->w[t->version + 1][j] = w[j] - t->cfg->rate.lr * twin_step(t, j, x);
+		t->w[t->version + 1][j] = w[j] - t->cfg->rate.lr * twin_update_value(t, j, x);
 	}
 	t->version++;
 }
@@ -130,7 +130,7 @@ static void dc_run_open(struct dc_run *l, struct core_config cfg)
 		l->worker[i].s = fixture_join(&l->f, 10 + i, "");
 }
 
-static void pull(struct dc_run *l, uint32_t i)
+static void pull_and_note(struct dc_run *l, uint32_t i)
 {
 	struct dc_worker *p = &l->worker[i];
 
@@ -141,7 +141,8 @@ static void pull(struct dc_run *l, uint32_t i)
 }
 
 /* Send a push of worker i, with the gradient `g` at the weights `version` of term `term`. */
-static void push_of(struct dc_run *l, uint32_t i, const float *g, uint64_t version, uint64_t term)
+static void apply_push_of(
+	struct dc_run *l, uint32_t i, const float *g, uint64_t version, uint64_t term)
 {
 	struct msg m = fixture_push(l->worker[i].s, ++l->worker[i].seq);
 
@@ -152,11 +153,11 @@ static void push_of(struct dc_run *l, uint32_t i, const float *g, uint64_t versi
 	fixture_applied(&l->f, 10 + i, &m);
 }
 
-static void push(struct dc_run *l, uint32_t i, const float *g)
+static void push_to_both(struct dc_run *l, uint32_t i, const float *g)
 {
 	struct dc_worker *p = &l->worker[i];
 
-	push_of(l, i, g, p->version[0], p->term[0]);
+	apply_push_of(l, i, g, p->version[0], p->term[0]);
 	twin_push(&l->twin, g, (int64_t)p->version[0]);
 	if (++p->pushed < l->pushes_of_each)
 		return;
@@ -204,9 +205,9 @@ static double dc_random_run(uint64_t seed, const struct core_config *cfg)
 			fixture_restart(&l.f);
 			come_back(&l);
 		} else if (l.worker[i].n < 1 + l.ahead) {
-			pull(&l, i);
+			pull_and_note(&l, i);
 		} else {
-			push(&l, i, g);
+			push_to_both(&l, i, g);
 		}
 		max = fmax(max, farthest(&l));
 	}
@@ -317,14 +318,14 @@ TEST(a_prefetch_does_not_change_what_a_gradient_is_compensated_with)
 
 	cfg.push.prefetch = 1;
 	dc_run_open(&l, cfg);
-	pull(&l, 0);
-	push_of(&l, 1, fixture_ones, 0, l.worker[1].s.term);
+	pull_and_note(&l, 0);
+	apply_push_of(&l, 1, fixture_ones, 0, l.worker[1].s.term);
 	twin_push(&l.twin, fixture_ones, 0);
-	pull(&l, 0);
-	push_of(&l, 1, fixture_ones, 1, l.worker[1].s.term);
+	pull_and_note(&l, 0);
+	apply_push_of(&l, 1, fixture_ones, 1, l.worker[1].s.term);
 	twin_push(&l.twin, fixture_ones, 1);
 	before = core_weights(l.f.core)[4];
-	push(&l, 0, fixture_ones);
+	push_to_both(&l, 0, fixture_ones);
 	step = (before - core_weights(l.f.core)[4]) / (float)RATE;
 	print_message("the step is %.4f of the gradient\n", (double)step);
 	assert_float_equal(step, 0.950f, 1e-5);
@@ -339,15 +340,15 @@ TEST(each_worker_is_compensated_by_its_own_delay)
 	static struct dc_run l;
 
 	dc_run_open(&l, dc_config(0));
-	pull(&l, 0);
-	pull(&l, 1);
+	pull_and_note(&l, 0);
+	pull_and_note(&l, 1);
 	/* the weights of this gradient are current, so it is not changed */
-	push(&l, 1, fixture_ones);
+	push_to_both(&l, 1, fixture_ones);
 	assert_float_equal(core_weights(l.f.core)[4], (float)-RATE, 1e-7);
-	pull(&l, 1);
-	push(&l, 1, fixture_ones); /* this gradient is not changed either */
+	pull_and_note(&l, 1);
+	push_to_both(&l, 1, fixture_ones); /* this gradient is not changed either */
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
-	push(&l, 0, fixture_ones); /* this gradient is two versions old */
+	push_to_both(&l, 0, fixture_ones); /* this gradient is two versions old */
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-2 * RATE - RATE * (1 - LAMBDA * 2 * RATE)), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
@@ -365,17 +366,18 @@ TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 	term = l.worker[0].s.term;
 	for (uint64_t version = 0; version < 3; version++) {
 		/* the weights are current, so no compensation is needed */
-		push_of(&l, 0, fixture_ones, version, term);
+		apply_push_of(&l, 0, fixture_ones, version, term);
 		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
-	pull(&l, 1);
-	push_of(&l, 0, fixture_ones, 1, term); /* no worker has pulled this version */
+	pull_and_note(&l, 1);
+	apply_push_of(&l, 0, fixture_ones, 1, term); /* no worker has pulled this version */
 	twin_push(&l.twin, fixture_ones, -1);
-	push_of(&l, 0, fixture_ones, 3, term); /* only another worker has pulled this version */
+	apply_push_of(
+		&l, 0, fixture_ones, 3, term); /* only another worker has pulled this version */
 	twin_push(&l.twin, fixture_ones, -1);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 2);
-	push(&l, 1, fixture_ones);
+	push_to_both(&l, 1, fixture_ones);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 2);
 	assert_true(farthest(&l) < 1e-6);
 	fixture_close(&l.f);
@@ -393,23 +395,23 @@ TEST(weights_of_a_lost_term_are_not_held)
 
 	dc_run_open(&l, cfg);
 	term = l.worker[0].s.term;
-	push_of(&l, 1, fixture_ones, 0, term);
+	apply_push_of(&l, 1, fixture_ones, 0, term);
 	image = fixture_save(&l.f);
-	push_of(&l, 1, fixture_ones, 1, term);
+	apply_push_of(&l, 1, fixture_ones, 1, term);
 	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT); /* version 2 */
 	fixture_close(&l.f);
 	fixture_load(&l.f, cfg, &image);
 	fixture_drop(&image);
 	l.worker[1].seq = 1; /* the snapshot contains only the first push of this worker */
 	come_back(&l);
-	push_of(&l, 1, twos, 1, l.worker[1].s.term);
+	apply_push_of(&l, 1, twos, 1, l.worker[1].s.term);
 	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT); /* another version 2 */
-	push_of(&l, 1, twos, 2, l.worker[1].s.term);
-	push_of(&l, 0, fixture_ones, 2, term);
+	apply_push_of(&l, 1, twos, 2, l.worker[1].s.term);
+	apply_push_of(&l, 0, fixture_ones, 2, term);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-6 * RATE), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
 	/* this worker has pulled version 2 of the new term */
-	push_of(&l, 0, fixture_ones, 2, l.worker[0].s.term);
+	apply_push_of(&l, 0, fixture_ones, 2, l.worker[0].s.term);
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
@@ -441,16 +443,16 @@ TEST(copies_are_shared_and_released)
 	dc_run_open(&l, dc_config(0));
 	assert_int_equal(copies(&l), 0);
 	for (uint32_t i = 0; i < WORKERS; i++)
-		pull(&l, i);
+		pull_and_note(&l, i);
 	assert_int_equal(copies(&l), 1); /* three workers hold the same version and share a copy */
-	push(&l, 0, fixture_ones);
-	pull(&l, 0);
+	push_to_both(&l, 0, fixture_ones);
+	pull_and_note(&l, 0);
 	assert_int_equal(copies(&l), 2);
-	push(&l, 1, fixture_ones);
-	push(&l, 2, fixture_ones);
+	push_to_both(&l, 1, fixture_ones);
+	push_to_both(&l, 2, fixture_ones);
 	assert_int_equal(copies(&l), 1);
-	pull(&l, 1);
-	pull(&l, 2);
+	pull_and_note(&l, 1);
+	pull_and_note(&l, 2);
 	assert_int_equal(copies(&l), 2);
 	fixture_bye(&l.f, 11, l.worker[1].s); /* the worker leaves */
 	assert_int_equal(copies(&l), 2);
@@ -494,17 +496,17 @@ TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 	for (uint64_t version = 0; version < 50; version++) {
 		for (uint32_t i = 0; i < WORKERS; i++)
 			fixture_pull(&l.f, 10 + i, l.worker[i].s, WEIGHTS_CURRENT);
-		push_of(&l, 2, fixture_ones, version, l.worker[2].s.term);
+		apply_push_of(&l, 2, fixture_ones, version, l.worker[2].s.term);
 		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
 	assert_true(copies(&l) <= BACKUPS_MAX_HELD + 1);
 	assert_int_equal(l.f.core->worker[0].backups.n_held, BACKUPS_MAX_HELD);
-	push_of(&l, 0, fixture_ones, 0, l.worker[0].s.term);
+	apply_push_of(&l, 0, fixture_ones, 0, l.worker[0].s.term);
 	twin_push(&l.twin, fixture_ones, 0);
-	push_of(&l, 0, fixture_ones, 49, l.worker[0].s.term);
+	apply_push_of(&l, 0, fixture_ones, 49, l.worker[0].s.term);
 	twin_push(&l.twin, fixture_ones, 49);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
-	push_of(&l, 1, fixture_ones, 20, l.worker[1].s.term); /* this version was dropped */
+	apply_push_of(&l, 1, fixture_ones, 20, l.worker[1].s.term); /* this version was dropped */
 	twin_push(&l.twin, fixture_ones, -1);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
 	assert_true(farthest(&l) < 1e-5);
@@ -589,7 +591,7 @@ TEST(a_copy_that_is_not_finite_is_refused)
 	const char *why = NULL;
 
 	dc_run_open(&l, dc_config(0));
-	pull(&l, 0);
+	pull_and_note(&l, 0);
 	backups_values(l.f.core, 0)[3] = NAN;
 	image = fixture_save(&l.f);
 	fixture_close(&l.f);
@@ -636,9 +638,9 @@ TEST(without_it_there_is_no_backup)
 
 	cfg.dc.kind = DC_NONE;
 	dc_run_open(&l, cfg);
-	pull(&l, 0);
-	push_of(&l, 1, fixture_ones, 0, l.worker[1].s.term);
-	push_of(&l, 0, fixture_ones, 0, l.worker[0].s.term);
+	pull_and_note(&l, 0);
+	apply_push_of(&l, 1, fixture_ones, 0, l.worker[1].s.term);
+	apply_push_of(&l, 0, fixture_ones, 0, l.worker[0].s.term);
 	assert_int_equal(l.f.core->backups.n, 0);
 	assert_int_equal(l.f.core->worker[0].backups.n_held, 0);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);

@@ -15,7 +15,7 @@ struct fleet {
 	uint32_t pushed[CLUSTER_WORKERS], taken[CLUSTER_WORKERS];
 };
 
-static struct core_config config(enum mode mode)
+static struct core_config deadline_config(enum mode mode)
 {
 	struct core_config cfg = fixture_training();
 
@@ -49,7 +49,7 @@ static uint32_t next_batches(const struct fleet *f, uint32_t i)
 
 /* Set the time at which the next push of worker i is ready. Worker i must have just received a
  * grant. */
-static void begin(struct fleet *f, uint32_t i)
+static void begin_batches(struct fleet *f, uint32_t i)
 {
 	if (f->ready_ms[i] == 0 && f->ms[i] != HANGS)
 		f->ready_ms[i] = f->k.f.now_ms + f->ms[i] * next_batches(f, i);
@@ -80,7 +80,7 @@ static int has_work(const struct cluster_worker *h)
 	       (h->grant.kind == GRANT_EVAL || h->grant.work.count);
 }
 
-static void act(struct fleet *f, uint32_t i)
+static void act_in_time(struct fleet *f, uint32_t i)
 {
 	struct cluster_worker *h = &f->k.worker[i];
 	int waits = h->request && h->grant.request != h->request;
@@ -91,7 +91,7 @@ static void act(struct fleet *f, uint32_t i)
 	}
 	if (!has_work(h))
 		return;
-	begin(f, i);
+	begin_batches(f, i);
 	if (f->ready_ms[i] == 0 || f->k.f.now_ms < f->ready_ms[i])
 		return;
 	f->ready_ms[i] = 0;
@@ -113,7 +113,7 @@ static void fleet_run(struct fleet *f, uint64_t ms)
 
 	while (f->k.f.now_ms < end && !fleet_is_over(f)) {
 		for (uint32_t i = 0; i < f->k.n && !fleet_is_over(f); i++) {
-			act(f, i);
+			act_in_time(f, i);
 			fixture_heartbeat(&f->k.f, f->k.worker[i].peer + 1, f->k.worker[i].s);
 		}
 		fixture_tick(&f->k.f, 10);
@@ -139,7 +139,7 @@ static void a_hanging_worker_holds_up_no_worker(struct core_config cfg)
 
 TEST(the_warm_start_does_not_wait_for_a_hanging_worker)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 
 	cfg.leases.warm_start_updates = 10;
 	a_hanging_worker_holds_up_no_worker(cfg);
@@ -147,7 +147,7 @@ TEST(the_warm_start_does_not_wait_for_a_hanging_worker)
 
 TEST(a_sync_step_does_not_wait_for_a_hanging_worker)
 {
-	a_hanging_worker_holds_up_no_worker(config(MODE_SYNC));
+	a_hanging_worker_holds_up_no_worker(deadline_config(MODE_SYNC));
 }
 
 /* The first worker stalls during its first grant. The second worker joins later, sends heartbeats
@@ -155,7 +155,7 @@ TEST(a_sync_step_does_not_wait_for_a_hanging_worker)
  * first worker requests work again. */
 TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 {
-	struct core_config cfg = config(MODE_SYNC);
+	struct core_config cfg = deadline_config(MODE_SYNC);
 	struct fleet f;
 
 	cfg.leases.first_deadline_ms = 300;
@@ -181,18 +181,18 @@ TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 
 TEST(ssp_does_not_wait_for_the_clock_of_a_hanging_worker)
 {
-	a_hanging_worker_holds_up_no_worker(config(MODE_SSP));
+	a_hanging_worker_holds_up_no_worker(deadline_config(MODE_SSP));
 }
 
 TEST(a_pass_does_not_wait_for_a_hanging_worker)
 {
-	a_hanging_worker_holds_up_no_worker(config(MODE_SANDBLASTER));
+	a_hanging_worker_holds_up_no_worker(deadline_config(MODE_SANDBLASTER));
 }
 
 /* In this test a worker trains, but hangs when the server grants it a portion of the test set. */
 TEST(an_evaluation_does_not_wait_for_a_hanging_worker)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct fleet f;
 
 	fleet_open(&f, cfg, 3, 200, 30);
@@ -208,11 +208,11 @@ TEST(an_evaluation_does_not_wait_for_a_hanging_worker)
 
 TEST(without_copies_the_deadline_is_enough)
 {
-	struct core_config cfg = config(MODE_SANDBLASTER);
+	struct core_config cfg = deadline_config(MODE_SANDBLASTER);
 
 	cfg.leases.backup_copies = BACKUP_NONE;
 	a_hanging_worker_holds_up_no_worker(cfg);
-	cfg = config(MODE_DOWNPOUR);
+	cfg = deadline_config(MODE_DOWNPOUR);
 	cfg.leases.backup_copies = BACKUP_NONE;
 	a_hanging_worker_holds_up_no_worker(cfg);
 }
@@ -222,7 +222,7 @@ static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 {
 	struct fleet f;
 
-	fleet_open(&f, config(mode), 3, 200, 30);
+	fleet_open(&f, deadline_config(mode), 3, 200, 30);
 	for (int i = 0; i < 1000 && f.k.f.core->worker[0].pace.left == 0; i++)
 		fleet_run(&f, 10);
 	while (f.k.f.core->worker[0].pace.left) {
@@ -252,7 +252,7 @@ TEST(a_worker_that_does_not_ask_again_is_stalled)
  * slow workers. */
 static struct core_config defaults(enum mode mode)
 {
-	struct core_config cfg = config(mode);
+	struct core_config cfg = deadline_config(mode);
 
 	cfg.limits.max_staleness = 0;
 	cfg.rate.staleness_scaling = STALE_RELATIVE;
@@ -314,7 +314,7 @@ TEST(a_worker_20_times_slower_contributes_and_is_never_stalled)
 
 /* ---- one worker, step by step ---------------------------------------------------------------- */
 
-static void tick(struct cluster *k, uint64_t ms)
+static void tick_with_heartbeats(struct cluster *k, uint64_t ms)
 {
 	for (uint32_t i = 0; i < k->n; i++)
 		fixture_heartbeat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
@@ -325,15 +325,15 @@ static void tick(struct cluster *k, uint64_t ms)
 static void pass(struct cluster *k, uint64_t ms)
 {
 	for (; ms >= 100; ms -= 100)
-		tick(k, 100);
-	tick(k, ms);
+		tick_with_heartbeats(k, 100);
+	tick_with_heartbeats(k, ms);
 }
 
 /* Open a core with one worker. The worker has delivered `n` batches, each after `ms` milliseconds,
  * and holds one of the last two batches of the epoch. */
 static void open_after(struct cluster *k, uint32_t n, uint64_t ms)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 
 	cfg.leases.max_batches = 1;
 	cfg.leases.backup_copies = BACKUP_NONE;
@@ -440,7 +440,7 @@ TEST(a_worker_that_only_sends_requests_is_stalled)
 /* A worker that has joined, or that has delivered all its work, must request a lease in time. */
 TEST(a_worker_that_never_asks_is_stalled_until_it_asks)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	cfg.leases.min_workers = 2;
@@ -463,7 +463,7 @@ TEST(a_worker_that_never_asks_is_stalled_until_it_asks)
 
 TEST(waiting_for_work_or_pushing_without_leases_is_no_stall)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 	struct core_fixture f;
 
@@ -536,7 +536,7 @@ TEST(the_same_result_again_is_no_delivery)
  * again. */
 TEST(a_result_that_is_not_finite_is_no_delivery)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	cfg.leases.eval_images = 7; /* one portion */
@@ -571,7 +571,7 @@ TEST(a_result_that_is_not_finite_is_no_delivery)
 
 /* ---- transfers ------------------------------------------------------------------------------- */
 
-static void moved(struct cluster *k, uint64_t bytes)
+static void report_progress(struct cluster *k, uint64_t bytes)
 {
 	fixture_step(&k->f,
 		&(struct event){.kind = EVENT_PROGRESS, .peer = k->worker[0].peer, .bytes = bytes});
@@ -582,15 +582,15 @@ static void moved(struct cluster *k, uint64_t bytes)
 static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 {
 	for (; ms; ms -= 100) {
-		tick(k, 100);
-		moved(k, bytes);
+		tick_with_heartbeats(k, 100);
+		report_progress(k, bytes);
 	}
 }
 
 /* Over 1 Mbit/s, 1.7 MB of weights take 14 s, and 1.7 MB of gradient take 14 s, too. */
 TEST(a_transfer_that_progresses_is_not_cut)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k = {.n = 1};
 
 	cfg.n_params = 425000;
@@ -605,13 +605,13 @@ TEST(a_transfer_that_progresses_is_not_cut)
 	k.n = 0;
 	for (uint64_t ms = 0; ms < 28000; ms += 100) {
 		fixture_heartbeat(&k.f, 10, k.worker[0].s);
-		tick(&k, 100);
-		moved(&k, 12500);
+		tick_with_heartbeats(&k, 100);
+		report_progress(&k, 12500);
 	}
 	assert_int_equal(core_stats(k.f.core)->expired, 0);
 	for (uint64_t ms = 0; ms < 2200; ms += 100) {
 		fixture_heartbeat(&k.f, 10, k.worker[0].s);
-		tick(&k, 100); /* the worker hangs */
+		tick_with_heartbeats(&k, 100); /* the worker hangs */
 	}
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	cluster_close(&k);
@@ -644,7 +644,7 @@ TEST(bytes_without_end_do_not_hold_a_grant)
 /* No deadline runs for a worker that waits for the server's disk. */
 TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	cfg.leases.max_batches = 100;
@@ -669,7 +669,7 @@ TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
  * grant, but if the worker delivers nothing for too long, it becomes stalled. */
 TEST(a_worker_that_comes_back_and_never_asks_is_stalled)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	cfg.durable = 1;
@@ -694,7 +694,7 @@ TEST(a_worker_that_comes_back_and_never_asks_is_stalled)
  * has pushed as much as it may retain. */
 TEST(a_worker_whose_pushes_are_all_rejected_is_stalled)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	cfg.leases.first_deadline_ms = 1000;
@@ -716,7 +716,7 @@ TEST(a_worker_whose_pushes_are_all_rejected_is_stalled)
  * hangs. */
 TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	cfg.durable = 1;
@@ -760,7 +760,7 @@ TEST(time_in_which_replies_wait_for_the_disk_does_not_count)
 	const struct core_stats *t;
 	struct fleet f;
 
-	fleet_open(&f, config(MODE_SYNC), 3, 20000, 30);
+	fleet_open(&f, deadline_config(MODE_SYNC), 3, 20000, 30);
 	fleet_run(&f, 1000);
 	t = core_stats(f.k.f.core);
 	uint64_t steps_short = t->steps_short;
@@ -787,13 +787,14 @@ TEST(held_time_is_not_counted_as_a_transfer_too)
 
 		open_after(&k, 4, 5);
 		pass(&k, 1000);
-		moved(&k, 1); /* from now on, the core measures the time until the next report */
+		report_progress(
+			&k, 1); /* from now on, the core measures the time until the next report */
 		for (uint64_t i = 1; i <= 20; i++) {
 			fixture_heartbeat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 			k.f.now_ms += 100;
 			fixture_step(&k.f, &(struct event){.kind = EVENT_TICK, .held_ms = 100});
 			if (i % ticks == 0)
-				moved(&k, 900 * ticks);
+				report_progress(&k, 900 * ticks);
 		}
 		assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 1000);
 		pass(&k, 1000);

@@ -9,7 +9,7 @@
 #include "tests/support/test.h"
 
 /* Pushes all batches of `epoch` at once. */
-static void train(struct core_fixture *f, struct stamp s, uint32_t epoch)
+static void push_epoch(struct core_fixture *f, struct stamp s, uint32_t epoch)
 {
 	struct msg m = fixture_push_ones(s, fixture_worker(f, s.worker).last_seq + 1);
 
@@ -40,7 +40,7 @@ TEST(evaluation_is_granted_in_portions_before_any_training)
 
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	for (uint32_t i = 0; i < 3; i++) {
 		g = fixture_grant(&f, 9, s, i + 1);
 		assert_int_equal(g.kind, GRANT_EVAL);
@@ -72,7 +72,7 @@ TEST(the_largest_test_set_has_room_for_its_portions)
 	fixture_message(&f, 9, &m);
 	fixture_durable(&f);
 	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	assert_int_equal(fixture_grant(&f, 9, s, 1).eval_count, WIRE_MAX_IMAGES / WIRE_MAX_BATCHES);
 	assert_int_equal(f.core->leases.n_portions, WIRE_MAX_BATCHES);
 	fixture_close(&f);
@@ -88,7 +88,7 @@ TEST(while_others_evaluate_the_rest_train)
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	assert_int_equal(fixture_grant(&f, 9, s, 1).eval_count, 7);
 	assert_int_equal(fixture_grant(&f, 10, t, 1).kind, GRANT_TRAIN);
 	fixture_close(&f);
@@ -104,7 +104,7 @@ TEST(weights_under_evaluation_stand_still)
 	s = fixture_join(&f, 9, "");
 	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
 	fixture_refused(&f, 9, PS_EAGAIN);
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	struct msg m = fixture_push_ones(s, 2);
 	fixture_work(&m, 1, 0, 1);
 	fixture_applied(&f, 9, &m);
@@ -137,7 +137,7 @@ TEST(a_result_that_was_never_granted_is_refused)
 
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	const struct msg_result good = {s, 1, 3, 3, 3, 1.0, 0, {0}};
 	const struct msg_result bad[] = {{s, 1, 1, 3, 1, 1, 0, {0}}, {s, 1, 9, 3, 1, 1, 0, {0}},
 		{s, 1, 7, 0, 0, 1, 0, {0}}, {s, 1, 3, 2, 1, 1, 0, {0}}, {s, 1, 3, 4, 1, 1, 0, {0}},
@@ -177,7 +177,7 @@ TEST(metrics_are_summed_and_survive_a_crash)
 	fixture_message(&f, 9, &hello);
 	fixture_durable(&f);
 	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	for (uint64_t i = 1; i <= 2; i++) {
 		struct msg_grant g = fixture_grant(&f, 9, s, i);
 		struct msg m = {.type = MSG_RESULT,
@@ -205,7 +205,7 @@ TEST(metrics_that_are_not_finite_do_not_count)
 
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	struct msg_grant g = fixture_grant(&f, 9, s, 1);
 	struct msg m = {.type = MSG_RESULT,
 		.result = {s, g.eval_id, g.eval_first, g.eval_count, 0, 1, g.code,
@@ -226,7 +226,7 @@ TEST(a_late_result_of_another_evaluation_is_ignored)
 	s = fixture_join(&f, 9, "");
 	result(&f, 9, s, &g); /* no evaluation is in progress */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	g.eval_id = 2;
 	result(&f, 9, s, &g);
 	g.eval_id = 0;
@@ -245,7 +245,7 @@ TEST(a_portion_whose_worker_vanished_is_granted_again)
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
-	train(&f, s, 0);
+	push_epoch(&f, s, 0);
 	for (uint64_t i = 1; i <= 3; i++) {
 		g = fixture_grant(&f, 9, s, i);
 		if (i < 3)
@@ -276,8 +276,8 @@ TEST(the_next_epoch_ends_only_after_the_last_ones_evaluation)
 	cfg.training.epochs = 3;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
-	train(&f, s, 0);
-	train(&f, s, 1);
+	push_epoch(&f, s, 0);
+	push_epoch(&f, s, 1);
 	assert_int_equal(fixture_count(&f, EFFECT_TRAINED), 0);
 	assert_int_equal(core_training_epoch(f.core), 1);
 	for (uint64_t i = 1; i <= 3; i++) {

@@ -40,7 +40,7 @@ static void assert_finite(const struct core_fixture *f, const char *what, int pu
 }
 
 /* Check that the two snapshots differ only in the ledger. */
-static void assert_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
+static void assert_weights_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
 		assert_int_equal(x->size[i], y->size[i]);
@@ -71,7 +71,7 @@ static struct core_config config_of(const struct trial *t)
 	return cfg;
 }
 
-static struct stamp join(struct core_fixture *f, const struct trial *t, uint32_t peer)
+static struct stamp join_trial(struct core_fixture *f, const struct trial *t, uint32_t peer)
 {
 	struct msg m = fixture_hello("");
 
@@ -83,7 +83,7 @@ static struct stamp join(struct core_fixture *f, const struct trial *t, uint32_t
 }
 
 /* Draws extreme values of both signs, with ordinary values and zeros between them. */
-static void draw(struct rng *r, float g[FIXTURE_PARAMS], int push)
+static void draw_extreme_values(struct rng *r, float g[FIXTURE_PARAMS], int push)
 {
 	static const float size[] = {LARGEST, 1, 1e12f, 0, 1e-20f, LARGEST};
 
@@ -103,7 +103,7 @@ static int push_once(
 	float g[FIXTURE_PARAMS];
 	struct msg_ack a;
 
-	draw(r, g, (int)seq);
+	draw_extreme_values(r, g, (int)seq);
 	fixture_slice(&m, 0, 3, g);
 	fixture_slice(&m, 3, FIXTURE_PARAMS - 3, g + 3);
 	if (t->mode != MODE_DOWNPOUR)
@@ -116,7 +116,7 @@ static int push_once(
 	if (a.reject != REJECT_NONE) {
 		assert_int_equal(a.reject, REJECT_NONFINITE);
 		after = fixture_save(f);
-		assert_untouched(&before, &after);
+		assert_weights_untouched(&before, &after);
 		fixture_drop(&after);
 	}
 	fixture_drop(&before);
@@ -147,7 +147,7 @@ static void run_trial(const struct trial *t)
 	int taken = 0;
 
 	fixture_open(&f, config_of(t));
-	s = join(&f, t, 9);
+	s = join_trial(&f, t, 9);
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	for (int i = 1; i <= PUSHES && f.core->run.ending == END_NOT; i++)
 		taken += push_once(&f, t, s, (uint64_t)i, &r);
@@ -209,7 +209,7 @@ TEST(delay_compensation_does_not_leave_the_numbers)
 
 /* Push the gradient of one batch, in a mode in which the core applies the sum of a step's
  * gradients. */
-static void push_batch(
+static void push_batch_of(
 	struct core_fixture *f, struct stamp s, uint64_t seq, uint32_t i, const float *g)
 {
 	struct msg m = fixture_push(s, seq);
@@ -241,18 +241,18 @@ TEST(sums_do_not_leave_the_numbers)
 		struct core_fixture f;
 
 		fixture_open(&f, config_of(&t));
-		struct stamp s = join(&f, &t, 9);
+		struct stamp s = join_trial(&f, &t, 9);
 		uint64_t seq = 0;
 		for (uint32_t i = 0; i < t.batches; i++) {
 			/* a finite push resets the count of bad pushes, so the worker is not
 			 * excluded */
 			if (i % 16 == 15)
-				push_batch(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
+				push_batch_of(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
 			else
-				push_batch(&f, s, ++seq, i, g);
+				push_batch_of(&f, s, ++seq, i, g);
 		}
 		for (uint32_t i = 0; i < t.batches && f.core->leases.n_done < t.batches; i++)
-			push_batch(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
+			push_batch_of(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
 		assert_true(core_stats(f.core)->version > 0);
 		assert_finite(&f, t.what, (int)seq);
 		assert_saved_well(&f, t.what);
@@ -318,8 +318,8 @@ TEST(a_restart_decides_the_same)
 
 	fixture_open(&f, config_of(&t));
 	fixture_open(&twin, config_of(&t));
-	s = join(&f, &t, 9);
-	other = join(&twin, &t, 9);
+	s = join_trial(&f, &t, 9);
+	other = join_trial(&twin, &t, 9);
 	for (uint64_t i = 1; i <= 100; i++) {
 		int taken = push_once(&f, &t, s, i, &r);
 
@@ -373,7 +373,7 @@ static void assert_below(const float *v, double bound, const char *what)
 
 /* Make steps with one optimizer until the next step would make a value that is not finite. Returns
  * the number of steps. */
-static int walk(struct rng *r)
+static int walk_optim(struct rng *r)
 {
 	const struct optim o = draw_optim(r);
 	struct values v = {.state = {NULL}};
@@ -409,6 +409,6 @@ TEST(bounds_hold_for_any_optimizer)
 	int steps = 0;
 
 	for (int i = 0; i < 3000; i++)
-		steps += walk(&r);
+		steps += walk_optim(&r);
 	assert_true(steps > 3000 * 100);
 }

@@ -8,7 +8,7 @@
 
 /* Returns a configuration with three epochs of 4 batches. The last batch of an epoch has 5
  * images. */
-static struct core_config training(enum mode mode)
+static struct core_config training_in_mode(enum mode mode)
 {
 	struct core_config cfg = fixture_training();
 
@@ -19,7 +19,8 @@ static struct core_config training(enum mode mode)
 
 /* Start a server with two workers, and restart it from a snapshot without pushes. The two workers
  * return, each with `n` pushes to replay. */
-static void crash(struct core_fixture *f, struct core_config cfg, struct stamp s[2], uint64_t n)
+static void crash_after_pushes(
+	struct core_fixture *f, struct core_config cfg, struct stamp s[2], uint64_t n)
 {
 	fixture_open(f, cfg);
 	for (uint32_t i = 0; i < 2; i++)
@@ -29,7 +30,7 @@ static void crash(struct core_fixture *f, struct core_config cfg, struct stamp s
 		s[i] = fixture_come_back(f, 9 + i, s[i], n);
 }
 
-static struct msg replay(struct stamp s, uint64_t seq, uint32_t epoch, uint32_t first)
+static struct msg replay_of(struct stamp s, uint64_t seq, uint32_t epoch, uint32_t first)
 {
 	struct msg m = fixture_batch(s, seq, epoch, first, 1);
 
@@ -41,7 +42,7 @@ static struct msg replay(struct stamp s, uint64_t seq, uint32_t epoch, uint32_t 
 static void taken(struct core_fixture *f, uint32_t i, struct stamp s, uint64_t seq, uint32_t epoch,
 	uint32_t first)
 {
-	struct msg m = replay(s, seq, epoch, first);
+	struct msg m = replay_of(s, seq, epoch, first);
 
 	fixture_applied(f, 9 + i, &m);
 }
@@ -56,12 +57,12 @@ static void assert_images(const struct core_fixture *f, uint64_t first, uint64_t
  * current epoch. again = 1: the server restarts between these replays. */
 static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 {
-	struct core_config cfg = training(mode);
+	struct core_config cfg = training_in_mode(mode);
 	struct core_fixture f;
 	struct stamp s[2];
 
 	cfg.push.buffer_size = buffer_size;
-	crash(&f, cfg, s, 4);
+	crash_after_pushes(&f, cfg, s, 4);
 	taken(&f, 0, s[0], 1, 0, 0);
 	taken(&f, 0, s[0], 2, 0, 1);
 	taken(&f, 0, s[0], 3, 1, 0);
@@ -77,7 +78,7 @@ static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 	taken(&f, 1, s[1], 2, 0, 3);
 	assert_int_equal(core_training_epoch(f.core), 1);
 	assert_images(&f, 35, 20);
-	struct msg m = replay(s[1], 3, 1, 0); /* this batch has already counted */
+	struct msg m = replay_of(s[1], 3, 1, 0); /* this batch has already counted */
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
 	taken(&f, 1, s[1], 4, 1, 1);
 	/* in sync this batch counts only after the evaluation of the first epoch */
@@ -117,7 +118,7 @@ TEST(whole_later_epochs_may_be_replayed)
 	struct core_fixture f;
 	struct stamp s[2];
 
-	crash(&f, training(MODE_DOWNPOUR), s, 8);
+	crash_after_pushes(&f, training_in_mode(MODE_DOWNPOUR), s, 8);
 	for (uint32_t i = 0; i < 8; i++)
 		taken(&f, 0, s[0], 1 + i, 1 + i / 4, i % 4);
 	assert_int_equal(core_training_epoch(f.core), 0);
@@ -133,7 +134,7 @@ TEST(whole_later_epochs_may_be_replayed)
  * rejection. */
 static enum reject after_two_steps(float weight)
 {
-	struct core_config cfg = training(MODE_SYNC);
+	struct core_config cfg = training_in_mode(MODE_SYNC);
 	struct stamp s[2];
 	struct core_fixture f;
 
@@ -149,7 +150,7 @@ static enum reject after_two_steps(float weight)
 		s[i] = fixture_come_back(&f, 9 + i, s[i], 1);
 	taken(&f, 0, s[0], 1, 0, 0);
 	assert_int_equal(f.core->accumulator.pushes, 1);
-	struct msg m = replay(s[1], 1, 1, 0);
+	struct msg m = replay_of(s[1], 1, 1, 0);
 	enum reject reject = fixture_acked(&f, 10, &m).reject;
 	for (uint32_t i = 0; i < FIXTURE_PARAMS; i++)
 		assert_true(isfinite(core_weights(f.core)[i]));
@@ -169,14 +170,14 @@ TEST(only_replays_may_belong_to_the_next_epoch)
 	struct core_fixture f;
 	struct stamp s[2];
 
-	crash(&f, training(MODE_DOWNPOUR), s, 2);
+	crash_after_pushes(&f, training_in_mode(MODE_DOWNPOUR), s, 2);
 	struct msg m = fixture_batch(s[0], 1, 1, 0, 1); /* this push was never acknowledged */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
-	m = replay(s[0], 2, 3, 0); /* the run has no such epoch */
+	m = replay_of(s[0], 2, 3, 0); /* the run has no such epoch */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
-	m = replay(s[0], 3, 1, 0); /* the seq is above the last_seq of the worker's HELLO */
+	m = replay_of(s[0], 3, 1, 0); /* the seq is above the last_seq of the worker's HELLO */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
-	m = replay(s[1], 1, 1, 0);
+	m = replay_of(s[1], 1, 1, 0);
 	m.push.images = 9;
 	fixture_rejected(&f, 10, &m, REJECT_SHAPE);
 	fixture_close(&f);

@@ -202,7 +202,7 @@ TEST(restarts_leave_the_way_as_it_is)
 
 /* With one worker and the same order of events, a restart between any two events changes no bit of
  * the result. A restart in the middle of a pass or a line search changes no bit either. */
-TEST(a_restart_in_any_moment_changes_no_bit)
+TEST(a_restart_in_any_moment_of_a_search_changes_no_bit)
 {
 	float expected[CLUSTER_PARAMS];
 

@@ -28,7 +28,7 @@ static struct core_config with_ratio(void)
 	return cfg;
 }
 
-static void open_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
+static void open_norms_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
 {
 	*t = (struct fleet){0};
 	fixture_open(&t->f, cfg);
@@ -37,7 +37,7 @@ static void open_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
 }
 
 /* Returns a push of worker i whose gradient has this norm. */
-static struct msg gradient(struct fleet *t, uint32_t i, double norm)
+static struct msg push_with_norm(struct fleet *t, uint32_t i, double norm)
 {
 	struct msg m = fixture_push(t->stamp[i], ++t->seq[i]);
 
@@ -50,16 +50,16 @@ static struct msg gradient(struct fleet *t, uint32_t i, double norm)
 static enum reject check_norm(struct fleet *t, uint32_t i, double norm)
 {
 	/* gradients of different batches have slightly different norms */
-	struct msg m = gradient(t, i, norm * (1 + 1e-4 * (double)(t->seq[i] % 97)));
+	struct msg m = push_with_norm(t, i, norm * (1 + 1e-4 * (double)(t->seq[i] % 97)));
 
 	m.push.base_version = t->seq[i];
 	t->f.core->stats.pushes++;
 	return norms_check(t->f.core, &t->f.core->worker[i], &m.push);
 }
 
-static double scale(struct fleet *t, uint32_t i, double norm)
+static double scale_of_push(struct fleet *t, uint32_t i, double norm)
 {
-	struct msg m = gradient(t, i, norm);
+	struct msg m = push_with_norm(t, i, norm);
 
 	return norms_scale(t->f.core, &m.push);
 }
@@ -81,7 +81,7 @@ TEST(a_worker_with_another_mean_is_rejected)
 		struct fleet t;
 		int rejected = 0;
 
-		open_fleet(&t, with_ratio(), WORKERS);
+		open_norms_fleet(&t, with_ratio(), WORKERS);
 		for (int r = 0; r < 40; r++) {
 			honest(&t, 0, WORKERS - 1, 1, 2);
 			rejected += check_norm(&t, WORKERS - 1, 2 * bad[b]) == REJECT_NORM;
@@ -97,7 +97,7 @@ TEST(a_worker_that_turns_bad_is_rejected_soon)
 	struct fleet t;
 	int accepted = 0;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	honest(&t, 0, WORKERS, 50, 1);
 	while (accepted <= 20 && check_norm(&t, 4, 50) == REJECT_NONE) {
 		honest(&t, 0, 4, 1, 1);
@@ -113,7 +113,7 @@ TEST(one_large_gradient_among_the_first_is_no_reason)
 	for (int large = 0; large < 4; large++) {
 		struct fleet t;
 
-		open_fleet(&t, with_ratio(), WORKERS);
+		open_norms_fleet(&t, with_ratio(), WORKERS);
 		honest(&t, 0, WORKERS - 1, 1, 1);
 		for (int n = 0; n < 4; n++)
 			assert_int_equal(check_norm(&t, 4, n == large ? 5e4 : 1), REJECT_NONE);
@@ -125,10 +125,10 @@ TEST(one_large_gradient_is_scaled_and_a_huge_one_is_rejected)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), 3);
+	open_norms_fleet(&t, with_ratio(), 3);
 	honest(&t, 0, 3, 20, 1);
-	assert_true(scale(&t, 0, 3.9) >= 1);
-	double s = scale(&t, 0, 50); /* both yardsticks are between 1 and 1.2 */
+	assert_true(scale_of_push(&t, 0, 3.9) >= 1);
+	double s = scale_of_push(&t, 0, 50); /* both yardsticks are between 1 and 1.2 */
 	assert_true(50 * s >= RATIO && 50 * s <= 1.2 * RATIO);
 	assert_int_equal(check_norm(&t, 0, 50), REJECT_NONE);
 	assert_int_equal(check_norm(&t, 0, 1e15), REJECT_NORM);
@@ -143,7 +143,7 @@ TEST(norms_that_change_for_all_are_no_reason)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (double norm = 1; norm < 1e6; norm *= 30)
 		honest(&t, 0, WORKERS, 40, norm);
 	for (double norm = 1e6; norm > 1e-6; norm /= 30)
@@ -157,7 +157,7 @@ TEST(a_slow_worker_is_compared_with_the_norms_of_its_time)
 	struct fleet t;
 	double norm = 100;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (int r = 0; r < 30; r++, norm *= 0.6) {
 		honest(&t, 0, 4, 12, norm);
 		assert_int_equal(check_norm(&t, 4, norm), REJECT_NONE);
@@ -169,11 +169,11 @@ TEST(fewer_than_three_workers_have_no_majority)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), 2);
+	open_norms_fleet(&t, with_ratio(), 2);
 	for (int r = 0; r < 50; r++) {
 		assert_int_equal(check_norm(&t, 0, 1), REJECT_NONE);
 		assert_int_equal(check_norm(&t, 1, 1e9), REJECT_NONE);
-		assert_true(scale(&t, 1, 1e9) >= 1);
+		assert_true(scale_of_push(&t, 1, 1e9) >= 1);
 	}
 	fixture_close(&t.f);
 }
@@ -182,19 +182,19 @@ TEST(two_of_five_cannot_move_the_yardstick)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	honest(&t, 0, 3, 10, 1);
 	for (int r = 0; r < 50; r++) {
 		(void)check_norm(&t, 3, 1e9);
 		(void)check_norm(&t, 4, 1e9);
 		honest(&t, 0, 3, 1, 1);
 	}
-	double s = scale(&t, 0, 50);
+	double s = scale_of_push(&t, 0, 50);
 	assert_true(50 * s <= 1.2 * RATIO);
 	fixture_close(&t.f);
 }
 
-static void set_key(struct fleet *t, uint32_t i, char key)
+static void set_owner_key(struct fleet *t, uint32_t i, char key)
 {
 	t->f.core->worker[i].session.owner[0] = key;
 }
@@ -204,15 +204,15 @@ TEST(a_key_with_many_slots_cannot_move_the_yardstick)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (uint32_t i = 0; i < WORKERS; i++)
-		set_key(&t, i, "aaabc"[i]);
+		set_owner_key(&t, i, "aaabc"[i]);
 	for (int r = 0; r < 50; r++) {
 		for (uint32_t i = 0; i < 3; i++)
 			(void)check_norm(&t, i, 1e4);
 		honest(&t, 3, WORKERS, 1, 1);
 	}
-	double s = scale(&t, 4, 50);
+	double s = scale_of_push(&t, 4, 50);
 	assert_true(50 * s <= 1.2 * RATIO);
 	fixture_close(&t.f);
 }
@@ -222,11 +222,11 @@ TEST(with_two_keys_each_worker_counts)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (uint32_t i = 0; i < WORKERS; i++)
-		set_key(&t, i, "aaaab"[i]);
+		set_owner_key(&t, i, "aaaab"[i]);
 	honest(&t, 0, 4, 10, 1);
-	double s = scale(&t, 4, 50);
+	double s = scale_of_push(&t, 4, 50);
 	assert_true(50 * s <= 1.2 * RATIO);
 	fixture_close(&t.f);
 }
@@ -239,7 +239,7 @@ TEST(a_run_without_a_data_set_compares_no_means)
 	struct fleet t;
 
 	cfg.training.epochs = 0;
-	open_fleet(&t, cfg, WORKERS);
+	open_norms_fleet(&t, cfg, WORKERS);
 	for (int r = 0; r < 50; r++) {
 		honest(&t, 0, 4, 1, 1);
 		assert_int_equal(check_norm(&t, 4, 20), REJECT_NONE);
@@ -254,10 +254,10 @@ TEST(ratio_0_compares_nothing)
 	struct fleet t;
 
 	cfg.limits.norm_ratio = 0;
-	open_fleet(&t, cfg, WORKERS);
+	open_norms_fleet(&t, cfg, WORKERS);
 	honest(&t, 0, 4, 50, 1);
 	assert_int_equal(check_norm(&t, 4, 1e14), REJECT_NONE);
-	assert_true(scale(&t, 4, 1e14) >= 1);
+	assert_true(scale_of_push(&t, 4, 1e14) >= 1);
 	fixture_close(&t.f);
 }
 
@@ -267,9 +267,9 @@ static void open_majority(struct fleet *t)
 	struct core_config cfg = with_ratio();
 
 	cfg.training.epochs = 0;
-	open_fleet(t, cfg, WORKERS);
+	open_norms_fleet(t, cfg, WORKERS);
 	for (uint32_t i = 0; i < WORKERS - 1; i++) {
-		struct msg m = gradient(t, i, 1);
+		struct msg m = push_with_norm(t, i, 1);
 
 		fixture_applied(&t->f, 9 + i, &m);
 	}
@@ -282,7 +282,7 @@ TEST(a_worker_with_wild_norms_is_excluded)
 
 	open_majority(&t);
 	for (int n = 0; n < 20; n++) {
-		struct msg m = gradient(&t, 4, 1e6);
+		struct msg m = push_with_norm(&t, 4, 1e6);
 
 		fixture_rejected(&t.f, 13, &m, REJECT_NORM);
 	}
@@ -297,9 +297,9 @@ TEST(work_of_a_later_epoch_excludes_nobody)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (int n = 0; n < 40; n++) {
-		struct msg m = gradient(&t, 4, 1);
+		struct msg m = push_with_norm(&t, 4, 1);
 
 		fixture_work(&m, 1, 0, 1);
 		fixture_rejected(&t.f, 13, &m, REJECT_SHAPE);
@@ -315,10 +315,10 @@ TEST(a_replay_counts_whatever_its_norm_is)
 	open_majority(&t);
 	/* as after HELLO of a resumed session with this last_seq */
 	t.f.core->worker[4].ledger.replay_target = 1;
-	struct msg replay = gradient(&t, 4, 1e6);
+	struct msg replay = push_with_norm(&t, 4, 1e6);
 	replay.push.verdict = VERDICT_OK;
 	fixture_applied(&t.f, 13, &replay);
-	struct msg later = gradient(&t, 4, 1e6); /* the same gradient, but no replay */
+	struct msg later = push_with_norm(&t, 4, 1e6); /* the same gradient, but no replay */
 	fixture_rejected(&t.f, 13, &later, REJECT_NORM);
 	fixture_close(&t.f);
 }
@@ -327,7 +327,7 @@ TEST(a_restart_keeps_what_is_known_of_the_norms)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	honest(&t, 0, WORKERS, 20, 3);
 	struct worker_norms before = t.f.core->worker[2].norms;
 	fixture_restart(&t.f);
@@ -345,13 +345,13 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	const char *why;
 
 	cfg.limits.norm_ratio = 0;
-	open_fleet(&t, cfg, WORKERS);
+	open_norms_fleet(&t, cfg, WORKERS);
 	honest(&t, 0, WORKERS, 20, 3);
 	assert_int_equal(snapshot_size(t.f.core, SNAPSHOT_NORMS), 0);
 	fixture_close(&t.f);
 
 	cfg = with_ratio();
-	open_fleet(&t, cfg, WORKERS);
+	open_norms_fleet(&t, cfg, WORKERS);
 	assert_int_not_equal(snapshot_size(t.f.core, SNAPSHOT_NORMS), 0);
 	snapshot = fixture_save(&t.f);
 	fixture_close(&t.f);
@@ -370,11 +370,11 @@ TEST(other_gradients_of_the_same_norm_are_no_reason)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	honest(&t, 0, WORKERS, 4, 1);
 	struct worker *w = &t.f.core->worker[4];
 	for (uint64_t n = 0; n < 40; n++) {
-		struct msg m = gradient(&t, 4, 1);
+		struct msg m = push_with_norm(&t, 4, 1);
 
 		t.g[n % FIXTURE_PARAMS] *= -1;
 		m.push.base_version = 500 + n;
@@ -387,9 +387,9 @@ TEST(the_same_gradient_again_is_rejected)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	honest(&t, 0, WORKERS, 3, 1);
-	struct msg m = gradient(&t, 4, 1);
+	struct msg m = push_with_norm(&t, 4, 1);
 	struct worker *w = &t.f.core->worker[4];
 	m.push.base_version = 500;
 	assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NONE);
@@ -410,9 +410,9 @@ TEST(a_restart_keeps_the_last_gradient)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	honest(&t, 0, WORKERS, 3, 1);
-	struct msg m = gradient(&t, 4, 1);
+	struct msg m = push_with_norm(&t, 4, 1);
 	m.push.base_version = 500;
 	for (int n = 0; n < 2; n++)
 		assert_int_equal(norms_check(t.f.core, &t.f.core->worker[4], &m.push), REJECT_NONE);
@@ -430,7 +430,7 @@ TEST(weights_of_almost_0_are_no_yardstick)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		t.f.core->store.weights[i] = 1e-15f;
 	assert_int_equal(check_norm(&t, 4, 1), REJECT_NONE);
@@ -443,13 +443,13 @@ TEST(the_first_gradients_are_compared_with_the_weights)
 {
 	struct fleet t;
 
-	open_fleet(&t, with_ratio(), WORKERS);
+	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		t.f.core->store.weights[i] = 0.5f;
 	assert_int_equal(check_norm(&t, 4, 1e10), REJECT_NORM);
 	assert_int_equal(check_norm(&t, 0, 100), REJECT_NONE);
 	fixture_close(&t.f);
-	open_fleet(&t, with_ratio(), 2);
+	open_norms_fleet(&t, with_ratio(), 2);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		t.f.core->store.weights[i] = 0.5f;
 	assert_int_equal(check_norm(&t, 1, 1e10), REJECT_NONE);

@@ -16,7 +16,7 @@ static const char *const kind_names[] = {
 /* ---- PyTorch -------------------------------------------------------------------------------- */
 
 /* Returns the largest difference of a weight, relative to the largest weight. */
-static double distance(const float *ours, const float *theirs)
+static double relative_distance(const float *ours, const float *theirs)
 {
 	double max = 0, largest = 0;
 
@@ -55,7 +55,7 @@ static double distance_from(const struct torch_case *f)
 
 		optim_apply(&f->optim, &step, w, w, g, vectors, TORCH_VALUES);
 		if ((t + 1) % TORCH_EVERY == 0)
-			max = fmax(max, distance(w, f->weights[t / TORCH_EVERY]));
+			max = fmax(max, relative_distance(w, f->weights[t / TORCH_EVERY]));
 	}
 	return max;
 }
@@ -81,7 +81,7 @@ TEST(no_two_cases_are_the_same)
 
 	for (size_t i = 0; i < TORCH_CASES; i++)
 		for (size_t k = 0; k < i; k++)
-			assert_true(distance(torch_case[i].weights[last],
+			assert_true(relative_distance(torch_case[i].weights[last],
 					    torch_case[k].weights[last]) > 1e-4);
 }
 
@@ -112,7 +112,7 @@ static void through_the_core(const struct torch_case *torch, struct rng *r)
 		m.push.base_version = t;
 		fixture_applied(&f, 9, &m);
 		if ((t + 1) % TORCH_EVERY == 0)
-			assert_true(distance(core_weights(f.core),
+			assert_true(relative_distance(core_weights(f.core),
 					    torch->weights[t / TORCH_EVERY]) <= 1e-6);
 	}
 	fixture_close(&f);
@@ -188,7 +188,7 @@ static void plain_step(
 		v->state[1][i] = y;
 }
 
-static void random_values(struct rng *r, float *v, size_t n, float from)
+static void random_values_from(struct rng *r, float *v, size_t n, float from)
 {
 	for (size_t i = 0; i < n; i++)
 		v[i] = from + (1 - from) * (float)rng_unit(r);
@@ -203,10 +203,10 @@ static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 	struct vectors plain, apart, place;
 	float g[N], to[N];
 
-	random_values(r, g, N, -1);
-	random_values(r, plain.w, N, -1);
-	random_values(r, plain.state[0], N, 0);
-	random_values(r, plain.state[1], N, 0);
+	random_values_from(r, g, N, -1);
+	random_values_from(r, plain.w, N, -1);
+	random_values_from(r, plain.state[0], N, 0);
+	random_values_from(r, plain.state[1], N, 0);
 	for (size_t i = 0; i < N;
 		i += 5) { /* near the smallest normal float32 and its square root */
 		g[i] *= i % 2 ? 3e-38f : 3e-19f;

@@ -513,7 +513,7 @@ static struct msg hello_of(const char *name, const char *key)
 }
 
 /* Joins on connection `peer`. */
-static struct stamp join_with_key(
+static struct stamp join_under_key(
 	struct core_fixture *f, uint32_t peer, const char *name, const char *key)
 {
 	struct msg m = hello_of(name, key);
@@ -523,7 +523,7 @@ static struct stamp join_with_key(
 	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
 }
 
-static void assert_refused(struct core_fixture *f, const char *name, const char *key)
+static void assert_quarantined(struct core_fixture *f, const char *name, const char *key)
 {
 	struct msg m = hello_of(name, key);
 
@@ -533,9 +533,9 @@ static void assert_refused(struct core_fixture *f, const char *name, const char 
 }
 
 /* A process joins on connection 9 and sends bad pushes until it is excluded. */
-static void exclude(struct core_fixture *f, const char *name, const char *key)
+static void exclude_with_nan(struct core_fixture *f, const char *name, const char *key)
 {
-	struct stamp s = join_with_key(f, 9, name, key);
+	struct stamp s = join_under_key(f, 9, name, key);
 
 	push_nan(f, 9, s, fixture_worker(f, s.worker).last_seq + 1, PATIENCE);
 	assert_excluded(f, 9);
@@ -574,7 +574,7 @@ TEST(after_three_exclusions_a_worker_is_refused_until_it_is_released)
 	open_with_good(&f);
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(count_quarantined(&f), 0);
-		exclude(&f, "bad", "");
+		exclude_with_nan(&f, "bad", "");
 		assert_int_equal(fixture_effect(&f, EFFECT_WORKER)->change,
 			i < 2 ? WORKER_EXCLUDED : WORKER_QUARANTINED);
 	}
@@ -583,17 +583,17 @@ TEST(after_three_exclusions_a_worker_is_refused_until_it_is_released)
 	assert_string_equal(v.owner, "");
 	assert_int_equal(v.exclusions, 3);
 	assert_true(fixture_worker(&f, 2).quarantined);
-	assert_refused(&f, "bad", "");
+	assert_quarantined(&f, "bad", "");
 	fixture_join(&f, 7, "other"); /* join another worker, and one without a name */
 	fixture_join(&f, 6, "");
 	send_release(&f, "other");
 	fixture_refused(&f, 20, PS_EUSAGE);
-	assert_refused(&f, "bad", "");
+	assert_quarantined(&f, "bad", "");
 	send_release(&f, "bad");
 	assert_int_equal(fixture_sent(&f, 20, MSG_ADMIN)->admin.verb, ADMIN_RELEASE);
 	assert_int_equal(fixture_sent(&f, 20, MSG_ADMIN)->admin.reply, 1);
 	assert_int_equal(count_quarantined(&f), 0);
-	exclude(&f, "bad", ""); /* the exclusions of "bad" count from 0 again */
+	exclude_with_nan(&f, "bad", ""); /* the exclusions of "bad" count from 0 again */
 	fixture_join(&f, 9, "bad");
 	fixture_close(&f);
 }
@@ -608,15 +608,15 @@ TEST(a_key_in_quarantine_cannot_join_with_another_name)
 	struct core_fixture f;
 
 	open_with_good(&f);
-	struct stamp live = join_with_key(&f, 7, "d", KEY_BAD);
-	exclude(&f, "a", KEY_BAD);
-	exclude(&f, "b", KEY_BAD);
-	exclude(&f, "", KEY_BAD);
+	struct stamp live = join_under_key(&f, 7, "d", KEY_BAD);
+	exclude_with_nan(&f, "a", KEY_BAD);
+	exclude_with_nan(&f, "b", KEY_BAD);
+	exclude_with_nan(&f, "", KEY_BAD);
 	assert_int_equal(count_quarantined(&f), 1);
-	assert_refused(&f, "a", KEY_BAD);
-	assert_refused(&f, "e", KEY_BAD);
-	assert_refused(&f, "", KEY_BAD);
-	join_with_key(&f, 6, "e", KEY_GOOD);
+	assert_quarantined(&f, "a", KEY_BAD);
+	assert_quarantined(&f, "e", KEY_BAD);
+	assert_quarantined(&f, "", KEY_BAD);
+	join_under_key(&f, 6, "e", KEY_GOOD);
 	push_well(&f, 7, live, 1);
 	struct msg m = fixture_resume(live, 1, 0);
 	memcpy(m.hello.owner, KEY_BAD, sizeof(KEY_BAD));
@@ -625,7 +625,7 @@ TEST(a_key_in_quarantine_cannot_join_with_another_name)
 	send_release(&f, "aaaaaaa"); /* seven characters are too few */
 	fixture_refused(&f, 20, PS_EUSAGE);
 	send_release(&f, "aaaaaaaa");
-	join_with_key(&f, 9, "a", KEY_BAD);
+	join_under_key(&f, 9, "a", KEY_BAD);
 	fixture_close(&f);
 }
 
@@ -639,7 +639,7 @@ TEST(one_of_three_keys_cannot_end_the_run_as_diverged)
 	cfg.sessions.max_workers = 5;
 	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < 5; i++)
-		s[i] = join_with_key(&f, 7 + i, "", (const char[2]){"aaabc"[i]});
+		s[i] = join_under_key(&f, 7 + i, "", (const char[2]){"aaabc"[i]});
 	for (uint32_t i = 3; i < 5; i++)
 		push_well(&f, 7 + i, s[i], 1);
 	for (uint32_t i = 0; i < 3; i++)
@@ -658,7 +658,7 @@ TEST(an_ended_session_does_not_evade_quarantine)
 	struct core_fixture f;
 
 	open_with_good(&f);
-	struct stamp ended = join_with_key(&f, 7, "d", KEY_BAD);
+	struct stamp ended = join_under_key(&f, 7, "d", KEY_BAD);
 	fixture_bye(&f, 7, ended);
 	struct msg m = fixture_resume(ended, 0, 0);
 	memcpy(m.hello.owner, KEY_BAD, sizeof(KEY_BAD));
@@ -666,9 +666,9 @@ TEST(an_ended_session_does_not_evade_quarantine)
 	fixture_message(&f, 27, &m);
 	assert_non_null(fixture_sent(&f, 27, MSG_WELCOME));
 	fixture_bye(&f, 27, ended);
-	exclude(&f, "a", KEY_BAD);
-	exclude(&f, "a", KEY_BAD);
-	exclude(&f, "a", KEY_BAD);
+	exclude_with_nan(&f, "a", KEY_BAD);
+	exclude_with_nan(&f, "a", KEY_BAD);
+	exclude_with_nan(&f, "a", KEY_BAD);
 	fixture_message(&f, 27, &m);
 	fixture_refused(&f, 27, PS_EQUARANTINE);
 	fixture_close(&f);
@@ -686,7 +686,7 @@ TEST(a_claim_of_lost_state_does_not_evade_quarantine)
 	struct stamp good = fixture_join(&f, 8, "good");
 	push_well(&f, 8, good, 1);
 	for (int i = 0; i < 3; i++)
-		exclude(&f, "bad", "");
+		exclude_with_nan(&f, "bad", "");
 	struct stamp claim = {.run = cfg.run, .term = 4, .worker = 3, .incarnation = 1};
 	struct msg m = fixture_resume(claim, 1, 1);
 	memcpy(m.hello.name, "bad", 4);
@@ -704,16 +704,16 @@ TEST(a_restart_keeps_the_quarantine_and_its_end)
 
 	open_with_good(&f);
 	assert_int_equal(snapshot_size(f.core, SNAPSHOT_QUARANTINE), 0);
-	exclude(&f, "bad", KEY_BAD);
+	exclude_with_nan(&f, "bad", KEY_BAD);
 	fixture_restart(&f);
-	exclude(&f, "bad", KEY_BAD);
-	exclude(&f, "bad", KEY_BAD);
+	exclude_with_nan(&f, "bad", KEY_BAD);
+	exclude_with_nan(&f, "bad", KEY_BAD);
 	fixture_restart(&f);
-	assert_refused(&f, "bad", KEY_BAD);
+	assert_quarantined(&f, "bad", KEY_BAD);
 	send_release(&f, KEY_BAD);
 	assert_non_null(fixture_sent(&f, 20, MSG_ADMIN));
 	fixture_restart(&f);
-	join_with_key(&f, 9, "bad", KEY_BAD);
+	join_under_key(&f, 9, "bad", KEY_BAD);
 	assert_int_equal(snapshot_size(f.core, SNAPSHOT_QUARANTINE), 0);
 	fixture_close(&f);
 }
@@ -725,7 +725,7 @@ TEST(a_release_is_saved_at_once)
 
 	open_with_good(&f);
 	for (int i = 0; i < 3; i++)
-		exclude(&f, "bad", "");
+		exclude_with_nan(&f, "bad", "");
 	struct core_snapshot snapshot = fixture_save(&f);
 	fixture_close(&f);
 	fixture_load(&f, fixture_config(), &snapshot);
@@ -747,7 +747,7 @@ TEST(a_snapshot_with_an_impossible_quarantine_is_refused)
 	const char *why;
 
 	open_with_good(&f);
-	exclude(&f, "bad", "");
+	exclude_with_nan(&f, "bad", "");
 	struct core_snapshot snapshot = fixture_save(&f);
 	unsigned char *section = snapshot.data[SNAPSHOT_QUARANTINE];
 	size_t size = snapshot.size[SNAPSHOT_QUARANTINE];
@@ -782,7 +782,7 @@ TEST(a_snapshot_with_two_entries_for_one_worker_is_refused)
 	const char *why;
 
 	open_with_good(&f);
-	exclude(&f, "bad", "");
+	exclude_with_nan(&f, "bad", "");
 	f.core->quarantine.entry[1] = f.core->quarantine.entry[0];
 	f.core->quarantine.n = 2;
 	struct core_snapshot snapshot = fixture_save(&f);

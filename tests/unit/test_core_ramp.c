@@ -85,7 +85,7 @@ TEST(in_ssp_the_bound_holds_besides)
 	}
 }
 
-static void start(struct cluster *k, uint32_t warm, uint32_t ramp)
+static void start_ramp(struct cluster *k, uint32_t warm, uint32_t ramp)
 {
 	struct core_config cfg = ramp_config(MODE_DOWNPOUR);
 
@@ -100,13 +100,13 @@ TEST(without_a_ramp_all_start_at_once)
 {
 	struct cluster k;
 
-	start(&k, 1, 0);
+	start_ramp(&k, 1, 0);
 	assert_int_equal(at_work(&k), 1);
 	cluster_push(&k, 0);
 	cluster_request(&k, 0);
 	assert_int_equal(at_work(&k), CLUSTER_WORKERS);
 	cluster_close(&k);
-	start(&k, 0, RAMP); /* without a warm start there is no ramp */
+	start_ramp(&k, 0, RAMP); /* without a warm start there is no ramp */
 	assert_int_equal(at_work(&k), CLUSTER_WORKERS);
 	cluster_close(&k);
 }
@@ -117,7 +117,7 @@ TEST(a_suspected_worker_makes_room)
 {
 	struct cluster k;
 
-	start(&k, 1, 1000);
+	start_ramp(&k, 1, 1000);
 	cluster_push(&k, 0);
 	cluster_request(&k, 0);
 	assert_int_equal(at_work(&k), 2);

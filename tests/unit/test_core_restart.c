@@ -291,7 +291,8 @@ TEST(a_smaller_replay_window_keeps_the_newest_decisions)
 
 /* ---- options that may not change ------------------------------------------------------------ */
 
-static void refused_for(const struct core_snapshot *img, struct core_config cfg, const char *option)
+static void assert_restart_refused(
+	const struct core_snapshot *img, struct core_config cfg, const char *option)
 {
 	struct core_fixture f;
 	const char *why = NULL;
@@ -310,25 +311,25 @@ TEST(what_cannot_be_continued_is_refused_by_name)
 
 	cfg = good;
 	cfg.model_fingerprint++;
-	refused_for(&img, cfg, "--model");
+	assert_restart_refused(&img, cfg, "--model");
 	cfg = good;
 	cfg.n_params--;
-	refused_for(&img, cfg, "--model");
+	assert_restart_refused(&img, cfg, "--model");
 	cfg = good;
 	cfg.training.seed++;
-	refused_for(&img, cfg, "--seed");
+	assert_restart_refused(&img, cfg, "--seed");
 	cfg = good;
 	cfg.training.batch_size = 35;
-	refused_for(&img, cfg, "--batch-size");
+	assert_restart_refused(&img, cfg, "--batch-size");
 	cfg = good;
 	cfg.optim.kind = OPTIM_ADAGRAD;
-	refused_for(&img, cfg, "--optimizer");
+	assert_restart_refused(&img, cfg, "--optimizer");
 	cfg = good;
 	cfg.training.epochs = 0;
-	refused_for(&img, cfg, "--epochs");
+	assert_restart_refused(&img, cfg, "--epochs");
 	cfg = good;
 	cfg.training.epochs = 1; /* the second epoch is in training, so one epoch is too few */
-	refused_for(&img, cfg, "--epochs");
+	assert_restart_refused(&img, cfg, "--epochs");
 	fixture_drop(&img);
 }
 
@@ -344,7 +345,7 @@ TEST(fewer_slots_than_workers_are_refused_by_name)
 	img = fixture_save(&f);
 	fixture_close(&f);
 	cfg.sessions.max_workers = 1;
-	refused_for(&img, cfg, "--max-workers");
+	assert_restart_refused(&img, cfg, "--max-workers");
 	cfg.sessions.max_workers = 2;
 	fixture_load(&f, cfg, &img);
 	fixture_close(&f);

@@ -6,7 +6,7 @@
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-static struct stamp resume(
+static struct stamp resume_session(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last, uint64_t durable)
 {
 	struct msg m = fixture_resume(s, last, durable);
@@ -23,11 +23,11 @@ TEST(a_live_worker_goes_on_at_once_over_a_new_connection)
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_training(), 0), again;
 
-	again = resume(&f, 20, s, 0, 0);
+	again = resume_session(&f, 20, s, 0, 0);
 	assert_memory_equal(&again, &s, sizeof(s));
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
-	resume(&f, 21, s, 0, 0);
+	resume_session(&f, 21, s, 0, 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
 	fixture_lease(&f, 21, s, 1);
 	assert_non_null(fixture_sent(&f, 21, MSG_GRANT));
@@ -44,7 +44,7 @@ TEST(a_lease_asked_for_before_is_granted_on_the_new_connection)
 	s = fixture_open_with_pushes(&f, cfg, 0);
 	fixture_lease(&f, 9, s, 1);
 	fixture_gone(&f, 9);
-	resume(&f, 20, s, 0, 0);
+	resume_session(&f, 20, s, 0, 0);
 	fixture_join(&f, 10, "");
 	assert_null(fixture_sent(&f, 9, MSG_GRANT));
 	assert_non_null(fixture_sent(&f, 20, MSG_GRANT));
@@ -111,7 +111,8 @@ TEST(a_delayed_hello_is_ignored)
 
 /* Restart a server from a snapshot with `kept` pushes of worker 1. Worker 1 is away. Worker 1
  * returns with more pushes when a test assumes that the crash has lost some. */
-static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64_t kept)
+static struct stamp crash_after_checkpoint(
+	struct core_fixture *f, struct core_config cfg, uint64_t kept)
 {
 	struct stamp s = fixture_open_with_pushes(f, cfg, kept);
 
@@ -124,12 +125,12 @@ static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64
 TEST(after_a_crash_a_worker_continues_in_the_new_term)
 {
 	struct core_fixture f;
-	struct stamp s = crash(&f, fixture_config(), 2), again;
+	struct stamp s = crash_after_checkpoint(&f, fixture_config(), 2), again;
 	struct msg m = fixture_push_ones(s, 3);
 
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_ETERM);
-	again = resume(&f, 9, s, 4, 1);
+	again = resume_session(&f, 9, s, 4, 1);
 	assert_int_equal(again.worker, s.worker);
 	assert_int_equal(again.incarnation, s.incarnation);
 	assert_int_equal(again.term, s.term + 1);
@@ -148,7 +149,7 @@ TEST(after_a_crash_a_worker_continues_in_the_new_term)
 TEST(a_worker_whose_durable_pushes_were_lost_is_refused)
 {
 	struct core_fixture f;
-	struct stamp s = crash(&f, fixture_config(), 2);
+	struct stamp s = crash_after_checkpoint(&f, fixture_config(), 2);
 	/* the worker has released pushes 1 to 5, which the server does not have */
 	struct msg m = fixture_resume(s, 7, 5);
 
@@ -191,9 +192,9 @@ TEST(with_accept_rollback_a_worker_continues_after_the_lost_pushes)
 
 	cfg.sessions.accept_rollback = 1;
 	cfg.sessions.replay_window = 4;
-	s = crash(&f, cfg, 2);
+	s = crash_after_checkpoint(&f, cfg, 2);
 	s.incarnation = 3;
-	again = resume(&f, 9, s, 7, 5);
+	again = resume_session(&f, 9, s, 7, 5);
 	assert_int_equal(again.incarnation, 3);
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.last_seq, 5);
 	/* the crash lost the decisions on pushes 3 to 5 */
@@ -223,7 +224,7 @@ TEST(a_rollback_is_accepted_within_bounds)
 	struct msg m;
 
 	cfg.sessions.accept_rollback = 1;
-	s = crash(&f, cfg, 2);
+	s = crash_after_checkpoint(&f, cfg, 2);
 	far = s;
 	far.incarnation = UINT32_MAX;
 	m = fixture_resume(far, 7, 5);
@@ -239,7 +240,7 @@ TEST(a_rollback_is_accepted_within_bounds)
 	m = fixture_resume(far, 7, 5);
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EROLLEDBACK);
-	s = resume(&f, 9, s, 7, 5);
+	s = resume_session(&f, 9, s, 7, 5);
 	s.term--;
 	s.incarnation++;
 	m = fixture_resume(s, 9, 9); /* a live worker now uses the slot */
@@ -291,7 +292,7 @@ TEST(an_absent_worker_is_lost_once_and_can_still_resume)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
-	struct stamp s = crash(&f, cfg, 2);
+	struct stamp s = crash_after_checkpoint(&f, cfg, 2);
 
 	fixture_tick(&f, 0);
 	fixture_tick(&f, cfg.sessions.dead_ms);
@@ -304,7 +305,7 @@ TEST(an_absent_worker_is_lost_once_and_can_still_resume)
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_count(&f, EFFECT_WORKER), 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
-	resume(&f, 9, s, 2, 2);
+	resume_session(&f, 9, s, 2, 2);
 	assert_true(reports(&f, WORKER_BACK));
 	assert_int_equal(core_stats(f.core)->deaths, 1);
 	fixture_restart(&f);
@@ -326,13 +327,13 @@ TEST(a_worker_that_owes_replays_keeps_its_slot)
 	struct msg m = fixture_hello("");
 
 	cfg.sessions.max_workers = 1;
-	s = crash(&f, cfg, 2);
-	again = resume(&f, 9, s, 4, 0); /* the worker must replay pushes 3 and 4 */
+	s = crash_after_checkpoint(&f, cfg, 2);
+	again = resume_session(&f, 9, s, 4, 0); /* the worker must replay pushes 3 and 4 */
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EFULL);
-	resume(&f, 9, again, 4, 0);
+	resume_session(&f, 9, again, 4, 0);
 	for (uint64_t seq = 3; seq <= 4; seq++) {
 		m = fixture_push_ones(again, seq);
 		fixture_applied(&f, 9, &m);

@@ -16,7 +16,7 @@ static struct core_config with_key(struct core_config cfg)
 }
 
 /* Returns a push with all batches of the grant `g`, and with its code. */
-static struct msg push_of(struct stamp s, uint64_t seq, const struct msg_grant *g)
+static struct msg push_of_grant(struct stamp s, uint64_t seq, const struct msg_grant *g)
 {
 	struct msg m = fixture_batch(s, seq, g->work.epoch, g->work.first, g->work.count);
 
@@ -49,7 +49,7 @@ TEST(a_run_cannot_be_forged_by_pushes_without_leases)
 	struct msg_grant own = fixture_train(&f, 10, b, 1);
 	m = fixture_batch(a, 1, 0, 0, 1); /* the server has granted nothing to worker a */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
-	m = push_of(a, 2, &own); /* this is the grant of another worker */
+	m = push_of_grant(a, 2, &own); /* this is the grant of another worker */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	m = fixture_batch(a, 3, 0, 0, 1);
 	m.push.grant_count = 4; /* worker a guesses a code */
@@ -60,9 +60,9 @@ TEST(a_run_cannot_be_forged_by_pushes_without_leases)
 	m = fixture_batch(a, 4, 0, mine.work.first, mine.work.count + 1);
 	fixture_rejected(
 		&f, 9, &m, mine.work.first + mine.work.count < 4 ? REJECT_WORK : REJECT_SHAPE);
-	m = push_of(a, 5, &mine);
+	m = push_of_grant(a, 5, &mine);
 	fixture_applied(&f, 9, &m);
-	m = push_of(b, 1, &own);
+	m = push_of_grant(b, 1, &own);
 	fixture_applied(&f, 10, &m);
 	fixture_close(&f);
 }
@@ -80,7 +80,7 @@ TEST(late_results_of_an_ended_grant_count)
 	/* pretend that the newest grant has other batches */
 	f.core->worker[0].lease.grant.work.first = 3;
 	f.core->worker[0].lease.grant.work.count = 1;
-	m = push_of(s, 1, &first);
+	m = push_of_grant(s, 1, &first);
 	fixture_applied(&f, 9, &m);
 	fixture_close(&f);
 }
@@ -100,12 +100,12 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	snapshot = fixture_save(&f);
 	struct msg_grant g = fixture_train(&f, 9, s, 1);
 	assert_int_not_equal(g.code, 0);
-	one = push_of(s, 1, &g);
+	one = push_of_grant(s, 1, &g);
 	one.push.work.count = 1;
 	one.push.images = 10;
 	const struct msg_ack ack = fixture_acked(&f, 9, &one);
 	assert_int_equal(ack.verdict, VERDICT_OK);
-	two = push_of(s, 2, &g);
+	two = push_of_grant(s, 2, &g);
 	two.push.work = (struct work){0, g.work.first + 1, 1};
 	two.push.images = 10;
 	fixture_close(&f);
@@ -282,7 +282,7 @@ TEST(a_code_fits_one_push_of_one_incarnation)
 	fixture_close(&f);
 }
 
-static struct msg result_of(struct stamp s, const struct msg_grant *g, uint32_t correct)
+static struct msg result_of_grant(struct stamp s, const struct msg_grant *g, uint32_t correct)
 {
 	return (struct msg){.type = MSG_RESULT,
 		.result = {.stamp = s,
@@ -305,18 +305,18 @@ TEST(results_without_a_grant_are_ignored)
 	b = fixture_join(&f, 10, "b");
 	for (uint64_t n = 1; !f.core->leases.evaluating; n++) {
 		g = fixture_train(&f, 9, a, n);
-		m = push_of(a, n, &g);
+		m = push_of_grant(a, n, &g);
 		fixture_applied(&f, 9, &m);
 	}
 	g = fixture_grant(&f, 9, a, 100);
 	assert_int_equal(g.kind, GRANT_EVAL);
-	m = result_of(b, &g, g.eval_count); /* this portion was not granted to worker b */
+	m = result_of_grant(b, &g, g.eval_count); /* this portion was not granted to worker b */
 	fixture_message(&f, 10, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 0);
 	m.result.code = 0;
 	fixture_message(&f, 10, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 0);
-	m = result_of(a, &g, 1);
+	m = result_of_grant(a, &g, 1);
 	m.result.code = 0; /* a worker of protocol version 6 sends no code */
 	fixture_message(&f, 9, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 1);

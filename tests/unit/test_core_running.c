@@ -36,7 +36,7 @@ static double next_statistic(double now, double batch)
 /* Run STEPS pushes, with a restart of the server in the middle. The statistics of the pushes are
  * random, or 0 if `plain` is 1. Writes the final weights to `w`, and the statistics of a serial
  * computation to `expected`. */
-static void run(
+static void compare_running(
 	const struct core_config *cfg, int plain, float w[FIXTURE_PARAMS], double expected[RUNNING])
 {
 	struct core_fixture f;
@@ -73,8 +73,8 @@ static void check_run(const struct core_config *cfg)
 	float w[FIXTURE_PARAMS], plain[FIXTURE_PARAMS];
 	double expected[RUNNING], zero[RUNNING];
 
-	run(cfg, 0, w, expected);
-	run(cfg, 1, plain, zero);
+	compare_running(cfg, 0, w, expected);
+	compare_running(cfg, 1, plain, zero);
 	assert_memory_equal(w, plain, TRAINED * sizeof(*w));
 	for (size_t i = 0; i < TRAINED; i++)
 		assert_true(w[i] > 0 || w[i] < 0);

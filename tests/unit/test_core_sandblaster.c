@@ -25,7 +25,7 @@ static void sgd_open(struct cluster *k, uint32_t n, uint32_t n_train)
 	cluster_open(k, sgd_config(), n, n_train, cluster_bowl);
 }
 
-static enum reject push_of(struct cluster *k, uint32_t i, uint32_t first, uint32_t count)
+static enum reject push_portion(struct cluster *k, uint32_t i, uint32_t first, uint32_t count)
 {
 	k->worker[i].grant.work = (struct work){core_training_epoch(k->f.core), first, count};
 	return cluster_push(k, i);
@@ -60,8 +60,8 @@ TEST(a_portion_that_is_done_is_not_taken_again)
 	sgd_open(&k, 2, 80);
 	cluster_request(&k, 0);
 	cluster_request(&k, 1);
-	assert_int_equal(push_of(&k, 0, 2, 1), REJECT_NONE);
-	assert_int_equal(push_of(&k, 1, 2, 1), REJECT_WORK);
+	assert_int_equal(push_portion(&k, 0, 2, 1), REJECT_NONE);
+	assert_int_equal(push_portion(&k, 1, 2, 1), REJECT_WORK);
 	assert_int_equal(k.f.core->accumulator.images, 10);
 	assert_int_equal(k.f.core->accumulator.pushes, 1);
 	cluster_close(&k);
@@ -80,10 +80,10 @@ TEST(a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost)
 	serial_mean(&k, 0, 8, start, expected);
 	cluster_request(&k, 0);
 	cluster_request(&k, 1);
-	assert_int_equal(push_of(&k, 0, 3, 2), REJECT_NONE);
+	assert_int_equal(push_portion(&k, 0, 3, 2), REJECT_NONE);
 	double before = k.f.core->accumulator.sum[1];
 	/* portion 3 is done, so portions 1 and 2 are not accepted either */
-	assert_int_equal(push_of(&k, 1, 1, 3), REJECT_WORK);
+	assert_int_equal(push_portion(&k, 1, 1, 3), REJECT_WORK);
 	assert_true(k.f.core->accumulator.sum[1] == before);
 	assert_int_equal(k.f.core->leases.n_done, 2);
 	assert_int_equal(k.f.core->leases.batch[1], BATCH_FREE);
@@ -188,7 +188,7 @@ TEST(idle_workers_get_copies_of_portions_with_fewest_copies)
 }
 
 /* Advance the time to now_ms. */
-static void tick(struct cluster *k, uint64_t now_ms)
+static void tick_at(struct cluster *k, uint64_t now_ms)
 {
 	k->f.now_ms = now_ms;
 	fixture_tick(&k->f, 0);
@@ -225,7 +225,7 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 		}
 		assert_in_range(next, 0, n - 1);
 		if (ready[next] >= tick_ms) {
-			tick(&k, tick_ms);
+			tick_at(&k, tick_ms);
 			tick_ms += 50;
 			continue;
 		}
@@ -279,7 +279,7 @@ TEST(a_step_covers_its_window_and_the_last_step_the_rest)
 
 	cfg.sandblaster.step_images = 25; /* each step has three portions of 10 images */
 	cluster_open(&k, cfg, 3, 77, cluster_bowl);
-	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* portion 3 is not open yet */
+	assert_int_equal(push_portion(&k, 0, 3, 1), REJECT_WORK); /* portion 3 is not open yet */
 	for (uint32_t step = 0; step < 3; step++) {
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			at[j] = (float)w[j];
@@ -308,7 +308,7 @@ TEST(portions_of_a_dead_worker_are_done_by_the_others)
 	cfg.leases.max_batches = 4;
 	cluster_open(&k, cfg, 2, 80, cluster_bowl);
 	cluster_request(&k, 1);
-	push_of(&k, 1, k.worker[1].grant.work.first, 1);
+	push_portion(&k, 1, k.worker[1].grant.work.first, 1);
 	cluster_request(&k, 1); /* the worker dies while it holds this portion */
 	k.f.now_ms += 1200;
 	fixture_heartbeat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
@@ -323,7 +323,7 @@ TEST(portions_of_a_dead_worker_are_done_by_the_others)
 }
 
 /* In this test a worker holds portions and sends only heartbeats. */
-TEST(a_pass_does_not_wait_for_a_hanging_worker)
+TEST(the_portion_of_a_hanging_worker_is_copied)
 {
 	struct cluster k;
 
@@ -346,7 +346,7 @@ static int images_equal(const struct core_snapshot *a, const struct core_snapsho
 
 /* Runs with the same gradients must end with the same bytes, no matter when the server is
  * killed. */
-TEST(a_restart_in_any_moment_changes_no_bit)
+TEST(a_restart_in_any_moment_of_a_step_changes_no_bit)
 {
 	float expected[FIXTURE_PARAMS];
 
@@ -415,8 +415,8 @@ TEST(in_any_order_each_image_counts_once_per_step)
 			if (dice == 0)
 				cluster_restart(&k, 4);
 			else if (dice == 1) /* push any portion, even one that was not granted */
-				push_of(&k, i, (uint32_t)rng_below(&r, k.f.core->leases.n_batches),
-					1);
+				push_portion(&k, i,
+					(uint32_t)rng_below(&r, k.f.core->leases.n_batches), 1);
 			else if (dice == 2 && k.worker[i].grant.request == k.worker[i].request)
 				/* with this request the worker returns its portions */
 				cluster_request(&k, i);

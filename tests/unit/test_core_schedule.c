@@ -10,7 +10,7 @@
 #define TOTAL  600u /* the number of images of a run */
 #define EPOCHS 6u
 
-static double at(const struct schedule *s, uint64_t done)
+static double factor_at(const struct schedule *s, uint64_t done)
 {
 	return schedule_factor(s, done, TOTAL, EPOCHS);
 }
@@ -21,7 +21,7 @@ static void near(double got, double want)
 		fail_msg("%.17g instead of %.17g", got, want);
 }
 
-static double half_wave(double x)
+static double expected_half_wave(double x)
 {
 	return (1 + cos(3.14159265358979323846 * x)) / 2;
 }
@@ -40,7 +40,7 @@ TEST(a_warm_up_is_a_line_from_zero)
 	const struct schedule s = {.kind = SCHEDULE_CONSTANT, .warmup = 0.25};
 
 	for (uint64_t done = 0; done <= TOTAL; done++)
-		near(at(&s, done), done < 150 ? (double)done / 150 : 1);
+		near(factor_at(&s, done), done < 150 ? (double)done / 150 : 1);
 }
 
 TEST(steps_fall_at_whole_epochs)
@@ -48,17 +48,17 @@ TEST(steps_fall_at_whole_epochs)
 	const struct schedule s = {SCHEDULE_STEP, 0, 0.1, 2, 0},
 			      warm = {SCHEDULE_STEP, 0.5, 0.1, 2, 0};
 
-	near(at(&s, 0), 1);
-	near(at(&s, 199), 1);
-	near(at(&s, 200), 0.1);
-	near(at(&s, 399), 0.1);
-	near(at(&s, 400), 0.01);
-	near(at(&s, 599), 0.01);
-	near(at(&s, 600), 0.001);
+	near(factor_at(&s, 0), 1);
+	near(factor_at(&s, 199), 1);
+	near(factor_at(&s, 200), 0.1);
+	near(factor_at(&s, 399), 0.1);
+	near(factor_at(&s, 400), 0.01);
+	near(factor_at(&s, 599), 0.01);
+	near(factor_at(&s, 600), 0.001);
 	/* epochs count from the start of the run, not from the end of the warm-up */
-	near(at(&warm, 150), 0.5);
-	near(at(&warm, 240), 0.08);
-	near(at(&warm, 300), 0.1);
+	near(factor_at(&warm, 150), 0.5);
+	near(factor_at(&warm, 240), 0.08);
+	near(factor_at(&warm, 300), 0.1);
 }
 
 TEST(a_cosine_falls_from_the_warm_ups_end_to_the_floor)
@@ -66,26 +66,27 @@ TEST(a_cosine_falls_from_the_warm_ups_end_to_the_floor)
 	const struct schedule s = {SCHEDULE_COSINE, 0.25, 0, 0, 0.2},
 			      cold = {SCHEDULE_COSINE, 0, 0, 0, 0};
 
-	near(at(&s, 75), 0.5);
+	near(factor_at(&s, 75), 0.5);
 	for (uint64_t done = 150; done <= TOTAL; done++)
-		near(at(&s, done), 0.2 + 0.8 * half_wave((double)(done - 150) / 450));
-	near(at(&s, TOTAL), 0.2);
+		near(factor_at(&s, done),
+			0.2 + 0.8 * expected_half_wave((double)(done - 150) / 450));
+	near(factor_at(&s, TOTAL), 0.2);
 	for (uint64_t done = 0; done <= TOTAL; done++)
-		near(at(&cold, done), half_wave((double)done / TOTAL));
+		near(factor_at(&cold, done), expected_half_wave((double)done / TOTAL));
 }
 
 TEST(one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor)
 {
 	const struct schedule s = {SCHEDULE_ONECYCLE, 0.3, 0, 0, 0.001};
 
-	near(at(&s, 0), 1.0 / 25);
-	near(at(&s, 90), (1 + 1.0 / 25) / 2);
-	near(at(&s, 180), 1);
-	near(at(&s, 390), 1.001 / 2);
-	near(at(&s, TOTAL), 0.001);
+	near(factor_at(&s, 0), 1.0 / 25);
+	near(factor_at(&s, 90), (1 + 1.0 / 25) / 2);
+	near(factor_at(&s, 180), 1);
+	near(factor_at(&s, 390), 1.001 / 2);
+	near(factor_at(&s, TOTAL), 0.001);
 	for (uint64_t done = 0; done < TOTAL; done++)
-		assert_true(done < 180 ? at(&s, done) < at(&s, done + 1)
-				       : at(&s, done) > at(&s, done + 1));
+		assert_true(done < 180 ? factor_at(&s, done) < factor_at(&s, done + 1)
+				       : factor_at(&s, done) > factor_at(&s, done + 1));
 }
 
 /* The factors are also between 0 and 1 if the warm-up is 0 or the whole run, and if the number of

@@ -34,7 +34,7 @@ static void drain(struct core_fixture *f)
 	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
 }
 
-static struct stamp resume(struct core_fixture *f, struct stamp s)
+static struct stamp resume_after_three(struct core_fixture *f, struct stamp s)
 {
 	struct msg m = fixture_resume(s, 3, 0);
 
@@ -43,7 +43,7 @@ static struct stamp resume(struct core_fixture *f, struct stamp s)
 	return fixture_sent(f, 20, MSG_WELCOME)->welcome.stamp;
 }
 
-static void replay(struct core_fixture *f, struct stamp s)
+static void replay_three_pushes(struct core_fixture *f, struct stamp s)
 {
 	for (uint64_t seq = 1; seq <= 3; seq++) {
 		struct msg m = fixture_push_ones(s, seq);
@@ -60,9 +60,9 @@ TEST(a_drain_lets_the_replays_of_a_crash_through)
 
 	drain(&f);
 	assert_int_equal(f.saving, 0);
-	s = resume(&f, s);
+	s = resume_after_three(&f, s);
 	assert_int_equal(f.saving, 0);
-	replay(&f, s);
+	replay_three_pushes(&f, s);
 	assert_int_not_equal(f.saving, 0);
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
@@ -114,7 +114,8 @@ TEST(a_worker_that_returns_too_late_to_replay_gets_no_bye)
 	drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	assert_int_not_equal(f.saving, 0);
-	s = resume(&f, s); /* the worker returns while the last snapshot is in progress */
+	s = resume_after_three(
+		&f, s); /* the worker returns while the last snapshot is in progress */
 	m = fixture_push_ones(s, 1);
 	m.push.verdict = VERDICT_OK;
 	fixture_message(&f, 20, &m);
@@ -136,12 +137,12 @@ TEST(a_worker_that_leaves_replays_first)
 	struct core_fixture f;
 	struct stamp s = lose(&f);
 
-	s = resume(&f, s);
+	s = resume_after_three(&f, s);
 	fixture_bye(&f, 20, s); /* this BYE arrives before the replays */
 	fixture_refused(&f, 20, PS_EGAP);
 	assert_int_equal(fixture_sent(&f, 20, MSG_ERROR)->error.expected, 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
-	replay(&f, s);
+	replay_three_pushes(&f, s);
 	fixture_bye(&f, 20, s);
 	assert_null(fixture_sent(&f, 20, MSG_BYE));
 	while (f.saving && !fixture_sent(&f, 20, MSG_BYE))

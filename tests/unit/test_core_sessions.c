@@ -160,7 +160,7 @@ static const enum msg_type stamped[] = {
 
 /* Returns a message of this type that would change the state of the server if its stamp were
  * valid. */
-static struct msg worker_message(enum msg_type type, struct stamp s)
+static struct msg message_of_worker(enum msg_type type, struct stamp s)
 {
 	struct msg m = fixture_push_ones(s, 1);
 
@@ -194,7 +194,7 @@ static void refused_and_harmless(
 	struct core_fixture *f, enum msg_type type, const struct stamp *s, int status)
 {
 	struct core_snapshot before = fixture_save(f), after;
-	struct msg m = worker_message(type, *s);
+	struct msg m = message_of_worker(type, *s);
 	uint64_t n = core_stats(f->core)->refused;
 
 	fixture_message(f, 13, &m);
@@ -374,7 +374,7 @@ TEST(silence_makes_suspect_then_dead_and_a_message_makes_live)
 		fixture_tick(&f, 1);
 		assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
 		assert_int_equal(core_live_workers(f.core), 0);
-		m = worker_message(stamped[i], s);
+		m = message_of_worker(stamped[i], s);
 		fixture_message(&f, 9, &m);
 		assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
 	}

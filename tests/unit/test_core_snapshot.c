@@ -37,7 +37,7 @@ static struct random_workers random_core(uint64_t seed)
 	return k;
 }
 
-static void assert_same(const struct core_snapshot *x, const struct core_snapshot *y)
+static void assert_same_but_sessions(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	/* SESSIONS differs, because a restart ends all connections */
 	for (int i = 0; i < SNAPSHOT_SESSIONS; i++) {
@@ -60,7 +60,7 @@ TEST(decoding_and_encoding_give_the_same_bytes)
 			core_stats(f.core)->recoveries, core_stats(k.f.core)->recoveries + 1);
 		f.core->stats.recoveries--; /* a restart increments this count */
 		second = fixture_save(&f);
-		assert_same(&first, &second);
+		assert_same_but_sessions(&first, &second);
 		fixture_drop(&first);
 		fixture_drop(&second);
 		fixture_close(&f);
@@ -164,7 +164,7 @@ TEST(a_missing_section_is_refused)
 
 /* ---- false values --------------------------------------------------------------------------- */
 
-static void mutate(struct rng *r, struct core_snapshot *img)
+static void mutate_snapshot(struct rng *r, struct core_snapshot *img)
 {
 	const uint64_t edges[] = {0, 1, 2, 3, 4, 7, 64, 1u << 20, UINT32_MAX, 1ull << 32,
 		UINT64_MAX, UINT64_MAX - 1, 1ull << 63};
@@ -183,7 +183,7 @@ static void mutate(struct rng *r, struct core_snapshot *img)
 
 /* Check that a core from an accepted snapshot works: it encodes to a snapshot that can be decoded,
  * and it processes events. */
-static void assert_works(struct random_workers *k)
+static void assert_random_run_works(struct random_workers *k)
 {
 	struct core_snapshot img = fixture_save(&k->f);
 	struct core_fixture again;
@@ -213,12 +213,12 @@ TEST(no_mutation_does_harm)
 		if (i % 200 == 0)
 			k = random_core(seed + i);
 		img = fixture_save(&k.f);
-		mutate(&r, &img);
+		mutate_snapshot(&r, &img);
 		cfg = k.f.cfg;
 		struct random_workers victim = k;
 		if (fixture_read(&victim.f, cfg, &img, &why) == PS_OK) {
 			accepted++;
-			assert_works(&victim);
+			assert_random_run_works(&victim);
 		} else {
 			refused++;
 		}
@@ -303,7 +303,7 @@ static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c),
 	}
 FALSE_VALUES(DEFINE)
 
-static void no_change(struct core *c)
+static void unchanged(struct core *c)
 {
 	(void)c;
 }
@@ -311,7 +311,7 @@ static void no_change(struct core *c)
 TEST(a_snapshot_with_an_impossible_value_is_refused)
 {
 	for (int kind = 0; kind < OPTIM_LBFGS; kind++)
-		refused_after((enum optim_kind)kind, no_change, 1);
+		refused_after((enum optim_kind)kind, unchanged, 1);
 #define TRY(name, change)                                                                          \
 	print_message("%s\n", #name);                                                              \
 	refused_after(OPTIM_ADAGRAD, name, 0);

@@ -27,7 +27,7 @@ static void ssp_open(struct cluster *k, uint32_t bound, uint32_t lease, uint32_t
 }
 
 /* Push one batch of the worker's grant, as a worker does in this mode. */
-static void push_one(struct cluster *k, uint32_t i)
+static void push_one_batch(struct cluster *k, uint32_t i)
 {
 	struct cluster_worker *h = &k->worker[i];
 	struct work work = h->grant.work;
@@ -49,7 +49,7 @@ TEST(bound_0_is_lock_step)
 	for (int round = 0; round < 20; round++) {
 		for (uint32_t i = 0; i < 3; i++) {
 			assert_int_equal(k.worker[i].grant.work.count, 1);
-			push_one(&k, i);
+			push_one_batch(&k, i);
 			assert_int_equal(cluster_request(&k, i),
 				i == 2); /* the push of worker 2 releases all workers */
 		}
@@ -68,12 +68,12 @@ TEST(one_may_be_as_many_batches_ahead_as_the_bound_says)
 		/* worker 1 has work, but does not push */
 		assert_int_equal(cluster_request(&k, 1), 1);
 		while (cluster_request(&k, 0)) {
-			push_one(&k, 0);
+			push_one_batch(&k, 0);
 			n++;
 			assert_in_range(n, 1, bound + 1);
 		}
 		assert_int_equal(n, bound + 1);
-		push_one(&k, 1);
+		push_one_batch(&k, 1);
 		/* the push of worker 1 caused this grant */
 		assert_int_equal(k.worker[0].grant.work.count, 1);
 		cluster_close(&k);
@@ -89,10 +89,10 @@ TEST(a_lease_is_as_long_as_the_bound_allows)
 	assert_int_equal(k.worker[0].grant.work.count, 5); /* a later worker may have clock 0 */
 	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(k.worker[1].grant.work.count, 5);
-	push_one(&k, 0);
-	push_one(&k, 0);
+	push_one_batch(&k, 0);
+	push_one_batch(&k, 0);
 	for (int i = 0; i < 5; i++)
-		push_one(&k, 1);
+		push_one_batch(&k, 1);
 	/* worker 1 has done 5 batches, and worker 0 has done 2 */
 	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(k.worker[1].grant.work.count, 2);
@@ -101,7 +101,7 @@ TEST(a_lease_is_as_long_as_the_bound_allows)
 
 /* ---- absent workers ------------------------------------------------------------------------- */
 
-static void heartbeat(struct cluster *k, uint32_t i)
+static void heartbeat_of(struct cluster *k, uint32_t i)
 {
 	fixture_heartbeat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
 	cluster_receive(k);
@@ -114,16 +114,16 @@ TEST(a_silent_worker_delays_no_worker)
 	ssp_open(&k, 0, 1, 2);
 	cluster_request(&k, 1);
 	cluster_request(&k, 0);
-	push_one(&k, 0);
+	push_one_batch(&k, 0);
 	assert_int_equal(cluster_request(&k, 0), 0);
 	fixture_tick(&k.f, 200);
-	heartbeat(&k, 0);
+	heartbeat_of(&k, 0);
 	fixture_tick(&k.f, 200); /* worker 1 (worker id 2) is suspect now */
 	cluster_receive(&k);
 	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_SUSPECT);
 	assert_int_equal(k.worker[0].grant.work.count, 1);
 	for (int i = 0; i < 10; i++) {
-		push_one(&k, 0);
+		push_one_batch(&k, 0);
 		assert_int_equal(cluster_request(&k, 0), 1);
 	}
 	cluster_close(&k);
@@ -138,25 +138,25 @@ TEST(a_worker_that_returns_starts_with_the_slowest)
 		cluster_request(&k, i);
 	for (int t = 0; t < 4; t++) { /* worker 2 sends nothing until it is suspect */
 		fixture_tick(&k.f, 100);
-		heartbeat(&k, 0);
-		heartbeat(&k, 1);
+		heartbeat_of(&k, 0);
+		heartbeat_of(&k, 1);
 	}
 	for (int i = 0; i < 9; i++)
 		for (uint32_t w = 0; w < 2; w++) {
-			push_one(&k, w);
+			push_one_batch(&k, w);
 			assert_int_equal(cluster_request(&k, w), 1);
 		}
-	heartbeat(&k, 2); /* worker 2 returns with the clock of the slowest worker, which is 9 */
+	heartbeat_of(&k, 2); /* worker 2 returns with the clock of the slowest worker, which is 9 */
 	for (uint32_t i = 0; i < 3; i++) {
-		push_one(&k, 0);
+		push_one_batch(&k, 0);
 		/* at i = 2 the clock is 12, which exceeds 9 + bound 2 */
 		assert_int_equal(cluster_request(&k, 0), i < 2);
 	}
-	push_one(&k, 2);
+	push_one_batch(&k, 2);
 	assert_int_equal(cluster_request(&k, 2), 1);
 	/* worker 0 waits, because the clock of worker 1 is still 9 */
 	assert_int_equal(k.worker[0].grant.work.count, 0);
-	push_one(&k, 1);
+	push_one_batch(&k, 1);
 	assert_int_equal(k.worker[0].grant.work.count, 1);
 	cluster_close(&k);
 }
@@ -168,14 +168,14 @@ TEST(a_worker_that_joins_late_starts_with_the_slowest)
 	ssp_open(&k, 1, 1, 1);
 	for (int i = 0; i < 7; i++) {
 		assert_int_equal(cluster_request(&k, 0), 1);
-		push_one(&k, 0);
+		push_one_batch(&k, 0);
 	}
 	k.n = 2;
 	cluster_join(&k, 1);
 	assert_int_equal(cluster_request(&k, 1), 1);
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(cluster_request(&k, 0), 1);
-		push_one(&k, 0);
+		push_one_batch(&k, 0);
 	}
 	assert_int_equal(cluster_request(&k, 0), 0); /* the clock is 9, which exceeds 7 + bound 1 */
 	cluster_close(&k);
@@ -190,7 +190,7 @@ TEST(a_worker_that_evaluates_delays_no_worker)
 	cluster_open(&k, cfg, 2, 400, cluster_ones); /* 40 batches */
 	cluster_request(&k, 0);
 	while (core_training_epoch(k.f.core) == 0) {
-		push_one(&k, 0);
+		push_one_batch(&k, 0);
 		cluster_request(&k, 0);
 	}
 	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
@@ -200,7 +200,7 @@ TEST(a_worker_that_evaluates_delays_no_worker)
 	}
 	for (int i = 0; i < 10; i++) {
 		assert_int_equal(cluster_request(&k, 1), 1);
-		push_one(&k, 1);
+		push_one_batch(&k, 1);
 	}
 	cluster_close(&k);
 }
@@ -214,11 +214,11 @@ TEST(a_worker_that_requests_work_and_hangs_up_delays_no_worker)
 	ssp_open(&k, 0, 1, 2);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_int_equal(cluster_request(&k, 1), 1);
-	push_one(&k, 1);
+	push_one_batch(&k, 1);
 	assert_int_equal(cluster_request(&k, 1), 0);
 	fixture_gone(&k.f, k.worker[1].peer);
 	for (int i = 0; i < 5; i++) {
-		push_one(&k, 0);
+		push_one_batch(&k, 0);
 		assert_int_equal(cluster_request(&k, 0), 1);
 	}
 	cluster_close(&k);
@@ -232,13 +232,13 @@ TEST(clocks_survive_a_restart)
 	cluster_request(&k, 1);
 	for (int i = 0; i < 4; i++) {
 		assert_int_equal(cluster_request(&k, 0), 1);
-		push_one(&k, 0);
+		push_one_batch(&k, 0);
 	}
 	assert_int_equal(cluster_request(&k, 0), 0);
 	cluster_restart(&k, 2);
 	cluster_request(&k, 1);
 	assert_int_equal(cluster_request(&k, 0), 0);
-	push_one(&k, 1);
+	push_one_batch(&k, 1);
 	assert_int_equal(k.worker[0].grant.work.count, 1);
 	cluster_close(&k);
 }
@@ -320,7 +320,7 @@ static void race_step(struct race *a)
 				a->silent_ms[w] = 0;
 				/* the server has withdrawn the grant of the suspect worker */
 				a->k.worker[w].grant.work.count = 0;
-				heartbeat(&a->k, w);
+				heartbeat_of(&a->k, w);
 				race_members(a);
 			}
 		}
@@ -332,7 +332,7 @@ static void race_step(struct race *a)
 		if (a->silent_ms[i] > a->k.f.cfg.sessions.suspect_ms)
 			return; /* a suspect worker sends nothing */
 		a->silent_ms[i] = 0;
-		push_one(&a->k, i);
+		push_one_batch(&a->k, i);
 		a->clock[i]++;
 	}
 }

@@ -10,7 +10,7 @@
 
 #define N 67u /* not a multiple of any SIMD width */
 
-static struct core_config config(enum optim_kind optim)
+static struct core_config store_config(enum optim_kind optim)
 {
 	struct core_config cfg = fixture_config();
 
@@ -21,7 +21,7 @@ static struct core_config config(enum optim_kind optim)
 	return cfg;
 }
 
-static void random_values(struct rng *r, float *v, size_t n, double scale)
+static void random_scaled_values(struct rng *r, float *v, size_t n, double scale)
 {
 	for (size_t i = 0; i < n; i++)
 		v[i] = (float)(scale * (2 * rng_unit(r) - 1));
@@ -31,7 +31,7 @@ static void random_values(struct rng *r, float *v, size_t n, double scale)
 
 TEST(a_run_begins_with_the_callers_weights)
 {
-	struct core_config cfg = config(OPTIM_ADAGRAD);
+	struct core_config cfg = store_config(OPTIM_ADAGRAD);
 
 	_Alignas(64) float w[N];
 	float copy[N];
@@ -40,7 +40,7 @@ TEST(a_run_begins_with_the_callers_weights)
 	struct core *c;
 
 	cfg.optim.adagrad_init = 0.5;
-	random_values(&r, w, N, 1);
+	random_scaled_values(&r, w, N, 1);
 	memcpy(copy, w, sizeof(w));
 	c = core_init(memory, &cfg, w);
 	assert_ptr_equal(core_weights(c), w);
@@ -121,7 +121,7 @@ TEST(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite)
 	const float bad[] = {nextafterf(1e15f, INFINITY), nextafterf(-1e15f, -INFINITY), FLT_MAX};
 
 	for (size_t k = 0; k < 2; k++) {
-		struct core_config cfg = config(kinds[k]);
+		struct core_config cfg = store_config(kinds[k]);
 		struct core_fixture f;
 		struct stamp s;
 		uint64_t seq = 0;
@@ -206,7 +206,7 @@ static void reference_step(struct reference *f, double eta, const float *g)
  * reference only by rounding. */
 static void follows_the_reference(enum optim_kind optim, uint64_t seed)
 {
-	struct core_config cfg = config(optim);
+	struct core_config cfg = store_config(optim);
 	struct reference q = {.optim = optim};
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	struct core_fixture f;
@@ -223,7 +223,7 @@ static void follows_the_reference(enum optim_kind optim, uint64_t seed)
 		size_t cut = 1 + rng_below(&r, N - 2), rest = 1 + rng_below(&r, N - cut - 1);
 		struct msg m = fixture_push(s, seq);
 
-		random_values(&r, g, N, seq % 3 ? 1 : 0.01);
+		random_scaled_values(&r, g, N, seq % 3 ? 1 : 0.01);
 		fixture_slice(&m, 0, cut, g);
 		fixture_slice(&m, cut, rest, g + cut);
 		if (cut + rest < N)
@@ -250,7 +250,7 @@ TEST(adagrad_follows_a_double_precision_reference)
 
 /* ---- the rate ------------------------------------------------------------------------------- */
 
-static double rate(enum staleness_scaling how, double lr, double tau, double live)
+static double expected_rate(enum staleness_scaling how, double lr, double tau, double live)
 {
 	double age = how == STALE_CONSTANT ? 0 : how == STALE_RELATIVE ? tau / live : tau;
 
@@ -260,7 +260,7 @@ static double rate(enum staleness_scaling how, double lr, double tau, double liv
 static void rates_are_exact(enum staleness_scaling how, uint32_t live)
 {
 	const uint64_t taus[] = {0, 1, 2, 3, 5, 9};
-	struct core_config cfg = config(OPTIM_SGD);
+	struct core_config cfg = store_config(OPTIM_SGD);
 	struct core_fixture f;
 	struct stamp s = {0};
 	uint64_t seq = 0;
@@ -281,7 +281,7 @@ static void rates_are_exact(enum staleness_scaling how, uint32_t live)
 		fixture_slice(&m, i, 1, fixture_ones);
 		fixture_applied(&f, 8 + live, &m);
 		assert_true(core_weights(f.core)[i] ==
-			    -(float)rate(how, cfg.rate.lr, (double)taus[i], (double)live));
+			    -(float)expected_rate(how, cfg.rate.lr, (double)taus[i], (double)live));
 	}
 	fixture_close(&f);
 }
@@ -331,7 +331,7 @@ static void step_in_blocks(struct core_fixture *f, const struct msg *m)
 
 static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int separate)
 {
-	struct core_config cfg = config(optim);
+	struct core_config cfg = store_config(optim);
 	struct core_fixture whole, blocks;
 
 	_Alignas(64) static float g[LARGE], next[LARGE];
@@ -341,7 +341,7 @@ static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int 
 	cfg.n_params = LARGE;
 	fixture_open(&whole, cfg);
 	fixture_open(&blocks, cfg);
-	random_values(&r, g, LARGE, 1);
+	random_scaled_values(&r, g, LARGE, 1);
 	m = push_with_gaps(fixture_join(&whole, 9, ""), g);
 	fixture_applied(&whole, 9, &m);
 	m = push_with_gaps(fixture_join(&blocks, 9, ""), g);

@@ -18,8 +18,8 @@ static struct core_config sync_config(uint32_t backups)
 }
 
 /* Open a cluster. No step begins before all `n` workers have joined. */
-static void sync_open(struct cluster *k, struct core_config cfg, uint32_t n, uint32_t n_train,
-	cluster_gradient_fn *fn)
+static void open_sync_cluster(struct cluster *k, struct core_config cfg, uint32_t n,
+	uint32_t n_train, cluster_gradient_fn *fn)
 {
 	cfg.leases.min_workers = n;
 	cluster_open(k, cfg, n, n_train, fn);
@@ -45,7 +45,7 @@ TEST(a_step_waits_for_all_but_the_backup_workers)
 	for (uint32_t backups = 0; backups < 4; backups++) {
 		struct cluster k;
 
-		sync_open(&k, sync_config(backups), 4, 400, cluster_ones);
+		open_sync_cluster(&k, sync_config(backups), 4, 400, cluster_ones);
 		all_ask(&k);
 		for (uint32_t i = 0; i < 4 - backups; i++) {
 			assert_steps(&k, 0);
@@ -62,7 +62,7 @@ TEST(more_backups_than_workers_make_a_step_of_each_gradient)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(7), 2, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(7), 2, 400, cluster_ones);
 	all_ask(&k);
 	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	assert_steps(&k, 1);
@@ -74,7 +74,7 @@ TEST(a_late_gradient_is_dropped_counted_and_its_batch_leased_again)
 	struct cluster k;
 	uint32_t late;
 
-	sync_open(&k, sync_config(1), 3, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(1), 3, 400, cluster_ones);
 	all_ask(&k);
 	late = k.worker[2].grant.work.first;
 	cluster_push(&k, 0);
@@ -97,7 +97,7 @@ TEST(no_worker_gets_two_batches_of_one_step)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 0);
 	assert_int_equal(cluster_request(&k, 0), 0);
@@ -115,7 +115,7 @@ TEST(no_worker_counts_twice_in_one_step)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 0);
 	k.worker[0].grant.work = (struct work){0, 30, 1};
@@ -136,7 +136,7 @@ TEST(a_step_waits_for_a_member_that_has_not_asked)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 3, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 3, 400, cluster_ones);
 	for (uint32_t i = 0; i < 2; i++) {
 		cluster_request(&k, i);
 		cluster_push(&k, i);
@@ -172,7 +172,7 @@ static void permuted_run(uint64_t seed, float *weights)
 	struct core_config cfg = sync_config(0);
 	struct cluster k;
 
-	sync_open(&k, cfg, 4, 740, cluster_rough);
+	open_sync_cluster(&k, cfg, 4, 740, cluster_rough);
 	cluster_run(&k, 4, &r);
 	/* 19 steps, because each step has 4 of the 74 batches */
 	assert_int_equal(core_epoch(k.f.core, 1)->updates, 19);
@@ -188,7 +188,7 @@ TEST(a_step_has_the_next_batches_of_the_epoch)
 	struct rng r = rng_seed(3, RNG_SIM, 0);
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 4, 735, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 4, 735, cluster_ones);
 	for (int n = 0; n < 100000 && k.f.core->run.ending == END_NOT; n++) {
 		const struct msg_grant *g = &k.worker[rng_below(&r, 4)].grant;
 
@@ -254,7 +254,7 @@ TEST(a_step_does_not_wait_for_a_silent_worker)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 3, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 3, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 0);
 	cluster_push(&k, 1);
@@ -295,7 +295,7 @@ TEST(a_gradient_of_a_dead_worker_stays_in_the_step)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 1);
 	silence(&k, 1200, 1);
@@ -312,7 +312,7 @@ TEST(the_last_step_of_an_epoch_has_the_remaining_batches)
 	struct cluster k;
 
 	/* the epoch has a step of 4 batches and a step of 3; the last batch has 5 images */
-	sync_open(&k, sync_config(0), 4, 65, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 4, 65, cluster_ones);
 	all_ask(&k);
 	for (uint32_t i = 0; i < 4; i++)
 		cluster_push(&k, i);
@@ -347,7 +347,7 @@ TEST(the_first_n_of_n_plus_b_gradients_make_a_step)
 	struct cluster k;
 	uint32_t late;
 
-	sync_open(&k, backup_config(2, 1), 4, 400, cluster_ones);
+	open_sync_cluster(&k, backup_config(2, 1), 4, 400, cluster_ones);
 	for (uint32_t i = 0; i < 3; i++)
 		assert_int_equal(cluster_request(&k, i), 1);
 	late = k.worker[0].grant.work.first;
@@ -372,7 +372,7 @@ TEST(a_step_of_fewer_than_n_live_workers_is_short_and_reported)
 	struct core_config cfg = backup_config(3, 1);
 	struct cluster k;
 
-	sync_open(&k, cfg, 2, 65, cluster_ones); /* 7 batches */
+	open_sync_cluster(&k, cfg, 2, 65, cluster_ones); /* 7 batches */
 	for (int i = 0; i < 3; i++) {
 		all_ask(&k);
 		cluster_push(&k, 0);
@@ -395,7 +395,7 @@ TEST(a_worker_that_joins_during_a_step_is_in_the_next_one)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 0);
 	k.n = 3;
@@ -415,7 +415,7 @@ TEST(a_worker_that_joins_during_a_step_is_in_the_next_one)
 }
 
 /* Let worker i leave with BYE. */
-static void leave(struct cluster *k, uint32_t i)
+static void leave_with_bye(struct cluster *k, uint32_t i)
 {
 	fixture_bye(&k->f, k->worker[i].peer, k->worker[i].s);
 	cluster_receive(k);
@@ -427,7 +427,7 @@ TEST(a_member_that_leaves_is_not_waited_for)
 		struct cluster k;
 
 		(void)state;
-		sync_open(&k, sync_config(0), 3, 400, cluster_ones);
+		open_sync_cluster(&k, sync_config(0), 3, 400, cluster_ones);
 		if (asked)
 			cluster_request(&k, 2);
 		if (asked == 2)
@@ -437,7 +437,7 @@ TEST(a_member_that_leaves_is_not_waited_for)
 			cluster_push(&k, i);
 			assert_steps(&k, asked == 2 && i == 1 ? 1 : 0);
 		}
-		leave(&k, 2);
+		leave_with_bye(&k, 2);
 		assert_steps(&k, 1);
 		assert_int_equal(core_stats(k.f.core)->steps_short, asked < 2);
 		assert_int_equal(core_stats(k.f.core)->images, asked < 2 ? 20 : 30);
@@ -449,14 +449,14 @@ TEST(a_step_without_members_begins_again)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	k.n = 3;
 	cluster_join(&k, 2);
 	assert_int_equal(cluster_request(&k, 2), 0);
-	leave(&k, 0);
+	leave_with_bye(&k, 0);
 	assert_int_equal(k.worker[2].grant.work.count, 0);
-	leave(&k, 1);
+	leave_with_bye(&k, 1);
 	cluster_granted(&k, 2, 0, 1);
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
@@ -470,7 +470,7 @@ TEST(a_member_that_requests_no_work_is_left_out_until_it_does)
 	struct core_config cfg = sync_config(0);
 	struct cluster k;
 
-	sync_open(&k, cfg, 2, 400, cluster_ones);
+	open_sync_cluster(&k, cfg, 2, 400, cluster_ones);
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
 	silence(&k, cfg.sessions.dead_ms - 100, CLUSTER_WORKERS);
@@ -500,7 +500,7 @@ TEST(a_member_that_requests_work_and_hangs_up_is_left_out)
 	struct core_config cfg = sync_config(0);
 	struct cluster k;
 
-	sync_open(&k, cfg, 2, 400, cluster_ones);
+	open_sync_cluster(&k, cfg, 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 1);
 	assert_int_equal(cluster_request(&k, 1), 0); /* worker 1 waits for the next step */
@@ -520,7 +520,7 @@ TEST(a_step_waits_for_members_that_evaluate)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 2, 40, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 2, 40, cluster_ones);
 	for (int i = 0; i < 2; i++) {
 		all_ask(&k);
 		cluster_push(&k, 0);
@@ -549,7 +549,7 @@ TEST(accumulated_gradients_survive_a_restart)
 {
 	struct cluster k;
 
-	sync_open(&k, sync_config(0), 3, 400, cluster_bowl);
+	open_sync_cluster(&k, sync_config(0), 3, 400, cluster_bowl);
 	all_ask(&k);
 	cluster_push(&k, 0);
 	cluster_push(&k, 1);
@@ -576,7 +576,7 @@ TEST(replays_are_counted_though_their_step_is_not_there_yet)
 	struct msg replay[2][2];
 	static float g[2][2][CLUSTER_PARAMS];
 
-	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
+	open_sync_cluster(&k, sync_config(0), 2, 400, cluster_ones);
 	old = fixture_save(&k.f);
 	for (int step = 0; step < 2; step++) {
 		all_ask(&k);
@@ -627,7 +627,7 @@ struct serial {
 	double w[FIXTURE_PARAMS], v[FIXTURE_PARAMS], s[FIXTURE_PARAMS];
 };
 
-static void serial_step(
+static void serial_update(
 	struct serial *a, const struct optim *o, double lr, uint32_t t, size_t j, double g)
 {
 	switch (o->kind) {
@@ -670,7 +670,7 @@ static double against_serial(const struct cluster *k, const struct step_sums *d)
 
 	for (uint32_t t = 1; t <= core_stats(k->f.core)->version; t++)
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
-			serial_step(&a, &k->f.cfg.optim, k->f.cfg.rate.lr, t, j,
+			serial_update(&a, &k->f.cfg.optim, k->f.cfg.rate.lr, t, j,
 				d->sum[t - 1][j] / d->images[t - 1]);
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		max = fmax(max, fabs(a.w[j] - (double)core_weights(k->f.core)[j]));
@@ -679,7 +679,7 @@ static double against_serial(const struct cluster *k, const struct step_sums *d)
 
 /* Make a complete run of five workers that act in random order, with restarts of the server.
  * Compare the weights of the run with those of the serial reference. */
-static void serial_run(enum optim_kind kind, uint64_t seed)
+static void assert_equals_serial_run(enum optim_kind kind, uint64_t seed)
 {
 	static struct step_sums d;
 	struct core_config cfg = sync_config((uint32_t)seed % 3);
@@ -689,7 +689,7 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 	memset(&d, 0, sizeof(d));
 	cfg.optim.kind = kind;
 	cfg.rate.lr = kind == OPTIM_ADAM ? 0.05 : 0.02;
-	sync_open(&k, cfg, 5, 735, cluster_bowl);
+	open_sync_cluster(&k, cfg, 5, 735, cluster_bowl);
 	for (int n = 0; n < 100000 && !fixture_count(&k.f, EFFECT_FINISH); n++) {
 		uint32_t i = (uint32_t)rng_below(&r, 5);
 
@@ -712,13 +712,13 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 	cluster_close(&k);
 }
 
-TEST(a_run_equals_a_serial_one)
+TEST(a_sync_run_equals_a_serial_one)
 {
 	const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_ADAM};
 
 	for (size_t i = 0; i < 3; i++)
 		for (uint64_t seed = 1; seed <= 10; seed++)
-			serial_run(kinds[i], seed);
+			assert_equals_serial_run(kinds[i], seed);
 }
 
 /* A crash has lost two steps of the only worker. The worker's replays must make two steps again,

@@ -9,7 +9,7 @@ static const char list[] = "first F32 2x3\nlast F32 2\ncount I64 scalar 0\n";
 static const char later[] = "first F32 2x3\nlast F32 2\ncount I64 scalar 7\n";
 static const char other[] = "first F32 3x2\nlast F32 2\ncount I64 scalar 0\n";
 
-static void say_hello(struct core_fixture *f, uint32_t peer, const char *tensors)
+static void hello_with_tensors(struct core_fixture *f, uint32_t peer, const char *tensors)
 {
 	struct msg m = fixture_hello("");
 
@@ -40,16 +40,16 @@ TEST(the_first_worker_with_a_list_gives_it_to_the_run)
 	struct core_fixture f;
 
 	open_core(&f);
-	say_hello(&f, 1, NULL);
+	hello_with_tensors(&f, 1, NULL);
 	observe(&f, "");
-	say_hello(&f, 2, list);
+	hello_with_tensors(&f, 2, list);
 	assert_non_null(fixture_sent(&f, 2, MSG_WELCOME));
 	/* a worker has its own list */
 	assert_null(fixture_sent(&f, 2, MSG_WELCOME)->welcome.tensors);
 	observe(&f, list);
-	say_hello(&f, 3, later);
+	hello_with_tensors(&f, 3, later);
 	assert_non_null(fixture_sent(&f, 3, MSG_WELCOME));
-	say_hello(&f, 4, "");
+	hello_with_tensors(&f, 4, "");
 	assert_non_null(fixture_sent(&f, 4, MSG_WELCOME));
 	observe(&f, list);
 	fixture_restart(&f);
@@ -64,7 +64,7 @@ TEST(a_list_is_on_disk_before_its_welcome)
 
 	fixture_open(&f, cfg);
 	fixture_join(&f, 1, "a");
-	say_hello(&f, 2, list);
+	hello_with_tensors(&f, 2, list);
 	assert_null(fixture_sent(&f, 2, MSG_WELCOME));
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
 	fixture_close(&f);
@@ -77,15 +77,15 @@ TEST(another_or_malformed_list_is_refused)
 
 	open_core(&f);
 	/* this list has another number of values than the model */
-	say_hello(&f, 1, "first F32 9\n");
+	hello_with_tensors(&f, 1, "first F32 9\n");
 	fixture_refused(&f, 1, PS_EWRONGDATA);
-	say_hello(&f, 1, "first\n");
+	hello_with_tensors(&f, 1, "first\n");
 	fixture_refused(&f, 1, PS_EWRONGDATA);
 	observe(&f, "");
 	assert_non_null(core_name_tensors(f.core, "first F32 9\n", &line));
 	observe(&f, "");
 	assert_null(core_name_tensors(f.core, list, &line));
-	say_hello(&f, 1, other);
+	hello_with_tensors(&f, 1, other);
 	fixture_refused(&f, 1, PS_EWRONGDATA);
 	assert_string_equal(fixture_sent(&f, 1, MSG_ERROR)->error.text,
 		"this worker's list of tensors, line 1: the run has another tensor there: all "
@@ -100,7 +100,7 @@ TEST(a_worker_that_resumes_has_the_list_of_the_run)
 	struct msg m;
 
 	open_core(&f);
-	say_hello(&f, 1, list);
+	hello_with_tensors(&f, 1, list);
 	m = fixture_resume(fixture_sent(&f, 1, MSG_WELCOME)->welcome.stamp, 0, 0);
 	fixture_restart(&f);
 	m.hello.tensors = other;

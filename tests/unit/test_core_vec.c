@@ -7,7 +7,7 @@
 
 #define LONGEST 5000u
 
-static double exact(const float *v, size_t n)
+static double exact_sum_of_squares(const float *v, size_t n)
 {
 	long double sum = 0;
 
@@ -26,7 +26,7 @@ TEST(squares_agree_with_a_sum_of_long_doubles)
 		for (size_t n = 0; n <= LONGEST; n += n < 1100 ? 1 : 97) {
 			for (size_t i = 0; i < n; i++)
 				v[i] = scales[s] * (float)(2 * rng_unit(&r) - 1);
-			double right = exact(v, n);
+			double right = exact_sum_of_squares(v, n);
 
 			assert_true(fabs(vec_squares(v, n) - right) <= 2e-6 * right);
 		}
@@ -39,7 +39,7 @@ TEST(squares_of_tiny_values_are_0_or_exact)
 
 	for (size_t i = 0; i < LONGEST; i++)
 		v[i] = 1e-21f;
-	assert_true(vec_squares(v, LONGEST) <= exact(v, LONGEST));
+	assert_true(vec_squares(v, LONGEST) <= exact_sum_of_squares(v, LONGEST));
 	v[LONGEST / 2] = 1;
 	assert_true(fabs(vec_squares(v, LONGEST) - 1) <= 2e-6);
 }

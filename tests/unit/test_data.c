@@ -10,7 +10,7 @@ static char dir[64];
 static const char *const names[] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
 	"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
 
-static void put(int file, const char *ending, const struct blob *b)
+static void put_data_file(int file, const char *ending, const struct blob *b)
 {
 	char path[128];
 
@@ -18,7 +18,7 @@ static void put(int file, const char *ending, const struct blob *b)
 	temp_file_put(path, b->bytes, b->size);
 }
 
-static void remove_file(const char *name)
+static void remove_data_file(const char *name)
 {
 	char path[160];
 
@@ -31,12 +31,12 @@ static void rename_file(int file, const char *name, const struct blob *b)
 {
 	char path[128];
 
-	remove_file(names[file]);
+	remove_data_file(names[file]);
 	snprintf(path, sizeof(path), "%s/%s", dir, name);
 	temp_file_put(path, b->bytes, b->size);
 }
 
-static int clear(void **state)
+static int remove_data_files(void **state)
 {
 	static const char *const endings[] = {"", ".gz"};
 
@@ -59,10 +59,10 @@ static void put_all(struct blob b[4])
 	b[2] = blob_images(3, 4, 6, 2);
 	b[3] = blob_labels(3);
 	for (int f = 0; f < 4; f++)
-		put(f, "", &b[f]);
+		put_data_file(f, "", &b[f]);
 }
 
-static void refused(const char *words)
+static void assert_data_refused(const char *words)
 {
 	struct data d;
 	struct err e = {0};
@@ -73,7 +73,7 @@ static void refused(const char *words)
 	assert_null(d.file[TRAIN_IMAGES].bytes);
 }
 
-TEST_IN(four_files_make_a_data_set, NULL, clear)
+TEST_IN(four_files_make_a_data_set, NULL, remove_data_files)
 {
 	struct blob b[4];
 	struct data d;
@@ -99,7 +99,7 @@ TEST_IN(four_files_make_a_data_set, NULL, clear)
 	data_release(&d);
 }
 
-TEST_IN(the_fingerprint_does_not_depend_on_compression, NULL, clear)
+TEST_IN(the_fingerprint_does_not_depend_on_compression, NULL, remove_data_files)
 {
 	struct blob b[4], zipped;
 	struct data plain, mixed;
@@ -107,10 +107,10 @@ TEST_IN(the_fingerprint_does_not_depend_on_compression, NULL, clear)
 
 	put_all(b);
 	assert_int_equal(data_load(&plain, dir, &e), PS_OK);
-	clear(NULL);
+	remove_data_files(NULL);
 	for (int f = 0; f < 4; f++) {
 		zipped = blob_gzip(&b[f]);
-		put(f, ".gz", &zipped);
+		put_data_file(f, ".gz", &zipped);
 	}
 	assert_int_equal(data_load(&mixed, dir, &e), PS_OK);
 	assert_true(plain.id.xxh3 == mixed.id.xxh3);
@@ -118,7 +118,7 @@ TEST_IN(the_fingerprint_does_not_depend_on_compression, NULL, clear)
 	data_release(&mixed);
 }
 
-TEST_IN(a_missing_file_is_named, NULL, clear)
+TEST_IN(a_missing_file_is_named, NULL, remove_data_files)
 {
 	struct blob b[4];
 	char path[128];
@@ -126,12 +126,12 @@ TEST_IN(a_missing_file_is_named, NULL, clear)
 	put_all(b);
 	snprintf(path, sizeof(path), "%s/%s", dir, names[3]);
 	assert_int_equal(unlink(path), 0);
-	refused("holds neither t10k-labels-idx1-ubyte nor");
+	assert_data_refused("holds neither t10k-labels-idx1-ubyte nor");
 }
 
 /* Images of MNIST's shape have 10 classes even if some labels do not occur in the file. Workers of
  * older releases report 10 classes for such images, too. */
-TEST_IN(images_of_mnists_shape_have_ten_classes_or_more, NULL, clear)
+TEST_IN(images_of_mnists_shape_have_ten_classes_or_more, NULL, remove_data_files)
 {
 	struct blob b[4];
 	struct data d;
@@ -140,20 +140,20 @@ TEST_IN(images_of_mnists_shape_have_ten_classes_or_more, NULL, clear)
 	put_all(b);
 	b[0] = blob_images(5, 28, 28, 1);
 	b[2] = blob_images(3, 28, 28, 2);
-	put(0, "", &b[0]);
-	put(2, "", &b[2]);
+	put_data_file(0, "", &b[0]);
+	put_data_file(2, "", &b[2]);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
 	assert_int_equal(d.id.classes, 10);
 	data_release(&d);
 	b[3].bytes[8] = 46;
-	put(3, "", &b[3]);
+	put_data_file(3, "", &b[3]);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
 	assert_int_equal(d.id.classes, 47);
 	assert_int_equal(d.max_label, 46);
 	data_release(&d);
 }
 
-TEST_IN(images_may_have_channels_and_labels_32_bits, NULL, clear)
+TEST_IN(images_may_have_channels_and_labels_32_bits, NULL, remove_data_files)
 {
 	struct blob b[4], labels = {.size = 0};
 	struct data d;
@@ -162,13 +162,13 @@ TEST_IN(images_may_have_channels_and_labels_32_bits, NULL, clear)
 	put_all(b);
 	b[0] = blob_planes(5, 3, 4, 6, 1);
 	b[2] = blob_planes(3, 3, 4, 6, 2);
-	put(0, "", &b[0]);
+	put_data_file(0, "", &b[0]);
 	rename_file(2, "t10k-images-idx4-ubyte", &b[2]);
 	blob_be32(&labels, 0x0c01);
 	blob_be32(&labels, 5);
 	for (uint32_t i = 0; i < 5; i++)
 		blob_be32(&labels, i * 16000);
-	put(1, "", &labels);
+	put_data_file(1, "", &labels);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
 	assert_int_equal(d.shape.c, 3);
 	assert_int_equal(d.shape.h, 4);
@@ -179,15 +179,16 @@ TEST_IN(images_may_have_channels_and_labels_32_bits, NULL, clear)
 	assert_memory_equal(data_train(&d).pixels, b[0].bytes + 20, 5 * 72);
 	data_release(&d);
 	memcpy(labels.bytes + 8 + 4 * 3, "\0\1\0\0", 4);
-	put(1, "", &labels);
-	refused("train-labels-idx1-ubyte: label 3 at offset 20 is 65536, must be 0..65535");
+	put_data_file(1, "", &labels);
+	assert_data_refused(
+		"train-labels-idx1-ubyte: label 3 at offset 20 is 65536, must be 0..65535");
 	memcpy(labels.bytes + 8 + 4 * 3, "\xff\xff\xff\xff", 4);
-	put(1, "", &labels);
-	refused("label 3 at offset 20 is -1, must be 0..65535");
-	remove_file("t10k-images-idx4-ubyte");
+	put_data_file(1, "", &labels);
+	assert_data_refused("label 3 at offset 20 is -1, must be 0..65535");
+	remove_data_file("t10k-images-idx4-ubyte");
 }
 
-TEST_IN(labels_may_have_16_bits, NULL, clear)
+TEST_IN(labels_may_have_16_bits, NULL, remove_data_files)
 {
 	struct blob b[4], labels = {.size = 0};
 	struct data d;
@@ -198,14 +199,14 @@ TEST_IN(labels_may_have_16_bits, NULL, clear)
 	blob_be32(&labels, 5);
 	memcpy(labels.bytes + labels.size, "\0\0\0\1\1\0\x7f\xff\0\2", 10);
 	labels.size += 10;
-	put(1, "", &labels);
+	put_data_file(1, "", &labels);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
 	assert_int_equal(data_train(&d).labels[2], 256);
 	assert_int_equal(d.id.classes, 32768);
 	data_release(&d);
 	labels.bytes[8] = 0x80;
-	put(1, "", &labels);
-	refused("label 0 at offset 8 is -32768");
+	put_data_file(1, "", &labels);
+	assert_data_refused("label 0 at offset 8 is -32768");
 }
 
 static void refused_within(uint64_t memory, const char *words)
@@ -218,7 +219,7 @@ static void refused_within(uint64_t memory, const char *words)
 		fail_msg("\"%s\" does not say \"%s\"", e.text, words);
 }
 
-TEST_IN(images_that_cannot_stay_on_the_disk_must_fit_the_memory, NULL, clear)
+TEST_IN(images_that_cannot_stay_on_the_disk_must_fit_the_memory, NULL, remove_data_files)
 {
 	struct blob b[4], zipped;
 	const uint64_t train = 16 + 5 * 24, test = 16 + 3 * 24;
@@ -227,9 +228,9 @@ TEST_IN(images_that_cannot_stay_on_the_disk_must_fit_the_memory, NULL, clear)
 
 	put_all(b);
 	for (int f = 0; f < 4; f += 2) {
-		remove_file(names[f]);
+		remove_data_file(names[f]);
 		zipped = blob_gzip(&b[f]);
-		put(f, ".gz", &zipped);
+		put_data_file(f, ".gz", &zipped);
 	}
 	refused_within(train - 1, "has 136 bytes when decompressed");
 	refused_within(train + test - 1, "leaves 87: decompress the file");
@@ -239,30 +240,32 @@ TEST_IN(images_that_cannot_stay_on_the_disk_must_fit_the_memory, NULL, clear)
 
 /* If the number of images in the header differs from the number of labels, the worker refuses the
  * file before it allocates memory for the images. */
-TEST_IN(the_number_of_images_is_compared_before_they_are_read, NULL, clear)
+TEST_IN(the_number_of_images_is_compared_before_they_are_read, NULL, remove_data_files)
 {
 	struct blob b[4], many = blob_images(5, 4, 6, 1);
 
 	put_all(b);
 	many.bytes[6] = 1; /* the header now has 261 images, but the file is shorter */
 	struct blob packed = blob_gzip(&many);
-	remove_file(names[0]);
-	put(0, ".gz", &packed);
-	refused("has 261 images (count at offset 4), train-labels-idx1-ubyte has 5 labels");
+	remove_data_file(names[0]);
+	put_data_file(0, ".gz", &packed);
+	assert_data_refused(
+		"has 261 images (count at offset 4), train-labels-idx1-ubyte has 5 labels");
 }
 
-TEST_IN(files_that_disagree_are_refused, NULL, clear)
+TEST_IN(files_that_disagree_are_refused, NULL, remove_data_files)
 {
 	struct blob b[4], other;
 
 	put_all(b);
 	other = blob_labels(6);
-	put(1, "", &other);
-	refused("has 5 images (count at offset 4), train-labels-idx1-ubyte has 6 labels");
+	put_data_file(1, "", &other);
+	assert_data_refused(
+		"has 5 images (count at offset 4), train-labels-idx1-ubyte has 6 labels");
 	put_all(b);
 	other = blob_images(3, 6, 4, 2);
-	put(2, "", &other);
-	refused("training images are 1x4x6, test images 1x6x4");
+	put_data_file(2, "", &other);
+	assert_data_refused("training images are 1x4x6, test images 1x6x4");
 }
 
 static void put_emnist(const char *split, struct blob b[4])
@@ -285,11 +288,11 @@ static void remove_emnist(const char *split)
 
 	for (int f = 0; f < 4; f++) {
 		snprintf(name, sizeof(name), "emnist-%s-%s", split, kinds[f]);
-		remove_file(name);
+		remove_data_file(name);
 	}
 }
 
-TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, clear)
+TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, remove_data_files)
 {
 	struct blob b[4] = {blob_images(5, 28, 28, 1), blob_labels(5), blob_images(3, 28, 28, 2),
 		blob_labels(3)};
@@ -310,7 +313,7 @@ TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, clear)
 	refused_within(16 + 5 * 784 + 15 + 3 * 784, "leaves 2367; images of EMNIST must fit it");
 	b[1].bytes[8] = b[3].bytes[8] = 26;
 	put_emnist("letters", b);
-	refused("several splits of EMNIST: name one, as --data");
+	assert_data_refused("several splits of EMNIST: name one, as --data");
 	snprintf(place, sizeof(place), "%s/emnist-letters", dir);
 	assert_int_equal(data_load(&d, place, &e), PS_OK);
 	assert_int_equal(d.id.classes, 26);
@@ -324,7 +327,7 @@ TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, clear)
 	remove_emnist("letters");
 	remove_emnist("digits");
 	for (int f = 0; f < 4; f++)
-		put(f, "", &b[f]);
+		put_data_file(f, "", &b[f]);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
 	/* transposed images are different images */
 	assert_true(d.id.xxh3 != digits);
@@ -333,7 +336,7 @@ TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, clear)
 
 /* If the caller names no directory, the worker first searches data/mnist in the working
  * directory. */
-TEST_IN(the_usual_place_is_found_and_named, NULL, clear)
+TEST_IN(the_usual_place_is_found_and_named, NULL, remove_data_files)
 {
 	struct blob b[4];
 	struct data d;

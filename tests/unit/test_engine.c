@@ -29,7 +29,7 @@ static struct core_config basis(enum mode mode, enum optim_kind kind)
 }
 
 /* Sets options number `i` for robust rules, buffers and sums. */
-static void combine(struct core_config *cfg, uint32_t i)
+static void choose_aggregate(struct core_config *cfg, uint32_t i)
 {
 	static const enum aggregate_rule rules[] = {
 		AGGREGATE_MEAN, AGGREGATE_MEDIAN, AGGREGATE_TRIMMED, AGGREGATE_KRUM};
@@ -56,7 +56,7 @@ static void refine(struct core_config *cfg, uint32_t i)
 		cfg->dc.kind = i % 3 == 0 ? DC_NONE : i % 3 == 1 ? DC_CONSTANT : DC_ADAPTIVE;
 }
 
-static struct core_config search(uint32_t i)
+static struct core_config search_config_at(uint32_t i)
 {
 	struct core_config cfg = basis(MODE_SANDBLASTER, OPTIM_LBFGS);
 
@@ -69,7 +69,7 @@ static struct core_config search(uint32_t i)
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-static void act(struct cluster *k, struct rng *r)
+static void act_at_random(struct cluster *k, struct rng *r)
 {
 	if (k->f.saving)
 		fixture_durable(&k->f);
@@ -82,7 +82,8 @@ static void act(struct cluster *k, struct rng *r)
 
 /* Trains to the end, or for 600 events if workers were excluded. Three workers act in the order of
  * `seed`. Returns a snapshot of the end, which the caller drops. */
-static struct core_snapshot train(struct core_config cfg, const struct engine *e, uint64_t seed)
+static struct core_snapshot train_with_engine(
+	struct core_config cfg, const struct engine *e, uint64_t seed)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 3);
 	struct core_snapshot end;
@@ -91,14 +92,14 @@ static struct core_snapshot train(struct core_config cfg, const struct engine *e
 	cfg.engine = e;
 	cluster_open(&k, cfg, 3, 35, cluster_bowl);
 	for (int i = 0; i < 600 && !fixture_count(&k.f, EFFECT_FINISH); i++)
-		act(&k, &r);
+		act_at_random(&k, &r);
 	assert_true(core_stats(k.f.core)->updates > 0);
 	end = fixture_save(&k.f);
 	cluster_close(&k);
 	return end;
 }
 
-static void assert_same(const struct core_snapshot *a, const struct core_snapshot *b)
+static void assert_same_sections(const struct core_snapshot *a, const struct core_snapshot *b)
 {
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		assert_int_equal(a->size[i], b->size[i]);
@@ -148,20 +149,20 @@ static void compare_device(
 	double_device_open(
 		&d, cnnps_store_module(), 0, cfg.n_params, optim_vectors(cfg.optim.kind));
 	cfg.device = &d.device;
-	struct core_snapshot other = train(cfg, &in_order.engine, seed);
-	assert_same(expected, &other);
+	struct core_snapshot other = train_with_engine(cfg, &in_order.engine, seed);
+	assert_same_sections(expected, &other);
 	fixture_drop(&other);
 	double_device_close(&d);
 }
 
 static void compare_engines(struct core_config cfg, uint64_t seed)
 {
-	struct core_snapshot one = train(cfg, &in_order.engine, seed);
+	struct core_snapshot one = train_with_engine(cfg, &in_order.engine, seed);
 
 	for (size_t i = 0; i < ENGINES; i++) {
-		struct core_snapshot other = train(cfg, &engine[i], seed);
+		struct core_snapshot other = train_with_engine(cfg, &engine[i], seed);
 
-		assert_same(&one, &other);
+		assert_same_sections(&one, &other);
 		fixture_drop(&other);
 	}
 	if (cfg.optim.kind != OPTIM_LBFGS)
@@ -184,7 +185,7 @@ TEST(every_optimizer_and_mode_gives_the_same_bits_with_any_engine)
 			if (modes[m] == MODE_EASGD && kind != OPTIM_SGD)
 				continue; /* distances are not gradients */
 			for (uint32_t v = 0; v < 4; v++) {
-				combine(&cfg, i + v);
+				choose_aggregate(&cfg, i + v);
 				refine(&cfg, i + 5 * v);
 				compare_engines(cfg, i);
 			}
@@ -194,7 +195,7 @@ TEST(every_optimizer_and_mode_gives_the_same_bits_with_any_engine)
 TEST(lbfgs_gives_the_same_bits_with_any_engine)
 {
 	for (uint32_t i = 0; i < 10; i++)
-		compare_engines(search(i), i);
+		compare_engines(search_config_at(i), i);
 }
 
 /* The division into blocks is a part of the result: a sum of squares is a sum over blocks. */

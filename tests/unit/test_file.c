@@ -36,7 +36,7 @@ static void reset_calls(void)
 	calls.watching = 1;
 }
 
-static void note(const char *call)
+static void note_call(const char *call)
 {
 	size_t used = strlen(calls.diary);
 
@@ -53,7 +53,7 @@ static int fail_with(int number)
 ssize_t write(int fd, const void *data, size_t n)
 {
 	if (calls.watching && fd > 2) {
-		note("write");
+		note_call("write");
 		if (calls.interrupts-- > 0)
 			return fail_with(EINTR);
 		if (calls.write_nothing)
@@ -69,7 +69,7 @@ ssize_t write(int fd, const void *data, size_t n)
 
 int fsync(int fd)
 {
-	note("fsync");
+	note_call("fsync");
 	if (calls.fsyncs_left == 0)
 		return fail_with(EIO);
 	calls.fsyncs_left -= calls.fsyncs_left > 0;
@@ -78,7 +78,7 @@ int fsync(int fd)
 
 int renameat(int from_dir, const char *from, int to_dir, const char *to)
 {
-	note("rename");
+	note_call("rename");
 	if (calls.rename_errno)
 		return fail_with(calls.rename_errno);
 	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
@@ -89,7 +89,7 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 static char dir[64];
 static struct err e;
 
-static int begin(void **state)
+static int set_up_file(void **state)
 {
 	(void)state;
 	temp_dir_make(dir);
@@ -98,7 +98,7 @@ static int begin(void **state)
 	return 0;
 }
 
-static int end(void **state)
+static int tear_down_file(void **state)
 {
 	(void)state;
 	calls.watching = 0;
@@ -115,7 +115,7 @@ static int replace(const char *name, const char *text)
 	return file_replace(dir, name, part, 3, &e);
 }
 
-TEST_IN(a_replaced_file_is_its_parts_in_order, begin, end)
+TEST_IN(a_replaced_file_is_its_parts_in_order, set_up_file, tear_down_file)
 {
 	assert_int_equal(replace("f", "first"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "first");
@@ -126,27 +126,27 @@ TEST_IN(a_replaced_file_is_its_parts_in_order, begin, end)
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-TEST_IN(content_is_on_disk_before_the_name_and_the_name_before_success, begin, end)
+TEST_IN(content_is_on_disk_before_the_name_and_the_name_before_success, set_up_file, tear_down_file)
 {
 	assert_int_equal(replace("f", "text"), PS_OK);
 	assert_string_equal(calls.diary, "write write fsync rename fsync ");
 }
 
-TEST_IN(short_writes_are_continued, begin, end)
+TEST_IN(short_writes_are_continued, set_up_file, tear_down_file)
 {
 	calls.max_write = 3;
 	assert_int_equal(replace("f", "0123456789abcdefghij"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "0123456789abcdefghij");
 }
 
-TEST_IN(an_interrupted_write_is_repeated, begin, end)
+TEST_IN(an_interrupted_write_is_repeated, set_up_file, tear_down_file)
 {
 	calls.interrupts = 3;
 	assert_int_equal(replace("f", "0123456789"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "0123456789");
 }
 
-TEST_IN(all_bytes_are_written_or_errno_says_why, begin, end)
+TEST_IN(all_bytes_are_written_or_errno_says_why, set_up_file, tear_down_file)
 {
 	const char text[] = "0123456789abcdef";
 	char back[sizeof(text)];
@@ -173,7 +173,7 @@ TEST_IN(all_bytes_are_written_or_errno_says_why, begin, end)
 
 /* Checks that `rc` is the status of a disk error whose text contains errno `number`, that the old
  * file is unchanged, and that no temporary file is left. */
-static void assert_untouched(int rc, int number)
+static void assert_file_untouched(int rc, int number)
 {
 	assert_int_equal(rc, PS_EIO);
 	assert_int_equal(e.status, PS_EIO);
@@ -185,7 +185,7 @@ static void assert_untouched(int rc, int number)
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-TEST_IN(a_full_disk_leaves_the_old_file, begin, end)
+TEST_IN(a_full_disk_leaves_the_old_file, set_up_file, tear_down_file)
 {
 	for (int writes = 0; writes < 4; writes++) {
 		reset_calls();
@@ -193,30 +193,30 @@ TEST_IN(a_full_disk_leaves_the_old_file, begin, end)
 		calls.max_write = 3;
 		calls.writes_left = writes;
 		calls.write_errno = ENOSPC;
-		assert_untouched(replace("f", "0123456789abcdefghij"), ENOSPC);
+		assert_file_untouched(replace("f", "0123456789abcdefghij"), ENOSPC);
 		assert_non_null(strstr(e.text, "f.tmp: write: "));
 	}
 }
 
-TEST_IN(a_failed_fsync_is_never_repeated_and_leaves_the_old_file, begin, end)
+TEST_IN(a_failed_fsync_is_never_repeated_and_leaves_the_old_file, set_up_file, tear_down_file)
 {
 	assert_int_equal(replace("f", "old"), PS_OK);
 	reset_calls();
 	calls.fsyncs_left = 0;
 	int rc = replace("f", "new");
 	assert_string_equal(calls.diary, "write write fsync ");
-	assert_untouched(rc, EIO);
+	assert_file_untouched(rc, EIO);
 	assert_non_null(strstr(e.text, "f.tmp: fsync: "));
 }
 
-TEST_IN(a_failed_rename_leaves_the_old_file, begin, end)
+TEST_IN(a_failed_rename_leaves_the_old_file, set_up_file, tear_down_file)
 {
 	assert_int_equal(replace("f", "old"), PS_OK);
 	calls.rename_errno = EACCES;
-	assert_untouched(replace("f", "new"), EACCES);
+	assert_file_untouched(replace("f", "new"), EACCES);
 }
 
-TEST_IN(a_directory_that_cannot_be_synced_is_an_error, begin, end)
+TEST_IN(a_directory_that_cannot_be_synced_is_an_error, set_up_file, tear_down_file)
 {
 	calls.fsyncs_left = 1;
 	assert_int_equal(replace("f", "new"), PS_EIO);
@@ -235,7 +235,7 @@ static void *hold_descriptors(void *arg)
 	return NULL;
 }
 
-TEST_IN(a_moment_without_descriptors_is_waited_for, begin, end)
+TEST_IN(a_moment_without_descriptors_is_waited_for, set_up_file, tear_down_file)
 {
 	struct rlimit all, few;
 	int held[64], n = 0;
@@ -256,7 +256,7 @@ TEST_IN(a_moment_without_descriptors_is_waited_for, begin, end)
 	temp_dir_assert_holds(dir, "f", "new");
 }
 
-TEST_IN(a_stale_temporary_file_is_overwritten, begin, end)
+TEST_IN(a_stale_temporary_file_is_overwritten, set_up_file, tear_down_file)
 {
 	temp_dir_write(dir, "f.tmp", "left by a crash, and longer", 27);
 	assert_int_equal(replace("f", "new"), PS_OK);
@@ -264,7 +264,7 @@ TEST_IN(a_stale_temporary_file_is_overwritten, begin, end)
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-TEST_IN(only_plain_names_and_regular_files_are_replaced, begin, end)
+TEST_IN(only_plain_names_and_regular_files_are_replaced, set_up_file, tear_down_file)
 {
 	char path[320], long_name[300];
 	const char *refused[] = {"", "a/b", "../f", "/f"};
@@ -285,7 +285,7 @@ TEST_IN(only_plain_names_and_regular_files_are_replaced, begin, end)
 	assert_int_equal(file_replace("/nonexistent-directory", "f", NULL, 0, &e), PS_EIO);
 }
 
-TEST_IN(a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not, begin, end)
+TEST_IN(a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not, set_up_file, tear_down_file)
 {
 	char path[320];
 	void *data;
@@ -302,7 +302,7 @@ TEST_IN(a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not, begin, end
 	assert_non_null(strstr(e.text, "5 bytes; at most 4"));
 }
 
-TEST_IN(what_is_not_a_regular_file_is_refused_at_once, begin, end)
+TEST_IN(what_is_not_a_regular_file_is_refused_at_once, set_up_file, tear_down_file)
 {
 	char path[320];
 	void *data = &data;
@@ -320,7 +320,7 @@ TEST_IN(what_is_not_a_regular_file_is_refused_at_once, begin, end)
 	assert_non_null(strstr(e.text, "No such file"));
 }
 
-TEST_IN(a_file_longer_than_its_stated_size_is_refused, begin, end)
+TEST_IN(a_file_longer_than_its_stated_size_is_refused, set_up_file, tear_down_file)
 {
 	void *data;
 	size_t size;
@@ -331,7 +331,7 @@ TEST_IN(a_file_longer_than_its_stated_size_is_refused, begin, end)
 	assert_null(data);
 }
 
-TEST_IN(a_directory_is_made_if_absent_and_checked_if_there, begin, end)
+TEST_IN(a_directory_is_made_if_absent_and_checked_if_there, set_up_file, tear_down_file)
 {
 	char path[320], deeper[340];
 
@@ -347,7 +347,7 @@ TEST_IN(a_directory_is_made_if_absent_and_checked_if_there, begin, end)
 	assert_int_equal(file_make_dir("", &e), PS_EUSAGE);
 }
 
-TEST_IN(a_directory_one_may_not_write_to_is_refused, begin, end)
+TEST_IN(a_directory_one_may_not_write_to_is_refused, set_up_file, tear_down_file)
 {
 	pid_t child = fork();
 

@@ -10,7 +10,7 @@
 static char dir[64];
 static char path[80];
 
-static int read_blob(const struct blob *b, enum idx_kind kind, struct idx *x, struct err *e)
+static int read_idx_blob(const struct blob *b, enum idx_kind kind, struct idx *x, struct err *e)
 {
 	temp_file_put(path, b->bytes, b->size);
 	return idx_read(x, path, kind, e);
@@ -18,12 +18,12 @@ static int read_blob(const struct blob *b, enum idx_kind kind, struct idx *x, st
 
 /* Checks that idx.c refuses the file as bad data, that the error is one line with the name of the
  * file and the text `words`, and that the caller has nothing to release. */
-static void refused(const struct blob *b, enum idx_kind kind, const char *words)
+static void assert_idx_refused(const struct blob *b, enum idx_kind kind, const char *words)
 {
 	struct idx x;
 	struct err e = {0};
 
-	assert_int_equal(read_blob(b, kind, &x, &e), PS_EDATA);
+	assert_int_equal(read_idx_blob(b, kind, &x, &e), PS_EDATA);
 	assert_null(x.bytes);
 	assert_non_null(strstr(e.text, path));
 	assert_null(strchr(e.text, '\n'));
@@ -49,7 +49,7 @@ TEST(plain_and_gzipped_files_read_alike)
 		struct idx x;
 		struct err e;
 
-		assert_int_equal(read_blob(forms[i], IDX_IMAGES, &x, &e), PS_OK);
+		assert_int_equal(read_idx_blob(forms[i], IDX_IMAGES, &x, &e), PS_OK);
 		assert_int_equal(x.size, plain.size);
 		assert_memory_equal(x.bytes, plain.bytes, plain.size);
 		assert_ptr_equal(x.values, x.bytes + 16);
@@ -66,12 +66,12 @@ TEST(labels_have_one_dimension)
 	struct idx x;
 	struct err e;
 
-	assert_int_equal(read_blob(&labels, IDX_LABELS, &x, &e), PS_OK);
+	assert_int_equal(read_idx_blob(&labels, IDX_LABELS, &x, &e), PS_OK);
 	assert_int_equal(x.n, 11);
 	assert_int_equal(x.rows, 1);
 	assert_ptr_equal(x.values, x.bytes + 8);
 	idx_release(&x);
-	refused(&labels, IDX_IMAGES, "magic at offset 0 is 0x00000801");
+	assert_idx_refused(&labels, IDX_IMAGES, "magic at offset 0 is 0x00000801");
 }
 
 TEST(every_lie_in_the_header_is_refused)
@@ -100,7 +100,7 @@ TEST(every_lie_in_the_header_is_refused)
 	for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
 		struct blob lie = with_be32(images, lies[i].offset, lies[i].value);
 
-		refused(&lie, IDX_IMAGES, lies[i].words);
+		assert_idx_refused(&lie, IDX_IMAGES, lies[i].words);
 	}
 }
 
@@ -113,8 +113,8 @@ TEST(a_product_that_overflows_is_refused_before_any_allocation)
 	b = with_be32(b, 8, IDX_MAX_SIDE);
 	b = with_be32(b, 12, IDX_MAX_SIDE);
 	zipped = blob_gzip(&b);
-	refused(&b, IDX_IMAGES, "promise 281474976710672 bytes, the file has 1584");
-	refused(&zipped, IDX_IMAGES, "limit in memory is");
+	assert_idx_refused(&b, IDX_IMAGES, "promise 281474976710672 bytes, the file has 1584");
+	assert_idx_refused(&zipped, IDX_IMAGES, "limit in memory is");
 }
 
 TEST(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold)
@@ -124,7 +124,7 @@ TEST(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold)
 	/* the header describes 1.5 GB, which is below the limit for all files */
 	b = with_be32(b, 4, 2000000);
 	zipped = blob_gzip(&b);
-	refused(&zipped, IDX_IMAGES, "gzipped bytes can hold");
+	assert_idx_refused(&zipped, IDX_IMAGES, "gzipped bytes can hold");
 }
 
 TEST(every_truncation_of_a_plain_file_is_refused)
@@ -132,7 +132,7 @@ TEST(every_truncation_of_a_plain_file_is_refused)
 	struct blob b = blob_images(2, 28, 28, 3);
 
 	while (b.size-- > 0)
-		refused(&b, IDX_IMAGES,
+		assert_idx_refused(&b, IDX_IMAGES,
 			b.size < 16 ? "header ends at offset" : "promise 1584 bytes");
 }
 
@@ -141,7 +141,7 @@ TEST(every_truncation_of_a_gzipped_file_is_refused)
 	struct blob plain = blob_images(2, 28, 28, 3), b = blob_gzip(&plain);
 
 	while (b.size-- > 0)
-		refused(&b, IDX_IMAGES, "");
+		assert_idx_refused(&b, IDX_IMAGES, "");
 }
 
 TEST(bytes_after_the_end_are_refused)
@@ -151,13 +151,13 @@ TEST(bytes_after_the_end_are_refused)
 	twice = zipped; /* a gzip file with a second member, as `cat a.gz b.gz` makes */
 	memcpy(twice.bytes + twice.size, zipped.bytes, zipped.size);
 	twice.size += zipped.size;
-	refused(&twice, IDX_IMAGES, "bytes follow the gzip member");
+	assert_idx_refused(&twice, IDX_IMAGES, "bytes follow the gzip member");
 	zipped.bytes[zipped.size++] = 0;
-	refused(&zipped, IDX_IMAGES, "bytes follow the gzip member");
+	assert_idx_refused(&zipped, IDX_IMAGES, "bytes follow the gzip member");
 	plain.bytes[plain.size++] = 0;
-	refused(&plain, IDX_IMAGES, "the file has 1585");
+	assert_idx_refused(&plain, IDX_IMAGES, "the file has 1585");
 	longer = blob_gzip(&plain);
-	refused(&longer, IDX_IMAGES, "more data at offset 1584");
+	assert_idx_refused(&longer, IDX_IMAGES, "more data at offset 1584");
 }
 
 /* A plain file that is too large for the memory of any run stays on the disk. The file of this test
@@ -230,7 +230,7 @@ TEST(what_is_not_a_regular_file_is_refused)
 }
 
 /* Changes, removes or appends a few bytes. */
-static void mutate(struct blob *b, struct rng *r)
+static void mutate_blob(struct blob *b, struct rng *r)
 {
 	for (uint64_t k = 1 + rng_below(r, 3); k > 0 && b->size > 0; k--) {
 		size_t at = rng_below(r, rng_below(r, 2) ? b->size : (b->size < 24 ? b->size : 24));
@@ -257,8 +257,8 @@ TEST(ten_thousand_mutations_are_read_whole_or_refused)
 		struct err e;
 		int status;
 
-		mutate(&b, &r);
-		status = read_blob(&b, IDX_IMAGES, &x, &e);
+		mutate_blob(&b, &r);
+		status = read_idx_blob(&b, IDX_IMAGES, &x, &e);
 		if (status && status != PS_EDATA)
 			fail_msg("seed %llu, mutation %d: %s", (unsigned long long)seed, i, e.text);
 		if (status)

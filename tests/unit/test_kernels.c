@@ -9,7 +9,7 @@ static struct contract both = {{"cpu-ref", "cpu"}, NULL};
 /* ---- cpu-ref: gradients are slopes ----------------------------------------------------------- */
 
 /* Returns the slope of the loss along parameter i, by central difference. */
-static double slope(struct subject *s, size_t i)
+static double measured_slope(struct subject *s, size_t i)
 {
 	const float kept = s->params[i], step = 0x1p-20f;
 
@@ -49,7 +49,8 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 		/* check only a sample of each tensor */
 		size_t stride = tensor->count / (n > 10000 ? 3 : REPETITIONS(50)) + 1;
 		for (size_t k = 0; k < tensor->count; k += stride) {
-			double g = grad[tensor->offset + k], d = slope(&s, tensor->offset + k) - g;
+			double g = grad[tensor->offset + k],
+			       d = measured_slope(&s, tensor->offset + k) - g;
 
 			difference += d * d;
 			norm += g * g;

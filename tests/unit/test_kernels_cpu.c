@@ -111,7 +111,7 @@ TEST(models_that_the_tables_cannot_hold_are_refused)
  * to some thousand terms, and is computed in tiles of 100 to 1000 terms. The relative error of a
  * sum is therefore about 1e-7, or 1e-6 in a layer whose terms nearly cancel. The project requires
  * 1e-5. */
-static void compare(struct subject *s, const float *right, double right_loss, int threads)
+static void compare_gradient(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);
 	subject_step(s);
@@ -137,7 +137,7 @@ static void odd_model_agrees(const struct odd_model *o, size_t images)
 	s.grad = mem_must(s.model.n_params, sizeof(float), "test");
 	for (size_t i = 0; i < N_ISAS; i++)
 		for (int threads = 1; threads <= 3 && use_isa(i); threads++)
-			compare(&s, right, loss, threads);
+			compare_gradient(&s, right, loss, threads);
 	free(right);
 	subject_release(&s);
 }

@@ -19,7 +19,7 @@ struct work {
 	size_t done[MEMBERS], seen[MEMBERS];
 };
 
-static void count(void *arg, size_t member)
+static void count_call(void *arg, size_t member)
 {
 	struct work *w = arg;
 
@@ -34,7 +34,7 @@ TEST(every_member_does_every_job_once)
 
 		assert_int_equal(team_new(&w.team, n, &e), PS_OK);
 		for (size_t job = 1; job <= JOBS; job++) {
-			team_run(w.team, count, &w);
+			team_run(w.team, count_call, &w);
 			for (size_t i = 0; i < MEMBERS; i++)
 				assert_int_equal(w.done[i], i < n ? job : 0);
 		}

@@ -4,7 +4,7 @@
 #include "tests/fixtures/layers.h"
 #include "tests/support/test.h"
 
-static void fill(struct subject *s)
+static void fill_parameters(struct subject *s)
 {
 	for (size_t i = 0; i < s->model.n_params; i++)
 		s->params[i] = (float)(0.3 * sin(0.7 * (double)i + 1));
@@ -66,7 +66,7 @@ static void gradients_agree(const char *device, double rounding)
 		if (model_parse(&m, c->text, MODEL_MNIST, &e))
 			fail_msg("%s", e.text);
 		subject_random(&s, &(struct odd_model){m.input, c->text}, c->images);
-		fill(&s);
+		fill_parameters(&s);
 		subject_open(&s, device, 2);
 		subject_step(&s);
 		if (!(fabs(s.loss - c->loss) <= 1e-6))

@@ -16,7 +16,7 @@
 static char dir[64];
 static struct err e;
 
-static int set_up(void **state)
+static int set_up_keys(void **state)
 {
 	(void)state;
 	memset(&e, 0, sizeof(e));
@@ -46,7 +46,7 @@ static const char *file(const char *text, unsigned mode)
 	return path("file");
 }
 
-TEST_IN(a_pair_is_written_and_read, set_up, tear_down)
+TEST_IN(a_pair_is_written_and_read, set_up_keys, tear_down)
 {
 	char key[KEY_TEXT], again[KEY_TEXT], public_key[KEY_TEXT];
 	struct key_pair k;
@@ -73,7 +73,7 @@ TEST_IN(a_pair_is_written_and_read, set_up, tear_down)
 		assert_int_equal(((const char *)&k)[i], 0);
 }
 
-TEST_IN(halves_of_two_pairs_are_refused, set_up, tear_down)
+TEST_IN(halves_of_two_pairs_are_refused, set_up_keys, tear_down)
 {
 	char key[KEY_TEXT];
 	int made;
@@ -86,7 +86,7 @@ TEST_IN(halves_of_two_pairs_are_refused, set_up, tear_down)
 
 static const char good[] = "cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\n";
 
-TEST_IN(only_the_owner_may_read_a_secret, set_up, tear_down)
+TEST_IN(only_the_owner_may_read_a_secret, set_up_keys, tear_down)
 {
 	static const unsigned bad[] = {0644, 0640, 0604, 0610, 0601, 0660, 0777};
 	struct key_pair k;
@@ -100,7 +100,7 @@ TEST_IN(only_the_owner_may_read_a_secret, set_up, tear_down)
 }
 
 /* A user who can write to the directory could replace the key file. */
-TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up, tear_down)
+TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up_keys, tear_down)
 {
 	static const unsigned bad[] = {0777, 0770, 0707};
 	struct key_pair k;
@@ -118,7 +118,7 @@ TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up, tear_down)
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
 }
 
-TEST_IN(a_file_of_another_user_is_refused, set_up, tear_down)
+TEST_IN(a_file_of_another_user_is_refused, set_up_keys, tear_down)
 {
 	struct key_pair k;
 
@@ -152,7 +152,7 @@ static void read_as_another_user(gid_t group, unsigned mode, int want)
 
 /* Kubernetes mounts secrets as files that root owns, with a group of the process. Only through this
  * group can the process read the file. */
-TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up, tear_down)
+TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up_keys, tear_down)
 {
 	if (geteuid() != 0)
 		skip();
@@ -183,7 +183,7 @@ static int let_user_read(const char *file_path)
 	return setxattr(file_path, "system.posix_acl_access", &list, sizeof(list), 0) == 0;
 }
 
-TEST_IN(a_credential_of_systemd_is_accepted, set_up, tear_down)
+TEST_IN(a_credential_of_systemd_is_accepted, set_up_keys, tear_down)
 {
 	struct key_pair k;
 	struct stat st;
@@ -208,7 +208,7 @@ TEST_IN(a_credential_of_systemd_is_accepted, set_up, tear_down)
 	assert_int_equal(status, 0);
 }
 
-TEST_IN(what_is_no_key_file_is_refused, set_up, tear_down)
+TEST_IN(what_is_no_key_file_is_refused, set_up_keys, tear_down)
 {
 	static const char *const bad[] = {"", "\n", "cnn-ps secret key\n",
 		"cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%c\n",
@@ -232,7 +232,7 @@ TEST_IN(what_is_no_key_file_is_refused, set_up, tear_down)
 #define W "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
 #define A "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 
-TEST_IN(a_list_gives_roles, set_up, tear_down)
+TEST_IN(a_list_gives_roles, set_up_keys, tear_down)
 {
 	struct authorized_keys *a;
 
@@ -251,7 +251,7 @@ TEST_IN(a_list_gives_roles, set_up, tear_down)
 	authorized_keys_free(&a);
 }
 
-TEST_IN(a_bad_list_is_refused_as_a_whole, set_up, tear_down)
+TEST_IN(a_bad_list_is_refused_as_a_whole, set_up_keys, tear_down)
 {
 	static const char *const bad[] = {"worker\n", "worker " W "x\n", "root " W "\n",
 		"none " W "\n", "worker " A "\nworker\n", "worker " A "\nadmin " A "\n"};
@@ -268,7 +268,7 @@ TEST_IN(a_bad_list_is_refused_as_a_whole, set_up, tear_down)
 
 /* The server refuses a list under the old file name. Without this refusal the server would ignore
  * the old list, and nobody would notice. */
-TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down)
+TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up_keys, tear_down)
 {
 	struct authorized_keys *a;
 
@@ -287,7 +287,7 @@ TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down)
 	authorized_keys_free(&a);
 }
 
-TEST_IN(a_key_is_added_once, set_up, tear_down)
+TEST_IN(a_key_is_added_once, set_up_keys, tear_down)
 {
 	struct authorized_keys *a;
 
@@ -302,7 +302,7 @@ TEST_IN(a_key_is_added_once, set_up, tear_down)
 }
 
 /* On a full disk, the first write stores only a part of the text, but reports no error. */
-TEST_IN(a_short_write_is_reported_with_its_cause, set_up, tear_down)
+TEST_IN(a_short_write_is_reported_with_its_cause, set_up_keys, tear_down)
 {
 	struct rlimit old, tight;
 	struct err pair = {0};

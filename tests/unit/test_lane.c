@@ -29,7 +29,7 @@ static struct core_fixture f;
 static struct lanes *lanes;
 static struct wire *wire;
 
-static int set_up(void **state)
+static int set_up_lanes(void **state)
 {
 	struct core_config cfg = fixture_config();
 	struct err e;
@@ -52,7 +52,7 @@ static int set_up(void **state)
 	return lanes_new(&lanes, &config, &e);
 }
 
-static int tear_down(void **state)
+static int tear_down_lanes(void **state)
 {
 	(void)state;
 	lanes_stop(lanes);
@@ -66,7 +66,7 @@ static int tear_down(void **state)
 	return uv_loop_close(&loop);
 }
 
-static uint32_t open_lanes(void)
+static uint32_t count_open_lanes(void)
 {
 	struct lanes_stats s;
 
@@ -79,7 +79,7 @@ static void until_open(uint32_t n)
 {
 	uint64_t end = clock_ms() + DEADLINE_MS;
 
-	while (open_lanes() != n) {
+	while (count_open_lanes() != n) {
 		assert_true(clock_ms() < end);
 		uv_run(&loop, UV_RUN_NOWAIT);
 	}
@@ -91,7 +91,7 @@ static void run_for(uint64_t ms)
 		uv_run(&loop, UV_RUN_NOWAIT);
 }
 
-static struct msg_welcome welcome(uint32_t worker, uint32_t incarnation, uint32_t peer)
+static struct msg_welcome welcome_to_lane(uint32_t worker, uint32_t incarnation, uint32_t peer)
 {
 	struct msg_welcome w = {.stamp = {.worker = worker, .incarnation = incarnation},
 		.n_params = FIXTURE_PARAMS};
@@ -100,10 +100,10 @@ static struct msg_welcome welcome(uint32_t worker, uint32_t incarnation, uint32_
 	return w;
 }
 
-static struct lane *open_lane(uint32_t worker, uint32_t peer)
+static struct lane *open_worker_lane(uint32_t worker, uint32_t peer)
 {
-	const struct msg_welcome w = welcome(worker, 1, peer);
-	uint32_t before = open_lanes();
+	const struct msg_welcome w = welcome_to_lane(worker, 1, peer);
+	uint32_t before = count_open_lanes();
 	struct lane *l;
 	struct err e;
 
@@ -118,7 +118,7 @@ static struct lane *open_lane(uint32_t worker, uint32_t peer)
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
 /* Make the PUSH that a worker sends for the values in `message`. */
-static void make_push(const struct lane *l, zmq_msg_t *message, struct frames *out)
+static void make_lane_push(const struct lane *l, zmq_msg_t *message, struct frames *out)
 {
 	struct msg m = {.type = MSG_PUSH};
 	const float *values = zmq_msg_data(message);
@@ -149,34 +149,34 @@ static int receive_push(uint32_t peer, struct frames *in, struct msg *m)
 	return rc ? rc : wire_decode(wire, in, m, &why);
 }
 
-static void fill(float *values, float value)
+static void fill_values(float *values, float value)
 {
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		values[i] = value;
 }
 
-static void take(struct lane *l, float value, size_t count, zmq_msg_t *message)
+static void take_and_fill(struct lane *l, float value, size_t count, zmq_msg_t *message)
 {
 	struct lane_slot slot;
 
 	assert_int_equal(lane_take(l, &slot), 1);
-	fill(slot.values, value);
+	fill_values(slot.values, value);
 	assert_int_equal(lane_send(&slot, count, message), PS_OK);
 	assert_null(slot.lane);
 }
 
-TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
+TEST_IN(a_push_arrives_as_a_private_copy, set_up_lanes, tear_down_lanes)
 {
-	struct lane *l = open_lane(1, PEER);
+	struct lane *l = open_worker_lane(1, PEER);
 	struct frames in;
 	struct msg m;
 	zmq_msg_t push;
 
-	take(l, 3, FIXTURE_PARAMS, &push);
-	make_push(l, &push, &in);
+	take_and_fill(l, 3, FIXTURE_PARAMS, &push);
+	make_lane_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
 	/* the worker writes to the slot after it has sent the PUSH */
-	fill(zmq_msg_data(&push), 99);
+	fill_values(zmq_msg_data(&push), 99);
 	assert_int_equal(m.push.slices.slice[0].count, FIXTURE_PARAMS);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		assert_true(m.push.slices.slice[0].data[i] == 3);
@@ -186,8 +186,8 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 	assert_int_equal(m.push.slices.slice[0].peak, peak);
 	frames_release(&in);
 	zmq_msg_close(&push);
-	take(l, 4, 2, &push); /* this push has only some of the values */
-	make_push(l, &push, &in);
+	take_and_fill(l, 4, 2, &push); /* this push has only some of the values */
+	make_lane_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
 	assert_int_equal(m.push.slices.slice[0].count, 2);
 	frames_release(&in);
@@ -198,16 +198,16 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 
 /* In this test a worker changes a byte of the gradient after it has sent the PUSH. After such a
  * change the server's copy has another checksum, so the push counts as lost. */
-TEST_IN(a_torn_push_counts_as_lost, set_up, tear_down)
+TEST_IN(a_torn_push_counts_as_lost, set_up_lanes, tear_down_lanes)
 {
-	struct lane *l = open_lane(1, PEER);
+	struct lane *l = open_worker_lane(1, PEER);
 	struct frames in;
 	struct msg m;
 	zmq_msg_t push;
 
 	for (size_t byte = 0; byte < FIXTURE_PARAMS * sizeof(float); byte++) {
-		take(l, 3, FIXTURE_PARAMS, &push);
-		make_push(l, &push, &in);
+		take_and_fill(l, 3, FIXTURE_PARAMS, &push);
+		make_lane_push(l, &push, &in);
 		((unsigned char *)zmq_msg_data(&push))[byte] ^= 1;
 		assert_int_equal(receive_push(PEER, &in, &m), PS_EAGAIN);
 		frames_release(&in);
@@ -216,17 +216,17 @@ TEST_IN(a_torn_push_counts_as_lost, set_up, tear_down)
 	lane_close(&l);
 }
 
-TEST_IN(numbers_out_of_range_are_refused, set_up, tear_down)
+TEST_IN(slots_out_of_range_are_refused, set_up_lanes, tear_down_lanes)
 {
-	struct lane *l = open_lane(1, PEER);
+	struct lane *l = open_worker_lane(1, PEER);
 	const struct lane_ref ref[] = {{.slot = 1u << 20, .count = 1},
 		{.slot = UINT64_MAX, .count = 1}, {.slot = 0, .count = 0},
 		{.slot = 0, .count = FIXTURE_PARAMS + 1}, {.slot = 0, .count = UINT64_MAX}};
 	struct frames in;
 	zmq_msg_t push;
 
-	take(l, 3, FIXTURE_PARAMS, &push);
-	make_push(l, &push, &in);
+	take_and_fill(l, 3, FIXTURE_PARAMS, &push);
+	make_lane_push(l, &push, &in);
 	for (size_t i = 0; i < sizeof(ref) / sizeof(ref[0]); i++) {
 		assert_int_equal(lanes_join(lanes, PEER, &ref[i], &in), PS_EPROTO);
 		assert_int_equal(in.n, 1);
@@ -242,9 +242,9 @@ TEST_IN(numbers_out_of_range_are_refused, set_up, tear_down)
 
 /* A slot becomes free when the server closes its push. The worker never gets a slot that is in
  * use. */
-TEST_IN(a_slot_has_one_owner, set_up, tear_down)
+TEST_IN(a_slot_has_one_owner, set_up_lanes, tear_down_lanes)
 {
-	struct lane *l = open_lane(1, PEER);
+	struct lane *l = open_worker_lane(1, PEER);
 	static zmq_msg_t push[1024];
 	struct lane_slot slot;
 	size_t n = 0;
@@ -302,9 +302,9 @@ static int arrive(struct lane *l, const struct lane_ref *ref, struct frames *in)
 	return lane_append(l, ref, in);
 }
 
-TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up, tear_down)
+TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up_lanes, tear_down_lanes)
 {
-	struct lane *l = open_lane(1, PEER);
+	struct lane *l = open_worker_lane(1, PEER);
 	struct lane_ref ref[LANE_HOLDS + 1];
 	struct frames in[LANE_HOLDS + 1];
 
@@ -329,9 +329,9 @@ TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up, tear_down)
 
 /* If a connection breaks, PARAMS can get lost. The next PARAMS that arrive, or the next WELCOME,
  * must free the holds of the lost PARAMS. */
-TEST_IN(lost_weights_do_not_stay_held, set_up, tear_down)
+TEST_IN(lost_weights_do_not_stay_held, set_up_lanes, tear_down_lanes)
 {
-	struct lane *l = open_lane(1, PEER);
+	struct lane *l = open_worker_lane(1, PEER);
 	struct lane_ref ref[LANE_HOLDS];
 	struct frames in;
 
@@ -342,7 +342,7 @@ TEST_IN(lost_weights_do_not_stay_held, set_up, tear_down)
 		assert_int_equal(hold(PEER, &ref[i]), 1);
 	assert_int_equal(hold(PEER, &ref[0]), 0);
 	/* this WELCOME is for a new connection */
-	const struct msg_welcome w = welcome(1, 1, PEER + 1);
+	const struct msg_welcome w = welcome_to_lane(1, 1, PEER + 1);
 	assert_true(w.lane_ticket >= LANE_HOLDS);
 	lane_resynchronised(l, w.lane_ticket);
 	assert_int_equal(hold(PEER, &ref[0]), 0); /* the lane now belongs to the new connection */
@@ -356,9 +356,9 @@ TEST_IN(lost_weights_do_not_stay_held, set_up, tear_down)
 	until_open(0);
 }
 
-TEST_IN(wrong_numbers_of_a_server_are_refused, set_up, tear_down)
+TEST_IN(wrong_numbers_of_a_server_are_refused, set_up_lanes, tear_down_lanes)
 {
-	struct lane *l = open_lane(1, PEER);
+	struct lane *l = open_worker_lane(1, PEER);
 	const struct lane_ref ref[] = {{.hold = LANE_HOLDS, .ticket = 1},
 		{.hold = UINT64_MAX, .ticket = 1}, {.ticket = 1, .buffer = 16}, {.ticket = 0}};
 	struct frames in;
@@ -374,7 +374,7 @@ TEST_IN(wrong_numbers_of_a_server_are_refused, set_up, tear_down)
 /* ---- opening a lane ------------------------------------------------------------------------- */
 
 /* Connect to the server, and send the greeting `g`. Returns the descriptor. */
-static int greet(const struct lane_greeting *g, size_t size)
+static int greet_lane(const struct lane_greeting *g, size_t size)
 {
 	struct err e;
 	int fd;
@@ -385,25 +385,25 @@ static int greet(const struct lane_greeting *g, size_t size)
 }
 
 /* Check that the server closes this connection and opens no lane. */
-static void assert_refused(int fd)
+static void assert_lane_refused(int fd)
 {
 	struct lane_layout layout;
 	int fds[LANE_FDS], rc;
 	uint64_t end = clock_ms() + DEADLINE_MS;
-	uint32_t before = open_lanes();
+	uint32_t before = count_open_lanes();
 
 	while ((rc = share_receive(fd, &layout, sizeof(layout), fds, LANE_FDS)) == PS_EAGAIN) {
 		assert_true(clock_ms() < end);
 		uv_run(&loop, UV_RUN_NOWAIT);
 	}
 	assert_int_equal(rc, PS_EUNREACHABLE);
-	assert_int_equal(open_lanes(), before);
+	assert_int_equal(count_open_lanes(), before);
 	close(fd);
 }
 
-TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up, tear_down)
+TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up_lanes, tear_down_lanes)
 {
-	const struct msg_welcome old = welcome(1, 1, PEER), w = welcome(1, 1, PEER);
+	const struct msg_welcome old = welcome_to_lane(1, 1, PEER), w = welcome_to_lane(1, 1, PEER);
 	const struct lane_greeting good = {.magic = LANE_MAGIC,
 		.secret_hi = w.lane_secret_hi,
 		.secret_lo = w.lane_secret_lo,
@@ -414,32 +414,32 @@ TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up, tear_do
 	assert_string_equal(w.lane_path, path);
 	assert_true(old.lane_secret_hi != w.lane_secret_hi);
 	g = good, g.secret_hi = old.lane_secret_hi, g.secret_lo = old.lane_secret_lo;
-	assert_refused(greet(&g, sizeof(g)));
+	assert_lane_refused(greet_lane(&g, sizeof(g)));
 	g = good, g.secret_lo ^= 1;
-	assert_refused(greet(&g, sizeof(g)));
+	assert_lane_refused(greet_lane(&g, sizeof(g)));
 	g = good, g.worker = 2;
-	assert_refused(greet(&g, sizeof(g)));
+	assert_lane_refused(greet_lane(&g, sizeof(g)));
 	g = good, g.worker = 0;
-	assert_refused(greet(&g, sizeof(g)));
+	assert_lane_refused(greet_lane(&g, sizeof(g)));
 	g = good, g.worker = 4;
-	assert_refused(greet(&g, sizeof(g)));
+	assert_lane_refused(greet_lane(&g, sizeof(g)));
 	g = good, g.worker = UINT32_MAX;
-	assert_refused(greet(&g, sizeof(g)));
+	assert_lane_refused(greet_lane(&g, sizeof(g)));
 	g = good, g.incarnation = 2;
-	assert_refused(greet(&g, sizeof(g)));
+	assert_lane_refused(greet_lane(&g, sizeof(g)));
 	g = good, g.magic = 0;
-	assert_refused(greet(&g, sizeof(g)));
-	assert_refused(greet(&good, sizeof(good) - 1));
-	int fd = greet(&good, sizeof(good));
+	assert_lane_refused(greet_lane(&g, sizeof(g)));
+	assert_lane_refused(greet_lane(&good, sizeof(good) - 1));
+	int fd = greet_lane(&good, sizeof(good));
 	until_open(1);
-	assert_refused(greet(&good, sizeof(good))); /* a secret is valid only once */
+	assert_lane_refused(greet_lane(&good, sizeof(good))); /* a secret is valid only once */
 	close(fd);
 	until_open(0);
 }
 
 /* The server limits the number of connections that send nothing, and these connections delay no
  * worker. */
-TEST_IN(silent_connections_are_bounded, set_up, tear_down)
+TEST_IN(silent_connections_are_bounded, set_up_lanes, tear_down_lanes)
 {
 	struct err e;
 	int fd[60];
@@ -456,19 +456,19 @@ TEST_IN(silent_connections_are_bounded, set_up, tear_down)
 	for (size_t i = 0; i < 60; i++)
 		close(fd[i]);
 	run_for(50);
-	struct lane *l = open_lane(1, PEER);
+	struct lane *l = open_worker_lane(1, PEER);
 	lane_close(&l);
 }
 
 /* When a new process takes the slot of a worker, the server closes the lane of the old process. */
-TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up, tear_down)
+TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up_lanes, tear_down_lanes)
 {
-	struct lane *l = open_lane(2, PEER);
+	struct lane *l = open_worker_lane(2, PEER);
 	struct lane_ref ref;
 
 	assert_int_equal(hold(PEER, &ref), 1);
-	(void)welcome(2, 2, PEER + 1);
-	assert_int_equal(open_lanes(), 0);
+	(void)welcome_to_lane(2, 2, PEER + 1);
+	assert_int_equal(count_open_lanes(), 0);
 	assert_true(lane_is_lost(l));
 	assert_int_equal(hold(PEER, &ref), 0);
 	lane_close(&l);
@@ -476,10 +476,10 @@ TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up, tear_down)
 
 /* A worker opens its lane a second time, for example because the first attempt took too long. The
  * worker must not take PARAMS of the first lane for PARAMS of the second lane. */
-TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up, tear_down)
+TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up_lanes, tear_down_lanes)
 {
-	struct lane *first = open_lane(1, PEER), *second;
-	const struct msg_welcome w = welcome(1, 1, PEER);
+	struct lane *first = open_worker_lane(1, PEER), *second;
+	const struct msg_welcome w = welcome_to_lane(1, 1, PEER);
 	struct lane_ref old, ref;
 	struct frames in;
 	struct err e;
@@ -503,7 +503,7 @@ TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up, tear_down)
 
 /* Answer the greeting of a worker with `layout` and `n` descriptors of shared memory, which have
  * `weights` and `pushes` bytes. Returns the status of lane_poll in the worker. */
-static int answer(struct lane_layout layout, size_t weights, size_t pushes, size_t n)
+static int answer_welcome(struct lane_layout layout, size_t weights, size_t pushes, size_t n)
 {
 	const struct msg_welcome w = {.stamp = {.worker = 1, .incarnation = 1},
 		.n_params = FIXTURE_PARAMS,
@@ -533,7 +533,7 @@ static int answer(struct lane_layout layout, size_t weights, size_t pushes, size
 	return rc;
 }
 
-TEST_IN(memory_of_another_form_is_refused, set_up, tear_down)
+TEST_IN(memory_of_another_form_is_refused, set_up_lanes, tear_down_lanes)
 {
 	const struct lane_layout good = {.magic = LANE_MAGIC,
 		.n_params = FIXTURE_PARAMS,
@@ -544,21 +544,21 @@ TEST_IN(memory_of_another_form_is_refused, set_up, tear_down)
 	const size_t weights = 4 * LANE_PAGE, pushes = 3 * LANE_PAGE;
 	struct lane_layout a;
 
-	assert_int_equal(answer(good, weights, pushes, 2), PS_OK);
-	assert_int_equal(answer(good, weights, pushes, 1), PS_EPROTO);
-	assert_int_equal(answer(good, weights, pushes, 0), PS_EPROTO);
-	assert_int_equal(answer(good, weights - 1, pushes, 2), PS_EPROTO);
-	assert_int_equal(answer(good, weights, pushes - 1, 2), PS_EPROTO);
+	assert_int_equal(answer_welcome(good, weights, pushes, 2), PS_OK);
+	assert_int_equal(answer_welcome(good, weights, pushes, 1), PS_EPROTO);
+	assert_int_equal(answer_welcome(good, weights, pushes, 0), PS_EPROTO);
+	assert_int_equal(answer_welcome(good, weights - 1, pushes, 2), PS_EPROTO);
+	assert_int_equal(answer_welcome(good, weights, pushes - 1, 2), PS_EPROTO);
 	a = good, a.magic++;
-	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	assert_int_equal(answer_welcome(a, weights, pushes, 2), PS_EPROTO);
 	a = good, a.n_params++;
-	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	assert_int_equal(answer_welcome(a, weights, pushes, 2), PS_EPROTO);
 	a = good, a.buffers = 0;
-	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	assert_int_equal(answer_welcome(a, weights, pushes, 2), PS_EPROTO);
 	a = good, a.slots = UINT64_MAX / LANE_PAGE;
-	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	assert_int_equal(answer_welcome(a, weights, pushes, 2), PS_EPROTO);
 	a = good, a.slot_pitch = 0;
-	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	assert_int_equal(answer_welcome(a, weights, pushes, 2), PS_EPROTO);
 	a = good, a.buffer_pitch = UINT64_MAX;
-	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	assert_int_equal(answer_welcome(a, weights, pushes, 2), PS_EPROTO);
 }

@@ -24,7 +24,7 @@ static struct link worker;
 	for (uint64_t end = clock_ms() + DEADLINE_MS; !(condition);)                               \
 		assert_true(clock_ms() < end);
 
-static int set_up(void **state)
+static int set_up_link(void **state)
 {
 	char endpoint[64];
 	size_t size = sizeof(endpoint);
@@ -48,7 +48,7 @@ static void stop_server(void)
 	server = NULL;
 }
 
-static int tear_down(void **state)
+static int tear_down_link(void **state)
 {
 	(void)state;
 	stop_server();
@@ -57,7 +57,7 @@ static int tear_down(void **state)
 	return zmq_ctx_term(context);
 }
 
-TEST_IN(what_is_sent_and_what_comes_moves, set_up, tear_down)
+TEST_IN(what_is_sent_and_what_comes_moves, set_up_link, tear_down_link)
 {
 	static char bytes[BYTES];
 	char peer[16];
@@ -76,7 +76,7 @@ TEST_IN(what_is_sent_and_what_comes_moves, set_up, tear_down)
 	UNTIL(link_bytes_moved(&worker) >= sent + BYTES)
 }
 
-TEST_IN(without_a_connection_nothing_moves, set_up, tear_down)
+TEST_IN(without_a_connection_nothing_moves, set_up_link, tear_down_link)
 {
 	UNTIL(link_next_event(&worker) == LINK_UP)
 	assert_true(link_bytes_moved(&worker) > 0); /* the handshake has moved some bytes */

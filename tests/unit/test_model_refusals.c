@@ -134,7 +134,7 @@ TEST(errors_name_the_layer_and_say_what_would_fit)
 }
 
 /* Returns a text with `word` repeated `n` times, then `end`. */
-static const char *repeat(char *out, size_t size, const char *word, int n, const char *end)
+static const char *repeat_word(char *out, size_t size, const char *word, int n, const char *end)
 {
 	size_t used = 0;
 
@@ -171,16 +171,16 @@ TEST(invariant_2_whatever_is_too_large_is_refused)
 		assert_int_equal(model_parse(&parsed, "fc:10", impossible[i], NULL), PS_EUSAGE);
 	assert_int_equal(
 		model_parse(&parsed, "fc:342391", mnist_shape, NULL), PS_EUSAGE); /* classes */
-	parse_model(repeat(text, sizeof(text), "relu", 63, "fc:10"));
-	assert_int_equal(model_parse(&parsed, repeat(text, sizeof(text), "relu", 64, "fc:10"),
+	parse_model(repeat_word(text, sizeof(text), "relu", 63, "fc:10"));
+	assert_int_equal(model_parse(&parsed, repeat_word(text, sizeof(text), "relu", 64, "fc:10"),
 				 mnist_shape, NULL),
 		PS_EUSAGE);
-	parse_model(repeat(text, sizeof(text), "fc:3", 63, "fc:10"));
+	parse_model(repeat_word(text, sizeof(text), "fc:3", 63, "fc:10"));
 	/* a canonical text may have at most 511 characters */
 	struct err e = {0};
-	parse_model(repeat(text, sizeof(text), "dropout:0.1", 41, "fc:1000 relu fc:100"));
+	parse_model(repeat_word(text, sizeof(text), "dropout:0.1", 41, "fc:1000 relu fc:100"));
 	assert_int_equal(strlen(parsed.text), MODEL_MAX_TEXT - 1);
-	repeat(text, sizeof(text), "dropout:0.1", 41, "fc:10000 relu fc:100");
+	repeat_word(text, sizeof(text), "dropout:0.1", 41, "fc:10000 relu fc:100");
 	assert_int_equal(model_parse(&parsed, text, mnist_shape, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "the model text grows past 511 characters"));
 }

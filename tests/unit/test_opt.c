@@ -105,7 +105,7 @@ static struct capture errors, output;
 
 /* Parses a command line whose words are separated by ';'. Stores the text that opt_parse prints in
  * `errors` and `output`. */
-static int parse(const char *line)
+static int parse_test_options(const char *line)
 {
 	static char text[1024], *argv[MAX_ARGV];
 	int argc = 0;
@@ -142,7 +142,7 @@ static int clear_environment(void **state)
 
 static void assert_says(const char *line, const char *says)
 {
-	if (parse(line) != PS_EUSAGE)
+	if (parse_test_options(line) != PS_EUSAGE)
 		fail_msg("\"%s\" was accepted", line);
 	if (!strstr(errors.text, says) || count_lines(errors.text) != 1 || output.text[0])
 		fail_msg("\"%s\" says: %s", line, errors.text);
@@ -150,7 +150,7 @@ static void assert_says(const char *line, const char *says)
 
 TEST_IN(without_arguments_the_defaults_hold, clear_environment, NULL)
 {
-	assert_int_equal(parse(""), OPT_RUN);
+	assert_int_equal(parse_test_options(""), OPT_RUN);
 	assert_string_equal(v.bind, "tcp://*:5555");
 	/* the option has no default, so the field keeps its old value */
 	assert_null(v.name);
@@ -165,8 +165,9 @@ TEST_IN(without_arguments_the_defaults_hold, clear_environment, NULL)
 
 TEST_IN(both_spellings_and_arguments_anywhere_are_understood, clear_environment, NULL)
 {
-	assert_int_equal(parse("a=b;--bind=x;--epochs;0;--lr;1e-9;FILE;--mode=ssp;--accept-"
-			       "rollback;--no-quiet"),
+	assert_int_equal(
+		parse_test_options("a=b;--bind=x;--epochs;0;--lr;1e-9;FILE;--mode=ssp;--accept-"
+				   "rollback;--no-quiet"),
 		OPT_RUN);
 	assert_string_equal(v.bind, "x");
 	assert_int_equal(v.epochs, 0);
@@ -177,7 +178,7 @@ TEST_IN(both_spellings_and_arguments_anywhere_are_understood, clear_environment,
 	assert_int_equal(n_args, 2);
 	assert_string_equal(args[0], "a=b");
 	assert_string_equal(args[1], "FILE");
-	assert_int_equal(parse("--name=ab;--;--lr;-x"), OPT_RUN);
+	assert_int_equal(parse_test_options("--name=ab;--;--lr;-x"), OPT_RUN);
 	assert_int_equal(n_args, 2);
 	assert_string_equal(args[0], "--lr");
 	assert_string_equal(args[1], "-x");
@@ -201,14 +202,14 @@ TEST_IN(the_command_line_overrides_the_environment_overrides_the_default, clear_
 	setenv("CNN_MODE", "downpour", 1);
 	setenv("CNN_ACCEPT_ROLLBACK", "1", 1);
 	setenv("CNN_QUIET", "0", 1);
-	assert_int_equal(parse("--epochs=9"), OPT_RUN);
+	assert_int_equal(parse_test_options("--epochs=9"), OPT_RUN);
 	assert_int_equal(v.epochs, 9);
 	assert_true(v.lr == 0.5);
 	assert_int_equal(v.mode, 0);
 	assert_int_equal(v.resume, 1);
 	assert_int_equal(v.quiet, 0);
 	assert_string_equal(v.bind, "tcp://*:5555");
-	assert_int_equal(parse("--no-accept-rollback;--quiet"), OPT_RUN);
+	assert_int_equal(parse_test_options("--no-accept-rollback;--quiet"), OPT_RUN);
 	assert_int_equal(v.resume, 0);
 	assert_int_equal(v.quiet, 1);
 }
@@ -302,7 +303,8 @@ TEST_IN(all_errors_of_a_run_are_reported, clear_environment, NULL)
 {
 	setenv("CNN_MODE", "fast", 1);
 	assert_int_equal(
-		parse("--lr=nan;--bogus=1;--epochs=-1;--name;123456789;--epochs=5;a;b;c;--bind"),
+		parse_test_options(
+			"--lr=nan;--bogus=1;--epochs=-1;--name;123456789;--epochs=5;a;b;c;--bind"),
 		PS_EUSAGE);
 	static const char *const says[] = {"--lr: ", "--bogus: ", "--epochs: -1",
 		"--epochs: given twice", "--name: ", "CNN_MODE: ", "\"c\": ", "--bind: "};
@@ -316,7 +318,7 @@ TEST_IN(all_errors_of_a_run_are_reported, clear_environment, NULL)
 
 TEST_IN(help_comes_from_the_rows_that_parse, clear_environment, NULL)
 {
-	assert_int_equal(parse("--lr=1;--help"), OPT_EXIT);
+	assert_int_equal(parse_test_options("--lr=1;--help"), OPT_EXIT);
 	static const char *const says[] = {"Usage: cnn-test [OPTION...] [FILE]\n",
 		"Tests options.\n", "  --bind URL ",
 		"Where to listen. (default tcp://*:5555; CNN_BIND)",
@@ -348,20 +350,20 @@ TEST_IN(help_comes_from_the_rows_that_parse, clear_environment, NULL)
 		assert_true(strcspn(line, "\n") <= 100);
 	char help[sizeof(output.text)];
 	memcpy(help, output.text, sizeof(help));
-	assert_int_equal(parse("-h"), OPT_EXIT);
+	assert_int_equal(parse_test_options("-h"), OPT_EXIT);
 	assert_string_equal(output.text, help);
 }
 
 TEST_IN(version_is_the_programs_name_and_number, clear_environment, NULL)
 {
-	assert_int_equal(parse("--version"), OPT_EXIT);
+	assert_int_equal(parse_test_options("--version"), OPT_EXIT);
 	assert_string_equal(output.text, "cnn-test " PS_VERSION "\n");
 }
 
 TEST_IN(the_dump_says_where_each_value_came_from, clear_environment, NULL)
 {
 	setenv("CNN_LR", "0.5", 1);
-	assert_int_equal(parse("--mode=ssp;--no-quiet;--bind=a\nb"), OPT_RUN);
+	assert_int_equal(parse_test_options("--mode=ssp;--no-quiet;--bind=a\nb"), OPT_RUN);
 	log_set_level(LOG_DEBUG);
 	capture_begin(&errors, 2);
 	opt_dump(&program);
@@ -385,7 +387,7 @@ TEST_IN(the_dump_says_where_each_value_came_from, clear_environment, NULL)
  * there must be no warning. */
 static void assert_warns(const char *line, const char *command, const char *says)
 {
-	assert_int_equal(parse(line), OPT_RUN);
+	assert_int_equal(parse_test_options(line), OPT_RUN);
 	capture_begin(&errors, 2);
 	opt_check(&program, command);
 	capture_end(&errors);

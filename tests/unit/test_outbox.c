@@ -19,7 +19,7 @@ static struct wire *wire;
 static struct chunked_push *chunks;
 static size_t went_ahead;
 
-static int set_up(void **state)
+static int set_up_outbox(void **state)
 {
 	char endpoint[64];
 	size_t size = sizeof(endpoint);
@@ -39,7 +39,7 @@ static int set_up(void **state)
 	       chunked_push_new(&chunks, LARGE, 2, NULL);
 }
 
-static int tear_down(void **state)
+static int tear_down_outbox(void **state)
 {
 	const int now = 0;
 
@@ -59,7 +59,7 @@ static float value(uint64_t seq, size_t i)
 	return (float)seq + (float)i / 1000;
 }
 
-static void keep(uint64_t seq, uint64_t offset, size_t n)
+static void retain_in_outbox(uint64_t seq, uint64_t offset, size_t n)
 {
 	const struct slice whole = {.offset = offset, .count = n, .encoding = ENCODING_F32};
 	zmq_msg_t tensor;
@@ -71,7 +71,7 @@ static void keep(uint64_t seq, uint64_t offset, size_t n)
 	assert_int_equal(zmq_msg_size(&tensor), 0);
 }
 
-static void post(uint64_t seq)
+static void post_push(uint64_t seq)
 {
 	const struct msg m = {.type = MSG_PUSH, .push = {.seq = seq, .images = 7}};
 
@@ -127,33 +127,34 @@ static void arrives(uint64_t seq, uint64_t offset, size_t n)
 	frames_release(&f);
 }
 
-TEST_IN(a_small_push_is_one_message, set_up, tear_down)
+TEST_IN(a_small_push_is_one_message, set_up_outbox, tear_down_outbox)
 {
-	keep(1, 3, SMALL);
-	post(1);
+	retain_in_outbox(1, 3, SMALL);
+	post_push(1);
 	arrives(1, 3, SMALL);
 	assert_int_equal(went_ahead, 0);
 	assert_int_equal(out.retained_bytes, SMALL * sizeof(float));
 }
 
-TEST_IN(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again, set_up, tear_down)
+TEST_IN(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again, set_up_outbox,
+	tear_down_outbox)
 {
-	keep(1, 0, LARGE);
+	retain_in_outbox(1, 0, LARGE);
 	for (int i = 0; i < 3; i++) {
-		post(1);
+		post_push(1);
 		arrives(1, 0, LARGE);
 	}
 	assert_int_equal(went_ahead, 3 * (OUTBOX_PARTS - 1));
 	assert_int_equal(out.replayed, 2);
 	/* the first part of this push begins at value 10, where the slice begins */
-	keep(2, 10, LARGE - 11);
-	post(2);
+	retain_in_outbox(2, 10, LARGE - 11);
+	post_push(2);
 	arrives(2, 10, LARGE - 11);
 	assert_int_equal(out.retained_bytes, (2 * LARGE - 11) * sizeof(float));
 }
 
 /* The values are whole numbers, which bfloat16 has exactly. */
-TEST_IN(a_push_in_bfloat16_is_whole_again_when_it_is_sent_again, set_up, tear_down)
+TEST_IN(a_push_in_bfloat16_is_whole_again_when_it_is_sent_again, set_up_outbox, tear_down_outbox)
 {
 	const size_t sizes[] = {1, 1001, LARGE - 11};
 	zmq_msg_t tensor;
@@ -174,7 +175,7 @@ TEST_IN(a_push_in_bfloat16_is_whole_again_when_it_is_sent_again, set_up, tear_do
 		for (int again = 0; again < 2; again++) {
 			size_t at = 0;
 
-			post(seq);
+			post_push(seq);
 			next_message(&f, &m);
 			assert_int_equal(m.push.seq, seq);
 			for (uint32_t k = 0; k < m.push.slices.n; k++) {
@@ -194,13 +195,13 @@ TEST_IN(a_push_in_bfloat16_is_whole_again_when_it_is_sent_again, set_up, tear_do
 	assert_int_equal(out.retained_bytes, (1 + 1001 + LARGE - 11) * BF16_BYTES);
 }
 
-TEST_IN(what_finds_no_room_leaves_later_in_its_order, set_up, tear_down)
+TEST_IN(what_finds_no_room_leaves_later_in_its_order, set_up_outbox, tear_down_outbox)
 {
 	enum { PUSHES = 12 };
 
 	for (uint64_t seq = 1; seq <= PUSHES; seq++) {
-		keep(seq, 0, seq % 3 ? LARGE : SMALL);
-		post(seq);
+		retain_in_outbox(seq, 0, seq % 3 ? LARGE : SMALL);
+		post_push(seq);
 	}
 	/* some messages could not be sent, because libzmq queues only two and TCP buffers few
 	 * bytes */
@@ -210,10 +211,10 @@ TEST_IN(what_finds_no_room_leaves_later_in_its_order, set_up, tear_down)
 	assert_int_equal(out.count, 0);
 }
 
-TEST_IN(bytes_stay_until_they_have_left, set_up, tear_down)
+TEST_IN(bytes_stay_until_they_have_left, set_up_outbox, tear_down_outbox)
 {
-	keep(1, 0, LARGE);
-	post(1);
+	retain_in_outbox(1, 0, LARGE);
+	post_push(1);
 	outbox_drop(&out, 1); /* libzmq still holds the messages that it has not sent */
 	assert_int_equal(out.retained_bytes, 0);
 	if (!out.count)

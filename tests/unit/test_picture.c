@@ -61,7 +61,7 @@ static struct blob png(unsigned width, unsigned height, unsigned format)
 	return b;
 }
 
-static int read_blob(const struct blob *b, struct err *e)
+static int read_picture_blob(const struct blob *b, struct err *e)
 {
 	temp_file_put(path, b->bytes, b->size);
 	memset(pixels, 0xa5, sizeof(pixels));
@@ -72,16 +72,16 @@ static void reads(struct blob b)
 {
 	struct err e = {0};
 
-	if (read_blob(&b, &e))
+	if (read_picture_blob(&b, &e))
 		fail_msg("%s", e.text);
 	assert_memory_equal(pixels, expected, PICTURE_SIZE);
 }
 
-static void refused(struct blob b, const char *words)
+static void assert_picture_refused(struct blob b, const char *words)
 {
 	struct err e = {0};
 
-	assert_int_equal(read_blob(&b, &e), PS_EDATA);
+	assert_int_equal(read_picture_blob(&b, &e), PS_EDATA);
 	if (!strstr(e.text, words) || !strstr(e.text, path) || strchr(e.text, '\n'))
 		fail_msg("\"%s\" does not say \"%s\"", e.text, words);
 }
@@ -155,7 +155,8 @@ TEST(pictures_of_any_size_come_in_planes)
 	assert_int_equal(p.shape.c, 3);
 	assert_memory_equal(p.pixels + 2 * PICTURE_SIZE, expected, PICTURE_SIZE);
 	picture_release(&p);
-	refused(from_text("P5 5000 1 255\n"), "is 5000x1 pixels, must be 1x1 to 4096x4096");
+	assert_picture_refused(
+		from_text("P5 5000 1 255\n"), "is 5000x1 pixels, must be 1x1 to 4096x4096");
 }
 
 TEST(jpeg_is_read_in_grey_and_colours)
@@ -195,7 +196,7 @@ TEST(damaged_jpegs_are_read_or_refused)
 		struct blob b = whole;
 
 		b.size = n;
-		refused(b, "");
+		assert_picture_refused(b, "");
 	}
 	for (int i = 0; i < 2000; i++) {
 		struct blob b = whole;
@@ -203,7 +204,7 @@ TEST(damaged_jpegs_are_read_or_refused)
 
 		for (uint64_t k = 1 + rng_below(&r, 3); k > 0; k--)
 			b.bytes[rng_below(&r, b.size)] = (unsigned char)rng_next(&r);
-		int rc = read_blob(&b, &e);
+		int rc = read_picture_blob(&b, &e);
 		assert_true(!rc || (rc == PS_EDATA && e.text[0]));
 	}
 }
@@ -217,10 +218,10 @@ TEST(a_smaller_maximum_is_scaled)
 	b.bytes[b.size + 1] = 0;
 	b.bytes[b.size + 2] = 5;
 	b.size += PICTURE_SIZE;
-	assert_int_equal(read_blob(&b, &e), PS_OK);
+	assert_int_equal(read_picture_blob(&b, &e), PS_OK);
 	assert_true(pixels[0] == 255 && pixels[1] == 0 && pixels[2] == 85);
 	b.bytes[b.size - 1] = 16;
-	refused(b, "pixel 783 is 16, must be at most 15");
+	assert_picture_refused(b, "pixel 783 is 16, must be at most 15");
 }
 
 /* Writes a grey PNG with 16 bits for each of the values `expected`, and no chunk that describes
@@ -263,16 +264,16 @@ TEST(a_png_of_16_bits_has_the_same_pixels)
 
 TEST(other_sizes_and_formats_are_refused)
 {
-	refused(raw_pgm("P5 28 27 255\n"), "is 28x27 pixels, must be 28x28");
-	refused(raw_pgm("P5 99999 28 255\n"), "without width and height");
-	refused(raw_pgm("P5 28 28 0\n"), "maximum must be 1 to 255");
-	refused(raw_pgm("P5 28 28 65535\n"), "maximum must be 1 to 255");
-	refused(raw_pgm("P5 28 28 -1\n"), "maximum must be 1 to 255");
-	refused(raw_pgm("P6 28 28 255\n"), "neither PNG nor JPEG nor PGM");
-	refused(raw_pgm("P5"), "neither PNG nor JPEG nor PGM");
-	refused(png(29, 28, PNG_FORMAT_GRAY), "is 29x28 pixels");
-	refused(png(1, 1, PNG_FORMAT_GRAY), "is 1x1 pixels");
-	refused(from_text(""), "neither PNG nor JPEG nor PGM");
+	assert_picture_refused(raw_pgm("P5 28 27 255\n"), "is 28x27 pixels, must be 28x28");
+	assert_picture_refused(raw_pgm("P5 99999 28 255\n"), "without width and height");
+	assert_picture_refused(raw_pgm("P5 28 28 0\n"), "maximum must be 1 to 255");
+	assert_picture_refused(raw_pgm("P5 28 28 65535\n"), "maximum must be 1 to 255");
+	assert_picture_refused(raw_pgm("P5 28 28 -1\n"), "maximum must be 1 to 255");
+	assert_picture_refused(raw_pgm("P6 28 28 255\n"), "neither PNG nor JPEG nor PGM");
+	assert_picture_refused(raw_pgm("P5"), "neither PNG nor JPEG nor PGM");
+	assert_picture_refused(png(29, 28, PNG_FORMAT_GRAY), "is 29x28 pixels");
+	assert_picture_refused(png(1, 1, PNG_FORMAT_GRAY), "is 1x1 pixels");
+	assert_picture_refused(from_text(""), "neither PNG nor JPEG nor PGM");
 }
 
 TEST(the_pixels_must_be_there_and_all)
@@ -280,14 +281,14 @@ TEST(the_pixels_must_be_there_and_all)
 	struct blob b = raw_pgm("P5 28 28 255\n");
 
 	b.size--;
-	refused(b, "has 783 bytes of pixels, must have 784");
+	assert_picture_refused(b, "has 783 bytes of pixels, must have 784");
 	b.size += 2;
-	refused(b, "has 785 bytes of pixels");
+	assert_picture_refused(b, "has 785 bytes of pixels");
 	b = ascii_pgm("P2 28 28 255\n");
 	b.bytes[b.size++] = '1';
-	refused(b, "data follow the last pixel");
-	refused(ascii_pgm("P2 28 28 200\n"), "is not a number of 0 to 200");
-	refused(from_text("P2 28 28 255\n1 2 3"), "pixel 3 is not a number");
+	assert_picture_refused(b, "data follow the last pixel");
+	assert_picture_refused(ascii_pgm("P2 28 28 200\n"), "is not a number of 0 to 200");
+	assert_picture_refused(from_text("P2 28 28 255\n1 2 3"), "pixel 3 is not a number");
 }
 
 TEST(every_truncation_is_refused)
@@ -298,7 +299,7 @@ TEST(every_truncation_is_refused)
 		/* libpng does not need the last 12 bytes of a PNG file, which mark its end */
 		for (size_t n = k ? whole[k].size - 12 : whole[k].size; n-- > 0;) {
 			whole[k].size = n;
-			refused(whole[k], "");
+			assert_picture_refused(whole[k], "");
 		}
 }
 
@@ -317,7 +318,7 @@ TEST(mutations_are_read_or_refused)
 		for (uint64_t k = 1 + rng_below(&r, 3); k > 0; k--)
 			b.bytes[rng_below(&r, i % 8 < 4 ? 64 : b.size)] =
 				(unsigned char)rng_next(&r);
-		status = read_blob(&b, &e);
+		status = read_picture_blob(&b, &e);
 		if (status && (status != PS_EDATA || !e.text[0]))
 			fail_msg("seed %llu, mutation %d: status %d \"%s\"",
 				(unsigned long long)seed, i, status, e.text);

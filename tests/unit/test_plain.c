@@ -6,7 +6,7 @@
 #include "common/plain.h"
 #include "tests/support/test.h"
 
-static void check(const char *from, int lines, const char *to)
+static void check_plain(const char *from, int lines, const char *to)
 {
 	char text[64];
 
@@ -18,14 +18,14 @@ static void check(const char *from, int lines, const char *to)
 
 TEST(controls_are_replaced)
 {
-	check("", 0, "");
-	check("worker 1, \u00e9\u20ac\U0001f600", 0, "worker 1, \u00e9\u20ac\U0001f600");
-	check("\033]0;title\007", 0, "?]0;title?");
-	check("a\nb\tc", 0, "a?b?c");
-	check("a\nb\tc", 1, "a\nb?c");
-	check("\xc2\x9b"
-	      "2J \x7f",
+	check_plain("", 0, "");
+	check_plain("worker 1, \u00e9\u20ac\U0001f600", 0, "worker 1, \u00e9\u20ac\U0001f600");
+	check_plain("\033]0;title\007", 0, "?]0;title?");
+	check_plain("a\nb\tc", 0, "a?b?c");
+	check_plain("a\nb\tc", 1, "a\nb?c");
+	check_plain("\xc2\x9b"
+		    "2J \x7f",
 		0, "?2J ?"); /* U+009B is the same control sequence as ESC [ */
-	check("a\u202eb\u2066c\u200fd\u061c", 0, "a?b?c?d?");
-	check("\x9b\xff\xc3", 0, "???"); /* these bytes are not valid UTF-8 */
+	check_plain("a\u202eb\u2066c\u200fd\u061c", 0, "a?b?c?d?");
+	check_plain("\x9b\xff\xc3", 0, "???"); /* these bytes are not valid UTF-8 */
 }

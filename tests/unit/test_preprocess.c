@@ -14,7 +14,7 @@
 
 static uint8_t image[C * H * W], out[C * H * W];
 
-static void fill(void)
+static void fill_image(void)
 {
 	for (size_t i = 0; i < sizeof(image); i++)
 		image[i] = (uint8_t)(i + 1);
@@ -40,14 +40,14 @@ TEST(without_shift_and_flip_an_image_stays)
 {
 	const struct preprocess p = {1, {0.5f}, {0.25f}, 0, 0};
 
-	fill();
+	fill_image();
 	preprocess_image(&p, 1, 2, 3, C, H, W, image, out);
 	assert_memory_equal(out, image, sizeof(image));
 	assert_int_equal(preprocess_is_random(&p), 0);
 }
 
 /* Compares `out` with a second implementation of the specification in proto/WIRE.md. */
-static void expect(const struct preprocess *p, uint32_t epoch, uint32_t n)
+static void expect_preprocessed(const struct preprocess *p, uint32_t epoch, uint32_t n)
 {
 	struct rng r = rng_seed(9, 6, (uint64_t)epoch << 32 | n);
 	int s = (int)p->shift, dy = 0, dx = 0, flip = 0;
@@ -75,12 +75,12 @@ TEST(shift_and_flip_follow_from_seed_epoch_and_image)
 		{0, {0}, {0}, 3, 1}, {0, {0}, {0}, 4095, 1}};
 	size_t same = 0;
 
-	fill();
+	fill_image();
 	for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
 		assert_int_equal(preprocess_is_random(&kinds[k]), 1);
 		for (uint32_t n = 0; n < 200; n++) {
 			preprocess_image(&kinds[k], 9, n % 3, n, C, H, W, image, out);
-			expect(&kinds[k], n % 3, n);
+			expect_preprocessed(&kinds[k], n % 3, n);
 			same += memcmp(image, out, sizeof(image)) == 0;
 		}
 	}

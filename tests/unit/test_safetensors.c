@@ -14,7 +14,7 @@ static struct err e;
 static struct model m;
 static float weights[20000], again[20000];
 
-static int begin(void **state)
+static int set_up_safetensors(void **state)
 {
 	(void)state;
 	temp_dir_make(dir);
@@ -30,14 +30,14 @@ static int end(void **state)
 	return 0;
 }
 
-static void use_model(const char *text)
+static void make_model(const char *text)
 {
 	assert_int_equal(model_parse(&m, text, (struct shape){1, 28, 28}, &e), PS_OK);
 	assert_true(m.n_params <= sizeof(weights) / sizeof(weights[0]));
 	model_init(&m, 7, weights);
 }
 
-static unsigned char *file_bytes(size_t *size)
+static unsigned char *read_weights_file(size_t *size)
 {
 	void *data;
 
@@ -45,12 +45,12 @@ static unsigned char *file_bytes(size_t *size)
 	return data;
 }
 
-TEST_IN(weights_come_back_bit_for_bit, begin, end)
+TEST_IN(weights_come_back_bit_for_bit, set_up_safetensors, end)
 {
 	const char *models[] = {"conv:4:5 relu pool:2 fc:10", "fc:5 relu fc:2", "vector:17"};
 
 	for (size_t i = 0; i < 3; i++) {
-		use_model(models[i]);
+		make_model(models[i]);
 		weights[0] = -0.0f;
 		weights[1] = 1e-45f; /* the smallest denormal number */
 		weights[2] = 3.4028235e38f;
@@ -62,7 +62,7 @@ TEST_IN(weights_come_back_bit_for_bit, begin, end)
 	}
 }
 
-TEST_IN(the_bytes_are_those_that_the_format_prescribes, begin, end)
+TEST_IN(the_bytes_are_those_that_the_format_prescribes, set_up_safetensors, end)
 {
 	size_t size;
 
@@ -73,9 +73,9 @@ TEST_IN(the_bytes_are_those_that_the_format_prescribes, begin, end)
 		"\"conv1.bias\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[6272,6280]},"
 		"\"fc1.weight\":{\"dtype\":\"F32\",\"shape\":[3,2],\"data_offsets\":[6280,6304]},"
 		"\"fc1.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[6304,6316]}}";
-	use_model("conv:2:28 relu fc:3");
+	make_model("conv:2:28 relu fc:3");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
-	unsigned char *file = file_bytes(&size);
+	unsigned char *file = read_weights_file(&size);
 	size_t used = strlen(header), padded = (used + 7) / 8 * 8;
 	uint64_t length;
 	memcpy(&length, file, 8);
@@ -88,7 +88,7 @@ TEST_IN(the_bytes_are_those_that_the_format_prescribes, begin, end)
 	free(file);
 }
 
-TEST_IN(every_header_is_padded_to_8_bytes, begin, end)
+TEST_IN(every_header_is_padded_to_8_bytes, set_up_safetensors, end)
 {
 	const char *models[] = {"vector:3", "vector:30", "vector:300", "vector:3000", "fc:2",
 		"fc:10", "fc:2 relu fc:2", "relu fc:10", "dropout:0.5 fc:10", "dropout:0.25 fc:10"};
@@ -97,9 +97,9 @@ TEST_IN(every_header_is_padded_to_8_bytes, begin, end)
 		size_t size;
 		uint64_t length;
 
-		use_model(models[i]);
+		make_model(models[i]);
 		assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
-		unsigned char *file = file_bytes(&size);
+		unsigned char *file = read_weights_file(&size);
 		memcpy(&length, file, 8);
 		assert_int_equal(length % 8, 0);
 		assert_int_equal(file[8], '{');
@@ -108,27 +108,27 @@ TEST_IN(every_header_is_padded_to_8_bytes, begin, end)
 	}
 }
 
-TEST_IN(equal_weights_give_equal_files, begin, end)
+TEST_IN(equal_weights_give_equal_files, set_up_safetensors, end)
 {
 	size_t one_size, two_size;
 
-	use_model("conv:4:5 relu pool:2 fc:10");
+	make_model("conv:4:5 relu pool:2 fc:10");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
-	unsigned char *one = file_bytes(&one_size);
+	unsigned char *one = read_weights_file(&one_size);
 	temp_dir_path(dir, "other-name.safetensors", path);
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
-	unsigned char *two = file_bytes(&two_size);
+	unsigned char *two = read_weights_file(&two_size);
 	assert_int_equal(one_size, two_size);
 	assert_memory_equal(one, two, one_size);
 	free(one);
 	free(two);
 }
 
-TEST_IN(a_bare_file_name_is_written_where_one_stands, begin, end)
+TEST_IN(a_bare_file_name_is_written_where_one_stands, set_up_safetensors, end)
 {
 	char before[4096];
 
-	use_model("vector:3");
+	make_model("vector:3");
 	assert_non_null(getcwd(before, sizeof(before)));
 	assert_int_equal(chdir(dir), 0);
 	int rc = safetensors_write("bare.safetensors", &m, weights, &e);
@@ -174,7 +174,7 @@ static int read_made(const char *header, uint64_t length, const void *data, size
 
 static const float six[] = {1, 2, 3, 4, 5, 6, 7, 8};
 
-TEST_IN(another_order_of_tensors_is_read_by_name, begin, end)
+TEST_IN(another_order_of_tensors_is_read_by_name, set_up_safetensors, end)
 {
 	const char *header =
 		"{" BIAS("[2]", "0", "8") "," WEIGHT("\"F32\"", "[2,2]", "8", "24") "}  ";
@@ -187,7 +187,7 @@ TEST_IN(another_order_of_tensors_is_read_by_name, begin, end)
 	assert_memory_equal(again, six, 24);
 }
 
-TEST_IN(a_file_of_another_model_is_refused_by_the_first_difference, begin, end)
+TEST_IN(a_file_of_another_model_is_refused_by_the_first_difference, set_up_safetensors, end)
 {
 	static const struct {
 		const char *header, *says;
@@ -246,11 +246,11 @@ static int model_of(const char *header, char *text)
 	return safetensors_model(path, text, &e);
 }
 
-TEST_IN(the_metadata_name_the_model, begin, end)
+TEST_IN(the_metadata_name_the_model, set_up_safetensors, end)
 {
 	char text[MODEL_MAX_TEXT], large[MODEL_MAX_TEXT + 100];
 
-	use_model("seed:2");
+	make_model("seed:2");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 	assert_int_equal(safetensors_model(path, text, &e), PS_OK);
 	assert_string_equal(text, m.text);
@@ -271,7 +271,7 @@ TEST_IN(the_metadata_name_the_model, begin, end)
 	assert_non_null(strstr(e.text, "512 bytes; expected at most 511"));
 }
 
-TEST_IN(lengths_that_lie_are_refused_before_they_are_used, begin, end)
+TEST_IN(lengths_that_lie_are_refused_before_they_are_used, set_up_safetensors, end)
 {
 	const char *header = "{" GOOD_WEIGHT "," GOOD_BIAS "}";
 	const size_t n = strlen(header);
@@ -296,7 +296,7 @@ TEST_IN(lengths_that_lie_are_refused_before_they_are_used, begin, end)
 	assert_non_null(strstr(e.text, "28 bytes of data; the model \"input:2x1x1 fc:2\" has 24"));
 }
 
-TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, begin, end)
+TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, set_up_safetensors, end)
 {
 	const uint64_t seed = 31;
 	size_t size, refused = 0;
@@ -304,7 +304,7 @@ TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, begin, end)
 	print_message("seed %llu\n", (unsigned long long)seed);
 	use_small_model();
 	assert_int_equal(safetensors_write(path, &m, six, &e), PS_OK);
-	unsigned char *file = file_bytes(&size);
+	unsigned char *file = read_weights_file(&size);
 	for (size_t n = 0; n < size; n++) {
 		temp_dir_write(dir, "w.safetensors", file, n);
 		assert_int_equal(safetensors_read(path, &m, again, &e), PS_EDATA);
@@ -326,7 +326,7 @@ TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, begin, end)
 	free(file);
 }
 
-TEST_IN(deep_nesting_and_oversized_files_are_refused, begin, end)
+TEST_IN(deep_nesting_and_oversized_files_are_refused, set_up_safetensors, end)
 {
 	static char nested[50001];
 
@@ -339,7 +339,7 @@ TEST_IN(deep_nesting_and_oversized_files_are_refused, begin, end)
 	assert_int_equal(safetensors_read("/nonexistent", &m, again, &e), PS_EIO);
 }
 
-TEST_IN(weights_that_are_not_finite_are_refused, begin, end)
+TEST_IN(weights_that_are_not_finite_are_refused, set_up_safetensors, end)
 {
 	const char *header = "{" GOOD_WEIGHT "," GOOD_BIAS "}";
 	const float bad[] = {NAN, INFINITY, -INFINITY};
@@ -372,18 +372,18 @@ static int read_named(const char *header, char **list)
 	return safetensors_read_vector(path, &m, again, list, &e);
 }
 
-TEST_IN(the_list_of_a_file_without_one_is_its_header, begin, end)
+TEST_IN(the_list_of_a_file_without_one_is_its_header, set_up_safetensors, end)
 {
 	char *list;
 
-	use_model("vector:3");
+	make_model("vector:3");
 	assert_int_equal(read_named(NAMED("0", "8", "F32", ""), &list), PS_OK);
 	assert_string_equal(list, "a F32 2\nb F32 scalar\n");
 	assert_true(again[0] == 1 && again[1] == 2 && again[2] == 3);
 	free(list);
 }
 
-TEST_IN(a_list_and_its_weights_come_back, begin, end)
+TEST_IN(a_list_and_its_weights_come_back, set_up_safetensors, end)
 {
 	static const char list[] = "b F32 2x1\nbits BOOL 3 1,0,1\nalias = b\n"
 				   "n I64 scalar -2\ntwin = n\nc F32 scalar\nk I16 1 258\n";
@@ -392,9 +392,9 @@ TEST_IN(a_list_and_its_weights_come_back, begin, end)
 	size_t size, size_again, data;
 	char *found;
 
-	use_model("vector:3");
+	make_model("vector:3");
 	assert_int_equal(safetensors_write_list(path, &m, list, w, &e), PS_OK);
-	first = file_bytes(&size);
+	first = read_weights_file(&size);
 	data = 8 + first[0] + 256u * first[1];
 	/* the order of the data: constants of 8 bytes, float32 values with those of the alias,
 	 * small constants */
@@ -409,7 +409,7 @@ TEST_IN(a_list_and_its_weights_come_back, begin, end)
 	assert_string_equal(found, list);
 	assert_memory_equal(again, w, sizeof(w));
 	assert_int_equal(safetensors_write_list(path, &m, found, again, &e), PS_OK);
-	second = file_bytes(&size_again);
+	second = read_weights_file(&size_again);
 	assert_int_equal(size_again, size);
 	assert_memory_equal(first, second, size);
 	free(first);
@@ -417,16 +417,16 @@ TEST_IN(a_list_and_its_weights_come_back, begin, end)
 	free(found);
 }
 
-TEST_IN(a_list_of_another_vector_is_not_written, begin, end)
+TEST_IN(a_list_of_another_vector_is_not_written, set_up_safetensors, end)
 {
-	use_model("vector:3");
+	make_model("vector:3");
 	assert_int_equal(safetensors_write_list(path, &m, "a F32 2\n", weights, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "another number of values"));
 	assert_int_equal(safetensors_write_list(path, &m, "a F32 3", weights, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "line 1: it does not end"));
 }
 
-TEST_IN(tensors_that_do_not_make_up_the_vector_are_refused, begin, end)
+TEST_IN(tensors_that_do_not_make_up_the_vector_are_refused, set_up_safetensors, end)
 {
 	const char *bad[] = {NAMED("0", "8", "F16", ""), NAMED("0", "4", "F32", ""),
 		NAMED("8", "16", "F32", ""), NAMED("-8", "8", "F32", ""),
@@ -438,20 +438,20 @@ TEST_IN(tensors_that_do_not_make_up_the_vector_are_refused, begin, end)
 		NAMED("0", "8", "F32", ",\"__metadata__\":{\"tensor_list\":\"d F32 3\\n\"}")};
 	char *list;
 
-	use_model("vector:3");
+	make_model("vector:3");
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		assert_int_equal(read_named(bad[i], &list), PS_EDATA);
 		assert_null(list);
 	}
-	use_model("vector:30");
+	make_model("vector:30");
 	assert_int_equal(read_named(NAMED("0", "8", "F32", ""), &list), PS_EDATA);
 }
 
-TEST_IN(a_vector_without_names_has_no_list, begin, end)
+TEST_IN(a_vector_without_names_has_no_list, set_up_safetensors, end)
 {
 	char *list;
 
-	use_model("vector:17");
+	make_model("vector:17");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 	assert_int_equal(safetensors_read_vector(path, &m, again, &list, &e), PS_OK);
 	assert_null(list);

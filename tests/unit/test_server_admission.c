@@ -5,7 +5,7 @@
 #include "tests/support/test.h"
 
 /* Returns the number of accepted HELLOs, of `n` HELLOs at `now_ms`. */
-static int ask(struct admission *a, int n, uint64_t now_ms)
+static int admitted_of(struct admission *a, int n, uint64_t now_ms)
 {
 	int in = 0;
 
@@ -18,7 +18,7 @@ TEST(a_burst_of_hellos_is_accepted_at_once)
 {
 	struct admission a = {0};
 
-	assert_int_equal(ask(&a, 2 * ADMISSION_BURST, 5000), ADMISSION_BURST);
+	assert_int_equal(admitted_of(&a, 2 * ADMISSION_BURST, 5000), ADMISSION_BURST);
 	assert_int_equal(a.turned_away, ADMISSION_BURST);
 }
 
@@ -28,7 +28,7 @@ TEST(too_many_hellos_are_limited_to_the_rate)
 	int in = 0;
 
 	for (uint64_t ms = 0; ms < 10000; ms++)
-		in += ask(&a, 3, ms);
+		in += admitted_of(&a, 3, ms);
 	assert_in_range(in, 11 * ADMISSION_BURST - 2, 11 * ADMISSION_BURST);
 }
 
@@ -36,10 +36,10 @@ TEST(a_pause_fills_the_bucket_and_no_more)
 {
 	struct admission a = {0};
 
-	ask(&a, 1000, 1);
-	assert_int_equal(ask(&a, 1000, 101), ADMISSION_BURST / 10);
-	assert_int_equal(ask(&a, 1000, 1000000), ADMISSION_BURST);
-	assert_int_equal(ask(&a, 1000, 1000000), 0);
+	admitted_of(&a, 1000, 1);
+	assert_int_equal(admitted_of(&a, 1000, 101), ADMISSION_BURST / 10);
+	assert_int_equal(admitted_of(&a, 1000, 1000000), ADMISSION_BURST);
+	assert_int_equal(admitted_of(&a, 1000, 1000000), 0);
 }
 
 TEST(a_steady_trickle_is_never_turned_away)

@@ -63,7 +63,7 @@ static const char *line_for(const char *role, const struct key_pair *k)
 	return line;
 }
 
-static int set_up(void **state)
+static int set_up_auth(void **state)
 {
 	char path[320];
 	int made, handshake_ms = 2000;
@@ -92,7 +92,7 @@ static int set_up(void **state)
 	return 0;
 }
 
-static int tear_down(void **state)
+static int tear_down_auth(void **state)
 {
 	(void)state;
 	atomic_store(&hang, 0);
@@ -130,7 +130,7 @@ static void connect_with(struct client *c, const struct key_pair *own, const cha
 	assert_int_equal(zmq_send(c->socket, "x", 1, ZMQ_DONTWAIT), 1);
 }
 
-static void disconnect(struct client *c)
+static void disconnect_client(struct client *c)
 {
 	zmonitor_close(c->socket, &c->monitor);
 	zmq_close(c->socket);
@@ -154,19 +154,19 @@ static int outcome(struct client *c)
 }
 
 /* Connects with this key. Returns the socket event that ends the handshake. */
-static int try_key(const struct key_pair *own)
+static int outcome_with_key(const struct key_pair *own)
 {
 	struct client c;
 
 	connect_with(&c, own, server_key.public_key);
 	int event = outcome(&c);
-	disconnect(&c);
+	disconnect_client(&c);
 	return event;
 }
 
 /* Receives the next message, and checks the rights of its sender as if the message were `m`.
  * Returns the status. */
-static int check(struct client *c, struct msg *m, const char **why)
+static int check_message(struct client *c, struct msg *m, const char **why)
 {
 	struct frames f;
 	uint32_t peer = 0;
@@ -182,29 +182,29 @@ static int check(struct client *c, struct msg *m, const char **why)
 
 /* ---- promises 1 and 3 ------------------------------------------------------------------------ */
 
-TEST_IN(only_keys_of_the_list_get_in, set_up, tear_down)
+TEST_IN(only_keys_of_the_list_get_in, set_up_auth, tear_down_auth)
 {
-	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
-	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	assert_int_equal(outcome_with_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_int_equal(outcome_with_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 	assert_int_equal(auth_stats(auth)->admitted, 1);
 	assert_int_equal(auth_stats(auth)->refused, 1);
 }
 
-TEST_IN(a_new_list_counts_when_it_is_read, set_up, tear_down)
+TEST_IN(a_new_list_counts_when_it_is_read, set_up_auth, tear_down_auth)
 {
 	write_list(line_for("worker", &other));
-	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_int_equal(outcome_with_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	write_list("");
 	auth_reload(auth);
 	UNTIL(auth_stats(auth)->keys == 0)
-	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	assert_int_equal(outcome_with_key(&worker), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 	write_list(line_for("observer", &other));
 	auth_reload(auth);
 	UNTIL(auth_stats(auth)->keys == 1)
-	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_int_equal(outcome_with_key(&other), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 }
 
-TEST_IN(a_list_that_cannot_be_read_changes_nothing, set_up, tear_down)
+TEST_IN(a_list_that_cannot_be_read_changes_nothing, set_up_auth, tear_down_auth)
 {
 	struct capture said;
 
@@ -213,13 +213,13 @@ TEST_IN(a_list_that_cannot_be_read_changes_nothing, set_up, tear_down)
 	auth_reload(auth);
 	UNTIL(!auth_busy(auth))
 	assert_non_null(strstr(capture_end(&said), "authorized_keys:1"));
-	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
-	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	assert_int_equal(outcome_with_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_int_equal(outcome_with_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 }
 
 /* While the disk with the list of keys hangs, the server uses the list in memory, and its event
  * loop goes on. */
-TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
+TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up_auth, tear_down_auth)
 {
 	uint64_t longest = 0;
 
@@ -228,8 +228,8 @@ TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
 	auth_reload(auth);
 	UNTIL(atomic_load(&hanging))
 	assert_int_equal(auth_busy(auth), 1);
-	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
-	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	assert_int_equal(outcome_with_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_int_equal(outcome_with_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 	for (uint64_t end = clock_ms() + 1500; clock_ms() < end;) {
 		uint64_t begin = clock_ms(), took;
 
@@ -243,12 +243,12 @@ TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
 	auth_reload(auth);
 	atomic_store(&hang, 0);
 	UNTIL(auth_stats(auth)->keys == 0 && !auth_busy(auth))
-	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
-	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	assert_int_equal(outcome_with_key(&worker), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	assert_int_equal(outcome_with_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 }
 
 /* The test ends while a read is in progress. The tear-down must wait for this read (auth_busy). */
-TEST_IN(a_list_that_is_being_read_at_the_end_is_harmless, set_up, tear_down)
+TEST_IN(a_list_that_is_being_read_at_the_end_is_harmless, set_up_auth, tear_down_auth)
 {
 	atomic_store(&hang, 1);
 	auth_reload(auth);
@@ -256,47 +256,48 @@ TEST_IN(a_list_that_is_being_read_at_the_end_is_harmless, set_up, tear_down)
 	auth_reload(auth);
 }
 
-TEST_IN(a_deleted_key_is_refused_on_its_open_connection, set_up, tear_down)
+TEST_IN(a_deleted_key_is_refused_on_its_open_connection, set_up_auth, tear_down_auth)
 {
 	struct msg m = {.type = MSG_PUSH};
 	const char *why = NULL;
 	struct client c;
 
 	connect_with(&c, &worker, server_key.public_key);
-	assert_int_equal(check(&c, &m, &why), PS_OK);
+	assert_int_equal(check_message(&c, &m, &why), PS_OK);
 	write_list(line_for("worker", &other));
 	auth_reload(auth);
 	struct client d; /* only the new list has the key of d */
-	UNTIL(auth_stats(auth)->keys == 1 && try_key(&other) == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+	UNTIL(auth_stats(auth)->keys == 1 &&
+		outcome_with_key(&other) == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
 	connect_with(&d, &other, server_key.public_key);
 	zmq_send(c.socket, "x", 1, 0);
 	int refused = 0, taken = 0;
-	/* the messages come from c, from d and perhaps from try_key */
+	/* the messages come from c, from d and perhaps from outcome_with_key */
 	for (int i = 0; i < 3; i++) {
 		if (refused && taken)
 			break;
-		if (check(&c, &m, &why))
+		if (check_message(&c, &m, &why))
 			refused++;
 		else
 			taken++;
 	}
 	assert_int_equal(refused, 1);
 	assert_true(taken >= 1);
-	disconnect(&c);
-	disconnect(&d);
+	disconnect_client(&c);
+	disconnect_client(&d);
 }
 
 /* ---- promises 2 and 4 ------------------------------------------------------------------------ */
 
-static int say(struct client *c, struct msg m)
+static int say_and_check(struct client *c, struct msg m)
 {
 	const char *why = "";
 
 	zmq_send(c->socket, "x", 1, 0);
-	return check(c, &m, &why);
+	return check_message(c, &m, &why);
 }
 
-TEST_IN(a_role_decides_which_messages_are_allowed, set_up, tear_down)
+TEST_IN(a_role_decides_which_messages_are_allowed, set_up_auth, tear_down_auth)
 {
 	static const struct {
 		const char *role;
@@ -313,7 +314,7 @@ TEST_IN(a_role_decides_which_messages_are_allowed, set_up, tear_down)
 	connect_with(&c, &worker, server_key.public_key);
 	struct msg first = {.type = MSG_STATUS};
 	const char *why;
-	assert_int_equal(check(&c, &first, &why), PS_OK);
+	assert_int_equal(check_message(&c, &first, &why), PS_OK);
 	for (size_t i = 0; i < 3; i++) {
 		uint64_t read;
 
@@ -328,15 +329,16 @@ TEST_IN(a_role_decides_which_messages_are_allowed, set_up, tear_down)
 
 			if (type == MSG_HELLO)
 				m.hello.role = ROLE_WORKER;
-			assert_int_equal(say(&c, m), row[i].may & 1u << type ? PS_OK : PS_EAUTH);
+			assert_int_equal(
+				say_and_check(&c, m), row[i].may & 1u << type ? PS_OK : PS_EAUTH);
 		}
 		struct msg look = {.type = MSG_HELLO, .hello = {.role = ROLE_OBSERVER}};
-		assert_int_equal(say(&c, look), PS_OK);
+		assert_int_equal(say_and_check(&c, look), PS_OK);
 	}
-	disconnect(&c);
+	disconnect_client(&c);
 }
 
-TEST_IN(a_message_without_a_key_is_refused, set_up, tear_down)
+TEST_IN(a_message_without_a_key_is_refused, set_up_auth, tear_down_auth)
 {
 	struct msg m = {.type = MSG_STATUS};
 	const char *why;
@@ -348,7 +350,7 @@ TEST_IN(a_message_without_a_key_is_refused, set_up, tear_down)
 	frames_release(&f);
 }
 
-TEST_IN(a_worker_id_belongs_to_its_key, set_up, tear_down)
+TEST_IN(a_worker_id_belongs_to_its_key, set_up_auth, tear_down_auth)
 {
 	char list[256];
 	struct client c, d;
@@ -368,20 +370,20 @@ TEST_IN(a_worker_id_belongs_to_its_key, set_up, tear_down)
 	frames_release(&f);
 	push.push.stamp = (struct stamp){.worker = 3, .incarnation = 7};
 	auth_assign(auth, peer, 3, 7);
-	assert_int_equal(say(&c, push), PS_OK);
+	assert_int_equal(say_and_check(&c, push), PS_OK);
 	connect_with(&d, &other, server_key.public_key);
-	assert_int_equal(check(&d, &push, &why), PS_EAUTH);
+	assert_int_equal(check_message(&d, &push, &why), PS_EAUTH);
 	assert_non_null(strstr(why, "another key"));
 	hello.hello.resume = push.push.stamp;
-	assert_int_equal(say(&d, hello), PS_EAUTH);
+	assert_int_equal(say_and_check(&d, hello), PS_EAUTH);
 	/* worker id 4 has no session, so auth.c leaves the decision to the core */
 	push.push.stamp.worker = 4;
-	assert_int_equal(say(&d, push), PS_OK);
-	disconnect(&c);
-	disconnect(&d);
+	assert_int_equal(say_and_check(&d, push), PS_OK);
+	disconnect_client(&c);
+	disconnect_client(&d);
 }
 
-TEST_IN(a_name_belongs_to_its_key, set_up, tear_down)
+TEST_IN(a_name_belongs_to_its_key, set_up_auth, tear_down_auth)
 {
 	struct msg m = {.type = MSG_HELLO, .hello = {.role = ROLE_WORKER, .name = "hans"}};
 	const char *why;
@@ -389,22 +391,22 @@ TEST_IN(a_name_belongs_to_its_key, set_up, tear_down)
 	char expected[64];
 
 	connect_with(&c, &worker, server_key.public_key);
-	assert_int_equal(check(&c, &m, &why), PS_OK);
+	assert_int_equal(check_message(&c, &m, &why), PS_OK);
 	snprintf(expected, sizeof(expected), "hans@%.8s", worker.public_key);
 	assert_string_equal(m.hello.name, expected);
 	memset(m.hello.name, 'a', 54);
 	m.hello.name[54] = '\0';
 	zmq_send(c.socket, "x", 1, 0);
-	assert_int_equal(check(&c, &m, &why), PS_OK);
+	assert_int_equal(check_message(&c, &m, &why), PS_OK);
 	assert_int_equal(strlen(m.hello.name), 63);
 	zmq_send(c.socket, "x", 1, 0);
-	assert_int_equal(check(&c, &m, &why), PS_EAUTH);
-	disconnect(&c);
+	assert_int_equal(check_message(&c, &m, &why), PS_EAUTH);
+	disconnect_client(&c);
 }
 
 /* ---- the self-test --------------------------------------------------------------------------- */
 
-TEST_IN(a_server_that_accepts_unknown_keys_fails_its_self_test, set_up, tear_down)
+TEST_IN(a_server_that_accepts_unknown_keys_fails_its_self_test, set_up_auth, tear_down_auth)
 {
 	struct key_pair mine;
 	char path[320];
@@ -421,7 +423,7 @@ TEST_IN(a_server_that_accepts_unknown_keys_fails_its_self_test, set_up, tear_dow
 	zmq_ctx_term(careless_context);
 }
 
-TEST_IN(a_server_without_curve_notices, set_up, tear_down)
+TEST_IN(a_server_without_curve_notices, set_up_auth, tear_down_auth)
 {
 	void *plain = zmq_socket(context, ZMQ_ROUTER);
 

@@ -11,13 +11,13 @@
 
 static struct chunked_push *chunks;
 
-static int set_up(void **state)
+static int set_up_chunks(void **state)
 {
 	(void)state;
 	return chunked_push_new(&chunks, N, PEERS, NULL);
 }
 
-static int tear_down(void **state)
+static int tear_down_chunks(void **state)
 {
 	(void)state;
 	chunked_push_free(&chunks);
@@ -25,7 +25,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-static void put(zmq_msg_t *frame, const void *data, size_t size)
+static void put_bytes_in_frame(zmq_msg_t *frame, const void *data, size_t size)
 {
 	assert_int_equal(zmq_msg_init_size(frame, size), 0);
 	memcpy(zmq_msg_data(frame), data, size);
@@ -42,7 +42,7 @@ static int goes(uint32_t peer, size_t n, float value, size_t peers)
 		values[i] = value;
 	frames_init(&f);
 	assert_int_equal(wire_encode_chunk_header(&f.frame[0]), PS_OK);
-	put(&f.frame[1], values, n * sizeof(*values));
+	put_bytes_in_frame(&f.frame[1], values, n * sizeof(*values));
 	f.n = 2;
 	assert_true(wire_is_chunk(&f));
 	int rc = chunked_push_keep(chunks, peer, &f, peers);
@@ -52,29 +52,29 @@ static int goes(uint32_t peer, size_t n, float value, size_t peers)
 
 /* Joins the header of a PUSH of `peer`, which has one tensor frame itself, with its `n` chunks.
  * Returns the status. */
-static int join(uint32_t peer, uint32_t n, struct frames *f)
+static int join_chunks(uint32_t peer, uint32_t n, struct frames *f)
 {
 	static const float own[1] = {9};
 	struct msg m = {.type = MSG_PUSH, .push = {.chunks = n}};
 
 	frames_init(f);
 	assert_int_equal(wire_encode_header(&m, &f->frame[0]), PS_OK);
-	put(&f->frame[1], own, sizeof(own));
+	put_bytes_in_frame(&f->frame[1], own, sizeof(own));
 	f->n = 2;
 	assert_false(wire_is_chunk(f));
 	return chunked_push_join(chunks, peer, f);
 }
 
-static void fails(uint32_t peer, uint32_t n)
+static void assert_join_fails(uint32_t peer, uint32_t n)
 {
 	struct frames f;
 
-	assert_int_equal(join(peer, n, &f), PS_EAGAIN);
+	assert_int_equal(join_chunks(peer, n, &f), PS_EAGAIN);
 	assert_int_equal(f.n, 2);
 	frames_release(&f);
 }
 
-static float first(zmq_msg_t *frame)
+static float first_value(zmq_msg_t *frame)
 {
 	float value;
 
@@ -86,12 +86,12 @@ static void fits(uint32_t peer, uint32_t n, float from)
 {
 	struct frames f;
 
-	assert_int_equal(join(peer, n, &f), PS_OK);
+	assert_int_equal(join_chunks(peer, n, &f), PS_OK);
 	assert_int_equal(f.n, 2 + n);
 	assert_int_equal(f.n_chunks, n);
 	for (uint32_t i = 0; i < n; i++) {
 		zmq_msg_t *frame = &f.frame[1 + i];
-		float value = first(frame);
+		float value = first_value(frame);
 		uint32_t bits;
 
 		memcpy(&bits, &value, sizeof(bits));
@@ -99,11 +99,11 @@ static void fits(uint32_t peer, uint32_t n, float from)
 		assert_int_equal(f.chunk[i].peak, bits);
 		assert_true(f.chunk[i].xxh3 == wire_hash(zmq_msg_data(frame), zmq_msg_size(frame)));
 	}
-	assert_true(first(&f.frame[1 + n]) == 9);
+	assert_true(first_value(&f.frame[1 + n]) == 9);
 	frames_release(&f);
 }
 
-TEST_IN(frames_come_before_the_messages_own_in_their_order, set_up, tear_down)
+TEST_IN(frames_come_before_the_messages_own_in_their_order, set_up_chunks, tear_down_chunks)
 {
 	for (uint32_t n = 0; n <= WIRE_MAX_CHUNKS; n++) {
 		for (uint32_t i = 0; i < n; i++)
@@ -113,7 +113,7 @@ TEST_IN(frames_come_before_the_messages_own_in_their_order, set_up, tear_down)
 	}
 }
 
-TEST_IN(peers_are_apart, set_up, tear_down)
+TEST_IN(peers_are_apart, set_up_chunks, tear_down_chunks)
 {
 	for (uint32_t peer = 1; peer <= PEERS; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, PEERS), PS_OK);
@@ -121,57 +121,57 @@ TEST_IN(peers_are_apart, set_up, tear_down)
 		fits(peer, 1, (float)peer);
 }
 
-TEST_IN(a_wrong_number_of_chunks_is_a_lost_message, set_up, tear_down)
+TEST_IN(a_wrong_number_of_chunks_is_a_lost_message, set_up_chunks, tear_down_chunks)
 {
-	fails(1, 1);
+	assert_join_fails(1, 1);
 	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
-	fails(1, 2);
-	fails(1, 1); /* the failed PUSH has discarded its chunks */
+	assert_join_fails(1, 2);
+	assert_join_fails(1, 1); /* the failed PUSH has discarded its chunks */
 	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
 	fits(1, 0, 0); /* a PUSH without chunks is accepted */
-	fails(1, 1);
+	assert_join_fails(1, 1);
 }
 
-TEST_IN(chunks_over_the_limit_are_discarded, set_up, tear_down)
+TEST_IN(chunks_over_the_limit_are_discarded, set_up_chunks, tear_down_chunks)
 {
 	assert_int_equal(goes(1, N, 1, 1), PS_OK);
 	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* the model has only N values */
-	fails(1, 1);
+	assert_join_fails(1, 1);
 	for (uint32_t i = 0; i < WIRE_MAX_CHUNKS; i++)
 		assert_int_equal(goes(1, 1, 1, 1), PS_OK);
 	/* the PUSH already has the maximum number of chunks */
 	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN);
-	fails(1, WIRE_MAX_CHUNKS);
+	assert_join_fails(1, WIRE_MAX_CHUNKS);
 	assert_int_equal(goes(1, N + 1, 1, 1), PS_EAGAIN);
 	assert_int_equal(goes(1, 0, 1, 1), PS_EPROTO);
 	fits(1, 0, 0);
 }
 
-TEST_IN(the_push_of_the_longest_silent_peer_is_discarded, set_up, tear_down)
+TEST_IN(the_push_of_the_longest_silent_peer_is_discarded, set_up_chunks, tear_down_chunks)
 {
 	for (uint32_t peer = 1; peer <= 3; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 3), PS_OK);
 	/* after this chunk, peer 2 has been silent for the longest time */
 	assert_int_equal(goes(1, 1, 2, 3), PS_OK);
 	assert_int_equal(goes(4, 1, 4, 3), PS_OK);
-	fails(2, 1);
+	assert_join_fails(2, 1);
 	fits(1, 2, 1);
 	fits(3, 1, 3);
 	/* the chunks of all peers together are bounded */
 	for (uint32_t peer = 10; peer < 100; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 1000), PS_OK);
 	for (uint32_t peer = 10; peer < 100 - PEERS; peer++)
-		fails(peer, 1);
+		assert_join_fails(peer, 1);
 	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* with more peers, the bound is higher */
-	fails(99, 1);
+	assert_join_fails(99, 1);
 	fits(100, 1, 100);
 }
 
-TEST_IN(closed_connections_have_none, set_up, tear_down)
+TEST_IN(closed_connections_have_none, set_up_chunks, tear_down_chunks)
 {
 	assert_int_equal(goes(1, 1, 1, 2), PS_OK);
 	assert_int_equal(goes(2, 1, 1, 2), PS_OK);
 	chunked_push_clear(chunks);
-	fails(1, 1);
-	fails(2, 1);
+	assert_join_fails(1, 1);
+	assert_join_fails(2, 1);
 }

@@ -25,7 +25,7 @@ uint64_t __wrap_log_wall_ms(void)
 	return wall_ms;
 }
 
-static int tear_down(void **state)
+static int tear_down_history(void **state)
 {
 	(void)state;
 	startup_release(&run);
@@ -74,7 +74,7 @@ static void count_samples(int *samples)
 
 /* A server that began again with a sample per second would drop the older samples again and again,
  * until the beginning of the run had none. */
-TEST_IN(samples_show_all_times_of_a_run_with_restarts, NULL, tear_down)
+TEST_IN(samples_show_all_times_of_a_run_with_restarts, NULL, tear_down_history)
 {
 	int samples[PERIODS] = {0};
 	uv_loop_t loop;

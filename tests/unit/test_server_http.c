@@ -25,7 +25,7 @@ static struct http *http;
 static char answer[2 * LARGE];
 static int pages; /* the number of requests */
 
-static void on_page(void *arg, const char *path, struct http_page *page)
+static void on_test_page(void *arg, const char *path, struct http_page *page)
 {
 	assert_ptr_equal(arg, &pages);
 	pages++;
@@ -44,16 +44,17 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 		memset(page->text, 'x', LARGE);
 }
 
-static int set_up(void **state)
+static int set_up_http(void **state)
 {
 	struct err e;
 
 	(void)state;
 	pages = 0;
-	return uv_loop_init(&loop) || http_new(&http, &loop, "127.0.0.1:0", on_page, &pages, &e);
+	return uv_loop_init(&loop) ||
+	       http_new(&http, &loop, "127.0.0.1:0", on_test_page, &pages, &e);
 }
 
-static int tear_down(void **state)
+static int tear_down_http(void **state)
 {
 	(void)state;
 	http_stop(http);
@@ -63,7 +64,7 @@ static int tear_down(void **state)
 	return uv_loop_close(&loop);
 }
 
-static int dial_with(int fd)
+static int connect_to_http(int fd)
 {
 	const char *colon = strrchr(http_url(http), ':');
 	struct sockaddr_in at = {.sin_family = AF_INET,
@@ -75,9 +76,9 @@ static int dial_with(int fd)
 	return fd;
 }
 
-static int dial(void)
+static int dial_http(void)
 {
-	return dial_with(socket(AF_INET, SOCK_STREAM, 0));
+	return connect_to_http(socket(AF_INET, SOCK_STREAM, 0));
 }
 
 /* Runs the event loop until the server closes the connection or the answer contains `end`. Returns
@@ -100,9 +101,9 @@ static size_t read_answer(int fd, const char *end)
 	}
 }
 
-static size_t ask(const char *request)
+static size_t http_answer_bytes(const char *request)
 {
-	int fd = dial();
+	int fd = dial_http();
 
 	assert_int_equal(send(fd, request, strlen(request), 0), (ssize_t)strlen(request));
 	size_t n = read_answer(fd, NULL);
@@ -110,13 +111,13 @@ static size_t ask(const char *request)
 	return n;
 }
 
-static size_t get(const char *path)
+static size_t http_get_bytes(const char *path)
 {
 	char request[256];
 
 	snprintf(request, sizeof(request),
 		"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
-	return ask(request);
+	return http_answer_bytes(request);
 }
 
 static const char *body(void)
@@ -127,44 +128,44 @@ static const char *body(void)
 	return blank + 4;
 }
 
-TEST_IN(a_page_arrives_with_its_type, set_up, tear_down)
+TEST_IN(a_page_arrives_with_its_type, set_up_http, tear_down_http)
 {
-	get("/ok");
+	http_get_bytes("/ok");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 	assert_non_null(strstr(answer, "Content-Type: text/x-test\r\n"));
 	assert_string_equal(body(), "fine\n");
 }
 
-TEST_IN(a_page_may_have_another_code, set_up, tear_down)
+TEST_IN(a_page_may_have_another_code, set_up_http, tear_down_http)
 {
-	get("/bad");
+	http_get_bytes("/bad");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 503 ", 13), 0);
 	assert_string_equal(body(), "not well\n");
 }
 
-TEST_IN(an_unknown_page_is_404_and_lists_the_known, set_up, tear_down)
+TEST_IN(an_unknown_page_is_404_and_lists_the_known, set_up_http, tear_down_http)
 {
-	get("/nothing");
+	http_get_bytes("/nothing");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
 	assert_non_null(strstr(body(), "/metrics"));
-	get("/../../etc/passwd");
+	http_get_bytes("/../../etc/passwd");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
 }
 
-TEST_IN(a_page_without_memory_is_503, set_up, tear_down)
+TEST_IN(a_page_without_memory_is_503, set_up_http, tear_down_http)
 {
-	get("/none");
+	http_get_bytes("/none");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 503 ", 13), 0);
 }
 
-TEST_IN(head_has_no_body, set_up, tear_down)
+TEST_IN(head_has_no_body, set_up_http, tear_down_http)
 {
-	ask("HEAD /ok HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+	http_answer_bytes("HEAD /ok HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 	assert_string_equal(body(), "");
 }
 
-TEST_IN(only_get_and_head_are_allowed, set_up, tear_down)
+TEST_IN(only_get_and_head_are_allowed, set_up_http, tear_down_http)
 {
 	static const char *const methods[] = {"POST", "PUT", "DELETE", "OPTIONS", "FETCH"};
 	char request[256];
@@ -175,22 +176,23 @@ TEST_IN(only_get_and_head_are_allowed, set_up, tear_down)
 			"close\r\nContent-Length: "
 			"0\r\n\r\n",
 			methods[i]);
-		ask(request);
+		http_answer_bytes(request);
 		assert_int_equal(strncmp(answer, "HTTP/1.1 405 ", 13), 0);
 		assert_non_null(strstr(answer, "Allow: GET, HEAD\r\n"));
 	}
 	assert_int_equal(pages, 0);
 }
 
-TEST_IN(an_announced_body_is_not_waited_for, set_up, tear_down)
+TEST_IN(an_announced_body_is_not_waited_for, set_up_http, tear_down_http)
 {
-	ask("POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\nx");
+	http_answer_bytes(
+		"POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\nx");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 405 ", 13), 0);
 }
 
-TEST_IN(a_large_page_arrives_whole, set_up, tear_down)
+TEST_IN(a_large_page_arrives_whole, set_up_http, tear_down_http)
 {
-	size_t n = get("/large");
+	size_t n = http_get_bytes("/large");
 
 	assert_true(n > LARGE);
 	const char *b = body();
@@ -198,11 +200,11 @@ TEST_IN(a_large_page_arrives_whole, set_up, tear_down)
 	assert_int_equal(strlen(b), LARGE);
 }
 
-TEST_IN(several_requests_share_a_connection, set_up, tear_down)
+TEST_IN(several_requests_share_a_connection, set_up_http, tear_down_http)
 {
 	const char *two = "GET /ok HTTP/1.1\r\nHost: localhost\r\n\r\n"
 			  "GET /bad HTTP/1.1\r\nHost: localhost\r\n\r\n";
-	int fd = dial();
+	int fd = dial_http();
 
 	assert_true(send(fd, two, strlen(two), 0) > 0);
 	read_answer(fd, "not well\n");
@@ -210,34 +212,34 @@ TEST_IN(several_requests_share_a_connection, set_up, tear_down)
 	close(fd);
 }
 
-TEST_IN(garbage_is_hung_up_on, set_up, tear_down)
+TEST_IN(garbage_is_hung_up_on, set_up_http, tear_down_http)
 {
 	static const char *const junk[] = {
 		"\x01\x02\x03\r\n\r\n", "GET\r\n\r\n", "\xff\r\n\r\n", "GET /ok HTTP/9.9\r\n\r\n"};
 	char endless[64 * 1024 + 1];
 
 	for (size_t i = 0; i < sizeof(junk) / sizeof(junk[0]); i++) {
-		ask(junk[i]);
+		http_answer_bytes(junk[i]);
 		assert_null(strstr(answer, " 200 "));
 	}
 	memset(endless, 'a', sizeof(endless) - 1);
 	endless[sizeof(endless) - 1] = '\0';
 	memcpy(endless, "GET /", 5);
-	ask(endless);
+	http_answer_bytes(endless);
 	assert_null(strstr(answer, " 200 "));
-	get("/ok");
+	http_get_bytes("/ok");
 	assert_string_equal(body(), "fine\n");
 }
 
 /* The server holds a bounded number of connections that send nothing, and closes each of them after
  * some seconds. */
-TEST_IN(silent_connections_are_bounded_and_end, set_up, tear_down)
+TEST_IN(silent_connections_are_bounded_and_end, set_up_http, tear_down_http)
 {
 	int fd[100];
 	char byte;
 
 	for (size_t i = 0; i < 100; i++) {
-		fd[i] = dial();
+		fd[i] = dial_http();
 		uv_run(&loop, UV_RUN_NOWAIT);
 	}
 	const uint64_t begin = clock_ms();
@@ -251,24 +253,24 @@ TEST_IN(silent_connections_are_bounded_and_end, set_up, tear_down)
 	assert_true(clock_ms() - begin > 2000);
 	for (size_t i = 0; i < 100; i++)
 		close(fd[i]);
-	get("/ok");
+	http_get_bytes("/ok");
 	assert_string_equal(body(), "fine\n");
 }
 
 /* 64 clients, the maximum number of connections, do not complete their requests. The next client
  * must still get its page, because the server closes the oldest connection. */
-TEST_IN(slow_clients_do_not_silence_a_page, set_up, tear_down)
+TEST_IN(slow_clients_do_not_silence_a_page, set_up_http, tear_down_http)
 {
 	static const char start[] = "GET /ok HTTP/1.1\r\nX: ";
 	int fd[64];
 
 	for (size_t i = 0; i < 64; i++) {
-		fd[i] = dial();
+		fd[i] = dial_http();
 		assert_int_equal(send(fd[i], start, strlen(start), 0), (ssize_t)strlen(start));
 		uv_run(&loop, UV_RUN_NOWAIT);
 	}
 	const uint64_t begin = clock_ms();
-	get("/ok");
+	http_get_bytes("/ok");
 	assert_string_equal(body(), "fine\n");
 	assert_true(clock_ms() - begin < 2000);
 	for (size_t i = 0; i < 64; i++)
@@ -277,7 +279,7 @@ TEST_IN(slow_clients_do_not_silence_a_page, set_up, tear_down)
 
 /* A client with another address opened its connection before all others, and completes its request
  * late. The server closes only connections of the address that has the most. */
-TEST_IN(many_connections_of_one_address_do_not_close_those_of_another, set_up, tear_down)
+TEST_IN(many_connections_of_one_address_do_not_close_those_of_another, set_up_http, tear_down_http)
 {
 	const struct sockaddr_in other = {
 		.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK + 1)}};
@@ -285,16 +287,16 @@ TEST_IN(many_connections_of_one_address_do_not_close_those_of_another, set_up, t
 	int fd[64], honest = socket(AF_INET, SOCK_STREAM, 0);
 
 	assert_int_equal(bind(honest, (const struct sockaddr *)&other, sizeof(other)), 0);
-	dial_with(honest);
+	connect_to_http(honest);
 	assert_int_equal(send(honest, "GET /", 5, 0), 5);
 	for (size_t i = 0; i < 64; i++) {
 		for (uint64_t begin = clock_ms(); i == 0 && clock_ms() - begin < 20;)
 			uv_run(&loop, UV_RUN_NOWAIT); /* `honest` is the oldest connection */
-		fd[i] = dial();
+		fd[i] = dial_http();
 		assert_int_equal(send(fd[i], "GET ", 4, 0), 4);
 		uv_run(&loop, UV_RUN_NOWAIT);
 	}
-	get("/ok");
+	http_get_bytes("/ok");
 	assert_string_equal(body(), "fine\n");
 	assert_int_equal(send(honest, rest, strlen(rest), MSG_NOSIGNAL), (ssize_t)strlen(rest));
 	read_answer(honest, "fine\n");
@@ -306,20 +308,20 @@ TEST_IN(many_connections_of_one_address_do_not_close_those_of_another, set_up, t
 
 /* A stream stays open without new requests. The server must not treat a stream as a slow or old
  * connection. */
-TEST_IN(slow_clients_do_not_end_a_stream, set_up, tear_down)
+TEST_IN(slow_clients_do_not_end_a_stream, set_up_http, tear_down_http)
 {
 	static const char watch[] = "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n";
-	int fd[64], stream = dial();
+	int fd[64], stream = dial_http();
 
 	assert_int_equal(send(stream, watch, strlen(watch), 0), (ssize_t)strlen(watch));
 	read_answer(stream, "retry: 1000");
 	assert_int_equal(http_watchers(http), 1);
 	for (size_t i = 0; i < 64; i++) {
-		fd[i] = dial();
+		fd[i] = dial_http();
 		assert_int_equal(send(fd[i], "GET ", 4, 0), 4);
 		uv_run(&loop, UV_RUN_NOWAIT);
 	}
-	get("/ok");
+	http_get_bytes("/ok");
 	assert_string_equal(body(), "fine\n");
 	http_send(http, "line", "{}");
 	read_answer(stream, "event: line\ndata: {}\n\n");
@@ -334,12 +336,12 @@ static void get_of_host(const char *host)
 
 	snprintf(request, sizeof(request),
 		"GET /ok HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host);
-	ask(request);
+	http_answer_bytes(request);
 }
 
 /* DNS rebinding: a malicious web page in the browser of a local user resolves its host name to
  * 127.0.0.1, and then requests the server's pages. */
-TEST_IN(a_foreign_host_is_refused_on_loopback, set_up, tear_down)
+TEST_IN(a_foreign_host_is_refused_on_loopback, set_up_http, tear_down_http)
 {
 	get_of_host("evil.example");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 403 ", 13), 0);
@@ -353,19 +355,20 @@ TEST_IN(a_foreign_host_is_refused_on_loopback, set_up, tear_down)
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 }
 
-TEST_IN(an_address_that_cannot_be_had_is_named, set_up, tear_down)
+TEST_IN(an_address_that_cannot_be_had_is_named, set_up_http, tear_down_http)
 {
 	static const char *const bad[] = {"192.0.2.1:0", "no-such-host.invalid:80"};
 	struct http *second;
 	struct err e;
 
 	for (size_t i = 0; i < 2; i++) {
-		assert_int_equal(http_new(&second, &loop, bad[i], on_page, &pages, &e), PS_EUSAGE);
+		assert_int_equal(
+			http_new(&second, &loop, bad[i], on_test_page, &pages, &e), PS_EUSAGE);
 		assert_null(second);
 		assert_non_null(strstr(e.text, "--http"));
 	}
-	assert_int_equal(
-		http_new(&second, &loop, http_url(http) + strlen("http://"), on_page, &pages, &e),
+	assert_int_equal(http_new(&second, &loop, http_url(http) + strlen("http://"), on_test_page,
+				 &pages, &e),
 		PS_EUSAGE);
 	/* the error contains the address with its port */
 	assert_non_null(strstr(e.text, http_url(http) + strlen("http://")));

@@ -12,14 +12,14 @@
 static struct labels *labels;
 static struct capture said;
 
-static int set_up(void **state)
+static int set_up_labels(void **state)
 {
 	(void)state;
 	labels = labels_new(SLOTS);
 	return labels == NULL;
 }
 
-static int tear_down(void **state)
+static int tear_down_labels(void **state)
 {
 	(void)state;
 	labels_free(&labels);
@@ -27,7 +27,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-static void hello(uint32_t peer, const char *host, uint32_t pid, const char *address)
+static void label_hello(uint32_t peer, const char *host, uint32_t pid, const char *address)
 {
 	struct msg_hello m = {.pid = pid};
 
@@ -35,7 +35,7 @@ static void hello(uint32_t peer, const char *host, uint32_t pid, const char *add
 	labels_hello(labels, peer, &m, address);
 }
 
-static void welcome(uint32_t peer, uint32_t worker, uint32_t incarnation)
+static void label_join(uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
 	labels_join(labels, peer, worker, incarnation);
 }
@@ -49,28 +49,28 @@ static void assert_label(uint32_t worker, const char *host, uint32_t pid, const 
 	assert_string_equal(l->address, address);
 }
 
-TEST_IN(a_welcome_gives_the_label_of_its_connection, set_up, tear_down)
+TEST_IN(a_welcome_gives_the_label_of_its_connection, set_up_labels, tear_down_labels)
 {
 	assert_label(1, "", 0, "");
-	hello(7, "a", 1, "10.0.0.1");
-	hello(8, "b", 2, "::ffff:10.0.0.2");
+	label_hello(7, "a", 1, "10.0.0.1");
+	label_hello(8, "b", 2, "::ffff:10.0.0.2");
 	assert_label(1, "", 0, "");
-	welcome(8, 1, 1);
-	welcome(7, SLOTS, 1);
+	label_join(8, 1, 1);
+	label_join(7, SLOTS, 1);
 	assert_label(1, "b", 2, "10.0.0.2");
 	assert_label(SLOTS, "a", 1, "10.0.0.1");
-	welcome(9, 1, 2); /* connection 9 has sent no HELLO, so it has no label */
+	label_join(9, 1, 2); /* connection 9 has sent no HELLO, so it has no label */
 	assert_label(1, "", 0, "");
 }
 
 /* WELCOME can wait for a checkpoint for a long time. The slot must have its label already while
  * WELCOME waits. */
-TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up, tear_down)
+TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up_labels, tear_down_labels)
 {
 	static char text[LABEL_FENCED];
 
-	hello(7, "a", 1, "10.0.0.1");
-	hello(8, "b", 2, "10.0.0.2");
+	label_hello(7, "a", 1, "10.0.0.1");
+	label_hello(8, "b", 2, "10.0.0.2");
 	labels_join(labels, 7, 2, 1);
 	assert_label(2, "a", 1, "10.0.0.1");
 	labels_join(labels, 7, 0, 1);
@@ -84,11 +84,11 @@ TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up, tear_down)
 	assert_non_null(strstr(text, "this one runs on a pid 1, the new one on b pid 2"));
 }
 
-TEST_IN(observers_and_strange_ids_have_none, set_up, tear_down)
+TEST_IN(observers_and_strange_ids_have_none, set_up_labels, tear_down_labels)
 {
-	hello(7, "a", 1, "10.0.0.1");
-	welcome(7, 0, 0);
-	welcome(7, SLOTS + 1, 1);
+	label_hello(7, "a", 1, "10.0.0.1");
+	label_join(7, 0, 0);
+	label_join(7, SLOTS + 1, 1);
 	for (uint32_t worker = 0; worker <= SLOTS + 1; worker++)
 		assert_label(worker, "", 0, "");
 	assert_label(UINT32_MAX, "", 0, "");
@@ -108,14 +108,14 @@ static const char *fenced(uint32_t worker, uint32_t incarnation, const char *nam
 	return fenced_on(99, worker, incarnation, name);
 }
 
-TEST_IN(each_fenced_process_is_named_once_in_the_log, set_up, tear_down)
+TEST_IN(each_fenced_process_is_named_once_in_the_log, set_up_labels, tear_down_labels)
 {
 	for (uint32_t i = 1; i <= 5; i++) {
 		char host[8];
 
 		snprintf(host, sizeof(host), "node%u", i);
-		hello(10 + i, host, i, "10.0.0.1");
-		welcome(10 + i, 1, i);
+		label_hello(10 + i, host, i, "10.0.0.1");
+		label_join(10 + i, 1, i);
 	}
 	capture_begin(&said, 2);
 	for (uint32_t again = 0; again < 2; again++)
@@ -135,14 +135,14 @@ TEST_IN(each_fenced_process_is_named_once_in_the_log, set_up, tear_down)
 					  "new_host=\"node5\" new_pid=5 new_address=\"10.0.0.1\""));
 }
 
-TEST_IN(what_is_not_known_is_not_made_up, set_up, tear_down)
+TEST_IN(what_is_not_known_is_not_made_up, set_up_labels, tear_down_labels)
 {
 	capture_begin(&said, 2);
 	const char *text = fenced(2, 1, "job");
 	assert_non_null(strstr(text, "runs on a host unknown to the server, the new one on a host "
 				     "unknown to the server;"));
-	hello(5, "", 0, "10.0.0.9");
-	welcome(5, 2, 3);
+	label_hello(5, "", 0, "10.0.0.9");
+	label_join(5, 2, 3);
 	text = fenced(2, 2, "");
 	assert_null(strstr(text, "--name"));
 	assert_non_null(strstr(text, "worker 2 was silent"));
@@ -155,23 +155,23 @@ TEST_IN(what_is_not_known_is_not_made_up, set_up, tear_down)
 
 /* After a restart of the server, the newer of two processes with one name may return first. When
  * the older process returns, the server refuses it. */
-TEST_IN(a_refused_hello_says_where_its_process_runs, set_up, tear_down)
+TEST_IN(a_refused_hello_says_where_its_process_runs, set_up_labels, tear_down_labels)
 {
-	hello(6, "newer", 2, "10.0.0.2");
-	welcome(6, 1, 2);
-	hello(5, "older", 1, "10.0.0.1");
-	hello(7, "other", 3, "10.0.0.3");
+	label_hello(6, "newer", 2, "10.0.0.2");
+	label_join(6, 1, 2);
+	label_hello(5, "older", 1, "10.0.0.1");
+	label_hello(7, "other", 3, "10.0.0.3");
 	capture_begin(&said, 2);
 	for (int again = 0; again < 2; again++) {
 		assert_non_null(strstr(fenced_on(5, 1, 1, "job"),
 			"this one runs on older pid 1, the new one on newer pid 2;"));
-		hello(5, "older", 1, "10.0.0.1");
+		label_hello(5, "older", 1, "10.0.0.1");
 	}
 	assert_int_equal(count_lines(capture_log(&said)), 1);
 	assert_non_null(strstr(said.text, "host=\"older\" pid=1 address=\"10.0.0.1\""));
 }
 
-TEST_IN(a_restored_host_stays_until_the_next_hello, set_up, tear_down)
+TEST_IN(a_restored_host_stays_until_the_next_hello, set_up_labels, tear_down_labels)
 {
 	char longest[WIRE_MAX_HOST + 2];
 
@@ -184,25 +184,25 @@ TEST_IN(a_restored_host_stays_until_the_next_hello, set_up, tear_down)
 	labels_restore(labels, SLOTS + 1, "none");
 	assert_label(1, "old", 0, "");
 	assert_label(2, "", 0, "");
-	hello(5, "new", 1, "10.0.0.1");
+	label_hello(5, "new", 1, "10.0.0.1");
 	assert_label(1, "old", 0, "");
-	welcome(5, 1, 2);
+	label_join(5, 1, 2);
 	assert_label(1, "new", 1, "10.0.0.1");
 	labels_restore(labels, 2, longest + 1);
 	assert_label(2, longest + 1, 0, "");
 }
 
-TEST_IN(the_longest_text_keeps_its_end, set_up, tear_down)
+TEST_IN(the_longest_text_keeps_its_end, set_up_labels, tear_down_labels)
 {
 	char name[WIRE_MAX_NAME + 1], host[WIRE_MAX_HOST + 1];
 
 	memset(name, 'n', sizeof(name));
 	memset(host, 'h', sizeof(host));
 	name[WIRE_MAX_NAME] = host[WIRE_MAX_HOST] = '\0';
-	hello(5, host, UINT32_MAX, "");
-	welcome(5, 1, 1);
-	hello(6, host, UINT32_MAX, "");
-	welcome(6, 1, 2);
+	label_hello(5, host, UINT32_MAX, "");
+	label_join(5, 1, 1);
+	label_hello(6, host, UINT32_MAX, "");
+	label_join(6, 1, 2);
 	capture_begin(&said, 2);
 	static const char end[] = "; give each worker its own --name or none";
 	const char *text = fenced(1, 1, name);
@@ -214,14 +214,14 @@ TEST_IN(the_longest_text_keeps_its_end, set_up, tear_down)
 	assert_string_equal(text + strlen(text) - strlen(end), end);
 }
 
-TEST_IN(many_hellos_without_an_answer_push_nobody_out_of_the_table, set_up, tear_down)
+TEST_IN(many_hellos_without_an_answer_push_nobody_out_of_the_table, set_up_labels, tear_down_labels)
 {
-	hello(1, "kept", 1, "10.0.0.1");
-	welcome(1, 1, 1);
+	label_hello(1, "kept", 1, "10.0.0.1");
+	label_join(1, 1, 1);
 	for (uint32_t i = 0; i < 3 * RING; i++)
-		hello(100 + i, "flood", i, "10.9.9.9");
+		label_hello(100 + i, "flood", i, "10.9.9.9");
 	assert_label(1, "kept", 1, "10.0.0.1");
-	welcome(100 + 3 * RING - 1, 2, 1);
+	label_join(100 + 3 * RING - 1, 2, 1);
 	assert_label(2, "flood", 3 * RING - 1, "10.9.9.9");
 }
 

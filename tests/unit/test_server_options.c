@@ -19,7 +19,7 @@ static char dir[64];
 
 /* Parses a command line whose words are separated by ';', because the text of a model contains
  * blanks. Returns the status of options_parse. */
-static int parse(const char *line)
+static int parse_server_options(const char *line)
 {
 	static char text[4096], *argv[MAX_ARGV];
 	int argc = 0;
@@ -40,7 +40,7 @@ static int parse(const char *line)
 	return rc;
 }
 
-static int set_up(void **state)
+static int set_up_options(void **state)
 {
 	(void)state;
 	log_set_level(LOG_INFO);
@@ -59,7 +59,7 @@ static int tear_down(void **state)
 
 TEST(defaults_are_those_of_the_architecture)
 {
-	assert_int_equal(parse(""), OPT_RUN);
+	assert_int_equal(parse_server_options(""), OPT_RUN);
 	assert_string_equal(options.bind, "tcp://127.0.0.1:5555");
 	assert_null(options.http);
 	assert_null(options.checkpoint_dir);
@@ -87,12 +87,12 @@ TEST(defaults_are_those_of_the_architecture)
  * the rate by n again. */
 TEST(a_sum_in_sync_is_not_scaled_once_more)
 {
-	assert_int_equal(parse("--mode;sync;--push;sum"), OPT_RUN);
+	assert_int_equal(parse_server_options("--mode;sync;--push;sum"), OPT_RUN);
 	assert_int_equal(options.core.rate.scaling, LR_SCALING_NONE);
-	assert_int_equal(parse("--mode;sync;--push;sum;--lr-scaling;none"), OPT_RUN);
-	assert_int_equal(parse("--mode;sync"), OPT_RUN);
+	assert_int_equal(parse_server_options("--mode;sync;--push;sum;--lr-scaling;none"), OPT_RUN);
+	assert_int_equal(parse_server_options("--mode;sync"), OPT_RUN);
 	assert_int_equal(options.core.rate.scaling, LR_SCALING_SQRT);
-	assert_int_equal(parse("--push;sum;--n-push;4"), OPT_RUN);
+	assert_int_equal(parse_server_options("--push;sum;--n-push;4"), OPT_RUN);
 	assert_int_equal(options.core.rate.scaling, LR_SCALING_SQRT);
 }
 
@@ -116,7 +116,7 @@ TEST(every_value_arrives_where_it_belongs)
 		"35;"
 		"--recovery-ms;34;--accept-rollback;--log-level;warn",
 		dir);
-	assert_int_equal(parse(line), OPT_RUN);
+	assert_int_equal(parse_server_options(line), OPT_RUN);
 	assert_string_equal(options.bind, "tcp://[::1]:0");
 	assert_string_equal(options.http, "127.0.0.1:0");
 	assert_string_equal(options.checkpoint_dir, dir);
@@ -171,7 +171,7 @@ TEST(each_mode_trains_with_defaults_of_its_own)
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		const struct core_config *c = &options.core;
 
-		assert_int_equal(parse(row[i].line), OPT_RUN);
+		assert_int_equal(parse_server_options(row[i].line), OPT_RUN);
 		assert_int_equal(c->optim.kind, row[i].optim);
 		assert_true(c->rate.lr == row[i].lr && c->optim.clip_norm == row[i].clip_norm);
 		assert_int_equal(c->rate.scaling, row[i].scaling);
@@ -199,7 +199,7 @@ TEST(an_optimizer_has_the_usual_defaults)
 	const struct optim *o = &options.core.optim;
 
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
-		assert_int_equal(parse(row[i].line), OPT_RUN);
+		assert_int_equal(parse_server_options(row[i].line), OPT_RUN);
 		print_message("%s: %g\n", row[i].line, options.core.rate.lr);
 		assert_true(options.core.rate.lr == row[i].lr && o->momentum == 0.9);
 		assert_true(row[i].eps == 0 || o->eps == row[i].eps);
@@ -207,28 +207,28 @@ TEST(an_optimizer_has_the_usual_defaults)
 			    row[i].decay_square ==
 				    (o->kind == OPTIM_ADAM ? o->beta2 : o->rmsprop_alpha));
 	}
-	assert_int_equal(parse("--optimizer;adam;--beta1;0.8;--beta2;0.7"), OPT_RUN);
+	assert_int_equal(parse_server_options("--optimizer;adam;--beta1;0.8;--beta2;0.7"), OPT_RUN);
 	assert_true(o->beta1 == 0.8 && o->beta2 == 0.7);
-	assert_int_equal(parse("--schedule;onecycle"), OPT_RUN);
+	assert_int_equal(parse_server_options("--schedule;onecycle"), OPT_RUN);
 	assert_true(options.core.schedule.warmup == 0.3 && options.core.schedule.floor == 0);
-	assert_int_equal(parse("--schedule;onecycle;--warmup;0"), OPT_RUN);
+	assert_int_equal(parse_server_options("--schedule;onecycle;--warmup;0"), OPT_RUN);
 	assert_true(options.core.schedule.warmup == 0);
 }
 
 TEST(a_vector_has_no_epochs_by_default)
 {
-	assert_int_equal(parse("--model;vector:50"), OPT_RUN);
+	assert_int_equal(parse_server_options("--model;vector:50"), OPT_RUN);
 	assert_int_equal(options.core.training.epochs, 0);
 	assert_int_equal(options.core.n_params, 50);
-	assert_int_equal(parse("--model;vector:50;--epochs;2"), OPT_RUN);
+	assert_int_equal(parse_server_options("--model;vector:50;--epochs;2"), OPT_RUN);
 	assert_int_equal(options.core.training.epochs, 2);
-	assert_int_equal(parse("--epochs;0"), OPT_RUN);
+	assert_int_equal(parse_server_options("--epochs;0"), OPT_RUN);
 	assert_int_equal(options.core.training.epochs, 0);
 }
 
 TEST(empty_texts_mean_off)
 {
-	assert_int_equal(parse("--http;;--checkpoint-dir;;--init;"), OPT_RUN);
+	assert_int_equal(parse_server_options("--http;;--checkpoint-dir;;--init;"), OPT_RUN);
 	assert_null(options.http);
 	assert_null(options.checkpoint_dir);
 	assert_null(options.init);
@@ -244,7 +244,7 @@ TEST(good_addresses_are_taken)
 		"--http;8080", "--http;0.0.0.0:80;--insecure", "--http;[::]:80;--insecure;--key;k"};
 
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
-		if (parse(lines[i]) != OPT_RUN)
+		if (parse_server_options(lines[i]) != OPT_RUN)
 			fail_msg("%s: %s", lines[i], errors.text);
 }
 
@@ -424,7 +424,7 @@ static const char *const bad[][2] = {
 TEST(each_bad_value_is_one_line_that_names_it)
 {
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		if (parse(bad[i][0]) != PS_EUSAGE)
+		if (parse_server_options(bad[i][0]) != PS_EUSAGE)
 			fail_msg("accepted: %s", bad[i][0]);
 		if (count_lines(errors.text) != 1 || !strstr(errors.text, bad[i][1]))
 			fail_msg("%s: not one line with \"%s\": %s", bad[i][0], bad[i][1],
@@ -439,12 +439,12 @@ TEST(texts_too_long_or_with_control_characters_are_one_line)
 
 	memset(line + n, 'x', 2900);
 	line[n + 2900] = '\0';
-	assert_int_equal(parse(line), PS_EUSAGE);
+	assert_int_equal(parse_server_options(line), PS_EUSAGE);
 	assert_int_equal(count_lines(errors.text), 1);
 	memcpy(line, "--bind;tcp", 10);
-	assert_int_equal(parse(line), PS_EUSAGE);
+	assert_int_equal(parse_server_options(line), PS_EUSAGE);
 	assert_int_equal(count_lines(errors.text), 1);
-	assert_int_equal(parse("--bind;a\nb\x1b[2J"), PS_EUSAGE);
+	assert_int_equal(parse_server_options("--bind;a\nb\x1b[2J"), PS_EUSAGE);
 	assert_int_equal(count_lines(errors.text), 1);
 	assert_null(strchr(errors.text, '\x1b'));
 }
@@ -455,8 +455,9 @@ TEST(all_errors_are_reported_in_one_run)
 		"--http", "--mode", "--checkpoint-dir", "--init", "--no-such-option"};
 
 	assert_int_equal(
-		parse("--lr;nan;--epochs;-1;--optimizer;magic;--model;blob;--bind;x;--http;y;"
-		      "--mode;z;--checkpoint-dir;/proc/a/b;--init;/no/file;--no-such-option"),
+		parse_server_options(
+			"--lr;nan;--epochs;-1;--optimizer;magic;--model;blob;--bind;x;--http;y;"
+			"--mode;z;--checkpoint-dir;/proc/a/b;--init;/no/file;--no-such-option"),
 		PS_EUSAGE);
 	for (size_t i = 0; i < sizeof(named) / sizeof(named[0]); i++)
 		if (!strstr(errors.text, named[i]))
@@ -468,7 +469,7 @@ TEST(a_bad_environment_is_named_by_its_variable)
 {
 	setenv("CNN_LR", "nan", 1);
 	setenv("CNN_SUSPECT_MS", "11", 1);
-	assert_int_equal(parse(""), PS_EUSAGE);
+	assert_int_equal(parse_server_options(""), PS_EUSAGE);
 	assert_non_null(strstr(errors.text, "CNN_LR"));
 	assert_non_null(strstr(errors.text, "CNN_SUSPECT_MS"));
 	unsetenv("CNN_LR");
@@ -480,11 +481,11 @@ TEST(a_bad_configuration_leaves_no_directory_behind)
 	char line[256];
 
 	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
-	assert_int_equal(parse(line), PS_EUSAGE);
+	assert_int_equal(parse_server_options(line), PS_EUSAGE);
 	assert_false(temp_dir_exists(dir, "new"));
 	assert_int_equal(count_lines(errors.text), 1); /* only --lr is invalid */
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", dir);
-	assert_int_equal(parse(line), OPT_RUN);
+	assert_int_equal(parse_server_options(line), OPT_RUN);
 	assert_false(temp_dir_exists(dir, "new"));
 }
 
@@ -494,9 +495,9 @@ TEST(a_file_is_no_checkpoint_directory)
 
 	temp_dir_write(dir, "file", "x", 1);
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file", dir);
-	assert_int_equal(parse(line), PS_EUSAGE);
+	assert_int_equal(parse_server_options(line), PS_EUSAGE);
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file/sub", dir);
-	assert_int_equal(parse(line), PS_EUSAGE);
+	assert_int_equal(parse_server_options(line), PS_EUSAGE);
 }
 
-TEST_GROUP(set_up, tear_down)
+TEST_GROUP(set_up_options, tear_down)

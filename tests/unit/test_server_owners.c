@@ -12,7 +12,7 @@
 static struct owners *owners;
 static int n_freed;
 
-static int set_up(void **state)
+static int set_up_owners(void **state)
 {
 	(void)state;
 	n_freed = 0;
@@ -20,7 +20,7 @@ static int set_up(void **state)
 	return owners == NULL;
 }
 
-static int tear_down(void **state)
+static int tear_down_owners(void **state)
 {
 	(void)state;
 	owners_free(&owners);
@@ -46,7 +46,7 @@ static void reply_to(uint32_t peer, zmq_msg_t *frame)
 	assert_string_equal(zmq_msg_data(frame), "weights");
 }
 
-TEST_IN(a_key_has_a_limit_for_all_its_connections, set_up, tear_down)
+TEST_IN(a_key_has_a_limit_for_all_its_connections, set_up_owners, tear_down_owners)
 {
 	zmq_msg_t frame[3], copy;
 
@@ -73,7 +73,7 @@ TEST_IN(a_key_has_a_limit_for_all_its_connections, set_up, tear_down)
 
 /* The weights for a peer that has sent no request, or for a key without an entry because all
  * entries are in use, are sent but not counted. */
-TEST_IN(what_has_no_place_is_not_counted, set_up, tear_down)
+TEST_IN(what_has_no_place_is_not_counted, set_up_owners, tear_down_owners)
 {
 	zmq_msg_t frame[OWNERS], extra;
 	char key[32];

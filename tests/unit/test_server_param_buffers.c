@@ -21,7 +21,7 @@ static struct stamp worker;
 static uint64_t seq;
 static size_t shared_buffers; /* 0: the buffers are ordinary memory */
 
-static int set_up(void **state)
+static int set_up_buffers(void **state)
 {
 	struct core_config cfg = fixture_config();
 
@@ -41,12 +41,12 @@ static int set_up(void **state)
 static int set_up_shared(void **state)
 {
 	shared_buffers = 3;
-	int rc = set_up(state);
+	int rc = set_up_buffers(state);
 	shared_buffers = 0;
 	return rc;
 }
 
-static int tear_down(void **state)
+static int tear_down_buffers(void **state)
 {
 	(void)state;
 	fixture_close(&f);
@@ -56,7 +56,7 @@ static int tear_down(void **state)
 }
 
 /* Push a gradient that decreases each weight by one. */
-static void push(void)
+static void push_and_step(void)
 {
 	struct msg m = fixture_push_ones(worker, ++seq);
 
@@ -66,7 +66,7 @@ static void push(void)
 }
 
 /* Make the frame that answers a pull at this moment, and verify its checksum. */
-static void pull(enum weights which, const float *values, uint64_t version, zmq_msg_t *frame)
+static void pull_frame(enum weights which, const float *values, uint64_t version, zmq_msg_t *frame)
 {
 	struct msg_params m = {.which = which, .version = version};
 
@@ -80,7 +80,7 @@ static void pull(enum weights which, const float *values, uint64_t version, zmq_
 
 static void pull_current(zmq_msg_t *frame)
 {
-	pull(WEIGHTS_CURRENT, core_weights(f.core), core_stats(f.core)->version, frame);
+	pull_frame(WEIGHTS_CURRENT, core_weights(f.core), core_stats(f.core)->version, frame);
 }
 
 static void assert_frame(zmq_msg_t *frame, float value)
@@ -111,11 +111,11 @@ static void pull_bf16(zmq_msg_t *frame)
 	}
 }
 
-TEST_IN(pulls_of_one_version_share_the_rounded_weights, set_up, tear_down)
+TEST_IN(pulls_of_one_version_share_the_rounded_weights, set_up_buffers, tear_down_buffers)
 {
 	zmq_msg_t frame[5];
 
-	push();
+	push_and_step();
 	pull_bf16(&frame[0]);
 	pull_current(&frame[1]); /* a worker with float32 pulls the same version */
 	pull_bf16(&frame[2]);
@@ -124,32 +124,32 @@ TEST_IN(pulls_of_one_version_share_the_rounded_weights, set_up, tear_down)
 	/* without memory for another buffer, a pull gets a copy of the weights */
 	float copy[FIXTURE_PARAMS];
 	memcpy(copy, core_weights(f.core), sizeof(copy));
-	pull(WEIGHTS_CURRENT, copy, core_stats(f.core)->version, &frame[4]);
-	push();
+	pull_frame(WEIGHTS_CURRENT, copy, core_stats(f.core)->version, &frame[4]);
+	push_and_step();
 	pull_bf16(&frame[3]);
 	assert_int_equal(param_buffers_framed(buffers), 4);
 	for (int i = 0; i < 5; i++)
 		(void)zmq_msg_close(&frame[i]);
 }
-TEST_AGAIN(pulls_of_one_version_share_the_rounded_weights, set_up_shared, tear_down)
+TEST_AGAIN(pulls_of_one_version_share_the_rounded_weights, set_up_shared, tear_down_buffers)
 
-TEST_IN(without_pulls_the_weights_stay_in_place, set_up, tear_down)
+TEST_IN(without_pulls_the_weights_stay_in_place, set_up_buffers, tear_down_buffers)
 {
 	for (int i = 0; i < 5; i++)
-		push();
+		push_and_step();
 	assert_ptr_equal(core_weights(f.core), param_buffers_first(buffers));
 	assert_int_equal(param_buffers_framed(buffers), 0);
 }
-TEST_AGAIN(without_pulls_the_weights_stay_in_place, set_up_shared, tear_down)
+TEST_AGAIN(without_pulls_the_weights_stay_in_place, set_up_shared, tear_down_buffers)
 
-TEST_IN(a_frame_is_the_cores_buffer_and_never_changes, set_up, tear_down)
+TEST_IN(a_frame_is_the_cores_buffer_and_never_changes, set_up_buffers, tear_down_buffers)
 {
 	zmq_msg_t frame[40];
 
 	for (int i = 0; i < 40; i++) {
 		pull_current(&frame[i]);
 		assert_ptr_equal(zmq_msg_data(&frame[i]), core_weights(f.core));
-		push();
+		push_and_step();
 		assert_ptr_not_equal(zmq_msg_data(&frame[i]), core_weights(f.core));
 	}
 	for (int i = 0; i < 40; i++) {
@@ -158,15 +158,15 @@ TEST_IN(a_frame_is_the_cores_buffer_and_never_changes, set_up, tear_down)
 	}
 	assert_int_equal(param_buffers_framed(buffers), 40);
 }
-TEST_AGAIN(a_frame_is_the_cores_buffer_and_never_changes, set_up_shared, tear_down)
+TEST_AGAIN(a_frame_is_the_cores_buffer_and_never_changes, set_up_shared, tear_down_buffers)
 
-TEST_IN(pulls_of_one_version_share_one_frame, set_up, tear_down)
+TEST_IN(pulls_of_one_version_share_one_frame, set_up_buffers, tear_down_buffers)
 {
 	zmq_msg_t frame[6];
 
 	for (int i = 0; i < 6; i++) {
 		if (i == 3)
-			push();
+			push_and_step();
 		pull_current(&frame[i]);
 	}
 	assert_int_equal(param_buffers_framed(buffers), 2);
@@ -177,9 +177,9 @@ TEST_IN(pulls_of_one_version_share_one_frame, set_up, tear_down)
 	for (int i = 0; i < 6; i++)
 		zmq_msg_close(&frame[i]);
 }
-TEST_AGAIN(pulls_of_one_version_share_one_frame, set_up_shared, tear_down)
+TEST_AGAIN(pulls_of_one_version_share_one_frame, set_up_shared, tear_down_buffers)
 
-TEST_IN(sent_frames_let_the_weights_stay_in_place, set_up, tear_down)
+TEST_IN(sent_frames_let_the_weights_stay_in_place, set_up_buffers, tear_down_buffers)
 {
 	zmq_msg_t frame[2];
 
@@ -189,15 +189,15 @@ TEST_IN(sent_frames_let_the_weights_stay_in_place, set_up, tear_down)
 		zmq_msg_close(&frame[0]);
 		assert_frame(&frame[1], -(float)i);
 		zmq_msg_close(&frame[1]);
-		push();
+		push_and_step();
 		assert_ptr_equal(core_weights(f.core), param_buffers_first(buffers));
 	}
 	assert_int_equal(param_buffers_framed(buffers), 100);
 }
-TEST_AGAIN(sent_frames_let_the_weights_stay_in_place, set_up_shared, tear_down)
+TEST_AGAIN(sent_frames_let_the_weights_stay_in_place, set_up_shared, tear_down_buffers)
 
 /* If the only reader is always one version behind, two buffers are enough. */
-TEST_IN(buffers_come_back, set_up, tear_down)
+TEST_IN(buffers_come_back, set_up_buffers, tear_down_buffers)
 {
 	const void *seen[2] = {NULL, NULL};
 	zmq_msg_t frame;
@@ -209,16 +209,17 @@ TEST_IN(buffers_come_back, set_up, tear_down)
 			assert_null(seen[1]);
 			seen[seen[0] != NULL] = at;
 		}
-		push();
+		push_and_step();
 		zmq_msg_close(&frame);
 	}
 	assert_non_null(seen[1]);
 }
-TEST_AGAIN(buffers_come_back, set_up_shared, tear_down)
+TEST_AGAIN(buffers_come_back, set_up_shared, tear_down_buffers)
 
 /* The core computes the checksum together with the weights, so the frame needs no second pass over
  * the weights. */
-TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up, tear_down)
+TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up_buffers,
+	tear_down_buffers)
 {
 	const struct effect *sent = NULL;
 	struct msg m = fixture_push_ones(worker, ++seq);
@@ -243,12 +244,12 @@ TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up
 	assert_int_equal(param_buffers_framed(buffers), 1);
 	zmq_msg_close(&frame);
 }
-TEST_AGAIN(
-	weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up_shared, tear_down)
+TEST_AGAIN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up_shared,
+	tear_down_buffers)
 
 /* An update changes only some of the values, in place or in another buffer. The checksum must cover
  * all values (see pull). */
-TEST_IN(a_part_of_the_weights_changes, set_up, tear_down)
+TEST_IN(a_part_of_the_weights_changes, set_up_buffers, tear_down_buffers)
 {
 	zmq_msg_t frame[8];
 
@@ -268,17 +269,17 @@ TEST_IN(a_part_of_the_weights_changes, set_up, tear_down)
 			zmq_msg_close(&frame[i]);
 	}
 }
-TEST_AGAIN(a_part_of_the_weights_changes, set_up_shared, tear_down)
+TEST_AGAIN(a_part_of_the_weights_changes, set_up_shared, tear_down_buffers)
 
 /* The weights under evaluation are in a buffer that the core overwrites in the next epoch. */
-TEST_IN(weights_under_evaluation_are_copied, set_up, tear_down)
+TEST_IN(weights_under_evaluation_are_copied, set_up_buffers, tear_down_buffers)
 {
 	float eval[FIXTURE_PARAMS] = {0};
 	zmq_msg_t frame, current;
 
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		eval[i] = 77;
-	pull(WEIGHTS_EVAL, eval, 0, &frame);
+	pull_frame(WEIGHTS_EVAL, eval, 0, &frame);
 	pull_current(&current);
 	memset(eval, 0, sizeof(eval));
 	assert_frame(&frame, 77);
@@ -286,7 +287,7 @@ TEST_IN(weights_under_evaluation_are_copied, set_up, tear_down)
 	zmq_msg_close(&frame);
 	zmq_msg_close(&current);
 }
-TEST_AGAIN(weights_under_evaluation_are_copied, set_up_shared, tear_down)
+TEST_AGAIN(weights_under_evaluation_are_copied, set_up_shared, tear_down_buffers)
 
 /* ---- readers in other processes -------------------------------------------------------------- */
 
@@ -306,7 +307,7 @@ static int hold_current(size_t *index, void **hold)
 
 /* A worker maps the shared memory. The worker must see the values of each buffer that it holds, and
  * must not be able to make the memory writable. */
-TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared, tear_down)
+TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared, tear_down_buffers)
 {
 	struct param_shared at;
 	size_t index[2];
@@ -322,7 +323,7 @@ TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared,
 	assert_int_equal(ftruncate(at.fd, 0), -1);
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(hold_current(&index[i], &hold[i]), 1);
-		push();
+		push_and_step();
 	}
 	for (int i = 0; i < 2; i++) {
 		const float *values = (const float *)(void *)(view + index[i] * at.pitch);
@@ -337,17 +338,17 @@ TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared,
 
 /* A reader that keeps every shared buffer must not stop the server: until the reader releases the
  * buffers, new weights are in ordinary memory. */
-TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, tear_down)
+TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, tear_down_buffers)
 {
 	size_t index, held = 0;
 	void *hold[8];
 
 	while (held < 8 && hold_current(&index, &hold[held])) {
 		held++;
-		push();
+		push_and_step();
 	}
 	assert_int_equal(held, 3);
-	push();
+	push_and_step();
 	while (held > 0)
 		param_buffers_drop(buffers, &hold[--held]);
 	/* while a frame uses a buffer, the core writes to another one */
@@ -355,14 +356,14 @@ TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, te
 		zmq_msg_t frame;
 
 		pull_current(&frame);
-		push();
+		push_and_step();
 		zmq_msg_close(&frame);
 	}
 	assert_int_equal(hold_current(&index, &hold[0]), 1);
 	param_buffers_drop(buffers, &hold[0]);
 }
 
-TEST_IN(ordinary_buffers_have_no_readers_elsewhere, set_up, tear_down)
+TEST_IN(ordinary_buffers_have_no_readers_elsewhere, set_up_buffers, tear_down_buffers)
 {
 	struct param_shared at;
 	size_t index;

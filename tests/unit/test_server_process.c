@@ -10,7 +10,7 @@
 
 /* Calls cnnps_close in a thread of its own, because the call blocks while the server cannot write a
  * checkpoint. */
-static void *close_client(void *arg)
+static void *close_in_thread(void *arg)
 {
 	cnnps_close(arg);
 	return NULL;
@@ -169,7 +169,7 @@ TEST_IN(an_end_without_disk_is_bounded, server_set_up, server_tear_down)
 	ledger_push(c[2], 10, 10);
 	assert_int_equal(cnnps_flush(c[2], 0, SERVER_DEADLINE_MS), 0);
 	for (int i = 0; i < 3; i++)
-		assert_int_equal(pthread_create(&closing[i], NULL, close_client, &c[i]), 0);
+		assert_int_equal(pthread_create(&closing[i], NULL, close_in_thread, &c[i]), 0);
 	kill(s[0]->pid, SIGTERM);
 	kill(s[1]->pid, SIGTERM);
 	(void)server_await(s[0], "server draining");

@@ -22,7 +22,7 @@ static void end_refused(struct server_process *s, int code, const char *named)
 	s->out = s->err = 0;
 }
 
-static void refused(const char *more, int code, const char *named)
+static void assert_start_refused(const char *more, int code, const char *named)
 {
 	end_refused(server_start_here(more), code, named);
 }
@@ -34,16 +34,16 @@ TEST_IN(starts_are_refused_by_exit_code, server_set_up, server_tear_down)
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	snprintf(pid, sizeof(pid), "process %ld", (long)s->pid);
-	refused(LEDGER_OPTIONS, 8, pid);
+	assert_start_refused(LEDGER_OPTIONS, 8, pid);
 	snprintf(taken, sizeof(taken), "--checkpoint-dir;;--bind;%s", url);
 	struct server_process *second = server_start(taken);
 	assert_int_equal(server_wait(second), 2);
 	assert_non_null(strstr(second->said, url));
 	server_kill(s);
-	refused("--model;vector:601;--optimizer;sgd", 7, "--model");
-	refused("--model;vector:600;--optimizer;adagrad", 7, "--optimizer");
-	refused("--model;vector:600;--optimizer;sgd;--seed;5", 7, "--seed");
-	refused("--lr;nan", 2, "--lr");
+	assert_start_refused("--model;vector:601;--optimizer;sgd", 7, "--model");
+	assert_start_refused("--model;vector:600;--optimizer;adagrad", 7, "--optimizer");
+	assert_start_refused("--model;vector:600;--optimizer;sgd;--seed;5", 7, "--seed");
+	assert_start_refused("--lr;nan", 2, "--lr");
 }
 
 /* The server must print one line with host and port, and must write no run to the directory. */
@@ -90,8 +90,8 @@ TEST_IN(a_bad_file_of_weights_is_refused, server_set_up, server_tear_down)
 
 	temp_dir_write(server_dir, "x.safetensors", "not tensors", 11);
 	snprintf(line, sizeof(line), "--model;fc:10;--init;%s/x.safetensors", server_dir);
-	refused(line, 6, "x.safetensors");
-	refused("--init;/no/such/file", 2, "/no/such/file");
+	assert_start_refused(line, 6, "x.safetensors");
+	assert_start_refused("--init;/no/such/file", 2, "/no/such/file");
 }
 
 TEST_IN(check_config_reports_and_creates_nothing, server_set_up, server_tear_down)

@@ -13,7 +13,7 @@ static struct direct_worker worker;
 static struct progress progress;
 static struct capture errors;
 
-static void begin(const char *line)
+static void begin_progress(const char *line)
 {
 	parse_options(&options, line);
 	start_core(&run, &options);
@@ -21,7 +21,7 @@ static void begin(const char *line)
 	worker = (struct direct_worker){.core = run.core, .peer = 5, .now_ms = 1000};
 }
 
-static int tear_down(void **state)
+static int tear_down_progress(void **state)
 {
 	(void)state;
 	startup_release(&run);
@@ -136,9 +136,9 @@ TEST(a_bar_never_leaves_its_buffer)
 
 /* ---- times and rates --------------------------------------------------------------------- */
 
-TEST_IN(seconds_run_from_the_first_work_to_the_last_epoch, NULL, tear_down)
+TEST_IN(seconds_run_from_the_first_work_to_the_last_epoch, NULL, tear_down_progress)
 {
-	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
+	begin_progress("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
 	worker.now_ms = 3000; /* the two seconds before a worker joins do not count */
 	direct_join(&worker, "", 200, 100);
 	direct_progress(&progress, &worker);
@@ -153,9 +153,9 @@ TEST_IN(seconds_run_from_the_first_work_to_the_last_epoch, NULL, tear_down)
 	assert_true(progress_seconds(&progress, run.core, 99000) == 2);
 }
 
-TEST_IN(an_epoch_is_one_log_line_with_its_rate, NULL, tear_down)
+TEST_IN(an_epoch_is_one_log_line_with_its_rate, NULL, tear_down_progress)
 {
-	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
+	begin_progress("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
 	direct_join(&worker, "", 200, 100);
 	worker.now_ms = 4000;
 	direct_lease(&worker);
@@ -176,7 +176,7 @@ TEST_IN(an_epoch_is_one_log_line_with_its_rate, NULL, tear_down)
 /* Let one worker train the first of two epochs: 200 images in two seconds. */
 static void train_the_first_epoch(void)
 {
-	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
+	begin_progress("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
 	direct_join(&worker, "", 200, 100);
 	direct_lease(&worker);
 	direct_progress(&progress, &worker);
@@ -187,7 +187,7 @@ static void train_the_first_epoch(void)
 
 /* One worker evaluates for four seconds, then trains the second epoch in two seconds. The time of
  * the evaluation must not count for the second epoch. */
-TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
+TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down_progress)
 {
 	train_the_first_epoch();
 	assert_int_equal(direct_lease(&worker)->kind, GRANT_EVAL);
@@ -206,7 +206,7 @@ TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
 /* If a server restarts after the training of an epoch, but before its evaluation, the new server
  * does not know the time of the training. In this case the rate of the epoch must be unknown, not 0
  * images/s. */
-TEST_IN(the_rate_of_an_epoch_before_the_restart_is_not_known, NULL, tear_down)
+TEST_IN(the_rate_of_an_epoch_before_the_restart_is_not_known, NULL, tear_down_progress)
 {
 	train_the_first_epoch();
 	assert_true(progress.epoch_rate == 100);
@@ -222,11 +222,11 @@ TEST_IN(the_rate_of_an_epoch_before_the_restart_is_not_known, NULL, tear_down)
 	assert_true(progress.epoch_rate > 0);
 }
 
-TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down)
+TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down_progress)
 {
 	struct progress_view v;
 
-	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
+	begin_progress("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
 	direct_join(&worker, "", 500, 100);
 	worker.now_ms = 4000;
 	direct_lease(&worker);
@@ -255,7 +255,7 @@ static void passes_begin(const char *optimizer)
 	snprintf(line, sizeof(line),
 		"--model;fc:10;--mode;sandblaster;--optimizer;%s;--epochs;2;--lease-batches;1",
 		optimizer);
-	begin(line);
+	begin_progress(line);
 	direct_join(&worker, "", 500, 100);
 	worker.now_ms = 4000;
 	direct_lease(&worker);
@@ -272,7 +272,7 @@ static void portion_at(uint32_t i, uint64_t now_ms)
 	progress_tick(&progress, run.core, NULL, now_ms);
 }
 
-TEST_IN(a_pass_moves_before_it_ends, NULL, tear_down)
+TEST_IN(a_pass_moves_before_it_ends, NULL, tear_down_progress)
 {
 	struct progress_view v;
 
@@ -286,7 +286,7 @@ TEST_IN(a_pass_moves_before_it_ends, NULL, tear_down)
 	assert_true(v.images_per_s == 100 && v.eta_s == 7);
 }
 
-TEST_IN(a_pass_has_the_rate_of_its_wall_time, NULL, tear_down)
+TEST_IN(a_pass_has_the_rate_of_its_wall_time, NULL, tear_down_progress)
 {
 	passes_begin("sgd");
 	for (uint32_t i = 0; i < 5; i++)
@@ -297,7 +297,7 @@ TEST_IN(a_pass_has_the_rate_of_its_wall_time, NULL, tear_down)
 
 /* The first pass computes the loss and the gradient. The second pass computes both at the first
  * point of the line search. */
-TEST_IN(every_pass_of_a_line_search_is_work, NULL, tear_down)
+TEST_IN(every_pass_of_a_line_search_is_work, NULL, tear_down_progress)
 {
 	struct progress_view v;
 
@@ -312,11 +312,11 @@ TEST_IN(every_pass_of_a_line_search_is_work, NULL, tear_down)
 	assert_true(v.pass == 2 && v.done == 0.1 && v.images_per_s == 100 && v.eta_s == 9);
 }
 
-TEST_IN(a_vectors_time_is_that_of_its_updates, NULL, tear_down)
+TEST_IN(a_vectors_time_is_that_of_its_updates, NULL, tear_down_progress)
 {
 	const struct work none = {0};
 
-	begin("--model;vector:3");
+	begin_progress("--model;vector:3");
 	direct_join(&worker, "", 0, 0);
 	direct_progress(&progress, &worker);
 	assert_true(progress_seconds(&progress, run.core, 5000) == 0);

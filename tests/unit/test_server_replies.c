@@ -45,7 +45,7 @@ static int send_to(void *arg, uint32_t peer, struct frames *f)
 /* the log position (LSN) that must be on the disk before the next replies may leave */
 static uint64_t after;
 
-static void put(uint32_t peer, uint64_t seq)
+static void put_reply(uint32_t peer, uint64_t seq)
 {
 	const struct msg m = {.type = MSG_ACK, .ack = {.seq = seq, .verdict = VERDICT_OK}};
 	struct frames f;
@@ -55,21 +55,21 @@ static void put(uint32_t peer, uint64_t seq)
 	assert_int_equal(f.n, 0);
 }
 
-static void flush(void)
+static void flush_replies(void)
 {
 	assert_int_equal(replies_flush(q, send_to, &net), 0);
 }
 
 /* Check that message number i went to `peer`, and that it was the ACK of `seq` or, if `seq` is 0,
  * an ERROR. */
-static void expect(size_t i, uint32_t peer, uint64_t seq)
+static void expect_reply(size_t i, uint32_t peer, uint64_t seq)
 {
 	assert_true(i < net.n);
 	assert_int_equal(net.to[i], peer);
 	assert_int_equal(net.seq[i], seq);
 }
 
-static int set_up(void **state)
+static int set_up_replies(void **state)
 {
 	(void)state;
 	memset(&net, 0, sizeof(net));
@@ -78,7 +78,7 @@ static int set_up(void **state)
 	return replies_new(&q, ROOM, 1000);
 }
 
-static int tear_down(void **state)
+static int tear_down_replies(void **state)
 {
 	(void)state;
 	replies_free(&q);
@@ -88,193 +88,193 @@ static int tear_down(void **state)
 }
 
 /* Invariant 2 of net.h: replies to one peer leave in the order in which the server made them. */
-TEST_IN(replies_leave_in_order, set_up, tear_down)
+TEST_IN(replies_leave_in_order, set_up_replies, tear_down_replies)
 {
 	for (uint64_t i = 1; i <= 6; i++)
-		put(1 + (uint32_t)i % 2, i);
-	flush();
+		put_reply(1 + (uint32_t)i % 2, i);
+	flush_replies();
 	for (uint64_t i = 1; i <= 6; i++)
-		expect(i - 1, 1 + (uint32_t)i % 2, i);
+		expect_reply(i - 1, 1 + (uint32_t)i % 2, i);
 	assert_int_equal(replies_waiting(q), 0);
 	assert_int_equal(replies_sent(q), 6);
 }
 
 /* Invariants 1 and 2 of net.h: replies to a peer whose queue is full wait in order, and delay no
  * other peer. */
-TEST_IN(a_full_peer_waits_and_delays_nobody, set_up, tear_down)
+TEST_IN(a_full_peer_waits_and_delays_nobody, set_up_replies, tear_down_replies)
 {
 	net.answer[1] = PS_EAGAIN;
-	put(1, 1);
-	put(2, 10);
-	put(1, 2);
-	put(2, 11);
-	flush();
+	put_reply(1, 1);
+	put_reply(2, 10);
+	put_reply(1, 2);
+	put_reply(2, 11);
+	flush_replies();
 	assert_int_equal(net.n, 2);
-	expect(0, 2, 10);
-	expect(1, 2, 11);
+	expect_reply(0, 2, 10);
+	expect_reply(1, 2, 11);
 	net.answer[1] = PS_OK;
-	put(1, 3);
-	flush();
+	put_reply(1, 3);
+	flush_replies();
 	assert_int_equal(net.n, 5);
 	for (uint64_t i = 1; i <= 3; i++)
-		expect(1 + i, 1, i);
+		expect_reply(1 + i, 1, i);
 	assert_int_equal(replies_dropped(q), 0);
 }
 
 /* Invariant 2 of net.h: if a message cannot be sent, the next message to this peer must wait as
  * well. */
-TEST_IN(nothing_overtakes, set_up, tear_down)
+TEST_IN(nothing_overtakes, set_up_replies, tear_down_replies)
 {
 	net.full[1] = 1;
-	put(1, 1);
-	put(1, 2);
-	flush();
+	put_reply(1, 1);
+	put_reply(1, 2);
+	flush_replies();
 	assert_int_equal(net.n, 0);
-	put(1, 3);
-	flush();
+	put_reply(1, 3);
+	flush_replies();
 	for (uint64_t i = 1; i <= 3; i++)
-		expect(i - 1, 1, i);
+		expect_reply(i - 1, 1, i);
 }
 
 /* Invariants 1 and 2 of net.h: if the replies to one peer need too much memory, one ERROR replaces
  * all of them. The limit of 1000 bytes allows only a few ACKs. The peer is that of attack A4 of
  * docs/faults.md, which reads nothing. */
-TEST_IN(too_much_for_one_peer_becomes_one_error, set_up, tear_down)
+TEST_IN(too_much_for_one_peer_becomes_one_error, set_up_replies, tear_down_replies)
 {
 	uint64_t dropped;
 	size_t max;
 
 	net.answer[1] = PS_EAGAIN;
-	put(2, 20);
+	put_reply(2, 20);
 	for (max = 1; replies_dropped(q) == 0; max++)
-		put(1, max);
+		put_reply(1, max);
 	max--; /* the ACK that did not fit was dropped as well */
 	assert_true(max > 2 && max < ROOM);
 	dropped = replies_dropped(q);
 	assert_int_equal(dropped, max);
 	assert_int_equal(replies_waiting(q), 2);
-	put(1, 90); /* the peer does not read yet, so these replies are dropped, too */
-	put(1, 91);
+	put_reply(1, 90); /* the peer does not read yet, so these replies are dropped, too */
+	put_reply(1, 91);
 	assert_int_equal(replies_dropped(q), dropped + 2);
 	net.answer[1] = PS_OK;
-	flush();
+	flush_replies();
 	assert_int_equal(net.n, 2);
-	expect(0, 2, 20);
-	expect(1, 1, 0);
-	put(1, 92); /* the peer has read the ERROR */
-	flush();
-	expect(2, 1, 92);
+	expect_reply(0, 2, 20);
+	expect_reply(1, 1, 0);
+	put_reply(1, 92); /* the peer has read the ERROR */
+	flush_replies();
+	expect_reply(2, 1, 92);
 }
 
 /* Invariants 1 and 2 of net.h: if the memory for all peers is used up, the peer that has waited for
  * the longest time loses its replies. */
-TEST_IN(without_room_the_longest_waiting_peer_loses_its_replies, set_up, tear_down)
+TEST_IN(without_room_the_longest_waiting_peer_loses_its_replies, set_up_replies, tear_down_replies)
 {
 	net.answer[1] = net.answer[2] = PS_EAGAIN;
-	put(1, 1);
-	put(1, 2);
+	put_reply(1, 1);
+	put_reply(1, 2);
 	for (uint32_t p = 2; p < ROOM; p++)
-		put(p, p);
+		put_reply(p, p);
 	assert_int_equal(replies_waiting(q), ROOM);
-	put(9, 9);
+	put_reply(9, 9);
 	assert_int_equal(replies_dropped(q), 2);
-	flush();
+	flush_replies();
 	/* these are the reply to peer 2 and the ERROR for peer 1 */
 	assert_int_equal(replies_waiting(q), 2);
 	net.answer[1] = net.answer[2] = PS_OK;
 	net.n = 0;
-	flush();
-	expect(0, 2, 2);
-	expect(1, 1, 0);
+	flush_replies();
+	expect_reply(0, 2, 2);
+	expect_reply(1, 1, 0);
 }
 
 /* Invariant 1 of net.h: silent peers must not occupy the memory forever, not even with ERRORs. */
-TEST_IN(a_room_full_of_silent_peers_still_takes_replies, set_up, tear_down)
+TEST_IN(a_room_full_of_silent_peers_still_takes_replies, set_up_replies, tear_down_replies)
 {
 	for (int i = 0; i < PEERS; i++)
 		net.answer[i] = PS_EAGAIN;
 	for (uint64_t i = 0; i < 1000; i++) {
-		put((uint32_t)(i % (PEERS - 2)), i + 1);
+		put_reply((uint32_t)(i % (PEERS - 2)), i + 1);
 		assert_true(replies_waiting(q) <= ROOM);
 		assert_int_equal(replies_flush(q, send_to, &net), 0);
 	}
 	net.answer[PEERS - 1] = PS_OK;
-	put(PEERS - 1, 7);
-	flush();
+	put_reply(PEERS - 1, 7);
+	flush_replies();
 	assert_int_equal(net.n, 1);
-	expect(0, PEERS - 1, 7);
+	expect_reply(0, PEERS - 1, 7);
 }
 
-TEST_IN(a_peer_that_left_is_named_once_and_forgotten, set_up, tear_down)
+TEST_IN(a_peer_that_left_is_named_once_and_forgotten, set_up_replies, tear_down_replies)
 {
 	net.answer[1] = PS_EUNREACHABLE;
-	put(1, 1);
-	put(2, 2);
-	put(1, 3);
-	put(2, 4);
+	put_reply(1, 1);
+	put_reply(2, 2);
+	put_reply(1, 3);
+	put_reply(2, 4);
 	assert_int_equal(replies_flush(q, send_to, &net), 1);
-	flush();
+	flush_replies();
 	assert_int_equal(net.n, 2);
-	expect(0, 2, 2);
-	expect(1, 2, 4);
+	expect_reply(0, 2, 2);
+	expect_reply(1, 2, 4);
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-TEST_IN(a_broken_reply_is_lost_alone, set_up, tear_down)
+TEST_IN(a_broken_reply_is_lost_alone, set_up_replies, tear_down_replies)
 {
 	net.answer[1] = PS_ENET;
-	put(1, 1);
-	put(2, 2);
-	flush();
+	put_reply(1, 1);
+	put_reply(2, 2);
+	flush_replies();
 	assert_int_equal(net.n, 1);
-	expect(0, 2, 2);
+	expect_reply(0, 2, 2);
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-TEST_IN(replies_wait_for_the_disk, set_up, tear_down)
+TEST_IN(replies_wait_for_the_disk, set_up_replies, tear_down_replies)
 {
-	put(1, 1);
+	put_reply(1, 1);
 	after = 5;
-	put(1, 2);
-	put(2, 3);
+	put_reply(1, 2);
+	put_reply(2, 3);
 	after = 6;
-	put(2, 4);
+	put_reply(2, 4);
 	after = 0;
 	/* this reply waits for no event, but it must not overtake the other replies to its peer */
-	put(2, 5);
-	put(3, 6);
-	flush();
+	put_reply(2, 5);
+	put_reply(3, 6);
+	flush_replies();
 	assert_int_equal(net.n, 2);
-	expect(0, 1, 1);
-	expect(1, 3, 6);
+	expect_reply(0, 1, 1);
+	expect_reply(1, 3, 6);
 	replies_set_flushed(q, 4);
-	flush();
+	flush_replies();
 	assert_int_equal(net.n, 2);
 	replies_set_flushed(q, 5);
 	replies_set_flushed(q, 3); /* a position below the flushed LSN has no effect */
-	flush();
+	flush_replies();
 	assert_int_equal(net.n, 4);
-	expect(2, 1, 2);
-	expect(3, 2, 3);
+	expect_reply(2, 1, 2);
+	expect_reply(3, 2, 3);
 	replies_set_flushed(q, 6);
-	flush();
-	expect(4, 2, 4);
-	expect(5, 2, 5);
+	flush_replies();
+	expect_reply(4, 2, 4);
+	expect_reply(5, 2, 5);
 	assert_int_equal(replies_waiting(q), 0);
 }
 
 /* Replies that wait for a hanging disk must not use all memory. The server treats such replies like
  * the replies of a peer that does not read. */
-TEST_IN(replies_that_wait_for_the_disk_are_bounded, set_up, tear_down)
+TEST_IN(replies_that_wait_for_the_disk_are_bounded, set_up_replies, tear_down_replies)
 {
 	after = 9;
 	for (uint64_t seq = 1; seq <= 100; seq++)
-		put(1, seq);
-	flush();
+		put_reply(1, seq);
+	flush_replies();
 	assert_int_equal(net.n, 1);
-	expect(0, 1, 0); /* the ERROR does not wait for the disk */
+	expect_reply(0, 1, 0); /* the ERROR does not wait for the disk */
 	replies_set_flushed(q, 9);
-	flush();
+	flush_replies();
 	assert_int_equal(net.n, 1);
 	assert_int_equal(replies_waiting(q), 0);
 }

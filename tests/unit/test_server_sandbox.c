@@ -49,7 +49,7 @@ static int in_sandbox(int (*act)(void))
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-static void expect(int (*act)(void), int status)
+static void expect_in_sandbox(int (*act)(void), int status)
 {
 	int got = in_sandbox(act);
 
@@ -76,7 +76,7 @@ static void *do_nothing(void *arg)
 	return arg;
 }
 
-static int start_thread(void)
+static int may_start_thread(void)
 {
 	pthread_t t;
 
@@ -237,7 +237,7 @@ static int open_needed_sockets(void)
 	       socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE) < 0;
 }
 
-static int open_lane(void)
+static int may_open_lane(void)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
@@ -257,26 +257,26 @@ static int kill_parent(void)
 
 TEST(it_starts_no_program_and_no_process)
 {
-	expect(start_program, 128 + SIGSYS);
-	expect(fork_process, 0);
-	expect(kill_parent, 0);
-	expect(start_thread, 0);
+	expect_in_sandbox(start_program, 128 + SIGSYS);
+	expect_in_sandbox(fork_process, 0);
+	expect_in_sandbox(kill_parent, 0);
+	expect_in_sandbox(may_start_thread, 0);
 }
 
 TEST(it_opens_only_its_files)
 {
-	expect(write_checkpoint, 0);
-	expect(read_hosts, 0);
-	expect(write_elsewhere, 0);
-	expect(read_passwords, 0);
+	expect_in_sandbox(write_checkpoint, 0);
+	expect_in_sandbox(read_hosts, 0);
+	expect_in_sandbox(write_elsewhere, 0);
+	expect_in_sandbox(read_passwords, 0);
 }
 
 TEST(it_has_tcp_but_no_raw_socket)
 {
-	expect(open_tcp_socket, 0);
-	expect(open_raw_socket, 0);
-	expect(open_other_sockets, 0);
-	expect(open_needed_sockets, 0);
+	expect_in_sandbox(open_tcp_socket, 0);
+	expect_in_sandbox(open_raw_socket, 0);
+	expect_in_sandbox(open_other_sockets, 0);
+	expect_in_sandbox(open_needed_sockets, 0);
 }
 
 TEST(it_has_unix_sockets_only_for_lanes_and_keys)
@@ -284,29 +284,29 @@ TEST(it_has_unix_sockets_only_for_lanes_and_keys)
 	char path[80];
 
 	key = "/nowhere/server.key";
-	expect(open_self_test, 0);
+	expect_in_sandbox(open_self_test, 0);
 	key = NULL;
 
 	snprintf(path, sizeof(path), "%s/lane", dir);
 	lane = path;
-	expect(open_lane, 0);
+	expect_in_sandbox(may_open_lane, 0);
 	lane = NULL;
 }
 
 TEST(memory_does_not_become_code)
 {
-	expect(make_code, 0);
-	expect(map_code, 0);
-	expect(map_code_of_thread, 0);
-	expect(map_code_of_file, 0);
-	expect(lock_a_secret, 0);
+	expect_in_sandbox(make_code, 0);
+	expect_in_sandbox(map_code, 0);
+	expect_in_sandbox(map_code_of_thread, 0);
+	expect_in_sandbox(map_code_of_file, 0);
+	expect_in_sandbox(lock_a_secret, 0);
 }
 
 TEST(it_controls_no_terminal_and_no_rights_of_files)
 {
-	expect(type_into_a_terminal, 0);
-	expect(ask_a_terminal, 0);
-	expect(change_modes, 0);
+	expect_in_sandbox(type_into_a_terminal, 0);
+	expect_in_sandbox(ask_a_terminal, 0);
+	expect_in_sandbox(change_modes, 0);
 }
 
 static int set_up(void **state)

@@ -16,7 +16,7 @@ static struct progress progress;
 static struct checkpointer_stats checkpointer;
 static struct status now;
 
-static void begin(const char *line)
+static void begin_status(const char *line)
 {
 	parse_options(&options, line);
 	start_core(&run, &options);
@@ -35,7 +35,7 @@ static void begin(const char *line)
 			.port.connections = 6}};
 }
 
-static int tear_down(void **state)
+static int tear_down_status(void **state)
 {
 	(void)state;
 	startup_release(&run);
@@ -51,7 +51,7 @@ static int finished(void)
 
 /* Train and evaluate all epochs. In each evaluation, `correct` test images are classified
  * correctly. */
-static void train(uint32_t correct)
+static void train_and_evaluate(uint32_t correct)
 {
 	for (int guard = 0; !finished(); guard++) {
 		assert_true(guard < 10000);
@@ -87,7 +87,7 @@ static json_t *parsed(char *text)
 	return o;
 }
 
-static double number(const json_t *o, const char *key)
+static double json_number_of(const json_t *o, const char *key)
 {
 	const json_t *v = json_object_get(o, key);
 
@@ -96,7 +96,7 @@ static double number(const json_t *o, const char *key)
 	return json_number_value(v);
 }
 
-static const char *text_of(const json_t *o, const char *key)
+static const char *json_text_of(const json_t *o, const char *key)
 {
 	const json_t *v = json_object_get(o, key);
 
@@ -107,76 +107,80 @@ static const char *text_of(const json_t *o, const char *key)
 
 /* ---- JSON -------------------------------------------------------------------------------- */
 
-TEST_IN(lanes_are_counted_or_null, NULL, tear_down)
+TEST_IN(lanes_are_counted_or_null, NULL, tear_down_status)
 {
-	begin("--model;fc:10");
+	begin_status("--model;fc:10");
 	json_t *o = parsed(status_json(&now));
 	assert_true(json_is_null(json_object_get(o, "lanes")));
 	json_decref(o);
 	now.net.has_lanes = 1;
 	o = parsed(status_json(&now));
 	const json_t *lanes = json_object_get(o, "lanes");
-	assert_true(number(lanes, "open") == 2 && number(lanes, "pushes") == 11);
-	assert_true(number(lanes, "params") == 12 && number(lanes, "refused") == 13);
-	assert_true(number(lanes, "torn") == 14);
+	assert_true(json_number_of(lanes, "open") == 2 && json_number_of(lanes, "pushes") == 11);
+	assert_true(
+		json_number_of(lanes, "params") == 12 && json_number_of(lanes, "refused") == 13);
+	assert_true(json_number_of(lanes, "torn") == 14);
 	json_decref(o);
 }
 
-TEST_IN(a_new_server_waits_and_knows_no_accuracy, NULL, tear_down)
+TEST_IN(a_new_server_waits_and_knows_no_accuracy, NULL, tear_down_status)
 {
-	begin("--model;fc:10;--lr;0.125;--seed;9;--optimizer;adam;--schedule;cosine");
+	begin_status("--model;fc:10;--lr;0.125;--seed;9;--optimizer;adam;--schedule;cosine");
 	json_t *o = parsed(status_json(&now));
-	assert_string_equal(text_of(o, "state"), "waiting");
+	assert_string_equal(json_text_of(o, "state"), "waiting");
 	assert_true(json_is_null(json_object_get(o, "degraded")));
 	assert_true(json_is_null(json_object_get(o, "accuracy")));
 	assert_true(json_is_null(json_object_get(o, "test_loss")));
 	assert_true(json_is_null(json_object_get(o, "eta_s")));
-	assert_string_equal(text_of(o, "model"), "fc:10");
-	assert_string_equal(text_of(o, "mode"), "downpour");
-	assert_string_equal(text_of(o, "optimizer"), "adam");
-	assert_string_equal(text_of(o, "schedule"), "cosine");
-	assert_int_equal(strlen(text_of(o, "run")), 32);
-	assert_true(number(o, "n_params") == 7850 && number(o, "seed") == 9);
-	assert_true(number(o, "lr") == 0.125 && number(o, "term") == 1);
-	assert_true(number(o, "uptime_s") == 2.5 && number(o, "rss_bytes") == 777);
+	assert_string_equal(json_text_of(o, "model"), "fc:10");
+	assert_string_equal(json_text_of(o, "mode"), "downpour");
+	assert_string_equal(json_text_of(o, "optimizer"), "adam");
+	assert_string_equal(json_text_of(o, "schedule"), "cosine");
+	assert_int_equal(strlen(json_text_of(o, "run")), 32);
+	assert_true(json_number_of(o, "n_params") == 7850 && json_number_of(o, "seed") == 9);
+	assert_true(json_number_of(o, "lr") == 0.125 && json_number_of(o, "term") == 1);
+	assert_true(json_number_of(o, "uptime_s") == 2.5 && json_number_of(o, "rss_bytes") == 777);
 	assert_int_equal(json_array_size(json_object_get(o, "workers")), 0);
 	json_decref(o);
 }
 
-TEST_IN(the_status_of_a_finished_run_has_its_numbers, NULL, tear_down)
+TEST_IN(the_status_of_a_finished_run_has_its_numbers, NULL, tear_down_status)
 {
-	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
+	begin_status("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	direct_join(&worker, "ann", 1000, 500);
-	train(450);
+	train_and_evaluate(450);
 	json_t *o = parsed(status_json(&now));
-	assert_true(number(o, "updates") == 20 && number(o, "images") == 2000);
-	assert_true(number(o, "accuracy") == 0.9 && number(o, "live_workers") == 1);
-	assert_true(number(o, "test_loss") == 0.5);
-	assert_true(number(o, "loss") == 0.25 && number(o, "staleness_mean") == 0);
+	assert_true(json_number_of(o, "updates") == 20 && json_number_of(o, "images") == 2000);
+	assert_true(json_number_of(o, "accuracy") == 0.9 && json_number_of(o, "live_workers") == 1);
+	assert_true(json_number_of(o, "test_loss") == 0.5);
+	assert_true(json_number_of(o, "loss") == 0.25 && json_number_of(o, "staleness_mean") == 0);
 	const json_t *epochs = json_object_get(o, "epoch_records");
 	assert_int_equal(json_array_size(epochs), 2);
 	const json_t *second = json_array_get(epochs, 1);
-	assert_true(number(second, "epoch") == 2 && number(second, "images") == 1000);
-	assert_true(number(second, "accuracy") == 0.9 && number(second, "test_loss") == 0.5);
+	assert_true(
+		json_number_of(second, "epoch") == 2 && json_number_of(second, "images") == 1000);
+	assert_true(json_number_of(second, "accuracy") == 0.9 &&
+		    json_number_of(second, "test_loss") == 0.5);
 	const json_t *counters = json_object_get(o, "counters");
-	assert_true(number(counters, "pushes") == 20 && number(counters, "refusals") == 2);
+	assert_true(json_number_of(counters, "pushes") == 20 &&
+		    json_number_of(counters, "refusals") == 2);
 	const json_t *w = json_array_get(json_object_get(o, "workers"), 0);
-	assert_string_equal(text_of(w, "name"), "ann");
-	assert_string_equal(text_of(w, "device"), "cpu \"quoted\"");
-	assert_string_equal(text_of(w, "state"), "live");
-	assert_true(number(w, "images") == 2000 && number(w, "last_seq") == 20);
-	assert_true(number(json_object_get(o, "checkpoint"), "generation") == 44);
+	assert_string_equal(json_text_of(w, "name"), "ann");
+	assert_string_equal(json_text_of(w, "device"), "cpu \"quoted\"");
+	assert_string_equal(json_text_of(w, "state"), "live");
+	assert_true(json_number_of(w, "images") == 2000 && json_number_of(w, "last_seq") == 20);
+	assert_true(json_number_of(json_object_get(o, "checkpoint"), "generation") == 44);
 	json_decref(o);
 }
 
-TEST_IN(failing_checkpoints_degrade_the_server, NULL, tear_down)
+TEST_IN(failing_checkpoints_degrade_the_server, NULL, tear_down_status)
 {
-	begin("--model;vector:4");
+	begin_status("--model;vector:4");
 	checkpointer.failing = 1;
 	snprintf(checkpointer.why, sizeof(checkpointer.why), "no space left");
 	assert_string_equal(status_degraded(&now), "no space left");
 	json_t *o = parsed(status_json(&now));
-	assert_string_equal(text_of(o, "degraded"), "no space left");
+	assert_string_equal(json_text_of(o, "degraded"), "no space left");
 	json_decref(o);
 	now.checkpointer = NULL;
 	assert_null(status_degraded(&now));
@@ -210,18 +214,18 @@ static void assert_pages_from(uint32_t first)
 		assert_int_equal(json_object_size(o), 2);
 		assert_true(json_array_size(list) > 10 || first > 1014);
 		for (size_t i = 0; i < json_array_size(list); i++)
-			assert_true(number(json_array_get(list, i), "worker") == ++first);
-		assert_true(number(o, "workers_left_out") == 1024 - (double)first);
+			assert_true(json_number_of(json_array_get(list, i), "worker") == ++first);
+		assert_true(json_number_of(o, "workers_left_out") == 1024 - (double)first);
 		json_decref(o);
 	}
 }
 
 /* The text of a STATUS answer has at most WIRE_MAX_TEXT bytes. */
-TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down)
+TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down_status)
 {
 	char name[WIRE_MAX_NAME + 1];
 
-	begin("--model;vector:4;--max-workers;1024");
+	begin_status("--model;vector:4;--max-workers;1024");
 	struct labels *labels = labels_new(1024);
 	assert_non_null(labels);
 	for (uint32_t i = 0; i < 1024; i++) {
@@ -238,19 +242,19 @@ TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down)
 	json_t *o = parsed(text);
 	size_t listed = json_array_size(json_object_get(o, "workers"));
 	assert_true(listed > 10);
-	assert_true(number(o, "workers_left_out") == 1024 - (double)listed);
-	assert_true(number(o, "live_workers") == 1024);
+	assert_true(json_number_of(o, "workers_left_out") == 1024 - (double)listed);
+	assert_true(json_number_of(o, "live_workers") == 1024);
 	json_decref(o);
 	assert_pages_from((uint32_t)listed);
 	now.labels = NULL;
 	labels_free(&labels);
 }
 
-TEST_IN(a_thousand_epochs_fit_as_well, NULL, tear_down)
+TEST_IN(a_thousand_epochs_fit_as_well, NULL, tear_down_status)
 {
-	begin("--model;fc:10;--epochs;1000;--warm-start-updates;0");
+	begin_status("--model;fc:10;--epochs;1000;--warm-start-updates;0");
 	direct_join(&worker, "", 100, 10);
-	train(9);
+	train_and_evaluate(9);
 	json_t *o = parsed(status_json(&now));
 	const json_t *epochs = json_object_get(o, "epoch_records");
 	assert_int_equal(json_array_size(epochs), 20);
@@ -260,33 +264,34 @@ TEST_IN(a_thousand_epochs_fit_as_well, NULL, tear_down)
 	json_decref(o);
 }
 
-TEST_IN(the_result_has_every_field_of_the_contract, NULL, tear_down)
+TEST_IN(the_result_has_every_field_of_the_contract, NULL, tear_down_status)
 {
-	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
+	begin_status("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	worker.now_ms = 2000;
 	direct_join(&worker, "", 1000, 500);
-	train(400);
+	train_and_evaluate(400);
 	now.ending = PS_EDONE;
 	now.now_ms = 9000;
 	json_t *o = parsed(status_result(&now));
-	assert_string_equal(text_of(o, "status"), "done");
-	assert_true(number(o, "accuracy") == 0.8 && number(o, "loss") == 0.5);
-	assert_true(number(o, "updates") == 20 && number(o, "images") == 2000);
+	assert_string_equal(json_text_of(o, "status"), "done");
+	assert_true(json_number_of(o, "accuracy") == 0.8 && json_number_of(o, "loss") == 0.5);
+	assert_true(json_number_of(o, "updates") == 20 && json_number_of(o, "images") == 2000);
 	const json_t *images = json_object_get(o, "images_per_epoch");
 	assert_true(json_integer_value(json_array_get(images, 0)) == 1000 &&
 		    json_integer_value(json_array_get(images, 1)) == 1000);
-	assert_true(number(o, "seconds_total") == 8);
-	assert_true(number(o, "seconds") > 0 && number(o, "seconds") < 1);
-	assert_true(number(o, "duplicates") == 0 && number(o, "rejected") == 0);
-	assert_true(number(o, "refusals") == 2 && number(o, "term") == 1);
+	assert_true(json_number_of(o, "seconds_total") == 8);
+	assert_true(json_number_of(o, "seconds") > 0 && json_number_of(o, "seconds") < 1);
+	assert_true(json_number_of(o, "duplicates") == 0 && json_number_of(o, "rejected") == 0);
+	assert_true(json_number_of(o, "refusals") == 2 && json_number_of(o, "term") == 1);
 	const json_t *data = json_object_get(o, "data");
-	assert_true(number(data, "n_train") == 1000 && number(data, "n_test") == 500);
-	assert_string_equal(text_of(data, "xxh3"), "0000000000001234");
-	assert_int_equal(strlen(text_of(o, "run")), 32);
+	assert_true(
+		json_number_of(data, "n_train") == 1000 && json_number_of(data, "n_test") == 500);
+	assert_string_equal(json_text_of(data, "xxh3"), "0000000000001234");
+	assert_int_equal(strlen(json_text_of(o, "run")), 32);
 	json_decref(o);
 }
 
-TEST_IN(endings_have_names, NULL, tear_down)
+TEST_IN(endings_have_names, NULL, tear_down_status)
 {
 	static const struct {
 		int status;
@@ -294,11 +299,11 @@ TEST_IN(endings_have_names, NULL, tear_down)
 	} row[] = {{PS_EDONE, "done"}, {PS_ESHUTDOWN, "drained"}, {PS_EDIVERGED, "diverged"},
 		{PS_EAGAIN, "aborted"}, {PS_EIO, "aborted"}};
 
-	begin("--model;fc:10");
+	begin_status("--model;fc:10");
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		now.ending = row[i].status;
 		json_t *o = parsed(status_result(&now));
-		assert_string_equal(text_of(o, "status"), row[i].name);
+		assert_string_equal(json_text_of(o, "status"), row[i].name);
 		assert_true(json_is_null(json_object_get(o, "accuracy")));
 		json_decref(o);
 	}
@@ -307,7 +312,7 @@ TEST_IN(endings_have_names, NULL, tear_down)
 /* ---- Prometheus -------------------------------------------------------------------------- */
 
 /* Returns the value in the line that starts with `series`. */
-static double sample(const char *text, const char *series)
+static double metric_sample(const char *text, const char *series)
 {
 	char line[256];
 
@@ -318,34 +323,37 @@ static double sample(const char *text, const char *series)
 	return strtod(at + strlen(line), NULL);
 }
 
-TEST_IN(metrics_are_the_cores_numbers, NULL, tear_down)
+TEST_IN(metrics_are_the_cores_numbers, NULL, tear_down_status)
 {
-	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
+	begin_status("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	direct_join(&worker, "a\\b\"c", 1000, 500);
-	train(450);
+	train_and_evaluate(450);
 	char *text = status_metrics(&now);
-	assert_true(sample(text, "cnnps_images_total") == 2000);
-	assert_true(sample(text, "cnnps_weights_bytes") == 4 * 7850);
-	assert_true(sample(text, "cnnps_resident_bytes") == 777);
-	assert_true(sample(text, "cnnps_zloop_rescues_total") == 0);
-	assert_true(sample(text, "cnnps_malformed_total") == 2);
-	assert_true(sample(text, "cnnps_lanes") == 2);
-	assert_true(sample(text, "cnnps_lane_pushes_total") == 11);
-	assert_true(sample(text, "cnnps_lane_params_total") == 12);
-	assert_true(sample(text, "cnnps_lane_refused_total") == 13);
-	assert_true(sample(text, "cnnps_lane_torn_total") == 14);
-	assert_true(sample(text, "cnnps_checkpoints_total") == 3);
-	assert_true(sample(text, "cnnps_checkpoint_failures_total") == 0);
-	assert_true(sample(text, "cnnps_rejected_total{reason=\"stale\"}") == 0);
-	assert_true(sample(text, "cnnps_staleness_bucket{le=\"0\"}") == 20);
-	assert_true(sample(text, "cnnps_staleness_bucket{le=\"+Inf\"}") == 20);
-	assert_true(sample(text, "cnnps_staleness_count") == 20);
-	assert_true(sample(text, "cnnps_worker_images_total{worker=\"1\",name=\"a\\\\b\\\"c\","
-				 "host=\"\"}") == 2000);
-	assert_true(sample(text, "cnnps_worker_state{worker=\"1\",name=\"a\\\\b\\\"c\",host=\"\","
-				 "state=\"live\"}") == 1);
-	assert_true(sample(text, "cnnps_worker_state{worker=\"1\",name=\"a\\\\b\\\"c\",host=\"\","
-				 "state=\"away\"}") == 0);
+	assert_true(metric_sample(text, "cnnps_images_total") == 2000);
+	assert_true(metric_sample(text, "cnnps_weights_bytes") == 4 * 7850);
+	assert_true(metric_sample(text, "cnnps_resident_bytes") == 777);
+	assert_true(metric_sample(text, "cnnps_zloop_rescues_total") == 0);
+	assert_true(metric_sample(text, "cnnps_malformed_total") == 2);
+	assert_true(metric_sample(text, "cnnps_lanes") == 2);
+	assert_true(metric_sample(text, "cnnps_lane_pushes_total") == 11);
+	assert_true(metric_sample(text, "cnnps_lane_params_total") == 12);
+	assert_true(metric_sample(text, "cnnps_lane_refused_total") == 13);
+	assert_true(metric_sample(text, "cnnps_lane_torn_total") == 14);
+	assert_true(metric_sample(text, "cnnps_checkpoints_total") == 3);
+	assert_true(metric_sample(text, "cnnps_checkpoint_failures_total") == 0);
+	assert_true(metric_sample(text, "cnnps_rejected_total{reason=\"stale\"}") == 0);
+	assert_true(metric_sample(text, "cnnps_staleness_bucket{le=\"0\"}") == 20);
+	assert_true(metric_sample(text, "cnnps_staleness_bucket{le=\"+Inf\"}") == 20);
+	assert_true(metric_sample(text, "cnnps_staleness_count") == 20);
+	assert_true(
+		metric_sample(text, "cnnps_worker_images_total{worker=\"1\",name=\"a\\\\b\\\"c\","
+				    "host=\"\"}") == 2000);
+	assert_true(metric_sample(text,
+			    "cnnps_worker_state{worker=\"1\",name=\"a\\\\b\\\"c\",host=\"\","
+			    "state=\"live\"}") == 1);
+	assert_true(metric_sample(text,
+			    "cnnps_worker_state{worker=\"1\",name=\"a\\\\b\\\"c\",host=\"\","
+			    "state=\"away\"}") == 0);
 	free(text);
 }
 
@@ -359,12 +367,12 @@ static int declared(const char *type_line, const char *series)
 
 /* In Prometheus's text format, the samples of a metric follow its TYPE line, and a metric has only
  * one TYPE line. */
-TEST_IN(metrics_follow_the_text_format, NULL, tear_down)
+TEST_IN(metrics_follow_the_text_format, NULL, tear_down_status)
 {
 	const char *type = NULL;
 	char *save, *copy;
 
-	begin("--model;fc:10");
+	begin_status("--model;fc:10");
 	direct_join(&worker, "one", 1000, 500);
 	worker.peer = 6;
 	direct_join(&worker, "two", 1000, 500);
@@ -414,13 +422,13 @@ static const char *warning_of(const char *line, uint32_t correct)
 {
 	static char text[WARNING_TEXT];
 
-	begin(line);
+	begin_status(line);
 	warnings = (struct warnings){
 		.classes = options.model.classes, .usual_rate = options.usual_rate};
 	now.warnings = &warnings;
 	direct_join(&worker, "", 1000, 100);
 	if (options.core.training.batch_size == 100)
-		train(correct);
+		train_and_evaluate(correct);
 	now.ending = PS_EDONE;
 	json_t *o = parsed(status_result(&now)), *list = json_object_get(o, "warnings");
 	assert_true(json_is_array(list) && json_array_size(list) <= 1);
@@ -465,7 +473,7 @@ TEST(a_rate_far_above_the_usual_is_warned_about)
 	expect_warning("--model;fc:10;--epochs;1;--optimizer;adam;--lr;0.1", 60, "of adam");
 	assert_null(warning_of("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;3", 60));
 	/* in mode sync another rate is usual */
-	begin("--model;fc:10;--mode;sync;--lr;1");
+	begin_status("--model;fc:10;--mode;sync;--lr;1");
 	expect_rate(options.usual_rate, 0);
 	expect_rate(options.usual_rate / 10, 1);
 	startup_release(&run);
@@ -479,11 +487,11 @@ TEST(a_batch_larger_than_the_data_set_is_warned_about)
 	assert_null(warning_of("--model;fc:10;--epochs;1;--batch-size;100", 60));
 }
 
-TEST_IN(warnings_are_logged_once, NULL, tear_down)
+TEST_IN(warnings_are_logged_once, NULL, tear_down_status)
 {
 	static struct capture log;
 
-	begin("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;500");
+	begin_status("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;500");
 	warnings = (struct warnings){.classes = 10, .usual_rate = 0.2};
 	capture_begin(&log, STDERR_FILENO);
 	warnings_check(&warnings, run.core, 0);

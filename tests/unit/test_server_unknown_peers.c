@@ -11,7 +11,7 @@
 #include "tests/support/router_fixture.h"
 #include "tests/support/test.h"
 
-static void dial_with(int fd)
+static void connect_to_router(int fd)
 {
 	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	struct endpoint e;
@@ -21,12 +21,12 @@ static void dial_with(int fd)
 	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
 }
 
-static int dial(void)
+static int dial_router(void)
 {
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	assert_true(fd >= 0);
-	dial_with(fd);
+	connect_to_router(fd);
 	return fd;
 }
 
@@ -43,7 +43,7 @@ static void expect_answer(void *s, struct wire *wire)
 
 TEST_IN(a_peer_that_sends_no_handshake_is_disconnected, router_set_up, router_tear_down)
 {
-	int fd = dial();
+	int fd = dial_router();
 	char byte;
 
 	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
@@ -70,7 +70,7 @@ TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 	for (int i = 0; i < 2500; i++) {
 		const struct timeval patience = {.tv_sec = 5};
 		char greeting;
-		int fd = dial();
+		int fd = dial_router();
 
 		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 		assert_int_equal(recv(fd, &greeting, 1, 0), 1);
@@ -225,7 +225,7 @@ TEST_IN(without_descriptors_new_connections_wait_and_others_go_on, router_set_up
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 	limit.rlim_cur = (rlim_t)next_fd(); /* no descriptor is left for new connections */
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	dial_with(fd);
+	connect_to_router(fd);
 	UNTIL(router_test_stats().port.accept_failures > 0)
 	const double cpu = cpu_seconds();
 	const uint64_t begin = clock_ms();

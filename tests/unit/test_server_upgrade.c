@@ -93,7 +93,7 @@ static struct sections old_sections(void)
 
 /* Rewrite the sections to the present format. new->data[0] is a block of exactly the computed size,
  * so that AddressSanitizer finds writes past its end. Returns the status of the rewrite. */
-static int rewrite(const struct sections *s, struct sections *new)
+static int rewrite_sections(const struct sections *s, struct sections *new)
 {
 	size_t bytes = 0, measured[SNAPSHOT_SECTIONS];
 	int rc = snapshot_v5_rewrite(s->data, s->size, &options.core, NULL, measured);
@@ -113,11 +113,11 @@ static int rewrite(const struct sections *s, struct sections *new)
 }
 
 /* Rewrite the sections and decode the result, as a start does. Returns the status. */
-static int resume(const struct sections *s, const char **why)
+static int resume_sections(const struct sections *s, const char **why)
 {
 	struct core_config cfg = options.core;
 	struct sections new;
-	int rc = rewrite(s, &new);
+	int rc = rewrite_sections(s, &new);
 
 	*why = "";
 	if (rc)
@@ -134,7 +134,7 @@ static void resume_fixture(void)
 	const struct sections s = old_sections();
 	const char *why;
 
-	assert_int_equal(resume(&s, &why), PS_OK);
+	assert_int_equal(resume_sections(&s, &why), PS_OK);
 }
 
 /* ---- the restored state ---------------------------------------------------------------------- */
@@ -263,13 +263,13 @@ TEST(the_sum_of_many_gradients_is_exact)
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-static void refused_for(int i, const char *more, const char *option)
+static void assert_upgrade_refused(int i, const char *more, const char *option)
 {
 	const char *why;
 
 	open_fixture(i, more);
 	const struct sections s = old_sections();
-	assert_int_equal(resume(&s, &why), PS_EUSAGE);
+	assert_int_equal(resume_sections(&s, &why), PS_EUSAGE);
 	if (!strstr(why, option))
 		fail_msg("\"%s\" does not name %s", why, option);
 	close_fixture();
@@ -277,12 +277,12 @@ static void refused_for(int i, const char *more, const char *option)
 
 TEST(other_options_are_refused_by_name)
 {
-	refused_for(DOWNPOUR, ";--seed;8", "--seed");
-	refused_for(DOWNPOUR, ";--push;sum", "--push");
-	refused_for(DOWNPOUR, ";--validate;3", "--validate");
-	refused_for(DOWNPOUR, ";--buffer-size;2", "--buffer-size");
-	refused_for(DOWNPOUR, ";--delay-compensation;constant", "--delay-compensation");
-	refused_for(LBFGS, ";--step-images;200", "--step-images");
+	assert_upgrade_refused(DOWNPOUR, ";--seed;8", "--seed");
+	assert_upgrade_refused(DOWNPOUR, ";--push;sum", "--push");
+	assert_upgrade_refused(DOWNPOUR, ";--validate;3", "--validate");
+	assert_upgrade_refused(DOWNPOUR, ";--buffer-size;2", "--buffer-size");
+	assert_upgrade_refused(DOWNPOUR, ";--delay-compensation;constant", "--delay-compensation");
+	assert_upgrade_refused(LBFGS, ";--step-images;200", "--step-images");
 }
 
 /* Some options must not change when a run is resumed. For each of these options, snapshot_v5.c must
@@ -308,7 +308,7 @@ TEST(each_option_that_must_stay_the_same_is_known)
 /* ---- damage ---------------------------------------------------------------------------------- */
 
 /* Check that the core works with a damaged snapshot that was accepted. */
-static void assert_works(void)
+static void assert_upgraded_works(void)
 {
 	const struct event tick = {.kind = EVENT_TICK};
 	struct direct_worker w = {.core = core, .peer = 5, .now_ms = 1000};
@@ -325,10 +325,10 @@ static void assert_works(void)
 static int try_to_resume(const struct sections *s)
 {
 	const char *why;
-	int rc = resume(s, &why);
+	int rc = resume_sections(s, &why);
 
 	if (rc == PS_OK)
-		assert_works();
+		assert_upgraded_works();
 	else
 		assert_true(rc == PS_ECHECKPOINT || rc == PS_EUSAGE);
 	return rc;

@@ -14,7 +14,7 @@
 static char dir[64], path[128];
 static int listener = -1;
 
-static int set_up(void **state)
+static int set_up_share(void **state)
 {
 	struct err e;
 
@@ -24,7 +24,7 @@ static int set_up(void **state)
 	return share_listen(path, &listener, &e);
 }
 
-static int tear_down(void **state)
+static int tear_down_share(void **state)
 {
 	(void)state;
 	if (listener >= 0)
@@ -43,7 +43,7 @@ static void connect_both(int *client, int *server)
 	assert_true(*server >= 0);
 }
 
-TEST_IN(memory_arrives_with_its_message, set_up, tear_down)
+TEST_IN(memory_arrives_with_its_message, set_up_share, tear_down_share)
 {
 	char text[8] = "";
 	int client, server, fd, got, nothing;
@@ -81,7 +81,7 @@ static int open_descriptors(void)
 
 /* A message with a wrong size, or with a wrong number of descriptors, must be refused and leave no
  * descriptor open. */
-TEST_IN(messages_of_another_form_are_refused, set_up, tear_down)
+TEST_IN(messages_of_another_form_are_refused, set_up_share, tear_down_share)
 {
 	int client, server, fd[SHARE_MAX_FDS], got[SHARE_MAX_FDS];
 	char text[8];
@@ -107,7 +107,7 @@ TEST_IN(messages_of_another_form_are_refused, set_up, tear_down)
 	close(server);
 }
 
-TEST_IN(memory_is_not_sound_if_its_size_can_change, set_up, tear_down)
+TEST_IN(memory_is_not_sound_if_its_size_can_change, set_up_share, tear_down_share)
 {
 	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
@@ -118,7 +118,7 @@ TEST_IN(memory_is_not_sound_if_its_size_can_change, set_up, tear_down)
 	close(fd);
 }
 
-TEST_IN(only_this_user_may_connect, set_up, tear_down)
+TEST_IN(only_this_user_may_connect, set_up_share, tear_down_share)
 {
 	struct stat st;
 
@@ -128,7 +128,7 @@ TEST_IN(only_this_user_may_connect, set_up, tear_down)
 
 /* A killed process leaves the file of its socket behind. The next process must be able to replace
  * the file. */
-TEST_IN(the_socket_of_a_dead_process_is_replaced, set_up, tear_down)
+TEST_IN(the_socket_of_a_dead_process_is_replaced, set_up_share, tear_down_share)
 {
 	struct err e;
 	int fd, again;
@@ -145,7 +145,7 @@ TEST_IN(the_socket_of_a_dead_process_is_replaced, set_up, tear_down)
 	close(fd);
 }
 
-TEST_IN(a_file_that_is_no_socket_stays, set_up, tear_down)
+TEST_IN(a_file_that_is_no_socket_stays, set_up_share, tear_down_share)
 {
 	char other[160], longer[200];
 	struct err e;

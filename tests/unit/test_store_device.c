@@ -16,7 +16,7 @@
 static float w[N], g[N], to[N], first[N], second[N];
 
 /* Takes five steps of the optimizer with optim_apply and with the module, on the same values. */
-static void compare(const struct optim *o, const struct optim_step *steps, struct rng *r)
+static void compare_updates(const struct optim *o, const struct optim_step *steps, struct rng *r)
 {
 	const struct store_module *m = cnnps_store_module();
 	const size_t trained = N - 10;
@@ -73,7 +73,7 @@ TEST(every_optimizer_gives_the_same_bits_on_a_device)
 			for (uint64_t k = 0; k < 5; k++)
 				steps[k] = (struct optim_step){
 					1 + k + i, i & 4 ? 0.01 : 1, scales[i / 8]};
-			compare(&o, steps, &r);
+			compare_updates(&o, steps, &r);
 		}
 }
 

@@ -10,7 +10,7 @@ static const char sound[] = "conv.weight F32 2x3\nscale F32 scalar\nmean F32 2\n
 			    "count I64 scalar -9223372036854775808\nbits BOOL 3 1,0,1\n"
 			    "tied.weight = conv.weight\nalso.count = count\n";
 
-static const char *check(const char *list, uint64_t n_params, uint64_t n_trained)
+static const char *check_of_list(const char *list, uint64_t n_params, uint64_t n_trained)
 {
 	size_t line;
 
@@ -22,7 +22,7 @@ TEST(a_line_has_a_name_a_type_a_shape_and_values)
 	const char *at = sound;
 	struct tensor_line l;
 
-	assert_null(check(sound, 9, 7));
+	assert_null(check_of_list(sound, 9, 7));
 	assert_null(tensor_list_next(&at, &l));
 	assert_memory_equal(l.name, "conv.weight", l.name_bytes);
 	assert_true(!l.type && !l.other && l.n_dims == 2 && l.dim[0] == 2 && l.dim[1] == 3);
@@ -99,7 +99,7 @@ TEST(a_tensor_is_trained_or_has_running_statistics)
 {
 	size_t line;
 
-	assert_null(check("a F32 2\nb F32 1\n", 3, 2));
+	assert_null(check_of_list("a F32 2\nb F32 1\n", 3, 2));
 	assert_string_equal(tensor_list_check("a F32 1\nb F32 2\n", 3, 2, &line),
 		"a part of it is trained, and the rest is running statistics");
 	assert_int_equal(line, 2);
@@ -113,18 +113,18 @@ TEST(long_lists_are_refused)
 	assert_non_null(list);
 	memset(list, 'a', room);
 	memcpy(list + TENSOR_LIST_NAME, " F32 1\n", 8);
-	assert_null(check(list, 1, 1));
+	assert_null(check_of_list(list, 1, 1));
 	list[TENSOR_LIST_NAME] = 'a';
 	memcpy(list + TENSOR_LIST_NAME + 1, " F32 1\n", 8);
-	assert_string_equal(check(list, 1, 1), "its name is malformed");
+	assert_string_equal(check_of_list(list, 1, 1), "its name is malformed");
 	for (unsigned i = 0; i < TENSOR_LIST_LINES; i++)
 		n += (size_t)snprintf(list + n, room - n, "%x F32 1\n", i);
-	assert_null(check(list, TENSOR_LIST_LINES, 1));
+	assert_null(check_of_list(list, TENSOR_LIST_LINES, 1));
 	snprintf(list + n, room - n, "x F32 1\n");
-	assert_string_equal(check(list, TENSOR_LIST_LINES + 1, 1), "it has too many lines");
+	assert_string_equal(check_of_list(list, TENSOR_LIST_LINES + 1, 1), "it has too many lines");
 	memset(list, 'a', room - 1);
 	list[room - 1] = '\0';
-	assert_string_equal(check(list, 1, 1), "it is too long");
+	assert_string_equal(check_of_list(list, 1, 1), "it is too long");
 	free(list);
 }
 
@@ -141,7 +141,7 @@ TEST(only_the_values_of_constants_may_differ)
 	assert_int_equal(tensor_list_difference("", a), 1);
 }
 
-TEST(no_mutation_does_harm)
+TEST(no_mutation_of_a_list_does_harm)
 {
 	const uint64_t seed = 41;
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -156,7 +156,7 @@ TEST(no_mutation_does_harm)
 		assert_non_null(copy);
 		for (uint64_t k = rng_below(&r, 3) + 1; k > 0; k--)
 			copy[rng_below(&r, sizeof(sound) - 1)] = "\n =x,0F3a-"[rng_below(&r, 11)];
-		if (check(copy, 9, 7))
+		if (check_of_list(copy, 9, 7))
 			refused++;
 		else
 			assert_int_equal(tensor_list_difference(copy, copy), 0);

@@ -19,7 +19,7 @@
 
 #define MAX_BLOCKS 200u
 
-static struct threads *start(size_t n)
+static struct threads *start_test_threads(size_t n)
 {
 	struct threads *t;
 	struct err e;
@@ -37,7 +37,7 @@ struct counts {
 };
 
 /* Other threads take longer, so that the caller waits for them. */
-static void run_block(void *arg, size_t block)
+static void run_counted_block(void *arg, size_t block)
 {
 	struct counts *w = arg;
 
@@ -51,13 +51,14 @@ static void run_block(void *arg, size_t block)
 TEST(each_block_runs_once)
 {
 	for (size_t n = 2; n <= 7; n++) {
-		struct threads *t = start(n);
+		struct threads *t = start_test_threads(n);
 		const struct engine *e = threads_engine(t);
 		struct counts w = {.main = pthread_self()};
 
 		assert_int_equal(e->block, ENGINE_BLOCK);
 		for (unsigned round = 1; round <= 300; round++) {
-			struct engine_job job = {run_block, &w, (round * 37) % MAX_BLOCKS + 1};
+			struct engine_job job = {
+				run_counted_block, &w, (round * 37) % MAX_BLOCKS + 1};
 
 			memset(w.ran, 0, sizeof(w.ran));
 			engine_begin(e, &job);
@@ -75,9 +76,9 @@ TEST(each_block_runs_once)
 
 TEST(short_jobs_run_on_the_callers_thread)
 {
-	struct threads *t = start(4);
+	struct threads *t = start_test_threads(4);
 	struct counts w = {.main = pthread_self()};
-	struct engine_job job = {run_block, &w, 2 * THREADS_GRAIN - 1};
+	struct engine_job job = {run_counted_block, &w, 2 * THREADS_GRAIN - 1};
 
 	for (int i = 0; i < 1000; i++)
 		engine_run(threads_engine(t), &job);
@@ -87,9 +88,9 @@ TEST(short_jobs_run_on_the_callers_thread)
 
 TEST(long_jobs_use_other_threads)
 {
-	struct threads *t = start(4);
+	struct threads *t = start_test_threads(4);
 	struct counts w = {.main = pthread_self()};
-	struct engine_job job = {run_block, &w, MAX_BLOCKS};
+	struct engine_job job = {run_counted_block, &w, MAX_BLOCKS};
 
 	for (int i = 0; i < 100000 && atomic_load(&w.others) == 0; i++)
 		engine_run(threads_engine(t), &job);
@@ -101,7 +102,7 @@ TEST(long_jobs_use_other_threads)
  * end. */
 TEST(no_thread_uses_a_job_after_its_end)
 {
-	struct threads *t = start(7);
+	struct threads *t = start_test_threads(7);
 
 	for (int i = 0; i < 2000; i++) {
 		struct counts *w = calloc(1, sizeof(*w));
@@ -109,7 +110,7 @@ TEST(no_thread_uses_a_job_after_its_end)
 
 		assert_true(w && job);
 		w->main = pthread_self();
-		*job = (struct engine_job){run_block, w, MAX_BLOCKS};
+		*job = (struct engine_job){run_counted_block, w, MAX_BLOCKS};
 		engine_run(threads_engine(t), job);
 		memset(job, 0, sizeof(*job));
 		free(job);
@@ -143,7 +144,7 @@ static void look_at_thread(void *arg, size_t block)
 
 TEST(the_threads_have_a_name_and_no_signals)
 {
-	struct threads *t = start(3);
+	struct threads *t = start_test_threads(3);
 	struct seen s = {.main = pthread_self()};
 	struct engine_job job = {look_at_thread, &s, MAX_BLOCKS};
 	sigset_t set;
@@ -160,7 +161,7 @@ TEST(the_threads_have_a_name_and_no_signals)
 
 TEST(one_thread_is_no_engine)
 {
-	struct threads *t = start(1);
+	struct threads *t = start_test_threads(1);
 
 	assert_null(threads_engine(t));
 	threads_free(&t);
@@ -209,7 +210,7 @@ TEST(checksum_and_peak_do_not_depend_on_the_number_of_threads)
 	from[n - 3] = -777.f;
 	memcpy(&largest, &(float){777.f}, sizeof(largest));
 	for (size_t threads = 1; threads <= 7; threads++) {
-		struct threads *t = start(threads);
+		struct threads *t = start_test_threads(threads);
 
 		for (size_t count = n; count > 0; count /= 3) {
 			memset(to, 0, n * sizeof(*to));

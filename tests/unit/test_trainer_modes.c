@@ -26,7 +26,7 @@ static void reference_exact(const struct msg_grant *grant, int pulls)
 	reference_push(&of, g, (uint64_t)trainer_ref.n);
 }
 
-static struct msg_grant exact(uint32_t first, uint32_t count, uint64_t version)
+static struct msg_grant exact_grant(uint32_t first, uint32_t count, uint64_t version)
 {
 	return (struct msg_grant){
 		.kind = GRANT_TRAIN, .work = {0, first, count}, .exact = 1, .version = version};
@@ -34,7 +34,8 @@ static struct msg_grant exact(uint32_t first, uint32_t count, uint64_t version)
 
 TEST_IN(an_exact_lease_is_one_mean_over_its_images, trainer_set_up, trainer_tear_down)
 {
-	const struct msg_grant grants[] = {exact(4, 3, 0), exact(0, 1, 1), exact(1, 3, 2)};
+	const struct msg_grant grants[] = {
+		exact_grant(4, 3, 0), exact_grant(0, 1, 1), exact_grant(1, 3, 2)};
 
 	trainer_server_how.mode = MODE_SANDBLASTER;
 	trainer_server_how.n_push = 2; /* the option has no effect in this mode */
@@ -49,8 +50,8 @@ TEST_IN(an_exact_lease_is_one_mean_over_its_images, trainer_set_up, trainer_tear
 TEST_IN(a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used, trainer_set_up,
 	trainer_tear_down)
 {
-	const struct msg_grant grants[] = {
-		{.kind = GRANT_TRAIN, .work = {0, 0, 2}}, exact(2, 2, 0), exact(2, 2, 2)};
+	const struct msg_grant grants[] = {{.kind = GRANT_TRAIN, .work = {0, 0, 2}},
+		exact_grant(2, 2, 0), exact_grant(2, 2, 2)};
 
 	trainer_train(grants, 3);
 	reference_downpour(&grants[0].work);
@@ -78,7 +79,7 @@ static void *restart_at_the_second_lease(void *arg)
  * pull again. */
 TEST_IN(weights_of_before_a_restart_are_not_exact_after_it, trainer_set_up, trainer_tear_down)
 {
-	const struct msg_grant grants[] = {exact(0, 2, 99), exact(0, 2, 0)};
+	const struct msg_grant grants[] = {exact_grant(0, 2, 99), exact_grant(0, 2, 0)};
 	pthread_t thread;
 	struct fake_seen seen;
 

@@ -44,7 +44,7 @@ int fdatasync(int fd)
 static char dir[64];
 static struct err e;
 
-static int begin(void **state)
+static int set_up_wal_file(void **state)
 {
 	(void)state;
 	temp_dir_make(dir);
@@ -52,7 +52,7 @@ static int begin(void **state)
 	return 0;
 }
 
-static int end(void **state)
+static int tear_down_wal_file(void **state)
 {
 	(void)state;
 	disk_left = -1;
@@ -83,7 +83,7 @@ static size_t payload(uint64_t i, unsigned char *out)
 	return n;
 }
 
-static int append(struct wal_file *j, uint64_t i)
+static int append_payload(struct wal_file *j, uint64_t i)
 {
 	unsigned char bytes[128];
 	size_t n = payload(i, bytes), half = n / 2;
@@ -98,7 +98,7 @@ static void write_small(uint64_t n)
 	struct wal_file *j = create(GENERATION, 0);
 
 	for (uint64_t i = 0, group = 1, left = 1; i < n; i++) {
-		assert_int_equal(append(j, i), PS_OK);
+		assert_int_equal(append_payload(j, i), PS_OK);
 		if (--left > 0 && i + 1 < n)
 			continue;
 		assert_int_equal(wal_file_sync(j, &e), PS_OK);
@@ -111,12 +111,12 @@ static void write_small(uint64_t n)
 /* ---- reading -------------------------------------------------------------------------------- */
 
 struct read {
-	/* the number of records read; read_back checks the content of each record */
+	/* the number of records read; read_whole_log checks the content of each record */
 	uint64_t n;
 	int broken;
 };
 
-static struct read read_back(uint64_t generation)
+static struct read read_whole_log(uint64_t generation)
 {
 	struct wal_reader r;
 	struct read out = {0};
@@ -140,7 +140,7 @@ static struct read read_back(uint64_t generation)
 
 static void assert_reads(uint64_t n, int broken)
 {
-	struct read r = read_back(GENERATION);
+	struct read r = read_whole_log(GENERATION);
 
 	assert_int_equal(r.n, n);
 	assert_int_equal(r.broken, broken);
@@ -149,7 +149,7 @@ static void assert_reads(uint64_t n, int broken)
 static const char *const name = "journal-0000000000000007";
 
 /* Returns the content of the file. The caller frees it. */
-static unsigned char *file_bytes(size_t *size)
+static unsigned char *read_log_file(size_t *size)
 {
 	char path[320];
 	void *data;
@@ -160,7 +160,7 @@ static unsigned char *file_bytes(size_t *size)
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
-TEST_IN(what_is_read_is_what_was_appended, begin, end)
+TEST_IN(what_is_read_is_what_was_appended, set_up_wal_file, tear_down_wal_file)
 {
 	for (uint64_t n = 0; n <= 40; n += 1 + n / 4) {
 		write_small(n);
@@ -168,10 +168,10 @@ TEST_IN(what_is_read_is_what_was_appended, begin, end)
 		temp_dir_remove(dir);
 		temp_dir_make(dir);
 	}
-	assert_int_equal(read_back(GENERATION).n, 0); /* no file exists */
+	assert_int_equal(read_whole_log(GENERATION).n, 0); /* no file exists */
 }
 
-TEST_IN(a_record_of_megabytes_and_one_of_nothing_come_back, begin, end)
+TEST_IN(a_record_of_megabytes_and_one_of_nothing_come_back, set_up_wal_file, tear_down_wal_file)
 {
 	size_t n = 3 * MOST / 4 + 5, size;
 	unsigned char *big = malloc(n);
@@ -225,12 +225,12 @@ static uint64_t record_of(size_t at)
 	return i;
 }
 
-TEST_IN(every_length_of_a_file_reads_as_a_prefix, begin, end)
+TEST_IN(every_length_of_a_file_reads_as_a_prefix, set_up_wal_file, tear_down_wal_file)
 {
 	size_t n;
 
 	write_small(SMALL);
-	unsigned char *whole = file_bytes(&n);
+	unsigned char *whole = read_log_file(&n);
 	assert_int_equal(n, begins(SMALL));
 	for (size_t cut = 0; cut < n; cut++) {
 		temp_dir_write(dir, name, whole, cut);
@@ -247,14 +247,15 @@ TEST_IN(every_length_of_a_file_reads_as_a_prefix, begin, end)
 
 /* The reader detects every loss before the last group of records. The reader cannot distinguish a
  * loss in the last group from a write that a crash interrupted. */
-TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said, begin, end)
+TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said, set_up_wal_file,
+	tear_down_wal_file)
 {
 	size_t n;
 	uint32_t said = 0;
 	unsigned char pad[128];
 
 	write_small(SMALL);
-	unsigned char *whole = file_bytes(&n);
+	unsigned char *whole = read_log_file(&n);
 	for (size_t at = 0; at < n; at++) {
 		uint64_t i = at < 64 ? 0 : record_of(at);
 
@@ -262,7 +263,7 @@ TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said
 		temp_dir_write(dir, name, whole, n);
 		whole[at] ^= 0x10;
 		int padding = at >= 64 && at >= begins(i) + 48 + payload(i, pad);
-		struct read r = read_back(GENERATION);
+		struct read r = read_whole_log(GENERATION);
 		assert_int_equal(r.n, padding ? SMALL : i);
 		assert_int_equal(r.broken, !padding && i < 10);
 		said += (uint32_t)r.broken;
@@ -272,12 +273,12 @@ TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said
 }
 
 /* Until a group is synced, its pages can reach the disk in any order. */
-TEST_IN(a_gap_in_the_last_group_is_a_torn_end, begin, end)
+TEST_IN(a_gap_in_the_last_group_is_a_torn_end, set_up_wal_file, tear_down_wal_file)
 {
 	size_t n;
 
 	write_small(10); /* the last group has records 6 to 9 */
-	unsigned char *whole = file_bytes(&n);
+	unsigned char *whole = read_log_file(&n);
 	for (uint64_t gap = 6; gap < 10; gap++) {
 		unsigned char *copy = malloc(n);
 
@@ -294,7 +295,7 @@ TEST_IN(a_gap_in_the_last_group_is_a_torn_end, begin, end)
 	free(whole);
 }
 
-TEST_IN(random_damage_yields_a_prefix, begin, end)
+TEST_IN(random_damage_yields_a_prefix, set_up_wal_file, tear_down_wal_file)
 {
 	const uint64_t seed = 11;
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -302,7 +303,7 @@ TEST_IN(random_damage_yields_a_prefix, begin, end)
 
 	print_message("seed %llu\n", (unsigned long long)seed);
 	write_small(SMALL);
-	unsigned char *whole = file_bytes(&n), *copy = malloc(n);
+	unsigned char *whole = read_log_file(&n), *copy = malloc(n);
 	for (int i = 0; i < 3000; i++) {
 		memcpy(copy, whole, n);
 		for (uint64_t k = 1 + rng_below(&r, 6); k; k--) {
@@ -316,7 +317,7 @@ TEST_IN(random_damage_yields_a_prefix, begin, end)
 		}
 		temp_dir_write(dir, name, copy, n - rng_below(&r, 2) * rng_below(&r, n));
 		/* read_back() checks the content of each record that it reads */
-		(void)read_back(GENERATION);
+		(void)read_whole_log(GENERATION);
 	}
 	free(copy);
 	free(whole);
@@ -324,7 +325,7 @@ TEST_IN(random_damage_yields_a_prefix, begin, end)
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-TEST_IN(a_reused_file_yields_no_old_record, begin, end)
+TEST_IN(a_reused_file_yields_no_old_record, set_up_wal_file, tear_down_wal_file)
 {
 	write_small(30);
 	struct wal_file *j = create(GENERATION + 3, 0);
@@ -332,18 +333,18 @@ TEST_IN(a_reused_file_yields_no_old_record, begin, end)
 	j = create(GENERATION + 5, GENERATION + 3);
 	assert_false(temp_dir_exists(dir, name));
 	/* if a crash happens here, the file has the new name and the old header */
-	assert_int_equal(read_back(GENERATION + 5).n, 0);
+	assert_int_equal(read_whole_log(GENERATION + 5).n, 0);
 	for (uint64_t i = 0; i < 3; i++)
-		assert_int_equal(append(j, i), PS_OK);
+		assert_int_equal(append_payload(j, i), PS_OK);
 	assert_int_equal(wal_file_sync(j, &e), PS_OK);
 	wal_file_close(&j);
-	struct read r = read_back(GENERATION + 5);
+	struct read r = read_whole_log(GENERATION + 5);
 	assert_int_equal(r.n, 3);
 	/* the valid records of an older generation that follow are not a gap */
 	assert_int_equal(r.broken, 0);
 }
 
-TEST_IN(files_that_no_checkpoint_needs_go_away, begin, end)
+TEST_IN(files_that_no_checkpoint_needs_go_away, set_up_wal_file, tear_down_wal_file)
 {
 	struct wal_file *j;
 
@@ -372,7 +373,8 @@ TEST_IN(files_that_no_checkpoint_needs_go_away, begin, end)
 
 /* The oldest checkpoint, generation 4, has no log file of its own. The events after checkpoint 4
  * are in the log file of generation 2. */
-TEST_IN(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept, begin, end)
+TEST_IN(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept, set_up_wal_file,
+	tear_down_wal_file)
 {
 	const uint64_t before[] = {1, 2, 5};
 
@@ -389,15 +391,15 @@ TEST_IN(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept, begin, en
 	assert_int_equal(wal_file_newest(dir, 5), 5);
 }
 
-TEST_IN(a_full_disk_and_a_failed_sync_are_reported, begin, end)
+TEST_IN(a_full_disk_and_a_failed_sync_are_reported, set_up_wal_file, tear_down_wal_file)
 {
 	for (int how = 0; how < 2; how++) {
 		struct wal_file *j = create(GENERATION, 0);
 
 		for (uint64_t i = 0; i < 5; i++)
-			assert_int_equal(append(j, i), PS_OK);
+			assert_int_equal(append_payload(j, i), PS_OK);
 		assert_int_equal(wal_file_sync(j, &e), PS_OK);
-		assert_int_equal(append(j, 5), PS_OK);
+		assert_int_equal(append_payload(j, 5), PS_OK);
 		if (how == 0)
 			disk_left = 50;
 		else
@@ -407,14 +409,14 @@ TEST_IN(a_full_disk_and_a_failed_sync_are_reported, begin, end)
 		disk_left = -1;
 		sync_errno = 0;
 		wal_file_close(&j);
-		struct read r = read_back(GENERATION);
+		struct read r = read_whole_log(GENERATION);
 		assert_true(r.n == 5 || (how == 1 && r.n == 6));
 		temp_dir_remove(dir);
 		temp_dir_make(dir);
 	}
 }
 
-TEST_IN(a_directory_that_is_none_is_refused, begin, end)
+TEST_IN(a_directory_that_is_none_is_refused, set_up_wal_file, tear_down_wal_file)
 {
 	const struct wal_head head = {.generation = 1, .first = 1};
 	struct wal_reader r;

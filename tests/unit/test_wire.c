@@ -18,7 +18,7 @@ static float values[N_PARAMS];
 static struct wire *wire;
 static struct rng dice;
 
-static int set_up(void **state)
+static int set_up_wire(void **state)
 {
 	(void)state;
 	dice = rng_seed(SEED, RNG_SIM, 0);
@@ -28,7 +28,7 @@ static int set_up(void **state)
 	return wire_new(&wire, N_PARAMS);
 }
 
-static int tear_down(void **state)
+static int tear_down_wire(void **state)
 {
 	(void)state;
 	wire_free(&wire);
@@ -140,7 +140,7 @@ static const char **text_in(struct msg *m)
 
 /* Checks that two messages are equal, except for pointers and for the fields that encoding and
  * decoding set. */
-static void assert_same(struct msg *a, struct msg *b)
+static void assert_same_message(struct msg *a, struct msg *b)
 {
 	const char **text_a = text_in(a), **text_b = text_in(b);
 
@@ -175,7 +175,7 @@ TEST(every_message_survives_the_round_trip)
 			assert_int_equal(wire_encode(&m, &f), PS_OK);
 			if (wire_decode(wire, &f, &back, &why))
 				fail_msg("type %u: %s", type, why);
-			assert_same(&m, &back);
+			assert_same_message(&m, &back);
 			frames_release(&f);
 		}
 	}
@@ -222,4 +222,4 @@ TEST(messages_that_break_a_rule_are_not_encoded)
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 }
 
-TEST_GROUP(set_up, tear_down)
+TEST_GROUP(set_up_wire, tear_down_wire)

@@ -93,7 +93,7 @@ TEST(grants_and_results_must_make_sense)
 	assert_refused(MSG_RESULT, b, "result.correct exceeds result.eval_count");
 }
 
-static struct bytes *welcome(
+static struct bytes *welcome_with_limits(
 	unsigned push_window, unsigned replay_window, unsigned heartbeat_ms, unsigned dead_ms)
 {
 	struct bytes *b = bytes_fresh();
@@ -114,7 +114,7 @@ static struct bytes *welcome(
 
 static struct bytes *welcome_with(unsigned field, double value)
 {
-	struct bytes *b = welcome(8, 8, 1, 2);
+	struct bytes *b = welcome_with_limits(8, 8, 1, 2);
 
 	bytes_varint(b, field << 3 | 1); /* in this wire type, eight bytes follow */
 	memcpy(b->at + b->n, &value, sizeof(value));
@@ -124,12 +124,13 @@ static struct bytes *welcome_with(unsigned field, double value)
 
 TEST(welcomes_must_make_sense)
 {
-	assert_accepted(MSG_WELCOME, welcome(8, 8, 1, 2));
-	assert_refused(
-		MSG_WELCOME, welcome(8, 7, 1, 2), "replay_window is smaller than push_window");
-	assert_refused(
-		MSG_WELCOME, welcome(8, 8, 2, 2), "heartbeat_ms is not smaller than dead_ms");
-	assert_refused(MSG_WELCOME, welcome(0, 8, 1, 2), "welcome.push_window is out of range");
+	assert_accepted(MSG_WELCOME, welcome_with_limits(8, 8, 1, 2));
+	assert_refused(MSG_WELCOME, welcome_with_limits(8, 7, 1, 2),
+		"replay_window is smaller than push_window");
+	assert_refused(MSG_WELCOME, welcome_with_limits(8, 8, 2, 2),
+		"heartbeat_ms is not smaller than dead_ms");
+	assert_refused(MSG_WELCOME, welcome_with_limits(0, 8, 1, 2),
+		"welcome.push_window is out of range");
 	for (unsigned field = 20; field <= 21; field++) {
 		const double bad[] = {-0.1, 1e7, (double)NAN, (double)INFINITY};
 
@@ -144,7 +145,7 @@ TEST(welcomes_must_make_sense)
  * a worker refuses such a seq. */
 TEST(seqs_that_no_run_reaches_are_refused)
 {
-	struct bytes *b = welcome(8, 8, 1, 2);
+	struct bytes *b = welcome_with_limits(8, 8, 1, 2);
 
 	bytes_number(b, 2, WIRE_MAX_SEQ + 1);
 	assert_refused(MSG_WELCOME, b, "welcome.last_seq is out of range");

@@ -194,7 +194,7 @@ static void assert_fits(const struct wire_field *row, const void *base)
 	}
 }
 
-static struct bytes *sample(unsigned type)
+static struct bytes *sample_message(unsigned type)
 {
 	struct bytes *b = bytes_fresh();
 
@@ -241,7 +241,7 @@ TEST(mutants_are_refused_or_in_range)
 
 	printf("# seed %u\n", SEED);
 	for (int i = 0; i < MUTANTS; i++) {
-		struct bytes *b = sample(types[i % 4]);
+		struct bytes *b = sample_message(types[i % 4]);
 		size_t size = b->n - (rng_below(&dice, 8) ? 0 : rng_below(&dice, b->n));
 
 		for (uint64_t k = rng_below(&dice, 4); k > 0; k--)

@@ -19,7 +19,7 @@
 static float values[N_PARAMS];
 static struct wire *wire;
 
-static int set_up(void **state)
+static int set_up_slices(void **state)
 {
 	(void)state;
 	for (size_t i = 0; i < N_PARAMS; i++)
@@ -27,14 +27,14 @@ static int set_up(void **state)
 	return wire_new(&wire, N_PARAMS);
 }
 
-static int tear_down(void **state)
+static int tear_down_slices(void **state)
 {
 	(void)state;
 	wire_free(&wire);
 	return 0;
 }
 
-static void push_of(struct msg *m, uint64_t offset, uint64_t count)
+static void push_of_slice(struct msg *m, uint64_t offset, uint64_t count)
 {
 	memset(m, 0, sizeof(*m));
 	m->type = MSG_PUSH;
@@ -112,7 +112,7 @@ TEST(misaligned_frames_are_copied_to_aligned_memory)
 	static struct msg m, back;
 	struct frames f;
 
-	push_of(&m, 10, 1000);
+	push_of_slice(&m, 10, 1000);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	memcpy(odd + 1, values + 10, 4000);
 	assert_int_equal(zmq_msg_close(&f.frame[1]), 0);
@@ -127,7 +127,7 @@ TEST(aligned_frames_are_not_copied)
 	static struct msg m, back;
 	struct frames f;
 
-	push_of(&m, 0, N_PARAMS);
+	push_of_slice(&m, 0, N_PARAMS);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
 	assert_ptr_equal(back.push.slices.slice[0].data, zmq_msg_data(&f.frame[1]));
@@ -143,7 +143,7 @@ static uint32_t peak_after_the_wire(size_t place, float value)
 	for (size_t i = 0; i < N_PARAMS; i++)
 		g[i] = -1.5f;
 	g[place] = value;
-	push_of(&m, 0, N_PARAMS);
+	push_of_slice(&m, 0, N_PARAMS);
 	m.push.slices.slice[0].data = g;
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
@@ -173,7 +173,7 @@ TEST(weights_are_verified_later_on_request)
 
 	assert_int_equal(wire_new(&lazy, N_PARAMS), PS_OK);
 	wire_defer(lazy);
-	push_of(&m, 0, N_PARAMS);
+	push_of_slice(&m, 0, N_PARAMS);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(wire_decode(lazy, &f, &back, NULL), PS_OK);
 	assert_ptr_equal(back.push.slices.slice[0].data, zmq_msg_data(&f.frame[1]));
@@ -205,7 +205,7 @@ TEST(any_flipped_bit_of_a_tensor_is_seen)
 	static struct msg m;
 	struct frames f;
 
-	push_of(&m, 0, 40);
+	push_of_slice(&m, 0, 40);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	for (size_t bit = 0; bit < 40 * 32; bit++) {
 		unsigned char *byte = (unsigned char *)zmq_msg_data(&f.frame[1]) + bit / 8;
@@ -223,7 +223,7 @@ TEST(a_replay_sends_the_first_checksum_again)
 	static struct msg m;
 	struct frames f;
 
-	push_of(&m, 0, 40);
+	push_of_slice(&m, 0, 40);
 	m.push.slices.slice[0].xxh3 = wire_checksum(values, 40);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_string_equal(refusal(&f), "");
@@ -240,7 +240,7 @@ TEST(header_alone_says_the_same_as_the_whole_message)
 	struct frames f;
 	zmq_msg_t header;
 
-	push_of(&m, 7, 333);
+	push_of_slice(&m, 7, 333);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(wire_encode_header(&m, &header), PS_OK);
 	assert_int_equal(zmq_msg_size(&header), zmq_msg_size(&f.frame[0]));
@@ -278,7 +278,7 @@ TEST(copying_and_hashing_in_one_pass_gives_the_same_checksum)
 		big[i] = (float)i;
 	assert_int_equal(wire_new(&w, 100003), PS_OK);
 	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-		push_of(&m, 0, counts[i]);
+		push_of_slice(&m, 0, counts[i]);
 		m.push.slices.slice[0].data = big;
 		assert_int_equal(wire_encode(&m, &f), PS_OK);
 		assert_int_equal(wire_decode(w, &f, &back, NULL), PS_OK);
@@ -329,7 +329,7 @@ static void encode_bf16(struct msg *m, uint64_t count, struct frames *f)
 {
 	struct slice *s;
 
-	push_of(m, 0, count);
+	push_of_slice(m, 0, count);
 	if (count == N_PARAMS)
 		params_of(m, 1);
 	s = count == N_PARAMS ? &m->params.slices.slice[0] : &m->push.slices.slice[0];
@@ -443,7 +443,7 @@ TEST(frames_and_slices_must_agree)
 	static struct msg m;
 	struct frames f;
 
-	push_of(&m, 0, 10);
+	push_of_slice(&m, 0, 10);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 4), 0);
 	assert_string_equal(refusal(&f), "not one tensor frame per slice");
@@ -480,7 +480,7 @@ TEST(no_tensor_is_taken_before_the_model_is_known)
 	struct wire *w;
 	struct frames f;
 
-	push_of(&m, 0, 1);
+	push_of_slice(&m, 0, 1);
 	assert_int_equal(wire_new(&w, 0), PS_OK);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(wire_decode(w, &f, &back, NULL), PS_EPROTO);
@@ -492,4 +492,4 @@ TEST(no_tensor_is_taken_before_the_model_is_known)
 	wire_free(&w);
 }
 
-TEST_GROUP(set_up, tear_down)
+TEST_GROUP(set_up_slices, tear_down_slices)

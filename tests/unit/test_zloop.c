@@ -29,7 +29,7 @@ static struct fixture {
 	void *context, *dealer, *router;
 	struct zloop dealer_watch, router_watch;
 	int late;      /* 1: the deadline of the test has passed */
-	size_t closed; /* the number of calls of on_closed() */
+	size_t closed; /* the number of calls of on_watch_closed() */
 	size_t steps;  /* the number of iterations of the loop */
 	/* got: the messages that the dealer has received; sent: the pings; target: the test ends
 	 * when `got` reaches this number */
@@ -50,7 +50,7 @@ static void count_step(uv_prepare_t *p)
 	f.steps++;
 }
 
-static void *new_socket(int type)
+static void *new_loop_socket(int type)
 {
 	int linger = 0, hwm = 0;
 	void *s = zmq_socket(f.context, type);
@@ -62,7 +62,7 @@ static void *new_socket(int type)
 	return s;
 }
 
-static int begin(void **state)
+static int set_up_zloop(void **state)
 {
 	char endpoint[128];
 	size_t size = sizeof(endpoint);
@@ -70,10 +70,10 @@ static int begin(void **state)
 	(void)state;
 	memset(&f, 0, sizeof(f));
 	f.context = zmq_ctx_new();
-	f.router = new_socket(ZMQ_ROUTER);
+	f.router = new_loop_socket(ZMQ_ROUTER);
 	assert_int_equal(zmq_bind(f.router, "tcp://127.0.0.1:*"), 0);
 	assert_int_equal(zmq_getsockopt(f.router, ZMQ_LAST_ENDPOINT, endpoint, &size), 0);
-	f.dealer = new_socket(ZMQ_DEALER);
+	f.dealer = new_loop_socket(ZMQ_DEALER);
 	assert_int_equal(zmq_connect(f.dealer, endpoint), 0);
 	assert_int_equal(uv_loop_init(&f.loop), 0);
 	uv_timer_init(&f.loop, &f.deadline);
@@ -84,7 +84,7 @@ static int begin(void **state)
 	return 0;
 }
 
-static void on_closed(void *arg)
+static void on_watch_closed(void *arg)
 {
 	assert_ptr_equal(arg, &f);
 	f.closed++;
@@ -97,7 +97,7 @@ static void close_handle(uv_handle_t *h, void *arg)
 		uv_close(h, NULL);
 }
 
-static int end(void **state)
+static int tear_down_zloop(void **state)
 {
 	(void)state;
 	uv_walk(&f.loop, close_handle, NULL); /* a failed test has left its watches open */
@@ -117,9 +117,9 @@ static void stop_watches(struct zloop *first, struct zloop *second)
 	size_t expected = f.closed + (first != NULL) + (second != NULL);
 
 	if (first)
-		zloop_stop(first, on_closed);
+		zloop_stop(first, on_watch_closed);
 	if (second)
-		zloop_stop(second, on_closed);
+		zloop_stop(second, on_watch_closed);
 	for (int steps = 0; f.closed < expected && steps < 10; steps++)
 		uv_run(&f.loop, UV_RUN_NOWAIT);
 	assert_int_equal(f.closed, expected);
@@ -220,7 +220,7 @@ static void assert_played(size_t target)
 	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
 }
 
-TEST_IN(ping_pong_inside_one_loop_never_stalls, begin, end)
+TEST_IN(ping_pong_inside_one_loop_never_stalls, set_up_zloop, tear_down_zloop)
 {
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
@@ -239,7 +239,7 @@ static void *echo_thread(void *arg)
 
 /* The answers of the peer can arrive while the loop sleeps, while it works, or when it is about to
  * sleep. */
-TEST_IN(ping_pong_with_another_thread_never_stalls, begin, end)
+TEST_IN(ping_pong_with_another_thread_never_stalls, set_up_zloop, tear_down_zloop)
 {
 	pthread_t thread;
 	int ms = 1000;
@@ -256,7 +256,7 @@ TEST_IN(ping_pong_with_another_thread_never_stalls, begin, end)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-TEST_IN(a_step_of_the_loop_handles_at_most_the_budget, begin, end)
+TEST_IN(a_step_of_the_loop_handles_at_most_the_budget, set_up_zloop, tear_down_zloop)
 {
 	f.target = 1000;
 	assert_int_equal(
@@ -276,7 +276,7 @@ static void stop_loop(uv_timer_t *t)
 	uv_stop(t->loop);
 }
 
-TEST_IN(a_silent_socket_lets_the_loop_sleep, begin, end)
+TEST_IN(a_silent_socket_lets_the_loop_sleep, set_up_zloop, tear_down_zloop)
 {
 	f.target = 1;
 	watch_dealer();
@@ -305,14 +305,14 @@ static int dealer_stops(void *arg)
 	int had = dealer_readable(arg);
 
 	if (had) {
-		zloop_stop(&f.dealer_watch, on_closed);
+		zloop_stop(&f.dealer_watch, on_watch_closed);
 		zmq_close(f.dealer);
 		f.dealer = NULL;
 	}
 	return had;
 }
 
-TEST_IN(watching_may_stop_inside_the_callback, begin, end)
+TEST_IN(watching_may_stop_inside_the_callback, set_up_zloop, tear_down_zloop)
 {
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
@@ -349,7 +349,7 @@ static void eat_edge(void)
 
 /* A message has arrived, and a poll has consumed the edge of the file descriptor while the prepare
  * handle was stopped. Only the safety timer can find this message. */
-TEST_IN(a_missed_wake_up_is_rescued_and_counted, begin, end)
+TEST_IN(a_missed_wake_up_is_rescued_and_counted, set_up_zloop, tear_down_zloop)
 {
 	f.target = 1;
 	watch_dealer();
@@ -367,7 +367,7 @@ TEST_IN(a_missed_wake_up_is_rescued_and_counted, begin, end)
 /* A message arrives, and the file descriptor still signals it, so the safety timer must not count
  * this message as a rescue. The test stops the poll and prepare handles, so that the message stays
  * unread until the timer runs. */
-TEST_IN(a_message_that_the_fd_announces_is_no_rescue, begin, end)
+TEST_IN(a_message_that_the_fd_announces_is_no_rescue, set_up_zloop, tear_down_zloop)
 {
 	watch_dealer();
 	uv_timer_start(&f.busy, stop_loop, 250, 0);
@@ -390,7 +390,7 @@ TEST_IN(a_message_that_the_fd_announces_is_no_rescue, begin, end)
 /* Another timer runs before the safety timer and sends a message. Sending this message consumes the
  * edge of a message that arrived while the loop was busy. The prepare handle would have found this
  * message next, so the safety timer must not count a rescue. */
-TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, begin, end)
+TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, set_up_zloop, tear_down_zloop)
 {
 	watch_dealer();
 	/* pretend that the loop does not reach the prepare handle for 250 ms */
@@ -408,7 +408,7 @@ TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, begin, end)
 /* No code has polled the socket yet, and libzmq signals only after a poll has found the socket
  * empty. Normally the first prepare handle finds the message. But in a program that starts slowly,
  * the safety timer runs first, and must not count a rescue. */
-TEST_IN(what_was_there_before_the_loop_is_no_rescue, begin, end)
+TEST_IN(what_was_there_before_the_loop_is_no_rescue, set_up_zloop, tear_down_zloop)
 {
 	f.target = 1;
 	get_an_answer();
@@ -422,7 +422,7 @@ TEST_IN(what_was_there_before_the_loop_is_no_rescue, begin, end)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-TEST_IN(what_cannot_be_watched_is_refused_with_nothing_to_undo, begin, end)
+TEST_IN(what_cannot_be_watched_is_refused_with_nothing_to_undo, set_up_zloop, tear_down_zloop)
 {
 	int not_a_socket[64] = {0};
 

@@ -12,7 +12,7 @@ enum { DEADLINE_MS = 20000 };
 static void *context, *server;
 static char endpoint[64];
 
-static int set_up(void **state)
+static int set_up_zmonitor(void **state)
 {
 	size_t size = sizeof(endpoint);
 
@@ -23,7 +23,7 @@ static int set_up(void **state)
 	       zmq_getsockopt(server, ZMQ_LAST_ENDPOINT, endpoint, &size);
 }
 
-static int tear_down(void **state)
+static int tear_down_zmonitor(void **state)
 {
 	(void)state;
 	if (server)
@@ -31,7 +31,7 @@ static int tear_down(void **state)
 	return zmq_ctx_term(context);
 }
 
-static void *open_client(void)
+static void *open_monitored_client(void)
 {
 	const int none = 0;
 	void *socket = zmq_socket(context, ZMQ_DEALER);
@@ -41,7 +41,7 @@ static void *open_client(void)
 	return socket;
 }
 
-static struct zmonitor_event await(void *monitor)
+static struct zmonitor_event await_event(void *monitor)
 {
 	struct zmonitor_event e;
 
@@ -50,9 +50,9 @@ static struct zmonitor_event await(void *monitor)
 	return e;
 }
 
-TEST_IN(events_come_in_order_and_only_those_asked_for, set_up, tear_down)
+TEST_IN(events_come_in_order_and_only_those_asked_for, set_up_zmonitor, tear_down_zmonitor)
 {
-	void *client = open_client();
+	void *client = open_monitored_client();
 	void *monitor = zmonitor_open(context, client,
 		ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
 	struct zmonitor_event e = {1, 1};
@@ -61,22 +61,22 @@ TEST_IN(events_come_in_order_and_only_those_asked_for, set_up, tear_down)
 	assert_int_equal(zmonitor_next(monitor, &e), 0);
 	assert_int_equal(e.number, 0);
 	assert_int_equal(zmq_connect(client, endpoint), 0);
-	e = await(monitor);
+	e = await_event(monitor);
 	assert_int_equal(e.number, ZMQ_EVENT_CONNECTED);
 	assert_true(e.value > 2); /* the value is a file descriptor */
-	assert_int_equal(await(monitor).number, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_int_equal(await_event(monitor).number, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	zmq_close(server);
 	server = NULL;
-	assert_int_equal(await(monitor).number, ZMQ_EVENT_DISCONNECTED);
+	assert_int_equal(await_event(monitor).number, ZMQ_EVENT_DISCONNECTED);
 	zmonitor_close(client, &monitor);
 	assert_null(monitor);
 	zmonitor_close(client, &monitor);
 	zmq_close(client);
 }
 
-TEST_IN(two_sockets_of_a_context_have_monitors_of_their_own, set_up, tear_down)
+TEST_IN(two_sockets_of_a_context_have_monitors_of_their_own, set_up_zmonitor, tear_down_zmonitor)
 {
-	void *one = open_client(), *other = open_client();
+	void *one = open_monitored_client(), *other = open_monitored_client();
 	void *first = zmonitor_open(context, one, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	void *second = zmonitor_open(context, other, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	struct zmonitor_event e;
@@ -84,7 +84,7 @@ TEST_IN(two_sockets_of_a_context_have_monitors_of_their_own, set_up, tear_down)
 	assert_non_null(first);
 	assert_non_null(second);
 	assert_int_equal(zmq_connect(other, endpoint), 0);
-	assert_int_equal(await(second).number, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_int_equal(await_event(second).number, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	assert_int_equal(zmonitor_next(first, &e), 0);
 	zmonitor_close(one, &first);
 	zmonitor_close(other, &second);
@@ -92,7 +92,7 @@ TEST_IN(two_sockets_of_a_context_have_monitors_of_their_own, set_up, tear_down)
 	zmq_close(other);
 }
 
-TEST_IN(what_is_no_event_has_no_number, set_up, tear_down)
+TEST_IN(what_is_no_event_has_no_number, set_up_zmonitor, tear_down_zmonitor)
 {
 	void *sender = zmq_socket(context, ZMQ_PAIR), *monitor = zmq_socket(context, ZMQ_PAIR);
 	struct zmonitor_event e;
@@ -112,7 +112,7 @@ TEST_IN(what_is_no_event_has_no_number, set_up, tear_down)
 	zmq_close(monitor);
 }
 
-TEST_IN(a_closed_socket_has_no_monitor, set_up, tear_down)
+TEST_IN(a_closed_socket_has_no_monitor, set_up_zmonitor, tear_down_zmonitor)
 {
 	void *none = zmq_socket(context, ZMQ_PAIR);
 

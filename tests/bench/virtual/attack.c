@@ -34,13 +34,13 @@ static float normal(struct rng *r)
 	return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
 }
 
-static void fill(float *g, size_t n, float value)
+static void fill_gradient(float *g, size_t n, float value)
 {
 	for (size_t i = 0; i < n; i++)
 		g[i] = value;
 }
 
-static void scale(float *g, size_t n, float by)
+static void multiply_gradient(float *g, size_t n, float by)
 {
 	for (size_t i = 0; i < n; i++)
 		g[i] *= by;
@@ -50,10 +50,10 @@ void attack_push(struct attacker *a, float *g, size_t n)
 {
 	switch (a->attack) {
 	case ATTACK_SCALE:
-		scale(g, n, -10);
+		multiply_gradient(g, n, -10);
 		break;
 	case ATTACK_FLIP:
-		scale(g, n, -1);
+		multiply_gradient(g, n, -1);
 		break;
 	case ATTACK_NOISE:
 		a->rng = a->rng.state ? a->rng : rng_seed(1, (enum rng_stream)NOISE_STREAM, 0);
@@ -66,13 +66,13 @@ void attack_push(struct attacker *a, float *g, size_t n)
 		memcpy(g, a->first, n * sizeof(*g));
 		break;
 	case ATTACK_HUGE:
-		fill(g, n, 1e15f);
+		fill_gradient(g, n, 1e15f);
 		break;
 	case ATTACK_NAN:
-		fill(g, n, NAN);
+		fill_gradient(g, n, NAN);
 		break;
 	case ATTACK_EMPTY:
-		fill(g, n, 0);
+		fill_gradient(g, n, 0);
 		break;
 	case ATTACK_NONE:
 	case ATTACK_FORGE:

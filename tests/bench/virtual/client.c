@@ -76,13 +76,13 @@ static void note_params(struct cnnps *c, const struct msg_params *p)
 		c->ahead = AHEAD_HERE;
 }
 
-static void release(struct cnnps *c, uint64_t seq)
+static void release_retained(struct cnnps *c, uint64_t seq)
 {
 	for (; c->released < seq; c->released++)
 		c->spare[c->n_spare++] = c->retained[(c->released + 1) % MAX_RETAINED];
 }
 
-static void send_push(struct cnnps *c, const struct session_effect *e)
+static void send_retained_push(struct cnnps *c, const struct session_effect *e)
 {
 	struct msg m = e->msg;
 
@@ -93,7 +93,7 @@ static void send_push(struct cnnps *c, const struct session_effect *e)
 	world_send(c->world, 2 * c->index + 1, &m);
 }
 
-static void run_effects(struct cnnps *c)
+static void carry_out_session(struct cnnps *c)
 {
 	const struct session_effect *e;
 
@@ -103,13 +103,13 @@ static void run_effects(struct cnnps *c)
 			world_send(c->world, 2 * c->index + 1, &e->msg);
 			break;
 		case DO_SEND_PUSH:
-			send_push(c, e);
+			send_retained_push(c, e);
 			break;
 		case DO_SEND_HEARTBEAT:
 			world_send(c->world, 2 * c->index + 2, &e->msg);
 			break;
 		case DO_RELEASE:
-			release(c, e->seq);
+			release_retained(c, e->seq);
 			break;
 		case NOTIFY_READY:
 			note_ready(c);
@@ -142,7 +142,7 @@ static void park(struct cnnps *c)
 	swapcontext(&c->context, &c->world->scheduler);
 }
 
-static void resume(struct cnnps *c)
+static void resume_worker(struct cnnps *c)
 {
 	if (c->started && !c->over && !c->computing)
 		swapcontext(&c->world->scheduler, &c->context);
@@ -161,7 +161,7 @@ static void compute_for(struct cnnps *c, double ns)
 void client_awake(struct cnnps *c)
 {
 	c->computing = 0;
-	resume(c);
+	resume_worker(c);
 }
 
 void client_message(struct cnnps *c, struct parcel *p)
@@ -172,15 +172,15 @@ void client_message(struct cnnps *c, struct parcel *p)
 		p->values = NULL;
 	}
 	session_message(c->session, &p->msg, world_ms(c->world));
-	run_effects(c);
-	resume(c);
+	carry_out_session(c);
+	resume_worker(c);
 }
 
 void client_tick(struct cnnps *c)
 {
 	session_tick(c->session, 1, world_ms(c->world));
-	run_effects(c);
-	resume(c);
+	carry_out_session(c);
+	resume_worker(c);
 }
 
 int client_is_over(const struct cnnps *c)
@@ -211,7 +211,7 @@ static void program(unsigned high, unsigned low, unsigned index)
 /* ---- the calls ------------------------------------------------------------------------------- */
 
 /* Wait until `*flag` is set or the session has ended. */
-static int await(struct cnnps *c, const int *flag)
+static int await_flag(struct cnnps *c, const int *flag)
 {
 	while (!*flag && !c->ended)
 		park(c);
@@ -266,7 +266,7 @@ void cnnps_alive(struct cnnps *c)
 	do {                                                                                       \
 		while (((rc) = (ask)) == PS_EAGAIN)                                                \
 			park(c);                                                                   \
-		run_effects(c);                                                                    \
+		carry_out_session(c);                                                              \
 	} while (0)
 
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
@@ -275,13 +275,13 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 
 	c->has_grant = 0;
 	ASK(c, rc, session_lease(c->session, world_ms(c->world)));
-	if (rc || (rc = await(c, &c->has_grant)))
+	if (rc || (rc = await_flag(c, &c->has_grant)))
 		return rc;
 	*lease = lease_of(&c->grant, c->info.term);
 	return PS_OK;
 }
 
-static int pull(struct cnnps *c, enum weights which)
+static int pull_now(struct cnnps *c, enum weights which)
 {
 	int rc = PS_OK, answered = 0;
 
@@ -296,9 +296,9 @@ static int pull(struct cnnps *c, enum weights which)
 	return rc ? rc : answered ? c->no_params : c->end_status;
 }
 
-static int await_weights(struct cnnps *c)
+static int await_pulled_weights(struct cnnps *c)
 {
-	int rc = c->awaited ? PS_OK : pull(c, WEIGHTS_CURRENT);
+	int rc = c->awaited ? PS_OK : pull_now(c, WEIGHTS_CURRENT);
 
 	if (rc || c->awaited)
 		return rc;
@@ -311,7 +311,7 @@ static int await_weights(struct cnnps *c)
 
 static int view(struct cnnps *c, struct cnnps_pull *p)
 {
-	int rc = await_weights(c);
+	int rc = await_pulled_weights(c);
 
 	if (rc)
 		return rc;
@@ -325,7 +325,7 @@ static int view(struct cnnps *c, struct cnnps_pull *p)
 	return PS_OK;
 }
 
-static int start_pull(struct cnnps *c)
+static int start_pull_ahead(struct cnnps *c)
 {
 	int rc = c->ahead ? PS_EAGAIN
 			  : session_pull(c->session, WEIGHTS_CURRENT, world_ms(c->world));
@@ -333,7 +333,7 @@ static int start_pull(struct cnnps *c)
 	if (!rc) {
 		c->has_params = 0;
 		c->ahead = AHEAD_ASKED;
-		run_effects(c);
+		carry_out_session(c);
 	}
 	return rc == PS_EAGAIN ? PS_OK : rc;
 }
@@ -344,11 +344,11 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *p)
 
 	switch (p->flags) {
 	case CNNPS_PULL_START:
-		return start_pull(c);
+		return start_pull_ahead(c);
 	case CNNPS_PULL_WAIT:
-		return await_weights(c);
+		return await_pulled_weights(c);
 	case CNNPS_PULL_EVAL:
-		if ((rc = pull(c, WEIGHTS_EVAL)))
+		if ((rc = pull_now(c, WEIGHTS_EVAL)))
 			return rc;
 		memcpy(p->into, c->arrived, c->info.n_params * sizeof(*p->into));
 		p->version = c->arrived_version;
@@ -388,7 +388,7 @@ int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 		return rc;
 	c->retained[seq % MAX_RETAINED] = c->gradient;
 	c->gradient = NULL;
-	run_effects(c);
+	carry_out_session(c);
 	return p->then ? view(c, p->then) : PS_OK;
 }
 
@@ -442,7 +442,7 @@ struct cnnps *client_new(struct world *w, uint32_t index)
 	make_coroutine(c);
 	session_start(c->session, 0);
 	session_link_up(c->session, 0);
-	run_effects(c);
+	carry_out_session(c);
 	return c;
 }
 
@@ -451,7 +451,7 @@ void client_free(struct cnnps **client)
 	struct cnnps *c = *client;
 
 	/* free all retained gradients, because no message points to them any longer */
-	release(c, session_last_seq(c->session));
+	release_retained(c, session_last_seq(c->session));
 	session_free(&c->session);
 	while (c->n_spare)
 		free(c->spare[--c->n_spare]);

@@ -11,7 +11,7 @@ uint64_t world_ms(const struct world *w)
 	return w->now_ns / 1000000;
 }
 
-static size_t bytes_of(const struct msg *m)
+static size_t message_bytes(const struct msg *m)
 {
 	const struct slices *s = m->type == MSG_PUSH     ? &m->push.slices
 				 : m->type == MSG_PARAMS ? &m->params.slices
@@ -29,11 +29,11 @@ static uint64_t arrival(const struct world *w, uint64_t *free_ns, const struct m
 {
 	uint64_t start = w->now_ns > *free_ns ? w->now_ns : *free_ns;
 
-	*free_ns = start + (uint64_t)(8 * (double)bytes_of(m) / w->cost.gbit);
+	*free_ns = start + (uint64_t)(8 * (double)message_bytes(m) / w->cost.gbit);
 	return *free_ns + (uint64_t)(1e3 * w->cost.latency_us);
 }
 
-static struct parcel *pack(const struct msg *m)
+static struct parcel *pack_parcel(const struct msg *m)
 {
 	struct parcel *p = mem_must(1, sizeof(*p), "a message");
 
@@ -46,12 +46,12 @@ void world_send(struct world *w, uint32_t peer, const struct msg *m)
 	plan_add(&w->plan, (struct item){.at_ns = arrival(w, &w->in_free_ns, m),
 				   .what = AT_SERVER,
 				   .peer = peer,
-				   .parcel = pack(m)});
+				   .parcel = pack_parcel(m)});
 }
 
 void world_send_to_worker(struct world *w, uint32_t peer, const struct msg *m)
 {
-	struct parcel *p = pack(m);
+	struct parcel *p = pack_parcel(m);
 
 	if (m->type == MSG_PARAMS) {
 		struct slices *s = &p->msg.params.slices;

@@ -9,7 +9,7 @@
 
 /* ---- the server ------------------------------------------------------------------------------ */
 
-static void discard(struct parcel *p)
+static void discard_parcel(struct parcel *p)
 {
 	if (p)
 		free(p->values);
@@ -18,7 +18,7 @@ static void discard(struct parcel *p)
 
 /* Schedule the time at which the server has processed this message. The server processes one
  * message at a time. */
-static void queue(struct world *w, struct item it)
+static void queue_at_server(struct world *w, struct item it)
 {
 	const struct msg *m = &it.parcel->msg;
 	double ns = 1e3 * w->cost.message_us;
@@ -40,7 +40,7 @@ static void queue(struct world *w, struct item it)
  *   pull,WORKER,VERSION,ELASTIC
  *   push,WORKER,BASE_VERSION,EPOCH,FIRST,COUNT,ok|rejected,VERSION
  */
-static void record(struct world *w, const struct event *ev, const struct effect *e)
+static void record_effect(struct world *w, const struct event *ev, const struct effect *e)
 {
 	const struct msg *m = &e->msg;
 	uint32_t worker = (e->peer - 1) / 2;
@@ -59,14 +59,14 @@ static void record(struct world *w, const struct event *ev, const struct effect 
 			m->ack.verdict == VERDICT_OK ? "ok" : "rejected", m->ack.version);
 }
 
-static void serve(struct world *w, const struct event *ev)
+static void serve_event(struct world *w, const struct event *ev)
 {
 	const struct effect *e;
 
 	core_step(w->core, ev, world_ms(w));
 	for (size_t i = 0; (e = core_effect(w->core, i)); i++) {
 		if (e->kind == EFFECT_SEND && w->record)
-			record(w, ev, e);
+			record_effect(w, ev, e);
 		if (e->kind == EFFECT_SEND)
 			world_send_to_worker(w, e->peer, &e->msg);
 		if (e->kind == EFFECT_FINISH)
@@ -76,26 +76,27 @@ static void serve(struct world *w, const struct event *ev)
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-static void tick(struct world *w)
+static void world_tick(struct world *w)
 {
-	serve(w, &(struct event){.kind = EVENT_TICK});
+	serve_event(w, &(struct event){.kind = EVENT_TICK});
 	for (uint32_t i = 0; i < w->n_workers; i++)
 		client_tick(w->worker[i]);
 	plan_add(&w->plan, (struct item){.at_ns = w->now_ns + TICK_NS, .what = TICK});
 }
 
-static void happen(struct world *w, struct item *it)
+static void world_happen(struct world *w, struct item *it)
 {
 	struct cnnps *worker = it->peer ? w->worker[(it->peer - 1) / 2] : NULL;
 
 	switch (it->what) {
 	case AT_SERVER:
-		queue(w, *it);
+		queue_at_server(w, *it);
 		it->parcel = NULL; /* queue() has given the parcel to the plan */
 		break;
 	case SERVED:
-		serve(w, &(struct event){
-				 .kind = EVENT_MESSAGE, .peer = it->peer, .msg = &it->parcel->msg});
+		serve_event(w,
+			&(struct event){
+				.kind = EVENT_MESSAGE, .peer = it->peer, .msg = &it->parcel->msg});
 		break;
 	case AT_WORKER:
 		client_message(worker, it->parcel);
@@ -104,10 +105,10 @@ static void happen(struct world *w, struct item *it)
 		client_awake(worker);
 		break;
 	case TICK:
-		tick(w);
+		world_tick(w);
 		break;
 	}
-	discard(it->parcel);
+	discard_parcel(it->parcel);
 }
 
 int world_is_over(const struct world *w)
@@ -124,7 +125,7 @@ int world_run(struct world *w, uint64_t until_ns)
 		struct item it = plan_take(&w->plan);
 
 		w->now_ns = it.at_ns;
-		happen(w, &it);
+		world_happen(w, &it);
 	}
 	return w->error.text[0] ? w->error.status : PS_OK;
 }
@@ -147,7 +148,7 @@ void world_release(struct world *w)
 		client_free(&w->worker[i]);
 	free(w->worker);
 	while (w->plan.n)
-		discard(plan_take(&w->plan).parcel);
+		discard_parcel(plan_take(&w->plan).parcel);
 	free(w->plan.heap);
 	free(w->memory);
 	attack_release(&w->attacker);

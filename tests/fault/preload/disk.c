@@ -47,7 +47,7 @@ static const char *setting(const char *name)
 }
 
 /* Returns the name of `path` relative to DISK_ROOT, or NULL if the path is not in DISK_ROOT. */
-static const char *inside(const char *path)
+static const char *path_inside_root(const char *path)
 {
 	const char *root = setting("DISK_ROOT");
 	size_t n = root ? strlen(root) : 0;
@@ -69,7 +69,7 @@ static const char *name_of_fd(int fd, char buf[PATH_MAX])
 	if (n < 0)
 		return NULL;
 	buf[n] = '\0';
-	return inside(buf);
+	return path_inside_root(buf);
 }
 
 static const char *name_at(int dir, const char *path, char buf[PATH_MAX])
@@ -77,7 +77,7 @@ static const char *name_at(int dir, const char *path, char buf[PATH_MAX])
 	char base[PATH_MAX];
 
 	if (path[0] == '/' || dir == AT_FDCWD)
-		return inside(path);
+		return path_inside_root(path);
 	const char *at = name_of_fd(dir, base);
 	if (!at)
 		return NULL;
@@ -86,7 +86,7 @@ static const char *name_at(int dir, const char *path, char buf[PATH_MAX])
 	return buf;
 }
 
-static void say(const char *op, int fd, const char *name, const char *other, off_t offset,
+static void log_disk_call(const char *op, int fd, const char *name, const char *other, off_t offset,
 	const void *data, size_t bytes)
 {
 	static int out = -1;
@@ -111,7 +111,7 @@ static int opened(int fd, int flags)
 	const char *name = fd >= 0 ? name_of_fd(fd, buf) : NULL;
 
 	if (name)
-		say(flags & O_TRUNC ? "open-empty" : "open", fd, name, "-", 0, NULL, 0);
+		log_disk_call(flags & O_TRUNC ? "open-empty" : "open", fd, name, "-", 0, NULL, 0);
 	return fd;
 }
 
@@ -150,7 +150,7 @@ static void written(int fd, const void *data, ssize_t n, off_t at)
 	const char *name = n > 0 ? name_of_fd(fd, buf) : NULL;
 
 	if (name)
-		say("write", fd, name, "-", at, data, (size_t)n);
+		log_disk_call("write", fd, name, "-", at, data, (size_t)n);
 }
 
 /* Carry out a write with the fault that DISK_WRITE selects. */
@@ -215,12 +215,12 @@ int ftruncate(int fd, off_t size)
 	int rc = real(fd, size);
 	const char *name = rc == 0 ? name_of_fd(fd, buf) : NULL;
 	if (name)
-		say("truncate", fd, name, "-", size, NULL, 0);
+		log_disk_call("truncate", fd, name, "-", size, NULL, 0);
 	pthread_mutex_unlock(&lock);
 	return rc;
 }
 
-static void hang(void)
+static void hang_while_asked(void)
 {
 	const char *file = setting("DISK_HANG");
 
@@ -234,14 +234,14 @@ static int synced(int fd, int rc)
 	const char *name = rc == 0 ? name_of_fd(fd, buf) : NULL;
 
 	if (name)
-		say("sync", fd, name, "-", 0, NULL, 0);
+		log_disk_call("sync", fd, name, "-", 0, NULL, 0);
 	return rc;
 }
 
 int fsync(int fd)
 {
 	REAL(fsync)
-	hang();
+	hang_while_asked();
 	pthread_mutex_lock(&lock);
 	int rc = synced(fd, real(fd));
 	pthread_mutex_unlock(&lock);
@@ -251,7 +251,7 @@ int fsync(int fd)
 int fdatasync(int fd)
 {
 	REAL(fdatasync)
-	hang();
+	hang_while_asked();
 	pthread_mutex_lock(&lock);
 	int rc = synced(fd, real(fd));
 	pthread_mutex_unlock(&lock);
@@ -265,7 +265,7 @@ static int renamed(int from_dir, const char *from, int to_dir, const char *to, i
 	const char *new = rc == 0 ? name_at(to_dir, to, b) : NULL;
 
 	if (old && new)
-		say("rename", -1, old, new, 0, NULL, 0);
+		log_disk_call("rename", -1, old, new, 0, NULL, 0);
 	return rc;
 }
 
@@ -293,7 +293,7 @@ static int removed(int dir, const char *path, int rc)
 	const char *name = rc == 0 ? name_at(dir, path, buf) : NULL;
 
 	if (name)
-		say("unlink", -1, name, "-", 0, NULL, 0);
+		log_disk_call("unlink", -1, name, "-", 0, NULL, 0);
 	return rc;
 }
 

@@ -40,7 +40,7 @@ static const char *library(const void *code)
 	return slash ? slash + 1 : from.dli_fname;
 }
 
-static int is_one_of(const char *name, const char *const others[], size_t n)
+static int starts_with_one_of(const char *name, const char *const others[], size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		if (strncmp(name, others[i], strlen(others[i])) == 0)
@@ -56,25 +56,25 @@ static int is_for_libzmq(void)
 	int n = backtrace(frame, MAX_FRAMES);
 
 	for (int i = 0; i < n; i++)
-		if (is_one_of(library(frame[i]), libzmq, 1))
+		if (starts_with_one_of(library(frame[i]), libzmq, 1))
 			return 1;
 	return 0;
 }
 
-static int counts(const void *caller)
+static int is_own_call(const void *caller)
 {
 	static const char *const others[] = {"libstdc++", "libgcc", "ld-linux", "memory.so",
 		"libgnutls", "libtasn1", "libp11", "libnettle", "libhogweed", "libgmp", "libidn2",
 		"libunistring"};
 	const char *name = library(caller);
 
-	if (!*name || is_one_of(name, others, sizeof(others) / sizeof(others[0])))
+	if (!*name || starts_with_one_of(name, others, sizeof(others) / sizeof(others[0])))
 		return 0;
 	return !is_for_libzmq();
 }
 
 /* Call backtrace once at the start of the program: its first call allocates memory. */
-__attribute__((constructor)) static void prepare(void)
+__attribute__((constructor)) static void load_backtrace(void)
 {
 	void *frame[1];
 
@@ -82,7 +82,7 @@ __attribute__((constructor)) static void prepare(void)
 }
 
 /* Returns 1 if this allocation, which `caller` requests, must fail. */
-static int fails(const void *caller)
+static int is_victim(const void *caller)
 {
 	static uint64_t victim = UINT64_MAX;
 
@@ -91,7 +91,7 @@ static int fails(const void *caller)
 
 		victim = n ? strtoull(n, NULL, 10) : 0;
 	}
-	if (!counts(caller))
+	if (!is_own_call(caller))
 		return 0;
 	if (__atomic_add_fetch(&count, 1, __ATOMIC_RELAXED) != victim)
 		return 0;
@@ -112,27 +112,27 @@ __attribute__((destructor)) static void write_count(void)
 
 void *malloc(size_t size)
 {
-	return fails(__builtin_return_address(0)) ? NULL : __libc_malloc(size);
+	return is_victim(__builtin_return_address(0)) ? NULL : __libc_malloc(size);
 }
 
 void *calloc(size_t n, size_t size)
 {
-	return fails(__builtin_return_address(0)) ? NULL : __libc_calloc(n, size);
+	return is_victim(__builtin_return_address(0)) ? NULL : __libc_calloc(n, size);
 }
 
 void *realloc(void *p, size_t size)
 {
-	return fails(__builtin_return_address(0)) ? NULL : __libc_realloc(p, size);
+	return is_victim(__builtin_return_address(0)) ? NULL : __libc_realloc(p, size);
 }
 
 void *aligned_alloc(size_t alignment, size_t size)
 {
-	return fails(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, size);
+	return is_victim(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, size);
 }
 
 int posix_memalign(void **out, size_t alignment, size_t size)
 {
-	void *p = fails(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, size);
+	void *p = is_victim(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, size);
 
 	if (!p)
 		return ENOMEM;

@@ -1,5 +1,6 @@
 /* capture.c - see capture.h. */
 #include "tests/support/capture.h"
+#include "common/log.h"
 
 void capture_begin(struct capture *c, int fd)
 {
@@ -58,4 +59,11 @@ size_t count_lines(const char *text)
 	for (; *text; text++)
 		lines += *text == '\n';
 	return lines;
+}
+
+int capture_info(void **state)
+{
+	(void)state;
+	log_set_level(LOG_INFO);
+	return 0;
 }

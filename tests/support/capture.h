@@ -24,6 +24,9 @@ const char *capture_end(struct capture *c);
  * removed, too. */
 const char *capture_log(struct capture *c);
 
+/* Set the level of the log to info. For TEST_GROUP. */
+int capture_info(void **state);
+
 size_t count_lines(const char *text);
 
 #endif

@@ -255,6 +255,13 @@ void fixture_applied(struct core_fixture *f, uint32_t peer, const struct msg *m)
 	assert_int_equal(a.duplicate, 0);
 }
 
+void fixture_apply_ones(struct core_fixture *f, struct stamp s, uint64_t seq)
+{
+	struct msg m = fixture_push_ones(s, seq);
+
+	fixture_applied(f, 9, &m);
+}
+
 void fixture_rejected(struct core_fixture *f, uint32_t peer, const struct msg *m, enum reject why)
 {
 	struct msg_ack a = fixture_acked(f, peer, m);
@@ -294,6 +301,11 @@ void fixture_bye(struct core_fixture *f, uint32_t peer, struct stamp s)
 
 	m.bye.stamp = s;
 	fixture_message(f, peer, &m);
+}
+
+void fixture_drain(struct core_fixture *f)
+{
+	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
 }
 
 void fixture_admin(struct core_fixture *f, uint32_t peer, enum admin_verb verb)
@@ -401,10 +413,7 @@ struct stamp fixture_open_with_pushes(struct core_fixture *f, struct core_config
 
 	fixture_open(f, cfg);
 	s = fixture_join(f, 9, "");
-	for (uint64_t seq = 1; seq <= n; seq++) {
-		struct msg m = fixture_push_ones(s, seq);
-
-		fixture_applied(f, 9, &m);
-	}
+	for (uint64_t seq = 1; seq <= n; seq++)
+		fixture_apply_ones(f, s, seq);
 	return s;
 }

@@ -96,6 +96,8 @@ struct msg fixture_batch(
  * Returns the ACK. */
 struct msg_ack fixture_acked(struct core_fixture *f, uint32_t peer, const struct msg *m);
 void fixture_applied(struct core_fixture *f, uint32_t peer, const struct msg *m);
+/* Apply the push fixture_push_ones of peer 9. */
+void fixture_apply_ones(struct core_fixture *f, struct stamp s, uint64_t seq);
 void fixture_rejected(struct core_fixture *f, uint32_t peer, const struct msg *m, enum reject why);
 
 void fixture_lease(struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
@@ -112,6 +114,8 @@ void assert_work(const struct msg_grant *g, uint32_t epoch, uint32_t first, uint
 void fixture_heartbeat(struct core_fixture *f, uint32_t peer, struct stamp s);
 void fixture_pull(struct core_fixture *f, uint32_t peer, struct stamp s, enum weights which);
 void fixture_bye(struct core_fixture *f, uint32_t peer, struct stamp s);
+/* Request the end of the run, as SIGTERM does. */
+void fixture_drain(struct core_fixture *f);
 void fixture_admin(struct core_fixture *f, uint32_t peer, enum admin_verb verb);
 
 /* ---- snapshots ------------------------------------------------------------------------------ */

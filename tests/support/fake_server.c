@@ -374,6 +374,11 @@ void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *w
 		fail_msg("waited in vain for %s", what);
 }
 
+int fake_has_pull(const struct fake *f)
+{
+	return f->seen.pulls >= 1;
+}
+
 void fake_set(struct fake *f, int *how, int value)
 {
 	pthread_mutex_lock(&f->mutex);

@@ -20,6 +20,13 @@ static void on_run_saved(void *arg, uint64_t generation, int rc)
 	run_saved.generation = generation;
 }
 
+int run_with_one_thread(void **state)
+{
+	(void)state;
+	setenv("UV_THREADPOOL_SIZE", "1", 1);
+	return 0;
+}
+
 int run_set_up(void **state)
 {
 	(void)state;

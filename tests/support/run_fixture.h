@@ -27,6 +27,8 @@ struct run_saved {
 
 extern struct run_saved run_saved;
 
+/* Give the thread pool of libuv one thread, so that its tasks run in order. For TEST_GROUP. */
+int run_with_one_thread(void **state);
 /* Create and remove the directory and the event loop. */
 int run_set_up(void **state);
 int run_tear_down(void **state);

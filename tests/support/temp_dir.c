@@ -61,3 +61,19 @@ int temp_dir_exists(const char *dir, const char *name)
 
 	return access(temp_dir_path(dir, name, path), F_OK) == 0;
 }
+
+char temp_dir[64];
+
+int temp_dir_set_up(void **state)
+{
+	(void)state;
+	temp_dir_make(temp_dir);
+	return 0;
+}
+
+int temp_dir_tear_down(void **state)
+{
+	(void)state;
+	temp_dir_remove(temp_dir);
+	return 0;
+}

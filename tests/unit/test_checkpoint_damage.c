@@ -236,11 +236,4 @@ TEST_IN(reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file, che
 	free(file);
 }
 
-static int begin_all(void **state)
-{
-	(void)state;
-	log_set_level(LOG_INFO);
-	return 0;
-}
-
-TEST_GROUP(begin_all, NULL)
+TEST_GROUP(capture_info, NULL)

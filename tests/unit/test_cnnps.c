@@ -407,16 +407,11 @@ static void *hang_up_after_the_pull(void *arg)
 	return NULL;
 }
 
-static int one_pull(const struct fake *f)
-{
-	return f->seen.pulls >= 1;
-}
-
 TEST_IN(a_pull_outlives_its_connection, client_set_up, client_tear_down)
 {
 	pthread_t thread;
 
-	int (*pulled)(const struct fake *) = one_pull;
+	int (*pulled)(const struct fake *) = fake_has_pull;
 
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(pthread_create(&thread, NULL, hang_up_after_the_pull, &pulled), 0);

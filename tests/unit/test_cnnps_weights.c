@@ -23,11 +23,6 @@ static void flush_client(void)
 
 /* ---- prefetched pulls ----------------------------------------------------------------------- */
 
-static int one_pull(const struct fake *f)
-{
-	return f->seen.pulls >= 1;
-}
-
 TEST_IN(a_pull_started_ahead_is_what_the_next_view_gets, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
@@ -35,7 +30,7 @@ TEST_IN(a_pull_started_ahead_is_what_the_next_view_gets, client_set_up, client_t
 	assert_int_equal(client_prefetch(client), 0);
 	/* from now on, the answer to the prefetched pull may arrive at any time */
 	assert_int_equal(client_prefetch(client), 0);
-	fake_wait(&client_server, one_pull, "a pull that nobody waits for");
+	fake_wait(&client_server, fake_has_pull, "a pull that nobody waits for");
 	push_at(0);
 	flush_client();
 	assert_int_equal(client_view(client, &view), 0);
@@ -52,7 +47,7 @@ TEST_IN(a_pull_gets_it_too_and_an_evaluation_does_not, client_set_up, client_tea
 	float w[FAKE_PARAMS] = {7};
 
 	assert_int_equal(client_prefetch(client), 0);
-	fake_wait(&client_server, one_pull, "the pull");
+	fake_wait(&client_server, fake_has_pull, "the pull");
 	push_at(0);
 	assert_int_equal(client_pull_eval(client, w, &version), 0);
 	assert_true(version == 1 && w[0] == -1);
@@ -85,7 +80,7 @@ TEST_IN(closing_drops_what_was_started_ahead, client_set_up, client_tear_down)
 
 	fake_set(&client_server, &client_server.how.two_slices, 1);
 	assert_int_equal(client_prefetch(client), 0);
-	fake_wait(&client_server, one_pull, "the pull");
+	fake_wait(&client_server, fake_has_pull, "the pull");
 	push_at(0);
 	flush_client(); /* the prefetched weights have arrived before the ACK of this push */
 	connect_again(client_options());

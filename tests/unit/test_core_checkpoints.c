@@ -6,13 +6,6 @@
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-static void push(struct core_fixture *f, struct stamp s, uint64_t seq)
-{
-	struct msg m = fixture_push_ones(s, seq);
-
-	fixture_applied(f, 9, &m);
-}
-
 /* ---- snapshots ------------------------------------------------------------------------------ */
 
 TEST(snapshots_come_checkpoint_ms_apart_and_only_if_something_happened)
@@ -27,13 +20,13 @@ TEST(snapshots_come_checkpoint_ms_apart_and_only_if_something_happened)
 	fixture_tick(&f, 1000);
 	assert_int_equal(f.saving, 0); /* nothing has changed */
 	s = fixture_join(&f, 9, "");
-	push(&f, s, 1);
+	fixture_apply_ones(&f, s, 1);
 	assert_int_equal(f.saving, 0);
 	fixture_tick(&f, 199);
 	assert_int_equal(f.saving, 0);
 	fixture_tick(&f, 1);
 	assert_int_equal(f.saving, 2);
-	push(&f, s, 2);
+	fixture_apply_ones(&f, s, 2);
 	fixture_tick(&f, 1000);
 	/* only one snapshot is in progress at a time */
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
@@ -56,7 +49,7 @@ TEST(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms)
 	cfg.checkpoint.interval_ms = 200;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
-	push(&f, s, 1);
+	fixture_apply_ones(&f, s, 1);
 	fixture_tick(&f, 200);
 	for (uint64_t i = 0; i < 3; i++) {
 		generation = f.saving;
@@ -76,7 +69,7 @@ TEST(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms)
 	fixture_durable(&f);
 	assert_int_equal(fixture_sent(&f, 19, MSG_HEARTBEAT)->heartbeat.durable_seq, 1);
 	assert_non_null(fixture_sent(&f, 8, MSG_ADMIN));
-	push(&f, s, 2);
+	fixture_apply_ones(&f, s, 2);
 	fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 	assert_int_not_equal(
 		f.saving, 0); /* the disk works again: an urgent snapshot begins at once */
@@ -111,7 +104,7 @@ TEST(an_admin_is_answered_when_the_checkpoint_is_durable)
 	s = fixture_join(&f, 9, "");
 	fixture_admin(&f, 7, ADMIN_CHECKPOINT);
 	fixture_silent(&f);
-	push(&f, s, 1);
+	fixture_apply_ones(&f, s, 1);
 	/* the snapshot that is being written does not contain push 1 */
 	fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 	fixture_silent(&f);

@@ -7,18 +7,6 @@
 #include "tests/support/test.h"
 #include <math.h>
 
-static void push(struct core_fixture *f, struct stamp s, uint64_t seq)
-{
-	struct msg m = fixture_push_ones(s, seq);
-
-	fixture_applied(f, 9, &m);
-}
-
-static void drain(struct core_fixture *f)
-{
-	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
-}
-
 /* Check that the last event ended the run with this status, and notified worker 1 on connection
  * 9. */
 static void assert_finished(const struct core_fixture *f, int status)
@@ -135,9 +123,9 @@ TEST(a_run_ends_at_max_updates)
 	cfg.training.max_updates = 2;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
-	push(&f, s, 1);
+	fixture_apply_ones(&f, s, 1);
 	assert_int_equal(f.saving, 0);
-	push(&f, s, 2);
+	fixture_apply_ones(&f, s, 2);
 	assert_int_not_equal(f.saving, 0);
 	m = fixture_push_ones(s, 3);
 	fixture_message(&f, 9, &m);
@@ -149,8 +137,8 @@ TEST(a_run_ends_at_max_updates)
 	cfg.durable = 0; /* without a disk, a drain does not wait */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
-	push(&f, s, 1);
-	push(&f, s, 2);
+	fixture_apply_ones(&f, s, 1);
+	fixture_apply_ones(&f, s, 2);
 	assert_finished(&f, PS_EDONE);
 	fixture_close(&f);
 }
@@ -166,7 +154,7 @@ TEST(training_that_diverged_ends)
 	s = fixture_join(&f, 9, "");
 	for (int i = 0; i < 39; i++) {
 		if (i == 19)
-			push(&f, s, ++seq); /* a finite push resets the count */
+			fixture_apply_ones(&f, s, ++seq); /* a finite push resets the count */
 		bad = fixture_push(s, ++seq);
 		bad.push.loss = NAN;
 		fixture_rejected(&f, 9, &bad, REJECT_NONFINITE);
@@ -195,7 +183,7 @@ TEST(a_drain_accepts_pushes_until_its_snapshot)
 	fixture_admin(&f, 8, ADMIN_DRAIN);
 	assert_int_equal(fixture_sent(&f, 8, MSG_ADMIN)->admin.verb, ADMIN_DRAIN);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
-	push(&f, s, 1);
+	fixture_apply_ones(&f, s, 1);
 	fixture_durable(&f); /* this snapshot began before the drain */
 	assert_non_null(fixture_sent(&f, 7, MSG_ADMIN));
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
@@ -203,7 +191,7 @@ TEST(a_drain_accepts_pushes_until_its_snapshot)
 	m = fixture_push_ones(s, 2);
 	fixture_message(&f, 9, &m);
 	fixture_silent(&f);
-	drain(&f); /* a repeated drain changes nothing */
+	fixture_drain(&f); /* a repeated drain changes nothing */
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
@@ -218,9 +206,9 @@ TEST(a_drain_whose_save_failed_accepts_pushes_again)
 
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
-	drain(&f);
+	fixture_drain(&f);
 	fixture_saved(&f, EVENT_SAVE_FAILED);
-	push(&f, s, 1);
+	fixture_apply_ones(&f, s, 1);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_heartbeat(&f, 19, s);
 	fixture_durable(&f);
@@ -236,7 +224,7 @@ TEST(a_drain_gives_no_more_work)
 
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
-	drain(&f);
+	fixture_drain(&f);
 	fixture_lease(&f, 9, s, 1);
 	fixture_silent(&f);
 	assert_int_equal(f.core->leases.n_free, 4);
@@ -252,7 +240,7 @@ TEST(a_worker_that_joins_during_a_drain_gets_welcome_and_bye)
 
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
-	drain(&f);
+	fixture_drain(&f);
 	fixture_durable(&f); /* this snapshot contains the incarnation of the joining worker */
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	fixture_durable(&f);
@@ -278,7 +266,7 @@ TEST(the_last_step_notifies_every_worker_and_admin)
 
 		fixture_applied(&f, 100 + i, &m);
 	}
-	drain(&f); /* the snapshot of the drain is in progress */
+	fixture_drain(&f); /* the snapshot of the drain is in progress */
 	fixture_saved(&f, EVENT_SAVE_FAILED);
 	for (uint32_t i = 0; i < CORE_MAX_ADMINS; i++)
 		fixture_admin(&f, 10 + i, ADMIN_CHECKPOINT);

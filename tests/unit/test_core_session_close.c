@@ -29,11 +29,6 @@ static struct stamp lose(struct core_fixture *f)
 	return s;
 }
 
-static void drain(struct core_fixture *f)
-{
-	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
-}
-
 static struct stamp resume_after_three(struct core_fixture *f, struct stamp s)
 {
 	struct msg m = fixture_resume(s, 3, 0);
@@ -58,7 +53,7 @@ TEST(a_drain_lets_the_replays_of_a_crash_through)
 	struct core_fixture f;
 	struct stamp s = lose(&f);
 
-	drain(&f);
+	fixture_drain(&f);
 	assert_int_equal(f.saving, 0);
 	s = resume_after_three(&f, s);
 	assert_int_equal(f.saving, 0);
@@ -76,7 +71,7 @@ TEST(a_drain_waits_for_no_longer_than_a_recovery)
 	struct core_fixture f;
 
 	lose(&f);
-	drain(&f);
+	fixture_drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms - 1);
 	assert_int_equal(f.saving, 0);
 	fixture_tick(&f, 1);
@@ -94,7 +89,7 @@ TEST(a_worker_with_lost_pushes_gets_no_bye)
 	struct stamp s = lose(&f);
 	struct msg late = fixture_resume(s, 3, 0), nothing_lost = fixture_resume(s, 0, 0);
 
-	drain(&f);
+	fixture_drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
@@ -111,7 +106,7 @@ TEST(a_worker_that_returns_too_late_to_replay_gets_no_bye)
 	struct stamp s = lose(&f);
 	struct msg m;
 
-	drain(&f);
+	fixture_drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	assert_int_not_equal(f.saving, 0);
 	s = resume_after_three(
@@ -160,7 +155,7 @@ TEST(a_replaced_worker_is_fenced_after_the_end_too)
 	fixture_open(&f, fixture_config());
 	first = fixture_join(&f, 9, "anna");
 	fixture_join(&f, 10, "anna");
-	drain(&f);
+	fixture_drain(&f);
 	while (f.saving)
 		fixture_durable(&f);
 	assert_int_equal(fixture_sent(&f, 10, MSG_BYE)->bye.status, PS_ESHUTDOWN);

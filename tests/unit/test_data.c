@@ -6,7 +6,6 @@
 #include "worker/data/dataset.h"
 #include "tests/support/test.h"
 
-static char dir[64];
 static const char *const names[] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
 	"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
 
@@ -14,7 +13,7 @@ static void put_data_file(int file, const char *ending, const struct blob *b)
 {
 	char path[128];
 
-	snprintf(path, sizeof(path), "%s/%s%s", dir, names[file], ending);
+	snprintf(path, sizeof(path), "%s/%s%s", temp_dir, names[file], ending);
 	temp_file_put(path, b->bytes, b->size);
 }
 
@@ -22,7 +21,7 @@ static void remove_data_file(const char *name)
 {
 	char path[160];
 
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	snprintf(path, sizeof(path), "%s/%s", temp_dir, name);
 	assert_int_equal(unlink(path), 0);
 }
 
@@ -32,7 +31,7 @@ static void rename_file(int file, const char *name, const struct blob *b)
 	char path[128];
 
 	remove_data_file(names[file]);
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	snprintf(path, sizeof(path), "%s/%s", temp_dir, name);
 	temp_file_put(path, b->bytes, b->size);
 }
 
@@ -45,7 +44,7 @@ static int remove_data_files(void **state)
 		for (int k = 0; k < 2; k++) {
 			char path[128];
 
-			snprintf(path, sizeof(path), "%s/%s%s", dir, names[f], endings[k]);
+			snprintf(path, sizeof(path), "%s/%s%s", temp_dir, names[f], endings[k]);
 			unlink(path);
 		}
 	return 0;
@@ -67,8 +66,8 @@ static void assert_data_refused(const char *words)
 	struct data d;
 	struct err e = {0};
 
-	assert_int_equal(data_load(&d, dir, &e), PS_EDATA);
-	if (!strstr(e.text, words) || !strstr(e.text, dir))
+	assert_int_equal(data_load(&d, temp_dir, &e), PS_EDATA);
+	if (!strstr(e.text, words) || !strstr(e.text, temp_dir))
 		fail_msg("\"%s\" does not say \"%s\"", e.text, words);
 	assert_null(d.file[TRAIN_IMAGES].bytes);
 }
@@ -84,7 +83,7 @@ TEST_IN(four_files_make_a_data_set, NULL, remove_data_files)
 	put_all(b);
 	for (int f = 0; f < 4; f++, n += b[f - 1].size)
 		memcpy(all + n, b[f].bytes, b[f].size);
-	assert_int_equal(data_load(&d, dir, &e), PS_OK);
+	assert_int_equal(data_load(&d, temp_dir, &e), PS_OK);
 	assert_int_equal(d.id.n_train, 5);
 	assert_int_equal(d.id.n_test, 3);
 	assert_int_equal(d.id.rows, 4);
@@ -106,13 +105,13 @@ TEST_IN(the_fingerprint_does_not_depend_on_compression, NULL, remove_data_files)
 	struct err e;
 
 	put_all(b);
-	assert_int_equal(data_load(&plain, dir, &e), PS_OK);
+	assert_int_equal(data_load(&plain, temp_dir, &e), PS_OK);
 	remove_data_files(NULL);
 	for (int f = 0; f < 4; f++) {
 		zipped = blob_gzip(&b[f]);
 		put_data_file(f, ".gz", &zipped);
 	}
-	assert_int_equal(data_load(&mixed, dir, &e), PS_OK);
+	assert_int_equal(data_load(&mixed, temp_dir, &e), PS_OK);
 	assert_true(plain.id.xxh3 == mixed.id.xxh3);
 	data_release(&plain);
 	data_release(&mixed);
@@ -124,7 +123,7 @@ TEST_IN(a_missing_file_is_named, NULL, remove_data_files)
 	char path[128];
 
 	put_all(b);
-	snprintf(path, sizeof(path), "%s/%s", dir, names[3]);
+	snprintf(path, sizeof(path), "%s/%s", temp_dir, names[3]);
 	assert_int_equal(unlink(path), 0);
 	assert_data_refused("holds neither t10k-labels-idx1-ubyte nor");
 }
@@ -142,12 +141,12 @@ TEST_IN(images_of_mnists_shape_have_ten_classes_or_more, NULL, remove_data_files
 	b[2] = blob_images(3, 28, 28, 2);
 	put_data_file(0, "", &b[0]);
 	put_data_file(2, "", &b[2]);
-	assert_int_equal(data_load(&d, dir, &e), PS_OK);
+	assert_int_equal(data_load(&d, temp_dir, &e), PS_OK);
 	assert_int_equal(d.id.classes, 10);
 	data_release(&d);
 	b[3].bytes[8] = 46;
 	put_data_file(3, "", &b[3]);
-	assert_int_equal(data_load(&d, dir, &e), PS_OK);
+	assert_int_equal(data_load(&d, temp_dir, &e), PS_OK);
 	assert_int_equal(d.id.classes, 47);
 	assert_int_equal(d.max_label, 46);
 	data_release(&d);
@@ -169,7 +168,7 @@ TEST_IN(images_may_have_channels_and_labels_32_bits, NULL, remove_data_files)
 	for (uint32_t i = 0; i < 5; i++)
 		blob_be32(&labels, i * 16000);
 	put_data_file(1, "", &labels);
-	assert_int_equal(data_load(&d, dir, &e), PS_OK);
+	assert_int_equal(data_load(&d, temp_dir, &e), PS_OK);
 	assert_int_equal(d.shape.c, 3);
 	assert_int_equal(d.shape.h, 4);
 	assert_int_equal(d.shape.w, 6);
@@ -200,7 +199,7 @@ TEST_IN(labels_may_have_16_bits, NULL, remove_data_files)
 	memcpy(labels.bytes + labels.size, "\0\0\0\1\1\0\x7f\xff\0\2", 10);
 	labels.size += 10;
 	put_data_file(1, "", &labels);
-	assert_int_equal(data_load(&d, dir, &e), PS_OK);
+	assert_int_equal(data_load(&d, temp_dir, &e), PS_OK);
 	assert_int_equal(data_train(&d).labels[2], 256);
 	assert_int_equal(d.id.classes, 32768);
 	data_release(&d);
@@ -214,8 +213,8 @@ static void refused_within(uint64_t memory, const char *words)
 	struct data d;
 	struct err e = {0};
 
-	assert_int_equal(data_load_within(&d, dir, memory, &e), PS_EDATA);
-	if (!strstr(e.text, words) || !strstr(e.text, dir))
+	assert_int_equal(data_load_within(&d, temp_dir, memory, &e), PS_EDATA);
+	if (!strstr(e.text, words) || !strstr(e.text, temp_dir))
 		fail_msg("\"%s\" does not say \"%s\"", e.text, words);
 }
 
@@ -234,7 +233,7 @@ TEST_IN(images_that_cannot_stay_on_the_disk_must_fit_the_memory, NULL, remove_da
 	}
 	refused_within(train - 1, "has 136 bytes when decompressed");
 	refused_within(train + test - 1, "leaves 87: decompress the file");
-	assert_int_equal(data_load_within(&d, dir, train + test, &e), PS_OK);
+	assert_int_equal(data_load_within(&d, temp_dir, train + test, &e), PS_OK);
 	data_release(&d);
 }
 
@@ -275,7 +274,7 @@ static void put_emnist(const char *split, struct blob b[4])
 	char path[160];
 
 	for (int f = 0; f < 4; f++) {
-		snprintf(path, sizeof(path), "%s/emnist-%s-%s", dir, split, kinds[f]);
+		snprintf(path, sizeof(path), "%s/emnist-%s-%s", temp_dir, split, kinds[f]);
 		temp_file_put(path, b[f].bytes, b[f].size);
 	}
 }
@@ -302,7 +301,7 @@ TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, remove_data_files)
 	uint64_t digits;
 
 	put_emnist("digits", b);
-	assert_int_equal(data_load(&d, dir, &e), PS_OK);
+	assert_int_equal(data_load(&d, temp_dir, &e), PS_OK);
 	digits = d.id.xxh3;
 	assert_int_equal(d.id.classes, 10);
 	for (size_t y = 0; y < 28; y++)
@@ -314,7 +313,7 @@ TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, remove_data_files)
 	b[1].bytes[8] = b[3].bytes[8] = 26;
 	put_emnist("letters", b);
 	assert_data_refused("several splits of EMNIST: name one, as --data");
-	snprintf(place, sizeof(place), "%s/emnist-letters", dir);
+	snprintf(place, sizeof(place), "%s/emnist-letters", temp_dir);
 	assert_int_equal(data_load(&d, place, &e), PS_OK);
 	assert_int_equal(d.id.classes, 26);
 	assert_int_equal(data_train(&d).labels[0], 25);
@@ -328,7 +327,7 @@ TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, remove_data_files)
 	remove_emnist("digits");
 	for (int f = 0; f < 4; f++)
 		put_data_file(f, "", &b[f]);
-	assert_int_equal(data_load(&d, dir, &e), PS_OK);
+	assert_int_equal(data_load(&d, temp_dir, &e), PS_OK);
 	/* transposed images are different images */
 	assert_true(d.id.xxh3 != digits);
 	data_release(&d);
@@ -345,7 +344,7 @@ TEST_IN(the_usual_place_is_found_and_named, NULL, remove_data_files)
 
 	put_all(b);
 	assert_non_null(getcwd(old, sizeof(old)));
-	snprintf(mnist, sizeof(mnist), "%s/data", dir);
+	snprintf(mnist, sizeof(mnist), "%s/data", temp_dir);
 	assert_int_equal(mkdir(mnist, 0700), 0);
 	assert_int_equal(chdir(mnist), 0);
 	assert_int_equal(symlink("..", "mnist"), 0); /* data/mnist contains the four files */
@@ -359,18 +358,4 @@ TEST_IN(the_usual_place_is_found_and_named, NULL, remove_data_files)
 	assert_int_equal(chdir(old), 0);
 }
 
-static int make_dir(void **state)
-{
-	(void)state;
-	temp_dir_make(dir);
-	return 0;
-}
-
-static int remove_dir(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
-	return 0;
-}
-
-TEST_GROUP(make_dir, remove_dir)
+TEST_GROUP(temp_dir_set_up, temp_dir_tear_down)

@@ -7,7 +7,6 @@
 #include "worker/data/idx.h"
 #include "tests/support/test.h"
 
-static char dir[64];
 static char path[80];
 
 static int read_idx_blob(const struct blob *b, enum idx_kind kind, struct idx *x, struct err *e)
@@ -218,12 +217,12 @@ TEST(what_is_not_a_regular_file_is_refused)
 	struct idx x;
 	struct err e;
 
-	snprintf(fifo, sizeof(fifo), "%s/fifo", dir);
+	snprintf(fifo, sizeof(fifo), "%s/fifo", temp_dir);
 	assert_int_equal(mkfifo(fifo, 0600), 0);
 	assert_int_equal(idx_read(&x, fifo, IDX_IMAGES, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "not a regular file"));
 	assert_int_equal(unlink(fifo), 0);
-	assert_int_equal(idx_read(&x, dir, IDX_IMAGES, &e), PS_EDATA);
+	assert_int_equal(idx_read(&x, temp_dir, IDX_IMAGES, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "not a regular file"));
 	assert_int_equal(idx_read(&x, fifo, IDX_IMAGES, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "No such file"));
@@ -273,19 +272,12 @@ TEST(ten_thousand_mutations_are_read_whole_or_refused)
 	assert_in_range(accepted, 100, 5000);
 }
 
-static int make_dir(void **state)
+static int set_up_idx(void **state)
 {
 	(void)state;
-	temp_dir_make(dir);
-	snprintf(path, sizeof(path), "%s/file", dir);
+	temp_dir_make(temp_dir);
+	snprintf(path, sizeof(path), "%s/file", temp_dir);
 	return 0;
 }
 
-static int remove_dir(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
-	return 0;
-}
-
-TEST_GROUP(make_dir, remove_dir)
+TEST_GROUP(set_up_idx, temp_dir_tear_down)

@@ -13,21 +13,13 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/test.h"
 
-static char dir[64];
 static struct err e;
 
 static int set_up_keys(void **state)
 {
 	(void)state;
 	memset(&e, 0, sizeof(e));
-	temp_dir_make(dir);
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
+	temp_dir_make(temp_dir);
 	return 0;
 }
 
@@ -35,25 +27,25 @@ static const char *path(const char *name)
 {
 	static char out[320];
 
-	return temp_dir_path(dir, name, out);
+	return temp_dir_path(temp_dir, name, out);
 }
 
 /* Writes a file with the content `text` and the mode `mode`. Returns its path. */
 static const char *file(const char *text, unsigned mode)
 {
-	temp_dir_write(dir, "file", text, strlen(text));
+	temp_dir_write(temp_dir, "file", text, strlen(text));
 	assert_int_equal(chmod(path("file"), mode), 0);
 	return path("file");
 }
 
-TEST_IN(a_pair_is_written_and_read, set_up_keys, tear_down)
+TEST_IN(a_pair_is_written_and_read, set_up_keys, temp_dir_tear_down)
 {
 	char key[KEY_TEXT], again[KEY_TEXT], public_key[KEY_TEXT];
 	struct key_pair k;
 	struct stat st;
 	int made;
 
-	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_OK);
+	assert_int_equal(key_make_files(temp_dir, "a", key, &made, &e), PS_OK);
 	assert_true(made);
 	assert_int_equal(stat(path("a.key"), &st), 0);
 	assert_int_equal(st.st_mode & 07777, 0600);
@@ -61,11 +53,11 @@ TEST_IN(a_pair_is_written_and_read, set_up_keys, tear_down)
 	assert_string_equal(k.public_key, key);
 	assert_int_equal(key_read_public(path("a.pub"), public_key, &e), PS_OK);
 	assert_string_equal(public_key, key);
-	assert_int_equal(key_make_files(dir, "a", again, &made, &e), PS_OK);
+	assert_int_equal(key_make_files(temp_dir, "a", again, &made, &e), PS_OK);
 	assert_false(made);
 	assert_string_equal(again, key);
 	assert_int_equal(unlink(path("a.pub")), 0);
-	assert_int_equal(key_make_files(dir, "a", again, &made, &e), PS_OK);
+	assert_int_equal(key_make_files(temp_dir, "a", again, &made, &e), PS_OK);
 	assert_int_equal(key_read_public(path("a.pub"), public_key, &e), PS_OK);
 	assert_string_equal(public_key, key);
 	key_wipe(&k);
@@ -73,20 +65,20 @@ TEST_IN(a_pair_is_written_and_read, set_up_keys, tear_down)
 		assert_int_equal(((const char *)&k)[i], 0);
 }
 
-TEST_IN(halves_of_two_pairs_are_refused, set_up_keys, tear_down)
+TEST_IN(halves_of_two_pairs_are_refused, set_up_keys, temp_dir_tear_down)
 {
 	char key[KEY_TEXT];
 	int made;
 
-	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_OK);
+	assert_int_equal(key_make_files(temp_dir, "a", key, &made, &e), PS_OK);
 	assert_int_equal(unlink(path("a.key")), 0);
-	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_EUSAGE);
+	assert_int_equal(key_make_files(temp_dir, "a", key, &made, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "a.pub"));
 }
 
 static const char good[] = "cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\n";
 
-TEST_IN(only_the_owner_may_read_a_secret, set_up_keys, tear_down)
+TEST_IN(only_the_owner_may_read_a_secret, set_up_keys, temp_dir_tear_down)
 {
 	static const unsigned bad[] = {0644, 0640, 0604, 0610, 0601, 0660, 0777};
 	struct key_pair k;
@@ -100,25 +92,25 @@ TEST_IN(only_the_owner_may_read_a_secret, set_up_keys, tear_down)
 }
 
 /* A user who can write to the directory could replace the key file. */
-TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up_keys, tear_down)
+TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up_keys, temp_dir_tear_down)
 {
 	static const unsigned bad[] = {0777, 0770, 0707};
 	struct key_pair k;
 
 	(void)file(good, 0600);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
-		assert_int_equal(chmod(dir, bad[i]), 0);
+		assert_int_equal(chmod(temp_dir, bad[i]), 0);
 		assert_int_equal(key_read_secret(path("file"), &k, &e), PS_EUSAGE);
 		assert_non_null(strstr(e.text, "chmod go-w"));
 	}
 	/* in a sticky directory such as /tmp, only the owner of a file can replace it */
-	assert_int_equal(chmod(dir, 01777), 0);
+	assert_int_equal(chmod(temp_dir, 01777), 0);
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
-	assert_int_equal(chmod(dir, 0755), 0);
+	assert_int_equal(chmod(temp_dir, 0755), 0);
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
 }
 
-TEST_IN(a_file_of_another_user_is_refused, set_up_keys, tear_down)
+TEST_IN(a_file_of_another_user_is_refused, set_up_keys, temp_dir_tear_down)
 {
 	struct key_pair k;
 
@@ -152,11 +144,11 @@ static void read_as_another_user(gid_t group, unsigned mode, int want)
 
 /* Kubernetes mounts secrets as files that root owns, with a group of the process. Only through this
  * group can the process read the file. */
-TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up_keys, tear_down)
+TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up_keys, temp_dir_tear_down)
 {
 	if (geteuid() != 0)
 		skip();
-	assert_int_equal(chmod(dir, 0755), 0);
+	assert_int_equal(chmod(temp_dir, 0755), 0);
 	read_as_another_user(12346, 0440, PS_OK);
 	read_as_another_user(12347, 0440, PS_OK);
 	read_as_another_user(12347, 0640, PS_OK);
@@ -183,7 +175,7 @@ static int let_user_read(const char *file_path)
 	return setxattr(file_path, "system.posix_acl_access", &list, sizeof(list), 0) == 0;
 }
 
-TEST_IN(a_credential_of_systemd_is_accepted, set_up_keys, tear_down)
+TEST_IN(a_credential_of_systemd_is_accepted, set_up_keys, temp_dir_tear_down)
 {
 	struct key_pair k;
 	struct stat st;
@@ -192,7 +184,7 @@ TEST_IN(a_credential_of_systemd_is_accepted, set_up_keys, tear_down)
 
 	if (geteuid() != 0)
 		skip();
-	assert_int_equal(chmod(dir, 0755), 0);
+	assert_int_equal(chmod(temp_dir, 0755), 0);
 	file(good, 0400);
 	if (!let_user_read(path("file")))
 		skip();
@@ -208,7 +200,7 @@ TEST_IN(a_credential_of_systemd_is_accepted, set_up_keys, tear_down)
 	assert_int_equal(status, 0);
 }
 
-TEST_IN(what_is_no_key_file_is_refused, set_up_keys, tear_down)
+TEST_IN(what_is_no_key_file_is_refused, set_up_keys, temp_dir_tear_down)
 {
 	static const char *const bad[] = {"", "\n", "cnn-ps secret key\n",
 		"cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%c\n",
@@ -226,13 +218,13 @@ TEST_IN(what_is_no_key_file_is_refused, set_up_keys, tear_down)
 	}
 	assert_int_equal(key_read_secret(path("absent"), &k, &e), PS_EUSAGE);
 	assert_int_equal(key_read_secret("/dev/zero", &k, &e), PS_EUSAGE);
-	assert_int_equal(key_read_secret(dir, &k, &e), PS_EUSAGE);
+	assert_int_equal(key_read_secret(temp_dir, &k, &e), PS_EUSAGE);
 }
 
 #define W "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
 #define A "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 
-TEST_IN(a_list_gives_roles, set_up_keys, tear_down)
+TEST_IN(a_list_gives_roles, set_up_keys, temp_dir_tear_down)
 {
 	struct authorized_keys *a;
 
@@ -251,7 +243,7 @@ TEST_IN(a_list_gives_roles, set_up_keys, tear_down)
 	authorized_keys_free(&a);
 }
 
-TEST_IN(a_bad_list_is_refused_as_a_whole, set_up_keys, tear_down)
+TEST_IN(a_bad_list_is_refused_as_a_whole, set_up_keys, temp_dir_tear_down)
 {
 	static const char *const bad[] = {"worker\n", "worker " W "x\n", "root " W "\n",
 		"none " W "\n", "worker " A "\nworker\n", "worker " A "\nadmin " A "\n"};
@@ -268,11 +260,11 @@ TEST_IN(a_bad_list_is_refused_as_a_whole, set_up_keys, tear_down)
 
 /* The server refuses a list under the old file name. Without this refusal the server would ignore
  * the old list, and nobody would notice. */
-TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up_keys, tear_down)
+TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up_keys, temp_dir_tear_down)
 {
 	struct authorized_keys *a;
 
-	temp_dir_write(dir, "allow", "worker " W "\n", strlen("worker " W "\n"));
+	temp_dir_write(temp_dir, "allow", "worker " W "\n", strlen("worker " W "\n"));
 	assert_int_equal(authorized_keys_read(&a, path("authorized_keys"), &e), PS_EUSAGE);
 	assert_null(a);
 	assert_non_null(strstr(e.text, "allow: was renamed"));
@@ -281,13 +273,13 @@ TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up_keys, tear_
 	assert_int_equal(
 		authorized_keys_add(path("authorized_keys"), KEY_ADMIN, A, "", &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "allow: was renamed"));
-	assert_int_equal(temp_dir_exists(dir, "authorized_keys"), 0);
+	assert_int_equal(temp_dir_exists(temp_dir, "authorized_keys"), 0);
 	/* if the user gives the path of the list, it may have the old file name */
 	assert_int_equal(authorized_keys_read(&a, path("allow"), &e), PS_OK);
 	authorized_keys_free(&a);
 }
 
-TEST_IN(a_key_is_added_once, set_up_keys, tear_down)
+TEST_IN(a_key_is_added_once, set_up_keys, temp_dir_tear_down)
 {
 	struct authorized_keys *a;
 
@@ -302,7 +294,7 @@ TEST_IN(a_key_is_added_once, set_up_keys, tear_down)
 }
 
 /* On a full disk, the first write stores only a part of the text, but reports no error. */
-TEST_IN(a_short_write_is_reported_with_its_cause, set_up_keys, tear_down)
+TEST_IN(a_short_write_is_reported_with_its_cause, set_up_keys, temp_dir_tear_down)
 {
 	struct rlimit old, tight;
 	struct err pair = {0};
@@ -314,7 +306,7 @@ TEST_IN(a_short_write_is_reported_with_its_cause, set_up_keys, tear_down)
 	tight = (struct rlimit){10, old.rlim_max};
 	setrlimit(RLIMIT_FSIZE, &tight);
 	added = authorized_keys_add(path("list"), KEY_WORKER, W, "one", &e);
-	made = key_make_files(dir, "one", key, &is_new, &pair);
+	made = key_make_files(temp_dir, "one", key, &is_new, &pair);
 	setrlimit(RLIMIT_FSIZE, &old);
 	assert_int_equal(added, PS_EIO);
 	assert_non_null(strstr(e.text, "File too large"));

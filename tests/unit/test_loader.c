@@ -11,14 +11,13 @@
 #define W    4
 #define SIZE (C * H * W)
 
-static char dir[64];
 static struct blob images;
 
 static void put_idx_file(const char *name, const struct blob *b)
 {
 	char path[128];
 
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	snprintf(path, sizeof(path), "%s/%s", temp_dir, name);
 	temp_file_put(path, b->bytes, b->size);
 }
 
@@ -33,7 +32,7 @@ static void load_planes(struct data *d, uint64_t memory)
 	put_idx_file("train-labels-idx1-ubyte", &labels);
 	put_idx_file("t10k-images-idx3-ubyte", &tests);
 	put_idx_file("t10k-labels-idx1-ubyte", &test_labels);
-	assert_int_equal(data_load_within(d, dir, memory, &e), PS_OK);
+	assert_int_equal(data_load_within(d, temp_dir, memory, &e), PS_OK);
 	assert_int_equal(data_in_memory(d, TRAIN_PART), memory > 1000);
 }
 
@@ -131,7 +130,7 @@ TEST(promise_1_a_file_that_shrinks_is_bad_data)
 
 	load_planes(&d, 200);
 	assert_int_equal(loader_new(&l, &d, TRAIN_PART, NULL, 5, 4, &e), PS_OK);
-	snprintf(path, sizeof(path), "%s/train-images-idx3-ubyte", dir);
+	snprintf(path, sizeof(path), "%s/train-images-idx3-ubyte", temp_dir);
 	assert_int_equal(truncate(path, 20 + 3 * SIZE + 1), 0);
 	ask_for_batch(l, 0, 0, 2); /* images 0 and 2 */
 	ask_for_batch(l, 0, 1, 2); /* images 1 and 3 */
@@ -156,18 +155,4 @@ TEST(a_batch_that_does_not_fit_memory_is_refused)
 	data_release(&d);
 }
 
-static int make_dir(void **state)
-{
-	(void)state;
-	temp_dir_make(dir);
-	return 0;
-}
-
-static int remove_dir(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
-	return 0;
-}
-
-TEST_GROUP(make_dir, remove_dir)
+TEST_GROUP(temp_dir_set_up, temp_dir_tear_down)

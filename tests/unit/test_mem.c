@@ -117,11 +117,4 @@ TEST(mem_must_dies_with_one_line_that_says_who_and_how_much)
 			     "elements=1152921504606846976 bytes_each=4\n"));
 }
 
-static int begin_all(void **state)
-{
-	(void)state;
-	log_set_level(LOG_INFO);
-	return 0;
-}
-
-TEST_GROUP(begin_all, NULL)
+TEST_GROUP(capture_info, NULL)

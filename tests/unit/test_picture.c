@@ -7,7 +7,6 @@
 #include "worker/ctl/picture.h"
 #include "tests/support/test.h"
 
-static char dir[64];
 static char path[80];
 #define PICTURE_SIZE 784
 static const struct shape mnist = {1, 28, 28};
@@ -329,27 +328,20 @@ TEST(what_is_no_file_is_refused)
 {
 	struct err e;
 
-	assert_int_equal(picture_read(dir, mnist, pixels, &e), PS_EDATA);
+	assert_int_equal(picture_read(temp_dir, mnist, pixels, &e), PS_EDATA);
 	assert_int_equal(e.status, PS_EDATA);
 	assert_int_equal(picture_read("/dev/zero", mnist, pixels, &e), PS_EDATA);
 	assert_int_equal(picture_read("", mnist, pixels, &e), PS_EDATA);
 }
 
-static int make_dir(void **state)
+static int set_up_picture(void **state)
 {
 	(void)state;
-	temp_dir_make(dir);
-	snprintf(path, sizeof(path), "%s/file", dir);
+	temp_dir_make(temp_dir);
+	snprintf(path, sizeof(path), "%s/file", temp_dir);
 	for (size_t i = 0; i < PICTURE_SIZE; i++)
 		expected[i] = (uint8_t)(i * 37);
 	return 0;
 }
 
-static int remove_dir(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
-	return 0;
-}
-
-TEST_GROUP(make_dir, remove_dir)
+TEST_GROUP(set_up_picture, temp_dir_tear_down)

@@ -9,7 +9,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/test.h"
 
-static char dir[64], path[320];
+static char path[320];
 static struct err e;
 static struct model m;
 static float weights[20000], again[20000];
@@ -17,16 +17,9 @@ static float weights[20000], again[20000];
 static int set_up_safetensors(void **state)
 {
 	(void)state;
-	temp_dir_make(dir);
-	temp_dir_path(dir, "w.safetensors", path);
+	temp_dir_make(temp_dir);
+	temp_dir_path(temp_dir, "w.safetensors", path);
 	memset(&e, 0, sizeof(e));
-	return 0;
-}
-
-static int end(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -45,7 +38,7 @@ static unsigned char *read_weights_file(size_t *size)
 	return data;
 }
 
-TEST_IN(weights_come_back_bit_for_bit, set_up_safetensors, end)
+TEST_IN(weights_come_back_bit_for_bit, set_up_safetensors, temp_dir_tear_down)
 {
 	const char *models[] = {"conv:4:5 relu pool:2 fc:10", "fc:5 relu fc:2", "vector:17"};
 
@@ -62,7 +55,7 @@ TEST_IN(weights_come_back_bit_for_bit, set_up_safetensors, end)
 	}
 }
 
-TEST_IN(the_bytes_are_those_that_the_format_prescribes, set_up_safetensors, end)
+TEST_IN(the_bytes_are_those_that_the_format_prescribes, set_up_safetensors, temp_dir_tear_down)
 {
 	size_t size;
 
@@ -88,7 +81,7 @@ TEST_IN(the_bytes_are_those_that_the_format_prescribes, set_up_safetensors, end)
 	free(file);
 }
 
-TEST_IN(every_header_is_padded_to_8_bytes, set_up_safetensors, end)
+TEST_IN(every_header_is_padded_to_8_bytes, set_up_safetensors, temp_dir_tear_down)
 {
 	const char *models[] = {"vector:3", "vector:30", "vector:300", "vector:3000", "fc:2",
 		"fc:10", "fc:2 relu fc:2", "relu fc:10", "dropout:0.5 fc:10", "dropout:0.25 fc:10"};
@@ -108,14 +101,14 @@ TEST_IN(every_header_is_padded_to_8_bytes, set_up_safetensors, end)
 	}
 }
 
-TEST_IN(equal_weights_give_equal_files, set_up_safetensors, end)
+TEST_IN(equal_weights_give_equal_files, set_up_safetensors, temp_dir_tear_down)
 {
 	size_t one_size, two_size;
 
 	make_model("conv:4:5 relu pool:2 fc:10");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 	unsigned char *one = read_weights_file(&one_size);
-	temp_dir_path(dir, "other-name.safetensors", path);
+	temp_dir_path(temp_dir, "other-name.safetensors", path);
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 	unsigned char *two = read_weights_file(&two_size);
 	assert_int_equal(one_size, two_size);
@@ -124,20 +117,20 @@ TEST_IN(equal_weights_give_equal_files, set_up_safetensors, end)
 	free(two);
 }
 
-TEST_IN(a_bare_file_name_is_written_where_one_stands, set_up_safetensors, end)
+TEST_IN(a_bare_file_name_is_written_where_one_stands, set_up_safetensors, temp_dir_tear_down)
 {
 	char before[4096];
 
 	make_model("vector:3");
 	assert_non_null(getcwd(before, sizeof(before)));
-	assert_int_equal(chdir(dir), 0);
+	assert_int_equal(chdir(temp_dir), 0);
 	int rc = safetensors_write("bare.safetensors", &m, weights, &e);
 	assert_int_equal(chdir(before), 0);
 	assert_int_equal(rc, PS_OK);
-	assert_true(temp_dir_exists(dir, "bare.safetensors"));
+	assert_true(temp_dir_exists(temp_dir, "bare.safetensors"));
 	assert_int_equal(safetensors_write("/nonexistent-directory/w", &m, weights, &e), PS_EIO);
 	/* the path is a directory */
-	assert_int_equal(safetensors_write(dir, &m, weights, &e), PS_EIO);
+	assert_int_equal(safetensors_write(temp_dir, &m, weights, &e), PS_EIO);
 }
 
 /* ---- hostile files ------------------------------------------------------------------------ */
@@ -168,13 +161,13 @@ static int read_made(const char *header, uint64_t length, const void *data, size
 	memcpy(file, &length, 8);
 	memcpy(file + 8, header, n);
 	memcpy(file + 8 + n, data, data_bytes);
-	temp_dir_write(dir, "w.safetensors", file, 8 + n + data_bytes);
+	temp_dir_write(temp_dir, "w.safetensors", file, 8 + n + data_bytes);
 	return safetensors_read(path, &m, again, &e);
 }
 
 static const float six[] = {1, 2, 3, 4, 5, 6, 7, 8};
 
-TEST_IN(another_order_of_tensors_is_read_by_name, set_up_safetensors, end)
+TEST_IN(another_order_of_tensors_is_read_by_name, set_up_safetensors, temp_dir_tear_down)
 {
 	const char *header =
 		"{" BIAS("[2]", "0", "8") "," WEIGHT("\"F32\"", "[2,2]", "8", "24") "}  ";
@@ -187,7 +180,8 @@ TEST_IN(another_order_of_tensors_is_read_by_name, set_up_safetensors, end)
 	assert_memory_equal(again, six, 24);
 }
 
-TEST_IN(a_file_of_another_model_is_refused_by_the_first_difference, set_up_safetensors, end)
+TEST_IN(a_file_of_another_model_is_refused_by_the_first_difference, set_up_safetensors,
+	temp_dir_tear_down)
 {
 	static const struct {
 		const char *header, *says;
@@ -246,7 +240,7 @@ static int model_of(const char *header, char *text)
 	return safetensors_model(path, text, &e);
 }
 
-TEST_IN(the_metadata_name_the_model, set_up_safetensors, end)
+TEST_IN(the_metadata_name_the_model, set_up_safetensors, temp_dir_tear_down)
 {
 	char text[MODEL_MAX_TEXT], large[MODEL_MAX_TEXT + 100];
 
@@ -271,7 +265,7 @@ TEST_IN(the_metadata_name_the_model, set_up_safetensors, end)
 	assert_non_null(strstr(e.text, "512 bytes; expected at most 511"));
 }
 
-TEST_IN(lengths_that_lie_are_refused_before_they_are_used, set_up_safetensors, end)
+TEST_IN(lengths_that_lie_are_refused_before_they_are_used, set_up_safetensors, temp_dir_tear_down)
 {
 	const char *header = "{" GOOD_WEIGHT "," GOOD_BIAS "}";
 	const size_t n = strlen(header);
@@ -296,7 +290,8 @@ TEST_IN(lengths_that_lie_are_refused_before_they_are_used, set_up_safetensors, e
 	assert_non_null(strstr(e.text, "28 bytes of data; the model \"input:2x1x1 fc:2\" has 24"));
 }
 
-TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, set_up_safetensors, end)
+TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, set_up_safetensors,
+	temp_dir_tear_down)
 {
 	const uint64_t seed = 31;
 	size_t size, refused = 0;
@@ -306,7 +301,7 @@ TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, set_up_safe
 	assert_int_equal(safetensors_write(path, &m, six, &e), PS_OK);
 	unsigned char *file = read_weights_file(&size);
 	for (size_t n = 0; n < size; n++) {
-		temp_dir_write(dir, "w.safetensors", file, n);
+		temp_dir_write(temp_dir, "w.safetensors", file, n);
 		assert_int_equal(safetensors_read(path, &m, again, &e), PS_EDATA);
 	}
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -317,7 +312,7 @@ TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, set_up_safe
 		memcpy(copy, file, size);
 		for (uint64_t k = rng_below(&r, 3) + 1; k > 0; k--)
 			copy[rng_below(&r, size)] = (unsigned char)rng_below(&r, 256);
-		temp_dir_write(dir, "w.safetensors", copy, size);
+		temp_dir_write(temp_dir, "w.safetensors", copy, size);
 		int rc = safetensors_read(path, &m, again, &e);
 		assert_true(rc == PS_OK || rc == PS_EDATA);
 		refused += rc != PS_OK;
@@ -326,7 +321,7 @@ TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, set_up_safe
 	free(file);
 }
 
-TEST_IN(deep_nesting_and_oversized_files_are_refused, set_up_safetensors, end)
+TEST_IN(deep_nesting_and_oversized_files_are_refused, set_up_safetensors, temp_dir_tear_down)
 {
 	static char nested[50001];
 
@@ -339,7 +334,7 @@ TEST_IN(deep_nesting_and_oversized_files_are_refused, set_up_safetensors, end)
 	assert_int_equal(safetensors_read("/nonexistent", &m, again, &e), PS_EIO);
 }
 
-TEST_IN(weights_that_are_not_finite_are_refused, set_up_safetensors, end)
+TEST_IN(weights_that_are_not_finite_are_refused, set_up_safetensors, temp_dir_tear_down)
 {
 	const char *header = "{" GOOD_WEIGHT "," GOOD_BIAS "}";
 	const float bad[] = {NAN, INFINITY, -INFINITY};
@@ -368,11 +363,11 @@ static int read_named(const char *header, char **list)
 	length[0] = (unsigned char)n;
 	length[1] = (unsigned char)(n >> 8);
 	const struct file_part parts[] = {{length, 8}, {header, n}, {w, sizeof(w)}};
-	assert_int_equal(file_replace(dir, "w.safetensors", parts, 3, &e), PS_OK);
+	assert_int_equal(file_replace(temp_dir, "w.safetensors", parts, 3, &e), PS_OK);
 	return safetensors_read_vector(path, &m, again, list, &e);
 }
 
-TEST_IN(the_list_of_a_file_without_one_is_its_header, set_up_safetensors, end)
+TEST_IN(the_list_of_a_file_without_one_is_its_header, set_up_safetensors, temp_dir_tear_down)
 {
 	char *list;
 
@@ -383,7 +378,7 @@ TEST_IN(the_list_of_a_file_without_one_is_its_header, set_up_safetensors, end)
 	free(list);
 }
 
-TEST_IN(a_list_and_its_weights_come_back, set_up_safetensors, end)
+TEST_IN(a_list_and_its_weights_come_back, set_up_safetensors, temp_dir_tear_down)
 {
 	static const char list[] = "b F32 2x1\nbits BOOL 3 1,0,1\nalias = b\n"
 				   "n I64 scalar -2\ntwin = n\nc F32 scalar\nk I16 1 258\n";
@@ -417,7 +412,7 @@ TEST_IN(a_list_and_its_weights_come_back, set_up_safetensors, end)
 	free(found);
 }
 
-TEST_IN(a_list_of_another_vector_is_not_written, set_up_safetensors, end)
+TEST_IN(a_list_of_another_vector_is_not_written, set_up_safetensors, temp_dir_tear_down)
 {
 	make_model("vector:3");
 	assert_int_equal(safetensors_write_list(path, &m, "a F32 2\n", weights, &e), PS_EDATA);
@@ -426,7 +421,7 @@ TEST_IN(a_list_of_another_vector_is_not_written, set_up_safetensors, end)
 	assert_non_null(strstr(e.text, "line 1: it does not end"));
 }
 
-TEST_IN(tensors_that_do_not_make_up_the_vector_are_refused, set_up_safetensors, end)
+TEST_IN(tensors_that_do_not_make_up_the_vector_are_refused, set_up_safetensors, temp_dir_tear_down)
 {
 	const char *bad[] = {NAMED("0", "8", "F16", ""), NAMED("0", "4", "F32", ""),
 		NAMED("8", "16", "F32", ""), NAMED("-8", "8", "F32", ""),
@@ -447,7 +442,7 @@ TEST_IN(tensors_that_do_not_make_up_the_vector_are_refused, set_up_safetensors, 
 	assert_int_equal(read_named(NAMED("0", "8", "F32", ""), &list), PS_EDATA);
 }
 
-TEST_IN(a_vector_without_names_has_no_list, set_up_safetensors, end)
+TEST_IN(a_vector_without_names_has_no_list, set_up_safetensors, temp_dir_tear_down)
 {
 	char *list;
 

@@ -174,11 +174,4 @@ TEST_IN(a_directory_that_vanished_is_an_error_of_that_save, run_set_up, run_tear
 	assert_int_equal(run_saved.rc, PS_OK);
 }
 
-static int begin_all(void **state)
-{
-	(void)state;
-	setenv("UV_THREADPOOL_SIZE", "1", 1);
-	return 0;
-}
-
-TEST_GROUP(begin_all, NULL)
+TEST_GROUP(run_with_one_thread, NULL)

@@ -225,11 +225,4 @@ TEST_IN(many_hellos_without_an_answer_push_nobody_out_of_the_table, set_up_label
 	assert_label(2, "flood", 3 * RING - 1, "10.9.9.9");
 }
 
-static int begin_all(void **state)
-{
-	(void)state;
-	log_set_level(LOG_INFO);
-	return 0;
-}
-
-TEST_GROUP(begin_all, NULL)
+TEST_GROUP(capture_info, NULL)

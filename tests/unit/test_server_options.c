@@ -15,7 +15,6 @@
 
 static struct capture errors;
 static struct options options;
-static char dir[64];
 
 /* Parses a command line whose words are separated by ';', because the text of a model contains
  * blanks. Returns the status of options_parse. */
@@ -44,14 +43,7 @@ static int set_up_options(void **state)
 {
 	(void)state;
 	log_set_level(LOG_INFO);
-	temp_dir_make(dir);
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
+	temp_dir_make(temp_dir);
 	return 0;
 }
 
@@ -115,11 +107,11 @@ TEST(every_value_arrives_where_it_belongs)
 		"--replay-window;6;--heartbeat-ms;31;--suspect-ms;32;--dead-ms;33;--session-ttl-ms;"
 		"35;"
 		"--recovery-ms;34;--accept-rollback;--log-level;warn",
-		dir);
+		temp_dir);
 	assert_int_equal(parse_server_options(line), OPT_RUN);
 	assert_string_equal(options.bind, "tcp://[::1]:0");
 	assert_string_equal(options.http, "127.0.0.1:0");
-	assert_string_equal(options.checkpoint_dir, dir);
+	assert_string_equal(options.checkpoint_dir, temp_dir);
 	assert_string_equal(c->model, "fc:7 relu fc:10");
 	assert_int_equal(c->optim.kind, OPTIM_SGD);
 	assert_true(c->rate.lr == 0.5 && c->optim.eps == 1e-7 && c->optim.adagrad_init == 0.1);
@@ -480,24 +472,24 @@ TEST(a_bad_configuration_leaves_no_directory_behind)
 {
 	char line[256];
 
-	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
+	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", temp_dir);
 	assert_int_equal(parse_server_options(line), PS_EUSAGE);
-	assert_false(temp_dir_exists(dir, "new"));
+	assert_false(temp_dir_exists(temp_dir, "new"));
 	assert_int_equal(count_lines(errors.text), 1); /* only --lr is invalid */
-	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", dir);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", temp_dir);
 	assert_int_equal(parse_server_options(line), OPT_RUN);
-	assert_false(temp_dir_exists(dir, "new"));
+	assert_false(temp_dir_exists(temp_dir, "new"));
 }
 
 TEST(a_file_is_no_checkpoint_directory)
 {
 	char line[256];
 
-	temp_dir_write(dir, "file", "x", 1);
-	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file", dir);
+	temp_dir_write(temp_dir, "file", "x", 1);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file", temp_dir);
 	assert_int_equal(parse_server_options(line), PS_EUSAGE);
-	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file/sub", dir);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file/sub", temp_dir);
 	assert_int_equal(parse_server_options(line), PS_EUSAGE);
 }
 
-TEST_GROUP(set_up_options, tear_down)
+TEST_GROUP(set_up_options, temp_dir_tear_down)

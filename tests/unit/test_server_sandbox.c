@@ -20,7 +20,6 @@
 #include "server/sandbox.h"
 #include "tests/support/test.h"
 
-static char dir[64];
 static const char *lane; /* path of the socket of lanes; NULL: --lane tcp */
 static const char *key;  /* --key; NULL: none */
 
@@ -39,7 +38,7 @@ static int in_sandbox(int (*act)(void))
 		log_set_level(LOG_ERROR);
 		o.sandbox = SANDBOX_REQUIRE;
 		o.bind = "tcp://127.0.0.1:5555";
-		o.checkpoint_dir = dir;
+		o.checkpoint_dir = temp_dir;
 		o.key = key;
 		o.lane = lane ? LANE_AUTO : LANE_TCP;
 		snprintf(o.lane_path, sizeof(o.lane_path), "%s", lane ? lane : "/unused");
@@ -87,8 +86,8 @@ static int write_checkpoint(void)
 {
 	char path[80], to[80];
 
-	snprintf(path, sizeof(path), "%s/a.tmp", dir);
-	snprintf(to, sizeof(to), "%s/a", dir);
+	snprintf(path, sizeof(path), "%s/a.tmp", temp_dir);
+	snprintf(to, sizeof(to), "%s/a", temp_dir);
 	int fd = open(path, O_CREAT | O_RDWR | O_TRUNC, 0600);
 	return fd < 0 || write(fd, "x", 1) != 1 || fsync(fd) || ftruncate(fd, 0) || close(fd) ||
 	       rename(path, to) || unlink(to);
@@ -163,7 +162,7 @@ static int map_code_of_file(void)
 {
 	char path[80];
 
-	snprintf(path, sizeof(path), "%s/code", dir);
+	snprintf(path, sizeof(path), "%s/code", temp_dir);
 	int fd = open(path, O_CREAT | O_RDWR, 0600);
 	if (fd < 0 || write(fd, "\xc3", 1) != 1)
 		return 2;
@@ -197,7 +196,7 @@ static int change_modes(void)
 {
 	char path[80];
 
-	snprintf(path, sizeof(path), "%s/mode", dir);
+	snprintf(path, sizeof(path), "%s/mode", temp_dir);
 	int fd = open(path, O_CREAT | O_RDWR, 0600);
 	if (fd < 0)
 		return 2;
@@ -287,7 +286,7 @@ TEST(it_has_unix_sockets_only_for_lanes_and_keys)
 	expect_in_sandbox(open_self_test, 0);
 	key = NULL;
 
-	snprintf(path, sizeof(path), "%s/lane", dir);
+	snprintf(path, sizeof(path), "%s/lane", temp_dir);
 	lane = path;
 	expect_in_sandbox(may_open_lane, 0);
 	lane = NULL;
@@ -309,18 +308,4 @@ TEST(it_controls_no_terminal_and_no_rights_of_files)
 	expect_in_sandbox(change_modes, 0);
 }
 
-static int set_up(void **state)
-{
-	(void)state;
-	temp_dir_make(dir);
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
-	return 0;
-}
-
-TEST_GROUP(set_up, tear_down)
+TEST_GROUP(temp_dir_set_up, temp_dir_tear_down)

@@ -264,11 +264,4 @@ TEST_IN(first_weights_come_from_the_seed_or_a_file, run_set_up, run_tear_down)
 	assert_int_equal(startup(&run_startup, &run_options, &e), PS_EDATA);
 }
 
-static int begin_all(void **state)
-{
-	(void)state;
-	setenv("UV_THREADPOOL_SIZE", "1", 1);
-	return 0;
-}
-
-TEST_GROUP(begin_all, NULL)
+TEST_GROUP(run_with_one_thread, NULL)

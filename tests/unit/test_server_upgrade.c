@@ -411,22 +411,6 @@ TEST(no_flipped_byte_does_harm)
 
 /* ---- directories of 0.1.0 -------------------------------------------------------------------- */
 
-static char dir[64];
-
-static int set_up(void **state)
-{
-	(void)state;
-	temp_dir_make(dir);
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	(void)state;
-	temp_dir_remove(dir);
-	return 0;
-}
-
 static void copy_file(const char *fixture, const char *name)
 {
 	static unsigned char bytes[1 << 17];
@@ -439,7 +423,7 @@ static void copy_file(const char *fixture, const char *name)
 	size_t n = fread(bytes, 1, sizeof(bytes), f);
 	assert_int_equal(fclose(f), 0);
 	assert_in_range(n, 1, sizeof(bytes) - 1);
-	temp_dir_write(dir, name, bytes, n);
+	temp_dir_write(temp_dir, name, bytes, n);
 }
 
 static int start_vector(const char *more, struct startup *run, struct err *e)
@@ -447,13 +431,13 @@ static int start_vector(const char *more, struct startup *run, struct err *e)
 	char line[512];
 
 	snprintf(line, sizeof(line),
-		"--checkpoint-dir;%s;--model;vector:40;--optimizer;sgd;--max-workers;4%s", dir,
+		"--checkpoint-dir;%s;--model;vector:40;--optimizer;sgd;--max-workers;4%s", temp_dir,
 		more);
 	parse_options(&options, line);
 	return startup(run, &options, e);
 }
 
-TEST_IN(a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted, set_up, tear_down)
+TEST_IN(a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted, temp_dir_set_up, temp_dir_tear_down)
 {
 	struct startup run;
 	struct err e = {0};
@@ -463,14 +447,14 @@ TEST_IN(a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted, set_up, tear_down
 	assert_int_equal(start_vector("", &run, &e), PS_ECHECKPOINT);
 	assert_non_null(strstr(e.text, "stop it with SIGTERM"));
 	assert_non_null(strstr(e.text, "--accept-rollback"));
-	assert_false(temp_dir_exists(dir, "TERM"));
+	assert_false(temp_dir_exists(temp_dir, "TERM"));
 	assert_int_equal(start_vector(";--accept-rollback", &run, &e), PS_OK);
 	/* the server continues from the checkpoint, without the log */
 	assert_int_equal(core_stats(run.core)->version, 0);
 	startup_release(&run);
 }
 
-TEST_IN(a_log_that_has_no_event_is_no_loss, set_up, tear_down)
+TEST_IN(a_log_that_has_no_event_is_no_loss, temp_dir_set_up, temp_dir_tear_down)
 {
 	struct startup run;
 	struct err e = {0};
@@ -478,12 +462,13 @@ TEST_IN(a_log_that_has_no_event_is_no_loss, set_up, tear_down)
 
 	copy_file("wal-killed", "ckpt-0000000000000002");
 	copy_file("wal-killed", "journal-0000000000000002");
-	assert_int_equal(truncate(temp_dir_path(dir, "journal-0000000000000002", path), 64), 0);
+	assert_int_equal(
+		truncate(temp_dir_path(temp_dir, "journal-0000000000000002", path), 64), 0);
 	assert_int_equal(start_vector("", &run, &e), PS_OK);
 	startup_release(&run);
 }
 
-TEST_IN(what_follows_the_last_checkpoint_of_a_drain_is_no_loss, set_up, tear_down)
+TEST_IN(what_follows_the_last_checkpoint_of_a_drain_is_no_loss, temp_dir_set_up, temp_dir_tear_down)
 {
 	struct startup run;
 	struct err e = {0};

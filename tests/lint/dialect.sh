@@ -1,8 +1,8 @@
 #!/bin/sh
 # Check rules about code for which C allows several forms: sizeof(x) has parentheses; bounds are
 # named min and max, in Python too; a variable for the status of a call (0 or a status of err.h) is
-# named `rc`; no two files of the programs have a static function, a function of an anonymous
-# namespace or a kernel of the same name, so that a search and a backtrace find the right one.
+# named `rc`; the name of a static function, a function of an anonymous namespace, a kernel or a test
+# is the name of no function in another file, so that a search and a backtrace find the right one.
 set -u
 find tests worker deploy -name '*.py' 2>/dev/null | sort | xargs /usr/bin/python3 -c '
 import re, sys, tokenize
@@ -13,20 +13,44 @@ print(*found, sep="\n", end="\n" if found else "")
 sys.exit(bool(found))'
 in_python=$?
 "$(dirname "$0")/code.sh" | awk '
-	BEGIN { own = "^(common|proto|kernels|server|worker)/[^:]*\\.(c|h|cu|cuh): (static|inline|constexpr|__(global|device|host|forceinline)__) " }
+	BEGIN { own = "^[^ ]*: (static|inline|constexpr|__(global|device|host|forceinline)__) " }
 	function finding(why) { print $0 ": " why; found = 1 }
 	{ gsub(/"([^"\\]|\\.)*"/, "\"\"") }
 	/(^|[^A-Za-z0-9_])sizeof[^A-Za-z0-9_(]/ { finding("sizeof(x) with parentheses") }
 	/[^A-Za-z0-9_](most_?|least_?|MOST_[A-Z_]*|LEAST_[A-Z_]*)([^A-Za-z0-9_]|$)/ { finding("a bound is min or max") }
 	/^[^ ]*: [ \t]+int (r|res|ret|result|status) = [a-z_0-9]+\(/ { finding("rc is the name for a status") }
-	{ gsub(/__launch_bounds__\([^)]*\)+/, "") }
-	/^[^ ]*: namespace$/ { anonymous = $1 }
-	anonymous == $1 && /^[^ ]*: [a-z_][a-z_0-9]* [^;={]*[a-z_0-9]+\([^;]*$/ && $0 !~ own {
+	{
+		gsub(/__launch_bounds__\([^)]*\)+/, "")
+		sub(/: (PS_CLONES|\[\[noreturn\]\]|__attribute__\(\([a-z_()0-9]*\)\)) static /, ": static ")
+		sub(/: (TEST|TEST_IN)\($/, ": static test")
+		if (sub(/: (TEST|TEST_IN)\(/, ": static test "))
+			sub(/[,)]/, "(")
+	}
+	/^[^ ]*: namespace$/ { anonymous = $1; depth = 0; next }
+	anonymous == $1 {
+		line = $0
+		depth += gsub(/{/, "", line) - gsub(/}/, "", line)
+		if (depth == 0)
+			anonymous = ""
+	}
+	anonymous == $1 && /^[^ ]*: [A-Za-z_][A-Za-z_0-9]* [^;={]*[a-z_0-9]+\([^;]*$/ && $0 !~ own {
 		sub(/: /, ": static ")
 	}
-	open { open = 0; sub(/:[ \t]+/, ": static ") } # the second line of a declaration
-	$0 !~ own { next }
-	!/[=;"({]/ { open = 1 }
+	open { # the second line of a declaration
+		open = 0
+		sub(/:[ \t]+/, ": static ")
+		if (is_test)
+			sub(/[,)]/, "(")
+	}
+	$0 !~ own {
+		if (match($0, /^[^ ]*: [A-Za-z_][A-Za-z_0-9 *]*[ *][a-z_0-9]+\(/) && $0 !~ /: (typedef|return|extern|else) /) {
+			name = substr($0, 1, RLENGTH - 1)
+			sub(/.*[ *]/, "", name)
+			shared[name] = $1
+		}
+		next
+	}
+	!/[=;"({]/ { open = 1; is_test = / test$/ }
 	match($0, /^[^=;"(]*[ *&][a-z_0-9]+\(/) {
 		file = substr($1, 1, length($1) - 1)
 		match($0, /[a-z_0-9]+\(/)
@@ -35,4 +59,11 @@ in_python=$?
 			finding("static in " where[name] ", too")
 		where[name] = file
 	}
-	END { exit found }' && exit $in_python
+	END {
+		for (name in where)
+			if (name != "main" && name in shared && shared[name] != where[name] ":") {
+				print where[name] ": " name " is a function in " shared[name] " too"
+				found = 1
+			}
+		exit found
+	}' && exit $in_python

@@ -215,13 +215,27 @@ def test_invariant_without_a_proof_is_found(tree):
 def test_static_name_of_two_files_is_found(tree):
     write(tree, "common/one.c", "static int twice(int a)\n{\n\treturn a;\n}\n")
     assert run(tree, "dialect") == (0, "")
+    anonymous = "namespace\n{\nstruct s {\n\tvoid twice();\n};\n%s} /* namespace */\n%s"
     for path, text in (("worker/two.c", "static void twice(void)\n"),
                        ("server/two.h", "static inline void twice(void)\n"),
-                       ("kernels/two.cu", "__global__ void __launch_bounds__(SIZE(2))\n\ttwice(\n")):
+                       ("server/three.c", "PS_CLONES static void twice(\n\tint a)\n"),
+                       ("server/three.c", "void twice(void)\n"),
+                       ("kernels/two.cu", anonymous % ("cudaError_t twice(int a)\n{\n}\n", "")),
+                       ("kernels/two.cu", "__global__ void __launch_bounds__(SIZE(2))\n\ttwice(\n"),
+                       ("tests/unit/test_two.c", "static int twice(void **state)\n"),
+                       ("tests/unit/test_two.c", "TEST(twice)\n{\n}\n"),
+                       ("tests/unit/test_two.c", "TEST_IN(\n\ttwice, NULL, NULL)\n{\n}\n"),
+                       ("tests/fault/two.c",
+                        "__attribute__((constructor)) static void twice(void)\n"),
+                       ("tests/bench/two.cc", "[[noreturn]] static void twice(int a)\n")):
         write(tree, path, text)
         code, output = run(tree, "dialect")
         assert code != 0 and path in output and "common/one.c" in output, output
         (tree / path).unlink()
+    # a method, a call, and functions after the end of the namespace are no static functions
+    write(tree, "kernels/two.cu", anonymous % ("", "int once(int a)\n{\n\treturn twice(a);\n}\n"))
+    write(tree, "kernels/two.h", "int once(int a);\n")
+    assert run(tree, "dialect") == (0, "")
 
 
 def test_only_links_may_be_longer_than_a_line(tree):

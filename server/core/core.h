@@ -259,36 +259,6 @@ struct quarantine_view {
 	uint32_t exclusions;
 };
 
-/* This struct describes the progress of the work, for display. Unlike these numbers, the counters
- * of struct core_stats include the work of a pass or step only when it has ended. */
-struct work_view {
-	uint64_t computed; /* images of all pushes accepted since this start */
-	uint64_t push_ms;  /* core time of the newest decided push since this start; 0: none */
-	uint64_t images;   /* counted images, with the images of the pass or step under way */
-	/* sandblaster: number of the pass in the step under way, from 1; other modes: 0 */
-	uint32_t pass;
-	/* the learning rate now: --lr times the factor of the schedule; NAN: the mode easgd and
-	 * L-BFGS have none */
-	double rate;
-};
-
-/* This value is the reason why the core grants no work, for display. */
-enum hold_up {
-	HOLD_UP_NONE,
-	HOLD_UP_WORKERS, /* fewer than `needed` workers with the run's data set are live */
-	/* after a restart, the server waits until `needed` workers are back, at most `left_ms`
-	 * more */
-	HOLD_UP_RETURN,
-};
-struct hold_up_view {
-	enum hold_up kind;
-	uint32_t live, needed;
-	uint32_t joining;    /* workers whose slot is not on disk yet */
-	uint32_t others;     /* live workers with another data set; they get no work */
-	uint64_t other_data; /* the data set fingerprint of the first of these workers */
-	uint64_t left_ms;    /* HOLD_UP_RETURN only */
-};
-
 struct core; /* its definition is in server/core/state.h */
 
 /* Returns the number of bytes that core_init needs for `cfg`. The result depends mostly on n_params
@@ -361,9 +331,5 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v);
 int core_quarantine(const struct core *c, uint32_t i, struct quarantine_view *v);
 /* Returns the number of live workers that are not stalled. */
 uint32_t core_live_workers(const struct core *c);
-/* core_work writes the progress of the work to *v. core_hold_up writes the reason why the core
- * grants no work. Both functions are in view.c. */
-void core_work(const struct core *c, struct work_view *v);
-void core_hold_up(const struct core *c, struct hold_up_view *v);
 
 #endif

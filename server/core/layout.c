@@ -1,8 +1,5 @@
-/*
- * layout.c - places all state of the core in the one block of memory that the caller provides. The
- * configuration alone determines the maximum size of each array, so the core needs no other memory
- * during the run.
- */
+/* layout.c - see layout.h. */
+#include "server/core/layout.h"
 #include "common/tensor_list.h"
 #include "server/core/accumulator.h"
 #include "server/core/backups.h"

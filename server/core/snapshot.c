@@ -26,6 +26,7 @@
 #include "server/core/departure.h"
 #include "server/core/later_epochs.h"
 #include "server/core/lbfgs.h"
+#include "server/core/layout.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/norms.h"

@@ -62,7 +62,4 @@ struct core {
 	struct effects effects;
 };
 
-/* layout.c: lays out the block and clears it. The caller fills in the weights. */
-struct core *core_place(void *memory, float *weights, const struct core_config *cfg);
-
 #endif

@@ -1,4 +1,5 @@
-/* view.c - the functions of core.h that compute what the status displays. */
+/* view.c - see view.h. */
+#include "server/core/view.h"
 #include "server/core/accumulator.h"
 #include "server/core/ledger.h"
 #include "server/core/run.h"

@@ -16,6 +16,7 @@
 #include "common/mem.h"
 #include "server/config/options.h"
 #include "server/core/core.h"
+#include "server/core/view.h"
 #include "server/monitor/epoch_metrics.h"
 #include "server/monitor/membership.h"
 #include "server/monitor/status.h"

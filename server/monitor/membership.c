@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include "common/log.h"
+#include "server/core/view.h"
 #include "server/net/clients.h"
 
 void membership_init(struct membership *m, const struct core *c)

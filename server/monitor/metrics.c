@@ -9,6 +9,7 @@
 #include <string.h>
 #include "common/version.h"
 #include "server/core/core.h"
+#include "server/core/view.h"
 #include "server/net/clients.h"
 #include "server/monitor/epoch_metrics.h"
 #include "server/monitor/status.h"

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include "common/log.h"
 #include "server/core/core.h"
+#include "server/core/view.h"
 #include "server/monitor/waiting.h"
 
 #define RATE_MS 1000 /* minimum time between two measurements of a rate */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "common/log.h"
 #include "server/core/core.h"
+#include "server/core/view.h"
 #include "server/monitor/epoch_metrics.h"
 #include "server/net/clients.h"
 

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "common/reminder.h"
-#include "server/core/core.h"
+#include "server/core/view.h"
 
 #define WAITING_TEXT 512 /* bytes of a line, with its NUL */
 

@@ -18,6 +18,7 @@
 #include "proto/wire.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
+#include "server/core/view.h"
 #include "server/core/workers.h"
 #include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"

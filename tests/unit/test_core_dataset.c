@@ -4,6 +4,7 @@
  * other workers out.
  */
 #include <math.h>
+#include "server/core/view.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 

@@ -11,6 +11,7 @@
 #include "common/mem.h"
 #include "server/core/snapshot_v5.h"
 #include "server/core/state.h"
+#include "server/core/view.h"
 #include "server/core/workers.h"
 #include "tests/support/direct_worker.h"
 #include "tests/support/test.h"
@@ -286,7 +287,7 @@ TEST(other_options_are_refused_by_name)
 }
 
 /* Some options must not change when a run is resumed. For each of these options, snapshot_v5.c must
- * know the value that a run of release 0.1.0 had. */
+ * have the value that a run of release 0.1.0 had. */
 TEST(each_option_that_must_stay_the_same_is_known)
 {
 	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "

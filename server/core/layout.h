@@ -1,0 +1,14 @@
+/*
+ * layout.h - places all state of the core in the one block of memory that the caller provides. The
+ * configuration alone determines the maximum size of each array, so the core needs no other memory
+ * during the run. core_bytes and core_init of core.h are here, too.
+ */
+#ifndef SERVER_CORE_LAYOUT_H
+#define SERVER_CORE_LAYOUT_H
+#include "server/core/core.h"
+
+/* Places the state of the core in `memory` (core_bytes bytes) and clears it. The caller fills in
+ * the weights and the vectors of the optimizer. */
+struct core *core_place(void *memory, float *weights, const struct core_config *cfg);
+
+#endif

@@ -92,12 +92,12 @@ void mem_lazy_free(void *p, size_t bytes)
 		(void)munmap(p, bytes ? bytes : 1);
 }
 
-void *mem_must(size_t n, size_t size, const char *who)
+void *mem_must(size_t n, size_t size, const char *owner)
 {
 	void *p = mem_try(n, size);
 
 	if (!p) {
-		log_error("mem", "out-of-memory", "owner=\"%s\" elements=%zu bytes_each=%zu", who,
+		log_error("mem", "out-of-memory", "owner=\"%s\" elements=%zu bytes_each=%zu", owner,
 			n, size);
 		exit(1);
 	}

@@ -22,9 +22,9 @@ void mem_keep(void);
 void mem_trim(void);
 
 /* Allocates `n` elements of `size` bytes, aligned to 64 bytes. On failure or overflow the program
- * exits with one line that names `who`, so call mem_must only at start-up. If n * size is 0, the
+ * exits with one line that names `owner`, so call mem_must only at start-up. If n * size is 0, the
  * result is a valid pointer. */
-void *mem_must(size_t n, size_t size, const char *who);
+void *mem_must(size_t n, size_t size, const char *owner);
 /* Allocates memory as mem_must does, but returns NULL on failure or overflow. */
 void *mem_try(size_t n, size_t size);
 

@@ -3,9 +3,9 @@
  * processor, which computes the updates.
  *
  * The shell of the server implements `struct param_device` (server/device/). The core calls it for
- * each update and does not know which processor computes. The device has the only current state of
- * the optimizer. The core also has the current weights in its own memory, because it sends them:
- * the device writes them there after each update.
+ * each update, and does not depend on which processor computes. The device has the only current
+ * state of the optimizer. The core also has the current weights in its own memory, because it sends
+ * them: the device writes them there after each update.
  *
  * A device computes the same bits as optim_apply (server/core/optim.c): each value needs the same
  * operations in the same order, and subnormal numbers count as 0.

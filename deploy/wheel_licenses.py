@@ -33,7 +33,7 @@ def originals(programs):
 
 
 def package(path):
-    """Returns the name of the package with a file. dpkg may know the file with or without /usr."""
+    """Returns the name of the package with a file. dpkg may list the file with or without /usr."""
     real = os.path.realpath(path)
     for one in (path, real, real.removeprefix("/usr"), "/usr" + real):
         done = subprocess.run(["dpkg", "-S", one], capture_output=True, text=True, check=False)

@@ -20,9 +20,9 @@ $(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
 		-MMD -MP -c -o $@ $<
 
 # CUDA_ARCHS lists the compute capabilities for which nvcc compiles the kernels, without the dot.
-# `native` stands for the compute capabilities of the GPUs in this machine. nvcc before 12.8 knows
-# neither 100 nor 120. For 80 the programs also get PTX, which the driver compiles if the GPU is
-# newer than this list. The kernels in fused/ exist for Hopper only, because they use the
+# `native` stands for the compute capabilities of the GPUs in this machine. nvcc before 12.8
+# supports neither 100 nor 120. For 80 the programs also get PTX, which the driver compiles if the
+# GPU is newer than this list. The kernels in fused/ exist for Hopper only, because they use the
 # instructions of sm_90a. With KX_SYNC=1 the programs capture no graphs and wait after each kernel
 # launch, so that an error message names the kernel that caused the error.
 CUDA_ARCHS ?= 80 86 89 90 100 120

@@ -51,8 +51,8 @@
 #define WIRE_MAX_WINDOW 1024u  /* pushes that a worker may retain */
 /* maximum sequence number of a push, so that its successor cannot overflow */
 #define WIRE_MAX_SEQ (1ull << 62)
-/* The server sets ZMQ_MAXMSGSIZE to 4 * n_params + WIRE_FRAME_SLACK. A worker, which does not know
- * n_params before the WELCOME, sets it to 4 * WIRE_MAX_PARAMS + WIRE_FRAME_SLACK. */
+/* The server sets ZMQ_MAXMSGSIZE to 4 * n_params + WIRE_FRAME_SLACK. A worker gets n_params
+ * only with the WELCOME, so it sets 4 * WIRE_MAX_PARAMS + WIRE_FRAME_SLACK. */
 #define WIRE_FRAME_SLACK 4096u
 
 /* The number of a message type is its field number in the oneof in cnnps.proto. */

@@ -31,7 +31,7 @@
 #define CLOSE_ALL_MS 2000
 #define GAVE_UP      PS_EAGAIN
 #define SILENT_MS    30000 /* time limit for the first message of a peer after it has connected */
-#define ASK_MS       100   /* minimum time between two snapshot requests of the log */
+#define REQUEST_MS   100   /* minimum time between two snapshot requests of the log */
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 
@@ -56,7 +56,7 @@ static void request_snapshot(struct server *s)
 	uint64_t now = dispatch_now(s);
 
 	if (!s->wal || s->status || checkpointer_busy(s->checkpointer) ||
-		!wal_wants_snapshot(s->wal) || now - s->request_ms < ASK_MS)
+		!wal_wants_snapshot(s->wal) || now - s->request_ms < REQUEST_MS)
 		return;
 	s->request_ms = now;
 	dispatch_event(s, &ev);

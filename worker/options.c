@@ -149,23 +149,23 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		.opts = rows,
 		.max_args = 0};
 	const char *none;
-	int n_args, status;
+	int n_args, rc;
 
 	*o = (struct worker_options){.name = "", .threads = cpu_count()};
-	status = opt_parse(&program, argc, argv, &none, &n_args);
-	if (status == OPT_EXIT)
+	rc = opt_parse(&program, argc, argv, &none, &n_args);
+	if (rc == OPT_EXIT)
 		return OPT_EXIT;
 	if (o->server && client_opt_check_server(PROGRAM, o->server))
-		status = PS_EUSAGE;
+		rc = PS_EUSAGE;
 	if (o->name && check_name(o->name))
-		status = PS_EUSAGE;
+		rc = PS_EUSAGE;
 	if (o->wire == CNNPS_WIRE_BF16 && o->lane == CNNPS_LANE_SHM) {
 		fprintf(stderr, PROGRAM ": --wire bf16: expected no --lane shm, because shared "
 					"memory has fp32: use --lane auto or tcp\n");
-		status = PS_EUSAGE;
+		rc = PS_EUSAGE;
 	}
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	log_set_format((enum log_format)o->log_format);
 	log_set_level((enum log_level)o->log_level);
 	opt_check(&program, NULL);

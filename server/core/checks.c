@@ -26,13 +26,13 @@ static struct check *find_check(struct checks *k, uint32_t portion)
 void checks_open(struct core *c)
 {
 	struct checks *k = &c->checks;
-	uint32_t n = c->leases.n_portions, want = c->cfg.leases.eval_checks;
+	uint32_t n = c->leases.n_portions, portions = c->cfg.leases.eval_checks;
 
 	PS_ASSERT(k->n == 0); /* invariant 3 */
 	k->ticks = 0;
-	if (want > n)
-		want = n;
-	for (uint64_t draw = 0; k->n < want; draw++) {
+	if (portions > n)
+		portions = n;
+	for (uint64_t draw = 0; k->n < portions; draw++) {
 		uint32_t i = (uint32_t)(rights_sample(c, c->leases.epoch, draw) % n);
 
 		while (find_check(k, i)) /* take the next portion that is not in the sample */
@@ -193,7 +193,7 @@ int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct 
 	return 1;
 }
 
-/* ---- who checks ------------------------------------------------------------------------------ */
+/* ---- the workers that check ------------------------------------------------------------------ */
 
 static int may_check(const struct core *c, const struct check *k, const struct worker *w)
 {

@@ -148,7 +148,7 @@ static void read_option(struct cursor *k, struct core_config *c, unsigned char *
 		return;
 	const struct config_row *row = find(name, n, *next);
 	if (!row) {
-		set_error(k, "it has an option that this version does not know");
+		set_error(k, "it has an option that this version does not have");
 		return;
 	}
 	if (seen[row - config_rows] || !isfinite(v) || v < row->min || v > max_of(row) ||

@@ -2,12 +2,12 @@
  * optim.h - turns gradients into updates: the optimizers and the schedules of the learning rate, as
  * pure functions on arrays of values.
  *
- * The formulas are those of PyTorch (torch.optim, 2.x), so that its users know them: weight decay
- * is added to the gradient, epsilon is added outside the square root, Adam's moments are
- * bias-corrected, RMSprop is not centred, and momentum has no dampening and starts with the first
- * gradient. Subnormal numbers count as 0 (common/subnormals.h). The sources are Duchi 2011
- * (adagrad), Tieleman & Hinton 2012 (rmsprop), Kingma & Ba 2015 (adam), Nesterov 1983 in the form
- * of Sutskever 2013 (nesterov), Smith 2018 (one-cycle) and Loshchilov 2017 (cosine).
+ * The formulas are those of PyTorch (torch.optim, 2.x): weight decay is added to the gradient,
+ * epsilon is added outside the square root, Adam's moments are bias-corrected, RMSprop is not
+ * centred, and momentum has no dampening and starts with the first gradient. Subnormal numbers
+ * count as 0 (common/subnormals.h). The sources are Duchi 2011 (adagrad), Tieleman & Hinton 2012
+ * (rmsprop), Kingma & Ba 2015 (adam), Nesterov 1983 in the form of Sutskever 2013 (nesterov), Smith
+ * 2018 (one-cycle) and Loshchilov 2017 (cosine).
  *
  * The compiler must not contract operations into fused multiply-add (the Makefile compiles the core
  * with -ffp-contract=off). Every clone of a loop then computes the same bits, so a run continues

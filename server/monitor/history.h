@@ -6,7 +6,7 @@
  * kinds and their fields. A thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
- * (1) the history knows the number of bytes of its lines of each kind (asserted by pack);
+ * (1) the history has the right number of bytes of its lines of each kind (asserted by pack);
  * (2) the file has only lines that the history has (asserted by note_written).
  *
  * Promises:

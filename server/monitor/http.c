@@ -646,13 +646,13 @@ static int start_daemon(
 
 static int listen_at(struct http *h, const char *address, struct err *e)
 {
-	const struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
 	struct addrinfo *found;
 	struct endpoint to;
 
 	if (endpoint_parse_address(address, &to) && endpoint_parse_port(address, &to))
 		return err_set(e, PS_EUSAGE, "--http %.100s: expected HOST:PORT or PORT", address);
-	int rc = getaddrinfo(to.host, to.port, &want, &found);
+	int rc = getaddrinfo(to.host, to.port, &hints, &found);
 	if (rc)
 		return err_set(e, PS_EUSAGE, "--http %.100s: %s", address, gai_strerror(rc));
 	rc = start_daemon(h, &to, found, e);

@@ -15,8 +15,8 @@
 #define UNLIMITED (1 << 20)
 
 struct accept_gate {
-	int listener; /* libzmq's listening socket; -1: not known yet */
-	int reserve[RESERVE], n_reserve, want;
+	int listener; /* libzmq's listening socket; -1: none yet */
+	int reserve[RESERVE], n_reserve, max_reserve;
 	int backlog;
 	int last; /* if a new descriptor has at least this number, few descriptors are left */
 	int closed;
@@ -43,7 +43,7 @@ static void release_reserve(struct accept_gate *g)
 /* Takes the whole reserve of descriptors, or none. Returns 1 if the reserve is complete. */
 static int take_reserve(struct accept_gate *g)
 {
-	while (g->n_reserve < g->want) {
+	while (g->n_reserve < g->max_reserve) {
 		int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
 
 		if (fd < 0 || fd >= g->last) {
@@ -69,8 +69,8 @@ int accept_gate_new(struct accept_gate **out)
 	g->listener = -1;
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < UNLIMITED)
 		max = (int)limit.rlim_cur;
-	g->want = max / 4 < RESERVE ? max / 4 : RESERVE;
-	g->backlog = 2 * g->want / 3 < BACKLOG ? 2 * g->want / 3 : BACKLOG;
+	g->max_reserve = max / 4 < RESERVE ? max / 4 : RESERVE;
+	g->backlog = 2 * g->max_reserve / 3 < BACKLOG ? 2 * g->max_reserve / 3 : BACKLOG;
 	g->last = max > MARGIN ? max - MARGIN : 0;
 	(void)take_reserve(g);
 	return PS_OK;

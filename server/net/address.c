@@ -38,7 +38,7 @@ static enum address_reach reach_of_interface(const char *name)
 
 enum address_reach address_reach(const char *host)
 {
-	const struct addrinfo want = {.ai_socktype = SOCK_STREAM};
+	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
 	struct addrinfo *found;
 	int local = 1;
 
@@ -46,7 +46,7 @@ enum address_reach address_reach(const char *host)
 		return ADDRESS_OPEN;
 	if (if_nametoindex(host) != 0)
 		return reach_of_interface(host);
-	if (getaddrinfo(host, NULL, &want, &found) != 0)
+	if (getaddrinfo(host, NULL, &hints, &found) != 0)
 		return ADDRESS_UNKNOWN;
 	for (const struct addrinfo *a = found; a; a = a->ai_next)
 		local &= address_is_loopback(a->ai_addr);
@@ -64,11 +64,11 @@ static const struct addrinfo *first(const struct addrinfo *found)
 
 void address_resolve(struct endpoint *e)
 {
-	const struct addrinfo want = {.ai_socktype = SOCK_STREAM};
+	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
 	struct addrinfo *found;
 
 	if (strcmp(e->host, "*") == 0 || if_nametoindex(e->host) != 0 ||
-		getaddrinfo(e->host, NULL, &want, &found) != 0)
+		getaddrinfo(e->host, NULL, &hints, &found) != 0)
 		return;
 	const struct addrinfo *a = first(found);
 	char text[sizeof(e->host)];

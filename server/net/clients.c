@@ -245,7 +245,7 @@ void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms)
 	size_t i = entry_for(o, peer);
 
 	o->entry[i].peer = peer;
-	o->entry[i].asked = 0;
+	o->entry[i].requested = 0;
 	o->entry[i].request_ms = now_ms;
 }
 
@@ -255,7 +255,7 @@ int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms)
 
 	if (o->entry[i].peer != peer)
 		return 0;
-	o->entry[i].asked = 1;
+	o->entry[i].requested = 1;
 	o->entry[i].request_ms = now_ms;
 	return 1;
 }
@@ -271,7 +271,7 @@ void observers_drop(struct observers *o, uint32_t peer)
 
 uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms)
 {
-	int recent = o->entry[i].asked && now_ms - o->entry[i].request_ms <= OBSERVER_RECENT_MS;
+	int recent = o->entry[i].requested && now_ms - o->entry[i].request_ms <= OBSERVER_RECENT_MS;
 
 	return recent ? o->entry[i].peer : 0;
 }

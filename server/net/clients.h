@@ -93,7 +93,7 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 struct observers {
 	struct {
 		uint32_t peer; /* the observer's connection; 0 if this entry is free */
-		int asked;     /* 1 if the observer has requested the status since its HELLO */
+		int requested; /* 1 if the observer has requested the status since its HELLO */
 		uint64_t request_ms;
 	} entry[MAX_OBSERVERS];
 };

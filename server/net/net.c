@@ -322,15 +322,15 @@ static uint32_t *find_bf16(const struct router *r, uint32_t peer)
 	return NULL;
 }
 
-/* Notes the encoding that the HELLO of `peer` asks for. */
+/* Notes the encoding that the HELLO of `peer` requests. */
 static void note_wire(struct router *r, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t *entry = find_bf16(r, peer);
-	int wants = m->role == ROLE_WORKER && m->wire == ENCODING_BF16 && !r->cfg.only_exact;
+	int takes_bf16 = m->role == ROLE_WORKER && m->wire == ENCODING_BF16 && !r->cfg.only_exact;
 
-	if (entry && !wants)
+	if (entry && !takes_bf16)
 		*entry = 0;
-	if (wants && !entry)
+	if (takes_bf16 && !entry)
 		r->bf16_peer[r->n_bf16++ % r->bf16_room] = peer;
 }
 

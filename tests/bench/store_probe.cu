@@ -60,7 +60,7 @@ struct alignas(64) line {
 };
 
 struct shared {
-	line asked[MAX_WORKERS], answered[MAX_WORKERS], ready[MAX_WORKERS];
+	line requested[MAX_WORKERS], answered[MAX_WORKERS], ready[MAX_WORKERS];
 	line opened, ends;
 	cudaIpcMemHandle_t gradient[MAX_WORKERS], weights[MAX_WORKERS];
 	uint64_t hash[MAX_WORKERS]; /* way `host`: hash of the gradient, then of the weights */
@@ -238,7 +238,7 @@ void worker(const struct probe *p, int index)
 		must(cudaStreamSynchronize(stream), "gradient");
 		if (p->way == HOST)
 			s->hash[index] = hash_of_values(slot, p->n);
-		s->asked[index].value.store(pair, std::memory_order_release);
+		s->requested[index].value.store(pair, std::memory_order_release);
 		spin_until(s->answered[index].value, pair);
 		if (s->answered[index].value.load() == UINT64_MAX)
 			break; /* the measurement ends without this pair */
@@ -390,7 +390,7 @@ void serve_probe(const struct probe *p)
 	s->opened.value.store(1);
 	for (double end = probe_now_us() + 1e6 * p->seconds; probe_now_us() < end;)
 		for (int i = 0; i < p->workers; i++) {
-			if (s->asked[i].value.load(std::memory_order_acquire) <= done[i])
+			if (s->requested[i].value.load(std::memory_order_acquire) <= done[i])
 				continue;
 			if (p->way == HOST)
 				serve_on_host(p, copy, i);

@@ -103,7 +103,7 @@ static const char *store_double_step(void *self, const struct device_step *s)
 	return NULL;
 }
 
-/* Writes only what the caller waits for, so that a caller who does not wait reads old values. */
+/* Writes only what the caller waits for, so that a caller that does not wait reads old values. */
 static const char *store_double_wait(void *self, size_t n)
 {
 	struct store_double *d = self;

@@ -115,7 +115,7 @@ def kill_a_worker_and_the_server_and_look(demo, programs, browser):
     until(lambda: "start 2 of the server" in shown(browser, "foot"), 60, "the page is live again")
     until(lambda: browser.execute_script("return run.gaps.length") == 1, 10, "the gap is marked")
     until(lambda: float(shown(browser, "accuracy").removesuffix(" %").replace("–", "0")) > 75, 60,
-          "the network knows most images")
+          "the network classifies most images")
     programs.ctl("--server", endpoint, "drain")
     text = demo.output()
     assert re.search(r"^accuracy +\d\d\.\d\d %", text, re.M), text

@@ -221,16 +221,16 @@ def worker_images(server):
 
 class Speed:
     """Measures two rates since this object was created: the steps per second of the run, and the
-    images per second of the workers `who` together."""
+    images per second of `workers` together."""
 
-    def __init__(self, server, who):
-        self.server, self.who = server, who
+    def __init__(self, server, workers):
+        self.server, self.workers = server, workers
         self.begin, self.first = time.monotonic(), self.look()
 
     def look(self):
         status = self.server.status()
         images = {w["worker"]: w["images"] for w in status["workers"]}
-        return status["updates"], sum(images[w] for w in self.who)
+        return status["updates"], sum(images[w] for w in self.workers)
 
     def after(self, seconds):
         until(lambda: time.monotonic() >= self.begin + seconds, seconds + 10, "time passes")

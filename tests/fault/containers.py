@@ -230,12 +230,12 @@ class Training(Cluster):
 class Ledger(Cluster):
     """A cluster whose workers push the ledger gradient. Each worker has its own coordinates."""
 
-    PUSHES, MOST, PACE = 6000, 5, 20
+    PUSHES, MAX_WORKERS, PACE = 6000, 5, 20
 
     def __init__(self, name, images, data, size, env):
         plain = {"CNN_" + option[2:].upper().replace("-", "_"): value
                  for option, value in zip(LEDGER[::2], LEDGER[1::2])}
-        plain["CNN_MODEL"] = f"vector:{self.PUSHES * self.MOST}"
+        plain["CNN_MODEL"] = f"vector:{self.PUSHES * self.MAX_WORKERS}"
         super().__init__(name, images, data, size, dict(plain, **env))
 
     def name(self, index):
@@ -283,7 +283,7 @@ class Ledger(Cluster):
         with file.open("wb") as out:
             subprocess.run(["docker", "exec", self.holder, "cat", "/dev/shm/w.safetensors"],
                            stdout=out, check=True, timeout=60)
-        weights = safetensors.flat(file).reshape(self.MOST, self.PUSHES)
+        weights = safetensors.flat(file).reshape(self.MAX_WORKERS, self.PUSHES)
         lost = twice = 0
         for index, row in enumerate(weights):
             done = int((row != 0).sum())
@@ -326,4 +326,4 @@ def run_out_of_memory(container):
     until(lambda: call(more, check=False).returncode == 0, SOON, "it has its memory again")
     events = docker("events", "--since", begun, "--until", int(time.time()) + 1, "--filter",
                     f"container={container}", "--filter", "event=oom")
-    assert events, "it ended, but not for want of memory"
+    assert events, "it ended, but not for lack of memory"

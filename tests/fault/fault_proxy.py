@@ -55,15 +55,15 @@ class FaultProxy:
         while not self.stopping:
             for socket, _ in poller.poll(100):
                 if socket is self.front:
-                    who, *frames = socket.recv_multipart()
-                    if who not in self.backs:
-                        self.backs[who] = self._socket(zmq.DEALER)
-                        self.backs[who].connect(self.server)
-                        poller.register(self.backs[who], zmq.POLLIN)
-                    self._pass(self.backs[who], [], frames)
+                    peer, *frames = socket.recv_multipart()
+                    if peer not in self.backs:
+                        self.backs[peer] = self._socket(zmq.DEALER)
+                        self.backs[peer].connect(self.server)
+                        poller.register(self.backs[peer], zmq.POLLIN)
+                    self._pass(self.backs[peer], [], frames)
                 else:
-                    who = next(w for w, back in self.backs.items() if back is socket)
-                    self._pass(self.front, [who], socket.recv_multipart())
+                    peer = next(w for w, back in self.backs.items() if back is socket)
+                    self._pass(self.front, [peer], socket.recv_multipart())
 
     def close(self):
         self.stopping = True

@@ -588,7 +588,7 @@ def copied(source, to):
 
 @pytest.mark.parametrize("term", ["kept", "old"])
 def test_rollback_is_refused(ledger, figure, term):
-    """Workers that know of newer durable pushes exit with 4 and log one line. With `term` "old", an
+    """Workers with newer durable pushes exit with 4 and log one line. With `term` "old", an
     older copy also replaces the file TERM."""
     run = rolled_back(ledger, term == "kept")
     version = run.server.status()["version"]

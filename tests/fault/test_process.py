@@ -150,7 +150,7 @@ def test_server_that_wakes_up_again(ledger, figure, full):
     until(lambda: time.monotonic() >= end, 40, "the hang's end")
     run.server.signal(signal.SIGCONT)
     report(figure, "P7", run, "one hang")
-    assert not any("worker silent" in line for line in run.server.lines), "it was not they who slept"
+    assert not any("worker silent" in line for line in run.server.lines), "the workers were not silent"
 
 
 # ---- P8: a slow worker ---------------------------------------------------------------------------

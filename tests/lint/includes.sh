@@ -37,7 +37,7 @@ find common proto kernels server worker tests \
 		n = split(ENVIRON["RULES"], row, "\n")
 		for (i = 1; i <= n; i++)
 			if (split(row[i], f, /[ \t]+/) >= 3) {
-				rules++; who[rules] = f[1]; may[rules] = f[2]; not[rules] = f[3]
+				rules++; files[rules] = f[1]; may[rules] = f[2]; not[rules] = f[3]
 			}
 	}
 	{
@@ -47,7 +47,7 @@ find common proto kernels server worker tests \
 		if (match($0, /"[^"]*"/) || match($0, /<[^>]*>/)) {
 			name = substr($0, RSTART + 1, RLENGTH - 2)
 			own = substr($0, RSTART, 1) == "\""
-			for (i = 1; i <= rules && file !~ who[i]; i++)
+			for (i = 1; i <= rules && file !~ files[i]; i++)
 				;
 			if (i > rules || (own ? name !~ may[i] : name ~ not[i])) {
 				print at ": may not include " name

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 CORE = Path("server/core")
-BASE = {"config.h", "core.h"}  # the interface of the core, which every file knows
+BASE = {"config.h", "core.h"}  # the interface of the core, which every file may use
 NO_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|\\\n", re.S)
 INCLUDE = re.compile(r'^#include "server/core/(\w+\.h)"', re.M)
 TAG = re.compile(r"\b(struct|enum|union)\s+(\w+)")

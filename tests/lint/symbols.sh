@@ -14,9 +14,9 @@ free="$free|__stack_chk_fail|sqrtf?|fabsf?|isfinite|__finitef?|isnan|__isnanf?|_
 free="$free|rng_[a-z]+|tensor_list_[a-z]+|ps_assert_failed"
 failed=0
 
-# look WHAT ALLOWED OBJECT...: report the symbols that an object file must not use, and its
+# check_symbols WHAT ALLOWED OBJECT...: report the symbols that an object file must not use, and its
 # variables
-look() {
+check_symbols() {
 	what=$1
 	allowed=$2
 	shift 2
@@ -112,6 +112,6 @@ in_table() {
 # shellcheck disable=SC2046 # file names have no blanks
 in_layers $(all_objects)
 in_table "$b"/server/core/*.o
-look 'the core' "$free" "$b"/server/core/*.o
-look 'the session' "$free|mem_try|free" "$b"/worker/client/session.o
+check_symbols 'the core' "$free" "$b"/server/core/*.o
+check_symbols 'the session' "$free|mem_try|free" "$b"/worker/client/session.o
 exit $failed

@@ -320,13 +320,13 @@ static void *large_block(size_t bytes)
 	return NULL;
 }
 
-void *__real_mem_must(size_t n, size_t size, const char *who);
-void *__wrap_mem_must(size_t n, size_t size, const char *who);
-void *__wrap_mem_must(size_t n, size_t size, const char *who)
+void *__real_mem_must(size_t n, size_t size, const char *owner);
+void *__wrap_mem_must(size_t n, size_t size, const char *owner);
+void *__wrap_mem_must(size_t n, size_t size, const char *owner)
 {
 	void *p = large_block(n * size);
 
-	return p ? p : __real_mem_must(n, size, who);
+	return p ? p : __real_mem_must(n, size, owner);
 }
 
 void *__wrap_mem_try(size_t n, size_t size);

@@ -1,6 +1,6 @@
 /*
  * hostile.c - runs with hostile workers (`sim --hostile`). Each worker has a key. One or two more
- * workers, with keys of their own, are hostile. A hostile worker knows the whole state of the
+ * workers, with keys of their own, are hostile. A hostile worker has the whole state of the
  * server, for example worker ids, incarnations, terms and the work under way, but no secret of the
  * server. It sends any message that a server decodes, and follows no rule of the protocol.
  *

@@ -8,7 +8,7 @@
 #include "proto/wire.h"
 #include "tests/sim/sim.h"
 
-#define ASK_MS 100 /* minimum interval between two snapshots that the log requests */
+#define SIM_REQUEST_MS 100 /* minimum interval between two snapshots that the log requests */
 
 void sim_wal_reset(struct sim *s)
 {
@@ -153,7 +153,7 @@ int sim_wal_wants_snapshot(struct sim *s)
 	uint64_t now = sim_clock(s, SIM_SERVER);
 
 	if (!w->log || s->server.over || checkpointer_busy(s->server.checkpointer) ||
-		!wal_wants_snapshot(w->log) || now - w->request_ms < ASK_MS)
+		!wal_wants_snapshot(w->log) || now - w->request_ms < SIM_REQUEST_MS)
 		return 0;
 	w->request_ms = now;
 	return 1;

@@ -144,7 +144,7 @@ struct sim_worker {
 	int named;
 	uint32_t key;         /* hostile runs: the node whose key the process has */
 	uint64_t born_term;   /* the term of its first WELCOME; 0: none yet */
-	uint64_t verdict_seq; /* the newest push whose verdict the program knows */
+	uint64_t verdict_seq; /* the newest push whose verdict the program has */
 	uint32_t kill_in;     /* effects until the process is killed; DISK_NEVER: no kill */
 	uint32_t back_ms;     /* not 0: the worker leaves, and returns after this time */
 	/* the version and the term of the weights that it pulled last */

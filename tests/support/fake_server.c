@@ -112,7 +112,7 @@ static void fake_apply(struct fake_seen *s, const struct msg_push *p)
 		.images = p->images,
 		.loss = p->loss,
 		.pulls = s->pulls,
-		.asked = p->pull != 0};
+		.requested = p->pull != 0};
 	for (uint64_t i = 0; i < slice->count; i++) {
 		s->sum[slice->offset + i] += slice->data[i];
 		made->g[slice->offset + i] = slice->data[i];

@@ -59,8 +59,8 @@ struct fake_push {
 	struct work work;
 	uint32_t images;
 	float loss, g[FAKE_PARAMS];
-	int pulls; /* the number of pulls before this push */
-	int asked; /* 1: the push also requested the weights */
+	int pulls;     /* the number of pulls before this push */
+	int requested; /* 1: the push also requested the weights */
 };
 
 /* A record of the messages that the server has received. */

@@ -174,16 +174,16 @@ int trainer_run_worker(int (*stop)(void *), void *arg)
 	struct trainer_work work = {0};
 	struct cnnps *c;
 	struct err e;
-	int status;
+	int rc;
 
 	fake_behave(&trainer_server, trainer_server_how);
-	status = cnnps_connect(&c, &o);
+	rc = cnnps_connect(&c, &o);
 
-	if (status)
+	if (rc)
 		fail_msg("%s", cnnps_error(c));
-	status = trainer_run(c, &t, &work, &e);
+	rc = trainer_run(c, &t, &work, &e);
 	cnnps_close(&c);
-	return status;
+	return rc;
 }
 
 void trainer_train(const struct msg_grant *grants, uint32_t n)

@@ -291,7 +291,7 @@ TEST(a_worker_with_wild_norms_is_excluded)
 	fixture_close(&t.f);
 }
 
-/* A server that has lost its newest state gets pushes of epochs that it does not know yet. The
+/* A server that has lost its newest state gets pushes of epochs that it has not reached again. The
  * worker of these pushes is honest. */
 TEST(work_of_a_later_epoch_excludes_nobody)
 {

@@ -381,7 +381,7 @@ TEST(a_name_takes_no_session_of_another_key)
 	fixture_close(&f);
 }
 
-/* An observer knows every field of a worker's stamp. After a restart, only the key distinguishes
+/* An observer can see every field of a worker's stamp. After a restart, only the key distinguishes
  * the worker from an observer that claims its session. */
 TEST(a_session_belongs_to_its_key_after_a_restart)
 {

@@ -15,10 +15,10 @@ static double factor_at(const struct schedule *s, uint64_t done)
 	return schedule_factor(s, done, TOTAL, EPOCHS);
 }
 
-static void near(double got, double want)
+static void near(double got, double expected)
 {
-	if (!(fabs(got - want) < 1e-12))
-		fail_msg("%.17g instead of %.17g", got, want);
+	if (!(fabs(got - expected) < 1e-12))
+		fail_msg("%.17g instead of %.17g", got, expected);
 }
 
 static double expected_half_wave(double x)

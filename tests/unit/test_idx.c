@@ -254,13 +254,13 @@ TEST(ten_thousand_mutations_are_read_whole_or_refused)
 		struct blob b = i % 2 ? zipped : plain;
 		struct idx x;
 		struct err e;
-		int status;
+		int rc;
 
 		mutate_blob(&b, &r);
-		status = read_idx_blob(&b, IDX_IMAGES, &x, &e);
-		if (status && status != PS_EDATA)
+		rc = read_idx_blob(&b, IDX_IMAGES, &x, &e);
+		if (rc && rc != PS_EDATA)
 			fail_msg("seed %llu, mutation %d: %s", (unsigned long long)seed, i, e.text);
-		if (status)
+		if (rc)
 			continue;
 		accepted++;
 		assert_int_equal(x.size, 16 + (size_t)x.n * x.channels * x.rows * x.columns);

@@ -122,8 +122,8 @@ TEST_IN(a_file_of_another_user_is_refused, set_up_keys, temp_dir_tear_down)
 }
 
 /* Runs as user 12345 with the groups 12346 and 12347, and reads a key file with the group `group`
- * and the mode `mode`. Checks that the status is `want`. */
-static void read_as_another_user(gid_t group, unsigned mode, int want)
+ * and the mode `mode`. Checks that the status is `expected`. */
+static void read_as_another_user(gid_t group, unsigned mode, int expected)
 {
 	static const gid_t groups[] = {12347};
 	struct key_pair k;
@@ -136,7 +136,7 @@ static void read_as_another_user(gid_t group, unsigned mode, int want)
 	if (child == 0) {
 		if (setgroups(1, groups) || setgid(12346) || setuid(12345))
 			_exit(2);
-		_exit(key_read_secret(path("file"), &k, &e) == want ? 0 : 1);
+		_exit(key_read_secret(path("file"), &k, &e) == expected ? 0 : 1);
 	}
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_int_equal(status, 0);

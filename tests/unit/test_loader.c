@@ -95,16 +95,16 @@ TEST(invariant_1_batches_come_in_order_with_the_specified_bytes)
 		struct kx_images x;
 		struct data d;
 		struct err e = {0};
-		uint32_t asked = 0;
+		uint32_t requested = 0;
 
 		load_planes(&d, memory[k % 2]);
 		assert_int_equal(loader_new(&l, &d, TRAIN_PART, p, 5, 4, &e), PS_OK);
 		for (uint32_t i = 0; i < 50; i++) {
-			while (loader_has_room(l) && asked < 50) {
-				ask_for_batch(l, asked % 3, asked, 1 + asked % 4);
-				asked++;
+			while (loader_has_room(l) && requested < 50) {
+				ask_for_batch(l, requested % 3, requested, 1 + requested % 4);
+				requested++;
 			}
-			assert_in_range(asked - i, 1, LOADER_AHEAD);
+			assert_in_range(requested - i, 1, LOADER_AHEAD);
 			assert_int_equal(loader_take(l, &x, &e), PS_OK);
 			expect_batch(&x, p, 5, i % 3, i, 1 + i % 4);
 		}

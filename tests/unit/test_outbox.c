@@ -17,7 +17,7 @@ static struct outbox out;
 static void *context, *router, *dealer;
 static struct wire *wire;
 static struct chunked_push *chunks;
-static size_t went_ahead;
+static size_t n_chunks;
 
 static int set_up_outbox(void **state)
 {
@@ -29,7 +29,7 @@ static int set_up_outbox(void **state)
 	context = zmq_ctx_new();
 	router = zmq_socket(context, ZMQ_ROUTER);
 	dealer = zmq_socket(context, ZMQ_DEALER);
-	went_ahead = 0;
+	n_chunks = 0;
 	(void)zmq_setsockopt(dealer, ZMQ_SNDHWM, &few, sizeof(few));
 	(void)zmq_setsockopt(router, ZMQ_RCVHWM, &few, sizeof(few));
 	outbox_init(&out, dealer);
@@ -99,7 +99,7 @@ static void next_message(struct frames *f, struct msg *m)
 			return;
 		}
 		assert_int_equal(chunked_push_keep(chunks, peer, f, 2), PS_OK);
-		went_ahead++;
+		n_chunks++;
 		frames_release(f);
 	}
 }
@@ -132,7 +132,7 @@ TEST_IN(a_small_push_is_one_message, set_up_outbox, tear_down_outbox)
 	retain_in_outbox(1, 3, SMALL);
 	post_push(1);
 	arrives(1, 3, SMALL);
-	assert_int_equal(went_ahead, 0);
+	assert_int_equal(n_chunks, 0);
 	assert_int_equal(out.retained_bytes, SMALL * sizeof(float));
 }
 
@@ -144,7 +144,7 @@ TEST_IN(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again, set_up_o
 		post_push(1);
 		arrives(1, 0, LARGE);
 	}
-	assert_int_equal(went_ahead, 3 * (OUTBOX_PARTS - 1));
+	assert_int_equal(n_chunks, 3 * (OUTBOX_PARTS - 1));
 	assert_int_equal(out.replayed, 2);
 	/* the first part of this push begins at value 10, where the slice begins */
 	retain_in_outbox(2, 10, LARGE - 11);
@@ -191,7 +191,7 @@ TEST_IN(a_push_in_bfloat16_is_whole_again_when_it_is_sent_again, set_up_outbox, 
 			frames_release(&f);
 		}
 	}
-	assert_int_equal(went_ahead, 2 * (OUTBOX_PARTS - 1));
+	assert_int_equal(n_chunks, 2 * (OUTBOX_PARTS - 1));
 	assert_int_equal(out.retained_bytes, (1 + 1001 + LARGE - 11) * BF16_BYTES);
 }
 

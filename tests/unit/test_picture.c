@@ -312,15 +312,15 @@ TEST(mutations_are_read_or_refused)
 	for (int i = 0; i < 6000; i++) {
 		struct blob b = whole[i % 4];
 		struct err e = {0};
-		int status;
+		int rc;
 
 		for (uint64_t k = 1 + rng_below(&r, 3); k > 0; k--)
 			b.bytes[rng_below(&r, i % 8 < 4 ? 64 : b.size)] =
 				(unsigned char)rng_next(&r);
-		status = read_picture_blob(&b, &e);
-		if (status && (status != PS_EDATA || !e.text[0]))
+		rc = read_picture_blob(&b, &e);
+		if (rc && (rc != PS_EDATA || !e.text[0]))
 			fail_msg("seed %llu, mutation %d: status %d \"%s\"",
-				(unsigned long long)seed, i, status, e.text);
+				(unsigned long long)seed, i, rc, e.text);
 	}
 }
 

@@ -128,9 +128,9 @@ TEST(every_value_arrives_where_it_belongs)
 		c->sessions.push_window, c->sessions.replay_window, c->sessions.heartbeat_ms,
 		c->sessions.suspect_ms, c->sessions.dead_ms, c->sessions.ttl_ms,
 		c->sessions.recovery_ms};
-	const uint64_t want[] = {
+	const uint64_t expected[] = {
 		4, 12, 99, 21, 2, 3, STALE_INVERSE, 17, 18, 19, 20, 22, 5, 6, 31, 32, 33, 35, 34};
-	assert_memory_equal(got, want, sizeof(want));
+	assert_memory_equal(got, expected, sizeof(expected));
 	assert_true(c->durable && c->sessions.accept_rollback);
 	assert_int_equal(options.log_level, LOG_WARN);
 	assert_int_equal(log_get_level(), LOG_WARN);

@@ -204,7 +204,7 @@ TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down_progress)
 }
 
 /* If a server restarts after the training of an epoch, but before its evaluation, the new server
- * does not know the time of the training. In this case the rate of the epoch must be unknown, not 0
+ * does not have the time of the training. In this case the rate of the epoch must be unknown, not 0
  * images/s. */
 TEST_IN(the_rate_of_an_epoch_before_the_restart_is_not_known, NULL, tear_down_progress)
 {

@@ -30,7 +30,7 @@ TEST(after_a_welcome_all_is_sent_again_in_order)
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY push:1 push:2 push:3 push:4");
 	assert_int_equal(driver_sent(&d, MSG_PUSH)->push.verdict,
-		VERDICT_OK); /* the session already knows this decision */
+		VERDICT_OK); /* the session already has this decision */
 	for (uint64_t seq = 1; seq <= 2; seq++)
 		driver_ack(&d, seq, VERDICT_OK, 0);
 	assert_did(&d, "ACK:2 push:6 result lease pull");

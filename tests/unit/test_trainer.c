@@ -34,7 +34,7 @@ TEST_IN(one_batch_is_one_push_at_fresh_weights, trainer_set_up, trainer_tear_dow
 		assert_int_equal(seen.made[i].work.count, 1);
 		assert_int_equal(seen.made[i].base_version, i);
 		assert_int_equal(seen.made[i].pulls, i + 1);
-		assert_int_equal(seen.made[i].asked, i != 2 && i != BATCHES - 1);
+		assert_int_equal(seen.made[i].requested, i != 2 && i != BATCHES - 1);
 	}
 }
 
@@ -89,13 +89,13 @@ static int at_the_fifth_batch(void *arg)
 
 TEST_IN(a_stopped_worker_pushes_what_it_has_computed, trainer_set_up, trainer_tear_down)
 {
-	int asked = 0;
+	int requests = 0;
 
 	memcpy(trainer_server_how.grants, trainer_two_grants, sizeof(trainer_two_grants));
 	trainer_server_how.n_grants = 2;
 	trainer_server_how.n_push = 2;
-	assert_int_equal(trainer_run_worker(at_the_fifth_batch, &asked), PS_ESHUTDOWN);
-	assert_int_equal(asked, 5);
+	assert_int_equal(trainer_run_worker(at_the_fifth_batch, &requests), PS_ESHUTDOWN);
+	assert_int_equal(requests, 5);
 	/* the pushes have 2, 1 and 1 batches; without the stop, the last one would have 2
 	 * batches */
 	assert_int_equal(fake_read_seen(&trainer_server).last_seq, 3);

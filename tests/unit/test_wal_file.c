@@ -10,7 +10,7 @@
 #include "tests/support/test.h"
 
 #define GENERATION 7
-#define MOST       ((size_t)1 << 20)
+#define MAX_BYTES  ((size_t)1 << 20)
 
 /* disk_left: the number of bytes that can be written before the disk is full; -1: no limit.
  * sync_errno: if it is not 0, fsync fails with this errno. */
@@ -125,7 +125,7 @@ static struct read read_whole_log(uint64_t generation)
 	size_t size;
 	int rc;
 
-	assert_int_equal(wal_reader_open(&r, dir, generation, MOST, &e), PS_OK);
+	assert_int_equal(wal_reader_open(&r, dir, generation, MAX_BYTES, &e), PS_OK);
 	while ((rc = wal_reader_next(&r, &data, &size, &e)) == 1) {
 		assert_int_equal(size, payload(out.n, expected));
 		assert_memory_equal(data, expected, size);
@@ -154,7 +154,8 @@ static unsigned char *read_log_file(size_t *size)
 	char path[320];
 	void *data;
 
-	assert_int_equal(file_read(temp_dir_path(dir, name, path), MOST, &data, size, &e), PS_OK);
+	assert_int_equal(
+		file_read(temp_dir_path(dir, name, path), MAX_BYTES, &data, size, &e), PS_OK);
 	return data;
 }
 
@@ -173,7 +174,7 @@ TEST_IN(what_is_read_is_what_was_appended, set_up_wal_file, tear_down_wal_file)
 
 TEST_IN(a_record_of_megabytes_and_one_of_nothing_come_back, set_up_wal_file, tear_down_wal_file)
 {
-	size_t n = 3 * MOST / 4 + 5, size;
+	size_t n = 3 * MAX_BYTES / 4 + 5, size;
 	unsigned char *big = malloc(n);
 	const unsigned char *data;
 	struct wal_reader r;
@@ -185,7 +186,7 @@ TEST_IN(a_record_of_megabytes_and_one_of_nothing_come_back, set_up_wal_file, tea
 	assert_int_equal(wal_file_sync(j, &e), PS_OK);
 	assert_int_equal(wal_file_bytes(j), 64 + 48 + (n + 7) / 8 * 8 + 48);
 	wal_file_close(&j);
-	assert_int_equal(wal_reader_open(&r, dir, GENERATION, MOST, &e), PS_OK);
+	assert_int_equal(wal_reader_open(&r, dir, GENERATION, MAX_BYTES, &e), PS_OK);
 	assert_int_equal(r.head.first, 100);
 	assert_int_equal(r.head.term, 3);
 	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 1);
@@ -428,6 +429,6 @@ TEST_IN(a_directory_that_is_none_is_refused, set_up_wal_file, tear_down_wal_file
 	wal_file_remove("/nowhere", 1, 9);
 	char path[320];
 	assert_int_equal(mkfifo(temp_dir_path(dir, name, path), 0600), 0);
-	assert_int_equal(wal_reader_open(&r, dir, GENERATION, MOST, &e), PS_EIO);
+	assert_int_equal(wal_reader_open(&r, dir, GENERATION, MAX_BYTES, &e), PS_EIO);
 	wal_reader_release(&r);
 }

@@ -107,7 +107,7 @@ def test_bf16_wild_values_are_rejected(worker, value, reject):
 
 
 def test_bf16_wild_values_in_a_chunk_are_rejected(worker):
-    """When a chunk arrives, the server does not know its encoding. Read as float32, the lower half
+    """When a chunk arrives, the server does not have its encoding. Read as float32, the lower half
     of each pair of values is only a part of a fraction."""
     data = to_bf16(np.ones(SIZE))
     data[2] = 0x7f80  # infinity

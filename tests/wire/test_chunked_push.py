@@ -7,7 +7,7 @@ from client import Link, Worker, encode, pb
 from conftest import SIZE
 
 CHUNK = b"\0"  # the header frame of a chunk
-MOST = 7
+MAX_CHUNKS = 7
 EPROTO = 12
 
 
@@ -33,7 +33,7 @@ def next_one(worker):
     return worker.seq + 1, unit
 
 
-@pytest.mark.parametrize("parts", (1, 2, MOST + 1))
+@pytest.mark.parametrize("parts", (1, 2, MAX_CHUNKS + 1))
 def test_chunked_push_are_part_of_their_push(honest, parts):
     seq, unit = next_one(honest)
     send(honest, in_parts(honest, seq, unit, parts))
@@ -92,7 +92,8 @@ def link(server, honest):
     link.close()
 
 
-@pytest.mark.parametrize("too_much", ([4] * (MOST + 1), [4 * SIZE, 4]), ids=("frames", "values"))
+@pytest.mark.parametrize("too_much", ([4] * (MAX_CHUNKS + 1), [4 * SIZE, 4]),
+                         ids=("frames", "values"))
 def test_chunked_push_too_many_are_void(honest, too_much):
     for size in too_much:
         honest.bulk.send_frames([CHUNK, b"\0" * size])

@@ -79,9 +79,9 @@ UNAUTHENTICATED = {
 }
 
 
-@pytest.mark.parametrize("who", UNAUTHENTICATED)
-def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, keys, who):
-    peer_keys = UNAUTHENTICATED[who](keys)
+@pytest.mark.parametrize("peer", UNAUTHENTICATED)
+def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, keys, peer):
+    peer_keys = UNAUTHENTICATED[peer](keys)
     version = honest.pull()[1]
     received = all_read(server, honest)
     link = Link(server.endpoint)

@@ -149,7 +149,7 @@ def test_labels_come_back_after_a_restart(programs):
     server.kill()
     server = programs.restart(server, *LEDGER, "--recovery-ms", 0)
     server.line("net listening")
-    assert label(server, 1) == ("a", None, None)  # the server knows this host from its history file
+    assert label(server, 1) == ("a", None, None)  # this host is from the history file
     worker.reconnect()
     assert label(server, 1) == ("a", 1, "127.0.0.1")
     newer = Worker(server.endpoint, "job7", host="b", pid=2)

@@ -221,7 +221,7 @@ def test_errors_fenced(server, honest):
 
 
 def test_errors_rolled_back(link, honest):
-    """HELLO has a durable_seq that is greater than the newest seq that the server knows: the server
+    """HELLO has a durable_seq that is greater than the newest seq of the server: the server
     was restored from an old checkpoint."""
     body = hello(resume=honest.stamp, last_seq=honest.seq + 5, durable_seq=honest.seq + 5)
     assert code(link, body) == EROLLEDBACK

@@ -102,7 +102,7 @@ def test_trust_a_claimed_verdict_switches_no_rule_off(programs):
 
 
 def test_trust_a_session_is_not_stolen_after_a_restart(programs, keys):
-    """A worker that knows the stamp of another worker, but has another key, cannot take over the
+    """A worker with the stamp of another worker, but with another key, cannot take over the
     session of that worker."""
     options = *LEDGER, "--key", keys / "server.key"
     server = programs.server(*options)

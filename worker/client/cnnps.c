@@ -127,14 +127,14 @@ static size_t struct_size(const void *from)
 	return n;
 }
 
-/* Returns 1 if `n` may be the size of a struct that this library knows with `size` bytes, and that
+/* Returns 1 if `n` may be the size of a struct that has `size` bytes in this library, and that
  * had `first` bytes at first. */
 static int is_size(size_t n, size_t first, size_t size)
 {
 	return n >= first && n <= size + MAX_NEWER && n % _Alignof(size_t) == 0;
 }
 
-/* Returns 1 if all bytes of a struct after the `size` bytes that this library knows are zero. */
+/* Returns 1 if all bytes of a struct after the `size` bytes that this library has are zero. */
 static int is_tail_zero(const void *from, size_t size)
 {
 	const unsigned char *bytes = from;
@@ -165,7 +165,8 @@ static int read_struct(
 	}
 	if (!is_tail_zero(from, size)) {
 		snprintf(why, room,
-			"struct %s: libcnnps %s knows the first %zu of its %zu bytes; the fields "
+			"struct %s: libcnnps %s has only the first %zu of its %zu bytes; the "
+			"fields "
 			"after them must be zero",
 			name, PS_VERSION, size, n);
 		return PS_EUSAGE;

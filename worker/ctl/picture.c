@@ -19,7 +19,7 @@ struct raw {
 	const char *path;
 	const unsigned char *data;
 	size_t size;
-	const struct shape *want; /* NULL: any size */
+	const struct shape *expected; /* NULL: any size */
 };
 
 /* Checks the size of the picture, and allocates its pixels. */
@@ -30,9 +30,9 @@ static int make_pixels(struct picture *p, const struct raw *r, size_t channels, 
 		width * height > PICTURE_MAX_PIXELS)
 		return err_set(e, PS_EDATA, "%s: is %zux%zu pixels, must be 1x1 to %zux%zu",
 			r->path, width, height, MODEL_MAX_SIDE, MODEL_MAX_SIDE);
-	if (r->want && (width != r->want->w || height != r->want->h))
+	if (r->expected && (width != r->expected->w || height != r->expected->h))
 		return err_set(e, PS_EDATA, "%s: is %zux%zu pixels, must be %zux%zu", r->path,
-			width, height, r->want->w, r->want->h);
+			width, height, r->expected->w, r->expected->h);
 	p->shape = (struct shape){channels, height, width};
 	p->pixels = mem_try(channels, width * height);
 	return p->pixels ? PS_OK : err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
@@ -375,10 +375,10 @@ static int read_stdin(void **data, size_t *size, struct err *e)
 }
 
 static int picture_load_as(struct picture *p, const char *path, size_t channels,
-	const struct shape *want, struct err *e)
+	const struct shape *expected, struct err *e)
 {
 	const int from_stdin = strcmp(path, PICTURE_STDIN) == 0;
-	struct raw r = {.path = from_stdin ? "standard input" : path, .want = want};
+	struct raw r = {.path = from_stdin ? "standard input" : path, .expected = expected};
 	void *bytes = NULL;
 	int rc = from_stdin ? read_stdin(&bytes, &r.size, e)
 			    : file_read(path, MAX_FILE, &bytes, &r.size, e);

@@ -28,9 +28,9 @@ struct loader {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	/* Numbers of batches since the start: taken <= loaded <= asked. Batch number i, from 0, is
-	 * in slot i % LOADER_AHEAD. The caller uses the images of batch taken - 1. */
-	uint64_t asked, loaded, taken;
+	/* Numbers of batches since the start: taken <= loaded <= requested. Batch number i, from
+	 * 0, is in slot i % LOADER_AHEAD. The caller uses the images of batch taken - 1. */
+	uint64_t requested, loaded, taken;
 	int holds; /* 1: the caller still uses the images of batch taken - 1 */
 	int ends;
 };
@@ -71,7 +71,7 @@ static void *run_loader(void *arg)
 
 	pthread_mutex_lock(&l->lock);
 	while (!l->ends) {
-		if (l->loaded == l->asked) {
+		if (l->loaded == l->requested) {
 			pthread_cond_wait(&l->changed, &l->lock);
 			continue;
 		}
@@ -164,20 +164,20 @@ void loader_free(struct loader **l)
 
 int loader_has_room(const struct loader *l)
 {
-	return l->asked - l->taken + (unsigned)l->holds < LOADER_AHEAD;
+	return l->requested - l->taken + (unsigned)l->holds < LOADER_AHEAD;
 }
 
 void loader_ask(struct loader *l, const struct loader_batch *b)
 {
-	struct slot *s = &l->slot[l->asked % LOADER_AHEAD];
+	struct slot *s = &l->slot[l->requested % LOADER_AHEAD];
 
 	PS_ASSERT(loader_has_room(l) && b->n <= l->max); /* invariant (2) */
 	memcpy(s->index, b->index, b->n * sizeof(*s->index));
 	s->batch = *b;
-	s->number = l->asked;
+	s->number = l->requested;
 	s->batch.index = s->index;
 	pthread_mutex_lock(&l->lock);
-	l->asked++;
+	l->requested++;
 	pthread_cond_broadcast(&l->changed);
 	pthread_mutex_unlock(&l->lock);
 }
@@ -193,8 +193,8 @@ static void await(struct loader *l, uint64_t n)
 
 void loader_reset(struct loader *l)
 {
-	await(l, l->asked);
-	l->taken = l->asked;
+	await(l, l->requested);
+	l->taken = l->requested;
 	l->holds = 0;
 }
 
@@ -202,7 +202,7 @@ int loader_take(struct loader *l, struct kx_images *images, struct err *e)
 {
 	const struct slot *s = &l->slot[l->taken % LOADER_AHEAD];
 
-	PS_ASSERT(l->taken < l->asked && s->number == l->taken); /* invariant (1) */
+	PS_ASSERT(l->taken < l->requested && s->number == l->taken); /* invariant (1) */
 	await(l, l->taken + 1);
 	l->taken++;
 	l->holds = 1;

@@ -41,7 +41,7 @@
 #define MIN_RANGES 4  /* shared memory holds at most a quarter of the positions */
 #define MAX_RANGES 32 /* with more ranges a block has too little work */
 static_assert(POSITION_PAIRS >= (SEED_POSITIONS / MIN_RANGES + 2) / 2, "a part's positions");
-static_assert(SEED_PERSISTENT_IMAGES * 4 <= THREADS, "a thread to each word of errors");
+static_assert(SEED_PERSISTENT_IMAGES * 4 <= THREADS, "a thread for each word of dY");
 static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALUES, "three a word");
 
 #define DY_SCALE 0x1p15f /* scale of d_logits for fp16 */

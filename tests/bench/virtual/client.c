@@ -27,7 +27,7 @@
 #define PATIENCE_MS   1000000000
 #define JITTER_STREAM 0x7a5c
 
-enum ahead { AHEAD_NONE, AHEAD_ASKED, AHEAD_HERE };
+enum prefetch { PREFETCH_NONE, PREFETCH_REQUESTED, PREFETCH_HERE };
 
 struct cnnps {
 	struct world *world;
@@ -41,7 +41,7 @@ struct cnnps {
 	int ended, end_status; /* 1: the session has ended, with end_status */
 	int has_grant, has_params, no_params;
 	struct msg_grant grant;
-	enum ahead ahead;
+	enum prefetch prefetch;
 	float *arrived; /* the weights of the newest PARAMS until a call takes them, or NULL */
 	uint64_t arrived_version;
 	double arrived_elastic;
@@ -72,8 +72,8 @@ static void note_params(struct cnnps *c, const struct msg_params *p)
 	c->arrived_version = p->version;
 	c->arrived_elastic = p->elastic;
 	c->has_params = 1;
-	if (c->ahead == AHEAD_ASKED)
-		c->ahead = AHEAD_HERE;
+	if (c->prefetch == PREFETCH_REQUESTED)
+		c->prefetch = PREFETCH_HERE;
 }
 
 static void release_retained(struct cnnps *c, uint64_t seq)
@@ -121,7 +121,7 @@ static void carry_out_session(struct cnnps *c)
 			break;
 		case NOTIFY_NO_PARAMS:
 			c->no_params = e->status;
-			c->ahead = AHEAD_NONE;
+			c->prefetch = PREFETCH_NONE;
 			break;
 		case NOTIFY_GRANT:
 			c->grant = e->msg.grant;
@@ -261,10 +261,10 @@ void cnnps_alive(struct cnnps *c)
 	compute_for(c, c->index == 0 ? ns * cost->slow : ns);
 }
 
-/* Repeat `ask`, a request of the session, until the session accepts it. */
-#define ASK(c, rc, ask)                                                                            \
+/* Repeat `call`, a request of the session, until the session accepts it. */
+#define REQUEST(c, rc, call)                                                                       \
 	do {                                                                                       \
-		while (((rc) = (ask)) == PS_EAGAIN)                                                \
+		while (((rc) = (call)) == PS_EAGAIN)                                               \
 			park(c);                                                                   \
 		carry_out_session(c);                                                              \
 	} while (0)
@@ -274,7 +274,7 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 	int rc;
 
 	c->has_grant = 0;
-	ASK(c, rc, session_lease(c->session, world_ms(c->world)));
+	REQUEST(c, rc, session_lease(c->session, world_ms(c->world)));
 	if (rc || (rc = await_flag(c, &c->has_grant)))
 		return rc;
 	*lease = lease_of(&c->grant, c->info.term);
@@ -286,11 +286,11 @@ static int pull_now(struct cnnps *c, enum weights which)
 	int rc = PS_OK, answered = 0;
 
 	c->no_params = PS_OK;
-	if (c->ahead == AHEAD_NONE) {
+	if (c->prefetch == PREFETCH_NONE) {
 		c->has_params = 0;
-		ASK(c, rc, session_pull(c->session, which, world_ms(c->world)));
+		REQUEST(c, rc, session_pull(c->session, which, world_ms(c->world)));
 	}
-	c->ahead = AHEAD_NONE;
+	c->prefetch = PREFETCH_NONE;
 	while (!rc && !(answered = c->has_params || c->no_params) && !c->ended)
 		park(c);
 	return rc ? rc : answered ? c->no_params : c->end_status;
@@ -325,14 +325,14 @@ static int view(struct cnnps *c, struct cnnps_pull *p)
 	return PS_OK;
 }
 
-static int start_pull_ahead(struct cnnps *c)
+static int start_prefetch(struct cnnps *c)
 {
-	int rc = c->ahead ? PS_EAGAIN
-			  : session_pull(c->session, WEIGHTS_CURRENT, world_ms(c->world));
+	int rc = c->prefetch ? PS_EAGAIN
+			     : session_pull(c->session, WEIGHTS_CURRENT, world_ms(c->world));
 
 	if (!rc) {
 		c->has_params = 0;
-		c->ahead = AHEAD_ASKED;
+		c->prefetch = PREFETCH_REQUESTED;
 		carry_out_session(c);
 	}
 	return rc == PS_EAGAIN ? PS_OK : rc;
@@ -344,7 +344,7 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *p)
 
 	switch (p->flags) {
 	case CNNPS_PULL_START:
-		return start_pull_ahead(c);
+		return start_prefetch(c);
 	case CNNPS_PULL_WAIT:
 		return await_pulled_weights(c);
 	case CNNPS_PULL_EVAL:
@@ -405,7 +405,7 @@ int cnnps_result(
 	if (attacks(c))
 		attack_result(&c->world->attacker, &r);
 	compute_for(c, EVAL_PART * 1e3 * c->world->cost.image_us * lease->count);
-	ASK(c, rc, session_result(c->session, &r, world_ms(c->world)));
+	REQUEST(c, rc, session_result(c->session, &r, world_ms(c->world)));
 	return rc;
 }
 

@@ -4,7 +4,8 @@
  * The core opens no socket or file, reads no clock, starts no thread, draws no random number of its
  * own, and allocates nothing. All its state lies in one block of memory and one vector of weights,
  * which the caller provides; with a device (core_config.device), the state of the optimizer lies
- * there instead. The shell (server/) turns packets into events, and effects into
+ * there instead. The core calls nothing outside itself except that device and the engine (below),
+ * which the caller may pass in. The shell (server/) turns packets into events, and effects into
  * packets. tests/sim does the same with a simulated network and disk, whose random choices come
  * from a seed. Two cores that get the same events have the same effects and the same bytes of
  * state.

@@ -15,6 +15,7 @@ baton|handoff                                I/O lock, bounded queue
 beats?|beat_[a-z]+                           heartbeat   tests/e2e/test_input.py tests/lint/spelling.sh
 heirs?|pulse|door                            (gone), heartbeat, accept gate
 bring_home|pass_place|look_through           flush, mark, verify
+hears|hearing|winners?|attract(s|ed)?|flying  receive, argmax, elastic_update, in flight
 judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?  verdict or check, damage, return, received, prediction
 core_lend|lend(s|ing)?                        next buffer, parameter buffers
 for_spots|spots?_of                          positions

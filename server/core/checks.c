@@ -59,12 +59,28 @@ static uint32_t images_in(const struct core *c, const struct check *k)
 	return left < c->leases.eval_size ? left : c->leases.eval_size;
 }
 
+/* Returns 1 if the sums `x` and `y` over `n` images agree. Their difference may be 2, or 0.5 % of
+ * the images if this is more, plus 5 % of the greater sum. */
+static int sums_agree(double x, double y, uint32_t n)
+{
+	double max = fmax(fabs(x), fabs(y));
+
+	return fabs(x - y) <= fmax(2, n / 200.0) + max / 20;
+}
+
 /* Returns 1 if the votes `a` and `b` agree. */
 static int agree(const struct core *c, const struct check *k, uint32_t a, uint32_t b)
 {
-	uint64_t x = k->vote[a].correct, y = k->vote[b].correct, far = x > y ? x - y : y - x;
+	const struct vote *v = &k->vote[a], *w = &k->vote[b];
+	uint64_t x = v->correct, y = w->correct, far = x > y ? x - y : y - x;
+	uint32_t n = images_in(c, k);
 
-	return far <= 2 || 200 * far <= images_in(c, k);
+	if (far > 2 && 200 * far > n)
+		return 0;
+	for (size_t m = 0; m < METRICS_MAX; m++)
+		if (!sums_agree(v->metric_sum[m], w->metric_sum[m], n))
+			return 0;
+	return sums_agree(v->loss_sum, w->loss_sum, n);
 }
 
 /* Returns 1 if each vote on `k` is of another worker and of another key. */
@@ -104,6 +120,7 @@ static void report(struct core *c, const struct check *k, uint32_t outvoted)
 	for (uint32_t i = 0; i < k->n; i++) {
 		e->dispute.worker[i] = k->vote[i].worker;
 		e->dispute.correct[i] = k->vote[i].correct;
+		e->dispute.loss[i] = k->vote[i].loss_sum;
 	}
 }
 

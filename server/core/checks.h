@@ -7,8 +7,9 @@
  * disagreement and accuses nobody.
  *
  * Two results differ if their numbers of correct images differ by more than 2 and by more than
- * 0.5 % of the portion, because devices and precisions differ honestly. Losses and metrics are not
- * compared.
+ * 0.5 % of the portion, because devices and precisions differ honestly. They also differ if their
+ * sums of the loss or of a metric differ by more than 2 or 0.5 % of the portion, plus 5 % of the
+ * greater sum (a_liar_about_the_loss_is_outvoted, losses_of_other_devices_and_precisions_agree).
  *
  * The sample depends on the seed and the secret of the run, so a worker cannot predict which of its
  * results another worker checks.

@@ -133,6 +133,7 @@ struct dispute {
 	uint32_t first, count; /* the images */
 	uint32_t votes;        /* number of results */
 	uint32_t worker[CHECK_VOTES], correct[CHECK_VOTES];
+	double loss[CHECK_VOTES]; /* sums over the images */
 };
 
 struct effect {

@@ -346,6 +346,7 @@ static void add_dispute(struct history *h, const struct status *now, const struc
 
 		set(vote, "worker", count(e->dispute.worker[i]));
 		set(vote, "correct", count(e->dispute.correct[i]));
+		set(vote, "loss", json_real(e->dispute.loss[i] / e->dispute.count));
 		(void)json_array_append_new(results, vote);
 	}
 	set(o, "results", results);

@@ -45,11 +45,12 @@ void membership_log(const struct effect *e, const struct core *c, const struct l
 void membership_log_dispute(const struct effect *e)
 {
 	const struct dispute *d = &e->dispute;
-	char votes[CHECK_VOTES * 48] = "";
+	char votes[CHECK_VOTES * 72] = "";
 
 	for (uint32_t i = 0, n = 0; i < d->votes; i++)
-		n += (uint32_t)snprintf(votes + n, sizeof(votes) - n, "%sworker %u: %u correct",
-			i ? ", " : "", d->worker[i], d->correct[i]);
+		n += (uint32_t)snprintf(votes + n, sizeof(votes) - n,
+			"%sworker %u: %u correct, loss %.6g", i ? ", " : "", d->worker[i],
+			d->correct[i], d->loss[i] / d->count);
 	if (e->worker)
 		log_warn("eval", "outvoted",
 			"epoch=%u first=%u images=%u worker=%u results=\"%s\" reason=\"two other "

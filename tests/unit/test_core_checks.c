@@ -61,6 +61,13 @@ static void train_epoch(struct core_fixture *f, uint32_t peer, struct stamp s, u
 	}
 }
 
+/* Returns the loss that the tests report with a number of correct images. The losses of a lie and
+ * of the truth agree. */
+static double loss_of(uint32_t correct)
+{
+	return 300 + correct / 1000.0;
+}
+
 static void report_result(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_t correct)
 {
 	const struct msg_grant g = f->core->worker[s.worker - 1].lease.grant;
@@ -72,7 +79,7 @@ static void report_result(struct core_fixture *f, uint32_t peer, struct stamp s,
 		.eval_first = g.eval_first,
 		.eval_count = g.eval_count,
 		.correct = correct,
-		.loss_sum = correct,
+		.loss_sum = loss_of(correct),
 		.code = g.code};
 	fixture_message(f, peer, &m);
 }
@@ -147,7 +154,7 @@ TEST(a_third_worker_outvotes_a_first_liar_and_corrects_the_record)
 	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 1);
 	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->dispute.votes, 3);
 	assert_int_equal(first_record(&t)->eval_correct, TRUE);
-	assert_true(first_record(&t)->eval_loss_sum == TRUE);
+	assert_true(first_record(&t)->eval_loss_sum == loss_of(TRUE));
 	assert_int_equal(t.f.core->quarantine.n, 1);
 	assert_string_equal(t.f.core->quarantine.entry[0].name, "a");
 	/* this counts as the first of three exclusions */
@@ -181,8 +188,8 @@ TEST(a_third_worker_outvotes_a_second_liar_and_keeps_the_record)
 	fixture_close(&t.f);
 }
 
-/* Reports `loss` for the granted portion. */
-static void vote_loss(struct fleet *t, uint32_t i, uint32_t correct, double loss)
+/* Reports these sums for the granted portion. */
+static void vote_sums(struct fleet *t, uint32_t i, uint32_t correct, double loss, double metric)
 {
 	const struct msg_grant g = *next_lease_of(&t->f, 10 + i, t->s[i]);
 	struct msg m = {.type = MSG_RESULT};
@@ -194,9 +201,75 @@ static void vote_loss(struct fleet *t, uint32_t i, uint32_t correct, double loss
 		.eval_count = g.eval_count,
 		.correct = correct,
 		.loss_sum = loss,
-		.metric_sum = {loss},
+		.metric_sum = {metric},
 		.code = g.code};
 	fixture_message(&t->f, 10 + i, &m);
+}
+
+static void vote_loss(struct fleet *t, uint32_t i, uint32_t correct, double loss)
+{
+	vote_sums(t, i, correct, loss, loss);
+}
+
+/* The first worker reports the right number of correct images, and a false loss. */
+TEST(a_liar_about_the_loss_is_outvoted)
+{
+	struct fleet t;
+
+	open_checked_fleet(&t, checked(), 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
+	vote_sums(&t, 0, TRUE, 30, 7);
+	vote_sums(&t, 1, TRUE, 300, 7);
+	assert_false(is_evaluated(&t));
+	vote_sums(&t, 2, TRUE, 301, 7);
+	assert_true(is_evaluated(&t));
+	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 1);
+	assert_true(fixture_effect(&t.f, EFFECT_DISPUTED)->dispute.loss[0] == 30);
+	assert_true(first_record(&t)->eval_loss_sum == 300);
+	assert_int_equal(t.f.core->quarantine.n, 1);
+	fixture_close(&t.f);
+}
+
+TEST(a_liar_about_a_metric_is_outvoted)
+{
+	struct fleet t;
+
+	open_checked_fleet(&t, checked(), 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
+	vote_sums(&t, 0, TRUE, 300, -2000);
+	vote_sums(&t, 1, TRUE, 300, 2000);
+	vote_sums(&t, 2, TRUE, 300, 2000);
+	assert_int_equal(fixture_effect(&t.f, EFFECT_DISPUTED)->worker, 1);
+	assert_true(first_record(&t)->metric_sum[0] == 2000);
+	fixture_close(&t.f);
+}
+
+/* Two workers report these losses for 1000 images. Returns 1 if they agree. */
+static int losses_agree(double one, double other)
+{
+	struct fleet t;
+
+	open_checked_fleet(&t, checked(), 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
+	vote_loss(&t, 0, TRUE, one);
+	vote_loss(&t, 1, TRUE, other);
+	int agreed = is_evaluated(&t);
+	fixture_close(&t.f);
+	return agreed;
+}
+
+/* Sums may differ by 0.5 % of the images, and by 5 % of the greater one. */
+TEST(losses_of_other_devices_and_precisions_agree)
+{
+	assert_true(losses_agree(86.5, 86.5 * 1.03));
+	assert_true(losses_agree(0, 5));
+	assert_true(losses_agree(110, 100));
+	assert_true(losses_agree(-110, -100));
+	assert_true(losses_agree(1e300, 1.04e300));
+	assert_false(losses_agree(112, 100));
+	assert_false(losses_agree(100, 112));
+	assert_false(losses_agree(-100, 100));
+	assert_false(losses_agree(-1.7e308, 1.7e308));
 }
 
 /* A loss of 1e300 would absorb the losses of all other portions, also if the server subtracted it

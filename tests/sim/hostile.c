@@ -237,7 +237,7 @@ static struct msg hostile_result(struct hostile_session *h, uint32_t correct, do
 		.eval_count = h->grant.eval_count,
 		.correct = correct,
 		.loss_sum = loss,
-		.metric_sum = {loss},
+		.metric_sum = {h->grant.eval_count},
 		.code = h->grant.code};
 	return m;
 }
@@ -356,6 +356,7 @@ static void forge(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 	r.result.eval_id = s->server.core ? s->server.core->leases.epoch : 1;
 	r.result.eval_first = s->cfg.leases.eval_images * (uint32_t)below(s, 3);
 	r.result.eval_count = 1 + (uint32_t)below(s, 7);
+	r.result.loss_sum = r.result.eval_count; /* hostile workers do not lie together */
 	transmit(s, node, h->link, &r);
 }
 
@@ -424,7 +425,7 @@ static int deliver_work(struct sim *s, uint32_t node, struct hostile *o, struct 
 	if (g->kind == GRANT_EVAL) {
 		struct msg r = hostile_result(h,
 			o == s->hostile && hostile_chance(s, 500) ? g->eval_count : 1,
-			hostile_chance(s, 300) ? 1e300 : 0);
+			o == s->hostile && hostile_chance(s, 300) ? 1e300 : g->eval_count);
 
 		retain_message(h, &r);
 		transmit(s, node, h->link, &r);

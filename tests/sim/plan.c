@@ -404,8 +404,9 @@ static void choose_foreign(struct sim *s)
 }
 
 /* Lets two workers check portions of each evaluation, in half of the runs with a data set whose
- * final weights are not compared. In some of these runs one worker lies about its evaluations. The
- * lie is far from the truth if a portion has four images or more. */
+ * final weights are not compared. In some of these runs one worker lies in its evaluations, about
+ * the number of correct images or about the loss. The lie is far from the truth if a portion has
+ * four images or more. */
 static void choose_checks(struct sim *s)
 {
 	int checked = plan_chance(s, 500), lies = plan_chance(s, 300);
@@ -414,6 +415,7 @@ static void choose_checks(struct sim *s)
 
 	s->liar = fits && lies && node <= s->n_workers && !s->limits.hostile ? node : 0;
 	s->cfg.leases.eval_checks = s->options.core.leases.eval_checks = fits ? checks : 0;
+	s->lies_in_loss = checks % 2 != 0;
 	if (s->liar)
 		s->cfg.leases.eval_images = s->options.core.leases.eval_images = 4 + checks % 4;
 }

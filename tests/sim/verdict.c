@@ -25,6 +25,15 @@ static void ledger_gradient(struct sim *s, const float *pushes)
 	}
 }
 
+/* Returns 1 if two workers have agreed on each evaluation result of the run. */
+static int is_checked(const struct sim *s, const struct core *c)
+{
+	const struct check_stats *k = core_check_stats(c);
+	uint32_t size = s->cfg.leases.eval_images;
+
+	return size && s->cfg.leases.eval_checks * size >= 7 && !k->disputed && !k->unchecked;
+}
+
 static void images_ledger(struct sim *s, const struct core *c)
 {
 	for (uint32_t e = 0; e < s->cfg.training.epochs; e++)
@@ -34,6 +43,9 @@ static void images_ledger(struct sim *s, const struct core *c)
 				core_epoch(c, e)->eval_done);
 		else if (!isfinite(core_epoch(c, e)->eval_loss_sum))
 			sim_violation(s, "the loss of epoch %u is not finite", e);
+		else if (is_checked(s, c) && fabs(core_epoch(c, e)->eval_loss_sum - 7) > 1)
+			sim_violation(s, "the loss of epoch %u is %g, and two workers agree on it",
+				e, core_epoch(c, e)->eval_loss_sum);
 }
 
 static void batch_ledger(struct sim *s, const float *batches)

@@ -149,6 +149,7 @@ void worker_start(struct sim *s, uint32_t node)
 		sim_violation(s, "out of memory");
 		return;
 	}
+	s->liar_starts += node == s->liar;
 	sim_trace(s, "worker %u starts process=%llu", node, (unsigned long long)w->process);
 	session_start(w->session, sim_clock(s, node));
 	net_at(&s->net, s->net.now_ms + 100,

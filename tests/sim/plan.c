@@ -416,6 +416,7 @@ static void choose_checks(struct sim *s)
 	s->liar = fits && lies && node <= s->n_workers && !s->limits.hostile ? node : 0;
 	s->cfg.leases.eval_checks = s->options.core.leases.eval_checks = fits ? checks : 0;
 	s->lies_in_loss = checks % 2 != 0;
+	s->liar_starts = 0;
 	if (s->liar)
 		s->cfg.leases.eval_images = s->options.core.leases.eval_images = 4 + checks % 4;
 }

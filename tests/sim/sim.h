@@ -333,11 +333,12 @@ struct sim {
 	int has_lanes;                 /* 1: workers may open shared-memory lanes */
 	float lane_copy[SIM_PORTIONS]; /* the server's copy of the values of a push */
 	uint64_t lane_pushes, torn_pushes;
-	uint32_t foreign;    /* the node that begins with another data set; 0: none */
-	uint64_t foreign_ms; /* when that worker gets the right data set */
-	uint32_t liar;       /* the node that reports false evaluations; 0: none */
-	int lies_in_loss;    /* 1: the liar reports false losses, and right numbers of images */
-	uint32_t n_hostile;  /* number of hostile workers; 0: no worker has a key */
+	uint32_t foreign;     /* the node that begins with another data set; 0: none */
+	uint64_t foreign_ms;  /* when that worker gets the right data set */
+	uint32_t liar;        /* the node that reports false evaluations; 0: none */
+	int lies_in_loss;     /* 1: the liar reports false losses, and right numbers of images */
+	uint32_t liar_starts; /* processes of the liar so far */
+	uint32_t n_hostile;   /* number of hostile workers; 0: no worker has a key */
 	/* bit i: the server lost incarnation i (modulo 64) of this slot because of its silence */
 	uint64_t silenced[SIM_SLOTS];
 	struct hostile hostile[SIM_HOSTILE];

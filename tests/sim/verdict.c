@@ -25,13 +25,15 @@ static void ledger_gradient(struct sim *s, const float *pushes)
 	}
 }
 
-/* Returns 1 if two workers have agreed on each evaluation result of the run. */
+/* Returns 1 if two workers have agreed on each evaluation result of the run. The two are not
+ * processes of one liar, which can be two workers for the server. */
 static int is_checked(const struct sim *s, const struct core *c)
 {
 	const struct check_stats *k = core_check_stats(c);
 	uint32_t size = s->cfg.leases.eval_images;
 
-	return size && s->cfg.leases.eval_checks * size >= 7 && !k->disputed && !k->unchecked;
+	return s->liar_starts < 2 && size && s->cfg.leases.eval_checks * size >= 7 &&
+	       !k->disputed && !k->unchecked;
 }
 
 static void images_ledger(struct sim *s, const struct core *c)

@@ -67,6 +67,17 @@ static int is_displaced(const struct sim *s, const struct sim_worker *w)
 	       !(s->silenced[stamp->worker - 1] >> (stamp->incarnation % 64) & 1);
 }
 
+/* Returns 1 if the name of this process was in quarantine. A process that another one has replaced
+ * has the name of one of the first nodes. */
+static int was_quarantined(const struct sim *s, const struct sim_worker *w)
+{
+	int was = w->was_quarantined;
+
+	for (uint32_t i = 0; i < SIM_WORKERS && w >= &s->worker[SIM_WORKERS]; i++)
+		was |= s->worker[i].was_quarantined;
+	return was;
+}
+
 /* Returns 1 if `status` is a status with which the session may end now. */
 static int is_expected(const struct sim *s, const struct sim_worker *w, int status)
 {
@@ -89,7 +100,7 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	case PS_EROLLEDBACK:
 		return s->disk.broken;
 	case PS_EQUARANTINE:
-		return w->broken || w->was_quarantined;
+		return w->broken || was_quarantined(s, w);
 	case PS_EWRONGDATA:
 		return w->foreign;
 	case PS_EDIVERGED:

@@ -1,9 +1,13 @@
 /* tallies.c - see tallies.h. */
 #include "server/monitor/tallies.h"
 #include <stdlib.h>
+#include <string.h>
 #include "common/mem.h"
 
 #define MEASURE_MS 1000
+/* After this time without another heartbeat, a worker's shares are unknown. In addition, two
+ * heartbeats may be missing. */
+#define SHARES_MS 2000
 
 const char *const tally_part[TALLY_PARTS] = {"compute", "weights", "push", "lease", "copy"};
 
@@ -38,8 +42,9 @@ void tallies_release(struct tallies *t)
 
 /* Sets t->share to the parts of the worker's time between the heartbeats `then` and `now`, as
  * fractions of their sum. If a part is smaller in `now` than in `then`, a new process of the worker
- * has begun to count from zero, so the whole value of this part in `now` is used. */
-static void measure_shares(
+ * has begun to count from zero, so the whole value of this part in `now` is used. Returns 0 if the
+ * two heartbeats have the same times. */
+static int measure_shares(
 	struct tally *t, const struct time_split *now, const struct time_split *then)
 {
 	double part[TALLY_PARTS], sum = 0;
@@ -52,9 +57,11 @@ static void measure_shares(
 	}
 	for (int i = 0; i < TALLY_PARTS && sum > 0; i++)
 		t->share[i] = part[i] / sum;
+	return sum > 0;
 }
 
-static void measure(struct tally *t, const struct worker_view *now, double seconds)
+static void measure(struct tally *t, const struct worker_view *now, double seconds, uint64_t now_ms,
+	uint64_t heartbeat_ms)
 {
 	const struct worker_counts *c = &now->counts, *then = &t->counts;
 	uint64_t pushes = c->async_pushes - then->async_pushes;
@@ -62,7 +69,10 @@ static void measure(struct tally *t, const struct worker_view *now, double secon
 	t->images_per_s = (double)(now->images - t->images) / seconds;
 	t->staleness =
 		pushes ? (double)(c->staleness_sum - then->staleness_sum) / (double)pushes : -1;
-	measure_shares(t, &c->time, &then->time);
+	if (measure_shares(t, &c->time, &then->time))
+		t->shares_ms = now_ms;
+	else if (now_ms - t->shares_ms > SHARES_MS + 2 * heartbeat_ms)
+		memset(t->share, 0, sizeof(t->share));
 	t->images = now->images;
 	t->counts = *c;
 }
@@ -75,7 +85,8 @@ int tallies_tick(struct tallies *t, const struct core *c, uint64_t now_ms)
 		struct worker_view v;
 
 		core_worker(c, i, &v);
-		measure(&t->of[i], &v, (double)(now_ms - t->measured_ms) / 1000);
+		measure(&t->of[i], &v, (double)(now_ms - t->measured_ms) / 1000, now_ms,
+			core_config(c)->sessions.heartbeat_ms);
 	}
 	t->measured_ms = now_ms;
 	return 1;

@@ -24,6 +24,7 @@ struct tally {
 	/* Each entry is the share of the worker's time for a part, between its two newest
 	 * heartbeats. The sum of the shares is 1, or 0 if the shares are unknown. */
 	double share[TALLY_PARTS];
+	uint64_t shares_ms; /* when the shares were measured */
 	/* totals at the newest measurement */
 	uint64_t images;
 	struct worker_counts counts;

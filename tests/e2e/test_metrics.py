@@ -3,6 +3,7 @@ alert rules and the dashboard use only metrics that exist."""
 import json
 import re
 import shutil
+import signal
 import subprocess
 import urllib.request
 
@@ -137,3 +138,33 @@ def test_the_time_of_workers_and_server(programs, small):
     time = status["time"]
     assert min(time.values()) > 0
     assert time["apply"] + time["verify"] + time["idle"] <= time["total"]
+
+
+NO_TIME = {"compute": 1}  # of a worker whose shares are not known
+
+
+def shares(server, worker):
+    return next((w["time"] for w in server.status()["workers"] if w["worker"] == worker), None) or {}
+
+
+def test_a_worker_that_waits_for_work_spends_its_time_waiting(programs, small):
+    server = programs.server("--model", "seed:4", "--epochs", 500, "--min-workers", 2)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: shares(server, 1).get("lease", 0) > 0.99, 10, "a second of waiting")
+    url = server.line(r"http listening.* url=(\S+?)/?$")[1] + "/metrics"
+    with urllib.request.urlopen(url, timeout=5) as page:
+        text = page.read().decode()
+    waited = float(re.search(r'^cnnps_worker_seconds_total\{.*part="lease"\} (\S+)$', text, re.M)[1])
+    assert waited > 0.9
+
+
+def test_a_worker_of_sync_that_waits_for_another_spends_its_time_waiting(programs, small):
+    """Stop one of two workers: the other waits for the end of the step, which needs both."""
+    server = programs.server("--model", "seed:4", "--epochs", 500, "--mode", "sync", "--min-workers", 2,
+                             "--suspect-ms", 60000, "--dead-ms", 70000)
+    workers = [programs.worker(server.endpoint, "--name", name, data=small) for name in "ab"]
+    until(lambda: shares(server, 1).get("compute", 0) > 0.1, 30, "work")
+    name = next(w["name"] for w in server.status()["workers"] if w["worker"] == 2)
+    workers["ab".index(name)].signal(signal.SIGSTOP)
+    until(lambda: {**NO_TIME, **shares(server, 1)}["compute"] < 0.01, 10, "a second of waiting")
+    until(lambda: not shares(server, 2), 10, "the stopped worker's shares are not known")

@@ -225,6 +225,7 @@ static void fake_answer(struct fake *f, uint32_t peer, const struct msg *m)
 		break;
 	case MSG_HEARTBEAT:
 		s->heartbeats++;
+		s->time = m->heartbeat.time;
 		fake_heartbeat(f, peer);
 		break;
 	case MSG_STATUS:

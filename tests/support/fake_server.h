@@ -75,6 +75,7 @@ struct fake_seen {
 	struct msg_hello hello;
 	struct msg_push push;
 	struct msg_result result;
+	struct time_split time; /* of the newest HEARTBEAT */
 };
 
 struct fake {

@@ -486,3 +486,41 @@ TEST_IN(heartbeats_go_on_when_a_waiting_program_does_not_get_to_run, client_set_
 	/* until cnnps_close() returns, libcnnps may call `stop` with &heartbeats_on */
 	cnnps_close(&client);
 }
+
+/* Sets *arg to 1 if the server has a HEARTBEAT with 100 ms of waiting, while the program waits. */
+static int is_wait_reported(void *arg)
+{
+	int *reported = arg;
+
+	if (pthread_equal(pthread_self(), program) &&
+		fake_read_seen(&client_server).time.push_us >= 100 * 1000)
+		*reported = 1;
+	return 0;
+}
+
+TEST_IN(a_heartbeat_reports_the_wait_that_goes_on, client_set_up_unconnected, client_tear_down)
+{
+	struct cnnps_options o = client_options();
+	int reported = 0;
+
+	program = pthread_self();
+	o.stop = is_wait_reported;
+	o.stop_arg = &reported;
+	client_connect(&o);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
+	client_push(1, 0);
+	assert_int_equal(cnnps_flush(client, 1, 1000), CNNPS_EAGAIN);
+	assert_int_equal(reported, 1);
+	/* until cnnps_close() returns, libcnnps may call `stop` with &reported */
+	cnnps_close(&client);
+}
+
+TEST_IN(the_present_part_of_the_time_counts, client_set_up, client_tear_down)
+{
+	struct cnnps_stats before = client_stats(client);
+	const struct timespec pause = {.tv_nsec = 30 * 1000 * 1000};
+
+	nanosleep(&pause, NULL);
+	assert_in_range(
+		client_stats(client).compute_us - before.compute_us, 30 * 1000, 10 * 1000 * 1000);
+}

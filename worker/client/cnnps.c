@@ -64,31 +64,20 @@ struct cnnps {
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* number of all pulls so far; pull number i is at i % PULLS */
 	struct request request; /* the newest request */
-	/* Times of clock_us. left_us: the end of the newest call. entered_us: the begin of the
-	 * current call, or 0 if no call is running. waited_us: the total waiting time of the
-	 * current call */
-	uint64_t left_us, entered_us, waited_us;
 };
 
-/* Notes that a call begins. The time since the end of the previous call counts as TIME_COMPUTE. */
+/* Notes that a call begins. The time of the call without its waits counts as TIME_COPY. */
 static void begin_call(struct cnnps *c)
 {
-	c->entered_us = clock_us();
-	c->waited_us = 0;
 	if (c->net)
-		net_spend(c->net, TIME_COMPUTE, c->entered_us - c->left_us);
+		net_spend_on(c->net, TIME_COPY);
 }
 
-/* Notes that a call ends. The time of the call without its waits counts as TIME_COPY. Returns
- * `rc`. */
+/* Notes that a call ends. The time until the next call counts as TIME_COMPUTE. Returns `rc`. */
 static int done(struct cnnps *c, int rc)
 {
-	uint64_t now = clock_us();
-
-	if (c->entered_us && c->net)
-		net_spend(c->net, TIME_COPY, now - c->entered_us - c->waited_us);
-	c->entered_us = 0;
-	c->left_us = now;
+	if (c->net)
+		net_spend_on(c->net, TIME_COMPUTE);
 	c->status = rc;
 	return rc;
 }
@@ -196,33 +185,22 @@ static struct request *new_request(struct cnnps *c, enum request_kind kind)
 	return &c->request;
 }
 
-/* Adds the time of a request, from `from` to `now`, to the part of enum time_part for which the
- * program waited. */
-static void count_wait(struct cnnps *c, enum request_kind kind, uint64_t from, uint64_t now)
+/* Returns the part of the program's time that a request takes. The wait of a push that becomes a
+ * pull counts as TIME_WEIGHTS (net.c). */
+static enum time_part part_of_wait(enum request_kind kind)
 {
-	uint64_t pushed = c->request.pushed_us;
-
-	if (kind == REQUEST_PUSH && pushed) {
-		net_spend(c->net, TIME_PUSH, pushed - from);
-		net_spend(c->net, TIME_WEIGHTS, now - pushed);
-	} else if (kind == REQUEST_PULL || kind == REQUEST_PREFETCH) {
-		net_spend(c->net, TIME_WEIGHTS, now - from);
-	} else {
-		net_spend(c->net, kind == REQUEST_LEASE ? TIME_LEASE : TIME_PUSH, now - from);
-	}
-	c->waited_us += now - from;
+	if (kind == REQUEST_PULL || kind == REQUEST_PREFETCH)
+		return TIME_WEIGHTS;
+	return kind == REQUEST_LEASE ? TIME_LEASE : TIME_PUSH;
 }
 
 static int run_request(struct cnnps *c, struct request *o)
 {
-	enum request_kind kind = o->kind; /* net_request may turn a push into a pull */
-	uint64_t from = clock_us();
-
 	if (!c->net)
 		return refuse(c, "this connection was never made");
+	net_spend_on(c->net, part_of_wait(o->kind));
 	int rc = net_request(c->net, o);
-	if (c->entered_us)
-		count_wait(c, kind, from, clock_us());
+	net_spend_on(c->net, TIME_COPY);
 	return rc;
 }
 

@@ -1,6 +1,20 @@
 /* counters.c - see counters.h. */
 #include "worker/client/counters.h"
+#include <string.h>
+#include "common/clock.h"
 #include "common/log.h"
+
+int counters_init(struct counters *c)
+{
+	memset(c, 0, sizeof(*c));
+	c->part = TIME_PARTS;
+	return uv_mutex_init(&c->time_lock) ? PS_ENOMEM : PS_OK;
+}
+
+void counters_release(struct counters *c)
+{
+	uv_mutex_destroy(&c->time_lock);
+}
 
 void counters_version(struct counters *c, uint64_t version)
 {
@@ -24,19 +38,43 @@ void counters_ack(struct counters *c, const struct msg_ack *a)
 			(int)a->reject);
 }
 
-struct time_split counters_time(const struct counters *c)
+/* Adds the time since the part began to this part. The caller has time_lock. */
+static void count_part(struct counters *c)
 {
-	const atomic_uint_least64_t *us = c->time_us;
+	uint64_t now = clock_us();
 
-	return (struct time_split){.compute_us = atomic_load(&us[TIME_COMPUTE]),
-		.weights_us = atomic_load(&us[TIME_WEIGHTS]),
-		.push_us = atomic_load(&us[TIME_PUSH]),
-		.lease_us = atomic_load(&us[TIME_LEASE]),
-		.copy_us = atomic_load(&us[TIME_COPY])};
+	if (c->part < TIME_PARTS)
+		c->time_us[c->part] += now - c->since_us;
+	c->since_us = now;
 }
 
-void counters_stats(const struct counters *c, struct cnnps_stats *s)
+void counters_spend_on(struct counters *c, enum time_part part)
 {
+	uv_mutex_lock(&c->time_lock);
+	count_part(c);
+	c->part = part;
+	uv_mutex_unlock(&c->time_lock);
+}
+
+struct time_split counters_time(struct counters *c)
+{
+	struct time_split t;
+
+	uv_mutex_lock(&c->time_lock);
+	count_part(c);
+	t = (struct time_split){.compute_us = c->time_us[TIME_COMPUTE],
+		.weights_us = c->time_us[TIME_WEIGHTS],
+		.push_us = c->time_us[TIME_PUSH],
+		.lease_us = c->time_us[TIME_LEASE],
+		.copy_us = c->time_us[TIME_COPY]};
+	uv_mutex_unlock(&c->time_lock);
+	return t;
+}
+
+void counters_stats(struct counters *c, struct cnnps_stats *s)
+{
+	const struct time_split t = counters_time(c);
+
 	s->pushed = atomic_load(&c->pushed);
 	s->acked = atomic_load(&c->acked);
 	s->rejected = atomic_load(&c->rejected);
@@ -45,9 +83,9 @@ void counters_stats(const struct counters *c, struct cnnps_stats *s)
 	s->last_version = atomic_load(&c->last_version);
 	s->reconnects = atomic_load(&c->reconnects);
 	s->replayed = atomic_load(&c->replayed);
-	s->compute_us = atomic_load(&c->time_us[TIME_COMPUTE]);
-	s->weights_us = atomic_load(&c->time_us[TIME_WEIGHTS]);
-	s->push_us = atomic_load(&c->time_us[TIME_PUSH]);
-	s->lease_us = atomic_load(&c->time_us[TIME_LEASE]);
-	s->copy_us = atomic_load(&c->time_us[TIME_COPY]);
+	s->compute_us = t.compute_us;
+	s->weights_us = t.weights_us;
+	s->push_us = t.push_us;
+	s->lease_us = t.lease_us;
+	s->copy_us = t.copy_us;
 }

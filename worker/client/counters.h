@@ -1,7 +1,8 @@
 /*
  * counters.h - what the worker counts: its pushes, the decisions on them, its connections, and the
  * time that the program spends on each part of its work. cnnps_stats reports the counters, and each
- * HEARTBEAT reports the times.
+ * HEARTBEAT reports the times. The times include the part that is going on: a program that waits
+ * for an hour reports an hour of waiting before the wait ends.
  *
  * Thread: the holder of the I/O lock (net.h) writes the counters, and the program's thread writes
  * the times. Any thread reads them.
@@ -10,6 +11,8 @@
 #define WORKER_CLIENT_COUNTERS_H
 #include <stdatomic.h>
 #include <stdint.h>
+#include <uv.h>
+#include "common/err.h"
 #include "proto/msg.h"
 #include "worker/client/cnnps.h"
 
@@ -20,16 +23,25 @@ enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, T
 struct counters {
 	atomic_uint_least64_t pushed, acked, rejected, superseded, durable, last_version,
 		reconnects, replayed;
-	atomic_uint_least64_t time_us[TIME_PARTS];
+	uv_mutex_t time_lock;         /* guards all members below */
+	uint64_t time_us[TIME_PARTS]; /* without the part that is going on */
+	enum time_part part;          /* what is going on; TIME_PARTS: nothing that counts */
+	uint64_t since_us;            /* clock_us when this part began */
 };
+
+/* All counters are zero, and no part is going on. PS_ENOMEM. */
+int counters_init(struct counters *c) PS_MUST_CHECK;
+void counters_release(struct counters *c);
 
 /* Notes that the server has weights of this version. */
 void counters_version(struct counters *c, uint64_t version);
 /* Counts the decision on a push. */
 void counters_ack(struct counters *c, const struct msg_ack *a);
+/* From now on, the time counts as `part`. */
+void counters_spend_on(struct counters *c, enum time_part part);
 /* Returns the times for a HEARTBEAT. */
-struct time_split counters_time(const struct counters *c);
+struct time_split counters_time(struct counters *c);
 /* Writes the counters to *s. */
-void counters_stats(const struct counters *c, struct cnnps_stats *s);
+void counters_stats(struct counters *c, struct cnnps_stats *s);
 
 #endif

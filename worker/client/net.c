@@ -400,7 +400,7 @@ static void try_push(struct net *n, uint64_t now)
 		return;
 	}
 	r->kind = REQUEST_PULL;
-	r->pushed_us = clock_us();
+	counters_spend_on(&n->count, TIME_WEIGHTS);
 	n->requests.pending = !n->requests.prefetch;
 	try_request_now(n, now);
 }
@@ -1005,6 +1005,7 @@ static void free_net(struct net **n)
 	free((*n)->tensors);
 	session_free(&(*n)->session);
 	wire_free(&(*n)->wire);
+	counters_release(&(*n)->count);
 	free(*n);
 	*n = NULL;
 }
@@ -1015,8 +1016,10 @@ int net_new(struct net **out, const struct net_config *cfg, struct err *e)
 	int rc;
 
 	*out = NULL;
-	if (!n)
+	if (!n || counters_init(&n->count)) {
+		free(n);
 		return err_set(e, PS_ENOMEM, "no memory for a connection");
+	}
 	n->cfg = *cfg;
 	rc = open_net(n, e);
 	if (rc)
@@ -1035,14 +1038,14 @@ void net_alive(struct net *n)
 	requests_alive(&n->requests);
 }
 
-void net_stats(const struct net *n, struct cnnps_stats *s)
+void net_stats(struct net *n, struct cnnps_stats *s)
 {
 	counters_stats(&n->count, s);
 }
 
-void net_spend(struct net *n, enum time_part part, uint64_t us)
+void net_spend_on(struct net *n, enum time_part part)
 {
-	atomic_fetch_add(&n->count.time_us[part], us);
+	counters_spend_on(&n->count, part);
 }
 
 void net_free(struct net **n)

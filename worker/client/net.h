@@ -64,11 +64,11 @@ void net_alive(struct net *n);
 /* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread may
  * call it. */
 int net_show_requested(struct net *n);
-/* Adds `us` to the time that the program has spent on `part`. Each HEARTBEAT reports the sums. Only
- * the program's thread may call this function. */
-void net_spend(struct net *n, enum time_part part, uint64_t us);
+/* From now on, the program's time counts as `part`. Each HEARTBEAT reports the sums. Only the
+ * program's thread may call this function. */
+void net_spend_on(struct net *n, enum time_part part);
 /* Writes the counters to *s. Any thread may call it. */
-void net_stats(const struct net *n, struct cnnps_stats *s);
+void net_stats(struct net *n, struct cnnps_stats *s);
 /* Waits for the decisions on the pushes, sends BYE, joins the background thread, frees the struct
  * and sets *n to NULL; *n may be NULL. */
 void net_free(struct net **n);

@@ -52,7 +52,6 @@ struct request {
 		enum weights which;
 		struct arrival got;
 	} pull;
-	uint64_t pushed_us; /* out, PUSH with a pull: clock_us when the push was sent */
 	union {
 		struct msg_welcome welcome; /* CONNECT, out */
 		struct {

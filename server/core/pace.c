@@ -1,6 +1,7 @@
 /* pace.c - see pace.h. */
 #include "server/core/pace.h"
 #include "common/assert.h"
+#include "server/core/batch_ledger.h"
 #include "server/core/effects.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
@@ -78,6 +79,15 @@ uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
 	return since > p->paused_ms ? since - p->paused_ms : 0;
 }
 
+/* Returns 1 if one of the worker's newest replay_window pushes was accepted. */
+static int has_delivered(const struct core *c, const struct worker *w)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.replay_window; i++)
+		if (w->ledger.decisions[i].verdict == VERDICT_OK)
+			return 1;
+	return 0;
+}
+
 /* Called when the worker has delivered, or has asked for its first work: ends the stalled state of
  * the worker. */
 static void contributed(struct core *c, struct worker *w)
@@ -146,7 +156,6 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 	}
 	restart_clock(c, p);
 	p->left -= pieces;
-	contributed(c, w);
 }
 
 /* Returns 1 if all of `work` lies in the worker's newest grant, even if this grant has ended. */
@@ -155,17 +164,34 @@ static int is_own(const struct worker *w, const struct work *work)
 	return w->lease.grant.kind == GRANT_TRAIN && rights_cover(&w->lease.grant.work, work);
 }
 
+/* Returns 1 if nobody has to deliver `work` of the worker's newest grant any more, because its step
+ * or its epoch has ended, or because it is delivered. The function trusts nothing that the worker
+ * says. */
+static int is_over(const struct core *c, const struct worker *w, const struct work *work)
+{
+	int over = 1;
+
+	if (!batch_ledger_is_training(c, &w->lease.grant))
+		return 1;
+	for (uint32_t i = work->first; i < work->first + work->count; i++)
+		over &= c->leases.batch[i] == BATCH_DONE;
+	return over;
+}
+
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted)
 {
+	struct pace *p = &w->pace;
+
 	if (accepted)
 		contributed(c, w);
-	if (!is_own(w, work) || work->count > w->pace.left) {
-		if (accepted && w->pace.since_ms && w->pace.left == 0)
-			restart_clock(c, &w->pace); /* the worker delivers although it holds no
-						     * grant */
+	if (!is_own(w, work) || work->count > p->left || (!accepted && !is_over(c, w, work))) {
+		if (accepted && p->since_ms && p->left == 0)
+			restart_clock(c, p); /* the worker delivers although it holds no grant */
 		return 0;
 	}
 	delivered(c, w, work->count);
+	if (!p->stalled || has_delivered(c, w))
+		contributed(c, w);
 	return 1;
 }
 
@@ -175,6 +201,7 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 		w->lease.grant.eval_first != r->eval_first || w->pace.left == 0)
 		return 0;
 	delivered(c, w, 1);
+	contributed(c, w);
 	return 1;
 }
 
@@ -260,19 +287,6 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 	if (w->pace.recent[kind_of(w)].n < PACE_OWN)
 		return 3 * ms;
 	return ms > PACE_STALL_MS ? ms : PACE_STALL_MS;
-}
-
-/* Returns 1 if one of the worker's newest replay_window pushes was accepted, or was rejected only
- * because it was too stale. */
-static int has_delivered(const struct core *c, const struct worker *w)
-{
-	for (uint32_t i = 0; i < c->cfg.sessions.replay_window; i++) {
-		const struct decision *d = &w->ledger.decisions[i];
-
-		if (d->verdict == VERDICT_OK || d->reject == REJECT_STALE)
-			return 1;
-	}
-	return 0;
 }
 
 /* Returns 1 if the worker must not push again before the server has saved its earlier pushes.

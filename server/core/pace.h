@@ -24,9 +24,14 @@
  * deadline instead. A worker that holds no work and asks for none becomes stalled after the same
  * times. No worker waits for a stalled worker (worker_is_active). The grant of a stalled worker is
  * a shadow: the batches stay free, and the other workers get them too. A stalled worker is active
- * again when one of its pushes is accepted, when it delivers work of its newest grant (even if
- * another worker was faster), or when it asks for its first work. Heartbeats and later requests for
- * leases do not make a stalled worker active.
+ * again when one of its pushes is accepted, when it delivers work of its newest grant that others
+ * have done (and one of its newest replay_window pushes was accepted), or when it asks for its
+ * first work. Heartbeats and later requests for leases do not make a stalled worker active.
+ *
+ * Delivery: a push that is accepted. A push of the worker's newest grant that is rejected is a
+ * delivery only if the work is over: others have done it, or its step or epoch has ended. The
+ * core's tables decide this, not the version of the weights that the push claims. Therefore a stale
+ * push is no delivery while its work is still to be done.
  *
  * Transfers: while bytes move on the worker's connection (EVENT_PROGRESS), the worker's clock for
  * the deadline and for "stalled" stands still, but not the one for "late". The clock stands still
@@ -112,7 +117,7 @@ void pace_gave_back(struct core *c, struct worker *w);
 /* Called after the core has ended the worker's grant. From then on the worker owes a LEASE request,
  * unless it already waits for a grant. */
 void pace_expect_lease(const struct core *c, struct worker *w);
-/* Called when the worker has delivered `work`; `accepted` says whether the push was accepted.
+/* Called when the worker has pushed `work`; `accepted` says whether the push was accepted.
  * Returns 1 if the work belongs to the worker's newest grant, and the worker delivers it for the
  * first time. */
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted);

@@ -317,7 +317,7 @@ static void on_hostile_message(
 	}
 }
 
-/* ---- five kinds ------------------------------------------------------------------------------ */
+/* ---- six kinds ------------------------------------------------------------------------------ */
 
 /* Returns any work of the run, which may be granted to another worker. */
 static struct work any_work(struct sim *s)
@@ -514,6 +514,42 @@ static void hoard(struct sim *s, uint32_t node, struct hostile_session *h)
 	h->hung = 1;
 }
 
+/* Returns a version at which a gradient does not count: one that no server has had or, if only
+ * gradients of the current version count, an old one. */
+static uint64_t stale_version(struct sim *s)
+{
+	int exact = s->mode == SIM_SYNC || s->mode == SIM_SANDBLASTER;
+	int begun = s->server.core && core_stats(s->server.core)->version > 0;
+
+	return exact && begun && chance(s, 300) ? 0 : 1ull << 40;
+}
+
+/* Asks for work, and delivers it slowly as a stale gradient, so that the server has no reason to
+ * end the grant, and the work is never done. */
+static void stall(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
+{
+	struct msg_grant *g = &h->grant;
+	struct work w = {g->work.epoch, g->work.first, g->exact ? g->work.count : 1};
+
+	h->wait_until_ms = s->net.now_ms + 100 + below(s, 1500);
+	if (s->training && !g->request) {
+		lease(s, node, h);
+		return;
+	}
+	if (g->kind == GRANT_EVAL) {
+		g->request = 0;
+		return;
+	}
+	struct msg *m = push_of(s, o, h, w, 1);
+	m->push.base_version = stale_version(s);
+	m->push.base_term = s->cfg.term;
+	send_push(s, node, h, m);
+	g->work.first += w.count;
+	g->work.count -= w.count;
+	if (!g->work.count)
+		g->request = 0;
+}
+
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static void act_as_hostile(
@@ -543,6 +579,9 @@ static void act_as_hostile(
 		break;
 	case HOSTILE_HOARDER:
 		hoard(s, node, h);
+		break;
+	case HOSTILE_STALLER:
+		stall(s, node, o, h);
 		break;
 	case HOSTILE_KINDS:
 		break;

@@ -198,6 +198,7 @@ enum hostile_kind {
 	HOSTILE_POISONER, /* sends wild values, values that are not finite, and false results */
 	HOSTILE_REPLAYER, /* sends its old pushes and results again */
 	HOSTILE_HOARDER,  /* takes slots and leases, and delivers nothing */
+	HOSTILE_STALLER,  /* takes leases, and answers each one slowly with stale gradients */
 	HOSTILE_KINDS
 };
 

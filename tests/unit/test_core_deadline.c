@@ -12,6 +12,9 @@
 struct fleet {
 	struct cluster k;
 	uint64_t ms[CLUSTER_WORKERS], ready_ms[CLUSTER_WORKERS];
+	/* if `claims` is 1, worker 0 claims in each push that its weights have version `claim` */
+	int claims;
+	uint64_t claim;
 	uint32_t pushed[CLUSTER_WORKERS], taken[CLUSTER_WORKERS];
 };
 
@@ -63,6 +66,8 @@ static void push_first(struct fleet *f, uint32_t i)
 	uint32_t n = next_batches(f, i);
 
 	h->grant.work.count = n;
+	if (f->claims && i == 0)
+		h->version = f->claim;
 	f->pushed[i]++;
 	f->taken[i] += cluster_push(&f->k, i) == REJECT_NONE;
 	if (rest.exact || h->grant.work.count)
@@ -203,6 +208,82 @@ TEST(an_evaluation_does_not_wait_for_a_hanging_worker)
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->eval_done, 7);
+	cluster_close(&f.k);
+}
+
+/* Worker 0 takes work and pushes a gradient of each batch in time, but claims weights of a version
+ * that the server has never had, or of a version that is long past. The server rejects these
+ * gradients as stale, so worker 0 delivers nothing. It must hold up the other workers no longer
+ * than a worker that hangs. */
+static void stale_pushes_hold_up_no_worker(struct core_config cfg, uint64_t claim)
+{
+	struct fleet f;
+
+	cfg.limits.max_staleness = 1;
+	fleet_open(&f, cfg, 3, 400, 30);
+	f.ms[0] = 1000;
+	f.claims = 1;
+	f.claim = claim;
+	fleet_run(&f, 120000);
+	assert_true(f.pushed[0] > 0);
+	assert_true(fleet_is_over(&f));
+	assert_int_equal(core_epoch(f.k.f.core, cfg.training.epochs - 1)->images, 400);
+	assert_false(fixture_worker(&f.k.f, 1).excluded);
+	cluster_close(&f.k);
+}
+
+TEST(a_worker_whose_pushes_are_all_stale_holds_up_no_worker)
+{
+	static const enum mode modes[] = {MODE_DOWNPOUR, MODE_SSP, MODE_SYNC};
+
+	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
+		struct core_config cfg = config(modes[i]);
+
+		if (modes[i] == MODE_DOWNPOUR)
+			cfg.leases.warm_start_updates = 10;
+		cfg.leases.first_deadline_ms = 5000;
+		stale_pushes_hold_up_no_worker(cfg, 1ull << 40);
+		stale_pushes_hold_up_no_worker(cfg, 0);
+	}
+}
+
+/* In each step of sync, worker 0 holds its batch until the others have gone on without it. The
+ * gradient then comes too late. None of its pushes has ever counted, so it holds up the steps only
+ * once. */
+TEST(late_work_alone_ends_no_stall)
+{
+	struct core_config cfg = config(MODE_SYNC);
+	struct fleet f;
+
+	cfg.leases.min_workers = 3;
+	fleet_open(&f, cfg, 3, 20000, 30);
+	f.ms[0] = 10000;
+	fleet_run(&f, 60000);
+	assert_true(f.pushed[0] > 2 && f.taken[0] == 0);
+	assert_int_equal(core_stats(f.k.f.core)->stalls, 1);
+	assert_true(fixture_worker(&f.k.f, 1).stalled);
+	assert_true(core_stats(f.k.f.core)->version > 1000);
+	cluster_close(&f.k);
+}
+
+/* Each step of sync ends without worker 0, which is slow: its gradients come too late and are
+ * rejected as stale. It has done its work, so it is not stalled, and a step still counts one
+ * gradient less than it has members. */
+TEST(a_worker_whose_steps_end_without_it_is_not_stalled)
+{
+	struct core_config cfg = config(MODE_SYNC);
+	struct fleet f;
+
+	cfg.sync.backup_workers = 1;
+	cfg.rate.lr = 0.0001;
+	fleet_open(&f, cfg, 3, 20000, 30);
+	f.ms[0] = 300;
+	fleet_run(&f, 20000);
+	assert_false(fleet_is_over(&f));
+	assert_true(f.pushed[0] > 30 && f.taken[0] <= 1);
+	assert_int_equal(core_stats(f.k.f.core)->stalls, 0);
+	assert_int_equal(core_stats(f.k.f.core)->steps_short, 0);
+	assert_int_equal(core_stats(f.k.f.core)->superseded, f.pushed[0] - f.taken[0]);
 	cluster_close(&f.k);
 }
 
@@ -709,6 +790,31 @@ TEST(a_worker_whose_pushes_are_all_rejected_is_stalled)
 		pass(&k, 100);
 	}
 	assert_true(fixture_worker(&k.f, 1).stalled);
+	cluster_close(&k);
+}
+
+/* A worker that sends many pushes does not become active again, and does not stop its clock, if all
+ * these pushes are stale: it does not wait for the disk. */
+TEST(stale_pushes_end_no_stall_and_stop_no_clock)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct cluster k;
+
+	cfg.leases.first_deadline_ms = 1000;
+	cfg.sessions.replay_window = 4;
+	cfg.durable = 1;
+	cluster_open(&k, cfg, 1, 100, cluster_ones);
+	for (uint64_t request = 1; request <= 80; request++) {
+		assert_int_equal(cluster_request(&k, 0), 1);
+		k.worker[0].version = 1ull << 40;
+		assert_int_equal(cluster_push(&k, 0), REJECT_STALE);
+		pass(&k, 50);
+	}
+	assert_true(fixture_worker(&k.f, 1).stalled);
+	assert_false(fixture_worker(&k.f, 1).excluded);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
+	assert_false(fixture_worker(&k.f, 1).stalled);
 	cluster_close(&k);
 }
 

@@ -200,6 +200,26 @@ def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
     assert browser.get_log("browser") == [], "the console is clean"
 
 
+# draws a timeline of 100 samples, one of which has 50 times the rate and the staleness of the others;
+# returns the opacity of a usual cell, and the staleness at the upper edge of a row
+OUTLIER = """
+run = new Run("", ROOM);
+for (let i = 0; i < 100; i++)
+    run.take({...sample(1.7e12 + 1000 * i, 1), workers: [[1, "live", i === 50 ? 50000 : 1000, i === 50 ? 300 : 6, 30, null]]});
+const c = $("timeline"), stalest = timeline(c, run);
+const at = [run.samples[10].t - 500, run.samples[90].t - 500].map(c.places.x);
+return [...at.map(x => c.getContext("2d").getImageData(x * devicePixelRatio, (c.places.top + c.places.row - 4) * devicePixelRatio, 1, 1).data[3] / 255), stalest];
+"""
+
+
+def test_an_outlier_does_not_scale_the_timeline(programs, browser):
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    early, late, stalest = browser.execute_script(MANY_SAMPLES + OUTLIER)
+    assert min(early, late) > 0.9 and stalest == 6
+
+
 # returns the contrast between the text and the background of an element, as WCAG 2 defines it
 CONTRAST = """
 const light = rgb => { const [r, g, b] = rgb.match(/[\\d.]+/g).slice(0, 3).map(c => c / 255).map(

@@ -35,6 +35,10 @@ const metricTexts = (o, except) => Object.entries(o.metrics || {}).filter(([name
 const least = (list, start) => list.reduce((a, b) => b < a ? b : a, start);
 const greatest = (list, start) => list.reduce((a, b) => b > a ? b : a, start);
 
+// Returns the number below which 95 % of a list of numbers are, or 0 if the list is empty. As the end
+// of a scale, it does not depend on a few outliers.
+const usual = list => Float64Array.from(list).sort()[Math.floor(0.95 * (list.length - 1))] || 0;
+
 // The data of a history. `room` limits the samples; a sample counts SAMPLE plus its number of
 // workers. When the samples exceed the limit, the run drops every other sample, and from then on it
 // keeps half as many of the new samples. Likewise, a run with a limit keeps at most EPOCHS epochs.
@@ -374,7 +378,7 @@ const MANY = 60; // maximum number of workers for which each row has a line of s
 // wide: the timeline omits a sample that is less than CELL pixels after the last drawn sample.
 const CELL = 2;
 // Draws the timeline. Returns the staleness at the upper edge of a row, or null if there are too
-// many workers for lines of staleness.
+// many workers for lines of staleness. A higher staleness is drawn at this edge, too.
 function timeline(canvas, run) {
 	const samples = run.samples, found = new Set();
 	for (const s of samples)
@@ -399,12 +403,15 @@ function timeline(canvas, run) {
 	const x = t => left + (axis.place(t) - begin) / span * (width - left - 6);
 	canvas.places = {ids, left, top, row, x, time: px => axis.time(begin + (px - left) / (width - left - 6) * span)};
 	const index = new Map(ids.map((id, i) => [id, i])), y = id => top + index.get(id) * row;
-	let fastest = 1, stalest = 4;
+	const rates = [], stales = [];
 	for (const s of samples)
 		for (const w of s.workers) {
-			fastest = Math.max(fastest, w[2]);
-			stalest = Math.max(stalest, w[3] || 0);
+			if (w[2] > 0)
+				rates.push(w[2]);
+			if (w[3] != null)
+				stales.push(w[3]);
 		}
+	const fastest = Math.max(1, usual(rates)), stalest = Math.max(4, usual(stales));
 	const cells = new Cells(c, width - left - 6, ids.length);
 	let before = from, drawn = left, next = 0;
 	const line = new Map(ids.map(id => [id, []]));
@@ -418,13 +425,13 @@ function timeline(canvas, run) {
 		const a = Math.floor(x(begin)) - left, b = Math.floor(x(s.t)) - left;
 		for (const [id, state, rate, stale, silent] of s.workers) {
 			const late = state === "live" && silent > 1500, name = late ? "amber" : STATE[state] || "grey";
-			cells.fill(index.get(id), a, b, name, name === "blue" ? 0.25 + 0.75 * rate / fastest : 0.9);
+			cells.fill(index.get(id), a, b, name, name === "blue" ? 0.25 + 0.75 * Math.min(1, rate / fastest) : 0.9);
 			if (many)
 				continue;
 			if (gap)
 				line.get(id).push(null);
 			if (stale != null)
-				line.get(id).push([x(s.t), y(id) + (row - 4) * (1 - stale / stalest) + 1]);
+				line.get(id).push([x(s.t), y(id) + (row - 4) * (1 - Math.min(1, stale / stalest)) + 1]);
 		}
 		before = s.t;
 		drawn = x(s.t);

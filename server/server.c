@@ -284,14 +284,13 @@ static void ask_for_wall(struct server *s)
 	router_flush(s->router);
 }
 
-/* Called at each tick. Once a second, the history takes a sample, and the open pages get the
- * status. */
+/* Called once a second, when the rates of the run have been measured: the history takes a sample,
+ * and the open pages get the status. */
 static void record_history(struct server *s)
 {
 	struct status now;
 
-	if (!tallies_tick(&s->tallies, s->state.core, dispatch_now(s)))
-		return;
+	tallies_measure(&s->tallies, s->state.core, s->progress.rate_s, dispatch_now(s));
 	dispatch_status(s, &now);
 	if (!s->status)
 		history_tick(s->history, &now);
@@ -334,8 +333,9 @@ static void on_tick(uv_timer_t *t)
 	log_data_set(s);
 	warnings_check(&s->warnings, s->state.core, s->status != 0);
 	waiting_tick(&s->waiting, s->state.core, dispatch_now(s));
-	progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting, dispatch_now(s));
-	record_history(s);
+	if (progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting,
+		    dispatch_now(s)))
+		record_history(s);
 	check_stop_rule(s);
 	check_deadline(s);
 }
@@ -557,7 +557,7 @@ static int open_history(struct server *s, struct err *e)
 	struct status now;
 
 	progress_init(&s->progress, s->state.core, dispatch_now(s));
-	if (tallies_init(&s->tallies, s->state.core, dispatch_now(s)))
+	if (tallies_init(&s->tallies, s->state.core))
 		return err_set(e, PS_ENOMEM, "no memory for the tallies of workers");
 	dispatch_status(s, &now);
 	int rc = history_new(&s->history, &s->loop,

@@ -115,19 +115,21 @@ double progress_seconds(const struct progress *p, const struct core *c, uint64_t
 
 /* ---- the bar ------------------------------------------------------------------------------- */
 
-static void measure_rates(struct progress *p, const struct core *c, uint64_t now_ms)
+static int measure_rates(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	const struct core_stats *s = core_stats(c);
 	double seconds = (double)(now_ms - p->rate_ms) / 1000;
 	uint64_t computed = computed_images(c);
 
 	if (now_ms - p->rate_ms < RATE_MS)
-		return;
+		return 0;
+	p->rate_s = seconds;
 	p->images_per_s = (double)(computed - p->rate_images) / seconds;
 	p->updates_per_s = (double)(s->updates - p->rate_updates) / seconds;
 	p->rate_ms = now_ms;
 	p->rate_images = computed;
 	p->rate_updates = s->updates;
+	return 1;
 }
 
 const struct epoch_record *progress_evaluated(const struct core *c)
@@ -227,19 +229,21 @@ void progress_bar(const struct progress_view *v, char *out, size_t size)
 	append_text(out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");
 }
 
-void progress_tick(
+int progress_tick(
 	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms)
 {
 	char line[256], why[WAITING_TEXT];
 	struct progress_view v;
 
-	measure_rates(p, c, now_ms);
+	int measured = measure_rates(p, c, now_ms);
+
 	if (!log_on_terminal() || now_ms - p->drawn_ms < DRAW_MS)
-		return;
+		return measured;
 	p->drawn_ms = now_ms;
 	progress_read(p, c, &v);
 	if (waiting && waiting_text(waiting, why))
 		v.waiting = why;
 	progress_bar(&v, line, sizeof(line));
 	log_progress(line);
+	return measured;
 }

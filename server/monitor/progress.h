@@ -25,6 +25,7 @@ struct progress {
 	/* images/s of the newest epoch that ended; NaN: no epoch has ended in this process */
 	double epoch_rate;
 	uint64_t rate_ms, rate_images, rate_updates; /* time and totals of the newest measurement */
+	double rate_s; /* the seconds over which the newest rates were measured */
 	/* rates at the newest measurement; 0: there was none yet */
 	double images_per_s, updates_per_s;
 	uint64_t drawn_ms;
@@ -35,8 +36,9 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms);
  * epoch=...`. */
 void progress_effect(
 	struct progress *p, const struct core *c, const struct effect *e, uint64_t now_ms);
-/* Measures the rate and redraws the bar on a terminal. `waiting` may be NULL. */
-void progress_tick(
+/* Measures the rates if a second has passed since the last measurement, and redraws the bar on a
+ * terminal. `waiting` may be NULL. Returns 1 if this call has measured the rates. */
+int progress_tick(
 	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms);
 /* Returns the seconds from the first work to the end of training, or to `now_ms` if training has
  * not ended. In a run without a data set, returns the seconds to the newest push. */

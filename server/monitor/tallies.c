@@ -4,7 +4,6 @@
 #include <string.h>
 #include "common/mem.h"
 
-#define MEASURE_MS 1000
 /* After this time without another heartbeat, a worker's shares are unknown. In addition, two
  * heartbeats may be missing. */
 #define SHARES_MS 2000
@@ -19,9 +18,9 @@ uint64_t tally_part_us(const struct time_split *t, int part)
 	return us[part];
 }
 
-int tallies_init(struct tallies *t, const struct core *c, uint64_t now_ms)
+int tallies_init(struct tallies *t, const struct core *c)
 {
-	*t = (struct tallies){.n = core_config(c)->sessions.max_workers, .measured_ms = now_ms};
+	*t = (struct tallies){.n = core_config(c)->sessions.max_workers};
 	t->of = mem_try(t->n, sizeof(*t->of));
 	if (!t->of)
 		return PS_ENOMEM;
@@ -77,19 +76,14 @@ static void measure(struct tally *t, const struct worker_view *now, double secon
 	t->counts = *c;
 }
 
-int tallies_tick(struct tallies *t, const struct core *c, uint64_t now_ms)
+void tallies_measure(struct tallies *t, const struct core *c, double seconds, uint64_t now_ms)
 {
-	if (now_ms < t->measured_ms + MEASURE_MS)
-		return 0;
 	for (uint32_t i = 0; i < t->n; i++) {
 		struct worker_view v;
 
 		core_worker(c, i, &v);
-		measure(&t->of[i], &v, (double)(now_ms - t->measured_ms) / 1000, now_ms,
-			core_config(c)->sessions.heartbeat_ms);
+		measure(&t->of[i], &v, seconds, now_ms, core_config(c)->sessions.heartbeat_ms);
 	}
-	t->measured_ms = now_ms;
-	return 1;
 }
 
 const struct tally *tallies_of(const struct tallies *t, uint32_t worker)

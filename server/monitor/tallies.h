@@ -1,7 +1,8 @@
 /*
  * tallies.h - for each worker: images per second, the mean staleness of its pushes, and what it
- * spends its time on. Once a second, these values are computed from the growth of the core's counts
- * since the computation before.
+ * spends its time on. Once a second, at the same time as the rates of the whole run (progress.h),
+ * these values are computed from the growth of the core's counts since the computation before. The
+ * sum of the workers' images/s is therefore that of the run.
  *
  * Thread: the loop's.
  */
@@ -33,15 +34,13 @@ struct tally {
 struct tallies {
 	struct tally *of; /* of[i]: the tally of worker i + 1 */
 	uint32_t n;
-	uint64_t measured_ms;
 };
 
-/* Begins to measure at `now_ms`. PS_ENOMEM. */
-int tallies_init(struct tallies *t, const struct core *c, uint64_t now_ms) PS_MUST_CHECK;
+/* Begins to measure. PS_ENOMEM. */
+int tallies_init(struct tallies *t, const struct core *c) PS_MUST_CHECK;
 void tallies_release(struct tallies *t);
-/* Measures the rates if a second has passed since the last measurement. Returns 1 if this call has
- * measured the rates. */
-int tallies_tick(struct tallies *t, const struct core *c, uint64_t now_ms);
+/* Measures the values at `now_ms`, over the last `seconds`. */
+void tallies_measure(struct tallies *t, const struct core *c, double seconds, uint64_t now_ms);
 /* Returns the tally of worker id `worker`, or a tally of zeros if there is none. `t` may be
  * NULL. */
 const struct tally *tallies_of(const struct tallies *t, uint32_t worker);

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 import urllib.request
 
 import pytest
@@ -168,3 +169,17 @@ def test_a_worker_of_sync_that_waits_for_another_spends_its_time_waiting(program
     workers["ab".index(name)].signal(signal.SIGSTOP)
     until(lambda: {**NO_TIME, **shares(server, 1)}["compute"] < 0.01, 10, "a second of waiting")
     until(lambda: not shares(server, 2), 10, "the stopped worker's shares are not known")
+
+
+def test_the_rates_of_the_workers_add_up_to_that_of_the_run(programs, small):
+    server = programs.server("--model", "seed:4", "--epochs", 5000)
+    for name in "abc":
+        programs.worker(server.endpoint, "--name", name, data=small)
+    until(lambda: server.status()["images_per_s"], 30, "a rate")
+    whole, parts = [], []
+    for _ in range(30):
+        status = server.status()
+        whole.append(status["images_per_s"])
+        parts.append(sum(w["images_per_s"] for w in status["workers"]))
+        time.sleep(0.1)
+    assert len(set(whole)) > 1 and whole == pytest.approx(parts, abs=len(status["workers"]))

@@ -275,6 +275,18 @@ def test_errors(server):
         client.pull()
 
 
+def test_a_run_without_epochs_has_no_leases(server):
+    """The server never grants a lease in such a run. Pushes need none."""
+    run = server(**vector())
+    with run.connect(data=DATA) as client:
+        assert client.info.epochs == 0
+        for call in client.lease, lambda: next(client.leases()), cnnps.Worker(client, None).train:
+            with pytest.raises(cnnps.UsageError, match=r"no data set \(--epochs 0\).*--epochs N"):
+                call()
+        client.push(np.ones(10, np.float32))
+        assert client.flush() and (client.pull() == -1).all()
+
+
 def test_a_wait_releases_the_gil(server):
     run = server(**vector(epochs=1, min_workers=2))
     with run.connect(data=DATA) as client:

@@ -45,6 +45,7 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 		.n_params = FAKE_PARAMS,
 		.seed = 4,
 		.batch = 5,
+		.epochs = f->how.epochs,
 		.push_window = f->how.push_window,
 		.replay_window = f->how.replay_window,
 		.heartbeat_ms = 100,
@@ -331,6 +332,7 @@ void fake_start(struct fake *f)
 	f->how = (struct fake_how){.push_window = 8,
 		.replay_window = 16,
 		.model = "vector:6",
+		.epochs = 2,
 		.mode = MODE_DOWNPOUR,
 		.n_push = 1,
 		.n_fetch = 1};

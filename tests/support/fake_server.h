@@ -43,6 +43,7 @@ struct fake_how {
 	int only_fp32; /* accept no bfloat16 */
 	uint32_t push_window, replay_window;
 	const char *model; /* a model text; the model has FAKE_PARAMS parameters */
+	uint32_t epochs;   /* of the run; 0: it has no data set */
 	enum mode mode;
 	uint32_t n_push, n_fetch, push_sum, prefetch, validate;
 	double local_rate, momentum, elastic;

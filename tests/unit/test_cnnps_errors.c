@@ -76,6 +76,33 @@ TEST_IN(only_programs_that_hold_back_images_join_a_run_with_them, client_set_up_
 	assert_int_equal(cnnps_connect(&client, &o), PS_OK);
 }
 
+/* The server of a run without a data set grants no lease, so the call would wait for ever. */
+TEST_IN(a_lease_in_a_run_without_a_data_set_is_refused, client_set_up_unconnected, client_tear_down)
+{
+	struct cnnps_options o = client_options();
+	struct cnnps_lease lease = {.size = sizeof(lease)};
+	struct fake_how how = client_server.how;
+
+	how.epochs = 0;
+	how.mute_leases = 1;
+	fake_behave(&client_server, how);
+	client_connect(&o);
+	const uint64_t begin = clock_ms();
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EUSAGE);
+	assert_true(clock_ms() - begin < 10000);
+	assert_string_equal(cnnps_error(client),
+		"the run has no data set (--epochs 0), so its server grants no leases: start "
+		"cnn-ps with --epochs N");
+	client_push(1, 0); /* the connection is as usable as before */
+	client_expect_weights(-1);
+	/* the server restarts with another --epochs */
+	how.epochs = 2;
+	how.mute_leases = 0;
+	fake_behave(&client_server, how);
+	fake_hang_up(&client_server, 0);
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_OK);
+}
+
 /* ---- structs of other versions of the library ------------------------------------------------ */
 
 TEST_IN(a_struct_without_its_size_is_refused, client_set_up, client_tear_down)

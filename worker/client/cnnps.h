@@ -253,7 +253,8 @@ struct cnnps_lease {
 };
 
 /* Waits for work: blocks until the server grants a lease. The call gives the unfinished part of the
- * previous lease back to the server. CNNPS_EDONE: training is over. */
+ * previous lease back to the server. CNNPS_EDONE: training is over. CNNPS_EUSAGE: the run has no
+ * data set (cnnps_info.epochs is 0), so it has no leases; this answer takes a second. */
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease);
 
 enum {

@@ -40,6 +40,9 @@ enum {
 	STOP_GRACE_MS = 5000, /* time limit of each request after `stop` has reported a stop */
 	/* send STATUS and ADMIN again after this time, because the session does not do this */
 	RESEND_MS = 5000,
+	/* refuse a lease in a run that grants none after this time, because the end of the run may
+	 * be under way to this worker */
+	NO_LEASE_MS = 1000,
 };
 
 struct net {
@@ -440,6 +443,17 @@ static void try_request(struct net *n, uint64_t now)
 		requests_complete(&n->requests, rc);
 }
 
+/* Requests a lease. The server of a run without a data set would not answer. */
+static void try_lease(struct net *n, uint64_t now)
+{
+	if (session_phase(n->session) != PHASE_READY || session_welcome(n->session)->epochs)
+		try_request(n, now);
+	else if (now - n->requests.begun_ms >= NO_LEASE_MS)
+		requests_fail(&n->requests, PS_EUSAGE,
+			"the run has no data set (--epochs 0), so its server grants no leases: "
+			"start cnn-ps with --epochs N");
+}
+
 /* Sends a STATUS or ADMIN request. These requests do not pass through the session; they only need a
  * WELCOME. */
 static void try_query(struct net *n, uint64_t now)
@@ -523,8 +537,10 @@ static void try_kind(struct net *n, uint64_t now)
 	case REQUEST_PUSH:
 		try_push(n, now);
 		break;
-	case REQUEST_PULL:
 	case REQUEST_LEASE:
+		try_lease(n, now);
+		break;
+	case REQUEST_PULL:
 	case REQUEST_RESULT:
 		try_request(n, now);
 		break;

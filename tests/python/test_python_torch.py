@@ -98,6 +98,27 @@ def test_a_run_that_an_administrator_drains_is_not_complete(server, tmp_path):
     assert run.wait(20)["status"] == "drained"
 
 
+def test_epochs_have_a_default():
+    """With --epochs 0, which cnn-ps has by default for a vector, the workers would get no work."""
+    report = cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(20), batch_size=10, epochs=None)
+    assert report.result["images_per_epoch"] == [20] * 3
+    report = cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(20), batch_size=10,
+                               max_updates=3)
+    assert report.result["updates"] == 3
+    for options in {"epochs": 0}, {"epochs": 0, "max_updates": 100}, {"epochs": "0"}:
+        with pytest.raises(cnnps.UsageError, match="epochs=0: train.. needs at least 1 epoch"):
+            cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(20), **options)
+
+
+def test_a_server_without_epochs_cannot_train_a_model(server, tmp_path):
+    model = torch.nn.Linear(20, 2)
+    text = cnnps.torch.save_init(model, str(tmp_path / "init"))
+    run = server(model=text, init=str(tmp_path / "init"))
+    for named in run, run.endpoint:
+        with pytest.raises(cnnps.UsageError, match="no data set .--epochs 0."):
+            cnnps.torch.train(model, CE, samples(20), server=named)
+
+
 def test_export_has_the_names_of_the_state_dict(server, tmp_path):
     """An export has the names, shapes and constants of the file of --init, and the weights of the
     run."""
@@ -447,10 +468,13 @@ def test_launcher_stops_at_a_signal(programs, tmp_path, number, status):
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
-def test_launcher_says_why_the_server_does_not_start(programs, tmp_path):
-    run = launch(programs, "--workers", 2, "--no-such-option=2", SCRIPT, "0", tmp_path)
+@pytest.mark.parametrize("option, why", [
+    ("--no-such-option=2", "--no-such-option: unknown option"),
+    ("--epochs=0", "epochs=0: train.. needs at least 1 epoch")])
+def test_launcher_says_why_the_server_does_not_start(programs, tmp_path, option, why):
+    run = launch(programs, "--workers", 2, option, SCRIPT, "0", tmp_path)
     assert run.wait(60) == 1, run.tail()
-    run.line("--no-such-option: unknown option", LAUNCH)
+    run.line(why, LAUNCH)
     assert "Traceback" not in run.tail()
 
 

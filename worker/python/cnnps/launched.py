@@ -7,6 +7,7 @@ launcher, each process starts a server of its own.
 """
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -18,6 +19,7 @@ from .server import Server, without_keys
 DIRECTORY = "CNNPS_RUN_DIR"
 WANTED, ADDRESS, RESULT = "wanted.json", "address.json", "result.json"
 _SECONDS = 120
+_EPOCHS = 3  # default number of epochs
 # time limit in seconds of an attempt to connect; between two attempts, check whether the run has
 # ended
 _PATIENCE = 3
@@ -46,6 +48,16 @@ def read(path: Path, seconds: float) -> Dict[str, Any]:
     return content
 
 
+def with_epochs(options: Dict[str, Any]) -> Dict[str, Any]:
+    """Returns the options of cnnps.Server for a run of train(). Without `epochs`, they have the
+    default of cnn-ps for models with a data set: cnn-ps does not see that this vector has one."""
+    epochs = options.get("epochs")
+    if epochs is not None and re.fullmatch(r"[-+]?0*", str(epochs)):
+        raise UsageError(f"epochs={epochs}: train() needs at least 1 epoch, because the server "
+                         "grants no leases in a run without epochs")
+    return {**options, "epochs": _EPOCHS if epochs is None else epochs}
+
+
 # true: this process has trained to the end of the run of its launcher
 _has_trained = False
 
@@ -67,14 +79,14 @@ class Shared:
             if _has_trained:
                 raise UsageError("one call of train() in a script is possible with "
                                  "`python -m cnnps.run`, because it runs one server")
-            write(self._run / WANTED, options)
+            write(self._run / WANTED, with_epochs(options))
             address = read(self._run / ADDRESS, _SECONDS)
             self.endpoint: str = address["endpoint"]
             self.directory: Optional[str] = address["checkpoint_dir"]
             self._has_key: bool = address["has_key"]
         else:
             if not server:
-                self._server = server = self._own = Server(**options)
+                self._server = server = self._own = Server(**with_epochs(options))
             self.endpoint, self.directory = server.endpoint, server.checkpoint_dir
             self._has_key = server.has_key
 

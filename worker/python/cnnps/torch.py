@@ -458,8 +458,8 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     these names. dataset_id: any text that names the data. The server refuses a worker whose text
     differs. server: an address, or a cnnps.Server with `--model TEXT --init FILE` (save_init writes
     the file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there is neither, start
-    a server with `options`, such as epochs=3, batch_size=64, optimizer="adam", lr=0.001,
-    mode="ssp". The server at $CNN_SERVER has its own options: `options` then have no effect. With
+    a server with `options`, such as epochs=3 (the default; at least 1), batch_size=64,
+    optimizer="adam", lr=0.001, mode="ssp". The server at $CNN_SERVER has its own options: `options` then have no effect. With
     the argument `server` they raise TypeError. num_workers: number of processes that load batches
     in advance, as in DataLoader.
     """

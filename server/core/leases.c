@@ -133,6 +133,13 @@ static void add_result(struct epoch_record *e, const struct msg_result *r)
 		e->metric_sum[m] += r->metric_sum[m];
 }
 
+/* Counts a result that is not used. `delivered` is 1 if its worker had a grant for it. */
+static void note_unused(struct core *c, int delivered)
+{
+	c->stats.superseded += delivered != 0;
+	c->stats.ignored += delivered == 0;
+}
+
 void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 {
 	const struct msg_result *r = &ev->msg->result;
@@ -143,7 +150,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	w->session.peer = ev->peer;
 	/* the evaluation has ended, because another worker was faster */
 	if (!l->evaluating || r->eval_id != l->epoch) {
-		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
+		note_unused(c, pace_evaluated(c, w, r));
 		return;
 	}
 	if (r->eval_first >= core_eval_images(c) || r->eval_first % l->eval_size ||
@@ -154,6 +161,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	}
 	if (!rights_to_result(c, w, r)) { /* the portion was not granted to this worker */
 		c->stats.refused++;
+		c->stats.ignored++;
 		return;
 	}
 	i = r->eval_first / l->eval_size;
@@ -164,7 +172,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		if (is_finite_with(rec, r) && checks_on_result(c, w, i, r))
 			c->checkpoints.dirty = 1;
 		else
-			c->stats.superseded += (uint64_t)delivered;
+			note_unused(c, delivered);
 		return;
 	}
 	/* the worker's next LEASE gives the portion back */

@@ -526,6 +526,8 @@ static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 
 	*why = "a chunk is not a tensor frame";
 	r->has_chunks = 1;
+	if (rc == PS_EAGAIN) /* more chunks than a push can have: all of them are dropped */
+		note_refused(r, peer);
 	return rc ? rc : PS_EAGAIN;
 }
 

@@ -126,8 +126,11 @@ class Link:
 
     def try_send(self, body):
         """Queue a message. Returns 1, or 0 if the queue is full."""
+        return self.try_send_frames(encode(body, ()))
+
+    def try_send_frames(self, frames):
         try:
-            self.socket.send_multipart(encode(body, ()), zmq.DONTWAIT)
+            self.socket.send_multipart(frames, zmq.DONTWAIT)
         except zmq.Again:
             return 0
         return 1

@@ -177,15 +177,18 @@ def test_trust_floods_of_one_key_lock_nobody_out(programs, keys):
     worker.close()
 
 
-def flood_ends(server, link, *bodies):
-    """Send `bodies` again and again until the server has closed the connection. libzmq opens the
+def flood_ends(server, link, body):
+    """Send `body` again and again until the server has closed the connection. libzmq opens the
     connection again at once."""
+    flood_of_frames_ends(server, link, encode(body))
+
+
+def flood_of_frames_ends(server, link, frames):
     before, end = metric(server, "floods_total"), time.monotonic() + 20
     while metric(server, "floods_total") == before:
         assert time.monotonic() < end
         for _ in range(500):
-            for body in bodies:
-                link.try_send(body)
+            link.try_send_frames(frames)
 
 
 @pytest.mark.parametrize("role, body", [
@@ -202,6 +205,33 @@ def test_trust_a_flood_loses_its_connection(programs, keys, role, body):
     link = Link(server.endpoint, Keys(keys / f"{role}.key", public))
     flood_ends(server, link, body)
     server.line("net flood")
+    honest.goes_on()
+    honest.close()
+    link.close()
+
+
+def test_trust_a_flood_of_results_loses_its_connection(programs, keys):
+    """A worker that has joined keeps sending evaluation results that nobody granted."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--dead-ms", 60000,
+                             directory=None)
+    public = keys / "server.pub"
+    honest = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
+    liar = Worker(server.endpoint, keys=Keys(keys / "worker.key", public))
+    flood_ends(server, liar.bulk,
+               pb.Result(stamp=liar.stamp, eval_id=1, eval_count=100, correct=100))
+    honest.goes_on()
+    honest.close()
+    liar.close()
+
+
+def test_trust_a_flood_of_chunks_loses_its_connection(programs, keys):
+    """A worker keeps sending chunks of pushes that never arrive."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--dead-ms", 60000,
+                             directory=None)
+    public = keys / "server.pub"
+    honest = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
+    link = Link(server.endpoint, Keys(keys / "worker.key", public))
+    flood_of_frames_ends(server, link, [b"\0", bytes(16)])
     honest.goes_on()
     honest.close()
     link.close()

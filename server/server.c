@@ -333,8 +333,8 @@ static void on_tick(uv_timer_t *t)
 	log_data_set(s);
 	warnings_check(&s->warnings, s->state.core, s->status != 0);
 	waiting_tick(&s->waiting, s->state.core, dispatch_now(s));
-	if (progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting,
-		    dispatch_now(s)))
+	if (progress_tick(
+		    &s->progress, s->state.core, s->status ? NULL : &s->waiting, dispatch_now(s)))
 		record_history(s);
 	check_stop_rule(s);
 	check_deadline(s);

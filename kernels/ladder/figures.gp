@@ -154,7 +154,7 @@ if (loads > 0) {
 	     copies("host to device", "pinned", 4) with linespoints linestyle 1 title "to the device, pinned", \
 	     copies("device to host", "pinned", 4) with linespoints linestyle 3 title "from the device, pinned"
 	unset label 1
-	set lmargin at screen 0.57
+	set lmargin at screen 0.59
 	set rmargin at screen 0.97
 	set title "rate of one copy"
 	set ylabel "bytes per second"

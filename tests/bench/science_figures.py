@@ -26,6 +26,8 @@ PANELS = {
 }
 HERE = Path(__file__).resolve().parent
 STYLE = HERE.parents[1] / "docs/figures.gp"
+# the legend below a panel; its empty title separates it from the title of the axis
+KEY = "set key below left Left reverse title ' ' textcolor rgb ink"
 
 
 def reached(points, target):
@@ -170,7 +172,7 @@ def time_by_workers(runs, panels, out):
              f"set yrange [{0.7 * fastest:g}:{above * 1.25:g}]\n"
              f"set ytics (0.1,0.2,0.3,0.5,1,2,5,10,20{tick})\n"
              "set xlabel 'workers' offset 0,0.4\nset ylabel 'time to 97 % of the test images, s'\n"
-             "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n"
+             f"{KEY} maxcols 2 samplen 2 noenhanced\n"
              f"set tmargin {3 if len(panels) > 1 else 1}\n")
     for i, (name, modes) in enumerate(panels):
         text += f"set title '{name if len(panels) > 1 else ''}'\n" + time_panel(runs, modes, f"p{i}_", top)
@@ -198,7 +200,7 @@ def curves(runs, modes, workers, out):
         runs, f"With {workers} workers {MODES[best].name} is the first to reach 97 %, after"
               f" {mean:.2f} s")
     text += ("set logscale x\nset xlabel 'time, s' offset 0,0.4\nset xrange [0.1:*]\nset tmargin 1\n"
-             "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n")
+             f"{KEY} maxcols 2 samplen 2 noenhanced\n")
     panels = (("test accuracy, %", 1, 100, "set yrange [80:99.5]\n"),
               ("training loss, mean over recent pushes", 2, 1,
                "set yrange [0.01:*]\nset logscale y\n"))
@@ -240,7 +242,7 @@ def staleness(runs, modes, workers, out):
     text += ("set style data histogram\nset style histogram clustered gap 1\n"
              "set ylabel 'share of the gradients, %'\n"
              "set xlabel 'staleness: versions between the weights of a gradient and its arrival' offset 0,0.4\n"
-             "set yrange [0:*]\nset key below left Left reverse maxcols 3 noenhanced\n")
+             f"set yrange [0:*]\n{KEY} maxcols 3 noenhanced\n")
     gnuplot(text + "plot " + ", \\\n".join(
         f"$ages using {i + 2}:xtic(1) lc rgb colour[{MODES[m].style}] title '{MODES[m].name}'"
         for i, m in enumerate(modes)) + "\n")

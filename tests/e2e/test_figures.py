@@ -119,6 +119,29 @@ def test_a_figure_belongs_to_the_family(path):
     assert f"{name(path)})" in pages or f"docs/{name(path)})" in pages, "a page shows it"
 
 
+def places_of(path):
+    """Returns the texts that gnuplot has drawn, as {text: (x, y)}; x and y are those of the anchor."""
+    found = re.findall(r'<g transform="translate\(([\d.]+),([\d.]+)\)[^>]*>\s*<text>(.*?)</text>', path.read_text(), re.S)
+    texts = [(re.sub("<.*?>", "", text).strip(), float(x), float(y)) for x, y, text in found]
+    return {text: (x, y) for text, x, y in texts if text}
+
+
+def test_an_axis_title_is_outside_of_the_other_panel():
+    path = ROOT / "docs/ladder/memory.svg"
+    right = max(float(x) for x in re.findall(r"M[\d.]+,[\d.]+ L[\d.]+,[\d.]+ L([\d.]+),[\d.]+ M", path.read_text())
+                if float(x) < 600)
+    assert places_of(path)["bytes per second"][0] - 14 > right  # 14: the height of the letters
+
+
+@pytest.mark.parametrize("path", [p for p in FIGURES if p.parent.parent.name == "modes"], ids=name)
+def test_an_axis_title_does_not_touch_the_legend(path):
+    places = places_of(path)
+    title = max(y for text, (_, y) in places.items() if text.startswith(("staleness:", "workers", "time, s")))
+    legend = [y for y in sorted(y for _, y in places.values()) if y > title]
+    height = float(re.search(r'viewBox="0 0 \d+ (\d+)"', path.read_text())[1])
+    assert legend[0] - title > 21 and height - legend[-1] > 4  # one and a half lines, and the letter g
+
+
 @pytest.mark.parametrize("command, directory", [
     ([sys.executable, ROOT / "tests/bench/science", "--draw", "--to"], "modes/seed32"),
     ([sys.executable, ROOT / "tests/bench/science", "--draw", "--to"], "modes/mlp"),

@@ -119,6 +119,19 @@ def test_a_server_without_epochs_cannot_train_a_model(server, tmp_path):
             cnnps.torch.train(model, CE, samples(20), server=named)
 
 
+def test_training_needs_checkpoints(server, tmp_path):
+    """The final weights are read from the last checkpoint."""
+    model = torch.nn.Linear(20, 2)
+    for options in {"checkpoint_dir": False}, {"checkpoint_dir": ""}:
+        with pytest.raises(cnnps.UsageError, match="checkpoint_dir=.*final weights"):
+            cnnps.torch.train(model, CE, samples(20), epochs=1, **options)
+    text = cnnps.torch.save_init(model, str(tmp_path / "init"))
+    run = server(model=text, init=str(tmp_path / "init"), epochs=1, metrics="none",
+                 checkpoint_dir=False)
+    with pytest.raises(cnnps.UsageError, match="checkpoint_dir=.*final weights"):
+        cnnps.torch.train(model, CE, samples(20), server=run)
+
+
 def test_export_has_the_names_of_the_state_dict(server, tmp_path):
     """An export has the names, shapes and constants of the file of --init, and the weights of the
     run."""
@@ -470,6 +483,7 @@ def test_launcher_stops_at_a_signal(programs, tmp_path, number, status):
 
 @pytest.mark.parametrize("option, why", [
     ("--no-such-option=2", "--no-such-option: unknown option"),
+    ("--checkpoint-dir=", "checkpoint_dir=''.*final weights"),
     ("--epochs=0", "epochs=0: train.. needs at least 1 epoch")])
 def test_launcher_says_why_the_server_does_not_start(programs, tmp_path, option, why):
     run = launch(programs, "--workers", 2, option, SCRIPT, "0", tmp_path)

@@ -48,9 +48,16 @@ def read(path: Path, seconds: float) -> Dict[str, Any]:
     return content
 
 
-def with_epochs(options: Dict[str, Any]) -> Dict[str, Any]:
+def check_checkpoints(checkpoint_dir: Any) -> None:
+    if checkpoint_dir is not None and not checkpoint_dir:
+        raise UsageError(f"checkpoint_dir={checkpoint_dir!r}: train() needs checkpoints, because "
+                         "it reads the final weights from the last one")
+
+
+def for_training(options: Dict[str, Any]) -> Dict[str, Any]:
     """Returns the options of cnnps.Server for a run of train(). Without `epochs`, they have the
     default of cnn-ps for models with a data set: cnn-ps does not see that this vector has one."""
+    check_checkpoints(options.get("checkpoint_dir"))
     epochs = options.get("epochs")
     if epochs is not None and re.fullmatch(r"[-+]?0*", str(epochs)):
         raise UsageError(f"epochs={epochs}: train() needs at least 1 epoch, because the server "
@@ -79,14 +86,14 @@ class Shared:
             if _has_trained:
                 raise UsageError("one call of train() in a script is possible with "
                                  "`python -m cnnps.run`, because it runs one server")
-            write(self._run / WANTED, with_epochs(options))
+            write(self._run / WANTED, for_training(options))
             address = read(self._run / ADDRESS, _SECONDS)
             self.endpoint: str = address["endpoint"]
-            self.directory: Optional[str] = address["checkpoint_dir"]
+            self.directory: str = address["checkpoint_dir"]
             self._has_key: bool = address["has_key"]
         else:
             if not server:
-                self._server = server = self._own = Server(**with_epochs(options))
+                self._server = server = self._own = Server(**for_training(options))
             self.endpoint, self.directory = server.endpoint, server.checkpoint_dir
             self._has_key = server.has_key
 

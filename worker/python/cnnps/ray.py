@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ._scratch import Scratch
 from .client import metric_names
 from .errors import Done, Error, UsageError
-from .launched import with_epochs
+from .launched import for_training
 from .programs import keygen
 from .server import Server
 
@@ -181,7 +181,7 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
     """Trains a model like cnnps.torch.train, on a Ray cluster. At the end the model has the final
     weights and statistics. With num_gpus, each worker trains on its own GPU."""
     from . import torch as ours
-    options = with_epochs(options)
+    options = for_training(options)
     whole = ray.put((model, loss, dataset, eval_dataset, metrics, collate_fn))
 
     def work() -> None:

@@ -37,7 +37,7 @@ from typing import Dict, List, Optional
 
 from ._scratch import Scratch
 from .errors import Error
-from .launched import ADDRESS, DIRECTORY, RESULT, WANTED, read, with_epochs, write
+from .launched import ADDRESS, DIRECTORY, RESULT, WANTED, for_training, read, write
 from .programs import tied
 from .server import Server
 
@@ -85,8 +85,9 @@ class Launcher:
 
     def start_server(self) -> None:
         wanted = read(self.run_dir / WANTED, 1)
-        wanted = with_epochs({**wanted, **self.overrides})
-        wanted.setdefault("checkpoint_dir", str(self.run_dir / "checkpoints"))
+        wanted = for_training({**wanted, **self.overrides})
+        if wanted.get("checkpoint_dir") is None:
+            wanted["checkpoint_dir"] = str(self.run_dir / "checkpoints")
         self.server = Server(**wanted)
         write(self.run_dir / ADDRESS, {"endpoint": self.server.endpoint,
                                        "checkpoint_dir": self.server.checkpoint_dir,

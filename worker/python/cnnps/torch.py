@@ -23,7 +23,7 @@ from . import safetensors
 from ._scratch import Scratch
 from .client import Batch, Client, Data, Lease, Vector, connect, metric_names
 from .errors import Done, UsageError
-from .launched import Shared
+from .launched import Shared, check_checkpoints
 from .programs import export
 from .server import Server
 from .training import Worker
@@ -447,7 +447,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
           key: Optional[str] = None, num_workers: int = 0, collate_fn: Any = None,
           progress: bool = False, **options: Any) -> Report:
     """Trains a model to the end of the run. The model then has the final weights, unless the server
-    is an address. If the run has ended before, the call returns without training. The rules stop_at
+    is an address; a server without checkpoints raises UsageError. If the run has ended before, the call returns without training. The rules stop_at
     and patience_epochs end the run, too. A drain for any other reason raises ShutdownError.
 
     loss(output, target): the mean loss of a batch. A sample of the dataset is (input, ..., target).
@@ -477,6 +477,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
         shared: Optional[Shared] = None
         address = ""
         if isinstance(server, Server):
+            check_checkpoints(server.checkpoint_dir)
             shared = Shared(server)
         elif server is not None and not isinstance(server, str):
             raise TypeError(f"server: expected an address or a cnnps.Server, not "
@@ -499,7 +500,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
                     evaluations = worker.evaluations
                     worker.train(progress)
             report = Report(shared.result() if shared else {}, evaluations)
-            if shared and shared.directory:
+            if shared:
                 load_parameters(model, shared.directory)
             model.eval()
             return report

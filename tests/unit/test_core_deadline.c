@@ -237,7 +237,7 @@ TEST(a_worker_whose_pushes_are_all_stale_holds_up_no_worker)
 	static const enum mode modes[] = {MODE_DOWNPOUR, MODE_SSP, MODE_SYNC};
 
 	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
-		struct core_config cfg = config(modes[i]);
+		struct core_config cfg = deadline_config(modes[i]);
 
 		if (modes[i] == MODE_DOWNPOUR)
 			cfg.leases.warm_start_updates = 10;
@@ -252,7 +252,7 @@ TEST(a_worker_whose_pushes_are_all_stale_holds_up_no_worker)
  * once. */
 TEST(late_work_alone_ends_no_stall)
 {
-	struct core_config cfg = config(MODE_SYNC);
+	struct core_config cfg = deadline_config(MODE_SYNC);
 	struct fleet f;
 
 	cfg.leases.min_workers = 3;
@@ -271,7 +271,7 @@ TEST(late_work_alone_ends_no_stall)
  * gradient less than it has members. */
 TEST(a_worker_whose_steps_end_without_it_is_not_stalled)
 {
-	struct core_config cfg = config(MODE_SYNC);
+	struct core_config cfg = deadline_config(MODE_SYNC);
 	struct fleet f;
 
 	cfg.sync.backup_workers = 1;
@@ -797,7 +797,7 @@ TEST(a_worker_whose_pushes_are_all_rejected_is_stalled)
  * these pushes are stale: it does not wait for the disk. */
 TEST(stale_pushes_end_no_stall_and_stop_no_clock)
 {
-	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	cfg.leases.first_deadline_ms = 1000;

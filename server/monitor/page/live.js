@@ -173,6 +173,9 @@ function drawImage(canvas, wall, image) {
 	const bytes = atob(image.pixels), [rows, columns] = wall.side;
 	canvas.width = columns;
 	canvas.height = rows;
+	// the image fits into a square, with its own proportions
+	canvas.style.aspectRatio = `${columns} / ${rows}`;
+	canvas.style.width = 100 * Math.min(1, columns / rows) + "%";
 	const c = canvas.getContext("2d"), picture = c.createImageData(columns, rows);
 	for (let i = 0; i < rows * columns; i++) {
 		const b = bytes.charCodeAt(i);

@@ -442,6 +442,7 @@ def test_launcher_starts_a_script_once_that_fails_before_training(programs, tmp_
     (["--max-restarts", "many", SCRIPT], "invalid int value"),
     (["--workers", "0", SCRIPT], "--workers 0: at least 1"),
     (["/nowhere/train.py"], "/nowhere/train.py: no such script"),
+    (["--lr", "0.1", SCRIPT], "0.1: no such script .*--lr=0.1"),
     (["--workers", "2"], "required: script"), ([], "required: script"),
     (["--dir", SCRIPT, SCRIPT], "--dir: .*torch_script.py"),
     (["--dir", "/proc/nowhere", SCRIPT], "--dir: .*/proc/nowhere")], ids=str)
@@ -456,6 +457,25 @@ def test_launcher_refuses_wrong_usage(capsys, arguments, text):
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert status == 2 and re.search(text, capsys.readouterr().err)
+
+
+def test_launcher_takes_options_that_are_on_or_off():
+    from cnnps import run
+    words = ["--prefetch", "--workers", "3", "--no-insecure", "--accept-rollback=true",
+             "--check-config=False", "--lr=0.1", "--run-name=", str(SCRIPT), "--no-x", "--y=true"]
+    options, overrides = run.parse(words)
+    assert (options.workers, options.script) == (3, str(SCRIPT))
+    assert options.arguments == ["--no-x", "--y=true"]
+    assert overrides == {"prefetch": True, "insecure": False, "accept_rollback": True,
+                         "check_config": False, "lr": "0.1", "run_name": ""}
+
+
+def test_launcher_starts_a_server_with_an_option_that_is_on(programs, tmp_path):
+    run = launch(programs, "--workers", 1, "--dir", tmp_path / "run", "--prefetch", "--epochs=1",
+                 SCRIPT, "0", tmp_path)
+    assert run.wait(100) == 0, run.tail()
+    lines = [json.loads(s) for s in (tmp_path / "run/checkpoints/history.jsonl").open()]
+    assert any(line.get("options", {}).get("prefetch") for line in lines)
 
 
 def test_launcher_passes_the_words_after_the_script_on(programs, tmp_path):

@@ -14,6 +14,8 @@ per worker.
                       (default: a temporary directory)
   --max-restarts N    maximum number of restarts, of workers and server together (default 10)
   --OPTION=VALUE      an option of cnn-ps; it overrides the script's value; the = is required
+  --OPTION, --no-OPTION
+                      an option of cnn-ps that is on or off, such as --prefetch
   -m MODULE           run a module instead of a script file
   ARGUMENT...         all words after the script or module are arguments of the script
 
@@ -33,7 +35,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Union
 
 from ._scratch import Scratch
 from .errors import Error
@@ -55,7 +57,7 @@ def say(line: str) -> None:
 
 
 class Launcher:
-    def __init__(self, options: argparse.Namespace, overrides: Dict[str, str], run: Path) -> None:
+    def __init__(self, options: argparse.Namespace, overrides: Dict[str, Union[str, bool]], run: Path) -> None:
         self.options, self.overrides, self.run_dir = options, overrides, run
         self.server: Optional[Server] = None
         self.workers: "Dict[int, subprocess.Popen[bytes]]" = {}
@@ -179,7 +181,18 @@ def lock(run: Path) -> None:
     tidy(run)
 
 
-def parse(argv: List[str]) -> "tuple[argparse.Namespace, Dict[str, str]]":
+def override(word: str) -> "tuple[str, Union[str, bool]]":
+    """Returns the name and the value of an option of cnn-ps, --lr=0.1, --prefetch or
+    --no-prefetch."""
+    name, equals, value = word[2:].partition("=")
+    if not equals:
+        is_on = not name.startswith("no-")
+        return (name if is_on else name[3:]).replace("-", "_"), is_on
+    switch = {"true": True, "false": False}.get(value.lower(), value)
+    return name.replace("-", "_"), switch
+
+
+def parse(argv: List[str]) -> "tuple[argparse.Namespace, Dict[str, Union[str, bool]]]":
     parser = argparse.ArgumentParser(
         prog="python -m cnnps.run", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS)
@@ -190,25 +203,27 @@ def parse(argv: List[str]) -> "tuple[argparse.Namespace, Dict[str, str]]":
     parser.add_argument("-m", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    own = ("--workers", "--server", "--dir", "--max-restarts")
-    overrides: Dict[str, str] = {}
-    rest = list(argv)
+    own = ("--workers", "--server", "--dir", "--max-restarts", "--help")
+    overrides: Dict[str, Union[str, bool]] = {}
+    rest: List[str] = []
+    last = ""  # the last option without a value
     for i, word in enumerate(argv):
-        if not word.startswith("-"):
-            if i and argv[i - 1] in own:
-                continue
+        if not word.startswith("-") and not (i and argv[i - 1] in own):
+            rest += argv[i:]
             break
-        name, equals, value = word[2:].partition("=")
-        if equals and "--" + name not in own:
-            overrides[name.replace("-", "_")] = value
-            rest.remove(word)
+        if word.startswith("--") and word != "--" and word.partition("=")[0] not in own:
+            overrides.update([override(word)])
+            last = word if "=" not in word else last
+        else:
+            rest.append(word)
     options = parser.parse_args(rest)
     if options.workers < 1:
         parser.error(f"--workers {options.workers}: at least 1")
     if options.max_restarts < 0:
         parser.error(f"--max-restarts {options.max_restarts}: at least 0")
     if not options.m and not os.path.exists(options.script):
-        parser.error(f"{options.script}: no such script (a module needs -m)")
+        parser.error(f"{options.script}: no such script (a module needs -m"
+                     + (f", and a value of {last} needs {last}={options.script})" if last else ")"))
     return options, overrides
 
 

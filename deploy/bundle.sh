@@ -43,7 +43,7 @@ done | awk -v host="^($host)$" '$2 == "=>" && $1 !~ host { print $3 }' | sort -u
 		strip --strip-unneeded -o "$out/lib/$(basename "$library")" "$library"
 	done
 cp $build/tests/gpu/poison.so $out/bin/tests/gpu/
-# cnn-ps looks for its module in its own directory
+# cnn-ps searches for its module in its own directory
 [ ! -e $build/cnnps-store-cuda.so ] || strip -o $out/libexec/cnnps-store-cuda.so $build/cnnps-store-cuda.so
 
 cat >$out/launch <<'END'

@@ -244,7 +244,7 @@ extern "C" const struct rung rung_fused = {
 		"error pushed through the maxima alone; the gradients still go to the host.",
 	.predicts =
 		"The map (0.7 GB) is never stored and three quarters of the backward products go: "
-		"2 ms of kernels, of which 0.4 ms are the 1.74 GB of gradients written. The host "
+		"2 ms of kernels, and 0.4 ms of them write the 1.74 GB of gradients. The host "
 		"still takes 0.65 s to receive and sum them: 1.5 times faster, not 100",
 	.needs_gpu = 1,
 	.open = fused_open,

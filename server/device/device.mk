@@ -15,7 +15,7 @@ $(B)/tests/device/$(STORE_NAME): tests/device/store_double.c tests/device/store_
 		common/param_device.h $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$@)$(CC) $(CFLAGS) $(CORE_FLAGS) -fPIC -shared -o $@ $< -lm
-# cnn-ps beside the double: the server looks for its module in the directory of its program.
+# cnn-ps beside the double: the server searches for its module in the directory of its program.
 STORE_DOUBLE += $(B)/tests/device/cnn-ps
 $(B)/tests/device/cnn-ps: $(B)/cnn-ps
 	@mkdir -p $(@D)

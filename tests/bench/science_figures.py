@@ -181,12 +181,12 @@ def time_by_workers(runs, panels, out):
 
 def curve(by_seed, column):
     """Returns (seconds, mean, low, high) for each time at which every seed has an evaluation."""
-    looks = defaultdict(list)
+    at = defaultdict(list)
     for points in by_seed.values():
         for p in points:
-            looks[round(p[0], 3)].append(p[column])
+            at[round(p[0], 3)].append(p[column])
     rows = []
-    for seconds, values in sorted(looks.items()):
+    for seconds, values in sorted(at.items()):
         if seconds > 0 and len(values) == len(by_seed):
             mean, half = interval(values)
             rows.append((seconds, mean, mean - half, mean + half))

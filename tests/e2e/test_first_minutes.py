@@ -47,10 +47,10 @@ class Demo:
             self.text += line
 
     def found(self, pattern, seconds=30):
-        def look():
+        def match():
             assert self.popen.poll() is None, self.text[-3000:]
             return re.search(pattern, self.text)
-        return until(look, seconds, pattern)
+        return until(match, seconds, pattern)
 
     def output(self):
         """Wait until the demo has ended. Returns its output."""

@@ -225,16 +225,16 @@ class Speed:
 
     def __init__(self, server, workers):
         self.server, self.workers = server, workers
-        self.begin, self.first = time.monotonic(), self.look()
+        self.begin, self.first = time.monotonic(), self.counts()
 
-    def look(self):
+    def counts(self):
         status = self.server.status()
         images = {w["worker"]: w["images"] for w in status["workers"]}
         return status["updates"], sum(images[w] for w in self.workers)
 
     def after(self, seconds):
         until(lambda: time.monotonic() >= self.begin + seconds, seconds + 10, "time passes")
-        steps, images = (now - then for now, then in zip(self.look(), self.first))
+        steps, images = (now - then for now, then in zip(self.counts(), self.first))
         seconds = time.monotonic() - self.begin
         return steps / seconds, images / seconds
 

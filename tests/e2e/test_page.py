@@ -134,13 +134,13 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
 # shows a run that ends, then the loss of the connection; returns the class of the state and the notice
 # after each of them
 END = """
-const look = () => [$("state").className, $("notice").textContent, $("notice").className];
+const shown = () => [$("state").className, $("notice").textContent, $("notice").className];
 status.ending = arguments[0];
 status.checkpoint = arguments[1];
 drawStatus();
-const last = look();
+const last = shown();
 retry();
-return [last, look()];
+return [last, shown()];
 """
 
 

@@ -37,8 +37,8 @@ def mnist(data):
 def run(data, seed, workers, *options, limit=1e9):
     rows = science(data, "--workers", workers, "--eval-s", 0.2, "--eval-ratio", 1.05,
                    "--limit-s", limit, run=("--seed", seed, *options))
-    looks = [(float(r[4]), float(r[9])) for r in rows if r[0] == "point"]
-    return reached(looks, 0.97), looks[-1][1]
+    points = [(float(r[4]), float(r[9])) for r in rows if r[0] == "point"]
+    return reached(points, 0.97), points[-1][1]
 
 
 def runs(data, workers, *options, limit=1e9, seeds=SEEDS):

@@ -9,8 +9,8 @@ change makes, renames or removes a name, and is never half done. An fsync of a f
 its name durable, and an fsync of the directory does not make the bytes of a file durable. ext4 and
 xfs promise more than this model.
 
-Bounds: if a file has more than MAX_ALL pieces, or the directory more than MAX_ALL changes, only these
-subsets are tried: each prefix, each prefix without one element, and each single element. The
+Bounds: if a file has more than MAX_ALL pieces, or the directory more than MAX_ALL changes, only
+these subsets are tried: each prefix, each prefix without one element, and each single element. The
 computed directories contain no LOCK and no *.tmp, because a server does not read these files when
 it starts.
 """
@@ -41,8 +41,8 @@ def read_log(path):
 
 
 def subsets(things):
-    """Returns all subsets of a short list. For a list of more than MAX_ALL elements, returns only the
-    subsets that are most likely to show a torn state."""
+    """Returns all subsets of a short list. For a list of more than MAX_ALL elements, returns only
+    the subsets that are most likely to show a torn state."""
     n = len(things)
     if n <= MAX_ALL:
         return [c for k in range(n + 1) for c in itertools.combinations(things, k)]

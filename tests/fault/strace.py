@@ -76,11 +76,11 @@ def watch(programs, tids, enough):
     log = programs.directory / f"strace-{tids[0]}"
     tracer = attach(programs, tids, "-o", log)
 
-    def look():
+    def found():
         seen = calls(log.read_text(errors="replace").splitlines())
         return seen if enough(seen) else None
     try:
-        return until(look, 20, f"enough system calls of {tids}")
+        return until(found, 20, f"enough system calls of {tids}")
     finally:
         tracer.signal(2)
         tracer.wait(10)

@@ -23,11 +23,11 @@
 #include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"
 
-#define PARAMS  FIXTURE_PARAMS
-#define METRICS "accuracy top5"
-#define PEERS   4u
-#define KEPT    8u
-#define START   12u /* for event(): the value that selects a kill and a start */
+#define PARAMS       FIXTURE_PARAMS
+#define METRICS      "accuracy top5"
+#define PEERS        4u
+#define MAX_RETAINED 8u
+#define START        12u /* for event(): the value that selects a kill and a start */
 
 struct sections {
 	unsigned char *data[SNAPSHOT_SECTIONS];
@@ -37,7 +37,7 @@ struct sections {
 
 /* A push that a worker retains for a replay. note_ack() writes the decision of its ACK to
  * `push`. */
-struct kept {
+struct retained {
 	struct msg_push push;
 	float values[PARAMS];
 };
@@ -49,7 +49,7 @@ struct peer {
 	uint64_t request, pulls, last_seq;
 	uint32_t delivered;      /* the number of batches of the grant that were pushed */
 	uint64_t newest, replay; /* the newest push sent; the next push to replay, 0: none */
-	struct kept kept[KEPT];
+	struct retained retained[MAX_RETAINED];
 };
 
 struct fuzz {
@@ -230,7 +230,7 @@ static void note_welcome(struct peer *p, const struct msg_welcome *w)
 
 static void note_ack(struct peer *p, const struct msg_ack *a)
 {
-	struct msg_push *push = &p->kept[a->seq % KEPT].push;
+	struct msg_push *push = &p->retained[a->seq % MAX_RETAINED].push;
 
 	p->last_seq = a->seq;
 	if (push->seq != a->seq || a->duplicate)
@@ -448,7 +448,7 @@ static void make_worker_message(
 /* Retain a push for a replay, if it is the next push of the worker. */
 static void retain_push(struct peer *p, const struct msg_push *push)
 {
-	struct kept *k = &p->kept[push->seq % KEPT];
+	struct retained *k = &p->retained[push->seq % MAX_RETAINED];
 
 	if (push->seq != p->newest + 1 || p->replay)
 		return;
@@ -466,7 +466,7 @@ static void retain_push(struct peer *p, const struct msg_push *push)
  * none. */
 static int replay_retained(struct peer *p, struct msg *m)
 {
-	const struct kept *k = &p->kept[p->replay % KEPT];
+	const struct retained *k = &p->retained[p->replay % MAX_RETAINED];
 
 	if (!p->replay)
 		return 0;

@@ -248,7 +248,7 @@ int main(void)
 	gpu.device[0] = gpu_device();
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_prestate(pixels_are_divided_by_255_and_gradients_are_means, &gpu),
-		cmocka_unit_test_prestate(padded_cells_are_never_the_argmax, &gpu),
+		cmocka_unit_test_prestate(padded_pixels_are_never_the_argmax, &gpu),
 		cmocka_unit_test_prestate(
 			of_equal_values_the_first_in_row_order_is_the_argmax, &gpu),
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &gpu),

@@ -8,7 +8,7 @@ find tests worker deploy -name '*.py' 2>/dev/null | sort | xargs /usr/bin/python
 import re, sys, tokenize
 found = [f"{name}:{t.start[0]}: {t.string}: a bound is min or max" for name in sys.argv[1:]
          for t in tokenize.generate_tokens(open(name, encoding="utf-8").readline)
-         if t.type == tokenize.NAME and re.match("(most|least)(_|$)", t.string)]
+         if t.type == tokenize.NAME and re.match("(most|least)(_|$)", t.string, re.I)]
 print(*found, sep="\n", end="\n" if found else "")
 sys.exit(bool(found))'
 in_python=$?
@@ -17,8 +17,8 @@ in_python=$?
 	function finding(why) { print $0 ": " why; found = 1 }
 	{ gsub(/"([^"\\]|\\.)*"/, "\"\"") }
 	/(^|[^A-Za-z0-9_])sizeof[^A-Za-z0-9_(]/ { finding("sizeof(x) with parentheses") }
-	/[^A-Za-z0-9_](most_?|least_?|MOST_[A-Z_]*|LEAST_[A-Z_]*)([^A-Za-z0-9_]|$)/ { finding("a bound is min or max") }
-	/^[^ ]*: [ \t]+int (r|res|ret|result|status) = [a-z_0-9]+\(/ { finding("rc is the name for a status") }
+	/[^A-Za-z0-9_](most_?|least_?|(MOST|LEAST)(_[A-Z_]*)?)([^A-Za-z0-9_]|$)/ { finding("a bound is min or max") }
+	/^[^ ]*: [ \t]+(int (r|res|ret|result|status)|res|ret|status) = [a-z_0-9]+\(/ { finding("rc is the name for a status") }
 	{
 		gsub(/__launch_bounds__\([^)]*\)+/, "")
 		sub(/: (PS_CLONES|\[\[noreturn\]\]|__attribute__\(\([a-z_()0-9]*\)\)) static /, ": static ")

@@ -86,7 +86,11 @@ VIOLATIONS = [
     ("dialect", "common/bad.c", "int f(int a) { return (int)sizeof a; }\n", "common/bad.c: "),
     ("dialect", "common/bad.c", "int f(int most);\n", "min or max"),
     ("dialect", "tests/bench/bad.py", "def f(places, most):\n    return max(most)\n", "min or max"),
+    ("dialect", "tests/bench/bad.py", "MOST = 5\n", "min or max"),
+    ("dialect", "common/bad.c", "#define MOST 5\n", "min or max"),
     ("dialect", "common/bad.c", "int f(void)\n{\n\tint ret = g();\n}\n", "rc is"),
+    ("dialect", "common/bad.c", "int f(void)\n{\n\tint status;\n\n\tstatus = g();\n}\n",
+     "rc is"),
     ("names", "common/bad.c", "/* as no_such_function does */\nint f(void);\n",
      "common/bad.c:1: there is no no_such_function"),
     ("declarations", "common/bad.c", "int f(int a)\n{\n\tint b = a;\n\treturn b;\n}\n",
@@ -105,6 +109,8 @@ VIOLATIONS = [
     ("words", "tests/sim/bad.c", "int server_life;\n", "server_process"),
     ("words", "worker/bad.c", "int cnnps_show_asked(void);\n", "request"),
     ("words", "server/bad.c", "--sync-spares\n", "--backup-workers"),
+    ("words", "docs/bad.md", "a layer that the worker does not know\n", "receives"),
+    ("words", "common/bad.c", "/* a program which wants weights */\n", "requests"),
     ("overlap", "kernels/bad.cu", "__global__ void early(int *p)\n{\n\t*p = 1;\n}\nint f(void)\n{\n"
      "\treturn kx_launch(early, 1);\n}\n", "early"),
 ]

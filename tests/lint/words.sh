@@ -28,6 +28,7 @@ kx_(rows|outer|first|second|head)|feeders?   conv_fprop and so on, producer warp
 keepers?|early_[a-z]+                        epoch export, later epochs
 (d_)?scores|score_(images|splits)|errors_kernel  logits, slices, dY
 (progress|fake)_look|tell_lost_links|max_kept|put_life|copied_least  read, report, retained, fewest
+(clients?|cores?|devices?|kernels?|librar(y|ies)|observers?|peers?|process(es)?|programs?|releases?|servers?|sessions?|versions?|workers?)([[:blank:]](that|which))?([[:blank:]](already|do(es)?[[:blank:]]not|must|must[[:blank:]]not))?[[:blank:]](knows?|wants?|hears?)  has, requests, receives
 server_life|from_life|patience_ns  server_process, from_process, timeout
 netlab|sbench|core_bench|session_bench       support/: fixtures, programs
 [a-z]+_lab                                   a fixture with the name of what it provides

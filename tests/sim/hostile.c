@@ -92,7 +92,7 @@ static void transmit(struct sim *s, uint32_t node, uint32_t link, const struct m
 
 static void retain_message(struct hostile_session *h, const struct msg *m)
 {
-	struct msg *to = &h->kept[h->n_kept++ % HOSTILE_KEPT];
+	struct msg *to = &h->retained[h->n_retained++ % HOSTILE_RETAINED];
 
 	to->type = m->type;
 	if (m->type == MSG_RESULT)
@@ -103,11 +103,11 @@ static void retain_message(struct hostile_session *h, const struct msg *m)
 				 (const char *)&m->push));
 }
 
-static struct msg *any_kept(struct sim *s, struct hostile_session *h)
+static struct msg *any_retained(struct sim *s, struct hostile_session *h)
 {
-	uint32_t n = h->n_kept < HOSTILE_KEPT ? h->n_kept : HOSTILE_KEPT;
+	uint32_t n = h->n_retained < HOSTILE_RETAINED ? h->n_retained : HOSTILE_RETAINED;
 
-	return n ? &h->kept[below(s, n)] : NULL;
+	return n ? &h->retained[below(s, n)] : NULL;
 }
 
 static struct msg hostile_hello(struct sim *s)
@@ -272,10 +272,10 @@ static void on_hostile_error(
 
 static void on_hostile_ack(struct hostile_session *h, const struct msg_ack *a)
 {
-	for (uint32_t i = 0; i < HOSTILE_KEPT && i < h->n_kept; i++) {
-		struct msg_push *p = &h->kept[i].push;
+	for (uint32_t i = 0; i < HOSTILE_RETAINED && i < h->n_retained; i++) {
+		struct msg_push *p = &h->retained[i].push;
 
-		if (h->kept[i].type != MSG_PUSH || p->seq != a->seq)
+		if (h->retained[i].type != MSG_PUSH || p->seq != a->seq)
 			continue;
 		p->verdict = a->verdict;
 		p->reject = a->reject;
@@ -468,7 +468,7 @@ static void send_poison(struct sim *s, uint32_t node, struct hostile *o, struct 
 static void hostile_replay(
 	struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
-	struct msg *m = any_kept(s, h);
+	struct msg *m = any_retained(s, h);
 
 	if (hostile_chance(s, 400) || !m) {
 		if (!s->training)
@@ -623,7 +623,7 @@ void hostile_begin(struct sim *s)
 			h->seq = h->request = h->version = h->version_term = 0;
 			h->grant = (struct msg_grant){0};
 			h->old_stamp = h->stamp;
-			h->n_kept = h->joins = 0;
+			h->n_retained = h->joins = 0;
 			h->hung = 0;
 		}
 		net_at(&s->net, below(s, 1500),

@@ -13,10 +13,10 @@
 
 #define CHUNK    64u
 #define MAX_JOBS 256u
-#define LOOK_MS  20
-/* A process is hung if this number of checks in a row, which are LOOK_MS apart, find it at the same
- * seed. Usually a seed takes about a millisecond. If the whole simulator is stopped for a while,
- * this time does not count, because the simulator makes no checks then. */
+#define CHECK_MS 20
+/* A process is hung if this number of checks in a row, which are CHECK_MS apart, find it at the
+ * same seed. Usually a seed takes about a millisecond. If the whole simulator is stopped for a
+ * while, this time does not count, because the simulator makes no checks then. */
 #define HANG 1000
 
 /* All processes of the simulator share this memory. */
@@ -27,10 +27,10 @@ struct board {
 	struct totals totals[MAX_JOBS];
 };
 
-/* `looks` is the number of times in a row that the parent has found a process at the same seed. */
+/* `checks` is the number of times in a row that the parent has found a process at the same seed. */
 struct watched {
 	uint64_t seed;
-	unsigned looks;
+	unsigned checks;
 };
 
 static void count_run(struct totals *t, const struct sim *s)
@@ -148,14 +148,14 @@ static void kill_hung(const struct board *b, struct watched *w, const pid_t *pid
 
 		if (seed != w[i].seed)
 			w[i] = (struct watched){.seed = seed};
-		else if (pid[i] && ++w[i].looks > HANG)
+		else if (pid[i] && ++w[i].checks > HANG)
 			kill(pid[i], SIGKILL);
 	}
 }
 
 static void watch_jobs(struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, uint64_t all)
 {
-	const struct timespec look = {.tv_nsec = LOOK_MS * 1000000L};
+	const struct timespec interval = {.tv_nsec = CHECK_MS * 1000000L};
 	double start = clock_seconds();
 	static struct watched watched[MAX_JOBS];
 	uint32_t left = n;
@@ -173,7 +173,7 @@ static void watch_jobs(struct board *b, struct jobs_result *r, pid_t *pid, uint3
 		kill_hung(b, watched, pid, n);
 		if (isatty(STDERR_FILENO))
 			show_seeds(b, n, all, clock_seconds() - start);
-		nanosleep(&look, NULL);
+		nanosleep(&interval, NULL);
 	}
 	if (isatty(STDERR_FILENO))
 		fprintf(stderr, "\r%40s\r", "");

@@ -247,7 +247,7 @@ int main(int argc, char **argv)
 		{.name = "trace", .type = OPT_FLAG, .dest = &a.trace, .def = "0",
 		 .help = "print all that happens in one seed"},
 		{.name = "shrink", .type = OPT_FLAG, .dest = &a.shrink, .def = "1",
-		 .help = "look for the smallest case that still fails"},
+		 .help = "search for the smallest case that still fails"},
 		{.name = "workers", .type = OPT_INT, .dest = &a.workers, .def = "0", .min = 0,
 		 .max = SIM_WORKERS, .arg = "N", .help = "workers at most; 0: as the seed says"},
 		{.name = "steps", .type = OPT_INT, .dest = &a.steps, .def = "0", .min = 0, .max = 1000,

@@ -203,7 +203,7 @@ enum hostile_kind {
 };
 
 #define HOSTILE_SESSIONS 3u
-#define HOSTILE_KEPT     8u
+#define HOSTILE_RETAINED 8u
 
 /* This struct has one session of a hostile worker. */
 struct hostile_session {
@@ -213,8 +213,8 @@ struct hostile_session {
 	struct msg_grant grant; /* request 0: none */
 	/* an old WELCOME, and pushes and results that this session has sent */
 	struct stamp old_stamp;
-	struct msg kept[HOSTILE_KEPT];
-	uint32_t n_kept;
+	struct msg retained[HOSTILE_RETAINED];
+	uint32_t n_retained;
 	uint64_t wait_until_ms;
 	uint32_t hung; /* 1: the session only sends heartbeats */
 	uint32_t joins;

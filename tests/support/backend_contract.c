@@ -45,7 +45,7 @@ static void fill_pool_subject(struct subject *s, const uint8_t *pixels, size_t n
 		s->params[s->model.tensor[2].offset + i] = (float)(i + 1) * 0.25f;
 }
 
-void padded_cells_are_never_the_argmax(void **state)
+void padded_pixels_are_never_the_argmax(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;

@@ -24,7 +24,7 @@ extern const struct odd_model contract_small;
 void pixels_are_divided_by_255_and_gradients_are_means(void **state);
 /* The gradients in the next two tests depend on the value that a pool has chosen as the maximum, so
  * they show which value it was. */
-void padded_cells_are_never_the_argmax(void **state);
+void padded_pixels_are_never_the_argmax(void **state);
 void of_equal_values_the_first_in_row_order_is_the_argmax(void **state);
 /* The model is fc:2 with zero weights: the gradient of weight i is +-1/2 times pixel i after
  * dropout. */

@@ -125,7 +125,7 @@ static int make_connect(void *s)
 	struct cnnps *c;
 	int rc = cnnps_connect(&c, s);
 
-	/* the text of an error is that of `client`, where the tests look for it */
+	/* the text of an error is that of `client`, where the tests search for it */
 	if (rc)
 		client = c;
 	else

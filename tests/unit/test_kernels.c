@@ -166,7 +166,7 @@ int main(void)
 		cmocka_unit_test(cpu_ref_gradients_are_slopes_of_the_loss_for_one_image),
 		cmocka_unit_test(cpu_ref_gradients_are_slopes_of_the_loss_for_five_images),
 		cmocka_unit_test_prestate(pixels_are_divided_by_255_and_gradients_are_means, &both),
-		cmocka_unit_test_prestate(padded_cells_are_never_the_argmax, &both),
+		cmocka_unit_test_prestate(padded_pixels_are_never_the_argmax, &both),
 		cmocka_unit_test_prestate(
 			of_equal_values_the_first_in_row_order_is_the_argmax, &both),
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &both),

@@ -332,8 +332,8 @@ TEST_IN(a_role_decides_which_messages_are_allowed, set_up_auth, tear_down_auth)
 			assert_int_equal(
 				say_and_check(&c, m), row[i].may & 1u << type ? PS_OK : PS_EAUTH);
 		}
-		struct msg look = {.type = MSG_HELLO, .hello = {.role = ROLE_OBSERVER}};
-		assert_int_equal(say_and_check(&c, look), PS_OK);
+		struct msg hello = {.type = MSG_HELLO, .hello = {.role = ROLE_OBSERVER}};
+		assert_int_equal(say_and_check(&c, hello), PS_OK);
 	}
 	disconnect_client(&c);
 }

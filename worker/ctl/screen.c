@@ -134,13 +134,13 @@ void screen_size(size_t *width, size_t *height)
 
 static void set_mark(enum mark m)
 {
-	static const attr_t look[] = {[MARK_TITLE] = A_REVERSE,
+	static const attr_t attributes[] = {[MARK_TITLE] = A_REVERSE,
 		[MARK_STRONG] = A_BOLD,
 		[MARK_DIM] = A_DIM,
 		[MARK_BAD] = 0};
 
 	if (m < MARK_GOOD)
-		(void)attr_set(look[m], 0, NULL);
+		(void)attr_set(attributes[m], 0, NULL);
 	else
 		(void)attr_set(A_NORMAL, has_colours ? (short)m : 0, NULL);
 }

@@ -1,9 +1,9 @@
 /*
  * screen.h - a full-screen page on the terminal, with ncurses: cnn-ctl top.
  *
- * A page is text with marks. A mark is a byte of enum mark; it changes the look of the text after
- * it, and occupies no place on the screen. A page without its marks is plain text. Thread: main;
- * screen_is_open and screen_is_mine: any.
+ * A page is text with marks. A mark is a byte of enum mark; it changes the attributes of the text
+ * after it, and occupies no place on the screen. A page without its marks is plain text. Thread:
+ * main; screen_is_open and screen_is_mine: any.
  */
 #ifndef WORKER_CTL_SCREEN_H
 #define WORKER_CTL_SCREEN_H

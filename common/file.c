@@ -28,7 +28,7 @@
 #define DESCRIPTOR_PAUSE_MS 5
 #define DESCRIPTOR_MS       500
 
-#define NAME_BYTES_MAX 251 /* leaves room for ".tmp" after the name */
+#define MAX_NAME_BYTES 251 /* leaves room for ".tmp" after the name */
 
 int file_no_space(int error)
 {
@@ -105,10 +105,10 @@ static int check_file_name(int dir_fd, const char *dir, const char *name, struct
 	struct stat st;
 	size_t n = strlen(name);
 
-	if (n == 0 || n > NAME_BYTES_MAX || strchr(name, '/'))
+	if (n == 0 || n > MAX_NAME_BYTES || strchr(name, '/'))
 		return err_set(e, PS_EIO,
 			"\"%.300s\" in %s: not a file name; expected 1 to %d bytes without a slash",
-			name, dir, NAME_BYTES_MAX);
+			name, dir, MAX_NAME_BYTES);
 	if (fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(st.st_mode))
 		return err_set(e, PS_EIO, "%s/%s: not a regular file", dir, name);
 	return PS_OK;
@@ -117,7 +117,7 @@ static int check_file_name(int dir_fd, const char *dir, const char *name, struct
 static int replace_in(int dir_fd, const char *dir, const char *name, const struct file_part *parts,
 	size_t n_parts, struct err *e)
 {
-	char temporary[NAME_BYTES_MAX + 5];
+	char temporary[MAX_NAME_BYTES + 5];
 	const char *step;
 	int rc = check_file_name(dir_fd, dir, name, e);
 

@@ -15,7 +15,7 @@
 
 #define SECRET_HEADER "cnn-ps secret key\n"
 #define PUBLIC_HEADER "cnn-ps public key\n"
-#define FILE_MAX      128 /* bytes of a key file */
+#define MAX_KEY_FILE  128 /* bytes of a key file */
 #define PATH_BYTES    4096
 #define BINARY        32 /* bytes of a key */
 
@@ -110,7 +110,7 @@ int key_open(const char *path, unsigned never, struct err *e)
 }
 
 /* Copies the key from `text` to `key`. `text` must be the header, a key, and an optional newline.
- * The text has n <= FILE_MAX bytes and then a NUL. */
+ * The text has n <= MAX_KEY_FILE bytes and then a NUL. */
 static int take_key(const char *text, size_t n, const char *header, char key[KEY_TEXT])
 {
 	size_t head = strlen(header), end = head + KEY_TEXT - 1;
@@ -127,13 +127,13 @@ static int take_key(const char *text, size_t n, const char *header, char key[KEY
 static int read_key(
 	const char *path, const char *header, unsigned never, char key[KEY_TEXT], struct err *e)
 {
-	char text[FILE_MAX + 1];
+	char text[MAX_KEY_FILE + 1];
 	int fd = key_open(path, never, e), rc = fd < 0 ? fd : PS_OK;
 	ssize_t n;
 
 	if (rc)
 		return rc;
-	n = read(fd, text, FILE_MAX);
+	n = read(fd, text, MAX_KEY_FILE);
 	close(fd);
 	text[n > 0 ? n : 0] = '\0';
 	if (n < 0)
@@ -179,7 +179,7 @@ int key_beside(const char *path, const char *name, char *out, size_t size, struc
 static int write_new(
 	const char *path, const char *header, const char *key, unsigned mode, struct err *e)
 {
-	char temporary[PATH_BYTES + 8], text[FILE_MAX];
+	char temporary[PATH_BYTES + 8], text[MAX_KEY_FILE];
 	int n = snprintf(text, sizeof(text), "%s%s\n", header, key), fd, bad;
 
 	snprintf(temporary, sizeof(temporary), "%s.tmp", path);

@@ -10,7 +10,7 @@ static int add_name(struct metric_names *m, const char *name, size_t length)
 {
 	if (length == strlen("accuracy") && strncmp(name, "accuracy", length) == 0)
 		return !m->accuracy++;
-	if (m->n == METRICS_MAX || length > METRIC_NAME_MAX || strspn(name, CHARACTERS) != length ||
+	if (m->n == MAX_METRICS || length > MAX_METRIC_NAME || strspn(name, CHARACTERS) != length ||
 		(length == strlen("none") && strncmp(name, "none", length) == 0))
 		return 0;
 	for (size_t i = 0; i < m->n; i++)

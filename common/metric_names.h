@@ -13,14 +13,14 @@
 #define COMMON_METRIC_NAMES_H
 #include <stddef.h>
 
-#define METRICS_MAX     4   /* maximum number of metrics besides accuracy */
-#define METRIC_NAME_MAX 24  /* maximum number of characters of a name; they are a-z, 0-9 and _ */
+#define MAX_METRICS     4   /* maximum number of metrics besides accuracy */
+#define MAX_METRIC_NAME 24  /* maximum number of characters of a name; they are a-z, 0-9 and _ */
 #define METRICS_TEXT    128 /* maximum bytes of the canonical text with its NUL */
 
 struct metric_names {
 	int accuracy; /* 1 if accuracy is one of the metrics */
 	size_t n;     /* number of the other metrics */
-	char name[METRICS_MAX][METRIC_NAME_MAX + 1];
+	char name[MAX_METRICS][MAX_METRIC_NAME + 1];
 };
 
 /* Reads names with commas or blanks between them; "" means accuracy. Returns 0 if there are too

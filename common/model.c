@@ -399,7 +399,7 @@ static int append_option(struct parser *p, const char *key, float value)
 	return model_append(p, ":%s=%s", key, shortest);
 }
 
-#define LRN_MAX ((float)1000)
+#define MAX_LRN ((float)1000)
 
 static int parse_lrn(struct parser *p)
 {
@@ -419,7 +419,7 @@ static int parse_lrn(struct parser *p)
 			k++;
 		if (k == 3 || given[k]++ ||
 			!words_real(words_value(p->word.field[i], keys[k]), &value[k]) ||
-			value[k] > LRN_MAX || (k == 2 && value[k] < 1e-3f))
+			value[k] > MAX_LRN || (k == 2 && value[k] < 1e-3f))
 			rc = bad(p,
 				"\"%s\" is not understood; expected alpha=A, beta=B (0 to 1000) or "
 				"k=K (0.001 to 1000), each once",

@@ -193,7 +193,7 @@ int threads_new(struct threads **out, size_t n, const char *name, struct err *e)
 	struct threads *t = mem_try(1, sizeof(*t));
 
 	*out = NULL;
-	PS_ASSERT(n >= 1 && n <= THREADS_MAX);
+	PS_ASSERT(n >= 1 && n <= MAX_THREADS);
 	if (t)
 		t->thread = mem_try(n, sizeof(*t->thread));
 	if (!t || !t->thread) {

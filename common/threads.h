@@ -24,12 +24,12 @@
 #include "common/engine.h"
 #include "common/err.h"
 
-#define THREADS_MAX   256
+#define MAX_THREADS   256
 #define THREADS_GRAIN ((size_t)16)
 
 struct threads; /* opaque, see threads.c */
 
-/* Starts n - 1 threads (1 <= n <= THREADS_MAX) and gives each the name `name`, at most 15
+/* Starts n - 1 threads (1 <= n <= MAX_THREADS) and gives each the name `name`, at most 15
  * characters. With n = 1 no thread starts. PS_ENOMEM. PS_EIO: the system cannot start a thread. */
 int threads_new(struct threads **out, size_t n, const char *name, struct err *e) PS_MUST_CHECK;
 /* Ends the threads, frees *t and sets it to NULL; *t may be NULL. No job may be under way. */

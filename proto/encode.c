@@ -13,7 +13,7 @@
 #define BODY_MEMORY   ((size_t)1024) /* bytes for a body and its inner messages, without slices */
 #define SLICE_MEMORY  ((size_t)128)  /* bytes for a slice and the pointer to it */
 #define ENCODE_MEMORY (BODY_MEMORY + WIRE_MAX_SLICES * SLICE_MEMORY)
-#define PREFIX_MAX    11 /* maximum bytes of the envelope, which is a tag and a varint */
+#define MAX_PREFIX    11 /* maximum bytes of the envelope, which is a tag and a varint */
 #define TAG_BYTES     2u /* protobuf wire type of a message */
 
 void frames_move(struct frames *to, struct frames *from)
@@ -164,7 +164,7 @@ static ProtobufCMessage *put_message(
 /* ---- struct msg to frames -------------------------------------------------------------------- */
 
 /* Writes the protobuf `Message` around a body, as one field of bytes. Returns its length. */
-static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[PREFIX_MAX])
+static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[MAX_PREFIX])
 {
 	size_t n = 0;
 
@@ -181,7 +181,7 @@ static int encode_header(const struct msg *m, const uint64_t *xxh3, zmq_msg_t *h
 	alignas(max_align_t) unsigned char memory[ENCODE_MEMORY];
 	struct wire_arena arena = {memory, sizeof(memory), 0};
 	const ProtobufCMessage *p = put_message(&arena, m, xxh3);
-	unsigned char prefix[PREFIX_MAX];
+	unsigned char prefix[MAX_PREFIX];
 
 	if (!p)
 		return PS_ETOOBIG;

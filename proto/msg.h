@@ -311,7 +311,7 @@ struct msg_result {
 	double loss_sum;
 	uint64_t code; /* of the grant; 0: unknown */
 	/* sums of the metrics besides accuracy over the images; 0 if there is no such metric */
-	double metric_sum[METRICS_MAX];
+	double metric_sum[MAX_METRICS];
 };
 
 /* These numbers show how a worker's program has spent its time since it connected, in

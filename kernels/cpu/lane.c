@@ -10,7 +10,7 @@
 #include "kernels/device/device.h"
 
 #define BLOCK_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
-#define BLOCK_MAX   32
+#define MAX_BLOCK   32
 /* Minimum number of images in a block if a step has many weights: one read of these weights then
  * serves all images of the block. */
 #define LARGE_BLOCK 64
@@ -28,7 +28,7 @@ static size_t choose_block(const struct plan *p, size_t max, int training)
 		bytes += 2 * p->activation[i].image * sizeof(float);
 	PS_ASSERT(bytes > 0);
 	size_t block = BLOCK_BYTES / bytes;
-	block = block < 1 ? 1 : block > BLOCK_MAX ? BLOCK_MAX : block;
+	block = block < 1 ? 1 : block > MAX_BLOCK ? MAX_BLOCK : block;
 	if (p->large && block < LARGE_BLOCK)
 		block = LARGE_BLOCK;
 	return round_up(block < max ? block : max, p->simd->positions);

@@ -14,7 +14,7 @@ int gpu_open(struct gpu *g, struct err *e)
 {
 	memset(g, 0, sizeof(*g));
 	TRY(cudaStreamCreate(&g->stream), e);
-	for (size_t i = 0; i <= MARKS_MAX; i++)
+	for (size_t i = 0; i <= MAX_MARKS; i++)
 		TRY(cudaEventCreate(&g->event[i]), e);
 	return PS_OK;
 }
@@ -24,7 +24,7 @@ void gpu_close(struct gpu *g)
 	for (size_t i = 0; i < g->n_blocks; i++)
 		(void)(g->block[i].on_host ? cudaFreeHost(g->block[i].at)
 					   : cudaFree(g->block[i].at));
-	for (size_t i = 0; i <= MARKS_MAX && g->event[i]; i++)
+	for (size_t i = 0; i <= MAX_MARKS && g->event[i]; i++)
 		(void)cudaEventDestroy(g->event[i]);
 	if (g->stream)
 		(void)cudaStreamDestroy(g->stream);
@@ -34,8 +34,9 @@ void gpu_close(struct gpu *g)
 int gpu_alloc(struct gpu *g, void **out, size_t bytes, enum gpu_place where, struct err *e)
 {
 	*out = NULL;
-	if (g->n_blocks == BLOCKS_MAX)
-		return err_set(e, PS_ENOMEM, "a rung has at most %d blocks of memory", BLOCKS_MAX);
+	if (g->n_blocks == MAX_ALLOCATIONS)
+		return err_set(
+			e, PS_ENOMEM, "a rung has at most %d blocks of memory", MAX_ALLOCATIONS);
 	cudaError_t status =
 		where == GPU_PINNED ? cudaMallocHost(out, bytes) : cudaMalloc(out, bytes);
 	if (status != cudaSuccess) {
@@ -62,8 +63,8 @@ int gpu_mark(struct gpu *g, const char *name, enum phase_kind kind, struct err *
 {
 	if (!g->profile)
 		return PS_OK;
-	if (g->n_marks == MARKS_MAX)
-		return err_set(e, PS_ETOOBIG, "a step has at most %d marks", MARKS_MAX);
+	if (g->n_marks == MAX_MARKS)
+		return err_set(e, PS_ETOOBIG, "a step has at most %d marks", MAX_MARKS);
 	g->name[g->n_marks] = name;
 	g->kind[g->n_marks] = kind;
 	TRY(cudaEventRecord(g->event[++g->n_marks], g->stream), e);

@@ -15,21 +15,21 @@ extern "C" {
 #include "common/mem.h"
 }
 
-#define MARKS_MAX  1024
-#define BLOCKS_MAX 24
+#define MAX_MARKS       1024
+#define MAX_ALLOCATIONS 24
 
 struct gpu {
 	cudaStream_t stream;
 	struct {
 		void *at;
 		int on_host;
-	} block[BLOCKS_MAX];
+	} block[MAX_ALLOCATIONS];
 	size_t n_blocks;
 	/* marks of the profiled step; event[0] is its start */
 	struct profile *profile; /* receives the marks; if NULL, marks cost nothing */
-	cudaEvent_t event[MARKS_MAX + 1];
-	const char *name[MARKS_MAX];
-	enum phase_kind kind[MARKS_MAX];
+	cudaEvent_t event[MAX_MARKS + 1];
+	const char *name[MAX_MARKS];
+	enum phase_kind kind[MAX_MARKS];
 	size_t n_marks;
 };
 

@@ -31,13 +31,13 @@ struct phase {
 	double ms;
 };
 
-#define PROFILE_MAX 16
+#define MAX_PHASES 16
 
 /* The phases of one step, in the order of their first appearance. If a phase occurs again,
  * its time is added to its entry. */
 struct profile {
 	size_t n;
-	struct phase phase[PROFILE_MAX];
+	struct phase phase[MAX_PHASES];
 };
 
 /* Adds `ms` to the phase `name`, or appends this phase. Does nothing if `p` is NULL or has no room

@@ -10,7 +10,7 @@ void profile_add(struct profile *p, const char *name, enum phase_kind kind, doub
 		return;
 	while (i < p->n && strcmp(p->phase[i].name, name) != 0)
 		i++;
-	if (i == PROFILE_MAX)
+	if (i == MAX_PHASES)
 		return;
 	if (i == p->n)
 		p->phase[p->n++] = (struct phase){.name = name, .kind = kind};

@@ -281,7 +281,7 @@ static void check_metrics(const struct options *o, struct core_config *c, int *e
 		complain(errors,
 			"--metrics: \"%.60s\": expected none, or accuracy and up to %d other names "
 			"of a-z, 0-9 and _, with commas between them",
-			o->metrics, METRICS_MAX);
+			o->metrics, MAX_METRICS);
 	else
 		metric_names_text(&names, c->metrics);
 	if (!names.accuracy && (o->stop_at || o->patience_epochs))
@@ -732,7 +732,7 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"(docs/operations.md): with auto, it gives up what the system permits; "
 			"with require, it exits if the system does not permit all of it; with "
 			"off, it gives up none"),
-		INT("threads", threads, "0", 0, THREADS_MAX, "N",
+		INT("threads", threads, "0", 0, MAX_THREADS, "N",
 			"number of threads, including the main thread, that compute the updates "
 			"and checks of large models; 0 means the number of the server's CPUs, but "
 			"at most 4 (docs/operations.md)"),

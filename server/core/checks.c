@@ -77,7 +77,7 @@ static int agree(const struct core *c, const struct check *k, uint32_t a, uint32
 
 	if (far > 2 && 200 * far > n)
 		return 0;
-	for (size_t m = 0; m < METRICS_MAX; m++)
+	for (size_t m = 0; m < MAX_METRICS; m++)
 		if (!sums_agree(v->metric_sum[m], w->metric_sum[m], n))
 			return 0;
 	return sums_agree(v->loss_sum, w->loss_sum, n);
@@ -140,7 +140,7 @@ static void record_vote(struct core *c, const struct check *k, uint32_t by)
 	r->eval_done += images_in(c, k);
 	r->eval_correct += v->correct;
 	add_finite(&r->eval_loss_sum, v->loss_sum);
-	for (size_t m = 0; m < METRICS_MAX; m++)
+	for (size_t m = 0; m < MAX_METRICS; m++)
 		add_finite(&r->metric_sum[m], v->metric_sum[m]);
 }
 

@@ -29,7 +29,7 @@
 
 struct worker;
 
-#define CHECKS_MAX  8u   /* checked portions of an evaluation */
+#define MAX_CHECKS  8u   /* checked portions of an evaluation */
 #define CHECK_TICKS 200u /* about 10 s: the shell sends a tick every 50 ms */
 
 /* This struct is the result of one worker for a checked portion. */
@@ -39,7 +39,7 @@ struct vote {
 	char name[WIRE_MAX_NAME + 1];
 	uint32_t correct;
 	double loss_sum;
-	double metric_sum[METRICS_MAX];
+	double metric_sum[MAX_METRICS];
 };
 
 struct check {
@@ -51,7 +51,7 @@ struct check {
 /* A snapshot contains this struct. */
 struct checks {
 	uint32_t n; /* open checks */
-	struct check check[CHECKS_MAX];
+	struct check check[MAX_CHECKS];
 	uint32_t ticks; /* ticks since the last portion of the evaluation */
 	struct check_stats stats;
 };

@@ -160,7 +160,7 @@ struct epoch_record {
 	uint32_t eval_done; /* number of test images evaluated so far */
 	uint32_t eval_correct;
 	double eval_loss_sum;
-	double metric_sum[METRICS_MAX]; /* sums of the metrics besides accuracy */
+	double metric_sum[MAX_METRICS]; /* sums of the metrics besides accuracy */
 	/* core time at which the training of the epoch ended; 0: it has not ended since this
 	 * start */
 	uint64_t end_ms;

@@ -21,7 +21,7 @@ enum reject later_epochs_check(const struct core *c, const struct work *work)
 
 	/* in sandblaster, a gradient of an earlier pass has no meaning for a later pass */
 	if (c->cfg.training.mode == MODE_SANDBLASTER || work->epoch >= c->cfg.training.epochs ||
-		e->n == LATER_EPOCHS_MAX)
+		e->n == MAX_LATER_EPOCHS)
 		return REJECT_SHAPE;
 	for (uint32_t i = 0; i < e->n; i++)
 		if (overlap(&e->work[i], work))

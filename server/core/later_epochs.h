@@ -19,17 +19,17 @@
 #define SERVER_CORE_LATER_EPOCHS_H
 #include "server/core/core.h"
 
-#define LATER_EPOCHS_MAX 65536u /* maximum number of noted pushes */
+#define MAX_LATER_EPOCHS 65536u /* maximum number of noted pushes */
 
 struct later_epochs {
 	uint32_t n;
-	struct work *work; /* n entries; the array has room for LATER_EPOCHS_MAX */
+	struct work *work; /* n entries; the array has room for MAX_LATER_EPOCHS */
 };
 
 /* Returns 1 if `work` is of an epoch after the epoch in training. */
 int later_epochs_contain(const struct core *c, const struct work *work);
 /* Returns REJECT_NONE if a replay of `work` may be counted now, REJECT_WORK if a part of it is
- * already noted, and REJECT_SHAPE if it is no work of this run or if LATER_EPOCHS_MAX pushes are
+ * already noted, and REJECT_SHAPE if it is no work of this run or if MAX_LATER_EPOCHS pushes are
  * already noted. */
 enum reject later_epochs_check(const struct core *c, const struct work *work);
 void later_epochs_note(struct core *c, const struct work *work);

@@ -42,7 +42,7 @@ static size_t place(size_t *at, size_t n, size_t size)
  * every disputed result. */
 static size_t max_effects(const struct core_config *cfg)
 {
-	return 4 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + CHECKS_MAX + 16;
+	return 4 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + MAX_CHECKS + 16;
 }
 
 static int sums(const struct core_config *cfg)
@@ -88,7 +88,7 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.batches = place(&l.end, batches, 1);
 	l.copies = place(&l.end, batches, 1);
 	l.portions = place(&l.end, batches, 1);
-	l.later = place(&l.end, batches ? LATER_EPOCHS_MAX : 0, sizeof(struct work));
+	l.later = place(&l.end, batches ? MAX_LATER_EPOCHS : 0, sizeof(struct work));
 	l.eval = place(&l.end, cfg->training.epochs ? n : 0, sizeof(float));
 	l.scratch = place(&l.end, sums(cfg) || room(cfg) || dc ? n : 0, sizeof(float));
 	l.sum = place(&l.end, sums(cfg) ? n : 0, sizeof(double));

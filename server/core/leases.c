@@ -119,7 +119,7 @@ static int is_finite_with(const struct epoch_record *e, const struct msg_result 
 {
 	int ok = isfinite(e->eval_loss_sum + r->loss_sum) != 0;
 
-	for (size_t m = 0; m < METRICS_MAX; m++)
+	for (size_t m = 0; m < MAX_METRICS; m++)
 		ok &= isfinite(e->metric_sum[m] + r->metric_sum[m]) != 0;
 	return ok;
 }
@@ -129,7 +129,7 @@ static void add_result(struct epoch_record *e, const struct msg_result *r)
 	e->eval_done += r->eval_count;
 	e->eval_correct += r->correct;
 	e->eval_loss_sum += r->loss_sum;
-	for (size_t m = 0; m < METRICS_MAX; m++)
+	for (size_t m = 0; m < MAX_METRICS; m++)
 		e->metric_sum[m] += r->metric_sum[m];
 }
 

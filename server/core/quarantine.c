@@ -47,7 +47,7 @@ static struct quarantine_entry *add_entry(struct quarantine *q)
 	for (uint32_t i = 1; i < q->n; i++)
 		if (q->entry[i].exclusions < q->entry[fewest].exclusions)
 			fewest = i;
-	if (q->n == QUARANTINE_MAX)
+	if (q->n == MAX_QUARANTINE)
 		remove_entry(q, fewest);
 	q->entry[q->n] = (struct quarantine_entry){.exclusions = 0};
 	return &q->entry[q->n++];

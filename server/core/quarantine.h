@@ -16,7 +16,7 @@
 #include "server/core/core.h"
 
 #define QUARANTINE_AFTER 3u  /* exclusions */
-#define QUARANTINE_MAX   64u /* entries */
+#define MAX_QUARANTINE   64u /* entries */
 
 struct quarantine_entry {
 	char owner[WIRE_MAX_OWNER + 1]; /* the key; "": the server has no keys */
@@ -27,7 +27,7 @@ struct quarantine_entry {
 
 struct quarantine {
 	uint32_t n;
-	struct quarantine_entry entry[QUARANTINE_MAX]; /* the oldest entry is the first */
+	struct quarantine_entry entry[MAX_QUARANTINE]; /* the oldest entry is the first */
 };
 
 /* Counts one more exclusion of the worker. Returns the number of its exclusions, or 0 if the worker

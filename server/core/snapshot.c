@@ -318,7 +318,7 @@ static uint32_t put_later_epochs(struct cursor *k, struct core *c, uint32_t n_ep
 	struct later_epochs *e = &c->later;
 
 	u32(k, &e->n);
-	refuse_over(k, e->n, c->leases.n_batches ? LATER_EPOCHS_MAX : 0);
+	refuse_over(k, e->n, c->leases.n_batches ? MAX_LATER_EPOCHS : 0);
 	for (uint32_t i = 0; i < e->n && !k->error; i++) {
 		u32(k, &e->work[i].epoch);
 		refuse_over(k, e->work[i].epoch, WIRE_MAX_EPOCHS - 1);
@@ -570,7 +570,7 @@ static void put_quarantine(struct cursor *k, struct core *c)
 	u32(k, &n);
 	if (n == 0)
 		set_error(k, MALFORMED);
-	refuse_over(k, n, QUARANTINE_MAX);
+	refuse_over(k, n, MAX_QUARANTINE);
 	for (uint32_t i = 0; i < n && !k->error; i++) {
 		struct quarantine_entry *e = &q->entry[i];
 
@@ -593,7 +593,7 @@ static void put_vote(struct cursor *k, struct vote *v)
 	text(k, v->name, sizeof(v->name));
 	u32(k, &v->correct);
 	f64(k, &v->loss_sum);
-	for (size_t m = 0; m < METRICS_MAX; m++) {
+	for (size_t m = 0; m < MAX_METRICS; m++) {
 		f64(k, &v->metric_sum[m]);
 		if (!isfinite(v->metric_sum[m]))
 			set_error(k, MALFORMED);
@@ -617,7 +617,7 @@ static void put_checks(struct cursor *k, struct core *c)
 	u64(k, &s->unchecked);
 	u32(k, &all->ticks);
 	u32(k, &n);
-	refuse_over(k, n, CHECKS_MAX);
+	refuse_over(k, n, MAX_CHECKS);
 	for (uint32_t i = 0; i < n && !k->error; i++) {
 		struct check *check = &all->check[i];
 
@@ -752,7 +752,7 @@ static uint32_t metric_epochs(const struct core *c)
 	uint32_t n = c->cfg.training.epochs;
 
 	for (; n > 0; n--)
-		for (size_t m = 0; m < METRICS_MAX; m++)
+		for (size_t m = 0; m < MAX_METRICS; m++)
 			if (c->epoch[n - 1].metric_sum[m] < 0 || c->epoch[n - 1].metric_sum[m] > 0)
 				return n;
 	return 0;
@@ -785,7 +785,7 @@ static void put_metric_sums(struct cursor *k, struct core *c)
 	u32(k, &n);
 	refuse_over(k, n, c->cfg.training.epochs);
 	for (uint32_t e = 0; e < n && !k->error; e++)
-		for (size_t m = 0; m < METRICS_MAX; m++) {
+		for (size_t m = 0; m < MAX_METRICS; m++) {
 			double sum = c->epoch[e].metric_sum[m];
 
 			f64(k, &sum);

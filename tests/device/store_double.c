@@ -20,7 +20,7 @@ static const char *double_open(void **self, int number, char name[STORE_MODULE_N
 	struct store_double *d;
 
 	*self = NULL;
-	if (number > STORE_DOUBLE_MAX)
+	if (number > MAX_STORE_DOUBLE)
 		return "no such GPU";
 	d = calloc(1, sizeof(*d));
 	if (!d)

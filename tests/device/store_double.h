@@ -9,7 +9,7 @@
 
 #define STORE_DOUBLE_FULL    2 /* this device has no memory */
 #define STORE_DOUBLE_FAILS   3 /* this device fails after STORE_DOUBLE_UPDATES updates */
-#define STORE_DOUBLE_MAX     3 /* there are no devices with higher numbers */
+#define MAX_STORE_DOUBLE     3 /* there are no devices with higher numbers */
 #define STORE_DOUBLE_UPDATES 20
 
 const struct store_module *cnnps_store_module(void);

@@ -537,7 +537,7 @@ TEST(a_snapshot_with_an_impossible_check_is_refused)
 	unsigned char *section = snapshot.data[SNAPSHOT_CHECKS];
 	/* offsets of the number of checks, the portion, the number of votes and the worker */
 	const size_t bad[] = {40, 48, 56, 64};
-	const unsigned char to[] = {CHECKS_MAX + 1, 1, CHECK_VOTES, 0};
+	const unsigned char to[] = {MAX_CHECKS + 1, 1, CHECK_VOTES, 0};
 
 	fixture_close(&t.f);
 	f = t.f;

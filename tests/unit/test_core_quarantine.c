@@ -752,7 +752,7 @@ TEST(a_snapshot_with_an_impossible_quarantine_is_refused)
 	unsigned char *section = snapshot.data[SNAPSHOT_QUARANTINE];
 	size_t size = snapshot.size[SNAPSHOT_QUARANTINE];
 	const size_t bad[] = {0, 8 + sizeof(((struct quarantine_entry *)0)->owner), size - 8};
-	const unsigned char to[] = {QUARANTINE_MAX + 1, 0, 0};
+	const unsigned char to[] = {MAX_QUARANTINE + 1, 0, 0};
 
 	fixture_close(&f);
 	assert_true(size > 8);
@@ -825,10 +825,10 @@ TEST(a_full_list_drops_the_fewest_exclusions)
 	for (int i = 0; i < 1000; i++) {
 		snprintf(name, sizeof(name), "n%d", i);
 		quarantine_count(&q, "", name);
-		assert_true(q.n <= QUARANTINE_MAX);
+		assert_true(q.n <= MAX_QUARANTINE);
 	}
-	assert_int_equal(q.n, QUARANTINE_MAX);
+	assert_int_equal(q.n, MAX_QUARANTINE);
 	assert_true(quarantine_has(&q, "", "bad"));
 	assert_int_equal(quarantine_count(&q, "", "twice"), 3);
-	assert_string_equal(q.entry[QUARANTINE_MAX - 1].name, "n999");
+	assert_string_equal(q.entry[MAX_QUARANTINE - 1].name, "n999");
 }

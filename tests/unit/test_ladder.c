@@ -135,7 +135,7 @@ TEST(a_phase_that_comes_again_adds_its_time)
 	assert_int_equal(p.n, 2);
 	assert_string_equal(p.phase[0].name, "a");
 	assert_true(p.phase[0].ms == 5 && p.phase[1].ms == 2);
-	for (int i = 0; i < 2 * PROFILE_MAX; i++)
+	for (int i = 0; i < 2 * MAX_PHASES; i++)
 		profile_add(&p, "c", PHASE_HOST, 1);
 	assert_int_equal(p.n, 3);
 }

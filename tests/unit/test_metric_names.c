@@ -33,7 +33,7 @@ TEST(the_longest_names_fit_the_text)
 					       "bbbbbbbbbbbbbbbbbbbbbbbb,cccccccccccccccccccccccc,"
 					       "dddddddddddddddddddddddd"));
 	metric_names_text(&names, text);
-	assert_int_equal(strlen(text), strlen("accuracy") + METRICS_MAX * (METRIC_NAME_MAX + 1));
+	assert_int_equal(strlen(text), strlen("accuracy") + MAX_METRICS * (MAX_METRIC_NAME + 1));
 }
 
 TEST(wrong_names_are_refused)

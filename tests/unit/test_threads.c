@@ -188,7 +188,7 @@ TEST(threads_that_the_system_cannot_start_are_undone)
 	tight = kept;
 	tight.rlim_cur = pages * (rlim_t)sysconf(_SC_PAGESIZE) + ((rlim_t)100 << 20);
 	assert_int_equal(setrlimit(RLIMIT_AS, &tight), 0);
-	int rc = threads_new(&t, THREADS_MAX, "a thread", &e);
+	int rc = threads_new(&t, MAX_THREADS, "a thread", &e);
 	assert_int_equal(setrlimit(RLIMIT_AS, &kept), 0);
 	assert_int_equal(rc, PS_EIO);
 	assert_null(t);

@@ -229,7 +229,7 @@ static int set_metrics(char text[METRICS_TEXT], const char *metrics, struct err 
 		return err_set(e, PS_EUSAGE,
 			"metrics \"%.60s\": expected none, or accuracy and up to %d other names of "
 			"a-z, 0-9 and _, with commas between them",
-			metrics, METRICS_MAX);
+			metrics, MAX_METRICS);
 	metric_names_text(&names, text);
 	return PS_OK;
 }

@@ -11,9 +11,9 @@
 #include "worker/client/link.h"
 
 /* The first attempt to reconnect comes after 1 to 2 times RETRY_MS. Each failure doubles the wait,
- * up to about RETRY_MAX, so that the worker uses a repaired network within two seconds. */
-#define RETRY_MS  30
-#define RETRY_MAX 500
+ * up to about MAX_RETRY_MS, so that the worker uses a repaired network within two seconds. */
+#define RETRY_MS     30
+#define MAX_RETRY_MS 500
 /* maximum number of queued messages per direction before WELCOME states the push window */
 #define FIRST_WINDOW 8
 
@@ -37,7 +37,7 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	bad |= set_socket_int(socket, ZMQ_IMMEDIATE, 1);
 	/* workers of a restarted server must not all reconnect at once */
 	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL, RETRY_MS + jitter);
-	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL_MAX, RETRY_MAX + jitter);
+	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL_MAX, MAX_RETRY_MS + jitter);
 	/* with libzmq's default, closing could wait for ever */
 	bad |= set_socket_int(socket, ZMQ_LINGER, LINK_LINGER_MS);
 	/* give up a peer that accepts the connection and then sends nothing */

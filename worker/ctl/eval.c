@@ -16,13 +16,13 @@
 
 #define CHUNK 256 /* maximum number of images that are evaluated at a time */
 /* maximum number of classes of the table; with more classes, a list replaces the table */
-#define TABLE_SIDE  20
-#define MAX_COUNTED 4096 /* maximum number of classes whose confusions are counted */
-#define LISTED      20   /* maximum number of confusions in the list */
-#define WORST       48   /* maximum number of mistakes on a contact sheet */
-#define DRAWN       3    /* maximum number of mistakes that are drawn on the terminal */
-#define MAX_THREADS 64
-#define NAME        48
+#define TABLE_SIDE       20
+#define MAX_COUNTED      4096 /* maximum number of classes whose confusions are counted */
+#define LISTED           20   /* maximum number of confusions in the list */
+#define WORST            48   /* maximum number of mistakes on a contact sheet */
+#define DRAWN            3    /* maximum number of mistakes that are drawn on the terminal */
+#define MAX_EVAL_THREADS 64
+#define NAME             48
 
 struct mistake {
 	uint32_t image;
@@ -255,8 +255,8 @@ static int open_eval_backend(struct evaluation *v, struct err *e)
 	cpu_set_t set;
 
 	o.threads = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
-	if (o.threads > MAX_THREADS)
-		o.threads = MAX_THREADS;
+	if (o.threads > MAX_EVAL_THREADS)
+		o.threads = MAX_EVAL_THREADS;
 	return backend_new(&v->backend, &v->weights->model, &o, e);
 }
 

@@ -126,10 +126,10 @@ static void put_metrics(struct bytes *file, double seconds, const json_t *o)
 
 	json_object_foreach(metrics, name, v)
 	{
-		char tag[8 + METRIC_NAME_MAX];
+		char tag[8 + MAX_METRIC_NAME];
 
-		if (!json_is_number(v) || strlen(name) > METRIC_NAME_MAX || epoch < 0 ||
-			n++ == METRICS_MAX)
+		if (!json_is_number(v) || strlen(name) > MAX_METRIC_NAME || epoch < 0 ||
+			n++ == MAX_METRICS)
 			continue;
 		snprintf(tag, sizeof(tag), "epoch/%s", name);
 		put_scalar(file, seconds, (uint64_t)epoch, tag, json_number_value(v));
@@ -159,7 +159,7 @@ int ctl_write_events(const char *dir, const json_t *lines, int is_validated, str
 {
 	static const char version[] = "brain.Event:2";
 	size_t n = json_array_size(lines);
-	struct bytes file = {.room = (n * (N_SCALARS + METRICS_MAX) + 1) * MAX_EVENT};
+	struct bytes file = {.room = (n * (N_SCALARS + MAX_METRICS) + 1) * MAX_EVENT};
 	double first = json_number_value(json_object_get(json_array_get(lines, 0), "t")) / 1000;
 	unsigned char memory[MAX_EVENT];
 	struct bytes event = begin_event(memory, first, 0);

@@ -521,10 +521,10 @@ static uint64_t stale_version(struct sim *s)
 	int exact = s->mode == SIM_SYNC || s->mode == SIM_SANDBLASTER;
 	int begun = s->server.core && core_stats(s->server.core)->version > 0;
 
-	return exact && begun && chance(s, 300) ? 0 : 1ull << 40;
+	return exact && begun && hostile_chance(s, 300) ? 0 : 1ull << 40;
 }
 
-/* Asks for work, and delivers it slowly as a stale gradient, so that the server has no reason to
+/* Requests work, and delivers it slowly as a stale gradient, so that the server has no reason to
  * end the grant, and the work is never done. */
 static void stall(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
@@ -533,17 +533,17 @@ static void stall(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 
 	h->wait_until_ms = s->net.now_ms + 100 + below(s, 1500);
 	if (s->training && !g->request) {
-		lease(s, node, h);
+		hostile_lease(s, node, h);
 		return;
 	}
 	if (g->kind == GRANT_EVAL) {
 		g->request = 0;
 		return;
 	}
-	struct msg *m = push_of(s, o, h, w, 1);
+	struct msg *m = hostile_push_of(s, o, h, w, 1);
 	m->push.base_version = stale_version(s);
 	m->push.base_term = s->cfg.term;
-	send_push(s, node, h, m);
+	hostile_send_push(s, node, h, m);
 	g->work.first += w.count;
 	g->work.count -= w.count;
 	if (!g->work.count)

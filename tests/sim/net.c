@@ -2,6 +2,7 @@
 #include "tests/sim/net.h"
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/mem.h"
 
 void net_init(struct net *n)
@@ -97,10 +98,37 @@ int net_next(struct net *n, struct item *it)
 	return 1;
 }
 
+#define VALUES 80u /* maximum number of values of a push */
+
+/* A message under way has values of its own, because the next process of its sender overwrites
+ * those of the sender. `msg` comes first, so that its address is that of the struct. */
+struct message {
+	struct msg msg;
+	float value[VALUES];
+};
+
+/* Copies the values of the push that are not in shared memory. */
+static void copy_values(struct message *to)
+{
+	struct slices *slices = &to->msg.push.slices;
+	size_t used = 0;
+
+	for (size_t i = 0; i < slices->n; i++) {
+		struct slice *s = &slices->slice[i];
+
+		if (!s->data)
+			continue;
+		PS_ASSERT(s->count <= VALUES - used);
+		memcpy(&to->value[used], s->data, s->count * sizeof(float));
+		s->data = &to->value[used];
+		used += s->count;
+	}
+}
+
 static struct msg *new_msg(struct net *n, const struct msg *m)
 {
 	struct msg *copy = n->n_pool ? n->pool[--n->n_pool]
-				     : mem_must(1, sizeof(*copy), "a simulated message");
+				     : mem_must(1, sizeof(struct message), "a simulated message");
 	size_t size = sizeof(*m);
 
 	/* struct msg_push has many slices: copy only those in use */
@@ -113,6 +141,8 @@ static struct msg *new_msg(struct net *n, const struct msg *m)
 	else if (m->type != MSG_HELLO && m->type != MSG_WELCOME)
 		size = offsetof(struct msg, push) + 128;
 	memcpy(copy, m, size);
+	if (m->type == MSG_PUSH)
+		copy_values((struct message *)copy);
 	return copy;
 }
 

@@ -18,7 +18,7 @@ from support.programs import until
 
 import cnnps
 from cnnps import errors
-from cnnps.order import order
+from cnnps.order import held_back, order
 
 SGD = {"optimizer": "sgd", "lr": 1, "lr_scaling": "none", "staleness_scaling": "constant",
        "warm_start_updates": 0}
@@ -39,6 +39,8 @@ def test_order_is_that_of_the_protocol():
     for epoch, said in ((0, "9 5 0 3 6 7 2 1 8 4"), (1, "0 5 9 3 4 6 2 8 7 1")):
         assert said in text
         assert order(7, epoch, 10).tolist() == [int(x) for x in said.split()]
+    # tests/unit/test_rng.c has the same shuffle: 1 6 8 2 9 ...
+    assert held_back(10, 4).tolist() == [1, 2, 6, 8] and not held_back(10, 0).size
     assert sorted(order(1, 2, 1000)) == list(range(1000)) and order(3, 0, 1).tolist() == [0]
 
 
@@ -130,6 +132,32 @@ def test_leases_batches_and_results(server):
         with pytest.raises(cnnps.Done):
             client.lease()
     assert run.wait(20)["images"] == 22
+
+
+def test_a_run_that_holds_back_samples(server):
+    """Training leaves out the samples that --validate holds back, and evaluations use them."""
+    run = server(**vector(epochs=2, batch_size=4, validate=5))
+    with pytest.raises(cnnps.UsageError, match="holds back 5 .*`validates`"):
+        run.connect(data=DATA)
+    seen, tests = [], []
+    with run.connect(data=DATA, validates=True) as client:
+        held = client.held_back.tolist()
+        assert client.info.validate == 5 and len(set(held)) == 5 and held == sorted(held)
+
+        def gradient(weights, batch, out):
+            seen.extend(batch.indices.tolist())
+            out[:] = 0
+            return 1.0
+
+        def evaluate(weights, first, count):
+            tests.extend(client.held_back[first:first + count].tolist())
+            return 0, 1.0
+        cnnps.Worker(client, gradient, evaluate).train(progress=True)
+    assert run.wait(20)["images_per_epoch"] == [17, 17]
+    assert sorted(seen) == sorted(2 * list(set(range(22)) - set(held)))
+    assert sorted(tests) == sorted(2 * held)
+    with server(**vector()).connect() as client:
+        assert client.info.validate == len(client.held_back) == 0
 
 
 def test_own_server_ignores_the_keys_of_the_environment(server, monkeypatch, tmp_path):

@@ -287,6 +287,20 @@ def test_optimizer_pushes_the_gradient_and_pulls(server, options):
         assert model.weight.tolist() == [[-1, 2]]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_that_are_held_back_are_the_test_samples(num_workers):
+    torch.manual_seed(1)
+    model, data = torch.nn.Linear(20, 2), samples(300)
+    report = cnnps.torch.train(model, CE, data, epochs=2, batch_size=20, validate=100, lr=0.1,
+                               metrics={"accuracy": cnnps.torch.accuracy}, num_workers=num_workers)
+    assert report.result["images_per_epoch"] == [200, 200]
+    assert report.evaluations[-1].samples == 100
+    from cnnps.order import held_back
+    x, y = (t[held_back(300, 100)] for t in data.tensors)
+    own = (model(x).argmax(1) == y).float().mean()
+    assert abs(own - report.result["accuracy"]) < 1.5 / 100
+
+
 def test_workers_of_dataloader_fork_beside_the_connection():
     report = cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(100), epochs=1, batch_size=25,
                                num_workers=2)

@@ -317,8 +317,8 @@ static int connect_session(struct cnnps *c, const struct cnnps_options *o, struc
 	c->info = info_of(&c->welcome);
 	if (c->info.validate && !o->observer && !o->validates)
 		return err_set(e, PS_EUSAGE,
-			"the run holds back %u training images (--validate), and this program "
-			"cannot: begin a run without --validate",
+			"the run holds back %u training images (--validate): set `validates` if "
+			"this program evaluates them, or begin a run without --validate",
 			c->info.validate);
 	if (pool_new_in(&c->pool, c->info.n_params, o->allocate, o->release) ||
 		(cfg.session.wire == ENCODING_BF16 &&

@@ -20,7 +20,7 @@ from . import _library as c
 from ._connection import Connection
 from ._library import lib
 from .errors import AgainError, Done, OutOfMemoryError, ProtocolError, UsageError
-from .order import order
+from .order import held_back, order
 from .progress import Progress
 
 Vector = NDArray[np.float32]
@@ -65,6 +65,7 @@ class Info(NamedTuple):
     prefetch: bool
     local_rate: float
     momentum: float
+    validate: int
 
     @property
     def n_trained(self) -> int:
@@ -109,7 +110,8 @@ class Batch:
 
 class Lease:
     """Work that the server grants: `count` batches of an epoch from batch `first` on, or `count`
-    test samples from sample `first` on."""
+    test samples from sample `first` on. In a run with --validate, the test samples are
+    `client.held_back`."""
 
     def __init__(self, client: "Client", raw: c.Lease) -> None:
         self._client, self._raw = client, raw
@@ -172,7 +174,7 @@ class Client:
                  connect_timeout: float = 30, disconnect_timeout: float = 600,
                  batch_timeout: float = 60, replay_bytes: int = 0,
                  metrics: Sequence[str] = ("accuracy",), lane: str = "auto",
-                 tensors: str = "", wire: str = "fp32") -> None:
+                 tensors: str = "", wire: str = "fp32", validates: bool = False) -> None:
         if lane not in c.LANES:
             raise UsageError(f"lane={lane!r}: expected {', '.join(c.LANES)}")
         if wire not in c.WIRES:
@@ -195,13 +197,21 @@ class Client:
             "batch_timeout_ms": check.milliseconds("batch_timeout", batch_timeout),
             "replay_bytes": check.whole("replay_bytes", replay_bytes, 64),
             "lane": c.LANES.index(lane), "metrics": check.text("metrics", metric_names(metrics)),
-            "tensors": check.text("tensors", tensors), "wire": c.WIRES.index(wire)})
+            "tensors": check.text("tensors", tensors), "wire": c.WIRES.index(wire),
+            "validates": int(bool(validates))})
+        # the numbers of the training samples that are held back (--validate), and of the others
+        self.held_back: NDArray[np.int64] = held_back(0, 0)
+        self._kept: Optional[NDArray[np.int64]] = None
         raw = lib.info(self._connection.handle).contents
         self.info = Info._make(
             bool(getattr(raw, f)) if f in ("push_sum", "prefetch") else
             c.MODES[raw.mode] if f == "mode" else
             raw.model.decode() if f == "model" else getattr(raw, f)
             for f in Info._fields)
+        if self.info.validate and self._data is not None and self._data.n_train:
+            n = self._data.n_train
+            self.held_back = held_back(n, self.info.validate)
+            self._kept = np.delete(np.arange(n, dtype=np.int64), self.held_back)
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -264,13 +274,14 @@ class Client:
         samples."""
         if self._data is None:
             raise UsageError("unknown number of samples: call connect(..., data=cnnps.Data(...))")
-        size, n = self.info.batch, self._data.n_train
+        size, n = self.info.batch, self._data.n_train - len(self.held_back)
         batches = -(-n // size)
         epoch, first = check.whole("epoch", epoch), check.whole("first", first)
         if check.whole("count", count, minimum=1) > batches - first:
             raise UsageError(f"batches {first} to {first + count - 1}: an epoch has {batches}")
         if self._order[0] != epoch or self._order[1] is None:
-            self._order = (epoch, order(self.info.seed, epoch, n))
+            samples = order(self.info.seed, epoch, n)
+            self._order = (epoch, samples if self._kept is None else self._kept[samples])
         begin, end = first * size, min((first + count) * size, n)
         return Batch(epoch, first, count, self._order[1][begin:end])  # type: ignore[index]
 
@@ -417,8 +428,9 @@ def connect(server: str = "", **options: Any) -> Client:
     from cnn-ctl keygen; None: $CNN_KEY and $CNN_SERVER_KEY, if they are set; "": no key),
     observer=True (only pulls, status, checkpoint and drain), metrics (the names of --metrics of the
     server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), wire ("fp32" or "bf16",
-    like --wire of cnn-worker), tensors (the result of cnnps.torch.tensor_list), and timeouts in
-    seconds.
+    like --wire of cnn-worker), tensors (the result of cnnps.torch.tensor_list), validates=True (this
+    program supports --validate: it evaluates the training samples client.held_back instead of test
+    samples), and timeouts in seconds.
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):

@@ -37,7 +37,8 @@ class Progress:
             return
         self._asked = time.monotonic()
         status = self._client.status()
-        self._bar.total = status["epochs"] * status["data"]["n_train"]
+        self._bar.total = status["epochs"] * (
+            status["data"]["n_train"] - self._client.info.validate)
         self._bar.n = status["images"]
         self._bar.set_postfix(epoch=status["training_epoch"], loss=status["loss"],
                               workers=status["live_workers"])

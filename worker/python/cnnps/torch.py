@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from . import safetensors
 from ._scratch import Scratch
@@ -452,7 +452,8 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
 
     loss(output, target): the mean loss of a batch. A sample of the dataset is (input, ..., target).
     eval_dataset: the test samples, which the workers evaluate after each epoch; None: the first
-    1000 training samples. metrics: {name: function(output, target)}. A function returns the sum of
+    1000 training samples. With the option validate=N, the test samples are N training samples,
+    which no worker trains on. metrics: {name: function(output, target)}. A function returns the sum of
     the metric over a batch; "accuracy" is the number of correct answers. Up to four other metrics
     are possible. The server reports the means over the test samples. Its option --metrics must list
     these names. dataset_id: any text that names the data. The server refuses a worker whose text
@@ -491,11 +492,15 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
             shared = Shared(model=text, init=file, metrics=metric_names(names), **options)
         try:
             about: Dict[str, Any] = dict(data=data, name=name, key=key, device=str(device),
-                                         metrics=names, tensors=tensor_list(model))
+                                         metrics=names, tensors=tensor_list(model),
+                                         validates=True)
             client = shared.connect(**about) if shared else _connect(address, **about)
             evaluations: List[Evaluation] = []
             if client:
                 with client:
+                    if client.info.validate:
+                        test = _Samples(Subset(dataset, client.held_back.tolist()), device,
+                                        collate_fn, 0)
                     worker = _Trainer(client, model, loss, samples, test, metrics or {})
                     evaluations = worker.evaluations
                     worker.train(progress)

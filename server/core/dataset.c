@@ -6,11 +6,13 @@
  * (1) with --data-id, the server refuses a worker that has a data set with another fingerprint;
  * (2) the first accepted push of batches fixes the data set of its worker as the run's data set,
  *     for all later starts too. The server refuses workers with another data set;
- * (3) until then workers with any data set may join, and the run uses the data set that most live
- *     workers have. If two data sets have the same number of live workers, the run keeps the one
- *     that it uses. A stalled worker has a vote only while every live worker is stalled. Only
- *     workers with the run's data set get work, and only they count for --min-workers. The core
- *     accepts no push before --min-workers workers with the run's data set have joined.
+ * (3) until then workers with any data set may join, and the run uses the data set with the most
+ *     votes. Each live worker has a vote. With keys, each key with a live worker has one vote
+ *     instead: for the data set that most of its live workers have, or for each of several such
+ *     data sets. If two data sets have the same number of votes, the run keeps the one that it
+ *     uses. A stalled worker counts in a vote only while every live worker is stalled. Only workers
+ *     with the run's data set get work, and only they count for --min-workers. The core accepts no
+ *     push before --min-workers workers with the run's data set have joined.
  *
  * Invariants:
  * (1) a HELLO fixes nothing (asserted by sessions_on_hello in sessions.c; a_hello_fixes_nothing);
@@ -178,13 +180,58 @@ static int may_vote(const struct worker *w, int all_are_stalled)
 	return all_are_stalled ? w->session.state == SESSION_LIVE : worker_is_active(w);
 }
 
-static uint32_t votes(const struct core *c, const struct data_id *d, int all_are_stalled)
+/* The workers that may vote, and for each of them: strength, the number of workers of its key (or 1
+ * without a key) with the same data set, and votes: 1 if it casts the vote of its key. */
+struct voters {
+	uint32_t n;
+	const struct worker *worker[WIRE_MAX_WORKERS];
+	uint32_t strength[WIRE_MAX_WORKERS];
+	uint32_t votes[WIRE_MAX_WORKERS];
+};
+
+static int are_of_one_key(const struct voters *v, uint32_t i, uint32_t k)
+{
+	return i == k || workers_same_key(v->worker[i]->session.owner, v->worker[k]->session.owner);
+}
+
+static int have_same_data(const struct voters *v, uint32_t i, uint32_t k)
+{
+	return workers_same_data(&v->worker[i]->session.data, &v->worker[k]->session.data);
+}
+
+/* Returns 1 if no other worker of the key of voter `i` has a data set that more workers of this key
+ * have, and no earlier voter of this key has the same data set. */
+static uint32_t casts_vote(const struct voters *v, uint32_t i)
+{
+	for (uint32_t k = 0; k < v->n; k++)
+		if (are_of_one_key(v, i, k) &&
+			(v->strength[k] > v->strength[i] || (k < i && have_same_data(v, i, k))))
+			return 0;
+	return 1;
+}
+
+static void find_voters(const struct core *c, struct voters *v, int all_are_stalled)
+{
+	v->n = 0;
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		if (may_vote(&c->worker[i], all_are_stalled))
+			v->worker[v->n++] = &c->worker[i];
+	for (uint32_t i = 0; i < v->n; i++) {
+		v->strength[i] = 0;
+		for (uint32_t k = 0; k < v->n; k++)
+			v->strength[i] += are_of_one_key(v, i, k) && have_same_data(v, i, k);
+	}
+	for (uint32_t i = 0; i < v->n; i++)
+		v->votes[i] = casts_vote(v, i);
+}
+
+static uint32_t votes_for(const struct voters *v, const struct data_id *d)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += may_vote(&c->worker[i], all_are_stalled) &&
-		     workers_same_data(&c->worker[i].session.data, d);
+	for (uint32_t i = 0; i < v->n; i++)
+		if (v->votes[i] && workers_same_data(&v->worker[i]->session.data, d))
+			n++;
 	return n;
 }
 
@@ -216,17 +263,22 @@ static int is_contested(const struct core *c, int all_are_stalled)
 void dataset_choose(struct core *c)
 {
 	struct data_id best = c->dataset.id;
+	struct voters v;
+	uint32_t max;
 	int all_are_stalled;
 
 	all_are_stalled = core_live_workers(c) == 0;
 	if (!is_contested(c, all_are_stalled))
 		return;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		const struct worker *w = &c->worker[i];
+	find_voters(c, &v, all_are_stalled);
+	max = votes_for(&v, &best);
+	for (uint32_t i = 0; i < v.n; i++) {
+		uint32_t n = v.votes[i] ? votes_for(&v, &v.worker[i]->session.data) : 0;
 
-		if (may_vote(w, all_are_stalled) && votes(c, &w->session.data, all_are_stalled) >
-							    votes(c, &best, all_are_stalled))
-			best = w->session.data;
+		if (n > max) {
+			best = v.worker[i]->session.data;
+			max = n;
+		}
 	}
 	if (!workers_same_data(&best, &c->dataset.id))
 		adopt(c, &best);

@@ -15,8 +15,8 @@ struct dataset {
 /* Returns 1 if a worker with the data set and the metrics of this HELLO may join. If the worker may
  * not join, refuses `peer` with the reason. */
 int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer);
-/* Chooses the data set that most live workers have. The core calls this function at the end of each
- * event while no data set is fixed. */
+/* Chooses the data set with the most votes (rule 3 of dataset.c). The core calls this function at
+ * the end of each event while no data set is fixed. */
 void dataset_choose(struct core *c);
 /* Checks push `p` of worker `w` if the worker's data set differs from the run's. If no data set is
  * fixed and the push is a replay of an accepted push, makes the data set of `w` the run's and

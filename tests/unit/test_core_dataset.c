@@ -109,6 +109,61 @@ TEST(most_live_workers_decide)
 	fixture_close(&f);
 }
 
+static struct stamp join_with_key(
+	struct core_fixture *f, uint32_t peer, const char *key, const struct data_id *d)
+{
+	struct msg m = fixture_hello("");
+
+	memcpy(m.hello.owner, key, strlen(key));
+	m.hello.data = *d;
+	fixture_message(f, peer, &m);
+	assert_non_null(fixture_sent(f, peer, MSG_WELCOME));
+	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
+}
+
+static uint64_t data_of_run(const struct core_fixture *f)
+{
+	return core_data(f->core)->xxh3;
+}
+
+/* Five workers of one key have another data set than two workers with keys of their own. */
+TEST(a_key_with_many_workers_has_one_vote_on_the_data_set)
+{
+	struct core_fixture f;
+
+	fixture_open(&f, training_of(5));
+	join_with_key(&f, 1, "honest", &fixture_data);
+	join_with_key(&f, 2, "other", &fixture_data);
+	for (uint32_t i = 0; i < 5; i++) {
+		struct stamp s = join_with_key(&f, 10 + i, "greedy", &other_data);
+
+		fixture_lease(&f, 10 + i, s, 1);
+		assert_null(fixture_granted(&f, 10 + i));
+	}
+	assert_int_equal(data_of_run(&f), fixture_data.xxh3);
+	fixture_close(&f);
+}
+
+/* If all machines have the same key, most of them decide. A key votes for the data set that most of
+ * its workers have, so one machine with other files does not take the vote from the rest. */
+TEST(most_workers_of_a_key_decide_its_vote)
+{
+	struct core_fixture f;
+
+	fixture_open(&f, training_of(8));
+	join_with_key(&f, 1, "fleet", &other_data);
+	assert_int_equal(data_of_run(&f), other_data.xxh3);
+	join_with_key(&f, 2, "fleet", &fixture_data);
+	assert_int_equal(data_of_run(&f), other_data.xxh3);
+	join_with_key(&f, 3, "fleet", &fixture_data);
+	assert_int_equal(data_of_run(&f), fixture_data.xxh3);
+	join_with_key(&f, 4, "second", &other_data); /* one vote for each data set */
+	assert_int_equal(data_of_run(&f), fixture_data.xxh3);
+	join_with_key(&f, 5, "third", &other_data);
+	assert_int_equal(data_of_run(&f), other_data.xxh3);
+	fixture_close(&f);
+}
+
 /* A worker that got work but delivers nothing by the deadline has no vote on the data set of the
  * run while another live worker is not stalled, even if it was the first to get work. */
 TEST(a_stalled_worker_has_no_vote)

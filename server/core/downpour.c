@@ -23,6 +23,7 @@
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/norms.h"
+#include "server/core/pace.h"
 #include "server/core/rights.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
@@ -36,6 +37,10 @@
 
 #define DC_DECAY 0.95 /* decay of the mean square in adaptive delay compensation */
 #define DC_EPS   1e-7
+
+/* A buffer with a robust rule waits for a worker until more than half of the workers have pushed
+ * this number of gradients each. So it waits for a worker that is 20 times slower. */
+#define BUFFER_ROUNDS 20u
 
 /* Returns the number of versions made since the weights of push `p`. */
 static uint64_t downpour_staleness(const struct core *c, const struct msg_push *p)
@@ -152,9 +157,41 @@ static void flush_buffer(struct core *c)
 	accumulator_clear(c);
 }
 
+/* Returns 1 if more than half of the live workers have BUFFER_ROUNDS gradients each in the buffer,
+ * so that the buffer does not wait any longer for those that have none. A minority of workers
+ * cannot cause this by many pushes. */
+static int has_waited_enough(const struct core *c)
+{
+	const struct gradient_accumulator *a = &c->accumulator;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < a->parts; i++)
+		n += a->part[i].images >= BUFFER_ROUNDS;
+	return 2 * n > core_live_workers(c);
+}
+
+static int has_part(const struct core *c, uint32_t slot)
+{
+	const struct gradient_accumulator *a = &c->accumulator;
+
+	for (uint32_t i = 0; i < a->parts; i++)
+		if (a->part[i].batch == slot)
+			return 1;
+	return 0;
+}
+
+/* Makes the workers stalled that should have pushed to the buffer, but have not. */
+static void leave_behind(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		if (!has_part(c, i))
+			pace_left_behind(c, &c->worker[i]);
+}
+
 /* Returns 1 if the buffer is full. With a robust rule, a buffer is full if it has gradients of K
- * workers, or of as many workers as are live if fewer than K are live. */
-static int is_full(const struct core *c)
+ * workers, or of as many workers as are live if fewer than K are live, or if it has waited enough
+ * for the others. */
+static int is_full(struct core *c)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
 	uint32_t live = core_live_workers(c), needed = c->cfg.push.buffer_size;
@@ -162,7 +199,12 @@ static int is_full(const struct core *c)
 	if (!a->part)
 		return a->pushes >= needed;
 	/* after a restart, workers that are not back yet are not live */
-	return !c->run.recovering && a->parts >= (live < needed ? live : needed);
+	if (c->run.recovering || a->parts >= (live < needed ? live : needed))
+		return !c->run.recovering;
+	if (!has_waited_enough(c))
+		return 0;
+	leave_behind(c);
+	return 1;
 }
 
 void downpour_settle(struct core *c)

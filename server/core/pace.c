@@ -299,6 +299,24 @@ static int waits_for_checkpoint(const struct core *c, const struct worker *w)
 	       has_delivered(c, w);
 }
 
+static void become_stalled(struct core *c, struct worker *w)
+{
+	c->stats.stalls++;
+	w->pace.stalled = 1;
+	effects_add_worker(c, w, WORKER_STALLED);
+}
+
+void pace_left_behind(struct core *c, struct worker *w)
+{
+	int testing = w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL;
+	int owes = w->pace.since_ms > 0 || c->cfg.training.epochs == 0;
+
+	if (!worker_is_active(w) || !owes || testing)
+		return;
+	become_stalled(c, w);
+	batch_ledger_release(c, w);
+}
+
 int pace_check(struct core *c, struct worker *w)
 {
 	struct pace *p = &w->pace;
@@ -321,10 +339,8 @@ int pace_check(struct core *c, struct worker *w)
 		gives_back = 1;
 	}
 	if (!p->stalled && p->owed_ms + owes_ms > stall_ms(c, w)) {
-		c->stats.stalls++;
-		p->stalled = 1;
+		become_stalled(c, w);
 		gives_back = 1;
-		effects_add_worker(c, w, WORKER_STALLED);
 	}
 	return gives_back;
 }

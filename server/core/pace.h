@@ -21,7 +21,8 @@
  *
  * Stalled: a worker is stalled if it has delivered nothing for its deadline, or for PACE_STALL_MS
  * if that is longer. A worker with fewer than PACE_OWN durations is stalled after three times its
- * deadline instead. A worker that holds no work and asks for none becomes stalled after the same
+ * deadline instead. A worker for which a buffer has waited in vain is stalled, too
+ * (pace_left_behind). A worker that holds no work and asks for none becomes stalled after the same
  * times. No worker waits for a stalled worker (worker_is_active). The grant of a stalled worker is
  * a shadow: the batches stay free, and the other workers get them too. A stalled worker is active
  * again when one of its pushes is accepted, when it delivers work of its newest grant that others
@@ -135,6 +136,9 @@ void pace_hold(struct core *c, uint64_t ms);
 /* Called at each tick: marks the worker as stalled if it has delivered nothing for too long.
  * Returns 1 if the caller must release the worker's grant. */
 int pace_check(struct core *c, struct worker *w);
+/* Called when the others wait no longer for a worker that has not delivered: marks the worker as
+ * stalled if it is active and owes training or a LEASE, or if the run has no leases. */
+void pace_left_behind(struct core *c, struct worker *w);
 /* Called when the worker has joined, or has returned after silence: starts the worker's clock
  * again. For a worker that was away, session.state must still be SESSION_AWAY. The worker owes
  * nothing if it waits for a grant, or if the run has no leases, and nothing for PACE_LOST_MS if it

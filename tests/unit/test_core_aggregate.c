@@ -210,6 +210,38 @@ TEST(a_buffer_does_not_wait_for_workers_that_are_not_there)
 	fixture_close(&f);
 }
 
+/* Worker c pushes nothing. The buffer waits for it while it may be 20 times slower than the others.
+ * After that, the buffer waits for c only when c has pushed again. */
+TEST(a_buffer_does_not_wait_for_ever_for_a_worker_that_pushes_nothing)
+{
+	struct core_config cfg = with_rule(AGGREGATE_MEDIAN);
+	struct core_fixture f;
+
+	cfg.push.buffer_size = 3;
+	fixture_open(&f, cfg);
+	struct stamp a = fixture_join(&f, 9, "a"), b = fixture_join(&f, 8, "b"),
+		     c = fixture_join(&f, 7, "c");
+	for (uint64_t seq = 1; seq <= 100; seq++) /* one worker of three is no majority */
+		push_value(&f, 9, a, seq, 1);
+	for (uint64_t seq = 1; seq <= 19; seq++)
+		push_value(&f, 8, b, seq, 1);
+	assert_int_equal(core_stats(f.core)->updates, 0);
+	assert_false(fixture_worker(&f, 3).stalled);
+	push_value(&f, 8, b, 20, 1);
+	assert_int_equal(core_stats(f.core)->updates, 1);
+	assert_true(fixture_worker(&f, 3).stalled);
+	push_value(&f, 9, a, 101, 1);
+	push_value(&f, 8, b, 21, 1);
+	assert_int_equal(core_stats(f.core)->updates, 2);
+	push_value(&f, 7, c, 1, 1);
+	assert_false(fixture_worker(&f, 3).stalled);
+	push_value(&f, 9, a, 102, 1);
+	assert_int_equal(core_stats(f.core)->updates, 2);
+	push_value(&f, 8, b, 22, 1);
+	assert_int_equal(core_stats(f.core)->updates, 3);
+	fixture_close(&f);
+}
+
 /* One of the three members of a step sends a large gradient with the wrong sign. */
 TEST(a_step_of_sync_takes_the_median)
 {

@@ -45,6 +45,21 @@ def test_options_of_a_connection(options, kind, text):
         cnnps.connect(NOWHERE, **{"connect_timeout": 5, **options})
 
 
+def test_key_files_that_cannot_be_used(tmp_path):
+    """The status is the one that cnnps.h and errors.py document."""
+    junk, open_to_all = tmp_path / "junk", tmp_path / "open"
+    for file, mode in (junk, 0o600), (open_to_all, 0o644):
+        file.write_text("junk")
+        file.chmod(mode)
+    for file in junk, open_to_all, tmp_path, tmp_path / "absent":
+        with pytest.raises(cnnps.UsageError, match=str(file)) as refused:
+            cnnps.connect(NOWHERE, key=str(file))
+        assert refused.value.status == -1
+    documented = ["key file is missing" in (kind.__doc__ or "") for kind in (
+        cnnps.UsageError, cnnps.InputOutputError)]
+    assert documented == [True, False]
+
+
 @pytest.mark.parametrize("server, kind", [
     (5, TypeError), ("a\0b", cnnps.UsageError), ("tcp://" + "x" * 300, cnnps.UsageError)], ids=repr)
 def test_address_of_a_server(server, kind):

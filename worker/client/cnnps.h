@@ -60,9 +60,10 @@ const char *cnnps_version(void);
 /* The statuses of all calls. The numbers are those of the protocol and never change. */
 enum cnnps_code {
 	CNNPS_OK = 0,
-	CNNPS_EUSAGE = -1, /* an argument or option is wrong */
+	/* an argument or option is wrong, or a key file is missing, unreadable or malformed */
+	CNNPS_EUSAGE = -1,
 	CNNPS_ENOMEM = -2, /* out of memory */
-	CNNPS_EIO = -3,    /* a key file cannot be read, or the server has a disk error */
+	CNNPS_EIO = -3,    /* the server has a disk error */
 	/* no contact with the server for connect_timeout_ms or disconnect_timeout_ms */
 	CNNPS_EUNREACHABLE = -4,
 	CNNPS_EWRONGRUN = -5,   /* the server at this address is in another run now */

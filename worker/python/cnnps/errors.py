@@ -12,7 +12,7 @@ class Error(Exception):
 
 
 class UsageError(Error, ValueError):
-    """An argument or option is wrong."""
+    """An argument or option is wrong, or a key file is missing, unreadable or malformed."""
 
     status = -1
 
@@ -24,7 +24,7 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 class InputOutputError(Error, OSError):
-    """A key file cannot be read, or the server has a disk error."""
+    """The server has a disk error."""
 
     status = -3
 

@@ -160,6 +160,22 @@ def test_a_run_that_holds_back_samples(server):
         assert client.info.validate == len(client.held_back) == 0
 
 
+def test_a_metric_that_is_not_finite_is_refused(server):
+    """The server would report that training has diverged. That is right only for such a loss."""
+    run = server(**vector(epochs=1, batch_size=22, metrics="f1"))
+    with run.connect(data=DATA, metrics=("f1",)) as client:
+        for lease in client.leases():
+            if not lease.is_eval:
+                client.push(np.zeros(10, np.float32), lease.whole())
+                continue
+            client.pull_eval()
+            for bad in float("nan"), float("inf"):
+                with pytest.raises(cnnps.UsageError, match=f"metric_sums: {bad}: .* finite"):
+                    client.result(lease, 0, 1.0, [bad])
+            client.result(lease, 0, 1.0, [2.0])
+    assert run.wait(20)["metrics"] == {"f1": pytest.approx(2 / 7)}
+
+
 def test_own_server_ignores_the_keys_of_the_environment(server, monkeypatch, tmp_path):
     """The environment may name the server and the keys of another run. A server with keys of its
     own takes the keys that connect() takes."""

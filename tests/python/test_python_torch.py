@@ -374,6 +374,19 @@ def test_server_reports_named_metrics(metrics):
         pytest.approx(own["accuracy"]) if "accuracy" in metrics else None)
 
 
+def test_a_metric_without_a_value_does_not_end_the_run(caplog):
+    """The F1 of a class without samples is NaN."""
+    report = cnnps.torch.train(
+        torch.nn.Linear(20, 2), CE, samples(600), eval_dataset=samples(300, 1), epochs=2,
+        batch_size=20, metrics={"f1": lambda output, target: torch.tensor(float("nan")),
+                                "accuracy": lambda output, target: float("inf")})
+    assert report.result["status"] == "done" and report.result["metrics"] == {"f1": 0}
+    assert report.evaluations[-1].metrics == {"f1": 0, "accuracy": 0}
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [s for s in lines if "metric f1 is nan" in s and "counts as 0" in s], lines
+    assert sum("metric" in s for s in lines) == 2, lines
+
+
 def test_other_metrics_are_refused(server):
     with server(model="vector:42", epochs=1, batch_size=50, metrics="bits") as run:
         with pytest.raises(cnnps.WrongDataError, match='metrics "none", but the run has "bits"'):

@@ -7,6 +7,7 @@ connection cannot be used: connect again to continue.
 import contextlib
 import ctypes
 import json
+import math
 import os
 from dataclasses import dataclass
 from types import TracebackType
@@ -365,6 +366,10 @@ class Client:
         if len(sums) != self.n_sums:
             raise UsageError(f"metric_sums: {len(sums)} values, but the option `metrics` of "
                              f"connect() has {self.n_sums} names besides accuracy")
+        if math.isfinite(raw.loss_sum):  # else training has diverged, as the server will report
+            for value in sums:
+                if not math.isfinite(value):
+                    raise UsageError(f"metric_sums: {value}: expected finite numbers")
         raw.metric_sum[:len(sums)] = sums
         self._call("result", ctypes.byref(lease._raw), ctypes.byref(raw))
 
@@ -427,8 +432,8 @@ def connect(server: str = "", **options: Any) -> Client:
     epochs), name (a worker with the same name gets the same slot again), key and server_key (files
     from cnn-ctl keygen; None: $CNN_KEY and $CNN_SERVER_KEY, if they are set; "": no key),
     observer=True (only pulls, status, checkpoint and drain), metrics (the names of --metrics of the
-    server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), wire ("fp32" or "bf16",
-    like --wire of cnn-worker), tensors (the result of cnnps.torch.tensor_list), validates=True (this
+    server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), wire ("fp32" or "bf16", like
+    --wire of cnn-worker), tensors (the result of cnnps.torch.tensor_list), validates=True (this
     program supports --validate: it evaluates the training samples client.held_back instead of test
     samples), and timeouts in seconds.
     """

@@ -43,6 +43,7 @@ from .launched import ADDRESS, DIRECTORY, RESULT, WANTED, for_training, read, wr
 from .programs import tied
 from .server import Server
 
+Overrides = Dict[str, Union[str, bool]]
 _GRACE = 10  # seconds that a worker may take to end after SIGTERM
 
 
@@ -57,7 +58,7 @@ def say(line: str) -> None:
 
 
 class Launcher:
-    def __init__(self, options: argparse.Namespace, overrides: Dict[str, Union[str, bool]], run: Path) -> None:
+    def __init__(self, options: argparse.Namespace, overrides: Overrides, run: Path) -> None:
         self.options, self.overrides, self.run_dir = options, overrides, run
         self.server: Optional[Server] = None
         self.workers: "Dict[int, subprocess.Popen[bytes]]" = {}
@@ -192,7 +193,7 @@ def override(word: str) -> "tuple[str, Union[str, bool]]":
     return name.replace("-", "_"), switch
 
 
-def parse(argv: List[str]) -> "tuple[argparse.Namespace, Dict[str, Union[str, bool]]]":
+def parse(argv: List[str]) -> "tuple[argparse.Namespace, Overrides]":
     parser = argparse.ArgumentParser(
         prog="python -m cnnps.run", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS)
@@ -204,7 +205,7 @@ def parse(argv: List[str]) -> "tuple[argparse.Namespace, Dict[str, Union[str, bo
     parser.add_argument("script", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     own = ("--workers", "--server", "--dir", "--max-restarts", "--help")
-    overrides: Dict[str, Union[str, bool]] = {}
+    overrides: Overrides = {}
     rest: List[str] = []
     last = ""  # the last option without a value
     for i, word in enumerate(argv):

@@ -10,10 +10,12 @@ All other buffers, such as counters, stay in each worker.
 """
 import hashlib
 import logging
+import math
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple,
+                    Union)
 
 import numpy as np
 import torch
@@ -386,6 +388,7 @@ class _Trainer(Worker):
         self._parameters = Parameters(_trained(model).values(), _statistics(model).values())
         _check_sizes(client, self._parameters)
         self.evaluations: List[Evaluation] = []
+        self._warned: Set[str] = set()  # the metrics about which there was a warning
         super().__init__(client, self._gradient, self._evaluate, self._parameters.numpy())
 
     def run(self, lease: Lease) -> None:
@@ -422,10 +425,21 @@ class _Trainer(Worker):
             output = self._model(*inputs)
             losses += float(self._loss(output, target)) * len(chosen)
             for name, metric in self._metrics.items():
-                sums[name] += float(metric(output, target))
+                sums[name] += self._finite(name, float(metric(output, target)))
         self._note(count, losses, sums)
         others = [value for name, value in sums.items() if name != "accuracy"]
         return int(sums.get("accuracy", 0)), losses, others
+
+    def _finite(self, name: str, value: float) -> float:
+        """Returns the value of a metric, or 0 with a warning if it is not finite: the server would
+        take it for a sign that training has diverged."""
+        if math.isfinite(value):
+            return value
+        if name not in self._warned:
+            _log.warning("metric %s is %s for a batch of test samples; such a batch counts as 0",
+                         name, value)
+            self._warned.add(name)
+        return 0.0
 
     def _note(self, count: int, losses: float, sums: Dict[str, float]) -> None:
         evaluation = self._evaluated[0]
@@ -447,22 +461,23 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
           key: Optional[str] = None, num_workers: int = 0, collate_fn: Any = None,
           progress: bool = False, **options: Any) -> Report:
     """Trains a model to the end of the run. The model then has the final weights, unless the server
-    is an address; a server without checkpoints raises UsageError. If the run has ended before, the call returns without training. The rules stop_at
-    and patience_epochs end the run, too. A drain for any other reason raises ShutdownError.
+    is an address; a server without checkpoints raises UsageError. If the run has ended before, the
+    call returns without training. The rules stop_at and patience_epochs end the run, too. A drain
+    for any other reason raises ShutdownError.
 
     loss(output, target): the mean loss of a batch. A sample of the dataset is (input, ..., target).
     eval_dataset: the test samples, which the workers evaluate after each epoch; None: the first
     1000 training samples. With the option validate=N, the test samples are N training samples,
-    which no worker trains on. metrics: {name: function(output, target)}. A function returns the sum of
-    the metric over a batch; "accuracy" is the number of correct answers. Up to four other metrics
-    are possible. The server reports the means over the test samples. Its option --metrics must list
-    these names. dataset_id: any text that names the data. The server refuses a worker whose text
-    differs. server: an address, or a cnnps.Server with `--model TEXT --init FILE` (save_init writes
-    the file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there is neither, start
-    a server with `options`, such as epochs=3 (the default; at least 1), batch_size=64,
-    optimizer="adam", lr=0.001, mode="ssp". The server at $CNN_SERVER has its own options: `options` then have no effect. With
-    the argument `server` they raise TypeError. num_workers: number of processes that load batches
-    in advance, as in DataLoader.
+    which no worker trains on. metrics: {name: function(output, target)}. A function returns the sum
+    of the metric over a batch; "accuracy" is the number of correct answers. Up to four other
+    metrics are possible. The server reports the means over the test samples. Its option --metrics
+    must list these names. dataset_id: any text that names the data. The server refuses a worker
+    whose text differs. server: an address, or a cnnps.Server with `--model TEXT --init FILE`
+    (save_init writes the file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there
+    is neither, start a server with `options`, such as epochs=3 (the default; at least 1),
+    batch_size=64, optimizer="adam", lr=0.001, mode="ssp". The server at $CNN_SERVER has its own
+    options: `options` then have no effect. With the argument `server` they raise TypeError.
+    num_workers: number of processes that load batches in advance, as in DataLoader.
     """
     if server is not None and options:
         raise TypeError("train(server=...) takes no options of cnn-ps, because the server has its "

@@ -81,8 +81,10 @@ static void own_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 static void step_place(const struct net *n, struct net_step *s, struct cuda_arena *a)
 {
 	struct net_table *list[STEP_TABLES];
+	/* the classifier head reads the weights for dgrad in fprop, too */
+	const int is_hidden = n->has_classifier && s == &n->step[n->n_steps - 2];
 
-	if (s->needs_dx && !n->forward_only)
+	if (s->needs_dx && (!n->forward_only || is_hidden))
 		s->own.dgrad = arena_take(a, net_rows(s) * (size_t)s->w.f_pad, sizeof(float));
 	step_all(s, list);
 	for (int t = 0; t < STEP_TABLES; t++)

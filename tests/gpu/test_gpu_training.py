@@ -54,6 +54,18 @@ def test_low_precisions_learn_too(gpu, programs, on_the_cpu, precision):
     assert result["accuracy"] >= on_the_cpu - 0.005, result
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_fused_networks_are_evaluated(gpu, programs, precision):
+    """A worker evaluates with a device of its own, which has no memory for gradients."""
+    if gpu == "cpu":
+        pytest.skip("CNN_TEST_DEVICE is not cuda")
+    server = programs.server("--model", "cnn99", "--epochs", 1, "--batch-size", 1000)
+    w = worker(programs, server, gpu, "--precision", precision)
+    result = server.result()
+    assert w.wait(10) == 0, w.tail()
+    assert result["images"] == 60000 and result["accuracy"] > 0.5, result
+
+
 def test_bf16_workers_share_a_gpu(gpu, programs, on_the_cpu):
     """The persistent kernel of bf16 needs the whole GPU. Two workers use this kernel in turns, or
     fall back to other kernels."""

@@ -23,7 +23,8 @@ size_t gpu_n_precisions(void)
 }
 
 /* Open a new backend on the device for batches of up to max_batch images. */
-static int gpu_try(struct subject *s, const struct precision *p, size_t max_batch, struct err *e)
+static int gpu_try(struct subject *s, const struct precision *p, size_t max_batch, int forward_only,
+	struct err *e)
 {
 	const char *kernels = getenv("CNN_TEST_KERNELS");
 	struct backend_options o = {.device = gpu_device(),
@@ -31,7 +32,8 @@ static int gpu_try(struct subject *s, const struct precision *p, size_t max_batc
 								      : KX_KERNELS_AUTO,
 		.threads = 2,
 		.precision = (int)p->value,
-		.max_batch = max_batch};
+		.max_batch = max_batch,
+		.forward_only = forward_only};
 
 	backend_free(&s->backend);
 	int rc = backend_new(&s->backend, &s->model, &o, e);
@@ -42,7 +44,15 @@ void gpu_open(struct subject *s, const struct precision *p)
 {
 	struct err e = {0};
 
-	if (gpu_try(s, p, s->batch, &e))
+	if (gpu_try(s, p, s->batch, 0, &e))
+		fail_msg("%s on %s in %s: %s", s->model.text, gpu_device(), p->name, e.text);
+}
+
+void gpu_open_forward(struct subject *s, const struct precision *p)
+{
+	struct err e = {0};
+
+	if (gpu_try(s, p, s->batch, 1, &e))
 		fail_msg("%s on %s in %s: %s", s->model.text, gpu_device(), p->name, e.text);
 }
 
@@ -53,7 +63,7 @@ void gpu_begin(void)
 	struct err e = {0};
 
 	subject_random(&s, &tiny, 1);
-	int rc = gpu_try(&s, &gpu_precisions[0], 1, &e);
+	int rc = gpu_try(&s, &gpu_precisions[0], 1, 0, &e);
 	subject_release(&s);
 	if (rc && getenv("KX_REQUIRE_GPU"))
 		fail_msg("KX_REQUIRE_GPU is set, but: %s", e.text);

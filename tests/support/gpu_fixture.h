@@ -31,6 +31,8 @@ size_t gpu_n_precisions(void);
 void gpu_begin(void);
 const char *gpu_device(void);
 void gpu_open(struct subject *s, const struct precision *p);
+/* As gpu_open, but for a backend that only evaluates, as the one with which a worker evaluates. */
+void gpu_open_forward(struct subject *s, const struct precision *p);
 /* Compute the gradient on cpu-ref. The caller frees it. Writes the loss to *loss. */
 float *gpu_reference(struct subject *s, double *loss);
 /* Run the step that computed s->grad again. Gradient and loss must have the same bytes as

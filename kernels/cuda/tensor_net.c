@@ -298,7 +298,7 @@ static int tensor_slices(const struct tensor_net *n, const struct tensor_step *s
 {
 	if (tiles_wgrad(s))
 		return 1;
-	return kx_product_slices((int)rows_of(s), s->own.w.f_pad,
+	return kx_product_slices(s->fprop, (int)rows_of(s), s->own.w.f_pad,
 		(long long)images * (long long)pixels_of(&s->full), n->type);
 }
 

@@ -156,7 +156,7 @@ static void prepare_operation(struct operation *o, const char *layer)
 	o->y = values(o, out_pixels(o) * (size_t)o->filters);
 	o->weights = values(o, (size_t)(depth(o) + 8) * (size_t)o->filters);
 	const int slices = kx_product_slices(
-		depth(o) + !o->first, o->filters, (long long)out_pixels(o), o->type);
+		o->fprop, depth(o) + !o->first, o->filters, (long long)out_pixels(o), o->type);
 	CHECK(cudaMalloc(&o->workspace, (size_t)slices * KX_WGRAD_ROWS(depth(o)) *
 						(size_t)o->filters * sizeof(float)),
 		"cudaMalloc");
@@ -259,8 +259,8 @@ static int run_wgrad(struct operation *o, cudaStream_t stream)
 					.m = m,
 					.n = o->filters,
 					.ones = !o->first,
-					.slices = kx_product_slices(
-						m, o->filters, (long long)out_pixels(o), o->type),
+					.slices = kx_product_slices(o->fprop, m, o->filters,
+						(long long)out_pixels(o), o->type),
 					.stride_rows = KX_WGRAD_ROWS(depth(o)),
 					.scale = 1},
 		o->type, stream);

@@ -356,6 +356,26 @@ static void large_tiles_agree_with_cpu_ref(void **state)
 		each_tensor_agrees(&large[m], 7);
 }
 
+/* Filters of 3 x 3 whose wgrad in tf32 is that of product_taps.cu, if the batch is large enough for
+ * blocks that fill the GPU. Chunks of rows do not divide the images, and the chunks of a block are
+ * not equal in number. */
+static void all_taps_in_a_block_agree_with_cpu_ref(void **state)
+{
+	static const struct odd_model models[] = {
+		{{1, 52, 47}, "conv:64:2 conv:64:3:pad=1 avgpool:global fc:3"},
+		{{3, 22, 9}, "conv:96:3 conv:256:3 fc:3"},
+		{{2, 58, 40}, "conv:32:1 conv:64:3:pad=2 fc:3"},
+	};
+	static const size_t images[] = {43, 101, 37};
+
+	(void)state;
+	for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
+		odd_models_agree_with_ref(&models[m], 1, 5, 0);
+		odd_models_agree_with_ref(&models[m], 1, images[m], 0);
+		each_tensor_agrees(&models[m], images[m]);
+	}
+}
+
 /* The NaN that a GPU computes has all mantissa bits set, so a rounding that adds to these bits
  * turns it into zero. */
 static void a_nan_weight_makes_the_loss_nan(void **state)
@@ -415,6 +435,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
 		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),
 		cmocka_unit_test(large_tiles_agree_with_cpu_ref),
+		cmocka_unit_test(all_taps_in_a_block_agree_with_cpu_ref),
 		cmocka_unit_test(a_nan_weight_makes_the_loss_nan),
 		cmocka_unit_test(gradients_are_slopes_of_the_loss),
 	};

@@ -4,10 +4,14 @@
  * precision. Other tests check the results. This program runs under compute-sanitizer
  * (test_sanitizer.py), where a launch takes milliseconds and a large launch seconds.
  *
- *   test_walk [NUMBER]     the number of the only model to run, from 0; past the last: exit
- *                        status 3
+ *   test_walk [NUMBER]     the number of the only model to run, from 0; the number after the last
+ *                        model: kernels that need large batches of a model, called directly; past
+ *                        this number: exit status 3
  */
 #include "tests/support/gpu_fixture.h"
+#ifdef KX_CUDA
+#include "kernels/cuda/tensor/tensor.h"
+#endif
 
 static const struct odd_model nets[] = {
 	/* a small batch needs one launch in fp32; in a low precision, one launch makes all steps */
@@ -55,15 +59,95 @@ static void walk_model(const struct odd_model *o, const struct precision *p)
 	subject_release(&s);
 }
 
-static size_t first, end = sizeof(nets) / sizeof(nets[0]);
+#define N_NETS (sizeof(nets) / sizeof(nets[0]))
+static size_t first, end = N_NETS + 1;
+
+#ifdef KX_CUDA
+/* Returns device memory with n times the value `x`. */
+static float *filled(size_t n, float x)
+{
+	float *host = mem_must(n, sizeof(float), "test"), *device = NULL;
+
+	for (size_t i = 0; i < n; i++)
+		host[i] = x;
+	assert_int_equal(cudaMalloc((void **)&device, n * sizeof(float)), cudaSuccess);
+	assert_int_equal(
+		cudaMemcpy(device, host, n * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+	free(host);
+	return device;
+}
+
+/* product_taps.cu: three images of 9 x 14 with two slices. Each product of the sums is 1, so a sum
+ * is the number of pixels under its tap. */
+static void walk_taps(int channels)
+{
+	const int h = 9, w = 14, n = 64, images = 3, m = 9 * channels + 1, slices = 2;
+	const size_t pixels = (size_t)(images * h * w), rows = KX_WGRAD_ROWS(m - 1);
+	float *x = filled(pixels * (size_t)channels, 0.5f), *dy = filled(pixels * (size_t)n, 2);
+	float *sums = filled((size_t)slices * rows * (size_t)n, NAN);
+	float *host = mem_must((size_t)slices * rows * (size_t)n, sizeof(float), "test");
+	struct kx_product_wgrad g = {.a = x,
+		.b = dy,
+		.workspace = sums,
+		.window = {.h = h,
+			.w = w,
+			.c = channels,
+			.rows = h,
+			.columns = w,
+			.stride = 1,
+			.up = 1,
+			.top = 1,
+			.left = 1,
+			.size = 3},
+		.pixels = (long long)pixels,
+		.m = m,
+		.n = n,
+		.ones = 1,
+		.slices = slices,
+		.stride_rows = rows,
+		.scale = 1};
+
+	assert_int_equal(kx_taps_wgrad(g, NULL), PS_OK);
+	assert_int_equal(cudaMemcpy(host, sums, (size_t)slices * rows * (size_t)n * sizeof(float),
+				 cudaMemcpyDeviceToHost),
+		cudaSuccess);
+	for (int k = 0; k < m; k++)
+		for (int j = 0; j < n; j++) {
+			const int tap = k / channels, down = tap / 3 != 1, across = tap % 3 != 1;
+			const float *one = host + k * n + j, *other = one + rows * (size_t)n;
+			const float sum = *one + *other;
+			const int right = k == m - 1 ? 2 * h * w : (h - down) * (w - across);
+
+			if (sum != (float)(images * right))
+				fail_msg("%d channels, row %d, column %d: %g instead of %d",
+					channels, k, j, (double)sum, images * right);
+		}
+	free(host);
+	cudaFree(x);
+	cudaFree(dy);
+	cudaFree(sums);
+}
+#endif
+
+static void walk_large_kernels(void)
+{
+#ifdef KX_CUDA
+	if (strncmp(gpu_device(), "cuda", 4) == 0) {
+		walk_taps(32);
+		walk_taps(128);
+	}
+#endif
+}
 
 static void every_net_walks_in_every_precision(void **state)
 {
 	(void)state;
 	gpu_begin();
-	for (size_t m = first; m < end; m++)
+	for (size_t m = first; m < end && m < N_NETS; m++)
 		for (size_t p = 0; p < gpu_n_precisions(); p++)
 			walk_model(&nets[m], &gpu_precisions[p]);
+	if (end > N_NETS)
+		walk_large_kernels();
 }
 
 int main(int argc, char **argv)

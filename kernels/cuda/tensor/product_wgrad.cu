@@ -29,12 +29,9 @@ template <class T, class S> struct wgrad_mma {
 		for (int step = 0; step < steps; step++) {
 			const int k = (share * steps + step) * type_of<T>::STEP;
 			uint32_t x[S::MI][4], y[S::NJ / 2][4];
-#pragma unroll
-			for (int m = 0; m < S::MI; m++)
-				load_a_across<T>(x[m], a, Z::A_PITCH, k, warp_m() + 16 * m, lane);
-#pragma unroll
-			for (int n = 0; n < S::NJ / 2; n++)
-				load_b_across<T>(y[n], b, Z::B_PITCH, k, warp_n() + 16 * n, lane);
+
+			wgrad_operands<T>::load_a(x, a, Z::A_PITCH, k, warp_m(), lane);
+			wgrad_operands<T>::load_b(y, b, Z::B_PITCH, k, warp_n(), lane);
 #pragma unroll
 			for (int m = 0; m < S::MI; m++)
 #pragma unroll
@@ -61,19 +58,7 @@ template <class T, class S> struct wgrad_mma {
 
 	__device__ void store(const struct kx_product_wgrad &g, float *to, int m0, int n0) const
 	{
-		const int lane = threadIdx.x % 32;
-#pragma unroll
-		for (int i = 0; i < 2 * S::MI; i++)
-#pragma unroll
-			for (int j = 0; j < S::NJ; j++) {
-				const int m = m0 + warp_m() + lane / 4 + 8 * i;
-				const int n = n0 + warp_n() + lane % 4 * 2 + 8 * j;
-
-				if (m < g.m && n < g.n)
-					store_pair(to + (size_t)m * g.n + n,
-						c[i / 2][j][i % 2 * 2] * g.scale,
-						c[i / 2][j][i % 2 * 2 + 1] * g.scale);
-			}
+		wgrad_operands<T>::store(c, g, to, m0 + warp_m(), n0 + warp_n(), threadIdx.x % 32);
 	}
 };
 
@@ -86,7 +71,7 @@ struct mma_tile_shape
 
 	template <class T> using sums = wgrad_mma<T, mma_tile_shape>;
 };
-template <class T> using w128x128 = mma_tile_shape<T, 128, 128, 2, 4, 1>;
+template <class T> using w128x128 = mma_tile_shape<T, 128, 128, 2, sizeof(T) == 4 ? 2 : 4, 1>;
 template <class T> using w128x64 = mma_tile_shape<T, 128, 64, 2, 2, 1>;
 template <class T> using w64x64 = mma_tile_shape<T, 64, 64, 2, 2, 1>;
 template <class T> using w128x32 = mma_tile_shape<T, 128, 32, 4, 1, 1>;
@@ -232,8 +217,12 @@ template <class T> int launch_tile(const struct kx_product_wgrad &g, int tile, c
 
 } // namespace
 
-int kx_product_slices(int m, int n, long long pixels, enum kx_type type)
+int kx_product_slices(struct kx_windows window, int m, int n, long long pixels, enum kx_type type)
 {
+	const int taps = type == KX_TYPE_TF32 ? kx_taps_slices(window, m, n, pixels) : 0;
+
+	if (taps)
+		return taps;
 	if (type == KX_TYPE_FP32)
 		return kx_product_slices_fp32(m, n, pixels);
 	const size_t enough = 264, blocks = tile_blocks(choose_tile(m, n, pixels, type), m, n);
@@ -247,6 +236,8 @@ int kx_product_wgrad(struct kx_product_wgrad g, enum kx_type type, cudaStream_t 
 {
 	if (type == KX_TYPE_FP32)
 		return kx_product_wgrad_fp32(g, stream);
+	if (type == KX_TYPE_TF32 && kx_taps_slices(g.window, g.m, g.n, g.pixels))
+		return kx_taps_wgrad(g, stream);
 	const int tile = choose_tile(g.m, g.n, g.pixels, type);
 
 	if (type == KX_TYPE_BF16 && (tile == W128X128 || tile == W128X64) && wgmma_runs_here())

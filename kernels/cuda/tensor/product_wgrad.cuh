@@ -122,6 +122,118 @@ __host__ __device__ inline unsigned column_tiles(const struct kx_product_wgrad &
 	return (g.n + S::BN - 1) / S::BN;
 }
 
+/* Which rows and columns of a warp's tile are those of an mma is free. In bf16 neighbours stay
+ * neighbours, as the transposing ldmatrix requires. In tf32 a thread loads four neighbouring values
+ * of a pixel at a time: they belong to two tiles of A, or to four tiles of B. */
+template <class T> struct wgrad_operands {
+	template <int MI>
+	__device__ static void load_a(
+		uint32_t (&x)[MI][4], const unsigned char *s, int pitch, int k, int row, int lane)
+	{
+#pragma unroll
+		for (int m = 0; m < MI; m++)
+			load_a_across<T>(x[m], s, pitch, k, row + 16 * m, lane);
+	}
+
+	template <int N>
+	__device__ static void load_b(
+		uint32_t (&y)[N][4], const unsigned char *s, int pitch, int k, int column, int lane)
+	{
+#pragma unroll
+		for (int n = 0; n < N; n++)
+			load_b_across<T>(y[n], s, pitch, k, column + 16 * n, lane);
+	}
+
+	/* Stores the sums of rows m0 + 16 * i / 2, ... of a warp's tile. */
+	template <int MI, int NJ>
+	__device__ static void store(const float (&c)[MI][NJ][4], const struct kx_product_wgrad &g,
+		float *to, int m0, int n0, int lane)
+	{
+#pragma unroll
+		for (int i = 0; i < 2 * MI; i++)
+#pragma unroll
+			for (int j = 0; j < NJ; j++) {
+				const int m = m0 + lane / 4 + 8 * i;
+				const int n = n0 + lane % 4 * 2 + 8 * j;
+
+				if (m < g.m && n < g.n)
+					store_pair(to + (size_t)m * g.n + n,
+						c[i / 2][j][i % 2 * 2] * g.scale,
+						c[i / 2][j][i % 2 * 2 + 1] * g.scale);
+			}
+	}
+};
+
+template <> struct wgrad_operands<float> {
+	struct four {
+		uint32_t v[4];
+	};
+
+	__device__ static struct four load_four(const unsigned char *at)
+	{
+		const float4 v = *reinterpret_cast<const float4 *>(at);
+
+		return {{to_tf32(v.x), to_tf32(v.y), to_tf32(v.z), to_tf32(v.w)}};
+	}
+
+	template <int MI>
+	__device__ static void load_a(
+		uint32_t (&x)[MI][4], const unsigned char *s, int pitch, int k, int row, int lane)
+	{
+		s += (k + lane % 4) * pitch + (row + lane / 4 * 4) * 4;
+#pragma unroll
+		for (int m = 0; m < MI; m += 2)
+#pragma unroll
+			for (int half = 0; half < 2; half++) {
+				const struct four f = load_four(s + half * 4 * pitch + m * 64);
+
+				x[m][2 * half] = f.v[0];
+				x[m][2 * half + 1] = f.v[1];
+				x[m + 1][2 * half] = f.v[2];
+				x[m + 1][2 * half + 1] = f.v[3];
+			}
+	}
+
+	template <int N>
+	__device__ static void load_b(
+		uint32_t (&y)[N][4], const unsigned char *s, int pitch, int k, int column, int lane)
+	{
+		s += (k + lane % 4) * pitch + (column + lane / 4 * 4) * 4;
+#pragma unroll
+		for (int n = 0; n < N; n += 2)
+#pragma unroll
+			for (int half = 0; half < 2; half++) {
+				const struct four f = load_four(s + half * 4 * pitch + n * 64);
+
+				y[n][half] = f.v[0];
+				y[n][2 + half] = f.v[1];
+				y[n + 1][half] = f.v[2];
+				y[n + 1][2 + half] = f.v[3];
+			}
+	}
+
+	template <int MI, int NJ>
+	__device__ static void store(const float (&c)[MI][NJ][4], const struct kx_product_wgrad &g,
+		float *to, int m0, int n0, int lane)
+	{
+#pragma unroll
+		for (int i = 0; i < 2 * MI; i++)
+#pragma unroll
+			for (int j = 0; j < NJ / 2; j++) {
+				const int m = m0 + i / 4 * 32 + lane / 4 * 4 + i % 4;
+				const int n = n0 + j / 2 * 32 + lane % 4 * 8 + j % 2 * 4;
+				const int at = i % 2 * 2 + j % 2, tile = j / 2 * 4;
+
+				if (m < g.m && n < g.n)
+					*reinterpret_cast<float4 *>(to + (size_t)m * g.n + n) = {
+						c[i / 2][tile][at] * g.scale,
+						c[i / 2][tile + 1][at] * g.scale,
+						c[i / 2][tile + 2][at] * g.scale,
+						c[i / 2][tile + 3][at] * g.scale};
+			}
+	}
+};
+
 /*
  * Computes wgrad. The grid is row tiles x column tiles x slices. S::sums holds the sums of a
  * thread. The functions add_stage and `wait` of S::sums are as in product.cuh. add_shares adds the

@@ -93,8 +93,12 @@ struct kx_product_wgrad {
 int kx_product_wgrad(struct kx_product_wgrad g, enum kx_type type, cudaStream_t stream);
 int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream);
 /* Return the number of split-K slices for these sizes. */
-int kx_product_slices(int m, int n, long long pixels, enum kx_type type);
+int kx_product_slices(struct kx_windows window, int m, int n, long long pixels, enum kx_type type);
 int kx_product_slices_fp32(int m, int n, long long pixels);
+/* The same in tf32 for filters of 3 x 3, in product_taps.cu. kx_taps_slices returns 0 if
+ * product_taps.cu does not compute this product. */
+int kx_taps_wgrad(struct kx_product_wgrad g, cudaStream_t stream);
+int kx_taps_slices(struct kx_windows window, int m, int n, long long pixels);
 
 /* Does the same as kx_sgd_step, but for the layers of this path, and also writes kx_layer.bf16. The
  * gradient of padding is zero. */

@@ -36,7 +36,8 @@ void dispatch_status(const struct server *s, struct status *out)
 		.now_ms = s->finish_ms ? s->finish_ms : s->awake.now_ms,
 		.rss_bytes = status_rss(),
 		.turned_away = s->admission.turned_away,
-		.ending = s->status};
+		.ending = s->status,
+		.stops = s->stops};
 	router_stats(s->router, &out->net);
 	if (s->auth)
 		out->auth = *auth_stats(s->auth);

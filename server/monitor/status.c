@@ -494,6 +494,7 @@ char *status_result(const struct status *s)
 	for (uint32_t e = 0; e < cfg->training.epochs; e++)
 		json_array_append_new(images, json_count(core_epoch(c, e)->images));
 	set_key(o, "status", json_string(status_ending(s->ending)));
+	set_key(o, "stop_rule", json_boolean(s->stops));
 	set_key(o, "warnings", warning_list(s));
 	set_key(o, "accuracy", last ? epoch_accuracy_json(c, last) : NULL);
 	set_key(o, "metrics", last ? epoch_metrics(c, last) : json_object());

@@ -42,6 +42,7 @@ struct status {
 	uint64_t rss_bytes;
 	uint64_t turned_away; /* number of HELLOs over the rate limit (clients.h) */
 	int ending;           /* how the run ends (PS_E*) if it is ending; otherwise 0 */
+	int stops;            /* 1 if --stop-at or --patience-epochs ends the run */
 };
 
 /*

@@ -73,6 +73,7 @@ def test_a_run_that_its_rule_ends_is_complete(tmp_path, rule):
                    batch_size=50, optimizer="adam", lr=0.01, checkpoint_dir=run, **rule)
     report = cnnps.torch.train(model, CE, samples(200), **options)
     assert report.result["status"] == "drained" and report.result["images_per_epoch"][-1] == 0
+    assert report.result["stop_rule"]
     again = torch.nn.Linear(20, 2)
     assert cnnps.torch.train(again, CE, samples(200), **options).result["status"] == "drained"
     cnnps.programs.export(run, str(tmp_path / "w"))
@@ -130,6 +131,25 @@ def test_training_needs_checkpoints(server, tmp_path):
                  checkpoint_dir=False)
     with pytest.raises(cnnps.UsageError, match="checkpoint_dir=.*final weights"):
         cnnps.torch.train(model, CE, samples(20), server=run)
+
+
+def test_a_worker_that_starts_after_a_drain_reports_it(server, tmp_path, monkeypatch):
+    """The server has ended before the worker is connected."""
+    model = torch.nn.Linear(20, 2)
+    text = cnnps.torch.save_init(model, str(tmp_path / "init"))
+    options = dict(model=text, init=str(tmp_path / "init"), epochs=1000, batch_size=50)
+    shared = cnnps.torch.Shared
+
+    def late(run):
+        """Returns what train() uses, as in a worker that connects after the end of the run."""
+        found = shared(run)
+        with run.connect(observer=True) as client:
+            client.drain()
+        run.wait(20)
+        return found
+    monkeypatch.setattr(cnnps.torch, "Shared", late)
+    with pytest.raises(cnnps.ShutdownError, match="drained before the end"):
+        cnnps.torch.train(model, CE, samples(200), server=server(**options))
 
 
 def test_export_has_the_names_of_the_state_dict(server, tmp_path):

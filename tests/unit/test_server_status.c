@@ -274,6 +274,7 @@ TEST_IN(the_result_has_every_field_of_the_contract, NULL, tear_down_status)
 	now.now_ms = 9000;
 	json_t *o = parsed(status_result(&now));
 	assert_string_equal(json_text_of(o, "status"), "done");
+	assert_true(json_is_false(json_object_get(o, "stop_rule")));
 	assert_true(json_number_of(o, "accuracy") == 0.8 && json_number_of(o, "loss") == 0.5);
 	assert_true(json_number_of(o, "updates") == 20 && json_number_of(o, "images") == 2000);
 	const json_t *images = json_object_get(o, "images_per_epoch");

@@ -54,6 +54,11 @@ def check_checkpoints(checkpoint_dir: Any) -> None:
                          "it reads the final weights from the last one")
 
 
+def was_drained(result: Dict[str, Any]) -> bool:
+    """Returns whether the run ended early, and not because of stop_at or patience_epochs."""
+    return result.get("status") == "drained" and not result.get("stop_rule")
+
+
 def for_training(options: Dict[str, Any]) -> Dict[str, Any]:
     """Returns the options of cnnps.Server for a run of train(). Without `epochs`, they have the
     default of cnn-ps for models with a data set: cnn-ps does not see that this vector has one."""

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from . import safetensors
 from ._scratch import Scratch
 from .client import Batch, Client, Data, Lease, Vector, connect, metric_names
-from .errors import Done, UsageError
-from .launched import Shared, check_checkpoints
+from .errors import Done, ShutdownError, UsageError
+from .launched import Shared, check_checkpoints, was_drained
 from .programs import export
 from .server import Server
 from .training import Worker
@@ -520,6 +520,9 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
                     evaluations = worker.evaluations
                     worker.train(progress)
             report = Report(shared.result() if shared else {}, evaluations)
+            if not client and was_drained(report.result):
+                raise ShutdownError("the run was drained before the end of its training, and before "
+                                    "this worker was connected")
             if shared:
                 load_parameters(model, shared.directory)
             model.eval()

@@ -133,6 +133,15 @@ def test_options_of_a_server(server):
         server(model="vector:3", lr="much")
     with pytest.raises(cnnps.UsageError, match="log_level='warn': expected 'info' or 'debug'"):
         server(model="vector:3", log_level="warn")
+    for bind in 5, None, b"tcp://127.0.0.1:0":
+        with pytest.raises(TypeError, match="bind: expected a text"):
+            cnnps.Server(bind, model="vector:3")
+    for wrong in True, 5:
+        with pytest.raises(TypeError, match="checkpoint_dir: expected a path"):
+            server(model="vector:3", checkpoint_dir=wrong)
+    for wrong in ["accuracy"], {"f1": print}, ("f1",):
+        with pytest.raises(TypeError, match="metrics: expected a text or a number, not "):
+            server(model="vector:3", metrics=wrong)
     run = server(model="vector:3", log_format="json", log_level="debug")
     run.connect(observer=True).close()
     with pytest.raises(cnnps.AgainError, match="has not ended within 0.01 s"):

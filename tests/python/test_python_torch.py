@@ -648,6 +648,16 @@ def test_train_with_a_server_of_this_process(server, tmp_path):
         cnnps.torch.train(model, CE, samples(200), server=run)
 
 
+@pytest.mark.parametrize("metrics, kind, why", [
+    (["accuracy"], TypeError, "metrics: expected .name: function., not list"),
+    ({"accuracy": 5}, TypeError, "metrics: accuracy: expected a function, not int"),
+    ({1: cnnps.torch.accuracy}, TypeError, "one is int"),
+    ({"none": cnnps.torch.accuracy}, cnnps.UsageError, "metrics: none .* no metric")], ids=str)
+def test_metrics_of_the_wrong_kind(metrics, kind, why):
+    with pytest.raises(kind, match=why):
+        cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(20), metrics=metrics)
+
+
 @pytest.mark.parametrize("option", ["epochs", "evaldataset"])
 def test_train_with_a_server_refuses_options_that_have_no_effect(option):
     with pytest.raises(TypeError, match=f"the server has its own: {option}"):

@@ -4,6 +4,7 @@ and texts at a NUL, without an error.
 A wrong type raises TypeError, and a wrong value raises UsageError, which is a ValueError. The text
 names the argument.
 """
+import numbers
 import operator
 import os
 from typing import Any, Iterable, Optional, Tuple, Type, TypeVar
@@ -67,6 +68,21 @@ def text(name: str, value: Any) -> Optional[bytes]:
     if b"\0" in encoded:
         raise UsageError(f"{name}={value!r}: a text must not contain NUL")
     return encoded
+
+
+def path(name: str, value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name}: expected a path, not {_kind(value)}")
+    text(name, value)
+    return os.fspath(value)
+
+
+def word(name: str, value: Any) -> str:
+    """Returns the value of an option of cnn-ps as a word of its command line."""
+    if not isinstance(value, (str, os.PathLike, numbers.Number)):
+        raise TypeError(f"{name}: expected a text or a number, not {_kind(value)}")
+    text(name, str(value))
+    return str(value)
 
 
 def names(name: str, value: Any) -> Tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional
 
 from .client import Client, connect
 from .errors import Done, Error, ShutdownError, UnreachableError, UsageError
-from .server import Server, without_keys
+from .server import Server, check_options, without_keys
 
 DIRECTORY = "CNNPS_RUN_DIR"
 WANTED, ADDRESS, RESULT = "wanted.json", "address.json", "result.json"
@@ -91,7 +91,9 @@ class Shared:
             if _has_trained:
                 raise UsageError("one call of train() in a script is possible with "
                                  "`python -m cnnps.run`, because it runs one server")
-            write(self._run / WANTED, for_training(options))
+            wanted = for_training(options)
+            check_options(wanted)  # the launcher would report a wrong type to nobody
+            write(self._run / WANTED, wanted)
             address = read(self._run / ADDRESS, _SECONDS)
             self.endpoint: str = address["endpoint"]
             self.directory: str = address["checkpoint_dir"]

@@ -91,7 +91,10 @@ class Launcher:
         wanted = for_training({**wanted, **self.overrides})
         if wanted.get("checkpoint_dir") is None:
             wanted["checkpoint_dir"] = str(self.run_dir / "checkpoints")
-        self.server = Server(**wanted)
+        try:
+            self.server = Server(**wanted)
+        except TypeError as why:  # an option of the command line
+            raise Error(str(why)) from why
         write(self.run_dir / ADDRESS, {"endpoint": self.server.endpoint,
                                        "checkpoint_dir": self.server.checkpoint_dir,
                                        "has_key": self.server.has_key})

@@ -26,8 +26,18 @@ def option(name: str, value: Any) -> List[str]:
         return []
     if isinstance(value, bool):
         return [f"--{word}" if value else f"--no-{word}"]
-    check.text(name, str(value))
-    return [f"--{word}", str(value)]
+    return [f"--{word}", check.word(name, value)]
+
+
+def check_options(options: Dict[str, Any]) -> None:
+    """Raises TypeError or UsageError if an argument of Server cannot be an option of cnn-ps."""
+    bind, directory = options.get("bind", ""), options.get("checkpoint_dir")
+    if not isinstance(bind, str):
+        raise TypeError(f"bind: expected a text, not {type(bind).__name__}")
+    if directory is not None and directory is not False:
+        check.path("checkpoint_dir", directory)
+    for name, value in options.items():
+        option(name, value)
 
 
 def without_keys(options: Dict[str, Any]) -> Dict[str, Any]:
@@ -50,10 +60,12 @@ class Server:
     """
 
     def __init__(self, bind: str = "tcp://127.0.0.1:0",
-                 checkpoint_dir: Union[str, None, Literal[False]] = None, **options: Any) -> None:
+                 checkpoint_dir: Union[str, "os.PathLike[str]", None, Literal[False]] = None,
+                 **options: Any) -> None:
         if options.get("log_level") not in (None, "info", "debug"):
             raise UsageError(f"log_level={options['log_level']!r}: expected 'info' or 'debug', "
                              "because the log has the server's address")
+        check_options({"bind": bind, "checkpoint_dir": checkpoint_dir, **options})
         self._pid = os.getpid()
         self._temporary = Scratch("cnn-ps-") if checkpoint_dir is None else None
         self.checkpoint_dir = self._temporary.name if self._temporary else str(checkpoint_dir or "")

@@ -454,6 +454,17 @@ class _Trainer(Worker):
             e.metrics[name] = old + (value / count - old) * share
 
 
+def _check_metrics(metrics: Mapping[str, Metric]) -> None:
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics: expected {{name: function}}, not {type(metrics).__name__}")
+    metric_names(tuple(metrics))
+    for name, metric in metrics.items():
+        if not callable(metric):
+            raise TypeError(f"metrics: {name}: expected a function, not {type(metric).__name__}")
+    if "none" in metrics:
+        raise UsageError("metrics: none is the name of a run that has no metric")
+
+
 def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
           eval_dataset: "Optional[Dataset[Any]]" = None,
           metrics: Optional[Mapping[str, Metric]] = None, dataset_id: Optional[str] = None,
@@ -482,6 +493,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     if server is not None and options:
         raise TypeError("train(server=...) takes no options of cnn-ps, because the server has its "
                         f"own: {', '.join(options)}")
+    _check_metrics(metrics or {})
     device = next(iter(_trained(model).values())).device
     names = tuple(metrics or ())
     samples = _Samples(dataset, device, collate_fn, num_workers)

@@ -648,6 +648,18 @@ def test_train_with_a_server_of_this_process(server, tmp_path):
         cnnps.torch.train(model, CE, samples(200), server=run)
 
 
+def test_parameters_that_are_not_float32(tmp_path):
+    mixed = torch.nn.Sequential(torch.nn.Linear(20, 2), torch.nn.Linear(2, 2).bfloat16())
+    for model, name in ((torch.nn.Linear(20, 2).bfloat16(), "weight is bfloat16"),
+                        (torch.nn.Linear(20, 2).double(), "weight is float64"),
+                        (mixed, "1.weight is bfloat16")):
+        for call in (lambda m=model: cnnps.torch.train(m, CE, samples(20), epochs=1),
+                     lambda m=model: cnnps.torch.save_init(m, str(tmp_path / "init"))):
+            with pytest.raises(TypeError, match=f"{name}.*float32"):
+                call()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("metrics, kind, why", [
     (["accuracy"], TypeError, "metrics: expected .name: function., not list"),
     ({"accuracy": 5}, TypeError, "metrics: accuracy: expected a function, not int"),

@@ -49,6 +49,10 @@ def _trained(model: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise UsageError("the model has no parameters to train")
+    for name, p in found.items():
+        if p.dtype != torch.float32:
+            raise TypeError(f"model: {name} is {str(p.dtype)[6:]}: parameters must be float32; for "
+                            "faster arithmetic use torch.autocast in the forward pass")
     return found
 
 

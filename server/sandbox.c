@@ -357,6 +357,12 @@ static const struct {
 static const unsigned device_requests[] = {
 	FIONBIO, FIONREAD, FIOCLEX, TCGETS, TIOCGPGRP, TIOCGWINSZ, SIOCGIFINDEX, SIOCGIFNAME};
 
+/* The requests of NVIDIA's driver, which the store of --store cuda:N makes: those to a GPU have the
+ * type 'F', and those to nvidia-uvm are numbers below 256, with or without these two high bits. */
+#define REQUEST_TYPE   0xff00u
+#define GPU_REQUEST    ((unsigned)'F' << 8)
+#define NO_UVM_REQUEST (0xffffff00u & ~0x30000000u)
+
 /* Returns a condition for a seccomp rule: the first argument of the system call is `value`. */
 static struct scmp_arg_cmp first_is(scmp_datum_t value)
 {
@@ -388,9 +394,21 @@ static int allow_sockets(scmp_filter_ctx filter, const struct options *o)
 			    filter, SCMP_ACT_ALLOW, CALL(fchmod), 1, SCMP_A1(SCMP_CMP_EQ, 0600, 0));
 }
 
+static int allow_gpu(scmp_filter_ctx filter)
+{
+	int rc = seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(ioctl), 1,
+		SCMP_A1(SCMP_CMP_MASKED_EQ, REQUEST_TYPE, GPU_REQUEST));
+
+	return rc | seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(ioctl), 1,
+			    SCMP_A1(SCMP_CMP_MASKED_EQ, NO_UVM_REQUEST, 0));
+}
+
 static int add_rules(scmp_filter_ctx filter, const struct options *o)
 {
 	int rc = allow_sockets(filter, o);
+
+	if (o->store_gpu >= 0)
+		rc |= allow_gpu(filter);
 
 	for (size_t i = 0; i < sizeof(allowed_calls) / sizeof(allowed_calls[0]); i++)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, allowed_calls[i], 0);

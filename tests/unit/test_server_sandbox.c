@@ -22,6 +22,7 @@
 
 static const char *lane; /* path of the socket of lanes; NULL: --lane tcp */
 static const char *key;  /* --key; NULL: none */
+static int gpu = -1;     /* of --store cuda:N; -1: --store host */
 
 /* Starts a process that enters the sandbox and calls `act`. Returns its exit status, or 128 + its
  * signal. Returns 255 if the system does not permit a sandbox. */
@@ -40,6 +41,7 @@ static int in_sandbox(int (*act)(void))
 		o.bind = "tcp://127.0.0.1:5555";
 		o.checkpoint_dir = temp_dir;
 		o.key = key;
+		o.store_gpu = gpu;
 		o.lane = lane ? LANE_AUTO : LANE_TCP;
 		snprintf(o.lane_path, sizeof(o.lane_path), "%s", lane ? lane : "/unused");
 		_exit(sandbox_enter(&o, &e) ? 255 : act());
@@ -192,6 +194,20 @@ static int ask_a_terminal(void)
 	       ioctl(ends[0], FIONREAD, &n) != 0 || if_nametoindex("lo") == 0;
 }
 
+/* Returns the number of requests of NVIDIA's driver that the sandbox refuses. A pipe answers such a
+ * request with ENOTTY. */
+static int ask_a_gpu(void)
+{
+	static const unsigned long requests[] = {0xc020462b, 0xc00446ca, 27, 0x30000001};
+	int ends[2], refused = 0;
+
+	if (pipe2(ends, O_CLOEXEC) != 0)
+		return 9;
+	for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++)
+		refused += ioctl(ends[0], requests[i], NULL) < 0 && errno == EPERM;
+	return refused;
+}
+
 static int change_modes(void)
 {
 	char path[80];
@@ -306,6 +322,15 @@ TEST(it_controls_no_terminal_and_no_rights_of_files)
 	expect_in_sandbox(type_into_a_terminal, 0);
 	expect_in_sandbox(ask_a_terminal, 0);
 	expect_in_sandbox(change_modes, 0);
+}
+
+TEST(it_controls_a_gpu_only_for_the_store)
+{
+	expect_in_sandbox(ask_a_gpu, 4);
+	gpu = 0;
+	expect_in_sandbox(ask_a_gpu, 0);
+	expect_in_sandbox(type_into_a_terminal, 0);
+	gpu = -1;
 }
 
 TEST_GROUP(temp_dir_set_up, temp_dir_tear_down)

@@ -116,11 +116,18 @@ def error(directory):
         cnnps.ray.run(lambda: os._exit(1), workers=1, model="vector:3", max_restarts=1)
     except cnnps.Error as why:
         dies = str(why)
+    refused = []
+    for options in {"workers": 0}, {"workers": -1}, {"workers": 1.5}, {"bind": "tcp://*:1"}, {
+            "checkpoint_dir": True}, {"metrics": ["f1"]}, {"max_restarts": -2}:
+        try:
+            cnnps.ray.run(work, **{"workers": 1, "model": "vector:3", **options})
+        except (TypeError, cnnps.UsageError) as why:
+            refused.append(f"{type(why).__name__}: {why}")
     (directory / "keys/worker.key").unlink()
     try:
         cnnps.ray.run(work, workers=1, model="vector:3", key=str(directory / "keys/server.key"))
     except cnnps.UsageError as why:
-        say({"why": reason, "no_key": str(why), "dies": dies, **kill_always()})
+        say({"why": reason, "no_key": str(why), "dies": dies, "refused": refused, **kill_always()})
 
 
 def kill_always():

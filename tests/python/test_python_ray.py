@@ -88,5 +88,13 @@ def test_an_exception_of_a_worker_ends_the_run(programs, directory):
     assert "as intended with vector:3" in result["why"]
     assert f"the workers need {directory}/keys/worker.key" in result["no_key"]
     assert result["dies"].startswith("an actor of the run has died, and max_restarts=1 permits")
+    assert result["refused"] == [
+        "UsageError: workers=0: expected 1 to 4294967295",
+        "UsageError: workers=-1: expected 1 to 4294967295",
+        "TypeError: workers: expected an integer, not float",
+        "TypeError: bind: the run chooses the address of its server",
+        "TypeError: checkpoint_dir: expected a path, not bool",
+        "TypeError: metrics: expected a text or a number, not list",
+        "UsageError: max_restarts=-2: expected -1 or more"]
     assert result["starts"] == 10
     assert result["killed"].startswith("signal 9 killed the server 10 times in a row within 60 s")

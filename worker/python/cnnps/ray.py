@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from . import _arguments as check
 from ._scratch import Scratch
 from .client import metric_names
 from .errors import Done, Error, UsageError
 from .launched import for_training
 from .programs import keygen
-from .server import Server
+from .server import Server, check_options
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +104,17 @@ def _read_keys(server_key: str) -> Dict[str, bytes]:
     return found
 
 
+def _check(workers: int, max_restarts: int, checkpoint_dir: Optional[str],
+           options: Dict[str, Any]) -> None:
+    """Checks arguments before anything starts."""
+    check.whole("workers", workers, minimum=1)
+    if "bind" in options:
+        raise TypeError("bind: the run chooses the address of its server")
+    if max_restarts < -1:
+        raise UsageError(f"max_restarts={max_restarts}: expected -1 or more")
+    check_options({"checkpoint_dir": checkpoint_dir, **options})
+
+
 def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus: float = 0,
         resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
         max_restarts: int = 1000, **options: Any) -> Dict[str, Any]:
@@ -118,6 +130,7 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
     of a server on this node, it has the keys beside this file: every worker gets a copy of
     worker.key and server.pub.
     """
+    _check(workers, max_restarts, checkpoint_dir, options)
     host = ray.util.get_node_ip_address()
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     restarts = {"max_restarts": max_restarts, "max_task_retries": -1}
@@ -182,6 +195,7 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
     weights and statistics. With num_gpus, each worker trains on its own GPU."""
     from . import torch as ours
     options = for_training(options)
+    _check(workers, max_restarts, checkpoint_dir, options)
     whole = ray.put((model, loss, dataset, eval_dataset, metrics, collate_fn))
 
     def work() -> None:

@@ -7,6 +7,7 @@
 #include "common/assert.h"
 #include "common/keys.h"
 #include "common/log.h"
+#include "common/reminder.h"
 #include "server/core/core.h"
 
 #define SESSION_CLOSE_MS 2000 /* time within which all clients should have received BYE */
@@ -289,16 +290,36 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 	router_send(s->router, peer, &answer);
 }
 
-/* Returns 1 if more bytes of pushes wait for the disk than correct workers could have sent. If so,
- * the server drops the newest push, and the worker sends this push again, as if the network had
- * lost it. */
-static int is_flooded(const struct server *s)
+/* Returns 1 if more messages of the sender of `m` wait for the disk than its share, or more pushes
+ * than correct workers could have sent. The server then drops the message. A correct sender sends
+ * the message again, as if the network had lost it. */
+static int is_flooded(const struct server *s, const struct msg *m)
 {
 	const struct core_config *cfg = core_config(s->state.core);
-	size_t pushes = (size_t)cfg->sessions.push_window * (core_live_workers(s->state.core) + 1);
+	size_t window = (size_t)cfg->sessions.push_window *
+			(cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
 
-	return wal_pending_bytes(s->wal) >
-	       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
+	return wal_share_is_used(s->wal, m, window) ||
+	       (m->type == MSG_PUSH &&
+		       wal_pending_bytes(s->wal) > window * (core_live_workers(s->state.core) + 1));
+}
+
+/* Counts a message that the server drops because too much waits for the disk. Logs the number of
+ * such messages, at growing intervals while messages are dropped. */
+static void note_flood(struct server *s, const struct msg *m)
+{
+	const struct stamp *stamp = msg_stamp(m);
+	uint64_t now = dispatch_now(s);
+
+	router_note_dropped(s->router);
+	if (s->flood.dropped == 0)
+		s->flood.since_ms = now;
+	s->flood.dropped++;
+	if (reminder_due(&s->flood.reminder, 1, s->flood.since_ms, now))
+		log_warn("server", "drops",
+			"messages=%llu worker=%u reason=\"too many messages of one sender wait for "
+			"the disk\"",
+			(unsigned long long)s->flood.dropped, stamp ? stamp->worker : 0);
 }
 
 /* Returns 0 if the server must drop this HELLO, which its sender repeats later. */
@@ -433,8 +454,10 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 		send_workers(s, peer, m->status.first);
 		return;
 	}
-	if (m->type == MSG_PUSH && s->wal && is_flooded(s))
+	if (s->wal && is_flooded(s, m)) {
+		note_flood(s, m);
 		return;
+	}
 	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_LOG_LEVEL) {
 		on_log_level(s, peer, m);
 		return;

@@ -32,6 +32,7 @@
 #include "common/endpoint.h"
 #include "common/err.h"
 #include "common/pool.h"
+#include "common/reminder.h"
 #include "server/net/clients.h"
 #include "server/durability/wal.h"
 #include "server/auth/auth.h"
@@ -93,6 +94,11 @@ struct server {
 	double idle_s;   /* time that the loop waited, at the newest tick */
 	struct warnings warnings;
 	struct waiting waiting;
+	/* messages that were dropped because too much waited for the disk (dispatch.c) */
+	struct {
+		uint64_t dropped, since_ms;
+		struct reminder reminder;
+	} flood;
 	struct observers observers;
 
 	int status;         /* PS_E*: how the run ended; 0: it has not ended */

@@ -31,8 +31,10 @@ struct item {
 	int stays;
 	/* in a mark: the log removes the files after this generation; 0 if it removes none */
 	uint64_t useless;
-	size_t bytes;  /* size of the record: `data`, then the frames */
-	size_t memory; /* bytes that count against WAL_MAX_QUEUE */
+	size_t bytes;    /* size of the record: `data`, then the frames */
+	size_t memory;   /* bytes that count against WAL_MAX_QUEUE */
+	uint32_t sender; /* see sender_of */
+	int push;
 	size_t n_data, n_frames;
 	unsigned char *data; /* lies after the frames */
 	zmq_msg_t frame[];   /* the last frames of the message, by reference */
@@ -46,10 +48,14 @@ struct wal {
 	struct wal_config cfg;
 	struct list queue;      /* items that the pool has not received yet */
 	size_t waiting, memory; /* bytes of the items in the queue and in the group */
-	uint64_t newest_lsn;    /* LSN of the newest event */
-	uint64_t wanted_lsn;    /* newest LSN for which a reply waits, or soon will */
-	uint64_t flushed_lsn;   /* see wal.h */
-	uint64_t synced_lsn;    /* LSN of the newest event that is on disk in a log file */
+	struct {
+		size_t pushes; /* bytes of its pushes */
+		size_t memory; /* of its other events, the bytes that count against WAL_MAX_QUEUE */
+	} share[WIRE_MAX_WORKERS + 1]; /* the parts of each sender in `waiting` and `memory` */
+	uint64_t newest_lsn;           /* LSN of the newest event */
+	uint64_t wanted_lsn;           /* newest LSN for which a reply waits, or soon will */
+	uint64_t flushed_lsn;          /* see wal.h */
+	uint64_t synced_lsn;           /* LSN of the newest event that is on disk in a log file */
 	/* the newest snapshot: its generation, and the LSN of the newest event in it */
 	uint64_t base, base_lsn;
 	uint64_t durable; /* newest generation on disk */
@@ -111,6 +117,8 @@ static struct item *new_item(
 	if (!it)
 		return NULL;
 	it->memory = bytes;
+	it->sender = 0;
+	it->push = 0;
 	it->data = (unsigned char *)&it->frame[n - copied];
 	memcpy(it->data, head, n_head);
 	it->n_data = n_head;
@@ -143,6 +151,8 @@ static void enqueue(struct wal *w, struct item *it)
 	PS_ASSERT(w->memory < WAL_MAX_QUEUE);             /* invariant 5 */
 	w->waiting += it->bytes;
 	w->memory += it->memory;
+	w->share[it->sender].pushes += it->push ? it->bytes : 0;
+	w->share[it->sender].memory += it->push ? 0 : it->memory;
 	list_add(&w->queue, it);
 }
 
@@ -161,6 +171,8 @@ static void free_items(struct wal *w, struct list *l)
 		PS_ASSERT(it->bytes <= w->waiting && it->memory <= w->memory);
 		w->waiting -= it->bytes;
 		w->memory -= it->memory;
+		w->share[it->sender].pushes -= it->push ? it->bytes : 0;
+		w->share[it->sender].memory -= it->push ? 0 : it->memory;
 		while (it->n_frames > 0)
 			(void)zmq_msg_close(&it->frame[--it->n_frames]);
 		free(it);
@@ -374,6 +386,23 @@ static size_t unbounded_bytes(const struct event *ev, const struct item *it)
 	return push ? 0 : it->bytes - it->n_data;
 }
 
+/* Returns the number of the worker that sent message `m`, or 0 if the message names none. */
+static uint32_t sender_of(const struct msg *m)
+{
+	const struct stamp *stamp = msg_stamp(m);
+
+	return stamp && stamp->worker <= WIRE_MAX_WORKERS ? stamp->worker : 0;
+}
+
+int wal_share_is_used(const struct wal *w, const struct msg *m, size_t pushes)
+{
+	uint32_t sender = sender_of(m);
+
+	if (m->type == MSG_PUSH)
+		return w->share[sender].pushes > pushes;
+	return w->memory > WAL_MAX_QUEUE / 2 && w->share[sender].memory > WAL_MAX_QUEUE / 8;
+}
+
 uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f)
 {
 	unsigned char head[WAL_RECORD_HEAD];
@@ -388,6 +417,10 @@ uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, stru
 	}
 	it->lsn = w->newest_lsn;
 	it->memory += unbounded_bytes(ev, it);
+	if (ev->kind == EVENT_MESSAGE) {
+		it->sender = sender_of(ev->msg);
+		it->push = ev->msg->type == MSG_PUSH;
+	}
 	enqueue(w, it);
 	if (!w->busy && w->waiting >= LAZY_BYTES)
 		start_group(w);

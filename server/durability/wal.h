@@ -33,7 +33,9 @@
  * Promises:
  * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
  * (2) the queue has only frames of pushes within the workers' push windows: dispatch.c drops pushes
- *     beyond the windows (mutant pushes-without-windows).
+ *     beyond the windows (mutant pushes-without-windows);
+ * (3) a sender that sends without end takes no other sender's place in the queue
+ *     (a_sender_has_its_share_of_the_queue).
  *
  * Only the loop's thread may call these functions; a group belongs to a thread of the pool from its
  * start to its end. The main thread calls wal_replay, wal_newest_file and wal_remove_files before
@@ -101,6 +103,12 @@ uint64_t wal_flushed_lsn(const struct wal *w);
 int wal_wants_snapshot(const struct wal *w);
 /* Returns the number of bytes in the queue and in the group under way. */
 size_t wal_pending_bytes(const struct wal *w);
+/* Returns 1 if the sender of message `m` has used up its share of the events that wait for the
+ * disk. The caller then drops the message. A worker is a sender; all messages without a worker id
+ * have one share together. Of its pushes, a sender may have `pushes` bytes waiting and one push
+ * more; of its other messages, an eighth of WAL_MAX_QUEUE or, while the queue is less than half
+ * full, any number. */
+int wal_share_is_used(const struct wal *w, const struct msg *m, size_t pushes);
 int wal_busy(const struct wal *w);
 const struct wal_stats *wal_stats(const struct wal *w);
 

@@ -250,3 +250,37 @@ TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 	assert_false(wal_stats(wal.wal)->failing);
 	wal_assert_recovers(0);
 }
+
+/* While the disk hangs, a sender fills its share of the queue with pushes, and then with other
+ * messages. Another worker, and messages without a worker id, still have their shares. */
+TEST_IN(a_sender_has_its_share_of_the_queue, wal_set_up, wal_tear_down)
+{
+	const size_t window = 2000;
+	struct msg own = {.type = MSG_PUSH, .push = {.stamp = wal.stamp}}, other = own;
+	const struct msg hello = {.type = MSG_HELLO};
+
+	other.push.stamp.worker++;
+	wal_settle();
+	atomic_store(&disk_sync_hangs, 1);
+	wal_push(1);
+	wal_flush(wal.wal);
+	assert_false(wal_share_is_used(wal.wal, &own, window));
+	wal_push(40);
+	assert_true(wal_share_is_used(wal.wal, &own, window));
+	assert_false(wal_share_is_used(wal.wal, &other, window));
+	own = (struct msg){.type = MSG_HEARTBEAT, .heartbeat = {.stamp = wal.stamp}};
+	other = own;
+	other.heartbeat.stamp.worker++;
+	heartbeats(100);
+	assert_false(wal_share_is_used(wal.wal, &own, window));
+	for (int i = 0; i < 1000 && !wal_share_is_used(wal.wal, &own, window); i++)
+		heartbeats(100);
+	assert_true(wal_share_is_used(wal.wal, &own, window));
+	assert_false(wal_stats(wal.wal)->failing);
+	assert_false(wal_share_is_used(wal.wal, &other, window));
+	assert_false(wal_share_is_used(wal.wal, &hello, window));
+	atomic_store(&disk_sync_hangs, 0);
+	wal_settle();
+	assert_false(wal_share_is_used(wal.wal, &own, window));
+	wal_assert_recovers(0);
+}

@@ -42,7 +42,7 @@ struct store_module {
 	void (*close)(void *self);
 };
 
-/* The only name that a module exports. */
+/* The type of the function STORE_MODULE_SYMBOL, which is the only name that a module exports. */
 typedef const struct store_module *store_module_fn(void);
 
 #endif

@@ -101,10 +101,10 @@ int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds
 /* Wait for at most 20 s until `enough(f)` is true. If `enough(f)` is still false then, the test
  * fails with the text `what`. */
 void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what);
-/* fake_set changes one member of f->how, fake_behave changes all. */
 /* The worker has sent a PULL. For fake_wait. */
 int fake_has_pull(const struct fake *f);
 
+/* fake_set changes one member of f->how; fake_behave replaces all members. */
 void fake_set(struct fake *f, int *how, int value);
 void fake_behave(struct fake *f, struct fake_how how);
 struct fake_seen fake_read_seen(struct fake *f);

@@ -31,8 +31,9 @@ enum reject later_epochs_check(const struct core *c, const struct work *work)
 
 void later_epochs_note(struct core *c, const struct work *work)
 {
-	PS_ASSERT(work->epoch > c->leases.epoch);              /* invariant 2 */
-	PS_ASSERT(later_epochs_check(c, work) == REJECT_NONE); /* invariant 3; the array is not full */
+	PS_ASSERT(work->epoch > c->leases.epoch); /* invariant 2 */
+	/* invariant 3; the array is not full */
+	PS_ASSERT(later_epochs_check(c, work) == REJECT_NONE);
 	c->later.work[c->later.n++] = *work;
 }
 

@@ -25,8 +25,8 @@ int key_connections_new(struct key_connections **out, uint32_t fds) PS_MUST_CHEC
 void key_connections_free(struct key_connections **k);
 /* Returns 1 if the connection `peer` with descriptor `fd` counts already. */
 int key_connections_has(const struct key_connections *k, uint32_t fd, uint32_t peer);
-/* Counts a connection of `key`. Returns the number of connections of the key, or 0 if the key has no
- * entry and the table is full. */
+/* Counts a connection of `key`. Returns the number of connections of the key, or 0 if the key has
+ * no entry and the table is full. */
 uint32_t key_connections_add(
 	struct key_connections *k, uint32_t fd, uint32_t peer, const char *key);
 /* The connection with descriptor `fd` no longer counts. It need not have counted before. */

@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -460,8 +461,9 @@ def test_launcher_replaces_a_killed_worker_and_a_killed_server(programs, tmp_pat
 
 # what train() does first, without the seconds that `import torch` takes
 BEGIN = """
+from cnnps import Data
 from cnnps.launched import Shared
-client = Shared(model="vector:3").connect()
+client = Shared(model="vector:3").connect(data=Data(10))
 """
 
 
@@ -545,6 +547,24 @@ def test_launcher_stops_at_a_signal(programs, tmp_path, number, status):
     again.line("another cnnps.run uses this directory")
     run.popen.send_signal(number)
     assert run.wait(60) == status, run.tail()
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
+def test_second_signal_kills_the_workers(programs, tmp_path):
+    """The worker ignores the first signal. The launcher still deletes its files."""
+    script = tmp_path / "waits.py"
+    script.write_text("import pathlib, signal, time\nfor s in 2, 15:\n"
+                      f"    signal.signal(s, signal.SIG_IGN)\n{BEGIN}"
+                      f"pathlib.Path({str(tmp_path)!r}, 'up').touch()\ntime.sleep(100)\n")
+    run = launch(programs, "--workers", 1, "--dir", tmp_path / "run", script)
+    until(lambda: (tmp_path / "up").exists(), 60, "the worker ignores signals")
+    begin = time.monotonic()
+    for _ in range(3):
+        run.popen.send_signal(2)
+        time.sleep(0.5)
+    assert run.wait(60) == 130, run.tail()
+    assert time.monotonic() - begin < 9  # a worker may take 10 s to end after one signal
+    assert "Traceback" not in run.tail()
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 

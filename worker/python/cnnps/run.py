@@ -26,6 +26,7 @@ Exit status:
   2    wrong usage: an option, a script that does not exist, or a DIR that cannot be used
   130  stopped by Ctrl-C (SIGINT)
   143  stopped by SIGTERM
+After one of these signals a worker has 10 s to end; a second signal kills it.
 """
 import argparse
 import fcntl
@@ -57,12 +58,21 @@ def say(line: str) -> None:
     print(f"cnnps.run: {line}", file=sys.stderr, flush=True)
 
 
+class _Stopped(BaseException):
+    """The launcher has received SIGINT or SIGTERM."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class Launcher:
     def __init__(self, options: argparse.Namespace, overrides: Overrides, run: Path) -> None:
         self.options, self.overrides, self.run_dir = options, overrides, run
         self.server: Optional[Server] = None
         self.workers: "Dict[int, subprocess.Popen[bytes]]" = {}
         self.restarts = self.status = 0
+        self.is_running = False  # true: a signal ends run()
 
     def start_worker(self, rank: int) -> None:
         n = self.options.workers
@@ -142,7 +152,17 @@ class Launcher:
                 self.start_worker(rank)
         return True
 
+    def stop(self, number: int, frame: object) -> None:
+        """Handles SIGINT and SIGTERM. The first signal ends run(); a later one kills the workers,
+        for which close() waits."""
+        if self.is_running:
+            self.is_running = False
+            raise _Stopped(number)
+        for worker in list(self.workers.values()):
+            worker.kill()
+
     def run(self) -> int:
+        self.is_running = True
         for rank in range(self.options.workers):
             self.start_worker(rank)
         while self.workers:
@@ -152,6 +172,7 @@ class Launcher:
         return self.status
 
     def close(self) -> None:
+        self.is_running = False
         for worker in self.workers.values():
             worker.terminate()
         end = time.monotonic() + _GRACE
@@ -231,17 +252,8 @@ def parse(argv: List[str]) -> "tuple[argparse.Namespace, Overrides]":
     return options, overrides
 
 
-class _Stopped(Exception):
-    """The launcher has received SIGTERM."""
-
-
-def _stop(number: int, frame: object) -> None:
-    raise _Stopped
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     options, overrides = parse(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, _stop)
     with Scratch("cnnps-run-") as temporary:
         run = Path(options.dir or temporary).resolve()
         try:
@@ -250,17 +262,20 @@ def main(argv: Optional[List[str]] = None) -> int:
             say(f"--dir: {why}")
             return 2
         launcher = Launcher(options, overrides, run)
+        handlers = {number: signal.signal(number, launcher.stop)
+                    for number in (signal.SIGINT, signal.SIGTERM)
+                    if signal.getsignal(number) is not signal.SIG_IGN}
         try:
             return launcher.run()
-        except KeyboardInterrupt:
-            return 130
-        except _Stopped:
-            return 143
+        except _Stopped as why:
+            return 128 + why.number
         except Error as why:
             say(str(why))
             return 1
         finally:
             launcher.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 if __name__ == "__main__":

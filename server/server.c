@@ -611,6 +611,15 @@ static void announce(const struct server *s)
 			"reason=\"no --checkpoint-dir: a crash of the server loses the run\"");
 }
 
+static void warn_few_keys(size_t keys, size_t needed)
+{
+	if (keys < needed)
+		log_warn("auth", "few_keys",
+			"keys=%zu needed=%zu reason=\"with fewer keys of workers, --aggregate "
+			"withstands less: a key may have most of the workers\"",
+			keys, needed);
+}
+
 static void announce_ports(const struct server *s)
 {
 	const struct options *o = s->options;
@@ -618,6 +627,8 @@ static void announce_ports(const struct server *s)
 	if (o->insecure && !o->key)
 		log_warn("auth", "off", "reason=\"--insecure: everybody who reaches %s may train\"",
 			o->bind);
+	if (o->key)
+		warn_few_keys(auth_stats(s->auth)->worker_keys, options_keys_needed(&o->core));
 	router_log_lanes(s->router);
 	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
 	if (s->http && !o->http_token && !http_is_loopback(s->http))

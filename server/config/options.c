@@ -402,6 +402,13 @@ static uint32_t gradients_needed(const struct push_options *p)
 						   : 1;
 }
 
+size_t options_keys_needed(const struct core_config *c)
+{
+	uint32_t min = gradients_needed(&c->push);
+
+	return c->push.aggregate == AGGREGATE_MEAN ? 0 : min < 3 ? 3 : min;
+}
+
 /* Returns an error text about options that contradict each other, or NULL. */
 static const char *check_mode(const struct core_config *c)
 {

@@ -83,4 +83,8 @@ int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
 /* Sets the fields of *c that follow from the model. */
 void options_fill_model(struct core_config *c, const struct model *m);
 
+/* Returns the number of workers' keys that --aggregate needs to withstand a key whose gradients are
+ * wrong. Returns 0 for the rule `mean`. */
+size_t options_keys_needed(const struct core_config *c);
+
 #endif

@@ -4,6 +4,7 @@
 #include "server/core/aggregate.h"
 #include "server/core/blocks.h"
 #include "server/core/norms.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
 #include "server/core/vec.h"
@@ -33,6 +34,54 @@ static double factor_of(const struct core *c, double weight, uint32_t n)
 	if (is_buffer(c))
 		return (c->cfg.push.sum ? n : 1) / weight;
 	return c->cfg.push.sum || weight <= 0 ? 1 : 1 / weight;
+}
+
+/* ---- one gradient of each key ---------------------------------------------------------------- */
+
+/* minimum number of keys for a majority of keys */
+#define KEYS_OF_A_MAJORITY 3
+
+static int is_robust(const struct core *c)
+{
+	return c->cfg.push.aggregate != AGGREGATE_MEAN;
+}
+
+static int has_session(const struct core *c, const struct worker *w)
+{
+	(void)c;
+	return w->session.state != SESSION_FREE && w->session.state != SESSION_DEAD;
+}
+
+int accumulator_merges_keys(const struct core *c)
+{
+	return is_robust(c) && workers_count_keys(c, has_session) >= KEYS_OF_A_MAJORITY;
+}
+
+/* Returns the number of the first part of the key of part `i` that has at least `min` images. */
+static uint32_t first_of_key(const struct gradient_accumulator *a, uint32_t i, uint32_t min)
+{
+	for (uint32_t k = 0; k < i; k++)
+		if (a->part[k].images >= min &&
+			workers_same_key(a->part[k].owner, a->part[i].owner))
+			return k;
+	return i;
+}
+
+uint32_t accumulator_voices(const struct core *c, uint32_t min)
+{
+	const struct gradient_accumulator *a = &c->accumulator;
+	int keys = accumulator_merges_keys(c);
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < a->parts; i++)
+		n += a->part[i].images >= min && (!keys || first_of_key(a, i, min) == i);
+	return n;
+}
+
+static void set_owner(const struct core *c, struct part *p, const struct worker *w)
+{
+	if (is_robust(c))
+		memcpy(p->owner, w->session.owner, sizeof(p->owner));
 }
 
 /* ---- one running sum ------------------------------------------------------------------------ */
@@ -73,11 +122,6 @@ void accumulator_count(struct core *c, const struct msg_push *p)
 {
 	c->accumulator.loss_sum += (double)p->loss * p->images;
 	c->accumulator.images += p->images;
-}
-
-static int is_robust(const struct core *c)
-{
-	return c->cfg.push.aggregate != AGGREGATE_MEAN;
 }
 
 /* Updates the bound a->peak for one more gradient of magnitude at most `peak`. For a robust rule,
@@ -123,7 +167,7 @@ static void scale_values(struct core *c, float *g, size_t n, double scale)
 		blocks_scale(&c->blocks, g, scale, n);
 }
 
-void accumulator_keep(struct core *c, const struct msg_push *p)
+void accumulator_keep(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 	double weight = weight_of(c, p->images);
@@ -136,7 +180,8 @@ void accumulator_keep(struct core *c, const struct msg_push *p)
 	a->pushes++;
 	for (; i > 0 && a->part[i - 1].batch > p->work.first; i--)
 		a->part[i] = a->part[i - 1];
-	a->part[i] = (struct part){p->work.first, p->images, p->loss, g};
+	a->part[i] = (struct part){p->work.first, p->images, p->loss, g, ""};
+	set_owner(c, &a->part[i], w);
 	/* invariant 4 of sync.c */
 	PS_ASSERT(i == 0 || a->part[i - 1].batch < a->part[i].batch);
 	PS_ASSERT(i + 1 == a->parts || a->part[i].batch < a->part[i + 1].batch);
@@ -150,22 +195,36 @@ void accumulator_keep(struct core *c, const struct msg_push *p)
 
 /* ---- one gradient of each worker ------------------------------------------------------------- */
 
-/* Returns the part of slot `slot`. The parts are sorted by slot; a new part is zero. */
-static struct part *part_of(struct core *c, uint32_t slot)
+static struct part *reset_part(
+	const struct core *c, struct part *p, const struct worker *w, float *g)
+{
+	*p = (struct part){.batch = worker_id(c, w) - 1, .g = g};
+	set_owner(c, p, w);
+	memset(g, 0, c->store.n * sizeof(*g));
+	return p;
+}
+
+/* Returns the part of worker `w`. The parts are sorted by slot; a new part is zero. If the slot had
+ * a worker of another key, which has left, the part becomes that of `w`, without the gradients of
+ * the other one. */
+static struct part *part_of(struct core *c, const struct worker *w)
 {
 	struct gradient_accumulator *a = &c->accumulator;
-	uint32_t i = a->parts;
+	uint32_t i = a->parts, slot = worker_id(c, w) - 1;
 	float *g;
 
-	for (uint32_t j = 0; j < a->parts; j++)
-		if (a->part[j].batch == slot)
-			return &a->part[j];
+	for (uint32_t j = 0; j < a->parts; j++) {
+		struct part *p = &a->part[j];
+
+		if (p->batch == slot)
+			return workers_differ_in_key(p->owner, w->session.owner)
+				       ? reset_part(c, p, w, p->g)
+				       : p;
+	}
 	g = a->part[a->parts++].g;
 	for (; i > 0 && a->part[i - 1].batch > slot; i--)
 		a->part[i] = a->part[i - 1];
-	a->part[i] = (struct part){.batch = slot, .g = g};
-	memset(g, 0, c->store.n * sizeof(*g));
-	return &a->part[i];
+	return reset_part(c, &a->part[i], w, g);
 }
 
 struct movement {
@@ -197,7 +256,7 @@ void accumulator_average(
 	struct core *c, const struct worker *w, const struct slices *s, double weight, double scale)
 {
 	struct gradient_accumulator *a = &c->accumulator;
-	struct part *p = part_of(c, worker_id(c, w) - 1);
+	struct part *p = part_of(c, w);
 	double by = 1 / (double)++p->images;
 	size_t end = 0;
 
@@ -214,16 +273,27 @@ void accumulator_average(
 	note_peak(c, weight, store_peak(c, s));
 }
 
-/* Combines the parts by a robust rule. */
-static void combine(const struct core *c, float *out)
+/* Combines the parts by a robust rule. If keys count once, first makes the first part of each key
+ * the mean of the key's parts, which it adds in their order. */
+static void combine(struct core *c, float *out)
 {
-	const struct gradient_accumulator *a = &c->accumulator;
+	struct gradient_accumulator *a = &c->accumulator;
 	const float *g[WIRE_MAX_WORKERS];
+	uint32_t merged[WIRE_MAX_WORKERS] = {0}, n = 0;
+	int keys = accumulator_merges_keys(c);
 
-	for (uint32_t i = 0; i < a->parts; i++)
-		g[i] = a->part[i].g;
-	aggregate(&c->blocks, c->cfg.push.aggregate, c->cfg.push.bad_workers, g, a->parts,
-		c->store.n, out);
+	for (uint32_t i = 0; i < a->parts; i++) {
+		uint32_t first = keys ? first_of_key(a, i, 1) : i;
+
+		if (first == i)
+			g[n++] = a->part[i].g;
+		else
+			move(c, a->part[first].g, a->part[i].g, c->store.n,
+				1 / (double)(1 + ++merged[first]), 1);
+	}
+	PS_ASSERT(n == accumulator_voices(c, 1));
+	aggregate(
+		&c->blocks, c->cfg.push.aggregate, c->cfg.push.bad_workers, g, n, c->store.n, out);
 	if (c->cfg.push.sum)
 		blocks_scale(&c->blocks, out, a->pushes, c->store.trained);
 }
@@ -367,7 +437,7 @@ static double combine_block(const void *arg, size_t from, size_t n)
 	return 0;
 }
 
-void accumulator_mean(const struct core *c, float *g)
+void accumulator_mean(struct core *c, float *g)
 {
 	if (is_robust(c)) {
 		combine(c, g);

@@ -11,6 +11,9 @@
  *   batches when the step ends. The order of arrival therefore does not change the result at all.
  *   This method needs memory for n_params floats for each gradient of a step. The memory for a
  *   gradient is touched only when the gradient arrives.
+ *
+ * If the workers have three keys or more, a robust rule gets one gradient of each key: the mean of
+ * the kept gradients of its workers. So a key with many workers counts once.
  */
 #ifndef SERVER_CORE_ACCUMULATOR_H
 #define SERVER_CORE_ACCUMULATOR_H
@@ -25,6 +28,8 @@ struct part {
 	uint32_t batch, images;
 	float loss;
 	float *g; /* the gradient: n_params floats */
+	/* with a robust rule: the key of the worker that sent the gradient; "": it had no key */
+	char owner[WIRE_MAX_OWNER + 1];
 };
 struct gradient_accumulator {
 	double *sum; /* n_params sums; NULL: the mode has no running sum */
@@ -53,7 +58,7 @@ void accumulator_count(struct core *c, const struct msg_push *p);
 /* Returns 1 if all values stay finite when a step applies the collected gradients together with one
  * more gradient, whose weight is `weight` and whose magnitudes are at most `peak`. */
 int accumulator_holds(struct core *c, double weight, double peak);
-void accumulator_keep(struct core *c, const struct msg_push *p);
+void accumulator_keep(struct core *c, const struct worker *w, const struct msg_push *p);
 /* Includes `scale` (at most 1) times the gradient `s` in the mean of the gradients of worker `w`,
  * and adds `weight` to the sum of the weights. */
 void accumulator_average(struct core *c, const struct worker *w, const struct slices *s,
@@ -61,8 +66,14 @@ void accumulator_average(struct core *c, const struct worker *w, const struct sl
 /* Combines the collected gradients by the rule cfg.push.aggregate and writes the result to `g`
  * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, the rule
  * `mean` gives the sum of the gradients; for a buffer, this sum is the weighted mean times the
- * number of gradients. The statistics of batches, which follow the gradient, are never summed. */
-void accumulator_mean(const struct core *c, float *g);
+ * number of gradients. The statistics of batches, which follow the gradient, are never summed. The
+ * caller calls accumulator_clear next, because a robust rule changes the collected gradients. */
+void accumulator_mean(struct core *c, float *g);
+/* Returns 1 if a robust rule gets one gradient of each key. */
+int accumulator_merges_keys(const struct core *c);
+/* Returns the number of gradients that a robust rule would get now, of keys or of workers. Counts
+ * only parts of at least `min` images (struct part). */
+uint32_t accumulator_voices(const struct core *c, uint32_t min);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);
 

@@ -157,17 +157,25 @@ static void flush_buffer(struct core *c)
 	accumulator_clear(c);
 }
 
-/* Returns 1 if more than half of the live workers have BUFFER_ROUNDS gradients each in the buffer,
- * so that the buffer does not wait any longer for those that have none. A minority of workers
- * cannot cause this by many pushes. */
+static int is_active(const struct core *c, const struct worker *w)
+{
+	(void)c;
+	return worker_is_active(w);
+}
+
+/* Returns the number of live workers. If a robust rule gets one gradient of each key, returns the
+ * number of their keys. */
+static uint32_t live_voices(const struct core *c)
+{
+	return accumulator_merges_keys(c) ? workers_count_keys(c, is_active) : core_live_workers(c);
+}
+
+/* Returns 1 if more than half of the live workers or keys have BUFFER_ROUNDS gradients each in the
+ * buffer, so that the buffer does not wait any longer for those that have none. A minority cannot
+ * cause this by many pushes. */
 static int has_waited_enough(const struct core *c)
 {
-	const struct gradient_accumulator *a = &c->accumulator;
-	uint32_t n = 0;
-
-	for (uint32_t i = 0; i < a->parts; i++)
-		n += a->part[i].images >= BUFFER_ROUNDS;
-	return 2 * n > core_live_workers(c);
+	return 2 * accumulator_voices(c, BUFFER_ROUNDS) > live_voices(c);
 }
 
 static int has_part(const struct core *c, uint32_t slot)
@@ -190,16 +198,16 @@ static void leave_behind(struct core *c)
 
 /* Returns 1 if the buffer is full. With a robust rule, a buffer is full if it has gradients of K
  * workers, or of as many workers as are live if fewer than K are live, or if it has waited enough
- * for the others. */
+ * for the others. If the rule gets one gradient of each key, keys count instead of workers. */
 static int is_full(struct core *c)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
-	uint32_t live = core_live_workers(c), needed = c->cfg.push.buffer_size;
+	uint32_t live = live_voices(c), needed = c->cfg.push.buffer_size;
 
 	if (!a->part)
 		return a->pushes >= needed;
 	/* after a restart, workers that are not back yet are not live */
-	if (c->run.recovering || a->parts >= (live < needed ? live : needed))
+	if (c->run.recovering || accumulator_voices(c, 1) >= (live < needed ? live : needed))
 		return !c->run.recovering;
 	if (!has_waited_enough(c))
 		return 0;

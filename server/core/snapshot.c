@@ -382,6 +382,8 @@ static void put_parts(struct cursor *k, struct core *c)
 		u32(k, &a->part[i].images);
 		f64(k, &loss);
 		a->part[i].loss = (float)loss;
+		if (c->cfg.push.aggregate != AGGREGATE_MEAN)
+			text(k, a->part[i].owner, sizeof(a->part[i].owner));
 		floats(k, a->part[i].g, c->store.n);
 	}
 }

@@ -21,8 +21,8 @@
  *
  * Promises:
  * (1) a step waits for every live member, whether or not the member has asked for work yet, until
- *     the gradients that are due have arrived, or a replay after a server crash ends the step
- *     (tests/sim/steps.c, mutant member-left-out);
+ *     the gradients that are due have arrived and are of enough keys, or a replay after a server
+ *     crash ends the step (tests/sim/steps.c, mutant member-left-out);
  * (2) a step never waits for a worker that is not live, that is stalled (pace.h), that joined after
  *     the step began, or that neither works nor asks for work for dead_ms. For these reasons every
  *     step ends (tests/sim/sim.c, mutants barrier-of-the-dead and waits-for-the-stalled);
@@ -142,7 +142,7 @@ static void sync_take(struct core *c, struct worker *w, const struct msg_push *p
 {
 	PS_ASSERT(!has_answered(c, w) || rights_of_replay(c, w, p)); /* invariant 1 */
 	PS_ASSERT(!ends_the_step(c, p));                             /* invariant 3 */
-	accumulator_keep(c, p);
+	accumulator_keep(c, w, p);
 	w->sync.answered = this_step(c);
 	/* a replay of a later epoch is a step by itself: the gradients of the other workers are
 	 * still of this epoch and cannot join it */
@@ -160,6 +160,25 @@ static int is_exhausted(const struct core *c)
 	return 1;
 }
 
+static int is_member(const struct core *c, const struct worker *w)
+{
+	return w->sync.member == this_step(c);
+}
+
+/* Returns 1 if the gradients that have arrived are of enough keys. A robust rule that gets one
+ * gradient of each key needs one of each key of the members, except for --backup-workers keys, but
+ * not more than the gradients that are due. */
+static int has_keys(const struct core *c)
+{
+	uint32_t backup = c->cfg.sync.backup_workers, keys, needed;
+
+	if (!accumulator_merges_keys(c))
+		return 1;
+	keys = workers_count_keys(c, is_member);
+	needed = keys > backup ? keys - backup : 1;
+	return accumulator_voices(c, 1) >= (needed < c->sync.due ? needed : c->sync.due);
+}
+
 static int is_complete(const struct core *c)
 {
 	uint32_t pushes = c->accumulator.pushes;
@@ -170,7 +189,7 @@ static int is_complete(const struct core *c)
 		return 1;
 	if (c->run.recovering) /* more replays of this step may arrive */
 		return 0;
-	return (c->sync.open && (pushes >= c->sync.due || is_exhausted(c))) ||
+	return (c->sync.open && ((pushes >= c->sync.due && has_keys(c)) || is_exhausted(c))) ||
 	       count_awaited(c) == 0;
 }
 

@@ -59,6 +59,25 @@ int workers_differ_in_key(const char *a, const char *b)
 	return a[0] && b[0] && strncmp(a, b, WIRE_MAX_OWNER + 1) != 0;
 }
 
+uint32_t workers_count_keys(
+	const struct core *c, int (*counts)(const struct core *, const struct worker *))
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const char *owner = c->worker[i].session.owner;
+		uint32_t k = 0;
+
+		if (!counts(c, &c->worker[i]))
+			continue;
+		while (k < i && !(workers_same_key(c->worker[k].session.owner, owner) &&
+					counts(c, &c->worker[k])))
+			k++;
+		n += k == i;
+	}
+	return n;
+}
+
 uint32_t data_channels(const struct data_id *d)
 {
 	return d->channels ? d->channels : 1;

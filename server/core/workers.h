@@ -51,6 +51,10 @@ void worker_forget_decisions(struct core *c, struct worker *w);
 int workers_same_key(const char *a, const char *b);
 /* Returns 1 if both are keys, and differ. */
 int workers_differ_in_key(const char *a, const char *b);
+/* Returns the number of keys of the workers that `counts` selects. A worker without a key counts as
+ * a key of its own. */
+uint32_t workers_count_keys(
+	const struct core *c, int (*counts)(const struct core *, const struct worker *));
 uint32_t data_channels(const struct data_id *d);
 int workers_same_data(const struct data_id *a, const struct data_id *b);
 

@@ -273,3 +273,92 @@ TEST(a_step_of_sync_takes_the_median)
 	assert_true(core_weights(f.core)[3] == -2);
 	fixture_close(&f);
 }
+
+static struct stamp join_as_key(struct core_fixture *f, uint32_t peer, const char *key)
+{
+	struct msg m = fixture_hello("");
+
+	memcpy(m.hello.owner, key, strlen(key));
+	fixture_message(f, peer, &m);
+	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
+}
+
+static struct stamp come_back_as_key(
+	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last_seq, const char *key)
+{
+	struct msg m = fixture_resume(s, last_seq, 0);
+
+	memcpy(m.hello.owner, key, strlen(key));
+	fixture_message(f, peer, &m);
+	assert_non_null(fixture_sent(f, peer, MSG_WELCOME));
+	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
+}
+
+/* Five workers of one key push before the workers of two other keys. The buffer waits for the other
+ * keys, and the median is that of the three keys. A restart between the pushes changes nothing. */
+TEST(a_key_counts_once_in_a_buffer)
+{
+	static const char *const key[] = {"bad", "bad", "bad", "bad", "bad", "one", "two"};
+	static const float value[] = {-100, -100, -50, -50, -50, 1, 2};
+	struct core_config cfg = with_rule(AGGREGATE_MEDIAN);
+	struct core_fixture f;
+	struct stamp s[7];
+
+	cfg.push.buffer_size = 3;
+	cfg.sessions.max_workers = 7;
+	fixture_open(&f, cfg);
+	for (uint32_t i = 0; i < 7; i++)
+		s[i] = join_as_key(&f, 9 + i, key[i]);
+	for (uint32_t i = 0; i < 5; i++)
+		push_value(&f, 9 + i, s[i], 1, value[i]);
+	assert_int_equal(core_stats(f.core)->updates, 0);
+	fixture_restart(&f);
+	for (uint32_t i = 0; i < 7; i++)
+		s[i] = come_back_as_key(&f, 9 + i, s[i], i < 5, key[i]);
+	push_value(&f, 14, s[5], 1, value[5]);
+	assert_int_equal(core_stats(f.core)->updates, 0);
+	push_value(&f, 15, s[6], 1, value[6]);
+	assert_int_equal(core_stats(f.core)->updates, 1);
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++) /* the keys' means are -70, 1 and 2 */
+		assert_true(core_weights(f.core)[i] == -1);
+	fixture_close(&f);
+}
+
+/* In a step of sync, pushes the value of each worker. Worker i is on connection 7 + i. */
+static void push_step(struct core_fixture *f, const struct stamp *s, const float *value, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct msg_grant g = fixture_train(f, 7 + i, s[i], 1);
+		struct msg m = fixture_batch(s[i], 1, 0, g.work.first, 1);
+		float v[FIXTURE_PARAMS];
+
+		for (size_t k = 0; k < FIXTURE_PARAMS; k++)
+			v[k] = value[i];
+		m.push.slices.n = 0;
+		fixture_slice(&m, 0, FIXTURE_PARAMS, v);
+		m.push.base_term = f->cfg.term;
+		fixture_applied(f, 7 + i, &m);
+	}
+}
+
+/* Two of four workers have the same key, and send large gradients with the wrong sign. */
+TEST(a_key_counts_once_in_a_step_of_sync)
+{
+	static const char *const key[] = {"bad", "bad", "one", "two"};
+	static const float value[] = {-50, -50, 2, 3};
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
+	struct stamp s[4];
+
+	cfg.durable = 0;
+	cfg.training.mode = MODE_SYNC;
+	cfg.leases.min_workers = 4;
+	cfg.push.aggregate = AGGREGATE_MEDIAN;
+	fixture_open(&f, cfg);
+	for (uint32_t i = 0; i < 4; i++)
+		s[i] = join_as_key(&f, 7 + i, key[i]);
+	push_step(&f, s, value, 4);
+	assert_int_equal(core_stats(f.core)->updates, 1);
+	assert_true(core_weights(f.core)[3] == -2);
+	fixture_close(&f);
+}

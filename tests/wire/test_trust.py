@@ -310,6 +310,21 @@ def answered(server, links):
     return taken
 
 
+def test_trust_a_robust_rule_with_few_keys_is_a_warning(programs):
+    """A robust rule needs three keys of workers, and krum 2F + 3."""
+    options = (*LEDGER, "--buffer-size", 5, "--key")
+    directory = programs.keygen("second")
+    for rule, others, needed in (("median", (), 3), ("krum", ("third", "fourth"), 5),
+                                 ("median", (), 0), ("mean", (), 0)):
+        for name in others:
+            programs.keygen(name)
+        server = programs.server(*options, directory / "server.key", "--aggregate", rule,
+                                 directory=None)
+        server.line("net listening")
+        assert any(f"needed={needed}" in line for line in server.lines
+                   if "auth few_keys" in line) == (needed > 0)
+
+
 def test_trust_a_key_has_a_limited_number_of_connections(programs, keys):
     """A key opens many connections and sends a message on each of them. The server closes those
     above the limit of the key. A worker with another key goes on, and another one joins."""

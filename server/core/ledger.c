@@ -164,9 +164,10 @@ static int was_superseded(
 static int counts_as_bad(const struct core *c, const struct msg_push *p, enum reject r)
 {
 	int shape = r == REJECT_SHAPE && p->work.epoch <= c->leases.epoch;
+	int compares = c->cfg.limits.norm_ratio > 0;
 
-	return r == REJECT_NONFINITE ||
-	       (c->cfg.limits.norm_ratio > 0 && (r == REJECT_NORM || shape));
+	return r == REJECT_NONFINITE || (compares && r == REJECT_NORM) ||
+	       (shape && (compares || rights_have_key(c)));
 }
 
 /* Returns the largest number of versions that a push can make, if `r` is its decision. A replay in

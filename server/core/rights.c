@@ -16,6 +16,11 @@ static int has_key(const struct core *c)
 	return (c->cfg.proof_key[0] | c->cfg.proof_key[1]) != 0;
 }
 
+int rights_have_key(const struct core *c)
+{
+	return has_key(c);
+}
+
 static uint64_t pair(uint32_t high, uint32_t low)
 {
 	return (uint64_t)high << 32 | low;

@@ -33,6 +33,9 @@ uint64_t rights_of_grant(const struct core *c, const struct worker *w, const str
 /* Returns the code that the server sends with decision `d` on push `p` of worker `w`. */
 uint64_t rights_of_decision(const struct core *c, const struct worker *w, const struct msg_push *p,
 	const struct decision *d);
+/* Returns 1 if the run has a key. A log of release 0.2.0 is replayed without one, and without the
+ * rules that came after this release. */
+int rights_have_key(const struct core *c);
 /* Returns 1 if the server granted the batches of push `p` to worker `w`. */
 int rights_to_push(const struct core *c, const struct worker *w, const struct msg_push *p);
 /* Returns 1 if the server granted the portion of result `r` to worker `w`. */

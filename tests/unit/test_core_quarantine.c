@@ -124,6 +124,29 @@ TEST(a_good_push_ends_the_streak)
 	fixture_close(&f);
 }
 
+/* Pushes of a wrong shape count whether or not the server compares norms, also in a run without a
+ * data set. */
+TEST(a_worker_whose_pushes_have_a_wrong_shape_is_excluded)
+{
+	struct core_config cfg = without_disk();
+	struct core_fixture f;
+
+	cfg.proof_key[0] = 1;
+	assert_true(cfg.limits.norm_ratio <= 0);
+	fixture_open(&f, cfg);
+	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
+	push_well(&f, 8, good, 1);
+	for (uint64_t seq = 1; seq <= PATIENCE; seq++) {
+		struct msg m = fixture_push_ones(bad, seq);
+
+		fixture_work(&m, 0, 0, 1); /* the run has no batches */
+		fixture_rejected(&f, 9, &m, REJECT_SHAPE);
+	}
+	assert_excluded(&f, 9);
+	push_well(&f, 8, good, 2);
+	fixture_close(&f);
+}
+
 TEST(bad_pushes_of_the_only_worker_end_the_run)
 {
 	struct core_fixture f;

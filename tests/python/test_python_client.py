@@ -291,10 +291,32 @@ def test_observer_reads_and_operates(server, tmp_path):
         assert client.checkpoint() > 0
         with pytest.raises(cnnps.UsageError, match="observer cannot push"):
             client.push(np.zeros(10, np.float32))
+        client.log_level("debug")
+        until(lambda: any("from=info to=debug" in line for line in run.log), 10, "the level has changed")
+        for call in lambda: client.log_level("loud"), lambda: client.release("nobody"):
+            with pytest.raises(cnnps.UsageError, match="loud|nobody"):
+                call()
         client.drain()
     assert run.wait(20)["status"] == "drained" or not run.running()
     run.export(str(tmp_path / "w.safetensors"))
     assert (tmp_path / "w.safetensors").stat().st_size > 40
+
+
+def test_quarantine_ends_with_a_release(server):
+    """Three processes in a row have pushed gradients that are not finite."""
+    run = server(**vector(epochs=1, batch_size=1, eval_checks=0))
+
+    def broken():
+        with run.connect(data=DATA, name="a") as client:
+            for lease in client.leases():
+                for batch in lease.batches():
+                    client.push(np.full(10, np.nan, np.float32), batch)
+    for _ in range(4):
+        with pytest.raises(cnnps.QuarantineError):
+            broken()
+    with run.connect(observer=True) as client:
+        client.release("a")
+    run.connect(data=DATA, name="a").close()
 
 
 def test_errors(server):

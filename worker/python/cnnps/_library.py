@@ -102,6 +102,8 @@ _FUNCTIONS = {
     "status": (c_int, c_void_p, c_char_p, c_size_t),
     "checkpoint": (c_int, c_void_p, POINTER(c_uint64)),
     "drain": (c_int, c_void_p),
+    "log_level": (c_int, c_void_p, c_char_p),
+    "release": (c_int, c_void_p, c_char_p),
 }
 
 

@@ -417,6 +417,16 @@ class Client:
         """Makes the server write a last checkpoint and exit."""
         self._call("drain")
 
+    def log_level(self, level: str) -> None:
+        """Sets the log level of the server until its next start: "error", "warn", "info" or
+        "debug"."""
+        self._call("log_level", check.text("level", level))
+
+    def release(self, worker: str) -> None:
+        """Ends the quarantine of a worker. worker: its name or key as in status(), or at least the
+        first 8 characters of the key. Raises UsageError if no such worker is in quarantine."""
+        self._call("release", check.text("worker", worker))
+
 
 def metric_names(metrics: Sequence[str]) -> str:
     """Returns the names of the metrics in the format of --metrics."""
@@ -431,11 +441,11 @@ def connect(server: str = "", **options: Any) -> Client:
     "tcp://127.0.0.1:5555". The other options are those of Client: data (a Data, for a run with
     epochs), name (a worker with the same name gets the same slot again), key and server_key (files
     from cnn-ctl keygen; None: $CNN_KEY and $CNN_SERVER_KEY, if they are set; "": no key),
-    observer=True (only pulls, status, checkpoint and drain), metrics (the names of --metrics of the
-    server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), wire ("fp32" or "bf16", like
-    --wire of cnn-worker), tensors (the result of cnnps.torch.tensor_list), validates=True (this
-    program supports --validate: it evaluates the training samples client.held_back instead of test
-    samples), and timeouts in seconds.
+    observer=True (only pulls, and the calls that observe and operate the server), metrics (the
+    names of --metrics of the server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker),
+    wire ("fp32" or "bf16", like --wire of cnn-worker), tensors (the result of
+    cnnps.torch.tensor_list), validates=True (this program supports --validate: it evaluates the
+    training samples client.held_back instead of test samples), and timeouts in seconds.
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):

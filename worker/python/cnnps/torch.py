@@ -537,8 +537,8 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
                     worker.train(progress)
             report = Report(shared.result() if shared else {}, evaluations)
             if not client and was_drained(report.result):
-                raise ShutdownError("the run was drained before the end of its training, and before "
-                                    "this worker was connected")
+                raise ShutdownError("the run was drained before the end of its training, and "
+                                    "before this worker was connected")
             if shared:
                 load_parameters(model, shared.directory)
             model.eval()

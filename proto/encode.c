@@ -163,7 +163,8 @@ static ProtobufCMessage *put_message(
 
 /* ---- struct msg to frames -------------------------------------------------------------------- */
 
-/* Writes the protobuf `Message` around a body, as one field of bytes. Returns its length. */
+/* Writes the beginning of the protobuf `Message`: the tag of the body's field and the length of the
+ * body. Returns the number of bytes written. */
 static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[MAX_PREFIX])
 {
 	size_t n = 0;

@@ -109,7 +109,7 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"milliseconds"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",
 			"maximum memory, in MiB, for gradients that are not yet on the server's "
-			"disk"),
+			"disk; a single larger gradient is still kept"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MIB",
 			"maximum memory, in MiB, for images; the worker reads larger plain files "
 			"from the disk batch by batch, and refuses larger gzipped files and "

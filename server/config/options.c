@@ -736,7 +736,7 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "only checkpoints", .needs = "checkpoint-dir"),
 		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
 			"whether the server gives up rights that it does not need "
-			"(docs/operations.md): with auto, it gives up what the system permits; "
+			"(docs/operations.md): with auto, it gives up all that the system lets it; "
 			"with require, it exits if the system does not permit all of it; with "
 			"off, it gives up none"),
 		INT("threads", threads, "0", 0, MAX_THREADS, "N",

@@ -310,8 +310,9 @@ static int may_be_lost(const struct core *c, const struct worker *w, const struc
 }
 
 /* Called when a worker's HELLO shows that the server has lost state that had been durable. If the
- * operator gave --accept-rollback and the worker's claim may be true, the function sets the
- * incarnation and the seq of the slot to the worker's and returns 1. In all other cases, the
+ * operator gave --accept-rollback, the worker's claim may be true, and the worker is not in
+ * quarantine (checked for a free slot), the function sets the incarnation of the slot to the
+ * worker's, raises its last_seq to the worker's durable_seq, and returns 1. In all other cases, the
  * function refuses the worker and returns 0. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)

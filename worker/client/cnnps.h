@@ -218,10 +218,10 @@ struct cnnps_info {
 	const char *tensors;
 };
 
-/* Connects and waits until the server accepts this worker. After a failure, *c is NULL if there was
- * no memory; otherwise use *c only for cnnps_error and cnnps_close. Errors: CNNPS_EUSAGE,
- * CNNPS_ENOMEM, CNNPS_EIO, CNNPS_EUNREACHABLE, CNNPS_EAUTH, CNNPS_EVERSION, CNNPS_EFULL,
- * CNNPS_EWRONGDATA, CNNPS_EQUARANTINE, CNNPS_EDONE, CNNPS_EDIVERGED, CNNPS_ESHUTDOWN,
+/* Connects and waits until the server accepts this worker or observer. After a failure, *c is NULL
+ * if there was no memory; otherwise use *c only for cnnps_error and cnnps_close. Errors:
+ * CNNPS_EUSAGE, CNNPS_ENOMEM, CNNPS_EIO, CNNPS_EUNREACHABLE, CNNPS_EAUTH, CNNPS_EVERSION,
+ * CNNPS_EFULL, CNNPS_EWRONGDATA, CNNPS_EQUARANTINE, CNNPS_EDONE, CNNPS_EDIVERGED, CNNPS_ESHUTDOWN,
  * CNNPS_ENET. */
 int cnnps_connect(struct cnnps **c, const struct cnnps_options *options);
 /* Returns the data of the run and of this worker's session, which belong to the library and are

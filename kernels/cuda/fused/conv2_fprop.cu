@@ -8,8 +8,8 @@
  * The 64 rows of a product are the 8 x 8 output pixels of an image. The eight pixels of an output
  * row read eight input pixels that are contiguous in shared memory. A filter tap therefore only
  * changes the start address of the operand, and im2col copies nothing. A warpgroup computes PER
- * images. All WARPGROUPS of a block share the weights. The weights are double-buffered: the block
- * loads the next row of taps while it computes one.
+ * images. The WARPGROUPS warpgroups of a block share the weights. The weights are double-buffered:
+ * the block loads the next row of taps while it computes one.
  */
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv2.cuh"

@@ -434,8 +434,8 @@ def metric_names(metrics: Sequence[str]) -> str:
 
 
 def connect(server: str = "", **options: Any) -> Client:
-    """Connects to a cnn-ps server as a worker, and waits until the server accepts it. The Client is
-    a context manager.
+    """Connects to a cnn-ps server as a worker or, with observer=True, as an observer, and waits
+    until the server accepts it. The Client is a context manager.
 
     server: the address of the server; empty: $CNN_SERVER, which `cnnps.run --server` sets, else
     "tcp://127.0.0.1:5555". The other options are those of Client: data (a Data, for a run with

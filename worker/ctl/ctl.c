@@ -223,7 +223,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.type = OPT_FLAG,
 			.dest = &ctl->once,
 			.def = "0",
-			.help = "print the status once, as lines of text or with --json as one line, and exit",
+			.help = "print the status once, as lines of text or with --json as one "
+				"line, and exit",
 			.needs = "command=top"},
 		{.name = "json",
 			.type = OPT_FLAG,

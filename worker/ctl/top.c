@@ -24,10 +24,11 @@
 #define AWAY_MS   2500 /* a server that takes longer to answer is away */
 /* time limit of a screen for a server that is away: none */
 #define NO_LIMIT_MS INT32_MAX
-#define BLANKS      3   /* number of blanks between two items of a line */
-#define SAMPLES     240 /* number of samples in a sparkline, one per second */
-#define LABEL       10  /* number of characters before a sparkline */
-#define VALUE       14  /* number of characters after a sparkline */
+#define BLANKS      3    /* number of blanks between two items of a line */
+#define SAMPLES     240  /* number of samples in a sparkline, one per second */
+#define LABEL       10   /* number of characters before a sparkline */
+#define VALUE       14   /* number of characters after a sparkline */
+#define LOSS        (-1) /* in place of a number of decimals: the value is a loss */
 
 /* The newest values of a number of the status, one per second. */
 struct series {
@@ -138,6 +139,23 @@ static void show_value(struct page *s, const json_t *o, const char *label, const
 		put_item(s, MARK_PLAIN, "%s -", label);
 }
 
+/* Returns a loss as text. A loss may be as small as 1e-12. */
+static const char *loss_text(double loss, char text[32])
+{
+	snprintf(text, 32, loss > 0 && loss < 0.001 ? "%.1e" : "%.4f", loss);
+	return text;
+}
+
+/* Shows a loss, with a dash if the status has none. */
+static void show_loss(struct page *s, const json_t *o, const char *label, const char *key)
+{
+	char text[32];
+
+	put_item(s, MARK_PLAIN, "%s %s", label,
+		json_is_number(json_object_get(o, key)) ? loss_text(status_number(o, key), text)
+							: "-");
+}
+
 /* Returns 1 if an epoch is evaluated, and the run does not measure accuracy. */
 static int has_only_loss(const json_t *o)
 {
@@ -161,9 +179,9 @@ static void show_run(struct page *s, const json_t *o, int is_away)
 	end_line(s);
 	show_value(s, o, "images", "images", 1, 0, "");
 	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
-	show_value(s, status_number(o, "updates") > 0 ? o : NULL, "loss", "loss", 1, 4, "");
+	show_loss(s, status_number(o, "updates") > 0 ? o : NULL, "loss", "loss");
 	if (has_only_loss(o))
-		show_value(s, o, "test loss", "test_loss", 1, 4, "");
+		show_loss(s, o, "test loss", "test_loss");
 	else
 		show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
 	json_object_foreach(json_object_get(o, "metrics"), name, v)
@@ -220,11 +238,17 @@ static void put_spark(FILE *f, const struct series *s, size_t width)
 static void show_spark(struct page *s, const char *label, const struct series *of, double factor,
 	int decimals, const char *unit)
 {
+	char text[32];
+
 	if (s->columns < LABEL + VALUE + 10 || !of->n)
 		return;
 	fprintf(s->out, "%-*s", LABEL, label);
 	put_spark(s->out, of, s->columns - LABEL - VALUE);
-	fprintf(s->out, " %.*f%s", decimals, factor * of->value[(of->n - 1) % SAMPLES], unit);
+	double last = factor * of->value[(of->n - 1) % SAMPLES];
+	if (decimals == LOSS)
+		fprintf(s->out, " %s", loss_text(last, text));
+	else
+		fprintf(s->out, " %.*f%s", decimals, last, unit);
 	end_line(s);
 }
 
@@ -477,9 +501,9 @@ static void draw_status(struct top *t, struct page *s)
 	}
 	if (s->rows >= 20) {
 		show_spark(s, "images/s", &t->rate, 1, 0, "");
-		show_spark(s, "loss", &t->loss, 1, 4, "");
+		show_spark(s, "loss", &t->loss, 1, LOSS, "");
 		show_spark(s, "accuracy", &t->accuracy, 100, 2, " %");
-		show_spark(s, "test loss", &t->test_loss, 1, 4, "");
+		show_spark(s, "test loss", &t->test_loss, 1, LOSS, "");
 	}
 	show_waiting(s, t->status);
 	show_quarantine(s, t->status);
@@ -632,6 +656,7 @@ static void on_wait(void *arg, const char *line)
 static void print_end(const json_t *o, const char *how)
 {
 	const char *name;
+	char text[32];
 	json_t *v;
 
 	printf("training %s:", how);
@@ -640,9 +665,9 @@ static void print_end(const json_t *o, const char *how)
 	json_object_foreach(json_object_get(o, "metrics"), name, v) if (json_is_number(v))
 		printf(" %s %.6g,", name, json_number_value(v));
 	if (has_only_loss(o))
-		printf(" test loss %.4f,", status_number(o, "test_loss"));
+		printf(" test loss %s,", loss_text(status_number(o, "test_loss"), text));
 	if (status_number(o, "updates") > 0)
-		printf(" loss %.4f,", status_number(o, "loss"));
+		printf(" loss %s,", loss_text(status_number(o, "loss"), text));
 	printf(" %.0f updates, %.0f images, %.0f s since the server's start\n",
 		status_number(o, "updates"), status_number(o, "images"),
 		status_number(o, "uptime_s"));

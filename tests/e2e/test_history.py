@@ -201,6 +201,15 @@ def test_csv_has_the_means_of_the_workers(programs, tmp_path):
     assert {rows[2][column] for column in sample} == {""}
 
 
+def test_csv_has_the_options_of_a_start(programs, tmp_path):
+    lines = [{"t": 1, "kind": "start", "term": 2, "resumed": True, "model": "seed:4, x",
+              "options": {"lr": 0.05, "metrics": "accuracy mae", "epochs": 3, "schedule": None}}]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    row, = csv.DictReader(io.StringIO("\n".join(programs.ctl("history", tmp_path).out)))
+    assert [row[name] for name in ("resumed", "model", "options")] == [
+        "true", "seed:4, x", "lr=0.05; metrics=accuracy mae; epochs=3; schedule=null"]
+
+
 def test_csv_has_a_column_for_each_metric(programs, tmp_path):
     """A metric may have the name of another column, so the names have a prefix."""
     metrics = {"mae": 0.25, "loss": None}, {"mae": 1e-7, "loss": 3}

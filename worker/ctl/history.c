@@ -21,7 +21,7 @@
 static const char *const plain_columns[] = {"t", "kind", "term", "epoch", "images", "updates",
 	"images_per_s", "learning_rate", "loss", "accuracy", "test_loss", "live", "pushes",
 	"duplicates", "rejected", "refusals", "generation", "checkpoint_s", "degraded", "worker",
-	"change", "name", "host", "device", "status"};
+	"change", "name", "host", "device", "status", "resumed", "model", "options"};
 
 /* Columns from samples: the seconds of the server's main thread, and the percentages of the
  * workers' time. */
@@ -86,7 +86,7 @@ static json_int_t held_back_of(const json_t *lines)
 /* A worker chooses its name, so the text of a cell must not control a terminal. */
 static void print_text_cell(const char *cell)
 {
-	char text[1024];
+	char text[8192];
 
 	snprintf(text, sizeof(text), "%s", cell);
 	plain_text(text, 1);
@@ -100,9 +100,35 @@ static void print_text_cell(const char *cell)
 	putchar('"');
 }
 
-static void print_cell(const json_t *v)
+/* Prints the options of a start as one cell, such as "mode=sync; lr=0.05". */
+static void print_options(json_t *options)
 {
-	if (json_is_string(v))
+	char cell[8192] = "";
+	const char *name;
+	json_t *v;
+	size_t at = 0;
+
+	json_object_foreach(options, name, v)
+	{
+		char *value = json_is_string(v)
+				      ? strdup(json_string_value(v))
+				      : json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+
+		if (value && at < sizeof(cell))
+			at += (size_t)snprintf(cell + at, sizeof(cell) - at, "%s%s=%s",
+				at ? "; " : "", name, value);
+		free(value);
+	}
+	print_text_cell(cell);
+}
+
+static void print_cell(json_t *v)
+{
+	if (json_is_object(v))
+		print_options(v);
+	else if (json_is_boolean(v))
+		fputs(json_is_true(v) ? "true" : "false", stdout);
+	else if (json_is_string(v))
 		print_text_cell(json_string_value(v));
 	else if (json_is_integer(v))
 		printf("%lld", (long long)json_integer_value(v));

@@ -172,6 +172,14 @@ def test_a_network_without_mistakes_has_no_sheet(programs):
     png = programs.directory / "worst.png"
     found = programs.ctl("eval", "--weights", weights, "--data", place, "--mistakes", png)
     assert "accuracy 1.0000 (0 wrong)" in found.out[0] and not png.exists()
+    assert found.out[-1] == f"no mistakes: {png} was not written"
+
+
+def test_a_network_of_many_classes_without_mistakes_has_no_table(programs):
+    weights = linear(programs.directory / "w.safetensors", 40, np.eye(40, 784))
+    place = one_hot(programs.directory / "data", [(i, i) for i in range(40)])
+    found = programs.ctl("eval", "--weights", weights, "--data", place)
+    assert "(0 wrong)" in found.out[0] and len(found.out) == 1
 
 
 @pytest.mark.parametrize("classes,words", [(2, "labels are 0 to 3, the model has 2 classes")])

@@ -143,6 +143,8 @@ static void print_confusions(const struct evaluation *v)
 {
 	const size_t n = v->classes * v->classes;
 
+	if (v->correct == v->data.id.n_test)
+		return;
 	printf("\nlabel  class  images\n");
 	for (size_t line = 0; line < LISTED; line++) {
 		size_t best = n;
@@ -229,6 +231,8 @@ static int show_worst(struct evaluation *v, const char *path, struct err *e)
 		draw_worst(v);
 	if (!rc && v->n_worst && path)
 		rc = write_worst(v, path, e);
+	if (!v->n_worst && path)
+		printf("\nno mistakes: %s was not written\n", path);
 	return rc;
 }
 

@@ -99,7 +99,7 @@ static void jpeg_file(const char *name, int width, int height, int components)
 	struct jpeg_compress_struct c;
 	struct jpeg_error_mgr errors;
 	FILE *f = fopen(name, "wb");
-	uint8_t row[3 * 64];
+	uint8_t row[4 * 64];
 	JSAMPROW rows[] = {row};
 
 	assert_non_null(f);
@@ -109,7 +109,7 @@ static void jpeg_file(const char *name, int width, int height, int components)
 	c.image_width = (JDIMENSION)width;
 	c.image_height = (JDIMENSION)height;
 	c.input_components = components;
-	c.in_color_space = components == 3 ? JCS_RGB : JCS_GRAYSCALE;
+	c.in_color_space = components == 4 ? JCS_CMYK : components == 3 ? JCS_RGB : JCS_GRAYSCALE;
 	jpeg_set_defaults(&c);
 	jpeg_set_quality(&c, 100, TRUE);
 	jpeg_start_compress(&c, TRUE);
@@ -178,6 +178,9 @@ TEST(jpeg_is_read_in_grey_and_colours)
 	picture_release(&p);
 	assert_int_equal(picture_read(path, mnist, pixels, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "is 16x8 pixels, must be 28x28"));
+	jpeg_file(path, 28, 28, 4);
+	assert_int_equal(picture_read(path, mnist, pixels, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "in CMYK"));
 }
 
 TEST(damaged_jpegs_are_read_or_refused)

@@ -251,6 +251,10 @@ static int decode_jpeg(struct jpeg *j, struct picture *p, const struct raw *r, s
 	jpeg_create_decompress(&j->d);
 	jpeg_mem_src(&j->d, r->data, r->size);
 	(void)jpeg_read_header(&j->d, TRUE);
+	if (j->d.num_components == 4)
+		return err_set(e, PS_EDATA,
+			"%s: a JPEG in CMYK, the colours of printers: save it as RGB or grey",
+			r->path);
 	if (!j->channels)
 		j->channels = j->d.num_components == 1 ? 1 : 3;
 	j->d.out_color_space = j->channels == 3 ? JCS_RGB : JCS_GRAYSCALE;

@@ -22,8 +22,10 @@ void timings_print(const struct timings *t, FILE *f)
 {
 	static const struct {
 		const char *name, *help;
-	} row[] = {[TIMING_PULL] = {"pull_seconds", "Work of the server on a PULL."},
-		[TIMING_PUSH] = {"push_seconds", "Work of the server on a PUSH, with its update."},
+	} row[] = {[TIMING_PULL] = {"pull_seconds",
+			   "Work of the server on a PULL, without pulls inside a PUSH."},
+		[TIMING_PUSH] = {"push_seconds",
+			"Work of the server on a PUSH, with its update and its pull."},
 		[TIMING_APPLY] = {"apply_seconds",
 			"Decision of the core on an event, with the update of the weights."},
 		[TIMING_CHECKPOINT] = {"checkpoint_write_seconds",

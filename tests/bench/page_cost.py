@@ -39,17 +39,17 @@ def processor_s(process):
 
 
 class Viewers:
-    """Connections of open pages. Each page reads /history once, and then /events until close()."""
+    """Connections of open pages. Each page reads /history/short once, and then /events until close()."""
 
     def __init__(self, server, n):
         host, port = server.line(r"http listening.* url=http://(\S+?)/?$")[1].split(":")
         self.streams, self.bytes = [], 0
         for _ in range(n):
-            for path in "history", "events":
+            for path in "history/short", "events":
                 s = socket.create_connection((host, int(port)), timeout=10)
                 s.sendall(f"GET /{path} HTTP/1.1\r\nHost: localhost\r\n"
-                          f"{'Connection: close' if path == 'history' else 'X: y'}\r\n\r\n".encode())
-                if path == "history":
+                          f"{'Connection: close' if path == 'history/short' else 'X: y'}\r\n\r\n".encode())
+                if path == "history/short":
                     while s.recv(1 << 16):
                         pass
                     s.close()

@@ -117,7 +117,7 @@ def test_a_long_pause_takes_little_of_the_timeline(programs, browser):
     assert shown < 0.1 * whole
     note = browser.execute_script("return document.querySelector('#each .quiet').textContent")
     assert "a long time without a server is drawn shorter" in note
-    assert "Yellow: suspect or stalled. Grey: away." in note
+    assert "Yellow: suspect or stalled. Grey: away or gone." in note
     assert "empty" in browser.find_element("id", "chart-accuracy").get_attribute("class")
 
 

@@ -9,6 +9,8 @@ const percent = x => x == null ? "–" : number(100 * x, 2) + " %";
 const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :
 	s < 5400 ? Math.round(s / 60) + " min" : number(s / 3600, 1) + " h";
 
+const silence = ms => ms == null ? "–" : ms < 1000 ? number(ms) + " ms" : number(ms / 1000, 1) + " s";
+
 // Returns a loss as text. A loss may be as small as 1e-12.
 const lossText = x => x > 0 && x < 0.001 ? x.toExponential(1) : number(x, 4);
 // Returns the label of a loss on the axis of chart `g`, as short as possible, so that it stays on one
@@ -414,6 +416,7 @@ function timeline(canvas, run) {
 	const fastest = Math.max(1, usual(rates)), stalest = Math.max(4, usual(stales));
 	const cells = new Cells(c, width - left - 6, ids.length);
 	let before = from, drawn = left, next = 0;
+	const seen = new Set();
 	const line = new Map(ids.map(id => [id, []]));
 	samples.forEach((s, i) => {
 		const gap = next < run.gaps.length && run.gaps[next][0] < s.t;
@@ -423,7 +426,11 @@ function timeline(canvas, run) {
 		for (; next < run.gaps.length && run.gaps[next][0] < s.t; next++)
 			begin = Math.max(begin, run.gaps[next][1]);
 		const a = Math.floor(x(begin)) - left, b = Math.floor(x(s.t)) - left;
+		// a worker that is dead, or has left, is in no sample
+		for (const id of seen)
+			cells.fill(index.get(id), a, b, "grey", 0.9);
 		for (const [id, state, rate, stale, silent] of s.workers) {
+			seen.add(id);
 			const late = state === "live" && silent > 1500, name = late ? "amber" : STATE[state] || "grey";
 			cells.fill(index.get(id), a, b, name, name === "blue" ? 0.25 + 0.75 * Math.min(1, rate / fastest) : 0.9);
 			if (many)
@@ -465,7 +472,7 @@ function timeline(canvas, run) {
 	const ends = [left + 40, width - 46]; // the first and the last label have these places
 	for (const {v, label} of axis.ticks(begin, begin + span, (width - left) / 130)) {
 		const at = x(axis.time(v));
-		if (at >= ends[0] + 80 && at <= ends[1] - 80)
+		if (at >= ends[0] + 80 && at <= ends[1] - 80 && label !== when(from, to - from) && label !== when(to, to - from))
 			c.fillText(label, at, height - 4);
 	}
 	c.textAlign = "left";
@@ -500,7 +507,8 @@ function explore(box, canvas, note, run) {
 		chosen = samples[i].t;
 		const w = samples[i].workers.find(w => w[0] === ids[worker]), name = run().names[ids[worker]];
 		const text = `${when(chosen, Date.now() - chosen)}: worker ${ids[worker]}${name ? ` (${name})` : ""}: ` + (!w ? "not there" :
-			`${w[1]}, ${number(w[2])} images/s` + (w[3] == null ? "" : `, staleness ${number(w[3], 1)}`));
+			`${w[1]}, ${number(w[2])} images/s` + (w[3] == null ? "" : `, staleness ${number(w[3], 1)}`) +
+			(w[4] == null ? "" : `, last message ${silence(w[4])} before`));
 		note.textContent = text;
 		place();
 		if (speak) {

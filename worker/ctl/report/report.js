@@ -185,7 +185,7 @@ for (const run of runs) {
 }
 const timelines = () => canvases.forEach(([canvas, run, key]) => {
 	const stalest = timeline(canvas, run);
-	key.textContent = `Blue: live, and a stronger colour is faster. Yellow: suspect or stalled. Grey: away.${stalest == null ? "" : ` The line is the staleness, from 0 to ${number(stalest, 1)} or more.`} Shaded: no server${run.axis.cuts.length ? "; a long time without a server is drawn shorter" : ""}.`;
+	key.textContent = `Blue: live, and a stronger colour is faster. Yellow: suspect or stalled. Grey: away or gone.${stalest == null ? "" : ` The line is the staleness, from 0 to ${number(stalest, 1)} or more.`} Shaded: no server${run.axis.cuts.length ? "; a long time without a server is drawn shorter" : ""}.`;
 });
 
 drawRuns();

@@ -435,6 +435,90 @@ def test_images_keep_their_proportions(programs, browser, rows, columns):
     assert tile - 14 < max(width, height) < tile
 
 
+HIDE = """
+Object.defineProperty(document, "hidden", {value: arguments[0], configurable: true});
+document.dispatchEvent(new Event("visibilitychange"));
+return stream !== null;
+"""
+
+
+def test_a_hidden_page_has_no_stream(programs, browser):
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    assert not browser.execute_script(HIDE, True)
+    time.sleep(1.5)
+    assert browser.execute_script("return stream") is None, "no timer connects again"
+    assert browser.execute_script("status = null;" + HIDE, False)
+    until(lambda: browser.execute_script("return status !== null"), 10, "a status")
+
+
+def test_an_ended_run_shows_nothing_old(programs, browser):
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    rate, live, table, note = browser.execute_script(
+        "stream.close(); stream = null;"
+        "status.images_per_s = 900; status.live_workers = 1;"
+        "status.workers = [{worker: 1, name: 'ada', state: 'live', images_per_s: 900, silent_ms: 20}];"
+        "onWall({side: [1, 1], images: [{pixels: 'AA==', class: 3, label: 3, sure: 0.5}]});"
+        "status.ending = 'done'; retry();"
+        "return ['rate', 'live', 'workers', 'wall-note'].map(id => $(id).textContent)")
+    assert rate == live == "–" and "live" not in table and "900" not in table and "ada" in table
+    assert note.startswith("1 of 1 test images right, when a worker evaluated them last.")
+
+
+def test_the_timeline_is_painted_for_a_print_and_has_rows_of_the_dead(programs, browser):
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    width, alive, dead, note = browser.execute_script(MANY_SAMPLES + """
+        stream.close();
+        stream = null;
+        sees = false;
+        const c = $("timeline"), draw = c.getContext("2d");
+        draw.clearRect(0, 0, c.width, c.height);
+        run = new Run("", ROOM);
+        for (let i = 0; i < 60; i++)
+            run.take(sample(1.7e12 + 1000 * i, i < 30 ? 2 : 1));
+        dispatchEvent(new Event("beforeprint"));
+        const {x, top, row} = c.places, alpha = (t, i) => draw.getImageData(x(t) * devicePixelRatio,
+            (top + i * row + row - 4) * devicePixelRatio, 1, 1).data[3];
+        $("timeline-box").dispatchEvent(new KeyboardEvent("keydown", {key: "Home"}));
+        return [c.width, alpha(1.7e12 + 50500, 0), alpha(1.7e12 + 50500, 1), $("timeline-note").textContent];
+        """)
+    assert width > 300 and alive > 60 and dead > 200
+    assert "last message 30 ms before" in note
+
+
+def test_labels_of_an_axis_do_not_repeat(programs, browser):
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    percents, times = browser.execute_script(MANY_SAMPLES + """
+        stream.close();
+        stream = null;
+        run = new Run("", ROOM);
+        for (let i = 0; i < 3; i++)
+            run.take(sample(1.7e12 + 400 + 1000 * i, 1));
+        for (let i = 1; i < 4; i++)
+            run.take({t: 1.7e12 + 500 * i, kind: "epoch", epoch: i, accuracy: 1, test_loss: 0.1});
+        const texts = [], fill = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+            texts.push(text);
+            fill.call(this, text, ...at);
+        };
+        draw();
+        drawTimeline(true);
+        timeline($("timeline"), run);
+        CanvasRenderingContext2D.prototype.fillText = fill;
+        texts.splice(0, texts.lastIndexOf("1  "));
+        return [[...document.querySelectorAll("#chart-accuracy .dygraph-axis-label-y")].map(e => e.textContent),
+            texts.filter(text => /\\d:\\d/.test(text))];""")
+    assert len(percents) >= 2 and len(set(percents)) == len(percents), percents
+    assert len(times) >= 2 and len(set(times)) == len(times), times
+
+
 def first_bytes(host, port):
     with socket.create_connection((host, int(port)), timeout=5) as s:
         s.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")

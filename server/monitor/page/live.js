@@ -13,11 +13,16 @@ const QUIET = 4000, RECONNECT = 20000;
 
 const live = () => run;
 const hasAccuracy = () => run.measure === "accuracy";
+// Returns the label of a percentage on the axis of chart `g`, with as many digits as its range needs.
+function percentLabel(v, granularity, options, g) {
+	const [low, high] = g.yAxisRange();
+	return number(v, high - low < 1 ? 2 : 1) + " %";
+}
 const POINTS = {drawPoints: true, pointSize: 3};
 const curves = [
 	chart("accuracy", ["test images"], ["green"], live, {
 		...POINTS, axes: {y: {valueFormatter: v => hasAccuracy() ? number(v, 2) + " %" : measureText(v),
-			axisLabelFormatter: (v, ...more) => hasAccuracy() ? number(v, 1) + " %" : lossLabel(v, ...more), axisLabelWidth: 56}}}),
+			axisLabelFormatter: (v, ...more) => hasAccuracy() ? percentLabel(v, ...more) : lossLabel(v, ...more), axisLabelWidth: 56}}}),
 	chart("loss", ["training", "test"], ["blue", "orange"], live, {
 		logscale: true, series: {test: POINTS, validation: POINTS}, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}}),
 	chart("rate", ["images/s"], ["blue"], live, {
@@ -90,16 +95,16 @@ function drawWorkers() {
 			row.append(th);
 		}
 	}
-	const body = document.createElement("tbody");
+	const body = document.createElement("tbody"), over = ended();
 	for (const w of status.workers) {
 		const row = body.insertRow();
 		row.className = ["suspect", "stalled", "excluded", "quarantined"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
 		cell(row, w.worker);
 		cell(row, w.name || "–", "text");
-		cell(row, w.state, "text");
-		cell(row, number(w.images_per_s));
+		cell(row, over ? "–" : w.state, "text");
+		cell(row, over ? "–" : number(w.images_per_s));
 		cell(row, number(w.staleness, 1));
-		cell(row, w.silent_ms == null ? "–" : w.silent_ms < 1000 ? number(w.silent_ms) + " ms" : number(w.silent_ms / 1000, 1) + " s");
+		cell(row, over ? "–" : silence(w.silent_ms));
 		cell(row, w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–", "text");
 		cell(row, w.device || "–", "text");
 		cell(row, number(w.last_seq));
@@ -153,9 +158,11 @@ function drawStatus() {
 	$("accuracy").textContent = shown;
 	$("best").textContent = otherResults(s) || "after the first epoch";
 	$("loss").textContent = s.updates ? lossText(s.loss) : "–";
-	$("rate").textContent = number(s.images_per_s);
-	$("eta").textContent = s.eta_s == null ? "" : seconds(s.eta_s) + " left";
-	$("live").textContent = s.live_workers;
+	const over = ended();
+	$("rate").textContent = over ? "–" : number(s.images_per_s);
+	$("eta").textContent = over || s.eta_s == null ? "" : seconds(s.eta_s) + " left";
+	$("live").textContent = over ? "–" : s.live_workers;
+	noteWall();
 	$("staleness").textContent = s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`;
 	const failed = FAILED[s.ending];
 	state(s.ending || s.state, s.degraded || failed ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
@@ -188,6 +195,15 @@ function drawImage(canvas, wall, image) {
 // The newest images that arrived before the first status.
 let early = null;
 
+// What the wall shows: the number of images, and the number of right answers.
+let wallNow = null;
+function noteWall() {
+	if (wallNow)
+		$("wall-note").textContent = `${wallNow.right} of ${wallNow.all} ${status.data.validate ? "held-back" : "test"} images right, ` +
+			(ended() ? "when a worker evaluated them last." : "evaluated by a worker every other second while this page is open.") +
+			" The bar is how sure the network is.";
+}
+
 function onWall(wall) {
 	if (!wall.side.every(n => n <= 64)) /* do not trust the numbers: a worker sent them */
 		return;
@@ -217,8 +233,8 @@ function onWall(wall) {
 		li.title = `label ${image.label}; answer ${image.class}, ${percent(image.sure)} sure`;
 		li.setAttribute("aria-label", li.title);
 	});
-	$("wall-note").textContent = `${right} of ${wall.images.length} ${status.data.validate ? "held-back" : "test"} images right, evaluated by a worker ` +
-		"every other second while this page is open. The bar is how sure the network is.";
+	wallNow = {right, all: wall.images.length};
+	noteWall();
 }
 
 function state(text, css) {
@@ -235,12 +251,14 @@ function notice(text, calm = false) {
 	$("notice").hidden = !text;
 }
 
-// Draws the timeline, but only while it is visible, because with 200 workers it takes most of the
-// drawing time.
-let sees = false;
-function drawTimeline() {
-	if (!sees)
+// Draws the timeline. While it is not visible, this happens only every UNSEEN milliseconds, because
+// with 200 workers it takes most of the drawing time.
+const UNSEEN = 10000;
+let sees = false, painted = 0;
+function drawTimeline(now = sees) {
+	if (!now && Date.now() - painted < UNSEEN)
 		return;
+	painted = Date.now();
 	const stalest = timeline($("timeline"), run);
 	$("key-line").hidden = stalest == null;
 	$("stalest").textContent = number(stalest, 1);
@@ -249,6 +267,7 @@ new IntersectionObserver(entries => {
 	sees = entries[entries.length - 1].isIntersecting;
 	drawTimeline();
 }).observe($("timeline-box"));
+addEventListener("beforeprint", () => drawTimeline(true));
 
 function draw() {
 	drawCurves();
@@ -261,6 +280,9 @@ function draw() {
 // Opens the stream, then reads the history. A line that is written between the two steps may be in
 // both of them. Until the history has arrived, which may take long, the page draws the new lines.
 function connect() {
+	if (document.hidden)
+		return;
+	stream?.close();
 	const events = stream = new EventSource("events");
 	let waiting = [], opened = false;
 	arrived = Date.now();
@@ -378,6 +400,8 @@ function showAway(since, text) {
 // Called when the connection is lost: shows this, and tries to connect again after a second.
 function retry() {
 	if (ended()) {
+		if (status)
+			drawStatus();
 		const failed = FAILED[ended()], words = [failed, "The run has ended and its server has exited."];
 		state(ended(), failed ? "bad" : "good");
 		if (status && status.checkpoint) /* otherwise the history was not in a file */
@@ -388,6 +412,16 @@ function retry() {
 	}
 	setTimeout(reconnect, 1000);
 }
+
+// A page that nobody sees has no stream, so that no worker evaluates images for it.
+document.addEventListener("visibilitychange", () => {
+	if (document.hidden) {
+		stream?.close();
+		stream = null;
+	} else if (!stream) {
+		connect();
+	}
+});
 
 function repaint() {
 	curves.forEach(g => g.paint());

@@ -65,8 +65,8 @@ static int is_newest_of_key(const struct electorate *e, const struct worker *w)
 	return 1;
 }
 
-/* Keeps one worker of each key, if there are enough keys for a majority. */
-static void represent_keys(struct electorate *e)
+/* Keeps one worker of each key, if there are enough keys for a majority. Returns 1 if so. */
+static int represent_keys(struct electorate *e)
 {
 	const struct worker *newest[WIRE_MAX_WORKERS];
 	uint32_t n = 0;
@@ -75,10 +75,21 @@ static void represent_keys(struct electorate *e)
 		if (is_newest_of_key(e, e->worker[i]))
 			newest[n++] = e->worker[i];
 	if (n < MAJORITY_OF)
-		return;
+		return 0;
 	e->n = n;
 	for (uint32_t i = 0; i < n; i++)
 		e->worker[i] = newest[i];
+	return 1;
+}
+
+/* Returns 1 if gradients of worker `w` may be rejected because those of the workers of `e` differ:
+ * these workers are of three keys or more, or all of the key of `w`, or have no keys. */
+static int may_reject(const struct electorate *e, int has_majority, const struct worker *w)
+{
+	for (uint32_t i = 0; i < e->n && !has_majority; i++)
+		if (workers_differ_in_key(e->worker[i]->session.owner, w->session.owner))
+			return 0;
+	return 1;
 }
 
 /* Returns the median of what `of` returns for the workers. The order of equal values is the order
@@ -110,15 +121,16 @@ static double last_of(const struct worker *w)
 	return w->norms.last;
 }
 
-/* Sets *low and *high to the smaller and the larger yardstick. Returns 0 if too few workers pushed
- * recently, or if the smaller yardstick is 0. */
-static int find_yardsticks(const struct core *c, double *low, double *high)
+/* Sets *low and *high to the smaller and the larger yardstick for a gradient of worker `w`, or, if
+ * `w` is NULL, for a gradient that is only scaled. Returns 0 if too few workers pushed recently, if
+ * they may not reject gradients of `w`, or if the smaller yardstick is 0. */
+static int find_yardsticks(const struct core *c, const struct worker *w, double *low, double *high)
 {
 	struct electorate e;
 
 	find_recent(c, &e);
-	represent_keys(&e);
-	if (e.n < MAJORITY_OF)
+	int has_majority = represent_keys(&e);
+	if (e.n < MAJORITY_OF || (w && !may_reject(&e, has_majority, w)))
 		return 0;
 	double mean = median_of(&e, mean_of), last = median_of(&e, last_of);
 
@@ -214,7 +226,7 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	if (ratio <= 0)
 		return REJECT_NONE;
 	double norm = norm_of(c, p);
-	int compared = find_yardsticks(c, &low, &high);
+	int compared = find_yardsticks(c, w, &low, &high);
 	double size = compared ? size_of(norm, low, high) : 1;
 	int again = is_the_last_again(n, p, norm);
 
@@ -237,7 +249,8 @@ double norms_scale(const struct core *c, const struct msg_push *p)
 	const double ratio = c->cfg.limits.norm_ratio;
 	double low, high;
 
-	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD || !find_yardsticks(c, &low, &high))
+	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD ||
+		!find_yardsticks(c, NULL, &low, &high))
 		return 1;
 	double size = size_of(norm_of(c, p), low, high);
 

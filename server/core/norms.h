@@ -25,7 +25,10 @@
  *   easgd, the core does not compare a gradient with the worker's last one either.
  *
  * If the recent workers have three keys or more, only the worker of each key that pushed last
- * counts in the medians, so a key with many workers does not decide alone.
+ * counts in the medians, so a key with many workers does not decide alone. With two keys no
+ * gradient is rejected for its size in these comparisons, only scaled: otherwise the key with more
+ * workers would get the workers of the other key excluded, and that key into quarantine. With one
+ * key, its workers are compared with each other.
  *
  * There are no yardsticks while fewer than three workers have pushed recently. In a run with a data
  * set, the core then compares gradients with the norm of the weights instead, or with that of
@@ -38,7 +41,8 @@
  * Promises:
  * (1) fewer than half of the workers, or of three keys or more, cannot move a yardstick beyond the
  *     norms of the others (two_of_five_cannot_move_the_yardstick,
- *     a_key_with_many_slots_cannot_move_the_yardstick);
+ *     a_key_with_many_slots_cannot_move_the_yardstick), and a single key cannot get the workers
+ *     of another one excluded (one_key_cannot_exclude_another_one);
  * (2) a replay that was accepted before a crash counts, whatever its norm is
  *     (a_replay_counts_whatever_its_norm_is).
  */

@@ -231,6 +231,39 @@ TEST(with_two_keys_each_worker_counts)
 	fixture_close(&t.f);
 }
 
+/* Two of five workers have one key, three another one. Two keys have no majority, so no gradient is
+ * rejected, also if only one of the keys has pushed recently. */
+TEST(one_key_cannot_exclude_another_one)
+{
+	struct fleet t;
+
+	open_norms_fleet(&t, with_ratio(), WORKERS);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		set_owner_key(&t, i, "aabbb"[i]);
+	for (int r = 0; r < 60; r++) {
+		honest(&t, 2, WORKERS, r < 30 ? 1 : 30, 0.01);
+		honest(&t, 0, 2, 1, 1);
+	}
+	fixture_close(&t.f);
+}
+
+/* All workers have the same key. A worker whose gradients have another size is found. */
+TEST(workers_of_a_single_key_are_compared)
+{
+	struct fleet t;
+	int rejected = 0;
+
+	open_norms_fleet(&t, with_ratio(), WORKERS);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		set_owner_key(&t, i, 'a');
+	for (int r = 0; r < 40; r++) {
+		honest(&t, 0, WORKERS - 1, 1, 2);
+		rejected += check_norm(&t, WORKERS - 1, 20) == REJECT_NORM;
+	}
+	assert_int_equal(rejected, 40 - 3);
+	fixture_close(&t.f);
+}
+
 /* In a run without a data set, the workers may train on different data, so their means are not
  * compared. */
 TEST(a_run_without_a_data_set_compares_no_means)

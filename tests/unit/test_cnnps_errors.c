@@ -1,5 +1,6 @@
 /* test_cnnps_errors.c - which error a call of libcnnps returns if the server does not answer, and
  * how the server notices a program that hangs. */
+#include <math.h>
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"
 
@@ -240,6 +241,19 @@ TEST_IN(work_and_results_out_of_range_are_refused, client_set_up, client_tear_do
 	expect_usage(cnnps_result(client, &lease, &evaluation), "`correct`");
 	client_push(1, 0);
 	client_expect_weights(-1);
+}
+
+/* The server would report that training has diverged. That is right only for such a loss. */
+TEST_IN(a_metric_that_is_not_finite_is_refused, client_set_up, client_tear_down)
+{
+	struct cnnps_lease lease = {.size = sizeof(lease), .kind = CNNPS_EVAL, .count = 3};
+	struct cnnps_evaluation evaluation = {sizeof(evaluation), 0, 1, {0, NAN}};
+
+	expect_usage(cnnps_result(client, &lease, &evaluation), "`metric_sum`");
+	evaluation.metric_sum[1] = INFINITY;
+	expect_usage(cnnps_result(client, &lease, &evaluation), "`metric_sum`");
+	evaluation.loss_sum = NAN;
+	assert_int_equal(cnnps_result(client, &lease, &evaluation), CNNPS_OK);
 }
 
 static void *allocate_nothing(size_t bytes)

@@ -1,5 +1,6 @@
 /* cnnps.c - see cnnps.h. Every call is one request of net.h. */
 #include "worker/client/cnnps.h"
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -735,6 +736,16 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 	return done(c, rc);
 }
 
+/* Returns 1 if a metric is not finite although the loss is, so that training has not diverged. */
+static int has_false_metric(const struct cnnps_evaluation *e)
+{
+	int is_finite = 1;
+
+	for (size_t m = 0; m < sizeof(e->metric_sum) / sizeof(e->metric_sum[0]); m++)
+		is_finite &= isfinite(e->metric_sum[m]) != 0;
+	return isfinite(e->loss_sum) && !is_finite;
+}
+
 int cnnps_result(
 	struct cnnps *c, const struct cnnps_lease *lease, const struct cnnps_evaluation *evaluation)
 {
@@ -756,6 +767,8 @@ int cnnps_result(
 	if (!ends_by(l.first, l.count, WIRE_MAX_IMAGES) || e.correct > l.count)
 		return done(c, refuse(c, "`correct` is more than the images of the lease, or these "
 					 "are out of range"));
+	if (has_false_metric(&e))
+		return done(c, refuse(c, "a value of `metric_sum` is not finite"));
 	o->result = (struct msg_result){.eval_id = l.eval_id,
 		.eval_first = l.first,
 		.eval_count = l.count,

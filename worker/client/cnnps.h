@@ -328,7 +328,8 @@ struct cnnps_evaluation {
 	size_t size;
 	uint32_t correct; /* correct answers; 0 if accuracy is not one of the metrics */
 	double loss_sum;
-	/* sums of the metrics in cnnps_options.metrics, in the same order and without accuracy */
+	/* sums of the metrics in cnnps_options.metrics, in the same order and without accuracy;
+	 * finite unless loss_sum is not */
 	double metric_sum[4];
 };
 

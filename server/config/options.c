@@ -718,8 +718,9 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"open to the network",
 			.unset = "no token, and --http must be a loopback address"),
 		TEXT("stop-at", stop_at, NULL, "accuracy=X",
-			"drain the run when the accuracy of an epoch on the test images is at "
-			"least X; the run can be resumed",
+			"drain the run when the accuracy of an epoch is at least X, on the test "
+			"images or, with --validate, on the images that are held back; the run can "
+			"be resumed",
 			.unset = "the run trains all epochs", .group = "Early end"),
 		INT("patience-epochs", patience_epochs, "0", 0, WIRE_MAX_EPOCHS, "N",
 			"drain the run after N epochs in a row without a new best accuracy; with "

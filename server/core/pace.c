@@ -59,7 +59,10 @@ static void restart_clock(const struct core *c, struct pace *p)
 
 void pace_granted(struct core *c, struct worker *w)
 {
+	uint64_t moved = w->pace.moved;
+
 	restart_clock(c, &w->pace);
+	w->pace.moved = moved; /* only a delivery permits new transfers */
 	w->pace.left = pieces_of(&w->lease.grant);
 	w->pace.shadow = w->pace.stalled;
 }

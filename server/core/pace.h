@@ -37,7 +37,7 @@
  * Transfers: while bytes move on the worker's connection (EVENT_PROGRESS), the worker's clock for
  * the deadline and for "stalled" stands still, but not the one for "late". The clock stands still
  * at most for the time that the bytes take at PACE_BYTES_PER_S, and only for as many bytes as the
- * worker's next delivery needs.
+ * worker's next delivery needs; a new grant without a delivery permits no further bytes.
  *
  * Disk: the workers' clocks also stand still while replies wait for the disk (held_ms of
  * EVENT_TICK), because the workers then wait for the server. If bytes move while replies wait for
@@ -93,7 +93,7 @@ struct pace {
 	 * example that a transfer took */
 	uint64_t paused_ms;
 	uint64_t moved_ms; /* time at which bytes last moved; 0: none moved since since_ms */
-	uint64_t moved;    /* bytes that moved since since_ms */
+	uint64_t moved;    /* bytes that moved since the last delivery */
 	struct recent recent[PACE_KINDS];
 };
 

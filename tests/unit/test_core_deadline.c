@@ -722,6 +722,22 @@ TEST(bytes_without_end_do_not_hold_a_grant)
 	cluster_close(&k);
 }
 
+/* A worker asks for work again and again, moves the bytes of a delivery each time, and delivers
+ * nothing. The bytes of all these grants extend the time only once. */
+TEST(bytes_of_many_grants_without_a_delivery_hold_up_nobody)
+{
+	struct cluster k;
+
+	open_after(&k, 4, 5);
+	for (int i = 0; i < 80; i++) {
+		for (int ms = 0; ms < 500; ms += 100)
+			transfer(&k, 100, 1000);
+		(void)cluster_request(&k, 0);
+	}
+	assert_true(fixture_worker(&k.f, 1).stalled);
+	cluster_close(&k);
+}
+
 /* No deadline runs for a worker that waits for the server's disk. */
 TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 {

@@ -164,6 +164,25 @@ TEST(most_workers_of_a_key_decide_its_vote)
 	fixture_close(&f);
 }
 
+/* This is a limit: the server has no images, so with --data-id a worker can still claim another
+ * number of images. */
+TEST(with_a_fingerprint_the_number_of_images_is_a_claim)
+{
+	struct core_config cfg = training_of(1);
+	struct data_id small = fixture_data;
+	struct core_fixture f;
+
+	small.n_train = small.n_test = 1;
+	cfg.data_id_given = 1;
+	cfg.data_id = fixture_data.xxh3;
+	fixture_open(&f, cfg);
+	hello_with_data(&f, 9, &other_data);
+	assert_wrong_data(&f, 9);
+	join_with_data(&f, 8, &small);
+	assert_int_equal(core_data(f.core)->n_train, 1);
+	fixture_close(&f);
+}
+
 /* A worker that got work but delivers nothing by the deadline has no vote on the data set of the
  * run while another live worker is not stalled, even if it was the first to get work. */
 TEST(a_stalled_worker_has_no_vote)

@@ -8,6 +8,7 @@
 #   make fuzz SECONDS=60 fuzz each target for 60 s; make fuzz-coverage: show the covered lines
 #   make mutants         show that a test fails without each rule against a hostile peer
 #   make faults          run every fault test in full; writes docs/faults.md
+#   make documents       run the commands of all documents, also those that take minutes
 #   make bench           measure the transport, and CPU kernels and Python beside PyTorch
 #   make cluster         train in containers; make cluster-faults: fault tests of containers
 #   make gpu-test        test the CUDA kernels; make gpu-bench: measure their speed
@@ -59,7 +60,7 @@ LIBS.base   := $(shell pkg-config --libs $(PKGS.base)) -lm
 LIBS.server := $(shell pkg-config --libs $(PKGS.server))
 LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
 LIBS.ctl    := $(shell pkg-config --libs $(PKGS.ctl))
-else ifneq ($(filter-out demo test data lint bench cluster cluster-faults faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean help,$(or $(MAKECMDGOALS),all)),)
+else ifneq ($(filter-out demo test data lint bench cluster cluster-faults faults documents asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean help,$(or $(MAKECMDGOALS),all)),)
 $(error libraries are missing: run deploy/setup.sh as root)
 endif
 LIBS.cuda   :=
@@ -149,7 +150,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: FORCE installed mutants all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units threaded faults help
+.PHONY: FORCE installed mutants all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units threaded faults documents help
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(STORE_MODULE) $(EXAMPLES) $(B)/libcnnps.a
@@ -331,6 +332,10 @@ faults: installed
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
 		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
+# Run the commands that the documents show, also those of the blocks that are marked as slow.
+documents: installed
+	@$(MAKE) $(JOBS) tests library
+	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && exec $(call PYTEST) tests/e2e/test_documents.py
 # Write the compilation database for clangd, clang-tidy and editors.
 ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker) \
 	$(wildcard worker/examples/*.c tests/*/*.c tests/*/*/*.c)

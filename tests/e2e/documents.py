@@ -4,7 +4,7 @@ block.
 tests/e2e/test_documents.py runs a block unless an HTML comment on the line before the block is:
 
 <!-- not run: REASON -->   why a test cannot run it
-<!-- slow: REASON -->      it runs only with CNN_SLOW=1
+<!-- slow: REASON -->      it runs only with CNN_SLOW=1, as in `make documents`
 <!-- stopped: REASON -->   the test ends its programs, which would run on, with SIGTERM
 
 A block without a language contains shell commands. A block called python or c contains a program.

@@ -40,6 +40,7 @@ from support.programs import Programs, Process
 SECONDS = 60 * PATIENCE
 SLOW_SECONDS = 900 * PATIENCE
 LEFT_OUT = shutil.ignore_patterns("build", ".git", "data", "__pycache__", "run[0-9]*", "keys")
+CACHES = shutil.ignore_patterns("__pycache__")
 TOOLS = ROOT / "build/tools/bin/python"  # `deploy/setup.sh tools` makes it
 MODULES = {"torch": "python3-torch"}
 
@@ -101,7 +102,9 @@ def free_port():
 
 def copy(place):
     """Make a copy of the checkout without a build, as a reader would have it."""
-    shutil.copytree(ROOT, place, ignore=LEFT_OUT, symlinks=True)
+    # worker/data has source files
+    shutil.copytree(ROOT, place, symlinks=True, ignore=lambda folder, names: (
+        LEFT_OUT if Path(folder) == ROOT else CACHES)(folder, names))
     return place
 
 
@@ -199,6 +202,8 @@ class Shell:
                 else:
                     self.workers_are_there()
                     self.foreground(command, 20 * PATIENCE if self.beside else 0)
+            if stopped:
+                self.workers_are_there()
             for process, _, _ in self.beside if stopped else ():
                 if process.poll() is None:
                     process.terminate()
@@ -367,7 +372,7 @@ def test_a_reason_names_tests_that_are_there():
 
 
 @pytest.mark.parametrize("mark, heading", [("not run", "`.ci/run` does not run these:"),
-                                           ("slow", "These run only with `CNN_SLOW=1`:")])
+                                           ("slow", "`make documents` runs these, which take long:")])
 def test_readers_see_which_commands_are_not_run(mark, heading):
     """A comment with a mark is invisible on the page, so docs/README.md lists the reasons."""
     text = (ROOT / "docs/README.md").read_text().partition(heading)[2]
@@ -383,6 +388,15 @@ def test_readers_see_which_commands_are_not_run(mark, heading):
     for page, reasons in marked.items():
         sentences = listed[page].partition("): ")[2].removesuffix(".").split(". ")
         assert sorted(sentences) == sorted(reasons), page
+
+
+def test_a_copy_has_every_source_file(tmp_path):
+    tracked = subprocess.run(["git", "-C", ROOT, "ls-files", "common", "proto", "server", "worker", "kernels"],
+                             capture_output=True, text=True, check=False)
+    if tracked.returncode:
+        pytest.skip("not in a checkout of git")
+    place = copy(tmp_path / "cnn-ps")
+    assert not [file for file in tracked.stdout.split() if not (place / file).exists()]
 
 
 def test_every_document_is_read():

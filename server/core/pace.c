@@ -144,16 +144,22 @@ void pace_restart(const struct core *c, struct worker *w)
 	w->pace.left = pieces_of(&w->lease.grant);
 }
 
-/* Called when the worker has delivered `pieces` pieces of its grant in one message: records how
- * long a piece took, and starts the worker's clock again. */
-static void delivered(struct core *c, struct worker *w, uint32_t pieces)
+/* Called when the worker has delivered `pieces` pieces of its grant in one message; `counts` says
+ * whether the server accepted them. Records how long a piece took, and starts the worker's clock
+ * again. The time of late work that does not count is limited, because the worker may have chosen
+ * it to get a longer deadline. */
+static void delivered(struct core *c, struct worker *w, uint32_t pieces, int counts)
 {
+	const struct recent *fleet = &c->pace.recent[kind_of(w)];
+	const uint64_t max_us = (uint64_t)PACE_SLOW * fleet->median_us;
 	struct pace *p = &w->pace;
 
 	PS_ASSERT(pieces > 0 && pieces <= p->left); /* invariant 1 */
 	if (p->since_ms) {
 		uint64_t us = (c->now_ms - p->since_ms) * 1000 / pieces;
 
+		if (!counts && fleet->n > 0 && us > max_us)
+			us = max_us;
 		note(&p->recent[kind_of(w)], us);
 		note(&c->pace.recent[kind_of(w)], us);
 	}
@@ -192,7 +198,7 @@ int pace_trained(struct core *c, struct worker *w, const struct work *work, int 
 			restart_clock(c, p); /* the worker delivers although it holds no grant */
 		return 0;
 	}
-	delivered(c, w, work->count);
+	delivered(c, w, work->count, accepted);
 	if (!p->stalled || has_delivered(c, w))
 		contributed(c, w);
 	return 1;
@@ -203,7 +209,7 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 	if (w->lease.grant.kind != GRANT_EVAL || w->lease.grant.eval_id != r->eval_id ||
 		w->lease.grant.eval_first != r->eval_first || w->pace.left == 0)
 		return 0;
-	delivered(c, w, 1);
+	delivered(c, w, 1, 1);
 	contributed(c, w);
 	return 1;
 }

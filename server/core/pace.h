@@ -58,11 +58,13 @@
 #include <stdint.h>
 #include "proto/msg.h"
 
-#define PACE_RECENT      15u /* number of durations that make a median */
-#define PACE_LATE        2u  /* work is late after this multiple of the median */
-#define PACE_LATE_MS     20u /* minimum of that time, because ticks are not more precise */
-#define PACE_KINDS       2u  /* training, evaluation */
-#define PACE_OWN         3u  /* a worker with this number of durations has its own median */
+#define PACE_RECENT  15u /* number of durations that make a median */
+#define PACE_LATE    2u  /* work is late after this multiple of the median */
+#define PACE_LATE_MS 20u /* minimum of that time, because ticks are not more precise */
+#define PACE_KINDS   2u  /* training, evaluation */
+#define PACE_OWN     3u  /* a worker with this number of durations has its own median */
+/* late work that does not count extends the worker's median to this multiple of the fleet's */
+#define PACE_SLOW        20u
 #define PACE_DEADLINE    10u /* the deadline is this multiple of the median */
 #define PACE_DEADLINE_MS 2000u
 #define PACE_STALL_MS    6000u

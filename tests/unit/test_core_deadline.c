@@ -266,6 +266,23 @@ TEST(late_work_alone_ends_no_stall)
 	cluster_close(&f.k);
 }
 
+/* Worker 0 contributes once, and then holds each batch until the others have gone on without it.
+ * The time that it takes for such late work is no reason to wait longer for its next batch. */
+TEST(late_work_does_not_extend_the_deadline_without_end)
+{
+	struct core_config cfg = deadline_config(MODE_SYNC);
+	struct fleet f;
+
+	cfg.leases.min_workers = 3;
+	fleet_open(&f, cfg, 3, 20000, 30);
+	fleet_run(&f, 40);
+	assert_int_equal(f.taken[0], 1);
+	f.ms[0] = 10000;
+	fleet_run(&f, 200000);
+	assert_true(core_stats(f.k.f.core)->stalls > 5);
+	cluster_close(&f.k);
+}
+
 /* Each step of sync ends without worker 0, which is slow: its gradients come too late and are
  * rejected as stale. It has done its work, so it is not stalled, and a step still counts one
  * gradient less than it has members. */

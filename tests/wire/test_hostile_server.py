@@ -111,6 +111,29 @@ def grants(name, body):
     return []
 
 
+def test_a_server_that_always_asks_for_pictures_gets_few(hostile, programs, small):
+    """The server asks for the pictures of the page after each push and each STATUS."""
+    def change(welcome):
+        grants.n_params = welcome.n_params
+
+    def answer(name, body):
+        said = grants(name, body)
+        if name == "push":
+            said = [pb.Ack(seq=body.seq, verdict=1, version=1, durable_seq=body.seq,
+                           term=body.stamp.term)]
+        return said + [pb.Status(text="show")] * (name in ("push", "status", "pull"))
+
+    server = hostile(answer, change)
+    worker = programs.worker(server.endpoint, data=small)
+    while "status" not in server.received:
+        assert worker.running(), worker.tail()
+        time.sleep(0.01)
+    first = server.received.count("status")
+    time.sleep(SECONDS)
+    assert worker.running(), worker.tail()
+    assert server.received.count("status") - first <= 2 * SECONDS
+
+
 @pytest.mark.parametrize("last_seq", [0, 2**62])
 def test_a_server_that_acknowledges_nothing_stops_the_computing(hostile, programs, small, last_seq):
     """A worker retains each push until the server has acknowledged it. When the worker has no room

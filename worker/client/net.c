@@ -87,7 +87,9 @@ struct net {
 	struct err server_error;   /* the newest ERROR of the server */
 	uint64_t notice_ms;        /* time of the newest ERROR */
 	atomic_int show_requested; /* see show.h */
-	char *tensors;             /* the tensors in the first WELCOME; owned */
+	/* when net_show_requested last returned 1; 0: never; only net_show_requested uses it */
+	uint64_t show_ms;
+	char *tensors; /* the tensors in the first WELCOME; owned */
 };
 
 /* Asserts invariant (1): the calling thread holds the I/O lock. */
@@ -1046,7 +1048,12 @@ int net_new(struct net **out, const struct net_config *cfg, struct err *e)
 
 int net_show_requested(struct net *n)
 {
-	return atomic_load(&n->show_requested) && atomic_exchange(&n->show_requested, 0);
+	const uint64_t now_ms = clock_ms();
+
+	if (!atomic_load(&n->show_requested) || (n->show_ms && now_ms - n->show_ms < SHOW_PAUSE_MS))
+		return 0;
+	n->show_ms = now_ms;
+	return atomic_exchange(&n->show_requested, 0);
 }
 
 void net_alive(struct net *n)

@@ -10,10 +10,12 @@
 #define WORKER_CLIENT_SHOW_H
 #include "worker/client/cnnps.h"
 
-#define SHOW_REQUEST "show" /* text of the STATUS request */
+#define SHOW_REQUEST  "show" /* text of the STATUS request */
+#define SHOW_PAUSE_MS 1000   /* pictures are sent at most once in this time */
 
-/* Returns 1 if the server has asked for pictures since the last call. The call takes almost no
- * time. */
+/* Returns 1 if the server has asked for pictures since this function last returned 1, and
+ * SHOW_PAUSE_MS have passed since then, so that a hostile server does not keep the worker busy. The
+ * call takes almost no time. */
 int cnnps_show_requested(struct cnnps *c);
 /* Sends the pictures as JSON (worker/show.h), in at most WIRE_MAX_TEXT bytes. */
 int cnnps_show(struct cnnps *c, const char *json);

@@ -9,6 +9,7 @@
 #include "server/core/run.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/vec.h"
 #include "server/core/workers.h"
 #include <math.h>
 #include <string.h>
@@ -63,9 +64,9 @@ static uint32_t images_in(const struct core *c, const struct check *k)
  * the images if this is more, plus 5 % of the greater sum. */
 static int sums_agree(double x, double y, uint32_t n)
 {
-	double max = fmax(fabs(x), fabs(y));
+	double max = vec_larger(fabs(x), fabs(y));
 
-	return fabs(x - y) <= fmax(2, n / 200.0) + max / 20;
+	return fabs(x - y) <= vec_larger(2, n / 200.0) + max / 20;
 }
 
 /* Returns 1 if the votes `a` and `b` agree. */

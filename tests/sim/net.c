@@ -2,7 +2,6 @@
 #include "tests/sim/net.h"
 #include <stdlib.h>
 #include <string.h>
-#include "common/assert.h"
 #include "common/mem.h"
 
 void net_init(struct net *n)
@@ -118,7 +117,8 @@ static void copy_values(struct message *to)
 
 		if (!s->data)
 			continue;
-		PS_ASSERT(s->count <= VALUES - used);
+		if (s->count > VALUES - used)
+			abort();
 		memcpy(&to->value[used], s->data, s->count * sizeof(float));
 		s->data = &to->value[used];
 		used += s->count;

@@ -82,7 +82,7 @@ static float *filled(size_t n, float x)
 static void walk_taps(int channels)
 {
 	const int h = 9, w = 14, n = 64, images = 3, m = 9 * channels + 1, slices = 2;
-	const size_t pixels = (size_t)(images * h * w), rows = KX_WGRAD_ROWS(m - 1);
+	const size_t pixels = (size_t)images * (size_t)h * (size_t)w, rows = KX_WGRAD_ROWS(m - 1);
 	float *x = filled(pixels * (size_t)channels, 0.5f), *dy = filled(pixels * (size_t)n, 2);
 	float *sums = filled((size_t)slices * rows * (size_t)n, NAN);
 	float *host = mem_must((size_t)slices * rows * (size_t)n, sizeof(float), "test");

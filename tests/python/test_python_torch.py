@@ -684,7 +684,8 @@ def test_parameters_that_are_not_float32(tmp_path):
     (["accuracy"], TypeError, "metrics: expected .name: function., not list"),
     ({"accuracy": 5}, TypeError, "metrics: accuracy: expected a function, not int"),
     ({1: cnnps.torch.accuracy}, TypeError, "one is int"),
-    ({"none": cnnps.torch.accuracy}, cnnps.UsageError, "metrics: none .* no metric")], ids=str)
+    ({"none": cnnps.torch.accuracy}, cnnps.UsageError, "metrics: none .* no metric")],
+    ids=["list", "number", "name of a number", "name none"])
 def test_metrics_of_the_wrong_kind(metrics, kind, why):
     with pytest.raises(kind, match=why):
         cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(20), metrics=metrics)

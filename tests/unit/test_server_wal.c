@@ -251,7 +251,7 @@ TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 	wal_assert_recovers(0);
 }
 
-/* While the disk hangs, a sender fills its share of the queue with pushes, and then with other
+/* A5: while the disk hangs, a sender fills its share of the queue with pushes, and then with other
  * messages. Another worker, and messages without a worker id, still have their shares. */
 TEST_IN(a_sender_has_its_share_of_the_queue, wal_set_up, wal_tear_down)
 {

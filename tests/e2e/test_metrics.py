@@ -153,10 +153,12 @@ def test_a_worker_that_waits_for_work_spends_its_time_waiting(programs, small):
     programs.worker(server.endpoint, data=small)
     until(lambda: shares(server, 1).get("lease", 0) > 0.99, 10, "a second of waiting")
     url = server.line(r"http listening.* url=(\S+?)/?$")[1] + "/metrics"
-    with urllib.request.urlopen(url, timeout=5) as page:
-        text = page.read().decode()
-    waited = float(re.search(r'^cnnps_worker_seconds_total\{.*part="lease"\} (\S+)$', text, re.M)[1])
-    assert waited > 0.9
+
+    def waited():
+        with urllib.request.urlopen(url, timeout=5) as page:
+            text = page.read().decode()
+        return float(re.search(r'^cnnps_worker_seconds_total\{.*part="lease"\} (\S+)$', text, re.M)[1])
+    until(lambda: waited() > 0.9, 10, "the total of the waits to grow")
 
 
 def test_a_worker_of_sync_that_waits_for_another_spends_its_time_waiting(programs, small):

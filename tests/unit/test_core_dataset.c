@@ -2,6 +2,7 @@
  * Proves the promises of server/core/dataset.c: the first accepted push or --data-id fixes the data
  * set of a run. A HELLO never fixes the data set, so that a misconfigured machine cannot lock the
  * other workers out.
+ * Covers attack A14 of docs/faults.md.
  */
 #include <math.h>
 #include "server/core/view.h"

@@ -2,6 +2,7 @@
  * test_core_deadline.c - a worker sends heartbeats and delivers nothing. The run goes on without
  * this worker, no matter what work it holds. Time is virtual, with a tick every 50 ms.
  * (test_core_backup.c tests copies of late work.)
+ * Covers attack A14 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"

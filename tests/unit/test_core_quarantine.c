@@ -4,7 +4,7 @@
  * newest push or evaluation of most workers that are live or expected back is not finite, the run
  * ends as diverged.
  * After three exclusions a worker is in quarantine (server/core/quarantine.h).
- * Covers attack A13 of docs/faults.md.
+ * Covers attacks A12 and A13 of docs/faults.md.
  */
 #include <math.h>
 #include <stdio.h>

@@ -23,6 +23,7 @@ struct key_connections {
 	struct key_count owner[MAX_AUTHORIZED_KEYS];
 	uint32_t owners; /* entries that have had a key */
 	uint32_t fds;
+	uint32_t used; /* 1 + the largest descriptor that has counted */
 	struct connection connection[];
 };
 
@@ -79,6 +80,7 @@ uint32_t key_connections_add(struct key_connections *k, uint32_t fd, uint32_t pe
 	if (i == MAX_AUTHORIZED_KEYS)
 		return 0;
 	k->connection[fd] = (struct connection){.peer = peer, .owner = i + 1};
+	k->used = fd < k->used ? k->used : fd + 1;
 	return ++k->owner[i].n;
 }
 
@@ -95,7 +97,7 @@ void key_connections_remove(struct key_connections *k, uint32_t fd)
 
 void key_connections_retain(struct key_connections *k, const unsigned char *open, uint32_t but)
 {
-	for (uint32_t fd = 0; fd < k->fds; fd++)
+	for (uint32_t fd = 0; fd < k->used; fd++)
 		if (fd != but && !(open[fd / 8] >> (fd % 8) & 1))
 			key_connections_remove(k, fd);
 }

@@ -234,7 +234,7 @@ class Speed:
 
     def after(self, seconds):
         until(lambda: time.monotonic() >= self.begin + seconds, seconds + 10, "time passes")
-        steps, images = (now - then for now, then in zip(self.counts(), self.first))
+        steps, images = (new - old for new, old in zip(self.counts(), self.first))
         seconds = time.monotonic() - self.begin
         return steps / seconds, images / seconds
 

@@ -118,7 +118,7 @@ def error(directory):
         dies = str(why)
     refused = []
     for options in {"workers": 0}, {"workers": -1}, {"workers": 1.5}, {"bind": "tcp://*:1"}, {
-            "checkpoint_dir": True}, {"metrics": ["f1"]}, {"max_restarts": -2}:
+            "checkpoint_dir": True}, {"metrics": ["f1"]}, {"max_restarts": -2}, {"lr": "fast"}:
         try:
             cnnps.ray.run(work, **{"workers": 1, "model": "vector:3", **options})
         except (TypeError, cnnps.UsageError) as why:

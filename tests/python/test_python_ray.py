@@ -95,6 +95,7 @@ def test_an_exception_of_a_worker_ends_the_run(programs, directory):
         "TypeError: bind: the run chooses the address of its server",
         "TypeError: checkpoint_dir: expected a path, not bool",
         "TypeError: metrics: expected a text or a number, not list",
-        "UsageError: max_restarts=-2: expected -1 or more"]
+        "UsageError: max_restarts=-2: expected -1 or more",
+        'UsageError: cnn-ps: --lr: "fast" is not a number; expected a number in [1e-12, 1000000]']
     assert result["starts"] == 10
     assert result["killed"].startswith("signal 9 killed the server 10 times in a row within 60 s")

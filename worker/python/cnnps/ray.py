@@ -44,28 +44,35 @@ class _Server:
     crash of the actor Ray does. The run continues from its checkpoint, at the same address."""
 
     def __init__(self, bind: str, options: Dict[str, Any]) -> None:
-        self._server = Server(bind, **options)
+        self._bind, self._options = bind, options
+        self._server: Optional[Server] = None
+
+    def _start(self) -> Server:
+        # An exception of __init__ would reach the caller only as the death of the actor.
+        if self._server is None:
+            self._server = Server(self._bind, **self._options)
+        return self._server
 
     def endpoint(self) -> str:
-        return self._server.endpoint
+        return self._start().endpoint
 
     def wait(self) -> Dict[str, Any]:
-        short = 0
+        server, short = self._start(), 0
         while True:
             began = time.monotonic()
             try:
-                return self._server.wait()
+                return server.wait()
             except Error:
-                if (self._server.returncode() or 0) >= 0:
+                if (server.returncode() or 0) >= 0:
                     raise
                 # a signal killed the server
                 short = short + 1 if time.monotonic() < began + _SHORT else 0
                 if short >= _MAX_SHORT:
-                    raise Error(f"signal {-(self._server.returncode() or 0)} killed the server "
+                    raise Error(f"signal {-(server.returncode() or 0)} killed the server "
                                 f"{short} times in a row within {_SHORT} s of its start:\n"
-                                f"{self._server.tail()}") from None
+                                f"{server.tail()}") from None
                 time.sleep(0.1)
-                self._server.restart()
+                server.restart()
 
 
 class _Worker:
@@ -121,8 +128,8 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
     """Calls work() in each worker, and waits until the run ends. Returns the last line of output of
     cnn-ps, parsed.
 
-    work() trains with cnnps.connect(), which finds the server by itself. If the process or the node
-    of a worker dies, work() runs again from its beginning in a new process. An exception in work()
+    work() trains with cnnps.connect(), which finds the server by itself. An option that cnn-ps
+    refuses raises UsageError. If the process or the node of a worker dies, work() runs again from its beginning in a new process. An exception in work()
     ends the run. `options` are the options of cnnps.Server. Ray reserves num_cpus, num_gpus and
     resources for each worker. checkpoint_dir: a directory on this node; None: a temporary directory.
     max_restarts: how often Ray may start each actor again; the death after that ends the run with
@@ -146,7 +153,10 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
                 {**options, "key": os.path.abspath(options["key"]),
                  "checkpoint_dir": checkpoint_dir or os.path.join(directory, "run")})
             actors.append(server)
-            endpoint = ray.get(server.endpoint.remote())
+            try:
+                endpoint = ray.get(server.endpoint.remote())
+            except ray.exceptions.RayTaskError as why:
+                raise (why.cause if isinstance(why.cause, Error) else why) from None
             ended = server.wait.remote()
             running = {}
             for rank in range(workers):

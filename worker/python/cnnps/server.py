@@ -16,6 +16,7 @@ from .programs import environment, export, find, tied
 
 _TAIL = 20  # number of log lines in the text of an error
 _START = 60  # maximum seconds from the start of cnn-ps until workers can connect
+_USAGE = 2  # exit status of cnn-ps: an option is wrong
 
 
 def option(name: str, value: Any) -> List[str]:
@@ -52,7 +53,8 @@ class Server:
             ... cnnps.connect(server.endpoint, data=...) ...
 
     Without checkpoint_dir the checkpoints are in a temporary directory, which close() deletes.
-    checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run. `log`
+    checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run. An option
+    that cnn-ps refuses raises UsageError with the sentence of cnn-ps. `log`
     has the lines of the server's log. log_level must be "info" or "debug", because the log has the
     server's address.
     The server ends when the Python process ends, even if the Python process is killed. A forked
@@ -96,7 +98,12 @@ class Server:
         self._threads[1].start()
         is_late = not self._up.wait(_START)
         if not self._listens:
+            if not is_late:
+                self._threads[0].join(5)
+            code = self._process.poll()
             self.kill()
+            if code == _USAGE:
+                raise UsageError(self.tail())
             raise Error(f"cnn-ps did not start{f' within {_START} s' if is_late else ''}:\n"
                         f"{self.tail()}")
 

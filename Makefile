@@ -337,12 +337,13 @@ documents: installed
 	@$(MAKE) $(JOBS) tests library
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && exec $(call PYTEST) tests/e2e/test_documents.py
 # Write the compilation database for clangd, clang-tidy and editors.
-ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker) \
-	$(wildcard worker/examples/*.c tests/*/*.c tests/*/*/*.c)
+# clang does not know each flag of gcc, so the flag that only affects uninitialised variables is left out.
+ALL_C := $(sort $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) \
+	$(SRC.worker) $(wildcard kernels/*/*.c worker/examples/*.c tests/*/*.c tests/*/*/*.c))
 compile_commands.json: $(GEN).h $(ONNX).h $(B)/gen/opt_names.h $(B)/gen/page_bytes.h $(B)/gen/report_bytes.h FORCE
 	@{ echo '['; for file in $(ALL_C); do \
 		printf '%s{"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" '$(CURDIR)' $$file \
-			'$(CC) $(CFLAGS)' $$file; comma=','; echo; done; echo ']'; } >$@
+			'$(CC) $(filter-out $(ZERO),$(CFLAGS))' $$file; comma=','; echo; done; echo ']'; } >$@
 lint: installed
 	@tests/lint/run
 # Run the unit tests and the simulator with a sanitizer, without mutants. ThreadSanitizer runs only

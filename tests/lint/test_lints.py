@@ -1,5 +1,6 @@
 """Every lint finds nothing in a small copy of the tree, and finds each violation that a test adds
 to the copy."""
+import json
 import re
 import shutil
 import subprocess
@@ -145,6 +146,17 @@ def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
             ignored = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
             assert ignored.returncode == 0, f"{path} is not in .gitignore"
     assert run(tree, "generated") == (0, "")
+
+
+def test_compilation_database_has_every_c_file_and_suits_clang():
+    subprocess.run(["make", "-s", "CUDA=0", "compile_commands.json"], cwd=ROOT, check=True,
+                   timeout=120)
+    flags = {entry["file"]: entry["command"].split()[1:]
+             for entry in json.loads((ROOT / "compile_commands.json").read_text())}
+    assert set(flags) == {str(file.relative_to(ROOT)) for folder in FOLDERS
+                          for file in (ROOT / folder).rglob("*.c")}
+    for file in "server/core/rights.c", "kernels/ladder/rungs.c":
+        subprocess.run(["clang", "-fsyntax-only", *flags[file]], cwd=ROOT, check=True, timeout=60)
 
 
 def test_options_that_docs_options_does_not_have_are_found(tree):

@@ -16,7 +16,7 @@ beats?|beat_[a-z]+                           heartbeat   tests/e2e/test_input.py
 heirs?|pulse|door                            (gone), heartbeat, accept gate
 bring_home|pass_place|look_through           flush, mark, verify
 hears|hearing|winners?|attract(s|ed)?|flying  receive, argmax, elastic_update, in flight
-judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?  verdict or check, damage, return, received, prediction
+judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?|believes?  verdict or check, damage, return, received, prediction
 core_lend|lend(s|ing)?                        next buffer, parameter buffers
 for_spots|spots?_of                          positions
 untold|told|quarantine_tell|observers_asked|asked_ms|show_asked  acknowledged or sent, notify, request

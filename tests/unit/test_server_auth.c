@@ -11,6 +11,7 @@
 #include "tests/support/capture.h"
 #include "tests/support/temp_dir.h"
 #include "server/auth/auth.h"
+#include "server/auth/curve_memory.h"
 #include "tests/support/test.h"
 
 #define DEADLINE_MS 20000
@@ -430,4 +431,20 @@ TEST_IN(a_server_without_curve_notices, set_up_auth, tear_down_auth)
 	assert_int_equal(auth_self_test(auth, plain, &e), PS_EAUTH);
 	assert_non_null(strstr(e.text, "not refused"));
 	zmq_close(plain);
+}
+
+/* With libsodium's own functions, the system calls of handshakes slow down the whole server. */
+TEST_IN(handshakes_take_their_memory_from_the_program, set_up_auth, tear_down_auth)
+{
+	uint64_t before = curve_memory_taken();
+
+	assert_true(before > 0); /* set_up_auth has made a self-test */
+	assert_null(sodium_allocarray(SIZE_MAX / 2, 3));
+	assert_null(sodium_malloc(SIZE_MAX));
+	unsigned char *buffer = sodium_allocarray(3, 7);
+	assert_non_null(buffer);
+	memset(buffer, 1, 21);
+	sodium_free(buffer);
+	sodium_free(NULL);
+	assert_true(curve_memory_taken() > before);
 }

@@ -286,6 +286,11 @@ def one_of(name, stamp):
             "BYE": pb.Bye(stamp=stamp)}[name]
 
 
+def test_handshakes_take_their_memory_from_the_program(server, honest):
+    """libsodium's memory would cost 25 system calls for each handshake (curve_memory.h)."""
+    assert not any("slow_handshakes" in line for line in server.lines)
+
+
 TABLE = rows(section("Keys"))
 ROLES = TABLE[0][1:]
 

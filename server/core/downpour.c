@@ -42,12 +42,47 @@
  * this number of gradients each. So it waits for a worker that is 20 times slower. */
 #define BUFFER_ROUNDS 20u
 
+/* The staleness of a gradient, and the number of workers that compute at the same time. */
+struct age {
+	uint64_t tau;
+	uint32_t workers;
+};
+
+/* Returns the number of workers that the server has or expects back after a restart. */
+static uint32_t count_members(const struct core *c)
+{
+	uint32_t members = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		members += w->session.state == SESSION_LIVE ||
+			   w->session.state == SESSION_SUSPECT ||
+			   (w->session.state == SESSION_AWAY && !w->session.overdue);
+	}
+	return members;
+}
+
 /* Returns the number of versions made since the weights of push `p`. */
 static uint64_t downpour_staleness(const struct core *c, const struct msg_push *p)
 {
 	/* after a restart from a snapshot, a worker may have versions that the server has not
 	 * reached again yet */
 	return p->base_version < c->store.version ? c->store.version - p->base_version : 0;
+}
+
+/* Returns the age of push `p`. After a crash the workers send again what they have pushed since the
+ * snapshot, one worker after the other. The versions that these replays make say nothing about the
+ * age that a gradient had when it was accepted. Replays therefore count as gradients of workers of
+ * equal speed: each of the other workers has made one version meanwhile. For a lone worker the
+ * versions are right. */
+static struct age age_of(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	uint32_t members = count_members(c);
+
+	if (members > 1 && rights_of_replay(c, w, p))
+		return (struct age){members - 1, members};
+	return (struct age){downpour_staleness(c, p), core_live_workers(c)};
 }
 
 /* Returns the maximum staleness of a gradient that counts. While a worker that is 20 times slower
@@ -84,40 +119,32 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 	return REJECT_NONE;
 }
 
-/* Returns `x` divided by the staleness as --staleness-scaling demands (enum staleness_scaling), for
- * a gradient that is tau versions old. */
-static double scaled_for_staleness(const struct core *c, double x, uint64_t tau)
+/* Returns `x` divided by the staleness as --staleness-scaling demands (enum staleness_scaling). */
+static double scaled_for_staleness(const struct core *c, double x, struct age a)
 {
-	double live = core_live_workers(c), age = (double)tau;
+	double age = (double)a.tau;
 
 	if (c->cfg.rate.staleness_scaling == STALE_CONSTANT)
 		return x;
 	if (c->cfg.rate.staleness_scaling == STALE_RELATIVE)
-		age /= live > 1 ? live : 1;
+		age /= a.workers > 1 ? a.workers : 1;
 	return x / (age > 1 ? age : 1);
 }
 
-/* Returns the learning rate for a gradient that is tau versions old; see enum staleness_scaling. */
-static double downpour_rate(const struct core *c, uint64_t tau)
+/* Returns the learning rate for a gradient of this age; see enum staleness_scaling. */
+static double downpour_rate(const struct core *c, struct age a)
 {
 	if (c->cfg.training.mode == MODE_EASGD)
 		return 1;
-	return scaled_for_staleness(c, store_scaled_rate(c, 1, (double)tau), tau);
+	return scaled_for_staleness(c, store_scaled_rate(c, 1, (double)a.tau), a);
 }
 
 /* The number N of members includes those that the server expects back after a restart. If they did
  * not count, the first member that returns would move the centre as if it were the only member. */
 double easgd_part(const struct core *c)
 {
-	uint32_t members = 0;
+	uint32_t members = count_members(c);
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		const struct worker *w = &c->worker[i];
-
-		members += w->session.state == SESSION_LIVE ||
-			   w->session.state == SESSION_SUSPECT ||
-			   (w->session.state == SESSION_AWAY && !w->session.overdue);
-	}
 	return c->cfg.easgd.beta / (members ? members : 1);
 }
 
@@ -128,12 +155,12 @@ static int has_buffer(const struct core *c)
 	return c->accumulator.sum || c->accumulator.part;
 }
 
-/* Returns the weight in the buffer of a gradient that is tau versions old; for a fresh gradient
- * this is 1. This weight does not include the factor for the number of gradients in the update,
- * which is not known yet; flush_buffer applies that factor. */
-static double buffer_weight(const struct core *c, uint64_t tau)
+/* Returns the weight in the buffer of a gradient of this age; for a fresh gradient this is 1. This
+ * weight does not include the factor for the number of gradients in the update, which is not known
+ * yet; flush_buffer applies that factor. */
+static double buffer_weight(const struct core *c, struct age a)
 {
-	return scaled_for_staleness(c, store_scale(c, 1, (double)tau), tau);
+	return scaled_for_staleness(c, store_scale(c, 1, (double)a.tau), a);
 }
 
 static void record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum)
@@ -368,12 +395,13 @@ static double compensated_bound(const struct core *c, const float *then, double 
 	return 1.000001 * (peak + lambda * peak * peak * (c->store.reach.weight + largest));
 }
 
-static int holds_update(struct core *c, const struct msg_push *p, double peak)
+static int holds_update(
+	struct core *c, const struct worker *w, const struct msg_push *p, double peak)
 {
-	uint64_t tau = downpour_staleness(c, p);
+	struct age a = age_of(c, w, p);
 
-	return has_buffer(c) ? accumulator_holds(c, buffer_weight(c, tau), peak)
-			     : store_holds(c, peak, downpour_rate(c, tau));
+	return has_buffer(c) ? accumulator_holds(c, buffer_weight(c, a), peak)
+			     : store_holds(c, peak, downpour_rate(c, a));
 }
 
 /* Returns 1 if the gradient of push `p` after compensation meets the limits of a pushed gradient,
@@ -383,18 +411,18 @@ static int compensated_fits(struct core *c, const struct worker *w, const struct
 	const float *found = backups_find(c, w, p), *then = found ? found : c->store.weights;
 	double bound = compensated_bound(c, then, store_peak(c, &p->slices)), peak = 0;
 
-	if (bound <= STORE_MAX_VALUE && holds_update(c, p, bound))
+	if (bound <= STORE_MAX_VALUE && holds_update(c, w, p, bound))
 		return 1;
 	for (uint32_t i = 0; i < p->slices.n; i++)
 		peak = vec_larger(peak, compensated_peak(c, then, &p->slices.slice[i]));
-	return peak <= STORE_MAX_VALUE && holds_update(c, p, peak);
+	return peak <= STORE_MAX_VALUE && holds_update(c, w, p, peak);
 }
 
 int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	if (c->cfg.dc.kind)
 		return compensated_fits(c, w, p);
-	return holds_update(c, p, store_peak(c, &p->slices));
+	return holds_update(c, w, p, store_peak(c, &p->slices));
 }
 
 static void collect(
@@ -408,24 +436,24 @@ static void collect(
 
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	uint64_t tau = downpour_staleness(c, p);
+	struct age a = age_of(c, w, p);
 	struct slices compensated;
 	const struct slices *s = &p->slices;
 
-	count_staleness(c, w, tau);
+	count_staleness(c, w, a.tau);
 	if (c->cfg.dc.kind) {
 		compensated = p->slices;
 		compensate_all(c, w, p, &compensated);
 		s = &compensated;
 	}
 	if (has_buffer(c)) {
-		collect(c, w, s, buffer_weight(c, tau), norms_scale(c, p));
+		collect(c, w, s, buffer_weight(c, a), norms_scale(c, p));
 		if (later_epochs_contain(c, &p->work))
 			count_at_once(c, p);
 		else
 			accumulator_count(c, p);
 	} else {
-		store_apply(c, s, downpour_rate(c, tau), norms_scale(c, p));
+		store_apply(c, s, downpour_rate(c, a), norms_scale(c, p));
 		record(c, p->work.epoch, p->images, (double)p->loss * p->images);
 	}
 	if (c->backups.n > 0 && p->seq <= w->ledger.replay_target)

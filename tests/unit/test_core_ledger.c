@@ -322,6 +322,65 @@ TEST(a_replay_is_decided_as_it_was_before_the_crash)
 	fixture_close(&f);
 }
 
+#define REPLAYED 12 /* the pushes of each of the two workers */
+
+static struct msg one_of_two(struct stamp s, uint64_t seq, uint64_t base, uint64_t term)
+{
+	struct msg m = fixture_push_ones(s, seq);
+
+	m.push.base_version = base;
+	m.push.base_term = term;
+	return m;
+}
+
+/* Two workers push in turns, each gradient one version old. A crash loses all pushes. The first
+ * worker sends all of its pushes again before the second does. Each push must change the weights as
+ * much as before the crash. */
+static void replays_count_as_before(enum staleness_scaling staleness, enum lr_scaling scaling)
+{
+	struct core_config cfg = fixture_config();
+	struct core_snapshot image;
+	struct core_fixture f;
+	struct stamp s[2];
+	float before;
+
+	cfg.rate.staleness_scaling = staleness;
+	cfg.rate.scaling = scaling;
+	fixture_open(&f, cfg);
+	for (uint32_t i = 0; i < 2; i++)
+		s[i] = fixture_join(&f, 9 + i, "");
+	image = fixture_save(&f);
+	for (uint64_t n = 0; n < (uint64_t)2 * REPLAYED; n++) {
+		struct msg m = one_of_two(s[n % 2], 1 + n / 2, n > 0 ? n - 1 : 0, s[0].term);
+
+		fixture_applied(&f, 9 + n % 2, &m);
+	}
+	before = core_weights(f.core)[0];
+	fixture_close(&f);
+	fixture_load(&f, cfg, &image);
+	fixture_drop(&image);
+	for (uint64_t n = 0; n < (uint64_t)2 * REPLAYED; n++) {
+		uint32_t i = n >= REPLAYED;
+		uint64_t seq = 1 + n % REPLAYED, turn = 2 * (seq - 1) + i;
+
+		if (seq == 1)
+			s[i] = fixture_come_back(&f, 9 + i, s[i], REPLAYED);
+		struct msg m = one_of_two(s[i], seq, turn ? turn - 1 : 0, s[i].term - 1);
+		m.push.verdict = VERDICT_OK;
+		fixture_applied(&f, 9 + i, &m);
+	}
+	assert_true(fabsf(core_weights(f.core)[0] - before) < 0.05f * fabsf(before));
+	fixture_close(&f);
+}
+
+TEST(replays_of_several_workers_count_as_before_the_crash)
+{
+	replays_count_as_before(STALE_CONSTANT, LR_SCALING_NONE);
+	replays_count_as_before(STALE_INVERSE, LR_SCALING_NONE);
+	replays_count_as_before(STALE_RELATIVE, LR_SCALING_NONE);
+	replays_count_as_before(STALE_RELATIVE, LR_SCALING_SQRT);
+}
+
 /* ---- durability ----------------------------------------------------------------------------- */
 
 TEST(ack_says_durable_only_what_a_finished_snapshot_holds)

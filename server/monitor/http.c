@@ -28,6 +28,7 @@
 #define CROWDED      48u
 #define MAX_SLEEP_MS 1000u
 #define MAX_STREAMS  16u
+#define STREAM_MS    60000u /* if all streams are in use, an older one can be replaced */
 #define LAST_MS      1000u /* time limit for the last events of the streams when the server exits */
 #define LAST_POLL_MS 10
 #define MAX_WAITING  ((size_t)4 << 20) /* maximum bytes that a stream can leave unread */
@@ -68,7 +69,8 @@ struct visitor {
 	/* when the connection began, the newest header was complete, or the newest answer ended */
 	uint64_t since_ms;
 	uint64_t limit_ms; /* time limit, from since_ms on */
-	int is_stream;     /* 1: the connection is a stream, which has no time limit */
+	/* 1: the connection is a stream, which has no time limit; since_ms is its begin */
+	int is_stream;
 };
 
 struct http {
@@ -126,13 +128,14 @@ static uint64_t address_of_client(struct MHD_Connection *connection)
 	return network;
 }
 
-/* Returns the number of connections, without streams, of the address of `v`. */
-static uint32_t siblings_of(const struct http *h, const struct visitor *v)
+/* Returns the number of streams of the address of `v`, or of its connections that are not
+ * streams. */
+static uint32_t siblings_of(const struct http *h, const struct visitor *v, int is_stream)
 {
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++)
-		n += h->visitor[i].fd > 0 && !h->visitor[i].is_stream &&
+		n += h->visitor[i].fd > 0 && h->visitor[i].is_stream == is_stream &&
 		     h->visitor[i].address == v->address;
 	return n;
 }
@@ -151,7 +154,7 @@ static void close_oldest(struct http *h)
 
 		if (v->fd <= 0 || v->is_stream)
 			continue;
-		uint32_t siblings = siblings_of(h, v);
+		uint32_t siblings = siblings_of(h, v, 0);
 		if (!oldest || siblings > max_siblings ||
 			(siblings == max_siblings && v->since_ms < oldest->since_ms)) {
 			oldest = v;
@@ -343,9 +346,41 @@ static void resume_stream(struct stream *s)
 	MHD_resume_connection(s->connection);
 }
 
+/* All streams are in use, and the client `v` requests one more. Ends the oldest stream of the
+ * address that has the most streams, so that one client cannot keep all streams. If the address of
+ * `v` has about as many, ends this stream only when it has existed for STREAM_MS: then the pages of
+ * one machine take turns. Returns 0 if no stream was ended. */
+static int replace_stream(struct http *h, const struct visitor *v)
+{
+	struct visitor *oldest = NULL;
+	struct stream *found = NULL;
+	uint32_t max_siblings = 0;
+
+	for (struct stream *s = h->streams; s; s = s->next) { /* the newest stream comes first */
+		struct visitor *other = visitor_of(h, fd_of(s->connection));
+		uint32_t siblings = other ? siblings_of(h, other, 1) : 0;
+
+		if (other && siblings >= max_siblings) {
+			oldest = other;
+			found = s;
+			max_siblings = siblings;
+		}
+	}
+	if (!found || (max_siblings <= siblings_of(h, v, 1) + 1 &&
+			      uv_now(h->loop) - oldest->since_ms < STREAM_MS))
+		return 0;
+	hang_up(oldest);
+	found->n = 0;
+	found->ends = 1;
+	resume_stream(found);
+	return 1;
+}
+
 static enum MHD_Result open_stream(struct http *h, struct MHD_Connection *connection)
 {
-	struct stream *s = h->n_streams < MAX_STREAMS ? mem_try(1, sizeof(*s)) : NULL;
+	struct visitor *v = visitor_of(h, fd_of(connection));
+	int is_free = v && (h->n_streams < MAX_STREAMS || replace_stream(h, v));
+	struct stream *s = is_free ? mem_try(1, sizeof(*s)) : NULL;
 	struct MHD_Response *response;
 
 	if (!s)
@@ -361,9 +396,7 @@ static enum MHD_Result open_stream(struct http *h, struct MHD_Connection *connec
 			response, MHD_HTTP_HEADER_CONTENT_TYPE, "text/event-stream");
 	else
 		free_stream(s);
-	struct visitor *v = visitor_of(h, fd_of(connection));
-	if (v)
-		v->is_stream = response != NULL;
+	v->is_stream = response != NULL;
 	return send_response(connection, MHD_HTTP_OK, response);
 }
 

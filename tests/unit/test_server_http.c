@@ -21,9 +21,17 @@
 #define LARGE       (1 << 20) /* the size of the page /large in bytes */
 
 static uv_loop_t loop;
+static uint64_t skipped_ms; /* the time that a test has skipped */
 static struct http *http;
 static char answer[2 * LARGE];
 static int pages; /* the number of requests */
+
+/* Replaces the function of libuv, so that a test can skip time. */
+uint64_t uv_now(const uv_loop_t *l)
+{
+	(void)l;
+	return clock_ms() + skipped_ms;
+}
 
 static void on_test_page(void *arg, const char *path, struct http_page *page)
 {
@@ -50,6 +58,7 @@ static int set_up_http(void **state)
 
 	(void)state;
 	pages = 0;
+	skipped_ms = 0;
 	return uv_loop_init(&loop) ||
 	       http_new(&http, &loop, "127.0.0.1:0", on_test_page, &pages, &e);
 }
@@ -328,6 +337,86 @@ TEST_IN(slow_clients_do_not_end_a_stream, set_up_http, tear_down_http)
 	for (size_t i = 0; i < 64; i++)
 		close(fd[i]);
 	close(stream);
+}
+
+/* Requests a stream. `address` is the last byte of the client's address, 127.0.0.`address`. Reads
+ * the answer until `end`, and returns the connection. */
+static int open_events(uint32_t address, const char *end)
+{
+	static const char watch[] = "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n";
+	const struct sockaddr_in from = {
+		.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK - 1 + address)}};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	assert_int_equal(bind(fd, (const struct sockaddr *)&from, sizeof(from)), 0);
+	connect_to_http(fd);
+	assert_int_equal(send(fd, watch, strlen(watch), 0), (ssize_t)strlen(watch));
+	read_answer(fd, end);
+	assert_non_null(strstr(answer, end));
+	return fd;
+}
+
+static int is_open(int fd)
+{
+	char byte;
+
+	return recv(fd, &byte, 1, MSG_PEEK) < 0 && errno == EAGAIN;
+}
+
+static void wait_for_watchers(unsigned n)
+{
+	const uint64_t deadline = clock_ms() + DEADLINE_MS;
+
+	while (http_watchers(http) != n) {
+		assert_true(clock_ms() < deadline);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+}
+
+static void close_all(const int *fd, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		close(fd[i]);
+}
+
+/* One address has all 16 streams and reads nothing. Other addresses get streams nevertheless, until
+ * each has about as many as the first one, and only the oldest streams end. */
+TEST_IN(the_streams_of_one_address_give_way_to_others, set_up_http, tear_down_http)
+{
+	int fd[32];
+	size_t n = 0;
+
+	while (n < 16)
+		fd[n++] = open_events(1, "retry: 1000");
+	while (n < 24)
+		fd[n++] = open_events(2, "retry: 1000");
+	for (size_t i = 0; i < 8; i++)
+		read_answer(fd[i], NULL);
+	for (size_t i = 8; i < n; i++)
+		assert_true(is_open(fd[i]));
+	wait_for_watchers(16);
+	fd[n++] = open_events(2, " 503 ");
+	fd[n++] = open_events(1, " 503 ");
+	close_all(fd, n);
+}
+
+/* Two programs on one machine have the same address. A stream that has existed for a minute gives
+ * way to a new one. */
+TEST_IN(the_streams_of_one_address_take_turns, set_up_http, tear_down_http)
+{
+	int fd[19];
+	size_t n = 0;
+
+	while (n < 16)
+		fd[n++] = open_events(1, "retry: 1000");
+	skipped_ms += 59000;
+	fd[n++] = open_events(1, " 503 ");
+	skipped_ms += 1000;
+	fd[n++] = open_events(1, "retry: 1000");
+	read_answer(fd[0], NULL);
+	assert_true(is_open(fd[1]));
+	wait_for_watchers(16);
+	close_all(fd, n);
 }
 
 static void get_of_host(const char *host)

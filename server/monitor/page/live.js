@@ -337,7 +337,7 @@ function connect() {
 		stream = null;
 		if (!opened && await answer() === 200) {
 			state("not connected", "");
-			notice("16 pages are open already. This page shows the run when one of them is closed.");
+			notice("16 pages are open already. This page gets the place of one of them within a minute.");
 			setTimeout(reconnect, 1000);
 		} else {
 			retry();

@@ -43,6 +43,40 @@ static size_t kind_of(const struct worker *w)
 	return w->lease.grant.kind == GRANT_EVAL;
 }
 
+/* ---- the deadline ---------------------------------------------------------------------------- */
+
+/* Returns the number of pieces in the worker's next delivery. After the last piece of its grant,
+ * the worker owes a request for more work, which counts as one piece. */
+static uint64_t next_pieces(const struct core *c, const struct worker *w)
+{
+	uint32_t left = w->pace.left ? w->pace.left : 1;
+
+	if (mode_is_exact(c->cfg.training.mode) || left < c->cfg.push.n_push)
+		return left;
+	return c->cfg.push.n_push;
+}
+
+/* Returns the time in microseconds that this worker usually takes for one piece, or 0 if no worker
+ * has delivered a piece yet. */
+static uint64_t usual_us(const struct core *c, const struct worker *w)
+{
+	const struct recent *own = &w->pace.recent[kind_of(w)];
+	const struct recent *fleet = &c->pace.recent[kind_of(w)];
+
+	if (own->n >= PACE_OWN || own->median_us > fleet->median_us)
+		return own->median_us;
+	return fleet->median_us;
+}
+
+static uint64_t deadline_ms(const struct core *c, const struct worker *w)
+{
+	uint64_t ms = PACE_DEADLINE * next_pieces(c, w) * usual_us(c, w) / 1000;
+
+	if (c->pace.recent[kind_of(w)].n == 0)
+		return c->cfg.leases.first_deadline_ms;
+	return ms > PACE_DEADLINE_MS ? ms : PACE_DEADLINE_MS;
+}
+
 /* ---- what a worker owes ---------------------------------------------------------------------- */
 
 static uint32_t pieces_of(const struct msg_grant *g)
@@ -216,17 +250,6 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 
 /* ---- late ------------------------------------------------------------------------------------ */
 
-/* Returns the number of pieces in the worker's next delivery. After the last piece of its grant,
- * the worker owes a request for more work, which counts as one piece. */
-static uint64_t next_pieces(const struct core *c, const struct worker *w)
-{
-	uint32_t left = w->pace.left ? w->pace.left : 1;
-
-	if (mode_is_exact(c->cfg.training.mode) || left < c->cfg.push.n_push)
-		return left;
-	return c->cfg.push.n_push;
-}
-
 static int is_late(const struct core *c, const struct worker *w)
 {
 	const struct recent *r = &c->pace.recent[kind_of(w)];
@@ -266,28 +289,7 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 	return share ? (uint32_t)share : 1;
 }
 
-/* ---- deadlines ------------------------------------------------------------------------------- */
-
-/* Returns the time in microseconds that this worker usually takes for one piece, or 0 if no worker
- * has delivered a piece yet. */
-static uint64_t usual_us(const struct core *c, const struct worker *w)
-{
-	const struct recent *own = &w->pace.recent[kind_of(w)];
-	const struct recent *fleet = &c->pace.recent[kind_of(w)];
-
-	if (own->n >= PACE_OWN || own->median_us > fleet->median_us)
-		return own->median_us;
-	return fleet->median_us;
-}
-
-static uint64_t deadline_ms(const struct core *c, const struct worker *w)
-{
-	uint64_t ms = PACE_DEADLINE * next_pieces(c, w) * usual_us(c, w) / 1000;
-
-	if (c->pace.recent[kind_of(w)].n == 0)
-		return c->cfg.leases.first_deadline_ms;
-	return ms > PACE_DEADLINE_MS ? ms : PACE_DEADLINE_MS;
-}
+/* ---- stalled --------------------------------------------------------------------------------- */
 
 static uint64_t stall_ms(const struct core *c, const struct worker *w)
 {

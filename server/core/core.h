@@ -108,7 +108,7 @@ enum worker_change {
 	WORKER_EXCLUDED,
 	WORKER_QUARANTINED, /* excluded, and in quarantine from now on (quarantine.h) */
 	WORKER_STALLED,     /* the worker has not delivered, or not requested work, for too long */
-	WORKER_DELIVERS,    /* a stalled worker has delivered or requested work */
+	WORKER_DELIVERS,    /* a stalled worker has delivered or requested work, or was not late */
 };
 
 /*

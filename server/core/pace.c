@@ -178,6 +178,22 @@ void pace_restart(const struct core *c, struct worker *w)
 	w->pace.left = pieces_of(&w->lease.grant);
 }
 
+/* Called after the first delivery of work of `kind`, when the time that such work takes is known:
+ * ends the stalled state of each worker that has owed such work for less than its deadline. */
+static void recheck_stalled(struct core *c, size_t kind)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+		uint64_t owed_ms = w->pace.owed_ms + pace_owes_ms(c, w);
+
+		if (w->pace.stalled && w->session.state == SESSION_LIVE && kind_of(w) == kind &&
+			w->pace.since_ms && owed_ms <= deadline_ms(c, w)) {
+			w->pace.stalled = 0;
+			effects_add_worker(c, w, WORKER_DELIVERS);
+		}
+	}
+}
+
 /* Called when the worker has delivered `pieces` pieces of its grant in one message; `counts` says
  * whether the server accepted them. Records how long a piece took, and starts the worker's clock
  * again. The time of late work that does not count is limited, because the worker may have chosen
@@ -187,6 +203,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces, int cou
 	const struct recent *fleet = &c->pace.recent[kind_of(w)];
 	const uint64_t max_us = (uint64_t)PACE_SLOW * fleet->median_us;
 	struct pace *p = &w->pace;
+	int is_first = fleet->n == 0;
 
 	PS_ASSERT(pieces > 0 && pieces <= p->left); /* invariant 1 */
 	if (p->since_ms) {
@@ -196,6 +213,8 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces, int cou
 			us = max_us;
 		note(&p->recent[kind_of(w)], us);
 		note(&c->pace.recent[kind_of(w)], us);
+		if (is_first)
+			recheck_stalled(c, kind_of(w));
 	}
 	restart_clock(c, p);
 	p->left -= pieces;
@@ -295,6 +314,8 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 {
 	uint64_t ms = deadline_ms(c, w);
 
+	if (c->pace.recent[kind_of(w)].n == 0)
+		return ms;
 	if (w->pace.recent[kind_of(w)].n < PACE_OWN)
 		return 3 * ms;
 	return ms > PACE_STALL_MS ? ms : PACE_STALL_MS;

@@ -21,13 +21,16 @@
  *
  * Stalled: a worker is stalled if it has delivered nothing for its deadline, or for PACE_STALL_MS
  * if that is longer. A worker with fewer than PACE_OWN durations is stalled after three times its
- * deadline instead. A worker for which a buffer has waited in vain is stalled, too
- * (pace_left_behind). A worker that holds no work and asks for none becomes stalled after the same
- * times. No worker waits for a stalled worker (worker_is_active). The grant of a stalled worker is
- * a shadow: the batches stay free, and the other workers get them too. A stalled worker is active
- * again when one of its pushes is accepted, when it delivers work of its newest grant that others
- * have done (and one of its newest replay_window pushes was accepted), or when it asks for its
- * first work. Heartbeats and later requests for leases do not make a stalled worker active.
+ * deadline instead. While no worker has delivered work of this kind, a worker is stalled after its
+ * deadline. The first delivery of this kind then ends the stalled state of the workers that have
+ * owed such work for less than the deadline that follows from this delivery. A worker for which a
+ * buffer has waited in vain is stalled, too (pace_left_behind). A worker that holds no work and
+ * asks for none becomes stalled after the same times. No worker waits for a stalled worker
+ * (worker_is_active). The grant of a stalled worker is a shadow: the batches stay free, and the
+ * other workers get them too. A stalled worker is active again when one of its pushes is accepted,
+ * when it delivers work of its newest grant that others have done (and one of its newest
+ * replay_window pushes was accepted), or when it asks for its first work. Heartbeats and later
+ * requests for leases do not make a stalled worker active.
  *
  * Delivery: a push that is accepted. A push of the worker's newest grant that is rejected is a
  * delivery only if the work is over: others have done it, or its step or epoch has ended. The

@@ -164,7 +164,7 @@ TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 	struct core_config cfg = deadline_config(MODE_SYNC);
 	struct fleet f;
 
-	cfg.leases.first_deadline_ms = 300;
+	cfg.leases.first_deadline_ms = 900;
 	cfg.sessions.suspect_ms = 200;
 	cfg.sessions.dead_ms = 250;
 	fleet_open(&f, cfg, 1, 200, HANGS);
@@ -411,6 +411,54 @@ TEST(a_worker_20_times_slower_contributes_and_is_never_stalled)
 	}
 }
 
+/* Worker 0 takes the first work of the run and delivers nothing. Each time before the deadline, it
+ * asks for work again. The others wait for it only once for --first-deadline-ms. */
+TEST(the_first_work_of_a_run_is_waited_for_once)
+{
+	static const enum mode modes[] = {MODE_DOWNPOUR, MODE_SSP, MODE_SYNC};
+
+	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
+		struct core_config cfg = deadline_config(modes[i]);
+		struct fleet f;
+
+		if (modes[i] != MODE_SYNC)
+			cfg.leases.warm_start_updates = 10;
+		fleet_open(&f, cfg, 3, 20000, 30);
+		f.ms[0] = HANGS;
+		for (int s = 0; s < 36; s += 4) {
+			fleet_run(&f, 4000);
+			cluster_request(&f.k, 0);
+		}
+		assert_true(fixture_worker(&f.k.f, 1).stalled);
+		assert_true(core_stats(f.k.f.core)->version > 50);
+		cluster_close(&f.k);
+	}
+}
+
+/* All workers need longer for their first work than --first-deadline-ms, so all are stalled. The
+ * first delivery shows that this is the usual time. Therefore the others are not stalled any more,
+ * although their gradients come too late for the first step. */
+TEST(the_first_delivery_ends_the_stalls_of_workers_that_are_as_slow)
+{
+	struct core_config cfg = deadline_config(MODE_SYNC);
+	struct fleet f;
+
+	cfg.leases.first_deadline_ms = 300;
+	fleet_open(&f, cfg, 3, 400, 1000);
+	f.ms[1] = 1100;
+	f.ms[2] = 1200;
+	fleet_run(&f, 900);
+	assert_int_equal(core_stats(f.k.f.core)->stalls, 3);
+	fleet_run(&f, 200);
+	assert_int_equal(core_stats(f.k.f.core)->version, 1);
+	assert_at_work(&f);
+	fleet_run(&f, 10000);
+	assert_at_work(&f);
+	assert_int_equal(core_stats(f.k.f.core)->stalls, 3);
+	assert_true(f.taken[1] > 3 && f.taken[2] > 3);
+	cluster_close(&f.k);
+}
+
 /* ---- one worker, step by step ---------------------------------------------------------------- */
 
 static void tick_with_heartbeats(struct cluster *k, uint64_t ms)
@@ -544,7 +592,7 @@ TEST(a_worker_that_never_asks_is_stalled_until_it_asks)
 
 	cfg.leases.min_workers = 2;
 	cluster_open(&k, cfg, 1, 60, cluster_ones);
-	pass(&k, 90000); /* three times --first-deadline-ms */
+	pass(&k, 30000); /* --first-deadline-ms */
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(core_live_workers(k.f.core), 1);
 	pass(&k, 100);
@@ -860,12 +908,12 @@ TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 	struct cluster k;
 
 	cfg.durable = 1;
-	cfg.leases.first_deadline_ms = 300;
+	cfg.leases.first_deadline_ms = 900;
 	cluster_open(&k, cfg, 1, 100, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	fixture_restart(&k.f);
 	for (int i = 0; i < 20; i++)
-		/* all ticks together are longer than dead_ms and than three deadlines */
+		/* all ticks together are longer than dead_ms and than the deadline */
 		fixture_tick(&k.f, 100);
 	struct msg m = fixture_resume(k.worker[0].s, 0, 0);
 	m.hello.data = k.data;

@@ -18,6 +18,7 @@ from support.programs import until
 
 ETERM, EGAP, ESTATE = 14, 15, 16
 SECONDS = 4
+SYNC = 3  # the number of mode sync in WELCOME
 
 
 class Hostile(threading.Thread):
@@ -133,6 +134,29 @@ def test_a_server_that_always_asks_for_pictures_gets_few(hostile, programs, smal
     time.sleep(SECONDS)
     assert worker.running(), worker.tail()
     assert server.received.count("status") - first <= 2 * SECONDS
+
+
+def test_a_server_that_grants_only_steps_that_are_over_gets_few(hostile, programs, small):
+    """A worker in mode sync pulls weights for each lease, and computes nothing because the step of
+    the lease has other weights."""
+    def change(welcome):
+        welcome.mode = SYNC
+        grants.n_params = welcome.n_params
+
+    def answer(name, body):
+        said = grants(name, body)
+        if name == "lease":
+            said[0].exact, said[0].version = True, 2**63
+        return said
+
+    server = hostile(answer, change)
+    worker = programs.worker(server.endpoint, data=small)
+    until(lambda: server.received.count("lease") > 20, 30, "leases")
+    first = len(server.received)
+    time.sleep(SECONDS)
+    assert worker.running(), worker.tail()
+    rate = (len(server.received) - first) / SECONDS
+    assert 1 < rate < 100, server.received[-20:]
 
 
 @pytest.mark.parametrize("last_seq", [0, 2**62])

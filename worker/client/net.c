@@ -43,6 +43,10 @@ enum {
 	/* refuse a lease in a run that grants none after this time, because the end of the run may
 	 * be under way to this worker */
 	NO_LEASE_MS = 1000,
+	/* after MAX_EMPTY_LEASES leases in a row without a push or a result, the worker waits
+	 * LEASE_PAUSE_MS before it requests the next one */
+	MAX_EMPTY_LEASES = 16,
+	LEASE_PAUSE_MS = 100,
 };
 
 struct net {
@@ -89,7 +93,8 @@ struct net {
 	atomic_int show_requested; /* see show.h */
 	/* when net_show_requested last returned 1; 0: never; only net_show_requested uses it */
 	uint64_t show_ms;
-	char *tensors; /* the tensors in the first WELCOME; owned */
+	char *tensors;         /* the tensors in the first WELCOME; owned */
+	uint32_t empty_leases; /* leases requested since the newest push or result */
 };
 
 /* Asserts invariant (1): the calling thread holds the I/O lock. */
@@ -398,6 +403,7 @@ static void try_push(struct net *n, uint64_t now)
 		outbox_retain(&n->out, seq, &r->push.meta.slices.slice[0], &r->push.tensor);
 		PS_ASSERT(n->out.retained_bytes <= n->cfg.replay_bytes || is_only); /* (4) */
 		atomic_fetch_add(&n->count.pushed, 1);
+		n->empty_leases = 0;
 		run_effects(n);
 	}
 	if (rc || !r->push.then_pull) {
@@ -440,14 +446,20 @@ static void try_request(struct net *n, uint64_t now)
 	if (rc == PS_EAGAIN)
 		return;
 	n->requests.pending = !rc;
+	n->empty_leases = r->kind == REQUEST_RESULT ? 0 : n->empty_leases;
+	n->empty_leases += r->kind == REQUEST_LEASE;
 	run_effects(n);
 	if (rc || r->kind == REQUEST_RESULT)
 		requests_complete(&n->requests, rc);
 }
 
-/* Requests a lease. The server of a run without a data set would not answer. */
+/* Requests a lease. The server of a run without a data set would not answer. A hostile server could
+ * grant steps that are over, so that the worker requests leases and weights without end: the worker
+ * then pauses. */
 static void try_lease(struct net *n, uint64_t now)
 {
+	if (n->empty_leases >= MAX_EMPTY_LEASES && now - n->requests.begun_ms < LEASE_PAUSE_MS)
+		return;
 	if (session_phase(n->session) != PHASE_READY || session_welcome(n->session)->epochs)
 		try_request(n, now);
 	else if (now - n->requests.begun_ms >= NO_LEASE_MS)

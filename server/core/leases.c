@@ -164,6 +164,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		c->stats.ignored++;
 		return;
 	}
+	w->lease.empty = 0;
 	i = r->eval_first / l->eval_size;
 	rec = &c->epoch[l->epoch - 1];
 	if (l->portion[i] == BATCH_DONE) {
@@ -438,6 +439,8 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 	uint64_t request = ev->msg->lease.request;
 
 	w->session.peer = ev->peer;
+	w->lease.empty += w->lease.empty <= MAX_EMPTY_LEASES;
+	c->stats.ignored += w->lease.empty > MAX_EMPTY_LEASES;
 	if (request < w->lease.request || request == 0)
 		return; /* ignore an old request that the network has delayed */
 	if (request == w->lease.request) {

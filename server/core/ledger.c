@@ -28,6 +28,7 @@
 #include "server/core/departure.h"
 #include "server/core/effects.h"
 #include "server/core/later_epochs.h"
+#include "server/core/leases.h"
 #include "server/core/modes.h"
 #include "server/core/norms.h"
 #include "server/core/pace.h"
@@ -195,6 +196,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	if (c->cfg.training.epochs == 0)
 		effects_begin(c);
 	c->checkpoints.dirty = 1;
+	w->lease.empty = 0;
 	if (r == REJECT_NONE || r == REJECT_STALE || superseded)
 		(void)pace_trained(c, w, &p->work, r == REJECT_NONE);
 	if (r == REJECT_NONE) {

@@ -323,6 +323,29 @@ TEST(results_without_a_grant_are_ignored)
 	fixture_close(&f);
 }
 
+TEST(leases_in_a_row_without_work_are_counted)
+{
+	struct core_fixture f;
+	struct stamp s;
+	struct msg m;
+	uint64_t n = 0;
+
+	fixture_open(&f, with_key(fixture_training()));
+	s = fixture_join(&f, 9, "");
+	while (n < MAX_EMPTY_LEASES)
+		(void)fixture_train(&f, 9, s, ++n);
+	assert_int_equal(core_stats(f.core)->ignored, 0);
+	struct msg_grant g = fixture_train(&f, 9, s, ++n);
+	fixture_lease(&f, 9, s, n); /* the same request again */
+	assert_int_equal(core_stats(f.core)->ignored, 2);
+	m = push_of_grant(s, 1, &g);
+	fixture_applied(&f, 9, &m);
+	for (uint32_t i = 0; i < MAX_EMPTY_LEASES; i++)
+		fixture_lease(&f, 9, s, ++n);
+	assert_int_equal(core_stats(f.core)->ignored, 2);
+	fixture_close(&f);
+}
+
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 static struct msg hello_of_key(const char *key)

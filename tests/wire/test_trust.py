@@ -224,6 +224,16 @@ def test_trust_a_flood_of_results_loses_its_connection(programs, keys):
     liar.close()
 
 
+def test_trust_a_flood_of_leases_loses_its_connection(programs, few):
+    """A worker requests leases without end, and neither pushes nor evaluates."""
+    server, idler = leased(programs, few)
+    flood_ends(server, idler.bulk, pb.Lease(stamp=idler.stamp, request=1))
+    honest = Worker(server.endpoint, data=few.id)
+    assert honest.lease().work.count
+    honest.close()
+    idler.close()
+
+
 def test_trust_a_flood_of_chunks_loses_its_connection(programs, keys):
     """A worker keeps sending chunks of pushes that never arrive."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--dead-ms", 60000,

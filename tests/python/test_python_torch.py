@@ -304,6 +304,9 @@ def test_optimizer_pushes_the_gradient_and_pulls(server, options):
         optimizer = cnnps.torch.AsyncOptimizer(model.parameters(), client)
         batch = next(client.lease().batches()) if client.info.epochs else None
         model.weight.grad = torch.tensor([[1.0, -2.0]])
+        if batch:
+            with pytest.raises(cnnps.UsageError, match=r"batch is missing.*lease.batches\(\)"):
+                optimizer.step()
         optimizer.step(batch)
         assert model.weight.tolist() == [[-1, 2]]
 

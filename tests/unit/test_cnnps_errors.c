@@ -104,6 +104,24 @@ TEST_IN(a_lease_in_a_run_without_a_data_set_is_refused, client_set_up_unconnecte
 	assert_int_equal(cnnps_lease(client, &lease), CNNPS_OK);
 }
 
+/* The server would reject such pushes, and exclude the worker after some of them. */
+TEST_IN(a_push_without_batches_is_refused_in_a_run_with_a_data_set, client_set_up, client_tear_down)
+{
+	struct cnnps_pull then = {.size = sizeof(then)};
+	struct cnnps_push push = {.size = sizeof(push), .gradient = client_ones};
+
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(cnnps_push(client, &push), CNNPS_EUSAGE);
+		assert_string_equal(cnnps_error(client),
+			"the run has a data set (--epochs), so a push needs the batches of a "
+			"lease, but the `count` of its `work` is 0");
+		push.then = &then;
+	}
+	assert_int_equal(client_stats(client).pushed, 0);
+	client_push(1, 0); /* the connection is as usable as before */
+	client_expect_weights(-1);
+}
+
 /* ---- structs of other versions of the library ------------------------------------------------ */
 
 TEST_IN(a_struct_without_its_size_is_refused, client_set_up, client_tear_down)

@@ -150,7 +150,8 @@ static int push_of_struct(void *s)
 
 static int make_then(void *s)
 {
-	struct cnnps_push push = {.size = sizeof(push), .gradient = client_ones, .then = s};
+	struct cnnps_push push = {
+		.size = sizeof(push), .gradient = client_ones, .work = {.count = 1}, .then = s};
 
 	return cnnps_push(client, &push);
 }
@@ -226,7 +227,7 @@ TEST_IN(calls_accept_the_structs_of_other_headers, client_set_up, client_tear_do
 {
 	static const struct cnnps_lease lease = {.kind = CNNPS_EVAL};
 	static const struct cnnps_pull pull = {.flags = 0};
-	static const struct cnnps_push push = {.gradient = client_ones};
+	static const struct cnnps_push push = {.gradient = client_ones, .work = {.count = 1}};
 	static const struct cnnps_evaluation evaluation = {.loss_sum = 1};
 	static const struct cnnps_stats stats = {.pushed = 9};
 	static const struct call calls[] = {

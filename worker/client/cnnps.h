@@ -293,7 +293,9 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull);
 
 /* The batches that a push covers. */
 struct cnnps_work {
-	/* `count` batches of a lease from batch `first` on; no lease if `count` is 0 */
+	/* `count` batches of a lease from batch `first` on. In a run without a data set
+	 * (cnnps_info.epochs is 0) there are no leases, and `count` must be 0. In a run with one,
+	 * cnnps_push returns CNNPS_EUSAGE if `count` is 0 */
 	uint32_t epoch, first, count;
 	uint32_t images;
 	float loss; /* mean over the images */

@@ -394,6 +394,13 @@ static void try_push(struct net *n, uint64_t now)
 	uint64_t seq;
 	int rc;
 
+	/* the server would reject such pushes, and soon exclude the worker */
+	if (!r->push.meta.work.count && session_welcome(n->session)->epochs) {
+		requests_fail(&n->requests, PS_EUSAGE,
+			"the run has a data set (--epochs), so a push needs the batches of a "
+			"lease, but the `count` of its `work` is 0");
+		return;
+	}
 	if (!is_only && bytes > n->cfg.replay_bytes)
 		return;
 	rc = make_push(n, r, &seq, now);

@@ -330,10 +330,11 @@ class Client:
     def push(self, gradient: Any, batch: Optional[Batch] = None, loss: float = 0.0, *,
              version: Optional[int] = None, offset: int = 0, then: Any = None) -> None:
         """Pushes a gradient: a numpy array or torch tensor of n_params values, or fewer for the
-        parameters from `offset` on. batch: the batches of the gradient. loss: the mean loss over
-        the samples of these batches. version: the version of the weights at which the gradient was
-        computed; None: the version of the newest pull. then: an array for the newest weights, which
-        the server sends in its answer to the push; None: do not pull."""
+        parameters from `offset` on. batch: the batches of the gradient, from a lease; a run with
+        epochs needs them, and a run without has none. loss: the mean loss over the samples of these
+        batches. version: the version of the weights at which the gradient was computed; None: the
+        version of the newest pull. then: an array for the newest weights, which the server sends in
+        its answer to the push; None: do not pull."""
         values = _as_vector(gradient)
         target = None if then is None else self._target(then)
         raw = c.Push(size=ctypes.sizeof(c.Push), gradient=values.ctypes.data,
@@ -341,6 +342,9 @@ class Client:
                      version=check.whole("version", self.version if version is None else version,
                                          64))
         loss = check.number("loss", loss)
+        if batch is None and self.info.epochs:
+            raise UsageError(f"batch is missing: the run has a data set (epochs={self.info.epochs})"
+                             ", so pass the batch of the gradient, such as one of lease.batches()")
         if batch is not None:
             check.instance("batch", batch, Batch)
             raw.work = c.Work(check.whole("epoch", batch.epoch), check.whole("first", batch.first),

@@ -335,7 +335,7 @@ faults: installed
 # Run the commands that the documents show, also those of the blocks that are marked as slow.
 documents: installed
 	@$(MAKE) $(JOBS) tests library
-	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && exec $(call PYTEST) tests/e2e/test_documents.py
+	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && exec $(call PYTEST) --durations=40 tests/e2e/test_documents.py
 # Write the compilation database for clangd, clang-tidy and editors.
 # clang does not know each flag of gcc, so the flag that only affects uninitialised variables is left out.
 ALL_C := $(sort $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) \

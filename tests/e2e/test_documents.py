@@ -4,16 +4,26 @@ blocks contain commands, and which marks a block may have.
 The tests differ from the reader's machine in these points only:
 
 - The blocks of a document run in order in one copy of the checkout. In this copy, data/mnist has a
-  tenth of the data set, and build/release is the build under test. A block with `make` gets a copy
-  without a build, CUDA=0, and the data set in CNN_DATA.
-- Free ports replace 5555 and 8080, and 127.0.0.1 replaces SERVER and 0.0.0.0.
+  tenth of the data set, and build/release is the build under test. If one of the slow blocks of the
+  document has `make`, its slow blocks share another copy, without a build, and get CUDA=0 and the
+  data set in CNN_DATA.
+- If one of the slow blocks of a document has `sudo`, its slow blocks run as root in a file system
+  of their own (machine()), so that an installation changes nothing on the machine of the test. The
+  test has the worker.c that the reader links. Before a block downloads packages, the test removes
+  those of cnn-ps and one that they recommend; a block that installs the downloaded packages has no
+  network.
+- Free ports replace 5555 and 8080, also where a command omits the address, and 127.0.0.1 replaces
+  SERVER and 0.0.0.0. NAME is a fault test, or a worker in quarantine.
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
   own. At the end of the block, each of these programs must have exited with status 0, except that a
   worker must have exited with 12 if the block drains the server. Any other line that fails is
   tried again for some seconds, because a reader types more slowly than a test.
 - If a block uses a server but does not start one, the test starts a server, with keys if the block
   uses keys.
-- `--epochs` of 100 and more is 10.
+- `--epochs` of 100 and more is 10, and SHORTER has less work for commands that take minutes.
+- gdb starts its program, stops in main and ends.
+- A virtual environment for a benchmark sees the packages of Debian, so that pip need not download
+  2 GB for PyTorch.
 - run1 and run2 are the directories of small runs, unless an earlier block has made them.
 - Python blocks run with the Python of the tests, and import the package cnnps of the source tree.
   The module tests/support/safetensors.py replaces the package safetensors, which Debian lacks.
@@ -43,6 +53,22 @@ LEFT_OUT = shutil.ignore_patterns("build", ".git", "data", "__pycache__", "run[0
 CACHES = shutil.ignore_patterns("__pycache__")
 TOOLS = ROOT / "build/tools/bin/python"  # `deploy/setup.sh tools` makes it
 MODULES = {"torch": "python3-torch"}
+# Ray starts a cluster of its own also if the directory of a dead cluster is in /tmp.
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
+FAULT_TEST = "test_parts_that_get_lost_or_come_twice"
+
+# Less work for commands that take minutes: a pattern, and what replaces it.
+SHORTER = (
+    (r"(?<=--epochs )\d{3,}\b", "10"),
+    (r"(?<=make fuzz SECONDS=)\d+", "1"),
+    (r"(?<=-m cnnps\.examples\.)\w+", r"\g<0> --epochs 1"),
+    (r"(?<=tests/bench/python_rate) --seconds \S+", " --seconds 0.1 --rounds 1"),
+    (r"(?<=tests/bench/floods)", " --seconds 2"),
+    (r"(?<=tests/bench/optimizers)", " --seeds 1"),
+    (r"(?<=--seeds )1,2,3\b", "1"),
+    (r"^gdb(?= --args)", "gdb -batch -ex start"),
+    (r"(?<=-m venv)(?= peers)", " --system-site-packages"),
+)
 
 C_PROGRAM = """
 #include <err.h>
@@ -110,20 +136,72 @@ def copy(place):
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory, small):
-    """Returns a function: copies(document) returns a copy of the checkout with a build. All blocks
-    of the document share this copy."""
+    """Returns a function: copies(document) returns a copy of the checkout with a build, or without
+    one. All blocks of the document share this copy."""
     made = {}
 
-    def get(path):
-        if path.name not in made:
+    def get(path, built=True):
+        if (path.name, built) not in made:
             place = copy(tmp_path_factory.mktemp("document") / "cnn-ps")
-            (place / "build").mkdir()
-            (place / "build/release").symlink_to(BUILD)
-            (place / "data").mkdir()
-            (place / "data/mnist").symlink_to(small)
-            made[path.name] = place
-        return made[path.name]
+            if built:
+                (place / "build").mkdir()
+                (place / "build/release").symlink_to(BUILD)
+                (place / "data").mkdir()
+                (place / "data/mnist").symlink_to(small)
+            made[path.name, built] = place
+        return made[path.name, built]
     return get
+
+
+def a_slow_block_has(path, pattern):
+    return any(re.search(pattern, command) for block in blocks(path) if block.mark == "slow"
+               for command in block.commands())
+
+
+MACHINE = """
+root=$1/root
+mount -t tmpfs none "$1"
+mkdir "$1/changes" "$1/work" "$root"
+mount -t overlay -o "lowerdir=/,upperdir=$1/changes,workdir=$1/work" none "$root"
+shift
+for path in /dev /proc /sys "$@"; do
+	mkdir -p "$root$path"
+	mount --rbind "$path" "$root$path"
+done
+mkdir -p "$root/run/sudo" "$root/etc/apt/apt.conf.d"
+printf '#!/bin/sh\\nexec "$@"\\n' >"$root/run/sudo/sudo"
+chmod +x "$root/run/sudo/sudo"
+echo 'APT::Get::Assume-Yes "true";' >"$root/etc/apt/apt.conf.d/99yes"
+echo ready
+read -r _
+"""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory, data):
+    """Yields a function: machine(directory) returns the start of a command that runs as root in a
+    file system of its own. It has all files of this machine, but changes are only in memory, except
+    those in the directory."""
+    if os.getuid():
+        pytest.skip("not root")
+    held = {}
+
+    def prefix(place, network=True):
+        if place not in held:
+            ours = tmp_path_factory.mktemp("machine")
+            held[place] = ours, subprocess.Popen(
+                ["unshare", "--mount", "--propagation", "private", "sh", "-euc", MACHINE, "sh",
+                 ours, place, ROOT, data], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True)
+            if held[place][1].stdout.readline() != "ready\n":
+                pytest.skip(f"no file system of its own: {held[place][1].stderr.read()}")
+        ours, holder = held[place]
+        return [*(() if network else ("unshare", "--net")), "nsenter",
+                f"--mount=/proc/{holder.pid}/ns/mnt", "chroot", f"{ours}/root", "env", "-C", place]
+    yield prefix
+    for _, holder in held.values():
+        holder.stdin.close()
+        holder.wait(SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -138,22 +216,28 @@ def a_run(tmp_path_factory, small, data):
 class Shell:
     """Runs the commands of a block in a directory."""
 
-    def __init__(self, place, env, seconds):
+    def __init__(self, place, env, seconds, prefix=(), name=FAULT_TEST):
         self.place, self.env, self.beside = place, env, []
+        self.prefix, self.name = prefix, name
         self.end = time.monotonic() + seconds
         self.ports = {"5555": str(free_port()), "8080": str(free_port())}
 
     def substituted(self, text):
         text = re.sub(r"\b(0\.0\.0\.0|SERVER)\b", "127.0.0.1", text)
-        text = re.sub(r"^python3? ", f"{sys.executable} ", text)
-        text = re.sub(r"(?<=--epochs )\d{3,}\b", "10", text)
+        text = re.sub(r"^(taskset \S+ \S+ )?python3? ", rf"\1{sys.executable} ", text)
+        text = re.sub(r"\bNAME(?='?$)", lambda _: self.name, text)
+        text = re.sub(r"^cnn-ps(?!.*--bind)", "cnn-ps --bind tcp://127.0.0.1:5555", text)
+        text = re.sub(r"& cnn-worker$", "& cnn-worker --server tcp://127.0.0.1:5555", text)
+        for pattern, less in SHORTER:
+            text = re.sub(pattern, less, text)
         return re.sub(r"(?<=:)(5555|8080)\b", lambda port: self.ports[port[1]], text)
 
     def start(self, command):
         """Start a program in a process group of its own, with its output in a file."""
         log = (self.place / f".block-{len(self.beside)}.log").open("w+")
         process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}" if command.startswith("build/") else command],
+            [*self.prefix, "bash", "-c",
+             f"exec {command}" if re.match(r"(build/release/)?cnn-[^&]*$", command) else command],
             cwd=self.place, env=self.env, stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT, start_new_session=True)
         return process, command, log
@@ -197,7 +281,7 @@ class Shell:
         `stopped` is true, end these programs first."""
         try:
             for command in map(self.substituted, commands):
-                if re.match(r"(\w+=\S+ )*\S*/cnn-(ps|worker)\b", command):
+                if re.match(r"(\w+=\S+ )*(\S*/)?cnn-(ps|worker)\b[^&]*$", command):
                     self.beside.append(self.start(command))
                 else:
                     self.workers_are_there()
@@ -219,10 +303,10 @@ class Shell:
                 log.close()
 
 
-def environment(**more):
+def environment(place, **more):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "MAKE", "MFLAGS"))}
     clean.pop("FLAVOUR", None)
-    return {**clean, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT / "worker/python"),
+    return {**clean, "PATH": f"{place}/build/release:{os.environ['PATH']}", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT / "worker/python"),
             **more}
 
 
@@ -230,13 +314,19 @@ def run_shell(block, copies, data, tmp_path, request):
     commands = block.commands()
     assert commands, f"{block.name}: no command"
     seconds = SLOW_SECONDS if block.mark == "slow" else SECONDS
-    if any(re.search(r"\bmake\b", c) for c in commands):
-        place = copy(tmp_path / "cnn-ps")
-        env = environment(CUDA="0", CNN_DATA=str(data))
-    else:
-        place, env = copies(block.path), environment()
-    stopped = block.mark == "stopped"
+    own_build = block.mark == "slow" and a_slow_block_has(block.path, r"\bmake\b")
+    place = copies(block.path, not own_build)
+    env = environment(place, **{"CUDA": "0", "CNN_DATA": str(data)} if own_build else {})
     text = block.text()
+    if "~/" in text:
+        env["HOME"] = str(tmp_path)
+    if block.mark == "slow" and a_slow_block_has(block.path, r"\bsudo\b"):
+        run_as_root(commands, text, place, env, request.getfixturevalue("machine"))
+        return
+    if commands[-1].endswith("release -- 'NAME'"):
+        run_with_quarantine(commands, place, env)
+        return
+    stopped = block.mark == "stopped"
     if "--server" in text and "/cnn-ps" not in text:
         key = " --key keys/server.key" if "--key" in text else ""
         commands = [*(["build/release/cnn-ctl keygen keys"] if key else []),
@@ -248,9 +338,48 @@ def run_shell(block, copies, data, tmp_path, request):
     Shell(place, env, seconds).run(commands, stopped)
 
 
+def run_as_root(commands, text, place, env, machine):
+    """Run a block in the file system of machine(place)."""
+    env = {**env, "PATH": f"/run/sudo:{os.environ['PATH']}"}
+    env.pop("PYTHONPATH")  # the block uses what it has installed
+    start = machine(place, network="./needed/" not in text)
+    if "worker.c" in text:
+        own = place / "build/own"  # the checkout itself has a directory "worker"
+        own.mkdir(exist_ok=True)
+        source = (ROOT / "worker/examples/line.c").read_text()
+        (own / "worker.c").write_text(source.replace('"worker/client/cnnps.h"', "<cnnps.h>"))
+        start = [*start, "env", "-C", own]
+    if "--download-only" in text:
+        commands = ["sudo apt-get remove -y '^cnn-ps$' '^libcnnps' '^python3-cnnps$' dataset-fashion-mnist",
+                    *commands]
+    Shell(place, env, SLOW_SECONDS, start).run(commands, False)
+
+
+def run_with_quarantine(commands, place, env):
+    """Run a block that releases a worker. A server has put this worker in quarantine."""
+    sys.path.append(str(ROOT / "tests/wire"))
+    from client import Keys, exclude
+    programs = Programs(place, None)
+    try:
+        keys = programs.keygen("second")
+        server = programs.server("--model", "vector:64", "--key", keys / "server.key", directory=None)
+        while not server.status()["quarantine"]:
+            exclude(server.endpoint, name="worker", keys=Keys(keys / "second.key", keys / "server.pub"))
+        shell = Shell(place, env, SECONDS, name=server.status()["quarantine"][0]["name"])
+        shell.ports["5555"] = server.endpoint.rpartition(":")[2]
+        shell.run(commands, False)
+        assert server.status()["quarantine"] == []
+    finally:
+        programs.close()
+
+
 def python_of(block, place, run):
-    """Returns the Python that runs a block. A block that uses ONNX Runtime needs the Python of
-    `deploy/setup.sh tools`, and reads an export of the directory `run`."""
+    """Returns the Python that runs a block. A block that uses ONNX Runtime or Ray needs the Python
+    of `deploy/setup.sh tools`. With ONNX Runtime it reads an export of the directory `run`."""
+    if "import ray" in block.text():
+        if not TOOLS.exists():
+            without("Ray", "deploy/setup.sh tools")
+        return TOOLS
     if "onnxruntime" not in block.text():
         return sys.executable
     if not TOOLS.exists():
@@ -278,9 +407,12 @@ def run_python(block, copies, tmp_path, request):
     (tmp_path / "block.py").write_text(block.text())
     place = copies(block.path)
     python = python_of(block, place, request.getfixturevalue("a_run"))
-    env = environment(PYTHONPATH=f"{tmp_path}:{ROOT}/worker/python")
+    paths = [tmp_path, ROOT / "worker/python"]
+    if "import ray" in block.text():
+        paths.append("/usr/lib/python3/dist-packages")  # Debian's torch, and the numpy it was built with
+    env = environment(place, PYTHONPATH=":".join(map(str, paths)), **RAY)
     done = subprocess.run([python, tmp_path / "block.py"], cwd=place, env=env, capture_output=True,
-                          text=True, timeout=SECONDS)
+                          text=True, timeout=SLOW_SECONDS if block.mark == "slow" else SECONDS)
     assert done.returncode == 0, done.stderr
 
 
@@ -331,7 +463,7 @@ def test_the_server_of_the_tutorial_can_be_killed(copies, data, tmp_path, reques
     if not (place / "shapes").exists():
         run_python(arrays, copies, tmp_path, request)
         run_shell(convert, copies, data, tmp_path, request)
-    shell = Shell(place, environment(), SECONDS)
+    shell = Shell(place, environment(place), SECONDS)
     server, *workers = [shell.substituted(c).replace("run1", "killed") for c in train.commands()]
     assert "cnn-ps" in server and len(workers) == 2
     first, *fleet = [shell.start(c) for c in (server, *workers)]

@@ -350,3 +350,17 @@ def hello(**fields):
     """Returns the HELLO of a new worker. `fields` replaces some fields of this message."""
     return pb.Hello(**{"protocol": PROTOCOL, "role": pb.ROLE_WORKER, "device": "python", **fields})
 
+
+def exclude(endpoint, **how):
+    """A worker joins and pushes NaN until the server has excluded it. Returns the refusal."""
+    worker = Worker(endpoint, **how)
+    try:
+        for _ in range(20):
+            ack = worker.push(0 * worker.pull()[0], 0, loss=float("nan"))
+            assert ack.reject == pb.REJECT_NONFINITE
+        worker.wait("ack")
+    except Refused as refusal:
+        return refusal
+    finally:
+        worker.close()
+    raise AssertionError("20 pushes of NaN have not excluded the worker")

@@ -16,7 +16,7 @@ from conftest import LEDGER, PLAIN, Honest
 
 from support.programs import until
 
-from client import CONTEXT, Keys, Link, Refused, Worker, encode, hello, pb
+from client import CONTEXT, Keys, Link, Refused, Worker, encode, exclude, hello, pb
 
 EAUTH, EFULL, EQUARANTINE = 11, 17, 24
 
@@ -435,18 +435,6 @@ def test_trust_a_revoked_key_loses_its_connections(programs, keys):
     revoked.close()
 
 
-def excluded(endpoint, **how):
-    """A worker joins and pushes NaN until the server has excluded it."""
-    worker = Worker(endpoint, **how)
-    for _ in range(20):
-        assert worker.push(0 * worker.pull()[0], 0, loss=float("nan")).reject == \
-            pb.REJECT_NONFINITE
-    with pytest.raises(Refused) as e:
-        worker.wait("ack")
-    assert e.value.code == EQUARANTINE
-    worker.close()
-
-
 def test_trust_a_key_in_quarantine_is_refused_until_it_is_released(programs, keys):
     """A key is excluded three times under different names. After the third time the server refuses
     the key, also after a restart, until an admin releases it. Other keys are not affected."""
@@ -458,7 +446,7 @@ def test_trust_a_key_in_quarantine_is_refused_until_it_is_released(programs, key
     honest.goes_on()
     for name in ("a", "b", "c"):
         assert server.status()["quarantine"] == []
-        excluded(server.endpoint, name=name, keys=bad)
+        assert exclude(server.endpoint, name=name, keys=bad).code == EQUARANTINE
 
     def refused():
         with pytest.raises(Refused) as e:

@@ -204,7 +204,8 @@ static int print_data_id(const struct worker_options *o, struct data *d, struct 
 	int rc = load_data(o, d, e);
 
 	if (!rc)
-		printf("%016llx\n", (unsigned long long)d->id.xxh3);
+		printf("%016llx:%u:%u\n", (unsigned long long)d->id.xxh3, d->id.n_train,
+			d->id.n_test);
 	return rc;
 }
 

@@ -137,8 +137,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.type = OPT_FLAG,
 			.dest = &o->print_data_id,
 			.def = "0",
-			.help = "print the fingerprint of the data set, which cnn-ps --data-id "
-				"takes, and exit"},
+			.help = "print the fingerprint of the data set and the numbers of its "
+				"training and test images, which cnn-ps --data-id takes, and exit"},
 		CLIENT_OPT_LOG_LEVEL(&o->log_level, "info"),
 		CLIENT_OPT_LOG_FORMAT(&o->log_format),
 		{0},

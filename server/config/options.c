@@ -235,15 +235,45 @@ static void check_model(const struct options *o, struct model *m, int *errors)
 	check_images(o, m, &input, errors);
 }
 
-static void check_data_id(const struct options *o, int *errors)
+/* Parses a number of images, which the character `end` must follow. Returns the position of `end`,
+ * or NULL if the text has another form. */
+static const char *parse_count(const char *text, char end, uint32_t *n)
 {
-	const char *text = o->data_id;
+	size_t digits = strspn(text, "0123456789");
 
-	if (text && (strlen(text) != 16 || strspn(text, "0123456789abcdefABCDEF") != 16))
+	if (digits == 0 || digits > 10 || text[digits] != end)
+		return NULL;
+	unsigned long long v = strtoull(text, NULL, 10);
+
+	*n = (uint32_t)v;
+	return v > 0 && v <= WIRE_MAX_IMAGES ? text + digits : NULL;
+}
+
+/* Parses FINGERPRINT or FINGERPRINT:TRAIN:TEST. Returns 1 if `text` has one of these forms. */
+static int parse_data_id(struct core_config *c, const char *text)
+{
+	c->data_id_given = 1;
+	c->data_id = strtoull(text, NULL, 16);
+	c->data_train = c->data_test = 0;
+	if (strspn(text, "0123456789abcdefABCDEF") != 16)
+		return 0;
+	text += 16;
+	if (*text == '\0')
+		return 1;
+	if (*text != ':')
+		return 0;
+	text = parse_count(text + 1, ':', &c->data_train);
+	return text && parse_count(text + 1, '\0', &c->data_test);
+}
+
+static void check_data_id(struct options *o, int *errors)
+{
+	if (o->data_id && !parse_data_id(&o->core, o->data_id))
 		complain(errors,
-			"--data-id: \"%.40s\": expected 16 hexadecimal digits, as cnn-worker "
-			"--print-data-id prints them",
-			text);
+			"--data-id: \"%.60s\": expected 16 hexadecimal digits, or these and the "
+			"numbers of training and test images, as cnn-worker --print-data-id "
+			"prints them (0123456789abcdef:60000:10000)",
+			o->data_id);
 }
 
 static void check_memory_limit(const struct options *o, int *errors)
@@ -555,8 +585,6 @@ void options_fill_model(struct core_config *c, const struct model *m)
 static void fill_core(struct core_config *c, const struct options *o)
 {
 	options_fill_model(c, &o->model);
-	c->data_id_given = o->data_id != NULL;
-	c->data_id = c->data_id_given ? strtoull(o->data_id, NULL, 16) : 0;
 	if (c->rate.scaling == LR_SCALING_AUTO)
 		c->rate.scaling = auto_scaling(c);
 	if (c->training.mode == MODE_EASGD)
@@ -681,10 +709,12 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"it must have the tensors of --model or, for vector:N, any tensors with N "
 			"float32 values in total",
 			.unset = "random weights"),
-		TEXT("data-id", data_id, NULL, "FINGERPRINT",
-			"fingerprint of the data set, as cnn-worker --print-data-id prints it; "
-			"the server refuses workers whose data set has another fingerprint",
-			.unset = "the fingerprint in the first accepted push"),
+		TEXT("data-id", data_id, NULL, "FINGERPRINT[:TRAIN:TEST]",
+			"fingerprint of the data set and numbers of its training and test images, "
+			"as cnn-worker --print-data-id prints them; the server refuses workers "
+			"with another data set; without TRAIN and TEST, it compares only the "
+			"fingerprint",
+			.unset = "the data set of the first accepted push"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
 			"names of the metrics that workers evaluate in addition to the loss, "
 			"separated by commas; the names are those in the Python program of the "

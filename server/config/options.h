@@ -29,7 +29,7 @@ struct options {
 	const char *input;      /* "CxHxW" or "auto" */
 	int64_t classes;        /* --classes; 0: the number of classes of the images */
 	const char *init;       /* a .safetensors file */
-	const char *data_id;    /* 16 hexadecimal digits */
+	const char *data_id;    /* FINGERPRINT[:TRAIN:TEST] */
 	const char *metrics;    /* names with commas */
 	const char *bind;       /* "tcp://HOST:PORT"; PORT 0 or *: any free port */
 	const char *key;        /* file of the secret key; NULL: no encryption */

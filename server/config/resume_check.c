@@ -61,6 +61,9 @@ static void add_data(struct list *l, const struct data_id *then, const struct co
 	snprintf(a, sizeof(a), "%016" PRIx64 " (%" PRIu32 " training and %" PRIu32 " test images)",
 		then->xxh3, then->n_train, then->n_test);
 	snprintf(b, sizeof(b), "%016" PRIx64, now->data_id);
+	if (now->data_train)
+		snprintf(b, sizeof(b), "%016" PRIx64 ":%" PRIu32 ":%" PRIu32, now->data_id,
+			now->data_train, now->data_test);
 	add(l, "--data-id", a, b);
 }
 

@@ -106,9 +106,11 @@ struct core_config {
 	 * model. */
 	size_t n_running;
 	struct images images;
-	/* the data set fingerprint that every worker must have, if data_id_given is 1 */
+	/* the data set fingerprint that every worker must have, if data_id_given is 1, and the
+	 * numbers of training and test images; 0: any numbers */
 	uint64_t data_id;
 	int data_id_given;
+	uint32_t data_train, data_test;
 	/* names of the metrics that every worker must evaluate: common/metric_names.h */
 	char metrics[METRICS_TEXT];
 	/* runs the vector operations; NULL: serially. Not an option, and in no snapshot */

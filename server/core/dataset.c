@@ -3,7 +3,8 @@
  *
  * Rules:
  * (0) the server refuses a worker whose images do not fit the model;
- * (1) with --data-id, the server refuses a worker that has a data set with another fingerprint;
+ * (1) with --data-id, the server refuses a worker that has a data set with another fingerprint or,
+ *     if the option has the numbers of images, with other numbers;
  * (2) the first accepted push of batches fixes the data set of its worker as the run's data set,
  *     for all later starts too. The server refuses workers with another data set;
  * (3) until then workers with any data set may join, and the run uses the data set with the most
@@ -66,6 +67,18 @@ static void say_data(struct say *s, const struct data_id *d)
 	say_text(s, ")");
 }
 
+/* Writes a value of --data-id; without the numbers of images if n_train is 0. */
+static void say_option(struct say *s, uint64_t xxh3, uint32_t n_train, uint32_t n_test)
+{
+	say_hex(s, xxh3);
+	if (n_train == 0)
+		return;
+	say_text(s, ":");
+	say_number(s, n_train);
+	say_text(s, ":");
+	say_number(s, n_test);
+}
+
 static void refuse_images(
 	struct core *c, const struct images *run, const struct images *theirs, uint32_t peer)
 {
@@ -90,10 +103,10 @@ static void refuse_data(struct core *c, const struct data_id *d, uint32_t peer)
 		say_data(s, &c->dataset.id);
 	} else {
 		say_text(s, " is not the server's --data-id ");
-		say_hex(s, c->cfg.data_id);
+		say_option(s, c->cfg.data_id, c->cfg.data_train, c->cfg.data_test);
 	}
 	say_text(s, ": give --data the run's files, or begin a new run with --data-id ");
-	say_hex(s, d->xxh3);
+	say_option(s, d->xxh3, d->n_train, d->n_test);
 	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
@@ -141,6 +154,17 @@ static int fits_model(const struct images *run, const struct images *theirs)
 		       (!has_classes || theirs->classes <= run->classes));
 }
 
+int dataset_fits_option(const struct core *c, const struct data_id *d)
+{
+	const struct core_config *cfg = &c->cfg;
+
+	if (!cfg->data_id_given)
+		return 1;
+	return d->xxh3 == cfg->data_id &&
+	       (cfg->data_train == 0 ||
+		       (d->n_train == cfg->data_train && d->n_test == cfg->data_test));
+}
+
 int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 {
 	const struct data_id *d = &h->data;
@@ -167,7 +191,7 @@ int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 		return 0;
 	}
 	if (c->dataset.fixed ? workers_same_data(d, &c->dataset.id)
-			     : !c->cfg.data_id_given || d->xxh3 == c->cfg.data_id)
+			     : dataset_fits_option(c, d))
 		return 1;
 	refuse_data(c, d, peer);
 	return 0;

@@ -280,8 +280,8 @@ static void put_data(struct cursor *k, struct core *c)
 		else
 			leases_open(c, &d);
 	}
-	if (k->in && c->dataset.fixed && c->cfg.data_id_given && d.xxh3 != c->cfg.data_id)
-		set_option_error(k, "its data set has another fingerprint than --data-id");
+	if (k->in && c->dataset.fixed && !dataset_fits_option(c, &d))
+		set_option_error(k, "its data set is not that of --data-id");
 }
 
 /* Describes the portions under evaluation. The size of a portion is the value that --eval-images
@@ -645,6 +645,26 @@ static uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
 	return k->error ? min : v;
 }
 
+/* Describes --data-id. The numbers of images follow only if the option has them, because earlier
+ * releases had none. */
+static void put_data_option(struct cursor *k, struct core_config *cfg)
+{
+	uint64_t parts = cfg->data_train ? 2 : cfg->data_id_given != 0;
+
+	u64(k, &cfg->data_id);
+	u64(k, &parts);
+	refuse_over(k, parts, 2);
+	cfg->data_id_given = parts > 0;
+	if (parts < 2) {
+		cfg->data_train = cfg->data_test = 0;
+		return;
+	}
+	u32(k, &cfg->data_train);
+	u32(k, &cfg->data_test);
+	if (cfg->data_train == 0 || cfg->data_test == 0)
+		set_error(k, MALFORMED);
+}
+
 void snapshot_put_config(struct cursor *k, struct core_config *cfg)
 {
 	uint64_t n = cfg->n_params;
@@ -659,8 +679,7 @@ void snapshot_put_config(struct cursor *k, struct core_config *cfg)
 	u64(k, &n);
 	refuse_over(k, n, WIRE_MAX_PARAMS);
 	cfg->n_params = k->error ? 0 : (size_t)n;
-	u64(k, &cfg->data_id);
-	flag(k, &cfg->data_id_given);
+	put_data_option(k, cfg);
 	config_put(k, cfg);
 }
 

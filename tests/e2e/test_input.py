@@ -57,6 +57,10 @@ BAD_SERVER = [
     (["--min-workers", "0"], "min-workers"),
     (["--data-id", ""], "data-id.*16 hex"),
     (["--data-id", "0123456789abcdeg"], "data-id.*16 hex"),
+    (["--data-id", "0123456789abcdef:500"], "data-id.*16 hex.*training and test images"),
+    (["--data-id", "0123456789abcdef:500:0"], "data-id.*16 hex"),
+    (["--data-id", "0123456789abcdef:500:100:1"], "data-id.*16 hex"),
+    (["--data-id", "0123456789abcdef:99999999999:1"], "data-id.*16 hex"),
 ]
 BAD_WORKER = [
     (["--threads", "0"], "threads"),

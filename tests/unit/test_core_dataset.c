@@ -165,9 +165,86 @@ TEST(most_workers_of_a_key_decide_its_vote)
 	fixture_close(&f);
 }
 
-/* This is a limit: the server has no images, so with --data-id a worker can still claim another
- * number of images. */
-TEST(with_a_fingerprint_the_number_of_images_is_a_claim)
+static struct core_config with_option(uint32_t n_train, uint32_t n_test)
+{
+	struct core_config cfg = training_of(1);
+
+	cfg.data_id_given = 1;
+	cfg.data_id = fixture_data.xxh3;
+	cfg.data_train = n_train;
+	cfg.data_test = n_test;
+	return cfg;
+}
+
+/* With the numbers of images in --data-id, a worker can claim no others, and the reason names both
+ * values. */
+TEST(the_option_can_fix_the_numbers_of_images)
+{
+	struct core_fixture f;
+
+	fixture_open(&f, with_option(35, 7));
+	for (uint32_t k = 0; k < 3; k++) {
+		struct data_id d = fixture_data;
+
+		d.n_train -= k == 0;
+		d.n_test -= k == 1;
+		d.xxh3 ^= k == 2;
+		hello_with_data(&f, 9, &d);
+		assert_wrong_data(&f, 9);
+	}
+	hello_with_data(&f, 9, &(struct data_id){.n_train = 34, .n_test = 7, .xxh3 = 99});
+	const char *text = fixture_sent(&f, 9, MSG_ERROR)->error.text;
+
+	assert_non_null(strstr(text, "(34 train, 7 test, "));
+	assert_non_null(strstr(text, "is not the server's --data-id 0000000000000063:35:7: "));
+	join_with_data(&f, 8, &fixture_data);
+	fixture_close(&f);
+}
+
+/* The configuration in a snapshot has the numbers, because the write-ahead log is replayed with
+ * it. */
+TEST(a_snapshot_keeps_the_numbers_of_the_option)
+{
+	for (uint32_t n = 0; n < 2; n++) {
+		struct core_config cfg = {0};
+		struct core_fixture f;
+
+		fixture_open(&f, with_option(n * 35, n * 7));
+		struct core_snapshot s = fixture_save(&f);
+		assert_int_equal(
+			snapshot_config(s.data[SNAPSHOT_SESSIONS], s.size[SNAPSHOT_SESSIONS], &cfg),
+			PS_OK);
+		assert_true(cfg.data_id_given && cfg.data_id == 99);
+		assert_int_equal(cfg.data_train, n * 35);
+		assert_int_equal(cfg.data_test, n * 7);
+		fixture_drop(&s);
+		fixture_close(&f);
+	}
+}
+
+/* A run goes on with its own data set only, also if only the numbers differ. */
+TEST(a_run_with_other_numbers_does_not_go_on)
+{
+	const char *why = NULL;
+	struct core_fixture f;
+
+	fixture_open(&f, with_option(0, 0));
+	struct stamp w = join_with_data(&f, 8, &fixture_data);
+	push_batch_from(&f, 8, w, 1, fixture_train(&f, 8, w, 1).work.first);
+	struct core_snapshot s = fixture_save(&f);
+
+	fixture_close(&f);
+	assert_int_equal(fixture_read(&f, with_option(35, 8), &s, &why), PS_EUSAGE);
+	assert_string_equal(why, "its data set is not that of --data-id");
+	fixture_close(&f);
+	assert_int_equal(fixture_read(&f, with_option(35, 7), &s, &why), PS_OK);
+	fixture_drop(&s);
+	fixture_close(&f);
+}
+
+/* This is a limit: the server has no images, so with only a fingerprint a worker can still claim
+ * another number of images. */
+TEST(with_only_a_fingerprint_the_number_of_images_is_a_claim)
 {
 	struct core_config cfg = training_of(1);
 	struct data_id small = fixture_data;

@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from client import Worker, pb
+from client import Refused, Worker, pb
 from support import idx
 from support.build import command
 
@@ -22,11 +22,16 @@ def sets(data, tmp_path):
     return tmp_path / "right", tmp_path / "wrong"
 
 
-def fingerprint(directory):
+def data_id(directory):
+    """Returns the value of --data-id."""
     done = subprocess.run(command("cnn-worker", "--print-data-id", "--data", directory),
                           capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0 and re.fullmatch("[0-9a-f]{16}\n", done.stdout), done
+    assert done.returncode == 0 and re.fullmatch("[0-9a-f]{16}:[0-9]+:100\n", done.stdout), done
     return done.stdout.strip()
+
+
+def fingerprint(directory):
+    return data_id(directory)[:16]
 
 
 def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
@@ -74,6 +79,26 @@ def test_the_refusal_names_both_and_the_remedy(programs, sets):
         programs.worker(server.endpoint, data=right)
     assert server.wait(60) == 0, server.tail()
     server.line(f"server data_set.*{ours}")
+
+
+def test_a_worker_cannot_claim_fewer_images(programs, sets):
+    """A worker has the fingerprint of the right images, and claims two images. With the text that
+    cnn-worker prints, the server refuses this worker, and its reason names both numbers."""
+    right, _ = sets
+    server = programs.server(*SMALL, "--data-id", data_id(right))
+    for train, test in ((1, 1), (500, 99), (499, 100)):
+        few = pb.DataId(n_train=train, n_test=test, rows=28, cols=28, classes=10,
+                        xxh3=int(fingerprint(right), 16))
+        with pytest.raises(Refused) as refusal:
+            Worker(server.endpoint, data=few)
+        assert f"({train} train, {test} test, " in str(refusal.value)
+        assert f"--data-id {data_id(right)}: give" in str(refusal.value)
+    assert programs.worker(server.endpoint, data=right).wait(60) == 0
+    assert server.wait(30) == 0, server.tail()
+    again = programs.server(*SMALL, "--data-id", fingerprint(right) + ":500:99")
+    assert again.wait(10) == 7, again.tail()
+    again.line(rf"its run has --data-id {fingerprint(right)} \(500 training and 100 test images\), "
+               f"not {fingerprint(right)}:500:99: give the run's own value")
 
 
 @pytest.mark.parametrize("mode", ("downpour", "sync"))

@@ -2,7 +2,7 @@
 #include "tests/support/client_calls.h"
 
 /* Returns the work of a push for which a test has no other: the run may need some. */
-static struct cnnps_work any_work(const struct cnnps *c)
+static struct cnnps_work needed_work(const struct cnnps *c)
 {
 	return (struct cnnps_work){.count = cnnps_info(c)->epochs > 0};
 }
@@ -59,7 +59,7 @@ int client_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n
 				     .offset = offset,
 				     .count = n,
 				     .version = version,
-				     .work = any_work(c)});
+				     .work = needed_work(c)});
 }
 
 int client_push_all(struct cnnps *c, const float *g, uint64_t version)
@@ -82,7 +82,7 @@ int client_push_view(struct cnnps *c, const float *g, uint64_t version, struct c
 	return cnnps_push(c, &(struct cnnps_push){.size = sizeof(struct cnnps_push),
 				     .gradient = g,
 				     .version = version,
-				     .work = any_work(c),
+				     .work = needed_work(c),
 				     .then = view});
 }
 

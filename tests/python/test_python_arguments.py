@@ -142,6 +142,13 @@ def test_options_of_a_server(server):
     for wrong in ["accuracy"], {"f1": print}, ("f1",):
         with pytest.raises(TypeError, match="metrics: expected a text or a number, not "):
             server(model="vector:3", metrics=wrong)
+    for wrong, text in [
+            ({"insecure": 1}, "insecure=1: expected True or False"),
+            ({"epochs": True, "batch_size": 20}, "epochs=True: expected a value"),
+            ({"epochs": True, "lr": True}, "epochs=True: expected a value"),
+            ({"epochs": False}, "epochs=False: expected a value")]:
+        with pytest.raises(cnnps.UsageError, match=text):
+            server(model="vector:3", **wrong)
     run = server(model="vector:3", log_format="json", log_level="debug")
     run.connect(observer=True).close()
     with pytest.raises(cnnps.AgainError, match="has not ended within 0.01 s"):

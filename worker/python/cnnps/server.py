@@ -20,14 +20,27 @@ _USAGE = 2  # exit status of cnn-ps: an option is wrong
 
 
 def option(name: str, value: Any) -> List[str]:
-    """Returns an option as the words of a command line: lr=0.1 gives --lr 0.1, x=False gives
+    """Returns an option as the words of a command line: lr=0.1 gives --lr=0.1, x=False gives
     --no-x, and x=None gives no word."""
     word = name.replace("_", "-")
     if value is None:
         return []
     if isinstance(value, bool):
         return [f"--{word}" if value else f"--no-{word}"]
-    return [f"--{word}", check.word(name, value)]
+    return [f"--{word}={check.word(name, value)}"]
+
+
+def mistaken(name: str, value: Any, log: str) -> str:
+    """Returns a sentence in the words of Python if cnn-ps has refused an option, according to its
+    log, because it is on where it needs a value or has a value where it is on or off. Otherwise
+    returns ""."""
+    word = re.escape(name.replace("_", "-"))
+    if value is True and re.search(rf"--{word}: (needs a value|\"--)", log) or (
+            value is False and re.search(rf"--no-{word}: unknown", log)):
+        return f"\n{name}={value}: expected a value, not a bool"
+    if re.search(rf"--{word}: takes no value", log):
+        return f"\n{name}={value!r}: expected True or False"
+    return ""
 
 
 def check_options(options: Dict[str, Any]) -> None:
@@ -85,7 +98,8 @@ class Server:
         self.kill()
         argv = [find("cnn-ps"), "--bind", self.endpoint]
         argv += option("checkpoint_dir", self.checkpoint_dir or None)
-        for name, value in self.options.items():
+        # cnn-ps takes the word after an option without a value for its value
+        for name, value in sorted(self.options.items(), key=lambda one: one[1] is True):
             argv += option(name, value)
         self._up, self._listens = threading.Event(), False
         started = threading.Event()
@@ -103,7 +117,8 @@ class Server:
             code = self._process.poll()
             self.kill()
             if code == _USAGE:
-                raise UsageError(self.tail())
+                raise UsageError(self.tail() + "".join(
+                    mistaken(name, value, self.tail()) for name, value in self.options.items()))
             raise Error(f"cnn-ps did not start{f' within {_START} s' if is_late else ''}:\n"
                         f"{self.tail()}")
 

@@ -694,6 +694,44 @@ def test_metrics_of_the_wrong_kind(metrics, kind, why):
         cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(20), metrics=metrics)
 
 
+class Dicts(torch.utils.data.Dataset):
+    """Samples that are no tuples."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return {"x": torch.ones(20), "y": i % 2}
+
+
+def test_samples_of_the_wrong_kind():
+    def pairs(batch):
+        return torch.stack([s["x"] for s in batch]), torch.tensor([s["y"] for s in batch])
+    model = torch.nn.Linear(20, 2)
+    for collate, found in [(None, "a batch is dict"), (lambda batch: torch.ones(20, 2), "is Tensor"),
+                           (lambda batch: 5, "is int"), (lambda batch: ("a", "b"), "has a part str")]:
+        with pytest.raises(TypeError, match=f"^dataset: .*{found}.*: expected .*collate_fn"):
+            cnnps.torch.train(model, CE, Dicts(), epochs=1, collate_fn=collate)
+    cnnps.torch.train(model, CE, Dicts(), epochs=1, collate_fn=pairs)
+
+
+def test_optimizer_refuses_arguments_of_the_wrong_kind(server):
+    model = torch.nn.Linear(2, 1, bias=False)
+    with pytest.raises(TypeError, match="client: expected cnnps.Client, not int"):
+        cnnps.torch.AsyncOptimizer(model.parameters(), 5)
+    with server(model="vector:2").connect() as client:
+        for wrong, found in [([{"params": model.parameters()}], "one is dict"),
+                             (model.named_parameters(), "one is tuple"), (5, "int"),
+                             (model.weight, "Parameter")]:
+            with pytest.raises(TypeError, match=f"^parameters: .*{found}"):
+                cnnps.torch.AsyncOptimizer(wrong, client)
+        optimizer = cnnps.torch.AsyncOptimizer(model.parameters(), client)
+        with pytest.raises(TypeError, match="the server has the learning rate.*schedule="):
+            torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with pytest.raises(KeyError):
+            optimizer.param_groups[0]["absent"]
+
+
 @pytest.mark.parametrize("option", ["epochs", "evaldataset"])
 def test_train_with_a_server_refuses_options_that_have_no_effect(option):
     with pytest.raises(TypeError, match=f"the server has its own: {option}"):

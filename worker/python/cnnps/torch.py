@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
+from . import _arguments as check
 from . import safetensors
 from ._scratch import Scratch
 from .client import Batch, Client, Data, Lease, Vector, connect, metric_names
@@ -217,6 +218,29 @@ def _check_pushes(client: Client) -> None:
                          "cnnps.Worker train in every mode")
 
 
+class _Group(Dict[str, Any]):
+    """A group of parameters. It explains why it has no learning rate to a scheduler of PyTorch."""
+
+    def __missing__(self, name: str) -> Any:
+        if name == "lr":
+            raise TypeError("AsyncOptimizer: the server has the learning rate, so schedulers of "
+                            "PyTorch have no effect: start cnn-ps with lr=, schedule= and warmup=")
+        raise KeyError(name)
+
+
+def _checked(parameters: Any) -> List[torch.nn.Parameter]:
+    """Returns the parameters that a program gives to AsyncOptimizer."""
+    wrong = type(parameters).__name__
+    if isinstance(parameters, Iterable) and not isinstance(parameters, (torch.Tensor, str)):
+        found = list(parameters)
+        kinds = [type(p).__name__ for p in found if not isinstance(p, torch.Tensor)]
+        if not kinds:
+            return found
+        wrong = f"a list in which one is {kinds[0]}"
+    raise TypeError(f"parameters: expected a model or model.parameters(), not {wrong}; groups of "
+                    "parameters are impossible, because the server runs the optimizer")
+
+
 class AsyncOptimizer(torch.optim.Optimizer):
     """An optimizer for your own training loop: step() pushes the gradient and pulls the newest
     weights.
@@ -230,6 +254,7 @@ class AsyncOptimizer(torch.optim.Optimizer):
                 optimizer.step(batch, loss.item())
 
     The server runs the real optimizer, so learning rate and weight decay are options of the server.
+    Its options schedule= and warmup= plan the rate: a scheduler of PyTorch raises TypeError.
     The constructor sets the parameters to the weights of the server. For a model with statistics,
     such as those of BatchNorm, or with frozen parameters, pass the model instead of its parameters.
     The momentum of its normalizing layers then becomes 1, so that the layers have the statistics of
@@ -242,17 +267,20 @@ class AsyncOptimizer(torch.optim.Optimizer):
 
     def __init__(self, parameters: "Union[torch.nn.Module, Iterable[torch.nn.Parameter]]",
                  client: Client) -> None:
-        _check_pushes(client)
+        _check_pushes(check.instance("client", client, Client))
         if isinstance(parameters, torch.nn.Module):
             self._vector = Parameters(
                 _trained(parameters).values(), _statistics(parameters).values())
             _OneBatch(parameters).__enter__()
         else:
-            self._vector = Parameters(parameters)
+            self._vector = Parameters(_checked(parameters))
         super().__init__(self._vector.parameters, {})
         self.client = client
         _check_sizes(client, self._vector)
         self.pull()
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        super().add_param_group(_Group(param_group))
 
     def pull(self) -> None:
         """Sets the parameters to the newest weights of the server."""
@@ -339,6 +367,20 @@ class Report:
     evaluations: List[Evaluation]
 
 
+def _parts(batch: Any) -> List[Any]:
+    """Returns the parts of a batch that a DataLoader would yield."""
+    if isinstance(batch, (Mapping, torch.Tensor)) or not isinstance(batch, Iterable):
+        wrong = f"is {type(batch).__name__}"
+    else:
+        parts = list(batch)
+        kinds = [type(part).__name__ for part in parts if not hasattr(part, "to")]
+        if parts and not kinds:
+            return parts
+        wrong = f"has a part {kinds[0]}" if kinds else "has no parts"
+    raise TypeError(f"dataset: a batch {wrong}: expected tensors (input, ..., target); collate_fn, "
+                    "a function(list of samples), can make such a batch of other samples")
+
+
 class _Samples:
     """Batches of a dataset as tensors on the model's device."""
 
@@ -371,7 +413,7 @@ class _Samples:
     def get(self, indices: Any) -> Tuple[List[torch.Tensor], torch.Tensor]:
         """Returns the batch of the samples `indices`, as (inputs, target). The target is the last
         part of each sample."""
-        parts = [t.to(self._device, non_blocking=True) for t in self._fetch(indices)]
+        parts = [t.to(self._device, non_blocking=True) for t in _parts(self._fetch(indices))]
         return parts[:-1], parts[-1]
 
 

@@ -15,6 +15,7 @@ torch = needs("torch", "deploy/setup.sh")
 import cnnps  # noqa: E402
 import cnnps.torch  # noqa: E402
 from cnnps import safetensors  # noqa: E402
+from cnnps.programs import keygen  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("torch_script.py")
 
@@ -694,6 +695,12 @@ def test_metrics_of_the_wrong_kind(metrics, kind, why):
         cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(20), metrics=metrics)
 
 
+def test_train_makes_the_initial_weights():
+    for options in {}, {"server": "tcp://127.0.0.1:1"}:
+        with pytest.raises(TypeError, match="^init: train.. takes the initial weights from `model`"):
+            cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(20), init="x", **options)
+
+
 class Dicts(torch.utils.data.Dataset):
     """Samples that are no tuples."""
 
@@ -730,6 +737,20 @@ def test_optimizer_refuses_arguments_of_the_wrong_kind(server):
             torch.optim.lr_scheduler.StepLR(optimizer, 1)
         with pytest.raises(KeyError):
             optimizer.param_groups[0]["absent"]
+
+
+def test_a_server_that_train_starts_has_keys(tmp_path):
+    """`key` is the secret key of the server; the worker uses the keys beside this file."""
+    keygen(str(tmp_path / "keys"))
+    model, key = torch.nn.Linear(20, 2), tmp_path / "keys/server.key"
+    options = {"epochs": 1, "lr": 0.1, "bind": "tcp://0.0.0.0:0"}
+    report = cnnps.torch.train(model, CE, samples(100), key=str(key), **options)
+    assert report.result["images_per_epoch"] == [100]
+    with pytest.raises(cnnps.UsageError, match="worker.key: train.. starts the server.*server.key"):
+        cnnps.torch.train(model, CE, samples(100), key=str(tmp_path / "keys/worker.key"), **options)
+    key.rename(tmp_path / "server.key")
+    with pytest.raises(cnnps.UsageError, match=f"needs {tmp_path}/worker.key"):
+        cnnps.torch.train(model, CE, samples(100), key=str(tmp_path / "server.key"), **options)
 
 
 @pytest.mark.parametrize("option", ["epochs", "evaldataset"])

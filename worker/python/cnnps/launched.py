@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from . import _arguments as check
 from .client import Client, connect
 from .errors import Done, Error, ShutdownError, UnreachableError, UsageError
 from .server import Server, check_options, without_keys
@@ -54,6 +55,28 @@ def check_checkpoints(checkpoint_dir: Any) -> None:
                          "it reads the final weights from the last one")
 
 
+def check_init(options: Dict[str, Any]) -> None:
+    if "init" in options:
+        raise TypeError("init: train() takes the initial weights from `model`, and gives the "
+                        "server the options model, init and metrics itself")
+
+
+def worker_keys(server_key: Any) -> Dict[str, str]:
+    """Returns the options of connect() for the worker's keys, which are beside the secret key of
+    its server. Raises UsageError if there are none."""
+    place = os.path.dirname(os.path.abspath(server_key))
+    found = {"key": os.path.join(place, "worker.key"),
+             "server_key": os.path.join(place, "server.pub")}
+    if os.path.realpath(server_key) == os.path.realpath(found["key"]):
+        raise UsageError(f"key={server_key}: train() starts the server, so `key` names the secret "
+                         "key of the server, such as server.key beside it")
+    for path in found.values():
+        if not os.path.exists(path):
+            raise UsageError(f"key={server_key}: the worker needs {path}, which `cnn-ctl keygen` "
+                             "writes to the same directory")
+    return found
+
+
 def was_drained(result: Dict[str, Any]) -> bool:
     """Returns whether the run ended early, and not because of stop_at or patience_epochs."""
     return result.get("status") == "drained" and not result.get("stop_rule")
@@ -84,6 +107,9 @@ class Shared:
         run = None if server else os.environ.get(DIRECTORY)
         self._own: Optional[Server] = None
         self._server = server
+        self._keys: Dict[str, str] = {}
+        if options.get("key") is not None:
+            options["key"] = os.path.abspath(check.path("key", options["key"]))
         self._run = Path(run) if run else None
         if server and not server.running():
             raise UsageError("this server has ended: start another one, or call restart()")
@@ -98,8 +124,12 @@ class Shared:
             self.endpoint: str = address["endpoint"]
             self.directory: str = address["checkpoint_dir"]
             self._has_key: bool = address["has_key"]
+            if self._has_key and options.get("key") == address["key"]:
+                self._keys = worker_keys(address["key"])
         else:
             if not server:
+                if options.get("key") is not None:
+                    self._keys = worker_keys(options["key"])
                 self._server = server = self._own = Server(**for_training(options))
             self.endpoint, self.directory = server.endpoint, server.checkpoint_dir
             self._has_key = server.has_key
@@ -119,7 +149,7 @@ class Shared:
     def connect(self, **options: Any) -> Optional[Client]:
         """Connects to the server. Returns None if the run ends before this worker is connected."""
         end = time.monotonic() + _SECONDS
-        options = options if self._has_key else without_keys(options)
+        options = {**options, **self._keys} if self._has_key else without_keys(options)
         while not self._ended():
             try:
                 return connect(self.endpoint, connect_timeout=_PATIENCE, **options)

@@ -22,7 +22,7 @@ from . import _arguments as check
 from ._scratch import Scratch
 from .client import metric_names
 from .errors import Done, Error, UsageError
-from .launched import for_training
+from .launched import check_init, for_training
 from .programs import keygen
 from .server import Server, check_options
 
@@ -204,6 +204,7 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
     """Trains a model like cnnps.torch.train, on a Ray cluster. At the end the model has the final
     weights and statistics. With num_gpus, each worker trains on its own GPU."""
     from . import torch as ours
+    check_init(options)
     options = for_training(options)
     _check(workers, max_restarts, checkpoint_dir, options)
     whole = ray.put((model, loss, dataset, eval_dataset, metrics, collate_fn))

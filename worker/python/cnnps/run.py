@@ -107,7 +107,9 @@ class Launcher:
             raise Error(str(why)) from why
         write(self.run_dir / ADDRESS, {"endpoint": self.server.endpoint,
                                        "checkpoint_dir": self.server.checkpoint_dir,
-                                       "has_key": self.server.has_key})
+                                       "has_key": self.server.has_key,
+                                       "key": os.path.abspath(self.server.options["key"])
+                                       if self.server.has_key else None})
         say(f"server {self.server.endpoint}, process {self.server.pid}")
 
     def tend_server(self) -> bool:

@@ -26,7 +26,7 @@ from . import safetensors
 from ._scratch import Scratch
 from .client import Batch, Client, Data, Lease, Vector, connect, metric_names
 from .errors import Done, ShutdownError, UsageError
-from .launched import Shared, check_checkpoints, was_drained
+from .launched import Shared, check_checkpoints, check_init, was_drained
 from .programs import export
 from .server import Server
 from .training import Worker
@@ -534,8 +534,13 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     is neither, start a server with `options`, such as epochs=3 (the default; at least 1),
     batch_size=64, optimizer="adam", lr=0.001, mode="ssp". The server at $CNN_SERVER has its own
     options: `options` then have no effect. With the argument `server` they raise TypeError.
-    num_workers: number of processes that load batches in advance, as in DataLoader.
+    num_workers: number of processes that load batches in advance, as in DataLoader. collate_fn:
+    makes a batch, tensors (input, ..., target), of a list of samples. key: the secret key of this
+    worker for a server that runs elsewhere. If train() starts the server, the secret key of the
+    server; the worker then uses worker.key and server.pub beside it, as `cnn-ctl keygen` writes
+    them. A server with bind="tcp://0.0.0.0:5555", which is open to the network, needs `key`.
     """
+    check_init(options)
     if server is not None and options:
         raise TypeError("train(server=...) takes no options of cnn-ps, because the server has its "
                         f"own: {', '.join(options)}")
@@ -562,7 +567,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
             place = os.environ.get("CNNPS_RUN_DIR", directory)
             file = os.path.join(place, f"init-{os.getpid()}.safetensors")
             text = save_init(model, file)
-            shared = Shared(model=text, init=file, metrics=metric_names(names), **options)
+            shared = Shared(model=text, init=file, metrics=metric_names(names), key=key, **options)
         try:
             about: Dict[str, Any] = dict(data=data, name=name, key=key, device=str(device),
                                          metrics=names, tensors=tensor_list(model),

@@ -5,7 +5,9 @@
  * 0, as many as the step has members minus --backup-workers, but at least 1. The step has one batch
  * for each member, but with --sync-workers N at most N + --backup-workers batches. Therefore up to
  * --backup-workers gradients of a step can arrive after its end. The server drops these late
- * gradients, counts them as superseded, and grants their batches again in the next step.
+ * gradients, counts them as superseded, and grants their batches again in the next step. If each
+ * key counts once in the rule that combines the gradients, the workers of one key do not get the
+ * batches that the step needs for other keys.
  *
  * Invariants:
  * (1) no worker counts twice in a step, except when it replays pushes that were accepted before a
@@ -165,18 +167,26 @@ static int is_member(const struct core *c, const struct worker *w)
 	return w->sync.member == this_step(c);
 }
 
-/* Returns 1 if the gradients that have arrived are of enough keys. A robust rule that gets one
- * gradient of each key needs one of each key of the members, except for --backup-workers keys, but
- * not more than the gradients that are due. */
-static int has_keys(const struct core *c)
+/* Returns the number of keys that a step needs. A robust rule that gets one gradient of each key
+ * needs one of each key of the members, except for --backup-workers keys, but not more than the
+ * gradients that are due. Returns 0 if keys do not count. */
+static uint32_t needed_keys(const struct core *c)
 {
 	uint32_t backup = c->cfg.sync.backup_workers, keys, needed;
 
 	if (!accumulator_merges_keys(c))
-		return 1;
+		return 0;
 	keys = workers_count_keys(c, is_member);
 	needed = keys > backup ? keys - backup : 1;
-	return accumulator_voices(c, 1) >= (needed < c->sync.due ? needed : c->sync.due);
+	return needed < c->sync.due ? needed : c->sync.due;
+}
+
+/* Returns 1 if the gradients that have arrived are of enough keys. */
+static int has_keys(const struct core *c)
+{
+	uint32_t needed = needed_keys(c);
+
+	return !needed || accumulator_voices(c, 1) >= needed;
 }
 
 static int is_complete(const struct core *c)
@@ -338,12 +348,41 @@ static void sync_settle(struct core *c)
 	}
 }
 
+/* Returns 1 if the worker computes a batch of this step, or has delivered one. */
+static int has_batch(const struct core *c, const struct worker *w)
+{
+	const struct msg_grant *g = &w->lease.grant;
+
+	return has_answered(c, w) ||
+	       (is_member(c, w) && g->request && batch_ledger_is_training(c, g));
+}
+
+static int key_has_batch(const struct core *c, const struct worker *w)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		if (workers_same_key(c->worker[i].session.owner, w->session.owner) &&
+			has_batch(c, &c->worker[i]))
+			return 1;
+	return 0;
+}
+
+/* With --sync-workers, a step can have fewer batches than members. Returns 1 if the key of `w` has
+ * one of them, and the free ones are for other keys that the step needs. */
+static int is_for_other_keys(const struct core *c, const struct worker *w)
+{
+	uint32_t needed = c->cfg.sync.workers && c->leases.n_free ? needed_keys(c) : 0;
+
+	if (needed < c->leases.n_free || !key_has_batch(c, w))
+		return 0;
+	return c->leases.n_free + workers_count_keys(c, has_batch) <= needed;
+}
+
 static uint32_t sync_limit(const struct core *c, const struct worker *w)
 {
 	/* a stalled worker gets one batch to show that it works */
 	int trial = w->pace.stalled && !has_answered(c, w);
 
-	return c->sync.open && (trial || is_awaited(c, w));
+	return c->sync.open && (trial || (is_awaited(c, w) && !is_for_other_keys(c, w)));
 }
 
 const struct rules rules_sync = {.check = sync_check,

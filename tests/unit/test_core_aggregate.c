@@ -362,3 +362,62 @@ TEST(a_key_counts_once_in_a_step_of_sync)
 	assert_true(core_weights(f.core)[3] == -2);
 	fixture_close(&f);
 }
+
+/* With --sync-workers 3, a step has only three batches. Three workers of one key ask first, and get
+ * one batch until the other two keys have one each. */
+TEST(a_key_does_not_take_all_batches_of_a_step)
+{
+	static const char *const key[] = {"bad", "one", "two", "bad", "bad"};
+	static const float value[] = {-50, 2, 3};
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
+	struct stamp s[5];
+
+	cfg.durable = 0;
+	cfg.training.mode = MODE_SYNC;
+	cfg.sync.workers = 3;
+	cfg.leases.min_workers = 5;
+	cfg.sessions.max_workers = 5;
+	cfg.push.aggregate = AGGREGATE_MEDIAN;
+	fixture_open(&f, cfg);
+	for (uint32_t i = 0; i < 5; i++)
+		s[i] = join_as_key(&f, 7 + i, key[i]);
+	(void)fixture_train(&f, 7, s[0], 1);
+	for (uint32_t i = 3; i < 5; i++) {
+		fixture_lease(&f, 7 + i, s[i], 1);
+		assert_null(fixture_sent(&f, 7 + i, MSG_GRANT));
+	}
+	push_step(&f, s, value, 3);
+	assert_int_equal(core_stats(f.core)->updates, 1);
+	assert_true(core_weights(f.core)[3] == -2);
+	fixture_close(&f);
+}
+
+/* The workers of the other keys leave, so the workers of one key get all batches of the step. */
+TEST(a_key_gets_the_batches_of_keys_that_have_left)
+{
+	static const char *const key[] = {"bad", "bad", "bad", "one", "two"};
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
+	struct stamp s[5];
+
+	cfg.durable = 0;
+	cfg.training.mode = MODE_SYNC;
+	cfg.sync.workers = 3;
+	cfg.leases.min_workers = 5;
+	cfg.sessions.max_workers = 5;
+	cfg.push.aggregate = AGGREGATE_MEDIAN;
+	fixture_open(&f, cfg);
+	for (uint32_t i = 0; i < 5; i++)
+		s[i] = join_as_key(&f, 7 + i, key[i]);
+	for (uint32_t i = 0; i < 3; i++)
+		fixture_lease(&f, 7 + i, s[i], 1);
+	for (uint32_t i = 3; i < 5; i++) {
+		const struct msg bye = {.type = MSG_BYE, .bye = {.stamp = s[i]}};
+
+		fixture_message(&f, 7 + i, &bye);
+	}
+	for (uint32_t i = 0; i < 3; i++)
+		assert_int_equal(f.core->worker[i].lease.grant.work.count, 1);
+	fixture_close(&f);
+}

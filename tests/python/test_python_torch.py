@@ -439,6 +439,20 @@ def test_launcher_trains_with_four_workers(programs, tmp_path):
     assert sorted(p.name for p in tmp_path.glob("rank-*")) == [f"rank-{i}" for i in range(4)]
 
 
+@pytest.mark.parametrize("options, key", [
+    ([], "server"), (["--key=keys/server.key"], "worker")], ids=["script", "command line"])
+def test_launcher_starts_a_server_with_keys(programs, tmp_path, options, key):
+    """Keys in the environment belong to another run."""
+    keygen(str(tmp_path / "keys"))
+    options = [option.replace("keys", str(tmp_path / "keys")) for option in options]
+    run = launch(programs, "--workers", 2, "--dir", tmp_path / "run", "--epochs=1",
+                 "--bind=tcp://0.0.0.0:0", *options, SCRIPT, "0", tmp_path,
+                 tmp_path / f"keys/{key}.key", CNN_KEY="/nowhere")
+    assert run.wait(120) == 0, run.tail()
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["images_per_epoch"] == [1000]
+
+
 def test_launcher_succeeds_if_the_rule_of_the_run_ends_it(programs, tmp_path):
     run = launch(programs, "--workers", 2, "--dir", tmp_path / "run", "--epochs=1000",
                  "--stop-at=accuracy=0.7", SCRIPT, "0", tmp_path)

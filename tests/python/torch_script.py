@@ -1,4 +1,4 @@
-"""In the tests, cnnps.run starts this script: torch_script.py SECONDS-PER-BATCH DIRECTORY"""
+"""In the tests, cnnps.run starts this script: torch_script.py SECONDS-PER-BATCH DIRECTORY [KEY]"""
 import os
 import sys
 import time
@@ -22,4 +22,4 @@ def loss(output, target):
 (directory / f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
 model = torch.nn.Linear(20, 2)
 cnnps.torch.train(model, loss, data, metrics={"accuracy": cnnps.torch.accuracy}, epochs=3,
-                  batch_size=10, optimizer="adam", lr=0.01)
+                  batch_size=10, optimizer="adam", lr=0.01, key=sys.argv[3] if sys.argv[3:] else None)

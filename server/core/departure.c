@@ -198,6 +198,7 @@ void quarantine_notify(struct core *c, struct worker *w, uint32_t peer)
 	if (peer)
 		effects_refuse(c, peer, PS_EQUARANTINE, 0,
 			"excluded: too many losses or gradients of this worker in a row were not "
-			"finite, or of another size than those of the other workers: check its "
-			"device and its data");
+			"finite, of a wrong shape, or of another size than those of the other "
+			"workers, or its evaluations were outvoted: check its device, its data and "
+			"its version");
 }

@@ -1,7 +1,8 @@
 /*
  * departure.h - how workers leave: by silence, by BYE, at the end of the run, or excluded because
  * their gradients or losses are bad: not finite (a broken device, or training that has diverged),
- * or of another size than the gradients of the other workers (norms.h).
+ * of a wrong shape (another model), or of another size than the gradients of the other workers
+ * (norms.h). Other workers can also outvote the results of its evaluations (checks.h).
  *
  * Exclusion: MAX_STREAK (20) bad pushes or evaluations in a row exclude their worker; while it
  * replays pushes, twice as many. The worker loses its leases, and no worker waits for it. As soon

@@ -125,8 +125,8 @@ static void put_core(FILE *f, const struct core *c)
 		{"hellos_total", "Greetings of workers.", t->hellos},
 		{"deaths_total", "Workers lost, dead or away for too long.", t->deaths},
 		{"excluded_total",
-			"Workers excluded for gradients or losses that were not finite or of "
-			"another size.",
+			"Workers excluded for gradients or losses that were not finite, of a wrong "
+			"shape or of another size, or for false evaluations.",
 			t->excluded},
 		{"rejoins_total", "Workers that came back.", t->rejoins},
 		{"recoveries_total", "Starts from a checkpoint.", t->recoveries},

@@ -151,7 +151,7 @@ class TooBigError(Error):
 
 
 class QuarantineError(Error):
-    """Too many gradients of this worker were not finite."""
+    """Too many gradients or losses of this worker were bad."""
 
     status = -24
 

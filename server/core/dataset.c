@@ -190,8 +190,7 @@ int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 		refuse_images(c, &c->cfg.images, &theirs, peer);
 		return 0;
 	}
-	if (c->dataset.fixed ? workers_same_data(d, &c->dataset.id)
-			     : dataset_fits_option(c, d))
+	if (c->dataset.fixed ? workers_same_data(d, &c->dataset.id) : dataset_fits_option(c, d))
 		return 1;
 	refuse_data(c, d, peer);
 	return 0;

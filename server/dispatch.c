@@ -410,7 +410,7 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 		!images_differ(s->options, &m->data) || has_workers(s))
 		return 0;
 	s->next = *s->options;
-	if (!images_take(&s->next, &m->data, s->memory_bytes, &e)) {
+	if (!images_take(&s->next, m, s->memory_bytes, &e)) {
 		s->restarts = 1;
 		return 1;
 	}

@@ -1,5 +1,6 @@
 /* images.c - see images.h. */
 #include "server/config/images.h"
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/checkpoint.h"
@@ -91,13 +92,48 @@ int images_differ(const struct options *o, const struct data_id *d)
 	       (d->classes > o->model.classes && d->classes > MODEL_CLASSES);
 }
 
-int images_take(struct options *o, const struct data_id *d, uint64_t memory_bytes, struct err *e)
+/* Returns the entry of a key, a free entry if the key has none, or NULL if all are taken. */
+static struct images_key *find_key(struct options *o, const char *owner)
 {
+	for (size_t i = 0; i < IMAGES_KEYS; i++) {
+		struct images_key *k = &o->images_key[i];
+
+		if (k->changes == 0 || strcmp(k->owner, owner) == 0)
+			return k;
+	}
+	return NULL;
+}
+
+static int refuse_change(const struct options *o, struct err *e)
+{
+	return err_set(e, PS_EWRONGDATA,
+		"--input auto: this worker%s has changed the images of the run %u times before any "
+		"push: begin a run with --input and --classes",
+		o->key ? "'s key" : " or another one", IMAGES_CHANGES);
+}
+
+static int refuse_data_set(const struct data_id *d, struct err *e)
+{
+	return err_set(e, PS_EWRONGDATA,
+		"data set %016" PRIx64 " (%" PRIu32 " train, %" PRIu32
+		" test) is not the server's --data-id: give --data the run's files",
+		d->xxh3, d->n_train, d->n_test);
+}
+
+int images_take(struct options *o, const struct msg_hello *h, uint64_t memory_bytes, struct err *e)
+{
+	const struct data_id *d = &h->data;
 	struct options *next;
+	struct images_key *key;
 	struct model *m;
 	struct err why;
 	int rc;
 
+	if (!config_takes_data(&o->core, d))
+		return refuse_data_set(d, e);
+	key = find_key(o, h->owner);
+	if (!key || key->changes >= IMAGES_CHANGES)
+		return refuse_change(o, e);
 	if (!d->rows || !d->cols || d->classes < 2 || d->rows > MODEL_MAX_SIDE ||
 		d->cols > MODEL_MAX_SIDE || d->channels > MODEL_MAX_SIDE)
 		return err_set(e, PS_EWRONGDATA,
@@ -119,8 +155,11 @@ int images_take(struct options *o, const struct data_id *d, uint64_t memory_byte
 			m->n_params, d->channels ? d->channels : 1, d->rows, d->cols,
 			(unsigned long long)(memory_needed(next) >> 20),
 			(unsigned long long)(memory_bytes >> 20));
-	if (!rc)
+	if (!rc) {
 		*o = *next;
+		memcpy(key->owner, h->owner, sizeof(key->owner));
+		key->changes++;
+	}
 	free(next);
 	free(m);
 	return rc;

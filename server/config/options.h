@@ -15,6 +15,11 @@
 #include "server/config/stop_rule.h"
 #include "server/core/core.h"
 
+/* With --input auto, the workers of each key may change the images IMAGES_CHANGES times, for at
+ * most IMAGES_KEYS keys. Without keys, all workers count as one key. */
+#define IMAGES_CHANGES 8u
+#define IMAGES_KEYS    64u
+
 /* --sandbox: sandbox.h */
 enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
 
@@ -70,6 +75,11 @@ struct options {
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
 
 	/* The server sets the following values after options_parse. */
+	/* how often the workers of each key have changed the images (images.h) */
+	struct images_key {
+		char owner[WIRE_MAX_OWNER + 1];
+		uint32_t changes;
+	} images_key[IMAGES_KEYS];
 	int unknown_images;      /* 1: no worker has joined yet, so `model` cannot be trained */
 	int new_run;             /* 1: begin a new run, even if the directory has a checkpoint */
 	struct gpu_store *gpu;   /* NULL: --store host; main owns it */

@@ -154,17 +154,6 @@ static int fits_model(const struct images *run, const struct images *theirs)
 		       (!has_classes || theirs->classes <= run->classes));
 }
 
-int dataset_fits_option(const struct core *c, const struct data_id *d)
-{
-	const struct core_config *cfg = &c->cfg;
-
-	if (!cfg->data_id_given)
-		return 1;
-	return d->xxh3 == cfg->data_id &&
-	       (cfg->data_train == 0 ||
-		       (d->n_train == cfg->data_train && d->n_test == cfg->data_test));
-}
-
 int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 {
 	const struct data_id *d = &h->data;
@@ -190,7 +179,7 @@ int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 		refuse_images(c, &c->cfg.images, &theirs, peer);
 		return 0;
 	}
-	if (c->dataset.fixed ? workers_same_data(d, &c->dataset.id) : dataset_fits_option(c, d))
+	if (c->dataset.fixed ? workers_same_data(d, &c->dataset.id) : config_takes_data(&c->cfg, d))
 		return 1;
 	refuse_data(c, d, peer);
 	return 0;

@@ -15,8 +15,6 @@ struct dataset {
 /* Returns 1 if a worker with the data set and the metrics of this HELLO may join. If the worker may
  * not join, refuses `peer` with the reason. */
 int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer);
-/* Returns 1 if `d` is the data set of --data-id, or if the run has no --data-id. */
-int dataset_fits_option(const struct core *c, const struct data_id *d);
 /* Chooses the data set with the most votes (rule 3 of dataset.c). The core calls this function at
  * the end of each event while no data set is fixed. */
 void dataset_choose(struct core *c);

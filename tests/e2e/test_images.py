@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support import idx, safetensors
-from support.programs import until
+from support.programs import SIGTERM, until
 
 SHORT = ["--epochs", "1", "--batch-size", "20", "--optimizer", "sgd", "--lr", "0.01"]
 
@@ -358,6 +358,21 @@ def test_auto_may_change_until_a_push_is_accepted(programs, data):
     assert [w.wait(10) for w in fleet] == [0, 0]
     weights = safetensors.load(programs.export(programs.directory / "ckpt"))
     assert weights["fc1.weight"].shape == (10, 192)
+
+
+def test_auto_changes_a_few_times(programs):
+    """Each worker leaves before it has pushed, and the next one has images of another size."""
+    server = programs.server("--model", "fc:10", "--min-workers", "2", *AUTO)
+    for side in range(2, 11):
+        place = programs.directory / f"side{side}"
+        colours(place, side=side)
+        worker = programs.worker(server.endpoint, data=place)
+        if side < 10:
+            worker.line("worker connected")
+            worker.signal(SIGTERM)
+            worker.wait(20)
+    assert worker.wait(20) == 6
+    worker.line("has changed the images of the run 8 times before any push: begin a run", 0.1)
 
 
 def test_auto_refuses_what_the_model_or_the_memory_does_not_fit(programs, data):

@@ -33,10 +33,11 @@ static const struct device *const devices[] = {
  * smaller. */
 #define FORWARD_CHUNK ((size_t)256)
 
-/* Rounds of local training, numbered from 0; number i is in slot i % LOCAL_ROUNDS. */
+/* Rounds of local training, numbered from 0; number i is in slot i % rounds. */
 struct local {
 	unsigned started, waited;
-	int open; /* the newest round is not finished */
+	unsigned rounds; /* that may be in flight */
+	int open;        /* the newest round is not finished */
 	struct {
 		size_t images;
 		double loss; /* sum over the images, for a device without local_start */
@@ -90,6 +91,9 @@ static int check_options(const struct model *m, const struct backend_options *o,
 	if (o->kernels < KX_KERNELS_AUTO || o->kernels > KX_KERNELS_GENERAL)
 		return err_set(
 			e, PS_EUSAGE, "kernels %d: expected one of " KX_KERNELS_NAMES, o->kernels);
+	if (o->rounds < 0 || o->rounds > LOCAL_ROUNDS)
+		return err_set(
+			e, PS_EUSAGE, "rounds %d: expected 0 to %d", o->rounds, LOCAL_ROUNDS);
 	return PS_OK;
 }
 
@@ -101,6 +105,7 @@ static int open_device(struct backend *b, const struct backend_options *o, struc
 	int rc;
 
 	own.max_batch = b->max_forward;
+	own.rounds = (int)b->local.rounds;
 	if (any)
 		own.device = b->device->name;
 	rc = b->device->open(&b->self, b->model, &own, e);
@@ -144,6 +149,7 @@ int backend_new(
 		.max_batch = o->max_batch,
 		.max_forward = max_forward,
 		.forward_only = o->forward_only,
+		.local.rounds = (unsigned)(o->rounds ? o->rounds : LOCAL_ROUNDS),
 		.logits = logits,
 		.logit = logit};
 	if ((rc = open_device(b, o, e))) {
@@ -367,9 +373,9 @@ static void step_finish(const struct backend *b, float *params, float *sum)
 int backend_local_start(struct backend *b, const float *params)
 {
 	struct local *l = &b->local;
-	int slot = (int)(l->started % LOCAL_ROUNDS);
+	int slot = (int)(l->started % l->rounds);
 
-	if (b->forward_only || l->open || l->started - l->waited == LOCAL_ROUNDS)
+	if (b->forward_only || l->open || l->started - l->waited == l->rounds)
 		return PS_EUSAGE;
 	int rc = b->device->local_start ? b->device->local_start(b->self, slot, params)
 					: step_start(b, params);
@@ -385,7 +391,7 @@ int backend_local_start(struct backend *b, const float *params)
 int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
 	float rate, uint64_t dropout_seed)
 {
-	int slot = (int)((b->local.started - 1) % LOCAL_ROUNDS);
+	int slot = (int)((b->local.started - 1) % b->local.rounds);
 	int rc = b->local.open ? check_batch(b, index, batch, steps) : PS_EUSAGE;
 
 	if (rc)
@@ -406,7 +412,7 @@ int backend_local_finish(struct backend *b, float *params, float *sum)
 	b->local.open = 0;
 	if (b->device->local_finish)
 		return b->device->local_finish(
-			b->self, (int)((b->local.started - 1) % LOCAL_ROUNDS), params, sum);
+			b->self, (int)((b->local.started - 1) % b->local.rounds), params, sum);
 	step_finish(b, params, sum);
 	return PS_OK;
 }
@@ -414,7 +420,7 @@ int backend_local_finish(struct backend *b, float *params, float *sum)
 int backend_local_wait(struct backend *b, double *loss)
 {
 	struct local *l = &b->local;
-	int slot = (int)(l->waited % LOCAL_ROUNDS), rc = PS_OK;
+	int slot = (int)(l->waited % l->rounds), rc = PS_OK;
 	double sum = l->round[slot].loss;
 
 	if (l->started == l->waited)

@@ -82,9 +82,9 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  * All of these functions except backend_local_wait can return before the device has done the work.
  * The caller may reuse the `params` of backend_local_start as soon as backend_local_finish has
  * returned. The results of backend_local_finish are complete when backend_local_wait has returned.
- * Up to LOCAL_ROUNDS rounds may be in flight: the device computes one round while the caller uses
- * the results of the previous round. No other function of the backend may be called while a round
- * is in flight. PS_EUSAGE: calls in the wrong order.
+ * Up to backend_options.rounds rounds may be in flight: with two, the device computes one round
+ * while the caller uses the results of the previous round. No other function of the backend may be
+ * called while a round is in flight. PS_EUSAGE: calls in the wrong order.
  */
 int backend_local_start(struct backend *b, const float *params) PS_MUST_CHECK;
 int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,

@@ -271,6 +271,7 @@ static int open_backend(
 	struct backend_options o = options_of(t->cfg, max_batch);
 
 	o.forward_only = b == &t->tester;
+	o.rounds = t->info->prefetch ? LOCAL_ROUNDS : 1; /* only run_overlapped has two rounds */
 	int rc = WATCHED(backend_new(b, &t->model, &o, t->e));
 
 	return rc || !set ? rc : WATCHED(backend_use(*b, set, t->e));

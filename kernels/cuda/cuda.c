@@ -116,6 +116,7 @@ static int cuda_open(
 	c->options = (struct path_options){
 		.precision = o->precision, .images = o->max_batch, .forward_only = o->forward_only};
 	c->max_batch = o->max_batch;
+	c->rounds = o->forward_only ? 1 : o->rounds;
 	c->max_index = o->max_batch > MIN_INDEX ? o->max_batch : MIN_INDEX;
 	if ((rc = cuda_start(c, o, e))) {
 		cuda_close(c);

@@ -93,6 +93,7 @@ struct cuda {
 	void *pinned;
 	float *logits;                  /* pinned */
 	struct slot slot[LOCAL_ROUNDS]; /* a single gradient uses slot 0 */
+	int rounds;                     /* the number of slots with memory */
 	uint8_t *pixels;                /* device: the data set */
 	uint16_t *labels;
 	size_t max_images; /* that fit */

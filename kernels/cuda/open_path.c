@@ -17,9 +17,8 @@ void cuda_drop_graphs(struct cuda *c)
 static void cuda_place(struct cuda *c, struct cuda_arena *a)
 {
 	const size_t n = c->model->n_params;
-	const int rounds = c->options.forward_only ? 1 : LOCAL_ROUNDS;
 
-	for (int i = 0; i < rounds; i++) {
+	for (int i = 0; i < c->rounds; i++) {
 		struct slot *s = &c->slot[i];
 
 		s->params = arena_take(a, n, sizeof(float));
@@ -34,7 +33,7 @@ static void cuda_place(struct cuda *c, struct cuda_arena *a)
 
 static void place_pinned(struct cuda *c, struct cuda_arena *a)
 {
-	for (int i = 0; i < LOCAL_ROUNDS; i++) {
+	for (int i = 0; i < c->rounds; i++) {
 		struct slot *s = &c->slot[i];
 
 		s->index = arena_take(a, c->max_index, sizeof(uint32_t));

@@ -431,8 +431,8 @@ int cuda_local_wait(void *self, int slot, double *loss)
 
 	if (!rc && s->result->trouble) {
 		rc = fall_back(c, s->result->trouble);
-		for (int i = 0; i < LOCAL_ROUNDS && !rc; i++) { /* the oldest first */
-			struct slot *one = &c->slot[(slot + i) % LOCAL_ROUNDS];
+		for (int i = 0; i < c->rounds && !rc; i++) { /* the oldest first */
+			struct slot *one = &c->slot[(slot + i) % c->rounds];
 
 			if (one->active)
 				rc = repeat_round(c, one);

@@ -31,9 +31,10 @@ struct backend_options {
 	int precision;      /* enum kx_precision */
 	int kernels;        /* enum kx_kernels */
 	int forward_only;   /* only evaluation and prediction: no memory for gradients */
+	int rounds;         /* of local training, that may be in flight; 0 means LOCAL_ROUNDS */
 };
 
-/* Rounds of local training that may be in flight. */
+/* The largest number of rounds of local training that may be in flight. */
 #define LOCAL_ROUNDS 2
 
 /* An allocator for parameters and gradients; for a GPU it allocates pinned memory. The device

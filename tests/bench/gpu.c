@@ -126,6 +126,7 @@ int main(int argc, char **argv)
 	r.b.net = bench_argument(argc, argv, 1, "seed:32");
 	r.b.options = (struct backend_options){.device = bench_argument(argc, argv, 5, "cuda"),
 		.threads = 1,
+		.rounds = 1,
 		.max_batch = strtoul(bench_argument(argc, argv, 2, "1000"), NULL, 10)};
 	r.epochs = strtoul(bench_argument(argc, argv, 4, "5"), NULL, 10);
 	printf("net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,"

@@ -406,6 +406,27 @@ void rounds_may_overlap(void **state)
 	}
 }
 
+/* With rounds = 1 the next round can start only after backend_local_wait. */
+static void check_one_round(const char *device)
+{
+	struct subject s;
+	struct err e = {0};
+	struct backend_options o = {.device = device, .threads = 1, .max_batch = 5, .rounds = 1};
+
+	subject_random(&s, &contract_small, 5);
+	assert_int_equal(backend_new(&s.backend, &s.model, &o, &e), PS_OK);
+	assert_int_equal(backend_use(s.backend, &s.images, &e), PS_OK);
+	for (int i = 0; i < 3; i++) {
+		memset(s.grad, 0xff, s.model.n_params * sizeof(float));
+		assert_int_equal(backend_local_start(s.backend, s.params), PS_OK);
+		assert_int_equal(backend_local_finish(s.backend, s.grad, NULL), PS_OK);
+		assert_int_equal(backend_local_start(s.backend, s.params), PS_EUSAGE);
+		assert_int_equal(backend_local_wait(s.backend, NULL), PS_OK);
+		assert_memory_equal(s.grad, s.params, s.model.n_params * sizeof(float));
+	}
+	subject_release(&s);
+}
+
 void rounds_out_of_order_are_refused(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
@@ -433,6 +454,7 @@ void rounds_out_of_order_are_refused(void **state)
 		assert_int_equal(backend_local_wait(b, NULL), PS_EUSAGE);
 		free(w);
 		subject_release(&s);
+		check_one_round(*d);
 	}
 }
 

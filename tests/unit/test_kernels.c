@@ -109,6 +109,8 @@ static void bad_options_are_refused_with_what_would_be_right(void **state)
 		{"fc:2", {.device = "cpu-ref", .threads = 1, .max_batch = 0}, "at least one"},
 		{"fc:2", {.device = "cpu", .threads = 1, .max_batch = 1, .kernels = 2},
 			"auto|general"},
+		{"fc:2", {.device = "cpu", .threads = 1, .max_batch = 1, .rounds = 3},
+			"expected 0 to 2"},
 		{"vector:3", {.device = "cpu", .threads = 1, .max_batch = 1}, "no layers"},
 	};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {

@@ -72,11 +72,13 @@ int cuda_pool_covers(const struct layer *l);
 int cuda_pool_2x2(const struct layer *l);
 
 /* A layer of plain_layers.cu. x, y: its input and output; dx, dy: their gradients. `other`: for an
- * add, the input of its skip; for dgrad of a skip, the gradient of the output of its add. */
+ * add, the input of its skip; for dgrad of a skip, the gradient of the output of its add. argmax:
+ * as kx_max_pool. */
 struct plain_layer {
 	const struct layer *layer;
 	struct kx_tensor x, y, dx, dy, other;
 	int other_stride; /* skip, dgrad: the stride of its add */
+	uint8_t *argmax;
 	const void *mask;
 	int images, bf16;
 };

@@ -52,7 +52,8 @@ int cuda_plain_fprop(const struct plain_layer *p, cudaStream_t stream)
 
 	switch (l->kind) {
 	case LAYER_POOL:
-		return kx_max_pool(p->x, p->y, pooling_of(l), p->images, p->bf16, stream);
+		return kx_max_pool(
+			p->x, p->y, pooling_of(l), p->argmax, p->images, p->bf16, stream);
 	case LAYER_AVGPOOL:
 	case LAYER_CHANNELS:
 		return kx_mean_pool(p->x, p->y, pooling_of(l), p->images, p->bf16, stream);
@@ -77,8 +78,8 @@ int cuda_plain_dgrad(const struct plain_layer *p, cudaStream_t stream)
 
 	switch (l->kind) {
 	case LAYER_POOL:
-		return kx_max_pool_dgrad(
-			p->x, p->dx, p->dy, pooling_of(l), p->mask, p->images, p->bf16, stream);
+		return kx_max_pool_dgrad(p->x, p->dx, p->dy, pooling_of(l), p->argmax, p->mask,
+			p->images, p->bf16, stream);
 	case LAYER_AVGPOOL:
 	case LAYER_CHANNELS:
 		return kx_mean_pool_dgrad(

@@ -39,7 +39,7 @@ struct tensor_step {
 	struct kx_windows fprop; /* under the outputs; wgrad uses them, too */
 	struct kx_windows dgrad; /* under the inputs */
 	struct kx_dense full;    /* the gradient of the output before the pool */
-	uint8_t *argmax;
+	uint8_t *argmax; /* of the fused pool or, in a step of its own, of a pool */
 	struct kx_drop drop;
 	struct cuda_batchnorm batchnorm;
 };
@@ -322,8 +322,6 @@ static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struc
 
 	s->own.value = arena_take(a, values, sizeof(float));
 	s->own.bf16 = n->type == KX_TYPE_BF16 ? arena_take(a, values, sizeof(uint16_t)) : NULL;
-	if (s->pooled)
-		s->argmax = arena_take(a, n->images, image_values(&n->tensor[s->out].value));
 	if (n->forward_only)
 		return;
 	s->own.sum = n->sums ? n->sums + s->sum_at : NULL;
@@ -353,6 +351,13 @@ static size_t winograd_floats(const struct tensor_net *n, const struct tensor_st
 	return floats > max ? floats : max;
 }
 
+/* Returns 1 if the step is a pool that stores the places of its maxima for the backward pass. */
+static int stores_argmax(const struct tensor_step *s)
+{
+	return s->layer->kind == LAYER_POOL && !cuda_pool_covers(s->layer) &&
+	       s->layer->size * s->layer->size <= UINT8_MAX + 1;
+}
+
 static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 {
 	struct tensor_net *n = self;
@@ -374,6 +379,9 @@ static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 	for (int i = 0; i < n->n_steps; i++) {
 		struct tensor_step *s = &n->step[i];
 
+		if (s->pooled || (stores_argmax(s) && !n->forward_only))
+			s->argmax =
+				arena_take(a, n->images, image_values(&n->tensor[s->out].value));
 		if (has_weights(s)) {
 			const size_t floats = winograd_floats(n, s);
 
@@ -513,6 +521,7 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 					.x = view_of(in, in.value),
 					.y = view_of(out, out.value),
 					.other = other_view(n, s, 0),
+					.argmax = s->argmax,
 					.images = batch->images,
 					.bf16 = n->type == KX_TYPE_BF16},
 		stream);
@@ -657,6 +666,7 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 					.dy = view_of(out->value, out->grad),
 					.other = other_view(n, s, 1),
 					.other_stride = s->other_stride,
+					.argmax = s->argmax,
 					.mask = mask,
 					.images = batch->images,
 					.bf16 = n->type == KX_TYPE_BF16},

@@ -171,10 +171,14 @@ int kx_curve_dgrad(struct kx_tensor y, struct kx_tensor dx, struct kx_tensor dy,
 struct kx_pooling {
 	int rows, columns, stride, top, left;
 };
-int kx_max_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, int images, int bf16,
-	cudaStream_t stream);
+/* argmax: for each value of y, the place of the maximum in its window, as kx_max_pool stores it. y
+ * then has no padding between its pixels, and windows have at most 256 values. If argmax is NULL,
+ * kx_max_pool_dgrad searches for the maxima in x; otherwise it does not read x. */
+int kx_max_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, uint8_t *argmax,
+	int images, int bf16, cudaStream_t stream);
 int kx_max_pool_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy,
-	struct kx_pooling p, const void *mask, int images, int bf16, cudaStream_t stream);
+	struct kx_pooling p, const uint8_t *argmax, const void *mask, int images, int bf16,
+	cudaStream_t stream);
 int kx_mean_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, int images, int bf16,
 	cudaStream_t stream);
 int kx_mean_pool_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_pooling p,

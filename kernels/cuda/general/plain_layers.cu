@@ -153,14 +153,29 @@ __device__ inline T *value_at(const struct kx_tensor &p, const struct position &
 	return reinterpret_cast<T *>(p.value) + position_offset(s, p);
 }
 
+/* Writes four gradients at offset `at`, or 0 where `mask` is not positive, as put_masked. */
+template <class T>
+__device__ inline void put_quad_masked(
+	const struct kx_tensor &p, size_t at, const void *mask, struct quad v)
+{
+	if (mask) {
+		const struct quad m = quad_at(static_cast<const T *>(mask) + at);
+#pragma unroll
+		for (int j = 0; j < KX_QUAD; j++)
+			v.v[j] = m.v[j] > 0 ? v.v[j] : 0;
+	}
+	put_quad(reinterpret_cast<T *>(p.value) + at, v);
+}
+
 #define FOR_QUADS(i, tensor, images)                                                               \
 	FOR_EACH (i, (size_t)(images) * (tensor).h * (tensor).w * (tensor).c / KX_QUAD)
 
 /* The maximum of a window is its first maximum in row order. A NaN is the maximum only if it is the
- * first value. */
+ * first value. Unless argmax is NULL, argmax gets the place of each maximum in its window: the
+ * values of a window, padding included, are numbered row by row. */
 template <class T>
 __global__ void max_pool_kernel(
-	struct kx_tensor in, struct kx_tensor out, struct kx_pooling p, int images)
+	struct kx_tensor in, struct kx_tensor out, struct kx_pooling p, uint8_t *argmax, int images)
 {
 	await_previous();
 	FOR_QUADS(i, out, images)
@@ -171,16 +186,27 @@ __global__ void max_pool_kernel(
 		window_of(s.y, p.rows, p.stride, p.top, in.h, &y0, &y1);
 		window_of(s.x, p.columns, p.stride, p.left, in.w, &x0, &x1);
 		const T *first = value_at<T>(in, {s.c, x0, y0, s.n});
+		const int top_row = s.y * p.stride - p.top, left = s.x * p.stride - p.left;
+		const int first_place = (y0 - top_row) * p.columns + x0 - left;
+		int place[KX_QUAD] = {first_place, first_place, first_place, first_place};
 		struct quad top = quad_at(first);
 		for (int y = 0; y < y1 - y0; y++)
 			for (int x = 0; x < x1 - x0; x++) {
 				const struct quad v =
 					quad_at(first + (size_t)y * in.row + (size_t)x * in.c);
 #pragma unroll
-				for (int j = 0; j < KX_QUAD; j++)
-					top.v[j] = v.v[j] > top.v[j] ? v.v[j] : top.v[j];
+				for (int j = 0; j < KX_QUAD; j++) {
+					const bool more = v.v[j] > top.v[j];
+
+					top.v[j] = more ? v.v[j] : top.v[j];
+					place[j] =
+						more ? first_place + y * p.columns + x : place[j];
+				}
 			}
 		put_quad(value_at<T>(out, s), top);
+		if (argmax)
+			*reinterpret_cast<uchar4 *>(argmax + i * KX_QUAD) = {(uint8_t)place[0],
+				(uint8_t)place[1], (uint8_t)place[2], (uint8_t)place[3]};
 	}
 }
 
@@ -245,13 +271,41 @@ __global__ void max_pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, 
 				for (int j = 0; j < KX_QUAD; j++)
 					sum.v[j] += best[j] ? d.v[j] : 0;
 			}
-		if (mask) {
-			const struct quad m = quad_at(static_cast<const T *>(mask) + at);
-#pragma unroll
-			for (int j = 0; j < KX_QUAD; j++)
-				sum.v[j] = m.v[j] > 0 ? sum.v[j] : 0;
-		}
-		put_quad(reinterpret_cast<T *>(dx.value) + at, sum);
+		put_quad_masked<T>(dx, at, mask, sum);
+	}
+}
+
+/* Does the same as max_pool_dgrad_kernel, but with the places of the maxima, which max_pool_kernel
+ * has stored. */
+template <class T>
+__global__ void max_pool_argmax_dgrad_kernel(struct kx_tensor dx, struct kx_tensor dy,
+	struct kx_pooling p, const uint8_t *argmax, const void *mask, int images)
+{
+	await_previous();
+	FOR_QUADS(i, dx, images)
+	{
+		const struct position s = position_of(i, dx, KX_QUAD);
+		const size_t at = position_offset(s, dx);
+		struct quad sum = {};
+		int y0, y1, x0, x1;
+
+		windows_over(s.y, p.rows, p.stride, p.top, dy.h, &y0, &y1);
+		windows_over(s.x, p.columns, p.stride, p.left, dy.w, &x0, &x1);
+		for (int y = y0; y < y1; y++)
+			for (int x = x0; x < x1; x++) {
+				const int place = (s.y - y * p.stride + p.top) * p.columns + s.x -
+						  x * p.stride + p.left;
+				const size_t window = ((size_t)s.n * dy.h + y) * dy.w + x;
+				const uchar4 top = *reinterpret_cast<const uchar4 *>(
+					argmax + window * dy.c + s.c);
+				const struct quad d = quad_at(value_at<T>(dy, {s.c, x, y, s.n}));
+
+				sum.v[0] += top.x == place ? d.v[0] : 0;
+				sum.v[1] += top.y == place ? d.v[1] : 0;
+				sum.v[2] += top.z == place ? d.v[2] : 0;
+				sum.v[3] += top.w == place ? d.v[3] : 0;
+			}
+		put_quad_masked<T>(dx, at, mask, sum);
 	}
 }
 
@@ -332,6 +386,123 @@ __global__ void lrn_kernel(struct kx_tensor in, struct kx_tensor out, struct kx_
 		if (s.c < l.channels)
 			v = get<T>(in, s) * lrn_power(lrn_base_at<T>(in, l, s, s.c), l);
 		put<T>(out, s, v);
+	}
+}
+
+/* LRN windows of at most LRN_NARROW channels: a thread computes four channels. */
+#define LRN_NARROW 5
+#define LRN_REACH  2 /* maximum distance of a channel from the centre of such a window */
+
+/* The squares of the channels c - 4 to c + 7 of a pixel, and the values of channels c to c + 3. */
+struct lrn_values {
+	float square[3 * KX_QUAD];
+	struct quad own;
+};
+
+/* Loads these values around channel s.c. The squares outside the pixel are zeros. */
+template <class T>
+__device__ inline struct lrn_values lrn_values_at(
+	const struct kx_tensor &in, const struct kx_lrn &l, const struct position &s)
+{
+	const T *at = value_at<T>(in, s);
+	struct lrn_values v = {{}, quad_at(at)};
+#pragma unroll
+	for (int k = 0; k < 3; k++) {
+		const int first = s.c + (k - 1) * KX_QUAD;
+		struct quad q = {};
+
+		if (k == 1)
+			q = v.own;
+		else if (first >= 0 && first < l.channels)
+			q = quad_at(at + (k - 1) * KX_QUAD);
+#pragma unroll
+		for (int j = 0; j < KX_QUAD; j++)
+			v.square[k * KX_QUAD + j] = q.v[j] * q.v[j];
+	}
+	return v;
+}
+
+/* Returns the base of channel s.c + j, as lrn_base_at. */
+__device__ inline float lrn_narrow_base(const struct lrn_values &v, const struct kx_lrn &l, int j)
+{
+	float sum = 0;
+#pragma unroll
+	for (int d = -LRN_REACH; d <= LRN_REACH; d++)
+		sum += d >= -(l.size / 2) && d <= (l.size - 1) / 2 ? v.square[KX_QUAD + j + d] : 0;
+	return l.k + l.alpha * sum;
+}
+
+/* Does the same as lrn_kernel for narrow windows. */
+template <class T>
+__global__ void lrn_narrow_kernel(
+	struct kx_tensor in, struct kx_tensor out, struct kx_lrn l, int images)
+{
+	await_previous();
+	FOR_QUADS(i, out, images)
+	{
+		const struct position s = position_of(i, out, KX_QUAD);
+		const struct lrn_values v = lrn_values_at<T>(in, l, s);
+		struct quad y = {};
+#pragma unroll
+		for (int j = 0; j < KX_QUAD; j++)
+			if (s.c + j < l.channels)
+				y.v[j] = v.own.v[j] * lrn_power(lrn_narrow_base(v, l, j), l);
+		put_quad(value_at<T>(out, s), y);
+	}
+}
+
+#define LANES     32
+#define ALL_LANES 0xffffffffu
+
+/* Does the same as lrn_dgrad_kernel for narrow windows. The lanes of a warp have consecutive groups
+ * of four channels, `n` in the tensor. The first and the last lane compute only the gradients
+ * through a base that their neighbours need. */
+template <class T>
+__global__ void lrn_narrow_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx,
+	struct kx_tensor dy, struct kx_lrn l, const void *mask, size_t n)
+{
+	const size_t step = (size_t)gridDim.x * (blockDim.x / LANES) * (LANES - 2);
+	const int lane = (int)threadIdx.x % LANES, before = l.size / 2, after = (l.size - 1) / 2;
+	const size_t warp = blockIdx.x * (size_t)(blockDim.x / LANES) + threadIdx.x / LANES;
+
+	await_previous();
+	for (size_t from = warp * (LANES - 2); from < n; from += step) {
+		const size_t i = from + lane - 1;
+		const bool in_tensor = i < n; /* i wraps round below 0 */
+		const struct position s = position_of(in_tensor ? i : 0, dx, KX_QUAD);
+		const struct lrn_values v = lrn_values_at<T>(in, l, s);
+		const struct quad d = quad_at(value_at<T>(dy, s));
+		/* own gradients, and gradients through the bases of channels c - 2 to c + 5 */
+		float own[KX_QUAD], through[KX_QUAD + 2 * LRN_REACH];
+#pragma unroll
+		for (int j = 0; j < KX_QUAD; j++) {
+			const bool real = in_tensor && s.c + j < l.channels;
+			const float base = lrn_narrow_base(v, l, j), power = lrn_power(base, l);
+
+			own[j] = real ? d.v[j] * power : 0;
+			through[LRN_REACH + j] = real ? d.v[j] * v.own.v[j] * power / base : 0;
+		}
+#pragma unroll
+		for (int j = 0; j < LRN_REACH; j++) {
+			const float left = __shfl_up_sync(ALL_LANES, through[KX_QUAD + j], 1);
+			const float right = __shfl_down_sync(ALL_LANES, through[LRN_REACH + j], 1);
+
+			through[j] = s.c > 0 ? left : 0;
+			through[LRN_REACH + KX_QUAD + j] = s.c + KX_QUAD < dx.c ? right : 0;
+		}
+		if (!in_tensor || lane == 0 || lane == LANES - 1)
+			continue;
+		struct quad g = {};
+#pragma unroll
+		for (int j = 0; j < KX_QUAD; j++) {
+			float sum = 0;
+#pragma unroll
+			for (int k = -LRN_REACH; k <= LRN_REACH; k++)
+				sum += k >= -after && k <= before ? through[LRN_REACH + j + k] : 0;
+			if (s.c + j < l.channels)
+				g.v[j] = own[j] - 2 * l.alpha * l.beta * v.own.v[j] * sum;
+		}
+		put_quad_masked<T>(dx, position_offset(s, dx), mask, g);
 	}
 }
 
@@ -476,15 +647,18 @@ int kx_curve_dgrad(struct kx_tensor y, struct kx_tensor dx, struct kx_tensor dy,
 	return LAUNCH(curve_dgrad_kernel, dx, y, dx, dy, curve, mask);
 }
 
-int kx_max_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, int images, int bf16,
-	cudaStream_t stream)
+int kx_max_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, uint8_t *argmax,
+	int images, int bf16, cudaStream_t stream)
 {
-	return LAUNCH(max_pool_kernel, y, x, y, p);
+	return LAUNCH(max_pool_kernel, y, x, y, p, argmax);
 }
 
 int kx_max_pool_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy,
-	struct kx_pooling p, const void *mask, int images, int bf16, cudaStream_t stream)
+	struct kx_pooling p, const uint8_t *argmax, const void *mask, int images, int bf16,
+	cudaStream_t stream)
 {
+	if (argmax)
+		return LAUNCH(max_pool_argmax_dgrad_kernel, dx, dx, dy, p, argmax, mask);
 	return LAUNCH(max_pool_dgrad_kernel, dx, x, dx, dy, p, mask);
 }
 
@@ -503,6 +677,8 @@ int kx_mean_pool_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_pooli
 int kx_lrn(struct kx_tensor x, struct kx_tensor y, struct kx_lrn l, int images, int bf16,
 	cudaStream_t stream)
 {
+	if (l.size <= LRN_NARROW)
+		return LAUNCH(lrn_narrow_kernel, y, x, y, l);
 	return LAUNCH(lrn_kernel, y, x, y, l);
 }
 
@@ -519,7 +695,12 @@ int kx_lrn_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, s
 	const size_t n = (size_t)images * dx.h * dx.w * dx.c;
 	const unsigned ends = 4 * ((unsigned)l.size / 2);
 	const unsigned threads = ends < THREADS / 2 ? THREADS : LRN_THREADS;
+	const unsigned warp_values = KX_QUAD * (LANES - 2),
+		       block_values = THREADS / LANES * warp_values;
 
+	if (l.size <= LRN_NARROW)
+		return LAUNCH_N(lrn_narrow_dgrad_kernel, block_values, THREADS, x, dx, dy, l, mask,
+			n / KX_QUAD);
 	if (ends > LRN_THREADS / 2)
 		return LAUNCH_N(lrn_dgrad_wide_kernel, THREADS, THREADS, x, dx, dy, l, mask, n);
 	return LAUNCH_N(lrn_dgrad_kernel, threads - ends, threads, x, dx, dy, l, mask, n);

@@ -11,6 +11,7 @@
 #include "kernels/cuda/fused/conv1.h"
 #include "kernels/cuda/fused/conv2.h"
 #include "kernels/cuda/path.h"
+#include "kernels/cuda/share.h"
 #include "kernels/cuda/tensor/tensor.h"
 #include "kernels/cuda/tensor/winograd.h"
 #include "kernels/device/device.h"
@@ -39,7 +40,7 @@ struct tensor_step {
 	struct kx_windows fprop; /* under the outputs; wgrad uses them, too */
 	struct kx_windows dgrad; /* under the inputs */
 	struct kx_dense full;    /* the gradient of the output before the pool */
-	uint8_t *argmax; /* of the fused pool or, in a step of its own, of a pool */
+	uint8_t *argmax;         /* of the fused pool or, in a step of its own, of a pool */
 	struct kx_drop drop;
 	struct cuda_batchnorm batchnorm;
 };
@@ -263,6 +264,11 @@ static int overflows(const struct tensor_net *n, const struct kx_dense *p)
 	       __builtin_mul_overflow(pixels_of(p), n->images, &pixels) || pixels > INT_MAX / 2;
 }
 
+static size_t value_size(const struct tensor_net *n)
+{
+	return n->type == KX_TYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
+
 static int tensor_plan(struct tensor_net *n, struct err *e)
 {
 	int needs_dx = 0;
@@ -287,11 +293,6 @@ static int tensor_plan(struct tensor_net *n, struct err *e)
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
-
-static size_t value_size(const struct tensor_net *n)
-{
-	return n->type == KX_TYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
-}
 
 /* Returns the number of split-K slices of wgrad for a batch of `images` images. */
 static int tensor_slices(const struct tensor_net *n, const struct tensor_step *s, size_t images)
@@ -327,8 +328,6 @@ static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struc
 	s->own.sum = n->sums ? n->sums + s->sum_at : NULL;
 	s->own.workspace = arena_take(a, tensor_max_slices(n, s) * KX_WGRAD_ROWS(rows_of(s) - 1),
 		filters * sizeof(float));
-	s->full.value = s->pooled ? arena_take(a, n->images * image_values(&s->full), value_size(n))
-				  : n->tensor[s->out].grad;
 }
 
 /* Returns the number of floats of the workspace that winograd.h needs for a step, for any batch. */
@@ -358,22 +357,100 @@ static int stores_argmax(const struct tensor_step *s)
 	       s->layer->size * s->layer->size <= UINT8_MAX + 1;
 }
 
+/* Returns 1 if the backward pass of a step reads the values of its input. */
+static int needs_input(const struct tensor_net *n, const struct tensor_step *s)
+{
+	if (n->tensor[s->in].relu)
+		return 1; /* the mask */
+	return !(stores_argmax(s) || s->layer->kind == LAYER_ADD || s->layer->kind == LAYER_SKIP ||
+		 s->layer->kind == LAYER_DROPOUT);
+}
+
+/* The buffers of a batch: values and gradients of tensor i, and the gradient of the output of step
+ * i before its pool. */
+#define TENSORS        (MODEL_MAX_LAYERS + 1)
+#define TENSOR_BUFFERS (2 * TENSORS + MODEL_MAX_LAYERS)
+struct tensor_buffers {
+	struct cuda_buffer all[TENSOR_BUFFERS];
+	struct cuda_buffer *value, *grad, *full; /* in `all` */
+};
+
+/* Sets the times of the buffers. Instant 0 writes the patches, instant 1 + i is fprop of step
+ * i, then follow the loss and the backward passes from the last step to the first. */
+static void plan_times(const struct tensor_net *n, struct tensor_buffers *b)
+{
+	const int loss = n->n_steps + 1, last = n->n_tensors - 1, end = 2 * loss;
+
+	b->value = b->all;
+	b->grad = b->value + TENSORS;
+	b->full = b->grad + TENSORS;
+	for (int i = 0; i < TENSOR_BUFFERS; i++)
+		b->all[i] = (struct cuda_buffer){.first = INT_MAX, .last = -1};
+	cuda_buffer_use(&b->value[0], 0);
+	cuda_buffer_use(&b->value[last], end); /* the logits may be copied to the host */
+	cuda_buffer_use(&b->grad[last], loss);
+	for (int i = 0; i < n->n_steps; i++) {
+		const struct tensor_step *s = &n->step[i];
+		const int backward = end - 1 - i;
+
+		cuda_buffer_use(&b->value[s->in], 1 + i);
+		cuda_buffer_use(&b->value[s->out], 1 + i);
+		if (s->layer->kind == LAYER_ADD && s->other >= 0)
+			cuda_buffer_use(&b->value[s->other], 1 + i);
+		if (n->forward_only)
+			continue;
+		if (needs_input(n, s))
+			cuda_buffer_use(&b->value[s->in], backward);
+		if (s->layer->kind == LAYER_TANH || s->layer->kind == LAYER_SIGMOID)
+			cuda_buffer_use(&b->value[s->out], backward);
+		cuda_buffer_use(&b->grad[s->in], backward);
+		cuda_buffer_use(&b->grad[s->out], backward);
+		cuda_buffer_use(&b->full[i], backward);
+		if (s->layer->kind == LAYER_SKIP && s->other >= 0)
+			cuda_buffer_use(&b->grad[s->other], backward);
+	}
+}
+
+/* Assigns memory to the tensors. Tensors that no kernel needs at the same time share memory. */
+static void place_tensors(struct tensor_net *n, struct cuda_arena *a)
+{
+	struct tensor_buffers b;
+	char *memory;
+
+	plan_times(n, &b);
+	for (int i = 0; i < n->n_tensors; i++) {
+		const size_t values = n->images * image_values(&n->tensor[i].value);
+
+		/* the last one has the logits, in fp32 */
+		b.value[i].bytes = values * (i == n->n_tensors - 1 ? sizeof(float) : value_size(n));
+		if (i > 0 && !n->forward_only)
+			b.grad[i].bytes = values * value_size(n);
+	}
+	for (int i = 0; i < n->n_steps && !n->forward_only; i++)
+		if (n->step[i].pooled)
+			b.full[i].bytes =
+				n->images * image_values(&n->step[i].full) * value_size(n);
+	memory = arena_take(a, cuda_share(b.all, TENSOR_BUFFERS), 1);
+	if (!memory)
+		return;
+	for (int i = 0; i < n->n_tensors; i++) {
+		n->tensor[i].value.value = memory + b.value[i].at;
+		n->tensor[i].grad = b.grad[i].bytes ? memory + b.grad[i].at : NULL;
+	}
+	for (int i = 0; i < n->n_steps; i++) {
+		struct tensor_step *s = &n->step[i];
+
+		s->full.value = s->pooled ? memory + b.full[i].at : n->tensor[s->out].grad;
+	}
+}
+
 static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 {
 	struct tensor_net *n = self;
 	size_t winograd = 0;
 
 	(void)trouble;
-	for (int i = 0; i < n->n_tensors; i++) {
-		struct tensor_values *t = &n->tensor[i];
-		const size_t image = image_values(&t->value);
-
-		/* the last one has the logits, in fp32 */
-		t->value.value = arena_take(a, n->images * image,
-			i == n->n_tensors - 1 ? sizeof(float) : value_size(n));
-		if (i > 0 && !n->forward_only)
-			t->grad = arena_take(a, n->images * image, value_size(n));
-	}
+	place_tensors(n, a);
 	if (!n->forward_only)
 		n->sums = arena_take(a, n->n_sums, sizeof(float));
 	for (int i = 0; i < n->n_steps; i++) {

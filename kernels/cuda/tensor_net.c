@@ -50,6 +50,9 @@ struct tensor_net {
 	enum kx_type type;
 	size_t images; /* the largest batch */
 	int forward_only;
+	int beside; /* the wgrad of a step runs beside its dgrad, on the stream `side` */
+	cudaStream_t side;
+	cudaEvent_t dy_ready, wgrad_done;
 	struct kx_patches patches;
 	int n_tensors, n_steps;
 	struct tensor_values tensor[MODEL_MAX_LAYERS + 1];
@@ -269,6 +272,39 @@ static size_t value_size(const struct tensor_net *n)
 	return n->type == KX_TYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
 
+/* With more memory in its tensors, a batch fills the GPU with one kernel at a time. In fp32, wgrad
+ * gains beside the transforms of Winograd's tiles also at larger batches: they wait for memory, and
+ * wgrad computes. */
+#define BESIDE_BYTES      ((size_t)100 << 20)
+#define BESIDE_BYTES_FP32 ((size_t)500 << 20)
+
+/* Returns the bytes of all tensors and their gradients if they do not share memory. */
+static size_t tensor_bytes(const struct tensor_net *n)
+{
+	size_t values = 0;
+
+	for (int i = 0; i < n->n_tensors; i++)
+		values += 2 * image_values(&n->tensor[i].value);
+	for (int i = 0; i < n->n_steps; i++)
+		values += n->step[i].pooled ? image_values(&n->step[i].full) : 0;
+	return values * n->images * value_size(n);
+}
+
+/* Returns 1 if wgrad of the step runs on the side stream. Winograd's wgrad shares its workspace
+ * with other steps. */
+static int runs_beside(const struct tensor_net *n, const struct tensor_step *s)
+{
+	return n->beside && has_weights(s) && s->needs_dx && !tiles_wgrad(s);
+}
+
+static int any_beside(const struct tensor_net *n)
+{
+	for (int i = 0; i < n->n_steps; i++)
+		if (runs_beside(n, &n->step[i]))
+			return 1;
+	return 0;
+}
+
 static int tensor_plan(struct tensor_net *n, struct err *e)
 {
 	int needs_dx = 0;
@@ -289,6 +325,9 @@ static int tensor_plan(struct tensor_net *n, struct err *e)
 		n->n_sums += sums_of(s);
 		needs_dx |= n->n_sums > 0;
 	}
+	n->beside = !n->forward_only &&
+		    tensor_bytes(n) <= (n->type == KX_TYPE_FP32 ? BESIDE_BYTES_FP32 : BESIDE_BYTES);
+	n->beside = any_beside(n);
 	return PS_OK;
 }
 
@@ -406,6 +445,11 @@ static void plan_times(const struct tensor_net *n, struct tensor_buffers *b)
 		cuda_buffer_use(&b->grad[s->in], backward);
 		cuda_buffer_use(&b->grad[s->out], backward);
 		cuda_buffer_use(&b->full[i], backward);
+		if (runs_beside(n, s)) { /* until the streams join */
+			cuda_buffer_use(&b->value[s->in], end);
+			cuda_buffer_use(&b->grad[s->out], end);
+			cuda_buffer_use(&b->full[i], end);
+		}
 		if (s->layer->kind == LAYER_SKIP && s->other >= 0)
 			cuda_buffer_use(&b->grad[s->other], backward);
 	}
@@ -669,9 +713,32 @@ static int product_wgrad(
 		.ones = s->number > 0,
 		.slices = tensor_slices(n, s, (size_t)images),
 		.stride_rows = KX_WGRAD_ROWS(rows_of(s) - 1),
-		.scale = scale_of(n, s)};
+		.scale = scale_of(n, s),
+		.joins = stream == n->side};
 
 	return kx_product_wgrad(g, n->type, stream);
+}
+
+/* Makes the kernels that are launched on `then` after this call wait for those that were launched
+ * on `first` before it. */
+static int stream_waits(cudaStream_t first, cudaEvent_t event, cudaStream_t then)
+{
+	return cudaEventRecord(event, first) || cudaStreamWaitEvent(then, event, 0) ? PS_EDEVICE
+										    : PS_OK;
+}
+
+/* Launches wgrad of a step, on the side stream if there it can run beside dgrad. */
+static int tensor_wgrad(
+	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+{
+	int rc;
+
+	if (tiles_wgrad(s))
+		return winograd_wgrad(n, s, images, stream);
+	if (!runs_beside(n, s))
+		return product_wgrad(n, s, images, stream);
+	rc = stream_waits(stream, n->dy_ready, n->side);
+	return rc ? rc : product_wgrad(n, s, images, n->side);
 }
 
 static int product_dgrad(const struct tensor_net *n, const struct tensor_step *s, const void *mask,
@@ -708,8 +775,7 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 	if (s->pooled)
 		rc = kx_unpool(dy, s->argmax, s->full, batch->images, n->type, stream);
 	if (!rc && has_weights(s))
-		rc = tiles_wgrad(s) ? winograd_wgrad(n, s, batch->images, stream)
-				    : product_wgrad(n, s, batch->images, stream);
+		rc = tensor_wgrad(n, s, batch->images, stream);
 	if (l->kind == LAYER_BATCHNORM)
 		return kx_batchnorm_backward(s->batchnorm.kernel,
 			view_of(in->value, in->value.value),
@@ -761,7 +827,7 @@ static int forward_backward(struct tensor_net *n, struct kx_batch batch, cudaStr
 			last->value.c, batch, n->type, stream);
 	for (int i = n->n_steps; i-- > 0 && !rc;)
 		rc = tensor_step_backward(n, &n->step[i], &batch, stream);
-	return rc;
+	return rc || !n->beside ? rc : stream_waits(n->side, n->wgrad_done, stream);
 }
 
 /* Collects the layers with weights from step *step on, at most KX_LAYERS, and advances *step. */
@@ -790,9 +856,12 @@ static int tensor_gradient(
 	struct kx_losses losses = {.loss = n->loss, .sum = loss, .images = batch.images};
 	int rc = forward_backward(n, batch, stream);
 
-	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL)
-		rc = kx_reduce_gradient(
-			tensor_layers_from(n, &i, (size_t)batch.images), losses, grad, stream);
+	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL) {
+		struct kx_layers all = tensor_layers_from(n, &i, (size_t)batch.images);
+
+		all.joins = n->beside;
+		rc = kx_reduce_gradient(all, losses, grad, stream);
+	}
 	return rc;
 }
 
@@ -826,9 +895,12 @@ static int tensor_train(void *self, struct kx_batch batch, struct kx_now *now, i
 			.loss = n->loss, .sum = loss, .images = batch.images, .add = 1};
 
 		rc = forward_backward(n, batch, stream);
-		for (int l = 0; l < n->n_steps && !rc; losses.loss = NULL)
-			rc = kx_product_sgd(tensor_layers_from(n, &l, (size_t)batch.images), losses,
-				now, stream);
+		for (int l = 0; l < n->n_steps && !rc; losses.loss = NULL) {
+			struct kx_layers all = tensor_layers_from(n, &l, (size_t)batch.images);
+
+			all.joins = n->beside;
+			rc = kx_product_sgd(all, losses, now, stream);
+		}
 	}
 	return rc;
 }
@@ -873,6 +945,31 @@ static int tensor_fits(const struct model *m, const struct path_options *o)
 static const enum kx_type type_for[] = {
 	[KX_FP32] = KX_TYPE_FP32, [KX_TF32] = KX_TYPE_TF32, [KX_BF16] = KX_TYPE_BF16};
 
+static int open_side(struct tensor_net *n, struct err *e)
+{
+	cudaError_t rc = cudaStreamCreateWithFlags(&n->side, cudaStreamNonBlocking);
+
+	if (!rc)
+		rc = cudaEventCreateWithFlags(&n->dy_ready, cudaEventDisableTiming);
+	if (!rc)
+		rc = cudaEventCreateWithFlags(&n->wgrad_done, cudaEventDisableTiming);
+	return rc ? err_set(e, PS_EDEVICE, "device cuda: a stream: %s", cudaGetErrorString(rc))
+		  : PS_OK;
+}
+
+static void tensor_close(void *self)
+{
+	struct tensor_net *n = self;
+
+	if (n->side)
+		cudaStreamDestroy(n->side);
+	if (n->dy_ready)
+		cudaEventDestroy(n->dy_ready);
+	if (n->wgrad_done)
+		cudaEventDestroy(n->wgrad_done);
+	free(n);
+}
+
 static int tensor_open(
 	void **self, const struct model *m, const struct path_options *o, struct err *e)
 {
@@ -886,8 +983,11 @@ static int tensor_open(
 	n->type = type_for[o->precision];
 	n->images = o->images;
 	n->forward_only = o->forward_only;
-	if ((rc = tensor_plan(n, e))) {
-		free(n);
+	rc = tensor_plan(n, e);
+	if (!rc && n->beside)
+		rc = open_side(n, e);
+	if (rc) {
+		tensor_close(n);
 		return rc;
 	}
 	*self = n;
@@ -926,7 +1026,7 @@ static const float *tensor_logits(const void *self, size_t *width)
 const struct cuda_path cuda_tensor = {
 	.fits = tensor_fits,
 	.open = tensor_open,
-	.close = free,
+	.close = tensor_close,
 	.place = tensor_place,
 	.fill = tensor_fill,
 	.load = tensor_load,

@@ -74,6 +74,26 @@ static int kx_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t s
 	return kx_launch_clusters(kernel, grid, 1, threads, shared, stream, args...);
 }
 
+/* Does the same as kx_launch. If `joins`, the stream waits for kernels of another stream, too: the
+ * kernel then starts when all of them are complete, because a dependent launch waits only for its
+ * predecessor. */
+template <class... P, class... A>
+static int kx_launch_joined(void (*kernel)(P...), int joins, dim3 grid, unsigned threads,
+	size_t shared, cudaStream_t stream, A... args)
+{
+	cudaLaunchConfig_t config = {};
+
+	if (!joins)
+		return kx_launch(kernel, grid, threads, shared, stream, args...);
+	config.gridDim = grid;
+	config.blockDim = dim3(threads);
+	config.dynamicSmemBytes = shared;
+	config.stream = stream;
+	if (cudaLaunchKernelEx(&config, kernel, P(args)...))
+		return PS_EDEVICE;
+	return KX_LAUNCHED();
+}
+
 static inline unsigned blocks_for(size_t n, unsigned threads)
 {
 	size_t blocks = (n + threads - 1) / threads;

@@ -267,6 +267,7 @@ struct kx_layers {
 	int n;
 	struct kx_layer layer[KX_LAYERS];
 	unsigned block[KX_LAYERS + 1]; /* set by the launcher */
+	int joins; /* the launch follows kernels of two streams (kx_launch_joined) */
 };
 
 /* *sum = mean of loss[0 .. images). With `add`, adds the sum of the losses to *sum instead. If

@@ -209,8 +209,8 @@ int kx_reduce_gradient(
 
 	if (blocks == 0)
 		return PS_OK;
-	return kx_launch(split_k_reduce_kernel, dim3(blocks), THREADS, 0, stream, all, losses, grad,
-		(struct kx_now *)NULL);
+	return kx_launch_joined(split_k_reduce_kernel, all.joins, dim3(blocks), THREADS, 0, stream,
+		all, losses, grad, (struct kx_now *)NULL);
 }
 
 int kx_sgd_step(

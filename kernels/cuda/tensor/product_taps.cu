@@ -290,8 +290,8 @@ template <class S> int launch_taps(struct taps t, cudaStream_t stream)
 	if (cudaFuncSetAttribute(
 		    taps_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	return kx_launch(
-		taps_kernel<S>, dim3(tap_tiles<S>(t) * t.g.slices), S::THREADS, bytes, stream, t);
+	return kx_launch_joined(taps_kernel<S>, t.g.joins, dim3(tap_tiles<S>(t) * t.g.slices),
+		S::THREADS, bytes, stream, t);
 }
 
 } // namespace

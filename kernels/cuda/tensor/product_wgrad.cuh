@@ -291,7 +291,7 @@ template <class T, class S> int launch_wgrad(const struct kx_product_wgrad &g, c
 	if (cudaFuncSetAttribute(
 		    product_wgrad_kernel<T, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	return kx_launch(product_wgrad_kernel<T, S>,
+	return kx_launch_joined(product_wgrad_kernel<T, S>, g.joins,
 		dim3(row_tiles<S>(g) * column_tiles<S>(g) * g.slices), S::THREADS, bytes, stream,
 		g);
 }

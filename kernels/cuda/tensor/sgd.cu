@@ -110,6 +110,7 @@ int kx_product_sgd(
 		all.block[n + 1] =
 			all.block[n] + (unsigned)((values_of(all.layer[n]) + values - 1) / values);
 	}
-	return kx_launch(product_sgd_kernel, dim3(all.block[all.n] + (losses.loss != NULL)),
-		THREADS, 0, stream, all, losses, now);
+	return kx_launch_joined(product_sgd_kernel, all.joins,
+		dim3(all.block[all.n] + (losses.loss != NULL)), THREADS, 0, stream, all, losses,
+		now);
 }

@@ -78,7 +78,7 @@ int kx_product_fp32(struct kx_product g, cudaStream_t stream); /* kx_product in 
  * the workspace gets rows k < m of
  *     sum over its pixels of a[input pixel under tap k / c][k % c] * b[pixel][n]
  * times `scale`. Row m - 1 is the bias gradient. With `ones`, it is the sum of b; without `ones`,
- * `a` has a column of ones. A slice has stride_rows rows of n floats.
+ * `a` has a column of ones. A slice has stride_rows rows of n floats. joins: as kx_layers.
  */
 struct kx_product_wgrad {
 	const void *a, *b;
@@ -89,6 +89,7 @@ struct kx_product_wgrad {
 	int m, n, ones, slices;
 	size_t stride_rows;
 	float scale;
+	int joins;
 };
 int kx_product_wgrad(struct kx_product_wgrad g, enum kx_type type, cudaStream_t stream);
 int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream);

@@ -4,14 +4,13 @@ blocks contain commands, and which marks a block may have.
 The tests differ from the reader's machine in these points only:
 
 - The blocks of a document run in order in one copy of the checkout. In this copy, data/mnist has a
-  tenth of the data set, and build/release is the build under test. If one of the slow blocks of the
-  document has `make`, its slow blocks share another copy, without a build, and get CUDA=0 and the
-  data set in CNN_DATA.
-- If one of the slow blocks of a document has `sudo`, its slow blocks run as root in a file system
-  of their own (machine()), so that an installation changes nothing on the machine of the test. The
-  test has the worker.c that the reader links. Before a block downloads packages, the test removes
-  those of cnn-ps and one that they recommend; a block that installs the downloaded packages has no
-  network.
+  tenth of the data set, and build/release is the build under test. The blocks with `make` share
+  another copy, without a build, and get CUDA=0 and the data set in CNN_DATA.
+- If one of the slow blocks of a document has `sudo`, all of them run as root in the copy without a
+  build and in a file system of their own (machine()), so that an installation changes nothing on the
+  machine of the test. The test has the worker.c that the reader links. Before a block downloads
+  packages, the test removes those of cnn-ps and one that they recommend; a block that installs the
+  downloaded packages has no network.
 - Free ports replace 5555 and 8080, also where a command omits the address, and 127.0.0.1 replaces
   SERVER and 0.0.0.0. NAME is a fault test, or a worker in quarantine.
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
@@ -62,7 +61,7 @@ SHORTER = (
     (r"(?<=--epochs )\d{3,}\b", "10"),
     (r"(?<=make fuzz SECONDS=)\d+", "1"),
     (r"(?<=-m cnnps\.examples\.)\w+", r"\g<0> --epochs 1"),
-    (r"(?<=tests/bench/python_rate) --seconds \S+", " --seconds 0.1 --rounds 1"),
+    (r"(?<=tests/bench/python_rate) --seconds \S+$", " --seconds 0.1 --rounds 1"),
     (r"(?<=tests/bench/floods)", " --seconds 2"),
     (r"(?<=tests/bench/optimizers)", " --seeds 1"),
     (r"(?<=--seeds )1,2,3\b", "1"),
@@ -153,8 +152,8 @@ def copies(tmp_path_factory, small):
     return get
 
 
-def a_slow_block_has(path, pattern):
-    return any(re.search(pattern, command) for block in blocks(path) if block.mark == "slow"
+def a_slow_block_has_sudo(path):
+    return any(re.match("sudo ", command) for block in blocks(path) if block.mark == "slow"
                for command in block.commands())
 
 
@@ -314,13 +313,14 @@ def run_shell(block, copies, data, tmp_path, request):
     commands = block.commands()
     assert commands, f"{block.name}: no command"
     seconds = SLOW_SECONDS if block.mark == "slow" else SECONDS
-    own_build = block.mark == "slow" and a_slow_block_has(block.path, r"\bmake\b")
+    as_root = block.mark == "slow" and a_slow_block_has_sudo(block.path)
+    own_build = as_root or any(re.search(r"\bmake\b", c) for c in commands)
     place = copies(block.path, not own_build)
     env = environment(place, **{"CUDA": "0", "CNN_DATA": str(data)} if own_build else {})
     text = block.text()
     if "~/" in text:
         env["HOME"] = str(tmp_path)
-    if block.mark == "slow" and a_slow_block_has(block.path, r"\bsudo\b"):
+    if as_root:
         run_as_root(commands, text, place, env, request.getfixturevalue("machine"))
         return
     if commands[-1].endswith("release -- 'NAME'"):

@@ -10,13 +10,16 @@ from support.build import BUILD, command
 from support.programs import Programs, Process
 
 EPOCHS = 3
+# At a constant rate the accuracy at the end of a run is a matter of luck: with four workers, 38
+# runs on the CPU ended between 96.3 and 98.4 %. With this schedule 32 runs ended at 98.3 to 98.5 %.
+SCHEDULE = ("--schedule", "cosine")
 # With these times the server soon notices a dead worker.
 SOON = ("--heartbeat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)
 
 
 def train(programs, device, workers, *options):
-    server = programs.server("--model", "seed:32", "--epochs", EPOCHS, "--min-workers", workers,
-                        directory=f"{device}{workers}", *options)
+    server = programs.server("--model", "seed:32", "--epochs", EPOCHS, *SCHEDULE, "--min-workers",
+                             workers, directory=f"{device}{workers}", *options)
     fleet = [worker(programs, server, device) for _ in range(workers)]
     result = server.result()
     for w in fleet:
@@ -42,12 +45,12 @@ def test_gpu_workers_learn_what_a_cpu_worker_learns(gpu, programs, on_the_cpu, w
     assert result["updates"] == EPOCHS * 600, "each batch of 100 is one update"
     assert result["images"] == EPOCHS * 60000
     assert result["duplicates"] == 0 and result["refusals"] == 0
-    assert result["accuracy"] >= on_the_cpu - (0.003 if workers == 1 else 0.01), result
+    assert result["accuracy"] >= on_the_cpu - (0.003 if workers == 1 else 0.006), result
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_low_precisions_learn_too(gpu, programs, on_the_cpu, precision):
-    server = programs.server("--model", "seed:32", "--epochs", EPOCHS)
+    server = programs.server("--model", "seed:32", "--epochs", EPOCHS, *SCHEDULE)
     w = worker(programs, server, gpu, "--precision", precision)
     result = server.result()
     assert w.wait(10) == 0, w.tail()
@@ -69,14 +72,15 @@ def test_fused_networks_are_evaluated(gpu, programs, precision):
 def test_bf16_workers_share_a_gpu(gpu, programs, on_the_cpu):
     """The persistent kernel of bf16 needs the whole GPU. Two workers use this kernel in turns, or
     fall back to other kernels."""
-    server = programs.server("--model", "seed:32", "--epochs", EPOCHS, "--min-workers", 2)
+    server = programs.server("--model", "seed:32", "--epochs", EPOCHS, *SCHEDULE,
+                             "--min-workers", 2)
     fleet = [worker(programs, server, gpu, *(["--precision", "bf16"] if gpu != "cpu" else []))
              for _ in range(2)]
     result = server.result()
     for w in fleet:
         assert w.wait(10) == 0, w.tail()
     assert result["images"] == EPOCHS * 60000 and result["duplicates"] == 0
-    assert result["accuracy"] >= on_the_cpu - 0.01, result
+    assert result["accuracy"] >= on_the_cpu - 0.006, result
 
 
 def test_killed_gpu_worker_costs_nothing(gpu, programs):

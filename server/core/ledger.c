@@ -138,8 +138,10 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 		quarantine_good(w);
 	if (!c->dataset.fixed && c->cfg.training.epochs > 0)
 		dataset_contributed(c);
-	if (c->cfg.training.epochs > 0)
+	if (c->cfg.training.epochs > 0) {
+		c->run.begun = 1; /* a replay proves that the run had begun before a crash */
 		batch_ledger_mark(c, &p->work);
+	}
 	w->ledger.images += p->images;
 	c->ledger.computed += p->images;
 	c->rules->take(c, w, p);

@@ -9,7 +9,9 @@
 enum ending { END_NOT, END_SNAPSHOT, END_SAVING, END_OVER };
 
 struct run {
-	int begun; /* 1: min_workers workers have been live at the same time */
+	/* 1: min_workers workers have been live at the same time. The replay of an accepted push
+	 * proves this to a server that has lost its newest state. */
+	int begun;
 	/* 1: the server has started from a snapshot and grants no lease yet */
 	int recovering;
 	uint64_t recover_by_ms; /* when the recovery ends at the latest; 0: not set yet */

@@ -4,6 +4,7 @@
  * Covers attacks A7 and A14 of docs/faults.md.
  */
 #include "server/core/rights.h"
+#include "server/core/run.h"
 #include "common/siphash.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -127,6 +128,41 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	fixture_applied(&f, 9, &one);
 	/* the worker has no ACK of this push, so the code of the grant proves it */
 	fixture_applied(&f, 9, &two);
+	fixture_close(&f);
+}
+
+/* The snapshot is from before the run began, and one of its two workers does not come back. The
+ * replay of an accepted push proves that the run had begun. */
+TEST(a_replay_begins_the_run_again)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_snapshot snapshot;
+	struct core_fixture f;
+	struct stamp s;
+	struct msg one;
+
+	cfg.leases.min_workers = 2;
+	cfg.leases.max_batches = 1;
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "a");
+	snapshot = fixture_save(&f);
+	(void)fixture_join(&f, 10, "b");
+	struct msg_grant g = fixture_train(&f, 9, s, 1);
+	one = push_of_grant(s, 1, &g);
+	const struct msg_ack ack = fixture_acked(&f, 9, &one);
+	assert_int_equal(ack.verdict, VERDICT_OK);
+	fixture_close(&f);
+
+	fixture_load(&f, cfg, &snapshot);
+	fixture_drop(&snapshot);
+	one.push.stamp = s = fixture_come_back(&f, 9, s, 1);
+	assert_int_equal(run_has_begun(f.core), 0);
+	one.push.verdict = ack.verdict;
+	one.push.code = ack.code;
+	fixture_applied(&f, 9, &one);
+	assert_int_equal(run_has_begun(f.core), 1);
+	g = fixture_train(&f, 9, s, 2);
+	assert_int_equal(g.work.count, 1);
 	fixture_close(&f);
 }
 

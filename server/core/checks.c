@@ -33,13 +33,20 @@ void checks_open(struct core *c)
 	k->ticks = 0;
 	if (portions > n)
 		portions = n;
-	for (uint64_t draw = 0; k->n < portions; draw++) {
+	/* a repeated evaluation has another sample, because a liar knows a part of the first one */
+	for (uint64_t draw = k->stats.outvoted << 32; k->n < portions; draw++) {
 		uint32_t i = (uint32_t)(rights_sample(c, c->leases.epoch, draw) % n);
 
 		while (find_check(k, i)) /* take the next portion that is not in the sample */
 			i = (i + 1) % n;
 		k->check[k->n++] = (struct check){.portion = i};
 	}
+}
+
+void checks_open_again(struct core *c)
+{
+	c->checks.n = 0;
+	checks_open(c);
 }
 
 /* ---- votes ----------------------------------------------------------------------------------- */

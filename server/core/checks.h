@@ -3,8 +3,9 @@
  * the test set. Therefore a second worker computes a sample of the portions of each evaluation
  * again (--eval-checks). If the two results differ, a third worker decides: the worker that
  * disagrees with the two others is outvoted, which counts like an exclusion (quarantine.h), and the
- * epoch's record gets the result of the others. With fewer than three workers, the core reports the
- * disagreement and accuses nobody.
+ * epoch's record gets the result of the others. Because the same worker may have computed portions
+ * outside the sample, leases.c then repeats the evaluation with another sample. With fewer than
+ * three workers, the core reports the disagreement and accuses nobody.
  *
  * Two results differ if their numbers of correct images differ by more than 2 and by more than
  * 0.5 % of the portion, because devices and precisions differ honestly. They also differ if their
@@ -30,6 +31,7 @@
 struct worker;
 
 #define MAX_CHECKS  8u   /* checked portions of an evaluation */
+#define MAX_REPEATS 32u  /* repeated evaluations of a run */
 #define CHECK_TICKS 200u /* about 10 s: the shell sends a tick every 50 ms */
 
 /* This struct is the result of one worker for a checked portion. */
@@ -58,6 +60,8 @@ struct checks {
 
 /* Chooses the portions to check. Called when an evaluation begins. */
 void checks_open(struct core *c);
+/* Drops the open checks and chooses other portions. Called when an evaluation is repeated. */
+void checks_open_again(struct core *c);
 /* Returns 1 if the check of portion `i` has not ended. The epoch's record gets the result of such a
  * portion when the check ends, so that a result that is outvoted leaves no trace in the sums. */
 int checks_hold(const struct core *c, uint32_t i);

@@ -140,6 +140,30 @@ static void note_unused(struct core *c, int delivered)
 	c->stats.ignored += delivered == 0;
 }
 
+/* Called when a worker was outvoted. Unless every portion is in the sample, drops all results of
+ * the evaluation, because the same worker may have computed others that nobody has checked. All
+ * portions are then computed again. */
+static void repeat_evaluation(struct core *c)
+{
+	struct leases *l = &c->leases;
+	struct epoch_record *r = &c->epoch[l->epoch - 1];
+
+	if (l->n_portions <= c->cfg.leases.eval_checks || c->checks.stats.outvoted > MAX_REPEATS)
+		return;
+	/* a grant that is delivered does not hold its portion again */
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		if (c->worker[i].lease.grant.kind == GRANT_EVAL && c->worker[i].pace.left == 0)
+			batch_ledger_release(c, &c->worker[i]);
+	for (uint32_t i = 0; i < l->n_portions; i++)
+		if (l->portion[i] == BATCH_DONE)
+			l->portion[i] = BATCH_FREE;
+	l->n_evaluated = 0;
+	r->eval_done = r->eval_correct = 0;
+	r->eval_loss_sum = 0;
+	memset(r->metric_sum, 0, sizeof(r->metric_sum));
+	checks_open_again(c);
+}
+
 void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 {
 	const struct msg_result *r = &ev->msg->result;
@@ -168,12 +192,15 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	i = r->eval_first / l->eval_size;
 	rec = &c->epoch[l->epoch - 1];
 	if (l->portion[i] == BATCH_DONE) {
+		const uint64_t outvoted = c->checks.stats.outvoted;
 		int delivered = pace_evaluated(c, w, r);
 
 		if (is_finite_with(rec, r) && checks_on_result(c, w, i, r))
 			c->checkpoints.dirty = 1;
 		else
 			note_unused(c, delivered);
+		if (c->checks.stats.outvoted > outvoted)
+			repeat_evaluation(c);
 		return;
 	}
 	/* the worker's next LEASE gives the portion back */

@@ -188,22 +188,46 @@ TEST(a_third_worker_outvotes_a_second_liar_and_keeps_the_record)
 	fixture_close(&t.f);
 }
 
+/* Reports these sums for the portion of grant `g`. */
+static void report_sums(struct fleet *t, uint32_t i, const struct msg_grant *g, uint32_t correct,
+	double loss, double metric)
+{
+	struct msg m = {.type = MSG_RESULT};
+
+	m.result = (struct msg_result){.stamp = t->s[i],
+		.eval_id = g->eval_id,
+		.eval_first = g->eval_first,
+		.eval_count = g->eval_count,
+		.correct = correct,
+		.loss_sum = loss,
+		.metric_sum = {metric},
+		.code = g->code};
+	fixture_message(&t->f, 10 + i, &m);
+}
+
 /* Reports these sums for the granted portion. */
 static void vote_sums(struct fleet *t, uint32_t i, uint32_t correct, double loss, double metric)
 {
 	const struct msg_grant g = *next_lease_of(&t->f, 10 + i, t->s[i]);
-	struct msg m = {.type = MSG_RESULT};
 
 	assert_int_equal(g.kind, GRANT_EVAL);
-	m.result = (struct msg_result){.stamp = t->s[i],
-		.eval_id = g.eval_id,
-		.eval_first = g.eval_first,
-		.eval_count = g.eval_count,
-		.correct = correct,
-		.loss_sum = loss,
-		.metric_sum = {metric},
-		.code = g.code};
-	fixture_message(&t->f, 10 + i, &m);
+	report_sums(t, i, &g, correct, loss, metric);
+}
+
+/* Lets workers 2 and 3 evaluate what they are granted, until the evaluation or a check ends. */
+static void evaluate_in_turn(struct fleet *t, uint32_t correct, double loss)
+{
+	const uint64_t outvoted = core_check_stats(t->f.core)->outvoted;
+
+	for (uint32_t n = 0; n < 20; n++) {
+		const struct msg_grant *g = next_lease_of(&t->f, 11 + n % 2, t->s[1 + n % 2]);
+
+		if (!g || g->kind != GRANT_EVAL)
+			continue;
+		report_sums(t, 1 + n % 2, g, correct, loss, loss);
+		if (is_evaluated(t) || core_check_stats(t->f.core)->outvoted > outvoted)
+			return;
+	}
 }
 
 static void vote_loss(struct fleet *t, uint32_t i, uint32_t correct, double loss)
@@ -273,7 +297,7 @@ TEST(losses_of_other_devices_and_precisions_agree)
 }
 
 /* A loss of 1e300 would absorb the losses of all other portions, also if the server subtracted it
- * again. */
+ * again. (The evaluation is not repeated, because it has been repeated often.) */
 TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
 {
 	struct core_config cfg = checked();
@@ -281,6 +305,7 @@ TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
 
 	cfg.leases.eval_images = IMAGES / 2;
 	open_checked_fleet(&t, cfg, 3);
+	t.f.core->checks.stats.outvoted = MAX_REPEATS;
 	train_epoch(&t.f, 10, t.s[0], 0);
 	if (t.f.core->checks.check[0].portion == 1)
 		vote_loss(&t, 1, TRUE / 2, 3);
@@ -294,6 +319,51 @@ TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
 	assert_int_equal(first_record(&t)->eval_done, IMAGES);
 	assert_true(first_record(&t)->eval_loss_sum == 7);
 	assert_true(first_record(&t)->metric_sum[0] == 7);
+	fixture_close(&t.f);
+}
+
+/* Worker 1 lies about all portions that it gets, and one of them is in the sample. When it is
+ * outvoted, the results for all portions are dropped, also those that nobody has checked. */
+TEST(the_unchecked_results_of_an_outvoted_worker_are_dropped)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+
+	cfg.leases.eval_images = IMAGES / 4;
+	open_checked_fleet(&t, cfg, 3);
+	train_epoch(&t.f, 10, t.s[0], 0);
+	for (int i = 0; i < 4; i++)
+		vote_loss(&t, 0, LIE / 4, 1e300);
+	assert_int_equal(first_record(&t)->eval_correct, 3 * (LIE / 4));
+	evaluate_in_turn(&t, TRUE / 4, 3);
+	assert_int_equal(core_check_stats(t.f.core)->outvoted, 1);
+	assert_int_equal(first_record(&t)->eval_done, 0);
+	assert_true(first_record(&t)->eval_loss_sum == 0);
+	evaluate_in_turn(&t, TRUE / 4, 3);
+	assert_true(is_evaluated(&t));
+	assert_int_equal(first_record(&t)->eval_correct, TRUE);
+	assert_int_equal(first_record(&t)->eval_done, IMAGES);
+	assert_true(first_record(&t)->eval_loss_sum == 12);
+	assert_true(first_record(&t)->metric_sum[0] == 12);
+	fixture_close(&t.f);
+}
+
+/* A worker that joins again after each lie cannot repeat an evaluation without end. */
+TEST(an_evaluation_is_repeated_a_bounded_number_of_times)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+
+	cfg.leases.eval_images = IMAGES / 2;
+	open_checked_fleet(&t, cfg, 3);
+	t.f.core->checks.stats.outvoted = MAX_REPEATS;
+	train_epoch(&t.f, 10, t.s[0], 0);
+	for (int i = 0; i < 2; i++)
+		vote_loss(&t, 0, LIE / 2, 3);
+	vote_loss(&t, 1, TRUE / 2, 3);
+	vote_loss(&t, 2, TRUE / 2, 3);
+	assert_true(is_evaluated(&t));
+	assert_int_equal(first_record(&t)->eval_correct, TRUE / 2 + LIE / 2);
 	fixture_close(&t.f);
 }
 

@@ -21,8 +21,6 @@ The tests differ from the reader's machine in these points only:
   uses keys.
 - `--epochs` of 100 and more is 10, and SHORTER has less work for commands that take minutes.
 - gdb starts its program, stops in main and ends.
-- A virtual environment for a benchmark sees the packages of Debian, so that pip need not download
-  2 GB for PyTorch.
 - run1 and run2 are the directories of small runs, unless an earlier block has made them.
 - Python blocks run with the Python of the tests, and import the package cnnps of the source tree.
   The module tests/support/safetensors.py replaces the package safetensors, which Debian lacks.
@@ -66,7 +64,6 @@ SHORTER = (
     (r"(?<=tests/bench/optimizers)", " --seeds 1"),
     (r"(?<=--seeds )1,2,3\b", "1"),
     (r"^gdb(?= --args)", "gdb -batch -ex start"),
-    (r"(?<=-m venv)(?= peers)", " --system-site-packages"),
 )
 
 C_PROGRAM = """

@@ -122,6 +122,8 @@ int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Returns the XXH3-64 of `count` floats, which is the checksum of a slice with these values. */
 uint64_t wire_checksum(const float *data, size_t count);
+/* The same, with an engine that does a part of the work; NULL: there is none. */
+uint64_t wire_checksum_with(const float *data, size_t count, const struct engine *engine);
 /* Returns the checksum of a tensor frame with these bytes. */
 uint64_t wire_frame_checksum(const void *bytes, size_t size);
 /* wire_checksum_blocks computes the result of wire_checksum for values that are produced block by

@@ -394,6 +394,8 @@ int startup_open(struct startup *out, const struct options *o, struct err *e)
 		rc = lock(out, o, e);
 	if (rc)
 		startup_release(out);
+	else
+		param_buffers_use_engine(out->params, o->core.engine);
 	return rc;
 }
 

@@ -54,8 +54,9 @@ struct param_buffers {
 	float *spare;
 	struct copy copy[COPIES];
 	size_t n_params;
-	uint64_t version, xxh3; /* version and checksum of `current` */
-	int is_framed;          /* 1 if xxh3 is the checksum of `current` */
+	const struct engine *engine; /* computes checksums; NULL: none */
+	uint64_t version, xxh3;      /* version and checksum of `current` */
+	int is_framed;               /* 1 if xxh3 is the checksum of `current` */
 	uint64_t framed;
 };
 
@@ -221,6 +222,11 @@ void param_buffers_free(struct param_buffers **out)
 	*out = NULL;
 }
 
+void param_buffers_use_engine(struct param_buffers *w, const struct engine *engine)
+{
+	w->engine = engine;
+}
+
 float *param_buffers_first(const struct param_buffers *w)
 {
 	return w->current;
@@ -237,7 +243,7 @@ static struct refs *add_reader(struct param_buffers *w, uint64_t *xxh3)
 		return NULL;
 	atomic_fetch_add(&u->n, 1);
 	if (!w->is_framed) {
-		w->xxh3 = wire_checksum(w->current, w->n_params);
+		w->xxh3 = wire_checksum_with(w->current, w->n_params, w->engine);
 		w->is_framed = 1;
 		w->framed++;
 	}
@@ -353,13 +359,21 @@ static size_t compute_block(void *arg, const float **values)
 	return n;
 }
 
-/* Computes the new weights and their checksum together. Returns 1 if it set w->xxh3 to the
+/* Computes the new weights and their checksum, together unless an engine computes the checksum on
+ * several threads. Returns 1 if it set w->xxh3 to the
  * checksum. Returns 0 if the core had already computed a part of the weights, so that w->xxh3 is
  * not valid. */
 static int compute_and_hash(struct param_buffers *w, struct core *c)
 {
 	struct computation u = {.core = c};
+	const float *values;
 
+	if (w->engine) {
+		while (compute_block(&u, &values) > 0)
+			;
+		w->xxh3 = wire_checksum_with(core_weights(c), w->n_params, w->engine);
+		return 1;
+	}
 	w->xxh3 = wire_checksum_blocks(compute_block, &u);
 	return u.done == w->n_params;
 }

@@ -24,7 +24,8 @@
  * Promises:
  * (1) the server computes the checksum of each version at most once per encoding, for any number of
  *     pulls. If the step that computes the weights also sends them, the server computes the
- *     checksum block by block together with the weights. Otherwise the server computes the checksum
+ *     checksum in this step: with an engine after the weights, on several threads, and otherwise
+ *     block by block together with the weights. In all other cases the server computes the checksum
  *     when it first sends the weights (test_server_param_buffers).
  *
  * Only the loop's thread may call these functions, but libzmq's threads return buffers.
@@ -32,6 +33,7 @@
 #ifndef SERVER_NET_PARAM_BUFFERS_H
 #define SERVER_NET_PARAM_BUFFERS_H
 #include <zmq.h>
+#include "common/engine.h"
 #include "common/err.h"
 #include "proto/msg.h"
 #include "server/core/core.h"
@@ -41,6 +43,8 @@ struct param_buffers; /* opaque, see param_buffers.c */
 /* Makes the buffers, each of n_params floats. At most `shared` of the buffers lie in a memfd; if
  * the system has no memfd, none does. PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
+/* Lets an engine do a part of the work for checksums. The engine must outlive *w; NULL: none. */
+void param_buffers_use_engine(struct param_buffers *w, const struct engine *engine);
 /* Frees *w and sets it to NULL; *w may be NULL. Call this function after the last frame was closed
  * (router_free). */
 void param_buffers_free(struct param_buffers **w);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include "tests/support/core_fixture.h"
 #include "common/share.h"
+#include "common/threads.h"
 #include "proto/bf16.h"
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
@@ -20,14 +21,21 @@ static struct core_fixture f;
 static struct stamp worker;
 static uint64_t seq;
 static size_t shared_buffers; /* 0: the buffers are ordinary memory */
+static struct threads *threads;
+static int has_engine; /* 1: an engine computes the checksums */
 
 static int set_up_buffers(void **state)
 {
 	struct core_config cfg = fixture_config();
 
 	(void)state;
-	if (param_buffers_new(&buffers, cfg.n_params, shared_buffers))
+	struct err e;
+
+	if (param_buffers_new(&buffers, cfg.n_params, shared_buffers) ||
+		(has_engine && threads_new(&threads, 2, "test", &e)))
 		return 1;
+	if (has_engine)
+		param_buffers_use_engine(buffers, threads_engine(threads));
 	f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
 	f.core = core_init(f.memory, &f.cfg, param_buffers_first(buffers));
 	worker = fixture_join(&f, 9, "");
@@ -46,11 +54,20 @@ static int set_up_shared(void **state)
 	return rc;
 }
 
+static int set_up_engine(void **state)
+{
+	has_engine = 1;
+	int rc = set_up_shared(state);
+	has_engine = 0;
+	return rc;
+}
+
 static int tear_down_buffers(void **state)
 {
 	(void)state;
 	fixture_close(&f);
 	param_buffers_free(&buffers);
+	threads_free(&threads);
 	assert_null(buffers);
 	return 0;
 }
@@ -246,6 +263,25 @@ TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up
 }
 TEST_AGAIN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up_shared,
 	tear_down_buffers)
+
+TEST_IN(an_engine_computes_the_same_checksums, set_up_engine, tear_down_buffers)
+{
+	zmq_msg_t frame;
+
+	for (int i = 1; i <= 3; i++) {
+		struct msg m = fixture_push_ones(worker, ++seq);
+
+		m.push.pull = i == 2; /* this step sends the weights, too */
+		f.next_buffer = param_buffers_next(buffers);
+		fixture_applied(&f, 9, &m);
+		param_buffers_after_step(buffers, f.core);
+		assert_int_equal(param_buffers_framed(buffers), i - (i != 2));
+		pull_current(&frame);
+		assert_frame(&frame, (float)-i);
+		assert_int_equal(param_buffers_framed(buffers), i);
+		(void)zmq_msg_close(&frame);
+	}
+}
 
 /* An update changes only some of the values, in place or in another buffer. The checksum must cover
  * all values (see pull). */

@@ -9,10 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include "common/assert.h"
 #include "common/mem.h"
 
 #define SPINS 200 /* spinning this often takes about 5 us, as long as one block */
+/* A thread without a job waits for the next one for this time before it sleeps, because it takes up
+ * to 100 us to wake a thread of a virtual machine. The jobs of one push follow each other faster.
+ */
+#define AWAIT_NS 200000
 
 struct threads {
 	struct engine engine;
@@ -20,6 +25,10 @@ struct threads {
 	size_t n;          /* number of threads, including the caller's */
 	pthread_t *thread; /* the started threads, n - 1 at most */
 	size_t started;
+
+	int awaits; /* 1 after threads_stay_awake */
+	/* changes when a job begins and when the threads must end */
+	atomic_uint news;
 
 	/* the job under way, which a thread reads when it joins */
 	pthread_mutex_t mutex;
@@ -63,16 +72,71 @@ static int blocks_signals(void)
 	       sigismember(&blocked, SIGTERM) == 1 && sigismember(&blocked, SIGINT) == 1;
 }
 
+static void spin_once(unsigned spins)
+{
+	if (spins >= SPINS)
+		(void)sched_yield();
+#if defined(__x86_64__)
+	else
+		__builtin_ia32_pause();
+#endif
+}
+
+/* Locks the mutex. A thread holds it only for a moment, so the function does not sleep at once. */
+static void lock_soon(struct threads *t)
+{
+	for (unsigned spins = 0; spins < SPINS; spins++) {
+		if (pthread_mutex_trylock(&t->mutex) == 0)
+			return;
+		spin_once(spins);
+	}
+	pthread_mutex_lock(&t->mutex);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Waits until t->news is no longer `seen`, for at most AWAIT_NS. */
+static void await_news(struct threads *t, unsigned seen)
+{
+	const uint64_t end = now_ns() + AWAIT_NS;
+
+	for (unsigned i = 0; atomic_load_explicit(&t->news, memory_order_relaxed) == seen; i++) {
+		spin_once(0);
+		if (i % 32 == 31 && now_ns() >= end)
+			return;
+	}
+}
+
+/* Waits until there is a job to join, or until the threads must end. The caller has the mutex. */
+static void await_job(struct threads *t, int has_worked)
+{
+	unsigned seen = atomic_load(&t->news);
+
+	if (t->awaits && has_worked && !t->ends && !(t->job && t->wanted > 0)) {
+		pthread_mutex_unlock(&t->mutex);
+		await_news(t, seen);
+		lock_soon(t);
+	}
+	while (!t->ends && !(t->job && t->wanted > 0))
+		pthread_cond_wait(&t->wake, &t->mutex);
+}
+
 static void *thread_main(void *arg)
 {
 	struct threads *t = arg;
+	int has_worked = 0;
 
 	PS_ASSERT(blocks_signals()); /* invariant 3 */
 	(void)prctl(PR_SET_NAME, t->name);
-	pthread_mutex_lock(&t->mutex);
+	lock_soon(t);
 	for (;;) {
-		while (!t->ends && !(t->job && t->wanted > 0))
-			pthread_cond_wait(&t->wake, &t->mutex);
+		await_job(t, has_worked);
 		if (t->ends)
 			break;
 		const struct engine_job *job = t->job;
@@ -83,7 +147,8 @@ static void *thread_main(void *arg)
 		pthread_mutex_unlock(&t->mutex);
 		while (run_next(t, job, number))
 			;
-		pthread_mutex_lock(&t->mutex);
+		has_worked = 1;
+		lock_soon(t);
 		if (atomic_fetch_sub(&t->inside, 1) == 1)
 			pthread_cond_signal(&t->left);
 	}
@@ -113,36 +178,27 @@ static void begin_blocks(void *self, const struct engine_job *job)
 		return;
 	helpers = helpers < t->n ? helpers - 1 : t->n - 1;
 	atomic_store_explicit(&t->next, 0, memory_order_relaxed);
-	pthread_mutex_lock(&t->mutex);
+	lock_soon(t);
 	PS_ASSERT(!t->job && atomic_load(&t->inside) == 0); /* invariant 2 */
 	t->job = job;
 	t->number++;
 	t->wanted = helpers;
+	atomic_fetch_add(&t->news, 1);
 	pthread_mutex_unlock(&t->mutex);
 	for (; helpers > 0; helpers--)
 		pthread_cond_signal(&t->wake);
 }
 
-static void spin_once(unsigned spins)
-{
-	if (spins >= SPINS)
-		(void)sched_yield();
-#if defined(__x86_64__)
-	else
-		__builtin_ia32_pause();
-#endif
-}
-
 /* Waits until no thread uses the job. A thread that has not joined yet does not join any more. */
 static void end_blocks(struct threads *t)
 {
-	pthread_mutex_lock(&t->mutex);
+	lock_soon(t);
 	t->job = NULL;
 	t->wanted = 0;
 	pthread_mutex_unlock(&t->mutex);
 	for (unsigned spins = 0; spins < 2 * SPINS && atomic_load(&t->inside) > 0; spins++)
 		spin_once(spins);
-	pthread_mutex_lock(&t->mutex);
+	lock_soon(t);
 	while (atomic_load(&t->inside) > 0)
 		pthread_cond_wait(&t->left, &t->mutex);
 	pthread_mutex_unlock(&t->mutex);
@@ -223,6 +279,7 @@ void threads_free(struct threads **out)
 	pthread_mutex_lock(&t->mutex);
 	PS_ASSERT(!t->job); /* invariant 2 */
 	t->ends = 1;
+	atomic_fetch_add(&t->news, 1);
 	pthread_cond_broadcast(&t->wake);
 	pthread_mutex_unlock(&t->mutex);
 	for (size_t i = 0; i < t->started; i++)
@@ -234,6 +291,13 @@ void threads_free(struct threads **out)
 	free(t->thread);
 	free(t);
 	*out = NULL;
+}
+
+void threads_stay_awake(struct threads *t)
+{
+	lock_soon(t);
+	t->awaits = 1;
+	pthread_mutex_unlock(&t->mutex);
 }
 
 const struct engine *threads_engine(const struct threads *t)

@@ -10,6 +10,7 @@
 #include "common/zloop.h"
 #include <poll.h>
 #include <zmq.h>
+#include "common/clock.h"
 
 #define SAFETY_MS 100
 
@@ -35,6 +36,12 @@ static void mark_ready(struct zloop *z)
 	uv_idle_start(&z->idle, on_idle);
 }
 
+/* Returns 1 if a message was handled less than z->await_us ago. */
+static int is_awake(const struct zloop *z)
+{
+	return z->await_us && clock_us() - z->handled_us < z->await_us;
+}
+
 static void on_prepare(uv_prepare_t *h)
 {
 	struct zloop *z = h->data;
@@ -42,6 +49,8 @@ static void on_prepare(uv_prepare_t *h)
 	z->used = 0;
 	if (socket_ready(z))
 		mark_ready(z);
+	else if (is_awake(z))
+		uv_idle_start(&z->idle, on_idle);
 	else if (!z->ready)
 		uv_idle_stop(&z->idle);
 }
@@ -62,6 +71,8 @@ static void handle(struct zloop *z, size_t max)
 		if (!z->on_readable(z->arg))
 			return;
 		z->woken = 1;
+		if (z->await_us)
+			z->handled_us = clock_us();
 	}
 }
 
@@ -151,6 +162,11 @@ void zloop_read(struct zloop *z, size_t max)
 void zloop_used(struct zloop *z)
 {
 	z->used = 1;
+}
+
+void zloop_stay_awake(struct zloop *z, uint64_t us)
+{
+	z->await_us = us;
 }
 
 uint64_t zloop_rescues(const struct zloop *z)

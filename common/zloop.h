@@ -42,6 +42,8 @@ struct zloop {
 	/* 1 if zloop_used was called after the last prepare, or if prepare has not run yet */
 	int used;
 	uint64_t rescues;
+	/* the loop does not sleep in the `await_us` after a message; 0: it sleeps at once */
+	uint64_t await_us, handled_us;
 };
 
 /* Starts watching `socket`. After PS_ENET, the call has had no effect. */
@@ -57,6 +59,9 @@ void zloop_read(struct zloop *z, size_t max);
  * example after a send, because the use may consume the edge of a message. The next run of the
  * prepare handle then finds the message, and the message does not count as missed. */
 void zloop_used(struct zloop *z);
+/* From now on, the loop waits for `us` microseconds after each message without sleeping, because it
+ * takes long to wake a thread of a virtual machine. */
+void zloop_stay_awake(struct zloop *z, uint64_t us);
 /* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);
 

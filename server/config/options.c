@@ -595,15 +595,20 @@ static void fill_core(struct core_config *c, const struct options *o)
 		c->leases.max_batches = c->push.n_push;
 }
 
+/* Returns the number of CPUs on which this process may run. */
+static size_t count_cpus(void)
+{
+	cpu_set_t set;
+
+	return sched_getaffinity(0, sizeof(set), &set) ? 1 : (size_t)CPU_COUNT(&set);
+}
+
 /* Returns the number of threads for --threads. */
 static size_t choose_threads(const struct options *o)
 {
-	cpu_set_t set;
-	size_t cpus = sched_getaffinity(0, sizeof(set), &set) ? 1 : (size_t)CPU_COUNT(&set);
-
 	if (o->threads)
 		return (size_t)o->threads;
-	return cpus > AUTO_THREADS ? AUTO_THREADS : cpus;
+	return o->n_cpus > AUTO_THREADS ? AUTO_THREADS : o->n_cpus;
 }
 
 static void fill(struct options *o)
@@ -617,6 +622,7 @@ static void fill(struct options *o)
 		(void)keep_rule_parse(o->keep_text, &o->keep);
 	o->memory_bytes = (uint64_t)o->memory_mb << 20;
 	o->wal_bytes = (uint64_t)o->wal_mb << 20;
+	o->n_cpus = count_cpus();
 	o->n_threads = choose_threads(o);
 	o->store_gpu = store_gpu(o->store);
 	choose_lane(o);

@@ -69,6 +69,7 @@ struct options {
 	uint64_t wal_bytes; /* the server takes a checkpoint when the log is larger */
 	/* number of threads that process vectors, including the main thread; at least 1 */
 	size_t n_threads;
+	size_t n_cpus; /* CPUs on which this process may run */
 	int store_gpu; /* the N of --store cuda:N; -1: host */
 	/* the Unix socket of shared-memory lanes; "": none */
 	char lane_path[WIRE_MAX_SOCKET + 1];

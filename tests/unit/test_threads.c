@@ -19,13 +19,31 @@
 
 #define MAX_BLOCKS 200u
 
+static int stays_awake; /* 1: start_test_threads calls threads_stay_awake */
+
 static struct threads *start_test_threads(size_t n)
 {
 	struct threads *t;
 	struct err e;
 
 	assert_int_equal(threads_new(&t, n, "a thread", &e), PS_OK);
+	if (stays_awake)
+		threads_stay_awake(t);
 	return t;
+}
+
+static int stay_awake(void **state)
+{
+	(void)state;
+	stays_awake = 1;
+	return 0;
+}
+
+static int sleep_at_once(void **state)
+{
+	(void)state;
+	stays_awake = 0;
+	return 0;
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
@@ -73,6 +91,7 @@ TEST(each_block_runs_once)
 		assert_null(t);
 	}
 }
+TEST_AGAIN(each_block_runs_once, stay_awake, sleep_at_once)
 
 TEST(short_jobs_run_on_the_callers_thread)
 {
@@ -97,6 +116,7 @@ TEST(long_jobs_use_other_threads)
 	assert_true(atomic_load(&w.others) > 0);
 	threads_free(&t);
 }
+TEST_AGAIN(long_jobs_use_other_threads, stay_awake, sleep_at_once)
 
 /* ThreadSanitizer and AddressSanitizer find a thread that uses the job or the array after the
  * end. */
@@ -118,6 +138,7 @@ TEST(no_thread_uses_a_job_after_its_end)
 	}
 	threads_free(&t);
 }
+TEST_AGAIN(no_thread_uses_a_job_after_its_end, stay_awake, sleep_at_once)
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
@@ -225,3 +246,4 @@ TEST(checksum_and_peak_do_not_depend_on_the_number_of_threads)
 	free(from);
 	free(to);
 }
+TEST_AGAIN(checksum_and_peak_do_not_depend_on_the_number_of_threads, stay_awake, sleep_at_once)

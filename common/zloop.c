@@ -47,7 +47,10 @@ static void on_prepare(uv_prepare_t *h)
 	struct zloop *z = h->data;
 
 	z->used = 0;
-	if (socket_ready(z))
+	int is_ready = socket_ready(z);
+	if (z->on_turn && z->on_turn(z->arg)) /* a send may consume the edge of a message */
+		is_ready = socket_ready(z);
+	if (is_ready)
 		mark_ready(z);
 	else if (is_awake(z))
 		uv_idle_start(&z->idle, on_idle);
@@ -162,6 +165,11 @@ void zloop_read(struct zloop *z, size_t max)
 void zloop_used(struct zloop *z)
 {
 	z->used = 1;
+}
+
+void zloop_on_turn(struct zloop *z, zloop_turn_fn *on_turn)
+{
+	z->on_turn = on_turn;
 }
 
 void zloop_stay_awake(struct zloop *z, uint64_t us)

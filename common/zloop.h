@@ -24,6 +24,9 @@
  * EAGAIN. */
 typedef int zloop_readable_fn(void *arg);
 typedef void zloop_closed_fn(void *arg);
+/* Called in each iteration before the loop sleeps, after libzmq has noted which peers have read
+ * messages. Returns 1 if it has used the socket. */
+typedef int zloop_turn_fn(void *arg);
 
 struct zloop {
 	void *socket; /* borrowed */
@@ -42,6 +45,7 @@ struct zloop {
 	/* 1 if zloop_used was called after the last prepare, or if prepare has not run yet */
 	int used;
 	uint64_t rescues;
+	zloop_turn_fn *on_turn; /* NULL: none */
 	/* the loop does not sleep in the `await_us` after a message; 0: it sleeps at once */
 	uint64_t await_us, handled_us;
 };
@@ -59,6 +63,9 @@ void zloop_read(struct zloop *z, size_t max);
  * example after a send, because the use may consume the edge of a message. The next run of the
  * prepare handle then finds the message, and the message does not count as missed. */
 void zloop_used(struct zloop *z);
+/* Sets a function that sends what waits for room in a peer's queue: libzmq does not report that a
+ * queue has room, but the report of a reader wakes the loop. */
+void zloop_on_turn(struct zloop *z, zloop_turn_fn *on_turn);
 /* From now on, the loop waits for `us` microseconds after each message without sleeping, because it
  * takes long to wake a thread of a virtual machine. */
 void zloop_stay_awake(struct zloop *z, uint64_t us);

@@ -20,8 +20,8 @@
 
 /* maximum bytes of the small replies that wait for one peer; enough for a few hundred */
 #define SMALL 65536
-/* time between attempts to send, because libzmq does not report when one peer's queue has room
- * again */
+/* maximum time between attempts to send. Usually flush_waiting sends earlier: the peer's connection
+ * wakes the loop when it has sent a part of its queue. */
 #define RETRY_MS  10
 #define LINGER_MS 1000
 #define AWAIT_US  200 /* with stays_awake, the loop waits for this time before it sleeps */
@@ -742,6 +742,17 @@ static void close_sockets(struct router *r)
 	r->socket = NULL;
 }
 
+/* Sends the replies that wait for room in the queues of their peers. */
+static int flush_waiting(void *arg)
+{
+	struct router *r = arg;
+
+	if (replies_waiting(r->replies) == 0)
+		return 0;
+	router_flush(r);
+	return 1;
+}
+
 static int start_watching(struct router *r, struct err *e)
 {
 	if (zloop_start(&r->loop, r->cfg.loop, r->socket, on_readable, r) != 0)
@@ -750,6 +761,7 @@ static int start_watching(struct router *r, struct err *e)
 		zloop_stop(&r->loop, NULL);
 		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
 	}
+	zloop_on_turn(&r->loop, flush_waiting);
 	if (r->cfg.stays_awake)
 		zloop_stay_awake(&r->loop, AWAIT_US);
 	uv_timer_init(r->cfg.loop, &r->retry);

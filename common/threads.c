@@ -170,7 +170,7 @@ static int has_room(struct threads *t, size_t n)
 static void begin_blocks(void *self, const struct engine_job *job)
 {
 	struct threads *t = self;
-	size_t helpers = job->n / THREADS_GRAIN;
+	size_t helpers = job->n / (t->awaits ? THREADS_AWAKE_GRAIN : THREADS_GRAIN);
 
 	PS_ASSERT(t->waited == 0);
 	t->is_shared = helpers >= 2 && has_room(t, job->n);

@@ -4,9 +4,10 @@
  * The thread that begins a job computes blocks, too, and every thread takes the lowest block that
  * no thread has taken. Therefore a job never waits for a thread that has not started to work on it.
  * A thread takes a lock when it joins a job and when it leaves the job, and none for a block. A job
- * uses one thread for each THREADS_GRAIN blocks, at most all. A job of fewer than two times
- * THREADS_GRAIN blocks runs on the caller's thread, and wakes no other thread. The memory is 8
- * bytes for each block of the longest job; without this memory, a job runs on the caller's thread.
+ * uses one thread for each THREADS_GRAIN blocks, at most all; after threads_stay_awake, one for
+ * each THREADS_AWAKE_GRAIN. A job of fewer than two times this number of blocks runs on the
+ * caller's thread, and wakes no other thread. The memory is 8 bytes for each block of the longest
+ * job; without this memory, a job runs on the caller's thread.
  *
  * Invariants:
  * (1) each block of a job runs exactly once, and has run when the wait for it returns (asserted by
@@ -24,8 +25,9 @@
 #include "common/engine.h"
 #include "common/err.h"
 
-#define MAX_THREADS   256
-#define THREADS_GRAIN ((size_t)16)
+#define MAX_THREADS         256
+#define THREADS_GRAIN       ((size_t)16)
+#define THREADS_AWAKE_GRAIN ((size_t)2)
 
 struct threads; /* opaque, see threads.c */
 

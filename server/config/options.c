@@ -21,9 +21,11 @@
 #define PROGRAM  "cnn-ps"
 #define MAX_ROWS 128
 /* number of image sizes for which --input auto checks the model at the start */
-#define AUTO_SIDES   ((size_t)512)
-#define MAX_GPU      63
-#define AUTO_THREADS 4 /* --threads 0 chooses at most this number; more gained nothing */
+#define AUTO_SIDES ((size_t)512)
+#define MAX_GPU    63
+/* --threads 0 chooses half of the CPUs, but on a small machine up to FEW_THREADS of them */
+#define FEW_THREADS  4
+#define MANY_THREADS 8
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */
 
@@ -608,7 +610,11 @@ static size_t choose_threads(const struct options *o)
 {
 	if (o->threads)
 		return (size_t)o->threads;
-	return o->n_cpus > AUTO_THREADS ? AUTO_THREADS : o->n_cpus;
+	size_t half = o->n_cpus / 2;
+
+	if (half <= FEW_THREADS)
+		return o->n_cpus < FEW_THREADS ? o->n_cpus : FEW_THREADS;
+	return half < MANY_THREADS ? half : MANY_THREADS;
 }
 
 static void fill(struct options *o)
@@ -778,8 +784,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"off, it gives up none"),
 		INT("threads", threads, "0", 0, MAX_THREADS, "N",
 			"number of threads, including the main thread, that compute the updates "
-			"and checks of large models; 0 means the number of the server's CPUs, but "
-			"at most 4 (docs/operations.md)"),
+			"and checks of large models; 0 means half of the server's CPUs and at most "
+			"8, but on a machine with less than 8 CPUs up to 4 (docs/operations.md)"),
 		TEXT("store", store, "host", "WHERE",
 			"where the server keeps the weights and the optimizer's state, and "
 			"computes the updates: host is the main memory and the CPU; cuda:N is GPU "

@@ -14,9 +14,8 @@
 #include "common/mem.h"
 
 #define SPINS 200 /* spinning this often takes about 5 us, as long as one block */
-/* A thread without a job waits for the next one for this time before it sleeps, because it takes up
- * to 100 us to wake a thread of a virtual machine. The jobs of one push follow each other faster.
- */
+/* A thread without a job waits for the next one for this time before it sleeps, because it takes 10
+ * and at times 200 us to wake a thread. The jobs of one push follow each other faster. */
 #define AWAIT_NS 200000
 
 struct threads {

@@ -10,7 +10,6 @@
 #include "common/zloop.h"
 #include <poll.h>
 #include <zmq.h>
-#include "common/clock.h"
 
 #define SAFETY_MS 100
 
@@ -36,12 +35,6 @@ static void mark_ready(struct zloop *z)
 	uv_idle_start(&z->idle, on_idle);
 }
 
-/* Returns 1 if a message was handled less than z->await_us ago. */
-static int is_awake(const struct zloop *z)
-{
-	return z->await_us && clock_us() - z->handled_us < z->await_us;
-}
-
 static void on_prepare(uv_prepare_t *h)
 {
 	struct zloop *z = h->data;
@@ -52,8 +45,6 @@ static void on_prepare(uv_prepare_t *h)
 		is_ready = socket_ready(z);
 	if (is_ready)
 		mark_ready(z);
-	else if (is_awake(z))
-		uv_idle_start(&z->idle, on_idle);
 	else if (!z->ready)
 		uv_idle_stop(&z->idle);
 }
@@ -74,8 +65,6 @@ static void handle(struct zloop *z, size_t max)
 		if (!z->on_readable(z->arg))
 			return;
 		z->woken = 1;
-		if (z->await_us)
-			z->handled_us = clock_us();
 	}
 }
 
@@ -170,11 +159,6 @@ void zloop_used(struct zloop *z)
 void zloop_on_turn(struct zloop *z, zloop_turn_fn *on_turn)
 {
 	z->on_turn = on_turn;
-}
-
-void zloop_stay_awake(struct zloop *z, uint64_t us)
-{
-	z->await_us = us;
 }
 
 uint64_t zloop_rescues(const struct zloop *z)

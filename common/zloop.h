@@ -46,8 +46,6 @@ struct zloop {
 	int used;
 	uint64_t rescues;
 	zloop_turn_fn *on_turn; /* NULL: none */
-	/* the loop does not sleep in the `await_us` after a message; 0: it sleeps at once */
-	uint64_t await_us, handled_us;
 };
 
 /* Starts watching `socket`. After PS_ENET, the call has had no effect. */
@@ -66,9 +64,6 @@ void zloop_used(struct zloop *z);
 /* Sets a function that sends what waits for room in a peer's queue: libzmq does not report that a
  * queue has room, but the report of a reader wakes the loop. */
 void zloop_on_turn(struct zloop *z, zloop_turn_fn *on_turn);
-/* From now on, the loop waits for `us` microseconds after each message without sleeping, because it
- * takes long to wake a thread of a virtual machine. */
-void zloop_stay_awake(struct zloop *z, uint64_t us);
 /* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);
 

@@ -16,9 +16,8 @@
 #include "server/dispatch.h"
 #include "server/monitor/page.h"
 
-#define AWAKE_CPUS 8 /* with fewer CPUs the loop sleeps at once and leaves them to others */
-#define TICK_MS    50
-#define MEMORY_MS  50 /* time between two checks of the memory in use */
+#define TICK_MS   50
+#define MEMORY_MS 50 /* time between two checks of the memory in use */
 /* time between two checks if the memory in use exceeds half of the limit */
 #define MEMORY_NEAR_MS 10
 /* time within which clients that received BYE should close their connections */
@@ -485,7 +484,6 @@ static int open_router(struct server *s, struct err *e)
 		.copies = s->copies,
 		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,
 		.needs_lane = s->options->lane == LANE_SHM,
-		.stays_awake = s->options->n_cpus >= AWAKE_CPUS,
 		.auth = s->auth,
 		.on_message = dispatch_message,
 		.on_gone = dispatch_gone,

@@ -24,7 +24,6 @@
  * wakes the loop when it has sent a part of its queue. */
 #define RETRY_MS  10
 #define LINGER_MS 1000
-#define AWAIT_US  200 /* with stays_awake, the loop waits for this time before it sleeps */
 /* with only one thread, a gradient would wait while the weights for another worker are sent */
 #define IO_THREADS 3
 #define MAX_FRAMES 2    /* a server's reply has a header and at most one tensor */
@@ -762,8 +761,6 @@ static int start_watching(struct router *r, struct err *e)
 		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
 	}
 	zloop_on_turn(&r->loop, flush_waiting);
-	if (r->cfg.stays_awake)
-		zloop_stay_awake(&r->loop, AWAIT_US);
 	uv_timer_init(r->cfg.loop, &r->retry);
 	r->retry.data = r;
 	return PS_OK;

@@ -64,8 +64,6 @@ struct router_config {
 	/* lane_path is the Unix socket of shared-memory lanes (lane.h), or NULL if there are no
 	 * lanes. If needs_lane is 1, router_new fails if this socket cannot be opened. */
 	const char *lane_path;
-	/* 1: the loop waits a moment after each message before it sleeps; needs a CPU of its own */
-	int stays_awake;
 	int needs_lane;
 	struct auth *auth; /* borrowed; if NULL, every peer has all rights */
 	router_message_fn *on_message;

@@ -7,6 +7,7 @@
 #include "common/mem.h"
 #include "common/run_head.h"
 #include "server/config/memory.h"
+#include "server/core/dataset.h"
 
 static void use_model(struct options *o, const struct model *m)
 {
@@ -129,7 +130,7 @@ int images_take(struct options *o, const struct msg_hello *h, uint64_t memory_by
 	struct err why;
 	int rc;
 
-	if (!config_takes_data(&o->core, d))
+	if (!dataset_suits_option(&o->core, d))
 		return refuse_data_set(d, e);
 	key = find_key(o, h->owner);
 	if (!key || key->changes >= IMAGES_CHANGES)

@@ -99,18 +99,6 @@ static const struct config_row *find(const char *name, size_t bytes, size_t firs
 	return NULL;
 }
 
-/* ---- --data-id ------------------------------------------------------------------------------- */
-
-int config_takes_data(const struct core_config *c, const struct data_id *d)
-{
-	int is_counted = c->data_train > 0;
-
-	if (!c->data_id_given)
-		return 1;
-	return d->xxh3 == c->data_id &&
-	       (!is_counted || (d->n_train == c->data_train && d->n_test == c->data_test));
-}
-
 /* ---- resume ---------------------------------------------------------------------------------- */
 
 int config_row_differs(

@@ -162,8 +162,6 @@ extern const size_t config_n_rows;
 double config_value(const struct core_config *c, const struct config_row *row);
 /* Returns 1 if a run that was begun with `then` cannot be continued with `now` because of this
  * option. */
-/* Returns 1 if `d` is the data set of --data-id, or if there is no --data-id. */
-int config_takes_data(const struct core_config *c, const struct data_id *d);
 int config_row_differs(const struct config_row *row, const struct core_config *then,
 	const struct core_config *now);
 /* Returns the first option for which config_row_differs returns 1, or NULL if there is none. */

@@ -154,6 +154,16 @@ static int fits_model(const struct images *run, const struct images *theirs)
 		       (!has_classes || theirs->classes <= run->classes));
 }
 
+int dataset_suits_option(const struct core_config *c, const struct data_id *d)
+{
+	int is_counted = c->data_train > 0;
+
+	if (!c->data_id_given)
+		return 1;
+	return d->xxh3 == c->data_id &&
+	       (!is_counted || (d->n_train == c->data_train && d->n_test == c->data_test));
+}
+
 int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 {
 	const struct data_id *d = &h->data;
@@ -179,7 +189,8 @@ int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 		refuse_images(c, &c->cfg.images, &theirs, peer);
 		return 0;
 	}
-	if (c->dataset.fixed ? workers_same_data(d, &c->dataset.id) : config_takes_data(&c->cfg, d))
+	if (c->dataset.fixed ? workers_same_data(d, &c->dataset.id)
+			     : dataset_suits_option(&c->cfg, d))
 		return 1;
 	refuse_data(c, d, peer);
 	return 0;

@@ -12,6 +12,8 @@ struct dataset {
 	int fixed; /* 1: an accepted push has fixed the data set */
 };
 
+/* Returns 1 if `d` is the data set of --data-id, or if there is no --data-id. */
+int dataset_suits_option(const struct core_config *c, const struct data_id *d);
 /* Returns 1 if a worker with the data set and the metrics of this HELLO may join. If the worker may
  * not join, refuses `peer` with the reason. */
 int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer);

@@ -280,7 +280,7 @@ static void put_data(struct cursor *k, struct core *c)
 		else
 			leases_open(c, &d);
 	}
-	if (k->in && c->dataset.fixed && !config_takes_data(&c->cfg, &d))
+	if (k->in && c->dataset.fixed && !dataset_suits_option(&c->cfg, &d))
 		set_option_error(k, "its data set is not that of --data-id");
 }
 

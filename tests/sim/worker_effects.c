@@ -99,8 +99,9 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	case PS_EAUTH: /* the server has lost the worker id, and given it to another key */
 	case PS_EROLLEDBACK:
 		return s->disk.broken;
-	case PS_EQUARANTINE:
-		return w->broken || was_quarantined(s, w);
+	case PS_EQUARANTINE: /* a liar is outvoted in each repetition of an evaluation */
+		return w->broken || was_quarantined(s, w) ||
+		       (s->liar && w == &s->worker[s->liar - 1]);
 	case PS_EWRONGDATA:
 		return w->foreign;
 	case PS_EDIVERGED:

@@ -40,7 +40,7 @@ def server_of(directory):
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], text=True, capture_output=True,
                             check=True).stdout
     found = [line.split()[:2] for line in listed.splitlines()
-             if "cnn-ps --bind" in line and f" {directory}/run" in line]
+             if "cnn-ps --bind" in line and f"{directory}/run" in line]
     return tuple(map(int, found[0])) if found else None
 
 

@@ -40,7 +40,9 @@ struct local {
 	int open;        /* the newest round is not finished */
 	struct {
 		size_t images;
-		double loss; /* sum over the images, for a device without local_start */
+		/* sum over the images, for a device without local_start or gradient_start */
+		double loss;
+		int is_gradient; /* 1: the round is one gradient */
 	} round[LOCAL_ROUNDS];
 	/* for a device without local_start: n_params floats each */
 	float *params, *sum, *grad;
@@ -370,6 +372,16 @@ static void step_finish(const struct backend *b, float *params, float *sum)
 		memcpy(sum, b->local.sum, bytes);
 }
 
+/* Notes that the round in `slot` has begun. */
+static void note_round(struct local *l, int slot, int is_gradient)
+{
+	l->round[slot].images = 0;
+	l->round[slot].loss = 0;
+	l->round[slot].is_gradient = is_gradient;
+	l->started++;
+	l->open = 1;
+}
+
 int backend_local_start(struct backend *b, const float *params)
 {
 	struct local *l = &b->local;
@@ -381,11 +393,55 @@ int backend_local_start(struct backend *b, const float *params)
 					: step_start(b, params);
 	if (rc)
 		return rc;
-	l->round[slot].images = 0;
-	l->round[slot].loss = 0;
-	l->started++;
-	l->open = 1;
+	note_round(l, slot, 0);
 	return PS_OK;
+}
+
+int backend_gradient_start(struct backend *b, const float *params, const uint32_t *index,
+	size_t batch, uint64_t dropout_seed)
+{
+	struct local *l = &b->local;
+	int slot = (int)(l->started % l->rounds), rc = check_batch(b, index, batch, 1);
+	double loss = 0;
+
+	if (rc || l->open || l->started - l->waited == l->rounds)
+		return PS_EUSAGE;
+	if (b->device->gradient_start)
+		rc = b->device->gradient_start(b->self, slot, params, index, batch, dropout_seed);
+	else if (!(rc = local_allocate(l, b->model->n_params)))
+		rc = b->device->gradient(
+			b->self, params, index, batch, dropout_seed, l->sum, &loss);
+	if (rc)
+		return rc;
+	note_round(l, slot, 1);
+	l->round[slot].images = batch;
+	l->round[slot].loss = loss * (double)batch;
+	return PS_OK;
+}
+
+int backend_hashes(const struct backend *b)
+{
+	return b->device->hashes && b->device->hashes(b->self);
+}
+
+int backend_start_hash(struct backend *b, uint64_t *xxh3)
+{
+	*xxh3 = 0;
+	return b->device->start_hash ? b->device->start_hash(b->self, xxh3) : PS_OK;
+}
+
+uint64_t backend_sum_hash(const struct backend *b)
+{
+	uint64_t xxh3 = 0;
+
+	if (b->device->sum_hash)
+		b->device->sum_hash(b->self, &xxh3);
+	return xxh3;
+}
+
+int backend_overlaps(const struct backend *b)
+{
+	return b->device->gradient_start != NULL;
 }
 
 int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
@@ -394,6 +450,8 @@ int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, 
 	int slot = (int)((b->local.started - 1) % b->local.rounds);
 	int rc = b->local.open ? check_batch(b, index, batch, steps) : PS_EUSAGE;
 
+	if (!rc && b->local.round[slot].is_gradient)
+		rc = PS_EUSAGE;
 	if (rc)
 		return rc;
 	b->local.round[slot].images += batch * steps;
@@ -405,14 +463,22 @@ int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, 
 	return rc;
 }
 
+/* Returns 1 if the device itself runs the round in `slot`. */
+static int runs_on_device(const struct backend *b, int slot)
+{
+	return b->local.round[slot].is_gradient ? b->device->gradient_start != NULL
+						: b->device->local_start != NULL;
+}
+
 int backend_local_finish(struct backend *b, float *params, float *sum)
 {
-	if (!b->local.open)
+	int slot = (int)((b->local.started - 1) % b->local.rounds);
+
+	if (!b->local.open || (params && b->local.round[slot].is_gradient))
 		return PS_EUSAGE;
 	b->local.open = 0;
-	if (b->device->local_finish)
-		return b->device->local_finish(
-			b->self, (int)((b->local.started - 1) % b->local.rounds), params, sum);
+	if (runs_on_device(b, slot))
+		return b->device->local_finish(b->self, slot, params, sum);
 	step_finish(b, params, sum);
 	return PS_OK;
 }
@@ -425,8 +491,11 @@ int backend_local_wait(struct backend *b, double *loss)
 
 	if (l->started == l->waited)
 		return PS_EUSAGE;
-	if (b->device->local_wait)
+	if (runs_on_device(b, slot)) {
 		rc = b->device->local_wait(b->self, slot, &sum);
+		if (l->round[slot].is_gradient) /* the device returns the mean */
+			sum *= (double)l->round[slot].images;
+	}
 	if (!rc && loss)
 		*loss = l->round[slot].images ? sum / (double)l->round[slot].images : 0;
 	if (!l->open || l->started - l->waited > 1)

@@ -91,6 +91,22 @@ int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, 
 	float rate, uint64_t dropout_seed) PS_MUST_CHECK;
 int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_CHECK;
 int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
+/* Begins a round with one gradient instead of steps of SGD; the arguments, results and errors are
+ * those of backend_gradient. backend_local_finish, with NULL for `params`, requests the gradient as
+ * `sum`. */
+int backend_gradient_start(struct backend *b, const float *params, const uint32_t *index,
+	size_t batch, uint64_t dropout_seed) PS_MUST_CHECK;
+/* Returns 1 if the device computes checksums of the parameters and gradients of the model. */
+int backend_hashes(const struct backend *b);
+/* Sets *xxh3 to the XXH3-64 of the weights of the newest backend_gradient_start, as the device has
+ * read them. Sets *xxh3 to 0 if the device computes no checksums. */
+int backend_start_hash(struct backend *b, uint64_t *xxh3) PS_MUST_CHECK;
+/* Returns the XXH3-64 of the gradient that the device has computed for the newest backend_gradient
+ * or for the newest round that backend_local_wait has waited for. Returns 0 if the round was no
+ * gradient, or if the device computes no checksums. */
+uint64_t backend_sum_hash(const struct backend *b);
+/* Returns 1 if the device computes a round of one gradient while the caller does other work. */
+int backend_overlaps(const struct backend *b);
 
 /* Returns the best allocator for parameters and gradients of this device. */
 const struct backend_memory *backend_memory(const struct backend *b);

@@ -6,8 +6,10 @@
 #include "common/assert.h"
 #include "common/clock.h"
 #include "common/clones.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "common/rng.h"
+#include "worker/client/device.h"
 #include "worker/client/show.h"
 
 /* Maximum number of batches per call of the device. Between two calls the worker checks whether it
@@ -97,6 +99,15 @@ static int pull_held(struct steps *s)
 {
 	s->held = (struct cnnps_pull){.size = sizeof(s->held)};
 	return cnnps_pull(s->c, &s->held);
+}
+
+/* Pulls as pull_held does, but the device checks the weights if it can: *xxh3 is their checksum, or
+ * 0 if they are checked. */
+static int pull_unchecked(struct steps *s, uint64_t *xxh3)
+{
+	s->held = (struct cnnps_pull){.size = sizeof(s->held)};
+	return backend_hashes(s->backend) ? cnnps_pull_unchecked(s->c, &s->held, xxh3)
+					  : cnnps_pull(s->c, &s->held);
 }
 
 /* Starts the pull that the next pull_held completes. */
@@ -267,6 +278,8 @@ static int deliver(struct steps *s, struct next_push *p, uint64_t version, int t
 	int rc;
 
 	p->work.loss = (float)(p->loss / p->work.images);
+	if (p->xxh3)
+		cnnps_set_checksum(s->c, p->xxh3);
 	rc = cnnps_push(s->c, &(struct cnnps_push){.size = sizeof(struct cnnps_push),
 				      .gradient = p->g,
 				      .version = version,
@@ -348,6 +361,8 @@ int steps_push(struct steps *s, uint32_t i)
 
 	if (!is_last(s, i) && s->push.work.count < s->info->n_push)
 		return PS_OK;
+	if (s->push.work.count == 1) /* divide_push does not change such a gradient */
+		s->push.xxh3 = backend_sum_hash(s->backend);
 	divide_push(s, &s->push, divisor_of(s, &s->push));
 	return deliver(s, &s->push, s->held.version, then_pull);
 }
@@ -508,14 +523,68 @@ static uint32_t push_size_at(const struct steps *s, const struct cnnps_lease *l,
 	return l->count - i < s->info->n_push ? l->count - i : s->info->n_push;
 }
 
+/* Starts the gradient of batch i at the weights s->held. Sets *images to the images of this batch.
+ */
+static int start_gradient(
+	struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t *images)
+{
+	struct batch b;
+	int rc = take_batch(s, l, i, &b);
+
+	*images = b.images;
+	return rc ? rc
+		  : WATCHED(backend_gradient_start(
+			    s->backend, s->held.weights, b.index, b.images, b.dropout_seed));
+}
+
+/* Submits the gradient of batch i to the device. */
+static int submit_gradient(
+	struct steps *s, const struct cnnps_lease *l, uint32_t i, struct next_push *p)
+{
+	uint32_t images;
+	int rc = start_gradient(s, l, i, &images);
+
+	if (!rc)
+		note_batches(s, l, i, 1, images, 0, p);
+	return rc;
+}
+
+/* Checks that the device has read the weights of `p`, the newest submitted gradient, without an
+ * error. After an error, computes the gradient again at newer weights. `p` is the gradient of batch
+ * i. No other round may be in flight. */
+static int confirm_weights(
+	struct steps *s, const struct cnnps_lease *l, uint32_t i, struct next_push *p)
+{
+	uint64_t xxh3;
+	uint32_t images;
+	int rc = p->weights_xxh3 ? WATCHED(backend_start_hash(s->backend, &xxh3)) : PS_OK;
+
+	if (rc || !p->weights_xxh3 || xxh3 == p->weights_xxh3)
+		return rc;
+	log_warn("net", "dropped", "reason=\"wrong tensor checksum\"");
+	rc = WATCHED(backend_local_finish(s->backend, NULL, NULL));
+	if (!rc)
+		rc = WATCHED(backend_local_wait(s->backend, NULL));
+	if (!rc)
+		rc = pull_held(s); /* checks the weights */
+	if (!rc)
+		rc = start_gradient(s, l, i, &images);
+	p->version = s->held.version;
+	p->weights_xxh3 = 0;
+	return rc;
+}
+
 /* Submits the steps of one push to the device. */
 static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	struct next_push *p)
 {
-	int rc = hold_weights(s);
+	uint64_t xxh3 = 0;
+	int rc = s->info->n_push == 1 ? pull_unchecked(s, &xxh3) : hold_weights(s);
 	uint32_t done;
 
-	*p = (struct next_push){.version = s->held.version};
+	*p = (struct next_push){.version = s->held.version, .weights_xxh3 = xxh3};
+	if (!rc && s->info->n_push == 1)
+		return submit_gradient(s, l, i, p);
 	if (!rc)
 		rc = WATCHED(backend_local_start(s->backend, s->held.weights));
 	for (uint32_t left = count; left && !rc; left -= done)
@@ -540,6 +609,7 @@ static int complete_steps(struct steps *s, struct next_push *p)
 		return rc;
 	s->work->seconds += clock_seconds() - start;
 	p->loss = loss * p->work.images;
+	p->xxh3 = s->info->n_push == 1 ? backend_sum_hash(s->backend) : 0;
 	return PS_OK;
 }
 
@@ -579,6 +649,21 @@ static int complete_ahead(struct steps *s, struct next_push *in_flight, struct n
 	return PS_OK;
 }
 
+/* Pushes what a stopped worker has computed, if a push has one batch. Of a push of several batches,
+ * other steps may be under way. Returns PS_ESHUTDOWN or an error. */
+static int push_in_flight(struct steps *s, struct next_push *in_flight)
+{
+	struct next_push completed;
+	int rc = PS_ESHUTDOWN;
+
+	if (s->info->n_push > 1 || !in_flight->g)
+		return rc;
+	if ((rc = complete_ahead(s, in_flight, &completed)) ||
+		(rc = deliver(s, &completed, completed.version, 0)))
+		return rc;
+	return PS_ESHUTDOWN;
+}
+
 /*
  * Makes the pushes of a lease with prefetch, so that three pushes overlap: the device computes the
  * newest push, the second push is ready to be sent, and the oldest push is on its way to the
@@ -608,8 +693,13 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 			rc = submit_steps(s, l, i, count, &next);
 		if (!rc && i)
 			rc = complete_ahead(s, &in_flight, &completed);
-		in_flight = next;
+		if (!rc)
+			rc = confirm_weights(s, l, i, &next);
+		if (!rc)
+			in_flight = next;
 	}
+	if (rc == PS_ESHUTDOWN)
+		return push_in_flight(s, &in_flight);
 	if (!rc && completed.g)
 		rc = deliver(s, &completed, completed.version, 0);
 	if (!rc)
@@ -621,7 +711,10 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 
 int steps_are_pipelined(const struct steps *s)
 {
-	return s->info->n_push > 1 && s->info->n_push == s->info->n_fetch && !s->loader;
+	int overlaps = s->info->prefetch && (s->cfg->overlaps || backend_overlaps(s->backend));
+
+	return s->info->n_push == s->info->n_fetch && !s->loader &&
+	       (s->info->n_push > 1 || overlaps);
 }
 
 int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l)

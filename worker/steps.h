@@ -3,8 +3,8 @@
  * "Modes").
  *
  * In modes downpour and ssp, trainer.c calls four functions for each batch: pull, batch, gradient,
- * push. In the other modes, and if the device computes a push of several batches without the host,
- * trainer.c makes one call per lease.
+ * push. In the other modes, and if the device computes a push without the host, trainer.c makes one
+ * call per lease.
  *
  * Invariants:
  * (1) the batches of a push are consecutive batches of the lease, in their order (asserted by
@@ -37,6 +37,9 @@ struct next_push {
 	struct cnnps_work work; /* the batches in the push */
 	double loss;            /* sum of the losses of all images */
 	uint64_t version;       /* version of the weights for the first batch of the push */
+	uint64_t xxh3;          /* checksum of `g` from the device; 0: none */
+	/* checksum of the weights, which the device must confirm; 0: they are checked */
+	uint64_t weights_xxh3;
 };
 
 struct steps {
@@ -111,9 +114,10 @@ int steps_push_rest(struct steps *s) PS_MUST_CHECK;
 int steps_run_exact(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
 /* Makes local steps in mode easgd, and an elastic update every n_push batches. */
 int steps_run_easgd(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
-/* For mode downpour or ssp: returns 1 if n_push == n_fetch > 1 and there is no loader. The device
- * then computes all batches of a push without the host, and the caller must call
- * steps_run_pipelined for each lease. */
+/* For mode downpour or ssp: returns 1 if n_push == n_fetch, there is no loader, and either n_push
+ * is above 1, or pushes of one batch overlap. They overlap with prefetch on a device that computes
+ * while the caller does other work. The device then computes all batches of a push without the
+ * host, and the caller must call steps_run_pipelined for each lease. */
 int steps_are_pipelined(const struct steps *s);
 int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
 

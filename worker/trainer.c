@@ -8,6 +8,7 @@
 #include "common/model.h"
 #include "kernels/backend.h"
 #include "worker/bar.h"
+#include "worker/client/device.h"
 #include "worker/client/show.h"
 #include "worker/show.h"
 #include "worker/steps.h"
@@ -317,6 +318,11 @@ static int open_trainer(struct trainer *t)
 		.epochs = i->epochs,
 		.batches = batches_count(&t->steps.batches)};
 	t->memory = backend_memory(t->tester);
+	if (t->memory->pin) {
+		const struct lane_device device = {t->memory->pin, t->memory->unpin};
+
+		cnnps_use_device(t->c, &device);
+	}
 	t->weights = t->memory->allocate(t->model.n_params * sizeof(*t->weights));
 	if (!t->weights)
 		return err_set(t->e, PS_ENOMEM, "no memory for %zu parameters", t->model.n_params);

@@ -18,6 +18,9 @@ struct trainer_config {
 	/* called between batches; if it returns nonzero, the trainer stops */
 	int (*stop)(void *arg);
 	void *stop_arg;
+	/* 1: with prefetch, gradients of single batches overlap also on a device that computes one
+	 * after the other; tests use it */
+	int overlaps;
 };
 
 /* The completed work, which is valid even after a failure. */

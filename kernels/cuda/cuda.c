@@ -38,9 +38,9 @@ static cudaError_t make_streams(struct cuda *c)
 		rc = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
 	for (int i = 0; i < LOCAL_ROUNDS && !rc; i++) {
 		struct slot *s = &c->slot[i];
-		cudaEvent_t *const events[] = {&s->in, &s->computed, &s->out};
+		cudaEvent_t *const events[] = {&s->in, &s->computed, &s->out, &s->hashed};
 
-		for (int k = 0; k < 3 && !rc; k++)
+		for (int k = 0; k < 4 && !rc; k++)
 			rc = cudaEventCreateWithFlags(events[k], cudaEventDisableTiming);
 	}
 	return rc;
@@ -51,9 +51,10 @@ static void drop_streams(struct cuda *c)
 	const cudaStream_t streams[] = {c->stream, c->in, c->out};
 
 	for (int i = 0; i < LOCAL_ROUNDS; i++) {
-		const cudaEvent_t events[] = {c->slot[i].in, c->slot[i].computed, c->slot[i].out};
+		const cudaEvent_t events[] = {
+			c->slot[i].in, c->slot[i].computed, c->slot[i].out, c->slot[i].hashed};
 
-		for (int k = 0; k < 3; k++)
+		for (int k = 0; k < 4; k++)
 			if (events[k])
 				cudaEventDestroy(events[k]);
 	}
@@ -200,8 +201,26 @@ static void pinned_release(void *memory)
 	cudaFreeHost(memory);
 }
 
-static const struct backend_memory cuda_memory = {
-	.special = 1, .allocate = pinned_allocate, .release = pinned_release};
+static int pin_memory(void *memory, size_t bytes, int reads_only)
+{
+	unsigned flags = cudaHostRegisterPortable | (reads_only ? cudaHostRegisterReadOnly : 0);
+
+	if (!cudaHostRegister(memory, bytes, flags))
+		return 1;
+	cudaGetLastError();
+	return 0;
+}
+
+static void unpin_memory(void *memory)
+{
+	cudaHostUnregister(memory);
+}
+
+static const struct backend_memory cuda_memory = {.special = 1,
+	.allocate = pinned_allocate,
+	.release = pinned_release,
+	.pin = pin_memory,
+	.unpin = unpin_memory};
 
 static const char *cuda_why(const void *self)
 {
@@ -222,6 +241,10 @@ const struct device device_cuda = {
 	.local_steps = cuda_local_steps,
 	.local_finish = cuda_local_finish,
 	.local_wait = cuda_local_wait,
+	.gradient_start = cuda_gradient_start,
+	.hashes = cuda_hashes,
+	.start_hash = cuda_start_hash,
+	.sum_hash = cuda_sum_hash,
 	.memory = &cuda_memory,
 	.why = cuda_why,
 };

@@ -10,7 +10,7 @@
  *
  * Each round of local training uses a slot with all data that it shares with the host. Two more
  * streams copy the input of the next round and the output of the previous round while the kernels
- * of the current round run.
+ * of the current round run. A single gradient is a round, too.
  *
  * Kernels of fused/ may give up (enum kx_trouble). The calls that wait for results then open a path
  * without these kernels, and use this path to repeat the batch or the rounds in flight.
@@ -22,6 +22,7 @@
  */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
+#include "common/xxh3_sums.h"
 #include "kernels/cuda/choose.h"
 #include "kernels/cuda/path.h"
 #include "kernels/device/device.h"
@@ -32,7 +33,7 @@
 /* A CUDA graph of the kernels for `steps` batches of `batch` images. */
 struct graph {
 	size_t batch;
-	int steps; /* 0 if the graph computes one gradient */
+	int steps; /* 0 or less: the graph computes one gradient, in slot -steps */
 	cudaGraphExec_t exec;
 };
 
@@ -56,6 +57,7 @@ struct round_log {
 	uint32_t *index;
 	size_t n_calls, max_calls, n_index, max_index;
 	float *params, *sum; /* the arguments of local_finish */
+	size_t gradient;     /* images of the round's only gradient; 0: local training */
 };
 
 /* The data that a round shares with the host. */
@@ -72,6 +74,12 @@ struct slot {
 	cudaEvent_t in;        /* the parameters are on the device */
 	cudaEvent_t computed;  /* weights and sum are complete on the device */
 	cudaEvent_t out;       /* weights and sum are on the host */
+	/* the sums of common/xxh3_sums.h for the weights at the start of the round and for its
+	 * gradient: device, and pinned; `tail`: pinned, the end of the weights as the GPU has read
+	 * them */
+	struct xxh3_sum *start_sums, *grad_sums, *start_hash, *grad_hash;
+	char *tail;
+	cudaEvent_t hashed; /* start_hash and tail are on the host */
 };
 
 extern const struct device device_cuda;
@@ -92,11 +100,13 @@ struct cuda {
 	struct result *result;
 	void *pinned;
 	float *logits;                  /* pinned */
-	struct slot slot[LOCAL_ROUNDS]; /* a single gradient uses slot 0 */
+	struct slot slot[LOCAL_ROUNDS]; /* cuda_gradient and cuda_forward use slot 0 */
 	int rounds;                     /* the number of slots with memory */
 	uint8_t *pixels;                /* device: the data set */
 	uint16_t *labels;
 	size_t max_images; /* that fit */
+	size_t n_sums;     /* blocks of a vector of parameters that have sums; 0: use no sums */
+	struct slot *started, *waited; /* the newest gradients; NULL: none */
 	struct graph graph[CUDA_MAX_GRAPHS];
 	int n_graphs;
 };
@@ -118,5 +128,10 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 	float rate, uint64_t dropout_seed) PS_MUST_CHECK;
 int cuda_local_finish(void *self, int slot, float *params, float *sum) PS_MUST_CHECK;
 int cuda_local_wait(void *self, int slot, double *loss) PS_MUST_CHECK;
+int cuda_hashes(const void *self);
+int cuda_start_hash(void *self, uint64_t *xxh3) PS_MUST_CHECK;
+void cuda_sum_hash(const void *self, uint64_t *xxh3);
+int cuda_gradient_start(void *self, int slot, const float *params, const uint32_t *index,
+	size_t batch, uint64_t dropout_seed) PS_MUST_CHECK;
 
 #endif

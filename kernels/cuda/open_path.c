@@ -2,6 +2,8 @@
 #include "common/assert.h"
 #include "kernels/cuda/cuda.h"
 
+#define MIN_SUMS_BYTES 65536
+
 int cuda_failed(cudaError_t rc, const char *what, struct err *e)
 {
 	return err_set(e, rc == cudaErrorMemoryAllocation ? PS_ENOMEM : PS_EDEVICE,
@@ -14,6 +16,14 @@ void cuda_drop_graphs(struct cuda *c)
 		cudaGraphExecDestroy(c->graph[--c->n_graphs].exec);
 }
 
+/* Returns the number of sums of a vector of parameters. The CPU hashes a short vector faster. */
+static size_t count_hash_sums(const struct cuda *c)
+{
+	const size_t bytes = c->model->n_params * sizeof(float);
+
+	return c->options.forward_only || bytes < MIN_SUMS_BYTES ? 0 : xxh3_blocks(bytes);
+}
+
 static void cuda_place(struct cuda *c, struct cuda_arena *a)
 {
 	const size_t n = c->model->n_params;
@@ -23,8 +33,11 @@ static void cuda_place(struct cuda *c, struct cuda_arena *a)
 
 		s->params = arena_take(a, n, sizeof(float));
 		s->start = c->may_fail ? arena_take(a, n, sizeof(float)) : s->params;
-		if (!c->options.forward_only)
-			s->grad = arena_take(a, n, sizeof(float));
+		if (c->options.forward_only)
+			continue;
+		s->grad = arena_take(a, n, sizeof(float));
+		s->start_sums = arena_take(a, c->n_sums + 1, sizeof(*s->start_sums));
+		s->grad_sums = arena_take(a, c->n_sums + 1, sizeof(*s->grad_sums));
 	}
 	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
 	c->now = arena_take(a, 1, sizeof(*c->now));
@@ -39,6 +52,9 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
 		s->now = arena_take(a, CUDA_CHUNKS, sizeof(*s->now));
 		s->result = arena_take(a, 1, sizeof(*s->result));
+		s->start_hash = arena_take(a, c->n_sums + 1, sizeof(*s->start_hash));
+		s->grad_hash = arena_take(a, c->n_sums + 1, sizeof(*s->grad_hash));
+		s->tail = arena_take(a, XXH3_TAIL, 1);
 	}
 }
 
@@ -52,6 +68,7 @@ static int cuda_allocate(struct cuda *c, struct err *e)
 	struct cuda_arena device = {0}, host = {0};
 	cudaError_t rc;
 
+	c->n_sums = count_hash_sums(c);
 	cuda_place(c, &device);
 	place_pinned(c, &host);
 	if (device.overflow || host.overflow)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
+#include "kernels/cuda/base/xxh3.h"
 #include "kernels/cuda/cuda.h"
 
 #define BLOCK_STEPS 60 /* maximum steps of local training in one graph */
@@ -39,18 +40,18 @@ static int launched(struct cuda *c, int rc)
 	return rc;
 }
 
-/* Launches the kernels of a graph: the gradient at the parameters of slot 0 (steps = 0), or `steps`
- * steps of training. */
+/* Launches the kernels of a graph: `steps` steps of training or, if `steps` is 0 or less, the
+ * gradient at the start of the round in slot -steps. */
 static int launch(struct cuda *c, size_t images, int steps)
 {
 	struct kx_batch batch = batch_of(c, images, 1);
 	int rc;
 
-	if (steps)
+	if (steps > 0)
 		return c->path->train(c->net, batch, c->now, steps, &c->result->loss, c->stream);
-	rc = c->path->load(c->net, c->slot[0].params, c->stream);
-	return rc ? rc
-		  : c->path->gradient(c->net, batch, c->slot[0].grad, &c->result->loss, c->stream);
+	const struct slot *s = &c->slot[-steps];
+	rc = c->path->load(c->net, s->start, c->stream);
+	return rc ? rc : c->path->gradient(c->net, batch, s->grad, &c->result->loss, c->stream);
 }
 
 static int capture_graph(struct cuda *c, size_t images, int steps, cudaGraphExec_t *exec)
@@ -166,9 +167,9 @@ static int fall_back(struct cuda *c, uint32_t trouble)
 	return rc ? PS_EDEVICE : PS_OK;
 }
 
-/* ---- one batch ------------------------------------------------------------------------------- */
+/* ---- forward pass ---------------------------------------------------------------------------- */
 
-/* Prepares a single gradient or forward pass. No round is in flight, so slot 0 is free. */
+/* Prepares a forward pass. No round is in flight, so slot 0 is free. */
 static int set_batch(struct cuda *c, const float *params, struct kx_now now)
 {
 	struct slot *s = &c->slot[0];
@@ -178,40 +179,6 @@ static int set_batch(struct cuda *c, const float *params, struct kx_now now)
 	if (!rc)
 		rc = to_device(c, s->params, params, params_bytes(c), c->stream);
 	return rc ? rc : set_now(c, s, now);
-}
-
-static int try_gradient(struct cuda *c, const float *params, const uint32_t *index, size_t batch,
-	uint64_t dropout_seed, float *grad)
-{
-	struct slot *s = &c->slot[0];
-	int rc = set_batch(c, params, (struct kx_now){.dropout_seed = dropout_seed});
-
-	if (!rc)
-		rc = set_index(c, s, index, batch);
-	if (!rc)
-		rc = run_graph(c, batch, 0);
-	if (!rc)
-		rc = fetch_result(c, s);
-	if (!rc)
-		rc = to_host(c, grad, s->grad, params_bytes(c), c->stream);
-	return rc ? rc : wait(c);
-}
-
-int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
-	uint64_t dropout_seed, float *grad, double *loss)
-{
-	struct cuda *c = self;
-	const struct result *result = c->slot[0].result;
-	int rc = try_gradient(c, params, index, batch, dropout_seed, grad);
-
-	if (!rc && result->trouble) {
-		rc = fall_back(c, result->trouble);
-		if (!rc)
-			rc = try_gradient(c, params, index, batch, dropout_seed, grad);
-	}
-	if (!rc)
-		*loss = result->loss;
-	return rc;
 }
 
 static int try_forward(struct cuda *c, const float *params, size_t first, size_t n)
@@ -282,6 +249,7 @@ int cuda_local_start(void *self, int slot, const float *params)
 
 	s->active = 1;
 	s->finished = 0;
+	s->log.gradient = 0;
 	s->log.n_calls = s->log.n_index = 0;
 	if (!rc)
 		rc = to_device(c, s->start, params, params_bytes(c), c->in);
@@ -374,13 +342,21 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 static int finish_round(struct cuda *c, struct slot *s)
 {
 	const struct round_log *l = &s->log;
-	int rc = launched(c, c->path->save(c->net, l->params ? s->params : NULL,
-				     l->sum ? s->grad : NULL, c->stream));
+	int rc = PS_OK;
 
+	if (!l->gradient) /* a gradient already is in s->grad */
+		rc = launched(c, c->path->save(c->net, l->params ? s->params : NULL,
+					 l->sum ? s->grad : NULL, c->stream));
 	if (!rc)
 		rc = fetch_result(c, s);
 	if (!rc)
 		rc = chain(c, c->stream, s->computed, c->out);
+	if (!rc && l->gradient && c->n_sums) {
+		rc = launched(c, kx_xxh3_sums(s->grad, c->n_sums, s->grad_sums, c->out));
+		if (!rc)
+			rc = to_host(c, s->grad_hash, s->grad_sums,
+				c->n_sums * sizeof(*s->grad_hash), c->out);
+	}
 	if (!rc && l->params)
 		rc = to_host(c, l->params, s->params, params_bytes(c), c->out);
 	if (!rc && l->sum)
@@ -404,11 +380,98 @@ int cuda_local_finish(void *self, int slot, float *params, float *sum)
 	return rc ? rc : CHECK(cudaEventSynchronize(s->in));
 }
 
+/* Computes the sums of the weights at the start of a round, while the kernels begin. */
+static int hash_start(struct cuda *c, struct slot *s)
+{
+	const size_t bytes = params_bytes(c);
+	int rc = launched(c, kx_xxh3_sums(s->start, c->n_sums, s->start_sums, c->in));
+
+	if (!rc)
+		rc = to_host(
+			c, s->start_hash, s->start_sums, c->n_sums * sizeof(*s->start_hash), c->in);
+	if (!rc)
+		rc = to_host(
+			c, s->tail, (const char *)s->start + bytes - XXH3_TAIL, XXH3_TAIL, c->in);
+	return rc ? rc : CHECK(cudaEventRecord(s->hashed, c->in));
+}
+
+/* Returns the checksum of a vector of parameters with these sums. */
+static uint64_t mix_sums(const struct cuda *c, const struct xxh3_sum *sums, const void *end)
+{
+	struct xxh3_mix mix;
+
+	xxh3_mix_begin(&mix);
+	xxh3_mix_blocks(&mix, sums, c->n_sums);
+	return xxh3_mix_end(&mix, end, params_bytes(c));
+}
+
+int cuda_hashes(const void *self)
+{
+	return ((const struct cuda *)self)->n_sums > 0;
+}
+
+int cuda_start_hash(void *self, uint64_t *xxh3)
+{
+	struct cuda *c = self;
+	const struct slot *s = c->started;
+
+	*xxh3 = 0;
+	if (!s || !c->n_sums)
+		return PS_OK;
+	int rc = CHECK(cudaEventSynchronize(s->hashed));
+	if (!rc)
+		*xxh3 = mix_sums(c, s->start_hash, s->tail + XXH3_TAIL);
+	return rc;
+}
+
+void cuda_sum_hash(const void *self, uint64_t *xxh3)
+{
+	const struct cuda *c = self;
+	const struct slot *s = c->waited;
+
+	*xxh3 = s && c->n_sums && s->log.sum
+			? mix_sums(c, s->grad_hash, s->log.sum + c->model->n_params)
+			: 0;
+}
+
+/* Runs the gradient of a round whose weights, indices and other arguments are in the slot. */
+static int run_gradient(struct cuda *c, struct slot *s)
+{
+	const size_t images = s->log.gradient;
+	int rc = to_device(c, c->now, s->now, sizeof(*s->now), c->stream);
+
+	if (!rc)
+		rc = to_device(c, c->index, s->index, images * sizeof(*s->index), c->stream);
+	return rc ? rc : run_graph(c, images, -(int)(s - c->slot));
+}
+
+int cuda_gradient_start(void *self, int slot, const float *params, const uint32_t *index,
+	size_t batch, uint64_t dropout_seed)
+{
+	struct cuda *c = self;
+	struct slot *s = &c->slot[slot];
+	int rc = CHECK(cudaSetDevice(c->gpu.number));
+
+	s->active = 1;
+	s->finished = 0;
+	s->log.gradient = batch;
+	c->started = s;
+	s->now[0] = (struct kx_now){.dropout_seed = dropout_seed};
+	memcpy(s->index, index, batch * sizeof(*index));
+	if (!rc)
+		rc = to_device(c, s->start, params, params_bytes(c), c->in);
+	if (!rc)
+		rc = chain(c, c->in, s->in, c->stream);
+	if (!rc)
+		rc = run_gradient(c, s);
+	return rc || !c->n_sums ? rc : hash_start(c, s);
+}
+
 static int repeat_round(struct cuda *c, struct slot *s)
 {
-	int rc = begin_round(c, s);
+	int rc = s->log.gradient ? run_gradient(c, s) : begin_round(c, s);
 
-	for (size_t i = 0; i < s->log.n_calls && !rc; i++)
+	for (size_t i = 0; i < s->log.n_calls && !rc && !s->log.gradient; i++)
 		rc = run_call(c, s, s->log.index + s->log.call[i].first, &s->log.call[i]);
 	return rc || !s->finished ? rc : finish_round(c, s);
 }
@@ -441,6 +504,17 @@ int cuda_local_wait(void *self, int slot, double *loss)
 			rc = wait_round(c, s);
 	}
 	s->active = !s->finished;
+	c->waited = s->finished && s->log.gradient ? s : NULL;
 	*loss = s->result->loss;
 	return rc;
+}
+
+int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
+	uint64_t dropout_seed, float *grad, double *loss)
+{
+	int rc = cuda_gradient_start(self, 0, params, index, batch, dropout_seed);
+
+	if (!rc)
+		rc = cuda_local_finish(self, 0, NULL, grad);
+	return rc ? rc : cuda_local_wait(self, 0, loss);
 }

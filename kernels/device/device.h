@@ -47,6 +47,15 @@ struct device {
 		float rate, uint64_t dropout_seed);
 	int (*local_finish)(void *self, int slot, float *params, float *sum);
 	int (*local_wait)(void *self, int slot, double *loss);
+	/* Starts the round in slot `slot` with one gradient, as backend_gradient_start does.
+	 * local_finish and local_wait end the round; *loss is the mean. If the pointer is NULL,
+	 * backend.c calls `gradient`. */
+	int (*gradient_start)(void *self, int slot, const float *params, const uint32_t *index,
+		size_t batch, uint64_t dropout_seed);
+	/* As backend_start_hash and backend_sum_hash; NULL if the device computes no checksums. */
+	int (*hashes)(const void *self); /* as backend_hashes */
+	int (*start_hash)(void *self, uint64_t *xxh3);
+	void (*sum_hash)(const void *self, uint64_t *xxh3);
 	/* The allocator of backend_memory. If it is NULL, backend_memory allocates ordinary
 	 * memory. */
 	const struct backend_memory *memory;

@@ -45,6 +45,10 @@ struct backend_memory {
 	int special; /* copying values into this memory saves more time than it costs */
 	void *(*allocate)(size_t bytes);
 	void (*release)(void *memory);
+	/* Lets the device use other memory as fast, until `unpin`. Returns 0 if it cannot. With
+	 * `reads_only`, this process cannot write the memory. NULL: the device needs no call. */
+	int (*pin)(void *memory, size_t bytes, int reads_only);
+	void (*unpin)(void *memory);
 };
 
 #endif

@@ -269,6 +269,7 @@ int main(void)
 		cmocka_unit_test_prestate(local_training_is_one_gradient_after_the_other, &gpu),
 		cmocka_unit_test_prestate(local_training_without_steps_changes_nothing, &gpu),
 		cmocka_unit_test_prestate(rounds_may_overlap, &gpu),
+		cmocka_unit_test_prestate(gradients_may_overlap, &gpu),
 		cmocka_unit_test_prestate(rounds_out_of_order_are_refused, &gpu),
 		cmocka_unit_test(local_training_of_real_nets_is_one_gradient_after_the_other),
 		cmocka_unit_test(any_batch_size_may_follow_any_other),

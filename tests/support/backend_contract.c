@@ -427,6 +427,54 @@ static void check_one_round(const char *device)
 	subject_release(&s);
 }
 
+/* Start each gradient before the wait for the previous one. Each gradient must be that of
+ * backend_gradient. */
+void gradients_may_overlap(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		double loss[5], right;
+
+		subject_random(
+			&s, &(struct odd_model){{1, 28, 28}, "conv:32:3 relu pool:2 fc:3"}, 2 * 17);
+		s.batch = 17;
+		subject_open(&s, *d, 2);
+		const size_t n = s.model.n_params;
+		float *params = mem_must(2 * n, sizeof(*params), "test");
+		float *got = mem_must(5 * n, sizeof(*got), "test");
+		for (size_t i = 0; i < 6; i++) {
+			if (i < 5) {
+				for (size_t k = 0; k < n; k++)
+					params[k] = s.params[k] * (1 + 0.1f * (float)i);
+				assert_int_equal(backend_gradient_start(s.backend, params,
+							 s.index + i, s.batch - i, s.dropout_seed),
+					PS_OK);
+				assert_int_equal(
+					backend_local_finish(s.backend, NULL, got + i * n), PS_OK);
+				memset(params, 0xff, n * sizeof(*params));
+			}
+			if (i > 0)
+				assert_int_equal(
+					backend_local_wait(s.backend, &loss[i - 1]), PS_OK);
+		}
+		for (size_t i = 0; i < 5; i++) {
+			for (size_t k = 0; k < n; k++)
+				params[k] = s.params[k] * (1 + 0.1f * (float)i);
+			assert_int_equal(backend_gradient(s.backend, params, s.index + i,
+						 s.batch - i, s.dropout_seed, params + n, &right),
+				PS_OK);
+			assert_memory_equal(got + i * n, params + n, n * sizeof(*got));
+			assert_true(fabs(loss[i] - right) <= 1e-12 * fabs(right));
+		}
+		assert_int_equal(
+			backend_gradient_start(s.backend, s.params, s.index, 0, s.dropout_seed),
+			PS_EUSAGE);
+		free(got);
+		free(params);
+		subject_release(&s);
+	}
+}
+
 void rounds_out_of_order_are_refused(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {

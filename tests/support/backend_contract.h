@@ -49,6 +49,7 @@ void a_batch_larger_than_memory_is_refused(void **state);
 void check_local(struct subject *s, double bound, double rounding);
 void local_training_is_one_gradient_after_the_other(void **state);
 void rounds_may_overlap(void **state);
+void gradients_may_overlap(void **state);
 void rounds_out_of_order_are_refused(void **state);
 void local_training_without_steps_changes_nothing(void **state);
 

@@ -6,6 +6,7 @@
 
 struct fake trainer_server;
 struct fake_how trainer_server_how;
+int trainer_overlaps;
 static struct data trainer_data;
 static struct model trainer_model;
 static struct backend *trainer_backend; /* the backend of the reference */
@@ -170,7 +171,8 @@ int trainer_run_worker(int (*stop)(void *), void *arg)
 		.device = "cpu-ref",
 		.threads = 1,
 		.stop = stop,
-		.stop_arg = arg};
+		.stop_arg = arg,
+		.overlaps = trainer_overlaps};
 	struct trainer_work work = {0};
 	struct cnnps *c;
 	struct err e;
@@ -254,7 +256,7 @@ void reference_downpour(const struct work *lease)
 	uint64_t version = 0, ahead_version = 0;
 	int is_ahead = 0;
 
-	if (trainer_server_how.prefetch && trainer_server_how.n_push > 1 &&
+	if (trainer_server_how.prefetch && (trainer_overlaps || trainer_server_how.n_push > 1) &&
 		trainer_server_how.n_push == trainer_server_how.n_fetch) {
 		reference_rounds(lease);
 		return;

@@ -19,6 +19,8 @@
 extern struct fake trainer_server;
 /* trainer_run_worker gives the fake server this behaviour before the worker connects */
 extern struct fake_how trainer_server_how;
+/* 1: as trainer_config.overlaps */
+extern int trainer_overlaps;
 
 /* ---- set-up --------------------------------------------------------------------------------- */
 

@@ -182,6 +182,7 @@ int main(void)
 		cmocka_unit_test_prestate(local_training_is_one_gradient_after_the_other, &both),
 		cmocka_unit_test_prestate(local_training_without_steps_changes_nothing, &both),
 		cmocka_unit_test_prestate(rounds_may_overlap, &both),
+		cmocka_unit_test_prestate(gradients_may_overlap, &both),
 		cmocka_unit_test_prestate(rounds_out_of_order_are_refused, &both),
 		cmocka_unit_test(a_backend_for_forward_passes_computes_no_gradients),
 		cmocka_unit_test(names_say_device_threads_and_instruction_set),

@@ -327,6 +327,76 @@ TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up_lanes, tear_down
 	until_open(0);
 }
 
+/* A device for lane_pin that counts its calls. */
+static struct {
+	int refuses, pinned, unpinned, read_only;
+	void *memory;
+} fake_device;
+
+static int pin_for_test(void *memory, size_t bytes, int reads_only)
+{
+	assert_true(bytes >= FIXTURE_PARAMS * sizeof(float));
+	fake_device.memory = memory;
+	fake_device.read_only = reads_only;
+	fake_device.pinned += !fake_device.refuses;
+	return !fake_device.refuses;
+}
+
+static void unpin_for_test(void *memory)
+{
+	(void)memory;
+	fake_device.unpinned++;
+}
+
+static const struct lane_device counting_device = {pin_for_test, unpin_for_test};
+
+TEST_IN(a_device_pins_memory_once_and_releases_it_with_the_lane, set_up_lanes, tear_down_lanes)
+{
+	struct lane *l = open_worker_lane(1, PEER);
+	struct lane_slot slot;
+	struct lane_ref ref;
+	struct frames in;
+	float other = 0;
+
+	memset(&fake_device, 0, sizeof(fake_device));
+	assert_int_equal(lane_take(l, &slot), 1);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(lane_pin(l, slot.values, &counting_device), 1);
+	assert_int_equal(fake_device.pinned, 1);
+	assert_ptr_equal(fake_device.memory, slot.values);
+	assert_int_equal(fake_device.read_only, 0);
+	assert_int_equal(hold(PEER, &ref), 1);
+	assert_int_equal(arrive(l, &ref, &in), PS_OK);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(lane_pin(l, zmq_msg_data(&in.frame[1]), &counting_device), 1);
+	assert_int_equal(fake_device.pinned, 2);
+	assert_int_equal(fake_device.read_only, 1); /* a worker cannot write the weights */
+	assert_int_equal(lane_pin(l, &other, &counting_device), 0);
+	lane_close(&l);
+	frames_release(&in);
+	assert_int_equal(fake_device.unpinned, 0); /* the slot is still in use */
+	lane_return(&slot);
+	assert_int_equal(fake_device.unpinned, 2);
+	until_open(0);
+}
+
+TEST_IN(a_device_may_refuse_memory, set_up_lanes, tear_down_lanes)
+{
+	struct lane *l = open_worker_lane(1, PEER);
+	struct lane_slot slot;
+
+	memset(&fake_device, 0, sizeof(fake_device));
+	fake_device.refuses = 1;
+	assert_int_equal(lane_take(l, &slot), 1);
+	assert_int_equal(lane_pin(l, slot.values, &counting_device), 0);
+	fake_device.refuses = 0;
+	assert_int_equal(lane_pin(l, slot.values, &counting_device), 0);
+	lane_return(&slot);
+	lane_close(&l);
+	assert_int_equal(fake_device.pinned + fake_device.unpinned, 0);
+	until_open(0);
+}
+
 /* If a connection breaks, PARAMS can get lost. The next PARAMS that arrive, or the next WELCOME,
  * must free the holds of the lost PARAMS. */
 TEST_IN(lost_weights_do_not_stay_held, set_up_lanes, tear_down_lanes)

@@ -48,6 +48,38 @@ TEST(every_rhythm_of_pushes_and_pulls_is_the_references)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
+/* On a GPU, the gradients of single batches overlap, too. */
+TEST(gradients_of_single_batches_overlap)
+{
+	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
+
+	trainer_use_images(MAX_IMAGES);
+	trainer_start();
+	trainer_overlaps = 1;
+	trainer_server_how.prefetch = 1;
+	trainer_train(&all, 1);
+	reference_downpour(&all.work);
+	trainer_expect_reference();
+	assert_int_equal(trainer_ref.push[5].base_version, 2);
+	fake_stop(&trainer_server);
+	trainer_overlaps = 0;
+	trainer_use_images(IMAGES);
+	for (uint32_t n = 1; n <= 4; n++) { /* leases that are shorter than the pipeline */
+		const struct msg_grant grants[2] = {{.kind = GRANT_TRAIN, .work = {0, 0, n}},
+			{.kind = GRANT_TRAIN, .work = {0, n, BATCHES - n}}};
+
+		trainer_start();
+		trainer_overlaps = 1;
+		trainer_server_how.prefetch = 1;
+		trainer_train(grants, 2);
+		reference_downpour(&grants[0].work);
+		reference_downpour(&grants[1].work);
+		trainer_expect_reference();
+		fake_stop(&trainer_server);
+		trainer_overlaps = 0;
+	}
+}
+
 /* The epoch of this test has enough batches for the steps in flight to reach their limit. */
 TEST(many_rounds_overlap)
 {
@@ -100,6 +132,25 @@ TEST_IN(a_stopped_worker_pushes_what_it_has_computed, trainer_set_up, trainer_te
 	 * batches */
 	assert_int_equal(fake_read_seen(&trainer_server).last_seq, 3);
 	assert_int_equal(fake_read_seen(&trainer_server).made[2].work.count, 1);
+}
+
+static int at_the_eighth_request(void *arg)
+{
+	return ++*(int *)arg == 8;
+}
+
+TEST_IN(a_stopped_worker_pushes_overlapped_gradients, trainer_set_up, trainer_tear_down)
+{
+	int requests = 0;
+
+	memcpy(trainer_server_how.grants, trainer_two_grants, sizeof(trainer_two_grants));
+	trainer_server_how.n_grants = 2;
+	trainer_server_how.prefetch = 1;
+	trainer_overlaps = 1;
+	assert_int_equal(trainer_run_worker(at_the_eighth_request, &requests), PS_ESHUTDOWN);
+	trainer_overlaps = 0;
+	/* the trainer asks once before each lease and once before each batch: batches 0 to 4 */
+	assert_int_equal(fake_read_seen(&trainer_server).last_seq, 5);
 }
 
 TEST_IN(a_lease_of_no_such_batch_is_refused, trainer_set_up, trainer_tear_down)

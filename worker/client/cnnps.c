@@ -1,5 +1,6 @@
 /* cnnps.c - see cnnps.h. Every call is one request of net.h. */
 #include "worker/client/cnnps.h"
+#include "worker/client/device.h"
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -60,8 +61,12 @@ struct cnnps {
 	struct lane_slot slot;    /* the shared memory of `gradient`, or empty */
 	int has_staging;          /* 1 if received weights are copied to `staging` */
 	float *staging;           /* a buffer of `pool`; NULL until it is allocated */
-	struct arrival awaited;   /* the weights that CNNPS_PULL_WAIT has received, or empty */
-	zmq_msg_t view;           /* weights lent to the program */
+	int has_device;           /* 1 after cnnps_use_device */
+	uint64_t gradient_xxh3;   /* the checksum of `gradient`, or 0 */
+	/* set_view leaves the check of the weights to the program and sets *unchecked; or NULL */
+	uint64_t *unchecked;
+	struct arrival awaited; /* the weights that CNNPS_PULL_WAIT has received, or empty */
+	zmq_msg_t view;         /* weights lent to the program */
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* number of all pulls so far; pull number i is at i % PULLS */
 	struct request request; /* the newest request */
@@ -456,13 +461,34 @@ static int is_one_frame(struct arrival *a)
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Verifies weights and makes them c->view. The view lies in a buffer of the pool if the program has
+/* Verifies the weights of `a`, which have moved to c->view, or leaves this to the program. */
+static int check_view(struct cnnps *c, const struct arrival *a)
+{
+	const struct slice *s = &a->params.slices.slice[0];
+
+	if (c->unchecked && s->xxh3) {
+		*c->unchecked = s->xxh3;
+		return PS_OK;
+	}
+	if (wire_checksum(zmq_msg_data(&c->view), s->count) == s->xxh3)
+		return PS_OK;
+	log_warn("net", "dropped", "reason=\"wrong tensor checksum\"");
+	return PS_EPROTO;
+}
+
+/* Verifies weights and makes them c->view. The view lies in the lane if a device can use it. Else
+ * it lies in a buffer of the pool if the program has
  * set options.allocate, or if the weights need a conversion. Otherwise, the view is the received
  * message if this message is one aligned frame, or else a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	int rc;
 
+	if (c->has_device && is_one_frame(a) &&
+		net_pin(c->net, zmq_msg_data(&a->frames.frame[1]))) {
+		(void)zmq_msg_move(&c->view, &a->frames.frame[1]);
+		return check_view(c, a);
+	}
 	if ((c->has_staging || (c->feedback.error && !is_one_frame(a))) && !c->staging)
 		c->staging = pool_acquire(c->pool);
 	if (c->staging) {
@@ -548,7 +574,38 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull)
 	}
 }
 
+int cnnps_pull_unchecked(struct cnnps *c, struct cnnps_pull *pull, uint64_t *xxh3)
+{
+	*xxh3 = 0;
+	c->unchecked = xxh3;
+	int rc = cnnps_pull(c, pull);
+	c->unchecked = NULL;
+	return rc;
+}
+
 /* ---- pushes ---------------------------------------------------------------------------------- */
+
+void cnnps_use_device(struct cnnps *c, const struct lane_device *device)
+{
+	c->has_device = 1;
+	net_use_device(c->net, device);
+}
+
+void cnnps_set_checksum(struct cnnps *c, uint64_t xxh3)
+{
+	c->gradient_xxh3 = xxh3;
+}
+
+/* Takes a slot of the lane, in which the program can compute a gradient. */
+static int take_lane_slot(struct cnnps *c)
+{
+	if ((c->has_staging && !c->has_device) || !net_take_slot(c->net, &c->slot))
+		return 0;
+	if (!c->has_staging || net_pin(c->net, c->slot.values))
+		return 1;
+	lane_return(&c->slot);
+	return 0;
+}
 
 float *cnnps_gradient(struct cnnps *c)
 {
@@ -556,7 +613,8 @@ float *cnnps_gradient(struct cnnps *c)
 		return NULL;
 	if (c->gradient || !c->pool)
 		return c->gradient;
-	if (!c->has_staging && net_take_slot(c->net, &c->slot))
+	c->gradient_xxh3 = 0;
+	if (take_lane_slot(c))
 		c->gradient = c->slot.values;
 	else
 		c->gradient = pool_acquire(c->pool);
@@ -596,7 +654,8 @@ static int make_tensor(
 	s->n = 1;
 	s->slice[0] = (struct slice){.offset = offset, .count = n, .encoding = ENCODING_F32};
 	if (is_lent && c->slot.lane) {
-		feedback_add(&c->feedback, c->gradient, offset, n);
+		if (!feedback_add(&c->feedback, c->gradient, offset, n))
+			s->slice[0].xxh3 = c->gradient_xxh3;
 		return send_slot(c, o);
 	}
 	if (is_lent && !c->has_staging && !c->feedback.error)

@@ -35,7 +35,12 @@ struct lane {
 	/* a stack, because the caches still hold the slot that was returned last */
 	uint32_t *free_slot;
 	struct slot_owner *owner;
+	/* the device that uses the memory; its functions are NULL before the first lane_pin */
+	struct lane_device device;
+	unsigned char *slot_pin, *buffer_pin; /* enum pin of each slot and each buffer */
 };
+
+enum pin { PIN_UNKNOWN, PIN_DONE, PIN_REFUSED };
 
 static size_t pushes_bytes(const struct lane *l)
 {
@@ -54,6 +59,29 @@ static void add_ref(struct lane *l)
 	atomic_fetch_add(&l->refs, 1);
 }
 
+static void unpin_all(
+	const struct lane *l, char *base, size_t pitch, const unsigned char *pin, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (pin[i] == PIN_DONE)
+			l->device.unpin(base + i * pitch);
+}
+
+static void unmap_memory(struct lane *l)
+{
+	if (l->pushes && l->weights) {
+		unpin_all(l, l->pushes + LANE_PAGE, l->layout.slot_pitch, l->slot_pin,
+			l->layout.slots);
+		unpin_all(l, l->weights, l->layout.buffer_pitch, l->buffer_pin, l->layout.buffers);
+	}
+	if (l->pushes)
+		(void)munmap(l->pushes, pushes_bytes(l));
+	if (l->weights)
+		(void)munmap(l->weights, weights_bytes(l));
+	free(l->slot_pin);
+	free(l->buffer_pin);
+}
+
 static void drop_lane_ref(struct lane *l)
 {
 	unsigned before = atomic_fetch_sub(&l->refs, 1);
@@ -62,10 +90,7 @@ static void drop_lane_ref(struct lane *l)
 	if (before > 1)
 		return;
 	PS_ASSERT(!l->pushes || l->n_free == l->layout.slots); /* invariant 2 */
-	if (l->pushes)
-		(void)munmap(l->pushes, pushes_bytes(l));
-	if (l->weights)
-		(void)munmap(l->weights, weights_bytes(l));
+	unmap_memory(l);
 	if (l->fd >= 0)
 		close(l->fd);
 	pthread_mutex_destroy(&l->mutex);
@@ -129,7 +154,9 @@ static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
 			e, PS_EPROTO, "the shared memory of the server has an unknown layout");
 	l->owner = mem_try(l->layout.slots, sizeof(*l->owner));
 	l->free_slot = mem_try(l->layout.slots, sizeof(*l->free_slot));
-	if (!l->owner || !l->free_slot)
+	l->slot_pin = mem_try(l->layout.slots, 1);
+	l->buffer_pin = mem_try(l->layout.buffers, 1);
+	if (!l->owner || !l->free_slot || !l->slot_pin || !l->buffer_pin)
 		return err_set(e, PS_ENOMEM, "no memory");
 	l->weights = share_map(fds[0], weights_bytes(l), 0);
 	char *pushes = share_map(fds[1], pushes_bytes(l), 1);
@@ -188,6 +215,33 @@ int lane_fd(const struct lane *l)
 static float *slot_values(const struct lane *l, uint32_t index)
 {
 	return (float *)(void *)(l->pushes + LANE_PAGE + index * l->layout.slot_pitch);
+}
+
+/* Pins part `i` of the memory at `base` at its first use. */
+static int pin_part(
+	struct lane *l, char *base, size_t pitch, size_t i, unsigned char *pin, int reads_only)
+{
+	if (pin[i] == PIN_UNKNOWN)
+		pin[i] =
+			l->device.pin(base + i * pitch, pitch, reads_only) ? PIN_DONE : PIN_REFUSED;
+	return pin[i] == PIN_DONE;
+}
+
+int lane_pin(struct lane *l, const void *values, const struct lane_device *device)
+{
+	const char *at = values;
+
+	if (!lane_is_open(l))
+		return 0;
+	l->device = *device;
+	uint32_t slot = lane_slot_of(l, values);
+	if (slot)
+		return pin_part(
+			l, l->pushes + LANE_PAGE, l->layout.slot_pitch, slot - 1, l->slot_pin, 0);
+	if (at < l->weights || at >= l->weights + weights_bytes(l))
+		return 0;
+	return pin_part(l, l->weights, l->layout.buffer_pitch,
+		(size_t)(at - l->weights) / l->layout.buffer_pitch, l->buffer_pin, 1);
 }
 
 int lane_take(struct lane *l, struct lane_slot *slot)

@@ -28,6 +28,14 @@
 
 struct lane; /* opaque, see lane.c */
 
+/* Functions of a device that can use memory of the host directly. `pin` returns 1 if the device can
+ * use this memory from now on, until `unpin`. If `reads_only` is 1, this process cannot write the
+ * memory. Any thread calls `unpin`. */
+struct lane_device {
+	int (*pin)(void *memory, size_t bytes, int reads_only);
+	void (*unpin)(void *memory);
+};
+
 /* A slot that the program owns. Any thread may use it. */
 struct lane_slot {
 	struct lane *lane; /* the lane that has the slot, or NULL */
@@ -53,6 +61,9 @@ int lane_fd(const struct lane *l);
  * ticket or an older one can arrive. */
 void lane_resynchronised(struct lane *l, uint64_t ticket);
 
+/* Lets the device use the slot or the buffer of weights at `values`. Returns 1 if the device can
+ * use it, and 0 if it cannot or if `values` is neither a slot nor a buffer of this lane. */
+int lane_pin(struct lane *l, const void *values, const struct lane_device *device);
 /* Takes a free slot. Returns 0 if there is none. */
 int lane_take(struct lane *l, struct lane_slot *slot) PS_MUST_CHECK;
 /* Gives a slot that was not sent back to the lane, and sets slot->lane to NULL. Any thread may call

@@ -69,11 +69,12 @@ struct net {
 	struct awake awake; /* the clock of the session */
 	struct outbox out;
 	struct lane_setup lane;
-	uint64_t tick_ms;  /* when the next tick is due */
-	uint64_t moved;    /* bytes of the bulk connection, at the newest tick */
-	uint64_t stop_ms;  /* when cfg.stop reported a stop; 0 before that */
-	uint64_t base_seq; /* last_seq of the first WELCOME */
-	uint64_t n_params; /* size of the model in the first WELCOME */
+	struct lane_device device; /* pin is NULL if there is none */
+	uint64_t tick_ms;          /* when the next tick is due */
+	uint64_t moved;            /* bytes of the bulk connection, at the newest tick */
+	uint64_t stop_ms;          /* when cfg.stop reported a stop; 0 before that */
+	uint64_t base_seq;         /* last_seq of the first WELCOME */
+	uint64_t n_params;         /* size of the model in the first WELCOME */
 	int welcomed;
 	uint64_t links; /* how often the bulk connection was established */
 	/* how often the peer closed the bulk connection during the handshake */
@@ -246,6 +247,23 @@ int net_take_slot(struct net *n, struct lane_slot *slot)
 		taken = lane_take(n->lane.lane, slot);
 	unlock_io(n);
 	return taken;
+}
+
+void net_use_device(struct net *n, const struct lane_device *device)
+{
+	uv_mutex_lock(&n->io_lock);
+	own_io_lock(n);
+	n->device = *device;
+	unlock_io(n);
+}
+
+int net_pin(struct net *n, const void *values)
+{
+	uv_mutex_lock(&n->io_lock);
+	own_io_lock(n);
+	int pinned = n->device.pin && n->lane.lane && lane_pin(n->lane.lane, values, &n->device);
+	unlock_io(n);
+	return pinned;
 }
 
 /* Refuses a server whose run needs exact gradients if the program is to send bfloat16. */

@@ -59,6 +59,10 @@ int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
 /* Takes a slot of shared memory for a gradient. Returns 0 if no slot is free, so that the gradient
  * must travel over the connection. Any thread may call it. */
 int net_take_slot(struct net *n, struct lane_slot *slot) PS_MUST_CHECK;
+/* Lets `device` use memory of lanes with net_pin. */
+void net_use_device(struct net *n, const struct lane_device *device);
+/* As lane_pin, with the present lane and the device of net_use_device; 0 if there is none. */
+int net_pin(struct net *n, const void *values);
 /* Reports that the program makes progress. Any thread may call it. */
 void net_alive(struct net *n);
 /* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread may

@@ -1,0 +1,20 @@
+/*
+ * device.h - functions of libcnnps that only cnn-worker uses, for a device that reads weights and
+ * writes gradients by itself, such as a GPU. The device then uses the shared memory of a lane
+ * directly, and can compute checksums.
+ */
+#ifndef WORKER_CLIENT_DEVICE_H
+#define WORKER_CLIENT_DEVICE_H
+#include "worker/client/cnnps.h"
+#include "worker/client/lane.h"
+
+/* Lets a device use the memory of lanes: cnnps_gradient and the pulls then return such memory
+ * instead of memory of cnnps_options.allocate, if the device can use it. */
+void cnnps_use_device(struct cnnps *c, const struct lane_device *device);
+/* As cnnps_pull without flags, but the caller checks the weights itself: sets *xxh3 to their
+ * checksum. Sets *xxh3 to 0 if the weights are already checked. */
+int cnnps_pull_unchecked(struct cnnps *c, struct cnnps_pull *pull, uint64_t *xxh3);
+/* Sets the checksum of the values in the buffer of cnnps_gradient, for the next push. */
+void cnnps_set_checksum(struct cnnps *c, uint64_t xxh3);
+
+#endif

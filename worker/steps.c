@@ -649,19 +649,20 @@ static int complete_ahead(struct steps *s, struct next_push *in_flight, struct n
 	return PS_OK;
 }
 
-/* Pushes what a stopped worker has computed, if a push has one batch. Of a push of several batches,
- * other steps may be under way. Returns PS_ESHUTDOWN or an error. */
-static int push_in_flight(struct steps *s, struct next_push *in_flight)
+/* Pushes what a stopped worker has computed, if a push has one batch: either a completed gradient
+ * or one that the device computes. Of a push of several batches, other steps may be under way.
+ * Returns PS_ESHUTDOWN or an error. */
+static int push_in_flight(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
-	struct next_push completed;
-	int rc = PS_ESHUTDOWN;
+	int rc = PS_OK;
 
-	if (s->info->n_push > 1 || !in_flight->g)
-		return rc;
-	if ((rc = complete_ahead(s, in_flight, &completed)) ||
-		(rc = deliver(s, &completed, completed.version, 0)))
-		return rc;
-	return PS_ESHUTDOWN;
+	if (s->info->n_push > 1 || (!in_flight->g && !completed->g))
+		return PS_ESHUTDOWN;
+	if (!completed->g)
+		rc = complete_ahead(s, in_flight, completed);
+	if (!rc)
+		rc = deliver(s, completed, completed->version, 0);
+	return rc ? rc : PS_ESHUTDOWN;
 }
 
 /*
@@ -699,7 +700,7 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 			in_flight = next;
 	}
 	if (rc == PS_ESHUTDOWN)
-		return push_in_flight(s, &in_flight);
+		return push_in_flight(s, &in_flight, &completed);
 	if (!rc && completed.g)
 		rc = deliver(s, &completed, completed.version, 0);
 	if (!rc)

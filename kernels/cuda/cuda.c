@@ -213,7 +213,8 @@ static int pin_memory(void *memory, size_t bytes, int reads_only)
 
 static void unpin_memory(void *memory)
 {
-	cudaHostUnregister(memory);
+	if (cudaHostUnregister(memory))
+		cudaGetLastError();
 }
 
 static const struct backend_memory cuda_memory = {.special = 1,

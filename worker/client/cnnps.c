@@ -477,9 +477,9 @@ static int check_view(struct cnnps *c, const struct arrival *a)
 }
 
 /* Verifies weights and makes them c->view. The view lies in the lane if a device can use it. Else
- * it lies in a buffer of the pool if the program has
- * set options.allocate, or if the weights need a conversion. Otherwise, the view is the received
- * message if this message is one aligned frame, or else a new message. */
+ * it lies in a buffer of the pool if the program has set options.allocate, or if the weights need a
+ * conversion. Otherwise, the view is the received message if this message is one aligned frame, or
+ * else a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	int rc;

@@ -13,20 +13,20 @@
 #define NORM_PART    (1 / 8.)  /* weight of the newest norm in a mean */
 #define SIZE_PART    (1 / 32.) /* weight of the newest size in a mean */
 #define MIN_SIZES    4         /* minimum number of sizes in a mean that is compared */
-#define RECENT       8         /* number of pushes for each live worker that count as recent */
+#define RECENT       8         /* number of accepted pushes per live worker that count as recent */
 #define SMALL_WEIGHT 0.01
 #define MAJORITY_OF  3 /* minimum number of workers for a comparison */
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
-/* Pushes are numbered. Returns the number of the oldest push that counts as recent. The medians
- * leave out a worker whose newest push is older, because its norms are those of gradients of much
- * older weights. */
+/* Accepted pushes are numbered; rejected ones do not count, because a worker may send any number of
+ * them. Returns the number of the oldest push that counts as recent. The medians leave out a worker
+ * whose newest push is older, because its norms are those of gradients of much older weights. */
 static uint64_t oldest_push(const struct core *c)
 {
 	uint64_t window = RECENT * (uint64_t)core_live_workers(c);
 
-	return c->stats.pushes > window ? c->stats.pushes - window : 0;
+	return c->stats.accepted > window ? c->stats.accepted - window : 0;
 }
 
 static int is_recent(const struct worker *w, uint64_t oldest)
@@ -232,7 +232,7 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 
 	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
 	n->last = norm;
-	n->push_no = c->stats.pushes;
+	n->push_no = c->stats.accepted;
 	if (!compared)
 		return check_early(c, norm);
 	count_size(n, size, ratio);

@@ -63,7 +63,7 @@ struct worker_norms {
 	uint64_t print;
 	double size;      /* moving mean of the sizes of the worker's gradients */
 	uint64_t n_sizes; /* number of sizes so far */
-	uint64_t push_no; /* number of the newest gradient's push among all pushes of the run */
+	uint64_t push_no; /* number of pushes that were accepted before the newest gradient */
 };
 
 /* Includes the norm and the size of the gradient of push `p`, which store_check has accepted, in

@@ -31,11 +31,18 @@ static uint64_t sender(const struct core *c, const struct worker *w)
 	return pair(worker_id(c, w), w->session.incarnation);
 }
 
+/* A code holds for the data set of the worker at that time. Without this, a worker that comes back
+ * with other data after a crash would make them the run's data by the replay of an old push. */
+static uint64_t data_sizes(const struct worker *w)
+{
+	return pair(w->session.data.n_train, w->session.data.n_test);
+}
+
 static uint64_t code_of_training(
 	const struct core *c, const struct worker *w, const struct work *granted)
 {
-	const uint64_t word[] = {
-		CODE_TRAIN, sender(c, w), granted->epoch, pair(granted->first, granted->count)};
+	const uint64_t word[] = {CODE_TRAIN, sender(c, w), w->session.data.xxh3, data_sizes(w),
+		granted->epoch, pair(granted->first, granted->count)};
 
 	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
 }
@@ -51,9 +58,10 @@ static uint64_t code_of_evaluation(
 static uint64_t code_of_decision(const struct core *c, const struct worker *w,
 	const struct msg_push *p, uint32_t verdict, uint32_t reject, uint32_t superseded)
 {
-	const uint64_t word[] = {CODE_DECISION, sender(c, w), p->seq,
-		verdict | reject << 8 | superseded << 16, pair(p->work.epoch, p->work.first),
-		pair(p->work.count, p->images), p->base_version, p->base_term};
+	const uint64_t word[] = {CODE_DECISION, sender(c, w), w->session.data.xxh3, data_sizes(w),
+		p->seq, verdict | reject << 8 | superseded << 16,
+		pair(p->work.epoch, p->work.first), pair(p->work.count, p->images), p->base_version,
+		p->base_term};
 
 	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
 }

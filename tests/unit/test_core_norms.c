@@ -53,8 +53,11 @@ static enum reject check_norm(struct fleet *t, uint32_t i, double norm)
 	struct msg m = push_with_norm(t, i, norm * (1 + 1e-4 * (double)(t->seq[i] % 97)));
 
 	m.push.base_version = t->seq[i];
+	enum reject r = norms_check(t->f.core, &t->f.core->worker[i], &m.push);
+
 	t->f.core->stats.pushes++;
-	return norms_check(t->f.core, &t->f.core->worker[i], &m.push);
+	t->f.core->stats.accepted += r == REJECT_NONE;
+	return r;
 }
 
 static double scale_of_push(struct fleet *t, uint32_t i, double norm)
@@ -228,6 +231,23 @@ TEST(with_two_keys_each_worker_counts)
 	honest(&t, 0, 4, 10, 1);
 	double s = scale_of_push(&t, 4, 50);
 	assert_true(50 * s <= 1.2 * RATIO);
+	fixture_close(&t.f);
+}
+
+/* A worker may send any number of pushes that are rejected, for example as stale. They do not make
+ * the norms of the others old. */
+TEST(rejected_pushes_do_not_end_the_comparison)
+{
+	struct fleet t;
+	int rejected = 0;
+
+	open_norms_fleet(&t, with_ratio(), WORKERS);
+	for (int r = 0; r < 20; r++) {
+		honest(&t, 0, WORKERS - 1, 1, 2);
+		t.f.core->stats.pushes += 100;
+		rejected += check_norm(&t, WORKERS - 1, 20) == REJECT_NORM;
+	}
+	assert_int_equal(rejected, 20 - 3);
 	fixture_close(&t.f);
 }
 

@@ -166,6 +166,41 @@ TEST(a_replay_begins_the_run_again)
 	fixture_close(&f);
 }
 
+/* After a crash, a worker comes back with another data set. The codes of its accepted push do not
+ * hold for this data set, so its replay neither counts nor fixes the data set of the run. */
+TEST(a_replay_proves_nothing_for_other_data)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_snapshot snapshot;
+	struct core_fixture f;
+	struct stamp s;
+	struct msg one, hello;
+
+	cfg.leases.min_workers = 2;
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "a");
+	snapshot = fixture_save(&f);
+	(void)fixture_join(&f, 10, "b");
+	struct msg_grant g = fixture_train(&f, 9, s, 1);
+	one = push_of_grant(s, 1, &g);
+	const struct msg_ack ack = fixture_acked(&f, 9, &one);
+	assert_int_equal(ack.verdict, VERDICT_OK);
+	fixture_close(&f);
+
+	fixture_load(&f, cfg, &snapshot);
+	fixture_drop(&snapshot);
+	hello = fixture_resume(s, 1, 0);
+	hello.hello.data.xxh3++;
+	fixture_message(&f, 9, &hello);
+	one.push.stamp = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+	one.push.verdict = ack.verdict;
+	one.push.code = ack.code;
+	fixture_rejected(&f, 9, &one, REJECT_WORK);
+	assert_int_equal(f.core->dataset.fixed, 0);
+	assert_int_equal(run_has_begun(f.core), 0);
+	fixture_close(&f);
+}
+
 /* A worker of protocol version 6 sends no codes. After a crash that has lost grants and decisions,
  * its replays and its pushes count only within the newest grant that the server has. The server
  * rejects the others, does not count them as bad, and grants their batches again. */

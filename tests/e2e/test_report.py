@@ -150,8 +150,8 @@ def test_a_history_with_fewer_samples_has_no_gaps(programs, browser, steps, gaps
     assert time in cells, cells
 
 
-def test_eight_runs_have_eight_colours(programs, browser):
-    places = [programs.directory / f"run{i}" for i in range(8)]
+def show_eight_runs(programs, browser, name):
+    places = [programs.directory / f"{name}{i}" for i in range(1, 9)]
     for i, place in enumerate(places):
         place.mkdir()
         lines = [{"t": 1000, "kind": "start", "model": "fc:10", "options": {"lr": i}},
@@ -162,11 +162,30 @@ def test_eight_runs_have_eight_colours(programs, browser):
     page.write_text(report(programs, *places))
     browser.get_log("browser")
     browser.get(page.as_uri())
+
+
+def test_eight_runs_have_eight_colours(programs, browser):
+    show_eight_runs(programs, browser, "run")
     assert browser.get_log("browser") == [], "the console is clean"
     legend = browser.execute_script(
         "return [...document.querySelectorAll('#legend-loss > span')].map("
         "e => [e.firstChild.style.color, e.style.whiteSpace])")
     assert len({colour for colour, _ in legend}) == 8 and {space for _, space in legend} == {"nowrap"}
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+@pytest.mark.parametrize("name", ["downpour-lr-0.00", "one-word-" + 60 * "x"])
+def test_the_legend_of_many_runs_fits(programs, browser, width, name):
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        show_eight_runs(programs, browser, name)
+        assert browser.execute_script("return innerWidth") == width
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        shown = browser.find_element("id", "legend-loss").text
+        assert all(f"{name}{i}" in "".join(shown.split()) for i in range(1, 9))
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_text_of_a_history_is_never_markup(programs, browser):

@@ -89,12 +89,14 @@ function compare(id, points, options) {
 			const dot = document.createElement("span"), name = document.createElement("span");
 			dot.textContent = runs.findIndex(run => run.name === s.label) < palette.length ? "━ " : "╍ ";
 			dot.style.color = s.color;
-			name.textContent = s.label + (s.y == null ? "" : " " + s.yHTML) + "  ";
+			name.textContent = s.label + (s.y == null ? "" : " " + s.yHTML);
+			name.style.whiteSpace = "normal";
+			name.style.overflowWrap = "anywhere"; /* breaks a name that is longer than a line */
 			const both = document.createElement("span");
-			both.style.whiteSpace = "nowrap";
+			both.style.cssText = "display: inline-block; max-width: 100%; margin-left: 1em; white-space: nowrap";
 			both.append(dot, name);
 			return both.outerHTML;
-		}).join("")
+		}).join(" ")
 	}, options));
 	g.paint = () => g.updateOptions({colors: runs.map((_, i) => color(palette[i % palette.length])), gridLineColor: color("line")});
 	g.paint();

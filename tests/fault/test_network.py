@@ -132,7 +132,7 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
     # an additional epoch, so that the server notices the last death before the run ends
     epochs = turns + 1
     net = nets("N1", 3)
-    server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--heartbeat-ms",
+    server = net.server("--model", "seed:256", "--epochs", epochs, "--mode", mode, "--heartbeat-ms",
                         200, "--suspect-ms", 500, "--dead-ms", 1000, "--checkpoint-ms", 100)
     fleet = [net.worker_at(i, server.endpoint, data=few) for i in range(2)]
     for turn in range(turns):

@@ -354,6 +354,65 @@ def test_no_color_on_a_terminal(programs, trained, no_color):
     assert (b"\x1b" in text) == (not no_color)
 
 
+def long_history(directory):
+    """Writes a history that is longer than a buffer; returns its directory."""
+    lines = [{"t": 1000 * i, "kind": "epoch", "epoch": i, "accuracy": 0.5} for i in range(1, 2000)]
+    (directory / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    return directory
+
+
+PRINTS = [("history", "LONG"), ("history", "CKPT"), ("report", "LONG"), ("show", "CKPT"),
+          ("predict", "--checkpoint", "CKPT", "PICTURE")]
+
+
+def prints_to(out, programs, trained, arguments):
+    """Runs cnn-ctl with the output `out`; returns its status and what it writes to stderr."""
+    pixels = np.zeros((28, 28), np.uint8)
+    pixels[4:24, 13:15] = 255
+    (programs.directory / "one.pgm").write_bytes(pgm(pixels))
+    names = {"LONG": long_history(programs.directory), "CKPT": trained,
+             "PICTURE": programs.directory / "one.pgm"}
+    done = subprocess.run(command("cnn-ctl", *(names.get(a, a) for a in arguments)), stdout=out,
+                          stderr=subprocess.PIPE, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+def unread_pipe():
+    """Returns the end for writing of a pipe that nobody reads."""
+    ours, its = os.pipe()
+    os.close(ours)
+    return its
+
+
+@pytest.mark.parametrize("arguments", PRINTS)
+def test_a_reader_may_stop_reading(programs, trained, arguments):
+    """For example head exits after some lines. Then cnn-ctl ends silently, like other tools."""
+    out = unread_pipe()
+    try:
+        assert prints_to(out, programs, trained, arguments) == (-signal.SIGPIPE, "")
+    finally:
+        os.close(out)
+
+
+@pytest.mark.parametrize("arguments", PRINTS)
+def test_a_full_disk_is_reported(programs, trained, arguments):
+    with open("/dev/full", "wb") as out:
+        code, text = prints_to(out, programs, trained, arguments)
+    assert code == 10 and "cannot write to standard output" in text
+
+
+@pytest.mark.parametrize("options", [("--once",), ("--once", "--json"), ("--json",)])
+def test_the_reader_of_top_may_stop_reading(programs, options):
+    server = programs.server("--model", "seed:4")
+    out = unread_pipe()
+    try:
+        done = subprocess.run(command("cnn-ctl", "--server", server.endpoint, "top", *options),
+                              stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(out)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+
+
 def test_a_test_image_that_does_not_exist_exits_2(programs, trained, data):
     ctl = programs.ctl("predict", "--checkpoint", trained, "--data", data, 10000, code=2)
     assert "0 to 9999" in ctl.lines[0]

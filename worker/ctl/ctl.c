@@ -1,9 +1,11 @@
 /*
  * ctl.c - cnn-ctl: shows and controls a running server, exports its weights and predicts with them.
  */
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include "common/client_opt.h"
 #include "common/keys.h"
 #include "common/log.h"
@@ -263,6 +265,21 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 	return rc;
 }
 
+/* Checks that all output was written. If nobody reads it any more, as in `cnn-ctl history DIR |
+ * head`, the program ends without a message, by SIGPIPE, like other tools. */
+static int check_output(struct err *e)
+{
+	struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+
+	if (!fflush(stdout) && !ferror(stdout))
+		return PS_OK;
+	if (poll(&out, 1, 0) == 1 && out.revents & POLLERR) {
+		signal(SIGPIPE, SIG_DFL);
+		raise(SIGPIPE);
+	}
+	return err_set(e, PS_EIO, "cannot write to standard output");
+}
+
 int main(int argc, char **argv)
 {
 	const char *args[MAX_ARGS];
@@ -277,8 +294,8 @@ int main(int argc, char **argv)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	key_protect_process();
 	rc = run_command(&ctl, args, n_args, &e);
-	if (!rc && fflush(stdout))
-		rc = err_set(&e, PS_EIO, "cannot write to standard output");
+	if (!rc || ferror(stdout))
+		rc = check_output(&e);
 	if (rc && e.text[0])
 		ctl_say("failed", rc, e.text);
 	return err_exit_code(rc);

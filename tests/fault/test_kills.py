@@ -222,7 +222,7 @@ def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
     """Kill worker 0 in its Nth write to a socket and start it again, for several N. The other
     workers continue."""
     tracing("P1")
-    run = ledger(3, 20000 if full else 1500, pace=(10 if full else 5,))
+    run = ledger(3, 30000 if full else 1500, pace=(10 if full else 5,))
     run.reached(0)
     places = list(range(1, 201)) if full else [1, 2, 5, 11, 40]
     for nth in places:

@@ -117,11 +117,18 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
     until(lambda: text(browser, "state") == "server away", 20, "the page says so")
     assert "connects again by itself" in text(browser, "notice")
     assert text(browser, "rate") == text(browser, "live") == "–", "nothing old looks new"
+    cells = browser.execute_script(
+        "return [...$('workers').tBodies[0].rows].map(r => [...r.cells].map(c => c.textContent))")
+    assert sorted(row[1] for row in cells) == ["one", "two"], cells
+    assert all(row[2] == row[3] == row[5] == "–" for row in cells), cells
+    assert "when a worker evaluated them last" in text(browser, "wall-note")
     away = "return run.absences.length && run.absences.at(-1)[1] - run.absences.at(-1)[0]"
     first = until(lambda: browser.execute_script(away), 10, "the gap is shaded at once")
     until(lambda: browser.execute_script(away) > first, 10, "the gap grows")
     server = programs.restart(server, *options, "--http", f"127.0.0.1:{port}")
     until(lambda: text(browser, "state") in ("training", "evaluating", "waiting"), 30, "it is back")
+    until(lambda: "live" in text(browser, "workers"), 30, "the table is new again")
+    assert "every other second" in text(browser, "wall-note")
     until(lambda: browser.execute_script("return run.gaps.length") == 1, 10, "the gap is marked")
     epochs = browser.execute_script("return run.epochs.map(e => e.epoch)")
     assert epochs == list(range(1, len(epochs) + 1))

@@ -95,10 +95,10 @@ function drawWorkers() {
 			row.append(th);
 		}
 	}
-	const body = document.createElement("tbody"), over = ended();
+	const body = document.createElement("tbody"), over = lost || ended();
 	for (const w of status.workers) {
 		const row = body.insertRow();
-		row.className = ["suspect", "stalled", "excluded", "quarantined"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
+		row.className = lost ? "" : ["suspect", "stalled", "excluded", "quarantined"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
 		cell(row, w.worker);
 		cell(row, w.name || "–", "text");
 		cell(row, over ? "–" : w.state, "text");
@@ -200,7 +200,7 @@ let wallNow = null;
 function noteWall() {
 	if (wallNow)
 		$("wall-note").textContent = `${wallNow.right} of ${wallNow.all} ${status.data.validate ? "held-back" : "test"} images right, ` +
-			(ended() ? "when a worker evaluated them last." : "evaluated by a worker every other second while this page is open.") +
+			(lost || ended() ? "when a worker evaluated them last." : "evaluated by a worker every other second while this page is open.") +
 			" The bar is how sure the network is.";
 }
 
@@ -391,6 +391,10 @@ function showAway(since, text) {
 		$(id).textContent = "–";
 	for (const id of ["eta", "staleness"])
 		$(id).textContent = "";
+	if (status) {
+		drawWorkers();
+		noteWall();
+	}
 	if (!document.hidden)
 		draw();
 	state("server away", "bad");

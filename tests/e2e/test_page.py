@@ -1,6 +1,7 @@
 """Test the server's page in Chromium: its content, restarts of the server, and access tokens."""
 import base64
 import json
+import math
 import re
 import signal
 import socket
@@ -358,9 +359,9 @@ def test_labels_of_a_tiny_loss_are_short_and_differ(programs, browser):
     server = programs.server("--model", "seed:4")
     browser.get(url_of(server))
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
-    for last in (1e-12, 0.02, 2.1, 2.299):
+    for last in (1e-12, 1e-6, 0.02, 2.1, 2.299):
         # one script, because a status event between two scripts would draw the page again
-        labels, aria = browser.execute_script(MANY_SAMPLES + """
+        labels, aria, lines = browser.execute_script(MANY_SAMPLES + """
             const last = arguments[0], at = Date.now() - 1e5; run = new Run("", ROOM);
             for (let i = 0; i <= 100; i++)
                 run.take({...sample(at + 1000 * i, 1), loss: 2.3 * (last / 2.3) ** (i / 100)});
@@ -368,11 +369,16 @@ def test_labels_of_a_tiny_loss_are_short_and_differ(programs, browser):
             const labels = [...document.querySelectorAll('#chart-loss .dygraph-axis-label-y')];
             return [labels.filter(e => e.textContent).map(e => [e.textContent,
                         e.scrollWidth <= e.parentNode.clientWidth, e.offsetHeight]),
-                    document.getElementById('chart-loss').ariaLabel];""", last)
+                    document.getElementById('chart-loss').ariaLabel,
+                    curves[1].layout_.yticks.map(tick => tick.pos * curves[1].getArea().h)];""", last)
         assert len(labels) >= 3 and len({name for name, _, _ in labels}) == len(labels), labels
         for name, fits, height in labels:
             assert re.fullmatch(r"\d+(\.\d+)?(e-\d+)?", name) and fits and height < 20, labels
         assert abs(float(aria.removeprefix("Loss now ")) / last - 1) < 0.05, aria
+        if last < 1e-3:  # the lines of many powers of ten are not a grey area
+            assert all(float(f"1e{round(math.log10(float(name)))}") == float(name)
+                       for name, _, _ in labels), labels
+            assert min(abs(a - b) for a, b in zip(lines, lines[1:])) > 10, lines
 
 
 @pytest.mark.parametrize("content", ["short", "with blanks in the middle of it", "x" * 300])

@@ -22,6 +22,19 @@ function lossLabel(x, granularity, options, g) {
 	return away === 0 || away >= 0.01 && away < 1e5 ? String(short) : short.toExponential();
 }
 
+// Returns the ticks of a logarithmic axis. If the axis has more than three powers of ten, each tick is
+// one of them, because the ticks between them would be too close.
+function lossTicks(low, high, pixels, options, ...more) {
+	const decades = Math.log10(high / low), ticks = [];
+	if (!(decades > 3 && isFinite(decades)))
+		return Dygraph.numericTicks(low, high, pixels, options, ...more);
+	const step = Math.ceil(decades * options("pixelsPerLabel") / pixels);
+	for (let i = Math.ceil(Math.log10(low) / step) * step; i <= Math.log10(high); i += step)
+		ticks.push({v: 10 ** i, label: options("axisLabelFormatter")(10 ** i, 0, options, more[0])});
+	return ticks;
+}
+const LOSS_AXIS = {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56, ticker: lossTicks};
+
 // A run measures its accuracy, or other metrics, or only the test loss. These functions take the name
 // of such a result, which is "accuracy", the name of a metric, or TEST_LOSS. `o` is the line of an
 // epoch, or a status.

@@ -24,7 +24,7 @@ const curves = [
 		...POINTS, axes: {y: {valueFormatter: v => hasAccuracy() ? number(v, 2) + " %" : measureText(v),
 			axisLabelFormatter: (v, ...more) => hasAccuracy() ? percentLabel(v, ...more) : lossLabel(v, ...more), axisLabelWidth: 56}}}),
 	chart("loss", ["training", "test"], ["blue", "orange"], live, {
-		logscale: true, series: {test: POINTS, validation: POINTS}, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}}),
+		logscale: true, series: {test: POINTS, validation: POINTS}, axes: {y: LOSS_AXIS}}),
 	chart("rate", ["images/s"], ["blue"], live, {
 		fillGraph: true, includeZero: true, axes: {y: {valueFormatter: v => number(v), axisLabelFormatter: v => v >= 1000 ? v / 1000 + " k" : v, axisLabelWidth: 46}}}),
 ];

@@ -192,7 +192,7 @@ const timelines = () => canvases.forEach(([canvas, run, key]) => {
 
 drawRuns();
 drawOptions();
-const LOSS = {logscale: true, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}};
+const LOSS = {logscale: true, axes: {y: LOSS_AXIS}};
 // The result that two charts draw: the accuracy if a run has it, otherwise what the first run measures.
 const measures = runs.filter(run => run.epochs.length).map(run => run.measure);
 const measure = measures.includes("accuracy") ? "accuracy" : measures[0] || "accuracy";

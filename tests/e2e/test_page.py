@@ -622,7 +622,9 @@ def test_the_history_of_a_page_is_short(programs, browser):
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
     until(lambda: browser.execute_script("return run.samples.length") > 100, 20, "the samples")
     (away,) = browser.execute_script("return run.gaps")
-    assert away == [times[-1], next(o["t"] for o in kept[1:] if o["kind"] == "start")]
+    # the page has loaded the history a moment later, so its last sample may be a neighbour
+    assert abs(away[0] - times[-1]) <= 2000
+    assert away[1] == next(o["t"] for o in kept[1:] if o["kind"] == "start")
 
 
 def test_a_page_of_many_epochs_does_bounded_work(programs, browser):

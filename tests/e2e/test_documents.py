@@ -63,6 +63,7 @@ SHORTER = (
     (r"(?<=tests/bench/floods)", " --seconds 2"),
     (r"(?<=tests/bench/optimizers)", " --seeds 1"),
     (r"(?<=--seeds )1,2,3\b", "1"),
+    (r"(?<=--seeds 1[.][.])\d{4,}", "100"),
     (r"^gdb(?= --args)", "gdb -batch -ex start"),
 )
 

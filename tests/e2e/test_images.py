@@ -371,6 +371,7 @@ def test_auto_changes_a_few_times(programs):
             worker.line("worker connected")
             worker.signal(SIGTERM)
             worker.wait(20)
+            until(lambda: server.status()["live_workers"] == 0, 20, "the worker is gone")
     assert worker.wait(20) == 6
     worker.line("has changed the images of the run 8 times before any push: begin a run", 0.1)
 

@@ -128,7 +128,7 @@ def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
     """Each push has four parts (WIRE.md, "Chunked push"). The proxy drops one part in twenty, and
     duplicates one in twenty."""
     odds = {"chunk": 0.05, "push": 0.05}
-    run, proxy = proxied(2, 1000 if full else 15, size=140000, drop=odds, double=odds)
+    run, proxy = proxied(2, 1000 if full else 30, size=140000, drop=odds, double=odds)
     lost, twice = run.count(600)
     assert proxy.dropped and proxy.doubled, "nothing was tried"
     figure("N6", lost + twice, f"lost or applied twice, {proxy.dropped} parts lost, "

@@ -131,38 +131,47 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	fixture_close(&f);
 }
 
+/* A run of two workers begins, and the first worker delivers a batch. Then the server crashes and
+ * starts from a snapshot that is older than the beginning of the run. Returns the replay of the
+ * push; the first worker has not come back yet. */
+static struct msg lose_beginning(struct core_fixture *f)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_snapshot snapshot;
+	struct stamp s;
+
+	cfg.leases.min_workers = 2;
+	cfg.leases.max_batches = 1;
+	fixture_open(f, cfg);
+	s = fixture_join(f, 9, "a");
+	snapshot = fixture_save(f);
+	(void)fixture_join(f, 10, "b");
+	struct msg_grant g = fixture_train(f, 9, s, 1);
+	struct msg one = push_of_grant(s, 1, &g);
+	const struct msg_ack ack = fixture_acked(f, 9, &one);
+	assert_int_equal(ack.verdict, VERDICT_OK);
+	fixture_close(f);
+
+	fixture_load(f, cfg, &snapshot);
+	fixture_drop(&snapshot);
+	one.push.verdict = ack.verdict;
+	one.push.code = ack.code;
+	return one;
+}
+
 /* The snapshot is from before the run began, and one of its two workers does not come back. The
  * replay of an accepted push proves that the run had begun. */
 TEST(a_replay_begins_the_run_again)
 {
-	struct core_config cfg = with_key(fixture_training());
-	struct core_snapshot snapshot;
 	struct core_fixture f;
-	struct stamp s;
-	struct msg one;
+	struct msg one = lose_beginning(&f);
+	struct stamp s = fixture_come_back(&f, 9, one.push.stamp, 1);
 
-	cfg.leases.min_workers = 2;
-	cfg.leases.max_batches = 1;
-	fixture_open(&f, cfg);
-	s = fixture_join(&f, 9, "a");
-	snapshot = fixture_save(&f);
-	(void)fixture_join(&f, 10, "b");
-	struct msg_grant g = fixture_train(&f, 9, s, 1);
-	one = push_of_grant(s, 1, &g);
-	const struct msg_ack ack = fixture_acked(&f, 9, &one);
-	assert_int_equal(ack.verdict, VERDICT_OK);
-	fixture_close(&f);
-
-	fixture_load(&f, cfg, &snapshot);
-	fixture_drop(&snapshot);
-	one.push.stamp = s = fixture_come_back(&f, 9, s, 1);
+	one.push.stamp = s;
 	assert_int_equal(run_has_begun(f.core), 0);
-	one.push.verdict = ack.verdict;
-	one.push.code = ack.code;
 	fixture_applied(&f, 9, &one);
 	assert_int_equal(run_has_begun(f.core), 1);
-	g = fixture_train(&f, 9, s, 2);
-	assert_int_equal(g.work.count, 1);
+	assert_int_equal(fixture_train(&f, 9, s, 2).work.count, 1);
 	fixture_close(&f);
 }
 
@@ -170,31 +179,12 @@ TEST(a_replay_begins_the_run_again)
  * hold for this data set, so its replay neither counts nor fixes the data set of the run. */
 TEST(a_replay_proves_nothing_for_other_data)
 {
-	struct core_config cfg = with_key(fixture_training());
-	struct core_snapshot snapshot;
 	struct core_fixture f;
-	struct stamp s;
-	struct msg one, hello;
+	struct msg one = lose_beginning(&f), hello = fixture_resume(one.push.stamp, 1, 0);
 
-	cfg.leases.min_workers = 2;
-	fixture_open(&f, cfg);
-	s = fixture_join(&f, 9, "a");
-	snapshot = fixture_save(&f);
-	(void)fixture_join(&f, 10, "b");
-	struct msg_grant g = fixture_train(&f, 9, s, 1);
-	one = push_of_grant(s, 1, &g);
-	const struct msg_ack ack = fixture_acked(&f, 9, &one);
-	assert_int_equal(ack.verdict, VERDICT_OK);
-	fixture_close(&f);
-
-	fixture_load(&f, cfg, &snapshot);
-	fixture_drop(&snapshot);
-	hello = fixture_resume(s, 1, 0);
 	hello.hello.data.xxh3++;
 	fixture_message(&f, 9, &hello);
 	one.push.stamp = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
-	one.push.verdict = ack.verdict;
-	one.push.code = ack.code;
 	fixture_rejected(&f, 9, &one, REJECT_WORK);
 	assert_int_equal(f.core->dataset.fixed, 0);
 	assert_int_equal(run_has_begun(f.core), 0);

@@ -15,7 +15,7 @@
 #include "kernels/cuda/base/kernels.h"
 
 #define MAX_GPUS    64
-#define LOCK_TRIES  200 /* maximum number of tries to find a GPU that no other process has locked */
+#define LOCK_TRIES  600 /* maximum number of tries to find a GPU that no other process has locked */
 #define LOCK_MS     50  /* between two tries */
 #define UUID_DIGITS 36  /* xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
 
@@ -96,8 +96,8 @@ static void unlock_gpu(int lock)
 		close(lock);
 }
 
-/* Returns 0 if another process holds the lock of the GPU. If the system cannot create the lock,
- * returns 1 with *lock = -1. */
+/* Locks the GPU with this UUID, or for "choice" the choice of a GPU. Returns 0 if another process
+ * holds the lock. If the system cannot create the lock, returns 1 with *lock = -1. */
 static int lock_gpu(const char *uuid, int *lock)
 {
 	struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -175,14 +175,23 @@ static int lock_free(struct gpu *gpu, int n)
 	return n_free;
 }
 
+/* Only one process at a time chooses. A second one would skip the GPUs that the first one examines,
+ * and could take a GPU in use although another one is free. */
 static int least_used(struct gpu_choice *c, int n, struct err *e)
 {
 	struct gpu gpu[MAX_GPUS];
-	int n_free = 0, rc = PS_EDEVICE;
+	int n_free = 0, turn = -1, rc = PS_EDEVICE;
 
 	n = n < MAX_GPUS ? n : MAX_GPUS;
-	for (int i = 0; i < LOCK_TRIES && !(n_free = lock_free(gpu, n)); i++)
-		nanosleep(&(struct timespec){.tv_nsec = LOCK_MS * 1000000L}, NULL);
+	for (int i = 0; i < LOCK_TRIES && !n_free; i++) {
+		if (i)
+			nanosleep(&(struct timespec){.tv_nsec = LOCK_MS * 1000000L}, NULL);
+		if (!lock_gpu("choice", &turn))
+			continue;
+		n_free = lock_free(gpu, n);
+		if (!n_free)
+			unlock_gpu(turn);
+	}
 	if (!n_free)
 		return err_set(e, PS_EDEVICE, "device cuda: other workers keep all GPUs locked");
 	for (int i = 0; i < n_free; i++) {
@@ -191,6 +200,7 @@ static int least_used(struct gpu_choice *c, int n, struct err *e)
 		else
 			unlock_gpu(gpu[i].lock);
 	}
+	unlock_gpu(turn);
 	return rc;
 }
 

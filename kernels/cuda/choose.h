@@ -5,8 +5,8 @@
  * Slurm has set SLURM_LOCALID, "cuda" is number SLURM_LOCALID modulo the number of visible GPUs.
  * Without SLURM_LOCALID, "cuda" is the GPU with the least memory in use (ties: the lowest number)
  * among the GPUs that start and for which this build has code. Workers that start at the same time
- * do not see each other's memory yet, so a process locks a GPU while it examines the GPU, and skips
- * GPUs that another process has locked.
+ * do not see each other's memory yet. So they choose one after the other, and a process keeps the
+ * lock of its GPU until gpu_settle; others skip this GPU.
  *
  * Thread: any. The lock is an abstract Unix socket: it ends with the process.
  */

@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
-"""Compare the training speed of a worker with a real server to the speed of its kernels alone.
+"""Compare the training speed of workers with a real server to the speed of their kernels alone.
 
-    tests/bench/through_server.py [--device cuda] [--epochs 20] [--n-push 1,4,16]
-                                  [NET,BATCH,PRECISION...] [-- OPTIONS OF cnn-ps]
+    tests/bench/through_server.py [--device cuda] [--workers 1] [--epochs 20] [--repeat 1]
+                                  [--n-push 1,4,16] [NET,BATCH,PRECISION...]
+                                  [-- OPTIONS OF cnn-ps]
+
+--workers has numbers of workers, separated by commas: with --device cuda and several workers,
+worker i uses GPU i. With --repeat R, an epoch has every training image R times, because an epoch of
+60,000 images takes several GPUs only a few milliseconds.
 
 n_push is the number of batches between a pull and the push after it (cnn-ps --n-push and
---n-fetch). A lease has all batches of an epoch. The script prints CSV:
-net,batch,precision,n_push,images_per_s,bare_images_per_s,share. images_per_s is the mean of the
-rates that the server logs for each epoch, without evaluations. The first quarter of the epochs does
-not count, because the programs allocate buffers in this time. bare_images_per_s is the rate of the
-kernels without a server (column local_images_per_s of tests/bench/gpu), and share is images_per_s /
-bare_images_per_s.
+--n-fetch). A lease has all batches of an epoch of 60,000 images. The script prints CSV with the
+columns net,batch,precision,n_push,workers,images_per_s,bare_images_per_s,share,accuracy.
+images_per_s is the mean of the rates that the server logs for each epoch, without evaluations. The
+first quarter of the epochs does not count, because the programs allocate buffers in this time.
+bare_images_per_s is the rate of the kernels of one worker without a server (column
+local_images_per_s of tests/bench/gpu), and share is images_per_s / bare_images_per_s. accuracy is
+that of the last evaluation.
 
 The learning rate is 0.005, because cnn99 diverges at the default rate with 16 batches of 1000
 images per push. An --lr after -- takes precedence.
@@ -19,6 +25,7 @@ Data: $CNN_DATA or the default data directories.
 """
 import argparse
 import csv
+import gzip
 import os
 import statistics
 import subprocess
@@ -55,20 +62,44 @@ def rates(server):
     return found
 
 
-def through_server(net, batch, precision, n_push, args):
+def repeated(name, source, target, repeat):
+    """Write the IDX file `name` of the directory `source` to `target`, with its items `repeat`
+    times."""
+    path = source / name
+    opened = open if path.exists() else gzip.open
+    with opened(path if path.exists() else f"{path}.gz", "rb") as f:
+        content = f.read()
+    header = 4 + 4 * content[3]
+    items = int.from_bytes(content[4:8], "big") * repeat
+    with open(target / name, "wb") as f:
+        f.write(content[:4] + items.to_bytes(4, "big") + content[8:header])
+        for _ in range(repeat):
+            f.write(content[header:])
+
+
+def devices(args, workers):
+    """Returns the device of each worker."""
+    if workers == 1 or args.device != "cuda":
+        return [args.device] * workers
+    return [f"cuda:{i}" for i in range(workers)]
+
+
+def through_server(net, batch, precision, n_push, workers, data, args):
     """Train through a server. Returns the mean images per second of all epochs after the first
-    quarter."""
+    quarter, and the accuracy at the end."""
     with tempfile.TemporaryDirectory() as directory:
-        programs = Programs(Path(directory), data_directory())
+        programs = Programs(Path(directory), data)
         try:
             server = programs.server("--model", net, "--epochs", args.epochs, "--batch-size", batch,
                                 "--n-push", n_push, "--n-fetch", n_push,
-                                "--lease-batches", 60000 // int(batch), *args.options,
-                                env=RATE)
-            w = worker(programs, server, args.device, "--precision", precision)
-            server.result(240)
-            assert w.wait(20) == 0, w.tail()
-            return statistics.harmonic_mean(rates(server)[args.epochs // 4:])
+                                "--lease-batches", 60000 // int(batch), "--min-workers", workers,
+                                *args.options, env=RATE)
+            fleet = [worker(programs, server, device, "--precision", precision)
+                     for device in devices(args, workers)]
+            accuracy = server.result(240)["accuracy"]
+            for w in fleet:
+                assert w.wait(20) == 0, w.tail()
+            return statistics.harmonic_mean(rates(server)[args.epochs // 4:]), accuracy
         finally:
             programs.close()
 
@@ -84,20 +115,32 @@ def bare(net, batch, precision, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workers", default="1")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--repeat", type=int, default=1, help="how often an epoch has each image")
     parser.add_argument("--n-push", default="1,4,16")
     parser.add_argument("races", nargs="*", metavar="NET,BATCH,PRECISION")
     ours = sys.argv[1:]
     split = ours.index("--") if "--" in ours else len(ours)
     args = parser.parse_args(ours[:split])
     args.options = ours[split + 1:]
-    print("net,batch,precision,n_push,images_per_s,bare_images_per_s,share")
-    for race in args.races or RACES:
-        net, batch, precision = race.split(",")
-        bare_speed = bare(net, batch, precision, args)
-        for n_push in map(int, args.n_push.split(",")):
-            speed = through_server(net, batch, precision, n_push, args)
-            print(f"{race},{n_push},{speed:.0f},{bare_speed:.0f},{speed / bare_speed:.3f}", flush=True)
+    print("net,batch,precision,n_push,workers,images_per_s,bare_images_per_s,share,accuracy")
+    with tempfile.TemporaryDirectory() as directory:
+        data = data_directory()
+        if args.repeat > 1:
+            for part, repeat in (("train", args.repeat), ("t10k", 1)):
+                for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
+                    repeated(name, data, Path(directory), repeat)
+            data = Path(directory)
+        for race in args.races or RACES:
+            net, batch, precision = race.split(",")
+            bare_speed = bare(net, batch, precision, args)
+            for n_push in map(int, args.n_push.split(",")):
+                for workers in map(int, args.workers.split(",")):
+                    speed, accuracy = through_server(net, batch, precision, n_push, workers, data,
+                                                     args)
+                    print(f"{race},{n_push},{workers},{speed:.0f},{bare_speed:.0f},"
+                          f"{speed / bare_speed:.3f},{accuracy:.4f}", flush=True)
 
 
 if __name__ == "__main__":

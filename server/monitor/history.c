@@ -29,6 +29,8 @@
 /* number of failed writes in a row after which the history logs the failure */
 #define MAX_ERRORS 3
 #define RETRY_MS   10000
+/* maximum number of lost starts that one start adds */
+#define MAX_LOST_STARTS 100u
 
 /* The maximum bytes of the lines of each kind in history_short. The lines of workers, epochs and
  * starts may have more bytes for the lines that choose_always chooses. */
@@ -80,6 +82,7 @@ struct history {
 	/* 1: the last lines were added during a write, and no tick will write them */
 	int ended;
 	int diverged; /* 1: the previous server of this run ended because training had diverged */
+	uint64_t read_term; /* the highest term of the lines in the file at the start */
 	struct job job;
 };
 
@@ -228,6 +231,11 @@ static uint64_t time_of(const json_t *o)
 	return (uint64_t)json_integer_value(json_object_get(o, "t"));
 }
 
+static uint64_t term_of(const json_t *o)
+{
+	return (uint64_t)json_integer_value(json_object_get(o, "term"));
+}
+
 /* Adds `o` as the last line, and releases `o`. */
 static void add_object(struct history *h, json_t *o, enum line_kind kind, uint32_t number)
 {
@@ -316,6 +324,33 @@ static void add_start(
 	set(o, "generation", count(cfg->generation));
 	set(o, "options", options_object(cfg, given));
 	add_object(h, o, LINE_OTHER, 0);
+}
+
+/* Adds a line for each earlier start that has no line, because its server was killed before it
+ * could write one, for example on a full disk. The line has the present time, and null for what is
+ * not known any more. A server writes the line of its start first, so the starts without a line are
+ * those after the highest term in the file. */
+static void add_lost_starts(struct history *h, const struct status *now)
+{
+	const struct core_config *cfg = core_config(now->core);
+	uint64_t term = h->read_term + 1;
+	char run[33];
+
+	name_run(cfg, run);
+	if (cfg->term > MAX_LOST_STARTS && term < cfg->term - MAX_LOST_STARTS)
+		term = cfg->term - MAX_LOST_STARTS;
+	for (; term < cfg->term; term++) {
+		json_t *o = begin_object(now, "start");
+
+		set(o, "term", count(term));
+		set(o, "run", json_string(run));
+		set(o, "resumed", h->n ? json_true() : NULL);
+		set(o, "model", json_string(cfg->model));
+		set(o, "n_params", count(cfg->n_params));
+		for (size_t i = 0; i < 3; i++)
+			set(o, (const char *const[]){"version", "generation", "options"}[i], NULL);
+		add_object(h, o, LINE_OTHER, 0);
+	}
 }
 
 static void add_worker(struct history *h, const struct status *now, const struct effect *e)
@@ -744,6 +779,8 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 
 		*of_run = of && strcmp(of, run) == 0;
 	}
+	if (kind && term_of(o) > h->read_term)
+		h->read_term = term_of(o);
 	int keep = kind && *of_run && sort_line(now, o, kind, &is, &number);
 	if (keep && is == LINE_EPOCH) {
 		keep = n <= EPOCH_BYTES && !seen[number - 1] &&
@@ -806,8 +843,8 @@ static void read_lines(struct history *h, const struct status *now, unsigned cha
 	free(data);
 }
 
-/* Reads the lines of the file and keeps promise 2. */
-static int restore(struct history *h, const struct status *now, struct err *e)
+/* Reads the lines of the file and keeps promises 2 and 4. */
+static int restore(struct history *h, const struct status *now, int resumed, struct err *e)
 {
 	uint32_t epochs = core_config(now->core)->training.epochs;
 	unsigned char *seen = mem_try(epochs + 1u, 1);
@@ -816,6 +853,8 @@ static int restore(struct history *h, const struct status *now, struct err *e)
 		return err_set(e, PS_ENOMEM, "no memory for the history");
 	if (h->dir)
 		read_lines(h, now, seen);
+	if (h->dir && resumed)
+		add_lost_starts(h, now);
 	for (uint32_t i = 0; i < epochs; i++)
 		if (core_is_evaluated(now->core, i) && !seen[i])
 			add_missing_epoch(h, now, i);
@@ -868,7 +907,7 @@ int history_new(struct history **out, uv_loop_t *loop, const char *dir, const st
 	h->loop = loop;
 	h->dir = dir;
 	h->sample_ms = SAMPLE_MS;
-	int rc = restore(h, now, e);
+	int rc = restore(h, now, resumed, e);
 	if (rc) {
 		history_free(out);
 		return rc;

@@ -25,7 +25,10 @@
  *     order, even after a crash of the server (tests/e2e/test_history.py,
  *     test_every_epoch_once_after_ten_kills);
  * (3) if a write fails, its lines stay in memory, and the next write includes them
- *     (tests/fault/test_disk.py, P5).
+ *     (tests/fault/test_disk.py, P5);
+ * (4) if a server is killed before the line of its start is in the file, the next start adds a line
+ *     for it. The file therefore has one line for each start, in order
+ *     (tests/e2e/test_history.py, test_a_start_whose_line_was_lost_returns).
  *
  * All functions belong to the loop's thread. The buffer of a write belongs to a thread of the pool
  * until the callback of the write.

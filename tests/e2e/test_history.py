@@ -103,6 +103,51 @@ def test_an_epoch_that_is_missing_returns_to_its_place(programs, small):
         o["t"] for o in lines_of(server.directory))
 
 
+def test_a_start_whose_line_was_lost_returns(programs, small):
+    """A server that is killed on a full disk may leave no line of its start. The next start adds this
+    line: each term has one."""
+    options = ("--model", "seed:4", "--epochs", 500, "--checkpoint-ms", 200)
+    server = programs.server(*options)
+    file = server.directory / "history.jsonl"
+
+    def restart():
+        server.kill()
+        after = programs.restart(server, *options)
+        until(lambda: file.exists() and after.status()["term"] == lines_of(server.directory)[-1]["term"],
+              20, "a line of this start")
+        return after
+
+    def lose(is_lost):
+        server.kill()
+        left = "".join(json.dumps(o) + "\n" for o in lines_of(server.directory) if not is_lost(o["term"]))
+        file.unlink()
+        if left:
+            file.write_text(left)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["training_epoch"] > 2, 30, "epochs")
+    server = restart()
+    server = restart()
+    lose(lambda term: term > 1)  # of two terms after the first one
+    server = restart()
+    starts = [o for o in lines_of(server.directory) if o["kind"] == "start"]
+    assert [o["term"] for o in starts] == [1, 2, 3, 4]
+    assert [o["options"] is None for o in starts] == [False, True, True, False]
+    assert all(o["run"] == starts[0]["run"] and o["model"] == starts[0]["model"] for o in starts)
+    assert [o["resumed"] for o in starts] == [False, True, True, True]
+    lose(lambda term: True)  # also of the first term
+    server = restart()
+    server = restart()
+    lines = lines_of(server.directory)
+    starts = [o for o in lines if o["kind"] == "start"]
+    assert [o["term"] for o in starts] == list(range(1, 7)) and lines[0] == starts[0]
+    assert [o["resumed"] for o in starts] == [None] + 5 * [True]
+    assert [o["t"] for o in lines] == sorted(o["t"] for o in lines)
+    epochs = epochs_of(server.directory)
+    assert epochs == list(range(1, len(epochs) + 1))
+    programs.ctl("history", server.directory)
+    programs.ctl("report", server.directory)
+
+
 def test_the_end_is_written_after_a_slow_write(programs, small):
     """The run ends while the server is writing the line of the last epoch."""
     server = programs.server("--model", "seed:4", "--epochs", 2, env={

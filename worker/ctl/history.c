@@ -72,11 +72,13 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 static json_int_t held_back_of(const json_t *lines)
 {
 	for (size_t i = 0; i < json_array_size(lines); i++) {
-		const json_t *o = json_array_get(lines, i);
+		const json_t *o = json_array_get(lines, i),
+			     *options = json_object_get(o, "options");
 
-		if (strcmp(json_string_value(json_object_get(o, "kind")), "start") == 0)
-			return json_integer_value(
-				json_object_get(json_object_get(o, "options"), "validate"));
+		/* the line of a start that was lost has no options */
+		if (strcmp(json_string_value(json_object_get(o, "kind")), "start") == 0 &&
+			json_is_object(options))
+			return json_integer_value(json_object_get(options, "validate"));
 	}
 	return 0;
 }

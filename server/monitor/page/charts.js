@@ -90,7 +90,7 @@ class Run {
 	}
 	take(o) {
 		if (o.kind === "start") {
-			if (o.resumed && this.last)
+			if (o.resumed && this.last && o.t > this.last)
 				this.gaps.push([this.last, o.t]);
 			this.starts.push(o);
 			this.seen = 0;
@@ -118,7 +118,7 @@ class Run {
 		const e = this.epochs.findLast(e => e.accuracy != null || e.test_loss != null);
 		if (e)
 			return e.accuracy != null ? "accuracy" : Object.keys(e.metrics || {})[0] || TEST_LOSS;
-		const [name] = (this.starts[0]?.options?.metrics || "accuracy").split(" ");
+		const [name] = (this.options.metrics || "accuracy").split(" ");
 		return name === "none" ? TEST_LOSS : name;
 	}
 	// The title of `measure`.
@@ -166,10 +166,14 @@ class Run {
 		const away = this.gaps.reduce((sum, [from, to]) => sum + Math.max(0, to - Math.max(from, s[0].t)), 0);
 		this.distance = 0.9 * (o.t - s[0].t - away) / this.samples.length;
 	}
+	// The options of the first start that has them. A start whose line was lost has none.
+	get options() {
+		return this.starts.find(o => o.options)?.options || {};
+	}
 	// The number of training images that the run holds back and evaluates, or 0 if the run
 	// evaluates the test images.
 	get heldBack() {
-		return this.starts.length && this.starts[0].options?.validate || 0;
+		return this.options.validate || 0;
 	}
 	takeText(text) {
 		for (const line of text.split("\n"))

@@ -105,8 +105,9 @@ function compare(id, points, options) {
 
 function drawOptions() {
 	const names = [...new Set(runs.flatMap(run => run.starts.flatMap(start => Object.keys(start.options || {}))))];
-	/* the values of an option in the order of the starts, without repetitions in a row */
-	const values = (run, name) => run.starts.map(start => String((start.options || {})[name] ?? "–"))
+	/* the values of an option in the order of the starts, without repetitions in a row; a start whose
+	 * line was lost has no options */
+	const values = (run, name) => run.starts.filter(start => start.options).map(start => String(start.options[name] ?? "–"))
 		.filter((v, i, all) => i === 0 || v !== all[i - 1]);
 	const rows = names.filter(name => new Set(runs.flatMap(run => values(run, name))).size > 1)
 		.map(name => ["--" + name, ...runs.map(run => values(run, name).join(" → ") || "–")]);

@@ -156,19 +156,29 @@ int file_replace(const char *dir, const char *name, const struct file_part *part
 	return rc;
 }
 
+/* Splits a path into its directory and the name in it. */
+static int split_path(const char *path, char dir[4096], const char **name, struct err *e)
+{
+	const char *slash = strrchr(path, '/');
+	const size_t n = slash ? (size_t)(slash - path) : 0;
+
+	if (n >= 4096)
+		return err_set(e, PS_EIO, "%.100s...: path too long", path);
+	snprintf(dir, 4096, "%.*s", (int)n, path);
+	if (n == 0)
+		snprintf(dir, 4096, "%s", slash ? "/" : ".");
+	*name = slash ? slash + 1 : path;
+	return PS_OK;
+}
+
 int file_replace_path(
 	const char *path, const struct file_part *parts, size_t n_parts, struct err *e)
 {
 	char dir[4096];
-	const char *slash = strrchr(path, '/');
-	const size_t n = slash ? (size_t)(slash - path) : 0;
+	const char *name;
+	int rc = split_path(path, dir, &name, e);
 
-	if (n >= sizeof(dir))
-		return err_set(e, PS_EIO, "%.100s...: path too long", path);
-	snprintf(dir, sizeof(dir), "%.*s", (int)n, path);
-	if (n == 0)
-		snprintf(dir, sizeof(dir), "%s", slash ? "/" : ".");
-	return file_replace(dir, slash ? slash + 1 : path, parts, n_parts, e);
+	return rc ? rc : file_replace(dir, name, parts, n_parts, e);
 }
 
 /* Reads exactly `size` bytes and checks that the file ends there. */
@@ -244,6 +254,48 @@ int file_make_dir(const char *dir, struct err *e)
 	if (faccessat(AT_FDCWD, dir, W_OK | X_OK, AT_EACCESS) != 0)
 		return err_set(e, PS_EUSAGE, "%s: cannot be written to: %s", dir, strerror(errno));
 	return PS_OK;
+}
+
+/* Checks that `path` has the type `type` (S_IFDIR or S_IFREG) and gives `rights` (R_OK and the
+ * like). */
+static int check_path(
+	const char *path, mode_t type, int rights, const char *expected, struct err *e)
+{
+	struct stat st;
+
+	if (stat(path, &st) != 0)
+		return err_set(e, PS_EUSAGE, "%.200s: %s; %s", path, strerror(errno), expected);
+	if ((st.st_mode & S_IFMT) != type)
+		return err_set(e, PS_EUSAGE, "%.200s: not a %s; %s", path,
+			type == S_IFDIR ? "directory" : "regular file", expected);
+	if (faccessat(AT_FDCWD, path, rights, AT_EACCESS) != 0)
+		return err_set(e, PS_EUSAGE, "%.200s: %s; %s", path, strerror(errno), expected);
+	return PS_OK;
+}
+
+int file_check_dir(const char *dir, const char *expected, struct err *e)
+{
+	return check_path(dir, S_IFDIR, R_OK | X_OK, expected, e);
+}
+
+int file_check_readable(const char *path, const char *expected, struct err *e)
+{
+	return check_path(path, S_IFREG, R_OK, expected, e);
+}
+
+int file_check_target(const char *path, struct err *e)
+{
+	static const char expected[] = "expected the path of a file that can be written";
+	char dir[4096];
+	const char *name;
+	struct stat st;
+	int rc = split_path(path, dir, &name, e);
+
+	if (!rc)
+		rc = check_path(dir, S_IFDIR, W_OK | X_OK, expected, e);
+	if (!rc && (!*name || stat(path, &st) == 0))
+		rc = check_path(path, S_IFREG, W_OK, expected, e);
+	return rc;
 }
 
 /* Returns the pid that the holder of the lock has written into the file, or 0 if the file has no

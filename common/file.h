@@ -39,6 +39,15 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 /* Creates the directory `dir` if it does not exist (but not its parents), and checks that it is
  * writable. PS_EUSAGE. */
 int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
+/* These functions check a path that a user gave, before a command uses it. `expected` ends the
+ * message: what the user should give. PS_EUSAGE: the path does not exist, or is not a directory or
+ * a regular file, or this process may not use it.
+ * file_check_dir: a directory that exists and can be read. */
+int file_check_dir(const char *dir, const char *expected, struct err *e) PS_MUST_CHECK;
+/* A file that exists and can be read. */
+int file_check_readable(const char *path, const char *expected, struct err *e) PS_MUST_CHECK;
+/* A file that file_replace_path can make or replace. PS_EIO: the path is too long. */
+int file_check_target(const char *path, struct err *e) PS_MUST_CHECK;
 /*
  * Takes an exclusive flock on dir/LOCK and writes the pid of this process into the file. The lock
  * lasts until close(*fd) or the end of the process. If another process has the lock, returns

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "common/endpoint.h"
+#include "common/file.h"
 #include "common/opt.h"
 #include "common/threads.h"
 #include "server/config/memory.h"
@@ -156,10 +157,12 @@ static void check_directory(const char *dir, int *errors)
 
 static void check_files(const struct options *o, int *errors)
 {
+	struct err e;
+
 	if (o->checkpoint_dir)
 		check_directory(o->checkpoint_dir, errors);
-	if (o->init && faccessat(AT_FDCWD, o->init, R_OK, AT_EACCESS) != 0)
-		complain(errors, "--init: %.200s: %s", o->init, strerror(errno));
+	if (o->init && file_check_readable(o->init, "give a .safetensors file", &e))
+		complain(errors, "--init: %s", e.text);
 }
 
 /* Checks that --input and --classes fit the parsed model. */

@@ -423,6 +423,52 @@ def test_a_directory_without_a_checkpoint_exits_7(programs):
     assert "holds no checkpoint" in ctl.lines[0]
 
 
+# (arguments, what the message must contain): NONE does not exist, FILE is a file, DIR an empty
+# directory, RUN a run
+WRONG_PATHS = [
+    (("history", "NONE"), "NONE: No such file or directory; give the --checkpoint-dir of a run"),
+    (("report", "RUN", "NONE"), "NONE: No such file or directory; give the --checkpoint-dir of a run"),
+    (("report", "NONE/run"), "NONE/run: No such file or directory; give"),
+    (("show", "NONE"), "NONE: No such file or directory; give the --checkpoint-dir of a run"),
+    (("show", "FILE"), "FILE: not a directory; give the --checkpoint-dir of a run"),
+    (("export", "--checkpoint", "NONE", "w.safetensors"), "NONE: No such file .*--checkpoint: give"),
+    (("predict", "--checkpoint", "FILE", "7"), "FILE: not a directory; --checkpoint: give"),
+    (("eval", "--weights", "NONE"), "NONE: No such file or directory; --weights: give"),
+    (("eval", "--weights", "DIR"), "DIR: not a regular file; --weights: give"),
+    (("export", "--checkpoint", "RUN", "NONE/w.safetensors"), "NONE: No such file or directory; expected"),
+    (("export", "--checkpoint", "RUN", "DIR"), "DIR: not a regular file; expected the path"),
+    (("export", "--checkpoint", "RUN", "FILE/w.onnx"), "FILE: (Not|not) a directory; expected the path"),
+    (("eval", "--checkpoint", "RUN", "--mistakes", "DIR"), "DIR: not a regular file; expected"),
+    (("eval", "--checkpoint", "RUN", "--predictions", "DIR"), "--predictions: .*DIR: .*Is a directory"),
+    (("history", "--tensorboard", "NONE/a", "RUN"), "NONE/a: cannot create the directory: No such file"),
+    (("keygen", "FILE"), "FILE: not a directory"),
+]
+
+
+@pytest.mark.parametrize("arguments, words", WRONG_PATHS, ids=lambda v: " ".join(v) if isinstance(v, tuple) else "")
+def test_a_wrong_path_exits_2_and_says_what_is_right(programs, trained, data, arguments, words):
+    """A wrong path is no failure of the disk, whose status is 10."""
+    place = programs.directory
+    (place / "FILE").write_text("x")
+    (place / "DIR").mkdir()
+    names = {"RUN": str(trained)}
+    arguments = [names.get(a, str(place / a) if a.split("/")[0] in ("NONE", "FILE", "DIR") else a)
+                 for a in arguments]
+    ctl = programs.ctl(*(["--data", data] if arguments[0] in ("eval", "predict") else []), *arguments, code=2)
+    assert len(ctl.lines) == 1 and not ctl.out, ctl.tail()
+    assert re.search(words, ctl.lines[0]), ctl.lines
+    assert not list(place.glob("*.tmp")) and not (place / "NONE").exists()
+
+
+@pytest.mark.parametrize("arguments, code", [(("history", "DIR"), 6), (("report", "DIR"), 6),
+                                             (("show", "DIR"), 7), (("history", "FILE"), 6)])
+def test_a_directory_that_is_not_of_a_run_is_refused(programs, arguments, code):
+    (programs.directory / "FILE").write_text("x\n")
+    (programs.directory / "DIR").mkdir()
+    ctl = programs.ctl(arguments[0], programs.directory / arguments[1], code=code)
+    assert len(ctl.lines) == 1 and not ctl.out and "; give the --checkpoint-dir of a run" in ctl.lines[0]
+
+
 def test_no_server_exits_3_in_time(programs):
     ctl = programs.ctl("--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 300, "status",
                        code=3, seconds=5)

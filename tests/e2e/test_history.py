@@ -279,8 +279,8 @@ def test_text_in_a_history_does_not_control_a_terminal(programs, tmp_path):
 
 
 def test_a_directory_without_history_is_refused(programs, tmp_path):
-    ctl = programs.ctl("history", tmp_path, code=10)
-    assert "history.jsonl" in ctl.lines[-1]
+    ctl = programs.ctl("history", tmp_path, code=6)
+    assert "has no history.jsonl; give the --checkpoint-dir of a run" in ctl.lines[-1]
 
 
 def test_show_lists_the_checkpoints(programs, trained, tmp_path):

@@ -204,4 +204,4 @@ def test_text_of_a_history_is_never_markup(programs, browser):
 
 
 def test_a_directory_without_history_is_refused(programs, tmp_path):
-    assert "history.jsonl" in programs.ctl("report", tmp_path, code=10).lines[-1]
+    assert "history.jsonl" in programs.ctl("report", tmp_path, code=6).lines[-1]

@@ -13,6 +13,9 @@
 #include "common/safetensors.h"
 #include "worker/client/cnnps.h"
 
+/* what a message about a wrong directory says at its end */
+#define CTL_RUN_DIR "give the --checkpoint-dir of a run"
+
 enum ctl_format { CTL_CSV, CTL_JSON };
 
 struct ctl {
@@ -65,7 +68,8 @@ int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 void ctl_weights_release(struct ctl_weights *w);
 int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
-/* Reads the lines of history.jsonl. `dir` is this file or its directory. In history.c. */
+/* Reads the lines of history.jsonl. `dir` is this file or its directory. PS_EUSAGE: there is no
+ * such file or directory. PS_EDATA: it has no history. PS_EIO. In history.c. */
 int ctl_history_read(const char *dir, json_t **lines, struct err *e) PS_MUST_CHECK;
 int ctl_history(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_show(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

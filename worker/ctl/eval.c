@@ -3,10 +3,12 @@
  * loss, the pairs of classes that the network confuses, and the images that it classifies wrongly
  * with the greatest loss.
  */
+#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/file.h"
 #include "common/mem.h"
 #include "kernels/backend.h"
 #include "worker/ctl/ctl.h"
@@ -289,7 +291,8 @@ static int open_predictions(struct evaluation *v, const char *path, struct err *
 		return PS_OK;
 	v->predictions = fopen(path, "w");
 	if (!v->predictions)
-		return err_set(e, PS_EIO, "%s: cannot be written", path);
+		return err_set(e, errno == EIO || file_no_space(errno) ? PS_EIO : PS_EUSAGE,
+			"--predictions: %.200s: cannot be written: %s", path, strerror(errno));
 	fputs("image,label,class,probability\n", v->predictions);
 	return PS_OK;
 }
@@ -311,7 +314,9 @@ static int eval(const struct ctl *ctl, const struct ctl_weights *w, struct err *
 	int rc;
 
 	v->weights = w;
-	rc = open_evaluation(ctl, v, e);
+	rc = ctl->mistakes ? file_check_target(ctl->mistakes, e) : PS_OK;
+	if (!rc)
+		rc = open_evaluation(ctl, v, e);
 	if (!rc)
 		rc = open_predictions(v, ctl->predictions, e);
 	if (!rc)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 #include "common/checkpoint.h"
 #include "common/file.h"
 #include "common/generation.h"
@@ -42,7 +43,12 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 	*lines = NULL;
 	int is_dir = stat(dir, &st) == 0 && S_ISDIR(st.st_mode);
 	snprintf(path, sizeof(path), is_dir ? "%.4000s/" HISTORY_FILE : "%.4000s", dir);
-	int rc = file_read(path, MAX_HISTORY, &data, &size, e);
+	int rc = is_dir ? file_check_dir(dir, CTL_RUN_DIR, e)
+			: file_check_readable(dir, CTL_RUN_DIR, e);
+	if (!rc && is_dir && access(path, F_OK) != 0)
+		rc = err_set(e, PS_EDATA, "%.200s: has no " HISTORY_FILE "; " CTL_RUN_DIR, dir);
+	if (!rc)
+		rc = file_read(path, MAX_HISTORY, &data, &size, e);
 	if (rc)
 		return rc;
 	json_t *list = json_array();
@@ -62,7 +68,7 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 	if (json_array_size(list) == 0) {
 		json_decref(list);
 		*lines = NULL;
-		return err_set(e, PS_EDATA, "%s: has no line of a history", path);
+		return err_set(e, PS_EDATA, "%s: has no line of a history; " CTL_RUN_DIR, path);
 	}
 	return PS_OK;
 }
@@ -428,16 +434,18 @@ static void show_kept(const char *dir)
 int ctl_show(const struct ctl *ctl, struct err *e)
 {
 	const char *dir = ctl->args[0];
-	DIR *d = opendir(dir);
 	uint64_t generation;
-	int is_first = 1;
+	int is_first = 1, rc = file_check_dir(dir, CTL_RUN_DIR, e);
 
+	if (rc)
+		return rc;
+	DIR *d = opendir(dir);
 	if (!d)
 		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
 	generation = generation_highest(d, "ckpt", UINT64_MAX);
 	if (!generation) {
 		closedir(d);
-		return err_set(e, PS_ECHECKPOINT, "%s: holds no checkpoint", dir);
+		return err_set(e, PS_ECHECKPOINT, "%s: holds no checkpoint; " CTL_RUN_DIR, dir);
 	}
 	while (generation) {
 		show_one(dir, generation, &is_first);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/checkpoint.h"
+#include "common/file.h"
 #include "common/mem.h"
 #include "common/run_head.h"
 #include "common/safetensors.h"
@@ -50,8 +51,11 @@ static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err
 
 static int from_file(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
-	int rc = choose_model(ctl, w, e);
+	int rc = file_check_readable(
+		ctl->weights, "--weights: give a file that cnn-ctl export wrote", e);
 
+	if (!rc)
+		rc = choose_model(ctl, w, e);
 	return rc ? rc : safetensors_read(ctl->weights, &w->model, w->w, e);
 }
 
@@ -87,12 +91,15 @@ static int take_sections(
 static int from_checkpoint(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
 	struct checkpoint c;
-	int rc = checkpoint_read_newest(ctl->checkpoint, 0, &c, NULL, e);
+	int rc = file_check_dir(ctl->checkpoint, "--checkpoint: " CTL_RUN_DIR, e);
 
+	if (!rc)
+		rc = checkpoint_read_newest(ctl->checkpoint, 0, &c, NULL, e);
 	if (rc)
 		return rc;
 	if (!c.generation)
-		rc = err_set(e, PS_ECHECKPOINT, "%s: holds no checkpoint", ctl->checkpoint);
+		rc = err_set(e, PS_ECHECKPOINT,
+			"%s: holds no checkpoint; --checkpoint: " CTL_RUN_DIR, ctl->checkpoint);
 	else
 		rc = take_sections(&c, ctl->checkpoint, w, e);
 	checkpoint_release(&c);
@@ -157,8 +164,10 @@ static int is_onnx(const char *path)
 int ctl_export(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w;
-	int rc;
+	int rc = file_check_target(ctl->args[0], e);
 
+	if (rc)
+		return rc;
 	w = mem_must(1, sizeof(*w), "export");
 	rc = ctl_weights_load(ctl, w, e);
 	if (!rc && is_onnx(ctl->args[0]))

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import socket
@@ -467,6 +468,26 @@ def test_a_directory_that_is_not_of_a_run_is_refused(programs, arguments, code):
     (programs.directory / "DIR").mkdir()
     ctl = programs.ctl(arguments[0], programs.directory / arguments[1], code=code)
     assert len(ctl.lines) == 1 and not ctl.out and "; give the --checkpoint-dir of a run" in ctl.lines[0]
+
+
+def test_eval_ends_when_nobody_reads_it(programs, data):
+    """The reader of eval is gone before eval has a result. Then eval does not evaluate all images,
+    unless it is to write a file."""
+    server = programs.server("--model", "cnn99")
+    weights = programs.directory / "w.safetensors"
+    programs.ctl("--server", server.endpoint, "export", weights)
+    out, seconds = unread_pipe(), []
+    try:
+        for file in ((), ("--predictions", programs.directory / "all.csv")):
+            begun = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            done = subprocess.run(command("cnn-ctl", "--data", data, "eval", "--weights", weights, *file),
+                                  stdout=out, stderr=subprocess.PIPE, text=True, timeout=120)
+            seconds.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begun)
+            assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+    finally:
+        os.close(out)
+    assert (programs.directory / "all.csv").read_text().count("\n") == 10001
+    assert seconds[0] < seconds[1] / 2, seconds
 
 
 def test_no_server_exits_3_in_time(programs):

@@ -265,18 +265,22 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 	return rc;
 }
 
-/* Checks that all output was written. If nobody reads it any more, as in `cnn-ctl history DIR |
- * head`, the program ends without a message, by SIGPIPE, like other tools. */
-static int check_output(struct err *e)
+void ctl_end_if_unread(void)
 {
 	struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
 
-	if (!fflush(stdout) && !ferror(stdout))
-		return PS_OK;
 	if (poll(&out, 1, 0) == 1 && out.revents & POLLERR) {
 		signal(SIGPIPE, SIG_DFL);
 		raise(SIGPIPE);
 	}
+}
+
+/* Checks that all output was written. */
+static int check_output(struct err *e)
+{
+	if (!fflush(stdout) && !ferror(stdout))
+		return PS_OK;
+	ctl_end_if_unread();
 	return err_set(e, PS_EIO, "cannot write to standard output");
 }
 

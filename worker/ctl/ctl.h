@@ -32,6 +32,9 @@ struct ctl {
 	int n_args;
 };
 
+/* If nobody reads the standard output any more, as in `cnn-ctl history DIR | head`, ends the
+ * program without a message, by SIGPIPE, like other tools. In ctl.c. */
+void ctl_end_if_unread(void);
 /* Prints one line on stderr in the format of --log-format. The line reports the error `status`, or
  * progress if `status` is PS_OK. In server.c. */
 void ctl_say(const char *event, int status, const char *text);

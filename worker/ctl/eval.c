@@ -49,6 +49,7 @@ struct evaluation {
 	struct mistake worst[WORST];
 	size_t n_worst;
 	FILE *predictions; /* NULL: no --predictions */
+	int writes_files;  /* 1: --predictions or --mistakes */
 };
 
 /* ---- counting -------------------------------------------------------------------------------- */
@@ -115,8 +116,11 @@ static int evaluate_all(struct evaluation *v, struct err *e)
 	const uint32_t n = v->data.id.n_test;
 	int rc = PS_OK;
 
-	for (uint32_t first = 0; first < n && !rc; first += CHUNK)
+	for (uint32_t first = 0; first < n && !rc; first += CHUNK) {
+		if (!v->writes_files)
+			ctl_end_if_unread();
 		rc = evaluate_chunk(v, first, n - first < CHUNK ? n - first : CHUNK, e);
+	}
 	return rc;
 }
 
@@ -314,6 +318,7 @@ static int eval(const struct ctl *ctl, const struct ctl_weights *w, struct err *
 	int rc;
 
 	v->weights = w;
+	v->writes_files = ctl->predictions || ctl->mistakes;
 	rc = ctl->mistakes ? file_check_target(ctl->mistakes, e) : PS_OK;
 	if (!rc)
 		rc = open_evaluation(ctl, v, e);

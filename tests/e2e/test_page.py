@@ -278,6 +278,50 @@ def test_phone_width_theme_and_keyboard(programs, small, browser):
     assert browser.execute_script("return document.documentElement.dataset.theme") != theme
 
 
+# shows 200 workers with long names of hosts
+MANY_WORKERS = """
+stream.close(); stream = null;
+const at = Date.now() - 3e5;
+run = new Run("", ROOM);
+run.take({kind: "start", t: at, options: {}});
+for (let i = 0; i < 300; i++)
+    run.take(sample(at + 1000 * i, 200));
+status.workers = Array.from({length: 200}, (_, i) => ({worker: i + 1, name: `worker-of-rack-${i % 9}-${i}`,
+    state: i % 9 ? "live" : "suspect", images_per_s: 12345 + i, staleness: 199.5, silent_ms: 1234, host: `gpu-node-${i}.cluster.example.org`,
+    pid: 1234567, device: "cuda:0 NVIDIA H200 tf32", last_seq: 12345678, duplicates: 123, rejected: 1234, refusals: 12}));
+Object.keys(status.counters).forEach(name => status.counters[name] = 123456789);
+drawStatus();
+draw();
+"""
+
+# returns the elements that are wider than the window, or whose text does not fit into them
+TOO_WIDE = """
+const width = document.documentElement.clientWidth, scrolls = e => e.closest(".scroll, .skip, .said");
+return [...document.querySelectorAll("body *")].filter(e => !scrolls(e) && e.checkVisibility() &&
+    (e.getBoundingClientRect().right > width + 1 || e.scrollWidth > e.clientWidth + 1 && e.clientWidth && !["hidden", "clip"].includes(getComputedStyle(e).overflowX)))
+    .map(e => `${e.tagName} ${e.id} ${e.textContent.slice(0, 40)}`);
+"""
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_many_workers_fit_into_the_width(programs, browser, width):
+    server = programs.server("--model", "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        browser.get(url_of(server))
+        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        browser.execute_script(MANY_SAMPLES + MANY_WORKERS)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert browser.execute_script(TOO_WIDE) == []
+        if width == 1280:  # a desktop shows all columns without scrolling
+            assert browser.execute_script(
+                "const box = $('workers').parentElement; return box.scrollWidth <= box.clientWidth")
+        assert len(browser.find_elements("css selector", "#workers tbody tr")) == 200
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):
     (tmp_path / "token").write_text(TOKEN + "\n")
     server = programs.server("--model", "seed:4", "--http-token", tmp_path / "token",

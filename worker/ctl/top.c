@@ -361,8 +361,8 @@ static const char help[] =
 	"            copy: checksums and copies\n"
 	"  stale     mean number of updates between a pull and the gradient's update\n"
 	"  silent    seconds since its last message\n"
-	"  again     pushes that came again, and counted once\n"
-	"  rejected  pushes that the server rejected; refused: messages\n"
+	"  again     pushes that came again, and counted once; rejected: rejected pushes;\n"
+	"            refused: messages; these three since the server's start\n"
 	"\n";
 
 static void draw_help(const struct top *t, struct page *s)

@@ -117,18 +117,18 @@ function drawWorkers() {
 
 function drawCounters() {
 	const c = status.counters;
-	const rows = [["gradients decided", c.pushes, "main"], ["duplicates, not applied again", c.duplicates], ["arrived out of order", c.gaps],
+	const rows = [["gradients decided", c.pushes], ["duplicates, not applied again", c.duplicates], ["arrived out of order", c.gaps],
 		["superseded", c.superseded], ["rejected", c.rejected], ["messages refused", c.refusals],
 		["workers lost", c.deaths], ["workers back", c.rejoins], ["server recovered", c.recoveries],
 		["checkpoint", status.checkpoint ? status.checkpoint.generation : null]];
 	const list = $("once");
 	list.replaceChildren();
-	for (const [name, value, css] of rows) {
-		const dt = document.createElement("dt"), dd = document.createElement("dd");
+	for (const [name, value] of rows) {
+		const group = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
 		dt.textContent = name;
 		dd.textContent = number(value);
-		dt.className = dd.className = css || "";
-		list.append(dt, dd);
+		group.append(dt, dd);
+		list.append(group);
 	}
 }
 

@@ -22,7 +22,7 @@ from support.programs import Programs, until
 
 OPTIONS = ("--model", "conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10",
            "--epochs", 120, "--lr", 0.0005, "--checkpoint-ms", 1000)
-SIZE = (1300, 1420)
+SIZE = (1300, 1450)
 
 
 def open_page(url):

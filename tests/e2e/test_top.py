@@ -346,6 +346,7 @@ def test_a_narrow_terminal_shows_the_most_important_columns(programs, small, ter
     top.shows("any key: back")
     listed = re.search(r"^No room for: ((\S+,\s+)*\S+)$", top.see(), re.M)
     assert sorted(hidden) == sorted(re.split(r",\s+", listed[1]) if listed else [])
+    assert "+ marks a cut text" in top.see()
     top.type(b" ")
     for title in ("name", "host", "pid"):
         top.type(b">")

@@ -377,11 +377,13 @@ static void draw_help(const struct top *t, struct page *s)
 			put_words(s, line);
 		end_line(s);
 	}
-	put_words(s, t->table.n_hidden ? "No room for:" : "All columns are shown.");
+	put_words(s,
+		t->table.n_hidden ? "No room for:" : "All columns are shown. + marks a cut text.");
 	if (t->table.n_hidden) {
 		put_words(s, t->table.hidden);
 		end_line(s);
-		put_words(s, "To see one of them, sort by it. cnn-ctl status shows all of them.");
+		put_words(s, "To see one of them, sort by it. + marks a cut text: cnn-ctl status "
+			     "has all.");
 	}
 	fputs("\n\nany key: back", s->out);
 }

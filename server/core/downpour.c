@@ -30,6 +30,7 @@
 #include "server/core/state.h"
 #include "server/core/store.h"
 #include "server/core/vec.h"
+#include "server/core/voices.h"
 #include "server/core/workers.h"
 #include <float.h>
 #include <math.h>
@@ -37,10 +38,6 @@
 
 #define DC_DECAY 0.95 /* decay of the mean square in adaptive delay compensation */
 #define DC_EPS   1e-7
-
-/* A buffer with a robust rule waits for a worker until more than half of the workers have pushed
- * this number of gradients each. So it waits for a worker that is 20 times slower. */
-#define BUFFER_ROUNDS 20u
 
 /* The staleness of a gradient, and the number of workers that compute at the same time. */
 struct age {
@@ -116,7 +113,7 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 		return REJECT_NONE;
 	if (is_impossible(c, w, p) || downpour_staleness(c, p) > max_staleness(c))
 		return REJECT_STALE;
-	return REJECT_NONE;
+	return voices_permit(c, w, &p->work) ? REJECT_NONE : REJECT_WORK;
 }
 
 /* Returns `x` divided by the staleness as --staleness-scaling demands (enum staleness_scaling). */
@@ -184,25 +181,32 @@ static void flush_buffer(struct core *c)
 	accumulator_clear(c);
 }
 
-static int is_active(const struct core *c, const struct worker *w)
+/* Returns 1 if a buffer with a robust rule waits for worker `w`, or has a gradient of it. In the
+ * warm start, it does not wait for the workers that are held back. */
+static int is_awaited(const struct core *c, const struct worker *w)
 {
-	(void)c;
-	return worker_is_active(w);
+	if (!worker_is_active(w) || c->cfg.training.epochs == 0)
+		return worker_is_active(w);
+	return voices_has(c, w) || (voices_is_at_work(w) && !downpour_holds_back(c, w));
 }
 
-/* Returns the number of live workers. If a robust rule gets one gradient of each key, returns the
- * number of their keys. */
-static uint32_t live_voices(const struct core *c)
+static uint32_t count_awaited(const struct core *c)
 {
-	return accumulator_merges_keys(c) ? workers_count_keys(c, is_active) : core_live_workers(c);
+	uint32_t n = 0;
+
+	if (accumulator_merges_keys(c))
+		return workers_count_keys(c, is_awaited);
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		n += (uint32_t)is_awaited(c, &c->worker[i]);
+	return n;
 }
 
-/* Returns 1 if more than half of the live workers or keys have BUFFER_ROUNDS gradients each in the
- * buffer, so that the buffer does not wait any longer for those that have none. A minority cannot
- * cause this by many pushes. */
+/* Returns 1 if more than half of the awaited workers or keys have VOICE_PUSHES gradients each in
+ * the buffer, so that the buffer does not wait any longer for those that have none. A minority
+ * cannot cause this by many pushes. */
 static int has_waited_enough(const struct core *c)
 {
-	return 2 * accumulator_voices(c, BUFFER_ROUNDS) > live_voices(c);
+	return 2 * accumulator_voices(c, VOICE_PUSHES) > count_awaited(c);
 }
 
 static int has_part(const struct core *c, uint32_t slot)
@@ -224,18 +228,22 @@ static void leave_behind(struct core *c)
 }
 
 /* Returns 1 if the buffer is full. With a robust rule, a buffer is full if it has gradients of K
- * workers, or of as many workers as are live if fewer than K are live, or if it has waited enough
- * for the others. If the rule gets one gradient of each key, keys count instead of workers. */
+ * workers, or of all awaited workers if they are fewer than K, or if it has waited enough for the
+ * others. If the rule gets one gradient of each key, keys count instead of workers. A buffer is not
+ * full if the rest of the epoch cannot fill another one. */
 static int is_full(struct core *c)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
-	uint32_t live = live_voices(c), needed = c->cfg.push.buffer_size;
+	uint32_t awaited, needed = c->cfg.push.buffer_size;
 
 	if (!a->part)
 		return a->pushes >= needed;
 	/* after a restart, workers that are not back yet are not live */
-	if (c->run.recovering || accumulator_voices(c, 1) >= (live < needed ? live : needed))
-		return !c->run.recovering;
+	if (c->run.recovering)
+		return 0;
+	awaited = count_awaited(c);
+	if (accumulator_voices(c, 1) >= (awaited < needed ? awaited : needed))
+		return voices_can_refill(c);
 	if (!has_waited_enough(c))
 		return 0;
 	leave_behind(c);
@@ -492,13 +500,19 @@ int downpour_holds_back(const struct core *c, const struct worker *w)
 	return at_work >= max;
 }
 
+static int downpour_may_begin(const struct core *c, const struct worker *w)
+{
+	return !downpour_holds_back(c, w);
+}
+
 static uint32_t downpour_limit(const struct core *c, const struct worker *w)
 {
-	return downpour_holds_back(c, w) ? 0 : c->cfg.leases.max_batches;
+	return downpour_may_begin(c, w) ? c->cfg.leases.max_batches : 0;
 }
 
 const struct rules rules_downpour = {.check = downpour_check,
 	.fits = downpour_fits,
 	.take = downpour_take,
 	.limit = downpour_limit,
+	.may_begin = downpour_may_begin,
 	.settle = downpour_settle};

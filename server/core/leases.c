@@ -16,6 +16,7 @@
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
+#include "server/core/voices.h"
 #include "server/core/workers.h"
 #include <math.h>
 #include <string.h>
@@ -425,12 +426,14 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t ma
 static void grant_training(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
-	uint32_t live = core_live_workers(c), max, allowed;
+	uint32_t live = core_live_workers(c), max, allowed, voices;
 	uint8_t *first;
 
 	if (l->epoch >= c->cfg.training.epochs)
 		return;
 	allowed = c->rules->limit(c, w);
+	voices = voices_limit(c, w);
+	allowed = allowed < voices ? allowed : voices;
 	if (allowed == 0)
 		return;
 	if (l->n_free == 0) {

@@ -32,6 +32,8 @@ struct rules {
 	/* Returns the maximum number of free batches that the core may grant to w now. If the
 	 * result is 0, w must wait. */
 	uint32_t (*limit)(const struct core *c, const struct worker *w);
+	/* Returns 1 if w may begin a batch now, if one is free. NULL in modes without a buffer. */
+	int (*may_begin)(const struct core *c, const struct worker *w);
 	/* Called when an epoch begins and all its batches are free. May be NULL. */
 	void (*open_epoch)(struct core *c);
 	/* Called at the end of each event: completes a step, or applies a full buffer. May be

@@ -72,7 +72,7 @@ static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 	PS_ASSERT(race_is_fair(c)); /* invariant 1 */
 	if (min > w->ssp.clock)
 		min = w->ssp.clock;
-	if (downpour_holds_back(c, w) || w->ssp.clock > min + c->cfg.ssp.bound)
+	if (!ssp_may_begin(c, w))
 		return 0;
 	uint64_t ahead = min + c->cfg.ssp.bound + 1 - w->ssp.clock;
 	return (uint32_t)(ahead < max ? ahead : max);
@@ -106,4 +106,5 @@ const struct rules rules_ssp = {.check = downpour_check,
 	.fits = downpour_fits,
 	.take = ssp_take,
 	.limit = ssp_limit,
+	.may_begin = ssp_may_begin,
 	.settle = ssp_settle};

@@ -442,10 +442,12 @@ void server_event(struct sim *s, const struct event *ev)
 	steps_before(s);
 	replays_before(s, ev);
 	hostile_before(s);
+	voices_before(s, ev);
 	core_step(v->core, &event, sim_clock(s, SIM_SERVER));
 	steps_after(s, ev);
 	replays_after(s, ev);
 	hostile_after(s, ev);
+	voices_after(s, ev);
 	remember_version(s);
 	sim_wal_stepped(s, position, version);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {

@@ -265,6 +265,7 @@ static void sim_begin(struct sim *s, uint64_t seed)
 	s->disputes = s->outvoted = 0;
 	s->lane_pushes = s->torn_pushes = 0;
 	memset(&s->steps, 0, sizeof(s->steps));
+	memset(&s->voices, 0, sizeof(s->voices));
 	s->finished = s->refused = s->drained = s->torn = s->suspectable = 0;
 	s->violation[0] = '\0';
 	sim_wal_reset(s);

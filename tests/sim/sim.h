@@ -266,6 +266,20 @@ struct sim_steps {
 	uint64_t accepted;
 };
 
+/* This struct describes the current buffer of a robust rule, for voices.c. */
+struct sim_voices {
+	uint64_t term, updates, lost_work;
+	int blind; /* 1: the current buffer is not checked */
+	/* the incarnation of each worker that was at work since the update before; 0: the slot has
+	 * none */
+	uint32_t there[SIM_SLOTS];
+	/* before the current event: gradients and voices of the buffer; keys: each key counts once;
+	 * is_new: the event is a push of a voice that the buffer lacks */
+	uint32_t pushes, voices;
+	int keys, is_new;
+	uint64_t accepted;
+};
+
 /* This struct has the weights of one version, with which workers compute gradients. */
 struct sim_version {
 	uint64_t epoch, version;
@@ -310,6 +324,7 @@ struct sim {
 	struct sim_server server;
 	struct sim_wal wal;
 	struct sim_steps steps;
+	struct sim_voices voices;
 	/* the current event is a replay of this worker, see replays.c */
 	const struct worker *replayer;
 	int replay_is_late; /* another push has counted a batch of the replayed push */
@@ -495,6 +510,10 @@ void steps_after(struct sim *s, const struct event *ev);
 /* replays.c: these functions run before and after each step of the core, too. */
 void replays_before(struct sim *s, const struct event *ev);
 void replays_after(struct sim *s, const struct event *ev);
+
+/* voices.c: these functions run before and after each step of the core, too. */
+void voices_before(struct sim *s, const struct event *ev);
+void voices_after(struct sim *s, const struct event *ev);
 
 /* hostile.c: runs with hostile workers. */
 void hostile_begin(struct sim *s);

@@ -154,7 +154,7 @@ void verdict(struct sim *s)
 		portion_ledger(s, s->final);
 	else if (!s->training)
 		ledger_gradient(s, s->final);
-	else if (!s->exact)
+	else if (!s->exact && s->cfg.push.aggregate == AGGREGATE_MEAN)
 		batch_ledger(s, s->final + sim_first_batch(s));
 	if (sim_has_elastic_ledger(s))
 		elastic_ledger(s, s->final);

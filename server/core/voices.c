@@ -1,0 +1,214 @@
+/* voices.c - see voices.h. */
+#include "server/core/voices.h"
+#include "server/core/accumulator.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/leases.h"
+#include "server/core/modes.h"
+#include "server/core/pace.h"
+#include "server/core/sessions.h"
+#include "server/core/state.h"
+#include "server/core/workers.h"
+
+/* Returns 1 if the run has a buffer with a robust rule, and batches. */
+static int applies(const struct core *c)
+{
+	return (c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP) &&
+	       c->accumulator.part && c->cfg.training.epochs > 0;
+}
+
+static uint32_t smaller(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Returns `a` - `b`, or 0 if `b` is larger. */
+static uint32_t less(uint32_t a, uint32_t b)
+{
+	return a > b ? a - b : 0;
+}
+
+/* ---- the voices in the buffer ---------------------------------------------------------------- */
+
+/* Returns 1 if part `p` has gradients of the worker in the slot of `w`, and not of another key. */
+static int is_part_of(const struct core *c, const struct part *p, const struct worker *w)
+{
+	return p->batch == worker_id(c, w) - 1 &&
+	       !workers_differ_in_key(p->owner, w->session.owner);
+}
+
+int voices_has(const struct core *c, const struct worker *w)
+{
+	const struct gradient_accumulator *a = &c->accumulator;
+	int keys = accumulator_merges_keys(c);
+
+	for (uint32_t i = 0; i < a->parts; i++)
+		if (is_part_of(c, &a->part[i], w) ||
+			(keys && workers_same_key(a->part[i].owner, w->session.owner)))
+			return 1;
+	return 0;
+}
+
+/* Returns the number of gradients of worker `w` in the buffer. */
+static uint32_t pushes_of(const struct core *c, const struct worker *w)
+{
+	const struct gradient_accumulator *a = &c->accumulator;
+
+	for (uint32_t i = 0; i < a->parts; i++)
+		if (is_part_of(c, &a->part[i], w))
+			return a->part[i].images;
+	return 0;
+}
+
+/* ---- the voices that can come ---------------------------------------------------------------- */
+
+int voices_is_at_work(const struct worker *w)
+{
+	return (w->lease.waiting && w->session.peer) || w->pace.since_ms > 0;
+}
+
+/* Returns 1 if worker `w` holds a batch that is not done, and that has no copy. A voice cannot
+ * count on a batch with copies, because another worker may be faster. */
+static int holds_batch(const struct core *c, const struct worker *w)
+{
+	const struct work *work = &w->lease.grant.work;
+
+	if (!worker_is_active(w) || !batch_ledger_is_training(c, &w->lease.grant))
+		return 0;
+	for (uint32_t i = work->first; i < work->first + work->count; i++)
+		if (batch_ledger_holds(c, w, 0, i) && c->leases.batch[i] != BATCH_DONE &&
+			c->leases.copies[i] == 0)
+			return 1;
+	return 0;
+}
+
+/* Returns 1 if worker `w` can deliver a batch of the epoch in training. */
+static int can_deliver(const struct core *c, const struct worker *w)
+{
+	return worker_is_active(w) && worker_is_of_run(c, w) &&
+	       (holds_batch(c, w) || (voices_is_at_work(w) && c->rules->may_begin(c, w)));
+}
+
+static int is_lacking(const struct core *c, const struct worker *w)
+{
+	return can_deliver(c, w) && !voices_has(c, w);
+}
+
+static int is_lacking_and_holds(const struct core *c, const struct worker *w)
+{
+	return is_lacking(c, w) && holds_batch(c, w);
+}
+
+static int are_one_voice(int keys, const struct worker *a, const struct worker *b)
+{
+	return a == b || (keys && workers_same_key(a->session.owner, b->session.owner));
+}
+
+/* Returns the number of voices with a worker that `counts` selects, without the voice of `but`,
+ * which may be NULL. */
+static uint32_t count_voices(const struct core *c, const struct worker *but,
+	int (*counts)(const struct core *, const struct worker *))
+{
+	int keys = accumulator_merges_keys(c);
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+		uint32_t k = 0;
+
+		if ((but && are_one_voice(keys, w, but)) || !counts(c, w))
+			continue;
+		while (k < i &&
+			!(are_one_voice(keys, w, &c->worker[k]) && counts(c, &c->worker[k])))
+			k++;
+		n += k == i;
+	}
+	return n;
+}
+
+/* What the buffer needs of voices other than that of a worker. */
+struct need {
+	uint32_t voices; /* the buffer lacks this number of voices */
+	uint32_t keep;   /* number of free batches that are kept for these voices */
+};
+
+static struct need need_of_others(const struct core *c, const struct worker *w)
+{
+	uint32_t room = less(c->cfg.push.buffer_size, accumulator_voices(c, 1));
+	uint32_t own = !voices_has(c, w), voices;
+
+	if (room <= own)
+		return (struct need){0, 0};
+	voices = smaller(room - own, count_voices(c, w, is_lacking));
+	return (struct need){
+		voices, voices ? less(voices, count_voices(c, w, is_lacking_and_holds)) : 0};
+}
+
+/* ---- the rules ------------------------------------------------------------------------------- */
+
+uint32_t voices_limit(const struct core *c, const struct worker *w)
+{
+	const uint32_t n_push = c->cfg.push.n_push;
+	uint32_t left, pushes;
+	struct need need;
+
+	if (!applies(c) || !count_voices(c, w, can_deliver))
+		return UINT32_MAX;
+	need = need_of_others(c, w);
+	left = less(c->leases.n_free, need.keep);
+	if (!voices_has(c, w))
+		return left ? smaller(left, VOICE_PUSHES * n_push) : 1;
+	if (!need.voices) /* the worker may deliver the grant to the next buffer */
+		return VOICE_PUSHES * n_push;
+	pushes = pushes_of(c, w);
+	return smaller(left, less(VOICE_PUSHES, pushes) * n_push);
+}
+
+/* Returns 1 if a worker other than `but` holds batch `i`, and its voice is lacking. */
+static int is_awaited(const struct core *c, const struct worker *but, uint32_t i)
+{
+	for (uint32_t k = 0; k < c->cfg.sessions.max_workers; k++) {
+		const struct worker *w = &c->worker[k];
+
+		if (w != but && batch_ledger_holds(c, w, 0, i) && is_lacking(c, w))
+			return 1;
+	}
+	return 0;
+}
+
+int voices_permit(const struct core *c, const struct worker *w, const struct work *work)
+{
+	uint32_t pushes, left;
+	struct need need;
+
+	if (!applies(c))
+		return 1;
+	if (work->count > c->cfg.push.n_push) /* correct workers push n_push batches at most */
+		return 0;
+	need = need_of_others(c, w);
+	pushes = pushes_of(c, w);
+	/* as in voices_limit, a lacking voice that holds no batch may take one in any case */
+	left = less(c->leases.n_free, need.keep);
+	if (!left && !voices_has(c, w) && !holds_batch(c, w))
+		left = 1;
+	for (uint32_t i = work->first; i < work->first + work->count && need.voices; i++) {
+		if (batch_ledger_holds(c, w, 0, i))
+			continue;
+		/* the right to this batch is that of an older grant */
+		if (pushes >= VOICE_PUSHES || is_awaited(c, w, i))
+			return 0;
+		if (c->leases.batch[i] == BATCH_FREE && left-- == 0)
+			return 0;
+	}
+	return 1;
+}
+
+int voices_can_refill(const struct core *c)
+{
+	const struct leases *l = &c->leases;
+	uint32_t needed;
+
+	if (!applies(c) || l->n_done == l->n_batches)
+		return 1;
+	needed = smaller(c->cfg.push.buffer_size, count_voices(c, NULL, can_deliver));
+	return count_voices(c, NULL, holds_batch) + l->n_free >= needed;
+}

@@ -19,6 +19,7 @@
 #include "server/core/downpour.h"
 #include "server/core/leases.h"
 #include "server/core/pace.h"
+#include "server/core/rights.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
@@ -62,6 +63,42 @@ static int race_is_fair(const struct core *c)
 	return 1;
 }
 
+/* Returns 1 if the clock of w is so far ahead of the slowest worker that w must wait. */
+static int is_ahead(const struct core *c, const struct worker *w)
+{
+	uint64_t min = slowest(c, w);
+
+	return w->ssp.clock > c->cfg.ssp.bound && w->ssp.clock - c->cfg.ssp.bound > min;
+}
+
+/* Returns 1 if `work` would set the clock of w further ahead than a grant permits now. A worker
+ * that asks for lease after lease, and pushes nothing, has the right to many batches (rights.h).
+ * Work of the newest grant is never too far ahead. */
+static int is_too_far(const struct core *c, const struct worker *w, const struct work *work)
+{
+	const struct msg_grant *g = &w->lease.grant;
+	uint64_t min = slowest(c, w);
+
+	if (work->count == 0 || (g->kind == GRANT_TRAIN && rights_cover(&g->work, work)))
+		return 0;
+	return min < w->ssp.clock + work->count - 1 &&
+	       w->ssp.clock + work->count - 1 - min > c->cfg.ssp.bound;
+}
+
+static enum reject ssp_check(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	enum reject r = downpour_check(c, w, p);
+
+	if (r != REJECT_NONE || rights_of_replay(c, w, p))
+		return r;
+	return is_too_far(c, w, &p->work) ? REJECT_WORK : REJECT_NONE;
+}
+
+static int ssp_may_begin(const struct core *c, const struct worker *w)
+{
+	return !downpour_holds_back(c, w) && !is_ahead(c, w);
+}
+
 /* Returns the size of the next lease of w. By the rule of Ho 2013, a worker may begin batch number
  * `clock` while clock <= slowest + bound. A lease has as many batches as this rule allows, but at
  * most bound + 1, because a worker that joins during this lease can start at the clock of w. */
@@ -102,7 +139,7 @@ static void ssp_settle(struct core *c)
 	}
 }
 
-const struct rules rules_ssp = {.check = downpour_check,
+const struct rules rules_ssp = {.check = ssp_check,
 	.fits = downpour_fits,
 	.take = ssp_take,
 	.limit = ssp_limit,

@@ -99,6 +99,36 @@ TEST(a_lease_is_as_long_as_the_bound_allows)
 	cluster_close(&k);
 }
 
+/* A worker gets a lease of each batch and pushes nothing, and then pushes all of them. */
+TEST(old_grants_do_not_lead_past_the_bound)
+{
+	struct core_config cfg = ssp_config(2);
+	struct msg_grant grant[20];
+	uint32_t accepted = 0;
+	struct cluster k;
+
+	cfg.proof_key[0] = 1;
+	cluster_open(&k, cfg, 2, MANY_BATCHES * 10, cluster_ones);
+	assert_int_equal(cluster_request(&k, 1), 1);
+	for (uint32_t i = 0; i < 20; i++) {
+		assert_int_equal(cluster_request(&k, 0), 1);
+		grant[i] = k.worker[0].grant;
+	}
+	for (uint32_t i = 0; i < 20; i++) {
+		float g[CLUSTER_PARAMS];
+
+		k.worker[0].grant = grant[i];
+		struct msg m = cluster_gradient(&k, 0, g);
+		m.push.grant_first = grant[i].work.first;
+		m.push.grant_count = grant[i].work.count;
+		m.push.grant_code = grant[i].code;
+		k.worker[0].seq++;
+		accepted += fixture_acked(&k.f, k.worker[0].peer, &m).reject == REJECT_NONE;
+	}
+	assert_int_equal(accepted, 3 + 1); /* the last one is of the newest grant */
+	cluster_close(&k);
+}
+
 /* ---- absent workers ------------------------------------------------------------------------- */
 
 static void heartbeat_of(struct cluster *k, uint32_t i)

@@ -184,8 +184,8 @@ struct core_stats {
 	/* expired: grants that ended at their deadline; stalls: times that a worker stalled */
 	uint64_t expired, stalls;
 	uint64_t refused; /* messages that the server answered with ERROR */
-	/* results that nobody granted, or that came again, and LEASE requests beyond
-	 * MAX_EMPTY_LEASES; a snapshot does not contain this */
+	/* results that nobody granted, or that came again, and LEASE requests and rejected pushes
+	 * beyond MAX_EMPTY_LEASES; a snapshot does not contain this */
 	uint64_t ignored;
 	uint64_t gaps;
 	uint64_t images; /* images counted in all epochs */

@@ -27,12 +27,15 @@ struct worker_lease {
 	struct msg_grant grant; /* the work that the worker holds; request 0: none */
 
 	int waiting; /* 1: the worker waits for the answer to its LEASE request */
-	/* LEASE requests since the newest push or result; a snapshot does not contain this */
+	/* LEASE requests, and pushes that delivered nothing, since the newest delivery of granted
+	 * work; a snapshot does not contain this */
 	uint32_t empty;
 };
 
-/* A correct worker makes fewer requests in a row without a push or a result, or makes them slowly.
- * The server answers more of them, but counts each as a message that it drops (core_stats). */
+/* A correct worker makes fewer requests in a row without a delivery, or makes them slowly.
+ * Likewise, fewer of its pushes in a row are rejected although their work is not over, or it pushes
+ * slowly. The server answers more of them, but counts each as a message that it drops
+ * (core_stats). */
 #define MAX_EMPTY_LEASES 64u
 
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);

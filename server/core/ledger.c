@@ -182,12 +182,21 @@ static uint64_t max_versions(const struct core *c, enum reject r)
 	return (uint64_t)ends_a_step + (uint64_t)counts;
 }
 
+/* Counts a push that is neither accepted nor a delivery of granted work. Beyond MAX_EMPTY_LEASES of
+ * them in a row, together with requests for leases, the core counts each as a message that it
+ * drops. */
+static void note_wasted(struct core *c, struct worker *w)
+{
+	w->lease.empty += w->lease.empty <= MAX_EMPTY_LEASES;
+	c->stats.ignored += w->lease.empty > MAX_EMPTY_LEASES;
+}
+
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	const uint64_t version = c->store.version;
 	const uint32_t done = c->leases.n_done;
 	enum reject r = reject_of(c, w, p);
-	int superseded = was_superseded(c, w, p, r);
+	int superseded = was_superseded(c, w, p, r), delivers = 0;
 	struct decision *d;
 
 	PS_ASSERT(p->seq == w->ledger.last_seq + 1); /* invariant 1 */
@@ -198,9 +207,12 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	if (c->cfg.training.epochs == 0)
 		effects_begin(c);
 	c->checkpoints.dirty = 1;
-	w->lease.empty = 0;
 	if (r == REJECT_NONE || r == REJECT_STALE || superseded)
-		(void)pace_trained(c, w, &p->work, r == REJECT_NONE);
+		delivers = pace_trained(c, w, &p->work, r == REJECT_NONE);
+	if (r == REJECT_NONE || delivers)
+		w->lease.empty = 0;
+	else
+		note_wasted(c, w);
 	if (r == REJECT_NONE) {
 		accept_push(c, w, p);
 	} else {

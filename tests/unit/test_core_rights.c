@@ -407,6 +407,39 @@ TEST(leases_in_a_row_without_work_are_counted)
 	fixture_close(&f);
 }
 
+/* Pushes of batches that are done, or of a grant that never was, deliver nothing. */
+TEST(rejected_pushes_in_a_row_are_counted)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_fixture f;
+	struct stamp s;
+	struct msg m;
+	uint64_t seq = 0;
+
+	cfg.durable = 0;
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	struct msg_grant g = fixture_train(&f, 9, s, 1);
+	m = push_of_grant(s, ++seq, &g);
+	fixture_applied(&f, 9, &m);
+	for (uint32_t i = 0; i < MAX_EMPTY_LEASES; i++) {
+		m = i % 2 ? push_of_grant(s, ++seq, &g) : fixture_batch(s, ++seq, 0, 3, 1);
+		fixture_rejected(&f, 9, &m, REJECT_WORK);
+	}
+	assert_int_equal(core_stats(f.core)->ignored, 0);
+	m = push_of_grant(s, ++seq, &g);
+	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	assert_int_equal(core_stats(f.core)->ignored, 1);
+	g = fixture_train(&f, 9, s, 2);
+	assert_int_equal(core_stats(f.core)->ignored, 2);
+	m = push_of_grant(s, ++seq, &g);
+	fixture_applied(&f, 9, &m);
+	m = push_of_grant(s, ++seq, &g);
+	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	assert_int_equal(core_stats(f.core)->ignored, 2);
+	fixture_close(&f);
+}
+
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 static struct msg hello_of_key(const char *key)

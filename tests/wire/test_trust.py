@@ -234,6 +234,21 @@ def test_trust_a_flood_of_leases_loses_its_connection(programs, few):
     idler.close()
 
 
+def test_trust_a_flood_of_rejected_pushes_loses_its_connection(programs, few):
+    """A worker pushes batches that nobody granted, as fast as it can."""
+    server, pusher = leased(programs, few)
+    before, end, seq = metric(server, "floods_total"), time.monotonic() + 20, 1
+    while metric(server, "floods_total") == before:
+        assert time.monotonic() < end
+        for _ in range(100):
+            push = pb.Push(stamp=pusher.stamp, seq=seq, images=500, work=pb.Work(count=1))
+            seq += pusher.bulk.try_send_frames(encode(push, [(0, ZERO)]))
+    honest = Worker(server.endpoint, data=few.id)
+    assert honest.lease().work.count
+    honest.close()
+    pusher.close()
+
+
 def test_trust_a_flood_of_chunks_loses_its_connection(programs, keys):
     """A worker keeps sending chunks of pushes that never arrive."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--dead-ms", 60000,

@@ -269,12 +269,40 @@ static void grant_portion(struct core *c, struct worker *w, uint32_t i)
 	grant(c, w);
 }
 
+/* Returns 1 if the newest grant of `w` was a portion of this evaluation, and `w` has given it back
+ * without a result. */
+static int has_given_back(const struct core *c, const struct worker *w)
+{
+	const struct msg_grant *g = &w->lease.grant;
+
+	return g->kind == GRANT_EVAL && g->eval_id == c->leases.epoch && g->eval_count == 0;
+}
+
+/* Returns 1 if `w` shall leave the evaluation to the other workers: it has given a portion back,
+ * and another worker is at work that has not. A worker could otherwise take the same portion again
+ * and again, and no other worker would get it. */
+static int leaves_evaluation(const struct core *c, const struct worker *w)
+{
+	if (!has_given_back(c, w))
+		return 0;
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *o = &c->worker[i];
+
+		if (o != w && worker_is_active(o) && worker_is_of_run(c, o) && pace_is_at_work(o) &&
+			!has_given_back(c, o))
+			return 1;
+	}
+	return 0;
+}
+
 static int grant_evaluation(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
 	uint8_t *p = l->evaluating ? memchr(l->portion, BATCH_FREE, l->n_portions) : NULL;
 	uint32_t i;
 
+	if (l->evaluating && leaves_evaluation(c, w))
+		return 0;
 	if (!p && l->evaluating && !w->pace.stalled && checks_find(c, w, &i)) {
 		grant_portion(c, w, i);
 		return 1;
@@ -486,6 +514,8 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	batch_ledger_release(c, w);
+	if (w->lease.grant.kind == GRANT_EVAL && w->pace.left)
+		w->lease.grant.eval_count = 0;
 	pace_gave_back(c, w);
 	if (c->leases.n_free == 0)
 		pace_find_late(c);

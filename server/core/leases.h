@@ -23,8 +23,10 @@ struct worker;
 /* This struct has the lease of a worker slot. A snapshot contains the first group of fields
  * (snapshot.c). */
 struct worker_lease {
-	uint64_t request;       /* number of the newest LEASE request of the worker */
-	struct msg_grant grant; /* the work that the worker holds; request 0: none */
+	uint64_t request; /* number of the newest LEASE request of the worker */
+	/* the work that the worker holds; request 0: none. An eval_count of 0 says that the worker
+	 * gave a piece of the test set back without a result */
+	struct msg_grant grant;
 
 	int waiting; /* 1: the worker waits for the answer to its LEASE request */
 	/* LEASE requests, and pushes that delivered nothing, since the newest delivery of granted

@@ -269,12 +269,26 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 
 /* ---- late ------------------------------------------------------------------------------------ */
 
+/* Returns the time in ms after which a piece of the test set is late if none is delivered yet: the
+ * deadline of a training grant with as many images. */
+static uint64_t first_piece_ms(const struct core *c, const struct worker *w)
+{
+	uint64_t batches = w->lease.grant.eval_count / c->cfg.training.batch_size + 1;
+	uint64_t ms = PACE_DEADLINE * batches * c->pace.recent[0].median_us / 1000;
+
+	return ms > PACE_DEADLINE_MS ? ms : PACE_DEADLINE_MS;
+}
+
 static int is_late(const struct core *c, const struct worker *w)
 {
 	const struct recent *r = &c->pace.recent[kind_of(w)];
 	uint64_t limit_ms = PACE_LATE * next_pieces(c, w) * r->median_us / 1000;
 
-	if (!w->pace.since_ms || !w->pace.left || !w->lease.grant.request || r->n == 0)
+	if (!w->pace.since_ms || !w->pace.left || !w->lease.grant.request)
+		return 0;
+	if (r->n == 0 && kind_of(w) == 1 && c->pace.recent[0].n > 0)
+		limit_ms = first_piece_ms(c, w);
+	else if (r->n == 0)
 		return 0;
 	return c->now_ms - w->pace.since_ms > (limit_ms > PACE_LATE_MS ? limit_ms : PACE_LATE_MS);
 }

@@ -10,7 +10,8 @@
  *
  * Late: a worker is late if it has held the work of its next delivery for more than twice the time
  * that the fleet's median predicts, but at least for PACE_LATE_MS. With --backup-copies late, an
- * idle worker then gets a copy of this work (leases.c).
+ * idle worker then gets a copy of this work (leases.c). While no worker has delivered a piece of
+ * the test set, such a piece is late after the deadline of a training grant with as many images.
  *
  * Deadline: a worker must make its next delivery within its deadline. The deadline is PACE_DEADLINE
  * times the time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker

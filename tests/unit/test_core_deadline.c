@@ -680,7 +680,7 @@ TEST(the_same_result_again_is_no_delivery)
 }
 
 /* A rejected result is no delivery. In this test worker 0 requests the same portion again and
- * again. */
+ * again, and gets it, because worker 1 has not asked for work yet. */
 TEST(a_result_that_is_not_finite_is_no_delivery)
 {
 	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
@@ -694,8 +694,7 @@ TEST(a_result_that_is_not_finite_is_no_delivery)
 	pass(&k, 50);
 	cluster_push(&k, 0);
 	cluster_request(&k, 0);
-	cluster_request(&k, 1);
-	for (int i = 0; i < 20 && k.worker[1].grant.kind != GRANT_EVAL; i++) {
+	for (int i = 0; i < 20 && !fixture_worker(&k.f, 1).stalled; i++) {
 		struct cluster_worker *h = &k.worker[0];
 		struct msg m = {.type = MSG_RESULT};
 
@@ -991,4 +990,64 @@ TEST(held_time_is_not_counted_as_a_transfer_too)
 		assert_int_equal(core_stats(k.f.core)->expired, 1);
 		cluster_close(&k);
 	}
+}
+
+/* ---- the first evaluation -------------------------------------------------------------------- */
+
+/* Opens a run of two workers whose test set is one piece. Both workers train the first epoch, in
+ * 10 ms per batch. */
+static void open_trained(struct fleet *f)
+{
+	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
+
+	cfg.leases.eval_images = 7;
+	fleet_open(f, cfg, 2, 40, 10);
+	for (uint32_t i = 0; core_training_epoch(f->k.f.core) == 0; i = !i) {
+		if (!has_work(&f->k.worker[i]))
+			cluster_request(&f->k, i);
+		fixture_tick(&f->k.f, 10);
+		if (has_work(&f->k.worker[i]))
+			push_first(f, i);
+	}
+}
+
+/* A worker takes the only piece of the test set again and again, and reports no result. Each time
+ * it must leave the piece to the other worker. */
+TEST(a_piece_that_was_given_back_goes_to_another_worker)
+{
+	struct fleet f;
+
+	open_trained(&f);
+	for (int n = 0; n < 3; n++) {
+		cluster_request(&f.k, 0);
+		assert_int_equal(f.k.worker[0].grant.kind, GRANT_EVAL);
+		cluster_request(&f.k, 0);
+		assert_int_equal(f.k.worker[0].grant.kind, GRANT_TRAIN);
+		assert_int_equal(f.k.f.core->leases.portion[0], BATCH_FREE);
+	}
+	cluster_request(&f.k, 1);
+	assert_int_equal(f.k.worker[1].grant.kind, GRANT_EVAL);
+	cluster_evaluate(&f.k, 1);
+	assert_true(core_is_evaluated(f.k.f.core, 0));
+	cluster_close(&f.k);
+}
+
+/* No worker has evaluated before, so the time of training shows that the piece is late. */
+TEST(the_first_piece_is_late_after_the_time_of_training)
+{
+	struct fleet f;
+	uint64_t begin;
+
+	open_trained(&f);
+	cluster_request(&f.k, 0);
+	assert_int_equal(f.k.worker[0].grant.kind, GRANT_EVAL);
+	begin = f.k.f.now_ms;
+	do {
+		for (uint32_t i = 0; i < 2; i++)
+			fixture_heartbeat(&f.k.f, f.k.worker[i].peer + 1, f.k.worker[i].s);
+		fixture_tick(&f.k.f, 10);
+		cluster_request(&f.k, 1);
+	} while (f.k.worker[1].grant.kind != GRANT_EVAL);
+	assert_in_range(f.k.f.now_ms - begin, 2000, 2100);
+	cluster_close(&f.k);
 }

@@ -282,6 +282,11 @@ int checks_settle(struct core *c)
 	return all->n == 0;
 }
 
+void checks_show(struct core *c)
+{
+	c->checks.shown = c->checks.stats;
+}
+
 void checks_tick(struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -316,5 +321,5 @@ int checks_fit(const struct core *c)
 
 const struct check_stats *core_check_stats(const struct core *c)
 {
-	return &c->checks.stats;
+	return &c->checks.shown;
 }

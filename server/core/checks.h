@@ -56,6 +56,9 @@ struct checks {
 	struct check check[MAX_CHECKS];
 	uint32_t ticks; /* ticks since the last portion of the evaluation */
 	struct check_stats stats;
+	/* the counters at the end of the newest evaluation. Nobody sees newer ones, because they
+	 * would tell a worker which of its results are in the sample */
+	struct check_stats shown;
 };
 
 /* Chooses the portions to check. Called when an evaluation begins. */
@@ -73,6 +76,8 @@ int checks_find(const struct core *c, const struct worker *w, uint32_t *i);
 /* Called when all portions are done: ends the checks on which no worker can vote, or all of them if
  * their time is over. Returns 1 if no check is left. */
 int checks_settle(struct core *c);
+/* Called when an evaluation has ended, and when a snapshot was decoded: shows the counters. */
+void checks_show(struct core *c);
 /* Called at each tick: counts the ticks for which the evaluation waits for its checks. */
 void checks_tick(struct core *c);
 /* Returns 1 if the decoded checks agree with the portions of the evaluation. */

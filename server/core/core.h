@@ -299,7 +299,7 @@ int core_sends_weights(const struct core *c);
 
 const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
-/* Returns the counters of the checked evaluations. */
+/* Returns the counters of the checked evaluations, as they were at the end of the newest one. */
 const struct check_stats *core_check_stats(const struct core *c);
 /* Returns the current weights (n_params floats). The pointer is valid until the next step. */
 const float *core_weights(const struct core *c);

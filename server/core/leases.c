@@ -94,6 +94,7 @@ static void evaluated(struct core *c)
 
 	PS_ASSERT(all_done(l->portion, l->n_portions) && c->checks.n == 0); /* invariant 2 */
 	l->evaluating = 0;
+	checks_show(c);
 	effects_add_epoch(c, EFFECT_EVALUATED, l->epoch - 1);
 	c->checkpoints.dirty = 1;
 	if (l->epoch >= c->cfg.training.epochs)

@@ -217,7 +217,7 @@ static void vote_sums(struct fleet *t, uint32_t i, uint32_t correct, double loss
 /* Lets workers 2 and 3 evaluate what they are granted, until the evaluation or a check ends. */
 static void evaluate_in_turn(struct fleet *t, uint32_t correct, double loss)
 {
-	const uint64_t outvoted = core_check_stats(t->f.core)->outvoted;
+	const uint64_t outvoted = t->f.core->checks.stats.outvoted;
 
 	for (uint32_t n = 0; n < 20; n++) {
 		const struct msg_grant *g = next_lease_of(&t->f, 11 + n % 2, t->s[1 + n % 2]);
@@ -225,7 +225,7 @@ static void evaluate_in_turn(struct fleet *t, uint32_t correct, double loss)
 		if (!g || g->kind != GRANT_EVAL)
 			continue;
 		report_sums(t, 1 + n % 2, g, correct, loss, loss);
-		if (is_evaluated(t) || core_check_stats(t->f.core)->outvoted > outvoted)
+		if (is_evaluated(t) || t->f.core->checks.stats.outvoted > outvoted)
 			return;
 	}
 }
@@ -336,7 +336,7 @@ TEST(the_unchecked_results_of_an_outvoted_worker_are_dropped)
 		vote_loss(&t, 0, LIE / 4, 1e300);
 	assert_int_equal(first_record(&t)->eval_correct, 3 * (LIE / 4));
 	evaluate_in_turn(&t, TRUE / 4, 3);
-	assert_int_equal(core_check_stats(t.f.core)->outvoted, 1);
+	assert_int_equal(t.f.core->checks.stats.outvoted, 1);
 	assert_int_equal(first_record(&t)->eval_done, 0);
 	assert_true(first_record(&t)->eval_loss_sum == 0);
 	evaluate_in_turn(&t, TRUE / 4, 3);
@@ -442,6 +442,32 @@ TEST(a_key_has_one_vote)
 	assert_true(is_evaluated(&t)); /* no third key could decide */
 	assert_int_equal(core_check_stats(t.f.core)->disputed, 1);
 	assert_int_equal(t.f.core->quarantine.n, 0);
+	fixture_close(&t.f);
+}
+
+/* A worker must not see that its result was checked while it can still report others: those would
+ * be outside the sample. */
+TEST(nobody_sees_the_sample_of_an_evaluation_that_goes_on)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+
+	cfg.leases.eval_images = IMAGES / 4;
+	open_checked_fleet(&t, cfg, 2);
+	train_epoch(&t.f, 10, t.s[0], 0);
+	t.f.core->checks.check[0].portion = 0;
+	vote(&t, 0, TRUE / 4);
+	for (uint32_t i = 1; i < 4; i++)
+		t.f.core->leases.portion[i] = BATCH_LEASED; /* another worker holds the others */
+	vote(&t, 1, TRUE / 4);
+	assert_int_equal(t.f.core->checks.stats.agreed, 1);
+	assert_int_equal(core_check_stats(t.f.core)->agreed, 0);
+	for (uint32_t i = 1; i < 4; i++)
+		t.f.core->leases.portion[i] = BATCH_FREE;
+	for (uint32_t i = 1; i < 4; i++)
+		vote(&t, 0, TRUE / 4);
+	assert_true(is_evaluated(&t));
+	assert_int_equal(core_check_stats(t.f.core)->agreed, 1);
 	fixture_close(&t.f);
 }
 

@@ -1,6 +1,7 @@
 /*
  * Proves mode ssp (server/core/ssp.c): no worker is more batches ahead of the slowest worker than
  * the bound allows, and no worker waits for a worker that is away.
+ * Covers attack A14 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"

@@ -14,52 +14,131 @@
 #include "common/mem.h"
 
 #define SPINS 200 /* spinning this often takes about 5 us, as long as one block */
+/* A thread that has run its blocks runs those of a late thread after this number of spins. */
+#define LATE_SPINS SPINS
 /* A thread without a job waits for the next one for this time before it sleeps, because it takes 10
  * and at times 200 us to wake a thread. The jobs of one push follow each other faster. */
 #define AWAIT_NS 200000
+/* The caller combines the results of all blocks, which takes about as long as 1/16 of the blocks.
+ * So each of the other threads has this part of the blocks more than the caller. */
+#define CALLERS_PART 16u
+
+/* What a thread does: its ticket is the number of a job times 4, plus one of these states. */
+enum { OUTSIDE, OFFERED, INSIDE, STATES = 4 };
+
+/* A thread and its blocks of the job. Member 0 is the caller. The two lines of the caches are
+ * apart: others seldom read the second line, which its owner changes for each block. */
+struct member {
+	_Alignas(64) _Atomic uint64_t ticket;
+	atomic_int sleeps; /* 1 if the thread waits for `wake` */
+	pthread_cond_t wake;
+	struct threads *threads;
+	pthread_t thread;
+	/* the thread has blocks block_of(0) to block_of(n - 1); `next` is the first one that no
+	 * thread has taken */
+	_Alignas(64) atomic_size_t next;
+	size_t n;
+};
+
+/* This struct has a line of the caches of its own, because a store to a line that another CPU reads
+ * takes long. */
+struct cell {
+	_Alignas(64) _Atomic uint64_t done; /* number of the newest job whose block has run */
+};
 
 struct threads {
 	struct engine engine;
 	char name[16];
-	size_t n;          /* number of threads, including the caller's */
-	pthread_t *thread; /* the started threads, n - 1 at most */
-	size_t started;
+	size_t n;              /* number of threads, including the caller's */
+	struct member *member; /* n */
+	size_t started;        /* number of members with a thread, without the caller */
+	atomic_int awaits;     /* 1 after threads_stay_awake */
+	atomic_int ends;       /* 1 if the threads must end */
+	pthread_mutex_t mutex; /* a thread locks it to sleep, and the caller to wake a thread */
 
-	int awaits; /* 1 after threads_stay_awake */
-	/* changes when a job begins and when the threads must end */
-	atomic_uint news;
-
-	/* the job under way, which a thread reads when it joins */
-	pthread_mutex_t mutex;
-	pthread_cond_t wake, left;
-	/* the job; NULL if there is none, or if no thread may join it */
+	/* the job under way, which a thread reads after it has joined */
 	const struct engine_job *job;
 	uint64_t number; /* number of the newest job, from 1 */
-	size_t wanted;   /* number of threads that may still join the job */
-	/* number of threads that have joined the job and not left it; changes under the mutex */
-	atomic_size_t inside;
-	int ends; /* 1 if the threads must end */
+	size_t members;  /* number of members that may work on the job */
+	size_t callers;  /* blocks of the caller */
 
-	size_t waited;      /* blocks for which the caller has waited */
-	int is_shared;      /* 1 if other threads may work on this job */
-	atomic_size_t next; /* the lowest block that no thread has taken */
-	/* done[i], i < room: the number of the newest job whose block i has run */
-	_Atomic uint64_t *done;
+	size_t waited;     /* blocks for which the caller has waited */
+	int is_shared;     /* 1 if other threads may work on this job */
+	struct cell *cell; /* `room` of them, one for each block */
 	size_t room;
 };
 
-/* Takes a block and runs it. Returns 0 if all blocks are taken. */
-static int run_next(struct threads *t, const struct engine_job *job, uint64_t number)
-{
-	size_t block = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+/* ---- the blocks of a member ------------------------------------------------------------------ */
 
-	if (block >= job->n)
+/* Returns the number of blocks that the caller has of n. */
+static size_t callers_blocks(size_t n, size_t members)
+{
+	size_t parts = CALLERS_PART + 1 > members ? CALLERS_PART + 1 - members : 0;
+
+	return (n * parts + CALLERS_PART * members / 2) / (CALLERS_PART * members);
+}
+
+/* Returns block number `at` of member `i`. The blocks of all members alternate, so that the results
+ * of the lowest blocks are there first. */
+static size_t block_of(const struct threads *t, size_t i, size_t at)
+{
+	const size_t n = t->job->n, mine = t->callers, others = n - mine;
+
+	if (i == 0)
+		return at * n / mine;
+	size_t rank = i - 1 + at * (t->members - 1); /* among the blocks of the others */
+	return rank + ((rank + 1) * mine + others - 1) / others;
+}
+
+static size_t count_blocks(const struct threads *t, size_t i)
+{
+	const size_t others = t->job->n - t->callers;
+
+	return i == 0 ? t->callers : (others + t->members - 1 - i) / (t->members - 1);
+}
+
+/* Takes a block of member `i` and runs it. Returns 0 if all blocks of this member are taken. */
+static int run_next(struct threads *t, size_t i)
+{
+	struct member *m = &t->member[i];
+
+	if (atomic_load_explicit(&m->next, memory_order_relaxed) >= m->n)
 		return 0;
+	size_t at = atomic_fetch_add_explicit(&m->next, 1, memory_order_relaxed);
+	if (at >= m->n)
+		return 0;
+	size_t block = block_of(t, i, at);
+	struct cell *cell = &t->cell[block];
 	/* invariant 1 */
-	PS_ASSERT(atomic_load_explicit(&t->done[block], memory_order_relaxed) != number);
-	job->run(job->arg, block);
-	atomic_store_explicit(&t->done[block], number, memory_order_release);
+	PS_ASSERT(atomic_load_explicit(&cell->done, memory_order_relaxed) != t->number);
+	t->job->run(t->job->arg, block);
+	atomic_store_explicit(&cell->done, t->number, memory_order_release);
 	return 1;
+}
+
+/* Runs a block of another member, which has not joined the job, or, with `any`, may have joined it.
+ * Returns 0 if there is no such block. */
+static int run_another(struct threads *t, size_t self, int any)
+{
+	for (size_t k = 1; k < t->members; k++) {
+		size_t i = (self + k) % t->members;
+		uint64_t ticket = atomic_load_explicit(&t->member[i].ticket, memory_order_relaxed);
+
+		if ((any || ticket % STATES == OFFERED) && run_next(t, i))
+			return 1;
+	}
+	return 0;
+}
+
+static int has_blocks(const struct threads *t)
+{
+	for (size_t i = 0; i < t->members; i++) {
+		const struct member *m = &t->member[i];
+
+		if (atomic_load_explicit(&m->next, memory_order_relaxed) < m->n)
+			return 1;
+	}
+	return 0;
 }
 
 /* Returns 1 if the calling thread blocks the signals that end the process. */
@@ -81,17 +160,6 @@ static void spin_once(unsigned spins)
 #endif
 }
 
-/* Locks the mutex. A thread holds it only for a moment, so the function does not sleep at once. */
-static void lock_soon(struct threads *t)
-{
-	for (unsigned spins = 0; spins < SPINS; spins++) {
-		if (pthread_mutex_trylock(&t->mutex) == 0)
-			return;
-		spin_once(spins);
-	}
-	pthread_mutex_lock(&t->mutex);
-}
-
 static uint64_t now_ns(void)
 {
 	struct timespec now;
@@ -100,117 +168,162 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Waits until t->news is no longer `seen`, for at most AWAIT_NS. */
-static void await_news(struct threads *t, unsigned seen)
+/* Joins the job that the caller offers to member `m`. Returns 0 if the caller offers none. */
+static int join_job(struct member *m)
+{
+	uint64_t ticket = atomic_load_explicit(&m->ticket, memory_order_relaxed);
+
+	return ticket % STATES == OFFERED &&
+	       atomic_compare_exchange_strong(&m->ticket, &ticket, ticket - OFFERED + INSIDE);
+}
+
+/* Waits for a job for at most AWAIT_NS. Returns 1 if the thread has joined one. */
+static int await_job(struct threads *t, struct member *m)
 {
 	const uint64_t end = now_ns() + AWAIT_NS;
 
-	for (unsigned i = 0; atomic_load_explicit(&t->news, memory_order_relaxed) == seen; i++) {
+	for (unsigned i = 0; !atomic_load_explicit(&t->ends, memory_order_relaxed); i++) {
+		if (join_job(m))
+			return 1;
 		spin_once(0);
 		if (i % 32 == 31 && now_ns() >= end)
-			return;
+			break;
 	}
+	return 0;
 }
 
-/* Waits until there is a job to join, or until the threads must end. The caller has the mutex. */
-static void await_job(struct threads *t, int has_worked)
+/* Sleeps until there is a job, or until the threads must end. Returns 1 if the thread has joined
+ * a job. */
+static int sleep_for_job(struct threads *t, struct member *m)
 {
-	unsigned seen = atomic_load(&t->news);
+	int joined = 0;
 
-	if (t->awaits && has_worked && !t->ends && !(t->job && t->wanted > 0)) {
-		pthread_mutex_unlock(&t->mutex);
-		await_news(t, seen);
-		lock_soon(t);
+	pthread_mutex_lock(&t->mutex);
+	atomic_store(&m->sleeps, 1);
+	while (!atomic_load(&t->ends) && !(joined = join_job(m)))
+		pthread_cond_wait(&m->wake, &t->mutex);
+	atomic_store(&m->sleeps, 0);
+	pthread_mutex_unlock(&t->mutex);
+	return joined;
+}
+
+/* Runs the blocks of member `self`, and then those that another member is late to run. */
+static void work_on_job(struct threads *t, size_t self)
+{
+	unsigned spins = 0;
+
+	while (run_next(t, self))
+		;
+	while (has_blocks(t)) {
+		if (run_another(t, self, spins >= LATE_SPINS))
+			continue;
+		for (unsigned i = 0; i < 32; i++, spins++)
+			spin_once(0);
 	}
-	while (!t->ends && !(t->job && t->wanted > 0))
-		pthread_cond_wait(&t->wake, &t->mutex);
 }
 
 static void *thread_main(void *arg)
 {
-	struct threads *t = arg;
+	struct member *m = arg;
+	struct threads *t = m->threads;
 	int has_worked = 0;
 
 	PS_ASSERT(blocks_signals()); /* invariant 3 */
 	(void)prctl(PR_SET_NAME, t->name);
-	lock_soon(t);
 	for (;;) {
-		await_job(t, has_worked);
-		if (t->ends)
-			break;
-		const struct engine_job *job = t->job;
-		uint64_t number = t->number;
+		int awaits = has_worked && atomic_load_explicit(&t->awaits, memory_order_relaxed);
 
-		t->wanted--;
-		atomic_fetch_add(&t->inside, 1);
-		pthread_mutex_unlock(&t->mutex);
-		while (run_next(t, job, number))
-			;
+		if (!(awaits && await_job(t, m)) && !sleep_for_job(t, m))
+			return NULL;
+		work_on_job(t, (size_t)(m - t->member));
+		atomic_fetch_sub_explicit(&m->ticket, INSIDE - OUTSIDE, memory_order_release);
 		has_worked = 1;
-		lock_soon(t);
-		if (atomic_fetch_sub(&t->inside, 1) == 1)
-			pthread_cond_signal(&t->left);
 	}
-	pthread_mutex_unlock(&t->mutex);
-	return NULL;
 }
 
-/* Returns 1 if t->done has room for `n` blocks. No thread uses it between two jobs. */
+/* Returns 1 if there is a cell for each of `n` blocks. No thread uses the cells between two
+ * jobs. */
 static int has_room(struct threads *t, size_t n)
 {
 	if (n <= t->room)
 		return 1;
-	free((void *)t->done);
-	t->done = mem_try(n, sizeof(*t->done));
-	t->room = t->done ? n : 0;
-	return t->done != NULL;
+	free(t->cell);
+	t->cell = mem_try(n, sizeof(*t->cell));
+	t->room = t->cell ? n : 0;
+	return t->cell != NULL;
+}
+
+/* Offers the job to member `i`. */
+static void offer_job(struct threads *t, size_t i)
+{
+	struct member *m = &t->member[i];
+
+	/* invariant 2 */
+	PS_ASSERT(atomic_load_explicit(&m->ticket, memory_order_relaxed) % STATES == OUTSIDE);
+	atomic_store(&m->ticket, t->number * STATES + OFFERED);
+}
+
+static void wake_member(struct threads *t, struct member *m)
+{
+	if (!atomic_load(&m->sleeps))
+		return;
+	pthread_mutex_lock(&t->mutex);
+	pthread_cond_signal(&m->wake);
+	pthread_mutex_unlock(&t->mutex);
 }
 
 static void begin_blocks(void *self, const struct engine_job *job)
 {
 	struct threads *t = self;
-	size_t helpers = job->n / (t->awaits ? THREADS_AWAKE_GRAIN : THREADS_GRAIN);
+	size_t members = job->n / (atomic_load(&t->awaits) ? THREADS_AWAKE_GRAIN : THREADS_GRAIN);
 
 	PS_ASSERT(t->waited == 0);
-	t->is_shared = helpers >= 2 && has_room(t, job->n);
+	t->is_shared = members >= 2 && has_room(t, job->n);
 	if (!t->is_shared)
 		return;
-	helpers = helpers < t->n ? helpers - 1 : t->n - 1;
-	atomic_store_explicit(&t->next, 0, memory_order_relaxed);
-	lock_soon(t);
-	PS_ASSERT(!t->job && atomic_load(&t->inside) == 0); /* invariant 2 */
 	t->job = job;
 	t->number++;
-	t->wanted = helpers;
-	atomic_fetch_add(&t->news, 1);
-	pthread_mutex_unlock(&t->mutex);
-	for (; helpers > 0; helpers--)
-		pthread_cond_signal(&t->wake);
+	t->members = members < t->n ? members : t->n;
+	t->callers = callers_blocks(job->n, t->members);
+	for (size_t i = 0; i < t->members; i++) {
+		atomic_store_explicit(&t->member[i].next, 0, memory_order_relaxed);
+		t->member[i].n = count_blocks(t, i);
+	}
+	for (size_t i = 1; i < t->members; i++)
+		offer_job(t, i);
+	for (size_t i = 1; i < t->members; i++)
+		wake_member(t, &t->member[i]);
 }
 
 /* Waits until no thread uses the job. A thread that has not joined yet does not join any more. */
 static void end_blocks(struct threads *t)
 {
-	lock_soon(t);
+	for (size_t i = 1; i < t->members; i++) {
+		struct member *m = &t->member[i];
+		uint64_t offered = t->number * STATES + OFFERED;
+		unsigned spins = 0;
+
+		if (atomic_compare_exchange_strong(&m->ticket, &offered, t->number * STATES))
+			continue;
+		while (atomic_load_explicit(&m->ticket, memory_order_acquire) % STATES == INSIDE)
+			spin_once(spins++);
+	}
 	t->job = NULL;
-	t->wanted = 0;
-	pthread_mutex_unlock(&t->mutex);
-	for (unsigned spins = 0; spins < 2 * SPINS && atomic_load(&t->inside) > 0; spins++)
-		spin_once(spins);
-	lock_soon(t);
-	while (atomic_load(&t->inside) > 0)
-		pthread_cond_wait(&t->left, &t->mutex);
-	pthread_mutex_unlock(&t->mutex);
 }
 
-static void wait_shared(struct threads *t, const struct engine_job *job, size_t block)
+static void wait_shared(struct threads *t, size_t block)
 {
+	const struct cell *cell = &t->cell[block];
 	unsigned spins = 0;
 
-	while (atomic_load_explicit(&t->done[block], memory_order_acquire) != t->number)
-		if (!run_next(t, job, t->number))
-			spin_once(spins++);
-	if (block + 1 == job->n)
+	while (atomic_load_explicit(&cell->done, memory_order_acquire) != t->number) {
+		if (run_next(t, 0))
+			continue;
+		if (spins % 32 == 0 && run_another(t, 0, spins >= LATE_SPINS))
+			continue;
+		spin_once(spins++);
+	}
+	if (block + 1 == t->job->n)
 		end_blocks(t);
 }
 
@@ -219,11 +332,11 @@ static void wait_for_block(void *self, const struct engine_job *job, size_t bloc
 	struct threads *t = self;
 
 	PS_ASSERT(block == t->waited && block < job->n); /* invariant 1 */
+	t->waited = block + 1 < job->n ? block + 1 : 0;
 	if (t->is_shared)
-		wait_shared(t, job, block);
+		wait_shared(t, block);
 	else
 		job->run(job->arg, block);
-	t->waited = block + 1 < job->n ? block + 1 : 0;
 }
 
 static int start_threads(struct threads *t, struct err *e)
@@ -234,7 +347,9 @@ static int start_threads(struct threads *t, struct err *e)
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	while (!failed && t->started < t->n - 1) {
-		failed = pthread_create(&t->thread[t->started], NULL, thread_main, t);
+		struct member *m = &t->member[t->started + 1];
+
+		failed = pthread_create(&m->thread, NULL, thread_main, m);
 		t->started += !failed;
 	}
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -250,8 +365,8 @@ int threads_new(struct threads **out, size_t n, const char *name, struct err *e)
 	*out = NULL;
 	PS_ASSERT(n >= 1 && n <= MAX_THREADS);
 	if (t)
-		t->thread = mem_try(n, sizeof(*t->thread));
-	if (!t || !t->thread) {
+		t->member = mem_try(n, sizeof(*t->member));
+	if (!t || !t->member) {
 		free(t);
 		return err_set(e, PS_ENOMEM, "no memory for %zu threads", n);
 	}
@@ -260,8 +375,10 @@ int threads_new(struct threads **out, size_t n, const char *name, struct err *e)
 	snprintf(t->name, sizeof(t->name), "%s", name);
 	t->n = n;
 	pthread_mutex_init(&t->mutex, NULL);
-	pthread_cond_init(&t->wake, NULL);
-	pthread_cond_init(&t->left, NULL);
+	for (size_t i = 0; i < n; i++) {
+		t->member[i].threads = t;
+		pthread_cond_init(&t->member[i].wake, NULL);
+	}
 	*out = t;
 	int rc = start_threads(t, e);
 	if (rc)
@@ -275,28 +392,26 @@ void threads_free(struct threads **out)
 
 	if (!t)
 		return;
-	pthread_mutex_lock(&t->mutex);
 	PS_ASSERT(!t->job); /* invariant 2 */
-	t->ends = 1;
-	atomic_fetch_add(&t->news, 1);
-	pthread_cond_broadcast(&t->wake);
+	pthread_mutex_lock(&t->mutex);
+	atomic_store(&t->ends, 1);
+	for (size_t i = 1; i <= t->started; i++)
+		pthread_cond_signal(&t->member[i].wake);
 	pthread_mutex_unlock(&t->mutex);
-	for (size_t i = 0; i < t->started; i++)
-		pthread_join(t->thread[i], NULL);
-	pthread_cond_destroy(&t->wake);
-	pthread_cond_destroy(&t->left);
+	for (size_t i = 1; i <= t->started; i++)
+		pthread_join(t->member[i].thread, NULL);
+	for (size_t i = 0; i < t->n; i++)
+		pthread_cond_destroy(&t->member[i].wake);
 	pthread_mutex_destroy(&t->mutex);
-	free((void *)t->done);
-	free(t->thread);
+	free(t->cell);
+	free(t->member);
 	free(t);
 	*out = NULL;
 }
 
 void threads_stay_awake(struct threads *t)
 {
-	lock_soon(t);
-	t->awaits = 1;
-	pthread_mutex_unlock(&t->mutex);
+	atomic_store(&t->awaits, 1);
 }
 
 const struct engine *threads_engine(const struct threads *t)

@@ -1,18 +1,22 @@
 /*
  * threads.h - an engine (engine.h) that runs blocks on a fixed set of threads.
  *
- * The thread that begins a job computes blocks, too, and every thread takes the lowest block that
- * no thread has taken. Therefore a job never waits for a thread that has not started to work on it.
- * A thread takes a lock when it joins a job and when it leaves the job, and none for a block. A job
- * uses one thread for each THREADS_GRAIN blocks, at most all; after threads_stay_awake, one for
- * each THREADS_AWAKE_GRAIN. A job of fewer than two times this number of blocks runs on the
- * caller's thread, and wakes no other thread. The memory is 8 bytes for each block of the longest
- * job; without this memory, a job runs on the caller's thread.
+ * The thread that begins a job computes blocks, too. Each thread has blocks of its own, which
+ * depend only on the number of blocks and of threads. So in two jobs of the same length, a thread
+ * runs the same blocks, whose values are still in the caches of its CPU. The blocks of the threads
+ * alternate. The caller has fewer blocks, because it also combines the results. A thread that has
+ * run its blocks runs those of threads that have not started to work on the job, and after about 5
+ * us also those of other late threads. Therefore a job never waits for a thread that has not
+ * started to work on it. A thread takes no lock, except to sleep. A job uses one thread for each
+ * THREADS_GRAIN blocks, at most all; after threads_stay_awake, one for each THREADS_AWAKE_GRAIN. A
+ * job of fewer than two times this number of blocks runs on the caller's thread, and wakes no other
+ * thread. The memory is 64 bytes for each block of the longest job; without this memory, a job runs
+ * on the caller's thread.
  *
  * Invariants:
  * (1) each block of a job runs exactly once, and has run when the wait for it returns (asserted by
  *     run_next and wait_for_block; each_block_runs_once);
- * (2) when the wait for the last block returns, no thread uses the job (asserted by begin_blocks
+ * (2) when the wait for the last block returns, no thread uses the job (asserted by offer_job
  *     and threads_free; no_thread_uses_a_job_after_its_end);
  * (3) the threads block all signals, so that the main thread handles them (asserted by thread_main;
  *     the_threads_have_a_name_and_no_signals).

@@ -4,6 +4,7 @@
  */
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -139,6 +140,89 @@ TEST(no_thread_uses_a_job_after_its_end)
 	threads_free(&t);
 }
 TEST_AGAIN(no_thread_uses_a_job_after_its_end, stay_awake, sleep_at_once)
+
+/* ---- the blocks of a thread ------------------------------------------------------------------ */
+
+struct owners {
+	size_t n;
+	pthread_t thread[MAX_BLOCKS];
+	pthread_t main;
+	atomic_uint ran; /* blocks that have run */
+	atomic_int others,
+		late; /* blocks of other threads; late: such a block waits for the rest */
+};
+
+static void note_owner(void *arg, size_t block)
+{
+	struct owners *o = arg;
+
+	o->thread[block] = pthread_self();
+	for (volatile int i = 0; i < 3000; i++)
+		;
+}
+
+static int is_same(const struct owners *a, const struct owners *b)
+{
+	int others = 0;
+
+	for (size_t i = 0; i < a->n; i++) {
+		if (!pthread_equal(a->thread[i], b->thread[i]))
+			return 0;
+		others += !pthread_equal(a->thread[i], a->main);
+	}
+	return others > 0;
+}
+
+/* A busy machine can delay a thread, and others then run its blocks. So only some of the jobs give
+ * each thread the same blocks. */
+TEST(jobs_of_one_length_give_a_thread_the_same_blocks)
+{
+	struct threads *t = start_test_threads(2);
+	struct owners o[2] = {{.n = 53, .main = pthread_self()}, {.n = 53, .main = pthread_self()}};
+	int found = 0;
+
+	for (unsigned round = 0; round < 20000 && !found; round++) {
+		struct engine_job job = {note_owner, &o[round % 2], 53};
+
+		engine_run(threads_engine(t), &job);
+		found = round > 0 && is_same(&o[0], &o[1]);
+	}
+	assert_true(found);
+	threads_free(&t);
+}
+TEST_AGAIN(jobs_of_one_length_give_a_thread_the_same_blocks, stay_awake, sleep_at_once)
+
+static void run_late_block(void *arg, size_t block)
+{
+	struct owners *o = arg;
+
+	(void)block;
+	if (!pthread_equal(pthread_self(), o->main) && atomic_fetch_add(&o->others, 1) == 0) {
+		atomic_store(&o->late, 1);
+		while (atomic_load(&o->ran) + 1 < o->n)
+			sched_yield();
+	}
+	atomic_fetch_add(&o->ran, 1);
+}
+
+TEST(others_run_the_blocks_of_a_late_thread)
+{
+	for (size_t n = 2; n <= 5; n++) {
+		struct threads *t = start_test_threads(n);
+		int late = 0;
+
+		for (unsigned round = 0; round < 1000 && late < 3; round++) {
+			struct owners o = {.n = 20 + 32 * (round % 3), .main = pthread_self()};
+			struct engine_job job = {run_late_block, &o, o.n};
+
+			engine_run(threads_engine(t), &job);
+			assert_int_equal(atomic_load(&o.ran), o.n);
+			late += atomic_load(&o.late);
+		}
+		threads_free(&t);
+	}
+}
+TEST_AGAIN(others_run_the_blocks_of_a_late_thread, stay_awake, sleep_at_once)
 
 /* ---- threads --------------------------------------------------------------------------------- */
 

@@ -1,7 +1,6 @@
 #include "proto/checksum.h"
 #include "proto/wire.h"
 #include "common/xxh3_sums.h"
-#include <stdatomic.h>
 #include <string.h>
 #include "common/clones.h"
 #define XXH_STATIC_LINKING_ONLY /* permits an XXH3_state_t on the stack */
@@ -44,29 +43,29 @@ PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 	return peak;
 }
 
-/* maximum number of blocks of the engine in one job, whose sums are on the stack */
+/* maximum number of blocks of the engine in one job, whose results are on the stack */
 #define WAVE ((size_t)64)
 /* blocks of XXH3 in a block of the engine */
 #define SUMS (ENGINE_BLOCK * sizeof(float) / XXH3_BLOCK)
 
+/* This struct has the results of a block of the engine. */
+struct part {
+	_Alignas(64) struct xxh3_sum sum[SUMS];
+	double squares;
+	uint32_t peak;
+};
+
 /* One pass over a tensor. The engine copies each block, finds its largest magnitude and computes
- * its sums, and the caller mixes the sums in the order of the blocks. */
+ * its sums, and the caller combines the results in the order of the blocks. */
 struct pass {
 	float *to; /* NULL: no copy */
 	const float *from;
 	size_t count, first; /* first: the block of the engine that is number 0 of this job */
 	int needs_peak;
-	atomic_uint peak;
-	struct xxh3_sum sum[WAVE * SUMS];
+	wire_squares_fn *squares; /* NULL: no sum of squares */
+	size_t squared;           /* number of values in this sum */
+	struct part part[WAVE];
 };
-
-static void raise_peak(struct pass *p, uint32_t here)
-{
-	uint32_t peak = atomic_load_explicit(&p->peak, memory_order_relaxed);
-
-	while (here > peak && !atomic_compare_exchange_weak(&p->peak, &peak, here))
-		;
-}
 
 /* Returns the number of blocks of XXH3 from block `block` of the engine on, at most SUMS. The last
  * block of XXH3 has no sums. */
@@ -77,9 +76,19 @@ static size_t count_sums(const struct pass *p, size_t block)
 	return n <= before ? 0 : n - before < SUMS ? n - before : SUMS;
 }
 
+/* Returns the number of the `n` values from value `at` on that are in a sum of the first `squared`
+ * values. */
+static size_t count_squares(size_t squared, size_t at, size_t n)
+{
+	size_t left = squared > at ? squared - at : 0;
+
+	return left < n ? left : n;
+}
+
 static void pass_block(void *arg, size_t number)
 {
 	struct pass *p = arg;
+	struct part *part = &p->part[number];
 	const size_t block = p->first + number, at = block * ENGINE_BLOCK, left = p->count - at;
 	size_t n = left < ENGINE_BLOCK ? left : ENGINE_BLOCK;
 	const float *values = p->from + at;
@@ -87,32 +96,26 @@ static void pass_block(void *arg, size_t number)
 	if (p->to)
 		values = memcpy(p->to + at, values, n * sizeof(*values));
 	if (p->needs_peak)
-		raise_peak(p, peak_of_block(values, n));
-	xxh3_sum_blocks(&p->sum[number * SUMS], values, count_sums(p, block));
+		part->peak = peak_of_block(values, n);
+	if (p->squares)
+		part->squares = p->squares(values, count_squares(p->squared, at, n));
+	xxh3_sum_blocks(part->sum, values, count_sums(p, block));
 }
 
-/* Hashes blocks that fit the L1 cache, and finds their largest magnitude. */
-static uint64_t pass_alone(float *to, const float *from, size_t count, uint32_t *peak)
+/* Adds the results of block `block` of the engine to *chunk. */
+static void add_part(const struct pass *p, size_t block, struct xxh3_mix *mix, struct chunk *chunk)
 {
-	const size_t block = PEAK_BYTES / sizeof(*from);
-	XXH3_state_t state;
+	const struct part *part = &p->part[block - p->first];
 
-	if (XXH3_64bits_reset(&state) == XXH_ERROR)
-		return 0;
-	for (size_t at = 0; at < count; at += block) {
-		size_t n = count - at < block ? count - at : block;
-		const float *values = from + at;
-
-		if (to)
-			values = memcpy(to + at, values, n * sizeof(*values));
-		(void)XXH3_64bits_update(&state, values, n * sizeof(*values));
-		uint32_t here = peak_of_block(values, n);
-		*peak = here > *peak ? here : *peak;
-	}
-	return XXH3_64bits_digest(&state);
+	xxh3_mix_blocks(mix, part->sum, count_sums(p, block));
+	if (p->needs_peak && part->peak > chunk->peak)
+		chunk->peak = part->peak;
+	if (p->squares && block * ENGINE_BLOCK < p->squared)
+		chunk->squares += part->squares;
 }
 
-static uint64_t pass_with(const struct engine *engine, struct pass *p)
+/* Makes the pass with an engine. */
+static void pass_with(const struct engine *engine, struct pass *p, struct chunk *chunk)
 {
 	const size_t blocks = (p->count + ENGINE_BLOCK - 1) / ENGINE_BLOCK;
 	struct xxh3_mix mix;
@@ -125,11 +128,48 @@ static uint64_t pass_with(const struct engine *engine, struct pass *p)
 		engine_begin(engine, &job);
 		for (size_t i = 0; i < job.n; i++) {
 			engine_wait(engine, &job, i);
-			xxh3_mix_blocks(&mix, &p->sum[i * SUMS], count_sums(p, p->first + i));
+			add_part(p, p->first + i, &mix, chunk);
 		}
 	}
-	return xxh3_mix_end(
+	chunk->xxh3 = xxh3_mix_end(
 		&mix, (p->to ? p->to : p->from) + p->count, p->count * sizeof(*p->from));
+}
+
+/* Copies and hashes values in blocks that fit the L1 cache, and finds their largest magnitude. */
+static void pass_small(
+	float *to, const float *from, size_t count, XXH3_state_t *state, struct chunk *chunk)
+{
+	const size_t block = PEAK_BYTES / sizeof(*from);
+
+	for (size_t at = 0; at < count; at += block) {
+		size_t n = count - at < block ? count - at : block;
+		const float *values = from + at;
+
+		if (to)
+			values = memcpy(to + at, values, n * sizeof(*values));
+		(void)XXH3_64bits_update(state, values, n * sizeof(*values));
+		uint32_t here = peak_of_block(values, n);
+		chunk->peak = here > chunk->peak ? here : chunk->peak;
+	}
+}
+
+/* Makes the pass without an engine. */
+static void pass_alone(
+	float *to, const float *from, size_t count, struct chunk *chunk, wire_squares_fn *squares)
+{
+	XXH3_state_t state;
+
+	if (XXH3_64bits_reset(&state) == XXH_ERROR)
+		return;
+	for (size_t at = 0; at < count; at += ENGINE_BLOCK) {
+		size_t n = count - at < ENGINE_BLOCK ? count - at : ENGINE_BLOCK;
+
+		pass_small(to ? to + at : NULL, from + at, n, &state, chunk);
+		if (squares && at < chunk->squared)
+			chunk->squares += squares(
+				(to ? to : from) + at, count_squares(chunk->squared, at, n));
+	}
+	chunk->xxh3 = XXH3_64bits_digest(&state);
 }
 
 /* Returns 1 if a tensor has several blocks, so that an engine can share the work. */
@@ -138,26 +178,30 @@ static int is_long(const struct engine *engine, size_t count)
 	return engine && count > ENGINE_BLOCK;
 }
 
-static uint64_t hash_pass(
-	float *to, const float *from, size_t count, uint32_t *peak, const struct engine *engine)
+static void make_pass(float *to, const float *from, size_t count, struct chunk *chunk,
+	const struct wire_pass *how)
 {
 	struct pass p;
 
-	*peak = 0;
-	if (!is_long(engine, count))
-		return pass_alone(to, from, count, peak);
+	*chunk = (struct chunk){.xxh3 = 0};
+	if (how && how->squares)
+		chunk->squared = count < how->trained ? count : how->trained;
+	if (!how || !is_long(how->engine, count)) {
+		pass_alone(to, from, count, chunk, how ? how->squares : NULL);
+		return;
+	}
 	p.to = to;
 	p.from = from;
 	p.count = count;
 	p.needs_peak = 1;
-	atomic_init(&p.peak, 0);
-	uint64_t hash = pass_with(engine, &p);
-	*peak = atomic_load(&p.peak);
-	return hash;
+	p.squares = how->squares;
+	p.squared = chunk->squared;
+	pass_with(how->engine, &p, chunk);
 }
 
 uint64_t wire_checksum_with(const float *data, size_t count, const struct engine *engine)
 {
+	struct chunk chunk;
 	struct pass p;
 
 	if (!is_long(engine, count))
@@ -166,20 +210,21 @@ uint64_t wire_checksum_with(const float *data, size_t count, const struct engine
 	p.from = data;
 	p.count = count;
 	p.needs_peak = 0;
-	atomic_init(&p.peak, 0);
-	return pass_with(engine, &p);
+	p.squares = NULL;
+	pass_with(engine, &p, &chunk);
+	return chunk.xxh3;
 }
 
-uint64_t wire_hash_peak(
-	const float *data, size_t count, uint32_t *peak, const struct engine *engine)
+void wire_pass_over(
+	const float *data, size_t count, struct chunk *chunk, const struct wire_pass *pass)
 {
-	return hash_pass(NULL, data, count, peak, engine);
+	make_pass(NULL, data, count, chunk, pass);
 }
 
-void wire_copy_chunk(
-	float *to, const void *from, size_t count, struct chunk *chunk, const struct engine *engine)
+void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk,
+	const struct wire_pass *pass)
 {
-	chunk->xxh3 = hash_pass(to, from, count, &chunk->peak, engine);
+	make_pass(to, from, count, chunk, pass);
 }
 
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size)

@@ -9,15 +9,14 @@
 #define PROTO_CHECKSUM_H
 #include <stddef.h>
 #include <stdint.h>
-#include "common/engine.h"
+#include "proto/wire.h"
 
 uint64_t wire_hash(const void *data, size_t size);
-/* Returns the wire_hash of `count` floats. In the same pass over the memory, sets *peak to the bits
- * of the largest magnitude, which is the maximum of the float32 bit patterns without the sign bit.
- * The engine (NULL: none) finds the magnitudes while the caller's thread computes the hash, which
- * has to take the values in their order. */
-uint64_t wire_hash_peak(
-	const float *data, size_t count, uint32_t *peak, const struct engine *engine);
+/* Sets *chunk to the results for `count` floats, in one pass over the memory (struct wire_pass).
+ * The checksum is that of wire_hash. The peak is the maximum of the float32 bit patterns without
+ * the sign bit. */
+void wire_pass_over(
+	const float *data, size_t count, struct chunk *chunk, const struct wire_pass *pass);
 /* Copies `size` bytes, as memcpy does, and returns the wire_hash of these bytes. The function makes
  * only one pass over the memory, because it hashes each block while the block is in the cache. */
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);

@@ -20,10 +20,10 @@
 #define WHY_BYTES 192
 struct wire {
 	size_t n_params;
-	float *floats;               /* n_params floats, for copies of misaligned frames */
-	int defers;                  /* 1: wire_defer was called */
-	int exact;                   /* 1: wire_only_exact was called */
-	const struct engine *engine; /* for the checks of tensors; NULL: none */
+	float *floats;         /* n_params floats, for copies of misaligned frames */
+	int defers;            /* 1: wire_defer was called */
+	int exact;             /* 1: wire_only_exact was called */
+	struct wire_pass pass; /* see wire_use_pass */
 	char why[WHY_BYTES];
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
@@ -182,7 +182,7 @@ int wire_new(struct wire **out, size_t n_params)
 		return PS_ENOMEM;
 	w->floats = NULL;
 	w->defers = w->exact = 0;
-	w->engine = NULL;
+	w->pass = (struct wire_pass){.engine = NULL};
 	w->arena = (struct wire_arena){w->memory, sizeof(w->memory), 0};
 	int rc = wire_resize(w, n_params);
 	if (rc) {
@@ -207,9 +207,9 @@ void wire_defer(struct wire *w)
 	w->defers = 1;
 }
 
-void wire_use_engine(struct wire *w, const struct engine *engine)
+void wire_use_pass(struct wire *w, const struct wire_pass *pass)
 {
-	w->engine = engine;
+	w->pass = *pass;
 }
 
 void wire_only_exact(struct wire *w)
@@ -584,13 +584,15 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Sets the data and the peak of a slice, and returns the checksum of its values. The peak is the
- * bits of the largest magnitude; only gradients need it. If the frame arrived as a chunk before the
- * PUSH, `chunk` has the checksum and the peak of the frame's values, computed on arrival. If
- * `chunk` is NULL, the function computes them. */
+/* Sets the data of a slice, and its peak and squares, which only gradients need. Returns the
+ * checksum of its values. If the frame arrived as a chunk before the PUSH, `chunk` has the results
+ * of the pass over its values on arrival. If `chunk` is NULL, the function makes this pass. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
 {
+	struct chunk whole;
+
+	s->squared = 0;
 	if (s->encoding == ENCODING_BF16) {
 		/* do not use the peak of a chunk, which was computed from its bytes as float32 */
 		s->peak = bf16_unpack(w->floats + s->offset, zmq_msg_data(frame), s->count);
@@ -598,12 +600,16 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk
 		return chunk ? chunk->xxh3 : wire_hash(zmq_msg_data(frame), zmq_msg_size(frame));
 	}
 	s->data = frame_floats(frame, w->floats + s->offset);
-	if (chunk) {
-		s->peak = chunk->peak;
-		return chunk->xxh3;
+	if (!chunk && type != MSG_PUSH)
+		return wire_checksum(s->data, s->count);
+	if (!chunk) {
+		wire_pass_over(s->data, s->count, &whole, &w->pass);
+		chunk = &whole;
 	}
-	return type == MSG_PUSH ? wire_hash_peak(s->data, s->count, &s->peak, w->engine)
-				: wire_checksum(s->data, s->count);
+	s->peak = chunk->peak;
+	s->squared = chunk->squared;
+	s->squares = chunk->squares;
+	return chunk->xxh3;
 }
 
 /* With this error text, wire_decode returns PS_EAGAIN instead of PS_EPROTO. */
@@ -850,18 +856,17 @@ int wire_lane_ref(struct frames *f, struct lane_ref *ref)
 	return ref->hold-- > 0;
 }
 
-int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk, const struct engine *engine)
+int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk, const struct wire_pass *pass)
 {
 	size_t size = zmq_msg_size(frame);
 	void *data = zmq_msg_data(frame);
 
 	if (size == 0 || size % sizeof(float) != 0)
 		return PS_EPROTO;
-	chunk->peak = 0; /* unknown */
 	if ((uintptr_t)data % alignof(float) == 0)
-		chunk->xxh3 = wire_hash_peak(data, size / sizeof(float), &chunk->peak, engine);
+		wire_pass_over(data, size / sizeof(float), chunk, pass);
 	else
-		chunk->xxh3 = wire_hash(data, size);
+		*chunk = (struct chunk){.xxh3 = wire_hash(data, size)};
 	return PS_OK;
 }
 

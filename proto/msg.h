@@ -119,6 +119,10 @@ struct slice {
 	/* the bits of the largest magnitude in `data`, as float32; NaN counts as larger than all
 	 * numbers. decode.c computes it for a PUSH. 0: unknown */
 	uint32_t peak;
+	/* the sum of the squares of the first `squared` values, as the core computes it
+	 * (server/core/store.c); decode.c can compute it for a PUSH. 0: unknown */
+	uint64_t squared;
+	double squares;
 };
 
 struct slices {

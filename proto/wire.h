@@ -32,10 +32,25 @@
 #include "proto/lane.h"
 #include "proto/msg.h"
 
-/* This struct has the checksum and the peak of a tensor frame that arrived before its PUSH. */
+/* This struct has the results of a pass over a tensor frame that arrived before its PUSH. */
 struct chunk {
 	uint64_t xxh3;
 	uint32_t peak; /* largest magnitude, as in struct slice */
+	/* the sum of squares, as in struct slice */
+	uint64_t squared;
+	double squares;
+};
+
+/* Returns the sum of the squares of at most ENGINE_BLOCK values. */
+typedef double wire_squares_fn(const float *values, size_t n);
+
+/* This struct says how to make the only pass over a gradient that arrives. The pass copies the
+ * values if they are in memory of another process, computes their checksum, finds the largest
+ * magnitude, and computes the sum of squares. Each block is in the caches meanwhile. */
+struct wire_pass {
+	const struct engine *engine; /* does a part of the work; NULL: none */
+	wire_squares_fn *squares;    /* NULL: the sum of squares is not needed */
+	uint64_t trained;            /* maximum number of squared values in a frame */
 };
 
 /*
@@ -79,8 +94,8 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
 /* From now on, wire_decode refuses values with ENCODING_BF16. Do not call it to read a log. */
 void wire_only_exact(struct wire *w);
-/* Makes wire_decode check tensors with the help of an engine, which must outlive *w. */
-void wire_use_engine(struct wire *w, const struct engine *engine);
+/* Sets how wire_decode reads gradients. The engine must outlive *w. */
+void wire_use_pass(struct wire *w, const struct wire_pass *pass);
 /* Makes the header frame of a chunk. PS_ENOMEM. */
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
 /* Returns 1 if the message is a chunk. Do not pass a chunk to wire_decode. */
@@ -91,15 +106,14 @@ size_t wire_chunks_wanted(struct frames *f);
 /* If the message has no tensor frame and its PUSH or PARAMS header refers to shared memory instead,
  * returns 1 and sets *ref to the numbers in the header, which the function does not check. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
-/* Copies `count` floats from memory that another process may change, and sets the checksum and the
- * peak of the copy. Here and below, `engine` does a part of the work; NULL: there is none. */
+/* Copies `count` floats from memory that another process may change, and sets *chunk to the results
+ * for the copy. If `pass` is NULL, here and below, there is no engine, and no sum of squares. */
 void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk,
-	const struct engine *engine);
-/* Computes the checksum and the peak of a chunk. If the frame is not aligned for floats, the peak
- * is 0, which means that it is unknown. Returns PS_EPROTO if the size is zero or not a multiple of
- * 4. */
+	const struct wire_pass *pass);
+/* Makes the pass over a chunk. If the frame is not aligned for floats, only its checksum is known
+ * then. Returns PS_EPROTO if the size is zero or not a multiple of 4. */
 int wire_check_chunk(
-	zmq_msg_t *frame, struct chunk *chunk, const struct engine *engine) PS_MUST_CHECK;
+	zmq_msg_t *frame, struct chunk *chunk, const struct wire_pass *pass) PS_MUST_CHECK;
 /* From now on, wire_decode does not check the values of PARAMS. The slices of a decoded PARAMS then
  * have no data, and the caller must check the values with wire_values. */
 void wire_defer(struct wire *w);

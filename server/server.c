@@ -12,6 +12,7 @@
 #include "common/mem.h"
 #include "server/net/address.h"
 #include "server/core/core.h"
+#include "server/core/vec.h"
 #include "server/device/gpu_store.h"
 #include "server/dispatch.h"
 #include "server/monitor/page.h"
@@ -479,7 +480,9 @@ static int open_router(struct server *s, struct err *e)
 		.max_workers = cfg->sessions.max_workers,
 		.silent_ms = SILENT_MS,
 		.params = s->state.params,
-		.engine = cfg->engine,
+		.pass = {.engine = cfg->engine,
+			.squares = core_needs_squares(cfg) ? vec_squares : NULL,
+			.trained = cfg->n_params - cfg->n_running},
 		.only_exact = cfg->optim.kind == OPTIM_LBFGS,
 		.copies = s->copies,
 		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,

@@ -268,6 +268,11 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 	checkpoints_settle(c);
 }
 
+int core_needs_squares(const struct core_config *cfg)
+{
+	return store_needs_squares(cfg);
+}
+
 size_t core_compute(struct core *c, const float **values)
 {
 	return store_compute(c, values);

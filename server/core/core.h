@@ -269,6 +269,10 @@ struct core; /* its definition is in server/core/state.h */
 /* Returns the number of bytes that core_init needs for `cfg`. The result depends mostly on n_params
  * and max_workers. */
 size_t core_bytes(const struct core_config *cfg);
+/* Returns 1 if the core needs the sum of the squares of each push. The core then uses the sum in
+ * struct slice, if it is there, instead of computing it: the sum over the blocks of ENGINE_BLOCK
+ * values, in ascending order, of the vec_squares of each block. */
+int core_needs_squares(const struct core_config *cfg);
 /* Starts a new run in `memory` (core_bytes bytes). `weights` are the n_params initial weights; from
  * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees
  * them. */

@@ -358,7 +358,8 @@ static void compensate_all(
 	for (uint32_t i = 0; i < s->n; i++) {
 		compensate(c, then ? then : c->store.weights, &s->slice[i],
 			scratch + s->slice[i].offset);
-		s->slice[i].peak = 0; /* unknown after compensation */
+		s->slice[i].peak = 0; /* peak and squares are unknown after compensation */
+		s->slice[i].squared = 0;
 	}
 }
 

@@ -76,6 +76,15 @@ static int any_wild(const struct core *c, const struct slice *s)
 	return slice_peak(c, s) > bits_of((float)STORE_MAX_VALUE);
 }
 
+/* Returns the sum of the squares of the first `n` values of slice `p`. The code that received the
+ * push may have computed this sum already, in the same order. */
+static double slice_squares(const struct core *c, const struct slice *p, size_t n)
+{
+	if (p->squared == n && n > 0 && engine_block_values(c->blocks.engine) == ENGINE_BLOCK)
+		return p->squares;
+	return blocks_squares(&c->blocks, p->data, n);
+}
+
 /* Returns the sum of the squares of the gradient in all slices, which it always adds in the same
  * order. */
 static double sum_of_squares(const struct core *c, const struct slices *s)
@@ -88,7 +97,7 @@ static double sum_of_squares(const struct core *c, const struct slices *s)
 		const struct slice *p = &s->slice[i];
 		size_t n = p->offset < c->store.trained ? c->store.trained - p->offset : 0;
 
-		sum += blocks_squares(&c->blocks, p->data, p->count < n ? p->count : n);
+		sum += slice_squares(c, p, p->count < n ? p->count : n);
 	}
 	return sum;
 }
@@ -109,13 +118,18 @@ uint64_t store_print(const struct slices *s)
 	return print;
 }
 
+int store_needs_squares(const struct core_config *cfg)
+{
+	return cfg->limits.reject_norm > 0 || cfg->limits.norm_ratio > 0 ||
+	       cfg->optim.clip_norm > 0;
+}
+
 /* Computes the sum of squares of a push once, if an option needs it. */
 static void measure_push(struct core *c, const struct slices *s)
 {
 	struct store *st = &c->store;
 
-	if (c->cfg.limits.reject_norm <= 0 && c->cfg.limits.norm_ratio <= 0 &&
-		c->cfg.optim.clip_norm <= 0)
+	if (!store_needs_squares(&c->cfg))
 		return;
 	st->squares = sum_of_squares(c, s);
 	st->checked = s;

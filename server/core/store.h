@@ -51,6 +51,8 @@ struct store {
 	double squares;
 };
 
+/* Returns 1 if an option needs the norms of pushes. */
+int store_needs_squares(const struct core_config *cfg);
 /* Checks the positions of a push's slices, the magnitudes of its values, and its norm. Returns
  * REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM, and changes neither weights nor
  * optimizer. */

@@ -17,12 +17,12 @@ struct partial {
 struct chunked_push {
 	size_t max_peers, max_bytes, used; /* used: peers that have chunks */
 	uint64_t clock;
-	const struct engine *engine;
+	struct wire_pass pass;
 	struct partial *partial;
 };
 
 int chunked_push_new(
-	struct chunked_push **out, size_t n_params, size_t max_peers, const struct engine *engine)
+	struct chunked_push **out, size_t n_params, size_t max_peers, const struct wire_pass *pass)
 {
 	struct chunked_push *a = mem_try(1, sizeof(*a));
 
@@ -30,7 +30,8 @@ int chunked_push_new(
 	if (!a)
 		return PS_ENOMEM;
 	a->max_peers = max_peers;
-	a->engine = engine;
+	if (pass)
+		a->pass = *pass;
 	a->max_bytes = n_params * sizeof(float);
 	a->partial = mem_try(max_peers, sizeof(*a->partial));
 	if (a->partial)
@@ -110,7 +111,7 @@ int chunked_push_keep(struct chunked_push *a, uint32_t peer, struct frames *f, s
 	e->bytes += zmq_msg_size(from);
 	int rc = e->n == WIRE_MAX_CHUNKS || e->bytes > a->max_bytes
 			 ? PS_EAGAIN
-			 : wire_check_chunk(from, &e->chunk[e->n], a->engine);
+			 : wire_check_chunk(from, &e->chunk[e->n], &a->pass);
 	if (rc) {
 		discard(a, e);
 		return rc;

@@ -28,10 +28,10 @@
 struct chunked_push; /* opaque, see chunked_push.c */
 
 /* Makes a store for the chunks of at most max_peers peers. The argument `peers` of
- * chunked_push_keep can lower this limit for a call. The engine, which may be NULL, helps to verify
- * chunks, and must outlive the store. Returns PS_ENOMEM if there is no memory. */
+ * chunked_push_keep can lower this limit for a call. `pass`, which may be NULL, says how to
+ * verify chunks; its engine must outlive the store. Returns PS_ENOMEM if there is no memory. */
 int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peers,
-	const struct engine *engine) PS_MUST_CHECK;
+	const struct wire_pass *pass) PS_MUST_CHECK;
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void chunked_push_free(struct chunked_push **a);
 /* Verifies and keeps the tensor frame of `f`. After the call, at most `peers` (>= 1) peers have

@@ -355,7 +355,7 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 	PS_ASSERT(is_private(l, lane, zmq_msg_data(&f->frame[1]))); /* invariant 4 */
 	wire_copy_chunk(zmq_msg_data(&f->frame[1]),
 		lane->memory + LANE_PAGE + ref->slot * l->slot_pitch, ref->count, &f->chunk[0],
-		l->cfg.engine);
+		&l->cfg.pass);
 	f->n = 2;
 	f->n_chunks = 1;
 	l->stats.pushes++;

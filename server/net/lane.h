@@ -50,7 +50,7 @@ struct lanes_config {
 	uint32_t max_workers;
 	/* the buffers of the weights, some of them shared; must outlive the lanes */
 	struct param_buffers *params;
-	const struct engine *engine; /* runs the copies of pushes, or NULL */
+	struct wire_pass pass; /* how the server copies pushes */
 	/* buffers of n_params floats for these copies, which must outlive the frames; if NULL, the
 	 * copies are in ordinary memory */
 	struct pool *copies;

@@ -775,7 +775,7 @@ static int open_lanes(struct router *r, struct err *e)
 		.n_params = r->cfg.n_params,
 		.max_workers = r->cfg.max_workers,
 		.params = r->cfg.params,
-		.engine = r->cfg.engine,
+		.pass = r->cfg.pass,
 		.copies = r->cfg.copies};
 	struct err why;
 
@@ -810,13 +810,13 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	r->bf16_peer = mem_try(r->bf16_room, sizeof(*r->bf16_peer));
 	if (port_init(&r->port) || !r->bf16_peer || wire_new(&r->wire, cfg->n_params) ||
 		replies_new(&r->replies, room, per_peer) ||
-		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers, cfg->engine) ||
+		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers, &cfg->pass) ||
 		(cfg->auth && !(r->owners = owners_new())))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
 		rc = open_sockets(r, e);
 	if (!rc) {
-		wire_use_engine(r->wire, cfg->engine);
+		wire_use_pass(r->wire, &cfg->pass);
 		if (cfg->only_exact)
 			wire_only_exact(r->wire);
 		rc = port_bind(&r->port, cfg->bind, e);

@@ -56,7 +56,7 @@ struct router_config {
 	 * time is 0, the router closes none for this reason. */
 	uint64_t silent_ms;
 	struct param_buffers *params; /* the buffers of the weights; must outlive the router */
-	const struct engine *engine;  /* runs the checks of tensors, or NULL */
+	struct wire_pass pass;        /* how the router reads gradients */
 	/* 1 if the run needs exact gradients, so that the router accepts no bfloat16
 	 * (proto/bf16.h) */
 	int only_exact;

@@ -11,6 +11,7 @@
  */
 #include <string.h>
 #include "proto/wire.h"
+#include "server/core/vec.h"
 #include "tests/sim/sim.h"
 
 /* Overwrites the bytes [from, to) of a slot. */
@@ -117,17 +118,21 @@ static int copy_slot(struct sim *s, struct shm_lane *l, struct msg_push *p)
 	struct slice *slice = &p->slices.slice[0];
 	float *slot = l->slot[p->lane_slot - 1], before[SIM_PORTIONS];
 	size_t bytes = p->lane_count * sizeof(float), from = net_below(&s->net, bytes);
+	const struct wire_pass pass = {.squares = core_needs_squares(&s->cfg) ? vec_squares : NULL,
+		.trained = s->cfg.n_params - s->cfg.n_running};
 	struct chunk chunk;
 
 	memcpy(before, slot, bytes);
 	if (net_strikes(&s->net, s->net.tear))
 		scribble(s, slot, from, bytes);
-	wire_copy_chunk(s->lane_copy, slot, p->lane_count, &chunk, NULL);
+	wire_copy_chunk(s->lane_copy, slot, p->lane_count, &chunk, &pass);
 	memcpy(slot, before, bytes);
 	if (chunk.xxh3 != slice->xxh3)
 		return 0;
 	slice->data = s->lane_copy;
 	slice->peak = chunk.peak;
+	slice->squared = chunk.squared;
+	slice->squares = chunk.squares;
 	return 1;
 }
 

@@ -318,8 +318,10 @@ TEST(checksum_and_peak_do_not_depend_on_the_number_of_threads)
 		struct threads *t = start_test_threads(threads);
 
 		for (size_t count = n; count > 0; count /= 3) {
+			const struct wire_pass pass = {.engine = threads_engine(t)};
+
 			memset(to, 0, n * sizeof(*to));
-			wire_copy_chunk(to, from, count, &chunk, threads_engine(t));
+			wire_copy_chunk(to, from, count, &chunk, &pass);
 			assert_memory_equal(to, from, count * sizeof(*to));
 			assert_int_equal(chunk.xxh3, wire_checksum(from, count));
 			if (count == n)

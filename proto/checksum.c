@@ -55,9 +55,11 @@ struct part {
 	uint32_t peak;
 };
 
-/* One pass over a tensor. The engine copies each block, finds its largest magnitude and computes
- * its sums, and the caller combines the results in the order of the blocks. */
+/* One pass over a tensor. The engine copies or computes each block, finds its largest magnitude and
+ * computes its sums, and the caller combines the results in the order of the blocks. */
 struct pass {
+	engine_block_fn *fill; /* computes a block; NULL: the values are there */
+	void *arg;
 	float *to; /* NULL: no copy */
 	const float *from;
 	size_t count, first; /* first: the block of the engine that is number 0 of this job */
@@ -93,6 +95,8 @@ static void pass_block(void *arg, size_t number)
 	size_t n = left < ENGINE_BLOCK ? left : ENGINE_BLOCK;
 	const float *values = p->from + at;
 
+	if (p->fill)
+		p->fill(p->arg, block);
 	if (p->to)
 		values = memcpy(p->to + at, values, n * sizeof(*values));
 	if (p->needs_peak)
@@ -190,6 +194,7 @@ static void make_pass(float *to, const float *from, size_t count, struct chunk *
 		pass_alone(to, from, count, chunk, how ? how->squares : NULL);
 		return;
 	}
+	p.fill = NULL;
 	p.to = to;
 	p.from = from;
 	p.count = count;
@@ -199,13 +204,19 @@ static void make_pass(float *to, const float *from, size_t count, struct chunk *
 	pass_with(how->engine, &p, chunk);
 }
 
-uint64_t wire_checksum_with(const float *data, size_t count, const struct engine *engine)
+uint64_t wire_checksum_filled(const float *data, size_t count, engine_block_fn *fill, void *arg,
+	const struct engine *engine)
 {
 	struct chunk chunk;
 	struct pass p;
 
-	if (!is_long(engine, count))
+	if (!is_long(engine, count)) {
+		for (size_t at = 0; fill && at < count; at += ENGINE_BLOCK)
+			fill(arg, at / ENGINE_BLOCK);
 		return wire_checksum(data, count);
+	}
+	p.fill = fill;
+	p.arg = arg;
 	p.to = NULL;
 	p.from = data;
 	p.count = count;
@@ -213,6 +224,11 @@ uint64_t wire_checksum_with(const float *data, size_t count, const struct engine
 	p.squares = NULL;
 	pass_with(engine, &p, &chunk);
 	return chunk.xxh3;
+}
+
+uint64_t wire_checksum_with(const float *data, size_t count, const struct engine *engine)
+{
+	return wire_checksum_filled(data, count, NULL, NULL, engine);
 }
 
 void wire_pass_over(

@@ -138,6 +138,10 @@ int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 uint64_t wire_checksum(const float *data, size_t count);
 /* The same, with an engine that does a part of the work; NULL: there is none. */
 uint64_t wire_checksum_with(const float *data, size_t count, const struct engine *engine);
+/* The same for values that `fill` computes: fill(arg, i) computes block i of ENGINE_BLOCK values.
+ * The engine computes and reads each block while the block is in the caches. */
+uint64_t wire_checksum_filled(const float *data, size_t count, engine_block_fn *fill, void *arg,
+	const struct engine *engine);
 /* Returns the checksum of a tensor frame with these bytes. */
 uint64_t wire_frame_checksum(const void *bytes, size_t size);
 /* wire_checksum_blocks computes the result of wire_checksum for values that are produced block by

@@ -278,6 +278,21 @@ size_t core_compute(struct core *c, const float **values)
 	return store_compute(c, values);
 }
 
+size_t core_update_blocks(const struct core *c)
+{
+	return store_update_blocks(c);
+}
+
+void core_compute_block(struct core *c, size_t block)
+{
+	store_compute_block(c, block);
+}
+
+void core_end_update(struct core *c)
+{
+	store_end_update(c);
+}
+
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 {
 	core_decide(c, ev, now_ms);

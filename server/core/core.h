@@ -295,6 +295,14 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms);
  */
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms);
 size_t core_compute(struct core *c, const float **values);
+/* The same for a shell that computes the blocks itself, on several threads. core_update_blocks
+ * returns the number of blocks of the update, or 0 if there is no update, if core_compute has
+ * returned a block of it, or if a device computes it. The caller then either calls core_compute, or
+ * core_compute_block once for each block, and core_end_update afterwards. core_compute_block
+ * computes block `block` of the engine's division, in any order and on any thread. */
+size_t core_update_blocks(const struct core *c);
+void core_compute_block(struct core *c, size_t block);
+void core_end_update(struct core *c);
 /* Returns effect `i` of the last step, or NULL if the step has no more effects. */
 const struct effect *core_effect(const struct core *c, size_t i);
 /* Returns 1 if the last step has an effect that sends the weights which are current after this

@@ -352,6 +352,26 @@ size_t store_compute(struct core *c, const float **values)
 	return begin_of(c, u->done) - from;
 }
 
+size_t store_update_blocks(const struct core *c)
+{
+	const struct update *u = &c->store.update;
+
+	return u->pending && u->done == 0 && !c->cfg.device
+		       ? engine_blocks(c->blocks.engine, c->store.n)
+		       : 0;
+}
+
+void store_compute_block(struct core *c, size_t block)
+{
+	compute_update_block(c, block);
+}
+
+void store_end_update(struct core *c)
+{
+	PS_ASSERT(c->store.update.pending && c->store.update.done == 0);
+	c->store.update.pending = 0;
+}
+
 void store_complete(struct core *c)
 {
 	const float *values;

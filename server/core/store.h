@@ -80,6 +80,10 @@ void store_step(struct core *c, const float *g, double eta);
  * returns the number of values. Returns 0 if no update is pending. The values do not depend on the
  * size of the blocks. */
 size_t store_compute(struct core *c, const float **values);
+/* See core_update_blocks, core_compute_block and core_end_update. */
+size_t store_update_blocks(const struct core *c);
+void store_compute_block(struct core *c, size_t block);
+void store_end_update(struct core *c);
 /* Computes the rest of the pending update, if there is one. */
 void store_complete(struct core *c);
 /* Copies the state of the optimizer to st->state, if a device has it. */

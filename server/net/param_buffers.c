@@ -57,6 +57,7 @@ struct param_buffers {
 	const struct engine *engine; /* computes checksums; NULL: none */
 	uint64_t version, xxh3;      /* version and checksum of `current` */
 	int is_framed;               /* 1 if xxh3 is the checksum of `current` */
+	int is_sent;                 /* 1 if a reply has had the weights in `current` */
 	uint64_t framed;
 };
 
@@ -242,11 +243,11 @@ static struct refs *add_reader(struct param_buffers *w, uint64_t *xxh3)
 	if (!w->spare && !(w->spare = take_buffer(w)))
 		return NULL;
 	atomic_fetch_add(&u->n, 1);
-	if (!w->is_framed) {
+	if (!w->is_framed)
 		w->xxh3 = wire_checksum_with(w->current, w->n_params, w->engine);
-		w->is_framed = 1;
-		w->framed++;
-	}
+	w->is_framed = 1;
+	w->framed += !w->is_sent;
+	w->is_sent = 1;
 	*xxh3 = w->xxh3;
 	return u;
 }
@@ -359,19 +360,39 @@ static size_t compute_block(void *arg, const float **values)
 	return n;
 }
 
-/* Computes the new weights and their checksum, together unless an engine computes the checksum on
- * several threads. Returns 1 if it set w->xxh3 to the
+static void fill_block(void *core, size_t block)
+{
+	core_compute_block(core, block);
+}
+
+/* Computes the new weights and their checksum on the threads of the engine, together if the core
+ * has not computed the weights already. */
+static void compute_and_hash_with(struct param_buffers *w, struct core *c)
+{
+	struct computation u = {.core = c};
+	const float *values;
+
+	if (core_update_blocks(c) > 0 &&
+		engine_block_values(core_config(c)->engine) == ENGINE_BLOCK) {
+		w->xxh3 = wire_checksum_filled(
+			core_weights(c), w->n_params, fill_block, c, w->engine);
+		core_end_update(c);
+		return;
+	}
+	while (compute_block(&u, &values) > 0)
+		;
+	w->xxh3 = wire_checksum_with(core_weights(c), w->n_params, w->engine);
+}
+
+/* Computes the new weights and their checksum together. Returns 1 if it set w->xxh3 to the
  * checksum. Returns 0 if the core had already computed a part of the weights, so that w->xxh3 is
  * not valid. */
 static int compute_and_hash(struct param_buffers *w, struct core *c)
 {
 	struct computation u = {.core = c};
-	const float *values;
 
 	if (w->engine) {
-		while (compute_block(&u, &values) > 0)
-			;
-		w->xxh3 = wire_checksum_with(core_weights(c), w->n_params, w->engine);
+		compute_and_hash_with(w, c);
 		return 1;
 	}
 	w->xxh3 = wire_checksum_blocks(compute_block, &u);
@@ -383,9 +404,9 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 	uint64_t version = core_stats(c)->version;
 	struct computation u = {.core = c};
 	const float *values;
-	int is_hashed = 0;
+	int is_hashed = 0, is_sent = core_sends_weights(c);
 
-	if (version != w->version && core_sends_weights(c))
+	if (version != w->version && (is_sent || w->is_sent))
 		is_hashed = compute_and_hash(w, c);
 	else
 		while (compute_block(&u, &values) > 0)
@@ -401,7 +422,8 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 	}
 	w->version = version;
 	w->is_framed = is_hashed;
-	w->framed += (uint64_t)is_hashed;
+	w->is_sent = is_sent && is_hashed;
+	w->framed += (uint64_t)w->is_sent;
 }
 
 float *param_buffers_next(const struct param_buffers *w)

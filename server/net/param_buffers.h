@@ -23,10 +23,10 @@
  *
  * Promises:
  * (1) the server computes the checksum of each version at most once per encoding, for any number of
- *     pulls. If the step that computes the weights also sends them, the server computes the
- *     checksum in this step: with an engine after the weights, on several threads, and otherwise
- *     block by block together with the weights. In all other cases the server computes the checksum
- *     when it first sends the weights (test_server_param_buffers).
+ *     pulls. If the step that computes the weights also sends them, or if the version before was
+ *     sent, the server computes the checksum in this step, block by block together with the
+ *     weights. In all other cases the server computes the checksum when it first sends the weights
+ *     (test_server_param_buffers).
  *
  * Only the loop's thread may call these functions, but libzmq's threads return buffers.
  */

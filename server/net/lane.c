@@ -19,7 +19,7 @@
 #define MAX_SLOTS 256u
 /* maximum bytes of the slots of a lane; a page takes memory only after a process has written to
  * it */
-#define SLOTS_BYTES ((uint64_t)256 << 20)
+#define SLOTS_BYTES ((uint64_t)512 << 20)
 
 /* This struct describes a buffer that a worker reads. */
 struct hold {

@@ -62,6 +62,16 @@ def test_kills_of_both_sides(programs, size, level):
     run.verdict(600 if FULL else 60)
 
 
+def test_a_lane_has_a_slot_for_each_push_of_the_replay_window(programs):
+    """A gradient of 1.74 MB. A fast worker may have 256 pushes that are not durable; without a slot
+    it would send them over TCP."""
+    run = LedgerRun(programs, 1, 50, *SHM, size=435000)
+    until(lambda: any("lane open" in line for line in run.server.lines), 20, "a lane")
+    [line] = [line for line in run.server.lines if "lane open" in line]
+    assert "slots=256" in line
+    run.verdict(60)
+
+
 def test_workers_use_a_lane_without_any_option(programs):
     run = LedgerRun(programs, 1, 2000, pace=(2,))
     until(lambda: (run.server.status()["lanes"] or {}).get("pushes"), 20, "pushes in a lane")

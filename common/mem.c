@@ -11,6 +11,8 @@
 #include "common/log.h"
 
 #define ALIGNMENT  ((size_t)64)
+#define HUGE_PAGE  ((size_t)2 << 20) /* of x86-64, and of arm64 with pages of 4 KiB */
+#define LARGE      ((size_t)256 << 10)
 #define KEEP_BLOCK (32 << 20)  /* the largest value that glibc accepts for M_MMAP_THRESHOLD */
 #define KEEP_FREE  (256 << 20) /* freed bytes that glibc keeps at the end of each heap */
 
@@ -65,17 +67,33 @@ void mem_trim(void)
 	(void)malloc_trim(0);
 }
 
+/* Returns a zeroed block whose address and size are multiples of `alignment`, or NULL.
+ * aligned_alloc needs such a size, so an empty block takes `alignment` bytes. */
+static void *zeroed_block(size_t bytes, size_t alignment)
+{
+	if (bytes > PTRDIFF_MAX - alignment)
+		return NULL;
+	bytes = bytes ? (bytes + alignment - 1) / alignment * alignment : alignment;
+	void *p = aligned_alloc(alignment, bytes);
+	if (p && alignment == HUGE_PAGE)
+		(void)madvise(p, bytes, MADV_HUGEPAGE); /* without huge pages all works, slower */
+	return p ? memset(p, 0, bytes) : NULL;
+}
+
 void *mem_try(size_t n, size_t size)
 {
 	size_t bytes;
 
-	if (__builtin_mul_overflow(n, size, &bytes) || bytes > PTRDIFF_MAX - ALIGNMENT)
-		return NULL;
-	/* aligned_alloc needs a size that is a multiple of the alignment, so an empty block takes
-	 * ALIGNMENT bytes */
-	bytes = bytes ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : ALIGNMENT;
-	void *p = aligned_alloc(ALIGNMENT, bytes);
-	return p ? memset(p, 0, bytes) : NULL;
+	return __builtin_mul_overflow(n, size, &bytes) ? NULL : zeroed_block(bytes, ALIGNMENT);
+}
+
+void *mem_huge(size_t n, size_t size)
+{
+	size_t bytes;
+
+	return __builtin_mul_overflow(n, size, &bytes)
+		       ? NULL
+		       : zeroed_block(bytes, bytes >= LARGE ? HUGE_PAGE : ALIGNMENT);
 }
 
 void *mem_lazy(size_t bytes)

@@ -27,6 +27,9 @@ void mem_trim(void);
 void *mem_must(size_t n, size_t size, const char *owner);
 /* Allocates memory as mem_must does, but returns NULL on failure or overflow. */
 void *mem_try(size_t n, size_t size);
+/* Like mem_try, but asks the kernel for huge pages if the block is large. Then the processor misses
+ * fewer translations of addresses when a loop touches many places in the block. */
+void *mem_huge(size_t n, size_t size);
 
 /* Reserves `bytes` bytes of zeros, aligned to a page. The kernel provides a page at the first
  * access to this page, so a block of the largest possible size takes memory only for the pages in

@@ -38,6 +38,27 @@ TEST(blocks_are_zeroed_and_aligned_to_64_bytes)
 		}
 }
 
+TEST(large_blocks_of_mem_huge_begin_with_a_huge_page)
+{
+	static const size_t sizes[] = {0, 1, 1000, 1 << 20, (5 << 20) + 1};
+
+	for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++)
+		for (int again = 0; again < 2; again++) {
+			unsigned char *p = mem_huge(sizes[k], 1);
+
+			assert_non_null(p);
+			assert_int_equal((uintptr_t)p % (sizes[k] >= 1 << 20 ? 2 << 20 : 64), 0);
+			for (size_t i = 0; i < sizes[k]; i++)
+				assert_int_equal(p[i], 0);
+			memset(p, 0xee, sizes[k]);
+			free(p);
+		}
+	assert_null(mem_huge(SIZE_MAX, 2));
+	assert_null(mem_huge(1, PTRDIFF_MAX));
+	assert_null(mem_huge(1, SIZE_MAX - 62));
+	assert_null(mem_huge((size_t)1 << 60, 1));
+}
+
 TEST(a_block_of_no_bytes_is_a_valid_pointer)
 {
 	void *a = mem_try(0, 8), *b = mem_must(8, 0, "test");

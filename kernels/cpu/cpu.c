@@ -100,7 +100,7 @@ static int cpu_allocate(struct cpu *c, size_t max_batch)
 
 	c->lane = mem_try(c->n_lanes, sizeof(*c->lane));
 	c->sum = mem_try(c->n_lanes, sizeof(*c->sum));
-	c->packed = mem_try(c->plan.packed_floats, sizeof(*c->packed));
+	c->packed = mem_huge(c->plan.packed_floats, sizeof(*c->packed));
 	int ok = c->lane && c->sum && c->packed;
 	for (size_t i = 0; ok && i < c->n_lanes; i++) {
 		ok = lane_init(&c->lane[i], &c->plan, max) == PS_OK;

@@ -9,26 +9,18 @@
 #include "kernels/cpu/steps.h"
 #include "kernels/device/device.h"
 
-#define BLOCK_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
-#define MAX_BLOCK   32
-/* Minimum number of images in a block if a step has many weights: one read of these weights then
- * serves all images of the block. */
+/* Minimum number of images in a block if an fc step has many weights: one read of these weights
+ * then serves all images of the block. */
 #define LARGE_BLOCK 64
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static size_t choose_block(const struct plan *p, size_t max, int training)
 {
-	size_t bytes = 0;
-
 	if (p->whole && training)
 		return round_up(max, p->simd->positions);
 
-	for (size_t i = 0; i < p->n_activations; i++)
-		bytes += 2 * p->activation[i].image * sizeof(float);
-	PS_ASSERT(bytes > 0);
-	size_t block = BLOCK_BYTES / bytes;
-	block = block < 1 ? 1 : block > MAX_BLOCK ? MAX_BLOCK : block;
+	size_t block = images_in_cache(p, 0, p->n_activations - 1);
 	if (p->large && block < LARGE_BLOCK)
 		block = LARGE_BLOCK;
 	return round_up(block < max ? block : max, p->simd->positions);
@@ -52,13 +44,15 @@ static int allocate_moments(struct moments *m, size_t n)
 
 static int allocate_activations(struct lane *l)
 {
+	/* gemm may write the rows of up to `positions` more images than a sub-block has */
+	const size_t images = l->block + (l->plan->n_segments > 1 ? l->plan->simd->positions : 0);
 	int ok = 1;
 
 	for (size_t i = 0; ok && i < l->plan->n_activations; i++) {
-		size_t floats = l->plan->activation[i].image * l->block + ACTIVATION_ALIGN;
+		size_t floats = l->plan->activation[i].image * images + ACTIVATION_ALIGN;
 
-		l->value[i] = mem_try(floats, sizeof(float));
-		l->d_value[i] = mem_try(floats, sizeof(float));
+		l->value[i] = mem_huge(floats, sizeof(float));
+		l->d_value[i] = mem_huge(floats, sizeof(float));
 		ok = l->value[i] && l->d_value[i];
 	}
 	for (size_t i = 0; ok && i < l->plan->n_steps; i++) {
@@ -120,32 +114,25 @@ static size_t max_size(size_t a, size_t b)
 
 static int allocate_band(struct lane *l)
 {
-	size_t input = 0, output = 0, conv = 0, edge = 0, tiles = 0;
+	size_t input = 0, output = 0, conv = 0;
 	struct band_room *r = &l->band;
 
 	for (size_t i = 0; i < l->plan->n_steps; i++) {
 		const struct step *s = &l->plan->step[i];
 		const struct winograd *w = &s->winograd;
-		const size_t pair = 2 * l->plan->simd->lanes;
-		const size_t panels = s->filter == WAY_WINOGRAD ? w->filters_pad / pair : 1;
 
-		if (!w->size)
-			continue;
 		input = max_size(input, WINOGRAD_TILE * w->input_step);
-		output = max_size(output, panels * WINOGRAD_TILE * w->output_step);
-		conv = max_size(conv, w->max_positions * pair);
-		edge = max_size(edge, WINOGRAD_TILE * w->channels_pad);
-		tiles = max_size(tiles, WINOGRAD_TILE * w->max_tiles);
+		output = max_size(output, WINOGRAD_TILE * w->output_step);
+		if (s->filter == WAY_WINOGRAD)
+			output = max_size(output, WINOGRAD_TILE * w->dy_step);
+		conv = max_size(conv, w->max_positions * 2 * l->plan->simd->lanes);
 	}
-	if (!tiles)
+	if (!input)
 		return 1;
-	r->input = mem_try(input + ACTIVATION_ALIGN, sizeof(float));
-	r->output = mem_try(output, sizeof(float));
-	r->conv = mem_try(conv, sizeof(float));
-	r->edge = mem_try(edge, sizeof(float));
-	r->source_input = mem_try(tiles, sizeof(*r->source_input));
-	r->source_output = mem_try(tiles, sizeof(*r->source_output));
-	return r->input && r->output && r->conv && r->edge && r->source_input && r->source_output;
+	r->input = mem_huge(input + ACTIVATION_ALIGN, sizeof(float));
+	r->output = mem_huge(output, sizeof(float));
+	r->conv = mem_huge(conv, sizeof(float));
+	return r->input && r->output && r->conv;
 }
 
 static int allocate_scratch(struct lane *l)
@@ -167,7 +154,7 @@ static int allocate_scratch(struct lane *l)
 	l->room = mem_try(room, sizeof(float));
 	l->tile = mem_try(
 		round_up(positions, p->simd->positions), 2 * p->simd->lanes * sizeof(float));
-	l->grad = mem_try(p->grad_floats, sizeof(float));
+	l->grad = mem_huge(p->grad_floats, sizeof(float));
 	l->entry = mem_try(p->max_entries, sizeof(*l->entry));
 	l->n_entries = mem_try(filters, sizeof(*l->n_entries));
 	l->logit = mem_try(p->activation[p->n_activations - 1].shape.c, sizeof(*l->logit));
@@ -203,9 +190,6 @@ void lane_release(struct lane *l)
 	free(l->band.input);
 	free(l->band.output);
 	free(l->band.conv);
-	free(l->band.edge);
-	free(l->band.source_input);
-	free(l->band.source_output);
 	free(l->grad);
 	free(l->tile);
 	free(l->room);
@@ -249,13 +233,94 @@ static void load_image(struct lane *l, const struct block *b, size_t n)
 		}
 }
 
-static void block_forward(struct lane *l, const struct block *b)
+/* Sets *b to block number `i` of images [begin, end), in blocks of up to `max`. Returns 0 past the
+ * last block. */
+static int get_block(size_t max, size_t begin, size_t end, size_t i, struct block *b)
+{
+	size_t n = end - begin, blocks = (n + max - 1) / max;
+
+	if (i >= blocks)
+		return 0;
+	b->first = begin + n * i / blocks;
+	b->n = begin + n * (i + 1) / blocks - b->first;
+	return 1;
+}
+
+/* Sets *s to sub-block number `i` of block `b` in a segment that is not the last one, and *v to a
+ * copy of lane `l` whose arrays begin with the first image of this sub-block. All sub-blocks share
+ * the memory of the gradients that no other segment reads. Returns 0 past the last sub-block. */
+static int get_sub_block(const struct lane *l, const struct segment *g, const struct block *b,
+	size_t i, struct block *s, struct lane *v)
+{
+	const struct plan *p = l->plan;
+	const size_t first = p->step[g->begin].in, last = p->step[g->end].in;
+
+	*s = *b;
+	if (!get_block(g->images, b->first, b->first + b->n, i, s))
+		return 0;
+	const size_t at = s->first - b->first;
+	*v = *l;
+	for (size_t a = 0; a < p->n_activations; a++) {
+		v->value[a] += at * p->activation[a].image;
+		if (a <= first || a >= last)
+			v->d_value[a] += at * p->activation[a].image;
+	}
+	for (size_t k = g->begin; k < g->end; k++) {
+		const struct step *step = &p->step[k];
+		const struct activation *out = &p->activation[step->out];
+		const size_t window = at * step->n_windows;
+
+		if (v->argmax[k])
+			v->argmax[k] += window * out->shape.c;
+		if (v->mask[k])
+			v->mask[k] += at * out->image;
+		if (v->power[k]) {
+			v->power[k] += at * out->image;
+			v->slope[k] += at * out->image;
+		}
+		if (step->kind != STEP_WEIGHTS)
+			continue;
+		v->table[k].first += window;
+		v->table[k].value += window;
+		if (step->out == last)
+			v->table[k].d_value += window;
+	}
+	return 1;
+}
+
+static void load_block(struct lane *l, const struct block *b)
 {
 	for (size_t n = 0; n < b->n; n++)
 		load_image(l, b, n);
-	for (size_t i = 0; i < l->plan->n_steps; i++)
+}
+
+static void segment_forward(struct lane *l, const struct segment *g, const struct block *b)
+{
+	if (g->begin == 0)
+		load_block(l, b);
+	for (size_t i = g->begin; i < g->end; i++)
 		if (b->n > 0 || l->plan->step[i].kind == STEP_BATCHNORM)
 			step_forward(l, i, b);
+}
+
+/* Steps before the first weights need no gradients of values. */
+static void segment_backward(struct lane *l, const struct segment *g, const struct block *b)
+{
+	for (size_t i = g->end; i-- > g->begin && i >= l->plan->first_trained;)
+		if (b->n > 0 || l->plan->step[i].kind == STEP_BATCHNORM)
+			step_backward(l, i, b);
+}
+
+static void block_forward(struct lane *l, const struct block *b)
+{
+	const size_t last = l->plan->n_segments - 1;
+	struct block s;
+	struct lane v;
+
+	for (size_t k = 0; k < last; k++)
+		for (size_t i = 0; get_sub_block(l, &l->plan->segment[k], b, i, &s, &v); i++)
+			segment_forward(&v, &l->plan->segment[k], &s);
+	segment_forward(l, &l->plan->segment[last], b);
 }
 
 static double image_loss(struct lane *l, const struct block *b, size_t n)
@@ -274,25 +339,16 @@ static double image_loss(struct lane *l, const struct block *b, size_t n)
 
 static void block_backward(struct lane *l, const struct block *b)
 {
+	struct block s;
+	struct lane v;
+
 	for (size_t n = 0; n < b->n; n++)
 		l->loss += image_loss(l, b, n);
-	/* steps before the first weights need no gradients of values */
-	for (size_t i = l->plan->n_steps; i-- > l->plan->first_trained;)
-		if (b->n > 0 || l->plan->step[i].kind == STEP_BATCHNORM)
-			step_backward(l, i, b);
-}
-
-/* Sets *b to block number `i` of images [begin, end), in blocks of up to `max`. Returns 0 past the
- * last block. */
-static int get_block(size_t max, size_t begin, size_t end, size_t i, struct block *b)
-{
-	size_t n = end - begin, blocks = (n + max - 1) / max;
-
-	if (i >= blocks)
-		return 0;
-	b->first = begin + n * i / blocks;
-	b->n = begin + n * (i + 1) / blocks - b->first;
-	return 1;
+	const size_t last = l->plan->n_segments - 1;
+	segment_backward(l, &l->plan->segment[last], b);
+	for (size_t k = last; k-- > 0;)
+		for (size_t i = 0; get_sub_block(l, &l->plan->segment[k], b, i, &s, &v); i++)
+			segment_backward(&v, &l->plan->segment[k], &s);
 }
 
 void lane_gradient(struct lane *l, const struct batch *batch, size_t begin, size_t end)

@@ -3,8 +3,10 @@
  * images, and the memory for it.
  *
  * The values of one block fit the L2 cache of a core. A lane cuts its slice of the batch into
- * blocks of nearly equal size. When a model with batchnorm is trained, a block is the whole slice,
- * because the lanes compute the statistics of the batch together.
+ * blocks of nearly equal size. If an fc step has more weights than the cache holds, the blocks
+ * are larger, and the steps before this one run over sub-blocks whose values fit the cache. When a
+ * model with batchnorm is trained, a block is the whole slice, because the lanes compute the
+ * statistics of the batch together.
  *
  * Thread: one thread at a time uses a lane.
  */
@@ -51,9 +53,6 @@ struct band_room {
 	float *input;  /* transformed tiles of the input, or their gradients */
 	float *output; /* transformed tiles of one panel of filters; gradients: of all panels */
 	float *conv;   /* outputs or gradients of the band's positions, for one panel */
-	float *edge;   /* one tile of the input */
-	/* for each point and tile: its values */
-	const float **source_input, **source_output;
 };
 
 struct lane {

@@ -63,6 +63,33 @@ static const struct layer *reader(const struct model *m, size_t l)
 	return NULL;
 }
 
+/* Returns the rows and columns of the output tiles of a layer that can use Winograd's method, and 0
+ * for all other layers. With one channel the transforms take longer than the products. */
+static size_t winograd_size(const struct layer *l)
+{
+	if (l->kind != LAYER_CONV || l->stride != 1 || l->groups != 1 || l->in.c == 1)
+		return 0;
+	return l->size == 3 ? 4 : l->size == 5 ? 2 : 0;
+}
+
+/* Returns 1 if the last tile of `out` rows or columns of the output needs only two of these. */
+static size_t is_cut(size_t tile, size_t out)
+{
+	return tile == 4 && (out % 4 == 1 || out % 4 == 2);
+}
+
+/* Returns `n` rows or columns of the input with padding, and more if the tiles of `out` rows or
+ * columns of the output need more. */
+static size_t fit_tiles(const struct layer *l, size_t n, size_t out)
+{
+	const size_t tile = winograd_size(l);
+
+	if (tile == 0)
+		return n;
+	const size_t needed = round_up(out, tile) + l->size - 1 - 2 * is_cut(tile, out);
+	return n > needed ? n : needed;
+}
+
 /* Appends the activation in front of layer `l`. Returns 0 if the activation is too large. */
 static int add_activation(struct plan *p, const struct model *m, size_t l, struct shape shape)
 {
@@ -73,8 +100,8 @@ static int add_activation(struct plan *p, const struct model *m, size_t l, struc
 	if (to && to->kind == LAYER_CONV) {
 		top = to->pad_top;
 		left = to->pad_left;
-		height += top + to->pad_bottom;
-		width += left + to->pad_right;
+		height = fit_tiles(to, height + top + to->pad_bottom, to->out.h);
+		width = fit_tiles(to, width + left + to->pad_right, to->out.w);
 	}
 	if (__builtin_mul_overflow(width, shape.c, &size) ||
 		__builtin_mul_overflow(size, height, &size) || size > MAX_IMAGE - ACTIVATION_ALIGN)
@@ -210,18 +237,7 @@ static int add_taps(struct plan *p, struct step *s, size_t height, size_t width)
 /* ---- Winograd -------------------------------------------------------------------------------- */
 
 /* The approximate number of tiles in a band. A band and one panel of weights fit in an L2 cache. */
-#define WINOGRAD_TILES 48
-
-/* Returns the size of the output tiles of a convolution, or 0 if it cannot use Winograd's
- * method. */
-static size_t winograd_size(const struct step *s)
-{
-	const struct layer *l = s->of;
-
-	if (l->kind != LAYER_CONV || l->stride != 1 || l->groups != 1)
-		return 0;
-	return l->size == 3 ? 4 : l->size == 5 ? 2 : 0;
-}
+#define WINOGRAD_TILES 64
 
 /* Returns the cost of one of a step's three products with Winograd's tiles, in the unit of
  * choose_ways. To transform a tile of vectors takes about as long as to compute 120 vectors of
@@ -232,9 +248,12 @@ static double winograd_cost(const struct plan *p, const struct step *s, size_t s
 	const size_t channels = s->of->in.c, vectors = round_up(s->filters, pair) / p->simd->lanes;
 	const size_t across = round_up(s->of->out.w, size) / size;
 	const size_t down = round_up(s->of->out.h, size) / size;
+	const size_t points = (WINOGRAD_POINTS * across - 2 * is_cut(size, s->of->out.w)) *
+			      (WINOGRAD_POINTS * down - 2 * is_cut(size, s->of->out.h));
 	const size_t transforms = 120 * (channels / p->simd->lanes + 1 + vectors);
 
-	return (double)(across * down) * (double)(WINOGRAD_TILE * channels * vectors + transforms);
+	return (double)points * (double)(channels * vectors) +
+	       (double)(across * down) * (double)transforms;
 }
 
 /* Returns the smallest number of rows of tiles that hold whole rows of windows. */
@@ -260,9 +279,12 @@ static void cut_bands(const struct plan *p, struct step *s, const struct layer *
 	w->images = tiles < WINOGRAD_TILES ? WINOGRAD_TILES / tiles : 1;
 	if (rows < min)
 		rows = min;
-	w->rows = w->images > 1 || rows > w->down ? w->down : rows;
+	rows = w->images > 1 || rows > w->down ? w->down : rows;
+	/* bands of nearly the same size */
+	w->bands = (w->down + rows - 1) / rows;
+	w->rows = round_up((w->down + w->bands - 1) / w->bands, min);
 	w->bands = (w->down + w->rows - 1) / w->rows;
-	w->max_tiles = round_up(w->images * w->rows * w->across, p->simd->positions);
+	w->max_tiles = w->images * w->rows * w->across + p->simd->positions;
 }
 
 /* Lists the first window of each band, and the number of each position in its band. */
@@ -302,27 +324,28 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
 	struct winograd *w = &s->winograd;
 	const size_t pair = 2 * p->simd->lanes, channels = s->of->in.c;
 
-	w->size = winograd_size(s);
+	w->size = winograd_size(s->of);
 	PS_ASSERT(w->size > 0);
 	w->across = round_up(s->of->out.w, w->size) / w->size;
 	w->down = round_up(s->of->out.h, w->size) / w->size;
+	w->narrow = is_cut(w->size, s->of->out.w);
+	w->low = is_cut(w->size, s->of->out.h);
 	cut_bands(p, s, pool);
 	w->taps = round_up(channels, p->simd->taps);
 	w->channels_pad = round_up(channels, pair);
 	w->filters_pad = round_up(s->filters, pair);
-	/* not a multiple of 4096 bytes, which would map all points to the same lines of a cache */
-	w->input_step = w->max_tiles * w->channels_pad + ACTIVATION_ALIGN;
+	/* Rows and steps are not multiples of large powers of two, because those would map many
+	 * tiles and points to the same lines of a cache. */
+	w->input_row = w->channels_pad + SIMD_MAX_LANES;
+	w->input_step = w->max_tiles * w->input_row + ACTIVATION_ALIGN;
 	w->output_step = w->max_tiles * pair + ACTIVATION_ALIGN;
+	w->dy_row = w->filters_pad + SIMD_MAX_LANES;
+	w->dy_step = w->max_tiles * w->dy_row + ACTIVATION_ALIGN;
 	w->first = mem_try(w->bands + 1, sizeof(*w->first));
 	w->order = mem_try(w->across * w->down, w->size * w->size * sizeof(*w->order));
-	w->filter = mem_try(s->filters, sizeof(*w->filter));
-	if (!w->first || !w->order || !w->filter)
+	if (!w->first || !w->order)
 		return 0;
-	for (size_t f = 0; f < s->filters; f++)
-		w->filter[f] = (uint32_t)(f / pair * WINOGRAD_TILE * w->output_step + f % pair);
 	number_positions(p, s, pool);
-	if (p->n_identity < w->taps)
-		p->n_identity = w->taps;
 	return 1;
 }
 
@@ -336,7 +359,7 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {
-	const size_t tile = winograd_size(s), column_vectors = s->columns / p->simd->lanes;
+	const size_t tile = winograd_size(s->of), column_vectors = s->columns / p->simd->lanes;
 	const size_t run_vectors = s->patch.run_pad / p->simd->lanes;
 	const double vectors = (double)column_vectors;
 	const double dense = (double)s->taps_pad * (double)s->n_positions * vectors;
@@ -356,8 +379,6 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 			(dense <= sparse ? dense : sparse) + (back ? sparse : 0))
 			s->filter = s->data = WAY_WINOGRAD;
 	}
-	if (s->filters * s->n_taps >= MANY_WEIGHTS)
-		p->large = 1;
 	if (!back)
 		s->data = WAY_NONE;
 }
@@ -571,7 +592,7 @@ static int add_step(struct plan *p, const struct model *m, size_t *l, int *weigh
 
 static int add_identity(struct plan *p)
 {
-	size_t n = p->n_identity;
+	size_t n = 0;
 
 	for (size_t i = 0; i < p->n_steps; i++)
 		if (p->step[i].filters > n)
@@ -592,6 +613,78 @@ static int add_pixels(struct plan *p, const struct model *m)
 	return p->pixel != NULL;
 }
 
+/* ---- segments -------------------------------------------------------------------------------- */
+
+#define CACHE_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
+#define MAX_BLOCK   32
+
+size_t images_in_cache(const struct plan *p, size_t first, size_t last)
+{
+	size_t bytes = 0;
+
+	for (size_t i = first; i <= last; i++)
+		bytes += 2 * p->activation[i].image * sizeof(float);
+	PS_ASSERT(bytes > 0);
+	const size_t images = CACHE_BYTES / bytes;
+	return images < 1 ? 1 : images > MAX_BLOCK ? MAX_BLOCK : images;
+}
+
+/* Returns 1 for an fc step with so many weights that not each image should read them again. In a
+ * convolution, the positions of one image share each read. */
+static int has_many_weights(const struct step *s)
+{
+	return s->kind == STEP_WEIGHTS && s->n_positions == 1 &&
+	       s->filters * s->n_taps >= MANY_WEIGHTS;
+}
+
+/* Returns the number of images that fill the tiles of a step. */
+static size_t images_of_step(const struct plan *p, const struct step *s)
+{
+	if (s->kind != STEP_WEIGHTS)
+		return 1;
+	return s->n_positions == 1 ? p->simd->positions : s->winograd.size ? s->winograd.images : 1;
+}
+
+/* Returns 1 if a segment may begin with step `i`: no skip before the step belongs to an add after
+ * it. */
+static int may_begin(const struct plan *p, size_t i)
+{
+	for (size_t k = 0; k < i; k++)
+		if (p->step[k].kind == STEP_SKIP && p->step[k].partner > p->step[i].in)
+			return 0;
+	return p->step[i].kind == STEP_WEIGHTS;
+}
+
+/* Cuts the steps before the first fc step with many weights into segments. A segment begins where
+ * the tiles of a step need several times as many images as the steps before it. */
+static void cut_segments(struct plan *p)
+{
+	size_t large = 0, images = 1;
+	struct segment *last = p->segment;
+
+	for (size_t i = 0; i < p->n_steps; i++)
+		p->large |= has_many_weights(&p->step[i]);
+	while (large < p->n_steps && !(has_many_weights(&p->step[large]) && may_begin(p, large)))
+		large++;
+	for (size_t i = 0; large < p->n_steps && !p->whole && i <= large; i++) {
+		const size_t needed = images_of_step(p, &p->step[i]);
+
+		if (i > 0 && (i == large || (needed >= 4 * images && may_begin(p, i)))) {
+			const size_t fit =
+				images_in_cache(p, p->step[last->begin].in, p->step[i].in);
+
+			last->end = i;
+			last->images = images > fit ? images : fit;
+			*++last = (struct segment){.begin = i};
+			images = needed;
+		}
+		images = needed > images ? needed : images;
+	}
+	last->end = p->n_steps;
+	last->images = SIZE_MAX;
+	p->n_segments = (size_t)(last - p->segment) + 1;
+}
+
 int plan_init(struct plan *p, const struct model *m, const struct simd *simd, struct err *e)
 {
 	*p = (struct plan){.simd = simd};
@@ -601,6 +694,7 @@ int plan_init(struct plan *p, const struct model *m, const struct simd *simd, st
 		ok = add_step(p, m, &l, &weighted);
 		p->first_trained += !weighted;
 	}
+	cut_segments(p);
 	if (ok && add_identity(p) && add_pixels(p, m))
 		return PS_OK;
 	return err_set(e, PS_ENOMEM,
@@ -623,7 +717,6 @@ void plan_release(struct plan *p)
 		free(s->row_at);
 		free(s->winograd.first);
 		free(s->winograd.order);
-		free(s->winograd.filter);
 	}
 	free(p->identity);
 	free(p->pixel);

@@ -24,7 +24,9 @@
 /* The layout of one image's values between two steps. */
 struct activation {
 	struct shape shape;
-	size_t row;    /* floats from one row to the next, padding included */
+	/* floats from one row to the next, with the padding and what whole tiles need (struct
+	 * winograd) */
+	size_t row;
 	size_t origin; /* offset of the first value, after the padding */
 	size_t image;  /* floats from one image to the next, a multiple of ACTIVATION_ALIGN */
 };
@@ -56,10 +58,12 @@ enum way {
 struct winograd {
 	size_t size;         /* rows and columns of positions in a tile */
 	size_t across, down; /* tiles of an image */
-	size_t bands;        /* in an image */
-	size_t rows;         /* rows of tiles in a band, except perhaps the last one */
-	size_t images;       /* in a band; 1 if an image has several bands */
-	/* maximum number of tiles in a band, rounded up to a multiple of simd.positions */
+	/* 1 if the last column of tiles is narrow, and if the last row is low (simd.h) */
+	size_t narrow, low;
+	size_t bands;  /* in an image */
+	size_t rows;   /* rows of tiles in a band, except perhaps the last one */
+	size_t images; /* in a band; 1 if an image has several bands */
+	/* maximum number of tiles in a band, and as many more as gemm may write */
 	size_t max_tiles;
 	size_t max_positions; /* in a band */
 	uint32_t *first;      /* for each band of an image: its first window; bands + 1 entries */
@@ -68,10 +72,9 @@ struct winograd {
 	size_t taps;         /* channels rounded up to a multiple of simd.taps */
 	size_t channels_pad; /* channels and filters rounded up to whole panels of full width */
 	size_t filters_pad;
-	/* floats between two points of a transformed tile: of the input; of the output (in each
-	 * panel of filters) */
-	size_t input_step, output_step;
-	uint32_t *filter; /* for each filter: offset of its value from the first one of its tile */
+	/* floats between two tiles, and between two points of a tile: of the transformed input, of
+	 * a panel of the transformed output, of the gradients of the transformed output */
+	size_t input_row, input_step, output_step, dy_row, dy_step;
 };
 
 struct step {
@@ -119,6 +122,13 @@ struct step {
 	size_t grad, grad_bias;
 };
 
+/* Neighbouring steps that run over a sub-block of up to `images` images before the next segment
+ * begins: their values then stay in the cache from step to step. */
+struct segment {
+	size_t begin, end; /* numbers of steps */
+	size_t images;
+};
+
 struct plan {
 	const struct simd *simd;
 	size_t n_activations, n_steps;
@@ -128,14 +138,16 @@ struct plan {
 	int held[MODEL_MAX_LAYERS + 1];
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
-	int large;            /* a step has more weights than an L2 cache holds */
+	int large; /* an fc step has more weights than an L2 cache holds */
+	/* The last segment has no limit of images. Most models have only one segment. */
+	size_t n_segments;
+	struct segment segment[MODEL_MAX_LAYERS];
 	int whole;            /* a step needs all images of a batch together: batchnorm */
 	size_t first_trained; /* number of the first step with weights */
 	size_t max_positions; /* maximum in a window of any step */
 	size_t max_taps;      /* maximum of a filter of any step */
 	size_t max_entries;   /* maximum number of entries of one image in a sparse step */
-	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters or channels */
-	size_t n_identity;
+	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters */
 	/* Lookup table [channel][256]: the float in the first activation for each byte of a pixel.
 	 * If the table is NULL, a byte v becomes v / 255. */
 	float *pixel;
@@ -152,6 +164,9 @@ void plan_release(struct plan *p);
 size_t columns_pad(const struct simd *simd, size_t n);
 /* Returns the panel that starts at filter (or column) `first` of `n`. */
 struct columns columns_at(const struct simd *simd, size_t n, size_t first);
+/* Returns the number of images whose activations `first` to `last` and their gradients fit in half
+ * of a typical L2 cache: between 1 and 32. */
+size_t images_in_cache(const struct plan *p, size_t first, size_t last);
 /* Returns `n` rounded up to a multiple of `unit`. */
 size_t round_up(size_t n, size_t unit);
 /* Returns panel number `i` of a weighted step. A panel has filters of one group. */

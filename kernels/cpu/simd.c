@@ -12,19 +12,26 @@
 
 /* A register tile has 2 x POSITIONS sums (gemm) or 2 x TAPS sums (filter_dense). Two vectors of
  * filters and one broadcast value need registers too. AVX-512 has 32 registers, and the other
- * instruction sets have 16. */
+ * instruction sets have 16. The last tile has MIN_ROWS to MAX_ROWS positions or taps: with fewer
+ * sums, the processor would wait for each sum. */
 #if defined(__AVX512F__)
 #define LANES     16
 #define POSITIONS 8
 #define TAPS      9
+#define MIN_ROWS  5
+#define MAX_ROWS  12
 #elif defined(__AVX2__)
 #define LANES     8
 #define POSITIONS 6
 #define TAPS      5
+#define MIN_ROWS  4
+#define MAX_ROWS  6
 #else
 #define LANES     4
 #define POSITIONS 6
 #define TAPS      5
+#define MIN_ROWS  4
+#define MAX_ROWS  6
 #endif
 
 #ifdef __clang__
@@ -58,30 +65,50 @@ INLINE vec choose(ivec mask, vec yes, vec no)
 
 /* ---- dense ----------------------------------------------------------------------------------- */
 
-INLINE void gemm_tile(float *out, size_t stride, const float *const *source, const uint32_t *tap,
-	size_t n_taps, const float *panel, const size_t vecs)
-{
-	vec sum[POSITIONS][2];
-	const float *x[POSITIONS];
-
-	UNROLL for (size_t i = 0; i < POSITIONS; i++)
-	{
-		x[i] = source[i];
-		sum[i][0] = sum[i][1] = (vec){0};
+/* Calls f(n, vecs) with a constant for n. 0 < n <= MAX_ROWS; the function gets at least
+ * MIN_ROWS. */
+#define CASE(f, n, vecs)                                                                           \
+	case n:                                                                                    \
+		f(n, vecs);                                                                        \
+		break;
+#if MAX_ROWS == 12
+#define MORE_CASES(f, vecs)                                                                        \
+	CASE(f, 7, vecs)                                                                           \
+	CASE(f, 8, vecs)                                                                           \
+	CASE(f, 9, vecs) CASE(f, 10, vecs) CASE(f, 11, vecs) CASE(f, 12, vecs)
+#else
+#define MORE_CASES(f, vecs)
+#endif
+#define LAST_TILE(f, n, vecs)                                                                      \
+	switch (n) {                                                                               \
+		CASE(f, 5, vecs)                                                                   \
+		CASE(f, 6, vecs)                                                                   \
+		MORE_CASES(f, vecs)                                                                \
+	default:                                                                                   \
+		f(MIN_ROWS, vecs);                                                                 \
+		break;                                                                             \
 	}
-	UNROLL_2 for (size_t k = 0; k < n_taps; k++, panel += vecs * LANES)
+
+/* Multiplies `n` rows by a panel. Value k of row i is x[i][tap[k]], or x[i][k] without `tap`. */
+INLINE void product_tile(float *out, size_t stride, const float *const x[MAX_ROWS],
+	const uint32_t *tap, size_t depth, const float *panel, const size_t n, const size_t vecs)
+{
+	vec sum[MAX_ROWS][2];
+
+	UNROLL for (size_t i = 0; i < n; i++) sum[i][0] = sum[i][1] = (vec){0};
+	UNROLL_2 for (size_t k = 0; k < depth; k++, panel += vecs * LANES)
 	{
-		size_t at = tap[k];
+		size_t at = tap ? tap[k] : k;
 		vec w0 = load(panel), w1 = load(panel + (vecs - 1) * LANES);
 
-		UNROLL for (size_t i = 0; i < POSITIONS; i++)
+		UNROLL for (size_t i = 0; i < n; i++)
 		{
 			sum[i][0] += x[i][at] * w0;
 			if (vecs > 1)
 				sum[i][1] += x[i][at] * w1;
 		}
 	}
-	UNROLL for (size_t i = 0; i < POSITIONS; i++)
+	UNROLL for (size_t i = 0; i < n; i++)
 	{
 		store(out + i * stride, sum[i][0]);
 		if (vecs > 1)
@@ -89,39 +116,77 @@ INLINE void gemm_tile(float *out, size_t stride, const float *const *source, con
 	}
 }
 
+INLINE void gemm_tile(float *out, size_t stride, const float *const *source, const uint32_t *tap,
+	size_t n_taps, const float *panel, const size_t n, const size_t vecs)
+{
+	const float *x[MAX_ROWS];
+
+	UNROLL for (size_t i = 0; i < n; i++) x[i] = source[i];
+	product_tile(out, stride, x, tap, n_taps, panel, n, vecs);
+}
+
 static void gemm(float *out, size_t stride, const float *const *source, size_t n,
 	const uint32_t *tap, size_t n_taps, const float *panel, size_t width)
 {
-	for (size_t i = 0; i < n; i += POSITIONS, out += POSITIONS * stride)
+#define GEMM_TILE(n, vecs) gemm_tile(out, stride, source, tap, n_taps, panel, n, vecs)
+	for (; n > MAX_ROWS; n -= POSITIONS, source += POSITIONS, out += POSITIONS * stride)
 		if (width > LANES)
-			gemm_tile(out, stride, source + i, tap, n_taps, panel, 2);
+			GEMM_TILE(POSITIONS, 2);
 		else
-			gemm_tile(out, stride, source + i, tap, n_taps, panel, 1);
+			GEMM_TILE(POSITIONS, 1);
+	if (n == 0)
+		return;
+	if (width > LANES)
+		LAST_TILE(GEMM_TILE, n, 2)
+	else
+		LAST_TILE(GEMM_TILE, n, 1)
 }
 
-INLINE void filter_tile(float *grad, const float *d, const float *const *source, size_t n,
-	const uint32_t *tap, const size_t vecs)
+INLINE void row_tile(float *out, size_t out_row, const float *from, size_t row, size_t depth,
+	const float *panel, const size_t n)
 {
-	vec sum[TAPS][2];
-	size_t at[TAPS];
+	const float *x[MAX_ROWS];
 
-	UNROLL for (size_t k = 0; k < TAPS; k++)
+	UNROLL for (size_t i = 0; i < n; i++) x[i] = from + i * row;
+	product_tile(out, out_row, x, NULL, depth, panel, n, 2);
+}
+
+static void product(float *out, size_t out_row, const float *x, size_t x_row, size_t n,
+	size_t depth, const float *panel)
+{
+#define ROW_TILE(n, vecs) row_tile(out, out_row, x, x_row, depth, panel, n)
+	for (; n > MAX_ROWS; n -= POSITIONS, x += POSITIONS * x_row, out += POSITIONS * out_row)
+		ROW_TILE(POSITIONS, 2);
+	if (n > 0)
+		LAST_TILE(ROW_TILE, n, 2)
+}
+
+/* Adds to `taps` rows of the gradient. Row i of the input begins at source[i], or at x + i * row
+ * without `source`. Its value k is at tap[k], or at k without `tap`. */
+INLINE void filter_tile(float *grad, const float *d, size_t d_row, const float *const *source,
+	const float *x, size_t row, size_t n, const uint32_t *tap, const size_t taps,
+	const size_t vecs)
+{
+	vec sum[MAX_ROWS][2];
+	size_t at[MAX_ROWS];
+
+	UNROLL for (size_t k = 0; k < taps; k++)
 	{
-		at[k] = tap[k];
+		at[k] = tap ? tap[k] : k;
 		sum[k][0] = sum[k][1] = (vec){0};
 	}
-	for (size_t i = 0; i < n; i++, d += vecs * LANES) {
-		const float *x = source[i];
+	for (size_t i = 0; i < n; i++, d += d_row, x += row) {
+		const float *from = source ? source[i] : x;
 		vec d0 = load(d), d1 = load(d + (vecs - 1) * LANES);
 
-		UNROLL for (size_t k = 0; k < TAPS; k++)
+		UNROLL for (size_t k = 0; k < taps; k++)
 		{
-			sum[k][0] += x[at[k]] * d0;
+			sum[k][0] += from[at[k]] * d0;
 			if (vecs > 1)
-				sum[k][1] += x[at[k]] * d1;
+				sum[k][1] += from[at[k]] * d1;
 		}
 	}
-	UNROLL for (size_t k = 0; k < TAPS; k++) UNROLL for (size_t v = 0; v < vecs; v++)
+	UNROLL for (size_t k = 0; k < taps; k++) UNROLL for (size_t v = 0; v < vecs; v++)
 	{
 		float *g = grad + (k * vecs + v) * LANES;
 
@@ -132,11 +197,29 @@ INLINE void filter_tile(float *grad, const float *d, const float *const *source,
 static void filter_dense(float *grad, const float *d, const float *const *source, size_t n,
 	const uint32_t *tap, size_t n_taps, size_t width)
 {
-	for (size_t k = 0; k < n_taps; k += TAPS, grad += TAPS * width)
+#define FILTER_TILE(taps, vecs)                                                                    \
+	filter_tile(grad, d, (vecs)*LANES, source, NULL, 0, n, tap, taps, vecs)
+	for (; n_taps > MAX_ROWS; n_taps -= TAPS, tap += TAPS, grad += TAPS * width)
 		if (width > LANES)
-			filter_tile(grad, d, source, n, tap + k, 2);
+			FILTER_TILE(TAPS, 2);
 		else
-			filter_tile(grad, d, source, n, tap + k, 1);
+			FILTER_TILE(TAPS, 1);
+	if (n_taps == 0)
+		return;
+	if (width > LANES)
+		LAST_TILE(FILTER_TILE, n_taps, 2)
+	else
+		LAST_TILE(FILTER_TILE, n_taps, 1)
+}
+
+static void product_back(float *grad, const float *d, size_t d_row, const float *x, size_t x_row,
+	size_t n, size_t depth)
+{
+#define BACK_TILE(taps, vecs) filter_tile(grad, d, d_row, NULL, x, x_row, n, NULL, taps, vecs)
+	for (; depth > MAX_ROWS; depth -= TAPS, x += TAPS, grad += TAPS * 2 * LANES)
+		BACK_TILE(TAPS, 2);
+	if (depth > 0)
+		LAST_TILE(BACK_TILE, depth, 2)
 }
 
 /* ---- transposition --------------------------------------------------------------------------- */
@@ -261,17 +344,20 @@ INLINE void pool_vector(const float *value, size_t width, size_t n, vec bias, in
 		store_argmax(argmax, won, count);
 }
 
-/* Pools a chunk in the common case, pool:2: all windows have 4 positions, and all vectors are
- * full. */
-INLINE void pool_4(
-	const struct chunk *c, struct columns w, const float *value, const float *bias, int relu)
+/* Pools a chunk in the two common cases: all windows have 4 positions (pool:2) or 1 position (no
+ * pool), and all vectors are full. */
+INLINE void pool_full(const struct chunk *c, struct columns w, const float *value,
+	const float *bias, const size_t n, int relu)
 {
-	uint16_t *argmax = c->argmax + w.filter;
+	uint16_t *argmax = n > 1 ? c->argmax + w.filter : NULL;
 
-	for (size_t i = 0; i < c->n_windows; i++, value += 4 * w.width, argmax += c->filters)
+	for (size_t i = 0; i < c->n_windows; i++, value += n * w.width) {
 		for (size_t j = 0; j < w.width; j += LANES)
-			pool_vector(value + j, w.width, 4, load(bias + j), relu,
-				c->out[i] + w.filter + j, argmax + j, LANES);
+			pool_vector(value + j, w.width, n, load(bias + j), relu,
+				c->out[i] + w.filter + j, n > 1 ? argmax + j : NULL, LANES);
+		if (n > 1)
+			argmax += c->filters;
+	}
 }
 
 INLINE int all_full(const struct chunk *c, struct columns w, size_t positions)
@@ -286,9 +372,13 @@ static void pool(
 	bias += w.filter;
 	if (all_full(c, w, 4)) {
 		if (relu)
-			pool_4(c, w, value, bias, 1);
+			pool_full(c, w, value, bias, 4, 1);
 		else
-			pool_4(c, w, value, bias, 0);
+			pool_full(c, w, value, bias, 4, 0);
+		return;
+	}
+	if (all_full(c, w, 1)) {
+		pool_full(c, w, value, bias, 1, relu);
 		return;
 	}
 	for (size_t i = 0; i < c->n_windows; i++) {
@@ -319,16 +409,18 @@ INLINE vec unpool_vector(
 	return d_out;
 }
 
-INLINE void unpool_4(float *d, float *bias, const struct chunk *c, struct columns w)
+INLINE void unpool_full(
+	float *d, float *bias, const struct chunk *c, struct columns w, const size_t n)
 {
-	const uint16_t *argmax = c->argmax + w.filter;
+	const uint16_t *argmax = n > 1 ? c->argmax + w.filter : NULL;
 
 	for (size_t j = 0; j < w.width; j += LANES) {
 		vec sum = {0};
 
 		for (size_t i = 0; i < c->n_windows; i++)
-			sum += unpool_vector(d + 4 * i * w.width + j, w.width, 4,
-				c->out[i] + w.filter + j, argmax + i * c->filters + j, LANES);
+			sum += unpool_vector(d + n * i * w.width + j, w.width, n,
+				c->out[i] + w.filter + j,
+				n > 1 ? argmax + i * c->filters + j : NULL, LANES);
 		store(bias + j, load(bias + j) + sum);
 	}
 }
@@ -337,7 +429,11 @@ static void unpool(float *d, float *bias, const struct chunk *c, struct columns 
 {
 	bias += w.filter;
 	if (all_full(c, w, 4)) {
-		unpool_4(d, bias, c, w);
+		unpool_full(d, bias, c, w, 4);
+		return;
+	}
+	if (all_full(c, w, 1)) {
+		unpool_full(d, bias, c, w, 1);
 		return;
 	}
 	for (size_t i = 0; i < c->n_windows; i++) {
@@ -638,11 +734,27 @@ static void add_moments(double *restrict sum, double *restrict product, const fl
 #define POINTS WINOGRAD_POINTS
 
 /* The transforms of six points, 0, 1, -1, 2, -2 and infinity, in one dimension (winograd.h). The
- * arguments `by`, `to_by`, ... are the distances between two values, in vectors. */
+ * arguments `by`, `to_by`, ... are the distances between two values, in vectors. If a tile is
+ * `cut`, it has two outputs and four points: 0, 1, -1 and infinity. The weights of these points are
+ * the same as in a whole tile. */
 
-INLINE void input_points(vec *to, size_t to_by, const vec *x, size_t by)
+INLINE int in_use(size_t point, int cut)
 {
-	const vec x0 = x[0], x1 = x[by], x2 = x[2 * by], x3 = x[3 * by], x4 = x[4 * by];
+	return !cut || (point != 3 && point != 4);
+}
+
+INLINE void input_points(vec *to, size_t to_by, const vec *x, size_t by, const int cut)
+{
+	const vec x0 = x[0], x1 = x[by], x2 = x[2 * by], x3 = x[3 * by];
+
+	if (cut) {
+		to[0] = 4 * (x0 - x2);
+		to[to_by] = -3 * (x1 + x2);
+		to[2 * to_by] = 3 * (x1 - x2);
+		to[5 * to_by] = x3 - x1;
+		return;
+	}
+	const vec x4 = x[4 * by];
 	const vec even = x4 - 4 * x2, odd = x3 - 4 * x1, even_2 = x4 - x2, odd_2 = 2 * (x3 - x1);
 
 	to[0] = 4 * x0 - 5 * x2 + x4;
@@ -653,10 +765,18 @@ INLINE void input_points(vec *to, size_t to_by, const vec *x, size_t by)
 	to[5 * to_by] = 4 * x1 - 5 * x3 + x[5 * by];
 }
 
-INLINE void input_points_back(vec *x, size_t by, const vec *d, size_t d_by)
+INLINE void input_points_back(vec *x, size_t by, const vec *d, size_t d_by, const int cut)
 {
 	const vec d0 = d[0], d5 = d[5 * d_by];
 	const vec sum = d[d_by] + d[2 * d_by], difference = d[d_by] - d[2 * d_by];
+
+	if (cut) {
+		x[0] = 4 * d0;
+		x[by] = -3 * difference - d5;
+		x[2 * by] = -4 * d0 - 3 * sum;
+		x[3 * by] = d5;
+		return;
+	}
 	const vec sum_2 = d[3 * d_by] + d[4 * d_by], difference_2 = d[3 * d_by] - d[4 * d_by];
 
 	x[0] = 4 * d0;
@@ -667,9 +787,16 @@ INLINE void input_points_back(vec *x, size_t by, const vec *d, size_t d_by)
 	x[5 * by] = d5;
 }
 
-INLINE void output_points(vec *y, size_t by, const vec *m, size_t m_by, const size_t size)
+INLINE void output_points(
+	vec *y, size_t by, const vec *m, size_t m_by, const size_t size, const int cut)
 {
 	const vec sum = m[m_by] + m[2 * m_by], difference = m[m_by] - m[2 * m_by];
+
+	if (cut) {
+		y[0] = m[0] + sum;
+		y[by] = difference + m[5 * m_by];
+		return;
+	}
 	const vec sum_2 = m[3 * m_by] + m[4 * m_by], difference_2 = m[3 * m_by] - m[4 * m_by];
 
 	y[0] = m[0] + sum + sum_2;
@@ -682,13 +809,21 @@ INLINE void output_points(vec *y, size_t by, const vec *m, size_t m_by, const si
 	y[3 * by] = difference + 8 * difference_2 + m[5 * m_by];
 }
 
-INLINE void output_points_back(vec *m, size_t m_by, const vec *y, size_t by, const size_t size)
+INLINE void output_points_back(
+	vec *m, size_t m_by, const vec *y, size_t by, const size_t size, const int cut)
 {
 	const vec y0 = y[0], y1 = y[by];
+
+	m[0] = y0;
+	if (cut) {
+		m[m_by] = y0 + y1;
+		m[2 * m_by] = y0 - y1;
+		m[5 * m_by] = y1;
+		return;
+	}
 	const vec y2 = size == 2 ? (vec){0} : y[2 * by], y3 = size == 2 ? (vec){0} : y[3 * by];
 	const vec even = y0 + y2, odd = y1 + y3, even_2 = y0 + 4 * y2, odd_2 = 2 * y1 + 8 * y3;
 
-	m[0] = y0;
 	m[m_by] = even + odd;
 	m[2 * m_by] = even - odd;
 	m[3 * m_by] = even_2 + odd_2;
@@ -732,131 +867,186 @@ INLINE void weight_points_back(vec *g, size_t by, const vec *u, size_t u_by, con
 	g[4 * by] = sum + 16 * sum_2 + u[5 * u_by];
 }
 
-/* Transforms one tile of the input. `count`: the number of channels in this vector. */
+/* Calls a function whose last argument must be a constant. */
+#define EACH_CUT(f, cut, ...)                                                                      \
+	switch (cut) {                                                                             \
+	case 0:                                                                                    \
+		f(__VA_ARGS__, 0);                                                                 \
+		break;                                                                             \
+	case WINOGRAD_NARROW:                                                                      \
+		f(__VA_ARGS__, WINOGRAD_NARROW);                                                   \
+		break;                                                                             \
+	case WINOGRAD_LOW:                                                                         \
+		f(__VA_ARGS__, WINOGRAD_LOW);                                                      \
+		break;                                                                             \
+	default:                                                                                   \
+		f(__VA_ARGS__, WINOGRAD_NARROW | WINOGRAD_LOW);                                    \
+		break;                                                                             \
+	}
+
 INLINE void input_tile(
-	float *v, size_t step, const float *x, size_t row, size_t pixel, size_t count)
+	float *v, size_t step, const float *x, size_t row, size_t pixel, const unsigned cut)
 {
+	const int low = (cut & WINOGRAD_LOW) != 0, narrow = (cut & WINOGRAD_NARROW) != 0;
 	vec in[POINTS], half[POINTS][POINTS], out[POINTS];
 
-	UNROLL for (size_t j = 0; j < POINTS; j++)
+	UNROLL for (size_t j = 0; j < POINTS - 2 * (size_t)narrow; j++)
 	{
-		UNROLL for (size_t i = 0; i < POINTS; i++) in[i] =
-			load_some(x + i * row + j * pixel, count);
-		input_points(&half[0][j], POINTS, in, 1);
+		UNROLL for (size_t i = 0; i < POINTS - 2 * (size_t)low; i++) in[i] =
+			load(x + i * row + j * pixel);
+		input_points(&half[0][j], POINTS, in, 1, low);
 	}
-	UNROLL for (size_t i = 0; i < POINTS; i++)
+	UNROLL for (size_t i = 0; i < POINTS; i++) if (in_use(i, low))
 	{
-		input_points(out, 1, half[i], 1);
-		UNROLL for (size_t j = 0; j < POINTS; j++)
-			store_some(v + (i * POINTS + j) * step, out[j], count);
+		input_points(out, 1, half[i], 1, narrow);
+		UNROLL for (size_t j = 0; j < POINTS; j++) if (in_use(j, narrow))
+			store(v + (i * POINTS + j) * step, out[j]);
 	}
 }
 
-static void winograd_input(
-	float *v, size_t step, const float *x, size_t row, size_t pixel, size_t channels)
+INLINE void input_all(float *v, size_t step, const float *x, size_t row, size_t pixel,
+	size_t channels, const unsigned cut)
 {
-	size_t c = 0;
-
-	for (; c + LANES <= channels; c += LANES)
-		input_tile(v + c, step, x + c, row, pixel, LANES);
-	if (c < channels)
-		input_tile(v + c, step, x + c, row, pixel, channels - c);
+	for (size_t c = 0; c < channels; c += LANES)
+		input_tile(v + c, step, x + c, row, pixel, cut);
 }
+
+static void winograd_input(float *v, size_t step, const float *x, size_t row, size_t pixel,
+	size_t channels, unsigned cut){EACH_CUT(input_all, cut, v, step, x, row, pixel, channels)}
 
 INLINE void input_tile_back(
-	float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t count)
+	float *dx, size_t row, size_t pixel, const float *dv, size_t step, const unsigned cut)
 {
+	const int low = (cut & WINOGRAD_LOW) != 0, narrow = (cut & WINOGRAD_NARROW) != 0;
 	vec in[POINTS], half[POINTS][POINTS], out[POINTS];
 
-	UNROLL for (size_t j = 0; j < POINTS; j++)
+	UNROLL for (size_t j = 0; j < POINTS; j++) if (in_use(j, narrow))
 	{
-		UNROLL for (size_t i = 0; i < POINTS; i++) in[i] =
-			load_some(dv + (i * POINTS + j) * step, count);
-		input_points_back(&half[0][j], POINTS, in, 1);
+		UNROLL for (size_t i = 0; i < POINTS; i++) if (in_use(i, low)) in[i] =
+			load(dv + (i * POINTS + j) * step);
+		input_points_back(&half[0][j], POINTS, in, 1, low);
 	}
-	UNROLL for (size_t i = 0; i < POINTS; i++)
+	UNROLL for (size_t i = 0; i < POINTS - 2 * (size_t)low; i++)
 	{
-		input_points_back(out, 1, half[i], 1);
-		UNROLL for (size_t j = 0; j < POINTS; j++)
+		input_points_back(out, 1, half[i], 1, narrow);
+		UNROLL for (size_t j = 0; j < POINTS - 2 * (size_t)narrow; j++)
 		{
 			float *to = dx + i * row + j * pixel;
 
-			store_some(to, load_some(to, count) + out[j], count);
+			store(to, load(to) + out[j]);
 		}
 	}
 }
 
-static void winograd_input_back(
-	float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t channels)
+/* Adds the last channels of a tile, which do not fill a vector. `tile` has whole vectors. */
+static void add_channels(
+	float *dx, size_t row, size_t pixel, const float *tile, size_t channels, unsigned cut)
 {
+	const size_t rows = cut & WINOGRAD_LOW ? POINTS - 2 : POINTS;
+	const size_t columns = cut & WINOGRAD_NARROW ? POINTS - 2 : POINTS;
+
+	for (size_t i = 0; i < rows; i++)
+		for (size_t j = 0; j < columns; j++)
+			for (size_t c = 0; c < channels; c++)
+				dx[i * row + j * pixel + c] += tile[(i * POINTS + j) * LANES + c];
+}
+
+INLINE void input_all_back(float *dx, size_t row, size_t pixel, const float *dv, size_t step,
+	size_t channels, const unsigned cut)
+{
+	float tile[WINOGRAD_TILE * LANES];
 	size_t c = 0;
 
 	for (; c + LANES <= channels; c += LANES)
-		input_tile_back(dx + c, row, pixel, dv + c, step, LANES);
-	if (c < channels)
-		input_tile_back(dx + c, row, pixel, dv + c, step, channels - c);
+		input_tile_back(dx + c, row, pixel, dv + c, step, cut);
+	if (c == channels)
+		return;
+	zero_floats(tile, WINOGRAD_TILE * LANES);
+	input_tile_back(tile, POINTS * LANES, LANES, dv + c, step, cut);
+	add_channels(dx + c, row, pixel, tile, channels - c, cut);
 }
 
-INLINE void output_tile(
-	float *y, const uint32_t *order, const size_t size, const float *m, size_t step)
+static void winograd_input_back(float *dx, size_t row, size_t pixel, const float *dv, size_t step,
+	size_t channels,
+	unsigned cut){EACH_CUT(input_all_back, cut, dx, row, pixel, dv, step, channels)}
+
+INLINE void output_tile(float *y, const uint32_t *order, const size_t size, const float *m,
+	size_t step, const unsigned cut)
 {
+	const int low = (cut & WINOGRAD_LOW) != 0, narrow = (cut & WINOGRAD_NARROW) != 0;
+	const size_t rows = low ? 2 : size, columns = narrow ? 2 : size;
 	vec in[POINTS], half[4][POINTS], out[4];
 
-	UNROLL for (size_t j = 0; j < POINTS; j++)
+	UNROLL for (size_t j = 0; j < POINTS; j++) if (in_use(j, narrow))
 	{
-		UNROLL for (size_t i = 0; i < POINTS; i++) in[i] =
+		UNROLL for (size_t i = 0; i < POINTS; i++) if (in_use(i, low)) in[i] =
 			load(m + (i * POINTS + j) * step);
-		output_points(&half[0][j], POINTS, in, 1, size);
+		output_points(&half[0][j], POINTS, in, 1, size, low);
 	}
-	UNROLL for (size_t i = 0; i < size; i++)
+	UNROLL for (size_t i = 0; i < rows; i++)
 	{
-		output_points(out, 1, half[i], 1, size);
-		UNROLL for (size_t j = 0; j < size; j++) if (order[i * size + j] != WINOGRAD_UNUSED)
+		output_points(out, 1, half[i], 1, size, narrow);
+		UNROLL for (size_t j = 0; j < columns;
+			    j++) if (order[i * size + j] != WINOGRAD_UNUSED)
 			store(y + (size_t)order[i * size + j] * 2 * LANES, out[j]);
 	}
 }
 
-static void winograd_output(
-	float *y, const uint32_t *order, size_t size, const float *m, size_t step)
+INLINE void output_pair(float *y, const uint32_t *order, const size_t size, const float *m,
+	size_t step, const unsigned cut)
 {
 	for (size_t v = 0; v < 2 * LANES; v += LANES)
-		if (size == 4)
-			output_tile(y + v, order, 4, m + v, step);
-		else
-			output_tile(y + v, order, 2, m + v, step);
+		output_tile(y + v, order, size, m + v, step, cut);
 }
 
-INLINE void output_tile_back(
-	float *dm, size_t step, const float *dy, const uint32_t *order, const size_t size)
+static void winograd_output(
+	float *y, const uint32_t *order, size_t size, const float *m, size_t step, unsigned cut)
 {
+	if (size == 2)
+		output_pair(y, order, 2, m, step, 0);
+	else
+		EACH_CUT(output_pair, cut, y, order, 4, m, step)
+}
+
+INLINE void output_tile_back(float *dm, size_t step, const float *dy, const uint32_t *order,
+	const size_t size, const unsigned cut)
+{
+	const int low = (cut & WINOGRAD_LOW) != 0, narrow = (cut & WINOGRAD_NARROW) != 0;
+	const size_t rows = low ? 2 : size, columns = narrow ? 2 : size;
 	vec in[4], half[POINTS][4], out[POINTS];
 
-	UNROLL for (size_t j = 0; j < size; j++)
+	UNROLL for (size_t j = 0; j < columns; j++)
 	{
-		UNROLL for (size_t i = 0; i < size; i++)
+		UNROLL for (size_t i = 0; i < rows; i++)
 		{
 			const size_t at = order[i * size + j];
 
 			in[i] = at == WINOGRAD_UNUSED ? (vec){0} : load(dy + at * 2 * LANES);
 		}
-		output_points_back(&half[0][j], 4, in, 1, size);
+		output_points_back(&half[0][j], 4, in, 1, size, low);
 	}
-	UNROLL for (size_t i = 0; i < POINTS; i++)
+	UNROLL for (size_t i = 0; i < POINTS; i++) if (in_use(i, low))
 	{
-		output_points_back(out, 1, half[i], 1, size);
-		UNROLL for (size_t j = 0; j < POINTS; j++)
+		output_points_back(out, 1, half[i], 1, size, narrow);
+		UNROLL for (size_t j = 0; j < POINTS; j++) if (in_use(j, narrow))
 			store(dm + (i * POINTS + j) * step, out[j]);
 	}
 }
 
-static void winograd_output_back(
-	float *dm, size_t step, const float *dy, const uint32_t *order, size_t size)
+INLINE void output_pair_back(float *dm, size_t step, const float *dy, const uint32_t *order,
+	const size_t size, const unsigned cut)
 {
 	for (size_t v = 0; v < 2 * LANES; v += LANES)
-		if (size == 4)
-			output_tile_back(dm + v, step, dy + v, order, 4);
-		else
-			output_tile_back(dm + v, step, dy + v, order, 2);
+		output_tile_back(dm + v, step, dy + v, order, size, cut);
+}
+
+static void winograd_output_back(
+	float *dm, size_t step, const float *dy, const uint32_t *order, size_t size, unsigned cut)
+{
+	if (size == 2)
+		output_pair_back(dm, step, dy, order, 2, 0);
+	else
+		EACH_CUT(output_pair_back, cut, dm, step, dy, order, 4)
 }
 
 INLINE void weights_tile(float *u, size_t step, const float *g, const size_t size)
@@ -939,6 +1129,8 @@ const struct simd PASTE(simd_, SIMD_NAME) = {
 	.affine = affine,
 	.affine_2 = affine_2,
 	.add_moments = add_moments,
+	.product = product,
+	.product_back = product_back,
 	.winograd_input = winograd_input,
 	.winograd_input_back = winograd_input_back,
 	.winograd_output = winograd_output,

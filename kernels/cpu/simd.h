@@ -25,6 +25,10 @@
 #define WINOGRAD_TILE       (WINOGRAD_POINTS * WINOGRAD_POINTS)
 #define WINOGRAD_MAX_PIXELS 25         /* of a filter */
 #define WINOGRAD_UNUSED     UINT32_MAX /* an output outside the image, or in no window */
+/* A tile of 4 x 4 outputs is narrow if only its first two columns lie in the image, and low if only
+ * its first two rows do. Then it needs no values for the points 2 and -2 in this direction. */
+#define WINOGRAD_NARROW 1u
+#define WINOGRAD_LOW    2u
 
 /* Consecutive pool windows of one or more images, and their consecutive positions. The pointers
  * refer to the tables of a lane. */
@@ -75,12 +79,11 @@ static inline size_t lrn_room(const struct lrn *l, size_t channels)
 struct simd {
 	const char *name;
 	size_t lanes;     /* floats in a vector */
-	size_t positions; /* gemm rounds n up to a multiple of this */
-	size_t taps;      /* filter_dense needs n_taps to be a multiple of this */
+	size_t positions; /* gemm may round n up to a multiple of this */
+	size_t taps;      /* filter_dense may round n_taps up to a multiple of this */
 
-	/* out[i * stride + j] = sum over k of source[i][tap[k]] * panel[k * width + j]. n is
-	 * rounded up to a multiple of `positions`, and that number of rows i is computed and
-	 * overwritten. */
+	/* out[i * stride + j] = sum over k of source[i][tap[k]] * panel[k * width + j]. More than n
+	 * rows i may be computed and overwritten, up to the next multiple of `positions`. */
 	void (*gemm)(float *out, size_t stride, const float *const *source, size_t n,
 		const uint32_t *tap, size_t n_taps, const float *panel, size_t width);
 	/* For each window: argmax = the position with the first maximum among the values
@@ -91,7 +94,7 @@ struct simd {
 	 * argmax, else zero. bias += gradients of all windows. */
 	void (*unpool)(float *d, float *bias, const struct chunk *c, struct columns w);
 	/* grad[k * width + j] += sum over the n positions i of source[i][tap[k]] * d[i*width+j].
-	 * n_taps is a multiple of `taps`. */
+	 * More than n_taps rows k may change, up to the next multiple of `taps`. */
 	void (*filter_dense)(float *grad, const float *d, const float *const *source, size_t n,
 		const uint32_t *tap, size_t n_taps, size_t width);
 	/* grad (rows x run_pad) += sum over the n entries of entry.d * the patch at entry.at of
@@ -144,24 +147,36 @@ struct simd {
 	 * Winograd's transforms (winograd.h). In a transformed tile, value (i, j) is
 	 * (WINOGRAD_POINTS * i + j) * step floats behind the first value. `size` is the size of the
 	 * output tile, 2 or 4. winograd_input and winograd_input_back work on `channels` channels,
-	 * and the other functions on 2 * lanes neighbouring filters (or channels).
+	 * and the other functions on 2 * lanes neighbouring filters (or channels). `cut` is a sum
+	 * of WINOGRAD_NARROW and WINOGRAD_LOW, or 0: what the tile does not need is neither read
+	 * nor written.
 	 */
+	/* out[i * out_row + j] = sum over k < depth of x[i * x_row + k] * panel[k * 2 * lanes + j],
+	 * for n rows i and 2 * lanes columns j. More than n rows may be computed and overwritten,
+	 * up to n + `positions` - 1. */
+	void (*product)(float *out, size_t out_row, const float *x, size_t x_row, size_t n,
+		size_t depth, const float *panel);
+	/* grad[k * 2 * lanes + j] += sum over the n rows i of x[i * x_row + k] * d[i * d_row + j],
+	 * for `depth` rows k. More than `depth` rows may change, up to the next multiple of
+	 * `taps`. */
+	void (*product_back)(float *grad, const float *d, size_t d_row, const float *x,
+		size_t x_row, size_t n, size_t depth);
 	/* v = the transformed tile of the input at x, whose rows and pixels are `row` and `pixel`
-	 * floats apart, for each channel */
-	void (*winograd_input)(
-		float *v, size_t step, const float *x, size_t row, size_t pixel, size_t channels);
+	 * floats apart, for each channel and as many more as fill a vector */
+	void (*winograd_input)(float *v, size_t step, const float *x, size_t row, size_t pixel,
+		size_t channels, unsigned cut);
 	/* The transpose of winograd_input: adds the back-transformed tile dv to the gradients at
 	 * dx. */
-	void (*winograd_input_back)(
-		float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t channels);
+	void (*winograd_input_back)(float *dx, size_t row, size_t pixel, const float *dv,
+		size_t step, size_t channels, unsigned cut);
 	/* Transforms the products m to an output tile. Value number i of this tile becomes
 	 * y[order[i] * 2 * lanes], unless order[i] is WINOGRAD_UNUSED. */
-	void (*winograd_output)(
-		float *y, const uint32_t *order, size_t size, const float *m, size_t step);
+	void (*winograd_output)(float *y, const uint32_t *order, size_t size, const float *m,
+		size_t step, unsigned cut);
 	/* The transpose of winograd_output. Output values that are WINOGRAD_UNUSED have a gradient
 	 * of zero. */
-	void (*winograd_output_back)(
-		float *dm, size_t step, const float *dy, const uint32_t *order, size_t size);
+	void (*winograd_output_back)(float *dm, size_t step, const float *dy, const uint32_t *order,
+		size_t size, unsigned cut);
 	/* u = the transformed weights g, which are [pixel][2 * lanes] */
 	void (*winograd_weights)(float *u, size_t step, const float *g, size_t size);
 	/* The transpose of winograd_weights: dg = the back-transformed du. */

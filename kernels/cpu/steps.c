@@ -67,8 +67,8 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 
 			simd->unpool(l->tile, l->grad + s->grad_bias, &c, w);
 			simd->filter_dense(l->grad + s->grad + w.at * s->taps_pad, l->tile,
-				c.source, c.n_positions, s->tap + w.group * s->taps_pad,
-				s->taps_pad, w.width);
+				c.source, c.n_positions, s->tap + w.group * s->taps_pad, s->n_taps,
+				w.width);
 		}
 	}
 }

@@ -5,13 +5,31 @@
 #include <string.h>
 #include "kernels/cpu/chunk.h"
 
+/* In the memory of a band, tiles of one kind lie side by side, so that the tiles that need a point
+ * do so too. */
+enum kind { KIND_LOW, KIND_WHOLE, KIND_NARROW, KIND_LOW_AND_NARROW, KINDS };
+
 /* The tiles of a band (plan.h), and its windows, counted over all images of a block. */
 struct band {
 	size_t image, images; /* of the block */
-	size_t tile, tiles;   /* of each image */
+	size_t row, rows;     /* of tiles, of each image */
 	size_t positions;     /* of each image */
 	size_t window, windows;
+	size_t first[KINDS + 1]; /* the first tile of each kind */
 };
+
+/* Counts the tiles of each kind. */
+static void count_tiles(const struct winograd *w, struct band *b)
+{
+	const size_t low = w->low && b->row + b->rows == w->down;
+	const size_t rows = b->images * (b->rows - low), columns = w->across - w->narrow;
+
+	b->first[KIND_LOW] = 0;
+	b->first[KIND_WHOLE] = b->images * low * columns;
+	b->first[KIND_NARROW] = b->first[KIND_WHOLE] + rows * columns;
+	b->first[KIND_LOW_AND_NARROW] = b->first[KIND_NARROW] + rows * w->narrow;
+	b->first[KINDS] = b->first[KIND_LOW_AND_NARROW] + b->images * low * w->narrow;
+}
 
 /* Returns band number `number` of a block of `n` images. If the block has no band with this number,
  * the band has no images. */
@@ -25,13 +43,33 @@ static struct band get_band(const struct step *s, size_t n, size_t number)
 		return (struct band){0};
 	const size_t images = n - image < w->images ? n - image : w->images;
 	const size_t first = w->first[band], end = w->first[band + 1];
-	return (struct band){.image = image,
+	struct band b = {.image = image,
 		.images = images,
-		.tile = row * w->across,
-		.tiles = (left < w->rows ? left : w->rows) * w->across,
+		.row = row,
+		.rows = left < w->rows ? left : w->rows,
 		.positions = s->first[end] - s->first[first],
 		.window = image * s->n_windows + first,
 		.windows = (images - 1) * s->n_windows + end - first};
+
+	count_tiles(w, &b);
+	return b;
+}
+
+/* The tiles [first, first + n) of a band need a point. */
+struct needed {
+	size_t first, n;
+};
+
+static struct needed tiles_of_point(const struct band *b, size_t point)
+{
+	const size_t y = point / WINOGRAD_POINTS, x = point % WINOGRAD_POINTS;
+	const int not_low = y == 3 || y == 4, not_narrow = x == 3 || x == 4;
+	const size_t first = b->first[not_low ? KIND_WHOLE : KIND_LOW];
+	const size_t end = b->first[not_narrow ? KIND_NARROW
+				    : not_low  ? KIND_LOW_AND_NARROW
+					       : KINDS];
+
+	return (struct needed){first, end - first};
 }
 
 static struct columns full_panel(const struct plan *p, const struct step *s, size_t k)
@@ -42,97 +80,76 @@ static struct columns full_panel(const struct plan *p, const struct step *s, siz
 		.filter = k * pair, .count = left < pair ? left : pair, .width = pair};
 }
 
-static void list_sources(struct lane *l, const struct step *s)
-{
-	const struct winograd *w = &s->winograd;
-	const size_t pair = 2 * l->plan->simd->lanes;
-	struct band_room *r = &l->band;
-
-	for (size_t point = 0; point < WINOGRAD_TILE; point++)
-		for (size_t t = 0; t < w->max_tiles; t++) {
-			const size_t at = point * w->max_tiles + t;
-
-			r->source_input[at] =
-				r->input + point * w->input_step + t * w->channels_pad;
-			r->source_output[at] = r->output + point * w->output_step + t * pair;
-		}
-}
-
-/* A tile of the input activation. Only `rows` x `floats` floats of the tile lie in the activation.
- */
-struct place {
-	size_t at, rows, floats;
+struct tile {
+	size_t image; /* of the band */
+	size_t row, column;
+	size_t at;    /* its place in the memory of the band */
+	unsigned cut; /* as in simd.h */
 };
 
-static struct place input_place(
-	const struct lane *l, const struct step *s, size_t image, size_t tile)
+/* A function that processes a tile, for panel `k` of filters if it works on filters. */
+typedef void tile_work(
+	struct lane *l, const struct step *s, const struct band *b, const struct tile *t, size_t k);
+
+static void each_tile(
+	struct lane *l, const struct step *s, const struct band *b, size_t k, tile_work *work)
 {
-	const struct activation *in = &l->plan->activation[s->in];
+	static const unsigned cut[KINDS] = {
+		WINOGRAD_LOW, 0, WINOGRAD_NARROW, WINOGRAD_LOW | WINOGRAD_NARROW};
+	static const enum kind kind_of[2][2] = {
+		{KIND_WHOLE, KIND_NARROW}, {KIND_LOW, KIND_LOW_AND_NARROW}};
 	const struct winograd *w = &s->winograd;
-	const size_t y = tile / w->across * w->size, x = tile % w->across * w->size;
-	const size_t down = s->of->out.h + s->of->size - 1 - y;
-	const size_t across = s->of->out.w + s->of->size - 1 - x;
+	size_t next[KINDS];
 
-	return (struct place){.at = image * in->image + y * in->row + x * in->shape.c,
-		.rows = down < WINOGRAD_POINTS ? down : WINOGRAD_POINTS,
-		.floats = (across < WINOGRAD_POINTS ? across : WINOGRAD_POINTS) * in->shape.c};
+	memcpy(next, b->first, sizeof(next));
+	for (size_t image = 0; image < b->images; image++)
+		for (size_t row = b->row; row < b->row + b->rows; row++)
+			for (size_t column = 0; column < w->across; column++) {
+				const enum kind kind =
+					kind_of[w->low && row + 1 == w->down]
+					       [w->narrow && column + 1 == w->across];
+				const struct tile t = {image, row, column, next[kind]++, cut[kind]};
+
+				work(l, s, b, &t, k);
+			}
 }
 
-static int is_inside(const struct place *p, size_t channels)
+/* Returns the offset of a tile in the input activation. */
+static size_t input_at(const struct activation *in, const struct winograd *w, const struct band *b,
+	const struct tile *t)
 {
-	return p->rows == WINOGRAD_POINTS && p->floats == WINOGRAD_POINTS * channels;
-}
-
-/* A function that processes tile `tile` of an image, which is tile `t` of its band. */
-typedef void tile_work(struct lane *l, const struct step *s, size_t image, size_t tile, size_t t);
-
-static void each_tile(struct lane *l, const struct step *s, const struct band *b, tile_work *work)
-{
-	for (size_t image = 0, t = 0; image < b->images; image++)
-		for (size_t tile = 0; tile < b->tiles; tile++, t++)
-			work(l, s, b->image + image, b->tile + tile, t);
+	return (b->image + t->image) * in->image + t->row * w->size * in->row +
+	       t->column * w->size * in->shape.c;
 }
 
 static void transform_input(
-	struct lane *l, const struct step *s, size_t image, size_t tile, size_t t)
+	struct lane *l, const struct step *s, const struct band *b, const struct tile *t, size_t k)
 {
 	const struct activation *in = &l->plan->activation[s->in];
 	const struct winograd *w = &s->winograd;
-	const struct place p = input_place(l, s, image, tile);
-	const size_t channels = in->shape.c, row = WINOGRAD_POINTS * channels;
-	const float *x = l->value[s->in] + p.at;
-	float *to = l->band.input + t * w->channels_pad;
+	const size_t channels = in->shape.c;
 
-	if (is_inside(&p, channels)) {
-		l->plan->simd->winograd_input(to, w->input_step, x, in->row, channels, channels);
-		return;
-	}
-	memset(l->band.edge, 0, WINOGRAD_POINTS * row * sizeof(float));
-	for (size_t y = 0; y < p.rows; y++)
-		memcpy(l->band.edge + y * row, x + y * in->row, p.floats * sizeof(float));
-	l->plan->simd->winograd_input(to, w->input_step, l->band.edge, row, channels, channels);
+	(void)k;
+	l->plan->simd->winograd_input(l->band.input + t->at * w->input_row, w->input_step,
+		l->value[s->in] + input_at(in, w, b, t), in->row, channels, channels, t->cut);
 }
 
 static void add_input_gradients(
-	struct lane *l, const struct step *s, size_t image, size_t tile, size_t t)
+	struct lane *l, const struct step *s, const struct band *b, const struct tile *t, size_t k)
 {
 	const struct activation *in = &l->plan->activation[s->in];
 	const struct winograd *w = &s->winograd;
-	const struct place p = input_place(l, s, image, tile);
-	const size_t channels = in->shape.c, row = WINOGRAD_POINTS * channels;
-	const float *from = l->band.input + t * w->channels_pad;
-	float *dx = l->d_value[s->in] + p.at;
+	const size_t channels = in->shape.c;
 
-	if (is_inside(&p, channels)) {
-		l->plan->simd->winograd_input_back(
-			dx, in->row, channels, from, w->input_step, channels);
-		return;
-	}
-	memset(l->band.edge, 0, WINOGRAD_POINTS * row * sizeof(float));
-	l->plan->simd->winograd_input_back(
-		l->band.edge, row, channels, from, w->input_step, channels);
-	for (size_t y = 0; y < p.rows; y++)
-		l->plan->simd->add_scaled(dx + y * in->row, l->band.edge + y * row, 1, p.floats);
+	(void)k;
+	l->plan->simd->winograd_input_back(l->d_value[s->in] + input_at(in, w, b, t), in->row,
+		channels, l->band.input + t->at * w->input_row, w->input_step, channels, t->cut);
+}
+
+/* Returns the numbers of the positions of a tile (struct winograd). */
+static const uint32_t *order_of(const struct winograd *w, const struct tile *t)
+{
+	return w->order + (t->row * w->across + t->column) * w->size * w->size;
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -144,23 +161,25 @@ static void multiply_panel(
 	const struct simd *simd = l->plan->simd;
 	const size_t pair = 2 * simd->lanes, channels = s->of->in.c, panels = w->filters_pad / pair;
 
-	for (size_t point = 0; point < WINOGRAD_TILE; point++)
-		simd->gemm(l->band.output + point * w->output_step, pair,
-			l->band.source_input + point * w->max_tiles, b->images * b->tiles,
-			l->plan->identity, channels,
-			packed + (point * panels + k) * channels * pair, pair);
+	for (size_t point = 0; point < WINOGRAD_TILE; point++) {
+		const struct needed t = tiles_of_point(b, point);
+
+		simd->product(l->band.output + point * w->output_step + t.first * pair, pair,
+			l->band.input + point * w->input_step + t.first * w->input_row,
+			w->input_row, t.n, channels,
+			packed + (point * panels + k) * channels * pair);
+	}
 }
 
-static void transform_output(struct lane *l, const struct step *s, const struct band *b)
+static void transform_output(
+	struct lane *l, const struct step *s, const struct band *b, const struct tile *t, size_t k)
 {
 	const struct winograd *w = &s->winograd;
 	const size_t pair = 2 * l->plan->simd->lanes;
 
-	for (size_t image = 0, t = 0; image < b->images; image++)
-		for (size_t tile = 0; tile < b->tiles; tile++, t++)
-			l->plan->simd->winograd_output(l->band.conv + image * b->positions * pair,
-				w->order + (b->tile + tile) * w->size * w->size, w->size,
-				l->band.output + t * pair, w->output_step);
+	(void)k;
+	l->plan->simd->winograd_output(l->band.conv + t->image * b->positions * pair,
+		order_of(w, t), w->size, l->band.output + t->at * pair, w->output_step, t->cut);
 }
 
 void winograd_forward(struct lane *l, size_t i, const struct block *b)
@@ -170,14 +189,13 @@ void winograd_forward(struct lane *l, size_t i, const struct block *b)
 	const float *packed = b->batch->packed;
 	struct band band;
 
-	list_sources(l, s);
 	for (size_t n = 0; band = get_band(s, b->n, n), band.images > 0; n++) {
 		const struct chunk c = chunk_at(l, i, l->table[i].value, band.window, band.windows);
 
-		each_tile(l, s, &band, transform_input);
+		each_tile(l, s, &band, 0, transform_input);
 		for (size_t k = 0; k < panels; k++) {
 			multiply_panel(l, s, &band, packed + s->panel, k);
-			transform_output(l, s, &band);
+			each_tile(l, s, &band, k, transform_output);
 			l->plan->simd->pool(&c, full_panel(l->plan, s, k), l->band.conv,
 				packed + s->panel_bias, s->relu);
 		}
@@ -187,48 +205,46 @@ void winograd_forward(struct lane *l, size_t i, const struct block *b)
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Transforms the gradients of panel `k` in l->band.conv. */
-static void transform_dy(struct lane *l, const struct step *s, const struct band *b, size_t k)
+static void transform_dy(
+	struct lane *l, const struct step *s, const struct band *b, const struct tile *t, size_t k)
 {
 	const struct winograd *w = &s->winograd;
 	const size_t pair = 2 * l->plan->simd->lanes;
-	float *to = l->band.output + k * WINOGRAD_TILE * w->output_step;
 
-	for (size_t image = 0, t = 0; image < b->images; image++)
-		for (size_t tile = 0; tile < b->tiles; tile++, t++)
-			l->plan->simd->winograd_output_back(to + t * pair, w->output_step,
-				l->band.conv + image * b->positions * pair,
-				w->order + (b->tile + tile) * w->size * w->size, w->size);
+	l->plan->simd->winograd_output_back(l->band.output + t->at * w->dy_row + k * pair,
+		w->dy_step, l->band.conv + t->image * b->positions * pair, order_of(w, t), w->size,
+		t->cut);
 }
 
-static void add_weight_gradient(struct lane *l, const struct step *s, const struct band *b)
+static void add_weight_gradient(
+	struct lane *l, const struct step *s, const struct band *b, size_t point)
 {
 	const struct winograd *w = &s->winograd;
 	const size_t pair = 2 * l->plan->simd->lanes, panels = w->filters_pad / pair;
+	const struct needed t = tiles_of_point(b, point);
+
+	const float *d = l->band.output + point * w->dy_step + t.first * w->dy_row;
+	const float *x = l->band.input + point * w->input_step + t.first * w->input_row;
 
 	for (size_t k = 0; k < panels; k++)
-		for (size_t point = 0; point < WINOGRAD_TILE; point++) {
-			const size_t number = k * WINOGRAD_TILE + point;
-
-			l->plan->simd->filter_dense(l->grad + s->grad + number * w->taps * pair,
-				l->band.output + number * w->output_step,
-				l->band.source_input + point * w->max_tiles, b->images * b->tiles,
-				l->plan->identity, w->taps, pair);
-		}
+		l->plan->simd->product_back(
+			l->grad + s->grad + (k * WINOGRAD_TILE + point) * w->taps * pair,
+			d + k * pair, w->dy_row, x, w->input_row, t.n, s->of->in.c);
 }
 
 /* Replaces the transformed input by the gradients of the transformed input. */
-static void multiply_dy(
-	struct lane *l, const struct step *s, const struct band *b, const float *packed)
+static void multiply_dy(struct lane *l, const struct step *s, const struct band *b,
+	const float *packed, size_t point)
 {
 	const struct winograd *w = &s->winograd;
 	const size_t pair = 2 * l->plan->simd->lanes, panels = w->channels_pad / pair;
+	const struct needed t = tiles_of_point(b, point);
+	const float *d = l->band.output + point * w->dy_step + t.first * w->dy_row;
+	float *to = l->band.input + point * w->input_step + t.first * w->input_row;
 
-	for (size_t point = 0; point < WINOGRAD_TILE; point++)
-		for (size_t k = 0; k < panels; k++)
-			l->plan->simd->gemm(l->band.input + point * w->input_step + k * pair,
-				w->channels_pad, l->band.source_output + point * w->max_tiles,
-				b->images * b->tiles, w->filter, s->filters,
-				packed + (point * panels + k) * s->filters * pair, pair);
+	for (size_t k = 0; k < panels; k++)
+		l->plan->simd->product(to + k * pair, w->input_row, d, w->dy_row, t.n, s->filters,
+			packed + (point * panels + k) * s->filters * pair);
 }
 
 void winograd_backward(struct lane *l, size_t i, const struct block *b)
@@ -238,23 +254,24 @@ void winograd_backward(struct lane *l, size_t i, const struct block *b)
 	const size_t panels = s->winograd.filters_pad / (2 * l->plan->simd->lanes);
 	struct band band;
 
-	list_sources(l, s);
 	if (s->data == WAY_WINOGRAD)
 		memset(l->d_value[s->in], 0, b->n * in->image * sizeof(float));
 	for (size_t n = 0; band = get_band(s, b->n, n), band.images > 0; n++) {
 		const struct chunk c =
 			chunk_at(l, i, l->table[i].d_value, band.window, band.windows);
 
-		each_tile(l, s, &band, transform_input);
+		each_tile(l, s, &band, 0, transform_input);
 		for (size_t k = 0; k < panels; k++) {
 			l->plan->simd->unpool(l->band.conv, l->grad + s->grad_bias, &c,
 				full_panel(l->plan, s, k));
-			transform_dy(l, s, &band, k);
+			each_tile(l, s, &band, k, transform_dy);
 		}
-		add_weight_gradient(l, s, &band);
-		if (s->data != WAY_WINOGRAD)
-			continue;
-		multiply_dy(l, s, &band, b->batch->packed + s->other);
-		each_tile(l, s, &band, add_input_gradients);
+		for (size_t point = 0; point < WINOGRAD_TILE; point++) {
+			add_weight_gradient(l, s, &band, point);
+			if (s->data == WAY_WINOGRAD)
+				multiply_dy(l, s, &band, b->batch->packed + s->other, point);
+		}
+		if (s->data == WAY_WINOGRAD)
+			each_tile(l, s, &band, 0, add_input_gradients);
 	}
 }

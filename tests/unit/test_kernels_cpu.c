@@ -221,6 +221,7 @@ static const struct odd_model winograd_models[] = {
 	{{32, 23, 22}, "conv:32:5 relu conv:31:5:pad=2 fc:3"},
 	{{32, 34, 29}, "conv:32:3:pad=1 pool:3:pad=auto fc:3"},
 	{{33, 36, 30}, "conv:34:3:pad=1 relu pool:3 fc:3"},
+	{{32, 6, 8}, "conv:32:3:pad=1 relu conv:32:3:pad=1 fc:3"},
 	{{32, 8, 8}, "batchnorm skip conv:32:3:pad=1 relu conv:32:3:pad=1 add fc:3"},
 };
 #define N_WINOGRAD_MODELS (sizeof(winograd_models) / sizeof(winograd_models[0]))
@@ -249,11 +250,13 @@ TEST(gradients_of_winograd_tiles_are_slopes_of_the_loss)
 }
 
 /* The models above must use all of Winograd's products. Some must have one band in an image, some
- * several bands in an image, and some several images in a band. */
+ * several bands in an image, and some several images in a band; and the last column of tiles, the
+ * last row, or both must need fewer points. */
 TEST(winograd_models_take_every_kind_of_band)
 {
 	static const struct simd *const sets[] = {&simd_baseline, &simd_avx2, &simd_avx512};
 	size_t forward = 0, backward = 0, sizes[2] = {0}, bands = 0, images = 0;
+	size_t narrow = 0, low = 0, both = 0;
 
 	for (size_t i = 0; i < N_ISAS; i++)
 		for (size_t m = 0; m < N_WINOGRAD_MODELS; m++) {
@@ -274,10 +277,63 @@ TEST(winograd_models_take_every_kind_of_band)
 				sizes[1] += s->winograd.size == 4;
 				bands += s->winograd.bands > 1;
 				images += s->winograd.images > 1;
+				narrow += s->winograd.narrow && !s->winograd.low;
+				low += s->winograd.low && !s->winograd.narrow;
+				both += s->winograd.low && s->winograd.narrow;
 			}
 			plan_release(&p);
 		}
 	assert_true(forward && backward && sizes[0] && sizes[1] && bands && images);
+	assert_true(narrow && low && both);
+}
+
+/* ---- segments -------------------------------------------------------------------------------- */
+
+/* Models with so many weights in an fc layer that the plan is cut into segments (plan.h). The last
+ * one has a skip around this layer, so it has one segment. */
+static const struct {
+	struct odd_model model;
+	size_t segments;
+} segment_models[] = {
+	{{{3, 28, 28}, "conv:16:3:pad=1 tanh conv:32:3:pad=1 avgpool:2 conv:48:3:pad=1 avgpool:2 "
+		       "fc:128 fc:10"},
+		3},
+	{{{3, 16, 16}, "conv:24:3:pad=1 lrn skip conv:24:3:pad=1 tanh conv:24:3:pad=1 add "
+		       "dropout:0.3 fc:64 fc:5"},
+		2},
+	{{{4, 18, 16}, "conv:16:5 pool:4:stride=2 dropout:0.2 conv:40:3:groups=2:pad=1 "
+		       "fc:300 fc:512 tanh fc:3"},
+		2},
+	{{{1, 10, 10}, "fc:512 skip fc:512 tanh fc:512 add fc:3"}, 1},
+};
+#define N_SEGMENT_MODELS (sizeof(segment_models) / sizeof(segment_models[0]))
+
+TEST(models_in_segments_agree_with_cpu_ref)
+{
+	skip_under_tsan();
+	for (size_t m = 0; m < N_SEGMENT_MODELS; m++) {
+		odd_model_agrees(&segment_models[m].model, 1);
+		odd_model_agrees(&segment_models[m].model, 23);
+	}
+}
+
+TEST(many_weights_cut_a_plan_into_segments)
+{
+	for (size_t m = 0; m < N_SEGMENT_MODELS; m++) {
+		const struct odd_model *o = &segment_models[m].model;
+		struct model model;
+		struct plan p;
+		struct err e = {0};
+
+		assert_int_equal(model_parse(&model, o->text, o->input, &e), PS_OK);
+		assert_int_equal(plan_init(&p, &model, &simd_baseline, &e), PS_OK);
+		assert_int_equal(p.n_segments, segment_models[m].segments);
+		assert_int_equal(p.segment[0].begin, 0);
+		for (size_t k = 1; k < p.n_segments; k++)
+			assert_int_equal(p.segment[k].begin, p.segment[k - 1].end);
+		assert_int_equal(p.segment[p.n_segments - 1].end, p.n_steps);
+		plan_release(&p);
+	}
 }
 
 /* ---- slopes ---------------------------------------------------------------------------------- */

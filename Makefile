@@ -27,8 +27,8 @@
 #
 # Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 disables CUDA.
 #
-# Only `make deps`, `make cluster` and `make cluster-faults` install packages. Other targets list missing packages and stop.
-# Every target builds the programs that it needs.
+# Only `make deps`, `make cluster` and `make cluster-faults` install packages. Other targets list
+# missing packages and stop. Every target builds the programs that it needs.
 #
 # Each flavour builds in its own directory, build/<flavour>/. If the flags change, make rebuilds all
 # files of this directory. Objects depend on the headers that they include (-MMD). Generated

@@ -266,6 +266,13 @@ def test_only_links_may_be_longer_than_a_line(tree):
     assert code != 0 and "docs/long.md:3: " in output, output
 
 
+def test_help_that_is_too_wide_is_found(tree):
+    """`make help` prints the comment at the start of the Makefile, up to the first empty line."""
+    write(tree, "Makefile", f"# {'x' * 98}\n#\n# {'x' * 99}\n\n# {'x' * 99}\n")
+    code, output = run(tree, "columns")
+    assert code != 0 and output.splitlines() == ["Makefile:3: 101 columns"], output
+
+
 def test_comment_that_is_too_wide_is_found(tree):
     """A tab has 8 columns. The lint leaves the width of code to clang-format."""
     write(tree, "common/wide.c", f"int a{'a' * 100};\n\t/* {'x' * 86} */\n\tint b; /* {'x' * 80} */\n")

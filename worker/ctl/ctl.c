@@ -1,11 +1,9 @@
 /*
  * ctl.c - cnn-ctl: shows and controls a running server, exports its weights and predicts with them.
  */
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 #include "common/client_opt.h"
 #include "common/keys.h"
 #include "common/log.h"
@@ -263,16 +261,6 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 	if (*n_args)
 		opt_check(&program, args[0]);
 	return rc;
-}
-
-void ctl_end_if_unread(void)
-{
-	struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
-
-	if (poll(&out, 1, 0) == 1 && out.revents & POLLERR) {
-		signal(SIGPIPE, SIG_DFL);
-		raise(SIGPIPE);
-	}
 }
 
 /* Checks that all output was written. */

@@ -33,7 +33,7 @@ struct ctl {
 };
 
 /* If nobody reads the standard output any more, as in `cnn-ctl history DIR | head`, ends the
- * program without a message, by SIGPIPE, like other tools. In ctl.c. */
+ * program without a message, by SIGPIPE, like other tools. In output.c. */
 void ctl_end_if_unread(void);
 /* Prints one line on stderr in the format of --log-format. The line reports the error `status`, or
  * progress if `status` is PS_OK. In server.c. */

@@ -248,6 +248,23 @@ TEST(a_worker_that_joins_during_a_drain_gets_welcome_and_bye)
 	fixture_close(&f);
 }
 
+/* A worker repeats its HELLO at ever longer intervals, and could miss the second after the end in
+ * which the server still answers. */
+TEST(a_worker_that_comes_during_a_drain_gets_bye_at_once)
+{
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
+
+	fixture_open(&f, fixture_config());
+	(void)fixture_join(&f, 9, "");
+	fixture_drain(&f); /* the snapshot of the drain is in progress */
+	fixture_message(&f, 8, &m);
+	assert_int_equal(fixture_sent(&f, 8, MSG_BYE)->bye.status, PS_ESHUTDOWN);
+	fixture_durable(&f);
+	assert_finished(&f, PS_ESHUTDOWN);
+	fixture_close(&f);
+}
+
 /* This test makes one event with the largest number of effects: it notifies every worker and every
  * admin. */
 TEST(the_last_step_notifies_every_worker_and_admin)

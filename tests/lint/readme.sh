@@ -4,7 +4,7 @@
 # that README and the pages for contributors name exist. `make help` lists every target that a
 # document names. CONTRIBUTING.md's table has the packages that the scripts of deploy/ install.
 # docs/README.md links every document. kernels/README.md has a line for every CUDA kernel
-# of kernels/.
+# of kernels/ and server/device/.
 set -u
 bin=${1:-build/release}
 failed=0
@@ -64,12 +64,12 @@ for doc in $(find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o
 done
 
 # All names that end in _kernel are names of kernels.
-kernels=$(find kernels/cuda kernels/ladder -name '*.cu' -exec grep -ohE '\b[a-z0-9_]+_kernel\b' {} +)
+kernels=$(find kernels/cuda kernels/ladder server/device -name '*.cu' -exec grep -ohE '\b[a-z0-9_]+_kernel\b' {} +)
 for kernel in $(echo "$kernels" | sort -u); do
 	grep -qE "^    $kernel " kernels/README.md ||
 		say "kernels/README.md: does not show how $kernel maps to blocks"
 done
 for kernel in $(grep -oE '^    [a-z0-9_]+_kernel ' kernels/README.md | sort -u); do
-	grep -rqw "$kernel" kernels/cuda kernels/ladder || say "kernels/README.md: there is no $kernel"
+	grep -rqw "$kernel" kernels/cuda kernels/ladder server/device || say "kernels/README.md: there is no $kernel"
 done
 exit $failed

@@ -188,6 +188,7 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
     write(tree, "docs/new.md", "# New\n")
     write(tree, "kernels/cuda/general/new.cu", "__global__ void new_kernel(int *p)\n{\n}\n")
     write(tree, "kernels/ladder/new.cu", "__global__ void rung_kernel(int *p)\n{\n}\n")
+    write(tree, "server/device/cuda/new.cu", "__global__ void store_kernel(int *p)\n{\n}\n")
     code, output = run(tree, "readme", "bin")
     assert code != 0
     for finding in ("CONTRIBUTING.md: does not say why libpng-dev is there",
@@ -195,7 +196,8 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
                     "make help: does not list coffee",
                     "docs/README.md: does not list ./docs/new.md",
                     "kernels/README.md: does not show how new_kernel maps to blocks",
-                    "kernels/README.md: does not show how rung_kernel maps to blocks"):
+                    "kernels/README.md: does not show how rung_kernel maps to blocks",
+                    "kernels/README.md: does not show how store_kernel maps to blocks"):
         assert finding in output, output
     assert "why libuv1-dev" not in output and "list ./SECURITY.md" not in output, output
 

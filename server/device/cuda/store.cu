@@ -50,10 +50,10 @@ const char *text_of(struct gpu *g, const char *what, cudaError_t rc)
 }
 
 /* Computes `count` values. Each pointer points to its first value. `to` is memory of the host. */
-__global__ void __launch_bounds__(THREADS) update(enum device_rule rule, struct step_coeff coeff,
-	double running, size_t trained, size_t count, float *__restrict__ weights,
-	float *__restrict__ first, float *__restrict__ second, const float *__restrict__ gradient,
-	float *__restrict__ to)
+__global__ void __launch_bounds__(THREADS) update_kernel(enum device_rule rule,
+	struct step_coeff coeff, double running, size_t trained, size_t count,
+	float *__restrict__ weights, float *__restrict__ first, float *__restrict__ second,
+	const float *__restrict__ gradient, float *__restrict__ to)
 {
 	const struct step_coeff c = step_constants(coeff);
 	const size_t stride = (size_t)gridDim.x * blockDim.x;
@@ -118,7 +118,7 @@ void release_memory(struct gpu *g)
 /* Runs the kernel once, so that the driver loads it. */
 cudaError_t warm_up_update(struct gpu *g)
 {
-	update<<<1, THREADS, 0, g->stream>>>(
+	update_kernel<<<1, THREADS, 0, g->stream>>>(
 		DEVICE_SGD, {}, 0, 0, 0, nullptr, nullptr, nullptr, nullptr, nullptr);
 	cudaError_t rc = cudaGetLastError();
 
@@ -250,8 +250,8 @@ const char *module_step(void *self, const struct device_step *s)
 
 		if (!direct)
 			memcpy(g->in + at, s->gradient + done, n * sizeof(float));
-		update<<<(unsigned)((n + THREADS - 1) / THREADS), THREADS, 0, g->stream>>>(s->rule,
-			s->coeff, s->running, trained, n, g->weights + at,
+		update_kernel<<<(unsigned)((n + THREADS - 1) / THREADS), THREADS, 0, g->stream>>>(
+			s->rule, s->coeff, s->running, trained, n, g->weights + at,
 			g->state[0] ? g->state[0] + at : nullptr,
 			g->state[1] ? g->state[1] + at : nullptr, from, g->device_to + at);
 		rc = cudaGetLastError();

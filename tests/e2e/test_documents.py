@@ -518,6 +518,8 @@ def test_readers_see_which_commands_are_not_run(mark, heading):
     for page, reasons in marked.items():
         sentences = listed[page].partition("): ")[2].removesuffix(".").split(". ")
         assert sorted(sentences) == sorted(reasons), page
+        parts = re.split(r"[.;] ", ". ".join(sentences))
+        assert sorted(parts) == sorted(set(parts)), f"{page} repeats a reason"
 
 
 def test_a_copy_has_every_source_file(tmp_path):

@@ -493,6 +493,38 @@ def test_images_keep_their_proportions(programs, browser, rows, columns):
 
 
 HIDE = """
+# shows an image on the wall; returns the note under the wall after this
+IMAGE = """
+onWall({side: [1, 1], images: [{pixels: 'AA==', class: 3, label: 3, sure: 0.5}]});
+return $("wall-note").textContent;
+"""
+
+
+def test_the_images_of_another_run_are_not_shown(programs, browser):
+    """A server with a new run on the same port has no answers yet. The answers that an open page shows
+    are those of the run before."""
+    server = programs.server("--model", "seed:4", directory="first")
+    port = url_of(server).rsplit(":", 1)[1]
+    browser.get_log("browser")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    assert "1 of 1" in browser.execute_script(IMAGE)
+    first = browser.execute_script("return status.run")
+    shown = "return $('wall-card').checkVisibility()"
+    server.kill()
+    until(lambda: text(browser, "state") == "server away", 20, "the page says so")
+    same = programs.server("--model", "seed:4", "--http", f"127.0.0.1:{port}", directory="first")
+    until(lambda: text(browser, "state") == "waiting", 30, "it is back")
+    assert browser.execute_script(shown), "the images of the same run stay"
+    same.signal(signal.SIGTERM)
+    assert same.wait(20) == 0
+    programs.server("--model", "seed:4", "--http", f"127.0.0.1:{port}", directory="second")
+    until(lambda: browser.execute_script("return status.run") != first, 30, "the next run")
+    assert not browser.execute_script(shown)
+    assert browser.execute_script("return document.querySelectorAll('#wall li').length") == 0
+    assert "1 of 1" in browser.execute_script(IMAGE) and browser.execute_script(shown)
+
+
 Object.defineProperty(document, "hidden", {value: arguments[0], configurable: true});
 document.dispatchEvent(new Event("visibilitychange"));
 return stream !== null;

@@ -204,6 +204,13 @@ function noteWall() {
 			" The bar is how sure the network is.";
 }
 
+// Removes the images of another run.
+function clearWall() {
+	wallNow = null;
+	$("wall-card").hidden = true;
+	$("wall").replaceChildren();
+}
+
 function onWall(wall) {
 	if (!wall.side.every(n => n <= 64)) /* do not trust the numbers: a worker sent them */
 		return;
@@ -320,7 +327,10 @@ function connect() {
 	});
 	events.addEventListener("status", e => {
 		arrived = Date.now();
+		const before = status;
 		status = JSON.parse(e.data);
+		if (before && before.run !== status.run)
+			clearWall();
 		lost = run.away = 0;
 		document.body.classList.remove("lost");
 		if (early)

@@ -478,21 +478,6 @@ def test_images_may_arrive_before_the_first_status(programs, browser):
     assert browser.get_log("browser") == [], "the console is clean"
 
 
-@pytest.mark.parametrize("rows, columns", [(22, 32), (32, 16), (28, 28)])
-def test_images_keep_their_proportions(programs, browser, rows, columns):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
-    pixels = base64.b64encode(bytes(rows * columns)).decode()
-    width, height, tile = browser.execute_script(
-        "onWall({side: arguments[0], images: [{pixels: arguments[1], class: 3, label: 3, sure: 0.5}]});"
-        "const c = document.querySelector('#wall canvas'); return [c.clientWidth, c.clientHeight, c.parentElement.clientWidth]",
-        [rows, columns], pixels)
-    assert width / height == pytest.approx(columns / rows, rel=0.05)
-    assert tile - 14 < max(width, height) < tile
-
-
-HIDE = """
 # shows an image on the wall; returns the note under the wall after this
 IMAGE = """
 onWall({side: [1, 1], images: [{pixels: 'AA==', class: 3, label: 3, sure: 0.5}]});

@@ -200,7 +200,7 @@ let wallNow = null;
 function noteWall() {
 	if (wallNow)
 		$("wall-note").textContent = `${wallNow.right} of ${wallNow.all} ${status.data.validate ? "held-back" : "test"} images right, ` +
-			(lost || ended() ? "when a worker evaluated them last." : "evaluated by a worker every other second while this page is open.") +
+			(lost || ended() || !status.live_workers ? "when a worker evaluated them last." : "evaluated by a worker every other second while this page is open.") +
 			" The bar is how sure the network is.";
 }
 

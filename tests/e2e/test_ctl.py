@@ -292,6 +292,10 @@ def test_dark_on_light_is_noticed_and_inverted(programs, trained, data):
     assert not inverted.lines
     plain = programs.ctl("predict", "--checkpoint", trained, *light)
     assert [a[1:] for a in answers(inverted)] == [a[1:] for a in answers(plain)]
+    twice = programs.ctl("predict", "--checkpoint", trained, "--invert", *dark, *light)
+    assert len(twice.lines) == 4, "only those that were light on dark"
+    for i, line in enumerate(twice.lines):
+        assert f"light{i}.png: dark on light after --invert" in line and "remove --invert" in line
 
 
 def test_transparent_pixels_are_seen_on_white(programs, trained, data):

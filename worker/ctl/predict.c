@@ -60,8 +60,8 @@ static int take_test_image(
 	return data_image(d, TEST_PART, (uint32_t)number, g->pixels + i * g->size, e);
 }
 
-/* Warns if a picture is blank, or if it is dark on light, because MNIST's digits are light on
- * dark. */
+/* Warns if a picture is blank, or if the network sees it dark on light, because MNIST's digits are
+ * light on dark. */
 static void warn_of_picture(
 	const char *path, const uint8_t *pixels, const struct ctl *ctl, struct shape shape)
 {
@@ -73,11 +73,12 @@ static void warn_of_picture(
 			"means nothing",
 			path, PICTURE_CONTRAST);
 		ctl_say("blank", PS_OK, text);
-	} else if (!ctl->invert && picture_is_dark_on_light(pixels, shape)) {
+	} else if (picture_is_dark_on_light(pixels, shape)) {
 		snprintf(text, sizeof(text),
-			"%.200s: dark on light; if the images of the training are light on dark, "
-			"as MNIST's, add --invert",
-			path);
+			"%.200s: dark on light%s; if the images of the training are light on dark, "
+			"as MNIST's, %s --invert",
+			path, ctl->invert ? " after --invert" : "",
+			ctl->invert ? "remove" : "add");
 		ctl_say("inverted", PS_OK, text);
 	}
 }

@@ -510,6 +510,31 @@ def test_the_images_of_another_run_are_not_shown(programs, browser):
     assert "1 of 1" in browser.execute_script(IMAGE) and browser.execute_script(shown)
 
 
+def test_images_that_no_worker_evaluates_are_called_old(programs, browser):
+    server = programs.server("--model", "seed:4", directory=None)
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    note = browser.execute_script("status.live_workers = 1;" + IMAGE)
+    assert "every other second" in note, note
+    until(lambda: "when a worker evaluated them last" in text(browser, "wall-note"), 10,
+          "a status without a live worker")
+
+
+@pytest.mark.parametrize("rows, columns", [(22, 32), (32, 16), (28, 28)])
+def test_images_keep_their_proportions(programs, browser, rows, columns):
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    pixels = base64.b64encode(bytes(rows * columns)).decode()
+    width, height, tile = browser.execute_script(
+        "onWall({side: arguments[0], images: [{pixels: arguments[1], class: 3, label: 3, sure: 0.5}]});"
+        "const c = document.querySelector('#wall canvas'); return [c.clientWidth, c.clientHeight, c.parentElement.clientWidth]",
+        [rows, columns], pixels)
+    assert width / height == pytest.approx(columns / rows, rel=0.05)
+    assert tile - 14 < max(width, height) < tile
+
+
+HIDE = """
 Object.defineProperty(document, "hidden", {value: arguments[0], configurable: true});
 document.dispatchEvent(new Event("visibilitychange"));
 return stream !== null;

@@ -41,7 +41,7 @@ static void on_prepare(uv_prepare_t *h)
 
 	z->used = 0;
 	int is_ready = socket_ready(z);
-	if (z->on_turn && z->on_turn(z->arg)) /* a send may consume the edge of a message */
+	if (z->on_iteration && z->on_iteration(z->arg)) /* a send may consume an edge */
 		is_ready = socket_ready(z);
 	if (is_ready)
 		mark_ready(z);
@@ -156,9 +156,9 @@ void zloop_used(struct zloop *z)
 	z->used = 1;
 }
 
-void zloop_on_turn(struct zloop *z, zloop_turn_fn *on_turn)
+void zloop_on_iteration(struct zloop *z, zloop_iteration_fn *on_iteration)
 {
-	z->on_turn = on_turn;
+	z->on_iteration = on_iteration;
 }
 
 uint64_t zloop_rescues(const struct zloop *z)

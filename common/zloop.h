@@ -26,7 +26,7 @@ typedef int zloop_readable_fn(void *arg);
 typedef void zloop_closed_fn(void *arg);
 /* Called in each iteration before the loop sleeps, after libzmq has noted which peers have read
  * messages. Returns 1 if it has used the socket. */
-typedef int zloop_turn_fn(void *arg);
+typedef int zloop_iteration_fn(void *arg);
 
 struct zloop {
 	void *socket; /* borrowed */
@@ -45,7 +45,7 @@ struct zloop {
 	/* 1 if zloop_used was called after the last prepare, or if prepare has not run yet */
 	int used;
 	uint64_t rescues;
-	zloop_turn_fn *on_turn; /* NULL: none */
+	zloop_iteration_fn *on_iteration; /* NULL: none */
 };
 
 /* Starts watching `socket`. After PS_ENET, the call has had no effect. */
@@ -63,7 +63,7 @@ void zloop_read(struct zloop *z, size_t max);
 void zloop_used(struct zloop *z);
 /* Sets a function that sends what waits for room in a peer's queue: libzmq does not report that a
  * queue has room, but the report of a reader wakes the loop. */
-void zloop_on_turn(struct zloop *z, zloop_turn_fn *on_turn);
+void zloop_on_iteration(struct zloop *z, zloop_iteration_fn *on_iteration);
 /* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);
 

@@ -760,7 +760,7 @@ static int start_watching(struct router *r, struct err *e)
 		zloop_stop(&r->loop, NULL);
 		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
 	}
-	zloop_on_turn(&r->loop, flush_waiting);
+	zloop_on_iteration(&r->loop, flush_waiting);
 	uv_timer_init(r->cfg.loop, &r->retry);
 	r->retry.data = r;
 	return PS_OK;

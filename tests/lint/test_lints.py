@@ -110,6 +110,8 @@ VIOLATIONS = [
     ("words", "tests/sim/bad.c", "int server_life;\n", "server_process"),
     ("words", "worker/bad.c", "int cnnps_show_asked(void);\n", "request"),
     ("words", "server/bad.c", "--sync-spares\n", "--backup-workers"),
+    ("words", "common/bad.h", "typedef int zloop_turn_fn(void *arg);\n", "iteration"),
+    ("words", "docs/bad.md", "The workers hear of the new term.\n", "receive"),
     ("words", "docs/bad.md", "a layer that the worker does not know\n", "receives"),
     ("words", "common/bad.c", "/* a program which wants weights */\n", "requests"),
     ("overlap", "kernels/bad.cu", "__global__ void early(int *p)\n{\n\t*p = 1;\n}\nint f(void)\n{\n"

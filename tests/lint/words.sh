@@ -15,7 +15,8 @@ baton|handoff                                I/O lock, bounded queue
 beats?|beat_[a-z]+                           heartbeat   tests/e2e/test_input.py tests/lint/spelling.sh
 heirs?|pulse|door                            (gone), heartbeat, accept gate
 bring_home|pass_place|look_through           flush, mark, verify
-hears|hearing|winners?|attract(s|ed)?|flying  receive, argmax, elastic_update, in flight
+hears?|hearing|winners?|attract(s|ed)?|flying  receive, argmax, elastic_update, in flight
+[a-z]+_on_turn|on_turn|turn_fn|[a-z]+_turn_fn  iteration of the loop, step
 judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?|believes?  verdict or check, damage, return, received, prediction
 core_lend|lend(s|ing)?                        next buffer, parameter buffers
 for_spots|spots?_of                          positions
@@ -48,7 +49,7 @@ bounded() {
 }
 # In .was, an option has its former name, so ignore these lines.
 lines=$($search -nIiE "$(bounded "$(echo "$words" | sed '/^$/d; s/  .*//' | paste -sd '|')")" -- . \
-	':!CHANGELOG.md' ':!tests/lint/words.sh' ':!tests/lint/test_lints.py' | grep -v '\.was = ')
+	':!CHANGELOG.md' ':!tests/fuzz/corpus' ':!tests/lint/words.sh' ':!tests/lint/test_lints.py' | grep -v '\.was = ')
 failed=0
 while read -r pattern rest; do
 	[ -n "$pattern" ] || continue

@@ -201,17 +201,19 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 		close_oldest(h);
 }
 
-/* Returns 0 if the server listens on loopback only and the Host header of the request is neither an
- * address nor localhost. The check prevents DNS rebinding: an attacker makes the host name of a
- * page resolve to 127.0.0.1, and the browser of a local user then sends requests with this name to
- * the server. */
+/* Returns 0 if the server listens on loopback only, has no token, and the Host header of the
+ * request is neither an address nor localhost. The check prevents DNS rebinding: an attacker makes
+ * the host name of a page resolve to 127.0.0.1, and the browser of a local user then sends requests
+ * with this name to the server. With a token there is no check, because a proxy may keep the name
+ * that the user's browser requests. A page of an attacker has no token: the cookie has no Domain,
+ * so that the browser sends it only to the host that has set it. */
 static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 {
 	const char *host =
 		MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST);
 	size_t n = host ? strcspn(host, ":") : 0;
 
-	if (!h->is_loopback || !host)
+	if (!h->is_loopback || h->token || !host)
 		return 1;
 	return host[0] == '[' || strspn(host, "0123456789.") == n ||
 	       (n == strlen("localhost") && strncasecmp(host, "localhost", n) == 0);

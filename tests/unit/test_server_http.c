@@ -444,6 +444,23 @@ TEST_IN(a_foreign_host_is_refused_on_loopback, set_up_http, tear_down_http)
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 }
 
+/* A proxy on this host may keep the name that the browser uses. A page with another name has no
+ * token: browsers send the cookie only to the name that has set it. */
+TEST_IN(a_token_replaces_the_check_of_the_host, set_up_http, tear_down_http)
+{
+	http_require(http, "correct-horse-battery-staple");
+	get_of_host("runs.example");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 401 ", 13), 0);
+	assert_int_equal(pages, 0);
+	http_answer_bytes("GET / HTTP/1.1\r\nHost: runs.example\r\nConnection: close\r\n\r\n");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 401 ", 13), 0);
+	assert_non_null(strstr(body(), "<form"));
+	http_answer_bytes("GET /ok HTTP/1.1\r\nHost: runs.example\r\nConnection: close\r\n"
+			  "Authorization: Bearer correct-horse-battery-staple\r\n\r\n");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+	assert_string_equal(body(), "fine\n");
+}
+
 TEST_IN(an_address_that_cannot_be_had_is_named, set_up_http, tear_down_http)
 {
 	static const char *const bad[] = {"192.0.2.1:0", "no-such-host.invalid:80"};

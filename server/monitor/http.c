@@ -10,8 +10,9 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include "common/endpoint.h"
-#include "common/file.h"
+#include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/net/address.h"
@@ -427,17 +428,21 @@ int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e)
 {
 	static const char allowed[] =
 		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
-	void *data;
-	size_t n;
-	int rc = file_read(path, HTTP_TOKEN, &data, &n, e);
+	char text[HTTP_TOKEN + 1];
+	int fd = key_open(path, KEY_NOT_READ, e);
 
-	if (rc)
-		return err_set(e, PS_EUSAGE, "--http-token: %.200s", e->text);
-	if (n > 0 && ((char *)data)[n - 1] == '\n')
+	if (fd < 0)
+		return err_set(e, PS_EUSAGE, "--http-token: %.400s", e->text);
+	ssize_t got = read(fd, text, sizeof(text)); /* at most a token and a newline, or too long */
+	close(fd);
+	if (got < 0)
+		return err_set(e, PS_EUSAGE, "--http-token: %.200s: %s", path, strerror(errno));
+	size_t n = (size_t)got;
+	if (n > 0 && text[n - 1] == '\n')
 		n--;
-	memcpy(token, data, n < HTTP_TOKEN ? n : HTTP_TOKEN - 1);
+	memcpy(token, text, n < HTTP_TOKEN ? n : HTTP_TOKEN - 1);
 	token[n < HTTP_TOKEN ? n : HTTP_TOKEN - 1] = '\0';
-	free(data);
+	explicit_bzero(text, sizeof(text));
 	if (n < MIN_TOKEN || n >= HTTP_TOKEN || strspn(token, allowed) != n)
 		return err_set(e, PS_EUSAGE,
 			"--http-token: %.200s: expected %u to %d letters, digits, -, ., _ or ~",

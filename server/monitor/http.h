@@ -40,7 +40,8 @@ int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_
  * need no token. */
 void http_require(struct http *h, const char *token);
 /* Reads a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`. A newline may
- * follow. PS_EUSAGE. */
+ * follow. The file must have the owner and mode of a secret key's file (common/keys.h).
+ * PS_EUSAGE. */
 int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e) PS_MUST_CHECK;
 /* Returns the number of streams. `h` may be NULL. */
 unsigned http_watchers(const struct http *h);

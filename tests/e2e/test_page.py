@@ -29,6 +29,12 @@ def cookie_of(url):
     return "cnnps_token_" + url.rsplit(":", 1)[1]
 
 
+def write_token(path, token):
+    """Write a file for --http-token, which only its owner may read."""
+    path.touch(0o600)
+    path.write_text(token)
+
+
 def fetch(url, **headers):
     """Send a GET request. Returns (status, headers, body)."""
     try:
@@ -323,7 +329,7 @@ def test_many_workers_fit_into_the_width(programs, browser, width):
 
 
 def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):
-    (tmp_path / "token").write_text(TOKEN + "\n")
+    write_token(tmp_path / "token", TOKEN + "\n")
     server = programs.server("--model", "seed:4", "--http-token", tmp_path / "token",
                              "--http", "0.0.0.0:0")
     url = url_of(server).replace("0.0.0.0", "127.0.0.1")
@@ -357,7 +363,7 @@ def test_two_servers_of_a_host_have_two_cookies(programs, browser, tmp_path):
     """Cookies do not depend on the port, so the cookies of two servers must have different names."""
     urls = []
     for token in (TOKEN, TOKEN[::-1]):
-        (tmp_path / "token").write_text(token)
+        write_token(tmp_path / "token", token)
         server = programs.server("--model", "seed:4", "--http-token", tmp_path / "token",
                                  directory=token)
         urls.append(url_of(server))
@@ -381,7 +387,7 @@ def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, t
         until(lambda: browser.find_elements("id", "state") and text(browser, "state") == "waiting", 10,
               "the page is live")
     options = ("--model", "seed:4", "--http-token", tmp_path / "token")
-    (tmp_path / "token").write_text(TOKEN)
+    write_token(tmp_path / "token", TOKEN)
     server = programs.server(*options)
     url = url_of(server)
     browser.get(url)
@@ -391,7 +397,7 @@ def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, t
     enter(TOKEN)
     server.kill()
     until(lambda: text(browser, "state") == "server away", 20, "the page says so")
-    (tmp_path / "token").write_text(TOKEN[::-1])
+    write_token(tmp_path / "token", TOKEN[::-1])
     programs.restart(server, *options, "--http", url.removeprefix("http://"))
     until(lambda: browser.find_elements("name", "token"), 20, "the form")
     enter(TOKEN[::-1])
@@ -427,10 +433,19 @@ def test_labels_of_a_tiny_loss_are_short_and_differ(programs, browser):
 
 @pytest.mark.parametrize("content", ["short", "with blanks in the middle of it", "x" * 300])
 def test_a_bad_token_file_is_refused(programs, tmp_path, content):
-    (tmp_path / "token").write_text(content)
+    write_token(tmp_path / "token", content)
     server = programs.server("--model", "seed:4", "--http-token", tmp_path / "token")
     assert server.wait(10) == 2
     assert "--http-token" in server.tail()
+
+
+def test_a_token_that_others_can_read_is_refused(programs, tmp_path):
+    """The file of a token is as secret as that of a key."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o644)
+    server = programs.server("--model", "seed:4", "--http-token", tmp_path / "token")
+    assert server.wait(10) == 2
+    assert "mode 0644 permits others to read it; run chmod 600" in server.tail()
 
 
 def test_streams_are_bounded_and_end_with_the_server(programs):

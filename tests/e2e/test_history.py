@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from support.build import BUILD, ROOT, without
+from support.build import BUILD, ROOT, command, without
 from support.programs import until
 
 TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
@@ -224,8 +224,11 @@ def test_history_as_csv_and_json(programs, trained):
     rows = list(csv.DictReader(io.StringIO("\n".join(programs.ctl("history", trained).out))))
     assert [r["epoch"] for r in rows if r["kind"] == "epoch"] == ["1", "2", "3"]
     assert all(0 < float(r["accuracy"]) < 1 for r in rows if r["kind"] == "epoch")
-    again = json.loads("\n".join(programs.ctl("--format", "json", "history", trained).out))
+    printed = subprocess.run(command("cnn-ctl", "--format", "json", "history", trained),
+                             capture_output=True, check=True, timeout=30).stdout
+    again = json.loads(printed)
     assert len(again) == len(rows) and again == lines_of(trained)
+    assert printed.endswith(b"\n]\n"), "the last line is complete"
 
 
 def test_csv_has_the_means_of_the_workers(programs, tmp_path):

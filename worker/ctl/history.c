@@ -236,6 +236,12 @@ static void print_csv(const json_t *lines)
 	json_decref(metrics);
 }
 
+static void print_json(const json_t *lines)
+{
+	json_dumpf(lines, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
+	putchar('\n');
+}
+
 int ctl_history(const struct ctl *ctl, struct err *e)
 {
 	json_t *lines;
@@ -246,8 +252,7 @@ int ctl_history(const struct ctl *ctl, struct err *e)
 	if (ctl->tensorboard)
 		rc = ctl_write_events(ctl->tensorboard, lines, held_back_of(lines) > 0, e);
 	else if (ctl->format == CTL_JSON)
-		json_dumpf(
-			lines, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
+		print_json(lines);
 	else
 		print_csv(lines);
 	json_decref(lines);

@@ -77,8 +77,7 @@ static void warn_of_picture(
 		snprintf(text, sizeof(text),
 			"%.200s: dark on light%s; if the images of the training are light on dark, "
 			"as MNIST's, %s --invert",
-			path, ctl->invert ? " after --invert" : "",
-			ctl->invert ? "remove" : "add");
+			path, ctl->invert ? " after --invert" : "", ctl->invert ? "remove" : "add");
 		ctl_say("inverted", PS_OK, text);
 	}
 }

@@ -167,9 +167,9 @@ static void send_msg(struct server *s, const struct effect *e)
 	int held = s->wal && !s->status && e->durable_first;
 
 	router_set_lsn(s->router, held ? s->committed_lsn : 0);
-	if (e->worker)
+	if (e->fenced)
 		send_fenced(s, e);
-	else if (s->stops && e->msg.type == MSG_BYE && e->msg.bye.status == PS_ESHUTDOWN)
+	else if (s->stops && e->drained)
 		send_done(s, e);
 	else
 		router_send(s->router, e->peer, &e->msg);

@@ -141,6 +141,11 @@ struct effect {
 	/* EFFECT_SEND, 1: the shell sends the message when all events with an EFFECT_COMMIT so far
 	 * are durable */
 	int durable_first;
+	/* EFFECT_SEND, 1: the message is an ERROR for the process of `incarnation`, because a newer
+	 * process has taken the slot of `worker` */
+	int fenced;
+	/* EFFECT_SEND, 1: the message is the BYE of a drained run, which may continue later */
+	int drained;
 	uint32_t peer;
 	struct msg msg;
 	uint64_t generation;

@@ -42,6 +42,7 @@ void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int st
 	PS_ASSERT(!w || status != PS_OK || worker_durable_seq(c, w) == w->ledger.last_seq);
 	effects_send_decided(c, peer, MSG_BYE)->bye =
 		(struct msg_bye){.stamp = worker_stamp(c, w), .status = status};
+	c->effects.effect[c->effects.n - 1].drained = status == PS_ESHUTDOWN;
 }
 
 void departure_part(struct core *c, const struct worker *w, uint32_t peer)

@@ -11,7 +11,7 @@ struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer)
 	PS_ASSERT(c->effects.n < c->effects.max); /* invariant 1 */
 	c->effects.n++;
 	e->kind = kind;
-	e->durable_first = 0;
+	e->durable_first = e->fenced = e->drained = 0;
 	e->peer = peer;
 	e->generation = 0;
 	e->worker = e->incarnation = 0;
@@ -72,8 +72,11 @@ void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected
 void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
 	effects_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
-	c->effects.effect[c->effects.n - 1].worker = worker;
-	c->effects.effect[c->effects.n - 1].incarnation = incarnation;
+	struct effect *e = &c->effects.effect[c->effects.n - 1];
+
+	e->fenced = 1;
+	e->worker = worker;
+	e->incarnation = incarnation;
 }
 
 int core_sends_weights(const struct core *c)

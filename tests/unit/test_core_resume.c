@@ -87,8 +87,10 @@ TEST(a_worker_that_returns_too_late_is_fenced)
 	m = fixture_resume(s, 1, 0);
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EFENCED);
+	assert_true(fixture_effect(&f, EFFECT_SEND)->fenced);
 	m.hello.resume.run.hi++;
 	fixture_message(&f, 9, &m);
+	assert_false(fixture_effect(&f, EFFECT_SEND)->fenced);
 	fixture_refused(&f, 9, PS_EWRONGRUN);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
 	fixture_close(&f);

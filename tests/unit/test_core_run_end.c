@@ -260,6 +260,7 @@ TEST(a_worker_that_comes_during_a_drain_gets_bye_at_once)
 	fixture_drain(&f); /* the snapshot of the drain is in progress */
 	fixture_message(&f, 8, &m);
 	assert_int_equal(fixture_sent(&f, 8, MSG_BYE)->bye.status, PS_ESHUTDOWN);
+	assert_true(fixture_effect(&f, EFFECT_SEND)->drained);
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
 	fixture_close(&f);

@@ -465,9 +465,8 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_RELEASE)
 		log_info("server", "release", "worker=\"%s\"", m->admin.worker);
 	double begin = clock_seconds();
-	uint64_t ignored = core_stats(s->state.core)->ignored;
 	dispatch(s, &ev, f);
-	if (core_stats(s->state.core)->ignored != ignored)
+	if (core_dropped(s->state.core))
 		router_note_dropped(s->router);
 	if (m->type == MSG_PULL || m->type == MSG_PUSH)
 		timings_add(&s->timings, m->type == MSG_PULL ? TIMING_PULL : TIMING_PUSH,

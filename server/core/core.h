@@ -308,6 +308,8 @@ size_t core_compute(struct core *c, const float **values);
 size_t core_update_blocks(const struct core *c);
 void core_compute_block(struct core *c, size_t block);
 void core_end_update(struct core *c);
+/* Returns 1 if the last step has dropped the message of its event (`ignored` of core_stats). */
+int core_dropped(const struct core *c);
 /* Returns effect `i` of the last step, or NULL if the step has no more effects. */
 const struct effect *core_effect(const struct core *c, size_t i);
 /* Returns 1 if the last step has an effect that sends the weights which are current after this

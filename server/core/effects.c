@@ -79,6 +79,17 @@ void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint3
 	e->incarnation = incarnation;
 }
 
+void effects_drop(struct core *c, int dropped)
+{
+	c->stats.ignored += (uint64_t)dropped;
+	c->effects.dropped |= dropped;
+}
+
+int core_dropped(const struct core *c)
+{
+	return c->effects.dropped;
+}
+
 int core_sends_weights(const struct core *c)
 {
 	return c->effects.sends_weights;

@@ -24,6 +24,7 @@ struct effects {
 	size_t n, max;
 	int commits;       /* 1: this step emits EFFECT_COMMIT */
 	int sends_weights; /* 1: this step sends the current weights */
+	int dropped;       /* 1: this step has dropped the message of its event */
 	int begun;         /* 1: EFFECT_BEGIN was emitted since this start of the server */
 	struct say said;   /* the text of this step's refusal, if numbers are inserted */
 };
@@ -46,6 +47,9 @@ void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected
 /* Sends ERROR to a process of `incarnation` on connection `peer`, because a newer process has taken
  * the slot of `worker`. */
 void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint32_t incarnation);
+
+/* Counts the message of this event as dropped if `dropped` is 1. */
+void effects_drop(struct core *c, int dropped);
 
 void say_begin(struct say *s, const char *text);
 void say_text(struct say *s, const char *text);

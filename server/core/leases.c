@@ -139,7 +139,7 @@ static void add_result(struct epoch_record *e, const struct msg_result *r)
 static void note_unused(struct core *c, int delivered)
 {
 	c->stats.superseded += delivered != 0;
-	c->stats.ignored += delivered == 0;
+	effects_drop(c, delivered == 0);
 }
 
 /* Called when a worker was outvoted. Unless every portion is in the sample, drops all results of
@@ -187,7 +187,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	}
 	if (!rights_to_result(c, w, r)) { /* the portion was not granted to this worker */
 		c->stats.refused++;
-		c->stats.ignored++;
+		effects_drop(c, 1);
 		return;
 	}
 	w->lease.empty = 0;
@@ -499,7 +499,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 
 	w->session.peer = ev->peer;
 	w->lease.empty += w->lease.empty <= MAX_EMPTY_LEASES;
-	c->stats.ignored += w->lease.empty > MAX_EMPTY_LEASES;
+	effects_drop(c, w->lease.empty > MAX_EMPTY_LEASES);
 	if (request < w->lease.request || request == 0)
 		return; /* ignore an old request that the network has delayed */
 	if (request == w->lease.request) {

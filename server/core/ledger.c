@@ -188,7 +188,7 @@ static uint64_t max_versions(const struct core *c, enum reject r)
 static void note_wasted(struct core *c, struct worker *w)
 {
 	w->lease.empty += w->lease.empty <= MAX_EMPTY_LEASES;
-	c->stats.ignored += w->lease.empty > MAX_EMPTY_LEASES;
+	effects_drop(c, w->lease.empty > MAX_EMPTY_LEASES);
 }
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)

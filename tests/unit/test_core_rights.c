@@ -430,6 +430,7 @@ TEST(rejected_pushes_in_a_row_are_counted)
 	m = push_of_grant(s, ++seq, &g);
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	assert_int_equal(core_stats(f.core)->ignored, 1);
+	assert_true(core_dropped(f.core));
 	g = fixture_train(&f, 9, s, 2);
 	assert_int_equal(core_stats(f.core)->ignored, 2);
 	m = push_of_grant(s, ++seq, &g);

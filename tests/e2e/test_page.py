@@ -234,6 +234,18 @@ def test_an_outlier_does_not_scale_the_timeline(programs, browser):
     assert min(early, late) > 0.9 and stalest == 6
 
 
+@pytest.mark.parametrize("name, room, short", [
+    ("ada", 12, "ada"), ("rack1-node-001", 12, "rack1-…e-001"), ("rack1-node-001", 9, "rack…-001"),
+    ("gpu-node-17.cluster.example.org", 14, "gpu-node-17…"), ("gpu-node-17.example.org", 9, "gpu-…-17…"),
+    ("192.168.100.17", 10, "192.1…0.17")])
+def test_labels_of_the_timeline_are_cut_in_the_middle(programs, browser, name, room, short):
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    assert browser.execute_script(
+        "return shortened(arguments[0], text => text.length <= arguments[1])", name, room) == short
+
+
 # returns the contrast between the text and the background of an element, as WCAG 2 defines it
 CONTRAST = """
 const light = rgb => { const [r, g, b] = rgb.match(/[\\d.]+/g).slice(0, 3).map(c => c / 255).map(

@@ -361,10 +361,23 @@ def test_40_columns(programs, small, terminal):
     until(lambda: server.status()["workers"], 20, "a worker")
     top = terminal(server.endpoint, size=(24, 40))
     top.shows(r"(?m)^ *# +name +state +images/s +silent$")
-    top.shows(r"(?m)^ *1 +a-worke\S* +live +\d+ +\d")
+    top.shows(r"(?m)^ *1 +a-wo\S*\+\S*ame +live +\d+ +\d")
     top.type(b"h")
     top.shows(r"refresh\w*\s+it\s+every\s+second")
     top.type(b" q")
+    assert top.wait(3) == 0
+
+
+def test_cut_names_differ(programs, small, terminal):
+    """The names of the workers of a cluster often differ only at their end."""
+    server = programs.server(*ENDLESS)
+    for number in ("001", "022"):
+        programs.worker(server.endpoint, "--name", f"training-rack1-node-{number}", data=small)
+    until(lambda: len(server.status()["workers"]) == 2, 20, "two workers")
+    top = terminal(server.endpoint, size=(24, 100))
+    top.shows(r"(?m)^ *\d +tra\S*\+\S*001 ")
+    top.shows(r"(?m)^ *\d +tra\S*\+\S*022 ")
+    top.type(b"q")
     assert top.wait(3) == 0
 
 

@@ -250,25 +250,45 @@ static int admits(const struct table_view *v, const json_t *worker)
 
 /* ---- printing -------------------------------------------------------------------------------- */
 
-/* Prints `text` in `width` columns; a truncated text ends in '+'. */
+/* Prints the characters of `text` that fit into `*columns`, and subtracts their width from it.
+ * Returns the rest of `text`. */
+static const char *put_part(FILE *f, const char *text, size_t *columns)
+{
+	size_t bytes, wide;
+
+	for (; *text && (wide = width_of_character(text, &bytes)) <= *columns; text += bytes) {
+		fwrite(text, 1, bytes, f);
+		*columns -= wide;
+	}
+	return text;
+}
+
+/* Prints `text`, which is too long, in `width` columns, with '+' in place of its middle: the names
+ * of many workers often differ only at their end. */
+static void put_cut_text(FILE *f, const char *text, size_t width)
+{
+	size_t tail = (width - 1) / 2, head = width - 1 - tail, bytes;
+
+	text = put_part(f, text, &head);
+	fputc('+', f);
+	while (*text && (width_of(text) > tail || !width_of_character(text, &bytes))) {
+		(void)width_of_character(text, &bytes);
+		text += bytes;
+	}
+	(void)put_part(f, text, &tail);
+	fprintf(f, "%*s", (int)(head + tail), ""); /* wide characters may leave blanks */
+}
+
+/* Prints `text` in `width` columns. */
 static void put_cell(FILE *f, const char *text, size_t width, int right)
 {
-	size_t n = width_of(text), left = n > width ? width - 1 : n, bytes;
+	size_t n = width_of(text);
+	int blanks = n < width ? (int)(width - n) : 0;
 
-	if (right && n < width)
-		fprintf(f, "%*s", (int)(width - n), "");
-	for (; *text; text += bytes) {
-		size_t columns = width_of_character(text, &bytes);
-
-		if (columns > left)
-			break;
-		fwrite(text, 1, bytes, f);
-		left -= columns;
-	}
 	if (n > width)
-		fprintf(f, "+%*s", (int)left, ""); /* a wide character may leave a blank */
-	if (!right && n < width)
-		fprintf(f, "%*s", (int)(width - n), "");
+		put_cut_text(f, text, width);
+	else
+		fprintf(f, "%*s%s%*s", right ? blanks : 0, "", text, right ? 0 : blanks, "");
 }
 
 static enum mark mark_of(const json_t *worker)
@@ -301,6 +321,15 @@ static void put_titles(FILE *f, const struct table *t, size_t sort)
 	fprintf(f, "%c\n", MARK_PLAIN);
 }
 
+/* Replaces the domain in the name of a host by '+'. The hosts of a cluster have one domain. */
+static void drop_domain(char *host)
+{
+	size_t n = strcspn(host, ".");
+
+	if (host[n] && strspn(host, "0123456789") < n) /* not an address */
+		memcpy(host + n, "+", sizeof("+"));
+}
+
 static void put_row_of(FILE *f, const struct table *t, const json_t *worker)
 {
 	char text[MAX_CELL];
@@ -314,7 +343,9 @@ static void put_row_of(FILE *f, const struct table *t, const json_t *worker)
 		fprintf(f, "%*s", c ? GAP : 0, "");
 		if (is_state)
 			fprintf(f, "%c", mark_of(worker));
-		put_cell(f, cell(worker, of, text), t->width[c], of->kind != TEXT);
+		if (width_of(cell(worker, of, text)) > t->width[c] && !strcmp(of->key, "host"))
+			drop_domain(text);
+		put_cell(f, text, t->width[c], of->kind != TEXT);
 		if (is_state)
 			fprintf(f, "%c", MARK_PLAIN);
 	}

@@ -393,6 +393,17 @@ class Cells {
 
 const MANY = 60; // maximum number of workers for which each row has a line of staleness
 
+// Returns `name` with "…" in place of its middle, or of the domain of a host, so that fits(text) holds.
+// The names of many workers often differ only at their end.
+function shortened(name, fits) {
+	if (!fits(name))
+		name = name.replace(/^([^.]*[^.\d][^.]*)\..*/, "$1…");
+	let text = name;
+	for (let n = name.length - 1; n > 1 && !fits(text); n--)
+		text = name.slice(0, Math.ceil(n / 2)) + "…" + name.slice(name.length - Math.floor(n / 2));
+	return text;
+}
+
 // The timeline has a row for each worker and a cell for each sample. A cell is at least CELL pixels
 // wide: the timeline omits a sample that is less than CELL pixels after the last drawn sample.
 const CELL = 2;
@@ -479,10 +490,8 @@ function timeline(canvas, run) {
 	c.textBaseline = "middle";
 	for (const [i, id] of ids.entries())
 		if (!many || i % 10 === 0) {
-			let text = `${id}  ${run.names[id] || ""}`;
-			while (text.length > 3 && c.measureText(text).width > left - 12)
-				text = text.slice(0, -2) + "…";
-			c.fillText(text, 2, y(id) + row / 2 - 1);
+			const label = text => `${id}  ${text}`, fits = text => c.measureText(label(text)).width <= left - 12;
+			c.fillText(label(shortened(run.names[id] || "", fits)), 2, y(id) + row / 2 - 1);
 		}
 	c.textBaseline = "alphabetic";
 	c.textAlign = "center";

@@ -31,6 +31,7 @@ STYLE = """
 text { font: 14px sans-serif; fill: #787d80 } .small { font-size: 12px }
 .grid { stroke: #787d80; stroke-opacity: 0.25 } .loss { stroke: #3d5cad; stroke-width: 3; fill: none }
 .live { fill: #52a37a } .away { fill: #ff5c14 } .mark { stroke: #ff5c14; stroke-dasharray: 4 3 }
+@media (prefers-reduced-motion: reduce) { .moving { clip-path: none } }
 """
 
 
@@ -109,7 +110,7 @@ def picture(lines, killed):
     for second in range(0, int(end - zero) + 1, 2):
         out += [f'<text class="small" x="{x(zero + second):.1f}" y="{HEIGHT - 28}" '
                 f'text-anchor="middle">{second} s</text>']
-    out += ['<g clip-path="url(#past)">']
+    out += ['<g class="moving" clip-path="url(#past)">']
     for part in ([o for o in samples if o["t"] / 1000 <= killed],
                  [o for o in samples if o["t"] / 1000 > killed]):
         points = " ".join(f'{x(o["t"] / 1000):.1f},{y(o["loss"]):.1f}' for o in part)
@@ -131,6 +132,9 @@ def picture(lines, killed):
     out += ["</g>"]
     out += [f'<text class="small" x="16" y="{BOTTOM + 36 + 26 * row}">{name}</text>'
             for row, name in enumerate(("server", "worker 1", "worker 2", "worker 3"))]
+    for at, state in (16, "live"), (66, "away"):  # the key
+        out += [f'<rect class="{state}" x="{at}" y="{HEIGHT - 18}" width="12" height="12"/>',
+                f'<text class="small" x="{at + 16}" y="{HEIGHT - 8}">{state}</text>']
     return "\n".join([*out, "</svg>", ""])
 
 

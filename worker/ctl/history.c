@@ -236,7 +236,7 @@ static void print_csv(const json_t *lines)
 	json_decref(metrics);
 }
 
-static void print_json(const json_t *lines)
+static void print_lines(const json_t *lines)
 {
 	json_dumpf(lines, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
 	putchar('\n');
@@ -252,7 +252,7 @@ int ctl_history(const struct ctl *ctl, struct err *e)
 	if (ctl->tensorboard)
 		rc = ctl_write_events(ctl->tensorboard, lines, held_back_of(lines) > 0, e);
 	else if (ctl->format == CTL_JSON)
-		print_json(lines);
+		print_lines(lines);
 	else
 		print_csv(lines);
 	json_decref(lines);

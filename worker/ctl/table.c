@@ -252,7 +252,7 @@ static int admits(const struct table_view *v, const json_t *worker)
 
 /* Prints the characters of `text` that fit into `*columns`, and subtracts their width from it.
  * Returns the rest of `text`. */
-static const char *put_part(FILE *f, const char *text, size_t *columns)
+static const char *put_fitting(FILE *f, const char *text, size_t *columns)
 {
 	size_t bytes, wide;
 
@@ -269,13 +269,13 @@ static void put_cut_text(FILE *f, const char *text, size_t width)
 {
 	size_t tail = (width - 1) / 2, head = width - 1 - tail, bytes;
 
-	text = put_part(f, text, &head);
+	text = put_fitting(f, text, &head);
 	fputc('+', f);
 	while (*text && (width_of(text) > tail || !width_of_character(text, &bytes))) {
 		(void)width_of_character(text, &bytes);
 		text += bytes;
 	}
-	(void)put_part(f, text, &tail);
+	(void)put_fitting(f, text, &tail);
 	fprintf(f, "%*s", (int)(head + tail), ""); /* wide characters may leave blanks */
 }
 

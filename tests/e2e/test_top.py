@@ -368,6 +368,20 @@ def test_40_columns(programs, small, terminal):
     assert top.wait(3) == 0
 
 
+def test_10_rows_of_40_columns(programs, small, terminal):
+    """A small terminal shows less of the run, so that a worker and the keys have room."""
+    server = programs.server(*ENDLESS)
+    for name in ("w1", "w2", "w3", "w4"):
+        programs.worker(server.endpoint, "--name", name, data=small)
+    until(lambda: len(server.status()["workers"]) == 4, 30, "four workers")
+    top = terminal(server.endpoint, size=(10, 40))
+    top.shows(r"(?m)^ *\d +w\d +live +\d+ +\d")
+    top.shows("(?m)^q quit +h help")
+    assert "training" in top.see()
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
 def test_cut_names_differ(programs, small, terminal):
     """The names of the workers of a cluster often differ only at their end."""
     server = programs.server(*ENDLESS)

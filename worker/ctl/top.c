@@ -28,6 +28,7 @@
 #define SAMPLES     240  /* number of samples in a sparkline, one per second */
 #define LABEL       10   /* number of characters before a sparkline */
 #define VALUE       14   /* number of characters after a sparkline */
+#define MIN_ROWS    4    /* titles, a worker, which workers these are, and the keys */
 #define LOSS        (-1) /* in place of a number of decimals: the value is a loss */
 
 /* The newest values of a number of the status, one per second. */
@@ -163,15 +164,30 @@ static int has_only_loss(const json_t *o)
 	       !json_is_number(json_object_get(o, "accuracy"));
 }
 
+static void show_state(struct page *s, const json_t *o, int is_away)
+{
+	put_item(s, is_away ? MARK_BAD : MARK_STRONG, "%s", status_text(o, "state"));
+	put_item(s, MARK_PLAIN, "epoch %.0f of %.0f", status_number(o, "training_epoch"),
+		status_number(o, "epochs"));
+}
+
+/* Shows the loss, and the accuracy or the test loss. */
+static void show_result(struct page *s, const json_t *o)
+{
+	show_loss(s, status_number(o, "updates") > 0 ? o : NULL, "loss", "loss");
+	if (has_only_loss(o))
+		show_loss(s, o, "test loss", "test_loss");
+	else
+		show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
+}
+
 static void show_run(struct page *s, const json_t *o, int is_away)
 {
 	const json_t *c = json_object_get(o, "counters");
 	const char *name;
 	json_t *v;
 
-	put_item(s, is_away ? MARK_BAD : MARK_STRONG, "%s", status_text(o, "state"));
-	put_item(s, MARK_PLAIN, "epoch %.0f of %.0f", status_number(o, "training_epoch"),
-		status_number(o, "epochs"));
+	show_state(s, o, is_away);
 	put_item(s, MARK_PLAIN, "model %s", status_text(o, "model"));
 	put_item(s, MARK_PLAIN, "optimizer %s", status_text(o, "optimizer"));
 	if (json_is_string(json_object_get(o, "degraded")))
@@ -179,11 +195,7 @@ static void show_run(struct page *s, const json_t *o, int is_away)
 	end_line(s);
 	show_value(s, o, "images", "images", 1, 0, "");
 	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
-	show_loss(s, status_number(o, "updates") > 0 ? o : NULL, "loss", "loss");
-	if (has_only_loss(o))
-		show_loss(s, o, "test loss", "test_loss");
-	else
-		show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
+	show_result(s, o);
 	json_object_foreach(json_object_get(o, "metrics"), name, v)
 	{
 		if (json_is_number(v))
@@ -492,7 +504,7 @@ static void draw_footer(const struct top *t, FILE *f)
 		draw_keys(&t->table, f);
 }
 
-static void draw_status(struct top *t, struct page *s)
+static void draw_head(const struct top *t, struct page *s)
 {
 	show_run(s, t->status, t->is_away);
 	if (t->idle >= 0) {
@@ -510,6 +522,45 @@ static void draw_status(struct top *t, struct page *s)
 	show_waiting(s, t->status);
 	show_quarantine(s, t->status);
 	end_line(s);
+}
+
+/* Draws what matters most of the run, for a small terminal. */
+static void draw_short_head(const struct top *t, struct page *s)
+{
+	const json_t *o = t->status;
+
+	show_state(s, o, t->is_away);
+	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
+	show_result(s, o);
+	if (json_is_string(json_object_get(o, "degraded")))
+		put_item(s, MARK_BAD, "DEGRADED");
+	end_line(s);
+	if (json_array_size(json_object_get(o, "workers")) == 0)
+		show_waiting(s, o);
+}
+
+/* Returns 1 if the terminal has room for all about the run, and MIN_ROWS below it. */
+static int head_fits(const struct top *t, const struct page *s)
+{
+	struct page trial = {.columns = s->columns, .rows = s->rows};
+	char *text = NULL;
+	size_t n;
+
+	trial.out = open_memstream(&text, &n);
+	if (!trial.out)
+		return 1;
+	draw_head(t, &trial);
+	fclose(trial.out);
+	free(text);
+	return trial.row + MIN_ROWS <= s->rows;
+}
+
+static void draw_status(struct top *t, struct page *s)
+{
+	if (head_fits(t, s))
+		draw_head(t, s);
+	else
+		draw_short_head(t, s);
 	show_workers(s, t->status, &t->table, 2);
 }
 

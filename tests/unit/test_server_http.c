@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "common/clock.h"
 #include "server/monitor/http.h"
@@ -459,6 +460,22 @@ TEST_IN(a_token_replaces_the_check_of_the_host, set_up_http, tear_down_http)
 			  "Authorization: Bearer correct-horse-battery-staple\r\n\r\n");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 	assert_string_equal(body(), "fine\n");
+}
+
+TEST(a_token_that_others_can_read_is_refused)
+{
+	char path[] = "/tmp/cnn-ps-token-XXXXXX", token[HTTP_TOKEN];
+	int fd = mkstemp(path);
+	struct err e;
+
+	assert_int_equal(write(fd, "correct-horse-battery-staple\n", 29), 29);
+	assert_int_equal(http_read_token(path, token, &e), PS_OK);
+	assert_string_equal(token, "correct-horse-battery-staple");
+	assert_int_equal(fchmod(fd, 0644), 0);
+	assert_int_equal(http_read_token(path, token, &e), PS_EUSAGE);
+	assert_non_null(strstr(e.text, "permits others to read it"));
+	close(fd);
+	unlink(path);
 }
 
 TEST_IN(an_address_that_cannot_be_had_is_named, set_up_http, tear_down_http)

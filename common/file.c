@@ -175,7 +175,7 @@ int file_replace_path(
 	const char *path, const struct file_part *parts, size_t n_parts, struct err *e)
 {
 	char dir[4096];
-	const char *name;
+	const char *name = path;
 	int rc = split_path(path, dir, &name, e);
 
 	return rc ? rc : file_replace(dir, name, parts, n_parts, e);
@@ -287,7 +287,7 @@ int file_check_target(const char *path, struct err *e)
 {
 	static const char expected[] = "expected the path of a file that can be written";
 	char dir[4096];
-	const char *name;
+	const char *name = path;
 	struct stat st;
 	int rc = split_path(path, dir, &name, e);
 

@@ -183,21 +183,21 @@ static void flush_buffer(struct core *c)
 
 /* Returns 1 if a buffer with a robust rule waits for worker `w`, or has a gradient of it. In the
  * warm start, it does not wait for the workers that are held back. */
-static int is_awaited(const struct core *c, const struct worker *w)
+static int buffer_awaits(const struct core *c, const struct worker *w)
 {
 	if (!worker_is_active(w) || c->cfg.training.epochs == 0)
 		return worker_is_active(w);
 	return voices_has(c, w) || (voices_is_at_work(w) && !downpour_holds_back(c, w));
 }
 
-static uint32_t count_awaited(const struct core *c)
+static uint32_t count_buffer_awaited(const struct core *c)
 {
 	uint32_t n = 0;
 
 	if (accumulator_merges_keys(c))
-		return workers_count_keys(c, is_awaited);
+		return workers_count_keys(c, buffer_awaits);
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += (uint32_t)is_awaited(c, &c->worker[i]);
+		n += (uint32_t)buffer_awaits(c, &c->worker[i]);
 	return n;
 }
 
@@ -206,7 +206,7 @@ static uint32_t count_awaited(const struct core *c)
  * cannot cause this by many pushes. */
 static int has_waited_enough(const struct core *c)
 {
-	return 2 * accumulator_voices(c, VOICE_PUSHES) > count_awaited(c);
+	return 2 * accumulator_voices(c, VOICE_PUSHES) > count_buffer_awaited(c);
 }
 
 static int has_part(const struct core *c, uint32_t slot)
@@ -241,7 +241,7 @@ static int is_full(struct core *c)
 	/* after a restart, workers that are not back yet are not live */
 	if (c->run.recovering)
 		return 0;
-	awaited = count_awaited(c);
+	awaited = count_buffer_awaited(c);
 	if (accumulator_voices(c, 1) >= (awaited < needed ? awaited : needed))
 		return voices_can_refill(c);
 	if (!has_waited_enough(c))

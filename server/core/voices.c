@@ -10,7 +10,7 @@
 #include "server/core/workers.h"
 
 /* Returns 1 if the run has a buffer with a robust rule, and batches. */
-static int applies(const struct core *c)
+static int voices_matter(const struct core *c)
 {
 	return (c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP) &&
 	       c->accumulator.part && c->cfg.training.epochs > 0;
@@ -151,7 +151,7 @@ uint32_t voices_limit(const struct core *c, const struct worker *w)
 	uint32_t left, pushes;
 	struct need need;
 
-	if (!applies(c) || !count_voices(c, w, can_deliver))
+	if (!voices_matter(c) || !count_voices(c, w, can_deliver))
 		return UINT32_MAX;
 	need = need_of_others(c, w);
 	left = less(c->leases.n_free, need.keep);
@@ -164,7 +164,7 @@ uint32_t voices_limit(const struct core *c, const struct worker *w)
 }
 
 /* Returns 1 if a worker other than `but` holds batch `i`, and its voice is lacking. */
-static int is_awaited(const struct core *c, const struct worker *but, uint32_t i)
+static int voice_is_awaited(const struct core *c, const struct worker *but, uint32_t i)
 {
 	for (uint32_t k = 0; k < c->cfg.sessions.max_workers; k++) {
 		const struct worker *w = &c->worker[k];
@@ -180,7 +180,7 @@ int voices_permit(const struct core *c, const struct worker *w, const struct wor
 	uint32_t pushes, left;
 	struct need need;
 
-	if (!applies(c))
+	if (!voices_matter(c))
 		return 1;
 	if (work->count > c->cfg.push.n_push) /* correct workers push n_push batches at most */
 		return 0;
@@ -194,7 +194,7 @@ int voices_permit(const struct core *c, const struct worker *w, const struct wor
 		if (batch_ledger_holds(c, w, 0, i))
 			continue;
 		/* the right to this batch is that of an older grant */
-		if (pushes >= VOICE_PUSHES || is_awaited(c, w, i))
+		if (pushes >= VOICE_PUSHES || voice_is_awaited(c, w, i))
 			return 0;
 		if (c->leases.batch[i] == BATCH_FREE && left-- == 0)
 			return 0;
@@ -207,7 +207,7 @@ int voices_can_refill(const struct core *c)
 	const struct leases *l = &c->leases;
 	uint32_t needed;
 
-	if (!applies(c) || l->n_done == l->n_batches)
+	if (!voices_matter(c) || l->n_done == l->n_batches)
 		return 1;
 	needed = smaller(c->cfg.push.buffer_size, count_voices(c, NULL, can_deliver));
 	return count_voices(c, NULL, holds_batch) + l->n_free >= needed;

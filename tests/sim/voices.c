@@ -12,7 +12,7 @@
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
-static int is_there(const struct core *c, const struct worker *w)
+static int voice_is_there(const struct core *c, const struct worker *w)
 {
 	return worker_is_active(w) && worker_is_of_run(c, w) && voices_is_at_work(w);
 }
@@ -35,7 +35,7 @@ static void begin_buffer(struct sim_voices *v, const struct core *c)
 	*v = (struct sim_voices){
 		.term = c->cfg.term, .updates = core_stats(c)->updates, .lost_work = lost_work(c)};
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (is_there(c, &c->worker[i]))
+		if (voice_is_there(c, &c->worker[i]))
 			v->there[i] = c->worker[i].session.incarnation;
 }
 
@@ -89,7 +89,8 @@ void voices_after(struct sim *s, const struct event *ev)
 	v->blind |= is_blind(c, ev) || lost_work(c) != v->lost_work ||
 		    v->keys != accumulator_merges_keys(c);
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (!is_there(c, &c->worker[i]) || c->worker[i].session.incarnation != v->there[i])
+		if (!voice_is_there(c, &c->worker[i]) ||
+			c->worker[i].session.incarnation != v->there[i])
 			v->there[i] = 0;
 	if (core_stats(c)->updates == v->updates)
 		return;

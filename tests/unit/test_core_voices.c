@@ -72,41 +72,41 @@ static int act(struct cluster *k, uint32_t i)
 	return 1;
 }
 
-static int is_over(const struct cluster *k)
+static int voices_end(const struct cluster *k)
 {
 	return k->f.core->run.ending == END_OVER;
 }
 
-static void heartbeats(struct cluster *k)
+static void voices_beat(struct cluster *k)
 {
-	for (uint32_t i = 0; i < k->n && !is_over(k); i++)
+	for (uint32_t i = 0; i < k->n && !voices_end(k); i++)
 		fixture_heartbeat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
 	fixture_tick(&k->f, ROUND_MS);
 	cluster_receive(k);
 }
 
 /* Runs to the end. Worker 0 sends up to `fast` messages in a round, and each other worker one in
- * `slow` rounds, except for the last `hang` workers, which send only heartbeats. Checks that no
+ * `slow` rounds, except for the last `hang` workers, which send only voices_beat. Checks that no
  * update goes the way of worker 0. Returns the number of rounds in which worker 0 waited. */
 static uint32_t run_fleet(struct cluster *k, uint32_t fast, uint32_t slow, uint32_t hang)
 {
 	uint32_t waited = 0;
 
-	for (uint32_t round = 0; !is_over(k); round++) {
+	for (uint32_t round = 0; !voices_end(k); round++) {
 		float before = core_weights(k->f.core)[0];
 
 		assert_true(round < 100000);
-		for (uint32_t n = 0; n < fast && !is_over(k); n++) {
+		for (uint32_t n = 0; n < fast && !voices_end(k); n++) {
 			if (act(k, 0))
 				continue;
 			waited++;
 			break;
 		}
-		for (uint32_t i = 1; i < k->n - hang && !is_over(k); i++)
+		for (uint32_t i = 1; i < k->n - hang && !voices_end(k); i++)
 			if ((round + i) % slow == 0)
 				(void)act(k, i);
-		if (!is_over(k))
-			heartbeats(k);
+		if (!voices_end(k))
+			voices_beat(k);
 		assert_true(core_weights(k->f.core)[0] <= before);
 	}
 	return waited;
@@ -150,9 +150,9 @@ TEST(a_lone_worker_does_not_wait_for_voices)
 	struct cluster k;
 
 	cluster_open(&k, voices_config(3), 1, 1000, cluster_ones);
-	for (int i = 0; i < 10000 && !is_over(&k); i++)
+	for (int i = 0; i < 10000 && !voices_end(&k); i++)
 		assert_true(act(&k, 0));
-	assert_true(is_over(&k));
+	assert_true(voices_end(&k));
 	/* each gradient is an update, because the buffer has all voices */
 	assert_int_equal(core_stats(k.f.core)->updates, 200);
 	cluster_close(&k);

@@ -63,7 +63,7 @@ static void close_shell(struct shell *s)
 }
 
 /* Replaces the gradient of `m` by a copy, with the results of the pass that copied it. */
-static void receive(struct shell *s, struct msg *m)
+static void shell_receive(struct shell *s, struct msg *m)
 {
 	struct slice *p = &m->push.slices.slice[0];
 	struct chunk chunk;
@@ -85,7 +85,7 @@ static void receive(struct shell *s, struct msg *m)
 
 /* Checks the checksum of the weights. Keeps the frame, so that the next version needs another
  * buffer. */
-static void send_weights(struct shell *s)
+static void shell_send_weights(struct shell *s)
 {
 	const struct core *c = s->f.core;
 	struct msg_params m = {.which = WEIGHTS_CURRENT, .version = core_stats(c)->version};
@@ -104,12 +104,12 @@ static void step_shell(struct shell *s, struct msg *m, int sends)
 {
 	struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = m};
 
-	receive(s, m);
+	shell_receive(s, m);
 	ev.next_buffer = param_buffers_next(s->buffers);
 	core_decide(s->f.core, &ev, s->f.now_ms);
 	param_buffers_after_step(s->buffers, s->f.core);
 	if (sends)
-		send_weights(s);
+		shell_send_weights(s);
 }
 
 static struct core_config one_pass_config(enum optim_kind optim, uint32_t i)
@@ -130,7 +130,7 @@ static struct core_config one_pass_config(enum optim_kind optim, uint32_t i)
 	return cfg;
 }
 
-static void fill_gradient(struct rng *r, float *g)
+static void draw_some_gradient(struct rng *r, float *g)
 {
 	for (size_t i = 0; i < N; i++)
 		g[i] = (float)(rng_unit(r) - 0.4);
@@ -138,7 +138,7 @@ static void fill_gradient(struct rng *r, float *g)
 
 /* Returns push number `seq`. Push 5 has a value that is not finite. Some pushes have no values at
  * the end, or none at the beginning. */
-static struct msg make_push(struct stamp worker, uint64_t seq, float *g, uint64_t version)
+static struct msg shell_push(struct stamp worker, uint64_t seq, float *g, uint64_t version)
 {
 	struct msg m = fixture_push(worker, seq);
 	uint64_t from = seq % 4 == 3 ? 1000 : 0, to = seq % 4 == 2 ? N - 20000 : N;
@@ -161,13 +161,13 @@ static void compare_with_whole(struct core_config cfg, size_t threads, float *g)
 	fixture_open(&whole, cfg);
 	struct stamp worker = fixture_join(&whole, 9, "");
 	for (uint64_t seq = 1; seq <= PUSHES; seq++) {
-		fill_gradient(&r, g);
+		draw_some_gradient(&r, g);
 		uint64_t version = core_stats(whole.core)->version;
-		struct msg m = make_push(worker, seq, g, version);
+		struct msg m = shell_push(worker, seq, g, version);
 		struct msg_ack a = fixture_acked(&whole, 9, &m);
 
 		assert_int_equal(a.reject, seq == 5 ? REJECT_NONFINITE : REJECT_NONE);
-		m = make_push(s.worker, seq, g, version);
+		m = shell_push(s.worker, seq, g, version);
 		step_shell(&s, &m, seq % 3 > 0);
 		assert_int_equal(core_stats(s.f.core)->version, core_stats(whole.core)->version);
 		assert_memory_equal(
@@ -207,7 +207,7 @@ TEST(a_refused_push_changes_no_bit)
 
 		open_shell(&s, cfg, thread_counts[t]);
 		for (uint64_t seq = 1; seq <= 4; seq++) {
-			fill_gradient(&r, g);
+			draw_some_gradient(&r, g);
 			struct msg m = fixture_push(s.worker, seq);
 
 			fixture_slice(&m, 0, N, g);

@@ -77,7 +77,7 @@ static int voices_end(const struct cluster *k)
 	return k->f.core->run.ending == END_OVER;
 }
 
-static void voices_beat(struct cluster *k)
+static void all_heartbeats(struct cluster *k)
 {
 	for (uint32_t i = 0; i < k->n && !voices_end(k); i++)
 		fixture_heartbeat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
@@ -86,7 +86,7 @@ static void voices_beat(struct cluster *k)
 }
 
 /* Runs to the end. Worker 0 sends up to `fast` messages in a round, and each other worker one in
- * `slow` rounds, except for the last `hang` workers, which send only voices_beat. Checks that no
+ * `slow` rounds, except for the last `hang` workers, which send only heartbeats. Checks that no
  * update goes the way of worker 0. Returns the number of rounds in which worker 0 waited. */
 static uint32_t run_fleet(struct cluster *k, uint32_t fast, uint32_t slow, uint32_t hang)
 {
@@ -106,7 +106,7 @@ static uint32_t run_fleet(struct cluster *k, uint32_t fast, uint32_t slow, uint3
 			if ((round + i) % slow == 0)
 				(void)act(k, i);
 		if (!voices_end(k))
-			voices_beat(k);
+			all_heartbeats(k);
 		assert_true(core_weights(k->f.core)[0] <= before);
 	}
 	return waited;

@@ -5,7 +5,8 @@
  * The shell of the server implements `struct param_device` (server/device/). The core calls it for
  * each update, and does not depend on which processor computes. The device has the only current
  * state of the optimizer. The core also has the current weights in its own memory, because it sends
- * them: the device writes them there after each update.
+ * them: the device writes them there after each update, or only when the core needs them
+ * (`defers`).
  *
  * A device computes the same bits as optim_apply (server/core/optim.c): each value needs the same
  * operations in the same order, and subnormal numbers count as 0.
@@ -47,14 +48,20 @@ struct device_step {
 	struct step_coeff coeff;
 	double running;
 	size_t trained, offset, count;
-	const float *gradient; /* count values, which do not change until `wait` has returned */
+	/* count values, which do not change until `wait` has returned; in memory of the host or of
+	 * the device */
+	const float *gradient;
 };
 
 struct param_device {
 	void *self;
 	/* Copies all weights and the state of the optimizer to the device. */
 	void (*load)(void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS]);
-	/* Begins an update, whose new weights the device also writes to `to`. */
+	/* 1: after an update only the device has the new weights, until the core calls `weights`.
+	 * The shell changes this member between two steps of the core. */
+	int defers;
+	/* Begins an update, whose new weights the device also writes to `to`. If `to` is NULL, only
+	 * the device has the new weights; `wait` then returns when the gradients may change. */
 	void (*begin)(void *self, float *to);
 	/* Starts a part of the update. The parts come in ascending order and do not overlap. The
 	 * device copies the weights that are in no part. */
@@ -64,6 +71,11 @@ struct param_device {
 	void (*wait)(void *self, size_t n);
 	/* Copies the state of the optimizer from the device. */
 	void (*fetch)(void *self, float *const state[PARAM_DEVICE_VECTORS]);
+	/* Copies all weights from the device to `to`. */
+	void (*weights)(void *self, float *to);
+	/* Returns `values`, or a copy that the CPU can read if the device has the `n` values. The
+	 * copy is valid until the next call. */
+	const float *(*readable)(void *self, const float *values, size_t n);
 };
 
 #endif

@@ -320,8 +320,13 @@ const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
 /* Returns the counters of the checked evaluations, as they were at the end of the newest one. */
 const struct check_stats *core_check_stats(const struct core *c);
-/* Returns the current weights (n_params floats). The pointer is valid until the next step. */
+/* Returns the current weights (n_params floats). The pointer is valid until the next step. If the
+ * device defers its weights (param_device.h), the values are older until core_fetch_weights. */
 const float *core_weights(const struct core *c);
+void core_fetch_weights(struct core *c);
+/* Returns 1 if the core reads the values of an accepted gradient in the memory of the host, and not
+ * only on the device. */
+int core_reads_gradients(const struct core_config *cfg);
 /* Returns the weights of the newest evaluation (n_params floats), which are the weights at the end
  * of the evaluated epoch. The pointer is valid until the next step. */
 const float *core_evaluated_weights(const struct core *c);

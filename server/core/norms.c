@@ -193,7 +193,7 @@ static enum reject check_early(struct core *c, double norm)
 
 	if (c->cfg.training.epochs == 0 || core_live_workers(c) < MAJORITY_OF)
 		return REJECT_NONE;
-	store_complete(c);
+	store_fetch_weights(c);
 	squares = blocks_dot(&c->blocks, w, w, c->store.trained);
 	double min = SMALL_WEIGHT * SMALL_WEIGHT * (double)c->store.trained;
 
@@ -204,10 +204,11 @@ static enum reject check_early(struct core *c, double norm)
 /* Returns 1 if the worker has sent its last gradient again, although it had other weights.
  * Remembers the gradient. The values are compared by a number that is computed only if two norms in
  * a row are equal: a gradient is therefore found when it comes for the third time. */
-static int is_the_last_again(struct worker_norms *n, const struct msg_push *p, double norm)
+static int is_the_last_again(
+	const struct core *c, struct worker_norms *n, const struct msg_push *p, double norm)
 {
 	int is_equal = norm > 0 && norm >= n->last && norm <= n->last;
-	uint64_t print = is_equal ? store_print(&p->slices) : 0;
+	uint64_t print = is_equal ? store_print(c, &p->slices) : 0;
 	int again = is_equal && print == n->print && p->base_version != n->version;
 
 	n->print = print;
@@ -228,7 +229,7 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	double norm = norm_of(c, p);
 	int compared = find_yardsticks(c, w, &low, &high);
 	double size = compared ? size_of(norm, low, high) : 1;
-	int again = is_the_last_again(n, p, norm);
+	int again = is_the_last_again(c, n, p, norm);
 
 	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
 	n->last = norm;

@@ -901,6 +901,8 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		put_leases(k, c);
 		break;
 	case SNAPSHOT_WEIGHTS:
+		if (k->out)
+			store_fetch_weights(c);
 		floats(k, c->store.weights, c->store.n);
 		break;
 	case SNAPSHOT_OPTIM:

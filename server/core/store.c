@@ -49,10 +49,19 @@ static double magnitude_of_block(const void *arg, size_t from, size_t n)
 	return values_peak(g + from, n); /* a double holds every uint32_t */
 }
 
+/* Returns the values of a slice, in memory that the CPU can read. */
+static const float *readable_values(const struct core *c, const struct slice *s)
+{
+	const struct param_device *d = c->cfg.device;
+
+	return d ? d->readable(d->self, s->data, s->count) : s->data;
+}
+
 static uint32_t slice_peak(const struct core *c, const struct slice *s)
 {
 	return s->peak ? s->peak
-		       : (uint32_t)blocks_max(&c->blocks, s->count, magnitude_of_block, s->data);
+		       : (uint32_t)blocks_max(
+				 &c->blocks, s->count, magnitude_of_block, readable_values(c, s));
 }
 
 double store_peak(const struct core *c, const struct slices *s)
@@ -82,7 +91,7 @@ static double slice_squares(const struct core *c, const struct slice *p, size_t 
 {
 	if (p->squared == n && n > 0 && engine_block_values(c->blocks.engine) == ENGINE_BLOCK)
 		return p->squares;
-	return blocks_squares(&c->blocks, p->data, n);
+	return blocks_squares(&c->blocks, readable_values(c, p), n);
 }
 
 /* Returns the sum of the squares of the gradient in all slices, which it always adds in the same
@@ -107,13 +116,13 @@ double store_norm(const struct core *c, const struct slices *s)
 	return sqrt(sum_of_squares(c, s));
 }
 
-uint64_t store_print(const struct slices *s)
+uint64_t store_print(const struct core *c, const struct slices *s)
 {
 	uint64_t print = 1;
 
 	for (uint32_t i = 0; i < s->n; i++)
 		print = (print ^ s->slice[i].offset ^
-				vec_print(s->slice[i].data, s->slice[i].count)) *
+				vec_print(readable_values(c, &s->slice[i]), s->slice[i].count)) *
 			UINT64_C(0x9e3779b97f4a7c15);
 	return print;
 }
@@ -163,7 +172,6 @@ static void measure_values(struct core *c, const struct optim_step *step)
 	struct store *st = &c->store;
 	const float *state[OPTIM_VECTORS];
 
-	store_complete(c);
 	store_fetch(c);
 	memcpy(state, st->state, sizeof(state));
 	optim_measure(&c->cfg.optim, step, st->weights, state, st->trained, &st->reach);
@@ -296,7 +304,8 @@ static void begin_on_device(struct core *c)
 	if (!c->store.on_device)
 		d->load(d->self, u->from, c->store.state);
 	c->store.on_device = 1;
-	d->begin(d->self, u->to);
+	c->store.deferred = d->defers;
+	d->begin(d->self, d->defers ? NULL : u->to);
 	for (uint32_t i = 0; i < u->slices.n; i++) {
 		const struct slice *p = &u->slices.slice[i];
 
@@ -329,10 +338,21 @@ static void await_block(struct core *c, size_t block)
 		engine_wait(c->blocks.engine, &c->store.update.job, block);
 }
 
+void store_fetch_weights(struct core *c)
+{
+	const struct param_device *d = c->cfg.device;
+
+	store_complete(c);
+	if (c->store.deferred)
+		d->weights(d->self, c->store.weights);
+	c->store.deferred = 0;
+}
+
 void store_fetch(struct core *c)
 {
 	const struct param_device *d = c->cfg.device;
 
+	store_fetch_weights(c);
 	if (c->store.on_device && optim_vectors(c->cfg.optim.kind) > 0)
 		d->fetch(d->self, c->store.state);
 }
@@ -458,7 +478,7 @@ int store_is_current(const struct core *c, const struct msg_push *p)
 
 void store_freeze(struct core *c)
 {
-	store_complete(c);
+	store_fetch_weights(c);
 	blocks_copy(&c->blocks, c->store.eval_weights, c->store.weights, c->store.n);
 	c->store.eval_version = c->store.version;
 }

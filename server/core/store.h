@@ -32,6 +32,7 @@ struct store {
 	uint64_t version_term; /* term in which this version was made */
 	float *weights;
 	int on_device; /* 1: the device has the weights, and the only current state */
+	int deferred;  /* 1: `weights` are older than those of the device */
 	/* the next_buffer of this step's event until an update has used it; NULL: the next version
 	 * overwrites the present one */
 	float *next_buffer;
@@ -60,7 +61,7 @@ enum reject store_check(struct core *c, const struct slices *s);
 /* Returns the L2 norm of the gradient that all slices together form. */
 double store_norm(const struct core *c, const struct slices *s);
 /* Returns a number that is equal for equal slices, and almost always different for others. */
-uint64_t store_print(const struct slices *s);
+uint64_t store_print(const struct core *c, const struct slices *s);
 /* Returns the largest magnitude in a push that store_check has accepted. */
 double store_peak(const struct core *c, const struct slices *s);
 /* Returns 1 if a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves
@@ -86,7 +87,9 @@ void store_compute_block(struct core *c, size_t block);
 void store_end_update(struct core *c);
 /* Computes the rest of the pending update, if there is one. */
 void store_complete(struct core *c);
-/* Copies the state of the optimizer to st->state, if a device has it. */
+/* Completes the pending update, and copies the weights to st->weights if only a device has them. */
+void store_fetch_weights(struct core *c);
+/* Does the same, and copies the state of the optimizer to st->state if a device has it. */
 void store_fetch(struct core *c);
 /* Returns the scratch buffer, which has room for one gradient of all values. Completes the pending
  * update first, because the update may still read the buffer. */

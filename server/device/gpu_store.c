@@ -20,6 +20,10 @@ struct gpu_store {
 	char *base;
 	size_t pitch, n;
 	unsigned char *is_pinned; /* n */
+	size_t n_params;
+	int has_weights; /* 1: the GPU has the current weights */
+	int is_hashed;   /* 1: xxh3 is their checksum */
+	uint64_t xxh3;
 };
 
 /* the module of the open store; a pool calls its functions without an argument */
@@ -45,6 +49,8 @@ static void gpu_store_load(
 	struct gpu_store *g = self;
 
 	end_if_failed("load", g->module->load(g->self, weights, state));
+	g->has_weights = 1;
+	g->is_hashed = 0;
 }
 
 /* Pins the shared buffer `to` at its first use. A buffer that no update has used takes no
@@ -66,6 +72,7 @@ static void gpu_store_begin(void *self, float *to)
 	struct gpu_store *g = self;
 
 	pin_buffer(g, to);
+	g->is_hashed = 0;
 	end_if_failed("update", g->module->begin(g->self, to));
 }
 
@@ -88,6 +95,21 @@ static void gpu_store_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS]
 	struct gpu_store *g = self;
 
 	end_if_failed("checkpoint", g->module->fetch(g->self, state));
+}
+
+static void gpu_store_weights(void *self, float *to)
+{
+	struct gpu_store *g = self;
+
+	end_if_failed("copy of weights", g->module->weights(g->self, to));
+}
+
+static const float *gpu_store_readable(void *self, const float *values, size_t n)
+{
+	struct gpu_store *g = self;
+
+	end_if_failed("copy of a gradient", g->module->readable(g->self, &values, n));
+	return values;
 }
 
 const struct param_device *gpu_store_device(const struct gpu_store *g)
@@ -164,7 +186,9 @@ int gpu_store_open(struct gpu_store **out, int number, struct err *e)
 		.step = gpu_store_step,
 		.begin = gpu_store_begin,
 		.wait = gpu_store_wait,
-		.fetch = gpu_store_fetch};
+		.fetch = gpu_store_fetch,
+		.weights = gpu_store_weights,
+		.readable = gpu_store_readable};
 	open_module = g->module;
 	log_info("store", "open", "device=cuda:%d name=\"%s\"", number, name);
 	return PS_OK;
@@ -183,6 +207,10 @@ void gpu_store_release_host(void *memory)
 int gpu_store_allocate(struct gpu_store *g, size_t n, size_t vectors, struct err *e)
 {
 	const char *why = g->module->allocate(g->self, n, vectors);
+
+	g->n_params = n;
+	g->has_weights = 0;
+	g->device.defers = 0;
 
 	return why ? err_set(e, PS_ENOMEM,
 			     "--store: the GPU has no memory for %zu vectors of %zu values: %.200s",
@@ -211,6 +239,66 @@ void gpu_store_forget(struct gpu_store *g)
 	free(g->is_pinned);
 	g->base = NULL;
 	g->is_pinned = NULL;
+}
+
+/* ---- memory of other processes --------------------------------------------------------------- */
+
+int gpu_store_import(struct gpu_store *g, int fd, size_t bytes, char **memory, struct err *e)
+{
+	void *at = NULL;
+	const char *why = g->module->import(g->self, fd, bytes, &at);
+
+	*memory = at;
+	return why ? err_set(e, PS_EDEVICE, "%.150s", why) : PS_OK;
+}
+
+void gpu_store_drop(struct gpu_store *g, char *memory, size_t bytes)
+{
+	g->module->drop(g->self, memory, bytes);
+}
+
+/* Returns the checksum of n values from the results of a pass. */
+static uint64_t hash_of_pass(const struct store_pass *p, size_t n)
+{
+	const size_t bytes = n * sizeof(float);
+	struct xxh3_mix mix;
+
+	xxh3_mix_begin(&mix);
+	xxh3_mix_blocks(&mix, p->sums, xxh3_blocks(bytes));
+	return xxh3_mix_end(&mix, p->end, bytes);
+}
+
+void gpu_store_take(struct gpu_store *g, const char *from, size_t n, size_t trained,
+	const float **copy, struct chunk *chunk)
+{
+	struct store_pass p;
+	const size_t squared = trained < n ? trained : n;
+
+	end_if_failed("copy of a gradient", g->module->take(g->self, from, n, trained, copy, &p));
+	*chunk = (struct chunk){.xxh3 = hash_of_pass(&p, n), .squared = squared};
+	for (size_t i = 0; i < engine_blocks(NULL, n); i++)
+		chunk->peak = p.peak[i] > chunk->peak ? p.peak[i] : chunk->peak;
+	for (size_t i = 0; i < engine_blocks(NULL, squared); i++)
+		chunk->squares += p.squares[i];
+}
+
+int gpu_store_give(struct gpu_store *g, char *to, uint64_t *xxh3)
+{
+	struct store_pass p;
+
+	if (!g->has_weights)
+		return 0;
+	end_if_failed("copy of weights", g->module->give(g->self, to, g->is_hashed ? NULL : &p));
+	if (!g->is_hashed)
+		g->xxh3 = hash_of_pass(&p, g->n_params);
+	g->is_hashed = 1;
+	*xxh3 = g->xxh3;
+	return 1;
+}
+
+void gpu_store_defer(struct gpu_store *g, int defers)
+{
+	g->device.defers = defers;
 }
 
 void gpu_store_close(struct gpu_store **out)

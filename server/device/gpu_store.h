@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include "common/err.h"
 #include "common/param_device.h"
+#include "proto/wire.h"
 
 #define GPU_STORE_FILE "cnnps-store-cuda.so"
 
@@ -37,6 +38,24 @@ void gpu_store_forget(struct gpu_store *g); /* g may be NULL */
  * be open. */
 void *gpu_store_allocate_host(size_t bytes);
 void gpu_store_release_host(void *memory);
+
+/* The following functions use memory of other processes on any GPU of this host, whose descriptor
+ * is `fd`. If gpu_store_import returns PS_EDEVICE, this memory cannot be used. */
+int gpu_store_import(
+	struct gpu_store *g, int fd, size_t bytes, char **memory, struct err *e) PS_MUST_CHECK;
+void gpu_store_drop(struct gpu_store *g, char *memory, size_t bytes);
+/* Copies a gradient of n values to memory of the GPU, sets *copy to the copy, which only the GPU
+ * can read, and sets *chunk to the results for the copy. The copy is valid until the next call. The
+ * first `trained` values count for the squares. */
+void gpu_store_take(struct gpu_store *g, const char *from, size_t n, size_t trained,
+	const float **copy, struct chunk *chunk);
+/* Copies the current weights to `to`, and sets *xxh3 to their checksum. Returns 0 if the GPU does
+ * not have the weights yet. */
+int gpu_store_give(struct gpu_store *g, char *to, uint64_t *xxh3) PS_MUST_CHECK;
+/* If `defers` is 1, updates write the new weights to memory of the host only when the core needs
+ * them there. */
+void gpu_store_defer(struct gpu_store *g, int defers);
+
 /* Releases *g and sets it to NULL; *g may be NULL. */
 void gpu_store_close(struct gpu_store **g);
 

@@ -4,18 +4,28 @@
  * the module only with --store.
  *
  * Each function that can fail returns NULL, or a text that says what failed. The text is valid
- * until the next call. After a failure, the caller calls no function but `close`. The functions do
- * what the functions of struct param_device with the same names do.
+ * until the next call. After a failure, except of `import`, the caller calls no function but
+ * `close`. The functions do what the functions of struct param_device with the same names do.
  *
  * Thread: one thread at a time uses a module.
  */
 #ifndef SERVER_DEVICE_MODULE_H
 #define SERVER_DEVICE_MODULE_H
 #include "common/param_device.h"
+#include "common/xxh3_sums.h"
 
-#define STORE_MODULE_ABI    1u
+#define STORE_MODULE_ABI    2u
 #define STORE_MODULE_SYMBOL "cnnps_store_module"
 #define STORE_MODULE_NAME   128 /* bytes of the name of a device */
+
+/* The results of a pass over n values, in memory of the host, which are valid until the next
+ * call. */
+struct store_pass {
+	const struct xxh3_sum *sums; /* of each block of XXH3 but the last (common/xxh3_sums.h) */
+	const char *end;             /* the end of a copy of the last XXH3_TAIL bytes */
+	const double *squares;       /* of each block of ENGINE_BLOCK values, as vec_squares */
+	const uint32_t *peak;        /* the bits of the largest magnitude of each such block */
+};
 
 struct store_module {
 	uint32_t abi; /* STORE_MODULE_ABI; a module with another number may have other members */
@@ -31,6 +41,24 @@ struct store_module {
 	const char *(*step)(void *self, const struct device_step *step);
 	const char *(*wait)(void *self, size_t n);
 	const char *(*fetch)(void *self, float *const state[PARAM_DEVICE_VECTORS]);
+	const char *(*weights)(void *self, float *to);
+	/* Sets *values to a copy in memory of the host if the device has the n values. */
+	const char *(*readable)(void *self, const float **values, size_t n);
+	/*
+	 * These four use memory of other processes on any GPU of this host. `import` maps `bytes`
+	 * bytes of the memory of descriptor `fd`, or returns why it cannot. `drop` unmaps the
+	 * memory.
+	 *
+	 * `take` copies a gradient of n values to memory of the module, and sets *copy to the copy.
+	 * The first `trained` values count for the squares. The results are those of the copy: the
+	 * function reads each value of `from` once. The copy is valid until the next `take`.
+	 * `give` copies the weights to `to`; `pass` gets no squares and no peak.
+	 */
+	const char *(*import)(void *self, int fd, size_t bytes, void **memory);
+	void (*drop)(void *self, void *memory, size_t bytes);
+	const char *(*take)(void *self, const void *from, size_t n, size_t trained,
+		const float **copy, struct store_pass *pass);
+	const char *(*give)(void *self, void *to, struct store_pass *pass);
 	/* Lets the device read and write this memory of the host directly, if it can; without this
 	 * call it copies the memory in pieces. The memory stays mapped until `unpin`. */
 	void (*pin)(void *self, void *memory, size_t bytes);

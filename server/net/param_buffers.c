@@ -59,6 +59,8 @@ struct param_buffers {
 	int is_framed;               /* 1 if xxh3 is the checksum of `current` */
 	int is_sent;                 /* 1 if a reply has had the weights in `current` */
 	uint64_t framed;
+	/* fetches the values of `current` if only a device has them; NULL before the first step */
+	struct core *core;
 };
 
 _Static_assert(sizeof(struct refs) <= REFS_FLOATS * sizeof(float), "the count has room");
@@ -233,6 +235,12 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
+static void fetch(struct param_buffers *w)
+{
+	if (w->core)
+		core_fetch_weights(w->core);
+}
+
 /* Adds a reader of the current buffer, so that the next version needs another buffer. Sets *xxh3 to
  * the checksum of the weights. Returns the reader's reference, or NULL if there is no memory for
  * another buffer. */
@@ -242,6 +250,7 @@ static struct refs *add_reader(struct param_buffers *w, uint64_t *xxh3)
 
 	if (!w->spare && !(w->spare = take_buffer(w)))
 		return NULL;
+	fetch(w);
 	atomic_fetch_add(&u->n, 1);
 	if (!w->is_framed)
 		w->xxh3 = wire_checksum_with(w->current, w->n_params, w->engine);
@@ -301,6 +310,7 @@ static int make_copy(struct param_buffers *w, struct copy *c, const struct msg_p
 {
 	struct slice slice = m->slices.slice[0];
 
+	fetch(w);
 	(void)zmq_msg_close(&c->frame);
 	c->valid = wire_encode_slice(&slice, &c->frame) == PS_OK;
 	if (!c->valid) {
@@ -399,6 +409,14 @@ static int compute_and_hash(struct param_buffers *w, struct core *c)
 	return u.done == w->n_params;
 }
 
+/* Returns 1 if only a device gets the new weights. */
+static int defers(const struct core *c)
+{
+	const struct param_device *d = core_config(c)->device;
+
+	return d && d->defers;
+}
+
 void param_buffers_after_step(struct param_buffers *w, struct core *c)
 {
 	uint64_t version = core_stats(c)->version;
@@ -406,7 +424,8 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 	const float *values;
 	int is_hashed = 0, is_sent = core_sends_weights(c);
 
-	if (version != w->version && (is_sent || w->is_sent))
+	w->core = c;
+	if (version != w->version && (is_sent || w->is_sent) && !defers(c))
 		is_hashed = compute_and_hash(w, c);
 	else
 		while (compute_block(&u, &values) > 0)

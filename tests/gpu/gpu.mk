@@ -13,8 +13,8 @@ SMALL_GPU := -Wl,--wrap=cudaDeviceGetAttribute -Wl,--wrap=cudaFuncSetAttribute
 endif
 $(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(B)/tests/gpu/small_gpu.o $(A.test) $(A.support) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) $(SMALL_GPU) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
-# test_store needs a file of the core, for comparison.
-$(B)/tests/gpu/test_store: $(B)/server/core/optim.o
+# test_store needs files of the core, for comparison.
+$(B)/tests/gpu/test_store: $(B)/server/core/optim.o $(B)/server/core/vec.o
 # broken_worker is a worker whose device breaks. The object file of broken_worker has a device table
 # of its own, which the linker finds before the table in the archive.
 $(B)/tests/tools/broken_worker: $(B)/tests/tools/broken_worker.o $(B)/worker/main.o $(ARCHIVES.worker)

@@ -1,7 +1,8 @@
 /*
  * test_store.c - the store module for GPUs (server/device/cuda/store.cu) computes the bits of
  * optim_apply, for every optimizer and vectors of odd sizes, from ordinary and page-locked memory,
- * and for pushes that have only some of the values.
+ * and for pushes that have only some of the values. The pass over a gradient of another process
+ * gives the checksum, the norm and the largest magnitude that the CPU computes.
  *
  * Without a GPU, every test is skipped, or fails if KX_REQUIRE_GPU=1. CNN_TEST_STORE names another
  * module, such as build/release/tests/device/cnnps-store-cuda.so, to try out the tests themselves.
@@ -11,7 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/engine.h"
+#include "proto/wire.h"
 #include "server/core/optim.h"
+#include "server/core/vec.h"
 #include "server/device/module.h"
 #include "tests/support/store_values.h"
 #include "tests/support/test.h"
@@ -270,5 +274,163 @@ TEST(too_little_memory_is_an_error)
 		skip();
 	assert_non_null(module->allocate(gpu, (size_t)1 << 40, 2));
 	ok(module->allocate(gpu, 100, 1)); /* the error does not stay */
+	module->close(gpu);
+}
+
+/* ---- gradients and weights of other processes ------------------------------------------------ */
+
+/* Returns the checksum of n values from the results of a pass. */
+static uint64_t hash_of(const struct store_pass *p, size_t n)
+{
+	struct xxh3_mix mix;
+
+	xxh3_mix_begin(&mix);
+	xxh3_mix_blocks(&mix, p->sums, xxh3_blocks(n * sizeof(float)));
+	return xxh3_mix_end(&mix, p->end, n * sizeof(float));
+}
+
+static uint32_t peak_of(const float *v, size_t n)
+{
+	uint32_t peak = 0, bits;
+
+	for (size_t i = 0; i < n; i++) {
+		memcpy(&bits, &v[i], sizeof(bits));
+		peak = (bits & 0x7fffffffu) > peak ? bits & 0x7fffffffu : peak;
+	}
+	return peak;
+}
+
+static void compare_pass(const float *v, size_t n, size_t trained, const struct store_pass *p)
+{
+	assert_true(hash_of(p, n) == wire_checksum(v, n));
+	for (size_t b = 0, i = 0; i < n; b++, i += ENGINE_BLOCK) {
+		size_t end = n - i < ENGINE_BLOCK ? n : i + ENGINE_BLOCK;
+		size_t squared = end < trained ? end : trained;
+		double squares = i < trained ? vec_squares(v + i, squared - i) : 0;
+
+		assert_memory_equal(&p->squares[b], &squares, sizeof(squares));
+		assert_int_equal(p->peak[b], peak_of(v + i, end - i));
+	}
+}
+
+/* Fills a gradient whose squares are finite, with subnormal values and zeros. */
+static void fill_mild_gradient(struct rng *r, float *v, size_t n)
+{
+	store_values(r, v, n);
+	for (size_t i = 0; i < n; i++)
+		if (!(v[i] < 1e15f && v[i] > -1e15f))
+			v[i] = 1e15f;
+}
+
+static const size_t pass_sizes[] = {
+	272, 273, 511, 8191, 8192, 8193, 16384 + 257, 131073, 435001, 1000003};
+
+TEST(a_gradient_of_another_process_is_copied_and_measured_in_one_pass)
+{
+	void *gpu = open_gpu();
+	struct rng r = rng_seed(18, RNG_SIM, 3);
+
+	for (size_t i = 0; i < sizeof(pass_sizes) / sizeof(pass_sizes[0]); i++) {
+		const size_t n = pass_sizes[i], trained[] = {n, n - n / 7, 1};
+		float *from = module->allocate_host((n + 64) * sizeof(float));
+
+		assert_non_null(from);
+		ok(module->allocate(gpu, n, 0));
+		for (size_t t = 0; t < 3; t++) {
+			struct store_pass p;
+			const float *copy, *readable;
+
+			fill_mild_gradient(&r, from, n);
+			ok(module->take(gpu, from, n, trained[t], &copy, &p));
+			compare_pass(from, n, trained[t], &p);
+			readable = copy;
+			ok(module->readable(gpu, &readable, n));
+			assert_memory_equal(readable, from, n * sizeof(float));
+		}
+		module->release_host(from);
+	}
+	module->close(gpu);
+}
+
+TEST(a_wild_gradient_is_measured_as_wild)
+{
+	void *gpu = open_gpu();
+	const uint32_t nan = 0x7fc00001u;
+	const size_t n = 20000;
+	float *from = module->allocate_host(n * sizeof(float));
+	struct store_pass p;
+	const float *copy;
+
+	ok(module->allocate(gpu, n, 0));
+	ok(module->take(gpu, from, n, n, &copy, &p));
+	for (size_t b = 0; b < engine_blocks(NULL, n); b++)
+		assert_int_equal(p.peak[b], 0);
+	memcpy(&from[n - 1], &nan, sizeof(nan));
+	ok(module->take(gpu, from, n, n, &copy, &p));
+	assert_int_equal(p.peak[engine_blocks(NULL, n) - 1], nan);
+	module->release_host(from);
+	module->close(gpu);
+}
+
+/* Takes deferred steps with private copies, and compares the weights as another process and as the
+ * host gets them. */
+static void compare_deferred(void *gpu, struct subject *s, enum optim_kind kind, struct rng *r)
+{
+	const struct optim o = {.kind = kind,
+		.weight_decay = 1e-4,
+		.eps = 1e-8,
+		.momentum = 0.9,
+		.beta1 = 0.9,
+		.beta2 = 0.999,
+		.rmsprop_alpha = 0.99};
+	const struct part all = {0, s->n};
+
+	ok(module->allocate(gpu, s->n, optim_vectors(kind)));
+	store_values(r, s->w, s->n);
+	store_state(r, &o, s->state, s->n);
+	ok(module->load(gpu, s->w, s->state));
+	for (uint64_t i = 1; i <= STEPS; i++) {
+		const struct optim_step step = {i, 0.01, 1};
+		struct device_step d = {.rule = optim_device_rule(kind),
+			.coeff = optim_coeff(&o, &step),
+			.running = RUNNING,
+			.trained = s->trained,
+			.count = s->n};
+		struct store_pass p;
+
+		store_values(r, s->g, s->n);
+		ok(module->take(gpu, s->g, s->n, s->trained, &d.gradient, &p));
+		ok(module->begin(gpu, NULL));
+		ok(module->step(gpu, &d));
+		ok(module->wait(gpu, s->n));
+		step_on_cpu(s, &o, &step, &all);
+		ok(module->give(gpu, s->to, &p));
+		assert_memory_equal(s->to, s->w, s->n * sizeof(float));
+		assert_true(hash_of(&p, s->n) == wire_checksum(s->w, s->n));
+		ok(module->weights(gpu, s->got));
+		assert_memory_equal(s->got, s->w, s->n * sizeof(float));
+	}
+	/* a gradient in memory of the host, and an update that is not deferred */
+	s->part[0] = all;
+	store_values(r, s->g, s->n);
+	step_on_both(s, gpu, &o, 4);
+	assert_memory_equal(s->to, s->w, s->n * sizeof(float));
+}
+
+TEST(deferred_updates_give_the_bits_of_the_cpu)
+{
+	void *gpu = open_gpu();
+	struct rng r = rng_seed(18, RNG_SIM, 4);
+
+	module->close(gpu); /* allocate_host needs an open GPU before */
+	gpu = open_gpu();
+	for (size_t i = 2; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+		for (int kind = 0; kind < OPTIM_LBFGS; kind++) {
+			struct subject s;
+
+			store_subject_open(&s, sizes[i], module->allocate_host);
+			compare_deferred(gpu, &s, (enum optim_kind)kind, &r);
+			subject_close(&s, module->release_host);
+		}
 	module->close(gpu);
 }

@@ -14,10 +14,11 @@ rules='
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
 ^server/core/            ^(common/(assert|clones|engine|err|le|param_device|rng|run_head|siphash|subnormals|tensor_list)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/auth/            ^(common|proto|server/auth)/              ^(cuda.*|cblas)\.h$
+^server/net/lane\.c$        ^((common|proto|server/net)/|server/device/gpu_store\.h$)  ^(cuda.*|cblas)\.h$
 ^server/net/             ^(common|proto|server/(net|auth|core))/   ^(cuda.*|cblas)\.h$
 ^server/config/          ^(common|proto|server/(config|net|core))/  ^(cuda.*|cblas)\.h$
-^server/device/cuda/      ^(common/param_device|server/device/(module|step))\.h$  ^(zmq|uv|microhttpd)\.h$
-^server/device/          ^(common|server/device)/                  ^(cuda.*|cblas|zmq|uv)\.h$
+^server/device/cuda/      ^(common/(engine|gpu_memory|param_device|xxh3_secret)|server/device/(module|step))\.h$  ^(zmq|uv|microhttpd)\.h$
+^server/device/          ^(common|proto|server/device)/                  ^(cuda.*|cblas|zmq|uv)\.h$
 ^server/durability/      ^(common|proto|server/(durability|config|net|core))/  ^(cuda.*|cblas)\.h$
 ^server/monitor/page\.c$   ^(server/monitor/page\.h|page_bytes\.h)$  ^(cuda.*|cblas)\.h$
 ^server/monitor/         ^(common|proto|server/(monitor|durability|config|net|core))/  ^(cuda.*|cblas)\.h$
@@ -26,6 +27,7 @@ rules='
 ^proto/schema\.c$          ^(common/|proto/|cnnps\.pb-c\.h$)         ^(uv|microhttpd)\.h$
 ^proto/                  ^(common|proto)/                          ^(uv|microhttpd)\.h$
 ^common/opt\.c$    ^(common/|opt_names\.h$)                 ^(microhttpd|cuda.*|cblas|protobuf-c/.*)\.h$
+^common/gpu_memory\.h$    ^$                                        ^(microhttpd|cblas|protobuf-c/.*)\.h$
 ^common/                 ^common/                                  ^(microhttpd|cuda.*|cblas|protobuf-c/.*)\.h$
 ^tests/                  ^((common|proto|kernels|server|worker|tests)/|[a-z_]+\.h$) ^protobuf-c/
 '

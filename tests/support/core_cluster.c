@@ -45,6 +45,7 @@ void cluster_receive(struct cluster *k)
 		h->grant = m->grant;
 		h->version = core_stats(k->f.core)->version;
 		h->term = h->s.term;
+		core_fetch_weights(k->f.core);
 		memcpy(h->w, core_weights(k->f.core), k->f.cfg.n_params * sizeof(float));
 	}
 }

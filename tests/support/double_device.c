@@ -43,6 +43,21 @@ static void double_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
 	double_check(d->module->fetch(d->self, state));
 }
 
+static void double_weights(void *self, float *to)
+{
+	struct double_device *d = self;
+
+	double_check(d->module->weights(d->self, to));
+}
+
+static const float *double_readable(void *self, const float *values, size_t n)
+{
+	struct double_device *d = self;
+
+	double_check(d->module->readable(d->self, &values, n));
+	return values;
+}
+
 void double_device_open(struct double_device *d, const struct store_module *module, int number,
 	size_t n, size_t vectors)
 {
@@ -54,7 +69,9 @@ void double_device_open(struct double_device *d, const struct store_module *modu
 			.step = double_step,
 			.begin = double_begin,
 			.wait = double_wait,
-			.fetch = double_fetch}};
+			.fetch = double_fetch,
+			.weights = double_weights,
+			.readable = double_readable}};
 	double_check(module->open(&d->self, number, name));
 	double_check(module->allocate(d->self, n, vectors));
 }

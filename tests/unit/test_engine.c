@@ -140,15 +140,16 @@ static int end_engines(void **state)
 
 TEST_GROUP(start_engines, end_engines)
 
-/* Trains with a device instead of an engine. */
+/* Trains with a device instead of an engine. With `defers`, only the device has the new weights. */
 static void compare_device(
-	struct core_config cfg, uint64_t seed, const struct core_snapshot *expected)
+	struct core_config cfg, uint64_t seed, const struct core_snapshot *expected, int defers)
 {
 	struct double_device d;
 
 	double_device_open(
 		&d, cnnps_store_module(), 0, cfg.n_params, optim_vectors(cfg.optim.kind));
 	cfg.device = &d.device;
+	d.device.defers = defers && !core_reads_gradients(&cfg);
 	struct core_snapshot other = train_with_engine(cfg, &in_order.engine, seed);
 	assert_same_sections(expected, &other);
 	fixture_drop(&other);
@@ -165,8 +166,8 @@ static void compare_engines(struct core_config cfg, uint64_t seed)
 		assert_same_sections(&one, &other);
 		fixture_drop(&other);
 	}
-	if (cfg.optim.kind != OPTIM_LBFGS)
-		compare_device(cfg, seed, &one);
+	for (int defers = 0; defers < 2 && cfg.optim.kind != OPTIM_LBFGS; defers++)
+		compare_device(cfg, seed, &one, defers);
 	fixture_drop(&one);
 }
 

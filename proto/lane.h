@@ -12,6 +12,15 @@
  * The weights are buffers that the server writes and a worker can only read. The first page of the
  * push memory has a struct lane_control. After this page come the slots, to which the worker
  * writes.
+ *
+ * If the worker and the store of the server use GPUs, the worker may then offer memory of its GPU:
+ *
+ *   worker -> server: struct lane_gpu_offer, with one descriptor of the memory (gpu_memory.h)
+ *   server -> worker: struct lane_gpu_answer
+ *
+ * The memory has more slots, whose numbers follow those of the push memory, and LANE_HOLDS buffers
+ * of weights, whose numbers follow those of the weights: buffer i belongs to hold i. The server's
+ * GPU reads these slots and writes these buffers. The worker cannot reach memory of the server.
  */
 #ifndef PROTO_LANE_H
 #define PROTO_LANE_H
@@ -23,6 +32,11 @@
 /* maximum number of buffers of weights that a worker may hold at the same time */
 #define LANE_HOLDS 4u
 #define LANE_FDS   2u /* number of descriptors in the server's answer */
+
+#define LANE_GPU_MAGIC 0x317570676c736e63ull /* "cnslgpu1" */
+#define LANE_GPU_ALIGN 256u
+#define LANE_GPU_SLOTS 1024u /* maximum number of slots in memory of a GPU */
+#define LANE_GPU_WHY   200u
 
 /* --lane of cnn-ps and cnn-worker: the names of enum lane_choice. AUTO: shared memory between
  * programs of the same host, if possible. SHM: nothing else. */
@@ -46,6 +60,20 @@ struct lane_layout {
 	/* a PARAMS of this lane has a greater ticket; a PARAMS with another ticket is of an earlier
 	 * lane */
 	uint64_t ticket;
+};
+
+struct lane_gpu_offer {
+	uint64_t magic; /* LANE_GPU_MAGIC */
+	uint64_t bytes; /* of the memory; it begins with the slots, and the buffers follow */
+	/* bytes from one slot or buffer to the next, a multiple of LANE_GPU_ALIGN */
+	uint64_t pitch;
+	uint64_t slots;
+};
+
+struct lane_gpu_answer {
+	uint64_t magic;
+	uint32_t accepted; /* 1: the worker may use the slots */
+	char why[LANE_GPU_WHY];
 };
 
 /*

@@ -17,8 +17,10 @@
 #include "server/dispatch.h"
 #include "server/monitor/page.h"
 
-#define TICK_MS   50
-#define MEMORY_MS 50 /* time between two checks of the memory in use */
+#define TICK_MS 50
+/* minimum number of parameters for which workers exchange tensors from GPU to GPU */
+#define GPU_LANE_PARAMS 16384
+#define MEMORY_MS       50 /* time between two checks of the memory in use */
 /* time between two checks if the memory in use exceeds half of the limit */
 #define MEMORY_NEAR_MS 10
 /* time within which clients that received BYE should close their connections */
@@ -464,6 +466,17 @@ static int open_auth(struct server *s, struct err *e)
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
 }
 
+/* Returns why workers cannot use memory of their GPUs, or NULL if they can. The CPU hashes short
+ * vectors, and reads all gradients of some runs. */
+static const char *why_no_gpu_lanes(const struct options *o, const struct core_config *cfg)
+{
+	if (cfg->n_params < GPU_LANE_PARAMS)
+		return "the model is too small";
+	return o->gpu && core_reads_gradients(cfg)
+		       ? "with these options the server needs gradients in memory of the host"
+		       : NULL;
+}
+
 /* Opens the router. Must be called after open_auth. */
 static int open_router(struct server *s, struct err *e)
 {
@@ -485,6 +498,8 @@ static int open_router(struct server *s, struct err *e)
 			.trained = cfg->n_params - cfg->n_running},
 		.only_exact = cfg->optim.kind == OPTIM_LBFGS,
 		.copies = s->copies,
+		.gpu = s->options->gpu,
+		.gpu_off = why_no_gpu_lanes(s->options, cfg),
 		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,
 		.needs_lane = s->options->lane == LANE_SHM,
 		.auth = s->auth,

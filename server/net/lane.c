@@ -10,6 +10,7 @@
 #include "common/mem.h"
 #include "common/share.h"
 #include "proto/lane.h"
+#include "server/device/gpu_store.h"
 
 /* the server closes a connection that has sent no greeting after this time */
 #define GREETING_MS 5000
@@ -23,7 +24,8 @@
 
 /* This struct describes a buffer that a worker reads. */
 struct hold {
-	void *buffer; /* the buffer; NULL if this entry is free */
+	void *buffer; /* the buffer; NULL if this entry is free, or if `on_gpu` is 1 */
+	int on_gpu;   /* 1: the worker reads the buffer of this entry in the memory of its GPU */
 	uint64_t ticket;
 };
 
@@ -44,7 +46,10 @@ struct lane {
 	uint64_t secret_hi, secret_lo;
 	struct guest *guest; /* the connection of the lane; NULL if the lane is not open */
 	char *memory;        /* the memory of the worker's pushes, which the server only reads */
-	uint64_t ticket;     /* the newest ticket */
+	char *gpu;           /* memory of the worker's GPU; NULL: none */
+	int has_offered;     /* 1: the worker has offered memory of its GPU */
+	struct lane_gpu_offer offer; /* the layout of this memory */
+	uint64_t ticket;             /* the newest ticket */
 	struct hold hold[LANE_HOLDS];
 };
 
@@ -73,6 +78,17 @@ static size_t memory_bytes(const struct lanes *l)
 
 /* ---- buffers that workers read --------------------------------------------------------------- */
 
+static int is_in_use(const struct hold *h)
+{
+	return h->buffer || h->on_gpu;
+}
+
+static void end_hold(struct lanes *l, struct hold *h)
+{
+	h->on_gpu = 0;
+	param_buffers_drop(l->cfg.params, &h->buffer);
+}
+
 /* Takes back each buffer that the worker has read, or whose PARAMS message was lost. The
  * worker itself writes the number that shows what it has read, so a wrong number harms only this
  * worker. */
@@ -84,15 +100,16 @@ static void reap(struct lanes *l, struct lane *lane)
 	for (size_t i = 0; i < LANE_HOLDS; i++) {
 		struct hold *h = &lane->hold[i];
 
-		if (h->buffer && seen >= h->ticket && atomic_load(&control->held[i]) != h->ticket)
-			param_buffers_drop(l->cfg.params, &h->buffer);
+		if (is_in_use(h) && seen >= h->ticket &&
+			atomic_load(&control->held[i]) != h->ticket)
+			end_hold(l, h);
 	}
 }
 
 static void drop_holds(struct lanes *l, struct lane *lane)
 {
 	for (size_t i = 0; i < LANE_HOLDS; i++)
-		param_buffers_drop(l->cfg.params, &lane->hold[i].buffer);
+		end_hold(l, &lane->hold[i]);
 }
 
 /* ---- connections of the Unix socket ---------------------------------------------------------- */
@@ -119,12 +136,24 @@ static void remove_guest(struct guest *g)
 	close(g->fd);
 }
 
+static void close_gpu(struct lanes *l, struct lane *lane)
+{
+	if (!lane->gpu)
+		return;
+	gpu_store_drop(l->cfg.gpu, lane->gpu, lane->offer.bytes);
+	lane->gpu = NULL;
+	l->stats.gpus--;
+	gpu_store_defer(l->cfg.gpu, l->stats.gpus > 0);
+}
+
 static void close_lane(struct lanes *l, struct lane *lane, const char *why)
 {
 	if (!lane->guest)
 		return;
 	log_info("lane", "closed", "worker=%u reason=\"%s\"", worker_of(l, lane), why);
 	drop_holds(l, lane);
+	close_gpu(l, lane);
+	lane->has_offered = 0;
 	(void)munmap(lane->memory, memory_bytes(l));
 	lane->memory = NULL;
 	remove_guest(lane->guest);
@@ -173,7 +202,7 @@ static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
 static int holds_weights(const struct lane *lane)
 {
 	for (size_t i = 0; i < LANE_HOLDS; i++)
-		if (lane->hold[i].buffer)
+		if (is_in_use(&lane->hold[i]))
 			return 1;
 	return 0;
 }
@@ -213,16 +242,73 @@ static int greet(struct guest *g)
 	return 1;
 }
 
-/* Called when a connection is readable. A worker sends nothing after its greeting. If its
- * connection becomes readable later, the worker has closed it. */
+/* ---- memory of a worker's GPU ---------------------------------------------------------------- */
+
+static int is_sound_offer(const struct lanes *l, const struct lane_gpu_offer *o)
+{
+	const uint64_t bytes = l->cfg.n_params * sizeof(float);
+
+	return o->magic == LANE_GPU_MAGIC && o->slots >= 1 && o->slots <= LANE_GPU_SLOTS &&
+	       o->pitch >= bytes && o->pitch < bytes + LANE_PAGE &&
+	       o->pitch % LANE_GPU_ALIGN == 0 && o->bytes / o->pitch >= o->slots + LANE_HOLDS;
+}
+
+static int accept_gpu(struct lanes *l, struct lane *lane, int fd, struct err *e)
+{
+	if (!l->cfg.gpu)
+		return err_set(e, PS_EUSAGE, "the server has no --store cuda:N");
+	if (l->cfg.gpu_off)
+		return err_set(e, PS_EUSAGE, "%.150s", l->cfg.gpu_off);
+	if (!is_sound_offer(l, &lane->offer))
+		return err_set(e, PS_EPROTO, "the memory of the GPU has an unknown layout");
+	return gpu_store_import(l->cfg.gpu, fd, lane->offer.bytes, &lane->gpu, e);
+}
+
+/* Handles the worker's offer of memory of its GPU. A lane has at most one offer, so that a worker
+ * cannot fill the log. Without this memory the worker uses the lane's other memory. Returns 0 if
+ * the worker has closed the lane, or has sent something else. */
+static int receive_offer(struct lanes *l, struct lane *lane)
+{
+	struct lane_gpu_answer answer = {.magic = LANE_GPU_MAGIC};
+	struct lane_gpu_offer offer;
+	struct err e;
+	int fd, rc = share_receive(lane->guest->fd, &offer, sizeof(offer), &fd, 1);
+
+	if (rc)
+		return rc == PS_EAGAIN;
+	if (lane->has_offered) {
+		close(fd);
+		return 0;
+	}
+	lane->has_offered = 1;
+	lane->offer = offer;
+	rc = accept_gpu(l, lane, fd, &e);
+	close(fd);
+	answer.accepted = rc == PS_OK;
+	if (rc)
+		memcpy(answer.why, e.text, strnlen(e.text, sizeof(answer.why) - 1));
+	l->stats.gpus += lane->gpu != NULL;
+	if (lane->gpu)
+		gpu_store_defer(l->cfg.gpu, 1);
+	if (rc)
+		log_info("lane", "no_gpu", "worker=%u reason=\"%s\"", worker_of(l, lane), e.text);
+	else
+		log_info("lane", "gpu", "worker=%u slots=%llu", worker_of(l, lane),
+			(unsigned long long)offer.slots);
+	return share_send(lane->guest->fd, &answer, sizeof(answer), NULL, 0) == PS_OK;
+}
+
+/* Called when a connection is readable. After its greeting a worker sends at most one offer of
+ * memory of its GPU. If its connection becomes readable later, the worker has closed it. */
 static void on_guest(uv_poll_t *poll, int status, int events)
 {
 	struct guest *g = poll->data;
 
 	(void)events;
-	if (g->lane)
-		close_lane(g->lanes, g->lane, "the worker closed it");
-	else if (status || !greet(g))
+	if (g->lane) {
+		if (status || !receive_offer(g->lanes, g->lane))
+			close_lane(g->lanes, g->lane, "the worker closed it");
+	} else if (status || !greet(g))
 		remove_guest(g);
 }
 
@@ -339,14 +425,45 @@ static int is_private(const struct lanes *l, const struct lane *lane, const char
 	return copy < lane->memory || copy >= lane->memory + memory_bytes(l);
 }
 
+/* The GPU may overwrite the private copy of a push as soon as the server has handled the push. */
+static void leave_copy(void *copy, void *unused)
+{
+	(void)copy;
+	(void)unused;
+}
+
+/* Appends a frame with a private copy of a slot in the memory of the worker's GPU. Only the
+ * server's GPU can read this frame. */
+static int join_gpu(
+	struct lanes *l, struct lane *lane, const struct lane_ref *ref, struct frames *f)
+{
+	const uint64_t slot = ref->slot - l->slots;
+	const float *copy;
+
+	if (!lane->gpu || slot >= lane->offer.slots || ref->count != l->cfg.n_params)
+		return PS_EPROTO;
+	gpu_store_take(l->cfg.gpu, lane->gpu + slot * lane->offer.pitch, ref->count,
+		l->cfg.pass.trained, &copy, &f->chunk[0]);
+	/* libzmq takes a pointer that is not const; nobody writes to the frame */
+	void *data = (void *)(uintptr_t)copy; /* NOLINT(performance-no-int-to-ptr) */
+	if (zmq_msg_init_data(&f->frame[1], data, ref->count * sizeof(float), leave_copy, NULL))
+		return PS_ENOMEM;
+	f->n = 2;
+	f->n_chunks = 1;
+	l->stats.pushes++;
+	return PS_OK;
+}
+
 int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f)
 {
 	struct lane *lane = find_lane(l, peer);
 
 	if (!lane)
 		return PS_ESTATE;
-	if (f->n != 1 || ref->slot >= l->slots || ref->count < 1 || ref->count > l->cfg.n_params)
+	if (f->n != 1 || ref->count < 1 || ref->count > l->cfg.n_params)
 		return PS_EPROTO;
+	if (ref->slot >= l->slots)
+		return join_gpu(l, lane, ref, f);
 	/* usually the worker has finished reading its weights when it pushes, so their buffer may
 	 * be free */
 	reap(l, lane);
@@ -362,6 +479,20 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 	return PS_OK;
 }
 
+/* Copies the current weights of `m` to buffer i in the memory of the worker's GPU. Returns 0 if
+ * there is none, or if the server's GPU does not have the weights. */
+static int hold_on_gpu(
+	struct lanes *l, struct lane *lane, size_t i, struct msg_params *m, size_t *index)
+{
+	if (!lane->gpu ||
+		!gpu_store_give(l->cfg.gpu, lane->gpu + (lane->offer.slots + i) * lane->offer.pitch,
+			&m->slices.slice[0].xxh3))
+		return 0;
+	lane->hold[i].on_gpu = 1;
+	*index = l->weights.n + i;
+	return 1;
+}
+
 int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m)
 {
 	struct lane *lane = find_lane(l, peer);
@@ -370,9 +501,12 @@ int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m)
 	if (!lane || m->which != WEIGHTS_CURRENT)
 		return 0;
 	reap(l, lane);
-	while (i < LANE_HOLDS && lane->hold[i].buffer)
+	while (i < LANE_HOLDS && is_in_use(&lane->hold[i]))
 		i++;
-	if (i == LANE_HOLDS || !param_buffers_hold(l->cfg.params, m, &index, &lane->hold[i].buffer))
+	if (i == LANE_HOLDS)
+		return 0;
+	if (!hold_on_gpu(l, lane, i, m, &index) &&
+		!param_buffers_hold(l->cfg.params, m, &index, &lane->hold[i].buffer))
 		return 0;
 	lane->hold[i].ticket = ++lane->ticket;
 	m->lane_hold = (uint32_t)i + 1;

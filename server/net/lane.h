@@ -41,6 +41,7 @@
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
 
+struct gpu_store;
 struct lanes; /* opaque, see lane.c */
 
 struct lanes_config {
@@ -54,11 +55,16 @@ struct lanes_config {
 	/* buffers of n_params floats for these copies, which must outlive the frames; if NULL, the
 	 * copies are in ordinary memory */
 	struct pool *copies;
+	/* the store of --store cuda:N, which can use memory of workers' GPUs; NULL: none */
+	struct gpu_store *gpu;
+	/* why workers cannot use memory of their GPUs; NULL: they can */
+	const char *gpu_off;
 };
 
 struct lanes_stats {
 	uint32_t open;           /* lanes in use */
 	uint64_t pushes, params; /* tensors that went through a lane */
+	uint32_t gpus;           /* lanes with memory of a GPU */
 	uint64_t refused;        /* greetings with a wrong secret or form */
 };
 

@@ -776,7 +776,9 @@ static int open_lanes(struct router *r, struct err *e)
 		.max_workers = r->cfg.max_workers,
 		.params = r->cfg.params,
 		.pass = r->cfg.pass,
-		.copies = r->cfg.copies};
+		.copies = r->cfg.copies,
+		.gpu = r->cfg.gpu,
+		.gpu_off = r->cfg.gpu_off};
 	struct err why;
 
 	if (!r->cfg.lane_path)

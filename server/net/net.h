@@ -60,7 +60,9 @@ struct router_config {
 	/* 1 if the run needs exact gradients, so that the router accepts no bfloat16
 	 * (proto/bf16.h) */
 	int only_exact;
-	struct pool *copies; /* see struct lanes_config */
+	struct pool *copies; /* see struct lanes_config, also for the next two */
+	struct gpu_store *gpu;
+	const char *gpu_off;
 	/* lane_path is the Unix socket of shared-memory lanes (lane.h), or NULL if there are no
 	 * lanes. If needs_lane is 1, router_new fails if this socket cannot be opened. */
 	const char *lane_path;

@@ -592,10 +592,12 @@ static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i
 	return rc;
 }
 
-/* Starts to copy the sum of the gradients of the newest submitted steps to the host. */
+/* Starts to copy the sum of the gradients of the newest submitted steps to the buffer of a push,
+ * which can be in memory of the device if the CPU does not use the values. */
 static int read_back(struct steps *s, struct next_push *p)
 {
-	p->g = cnnps_gradient(s->c);
+	p->g = s->info->n_push == 1 && backend_hashes(s->backend) ? cnnps_device_gradient(s->c)
+								  : cnnps_gradient(s->c);
 	return p->g ? WATCHED(backend_local_finish(s->backend, NULL, p->g)) : PS_ENOMEM;
 }
 

@@ -319,7 +319,9 @@ static int open_trainer(struct trainer *t)
 		.batches = batches_count(&t->steps.batches)};
 	t->memory = backend_memory(t->tester);
 	if (t->memory->pin) {
-		const struct lane_device device = {t->memory->pin, t->memory->unpin};
+		const struct lane_device device = {t->memory->pin, t->memory->unpin,
+			t->memory->share, t->memory->unshare, t->memory->is_shared,
+			t->memory->fetch};
 
 		cnnps_use_device(t->c, &device);
 	}

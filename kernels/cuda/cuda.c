@@ -2,11 +2,18 @@
  * cuda.c - the cuda device: choice of the GPU, life cycle, data set. See cuda.h.
  */
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <pthread.h>
+#include <unistd.h>
+#include "common/gpu_memory.h"
 #include "common/mem.h"
 #include "kernels/cuda/cuda.h"
+
+/* the GPU of the newest device for gradients, see share_memory */
+static atomic_int sharing_gpu;
 
 #define MIN_INDEX 65536 /* minimum size of the index buffer of local_steps */
 
@@ -74,6 +81,8 @@ static int cuda_start(struct cuda *c, const struct backend_options *o, struct er
 		return cuda_failed(cu, "a stream", e);
 	rc = cuda_open_path(c, e);
 	gpu_settle(&c->gpu);
+	if (!c->options.forward_only)
+		atomic_store(&sharing_gpu, c->gpu.number);
 	return rc;
 }
 
@@ -217,11 +226,71 @@ static void unpin_memory(void *memory)
 		cudaGetLastError();
 }
 
+/* ---- memory that another process uses, too --------------------------------------------------- */
+
+static struct gpu_memory_driver driver;
+static int has_driver;
+
+static void load_driver(void)
+{
+	has_driver = gpu_memory_load(&driver);
+}
+
+static int share_memory(size_t *bytes, void **memory, int *fd)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	const int gpu = atomic_load(&sharing_gpu);
+
+	pthread_once(&once, load_driver);
+	*memory = NULL;
+	*fd = -1;
+	if (!has_driver || cudaSetDevice(gpu) ||
+		gpu_memory_make(&driver, gpu, bytes, memory, fd) != CUDA_SUCCESS) {
+		cudaGetLastError();
+		return 0;
+	}
+	if (!cudaMemset(*memory, 0, *bytes) && !cudaDeviceSynchronize())
+		return 1;
+	cudaGetLastError();
+	close(*fd);
+	gpu_memory_unmap(&driver, *memory, *bytes);
+	return 0;
+}
+
+static void unshare_memory(void *memory, size_t bytes)
+{
+	gpu_memory_unmap(&driver, memory, bytes);
+}
+
+static int is_shared_memory(const void *values)
+{
+	struct cudaPointerAttributes a;
+
+	if (cudaPointerGetAttributes(&a, values)) {
+		cudaGetLastError();
+		return 0;
+	}
+	return a.type == cudaMemoryTypeDevice;
+}
+
+static int fetch_memory(void *to, const void *from, size_t bytes)
+{
+	if (!cudaSetDevice(atomic_load(&sharing_gpu)) &&
+		!cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost))
+		return 1;
+	cudaGetLastError();
+	return 0;
+}
+
 static const struct backend_memory cuda_memory = {.special = 1,
 	.allocate = pinned_allocate,
 	.release = pinned_release,
 	.pin = pin_memory,
-	.unpin = unpin_memory};
+	.unpin = unpin_memory,
+	.share = share_memory,
+	.unshare = unshare_memory,
+	.is_shared = is_shared_memory,
+	.fetch = fetch_memory};
 
 static const char *cuda_why(const void *self)
 {

@@ -55,6 +55,7 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 		s->start_hash = arena_take(a, c->n_sums + 1, sizeof(*s->start_hash));
 		s->grad_hash = arena_take(a, c->n_sums + 1, sizeof(*s->grad_hash));
 		s->tail = arena_take(a, XXH3_TAIL, 1);
+		s->grad_tail = arena_take(a, XXH3_TAIL, 1);
 	}
 }
 

@@ -101,16 +101,17 @@ static int run_graph(struct cuda *c, size_t images, int steps)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
+/* `host` may also be memory of `share`, which is on the device: see struct backend_memory. */
 static int to_device(
 	struct cuda *c, void *device, const void *host, size_t bytes, cudaStream_t stream)
 {
-	return CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+	return CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, stream));
 }
 
 static int to_host(
 	struct cuda *c, void *host, const void *device, size_t bytes, cudaStream_t stream)
 {
-	return CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
+	return CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, stream));
 }
 
 static int fetch_result(struct cuda *c, struct slot *s)
@@ -356,6 +357,10 @@ static int finish_round(struct cuda *c, struct slot *s)
 		if (!rc)
 			rc = to_host(c, s->grad_hash, s->grad_sums,
 				c->n_sums * sizeof(*s->grad_hash), c->out);
+		if (!rc)
+			rc = to_host(c, s->grad_tail,
+				(const char *)s->grad + params_bytes(c) - XXH3_TAIL, XXH3_TAIL,
+				c->out);
 	}
 	if (!rc && l->params)
 		rc = to_host(c, l->params, s->params, params_bytes(c), c->out);
@@ -429,9 +434,8 @@ void cuda_sum_hash(const void *self, uint64_t *xxh3)
 	const struct cuda *c = self;
 	const struct slot *s = c->waited;
 
-	*xxh3 = s && c->n_sums && s->log.sum
-			? mix_sums(c, s->grad_hash, s->log.sum + c->model->n_params)
-			: 0;
+	*xxh3 = s && c->n_sums && s->log.sum ? mix_sums(c, s->grad_hash, s->grad_tail + XXH3_TAIL)
+					     : 0;
 }
 
 /* Runs the gradient of a round whose weights, indices and other arguments are in the slot. */

@@ -49,6 +49,15 @@ struct backend_memory {
 	 * `reads_only`, this process cannot write the memory. NULL: the device needs no call. */
 	int (*pin)(void *memory, size_t bytes, int reads_only);
 	void (*unpin)(void *memory);
+	/* Allocates at least *bytes of zeroed memory of the device that another process of this
+	 * host can use: sets *bytes, *memory, and its descriptor *fd, which the caller closes.
+	 * Returns 0 if there is no such memory. NULL: the device has none. The memory is on the
+	 * device that was opened last for gradients. */
+	int (*share)(size_t *bytes, void **memory, int *fd);
+	void (*unshare)(void *memory, size_t bytes);
+	int (*is_shared)(const void *values); /* returns 1 if `values` are in such memory */
+	/* Copies values from such memory to memory of the host. Returns 0 if it cannot. */
+	int (*fetch)(void *to, const void *from, size_t bytes);
 };
 
 #endif

@@ -592,7 +592,7 @@ def test_each_attack_has_tests_that_name_it():
     attack."""
     page = (ROOT / "docs/faults.md").read_text()
     attacks = re.findall(r"^### (A\d+): .*\n((?:(?!#).*\n)*)", page, re.M)
-    assert [number for number, _ in attacks] == [f"A{n}" for n in range(1, 23)]
+    assert [number for number, _ in attacks] == [f"A{n}" for n in range(1, 24)]
     injected = sorted((ROOT / "tests/fault").glob("test_*.py"))
     for number, section in attacks:
         tests = re.findall(r"^\* `(\w+)` \((\w+) ?(\w*)\)$", section, re.M)

@@ -1,6 +1,7 @@
 /*
  * test_lane.c - shared-memory lanes: the server's side (server/net/lane.h) and the worker's side
  * (worker/client/lane.h) in one process, and peers that break the protocol.
+ * Covers attack A23 of docs/faults.md.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -159,7 +160,7 @@ static void take_and_fill(struct lane *l, float value, size_t count, zmq_msg_t *
 {
 	struct lane_slot slot;
 
-	assert_int_equal(lane_take(l, &slot), 1);
+	assert_int_equal(lane_take(l, &slot, 0), 1);
 	fill_values(slot.values, value);
 	assert_int_equal(lane_send(&slot, count, message), PS_OK);
 	assert_null(slot.lane);
@@ -249,7 +250,7 @@ TEST_IN(a_slot_has_one_owner, set_up_lanes, tear_down_lanes)
 	struct lane_slot slot;
 	size_t n = 0;
 
-	while (lane_take(l, &slot)) {
+	while (lane_take(l, &slot, 0)) {
 		slot.values[0] = (float)n;
 		assert_true(n < 1024);
 		assert_int_equal(lane_send(&slot, FIXTURE_PARAMS, &push[n++]), PS_OK);
@@ -258,10 +259,10 @@ TEST_IN(a_slot_has_one_owner, set_up_lanes, tear_down_lanes)
 	for (size_t i = 0; i < n; i++)
 		assert_true(*(float *)zmq_msg_data(&push[i]) == (float)i);
 	zmq_msg_close(&push[1]);
-	assert_int_equal(lane_take(l, &slot), 1);
+	assert_int_equal(lane_take(l, &slot, 0), 1);
 	assert_true(slot.values[0] == 1);
 	struct lane_slot none;
-	assert_int_equal(lane_take(l, &none), 0);
+	assert_int_equal(lane_take(l, &none, 0), 0);
 	lane_return(&slot);
 	lane_close(&l); /* the memory stays mapped until the last slot is free */
 	assert_true(*(float *)zmq_msg_data(&push[0]) == 0);
@@ -348,7 +349,7 @@ static void unpin_for_test(void *memory)
 	fake_device.unpinned++;
 }
 
-static const struct lane_device counting_device = {pin_for_test, unpin_for_test};
+static const struct lane_device counting_device = {.pin = pin_for_test, .unpin = unpin_for_test};
 
 TEST_IN(a_device_pins_memory_once_and_releases_it_with_the_lane, set_up_lanes, tear_down_lanes)
 {
@@ -359,7 +360,7 @@ TEST_IN(a_device_pins_memory_once_and_releases_it_with_the_lane, set_up_lanes, t
 	float other = 0;
 
 	memset(&fake_device, 0, sizeof(fake_device));
-	assert_int_equal(lane_take(l, &slot), 1);
+	assert_int_equal(lane_take(l, &slot, 0), 1);
 	for (int i = 0; i < 2; i++)
 		assert_int_equal(lane_pin(l, slot.values, &counting_device), 1);
 	assert_int_equal(fake_device.pinned, 1);
@@ -387,7 +388,7 @@ TEST_IN(a_device_may_refuse_memory, set_up_lanes, tear_down_lanes)
 
 	memset(&fake_device, 0, sizeof(fake_device));
 	fake_device.refuses = 1;
-	assert_int_equal(lane_take(l, &slot), 1);
+	assert_int_equal(lane_take(l, &slot, 0), 1);
 	assert_int_equal(lane_pin(l, slot.values, &counting_device), 0);
 	fake_device.refuses = 0;
 	assert_int_equal(lane_pin(l, slot.values, &counting_device), 0);

@@ -62,7 +62,8 @@ struct cnnps {
 	int has_staging;          /* 1 if received weights are copied to `staging` */
 	float *staging;           /* a buffer of `pool`; NULL until it is allocated */
 	int has_device;           /* 1 after cnnps_use_device */
-	uint64_t gradient_xxh3;   /* the checksum of `gradient`, or 0 */
+	struct lane_device device;
+	uint64_t gradient_xxh3; /* the checksum of `gradient`, or 0 */
 	/* set_view leaves the check of the weights to the program and sets *unchecked; or NULL */
 	uint64_t *unchecked;
 	struct arrival awaited; /* the weights that CNNPS_PULL_WAIT has received, or empty */
@@ -476,14 +477,33 @@ static int check_view(struct cnnps *c, const struct arrival *a)
 	return PS_EPROTO;
 }
 
+/* Moves weights from memory of the device to memory of the host. */
+static int fetch_weights(struct cnnps *c, struct arrival *a)
+{
+	if (!is_one_frame(a) || !lane_on_device(c->has_device ? &c->device : NULL,
+					zmq_msg_data(&a->frames.frame[1])))
+		return PS_OK;
+	return lane_fetch(&c->device, &a->frames.frame[1]);
+}
+
 /* Verifies weights and makes them c->view. The view lies in the lane if a device can use it. Else
  * it lies in a buffer of the pool if the program has set options.allocate, or if the weights need a
  * conversion. Otherwise, the view is the received message if this message is one aligned frame, or
  * else a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
+	const struct slice *s = &a->params.slices.slice[0];
 	int rc;
 
+	if (c->unchecked && s->xxh3 && is_one_frame(a) &&
+		lane_on_device(
+			c->has_device ? &c->device : NULL, zmq_msg_data(&a->frames.frame[1]))) {
+		(void)zmq_msg_move(&c->view, &a->frames.frame[1]);
+		*c->unchecked = s->xxh3;
+		return PS_OK;
+	}
+	if ((rc = fetch_weights(c, a)))
+		return rc;
 	if (c->has_device && is_one_frame(a) &&
 		net_pin(c->net, zmq_msg_data(&a->frames.frame[1]))) {
 		(void)zmq_msg_move(&c->view, &a->frames.frame[1]);
@@ -515,7 +535,9 @@ static int pull_verified(struct cnnps *c, enum weights which, float *to, struct 
 			release_view(c);
 		if ((rc = await_weights(c, which, a)))
 			return rc;
-		rc = to ? verify_weights(a, to) : set_view(c, a);
+		rc = to ? fetch_weights(c, a) : PS_OK;
+		if (!rc)
+			rc = to ? verify_weights(a, to) : set_view(c, a);
 		frames_release(&a->frames);
 	}
 	if (rc == PS_EPROTO)
@@ -588,6 +610,7 @@ int cnnps_pull_unchecked(struct cnnps *c, struct cnnps_pull *pull, uint64_t *xxh
 void cnnps_use_device(struct cnnps *c, const struct lane_device *device)
 {
 	c->has_device = 1;
+	c->device = *device;
 	net_use_device(c->net, device);
 }
 
@@ -597,9 +620,9 @@ void cnnps_set_checksum(struct cnnps *c, uint64_t xxh3)
 }
 
 /* Takes a slot of the lane, in which the program can compute a gradient. */
-static int take_lane_slot(struct cnnps *c)
+static int take_lane_slot(struct cnnps *c, int on_device)
 {
-	if ((c->has_staging && !c->has_device) || !net_take_slot(c->net, &c->slot))
+	if ((c->has_staging && !c->has_device) || !net_take_slot(c->net, &c->slot, on_device))
 		return 0;
 	if (!c->has_staging || net_pin(c->net, c->slot.values))
 		return 1;
@@ -607,18 +630,26 @@ static int take_lane_slot(struct cnnps *c)
 	return 0;
 }
 
-float *cnnps_gradient(struct cnnps *c)
+static float *take_gradient(struct cnnps *c, int on_device)
 {
-	if (!c)
-		return NULL;
 	if (c->gradient || !c->pool)
 		return c->gradient;
 	c->gradient_xxh3 = 0;
-	if (take_lane_slot(c))
+	if ((on_device && take_lane_slot(c, 1)) || take_lane_slot(c, 0))
 		c->gradient = c->slot.values;
 	else
 		c->gradient = pool_acquire(c->pool);
 	return c->gradient;
+}
+
+float *cnnps_gradient(struct cnnps *c)
+{
+	return c ? take_gradient(c, 0) : NULL;
+}
+
+float *cnnps_device_gradient(struct cnnps *c)
+{
+	return take_gradient(c, !c->feedback.error);
 }
 
 static int send_slot(struct cnnps *c, struct request *o)
@@ -661,7 +692,7 @@ static int make_tensor(
 	if (is_lent && !c->has_staging && !c->feedback.error)
 		return pool_send(c->pool, &c->gradient, &o->push.tensor);
 	/* copy the values, because the program may use its buffer again after this call */
-	if (net_take_slot(c->net, &slot)) {
+	if (net_take_slot(c->net, &slot, 0)) {
 		struct chunk copy;
 
 		wire_copy_chunk(slot.values, g, n, &copy, NULL);

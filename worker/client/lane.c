@@ -13,12 +13,25 @@
 
 #define MAX_SLOTS   1024u
 #define MAX_BUFFERS 65536u
+/* bytes of the slots in memory of the device, and the number of these slots */
+#define MAX_SHARED       ((uint64_t)256 << 20)
+#define MIN_SHARED_SLOTS 2u
+#define MAX_SHARED_SLOTS 256u
 
 /* The argument that libzmq passes to return_slot. */
 struct slot_owner {
 	struct lane *lane;
-	uint32_t index;
-	int taken; /* 1 if the program or a message owns the slot */
+	struct slots *slots;
+	uint32_t index; /* in these slots */
+	int taken;      /* 1 if the program or a message owns the slot */
+};
+
+/* The slots of one memory. */
+struct slots {
+	uint32_t n, n_free;
+	/* a stack, because the caches still hold the slot that was returned last */
+	uint32_t *free_slot;
+	struct slot_owner *owner;
 };
 
 struct lane {
@@ -31,10 +44,11 @@ struct lane {
 	char *weights; /* mapped read-only */
 	struct lane_control *control;
 	pthread_mutex_t mutex; /* guards n_free, free_slot, and `taken` of each owner */
-	uint32_t n_free;
-	/* a stack, because the caches still hold the slot that was returned last */
-	uint32_t *free_slot;
-	struct slot_owner *owner;
+	struct slots host, gpu;
+	/* the memory of the device that the worker has offered; NULL: none */
+	char *shared;
+	struct lane_gpu_offer offer;
+	enum { OFFER_NONE, OFFER_SENT, OFFER_ACCEPTED } offered;
 	/* the device that uses the memory; its functions are NULL before the first lane_pin */
 	struct lane_device device;
 	unsigned char *slot_pin, *buffer_pin; /* enum pin of each slot and each buffer */
@@ -50,6 +64,31 @@ static size_t pushes_bytes(const struct lane *l)
 static size_t weights_bytes(const struct lane *l)
 {
 	return l->layout.buffers * l->layout.buffer_pitch;
+}
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+static void release_slots(struct slots *s)
+{
+	free(s->free_slot);
+	free(s->owner);
+	*s = (struct slots){0};
+}
+
+static int make_slots(struct lane *l, struct slots *s, uint32_t n)
+{
+	*s = (struct slots){.n = n,
+		.owner = mem_try(n, sizeof(*s->owner)),
+		.free_slot = mem_try(n, sizeof(*s->free_slot))};
+	if (!s->owner || !s->free_slot) {
+		release_slots(s);
+		return PS_ENOMEM;
+	}
+	for (uint32_t i = n; i-- > 0;) {
+		s->owner[i] = (struct slot_owner){.lane = l, .slots = s, .index = i};
+		s->free_slot[s->n_free++] = i;
+	}
+	return PS_OK;
 }
 
 /* ---- creation and release -------------------------------------------------------------------- */
@@ -82,6 +121,14 @@ static void unmap_memory(struct lane *l)
 	free(l->buffer_pin);
 }
 
+static void drop_shared(struct lane *l)
+{
+	if (l->shared)
+		l->device.unshare(l->shared, l->offer.bytes);
+	l->shared = NULL;
+	release_slots(&l->gpu);
+}
+
 static void drop_lane_ref(struct lane *l)
 {
 	unsigned before = atomic_fetch_sub(&l->refs, 1);
@@ -89,13 +136,14 @@ static void drop_lane_ref(struct lane *l)
 	PS_ASSERT(before >= 1); /* invariant 2 */
 	if (before > 1)
 		return;
-	PS_ASSERT(!l->pushes || l->n_free == l->layout.slots); /* invariant 2 */
+	/* invariant 2 */
+	PS_ASSERT(l->host.n_free == l->host.n && l->gpu.n_free == l->gpu.n);
 	unmap_memory(l);
+	drop_shared(l);
 	if (l->fd >= 0)
 		close(l->fd);
 	pthread_mutex_destroy(&l->mutex);
-	free(l->free_slot);
-	free(l->owner);
+	release_slots(&l->host);
 	free(l);
 }
 
@@ -152,11 +200,11 @@ static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
 		!share_is_sound(fds[1], pushes_bytes(l)))
 		return err_set(
 			e, PS_EPROTO, "the shared memory of the server has an unknown layout");
-	l->owner = mem_try(l->layout.slots, sizeof(*l->owner));
-	l->free_slot = mem_try(l->layout.slots, sizeof(*l->free_slot));
+	if (make_slots(l, &l->host, (uint32_t)l->layout.slots))
+		return err_set(e, PS_ENOMEM, "no memory");
 	l->slot_pin = mem_try(l->layout.slots, 1);
 	l->buffer_pin = mem_try(l->layout.buffers, 1);
-	if (!l->owner || !l->free_slot || !l->slot_pin || !l->buffer_pin)
+	if (!l->slot_pin || !l->buffer_pin)
 		return err_set(e, PS_ENOMEM, "no memory");
 	l->weights = share_map(fds[0], weights_bytes(l), 0);
 	char *pushes = share_map(fds[1], pushes_bytes(l), 1);
@@ -166,10 +214,6 @@ static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
 		return err_set(e, PS_ENOMEM, "the server's memory cannot be mapped");
 	}
 	l->control = (struct lane_control *)(void *)pushes;
-	for (uint32_t i = (uint32_t)l->layout.slots; i-- > 0;) {
-		l->owner[i] = (struct slot_owner){.lane = l, .index = i};
-		l->free_slot[l->n_free++] = i;
-	}
 	l->pushes = pushes;
 	return PS_OK;
 }
@@ -210,10 +254,88 @@ int lane_fd(const struct lane *l)
 	return l->fd;
 }
 
+/* ---- memory of the device -------------------------------------------------------------------- */
+
+int lane_offer(struct lane *l, const struct lane_device *device)
+{
+	const uint64_t bytes = l->n_params * sizeof(float);
+	const uint64_t pitch = (bytes + LANE_GPU_ALIGN - 1) / LANE_GPU_ALIGN * LANE_GPU_ALIGN;
+	uint64_t slots = MAX_SHARED / pitch;
+	void *memory;
+	int fd;
+
+	if (!lane_is_open(l) || l->offered || !device->share)
+		return 0;
+	slots = slots < MIN_SHARED_SLOTS ? MIN_SHARED_SLOTS : slots;
+	slots = slots > MAX_SHARED_SLOTS ? MAX_SHARED_SLOTS : slots;
+	size_t room = (slots + LANE_HOLDS) * pitch;
+	l->device = *device;
+	if (make_slots(l, &l->gpu, (uint32_t)slots))
+		return 0;
+	if (!device->share(&room, &memory, &fd)) {
+		release_slots(&l->gpu);
+		return 0;
+	}
+	l->shared = memory;
+	l->offer = (struct lane_gpu_offer){
+		.magic = LANE_GPU_MAGIC, .bytes = room, .pitch = pitch, .slots = slots};
+	int rc = share_send(l->fd, &l->offer, sizeof(l->offer), &fd, 1);
+	close(fd);
+	if (rc)
+		drop_shared(l);
+	l->offered = rc ? OFFER_NONE : OFFER_SENT;
+	return rc == PS_OK;
+}
+
+int lane_poll_offer(struct lane *l, struct err *e)
+{
+	struct lane_gpu_answer answer;
+
+	if (l->offered != OFFER_SENT)
+		return PS_EAGAIN;
+	int rc = share_receive(l->fd, &answer, sizeof(answer), NULL, 0);
+	if (rc == PS_EAGAIN)
+		return rc;
+	l->offered = OFFER_ACCEPTED;
+	if (!rc && answer.magic == LANE_GPU_MAGIC && answer.accepted)
+		return PS_OK;
+	drop_shared(l); /* the server has no use for it, so no slot and no buffer is in use */
+	answer.why[LANE_GPU_WHY - 1] = '\0';
+	return err_set(
+		e, PS_EUSAGE, "%s", rc ? "the server's answer has an unknown form" : answer.why);
+}
+
+int lane_fetch(const struct lane_device *device, zmq_msg_t *message)
+{
+	zmq_msg_t copy;
+	const size_t bytes = zmq_msg_size(message);
+
+	if (zmq_msg_init_size(&copy, bytes))
+		return PS_ENOMEM;
+	if (!device->fetch(zmq_msg_data(&copy), zmq_msg_data(message), bytes)) {
+		(void)zmq_msg_close(&copy);
+		return PS_EDEVICE;
+	}
+	(void)zmq_msg_move(message, &copy);
+	return PS_OK;
+}
+
+/* Returns the number of the slot or buffer in the memory of the device at `values`, or -1. */
+static int64_t part_of_shared(const struct lane *l, const void *values)
+{
+	const char *at = values;
+
+	if (!l->shared || at < l->shared || at >= l->shared + l->offer.bytes)
+		return -1;
+	return (int64_t)((uint64_t)(at - l->shared) / l->offer.pitch);
+}
+
 /* ---- pushes: slots --------------------------------------------------------------------------- */
 
-static float *slot_values(const struct lane *l, uint32_t index)
+static float *slot_values(const struct lane *l, const struct slots *s, uint32_t index)
 {
+	if (s == &l->gpu)
+		return (float *)(void *)(l->shared + index * l->offer.pitch);
 	return (float *)(void *)(l->pushes + LANE_PAGE + index * l->layout.slot_pitch);
 }
 
@@ -234,6 +356,8 @@ int lane_pin(struct lane *l, const void *values, const struct lane_device *devic
 	if (!lane_is_open(l))
 		return 0;
 	l->device = *device;
+	if (part_of_shared(l, values) >= 0)
+		return 1;
 	uint32_t slot = lane_slot_of(l, values);
 	if (slot)
 		return pin_part(
@@ -244,24 +368,25 @@ int lane_pin(struct lane *l, const void *values, const struct lane_device *devic
 		(size_t)(at - l->weights) / l->layout.buffer_pitch, l->buffer_pin, 1);
 }
 
-int lane_take(struct lane *l, struct lane_slot *slot)
+int lane_take(struct lane *l, struct lane_slot *slot, int on_device)
 {
+	struct slots *s = on_device ? &l->gpu : &l->host;
 	int found;
 
 	*slot = (struct lane_slot){0};
 	pthread_mutex_lock(&l->mutex);
-	found = l->n_free > 0;
+	found = s->n_free > 0 && (!on_device || l->offered == OFFER_ACCEPTED);
 	if (found) {
-		slot->index = l->free_slot[--l->n_free];
-		PS_ASSERT(!l->owner[slot->index].taken); /* invariant 1 */
-		l->owner[slot->index].taken = 1;
+		slot->owner = &s->owner[s->free_slot[--s->n_free]];
+		PS_ASSERT(!slot->owner->taken); /* invariant 1 */
+		slot->owner->taken = 1;
 	}
 	pthread_mutex_unlock(&l->mutex);
 	if (!found)
 		return 0;
 	add_ref(l);
 	slot->lane = l;
-	slot->values = slot_values(l, slot->index);
+	slot->values = slot_values(l, s, slot->owner->index);
 	return 1;
 }
 
@@ -273,9 +398,9 @@ static void return_slot(void *values, void *owner)
 
 	(void)values;
 	pthread_mutex_lock(&l->mutex);
-	PS_ASSERT(o->taken && l->n_free < l->layout.slots); /* invariant 1 */
+	PS_ASSERT(o->taken && o->slots->n_free < o->slots->n); /* invariant 1 */
 	o->taken = 0;
-	l->free_slot[l->n_free++] = o->index;
+	o->slots->free_slot[o->slots->n_free++] = o->index;
 	pthread_mutex_unlock(&l->mutex);
 	drop_lane_ref(l);
 }
@@ -283,14 +408,14 @@ static void return_slot(void *values, void *owner)
 void lane_return(struct lane_slot *slot)
 {
 	if (slot->lane)
-		return_slot(slot->values, &slot->lane->owner[slot->index]);
+		return_slot(slot->values, slot->owner);
 	slot->lane = NULL;
 }
 
 int lane_send(struct lane_slot *slot, size_t count, zmq_msg_t *message)
 {
-	if (zmq_msg_init_data(message, slot->values, count * sizeof(float), return_slot,
-		    &slot->lane->owner[slot->index]))
+	if (zmq_msg_init_data(
+		    message, slot->values, count * sizeof(float), return_slot, slot->owner))
 		return PS_ENOMEM;
 	slot->lane = NULL;
 	return PS_OK;
@@ -300,6 +425,10 @@ uint32_t lane_slot_of(const struct lane *l, const void *values)
 {
 	const char *at = values;
 
+	int64_t shared = lane_is_open(l) ? part_of_shared(l, values) : -1;
+
+	if (shared >= 0 && shared < (int64_t)l->gpu.n)
+		return (uint32_t)(l->layout.slots + (uint64_t)shared) + 1;
 	if (!lane_is_open(l) || at < l->pushes + LANE_PAGE || at >= l->pushes + pushes_bytes(l))
 		return 0;
 	return (uint32_t)((size_t)(at - l->pushes - LANE_PAGE) / l->layout.slot_pitch) + 1;
@@ -339,18 +468,26 @@ void lane_resynchronised(struct lane *l, uint64_t ticket)
 		note_seen(l, ticket);
 }
 
+/* Returns 1 if `ref` names the buffer of its hold in the memory of the device. */
+static int is_shared_buffer(const struct lane *l, const struct lane_ref *ref)
+{
+	return l->shared && ref->buffer - l->layout.buffers == ref->hold;
+}
+
 int lane_append(struct lane *l, const struct lane_ref *ref, struct frames *f)
 {
 	struct reading *r;
 
 	if (f->n != 1 || ref->ticket <= l->layout.ticket || ref->hold >= LANE_HOLDS ||
-		ref->buffer >= l->layout.buffers)
+		(ref->buffer >= l->layout.buffers && !is_shared_buffer(l, ref)))
 		return PS_EPROTO;
 	r = malloc(sizeof(*r));
 	if (!r)
 		return PS_ENOMEM;
 	*r = (struct reading){l, (uint32_t)ref->hold, ref->ticket};
-	char *at = l->weights + ref->buffer * l->layout.buffer_pitch;
+	char *at = ref->buffer < l->layout.buffers
+			   ? l->weights + ref->buffer * l->layout.buffer_pitch
+			   : l->shared + (l->offer.slots + ref->hold) * l->offer.pitch;
 	if (zmq_msg_init_data(&f->frame[1], at, l->n_params * sizeof(float), end_reading, r)) {
 		free(r);
 		return PS_ENOMEM;

@@ -26,7 +26,8 @@
 #include "proto/msg.h"
 #include "proto/wire.h"
 
-struct lane; /* opaque, see lane.c */
+struct lane;       /* opaque, see lane.c */
+struct slot_owner; /* opaque, see lane.c */
 
 /* Functions of a device that can use memory of the host directly. `pin` returns 1 if the device can
  * use this memory from now on, until `unpin`. If `reads_only` is 1, this process cannot write the
@@ -34,13 +35,30 @@ struct lane; /* opaque, see lane.c */
 struct lane_device {
 	int (*pin)(void *memory, size_t bytes, int reads_only);
 	void (*unpin)(void *memory);
+	/* Memory of the device, as in struct backend_memory; `share` may be NULL. */
+	int (*share)(size_t *bytes, void **memory, int *fd);
+	void (*unshare)(void *memory, size_t bytes);
+	int (*is_shared)(const void *values);
+	int (*fetch)(void *to, const void *from, size_t bytes);
 };
+
+/* Returns 1 if `values` are in memory of the device that the CPU cannot read. `device` may be
+ * NULL. */
+static inline int lane_on_device(const struct lane_device *device, const void *values)
+{
+	return device && device->share && device->is_shared(values);
+}
+
+/* Replaces a message in memory of the device by a copy in memory of the host. PS_ENOMEM,
+ * PS_EDEVICE. */
+int lane_fetch(const struct lane_device *device, zmq_msg_t *message) PS_MUST_CHECK;
 
 /* A slot that the program owns. Any thread may use it. */
 struct lane_slot {
 	struct lane *lane; /* the lane that has the slot, or NULL */
-	uint32_t index;
-	float *values; /* n_params values: zeros or an earlier gradient */
+	struct slot_owner *owner;
+	/* n_params values: zeros or an earlier gradient, possibly in memory of the device */
+	float *values;
 };
 
 /* Connects to the Unix socket of WELCOME `w` and presents its secret, without waiting for the
@@ -64,8 +82,14 @@ void lane_resynchronised(struct lane *l, uint64_t ticket);
 /* Lets the device use the slot or the buffer of weights at `values`. Returns 1 if the device can
  * use it, and 0 if it cannot or if `values` is neither a slot nor a buffer of this lane. */
 int lane_pin(struct lane *l, const void *values, const struct lane_device *device);
-/* Takes a free slot. Returns 0 if there is none. */
-int lane_take(struct lane *l, struct lane_slot *slot) PS_MUST_CHECK;
+/* Offers memory of the device to the server of an open lane, so that the server exchanges gradients
+ * and weights with the device directly. Returns 0 if the device has no such memory. */
+int lane_offer(struct lane *l, const struct lane_device *device);
+/* Reads the answer to the offer. PS_OK: the server uses the memory. PS_EAGAIN: there is no answer
+ * yet, or no offer. Any other status: the server does not use it, for the reason in *e. */
+int lane_poll_offer(struct lane *l, struct err *e) PS_MUST_CHECK;
+/* Takes a free slot; with `on_device` one in memory of the device. Returns 0 if there is none. */
+int lane_take(struct lane *l, struct lane_slot *slot, int on_device) PS_MUST_CHECK;
 /* Gives a slot that was not sent back to the lane, and sets slot->lane to NULL. Any thread may call
  * it. */
 void lane_return(struct lane_slot *slot);

@@ -30,16 +30,44 @@ static int on_lane_failed(struct lane_setup *s, const char *why, struct err *e)
 	return PS_OK;
 }
 
+static void offer_device(const struct lane_setup *s)
+{
+	if (s->device && s->device->share && lane_is_open(s->lane) &&
+		!lane_offer(s->lane, s->device))
+		log_info("lane", "no_gpu", "reason=\"the GPU has no memory that can be shared\"");
+}
+
+void lane_setup_use_device(struct lane_setup *s, const struct lane_device *device)
+{
+	s->device = device;
+	offer_device(s);
+}
+
+/* Reads the server's answer to the offer of memory of the device. Without this memory, the device
+ * uses the other memory of the lane. */
+static void poll_offer(const struct lane_setup *s)
+{
+	struct err why;
+	int rc = lane_is_open(s->lane) ? lane_poll_offer(s->lane, &why) : PS_EAGAIN;
+
+	if (rc == PS_OK)
+		log_info("lane", "gpu", "server=%s", s->server);
+	else if (rc != PS_EAGAIN)
+		log_info("lane", "no_gpu", "reason=\"%s\"", why.text);
+}
+
 int lane_setup_poll(struct lane_setup *s, uint64_t now_ms, struct err *e)
 {
 	struct err why;
 
+	poll_offer(s);
 	if (!lane_setup_waits(s))
 		return PS_OK;
 	int rc = lane_poll(s->lane, &why);
 	if (rc == PS_OK) {
 		s->out->lane = s->lane;
 		log_info("lane", "open", "server=%s", s->server);
+		offer_device(s);
 	} else if (rc != PS_EAGAIN) {
 		return on_lane_failed(s, why.text, e);
 	} else if (now_ms - s->requested_ms >= LANE_MS) {

@@ -236,7 +236,7 @@ static int append_weights(struct net *n, const struct lane_ref *ref, struct fram
 	return lane_is_open(n->lane.lane) ? lane_append(n->lane.lane, ref, f) : PS_EPROTO;
 }
 
-int net_take_slot(struct net *n, struct lane_slot *slot)
+int net_take_slot(struct net *n, struct lane_slot *slot, int on_device)
 {
 	int taken = 0;
 
@@ -244,7 +244,7 @@ int net_take_slot(struct net *n, struct lane_slot *slot)
 	uv_mutex_lock(&n->io_lock);
 	own_io_lock(n);
 	if (lane_is_open(n->lane.lane))
-		taken = lane_take(n->lane.lane, slot);
+		taken = lane_take(n->lane.lane, slot, on_device);
 	unlock_io(n);
 	return taken;
 }
@@ -254,6 +254,8 @@ void net_use_device(struct net *n, const struct lane_device *device)
 	uv_mutex_lock(&n->io_lock);
 	own_io_lock(n);
 	n->device = *device;
+	n->out.device = &n->device;
+	lane_setup_use_device(&n->lane, &n->device);
 	unlock_io(n);
 }
 

@@ -56,9 +56,9 @@ struct net; /* opaque */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Carries out `r` and blocks until it is complete. Returns r->status. */
 int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
-/* Takes a slot of shared memory for a gradient. Returns 0 if no slot is free, so that the gradient
- * must travel over the connection. Any thread may call it. */
-int net_take_slot(struct net *n, struct lane_slot *slot) PS_MUST_CHECK;
+/* Takes a slot of shared memory for a gradient; with `on_device` one of the device. Returns 0 if no
+ * slot is free, so that the gradient must travel over the connection. Any thread may call it. */
+int net_take_slot(struct net *n, struct lane_slot *slot, int on_device) PS_MUST_CHECK;
 /* Lets `device` use memory of lanes with net_pin. */
 void net_use_device(struct net *n, const struct lane_device *device);
 /* As lane_pin, with the present lane and the device of net_use_device; 0 if there is none. */

@@ -251,6 +251,11 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 	else
 		o->sent_seq = seq;
 	uint32_t slot = lane_slot_of(o->lane, zmq_msg_data(&k->tensor));
+	if ((!slot || !k->whole.xxh3) && lane_on_device(o->device, zmq_msg_data(&k->tensor))) {
+		slot = 0;
+		if (lane_fetch(o->device, &k->tensor))
+			return; /* the session sends the push again later */
+	}
 	if (slot)
 		post_in_lane(o, &whole, k, slot);
 	else

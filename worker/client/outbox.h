@@ -3,7 +3,8 @@
  * have to send again.
  *
  * Invariants:
- * (1) the tensor of a push is one message, which all transmissions of the push share without a copy
+ * (1) the tensor of a push is one message, which all transmissions of the push share without a
+ *     copy; a tensor in memory of a device moves to memory of the host when the lane is lost
  *     (asserted by outbox_retain; a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
  * (2) messages leave in the order of their posting (asserted by pop;
  *     what_finds_no_room_leaves_later_in_its_order);
@@ -52,6 +53,8 @@ struct outbox {
 	/* Borrowed. If it is not NULL, the server reads tensors in the slots of this lane, and the
 	 * worker does not send them as frames. */
 	const struct lane *lane;
+	/* Borrowed. The device in whose memory the tensor of a push may be; NULL: there is none. */
+	const struct lane_device *device;
 	size_t retained_bytes;
 	uint64_t sent_seq; /* newest posted push */
 	uint64_t replayed; /* number of repeated posts of a push */

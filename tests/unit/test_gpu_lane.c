@@ -1,0 +1,379 @@
+/*
+ * test_gpu_lane.c - lanes whose worker offers memory of its GPU: the server's side
+ * (server/net/lane.h) and the worker's side (worker/client/lane.h) in one process. Instead of GPUs,
+ * the server has the double of the store module (tests/device/), and the worker's memory is a
+ * memfd. Covers attack A23 of docs/faults.md.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <uv.h>
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/share.h"
+#include "server/core/vec.h"
+#include "server/device/gpu_store.h"
+#include "server/net/lane.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/test.h"
+#include "worker/client/lane.h"
+
+#define N           20001u
+#define TRAINED     19000u
+#define PEER        7u
+#define DEADLINE_MS 10000
+#define FAKE_SLOTS  256u /* those that lane_offer makes for N values */
+
+static char dir[64], path[128];
+static uv_loop_t loop;
+static struct param_buffers *params;
+static struct gpu_store *store;
+static struct lanes *lanes;
+static struct wire *wire;
+static float weights[N];
+
+static int open_gpu_lanes(const char *gpu_off)
+{
+	struct err e;
+
+	log_set_level(LOG_ERROR);
+	temp_dir_make(dir);
+	snprintf(path, sizeof(path), "%s/lane", dir);
+	if (param_buffers_new(&params, N, 4) || uv_loop_init(&loop) || wire_new(&wire, N) ||
+		gpu_store_open(&store, 0, &e) || gpu_store_allocate(store, N, 0, &e))
+		return 1;
+	for (size_t i = 0; i < N; i++)
+		weights[i] = (float)i / 7;
+	const struct lanes_config config = {.loop = &loop,
+		.path = path,
+		.n_params = N,
+		.max_workers = 3,
+		.params = params,
+		.pass = {.trained = TRAINED},
+		.gpu = store,
+		.gpu_off = gpu_off};
+	return lanes_new(&lanes, &config, &e);
+}
+
+static int set_up_gpu_lanes(void **state)
+{
+	(void)state;
+	return open_gpu_lanes(NULL);
+}
+
+static int set_up_host_lanes(void **state)
+{
+	(void)state;
+	return open_gpu_lanes("this run needs the host");
+}
+
+static int tear_down_gpu_lanes(void **state)
+{
+	(void)state;
+	lanes_stop(lanes);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	lanes_free(&lanes);
+	gpu_store_close(&store);
+	param_buffers_free(&params);
+	wire_free(&wire);
+	temp_dir_remove(dir);
+	return uv_loop_close(&loop);
+}
+
+/* ---- the worker's device --------------------------------------------------------------------- */
+
+static struct {
+	char *memory;
+	size_t bytes;
+	int unshared;
+} fake_gpu;
+
+static int share_fake(size_t *bytes, void **memory, int *fd)
+{
+	if (share_new("a fake GPU", *bytes, fd))
+		return 0;
+	*memory = fake_gpu.memory = share_map(*fd, *bytes, 1);
+	fake_gpu.bytes = *bytes;
+	return *memory != NULL;
+}
+
+static void unshare_fake(void *memory, size_t bytes)
+{
+	(void)munmap(memory, bytes);
+	fake_gpu.unshared++;
+}
+
+static int is_fake(const void *values)
+{
+	const char *at = values;
+
+	return at >= fake_gpu.memory && at < fake_gpu.memory + fake_gpu.bytes;
+}
+
+static int fetch_fake(void *to, const void *from, size_t bytes)
+{
+	memcpy(to, from, bytes);
+	return 1;
+}
+
+static const struct lane_device device = {
+	.share = share_fake, .unshare = unshare_fake, .is_shared = is_fake, .fetch = fetch_fake};
+
+/* Opens a lane of worker 1 without an offer. */
+static void open_plain_lane(struct lane **l)
+{
+	struct msg_welcome w = {.stamp = {.worker = 1, .incarnation = 1}, .n_params = N};
+	uint64_t end = clock_ms() + DEADLINE_MS;
+	struct err e;
+	int rc;
+
+	lanes_welcome(lanes, PEER, &w);
+	assert_int_equal(lane_open(l, &w, &e), PS_OK);
+	while ((rc = lane_poll(*l, &e)) == PS_EAGAIN && clock_ms() < end)
+		uv_run(&loop, UV_RUN_NOWAIT);
+	assert_int_equal(rc, PS_OK);
+}
+
+/* Opens a lane of worker 1 and offers memory. Returns the status of the answer. */
+static int open_offering_lane(struct lane **l, struct err *e)
+{
+	uint64_t end = clock_ms() + DEADLINE_MS;
+	int rc;
+
+	memset(&fake_gpu, 0, sizeof(fake_gpu));
+	open_plain_lane(l);
+	assert_int_equal(lane_offer(*l, &device), 1);
+	while ((rc = lane_poll_offer(*l, e)) == PS_EAGAIN && clock_ms() < end)
+		uv_run(&loop, UV_RUN_NOWAIT);
+	return rc;
+}
+
+static void close_worker_lane(struct lane **l)
+{
+	struct lanes_stats s;
+	uint64_t end = clock_ms() + DEADLINE_MS;
+
+	lane_close(l);
+	do {
+		uv_run(&loop, UV_RUN_NOWAIT);
+		lanes_stats(lanes, &s);
+	} while (s.open > 0 && clock_ms() < end);
+	assert_int_equal(s.open, 0);
+	assert_int_equal(s.gpus, 0);
+	assert_int_equal(gpu_store_device(store)->defers, 0);
+	assert_int_equal(fake_gpu.unshared, 1);
+}
+
+/* ---- pushes ---------------------------------------------------------------------------------- */
+
+/* Receives a PUSH of the values in `message`, as the router does. */
+static int receive_gpu_push(const struct lane *l, zmq_msg_t *message, uint64_t xxh3, uint32_t slot,
+	struct msg *got, struct frames *in)
+{
+	struct msg m = {.type = MSG_PUSH};
+	struct lane_ref ref;
+	const char *why;
+
+	m.push.seq = 1;
+	m.push.slices.n = 1;
+	m.push.slices.slice[0] = (struct slice){.count = N, .encoding = ENCODING_F32, .xxh3 = xxh3};
+	m.push.lane_slot = slot ? slot : lane_slot_of(l, zmq_msg_data(message));
+	m.push.lane_count = N;
+	frames_init(in);
+	assert_int_equal(wire_encode_header(&m, &in->frame[0]), PS_OK);
+	in->n = 1;
+	assert_int_equal(wire_lane_ref(in, &ref), 1);
+	int rc = lanes_join(lanes, PEER, &ref, in);
+	return rc ? rc : wire_decode(wire, in, got, &why);
+}
+
+TEST_IN(a_gradient_goes_from_gpu_to_gpu, set_up_gpu_lanes, tear_down_gpu_lanes)
+{
+	struct lane *l;
+	struct lane_slot slot;
+	struct frames in;
+	struct err e;
+	struct msg m;
+	zmq_msg_t message;
+	double squares = 0;
+
+	assert_int_equal(open_offering_lane(&l, &e), PS_OK);
+	assert_int_equal(gpu_store_device(store)->defers, 1);
+	assert_int_equal(lane_take(l, &slot, 1), 1);
+	assert_true(is_fake(slot.values));
+	for (size_t i = 0; i < N; i++)
+		slot.values[i] = (float)(i % 100) - 51;
+	assert_int_equal(lane_send(&slot, N, &message), PS_OK);
+	const float *values = zmq_msg_data(&message);
+	const uint64_t xxh3 = wire_checksum(values, N);
+
+	assert_int_equal(receive_gpu_push(l, &message, xxh3, 0, &m, &in), PS_OK);
+	const struct slice *s = &m.push.slices.slice[0];
+	assert_false(is_fake(s->data)); /* the server checks and applies a private copy */
+	assert_memory_equal(s->data, values, N * sizeof(float));
+	const float peak = 51;
+	assert_memory_equal(&s->peak, &peak, sizeof(peak));
+	for (size_t i = 0; i < TRAINED; i += ENGINE_BLOCK)
+		squares += vec_squares(
+			values + i, TRAINED - i < ENGINE_BLOCK ? TRAINED - i : ENGINE_BLOCK);
+	assert_int_equal(s->squared, TRAINED);
+	assert_memory_equal(&s->squares, &squares, sizeof(squares));
+	frames_release(&in);
+
+	/* a torn write counts as lost; a slot that does not exist is refused */
+	((float *)zmq_msg_data(&message))[N - 1] = 3;
+	assert_int_equal(receive_gpu_push(l, &message, xxh3, 0, &m, &in), PS_EAGAIN);
+	frames_release(&in);
+	const uint32_t after = lane_slot_of(l, fake_gpu.memory) + FAKE_SLOTS;
+	assert_int_equal(receive_gpu_push(l, &message, xxh3, after, &m, &in), PS_EPROTO);
+	frames_release(&in);
+	assert_int_equal(receive_gpu_push(l, &message, xxh3, UINT32_MAX, &m, &in), PS_EPROTO);
+	frames_release(&in);
+
+	/* the tensor of a push can move to memory of the host */
+	assert_int_equal(lane_on_device(&device, zmq_msg_data(&message)), 1);
+	assert_int_equal(lane_fetch(&device, &message), PS_OK);
+	assert_int_equal(lane_on_device(&device, zmq_msg_data(&message)), 0);
+	zmq_msg_close(&message);
+	close_worker_lane(&l);
+}
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+static int hold_weights_on_gpu(struct lane_ref *ref, uint64_t *xxh3)
+{
+	struct msg_params m = {.which = WEIGHTS_CURRENT};
+
+	m.slices.n = 1;
+	m.slices.slice[0] = (struct slice){
+		.count = N, .encoding = ENCODING_F32, .data = param_buffers_first(params)};
+	int held = lanes_hold(lanes, PEER, &m);
+
+	*ref = (struct lane_ref){
+		.hold = m.lane_hold - 1u, .ticket = m.lane_ticket, .buffer = m.lane_buffer};
+	*xxh3 = m.slices.slice[0].xxh3;
+	return held;
+}
+
+TEST_IN(weights_go_from_gpu_to_gpu, set_up_gpu_lanes, tear_down_gpu_lanes)
+{
+	const struct param_device *d = gpu_store_device(store);
+	struct lane_ref ref[LANE_HOLDS + 1];
+	struct frames in[LANE_HOLDS];
+	struct lane *l;
+	struct err e;
+	uint64_t xxh3;
+
+	assert_int_equal(open_offering_lane(&l, &e), PS_OK);
+	/* before its first update, the GPU has no weights: they come from memory of the host */
+	assert_int_equal(hold_weights_on_gpu(&ref[0], &xxh3), 1);
+	assert_true(ref[0].buffer < 4);
+	frames_init(&in[0]);
+	in[0].n = 1;
+	zmq_msg_init(&in[0].frame[0]);
+	assert_int_equal(lane_append(l, &ref[0], &in[0]), PS_OK);
+	frames_release(&in[0]);
+
+	d->load(d->self, weights, (float *const[PARAM_DEVICE_VECTORS]){NULL, NULL});
+	for (size_t i = 0; i < LANE_HOLDS; i++) {
+		assert_int_equal(hold_weights_on_gpu(&ref[i], &xxh3), 1);
+		assert_int_equal(ref[i].buffer, 4 + ref[i].hold);
+		assert_true(xxh3 == wire_checksum(weights, N));
+		frames_init(&in[i]);
+		in[i].n = 1;
+		zmq_msg_init(&in[i].frame[0]);
+		assert_int_equal(lane_append(l, &ref[i], &in[i]), PS_OK);
+		assert_true(is_fake(zmq_msg_data(&in[i].frame[1])));
+		assert_memory_equal(zmq_msg_data(&in[i].frame[1]), weights, sizeof(weights));
+	}
+	assert_int_equal(hold_weights_on_gpu(&ref[LANE_HOLDS], &xxh3), 0);
+	frames_release(&in[2]);
+	assert_int_equal(hold_weights_on_gpu(&ref[LANE_HOLDS], &xxh3), 1);
+	assert_int_equal(ref[LANE_HOLDS].hold, ref[2].hold);
+	for (size_t i = 0; i < LANE_HOLDS; i++)
+		if (i != 2)
+			frames_release(&in[i]);
+	close_worker_lane(&l);
+}
+
+/* ---- offers ---------------------------------------------------------------------------------- */
+
+/* Sends an offer on a lane, as a hostile worker does. */
+static void send_offer(const struct lane *l, struct lane_gpu_offer offer)
+{
+	int fd;
+
+	assert_int_equal(share_new("an offer", 1 << 20, &fd), PS_OK);
+	assert_int_equal(share_send(lane_fd(l), &offer, sizeof(offer), &fd, 1), PS_OK);
+	close(fd);
+}
+
+static uint32_t lanes_in_use(void)
+{
+	struct lanes_stats s;
+
+	for (int i = 0; i < 100; i++)
+		uv_run(&loop, UV_RUN_NOWAIT);
+	lanes_stats(lanes, &s);
+	return s.open;
+}
+
+TEST_IN(a_second_offer_ends_the_lane, set_up_host_lanes, tear_down_gpu_lanes)
+{
+	struct lane *l;
+	struct err e;
+
+	assert_int_equal(open_offering_lane(&l, &e), PS_EUSAGE);
+	assert_int_equal(lanes_in_use(), 1);
+	send_offer(l, (struct lane_gpu_offer){.magic = LANE_GPU_MAGIC});
+	assert_int_equal(lanes_in_use(), 0);
+	close_worker_lane(&l);
+}
+
+TEST_IN(an_offer_with_another_layout_is_refused, set_up_gpu_lanes, tear_down_gpu_lanes)
+{
+	const uint64_t bytes = N * sizeof(float), pitch = (bytes + 255) / 256 * 256;
+	const struct lane_gpu_offer good = {LANE_GPU_MAGIC, 10 * pitch, pitch, 6};
+	struct lane_gpu_offer bad[] = {good, good, good, good, good, good, good, good};
+
+	bad[0].magic++;
+	bad[1].bytes = good.bytes - 1; /* no room for the last buffer */
+	bad[2].pitch = bytes;          /* not aligned */
+	bad[3].pitch = pitch - 256;    /* a slot has no room for a gradient */
+	bad[4].pitch = UINT64_MAX / 256 * 256;
+	bad[5].pitch = 0;
+	bad[6].slots = 0;
+	bad[7].slots = UINT64_MAX - LANE_HOLDS + 1;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct lane_gpu_answer answer;
+		struct lanes_stats s;
+		struct lane *l;
+
+		open_plain_lane(&l);
+		send_offer(l, bad[i]);
+		assert_int_equal(lanes_in_use(), 1); /* the lane goes on without this memory */
+		assert_int_equal(
+			share_receive(lane_fd(l), &answer, sizeof(answer), NULL, 0), PS_OK);
+		assert_int_equal(answer.accepted, 0);
+		lanes_stats(lanes, &s);
+		assert_int_equal(s.gpus, 0);
+		lane_close(&l);
+	}
+}
+
+TEST_IN(without_memory_of_the_gpu_the_lane_stays, set_up_host_lanes, tear_down_gpu_lanes)
+{
+	struct lane *l;
+	struct lane_slot slot;
+	struct err e;
+
+	assert_int_equal(open_offering_lane(&l, &e), PS_EUSAGE);
+	assert_string_equal(e.text, "this run needs the host");
+	assert_int_equal(lane_take(l, &slot, 1), 0);
+	assert_int_equal(lane_take(l, &slot, 0), 1);
+	lane_return(&slot);
+	close_worker_lane(&l);
+}

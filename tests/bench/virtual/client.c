@@ -386,6 +386,11 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
+float *cnnps_device_gradient(struct cnnps *c)
+{
+	return cnnps_gradient(c);
+}
+
 /* Push the gradient, which must be in the buffer that cnnps_gradient returned. A push that also
  * pulls sends two messages in the simulation, which together take the virtual time of one. */
 int cnnps_push(struct cnnps *c, const struct cnnps_push *p)

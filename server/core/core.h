@@ -140,12 +140,12 @@ struct effect {
 	enum effect_kind kind;
 	/* EFFECT_SEND, 1: the shell sends the message when all events with an EFFECT_COMMIT so far
 	 * are durable */
-	int durable_first;
+	uint8_t durable_first;
 	/* EFFECT_SEND, 1: the message is an ERROR for the process of `incarnation`, because a newer
 	 * process has taken the slot of `worker` */
-	int fenced;
+	uint8_t fenced;
 	/* EFFECT_SEND, 1: the message is the BYE of a drained run, which may continue later */
-	int drained;
+	uint8_t drained;
 	uint32_t peer;
 	struct msg msg;
 	uint64_t generation;

@@ -629,8 +629,8 @@ size_t images_in_cache(const struct plan *p, size_t first, size_t last)
 	return images < 1 ? 1 : images > MAX_BLOCK ? MAX_BLOCK : images;
 }
 
-/* Returns 1 for an fc step with so many weights that not each image should read them again. In a
- * convolution, the positions of one image share each read. */
+/* Returns 1 for an fc step whose many weights each image should not read again. In a convolution,
+ * the positions of one image share each read. */
 static int has_many_weights(const struct step *s)
 {
 	return s->kind == STEP_WEIGHTS && s->n_positions == 1 &&

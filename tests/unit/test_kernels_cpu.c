@@ -289,7 +289,7 @@ TEST(winograd_models_take_every_kind_of_band)
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
-/* Models with so many weights in an fc layer that the plan is cut into segments (plan.h). The last
+/* Models whose plan is cut into segments (plan.h), because an fc layer has many weights. The last
  * one has a skip around this layer, so it has one segment. */
 static const struct {
 	struct odd_model model;

@@ -161,15 +161,20 @@ static void step_on_both(const struct subject *s, void *gpu, const struct optim 
 	ok(module->wait(gpu, s->n));
 }
 
-static void compare_store(const struct subject *s, void *gpu, enum optim_kind kind, struct rng *r)
+static struct optim usual_optimizer(enum optim_kind kind)
 {
-	const struct optim o = {.kind = kind,
+	return (struct optim){.kind = kind,
 		.weight_decay = 1e-4,
 		.eps = 1e-8,
 		.momentum = 0.9,
 		.beta1 = 0.9,
 		.beta2 = 0.999,
 		.rmsprop_alpha = 0.99};
+}
+
+static void compare_store(const struct subject *s, void *gpu, enum optim_kind kind, struct rng *r)
+{
+	const struct optim o = usual_optimizer(kind);
 	float *got[OPTIM_VECTORS] = {s->got, s->got};
 
 	ok(module->allocate(gpu, s->n, optim_vectors(kind)));
@@ -376,13 +381,7 @@ TEST(a_wild_gradient_is_measured_as_wild)
  * host gets them. */
 static void compare_deferred(void *gpu, struct subject *s, enum optim_kind kind, struct rng *r)
 {
-	const struct optim o = {.kind = kind,
-		.weight_decay = 1e-4,
-		.eps = 1e-8,
-		.momentum = 0.9,
-		.beta1 = 0.9,
-		.beta2 = 0.999,
-		.rmsprop_alpha = 0.99};
+	const struct optim o = usual_optimizer(kind);
 	const struct part all = {0, s->n};
 
 	ok(module->allocate(gpu, s->n, optim_vectors(kind)));

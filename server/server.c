@@ -518,17 +518,16 @@ static int open_router(struct server *s, struct err *e)
 	return rc;
 }
 
-/* Refuses a port that is open to the network without keys. The options module has already checked
- * the addresses of a host name, but the name may have got other addresses in the meantime. */
+/* Refuses a port that is open to the network without keys or, for pages, without a token. The
+ * options module has already checked the addresses of a host name, but the name may have got other
+ * addresses in the meantime. */
 static int check_exposure(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
 	const char *endpoint = router_endpoint(s->router);
 	struct endpoint at;
 
-	if (o->insecure)
-		return PS_OK;
-	if (!o->key &&
+	if (!o->key && !o->insecure &&
 		(endpoint_parse(endpoint, &at) || address_reach(at.host) != ADDRESS_LOOPBACK))
 		return err_set(e, PS_EUSAGE, "--bind %.100s: %s is open to the network", o->bind,
 			endpoint);
@@ -649,11 +648,6 @@ static void announce_ports(const struct server *s)
 		warn_few_keys(auth_stats(s->auth)->worker_keys, options_keys_needed(&o->core));
 	router_log_lanes(s->router);
 	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
-	if (s->http && !o->http_token && !http_is_loopback(s->http))
-		log_warn("http", "open",
-			"reason=\"--insecure: everybody who reaches %s may read status and "
-			"metrics\"",
-			http_url(s->http));
 	if (s->http)
 		log_info("http", "listening", "url=%s", http_url(s->http));
 }

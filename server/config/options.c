@@ -83,27 +83,19 @@ static void check_reach(
 			errors, "%s: \"%.100s\" is open to the network: %s", option, given, remedy);
 }
 
-/* Checks that --http is a loopback address, unless --http-token or --insecure is set. Keys protect
- * only --bind, so without a token any client that can connect to --http can read status and
- * metrics. */
+/* Checks that --http is a loopback address, unless --http-token is set. Keys protect only --bind,
+ * so without a token any client that can connect to --http can read status and metrics. */
 static void check_http_reach(const struct options *o, int *errors)
 {
 	struct endpoint e;
 
 	if (o->http_token && !o->http)
 		complain(errors, "--http-token: needs --http");
-	if (!o->insecure && !o->http_token && is_http(o->http, &e))
+	if (!o->http_token && is_http(o->http, &e))
 		check_reach("--http", o->http, e.host,
 			"anybody there may read status and metrics, with or without --key: give "
-			"127.0.0.1:PORT, --http-token FILE, or --insecure",
+			"--http-token FILE, or 127.0.0.1:PORT",
 			errors);
-}
-
-static int http_is_open(const struct options *o)
-{
-	struct endpoint e;
-
-	return is_http(o->http, &e) && address_reach(e.host) == ADDRESS_OPEN;
 }
 
 static void check_keys(const struct options *o, int *errors)
@@ -111,9 +103,8 @@ static void check_keys(const struct options *o, int *errors)
 	struct endpoint e;
 	int key = o->key != NULL;
 
-	if (key && o->insecure && !http_is_open(o))
-		complain(errors, "--key, --insecure: only one of them, unless --http is open to "
-				 "the network");
+	if (key && o->insecure)
+		complain(errors, "--key, --insecure: only one of them");
 	if (!key && o->authorized_keys)
 		complain(errors, "--authorized-keys: needs --key");
 	if (!key && !o->insecure && is_bind(o->bind, &e))
@@ -749,9 +740,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "the file \"authorized_keys\" beside the file of --key",
 			.was = "allow"),
 		FLAG("insecure", insecure,
-			"allow --bind without keys, and --http, on addresses that are not "
-			"loopback; anyone who can connect there can train, stop and copy the run, "
-			"or read its status"),
+			"allow --bind without keys on an address that is not loopback; anyone who "
+			"can connect there can train, stop and copy the run"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
 			"address at which the server serves a page about the run, /metrics, "
 			"/status, /history, /healthz and /livez; if HOST is missing, it is "

@@ -40,7 +40,7 @@ struct options {
 	const char *key;        /* file of the secret key; NULL: no encryption */
 	/* file of the list; NULL: AUTHORIZED_KEYS_FILE in the directory of `key` */
 	const char *authorized_keys;
-	int insecure;           /* 1: other machines may connect without keys */
+	int insecure;           /* 1: other machines may connect to --bind without keys */
 	const char *http;       /* "HOST:PORT" or "PORT"; NULL: off */
 	const char *http_token; /* file of the token; NULL: no token */
 	const char *stop_at;    /* "accuracy=X" */

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -17,6 +18,7 @@ K8S = ROOT / "deploy/k8s"
 TOOLS = ROOT / "build/tools/bin"  # `deploy/setup.sh tools` makes it
 VALIDATE = TOOLS / "kubernetes-validate"
 VERSIONS = ("1.33", "1.34", "1.35")
+TOKEN = "0123456789-abcdefghijkl"
 UNIT = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 # name: (resources, components) of a user's overlay; None: an unchanged overlay of deploy/k8s
 MIXTURES = {
@@ -136,6 +138,23 @@ def test_ports_agree(manifests):
             assert ports["http"] in allowed
 
 
+def test_a_token_protects_the_pages(manifests):
+    """The server and the Prometheus operator take the token from the Secret that the page makes."""
+    _, c = next(containers(manifests))
+    server = of_kind(manifests, "StatefulSet")["spec"]["template"]["spec"]
+    folder, key = re.search(r"--http-token=(/\w+)/(\w+)", " ".join(c["args"])).groups()
+    assert "--insecure" not in c["args"]
+    assert "CNN_INSECURE" not in variables(manifests, c)
+    volume, = [m["name"] for m in c["volumeMounts"] if m["mountPath"] == folder]
+    secret, = [v["secret"]["secretName"] for v in server["volumes"] if v["name"] == volume]
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    assert f"create secret generic {secret} --from-file=keys/{key}\n" in page
+    for m in manifests:
+        if m["kind"] == "PodMonitor":
+            for endpoint in m["spec"]["podMetricsEndpoints"]:
+                assert endpoint["authorization"] == {"credentials": {"name": secret, "key": key}}
+
+
 def test_paths_are_mounted_and_in_the_image(manifests):
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     uid = int(re.search(r"--uid (\d+)", dockerfile)[1])
@@ -146,7 +165,7 @@ def test_paths_are_mounted_and_in_the_image(manifests):
         volumes = {v["name"] for v in pod.get("volumes", ())} | {v["metadata"]["name"] for v in claims}
         mounts = {m["mountPath"]: m for m in c["volumeMounts"]}
         for argument in c["args"]:
-            path = re.match(r"--(key|data|checkpoint-dir)=(/\S+)", argument)
+            path = re.match(r"--(key|http-token|data|checkpoint-dir)=(/\S+)", argument)
             if path:
                 mount, = [m for p, m in mounts.items() if f"{path[2]}/".startswith(f"{p}/")]
                 assert mount["name"] in volumes
@@ -209,6 +228,9 @@ def test_memory_limits_are_those_of_the_formula(manifests, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     keys = subprocess.run(command("cnn-ctl", "keygen", tmp_path / "keys"), capture_output=True)
     assert keys.returncode == 0
+    (tmp_path / "http").mkdir()
+    (tmp_path / "http/token").touch(0o600)
+    (tmp_path / "http/token").write_text(TOKEN)
     arguments = [a.replace("=/", f"={tmp_path}/") for a in server["args"]]
     done = subprocess.run(command("cnn-ps", "--check-config", *arguments), capture_output=True,
                           text=True, env=dict(os.environ, **variables(manifests, server)))
@@ -224,14 +246,15 @@ def test_memory_limits_are_those_of_the_formula(manifests, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to root")
 def test_the_server_runs_with_a_mounted_secret(programs, data):
-    """The key files are as Kubernetes mounts them: they belong to root and the group of the pod,
-    have mode 0440, and are behind links. Server and worker run as another user, and train with
-    these keys."""
+    """The files of the keys and of the token are as Kubernetes mounts them: they belong to root and
+    the group of the pod, have mode 0440, and are behind links. Server and worker run as another
+    user, and train with these keys."""
     keys = programs.keygen()
+    (keys / "token").write_text(TOKEN)
     place = Path("/run") / f"cnn-test-{os.getpid()}"
     try:
         (place / "..data").mkdir(parents=True)
-        for name in ("server.key", "worker.key", "server.pub", "authorized_keys"):
+        for name in ("server.key", "worker.key", "server.pub", "authorized_keys", "token"):
             shutil.copy(keys / name, place / "..data" / name)
             os.chown(place / "..data" / name, 0, 10001)
             (place / "..data" / name).chmod(0o440)
@@ -242,13 +265,17 @@ def test_the_server_runs_with_a_mounted_secret(programs, data):
         for name in ("cnn-ps", "cnn-worker"):
             shutil.copy(BUILD / name, place / name)
         server = programs.add(Process("cnn-ps", [
-            *user, place / "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", "--key",
-            place / "server.key", "--model", "seed:8", "--epochs", "1", "--max-updates", "20"]))
+            *user, place / "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--http", "0.0.0.0:0",
+            "--http-token", place / "token", "--key", place / "server.key", "--model", "seed:8", "--epochs", "1", "--max-updates", "20"]))
         endpoint = server.line(r"net listening.* endpoint=(\S+)")[1]
         url = server.line(r"http listening.* url=(\S+?)/?$")[1]
         for page in ("/livez", "/healthz", "/metrics"):
-            with urllib.request.urlopen(url + page, timeout=5) as reply:
+            need = {"Authorization": f"Bearer {TOKEN}"} if page == "/metrics" else {}
+            asked = urllib.request.Request(url.replace("0.0.0.0", "127.0.0.1") + page, headers=need)
+            with urllib.request.urlopen(asked, timeout=5) as reply:
                 assert reply.status == 200
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(asked.full_url, timeout=5)
         images = place / "data"
         shutil.copytree(data, images)
         worker = programs.add(Process("cnn-worker", [

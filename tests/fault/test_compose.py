@@ -299,7 +299,7 @@ def resident(container):
 
 
 def test_compose_secrets(cluster, figure):
-    """Secret keys occur only in their files, and the HTTP port is open only inside the
+    """Secret keys and the token occur only in their files, and the HTTP port is open only inside the
     container."""
     c = cluster(Training, CNN_MODEL="seed:8", CNN_EPOCHS=1000, CNN_LOG_LEVEL="debug",
                 CNN_HTTP="8080")
@@ -307,6 +307,10 @@ def test_compose_secrets(cluster, figure):
     names = docker("exec", c.server, "sh", "-c", "ls /keys/*.key").split()
     secrets = [docker("exec", c.server, "sed", "-n", "2p", name) for name in names]
     assert len(secrets) == 4 and all(len(s) == 40 for s in secrets)
+    secrets.append(docker("exec", c.server, "cat", "/keys/http.token"))
+    assert re.fullmatch(r"[\w-]{32}", secrets[-1])
+    docker("exec", c.server, "cnn-ps", "--check-config", "--http", "0.0.0.0:8080", "--http-token",
+           "/keys/http.token")
     everybody = [c.server, *c.workers(), *c.containers("keys", "-a")]
     said = "".join(docker("inspect", i) + str(call(["docker", "logs", i])) for i in everybody)
     for container in [c.server, *c.workers()]:

@@ -233,7 +233,9 @@ TEST(good_addresses_are_taken)
 		"--bind;tcp://eth0:1;--insecure", "--bind;tcp://127.1.2.3:1",
 		"--bind;tcp://[::1]:1", "--bind;tcp://localhost:5555", "--bind;tcp://lo:5555",
 		"--bind;tcp://[::ffff:127.0.0.1]:5555", "--http;localhost:8080", "--http;[::1]:0",
-		"--http;8080", "--http;0.0.0.0:80;--insecure", "--http;[::]:80;--insecure;--key;k"};
+		"--http;8080", "--http;0.0.0.0:80;--http-token;t",
+		"--http;[::]:80;--http-token;t;--key;k",
+		"--bind;tcp://*:5555;--insecure;--http;[::]:80;--http-token;t"};
 
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
 		if (parse_server_options(lines[i]) != OPT_RUN)
@@ -386,7 +388,7 @@ static const char *const bad[][2] = {
 	{"--bind;tcp://1270.0.0.1:5555", "--bind"},
 	{"--bind;tcp://no-such-host.invalid:5555", "has no address"},
 	{"--key;k;--insecure", "only one"},
-	{"--key;k;--insecure;--http;127.0.0.1:80", "only one"},
+	{"--key;k;--insecure;--http;0.0.0.0:80;--http-token;t", "only one"},
 	{"--authorized-keys;a", "--key"},
 	{"--http;127.0.0.1:70000", "70000"},
 	{"--http;70000", "70000"},
@@ -394,10 +396,11 @@ static const char *const bad[][2] = {
 	{"--http;http://127.0.0.1:80", "--http"},
 	{"--http;*:80", "--http"},
 	{"--http;127.0.0.1:*", "--http"},
-	{"--http;0.0.0.0:80", "--insecure"},
-	{"--http;0.0.0.0:80;--key;k", "--insecure"},
-	{"--http;[::]:80", "--insecure"},
-	{"--http;198.18.0.1:80", "--insecure"},
+	{"--http;0.0.0.0:80", "--http-token FILE"},
+	{"--http;0.0.0.0:80;--insecure", "--http-token FILE"},
+	{"--http;0.0.0.0:80;--key;k", "--http-token FILE"},
+	{"--http;[::]:80", "--http-token FILE"},
+	{"--http;198.18.0.1:80", "--http-token FILE"},
 	{"--http;no-such-host.invalid:80", "has no address"},
 	{"--checkpoint-dir;/proc/no/such/dir", "/proc/no/such/dir"},
 	{"--checkpoint-dir;/dev/null", "--checkpoint-dir"},

@@ -321,6 +321,17 @@ return [...document.querySelectorAll("body *")].filter(e => !scrolls(e) && e.che
 """
 
 
+# returns the names in the table of workers whose end is not visible
+CUT_ENDS = """
+return [...document.querySelectorAll("#workers td:nth-child(2)")].filter(td => {
+    const end = document.createRange(), room = td.getBoundingClientRect(), cut = td.querySelector(".cut");
+    end.selectNodeContents(cut ? cut.lastChild : td);
+    const box = end.getBoundingClientRect();
+    return !box.width || box.left < room.left || box.right > room.right;
+}).map(td => td.textContent);
+"""
+
+
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_many_workers_fit_into_the_width(programs, browser, width):
     server = programs.server("--model", "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10")
@@ -336,6 +347,10 @@ def test_many_workers_fit_into_the_width(programs, browser, width):
             assert browser.execute_script(
                 "const box = $('workers').parentElement; return box.scrollWidth <= box.clientWidth")
         assert len(browser.find_elements("css selector", "#workers tbody tr")) == 200
+        # the names of many workers differ only at their end
+        assert browser.execute_script(CUT_ENDS) == []
+        assert browser.execute_script(
+            "return $('workers').tBodies[0].rows[16].cells[1].textContent") == "worker-of-rack-7-16"
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

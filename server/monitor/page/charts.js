@@ -404,6 +404,21 @@ function shortened(name, fits) {
 	return text;
 }
 
+// Fills a cell of a table with a text. If the cell has no room for the text, page.css cuts its middle,
+// or the domain of a host.
+const END = 9; // characters at the end of a long text that stay
+function fill(td, text) {
+	if (text.length <= END || /^[^.]*[^.\d][^.]*\./.test(text)) {
+		td.textContent = text;
+		return;
+	}
+	const box = document.createElement("span"), start = document.createElement("span");
+	box.className = "cut";
+	start.textContent = text.slice(0, -END);
+	box.append(start, text.slice(-END));
+	td.replaceChildren(box);
+}
+
 // The timeline has a row for each worker and a cell for each sample. A cell is at least CELL pixels
 // wide: the timeline omits a sample that is less than CELL pixels after the last drawn sample.
 const CELL = 2;

@@ -74,9 +74,11 @@ function drawCurves() {
 
 function cell(row, text, css) {
 	const td = row.insertCell();
-	td.textContent = text;
-	if (!css)
+	if (!css) {
+		td.textContent = text;
 		return;
+	}
+	fill(td, text);
 	td.className = css;
 	td.title = text; /* a long text is cut */
 }

@@ -29,7 +29,11 @@ function table(el, columns, rows) {
 		add(head, "th", text, css).scope = "col";
 	for (const row of rows) {
 		const tr = add(body, "tr");
-		row.forEach((value, i) => add(tr, "td", value, columns[i][1]));
+		row.forEach((value, i) => {
+			const td = add(tr, "td", value, columns[i][1]);
+			if (columns[i][1] && columns[i][0] === "name")
+				fill(td, value);
+		});
 	}
 }
 

@@ -362,6 +362,7 @@ def test_40_columns(programs, small, terminal):
     top = terminal(server.endpoint, size=(24, 40))
     top.shows(r"(?m)^ *# +name +state +images/s +silent$")
     top.shows(r"(?m)^ *1 +a-wo\S*\+\S*ame +live +\d+ +\d")
+    top.shows("(?m)^q quit  h help  / filter  < > sort: #$")
     top.type(b"h")
     top.shows(r"refresh\w*\s+it\s+every\s+second")
     top.type(b" q")

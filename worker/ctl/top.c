@@ -485,23 +485,32 @@ static int print_status(const json_t *o)
 	return PS_OK;
 }
 
-static void draw_keys(const struct table_view *v, FILE *f)
+/* Prints the most important keys in one line, and what else fits into it. The help has all keys. */
+static void draw_keys(const struct table_view *v, size_t columns, FILE *f)
 {
-	fprintf(f, "%cq quit  h help  < > sort: %s%s  / filter%s%s", MARK_DIM, table_sort_title(v),
-		v->reverse ? " reversed" : "", v->filter[0] ? ": " : "", v->filter);
+	char more[2][64] = {"", ""};
+	size_t used = strlen("q quit  h help  / filter: ") + strlen(v->filter);
+
+	fprintf(f, "%cq quit  h help  / filter%s%s", MARK_DIM, v->filter[0] ? ": " : "", v->filter);
+	snprintf(more[0], sizeof(more[0]), "  < > sort: %s%s", table_sort_title(v),
+		v->reverse ? " reversed" : "");
 	if (v->n_hidden)
-		fprintf(f, "  %zu columns hidden: h", v->n_hidden);
+		snprintf(more[1], sizeof(more[1]), "  %zu columns hidden: h", v->n_hidden);
+	for (size_t i = 0; i < 2 && used + strlen(more[i]) <= columns; i++) {
+		fputs(more[i], f);
+		used += strlen(more[i]);
+	}
 	fputc(MARK_PLAIN, f);
 }
 
-static void draw_footer(const struct top *t, FILE *f)
+static void draw_footer(const struct top *t, size_t columns, FILE *f)
 {
 	if (t->typing)
 		fprintf(f, "filter: %s_", t->table.filter);
 	else if (t->wait[0])
 		fprintf(f, "%c%s%c", MARK_WARN, t->wait, MARK_PLAIN);
 	else
-		draw_keys(&t->table, f);
+		draw_keys(&t->table, columns, f);
 }
 
 static void draw_head(const struct top *t, struct page *s)
@@ -579,7 +588,7 @@ static void draw_page(struct top *t)
 	else if (t->status)
 		draw_status(t, &s);
 	if (!t->helps)
-		draw_footer(t, s.out);
+		draw_footer(t, s.columns, s.out);
 	if (!fclose(s.out) && text)
 		screen_show(text);
 	free(text);

@@ -1,7 +1,7 @@
 /*
- * clones.h - defines PS_CLONES and PS_APART. Write PS_CLONES before a function that loops over
- * millions of values. The compiler then makes one version of the function for each instruction set,
- * and the program selects a version at its start.
+ * clones.h - defines PS_CLONES, PS_APART and PS_UNINITIALIZED. Write PS_CLONES before a function
+ * that loops over millions of values. The compiler then makes one version of the function for each
+ * instruction set, and the program selects a version at its start.
  */
 #ifndef COMMON_CLONES_H
 #define COMMON_CLONES_H
@@ -19,6 +19,14 @@
 #define PS_APART
 #else
 #define PS_APART _Pragma("GCC ivdep")
+#endif
+
+/* Write PS_UNINITIALIZED before a large automatic array that is written before it is read. The
+ * compiler sets all other automatic variables to zero (ZERO in the Makefile). */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#define PS_UNINITIALIZED __attribute__((uninitialized))
+#else
+#define PS_UNINITIALIZED
 #endif
 
 #endif

@@ -66,7 +66,7 @@ struct pass {
 	int needs_peak;
 	wire_squares_fn *squares; /* NULL: no sum of squares */
 	size_t squared;           /* number of values in this sum */
-	struct part part[WAVE];
+	struct part *part;        /* the results of a job, at most WAVE */
 };
 
 /* Returns the number of blocks of XXH3 from block `block` of the engine on, at most SUMS. The last
@@ -122,8 +122,10 @@ static void add_part(const struct pass *p, size_t block, struct xxh3_mix *mix, s
 static void pass_with(const struct engine *engine, struct pass *p, struct chunk *chunk)
 {
 	const size_t blocks = (p->count + ENGINE_BLOCK - 1) / ENGINE_BLOCK;
+	PS_UNINITIALIZED struct part part[WAVE];
 	struct xxh3_mix mix;
 
+	p->part = part;
 	xxh3_mix_begin(&mix);
 	for (p->first = 0; p->first < blocks; p->first += WAVE) {
 		size_t left = blocks - p->first;

@@ -46,7 +46,7 @@ static void prove_sizes(const char *text, const struct precision *p)
 		s.batch = sizes[i];
 		float *right = gpu_reference(&s, &right_loss);
 		double d = gradient_distance(first[i], right, s.model.n_params);
-		if (!(d <= p->bound) && !(d <= 2 * gradient_jump(&s, p->rounding)))
+		if (!(d <= p->bound) && !(d <= 2 * gradient_jump(&s, right, p->rounding, d / 2)))
 			fail_msg("%s, %zu images in %s after others: off by %g", text, sizes[i],
 				p->name, d);
 		free(right);

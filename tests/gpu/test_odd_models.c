@@ -86,7 +86,7 @@ static void compare_odd_model(struct subject *s, const struct precision *p, doub
 	++*jumps;
 	if (d <= loose)
 		return;
-	double at_jump = gradient_jump(s, p->rounding);
+	double at_jump = gradient_jump(s, right, p->rounding, d / FEW);
 	if (!(d <= FEW * at_jump))
 		fail_msg("%s, %zu images in %s: gradient off by %g (the truth jumps by %g)",
 			s->model.text, s->batch, p->name, d, at_jump);

@@ -1,5 +1,6 @@
 /* gpu_fixture.c - see gpu_fixture.h. */
 #include "tests/support/gpu_fixture.h"
+#include "tests/support/parallel.h"
 
 const struct precision gpu_precisions[N_PRECISIONS] = {
 	{"fp32", KX_FP32, 1e-5, 1e-5, 0x1p-22},
@@ -71,13 +72,74 @@ void gpu_begin(void)
 		skip();
 }
 
-float *gpu_reference(struct subject *s, double *loss)
+/* The gradients of parts of a batch. The gradient of the batch is their mean, weighted with the
+ * numbers of their images. */
+#define MAX_PARTS   16
+#define PART_IMAGES 4 /* fewer are not worth a thread */
+struct parts {
+	const struct subject *s;
+	size_t n;
+	float *grad[MAX_PARTS];
+	double loss[MAX_PARTS];
+};
+
+static size_t part_begin(const struct parts *p, size_t i)
 {
-	subject_open(s, "cpu-ref", 1);
-	subject_step(s);
-	float *right = s->grad;
-	*loss = s->loss;
-	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
+	return p->s->batch * i / p->n;
+}
+
+static double part_weight(const struct parts *p, size_t i)
+{
+	return (double)(part_begin(p, i + 1) - part_begin(p, i)) / (double)p->s->batch;
+}
+
+/* Returns the number of parts: 1 if the gradient of an image depends on the other images of the
+ * batch, or on its place in it. */
+static size_t count_parts(const struct subject *s)
+{
+	const size_t most = (s->batch + PART_IMAGES - 1) / PART_IMAGES;
+
+	for (size_t i = 0; i < s->model.n_layers; i++)
+		if (s->model.layer[i].kind == LAYER_BATCHNORM ||
+			s->model.layer[i].kind == LAYER_DROPOUT)
+			return 1;
+	return most < MAX_PARTS ? most : MAX_PARTS;
+}
+
+static void part_gradient(void *context, size_t i)
+{
+	struct parts *p = context;
+	struct subject part = *p->s;
+	const size_t begin = part_begin(p, i);
+
+	part.backend = NULL;
+	part.index += begin;
+	part.batch = part_begin(p, i + 1) - begin;
+	part.grad = p->grad[i] = mem_must(part.model.n_params, sizeof(float), "test");
+	subject_open(&part, "cpu-ref", 1);
+	subject_step(&part);
+	p->loss[i] = part.loss;
+	backend_free(&part.backend);
+}
+
+float *gpu_reference(const struct subject *s, double *loss)
+{
+	struct parts p = {.s = s, .n = count_parts(s)};
+	float *right = mem_must(s->model.n_params, sizeof(float), "test");
+
+	parallel(p.n, part_gradient, &p);
+	for (size_t k = 0; k < s->model.n_params; k++) {
+		double sum = 0;
+
+		for (size_t i = 0; i < p.n; i++)
+			sum += part_weight(&p, i) * (double)p.grad[i][k];
+		right[k] = (float)sum;
+	}
+	*loss = 0;
+	for (size_t i = 0; i < p.n; i++) {
+		*loss += part_weight(&p, i) * p.loss[i];
+		free(p.grad[i]);
+	}
 	return right;
 }
 

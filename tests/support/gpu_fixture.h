@@ -33,8 +33,8 @@ const char *gpu_device(void);
 void gpu_open(struct subject *s, const struct precision *p);
 /* As gpu_open, but for a backend that only evaluates, as the one with which a worker evaluates. */
 void gpu_open_forward(struct subject *s, const struct precision *p);
-/* Compute the gradient on cpu-ref. The caller frees it. Writes the loss to *loss. */
-float *gpu_reference(struct subject *s, double *loss);
+/* Compute the gradient on cpu-ref, on all CPUs. The caller frees it. Writes the loss to *loss. */
+float *gpu_reference(const struct subject *s, double *loss);
 /* Run the step that computed s->grad again. Gradient and loss must have the same bytes as
  * before. */
 void gpu_repeat(struct subject *s);

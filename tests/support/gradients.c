@@ -1,5 +1,7 @@
 /* gradients.c - see gradients.h. */
 #include "tests/support/gradients.h"
+#include <stdatomic.h>
+#include "tests/support/parallel.h"
 
 void skip_under_tsan(void)
 {
@@ -157,46 +159,75 @@ float *params_nearby(const struct subject *s, double rounding, uint64_t round)
 	return nearby;
 }
 
-/* Compute the gradient at the weights of params_nearby. */
-static void step_nearby(struct subject *s, double rounding, uint64_t round)
-{
-	float *kept = s->params;
+/* The exact gradients at NEARBY weights that differ from those of `s` by `rounding`, and their
+ * distances from the gradient `from`. The search ends as soon as a distance is at most `near` or at
+ * least `far`. */
+struct nearby {
+	const struct subject *s;
+	const float *from;
+	double rounding, near, far;
+	double distance[NEARBY];
+	atomic_int found;
+};
 
-	s->params = params_nearby(s, rounding, round);
-	subject_step(s);
-	free(s->params);
-	s->params = kept;
+static void nearby_distance(void *context, size_t round)
+{
+	struct nearby *all = context;
+	struct subject there = *all->s;
+	const size_t n = there.model.n_params;
+
+	if (atomic_load(&all->found))
+		return;
+	there.backend = NULL;
+	there.params = params_nearby(all->s, all->rounding, round);
+	there.grad = mem_must(n, sizeof(float), "test");
+	subject_open(&there, "cpu-ref", 1);
+	subject_step(&there);
+	const double d = gradient_distance(there.grad, all->from, n);
+	all->distance[round] = d;
+	if (d <= all->near || d >= all->far)
+		atomic_store(&all->found, 1);
+	backend_free(&there.backend);
+	free(there.params);
+	free(there.grad);
 }
 
-double gradient_jump(struct subject *s, double rounding)
+/* Fills in all->distance: NAN if the search has ended before. */
+static void search_nearby(struct nearby *all)
 {
-	const size_t n = s->model.n_params;
-	float *right = mem_must(n, sizeof(*right), "test");
+	atomic_init(&all->found, 0);
+	for (size_t round = 0; round < NEARBY; round++)
+		all->distance[round] = NAN;
+	parallel(NEARBY, nearby_distance, all);
+}
+
+double gradient_jump(const struct subject *s, const float *right, double rounding, double enough)
+{
+	struct nearby all = {
+		.s = s, .from = right, .rounding = rounding, .near = -1, .far = enough};
 	double max = 0;
 
-	subject_open(s, "cpu-ref", 1);
-	subject_step(s);
-	memcpy(right, s->grad, n * sizeof(*right));
-	for (uint64_t round = 0; round < NEARBY; round++) {
-		step_nearby(s, rounding, round);
-		double d = gradient_distance(s->grad, right, n);
-		max = d > max ? d : max;
-	}
-	free(right);
+	search_nearby(&all);
+	for (size_t round = 0; round < NEARBY; round++)
+		max = all.distance[round] > max ? all.distance[round] : max;
 	return max;
 }
 
-double gradient_backward_error(
-	struct subject *s, const float *grad, double max, double bound, double *distance_there)
+double gradient_backward_error(const struct subject *s, const float *grad, double max, double bound,
+	double *distance_there)
 {
-	subject_open(s, "cpu-ref", 1);
-	for (double rounding = 0x1p-24; rounding <= max; rounding *= 2)
-		for (uint64_t round = 0; round < NEARBY; round++) {
-			step_nearby(s, rounding, round);
-			*distance_there = gradient_distance(grad, s->grad, s->model.n_params);
-			if (*distance_there <= bound)
-				return rounding;
-		}
+	for (double rounding = 0x1p-24; rounding <= max; rounding *= 2) {
+		struct nearby all = {
+			.s = s, .from = grad, .rounding = rounding, .near = bound, .far = INFINITY};
+
+		search_nearby(&all);
+		*distance_there = INFINITY;
+		for (size_t round = 0; round < NEARBY; round++)
+			if (all.distance[round] < *distance_there)
+				*distance_there = all.distance[round];
+		if (*distance_there <= bound)
+			return rounding;
+	}
 	return 0;
 }
 

@@ -68,12 +68,13 @@ double gradient_distance(const float *a, const float *b, size_t n);
  * `rounding`. Each `round` gives other amounts. The caller frees the weights. */
 float *params_nearby(const struct subject *s, double rounding, uint64_t round);
 /*
- * Returns the largest relative change of the exact gradient, in NEARBY trials, when each weight
- * changes by a relative amount of up to `rounding`, the rounding error of the arithmetic under
- * test. A large result means that a rounding error can flip an argmax or a ReLU of the batch, so a
- * difference between two gradients does not prove an error of the arithmetic.
+ * Returns the largest relative change of the exact gradient `right`, in NEARBY trials, when each
+ * weight changes by a relative amount of up to `rounding`, the rounding error of the arithmetic
+ * under test. The trials end as soon as a change is at least `enough`. A large result means that a
+ * rounding error can flip an argmax or a ReLU of the batch, so a difference between two gradients
+ * does not prove an error of the arithmetic. The trials use all CPUs.
  */
-double gradient_jump(struct subject *s, double rounding);
+double gradient_jump(const struct subject *s, const float *right, double rounding, double enough);
 
 /*
  * Returns the backward error of `grad`: the smallest relative change of the weights, from half an
@@ -81,10 +82,11 @@ double gradient_jump(struct subject *s, double rounding);
  * change was found. Unless such a change flips an argmax or a ReLU, it moves the exact gradient
  * only a little. Therefore, if `grad` is farther than `bound` from the exact gradient at the
  * unchanged weights, the cause is an argmax or a ReLU that the rounding flips. Writes the distance
- * between `grad` and the last exact gradient that was tried to *distance_there.
+ * between `grad` and the nearest exact gradient of the last amount to *distance_there. The trials
+ * use all CPUs.
  */
-double gradient_backward_error(
-	struct subject *s, const float *grad, double max, double bound, double *distance_there);
+double gradient_backward_error(const struct subject *s, const float *grad, double max, double bound,
+	double *distance_there);
 
 /* Check that the gradient of each trained tensor equals the slope of the loss, along the gradient
  * and along a random direction. */

@@ -72,7 +72,7 @@ void rung_agrees(struct rung_fixture *l, size_t n)
 	const double tolerance = ladder_bounds(l->rung)->tolerance;
 	if (fabs(l->loss - loss) <= tolerance * loss &&
 		((d <= tolerance && rung_worst_tensor(l) <= 5 * tolerance) ||
-			d <= 2 * gradient_jump(s, 0x1p-22)))
+			d <= 2 * gradient_jump(s, s->grad, 0x1p-22, d / 2)))
 		return;
 	fail_msg("%s, %s, %zu images: gradient off by %g, loss %.9g instead of %.9g", l->rung->name,
 		s->model.text, n, d, l->loss, loss);

@@ -373,7 +373,7 @@ static void compare_real(struct subject *s, const float *right, size_t *jumps)
 	double d = gradient_distance(s->grad, right, s->model.n_params), at_jump;
 	if (d <= 1e-5)
 		return;
-	at_jump = gradient_jump(s, 0x1p-22);
+	at_jump = gradient_jump(s, right, 0x1p-22, d / 2);
 	++*jumps;
 	print_message(
 		"%s: cpu differs by %g, where the truth jumps by %g\n", s->model.text, d, at_jump);

@@ -92,8 +92,23 @@ static void compare_odd_model(struct subject *s, const struct precision *p, doub
 			s->model.text, s->batch, p->name, d, at_jump);
 }
 
-static void odd_models_agree_with_ref(
-	const struct odd_model *models, size_t n, size_t images, size_t max_jumps)
+#define TENSOR_FACTOR 8 /* the bound of one tensor, relative to the bound of the whole gradient */
+
+/* Fails if one tensor of the gradient of compare_odd_model is wrong, even a small one that hardly
+ * changes the distance of the whole gradient. */
+static void compare_tensors(const struct subject *s, const struct precision *p, const float *right)
+{
+	double worst = gpu_worst_tensor(s, right);
+
+	print_message("# %s in %s: worst tensor %.2e\n", s->model.text, p->name, worst);
+	if (!(worst <= TENSOR_FACTOR * p->bound))
+		fail_msg("%s in %s: a tensor is off by %g", s->model.text, p->name, worst);
+}
+
+/* Compare the gradients of batches of `images` images with those of cpu-ref; with `tensors`, also
+ * each tensor of these gradients. In fp32 at most max_jumps models may be at a jump. */
+static void compare_odd_models(
+	const struct odd_model *models, size_t n, size_t images, size_t max_jumps, int tensors)
 {
 	size_t jumps[sizeof(gpu_precisions) / sizeof(gpu_precisions[0])] = {0};
 
@@ -104,9 +119,13 @@ static void odd_models_agree_with_ref(
 
 		subject_random(&s, &models[m], images);
 		float *right = gpu_reference(&s, &loss);
-		for (size_t p = 0; p < gpu_n_precisions(); p++)
-			compare_odd_model(&s, &gpu_precisions[p], gpu_precisions[p].loose, right,
-				loss, &jumps[p]);
+		for (size_t p = 0; p < gpu_n_precisions(); p++) {
+			const struct precision *one = &gpu_precisions[p];
+
+			compare_odd_model(&s, one, one->loose, right, loss, &jumps[p]);
+			if (tensors)
+				compare_tensors(&s, one, right);
+		}
 		free(right);
 		subject_release(&s);
 	}
@@ -114,6 +133,12 @@ static void odd_models_agree_with_ref(
 		print_message("# %zu images, %s: %zu of %zu models at a jump\n", images,
 			gpu_precisions[p].name, jumps[p], n);
 	assert_in_range(jumps[0], 0, max_jumps);
+}
+
+static void odd_models_agree_with_ref(
+	const struct odd_model *models, size_t n, size_t images, size_t max_jumps)
+{
+	compare_odd_models(models, n, images, max_jumps, 0);
 }
 
 static void one_image_agrees_with_cpu_ref(void **state)
@@ -314,31 +339,6 @@ static void many_images_on_nets_without_jumps_agree_with_cpu_ref(void **state)
 	odd_models_agree_with_ref(smooth_models, N_SMOOTH_MODELS, 101, 0);
 }
 
-#define TENSOR_FACTOR 8 /* the bound of one tensor, relative to the bound of the whole gradient */
-
-/* Fails if one tensor of a gradient is wrong, even a small one that hardly changes the distance of
- * the whole gradient. */
-static void each_tensor_agrees(const struct odd_model *o, size_t images)
-{
-	struct subject s;
-	double loss;
-
-	subject_random(&s, o, images);
-	float *right = gpu_reference(&s, &loss);
-	for (size_t p = 0; p < gpu_n_precisions(); p++) {
-		const struct precision *one = &gpu_precisions[p];
-
-		gpu_open(&s, one);
-		subject_step(&s);
-		double worst = gpu_worst_tensor(&s, right);
-		print_message("# %s in %s: worst tensor %.2e\n", o->text, one->name, worst);
-		if (!(worst <= TENSOR_FACTOR * one->bound))
-			fail_msg("%s in %s: a tensor is off by %g", o->text, one->name, worst);
-	}
-	free(right);
-	subject_release(&s);
-}
-
 /* The models have enough pixels and channels for the largest tiles of all products, but fill no
  * tile completely. */
 static void large_tiles_agree_with_cpu_ref(void **state)
@@ -351,9 +351,7 @@ static void large_tiles_agree_with_cpu_ref(void **state)
 	};
 
 	(void)state;
-	odd_models_agree_with_ref(large, sizeof(large) / sizeof(large[0]), 7, 1);
-	for (size_t m = 0; m < sizeof(large) / sizeof(large[0]); m++)
-		each_tensor_agrees(&large[m], 7);
+	compare_odd_models(large, sizeof(large) / sizeof(large[0]), 7, 1, 1);
 }
 
 /* Filters of 3 x 3 whose wgrad in tf32 is that of product_taps.cu, if the batch is large enough for
@@ -371,8 +369,7 @@ static void all_taps_in_a_block_agree_with_cpu_ref(void **state)
 	(void)state;
 	for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
 		odd_models_agree_with_ref(&models[m], 1, 5, 0);
-		odd_models_agree_with_ref(&models[m], 1, images[m], 0);
-		each_tensor_agrees(&models[m], images[m]);
+		compare_odd_models(&models[m], 1, images[m], 0, 1);
 	}
 }
 

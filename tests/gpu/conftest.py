@@ -12,6 +12,11 @@ from gpu import UNREACHABLE, probe  # noqa: E402
 from support.programs import Programs  # noqa: E402
 
 
+def pytest_collection_modifyitems(items):
+    """Start compute-sanitizer first: it takes longest."""
+    items.sort(key=lambda item: item.path.name != "test_sanitizer.py")
+
+
 @pytest.fixture(scope="session")
 def gpu(tmp_path_factory, data):
     """Returns the name of the device under test. With CNN_TEST_DEVICE=cpu the tests run on the CPU,

@@ -14,20 +14,22 @@ CASES = {
     "shared_99k": {"CNN_TEST_KERNELS": "general", "CNN_TEST_SHARED": "101376"},
 }
 
-
+# {name: the program and the tests in it}; tiles: with 99 KB, other kernels than with more
 PROGRAMS = {
-    "odd_models": ["seventeen_images*"],
-    "contract": [],
-    "walk": [],
+    "odd_models": ["odd_models", "seventeen_images*"],
+    "tiles": ["odd_models", "convolutions_in_tiles*"],
+    "contract": ["contract"],
+    "walk": ["walk"],
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("tests", PROGRAMS)
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_right_there_too(gpu, case, program):
+def test_results_are_right_there_too(gpu, case, tests):
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
-    done = subprocess.run(command(f"tests/gpu/test_{program}", *PROGRAMS[program]),
+    program, *names = PROGRAMS[tests]
+    done = subprocess.run(command(f"tests/gpu/test_{program}", *names),
                           env={**os.environ, **CASES[case]},
                           text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -133,6 +133,8 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u64(k, &c->store.version_term);
 	refuse_over(k, c->store.version_term, cfg->term);
 	put_stats(k, &c->stats);
+	if (c->stats.version != c->store.version)
+		set_error(k, MALFORMED);
 }
 
 static void put_grant(struct cursor *k, struct msg_grant *g)

@@ -256,7 +256,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	double begin = clock_seconds();
 	event.next_buffer = param_buffers_next(s->state.params);
 	core_decide(c, &event, now);
-	param_buffers_after_step(s->state.params, c);
+	param_buffers_after_step(s->state.params);
 	double took = clock_seconds() - begin;
 	s->apply_s += took;
 	timings_add(&s->timings, TIMING_APPLY, took);

@@ -312,6 +312,9 @@ void core_end_update(struct core *c);
 int core_dropped(const struct core *c);
 /* Returns effect `i` of the last step, or NULL if the step has no more effects. */
 const struct effect *core_effect(const struct core *c, size_t i);
+/* Returns the number of versions of the weights that the last step makes (`version` of core_stats).
+ * The result is 0 if the step does not change the weights. */
+uint64_t core_new_versions(const struct core *c);
 /* Returns 1 if the last step has an effect that sends the weights which are current after this
  * step. */
 int core_sends_weights(const struct core *c);

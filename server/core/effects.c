@@ -79,6 +79,12 @@ void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint3
 	e->incarnation = incarnation;
 }
 
+void effects_add_version(struct core *c)
+{
+	c->effects.versions++;
+	c->effects.commits = 1;
+}
+
 void effects_drop(struct core *c, int dropped)
 {
 	c->stats.ignored += (uint64_t)dropped;
@@ -88,6 +94,11 @@ void effects_drop(struct core *c, int dropped)
 int core_dropped(const struct core *c)
 {
 	return c->effects.dropped;
+}
+
+uint64_t core_new_versions(const struct core *c)
+{
+	return c->effects.versions;
 }
 
 int core_sends_weights(const struct core *c)

@@ -26,6 +26,7 @@ struct effects {
 	int sends_weights; /* 1: this step sends the current weights */
 	int dropped;       /* 1: this step has dropped the message of its event */
 	int begun;         /* 1: EFFECT_BEGIN was emitted since this start of the server */
+	uint64_t versions; /* number of versions of the weights that this step makes */
 	struct say said;   /* the text of this step's refusal, if numbers are inserted */
 };
 
@@ -48,6 +49,8 @@ void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected
  * the slot of `worker`. */
 void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint32_t incarnation);
 
+/* Counts a new version of the weights. The event that makes the version is committed. */
+void effects_add_version(struct core *c);
 /* Counts the message of this event as dropped if `dropped` is 1. */
 void effects_drop(struct core *c, int dropped);
 

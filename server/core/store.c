@@ -467,7 +467,7 @@ void store_publish(struct core *c, float *next)
 	st->version++;
 	st->version_term = c->cfg.term;
 	c->stats.version = st->version;
-	c->effects.commits = 1;
+	effects_add_version(c);
 }
 
 int store_is_current(const struct core *c, const struct msg_push *p)

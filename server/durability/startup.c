@@ -404,8 +404,11 @@ int startup_core(struct startup *out, const struct options *o, struct err *e)
 	struct core_config cfg = o->core;
 
 	cfg.term = 1;
-	return o->checkpoint_dir && !o->unknown_images ? from_directory(out, o, e)
-						       : begin_run(out, o, &cfg, e);
+	int rc = o->checkpoint_dir && !o->unknown_images ? from_directory(out, o, e)
+							 : begin_run(out, o, &cfg, e);
+	if (!rc)
+		param_buffers_use_core(out->params, out->core);
+	return rc;
 }
 
 int startup(struct startup *out, const struct options *o, struct err *e)

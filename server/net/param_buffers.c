@@ -59,8 +59,7 @@ struct param_buffers {
 	int is_framed;               /* 1 if xxh3 is the checksum of `current` */
 	int is_sent;                 /* 1 if a reply has had the weights in `current` */
 	uint64_t framed;
-	/* fetches the values of `current` if only a device has them; NULL before the first step */
-	struct core *core;
+	struct core *core; /* the owner of the weights; NULL: none */
 };
 
 _Static_assert(sizeof(struct refs) <= REFS_FLOATS * sizeof(float), "the count has room");
@@ -230,11 +229,19 @@ void param_buffers_use_engine(struct param_buffers *w, const struct engine *engi
 	w->engine = engine;
 }
 
+void param_buffers_use_core(struct param_buffers *w, struct core *c)
+{
+	PS_ASSERT(core_weights(c) == w->current);
+	w->core = c;
+	w->version = core_stats(c)->version;
+}
+
 float *param_buffers_first(const struct param_buffers *w)
 {
 	return w->current;
 }
 
+/* Gets the values of `current` if only a device has them. */
 static void fetch(struct param_buffers *w)
 {
 	if (w->core)
@@ -417,29 +424,30 @@ static int defers(const struct core *c)
 	return d && d->defers;
 }
 
-void param_buffers_after_step(struct param_buffers *w, struct core *c)
+void param_buffers_after_step(struct param_buffers *w)
 {
-	uint64_t version = core_stats(c)->version;
+	struct core *c = w->core;
 	struct computation u = {.core = c};
 	const float *values;
 	int is_hashed = 0, is_sent = core_sends_weights(c);
 
-	w->core = c;
-	if (version != w->version && (is_sent || w->is_sent) && !defers(c))
+	w->version += core_new_versions(c);
+	PS_ASSERT(w->version == core_stats(c)->version); /* invariant 3 */
+	if (core_new_versions(c) == 0) {
+		PS_ASSERT(core_weights(c) == w->current); /* invariant 2 */
+		return;
+	}
+	if ((is_sent || w->is_sent) && !defers(c))
 		is_hashed = compute_and_hash(w, c);
 	else
 		while (compute_block(&u, &values) > 0)
 			;
-	if (w->spare && core_weights(c) == w->spare) {
+	if (core_weights(c) != w->current) {
+		PS_ASSERT(core_weights(c) == w->spare); /* invariant 2 */
 		drop_ref(w->current, refs_of(w, w->current));
 		w->current = w->spare;
 		w->spare = NULL;
-	} else if (version == w->version) {
-		/* invariant 2 */
-		PS_ASSERT(core_weights(c) == w->current);
-		return;
 	}
-	w->version = version;
 	w->is_framed = is_hashed;
 	w->is_sent = is_sent && is_hashed;
 	w->framed += (uint64_t)w->is_sent;

@@ -19,7 +19,9 @@
  *     param_buffers_next before each step of the core;
  *     a_frame_is_the_cores_buffer_and_never_changes);
  * (2) the weights and their buffer change only together with the version, so a checksum stays valid
- *     for all pulls of a version (asserted by param_buffers_after_step).
+ *     for all pulls of a version (asserted by param_buffers_after_step);
+ * (3) each step raises the version by as much as the core says (core_new_versions), and no step
+ *     that changes the weights is left out (asserted by param_buffers_after_step).
  *
  * Promises:
  * (1) the server computes the checksum of each version at most once per encoding, for any number of
@@ -45,6 +47,9 @@ struct param_buffers; /* opaque, see param_buffers.c */
 int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
 /* Lets an engine do a part of the work for checksums. The engine must outlive *w; NULL: none. */
 void param_buffers_use_engine(struct param_buffers *w, const struct engine *engine);
+/* Names the core that has the first buffer. Call this function once, before the first step of the
+ * core. */
+void param_buffers_use_core(struct param_buffers *w, struct core *c);
 /* Frees *w and sets it to NULL; *w may be NULL. Call this function after the last frame was closed
  * (router_free). */
 void param_buffers_free(struct param_buffers **w);
@@ -61,9 +66,9 @@ int param_buffers_frame_bf16(
 /* Returns the buffer of the next version, for `next_buffer` of every event. Returns NULL if no
  * frame points to the current weights, so that the core may overwrite them. */
 float *param_buffers_next(const struct param_buffers *w);
-/* Computes the new weights and notes which buffer the core uses now. Call this function after every
- * core_decide, before the effects are carried out. */
-void param_buffers_after_step(struct param_buffers *w, struct core *c);
+/* If the step updates the weights, computes the new values and notes which buffer the core uses
+ * now. Call this function after every core_decide, before the effects are carried out. */
+void param_buffers_after_step(struct param_buffers *w);
 /* Describes the shared buffers: `fd` is their memfd, which belongs to *w, `n` is their number, and
  * `pitch` is the number of bytes from the start of a buffer to the start of the next one.
  * param_buffers_shared returns 0 if there is no memfd. */

@@ -261,7 +261,10 @@ static void note_message(struct fuzz *f, uint32_t to, const struct msg *m)
 
 static void step_and_check(struct fuzz *f, const struct event *ev)
 {
+	uint64_t version = core_stats(f->core)->version;
+
 	core_step(f->core, ev, f->now_ms);
+	PS_ASSERT(core_stats(f->core)->version == version + core_new_versions(f->core));
 	for (size_t i = 0; core_effect(f->core, i); i++) {
 		const struct effect *e = core_effect(f->core, i);
 

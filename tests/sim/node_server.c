@@ -444,12 +444,17 @@ void server_event(struct sim *s, const struct event *ev)
 	hostile_before(s);
 	voices_before(s, ev);
 	core_step(v->core, &event, sim_clock(s, SIM_SERVER));
+	if (core_stats(v->core)->version != version + core_new_versions(v->core))
+		sim_violation(s, "a step goes from version %llu to %llu, and says %llu",
+			(unsigned long long)version,
+			(unsigned long long)core_stats(v->core)->version,
+			(unsigned long long)core_new_versions(v->core));
 	steps_after(s, ev);
 	replays_after(s, ev);
 	hostile_after(s, ev);
 	voices_after(s, ev);
 	remember_version(s);
-	sim_wal_stepped(s, position, version);
+	sim_wal_stepped(s, position);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {
 		if (is_server_killed(v)) {
 			server_crash(s, v->power);

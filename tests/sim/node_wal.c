@@ -109,7 +109,7 @@ static uint64_t hash_of_weights(const struct sim *s)
 	return XXH3_64bits(core_weights(s->server.core), s->cfg.n_params * sizeof(float));
 }
 
-void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
+void sim_wal_stepped(struct sim *s, uint64_t position)
 {
 	const struct core *c = s->server.core;
 	struct sim_wal *w = &s->wal;
@@ -119,7 +119,7 @@ void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
 		w->bound = position;
 		wal_flush(w->log);
 	}
-	if (w->log && version != version_before)
+	if (w->log && core_new_versions(c) > 0)
 		w->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of_weights(s)};
 }
 

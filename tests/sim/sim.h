@@ -447,7 +447,7 @@ void sim_wal_release(struct sim *s);
 /* sim_wal_event logs an event before the core receives it, and returns the event's position in the
  * log, or 0 without a log. sim_wal_stepped records the changes of the core. */
 uint64_t sim_wal_event(struct sim *s, const struct event *ev);
-void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
+void sim_wal_stepped(struct sim *s, uint64_t position);
 /* Sends a message at once or, if `durable_first` is 1, when all events on which the message depends
  * are on the disk. */
 void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int durable_first);

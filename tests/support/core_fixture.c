@@ -71,9 +71,11 @@ static void fixture_watch(struct core_fixture *f)
 void fixture_step(struct core_fixture *f, const struct event *ev)
 {
 	struct event event = *ev;
+	uint64_t version = core_stats(f->core)->version;
 
 	event.next_buffer = f->next_buffer;
 	core_step(f->core, &event, f->now_ms);
+	assert_int_equal(core_new_versions(f->core), core_stats(f->core)->version - version);
 	if (f->twin)
 		core_step(f->twin, ev, f->now_ms);
 	fixture_watch(f);

@@ -8,6 +8,7 @@
 #include "common/assert.h"
 #include "common/checkpoint.h"
 #include "common/pool.h"
+#include "server/net/param_buffers.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
@@ -136,6 +137,26 @@ static void return_a_buffer_twice(void)
 	pool_release(p, &same);
 }
 
+/* A step is left out that changes the weights. */
+static void miss_an_update(void)
+{
+	struct core_config cfg = fixture_config();
+	struct core_fixture f = {.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
+	struct param_buffers *buffers;
+
+	assert_int_equal(param_buffers_new(&buffers, cfg.n_params, 0), PS_OK);
+	f.core = core_init(f.memory, &f.cfg, param_buffers_first(buffers));
+	param_buffers_use_core(buffers, f.core);
+	struct stamp s = fixture_join(&f, 9, "");
+	param_buffers_after_step(buffers);
+	for (uint64_t seq = 1; seq <= 2; seq++) {
+		struct msg m = fixture_push_ones(s, seq);
+
+		fixture_applied(&f, 9, &m);
+	}
+	param_buffers_after_step(buffers);
+}
+
 static void write_generation_0(void)
 {
 	struct checkpoint c = {.generation = 0};
@@ -153,7 +174,8 @@ TEST(a_broken_invariant_stops_the_process)
 		{miscount_free_batches, "failed: first\n"},
 		{encode_within_a_step, "!c->store.update.pending"},
 		{exclude_a_worker_with_two_entries, "quarantine_entry_is_valid"},
-		{return_a_buffer_twice, "!came_back"}, {write_generation_0, "c->generation >= 1"}};
+		{return_a_buffer_twice, "!came_back"}, {write_generation_0, "c->generation >= 1"},
+		{miss_an_update, "w->version == core_stats(c)->version"}};
 	char said[256];
 
 	for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {

@@ -58,12 +58,16 @@ static const struct effect *lasting_effect(const struct core *c, size_t *i)
 	return e;
 }
 
-/* Compare the core with the second core after an event: their states and their lasting effects. */
+/* Compare the core with the second core after an event: their states, their lasting effects, and
+ * what they say about the step. */
 static void assert_twins(const struct core_fixture *f)
 {
 	const struct effect *e, *other;
 
 	assert_same_bytes(f);
+	assert_int_equal(core_new_versions(f->core), core_new_versions(f->twin));
+	assert_int_equal(core_sends_weights(f->core), core_sends_weights(f->twin));
+	assert_int_equal(core_dropped(f->core), core_dropped(f->twin));
 	for (size_t i = 0, j = 0; (e = lasting_effect(f->core, &i)); i++, j++) {
 		other = lasting_effect(f->twin, &j);
 		assert_non_null(other);

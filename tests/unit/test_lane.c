@@ -44,7 +44,7 @@ static int set_up_lanes(void **state)
 		return 1;
 	f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
 	f.core = core_init(f.memory, &f.cfg, param_buffers_first(params));
-	param_buffers_after_step(params, f.core);
+	param_buffers_use_core(params, f.core);
 	const struct lanes_config config = {.loop = &loop,
 		.path = path,
 		.n_params = FIXTURE_PARAMS,

@@ -48,8 +48,8 @@ static void open_shell(struct shell *s, struct core_config cfg, size_t threads)
 	param_buffers_use_engine(s->buffers, cfg.engine);
 	s->f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
 	s->f.core = core_init(s->f.memory, &s->f.cfg, param_buffers_first(s->buffers));
+	param_buffers_use_core(s->buffers, s->f.core);
 	s->worker = fixture_join(&s->f, 9, "");
-	param_buffers_after_step(s->buffers, s->f.core);
 }
 
 static void close_shell(struct shell *s)
@@ -107,7 +107,7 @@ static void step_shell(struct shell *s, struct msg *m, int sends)
 	shell_receive(s, m);
 	ev.next_buffer = param_buffers_next(s->buffers);
 	core_decide(s->f.core, &ev, s->f.now_ms);
-	param_buffers_after_step(s->buffers, s->f.core);
+	param_buffers_after_step(s->buffers);
 	if (sends)
 		shell_send_weights(s);
 }

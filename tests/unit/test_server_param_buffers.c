@@ -38,9 +38,9 @@ static int set_up_buffers(void **state)
 		param_buffers_use_engine(buffers, threads_engine(threads));
 	f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
 	f.core = core_init(f.memory, &f.cfg, param_buffers_first(buffers));
+	param_buffers_use_core(buffers, f.core);
 	worker = fixture_join(&f, 9, "");
 	seq = 0;
-	param_buffers_after_step(buffers, f.core);
 	return 0;
 }
 
@@ -79,7 +79,7 @@ static void push_and_step(void)
 
 	f.next_buffer = param_buffers_next(buffers);
 	fixture_applied(&f, 9, &m);
-	param_buffers_after_step(buffers, f.core);
+	param_buffers_after_step(buffers);
 }
 
 /* Make the frame that answers a pull at this moment, and verify its checksum. */
@@ -248,7 +248,7 @@ TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up
 
 	m.push.pull = 42;
 	core_decide(f.core, &ev, f.now_ms);
-	param_buffers_after_step(buffers, f.core);
+	param_buffers_after_step(buffers);
 	assert_int_equal(param_buffers_framed(buffers), 1);
 	for (size_t i = 0; (sent = core_effect(f.core, i)) && sent->kind != EFFECT_SEND; i++)
 		;
@@ -274,7 +274,7 @@ TEST_IN(an_engine_computes_the_same_checksums, set_up_engine, tear_down_buffers)
 		m.push.pull = i == 2; /* this step sends the weights, too */
 		f.next_buffer = param_buffers_next(buffers);
 		fixture_applied(&f, 9, &m);
-		param_buffers_after_step(buffers, f.core);
+		param_buffers_after_step(buffers);
 		assert_int_equal(param_buffers_framed(buffers), i - (i != 2));
 		pull_current(&frame);
 		assert_frame(&frame, (float)-i);
@@ -298,7 +298,7 @@ TEST_IN(a_part_of_the_weights_changes, set_up_buffers, tear_down_buffers)
 			pull_current(&frame[i]);
 		f.next_buffer = param_buffers_next(buffers);
 		fixture_applied(&f, 9, &m);
-		param_buffers_after_step(buffers, f.core);
+		param_buffers_after_step(buffers);
 		pull_current(&frame[i - i % 2]);
 		zmq_msg_close(&frame[i - i % 2]);
 		if (i % 2)

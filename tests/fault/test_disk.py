@@ -121,8 +121,11 @@ def test_falling_back_takes_little(programs, figure, full):
         bad.append(took)
     # compare the minima, because other processes can only delay a start
     later = min(bad) - min(good)
-    figure("P3", later, f"ms more for a start with a fallback (the fastest of {len(bad)} starts of "
-           "each kind)", later <= 50, what="fallback")
+    # a difference as small as that of two halves of the good starts is noise
+    noise = abs(min(good[::2]) - min(good[1::2]))
+    cost, unit = (later, "ms more for") if later > noise else ("no measurable cost", "of")
+    figure("P3", cost, f"{unit} a start with a fallback (the fastest of {len(bad)} starts of each "
+           "kind)", later <= 50, what="fallback")
 
 
 def test_no_good_checkpoint_exits_7(programs, history, figure):

@@ -11,7 +11,7 @@
 #include <string.h>
 #include "common/mem.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/lane.h"
+#include "kernels/cpu/joint.h"
 #include "kernels/cpu/pack.h"
 #include "kernels/cpu/team.h"
 
@@ -23,12 +23,9 @@ struct cpu {
 	struct lane *lane; /* one per thread */
 	float **sum;       /* each lane's gradient */
 	float *packed;
+	struct joint joint;
 	struct kx_images set;
-	/* arguments of the current job: the caller writes them, the team reads them */
-	const float *params;
-	struct batch batch;
-	size_t n_images;
-	float *grad;
+	struct batch batch; /* of the current job: the caller writes it, the team reads it */
 };
 
 /* ---- instruction set ------------------------------------------------------------------------- */
@@ -90,6 +87,7 @@ static void cpu_close(void *self)
 	free(c->lane);
 	free(c->sum);
 	free(c->packed);
+	joint_release(&c->joint);
 	plan_release(&c->plan);
 	free(c);
 }
@@ -103,10 +101,11 @@ static int cpu_allocate(struct cpu *c, size_t max_batch)
 	c->packed = mem_huge(c->plan.packed_floats, sizeof(*c->packed));
 	int ok = c->lane && c->sum && c->packed;
 	for (size_t i = 0; ok && i < c->n_lanes; i++) {
-		ok = lane_init(&c->lane[i], &c->plan, max) == PS_OK;
+		ok = lane_init(&c->lane[i], &c->plan, max, c->n_lanes) == PS_OK;
 		c->sum[i] = c->lane[i].grad;
 	}
-	return ok;
+	return ok && (!c->plan.joint || joint_init(&c->joint, &c->plan,
+						c->n_lanes * c->lane[0].block) == PS_OK);
 }
 
 static int cpu_build(struct cpu *c, const struct model *m, const struct backend_options *o,
@@ -158,7 +157,8 @@ static void cpu_kernel(const void *self, size_t layer, size_t batch, char *text,
 	static const char *const ways[] = {[WAY_NONE] = "none",
 		[WAY_DENSE] = "dense",
 		[WAY_SPARSE] = "sparse",
-		[WAY_WINOGRAD] = "winograd"};
+		[WAY_WINOGRAD] = "winograd",
+		[WAY_JOINT] = "joint"};
 	const struct plan *p = &((const struct cpu *)self)->plan;
 
 	(void)batch;
@@ -187,11 +187,11 @@ static void write_moments(const struct cpu *c)
 	for (size_t i = 0; i < c->plan.n_steps; i++) {
 		const struct step *s = &c->plan.step[i];
 		const struct moments *m = &c->lane[0].moments[i];
-		const double n = (double)(c->n_images * s->of->in.h * s->of->in.w);
+		const double n = (double)(c->batch.images * s->of->in.h * s->of->in.w);
 
 		for (size_t f = 0; s->kind == STEP_BATCHNORM && f < s->filters; f++) {
-			c->grad[s->mean + f] = m->mean[f];
-			c->grad[s->variance + f] =
+			c->batch.grad[s->mean + f] = m->mean[f];
+			c->batch.grad[s->variance + f] =
 				(float)((double)m->variance[f] * n / (n > 1 ? n - 1 : 1));
 		}
 	}
@@ -200,18 +200,17 @@ static void write_moments(const struct cpu *c)
 static void gradient_job(void *arg, size_t member)
 {
 	struct cpu *c = arg;
+	const struct batch *b = &c->batch;
 	struct share share = {member, c->n_lanes};
-	size_t begin, end;
 
-	share_range(share, c->n_images, &begin, &end);
-	pack_params(&c->plan, share, c->params, c->packed, c->lane[member].room);
+	pack_params(&c->plan, share, b->params, c->packed, c->lane[member].room);
 	team_barrier(c->team);
-	lane_gradient(&c->lane[member], &c->batch, begin, end);
+	lane_gradient(&c->lane[member], b);
 	team_barrier(c->team);
 	sum_gradients(&c->plan, share, c->sum, c->n_lanes);
 	team_barrier(c->team);
 	unpack_gradient(
-		&c->plan, share, c->sum[0], 1 / (float)c->n_images, c->grad, c->lane[member].room);
+		&c->plan, share, c->sum[0], 1 / (float)b->images, b->grad, c->lane[member].room);
 	if (member == 0)
 		write_moments(c);
 }
@@ -220,12 +219,23 @@ static void forward_job(void *arg, size_t member)
 {
 	struct cpu *c = arg;
 	struct share share = {member, c->n_lanes};
-	size_t begin, end;
 
-	share_range(share, c->n_images, &begin, &end);
-	pack_params(&c->plan, share, c->params, c->packed, c->lane[member].room);
+	pack_params(&c->plan, share, c->batch.params, c->packed, c->lane[member].room);
 	team_barrier(c->team);
-	lane_forward(&c->lane[member], &c->batch, begin, end);
+	lane_forward(&c->lane[member], &c->batch);
+}
+
+/* Returns the arguments that a gradient and a forward pass have in common. */
+static struct batch make_batch(const struct cpu *c, const float *params, size_t images)
+{
+	return (struct batch){.set = &c->set,
+		.params = params,
+		.packed = c->packed,
+		.team = c->team,
+		.joint = &c->joint,
+		.lanes = c->lane,
+		.n_lanes = c->n_lanes,
+		.images = images};
 }
 
 static int cpu_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
@@ -233,17 +243,10 @@ static int cpu_gradient(void *self, const float *params, const uint32_t *index, 
 {
 	struct cpu *c = self;
 
-	c->params = params;
-	c->grad = grad;
-	c->n_images = batch;
-	c->batch = (struct batch){.set = &c->set,
-		.packed = c->packed,
-		.index = index,
-		.dropout_seed = dropout_seed,
-		.team = c->team,
-		.lanes = c->lane,
-		.n_lanes = c->n_lanes,
-		.images = batch};
+	c->batch = make_batch(c, params, batch);
+	c->batch.index = index;
+	c->batch.dropout_seed = dropout_seed;
+	c->batch.grad = grad;
 	team_run(c->team, gradient_job, c);
 	double sum = 0;
 	for (size_t i = 0; i < c->n_lanes; i++)
@@ -256,10 +259,9 @@ static int cpu_forward(void *self, const float *params, size_t first, size_t n, 
 {
 	struct cpu *c = self;
 
-	c->params = params;
-	c->n_images = n;
-	c->batch = (struct batch){
-		.set = &c->set, .packed = c->packed, .first = first, .logits = logits};
+	c->batch = make_batch(c, params, n);
+	c->batch.first = first;
+	c->batch.logits = logits;
 	team_run(c->team, forward_job, c);
 	return PS_OK;
 }

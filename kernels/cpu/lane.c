@@ -6,23 +6,28 @@
 #include <string.h>
 #include "common/assert.h"
 #include "common/mem.h"
-#include "kernels/cpu/steps.h"
+#include "kernels/cpu/joint.h"
+#include "kernels/cpu/pack.h"
 #include "kernels/device/device.h"
 
-/* Minimum number of images in a block if an fc step has many weights: one read of these weights
- * then serves all images of the block. */
+/* Minimum number of images in a block if an fc step has many weights, and in all blocks of a round
+ * if it is a joint step: one read of these weights then serves all these images. */
 #define LARGE_BLOCK 64
+#define LARGE_ROUND 128
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static size_t choose_block(const struct plan *p, size_t max, int training)
+static size_t choose_block(const struct plan *p, size_t max, size_t lanes, int training)
 {
+	const size_t large =
+		p->joint && lanes * LARGE_BLOCK < LARGE_ROUND ? LARGE_ROUND / lanes : LARGE_BLOCK;
+
 	if (p->whole && training)
 		return round_up(max, p->simd->positions);
 
 	size_t block = images_in_cache(p, 0, p->n_activations - 1);
-	if (p->large && block < LARGE_BLOCK)
-		block = LARGE_BLOCK;
+	if (p->large && block < large)
+		block = large;
 	return round_up(block < max ? block : max, p->simd->positions);
 }
 
@@ -154,18 +159,20 @@ static int allocate_scratch(struct lane *l)
 	l->room = mem_try(room, sizeof(float));
 	l->tile = mem_try(
 		round_up(positions, p->simd->positions), 2 * p->simd->lanes * sizeof(float));
+	l->weights = mem_huge(joint_weights(p), sizeof(float));
 	l->grad = mem_huge(p->grad_floats, sizeof(float));
 	l->entry = mem_try(p->max_entries, sizeof(*l->entry));
 	l->n_entries = mem_try(filters, sizeof(*l->n_entries));
 	l->logit = mem_try(p->activation[p->n_activations - 1].shape.c, sizeof(*l->logit));
-	return ok && allocate_band(l) && l->room && l->tile && l->grad && l->entry &&
+	return ok && allocate_band(l) && l->weights && l->room && l->tile && l->grad && l->entry &&
 	       l->n_entries && l->logit;
 }
 
-int lane_init(struct lane *l, const struct plan *p, size_t max)
+int lane_init(struct lane *l, const struct plan *p, size_t max, size_t lanes)
 {
-	*l = (struct lane){
-		.plan = p, .block = choose_block(p, max, 1), .eval_block = choose_block(p, max, 0)};
+	*l = (struct lane){.plan = p,
+		.block = choose_block(p, max, lanes, 1),
+		.eval_block = choose_block(p, max, lanes, 0)};
 	return allocate_activations(l) && allocate_scratch(l) ? PS_OK : PS_ENOMEM;
 }
 
@@ -191,6 +198,7 @@ void lane_release(struct lane *l)
 	free(l->band.output);
 	free(l->band.conv);
 	free(l->grad);
+	free(l->weights);
 	free(l->tile);
 	free(l->room);
 	free(l->entry);
@@ -233,17 +241,42 @@ static void load_image(struct lane *l, const struct block *b, size_t n)
 		}
 }
 
-/* Sets *b to block number `i` of images [begin, end), in blocks of up to `max`. Returns 0 past the
- * last block. */
-static int get_block(size_t max, size_t begin, size_t end, size_t i, struct block *b)
+/* Sets *b to block number `i` of `blocks` blocks of images [begin, end). */
+static void get_block(size_t blocks, size_t begin, size_t end, size_t i, struct block *b)
 {
-	size_t n = end - begin, blocks = (n + max - 1) / max;
+	size_t first, last;
 
-	if (i >= blocks)
-		return 0;
-	b->first = begin + n * i / blocks;
-	b->n = begin + n * (i + 1) / blocks - b->first;
-	return 1;
+	share_range((struct share){i, blocks}, end - begin, &first, &last);
+	b->first = begin + first;
+	b->n = last - first;
+}
+
+/* Returns the number of blocks of up to `max` images. */
+static size_t count_parts(size_t n, size_t max)
+{
+	return (n + max - 1) / max;
+}
+
+/* Sets *b to the block of lane `l` in round number `i` of `rounds` rounds. */
+static void get_round(
+	const struct lane *l, const struct batch *batch, size_t rounds, size_t i, struct block *b)
+{
+	size_t begin, end;
+
+	b->round = i;
+	b->rows = 0;
+	for (size_t k = 0; k < batch->n_lanes; k++) {
+		struct block of_lane;
+
+		share_range((struct share){k, batch->n_lanes}, batch->images, &begin, &end);
+		get_block(rounds, begin, end, i, &of_lane);
+		if (&batch->lanes[k] == l) {
+			b->row = b->rows;
+			b->first = of_lane.first;
+			b->n = of_lane.n;
+		}
+		b->rows += of_lane.n;
+	}
 }
 
 /* Sets *s to sub-block number `i` of block `b` in a segment that is not the last one, and *v to a
@@ -255,9 +288,12 @@ static int get_sub_block(const struct lane *l, const struct segment *g, const st
 	const struct plan *p = l->plan;
 	const size_t first = p->step[g->begin].in, last = p->step[g->end].in;
 
-	*s = *b;
-	if (!get_block(g->images, b->first, b->first + b->n, i, s))
+	const size_t blocks = count_parts(b->n, g->images);
+
+	if (i >= blocks)
 		return 0;
+	*s = *b;
+	get_block(blocks, b->first, b->first + b->n, i, s);
 	const size_t at = s->first - b->first;
 	*v = *l;
 	for (size_t a = 0; a < p->n_activations; a++) {
@@ -294,12 +330,18 @@ static void load_block(struct lane *l, const struct block *b)
 		load_image(l, b, n);
 }
 
+/* Returns 1 if every lane takes part in a step, also without images. */
+static int needs_all_lanes(const struct step *s)
+{
+	return s->kind == STEP_BATCHNORM || s->forward == WAY_JOINT;
+}
+
 static void segment_forward(struct lane *l, const struct segment *g, const struct block *b)
 {
 	if (g->begin == 0)
 		load_block(l, b);
 	for (size_t i = g->begin; i < g->end; i++)
-		if (b->n > 0 || l->plan->step[i].kind == STEP_BATCHNORM)
+		if (b->n > 0 || needs_all_lanes(&l->plan->step[i]))
 			step_forward(l, i, b);
 }
 
@@ -307,7 +349,7 @@ static void segment_forward(struct lane *l, const struct segment *g, const struc
 static void segment_backward(struct lane *l, const struct segment *g, const struct block *b)
 {
 	for (size_t i = g->end; i-- > g->begin && i >= l->plan->first_trained;)
-		if (b->n > 0 || l->plan->step[i].kind == STEP_BATCHNORM)
+		if (b->n > 0 || needs_all_lanes(&l->plan->step[i]))
 			step_backward(l, i, b);
 }
 
@@ -351,32 +393,35 @@ static void block_backward(struct lane *l, const struct block *b)
 			segment_backward(&v, &l->plan->segment[k], &s);
 }
 
-void lane_gradient(struct lane *l, const struct batch *batch, size_t begin, size_t end)
+/* Returns the number of rounds in which every lane computes its slice of the batch in blocks of up
+ * to `max` images. */
+static size_t count_rounds(const struct batch *b, size_t max)
+{
+	return count_parts(count_parts(b->images, b->n_lanes), max);
+}
+
+void lane_gradient(struct lane *l, const struct batch *batch)
 {
 	struct block b = {.batch = batch, .training = 1};
+	const size_t rounds = count_rounds(batch, l->block);
 
 	l->loss = 0;
 	memset(l->grad, 0, l->plan->grad_floats * sizeof(float));
-	if (l->plan->whole) { /* a lane without images takes part in the barriers */
-		b.first = begin;
-		b.n = end - begin;
-		block_forward(l, &b);
-		block_backward(l, &b);
-		return;
-	}
-	for (size_t i = 0; get_block(l->block, begin, end, i, &b); i++) {
+	for (size_t i = 0; i < rounds; i++) {
+		get_round(l, batch, rounds, i, &b);
 		block_forward(l, &b);
 		block_backward(l, &b);
 	}
 }
 
-void lane_forward(struct lane *l, const struct batch *batch, size_t begin, size_t end)
+void lane_forward(struct lane *l, const struct batch *batch)
 {
 	const struct activation *p = &l->plan->activation[l->plan->n_activations - 1];
-	const size_t classes = p->shape.c;
+	const size_t classes = p->shape.c, rounds = count_rounds(batch, l->eval_block);
 	struct block b = {.batch = batch};
 
-	for (size_t i = 0; get_block(l->eval_block, begin, end, i, &b); i++) {
+	for (size_t i = 0; i < rounds; i++) {
+		get_round(l, batch, rounds, i, &b);
 		block_forward(l, &b);
 		for (size_t n = 0; n < b.n; n++)
 			memcpy(batch->logits + (b.first + n) * classes,

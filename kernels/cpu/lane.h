@@ -6,7 +6,8 @@
  * blocks of nearly equal size. If an fc step has more weights than the cache holds, the blocks
  * are larger, and the steps before this one run over sub-blocks whose values fit the cache. When a
  * model with batchnorm is trained, a block is the whole slice, because the lanes compute the
- * statistics of the batch together.
+ * statistics of the batch together. In a round, each lane computes one block, and all lanes need
+ * the same number of rounds for a batch, because they compute some steps together (joint.h).
  *
  * Thread: one thread at a time uses a lane.
  */
@@ -15,17 +16,21 @@
 #include "kernels/cpu/plan.h"
 #include "kernels/device/types.h"
 
+struct joint; /* joint.h */
+
 /* The arguments of a job, equal for every lane. All pointers are borrowed. */
 struct batch {
 	const struct kx_images *set;
-	const float *packed; /* parameters, see pack.h */
+	const float *params, *packed; /* packed: see pack.h */
+	float *grad; /* training only: in the order of the manifest; joint steps write it */
 	/* image numbers of the batch; if NULL, the numbers are first, first + 1, ... */
 	const uint32_t *index;
 	size_t first;
 	uint64_t dropout_seed;
 	float *logits; /* forward only: batch x classes */
-	/* for batchnorm, in which all lanes add up their sums together */
+	/* for the steps that all lanes compute together */
 	struct team *team;
+	const struct joint *joint;
 	const struct lane *lanes;
 	size_t n_lanes, images; /* images: of the whole batch */
 };
@@ -64,7 +69,8 @@ struct lane {
 	uint16_t *argmax[MODEL_MAX_LAYERS];
 	float *mask[MODEL_MAX_LAYERS]; /* per dropout step: 0 or 1 / (1 - p) */
 	float *power[MODEL_MAX_LAYERS], *slope[MODEL_MAX_LAYERS]; /* per lrn step, see simd.lrn */
-	float *room; /* scratch memory for max_taps weights, or for lrn_room floats */
+	float *weights; /* packed weights of a part of a joint step */
+	float *room;    /* scratch memory for max_taps weights, or for lrn_room floats */
 	struct moments moments[MODEL_MAX_LAYERS]; /* per batchnorm step */
 	float *grad;                              /* packed sum over the images of this lane */
 	float *tile;         /* values or gradients: positions of one chunk, one panel */
@@ -76,13 +82,14 @@ struct lane {
 	double loss;   /* sum over the images of this lane */
 };
 
-/* Allocates the memory of a lane for slices of up to `max` images. Call lane_release in the end,
- * also after a failure. PS_ENOMEM. */
-int lane_init(struct lane *l, const struct plan *p, size_t max) PS_MUST_CHECK;
+/* Allocates the memory of one of `lanes` lanes, for slices of up to `max` images. Call lane_release
+ * in the end, also after a failure. PS_ENOMEM. */
+int lane_init(struct lane *l, const struct plan *p, size_t max, size_t lanes) PS_MUST_CHECK;
 void lane_release(struct lane *l);
-/* Writes gradient and loss of images [begin, end) of the batch to l->grad and l->loss. */
-void lane_gradient(struct lane *l, const struct batch *b, size_t begin, size_t end);
-/* Writes the logits of images [begin, end) of the batch to b->logits. */
-void lane_forward(struct lane *l, const struct batch *b, size_t begin, size_t end);
+/* Writes gradient and loss of the lane's slice of the batch to l->grad and l->loss, and the lane's
+ * part of the gradients of joint steps to b->grad. */
+void lane_gradient(struct lane *l, const struct batch *b);
+/* Writes the logits of the lane's slice of the batch to b->logits. */
+void lane_forward(struct lane *l, const struct batch *b);
 
 #endif

@@ -147,7 +147,7 @@ void pack_params(
 
 		if (s->kind == STEP_BATCHNORM && share.part == 0)
 			pack_batchnorm(s, params, packed + s->panel);
-		if (s->kind != STEP_WEIGHTS)
+		if (s->kind != STEP_WEIGHTS || s->forward == WAY_JOINT)
 			continue;
 		if (s->forward == WAY_WINOGRAD)
 			pack_tiles(p, s, share, w, packed + s->panel, s->filters, s->n_taps,
@@ -243,7 +243,7 @@ void unpack_gradient(const struct plan *p, struct share share, const float *sum,
 			grad[s->weight + f] = scale * sum[s->grad + f];
 			grad[s->bias + f] = scale * sum[s->grad_bias + f];
 		}
-		if (s->kind != STEP_WEIGHTS)
+		if (s->kind != STEP_WEIGHTS || s->filter == WAY_JOINT)
 			continue;
 		if (s->filter == WAY_DENSE)
 			unpack_panels(p, s, share, sum + s->grad, scale, grad + s->weight);

@@ -11,6 +11,7 @@
 /* maximum number of positions in all windows of a step, with overlaps */
 #define MAX_POSITIONS ((size_t)1 << 28)
 #define MANY_WEIGHTS  ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
+#define JOINT_FILTERS 64                /* minimum number of neurons that a team can divide */
 
 size_t round_up(size_t n, size_t unit)
 {
@@ -351,6 +352,21 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
 
 /* ---- ways ------------------------------------------------------------------------------------ */
 
+/* Returns 1 for an fc step whose many weights each image should not read again. In a convolution,
+ * the positions of one image share each read. */
+static int has_many_weights(const struct step *s)
+{
+	return s->kind == STEP_WEIGHTS && s->n_positions == 1 &&
+	       s->filters * s->n_taps >= MANY_WEIGHTS;
+}
+
+/* Returns 1 if the lanes compute the three products of a step together (joint.h). */
+static int is_joint(const struct step *s)
+{
+	return has_many_weights(s) && s->patch.rows == 1 && s->groups == 1 &&
+	       s->filters >= JOINT_FILTERS;
+}
+
 /*
  * Chooses the ways of a step's three products by their estimated costs. The dense way computes
  * every position in register tiles. The sparse way computes only the argmaxes that pass the ReLU.
@@ -379,6 +395,10 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 			(dense <= sparse ? dense : sparse) + (back ? sparse : 0))
 			s->filter = s->data = WAY_WINOGRAD;
 	}
+	if (is_joint(s)) {
+		s->forward = s->filter = s->data = WAY_JOINT;
+		p->joint = 1;
+	}
 	if (!back)
 		s->data = WAY_NONE;
 }
@@ -389,6 +409,8 @@ static void place_step(struct plan *p, struct step *s)
 	const struct winograd *w = &s->winograd;
 	const size_t rows = s->filters * s->patch.rows * s->patch.run_pad;
 
+	if (s->forward == WAY_JOINT)
+		return;
 	s->panel = p->packed_floats;
 	s->panel_bias = s->panel + s->columns * s->n_taps;
 	if (s->forward == WAY_WINOGRAD)
@@ -629,14 +651,6 @@ size_t images_in_cache(const struct plan *p, size_t first, size_t last)
 	return images < 1 ? 1 : images > MAX_BLOCK ? MAX_BLOCK : images;
 }
 
-/* Returns 1 for an fc step whose many weights each image should not read again. In a convolution,
- * the positions of one image share each read. */
-static int has_many_weights(const struct step *s)
-{
-	return s->kind == STEP_WEIGHTS && s->n_positions == 1 &&
-	       s->filters * s->n_taps >= MANY_WEIGHTS;
-}
-
 /* Returns the number of images that fill the tiles of a step. */
 static size_t images_of_step(const struct plan *p, const struct step *s)
 {
@@ -664,8 +678,10 @@ static void cut_segments(struct plan *p)
 
 	for (size_t i = 0; i < p->n_steps; i++)
 		p->large |= has_many_weights(&p->step[i]);
-	while (large < p->n_steps && !(has_many_weights(&p->step[large]) && may_begin(p, large)))
+	while (large < p->n_steps && !has_many_weights(&p->step[large]))
 		large++;
+	if (large < p->n_steps && !may_begin(p, large))
+		large = p->n_steps;
 	for (size_t i = 0; large < p->n_steps && !p->whole && i <= large; i++) {
 		const size_t needed = images_of_step(p, &p->step[i]);
 

@@ -51,6 +51,7 @@ enum way {
 	WAY_DENSE,    /* every position, in register tiles */
 	WAY_SPARSE,   /* only the argmax of each pool window */
 	WAY_WINOGRAD, /* every position, in tiles with fewer products: winograd.h */
+	WAY_JOINT,    /* all lanes together, each for some of the neurons: joint.h */
 };
 
 /* The tiles of a convolution that takes WAY_WINOGRAD. A band is some rows of tiles that hold whole
@@ -139,6 +140,7 @@ struct plan {
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
 	int large; /* an fc step has more weights than an L2 cache holds */
+	int joint; /* a step has WAY_JOINT; all such steps are in the last segment */
 	/* The last segment has no limit of images. Most models have only one segment. */
 	size_t n_segments;
 	struct segment segment[MODEL_MAX_LAYERS];

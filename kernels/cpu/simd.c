@@ -161,13 +161,12 @@ static void product(float *out, size_t out_row, const float *x, size_t x_row, si
 		LAST_TILE(ROW_TILE, n, 2)
 }
 
-/* Adds to `taps` rows of the gradient. Row i of the input begins at source[i], or at x + i * row
+/* Computes `taps` rows of a gradient. Row i of the input begins at source[i], or at x + i * row
  * without `source`. Its value k is at tap[k], or at k without `tap`. */
-INLINE void filter_tile(float *grad, const float *d, size_t d_row, const float *const *source,
-	const float *x, size_t row, size_t n, const uint32_t *tap, const size_t taps,
-	const size_t vecs)
+INLINE void filter_sums(vec sum[MAX_ROWS][2], const float *d, size_t d_row,
+	const float *const *source, const float *x, size_t row, size_t n, const uint32_t *tap,
+	const size_t taps, const size_t vecs)
 {
-	vec sum[MAX_ROWS][2];
 	size_t at[MAX_ROWS];
 
 	UNROLL for (size_t k = 0; k < taps; k++)
@@ -186,6 +185,16 @@ INLINE void filter_tile(float *grad, const float *d, size_t d_row, const float *
 				sum[k][1] += from[at[k]] * d1;
 		}
 	}
+}
+
+/* Adds to `taps` rows of the gradient. */
+INLINE void filter_tile(float *grad, const float *d, size_t d_row, const float *const *source,
+	const float *x, size_t row, size_t n, const uint32_t *tap, const size_t taps,
+	const size_t vecs)
+{
+	vec sum[MAX_ROWS][2];
+
+	filter_sums(sum, d, d_row, source, x, row, n, tap, taps, vecs);
 	UNROLL for (size_t k = 0; k < taps; k++) UNROLL for (size_t v = 0; v < vecs; v++)
 	{
 		float *g = grad + (k * vecs + v) * LANES;
@@ -220,6 +229,53 @@ static void product_back(float *grad, const float *d, size_t d_row, const float 
 		BACK_TILE(TAPS, 2);
 	if (depth > 0)
 		LAST_TILE(BACK_TILE, depth, 2)
+}
+
+/* The destination of a tile of outer. */
+struct outer {
+	float *grad;
+	size_t row, columns;
+	float scale;
+	int add;
+};
+
+INLINE void outer_tile(struct outer to, const float *d, size_t d_row, const float *x, size_t x_row,
+	size_t n, const size_t rows)
+{
+	vec sum[MAX_ROWS][2];
+	float tile[MAX_ROWS][2 * LANES];
+
+	for (size_t k = 0; k < rows; k++) {
+		__builtin_prefetch(to.grad + k * to.row, 1);
+		__builtin_prefetch(to.grad + k * to.row + LANES, 1);
+	}
+	filter_sums(sum, x, x_row, NULL, d, d_row, n, NULL, rows, 2);
+	if (to.columns >= 2 * LANES) {
+		UNROLL for (size_t k = 0; k < rows; k++) UNROLL for (size_t v = 0; v < 2; v++)
+		{
+			float *g = to.grad + k * to.row + v * LANES;
+
+			store(g, to.add ? load(g) + to.scale * sum[k][v] : to.scale * sum[k][v]);
+		}
+		return;
+	}
+	UNROLL for (size_t k = 0; k < rows; k++) UNROLL for (size_t v = 0; v < 2; v++)
+		store(&tile[k][v * LANES], to.scale * sum[k][v]);
+	for (size_t k = 0; k < rows; k++)
+		for (size_t j = 0; j < to.columns; j++) {
+			float *g = to.grad + k * to.row + j;
+
+			*g = to.add ? *g + tile[k][j] : tile[k][j];
+		}
+}
+
+static void outer(float *grad, size_t grad_row, const float *d, size_t d_row, size_t rows,
+	const float *x, size_t x_row, size_t columns, size_t n, float scale, int add)
+{
+	const struct outer to = {grad, grad_row, columns, scale, add};
+
+#define OUTER_TILE(rows, vecs) outer_tile(to, d, d_row, x, x_row, n, rows)
+	LAST_TILE(OUTER_TILE, rows, 2)
 }
 
 /* ---- transposition --------------------------------------------------------------------------- */
@@ -570,6 +626,18 @@ static void sum_values(float *to, const float *from, const uint32_t *position, s
 		for (size_t k = 0; k < n; k++)
 			sum += from[position[k] + c];
 		to[c] = scale * sum;
+	}
+}
+
+static void add_bias(float *restrict to, const float *restrict from, const float *restrict bias,
+	size_t n, int relu)
+{
+	const float min = relu ? 0 : -INFINITY;
+
+	for (size_t i = 0; i < n; i++) {
+		const float value = from[i] + bias[i];
+
+		to[i] = value < min ? min : value; /* keeps NaN */
 	}
 }
 
@@ -1108,6 +1176,7 @@ const struct simd PASTE(simd_, SIMD_NAME) = {
 	.lanes = LANES,
 	.positions = POSITIONS,
 	.taps = TAPS,
+	.rows = MAX_ROWS,
 	.gemm = gemm,
 	.pool = pool,
 	.unpool = unpool,
@@ -1119,6 +1188,7 @@ const struct simd PASTE(simd_, SIMD_NAME) = {
 	.relu_back = relu_back,
 	.max_values = max_values,
 	.sum_values = sum_values,
+	.add_bias = add_bias,
 	.add_scaled = add_scaled,
 	.tanh = tanh_all,
 	.sigmoid = sigmoid_all,
@@ -1131,6 +1201,7 @@ const struct simd PASTE(simd_, SIMD_NAME) = {
 	.add_moments = add_moments,
 	.product = product,
 	.product_back = product_back,
+	.outer = outer,
 	.winograd_input = winograd_input,
 	.winograd_input_back = winograd_input_back,
 	.winograd_output = winograd_output,

@@ -81,6 +81,7 @@ struct simd {
 	size_t lanes;     /* floats in a vector */
 	size_t positions; /* gemm may round n up to a multiple of this */
 	size_t taps;      /* filter_dense may round n_taps up to a multiple of this */
+	size_t rows;      /* maximum number of rows of outer */
 
 	/* out[i * stride + j] = sum over k of source[i][tap[k]] * panel[k * width + j]. More than n
 	 * rows i may be computed and overwritten, up to the next multiple of `positions`. */
@@ -119,6 +120,8 @@ struct simd {
 	/* Like max_values, but computes to = scale * the sum of the n values. */
 	void (*sum_values)(float *to, const float *from, const uint32_t *position, size_t n,
 		size_t channels, float scale);
+	/* to[i] = from[i] + bias[i], through ReLU if `relu` */
+	void (*add_bias)(float *to, const float *from, const float *bias, size_t n, int relu);
 	/* to[i] += scale * from[i] */
 	void (*add_scaled)(float *to, const float *from, float scale, size_t n);
 	/* to[i] = tanh(from[i]) and 1 / (1 + exp(-from[i])), with an error of about 1e-7 */
@@ -161,6 +164,11 @@ struct simd {
 	 * `taps`. */
 	void (*product_back)(float *grad, const float *d, size_t d_row, const float *x,
 		size_t x_row, size_t n, size_t depth);
+	/* grad[k * grad_row + j] = scale * the sum over the n rows i of d[i * d_row + k] * x[i *
+	 * x_row + j], for k < rows and j < columns, but at most 2 * lanes columns. Adds to grad if
+	 * `add`. `rows` is simd.rows at most. x is readable up to 2 * lanes columns. */
+	void (*outer)(float *grad, size_t grad_row, const float *d, size_t d_row, size_t rows,
+		const float *x, size_t x_row, size_t columns, size_t n, float scale, int add);
 	/* v = the transformed tile of the input at x, whose rows and pixels are `row` and `pixel`
 	 * floats apart, for each channel and as many more as fill a vector */
 	void (*winograd_input)(float *v, size_t step, const float *x, size_t row, size_t pixel,

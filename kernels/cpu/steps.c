@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 #include "kernels/cpu/chunk.h"
+#include "kernels/cpu/joint.h"
 #include "kernels/cpu/team.h"
 #include "kernels/cpu/winograd.h"
 #include "kernels/device/device.h"
@@ -166,6 +167,8 @@ static void weights_backward(struct lane *l, size_t i, const struct block *b)
 	if (s->relu)
 		l->plan->simd->relu_back(l->d_value[s->out], l->value[s->out],
 			b->n * l->plan->activation[s->out].image);
+	if (s->filter == WAY_JOINT)
+		joint_backward(l, i, b);
 	if (s->filter == WAY_DENSE)
 		filter_back_dense(l, i, b);
 	if (s->filter == WAY_SPARSE || s->data == WAY_SPARSE)
@@ -559,7 +562,9 @@ void step_forward(struct lane *l, size_t i, const struct block *b)
 
 	switch (s->kind) {
 	case STEP_WEIGHTS:
-		if (s->forward == WAY_WINOGRAD)
+		if (s->forward == WAY_JOINT)
+			joint_forward(l, i, b);
+		else if (s->forward == WAY_WINOGRAD)
 			winograd_forward(l, i, b);
 		else
 			forward_dense(l, i, b);

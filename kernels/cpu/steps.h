@@ -9,7 +9,10 @@
 struct block {
 	const struct batch *batch;
 	size_t first, n; /* images of the batch; n <= lane's block */
-	int training;    /* 1: apply dropout and the statistics of the batch */
+	/* In a round, each lane computes one block. Together, the blocks of the lanes have `rows`
+	 * images, and those before this block have `row` images. */
+	size_t round, row, rows;
+	int training; /* 1: apply dropout and the statistics of the batch */
 };
 
 /* Computes the output activation of step i from its input activation. */

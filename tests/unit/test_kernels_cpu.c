@@ -36,7 +36,7 @@ TEST(every_layer_with_weights_names_its_kernels)
 		const char *device, *kernels;
 	} cases[] = {
 		{"cpu-ref", "conv1=reference fc1=reference fc2=reference"},
-		{"cpu", "conv1=dense/sparse/none fc1=dense/dense/dense fc2=dense/dense/dense"},
+		{"cpu", "conv1=dense/sparse/none fc1=joint/joint/joint fc2=dense/dense/dense"},
 	};
 	struct model m;
 	struct err e = {0};
@@ -151,27 +151,30 @@ static void odd_models_agree(size_t images)
 }
 
 /* Unlike training, evaluation uses the running statistics, and blocks of other sizes. */
+static void evaluation_agrees(const struct odd_model *o)
+{
+	struct subject s;
+	size_t correct[2];
+	double loss[2];
+
+	unsetenv("CNN_KX_ISA");
+	subject_random(&s, o, 70);
+	for (size_t t = s.model.n_trained; t < s.model.n_params; t++)
+		s.params[t] = 0.5f + 0.25f * (float)(t % 3);
+	for (int d = 0; d < 2; d++) {
+		subject_open(&s, d ? "cpu" : "cpu-ref", d ? 3 : 1);
+		assert_int_equal(
+			backend_evaluate(s.backend, s.params, 1, 69, &correct[d], &loss[d]), PS_OK);
+	}
+	if (!(fabs(loss[0] - loss[1]) <= 1e-4 * fabs(loss[0])))
+		fail_msg("%s: loss %g instead of %g", s.model.text, loss[1], loss[0]);
+	subject_release(&s);
+}
+
 TEST(evaluation_of_odd_models_agrees_with_cpu_ref)
 {
-	for (size_t m = 0; m < N_LAYER_MODELS; m++) {
-		struct subject s;
-		size_t correct[2];
-		double loss[2];
-
-		unsetenv("CNN_KX_ISA");
-		subject_random(&s, &layer_models[m], 70);
-		for (size_t t = s.model.n_trained; t < s.model.n_params; t++)
-			s.params[t] = 0.5f + 0.25f * (float)(t % 3);
-		for (int d = 0; d < 2; d++) {
-			subject_open(&s, d ? "cpu" : "cpu-ref", d ? 3 : 1);
-			assert_int_equal(
-				backend_evaluate(s.backend, s.params, 1, 69, &correct[d], &loss[d]),
-				PS_OK);
-		}
-		if (!(fabs(loss[0] - loss[1]) <= 1e-4 * fabs(loss[0])))
-			fail_msg("%s: loss %g instead of %g", s.model.text, loss[1], loss[0]);
-		subject_release(&s);
-	}
+	for (size_t m = 0; m < N_LAYER_MODELS; m++)
+		evaluation_agrees(&layer_models[m]);
 }
 
 TEST(one_image_on_odd_models_agrees_with_cpu_ref)
@@ -334,6 +337,92 @@ TEST(many_weights_cut_a_plan_into_segments)
 		assert_int_equal(p.segment[p.n_segments - 1].end, p.n_steps);
 		plan_release(&p);
 	}
+}
+
+/* ---- joint steps ----------------------------------------------------------------------------- */
+
+/* Models with joint steps (joint.h): with one and several channels, as the first step and as the
+ * last one, one after the other, and beside batchnorm. No size is a multiple of a vector. */
+static const struct odd_model joint_models[] = {
+	{{3, 9, 13}, "conv:31:3 relu fc:131 relu fc:3"},
+	{{1, 23, 29}, "fc:397 relu fc:661 tanh fc:71"},
+	{{2, 33, 35}, "fc:117 dropout:0.4 fc:5"},
+	{{3, 9, 13}, "batchnorm conv:31:3 relu fc:131"},
+};
+#define N_JOINT_MODELS (sizeof(joint_models) / sizeof(joint_models[0]))
+
+/* Each step of these models with many weights is a joint step. */
+static size_t count_joint_steps(const struct odd_model *o)
+{
+	struct model model;
+	struct plan p;
+	struct err e = {0};
+	size_t joint = 0;
+
+	assert_int_equal(model_parse(&model, o->text, o->input, &e), PS_OK);
+	assert_int_equal(plan_init(&p, &model, &simd_baseline, &e), PS_OK);
+	for (size_t i = 0; i < p.n_steps; i++)
+		joint += p.step[i].forward == WAY_JOINT;
+	plan_release(&p);
+	return joint;
+}
+
+/* With 150 images a lane of a small team needs two rounds, and with one image some lanes have no
+ * image. */
+TEST(joint_steps_agree_with_cpu_ref)
+{
+	static const size_t images[] = {1, 23, 150};
+
+	skip_under_tsan();
+	for (size_t m = 0; m < N_JOINT_MODELS; m++) {
+		assert_true(count_joint_steps(&joint_models[m]) > 0);
+		for (size_t i = 0; i < sizeof(images) / sizeof(images[0]); i++)
+			odd_model_agrees(&joint_models[m], images[i]);
+	}
+}
+
+TEST(evaluation_of_joint_steps_agrees_with_cpu_ref)
+{
+	for (size_t m = 0; m < N_JOINT_MODELS; m++)
+		evaluation_agrees(&joint_models[m]);
+}
+
+TEST(gradients_of_joint_steps_are_slopes_of_the_loss)
+{
+	skip_under_tsan();
+	for (size_t m = 0; m < N_JOINT_MODELS; m++) {
+		struct subject s;
+
+		unsetenv("CNN_KX_ISA");
+		subject_random(&s, &joint_models[m], 3);
+		subject_open(&s, "cpu", 2);
+		check_slopes(&s);
+		subject_release(&s);
+	}
+}
+
+/* Every layer of this model is a joint step. Each number of threads divides its products in another
+ * way, but adds up each sum in the same order. */
+TEST(joint_steps_give_the_same_bytes_with_any_number_of_threads)
+{
+	static const struct odd_model model = {{1, 23, 29}, "fc:397 relu fc:661 tanh fc:401"};
+	struct subject s;
+
+	assert_int_equal(count_joint_steps(&model), 3);
+	subject_random(&s, &model, 101);
+	const size_t bytes = s.model.n_params * sizeof(float);
+	float *first = mem_must(1, bytes, "test");
+
+	for (size_t i = 0; i < N_ISAS; i++)
+		for (int threads = 1; threads <= 7 && use_isa(i); threads++) {
+			subject_open(&s, "cpu", threads);
+			subject_step(&s);
+			if (threads == 1)
+				memcpy(first, s.grad, bytes);
+			assert_memory_equal(s.grad, first, bytes);
+		}
+	free(first);
+	subject_release(&s);
 }
 
 /* ---- slopes ---------------------------------------------------------------------------------- */

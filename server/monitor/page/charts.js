@@ -408,14 +408,15 @@ function shortened(name, fits) {
 // or the domain of a host.
 const END = 9; // characters at the end of a long text that stay
 function fill(td, text) {
-	if (text.length <= END || /^[^.]*[^.\d][^.]*\./.test(text)) {
+	const end = Math.max(END, 5 + (text.match(/:\d+$/) || [""])[0].length); // "er-17:4711": host and process
+	if (text.length <= end || /^[^.]*[^.\d][^.]*\./.test(text)) {
 		td.textContent = text;
 		return;
 	}
 	const box = document.createElement("span"), start = document.createElement("span");
 	box.className = "cut";
-	start.textContent = text.slice(0, -END);
-	box.append(start, text.slice(-END));
+	start.textContent = text.slice(0, -end);
+	box.append(start, text.slice(-end));
 	td.replaceChildren(box);
 }
 

@@ -11,9 +11,10 @@ import os
 import re
 import shutil
 import subprocess
-import time
 
 import pytest
+
+from machines import Booted, base_image
 from support.build import FLAVOUR, FULL, ROOT, command, without
 from support.programs import Process, until
 
@@ -78,9 +79,7 @@ def image():
     """Returns the name of a container image of a fresh Debian."""
     if not FULL:
         pytest.skip("make deb-test: downloads packages of Debian")
-    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
-        pytest.skip("no containers: no Docker engine answers")
-    return run(ROOT / "deploy/base_image.sh").strip()
+    return base_image()
 
 
 def test_fresh_debian_trains_with_the_packages(packages, image, tmp_path):
@@ -169,43 +168,15 @@ python -m cnnps.run --workers 4 /made/fashion.py --samples 4000 --tests 500 --ep
     assert float(re.search(r'"example": "fashion".*"accuracy": ([\d.]+)', text)[1]) > 0.5, text
 
 
-# A script that starts systemd with a cgroup hierarchy of its own, in version 1.
-INIT = """
-umount /sys/fs/cgroup/* /sys/fs/cgroup
-mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/systemd
-mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd && mount --make-rshared / &&
-exec /sbin/init systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1
-"""
-
-
 @pytest.fixture
-def booted(packages, image, tmp_path):
+def booted(packages, tmp_path):
     """Yields a function that runs a script in a container where systemd runs and the packages are
     installed."""
-    name = f"cnn-ps-systemd-{os.getpid()}"
     for package in packages:
         (tmp_path / package.name).write_bytes(package.read_bytes())
-    try:
-        run("docker", "run", "--name", f"{name}-made", "--network", "host", "-v",
-            f"{tmp_path}:/made:ro", image, "sh", "-c", "apt-get update -q && DEBIAN_FRONTEND="
-            "noninteractive apt-get install -q -y --no-install-recommends systemd-sysv procps "
-            "dataset-fashion-mnist /made/cnn-ps_*.deb", seconds=300)
-        run("docker", "commit", f"{name}-made", name)
-        # the setting PrivateUsers= of the units needs SYS_PTRACE
-        run("docker", "run", "-d", "--name", name, "--cap-add", "SYS_ADMIN", "--cap-add",
-            "SYS_PTRACE", "--security-opt", "seccomp=unconfined", "--security-opt",
-            "apparmor=unconfined", "--tmpfs", "/run", "--tmpfs", "/tmp", "-e", "container=docker",
-            name, "sh", "-c", INIT)
-        end = time.monotonic() + 30
-        while subprocess.run(["docker", "exec", name, "systemctl", "is-system-running"],
-                             capture_output=True, check=False).returncode:
-            if time.monotonic() > end:
-                pytest.skip("systemd does not run as the first process of a container here")
-            time.sleep(0.5)
-        yield lambda script: run("docker", "exec", name, "sh", "-euc", script, seconds=120)
-    finally:
-        for argv in (["rm", "-f", name, f"{name}-made"], ["rmi", name]):
-            subprocess.run(["docker", *argv], capture_output=True, check=False)
+    container = Booted(f"cnn-ps-systemd-{os.getpid()}", tmp_path)
+    yield container
+    container.close()
 
 
 def test_systemd_runs_the_units(booted):

@@ -17,7 +17,9 @@ template <bool DGRAD, class S> struct ffma_sums {
 		return p.n + (Z::B_LINES ? p.lane + 8 * j : p.lane * 4 + j / 4 * 32 + j % 4);
 	}
 
-	__device__ void add_stage(const unsigned char *stage, int left)
+	/* Values of K that do not exist are zeros. Multiplying them costs less than a branch, which
+	 * would keep the compiler from loading values ahead. */
+	__device__ void add_stage(const unsigned char *stage, int)
 	{
 		const struct ffma_place p = ffma_place_of<S>();
 		const int depth = Z::BK / S::SHARES;
@@ -27,8 +29,6 @@ template <bool DGRAD, class S> struct ffma_sums {
 			const int k = p.share * depth + i;
 			float x[S::TM][KV];
 
-			if (k >= left)
-				break;
 #pragma unroll
 			for (int m = 0; m < S::TM; m++)
 				load_values<KV>(x[m], a + 4 * m * S::PITCH + k * 4);

@@ -59,8 +59,8 @@ struct tensor_net {
 	struct tensor_step step[MODEL_MAX_LAYERS];
 	float *sums;
 	size_t n_sums;
-	float *loss;     /* per image */
-	float *winograd; /* workspace that the steps share */
+	float *loss;      /* per image */
+	float *workspace; /* of the kernels of one step at a time */
 };
 
 /* ---- plan ------------------------------------------------------------------------------------ */
@@ -369,12 +369,23 @@ static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struc
 		filters * sizeof(float));
 }
 
-/* Returns the number of floats of the workspace that winograd.h needs for a step, for any batch. */
-static size_t winograd_floats(const struct tensor_net *n, const struct tensor_step *s)
+/* Returns the number of columns of dgrad. */
+static int dgrad_columns(const struct tensor_net *n, const struct tensor_step *s)
 {
-	const int c = s->fprop.c, f = s->own.w.f_pad;
+	const struct kx_dense *in = &n->tensor[s->in].value;
+
+	return s->layer->kind == LAYER_CONV ? in->c : (int)image_values(in);
+}
+
+/* Returns the number of floats of the workspace that winograd.h and products in fp32 need for a
+ * step, for any batch. */
+static size_t workspace_floats(const struct tensor_net *n, const struct tensor_step *s)
+{
+	const int c = s->fprop.c, f = s->own.w.f_pad, dgrad = !n->forward_only && s->needs_dx;
 	size_t max = 0, floats;
 
+	if (n->type == KX_TYPE_FP32 && dgrad)
+		max = kx_product_fp32_ordered(s->dgrad, dgrad_columns(n, s));
 	for (size_t images = 1; images <= n->images; images++) {
 		floats = tiles_fprop(s, images) ? kx_winograd_floats(s->fprop, f, images) : 0;
 		max = floats > max ? floats : max;
@@ -491,7 +502,7 @@ static void place_tensors(struct tensor_net *n, struct cuda_arena *a)
 static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 {
 	struct tensor_net *n = self;
-	size_t winograd = 0;
+	size_t workspace = 0;
 
 	(void)trouble;
 	place_tensors(n, a);
@@ -504,16 +515,16 @@ static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 			s->argmax =
 				arena_take(a, n->images, image_values(&n->tensor[s->out].value));
 		if (has_weights(s)) {
-			const size_t floats = winograd_floats(n, s);
+			const size_t floats = workspace_floats(n, s);
 
 			tensor_step_place(n, s, a);
-			winograd = floats > winograd ? floats : winograd;
+			workspace = floats > workspace ? floats : workspace;
 		}
 		if (s->layer->kind == LAYER_BATCHNORM)
 			cuda_batchnorm_place(&s->batchnorm, n->sums ? n->sums + s->sum_at : NULL,
 				n->forward_only, a);
 	}
-	n->winograd = arena_take(a, winograd, sizeof(float));
+	n->workspace = arena_take(a, workspace, sizeof(float));
 	n->loss = arena_take(a, n->images, sizeof(float));
 }
 
@@ -553,7 +564,7 @@ static int winograd_fprop(
 		.weights = s->own.value,
 		.bias = biases_of(s),
 		.y = n->tensor[s->out].value.value,
-		.workspace = n->winograd,
+		.workspace = n->workspace,
 		.argmax = s->argmax,
 		.window = s->fprop,
 		.n = s->own.w.f_pad,
@@ -674,7 +685,7 @@ static int winograd_wgrad(
 	struct kx_winograd_wgrad g = {.x = n->tensor[s->in].value.value,
 		.dy = s->full.value,
 		.gradients = s->own.workspace,
-		.workspace = n->winograd,
+		.workspace = n->workspace,
 		.window = s->fprop,
 		.n = s->own.w.f_pad,
 		.images = images};
@@ -689,7 +700,7 @@ static int winograd_dgrad(const struct tensor_net *n, const struct tensor_step *
 		.weights = s->own.value,
 		.mask = mask,
 		.y = n->tensor[s->in].grad,
-		.workspace = n->winograd,
+		.workspace = n->workspace,
 		.window = s->dgrad,
 		.n = s->fprop.c,
 		.dgrad = 1,
@@ -755,9 +766,10 @@ static int product_dgrad(const struct tensor_net *n, const struct tensor_step *s
 		.by_image = kx_divisor(pixels),
 		.by_row = kx_divisor(conv ? in->value.w : 1),
 		.rows = (long long)images * pixels,
-		.n = conv ? in->value.c : (int)image_values(&in->value),
+		.n = dgrad_columns(n, s),
 		.pitch = s->own.w.f_pad,
 		.dgrad = 1,
+		.ordered = n->workspace,
 		.scale = 1};
 
 	return kx_product(g, n->type, stream);

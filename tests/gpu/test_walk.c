@@ -63,18 +63,108 @@ static void walk_model(const struct odd_model *o, const struct precision *p)
 static size_t first, end = N_NETS + 1;
 
 #ifdef KX_CUDA
-/* Returns device memory with n times the value `x`. */
-static float *filled(size_t n, float x)
+/* Returns device memory with the n values at `host`. */
+static float *on_device(const float *host, size_t n)
 {
-	float *host = mem_must(n, sizeof(float), "test"), *device = NULL;
+	float *device = NULL;
 
-	for (size_t i = 0; i < n; i++)
-		host[i] = x;
 	assert_int_equal(cudaMalloc((void **)&device, n * sizeof(float)), cudaSuccess);
 	assert_int_equal(
 		cudaMemcpy(device, host, n * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+	return device;
+}
+
+/* Returns device memory with n times the value `x`. */
+static float *filled(size_t n, float x)
+{
+	float *host = mem_must(n, sizeof(float), "test");
+
+	for (size_t i = 0; i < n; i++)
+		host[i] = x;
+	float *device = on_device(host, n);
 	free(host);
 	return device;
+}
+
+/* Returns n small integers. */
+static float *integers(size_t n, uint64_t seed)
+{
+	float *host = mem_must(n, sizeof(float), "test");
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+
+	for (size_t i = 0; i < n; i++)
+		host[i] = (float)rng_below(&r, 7) - 3;
+	return host;
+}
+
+/* Returns value (m, n) of the dgrad `g`: the sum over the taps and filters. */
+static float dgrad_value(const struct kx_product *g, const float *a, const float *b, int m, int n)
+{
+	const struct kx_windows *w = &g->window;
+	const int area = w->rows * w->columns, image = m / area, y = m % area / w->columns;
+	float sum = 0;
+
+	for (int tap = 0; tap < w->size * w->size; tap++) {
+		const int r = y - w->top + tap / w->size;
+		const int s = m % w->columns - w->left + tap % w->size;
+		const int opposite = w->size * w->size - 1 - tap;
+
+		if (r < 0 || r >= w->h || s < 0 || s >= w->w)
+			continue;
+		for (int k = 0; k < w->c; k++)
+			sum += a[((image * w->h + r) * w->w + s) * w->c + k] *
+			       b[(opposite * g->n + n) * g->pitch + k];
+	}
+	return sum;
+}
+
+/* A dgrad in fp32 with so many rows that a tile of product_fp32.cu has 8 x 8 sums for each thread.
+ * All values are integers, so the sums are exact. */
+static void walk_dgrad(int images, int side, int filters, int columns, int size)
+{
+	const size_t in = (size_t)(images * side * side * filters);
+	const size_t weights = (size_t)(size * size * columns * filters);
+	const size_t out = (size_t)(images * side * side * columns);
+	float *a = integers(in, 1), *b = integers(weights, 2), *d = mem_must(out, 4, "test");
+	struct kx_product g = {.a = on_device(a, in),
+		.b = on_device(b, weights),
+		.d = filled(out, NAN),
+		.window = {.h = side,
+			.w = side,
+			.c = filters,
+			.rows = side,
+			.columns = side,
+			.stride = 1,
+			.up = 1,
+			.top = size / 2,
+			.left = size / 2,
+			.size = size},
+		.by_image = kx_divisor(side * side),
+		.by_row = kx_divisor(side),
+		.rows = (long long)images * side * side,
+		.n = columns,
+		.pitch = filters,
+		.dgrad = 1,
+		.scale = 1};
+
+	g.ordered = filled(kx_product_fp32_ordered(g.window, columns), NAN);
+	assert_int_equal(kx_product_fp32(g, NULL), PS_OK);
+	assert_int_equal(
+		cudaMemcpy(d, g.d, out * sizeof(float), cudaMemcpyDeviceToHost), cudaSuccess);
+	for (size_t i = 0; i < out; i++) {
+		const int m = (int)i / columns, n = (int)i % columns;
+
+		if (d[i] != dgrad_value(&g, a, b, m, n))
+			fail_msg("dgrad of %d columns, pixel %d, column %d: %g instead of %g",
+				columns, m, n, (double)d[i], (double)dgrad_value(&g, a, b, m, n));
+	}
+	cudaFree((void *)(uintptr_t)g.a);
+	cudaFree((void *)(uintptr_t)g.b);
+	cudaFree(g.d);
+	cudaFree(g.ordered);
+	free(a);
+	free(b);
+	free(d);
 }
 
 /* product_taps.cu: three images of 9 x 14 with two slices. Each product of the sums is 1, so a sum
@@ -135,6 +225,9 @@ static void walk_large_kernels(void)
 	if (strncmp(gpu_device(), "cuda", 4) == 0) {
 		walk_taps(32);
 		walk_taps(128);
+		walk_dgrad(3, 99, 8, 128, 3);
+		walk_dgrad(3, 99, 8, 64, 3);
+		walk_dgrad(999, 1, 64, 1016, 1);
 	}
 #endif
 }

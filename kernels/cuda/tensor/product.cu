@@ -73,7 +73,6 @@ template <int BM_, int BN_, int ROW_, int STAGES_, int WARPS_M_, int WARPS_N_, i
 	bool SPLIT_ = false>
 struct mma_shape : tile_shape<BM_, BN_, ROW_, STAGES_, WARPS_M_ * WARPS_N_, BLOCKS_, 1, SPLIT_> {
 	static const int WARPS_M = WARPS_M_, MI = BM_ / WARPS_M_ / 16, NJ = BN_ / WARPS_N_ / 8;
-	static const bool B_ACROSS = false;
 
 	template <class T, bool DGRAD> using sums = mma_sums<T, DGRAD, mma_shape>;
 };
@@ -184,7 +183,7 @@ template <bool DGRAD, class S> struct wgmma_sums<float, DGRAD, S> {
 
 template <int BN_, int STAGES_, int BLOCKS_>
 struct wgmma_shape : tile_shape<128, BN_, 128, STAGES_, 8, BLOCKS_, 1, false> {
-	static const bool LINES = true, B_ACROSS = false;
+	static const bool LINES = true;
 
 	template <class T, bool DGRAD> using sums = wgmma_sums<T, DGRAD, wgmma_shape>;
 };

@@ -36,13 +36,10 @@ struct tile_shape {
 
 template <class T, bool DGRAD, class S> struct product_sizes {
 	static const int BK = S::ROW / type_of<T>::BYTES;
-	/* In dgrad, a row of B in global memory is one channel n. With B_ACROSS, a row in shared
-	 * memory is one value of K, as in fprop; otherwise (B_LINES) a row in shared memory is one
-	 * channel, too. */
-	static const bool B_LINES = DGRAD && !S::B_ACROSS;
+	/* In dgrad, a row of B is one channel n. */
+	static const bool B_LINES = DGRAD;
 	static const bool B_SWIZZLED = S::LINES && sizeof(T) == 2;
-	static const int PAD = S::B_ACROSS ? 16 : type_of<T>::PAD;
-	static const int B_PITCH = B_LINES ? S::PITCH : S::BN * type_of<T>::BYTES + PAD;
+	static const int B_PITCH = B_LINES ? S::PITCH : S::BN * type_of<T>::BYTES + type_of<T>::PAD;
 	static const int A_BYTES = S::BM * (S::LINES ? S::ROW : S::PITCH);
 	static const int B_BYTES = B_SWIZZLED ? S::BN * S::ROW : (B_LINES ? S::BN : BK) * B_PITCH;
 	static const int STAGE = A_BYTES + B_BYTES;
@@ -127,17 +124,6 @@ __device__ inline int vector_place(int line, int vector, int lines, int pitch)
 	return SWIZZLED ? line_place(line, vector, lines) : line * pitch + vector * 16;
 }
 
-/* Copies vector v of column n and transposes it: each of its values of K is stored in a row of its
- * own. */
-template <int PITCH>
-__device__ inline void copy_across(
-	unsigned char *to, int n, int v, const unsigned char *from, bool valid)
-{
-#pragma unroll
-	for (int j = 0; j < 4; j++)
-		copy_value(to + (v * 4 + j) * PITCH + n * 4, from + j * 4, valid);
-}
-
 template <class T, bool DGRAD, class S>
 __device__ inline void load_stage(const struct kx_product &g, const struct tile_row *rows,
 	struct k_place *k, int tile, int n0, unsigned char *stage)
@@ -161,14 +147,9 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 			const size_t line = (size_t)tap * g.n + n0 + n;
 			const size_t at = line * g.pitch * sizeof(T) + k->v * 16;
 
-			const unsigned char *from = b + at;
-
-			if (S::B_ACROSS)
-				copy_across<Z::B_PITCH>(stage, n, vector, from, valid);
-			else
-				copy_ahead(stage + vector_place<Z::B_SWIZZLED>(
-							   n, vector, S::BN, Z::B_PITCH),
-					from, valid);
+			copy_ahead(
+				stage + vector_place<Z::B_SWIZZLED>(n, vector, S::BN, Z::B_PITCH),
+				b + at, valid);
 		}
 	} else {
 #pragma unroll

@@ -87,8 +87,6 @@ struct ffma_shape
     : tile_shape<BM_, BN_, ROW_, STAGES_, WARPS_M_ * WARPS_N_, BLOCKS_, SHARES_, SPLIT_> {
 	static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
 	static const int TM = BM_ / WARPS_M_ / 4, TN = BN_ / WARPS_N_ / 8;
-	static const bool B_ACROSS = TN == 8; /* copying value by value is worth its cost only for
-					       * large tiles */
 	static const bool TF32 = false;
 
 	template <class T, bool DGRAD> using sums = ffma_sums<DGRAD, ffma_shape>;
@@ -113,36 +111,99 @@ template <class S> double product_time(const struct kx_product &g, double effort
 	return ffma_time<S>(blocks * slices, depth / (double)slices, effort);
 }
 
-/* Launches the shape with the smallest estimated time. */
-template <bool DGRAD> int launch_fastest(const struct kx_product &g, cudaStream_t stream)
+/* Shapes with 8 x 8 sums for each thread come first. They read the weights of dgrad in the order of
+ * those of fprop. */
+enum { T128X128, T128X64, T128X32, T64X64, T32X32, N_TILES };
+
+/* Returns the shape with the smallest estimated time. */
+int fastest_tile(const struct kx_product &g)
 {
-	const double time[] = {product_time<tile128x128>(g, 1), product_time<tile128x64>(g, 1.05),
-		product_time<tile128x32>(g, 1.2), product_time<tile64x64>(g, 1.2),
-		product_time<tile32x32>(g, 1.5)};
+	const double time[N_TILES] = {product_time<tile128x128>(g, 1),
+		product_time<tile128x64>(g, 1.05), product_time<tile128x32>(g, 1.2),
+		product_time<tile64x64>(g, 1.2), product_time<tile32x32>(g, 1.5)};
 	int best = 0;
 
-	if (DGRAD && g.window.up > 1)
-		return launch_product<float, DGRAD, tile64x64_up>(g, stream);
-	for (int i = 1; i < 5; i++)
+	for (int i = 1; i < N_TILES; i++)
 		if (time[i] < time[best])
 			best = i;
-	switch (best) {
-	case 0:
-		return launch_product<float, DGRAD, tile128x128>(g, stream);
-	case 1:
-		return launch_product<float, DGRAD, tile128x64>(g, stream);
-	case 2:
+	return best;
+}
+
+template <bool DGRAD> int launch_small(const struct kx_product &g, int tile, cudaStream_t stream)
+{
+	switch (tile) {
+	case T128X32:
 		return launch_product<float, DGRAD, tile128x32>(g, stream);
-	case 3:
+	case T64X64:
 		return launch_product<float, DGRAD, tile64x64>(g, stream);
 	default:
 		return launch_split<float, DGRAD, tile32x32>(g, stream);
 	}
 }
 
+int launch_large(const struct kx_product &g, int tile, cudaStream_t stream)
+{
+	return tile == T128X128 ? launch_product<float, false, tile128x128>(g, stream)
+				: launch_product<float, false, tile128x64>(g, stream);
+}
+
+#define SIDE 32 /* of the squares in which weights_kernel transposes */
+
+/* Writes the weights of dgrad in the order of those of fprop: row (tap, k) has the n weights under
+ * the opposite tap. */
+__global__ void __launch_bounds__(8 * SIDE)
+	weights_kernel(const float *from, float *to, int taps, int n, int c, int pitch)
+{
+	__shared__ float square[SIDE][SIDE + 1];
+	const int tap = blockIdx.z, lane = threadIdx.x % SIDE, first = threadIdx.x / SIDE;
+	const int n0 = blockIdx.x * SIDE, k0 = blockIdx.y * SIDE;
+
+	await_previous();
+	from += (size_t)(taps - 1 - tap) * n * pitch;
+	to += (size_t)tap * c * n;
+#pragma unroll
+	for (int i = first; i < SIDE; i += 8)
+		if (n0 + i < n && k0 + lane < c)
+			square[i][lane] = from[(size_t)(n0 + i) * pitch + k0 + lane];
+	__syncthreads();
+#pragma unroll
+	for (int i = first; i < SIDE; i += 8)
+		if (k0 + i < c && n0 + lane < n)
+			to[(size_t)(k0 + i) * n + n0 + lane] = square[lane][i];
+}
+
+/* Makes a dgrad a product like those of fprop. */
+int order_weights(struct kx_product *g, cudaStream_t stream)
+{
+	const int taps = g->window.size * g->window.size, c = g->window.c;
+	const float *from = static_cast<const float *>(g->b);
+	const int pitch = g->pitch;
+
+	g->dgrad = 0;
+	g->b = g->ordered;
+	g->b_rows = taps * c;
+	g->pitch = g->n;
+	return kx_launch(weights_kernel,
+		dim3((g->n + SIDE - 1) / SIDE, (c + SIDE - 1) / SIDE, taps), 8 * SIDE, 0, stream,
+		from, g->ordered, taps, g->n, c, pitch);
+}
+
 } // namespace
+
+size_t kx_product_fp32_ordered(struct kx_windows dgrad, int n)
+{
+	return dgrad.up > 1 ? 0 : (size_t)dgrad.size * dgrad.size * dgrad.c * n;
+}
 
 int kx_product_fp32(struct kx_product g, cudaStream_t stream)
 {
-	return g.dgrad ? launch_fastest<true>(g, stream) : launch_fastest<false>(g, stream);
+	const int tile = fastest_tile(g);
+
+	if (g.dgrad && g.window.up > 1)
+		return launch_product<float, true, tile64x64_up>(g, stream);
+	if (tile > T128X64)
+		return g.dgrad ? launch_small<true>(g, tile, stream)
+			       : launch_small<false>(g, tile, stream);
+	const int rc = g.dgrad ? order_weights(&g, stream) : PS_OK;
+	return rc ? rc : launch_large(g, tile, stream);
 }

@@ -67,11 +67,14 @@ struct kx_product {
 	long long rows;                     /* of the whole batch */
 	int n, b_rows, pitch;
 	int dgrad, relu, pooled, wide;
-	int slices; /* set by the launcher */
+	float *ordered; /* dgrad in fp32: memory for the weights in the order of fprop */
+	int slices;     /* set by the launcher */
 	float scale;
 };
 int kx_product(struct kx_product g, enum kx_type type, cudaStream_t stream);
 int kx_product_fp32(struct kx_product g, cudaStream_t stream); /* kx_product in fp32 */
+/* Returns the number of floats of kx_product.ordered for a dgrad with `n` columns. */
+size_t kx_product_fp32_ordered(struct kx_windows dgrad, int n);
 
 /*
  * wgrad with split-K, as kx_conv_wgrad, but m counts the row of the bias gradient, too: slice s of

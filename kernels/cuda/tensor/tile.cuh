@@ -36,14 +36,6 @@ __device__ static inline void copy_cached(void *to, const void *from, bool valid
 		     : "memory");
 }
 
-/* Does the same as copy_cached, but for four bytes. */
-__device__ static inline void copy_value(void *to, const void *from, bool valid)
-{
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
-		     "l"(from), "r"(valid ? 4 : 0)
-		     : "memory");
-}
-
 __device__ static inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t at)
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

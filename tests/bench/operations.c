@@ -1,17 +1,21 @@
 /*
- * operations.c - measures single operations of cuda_tensor: fprop, dgrad and wgrad of one
- * convolution or fc layer. The program prints CSV, one line for each layer:
- * layer,batch,precision,fprop_us,dgrad_us,wgrad_us. Each time is the mean over the 20 launches of a
- * CUDA graph.
+ * operations.c - measures single operations of cuda_tensor: fprop, dgrad and wgrad of one layer.
+ * The program prints CSV, one line for each layer: layer,batch,precision,fprop_us,dgrad_us,
+ * wgrad_us. Each time is the mean over the 20 launches of a CUDA graph; 0: there is no such
+ * operation.
  *
  *   operations BATCH PRECISION LAYER...
  *
- * LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD; an fc layer is INPUTS,1,OUTPUTS,1,0. A layer of fewer
- * than eight channels is measured as the first layer of a network: its fprop includes the copy of
- * the patches, and it has no dgrad. In all other layers, the numbers of channels and filters are
- * multiples of eight. fprop includes bias and ReLU. wgrad does not add up its split-K slices,
- * because the SGD step of the network adds them.
+ * LAYER is a convolution CHANNELS,SIDE,FILTERS,SIZE,PAD[,STRIDE], an fc layer INPUTS,1,OUTPUTS,1,0,
+ * or a layer without weights, KIND,CHANNELS,SIDE[,SIZE,STRIDE]. The table `kinds` has the names of
+ * KIND.
+ *
+ * A convolution of fewer than eight channels is measured as the first layer of a network: its fprop
+ * includes the copy of the patches, and it has no dgrad. In all other layers, the numbers of
+ * channels and filters are multiples of eight. fprop includes bias and ReLU. wgrad does not add up
+ * its split-K slices, because the SGD step of the network adds them.
  */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,11 +27,14 @@
 #define LAUNCHES 20
 #define RUNS     5
 
+struct kind;
+
 struct operation {
-	int channels, side, filters, size, pad, out, first;
+	int channels, side, filters, size, pad, stride, out, first;
 	int images;
 	enum kx_type type;
-	void *x, *y, *dx, *weights, *workspace, *winograd, *pixels;
+	const struct kind *kind; /* of a layer without weights */
+	void *x, *y, *dx, *dy, *weights, *workspace, *winograd, *pixels;
 	struct kx_now *now;
 	struct kx_windows fprop, dgrad;
 	struct kx_patches patches;
@@ -76,15 +83,15 @@ static int depth(const struct operation *o)
 	return o->fprop.size * o->fprop.size * o->fprop.c;
 }
 
-static struct kx_windows windows(int side, int c, int out, int size, int pad)
+static struct kx_windows windows(int side, int c, int out, int size, int pad, int stride, int up)
 {
 	return (struct kx_windows){.h = side,
 		.w = side,
 		.c = c,
 		.rows = out,
 		.columns = out,
-		.stride = 1,
-		.up = 1,
+		.stride = stride,
+		.up = up,
 		.top = pad,
 		.left = pad,
 		.size = size};
@@ -112,32 +119,42 @@ static int uses_winograd_dgrad(const struct operation *o)
 static size_t workspace_of_winograd(const struct operation *o)
 {
 	const size_t images = (size_t)o->images;
-	size_t floats = 0, more;
+	size_t floats = kx_product_fp32_ordered(o->dgrad, o->channels), more;
 
-	if (uses_winograd_fprop(o))
-		floats = kx_winograd_floats(o->fprop, o->filters, images);
+	more = uses_winograd_fprop(o) ? kx_winograd_floats(o->fprop, o->filters, images) : 0;
+	floats = more > floats ? more : floats;
 	more = uses_winograd_dgrad(o) ? kx_winograd_floats(o->dgrad, o->channels, images) : 0;
 	floats = more > floats ? more : floats;
 	more = uses_winograd_wgrad(o) ? kx_winograd_wgrad_floats(o->fprop, o->filters, images) : 0;
 	return more > floats ? more : floats;
 }
 
-static void prepare_operation(struct operation *o, const char *layer)
+/* Reads at most n numbers, which commas separate. Returns how many there are. */
+static int read_numbers(const char *text, int **numbers, int n)
 {
-	int *numbers[] = {&o->channels, &o->side, &o->filters, &o->size, &o->pad};
-
-	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+	for (int i = 0;; i++) {
 		char *end;
 
-		*numbers[i] = (int)strtol(layer, &end, 10);
-		CHECK(end == layer || *end != (i < 4 ? ',' : '\0'),
-			"LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD");
-		layer = end + 1;
+		CHECK(i == n, "too many numbers in LAYER");
+		*numbers[i] = (int)strtol(text, &end, 10);
+		CHECK(end == text || (*end != ',' && *end != '\0'), "LAYER has numbers and commas");
+		if (*end == '\0')
+			return i + 1;
+		text = end + 1;
 	}
-	o->out = o->side + 2 * o->pad - o->size + 1;
+}
+
+static void prepare_product(struct operation *o, const char *layer)
+{
+	int *numbers[] = {&o->channels, &o->side, &o->filters, &o->size, &o->pad, &o->stride};
+
+	o->stride = 1;
+	CHECK(read_numbers(layer, numbers, 6) < 5, "LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD");
+	o->out = (o->side + 2 * o->pad - o->size) / o->stride + 1;
 	o->first = o->channels < KX_OCTET;
-	o->fprop = windows(o->side, o->channels, o->out, o->size, o->pad);
-	o->dgrad = windows(o->out, o->filters, o->side, o->size, o->size - 1 - o->pad);
+	o->fprop = windows(o->side, o->channels, o->out, o->size, o->pad, o->stride, 1);
+	o->dgrad =
+		windows(o->out, o->filters, o->side, o->size, o->size - 1 - o->pad, 1, o->stride);
 	if (o->first) {
 		const int taps = o->size * o->size;
 		const int columns = (taps * o->channels + KX_OCTET) / KX_OCTET * KX_OCTET;
@@ -148,7 +165,7 @@ static void prepare_operation(struct operation *o, const char *layer)
 			.columns = columns,
 			.ones = 1,
 			.whole = 1};
-		o->fprop = windows(o->out, columns, o->out, 1, 0);
+		o->fprop = windows(o->out, columns, o->out, 1, 0, 1, 1);
 	}
 	const size_t inputs = (size_t)o->images * (size_t)(o->fprop.h * o->fprop.w * o->fprop.c);
 	o->x = values(o, inputs);
@@ -163,16 +180,16 @@ static void prepare_operation(struct operation *o, const char *layer)
 	CHECK(cudaMalloc(&o->winograd, 4 * workspace_of_winograd(o) + 4), "cudaMalloc");
 	CHECK(cudaMalloc(&o->pixels, (size_t)(o->images * o->channels * o->side * o->side)),
 		"cudaMalloc");
-	CHECK(cudaMalloc((void **)&o->now, sizeof(*o->now)), "cudaMalloc");
-	CHECK(cudaMemset(o->now, 0, sizeof(*o->now)), "cudaMemset");
 }
 
 static void release_operation(struct operation *o)
 {
-	void *all[] = {o->x, o->dx, o->y, o->weights, o->workspace, o->winograd, o->pixels, o->now};
+	void *all[] = {
+		o->x, o->dx, o->y, o->dy, o->weights, o->workspace, o->winograd, o->pixels, o->now};
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		cudaFree(all[i]);
+	*o = (struct operation){.images = o->images, .type = o->type};
 }
 
 static int run_fprop(struct operation *o, cudaStream_t stream)
@@ -232,6 +249,7 @@ static int run_dgrad(struct operation *o, cudaStream_t stream)
 				  .n = o->channels,
 				  .pitch = o->filters,
 				  .dgrad = 1,
+				  .ordered = o->winograd,
 				  .scale = 1},
 		o->type, stream);
 }
@@ -266,8 +284,298 @@ static int run_wgrad(struct operation *o, cudaStream_t stream)
 		o->type, stream);
 }
 
-/* Measure an operation. Returns the microseconds of one launch. */
-static double measure_operation(struct operation *o, int (*run)(struct operation *, cudaStream_t))
+/* ---- layers without weights, and the end of a batch ---------------------------------------- */
+
+typedef int run_operation(struct operation *o, cudaStream_t stream);
+
+static int in_bf16(const struct operation *o)
+{
+	return o->type == KX_TYPE_BF16;
+}
+
+static struct kx_dense dense(const struct operation *o, int side, void *value)
+{
+	return (struct kx_dense){.value = value, .h = side, .w = side, .c = o->channels};
+}
+
+static struct kx_tensor tensor(const struct operation *o, int side, void *value)
+{
+	const int row = side * o->channels;
+
+	return (struct kx_tensor){.value = value,
+		.h = side,
+		.w = side,
+		.c = o->channels,
+		.row = row,
+		.image = (size_t)row * (size_t)side};
+}
+
+static struct kx_batch training(const struct operation *o)
+{
+	return (struct kx_batch){
+		.labels = o->pixels, .now = o->now, .images = o->images, .training = 1};
+}
+
+static struct kx_pooling pooling(const struct operation *o)
+{
+	return (struct kx_pooling){.rows = o->size, .columns = o->size, .stride = o->stride};
+}
+
+static int run_max_pool(struct operation *o, cudaStream_t stream)
+{
+	return kx_max_pool(tensor(o, o->side, o->x), tensor(o, o->out, o->y), pooling(o), o->pixels,
+		o->images, in_bf16(o), stream);
+}
+
+static int run_max_pool_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_max_pool_dgrad(tensor(o, o->side, o->x), tensor(o, o->side, o->dx),
+		tensor(o, o->out, o->dy), pooling(o), o->pixels, NULL, o->images, in_bf16(o),
+		stream);
+}
+
+static int run_pool(struct operation *o, cudaStream_t stream)
+{
+	return kx_dense_pool_fprop(dense(o, o->side, o->x), dense(o, o->out, o->y), o->size, 0, 0,
+		o->images, o->type, stream);
+}
+
+static int run_pool_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_dense_pool_dgrad(dense(o, o->side, o->x), dense(o, o->side, o->dx),
+		dense(o, o->out, o->dy), o->size, 0, 0, NULL, o->images, o->type, stream);
+}
+
+static int run_unpool(struct operation *o, cudaStream_t stream)
+{
+	return kx_unpool(dense(o, o->out, o->dy), o->pixels, dense(o, o->side, o->dx), o->images,
+		o->type, stream);
+}
+
+static int run_mean_pool(struct operation *o, cudaStream_t stream)
+{
+	return kx_mean_pool(tensor(o, o->side, o->x), tensor(o, o->out, o->y), pooling(o),
+		o->images, in_bf16(o), stream);
+}
+
+static int run_mean_pool_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_mean_pool_dgrad(tensor(o, o->side, o->dx), tensor(o, o->out, o->dy), pooling(o),
+		NULL, o->images, in_bf16(o), stream);
+}
+
+static struct kx_lrn lrn(const struct operation *o)
+{
+	return (struct kx_lrn){
+		.size = 5, .channels = o->channels, .alpha = 1e-4f, .beta = 0.75f, .k = 1};
+}
+
+static int run_lrn(struct operation *o, cudaStream_t stream)
+{
+	return kx_lrn(tensor(o, o->side, o->x), tensor(o, o->side, o->y), lrn(o), o->images,
+		in_bf16(o), stream);
+}
+
+static int run_lrn_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_lrn_dgrad(tensor(o, o->side, o->x), tensor(o, o->side, o->dx),
+		tensor(o, o->side, o->dy), lrn(o), NULL, o->images, in_bf16(o), stream);
+}
+
+/* The rows of the batchnorm's vectors follow each other in `weights`. */
+static struct kx_batchnorm batchnorm(const struct operation *o)
+{
+	float *row = o->weights;
+	const int c = o->channels;
+
+	return (struct kx_batchnorm){.weight = row,
+		.running = row + 2 * c,
+		.grad = row + 4 * c,
+		.statistics = row + 6 * c,
+		.mean = row + 8 * c,
+		.scale = row + 9 * c,
+		.chunks = o->workspace,
+		.eps = 1e-5};
+}
+
+static int run_batchnorm(struct operation *o, cudaStream_t stream)
+{
+	return kx_batchnorm(batchnorm(o), tensor(o, o->side, o->x), tensor(o, o->side, o->y),
+		o->images, 1, in_bf16(o), stream);
+}
+
+static int run_batchnorm_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_batchnorm_backward(batchnorm(o), tensor(o, o->side, o->x),
+		tensor(o, o->side, o->dx), tensor(o, o->side, o->dy), NULL, o->images, in_bf16(o),
+		stream);
+}
+
+static int run_tanh(struct operation *o, cudaStream_t stream)
+{
+	return kx_curve(tensor(o, o->side, o->x), tensor(o, o->side, o->y),
+		(struct kx_curve){.channels = o->channels}, o->images, in_bf16(o), stream);
+}
+
+static int run_tanh_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_curve_dgrad(tensor(o, o->side, o->y), tensor(o, o->side, o->dx),
+		tensor(o, o->side, o->dy), (struct kx_curve){.channels = o->channels}, NULL,
+		o->images, in_bf16(o), stream);
+}
+
+static int run_relu(struct operation *o, cudaStream_t stream)
+{
+	return kx_dense_relu(
+		dense(o, o->side, o->x), dense(o, o->side, o->y), o->images, o->type, stream);
+}
+
+static int run_relu_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_dense_relu_dgrad(dense(o, o->side, o->x), dense(o, o->side, o->dx),
+		dense(o, o->side, o->dy), NULL, o->images, o->type, stream);
+}
+
+static struct kx_drop drop(const struct operation *o)
+{
+	return (struct kx_drop){
+		.layer = 1, .channels = o->channels, .threshold = 1u << 23, .scale = 2};
+}
+
+static int run_dropout(struct operation *o, cudaStream_t stream)
+{
+	return kx_dense_dropout(dense(o, o->side, o->x), dense(o, o->side, o->y), drop(o), NULL,
+		training(o), o->type, stream);
+}
+
+static int run_dropout_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_dense_dropout(dense(o, o->side, o->dy), dense(o, o->side, o->dx), drop(o), NULL,
+		training(o), o->type, stream);
+}
+
+static int run_add(struct operation *o, cudaStream_t stream)
+{
+	return kx_add(tensor(o, o->side, o->x), tensor(o, o->side, o->dy), tensor(o, o->side, o->y),
+		1, o->images, in_bf16(o), stream);
+}
+
+/* The gradients of both paths of a skip. */
+static int run_add_dgrad(struct operation *o, cudaStream_t stream)
+{
+	return kx_add_dgrad(tensor(o, o->side, o->dx), tensor(o, o->side, o->dy),
+		tensor(o, o->side, o->y), 1, NULL, o->images, in_bf16(o), stream);
+}
+
+/* The loss of a batch and the gradient of the logits. CHANNELS is the number of classes. */
+static int run_loss(struct operation *o, cudaStream_t stream)
+{
+	return kx_dense_loss(o->weights, o->dx, o->workspace, o->channels, o->channels, training(o),
+		o->type, stream);
+}
+
+/* A step of SGD for the weights of an fc layer of CHANNELS x SIDE, with SIZE split-K slices. */
+static int run_sgd(struct operation *o, cudaStream_t stream)
+{
+	const struct kx_layers all = {.n = 1,
+		.layer = {{.w = {.f = o->side,
+				   .c = o->channels,
+				   .taps = 1,
+				   .f_pad = o->side,
+				   .c_pad = o->channels,
+				   .groups = 1},
+			.value = o->weights,
+			.sum = o->winograd,
+			.workspace = o->workspace,
+			.slices = o->size,
+			.bf16 = in_bf16(o) ? o->pixels : NULL}}};
+
+	return kx_product_sgd(all, (struct kx_losses){.loss = NULL}, o->now, stream);
+}
+
+static const struct kind {
+	const char *name;
+	run_operation *fprop, *dgrad;
+} kinds[] = {
+	{"max_pool", run_max_pool, run_max_pool_dgrad},
+	{"pool", run_pool, run_pool_dgrad}, /* windows that do not overlap */
+	{"unpool", NULL, run_unpool},       /* of a pool that is part of a product */
+	{"mean_pool", run_mean_pool, run_mean_pool_dgrad},
+	{"lrn", run_lrn, run_lrn_dgrad},
+	{"batchnorm", run_batchnorm, run_batchnorm_dgrad},
+	{"tanh", run_tanh, run_tanh_dgrad},
+	{"relu", run_relu, run_relu_dgrad},
+	{"dropout", run_dropout, run_dropout_dgrad},
+	{"add", run_add, run_add_dgrad},
+	{"loss", run_loss, NULL},
+	{"sgd", run_sgd, NULL},
+};
+#define N_KINDS (sizeof(kinds) / sizeof(kinds[0]))
+
+/* Allocates n bytes of zeros: labels, argmax, or a copy of weights in bf16. */
+static void *zeros(size_t n)
+{
+	void *device;
+
+	CHECK(cudaMalloc(&device, n) || cudaMemset(device, 0, n), "cudaMalloc");
+	return device;
+}
+
+static void prepare_sgd(struct operation *o)
+{
+	const size_t values_of_layer = KX_WGRAD_ROWS(o->channels) * (size_t)o->side;
+	const enum kx_type type = o->type;
+
+	o->type = KX_TYPE_FP32; /* weights and slices are fp32 in every precision */
+	o->weights = values(o, values_of_layer);
+	o->winograd = values(o, values_of_layer);
+	o->workspace = values(o, values_of_layer * (size_t)o->size);
+	o->pixels = zeros(2 * values_of_layer);
+	o->type = type;
+}
+
+static void prepare_plain(struct operation *o, const char *layer)
+{
+	int *numbers[] = {&o->channels, &o->side, &o->size, &o->stride};
+	const size_t name = strcspn(layer, ",");
+	size_t k = 0;
+
+	while (k < N_KINDS &&
+		(strlen(kinds[k].name) != name || strncmp(kinds[k].name, layer, name) != 0))
+		k++;
+	CHECK(k == N_KINDS || layer[name] == '\0', "LAYER is KIND,CHANNELS,SIDE[,SIZE,STRIDE]");
+	o->kind = &kinds[k];
+	o->size = o->stride = 1;
+	read_numbers(layer + name + 1, numbers, 4);
+	if (o->kind->fprop == run_sgd) {
+		prepare_sgd(o);
+		return;
+	}
+	o->out = (o->side - o->size) / o->stride + 1;
+	const size_t in = (size_t)(o->images * o->channels) * (size_t)(o->side * o->side);
+	o->x = values(o, in);
+	o->dx = values(o, in);
+	o->y = values(o, in);
+	o->dy = values(o, in);
+	o->pixels = zeros(in + 2 * (size_t)o->images);
+	CHECK(cudaMalloc(&o->workspace,
+		      (size_t)KX_BATCHNORM_CHUNKS * 2 * (size_t)o->channels * sizeof(double) +
+			      (size_t)o->images * sizeof(float)),
+		"cudaMalloc");
+	o->weights = zeros((10 + (size_t)o->images) * (size_t)o->channels * sizeof(float));
+}
+
+static void prepare_operation(struct operation *o, const char *layer)
+{
+	o->now = zeros(sizeof(*o->now));
+	if (isalpha((unsigned char)layer[0]))
+		prepare_plain(o, layer);
+	else
+		prepare_product(o, layer);
+}
+
+/* Measure an operation. Returns the microseconds of one launch, or 0 if `run` is NULL. */
+static double measure_operation(struct operation *o, run_operation *run)
 {
 	cudaStream_t stream;
 	cudaGraph_t graph;
@@ -275,6 +583,8 @@ static double measure_operation(struct operation *o, int (*run)(struct operation
 	cudaEvent_t from, to;
 	float ms, best = 1e9f;
 
+	if (!run)
+		return 0;
 	CHECK(cudaStreamCreate(&stream), "cudaStreamCreate");
 	CHECK(cudaEventCreate(&from) || cudaEventCreate(&to), "cudaEventCreate");
 	CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
@@ -315,9 +625,12 @@ int main(int argc, char **argv)
 	printf("layer,batch,precision,fprop_us,dgrad_us,wgrad_us\n");
 	for (int i = 3; i < argc; i++) {
 		prepare_operation(&o, argv[i]);
-		double fprop = measure_operation(&o, run_fprop),
-		       wgrad = measure_operation(&o, run_wgrad);
-		double dgrad = o.first ? 0 : measure_operation(&o, run_dgrad);
+		const struct kind *kind = o.kind;
+		double fprop = measure_operation(&o, kind ? kind->fprop : run_fprop),
+		       wgrad = measure_operation(&o, kind ? NULL : run_wgrad);
+		double dgrad = measure_operation(&o, kind      ? kind->dgrad
+						     : o.first ? NULL
+							       : run_dgrad);
 
 		printf("\"%s\",%d,%s,%.2f,%.2f,%.2f\n", argv[i], o.images, names[type], fprop,
 			dgrad, wgrad);

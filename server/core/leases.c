@@ -480,17 +480,34 @@ static void grant_training(struct core *c, struct worker *w)
 	grant_free(c, w, first, max);
 }
 
-void leases_grant_waiting(struct core *c)
+/* Lists the workers that wait for work, the one that waits longest first. Returns their number. */
+static uint32_t find_waiting(struct core *c, struct worker *waiting[WIRE_MAX_WORKERS])
 {
-	if (!run_gives_work(c))
-		return;
+	uint32_t n = 0;
+
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
+		uint32_t at = n;
 
-		if (w->lease.waiting && w->session.state == SESSION_LIVE && w->session.peer &&
-			worker_is_of_run(c, w) && !grant_evaluation(c, w))
-			grant_training(c, w);
+		if (!w->lease.waiting || w->session.state != SESSION_LIVE || !w->session.peer ||
+			!worker_is_of_run(c, w))
+			continue;
+		for (; at > 0 && waiting[at - 1]->pace.moved_ms > w->pace.moved_ms; at--)
+			waiting[at] = waiting[at - 1];
+		waiting[at] = w;
+		n++;
 	}
+	return n;
+}
+
+void leases_grant_waiting(struct core *c)
+{
+	struct worker *waiting[WIRE_MAX_WORKERS];
+	uint32_t n = run_gives_work(c) ? find_waiting(c, waiting) : 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		if (!grant_evaluation(c, waiting[i]))
+			grant_training(c, waiting[i]);
 }
 
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)

@@ -54,7 +54,8 @@ void leases_advance(struct core *c);
 /* Called at the end of an event: ends the evaluation when all portions are done and no check of a
  * result is left. */
 void leases_settle_evaluation(struct core *c);
-/* Grants work to the workers that wait for it, until no work is left. */
+/* Grants work to the workers that wait for it, the one that waits longest first, until no work is
+ * left. */
 void leases_grant_waiting(struct core *c);
 /* Called at each tick: ends the grants that are past their deadline, and updates which workers are
  * stalled or late. */

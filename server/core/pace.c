@@ -91,6 +91,15 @@ static void restart_clock(const struct core *c, struct pace *p)
 	p->late = 0;
 }
 
+/* Stops the clock of a worker that owes nothing from now on, and notes since when it owes
+ * nothing. */
+static void stop_owing(const struct core *c, struct pace *p)
+{
+	if (p->since_ms)
+		p->moved_ms = c->now_ms;
+	p->since_ms = 0;
+}
+
 void pace_granted(struct core *c, struct worker *w)
 {
 	uint64_t moved = w->pace.moved;
@@ -116,6 +125,11 @@ uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
 	return since > p->paused_ms ? since - p->paused_ms : 0;
 }
 
+static void owe(struct pace *p, uint64_t ms)
+{
+	p->owed_ms = ms < PACE_OWED_MAX - p->owed_ms ? p->owed_ms + ms : PACE_OWED_MAX;
+}
+
 /* Returns 1 if one of the worker's newest replay_window pushes was accepted. */
 static int has_delivered(const struct core *c, const struct worker *w)
 {
@@ -125,25 +139,29 @@ static int has_delivered(const struct core *c, const struct worker *w)
 	return 0;
 }
 
-/* Called when the worker has delivered, or has asked for its first work: ends the stalled state of
- * the worker. */
+/* Ends the stalled state of the worker. */
+static void end_stall(struct core *c, struct worker *w)
+{
+	if (w->pace.stalled && w->session.state == SESSION_LIVE)
+		effects_add_worker(c, w, WORKER_DELIVERS);
+	w->pace.stalled = 0;
+}
+
+/* Called when the worker has delivered. */
 static void contributed(struct core *c, struct worker *w)
 {
-	struct pace *p = &w->pace;
-
-	if (p->stalled && w->session.state == SESSION_LIVE)
-		effects_add_worker(c, w, WORKER_DELIVERS);
-	p->stalled = 0;
-	p->owed_ms = 0;
+	end_stall(c, w);
+	w->pace.owed_ms = 0;
 }
 
 void pace_gave_back(struct core *c, struct worker *w)
 {
-	if (w->lease.request == 0) /* the worker owed nothing but a LEASE */
-		contributed(c, w);
+	/* the worker owed nothing but a LEASE, and the processes before it were not stalled */
+	if (w->lease.request == 0 && w->pace.owed_ms < PACE_OWED_MAX)
+		end_stall(c, w);
 	if (w->pace.left)
-		w->pace.owed_ms += pace_owes_ms(c, w);
-	w->pace.since_ms = 0;
+		owe(&w->pace, pace_owes_ms(c, w));
+	stop_owing(c, &w->pace);
 	w->pace.left = 0;
 	w->pace.late = 0;
 }
@@ -157,7 +175,7 @@ void pace_back(const struct core *c, struct worker *w)
 	if (lost)
 		w->pace.paused_ms = PACE_LOST_MS;
 	if (w->lease.waiting || c->cfg.training.epochs == 0)
-		w->pace.since_ms = 0;
+		stop_owing(c, &w->pace);
 }
 
 void pace_expect_lease(const struct core *c, struct worker *w)
@@ -166,7 +184,7 @@ void pace_expect_lease(const struct core *c, struct worker *w)
 	w->pace.left = 0;
 	w->pace.owed_ms = 0;
 	if (w->lease.waiting)
-		w->pace.since_ms = 0;
+		stop_owing(c, &w->pace);
 }
 
 void pace_restart(const struct core *c, struct worker *w)
@@ -176,6 +194,19 @@ void pace_restart(const struct core *c, struct worker *w)
 		return;
 	restart_clock(c, &w->pace);
 	w->pace.left = pieces_of(&w->lease.grant);
+}
+
+void pace_replace(const struct core *c, struct worker *w)
+{
+	uint64_t contact_ms = w->session.last_message_ms + c->cfg.sessions.suspect_ms;
+	uint64_t silent_ms = c->now_ms > contact_ms ? c->now_ms - contact_ms : 0;
+	uint64_t owes_ms = pace_owes_ms(c, w);
+	struct pace old = w->pace;
+
+	owe(&old, old.stalled ? PACE_OWED_MAX : owes_ms > silent_ms ? owes_ms - silent_ms : 0);
+	pace_restart(c, w);
+	w->pace.owed_ms = old.owed_ms;
+	w->pace.stalled = old.stalled;
 }
 
 /* Called after the first delivery of work of `kind`, when the time that such work takes is known:

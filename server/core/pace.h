@@ -33,6 +33,11 @@
  * replay_window pushes was accepted), or when it asks for its first work. Heartbeats and later
  * requests for leases do not make a stalled worker active.
  *
+ * Processes: what a worker owes is a property of its slot. A new process in the slot owes the time
+ * that the processes before it owed since the last delivery of the slot, and it is stalled if the
+ * process before it was; then not even its first request for work makes it active. Otherwise a
+ * worker that joins again before each deadline could hold the others up for ever.
+ *
  * Delivery: a push that is accepted. A push of the worker's newest grant that is rejected is a
  * delivery only if the work is over: others have done it, or its step or epoch has ended. The
  * core's tables decide this, not the version of the weights that the push claims. Therefore a stale
@@ -75,7 +80,8 @@
 /* a worker that lost its grant while it was away may compute it for this time before it owes a
  * LEASE */
 #define PACE_LOST_MS     10000u
-#define PACE_BYTES_PER_S 8192u /* a slower transfer does not fully stop the clocks */
+#define PACE_OWED_MAX    (1ull << 40) /* in ms; more than any deadline */
+#define PACE_BYTES_PER_S 8192u        /* a slower transfer does not fully stop the clocks */
 
 /* This struct has the newest durations of one kind of work, each in microseconds per piece. */
 struct recent {
@@ -93,13 +99,18 @@ struct pace {
 	int late;
 	int stalled;
 	int shadow; /* 1: the tables of leases.c do not contain the worker's grant */
-	/* how long the worker has held earlier grants since its last delivery */
+	/* how long the worker has held earlier grants since its last delivery. This includes the
+	 * time that the earlier processes of its slot owed. PACE_OWED_MAX: an earlier process was
+	 * stalled, and none has delivered since */
 	uint64_t owed_ms;
 	/* the part of the time since since_ms that does not count for deadline and "stalled", for
 	 * example that a transfer took */
 	uint64_t paused_ms;
-	uint64_t moved_ms; /* time at which bytes last moved; 0: none moved since since_ms */
-	uint64_t moved;    /* bytes that moved since the last delivery */
+	/* time at which bytes last moved; 0: none moved since since_ms. While since_ms is 0: since
+	 * when the worker owes nothing. Of the workers that wait for work, the one that waits
+	 * longest is the first to get work */
+	uint64_t moved_ms;
+	uint64_t moved; /* bytes that moved since the last delivery */
 	struct recent recent[PACE_KINDS];
 };
 
@@ -155,8 +166,11 @@ void pace_back(const struct core *c, struct worker *w);
 int pace_is_at_work(const struct worker *w);
 /* Returns how long, in ms, the worker has owed a delivery or a LEASE, or 0 if it owes nothing. */
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w);
-/* Called when the slot's worker comes from a snapshot, or when a new process took the slot: clears
- * the worker's clocks. If the worker holds a grant, the time for its delivery counts from now. */
+/* Called when the slot's worker comes from a snapshot: clears the worker's clocks. If the worker
+ * holds a grant, the time for its delivery counts from now. */
 void pace_restart(const struct core *c, struct worker *w);
+/* Called when a new process takes the slot, before the fields of its session change: clears the
+ * clocks, but the new process owes what the old one owed, and is stalled if the old one was. */
+void pace_replace(const struct core *c, struct worker *w);
 
 #endif

@@ -247,6 +247,7 @@ static void hello_new(struct core *c, const struct event *ev)
 		c->stats.rejoins++;
 	batch_ledger_release(c, w);
 	backups_release(c, w);
+	pace_replace(c, w);
 	w->session.incarnation++;
 	w->session.born_term = c->cfg.term;
 	memcpy(w->session.name, h->name, sizeof(w->session.name));
@@ -259,7 +260,6 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->lease.request = 0;
 	/* a new process does not continue the grant of the old one */
 	w->lease.grant = (struct msg_grant){0};
-	pace_restart(c, w);
 	w->lease.waiting = w->session.leaving = w->sync.idle = w->quarantine.excluded =
 		w->quarantine.sound = 0;
 	w->sync.member = 0; /* the step under way does not wait for a new process */

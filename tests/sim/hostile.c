@@ -133,6 +133,8 @@ static void hostile_join(struct sim *s, uint32_t node, struct hostile_session *h
 {
 	struct msg m = hostile_hello(s);
 
+	if (s->hostile[node - SIM_FIRST_HOSTILE].kind == HOSTILE_REJOINER)
+		m.hello.name[0] = 'r'; /* without a name, each process would have another slot */
 	h->link = (uint32_t)++s->links;
 	h->heartbeat = (uint32_t)++s->links;
 	h->hung = 0;
@@ -317,7 +319,7 @@ static void on_hostile_message(
 	}
 }
 
-/* ---- six kinds ------------------------------------------------------------------------------ */
+/* ---- seven kinds ----------------------------------------------------------------------------- */
 
 /* Returns any work of the run, which may be granted to another worker. */
 static struct work any_work(struct sim *s)
@@ -514,6 +516,16 @@ static void hoard(struct sim *s, uint32_t node, struct hostile_session *h)
 	h->hung = 1;
 }
 
+static void join_again(struct sim *s, uint32_t node, struct hostile_session *h)
+{
+	if (h->request) {
+		hostile_join(s, node, h);
+		return;
+	}
+	hostile_lease(s, node, h);
+	h->wait_until_ms = s->net.now_ms + 100 + below(s, 2000);
+}
+
 /* Returns a version at which a gradient does not count: one that no server has had or, if only
  * gradients of the current version count, an old one. */
 static uint64_t stale_version(struct sim *s)
@@ -556,8 +568,9 @@ static void act_as_hostile(
 	struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
 	if (!h->stamp.worker || (!h->link && !h->hung)) {
-		/* a worker that joins again gets new leases: a few times are enough */
-		if (s->net.now_ms >= h->wait_until_ms && h->joins < 6)
+		/* other workers that join again get new leases: a few times are enough */
+		if (s->net.now_ms >= h->wait_until_ms &&
+			(h->joins < 6 || o->kind == HOSTILE_REJOINER))
 			hostile_join(s, node, h);
 		return;
 	}
@@ -582,6 +595,9 @@ static void act_as_hostile(
 		break;
 	case HOSTILE_STALLER:
 		stall(s, node, o, h);
+		break;
+	case HOSTILE_REJOINER:
+		join_again(s, node, h);
 		break;
 	case HOSTILE_KINDS:
 		break;

@@ -199,6 +199,7 @@ enum hostile_kind {
 	HOSTILE_REPLAYER, /* sends its old pushes and results again */
 	HOSTILE_HOARDER,  /* takes slots and leases, and delivers nothing */
 	HOSTILE_STALLER,  /* takes leases, and answers each one slowly with stale gradients */
+	HOSTILE_REJOINER, /* takes a lease, and then joins again as a new process, for ever */
 	HOSTILE_KINDS
 };
 

@@ -11,8 +11,10 @@ flags="$flags ${cuda:+-isystem $cuda/include}"
 failed=0
 # shellcheck disable=SC2046,SC2086 # file names have no blanks; each flag is a word
 [ $# -gt 0 ] || set -- $(find common proto kernels server worker tests -name '*.h' | sort)
+alone=""
 for h in "$@"; do
 	case $cuda:$h in :common/gpu_memory.h | :kernels/cuda/* | :kernels/ladder/*) continue ;; esac
+	alone="$alone $h"
 	case $h in tests/*)
 		awk '/^static inline/ { short = 1 }
 			/^{/ { start = FNR }
@@ -23,11 +25,17 @@ for h in "$@"; do
 			END { exit bad }' "$h" || failed=1
 		;;
 	esac
-	for cc in gcc clang; do
-		printf '#include "%s"\nextern int not_empty;\n' "$h" | $cc $flags - || {
-			echo "headers: $h does not compile alone under $cc"
-			failed=1
-		}
-	done
 done
+export flags
+# shellcheck disable=SC2016 # the shell that xargs starts expands the variables
+compile='failed=0
+for cc in gcc clang; do
+	printf "#include \"%s\"\nextern int not_empty;\n" "$1" | $cc $flags - || {
+		echo "headers: $1 does not compile alone under $cc"
+		failed=1
+	}
+done
+exit $failed'
+# shellcheck disable=SC2086 # each header is one word
+printf '%s\n' $alone | xargs -P "$(nproc)" -I '{}' sh -c "$compile" compile '{}' || failed=1
 exit $failed

@@ -3,7 +3,8 @@
 # directory of its own. With arguments, compile only these .c files. CUDA files are not checked
 # here, because every build prints the warnings of nvcc. If WERROR=-Werror is in the environment, as
 # in .ci/run, all objects in build/release were compiled with -Werror, and gcc compiles there only
-# those that are missing.
+# those that are missing. Nobody runs the objects of clang, whose warnings do not depend on the
+# optimization, so clang does not optimize.
 set -u
 failed=0
 cuda=$(make -s print-CUDA_HOME)
@@ -12,10 +13,12 @@ cuda=$(make -s print-CUDA_HOME)
 	grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
 for cc in gcc clang; do
 	b=build/lint-$cc
+	optimize=""
 	[ "$cc-${WERROR-}" != gcc--Werror ] || b=build/release
+	[ $cc = gcc ] || optimize="OPT.release=-O0 CORE_FLAGS="
 	targets=$(printf "$b/%s " "$@" | sed 's/\.c /.o /g')
-	# shellcheck disable=SC2086 # each target is one word
-	make -s -k -j "$(nproc)" B=$b CC=$cc WERROR=-Werror $targets >&2 || {
+	# shellcheck disable=SC2086 # each target and each variable is one word
+	make -s -k -j "$(nproc)" B=$b CC=$cc WERROR=-Werror $optimize $targets >&2 || {
 		echo "warnings: not clean under $cc"
 		failed=1
 	}

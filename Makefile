@@ -25,7 +25,8 @@
 #   make deps            install missing packages, as root
 #   make clean           remove build/
 #
-# Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 disables CUDA.
+# Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 disables CUDA;
+# DEBUG=-g1 compiles faster, with debug information for stack traces only.
 #
 # Only `make deps`, `make cluster` and `make cluster-faults` install packages. Other targets list
 # missing packages and stop. Every target builds the programs that it needs.
@@ -72,14 +73,15 @@ WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wformat=2 -Wimplic
 ZERO := $(shell $(CC) -ftrivial-auto-var-init=zero -fsyntax-only -xc /dev/null 2>/dev/null && \
 	echo -ftrivial-auto-var-init=zero)
 HARDEN := $(ZERO) -fstack-protector-strong -fstack-clash-protection -fcf-protection=full -fPIE
-OPT.release := -O2 -g -D_FORTIFY_SOURCE=3 $(HARDEN)
-OPT.asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-OPT.ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
-OPT.tsan    := -O1 -g -fsanitize=thread -include tests/support/tsan.h
+DEBUG ?= -g
+OPT.release := -O2 $(DEBUG) -D_FORTIFY_SOURCE=3 $(HARDEN)
+OPT.asan    := -O1 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+OPT.ubsan   := -O1 $(DEBUG) -fsanitize=undefined -fno-sanitize-recover=undefined
+OPT.tsan    := -O1 $(DEBUG) -fsanitize=thread -include tests/support/tsan.h
 OPT.cover   := -O0 -g --coverage
 # The fuzz flavours have small tables (FUZZ_LIMITS), so that a core of the server starts in
 # microseconds.
-OPT.fuzz     = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_LIMITS)
+OPT.fuzz     = -O1 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_LIMITS)
 # fuzz-fast makes more executions per second: it has no ASan, and no checks of UBSan at each memory
 # access.
 OPT.fuzz-fast = -O2 -g -fsanitize=undefined -fsanitize-trap=undefined \
@@ -280,14 +282,16 @@ SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/tests/support/shuffled_e
 	$(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
-# A mutant is a simulator that is linked with a bug (tests/sim/mutants).
+# A mutant is a simulator that is linked with a bug (tests/sim/mutants). The files with the bug are
+# compiled quickly, because a mutant runs once.
+MUTANT_FLAGS := -w -O1 -g0
 $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
-	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
+	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) $(MUTANT_FLAGS)" CORE_FLAGS="$(filter-out -O3,$(CORE_FLAGS))" LINK="$(SIM_LINK)" BUILD="$(B)" \
 		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
 
 # A rule mutant lacks a rule against a hostile peer: it is a unit test, or cnn-ps and cnn-worker.
 $(B)/rule-mutants/%/made: tests/mutants/%.patch tests/mutants/mutate $(UNIT) $(BINARIES)
-	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
+	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) $(MUTANT_FLAGS)" CORE_FLAGS="$(filter-out -O3,$(CORE_FLAGS))" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
 		ARCHIVES="$(ARCHIVES.server) $(ARCHIVES.worker)" TEST_ARCHIVES="$(A.test) $(TEST_ARCHIVES)" \
 		LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" tests/mutants/mutate $* $(@D)
 

@@ -145,7 +145,7 @@ FUZZ  := $(patsubst %.c,$(B)/%,$(filter-out tests/fuzz/replay.c,$(wildcard tests
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 MUTANTS := $(patsubst tests/sim/mutants/%.patch,$(B)/mutants/%,$(wildcard tests/sim/mutants/*.patch))
 RULE_MUTANTS := $(patsubst tests/mutants/%.patch,$(B)/rule-mutants/%/made,$(wildcard tests/mutants/*.patch))
-VARIANTS := $(foreach v,newer older six needy,$(B)/variants/$v/cnn-ps $(B)/variants/$v/cnn-worker)
+VARIANTS := $(foreach v,newer older six needy,$(addprefix $(B)/variants/$v/,cnn-ps cnn-worker cnn-ctl))
 
 include server/device/device.mk
 include tests/gpu/gpu.mk
@@ -296,12 +296,12 @@ $(B)/rule-mutants/%/made: tests/mutants/%.patch tests/mutants/mutate $(UNIT) $(B
 		LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" tests/mutants/mutate $* $(@D)
 
 # A variant is a build of the programs with another protocol schema.
-VARIANT_PARTS := $(sort $(ARCHIVES.server) $(ARCHIVES.worker) $(B)/server/main.o $(B)/worker/main.o)
-$(B)/variants/%/cnn-ps $(B)/variants/%/cnn-worker: tests/wire/variant $(wildcard proto/*) $(VARIANT_PARTS)
+VARIANT_PARTS := $(sort $(ARCHIVES.server) $(ARCHIVES.worker) $(B)/server/main.o $(B)/worker/main.o $(B)/worker/ctl/ctl.o)
+$(B)/variants/%/cnn-ps $(B)/variants/%/cnn-worker $(B)/variants/%/cnn-ctl: tests/wire/variant $(wildcard proto/*) $(VARIANT_PARTS)
 	$(call say,VARIA,$*)CC="$(CC)" FLAGS="$(CFLAGS)" LINK="$(CC) $(LDFLAGS)" PROTOC_C="$(PROTOC_C)" COMMON="$(A.common)" \
 		SERVER="$(B)/server/main.o $(A.server) $(A.core)" SERVER_LIBS="$(LIBS.server) $(LIBS.base)" \
-		WORKER="$(B)/worker/main.o $(A.worker) $(A.client) $(A.kernels)" \
-		WORKER_LIBS="$(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" tests/wire/variant $* $(B)/variants/$*
+		WORKER="$(A.worker) $(A.client) $(A.kernels)" MAIN="$(B)/worker/main.o" CTL="$(B)/worker/ctl/ctl.o" \
+		WORKER_LIBS="$(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" CTL_LIBS="$(LIBS.ctl)" tests/wire/variant $* $(B)/variants/$*
 
 include deploy/install/install.mk
 

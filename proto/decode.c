@@ -20,10 +20,11 @@
 #define WHY_BYTES 192
 struct wire {
 	size_t n_params;
-	float *floats;         /* n_params floats, for copies of misaligned frames */
-	int defers;            /* 1: wire_defer was called */
-	int exact;             /* 1: wire_only_exact was called */
-	struct wire_pass pass; /* see wire_use_pass */
+	float *floats;          /* n_params floats, for copies of misaligned frames */
+	int defers;             /* 1: wire_defer was called */
+	int exact;              /* 1: wire_only_exact was called */
+	uint64_t peer_protocol; /* see wire_peer_protocol */
+	struct wire_pass pass;  /* see wire_use_pass */
 	char why[WHY_BYTES];
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
@@ -810,13 +811,20 @@ static const char *check_greeting(struct wire *w, const struct wire_body *body)
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		if (body->type != (unsigned)row[i].type)
 			continue;
-		const char *why = check_versions(
-			w, peek_number(body, row[i].newest), peek_number(body, row[i].oldest));
+		uint64_t newest = peek_number(body, row[i].newest);
+		const char *why = check_versions(w, newest, peek_number(body, row[i].oldest));
 		size_t size;
+
+		w->peer_protocol = newest;
 		const uint8_t *names = peek_bytes(body, row[i].requires, &size);
 		return why ? why : check_features(w, (const char *)names, size);
 	}
 	return NULL;
+}
+
+uint64_t wire_peer_protocol(const struct wire *w)
+{
+	return w->peer_protocol;
 }
 
 int wire_is_chunk(struct frames *f)

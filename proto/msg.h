@@ -41,6 +41,7 @@
 #define WIRE_MAX_MODEL   511u       /* bytes of a model text */
 #define WIRE_MAX_SOCKET  107u       /* bytes of the path of a Unix socket */
 #define WIRE_MAX_TEXT    61439u     /* bytes of a STATUS or ERROR text */
+#define WIRE_MIN_TEXT    32767u     /* bytes of a STATUS text that every client accepts */
 #define WIRE_MAX_TENSORS 49152u     /* bytes of a list of tensors */
 #define WIRE_MAX_IMAGES  (1u << 24) /* images of a data set */
 #define WIRE_MAX_WORKERS 1024u      /* worker slots of a server */
@@ -347,6 +348,8 @@ struct msg_status {
 	uint32_t reply;
 	const char *text; /* REPLY: JSON, at most WIRE_MAX_TEXT bytes; borrowed */
 	uint32_t first;   /* REQUEST: only the workers from this number on; 0: the whole status */
+	/* REQUEST: the longest text that the client accepts; see status_max_text */
+	uint32_t max_text;
 };
 
 enum admin_verb {

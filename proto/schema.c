@@ -244,6 +244,7 @@ static const struct wire_field status[] = {
 	MSG(1, status.reply, STATUS_REQUEST, STATUS_REPLY),
 	TEXT(2, status.text, WIRE_MAX_TEXT),
 	MSG(3, status.first, 0, ANY32),
+	MSG(4, status.max_text, 0, ANY32),
 	END,
 };
 

@@ -98,6 +98,8 @@ void wire_only_exact(struct wire *w);
 void wire_use_pass(struct wire *w, const struct wire_pass *pass);
 /* Makes the header frame of a chunk. PS_ENOMEM. */
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
+/* Returns `protocol` of the newest HELLO or WELCOME that wire_decode has received. */
+uint64_t wire_peer_protocol(const struct wire *w);
 /* Returns 1 if the message is a chunk. Do not pass a chunk to wire_decode. */
 int wire_is_chunk(struct frames *f);
 /* Returns the number of chunks in the header of a PUSH, which the function does not check. Returns

@@ -67,21 +67,23 @@ static void send_status_text(struct server *s, uint32_t peer, char *text)
 
 /* Sends the state of the workers from number `first` on. A client requests this state if the STATUS
  * that it received had no room for these workers. */
-static void send_workers(struct server *s, uint32_t peer, uint32_t first)
+static void send_workers(struct server *s, uint32_t peer, const struct msg_status *m)
 {
 	struct status now;
 
 	dispatch_status(s, &now);
-	send_status_text(s, peer, status_workers_json(&now, first));
+	send_status_text(
+		s, peer, status_workers_json(&now, m->first, status_max_text(m->max_text)));
 }
 
-static void send_status(struct server *s, uint32_t peer)
+/* Sends the status to `peer`, whose newest request had this `max_text`. */
+static void send_status(struct server *s, uint32_t peer, uint32_t max_text)
 {
 	struct status now;
 
 	dispatch_status(s, &now);
-	send_status_text(s, peer, status_json(&now));
-	if (observers_request(&s->observers, peer, dispatch_now(s)) && s->status)
+	send_status_text(s, peer, status_json(&now, status_max_text(max_text)));
+	if (observers_request(&s->observers, peer, max_text, dispatch_now(s)) && s->status)
 		send_bye(s, peer);
 }
 
@@ -90,10 +92,11 @@ static void send_status(struct server *s, uint32_t peer)
 static void send_last_status(struct server *s)
 {
 	for (size_t i = 0; i < MAX_OBSERVERS; i++) {
-		uint32_t peer = observers_recent(&s->observers, i, s->finish_ms);
+		uint32_t max_text, peer;
 
+		peer = observers_recent(&s->observers, i, s->finish_ms, &max_text);
 		if (peer)
-			send_status(s, peer);
+			send_status(s, peer, max_text);
 	}
 }
 
@@ -216,7 +219,7 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 			wal_rotate(s->wal, e->generation);
 		break;
 	case EFFECT_STATUS:
-		send_status(s, e->peer);
+		send_status(s, e->peer, e->max_text);
 		break;
 	case EFFECT_BEGIN:
 	case EFFECT_EPOCH_BEGUN:
@@ -451,7 +454,7 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 		return;
 	}
 	if (m->type == MSG_STATUS && m->status.first) {
-		send_workers(s, peer, m->status.first);
+		send_workers(s, peer, &m->status);
 		return;
 	}
 	if (s->wal && is_flooded(s, m)) {

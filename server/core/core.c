@@ -125,7 +125,7 @@ static void on_pull(struct core *c, struct worker *w, const struct event *ev)
 static void on_status(struct core *c, struct worker *w, const struct event *ev)
 {
 	(void)w;
-	effects_add(c, EFFECT_STATUS, ev->peer);
+	effects_add(c, EFFECT_STATUS, ev->peer)->max_text = ev->msg->status.max_text;
 }
 
 /* Releases a worker from quarantine. */

@@ -80,7 +80,8 @@ enum effect_kind {
 	/* encode the core now (snapshot.h) and save the snapshot as `generation`. The core never
 	 * requests a snapshot while another one is being written */
 	EFFECT_SNAPSHOT,
-	EFFECT_STATUS, /* answer the STATUS request of `peer` with the shell's JSON */
+	/* answer the STATUS request of `peer`, with this `max_text`, with the shell's JSON */
+	EFFECT_STATUS,
 	/* the core grants work for the first time since this start of the server. In a run without
 	 * a data set: the core decides a push for the first time since this start */
 	EFFECT_BEGIN,
@@ -150,6 +151,7 @@ struct effect {
 	struct msg msg;
 	uint64_t generation;
 	uint32_t epoch, worker, incarnation;
+	uint32_t max_text; /* EFFECT_STATUS: the longest text that the client accepts */
 	enum worker_change change;
 	struct dispute dispute; /* EFFECT_DISPUTED */
 	int status;             /* EFFECT_FINISH: PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED */

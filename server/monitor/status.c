@@ -447,8 +447,15 @@ static size_t slots_in_use(const struct core *c)
 	return n;
 }
 
-/* Returns the result of `text_of` with as many workers as fit into WIRE_MAX_TEXT bytes. */
-static char *fitting(const struct status *s, uint32_t first,
+size_t status_max_text(uint32_t max_text)
+{
+	if (max_text < WIRE_MIN_TEXT)
+		return WIRE_MIN_TEXT;
+	return max_text < WIRE_MAX_TEXT ? max_text : WIRE_MAX_TEXT;
+}
+
+/* Returns the result of `text_of` with as many workers as fit into `max_text` bytes. */
+static char *fitting(const struct status *s, uint32_t first, size_t max_text,
 	char *(*text_of)(const struct status *s, uint32_t first, size_t max_workers))
 {
 	size_t max = slots_in_use(s->core);
@@ -457,25 +464,25 @@ static char *fitting(const struct status *s, uint32_t first,
 		char *text = text_of(s, first, max);
 		size_t n = text ? strlen(text) : 0;
 
-		if (n <= WIRE_MAX_TEXT)
+		if (n <= max_text)
 			return text;
 		free(text);
 		if (max == 0)
 			return NULL;
 		/* try with fewer workers than this ratio, because the text also has other fields */
-		max = max * WIRE_MAX_TEXT / n;
+		max = max * max_text / n;
 		max -= max / 16;
 	}
 }
 
-char *status_json(const struct status *s)
+char *status_json(const struct status *s, size_t max_text)
 {
-	return fitting(s, 0, status_with);
+	return fitting(s, 0, max_text, status_with);
 }
 
-char *status_workers_json(const struct status *s, uint32_t first)
+char *status_workers_json(const struct status *s, uint32_t first, size_t max_text)
 {
-	return fitting(s, first, workers_with);
+	return fitting(s, first, max_text, workers_with);
 }
 
 char *status_whole_json(const struct status *s)

@@ -45,15 +45,18 @@ struct status {
 	int stops;            /* 1 if --stop-at or --patience-epochs ends the run */
 };
 
+/* Returns the maximum size of the text for a client that requests at most `max_text` bytes. Every
+ * client accepts WIRE_MIN_TEXT bytes, and a client of protocol version 6, whose `max_text` is 0, no
+ * more. */
+size_t status_max_text(uint32_t max_text);
 /*
- * Returns the state of the run in at most WIRE_MAX_TEXT bytes, with its newest 20 epochs. If the
- * text would be longer, the function leaves out workers; "workers_left_out" counts the missing
- * workers.
+ * Returns the state of the run in at most `max_text` bytes, with its newest 20 epochs. If the text
+ * would be longer, the function leaves out workers; "workers_left_out" counts the missing workers.
  */
-char *status_json(const struct status *s);
+char *status_json(const struct status *s, size_t max_text);
 /* Returns an object with only the fields "workers" and "workers_left_out" of the status, for the
- * workers from number `first` on, in at most WIRE_MAX_TEXT bytes. */
-char *status_workers_json(const struct status *s, uint32_t first);
+ * workers from number `first` on, in at most `max_text` bytes. */
+char *status_workers_json(const struct status *s, uint32_t first, size_t max_text);
 /* Returns the same state with all workers; the length of the text has no limit. */
 char *status_whole_json(const struct status *s);
 /* Returns the JSON line that cnn-ps prints at its end. */

@@ -249,13 +249,14 @@ void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms)
 	o->entry[i].request_ms = now_ms;
 }
 
-int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms)
+int observers_request(struct observers *o, uint32_t peer, uint32_t max_text, uint64_t now_ms)
 {
 	size_t i = entry_for(o, peer);
 
 	if (o->entry[i].peer != peer)
 		return 0;
 	o->entry[i].requested = 1;
+	o->entry[i].max_text = max_text;
 	o->entry[i].request_ms = now_ms;
 	return 1;
 }
@@ -269,9 +270,10 @@ void observers_drop(struct observers *o, uint32_t peer)
 		}
 }
 
-uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms)
+uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms, uint32_t *max_text)
 {
 	int recent = o->entry[i].requested && now_ms - o->entry[i].request_ms <= OBSERVER_RECENT_MS;
 
+	*max_text = o->entry[i].max_text;
 	return recent ? o->entry[i].peer : 0;
 }

@@ -92,8 +92,9 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 
 struct observers {
 	struct {
-		uint32_t peer; /* the observer's connection; 0 if this entry is free */
-		int requested; /* 1 if the observer has requested the status since its HELLO */
+		uint32_t peer;     /* the observer's connection; 0 if this entry is free */
+		int requested;     /* 1 if the observer has requested the status since its HELLO */
+		uint32_t max_text; /* of the newest request */
 		uint64_t request_ms;
 	} entry[MAX_OBSERVERS];
 };
@@ -101,13 +102,13 @@ struct observers {
 /* Adds `peer`, which has sent HELLO as an observer. If all entries are in use, `peer` replaces the
  * observer with the oldest request. */
 void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms);
-/* Notes the time at which `peer` has requested the status. Returns 0 if `peer` is not an
- * observer. */
-int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms);
+/* Notes the time at which `peer` has requested the status, and the `max_text` of the request.
+ * Returns 0 if `peer` is not an observer. */
+int observers_request(struct observers *o, uint32_t peer, uint32_t max_text, uint64_t now_ms);
 /* Removes `peer`, whose connection is gone. */
 void observers_drop(struct observers *o, uint32_t peer);
 /* Returns the peer of entry `i` (< MAX_OBSERVERS) if the peer has requested the status in the last
- * OBSERVER_RECENT_MS; otherwise 0. */
-uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms);
+ * OBSERVER_RECENT_MS; otherwise 0. Sets *max_text to that of the newest request. */
+uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms, uint32_t *max_text);
 
 #endif

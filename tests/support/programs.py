@@ -180,8 +180,8 @@ class Programs:
         self.ctl("keygen", path, *names)
         return path
 
-    def ctl(self, *arguments, code=0, seconds=30):
-        ctl = self.add(Process("cnn-ctl", command("cnn-ctl", *arguments)))
+    def ctl(self, *arguments, code=0, seconds=30, program="cnn-ctl"):
+        ctl = self.add(Process("cnn-ctl", command(program, *arguments)))
         assert ctl.wait(seconds) == code, ctl.tail()
         return ctl
 

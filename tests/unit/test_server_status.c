@@ -110,11 +110,11 @@ static const char *json_text_of(const json_t *o, const char *key)
 TEST_IN(lanes_are_counted_or_null, NULL, tear_down_status)
 {
 	begin_status("--model;fc:10");
-	json_t *o = parsed(status_json(&now));
+	json_t *o = parsed(status_json(&now, WIRE_MAX_TEXT));
 	assert_true(json_is_null(json_object_get(o, "lanes")));
 	json_decref(o);
 	now.net.has_lanes = 1;
-	o = parsed(status_json(&now));
+	o = parsed(status_json(&now, WIRE_MAX_TEXT));
 	const json_t *lanes = json_object_get(o, "lanes");
 	assert_true(json_number_of(lanes, "open") == 2 && json_number_of(lanes, "pushes") == 11);
 	assert_true(
@@ -126,7 +126,7 @@ TEST_IN(lanes_are_counted_or_null, NULL, tear_down_status)
 TEST_IN(a_new_server_waits_and_knows_no_accuracy, NULL, tear_down_status)
 {
 	begin_status("--model;fc:10;--lr;0.125;--seed;9;--optimizer;adam;--schedule;cosine");
-	json_t *o = parsed(status_json(&now));
+	json_t *o = parsed(status_json(&now, WIRE_MAX_TEXT));
 	assert_string_equal(json_text_of(o, "state"), "waiting");
 	assert_true(json_is_null(json_object_get(o, "degraded")));
 	assert_true(json_is_null(json_object_get(o, "accuracy")));
@@ -149,7 +149,7 @@ TEST_IN(the_status_of_a_finished_run_has_its_numbers, NULL, tear_down_status)
 	begin_status("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	direct_join(&worker, "ann", 1000, 500);
 	train_and_evaluate(450);
-	json_t *o = parsed(status_json(&now));
+	json_t *o = parsed(status_json(&now, WIRE_MAX_TEXT));
 	assert_true(json_number_of(o, "updates") == 20 && json_number_of(o, "images") == 2000);
 	assert_true(json_number_of(o, "accuracy") == 0.9 && json_number_of(o, "live_workers") == 1);
 	assert_true(json_number_of(o, "test_loss") == 0.5);
@@ -179,7 +179,7 @@ TEST_IN(failing_checkpoints_degrade_the_server, NULL, tear_down_status)
 	checkpointer.failing = 1;
 	snprintf(checkpointer.why, sizeof(checkpointer.why), "no space left");
 	assert_string_equal(status_degraded(&now), "no space left");
-	json_t *o = parsed(status_json(&now));
+	json_t *o = parsed(status_json(&now, WIRE_MAX_TEXT));
 	assert_string_equal(json_text_of(o, "degraded"), "no space left");
 	json_decref(o);
 	now.checkpointer = NULL;
@@ -188,7 +188,7 @@ TEST_IN(failing_checkpoints_degrade_the_server, NULL, tear_down_status)
 	now.disk = &no_answer;
 	assert_string_equal(status_degraded(&now), "the disk does not answer");
 	now.disk = NULL;
-	o = parsed(status_json(&now));
+	o = parsed(status_json(&now, WIRE_MAX_TEXT));
 	assert_true(json_is_null(json_object_get(o, "checkpoint")));
 	json_decref(o);
 }
@@ -204,12 +204,12 @@ static void label(struct labels *labels, uint32_t id)
 
 /* Check that the pages, from worker number `first` + 1 on, contain each worker up to number 1024
  * once. */
-static void assert_pages_from(uint32_t first)
+static void assert_pages_from(uint32_t first, size_t max_text)
 {
 	for (int pages = 0; first < 1024; pages++) {
-		char *text = status_workers_json(&now, first + 1);
+		char *text = status_workers_json(&now, first + 1, max_text);
 
-		assert_true(pages < 100 && strlen(text) <= WIRE_MAX_TEXT);
+		assert_true(pages < 100 && strlen(text) <= max_text);
 		json_t *o = parsed(text), *list = json_object_get(o, "workers");
 		assert_int_equal(json_object_size(o), 2);
 		assert_true(json_array_size(list) > 10 || first > 1014);
@@ -220,7 +220,23 @@ static void assert_pages_from(uint32_t first)
 	}
 }
 
-/* The text of a STATUS answer has at most WIRE_MAX_TEXT bytes. */
+/* Check that the status of 1024 workers has at most `max_text` bytes. */
+static void assert_status_within(size_t max_text)
+{
+	char *text = status_json(&now, max_text);
+
+	assert_true(strlen(text) <= max_text);
+	/* the text uses most of the allowed size */
+	assert_true(strlen(text) > max_text * 4 / 5);
+	json_t *o = parsed(text);
+	size_t listed = json_array_size(json_object_get(o, "workers"));
+	assert_true(listed > 10);
+	assert_true(json_number_of(o, "workers_left_out") == 1024 - (double)listed);
+	assert_true(json_number_of(o, "live_workers") == 1024);
+	json_decref(o);
+	assert_pages_from((uint32_t)listed, max_text);
+}
+
 TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down_status)
 {
 	char name[WIRE_MAX_NAME + 1];
@@ -235,17 +251,8 @@ TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down_status)
 		label(labels, i + 1);
 	}
 	now.labels = labels;
-	char *text = status_json(&now);
-	assert_true(strlen(text) <= WIRE_MAX_TEXT);
-	/* the text uses most of the allowed size */
-	assert_true(strlen(text) > WIRE_MAX_TEXT * 4 / 5);
-	json_t *o = parsed(text);
-	size_t listed = json_array_size(json_object_get(o, "workers"));
-	assert_true(listed > 10);
-	assert_true(json_number_of(o, "workers_left_out") == 1024 - (double)listed);
-	assert_true(json_number_of(o, "live_workers") == 1024);
-	json_decref(o);
-	assert_pages_from((uint32_t)listed);
+	assert_status_within(WIRE_MAX_TEXT);
+	assert_status_within(WIRE_MIN_TEXT);
 	now.labels = NULL;
 	labels_free(&labels);
 }
@@ -255,7 +262,7 @@ TEST_IN(a_thousand_epochs_fit_as_well, NULL, tear_down_status)
 	begin_status("--model;fc:10;--epochs;1000;--warm-start-updates;0");
 	direct_join(&worker, "", 100, 10);
 	train_and_evaluate(9);
-	json_t *o = parsed(status_json(&now));
+	json_t *o = parsed(status_json(&now, WIRE_MAX_TEXT));
 	const json_t *epochs = json_object_get(o, "epoch_records");
 	assert_int_equal(json_array_size(epochs), 20);
 	json_decref(o);

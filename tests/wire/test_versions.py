@@ -3,18 +3,22 @@ builds with other schemas:
 
 `newer` has the next protocol version, with one more field in every message. `older` lacks two
 fields of HELLO. `six` has version 6, the version of release 0.2.0, which has no codes of grants and
-decisions. `needy` requires a feature that no build has. The script tests/wire/variant makes these
-builds.
+decisions, shorter texts, and no command that ends a quarantine. `needy` requires a feature that no
+build has. The script tests/wire/variant makes these builds.
 """
+import json
 import re
+import time
 
 import pytest
 
 from conftest import LEDGER
 
-from client import PROTOCOL, Link, hello, pb
-from support.build import PATIENCE
-from support.programs import until
+from client import PROTOCOL, Link, Worker, hello, pb
+from support.build import PATIENCE, command
+from support.programs import Process, until
+
+from test_many_workers import HELLOS_PER_SECOND
 
 EVERSION = 13
 EPROTO = 12
@@ -199,3 +203,59 @@ def test_versions_a_server_that_requires_too_much_is_left(programs):
     worker = programs.worker(ps.endpoint)
     assert worker.wait(20 * PATIENCE) == 2, worker.tail()
     assert worker.line(NOT_SUPPORTED)
+
+
+@pytest.mark.parametrize("server, ctl", [
+    ("cnn-ps", "variants/six/cnn-ctl"), ("variants/six/cnn-ps", "cnn-ctl"),
+    ("cnn-ps", "variants/older/cnn-ctl"), ("variants/newer/cnn-ps", "cnn-ctl")])
+def test_versions_cnn_ctl_shows_and_controls_a_server(programs, server, ctl):
+    ps = programs.server("--model", "vector:20000", program=server)
+    how = {"program": ctl}
+    assert json.loads("\n".join(programs.ctl("--server", ps.endpoint, "status", **how).out))
+    assert "server" in "\n".join(programs.ctl("--server", ps.endpoint, "top", "--once", **how).out)
+    programs.ctl("--server", ps.endpoint, "log-level", "debug", **how)
+    programs.ctl("--server", ps.endpoint, "checkpoint", **how)
+    programs.ctl("--server", ps.endpoint, "drain", **how)
+    assert ps.wait(10 * PATIENCE) == 0, ps.tail()
+
+
+@pytest.fixture
+def crowd(programs):
+    """A server with so many workers that they fill more than one text of version 6."""
+    ps = programs.server("--model", "vector:64", "--max-workers", 128, "--dead-ms", 600000)
+    workers = []
+    for i in range(120):
+        workers.append(Worker(ps.endpoint, name=f"worker-{i:03d}-with-a-name-of-usual-length"))
+        time.sleep(1 / HELLOS_PER_SECOND)
+    yield ps
+    for worker in workers:
+        worker.close()
+
+
+def test_versions_the_status_fits_a_client_of_version_6(programs, crowd):
+    """A client of version 6 drops a text of more than 32,767 bytes. At the end of the run, too, the
+    server sends it no longer text."""
+    top = programs.add(Process("cnn-ctl", command("variants/six/cnn-ctl", "--server",
+                                                  crowd.endpoint, "top", "--json")))
+    ctl = programs.ctl("--server", crowd.endpoint, "status", program="variants/six/cnn-ctl")
+    status = json.loads("\n".join(ctl.out))
+    assert len(status["workers"]) + status["workers_left_out"] == 120
+    link = Link(crowd.endpoint)
+    for max_text, limit in ((0, 32767), (1, 32767), (36000, 36000), (2**32 - 1, 61439)):
+        link.send(pb.Status(max_text=max_text))
+        text = link.expect("status")[1].text
+        assert len(text) <= limit
+        assert (json.loads(text)["workers_left_out"] > 0) == (limit < 61439)
+    link.close()
+    until(lambda: top.out, 10 * PATIENCE, "top shows the status")
+    programs.ctl("--server", crowd.endpoint, "drain", program="variants/six/cnn-ctl")
+    assert top.wait(20 * PATIENCE) == 0, top.tail()
+    assert json.loads(top.out[-1])["ending"] == "drained"
+
+
+def test_versions_cnn_ctl_does_not_send_a_command_that_the_server_lacks(programs):
+    ps = programs.server("--model", "vector:64", directory=None, program="variants/six/cnn-ps")
+    ctl = programs.ctl("--server", ps.endpoint, "release", "bob", code=2)
+    assert ctl.lines == ["cnn-ctl: the server has protocol 6, and `release` exists since protocol 7: "
+                         "update the server"]
+    assert not any("refused" in line for line in ps.lines)

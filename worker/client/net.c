@@ -28,6 +28,7 @@
 /* while there is no WELCOME, send STATUS after this time without a message */
 #define STATUS_AFTER_MS 700
 #define REDIAL_MS       1000
+#define RELEASE_SINCE   7u /* protocol version of ADMIN_RELEASE */
 /* A server repeats a notice within this time. The worker does not report a single notice. */
 #define NOTICE_MS 1400
 #define CLOSE_MS  5000 /* time limit of the wait for the last decisions and BYE */
@@ -497,6 +498,23 @@ static void try_lease(struct net *n, uint64_t now)
 
 /* Sends a STATUS or ADMIN request. These requests do not pass through the session; they only need a
  * WELCOME. */
+/* Returns 0 if the server is too old for the command of the request in progress, which then
+ * fails. */
+static int has_command(struct net *n)
+{
+	uint64_t protocol = wire_peer_protocol(n->wire);
+	char why[128];
+
+	if (n->requests.current->admin.verb != ADMIN_RELEASE || protocol >= RELEASE_SINCE)
+		return 1;
+	snprintf(why, sizeof(why),
+		"the server has protocol %llu, and `release` exists since protocol %u: update the "
+		"server",
+		(unsigned long long)protocol, RELEASE_SINCE);
+	requests_fail(&n->requests, PS_EVERSION, why);
+	return 0;
+}
+
 static void try_query(struct net *n, uint64_t now)
 {
 	const struct request *r = n->requests.current;
@@ -505,11 +523,13 @@ static void try_query(struct net *n, uint64_t now)
 	if (session_phase(n->session) != PHASE_READY ||
 		(n->requests.pending && now - n->requests.sent_ms < RESEND_MS))
 		return;
+	if (m.type == MSG_ADMIN && !has_command(n))
+		return;
 	if (m.type == MSG_ADMIN) {
 		m.admin = (struct msg_admin){.verb = r->admin.verb, .level = r->admin.level};
 		memcpy(m.admin.worker, r->admin.worker, sizeof(m.admin.worker));
 	} else
-		m.status.first = r->report.first;
+		m.status = (struct msg_status){.first = r->report.first, .max_text = WIRE_MAX_TEXT};
 	n->requests.pending = 1;
 	n->requests.sent_ms = now;
 	outbox_post(&n->out, &m);

@@ -103,9 +103,14 @@ def pytest_collect_file(file_path, parent):
     return None
 
 
+# Files whose tests take long and run in order: those of containers, the simulator's, and C programs
+# that compute gradients.
+LONG = {"test_compose.py", "test_sim.py", "test_kernels_cpu.c", "test_kernels.c"}
+
+
 def pytest_collection_modifyitems(items):
-    """Start the tests of containers first: they take minutes and cannot run in parallel."""
-    items.sort(key=lambda item: item.path.name != "test_compose.py")
+    """Start the longest files first, so that no processor is idle while the last of them ends."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 @pytest.fixture(scope="session")

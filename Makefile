@@ -308,12 +308,13 @@ include deploy/install/install.mk
 # ---- targets for users --------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = env FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -rs -p no:cacheprovider
-# Tests often wait, so pytest starts one process more than the machine has processors. A process
-# takes a whole file of unit tests, one other test, or all tests of an xdist_group, which it runs in
-# order. Tests that measure time run last, one at a time.
+# Tests often wait, so pytest starts more processes than the machine has processors: one more for the
+# unit tests, and two more for the other tests, which wait more. A process takes a whole file of unit
+# tests, one other test, or all tests of an xdist_group, which it runs in order. Tests that measure
+# time run last, one at a time.
 BY_FILE = -n $(shell expr $$(nproc) + 1) --dist loadfile
 PROGRAMS = tests --ignore tests/unit --ignore tests/sim
-BY_TEST = -n $(shell expr $$(nproc) + 1) --dist loadgroup
+BY_TEST = -n $(shell expr $$(nproc) + 2) --dist loadgroup
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile

@@ -234,7 +234,7 @@ static void product_back(float *grad, const float *d, size_t d_row, const float 
 /* The destination of a tile of outer. */
 struct outer {
 	float *grad;
-	size_t row, columns;
+	size_t row;
 	float scale;
 	int add;
 };
@@ -243,39 +243,41 @@ INLINE void outer_tile(struct outer to, const float *d, size_t d_row, const floa
 	size_t n, const size_t rows)
 {
 	vec sum[MAX_ROWS][2];
-	float tile[MAX_ROWS][2 * LANES];
 
-	for (size_t k = 0; k < rows; k++) {
-		__builtin_prefetch(to.grad + k * to.row, 1);
-		__builtin_prefetch(to.grad + k * to.row + LANES, 1);
-	}
 	filter_sums(sum, x, x_row, NULL, d, d_row, n, NULL, rows, 2);
-	if (to.columns >= 2 * LANES) {
-		UNROLL for (size_t k = 0; k < rows; k++) UNROLL for (size_t v = 0; v < 2; v++)
-		{
-			float *g = to.grad + k * to.row + v * LANES;
+	UNROLL for (size_t k = 0; k < rows; k++, to.grad += to.row)
+	{
+		vec v0 = to.scale * sum[k][0], v1 = to.scale * sum[k][1];
 
-			store(g, to.add ? load(g) + to.scale * sum[k][v] : to.scale * sum[k][v]);
+		if (to.add) {
+			v0 += load(to.grad);
+			v1 += load(to.grad + LANES);
 		}
-		return;
+		store(to.grad, v0);
+		store(to.grad + LANES, v1);
 	}
-	UNROLL for (size_t k = 0; k < rows; k++) UNROLL for (size_t v = 0; v < 2; v++)
-		store(&tile[k][v * LANES], to.scale * sum[k][v]);
-	for (size_t k = 0; k < rows; k++)
-		for (size_t j = 0; j < to.columns; j++) {
-			float *g = to.grad + k * to.row + j;
-
-			*g = to.add ? *g + tile[k][j] : tile[k][j];
-		}
 }
 
 static void outer(float *grad, size_t grad_row, const float *d, size_t d_row, size_t rows,
 	const float *x, size_t x_row, size_t columns, size_t n, float scale, int add)
 {
-	const struct outer to = {grad, grad_row, columns, scale, add};
+	const int whole = columns >= 2 * LANES;
+	float tile[MAX_ROWS * 2 * LANES];
+	struct outer to = {tile, 2 * LANES, scale, 0};
 
+	if (whole)
+		to = (struct outer){grad, grad_row, scale, add};
+	/* the products take longer than the memory needs to provide these lines */
+	for (size_t k = 0; whole && k < rows; k++) {
+		__builtin_prefetch(grad + k * grad_row, 1);
+		__builtin_prefetch(grad + k * grad_row + LANES, 1);
+	}
 #define OUTER_TILE(rows, vecs) outer_tile(to, d, d_row, x, x_row, n, rows)
 	LAST_TILE(OUTER_TILE, rows, 2)
+	for (size_t k = 0; !whole && k < rows; k++)
+		for (size_t j = 0; j < columns; j++)
+			grad[k * grad_row + j] =
+				tile[k * 2 * LANES + j] + (add ? grad[k * grad_row + j] : 0);
 }
 
 /* ---- transposition --------------------------------------------------------------------------- */

@@ -252,7 +252,7 @@ static void get_block(size_t blocks, size_t begin, size_t end, size_t i, struct 
 }
 
 /* Returns the number of blocks of up to `max` images. */
-static size_t count_parts(size_t n, size_t max)
+static size_t blocks_needed(size_t n, size_t max)
 {
 	return (n + max - 1) / max;
 }
@@ -288,7 +288,7 @@ static int get_sub_block(const struct lane *l, const struct segment *g, const st
 	const struct plan *p = l->plan;
 	const size_t first = p->step[g->begin].in, last = p->step[g->end].in;
 
-	const size_t blocks = count_parts(b->n, g->images);
+	const size_t blocks = blocks_needed(b->n, g->images);
 
 	if (i >= blocks)
 		return 0;
@@ -397,7 +397,7 @@ static void block_backward(struct lane *l, const struct block *b)
  * to `max` images. */
 static size_t count_rounds(const struct batch *b, size_t max)
 {
-	return count_parts(count_parts(b->images, b->n_lanes), max);
+	return blocks_needed(blocks_needed(b->images, b->n_lanes), max);
 }
 
 void lane_gradient(struct lane *l, const struct batch *batch)

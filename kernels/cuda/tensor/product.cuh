@@ -458,20 +458,26 @@ int launch_product(const struct kx_product &g, cudaStream_t stream)
 	return kx_launch(product_kernel<T, DGRAD, S>, grid, S::THREADS, bytes, stream, g);
 }
 
-/* Launches a product with the shape S. If S::SPLIT, divides the depth so that the blocks fill the
- * GPU. */
+/* Returns into how many parts the blocks of a cluster divide the depth: at most eight, one for each
+ * stage, and as many as an H200 runs at a time. */
+template <class T, class S> int product_slices(const struct kx_product &g)
+{
+	const size_t blocks = product_blocks<S>(g);
+	const int depth = g.window.size * g.window.size * g.window.c * (int)sizeof(T);
+	const int stages = (depth + S::ROW - 1) / S::ROW;
+	int slices = 1;
+
+	while (slices < 8 && 2 * slices <= stages && 2 * blocks * slices < 132 * S::BLOCKS)
+		slices *= 2;
+	return slices;
+}
+
+/* Launches a product with the shape S, whose depth the blocks of a cluster divide. */
 template <class T, bool DGRAD, class S> int launch_split(struct kx_product g, cudaStream_t stream)
 {
-	typedef product_sizes<T, DGRAD, S> Z;
-	const int depth = g.window.size * g.window.size * g.window.c;
-	const int tiles = (depth + Z::BK - 1) / Z::BK;
-	const int bytes = Z::BYTES;
-	const size_t blocks = product_blocks<S>(g);
-	const int max_slices = kx_code(product_kernel<T, DGRAD, S>) < 90 ? 1 : 8;
+	const int bytes = product_sizes<T, DGRAD, S>::BYTES;
 
-	for (g.slices = 1;
-		g.slices < max_slices && 2 * g.slices <= tiles && blocks * g.slices < 132;)
-		g.slices *= 2;
+	g.slices = kx_code(product_kernel<T, DGRAD, S>) < 90 ? 1 : product_slices<T, S>(g);
 	if (cudaFuncSetAttribute(product_kernel<T, DGRAD, S>,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -95,7 +95,8 @@ typedef ffma_shape<128, 128, 64, 3, 4, 2, 2> tile128x128;
 typedef ffma_shape<128, 64, 64, 3, 4, 1, 3> tile128x64;
 typedef ffma_shape<128, 32, 64, 3, 4, 1, 4> tile128x32;
 typedef ffma_shape<64, 64, 64, 3, 2, 2, 4> tile64x64;
-typedef ffma_shape<32, 32, 128, 3, 1, 1, 2, 8, true> tile32x32; /* blocks and warps divide K */
+typedef ffma_shape<64, 64, 64, 3, 2, 2, 4, 1, true> tile64x64_split; /* blocks divide K */
+typedef ffma_shape<32, 32, 128, 3, 1, 1, 2, 8, true> tile32x32;      /* blocks and warps divide K */
 struct tile64x64_up : tile64x64 {
 	static const bool UP = true;
 };
@@ -103,27 +104,42 @@ struct tile64x64_up : tile64x64 {
 template <class S> double product_time(const struct kx_product &g, double effort)
 {
 	const double depth = (double)g.window.size * g.window.size * g.window.c;
-	const size_t blocks = product_blocks<S>(g);
-	size_t slices = 1;
+	const int slices = S::SPLIT ? product_slices<float, S>(g) : 1;
 
-	while (S::SPLIT && slices < 8 && blocks * slices < 132)
-		slices *= 2;
-	return ffma_time<S>(blocks * slices, depth / (double)slices, effort);
+	return ffma_time<S>(product_blocks<S>(g) * slices, depth / slices, effort);
 }
 
 /* Shapes with 8 x 8 sums for each thread come first. They read the weights of dgrad in the order of
  * those of fprop. */
-enum { T128X128, T128X64, T128X32, T64X64, T32X32, N_TILES };
+enum { T128X128, T128X64, T128X32, T64X64, T32X32, T64X64_SPLIT };
 
-/* Returns the shape with the smallest estimated time. */
+/* Returns 1 where blocks of 64 x 64 that divide the depth were faster than the shape with the
+ * smallest estimated time, for 48 products of fc layers on an H200: two blocks for a tile, or so
+ * few blocks that all run at a time. With up to 32 rows half of the tile is padding, which is worth
+ * it for short sums only. */
+int divides_depth(const struct kx_product &g)
+{
+	const int slices = product_slices<float, tile64x64_split>(g);
+	const size_t blocks = product_blocks<tile64x64_split>(g) * slices;
+
+	if (g.window.size > 1 || g.n <= 32 || slices == 1)
+		return 0;
+	if (g.rows <= 32)
+		return blocks <= 132 && g.window.c <= 3200;
+	return slices == 2 || blocks <= 132;
+}
+
+/* Returns the shape that is probably the fastest. */
 int fastest_tile(const struct kx_product &g)
 {
-	const double time[N_TILES] = {product_time<tile128x128>(g, 1),
-		product_time<tile128x64>(g, 1.05), product_time<tile128x32>(g, 1.2),
-		product_time<tile64x64>(g, 1.2), product_time<tile32x32>(g, 1.5)};
+	const double time[] = {product_time<tile128x128>(g, 1), product_time<tile128x64>(g, 1.05),
+		product_time<tile128x32>(g, 1.2), product_time<tile64x64>(g, 1.2),
+		product_time<tile32x32>(g, 1.5)};
 	int best = 0;
 
-	for (int i = 1; i < N_TILES; i++)
+	if (divides_depth(g))
+		return T64X64_SPLIT;
+	for (int i = 1; i < T64X64_SPLIT; i++)
 		if (time[i] < time[best])
 			best = i;
 	return best;
@@ -136,6 +152,8 @@ template <bool DGRAD> int launch_small(const struct kx_product &g, int tile, cud
 		return launch_product<float, DGRAD, tile128x32>(g, stream);
 	case T64X64:
 		return launch_product<float, DGRAD, tile64x64>(g, stream);
+	case T64X64_SPLIT:
+		return launch_split<float, DGRAD, tile64x64_split>(g, stream);
 	default:
 		return launch_split<float, DGRAD, tile32x32>(g, stream);
 	}

@@ -174,37 +174,45 @@ __global__ void dense_pool_dgrad_kernel(struct kx_dense in, struct kx_dense dx, 
 	}
 }
 
-/* A thread handles eight channels of one window. */
+/* Returns a word of a vector where the maxima are at place k of their windows, and else zeros. */
+__device__ inline uint32_t unpool_word(const float *, uint32_t word, uint32_t argmax, uint32_t k)
+{
+	return (argmax & 255) == k ? word : 0;
+}
+__device__ inline uint32_t unpool_word(
+	const __nv_bfloat16 *, uint32_t word, uint32_t argmax, uint32_t k)
+{
+	return ((argmax & 255) == k ? word & 0xffff : 0) |
+	       ((argmax >> 8 & 255) == k ? word & 0xffff0000 : 0);
+}
+
+/* A thread handles a vector of 16 bytes of one window, so that neighbouring threads write
+ * neighbouring vectors. */
 template <class T>
 __global__ void unpool_kernel(const T *pooled, const uint8_t *argmax, T *full, int c, int n,
-	struct kx_divisor by_octets, struct kx_divisor by_row)
+	struct kx_divisor by_vectors, struct kx_divisor by_row)
 {
+	const int vector = 16 / sizeof(T), word = vector / 4; /* values of each */
+
 	await_previous();
 	for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n;
 		i += (int)(gridDim.x * blockDim.x)) {
-		const int window = divide_by(i, by_octets), y = divide_by(window, by_row);
+		const int window = divide_by(i, by_vectors), y = divide_by(window, by_row);
 		const int x = window - y * (int)by_row.value;
 		const size_t width = 2 * (size_t)by_row.value;
-		const uint2 best = reinterpret_cast<const uint2 *>(argmax)[i];
+		const uint4 v = reinterpret_cast<const uint4 *>(pooled)[i];
+		const uint32_t *places = reinterpret_cast<const uint32_t *>(argmax);
+		const uint32_t low = places[i * (size_t)word];
+		const uint32_t high = places[i * (size_t)word + word - 1];
 		T *to = full + (2 * y * width + 2 * (size_t)x) * c +
-			(i - window * (int)by_octets.value) * KX_OCTET;
-		float d[KX_OCTET];
+			(i - window * (int)by_vectors.value) * vector;
 #pragma unroll
-		for (int j = 0; j < KX_OCTET; j += 2) {
-			const float2 v = load_pair(pooled + (size_t)i * KX_OCTET + j);
-
-			d[j] = v.x;
-			d[j + 1] = v.y;
-		}
-#pragma unroll
-		for (uint32_t k = 0; k < 4; k++) {
-			float v[KX_OCTET];
-#pragma unroll
-			for (int j = 0; j < KX_OCTET; j++)
-				v[j] = ((j < 4 ? best.x : best.y) >> j % 4 * 8 & 255) == k ? d[j]
-											   : 0;
-			put_octet(to + (k / 2 * width + k % 2) * c, v);
-		}
+		for (uint32_t k = 0; k < 4; k++)
+			*reinterpret_cast<uint4 *>(to + (k / 2 * width + k % 2) * c) = {
+				unpool_word(to, v.x, low, k),
+				unpool_word(to, v.y, low >> 8 * word, k),
+				unpool_word(to, v.z, word == 2 ? high : low >> 16, k),
+				unpool_word(to, v.w, word == 2 ? high >> 16 : low >> 24, k)};
 	}
 }
 
@@ -341,10 +349,11 @@ int kx_patches(struct kx_batch batch, struct kx_patches p, void *to, enum kx_typ
 int kx_unpool(struct kx_dense pooled, const uint8_t *argmax, struct kx_dense full, int images,
 	enum kx_type type, cudaStream_t stream)
 {
-	const int n = (int)(dense_count(pooled, images) / KX_OCTET);
+	const int vector = type == KX_TYPE_BF16 ? 8 : 4;
+	const int n = (int)(dense_count(pooled, images) / vector);
 
 	return LAUNCH(unpool_kernel, n, values{pooled.value}, argmax, values{full.value}, pooled.c,
-		n, kx_divisor(pooled.c / KX_OCTET), kx_divisor(pooled.w));
+		n, kx_divisor(pooled.c / vector), kx_divisor(pooled.w));
 }
 
 int kx_dense_pool_fprop(struct kx_dense x, struct kx_dense y, int size, int top, int left,

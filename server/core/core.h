@@ -3,8 +3,9 @@
  *
  * The core opens no socket or file, reads no clock, starts no thread, draws no random number of its
  * own, and allocates nothing. All its state lies in one block of memory and one vector of weights,
- * which the caller provides; with a device (core_config.device), the state of the optimizer lies
- * there instead. The core calls nothing outside itself except that device and the engine (below),
+ * which the caller provides. With a device (core_config.device), the state of the optimizer lies
+ * there instead. If the device defers the weights, the newest weights lie there, too, until the
+ * core fetches them. The core calls nothing outside itself except that device and the engine (below),
  * which the caller may pass in. The shell (server/) turns packets into events, and effects into
  * packets. tests/sim does the same with a simulated network and disk, whose random choices come
  * from a seed. Two cores that get the same events have the same effects and the same bytes of
@@ -71,8 +72,8 @@ enum effect_kind {
 	 * with durable_first, of this step or of a later step */
 	EFFECT_COMMIT,
 	/* send `msg` to `peer`. The slices point into the core's weights, so the shell must encode
-	 * the message before the next step. If `worker` is not 0, the message refuses a process
-	 * of `incarnation`, because a newer process has taken the slot of `worker` */
+	 * the message before the next step. The members `durable_first`, `fenced` and `drained` say
+	 * more about the message */
 	EFFECT_SEND,
 	/* connection `peer` said HELLO, and its process holds the slot of `worker` as
 	 * `incarnation`. The WELCOME of this process may have to wait for a snapshot */

@@ -339,10 +339,12 @@ faults: installed
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
 		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
-# Run the commands that the documents show, also those of the blocks that are marked as slow.
+# Run the commands that the documents show, also those of the blocks that are marked as slow. Those
+# with containers need a Docker engine.
 documents: installed
 	@$(MAKE) $(JOBS) tests library
-	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && exec $(call PYTEST) --durations=40 tests/e2e/test_documents.py
+	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && \
+		exec deploy/docker_engine.sh $(call PYTEST) --durations=40 tests/e2e/test_documents.py
 # Write the compilation database for clangd, clang-tidy and editors.
 # clang does not know each flag of gcc, so the flag that only affects uninitialised variables is left out.
 ALL_C := $(sort $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) \

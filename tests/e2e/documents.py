@@ -1,11 +1,13 @@
 """Read the fenced blocks of all documents of the repository (DOCUMENTS), and the mark of each
 block.
 
-tests/e2e/test_documents.py runs a block unless an HTML comment on the line before the block is:
+tests/e2e/test_documents.py runs each block. An HTML comment on the line before a block changes this:
 
-<!-- not run: REASON -->   why a test cannot run it
 <!-- slow: REASON -->      it runs only with CNN_SLOW=1, as in `make documents`
 <!-- stopped: REASON -->   the test ends its programs, which would run on, with SIGTERM
+<!-- gpu: REASON -->       tests/gpu/test_gpu_documents.py runs it instead, on a GPU
+<!-- ci: REASON -->        .ci/run has its commands, and a test compares the two
+<!-- not run: REASON -->   why no test can run it
 
 A block without a language contains shell commands. A block called python or c contains a program.
 A block called text (output, a drawing) or yaml (a part of a configuration) contains no command.
@@ -32,7 +34,7 @@ class Block:
     line: int
     language: str
     lines: list = field(default_factory=list)
-    mark: str = ""  # "not run", "slow", "stopped" or ""
+    mark: str = ""  # "slow", "stopped", "gpu", "ci", "not run" or ""
     reason: str = ""
 
     @property
@@ -54,7 +56,7 @@ def marked(block, before):
     """Set the mark of a block from the line before it."""
     comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
     if comment:
-        found = re.fullmatch(r"(not run|slow|stopped):\s*(.*)", comment[1])
+        found = re.fullmatch(r"(not run|slow|stopped|gpu|ci):\s*(.*)", comment[1])
         if found:
             block.mark, block.reason = found[1], found[2]
             if len(block.reason.split()) < 3:

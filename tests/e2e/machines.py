@@ -1,12 +1,33 @@
-"""A machine for tests that need more than a checkout: a Debian with systemd, in a container."""
+"""Machines on which test_documents.py runs blocks that need more than a checkout: a Docker engine, a
+Slurm cluster, and a Debian with systemd and the packages of `make deb`.
+
+A machine runs the blocks of a document in order, each as one script, so that variables and
+directories last until the end of the block. Before it runs a block, it runs the earlier blocks of
+the document that need the same machine. After a block it checks what the commands leave behind.
+The machines train on a tenth of the data set. Runs that would end during a block have more epochs.
+"""
+import os
+import re
+import shlex
+import shutil
+import signal
 import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
+from documents import blocks
 from support.build import PATIENCE, ROOT
+from support.programs import Programs, until
+
+sys.path.append(str(ROOT / "tests/fault"))
+from slurm_cluster import NoSlurm, Slurm  # noqa: E402
 
 SECONDS = 1800 * PATIENCE
+SOON = 120 * PATIENCE
 
 
 def run(*argv, seconds=SECONDS, check=True, **how):
@@ -14,6 +35,65 @@ def run(*argv, seconds=SECONDS, check=True, **how):
                           text=True, timeout=seconds, check=False, **how)
     assert not check or done.returncode == 0, f"{argv}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout
+
+
+def run_script(text, place, env, seconds, keys=""):
+    """Run the commands of a block as one script, which ends at the first command that fails. Returns
+    its output. With `keys` the script has a terminal, at which these keys are typed once a
+    second."""
+    argv = ["bash", "-euo", "pipefail", "-c", text]
+    if keys:
+        argv = ["script", "-qefc", shlex.join(argv), "/dev/null"]
+    log = tempfile.TemporaryFile("w+", errors="replace")
+    process = subprocess.Popen(argv, cwd=place, env=env, text=True, stdout=log,
+                               stdin=subprocess.PIPE if keys else subprocess.DEVNULL,
+                               stderr=subprocess.STDOUT, start_new_session=True)
+    end = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(1)
+        try:
+            if keys:
+                process.stdin.write(keys)
+                process.stdin.flush()
+        except BrokenPipeError:
+            pass
+    status = process.poll()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # also what the script has left
+    except ProcessLookupError:
+        pass
+    process.wait()
+    log.seek(0)
+    output = log.read()
+    assert status == 0, f"exit status {status}\n{text}\n{output[-5000:]}"
+    return output
+
+
+class Machine:
+    """Runs the blocks of a document for which `needs` matches their text."""
+    needs = "$^"
+
+    def __init__(self, place):
+        self.place, self.done = place, []
+
+    def run(self, block, env):
+        ours = [one for one in blocks(block.path)
+                if not one.language and re.search(self.needs, one.text())]
+        for one in ours:
+            if one.line <= block.line and one.line not in self.done:
+                self.run_block(one, env)
+                self.done.append(one.line)
+        if block.line == ours[-1].line:
+            self.stop()
+
+    def stop(self):
+        """End the programs of the last block of the document."""
+
+    def close(self):
+        pass
+
+
+# ---- Docker ------------------------------------------------------------------------------------
 
 
 def docker(*argv, **how):
@@ -26,6 +106,149 @@ def base_image():
         pytest.skip("no containers: no Docker engine answers")
     return run(ROOT / "deploy/base_image.sh").strip()
 
+
+class Engine(Machine):
+    """A Docker engine with a registry. The image of deploy/base_image.sh gets the name of the public
+    one, PUBLIC, and trusts the certificates that the administrator of this machine has added.
+    SERVER is the engine's own machine, as the containers see it, and registry.example is the local
+    registry. The terminal of the blocks has a user who ends `cnn-ctl top`."""
+    needs = r"\bdocker\b|make cluster"
+    PUBLIC = "debian:bookworm-slim"
+    CERTIFICATES = "/usr/local/share/ca-certificates"
+    REGISTRY = r"""FROM debian:bookworm-slim
+RUN apt-get update -q && apt-get install -q -y --no-install-recommends docker-registry
+RUN printf 'version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: /var/lib/docker-registry\nhttp:\n  addr: :5000\n' >/etc/own.yml
+CMD ["docker-registry", "serve", "/etc/own.yml"]
+"""
+    KINDS = {"container": ("ps", "-aq"), "image": ("images", "-q"), "volume": ("volume", "ls", "-q"),
+             "network": ("network", "ls", "-q")}
+
+    def __init__(self, place, small):
+        super().__init__(place)
+        base = base_image()
+        self.base = docker("inspect", "-f", "{{.Id}}", base), base
+        self.before = {kind: self.list(kind) for kind in self.KINDS}
+        shutil.copytree(self.CERTIFICATES, place.parent / "base/certificates")
+        self.build("base", self.PUBLIC,
+                   f"FROM {base}\nCOPY certificates {self.CERTIFICATES}\n")
+        # the containers read the images as another user, also through links
+        self.images = place.parent / "images"
+        shutil.copytree(small, self.images)
+        self.images.chmod(0o755)
+        (place / "data").mkdir(exist_ok=True)
+        (place / "data/mnist").unlink(missing_ok=True)
+        (place / "data/mnist").symlink_to(self.images)
+        self.registry = None
+
+    def list(self, kind):
+        return set(docker(*self.KINDS[kind]).split())
+
+    def build(self, name, tag, text):
+        folder = self.place.parent / name
+        folder.mkdir(exist_ok=True)
+        (folder / "Dockerfile").write_text(text)
+        docker("build", "-q", "-t", tag, folder)
+
+    def start_registry(self):
+        if not self.registry:
+            self.build("registry", "cnn-ps-registry", self.REGISTRY)
+            name = docker("run", "-d", "-p", "127.0.0.1::5000", "cnn-ps-registry")
+            self.registry = docker("port", name, "5000").splitlines()[0]
+        return self.registry
+
+    def run_block(self, block, env):
+        text = block.text()
+        if "registry.example" in text:
+            text = text.replace("registry.example", self.start_registry())
+            # less work: code for one kind of GPU
+            text = text.replace("CUDA=1", "CUDA=1 --build-arg CUDA_ARCHS=90")
+        if "SERVER" in text:
+            gateway = "{{(index .IPAM.Config 0).Gateway}}"
+            text = text.replace("SERVER", docker("network", "inspect", "-f", gateway, "bridge"))
+        env = {**env, "CNN_DATA": str(self.images), "KEEP_IMAGES": "1",
+               "COMPOSE_PROJECT_NAME": "cnn-documents"}
+        # the runs do not end during the block
+        if "docker-compose" in text:
+            env["CNN_EPOCHS"] = "10000"
+        text = text.replace("docker run -d ", "docker run -d -e CNN_EPOCHS=10000 ")
+        run_script(text, self.place, env, SECONDS, keys="q")
+        self.check(text)
+
+    def check(self, text):
+        def log(words):
+            until(lambda: words in "".join(run("sh", "-c", f"docker logs {c} 2>&1") for c in
+                                           self.list("container") - self.before["container"]),
+                  SOON, words)
+        if "export" in text:
+            assert (self.place / "w.safetensors").stat().st_size > 1000
+        if "docker push" in text:
+            tags = run("curl", "-sf", f"http://{self.registry}/v2/cnn-ps/tags/list")
+            assert '"v1"' in tags and '"cuda"' in tags
+        if "cnn-worker" in text:
+            log("worker connected")
+        if "kill -s HUP" in text:
+            log("auth list_read")
+
+    def stop(self):
+        left = self.list("container") - self.before["container"]
+        if left:
+            docker("rm", "-f", *left)
+            self.registry = None
+
+    def close(self):
+        docker("rmi", self.PUBLIC, check=False)
+        docker("tag", *self.base, check=False)
+        for kind in self.KINDS:
+            # an image can be removed only after the images that are built on it
+            while left := self.list(kind) - self.before[kind]:
+                docker(kind, "rm", "-f", *left, check=False)
+                if self.list(kind) - self.before[kind] == left:
+                    break
+
+
+# ---- Slurm -------------------------------------------------------------------------------------
+
+
+class Cluster(Machine):
+    """A Slurm cluster of one node, whose GPUs are plain files, so that the workers use the CPUs.
+    The first job has the number 17, as in the document."""
+    needs = "sbatch|run-17"
+
+    def __init__(self, place, data):
+        super().__init__(place)
+        self.programs = Programs(place, data)
+        self.home = Path(tempfile.mkdtemp(prefix="slurm"))  # short, for the path of munge's socket
+        self.home.chmod(0o755)
+        self.slurm = Slurm.__new__(Slurm)
+        try:
+            self.slurm.__init__(self.programs, self.home, gpus=12, first_job=17)
+        except NoSlurm as no:
+            self.close()
+            pytest.skip(str(no))
+
+    def run_block(self, block, env):
+        run_script(block.text(), self.place, {
+            **env, **self.slurm.env, "RUN_HOST": "127.0.0.1", "CNN_THREADS": "1"}, SOON)
+        text = block.text()
+        if "train.sbatch" in text:
+            until(lambda: "worker connected" in self.output("17"), SOON, "workers in the job")
+            until(lambda: (self.place / "run-17/address").exists(), SOON, "the server's address")
+        if "workers.sbatch" in text:
+            until(lambda: "worker connected" in self.output("18_*"), SOON, "workers of the array")
+            until(lambda: "18_7" not in self.slurm("squeue", "-hro", "%i").split(), SOON,
+                  "the end of element 7")
+
+    def output(self, job):
+        return "".join(f.read_text(errors="replace") for f in self.place.glob(f"slurm-{job}.out"))
+
+    def close(self):
+        if hasattr(self.slurm, "daemons"):
+            self.slurm.close()
+        self.programs.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+# ---- systemd -----------------------------------------------------------------------------------
 
 # A script that starts systemd with a cgroup hierarchy of its own, in version 1.
 INIT = """
@@ -72,3 +295,36 @@ class Booted:
     def close(self):
         for argv in (["rm", "-f", self.name, f"{self.name}-made"], ["rmi", self.name]):
             docker(*argv, check=False)
+
+
+class Service(Machine):
+    """A machine with systemd and the packages that the document has built."""
+    needs = "systemctl"
+
+    def __init__(self, place, _):
+        super().__init__(place)
+        if not list(place.glob("build/deb/cnn-ps_*.deb")):
+            run("make", "-C", place, "deb", "CUDA=0", seconds=SECONDS)
+        self.booted = Booted(f"cnn-ps-documents-{os.getpid()}", place / "build/deb")
+
+    def run_block(self, block, env):
+        self.booted(block.text())
+        assert self.booted("systemctl is-active cnn-ps") == "active"
+        keys = "--key /etc/cnn-ps/admin.key " if "keygen" in block.text() else ""
+        # the model of the status is the layers of lenet5
+        assert "fc:84 relu fc:10" in self.booted(f"cnn-ctl {keys}status")
+
+    def close(self):
+        self.booted.close()
+
+
+MACHINES = {"docker": Engine, "slurm": Cluster, "systemd": Service}
+CONTAINERS = ("docker", "systemd")
+
+
+def kind_of(block):
+    """Returns the key in MACHINES of the machine that a block needs, or None."""
+    for name, machine in MACHINES.items():
+        if not block.language and re.search(machine.needs, block.text()):
+            return name
+    return None

@@ -22,6 +22,9 @@ The tests differ from the reader's machine in these points only:
 - `--epochs` of 100 and more is 10, and SHORTER has less work for commands that take minutes.
 - gdb starts its program, stops in main and ends.
 - run1 and run2 are the directories of small runs, unless an earlier block has made them.
+- A block that needs a Docker engine, Slurm or systemd runs on a machine of machines.py, which says
+  how this differs from the reader's.
+- `make bundle` compiles for one kind of GPU.
 - Python blocks run with the Python of the tests, and import the package cnnps of the source tree.
   The module tests/support/safetensors.py replaces the package safetensors, which Debian lacks.
 - The test inserts a C block into the main function of a program that starts a server of its own.
@@ -40,6 +43,7 @@ from pathlib import Path
 import pytest
 
 from documents import DOCUMENTS, NO_COMMAND, Wrong, blocks
+from machines import CONTAINERS, MACHINES, kind_of
 from support import safetensors
 from support.build import BUILD, FULL, PATIENCE, ROOT, command, without
 from support.programs import Programs, Process
@@ -52,6 +56,8 @@ TOOLS = ROOT / "build/tools/bin/python"  # `deploy/setup.sh tools` makes it
 MODULES = {"torch": "python3-torch"}
 # Ray starts a cluster of its own also if the directory of a dead cluster is in /tmp.
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
+ELSEWHERE = ("not run", "gpu", "ci")  # marks of blocks that no test of this file runs
+NVCC = f"/usr/local/cuda/bin:{os.environ['PATH']}"
 FAULT_TEST = "test_parts_that_get_lost_or_come_twice"
 
 # Less work for commands that take minutes: a pattern, and what replaces it.
@@ -88,10 +94,12 @@ int main(void)
 def runnable():
     for path in DOCUMENTS:
         for block in blocks(path):
-            if block.mark != "not run" and block.language not in NO_COMMAND:
+            if block.mark not in ELSEWHERE and block.language not in NO_COMMAND:
                 slow = [pytest.mark.skipif(not FULL, reason=f"CNN_SLOW=1: {block.reason}")]
+                kinds = {kind_of(b) for b in blocks(path)} - {None}
+                group = min(kinds, default=f"document {path.name}")
                 yield pytest.param(block, id=block.name, marks=[
-                    pytest.mark.xdist_group(f"document {path.name}"),
+                    pytest.mark.xdist_group("containers" if group in CONTAINERS else group),
                     *(slow if block.mark == "slow" else [])])
 
 
@@ -199,6 +207,23 @@ def machine(tmp_path_factory, data):
     for _, holder in held.values():
         holder.stdin.close()
         holder.wait(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def machines(copies, small):
+    """Yields a function: machines(block) returns the machine of machines.py that runs the block, or
+    None."""
+    made = {}
+
+    def get(block):
+        kind, key = kind_of(block), (block.path, kind_of(block))
+        if kind and key not in made:
+            place = copies(block.path, kind == "slurm")
+            made[key] = MACHINES[kind](place, small)
+        return made.get(key)
+    yield get
+    for machine in reversed(made.values()):
+        machine.close()
 
 
 @pytest.fixture(scope="module")
@@ -310,11 +335,20 @@ def environment(place, **more):
 def run_shell(block, copies, data, tmp_path, request):
     commands = block.commands()
     assert commands, f"{block.name}: no command"
+    machine = request.getfixturevalue("machines")(block)
+    if machine:
+        machine.run(block, environment(machine.place))
+        return
+    if "make bundle" in block.text() and not shutil.which("nvcc", path=NVCC):
+        pytest.skip("no nvcc")
     seconds = SLOW_SECONDS if block.mark == "slow" else SECONDS
     as_root = block.mark == "slow" and a_slow_block_has_sudo(block.path)
     own_build = as_root or any(re.search(r"\bmake\b", c) for c in commands)
     place = copies(block.path, not own_build)
     env = environment(place, **{"CUDA": "0", "CNN_DATA": str(data)} if own_build else {})
+    if "make bundle" in block.text():
+        del env["CUDA"]
+        env["CUDA_ARCHS"] = "90"
     text = block.text()
     if "~/" in text:
         env["HOME"] = str(tmp_path)
@@ -487,9 +521,10 @@ def test_the_server_of_the_tutorial_can_be_killed(copies, data, tmp_path, reques
     ("<!-- a comment -->\n```json\n{}\n```", "cannot be run"),
     ("<!-- not run: -->\n```\nx\n```", "no reason"),
     ("<!-- slow: long -->\n```\nx\n```", "no reason"),
+    ("<!-- gpu: card -->\n```\nx\n```", "no reason"),
     ("<!-- not run: needs a GPU -->\ntext between\n\n```json\nx\n```", "cannot be run"),
     ("```\nx\n", "no end"),
-], ids=["language", "other comment", "no reason", "one word", "mark elsewhere", "no end"])
+], ids=["language", "other comment", "no reason", "one word", "GPU", "mark elsewhere", "no end"])
 def test_a_block_that_is_neither_run_nor_marked_is_refused(text, words, tmp_path):
     with pytest.raises(Wrong, match=words):
         blocks(tmp_path / "a.md", text)
@@ -501,8 +536,10 @@ def test_a_reason_names_tests_that_are_there():
     assert named and not [(name, test) for name, test in named if not (ROOT / test).exists()]
 
 
-@pytest.mark.parametrize("mark, heading", [("not run", "`.ci/run` does not run these:"),
-                                           ("slow", "`make documents` runs these, which take long:")])
+@pytest.mark.parametrize("mark, heading", [
+    ("slow", "`make documents` runs these, which take long:"),
+    ("gpu", "`make gpu-test` runs these on a GPU:"), ("ci", "`.ci/run` has these itself:"),
+    ("not run", "No test runs these:")])
 def test_readers_see_which_commands_are_not_run(mark, heading):
     """A comment with a mark is invisible on the page, so docs/README.md lists the reasons."""
     text = (ROOT / "docs/README.md").read_text().partition(heading)[2]
@@ -520,6 +557,19 @@ def test_readers_see_which_commands_are_not_run(mark, heading):
         assert sorted(sentences) == sorted(reasons), page
         parts = re.split(r"[.;] ", ". ".join(sentences))
         assert sorted(parts) == sorted(set(parts)), f"{page} repeats a reason"
+
+
+def test_ci_has_the_commands_with_the_mark_ci():
+    """A block with this mark runs all tests, so a test cannot run it. .ci/run begins with its first
+    command, and ends with its last one."""
+    [[command]] = [block.commands() for path in DOCUMENTS for block in blocks(path)
+                   if block.mark == "ci"]
+    first, last = command.split(" && ")
+    parts = [line.split(" ", 2)[2] for line in (ROOT / ".ci/run").read_text().splitlines()
+             if line.startswith("part ")]
+    assert parts[0] == first
+    end = (ROOT / ".ci/run").read_text().splitlines()[-1]
+    assert re.fullmatch(rf"exec deploy/docker_engine.sh timeout( -\S+| \d+)* {last}", end), end
 
 
 def test_a_copy_has_every_source_file(tmp_path):

@@ -34,8 +34,10 @@ KillWait=10
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
 GresTypes=gpu
-NodeName={host} NodeAddr=127.0.0.1 CPUs=8 Gres=gpu:2 State=UNKNOWN
+FirstJobId={first_job}
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=preemptible Nodes=ALL MaxTime=INFINITE State=UP
 """
 
 
@@ -53,7 +55,7 @@ class Slurm:
     """Starts munged, slurmctld and slurmd in the directory `home`. The path of `home` must be
     short, because the path of a Unix socket has at most 107 bytes."""
 
-    def __init__(self, programs, home):
+    def __init__(self, programs, home, gpus=2, first_job=1):
         self.programs, self.home, self.host = programs, home, socket.gethostname().split(".")[0]
         self.env = {"SLURM_CONF": str(home / "slurm.conf")}
         self.daemons = []
@@ -65,11 +67,12 @@ class Slurm:
         self._start_munge()
         user = subprocess.run(["id", "-un"], stdout=subprocess.PIPE, text=True, check=True).stdout
         (home / "slurm.conf").write_text(CONFIG.format(
-            host=self.host, ports=[free_port(), free_port()], user=user.strip(), home=home))
-        for n in range(2):
+            host=self.host, ports=[free_port(), free_port()], user=user.strip(), home=home,
+            gpus=gpus, cpus=4 * gpus, first_job=first_job))
+        for n in range(gpus):
             (home / f"gpu{n}").touch()
         (home / "gres.conf").write_text(
-            f"NodeName={self.host} Name=gpu File={home}/gpu[0-1]\n")
+            f"NodeName={self.host} Name=gpu File={home}/gpu[0-{gpus - 1}]\n")
         self._start("slurmctld", "-D")
         self._start("slurmd", "-D", "-N", self.host)
         until(lambda: "idle" in self("sinfo", "-h", "-o", "%T", check=False), 30, "an idle node")

@@ -5,10 +5,10 @@
  * own, and allocates nothing. All its state lies in one block of memory and one vector of weights,
  * which the caller provides. With a device (core_config.device), the state of the optimizer lies
  * there instead. If the device defers the weights, the newest weights lie there, too, until the
- * core fetches them. The core calls nothing outside itself except that device and the engine (below),
- * which the caller may pass in. The shell (server/) turns packets into events, and effects into
- * packets. tests/sim does the same with a simulated network and disk, whose random choices come
- * from a seed. Two cores that get the same events have the same effects and the same bytes of
+ * core fetches them. The core calls nothing outside itself except that device and the engine
+ * (below), which the caller may pass in. The shell (server/) turns packets into events, and effects
+ * into packets. tests/sim does the same with a simulated network and disk, whose random choices
+ * come from a seed. Two cores that get the same events have the same effects and the same bytes of
  * state.
  *
  * Vectors of weights and gradients are processed in blocks. The caller may provide an engine

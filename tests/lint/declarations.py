@@ -14,7 +14,7 @@ from pathlib import Path
 
 STATEMENT = r"(?:return|goto|else|case|if|for|while|do|switch|break|continue|asm|default)\b"
 QUALIFIER = (r"(?:static|const|struct|enum|union|unsigned|signed|volatile|extern|constexpr|"
-             r"__shared__|_Alignas\([^)]*\)|alignas\([^)]*\))")
+             r"__shared__|PS_UNINITIALIZED|_Alignas\([^)]*\)|alignas\([^)]*\))")
 TYPE = r"[A-Za-z_][\w:]*(?:<[^;=()]*>)?(?:\s+const)?"
 DECLARATION = re.compile(
     rf"\t+(?!{STATEMENT})(?:{QUALIFIER}\s+)*{TYPE}(?:\s+\**|\s*[*&]+\s*(?:const\s+)?|\s+\(\*)"

@@ -38,7 +38,7 @@
 	X(EDEVICE, -22, 1, "compute device error")                                                 \
 	X(ETOOBIG, -23, 1, "over a size limit")                                                    \
 	X(EQUARANTINE, -24, 11, "too many gradients or losses of this worker were bad")            \
-	X(EDIVERGED, -25, 1, "training diverged: gradients are no longer finite")                  \
+	X(EDIVERGED, -25, 1, "training diverged: gradients not finite, or of another size")        \
 	X(ENET, -26, 1, "network library error")
 
 enum ps_status {

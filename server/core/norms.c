@@ -20,8 +20,8 @@
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
 /* Accepted pushes are numbered; rejected ones do not count, because a worker may send any number of
- * them. Returns the number of the oldest push that counts as recent. The medians leave out a worker
- * whose newest push is older, because its norms are those of gradients of much older weights. */
+ * them. Returns the number of the oldest push that counts as recent. The norms of a worker whose
+ * newest push is older are those of gradients of much older weights. */
 static uint64_t oldest_push(const struct core *c)
 {
 	uint64_t window = RECENT * (uint64_t)core_live_workers(c);
@@ -29,10 +29,10 @@ static uint64_t oldest_push(const struct core *c)
 	return c->stats.accepted > window ? c->stats.accepted - window : 0;
 }
 
-static int is_recent(const struct worker *w, uint64_t oldest)
+static int may_vote(const struct core *c, const struct worker *w)
 {
-	return (w->session.state == SESSION_LIVE || w->session.state == SESSION_SUSPECT) &&
-	       w->norms.mean > 0 && w->norms.push_no >= oldest;
+	(void)c;
+	return worker_is_active(w) || w->session.state == SESSION_SUSPECT;
 }
 
 /* The workers whose norms have a part in the medians. */
@@ -41,14 +41,16 @@ struct electorate {
 	const struct worker *worker[WIRE_MAX_WORKERS];
 };
 
-static void find_recent(const struct core *c, struct electorate *e)
+/* Finds the workers whose newest push has the number `oldest` or a larger one. */
+static void find_voters(const struct core *c, uint64_t oldest, struct electorate *e)
 {
-	uint64_t oldest = oldest_push(c);
-
 	e->n = 0;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (is_recent(&c->worker[i], oldest))
-			e->worker[e->n++] = &c->worker[i];
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (may_vote(c, w) && w->norms.mean > 0 && w->norms.push_no >= oldest)
+			e->worker[e->n++] = w;
+	}
 }
 
 /* Returns 1 if the worker is the one of its key that has pushed last. */
@@ -121,22 +123,48 @@ static double last_of(const struct worker *w)
 	return w->norms.last;
 }
 
-/* Sets *low and *high to the smaller and the larger yardstick for a gradient of worker `w`, or, if
- * `w` is NULL, for a gradient that is only scaled. Returns 0 if too few workers pushed recently, if
- * they may not reject gradients of `w`, or if the smaller yardstick is 0. */
-static int find_yardsticks(const struct core *c, const struct worker *w, double *low, double *high)
+/* The gradients between `low` and `high` have the size 1. */
+struct yardsticks {
+	double low, high;
+};
+
+/* Finds the yardsticks for a gradient of worker `w`, or if `w` is NULL, for a gradient that is only
+ * scaled, among the workers whose newest push has the number `oldest` or a larger one. Returns 0 if
+ * there are too few of them, if they may not reject gradients of `w`, if the run has three keys or
+ * more but these workers have fewer, or if the smaller yardstick is 0. */
+static int find_yardsticks(
+	const struct core *c, uint64_t oldest, const struct worker *w, struct yardsticks *y)
 {
 	struct electorate e;
 
-	find_recent(c, &e);
+	find_voters(c, oldest, &e);
 	int has_majority = represent_keys(&e);
 	if (e.n < MAJORITY_OF || (w && !may_reject(&e, has_majority, w)))
 		return 0;
+	if (!has_majority && e.worker[0]->session.owner[0] &&
+		workers_count_keys(c, may_vote) >= MAJORITY_OF)
+		return 0;
 	double mean = median_of(&e, mean_of), last = median_of(&e, last_of);
 
-	*low = vec_smaller(mean, last);
-	*high = vec_larger(mean, last);
-	return *low > 0;
+	y->low = vec_smaller(mean, last);
+	y->high = vec_larger(mean, last);
+	return y->low > 0;
+}
+
+/* Finds the yardsticks with which a gradient of worker `w` may be rejected. Fast workers can be
+ * most of those that have pushed recently, so the yardsticks of all workers with a gradient count, too.
+ * Returns 0 if there are none. */
+static int find_limits(const struct core *c, const struct worker *w, struct yardsticks *y)
+{
+	struct yardsticks all;
+
+	if (!find_yardsticks(c, oldest_push(c), w, y))
+		return 0;
+	if (find_yardsticks(c, 0, w, &all)) {
+		y->low = vec_smaller(y->low, all.low);
+		y->high = vec_larger(y->high, all.high);
+	}
+	return 1;
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -150,9 +178,9 @@ static double norm_of(const struct core *c, const struct msg_push *p)
 	return store_norm(c, &p->slices) / batches;
 }
 
-static double size_of(double norm, double low, double high)
+static double size_of(double norm, const struct yardsticks *y)
 {
-	return norm > high ? norm / high : norm < low ? norm / low : 1;
+	return norm > y->high ? norm / y->high : norm < y->low ? norm / y->low : 1;
 }
 
 static double mean_with(double mean, double x, double part)
@@ -222,13 +250,13 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 {
 	const double ratio = c->cfg.limits.norm_ratio;
 	struct worker_norms *n = &w->norms;
-	double low, high;
+	struct yardsticks y;
 
 	if (ratio <= 0)
 		return REJECT_NONE;
 	double norm = norm_of(c, p);
-	int compared = find_yardsticks(c, w, &low, &high);
-	double size = compared ? size_of(norm, low, high) : 1;
+	int compared = find_limits(c, w, &y);
+	double size = compared ? size_of(norm, &y) : 1;
 	int again = is_the_last_again(c, n, p, norm);
 
 	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
@@ -248,12 +276,11 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 double norms_scale(const struct core *c, const struct msg_push *p)
 {
 	const double ratio = c->cfg.limits.norm_ratio;
-	double low, high;
+	struct yardsticks y;
 
-	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD ||
-		!find_yardsticks(c, NULL, &low, &high))
+	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD || !find_yardsticks(c, 0, NULL, &y))
 		return 1;
-	double size = size_of(norm_of(c, p), low, high);
+	double size = size_of(norm_of(c, p), &y);
 
 	return size > ratio ? ratio / size : 1;
 }

@@ -5,11 +5,17 @@
  * gradients: noise, values of a broken device, gradients times a factor, old gradients again, or
  * zeros.
  *
- * Each worker that pushed recently has a moving mean of its norms. Each gradient is compared with
- * two yardsticks: the median of these workers' means, and the median of their newest norms. Norms
- * change during a run, so the core compares each gradient with the yardsticks at the time of its
- * arrival. The size of a gradient is 1 if its norm lies between the yardsticks; otherwise the size
- * is the norm divided by the nearer yardstick. With R = cfg.limits.norm_ratio:
+ * Each worker has a moving mean of its norms. Each gradient is compared with two yardsticks: the
+ * median of the workers' means, and the median of their newest norms. Norms change during a run, so
+ * the core compares each gradient with the yardsticks at the time of its arrival. The size of a
+ * gradient is 1 if its norm lies between the yardsticks; otherwise the size is the norm divided by
+ * the nearer yardstick.
+ *
+ * The yardsticks that scale a gradient are those of all workers that have pushed and are not
+ * stalled, so fast workers do not choose who counts. But the norms of slow workers are old, so a
+ * gradient is rejected only if its size differs from theirs and also from that of the workers that
+ * pushed recently: the smaller yardstick is then the smallest of both pairs, the larger one the
+ * largest. With R = cfg.limits.norm_ratio:
  *
  * - a gradient of a size above R is scaled down to R, except in mode easgd. The first updates of an
  *   honest run can make gradients thousands of times larger, so a large size alone rejects none;
@@ -24,13 +30,14 @@
  *   other weights, is rejected, because the worker sends an old gradient again and again. In mode
  *   easgd, the core does not compare a gradient with the worker's last one either.
  *
- * If the recent workers have three keys or more, only the worker of each key that pushed last
- * counts in the medians, so a key with many workers does not decide alone. With two keys no
+ * If these workers have three keys or more, only the worker of each key that pushed last counts in
+ * the medians, so a key with many workers does not decide alone. If they have fewer keys than the
+ * run, which has three or more, there are no yardsticks. With two keys no
  * gradient is rejected for its size in these comparisons, only scaled: otherwise the key with more
  * workers would get the workers of the other key excluded, and that key into quarantine. With one
  * key, its workers are compared with each other.
  *
- * There are no yardsticks while fewer than three workers have pushed recently. In a run with a data
+ * Nothing is compared in this way while fewer than three workers have pushed recently. In a run with a data
  * set, the core then compares gradients with the norm of the weights instead, or with that of
  * weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R times this
  * norm. With fewer than three live workers, the core compares no gradients, so these rules change
@@ -39,9 +46,10 @@
  * all.
  *
  * Promises:
- * (1) fewer than half of the workers, or of three keys or more, cannot move a yardstick beyond the
- *     norms of the others (two_of_five_cannot_move_the_yardstick,
- *     a_key_with_many_slots_cannot_move_the_yardstick), and a single key cannot get the workers
+ * (1) fewer than half of the workers that have pushed, or of their keys if these are three or more,
+ *     get no gradient of the others scaled or rejected, however fast they are
+ *     (two_of_five_cannot_move_the_yardstick, a_key_with_many_slots_cannot_move_the_yardstick,
+ *     two_fast_workers_of_five_get_no_other_one_rejected), and a single key cannot get the workers
  *     of another one excluded (one_key_cannot_exclude_another_one);
  * (2) a replay that was accepted before a crash counts, whatever its norm is
  *     (a_replay_counts_whatever_its_norm_is).

@@ -163,7 +163,7 @@ def test_a_run_that_failed_does_not_look_like_success(programs, browser):
     browser.get(url_of(server))
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
     assert browser.execute_script("return status.checkpoint") is None
-    for ending, why in ("diverged", "gradients are no longer finite"), ("aborted", "Its log says why"):
+    for ending, why in ("diverged", "gradients not finite, or of another size"), ("aborted", "Its log says why"):
         for state, notice, css in browser.execute_script(END, ending, None):
             assert state == "pill bad" and why in notice and css == "", ending
     for ending in "done", "drained":

@@ -508,3 +508,48 @@ TEST(the_first_gradients_are_compared_with_the_weights)
 	assert_int_equal(check_norm(&t, 1, 1e10), REJECT_NONE);
 	fixture_close(&t.f);
 }
+
+/* ---- fast workers ---------------------------------------------------------------------------- */
+
+/* Workers 0 and 1 of five push so often that only one of the others has pushed recently. The honest
+ * gradients have norm 1. */
+static void fast_pair(int with_keys, double norm)
+{
+	struct fleet t;
+
+	open_norms_fleet(&t, with_ratio(), WORKERS);
+	for (uint32_t i = 0; with_keys && i < WORKERS; i++)
+		set_owner_key(&t, i, "abcde"[i]);
+	honest(&t, 0, WORKERS, 1, 1);
+	for (uint32_t r = 0; r < 60; r++) {
+		for (uint32_t n = 0; n < 30; n++)
+			(void)check_norm(&t, n % 2, norm);
+		t.f.core->stats.accepted = 1000 + 31 * r; /* as if all were accepted */
+		assert_true(scale_of_push(&t, 2 + r % 3, 1) >= 1);
+		double s = scale_of_push(&t, 0, 100);
+		assert_true(100 * s <= 1.2 * RATIO);
+		assert_int_equal(check_norm(&t, 2 + r % 3, 1), REJECT_NONE);
+	}
+	fixture_close(&t.f);
+}
+
+TEST(two_fast_workers_of_five_get_no_other_one_rejected)
+{
+	for (int with_keys = 0; with_keys <= 1; with_keys++)
+		for (double norm = 1e-9; norm < 1e10; norm *= 10)
+			fast_pair(with_keys, norm);
+}
+
+/* Before the third of three keys has pushed, the workers of the first one do not decide alone. */
+TEST(a_key_with_two_workers_scales_no_other_key_of_three)
+{
+	struct fleet t;
+
+	open_norms_fleet(&t, with_ratio(), 4);
+	for (uint32_t i = 0; i < 4; i++)
+		set_owner_key(&t, i, "aabc"[i]);
+	honest(&t, 2, 3, 1, 1);
+	honest(&t, 0, 2, 10, 1e-3);
+	assert_true(scale_of_push(&t, 2, 1) >= 1);
+	fixture_close(&t.f);
+}

@@ -389,7 +389,7 @@ async function reconnect() {
 
 // Why a run failed, by its end.
 const FAILED = {
-	diverged: "Training diverged: gradients are no longer finite.",
+	diverged: "Training diverged: gradients not finite, or of another size.",
 	aborted: "The server gave up the run. Its log says why.",
 };
 const ended = () => status && status.ending || run.end && run.end.status;

@@ -74,12 +74,11 @@ struct slot {
 	cudaEvent_t in;        /* the parameters are on the device */
 	cudaEvent_t computed;  /* weights and sum are complete on the device */
 	cudaEvent_t out;       /* weights and sum are on the host */
-	/* the sums of common/xxh3_sums.h for the weights at the start of the round and for its
-	 * gradient: device, and pinned; `tail` and `grad_tail`: pinned, the end of the weights as
-	 * the GPU has read them, and of the gradient */
-	struct xxh3_sum *start_sums, *grad_sums, *start_hash, *grad_hash;
+	/* pinned; the GPU writes them: the sums of common/xxh3_sums.h for the weights at the start
+	 * of the round, as the GPU has read them, and for its gradient, and the end of both */
+	struct xxh3_sum *start_sums, *grad_sums;
 	char *tail, *grad_tail;
-	cudaEvent_t hashed; /* start_hash and tail are on the host */
+	cudaEvent_t hashed; /* start_sums and tail are on the host */
 };
 
 extern const struct device device_cuda;

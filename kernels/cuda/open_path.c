@@ -36,8 +36,6 @@ static void cuda_place(struct cuda *c, struct cuda_arena *a)
 		if (c->options.forward_only)
 			continue;
 		s->grad = arena_take(a, n, sizeof(float));
-		s->start_sums = arena_take(a, c->n_sums + 1, sizeof(*s->start_sums));
-		s->grad_sums = arena_take(a, c->n_sums + 1, sizeof(*s->grad_sums));
 	}
 	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
 	c->now = arena_take(a, 1, sizeof(*c->now));
@@ -52,8 +50,8 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
 		s->now = arena_take(a, CUDA_CHUNKS, sizeof(*s->now));
 		s->result = arena_take(a, 1, sizeof(*s->result));
-		s->start_hash = arena_take(a, c->n_sums + 1, sizeof(*s->start_hash));
-		s->grad_hash = arena_take(a, c->n_sums + 1, sizeof(*s->grad_hash));
+		s->start_sums = arena_take(a, c->n_sums + 1, sizeof(*s->start_sums));
+		s->grad_sums = arena_take(a, c->n_sums + 1, sizeof(*s->grad_sums));
 		s->tail = arena_take(a, XXH3_TAIL, 1);
 		s->grad_tail = arena_take(a, XXH3_TAIL, 1);
 	}

@@ -19,6 +19,13 @@ static int cuda_check(struct cuda *c, cudaError_t rc, const char *call)
 }
 #define CHECK(call) cuda_check(c, call, #call)
 
+/* `host` may also be memory of `share`, which is on the device: see struct backend_memory. */
+static int to_device(
+	struct cuda *c, void *device, const void *host, size_t bytes, cudaStream_t stream)
+{
+	return CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, stream));
+}
+
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
 static struct kx_batch batch_of(const struct cuda *c, size_t images, int training)
@@ -41,7 +48,7 @@ static int launched(struct cuda *c, int rc)
 }
 
 /* Launches the kernels of a graph: `steps` steps of training or, if `steps` is 0 or less, the
- * gradient at the start of the round in slot -steps. */
+ * gradient at the start of the round in slot -steps, whose arguments it copies first. */
 static int launch(struct cuda *c, size_t images, int steps)
 {
 	struct kx_batch batch = batch_of(c, images, 1);
@@ -50,7 +57,11 @@ static int launch(struct cuda *c, size_t images, int steps)
 	if (steps > 0)
 		return c->path->train(c->net, batch, c->now, steps, &c->result->loss, c->stream);
 	const struct slot *s = &c->slot[-steps];
-	rc = c->path->load(c->net, s->start, c->stream);
+	rc = to_device(c, c->now, s->now, sizeof(*s->now), c->stream);
+	if (!rc)
+		rc = to_device(c, c->index, s->index, images * sizeof(*s->index), c->stream);
+	if (!rc)
+		rc = c->path->load(c->net, s->start, c->stream);
 	return rc ? rc : c->path->gradient(c->net, batch, s->grad, &c->result->loss, c->stream);
 }
 
@@ -100,13 +111,6 @@ static int run_graph(struct cuda *c, size_t images, int steps)
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
-
-/* `host` may also be memory of `share`, which is on the device: see struct backend_memory. */
-static int to_device(
-	struct cuda *c, void *device, const void *host, size_t bytes, cudaStream_t stream)
-{
-	return CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, stream));
-}
 
 static int to_host(
 	struct cuda *c, void *host, const void *device, size_t bytes, cudaStream_t stream)
@@ -352,16 +356,9 @@ static int finish_round(struct cuda *c, struct slot *s)
 		rc = fetch_result(c, s);
 	if (!rc)
 		rc = chain(c, c->stream, s->computed, c->out);
-	if (!rc && l->gradient && c->n_sums) {
-		rc = launched(c, kx_xxh3_sums(s->grad, c->n_sums, s->grad_sums, c->out));
-		if (!rc)
-			rc = to_host(c, s->grad_hash, s->grad_sums,
-				c->n_sums * sizeof(*s->grad_hash), c->out);
-		if (!rc)
-			rc = to_host(c, s->grad_tail,
-				(const char *)s->grad + params_bytes(c) - XXH3_TAIL, XXH3_TAIL,
-				c->out);
-	}
+	if (!rc && l->gradient && c->n_sums)
+		rc = launched(c,
+			kx_xxh3_sums(s->grad, params_bytes(c), s->grad_sums, s->grad_tail, c->out));
 	if (!rc && l->params)
 		rc = to_host(c, l->params, s->params, params_bytes(c), c->out);
 	if (!rc && l->sum)
@@ -388,15 +385,9 @@ int cuda_local_finish(void *self, int slot, float *params, float *sum)
 /* Computes the sums of the weights at the start of a round, while the kernels begin. */
 static int hash_start(struct cuda *c, struct slot *s)
 {
-	const size_t bytes = params_bytes(c);
-	int rc = launched(c, kx_xxh3_sums(s->start, c->n_sums, s->start_sums, c->in));
+	int rc =
+		launched(c, kx_xxh3_sums(s->start, params_bytes(c), s->start_sums, s->tail, c->in));
 
-	if (!rc)
-		rc = to_host(
-			c, s->start_hash, s->start_sums, c->n_sums * sizeof(*s->start_hash), c->in);
-	if (!rc)
-		rc = to_host(
-			c, s->tail, (const char *)s->start + bytes - XXH3_TAIL, XXH3_TAIL, c->in);
 	return rc ? rc : CHECK(cudaEventRecord(s->hashed, c->in));
 }
 
@@ -425,7 +416,7 @@ int cuda_start_hash(void *self, uint64_t *xxh3)
 		return PS_OK;
 	int rc = CHECK(cudaEventSynchronize(s->hashed));
 	if (!rc)
-		*xxh3 = mix_sums(c, s->start_hash, s->tail + XXH3_TAIL);
+		*xxh3 = mix_sums(c, s->start_sums, s->tail + XXH3_TAIL);
 	return rc;
 }
 
@@ -434,19 +425,14 @@ void cuda_sum_hash(const void *self, uint64_t *xxh3)
 	const struct cuda *c = self;
 	const struct slot *s = c->waited;
 
-	*xxh3 = s && c->n_sums && s->log.sum ? mix_sums(c, s->grad_hash, s->grad_tail + XXH3_TAIL)
+	*xxh3 = s && c->n_sums && s->log.sum ? mix_sums(c, s->grad_sums, s->grad_tail + XXH3_TAIL)
 					     : 0;
 }
 
 /* Runs the gradient of a round whose weights, indices and other arguments are in the slot. */
 static int run_gradient(struct cuda *c, struct slot *s)
 {
-	const size_t images = s->log.gradient;
-	int rc = to_device(c, c->now, s->now, sizeof(*s->now), c->stream);
-
-	if (!rc)
-		rc = to_device(c, c->index, s->index, images * sizeof(*s->index), c->stream);
-	return rc ? rc : run_graph(c, images, -(int)(s - c->slot));
+	return run_graph(c, s->log.gradient, -(int)(s - c->slot));
 }
 
 int cuda_gradient_start(void *self, int slot, const float *params, const uint32_t *index,

@@ -8,8 +8,10 @@
 extern "C" {
 #endif
 
-/* Computes the sums of the first `blocks` blocks of `data` (common/xxh3_sums.h). */
-int kx_xxh3_sums(const void *data, size_t blocks, void *sums, cudaStream_t stream);
+/* Computes the sums of all blocks of `data` but the last (common/xxh3_sums.h), and copies the last
+ * XXH3_TAIL bytes to `tail`. `data` has at least these bytes, a multiple of 4. `sums` and `tail`
+ * may be page-locked memory of the host. */
+int kx_xxh3_sums(const void *data, size_t bytes, void *sums, void *tail, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -61,7 +61,11 @@ static void on_fd(uv_poll_t *h, int status, int events)
 static void handle(struct zloop *z, size_t max)
 {
 	/* on_readable may call zloop_stop and close the socket */
-	for (size_t n = 0; n < max && !uv_is_closing((uv_handle_t *)&z->check); n++) {
+	for (size_t n = 0; !uv_is_closing((uv_handle_t *)&z->check); n++) {
+		if (n == max) {
+			mark_ready(z); /* the caller may have received more messages already */
+			return;
+		}
 		if (!z->on_readable(z->arg))
 			return;
 		z->woken = 1;

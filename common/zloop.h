@@ -21,7 +21,8 @@
 #define ZLOOP_BUDGET 64 /* maximum number of messages of a socket in one iteration of the loop */
 
 /* Receives one message with ZMQ_DONTWAIT and handles it. Returns 1 if there was a message, and 0 on
- * EAGAIN. */
+ * EAGAIN. The function may receive more messages, and handle them in its next calls: it is called
+ * until it returns 0, in the next iterations of the loop, too. */
 typedef int zloop_readable_fn(void *arg);
 typedef void zloop_closed_fn(void *arg);
 /* Called in each iteration before the loop sleeps, after libzmq has noted which peers have read

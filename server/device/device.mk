@@ -6,13 +6,13 @@ STORE_MODULE := $(if $(CU),$(B)/$(STORE_NAME))
 STORE_DOUBLE := $(B)/tests/device/$(STORE_NAME)
 
 # -fmad=false: no fused multiply-add, so that the GPU computes the bits of the CPU.
-$(B)/$(STORE_NAME): server/device/cuda/store.cu server/device/step.h server/device/module.h common/param_device.h common/gpu_memory.h common/xxh3_sums.h common/xxh3_secret.h $(B)/flags
+$(B)/$(STORE_NAME): server/device/cuda/store.cu server/device/step.h server/device/module.h common/param_device.h common/gpu_memory.h common/xxh3_lane.h common/xxh3_sums.h common/xxh3_secret.h $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVCC_FLAGS) -fmad=false -Xcompiler -fPIC,-fvisibility=hidden -shared -cudart static \
 		-Xlinker -z,relro,-z,now,-z,noexecstack -o $@ $<
 $(B)/tests/device/%.o: EXTRA_CFLAGS += $(CORE_FLAGS)
 $(B)/tests/device/$(STORE_NAME): tests/device/store_double.c tests/device/store_double.h server/device/step.h server/device/module.h \
-		common/param_device.h common/xxh3_sums.c server/core/vec.c $(B)/flags
+		common/param_device.h common/xxh3_sums.c server/core/vec.c common/xxh3_lane.h $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$@)$(CC) $(CFLAGS) $(CORE_FLAGS) -fPIC -shared -o $@ $(filter %.c,$^) -lm
 # where gpu_store.c finds the double for the programs in tests/unit, and for mutants of them

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/assert.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/device/module.h"
@@ -19,11 +20,17 @@ struct gpu_store {
 	/* buffers of the weights, see gpu_store_share */
 	char *base;
 	size_t pitch, n;
-	unsigned char *is_pinned; /* n */
-	size_t n_params;
-	int has_weights; /* 1: the GPU has the current weights */
-	int is_hashed;   /* 1: xxh3 is their checksum */
+	unsigned char *is_pinned;       /* n */
+	uint64_t squared[STORE_COPIES]; /* number of squared values of each private copy */
+	int has_weights;                /* 1: the GPU has the current weights */
+	int is_hashed;                  /* 1: xxh3 is their checksum */
 	uint64_t xxh3;
+	uint64_t updates; /* number of changes of the weights */
+	/* the copies of weights: `hashes`: the module computes the checksum; else it is xxh3 */
+	struct given {
+		int hashes;
+		uint64_t updates, xxh3;
+	} given[STORE_GIVES];
 };
 
 /* the module of the open store; a pool calls its functions without an argument */
@@ -51,6 +58,7 @@ static void gpu_store_load(
 	end_if_failed("load", g->module->load(g->self, weights, state));
 	g->has_weights = 1;
 	g->is_hashed = 0;
+	g->updates++;
 }
 
 /* Pins the shared buffer `to` at its first use. A buffer that no update has used takes no
@@ -73,6 +81,7 @@ static void gpu_store_begin(void *self, float *to)
 
 	pin_buffer(g, to);
 	g->is_hashed = 0;
+	g->updates++;
 	end_if_failed("update", g->module->begin(g->self, to));
 }
 
@@ -208,7 +217,6 @@ int gpu_store_allocate(struct gpu_store *g, size_t n, size_t vectors, struct err
 {
 	const char *why = g->module->allocate(g->self, n, vectors);
 
-	g->n_params = n;
 	g->has_weights = 0;
 	g->device.defers = 0;
 
@@ -257,42 +265,53 @@ void gpu_store_drop(struct gpu_store *g, char *memory, size_t bytes)
 	g->module->drop(g->self, memory, bytes);
 }
 
-/* Returns the checksum of n values from the results of a pass. */
-static uint64_t hash_of_pass(const struct store_pass *p, size_t n)
-{
-	const size_t bytes = n * sizeof(float);
-	struct xxh3_mix mix;
+_Static_assert(GPU_STORE_COPIES == STORE_COPIES && GPU_STORE_GIVES == STORE_GIVES,
+	"the module has these copies");
 
-	xxh3_mix_begin(&mix);
-	xxh3_mix_blocks(&mix, p->sums, xxh3_blocks(bytes));
-	return xxh3_mix_end(&mix, p->end, bytes);
+void gpu_store_take(struct gpu_store *g, size_t at, const char *from, size_t n, size_t trained)
+{
+	PS_ASSERT(at < STORE_COPIES);
+	g->squared[at] = trained < n ? trained : n;
+	end_if_failed("copy of a gradient", g->module->take(g->self, at, from, n, trained));
 }
 
-void gpu_store_take(struct gpu_store *g, const char *from, size_t n, size_t trained,
-	const float **copy, struct chunk *chunk)
-{
-	struct store_pass p;
-	const size_t squared = trained < n ? trained : n;
-
-	end_if_failed("copy of a gradient", g->module->take(g->self, from, n, trained, copy, &p));
-	*chunk = (struct chunk){.xxh3 = hash_of_pass(&p, n), .squared = squared};
-	for (size_t i = 0; i < engine_blocks(NULL, n); i++)
-		chunk->peak = p.peak[i] > chunk->peak ? p.peak[i] : chunk->peak;
-	for (size_t i = 0; i < engine_blocks(NULL, squared); i++)
-		chunk->squares += p.squares[i];
-}
-
-int gpu_store_give(struct gpu_store *g, char *to, uint64_t *xxh3)
+void gpu_store_taken(struct gpu_store *g, size_t at, const float **copy, struct chunk *chunk)
 {
 	struct store_pass p;
 
+	PS_ASSERT(at < STORE_COPIES);
+	end_if_failed("copy of a gradient", g->module->taken(g->self, at, copy, &p));
+	*chunk = (struct chunk){
+		.xxh3 = p.xxh3, .peak = p.peak, .squared = g->squared[at], .squares = p.squares};
+}
+
+int gpu_store_give(struct gpu_store *g, size_t at, char *to)
+{
+	const int hashes = !g->is_hashed;
+
+	PS_ASSERT(at < STORE_GIVES);
 	if (!g->has_weights)
 		return 0;
-	end_if_failed("copy of weights", g->module->give(g->self, to, g->is_hashed ? NULL : &p));
-	if (!g->is_hashed)
-		g->xxh3 = hash_of_pass(&p, g->n_params);
-	g->is_hashed = 1;
-	*xxh3 = g->xxh3;
+	g->given[at] = (struct given){.hashes = hashes, .updates = g->updates, .xxh3 = g->xxh3};
+	end_if_failed("copy of weights", g->module->give(g->self, at, to, hashes));
+	return 1;
+}
+
+int gpu_store_given(struct gpu_store *g, size_t at, int waits, uint64_t *xxh3)
+{
+	const struct given *given = &g->given[at];
+	struct store_pass p;
+	int done;
+
+	PS_ASSERT(at < STORE_GIVES);
+	end_if_failed("copy of weights", g->module->given(g->self, at, waits, &done, &p));
+	if (!done)
+		return 0;
+	*xxh3 = given->hashes ? p.xxh3 : given->xxh3;
+	if (given->updates == g->updates) {
+		g->is_hashed = 1;
+		g->xxh3 = *xxh3;
+	}
 	return 1;
 }
 

@@ -44,14 +44,20 @@ void gpu_store_release_host(void *memory);
 int gpu_store_import(
 	struct gpu_store *g, int fd, size_t bytes, char **memory, struct err *e) PS_MUST_CHECK;
 void gpu_store_drop(struct gpu_store *g, char *memory, size_t bytes);
-/* Copies a gradient of n values to memory of the GPU, sets *copy to the copy, which only the GPU
- * can read, and sets *chunk to the results for the copy. The copy is valid until the next call. The
- * first `trained` values count for the squares. */
-void gpu_store_take(struct gpu_store *g, const char *from, size_t n, size_t trained,
-	const float **copy, struct chunk *chunk);
-/* Copies the current weights to `to`, and sets *xxh3 to their checksum. Returns 0 if the GPU does
- * not have the weights yet. */
-int gpu_store_give(struct gpu_store *g, char *to, uint64_t *xxh3) PS_MUST_CHECK;
+#define GPU_STORE_COPIES 4u /* private copies of gradients */
+/* Begins to copy a gradient of n values to copy number `at`, below GPU_STORE_COPIES, in memory of
+ * the GPU. The first `trained` values count for the squares. */
+void gpu_store_take(struct gpu_store *g, size_t at, const char *from, size_t n, size_t trained);
+/* Waits for this copy, sets *copy to it, which only the GPU can read, and *chunk to its results.
+ * The copy is valid until the next gpu_store_take with its number. */
+void gpu_store_taken(struct gpu_store *g, size_t at, const float **copy, struct chunk *chunk);
+#define GPU_STORE_GIVES 5u /* copies of the weights that may be under way */
+/* Begins to copy the current weights to `to`, as number `at`, below GPU_STORE_GIVES. Returns 0 if
+ * the GPU does not have the weights yet. */
+int gpu_store_give(struct gpu_store *g, size_t at, char *to) PS_MUST_CHECK;
+/* Returns 1 and sets *xxh3 to the checksum of these weights if the copy is complete. With `waits`,
+ * waits until then. */
+int gpu_store_given(struct gpu_store *g, size_t at, int waits, uint64_t *xxh3) PS_MUST_CHECK;
 /* If `defers` is 1, updates write the new weights to memory of the host only when the core needs
  * them there. */
 void gpu_store_defer(struct gpu_store *g, int defers);

@@ -12,19 +12,19 @@
 #ifndef SERVER_DEVICE_MODULE_H
 #define SERVER_DEVICE_MODULE_H
 #include "common/param_device.h"
-#include "common/xxh3_sums.h"
 
-#define STORE_MODULE_ABI    2u
+#define STORE_MODULE_ABI    3u
 #define STORE_MODULE_SYMBOL "cnnps_store_module"
 #define STORE_MODULE_NAME   128 /* bytes of the name of a device */
+#define STORE_COPIES        4u  /* private copies of gradients of other processes */
+#define STORE_GIVES         5u  /* copies of the weights that may be under way */
 
-/* The results of a pass over n values, in memory of the host, which are valid until the next
- * call. */
+/* The results of a pass over n values. */
 struct store_pass {
-	const struct xxh3_sum *sums; /* of each block of XXH3 but the last (common/xxh3_sums.h) */
-	const char *end;             /* the end of a copy of the last XXH3_TAIL bytes */
-	const double *squares;       /* of each block of ENGINE_BLOCK values, as vec_squares */
-	const uint32_t *peak;        /* the bits of the largest magnitude of each such block */
+	uint64_t xxh3; /* as wire_checksum; 0 if the values have fewer than XXH3_TAIL bytes */
+	/* the sum, in order, of the squares of each block of ENGINE_BLOCK values, as vec_squares */
+	double squares;
+	uint32_t peak; /* the bits of the largest magnitude */
 };
 
 struct store_module {
@@ -45,20 +45,26 @@ struct store_module {
 	/* Sets *values to a copy in memory of the host if the device has the n values. */
 	const char *(*readable)(void *self, const float **values, size_t n);
 	/*
-	 * These four use memory of other processes on any GPU of this host. `import` maps `bytes`
-	 * bytes of the memory of descriptor `fd`, or returns why it cannot. `drop` unmaps the
-	 * memory.
+	 * These use memory of other processes on any GPU of this host. `import` maps `bytes` bytes
+	 * of the memory of descriptor `fd`, or returns why it cannot. `drop` unmaps the memory.
 	 *
-	 * `take` copies a gradient of n values to memory of the module, and sets *copy to the copy.
-	 * The first `trained` values count for the squares. The results are those of the copy: the
-	 * function reads each value of `from` once. The copy is valid until the next `take`.
-	 * `give` copies the weights to `to`; `pass` gets no squares and no peak.
+	 * `take` begins to copy a gradient of n values to private copy number `at`, below
+	 * STORE_COPIES. The first `trained` values count for the squares. `taken` waits, and sets
+	 * *copy to this copy and *pass to its results: the module reads each value of `from` once.
+	 * The copy is valid until the next `take` with its number. An update that has begun with
+	 * it gets its values.
+	 *
+	 * `give` begins to copy the weights to `to`, as number `at` below STORE_GIVES. If `hashes`
+	 * is 0, it computes no checksum; the results have no squares and no peak. Updates that
+	 * begin later do not change the copy. `given` sets *done to 1 and *pass to the results if
+	 * the copy is complete; with `waits` it waits until then.
 	 */
 	const char *(*import)(void *self, int fd, size_t bytes, void **memory);
 	void (*drop)(void *self, void *memory, size_t bytes);
-	const char *(*take)(void *self, const void *from, size_t n, size_t trained,
-		const float **copy, struct store_pass *pass);
-	const char *(*give)(void *self, void *to, struct store_pass *pass);
+	const char *(*take)(void *self, size_t at, const void *from, size_t n, size_t trained);
+	const char *(*taken)(void *self, size_t at, const float **copy, struct store_pass *pass);
+	const char *(*give)(void *self, size_t at, void *to, int hashes);
+	const char *(*given)(void *self, size_t at, int waits, int *done, struct store_pass *pass);
 	/* Lets the device read and write this memory of the host directly, if it can; without this
 	 * call it copies the memory in pieces. The memory stays mapped until `unpin`. */
 	void (*pin)(void *self, void *memory, size_t bytes);

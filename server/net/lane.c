@@ -432,18 +432,49 @@ static void leave_copy(void *copy, void *unused)
 	(void)unused;
 }
 
-/* Appends a frame with a private copy of a slot in the memory of the worker's GPU. Only the
- * server's GPU can read this frame. */
-static int join_gpu(
-	struct lanes *l, struct lane *lane, const struct lane_ref *ref, struct frames *f)
+int lanes_use_gpus(const struct lanes *l)
+{
+	return l->stats.gpus > 0;
+}
+
+/* Returns the values of `ref` in the memory of the worker's GPU, or NULL. */
+static const char *gpu_values(
+	const struct lanes *l, const struct lane *lane, const struct lane_ref *ref)
 {
 	const uint64_t slot = ref->slot - l->slots;
-	const float *copy;
 
 	if (!lane->gpu || slot >= lane->offer.slots || ref->count != l->cfg.n_params)
+		return NULL;
+	return lane->gpu + slot * lane->offer.pitch;
+}
+
+int lanes_begin(struct lanes *l, uint32_t peer, size_t at, struct frames *f)
+{
+	const struct lane *lane = find_lane(l, peer);
+	struct lane_ref ref = {0};
+
+	if (!lane || !wire_lane_ref(f, &ref) || ref.slot < l->slots)
+		return 0;
+	const char *values = gpu_values(l, lane, &ref);
+	if (values)
+		gpu_store_take(l->cfg.gpu, at, values, ref.count, l->cfg.pass.trained);
+	return values != NULL;
+}
+
+/* Appends a frame with a private copy of a slot in the memory of the worker's GPU. Only the
+ * server's GPU can read this frame. If the worker has opened another lane since the copy began, the
+ * copy is still one of a slot of this worker, and has the right checksum or counts as lost. */
+static int join_gpu(struct lanes *l, struct lane *lane, const struct lane_ref *ref, size_t at,
+	int begun, struct frames *f)
+{
+	const char *values = gpu_values(l, lane, ref);
+	const float *copy;
+
+	if (!values)
 		return PS_EPROTO;
-	gpu_store_take(l->cfg.gpu, lane->gpu + slot * lane->offer.pitch, ref->count,
-		l->cfg.pass.trained, &copy, &f->chunk[0]);
+	if (!begun)
+		gpu_store_take(l->cfg.gpu, at, values, ref->count, l->cfg.pass.trained);
+	gpu_store_taken(l->cfg.gpu, at, &copy, &f->chunk[0]);
 	/* libzmq takes a pointer that is not const; nobody writes to the frame */
 	void *data = (void *)(uintptr_t)copy; /* NOLINT(performance-no-int-to-ptr) */
 	if (zmq_msg_init_data(&f->frame[1], data, ref->count * sizeof(float), leave_copy, NULL))
@@ -454,7 +485,8 @@ static int join_gpu(
 	return PS_OK;
 }
 
-int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f)
+int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, size_t at, int begun,
+	struct frames *f)
 {
 	struct lane *lane = find_lane(l, peer);
 
@@ -463,7 +495,7 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 	if (f->n != 1 || ref->count < 1 || ref->count > l->cfg.n_params)
 		return PS_EPROTO;
 	if (ref->slot >= l->slots)
-		return join_gpu(l, lane, ref, f);
+		return join_gpu(l, lane, ref, at, begun, f);
 	/* usually the worker has finished reading its weights when it pushes, so their buffer may
 	 * be free */
 	reap(l, lane);
@@ -479,25 +511,27 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 	return PS_OK;
 }
 
-/* Copies the current weights of `m` to buffer i in the memory of the worker's GPU. Returns 0 if
+_Static_assert(LANE_COPIES == GPU_STORE_COPIES && LANE_GIVES == GPU_STORE_GIVES,
+	"the store has these copies");
+
+/* Begins to copy the current weights to buffer i in the memory of the worker's GPU. Returns 0 if
  * there is none, or if the server's GPU does not have the weights. */
-static int hold_on_gpu(
-	struct lanes *l, struct lane *lane, size_t i, struct msg_params *m, size_t *index)
+static int hold_on_gpu(struct lanes *l, struct lane *lane, size_t i, size_t at, size_t *index)
 {
-	if (!lane->gpu ||
-		!gpu_store_give(l->cfg.gpu, lane->gpu + (lane->offer.slots + i) * lane->offer.pitch,
-			&m->slices.slice[0].xxh3))
+	if (!lane->gpu || !gpu_store_give(l->cfg.gpu, at,
+				  lane->gpu + (lane->offer.slots + i) * lane->offer.pitch))
 		return 0;
 	lane->hold[i].on_gpu = 1;
 	*index = l->weights.n + i;
 	return 1;
 }
 
-int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m)
+int lanes_hold(struct lanes *l, uint32_t peer, size_t at, struct msg_params *m, int *awaits)
 {
 	struct lane *lane = find_lane(l, peer);
 	size_t i = 0, index;
 
+	*awaits = 0;
 	if (!lane || m->which != WEIGHTS_CURRENT)
 		return 0;
 	reap(l, lane);
@@ -505,8 +539,8 @@ int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m)
 		i++;
 	if (i == LANE_HOLDS)
 		return 0;
-	if (!hold_on_gpu(l, lane, i, m, &index) &&
-		!param_buffers_hold(l->cfg.params, m, &index, &lane->hold[i].buffer))
+	*awaits = hold_on_gpu(l, lane, i, at, &index);
+	if (!*awaits && !param_buffers_hold(l->cfg.params, m, &index, &lane->hold[i].buffer))
 		return 0;
 	lane->hold[i].ticket = ++lane->ticket;
 	m->lane_hold = (uint32_t)i + 1;
@@ -514,6 +548,11 @@ int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m)
 	m->lane_buffer = (uint32_t)index;
 	l->stats.params++;
 	return 1;
+}
+
+int lanes_given(struct lanes *l, size_t at, int waits, uint64_t *xxh3)
+{
+	return gpu_store_given(l->cfg.gpu, at, waits, xxh3);
 }
 
 void lanes_stats(const struct lanes *l, struct lanes_stats *s)

@@ -41,6 +41,9 @@
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
 
+#define LANE_COPIES 4u /* private copies of pushes in memory of the server's GPU */
+#define LANE_GIVES  5u /* copies of weights to memory of workers' GPUs that may be under way */
+
 struct gpu_store;
 struct lanes; /* opaque, see lane.c */
 
@@ -73,15 +76,26 @@ int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 /* Adds the path of the socket and a new secret to `m`, a WELCOME that the server is about to send
  * on connection `peer`. */
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
-/* Appends a frame with a copy of the values in slot ref->slot to `f`, a PUSH of `peer`. Returns
- * PS_ESTATE if the peer has no lane. Returns PS_EPROTO if the lane has no such slot, or if the slot
- * has no room for these values. PS_ENOMEM. */
-int lanes_join(
-	struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
+/* Returns 1 if a lane has memory of a worker's GPU. */
+int lanes_use_gpus(const struct lanes *l);
+/* If `f` is a PUSH of `peer` whose values are in memory of the worker's GPU, begins to copy them to
+ * private copy number `at` of the store, so that lanes_join waits less. Returns 1 if it has
+ * begun. */
+int lanes_begin(struct lanes *l, uint32_t peer, size_t at, struct frames *f);
+/* Appends a frame with a copy of the values in slot ref->slot to `f`, a PUSH of `peer`. Values in
+ * memory of a worker's GPU go to private copy number `at`; `begun` is what lanes_begin has
+ * returned. Returns PS_ESTATE if the peer has no lane. Returns PS_EPROTO if the lane has no such
+ * slot, or if the slot has no room for these values. PS_ENOMEM. */
+int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, size_t at, int begun,
+	struct frames *f) PS_MUST_CHECK;
 /* Lets `peer` read the weights of `m` in shared memory, and sets the fields of `m` that name the
  * buffer and its checksum. Returns 0 if the weights or the peer have no shared memory; the caller
- * must then send the weights as a frame. */
-int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m) PS_MUST_CHECK;
+ * must then send the weights as a frame. Sets *awaits to 1 if the server's GPU copies the weights,
+ * as number `at` below LANE_GIVES; the checksum then comes from lanes_given. */
+int lanes_hold(
+	struct lanes *l, uint32_t peer, size_t at, struct msg_params *m, int *awaits) PS_MUST_CHECK;
+/* Returns 1 and sets *xxh3 if this copy is complete. With `waits`, waits until then. */
+int lanes_given(struct lanes *l, size_t at, int waits, uint64_t *xxh3) PS_MUST_CHECK;
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
 /* Closes all lanes, the socket and the handles; the loop must run once more before lanes_free. The
  * function does not remove the file of the socket, because this could hang on a bad disk, and then

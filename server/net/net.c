@@ -28,6 +28,34 @@
 #define IO_THREADS 3
 #define MAX_FRAMES 2    /* a server's reply has a header and at most one tensor */
 #define REFUSAL_MS 1000 /* minimum interval between log lines about malformed messages */
+/* maximum number of PARAMS whose weights the server's GPU copies; it makes one more copy at once */
+#define AWAITED (LANE_GIVES - 1)
+
+/* A message that was received. */
+struct received {
+	uint32_t peer;
+	int rc;    /* of wire_recv */
+	int begun; /* 1 if the server's GPU copies its values */
+	struct frames frames;
+};
+
+/*
+ * A ring of received messages, the oldest of which is handled next. If workers have gradients in
+ * memory of GPUs, the server receives a few messages before it handles the first of them, and the
+ * server's GPU begins to copy and measure the gradients. Handling keeps the order of reception. The
+ * private copy of a message has the number of its place in the ring.
+ */
+struct ahead {
+	size_t first, n;
+	struct received message[LANE_COPIES];
+};
+
+/* PARAMS that leave when the server's GPU has copied the weights to the memory of a worker's GPU.
+ * Until then, the data of their header frame are this struct. */
+struct awaited {
+	int in_use;
+	struct msg msg;
+};
 
 struct router {
 	struct router_config cfg;
@@ -37,7 +65,10 @@ struct router {
 	uv_timer_t retry;
 
 	struct wire *wire;
-	struct frames in;
+	struct ahead ahead;
+	struct frames in; /* the message that on_readable handles */
+	size_t in_at;     /* its place in `ahead` */
+	int in_begun;     /* as in struct received */
 	struct chunked_push *chunks;
 	/* the shared-memory lanes; NULL if the server has none, for the reason in lane_off */
 	struct lanes *lanes;
@@ -45,6 +76,8 @@ struct router {
 	char lane_off[sizeof(((struct err *)0)->text)];
 	int has_chunks; /* 1 if the server may store chunks of a peer's push */
 	struct msg msg;
+	struct awaited awaited[AWAITED];
+	int waits; /* 1 if router_flush waits for copies of weights */
 	struct replies *replies;
 	struct owners *owners; /* the owners of connections; NULL if the server has no keys */
 	uint64_t lsn;          /* new replies wait until this LSN is flushed */
@@ -334,18 +367,69 @@ static void note_wire(struct router *r, uint32_t peer, const struct msg_hello *m
 		r->bf16_peer[r->n_bf16++ % r->bf16_room] = peer;
 }
 
+/* Called when the header frame of awaited PARAMS is closed. */
+static void forget_awaited(void *awaited, void *unused)
+{
+	(void)unused;
+	((struct awaited *)awaited)->in_use = 0;
+}
+
+/* Makes a header frame for PARAMS `m` whose weights the server's GPU copies as number `at`. */
+static int encode_awaited(struct router *r, size_t at, struct msg *m, zmq_msg_t *header)
+{
+	if (at == AWAITED) /* a copy that is waited for is complete */
+		return lanes_given(r->lanes, at, 1, &m->params.slices.slice[0].xxh3)
+			       ? wire_encode_header(m, header)
+			       : PS_EAGAIN;
+	r->awaited[at] = (struct awaited){.in_use = 1, .msg = *m};
+	if (!zmq_msg_init_data(
+		    header, &r->awaited[at], sizeof(r->awaited[at]), forget_awaited, NULL))
+		return PS_OK;
+	r->awaited[at].in_use = 0;
+	return PS_ENOMEM;
+}
+
+/* Returns the number of the awaited PARAMS that `f` stands for, or AWAITED. */
+static size_t find_awaited(const struct router *r, struct frames *f)
+{
+	const uintptr_t at = (uintptr_t)zmq_msg_data(&f->frame[0]) - (uintptr_t)r->awaited;
+
+	return at < sizeof(r->awaited) ? at / sizeof(r->awaited[0]) : AWAITED;
+}
+
+/* Replaces the header frame of awaited PARAMS by the header itself. Returns PS_EAGAIN if their
+ * weights are not there yet. */
+static int complete_awaited(struct router *r, size_t at, struct frames *f)
+{
+	struct awaited *a = &r->awaited[at];
+	zmq_msg_t header;
+
+	if (!lanes_given(r->lanes, at, r->waits, &a->msg.params.slices.slice[0].xxh3))
+		return PS_EAGAIN;
+	int rc = wire_encode_header(&a->msg, &header);
+	if (rc)
+		return rc;
+	(void)zmq_msg_move(&f->frame[0], &header);
+	return PS_OK;
+}
+
 /* Encodes PARAMS. The second frame usually points to the weights without a copy (param_buffers.h).
  * If the peer reads the weights in shared memory, the message has no second frame. */
 static int encode_params(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg header = *m;
+	size_t at = 0;
+	int awaits;
 
 	/* the core does not set these fields */
 	header.params.lane_hold = header.params.lane_buffer = 0;
 	header.params.lane_ticket = 0;
-	if (r->lanes && lanes_hold(r->lanes, peer, &header.params)) {
+	while (at < AWAITED && r->awaited[at].in_use)
+		at++;
+	if (r->lanes && lanes_hold(r->lanes, peer, at, &header.params, &awaits)) {
 		f->n = 1;
-		return wire_encode_header(&header, &f->frame[0]);
+		return awaits ? encode_awaited(r, at, &header, &f->frame[0])
+			      : wire_encode_header(&header, &f->frame[0]);
 	}
 	int is_bf16 = m->params.which == WEIGHTS_CURRENT && find_bf16(r, peer);
 	int rc = is_bf16 ? param_buffers_frame_bf16(r->cfg.params, &header.params, &f->frame[1])
@@ -432,9 +516,13 @@ static uint64_t frame_bytes(struct frames *f)
 static int send_reply(void *arg, uint32_t peer, struct frames *f)
 {
 	struct router *r = arg;
-	uint64_t bytes = frame_bytes(f);
-	int rc = wire_send(r->socket, peer, f);
+	size_t at = find_awaited(r, f);
+	int rc = at < AWAITED ? complete_awaited(r, at, f) : PS_OK;
 
+	if (rc)
+		return rc;
+	uint64_t bytes = frame_bytes(f);
+	rc = wire_send(r->socket, peer, f);
 	zloop_used(&r->loop);
 
 	if (rc == PS_OK)
@@ -534,7 +622,8 @@ static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 /* Copies the values of a PUSH from shared memory to a frame, and appends the frame to the PUSH. */
 static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref, const char **why)
 {
-	int rc = r->lanes ? lanes_join(r->lanes, peer, ref, &r->in) : PS_ESTATE;
+	int rc = r->lanes ? lanes_join(r->lanes, peer, ref, r->in_at, r->in_begun, &r->in)
+			  : PS_ESTATE;
 
 	*why = rc == PS_ESTATE ? "no shared memory is open: send HELLO"
 			       : "wrong lane_slot or lane_count";
@@ -597,6 +686,73 @@ static int is_one_too_many(struct router *r, uint32_t peer)
 	return 1;
 }
 
+/* Receives a message into the ring. Returns 0 if there is none. */
+static int receive_ahead(struct router *r)
+{
+	const size_t at = (r->ahead.first + r->ahead.n) % LANE_COPIES;
+	struct received *m = &r->ahead.message[at];
+
+	m->rc = wire_recv(r->socket, &m->peer, &m->frames);
+	if (m->rc == 0 || m->rc == PS_ENET)
+		return 0;
+	m->begun = m->rc == 1 && lanes_begin(r->lanes, m->peer, at, &m->frames);
+	r->ahead.n++;
+	return 1;
+}
+
+/* Returns 1 if the newest message in the ring has a tensor, which takes memory. */
+static int has_tensor_ahead(const struct ahead *a)
+{
+	return a->n > 0 && a->message[(a->first + a->n - 1) % LANE_COPIES].frames.n > 1;
+}
+
+/* Moves the oldest received message to r->in. Returns the result of wire_recv for it, or 0. */
+static int take_message(struct router *r, uint32_t *peer)
+{
+	struct ahead *a = &r->ahead;
+	struct received *m = &a->message[a->first];
+
+	r->in_begun = 0;
+	if (a->n == 0 && !(r->lanes && lanes_use_gpus(r->lanes)))
+		return wire_recv(r->socket, peer, &r->in);
+	while (a->n < LANE_COPIES && !has_tensor_ahead(a) && receive_ahead(r))
+		continue;
+	if (a->n == 0)
+		return 0;
+	*peer = m->peer;
+	r->in_at = a->first;
+	r->in_begun = m->begun;
+	frames_move(&r->in, &m->frames);
+	r->in.fd = m->frames.fd;
+	a->first = (a->first + 1) % LANE_COPIES;
+	a->n--;
+	return m->rc;
+}
+
+static void drop_received(struct ahead *a)
+{
+	for (; a->n > 0; a->n--) {
+		frames_release(&a->message[a->first].frames);
+		a->first = (a->first + 1) % LANE_COPIES;
+	}
+}
+
+/* Sends the replies that wait for copies of weights, after waiting for them. Called when no message
+ * waits. Returns 0. */
+static int flush_awaited(struct router *r)
+{
+	int waits = 0;
+
+	for (size_t i = 0; i < AWAITED; i++)
+		waits |= r->awaited[i].in_use;
+	if (!waits)
+		return 0;
+	r->waits = 1;
+	router_flush(r);
+	r->waits = 0;
+	return 0;
+}
+
 /* Handles one message: receives, decodes and authorizes it, calls on_message, and replies. */
 static int on_readable(void *arg)
 {
@@ -606,10 +762,10 @@ static int on_readable(void *arg)
 		"too many frames, a header over the limit, or a routing id that the client chose";
 	struct lane_ref ref = {0};
 	uint32_t peer = 0;
-	int in_lane = 0, admitted = !r->cfg.auth, rc = wire_recv(r->socket, &peer, &r->in);
+	int in_lane = 0, admitted = !r->cfg.auth, rc = take_message(r, &peer);
 
 	if (rc == 0 || rc == PS_ENET)
-		return 0;
+		return flush_awaited(r);
 	double begin = clock_seconds();
 	port_note_message(&r->port, r->in.fd);
 	r->stats.received++;
@@ -842,15 +998,17 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 }
 
 /* libzmq reads from its connections in turn, one message each. The function reads one more message
- * than there are connections, so it reads from every connection that has a message. */
+ * than there are connections, so it reads from every connection that has a message. It handles
+ * those first that were received before. */
 void router_receive_pending(struct router *r)
 {
-	zloop_read(&r->loop, r->port.stats.connections + 1);
+	zloop_read(&r->loop, r->ahead.n + r->port.stats.connections + 1);
 }
 
 void router_close_connections(struct router *r)
 {
 	port_close_connections(&r->port);
+	drop_received(&r->ahead);
 	chunked_push_clear(r->chunks);
 	r->has_chunks = 0;
 }
@@ -908,6 +1066,7 @@ void router_free(struct router **r)
 	if (!*r)
 		return;
 	port_release(&(*r)->port);
+	drop_received(&(*r)->ahead);
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
 	chunked_push_free(&(*r)->chunks);

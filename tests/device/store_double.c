@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include "common/engine.h"
+#include "common/xxh3_sums.h"
 #include "server/core/vec.h"
 #include "server/device/step.h"
 
@@ -13,15 +14,20 @@ struct store_double {
 	uint64_t updates;
 	size_t n, vectors;
 	float *weights, *state[PARAM_DEVICE_VECTORS];
-	float *to;      /* the new weights of the update under way; NULL: no update */
-	int defers;     /* 1: the update writes no memory of the caller */
-	size_t end;     /* end of the newest part of this update */
-	size_t written; /* number of valid values in `to` */
-	float *copy;    /* of a gradient of another process */
-	struct xxh3_sum *sums;
-	char tail[XXH3_TAIL];
-	double *squares;
-	uint32_t *peak;
+	float *to;                 /* the new weights of the update under way; NULL: no update */
+	int defers;                /* 1: the update writes no memory of the caller */
+	size_t end;                /* end of the newest part of this update */
+	size_t written;            /* number of valid values in `to` */
+	float *copy[STORE_COPIES]; /* of gradients of other processes */
+	/* a copy that has begun: the caller may read it after `taken` */
+	struct taking {
+		const float *from; /* NULL: none */
+		size_t n, trained;
+	} taking[STORE_COPIES];
+	struct giving {
+		int begun, polls;
+		struct store_pass pass;
+	} giving[STORE_GIVES];
 };
 
 static const char *double_open(void **self, int number, char name[STORE_MODULE_NAME])
@@ -43,14 +49,10 @@ static const char *double_open(void **self, int number, char name[STORE_MODULE_N
 static void release_double(struct store_double *d)
 {
 	free(d->weights);
-	free(d->copy);
-	free(d->sums);
-	free(d->squares);
-	free(d->peak);
-	d->copy = NULL;
-	d->sums = NULL;
-	d->squares = NULL;
-	d->peak = NULL;
+	for (size_t i = 0; i < STORE_COPIES; i++) {
+		free(d->copy[i]);
+		d->copy[i] = NULL;
+	}
 	for (size_t i = 0; i < PARAM_DEVICE_VECTORS; i++) {
 		free(d->state[i]);
 		d->state[i] = NULL;
@@ -68,10 +70,8 @@ static const char *double_allocate(void *self, size_t n, size_t vectors)
 	d->n = n;
 	d->vectors = vectors;
 	d->weights = malloc(n * sizeof(float));
-	d->copy = malloc(n * sizeof(float));
-	d->sums = malloc((xxh3_blocks(n * sizeof(float)) + 1) * sizeof(*d->sums));
-	d->squares = calloc(engine_blocks(NULL, n), sizeof(*d->squares));
-	d->peak = calloc(engine_blocks(NULL, n), sizeof(*d->peak));
+	for (size_t i = 0; i < STORE_COPIES; i++)
+		d->copy[i] = malloc(n * sizeof(float));
 	for (size_t i = 0; i < vectors; i++)
 		d->state[i] = malloc(n * sizeof(float));
 	return NULL;
@@ -95,7 +95,7 @@ static const char *store_double_begin(void *self, float *to)
 	if (d->to)
 		return "the caller has not waited for the last update";
 	d->updates++;
-	d->to = to ? to : d->copy;
+	d->to = to ? to : d->weights;
 	d->defers = !to;
 	d->written = d->end = 0;
 	return NULL;
@@ -182,51 +182,91 @@ static void store_double_drop(void *self, void *memory, size_t bytes)
 	(void)munmap(memory, bytes);
 }
 
-/* Sets the results of a pass over n values. The first `trained` ones count for the squares. */
-static void measure_pass(
-	struct store_double *d, const float *v, size_t n, size_t trained, struct store_pass *pass)
+/* Returns the checksum of n values, or 0 if they are too few. */
+static uint64_t hash_values(const float *v, size_t n)
 {
 	const size_t bytes = n * sizeof(float);
+	struct xxh3_sum sum;
+	struct xxh3_mix mix;
 
-	*pass = (struct store_pass){d->sums, d->tail + XXH3_TAIL, d->squares, d->peak};
-	if (bytes >= XXH3_TAIL) {
-		xxh3_sum_blocks(d->sums, v, xxh3_blocks(bytes));
-		memcpy(d->tail, (const char *)v + bytes - XXH3_TAIL, XXH3_TAIL);
+	if (bytes < XXH3_TAIL)
+		return 0;
+	xxh3_mix_begin(&mix);
+	for (size_t i = 0; i < xxh3_blocks(bytes); i++) {
+		xxh3_sum_blocks(&sum, (const char *)v + i * XXH3_BLOCK, 1);
+		xxh3_mix_blocks(&mix, &sum, 1);
 	}
-	for (size_t b = 0, i = 0; i < n; b++, i += ENGINE_BLOCK) {
-		size_t end = n - i < ENGINE_BLOCK ? n : i + ENGINE_BLOCK;
-
-		d->peak[b] = 0;
-		d->squares[b] =
-			i < trained ? vec_squares(v + i, (end < trained ? end : trained) - i) : 0;
-		for (size_t j = i; j < end; j++) {
-			uint32_t bits;
-
-			memcpy(&bits, &v[j], sizeof(bits));
-			bits &= 0x7fffffffu;
-			d->peak[b] = bits > d->peak[b] ? bits : d->peak[b];
-		}
-	}
+	return xxh3_mix_end(&mix, (const char *)v + bytes, bytes);
 }
 
-static const char *store_double_take(void *self, const void *from, size_t n, size_t trained,
-	const float **copy, struct store_pass *pass)
+/* Returns the results of a pass over n values. The first `trained` ones count for the squares. */
+static struct store_pass measure_pass(const float *v, size_t n, size_t trained)
+{
+	struct store_pass p = {.xxh3 = hash_values(v, n)};
+
+	for (size_t i = 0; i < trained; i += ENGINE_BLOCK)
+		p.squares +=
+			vec_squares(v + i, trained - i < ENGINE_BLOCK ? trained - i : ENGINE_BLOCK);
+	for (size_t i = 0; i < n; i++) {
+		uint32_t bits;
+
+		memcpy(&bits, &v[i], sizeof(bits));
+		bits &= 0x7fffffffu;
+		p.peak = bits > p.peak ? bits : p.peak;
+	}
+	return p;
+}
+
+/* The copy gets its values only when the caller waits for it, as late as a GPU may write them. */
+static const char *store_double_take(
+	void *self, size_t at, const void *from, size_t n, size_t trained)
 {
 	struct store_double *d = self;
 
-	memcpy(d->copy, from, n * sizeof(float));
-	measure_pass(d, d->copy, n, trained, pass);
-	*copy = d->copy;
+	d->taking[at] = (struct taking){from, n, trained < n ? trained : n};
 	return NULL;
 }
 
-static const char *store_double_give(void *self, void *to, struct store_pass *pass)
+static const char *store_double_taken(
+	void *self, size_t at, const float **copy, struct store_pass *pass)
+{
+	struct store_double *d = self;
+	const struct taking *t = &d->taking[at];
+
+	if (!t->from)
+		return "no copy has begun";
+	memcpy(d->copy[at], t->from, t->n * sizeof(float));
+	*pass = measure_pass(d->copy[at], t->n, t->trained);
+	*copy = d->copy[at];
+	d->taking[at].from = NULL;
+	return NULL;
+}
+
+static const char *store_double_give(void *self, size_t at, void *to, int hashes)
 {
 	struct store_double *d = self;
 
 	memcpy(to, d->weights, d->n * sizeof(float));
-	if (pass)
-		measure_pass(d, d->weights, d->n, 0, pass);
+	d->giving[at] = (struct giving){.begun = 1, .polls = 2};
+	if (hashes)
+		d->giving[at].pass = measure_pass(d->weights, d->n, 0);
+	return NULL;
+}
+
+/* Says only when it is asked for the third time that the copy is complete. */
+static const char *store_double_given(
+	void *self, size_t at, int waits, int *done, struct store_pass *pass)
+{
+	struct store_double *d = self;
+	struct giving *g = &d->giving[at];
+
+	if (!g->begun)
+		return "no copy has begun";
+	*done = waits || g->polls-- == 0;
+	if (*done) {
+		*pass = g->pass;
+		g->polls = 0;
+	}
 	return NULL;
 }
 
@@ -272,7 +312,9 @@ const struct store_module *cnnps_store_module(void)
 		.import = store_double_import,
 		.drop = store_double_drop,
 		.take = store_double_take,
+		.taken = store_double_taken,
 		.give = store_double_give,
+		.given = store_double_given,
 		.pin = double_pin,
 		.unpin = double_unpin,
 		.allocate_host = double_allocate_host,

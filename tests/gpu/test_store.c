@@ -284,16 +284,6 @@ TEST(too_little_memory_is_an_error)
 
 /* ---- gradients and weights of other processes ------------------------------------------------ */
 
-/* Returns the checksum of n values from the results of a pass. */
-static uint64_t hash_of(const struct store_pass *p, size_t n)
-{
-	struct xxh3_mix mix;
-
-	xxh3_mix_begin(&mix);
-	xxh3_mix_blocks(&mix, p->sums, xxh3_blocks(n * sizeof(float)));
-	return xxh3_mix_end(&mix, p->end, n * sizeof(float));
-}
-
 static uint32_t peak_of(const float *v, size_t n)
 {
 	uint32_t peak = 0, bits;
@@ -307,15 +297,14 @@ static uint32_t peak_of(const float *v, size_t n)
 
 static void compare_pass(const float *v, size_t n, size_t trained, const struct store_pass *p)
 {
-	assert_true(hash_of(p, n) == wire_checksum(v, n));
-	for (size_t b = 0, i = 0; i < n; b++, i += ENGINE_BLOCK) {
-		size_t end = n - i < ENGINE_BLOCK ? n : i + ENGINE_BLOCK;
-		size_t squared = end < trained ? end : trained;
-		double squares = i < trained ? vec_squares(v + i, squared - i) : 0;
+	double squares = 0;
 
-		assert_memory_equal(&p->squares[b], &squares, sizeof(squares));
-		assert_int_equal(p->peak[b], peak_of(v + i, end - i));
-	}
+	for (size_t i = 0; i < trained; i += ENGINE_BLOCK)
+		squares +=
+			vec_squares(v + i, trained - i < ENGINE_BLOCK ? trained - i : ENGINE_BLOCK);
+	assert_true(p->xxh3 == wire_checksum(v, n));
+	assert_memory_equal(&p->squares, &squares, sizeof(squares));
+	assert_int_equal(p->peak, peak_of(v, n));
 }
 
 /* Fills a gradient whose squares are finite, with subnormal values and zeros. */
@@ -346,7 +335,8 @@ TEST(a_gradient_of_another_process_is_copied_and_measured_in_one_pass)
 			const float *copy, *readable;
 
 			fill_mild_gradient(&r, from, n);
-			ok(module->take(gpu, from, n, trained[t], &copy, &p));
+			ok(module->take(gpu, t, from, n, trained[t]));
+			ok(module->taken(gpu, t, &copy, &p));
 			compare_pass(from, n, trained[t], &p);
 			readable = copy;
 			ok(module->readable(gpu, &readable, n));
@@ -354,6 +344,72 @@ TEST(a_gradient_of_another_process_is_copied_and_measured_in_one_pass)
 		}
 		module->release_host(from);
 	}
+	module->close(gpu);
+}
+
+/* Copies the weights to `to` as another process gets them. */
+static struct store_pass give_weights(void *gpu, size_t at, float *to, int hashes)
+{
+	struct store_pass p;
+	int done = 0;
+
+	ok(module->give(gpu, at, to, hashes));
+	ok(module->given(gpu, at, 0, &done, &p)); /* it may be complete, and need not */
+	ok(module->given(gpu, at, 1, &done, &p));
+	assert_int_equal(done, 1);
+	return p;
+}
+
+/* Two gradients are under way while the weights take steps with two earlier ones. */
+TEST(gradients_are_copied_during_updates)
+{
+	const struct optim o = usual_optimizer(OPTIM_MOMENTUM);
+	const struct part all = {0, 435001};
+	struct rng r = rng_seed(18, RNG_SIM, 5);
+	float *from[STORE_COPIES];
+	struct subject s;
+	void *gpu = open_gpu();
+
+	store_subject_open(&s, all.count, module->allocate_host);
+	ok(module->allocate(gpu, s.n, 1));
+	store_values(&r, s.w, s.n);
+	ok(module->load(gpu, s.w, s.state));
+	for (size_t i = 0; i < STORE_COPIES; i++)
+		from[i] = module->allocate_host((s.n + 64) * sizeof(float));
+	for (uint64_t step = 0; step < 40; step++) {
+		const struct optim_step now = {step + 1, 0.01, 1};
+		const size_t at = step % STORE_COPIES;
+		struct device_step d = {.rule = optim_device_rule(o.kind),
+			.coeff = optim_coeff(&o, &now),
+			.running = RUNNING,
+			.trained = s.trained,
+			.count = s.n};
+		struct store_pass p;
+
+		for (size_t i = step ? STORE_COPIES - 1 : 0; i < STORE_COPIES; i++) {
+			const size_t next = (step + i) % STORE_COPIES;
+
+			fill_mild_gradient(&r, from[next], s.n);
+			ok(module->take(gpu, next, from[next], s.n, s.trained));
+		}
+		ok(module->taken(gpu, at, &d.gradient, &p));
+		compare_pass(from[at], s.n, s.trained, &p);
+		ok(module->begin(gpu, NULL));
+		ok(module->step(gpu, &d));
+		ok(module->wait(gpu, s.n));
+		memcpy(s.g, from[at], s.n * sizeof(float));
+		step_on_cpu(&s, &o, &now, &all);
+		if (step % 3)
+			continue;
+		p = give_weights(gpu, step % STORE_GIVES, s.to, 1);
+		assert_memory_equal(s.to, s.w, s.n * sizeof(float));
+		assert_true(p.xxh3 == wire_checksum(s.w, s.n));
+		(void)give_weights(gpu, 0, s.to, 0);
+		assert_memory_equal(s.to, s.w, s.n * sizeof(float));
+	}
+	for (size_t i = 0; i < STORE_COPIES; i++)
+		module->release_host(from[i]);
+	subject_close(&s, module->release_host);
 	module->close(gpu);
 }
 
@@ -367,12 +423,13 @@ TEST(a_wild_gradient_is_measured_as_wild)
 	const float *copy;
 
 	ok(module->allocate(gpu, n, 0));
-	ok(module->take(gpu, from, n, n, &copy, &p));
-	for (size_t b = 0; b < engine_blocks(NULL, n); b++)
-		assert_int_equal(p.peak[b], 0);
+	ok(module->take(gpu, 0, from, n, n));
+	ok(module->taken(gpu, 0, &copy, &p));
+	assert_int_equal(p.peak, 0);
 	memcpy(&from[n - 1], &nan, sizeof(nan));
-	ok(module->take(gpu, from, n, n, &copy, &p));
-	assert_int_equal(p.peak[engine_blocks(NULL, n) - 1], nan);
+	ok(module->take(gpu, 0, from, n, n));
+	ok(module->taken(gpu, 0, &copy, &p));
+	assert_int_equal(p.peak, nan);
 	module->release_host(from);
 	module->close(gpu);
 }
@@ -398,14 +455,15 @@ static void compare_deferred(void *gpu, struct subject *s, enum optim_kind kind,
 		struct store_pass p;
 
 		store_values(r, s->g, s->n);
-		ok(module->take(gpu, s->g, s->n, s->trained, &d.gradient, &p));
+		ok(module->take(gpu, i % 2, s->g, s->n, s->trained));
+		ok(module->taken(gpu, i % 2, &d.gradient, &p));
 		ok(module->begin(gpu, NULL));
 		ok(module->step(gpu, &d));
 		ok(module->wait(gpu, s->n));
 		step_on_cpu(s, &o, &step, &all);
-		ok(module->give(gpu, s->to, &p));
+		p = give_weights(gpu, i, s->to, 1);
 		assert_memory_equal(s->to, s->w, s->n * sizeof(float));
-		assert_true(hash_of(&p, s->n) == wire_checksum(s->w, s->n));
+		assert_true(p.xxh3 == wire_checksum(s->w, s->n));
 		ok(module->weights(gpu, s->got));
 		assert_memory_equal(s->got, s->w, s->n * sizeof(float));
 	}

@@ -17,7 +17,7 @@ rules='
 ^server/net/lane\.c$        ^((common|proto|server/net)/|server/device/gpu_store\.h$)  ^(cuda.*|cblas)\.h$
 ^server/net/             ^(common|proto|server/(net|auth|core))/   ^(cuda.*|cblas)\.h$
 ^server/config/          ^(common|proto|server/(config|net|core))/  ^(cuda.*|cblas)\.h$
-^server/device/cuda/      ^(common/(engine|gpu_memory|param_device|xxh3_secret)|server/device/(module|step))\.h$  ^(zmq|uv|microhttpd)\.h$
+^server/device/cuda/      ^(common/(engine|gpu_memory|param_device|xxh3_lane)|server/device/(module|step))\.h$  ^(zmq|uv|microhttpd)\.h$
 ^server/device/          ^(common|proto|server/device)/                  ^(cuda.*|cblas|zmq|uv)\.h$
 ^server/durability/      ^(common|proto|server/(durability|config|net|core))/  ^(cuda.*|cblas)\.h$
 ^server/monitor/page\.c$   ^(server/monitor/page\.h|page_bytes\.h)$  ^(cuda.*|cblas)\.h$

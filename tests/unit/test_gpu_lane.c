@@ -16,7 +16,7 @@
 #include "common/share.h"
 #include "server/core/vec.h"
 #include "server/device/gpu_store.h"
-#include "server/net/lane.h"
+#include "server/net/net.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test.h"
 #include "worker/client/lane.h"
@@ -169,6 +169,9 @@ static void close_worker_lane(struct lane **l)
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
+/* 1: the copies of pushes begin before lanes_join, which then only waits for them */
+static int begins_early;
+
 /* Receives a PUSH of the values in `message`, as the router does. */
 static int receive_gpu_push(const struct lane *l, zmq_msg_t *message, uint64_t xxh3, uint32_t slot,
 	struct msg *got, struct frames *in)
@@ -186,11 +189,13 @@ static int receive_gpu_push(const struct lane *l, zmq_msg_t *message, uint64_t x
 	assert_int_equal(wire_encode_header(&m, &in->frame[0]), PS_OK);
 	in->n = 1;
 	assert_int_equal(wire_lane_ref(in, &ref), 1);
-	int rc = lanes_join(lanes, PEER, &ref, in);
+	int begun = begins_early && lanes_begin(lanes, PEER, 1, in);
+	int rc = lanes_join(lanes, PEER, &ref, 1, begun, in);
+	assert_int_equal(begins_early && !rc, begun);
 	return rc ? rc : wire_decode(wire, in, got, &why);
 }
 
-TEST_IN(a_gradient_goes_from_gpu_to_gpu, set_up_gpu_lanes, tear_down_gpu_lanes)
+static void send_gradient_from_gpu_to_gpu(void)
 {
 	struct lane *l;
 	struct lane_slot slot;
@@ -241,6 +246,20 @@ TEST_IN(a_gradient_goes_from_gpu_to_gpu, set_up_gpu_lanes, tear_down_gpu_lanes)
 	close_worker_lane(&l);
 }
 
+TEST_IN(a_gradient_goes_from_gpu_to_gpu, set_up_gpu_lanes, tear_down_gpu_lanes)
+{
+	for (begins_early = 0; begins_early < 2; begins_early++)
+		send_gradient_from_gpu_to_gpu();
+	/* a copy begins neither without a lane nor for another message */
+	struct msg heartbeat = {.type = MSG_HEARTBEAT};
+	struct frames in;
+
+	frames_init(&in);
+	assert_int_equal(wire_encode(&heartbeat, &in), PS_OK);
+	assert_int_equal(lanes_begin(lanes, PEER, 1, &in), 0);
+	frames_release(&in);
+}
+
 /* ---- weights --------------------------------------------------------------------------------- */
 
 static int hold_weights_on_gpu(struct lane_ref *ref, uint64_t *xxh3)
@@ -250,11 +269,15 @@ static int hold_weights_on_gpu(struct lane_ref *ref, uint64_t *xxh3)
 	m.slices.n = 1;
 	m.slices.slice[0] = (struct slice){
 		.count = N, .encoding = ENCODING_F32, .data = param_buffers_first(params)};
-	int held = lanes_hold(lanes, PEER, &m);
+	int awaits, held = lanes_hold(lanes, PEER, LANE_GIVES - 1, &m, &awaits);
 
+	*xxh3 = m.slices.slice[0].xxh3;
+	if (awaits) { /* the double needs a while */
+		assert_int_equal(lanes_given(lanes, LANE_GIVES - 1, 0, xxh3), 0);
+		assert_int_equal(lanes_given(lanes, LANE_GIVES - 1, 1, xxh3), 1);
+	}
 	*ref = (struct lane_ref){
 		.hold = m.lane_hold - 1u, .ticket = m.lane_ticket, .buffer = m.lane_buffer};
-	*xxh3 = m.slices.slice[0].xxh3;
 	return held;
 }
 
@@ -376,4 +399,245 @@ TEST_IN(without_memory_of_the_gpu_the_lane_stays, set_up_host_lanes, tear_down_g
 	assert_int_equal(lane_take(l, &slot, 0), 1);
 	lane_return(&slot);
 	close_worker_lane(&l);
+}
+
+/* ---- the order of messages ------------------------------------------------------------------- */
+
+#define PUSHES 40u
+
+/* A router whose core notes the pushes, and answers HELLO with a WELCOME. */
+static struct {
+	void *context, *client;
+	struct router *router;
+	unsigned pushes, heartbeats;
+} routed;
+
+/* Answers a pull with weights that the GPU has had only since this push. */
+static void answer_routed(uint32_t peer, uint64_t request)
+{
+	const struct param_device *d = gpu_store_device(store);
+	struct msg m = {.type = MSG_PARAMS, .params = {.request = request}};
+
+	weights[0] = weights[N - 1] = (float)routed.pushes;
+	d->load(d->self, weights, (float *const[PARAM_DEVICE_VECTORS]){NULL, NULL});
+	m.params.which = WEIGHTS_CURRENT;
+	m.params.version = routed.pushes;
+	m.params.slices.n = 1;
+	m.params.slices.slice[0] = (struct slice){
+		.count = N, .encoding = ENCODING_F32, .data = param_buffers_first(params)};
+	router_send(routed.router, peer, &m);
+}
+
+static void note_routed(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
+{
+	struct msg welcome = {.type = MSG_WELCOME,
+		.welcome = {.stamp = {.term = 1, .worker = 1, .incarnation = 1},
+			.n_params = N,
+			.batch = 1,
+			.push_window = 64,
+			.replay_window = 256,
+			.heartbeat_ms = 100,
+			.dead_ms = 2000,
+			.session_ttl_ms = 60000,
+			.mode = MODE_DOWNPOUR,
+			.n_push = 1,
+			.n_fetch = 1,
+			.model = "vector:20001"}};
+
+	(void)arg;
+	(void)f;
+	if (m->type == MSG_HELLO)
+		router_send(routed.router, peer, &welcome);
+	if (m->type == MSG_HEARTBEAT) {
+		routed.heartbeats++;
+		assert_int_equal(m->heartbeat.last_seq, routed.pushes);
+	}
+	if (m->type != MSG_PUSH)
+		return;
+	assert_int_equal(m->push.seq, ++routed.pushes);
+	for (size_t i = 0; i < N; i += N - 1)
+		assert_true(m->push.slices.slice[0].data[i] == (float)(m->push.seq + i));
+	if (m->push.pull)
+		answer_routed(peer, m->push.pull);
+}
+
+static void note_gone(void *arg, uint32_t peer)
+{
+	(void)arg;
+	(void)peer;
+}
+
+static int set_up_routed(void **state)
+{
+	int rc = open_gpu_lanes(NULL);
+	struct err e;
+
+	(void)state;
+	if (rc)
+		return rc;
+	lanes_stop(lanes);
+	(void)unlink(path);
+	memset(&routed, 0, sizeof(routed));
+	const struct router_config config = {.loop = &loop,
+		.bind = "tcp://127.0.0.1:0",
+		.n_params = N,
+		.push_window = 64,
+		.max_workers = 3,
+		.params = params,
+		.pass = {.trained = TRAINED},
+		.gpu = store,
+		.lane_path = path,
+		.needs_lane = 1,
+		.on_message = note_routed,
+		.on_gone = note_gone};
+	return router_new(&routed.router, &config, &e);
+}
+
+static int tear_down_routed(void **state)
+{
+	router_stop(routed.router);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	zmq_close(routed.client);
+	zmq_ctx_term(routed.context);
+	router_free(&routed.router);
+	return tear_down_gpu_lanes(state);
+}
+
+static void send_routed(const struct msg *m)
+{
+	struct frames f;
+
+	frames_init(&f);
+	assert_int_equal(wire_encode_header(m, &f.frame[0]), PS_OK);
+	f.n = 1;
+	assert_int_equal(wire_send(routed.client, 0, &f), PS_OK);
+}
+
+#define UNTIL_ROUTED(condition)                                                                    \
+	for (uint64_t end = clock_ms() + DEADLINE_MS; !(condition);) {                             \
+		assert_true(clock_ms() < end);                                                     \
+		uv_run(&loop, UV_RUN_NOWAIT);                                                      \
+	}
+
+/* Connects, and opens a lane with memory of the fake GPU. */
+static struct lane *connect_routed(void)
+{
+	const struct msg hello = {.type = MSG_HELLO, .hello = {.role = ROLE_WORKER}};
+	struct frames f;
+	struct msg m;
+	struct lane *l;
+	struct err e;
+	int rc;
+
+	memset(&fake_gpu, 0, sizeof(fake_gpu));
+	routed.context = zmq_ctx_new();
+	routed.client = zmq_socket(routed.context, ZMQ_DEALER);
+	assert_int_equal(zmq_connect(routed.client, router_endpoint(routed.router)), 0);
+	send_routed(&hello);
+	UNTIL_ROUTED(wire_recv(routed.client, NULL, &f) == 1)
+	assert_int_equal(wire_decode(wire, &f, &m, NULL), PS_OK);
+	assert_int_equal(m.type, MSG_WELCOME);
+	assert_int_equal(lane_open(&l, &m.welcome, &e), PS_OK);
+	frames_release(&f);
+	UNTIL_ROUTED((rc = lane_poll(l, &e)) != PS_EAGAIN)
+	assert_int_equal(rc, PS_OK);
+	assert_int_equal(lane_offer(l, &device), 1);
+	UNTIL_ROUTED((rc = lane_poll_offer(l, &e)) != PS_EAGAIN)
+	assert_int_equal(rc, PS_OK);
+	return l;
+}
+
+/* Sends push number `seq`, whose values are in memory of the fake GPU. */
+static void push_routed(struct lane *l, uint64_t seq, uint64_t pull, zmq_msg_t *tensor)
+{
+	struct msg m = {.type = MSG_PUSH};
+	struct lane_slot slot;
+
+	assert_int_equal(lane_take(l, &slot, 1), 1);
+	for (size_t k = 0; k < N; k++)
+		slot.values[k] = (float)(seq + k);
+	assert_int_equal(lane_send(&slot, N, tensor), PS_OK);
+	m.push.seq = seq;
+	m.push.pull = pull;
+	m.push.slices.n = 1;
+	m.push.slices.slice[0] = (struct slice){.count = N,
+		.encoding = ENCODING_F32,
+		.xxh3 = wire_checksum(zmq_msg_data(tensor), N)};
+	m.push.lane_slot = lane_slot_of(l, zmq_msg_data(tensor));
+	m.push.lane_count = N;
+	send_routed(&m);
+}
+
+/* The router receives several messages before it handles the first. It keeps their order, and loses
+ * none at the end of an iteration. */
+TEST_IN(copies_that_begin_before_their_turn_change_no_order, set_up_routed, tear_down_routed)
+{
+	struct lane *l = connect_routed();
+	struct router_stats stats;
+	zmq_msg_t tensor[PUSHES];
+
+	for (unsigned i = 0; i < PUSHES; i++) {
+		const struct msg heartbeat = {
+			.type = MSG_HEARTBEAT, .heartbeat = {.last_seq = i + 1}};
+
+		push_routed(l, i + 1, 0, &tensor[i]);
+		if (i % 3 == 0)
+			send_routed(&heartbeat);
+		if (i % 7 == 0) /* handles fewer messages than it receives */
+			router_receive_pending(routed.router);
+	}
+	UNTIL_ROUTED(routed.pushes == PUSHES && routed.heartbeats == (PUSHES + 2) / 3)
+	router_stats(routed.router, &stats);
+	assert_int_equal(stats.rescues, 0);
+	assert_int_equal(stats.lanes.pushes, PUSHES);
+	assert_int_equal(stats.lanes.gpus, 1);
+	for (unsigned i = 0; i < PUSHES; i++)
+		zmq_msg_close(&tensor[i]);
+	lane_close(&l);
+}
+
+/* Receives PARAMS with the weights of push `seq`, which are in memory of the fake GPU. */
+static void receive_routed(struct lane *l, uint64_t seq)
+{
+	struct lane_ref ref;
+	struct frames f;
+	struct msg m;
+
+	UNTIL_ROUTED(wire_recv(routed.client, NULL, &f) == 1)
+	assert_int_equal(wire_lane_ref(&f, &ref), 1);
+	assert_int_equal(lane_append(l, &ref, &f), PS_OK);
+	assert_true(is_fake(zmq_msg_data(&f.frame[1])));
+	assert_int_equal(wire_decode(wire, &f, &m, NULL), PS_OK); /* checks the checksum */
+	assert_int_equal(m.params.request, seq);
+	assert_int_equal(m.params.version, seq);
+	assert_true(m.params.slices.slice[0].data[N - 1] == (float)seq);
+	frames_release(&f);
+}
+
+/* The replies wait until the GPU has copied their weights, and leave in order. */
+TEST_IN(weights_leave_when_the_gpu_has_copied_them, set_up_routed, tear_down_routed)
+{
+	struct lane *l = connect_routed();
+	struct router_stats stats;
+	zmq_msg_t tensor[LANE_HOLDS];
+	uint64_t seq = 0;
+
+	for (unsigned round = 0; round < 12; round++) {
+		const unsigned n = 1 + round % LANE_HOLDS;
+
+		for (unsigned i = 0; i < n; i++)
+			push_routed(l, seq + i + 1, seq + i + 1, &tensor[i]);
+		for (unsigned i = 0; i < n; i++)
+			receive_routed(l, ++seq);
+		for (unsigned i = 0; i < n; i++)
+			zmq_msg_close(&tensor[i]);
+	}
+	router_stats(routed.router, &stats);
+	assert_int_equal(stats.lanes.params, seq);
+	assert_int_equal(stats.waiting, 0);
+	/* a worker that is gone takes its waiting replies with it */
+	push_routed(l, seq + 1, seq + 1, &tensor[0]);
+	UNTIL_ROUTED(routed.pushes == seq + 1)
+	zmq_msg_close(&tensor[0]);
+	lane_close(&l);
 }

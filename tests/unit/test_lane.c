@@ -146,7 +146,7 @@ static int receive_push(uint32_t peer, struct frames *in, struct msg *m)
 	const char *why;
 
 	assert_int_equal(wire_lane_ref(in, &ref), 1);
-	int rc = lanes_join(lanes, peer, &ref, in);
+	int rc = lanes_join(lanes, peer, &ref, 0, 0, in);
 	return rc ? rc : wire_decode(wire, in, m, &why);
 }
 
@@ -229,16 +229,16 @@ TEST_IN(slots_out_of_range_are_refused, set_up_lanes, tear_down_lanes)
 	take_and_fill(l, 3, FIXTURE_PARAMS, &push);
 	make_lane_push(l, &push, &in);
 	for (size_t i = 0; i < sizeof(ref) / sizeof(ref[0]); i++) {
-		assert_int_equal(lanes_join(lanes, PEER, &ref[i], &in), PS_EPROTO);
+		assert_int_equal(lanes_join(lanes, PEER, &ref[i], 0, 0, &in), PS_EPROTO);
 		assert_int_equal(in.n, 1);
 	}
 	/* the slot belongs to the lane of another peer */
-	assert_int_equal(lanes_join(lanes, PEER + 1, &ref[0], &in), PS_ESTATE);
+	assert_int_equal(lanes_join(lanes, PEER + 1, &ref[0], 0, 0, &in), PS_ESTATE);
 	frames_release(&in);
 	zmq_msg_close(&push);
 	lane_close(&l);
 	until_open(0);
-	assert_int_equal(lanes_join(lanes, PEER, &ref[0], &in), PS_ESTATE);
+	assert_int_equal(lanes_join(lanes, PEER, &ref[0], 0, 0, &in), PS_ESTATE);
 }
 
 /* A slot becomes free when the server closes its push. The worker never gets a slot that is in
@@ -287,7 +287,9 @@ static struct msg_params current_weights(void)
 static int hold(uint32_t peer, struct lane_ref *ref)
 {
 	struct msg_params m = current_weights();
-	int held = lanes_hold(lanes, peer, &m);
+	int awaits, held = lanes_hold(lanes, peer, 0, &m, &awaits);
+
+	assert_int_equal(awaits, 0);
 
 	*ref = (struct lane_ref){
 		.hold = m.lane_hold - 1u, .ticket = m.lane_ticket, .buffer = m.lane_buffer};

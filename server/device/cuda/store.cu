@@ -8,8 +8,9 @@
  *
  * If the server defers the copies of the weights, an update writes only memory of the GPU. Workers
  * then exchange gradients and weights from GPU to GPU: a kernel reads or writes the memory of the
- * other GPU over NVLink, and computes the sums of the checksum, of the norm, and the largest
- * magnitude in the same pass.
+ * other GPU over NVLink, and computes the checksum, the sum of squares and the largest magnitude in
+ * the same pass. Passes over gradients have a stream of their own, so that the GPU reads the next
+ * gradients while it updates the weights.
  */
 #include <cstdio>
 #include <cstdlib>
@@ -18,7 +19,7 @@
 #include <unistd.h>
 #include "common/engine.h"
 #include "common/gpu_memory.h"
-#include "common/xxh3_secret.h"
+#include "common/xxh3_lane.h"
 #include "server/device/module.h"
 #include "server/device/step.h"
 
@@ -28,13 +29,37 @@ namespace
 constexpr size_t PIECE = (size_t)128 << 10; /* values */
 constexpr int THREADS = 256;
 
+/* The results of a pass, in page-locked memory. */
+struct pass_done {
+	uint64_t xxh3;
+	double squares;
+	uint32_t peak;
+	uint32_t number; /* of the newest pass whose results these are */
+};
+
+/* What one pass at a time uses. All but `done` is memory of the GPU. */
+struct pass_room {
+	uint64_t *sums;  /* of each block of XXH3 but the last */
+	double *squares; /* of each block of ENGINE_BLOCK values */
+	uint32_t *peak;  /* of each such block */
+	uint32_t *ready; /* number of the newest pass that has completed such a block */
+	struct pass_done *done;
+	uint32_t number; /* of the newest pass */
+};
+
 struct gpu {
 	int number;
 	size_t n, vectors;
 	float *weights, *state[PARAM_DEVICE_VECTORS]; /* memory of the GPU */
-	float *copy;   /* the private copy of a gradient of another process */
-	char *results; /* page-locked: the arrays of `pass` */
-	struct store_pass pass;
+	/* the private copies of gradients of other processes, and the passes that make them */
+	float *copy[STORE_COPIES];
+	struct pass_room take[STORE_COPIES], give[STORE_GIVES];
+	cudaStream_t takes;     /* of these passes */
+	void *pass_memory;      /* memory of the GPU for all passes */
+	struct pass_done *done; /* page-locked: the results of all passes */
+	/* numbers of updates with a private copy: the newest update, the newest that the GPU is
+	 * known to have completed, and the newest with each copy and before each copy of weights */
+	uint64_t update, completed, reads[STORE_COPIES], gives[STORE_GIVES];
 	int reads_host; /* 1: the update under way reads a gradient in memory of the host */
 	struct gpu_memory_driver driver;
 	char no_import[200]; /* why memory of other processes cannot be mapped; "": it can */
@@ -92,29 +117,40 @@ __global__ void __launch_bounds__(THREADS) update_kernel(enum device_rule rule,
 	}
 }
 
-/* ---- a pass over values: copy, sums of XXH3, sum of squares, largest magnitude -----------------
+/* ---- a pass over values: copy, checksum, sum of squares, largest magnitude ---------------------
  *
  * A block of PASS_THREADS threads has ENGINE_BLOCK values, which are 32 blocks of XXH3, as pairs of
  * values (words). Warp k has words [256 k, 256 k + 256), and thread t of it every 32nd of them, so
  * that all loads are under way at once. The squares are those of vec_squares (server/core/vec.c):
- * 32 lanes; each lane adds 16 squares as float32, and then their sum as a double. */
+ * 32 lanes; each lane adds 16 squares as float32, and then their sum as a double.
+ *
+ * Block 0 copies nothing. It waits for the other blocks, combines their results in order, and
+ * writes the results to memory of the host, where the CPU waits for them. When the CPU reads them,
+ * all copies of the pass are complete and visible to every GPU. */
 
 constexpr int PASS_THREADS = 512, WARPS = PASS_THREADS / 32;
 constexpr int WORDS = (int)ENGINE_BLOCK / 2;   /* of a block of threads */
 constexpr int SUM_WORDS = (int)XXH3_BLOCK / 8; /* of a block of XXH3 */
+constexpr int SUMS = WORDS / SUM_WORDS;        /* blocks of XXH3 of a block of threads */
 constexpr int ROWS = 16, CHUNK = 32 * ROWS;    /* of vec_squares */
+constexpr int STAGE = 128;                     /* sums that block 0 mixes between two barriers */
+constexpr int STAGE_WORDS = STAGE * (int)XXH3_LANES;
 constexpr unsigned ALL = 0xffffffffu;
 constexpr size_t TAIL = XXH3_TAIL / sizeof(float);
 
 static_assert(WORDS == WARPS * 2 * SUM_WORDS && CHUNK * WARPS == (int)ENGINE_BLOCK, "see above");
+static_assert(2 * STAGE_WORDS <= WORDS && PASS_THREADS <= WORDS, "block 0 uses the same memory");
 
 __constant__ const uint64_t secret[XXH3_SECRET_WORDS] = {XXH3_SECRET};
+__constant__ const uint64_t start[XXH3_LANES] = {XXH3_START};
 
-struct pass_results {
-	uint64_t *sums; /* NULL: compute no checksum */
-	float *tail;
-	double *squares;
-	uint32_t *peak;
+/* The arguments of a pass, besides its values. */
+struct pass {
+	struct pass_room room;
+	const uint32_t *kept; /* the values in memory that no other process changes */
+	size_t n, trained;
+	size_t sums; /* blocks of XXH3 that have sums */
+	int hashes;  /* 1: compute the checksum */
 };
 
 /* Writes the sums of a block of XXH3 whose words 32 q + t thread t has in d[q]. */
@@ -125,9 +161,8 @@ __device__ __forceinline__ void sum_words(const uint64_t d[4], uint64_t *to)
 
 	for (int q = 0; q < 4; q++) {
 		const int w = 32 * q + t;
-		const uint64_t k = d[q] ^ secret[w / 8 + w % 8];
 
-		product += (k & 0xffffffffu) * (k >> 32);
+		product += xxh3_product(d[q], secret[w / 8 + w % 8]);
 		plain += d[q];
 	}
 	/* the word of a lane itself counts for its neighbour */
@@ -190,61 +225,201 @@ __device__ void measure_block(const float *v, int trained, double *squares, uint
 	*peak = largest;
 }
 
-/* Copies word `w` of n values to the copy of the last TAIL values, if it belongs to them. */
-__device__ __forceinline__ void copy_tail(size_t w, uint64_t word, size_t n, float *tail)
+/* Waits until the block of threads with number `b` of the values has completed its part. */
+__device__ __forceinline__ void await_part(const struct pass_room &room, size_t b)
 {
-	const size_t first = n - TAIL, i = 2 * w;
+	uint32_t newest;
 
-	if (i >= first && i < n)
-		tail[i - first] = __uint_as_float((uint32_t)word);
-	if (i + 1 >= first && i + 1 < n)
-		tail[i + 1 - first] = __uint_as_float((uint32_t)(word >> 32));
+	do
+		asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+			     : "=r"(newest)
+			     : "l"(room.ready + b)
+			     : "memory");
+	while (newest != room.number);
 }
 
-/* Copies `n` values, and computes their sums. Each value of `from`, which another process may be
+/* Loads the sums of STAGE blocks of XXH3, from number `first` on. `i` is the number of the calling
+ * thread among `threads`. */
+__device__ __forceinline__ void load_sums(
+	const struct pass &p, size_t first, uint64_t *stage, int i, int threads)
+{
+	for (; i < STAGE_WORDS && first + i / XXH3_LANES < p.sums; i += threads) {
+		await_part(p.room, (first + i / XXH3_LANES) / SUMS);
+		stage[i] = __ldcg((const unsigned long long *)p.room.sums + first * XXH3_LANES + i);
+	}
+}
+
+/* Returns lane x after the `n` blocks of XXH3 whose sums begin at `sum`. */
+__device__ __forceinline__ uint64_t mix_stage(uint64_t x, const uint64_t *sum, int n, uint64_t key)
+{
+	x += sum[0];
+#pragma unroll 8
+	for (int b = 1; b < n; b++)
+		x = xxh3_mix_lane(x, key, sum[b * XXH3_LANES]);
+	return xxh3_mix_lane(x, key, 0);
+}
+
+/* Returns the word that begins at value i, which may be any value. */
+__device__ __forceinline__ uint64_t word_at(const uint32_t *values, size_t i)
+{
+	return __ldcg(values + i) | (uint64_t)__ldcg(values + i + 1) << 32;
+}
+
+/* Returns the checksum from the values of the lanes after all blocks but the last. Each thread of a
+ * warp has the value of lane t % 8. All blocks of threads have completed their parts. */
+__device__ uint64_t end_mix(uint64_t x, const struct pass &p)
+{
+	const int lane = threadIdx.x % XXH3_LANES;
+	const size_t begin = p.sums * (XXH3_BLOCK / sizeof(float));
+	const int stripes = (int)((p.n - begin) * sizeof(float) - 1) / (int)XXH3_STRIPE;
+	uint64_t d = word_at(p.kept, p.n - XXH3_STRIPE / sizeof(float) + 2 * lane), plain = d;
+	uint64_t product = xxh3_product(d, xxh3_key_at(secret, XXH3_LAST_KEY + 8 * lane));
+
+	for (int i = 0; i < stripes; i++) {
+		d = word_at(p.kept, begin + 2 * (i * XXH3_LANES + lane));
+		product += xxh3_product(d, secret[i + lane]);
+		plain += d;
+	}
+	x += product + __shfl_xor_sync(ALL, plain, 1);
+	x ^= xxh3_key_at(secret, XXH3_MERGE_KEY + 8 * lane);
+	uint64_t folded = xxh3_fold(x, __shfl_xor_sync(ALL, x, 1));
+	folded += __shfl_xor_sync(ALL, folded, 2);
+	folded += __shfl_xor_sync(ALL, folded, 4);
+	return xxh3_finish(folded, p.n * sizeof(float));
+}
+
+/* Returns the checksum, in the threads of warp 0. While this warp mixes, the others load. */
+__device__ uint64_t mix_stages(const struct pass &p, uint64_t *memory)
+{
+	const int t = threadIdx.x, lane = t % XXH3_LANES;
+	const uint64_t key = secret[XXH3_STRIPES + lane];
+	uint64_t x = start[lane];
+
+	load_sums(p, 0, memory, t, PASS_THREADS);
+	__syncthreads();
+	for (size_t first = 0; first < p.sums; first += STAGE) {
+		const int odd = first / STAGE % 2;
+		const size_t left = p.sums - first;
+
+		if (t < 32)
+			x = mix_stage(x, memory + odd * STAGE_WORDS + lane,
+				left < STAGE ? (int)left : STAGE, key);
+		else
+			load_sums(p, first + STAGE, memory + !odd * STAGE_WORDS, t - 32,
+				PASS_THREADS - 32);
+		__syncthreads();
+	}
+	return x;
+}
+
+/* Waits for all blocks of values, and adds up their squares in order. Thread 0 gets the results. */
+template <bool MEASURES>
+__device__ void combine_blocks(
+	const struct pass &p, double *memory, double *squares, uint32_t *peak)
+{
+	__shared__ uint32_t peaks[WARPS];
+	const size_t blocks = (p.n + ENGINE_BLOCK - 1) / ENGINE_BLOCK;
+	const int t = threadIdx.x;
+	uint32_t largest = 0;
+	double sum = 0;
+
+	for (size_t first = 0; first < blocks; first += PASS_THREADS) {
+		const size_t left = blocks - first;
+
+		if (t < left)
+			await_part(p.room, first + t);
+		if (MEASURES && t < left) {
+			memory[t] = __ldcg(p.room.squares + first + t);
+			largest = max(largest, __ldcg(p.room.peak + first + t));
+		}
+		__syncthreads();
+		for (int i = 0; MEASURES && t == 0 && i < PASS_THREADS && i < left; i++)
+			sum = __dadd_rn(sum, memory[i]);
+		__syncthreads();
+	}
+	largest = __reduce_max_sync(ALL, largest);
+	if (t % 32 == 0)
+		peaks[t / 32] = largest;
+	__syncthreads();
+	for (int i = 1; t == 0 && i < WARPS; i++)
+		largest = max(largest, peaks[i]);
+	*squares = sum;
+	*peak = largest;
+}
+
+/* What block 0 does. `memory` has WORDS words. */
+template <bool MEASURES> __device__ void complete_pass(const struct pass &p, uint64_t *memory)
+{
+	struct pass_done *done = p.room.done;
+	uint64_t xxh3 = p.hashes ? mix_stages(p, memory) : 0;
+	double squares;
+	uint32_t peak;
+
+	combine_blocks<MEASURES>(p, (double *)memory, &squares, &peak);
+	if (p.hashes && threadIdx.x < 32)
+		xxh3 = end_mix(xxh3, p);
+	if (threadIdx.x > 0)
+		return;
+	done->xxh3 = xxh3;
+	done->squares = squares;
+	done->peak = peak;
+	__threadfence_system();
+	*(volatile uint32_t *)&done->number = p.room.number;
+}
+
+/* Copies p.n values, and computes their results. Each value of `from`, which another process may be
  * changing, is read once. The buffers have room for whole words. */
 template <bool MEASURES>
-__global__ void __launch_bounds__(PASS_THREADS) pass_kernel(const uint64_t *from, uint64_t *to,
-	size_t n, size_t trained, size_t sums, struct pass_results out)
+__global__ void __launch_bounds__(PASS_THREADS)
+	pass_kernel(const uint64_t *from, uint64_t *to, const struct pass p)
 {
-	__shared__ uint64_t block[MEASURES ? WORDS : 1];
-	const size_t words = (n + 1) / 2, begin = (size_t)blockIdx.x * WORDS;
+	__shared__ uint64_t block[MEASURES ? WORDS : 2 * STAGE_WORDS];
+	const size_t b = blockIdx.x - 1, words = (p.n + 1) / 2, begin = b * WORDS;
 	const size_t first = begin + (size_t)(threadIdx.x / 32) * 2 * SUM_WORDS;
 	uint64_t d[2][4];
 
-	if (n == 0)
+	if (p.n == 0)
 		return;
-	for (int b = 0; b < 2; b++)
+	if (blockIdx.x == 0) {
+		complete_pass<MEASURES>(p, block);
+		return;
+	}
+	for (int i = 0; i < 2; i++)
 		for (int q = 0; q < 4; q++) {
-			const size_t w = first + b * SUM_WORDS + q * 32 + threadIdx.x % 32;
+			const size_t w = first + i * SUM_WORDS + q * 32 + threadIdx.x % 32;
 
-			d[b][q] = w < words ? __ldcv((const unsigned long long *)from + w) : 0;
-			if (w + 1 == words && n % 2)
-				d[b][q] &= 0xffffffffu;
+			d[i][q] = w < words ? __ldcv((const unsigned long long *)from + w) : 0;
+			if (w + 1 == words && p.n % 2)
+				d[i][q] &= 0xffffffffu;
 		}
-	for (int b = 0; b < 2; b++)
+	for (int i = 0; i < 2; i++)
 		for (int q = 0; q < 4; q++) {
-			const size_t w = first + b * SUM_WORDS + q * 32 + threadIdx.x % 32;
+			const size_t w = first + i * SUM_WORDS + q * 32 + threadIdx.x % 32;
 
 			if (w < words)
-				to[w] = d[b][q];
+				to[w] = d[i][q];
 			if (MEASURES)
-				block[w - begin] = d[b][q];
-			if (out.sums)
-				copy_tail(w, d[b][q], n, out.tail);
+				block[w - begin] = d[i][q];
 		}
-	for (int b = 0; b < 2 && out.sums; b++) {
-		const size_t number = first / SUM_WORDS + b;
+	for (int i = 0; i < 2 && p.hashes; i++) {
+		const size_t number = first / SUM_WORDS + i;
 
-		if (number < sums) /* the same for all threads of a warp */
-			sum_words(d[b], out.sums + number * XXH3_LANES);
+		if (number < p.sums) /* the same for all threads of a warp */
+			sum_words(d[i], p.room.sums + number * XXH3_LANES);
 	}
-	if (!MEASURES)
-		return;
+	if (MEASURES) {
+		const size_t left = p.trained > 2 * begin ? p.trained - 2 * begin : 0;
+
+		__syncthreads();
+		measure_block((const float *)block,
+			left < ENGINE_BLOCK ? (int)left : (int)ENGINE_BLOCK, &p.room.squares[b],
+			&p.room.peak[b]);
+	}
 	__syncthreads();
-	const size_t left = trained > 2 * begin ? trained - 2 * begin : 0;
-	measure_block((const float *)block, left < ENGINE_BLOCK ? (int)left : (int)ENGINE_BLOCK,
-		&out.squares[blockIdx.x], &out.peak[blockIdx.x]);
+	if (threadIdx.x > 0)
+		return;
+	__threadfence_system(); /* also for what the other threads have written */
+	*(volatile uint32_t *)&p.room.ready[b] = p.room.number;
 }
 
 size_t blocks_of(size_t n)
@@ -252,66 +427,145 @@ size_t blocks_of(size_t n)
 	return (n + ENGINE_BLOCK - 1) / ENGINE_BLOCK;
 }
 
-/* Makes room for the results of a pass over all values, and for the private copy. */
-cudaError_t allocate_pass(struct gpu *g)
+/* Takes `bytes` bytes from *at on. */
+void *take_room(char **at, size_t bytes)
 {
-	const size_t sums = (xxh3_blocks(g->n * sizeof(float)) + 1) * sizeof(struct xxh3_sum);
-	const size_t tail = (XXH3_TAIL + 255) / 256 * 256;
-	const size_t squares = (blocks_of(g->n) + 1) * sizeof(double);
-	const size_t peaks = (blocks_of(g->n) + 1) * sizeof(uint32_t);
-	cudaError_t rc = cudaMalloc((void **)&g->copy, (g->n + 64) * sizeof(float));
+	void *taken = *at;
 
+	*at += (bytes + 255) / 256 * 256;
+	return taken;
+}
+
+/* Divides the memory from `at` on, of which it returns the end. */
+char *place_pass(struct pass_room *r, char *at, size_t n)
+{
+	r->sums = (uint64_t *)take_room(
+		&at, (xxh3_blocks(n * sizeof(float)) + 1) * sizeof(struct xxh3_sum));
+	r->squares = (double *)take_room(&at, blocks_of(n) * sizeof(double));
+	r->peak = (uint32_t *)take_room(&at, blocks_of(n) * sizeof(uint32_t));
+	r->ready = (uint32_t *)take_room(&at, blocks_of(n) * sizeof(uint32_t));
+	return at;
+}
+
+/* Makes room for the passes over all values, and for the private copies. */
+cudaError_t allocate_passes(struct gpu *g)
+{
+	const size_t passes = STORE_COPIES + STORE_GIVES;
+	const size_t bytes = (size_t)(place_pass(&g->give[0], nullptr, g->n) - (char *)nullptr);
+	cudaError_t rc = cudaMalloc(&g->pass_memory, passes * bytes);
+
+	for (size_t i = 0; rc == cudaSuccess && i < STORE_COPIES; i++)
+		rc = cudaMalloc((void **)&g->copy[i], (g->n + 64) * sizeof(float));
+	if (rc == cudaSuccess)
+		rc = cudaMemset(g->pass_memory, 0, passes * bytes);
 	if (rc == cudaSuccess)
 		rc = cudaHostAlloc(
-			(void **)&g->results, sums + tail + squares + peaks, cudaHostAllocMapped);
+			(void **)&g->done, passes * sizeof(*g->done), cudaHostAllocMapped);
 	if (rc != cudaSuccess)
 		return rc;
-	g->pass.sums = (const struct xxh3_sum *)g->results;
-	g->pass.end = g->results + sums + XXH3_TAIL;
-	g->pass.squares = (const double *)(g->results + sums + tail);
-	g->pass.peak = (const uint32_t *)(g->results + sums + tail + squares);
-	return rc;
-}
+	memset((void *)g->done, 0, passes * sizeof(*g->done));
+	for (size_t i = 0; i < passes; i++) {
+		struct pass_room *r = i < STORE_COPIES ? &g->take[i] : &g->give[i - STORE_COPIES];
 
-/* Runs a pass and waits for it. Fewer than TAIL values have no checksum. */
-template <bool MEASURES>
-cudaError_t run_pass(
-	struct gpu *g, const void *from, void *to, size_t n, size_t trained, int hashes)
-{
-	const size_t sums = xxh3_blocks(n * sizeof(float));
-	struct pass_results out = {};
-
-	if (hashes && n >= TAIL) {
-		out.sums = (uint64_t *)g->results;
-		out.tail = (float *)(g->pass.end - XXH3_TAIL);
+		(void)place_pass(r, (char *)g->pass_memory + i * bytes, g->n);
+		r->done = &g->done[i];
+		r->number = 0;
 	}
-	out.squares = (double *)g->pass.squares;
-	out.peak = (uint32_t *)g->pass.peak;
-	pass_kernel<MEASURES><<<(unsigned)blocks_of(n), PASS_THREADS, 0, g->stream>>>(
-		(const uint64_t *)from, (uint64_t *)to, n, trained, sums, out);
-	cudaError_t rc = cudaGetLastError();
-	return rc == cudaSuccess ? cudaStreamSynchronize(g->stream) : rc;
+	g->update = g->completed = 0;
+	memset(g->reads, 0, sizeof(g->reads));
+	return cudaDeviceSynchronize();
 }
 
-const char *module_take(void *self, const void *from, size_t n, size_t trained, const float **copy,
-	struct store_pass *pass)
+/* Starts a pass. Fewer than TAIL values have no checksum. */
+template <bool MEASURES>
+cudaError_t start_pass(const void *from, void *to, cudaStream_t stream, const struct pass *p)
 {
-	struct gpu *g = (struct gpu *)self;
-
-	*copy = g->copy;
-	*pass = g->pass;
-	return text_of(g, "copy of a gradient",
-		run_pass<true>(g, from, g->copy, n, trained < n ? trained : n, 1));
+	pass_kernel<MEASURES><<<(unsigned)blocks_of(p->n) + 1, PASS_THREADS, 0, stream>>>(
+		(const uint64_t *)from, (uint64_t *)to, *p);
+	return cudaGetLastError();
 }
 
-const char *module_give(void *self, void *to, struct store_pass *pass)
+int is_done(const struct pass_room *r)
+{
+	return __atomic_load_n(&r->done->number, __ATOMIC_ACQUIRE) == r->number;
+}
+
+/* Waits for the newest pass of `r`. While it waits, the function seldom asks the driver whether the
+ * stream has failed, because the driver takes long to answer. */
+cudaError_t await_pass(const struct pass_room *r, cudaStream_t stream)
+{
+	cudaError_t rc = cudaErrorNotReady;
+
+	for (unsigned i = 1; !is_done(r) && rc == cudaErrorNotReady; i++) {
+#if defined(__x86_64__)
+		__builtin_ia32_pause();
+#endif
+		if (i % 1024 == 0)
+			rc = cudaStreamQuery(stream);
+	}
+	if (is_done(r))
+		return cudaSuccess;
+	return rc == cudaSuccess ? cudaErrorUnknown : rc;
+}
+
+const char *module_take(void *self, size_t at, const void *from, size_t n, size_t trained)
 {
 	struct gpu *g = (struct gpu *)self;
+	struct pass_room *r = &g->take[at];
+	cudaError_t rc = cudaSuccess;
 
-	if (pass)
-		*pass = g->pass;
-	return text_of(
-		g, "copy of weights", run_pass<false>(g, g->weights, to, g->n, 0, pass != nullptr));
+	r->number++;
+	const struct pass p = {*r, (const uint32_t *)g->copy[at], n, trained < n ? trained : n,
+		xxh3_blocks(n * sizeof(float)), n >= TAIL};
+	if (g->reads[at] > g->completed) {
+		rc = cudaStreamSynchronize(g->stream);
+		g->completed = g->update;
+	}
+	if (rc == cudaSuccess)
+		rc = start_pass<true>(from, g->copy[at], g->takes, &p);
+	return text_of(g, "copy of a gradient", rc);
+}
+
+void read_results(const struct pass_room *r, struct store_pass *pass)
+{
+	*pass = {r->done->xxh3, r->done->squares, r->done->peak};
+}
+
+const char *module_taken(void *self, size_t at, const float **copy, struct store_pass *pass)
+{
+	struct gpu *g = (struct gpu *)self;
+	cudaError_t rc = await_pass(&g->take[at], g->takes);
+
+	*copy = g->copy[at];
+	read_results(&g->take[at], pass);
+	return text_of(g, "copy of a gradient", rc);
+}
+
+const char *module_give(void *self, size_t at, void *to, int hashes)
+{
+	struct gpu *g = (struct gpu *)self;
+	struct pass_room *r = &g->give[at];
+
+	r->number++;
+	g->gives[at] = g->update;
+	const struct pass p = {*r, (const uint32_t *)g->weights, g->n, 0,
+		xxh3_blocks(g->n * sizeof(float)), hashes && g->n >= TAIL};
+	return text_of(g, "copy of weights", start_pass<false>(g->weights, to, g->stream, &p));
+}
+
+const char *module_given(void *self, size_t at, int waits, int *done, struct store_pass *pass)
+{
+	struct gpu *g = (struct gpu *)self;
+	const struct pass_room *r = &g->give[at];
+	cudaError_t rc = waits ? await_pass(r, g->stream) : cudaSuccess;
+
+	*done = is_done(r);
+	if (!*done)
+		return text_of(g, "copy of weights", rc);
+	if (g->gives[at] > g->completed)
+		g->completed = g->gives[at];
+	read_results(r, pass);
+	return nullptr;
 }
 
 /* ---- memory of other processes --------------------------------------------------------------- */
@@ -358,6 +612,7 @@ void module_drop(void *self, void *memory, size_t bytes)
 {
 	struct gpu *g = (struct gpu *)self;
 
+	(void)cudaStreamSynchronize(g->takes);
 	(void)cudaStreamSynchronize(g->stream);
 	gpu_memory_unmap(&g->driver, memory, bytes);
 }
@@ -393,10 +648,15 @@ void release_memory(struct gpu *g)
 	}
 	(void)cudaFreeHost(g->in);
 	(void)cudaFreeHost(g->out);
-	(void)cudaFree(g->copy);
-	(void)cudaFreeHost(g->results);
-	g->weights = g->in = g->out = g->copy = nullptr;
-	g->results = nullptr;
+	for (size_t i = 0; i < STORE_COPIES; i++) {
+		(void)cudaFree(g->copy[i]);
+		g->copy[i] = nullptr;
+	}
+	(void)cudaFree(g->pass_memory);
+	(void)cudaFreeHost((void *)g->done);
+	g->weights = g->in = g->out = nullptr;
+	g->pass_memory = nullptr;
+	g->done = nullptr;
 	for (size_t i = 0; i < g->room; i++)
 		(void)cudaEventDestroy(g->event[i]);
 	free(g->event);
@@ -414,8 +674,8 @@ cudaError_t warm_up_update(struct gpu *g)
 {
 	update_kernel<<<1, THREADS, 0, g->stream>>>(
 		DEVICE_SGD, {}, 0, 0, 0, nullptr, nullptr, nullptr, nullptr, nullptr);
-	pass_kernel<true><<<1, PASS_THREADS, 0, g->stream>>>(nullptr, nullptr, 0, 0, 0, {});
-	pass_kernel<false><<<1, PASS_THREADS, 0, g->stream>>>(nullptr, nullptr, 0, 0, 0, {});
+	pass_kernel<true><<<1, PASS_THREADS, 0, g->stream>>>(nullptr, nullptr, {});
+	pass_kernel<false><<<1, PASS_THREADS, 0, g->stream>>>(nullptr, nullptr, {});
 	cudaError_t rc = cudaGetLastError();
 
 	return rc == cudaSuccess ? cudaStreamSynchronize(g->stream) : rc;
@@ -446,6 +706,9 @@ const char *module_open(void **self, int number, char name[STORE_MODULE_NAME])
 		why = text_of(
 			g, "the GPU", cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
 	if (!why)
+		why = text_of(
+			g, "the GPU", cudaStreamCreateWithFlags(&g->takes, cudaStreamNonBlocking));
+	if (!why)
 		why = text_of(g, "the kernel", warm_up_update(g));
 	if (why)
 		return why;
@@ -471,7 +734,7 @@ const char *module_allocate(void *self, size_t n, size_t vectors)
 	for (size_t i = 0; rc == cudaSuccess && i < vectors; i++)
 		rc = cudaMalloc((void **)&g->state[i], n * sizeof(float));
 	if (rc == cudaSuccess)
-		rc = allocate_pass(g);
+		rc = allocate_passes(g);
 	g->event = (cudaEvent_t *)calloc(room, sizeof(*g->event));
 	g->piece_end = (size_t *)calloc(room, sizeof(*g->piece_end));
 	if (rc == cudaSuccess && (!g->event || !g->piece_end))
@@ -544,11 +807,24 @@ cudaError_t launch_update(
 	return cudaGetLastError();
 }
 
+/* Returns the number of the private copy at `values`, or STORE_COPIES. */
+size_t copy_at(const struct gpu *g, const float *values)
+{
+	size_t i = 0;
+
+	while (i < STORE_COPIES && values != g->copy[i])
+		i++;
+	return i;
+}
+
 const char *module_step(void *self, const struct device_step *s)
 {
 	struct gpu *g = (struct gpu *)self;
+	const size_t copy = copy_at(g, s->gradient);
 
-	if (!g->to && s->gradient == g->copy)
+	if (copy < STORE_COPIES)
+		g->reads[copy] = ++g->update;
+	if (!g->to && copy < STORE_COPIES)
 		return text_of(g, "update", launch_update(g, s, s->offset, s->count, s->gradient));
 	g->reads_host = 1;
 	const float *gradient = (const float *)mapped(s->gradient);
@@ -624,12 +900,12 @@ const char *module_readable(void *self, const float **values, size_t n)
 {
 	struct gpu *g = (struct gpu *)self;
 
-	if (*values != g->copy)
+	if (copy_at(g, *values) == STORE_COPIES)
 		return nullptr;
 	cudaError_t rc = ensure_device_buffer(g, &g->in);
 	if (rc == cudaSuccess)
 		rc = cudaMemcpyAsync(
-			g->in, g->copy, n * sizeof(float), cudaMemcpyDeviceToHost, g->stream);
+			g->in, *values, n * sizeof(float), cudaMemcpyDeviceToHost, g->stream);
 	if (rc == cudaSuccess)
 		rc = cudaStreamSynchronize(g->stream);
 	*values = g->in;
@@ -672,15 +948,17 @@ void module_close(void *self)
 {
 	struct gpu *g = (struct gpu *)self;
 
+	(void)cudaStreamSynchronize(g->takes);
 	release_memory(g);
+	(void)cudaStreamDestroy(g->takes);
 	(void)cudaStreamDestroy(g->stream);
 	*g = {};
 }
 
 const struct store_module module = {STORE_MODULE_ABI, module_open, module_allocate, module_load,
 	module_begin, module_step, module_wait, module_fetch, module_weights, module_readable,
-	module_import, module_drop, module_take, module_give, module_pin, module_unpin,
-	store_allocate_host, store_release_host, module_close};
+	module_import, module_drop, module_take, module_taken, module_give, module_given,
+	module_pin, module_unpin, store_allocate_host, store_release_host, module_close};
 
 } // namespace
 

@@ -667,12 +667,27 @@ static int push_in_flight(struct steps *s, struct next_push *in_flight, struct n
 	return rc ? rc : PS_ESHUTDOWN;
 }
 
+/* Starts the pull of the next weights and sends the completed push, if there are any. If the server
+ * reads the gradient in memory of a GPU, one message does both, and the weights include the push.
+ * Otherwise the pull goes first, because the server needs longer for the push. */
+static int pull_and_deliver(struct steps *s, struct next_push *completed, int pulls)
+{
+	int rc = PS_OK;
+
+	if (pulls && completed->g && cnnps_is_of_device(s->c, completed->g))
+		cnnps_start_pull_with_push(s->c);
+	else if (pulls)
+		rc = start_pull(s);
+	return rc || !completed->g ? rc : deliver(s, completed, completed->version, 0);
+}
+
 /*
  * Makes the pushes of a lease with prefetch, so that three pushes overlap: the device computes the
  * newest push, the second push is ready to be sent, and the oldest push is on its way to the
  * server. At the same time the weights for the next push arrive; they include none of these three
- * pushes. The worker sends a push as soon as new weights have arrived, before it verifies them,
- * because the transfers and the server's update take more time than all other parts.
+ * pushes, or only the oldest (pull_and_deliver). The worker sends a push as soon as new weights
+ * have arrived, before it verifies them, because the transfers and the server's update take more
+ * time than all other parts.
  */
 static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 {
@@ -686,10 +701,8 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 	for (uint32_t i = 0; i < l->count && !rc; i += count) {
 		count = push_size_at(s, l, i);
 		rc = wait_for_pull(s);
-		if (!rc && i + count < l->count)
-			rc = start_pull(s);
-		if (!rc && completed.g)
-			rc = deliver(s, &completed, completed.version, 0);
+		if (!rc)
+			rc = pull_and_deliver(s, &completed, i + count < l->count);
 		if (!rc && i)
 			rc = read_back(s, &in_flight);
 		if (!rc)

@@ -3,6 +3,7 @@
  * refuses. */
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"
+#include "worker/client/device.h"
 
 static void connect_again(struct cnnps_options o)
 {
@@ -72,6 +73,48 @@ TEST_IN(a_view_waits_for_the_pull_that_is_under_way, client_set_up, client_tear_
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[0] == -1);
 	assert_int_equal(fake_read_seen(&client_server).pulls, 3);
+}
+
+/* The pull arrives in the message of the push, and its weights include this push, but none after
+ * it. */
+TEST_IN(a_push_can_start_the_next_pull, client_set_up, client_tear_down)
+{
+	struct cnnps_pull view;
+
+	cnnps_start_pull_with_push(client);
+	push_at(0);
+	push_at(0);
+	flush_client();
+	assert_int_equal(fake_read_seen(&client_server).pulls, 1);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.version == 1 && view.weights[0] == -1);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 1);
+	/* while a pull is under way, a push starts no other one */
+	assert_int_equal(client_prefetch(client), 0);
+	cnnps_start_pull_with_push(client);
+	push_at(1);
+	flush_client();
+	assert_int_equal(client_view(client, &view), 0);
+	assert_int_equal(view.version, 2);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 2);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_int_equal(view.version, 3);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 3);
+}
+
+TEST_IN(a_pull_of_a_push_is_sent_again_without_it, client_set_up, client_tear_down)
+{
+	struct cnnps_pull view;
+
+	fake_set(&client_server, &client_server.how.mute_pulls, 1);
+	cnnps_start_pull_with_push(client);
+	push_at(0);
+	fake_wait(&client_server, fake_has_pull, "the pull");
+	fake_set(&client_server, &client_server.how.mute_pulls, 0);
+	fake_hang_up(&client_server, 0);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.version == 1 && view.weights[0] == -1);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 2);
 }
 
 TEST_IN(closing_drops_what_was_started_ahead, client_set_up, client_tear_down)

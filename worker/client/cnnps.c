@@ -64,6 +64,7 @@ struct cnnps {
 	int has_device;           /* 1 after cnnps_use_device */
 	struct lane_device device;
 	uint64_t gradient_xxh3; /* the checksum of `gradient`, or 0 */
+	int starts_pull;        /* 1 after cnnps_start_pull_with_push, until the next push */
 	/* set_view leaves the check of the weights to the program and sets *unchecked; or NULL */
 	uint64_t *unchecked;
 	struct arrival awaited; /* the weights that CNNPS_PULL_WAIT has received, or empty */
@@ -619,6 +620,16 @@ void cnnps_set_checksum(struct cnnps *c, uint64_t xxh3)
 	c->gradient_xxh3 = xxh3;
 }
 
+int cnnps_is_of_device(const struct cnnps *c, const float *values)
+{
+	return lane_on_device(c->has_device ? &c->device : NULL, values);
+}
+
+void cnnps_start_pull_with_push(struct cnnps *c)
+{
+	c->starts_pull = 1;
+}
+
 /* Takes a slot of the lane, in which the program can compute a gradient. */
 static int take_lane_slot(struct cnnps *c, int on_device)
 {
@@ -725,8 +736,9 @@ static int push_values(struct cnnps *c, const struct cnnps_push *p, int then_pul
 {
 	struct request *o = new_request(c, REQUEST_PUSH);
 	size_t n = p->count || p->offset ? p->count : c->info.n_params;
-	int rc;
+	int starts_pull = c->starts_pull, rc;
 
+	c->starts_pull = 0;
 	if (c->observer)
 		return refuse(c, "an observer cannot push");
 	if (!p->gradient)
@@ -737,6 +749,7 @@ static int push_values(struct cnnps *c, const struct cnnps_push *p, int then_pul
 		p->work.images > WIRE_MAX_IMAGES)
 		return refuse(c, "`work` of a push is out of range");
 	o->push.then_pull = then_pull;
+	o->push.starts_pull = starts_pull;
 	o->pull.which = WEIGHTS_CURRENT;
 	o->push.meta.base_version = p->version;
 	o->push.meta.base_term = term_of_pull(c, p->version);

@@ -399,12 +399,19 @@ static void try_connect(struct net *n)
 }
 
 /* Passes the push to the session, with a pull if the request asks for one and no prefetch is in
- * progress. */
+ * progress. A push that starts a pull goes without it if the session refuses the pull now; the next
+ * pull then sends its own request. */
 static int make_push(struct net *n, struct request *r, uint64_t *seq, uint64_t now)
 {
-	if (!r->push.then_pull || n->requests.prefetch)
-		return session_push(n->session, &r->push.meta, seq, now);
-	return session_push_pull(n->session, &r->push.meta, seq, now);
+	int rc = PS_EAGAIN;
+
+	if (!n->requests.prefetch && (r->push.then_pull || r->push.starts_pull))
+		rc = session_push_pull(n->session, &r->push.meta, seq, now);
+	if (!rc && r->push.starts_pull)
+		n->requests.prefetch = PREFETCH_PENDING;
+	if (rc == PS_EAGAIN && (n->requests.prefetch || !r->push.then_pull))
+		rc = session_push(n->session, &r->push.meta, seq, now);
+	return rc;
 }
 
 static void try_push(struct net *n, uint64_t now)

@@ -61,6 +61,7 @@ struct request {
 			/* 1 if the request continues as a PULL after the push, with the fields
 			 * below */
 			int then_pull;
+			int starts_pull; /* 1 if the push also does what PREFETCH does */
 		} push;
 		struct {
 			struct msg_grant grant;

@@ -182,6 +182,7 @@ static void put_net(FILE *f, const struct router_stats *n)
 	metric_counter(
 		f, "zloop_rescues_total", "Wake-ups that were missed: must be 0.", n->rescues);
 	metric(f, "lanes", "gauge", "Workers that use shared memory.", n->lanes.open);
+	metric(f, "lanes_gpu", "gauge", "Workers that share memory of their GPUs.", n->lanes.gpus);
 	metric_counter(f, "lane_pushes_total", "Gradients read in shared memory.", n->lanes.pushes);
 	metric_counter(f, "lane_params_total", "Weights read in shared memory.", n->lanes.params);
 	metric_counter(f, "lane_torn_total", "Gradients in shared memory whose checksum was wrong.",

@@ -70,9 +70,12 @@ struct lane_gpu_offer {
 	uint64_t slots;
 };
 
+/* The answers that accept an offer: the store uses the same GPU, or another one. */
+enum { LANE_GPU_SAME = 1, LANE_GPU_OTHER };
+
 struct lane_gpu_answer {
 	uint64_t magic;
-	uint32_t accepted; /* 1: the worker may use the slots */
+	uint32_t accepted; /* not 0: the worker may use the slots */
 	char why[LANE_GPU_WHY];
 };
 

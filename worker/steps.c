@@ -668,13 +668,13 @@ static int push_in_flight(struct steps *s, struct next_push *in_flight, struct n
 }
 
 /* Starts the pull of the next weights and sends the completed push, if there are any. If the server
- * reads the gradient in memory of a GPU, one message does both, and the weights include the push.
- * Otherwise the pull goes first, because the server needs longer for the push. */
+ * reads the gradient with a GPU of its own, one message does both, and the weights include the
+ * push. Otherwise the pull goes first, because the server needs longer for the push. */
 static int pull_and_deliver(struct steps *s, struct next_push *completed, int pulls)
 {
 	int rc = PS_OK;
 
-	if (pulls && completed->g && cnnps_is_of_device(s->c, completed->g))
+	if (pulls && completed->g && cnnps_is_apart(s->c, completed->g))
 		cnnps_start_pull_with_push(s->c);
 	else if (pulls)
 		rc = start_pull(s);

@@ -251,10 +251,11 @@ void gpu_store_forget(struct gpu_store *g)
 
 /* ---- memory of other processes --------------------------------------------------------------- */
 
-int gpu_store_import(struct gpu_store *g, int fd, size_t bytes, char **memory, struct err *e)
+int gpu_store_import(
+	struct gpu_store *g, int fd, size_t bytes, char **memory, int *is_own, struct err *e)
 {
 	void *at = NULL;
-	const char *why = g->module->import(g->self, fd, bytes, &at);
+	const char *why = g->module->import(g->self, fd, bytes, &at, is_own);
 
 	*memory = at;
 	return why ? err_set(e, PS_EDEVICE, "%.150s", why) : PS_OK;

@@ -40,9 +40,10 @@ void *gpu_store_allocate_host(size_t bytes);
 void gpu_store_release_host(void *memory);
 
 /* The following functions use memory of other processes on any GPU of this host, whose descriptor
- * is `fd`. If gpu_store_import returns PS_EDEVICE, this memory cannot be used. */
-int gpu_store_import(
-	struct gpu_store *g, int fd, size_t bytes, char **memory, struct err *e) PS_MUST_CHECK;
+ * is `fd`. If gpu_store_import returns PS_EDEVICE, this memory cannot be used. It sets *is_own to 1
+ * if the memory is on the store's GPU. */
+int gpu_store_import(struct gpu_store *g, int fd, size_t bytes, char **memory, int *is_own,
+	struct err *e) PS_MUST_CHECK;
 void gpu_store_drop(struct gpu_store *g, char *memory, size_t bytes);
 #define GPU_STORE_COPIES 4u /* private copies of gradients */
 /* Begins to copy a gradient of n values to copy number `at`, below GPU_STORE_COPIES, in memory of

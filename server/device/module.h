@@ -46,7 +46,8 @@ struct store_module {
 	const char *(*readable)(void *self, const float **values, size_t n);
 	/*
 	 * These use memory of other processes on any GPU of this host. `import` maps `bytes` bytes
-	 * of the memory of descriptor `fd`, or returns why it cannot. `drop` unmaps the memory.
+	 * of the memory of descriptor `fd`, or returns why it cannot, and sets *is_own to 1 if they
+	 * are on the module's GPU, too. `drop` unmaps the memory.
 	 *
 	 * `take` begins to copy a gradient of n values to private copy number `at`, below
 	 * STORE_COPIES. The first `trained` values count for the squares. `taken` waits, and sets
@@ -59,7 +60,7 @@ struct store_module {
 	 * begin later do not change the copy. `given` sets *done to 1 and *pass to the results if
 	 * the copy is complete; with `waits` it waits until then.
 	 */
-	const char *(*import)(void *self, int fd, size_t bytes, void **memory);
+	const char *(*import)(void *self, int fd, size_t bytes, void **memory, int *is_own);
 	void (*drop)(void *self, void *memory, size_t bytes);
 	const char *(*take)(void *self, size_t at, const void *from, size_t n, size_t trained);
 	const char *(*taken)(void *self, size_t at, const float **copy, struct store_pass *pass);

@@ -253,7 +253,7 @@ static int is_sound_offer(const struct lanes *l, const struct lane_gpu_offer *o)
 	       o->pitch % LANE_GPU_ALIGN == 0 && o->bytes / o->pitch >= o->slots + LANE_HOLDS;
 }
 
-static int accept_gpu(struct lanes *l, struct lane *lane, int fd, struct err *e)
+static int accept_gpu(struct lanes *l, struct lane *lane, int fd, int *is_own, struct err *e)
 {
 	if (!l->cfg.gpu)
 		return err_set(e, PS_EUSAGE, "the server has no --store cuda:N");
@@ -261,7 +261,7 @@ static int accept_gpu(struct lanes *l, struct lane *lane, int fd, struct err *e)
 		return err_set(e, PS_EUSAGE, "%.150s", l->cfg.gpu_off);
 	if (!is_sound_offer(l, &lane->offer))
 		return err_set(e, PS_EPROTO, "the memory of the GPU has an unknown layout");
-	return gpu_store_import(l->cfg.gpu, fd, lane->offer.bytes, &lane->gpu, e);
+	return gpu_store_import(l->cfg.gpu, fd, lane->offer.bytes, &lane->gpu, is_own, e);
 }
 
 /* Handles the worker's offer of memory of its GPU. A lane has at most one offer, so that a worker
@@ -272,7 +272,7 @@ static int receive_offer(struct lanes *l, struct lane *lane)
 	struct lane_gpu_answer answer = {.magic = LANE_GPU_MAGIC};
 	struct lane_gpu_offer offer;
 	struct err e;
-	int fd, rc = share_receive(lane->guest->fd, &offer, sizeof(offer), &fd, 1);
+	int is_own = 0, fd, rc = share_receive(lane->guest->fd, &offer, sizeof(offer), &fd, 1);
 
 	if (rc)
 		return rc == PS_EAGAIN;
@@ -282,9 +282,9 @@ static int receive_offer(struct lanes *l, struct lane *lane)
 	}
 	lane->has_offered = 1;
 	lane->offer = offer;
-	rc = accept_gpu(l, lane, fd, &e);
+	rc = accept_gpu(l, lane, fd, &is_own, &e);
 	close(fd);
-	answer.accepted = rc == PS_OK;
+	answer.accepted = rc ? 0 : is_own ? LANE_GPU_SAME : LANE_GPU_OTHER;
 	if (rc)
 		memcpy(answer.why, e.text, strnlen(e.text, sizeof(answer.why) - 1));
 	l->stats.gpus += lane->gpu != NULL;
@@ -293,8 +293,8 @@ static int receive_offer(struct lanes *l, struct lane *lane)
 	if (rc)
 		log_info("lane", "no_gpu", "worker=%u reason=\"%s\"", worker_of(l, lane), e.text);
 	else
-		log_info("lane", "gpu", "worker=%u slots=%llu", worker_of(l, lane),
-			(unsigned long long)offer.slots);
+		log_info("lane", "gpu", "worker=%u slots=%llu gpu=%s", worker_of(l, lane),
+			(unsigned long long)offer.slots, is_own ? "same" : "other");
 	return share_send(lane->guest->fd, &answer, sizeof(answer), NULL, 0) == PS_OK;
 }
 

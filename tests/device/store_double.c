@@ -167,11 +167,12 @@ static const char *store_double_readable(void *self, const float **values, size_
 	return NULL;
 }
 
-static const char *store_double_import(void *self, int fd, size_t bytes, void **memory)
+static const char *store_double_import(void *self, int fd, size_t bytes, void **memory, int *is_own)
 {
+	const struct store_double *d = self;
 	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
-	(void)self;
+	*is_own = d->number == STORE_DOUBLE_OWN;
 	*memory = at == MAP_FAILED ? NULL : at;
 	return *memory ? NULL : "the memory of the worker's GPU cannot be mapped";
 }

@@ -7,6 +7,7 @@
 #define TESTS_DEVICE_STORE_DOUBLE_H
 #include "server/device/module.h"
 
+#define STORE_DOUBLE_OWN     1 /* the memory of other processes is on this device */
 #define STORE_DOUBLE_FULL    2 /* this device has no memory */
 #define STORE_DOUBLE_FAILS   3 /* this device fails after STORE_DOUBLE_UPDATES updates */
 #define MAX_STORE_DOUBLE     3 /* there are no devices with higher numbers */

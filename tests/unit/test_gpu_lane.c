@@ -17,6 +17,7 @@
 #include "server/core/vec.h"
 #include "server/device/gpu_store.h"
 #include "server/net/net.h"
+#include "tests/device/store_double.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test.h"
 #include "worker/client/lane.h"
@@ -35,7 +36,7 @@ static struct lanes *lanes;
 static struct wire *wire;
 static float weights[N];
 
-static int open_gpu_lanes(const char *gpu_off)
+static int open_lanes_of(int gpu, const char *gpu_off)
 {
 	struct err e;
 
@@ -43,7 +44,7 @@ static int open_gpu_lanes(const char *gpu_off)
 	temp_dir_make(dir);
 	snprintf(path, sizeof(path), "%s/lane", dir);
 	if (param_buffers_new(&params, N, 4) || uv_loop_init(&loop) || wire_new(&wire, N) ||
-		gpu_store_open(&store, 0, &e) || gpu_store_allocate(store, N, 0, &e))
+		gpu_store_open(&store, gpu, &e) || gpu_store_allocate(store, N, 0, &e))
 		return 1;
 	for (size_t i = 0; i < N; i++)
 		weights[i] = (float)i / 7;
@@ -61,13 +62,19 @@ static int open_gpu_lanes(const char *gpu_off)
 static int set_up_gpu_lanes(void **state)
 {
 	(void)state;
-	return open_gpu_lanes(NULL);
+	return open_lanes_of(0, NULL);
+}
+
+static int set_up_lanes_of_one_gpu(void **state)
+{
+	(void)state;
+	return open_lanes_of(STORE_DOUBLE_OWN, NULL);
 }
 
 static int set_up_host_lanes(void **state)
 {
 	(void)state;
-	return open_gpu_lanes("this run needs the host");
+	return open_lanes_of(0, "this run needs the host");
 }
 
 static int tear_down_gpu_lanes(void **state)
@@ -209,6 +216,8 @@ static void send_gradient_from_gpu_to_gpu(void)
 	assert_int_equal(gpu_store_device(store)->defers, 1);
 	assert_int_equal(lane_take(l, &slot, 1), 1);
 	assert_true(is_fake(slot.values));
+	assert_int_equal(lane_is_apart(l, slot.values), 1);
+	assert_int_equal(lane_is_apart(l, weights), 0);
 	for (size_t i = 0; i < N; i++)
 		slot.values[i] = (float)(i % 100) - 51;
 	assert_int_equal(lane_send(&slot, N, &message), PS_OK);
@@ -258,6 +267,19 @@ TEST_IN(a_gradient_goes_from_gpu_to_gpu, set_up_gpu_lanes, tear_down_gpu_lanes)
 	assert_int_equal(wire_encode(&heartbeat, &in), PS_OK);
 	assert_int_equal(lanes_begin(lanes, PEER, 1, &in), 0);
 	frames_release(&in);
+}
+
+TEST_IN(worker_and_store_may_use_one_gpu, set_up_lanes_of_one_gpu, tear_down_gpu_lanes)
+{
+	struct lane *l;
+	struct lane_slot slot;
+	struct err e;
+
+	assert_int_equal(open_offering_lane(&l, &e), PS_OK);
+	assert_int_equal(lane_take(l, &slot, 1), 1);
+	assert_int_equal(lane_is_apart(l, slot.values), 0);
+	lane_return(&slot);
+	close_worker_lane(&l);
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */
@@ -469,7 +491,7 @@ static void note_gone(void *arg, uint32_t peer)
 
 static int set_up_routed(void **state)
 {
-	int rc = open_gpu_lanes(NULL);
+	int rc = open_lanes_of(0, NULL);
 	struct err e;
 
 	(void)state;

@@ -620,9 +620,9 @@ void cnnps_set_checksum(struct cnnps *c, uint64_t xxh3)
 	c->gradient_xxh3 = xxh3;
 }
 
-int cnnps_is_of_device(const struct cnnps *c, const float *values)
+int cnnps_is_apart(const struct cnnps *c, const float *values)
 {
-	return lane_on_device(c->has_device ? &c->device : NULL, values);
+	return net_is_apart(c->net, values);
 }
 
 void cnnps_start_pull_with_push(struct cnnps *c)

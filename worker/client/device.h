@@ -20,8 +20,9 @@ int cnnps_pull_unchecked(struct cnnps *c, struct cnnps_pull *pull, uint64_t *xxh
 float *cnnps_device_gradient(struct cnnps *c);
 /* Sets the checksum of the values in the buffer of cnnps_gradient, for the next push. */
 void cnnps_set_checksum(struct cnnps *c, uint64_t xxh3);
-/* Returns 1 if `values`, a buffer of cnnps_device_gradient, is in memory of the device. */
-int cnnps_is_of_device(const struct cnnps *c, const float *values);
+/* Returns 1 if `values`, a buffer of cnnps_device_gradient, is in memory of the device, and the
+ * server reads it with another GPU. */
+int cnnps_is_apart(const struct cnnps *c, const float *values);
 /* The next push also starts a pull, as CNNPS_PULL_START does, in the same message: the weights
  * include this push. */
 void cnnps_start_pull_with_push(struct cnnps *c);

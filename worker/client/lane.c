@@ -49,6 +49,7 @@ struct lane {
 	char *shared;
 	struct lane_gpu_offer offer;
 	enum { OFFER_NONE, OFFER_SENT, OFFER_ACCEPTED } offered;
+	int is_apart; /* 1: the server uses this memory with another GPU */
 	/* the device that uses the memory; its functions are NULL before the first lane_pin */
 	struct lane_device device;
 	unsigned char *slot_pin, *buffer_pin; /* enum pin of each slot and each buffer */
@@ -297,6 +298,7 @@ int lane_poll_offer(struct lane *l, struct err *e)
 	if (rc == PS_EAGAIN)
 		return rc;
 	l->offered = OFFER_ACCEPTED;
+	l->is_apart = answer.accepted == LANE_GPU_OTHER;
 	if (!rc && answer.magic == LANE_GPU_MAGIC && answer.accepted)
 		return PS_OK;
 	drop_shared(l); /* the server has no use for it, so no slot and no buffer is in use */
@@ -328,6 +330,11 @@ static int64_t part_of_shared(const struct lane *l, const void *values)
 	if (!l->shared || at < l->shared || at >= l->shared + l->offer.bytes)
 		return -1;
 	return (int64_t)((uint64_t)(at - l->shared) / l->offer.pitch);
+}
+
+int lane_is_apart(const struct lane *l, const void *values)
+{
+	return l->is_apart && part_of_shared(l, values) >= 0;
 }
 
 /* ---- pushes: slots --------------------------------------------------------------------------- */

@@ -49,6 +49,9 @@ static inline int lane_on_device(const struct lane_device *device, const void *v
 	return device && device->share && device->is_shared(values);
 }
 
+/* Returns 1 if the values are in memory of the device that the server reads with another GPU. */
+int lane_is_apart(const struct lane *l, const void *values);
+
 /* Replaces a message in memory of the device by a copy in memory of the host. PS_ENOMEM,
  * PS_EDEVICE. */
 int lane_fetch(const struct lane_device *device, zmq_msg_t *message) PS_MUST_CHECK;

@@ -269,6 +269,15 @@ int net_pin(struct net *n, const void *values)
 	return pinned;
 }
 
+int net_is_apart(struct net *n, const void *values)
+{
+	uv_mutex_lock(&n->io_lock);
+	own_io_lock(n);
+	int is_apart = lane_is_open(n->lane.lane) && lane_is_apart(n->lane.lane, values);
+	unlock_io(n);
+	return is_apart;
+}
+
 /* Refuses a server whose run needs exact gradients if the program is to send bfloat16. */
 static int check_wire(struct net *n, const struct msg_welcome *w)
 {

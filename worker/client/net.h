@@ -63,6 +63,8 @@ int net_take_slot(struct net *n, struct lane_slot *slot, int on_device) PS_MUST_
 void net_use_device(struct net *n, const struct lane_device *device);
 /* As lane_pin, with the present lane and the device of net_use_device; 0 if there is none. */
 int net_pin(struct net *n, const void *values);
+/* As lane_is_apart, with the present lane; 0 if there is none. */
+int net_is_apart(struct net *n, const void *values);
 /* Reports that the program makes progress. Any thread may call it. */
 void net_alive(struct net *n);
 /* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread may

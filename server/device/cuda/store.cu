@@ -593,16 +593,23 @@ void warm_up_import(struct gpu *g, int count)
 	}
 }
 
-const char *module_import(void *self, int fd, size_t bytes, void **memory)
+const char *module_import(void *self, int fd, size_t bytes, void **memory, int *is_own)
 {
 	struct gpu *g = (struct gpu *)self;
+	cudaPointerAttributes a;
 
 	*memory = nullptr;
+	*is_own = 1;
 	if (g->no_import[0])
 		return g->no_import;
 	CUresult rc = gpu_memory_take(&g->driver, fd, g->number, bytes, memory);
-	if (rc == CUDA_SUCCESS)
+	if (rc == CUDA_SUCCESS) {
+		if (cudaPointerGetAttributes(&a, *memory) == cudaSuccess)
+			*is_own = a.device == g->number;
+		else
+			(void)cudaGetLastError();
 		return nullptr;
+	}
 	snprintf(g->text, sizeof(g->text),
 		"the server's GPU cannot map the memory of the worker's GPU (error %d)", (int)rc);
 	return g->text;

@@ -152,8 +152,8 @@ static int find_yardsticks(
 }
 
 /* Finds the yardsticks with which a gradient of worker `w` may be rejected. Fast workers can be
- * most of those that have pushed recently, so the yardsticks of all workers with a gradient count, too.
- * Returns 0 if there are none. */
+ * most of those that have pushed recently, so the yardsticks of all workers count, too. Returns 0
+ * if there are none. */
 static int find_limits(const struct core *c, const struct worker *w, struct yardsticks *y)
 {
 	struct yardsticks all;

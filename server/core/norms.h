@@ -37,11 +37,11 @@
  * workers would get the workers of the other key excluded, and that key into quarantine. With one
  * key, its workers are compared with each other.
  *
- * Nothing is compared in this way while fewer than three workers have pushed recently. In a run with a data
- * set, the core then compares gradients with the norm of the weights instead, or with that of
- * weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R times this
- * norm. With fewer than three live workers, the core compares no gradients, so these rules change
- * nothing in a run of one or two workers. In a run without a data set, workers may train on
+ * No gradient is rejected in this way while fewer than three workers have pushed recently. In a run
+ * with a data set, the core then compares gradients with the norm of the weights instead, or that
+ * of weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R times
+ * this norm. With fewer than three live workers, the core compares no gradients, so these rules
+ * change nothing in a run of one or two workers. In a run without a data set, workers may train on
  * different data, so their means are not compared. If R is 0, the core compares no gradients at
  * all.
  *

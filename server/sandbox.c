@@ -279,7 +279,6 @@ static const int allowed_calls[] = {
 	CALL(getuid),
 	CALL(membarrier),
 	CALL(prctl),
-	CALL(prlimit64),
 	CALL(restart_syscall),
 	CALL(rseq),
 	CALL(rt_sigaction),
@@ -298,7 +297,6 @@ static const int allowed_calls[] = {
 	CALL(setrlimit),
 	CALL(sigaltstack),
 	CALL(sysinfo),
-	CALL(tgkill),
 	CALL(uname),
 	/* time and random numbers */
 	CALL(clock_getres),
@@ -343,6 +341,8 @@ static const int allowed_calls[] = {
 };
 static const int deadly_calls[] = {CALL(execve), CALL(execveat), CALL(process_vm_readv),
 	CALL(process_vm_writev), CALL(ptrace)};
+/* The first argument of these calls is the id of a process, and must be that of the server. */
+static const int calls_on_itself[] = {CALL(kill), CALL(tgkill), CALL(prlimit64)};
 /* The type of a socket has only these bits; the others are flags. */
 #define SOCKET_TYPE 0xfu
 /* libzmq and the C library list network interfaces over a socket of NETLINK_ROUTE. Over a datagram
@@ -429,9 +429,13 @@ static int add_rules(scmp_filter_ctx filter, const struct options *o)
 		SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
 	rc |= seccomp_rule_add(
 		filter, SCMP_ACT_ALLOW, CALL(mmap), 1, SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
-	/* the process can send signals only to itself */
-	rc |= seccomp_rule_add(
-		filter, SCMP_ACT_ALLOW, CALL(kill), 1, first_is((scmp_datum_t)getpid()));
+	/* The process can send signals only to itself, and change only its own limits. It can still
+	 * choose the processors of other processes of its user, because sched_setaffinity takes the
+	 * id of any thread. */
+	for (size_t i = 0; i < sizeof(calls_on_itself) / sizeof(calls_on_itself[0]); i++)
+		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, calls_on_itself[i], 1,
+			first_is((scmp_datum_t)getpid()));
+	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(prlimit64), 1, first_is(0));
 	return rc;
 }
 

@@ -11,8 +11,10 @@
 #include <linux/netlink.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "tests/support/temp_dir.h"
@@ -268,6 +270,34 @@ static int open_self_test(void)
 static int kill_parent(void)
 {
 	return kill(getppid(), 0) < 0 && errno == EPERM ? 0 : 1;
+}
+
+static int signal_a_thread_of_the_parent(void)
+{
+	return syscall(SYS_tgkill, getppid(), getppid(), 0) < 0 && errno == EPERM ? 0 : 1;
+}
+
+static int limit_the_parent(void)
+{
+	struct rlimit r;
+
+	return prlimit(getppid(), RLIMIT_NOFILE, NULL, &r) < 0 && errno == EPERM ? 0 : 1;
+}
+
+static int signal_and_limit_itself(void)
+{
+	struct rlimit r;
+
+	signal(SIGUSR1, SIG_IGN);
+	return raise(SIGUSR1) || pthread_kill(pthread_self(), SIGUSR1) ||
+	       prlimit(getpid(), RLIMIT_NOFILE, NULL, &r) || getrlimit(RLIMIT_NOFILE, &r);
+}
+
+TEST(it_signals_and_limits_only_itself)
+{
+	expect_in_sandbox(signal_a_thread_of_the_parent, 0);
+	expect_in_sandbox(limit_the_parent, 0);
+	expect_in_sandbox(signal_and_limit_itself, 0);
 }
 
 TEST(it_starts_no_program_and_no_process)

@@ -29,7 +29,7 @@ static uint64_t oldest_push(const struct core *c)
 	return c->stats.accepted > window ? c->stats.accepted - window : 0;
 }
 
-static int may_vote(const struct core *c, const struct worker *w)
+static int may_vote_on_norms(const struct core *c, const struct worker *w)
 {
 	(void)c;
 	return worker_is_active(w) || w->session.state == SESSION_SUSPECT;
@@ -42,13 +42,13 @@ struct electorate {
 };
 
 /* Finds the workers whose newest push has the number `oldest` or a larger one. */
-static void find_voters(const struct core *c, uint64_t oldest, struct electorate *e)
+static void find_norm_voters(const struct core *c, uint64_t oldest, struct electorate *e)
 {
 	e->n = 0;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (may_vote(c, w) && w->norms.mean > 0 && w->norms.push_no >= oldest)
+		if (may_vote_on_norms(c, w) && w->norms.mean > 0 && w->norms.push_no >= oldest)
 			e->worker[e->n++] = w;
 	}
 }
@@ -137,12 +137,12 @@ static int find_yardsticks(
 {
 	struct electorate e;
 
-	find_voters(c, oldest, &e);
+	find_norm_voters(c, oldest, &e);
 	int has_majority = represent_keys(&e);
 	if (e.n < MAJORITY_OF || (w && !may_reject(&e, has_majority, w)))
 		return 0;
 	if (!has_majority && e.worker[0]->session.owner[0] &&
-		workers_count_keys(c, may_vote) >= MAJORITY_OF)
+		workers_count_keys(c, may_vote_on_norms) >= MAJORITY_OF)
 		return 0;
 	double mean = median_of(&e, mean_of), last = median_of(&e, last_of);
 

@@ -130,7 +130,7 @@ static size_t workspace_of_winograd(const struct operation *o)
 }
 
 /* Reads at most n numbers, which commas separate. Returns how many there are. */
-static int read_numbers(const char *text, int **numbers, int n)
+static int read_sizes(const char *text, int **numbers, int n)
 {
 	for (int i = 0;; i++) {
 		char *end;
@@ -149,7 +149,7 @@ static void prepare_product(struct operation *o, const char *layer)
 	int *numbers[] = {&o->channels, &o->side, &o->filters, &o->size, &o->pad, &o->stride};
 
 	o->stride = 1;
-	CHECK(read_numbers(layer, numbers, 6) < 5, "LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD");
+	CHECK(read_sizes(layer, numbers, 6) < 5, "LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD");
 	o->out = (o->side + 2 * o->pad - o->size) / o->stride + 1;
 	o->first = o->channels < KX_OCTET;
 	o->fprop = windows(o->side, o->channels, o->out, o->size, o->pad, o->stride, 1);
@@ -293,7 +293,7 @@ static int in_bf16(const struct operation *o)
 	return o->type == KX_TYPE_BF16;
 }
 
-static struct kx_dense dense(const struct operation *o, int side, void *value)
+static struct kx_dense dense_operand(const struct operation *o, int side, void *value)
 {
 	return (struct kx_dense){.value = value, .h = side, .w = side, .c = o->channels};
 }
@@ -336,20 +336,21 @@ static int run_max_pool_dgrad(struct operation *o, cudaStream_t stream)
 
 static int run_pool(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_pool_fprop(dense(o, o->side, o->x), dense(o, o->out, o->y), o->size, 0, 0,
-		o->images, o->type, stream);
+	return kx_dense_pool_fprop(dense_operand(o, o->side, o->x), dense_operand(o, o->out, o->y),
+		o->size, 0, 0, o->images, o->type, stream);
 }
 
 static int run_pool_dgrad(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_pool_dgrad(dense(o, o->side, o->x), dense(o, o->side, o->dx),
-		dense(o, o->out, o->dy), o->size, 0, 0, NULL, o->images, o->type, stream);
+	return kx_dense_pool_dgrad(dense_operand(o, o->side, o->x),
+		dense_operand(o, o->side, o->dx), dense_operand(o, o->out, o->dy), o->size, 0, 0,
+		NULL, o->images, o->type, stream);
 }
 
 static int run_unpool(struct operation *o, cudaStream_t stream)
 {
-	return kx_unpool(dense(o, o->out, o->dy), o->pixels, dense(o, o->side, o->dx), o->images,
-		o->type, stream);
+	return kx_unpool(dense_operand(o, o->out, o->dy), o->pixels,
+		dense_operand(o, o->side, o->dx), o->images, o->type, stream);
 }
 
 static int run_mean_pool(struct operation *o, cudaStream_t stream)
@@ -364,7 +365,7 @@ static int run_mean_pool_dgrad(struct operation *o, cudaStream_t stream)
 		NULL, o->images, in_bf16(o), stream);
 }
 
-static struct kx_lrn lrn(const struct operation *o)
+static struct kx_lrn lrn_operand(const struct operation *o)
 {
 	return (struct kx_lrn){
 		.size = 5, .channels = o->channels, .alpha = 1e-4f, .beta = 0.75f, .k = 1};
@@ -372,14 +373,14 @@ static struct kx_lrn lrn(const struct operation *o)
 
 static int run_lrn(struct operation *o, cudaStream_t stream)
 {
-	return kx_lrn(tensor(o, o->side, o->x), tensor(o, o->side, o->y), lrn(o), o->images,
+	return kx_lrn(tensor(o, o->side, o->x), tensor(o, o->side, o->y), lrn_operand(o), o->images,
 		in_bf16(o), stream);
 }
 
 static int run_lrn_dgrad(struct operation *o, cudaStream_t stream)
 {
 	return kx_lrn_dgrad(tensor(o, o->side, o->x), tensor(o, o->side, o->dx),
-		tensor(o, o->side, o->dy), lrn(o), NULL, o->images, in_bf16(o), stream);
+		tensor(o, o->side, o->dy), lrn_operand(o), NULL, o->images, in_bf16(o), stream);
 }
 
 /* The rows of the batchnorm's vectors follow each other in `weights`. */
@@ -426,17 +427,18 @@ static int run_tanh_dgrad(struct operation *o, cudaStream_t stream)
 
 static int run_relu(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_relu(
-		dense(o, o->side, o->x), dense(o, o->side, o->y), o->images, o->type, stream);
+	return kx_dense_relu(dense_operand(o, o->side, o->x), dense_operand(o, o->side, o->y),
+		o->images, o->type, stream);
 }
 
 static int run_relu_dgrad(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_relu_dgrad(dense(o, o->side, o->x), dense(o, o->side, o->dx),
-		dense(o, o->side, o->dy), NULL, o->images, o->type, stream);
+	return kx_dense_relu_dgrad(dense_operand(o, o->side, o->x),
+		dense_operand(o, o->side, o->dx), dense_operand(o, o->side, o->dy), NULL, o->images,
+		o->type, stream);
 }
 
-static struct kx_drop drop(const struct operation *o)
+static struct kx_drop drop_of(const struct operation *o)
 {
 	return (struct kx_drop){
 		.layer = 1, .channels = o->channels, .threshold = 1u << 23, .scale = 2};
@@ -444,14 +446,14 @@ static struct kx_drop drop(const struct operation *o)
 
 static int run_dropout(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_dropout(dense(o, o->side, o->x), dense(o, o->side, o->y), drop(o), NULL,
-		training(o), o->type, stream);
+	return kx_dense_dropout(dense_operand(o, o->side, o->x), dense_operand(o, o->side, o->y),
+		drop_of(o), NULL, training(o), o->type, stream);
 }
 
 static int run_dropout_dgrad(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_dropout(dense(o, o->side, o->dy), dense(o, o->side, o->dx), drop(o), NULL,
-		training(o), o->type, stream);
+	return kx_dense_dropout(dense_operand(o, o->side, o->dy), dense_operand(o, o->side, o->dx),
+		drop_of(o), NULL, training(o), o->type, stream);
 }
 
 static int run_add(struct operation *o, cudaStream_t stream)
@@ -546,7 +548,7 @@ static void prepare_plain(struct operation *o, const char *layer)
 	CHECK(k == N_KINDS || layer[name] == '\0', "LAYER is KIND,CHANNELS,SIDE[,SIZE,STRIDE]");
 	o->kind = &kinds[k];
 	o->size = o->stride = 1;
-	read_numbers(layer + name + 1, numbers, 4);
+	read_sizes(layer + name + 1, numbers, 4);
 	if (o->kind->fprop == run_sgd) {
 		prepare_sgd(o);
 		return;

@@ -97,13 +97,13 @@ static double part_weight(const struct parts *p, size_t i)
  * batch, or on its place in it. */
 static size_t count_parts(const struct subject *s)
 {
-	const size_t most = (s->batch + PART_IMAGES - 1) / PART_IMAGES;
+	const size_t max = (s->batch + PART_IMAGES - 1) / PART_IMAGES;
 
 	for (size_t i = 0; i < s->model.n_layers; i++)
 		if (s->model.layer[i].kind == LAYER_BATCHNORM ||
 			s->model.layer[i].kind == LAYER_DROPOUT)
 			return 1;
-	return most < MAX_PARTS ? most : MAX_PARTS;
+	return max < MAX_PARTS ? max : MAX_PARTS;
 }
 
 static void part_gradient(void *context, size_t i)

@@ -28,7 +28,7 @@ static struct core_config rejoin_config(enum mode mode)
 
 /* Starts a new process of worker `i` on a new connection. With `name`, it has the same name as the
  * process before it. */
-static void join_again(struct cluster *k, uint32_t i, int name)
+static void join_once_more(struct cluster *k, uint32_t i, int name)
 {
 	struct cluster_worker *h = &k->worker[i];
 	uint32_t peer = h->peer + 1000;
@@ -50,11 +50,11 @@ static void open_named(struct cluster *k, struct core_config cfg, uint32_t n, ui
 	k->n = n;
 	for (uint32_t i = 0; i < n; i++) {
 		k->worker[i].peer = 100 + 10 * i;
-		join_again(k, i, 1);
+		join_once_more(k, i, 1);
 	}
 }
 
-static void pass(struct cluster *k, uint64_t ms)
+static void let_pass(struct cluster *k, uint64_t ms)
 {
 	for (uint64_t at = 0; at < ms; at += TICK_MS) {
 		for (uint32_t i = 0; i < k->n; i++)
@@ -99,10 +99,10 @@ static uint64_t run_with_rejoins(struct core_config cfg, uint32_t bad, uint32_t 
 		if (k.f.now_ms >= begin + (turn + 1) * ms) {
 			uint32_t i = turn++ % bad;
 
-			join_again(&k, i, 1);
+			join_once_more(&k, i, 1);
 			(void)cluster_request(&k, i);
 		}
-		pass(&k, TICK_MS);
+		let_pass(&k, TICK_MS);
 	}
 	end = k.f.now_ms - begin;
 	cluster_close(&k);
@@ -138,10 +138,10 @@ TEST(free_work_goes_to_the_worker_that_has_waited_longest)
 	open_named(&k, rejoin_config(MODE_DOWNPOUR), 3, 10);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_int_equal(cluster_request(&k, 2), 0);
-	pass(&k, 200);
+	let_pass(&k, 200);
 	assert_int_equal(cluster_request(&k, 1), 0);
-	pass(&k, 200);
-	join_again(&k, 0, 1);
+	let_pass(&k, 200);
+	join_once_more(&k, 0, 1);
 	cluster_granted(&k, 2, 0, 1);
 	cluster_close(&k);
 }
@@ -154,9 +154,9 @@ TEST(a_new_process_of_a_stalled_worker_is_stalled_too)
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	assert_int_equal(cluster_request(&k, 1), 1);
-	pass(&k, 20000);
+	let_pass(&k, 20000);
 	assert_int_equal(is_stalled(&k, 1), 1);
-	join_again(&k, 1, 1);
+	join_once_more(&k, 1, 1);
 	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(is_stalled(&k, 1), 1);
 	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
@@ -173,11 +173,11 @@ TEST(a_slot_owes_nothing_for_the_time_without_a_process)
 	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	assert_int_equal(cluster_request(&k, 1), 1);
 	k.n = 1; /* worker 1 is killed */
-	pass(&k, 60000);
+	let_pass(&k, 60000);
 	k.n = 2;
-	join_again(&k, 1, 1);
+	join_once_more(&k, 1, 1);
 	assert_int_equal(cluster_request(&k, 1), 1);
-	pass(&k, 1000);
+	let_pass(&k, 1000);
 	assert_int_equal(is_stalled(&k, 1), 0);
 	cluster_close(&k);
 }

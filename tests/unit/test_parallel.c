@@ -5,7 +5,7 @@
 
 #define CALLS 300
 
-static void count_call(void *context, size_t i)
+static void count_item(void *context, size_t i)
 {
 	atomic_int *calls = context;
 
@@ -21,7 +21,7 @@ TEST(each_call_is_made_once)
 
 		for (size_t i = 0; i < CALLS; i++)
 			atomic_init(&calls[i], 0);
-		parallel(sizes[s], count_call, calls);
+		parallel(sizes[s], count_item, calls);
 		for (size_t i = 0; i < CALLS; i++)
 			assert_int_equal(atomic_load(&calls[i]), i < sizes[s]);
 	}

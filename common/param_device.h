@@ -57,8 +57,8 @@ struct param_device {
 	void *self;
 	/* Copies all weights and the state of the optimizer to the device. */
 	void (*load)(void *self, const float *weights, float *const state[PARAM_DEVICE_VECTORS]);
-	/* 1: after an update only the device has the new weights, until the core calls `weights`.
-	 * The shell changes this member between two steps of the core. */
+	/* 1: after an update only the device should have the new weights, until the core calls
+	 * `weights`. Only the shell reads this member, and passes it to the core in each event. */
 	int defers;
 	/* Begins an update, whose new weights the device also writes to `to`. If `to` is NULL, only
 	 * the device has the new weights; `wait` then returns when the gradients may change. */

@@ -258,6 +258,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 		lsn = wal_append(s->wal, ev, now, f);
 	double begin = clock_seconds();
 	event.next_buffer = param_buffers_next(s->state.params);
+	event.defers = param_buffers_defer(s->state.params);
 	core_decide(c, &event, now);
 	param_buffers_after_step(s->state.params);
 	double took = clock_seconds() - begin;

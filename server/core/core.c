@@ -216,6 +216,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 	PS_ASSERT(!c->store.update.pending);
 	c->store.checked = NULL;
 	c->store.next_buffer = ev->next_buffer;
+	c->store.defers = ev->defers;
 	c->effects.n = 0;
 	c->effects.commits = c->effects.sends_weights = c->effects.dropped = 0;
 	c->effects.versions = 0;

@@ -8,8 +8,8 @@
  * core fetches them. The core calls nothing outside itself except that device and the engine
  * (below), which the caller may pass in. The shell (server/) turns packets into events, and effects
  * into packets. tests/sim does the same with a simulated network and disk, whose random choices
- * come from a seed. Two cores that get the same events have the same effects and the same bytes of
- * state.
+ * come from a seed. Two cores that get the same events have the same effects and the same bytes
+ * of state.
  *
  * Vectors of weights and gradients are processed in blocks. The caller may provide an engine
  * (core_config.engine) that runs the blocks of a vector on several threads. These threads run only
@@ -65,6 +65,9 @@ struct event {
 	 * stays the caller's. The choice of the buffer changes no effect and no value that the
 	 * core computes */
 	float *next_buffer;
+	/* 1: after an update of this step only the device has the new weights, until the core
+	 * fetches them. This choice, too, changes no effect and no value */
+	int defers;
 };
 
 enum effect_kind {

@@ -304,8 +304,8 @@ static void begin_on_device(struct core *c)
 	if (!c->store.on_device)
 		d->load(d->self, u->from, c->store.state);
 	c->store.on_device = 1;
-	c->store.deferred = d->defers;
-	d->begin(d->self, d->defers ? NULL : u->to);
+	c->store.deferred = c->store.defers;
+	d->begin(d->self, c->store.defers ? NULL : u->to);
 	for (uint32_t i = 0; i < u->slices.n; i++) {
 		const struct slice *p = &u->slices.slice[i];
 

@@ -32,6 +32,7 @@ struct store {
 	uint64_t version_term; /* term in which this version was made */
 	float *weights;
 	int on_device; /* 1: the device has the weights, and the only current state */
+	int defers;    /* `defers` of the event of this step */
 	int deferred;  /* 1: `weights` are older than those of the device */
 	/* the next_buffer of this step's event until an update has used it; NULL: the next version
 	 * overwrites the present one */

@@ -475,6 +475,9 @@ static int join_gpu(struct lanes *l, struct lane *lane, const struct lane_ref *r
 	if (!begun)
 		gpu_store_take(l->cfg.gpu, at, values, ref->count, l->cfg.pass.trained);
 	gpu_store_taken(l->cfg.gpu, at, &copy, &f->chunk[0]);
+	/* invariant 4 */
+	PS_ASSERT((const char *)copy < lane->gpu ||
+		  (const char *)copy >= lane->gpu + lane->offer.bytes);
 	/* libzmq takes a pointer that is not const; nobody writes to the frame */
 	void *data = (void *)(uintptr_t)copy; /* NOLINT(performance-no-int-to-ptr) */
 	if (zmq_msg_init_data(&f->frame[1], data, ref->count * sizeof(float), leave_copy, NULL))

@@ -16,7 +16,8 @@
  *     only_the_secret_of_the_newest_welcome_opens_a_lane_once);
  * (3) only a worker with an open lane holds buffers of weights, at most LANE_HOLDS (asserted by
  *     greet; weights_are_read_in_place_until_they_are_closed);
- * (4) the server checks and applies a private copy of each push (asserted by lanes_join;
+ * (4) the server checks and applies a private copy of each push (asserted by
+ *     lanes_join, and by join_gpu for a push in the memory of a GPU;
  *     a_push_arrives_as_a_private_copy).
  *
  * Promises:

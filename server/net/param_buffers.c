@@ -416,10 +416,9 @@ static int compute_and_hash(struct param_buffers *w, struct core *c)
 	return u.done == w->n_params;
 }
 
-/* Returns 1 if only a device gets the new weights. */
-static int defers(const struct core *c)
+int param_buffers_defer(const struct param_buffers *w)
 {
-	const struct param_device *d = core_config(c)->device;
+	const struct param_device *d = w->core ? core_config(w->core)->device : NULL;
 
 	return d && d->defers;
 }
@@ -437,7 +436,7 @@ void param_buffers_after_step(struct param_buffers *w)
 		PS_ASSERT(core_weights(c) == w->current); /* invariant 2 */
 		return;
 	}
-	if ((is_sent || w->is_sent) && !defers(c))
+	if ((is_sent || w->is_sent) && !param_buffers_defer(w))
 		is_hashed = compute_and_hash(w, c);
 	else
 		while (compute_block(&u, &values) > 0)

@@ -66,6 +66,8 @@ int param_buffers_frame_bf16(
 /* Returns the buffer of the next version, for `next_buffer` of every event. Returns NULL if no
  * frame points to the current weights, so that the core may overwrite them. */
 float *param_buffers_next(const struct param_buffers *w);
+/* Returns `defers` of every event: 1 if only a device gets the new weights. */
+int param_buffers_defer(const struct param_buffers *w);
 /* If the step updates the weights, computes the new values and notes which buffer the core uses
  * now. Call this function after every core_decide, before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w);

@@ -74,6 +74,7 @@ void fixture_step(struct core_fixture *f, const struct event *ev)
 	uint64_t version = core_stats(f->core)->version;
 
 	event.next_buffer = f->next_buffer;
+	event.defers = core_config(f->core)->device && core_config(f->core)->device->defers;
 	core_step(f->core, &event, f->now_ms);
 	assert_int_equal(core_new_versions(f->core), core_stats(f->core)->version - version);
 	if (f->twin)

@@ -205,6 +205,8 @@ void pace_replace(const struct core *c, struct worker *w)
 
 	owe(&old, old.stalled ? PACE_OWED_MAX : owes_ms > silent_ms ? owes_ms - silent_ms : 0);
 	pace_restart(c, w);
+	if (!run_has_begun(c)) /* there is no work that the slot could hold up */
+		return;
 	w->pace.owed_ms = old.owed_ms;
 	w->pace.stalled = old.stalled;
 }

@@ -36,7 +36,9 @@
  * Processes: what a worker owes is a property of its slot. A new process in the slot owes the time
  * that the processes before it owed since the last delivery of the slot, and it is stalled if the
  * process before it was; then not even its first request for work makes it active. Otherwise a
- * worker that joins again before each deadline could hold the others up for ever.
+ * worker that joins again before each deadline could hold the others up for ever. Before the run
+ * has begun there is no work, and a new process owes nothing: the run begins when enough workers
+ * are active, so none may stay stalled.
  *
  * Delivery: a push that is accepted. A push of the worker's newest grant that is rejected is a
  * delivery only if the work is over: others have done it, or its step or epoch has ended. The

@@ -181,3 +181,22 @@ TEST(a_slot_owes_nothing_for_the_time_without_a_process)
 	assert_int_equal(is_stalled(&k, 1), 0);
 	cluster_close(&k);
 }
+
+TEST(a_new_process_counts_for_the_begin_of_the_run)
+{
+	struct core_config cfg = rejoin_config(MODE_DOWNPOUR);
+	struct cluster k;
+
+	cfg.leases.min_workers = 3;
+	open_named(&k, cfg, 2, 300);
+	assert_int_equal(cluster_request(&k, 0), 0);
+	let_pass(&k, 120000); /* worker 1 does not ask for work */
+	assert_int_equal(is_stalled(&k, 1), 1);
+	join_once_more(&k, 1, 1);
+	assert_int_equal(is_stalled(&k, 1), 0);
+	k.n = 3;
+	k.worker[2].peer = 120;
+	join_once_more(&k, 2, 1);
+	cluster_granted(&k, 0, 0, 1);
+	cluster_close(&k);
+}

@@ -65,12 +65,32 @@ void hostile_assigned(struct sim *s, const struct effect *e)
 		roles_assign(s->roles, e->peer, e->worker, e->incarnation);
 }
 
+/* Returns the hostile worker whose slot has grant `g`, or 0. The slot may still have a connection
+ * that the worker has left. */
+static uint32_t hostile_with_grant(const struct sim *s, uint32_t link, const struct msg_grant *g)
+{
+	const struct core *c = s->server.core;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+		uint32_t node = (uint32_t)w->session.owner[0] - 'a';
+
+		if (w->session.peer == link && w->lease.grant.request == g->request &&
+			hostile_is(node))
+			return node;
+	}
+	return 0;
+}
+
 void hostile_sent(struct sim *s, uint32_t link, const struct msg *m)
 {
-	uint32_t node = hostile_of_link(s, link);
+	uint32_t node;
 
 	if (!s->n_hostile)
 		return;
+	node = hostile_of_link(s, link);
+	if (!node && m->type == MSG_GRANT)
+		node = hostile_with_grant(s, link, &m->grant);
 	if (!node)
 		return;
 	if (m->type == MSG_WELCOME) {

@@ -273,9 +273,9 @@ static void send_from_server(struct sim *s, const struct effect *e)
 	struct msg params;
 
 	trace_send(s, node, m);
+	hostile_sent(s, e->peer, m);
 	if (!node)
 		return;
-	hostile_sent(s, e->peer, m);
 	if (m->type == MSG_WELCOME && !hostile_is(node))
 		sim_lane_offer(s, node, e->peer, m->welcome.stamp.worker);
 	/* send PARAMS without values, because program.c takes the weights from `versions` */

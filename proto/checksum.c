@@ -139,6 +139,7 @@ static void pass_with(const struct engine *engine, struct pass *p, struct chunk 
 	}
 	chunk->xxh3 = xxh3_mix_end(
 		&mix, (p->to ? p->to : p->from) + p->count, p->count * sizeof(*p->from));
+	p->part = NULL;
 }
 
 /* Copies and hashes values in blocks that fit the L1 cache, and finds their largest magnitude. */

@@ -284,6 +284,7 @@ static void cut_bands(const struct plan *p, struct step *s, const struct layer *
 	/* bands of nearly the same size */
 	w->bands = (w->down + rows - 1) / rows;
 	w->rows = round_up((w->down + w->bands - 1) / w->bands, min);
+	PS_ASSERT(w->rows > 0);
 	w->bands = (w->down + w->rows - 1) / w->rows;
 	w->max_tiles = w->images * w->rows * w->across + p->simd->positions;
 }

@@ -122,9 +122,9 @@ static float dgrad_value(const struct kx_product *g, const float *a, const float
  * All values are integers, so the sums are exact. */
 static void walk_dgrad(int images, int side, int filters, int columns, int size)
 {
-	const size_t in = (size_t)(images * side * side * filters);
-	const size_t weights = (size_t)(size * size * columns * filters);
-	const size_t out = (size_t)(images * side * side * columns);
+	const size_t pixels = (size_t)images * (size_t)side * (size_t)side;
+	const size_t in = pixels * (size_t)filters, out = pixels * (size_t)columns;
+	const size_t weights = (size_t)size * (size_t)size * (size_t)columns * (size_t)filters;
 	float *a = integers(in, 1), *b = integers(weights, 2), *d = mem_must(out, 4, "test");
 	struct kx_product g = {.a = on_device(a, in),
 		.b = on_device(b, weights),

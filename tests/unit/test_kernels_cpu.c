@@ -191,7 +191,7 @@ TEST(seventeen_images_on_odd_models_agree_with_cpu_ref)
  * tested. */
 TEST(odd_models_take_every_way)
 {
-	size_t filter[WAY_WINOGRAD + 1] = {0}, data[WAY_WINOGRAD + 1] = {0};
+	size_t filter[WAY_JOINT + 1] = {0}, data[WAY_JOINT + 1] = {0};
 
 	for (size_t m = 0; m < N_ODD_MODELS; m++) {
 		struct model model;
@@ -208,8 +208,8 @@ TEST(odd_models_take_every_way)
 			}
 		plan_release(&p);
 	}
-	assert_true(filter[WAY_DENSE] && filter[WAY_SPARSE]);
-	assert_true(data[WAY_NONE] && data[WAY_DENSE] && data[WAY_SPARSE]);
+	assert_true(filter[WAY_DENSE] && filter[WAY_SPARSE] && filter[WAY_JOINT]);
+	assert_true(data[WAY_NONE] && data[WAY_DENSE] && data[WAY_SPARSE] && data[WAY_JOINT]);
 }
 
 /* ---- Winograd -------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include "kernels/cpu/team.h"
 
 #define GROUP_ROWS   48 /* approximate number of images that a lane multiplies by a panel at once */
+#define ROW_UNIT     24 /* a multiple of the rows of a register tile, for each instruction set */
 #define FILTER_TAPS  256
 #define DATA_WEIGHTS ((size_t)1 << 17) /* floats of packed weights that stay in the L2 cache */
 
@@ -145,11 +146,20 @@ static void share_d_output(const struct lane *l, size_t i, const struct block *b
 /* ---- products -------------------------------------------------------------------------------- */
 
 /* The rows of a matrix in groups, so that a team with more lanes than panels can divide them, too.
- * A product may overwrite rows after its own, but only those of a group of its own lane: a group
- * has enough rows, or it is the only one. */
+ * A product may overwrite rows after its own. Therefore each group but the last one has a multiple
+ * of ROW_UNIT rows, so that its product fills its last tile. */
 static size_t groups_of(size_t rows)
 {
 	return rows < 2 * GROUP_ROWS ? 1 : rows / GROUP_ROWS;
+}
+
+static void rows_of_group(size_t rows, size_t group, size_t *first, size_t *end)
+{
+	const size_t groups = groups_of(rows);
+
+	share_range((struct share){group, groups}, rows / ROW_UNIT, first, end);
+	*first *= ROW_UNIT;
+	*end = group + 1 < groups ? *end * ROW_UNIT : rows;
 }
 
 /* Computes the lane's neurons for all images. */
@@ -169,7 +179,7 @@ static void multiply_input(struct lane *l, size_t i, const struct block *b)
 		if (k == begin || k % groups == 0)
 			simd->transpose(l->weights, pair, weight + w.filter * s->n_taps, s->n_taps,
 				w.count, s->n_taps, 1);
-		share_range((struct share){k % groups, groups}, b->rows, &first, &last);
+		rows_of_group(b->rows, k % groups, &first, &last);
 		simd->product(b->batch->joint->output + first * out_row + w.filter, out_row,
 			b->batch->joint->input[i] + first * in_row, in_row, last - first, s->n_taps,
 			l->weights);
@@ -208,7 +218,7 @@ static void multiply_d_output(struct lane *l, size_t i, const struct block *b)
 
 		if (n == begin || n % groups == 0)
 			pack_taps(l, s, b->batch->params + s->weight, tap, panels);
-		share_range((struct share){n % groups, groups}, b->rows, &first, &last);
+		rows_of_group(b->rows, n % groups, &first, &last);
 		for (size_t k = 0; k < panels && tap + k * pair < s->n_taps; k++)
 			simd->product(b->batch->joint->d_input + first * in_row + tap + k * pair,
 				in_row, b->batch->joint->output + first * out_row, out_row,

@@ -282,7 +282,9 @@ static void cut_bands(const struct plan *p, struct step *s, const struct layer *
 		rows = min;
 	rows = w->images > 1 || rows > w->down ? w->down : rows;
 	/* bands of nearly the same size */
+	PS_ASSERT(rows > 0);
 	w->bands = (w->down + rows - 1) / rows;
+	PS_ASSERT(w->bands > 0);
 	w->rows = round_up((w->down + w->bands - 1) / w->bands, min);
 	PS_ASSERT(w->rows > 0);
 	w->bands = (w->down + w->rows - 1) / w->rows;

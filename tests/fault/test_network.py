@@ -198,7 +198,7 @@ def test_poor_link(nets, figure, full, loss):
     nothing else changes."""
     net = nets("N3", 4)
     net.rule("*", "*", **{**POOR, "loss": loss})
-    pushes = 300 if full else 25
+    pushes = 300 if full else 50
     run = LedgerRun(net, 3, pushes, size=4000)
     until(lambda: len(seqs(net, run.server)) == 3, 60, "all are welcome")
     begun = time.monotonic()

@@ -146,14 +146,20 @@ TEST(free_work_goes_to_the_worker_that_has_waited_longest)
 	cluster_close(&k);
 }
 
+/* Two workers: worker 0 has delivered a batch, and worker 1 has work. */
+static void open_with_debtor(struct cluster *k)
+{
+	open_named(k, rejoin_config(MODE_DOWNPOUR), 2, 300);
+	assert_int_equal(cluster_request(k, 0), 1);
+	assert_int_equal(cluster_push(k, 0), REJECT_NONE);
+	assert_int_equal(cluster_request(k, 1), 1);
+}
+
 TEST(a_new_process_of_a_stalled_worker_is_stalled_too)
 {
 	struct cluster k;
 
-	open_named(&k, rejoin_config(MODE_DOWNPOUR), 2, 300);
-	assert_int_equal(cluster_request(&k, 0), 1);
-	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
-	assert_int_equal(cluster_request(&k, 1), 1);
+	open_with_debtor(&k);
 	let_pass(&k, 20000);
 	assert_int_equal(is_stalled(&k, 1), 1);
 	join_once_more(&k, 1, 1);
@@ -168,10 +174,7 @@ TEST(a_slot_owes_nothing_for_the_time_without_a_process)
 {
 	struct cluster k;
 
-	open_named(&k, rejoin_config(MODE_DOWNPOUR), 2, 300);
-	assert_int_equal(cluster_request(&k, 0), 1);
-	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
-	assert_int_equal(cluster_request(&k, 1), 1);
+	open_with_debtor(&k);
 	k.n = 1; /* worker 1 is killed */
 	let_pass(&k, 60000);
 	k.n = 2;

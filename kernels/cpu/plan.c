@@ -355,8 +355,8 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
 
 /* ---- ways ------------------------------------------------------------------------------------ */
 
-/* Returns 1 for an fc step with so many weights that it is too slow to read them for each image. In
- * a convolution, the positions of one image share each read. */
+/* Returns 1 for an fc step that has too many weights to read them again for each image. In a
+ * convolution, the positions of one image share each read. */
 static int has_many_weights(const struct step *s)
 {
 	return s->kind == STEP_WEIGHTS && s->n_positions == 1 &&

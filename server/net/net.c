@@ -40,7 +40,7 @@ struct received {
 };
 
 /*
- * A ring of received messages, the oldest of which is handled next. If workers have gradients in
+ * A ring of received messages. The oldest one is handled next. If workers have gradients in
  * memory of GPUs, the server receives a few messages before it handles the first of them, and the
  * server's GPU begins to copy and measure the gradients. Handling keeps the order of reception. The
  * private copy of a message has the number of its place in the ring.

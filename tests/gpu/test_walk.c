@@ -118,8 +118,8 @@ static float dgrad_value(const struct kx_product *g, const float *a, const float
 	return sum;
 }
 
-/* A dgrad in fp32 with so many rows that a tile of product_fp32.cu has 8 x 8 sums for each thread.
- * All values are integers, so the sums are exact. */
+/* A dgrad in fp32 with many rows, for which product_fp32.cu chooses tiles with 8 x 8 sums for each
+ * thread. All values are integers, so the sums are exact. */
 static void walk_dgrad(int images, int side, int filters, int columns, int size)
 {
 	const size_t pixels = (size_t)images * (size_t)side * (size_t)side;

@@ -436,7 +436,7 @@ void *take_room(char **at, size_t bytes)
 	return taken;
 }
 
-/* Divides the memory from `at` on, of which it returns the end. */
+/* Places the arrays of *r in the memory from `at` on. Returns the end of this memory. */
 char *place_pass(struct pass_room *r, char *at, size_t n)
 {
 	r->sums = (uint64_t *)take_room(

@@ -18,8 +18,8 @@ def mnist(data):
 
 
 @pytest.fixture(scope="session")
-def browser():
-    """Yields a Chromium without a window. All tests of a pytest process share this browser."""
+def chromium():
+    """Yields a Chromium without a window. All tests of a pytest process share it."""
     try:
         from selenium import webdriver as selenium
     except ImportError:
@@ -36,3 +36,12 @@ def browser():
     driver.set_page_load_timeout(60 * PATIENCE)
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def browser(chromium):
+    """Returns Chromium with an empty page and an empty console. The page of an earlier test would
+    still ask its server, which has ended, and write errors to the console of this test."""
+    chromium.get("about:blank")
+    chromium.get_log("browser")
+    return chromium

@@ -804,8 +804,6 @@ draw();
 def test_a_long_pause_takes_little_of_the_axis(programs, browser):
     """Two minutes of training with a pause of two hours between them."""
     server = programs.server("--model", "seed:4")
-    browser.get("about:blank")  # ends the page of an earlier test, which looks for its server
-    browser.get_log("browser")
     browser.get(url_of(server))
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
     server.signal(signal.SIGSTOP)  # no event of the server replaces the run of this test

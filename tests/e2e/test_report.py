@@ -70,7 +70,6 @@ def test_report_compares_runs(programs, small, browser):
 
 def test_a_full_history_of_many_workers(programs, browser):
     """A history of 4 MiB with 200 workers has more values than Math.max accepts as arguments."""
-    browser.get("about:blank")
     place = programs.directory / "many"
     place.mkdir()
     lines = browser.execute_script(

@@ -191,6 +191,7 @@ def test_curves_without_a_value_are_empty(programs, browser):
     assert browser.get_log("browser") == [], "the console is clean"
 
 
+@pytest.mark.alone
 def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
     """A run of more than an hour with 200 workers has more values than Math.max accepts as
     arguments. The page still paints the timeline, and needs a small part of a second for it."""

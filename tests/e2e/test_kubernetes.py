@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from support.build import BUILD, ROOT, command, without
+from support.kubectl import kubectl
 from support.programs import Process
 
 K8S = ROOT / "deploy/k8s"
@@ -28,21 +29,8 @@ MIXTURES = {
     "the overlay of docs/kubernetes.md": "page"}
 
 
-@pytest.fixture(scope="module")
-def kubectl():
-    """Returns the path of a kubectl with kustomize 5: the one that `deploy/setup.sh tools`
-    installs, or else the system's."""
-    for path in filter(None, (shutil.which(TOOLS / "kubectl"), shutil.which("kubectl"))):
-        done = subprocess.run([path, "version", "--client"], capture_output=True, text=True,
-                              timeout=30, check=False)
-        version = re.search(r"Kustomize Version: v(\d+)", done.stdout)
-        if version and int(version[1]) >= 5:
-            return path
-    return without("kubectl with kustomize 5", "deploy/setup.sh tools")
-
-
 @pytest.fixture(params=MIXTURES)
-def manifests(request, kubectl, tmp_path):
+def manifests(request, tmp_path):
     """Returns all objects of one overlay, as kustomize builds them."""
     mixture = MIXTURES[request.param]
     directory = K8S / "overlays" / request.param
@@ -59,7 +47,7 @@ def manifests(request, kubectl, tmp_path):
         (directory / "kustomization.yaml").write_text(yaml.safe_dump({
             "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
             "resources": [f"../{mixture[0]}"], "components": [f"../{c}" for c in mixture[1]]}))
-    done = subprocess.run([kubectl, "kustomize", directory], capture_output=True, text=True,
+    done = subprocess.run([kubectl(), "kustomize", directory], capture_output=True, text=True,
                           timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return list(yaml.safe_load_all(done.stdout))

@@ -18,7 +18,7 @@ packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev libseccomp-dev
 	libjansson-dev libpng-dev libjpeg-dev libncurses-dev
-	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv python3-yaml python3-pyte
+	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv python3-yaml python3-pyte tini
 	chromium chromium-driver python3-selenium prometheus
 	help2man python3-torch python3-tqdm
 	slurm-wlm munge zsh systemd

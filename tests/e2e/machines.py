@@ -1,11 +1,13 @@
 """Machines on which test_documents.py runs blocks that need more than a checkout: a Docker engine, a
-Slurm cluster, and a Debian with systemd and the packages of `make deb`.
+Slurm cluster, a stand-in for a Kubernetes cluster, and a Debian with systemd and the packages of
+`make deb`.
 
 A machine runs the blocks of a document in order, each as one script, so that variables and
 directories last until the end of the block. Before it runs a block, it runs the earlier blocks of
 the document that need the same machine. After a block it checks what the commands leave behind.
 The machines train on a tenth of the data set. Runs that would end during a block have more epochs.
 """
+import json
 import os
 import re
 import shlex
@@ -20,14 +22,16 @@ from pathlib import Path
 import pytest
 
 from documents import blocks
-from support.build import PATIENCE, ROOT
+from support.build import BUILD, PATIENCE, ROOT, without
+from support.kubectl import kubectl
 from support.programs import Programs, until
 
 sys.path.append(str(ROOT / "tests/fault"))
 from slurm_cluster import NoSlurm, Slurm  # noqa: E402
 
 SECONDS = 1800 * PATIENCE
-SOON = 120 * PATIENCE
+SOON = 60 * PATIENCE
+INDEX = "batch.kubernetes.io/job-completion-index"  # label of a worker of an indexed Job
 
 
 def run(*argv, seconds=SECONDS, check=True, **how):
@@ -37,11 +41,11 @@ def run(*argv, seconds=SECONDS, check=True, **how):
     return done.stdout
 
 
-def run_script(text, place, env, seconds, keys=""):
+def run_script(text, place, env, seconds, keys="", prefix=()):
     """Run the commands of a block as one script, which ends at the first command that fails. Returns
     its output. With `keys` the script has a terminal, at which these keys are typed once a
-    second."""
-    argv = ["bash", "-euo", "pipefail", "-c", text]
+    second. `prefix` is a command that starts the script."""
+    argv = [*prefix, "bash", "-euo", "pipefail", "-c", text]
     if keys:
         argv = ["script", "-qefc", shlex.join(argv), "/dev/null"]
     log = tempfile.TemporaryFile("w+", errors="replace")
@@ -50,7 +54,7 @@ def run_script(text, place, env, seconds, keys=""):
                                stderr=subprocess.STDOUT, start_new_session=True)
     end = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < end:
-        time.sleep(1)
+        time.sleep(1 if keys else 0.1)
         try:
             if keys:
                 process.stdin.write(keys)
@@ -248,6 +252,123 @@ class Cluster(Machine):
         shutil.rmtree(self.home, ignore_errors=True)
 
 
+# ---- Kubernetes --------------------------------------------------------------------------------
+
+
+class Kubernetes(Machine):
+    """A stand-in for a Kubernetes cluster (tests/support/kubernetes.py). The reader's overlay is
+    that of the page, but uses overlays/cpu, because the node has no GPU, and trains a small network.
+    The reader types the line with `logs` again until the server has ended. The blocks below it find
+    a run that does not end."""
+    needs = r"\bkubectl\b"
+    IMAGE = "registry.example/cnn-ps:cuda"
+    PORT = 6443
+    CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "cnn-data"},
+             "spec": {"accessModes": ["ReadOnlyMany"],
+                      "resources": {"requests": {"storage": "1Gi"}}}}
+    CONFIG = {"apiVersion": "v1", "kind": "Config", "current-context": "stand-in",
+              "clusters": [{"name": "stand-in", "cluster": {"server": f"http://127.0.0.1:{PORT}"}}],
+              "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": ""}}]}
+    LESS = (("overlays/gpu", "overlays/cpu"), ("CNN_MODEL=cnn99", "CNN_MODEL=seed:8"))
+
+    def __init__(self, place, small):
+        super().__init__(place)
+        if os.getuid():
+            pytest.skip("not root")
+        if not shutil.which("tini"):
+            without("tini", "deploy/setup.sh")
+        self.home = place.parent / "kubernetes"
+        for name in ("cnn-ps", "cnn-worker", "cnn-ctl"):
+            (self.home / "programs").mkdir(parents=True, exist_ok=True)
+            shutil.copy(BUILD / name, self.home / "programs")
+        shutil.copytree(small, self.home / "claims/cnn/cnn-data")
+        (self.home / "claims/cnn/cnn-data").chmod(0o755)
+        (self.home / "bin").mkdir()
+        (self.home / "bin/kubectl").symlink_to(kubectl())
+        (self.home / "config").write_text(json.dumps(self.CONFIG))
+        self.env = {"HOME": str(self.home), "KUBECONFIG": str(self.home / "config")}
+        self.trains = False
+        own = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        if subprocess.run([*own, "true"], check=False).returncode:
+            pytest.skip("no namespaces")
+        self.log = (self.home / "log").open("w+")
+        self.cluster = subprocess.Popen(
+            [*own, sys.executable, "-B", ROOT / "tests/support/kubernetes.py", self.home,
+             str(self.PORT), self.home / "programs", self.IMAGE],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        until(lambda: self.runs() and "ready" in (self.home / "log").read_text(), SOON, "the cluster")
+
+    def runs(self):
+        assert self.cluster.poll() is None, (self.home / "log").read_text()[-3000:]
+        return True
+
+    def script(self, text, env=None):
+        """Run a script in the network of the cluster."""
+        env = {**(env or os.environ), **self.env}
+        env["PATH"] = f"{self.home}/bin:{env['PATH']}"
+        self.runs()
+        return run_script(text, self.place, env, SOON,
+                          prefix=("nsenter", f"--net=/proc/{self.cluster.pid}/ns/net"))
+
+    def write_overlay(self, epochs):
+        page = blocks(ROOT / "docs/kubernetes.md")
+        text, = (one.text() for one in page if one.language == "yaml")
+        for old, new in (*self.LESS, ("CNN_EPOCHS=50", f"CNN_EPOCHS={epochs}")):
+            assert old in text, old
+            text = text.replace(old, new)
+        (self.place / "run").mkdir(exist_ok=True)
+        (self.place / "run/kustomization.yaml").write_text(text)
+
+    def pods(self):
+        """Returns {index: uid of the pod} of the workers that are connected."""
+        found = json.loads(self.script("kubectl -n cnn get pods -o json"))["items"]
+        return {int(one["metadata"]["labels"][INDEX]): one["metadata"]["uid"] for one in found
+                if INDEX in one["metadata"]["labels"] and one["status"]["phase"] == "Running"
+                and "worker connected" in self.logs(one["metadata"]["uid"])}
+
+    def logs(self, uid="*"):
+        return "".join(file.read_text(errors="replace") for file in self.home.glob(f"logs/{uid}/*"))
+
+    def start_long_run(self):
+        """Continue the run of the first blocks with more epochs."""
+        self.script("kubectl delete -k run")
+        self.write_overlay(10000)
+        self.script("kubectl apply -k run")
+        until(lambda: sorted(self.pods()) == [0, 1, 2, 3], SOON, "four workers")
+        assert "server resumed" in self.script("kubectl -n cnn logs server-0")
+        self.trains = True
+
+    def run_block(self, block, env):
+        text = block.text()
+        if "apply -k" in text:
+            self.write_overlay(2)
+            self.script(f"kubectl -n cnn apply -f - <<<'{json.dumps(self.CLAIM)}'")
+            text = re.sub(r"^(kubectl .* logs .*'\^\{').*$", r"until \1; do sleep 0.2; done", text,
+                          flags=re.M)
+        elif "namespace" not in text and not self.trains:
+            self.start_long_run()
+        before = self.pods() if "delete pod" in text else {}
+        output = self.script(text, env)
+        if "apply -k" in text:
+            result, = (json.loads(line) for line in output.splitlines() if line.startswith("{"))
+            assert result["images_per_epoch"] == [6000, 6000], result
+            until(lambda: "server-0" not in self.script("kubectl -n cnn get pods -o name"), SOON,
+                  "the end of the server")
+            assert "checkpoints-server-0" in self.script("kubectl -n cnn get pvc -o name")
+        if "delete pod" in text:
+            until(lambda: sorted(self.pods()) == list(range(16)), SOON, "16 workers")
+            after = self.pods()
+            assert {index for index, uid in before.items() if after[index] != uid} == {3}
+            assert "worker stopped" in self.logs(before[3])
+        if "kill -HUP" in text:
+            until(lambda: "auth list_read" in self.logs(), SOON, "a read of the keys")
+
+    def close(self):
+        self.cluster.kill()
+        self.cluster.wait()
+        self.log.close()
+
+
 # ---- systemd -----------------------------------------------------------------------------------
 
 # A script that starts systemd with a cgroup hierarchy of its own, in version 1.
@@ -318,7 +439,7 @@ class Service(Machine):
         self.booted.close()
 
 
-MACHINES = {"docker": Engine, "slurm": Cluster, "systemd": Service}
+MACHINES = {"docker": Engine, "kubernetes": Kubernetes, "slurm": Cluster, "systemd": Service}
 CONTAINERS = ("docker", "systemd")
 
 

@@ -22,7 +22,7 @@ The tests differ from the reader's machine in these points only:
 - `--epochs` of 100 and more is 10, and SHORTER has less work for commands that take minutes.
 - gdb starts its program, stops in main and ends.
 - run1 and run2 are the directories of small runs, unless an earlier block has made them.
-- A block that needs a Docker engine, Slurm or systemd runs on a machine of machines.py, which says
+- A block that needs a Docker engine, Kubernetes, Slurm or systemd runs on a machine of machines.py, which says
   how this differs from the reader's.
 - `make bundle` compiles for one kind of GPU.
 - Python blocks run with the Python of the tests, and import the package cnnps of the source tree.
@@ -97,7 +97,9 @@ def runnable():
             if block.mark not in ELSEWHERE and block.language not in NO_COMMAND:
                 slow = [pytest.mark.skipif(not FULL, reason=f"CNN_SLOW=1: {block.reason}")]
                 kinds = {kind_of(b) for b in blocks(path)} - {None}
-                group = min(kinds, default=f"document {path.name}")
+                # the blocks with kubectl need no block of the others
+                group = "kubernetes" if kind_of(block) == "kubernetes" else min(
+                    kinds, default=f"document {path.name}")
                 yield pytest.param(block, id=block.name, marks=[
                     pytest.mark.xdist_group("containers" if group in CONTAINERS else group),
                     *(slow if block.mark == "slow" else [])])
@@ -218,7 +220,7 @@ def machines(copies, small):
     def get(block):
         kind, key = kind_of(block), (block.path, kind_of(block))
         if kind and key not in made:
-            place = copies(block.path, kind == "slurm")
+            place = copies(block.path, kind in ("kubernetes", "slurm"))
             made[key] = MACHINES[kind](place, small)
         return made.get(key)
     yield get

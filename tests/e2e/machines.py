@@ -30,7 +30,7 @@ sys.path.append(str(ROOT / "tests/fault"))
 from slurm_cluster import NoSlurm, Slurm  # noqa: E402
 
 SECONDS = 1800 * PATIENCE
-SOON = 60 * PATIENCE
+SOON = 120 * PATIENCE
 INDEX = "batch.kubernetes.io/job-completion-index"  # label of a worker of an indexed Job
 
 
@@ -336,6 +336,8 @@ class Kubernetes(Machine):
         self.script("kubectl apply -k run")
         until(lambda: sorted(self.pods()) == [0, 1, 2, 3], SOON, "four workers")
         assert "server resumed" in self.script("kubectl -n cnn logs server-0")
+        ready = "kubectl -n cnn get pod server-0 -o jsonpath={.status.containerStatuses[0].ready}"
+        until(lambda: self.script(ready) == "true", SOON, "the probes of the server succeed")
         self.trains = True
 
     def run_block(self, block, env):

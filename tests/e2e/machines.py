@@ -293,8 +293,9 @@ class Kubernetes(Machine):
             pytest.skip("no namespaces")
         self.log = (self.home / "log").open("w+")
         self.cluster = subprocess.Popen(
-            [*own, sys.executable, "-B", ROOT / "tests/support/kubernetes.py", self.home,
-             str(self.PORT), self.home / "programs", self.IMAGE],
+            ["setpriv", "--pdeathsig=KILL", *own, sys.executable, "-B",
+             ROOT / "tests/support/kubernetes.py", self.home, str(self.PORT),
+             self.home / "programs", self.IMAGE],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         until(lambda: self.runs() and "ready" in (self.home / "log").read_text(), SOON, "the cluster")
 

@@ -89,7 +89,7 @@ static void exclude(struct core *c, struct worker *w, enum worker_change why)
 
 static int is_bad(const struct worker *w)
 {
-	return w->quarantine.bad_streak > 0;
+	return w->quarantine.bad_streak >= BAD_STREAK;
 }
 
 /* Returns 1 if no earlier slot that counts has the key of slot `i`. */

@@ -12,15 +12,17 @@
  * accepted push ends a worker's series of bad pushes.
  *
  * Divergence: when a worker reaches MAX_STREAK, the run ends as diverged instead if more than half
- * of the workers have had a bad push or evaluation since their newest accepted push. For this
- * majority, all workers count that are live, suspect or expected back, including the one that has
- * reached MAX_STREAK. If these workers have three keys or more, the keys count instead: a key is
- * bad if more than half of its workers are. A run with a single worker diverges only if the server
- * has accepted a push of this incarnation of the worker. If the server has accepted none, it takes
- * the device of the worker for broken, however often a supervisor restarts the worker's program,
- * and the run waits for other workers. Bad initial weights therefore end the run only if at least
- * two workers are connected at the same time. Before min_workers workers have been live at the same
- * time, the run cannot diverge.
+ * of the workers are bad. A worker is bad if its last BAD_STREAK (3) pushes and evaluations were
+ * bad: a single bad push can be an accident, and a hostile worker could wait for it with its own
+ * last bad push (a_worker_cannot_use_single_bad_pushes_of_others). For this majority, all workers
+ * count that are live, suspect or expected back, including the one that has reached MAX_STREAK. If
+ * these workers have three keys or more, the keys count instead: a key is bad if more than half of
+ * its workers are. A run with a single worker diverges only if the server has accepted a push of
+ * this incarnation of the worker. If the server has accepted none, it takes the device of the
+ * worker for broken, however often a supervisor restarts the worker's program, and the run waits
+ * for other workers. Bad initial weights therefore end the run only if at least two workers are
+ * connected at the same time. Before min_workers workers have been live at the same time, the run
+ * cannot diverge.
  *
  * Invariants:
  * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server
@@ -39,6 +41,8 @@
 #ifndef SERVER_CORE_DEPARTURE_H
 #define SERVER_CORE_DEPARTURE_H
 #include "server/core/core.h"
+
+#define BAD_STREAK 3u /* bad pushes and evaluations in a row that make a worker bad */
 
 struct worker;
 

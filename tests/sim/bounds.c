@@ -76,10 +76,10 @@ static void check_diverged_keys(struct sim *s, const struct core *c)
 			!(w->session.state == SESSION_AWAY && !w->session.overdue))
 			continue;
 		workers++;
-		bad_workers += w->quarantine.bad_streak > 0;
+		bad_workers += w->quarantine.bad_streak >= BAD_STREAK;
 		if (node < SIM_NODES) {
 			all[node]++;
-			bad[node] += w->quarantine.bad_streak > 0;
+			bad[node] += w->quarantine.bad_streak >= BAD_STREAK;
 		}
 	}
 	for (uint32_t node = 0; node < SIM_NODES; node++) {
@@ -106,7 +106,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 			     (w->session.state == SESSION_AWAY && !w->session.overdue);
 
 		all += (uint32_t)counts;
-		bad += (uint32_t)(counts && w->quarantine.bad_streak > 0);
+		bad += (uint32_t)(counts && w->quarantine.bad_streak >= BAD_STREAK);
 		only = counts ? w : only;
 		if (w->quarantine.excluded && (w->session.state != SESSION_DEAD ||
 						      w->lease.grant.request || w->lease.waiting))

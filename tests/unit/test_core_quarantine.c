@@ -166,7 +166,7 @@ TEST(bad_pushes_of_the_only_worker_end_the_run)
 }
 
 /* Two of three workers send non-finite pushes. When the first worker reaches the limit of such
- * pushes, the run ends, no matter how many the second worker has sent. */
+ * pushes, the run ends, if the second worker has sent BAD_STREAK of them in a row. */
 TEST(most_of_the_live_workers_decide)
 {
 	struct core_fixture f;
@@ -174,7 +174,7 @@ TEST(most_of_the_live_workers_decide)
 	fixture_open(&f, without_disk());
 	struct stamp one = fixture_join(&f, 9, ""), two = fixture_join(&f, 8, "");
 	fixture_join(&f, 7, "");
-	push_nan(&f, 8, two, 1, 1);
+	push_nan(&f, 8, two, 1, BAD_STREAK);
 	push_nan(&f, 9, one, 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
@@ -183,10 +183,29 @@ TEST(most_of_the_live_workers_decide)
 	two = fixture_join(&f, 8, "");
 	fixture_join(&f, 7, "");
 	fixture_join(&f, 6, "");
-	push_nan(&f, 8, two, 1, 1);
+	push_nan(&f, 8, two, 1, BAD_STREAK);
 	push_nan(&f, 9, one, 1, PATIENCE);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_excluded(&f, 9);
+	fixture_close(&f);
+}
+
+/* One of three workers sends bad pushes, and waits with the last one until another worker has sent
+ * bad ones by accident. */
+TEST(a_worker_cannot_use_single_bad_pushes_of_others)
+{
+	struct core_fixture f;
+
+	fixture_open(&f, without_disk());
+	struct stamp hostile = fixture_join(&f, 9, ""), one = fixture_join(&f, 8, "");
+	fixture_join(&f, 7, "");
+	push_well(&f, 8, one, 1);
+	push_nan(&f, 9, hostile, 1, PATIENCE - 1);
+	push_nan(&f, 8, one, 2, BAD_STREAK - 1);
+	push_nan(&f, 9, hostile, PATIENCE, 1);
+	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
+	assert_excluded(&f, 9);
+	push_well(&f, 8, one, 1 + BAD_STREAK);
 	fixture_close(&f);
 }
 
@@ -202,7 +221,7 @@ TEST(a_broken_first_worker_is_excluded_before_others_join)
 	assert_excluded(&f, 9);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	struct stamp one = fixture_join(&f, 8, "one");
-	push_nan(&f, 8, one, 1, 1); /* now neither worker has sent a finite push */
+	push_nan(&f, 8, one, 1, BAD_STREAK); /* now neither worker has sent a finite push */
 	bad = fixture_join(&f, 9, "bad");
 	push_nan(&f, 9, bad, PATIENCE + 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
@@ -237,7 +256,7 @@ TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 
 	fixture_open(&f, without_disk());
 	struct stamp one = fixture_join(&f, 9, ""), two = fixture_join(&f, 8, "");
-	push_nan(&f, 9, one, 1, 1);
+	push_nan(&f, 9, one, 1, BAD_STREAK);
 	push_nan(&f, 8, two, 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
@@ -671,9 +690,9 @@ TEST(one_of_three_keys_cannot_end_the_run_as_diverged)
 	for (uint32_t i = 3; i < 5; i++)
 		push_well(&f, 7 + i, s[i], 1);
 	for (uint32_t i = 0; i < 3; i++)
-		push_nan(&f, 7 + i, s[i], 1, 1);
+		push_nan(&f, 7 + i, s[i], 1, BAD_STREAK);
 	for (uint32_t i = 0; i < 3; i++) {
-		push_nan(&f, 7 + i, s[i], 2, PATIENCE - 1);
+		push_nan(&f, 7 + i, s[i], 1 + BAD_STREAK, PATIENCE - BAD_STREAK);
 		assert_int_equal(f.core->run.end_status, 0);
 		assert_true(fixture_worker(&f, 1 + i).excluded);
 	}

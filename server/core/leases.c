@@ -176,7 +176,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	w->session.peer = ev->peer;
 	/* the evaluation has ended, because another worker was faster */
 	if (!l->evaluating || r->eval_id != l->epoch) {
-		note_unused(c, pace_evaluated(c, w, r));
+		note_unused(c, pace_evaluated(c, w, r, 0));
 		return;
 	}
 	if (r->eval_first >= core_eval_images(c) || r->eval_first % l->eval_size ||
@@ -195,7 +195,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	rec = &c->epoch[l->epoch - 1];
 	if (l->portion[i] == BATCH_DONE) {
 		const uint64_t outvoted = c->checks.stats.outvoted;
-		int delivered = pace_evaluated(c, w, r);
+		int delivered = pace_evaluated(c, w, r, 0);
 
 		if (is_finite_with(rec, r) && checks_on_result(c, w, i, r))
 			c->checkpoints.dirty = 1;
@@ -210,7 +210,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		quarantine_bad(c, w);
 		return;
 	}
-	(void)pace_evaluated(c, w, r);
+	(void)pace_evaluated(c, w, r, 1);
 	l->portion[i] = BATCH_DONE;
 	if (checks_hold(c, i))
 		(void)checks_on_result(c, w, i, r);

@@ -68,13 +68,19 @@ static uint64_t usual_us(const struct core *c, const struct worker *w)
 	return fleet->median_us;
 }
 
-static uint64_t deadline_ms(const struct core *c, const struct worker *w)
+/* Returns the deadline of a worker that usually takes `us` microseconds for one piece. */
+static uint64_t deadline_for(const struct core *c, const struct worker *w, uint64_t us)
 {
-	uint64_t ms = PACE_DEADLINE * next_pieces(c, w) * usual_us(c, w) / 1000;
+	uint64_t ms = PACE_DEADLINE * next_pieces(c, w) * us / 1000;
 
 	if (c->pace.recent[kind_of(w)].n == 0)
 		return c->cfg.leases.first_deadline_ms;
 	return ms > PACE_DEADLINE_MS ? ms : PACE_DEADLINE_MS;
+}
+
+static uint64_t deadline_ms(const struct core *c, const struct worker *w)
+{
+	return deadline_for(c, w, usual_us(c, w));
 }
 
 /* ---- what a worker owes ---------------------------------------------------------------------- */
@@ -236,7 +242,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces, int cou
 	const struct recent *fleet = &c->pace.recent[kind_of(w)];
 	const uint64_t max_us = (uint64_t)PACE_SLOW * fleet->median_us;
 	struct pace *p = &w->pace;
-	int is_first = fleet->n == 0;
+	int is_first = counts && fleet->n == 0;
 
 	PS_ASSERT(pieces > 0 && pieces <= p->left); /* invariant 1 */
 	if (p->since_ms) {
@@ -245,7 +251,8 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces, int cou
 		if (!counts && fleet->n > 0 && us > max_us)
 			us = max_us;
 		note(&p->recent[kind_of(w)], us);
-		note(&c->pace.recent[kind_of(w)], us);
+		if (counts)
+			note(&c->pace.recent[kind_of(w)], us);
 		if (is_first)
 			recheck_stalled(c, kind_of(w));
 	}
@@ -290,12 +297,12 @@ int pace_trained(struct core *c, struct worker *w, const struct work *work, int 
 	return 1;
 }
 
-int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
+int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r, int counts)
 {
 	if (w->lease.grant.kind != GRANT_EVAL || w->lease.grant.eval_id != r->eval_id ||
 		w->lease.grant.eval_first != r->eval_first || w->pace.left == 0)
 		return 0;
-	delivered(c, w, 1, 1);
+	delivered(c, w, 1, counts);
 	contributed(c, w);
 	return 1;
 }
@@ -359,12 +366,13 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 
 static uint64_t stall_ms(const struct core *c, const struct worker *w)
 {
-	uint64_t ms = deadline_ms(c, w);
+	const struct recent *fleet = &c->pace.recent[kind_of(w)];
+	uint64_t ms = deadline_ms(c, w), others_ms = 3 * deadline_for(c, w, fleet->median_us);
 
-	if (c->pace.recent[kind_of(w)].n == 0)
+	if (fleet->n == 0)
 		return ms;
-	if (w->pace.recent[kind_of(w)].n < PACE_OWN)
-		return 3 * ms;
+	if (w->pace.recent[kind_of(w)].n < PACE_OWN && others_ms > ms)
+		ms = others_ms;
 	return ms > PACE_STALL_MS ? ms : PACE_STALL_MS;
 }
 

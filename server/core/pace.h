@@ -6,7 +6,9 @@
  * a piece takes is measured from its grant, or from the worker's last delivery, to its delivery,
  * and divided by the number of pieces in this delivery. For each worker and for the fleet (all
  * workers), the core keeps two medians of the newest durations: one for training, one for
- * evaluation.
+ * evaluation. The medians of the fleet contain only deliveries that count: a worker could otherwise
+ * deliver, slowly, work that others have done, to extend the deadlines of all
+ * (work_that_does_not_count_extends_no_other_deadline).
  *
  * Late: a worker is late if it has held the work of its next delivery for more than twice the time
  * that the fleet's median predicts, but at least for PACE_LATE_MS. With --backup-copies late, an
@@ -21,17 +23,18 @@
  * worker's late result still arrives before the other one, the late result counts.
  *
  * Stalled: a worker is stalled if it has delivered nothing for its deadline, or for PACE_STALL_MS
- * if that is longer. A worker with fewer than PACE_OWN durations is stalled after three times its
- * deadline instead. While no worker has delivered work of this kind, a worker is stalled after its
- * deadline. The first delivery of this kind then ends the stalled state of the workers that have
- * owed such work for less than the deadline that follows from this delivery. A worker for which a
- * buffer has waited in vain is stalled, too (pace_left_behind). A worker that holds no work and
- * asks for none becomes stalled after the same times. No worker waits for a stalled worker
- * (worker_is_active). The grant of a stalled worker is a shadow: the batches stay free, and the
- * other workers get them too. A stalled worker is active again when one of its pushes is accepted,
- * when it delivers work of its newest grant that others have done (and one of its newest
- * replay_window pushes was accepted), or when it asks for its first work. Heartbeats and later
- * requests for leases do not make a stalled worker active.
+ * if that is longer. A worker with fewer than PACE_OWN durations is not stalled before three times
+ * the deadline that follows from the fleet's median, because it may be slower than the others
+ * (a_single_slow_delivery_does_not_triple_the_deadline). While no worker has delivered work of this
+ * kind, a worker is stalled after its deadline. The first delivery of this kind then ends the
+ * stalled state of the workers that have owed such work for less than the deadline that follows
+ * from this delivery. A worker for which a buffer has waited in vain is stalled, too
+ * (pace_left_behind). A worker that holds no work and asks for none becomes stalled after the same
+ * times. No worker waits for a stalled worker (worker_is_active). The grant of a stalled worker is
+ * a shadow: the batches stay free, and the other workers get them too. A stalled worker is active
+ * again when one of its pushes is accepted, when it delivers work of its newest grant that others
+ * have done (and one of its newest replay_window pushes was accepted), or when it asks for its
+ * first work. Heartbeats and later requests for leases do not make a stalled worker active.
  *
  * Processes: what a worker owes is a property of its slot. A new process in the slot owes the time
  * that the processes before it owed since the last delivery of the slot, and it is stalled if the
@@ -141,9 +144,10 @@ void pace_expect_lease(const struct core *c, struct worker *w);
  * Returns 1 if the work belongs to the worker's newest grant, and the worker delivers it for the
  * first time. */
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted);
-/* Called when the worker has delivered result `r` of a piece of the test set. Returns 1 if the
- * piece belongs to the worker's newest grant, and the worker delivers it for the first time. */
-int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r);
+/* Called when the worker has delivered result `r` of a piece of the test set; `counts` says whether
+ * it is the first result of this piece. Returns 1 if the piece belongs to the worker's newest
+ * grant, and the worker delivers it for the first time. */
+int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r, int counts);
 /* Updates which workers are late, and c->pace.n_late. */
 void pace_find_late(struct core *c);
 /* Called when `bytes` bytes of connection `peer` have moved, in either direction: stops the

@@ -305,6 +305,51 @@ TEST(a_worker_whose_steps_end_without_it_is_not_stalled)
 	cluster_close(&f.k);
 }
 
+/* Each step of sync ends with the gradient of worker 1. What worker 0 delivers later does not
+ * count, so its time is not the time of the fleet: worker 0 could otherwise extend the deadlines of
+ * all others. */
+TEST(work_that_does_not_count_extends_no_other_deadline)
+{
+	struct core_config cfg = deadline_config(MODE_SYNC);
+	const struct recent *fleet, *own;
+	uint32_t slow = 0;
+	struct fleet f;
+
+	cfg.sync.backup_workers = 1;
+	cfg.rate.lr = 0.0001;
+	fleet_open(&f, cfg, 2, 20000, 100);
+	f.ms[0] = 190;
+	fleet_run(&f, 1500);
+	assert_true(f.pushed[0] > 3 && f.taken[0] <= 1);
+	own = &f.k.f.core->worker[0].pace.recent[0];
+	assert_true(own->median_us >= 190000);
+	fleet = &f.k.f.core->pace.recent[0];
+	for (uint32_t i = 0; i < fleet->n; i++)
+		slow += fleet->us[i] >= 190000;
+	assert_true(slow <= f.taken[0]);
+	cluster_close(&f.k);
+}
+
+/* As above, but worker 0 delivers once, and then nothing. The others wait for ten times its time,
+ * at least 6 s, although it has not delivered PACE_OWN times. */
+TEST(a_single_slow_delivery_does_not_triple_the_deadline)
+{
+	struct core_config cfg = deadline_config(MODE_SYNC);
+	struct fleet f;
+
+	cfg.sync.backup_workers = 1;
+	cfg.rate.lr = 0.0001;
+	fleet_open(&f, cfg, 2, 20000, 30);
+	f.ms[0] = 500;
+	fleet_run(&f, 600);
+	assert_int_equal(f.pushed[0], 1);
+	f.ms[0] = HANGS;
+	f.ready_ms[0] = 0;
+	fleet_run(&f, 7000);
+	assert_int_equal(fixture_worker(&f.k.f, 1).stalled, 1);
+	cluster_close(&f.k);
+}
+
 TEST(without_copies_the_deadline_is_enough)
 {
 	struct core_config cfg = deadline_config(MODE_SANDBLASTER);

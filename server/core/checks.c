@@ -4,6 +4,7 @@
 #include "server/core/batch_ledger.h"
 #include "server/core/departure.h"
 #include "server/core/effects.h"
+#include "server/core/leases.h"
 #include "server/core/pace.h"
 #include "server/core/rights.h"
 #include "server/core/run.h"
@@ -58,6 +59,11 @@ static int has_voted(const struct core *c, const struct check *k, const struct w
 			workers_same_key(k->vote[i].owner, w->session.owner))
 			return 1;
 	return 0;
+}
+
+int checks_have_begun(const struct core *c)
+{
+	return c->leases.evaluating && c->leases.n_evaluated == c->leases.n_portions;
 }
 
 static uint32_t images_in(const struct core *c, const struct check *k)
@@ -193,7 +199,7 @@ int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct 
 	struct check *k = find_check(&c->checks, i);
 	struct vote *v;
 
-	if (!k || has_voted(c, k, w))
+	if (!k || has_voted(c, k, w) || (k->n > 0 && !checks_have_begun(c)))
 		return 0;
 	PS_ASSERT(k->n < CHECK_VOTES);
 	v = &k->vote[k->n++];
@@ -206,6 +212,7 @@ int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct 
 	memcpy(v->metric_sum, r->metric_sum, sizeof(v->metric_sum));
 	if (k->n == 1)
 		return 0;
+	w->lease.since_results = 0;
 	if (k->n == 2 && !agree(c, k, 0, 1))
 		return 1; /* a third worker decides */
 	if (k->n == 2) {
@@ -239,10 +246,10 @@ static int is_in_progress(const struct core *c, const struct check *k)
 
 int checks_find(const struct core *c, const struct worker *w, uint32_t *i)
 {
-	for (uint32_t n = 0; n < c->checks.n; n++) {
+	for (uint32_t n = 0; n < c->checks.n && checks_have_begun(c); n++) {
 		const struct check *k = &c->checks.check[n];
 
-		if (k->n == 0 || !may_check(c, k, w) || is_in_progress(c, k))
+		if (!may_check(c, k, w) || is_in_progress(c, k))
 			continue;
 		*i = k->portion;
 		return 1;
@@ -282,17 +289,31 @@ int checks_settle(struct core *c)
 	return all->n == 0;
 }
 
-void checks_show(struct core *c)
+/* Returns 1 if a worker that is not late computes the portion of check `k`, or work that it got
+ * before the checks began, and then asks for a check. A worker that takes a portion again and again
+ * without a vote does not count. */
+static int expects_vote(const struct core *c, const struct check *k)
 {
-	c->checks.shown = c->checks.stats;
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+		uint32_t max = (uint32_t)batch_ledger_holds(c, w, 1, k->portion);
+
+		if (may_check(c, k, w) && w->lease.grant.request && w->pace.left && !w->pace.late &&
+			w->lease.since_results <= max)
+			return 1;
+	}
+	return 0;
 }
 
 void checks_tick(struct core *c)
 {
-	const struct leases *l = &c->leases;
+	int expected = 0;
 
-	if (l->evaluating && l->n_evaluated == l->n_portions && !c->run.recovering)
-		c->checks.ticks++;
+	if (!checks_have_begun(c) || c->run.recovering)
+		return;
+	for (uint32_t i = 0; i < c->checks.n; i++)
+		expected |= expects_vote(c, &c->checks.check[i]);
+	c->checks.ticks += !expected;
 }
 
 int checks_fit(const struct core *c)
@@ -321,5 +342,5 @@ int checks_fit(const struct core *c)
 
 const struct check_stats *core_check_stats(const struct core *c)
 {
-	return &c->checks.shown;
+	return &c->checks.stats;
 }

@@ -13,14 +13,20 @@
  * greater sum (a_liar_about_the_loss_is_outvoted, losses_of_other_devices_and_precisions_agree).
  *
  * The sample depends on the seed and the secret of the run, so a worker cannot predict which of its
- * results another worker checks.
+ * results another worker checks. The checks begin when each portion has its first result. Before
+ * that, the core grants no check and uses no second result of a portion. Otherwise a worker could
+ * see from grants, from their times or from the status that its portion is not in the sample, and
+ * report a false result for it (no_event_shows_the_sample_before_all_results_are_in).
  *
  * Invariants:
  * (1) the votes on a portion come from different worker slots (a_worker_does_not_check_itself) and,
  *     if the server has keys, from different keys (asserted by close_check; a_key_has_one_vote);
- * (2) an evaluation waits for its checks at most CHECK_TICKS ticks after its last portion (asserted
- *     by checks_settle; a_check_delays_an_evaluation_for_a_bounded_time), and not at all if no
- *     worker is left that could vote (a_lone_worker_waits_for_nobody);
+ * (2) an evaluation waits for its checks at most CHECK_TICKS ticks (asserted by checks_settle;
+ *     a_check_delays_an_evaluation_for_a_bounded_time), and not at all if no worker is left that
+ *     could vote (a_lone_worker_waits_for_nobody). A tick does not count while a worker that is not
+ *     late (pace.h) computes a check, or work that it got before the checks began, because it then
+ *     asks for a check (slow_workers_check_all_the_same). It counts while a worker computes a check
+ *     for the second time without a vote (a_check_of_a_broken_worker_delays_an_evaluation_briefly);
  * (3) no check is open while nothing is under evaluation (asserted by checks_open;
  *     a_lone_worker_waits_for_nobody).
  */
@@ -54,30 +60,28 @@ struct check {
 struct checks {
 	uint32_t n; /* open checks */
 	struct check check[MAX_CHECKS];
-	uint32_t ticks; /* ticks since the last portion of the evaluation */
+	uint32_t ticks; /* ticks that count against CHECK_TICKS (invariant 2) */
 	struct check_stats stats;
-	/* the counters at the end of the newest evaluation. Nobody sees newer ones, because they
-	 * would tell a worker which of its results are in the sample */
-	struct check_stats shown;
 };
 
 /* Chooses the portions to check. Called when an evaluation begins. */
 void checks_open(struct core *c);
 /* Drops the open checks and chooses other portions. Called when an evaluation is repeated. */
 void checks_open_again(struct core *c);
+/* Returns 1 if each portion of the evaluation has its first result. */
+int checks_have_begun(const struct core *c);
 /* Returns 1 if the check of portion `i` has not ended. The epoch's record gets the result of such a
  * portion when the check ends, so that a result that is outvoted leaves no trace in the sums. */
 int checks_hold(const struct core *c, uint32_t i);
 /* Takes the valid result `r` of `w` for portion `i`. Returns 1 if it is a vote on a portion that is
- * already done. */
+ * already done. A second result is no vote before the checks have begun. */
 int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct msg_result *r);
-/* Finds a portion that `w` shall compute to check another worker. Returns 0 if there is none. */
+/* Finds a portion that `w` shall compute to check another worker. Returns 0 if there is none, or if
+ * the checks have not begun. */
 int checks_find(const struct core *c, const struct worker *w, uint32_t *i);
 /* Called when all portions are done: ends the checks on which no worker can vote, or all of them if
  * their time is over. Returns 1 if no check is left. */
 int checks_settle(struct core *c);
-/* Called when an evaluation has ended, and when a snapshot was decoded: shows the counters. */
-void checks_show(struct core *c);
 /* Called at each tick: counts the ticks for which the evaluation waits for its checks. */
 void checks_tick(struct core *c);
 /* Returns 1 if the decoded checks agree with the portions of the evaluation. */

@@ -327,7 +327,7 @@ int core_sends_weights(const struct core *c);
 
 const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
-/* Returns the counters of the checked evaluations, as they were at the end of the newest one. */
+/* Returns the counters of the checked evaluations. */
 const struct check_stats *core_check_stats(const struct core *c);
 /* Returns the current weights (n_params floats). The pointer is valid until the next step. If the
  * device defers its weights (param_device.h), the values are older until core_fetch_weights. */

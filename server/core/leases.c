@@ -94,7 +94,6 @@ static void evaluated(struct core *c)
 
 	PS_ASSERT(all_done(l->portion, l->n_portions) && c->checks.n == 0); /* invariant 2 */
 	l->evaluating = 0;
-	checks_show(c);
 	effects_add_epoch(c, EFFECT_EVALUATED, l->epoch - 1);
 	c->checkpoints.dirty = 1;
 	if (l->epoch >= c->cfg.training.epochs)
@@ -103,9 +102,7 @@ static void evaluated(struct core *c)
 
 void leases_settle_evaluation(struct core *c)
 {
-	const struct leases *l = &c->leases;
-
-	if (l->evaluating && l->n_evaluated == l->n_portions && checks_settle(c))
+	if (checks_have_begun(c) && checks_settle(c))
 		evaluated(c);
 }
 
@@ -235,6 +232,7 @@ static void grant(struct core *c, struct worker *w)
 {
 	w->lease.waiting = 0;
 	w->lease.grant.request = w->lease.request;
+	w->lease.since_results = checks_have_begun(c) ? w->lease.since_results + 1 : 0;
 	c->stats.leases++;
 	pace_granted(c, w);
 	effects_begin(c);

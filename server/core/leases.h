@@ -32,6 +32,9 @@ struct worker_lease {
 	/* LEASE requests, and pushes that delivered nothing, since the newest delivery of granted
 	 * work; a snapshot does not contain this */
 	uint32_t empty;
+	/* grants since the checks of an evaluation have begun (checks.h) and since the newest vote
+	 * of the worker in them; a snapshot does not contain this */
+	uint32_t since_results;
 };
 
 /* A correct worker makes fewer requests in a row without a delivery, or makes them slowly.

@@ -632,8 +632,6 @@ static void put_checks(struct cursor *k, struct core *c)
 			put_vote(k, &check->vote[v]);
 		all->n = i + 1;
 	}
-	if (k->in)
-		checks_show(c);
 }
 
 /* ---- sessions: what is true only while the process lives ------------------------------------- */

@@ -3,6 +3,7 @@
  * of an evaluation again, a third one decides, and no evaluation waits for a check for ever.
  * Covers attack A14 of docs/faults.md.
  */
+#include <math.h>
 #include "server/core/checks.h"
 #include "server/core/leases.h"
 #include "server/core/quarantine.h"
@@ -445,30 +446,62 @@ TEST(a_key_has_one_vote)
 	fixture_close(&t.f);
 }
 
-/* A worker must not see that its result was checked while it can still report others: those would
- * be outside the sample. */
-TEST(nobody_sees_the_sample_of_an_evaluation_that_goes_on)
+/* What a worker can see before it reports the last portion: the counters, and the grants. */
+struct seen {
+	struct core_stats stats;
+	struct check_stats checks;
+	enum grant_kind granted;
+};
+
+/* Four workers and four portions, of which `sample` is in the sample. Worker 2 takes portion 0, and
+ * asks for other work. Worker 1 reports the portions 0 to 2, and worker 3 takes the last one. Then
+ * worker 2 reports portion 0, too, and worker 4 asks for work. */
+static struct seen evaluate_all_but_one(struct fleet *t, uint32_t sample)
 {
 	struct core_config cfg = checked();
-	struct fleet t;
+	struct seen seen;
 
 	cfg.leases.eval_images = IMAGES / 4;
-	open_checked_fleet(&t, cfg, 2);
-	train_epoch(&t.f, 10, t.s[0], 0);
-	t.f.core->checks.check[0].portion = 0;
-	vote(&t, 0, TRUE / 4);
-	for (uint32_t i = 1; i < 4; i++)
-		t.f.core->leases.portion[i] = BATCH_LEASED; /* another worker holds the others */
-	vote(&t, 1, TRUE / 4);
-	assert_int_equal(t.f.core->checks.stats.agreed, 1);
-	assert_int_equal(core_check_stats(t.f.core)->agreed, 0);
-	for (uint32_t i = 1; i < 4; i++)
-		t.f.core->leases.portion[i] = BATCH_FREE;
-	for (uint32_t i = 1; i < 4; i++)
-		vote(&t, 0, TRUE / 4);
-	assert_true(is_evaluated(&t));
-	assert_int_equal(core_check_stats(t.f.core)->agreed, 1);
-	fixture_close(&t.f);
+	open_checked_fleet(t, cfg, 4);
+	train_epoch(&t->f, 10, t->s[0], 0);
+	t->f.core->checks.check[0].portion = sample;
+	const struct msg_grant first = *next_lease_of(&t->f, 11, t->s[1]);
+	assert_int_equal(first.kind, GRANT_EVAL);
+	assert_int_equal(next_lease_of(&t->f, 11, t->s[1])->kind, GRANT_TRAIN);
+	for (int i = 0; i < 3; i++)
+		vote_sums(t, 0, TRUE / 4, 3, 3);
+	assert_int_equal(next_lease_of(&t->f, 12, t->s[2])->kind, GRANT_EVAL);
+	report_sums(t, 1, &first, TRUE / 4, 3, 3);
+	seen.granted = (enum grant_kind)next_lease_of(&t->f, 13, t->s[3])->kind;
+	seen.stats = *core_stats(t->f.core);
+	seen.checks = *core_check_stats(t->f.core);
+	return seen;
+}
+
+/* A worker that can see that its portion is not in the sample would report a false result. */
+TEST(no_event_shows_the_sample_before_all_results_are_in)
+{
+	struct seen one, other;
+
+	for (uint32_t sample = 0; sample < 4; sample++) {
+		struct fleet t;
+		struct seen *seen = sample == 0 ? &one : &other;
+
+		*seen = evaluate_all_but_one(&t, sample);
+		assert_int_equal(seen->granted, GRANT_TRAIN);
+		assert_memory_equal(&seen->stats, &one.stats, sizeof(one.stats));
+		assert_memory_equal(&seen->checks, &one.checks, sizeof(one.checks));
+		const struct msg_grant last = t.f.core->worker[2].lease.grant;
+		report_sums(&t, 2, &last, TRUE / 4, 3, 3);
+		assert_false(is_evaluated(&t));
+		const struct msg_grant *check = next_lease_of(&t.f, 13, t.s[3]);
+		assert_int_equal(check->kind, GRANT_EVAL);
+		assert_int_equal(check->eval_first, sample * IMAGES / 4);
+		report_sums(&t, 3, check, TRUE / 4, 3, 3);
+		assert_true(is_evaluated(&t));
+		assert_int_equal(core_check_stats(t.f.core)->agreed, 1);
+		fixture_close(&t.f);
+	}
 }
 
 /* ---- bounds --------------------------------------------------------------------------------- */
@@ -512,6 +545,105 @@ TEST(a_check_delays_an_evaluation_for_a_bounded_time)
 	while (!is_evaluated(&t) && ticks++ < 2 * CHECK_TICKS)
 		fixture_tick(&t.f, 1);
 	assert_int_equal(ticks, CHECK_TICKS);
+	assert_int_equal(core_check_stats(t.f.core)->unchecked, 1);
+	fixture_close(&t.f);
+}
+
+#define SLOW_TICKS (CHECK_TICKS + CHECK_TICKS / 2)
+
+static void let_ticks_pass(struct fleet *t)
+{
+	for (uint32_t i = 0; i < SLOW_TICKS; i++)
+		fixture_tick(&t->f, 50);
+}
+
+/* Workers that need more than the time of CHECK_TICKS for each piece of work: worker 2 is at work
+ * when the checks begin, and then computes the check. */
+TEST(slow_workers_check_all_the_same)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+
+	cfg.sessions.suspect_ms = 1000000;
+	cfg.sessions.dead_ms = 2000000;
+	cfg.leases.backup_copies = BACKUP_LATE;
+	cfg.leases.max_batches = 1;
+	open_checked_fleet(&t, cfg, 2);
+	while (core_training_epoch(t.f.core) == 0) {
+		const struct msg_grant g = *next_lease_of(&t.f, 10, t.s[0]);
+
+		let_ticks_pass(&t);
+		struct msg m = fixture_batch(t.s[0], fixture_worker(&t.f, 1).last_seq + 1, 0,
+			g.work.first, g.work.count);
+		fixture_applied(&t.f, 10, &m);
+	}
+	const struct msg_grant piece = *next_lease_of(&t.f, 10, t.s[0]);
+	assert_int_equal(piece.kind, GRANT_EVAL);
+	let_ticks_pass(&t);
+	const struct msg_grant batch = *next_lease_of(&t.f, 11, t.s[1]);
+	assert_int_equal(batch.kind, GRANT_TRAIN);
+	report_sums(&t, 0, &piece, TRUE, 300, 7);
+	let_ticks_pass(&t);
+	assert_false(is_evaluated(&t));
+	struct msg m = fixture_batch(t.s[1], 1, 1, batch.work.first, batch.work.count);
+	fixture_applied(&t.f, 11, &m);
+	const struct msg_grant check = *next_lease_of(&t.f, 11, t.s[1]);
+	assert_int_equal(check.kind, GRANT_EVAL);
+	let_ticks_pass(&t);
+	assert_false(is_evaluated(&t));
+	report_sums(&t, 1, &check, TRUE, 300, 7);
+	assert_true(is_evaluated(&t));
+	assert_int_equal(core_check_stats(t.f.core)->agreed, 1);
+	fixture_close(&t.f);
+}
+
+/* A worker that takes the check and does not compute it, again and again, delays the evaluation for
+ * a bounded time. */
+TEST(a_worker_that_never_computes_its_check_delays_an_evaluation_for_a_bounded_time)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+	uint32_t ticks = 0;
+
+	cfg.sessions.suspect_ms = 1000000;
+	cfg.sessions.dead_ms = 2000000;
+	cfg.leases.backup_copies = BACKUP_LATE;
+	open_checked_fleet(&t, cfg, 2);
+	train_epoch(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, TRUE);
+	for (; !is_evaluated(&t); ticks++) {
+		if (ticks % 10 == 0)
+			(void)next_lease_of(&t.f, 11, t.s[1]);
+		if (!is_evaluated(&t))
+			fixture_tick(&t.f, 50);
+		assert_true(ticks < 2 * CHECK_TICKS);
+	}
+	assert_int_equal(core_check_stats(t.f.core)->unchecked, 1);
+	fixture_close(&t.f);
+}
+
+/* The device of worker 2 is broken: its results are no votes, but it takes the check again at
+ * once. */
+TEST(a_check_of_a_broken_worker_delays_an_evaluation_briefly)
+{
+	struct core_config cfg = checked();
+	struct fleet t;
+	uint32_t ticks = 0;
+
+	cfg.sessions.suspect_ms = 1000000;
+	cfg.sessions.dead_ms = 2000000;
+	open_checked_fleet(&t, cfg, 2);
+	train_epoch(&t.f, 10, t.s[0], 0);
+	vote(&t, 0, TRUE);
+	for (; !is_evaluated(&t); ticks++) {
+		assert_true(ticks < 2 * CHECK_TICKS);
+		const struct msg_grant g = *next_lease_of(&t.f, 11, t.s[1]);
+
+		assert_int_equal(g.kind, GRANT_EVAL);
+		fixture_tick(&t.f, 50);
+		if (!is_evaluated(&t))
+			report_sums(&t, 1, &g, TRUE, (double)INFINITY, 0);
+	}
 	assert_int_equal(core_check_stats(t.f.core)->unchecked, 1);
 	fixture_close(&t.f);
 }

@@ -55,6 +55,11 @@ def evaluate(worker, correct):
     """Get a lease of the evaluation, and report this number of correct images."""
     grant = worker.lease()
     assert grant.kind == pb.GRANT_EVAL
+    report(worker, grant, correct)
+
+
+def report(worker, grant, correct):
+    """Report this number of correct images of a granted portion."""
     worker.bulk.send(pb.Result(stamp=worker.stamp, eval_id=grant.eval_id, code=grant.code,
                                eval_first=grant.eval_first, eval_count=grant.eval_count,
                                correct=correct, loss_sum=0))
@@ -79,6 +84,30 @@ def test_trust_a_forged_evaluation_is_outvoted(programs, few):
     assert status["epoch_records"][0]["accuracy"] == pytest.approx(0.1)
     assert status["counters"]["checks_outvoted"] == 1
     for w in (forger, *honest):
+        w.close()
+
+
+def test_trust_no_check_is_granted_before_all_results(programs, few):
+    """Two of the three portions are in the sample, so another worker checks at least one of the
+    first two. It gets this check only when the last portion has its result: otherwise the worker of
+    the last portion could see from the number of leases that nobody will check its result."""
+    server, first = leased(programs, few, "--min-workers", 3, "--eval-images", 400,
+                           "--eval-checks", 2, "--backup-copies", "none")
+    last, checker = (Worker(server.endpoint, data=few.id) for _ in range(2))
+    left = 6
+    while left:
+        work = first.lease().work
+        assert first.push(ZERO, 0, work, 500 * work.count).verdict == pb.VERDICT_OK
+        left -= work.count
+    for _ in range(2):
+        evaluate(first, 40)
+    grant = last.lease()
+    assert (grant.kind, grant.eval_first) == (pb.GRANT_EVAL, 800)
+    assert checker.lease().kind == pb.GRANT_TRAIN
+    report(last, grant, 20)
+    check = checker.lease()
+    assert (check.kind, check.eval_id) == (pb.GRANT_EVAL, grant.eval_id)
+    for w in (first, last, checker):
         w.close()
 
 

@@ -361,16 +361,17 @@ static const char *check_text(const uint8_t *data, size_t size)
  * be of a newer schema, the function sets *row to NULL; the decoder ignores such a field, but the
  * copy of protobuf-c counts towards the memory limit of the message. */
 static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
-	uint32_t *seen, const ProtobufCFieldDescriptor **row)
+	uint64_t *seen, const ProtobufCFieldDescriptor **row)
 {
-	*row = f->number < 32 ? protobuf_c_message_descriptor_get_field(message, f->number) : NULL;
+	*row = f->number < 64 ? protobuf_c_message_descriptor_get_field(message, f->number) : NULL;
 	if (!*row)
 		return NULL;
 	if (f->wire_type != wire_type_of((*row)->type))
 		return "a field has another wire type than the schema";
-	if (*seen & 1u << f->number && (*row)->label != PROTOBUF_C_LABEL_REPEATED)
+	const uint64_t bit = (uint64_t)1 << f->number;
+	if (*seen & bit && (*row)->label != PROTOBUF_C_LABEL_REPEATED)
 		return "a field is given twice";
-	*seen |= 1u << f->number;
+	*seen |= bit;
 	if (f->varint > varint_limit((*row)->type))
 		return "number too large for its field";
 	return (*row)->type == PROTOBUF_C_TYPE_STRING ? check_text(f->data, f->size) : NULL;
@@ -381,7 +382,7 @@ static const char *check_field(const ProtobufCMessageDescriptor *message, const 
 static const char *check_inner(const ProtobufCMessageDescriptor *message, const struct field *outer)
 {
 	struct reader r = {outer->data, outer->data + outer->size};
-	uint32_t seen = 0;
+	uint64_t seen = 0;
 
 	while (r.at < r.end) {
 		const ProtobufCFieldDescriptor *row;
@@ -418,7 +419,7 @@ static const char *check_envelope(const uint8_t *data, size_t size, struct wire_
 static const char *check_body(const struct wire_body *body)
 {
 	struct reader r = {body->data, body->data + body->size};
-	uint32_t seen = 0;
+	uint64_t seen = 0;
 	size_t repeated = 0;
 
 	while (r.at < r.end) {

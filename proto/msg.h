@@ -200,6 +200,7 @@ struct msg_welcome {
 	 * lane once, and the newest ticket that the server has sent to this worker */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	uint64_t lane_secret_hi, lane_secret_lo, lane_ticket;
+	uint32_t lane_gpu; /* 1: the lane can have memory of the worker's GPU */
 	/* for an observer: the tensors as in HELLO, borrowed; "" or NULL: unknown */
 	const char *tensors;
 	enum encoding wire; /* `wire` of HELLO if the server accepts it; otherwise F32 or NONE */

@@ -119,6 +119,7 @@ static const struct wire_field welcome[] = {
 	MSG(29, welcome.validate, 0, WIRE_MAX_IMAGES),
 	TEXT(30, welcome.tensors, WIRE_MAX_TENSORS),
 	MSG(31, welcome.wire, ENCODING_NONE, ENCODING_BF16),
+	MSG(32, welcome.lane_gpu, 0, 1),
 	END,
 };
 

@@ -380,6 +380,7 @@ void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m)
 	lane->secret_lo = m->lane_secret_lo = secret[1];
 	memcpy(m->lane_path, l->cfg.path, strlen(l->cfg.path) + 1);
 	m->lane_ticket = lane->ticket;
+	m->lane_gpu = l->cfg.gpu != NULL;
 }
 
 /* Returns the open lane of connection `peer`, or NULL if there is none. */

@@ -74,8 +74,8 @@ struct lanes_stats {
 
 /* Listens on the Unix socket. PS_EUSAGE, PS_EIO, PS_ENOMEM. */
 int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e) PS_MUST_CHECK;
-/* Adds the path of the socket and a new secret to `m`, a WELCOME that the server is about to send
- * on connection `peer`. */
+/* Adds the path of the socket, a new secret and whether the weights are on a GPU to `m`, a WELCOME
+ * that the server is about to send on connection `peer`. */
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
 /* Returns 1 if a lane has memory of a worker's GPU. */
 int lanes_use_gpus(const struct lanes *l);

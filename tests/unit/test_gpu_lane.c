@@ -20,7 +20,7 @@
 #include "tests/device/store_double.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test.h"
-#include "worker/client/lane.h"
+#include "worker/client/lane_setup.h"
 
 #define N           20001u
 #define TRAINED     19000u
@@ -172,6 +172,41 @@ static void close_worker_lane(struct lane **l)
 	assert_int_equal(s.gpus, 0);
 	assert_int_equal(gpu_store_device(store)->defers, 0);
 	assert_int_equal(fake_gpu.unshared, 1);
+}
+
+/* ---- whether the worker offers memory -------------------------------------------------------- */
+
+/* A worker with a GPU gets a WELCOME with this lane_gpu. Returns 1 if it takes memory of its GPU
+ * for the lane. */
+static int takes_memory(uint32_t lane_gpu)
+{
+	struct msg_welcome w = {.stamp = {.term = 1, .worker = 1, .incarnation = 1}, .n_params = N};
+	uint64_t end = clock_ms() + DEADLINE_MS;
+	struct outbox out = {0};
+	struct lane_setup s;
+	struct err e;
+
+	memset(&fake_gpu, 0, sizeof(fake_gpu));
+	lanes_welcome(lanes, PEER, &w);
+	assert_int_equal(w.lane_gpu, 1);
+	w.lane_gpu = lane_gpu;
+	lane_setup_init(&s, CNNPS_LANE_AUTO, "a server", &out);
+	lane_setup_use_device(&s, &device);
+	assert_int_equal(lane_setup_welcome(&s, &w, clock_ms(), &e), PS_OK);
+	while (lane_setup_waits(&s) && clock_ms() < end) {
+		uv_run(&loop, UV_RUN_NOWAIT);
+		assert_int_equal(lane_setup_poll(&s, clock_ms(), &e), PS_OK);
+	}
+	assert_int_equal(lane_is_open(out.lane), 1);
+	lane_setup_drop(&s);
+	assert_int_equal(fake_gpu.unshared, fake_gpu.memory != NULL);
+	return fake_gpu.memory != NULL;
+}
+
+TEST_IN(only_a_server_with_weights_on_a_gpu_gets_an_offer, set_up_gpu_lanes, tear_down_gpu_lanes)
+{
+	assert_int_equal(takes_memory(1), 1);
+	assert_int_equal(takes_memory(0), 0);
 }
 
 /* ---- pushes ---------------------------------------------------------------------------------- */

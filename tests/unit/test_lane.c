@@ -485,6 +485,7 @@ TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up_lanes, t
 	struct lane_greeting g;
 
 	assert_string_equal(w.lane_path, path);
+	assert_int_equal(w.lane_gpu, 0); /* the server has no weights on a GPU */
 	assert_true(old.lane_secret_hi != w.lane_secret_hi);
 	g = good, g.secret_hi = old.lane_secret_hi, g.secret_lo = old.lane_secret_lo;
 	assert_lane_refused(greet_lane(&g, sizeof(g)));

@@ -131,6 +131,14 @@ TEST(welcomes_must_make_sense)
 		"heartbeat_ms is not smaller than dead_ms");
 	assert_refused(MSG_WELCOME, welcome_with_limits(0, 8, 1, 2),
 		"welcome.push_window is out of range");
+	struct bytes *b = welcome_with_limits(8, 8, 1, 2);
+	bytes_number(b, 32, 1);
+	assert_accepted(MSG_WELCOME, b);
+	bytes_number(b, 32, 1);
+	assert_refused(MSG_WELCOME, b, "a field is given twice");
+	b = welcome_with_limits(8, 8, 1, 2);
+	bytes_number(b, 32, 2);
+	assert_refused(MSG_WELCOME, b, "number too large for its field");
 	for (unsigned field = 20; field <= 21; field++) {
 		const double bad[] = {-0.1, 1e7, (double)NAN, (double)INFINITY};
 

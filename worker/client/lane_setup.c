@@ -32,7 +32,7 @@ static int on_lane_failed(struct lane_setup *s, const char *why, struct err *e)
 
 static void offer_device(const struct lane_setup *s)
 {
-	if (s->device && s->device->share && lane_is_open(s->lane) &&
+	if (s->has_gpu && s->device && s->device->share && lane_is_open(s->lane) &&
 		!lane_offer(s->lane, s->device))
 		log_info("lane", "no_gpu", "reason=\"the GPU has no memory that can be shared\"");
 }
@@ -90,6 +90,7 @@ int lane_setup_welcome(
 	lane_setup_drop(s);
 	s->term = w->stamp.term;
 	s->requested_ms = now_ms;
+	s->has_gpu = (int)w->lane_gpu;
 	if (!w->lane_path[0])
 		return s->choice == CNNPS_LANE_SHM ? on_lane_failed(s, "the server offers none", e)
 						   : PS_OK;

@@ -22,13 +22,15 @@ struct lane_setup {
 	struct lane *lane;
 	uint64_t term;                    /* the term of the server that offered the lane */
 	uint64_t requested_ms;            /* when the worker asked for the lane */
+	int has_gpu;                      /* 1: the server of the lane has its weights on a GPU */
 	const struct lane_device *device; /* offers its memory to the server; NULL: none */
 };
 
 /* Prepares for a program that chose `choice`. Both pointers must outlive `s`. */
 void lane_setup_init(
 	struct lane_setup *s, enum cnnps_lane choice, const char *server, struct outbox *out);
-/* Lets the present and all later lanes use memory of `device`, which must outlive `s`. */
+/* Lets the present and all later lanes use memory of `device`, which must outlive `s`. The worker
+ * offers this memory only to a server that has its weights on a GPU. */
 void lane_setup_use_device(struct lane_setup *s, const struct lane_device *device);
 /* Drops the reference to the lane. The memory of the lane stays mapped until the last slot and
  * buffer are released. */

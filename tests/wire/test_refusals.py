@@ -5,10 +5,15 @@ The worker of the fixture `honest` pushes before and after each test on its own 
 
 The tests cover attacks A12, A13 and A15 of docs/faults.md.
 """
+import re
+import socket
+import struct
+import time
+
 import numpy as np
 import pytest
 
-from client import PROTOCOL, Link, Refused, Worker, checksum, encode, hello, pb
+from client import PROTO, PROTOCOL, Link, Refused, Worker, checksum, encode, hello, pb
 from conftest import LEDGER, PLAIN, SIZE, Honest
 
 EPROTO, EVERSION, ETERM, EGAP, ESTATE = 12, 13, 14, 15, 16
@@ -243,6 +248,38 @@ def test_errors_full(programs):
     assert e.value.code == EFULL
     first.goes_on()
     first.close()
+
+
+def open_lane(worker):
+    """Returns the Unix socket of the worker's lane, which is open as long as this socket."""
+    magic = re.search(r"LANE_MAGIC +0x([0-9a-f]+)", (PROTO / "lane.h").read_text())[1]
+    w, lane = worker.welcome, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lane.connect(w.lane_path)
+    lane.send(struct.pack("=QQQII", int(magic, 16), w.lane_secret_hi, w.lane_secret_lo,
+                          w.stamp.worker, w.stamp.incarnation))
+    assert lane.recv(4096)
+    return lane
+
+
+def test_errors_of_slots_lock_no_worker_out(programs):
+    """A worker pushes from slots that its lane does not have, and gets an ERROR each time. Then it
+    says HELLO more often than the server answers. Its next HELLO gets a WELCOME."""
+    server = programs.server(*LEDGER)
+    worker = Worker(server.endpoint)
+    with open_lane(worker):
+        for slot, count in ((1, 0), (1, SIZE + 1), (257, SIZE), (258, 1), (2**32 - 1, 2**28)):
+            push = pb.Push(stamp=worker.stamp, seq=1, lane_slot=slot, lane_count=count)
+            assert code(worker.bulk, push) == EPROTO
+    again = hello(resume=worker.stamp)
+    for _ in range(60):
+        worker.bulk.send(again)
+    answers = 0
+    while worker.bulk.receive(0.2):
+        answers += 1
+    assert 40 <= answers < 60
+    worker.reconnect()
+    assert worker.welcome.last_seq == 0
+    worker.close()
 
 
 def test_errors_nothing_is_evaluated(link, other):

@@ -458,6 +458,37 @@ TEST_IN(without_memory_of_the_gpu_the_lane_stays, set_up_host_lanes, tear_down_g
 	close_worker_lane(&l);
 }
 
+/* A server that breaks the rules sends weights in the memory before it refuses the memory. */
+TEST_IN(refused_memory_stays_while_weights_in_it_are_read, set_up_host_lanes, tear_down_gpu_lanes)
+{
+	const struct lane_ref ref = {.buffer = 4, .ticket = 1};
+	uint64_t end = clock_ms() + DEADLINE_MS;
+	struct frames early, late;
+	struct lane *l;
+	struct err e;
+	int rc;
+
+	memset(&fake_gpu, 0, sizeof(fake_gpu));
+	open_plain_lane(&l);
+	assert_int_equal(lane_offer(l, &device), 1);
+	frames_init(&early);
+	early.n = 1;
+	zmq_msg_init(&early.frame[0]);
+	assert_int_equal(lane_append(l, &ref, &early), PS_OK);
+	assert_true(is_fake(zmq_msg_data(&early.frame[1])));
+	while ((rc = lane_poll_offer(l, &e)) == PS_EAGAIN && clock_ms() < end)
+		uv_run(&loop, UV_RUN_NOWAIT);
+	assert_int_equal(rc, PS_EUSAGE);
+	assert_int_equal(fake_gpu.unshared, 0);
+	frames_init(&late);
+	late.n = 1;
+	zmq_msg_init(&late.frame[0]);
+	assert_int_equal(lane_append(l, &ref, &late), PS_EPROTO);
+	frames_release(&late);
+	frames_release(&early);
+	close_worker_lane(&l);
+}
+
 /* ---- the order of messages ------------------------------------------------------------------- */
 
 #define PUSHES 40u

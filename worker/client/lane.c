@@ -48,8 +48,9 @@ struct lane {
 	/* the memory of the device that the worker has offered; NULL: none */
 	char *shared;
 	struct lane_gpu_offer offer;
-	enum { OFFER_NONE, OFFER_SENT, OFFER_ACCEPTED } offered;
-	int is_apart; /* 1: the server uses this memory with another GPU */
+	enum { OFFER_NONE, OFFER_SENT, OFFER_ACCEPTED, OFFER_REFUSED } offered;
+	int is_apart;         /* 1: the server uses this memory with another GPU */
+	atomic_uint readings; /* messages that read a buffer in this memory */
 	/* the device that uses the memory; its functions are NULL before the first lane_pin */
 	struct lane_device device;
 	unsigned char *slot_pin, *buffer_pin; /* enum pin of each slot and each buffer */
@@ -164,6 +165,7 @@ int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e)
 		return err_set(e, PS_ENOMEM, "no memory");
 	}
 	atomic_init(&l->refs, 1);
+	atomic_init(&l->readings, 0);
 	l->n_params = w->n_params;
 	rc = share_connect(w->lane_path, &l->fd, e);
 	if (!rc && share_send(l->fd, &greeting, sizeof(greeting), NULL, 0))
@@ -297,11 +299,16 @@ int lane_poll_offer(struct lane *l, struct err *e)
 	int rc = share_receive(l->fd, &answer, sizeof(answer), NULL, 0);
 	if (rc == PS_EAGAIN)
 		return rc;
-	l->offered = OFFER_ACCEPTED;
-	l->is_apart = answer.accepted == LANE_GPU_OTHER;
-	if (!rc && answer.magic == LANE_GPU_MAGIC && answer.accepted)
+	if (!rc && answer.magic == LANE_GPU_MAGIC && answer.accepted) {
+		l->offered = OFFER_ACCEPTED;
+		l->is_apart = answer.accepted == LANE_GPU_OTHER;
 		return PS_OK;
-	drop_shared(l); /* the server has no use for it, so no slot and no buffer is in use */
+	}
+	l->offered = OFFER_REFUSED;
+	/* no slot was taken, but a server that breaks the rules may have sent weights already; then
+	 * drop_lane_ref unmaps the memory */
+	if (atomic_load(&l->readings) == 0)
+		drop_shared(l);
 	answer.why[LANE_GPU_WHY - 1] = '\0';
 	return err_set(
 		e, PS_EUSAGE, "%s", rc ? "the server's answer has an unknown form" : answer.why);
@@ -448,6 +455,7 @@ struct reading {
 	struct lane *lane;
 	uint32_t hold;
 	uint64_t ticket;
+	int is_shared; /* 1: the buffer is in memory of the device */
 };
 
 /* libzmq calls this function, on any thread, when the last reference to the weights is closed. */
@@ -459,6 +467,8 @@ static void end_reading(void *values, void *reading)
 	(void)values;
 	/* a later PARAMS may already use this entry of `held`: then the entry must not change */
 	(void)atomic_compare_exchange_strong(&r->lane->control->held[r->hold], &ticket, 0);
+	if (r->is_shared)
+		atomic_fetch_sub(&r->lane->readings, 1);
 	drop_lane_ref(r->lane);
 	free(r);
 }
@@ -478,28 +488,30 @@ void lane_resynchronised(struct lane *l, uint64_t ticket)
 /* Returns 1 if `ref` names the buffer of its hold in the memory of the device. */
 static int is_shared_buffer(const struct lane *l, const struct lane_ref *ref)
 {
-	return l->shared && ref->buffer - l->layout.buffers == ref->hold;
+	return l->shared && l->offered != OFFER_REFUSED &&
+	       ref->buffer - l->layout.buffers == ref->hold;
 }
 
 int lane_append(struct lane *l, const struct lane_ref *ref, struct frames *f)
 {
+	const int is_shared = ref->buffer >= l->layout.buffers;
 	struct reading *r;
 
 	if (f->n != 1 || ref->ticket <= l->layout.ticket || ref->hold >= LANE_HOLDS ||
-		(ref->buffer >= l->layout.buffers && !is_shared_buffer(l, ref)))
+		(is_shared && !is_shared_buffer(l, ref)))
 		return PS_EPROTO;
 	r = malloc(sizeof(*r));
 	if (!r)
 		return PS_ENOMEM;
-	*r = (struct reading){l, (uint32_t)ref->hold, ref->ticket};
-	char *at = ref->buffer < l->layout.buffers
-			   ? l->weights + ref->buffer * l->layout.buffer_pitch
-			   : l->shared + (l->offer.slots + ref->hold) * l->offer.pitch;
+	*r = (struct reading){l, (uint32_t)ref->hold, ref->ticket, is_shared};
+	char *at = is_shared ? l->shared + (l->offer.slots + ref->hold) * l->offer.pitch
+			     : l->weights + ref->buffer * l->layout.buffer_pitch;
 	if (zmq_msg_init_data(&f->frame[1], at, l->n_params * sizeof(float), end_reading, r)) {
 		free(r);
 		return PS_ENOMEM;
 	}
 	add_ref(l);
+	atomic_fetch_add(&l->readings, (unsigned)is_shared);
 	f->n = 2;
 	atomic_store(&l->control->held[ref->hold], ref->ticket);
 	note_seen(l, ref->ticket);

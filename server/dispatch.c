@@ -439,6 +439,7 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
+	uint32_t requester;
 
 	/* Invariant 1 of server.h. Without a checkpointer the server writes no term to disk. */
 	PS_ASSERT(!s->checkpointer || s->state.written_term == core_config(s->state.core)->term);
@@ -475,8 +476,9 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 	if (m->type == MSG_PULL || m->type == MSG_PUSH)
 		timings_add(&s->timings, m->type == MSG_PULL ? TIMING_PULL : TIMING_PUSH,
 			clock_seconds() - begin);
-	if (m->type == MSG_LEASE)
-		transfers_note(&s->transfers, s->state.core, peer, &m->lease, f);
+	requester = core_requester(s->state.core);
+	if (requester)
+		transfers_note(&s->transfers, requester, peer, f);
 }
 
 void dispatch_gone(void *arg, uint32_t peer)

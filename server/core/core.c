@@ -220,6 +220,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 	c->effects.n = 0;
 	c->effects.commits = c->effects.sends_weights = c->effects.dropped = 0;
 	c->effects.versions = 0;
+	c->effects.requester = 0;
 	(void)effects_add(c, EFFECT_COMMIT, 0);
 	c->now_ms = now_ms;
 	if (c->run.recovering && !c->run.recover_by_ms) {

@@ -316,6 +316,8 @@ void core_compute_block(struct core *c, size_t block);
 void core_end_update(struct core *c);
 /* Returns 1 if the last step has dropped the message of its event (`ignored` of core_stats). */
 int core_dropped(const struct core *c);
+/* Returns the worker whose LEASE the last step has taken, or 0 if it has taken none. */
+uint32_t core_requester(const struct core *c);
 /* Returns effect `i` of the last step, or NULL if the step has no more effects. */
 const struct effect *core_effect(const struct core *c, size_t i);
 /* Returns the number of versions of the weights that the last step makes (`version` of core_stats).

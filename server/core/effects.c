@@ -96,6 +96,11 @@ int core_dropped(const struct core *c)
 	return c->effects.dropped;
 }
 
+uint32_t core_requester(const struct core *c)
+{
+	return c->effects.requester;
+}
+
 uint64_t core_new_versions(const struct core *c)
 {
 	return c->effects.versions;

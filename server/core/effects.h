@@ -22,12 +22,13 @@ struct say {
 struct effects {
 	struct effect *effect; /* effect[0] is always EFFECT_COMMIT */
 	size_t n, max;
-	int commits;       /* 1: this step emits EFFECT_COMMIT */
-	int sends_weights; /* 1: this step sends the current weights */
-	int dropped;       /* 1: this step has dropped the message of its event */
-	int begun;         /* 1: EFFECT_BEGIN was emitted since this start of the server */
-	uint64_t versions; /* number of versions of the weights that this step makes */
-	struct say said;   /* the text of this step's refusal, if numbers are inserted */
+	int commits;        /* 1: this step emits EFFECT_COMMIT */
+	int sends_weights;  /* 1: this step sends the current weights */
+	int dropped;        /* 1: this step has dropped the message of its event */
+	uint32_t requester; /* the worker whose LEASE this step has taken, or 0 */
+	int begun;          /* 1: EFFECT_BEGIN was emitted since this start of the server */
+	uint64_t versions;  /* number of versions of the weights that this step makes */
+	struct say said;    /* the text of this step's refusal, if numbers are inserted */
 };
 
 struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer);

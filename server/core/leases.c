@@ -512,6 +512,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 {
 	uint64_t request = ev->msg->lease.request;
 
+	c->effects.requester = worker_id(c, w);
 	w->session.peer = ev->peer;
 	w->lease.empty += w->lease.empty <= MAX_EMPTY_LEASES;
 	effects_drop(c, w->lease.empty > MAX_EMPTY_LEASES);

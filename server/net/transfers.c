@@ -58,19 +58,14 @@ static uint64_t acked_bytes(int fd)
 	return info.tcpi_bytes_received + info.tcpi_bytes_acked;
 }
 
-void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
-	const struct msg_lease *m, struct frames *f)
+void transfers_note(struct transfers *t, uint32_t worker, uint32_t peer, struct frames *f)
 {
-	uint32_t i = m->stamp.worker - 1;
-	struct worker_view w;
+	struct transfer *s = &t->slot[worker - 1];
 
-	if (i >= core_config(c)->sessions.max_workers || t->slot[i].peer == peer)
+	if (s->peer == peer)
 		return;
-	core_worker(c, i, &w);
-	if (w.peer != peer) /* the core refused the LEASE */
-		return;
-	t->slot[i] = (struct transfer){.peer = peer, .fd = zmq_msg_get(&f->frame[0], ZMQ_SRCFD)};
-	address_of(t->slot[i].fd, t->slot[i].address, sizeof(t->slot[i].address));
+	*s = (struct transfer){.peer = peer, .fd = zmq_msg_get(&f->frame[0], ZMQ_SRCFD)};
+	address_of(s->fd, s->address, sizeof(s->address));
 }
 
 /* Returns the number of bytes that this connection has moved since the last poll. Stops polling the

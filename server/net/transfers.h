@@ -34,10 +34,9 @@ typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);
 void transfers_release(struct transfers *t);
-/* Notes the connection of the LEASE `m` of `peer`, which arrived in `f`. Call this function after
- * the core has handled the LEASE. */
-void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
-	const struct msg_lease *m, struct frames *f);
+/* Notes the connection `peer` of a LEASE in `f`, which the core has taken from `worker`
+ * (core_requester). */
+void transfers_note(struct transfers *t, uint32_t worker, uint32_t peer, struct frames *f);
 /* Polls the connections of workers that have owed a delivery for longer than TRANSFERS_POLL_MS, and
  * reports those that have moved bytes since their last poll. Does nothing if the last call that
  * polled was less than 100 ms ago, so the caller can call this function often. */

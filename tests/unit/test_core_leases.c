@@ -195,6 +195,7 @@ TEST(a_repeated_request_gets_the_same_grant)
 	assert_memory_equal(&first, &again, sizeof(first));
 	assert_int_equal(core_stats(f.core)->leases, n);
 	fixture_lease(&f, 9, s, 4); /* an old request that the network has delayed */
+	assert_int_equal(core_requester(f.core), 1);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_lease(&f, 9, s, 0); /* request number 0 is invalid */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
@@ -205,6 +206,23 @@ TEST(a_repeated_request_gets_the_same_grant)
 	again = fixture_train(&f, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
 	assert_int_equal(core_stats(f.core)->leases, n);
+	fixture_close(&f);
+}
+
+TEST(a_step_says_whose_request_for_work_it_has_taken)
+{
+	struct core_fixture f;
+	struct stamp s;
+
+	fixture_open(&f, fixture_training());
+	(void)fixture_join(&f, 9, "");
+	s = fixture_join(&f, 10, "");
+	assert_int_equal(core_requester(f.core), 0);
+	fixture_lease(&f, 10, s, 1);
+	assert_int_equal(core_requester(f.core), 2);
+	s.incarnation++;
+	fixture_lease(&f, 10, s, 2); /* refused */
+	assert_int_equal(core_requester(f.core), 0);
 	fixture_close(&f);
 }
 

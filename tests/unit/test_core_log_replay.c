@@ -68,6 +68,7 @@ static void assert_twins(const struct core_fixture *f)
 	assert_int_equal(core_new_versions(f->core), core_new_versions(f->twin));
 	assert_int_equal(core_sends_weights(f->core), core_sends_weights(f->twin));
 	assert_int_equal(core_dropped(f->core), core_dropped(f->twin));
+	assert_int_equal(core_requester(f->core), core_requester(f->twin));
 	for (size_t i = 0, j = 0; (e = lasting_effect(f->core, &i)); i++, j++) {
 		other = lasting_effect(f->twin, &j);
 		assert_non_null(other);

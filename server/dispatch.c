@@ -9,6 +9,7 @@
 #include "common/log.h"
 #include "common/reminder.h"
 #include "server/core/core.h"
+#include "server/core/view.h"
 
 #define SESSION_CLOSE_MS 2000 /* time within which all clients should have received BYE */
 
@@ -341,36 +342,14 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* Returns 1 if the process that sent HELLO `m` already has slot `v`, whose worker has the same key.
- * A process that resumes a session has the slot of this session, and no other one. A new process
- * has a slot if a worker in this slot has its name, or if it repeats its HELLO on the connection of
- * this slot. */
-static int has_slot(const struct worker_view *v, uint32_t peer, const struct msg_hello *m)
-{
-	if (m->resume.run.hi | m->resume.run.lo)
-		return v->worker == m->resume.worker;
-	return v->peer == peer || (m->name[0] && strcmp(v->name, m->name) == 0);
-}
-
 /* Returns 1 if one more worker with this key would exceed the key's share of the slots. Returns 0
  * if the worker already has a slot. */
 static int is_over_share(const struct server *s, uint32_t peer, const struct msg_hello *m)
 {
-	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used = 0;
-	struct worker_view v;
+	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used;
 
-	if (!s->auth || m->role != ROLE_WORKER)
-		return 0;
-	for (uint32_t i = 0; i < slots; i++) {
-		core_worker(s->state.core, i, &v);
-		if (v.state == SESSION_FREE || v.state == SESSION_DEAD ||
-			strcmp(v.owner, m->owner) != 0)
-			continue;
-		if (has_slot(&v, peer, m))
-			return 0;
-		used++;
-	}
-	return used >= auth_share(s->auth, slots);
+	return s->auth && m->role == ROLE_WORKER &&
+	       core_needs_slot(s->state.core, peer, m, &used) && used >= auth_share(s->auth, slots);
 }
 
 static void refuse_share(struct server *s, uint32_t peer)
@@ -384,34 +363,18 @@ static void refuse_share(struct server *s, uint32_t peer)
 	router_send(s->router, peer, &refusal);
 }
 
-/* Returns 1 if the run has a worker that can still push. */
-static int has_workers(const struct server *s)
-{
-	uint32_t slots = core_config(s->state.core)->sessions.max_workers;
-	struct worker_view v;
-
-	for (uint32_t i = 0; i < slots; i++) {
-		core_worker(s->state.core, i, &v);
-		if (v.state != SESSION_FREE && v.state != SESSION_DEAD)
-			return 1;
-	}
-	return 0;
-}
-
 /* With --input auto, the images of a worker can decide the input of the model. Returns 1 if the
  * server restarts with the images of this worker, or refuses the worker; the caller must then not
  * pass the HELLO to the core. */
 static int take_images(struct server *s, uint32_t peer, const struct msg_hello *m)
 {
-	const struct core *c = s->state.core;
 	struct msg refusal = {.type = MSG_ERROR};
 	struct err e;
 
 	if (s->restarts && m->role == ROLE_WORKER)
 		return 1; /* the worker sends HELLO again, to the restarted server */
-	if (!s->options->auto_input || m->role != ROLE_WORKER || s->draining || core_ending(c) ||
-		core_data_is_fixed(c) || core_stats(c)->version > 0 ||
-		!images_differ(s->options, &m->data) || has_workers(s))
+	if (!s->options->auto_input || m->role != ROLE_WORKER || s->draining ||
+		!images_differ(s->options, &m->data) || !core_is_blank(s->state.core))
 		return 0;
 	s->next = *s->options;
 	if (!images_take(&s->next, m, s->memory_bytes, &e)) {

@@ -407,6 +407,33 @@ static void hello_resume(struct core *c, const struct event *ev)
 		go_live(c, w);
 }
 
+/* Returns 1 if the process that sent HELLO `h` already has the slot of `w`, whose worker has the
+ * same key. A process that resumes a session has the slot of this session, and no other one. A new
+ * process has a slot if a worker in this slot has its name, or if it repeats its HELLO on the
+ * connection of this slot. */
+static int has_slot(
+	const struct core *c, const struct worker *w, uint32_t peer, const struct msg_hello *h)
+{
+	if (h->resume.run.hi | h->resume.run.lo)
+		return worker_id(c, w) == h->resume.worker;
+	return w->session.peer == peer || (h->name[0] && strcmp(w->session.name, h->name) == 0);
+}
+
+int core_needs_slot(const struct core *c, uint32_t peer, const struct msg_hello *h, uint32_t *used)
+{
+	*used = 0;
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (has_ended(w) || strcmp(w->session.owner, h->owner) != 0)
+			continue;
+		if (has_slot(c, w, peer, h))
+			return 0;
+		++*used;
+	}
+	return 1;
+}
+
 /* Answers a HELLO that arrives after the end of the run. */
 static void hello_too_late(struct core *c, const struct event *ev)
 {

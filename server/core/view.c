@@ -1,6 +1,7 @@
 /* view.c - see view.h. */
 #include "server/core/view.h"
 #include "server/core/accumulator.h"
+#include "server/core/dataset.h"
 #include "server/core/ledger.h"
 #include "server/core/run.h"
 #include "server/core/sandblaster.h"
@@ -51,6 +52,14 @@ static void note_others(const struct core *c, struct hold_up_view *v)
 		if (v->others++ == 0)
 			v->other_data = w->session.data.xxh3;
 	}
+}
+
+int core_is_blank(const struct core *c)
+{
+	uint32_t without = in_state(c, SESSION_FREE) + in_state(c, SESSION_DEAD);
+
+	return without == c->cfg.sessions.max_workers && !c->dataset.fixed &&
+	       c->stats.version == 0 && !core_ending(c);
 }
 
 void core_hold_up(const struct core *c, struct hold_up_view *v)

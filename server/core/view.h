@@ -40,5 +40,8 @@ struct hold_up_view {
 void core_work(const struct core *c, struct work_view *v);
 /* Writes the reason why the core grants no work to *v. */
 void core_hold_up(const struct core *c, struct hold_up_view *v);
+/* Returns 1 if the run has nothing that a new run with another model would lose: no data set is
+ * fixed, the weights have not changed, no worker can push, and the run does not end. */
+int core_is_blank(const struct core *c);
 
 #endif

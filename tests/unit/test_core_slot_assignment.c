@@ -2,6 +2,8 @@
  * Proves invariants 1 and 4 of server/core/sessions.c: which slot a worker gets, and that the
  * server never assigns an incarnation twice.
  */
+#include <string.h>
+#include "server/core/view.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
@@ -23,6 +25,45 @@ TEST(a_full_table_refuses_until_a_worker_is_dead)
 	fixture_tick(&f, 1);
 	assert_int_equal(core_stats(f.core)->deaths, 2);
 	assert_int_equal(fixture_join(&f, 11, "").incarnation, 2);
+	fixture_close(&f);
+}
+
+TEST(the_slots_of_a_key_are_those_in_which_a_worker_may_return)
+{
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
+	struct stamp anna, other;
+	uint32_t used;
+
+	cfg.sessions.max_workers = 4;
+	fixture_open(&f, cfg);
+	assert_int_equal(core_is_blank(f.core), 1);
+	fixture_join(&f, 9, "");
+	assert_int_equal(core_is_blank(f.core), 0);
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	assert_int_equal(core_is_blank(f.core), 1);
+	anna = fixture_join(&f, 10, "anna");
+	fixture_join(&f, 11, "");
+	/* a process without a slot */
+	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 1);
+	assert_int_equal(used, 2);
+	other = anna;
+	other.worker = 4;
+	m = fixture_resume(other, 0, 0);
+	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 1);
+	/* the process of a slot: on its connection, with its name, and with its session */
+	m = fixture_hello("");
+	assert_int_equal(core_needs_slot(f.core, 11, &m.hello, &used), 0);
+	m = fixture_hello("anna");
+	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 0);
+	m = fixture_resume(anna, 0, 0);
+	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 0);
+	/* another key */
+	m = fixture_hello("anna");
+	memset(m.hello.owner, 'k', WIRE_MAX_OWNER);
+	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 1);
+	assert_int_equal(used, 0);
 	fixture_close(&f);
 }
 

@@ -222,6 +222,9 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 	case EFFECT_STATUS:
 		send_status(s, e->peer, e->max_text);
 		break;
+	case EFFECT_DATA_FIXED:
+		membership_log_data(s->state.core);
+		break;
 	case EFFECT_BEGIN:
 	case EFFECT_EPOCH_BEGUN:
 	case EFFECT_TRAINED:

@@ -224,18 +224,6 @@ static void on_transfer(void *arg, const struct event *ev)
 	dispatch(arg, ev, NULL);
 }
 
-/* Logs the data set of the run once, when the first accepted gradient has fixed it. */
-static void log_data_set(struct server *s)
-{
-	const struct data_id *d = core_data(s->state.core);
-
-	if (s->data_logged || !core_data_is_fixed(s->state.core))
-		return;
-	s->data_logged = 1;
-	log_info("server", "data_set", "data_id=%016llx train=%u test=%u",
-		(unsigned long long)d->xxh3, d->n_train, d->n_test);
-}
-
 /* Notifies the workers whose replies wait for the disk, because a worker without a reply and
  * without this notice would conclude that the server is lost. */
 static void notify_workers(struct server *s)
@@ -333,7 +321,6 @@ static void on_tick(uv_timer_t *t)
 		notify_workers(s);
 	request_snapshot(s);
 	membership_check(&s->membership, s->state.core);
-	log_data_set(s);
 	warnings_check(&s->warnings, s->state.core, s->status != 0);
 	waiting_tick(&s->waiting, s->state.core, dispatch_now(s));
 	if (progress_tick(
@@ -690,6 +677,8 @@ static void start_handles(struct server *s)
 	waiting_init(&s->waiting, core_config(s->state.core), router_endpoint(s->router),
 		s->auth != NULL);
 	membership_init(&s->membership, s->state.core);
+	if (core_data_is_fixed(s->state.core))
+		membership_log_data(s->state.core);
 	transfers_init(&s->transfers, s->state.core);
 	s->warnings.classes = s->options->model.classes;
 	s->warnings.usual_rate = s->options->usual_rate;

@@ -75,7 +75,6 @@ struct server {
 	char http_token[HTTP_TOKEN];
 	/* when the last checkpoint of a drain first failed; 0: it has not failed */
 	uint64_t unsaved_ms;
-	int data_logged; /* 1: the server has already logged the data set of the run */
 	struct membership membership;
 	struct transfers transfers;
 	struct labels *labels;

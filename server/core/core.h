@@ -89,6 +89,7 @@ enum effect_kind {
 	/* the core grants work for the first time since this start of the server. In a run without
 	 * a data set: the core decides a push for the first time since this start */
 	EFFECT_BEGIN,
+	EFFECT_DATA_FIXED, /* an accepted push has fixed the data set of the run (core_data) */
 	/* the core grants the first training lease of `epoch` since this start */
 	EFFECT_EPOCH_BEGUN,
 	/* every batch of `epoch` is counted, and the evaluation of the epoch begins */

@@ -322,6 +322,7 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
 void dataset_contributed(struct core *c)
 {
 	c->dataset.fixed = 1;
+	(void)effects_add(c, EFFECT_DATA_FIXED, 0);
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 

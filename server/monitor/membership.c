@@ -65,6 +65,14 @@ void membership_log_dispute(const struct effect *e)
 
 /* ---- of all --------------------------------------------------------------------------------- */
 
+void membership_log_data(const struct core *c)
+{
+	const struct data_id *d = core_data(c);
+
+	log_info("server", "data_set", "data_id=%016" PRIx64 " train=%u test=%u", d->xxh3,
+		d->n_train, d->n_test);
+}
+
 /* Logs that steps of mode sync ended with fewer gradients than were due. The function logs the
  * first such step, and then whenever the number of such steps has doubled. */
 static void check_steps(struct membership *m, const struct core *c)

@@ -1,7 +1,9 @@
 /*
- * membership.h - log lines about each worker that joins, stalls or leaves, and about two problems
- * that concern several workers: steps of mode sync that ended with too few gradients (short steps),
- * and workers with another data set than the run.
+ * membership.h - log lines about each worker that joins, stalls or leaves, about the data set of
+ * the run, and about two problems that concern several workers: steps of mode sync that ended with
+ * too few gradients (short steps), and workers with another data set than the run. The core counts
+ * these steps and workers, for the status, too. Only how often the log repeats the numbers is
+ * decided here, so membership_check compares them with those that it logged last.
  *
  * Thread: the loop's.
  */
@@ -24,6 +26,8 @@ const char *membership_name(enum worker_change change);
 void membership_log(const struct effect *e, const struct core *c, const struct labels *labels);
 /* Logs EFFECT_DISPUTED. */
 void membership_log_dispute(const struct effect *e);
+/* Logs the data set of the run, which is fixed now (EFFECT_DATA_FIXED). */
+void membership_log_data(const struct core *c);
 /* Logs the number of steps of sync that ended with too few gradients whenever this number has
  * doubled. If the number of workers with another data set than the run's has grown since the last
  * call, logs this number. */

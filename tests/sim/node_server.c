@@ -406,6 +406,7 @@ static void carry_out_server_effect(struct sim *s, const struct effect *e)
 		bounds_note_silence(s, e);
 		break;
 	case EFFECT_BEGIN:
+	case EFFECT_DATA_FIXED:
 	case EFFECT_EPOCH_BEGUN:
 	case EFFECT_TRAINED:
 	case EFFECT_EVALUATED:

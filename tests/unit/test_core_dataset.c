@@ -386,6 +386,7 @@ TEST(the_first_push_that_counts_fixes_it)
 	/* the worker may join, because the data set is not fixed yet */
 	struct stamp wrong = join_with_data(&f, 9, &other_data);
 	push_batch_from(&f, 8, right, 1, 0);
+	assert_int_equal(fixture_count(&f, EFFECT_DATA_FIXED), 1);
 	fixture_heartbeat(&f, 9, wrong);
 	fixture_refused(&f, 9, PS_ESTATE);
 	struct msg m = fixture_resume(wrong, 0, 0);
@@ -394,6 +395,8 @@ TEST(the_first_push_that_counts_fixes_it)
 	assert_wrong_data(&f, 9);
 	hello_with_data(&f, 7, &other_data);
 	assert_wrong_data(&f, 7);
+	push_batch_from(&f, 8, right, 2, 1);
+	assert_int_equal(fixture_count(&f, EFFECT_DATA_FIXED), 0);
 	fixture_restart(&f); /* after the restart the data set is fixed */
 	hello_with_data(&f, 7, &other_data);
 	assert_wrong_data(&f, 7);

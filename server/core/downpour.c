@@ -113,6 +113,9 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 		return REJECT_NONE;
 	if (is_impossible(c, w, p) || downpour_staleness(c, p) > max_staleness(c))
 		return REJECT_STALE;
+	/* a gradient that is applied alone is no voice of a buffer */
+	if (c->cfg.push.buffer_size <= 1)
+		return REJECT_NONE;
 	return voices_permit(c, w, &p->work) ? REJECT_NONE : REJECT_WORK;
 }
 

@@ -130,8 +130,6 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 
 	/* invariant 2 of dataset.c */
 	PS_ASSERT(c->cfg.training.epochs == 0 || worker_is_of_run(c, w));
-	/* invariant 1 of later_epochs.h */
-	PS_ASSERT(!later_epochs_contain(c, &p->work) || rights_of_replay(c, w, p));
 	c->stats.loss =
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
 	if (w->quarantine.bad_streak > 0 || !w->quarantine.sound)
@@ -139,6 +137,8 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 	if (!c->dataset.fixed && c->cfg.training.epochs > 0)
 		dataset_contributed(c);
 	if (c->cfg.training.epochs > 0) {
+		/* invariant 1 of later_epochs.h */
+		PS_ASSERT(!later_epochs_contain(c, &p->work) || rights_of_replay(c, w, p));
 		c->run.begun = 1; /* a replay proves that the run had begun before a crash */
 		batch_ledger_mark(c, &p->work);
 	}

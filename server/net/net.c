@@ -767,9 +767,9 @@ static int on_readable(void *arg)
 	if (rc == 0 || rc == PS_ENET)
 		return flush_awaited(r);
 	double begin = clock_seconds();
-	port_note_message(&r->port, r->in.fd);
 	r->stats.received++;
 	r->stats.received_bytes += frame_bytes(&r->in);
+	port_note_message(&r->port, r->in.fd);
 	if (port_is_closed(&r->port, r->in.fd, peer)) {
 		frames_release(&r->in);
 		return 1;

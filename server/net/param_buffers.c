@@ -241,10 +241,16 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
+/* Returns the device that keeps the weights, or NULL. */
+static const struct param_device *device_of(const struct param_buffers *w)
+{
+	return w->core ? core_config(w->core)->device : NULL;
+}
+
 /* Gets the values of `current` if only a device has them. */
 static void fetch(struct param_buffers *w)
 {
-	if (w->core)
+	if (device_of(w))
 		core_fetch_weights(w->core);
 }
 
@@ -418,7 +424,7 @@ static int compute_and_hash(struct param_buffers *w, struct core *c)
 
 int param_buffers_defer(const struct param_buffers *w)
 {
-	const struct param_device *d = w->core ? core_config(w->core)->device : NULL;
+	const struct param_device *d = device_of(w);
 
 	return d && d->defers;
 }

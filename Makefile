@@ -20,6 +20,7 @@
 #   make wheel           build the wheel of the Python package in build/wheel
 #   make deb             build Debian packages in build/deb; make deb-test: test them
 #   make docs/options.md write docs/options.md from the programs' --help
+#   make walk-trace      compare the calls of a push in a real server with docs/architecture.md
 #   make compile_commands.json  write the compilation database for clangd and clang-tidy
 #   make data            find or download the training images
 #   make deps            install missing packages, as root
@@ -79,6 +80,8 @@ OPT.asan    := -O1 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=u
 OPT.ubsan   := -O1 $(DEBUG) -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT.tsan    := -O1 $(DEBUG) -fsanitize=thread -include tests/support/tsan.h
 OPT.cover   := -O0 -g --coverage
+# each function records that it was entered (tests/support/call_trace.c)
+OPT.trace   := -O0 -g -finstrument-functions
 # The fuzz flavours have small tables (FUZZ_LIMITS), so that a core of the server starts in
 # microseconds.
 OPT.fuzz     = -O1 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_LIMITS)
@@ -89,7 +92,7 @@ OPT.fuzz-fast = -O2 -g -fsanitize=undefined -fsanitize-trap=undefined \
 FUZZ_LIMITS   = $(FUZZ_COVERAGE) -DWIRE_MAX_BATCHES=64u -DWIRE_MAX_SLICES=9u
 FUZZ_COVERAGE := -fsanitize=fuzzer-no-link
 ifeq ($(OPT.$(FLAVOUR)),)
-$(error FLAVOUR is release, asan, ubsan, tsan, cover, fuzz or fuzz-fast, not "$(FLAVOUR)")
+$(error FLAVOUR is release, asan, ubsan, tsan, cover, trace, fuzz or fuzz-fast, not "$(FLAVOUR)")
 endif
 LD.release := -pie -Wl,-z,relro,-z,now,-z,noexecstack
 LD.asan    := -fsanitize=address,undefined
@@ -112,14 +115,15 @@ endif
 
 # ---- sources ----------------------------------------------------------------------------------
 MAINS := server/main.c worker/main.c worker/ctl/ctl.c
-SRC.common := $(wildcard common/*.c) $(if $(filter tsan,$(FLAVOUR)),tests/support/tsan.c)
+SRC.common := $(wildcard common/*.c) $(if $(filter tsan,$(FLAVOUR)),tests/support/tsan.c) \
+	$(if $(filter trace,$(FLAVOUR)),tests/support/call_trace.c)
 SRC.proto  := $(wildcard proto/*.c)
 SRC.core   := $(wildcard server/core/*.c)
 SRC.server := $(filter-out $(MAINS) $(SRC.core),$(wildcard server/*.c server/*/*.c))
 SRC.kernels := $(wildcard kernels/*.c kernels/device/*.c kernels/cpu/*.c kernels/cuda/*.c)
 SRC.client := $(wildcard worker/client/*.c)
 SRC.worker := $(filter-out $(MAINS),$(wildcard worker/*.c worker/data/*.c worker/ctl/*.c))
-SRC.support := $(filter-out %/failing_disk.c %/test.c $(SRC.common),$(wildcard tests/support/*.c tests/device/*.c))
+SRC.support := $(filter-out %/failing_disk.c %/call_trace.c %/test.c $(SRC.common),$(wildcard tests/support/*.c tests/device/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 include kernels/kernels.mk
@@ -152,7 +156,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: FORCE installed mutants all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units threaded faults documents help
+.PHONY: FORCE installed mutants walk-trace all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units threaded faults documents help
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(STORE_MODULE) $(EXAMPLES) $(B)/libcnnps.a
@@ -366,6 +370,10 @@ tsan: installed
 mutants: installed
 	@$(MAKE) $(JOBS) all $(RULE_MUTANTS)
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && exec $(PYTEST) tests/mutants
+# Trace a push through a server, and compare the trace with the walk in docs/architecture.md.
+walk-trace: installed
+	@$(MAKE) $(JOBS) FLAVOUR=trace CUDA=0 build/trace/cnn-ps
+	@$(PYTHON) -B tests/tools/walk_trace.py --check
 bench:
 	@deploy/setup.sh check bench
 	@$(MAKE) $(JOBS) FLAVOUR=release tests

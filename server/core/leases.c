@@ -102,7 +102,7 @@ static void evaluated(struct core *c)
 
 void leases_settle_evaluation(struct core *c)
 {
-	if (checks_have_begun(c) && checks_settle(c))
+	if (c->leases.evaluating && checks_have_begun(c) && checks_settle(c))
 		evaluated(c);
 }
 

@@ -158,7 +158,7 @@ static int is_replaying(const struct worker *w)
 
 void quarantine_bad(struct core *c, struct worker *w)
 {
-	uint32_t streak = ++w->quarantine.bad_streak;
+	uint32_t streak = ++w->quarantine.bad_streak + w->quarantine.earlier;
 
 	/* the worker first replays the pushes that were acknowledged before a crash */
 	if (streak < MAX_STREAK || (is_replaying(w) && streak < 2 * MAX_STREAK))
@@ -186,8 +186,17 @@ void quarantine_strike(struct core *c, struct worker *w, const char *owner, cons
 
 void quarantine_good(struct worker *w)
 {
-	w->quarantine.bad_streak = 0;
+	w->quarantine.bad_streak = w->quarantine.earlier = 0;
 	w->quarantine.sound = 1;
+}
+
+uint32_t quarantine_inherit(const struct worker *of, uint32_t streak)
+{
+	uint64_t of_slot = (uint64_t)of->quarantine.bad_streak + of->quarantine.earlier;
+
+	if (of_slot > MAX_STREAK - 1)
+		of_slot = MAX_STREAK - 1;
+	return streak < of_slot ? (uint32_t)of_slot : streak;
 }
 
 void quarantine_notify(struct core *c, struct worker *w, uint32_t peer)

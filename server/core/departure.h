@@ -50,6 +50,7 @@ struct worker;
  * it. */
 struct worker_quarantine {
 	uint32_t bad_streak; /* pushes and evaluations in a row that were bad */
+	uint32_t earlier;    /* such a series of earlier processes, which goes on */
 	int excluded;        /* 1: this incarnation is excluded */
 	int sound;           /* 1: a push of this incarnation was accepted */
 };
@@ -77,6 +78,9 @@ void quarantine_bad(struct core *c, struct worker *w);
 void quarantine_strike(struct core *c, struct worker *w, const char *owner, const char *name);
 /* Called when a push of w was accepted: ends the series of bad pushes of w. */
 void quarantine_good(struct worker *w);
+/* Called when a new process takes slot `w`, before the slot changes, for each slot `of` of the same
+ * worker. Returns the larger of `streak` and the number of bad pushes in a row of `of`. */
+uint32_t quarantine_inherit(const struct worker *of, uint32_t streak);
 /* Sends the excluded worker `w` ERROR PS_EQUARANTINE if its pushes are durable; otherwise does
  * nothing. If `peer` is 0, the worker has no connection and gets no message. */
 void quarantine_notify(struct core *c, struct worker *w, uint32_t peer);

@@ -273,6 +273,22 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 		       : REJECT_NONE;
 }
 
+void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of)
+{
+	const double ratio = c->cfg.limits.norm_ratio;
+
+	if (of->push_no >= n->push_no) {
+		n->push_no = of->push_no;
+		n->last = of->last;
+		n->version = of->version;
+		n->print = of->print;
+	}
+	if (of->n_sizes == 0 || (of->size < ratio && of->size > 1 / ratio))
+		return;
+	n->size = vec_larger(n->size, of->size < ratio ? 1 / ratio : ratio);
+	n->n_sizes = MIN_SIZES - 1;
+}
+
 double norms_scale(const struct core *c, const struct msg_push *p)
 {
 	const double ratio = c->cfg.limits.norm_ratio;

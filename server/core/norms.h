@@ -23,7 +23,9 @@
  *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (4) sizes. In this
  *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). So one gradient of any
  *   size does not move the mean of four sizes above R. This comparison of means does not happen in
- *   mode easgd, where the distance between a worker and the centre depends on the worker's speed;
+ *   mode easgd, where the distance between a worker and the centre depends on the worker's speed.
+ *   A new process continues the mean of an earlier one of its key or name that was not within
+ *   these limits, as three sizes at the limit: its next size decides;
  * - a gradient is rejected if its size is above LARGEST (a million), or, where the means are not
  *   compared, above SPIKE * R (25 R);
  * - in a run with a data set, a gradient that comes for the third time or more in a row, but with
@@ -77,6 +79,11 @@ struct worker_norms {
 /* Includes the norm and the size of the gradient of push `p`, which store_check has accepted, in
  * the means of worker `w`. Returns REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
+/* Called when a new process joins, for the norms `n` of its slot, which are zero at first, and the
+ * norms `of` each slot of the same worker. The newest gradient of these slots counts as the last one
+ * of the process. If the mean of the sizes in `of` is not within the limits, the process begins as
+ * if MIN_SIZES - 1 of its sizes had been at the limit. */
+void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of);
 /* Returns the factor, at most 1, by which the gradient of push `p` is scaled. */
 double norms_scale(const struct core *c, const struct msg_push *p);
 

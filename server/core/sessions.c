@@ -222,6 +222,34 @@ static void refuse_quarantined(struct core *c, uint32_t peer)
 	effects_refuse(c, peer, PS_EQUARANTINE, 0, c->effects.said.text);
 }
 
+/* Returns 1 if slot `w` is of the worker that says HELLO `h`: they have the same key or, without
+ * keys, the same name. */
+static int is_of_same_worker(const struct worker *w, const struct msg_hello *h)
+{
+	if (w->session.owner[0] || h->owner[0])
+		return workers_same_key(w->session.owner, h->owner);
+	return h->name[0] && strncmp(w->session.name, h->name, sizeof(w->session.name)) == 0;
+}
+
+/* Gives slot `w` to a new process, which continues what the earlier processes of the same worker
+ * have done wrong, except for excluded ones: an exclusion ends a series of bad pushes. */
+static void inherit_faults(struct core *c, struct worker *w, const struct msg_hello *h)
+{
+	struct worker_norms norms = {0};
+	uint32_t streak = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker *o = &c->worker[i];
+
+		if (o->quarantine.excluded || !is_of_same_worker(o, h))
+			continue;
+		norms_inherit(c, &norms, &o->norms);
+		streak = quarantine_inherit(o, streak);
+	}
+	w->norms = norms;
+	w->quarantine = (struct worker_quarantine){.earlier = streak};
+}
+
 static void hello_new(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
@@ -248,6 +276,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	batch_ledger_release(c, w);
 	backups_release(c, w);
 	pace_replace(c, w);
+	inherit_faults(c, w, h);
 	w->session.incarnation++;
 	w->session.born_term = c->cfg.term;
 	memcpy(w->session.name, h->name, sizeof(w->session.name));
@@ -260,11 +289,8 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->lease.request = 0;
 	/* a new process does not continue the grant of the old one */
 	w->lease.grant = (struct msg_grant){0};
-	w->lease.waiting = w->session.leaving = w->sync.idle = w->quarantine.excluded =
-		w->quarantine.sound = 0;
+	w->lease.waiting = w->session.leaving = w->sync.idle = 0;
 	w->sync.member = 0; /* the step under way does not wait for a new process */
-	w->quarantine.bad_streak = 0;
-	w->norms = (struct worker_norms){0};
 	w->ledger.replay_target = 0;
 	join(c, w);
 }

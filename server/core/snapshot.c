@@ -190,6 +190,17 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 #define ABSENCE_OVERDUE 1u
 #define ABSENCE_LOST    2u
 
+/* Describes both counts as one number, with that of earlier processes in its upper half. The upper
+ * half is 0 in the snapshot of a release that did not store it. */
+static void put_streak(struct cursor *k, struct worker_quarantine *q)
+{
+	uint32_t both = q->earlier << 16 | q->bad_streak;
+
+	u32(k, &both);
+	q->earlier = both >> 16;
+	q->bad_streak = both & 0xffff;
+}
+
 static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 {
 	int used = w->session.state != SESSION_FREE, gone = w->session.state == SESSION_DEAD;
@@ -219,7 +230,7 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	flag(k, &w->ssp.racing);
 	u64(k, &w->sync.answered);
 	u64(k, &w->sync.member);
-	u32(k, &w->quarantine.bad_streak);
+	put_streak(k, &w->quarantine);
 	flag(k, &w->quarantine.excluded);
 	flag(k, &w->quarantine.sound);
 	refuse_over(k, (uint64_t)w->quarantine.excluded, (uint64_t)gone);

@@ -13,8 +13,8 @@
 
 struct fleet {
 	struct core_fixture f;
-	struct stamp stamp[WORKERS];
-	uint64_t seq[WORKERS];
+	struct stamp stamp[2 * WORKERS];
+	uint64_t seq[2 * WORKERS];
 	float g[FIXTURE_PARAMS];
 };
 
@@ -231,6 +231,90 @@ TEST(with_two_keys_each_worker_counts)
 	honest(&t, 0, 4, 10, 1);
 	double s = scale_of_push(&t, 4, 50);
 	assert_true(50 * s <= 1.2 * RATIO);
+	fixture_close(&t.f);
+}
+
+/* Starts a new process of worker i, which takes any slot. With `key`, the worker has a key and no
+ * name, otherwise a name and no key. Returns the index of the slot. */
+static uint32_t start_again(struct fleet *t, uint32_t i, int key)
+{
+	static uint32_t peer = 1000;
+	struct msg m = fixture_hello("");
+
+	*(key ? m.hello.owner : m.hello.name) = (char)('a' + (char)i);
+	fixture_message(&t->f, ++peer, &m);
+	return fixture_sent(&t->f, peer, MSG_WELCOME)->welcome.stamp.worker - 1;
+}
+
+/* Opens a fleet whose workers have keys or names, with twice as many slots. */
+static void open_known(struct fleet *t, int key)
+{
+	struct core_config cfg = with_ratio();
+
+	cfg.sessions.max_workers = 2 * WORKERS;
+	open_norms_fleet(t, cfg, 0);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		assert_int_equal(start_again(t, i, key), i);
+}
+
+TEST(a_new_process_does_not_escape_the_comparison)
+{
+	static const double bad[] = {10, 0.1, 0}; /* factors of the others' norm */
+
+	for (size_t b = 0; b < 6; b++) {
+		struct fleet t;
+		uint32_t bad_one = WORKERS - 1;
+		int rejected = 0;
+
+		open_known(&t, b < 3);
+		for (int r = 0; r < 30; r++) {
+			honest(&t, 0, WORKERS - 1, 1, 2);
+			rejected += check_norm(&t, bad_one, 2 * bad[b % 3]) == REJECT_NORM;
+			if (r % 3 == 2) {
+				t.f.core->worker[bad_one].session.state = SESSION_DEAD;
+				bad_one = start_again(&t, WORKERS - 1, b < 3);
+			}
+		}
+		assert_int_equal(rejected, 30 - 3);
+		/* the worker is repaired */
+		honest(&t, bad_one, bad_one + 1, 9, 2);
+		bad_one = start_again(&t, WORKERS - 1, b < 3);
+		assert_true(bad_one >= WORKERS || b >= 3);
+		honest(&t, bad_one, bad_one + 1, 9, 2);
+		fixture_close(&t.f);
+	}
+}
+
+/* A new process of a worker whose sizes are within the limits begins without sizes. */
+TEST(a_new_process_of_an_honest_worker_may_begin_with_a_large_gradient)
+{
+	struct fleet t;
+
+	open_known(&t, 1);
+	honest(&t, 0, WORKERS, 9, 1);
+	uint32_t slot = start_again(&t, 4, 1);
+	assert_int_equal(check_norm(&t, slot, 1e4), REJECT_NONE);
+	honest(&t, slot, slot + 1, 9, 1);
+	fixture_close(&t.f);
+}
+
+TEST(a_new_process_does_not_repeat_the_last_gradient)
+{
+	struct fleet t;
+
+	open_known(&t, 1);
+	honest(&t, 0, WORKERS, 3, 1);
+	uint32_t slot = 4;
+	for (uint64_t n = 0; n < 6; n++) {
+		struct msg m = push_with_norm(&t, 4, 1);
+
+		m.push.base_version = 500 + n;
+		assert_int_equal(norms_check(t.f.core, &t.f.core->worker[slot], &m.push),
+			n < 2 ? REJECT_NONE : REJECT_NORM);
+		t.f.core->stats.accepted++;
+		t.f.core->worker[slot].session.state = SESSION_DEAD;
+		slot = start_again(&t, 4, 1);
+	}
 	fixture_close(&t.f);
 }
 

@@ -61,6 +61,35 @@ static struct core_config without_disk(void)
 	return cfg;
 }
 
+TEST(a_new_process_continues_the_bad_pushes_of_the_earlier_one)
+{
+	for (int key = 0; key < 2; key++) {
+		struct core_fixture f;
+		struct core_config cfg = without_disk();
+
+		cfg.sessions.max_workers = 8;
+		fixture_open(&f, cfg);
+		struct stamp good = fixture_join(&f, 8, "good");
+		push_well(&f, 8, good, 1);
+		for (uint32_t peer = 10; peer < 14; peer++) {
+			struct msg m = fixture_hello(key ? "" : "bad");
+
+			m.hello.owner[0] = key ? 'k' : 0;
+			fixture_message(&f, peer, &m);
+			const struct msg *w = fixture_sent(&f, peer, MSG_WELCOME);
+			uint64_t seq = w->welcome.last_seq;
+			struct stamp s = w->welcome.stamp;
+			push_nan(&f, peer, s, seq + 1, PATIENCE / 4);
+			if (peer < 13) /* dead: it has no vote on the end of the run */
+				f.core->worker[s.worker - 1].session.state = SESSION_DEAD;
+			if (peer == 11)
+				fixture_restart(&f);
+		}
+		assert_excluded(&f, 13);
+		fixture_close(&f);
+	}
+}
+
 TEST(one_of_two_is_excluded_and_the_other_goes_on)
 {
 	struct core_fixture f;

@@ -4,6 +4,7 @@
 #include <microhttpd.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,12 +71,15 @@ struct visitor {
 	/* when the connection began, the newest header was complete, or the newest answer ended */
 	uint64_t since_ms;
 	uint64_t limit_ms; /* time limit, from since_ms on */
+	/* the order of the times since_ms. Many of these times are equal in a flood */
+	uint64_t order;
 	/* 1: the connection is a stream, which has no time limit; since_ms is its begin */
 	int is_stream;
 };
 
 struct http {
 	struct visitor visitor[MAX_CONNECTIONS];
+	uint64_t last_order;
 	uv_loop_t *loop;
 	struct MHD_Daemon *daemon;
 	uv_poll_t poll;
@@ -106,6 +110,13 @@ static void hang_up(struct visitor *v)
 {
 	(void)shutdown(v->fd, SHUT_RDWR);
 	v->fd = 0;
+}
+
+/* Begins the time of a new connection, of an answer, or after an answer. */
+static void begin_time(struct http *h, struct visitor *v)
+{
+	v->since_ms = uv_now(h->loop);
+	v->order = ++h->last_order;
 }
 
 /* Returns the address of a client as a number. Clients of one IPv6 network of 64 bits have one
@@ -157,7 +168,7 @@ static void close_oldest(struct http *h)
 			continue;
 		uint32_t siblings = siblings_of(h, v, 0);
 		if (!oldest || siblings > max_siblings ||
-			(siblings == max_siblings && v->since_ms < oldest->since_ms)) {
+			(siblings == max_siblings && v->order < oldest->order)) {
 			oldest = v;
 			max_siblings = siblings;
 		}
@@ -196,8 +207,8 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 		return;
 	*v = (struct visitor){.fd = code == MHD_CONNECTION_NOTIFY_STARTED ? fd : 0,
 		.address = address_of_client(connection),
-		.since_ms = uv_now(h->loop),
 		.limit_ms = REQUEST_MS};
+	begin_time(h, v);
 	if (v->fd)
 		close_oldest(h);
 }
@@ -554,7 +565,7 @@ static void on_completed(void *arg, struct MHD_Connection *connection, void **st
 	(void)code;
 	if (v) {
 		v->is_stream = 0;
-		v->since_ms = uv_now(h->loop);
+		begin_time(h, v);
 		v->limit_ms = REQUEST_MS;
 	}
 	free(*state);
@@ -599,7 +610,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
 	}
 	struct visitor *v = visitor_of(h, fd_of(connection));
 	if (v && !*state)
-		v->since_ms = uv_now(h->loop);
+		begin_time(h, v);
 	if (h->token && strcmp(method, MHD_HTTP_METHOD_POST) == 0 && strcmp(path, "/login") == 0)
 		return read_form(h, connection, body, body_size, state);
 	if (!is_get && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
@@ -660,6 +671,21 @@ static int cannot_listen(const struct endpoint *to, int error, struct err *e)
 		error == EADDRINUSE ? ": stop the process that has it, or take another port" : "");
 }
 
+/* From now on, libmicrohttpd gets a new connection when its first bytes have arrived, or after a
+ * second. So a request that arrives at once is read and answered before the connections that come
+ * later can close its connection (close_oldest), however many an attacker at the same address
+ * opens. Without this option of the kernel, /healthz could remain unanswered. */
+static void accept_requests_only(const struct http *h)
+{
+	const union MHD_DaemonInfo *info =
+		MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_LISTEN_FD);
+	const int seconds = 1;
+
+	if (info)
+		(void)setsockopt(
+			info->listen_fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof(seconds));
+}
+
 static int start_daemon(
 	struct http *h, const struct endpoint *to, const struct addrinfo *at, struct err *e)
 {
@@ -674,6 +700,7 @@ static int start_daemon(
 		on_completed, h, MHD_OPTION_END);
 	if (!h->daemon)
 		return cannot_listen(to, errno, e);
+	accept_requests_only(h);
 	h->is_loopback = address_is_loopback(at->ai_addr);
 	const union MHD_DaemonInfo *info =
 		MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);

@@ -23,6 +23,7 @@
 
 static uv_loop_t loop;
 static uint64_t skipped_ms; /* the time that a test has skipped */
+static uint64_t frozen_ms;  /* not 0: the time stands still */
 static struct http *http;
 static char answer[2 * LARGE];
 static int pages; /* the number of requests */
@@ -31,7 +32,7 @@ static int pages; /* the number of requests */
 uint64_t uv_now(const uv_loop_t *l)
 {
 	(void)l;
-	return clock_ms() + skipped_ms;
+	return frozen_ms ? frozen_ms : clock_ms() + skipped_ms;
 }
 
 static void on_test_page(void *arg, const char *path, struct http_page *page)
@@ -59,7 +60,7 @@ static int set_up_http(void **state)
 
 	(void)state;
 	pages = 0;
-	skipped_ms = 0;
+	skipped_ms = frozen_ms = 0;
 	return uv_loop_init(&loop) ||
 	       http_new(&http, &loop, "127.0.0.1:0", on_test_page, &pages, &e);
 }
@@ -285,6 +286,63 @@ TEST_IN(slow_clients_do_not_silence_a_page, set_up_http, tear_down_http)
 	assert_true(clock_ms() - begin < 2000);
 	for (size_t i = 0; i < 64; i++)
 		close(fd[i]);
+}
+
+/* A client sends its request in one piece, some time after it has connected. Meanwhile another
+ * program with the same address opens more connections than the server keeps. */
+TEST_IN(many_connections_do_not_close_one_before_its_request, set_up_http, tear_down_http)
+{
+	static const char request[] = "GET /ok HTTP/1.1\r\nHost: localhost\r\n\r\n";
+	int fd[64], honest = dial_http();
+
+	for (size_t i = 0; i < 64; i++) {
+		fd[i] = dial_http();
+		assert_int_equal(send(fd[i], "GET ", 4, 0), 4);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	assert_int_equal(
+		send(honest, request, strlen(request), MSG_NOSIGNAL), (ssize_t)strlen(request));
+	read_answer(honest, "fine\n");
+	assert_string_equal(body(), "fine\n");
+	for (size_t i = 0; i < 64; i++)
+		close(fd[i]);
+	close(honest);
+}
+
+/* Opens a connection and sends a part of a request. */
+static int begin_request(const char *part)
+{
+	int fd = dial_http();
+
+	assert_int_equal(send(fd, part, strlen(part), 0), (ssize_t)strlen(part));
+	uv_run(&loop, UV_RUN_NOWAIT);
+	uv_run(&loop, UV_RUN_NOWAIT);
+	return fd;
+}
+
+/* A request arrives in two pieces. In the same millisecond ten newer connections close older ones
+ * of the same address, but not this one, although it has the place of the first one. */
+TEST_IN(the_oldest_connection_of_a_millisecond_is_closed, set_up_http, tear_down_http)
+{
+	static const char rest[] = "ok HTTP/1.1\r\nHost: localhost\r\n\r\n";
+	int fd[58], honest;
+
+	frozen_ms = clock_ms();
+	for (size_t i = 0; i < 48; i++)
+		fd[i] = begin_request("GET ");
+	close(fd[0]);
+	fd[0] = -1;
+	for (uint64_t begin = clock_ms(); clock_ms() - begin < 20;)
+		uv_run(&loop, UV_RUN_NOWAIT);
+	honest = begin_request("GET /");
+	for (size_t i = 48; i < 58; i++)
+		fd[i] = begin_request("GET ");
+	assert_int_equal(send(honest, rest, strlen(rest), MSG_NOSIGNAL), (ssize_t)strlen(rest));
+	read_answer(honest, "fine\n");
+	assert_string_equal(body(), "fine\n");
+	for (size_t i = 1; i < 58; i++)
+		close(fd[i]);
+	close(honest);
 }
 
 /* A client with another address opened its connection before all others, and completes its request

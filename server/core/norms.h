@@ -80,9 +80,9 @@ struct worker_norms {
  * the means of worker `w`. Returns REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
 /* Called when a new process joins, for the norms `n` of its slot, which are zero at first, and the
- * norms `of` each slot of the same worker. The newest gradient of these slots counts as the last one
- * of the process. If the mean of the sizes in `of` is not within the limits, the process begins as
- * if MIN_SIZES - 1 of its sizes had been at the limit. */
+ * norms `of` each slot of the same worker. The newest gradient of these slots counts as the last
+ * one of the process. If the mean of the sizes in `of` is not within the limits, the process begins
+ * as if MIN_SIZES - 1 of its sizes had been at the limit. */
 void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of);
 /* Returns the factor, at most 1, by which the gradient of push `p` is scaled. */
 double norms_scale(const struct core *c, const struct msg_push *p);

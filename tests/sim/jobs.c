@@ -40,6 +40,8 @@ static void count_run(struct totals *t, const struct sim *s)
 	t->exact += s->exact && (s->crashes || s->ordered);
 	t->broken += s->disk.broken != 0;
 	t->wal += s->cfg.checkpoint.wal != 0;
+	t->events += s->events;
+	t->digest += s->digest;
 	t->messages += s->net.sent;
 	t->crashes += s->crashes;
 	t->power_cuts += s->power_cuts;

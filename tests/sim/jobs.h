@@ -14,7 +14,8 @@ struct totals {
 	uint64_t seeds, mode[SIM_MODES], exact, broken, wal;
 	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, twins, hangs,
 		excluded, diverged, quarantines, releases, disputes, outvoted, full, disk_ops,
-		lane_pushes, torn_pushes, hostile_messages, hostile_accepted;
+		lane_pushes, torn_pushes, hostile_messages, hostile_accepted, events;
+	uint64_t digest; /* the sum of the digests of all runs, so their order does not matter */
 };
 
 struct jobs_result {

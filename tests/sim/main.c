@@ -159,6 +159,8 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 	printf("  messages %llu; disk operations %llu, %llu without space\n",
 		(unsigned long long)t->messages, (unsigned long long)t->disk_ops,
 		(unsigned long long)t->full);
+	printf("  events %llu, %.0f/s; digest %016llx\n", (unsigned long long)t->events,
+		(double)t->events / seconds, (unsigned long long)t->digest);
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
@@ -172,7 +174,8 @@ static int run_one(const char *program, uint64_t seed, const struct sim_limits *
 	sim_release(&s);
 	if (rc)
 		return failed(program, seed, l, shrinks);
-	printf("seed %llu: clean\n", (unsigned long long)seed);
+	printf("seed %llu: clean, events %llu, digest %016llx\n", (unsigned long long)seed,
+		(unsigned long long)s.events, (unsigned long long)s.digest);
 	return 0;
 }
 

@@ -215,6 +215,7 @@ static void run_events(struct sim *s)
 			late(s);
 			break;
 		}
+		sim_digest_event(s, &it);
 		sim_happen(s, &it);
 		net_done(&s->net, &it);
 		conduct(s);
@@ -304,6 +305,7 @@ static void run_once(struct sim *s, uint64_t seed)
 		bounds_trace(s);
 	else if (!s->refused)
 		verdict(s);
+	sim_digest_end(s);
 	server_release(s);
 	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
 		session_free(&s->worker[i].session);
@@ -354,6 +356,7 @@ int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int t
 {
 	s->limits = *limits;
 	s->trace = trace;
+	s->events = s->digest = 0;
 	use(s);
 	run_once(s, seed);
 	s->trace = 0;

@@ -373,6 +373,9 @@ struct sim {
 	uint32_t excluded, diverged;
 	uint32_t quarantines, releases;
 	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins, hangs;
+	/* the number of events, and a hash of all events and of the state at the end, also of the
+	 * second run of a comparison */
+	uint64_t events, digest;
 	char violation[256]; /* empty: no violation */
 };
 
@@ -400,6 +403,10 @@ uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
 uint64_t sim_clock(struct sim *s, uint32_t node);
 struct sim_worker *worker_at(struct sim *s, uint32_t node);
 void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
+/* Add a number, an event, and the state at the end of a run, to s->digest. */
+void sim_digest_add(struct sim *s, uint64_t value);
+void sim_digest_event(struct sim *s, const struct item *it);
+void sim_digest_end(struct sim *s);
 void sim_trace(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 
 /* plan.c: draws the plan of the run from the seed. */

@@ -1,7 +1,9 @@
-/* state.c - functions for all files of the simulator: violation, trace, clocks, the weights of a
- * version, and the coordinates of batches and pushes. */
+/* state.c - functions for all files of the simulator: violation, trace, digest, clocks, the weights
+ * of a version, and the coordinates of batches and pushes. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
 #include "tests/sim/sim.h"
 
 void sim_violation(struct sim *s, const char *fmt, ...)
@@ -26,6 +28,45 @@ void sim_trace(struct sim *s, const char *fmt, ...)
 	vprintf(fmt, ap);
 	va_end(ap);
 	printf("\n");
+}
+
+void sim_digest_add(struct sim *s, uint64_t value)
+{
+	s->digest = (s->digest << 29 | s->digest >> 35) ^ value * 0x9e3779b97f4a7c15u;
+}
+
+void sim_digest_event(struct sim *s, const struct item *it)
+{
+	const uint64_t value[] = {it->at_ms, it->order, it->process, (uint64_t)it->what, it->node,
+		it->link, it->number, it->msg ? (uint64_t)it->msg->type : 0};
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < sizeof(value) / sizeof(value[0]); i++)
+		sum = sum * 0x100000001b3u + value[i];
+	s->events++;
+	sim_digest_add(s, sum);
+}
+
+/* The generators have a state that depends on the number of values drawn so far. The file LOCK has
+ * the id of the real process. */
+void sim_digest_end(struct sim *s)
+{
+	const uint64_t value[] = {s->plan.state, s->chance.state, s->net.rng.state,
+		s->disk.rng.state, s->hostile_rng.state, s->net.sent, s->net.lost, s->disk.ops,
+		s->n_coordinates, (uint64_t)s->finished, (uint64_t)s->refused, (uint64_t)s->torn,
+		XXH3_64bits(s->violation, strlen(s->violation)),
+		XXH3_64bits(s->expected, s->n_coordinates * sizeof(s->expected[0]))};
+
+	for (size_t i = 0; i < sizeof(value) / sizeof(value[0]); i++)
+		sim_digest_add(s, value[i]);
+	for (size_t i = 0; i < DISK_FILES; i++) {
+		const struct disk_name *n = &s->disk.now[i];
+		const struct disk_file *f = n->file >= 0 ? &s->disk.file[n->file] : NULL;
+
+		if (f && f->size > 0 && strcmp(n->text, "LOCK") != 0)
+			sim_digest_add(s, XXH3_64bits(f->now, f->size));
+	}
+	s->digest = XXH3_64bits(&s->digest, sizeof(s->digest));
 }
 
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version)

@@ -41,6 +41,20 @@ def test_no_seed_violates_anything(options, seeds):
             run.kill()
 
 
+def digest_of(*arguments):
+    text, _ = sim("tests/sim/sim", *arguments).communicate(timeout=LIMIT)
+    return re.search("digest ([0-9a-f]{16})", text).group(1)
+
+
+def test_the_digest_tells_whether_seeds_run_as_before():
+    """The digest of many seeds does not depend on the number of processes, and other seeds have
+    another digest."""
+    digest = digest_of("--seeds", "1..140")
+    assert digest == digest_of("--seeds", "1..140", "--jobs", "3")
+    assert digest != digest_of("--seeds", "2..141")
+    assert digest_of("--seed", "5") == digest_of("--seed", "5", "--trace")
+
+
 def options_of(bug):
     """Returns the options of the simulator with which the bug is found: the patch of a bug that
     only hostile workers use begins with a line that names them."""

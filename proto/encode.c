@@ -6,6 +6,7 @@
 #include <stdalign.h>
 #include <string.h>
 #include "proto/wire.h"
+#include "common/clones.h"
 #include "proto/bf16.h"
 #include "proto/checksum.h"
 #include "proto/schema.h"
@@ -179,7 +180,7 @@ static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char pre
 /* Encodes the header frame. `xxh3` is an array with the checksum of each slice. */
 static int encode_header(const struct msg *m, const uint64_t *xxh3, zmq_msg_t *header)
 {
-	alignas(max_align_t) unsigned char memory[ENCODE_MEMORY];
+	PS_UNINITIALIZED alignas(max_align_t) unsigned char memory[ENCODE_MEMORY];
 	struct wire_arena arena = {memory, sizeof(memory), 0};
 	const ProtobufCMessage *p = put_message(&arena, m, xxh3);
 	unsigned char prefix[MAX_PREFIX];

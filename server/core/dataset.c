@@ -27,6 +27,7 @@
  *     did before the crash (tests/sim/replays.c).
  */
 #include "server/core/dataset.h"
+#include "common/clones.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/departure.h"
 #include "server/core/effects.h"
@@ -286,7 +287,7 @@ static int is_contested(const struct core *c, int all_are_stalled)
 void dataset_choose(struct core *c)
 {
 	struct data_id best = c->dataset.id;
-	struct voters v;
+	PS_UNINITIALIZED struct voters v;
 	uint32_t max;
 	int all_are_stalled;
 

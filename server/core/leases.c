@@ -1,6 +1,7 @@
 /* leases.c - see leases.h. */
 #include "server/core/leases.h"
 #include "common/assert.h"
+#include "common/clones.h"
 #include "server/core/accumulator.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/checkpoints.h"
@@ -500,7 +501,7 @@ static uint32_t find_waiting(struct core *c, struct worker *waiting[WIRE_MAX_WOR
 
 void leases_grant_waiting(struct core *c)
 {
-	struct worker *waiting[WIRE_MAX_WORKERS];
+	PS_UNINITIALIZED struct worker *waiting[WIRE_MAX_WORKERS];
 	uint32_t n = run_gives_work(c) ? find_waiting(c, waiting) : 0;
 
 	for (uint32_t i = 0; i < n; i++)

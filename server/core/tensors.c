@@ -29,8 +29,12 @@ static void refuse_tensors(struct core *c, const char *why, size_t line, uint32_
 
 static const char *check_list(const struct core *c, const char *list, size_t *line)
 {
-	const char *why = tensor_list_check(list, c->store.n, c->store.trained, line);
+	const char *why;
 
+	/* the run's list is a checked one */
+	if (c->tensors.list[0] && strcmp(list, c->tensors.list) == 0)
+		return NULL;
+	why = tensor_list_check(list, c->store.n, c->store.trained, line);
 	if (why || !c->tensors.list[0])
 		return why;
 	*line = tensor_list_difference(list, c->tensors.list);

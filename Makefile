@@ -235,6 +235,8 @@ $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 # In the kernels, automatic variables are not initialised, which is 2 % faster. No bytes of a peer
 # ever reach these variables.
 $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
+# So in the simulator, whose functions have a struct msg of 5 KB for each message.
+$(B)/tests/sim/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
 # The objects below are compiled with -O3, because their code loops over whole vectors.
 $(B)/worker/steps.o $(B)/worker/client/feedback.o $(B)/proto/checksum.o $(B)/proto/bf16.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
@@ -280,7 +282,8 @@ $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 include tests/fuzz/fuzz.mk
 # The simulator links the server's own code and wraps its system calls (tests/sim/calls.h).
 SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate renameat unlinkat flock fstat fstatat \
-	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try free
+	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try mem_lazy \
+	mem_lazy_free free
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
 SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/tests/support/shuffled_engine.o $(B)/worker/client/session.o \
 	$(ARCHIVES.server)

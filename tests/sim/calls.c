@@ -320,6 +320,18 @@ static void *large_block(size_t bytes)
 	return NULL;
 }
 
+/* Takes a large block back. Returns 0 if `p` is no large block. */
+static int give_back(const void *p)
+{
+	for (size_t i = 0; p && i < MAX_LARGE; i++) {
+		if (machine.large[i].block == p && machine.large[i].taken) {
+			machine.large[i].taken = 0;
+			return 1;
+		}
+	}
+	return 0;
+}
+
 void *__real_mem_must(size_t n, size_t size, const char *owner);
 void *__wrap_mem_must(size_t n, size_t size, const char *owner);
 void *__wrap_mem_must(size_t n, size_t size, const char *owner)
@@ -341,11 +353,25 @@ void __real_free(void *p);
 void __wrap_free(void *p);
 void __wrap_free(void *p)
 {
-	for (size_t i = 0; p && i < MAX_LARGE; i++) {
-		if (machine.large[i].block == p && machine.large[i].taken) {
-			machine.large[i].taken = 0;
-			return;
-		}
-	}
-	__real_free(p);
+	if (!give_back(p))
+		__real_free(p);
+}
+
+/* The memory of a core. Without reuse, the kernel would have to map and clear each page again at
+ * each start. */
+void *__real_mem_lazy(size_t bytes);
+void *__wrap_mem_lazy(size_t bytes);
+void *__wrap_mem_lazy(size_t bytes)
+{
+	void *p = large_block(bytes);
+
+	return p ? p : __real_mem_lazy(bytes);
+}
+
+void __real_mem_lazy_free(void *p, size_t bytes);
+void __wrap_mem_lazy_free(void *p, size_t bytes);
+void __wrap_mem_lazy_free(void *p, size_t bytes)
+{
+	if (!give_back(p))
+		__real_mem_lazy_free(p, bytes);
 }

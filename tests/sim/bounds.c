@@ -129,35 +129,56 @@ static void check_excluded(struct sim *s, const struct core *c)
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
 }
 
-/* Checks that a worker in quarantine gets no new incarnation. In hostile runs, checks instead that
- * no honest worker is in quarantine. */
+/* Writes to `incarnation` that of the last slot with the name of each node, or 0 if no slot has this
+ * name. */
+static void find_incarnations(const struct core *c, uint32_t incarnation[SIM_WORKERS + 1])
+{
+	memset(incarnation, 0, (SIM_WORKERS + 1) * sizeof(*incarnation));
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker_session *w = &c->worker[i].session;
+		uint32_t node = (uint32_t)w->name[0] - 'a';
+
+		if (node >= 1 && node <= SIM_WORKERS && w->name[1] == '\0')
+			incarnation[node] = w->incarnation;
+	}
+}
+
+/* In hostile runs, checks that no honest worker is in quarantine. */
+static void check_honest(struct sim *s, const struct core *c)
+{
+	for (uint32_t node = 1; node <= SIM_WORKERS && c->quarantine.n > 0; node++) {
+		const char name[2] = {(char)('a' + node)};
+		char key[KEY_TEXT];
+
+		hostile_key(key, node);
+		if (quarantine_has(&c->quarantine, key, name))
+			sim_violation(s, "honest worker %u is in quarantine", node);
+	}
+}
+
+/* Checks that a worker in quarantine gets no new incarnation. */
 static void check_quarantine(struct sim *s, const struct core *c)
 {
+	uint32_t incarnation[SIM_WORKERS + 1];
+
+	if (s->n_hostile) {
+		check_honest(s, c);
+		return;
+	}
+	find_incarnations(c, incarnation);
 	for (uint32_t node = 1; node <= SIM_WORKERS; node++) {
 		const char name[2] = {(char)('a' + node)};
 		struct sim_worker *w = worker_at(s, node);
 		int before = w->quarantined && w->quarantine_term == c->cfg.term;
-		uint32_t incarnation = 0;
 
-		for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-			if (!strcmp(c->worker[i].session.name, name))
-				incarnation = c->worker[i].session.incarnation;
-		if (s->n_hostile) {
-			char key[KEY_TEXT];
-
-			hostile_key(key, node);
-			if (quarantine_has(&c->quarantine, key, name))
-				sim_violation(s, "honest worker %u is in quarantine", node);
-			continue;
-		}
-		w->quarantined = quarantine_has(&c->quarantine, "", name);
+		w->quarantined = c->quarantine.n > 0 && quarantine_has(&c->quarantine, "", name);
 		w->was_quarantined |= w->quarantined;
 		w->quarantine_term = c->cfg.term;
 		if (w->quarantined && !before)
 			s->quarantines++;
-		if (w->quarantined && before && incarnation > w->incarnation)
+		if (w->quarantined && before && incarnation[node] > w->incarnation)
 			sim_violation(s, "worker %u joins from quarantine", node);
-		w->incarnation = incarnation;
+		w->incarnation = incarnation[node];
 	}
 }
 
@@ -170,11 +191,10 @@ static void check_core(struct sim *s, const struct core *c)
 			sim_violation(s, "slot %u: durable %llu of %llu", i + 1,
 				(unsigned long long)w->ledger.durable_seq,
 				(unsigned long long)w->ledger.last_seq);
+		s->ordered &=
+			c->run.ending != END_NOT ||
+			(w->session.state != SESSION_SUSPECT && !w->sync.idle && !w->pace.stalled);
 	}
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		s->ordered &= c->run.ending != END_NOT ||
-			      (c->worker[i].session.state != SESSION_SUSPECT &&
-				      !c->worker[i].sync.idle && !c->worker[i].pace.stalled);
 	if (c->run.recovering && c->run.recover_by_ms && c->now_ms >= c->run.recover_by_ms)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->run.recover_by_ms));

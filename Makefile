@@ -283,7 +283,7 @@ include tests/fuzz/fuzz.mk
 # The simulator links the server's own code and wraps its system calls (tests/sim/calls.h).
 SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try mem_lazy \
-	mem_lazy_free free
+	mem_lazy_free free getpid
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
 SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/tests/support/shuffled_engine.o $(B)/worker/client/session.o \
 	$(ARCHIVES.server)

@@ -47,8 +47,7 @@ void sim_digest_event(struct sim *s, const struct item *it)
 	sim_digest_add(s, sum);
 }
 
-/* The generators have a state that depends on the number of values drawn so far. The file LOCK has
- * the id of the real process. */
+/* The generators have a state that depends on the number of values drawn so far. */
 void sim_digest_end(struct sim *s)
 {
 	const uint64_t value[] = {s->plan.state, s->chance.state, s->net.rng.state,
@@ -63,7 +62,7 @@ void sim_digest_end(struct sim *s)
 		const struct disk_name *n = &s->disk.now[i];
 		const struct disk_file *f = n->file >= 0 ? &s->disk.file[n->file] : NULL;
 
-		if (f && f->size > 0 && strcmp(n->text, "LOCK") != 0)
+		if (f && f->size > 0)
 			sim_digest_add(s, XXH3_64bits(f->now, f->size));
 	}
 	s->digest = XXH3_64bits(&s->digest, sizeof(s->digest));

@@ -43,27 +43,40 @@ static struct disk_change change_of(enum disk_change_kind kind, const char *name
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-static int is_used(const struct disk *d, int file)
+/* used[file + 1] gets 1 if a name, a change or a descriptor belongs to the file; file is -1 where
+ * there is none. */
+static void find_used(const struct disk *d, uint8_t used[DISK_FILES + 1])
 {
+	memset(used, 0, DISK_FILES + 1);
 	for (size_t i = 0; i < DISK_FILES; i++)
-		if (d->now[i].file == file || d->safe[i].file == file)
-			return 1;
+		used[d->now[i].file + 1] = used[d->safe[i].file + 1] = 1;
 	for (size_t i = 0; i < d->n_changes; i++)
-		if (d->change[i].file == file)
-			return 1;
+		used[d->change[i].file + 1] = 1;
 	for (size_t i = 0; i < DISK_OPEN; i++)
-		if (d->open[i].file == file)
-			return 1;
-	return 0;
+		used[d->open[i].file + 1] = 1;
+}
+
+static void mark_dirty(struct disk_file *f, size_t from, size_t to)
+{
+	int is_first = f->from >= f->to;
+
+	f->dirty = 1;
+	f->from = is_first || from < f->from ? from : f->from;
+	f->to = is_first || to > f->to ? to : f->to;
 }
 
 static int new_disk_file(struct disk *d)
 {
+	uint8_t used[DISK_FILES + 1];
+
+	find_used(d, used);
 	for (int i = 0; i < DISK_FILES; i++) {
-		if (is_used(d, i))
+		struct disk_file *f = &d->file[i];
+
+		if (used[i + 1])
 			continue;
-		d->file[i].size = d->file[i].safe_size = 0;
-		d->file[i].dirty = 0;
+		f->size = f->safe_size = f->from = f->to = 0;
+		f->dirty = 0;
 		return i;
 	}
 	if (d->n_changes == 0)
@@ -193,12 +206,12 @@ static long take_bytes(struct disk *d, int fd, const void *bytes, size_t n)
 	if (n == 0) /* memcpy accepts no NULL, and an empty file has no bytes */
 		return 0;
 	make_room(f, o->at + n);
+	mark_dirty(f, o->at < f->size ? o->at : f->size, o->at + n);
 	if (o->at > f->size)
 		memset(f->now + f->size, 0, o->at - f->size);
 	memcpy(f->now + o->at, bytes, n);
 	o->at += n;
 	f->size = o->at > f->size ? o->at : f->size;
-	f->dirty = 1;
 	return (long)n;
 }
 
@@ -243,10 +256,10 @@ int disk_truncate(struct disk *d, int fd, size_t size)
 	if (is_prevented(d))
 		return -1;
 	make_room(f, size);
+	mark_dirty(f, f->size, size > f->size ? size : f->size);
 	if (size > f->size)
 		memset(f->now + f->size, 0, size - f->size);
 	f->size = size;
-	f->dirty = 1;
 	return 0;
 }
 
@@ -260,11 +273,14 @@ int disk_seek(struct disk *d, int fd, size_t to)
 
 static void sync_file(struct disk_file *f)
 {
+	size_t to = f->to < f->size ? f->to : f->size;
+
 	make_room(f, f->size);
-	if (f->dirty && f->size)
-		memcpy(f->safe, f->now, f->size);
+	if (f->dirty && f->from < to)
+		memcpy(f->safe + f->from, f->now + f->from, to - f->from);
 	f->safe_size = f->size;
 	f->dirty = 0;
+	f->from = f->to = 0;
 }
 
 /* Discards the writes that a failed sync could not store. The next sync reports success although
@@ -397,14 +413,18 @@ static void lose_writes(struct disk *d, struct disk_file *f)
 		f->size = f->safe_size;
 	}
 	keep_sectors(d, f, way);
+	mark_dirty(f, 0, f->size);
 	sync_file(f);
 }
 
 void disk_power_cut(struct disk *d)
 {
+	uint8_t used[DISK_FILES + 1];
+
 	names_survive(d);
+	find_used(d, used);
 	for (int i = 0; i < DISK_FILES; i++)
-		if (is_used(d, i))
+		if (used[i + 1])
 			lose_writes(d, &d->file[i]);
 	d->cuts++;
 }
@@ -422,7 +442,7 @@ void disk_rot(struct disk *d, const char *prefix)
 	struct disk_file *f = &d->file[newest->file];
 	size_t byte = rng_below(&d->rng, f->size);
 	f->now[byte] ^= (unsigned char)(1u << rng_below(&d->rng, 8));
-	f->dirty = 1;
+	mark_dirty(f, byte, byte + 1);
 	sync_file(f);
 	d->broken = 1;
 }

@@ -35,7 +35,10 @@ struct disk_file {
 		/* now: the content that processes see; safe: the content after the last fsync */
 		*safe;
 	size_t size, safe_size, room;
+	/* dirty: 1: the file has changed since the last fsync; only the bytes [from, to) of `now`
+	 * differ from `safe` */
 	int dirty;
+	size_t from, to;
 };
 
 /* This struct is an entry of the directory. */

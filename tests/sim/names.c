@@ -52,10 +52,12 @@ void names_apply(struct disk_name *names, const struct disk_change *c)
 
 uint32_t disk_count(const struct disk *d, const char *prefix)
 {
+	size_t length = strlen(prefix);
 	uint32_t n = 0;
 
 	for (size_t i = 0; i < DISK_FILES; i++)
-		n += d->now[i].file >= 0 && strncmp(d->now[i].text, prefix, strlen(prefix)) == 0;
+		n += d->now[i].file >= 0 &&
+		     (length == 0 || strncmp(d->now[i].text, prefix, length) == 0);
 	return n;
 }
 

@@ -9,6 +9,7 @@ void net_init(struct net *n)
 	memset(n, 0, sizeof(*n));
 	n->room = 1 << 14;
 	n->heap = mem_must(n->room, sizeof(*n->heap), "simulated time");
+	n->item = mem_must(n->room, sizeof(*n->item), "simulated events");
 	n->room_pool = 1 << 14;
 	/* NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
 	n->pool = mem_must(n->room_pool, sizeof(*n->pool), "simulated messages");
@@ -17,20 +18,22 @@ void net_init(struct net *n)
 void net_release(struct net *n)
 {
 	for (size_t i = 0; i < n->n; i++)
-		net_done(n, &n->heap[i]);
+		net_done(n, &n->item[n->heap[i].item]);
 	for (size_t i = 0; i < n->n_pool; i++)
 		free(n->pool[i]);
 	free(n->pool);
 	free(n->heap);
+	free(n->item);
 }
 
 void net_reset(struct net *n, struct rng rng)
 {
 	for (size_t i = 0; i < n->n; i++)
-		net_done(n, &n->heap[i]);
+		net_done(n, &n->item[n->heap[i].item]);
 	*n = (struct net){.rng = rng,
 		.strikes_to = UINT64_MAX,
 		.heap = n->heap,
+		.item = n->item,
 		.room = n->room,
 		.pool = n->pool,
 		.n_pool = n->n_pool,
@@ -47,7 +50,7 @@ int net_chance(struct net *n, uint32_t per_mille)
 	return per_mille && net_below(n, 1000) < per_mille;
 }
 
-static int net_earlier(const struct item *a, const struct item *b)
+static int net_earlier(const struct moment_of *a, const struct moment_of *b)
 {
 	return a->at_ms != b->at_ms ? a->at_ms < b->at_ms : a->order < b->order;
 }
@@ -60,13 +63,17 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 	if (i == n->room)
 		abort();
 	it.at_ms = at_ms;
+	const struct moment_of when = {
+		at_ms, it.order, i < n->n_used ? n->heap[i].item : (uint32_t)i};
+	n->n_used = i < n->n_used ? n->n_used : i + 1;
+	n->item[when.item] = it;
 	n->n++;
 	n->peak = n->n > n->peak ? n->n : n->peak;
-	while (i && net_earlier(&it, &n->heap[(i - 1) / 2])) {
+	while (i && net_earlier(&when, &n->heap[(i - 1) / 2])) {
 		n->heap[i] = n->heap[(i - 1) / 2];
 		i = (i - 1) / 2;
 	}
-	n->heap[i] = it;
+	n->heap[i] = when;
 }
 
 void net_at(struct net *n, uint64_t at_ms, struct item it)
@@ -77,14 +84,13 @@ void net_at(struct net *n, uint64_t at_ms, struct item it)
 
 int net_next(struct net *n, struct item *it)
 {
-	struct item last;
 	size_t i = 0, child;
 
 	if (!n->n)
 		return 0;
-	*it = n->heap[0];
+	const struct moment_of first = n->heap[0], last = n->heap[--n->n];
+	*it = n->item[first.item];
 	n->now_ms = it->at_ms;
-	last = n->heap[--n->n];
 	while ((child = 2 * i + 1) < n->n) {
 		if (child + 1 < n->n && net_earlier(&n->heap[child + 1], &n->heap[child]))
 			child++;
@@ -94,6 +100,7 @@ int net_next(struct net *n, struct item *it)
 		i = child;
 	}
 	n->heap[i] = last;
+	n->heap[n->n].item = first.item; /* the place is free again */
 	return 1;
 }
 
@@ -125,10 +132,8 @@ static void copy_values(struct message *to)
 	}
 }
 
-static struct msg *new_msg(struct net *n, const struct msg *m)
+void net_copy(struct msg *to, const struct msg *m)
 {
-	struct msg *copy = n->n_pool ? n->pool[--n->n_pool]
-				     : mem_must(1, sizeof(struct message), "a simulated message");
 	size_t size = sizeof(*m);
 
 	/* struct msg_push has many slices: copy only those in use */
@@ -140,7 +145,15 @@ static struct msg *new_msg(struct net *n, const struct msg *m)
 				(const char *)m);
 	else if (m->type != MSG_HELLO && m->type != MSG_WELCOME)
 		size = offsetof(struct msg, push) + 128;
-	memcpy(copy, m, size);
+	memcpy(to, m, size);
+}
+
+static struct msg *new_msg(struct net *n, const struct msg *m)
+{
+	struct msg *copy = n->n_pool ? n->pool[--n->n_pool]
+				     : mem_must(1, sizeof(struct message), "a simulated message");
+
+	net_copy(copy, m);
 	if (m->type == MSG_PUSH)
 		copy_values((struct message *)copy);
 	return copy;

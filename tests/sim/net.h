@@ -35,6 +35,12 @@ struct item {
 	struct msg *msg; /* MESSAGE: allocated from the pool */
 };
 
+/* This struct has the time of an item, and its place in an array of items. */
+struct moment_of {
+	uint64_t at_ms, order;
+	uint32_t item;
+};
+
 /* This struct describes the links of a worker in one direction. */
 struct lane {
 	uint64_t cut_until_ms;
@@ -57,8 +63,11 @@ struct net {
 	/* The losses, duplications and torn copies of a run are numbered from 0. Only the faults
 	 * with numbers in [strikes_from, strikes_to) happen. */
 	uint64_t strikes, strikes_from, strikes_to;
-	struct item *heap;
-	size_t n, room, peak; /* peak: the largest n so far */
+	/* The heap has the times of the items, because its entries move often. The entries from n on
+	 * have the free places in `item`, up to n_used; no later place was ever used. */
+	struct moment_of *heap;
+	struct item *item;
+	size_t n, n_used, room, peak; /* peak: the largest n so far */
 	struct msg **pool;
 	size_t n_pool, room_pool;
 	uint64_t sent, lost, doubled, cut;
@@ -80,6 +89,8 @@ void net_send(struct net *n, uint32_t worker, int to_server, struct item it, con
  * release it->msg with net_done. */
 int net_next(struct net *n, struct item *it);
 void net_done(struct net *n, struct item *it);
+/* Copies the fields of a message that its type has. */
+void net_copy(struct msg *to, const struct msg *m);
 uint64_t net_below(struct net *n, uint64_t bound);
 int net_chance(struct net *n, uint32_t per_mille);
 /* Returns 1 if this message is to be lost, duplicated or torn. The function draws the random number

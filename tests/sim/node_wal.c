@@ -62,6 +62,7 @@ void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int
 {
 	struct sim_wal *w = &s->wal;
 	int held = w->log && !s->server.over && durable_first;
+	struct reply *r;
 
 	if (!held || (!w->n && w->bound <= wal_flushed_lsn(w->log))) {
 		send_to_node(s, to, m);
@@ -71,7 +72,10 @@ void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int
 		sim_violation(s, "%u replies wait for the write-ahead log", w->n);
 		return;
 	}
-	w->held[(w->first + w->n++) % SIM_HELD] = (struct reply){w->bound, *to, *m};
+	r = &w->held[(w->first + w->n++) % SIM_HELD];
+	r->position = w->bound;
+	r->to = *to;
+	net_copy(&r->msg, m);
 }
 
 void sim_wal_finish(struct sim *s)

@@ -96,6 +96,14 @@ static void choose_easgd(struct sim *s)
 		c->n_params = SIM_COORDINATES;
 }
 
+/* The weights of all other entries than the first one are read only if their version is found. */
+static void forget_versions(struct sim *s)
+{
+	memset(s->versions, 0, sizeof(*s->versions));
+	for (uint32_t i = 1; i < SIM_VERSIONS; i++)
+		s->versions[i].epoch = s->versions[i].version = 0;
+}
+
 /* Chooses the learning rate 1 and --push sum, so that each counted batch changes its coordinate by
  * exactly 1. */
 static void choose_training(struct sim *s)
@@ -118,7 +126,7 @@ static void choose_training(struct sim *s)
 	if (s->mode == SIM_EASGD)
 		choose_easgd(s);
 	if (s->exact || s->mode == SIM_LBFGS || s->mode == SIM_EASGD)
-		memset(s->versions, 0, SIM_VERSIONS * sizeof(*s->versions));
+		forget_versions(s);
 }
 
 static void choose_times(struct sim *s)
@@ -369,7 +377,7 @@ static void choose_steps(struct sim *s)
 		s->cfg.sync.workers = s->cfg.sync.backup_workers = 0;
 		s->cfg.leases.min_workers = s->n_workers;
 		choose_exact(s);
-		memset(s->versions, 0, SIM_VERSIONS * sizeof(*s->versions));
+		forget_versions(s);
 		for (uint32_t i = 0; i < s->n_faults; i++)
 			s->fault[i].at_ms = UINT64_MAX; /* never */
 	}

@@ -12,6 +12,12 @@
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
+/* Returns 1 if this module checks the run. */
+static int is_checked_run(const struct sim *s)
+{
+	return s->mode == SIM_DOWNPOUR && s->cfg.push.aggregate != AGGREGATE_MEAN;
+}
+
 static int voice_is_there(const struct core *c, const struct worker *w)
 {
 	return worker_is_active(w) && worker_is_of_run(c, w) && voices_is_at_work(w);
@@ -62,6 +68,8 @@ void voices_before(struct sim *s, const struct event *ev)
 	struct sim_voices *v = &s->voices;
 	uint32_t id;
 
+	if (!is_checked_run(s))
+		return;
 	v->accepted = core_stats(c)->accepted;
 	v->voices = accumulator_voices(c, 1);
 	v->pushes = c->accumulator.pushes;
@@ -80,7 +88,7 @@ void voices_after(struct sim *s, const struct event *ev)
 	struct sim_voices *v = &s->voices;
 	uint32_t there, pushes, voices;
 
-	if (s->mode != SIM_DOWNPOUR || s->cfg.push.aggregate == AGGREGATE_MEAN)
+	if (!is_checked_run(s))
 		return;
 	if (v->term != c->cfg.term) {
 		begin_buffer(v, c);

@@ -897,13 +897,25 @@ static void put_running(struct cursor *k, struct core *c)
 
 /* ---- encoding -------------------------------------------------------------------------------- */
 
-static void put_section(struct cursor *k, struct core *c, enum snapshot_section s)
+/* Describes a section that begins with the configuration, which the functions below may change. */
+static void put_with_config(struct cursor *k, struct core *c, enum snapshot_section s)
 {
 	struct core_config cfg = c->cfg;
 
+	if (s == SNAPSHOT_RUN) {
+		put_run(k, c, &cfg);
+		return;
+	}
+	snapshot_put_config(k, &cfg);
+	put_running(k, c);
+}
+
+static void put_section(struct cursor *k, struct core *c, enum snapshot_section s)
+{
 	switch (s) {
 	case SNAPSHOT_RUN:
-		put_run(k, c, &cfg);
+	case SNAPSHOT_SESSIONS:
+		put_with_config(k, c, s);
 		break;
 	case SNAPSHOT_LEDGER:
 		put_ledger(k, c);
@@ -938,10 +950,6 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		break;
 	case SNAPSHOT_CHECKS:
 		put_checks(k, c);
-		break;
-	case SNAPSHOT_SESSIONS:
-		snapshot_put_config(k, &cfg);
-		put_running(k, c);
 		break;
 	case SNAPSHOT_SECTIONS:
 		break;

@@ -99,7 +99,8 @@ static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t g
 			continue;
 		s->snapshot.n_sections++;
 		snapshot_encode(core, (enum snapshot_section)i, at);
-		snprintf(section->name, sizeof(section->name), "%s", snapshot_names[i]);
+		memcpy(section->name, snapshot_names[i],
+			strnlen(snapshot_names[i], sizeof(section->name) - 1));
 		section->data = at;
 		section->size = size[i];
 		at += size[i];

@@ -311,9 +311,23 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 	pump(s);
 }
 
-static void notify(struct session *s, enum session_effect_kind kind, const struct msg *m)
+/* Copies only the slices in use, because struct msg has room for 64. */
+static void notify_params(struct session *s, const struct msg_params *p)
 {
-	emit(s, kind)->msg = *m;
+	struct msg *m = &emit(s, NOTIFY_PARAMS)->msg;
+
+	m->type = MSG_PARAMS;
+	memcpy(&m->params, p, offsetof(struct msg_params, slices));
+	m->params.slices.n = p->slices.n;
+	memcpy(m->params.slices.slice, p->slices.slice, p->slices.n * sizeof(p->slices.slice[0]));
+}
+
+static void notify_grant(struct session *s, const struct msg_grant *g)
+{
+	struct msg *m = &emit(s, NOTIFY_GRANT)->msg;
+
+	m->type = MSG_GRANT;
+	m->grant = *g;
 }
 
 static void on_error(struct session *s, const struct msg_error *e, uint64_t now_ms)
@@ -358,14 +372,14 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 	case MSG_PARAMS:
 		if (s->pull.open && m->params.request == s->pull.number) {
 			s->pull.open = 0;
-			notify(s, NOTIFY_PARAMS, m);
+			notify_params(s, &m->params);
 		}
 		break;
 	case MSG_GRANT:
 		if (s->lease.open && m->grant.request == s->lease.number) {
 			s->lease.open = 0;
 			s->grant = m->grant;
-			notify(s, NOTIFY_GRANT, m);
+			notify_grant(s, &m->grant);
 		}
 		break;
 	case MSG_HEARTBEAT:

@@ -82,6 +82,10 @@ class Terminal:
         while not re.search(pattern, self.see()):
             assert time.monotonic() < end, f"{pattern!r} is not on:\n{self.see()}"
 
+    def resize(self, rows, columns):
+        self.screen.resize(rows, columns)
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
     def type(self, keys):
         os.write(self.master, keys)
 
@@ -362,10 +366,30 @@ def test_40_columns(programs, small, terminal):
     top = terminal(server.endpoint, size=(24, 40))
     top.shows(r"(?m)^ *# +name +state +images/s +silent$")
     top.shows(r"(?m)^ *1 +a-wo\S*\+\S*ame +live +\d+ +\d")
-    top.shows("(?m)^q quit  h help  / filter  < > sort: #$")
+    top.shows(r"(?m)^q quit  h help  / filter  \d\d hidden$")
     top.type(b"h")
     top.shows(r"refresh\w*\s+it\s+every\s+second")
     top.type(b" q")
+    assert top.wait(3) == 0
+
+
+def test_each_width_shows_how_many_columns_are_hidden(programs, small, terminal):
+    """Also with a filter, which is cut if the line has no room for it."""
+    server = programs.server(*ENDLESS)
+    programs.worker(server.endpoint, "--name", "a-worker-with-a-long-name", data=small)
+    until(lambda: server.status()["workers"], 20, "a worker")
+    top = terminal(server.endpoint, size=(24, 40))
+    top.shows("live")
+    for keys, widths in (b"", range(40, 130, 10)), (b"/a-worker-with-a-long-name\n", (40, 60)):
+        for width in widths:
+            top.resize(24, width)
+            top.type(keys)
+            keys = b""
+            until(lambda: str(len(ASKED + OTHERS) - len(titles(top))) ==
+                  (re.search(r"^q quit .* (\d+) (columns )?hidden(: h)?\s*$", top.see(), re.M) or "??")[1],
+                  3, f"the number of hidden columns at a width of {width}")
+    assert ": a-worker" in top.see(), top.see()
+    top.type(b"q")
     assert top.wait(3) == 0
 
 

@@ -485,22 +485,34 @@ static int print_status(const json_t *o)
 	return PS_OK;
 }
 
-/* Prints the most important keys in one line, and what else fits into it. The help has all keys. */
+/* Prints one line: the most important keys, the filter, the column that sorts if it fits, and the
+ * number of hidden columns. The number always fits into 40 columns: the filter is cut if necessary.
+ * The help has all keys. */
 static void draw_keys(const struct table_view *v, size_t columns, FILE *f)
 {
-	char more[2][64] = {"", ""};
-	size_t used = strlen("q quit  h help  / filter: ") + strlen(v->filter);
+	static const char keys[] = "q quit  h help  / filter";
+	char filter[FILTER_TEXT + 4] = "", sort[64], hidden[64] = "", brief[64] = "";
 
-	fprintf(f, "%cq quit  h help  / filter%s%s", MARK_DIM, v->filter[0] ? ": " : "", v->filter);
-	snprintf(more[0], sizeof(more[0]), "  < > sort: %s%s", table_sort_title(v),
-		v->reverse ? " reversed" : "");
-	if (v->n_hidden)
-		snprintf(more[1], sizeof(more[1]), "  %zu columns hidden: h", v->n_hidden);
-	for (size_t i = 0; i < 2 && used + strlen(more[i]) <= columns; i++) {
-		fputs(more[i], f);
-		used += strlen(more[i]);
+	if (v->n_hidden) {
+		snprintf(hidden, sizeof(hidden), "  %zu columns hidden: h", v->n_hidden);
+		snprintf(brief, sizeof(brief), "  %zu hidden", v->n_hidden);
 	}
-	fputc(MARK_PLAIN, f);
+	if (v->filter[0])
+		snprintf(filter, sizeof(filter), ": %s", v->filter);
+	size_t used = strlen(keys) + strlen(brief), room = columns > used ? columns - used : 0;
+	if (strlen(filter) > room) {
+		filter[room] = '\0';
+		if (room)
+			filter[room - 1] = '+';
+	}
+	used += strlen(filter);
+	snprintf(sort, sizeof(sort), "  < > sort: %s%s", table_sort_title(v),
+		v->reverse ? " reversed" : "");
+	if (used + strlen(sort) > columns)
+		sort[0] = '\0';
+	used += strlen(sort) + strlen(hidden) - strlen(brief);
+	fprintf(f, "%c%s%s%s%s%c", MARK_DIM, keys, filter, sort, used <= columns ? hidden : brief,
+		MARK_PLAIN);
 }
 
 static void draw_footer(const struct top *t, size_t columns, FILE *f)

@@ -256,6 +256,21 @@ int file_make_dir(const char *dir, struct err *e)
 	return PS_OK;
 }
 
+int file_make_dirs(const char *dir, struct err *e)
+{
+	char parent[4096];
+
+	for (const char *slash = strchr(dir, '/'); slash; slash = strchr(slash + 1, '/')) {
+		const size_t n = (size_t)(slash - dir);
+
+		if (n == 0 || n >= sizeof(parent))
+			continue;
+		snprintf(parent, sizeof(parent), "%.*s", (int)n, dir);
+		(void)mkdir(parent, 0755); /* file_make_dir reports what fails here */
+	}
+	return file_make_dir(dir, e);
+}
+
 /* Checks that `path` has the type `type` (S_IFDIR or S_IFREG) and gives `rights` (R_OK and the
  * like). */
 static int check_path(

@@ -39,6 +39,8 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 /* Creates the directory `dir` if it does not exist (but not its parents), and checks that it is
  * writable. PS_EUSAGE. */
 int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
+/* As file_make_dir, and creates missing parents, too. */
+int file_make_dirs(const char *dir, struct err *e) PS_MUST_CHECK;
 /* These functions check a path that a user gave, before a command uses it. `expected` ends the
  * message: what the user should give. PS_EUSAGE: the path does not exist, or is not a directory or
  * a regular file, or this process may not use it.

@@ -445,7 +445,7 @@ WRONG_PATHS = [
     (("export", "--checkpoint", "RUN", "FILE/w.onnx"), "FILE: (Not|not) a directory; expected the path"),
     (("eval", "--checkpoint", "RUN", "--mistakes", "DIR"), "DIR: not a regular file; expected"),
     (("eval", "--checkpoint", "RUN", "--predictions", "DIR"), "--predictions: .*DIR: .*Is a directory"),
-    (("history", "--tensorboard", "NONE/a", "RUN"), "NONE/a: cannot create the directory: No such file"),
+    (("history", "--tensorboard", "FILE/a", "RUN"), "FILE/a: cannot create the directory: Not a dir"),
     (("keygen", "FILE"), "FILE: not a directory"),
 ]
 

@@ -312,15 +312,15 @@ def test_show_names_the_metrics_of_kept_weights(programs, trained, tmp_path):
 
 
 def test_tensorboard_reads_the_events(programs, trained, tmp_path):
+    programs.ctl("--tensorboard", tmp_path / "events/run1", "history", trained)
     if not TOOLS.exists():
         without("TensorBoard", "deploy/setup.sh tools")
-    programs.ctl("--tensorboard", tmp_path / "events", "history", trained)
     code = ("import json, sys\n"
             "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
             "a = EventAccumulator(sys.argv[1])\na.Reload()\n"
             "print(json.dumps({t: [[s.step, s.value] for s in a.Scalars(t)]"
             " for t in a.Tags()['scalars']}))\n")
-    done = subprocess.run([TOOLS, "-c", code, tmp_path / "events"], capture_output=True, text=True,
+    done = subprocess.run([TOOLS, "-c", code, tmp_path / "events/run1"], capture_output=True, text=True,
                           timeout=120, check=True)
     scalars = json.loads(done.stdout.splitlines()[-1])
     epochs = [o for o in lines_of(trained) if o["kind"] == "epoch"]

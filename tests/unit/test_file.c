@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <errno.h>
+#include <libgen.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -340,8 +341,14 @@ TEST_IN(a_directory_is_made_if_absent_and_checked_if_there, set_up_file, tear_do
 	assert_int_equal(file_make_dir(path, &e), PS_OK);
 	snprintf(deeper, sizeof(deeper), "%s/no/deeper", path);
 	assert_int_equal(file_make_dir(deeper, &e), PS_EUSAGE);
+	assert_int_equal(file_make_dirs(deeper, &e), PS_OK);
+	assert_int_equal(file_make_dirs(deeper, &e), PS_OK);
+	assert_int_equal(rmdir(deeper), 0);
+	assert_int_equal(rmdir(dirname(deeper)), 0);
 	assert_int_equal(rmdir(path), 0);
 	temp_dir_write(dir, "f", "x", 1);
+	assert_int_equal(file_make_dirs(temp_dir_path(dir, "f/deeper", path), &e), PS_EUSAGE);
+	assert_non_null(strstr(e.text, "f/deeper: cannot create the directory"));
 	assert_int_equal(file_make_dir(temp_dir_path(dir, "f", path), &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "not a directory"));
 	assert_int_equal(file_make_dir("", &e), PS_EUSAGE);

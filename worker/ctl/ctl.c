@@ -216,7 +216,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.max = 4000,
 			.arg = "DIR",
 			.help = "directory to which the command writes the history as an event "
-				"file of TensorBoard",
+				"file of TensorBoard; with one directory per run, such as "
+				"events/run1, TensorBoard compares the runs",
 			.unset = "print the history",
 			.needs = "command=history"},
 		{.name = "once",

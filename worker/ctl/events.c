@@ -164,7 +164,7 @@ int ctl_write_events(const char *dir, const json_t *lines, int is_validated, str
 	unsigned char memory[MAX_EVENT];
 	struct bytes event = begin_event(memory, first, 0);
 	char name[96];
-	int rc = file_make_dir(dir, e);
+	int rc = file_make_dirs(dir, e);
 
 	if (rc)
 		return rc;

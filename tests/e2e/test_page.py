@@ -322,6 +322,13 @@ return [...document.querySelectorAll("body *")].filter(e => !scrolls(e) && e.che
 """
 
 
+# scrolls an element into the window; done when the browser has drawn it
+IN_WINDOW = """
+document.getElementById(arguments[0]).scrollIntoView();
+requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[1])));
+"""
+
+
 # returns the names in the table of workers whose end is not visible
 CUT_ENDS = """
 return [...document.querySelectorAll("#workers td:nth-child(2)")].filter(td => {
@@ -344,6 +351,7 @@ def test_many_workers_fit_into_the_width(programs, browser, width):
         browser.execute_script(MANY_SAMPLES + MANY_WORKERS)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         assert browser.execute_script(TOO_WIDE) == []
+        browser.execute_async_script(IN_WINDOW, "workers-box")
         if width == 1280:  # a desktop shows all columns without scrolling
             assert browser.execute_script(
                 "const box = $('workers').parentElement; return box.scrollWidth <= box.clientWidth")
@@ -354,6 +362,47 @@ def test_many_workers_fit_into_the_width(programs, browser, width):
             "return $('workers').tBodies[0].rows[16].cells[1].textContent") == "worker-of-rack-7-16"
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+# sends 30 statuses of 200 workers at once, as if they had arrived late; returns the milliseconds that
+# this took, those of each drawing of a status, and the texts of the eighth worker
+LATE_EVENTS = """
+const done = arguments[arguments.length - 1], really = drawStatus, texts = Array.from({length: 30}, (_, i) => {
+    status.updates = status.counters.pushes = 1000 + i;
+    status.workers.forEach(w => { w.last_seq = 1000 + i; w.images_per_s = 10 * i + w.worker; w.silent_ms = i; });
+    return JSON.stringify(status);
+});
+const took = [];
+drawStatus = () => {
+    const begun = performance.now();
+    really();
+    document.body.offsetWidth; /* the browser computes the layout */
+    took.push(performance.now() - begun);
+};
+const begun = performance.now();
+for (const text of texts)
+    events.dispatchEvent(new MessageEvent("status", {data: text}));
+const sent = performance.now() - begun;
+setTimeout(() => done([sent, took, [...$("workers").tBodies[0].rows[7].cells].map(td => td.textContent)]), 1500);
+"""
+
+
+@pytest.mark.alone
+def test_a_slow_client_shows_the_newest_of_late_events(programs, browser):
+    """A client that is 6 times as slow gets 30 statuses at once. The page draws each second at most
+    once, so that it answers meanwhile, and then shows the newest status."""
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    browser.execute_script("window.events = stream;" + MANY_SAMPLES + MANY_WORKERS)
+    browser.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": 6})
+    try:
+        sent, took, cells = browser.execute_async_script(LATE_EVENTS)
+    finally:
+        browser.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": 1})
+    assert cells[0] == "8" and cells[3] == "298" and cells[8] == "1,029", cells
+    assert 1 <= len(took) <= 2, took
+    assert sent < 1000 * PATIENCE and max(took) < 1000 * PATIENCE, (sent, took)
 
 
 def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):

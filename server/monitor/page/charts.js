@@ -3,8 +3,11 @@
 
 const color = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const $ = id => document.getElementById(id);
-const number = (x, digits = 0) => x == null || !isFinite(x) ? "–" :
-	x.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
+// The formats of numbers by their digits after the point. To make a format takes 20 times as long as to
+// use it.
+const formats = [];
+const format = digits => formats[digits] ||= new Intl.NumberFormat("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
+const number = (x, digits = 0) => x == null || !isFinite(x) ? "–" : format(digits).format(x);
 const percent = x => x == null ? "–" : number(100 * x, 2) + " %";
 const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :
 	s < 5400 ? Math.round(s / 60) + " min" : number(s / 3600, 1) + " h";

@@ -72,24 +72,40 @@ function drawCurves() {
 	}
 }
 
-function cell(row, text, css) {
-	const td = row.insertCell();
+// The texts of the cells in the table of workers, row by row. To set a text takes much longer than to
+// compare it, and most texts stay the same.
+const COLUMNS = [["#", ""], ["name", "text"], ["state", "text"], ["images/s", ""], ["staleness", ""], ["silent", ""],
+	["host", "text"], ["device", "text"], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
+const workerRows = [];
+
+function setCell(td, text, css) {
 	if (!css) {
 		td.textContent = text;
 		return;
 	}
 	fill(td, text);
-	td.className = css;
 	td.title = text; /* a long text is cut */
 }
 
+// Adds a row with empty cells to the table of workers.
+function addRow(body) {
+	const row = body.insertRow();
+	for (const [, css] of COLUMNS)
+		row.insertCell().className = css;
+	workerRows.push({row, cells: [...row.cells], texts: []});
+}
+
+function workerTexts(w, over) {
+	return [String(w.worker), w.name || "–", over ? "–" : w.state, over ? "–" : number(w.images_per_s),
+		number(w.staleness, 1), over ? "–" : silence(w.silent_ms), w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–",
+		w.device || "–", number(w.last_seq), number(w.duplicates), number(w.rejected), number(w.refusals)];
+}
+
 function drawWorkers() {
-	const columns = [["#", ""], ["name", "text"], ["state", "text"], ["images/s", ""], ["staleness", ""], ["silent", ""],
-		["host", "text"], ["device", "text"], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
-	const table = $("workers");
+	const table = $("workers"), body = table.tBodies[0];
 	if (!table.tHead.rows.length) {
 		const row = table.tHead.insertRow();
-		for (const [text, css] of columns) {
+		for (const [text, css] of COLUMNS) {
 			const th = document.createElement("th");
 			th.scope = "col";
 			th.textContent = text;
@@ -97,24 +113,22 @@ function drawWorkers() {
 			row.append(th);
 		}
 	}
-	const body = document.createElement("tbody"), over = lost || ended();
-	for (const w of status.workers) {
-		const row = body.insertRow();
-		row.className = lost ? "" : ["suspect", "stalled", "excluded", "quarantined"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
-		cell(row, w.worker);
-		cell(row, w.name || "–", "text");
-		cell(row, over ? "–" : w.state, "text");
-		cell(row, over ? "–" : number(w.images_per_s));
-		cell(row, number(w.staleness, 1));
-		cell(row, over ? "–" : silence(w.silent_ms));
-		cell(row, w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–", "text");
-		cell(row, w.device || "–", "text");
-		cell(row, number(w.last_seq));
-		cell(row, number(w.duplicates));
-		cell(row, number(w.rejected));
-		cell(row, number(w.refusals));
-	}
-	table.tBodies[0].replaceWith(body);
+	while (workerRows.length > status.workers.length)
+		workerRows.pop().row.remove();
+	while (workerRows.length < status.workers.length)
+		addRow(body);
+	$("workers-box").classList.toggle("many", status.workers.length > MANY);
+	const over = lost || ended();
+	status.workers.forEach((w, i) => {
+		const {row, cells, texts} = workerRows[i];
+		const css = lost ? "" : ["suspect", "stalled", "excluded", "quarantined"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
+		if (row.className !== css)
+			row.className = css;
+		workerTexts(w, over).forEach((text, c) => {
+			if (texts[c] !== text)
+				setCell(cells[c], texts[c] = text, COLUMNS[c][1]);
+		});
+	});
 }
 
 function drawCounters() {
@@ -278,6 +292,28 @@ new IntersectionObserver(entries => {
 }).observe($("timeline-box"));
 addEventListener("beforeprint", () => drawTimeline(true));
 
+// Draws the newest status and history, but at most once in PERIOD milliseconds and for at most half of
+// the time. On a slow machine, the page therefore still answers, and it skips the events between two
+// drawings instead of falling behind.
+const PERIOD = 1000;
+let drawing = 0, rested = 0; // a timer, and the time from which the page may draw again
+function drawSoon() {
+	drawing ||= setTimeout(drawNow, Math.max(0, rested - performance.now()));
+}
+function drawNothingSoon() {
+	clearTimeout(drawing);
+	drawing = 0;
+}
+function drawNow() {
+	const begun = performance.now(), rest = () => rested = Math.max(begun + PERIOD, 2 * performance.now() - begun);
+	drawing = 0;
+	drawStatus();
+	if (!document.hidden)
+		draw();
+	rest();
+	requestAnimationFrame(() => setTimeout(rest)); /* the browser has computed the layout, too */
+}
+
 function draw() {
 	drawCurves();
 	drawTimeline();
@@ -337,9 +373,7 @@ function connect() {
 		document.body.classList.remove("lost");
 		if (early)
 			onWall(early);
-		drawStatus();
-		if (!document.hidden)
-			draw();
+		drawSoon();
 	});
 	events.addEventListener("wall", e => onWall(JSON.parse(e.data)));
 	events.onerror = async () => {
@@ -396,6 +430,7 @@ const ended = () => status && status.ending || run.end && run.end.status;
 
 // Shows that there is no server since the time `since`, and nothing old as if it were new.
 function showAway(since, text) {
+	drawNothingSoon();
 	lost = lost || since;
 	run.away = Math.max(1, Date.now() - lost);
 	document.body.classList.add("lost");
@@ -416,6 +451,7 @@ function showAway(since, text) {
 // Called when the connection is lost: shows this, and tries to connect again after a second.
 function retry() {
 	if (ended()) {
+		drawNothingSoon();
 		if (status)
 			drawStatus();
 		const failed = FAILED[ended()], words = [failed, "The run has ended and its server has exited."];

@@ -345,14 +345,44 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* Returns 1 if one more worker with this key would exceed the key's share of the slots. Returns 0
- * if the worker already has a slot. */
+/* Returns the number of keys other than `owner` that have more than `n` of the slots. */
+static uint32_t count_larger_keys(
+	const struct server *s, uint32_t slots, const char *owner, uint32_t n)
+{
+	const char *taken[WIRE_MAX_WORKERS];
+	uint32_t used = 0, keys = 0;
+	struct worker_view v;
+
+	for (uint32_t i = 0; i < slots; i++) {
+		uint32_t before = 0;
+
+		core_worker(s->state.core, i, &v);
+		if (v.state == SESSION_FREE || v.state == SESSION_DEAD ||
+			strcmp(v.owner, owner) == 0)
+			continue;
+		for (uint32_t k = 0; k < used; k++)
+			before += strcmp(taken[k], v.owner) == 0;
+		taken[used++] = v.owner;
+		keys += before == n;
+	}
+	return keys;
+}
+
+/* Returns 1 if one more worker with this key would exceed the key's share of the slots. If the
+ * slots cannot be divided evenly, only as many keys as there are slots left over get one more.
+ * Returns 0 if the worker already has a slot. */
 static int is_over_share(const struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used;
 
-	return s->auth && m->role == ROLE_WORKER &&
-	       core_needs_slot(s->state.core, peer, m, &used) && used >= auth_share(s->auth, slots);
+	if (!s->auth || m->role != ROLE_WORKER || !core_needs_slot(s->state.core, peer, m, &used))
+		return 0;
+	uint32_t even = auth_even_share(s->auth, slots), share = auth_share(s->auth, slots);
+
+	if (used < even || even == 0 || share == even)
+		return used >= share;
+	return used > even ||
+	       count_larger_keys(s, slots, m->owner, even) >= auth_left_over(s->auth, slots);
 }
 
 static void refuse_share(struct server *s, uint32_t peer)

@@ -113,11 +113,24 @@ static int log_is_due(struct auth *a)
 	return 1;
 }
 
+static uint32_t worker_keys(const struct auth *a)
+{
+	return a->stats.worker_keys < 1 ? 1 : (uint32_t)a->stats.worker_keys;
+}
+
 uint32_t auth_share(const struct auth *a, uint32_t slots)
 {
-	uint32_t keys = a->stats.worker_keys < 1 ? 1 : (uint32_t)a->stats.worker_keys;
+	return (slots + worker_keys(a) - 1) / worker_keys(a);
+}
 
-	return (slots + keys - 1) / keys;
+uint32_t auth_even_share(const struct auth *a, uint32_t slots)
+{
+	return slots / worker_keys(a);
+}
+
+uint32_t auth_left_over(const struct auth *a, uint32_t slots)
+{
+	return slots % worker_keys(a);
 }
 
 uint32_t auth_connections(const struct auth *a)

@@ -89,6 +89,11 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 /* Returns the maximum number of worker slots for each worker's key, out of `slots` slots in
  * total. */
 uint32_t auth_share(const struct auth *a, uint32_t slots);
+/* Returns the number of slots that each worker's key gets in any case, which is 0 if there are more
+ * keys than slots. auth_left_over returns the number of slots that are left: that many keys get one
+ * slot more. */
+uint32_t auth_even_share(const struct auth *a, uint32_t slots);
+uint32_t auth_left_over(const struct auth *a, uint32_t slots);
 /* Returns the maximum number of open connections of a key: two for each slot of its share, and two
  * more, because the server may still have two that the worker has lost; and AUTH_CONNECTIONS for
  * programs such as cnn-ctl. */

@@ -176,6 +176,23 @@ def test_trust_a_key_has_its_share_of_the_slots(programs, keys):
         w.close()
 
 
+def test_trust_each_key_has_a_slot(programs):
+    """Four slots for three keys: one key gets two of them, and the others one each."""
+    k = programs.keygen("w1", "w2")
+    server = programs.server(*LEDGER, "--key", k / "server.key", "--max-workers", 4)
+    first, second, third = (Keys(k / f"{name}.key", k / "server.pub")
+                            for name in ("worker", "w1", "w2"))
+    slots = [Honest(server.endpoint, keys=keys) for keys in (first, first, second)]
+    for greedy in first, second:
+        with pytest.raises(Refused) as e:
+            Honest(server.endpoint, keys=greedy)
+        assert e.value.code == EFULL
+    slots.append(Honest(server.endpoint, keys=third))
+    slots[-1].goes_on()
+    for w in slots:
+        w.close()
+
+
 def test_trust_floods_of_one_key_lock_nobody_out(programs, keys):
     """A peer sends HELLO on one connection and STATUS on another in a loop for 3 s. Meanwhile a
     worker with another key can join and push."""

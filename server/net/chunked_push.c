@@ -1,12 +1,17 @@
 /* chunked_push.c - see chunked_push.h. */
 #include "server/net/chunked_push.h"
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "common/assert.h"
+#include "common/keys.h"
 #include "common/mem.h"
 
 /* This struct has the chunks of one peer. */
 struct partial {
-	uint32_t peer; /* the peer; 0 if this entry is free */
+	uint32_t peer;      /* the peer; 0 if this entry is free */
+	char key[KEY_TEXT]; /* the key of the peer; "" if it has none */
+	size_t places;      /* number of entries with this key, this one included */
 	/* the number of this peer's newest chunk, counted over the chunks of all peers */
 	uint64_t clock;
 	size_t n, bytes;
@@ -16,6 +21,7 @@ struct partial {
 
 struct chunked_push {
 	size_t max_peers, max_bytes, used; /* used: peers that have chunks */
+	size_t wasted;                     /* see chunked_push_wasted */
 	uint64_t clock;
 	struct wire_pass pass;
 	struct partial *partial;
@@ -40,8 +46,17 @@ int chunked_push_new(
 	return PS_ENOMEM;
 }
 
+/* Notes that the key of `e` has `places` places. */
+static void note_places(struct chunked_push *a, const struct partial *e, size_t places)
+{
+	for (size_t i = 0; i < a->max_peers; i++)
+		if (a->partial[i].peer && strcmp(a->partial[i].key, e->key) == 0)
+			a->partial[i].places = places;
+}
+
 static void discard(struct chunked_push *a, struct partial *e)
 {
+	note_places(a, e, e->places - 1);
 	PS_ASSERT(a->used > 0 && e->n <= WIRE_MAX_CHUNKS);
 	for (size_t i = 0; i < e->n; i++)
 		(void)zmq_msg_close(&e->frame[i]);
@@ -78,41 +93,70 @@ static struct partial *find_partial(struct chunked_push *a, uint32_t peer)
 	return NULL;
 }
 
-static struct partial *oldest(struct chunked_push *a)
+static size_t places_of(const struct chunked_push *a, const char *key)
 {
-	struct partial *e = NULL;
-
 	for (size_t i = 0; i < a->max_peers; i++)
-		if (a->partial[i].peer && (!e || a->partial[i].clock < e->clock))
-			e = &a->partial[i];
-	return e;
+		if (a->partial[i].peer && strcmp(a->partial[i].key, key) == 0)
+			return a->partial[i].places;
+	return 0;
 }
 
-static struct partial *allot(struct chunked_push *a, uint32_t peer, size_t peers)
+/* Returns the entry that gives way to a new one of `key`: the oldest entry of the key that would
+ * then have the most places. If several keys would, `key` comes first. */
+static struct partial *find_surplus(struct chunked_push *a, const char *key)
+{
+	struct partial *found = NULL;
+	size_t max = 0;
+
+	for (size_t i = 0; i < a->max_peers; i++) {
+		struct partial *e = &a->partial[i];
+		int own = e->peer && strcmp(e->key, key) == 0;
+		/* twice the number of places, and 1 more so that `key` comes first */
+		size_t rank = 2 * e->places + (own ? 3 : 0);
+
+		if (!e->peer || rank < max || (rank == max && found && e->clock > found->clock))
+			continue;
+		found = e;
+		max = rank;
+	}
+	return found;
+}
+
+static struct partial *allot(struct chunked_push *a, uint32_t peer, const char *key, size_t peers)
 {
 	struct partial *e;
 
-	while (a->used && (a->used >= peers || a->used == a->max_peers))
-		discard(a, oldest(a));
+	while (a->used && (a->used >= peers || a->used == a->max_peers)) {
+		e = find_surplus(a, key);
+		if (key[0] && strcmp(e->key, key) == 0)
+			a->wasted += e->n;
+		discard(a, e);
+	}
 	e = find_partial(a, 0);
 	PS_ASSERT(e && a->used < peers); /* invariant 2 */
+	size_t places = places_of(a, key) + 1;
 	e->peer = peer;
+	snprintf(e->key, sizeof(e->key), "%s", key);
+	note_places(a, e, places);
 	a->used++;
 	return e;
 }
 
-int chunked_push_keep(struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers)
+int chunked_push_keep(
+	struct chunked_push *a, uint32_t peer, const char *key, struct frames *f, size_t peers)
 {
 	struct partial *e = find_partial(a, peer);
 	zmq_msg_t *from = &f->frame[1];
 
+	a->wasted = 0;
 	if (!e)
-		e = allot(a, peer, peers);
+		e = allot(a, peer, key, peers);
 	e->bytes += zmq_msg_size(from);
 	int rc = e->n == WIRE_MAX_CHUNKS || e->bytes > a->max_bytes
 			 ? PS_EAGAIN
 			 : wire_check_chunk(from, &e->chunk[e->n], &a->pass);
 	if (rc) {
+		a->wasted += e->n + (rc == PS_EAGAIN);
 		discard(a, e);
 		return rc;
 	}
@@ -145,9 +189,15 @@ int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f)
 	size_t wanted = wire_chunks_wanted(f), here = e ? e->n : 0;
 	int fits = here == wanted && f->n + here <= 1 + WIRE_MAX_SLICES;
 
+	a->wasted = fits ? 0 : here;
 	if (fits && e)
 		prepend(f, e);
 	if (e)
 		discard(a, e);
 	return fits || !wanted ? PS_OK : PS_EAGAIN;
+}
+
+size_t chunked_push_wasted(const struct chunked_push *a)
+{
+	return a->wasted;
 }

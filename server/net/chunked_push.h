@@ -9,13 +9,22 @@
  * PUSH, nothing notifies this module, and the chunks stay until it needs their place for another
  * peer (invariant 2).
  *
+ * The places belong to keys, because a key may have more connections than there are places. If a
+ * place is missing, the key with the most places gives one up, and if several keys have the most,
+ * the key that needs it. A key can thus not take the places of the workers of another one, which
+ * are no more than the slots of that key. Peers without keys count as peers of one key.
+ *
  * Invariants:
  * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total (asserted by
  *     chunked_push_keep; chunks_over_the_limit_are_discarded);
  * (2) at most `peers` peers have chunks, where `peers` is an argument of chunked_push_keep. If one
  *     more peer sends a chunk, the server discards the chunks of the peer that was idle for
- *     longest, as if the network had lost them (asserted by allot;
- *     the_push_of_the_longest_silent_peer_is_discarded).
+ *     longest, of the key with the most places, as if the network had lost them (asserted by
+ *     allot; the_push_of_the_longest_silent_peer_is_discarded).
+ *
+ * Promises:
+ * (1) a key with any number of connections takes no place of a key that has fewer places
+ *     (a_key_takes_no_place_of_another_one).
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_CHUNKED_PUSH_H
@@ -34,17 +43,21 @@ int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peer
 	const struct wire_pass *pass) PS_MUST_CHECK;
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void chunked_push_free(struct chunked_push **a);
-/* Verifies and keeps the tensor frame of `f`. After the call, at most `peers` (>= 1) peers have
+/* Verifies and keeps the tensor frame of `f`, a message of a peer with this key, or with the key ""
+ * if the server has no keys. After the call, at most `peers` (>= 1) peers have
  * chunks. Returns PS_EPROTO if `f` has no valid tensor frame. Returns PS_EAGAIN if the peer has too
  * many chunks, because an earlier PUSH was lost. In both cases of failure, the function discards
  * all chunks of the peer. */
-int chunked_push_keep(
-	struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
+int chunked_push_keep(struct chunked_push *a, uint32_t peer, const char *key, struct frames *f,
+	size_t peers) PS_MUST_CHECK;
 /* Completes `f`, a message of `peer`, with the peer's chunks. If the store has as many chunks of
  * the peer as the message says, the function inserts these chunks before the message's own tensor
  * frames. If the numbers differ, the function returns PS_EAGAIN, and the caller must treat the
  * message as lost. */
 int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f) PS_MUST_CHECK;
+/* Returns the number of chunks that the newest call of one of these two functions has discarded:
+ * chunks of its peer, or of another peer with the same key. A correct peer wastes few. */
+size_t chunked_push_wasted(const struct chunked_push *a);
 /* Discards all chunks. Called after all connections were closed. */
 void chunked_push_clear(struct chunked_push *a);
 

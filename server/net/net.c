@@ -605,18 +605,36 @@ void router_note_dropped(struct router *r)
 	r->is_refused = 1;
 }
 
+/* Counts each chunk that the newest call of the store has discarded as a message of `peer` that the
+ * server drops. */
+static void note_wasted_chunks(struct router *r, uint32_t peer)
+{
+	for (size_t n = chunked_push_wasted(r->chunks); n > 0; n--)
+		note_refused(r, peer);
+}
+
 /* Keeps a chunk until its PUSH arrives. Returns PS_EAGAIN if it kept the chunk, because the server
  * does not answer a chunk. */
 static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 {
+	const char *key = r->cfg.auth ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
 	/* every open connection may have chunks */
-	int rc = chunked_push_keep(r->chunks, peer, &r->in, r->port.stats.connections + 1);
+	int rc = chunked_push_keep(
+		r->chunks, peer, key ? key : "", &r->in, r->port.stats.connections + 1);
 
 	*why = "a chunk is not a tensor frame";
 	r->has_chunks = 1;
-	if (rc == PS_EAGAIN) /* more chunks than a push can have: all of them are dropped */
-		note_refused(r, peer);
+	note_wasted_chunks(r, peer);
 	return rc ? rc : PS_EAGAIN;
+}
+
+/* Completes the message with its chunks. Returns PS_EAGAIN if a chunk is lost. */
+static int join_pushed_chunks(struct router *r, uint32_t peer)
+{
+	int rc = chunked_push_join(r->chunks, peer, &r->in);
+
+	note_wasted_chunks(r, peer);
+	return rc;
 }
 
 /* Copies the values of a PUSH from shared memory to a frame, and appends the frame to the PUSH. */
@@ -785,7 +803,7 @@ static int on_readable(void *arg)
 	if (rc == 1 && wire_is_chunk(&r->in))
 		rc = keep_chunk(r, peer, &why);
 	else if (rc == 1 && (r->has_chunks || wire_chunks_wanted(&r->in) > 0))
-		rc = chunked_push_join(r->chunks, peer, &r->in); /* PS_EAGAIN: a chunk is lost */
+		rc = join_pushed_chunks(r, peer);
 	if ((rc == 1 || rc == PS_OK) && (in_lane = wire_lane_ref(&r->in, &ref)))
 		rc = join_lane(r, peer, &ref, &why);
 	PS_ASSERT(admitted || (rc != 1 && rc != PS_OK)); /* invariant 3 of the router */
@@ -968,7 +986,9 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	r->bf16_peer = mem_try(r->bf16_room, sizeof(*r->bf16_peer));
 	if (port_init(&r->port) || !r->bf16_peer || wire_new(&r->wire, cfg->n_params) ||
 		replies_new(&r->replies, room, per_peer) ||
-		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers, &cfg->pass) ||
+		/* a place for each worker, and one for a key that has no slot */
+		chunked_push_new(
+			&r->chunks, cfg->n_params, (size_t)cfg->max_workers + 1, &cfg->pass) ||
 		(cfg->auth && !(r->owners = owners_new())))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else

@@ -31,9 +31,9 @@ static void put_bytes_in_frame(zmq_msg_t *frame, const void *data, size_t size)
 	memcpy(zmq_msg_data(frame), data, size);
 }
 
-/* Sends a chunk of `n` values from `peer`, while `peers` peers are connected. All values equal
- * `value`. Returns the status. */
-static int goes(uint32_t peer, size_t n, float value, size_t peers)
+/* Sends a chunk of `n` values from `peer` with this key, while `peers` peers are connected. All
+ * values equal `value`. Returns the status. */
+static int goes_with_key(uint32_t peer, const char *key, size_t n, float value, size_t peers)
 {
 	struct frames f;
 	float values[2 * N];
@@ -45,9 +45,14 @@ static int goes(uint32_t peer, size_t n, float value, size_t peers)
 	put_bytes_in_frame(&f.frame[1], values, n * sizeof(*values));
 	f.n = 2;
 	assert_true(wire_is_chunk(&f));
-	int rc = chunked_push_keep(chunks, peer, &f, peers);
+	int rc = chunked_push_keep(chunks, peer, key, &f, peers);
 	frames_release(&f);
 	return rc;
+}
+
+static int goes(uint32_t peer, size_t n, float value, size_t peers)
+{
+	return goes_with_key(peer, "", n, value, peers);
 }
 
 /* Joins the header of a PUSH of `peer`, which has one tensor frame itself, with its `n` chunks.
@@ -165,6 +170,49 @@ TEST_IN(the_push_of_the_longest_silent_peer_is_discarded, set_up_chunks, tear_do
 	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* with more peers, the bound is higher */
 	assert_join_fails(99, 1);
 	fits(100, 1, 100);
+}
+
+/* A key with many connections sends chunks of pushes that never arrive. Each of its chunks but the
+ * first discards one of its own. */
+TEST_IN(a_key_takes_no_place_of_another_one, set_up_chunks, tear_down_chunks)
+{
+	for (uint32_t peer = 1; peer < PEERS; peer++) {
+		assert_int_equal(
+			goes_with_key(peer, peer == 1 ? "A" : "B", 1, (float)peer, 1000), PS_OK);
+		assert_int_equal(chunked_push_wasted(chunks), 0);
+	}
+	for (uint32_t peer = 10; peer < 100; peer++) {
+		assert_int_equal(goes_with_key(peer, "C", 1, 1, 1000), PS_OK);
+		assert_int_equal(chunked_push_wasted(chunks), peer > 10);
+	}
+	for (uint32_t peer = 1; peer < PEERS; peer++)
+		fits(peer, 1, (float)peer);
+	/* the key takes all places, but gives them up for a key that needs some */
+	for (uint32_t peer = 10; peer < 100; peer++)
+		assert_int_equal(goes_with_key(peer, "C", 1, 1, 1000), PS_OK);
+	for (uint32_t peer = 1; peer < PEERS; peer++) {
+		assert_int_equal(goes_with_key(peer, "A", 1, (float)peer, 1000), PS_OK);
+		assert_int_equal(chunked_push_wasted(chunks), peer == 3); /* both have two places */
+		assert_int_equal(goes_with_key(peer + 100, "C", 1, 1, 1000), PS_OK);
+	}
+	fits(2, 1, 2);
+	fits(3, 1, 3);
+}
+
+TEST_IN(each_chunk_without_a_push_is_counted, set_up_chunks, tear_down_chunks)
+{
+	for (uint32_t i = 0; i <= WIRE_MAX_CHUNKS; i++) {
+		int last = i == WIRE_MAX_CHUNKS;
+
+		assert_int_equal(goes(1, 1, 1, 1), last ? PS_EAGAIN : PS_OK);
+		assert_int_equal(chunked_push_wasted(chunks), last ? WIRE_MAX_CHUNKS + 1 : 0);
+	}
+	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
+	assert_join_fails(1, 2);
+	assert_int_equal(chunked_push_wasted(chunks), 1);
+	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
+	fits(1, 1, 1);
+	assert_int_equal(chunked_push_wasted(chunks), 0);
 }
 
 TEST_IN(closed_connections_have_none, set_up_chunks, tear_down_chunks)

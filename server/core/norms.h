@@ -39,13 +39,16 @@
  * workers would get the workers of the other key excluded, and that key into quarantine. With one
  * key, its workers are compared with each other.
  *
- * No gradient is rejected in this way while fewer than three workers have pushed recently. In a run
- * with a data set, the core then compares gradients with the norm of the weights instead, or that
- * of weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R times
- * this norm. With fewer than three live workers, the core compares no gradients, so these rules
- * change nothing in a run of one or two workers. In a run without a data set, workers may train on
- * different data, so their means are not compared. If R is 0, the core compares no gradients at
- * all.
+ * No gradient is rejected in this way while fewer than three workers have pushed recently. In a
+ * run with a data set, the core then compares gradients with the norm of the weights instead, or
+ * that of weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R
+ * times this norm. With fewer than three live workers, the core rejects no gradient for its norm,
+ * so these rules change nothing in a run that always has one or two workers. If there are no
+ * yardsticks, but there were some earlier in the run, a gradient is scaled down to R times the
+ * larger of the last ones. So a worker that comes back first after a restart has no free hand.
+ * This yardstick follows the norms slowly, in case the other workers never come back. In a run
+ * without a data set, workers may train on different data, so their means are not compared. If R
+ * is 0, the core compares no gradients at all.
  *
  * Promises:
  * (1) fewer than half of the workers that have pushed, or of their keys if these are three or more,
@@ -54,7 +57,9 @@
  *     two_fast_workers_of_five_get_no_other_one_rejected), and a single key cannot get the workers
  *     of another one excluded (one_key_cannot_exclude_another_one);
  * (2) a replay that was accepted before a crash counts, whatever its norm is
- *     (a_replay_counts_whatever_its_norm_is).
+ *     (a_replay_counts_whatever_its_norm_is);
+ * (3) a restart does not end the scaling, also before the other workers are back
+ *     (a_gradient_is_scaled_before_the_others_are_back).
  */
 #ifndef SERVER_CORE_NORMS_H
 #define SERVER_CORE_NORMS_H
@@ -76,6 +81,12 @@ struct worker_norms {
 	uint64_t push_no; /* number of pushes that were accepted before the newest gradient */
 };
 
+/* The norms of the run. The section of the norms in a snapshot has this struct, too. */
+struct fleet_norms {
+	/* the larger yardstick of the newest push that was compared; 0: there was none */
+	double yardstick;
+};
+
 /* Includes the norm and the size of the gradient of push `p`, which store_check has accepted, in
  * the means of worker `w`. Returns REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
@@ -84,7 +95,8 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
  * one of the process. If the mean of the sizes in `of` is not within the limits, the process begins
  * as if MIN_SIZES - 1 of its sizes had been at the limit. */
 void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of);
-/* Returns the factor, at most 1, by which the gradient of push `p` is scaled. */
-double norms_scale(const struct core *c, const struct msg_push *p);
+/* Returns the factor, at most 1, by which the gradient of push `p` is scaled. Called once for each
+ * push that is accepted. */
+double norms_scale(struct core *c, const struct msg_push *p);
 
 #endif

@@ -570,6 +570,8 @@ static void put_norms(struct cursor *k, struct core *c)
 		u64(k, &norms->version);
 		u64(k, &norms->print);
 	}
+	if (!k->in || k->at < k->size) /* older snapshots lack the field */
+		put_mean(k, &c->norms.yardstick);
 }
 
 /* ---- quarantine: excluded workers ------------------------------------------------------------ */

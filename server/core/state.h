@@ -23,6 +23,7 @@
 #include "server/core/later_epochs.h"
 #include "server/core/lbfgs.h"
 #include "server/core/ledger.h"
+#include "server/core/norms.h"
 #include "server/core/pace.h"
 #include "server/core/quarantine.h"
 #include "server/core/run.h"
@@ -52,6 +53,7 @@ struct core {
 	struct store store;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;
+	struct fleet_norms norms;
 	struct sandblaster sandblaster;
 	struct backups backups;
 	struct sync sync;

@@ -472,6 +472,27 @@ TEST(a_restart_keeps_what_is_known_of_the_norms)
 	fixture_close(&t.f);
 }
 
+/* After a restart, no worker is back yet. The last yardstick of the run scales the gradients of the
+ * first one. */
+TEST(a_gradient_is_scaled_before_the_others_are_back)
+{
+	struct fleet t;
+
+	open_norms_fleet(&t, with_ratio(), WORKERS);
+	honest(&t, 0, WORKERS, 20, 3);
+	assert_true(scale_of_push(&t, 0, 3) >= 1);
+	fixture_restart(&t.f);
+	for (int i = 0; i < 3; i++)
+		assert_true(1e12 * scale_of_push(&t, 4, 1e12) < 2 * RATIO * 3);
+	assert_true(scale_of_push(&t, 0, 3) >= 1);
+	/* if the others never come back, larger gradients are scaled for a bounded time */
+	int scaled = 0;
+	while (scaled < 100 && scale_of_push(&t, 0, 300) < 1)
+		scaled++;
+	assert_in_range(scaled, 1, 40);
+	fixture_close(&t.f);
+}
+
 /* Without --norm-ratio, a snapshot has the same content as that of a release without this
  * option. */
 TEST(without_the_option_a_snapshot_has_no_norms)
@@ -491,6 +512,9 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	open_norms_fleet(&t, cfg, WORKERS);
 	assert_int_not_equal(snapshot_size(t.f.core, SNAPSHOT_NORMS), 0);
 	snapshot = fixture_save(&t.f);
+	fixture_close(&t.f);
+	snapshot.size[SNAPSHOT_NORMS] -= 8; /* an older snapshot has no yardstick */
+	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_OK);
 	fixture_close(&t.f);
 	snapshot.size[SNAPSHOT_NORMS] -= 8;
 	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_ECHECKPOINT);

@@ -3,7 +3,6 @@
 #include "common/assert.h"
 #include "server/core/aggregate.h"
 #include "server/core/blocks.h"
-#include "server/core/norms.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
@@ -114,7 +113,7 @@ static void add_to_sum(struct core *c, const struct slices *s, double weight)
 
 void accumulator_add(struct core *c, const struct msg_push *p)
 {
-	accumulator_add_weighted(c, &p->slices, weight_of(c, p->images), norms_scale(c, p));
+	accumulator_add_weighted(c, &p->slices, weight_of(c, p->images), c->store.permitted);
 	accumulator_count(c, p);
 }
 
@@ -186,7 +185,7 @@ void accumulator_keep(struct core *c, const struct worker *w, const struct msg_p
 	PS_ASSERT(i == 0 || a->part[i - 1].batch < a->part[i].batch);
 	PS_ASSERT(i + 1 == a->parts || a->part[i].batch < a->part[i + 1].batch);
 	copy_slices(g, &p->slices, c->store.n);
-	scale_values(c, g, c->store.trained, norms_scale(c, p));
+	scale_values(c, g, c->store.trained, c->store.permitted);
 	a->images += p->images;
 	a->weight += weight; /* these weights are numbers of images, or 1, so their sum is exact in
 			      * any order */

@@ -22,7 +22,6 @@
 #include "server/core/later_epochs.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
-#include "server/core/norms.h"
 #include "server/core/pace.h"
 #include "server/core/rights.h"
 #include "server/core/run.h"
@@ -459,13 +458,13 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		s = &compensated;
 	}
 	if (has_buffer(c)) {
-		collect(c, w, s, buffer_weight(c, a), norms_scale(c, p));
+		collect(c, w, s, buffer_weight(c, a), c->store.permitted);
 		if (later_epochs_contain(c, &p->work))
 			count_at_once(c, p);
 		else
 			accumulator_count(c, p);
 	} else {
-		store_apply(c, s, downpour_rate(c, a), norms_scale(c, p));
+		store_apply(c, s, downpour_rate(c, a), c->store.permitted);
 		record(c, p->work.epoch, p->images, (double)p->loss * p->images);
 	}
 	if (c->backups.n > 0 && p->seq <= w->ledger.replay_target)

@@ -37,6 +37,7 @@
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
+#include "server/core/vec.h"
 #include "server/core/workers.h"
 #include <math.h>
 #include <string.h>
@@ -124,6 +125,24 @@ static enum reject reject_of(struct core *c, struct worker *w, const struct msg_
 	return c->rules->fits(c, w, p) ? REJECT_NONE : REJECT_NONFINITE;
 }
 
+/* Returns the factor, at most 1, by which the gradient of push `p` is scaled. */
+static double find_scale(struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	double scale = norms_scale(c, p), max = rights_norm(c, w, p);
+	double norm = isfinite(max) ? store_norm(c, &p->slices) : 0;
+
+	return norm > max ? vec_smaller(scale, max / norm) : scale;
+}
+
+/* Returns the norm with which the gradient of push `p` moves the weights, for the code of the
+ * decision. Returns infinity if the push is rejected, or if the run compares no norms. */
+static double norm_in_code(const struct core *c, const struct msg_push *p, enum reject r)
+{
+	return r == REJECT_NONE && c->cfg.limits.norm_ratio > 0
+		       ? c->store.permitted * store_norm(c, &p->slices)
+		       : (double)INFINITY;
+}
+
 static void accept_push(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	double loss = (double)p->loss;
@@ -144,6 +163,7 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 	}
 	w->ledger.images += p->images;
 	c->ledger.computed += p->images;
+	c->store.permitted = find_scale(c, w, p);
 	c->rules->take(c, w, p);
 }
 
@@ -230,7 +250,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	d->reject = (uint8_t)r;
 	d->superseded = (uint8_t)superseded;
 	d->version = c->store.version;
-	d->code = rights_of_decision(c, w, p, d);
+	d->code = rights_of_decision(c, w, p, d, norm_in_code(c, p, r));
 	if (!c->cfg.durable)
 		w->ledger.durable_seq = w->ledger.last_seq;
 	else if (!c->cfg.checkpoint.wal &&

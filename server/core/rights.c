@@ -6,6 +6,8 @@
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/workers.h"
+#include <math.h>
+#include <string.h>
 
 /* One of these numbers is the first word of the authenticated data. This word says what a code
  * proves, so that no code can serve as a proof of something else. */
@@ -55,15 +57,43 @@ static uint64_t code_of_evaluation(
 	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
 }
 
+/* The first 16 bits of the code of a decision are the norm with which the gradient moved the
+ * weights, as the upper half of a float32. The other bits authenticate this norm, too. The norm of
+ * a replay can differ a little, because its values may come in other slices or as bfloat16. */
+#define NORM_BITS  16
+#define NORM_SHIFT (64 - NORM_BITS)
+#define NORM_SLACK 1.01
+#define ANY_NORM   0x7f80u /* infinity */
+
+static uint64_t bits_of_norm(double norm)
+{
+	float value = (float)(NORM_SLACK * norm);
+	uint32_t bits;
+
+	memcpy(&bits, &value, sizeof(bits));
+	return isfinite(value) ? (bits >> 16) + 1 : ANY_NORM;
+}
+
+static double norm_of_bits(uint64_t upper)
+{
+	uint32_t bits = (uint32_t)upper << 16;
+	float value;
+
+	memcpy(&value, &bits, sizeof(value));
+	return (double)value;
+}
+
 static uint64_t code_of_decision(const struct core *c, const struct worker *w,
-	const struct msg_push *p, uint32_t verdict, uint32_t reject, uint32_t superseded)
+	const struct msg_push *p, const struct decision *d, uint64_t norm)
 {
 	const uint64_t word[] = {CODE_DECISION, sender(c, w), w->session.data.xxh3, data_sizes(w),
-		p->seq, verdict | reject << 8 | superseded << 16,
+		p->seq,
+		(uint64_t)d->verdict | (uint64_t)d->reject << 8 | (uint64_t)d->superseded << 16,
 		pair(p->work.epoch, p->work.first), pair(p->work.count, p->images), p->base_version,
-		p->base_term};
+		p->base_term, norm};
 
-	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
+	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0])) >> NORM_BITS |
+	       norm << NORM_SHIFT;
 }
 
 uint64_t rights_of_grant(const struct core *c, const struct worker *w, const struct msg_grant *g)
@@ -76,9 +106,9 @@ uint64_t rights_of_grant(const struct core *c, const struct worker *w, const str
 }
 
 uint64_t rights_of_decision(const struct core *c, const struct worker *w, const struct msg_push *p,
-	const struct decision *d)
+	const struct decision *d, double norm)
 {
-	return has_key(c) ? code_of_decision(c, w, p, d->verdict, d->reject, d->superseded) : 0;
+	return has_key(c) ? code_of_decision(c, w, p, d, bits_of_norm(norm)) : 0;
 }
 
 uint64_t rights_sample(const struct core *c, uint64_t evaluation, uint64_t draw)
@@ -122,9 +152,17 @@ enum verdict rights_verdict(const struct core *c, const struct worker *w, const 
 {
 	if (p->verdict == VERDICT_NONE || !has_key(c))
 		return p->verdict;
-	return p->code == code_of_decision(c, w, p, p->verdict, p->reject, p->superseded)
-		       ? p->verdict
-		       : VERDICT_NONE;
+	const struct decision claimed = {.verdict = (uint8_t)p->verdict,
+		.reject = (uint8_t)p->reject,
+		.superseded = (uint8_t)p->superseded};
+	return p->code == code_of_decision(c, w, p, &claimed, p->code >> NORM_SHIFT) ? p->verdict
+										     : VERDICT_NONE;
+}
+
+double rights_norm(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	return has_key(c) && rights_of_replay(c, w, p) ? norm_of_bits(p->code >> NORM_SHIFT)
+						       : (double)INFINITY;
 }
 
 int rights_of_replay(const struct core *c, const struct worker *w, const struct msg_push *p)

@@ -12,6 +12,10 @@
  * server's state, and the server decides a replay as if it were a new push. This is so for all
  * pushes of workers of protocol version 6, which send no codes.
  *
+ * The code of an accepted push also contains the norm with which its gradient moved the weights.
+ * The replay of the push moves the weights by no larger norm, because the server scales it down.
+ * Without this, a worker could replay any gradient in place of the accepted one.
+ *
  * Without a key (proof_key 0) the core accepts every claim. The core also accepts every claim while
  * it replays a log of release 0.2.0, which had no such codes.
  *
@@ -19,7 +23,9 @@
  * (1) a code is valid only for the worker, the incarnation and the seq for which it was made
  *     (tests/unit/test_core_rights.c, a_code_fits_one_push_of_one_incarnation);
  * (2) a worker gets the code of a decision only for the push that was decided
- *     (tests/unit/test_core_rights.c, a_duplicate_with_other_content_proves_nothing).
+ *     (tests/unit/test_core_rights.c, a_duplicate_with_other_content_proves_nothing);
+ * (3) the replay of an accepted push moves the weights no further than this push did, except for
+ *     2 % (tests/unit/test_core_rights.c, a_replay_moves_no_further_than_the_accepted_push).
  */
 #ifndef SERVER_CORE_RIGHTS_H
 #define SERVER_CORE_RIGHTS_H
@@ -30,9 +36,10 @@ struct decision;
 
 /* Returns the code that the server sends with grant `g` to worker `w`. */
 uint64_t rights_of_grant(const struct core *c, const struct worker *w, const struct msg_grant *g);
-/* Returns the code that the server sends with decision `d` on push `p` of worker `w`. */
+/* Returns the code that the server sends with decision `d` on push `p` of worker `w`. `norm` is the
+ * norm with which the gradient moves the weights, or infinity. */
 uint64_t rights_of_decision(const struct core *c, const struct worker *w, const struct msg_push *p,
-	const struct decision *d);
+	const struct decision *d, double norm);
 /* Returns 1 if the run has a key. A log of release 0.2.0 is replayed without one, and without the
  * rules that came after this release. */
 int rights_have_key(const struct core *c);
@@ -45,6 +52,9 @@ int rights_to_result(const struct core *c, const struct worker *w, const struct 
 enum verdict rights_verdict(const struct core *c, const struct worker *w, const struct msg_push *p);
 /* Returns 1 if push `p` is a replay of a push that the server accepted before a crash. */
 int rights_of_replay(const struct core *c, const struct worker *w, const struct msg_push *p);
+/* Returns the largest norm with which the gradient of push `p` may move the weights if `p` is a
+ * replay of a push that the server accepted before a crash. Otherwise returns infinity. */
+double rights_norm(const struct core *c, const struct worker *w, const struct msg_push *p);
 /* Returns a number that nobody can predict without the secret of the run. The number depends on
  * the seed, on the number of the evaluation and on `draw`. */
 uint64_t rights_sample(const struct core *c, uint64_t evaluation, uint64_t draw);

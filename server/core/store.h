@@ -51,6 +51,7 @@ struct store {
 	 * them */
 	const struct slices *checked;
 	double squares;
+	double permitted; /* the factor of this step's push (norms.h), if the core accepts it */
 };
 
 /* Returns 1 if an option needs the norms of pushes. */

@@ -3,6 +3,7 @@
  * that the server did not make (server/core/rights.h).
  * Covers attacks A7 and A14 of docs/faults.md.
  */
+#include <math.h>
 #include "server/core/rights.h"
 #include "server/core/run.h"
 #include "common/siphash.h"
@@ -128,6 +129,77 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	fixture_applied(&f, 9, &one);
 	/* the worker has no ACK of this push, so the code of the grant proves it */
 	fixture_applied(&f, 9, &two);
+	fixture_close(&f);
+}
+
+/* Pushes the gradient 1, 1, ... of a granted batch, and starts the server again from an older
+ * snapshot. Returns the replay. `weight` becomes the value of the first weight after the push. */
+static struct msg lose_accepted_push(struct core_fixture *f, struct core_config cfg, float *weight)
+{
+	struct core_snapshot snapshot;
+	struct stamp s;
+
+	fixture_open(f, cfg);
+	s = fixture_join(f, 9, "");
+	snapshot = fixture_save(f);
+	struct msg_grant g = fixture_train(f, 9, s, 1);
+	struct msg one = push_of_grant(s, 1, &g);
+	const struct msg_ack ack = fixture_acked(f, 9, &one);
+	assert_int_equal(ack.verdict, VERDICT_OK);
+	*weight = core_weights(f->core)[0];
+	fixture_close(f);
+
+	fixture_load(f, cfg, &snapshot);
+	fixture_drop(&snapshot);
+	one.push.stamp = fixture_come_back(f, 9, s, 1);
+	one.push.verdict = ack.verdict;
+	one.push.code = ack.code;
+	return one;
+}
+
+TEST(a_replay_moves_no_further_than_the_accepted_push)
+{
+	static const float size[] = {-1e12f, -3, 1.1f, 1};
+	struct core_config cfg = with_key(fixture_training());
+
+	cfg.limits.norm_ratio = 4;
+	for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++) {
+		struct core_fixture f;
+		float accepted, g[FIXTURE_PARAMS];
+		struct msg one = lose_accepted_push(&f, cfg, &accepted);
+		float begin = core_weights(f.core)[0];
+
+		for (size_t k = 0; k < FIXTURE_PARAMS; k++)
+			g[k] = size[i];
+		one.push.slices.n = 0; /* the replay may have other slices */
+		fixture_slice(&one, 0, 3, g);
+		fixture_slice(&one, 3, FIXTURE_PARAMS - 3, g + 3);
+		fixture_applied(&f, 9, &one);
+		float moved = fabsf(core_weights(f.core)[0] - begin);
+		assert_true(moved <= 1.02f * fabsf(accepted - begin));
+		assert_true(moved >= fabsf(accepted - begin));
+		if (i == 3) /* this is the accepted gradient */
+			assert_true(core_weights(f.core)[0] == accepted);
+		fixture_close(&f);
+	}
+}
+
+/* The first bits of a code are a norm. A worker cannot change them. */
+TEST(the_norm_in_a_code_is_authenticated)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_fixture f;
+	float accepted;
+
+	cfg.limits.norm_ratio = 4;
+	struct msg one = lose_accepted_push(&f, cfg, &accepted);
+	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &one.push), 1);
+	for (unsigned bit = 48; bit < 64; bit++) {
+		struct msg_push forged = one.push;
+
+		forged.code ^= UINT64_C(1) << bit;
+		assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &forged), 0);
+	}
 	fixture_close(&f);
 }
 

@@ -108,6 +108,7 @@ enum effect_kind {
 
 enum worker_change {
 	WORKER_JOINED,
+	WORKER_RESTARTED, /* a new process of a worker that was in this slot has joined */
 	WORKER_BACK,   /* the worker has returned after silence or after a restart of the server */
 	WORKER_SILENT, /* the worker is suspect (SESSION_SUSPECT) */
 	WORKER_GONE,   /* the worker has left, or is lost: dead, or away for dead_ms */

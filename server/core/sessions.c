@@ -126,7 +126,10 @@ static void go_live(struct core *c, struct worker *w)
 	if (w->session.peer) /* without a connection, the worker says HELLO on a new one */
 		welcome(c, w, w->session.peer);
 	if (before != SESSION_LIVE)
-		effects_add_worker(c, w, before == SESSION_JOINING ? WORKER_JOINED : WORKER_BACK);
+		effects_add_worker(c, w,
+			before != SESSION_JOINING ? WORKER_BACK
+			: w->session.restarted    ? WORKER_RESTARTED
+						  : WORKER_JOINED);
 }
 
 /* Gives the slot of w to the process on connection `peer`, which has said HELLO. */
@@ -277,6 +280,8 @@ static void hello_new(struct core *c, const struct event *ev)
 	backups_release(c, w);
 	pace_replace(c, w);
 	inherit_faults(c, w, h);
+	w->session.restarted = w->session.incarnation && h->name[0] &&
+			       strncmp(w->session.name, h->name, sizeof(w->session.name)) == 0;
 	w->session.incarnation++;
 	w->session.born_term = c->cfg.term;
 	memcpy(w->session.name, h->name, sizeof(w->session.name));

@@ -32,6 +32,8 @@ struct worker_session {
 	/* 1: the worker is AWAY, has been silent for dead_ms and is counted as lost, although it
 	 * can still resume its session; the end of the session does not count it again */
 	int lost;
+	/* 1: the process is not the first one of the worker with this name */
+	int restarted;
 };
 
 /* A set of session states has the bits 1 << state. With this additional bit, the set also contains

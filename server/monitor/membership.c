@@ -17,6 +17,7 @@ const char *membership_name(enum worker_change change)
 {
 	static const char *const names[] = {
 		[WORKER_JOINED] = "joined",
+		[WORKER_RESTARTED] = "restarted",
 		[WORKER_BACK] = "back",
 		[WORKER_SILENT] = "silent",
 		[WORKER_GONE] = "gone",

@@ -197,7 +197,7 @@ def test_a_worker_that_dies_with_its_server_is_lost(programs, small):
     worker = next(w for w in server.status()["workers"] if w["name"] == "victim")
     assert worker["state"] == "away"
     programs.worker(server.endpoint, "--name", "victim", data=small)
-    until(lambda: changes() == ["gone", "joined"], 30, "another process takes the slot")
+    until(lambda: changes() == ["gone", "restarted"], 30, "another process takes the slot")
 
 
 def test_another_run_begins_another_history(programs, small):

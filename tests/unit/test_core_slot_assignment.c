@@ -93,9 +93,11 @@ TEST(a_name_gets_its_slot_again_and_fences_the_old_process)
 	fixture_open(&f, fixture_config());
 	fixture_join(&f, 9, "");
 	first = fixture_join(&f, 10, "anna");
+	assert_int_equal(fixture_effect(&f, EFFECT_WORKER)->change, WORKER_JOINED);
 	m = fixture_push_ones(first, 1);
 	fixture_applied(&f, 10, &m);
 	second = fixture_join(&f, 11, "anna"); /* the first process of "anna" is still alive */
+	assert_int_equal(fixture_effect(&f, EFFECT_WORKER)->change, WORKER_RESTARTED);
 	assert_int_equal(second.worker, first.worker);
 	assert_int_equal(second.incarnation, first.incarnation + 1);
 	assert_int_equal(fixture_sent(&f, 11, MSG_WELCOME)->welcome.last_seq, 1);

@@ -472,6 +472,8 @@ static void add_sample(struct history *h, const struct status *now)
 	set(o, "pushes", count(t->pushes));
 	set(o, "duplicates", count(t->duplicates));
 	set(o, "rejected", count(rejected));
+	if (rejected)
+		set(o, "rejected_for", status_rejected_for(t));
 	set(o, "refusals", count(t->refused + now->net.malformed));
 	set(o, "generation", now->checkpointer ? count(now->checkpointer->generation) : NULL);
 	set(o, "checkpoint_s", now->checkpointer ? real_or_null(now->checkpointer->seconds) : NULL);

@@ -14,14 +14,6 @@
 #include "server/monitor/epoch_metrics.h"
 #include "server/monitor/status.h"
 
-static const char *const reject_names[REJECT_REASONS] = {[REJECT_NONE] = "none",
-	[REJECT_SHAPE] = "shape",
-	[REJECT_NONFINITE] = "nonfinite",
-	[REJECT_NORM] = "norm",
-	[REJECT_STALE] = "stale",
-	[REJECT_WORK] = "work",
-	[REJECT_UNKNOWN] = "unknown"};
-
 static void metric(FILE *f, const char *name, const char *type, const char *help, double value)
 {
 	fprintf(f, "# HELP cnnps_%s %s\n# TYPE cnnps_%s %s\ncnnps_%s %.17g\n", name, help, name,
@@ -39,8 +31,8 @@ static void put_rejected(FILE *f, const struct core_stats *t)
 	fprintf(f, "# HELP cnnps_rejected_total Pushes decided against, by reason.\n"
 		   "# TYPE cnnps_rejected_total counter\n");
 	for (int i = REJECT_NONE + 1; i < REJECT_REASONS; i++)
-		fprintf(f, "cnnps_rejected_total{reason=\"%s\"} %" PRIu64 "\n", reject_names[i],
-			t->rejected[i]);
+		fprintf(f, "cnnps_rejected_total{reason=\"%s\"} %" PRIu64 "\n",
+			status_reject_name(i), t->rejected[i]);
 }
 
 /* Writes the histogram of staleness. Bin i of the core counts tau < 2^i; the last bin has no upper

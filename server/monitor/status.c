@@ -58,6 +58,19 @@ const char *status_worker_state(const struct worker_view *w)
 	return w->stalled ? "stalled" : names[w->state];
 }
 
+const char *status_reject_name(int reason)
+{
+	static const char *const names[REJECT_REASONS] = {[REJECT_NONE] = "none",
+		[REJECT_SHAPE] = "shape",
+		[REJECT_NONFINITE] = "nonfinite",
+		[REJECT_NORM] = "norm",
+		[REJECT_STALE] = "stale",
+		[REJECT_WORK] = "work",
+		[REJECT_UNKNOWN] = "unknown"};
+
+	return names[reason];
+}
+
 static uint64_t rejected(const struct core_stats *t)
 {
 	uint64_t n = 0;
@@ -107,6 +120,16 @@ const char *status_ending(int status)
 static json_t *json_count(uint64_t n)
 {
 	return json_integer((json_int_t)n);
+}
+
+json_t *status_rejected_for(const struct core_stats *t)
+{
+	json_t *o = json_object();
+
+	for (int i = 0; i < REJECT_REASONS; i++)
+		if (t->rejected[i])
+			json_object_set_new(o, status_reject_name(i), json_count(t->rejected[i]));
+	return o;
 }
 
 /* Returns sum / n, or null if n is 0. */
@@ -235,11 +258,12 @@ static json_t *counters_object(const struct status *s)
 	const struct check_stats *k = core_check_stats(s->core);
 
 	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-			 "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+			 "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
 		"pushes", json_count(t->pushes), "duplicates", json_count(t->duplicates),
-		"rejected", json_count(rejected(t)), "superseded", json_count(t->superseded),
-		"backups", json_count(t->backups), "steps_short", json_count(t->steps_short),
-		"expired", json_count(t->expired), "stalls", json_count(t->stalls), "refusals",
+		"rejected", json_count(rejected(t)), "rejected_for", status_rejected_for(t),
+		"superseded", json_count(t->superseded), "backups", json_count(t->backups),
+		"steps_short", json_count(t->steps_short), "expired", json_count(t->expired),
+		"stalls", json_count(t->stalls), "refusals",
 		json_count(t->refused + s->net.malformed), "gaps", json_count(t->gaps), "pulls",
 		json_count(t->pulls), "leases", json_count(t->leases), "released",
 		json_count(t->released), "deaths", json_count(t->deaths), "excluded",

@@ -20,6 +20,7 @@
 #include "server/monitor/waiting.h"
 
 struct core;
+struct core_stats;
 struct labels;
 struct worker_view;
 
@@ -78,6 +79,10 @@ const char *status_worker_state(const struct worker_view *w);
 extern const char *const status_worker_states[STATUS_WORKER_STATES];
 /* Returns how many seconds the server's main thread has spent on each activity since its start. */
 json_t *status_time(const struct status *s);
+/* Returns the name of a reason for which pushes are rejected (enum reject), in metrics and JSON. */
+const char *status_reject_name(int reason);
+/* Returns an object with the number of rejected pushes for each reason that has any. */
+json_t *status_rejected_for(const struct core_stats *t);
 /* Returns the resident memory of this process in bytes, without pages of files and of memory that
  * processes share. */
 uint64_t status_rss(void);

@@ -309,6 +309,7 @@ status.workers = Array.from({length: 200}, (_, i) => ({worker: i + 1, name: `wor
     state: i % 9 ? "live" : "suspect", images_per_s: 12345 + i, staleness: 199.5, silent_ms: 1234, host: `gpu-node-${i}.cluster.example.org`,
     pid: 1234567, device: "cuda:0 NVIDIA H200 tf32", last_seq: 12345678, duplicates: 123, rejected: 1234, refusals: 12}));
 Object.keys(status.counters).forEach(name => status.counters[name] = 123456789);
+status.counters.rejected_for = {stale: 123456789, work: 7};
 drawStatus();
 draw();
 """
@@ -351,6 +352,7 @@ def test_many_workers_fit_into_the_width(programs, browser, width):
         browser.execute_script(MANY_SAMPLES + MANY_WORKERS)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         assert browser.execute_script(TOO_WIDE) == []
+        assert "rejected: 123,456,789 stale, 7 work" in text(browser, "once")
         browser.execute_async_script(IN_WINDOW, "workers-box")
         if width == 1280:  # a desktop shows all columns without scrolling
             assert browser.execute_script(

@@ -192,7 +192,8 @@ def test_text_of_a_history_is_never_markup(programs, browser):
     place.mkdir()
     lines = [{"t": 1000, "kind": "start", "model": HOSTILE, "options": {"mode": HOSTILE}},
              {"t": 1500, "kind": "worker", "worker": 1, "change": "joined", "name": HOSTILE},
-             {"t": 2000, "kind": "sample", "images": 9, "loss": 1, "workers": [[1, "live", 5, None, 0]]}]
+             {"t": 2000, "kind": "sample", "images": 9, "loss": 1, "workers": [[1, "live", 5, None, 0]],
+              "rejected": 7, "rejected_for": {"stale": 5, HOSTILE: 2}}]
     (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
     page = programs.directory / "report.html"
     page.write_text(report(programs, place))
@@ -200,6 +201,8 @@ def test_text_of_a_history_is_never_markup(programs, browser):
     assert browser.title == "cnn-ps report"
     assert not browser.find_elements("tag name", "mark")
     assert HOSTILE in browser.execute_script("return document.getElementById('each').textContent")
+    assert f"7: 5 stale, 2 {HOSTILE}" in browser.execute_script(
+        "return document.getElementById('runs').textContent")
 
 
 def test_a_directory_without_history_is_refused(programs, tmp_path):

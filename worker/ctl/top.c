@@ -140,6 +140,24 @@ static void show_value(struct page *s, const json_t *o, const char *label, const
 		put_item(s, MARK_PLAIN, "%s -", label);
 }
 
+/* Shows the rejected pushes and why, such as "rejected 7 (5 stale, 2 norm)". */
+static void show_rejected(struct page *s, json_t *counters)
+{
+	char why[256] = "";
+	const char *reason;
+	size_t at = 0;
+	json_t *v;
+
+	json_object_foreach(json_object_get(counters, "rejected_for"), reason, v)
+	{
+		if (at < sizeof(why))
+			at += (size_t)snprintf(why + at, sizeof(why) - at, "%s%.0f %s",
+				at ? ", " : " (", json_number_value(v), reason);
+	}
+	put_item(s, MARK_PLAIN, "rejected %.0f%s%s", status_number(counters, "rejected"), why,
+		at ? ")" : "");
+}
+
 /* Returns a loss as text. A loss may be as small as 1e-12. */
 static const char *loss_text(double loss, char text[32])
 {
@@ -183,9 +201,8 @@ static void show_result(struct page *s, const json_t *o)
 
 static void show_run(struct page *s, const json_t *o, int is_away)
 {
-	const json_t *c = json_object_get(o, "counters");
+	json_t *c = json_object_get(o, "counters"), *v;
 	const char *name;
-	json_t *v;
 
 	show_state(s, o, is_away);
 	put_item(s, MARK_PLAIN, "model %s", status_text(o, "model"));
@@ -208,7 +225,7 @@ static void show_run(struct page *s, const json_t *o, int is_away)
 	show_value(s, o, "updates", "updates", 1, 0, "");
 	show_value(s, o, "staleness", "staleness_mean", 1, 2, "");
 	show_value(s, c, "duplicates", "duplicates", 1, 0, "");
-	show_value(s, c, "rejected", "rejected", 1, 0, "");
+	show_rejected(s, c);
 	show_value(s, c, "refusals", "refusals", 1, 0, "");
 	show_value(s, o, "memory", "rss_bytes", 1.0 / (1 << 20), 0, " MiB");
 	end_line(s);

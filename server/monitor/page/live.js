@@ -134,7 +134,7 @@ function drawWorkers() {
 function drawCounters() {
 	const c = status.counters;
 	const rows = [["gradients decided", c.pushes], ["duplicates, not applied again", c.duplicates], ["arrived out of order", c.gaps],
-		["superseded", c.superseded], ["rejected", c.rejected], ["messages refused", c.refusals],
+		["superseded", c.superseded], ["rejected" + rejectedFor(c), c.rejected], ["messages refused", c.refusals],
 		["workers lost", c.deaths], ["workers back or restarted", c.rejoins], ["server recovered", c.recoveries],
 		["checkpoint", status.checkpoint ? status.checkpoint.generation : null]];
 	const list = $("once");

@@ -59,7 +59,7 @@ function drawRuns() {
 		return [run.name, states(run), number(run.epochs.length), images(run), results(b), b ? number(b.epoch) : "–",
 			results(last), last ? lossText(last.test_loss) : "–", seconds(time),
 			number(s.images / time), number(workers.size), number(run.starts.length), number(s.pushes),
-			number(s.duplicates), number(s.rejected), number(s.refusals)];
+			number(s.duplicates), number(s.rejected) + rejectedFor(s), number(s.refusals)];
 	}));
 	$("mixed").hidden = new Set(runs.map(run => run.heldBack > 0)).size < 2;
 	$("model").textContent = [...new Set(runs.map(run => run.starts.length ? run.starts[0].model : ""))].join(" · ");

@@ -452,7 +452,8 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	const struct slices *s = &p->slices;
 
 	count_staleness(c, w, a.tau);
-	if (c->cfg.dc.kind) {
+	/* a gradient that is scaled stays as it is: its square would not be bounded */
+	if (c->cfg.dc.kind && c->store.permitted >= 1) {
 		compensated = p->slices;
 		compensate_all(c, w, p, &compensated);
 		s = &compensated;

@@ -385,6 +385,35 @@ TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 
 /* A crash loses version 2, and the next term makes another version 2. The server holds only the
  * second version 2, so a gradient of the lost version is not compensated. */
+/* Compensation contains the square of a gradient, so the size of a large one after compensation is
+ * not bounded by the factor that scales it. */
+TEST(a_gradient_that_is_scaled_is_not_compensated)
+{
+	struct core_config cfg = dc_config(0);
+	struct core_fixture f;
+	struct stamp a, b;
+	float g[FIXTURE_PARAMS];
+
+	cfg.limits.norm_ratio = 4;
+	fixture_open(&f, cfg);
+	a = fixture_join(&f, 9, "");
+	b = fixture_join(&f, 10, "");
+	fixture_pull(&f, 9, a, WEIGHTS_CURRENT);
+	fixture_pull(&f, 10, b, WEIGHTS_CURRENT);
+	struct msg m = fixture_push_ones(b, 1);
+	fixture_applied(&f, 10, &m);
+	f.core->norms.yardstick = 1;
+	for (size_t k = 0; k < FIXTURE_PARAMS; k++)
+		g[k] = 1e6f;
+	float before = core_weights(f.core)[0];
+	m = fixture_push(a, 1);
+	m.push.base_term = a.term;
+	fixture_slice(&m, 0, FIXTURE_PARAMS, g);
+	fixture_applied(&f, 9, &m);
+	assert_true(fabsf(core_weights(f.core)[0] - before) <= (float)(4 * RATE));
+	fixture_close(&f);
+}
+
 TEST(weights_of_a_lost_term_are_not_held)
 {
 	static struct dc_run l;

@@ -128,6 +128,7 @@ static struct partial *allot(struct chunked_push *a, uint32_t peer, const char *
 
 	while (a->used && (a->used >= peers || a->used == a->max_peers)) {
 		e = find_surplus(a, key);
+		PS_ASSERT(e);
 		if (key[0] && strcmp(e->key, key) == 0)
 			a->wasted += e->n;
 		discard(a, e);

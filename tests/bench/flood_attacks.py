@@ -21,6 +21,7 @@ from client import CONTEXT, Keys, Link, Worker, encode, hello, pb  # noqa: E402
 
 START_S = 60       # maximum time until an attacker is ready
 LINKS = 4          # connections of a flood of messages
+CHUNK_LINKS = 70   # connections of a flood of chunks: more than the server has places for chunks
 CHUNK = bytes(16384)
 OPEN = 128         # connections of a flood of connections that are open at the same time
 OPEN_S = 0.5       # maximum time for which it keeps one of them
@@ -42,17 +43,17 @@ class Target:
 
 
 class Messages:
-    """Sends the same message again and again, on LINKS connections in turn."""
+    """Sends the same message again and again, on several connections in turn."""
 
-    def __init__(self, target, key, frames):
+    def __init__(self, target, key, frames, links=LINKS):
         self.frames, self.at = frames, 0
         CONTEXT.reconnect_ivl = 1
-        self.links = [Link(target.endpoint, target.keys_of(key)) for _ in range(LINKS)]
+        self.links = [Link(target.endpoint, target.keys_of(key)) for _ in range(links)]
 
     def step(self):
         self.at += 1
         try:
-            self.links[self.at % LINKS].socket.send_multipart(self.frames, zmq.DONTWAIT)
+            self.links[self.at % len(self.links)].socket.send_multipart(self.frames, zmq.DONTWAIT)
         except zmq.Again:
             return False  # the server has closed the connection, or does not read
         return True
@@ -79,7 +80,7 @@ def malformed(target):
 
 def chunks(target):
     """Chunks of pushes that never arrive."""
-    return Messages(target, "attacker", [b"\0", CHUNK])
+    return Messages(target, "attacker", [b"\0", CHUNK], CHUNK_LINKS)
 
 
 class revoked(Messages):

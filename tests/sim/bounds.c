@@ -129,8 +129,8 @@ static void check_excluded(struct sim *s, const struct core *c)
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
 }
 
-/* Writes to `incarnation` that of the last slot with the name of each node, or 0 if no slot has this
- * name. */
+/* Writes to `incarnation` that of the last slot with the name of each node, or 0 if no slot has
+ * this name. */
 static void find_incarnations(const struct core *c, uint32_t incarnation[SIM_WORKERS + 1])
 {
 	memset(incarnation, 0, (SIM_WORKERS + 1) * sizeof(*incarnation));

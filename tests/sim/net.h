@@ -63,8 +63,8 @@ struct net {
 	/* The losses, duplications and torn copies of a run are numbered from 0. Only the faults
 	 * with numbers in [strikes_from, strikes_to) happen. */
 	uint64_t strikes, strikes_from, strikes_to;
-	/* The heap has the times of the items, because its entries move often. The entries from n on
-	 * have the free places in `item`, up to n_used; no later place was ever used. */
+	/* The heap has the times of the items, because its entries move often. The entries from n
+	 * on have the free places in `item`, up to n_used; no later place was ever used. */
 	struct moment_of *heap;
 	struct item *item;
 	size_t n, n_used, room, peak; /* peak: the largest n so far */

@@ -12,6 +12,7 @@
 #define LARGEST      1e6       /* with a comparison of means, this is the maximum size */
 #define NORM_PART    (1 / 8.)  /* weight of the newest norm in a mean */
 #define SIZE_PART    (1 / 32.) /* weight of the newest size in a mean */
+#define CAP          1.5       /* in a run with a data set, the maximum size that is not scaled */
 #define MIN_SIZES    4         /* minimum number of sizes in a mean that is compared */
 #define RECENT       8         /* number of accepted pushes per live worker that count as recent */
 #define SMALL_WEIGHT 0.01
@@ -300,6 +301,17 @@ static double follow(struct core *c, double norm)
 	return norm > max ? max / norm : 1;
 }
 
+/* Returns the size above which a gradient is scaled down. In sandblaster, pushes have unequal
+ * numbers of batches, and a gradient of fewer batches is larger, because it averages less noise
+ * out. */
+static double largest_unscaled(const struct core *c)
+{
+	const double ratio = c->cfg.limits.norm_ratio;
+	int has_cap = compares_means(c) && c->cfg.training.mode != MODE_SANDBLASTER;
+
+	return has_cap ? vec_smaller(CAP, ratio) : ratio;
+}
+
 double norms_scale(struct core *c, const struct msg_push *p)
 {
 	const double ratio = c->cfg.limits.norm_ratio;
@@ -309,8 +321,8 @@ double norms_scale(struct core *c, const struct msg_push *p)
 		return 1;
 	if (!find_yardsticks(c, 0, NULL, &y))
 		return follow(c, norm_of(c, p));
-	double size = size_of(norm_of(c, p), &y);
+	double size = size_of(norm_of(c, p), &y), max = largest_unscaled(c);
 
 	c->norms.yardstick = y.high;
-	return size > ratio ? ratio / size : 1;
+	return size > max ? max / size : 1;
 }

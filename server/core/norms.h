@@ -17,8 +17,10 @@
  * pushed recently: the smaller yardstick is then the smallest of both pairs, the larger one the
  * largest. With R = cfg.limits.norm_ratio:
  *
- * - a gradient of a size above R is scaled down to R, except in mode easgd. The first updates of an
- *   honest run can make gradients thousands of times larger, so a large size alone rejects none;
+ * - a gradient of a size above CAP (1.5) is scaled down to CAP in a run with a data set. In runs
+ *   without one and in mode sandblaster the limit is R; in easgd there is none. The first updates
+ *   of an honest run can make gradients thousands of times larger, so a large size alone rejects
+ *   none;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
  *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (4) sizes. In this
  *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). So one gradient of any

@@ -562,11 +562,21 @@ static void choose_lane(struct options *o)
 		o->lane_path[0] = '\0';
 }
 
+void options_fill_running(struct core_config *c, const struct model *m)
+{
+	_Static_assert(MAX_BATCHNORMS == MODEL_MAX_LAYERS, "the layout has room for every layer");
+	c->n_running = m->n_params - m->n_trained;
+	c->running.n = 0;
+	for (size_t i = 0; i < m->n_layers; i++)
+		if (m->layer[i].kind == LAYER_BATCHNORM)
+			c->running.channels[c->running.n++] = (uint32_t)m->layer[i].in.c;
+}
+
 void options_fill_model(struct core_config *c, const struct model *m)
 {
 	c->model_fingerprint = m->fingerprint;
 	c->n_params = m->n_params;
-	c->n_running = m->n_params - m->n_trained;
+	options_fill_running(c, m);
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
 	c->images = (struct images){0};

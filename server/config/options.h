@@ -93,6 +93,8 @@ struct options {
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
 /* Sets the fields of *c that follow from the model. */
 void options_fill_model(struct core_config *c, const struct model *m);
+/* Sets only those of these fields that describe running statistics. */
+void options_fill_running(struct core_config *c, const struct model *m);
 
 /* Returns the number of workers' keys that --aggregate needs to withstand a key whose gradients are
  * wrong. Returns 0 for the rule `mean`. */

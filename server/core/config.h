@@ -89,6 +89,14 @@ struct images {
 	int in_text; /* 1: the model text begins with words about the images */
 };
 
+#define MAX_BATCHNORMS 64 /* MODEL_MAX_LAYERS of common/model.h */
+
+/* This struct describes the running statistics of a network: those of `n` batchnorms one after the
+ * other. Each batchnorm has `channels` means and then as many variances. vector:N has no layout. */
+struct running_layout {
+	uint32_t n, channels[MAX_BATCHNORMS];
+};
+
 struct core_config {
 	struct run_id run;
 	/* number of this start of the server: at least 1, and one more at each start */
@@ -105,6 +113,7 @@ struct core_config {
 	 * changes. No snapshot contains n_running, because the server computes it from the
 	 * model. */
 	size_t n_running;
+	struct running_layout running; /* no snapshot contains it either */
 	struct images images;
 	/* the data set fingerprint that every worker must have, if data_id_given is 1, and the
 	 * numbers of training and test images; 0: any numbers */

@@ -25,7 +25,8 @@
 
 struct layout {
 	size_t core, workers, decisions, epochs, effects, batches, copies, portions, later, eval,
-		scratch, sum, parts, kept, square, lbfgs, copies_of, backups, tensors, results, end;
+		scratch, running, sum, parts, kept, square, lbfgs, copies_of, backups, tensors,
+		results, end;
 	size_t state[OPTIM_VECTORS];
 };
 
@@ -91,6 +92,7 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.later = place(&l.end, batches ? MAX_LATER_EPOCHS : 0, sizeof(struct work));
 	l.eval = place(&l.end, cfg->training.epochs ? n : 0, sizeof(float));
 	l.scratch = place(&l.end, sums(cfg) || room(cfg) || dc ? n : 0, sizeof(float));
+	l.running = place(&l.end, cfg->n_running, sizeof(float));
 	l.sum = place(&l.end, sums(cfg) ? n : 0, sizeof(double));
 	l.parts = place(&l.end, room(cfg), sizeof(struct part));
 	l.kept = place(&l.end, room(cfg) * n, sizeof(float));
@@ -132,6 +134,7 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 	size_t n = stride(cfg);
 
 	c->store.scratch = floats_at(memory, l->scratch);
+	c->store.running = floats_at(memory, l->running);
 	if (sums(cfg)) {
 		c->accumulator.sum = (double *)(void *)floats_at(memory, l->sum);
 		memset(c->accumulator.sum, 0, cfg->n_params * sizeof(double));

@@ -34,6 +34,7 @@
 #include "server/core/pace.h"
 #include "server/core/rights.h"
 #include "server/core/run.h"
+#include "server/core/running.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
@@ -102,6 +103,11 @@ static enum reject check_work(struct core *c, const struct worker *w, const stru
 	return r == REJECT_NONE ? c->rules->check(c, w, p) : r;
 }
 
+static int has_wild_statistics(const struct core *c, const struct msg_push *p)
+{
+	return c->cfg.running.n > 0 && running_is_wild(c, &p->slices);
+}
+
 /* Checks push `p`. The function checks the values even if the work is late or already done, because
  * a push with values that are not finite shows a broken device, and departure.c counts each such
  * push. */
@@ -118,7 +124,8 @@ static enum reject reject_of(struct core *c, struct worker *w, const struct msg_
 	values = isfinite(p->loss) ? store_check(c, &p->slices) : REJECT_NONFINITE;
 	if (r != REJECT_NONE && values != REJECT_NONFINITE)
 		return r;
-	if (values == REJECT_NONE && norms_check(c, w, p) && !rights_of_replay(c, w, p))
+	if (values == REJECT_NONE && (norms_check(c, w, p) || has_wild_statistics(c, p)) &&
+		!rights_of_replay(c, w, p))
 		values = REJECT_NORM;
 	if (values != REJECT_NONE)
 		return values;
@@ -146,6 +153,7 @@ static double norm_in_code(const struct core *c, const struct msg_push *p, enum 
 static void accept_push(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	double loss = (double)p->loss;
+	struct msg_push limited;
 
 	/* invariant 2 of dataset.c */
 	PS_ASSERT(c->cfg.training.epochs == 0 || worker_is_of_run(c, w));
@@ -164,7 +172,7 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 	w->ledger.images += p->images;
 	c->ledger.computed += p->images;
 	c->store.permitted = find_scale(c, w, p);
-	c->rules->take(c, w, p);
+	c->rules->take(c, w, c->cfg.running.n > 0 ? running_limit(c, p, &limited) : p);
 }
 
 /* Returns 1 if push `p` is correct but came too late: another worker has delivered the same work,

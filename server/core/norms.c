@@ -290,17 +290,6 @@ void norms_inherit(const struct core *c, struct worker_norms *n, const struct wo
 	n->n_sizes = MIN_SIZES - 1;
 }
 
-/* Without a comparison, the newest yardstick of the run counts, which follows the norms. */
-static double follow(struct core *c, double norm)
-{
-	double last = c->norms.yardstick, max = last * c->cfg.limits.norm_ratio;
-
-	if (last <= 0)
-		return 1;
-	c->norms.yardstick = mean_with(last, vec_smaller(norm, max), SIZE_PART);
-	return norm > max ? max / norm : 1;
-}
-
 /* Returns the size above which a gradient is scaled down. In sandblaster, pushes have unequal
  * numbers of batches, and a gradient of fewer batches is larger, because it averages less noise
  * out. */
@@ -310,6 +299,17 @@ static double largest_unscaled(const struct core *c)
 	int has_cap = compares_means(c) && c->cfg.training.mode != MODE_SANDBLASTER;
 
 	return has_cap ? vec_smaller(CAP, ratio) : ratio;
+}
+
+/* Without a comparison, the newest yardstick of the run counts, which follows the norms. */
+static double follow(struct core *c, double norm)
+{
+	double last = c->norms.yardstick, max = last * c->cfg.limits.norm_ratio;
+
+	if (last <= 0)
+		return 1;
+	c->norms.yardstick = mean_with(last, vec_smaller(norm, max), SIZE_PART);
+	return norm > max ? max / norm : 1;
 }
 
 double norms_scale(struct core *c, const struct msg_push *p)

@@ -41,6 +41,7 @@ struct store {
 	uint64_t eval_version;
 	float *state[OPTIM_VECTORS]; /* state vectors of the optimizer; NULL: not needed */
 	float *scratch;              /* one gradient, used within one step of the core */
+	float *running; /* running.c: the statistics of a push, used within one step of the core */
 	/* adaptive delay compensation: mean squares of the gradients */
 	float *dc_square;
 	struct optim_reach reach;   /* bounds of weights and state; see store_holds */

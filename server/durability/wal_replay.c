@@ -8,6 +8,7 @@
 #include "common/mem.h"
 #include "common/model.h"
 #include "common/run_head.h"
+#include "server/config/options.h"
 #include "server/core/snapshot.h"
 #include "server/durability/wal_record.h"
 
@@ -46,18 +47,16 @@ static int locate_sections(const struct replay *r, const struct checkpoint *c,
 	return PS_OK;
 }
 
-/* Returns the number of running statistics of batchnorm in a model, or 0 if this release cannot
- * parse the model. */
-static size_t count_running(const char *text)
+/* Finds the running statistics of batchnorm in the model of `cfg`. There are none if this release
+ * cannot parse the model. */
+static void find_running(struct core_config *cfg)
 {
 	struct model *m = mem_try(1, sizeof(*m));
 	struct err e;
-	size_t n = 0;
 
-	if (m && model_parse(m, text, MODEL_MNIST, &e) == PS_OK)
-		n = m->n_params - m->n_trained;
+	if (m && model_parse(m, cfg->model, MODEL_MNIST, &e) == PS_OK)
+		options_fill_running(cfg, m);
 	free(m);
-	return n;
 }
 
 static int build_core(struct replay *r, const struct checkpoint *c, struct err *e)
@@ -74,7 +73,7 @@ static int build_core(struct replay *r, const struct checkpoint *c, struct err *
 		size[SNAPSHOT_WEIGHTS] != r->cfg.n_params * sizeof(float))
 		return refuse_log(
 			r, c->generation, "the checkpoint's configuration is malformed", e);
-	r->cfg.n_running = count_running(r->cfg.model);
+	find_running(&r->cfg);
 	r->memory_bytes = core_bytes(&r->cfg);
 	r->memory = mem_lazy(r->memory_bytes);
 	r->weights = mem_try(r->cfg.n_params, sizeof(float));

@@ -2,10 +2,12 @@
  * Proves that running statistics (common/model.h, batchnorm) are not weights: no optimizer,
  * clipping, norm limit, weight decay, delay compensation, rate or sum changes them, and they change
  * no weight. Each update moves a running statistic by a tenth of its distance to the statistics of
- * the batches in the update.
+ * the batches in the update. The statistics of a push have limits (server/core/running.h).
+ * Covers attack A13 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
 #include "common/model.h"
+#include "server/core/running.h"
 #include "tests/support/test.h"
 
 #define RUNNING 3u
@@ -24,6 +26,7 @@ static struct core_config running_config(void)
 TEST(the_part_is_the_momentum_of_batchnorm)
 {
 	assert_true(RUNNING_PART >= BATCHNORM_MOMENTUM && RUNNING_PART <= BATCHNORM_MOMENTUM);
+	assert_true(RUNNING_EPS >= BATCHNORM_EPS && RUNNING_EPS <= BATCHNORM_EPS);
 }
 
 static double next_statistic(double now, double batch)
@@ -173,4 +176,132 @@ TEST(a_step_takes_the_mean_of_its_gradients)
 			assert_true(core_weights(k.f.core)[TRAINED] == (float)(0.1 * 1.5));
 			cluster_close(&k);
 		}
+}
+
+/* ---- limits --------------------------------------------------------------------------------- */
+
+#define LIMITED 4u /* one batchnorm of two channels: two means, two variances */
+#define FIRST   (FIXTURE_PARAMS - LIMITED)
+
+static float pushed[LIMITED]; /* the statistics of all batches */
+
+static double with_pushed(uint32_t i, const float *w, double *g)
+{
+	(void)i;
+	(void)w;
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		g[j] = j < FIRST ? 1 : (double)pushed[j - FIRST];
+	return 1;
+}
+
+/* Opens a run of `n` workers, whose running means are 0 and whose running variances are 1. */
+static void open_limited(struct cluster *k, enum mode mode, uint32_t n)
+{
+	struct core_config cfg = fixture_training();
+
+	cfg.n_running = LIMITED;
+	cfg.running = (struct running_layout){.n = 1, .channels = {2}};
+	cfg.limits.norm_ratio = 4;
+	cfg.training.mode = mode;
+	cfg.durable = 0;
+	cfg.leases.min_workers = n;
+	cfg.leases.max_batches = 1;
+	cluster_open(k, cfg, n, 400, with_pushed);
+	for (size_t i = FIRST; i < FIXTURE_PARAMS; i++)
+		k->f.core->store.weights[i] = i >= FIRST + 2;
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(cluster_request(k, i), 1);
+}
+
+/* Lets worker 0 or, in sync, all workers push these statistics. */
+static enum reject push_statistics(
+	struct cluster *k, float mean_0, float mean_1, float variance_0, float variance_1)
+{
+	enum reject r = REJECT_NONE;
+
+	memcpy(pushed, (float[]){mean_0, mean_1, variance_0, variance_1}, sizeof(pushed));
+	for (uint32_t i = 0; i < (k->f.cfg.training.mode == MODE_SYNC ? k->n : 1); i++)
+		r = cluster_push(k, i);
+	return r;
+}
+
+static void assert_statistics(const struct cluster *k, const double batch[LIMITED])
+{
+	const float *w = core_weights(k->f.core) + FIRST;
+
+	for (size_t i = 0; i < LIMITED; i++) {
+		double expected = next_statistic(i >= 2, batch[i]);
+
+		assert_true(fabs((double)w[i] - expected) <= 1e-6);
+	}
+}
+
+TEST(one_push_moves_the_statistics_by_a_limited_part)
+{
+	for (int sync = 0; sync < 2; sync++) {
+		const double d = sqrt(1 + BATCHNORM_EPS), max = 2 + BATCHNORM_EPS;
+		struct cluster k;
+
+		open_limited(&k, sync ? MODE_SYNC : MODE_DOWNPOUR, 3);
+		assert_int_equal(push_statistics(&k, 1e15f, -1e15f, 1e15f, -0.5f), REJECT_NONE);
+		assert_statistics(&k, (double[]){d, -d, max, 0});
+		cluster_close(&k);
+	}
+}
+
+TEST(a_negative_variance_is_rejected)
+{
+	struct cluster k;
+
+	open_limited(&k, MODE_DOWNPOUR, 3);
+	assert_int_equal(push_statistics(&k, 0, 0, 1, -1e15f), REJECT_NORM);
+	assert_int_equal(core_stats(k.f.core)->updates, 0);
+	cluster_close(&k);
+}
+
+TEST(statistics_within_the_limits_are_not_changed)
+{
+	struct cluster k;
+
+	open_limited(&k, MODE_DOWNPOUR, 3);
+	assert_int_equal(push_statistics(&k, 0.7f, -0.9f, 1.9f, 0.01f), REJECT_NONE);
+	const float *w = core_weights(k.f.core) + FIRST;
+	for (size_t i = 0; i < LIMITED; i++)
+		assert_true(w[i] == (float)next_statistic(i >= 2, (double)pushed[i]));
+	cluster_close(&k);
+}
+
+TEST(two_workers_have_no_limits)
+{
+	struct cluster k;
+
+	open_limited(&k, MODE_DOWNPOUR, 2);
+	assert_int_equal(push_statistics(&k, 1e6f, -1e6f, 1e6f, 0.5f), REJECT_NONE);
+	assert_true(core_weights(k.f.core)[FIRST] == 1e5f);
+	cluster_close(&k);
+}
+
+/* The limits do not depend on how a push is divided into slices. */
+TEST(a_slice_of_any_length_has_the_same_limits)
+{
+	for (uint64_t length = 1; length <= FIXTURE_PARAMS; length++) {
+		float g[CLUSTER_PARAMS];
+		struct cluster k;
+
+		open_limited(&k, MODE_DOWNPOUR, 3);
+		memcpy(pushed, (float[]){9, -9, 9, 0.5f}, sizeof(pushed));
+		struct msg m = cluster_gradient(&k, 0, g);
+		m.push.slices.n = 0;
+		for (uint64_t at = 0; at < FIXTURE_PARAMS; at += length) {
+			uint64_t left = FIXTURE_PARAMS - at;
+
+			fixture_slice(&m, at, left < length ? left : length, g + at);
+		}
+		fixture_applied(&k.f, k.worker[0].peer, &m);
+		assert_statistics(&k, (double[]){sqrt(1 + BATCHNORM_EPS), -sqrt(1 + BATCHNORM_EPS),
+					      2 + BATCHNORM_EPS, 0.5});
+		for (size_t i = 0; i < FIRST; i++)
+			assert_true(core_weights(k.f.core)[i] < 0);
+		cluster_close(&k);
+	}
 }

@@ -1,0 +1,137 @@
+/* running.c - see running.h. */
+#include "server/core/running.h"
+#include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/vec.h"
+#include <math.h>
+#include <string.h>
+
+#define MAJORITY     3 /* minimum number of live workers */
+#define MAX_VARIANCE 2 /* times the running variance */
+
+static int has_limits(const struct core *c)
+{
+	return c->cfg.running.n > 0 && c->cfg.limits.norm_ratio > 0 && !c->cfg.device &&
+	       core_live_workers(c) >= MAJORITY;
+}
+
+/* The running statistics of a batchnorm: the `n` means from `mean` on, then their variances. */
+struct norm_layer {
+	size_t mean, n;
+};
+
+/* Moves on to the next batchnorm. Returns 0 if there is none. */
+static int next_batchnorm(const struct core *c, uint32_t i, struct norm_layer *l)
+{
+	if (i == c->cfg.running.n)
+		return 0;
+	l->mean = i ? l->mean + 2 * l->n : c->store.trained;
+	l->n = c->cfg.running.channels[i];
+	return 1;
+}
+
+/* Finds the values [from, to) of slice `s` that are in [begin, begin + n). */
+static void find_common(const struct slice *s, size_t begin, size_t n, size_t *from, size_t *to)
+{
+	size_t end = s->offset + s->count;
+
+	*from = begin > s->offset ? begin : s->offset;
+	*to = begin + n < end ? begin + n : end;
+}
+
+static int has_negative(const struct core *c, const struct slice *s)
+{
+	struct norm_layer l = {0};
+	size_t from, to;
+
+	for (uint32_t i = 0; next_batchnorm(c, i, &l); i++) {
+		find_common(s, l.mean + l.n, l.n, &from, &to);
+		for (size_t k = from; k < to; k++)
+			if ((double)s->data[k - s->offset] <
+				-(double)c->store.weights[k] - RUNNING_EPS)
+				return 1;
+	}
+	return 0;
+}
+
+int running_is_wild(const struct core *c, const struct slices *s)
+{
+	int wild = 0;
+
+	for (uint32_t i = 0; has_limits(c) && i < s->n && !wild; i++)
+		wild = has_negative(c, &s->slice[i]);
+	return wild;
+}
+
+static float limit_value(double value, double min, double max)
+{
+	return (float)vec_larger(min, vec_smaller(max, value));
+}
+
+/* Writes the statistics of batchnorm `l` in slice `s`, within their limits, to `out`, which has the
+ * running statistics of all batchnorms. */
+static void limit_layer(
+	const struct core *c, const struct slice *s, const struct norm_layer *l, float *out)
+{
+	const float *now = c->store.weights, *data = s->data;
+	const size_t first = c->store.trained;
+	size_t from, to;
+
+	find_common(s, l->mean, l->n, &from, &to);
+	for (size_t k = from; k < to; k++) {
+		double mean = (double)now[k];
+		double deviation = sqrt(vec_larger(0, (double)now[k + l->n]) + RUNNING_EPS);
+
+		out[k - first] = limit_value(
+			(double)data[k - s->offset], mean - deviation, mean + deviation);
+	}
+	find_common(s, l->mean + l->n, l->n, &from, &to);
+	for (size_t k = from; k < to; k++) {
+		double max = MAX_VARIANCE * vec_larger(0, (double)now[k]) + RUNNING_EPS;
+
+		out[k - first] = limit_value((double)data[k - s->offset], 0, max);
+	}
+}
+
+/* Appends a part of slice `s` with other values. */
+static void append_part(
+	struct slices *to, const struct slice *s, size_t offset, size_t count, const float *data)
+{
+	struct slice *part = &to->slice[to->n++];
+
+	*part = *s;
+	part->offset = offset;
+	part->count = count;
+	part->data = data;
+}
+
+const struct msg_push *running_limit(
+	struct core *c, const struct msg_push *p, struct msg_push *copy)
+{
+	const size_t first = c->store.trained;
+	float *out = c->store.running;
+
+	if (!has_limits(c))
+		return p;
+	store_complete(c); /* the pending update may still read the buffer */
+	*copy = *p;
+	copy->slices.n = 0;
+	for (uint32_t i = 0; i < p->slices.n; i++) {
+		const struct slice *s = &p->slices.slice[i];
+		struct norm_layer l = {0};
+		size_t end = s->offset + s->count, middle = first > s->offset ? first : s->offset;
+
+		if (s->offset < first)
+			append_part(&copy->slices, s, s->offset,
+				(end < first ? end : first) - s->offset, s->data);
+		/* without room for one slice more, the statistics of this push do not count */
+		if (end <= first || copy->slices.n == WIRE_MAX_SLICES)
+			continue;
+		for (uint32_t k = 0; next_batchnorm(c, k, &l); k++)
+			limit_layer(c, s, &l, out);
+		append_part(&copy->slices, s, middle, end - middle, out + (middle - first));
+	}
+	if (c->store.checked == &p->slices)
+		c->store.checked = &copy->slices; /* with the same sum of squares */
+	return copy;
+}

@@ -1,0 +1,38 @@
+/*
+ * running.h - limits how far a push moves the running statistics of batchnorm. A push has the
+ * statistics of its batches, which no norm includes (norms.h), and the weights of a layer are
+ * useless if its running statistics are wrong.
+ *
+ * The server cannot compute the statistics, but their scale is known: the running variance. So
+ * before the values of a push are used, each mean is limited to the running mean plus or minus the
+ * running deviation, and each variance to the range from 0 to twice the running variance. A push
+ * with a variance below minus the running one is rejected. If one of five workers always pushes
+ * values at the limit, then the means differ by a quarter of a deviation from those of the others,
+ * and the variances by a third. The weights do not depend on running statistics, so these limits
+ * change no weight.
+ *
+ * The limits apply where norms_check compares gradients: with --norm-ratio, and three live workers
+ * or more. They do not apply to vector:N, because the server does not know which of its values are
+ * variances, or if the weights are on a device.
+ *
+ * Promises:
+ * (1) a running variance is never negative, and one push moves no running mean by more than a tenth
+ *     of its deviation, if the limits apply (one_push_moves_the_statistics_by_a_limited_part);
+ * (2) statistics within the limits are used with all their bits
+ *     (statistics_within_the_limits_are_not_changed).
+ */
+#ifndef SERVER_CORE_RUNNING_H
+#define SERVER_CORE_RUNNING_H
+#include "server/core/core.h"
+
+#define RUNNING_EPS 1e-5 /* BATCHNORM_EPS of common/model.h */
+
+/* Returns 1 if a variance in the slices, which store_check has accepted, is below minus the running
+ * one. */
+int running_is_wild(const struct core *c, const struct slices *s);
+/* Returns `p` or, if its running statistics have limits, a copy of it in *copy whose running
+ * statistics are within them. The values of the copy stay valid until the next step. */
+const struct msg_push *running_limit(
+	struct core *c, const struct msg_push *p, struct msg_push *copy);
+
+#endif

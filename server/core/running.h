@@ -12,8 +12,8 @@
  * change no weight.
  *
  * The limits apply where norms_check compares gradients: with --norm-ratio, and three live workers
- * or more. They do not apply to vector:N, because the server does not know which of its values are
- * variances, or if the weights are on a device.
+ * or more. They do not apply to vector:N, because the server has no list of its variances, or
+ * if the weights are on a device.
  *
  * Promises:
  * (1) a running variance is never negative, and one push moves no running mean by more than a tenth

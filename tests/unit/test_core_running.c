@@ -208,7 +208,7 @@ static void open_limited(struct cluster *k, enum mode mode, uint32_t n)
 	cfg.leases.max_batches = 1;
 	cluster_open(k, cfg, n, 400, with_pushed);
 	for (size_t i = FIRST; i < FIXTURE_PARAMS; i++)
-		k->f.core->store.weights[i] = i >= FIRST + 2;
+		k->f.core->store.weights[i] = i >= FIRST + 2 ? 1.0f : 0.0f;
 	for (uint32_t i = 0; i < n; i++)
 		assert_int_equal(cluster_request(k, i), 1);
 }

@@ -63,4 +63,10 @@ while read -r pattern rest; do
 done <<END
 $words
 END
+# Only in documents: a program may have a progress bar, and make has a default goal.
+found=$($search -nIiE "$(bounded 'goals?|aims?|bars')" -- '*.md' ':!CHANGELOG.md')
+[ -z "$found" ] || {
+	echo "$found" | sed 's|$|   <- now: what is planned, required or measured|'
+	failed=1
+}
 exit $failed

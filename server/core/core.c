@@ -40,9 +40,17 @@
  *     `--------- silence ---------> DEAD <----------------------------'
  *   DEAD --HELLO--> JOINING
  *
- * Three arrows are missing: BYE or an exclusion makes every session DEAD, more silence makes a
- * SUSPECT session AWAY while its worker may have pushes to replay, and a JOINING session that is
- * silent ends like a SUSPECT one.
+ * The picture leaves out these changes:
+ *
+ * - A new process that says HELLO with the name of a worker gets the slot of this worker, and the
+ *   session becomes JOINING, whatever its state was.
+ * - BYE or an exclusion makes the session DEAD. A session of a worker with another data set becomes
+ *   DEAD when the data set of the run is fixed.
+ * - More silence makes a SUSPECT session AWAY instead of DEAD if the worker may have pushes to
+ *   replay.
+ * - A JOINING session that is silent ends like a SUSPECT one, and so does a LIVE session if the
+ *   first tick after its last message comes so late.
+ * - A restart of the server makes every session AWAY that is not FREE or DEAD.
  */
 struct row {
 	void (*handler)(struct core *c, struct worker *w, const struct event *ev);

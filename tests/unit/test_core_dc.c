@@ -3,6 +3,7 @@
  * g + lambda g g (w - w_v), with a fixed or adaptive lambda, no matter what the worker has pulled
  * since. The reference in this file follows the paper and PyTorch's optimizers, computes in double
  * precision, and keeps the weights of every version.
+ * Covers attack A13 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"

@@ -2,7 +2,7 @@
  * test_gpu_lane.c - lanes whose worker offers memory of its GPU: the server's side
  * (server/net/lane.h) and the worker's side (worker/client/lane.h) in one process. Instead of GPUs,
  * the server has the double of the store module (tests/device/), and the worker's memory is a
- * memfd. Covers attack A23 of docs/faults.md.
+ * memfd. Covers attacks A22 and A23 of docs/faults.md.
  */
 #include <stddef.h>
 #include <stdint.h>

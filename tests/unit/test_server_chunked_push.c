@@ -1,4 +1,5 @@
-/* test_server_chunked_push.c - proves the invariants of server/net/chunked_push.h. */
+/* test_server_chunked_push.c - proves the invariants of server/net/chunked_push.h. Covers attack A5
+ * of docs/faults.md. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -239,6 +239,9 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 		membership_log_dispute(e);
 		note_effect(s, e);
 		break;
+	case EFFECT_RELEASED:
+		log_info("server", "release", "worker=\"%s\"", e->msg.admin.worker);
+		break;
 	case EFFECT_WORKER:
 		membership_log(e, s->state.core, s->labels);
 		note_effect(s, e);
@@ -463,8 +466,6 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 		on_log_level(s, peer, m);
 		return;
 	}
-	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_RELEASE)
-		log_info("server", "release", "worker=\"%s\"", m->admin.worker);
 	double begin = clock_seconds();
 	dispatch(s, &ev, f);
 	if (core_dropped(s->state.core))

@@ -150,6 +150,7 @@ static void on_release(struct core *c, const struct event *ev)
 	m = effects_send_decided(c, ev->peer, MSG_ADMIN);
 	m->admin = ev->msg->admin;
 	m->admin.reply = 1;
+	effects_add(c, EFFECT_RELEASED, ev->peer)->msg.admin = ev->msg->admin;
 }
 
 static void on_admin(struct core *c, struct worker *w, const struct event *ev)

@@ -99,6 +99,7 @@ enum effect_kind {
 	 * `epoch`; `worker`, as `incarnation`, is the one that a
 	 * third worker outvoted, or 0 if nobody is accused */
 	EFFECT_DISPUTED,
+	EFFECT_RELEASED, /* an admin has ended the quarantine of msg.admin.worker */
 	/* the state of `worker` has changed, and `change` says how. This effect comes after the
 	 * messages that notify the worker */
 	EFFECT_WORKER,

@@ -411,6 +411,7 @@ static void carry_out_server_effect(struct sim *s, const struct effect *e)
 	case EFFECT_TRAINED:
 	case EFFECT_EVALUATED:
 	case EFFECT_STATUS:
+	case EFFECT_RELEASED:
 		break;
 	}
 }

@@ -664,8 +664,10 @@ TEST(after_three_exclusions_a_worker_is_refused_until_it_is_released)
 	fixture_join(&f, 6, "");
 	send_release(&f, "other");
 	fixture_refused(&f, 20, PS_EUSAGE);
+	assert_int_equal(fixture_count(&f, EFFECT_RELEASED), 0);
 	assert_quarantined(&f, "bad", "");
 	send_release(&f, "bad");
+	assert_string_equal(fixture_effect(&f, EFFECT_RELEASED)->msg.admin.worker, "bad");
 	assert_int_equal(fixture_sent(&f, 20, MSG_ADMIN)->admin.verb, ADMIN_RELEASE);
 	assert_int_equal(fixture_sent(&f, 20, MSG_ADMIN)->admin.reply, 1);
 	assert_int_equal(count_quarantined(&f), 0);

@@ -532,6 +532,9 @@ def test_trust_a_key_in_quarantine_is_refused_until_it_is_released(programs, key
     ctl("admin", "release", "nobody", code=2)
     refused()
     assert ctl("admin", "release", "--", entry["key"]).out == [f"released {entry['key']}"]
+    server.line('msg="server release"')
+    [line] = [line for line in server.lines if 'msg="server release"' in line]
+    assert f'worker="{entry["key"]}"' in line
     assert server.status()["quarantine"] == []
     assert metric(server, "quarantined") == 0
     Worker(server.endpoint, name="d", keys=bad).close()

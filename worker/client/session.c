@@ -15,6 +15,7 @@
 
 /* A push that is not durable yet. Push `seq` is at index seq % capacity. */
 struct retained_push {
+	uint64_t seq; /* 0: this place never had a push */
 	uint64_t base_version, base_term;
 	struct work work;
 	uint32_t images;
@@ -567,16 +568,19 @@ static void note_grant(const struct session *s, struct retained_push *k)
 
 static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_t now_ms)
 {
-	uint64_t seq = ++s->last_seq; /* invariant (1): only this line assigns a seq */
+	uint64_t seq = ++s->last_seq;
+	struct retained_push *k = retained_push(s, seq);
 
-	PS_ASSERT(seq - s->durable_seq <= replay_window(s));
+	PS_ASSERT(seq - s->durable_seq <= replay_window(s)); /* invariant (4) */
+	PS_ASSERT(k->seq < seq); /* invariant (1): the push in this place before has another seq */
 	begin_wait(s, now_ms);
-	*retained_push(s, seq) = (struct retained_push){.base_version = meta->base_version,
+	*k = (struct retained_push){.seq = seq,
+		.base_version = meta->base_version,
 		.base_term = meta->base_term,
 		.work = meta->work,
 		.images = meta->images,
 		.loss = meta->loss};
-	note_grant(s, retained_push(s, seq));
+	note_grant(s, k);
 	return seq;
 }
 

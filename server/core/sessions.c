@@ -9,9 +9,11 @@
  * (2) messages of an older incarnation change nothing (asserted by on_message in core.c;
  *     a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state, mutant no-fence);
  * (3) a worker that is silent for dead_ms holds no lease, and no worker waits for it (asserted by
- *     sessions_tick; silence_makes_suspect_then_dead_and_a_message_makes_live);
- * (4) the table has max_workers slots, however often workers restart (asserted by hello_new;
- *     a_restart_storm_stays_in_the_table_and_repeats_no_incarnation).
+ *     sessions_tick; silence_makes_suspect_then_dead_and_a_message_makes_live).
+ *
+ * Promises:
+ * (1) the table has max_workers slots, however often workers restart
+ *     (a_restart_storm_stays_in_the_table_and_repeats_no_incarnation).
  */
 #include "server/core/sessions.h"
 #include "common/assert.h"
@@ -273,7 +275,6 @@ static void hello_new(struct core *c, const struct event *ev)
 		refuse_full(c, ev->peer);
 		return;
 	}
-	PS_ASSERT(worker_id(c, w) <= c->cfg.sessions.max_workers); /* invariant 4 */
 	if (w->session.incarnation)
 		c->stats.rejoins++;
 	batch_ledger_release(c, w);

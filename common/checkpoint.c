@@ -110,6 +110,7 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 		const struct checkpoint_section *s = &c->section[i];
 		unsigned char *row = head + FIXED_BYTES + ROW_BYTES * i;
 
+		/* invariant 1 */
 		PS_ASSERT(s->name[0] && s->name[NAME_BYTES - 1] == '\0' &&
 			  checkpoint_find(c, s->name) == s);
 		if (s->size > CHECKPOINT_MAX_BYTES - offset)
@@ -176,6 +177,7 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 	struct file_part part[CHECKPOINT_MAX_SECTIONS + 1];
 	char name[GENERATION_NAME];
 
+	/* invariant 1 */
 	PS_ASSERT(c->n_sections <= CHECKPOINT_MAX_SECTIONS && c->generation >= 1);
 	if (fill_head(c, head) == 0)
 		return err_set(e, PS_EIO, "%s: a checkpoint over %zu bytes is not written", dir,

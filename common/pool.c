@@ -98,7 +98,7 @@ static void add_slab(struct pool *p)
 		slab = p->allocate(p->per_slab * pitch(p));
 	if (!slab)
 		return;
-	PS_ASSERT(p->n_free + p->per_slab <= p->max_free);
+	PS_ASSERT(p->n_free + p->per_slab <= p->max_free); /* invariant 2 */
 	p->slab[p->slabs++] = slab;
 	for (size_t i = p->per_slab; i-- > 0;)
 		p->buffer[p->n_free++] = (float *)(void *)(slab + i * pitch(p));

@@ -190,7 +190,7 @@ static void on_checkpoint_written(uv_work_t *work, int status)
 
 	if (status != 0) /* cancelled: nothing was written */
 		s->rc = err_set(&s->error, PS_EIO, "%s", uv_strerror(status));
-	PS_ASSERT(s->busy);
+	PS_ASSERT(s->busy); /* invariant 2 */
 	s->busy = 0;
 	note_outcome(s, generation);
 	s->done(s->arg, generation, s->rc);

@@ -305,11 +305,11 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 		struct reply *r = q->order[i];
 		int wait = gone || r->lsn > q->flushed_lsn || must_wait(q, kept, r->peer);
 
-		PS_ASSERT(wait || r->lsn <= q->flushed_lsn); /* invariant 3 */
+		PS_ASSERT(wait || r->lsn <= q->flushed_lsn); /* invariant 3; 4 of server.h */
 		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
 
 		if (rc == PS_EAGAIN) {
-			/* invariant 1 */
+			/* invariant 1; 2 of the router */
 			PS_ASSERT(kept == 0 || q->order[kept - 1]->number < r->number);
 			q->order[i] = q->order[kept];
 			q->order[kept++] = r;

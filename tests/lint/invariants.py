@@ -3,7 +3,8 @@
 
 An item "(N) ..." under "Invariants" in a comment names the functions that assert it in every build:
 "asserted by go_live", or "asserted by on_message in core.c" if the function is not in the module of
-the comment. Such a function must contain PS_ASSERT. An item under "Promises" is no property of the
+the comment. Such a function must contain PS_ASSERT, and a comment with the number of the invariant,
+so that a reader of either finds the other. An item under "Promises" is no property of the
 state at one time, so no assertion can check it. It names its proof: a test, a file of tests or a
 mutant. All names must exist. A comment that speaks of an invariant without such a list is a
 finding.
@@ -16,6 +17,7 @@ SUFFIXES = (".c", ".h", ".cu", ".cuh")
 FOLDERS = ("common", "proto", "server", "worker", "kernels")
 LIST = re.compile(r" \* (?:.*\. )?(Invariants|Promises)\b[^:.]*:$")
 FUNCTION = re.compile(r"^(?:\w[\w *]*[ *])?(\w+)\([^;{}]*\)\n\{\n(.*?)^\}", re.M | re.S)
+COMMENT = re.compile(r"/\*.*?\*/", re.S)
 NAME = r"(?!and\b|by\b)\w+(?: in [\w/]+\.c)?"
 BY = re.compile(rf"\bby ({NAME}(?:, {NAME})*(?:,? and {NAME})?)")
 
@@ -34,8 +36,9 @@ def known_names():
 
 
 def asserting_functions(path):
-    """Returns the names of the functions of a file that contain PS_ASSERT."""
-    return {name for name, body in FUNCTION.findall(path.read_text()) if "PS_ASSERT(" in body}
+    """Returns {name: comments} of the functions of a file that contain PS_ASSERT."""
+    return {name: " ".join(COMMENT.findall(body))
+            for name, body in FUNCTION.findall(path.read_text()) if "PS_ASSERT(" in body}
 
 
 def lists(lines):
@@ -76,7 +79,7 @@ def asserters(text):
                 yield function, file
 
 
-def missing_assertions(path, text, sources):
+def missing_assertions(path, number, text, sources):
     """Yield what is wrong with the assertions that the text of an invariant names."""
     named = list(asserters(text))
     if not named:
@@ -84,8 +87,11 @@ def missing_assertions(path, text, sources):
     for function, file in named:
         places = [p for p in sources if str(p).endswith("/" + file)] if file else \
             [p for p in (path, path.with_suffix(".c")) if p in sources]
-        if not any(function in sources[p] for p in places):
+        comments = [sources[p][function] for p in places if function in sources[p]]
+        if not comments:
             yield f"is not asserted by {function}"
+        elif not any(re.search(rf"\b{number}\b", text) for text in comments):
+            yield f"has no comment with its number in {function}"
 
 
 def missing_tests(path, text, names, is_promise):
@@ -119,7 +125,7 @@ def findings(path, names, sources):
         for number, text in items.items():
             wrong = list(missing_tests(path, text, names, is_promise))
             if not is_promise:
-                wrong += missing_assertions(path, text, sources)
+                wrong += missing_assertions(path, number, text, sources)
             for what in wrong:
                 yield f"{path}: {title.lower()[:-1]} ({number}) {what}"
 

@@ -209,9 +209,11 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
 
 def test_invariant_without_a_proof_is_found(tree):
     write(tree, "tests/unit/test_one.c", "TEST(one_and_one_is_two)\n{\n}\n")
-    write(tree, "server/one.c", "static void add(int a)\n{\n\tPS_ASSERT(a);\n}\n\n"
+    write(tree, "server/one.c", "static void add(int a)\n{\n\tPS_ASSERT(a); /* 1 and 2 */\n}\n\n"
+                                "static void no_number(int a)\n{\n\tPS_ASSERT(a);\n}\n\n"
                                 "void one(void)\n{\n\tadd(1);\n}\n")
-    write(tree, "server/two.c", "int two(int a,\n\tint b)\n{\n\tPS_ASSERT(a > b);\n}\n")
+    write(tree, "server/two.c", "int two(int a,\n\tint b)\n{\n"
+                                "\t/* invariant (2) of one.h */\n\tPS_ASSERT(a > b);\n}\n")
     comment = ("/*\n * one.h - counts.\n *\n * Invariants:\n"
                " * (1) one and one is two (asserted by add; one_and_one_is_two);\n"
                " * (2) two is\n *     more than one%s.\n *\n"
@@ -225,6 +227,8 @@ def test_invariant_without_a_proof_is_found(tree):
             (" (one_and_one_is_two)", test, "invariant (2) names no function that asserts it"),
             (" (asserted by one)", test, "invariant (2) is not asserted by one"),
             (" (asserted by add and two)", test, "invariant (2) is not asserted by two"),
+            (" (asserted by no_number)", test,
+             "invariant (2) has no comment with its number in no_number"),
             (" (asserted by add in two.c)", test, "invariant (2) is not asserted by add"),
             (proof, "", "promise (1) names no test"),
             (proof, " (one_and_one_is_three)",

@@ -104,7 +104,7 @@ static void assert_io_lock(const struct net *n)
 {
 	const uv_thread_t self = uv_thread_self();
 
-	PS_ASSERT(n->io_held && uv_thread_equal(&n->io_holder, &self));
+	PS_ASSERT(n->io_held && uv_thread_equal(&n->io_holder, &self)); /* invariant 1 */
 }
 
 static void own_io_lock(struct net *n)

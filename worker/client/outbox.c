@@ -38,7 +38,7 @@ void outbox_release(struct outbox *o)
 	outbox_clear(o);
 	for (size_t i = 0; i < WIRE_MAX_WINDOW; i++)
 		drop_retained(o, &o->retained[i]);
-	PS_ASSERT(!o->retained_bytes && !o->count);
+	PS_ASSERT(!o->retained_bytes && !o->count); /* invariant 3 */
 }
 
 static void split_parts(struct retained *k, const struct slice *whole)
@@ -59,7 +59,8 @@ void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zm
 {
 	struct retained *k = retained_at(o, seq);
 
-	PS_ASSERT(!k->seq && seq); /* invariant (1): a retained tensor is never replaced */
+	/* invariant 1, and 2 of net.h: a retained tensor is never replaced */
+	PS_ASSERT(!k->seq && seq);
 	k->seq = seq;
 	k->whole = *slice;
 	split_parts(k, slice);

@@ -33,7 +33,7 @@ int requests_is_alive(const struct requests *q, uint64_t timeout_ms)
 
 void requests_begin(struct requests *q, struct request *r, uint64_t now_ms)
 {
-	PS_ASSERT(!q->current);
+	PS_ASSERT(!q->current); /* invariant 3 of net.h */
 	r->why[0] = '\0';
 	q->current = r;
 	q->begun_ms = now_ms;

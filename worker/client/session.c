@@ -120,7 +120,7 @@ static void assert_invariants(const struct session *s)
 	PS_ASSERT(s->durable_seq <= s->acked_seq && s->acked_seq <= s->last_seq);
 	PS_ASSERT(s->durable_seq <= s->confirmed_seq && s->confirmed_seq <= s->acked_seq);
 	PS_ASSERT(s->confirmed_seq <= s->sent_seq && s->sent_seq <= s->last_seq);
-	PS_ASSERT(s->sent_seq - s->confirmed_seq <= push_window(s));
+	PS_ASSERT(s->sent_seq - s->confirmed_seq <= push_window(s)); /* invariant (4) */
 	PS_ASSERT(s->last_seq - s->durable_seq <= s->capacity);
 }
 

@@ -360,8 +360,9 @@ ALL_C := $(sort $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(
 	$(SRC.worker) $(wildcard kernels/*/*.c worker/examples/*.c tests/*/*.c tests/*/*/*.c))
 compile_commands.json: $(GEN).h $(ONNX).h $(B)/gen/opt_names.h $(B)/gen/page_bytes.h $(B)/gen/report_bytes.h FORCE
 	@{ echo '['; for file in $(ALL_C); do \
-		printf '%s{"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" '$(CURDIR)' $$file \
-			'$(CC) $(filter-out $(ZERO),$(CFLAGS))' $$file; comma=','; echo; done; echo ']'; } >$@
+		case $$file in server/core/*|tests/device/*) core='$(CORE_FLAGS) ';; *) core=;; esac; \
+		printf '%s{"directory": "%s", "file": "%s", "command": "%s %s-c %s"}' "$$comma" '$(CURDIR)' $$file \
+			'$(CC) $(filter-out $(ZERO),$(CFLAGS))' "$$core" $$file; comma=','; echo; done; echo ']'; } >$@
 lint: installed
 	@tests/lint/run
 # Run the unit tests and the simulator with a sanitizer, without mutants. ThreadSanitizer runs only

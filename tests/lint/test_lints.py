@@ -160,6 +160,8 @@ def test_compilation_database_has_every_c_file_and_suits_clang():
              for entry in json.loads((ROOT / "compile_commands.json").read_text())}
     assert set(flags) == {str(file.relative_to(ROOT)) for folder in FOLDERS
                           for file in (ROOT / folder).rglob("*.c")}
+    for file, entry in flags.items():
+        assert ("-ffp-contract=off" in entry) == file.startswith(("server/core/", "tests/device/"))
     for file in "server/core/rights.c", "kernels/ladder/rungs.c":
         subprocess.run(["clang", "-fsyntax-only", *flags[file]], cwd=ROOT, check=True, timeout=60)
 

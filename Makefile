@@ -80,8 +80,9 @@ OPT.asan    := -O1 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=u
 OPT.ubsan   := -O1 $(DEBUG) -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT.tsan    := -O1 $(DEBUG) -fsanitize=thread -include tests/support/tsan.h
 OPT.cover   := -O0 -g --coverage
-# each function records that it was entered (tests/support/call_trace.c)
-OPT.trace   := -O0 -g -finstrument-functions
+# Each function records that it was entered (tests/support/call_trace.c). The paths in the objects are
+# relative, so that those that ccache has of another clone name the files of this one.
+OPT.trace   := -O0 -g -finstrument-functions -ffile-prefix-map=$(CURDIR)=.
 # The fuzz flavours have small tables (FUZZ_LIMITS), so that a core of the server starts in
 # microseconds.
 OPT.fuzz     = -O1 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_LIMITS)

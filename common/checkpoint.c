@@ -41,7 +41,7 @@
 static void remove_file(DIR *d, const char *name)
 {
 	if (unlinkat(dirfd(d), name, 0) != 0)
-		log_warn("checkpoint", "remove-failed", "file=%s error=\"%s\"", name,
+		log_warn("checkpoint", "remove_failed", "file=%s error=\"%s\"", name,
 			strerror(errno));
 }
 
@@ -61,7 +61,7 @@ static void remove_old(const char *dir, uint64_t newest)
 	DIR *d = opendir(dir);
 
 	if (!d) {
-		log_warn("checkpoint", "remove-failed", "dir=\"%s\" error=\"%s\"", dir,
+		log_warn("checkpoint", "remove_failed", "dir=\"%s\" error=\"%s\"", dir,
 			strerror(errno));
 		return;
 	}
@@ -143,7 +143,7 @@ uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next)
 		generation_name(PREFIX, oldest, name);
 		found = unlinkat(dirfd(d), name, 0) == 0;
 		if (!found)
-			log_warn("checkpoint", "remove-failed", "generation=%" PRIu64, oldest);
+			log_warn("checkpoint", "remove_failed", "generation=%" PRIu64, oldest);
 	}
 	closedir(d);
 	return found ? oldest : 0;

@@ -115,7 +115,7 @@ void *mem_must(size_t n, size_t size, const char *owner)
 	void *p = mem_try(n, size);
 
 	if (!p) {
-		log_error("mem", "out-of-memory", "owner=\"%s\" elements=%zu bytes_each=%zu", owner,
+		log_error("mem", "out_of_memory", "owner=\"%s\" elements=%zu bytes_each=%zu", owner,
 			n, size);
 		exit(1);
 	}

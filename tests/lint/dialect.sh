@@ -1,8 +1,9 @@
 #!/bin/sh
 # Check rules about code for which C allows several forms: sizeof(x) has parentheses; bounds are
 # named min and max, in Python too; a variable for the status of a call (0 or a status of err.h) is
-# named `rc`; the name of a static function, a function of an anonymous namespace, a kernel or a test
-# is the name of no function in another file, so that a search and a backtrace find the right one.
+# named `rc`; underscores join the words of a log event; the name of a static function, a function of
+# an anonymous namespace, a kernel or a test is the name of no function in another file, so that a
+# search and a backtrace find the right one.
 set -u
 find tests worker deploy -name '*.py' 2>/dev/null | sort | xargs /usr/bin/python3 -c '
 import re, sys, tokenize
@@ -15,6 +16,7 @@ in_python=$?
 "$(dirname "$0")/code.sh" | awk '
 	BEGIN { own = "^[^ ]*: (static|inline|constexpr|__(global|device|host|forceinline)__) " }
 	function finding(why) { print $0 ": " why; found = 1 }
+	/log_(debug|info|warn|error)\("[^"]*", "[^"]*-/ { finding("a log event has underscores, no hyphens") }
 	{ gsub(/"([^"\\]|\\.)*"/, "\"\"") }
 	/(^|[^A-Za-z0-9_])sizeof[^A-Za-z0-9_(]/ { finding("sizeof(x) with parentheses") }
 	/[^A-Za-z0-9_](most_?|least_?|(MOST|LEAST)(_[A-Z_]*)?)([^A-Za-z0-9_]|$)/ { finding("a bound is min or max") }

@@ -92,6 +92,8 @@ VIOLATIONS = [
     ("dialect", "common/bad.c", "int f(void)\n{\n\tint ret = g();\n}\n", "rc is"),
     ("dialect", "common/bad.c", "int f(void)\n{\n\tint status;\n\n\tstatus = g();\n}\n",
      "rc is"),
+    ("dialect", "common/bad.c", "int f(void)\n{\n\tlog_info(\"disk\", \"on-fire\", NULL);\n}\n",
+     "underscores"),
     ("names", "common/bad.c", "/* as no_such_function does */\nint f(void);\n",
      "common/bad.c:1: there is no no_such_function"),
     ("declarations", "common/bad.c", "int f(int a)\n{\n\tint b = a;\n\treturn b;\n}\n",

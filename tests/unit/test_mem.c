@@ -134,7 +134,7 @@ TEST(mem_must_dies_with_one_line_that_says_who_and_how_much)
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 1);
 	assert_non_null(
-		strstr(text, "level=error msg=\"mem out-of-memory\" owner=\"ledger of workers\" "
+		strstr(text, "level=error msg=\"mem out_of_memory\" owner=\"ledger of workers\" "
 			     "elements=1152921504606846976 bytes_each=4\n"));
 }
 

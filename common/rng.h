@@ -23,7 +23,7 @@ enum rng_stream {
 	RNG_DROPOUT = 3,   /* dropout masks; sub-stream: see kernels/backend.h */
 	RNG_BACKOFF = 4,   /* reconnect jitter */
 	RNG_SIM = 5,       /* tests/sim */
-	RNG_AUGMENT = 6,   /* shift and flip; sub-stream: epoch << 32 | image */
+	RNG_AUGMENT = 6,   /* shifts and flips; sub-stream: (epoch << 32) | image number */
 	RNG_HOLD_BACK = 7, /* images for --validate; seed 0, sub-stream 0 */
 };
 

@@ -345,9 +345,9 @@ static const int deadly_calls[] = {CALL(execve), CALL(execveat), CALL(process_vm
 static const int calls_on_itself[] = {CALL(kill), CALL(tgkill), CALL(prlimit64)};
 /* The type of a socket has only these bits; the others are flags. */
 #define SOCKET_TYPE 0xfu
-/* libzmq and the C library list network interfaces over a socket of NETLINK_ROUTE. Over a datagram
- * socket of AF_UNIX, they find the number of an interface, and notify.c reaches the service
- * manager. */
+/* libzmq and the C library list network interfaces with a socket of NETLINK_ROUTE. Datagram sockets
+ * of AF_UNIX have two uses: libzmq and the C library ask the kernel for the number of an interface,
+ * and notify.c sends messages to the service manager. */
 static const struct {
 	int family, type;
 } socket_kinds[] = {{AF_INET, SOCK_STREAM}, {AF_INET, SOCK_DGRAM}, {AF_INET6, SOCK_STREAM},

@@ -81,7 +81,7 @@ struct simd {
 	size_t lanes;     /* floats in a vector */
 	size_t positions; /* gemm may round n up to a multiple of this */
 	size_t taps;      /* filter_dense may round n_taps up to a multiple of this */
-	size_t rows;      /* maximum number of rows of outer */
+	size_t rows;      /* the largest `rows` that the function `outer` accepts */
 
 	/* out[i * stride + j] = sum over k of source[i][tap[k]] * panel[k * width + j]. More than n
 	 * rows i may be computed and overwritten, up to the next multiple of `positions`. */

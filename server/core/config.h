@@ -142,8 +142,8 @@ enum config_type { CONFIG_GROUP, CONFIG_U32, CONFIG_U64, CONFIG_REAL, CONFIG_ENU
 enum config_resume {
 	RESUME_ANY,
 	RESUME_SAME,
-	RESUME_SAME_0, /* both values are 0, or neither is */
-	RESUME_SAME_1, /* both values are at most 1, or neither is */
+	RESUME_SAME_0, /* both values are 0, or both are above 0 */
+	RESUME_SAME_1, /* both values are at most 1, or both are above 1 */
 };
 
 struct config_row {

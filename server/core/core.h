@@ -96,8 +96,8 @@ enum effect_kind {
 	EFFECT_TRAINED,
 	EFFECT_EVALUATED, /* the evaluation of `epoch` is complete */
 	/* two workers have reported different results for the same images of the evaluation of
-	 * `epoch`; `worker`, as `incarnation`, is the one that a
-	 * third worker outvoted, or 0 if nobody is accused */
+	 * `epoch`; `worker`, as `incarnation`, is the one that a third worker outvoted, or 0 if
+	 * nobody is accused */
 	EFFECT_DISPUTED,
 	EFFECT_RELEASED, /* an admin has ended the quarantine of msg.admin.worker */
 	/* the state of `worker` has changed, and `change` says how. This effect comes after the
@@ -119,21 +119,6 @@ enum worker_change {
 	WORKER_DELIVERS,    /* a stalled worker has delivered or requested work, or was not late */
 };
 
-/*
- * With a write-ahead log, the shell sends most messages only when the event that caused them is on
- * disk. Most messages say that the server has decided a push, has granted an incarnation or work,
- * or lets a worker leave. Such a message would be false if a crash lost the event that it reports.
- * A message with weights is sent when the event that made these weights is on disk. The following
- * messages need no event on disk, so an operator reaches a server whose disk is full:
- *
- * - HEARTBEAT: it reports only what checkpoints contain;
- * - ERROR: it refuses a request or asks for a new HELLO. After a crash, the receiver of an ERROR
- *   only repeats its request. A worker that exits because of an ERROR loses no acknowledged push,
- *   because each ACK had waited until its push was on disk;
- * - STATUS, and the WELCOME of an observer: they show the current state, not the state on disk;
- * - ADMIN: the reply to a checkpoint request is sent when the checkpoint is on disk; the reply to a
- *   drain request says that the drain has begun.
- */
 #define CHECK_VOTES 3u
 
 /* This struct has the results that do not agree (checks.h). */
@@ -144,6 +129,22 @@ struct dispute {
 	double loss[CHECK_VOTES]; /* sums over the images */
 };
 
+/*
+ * `durable_first` says which messages wait for the disk. With a write-ahead log, the shell sends a
+ * message with durable_first only when the event that caused it is on disk. Most messages have this
+ * mark, because they say that the server has decided a push, has granted an incarnation or work, or
+ * lets a worker leave. Such a message would be false if a crash lost the event that it reports. A
+ * message with weights is sent when the event that made these weights is on disk. The following
+ * messages need no event on disk, so an operator reaches a server whose disk is full:
+ *
+ * - HEARTBEAT: it reports only what checkpoints contain;
+ * - ERROR: it refuses a request or asks for a new HELLO. After a crash, the receiver of an ERROR
+ *   only repeats its request. A worker that exits because of an ERROR loses no acknowledged push,
+ *   because each ACK had waited until its push was on disk;
+ * - STATUS, and the WELCOME of an observer: they show the current state, not the state on disk;
+ * - ADMIN: the reply to a checkpoint request is sent when the checkpoint is on disk; the reply to a
+ *   drain request says that the drain has begun.
+ */
 struct effect {
 	enum effect_kind kind;
 	/* EFFECT_SEND, 1: the shell sends the message when all events with an EFFECT_COMMIT so far

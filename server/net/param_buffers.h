@@ -4,11 +4,10 @@
  *
  * The answer to a pull points to the core's own buffer, without a copy. While libzmq sends such a
  * frame, the core writes the next version of the weights to a second buffer (`next_buffer` of
- * struct event). If
- * no frame points to the core's buffer, the core updates this buffer in place, because the caches
- * of the CPU still hold its values. A buffer returns to the pool when libzmq has sent the last
- * frame that points to it. If k workers read the weights at different speeds, there are at most k +
- * 2 buffers.
+ * struct event). If no frame points to the core's buffer, the core updates this buffer in place,
+ * because the caches of the CPU still hold its values. A buffer returns to the pool when libzmq has
+ * sent the last frame that points to it. If k workers read the weights at different speeds, there
+ * are at most k + 2 buffers.
  *
  * A shared-memory lane (lane.h) needs buffers that other processes can map and cannot change. These
  * shared buffers are parts of one memfd. If all shared buffers are in use, the next buffer is

@@ -340,7 +340,7 @@ def test_help_says_the_defaults_that_are_taken(options):
     for name, value, origin in rows:
         variable = "CNN_" + name.upper().replace("-", "_")
         said = re.search(rf"default(:?) ([^;()]*); {variable}[;)]", shown)
-        # Do not compare texts such as "default: off", which name no value. Nor compare `auto`:
+        # Skip texts such as "default: off", which name no value. Also skip `auto`, because
         # --check-config prints the value for which `auto` stands.
         if origin != "default" or not said or said[1] or said[2] == "auto":
             continue

@@ -87,7 +87,8 @@ static void all_heartbeats(struct cluster *k)
 
 /* Runs to the end. Worker 0 sends up to `fast` messages in a round, and each other worker one in
  * `slow` rounds, except for the last `hang` workers, which send only heartbeats. Checks that no
- * update goes the way of worker 0. Returns the number of rounds in which worker 0 waited. */
+ * update moves the weights in the direction of worker 0's gradient. Returns the number of rounds in
+ * which worker 0 waited. */
 static uint32_t run_fleet(struct cluster *k, uint32_t fast, uint32_t slow, uint32_t hang)
 {
 	uint32_t waited = 0;

@@ -67,7 +67,9 @@ enum session_effect_kind {
 	DO_SEND_PUSH,
 	DO_SEND_HEARTBEAT, /* send msg on the heartbeat link */
 	DO_RELEASE,        /* free the bytes of the pushes up to `seq`: they are durable */
-	NOTIFY_READY, /* WELCOME: session_welcome is valid; repeated after each resynchronisation */
+	/* a WELCOME has arrived, and session_welcome returns its content. This effect comes again
+	 * each time the session has resumed after a lost connection or a restart of the server */
+	NOTIFY_READY,
 	/* msg.ack is the decision on push `seq`; this effect comes once for each push */
 	NOTIFY_ACK,
 	NOTIFY_PARAMS, /* msg.params answers the pull; its term is that of session_welcome */

@@ -76,7 +76,8 @@ __device__ static inline void conv_fetch(
 	copy_ahead(&to->bytes[i], image + i % chunks * 16, here);
 }
 
-/* Converts and stores chunk i of consecutive images, 16 pixels. */
+/* Converts the 16 pixels `v` to bf16 and stores them as chunk i of the images at `pixels`. The
+ * chunks of all images have consecutive numbers. */
 __device__ static inline void conv_put(uint32_t *pixels, int i, uint4 v)
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16;

@@ -27,9 +27,13 @@
  * The program prints "ready", then one "ok ..." for each line. The program ends when stdin ends.
  *
  * Invariants:
- * (1) What happens to the n-th packet of a direction depends only on the seed, the direction, n and
- *     the rules (link_model). Arrival times affect only which packets fit in the queue.
- * (2) Memory is bounded: at most PACKETS packets wait, and further packets are lost.
+ * (1) memory is bounded: at most PACKETS packets wait, and further packets are lost (asserted by
+ *     put_last).
+ *
+ * Promises:
+ * (1) what happens to the n-th packet of a direction depends only on the seed, the direction, n and
+ *     the rules (link_model; test_the_link_model_is_a_function_of_the_seed). Arrival times affect
+ *     only which packets fit in the queue.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -45,6 +49,7 @@
 #include <arpa/inet.h>
 #include <time.h>
 #include <unistd.h>
+#include "common/assert.h"
 #include "common/rng.h"
 
 #define PORTS   18
@@ -173,6 +178,7 @@ static struct packet *take_free(void)
 /* Add the packet that take_free returned to the heap. */
 static void put_last(void)
 {
+	PS_ASSERT(wire.n_waiting < PACKETS); /* invariant 1 */
 	for (int i = wire.n_waiting++; i > 0 && before(wire.heap[i], wire.heap[(i - 1) / 2]);
 		i = (i - 1) / 2)
 		swap(i, (i - 1) / 2);

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 SUFFIXES = (".c", ".h", ".cu", ".cuh")
-FOLDERS = ("common", "proto", "server", "worker", "kernels")
+FOLDERS = ("common", "proto", "server", "worker", "kernels", "tests")
 LIST = re.compile(r" \* (?:.*\. )?(Invariants|Promises)\b[^:.]*:$")
 FUNCTION = re.compile(r"^(?:\w[\w *]*[ *])?(\w+)\([^;{}]*\)\n\{\n(.*?)^\}", re.M | re.S)
 COMMENT = re.compile(r"/\*.*?\*/", re.S)

@@ -13,8 +13,7 @@
  * If a process is killed, the disk loses no byte that the process has written, but the kill may
  * come in the middle of a write.
  *
- * Invariant: all randomness comes from `rng`, so a seed always replays the same run. Not
- * thread-safe.
+ * All randomness comes from `rng`, so a seed always replays the same run. Not thread-safe.
  */
 #ifndef TESTS_SIM_DISK_H
 #define TESTS_SIM_DISK_H

@@ -212,7 +212,7 @@ def test_versions_cnn_ctl_shows_and_controls_a_server(programs, server, ctl):
     ps = programs.server("--model", "vector:20000", program=server)
     how = {"program": ctl}
     assert json.loads("\n".join(programs.ctl("--server", ps.endpoint, "status", **how).out))
-    assert "server" in "\n".join(programs.ctl("--server", ps.endpoint, "top", "--once", **how).out)
+    assert "vector:20000" in "\n".join(programs.ctl("--server", ps.endpoint, "top", "--once", **how).out)
     programs.ctl("--server", ps.endpoint, "log-level", "debug", **how)
     programs.ctl("--server", ps.endpoint, "checkpoint", **how)
     programs.ctl("--server", ps.endpoint, "drain", **how)

@@ -292,11 +292,13 @@ void norms_inherit(const struct core *c, struct worker_norms *n, const struct wo
 
 /* Returns the size above which a gradient is scaled down. In sandblaster, pushes have unequal
  * numbers of batches, and a gradient of fewer batches is larger, because it averages less noise
- * out. */
+ * out. In sync, the medians change with each gradient of a step, so the end of an honest run would
+ * depend on the order in which the gradients arrive. */
 static double largest_unscaled(const struct core *c)
 {
 	const double ratio = c->cfg.limits.norm_ratio;
-	int has_cap = compares_means(c) && c->cfg.training.mode != MODE_SANDBLASTER;
+	int has_cap = compares_means(c) && c->cfg.training.mode != MODE_SANDBLASTER &&
+		      c->cfg.training.mode != MODE_SYNC;
 
 	return has_cap ? vec_smaller(CAP, ratio) : ratio;
 }

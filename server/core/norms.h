@@ -18,9 +18,9 @@
  * largest. With R = cfg.limits.norm_ratio:
  *
  * - a gradient of a size above CAP (1.5) is scaled down to CAP in a run with a data set. In runs
- *   without one and in mode sandblaster the limit is R; in easgd there is none. The first updates
- *   of an honest run can make gradients thousands of times larger, so a large size alone rejects
- *   none;
+ *   without one and in the modes sync and sandblaster the limit is R; in easgd there is none. The
+ *   first updates of an honest run can make gradients thousands of times larger, so a large size
+ *   alone rejects none;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
  *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (4) sizes. In this
  *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). So one gradient of any

@@ -20,6 +20,7 @@ sys.path.append(str(ROOT / "tests/bench"))
 from science_figures import reached  # noqa: E402
 
 FULL = bool(os.environ.get("CNN_SLOW"))
+SLOW = pytest.mark.skipif(not FULL, reason="CNN_SLOW=1: the other numbers of workers and modes")
 SEEDS = (1, 2, 3, 4, 5) if FULL else (1,)
 MNIST_LABELS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
 # The time to 97 % of the fastest run with one worker in docs/modes/seed32/runs.csv, as the median
@@ -51,7 +52,7 @@ def runs(data, workers, *options, limit=1e9, seeds=SEEDS):
 
 
 @pytest.mark.parametrize("mode, workers, factor", [
-    ("sync", 8, 3), ("sync", 16, 3), ("downpour", 8, 2.5), ("ssp", 8, 2.5)])
+    ("sync", 8, 3), pytest.param("sync", 16, 3, marks=SLOW), ("downpour", 8, 2.5), ("ssp", 8, 2.5)])
 def test_more_workers_are_faster_than_the_best_single_one(mnist, mode, workers, factor):
     seconds, _, _ = runs(mnist, workers, "--mode", mode, limit=1.5,
                          seeds=SEEDS if FULL else (1, 2, 3))
@@ -66,7 +67,8 @@ def test_every_mode_reaches_97_percent_with_any_number_of_workers(mnist, mode, w
     assert max(times) < float("inf"), times
 
 
-@pytest.mark.parametrize("mode, minimum", [("downpour", 0.975), ("ssp", 0.975), ("easgd", 0.97)])
+@pytest.mark.parametrize("mode, minimum", [
+    ("downpour", 0.975), pytest.param("ssp", 0.975, marks=SLOW), ("easgd", 0.97)])
 def test_three_epochs_of_eight_workers_learn(mnist, mode, minimum):
     _, accuracy, _ = runs(mnist, 8, "--mode", mode)
     assert accuracy >= minimum

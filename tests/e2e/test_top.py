@@ -388,7 +388,7 @@ def test_each_width_shows_how_many_columns_are_hidden(programs, small, terminal)
             until(lambda: str(len(ASKED + OTHERS) - len(titles(top))) ==
                   (re.search(r"^q quit .* (\d+) (columns )?hidden(: h)?\s*$", top.see(), re.M) or "??")[1],
                   3, f"the number of hidden columns at a width of {width}")
-    assert ": a-worker" in top.see(), top.see()
+    top.shows(": a-worker")  # the screen of 40 columns may still be there
     top.type(b"q")
     assert top.wait(3) == 0
 

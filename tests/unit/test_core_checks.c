@@ -453,7 +453,7 @@ struct seen {
 	enum grant_kind granted;
 };
 
-/* Four workers and four portions, of which `sample` is in the sample. Worker 2 takes portion 0, and
+/* Four workers and four portions; `sample` is the one in the sample. Worker 2 takes portion 0, and
  * asks for other work. Worker 1 reports the portions 0 to 2, and worker 3 takes the last one. Then
  * worker 2 reports portion 0, too, and worker 4 asks for work. */
 static struct seen evaluate_all_but_one(struct fleet *t, uint32_t sample)

@@ -19,6 +19,12 @@ case $epochs in
 	exit 2
 	;;
 esac
+for program in cnn-ps cnn-worker cnn-ctl; do
+	[ -x "$bin/$program" ] || {
+		echo "demo: $bin/$program is missing: run make" >&2
+		exit 2
+	}
+done
 limit=$((240 + 10 * epochs)) # seconds
 rm -rf "$run" 2>/dev/null || true
 mkdir -p "$run" 2>/dev/null || run=$(mktemp -d) # if the directory belongs to another user
@@ -86,6 +92,12 @@ field() {
 	sed -n "s/.*\"$1\": *\([-0-9.e]*\).*/\1/p" "$tmp/result"
 }
 
+fail() {
+	echo "demo: a process ended early; the last lines of the workers' logs:" >&2
+	tail -n 3 "$tmp/log1" "$tmp/log2" >&2
+	exit 1
+}
+
 data=$(deploy/data.sh)
 endpoint=tcp://127.0.0.1:$(free_port)
 page=127.0.0.1:$(free_port)
@@ -104,13 +116,10 @@ while kill -0 $server 2>/dev/null; do
 	wait -n || status=$?
 	case $status in
 	0 | 12) ;; # 12: the status of a worker whose run was drained
-	*)
-		echo "demo: a process ended early; the last lines of the workers' logs:" >&2
-		tail -n 3 "$tmp/log1" "$tmp/log2" >&2
-		exit 1
-		;;
+	*) fail ;;
 	esac
 done
+[ -s "$tmp/result" ] || fail # the server may have ended before the loop, or together with a worker
 
 labels=$(sha256sum "$data/t10k-labels-idx1-ubyte.gz" 2>/dev/null | cut -d ' ' -f 1)
 case $data in

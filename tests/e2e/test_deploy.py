@@ -220,3 +220,25 @@ def test_demo_trains_and_cleans_up(data, mnist):
     assert len(started) == 3
     for pid in started:
         assert not os.path.exists(f"/proc/{pid}"), f"{pid} still runs"
+
+
+@pytest.mark.parametrize("missing", ["cnn-ps", "cnn-worker", "cnn-ctl"])
+def test_a_demo_without_programs_says_so(checkout, missing):
+    (checkout / "build/release").mkdir(parents=True)
+    for name in {"cnn-ps", "cnn-worker", "cnn-ctl"} - {missing}:
+        stub(checkout / "build/release", name, "sleep 30")
+    done = run(checkout / "deploy/demo.sh", {"CNN_DATA": "/some/where"})
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == f"demo: build/release/{missing} is missing: run make\n"
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_demo_whose_server_ends_at_once_fails(checkout, status):
+    """The server ends before the script waits for it, and prints no result."""
+    (checkout / "build/release").mkdir(parents=True)
+    stub(checkout / "build/release", "cnn-ps", f"exit {status}")
+    stub(checkout / "build/release", "cnn-worker", "echo waits >&2; exec sleep 30")
+    stub(checkout / "build/release", "cnn-ctl", "exit 2")
+    done = run(checkout / "deploy/demo.sh", {"CNN_DATA": "/some/where"})
+    assert done.returncode == 1 and done.stdout == ""
+    assert "demo: a process ended early" in done.stderr

@@ -126,9 +126,10 @@ case $data in
 *fashion*) what="Fashion-MNIST (clothes: harder than digits)" ;;
 *) if grep -q "^${labels:-none} " deploy/data.sh; then what="MNIST"; else what="own images"; fi ;;
 esac
-# time from the first line of the history to its last, because the times of the result begin again
-# when a server was killed
-seconds=$($bin/cnn-ctl history "$run" | awk -F , 'NR == 2 { first = $1 } END { print ($1 - first) / 1000 }')
+# time from the first worker in the history to the last line, because the times of the result begin
+# again when a server was killed
+seconds=$($bin/cnn-ctl history "$run" |
+	awk -F , '$2 == "worker" && !first { first = $1 } END { print ($1 - first) / 1000 }')
 awk -v what="$what" -v dir="$data" -v accuracy="$(field accuracy)" -v seconds="$seconds" \
 	-v images="$(field images)" 'BEGIN {
 	printf "data      %s, %s\n", what, dir

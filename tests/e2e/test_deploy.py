@@ -232,6 +232,18 @@ def test_a_demo_without_programs_says_so(checkout, missing):
     assert done.stderr == f"demo: build/release/{missing} is missing: run make\n"
 
 
+def test_the_training_of_the_demo_begins_with_the_first_worker(checkout):
+    """The workers read the images before they join, which takes seconds on a busy machine."""
+    (checkout / "build/release").mkdir(parents=True)
+    stub(checkout / "build/release", "cnn-ps", """sleep 0.5; echo '{"accuracy": 0.9, "images": 1000}'""")
+    stub(checkout / "build/release", "cnn-worker", "exit 0")
+    stub(checkout / "build/release", "cnn-ctl", "printf '%s\\n' t,kind 1000,start 2000,sample "
+         "5000,worker 5010,worker 6000,epoch 7000,end")
+    done = run(checkout / "deploy/demo.sh", {"CNN_DATA": "/some/where"})
+    assert done.returncode == 0, done.stderr
+    assert "training  2.0 s, 500 images/s\n" in done.stdout
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_a_demo_whose_server_ends_at_once_fails(checkout, status):
     """The server ends before the script waits for it, and prints no result."""

@@ -133,7 +133,7 @@ seconds=$($bin/cnn-ctl history "$run" |
 awk -v what="$what" -v dir="$data" -v accuracy="$(field accuracy)" -v seconds="$seconds" \
 	-v images="$(field images)" 'BEGIN {
 	printf "data      %s, %s\n", what, dir
-	printf "accuracy  %.2f %% of the 10,000 test images\n", 100 * accuracy
+	printf "accuracy  %.2f %% of the test images\n", 100 * accuracy
 	printf "training  %.1f s, %d images/s\n", seconds, images / seconds
 }'
 echo "history   $bin/cnn-ctl history $run"

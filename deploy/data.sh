@@ -73,6 +73,11 @@ if all_good; then
 	echo "$dir"
 	exit 0
 fi
+why="no mirror of MNIST answers"
+command -v curl >/dev/null || {
+	why="curl is missing, so MNIST cannot be downloaded"
+	mirrors=""
+}
 mkdir -p "$dir"
 for mirror in $mirrors; do
 	if fetch_all "$mirror"; then
@@ -82,9 +87,9 @@ for mirror in $mirrors; do
 	fi
 done
 if [ -f "$fashion/train-images-idx3-ubyte.gz" ]; then
-	say "no mirror of MNIST answers: using Debian's Fashion-MNIST (clothes instead of digits)"
+	say "$why: using Debian's Fashion-MNIST (clothes instead of digits)"
 	echo "$fashion"
 	exit 0
 fi
-say "no mirror of MNIST answers and $fashion is absent: set CNN_DATA to a directory of IDX files"
+say "$why, and $fashion is absent: set CNN_DATA to a directory of IDX files"
 exit 1

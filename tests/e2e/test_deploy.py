@@ -103,6 +103,16 @@ def test_silent_mirror_costs_seconds(checkout):
     assert "Fashion-MNIST" in done.stderr
 
 
+def test_without_curl_the_reason_is_not_the_mirrors(checkout):
+    (checkout / "bin").mkdir()
+    for name in ("sh", "dirname", "mkdir", "sha256sum"):
+        (checkout / "bin" / name).symlink_to(shutil.which(name))
+    done = run(checkout / "deploy/data.sh", {"PATH": str(checkout / "bin")})
+    assert done.stdout.strip() == "/usr/share/datasets/fashion-mnist"
+    assert done.stderr == ("data: curl is missing, so MNIST cannot be downloaded: using Debian's "
+                           "Fashion-MNIST (clothes instead of digits)\n")
+
+
 def test_cnn_data_wins(checkout):
     done = run(checkout / "deploy/data.sh", {"CNN_DATA": "/some/where"})
     assert done.stdout == "/some/where\n" and "CNN_DATA" in done.stderr
@@ -220,7 +230,6 @@ def test_demo_trains_and_cleans_up(data, mnist):
     assert len(started) == 3
     for pid in started:
         assert not os.path.exists(f"/proc/{pid}"), f"{pid} still runs"
-
 
 @pytest.mark.parametrize("missing", ["cnn-ps", "cnn-worker", "cnn-ctl"])
 def test_a_demo_without_programs_says_so(checkout, missing):

@@ -167,11 +167,11 @@ units: all $(UNIT) $(SIM)
 THREADED := $(filter-out $(addprefix $(B)/tests/unit/,test_core_% test_session% test_server_upgrade),$(UNIT))
 threaded: all $(THREADED)
 tests: all library $(UNIT) $(SIM) $(MUTANTS) $(RULE_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(STORE_DOUBLE) $(FAULT_SHIMS) $(FUZZ)
-ifeq ($(NVCC),)
+ifeq ($(NVCC)$(filter 0,$(CUDA)),)
 all: no-cuda
 .PHONY: no-cuda
 no-cuda:
-	@echo "cuda: nvcc not found: building the CPU backends only"
+	@echo "cuda: nvcc not found: the workers will compute on CPUs only (docs/gpu.md)"
 endif
 
 # ---- rules --------------------------------------------------------------------------------------

@@ -170,6 +170,14 @@ def test_setup_installs_only_what_is_missing(machine):
     assert "installing libuv1-dev curl" in done.stderr
 
 
+@pytest.mark.parametrize("cuda, said", [("CUDA=", True), ("CUDA=0", False)])
+def test_a_build_without_nvcc_says_so_unless_asked_for(cuda, said):
+    done = subprocess.run(["make", "-n", "-C", ROOT, "NVCC=", cuda, "all"], capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert ("nvcc not found: the workers will compute on CPUs only" in done.stdout) == said
+
+
 def test_the_demo_needs_few_packages(machine):
     """README begins with this set of packages, which has no program of the tests and no daemon."""
     stub(machine, "id", "echo 0")

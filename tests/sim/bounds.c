@@ -60,6 +60,28 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
+void bounds_before(struct sim *s)
+{
+	const struct core *c = s->server.core;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		const struct worker_session *w = &c->worker[i].session;
+
+		s->server.expected[i] = w->state == SESSION_AWAY && !w->overdue;
+	}
+}
+
+/* Returns 1 if worker `i` counted when the current event ended the run as diverged. A worker that
+ * was expected until this event counts too: the recovery can end later in the same step, after
+ * which the server expects no worker. */
+static int counted(const struct sim *s, const struct core *c, uint32_t i)
+{
+	const struct worker_session *w = &c->worker[i].session;
+
+	return w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
+	       (w->state == SESSION_AWAY && (!w->overdue || s->server.expected[i]));
+}
+
 /* Checks a hostile run that ended as diverged. If the workers have fewer than three keys, more than
  * half of the workers must be bad. Otherwise more than half of the keys must be bad, where a key is
  * bad if more than half of its workers are bad. */
@@ -72,8 +94,7 @@ static void check_diverged_keys(struct sim *s, const struct core *c)
 		const struct worker *w = &c->worker[i];
 		uint32_t node = (uint32_t)w->session.owner[0] - 'a';
 
-		if (w->session.state != SESSION_LIVE && w->session.state != SESSION_SUSPECT &&
-			!(w->session.state == SESSION_AWAY && !w->session.overdue))
+		if (!counted(s, c, i))
 			continue;
 		workers++;
 		bad_workers += w->quarantine.bad_streak >= BAD_STREAK;
@@ -100,10 +121,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
-
-		int counts = w->session.state == SESSION_LIVE ||
-			     w->session.state == SESSION_SUSPECT ||
-			     (w->session.state == SESSION_AWAY && !w->session.overdue);
+		int counts = counted(s, c, i);
 
 		all += (uint32_t)counts;
 		bad += (uint32_t)(counts && w->quarantine.bad_streak >= BAD_STREAK);

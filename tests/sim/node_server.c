@@ -441,6 +441,7 @@ void server_event(struct sim *s, const struct event *ev)
 		return;
 	event.next_buffer = next_buffer(v);
 	uint64_t position = sim_wal_event(s, ev), version = core_stats(v->core)->version;
+	bounds_before(s);
 	steps_before(s);
 	replays_before(s, ev);
 	hostile_before(s);

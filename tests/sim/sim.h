@@ -186,6 +186,8 @@ struct sim_server {
 	int power;
 	/* 1: the run ends as diverged, and bounds.c has checked the reason */
 	int ending;
+	/* 1: the worker in this slot was away before the current event, and was still expected */
+	int expected[SIM_SLOTS];
 	int over;                 /* 1: the run has ended, and the server only closes sessions */
 	int status;               /* the status with which the run ended */
 	struct job job[SIM_JOBS]; /* jobs that wait for the thread pool or run */
@@ -557,6 +559,8 @@ void hostile_after(struct sim *s, const struct event *ev);
 int hostile_delivered(const struct sim *s, uint32_t batch);
 
 /* bounds.c */
+/* Remembers, before an event of the server, which workers it expects. */
+void bounds_before(struct sim *s);
 /* Checks all bounds after an event of this node. */
 void bounds_check(struct sim *s, uint32_t node);
 /* Prints the states of the worker slots, of the run, of the workers and of the disk. */

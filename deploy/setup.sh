@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install the packages for building, running and testing cnn-ps, on Debian 12 or Ubuntu.
 #
-#   deploy/setup.sh build    the packages of `make`, `make data` and `make demo`
+#   deploy/setup.sh build    the packages of `make`, `make data`, `make demo` and `make install`
 #   deploy/setup.sh          all packages, also those of `make test` and `make lint`
 #   deploy/setup.sh bench    also the packages of `make bench` and `make ladder`
 #   deploy/setup.sh check [build | bench]   only list missing packages; exit with 2 if there are any
@@ -21,12 +21,12 @@ set -eu
 build_packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev libseccomp-dev
-	libjansson-dev libpng-dev libjpeg-dev libncurses-dev
+	libjansson-dev libpng-dev libjpeg-dev libncurses-dev help2man python3
 	curl ca-certificates dataset-fashion-mnist"
 packages="$build_packages
-	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv python3-yaml python3-pyte tini
+	libcmocka-dev patch iproute2 strace libfaketime python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv python3-yaml python3-pyte tini
 	chromium chromium-driver python3-selenium prometheus
-	help2man python3-torch python3-tqdm
+	python3-torch python3-tqdm
 	slurm-wlm munge zsh systemd
 	clang libclang-rt-dev clang-format clang-tidy codespell"
 daemons="prometheus munge slurmctld slurmd" # packages and their services

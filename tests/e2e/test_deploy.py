@@ -179,11 +179,12 @@ def test_a_build_without_nvcc_says_so_unless_asked_for(cuda, said):
 
 
 def test_the_demo_needs_few_packages(machine):
-    """README begins with this set of packages, which has no program of the tests and no daemon."""
+    """README begins with this set of packages, which is enough for `make install`, too, and has no
+    program of the tests and no daemon."""
     stub(machine, "id", "echo 0")
     assert setup_on(machine, "build").returncode == 0
     install = (machine / "asked").read_text().splitlines()[1].split()
-    assert {"gcc", "libzmq3-dev", "curl"} < set(install)
+    assert {"gcc", "libzmq3-dev", "curl", "help2man", "python3"} < set(install)
     assert not {"chromium", "slurm-wlm", "munge", "prometheus", "python3-torch", "clang"} & set(install)
     assert setup_on(machine, "list", "build").stdout.split() == install[install.index("gcc"):]
 

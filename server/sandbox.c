@@ -271,6 +271,7 @@ static const int allowed_calls[] = {
 	CALL(getegid),
 	CALL(geteuid),
 	CALL(getgid),
+	CALL(getpgrp), /* the progress bar appears only in the foreground of a terminal (log.c) */
 	CALL(getpid),
 	CALL(getppid),
 	CALL(getrlimit),
@@ -436,6 +437,8 @@ static int add_rules(scmp_filter_ctx filter, const struct options *o)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, calls_on_itself[i], 1,
 			first_is((scmp_datum_t)getpid()));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(prlimit64), 1, first_is(0));
+	/* without the system call getpgrp, the C library calls getpgid */
+	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(getpgid), 1, first_is(0));
 	return rc;
 }
 

@@ -196,6 +196,12 @@ static int ask_a_terminal(void)
 	       ioctl(ends[0], FIONREAD, &n) != 0 || if_nametoindex("lo") == 0;
 }
 
+/* The progress bar appears only if the server is in the foreground of its terminal (log.c). */
+static int ask_for_its_process_group(void)
+{
+	return getpgrp() <= 0 || getpgid(0) != getpgrp();
+}
+
 /* Returns the number of requests of NVIDIA's driver that the sandbox refuses. A pipe answers such a
  * request with ENOTTY. */
 static int ask_a_gpu(void)
@@ -351,6 +357,7 @@ TEST(it_controls_no_terminal_and_no_rights_of_files)
 {
 	expect_in_sandbox(type_into_a_terminal, 0);
 	expect_in_sandbox(ask_a_terminal, 0);
+	expect_in_sandbox(ask_for_its_process_group, 0);
 	expect_in_sandbox(change_modes, 0);
 }
 

@@ -399,9 +399,9 @@ static void put_progress(FILE *f, const struct status *s)
 		"# TYPE cnnps_build_info gauge\ncnnps_build_info{version=\"" PS_VERSION "\"} 1\n");
 	metric(f, "epoch", "gauge", "Epoch in training, from 1.", v.epoch);
 	metric(f, "epochs", "gauge", "Epochs of the run; 0: no data set.", v.epochs);
-	metric(f, "done_ratio", "gauge", "Part of all epochs that is done.", v.done);
+	metric(f, "done_ratio", "gauge", "Part of the run that is done.", v.done);
 	metric(f, "images_per_second", "gauge", "Images/s over the last second.", v.images_per_s);
-	metric(f, "eta_seconds", "gauge", "Time until the last epoch ends; NaN: not known.",
+	metric(f, "eta_seconds", "gauge", "Time until the run ends; NaN: not known.",
 		v.eta_s < 0 ? (double)NAN : v.eta_s);
 	const struct epoch_record *r = progress_evaluated(s->core);
 	metric(f, "accuracy", "gauge", "Accuracy of the newest evaluation; NaN: none yet.",

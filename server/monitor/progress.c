@@ -140,11 +140,28 @@ const struct epoch_record *progress_evaluated(const struct core *c)
 	return NULL;
 }
 
+/* Writes to *v the share of the run that is done, and the time until it ends. */
+static void read_end(const struct core *c, struct progress_view *v)
+{
+	double all = (double)core_train_images(c) * v->epochs, images = (double)v->images;
+	double max = (double)v->max_updates, updates = (double)v->updates;
+	double left_s = INFINITY;
+
+	if (all > 0)
+		v->done = images / all;
+	if (max > 0 && updates > v->done * max)
+		v->done = updates < max ? updates / max : 1;
+	if (all > 0 && v->images_per_s > 0)
+		left_s = (all - images) / v->images_per_s;
+	if (max > 0 && v->updates_per_s > 0)
+		left_s = fmin(left_s, fmax(0, max - updates) / v->updates_per_s);
+	v->eta_s = isfinite(left_s) && v->workers > 0 ? left_s : -1;
+}
+
 void progress_read(const struct progress *p, const struct core *c, struct progress_view *v)
 {
 	const struct core_config *cfg = core_config(c);
 	const struct core_stats *s = core_stats(c);
-	double all = (double)core_train_images(c) * cfg->training.epochs;
 	const struct epoch_record *tested = progress_evaluated(c);
 	uint32_t epoch = core_training_epoch(c);
 	struct work_view work;
@@ -153,20 +170,18 @@ void progress_read(const struct progress *p, const struct core *c, struct progre
 	*v = (struct progress_view){.epochs = cfg->training.epochs,
 		.epoch = epoch < cfg->training.epochs ? epoch + 1 : cfg->training.epochs,
 		.pass = work.pass,
-		.done = all > 0 ? (double)work.images / all : 0,
 		.images = work.images,
 		.updates = s->updates,
+		.max_updates = cfg->training.max_updates,
 		.images_per_s = p->images_per_s,
 		.updates_per_s = p->updates_per_s,
 		.loss = s->loss,
 		.accuracy = tested ? epoch_accuracy(c, tested) : (double)NAN,
 		.test_loss = tested ? tested->eval_loss_sum / tested->eval_done : (double)NAN,
-		.eta_s = -1,
 		.workers = core_live_workers(c)};
 	if (tested)
 		epoch_metrics_bar(c, tested, v->metrics);
-	if (all > 0 && p->images_per_s > 0 && v->workers > 0)
-		v->eta_s = (all - (double)work.images) / p->images_per_s;
+	read_end(c, v);
 }
 
 static void append_text(char *out, size_t size, size_t *at, const char *fmt, ...)
@@ -187,7 +202,7 @@ static void waiting_bar(const struct progress_view *v, char *out, size_t size)
 	size_t at = 0;
 
 	out[0] = '\0';
-	if (v->done > 0)
+	if (v->epochs > 0 && v->done > 0)
 		append_text(out, size, &at, "epoch %u/%u %d %%  ", v->epoch, v->epochs,
 			(int)(v->done * 100));
 	else if (v->updates > 0)
@@ -207,17 +222,19 @@ void progress_bar(const struct progress_view *v, char *out, size_t size)
 
 	if (v->epochs > 0)
 		append_text(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
+	else
+		append_text(out, size, &at, "%llu updates ", (unsigned long long)v->updates);
 	/* The bar names the pass, because in a line search each new pass computes the images of the
 	 * step again. */
 	if (v->pass > 1)
 		append_text(out, size, &at, "pass %u ", v->pass);
+	if (v->epochs > 0 || v->max_updates > 0)
+		append_text(out, size, &at, "[%.*s%.*s] %3d %% ", full, "####################",
+			BAR - full, "....................", (int)(v->done * 100));
 	if (v->epochs > 0)
-		append_text(out, size, &at, "[%.*s%.*s] %3d %%  %.0f images/s", full,
-			"####################", BAR - full, "....................",
-			(int)(v->done * 100), v->images_per_s);
+		append_text(out, size, &at, " %.0f images/s", v->images_per_s);
 	else
-		append_text(out, size, &at, "%llu updates  %.0f updates/s",
-			(unsigned long long)v->updates, v->updates_per_s);
+		append_text(out, size, &at, " %.0f updates/s", v->updates_per_s);
 	append_text(out, size, &at, "  loss %.4f", v->loss);
 	if (v->accuracy >= 0)
 		append_text(out, size, &at, "  accuracy %.2f %%", 100 * v->accuracy);

@@ -51,17 +51,18 @@ const struct epoch_record *progress_evaluated(const struct core *c);
 struct progress_view {
 	uint32_t epochs, epoch; /* epochs 0: no data set */
 	uint32_t pass;          /* sandblaster: pass of the present step, from 1; other modes: 0 */
-	/* completed share of all epochs, 0..1, including the pass under way */
+	/* completed share of the run, 0..1, including the pass under way; 0 without an end. The run
+	 * ends after its last epoch or at max_updates, whichever comes first. */
 	double done;
 	/* number of completed images, including those of the pass under way */
 	uint64_t images;
-	uint64_t updates;
+	uint64_t updates, max_updates; /* max_updates 0: no limit */
 	double images_per_s, updates_per_s;
 	/* accuracy is NaN if no evaluation is complete, or if the run does not measure accuracy;
 	 * test_loss is NaN if no evaluation is complete */
 	double loss, accuracy, test_loss;
 	char metrics[EPOCH_METRICS_TEXT]; /* the text of epoch_metrics_bar */
-	double eta_s;                     /* < 0: not known */
+	double eta_s;                     /* time until the run ends; < 0: not known */
 	uint32_t workers;
 	/* text about a wait, which the bar shows instead of rate and loss; NULL: the run does not
 	 * wait */

@@ -340,6 +340,8 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set_key(o, "seed", json_count(cfg->training.seed));
 	set_key(o, "batch", json_count(cfg->training.batch_size));
 	set_key(o, "epochs", json_count(cfg->training.epochs));
+	set_key(o, "max_updates",
+		cfg->training.max_updates ? json_count(cfg->training.max_updates) : NULL);
 }
 
 /* Returns the mean staleness over all applied gradients. The mean is not over updates, because an
@@ -374,6 +376,7 @@ static void set_training(json_t *o, const struct status *s)
 	set_key(o, "learning_rate", isfinite(work.rate) ? json_real(work.rate) : NULL);
 	set_key(o, "images_per_s", json_real(v.images_per_s));
 	set_key(o, "updates_per_s", json_real(v.updates_per_s));
+	set_key(o, "done_ratio", v.epochs || v.max_updates ? json_real(v.done) : NULL);
 	set_key(o, "eta_s", v.eta_s >= 0 ? json_real(v.eta_s) : NULL);
 	set_key(o, "version", json_count(t->version));
 	set_key(o, "staleness_mean", staleness_mean(t));

@@ -110,6 +110,22 @@ TEST(without_a_data_set_updates_are_counted)
 	assert_string_equal(bar(v), "17 updates  9 updates/s  loss 2.0000  3 workers");
 }
 
+TEST(a_bar_of_updates_has_the_share_of_max_updates)
+{
+	const struct progress_view v = {.updates = 17,
+		.max_updates = 34,
+		.done = 0.5,
+		.updates_per_s = 8.6,
+		.loss = 2,
+		.accuracy = -1,
+		.test_loss = (double)NAN,
+		.eta_s = 2,
+		.workers = 3};
+
+	assert_string_equal(bar(v), "17 updates [##########..........]  50 %  9 updates/s  loss "
+				    "2.0000  ETA 2 s  3 workers");
+}
+
 TEST(a_bar_says_why_nothing_moves)
 {
 	struct progress_view v = half;
@@ -242,6 +258,72 @@ TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down_progress)
 	assert_true(v.images_per_s == 100);
 	assert_true(v.eta_s == 8 && v.epoch == 1 && v.epochs == 2 && v.workers == 1);
 	assert_true(isnan(v.accuracy));
+}
+
+/* The worker computes two of the ten batches of the run in two seconds. */
+static void read_after_two_batches(const char *max_updates, struct progress_view *v)
+{
+	char line[160];
+
+	snprintf(line, sizeof(line),
+		"--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100;"
+		"--max-updates;%s",
+		max_updates);
+	begin_progress(line);
+	direct_join(&worker, "", 500, 100);
+	worker.now_ms = 4000;
+	direct_lease(&worker);
+	direct_progress(&progress, &worker);
+	batch_at((struct work){0, 0, 1}, 5000);
+	batch_at((struct work){0, 1, 1}, 6000);
+	progress_tick(&progress, run.core, NULL, 6000);
+	progress_read(&progress, run.core, v);
+}
+
+TEST_IN(a_run_that_ends_at_max_updates_has_their_share_and_time, NULL, tear_down_progress)
+{
+	struct progress_view v;
+
+	read_after_two_batches("4", &v);
+	assert_true(v.done == 0.5 && v.eta_s == 2 && v.max_updates == 4);
+}
+
+TEST_IN(a_run_that_has_reached_max_updates_is_done, NULL, tear_down_progress)
+{
+	struct progress_view v;
+
+	read_after_two_batches("2", &v);
+	assert_true(v.done == 1 && v.eta_s == 0);
+}
+
+TEST_IN(the_last_epoch_may_end_before_max_updates, NULL, tear_down_progress)
+{
+	struct progress_view v;
+
+	read_after_two_batches("11", &v);
+	assert_true(v.done == 0.2 && v.eta_s == 8);
+}
+
+TEST_IN(a_vector_has_a_share_only_with_max_updates, NULL, tear_down_progress)
+{
+	const struct work none = {0};
+	struct progress_view v;
+
+	for (int limit = 0; limit < 2; limit++) {
+		begin_progress(limit ? "--model;vector:3;--max-updates;8" : "--model;vector:3");
+		direct_join(&worker, "", 0, 0);
+		worker.now_ms = 5000;
+		direct_push(&worker, none, 0, 0, 1);
+		direct_progress(&progress, &worker);
+		worker.now_ms = 6000;
+		direct_push(&worker, none, 0, 0, 1);
+		progress_tick(&progress, run.core, NULL, 6000);
+		progress_read(&progress, run.core, &v);
+		assert_true(v.done == (limit ? 0.25 : 0));
+		assert_true(limit ? v.eta_s > 0 : v.eta_s < 0);
+		if (!limit)
+			startup_release(&run);
+	}
 }
 
 /* ---- sandblaster: images of a pass before and at its end ------------------------------------ */

@@ -144,6 +144,21 @@ TEST_IN(a_new_server_waits_and_knows_no_accuracy, NULL, tear_down_status)
 	json_decref(o);
 }
 
+TEST_IN(a_run_without_an_end_has_no_share, NULL, tear_down_status)
+{
+	begin_status("--model;vector:3");
+	json_t *o = parsed(status_json(&now, WIRE_MAX_TEXT));
+	assert_true(json_is_null(json_object_get(o, "done_ratio")));
+	assert_true(json_is_null(json_object_get(o, "max_updates")));
+	json_decref(o);
+	startup_release(&run);
+	begin_status("--model;vector:3;--max-updates;8");
+	o = parsed(status_json(&now, WIRE_MAX_TEXT));
+	assert_true(json_is_real(json_object_get(o, "done_ratio")));
+	assert_true(json_number_of(o, "done_ratio") == 0 && json_number_of(o, "max_updates") == 8);
+	json_decref(o);
+}
+
 TEST_IN(the_status_of_a_finished_run_has_its_numbers, NULL, tear_down_status)
 {
 	begin_status("--model;fc:10;--epochs;2;--warm-start-updates;0");

@@ -169,8 +169,7 @@ function drawStatus() {
 	const name = run.measure, result = measured(s, name), shown = measureText(result, name);
 	document.title = (result == null ? "" : (hasAccuracy() ? "" : run.title + " ") + shown + " · ") + "cnn-ps";
 	$("epoch").textContent = s.epochs ? `${s.training_epoch} / ${s.epochs}` : number(s.updates) + " updates";
-	const all = s.epochs * (s.data.n_train - s.data.validate);
-	$("done").value = all ? s.images / all : 0;
+	$("done").value = s.done_ratio || 0;
 	$("accuracy").textContent = shown;
 	$("best").textContent = otherResults(s) || "after the first epoch";
 	$("loss").textContent = s.updates ? lossText(s.loss) : "–";

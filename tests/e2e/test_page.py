@@ -661,6 +661,22 @@ def test_an_ended_run_shows_nothing_old(programs, browser):
     assert note.startswith("1 of 1 test images right, when a worker evaluated them last.")
 
 
+def test_the_curves_of_an_ended_run_are_complete(programs, small, browser):
+    """The last epochs of a run arrive with its end, less than a second before the server exits."""
+    server = programs.server("--model", "seed:4", "--epochs", 40)
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    programs.worker(server.endpoint, data=small)
+    accuracy = server.result()["accuracy"]
+    until(lambda: "exited" in text(browser, "notice"), 10, "the page says that the server has exited")
+    points, losses, curve, tile = browser.execute_script(
+        "return [curves[0].numRows(), run.epochs.filter(e => curves[1].file_.some(row => +row[0] === run.axis.place(e.t))).length,"
+        "$('chart-accuracy').getAttribute('aria-label'), $('accuracy').textContent]")
+    assert points == losses == 40
+    assert tile == f"{100 * accuracy:.2f} %"
+    assert curve == f"Accuracy after epoch 40: {tile}"
+
+
 def test_the_timeline_is_painted_for_a_print_and_has_rows_of_the_dead(programs, browser):
     server = programs.server("--model", "seed:4")
     browser.get(url_of(server))

@@ -453,6 +453,8 @@ function retry() {
 		drawNothingSoon();
 		if (status)
 			drawStatus();
+		if (!document.hidden) /* the last epochs arrived with the end */
+			draw();
 		const failed = FAILED[ended()], words = [failed, "The run has ended and its server has exited."];
 		state(ended(), failed ? "bad" : "good");
 		if (status && status.checkpoint) /* otherwise the history was not in a file */

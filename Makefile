@@ -105,9 +105,15 @@ LD.fuzz    := -fsanitize=address,undefined
 CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -I$(B)/gen $(WARN) $(OPT.$(FLAVOUR)) $(EXTRA_CFLAGS) $(PKG_CFLAGS) -pthread
 LDFLAGS = $(LD.$(FLAVOUR)) -pthread
 
-# ---- CUDA: enabled if nvcc exists; otherwise make prints one line ----------------------------
+# ---- CUDA: enabled if there is an nvcc of CUDA 12 or newer; otherwise make prints one line --------
 NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
-CU   := $(if $(filter 0,$(CUDA)),,$(if $(NVCC),$(wildcard kernels/cuda/*/*.cu)))
+ifeq ($(NVCC),)
+NO_CUDA := nvcc not found
+else ifneq ($(CUDA),0)
+# Debian 12 has nvcc 11.8, which knows no compute_90a.
+NO_CUDA := $(if $(shell $(NVCC) --version | grep -E 'release ([1-9]|1[01])[.]'),nvcc is older than 12)
+endif
+CU   := $(if $(filter 0,$(CUDA))$(NO_CUDA),,$(wildcard kernels/cuda/*/*.cu))
 ifneq ($(CU),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
 LIBS.cuda := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
@@ -167,11 +173,11 @@ units: all $(UNIT) $(SIM)
 THREADED := $(filter-out $(addprefix $(B)/tests/unit/,test_core_% test_session% test_server_upgrade),$(UNIT))
 threaded: all $(THREADED)
 tests: all library $(UNIT) $(SIM) $(MUTANTS) $(RULE_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(STORE_DOUBLE) $(FAULT_SHIMS) $(FUZZ)
-ifeq ($(NVCC)$(filter 0,$(CUDA)),)
+ifeq ($(CU)$(filter 0,$(CUDA)),)
 all: no-cuda
 .PHONY: no-cuda
 no-cuda:
-	@echo "cuda: nvcc not found: the workers will compute on CPUs only (docs/gpu.md)"
+	@echo "cuda: $(NO_CUDA): the workers will compute on CPUs only (docs/gpu.md)"
 endif
 
 # ---- rules --------------------------------------------------------------------------------------

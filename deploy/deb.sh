@@ -15,10 +15,11 @@ command -v dh >/dev/null && command -v dpkg-buildpackage >/dev/null || {
 }
 if [ "${CUDA-}" = 0 ]; then
 	echo "deb: CUDA=0: without the package cnn-worker-cuda" >&2
-elif [ -x /usr/local/cuda/bin/nvcc ] || command -v nvcc >/dev/null; then
-	export DEB_BUILD_PROFILES=pkg.cnn-ps.cuda
+elif why=$(make -s no-cuda 2>/dev/null); then # only a Makefile without CUDA has this target
+	echo "$why" >&2
+	echo "deb: without the package cnn-worker-cuda" >&2
 else
-	echo "deb: nvcc not found: without the package cnn-worker-cuda" >&2
+	export DEB_BUILD_PROFILES=pkg.cnn-ps.cuda
 fi
 out=build/deb
 rm -rf "$out"

@@ -170,12 +170,37 @@ def test_setup_installs_only_what_is_missing(machine):
     assert "installing libuv1-dev curl" in done.stderr
 
 
-@pytest.mark.parametrize("cuda, said", [("CUDA=", True), ("CUDA=0", False)])
-def test_a_build_without_nvcc_says_so_unless_asked_for(cuda, said):
-    done = subprocess.run(["make", "-n", "-C", ROOT, "NVCC=", cuda, "all"], capture_output=True,
-                          text=True, timeout=60)
+@pytest.mark.parametrize("release, cuda, said", [
+    ("", "", "nvcc not found:"), ("", "0", ""), ("11.8, V11.8.89", "", "nvcc is older than 12:"),
+    ("11.8, V11.8.89", "0", "")], ids=["none", "none, CUDA=0", "11.8", "11.8, CUDA=0"])
+def test_a_build_without_a_useful_nvcc_says_so_unless_asked_for(tmp_path, release, cuda, said):
+    """nvidia-cuda-toolkit of Debian 12 has nvcc 11.8, which cannot compile for compute_90a."""
+    stub(tmp_path, "nvcc", f"""case $1 in
+--version) echo "Cuda compilation tools, release {release}" ;;
+*) echo compute_80 compute_90 ;; esac""")
+    done = subprocess.run(
+        ["make", "-n", "-C", ROOT, f"NVCC={tmp_path / 'nvcc' if release else ''}", f"CUDA={cuda}", "all"],
+        capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert ("nvcc not found: the workers will compute on CPUs only" in done.stdout) == said
+    assert re.findall(r"cuda: (.*) the workers will compute on CPUs only", done.stdout) == (
+        [said] if said else [])
+    assert "-gencode" not in done.stdout
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_deb_has_a_cuda_package_only_if_the_makefile_has_cuda(checkout, cuda):
+    """Only a Makefile that has no CUDA has the target no-cuda. An nvcc may be too old."""
+    (checkout / "common").mkdir()
+    shutil.copy(ROOT / "common/version.h", checkout / "common")
+    (checkout / "Makefile").write_text("all:\n" if cuda else "no-cuda:\n\t@echo too old\n")
+    for name, text in (("dh", ""), ("nvcc", ""),
+                       ("dpkg-buildpackage", 'echo "$DEB_BUILD_PROFILES" >../profiles; touch ../a.deb')):
+        stub(checkout, name, text)
+    done = run(checkout / "deploy/deb.sh", {"PATH": f"{checkout}:{os.environ['PATH']}", "CUDA": ""})
+    assert done.returncode == 0, done.stderr
+    profiles = (checkout / "build/deb/profiles").read_text().strip()
+    assert profiles == ("pkg.cnn-ps.cuda" if cuda else "")
+    assert done.stderr == ("" if cuda else "too old\ndeb: without the package cnn-worker-cuda\n")
 
 
 def test_the_demo_needs_few_packages(machine):

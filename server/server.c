@@ -448,7 +448,8 @@ static int open_auth(struct server *s, struct err *e)
 	const struct auth_config config = {.loop = &s->loop,
 		.key_file = o->key,
 		.keys_file = o->authorized_keys,
-		.max_workers = o->core.sessions.max_workers};
+		.max_workers = o->core.sessions.max_workers,
+		.hellos = ADMISSION_BURST};
 
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
 }

@@ -138,12 +138,24 @@ uint32_t auth_connections(const struct auth *a)
 	return 4 * auth_share(a, a->cfg.max_workers) + AUTH_CONNECTIONS;
 }
 
-/* Returns the number of HELLO that each key may send in a second. */
-static uint32_t hellos_of_key(const struct auth *a)
+/* Returns the number of workers of each key that may connect in a second. */
+static uint32_t workers_of_key(const struct auth *a)
 {
 	uint32_t share = auth_share(a, a->cfg.max_workers);
 
 	return share < QUOTA_HELLO ? QUOTA_HELLO : share;
+}
+
+/* Returns the number of HELLO of this role that each key may send in a second. All keys together
+ * may send cfg.hellos HELLO of workers, so that a key that floods the server with them leaves the
+ * other keys their part. */
+static uint32_t hellos_of_key(const struct auth *a, enum role role)
+{
+	uint32_t part = a->cfg.hellos / worker_keys(a);
+
+	if (role != ROLE_WORKER)
+		return QUOTA_HELLO;
+	return part < QUOTA_JOINS ? QUOTA_JOINS : part;
 }
 
 /* Returns 1 if `key`, the key of the sender of `m`, has exceeded its quota of messages, so that the
@@ -151,8 +163,8 @@ static uint32_t hellos_of_key(const struct auth *a)
 static int is_over_quota(struct auth *a, const char *key, const struct msg *m)
 {
 	uint64_t now = uv_now(a->cfg.loop);
-	int over = (m->type == MSG_HELLO &&
-			   !quota_take(&a->quota, key, QUOTA_OF_HELLO, hellos_of_key(a), now)) ||
+	int over = (m->type == MSG_HELLO && !quota_take(&a->quota, key, QUOTA_OF_HELLO,
+						    hellos_of_key(a, m->hello.role), now)) ||
 		   (m->type == MSG_STATUS &&
 			   !quota_take(&a->quota, key, QUOTA_OF_STATUS, QUOTA_STATUS, now));
 
@@ -238,7 +250,7 @@ static void answer_zap(struct auth *a, const struct zap_request *q)
 	int admit = role != KEY_NONE;
 
 	/* a worker opens two connections for a HELLO */
-	if (admit && !quota_take(&a->quota, q->key, QUOTA_OF_HANDSHAKE, 2 * hellos_of_key(a),
+	if (admit && !quota_take(&a->quota, q->key, QUOTA_OF_HANDSHAKE, 2 * workers_of_key(a),
 			     uv_now(a->cfg.loop))) {
 		a->stats.deferred++;
 		if (log_is_due(a))

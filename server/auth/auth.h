@@ -49,6 +49,9 @@ struct auth_config {
 	const char *key_file;  /* file of the server's secret key */
 	const char *keys_file; /* NULL: AUTHORIZED_KEYS_FILE beside key_file */
 	uint32_t max_workers;
+	/* maximum number of HELLO of workers that the server accepts in a second, of all keys
+	 * together */
+	uint32_t hellos;
 	auth_read_fn *read; /* NULL: authorized_keys_read */
 };
 

@@ -16,8 +16,10 @@
 /* maximum number of keys with an entry; a new key replaces the key that was silent for longest */
 #define QUOTA_KEYS   64u
 #define QUOTA_STATUS 50u /* STATUS per second */
-/* minimum quota of HELLO per second, because all workers of a key can join at once */
+/* HELLO of observers per second; half of the minimum quota of handshakes, because all workers of a
+ * key can connect at once */
 #define QUOTA_HELLO 25u
+#define QUOTA_JOINS 5u /* minimum quota of HELLO of workers per second */
 
 enum quota_kind { QUOTA_OF_HELLO, QUOTA_OF_STATUS, QUOTA_OF_HANDSHAKE, QUOTA_KINDS };
 

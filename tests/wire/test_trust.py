@@ -193,10 +193,11 @@ def test_trust_each_key_has_a_slot(programs):
         w.close()
 
 
-def test_trust_floods_of_one_key_lock_nobody_out(programs, keys):
+@pytest.mark.parametrize("slots", [50, 256])
+def test_trust_floods_of_one_key_lock_nobody_out(programs, keys, slots):
     """A peer sends HELLO on one connection and STATUS on another in a loop for 3 s. Meanwhile a
-    worker with another key can join and push."""
-    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 50,
+    worker with another key can join and push, also if a key may have many of the slots."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", slots,
                              directory=None)
     public = keys / "server.pub"
     hellos, others = (Link(server.endpoint, Keys(keys / "worker.key", public)) for _ in range(2))

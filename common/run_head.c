@@ -26,3 +26,12 @@ int run_head_read(const unsigned char *section, size_t size, struct run_head *h)
 	memcpy(h->model, section + 32, RUN_HEAD_MODEL);
 	return PS_OK;
 }
+
+uint64_t run_head_data(
+	const unsigned char *run, size_t run_size, const unsigned char *leases, size_t leases_size)
+{
+	if (run_size < RUN_HEAD_BYTES + 8 || le64_get(run + RUN_HEAD_BYTES) != RUN_HEAD_FORMAT ||
+		leases_size < 6 * 8)
+		return 0;
+	return le64_get(leases + 5 * 8);
+}

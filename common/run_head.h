@@ -1,6 +1,7 @@
 /*
  * run_head.h - the first bytes of a checkpoint's "run" section, which name the model, so that a
- * tool without the server's code (cnn-ctl export --checkpoint) can read the "weights" section.
+ * tool without the server's code (cnn-ctl export --checkpoint) can read the "weights" section. The
+ * first bytes of the "leases" section name the data set.
  *
  * The bytes are, in order: u64 run.hi, u64 run.lo, u64 term and u64 version, all little-endian, and
  * the model text of RUN_HEAD_MODEL bytes, which ends in one or more NULs. Pure. Thread: any.
@@ -15,8 +16,11 @@
 #define RUN_HEAD_WEIGHTS "weights" /* the section with the model's float32 values */
 /* the section with the names of the tensors (tensor_list.h), if they have names */
 #define RUN_HEAD_TENSORS "tensors"
-#define RUN_HEAD_MODEL   512
-#define RUN_HEAD_BYTES   (4 * 8 + RUN_HEAD_MODEL)
+/* the section whose first six numbers are the data set; the last of them is the fingerprint */
+#define RUN_HEAD_LEASES "leases"
+#define RUN_HEAD_FORMAT 9u /* the number after the head, which says how to read all sections */
+#define RUN_HEAD_MODEL  512
+#define RUN_HEAD_BYTES  (4 * 8 + RUN_HEAD_MODEL)
 
 struct run_head {
 	uint64_t run_hi, run_lo, term, version;
@@ -28,5 +32,10 @@ void run_head_write(const struct run_head *h, unsigned char *out);
 /* Reads the beginning of a "run" section. Returns PS_ECHECKPOINT if `size` is too small, or the
  * model text is empty or has no NUL. */
 int run_head_read(const unsigned char *section, size_t size, struct run_head *h) PS_MUST_CHECK;
+/* Returns the fingerprint of the data set of the run from the sections RUN_HEAD_SECTION and
+ * RUN_HEAD_LEASES. Returns 0 if the run has no data set, or if the sections have another format, as
+ * those of release 0.2.0. */
+uint64_t run_head_data(
+	const unsigned char *run, size_t run_size, const unsigned char *leases, size_t leases_size);
 
 #endif

@@ -52,6 +52,7 @@
 	"began the run"
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
+_Static_assert(RUN_HEAD_FORMAT == SNAPSHOT_FORMAT, "run_head_data reads this format");
 
 const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 	[SNAPSHOT_RUN] = "run",

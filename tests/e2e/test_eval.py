@@ -2,13 +2,14 @@
 worst mistakes."""
 import csv
 import json
+import re
 import struct
 
 import numpy as np
 import pytest
 
 from support import idx
-from support.programs import Programs
+from support.programs import Programs, until
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,25 @@ def linear(path, classes, weight, images=""):
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
     return path
+
+
+OTHER_DATA = r"is not the data set of the run: its fingerprint is \w{16}, the run has \w{16}"
+
+
+def test_another_data_set_than_that_of_the_run_is_named(programs, trained, small, data):
+    """Checkpoint and server have the fingerprint of the run's data set."""
+    server = programs.server("--model", "seed:4", "--epochs", 1000)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["data"]["fixed"], 30, "a data set")
+    for source in (("--checkpoint", trained), ("--server", server.endpoint)):
+        for place in (small, data):
+            evaluated = programs.ctl("eval", *source, "--data", place)
+            predicted = programs.ctl("predict", *source, "--data", place, 0, 7)
+            assert predicted.out[0] == f"test images of {place}:"
+            for found in evaluated, predicted:
+                warnings = [line for line in found.lines if re.search(OTHER_DATA, line)]
+                assert len(warnings) == (place == data), found.tail()
+                assert all(str(place) in line and "--data" in line for line in warnings)
 
 
 def one_hot(directory, pairs):

@@ -110,6 +110,11 @@ TEST(a_restart_keeps_the_run_and_changes_the_epoch)
 	assert_int_equal(head.term, cfg.term);
 	assert_int_equal(head.version, 1);
 	assert_string_equal(head.model, cfg.model);
+	assert_true(run_head_data(img.data[SNAPSHOT_RUN], img.size[SNAPSHOT_RUN],
+			    img.data[SNAPSHOT_LEASES],
+			    img.size[SNAPSHOT_LEASES]) == core_data(f.core)->xxh3);
+	assert_true(core_data(f.core)->xxh3 != 0);
+	assert_string_equal(snapshot_names[SNAPSHOT_LEASES], RUN_HEAD_LEASES);
 	assert_string_equal(snapshot_names[SNAPSHOT_RUN], RUN_HEAD_SECTION);
 	assert_string_equal(snapshot_names[SNAPSHOT_WEIGHTS], RUN_HEAD_WEIGHTS);
 	assert_int_equal(img.size[SNAPSHOT_WEIGHTS], cfg.n_params * sizeof(float));

@@ -16,6 +16,8 @@
 /* what a message about a wrong directory says at its end */
 #define CTL_RUN_DIR "give the --checkpoint-dir of a run"
 
+struct data;
+
 enum ctl_format { CTL_CSV, CTL_JSON };
 
 struct ctl {
@@ -66,8 +68,14 @@ struct ctl_weights {
 	float *w; /* model.n_params; owned */
 	/* the list of the tensors of vector:N (tensor_list.h), owned; NULL: there is no list */
 	char *tensors;
+	uint64_t data; /* fingerprint of the run's data set; 0: not known */
 };
-int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e) PS_MUST_CHECK;
+/* Loads the weights and, if `with_data` is 1, the fingerprint of the run's data set. */
+int ctl_weights_load(
+	const struct ctl *ctl, int with_data, struct ctl_weights *w, struct err *e) PS_MUST_CHECK;
+/* Returns 1 and warns if `d` is another data set than that of the run of the weights. The warning
+ * begins with `command`. */
+int ctl_weights_differ(const char *command, const struct ctl_weights *w, const struct data *d);
 void ctl_weights_release(struct ctl_weights *w);
 int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 

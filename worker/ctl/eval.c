@@ -280,6 +280,7 @@ static int open_evaluation(const struct ctl *ctl, struct evaluation *v, struct e
 		rc = open_eval_backend(v, e);
 	if (rc)
 		return rc;
+	(void)ctl_weights_differ("eval", v->weights, &v->data);
 	v->classes = v->weights->model.classes;
 	v->pixels = mem_must(CHUNK, shape_count(v->data.shape), "images");
 	v->labels = mem_must(CHUNK, sizeof(*v->labels), "labels");
@@ -345,7 +346,7 @@ static int eval(const struct ctl *ctl, const struct ctl_weights *w, struct err *
 int ctl_eval(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w = mem_must(1, sizeof(*w), "eval");
-	int rc = ctl_weights_load(ctl, w, e);
+	int rc = ctl_weights_load(ctl, 1, w, e);
 
 	if (!rc && w->model.classes == 0)
 		rc = err_set(e, PS_EUSAGE,

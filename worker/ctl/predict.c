@@ -95,10 +95,24 @@ static int take_file(struct gallery *g, size_t i, const struct ctl *ctl, struct 
 	return PS_OK;
 }
 
-static int take_all(struct gallery *g, const struct ctl *ctl, struct err *e)
+/* Loads the data set, and prints its directory. */
+static int load_test_images(
+	struct data *d, const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
+{
+	int rc = data_load(d, ctl->data, e);
+
+	if (rc)
+		return rc;
+	(void)ctl_weights_differ("predict", w, d);
+	printf("test images of %s:\n", d->files.dir);
+	return PS_OK;
+}
+
+static int take_all(
+	struct gallery *g, const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
 {
 	struct data *d = mem_must(1, sizeof(*d), "test images");
-	int rc = needs_test_images(ctl) ? data_load(d, ctl->data, e) : PS_OK;
+	int rc = needs_test_images(ctl) ? load_test_images(d, ctl, w, e) : PS_OK;
 
 	for (size_t i = 0; i < g->n && !rc; i++)
 		rc = is_image_number(ctl->args[i]) ? take_test_image(g, i, ctl->args[i], d, e)
@@ -168,7 +182,7 @@ static int predict(const struct ctl *ctl, const struct ctl_weights *w, struct er
 	int rc;
 
 	open_gallery(&g, (size_t)ctl->n_args, &w->model);
-	rc = take_all(&g, ctl, e);
+	rc = take_all(&g, ctl, w, e);
 	if (!rc)
 		rc = classify(w, &g, e);
 	for (size_t i = 0; i < g.n && !rc; i++)
@@ -180,7 +194,7 @@ static int predict(const struct ctl *ctl, const struct ctl_weights *w, struct er
 int ctl_predict(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w = mem_must(1, sizeof(*w), "predict");
-	int rc = ctl_weights_load(ctl, w, e);
+	int rc = ctl_weights_load(ctl, needs_test_images(ctl), w, e);
 
 	if (!rc && w->model.classes == 0)
 		rc = err_set(e, PS_EUSAGE,

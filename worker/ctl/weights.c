@@ -1,5 +1,6 @@
 /* weights.c - see ctl.h: loads the weights of a model from a server, checkpoint or file, and
  * exports them. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "common/safetensors.h"
 #include "worker/ctl/ctl.h"
 #include "worker/ctl/onnx.h"
+#include "worker/data/dataset.h"
 
 /* Parses the model `text` and allocates memory for its weights. */
 static int open_model(struct ctl_weights *w, const char *text, struct err *e)
@@ -74,6 +76,7 @@ static int take_sections(
 	const struct checkpoint_section *run = checkpoint_find(c, RUN_HEAD_SECTION);
 	const struct checkpoint_section *weights = checkpoint_find(c, RUN_HEAD_WEIGHTS);
 	const struct checkpoint_section *tensors = checkpoint_find(c, RUN_HEAD_TENSORS);
+	const struct checkpoint_section *leases = checkpoint_find(c, RUN_HEAD_LEASES);
 	struct run_head head;
 
 	if (!run || !weights || run_head_read(run->data, run->size, &head))
@@ -85,6 +88,8 @@ static int take_sections(
 		return err_set(e, PS_ECHECKPOINT, "%s: %zu bytes of weights, the model has %zu",
 			dir, weights->size, w->model.n_params * sizeof(*w->w));
 	memcpy(w->w, weights->data, weights->size);
+	if (leases)
+		w->data = run_head_data(run->data, run->size, leases->data, leases->size);
 	return tensors ? keep_list(w, (const char *)tensors->data, tensors->size, e) : PS_OK;
 }
 
@@ -121,7 +126,22 @@ static int pull(struct cnnps *c, struct ctl_weights *w, struct err *e)
 		  : keep_list(w, i->tensors, strlen(i->tensors), e);
 }
 
-static int from_server(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
+/* Gets the fingerprint of the run's data set from the server. */
+static int get_data(struct cnnps *c, struct ctl_weights *w, struct err *e)
+{
+	json_t *status;
+	int rc = ctl_fetch_status(c, &status);
+
+	if (rc)
+		return err_set(e, rc, "%s", cnnps_error(c));
+	const char *text =
+		json_string_value(json_object_get(json_object_get(status, "data"), "xxh3"));
+	w->data = text ? strtoull(text, NULL, 16) : 0;
+	json_decref(status);
+	return PS_OK;
+}
+
+static int from_server(const struct ctl *ctl, int with_data, struct ctl_weights *w, struct err *e)
 {
 	struct cnnps *c;
 	int rc = ctl_connect(ctl, &c, e);
@@ -129,18 +149,20 @@ static int from_server(const struct ctl *ctl, struct ctl_weights *w, struct err 
 	if (rc)
 		return rc;
 	rc = pull(c, w, e);
+	if (!rc && with_data)
+		rc = get_data(c, w, e);
 	cnnps_close(&c);
 	return rc;
 }
 
-int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
+int ctl_weights_load(const struct ctl *ctl, int with_data, struct ctl_weights *w, struct err *e)
 {
 	int rc;
 
 	memset(w, 0, sizeof(*w));
 	rc = ctl->weights      ? from_file(ctl, w, e)
 	     : ctl->checkpoint ? from_checkpoint(ctl, w, e)
-			       : from_server(ctl, w, e);
+			       : from_server(ctl, with_data, w, e);
 	if (rc)
 		ctl_weights_release(w);
 	return rc;
@@ -152,6 +174,20 @@ void ctl_weights_release(struct ctl_weights *w)
 	free(w->tensors);
 	w->w = NULL;
 	w->tensors = NULL;
+}
+
+int ctl_weights_differ(const char *command, const struct ctl_weights *w, const struct data *d)
+{
+	char text[900];
+
+	if (w->data == 0 || w->data == d->id.xxh3)
+		return 0;
+	snprintf(text, sizeof(text),
+		"%s: %.500s is not the data set of the run: its fingerprint is %016" PRIx64
+		", the run has %016" PRIx64 "; name the directory of the run with --data",
+		command, d->files.dir, d->id.xxh3, w->data);
+	ctl_say("data", PS_OK, text);
+	return 1;
 }
 
 static int is_onnx(const char *path)
@@ -169,7 +205,7 @@ int ctl_export(const struct ctl *ctl, struct err *e)
 	if (rc)
 		return rc;
 	w = mem_must(1, sizeof(*w), "export");
-	rc = ctl_weights_load(ctl, w, e);
+	rc = ctl_weights_load(ctl, 0, w, e);
 	if (!rc && is_onnx(ctl->args[0]))
 		rc = onnx_write(ctl->args[0], &w->model, w->w, e);
 	else if (!rc && w->tensors)

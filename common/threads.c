@@ -54,7 +54,7 @@ struct threads {
 	size_t started;        /* number of members with a thread, without the caller */
 	atomic_int awaits;     /* 1 after threads_stay_awake */
 	atomic_int ends;       /* 1 if the threads must end */
-	pthread_mutex_t mutex; /* a thread locks it to sleep, and the caller to wake a thread */
+	pthread_mutex_t mutex; /* held to go to sleep, and to wake a thread */
 
 	/* the job under way, which a thread reads after it has joined */
 	const struct engine_job *job;

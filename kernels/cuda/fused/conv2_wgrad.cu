@@ -181,7 +181,8 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 	const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* uniform */
 	const int first = blockIdx.y * TAPS_PER_BLOCK + group,
 		  mine = (TAPS_PER_BLOCK - group + WARPGROUPS - 1) / WARPGROUPS;
-	/* four matrices: two groups of eight filters at eight positions, then at the next eight */
+	/* the address of this lane's row of four 8 x 8 matrices: the warp's filters 0 to 7 and 8 to
+	 * 15 at eight positions, then the same filters at the next eight */
 	const uint32_t dy =
 		shared_address(s->dy) + ((threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) * OUT_PIXELS +
 						lane / 16 * 8 + lane % 8) *

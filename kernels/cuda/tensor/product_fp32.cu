@@ -109,8 +109,8 @@ template <class S> double product_time(const struct kx_product &g, double effort
 	return ffma_time<S>(product_blocks<S>(g) * slices, depth / slices, effort);
 }
 
-/* Shapes with 8 x 8 sums for each thread come first. They read the weights of dgrad in the order of
- * those of fprop. */
+/* Shapes with 8 x 8 sums for each thread come first. For dgrad they read the
+ * weights in the order of fprop, into which order_weights transposes them first. */
 enum { T128X128, T128X64, T128X32, T64X64, T32X32, T64X64_SPLIT };
 
 /* Returns 1 where blocks of 64 x 64 that divide the depth were faster than the shape with the
@@ -167,8 +167,8 @@ int launch_large(const struct kx_product &g, int tile, cudaStream_t stream)
 
 #define SIDE 32 /* of the squares in which weights_kernel transposes */
 
-/* Writes the weights of dgrad in the order of those of fprop: row (tap, k) has the n weights under
- * the opposite tap. */
+/* Transposes the weights for dgrad into the order that fprop reads: row (tap, k) has the n weights
+ * under the opposite tap. */
 __global__ void __launch_bounds__(8 * SIDE)
 	weights_kernel(const float *from, float *to, int taps, int n, int c, int pitch)
 {

@@ -814,7 +814,7 @@ cudaError_t launch_update(
 	return cudaGetLastError();
 }
 
-/* Returns the number of the private copy at `values`, or STORE_COPIES. */
+/* Returns the index of the private copy that begins at `values`, or STORE_COPIES if none does. */
 size_t copy_at(const struct gpu *g, const float *values)
 {
 	size_t i = 0;

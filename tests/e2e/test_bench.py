@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from support.build import PATIENCE, ROOT
+from support.programs import until
 
 SLOW = bool(os.environ.get("CNN_SLOW"))
 
@@ -35,6 +36,25 @@ def test_without_make_tests_a_benchmark_says_so_in_one_line(tmp_path, small, nam
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     lines = [line for line in done.stderr.splitlines() if not line.startswith("fatal: not a git")]
     assert len(lines) == 1 and re.search(r"is not built: make FLAVOUR=\w+ tests$", lines[0])
+
+
+def test_no_worker_of_a_peer_survives_the_measurement(tmp_path):
+    """The workers of torchrun have sessions of their own, and a worker that starts again after the
+    kill has not yet written its process id if the measurement ends."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests/bench/peers")!r})
+import run
+job = run.Job({str(tmp_path)!r})
+agent = job.start("sh", "-c", "setsid sh -c 'echo $$; exec sleep 60'", stdout=run.subprocess.PIPE, text=True)
+worker = int(agent.stdout.readline())
+job.close()
+print(worker)
+"""
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True,
+                          timeout=30 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    until(lambda: not os.path.exists(f"/proc/{int(done.stdout)}"), 5 * PATIENCE, "the worker's end")
 
 
 @pytest.mark.parametrize("options", [

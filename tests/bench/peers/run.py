@@ -65,11 +65,13 @@ class Job:
             except ProcessLookupError:
                 pass
             p.wait()
-        # also kill workers that left their process group
-        for file in self.log.parent.glob("log.worker*"):
+        # also kill workers that left their process group, and perhaps are still starting
+        mine = f"PEER_LOG={self.log}\0".encode()
+        for file in Path("/proc").glob("[0-9]*/environ"):
             try:
-                os.kill(int(file.read_text()), signal.SIGKILL)
-            except (ProcessLookupError, ValueError):
+                if mine in file.read_bytes():
+                    os.kill(int(file.parent.name), signal.SIGKILL)
+            except OSError:  # it has ended, or belongs to another user
                 pass
 
 

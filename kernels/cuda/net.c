@@ -123,10 +123,8 @@ static int step_fprop(const struct net *n, const struct net_step *s, const struc
 	case NET_POOL:
 		return kx_pool_fprop(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
 			batch->images, stream);
-	case NET_RELU:
-		return kx_relu_fprop(in, out, batch->images, stream);
 	case NET_DROPOUT:
-		return kx_dropout(in, out, s->drop, NULL, *batch, stream);
+		return kx_dropout(in, out, s->drop, NULL, *batch, 0, stream);
 	case NET_BATCHNORM:
 		return kx_batchnorm(
 			s->batchnorm.kernel, in, out, batch->images, batch->training, 0, stream);
@@ -285,10 +283,8 @@ static int net_step_backward(const struct net *n, const struct net_step *s,
 	case NET_POOL:
 		return kx_pool_dgrad(in->value, dx, dy, (int)l->size, (int)l->pad_top,
 			(int)l->pad_left, mask, batch->images, stream);
-	case NET_RELU:
-		return kx_relu_dgrad(in->value, dx, dy, mask, batch->images, stream);
 	case NET_DROPOUT:
-		return kx_dropout(dy, dx, s->drop, mask, *batch, stream);
+		return kx_dropout(dy, dx, s->drop, mask, *batch, 0, stream);
 	case NET_PLAIN:
 		return cuda_plain_dgrad(&(struct plain_layer){.layer = l,
 						.x = in->value,

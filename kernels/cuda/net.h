@@ -23,7 +23,6 @@ enum net_kind {
 	NET_CONV2, /* fused conv2 + ReLU + pool: conv2.h */
 	NET_WEIGHTS,
 	NET_POOL, /* windows that cover each value once */
-	NET_RELU,
 	NET_DROPOUT,
 	NET_PLAIN, /* path.h */
 	NET_BATCHNORM,

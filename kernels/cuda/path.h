@@ -71,19 +71,19 @@ int cuda_pool_covers(const struct layer *l);
 /* Returns 1 if the layer is a pool of 2 x 2 without padding that covers its input. */
 int cuda_pool_2x2(const struct layer *l);
 
-/* A layer of plain_layers.cu. x, y: its input and output; dx, dy: their gradients. `other`: for an
- * add, the input of its skip; for dgrad of a skip, the gradient of the output of its add. argmax:
- * as kx_max_pool. */
+/* A layer of plain_layers.cu or elementwise.cu. x, y: its input and output; dx, dy: their
+ * gradients. `other`: for an add, the input of its skip; for dgrad of a skip, the gradient of the
+ * output of its add. argmax: as kx_max_pool. relu: the layer is an add, and a ReLU follows. */
 struct plain_layer {
 	const struct layer *layer;
 	struct kx_tensor x, y, dx, dy, other;
 	int other_stride; /* skip, dgrad: the stride of its add */
 	uint8_t *argmax;
 	const void *mask;
-	int images, bf16;
+	int relu, images, bf16;
 };
 /* cuda_plain_fprop launches the forward pass of a layer, cuda_plain_dgrad its backward pass.
- * PS_EDEVICE: plain_layers.cu has no kernel for the layer. */
+ * PS_EDEVICE: there is no kernel for the layer. */
 int cuda_plain_fprop(const struct plain_layer *p, cudaStream_t stream);
 int cuda_plain_dgrad(const struct plain_layer *p, cudaStream_t stream);
 

@@ -1,4 +1,5 @@
-/* plain.c - launches the kernels of plain_layers.cu for a layer of a model. See path.h. */
+/* plain.c - launches the kernels of plain_layers.cu and elementwise.cu for a layer of a model. See
+ * path.h. */
 #include "kernels/cuda/path.h"
 
 static int axis_covered(size_t in, size_t out, const struct layer *l, size_t before, size_t behind)
@@ -54,6 +55,8 @@ int cuda_plain_fprop(const struct plain_layer *p, cudaStream_t stream)
 	case LAYER_POOL:
 		return kx_max_pool(
 			p->x, p->y, pooling_of(l), p->argmax, p->images, p->bf16, stream);
+	case LAYER_RELU:
+		return kx_relu(p->x, p->y, p->images, p->bf16, stream);
 	case LAYER_AVGPOOL:
 	case LAYER_CHANNELS:
 		return kx_mean_pool(p->x, p->y, pooling_of(l), p->images, p->bf16, stream);
@@ -63,9 +66,10 @@ int cuda_plain_fprop(const struct plain_layer *p, cudaStream_t stream)
 	case LAYER_LRN:
 		return kx_lrn(p->x, p->y, lrn_of(l), p->images, p->bf16, stream);
 	case LAYER_SKIP:
-		return kx_add(p->x, none, p->y, 1, p->images, p->bf16, stream);
+		return kx_add(p->x, none, p->y, 1, 0, p->images, p->bf16, stream);
 	case LAYER_ADD:
-		return kx_add(p->x, p->other, p->y, (int)l->stride, p->images, p->bf16, stream);
+		return kx_add(
+			p->x, p->other, p->y, (int)l->stride, p->relu, p->images, p->bf16, stream);
 	default:
 		return PS_EDEVICE;
 	}
@@ -80,6 +84,8 @@ int cuda_plain_dgrad(const struct plain_layer *p, cudaStream_t stream)
 	case LAYER_POOL:
 		return kx_max_pool_dgrad(p->x, p->dx, p->dy, pooling_of(l), p->argmax, p->mask,
 			p->images, p->bf16, stream);
+	case LAYER_RELU:
+		return kx_relu_dgrad(p->x, p->dx, p->dy, p->mask, p->images, p->bf16, stream);
 	case LAYER_AVGPOOL:
 	case LAYER_CHANNELS:
 		return kx_mean_pool_dgrad(

@@ -100,8 +100,6 @@ static enum net_kind layer_kind(const struct layer *l)
 		return NET_WEIGHTS;
 	case LAYER_POOL:
 		return cuda_pool_covers(l) ? NET_POOL : NET_PLAIN;
-	case LAYER_RELU:
-		return NET_RELU;
 	case LAYER_DROPOUT:
 		return NET_DROPOUT;
 	case LAYER_BATCHNORM:

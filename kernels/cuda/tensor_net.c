@@ -599,7 +599,7 @@ static int product_fprop(
 	return kx_product(g, n->type, stream);
 }
 
-/* Returns dense tensor `d` with the values at `value`, for plain_layers.cu. */
+/* Returns dense tensor `d` with the values at `value`, for the layers of both general paths. */
 static struct kx_tensor view_of(struct kx_dense d, void *value)
 {
 	return (struct kx_tensor){.value = value,
@@ -626,6 +626,8 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 {
 	const struct layer *l = s->layer;
 	const struct kx_dense in = n->tensor[s->in].value, out = n->tensor[s->out].value;
+	const struct kx_tensor x = view_of(in, in.value), y = view_of(out, out.value);
+	const int bf16 = n->type == KX_TYPE_BF16;
 
 	switch (l->kind) {
 	case LAYER_CONV:
@@ -638,24 +640,22 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 			break;
 		return kx_dense_pool_fprop(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
 			batch->images, n->type, stream);
-	case LAYER_RELU:
-		return kx_dense_relu(in, out, batch->images, n->type, stream);
 	case LAYER_DROPOUT:
-		return kx_dense_dropout(in, out, s->drop, NULL, *batch, n->type, stream);
+		return kx_dropout(x, y, s->drop, NULL, *batch, bf16, stream);
 	case LAYER_BATCHNORM:
-		return kx_batchnorm(s->batchnorm.kernel, view_of(in, in.value),
-			view_of(out, out.value), batch->images, batch->training,
-			n->type == KX_TYPE_BF16, stream);
+		return kx_batchnorm(
+			s->batchnorm.kernel, x, y, batch->images, batch->training, bf16, stream);
 	default:
 		break;
 	}
 	return cuda_plain_fprop(&(struct plain_layer){.layer = l,
-					.x = view_of(in, in.value),
-					.y = view_of(out, out.value),
+					.x = x,
+					.y = y,
 					.other = other_view(n, s, 0),
 					.argmax = s->argmax,
+					.relu = s->relu,
 					.images = batch->images,
-					.bf16 = n->type == KX_TYPE_BF16},
+					.bf16 = bf16},
 		stream);
 }
 
@@ -781,19 +781,20 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 	const struct layer *l = s->layer;
 	const struct tensor_values *in = &n->tensor[s->in], *out = &n->tensor[s->out];
 	const void *mask = in->relu ? in->value.value : NULL;
-	const struct kx_dense dx = tensor_grad(in), dy = tensor_grad(out);
+	const struct kx_tensor x = view_of(in->value, in->value.value);
+	const struct kx_tensor dx = view_of(in->value, s->needs_dx ? in->grad : NULL);
+	const struct kx_tensor dy = view_of(out->value, out->grad);
+	const int bf16 = n->type == KX_TYPE_BF16;
 	int rc = PS_OK;
 
 	if (s->pooled)
-		rc = kx_unpool(dy, s->argmax, s->full, batch->images, n->type, stream);
+		rc = kx_unpool(
+			tensor_grad(out), s->argmax, s->full, batch->images, n->type, stream);
 	if (!rc && has_weights(s))
 		rc = tensor_wgrad(n, s, batch->images, stream);
 	if (l->kind == LAYER_BATCHNORM)
-		return kx_batchnorm_backward(s->batchnorm.kernel,
-			view_of(in->value, in->value.value),
-			view_of(in->value, s->needs_dx ? in->grad : NULL),
-			view_of(out->value, out->grad), mask, batch->images,
-			n->type == KX_TYPE_BF16, stream);
+		return kx_batchnorm_backward(
+			s->batchnorm.kernel, x, dx, dy, mask, batch->images, bf16, stream);
 	if (rc || !s->needs_dx)
 		return rc;
 	switch (l->kind) {
@@ -805,26 +806,25 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 	case LAYER_POOL:
 		if (!cuda_pool_covers(l))
 			break;
-		return kx_dense_pool_dgrad(in->value, dx, dy, (int)l->size, (int)l->pad_top,
-			(int)l->pad_left, mask, batch->images, n->type, stream);
-	case LAYER_RELU:
-		return kx_dense_relu_dgrad(in->value, dx, dy, mask, batch->images, n->type, stream);
+		return kx_dense_pool_dgrad(in->value, tensor_grad(in), tensor_grad(out),
+			(int)l->size, (int)l->pad_top, (int)l->pad_left, mask, batch->images,
+			n->type, stream);
 	case LAYER_DROPOUT:
-		return kx_dense_dropout(dy, dx, s->drop, mask, *batch, n->type, stream);
+		return kx_dropout(dy, dx, s->drop, mask, *batch, bf16, stream);
 	default:
 		break;
 	}
 	return cuda_plain_dgrad(&(struct plain_layer){.layer = l,
-					.x = view_of(in->value, in->value.value),
+					.x = x,
 					.y = view_of(out->value, out->value.value),
-					.dx = view_of(in->value, in->grad),
-					.dy = view_of(out->value, out->grad),
+					.dx = dx,
+					.dy = dy,
 					.other = other_view(n, s, 1),
 					.other_stride = s->other_stride,
 					.argmax = s->argmax,
 					.mask = mask,
 					.images = batch->images,
-					.bf16 = n->type == KX_TYPE_BF16},
+					.bf16 = bf16},
 		stream);
 }
 

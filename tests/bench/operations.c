@@ -427,15 +427,14 @@ static int run_tanh_dgrad(struct operation *o, cudaStream_t stream)
 
 static int run_relu(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_relu(dense_operand(o, o->side, o->x), dense_operand(o, o->side, o->y),
-		o->images, o->type, stream);
+	return kx_relu(
+		tensor(o, o->side, o->x), tensor(o, o->side, o->y), o->images, in_bf16(o), stream);
 }
 
 static int run_relu_dgrad(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_relu_dgrad(dense_operand(o, o->side, o->x),
-		dense_operand(o, o->side, o->dx), dense_operand(o, o->side, o->dy), NULL, o->images,
-		o->type, stream);
+	return kx_relu_dgrad(tensor(o, o->side, o->x), tensor(o, o->side, o->dx),
+		tensor(o, o->side, o->dy), NULL, o->images, in_bf16(o), stream);
 }
 
 static struct kx_drop drop_of(const struct operation *o)
@@ -446,20 +445,20 @@ static struct kx_drop drop_of(const struct operation *o)
 
 static int run_dropout(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_dropout(dense_operand(o, o->side, o->x), dense_operand(o, o->side, o->y),
-		drop_of(o), NULL, training(o), o->type, stream);
+	return kx_dropout(tensor(o, o->side, o->x), tensor(o, o->side, o->y), drop_of(o), NULL,
+		training(o), in_bf16(o), stream);
 }
 
 static int run_dropout_dgrad(struct operation *o, cudaStream_t stream)
 {
-	return kx_dense_dropout(dense_operand(o, o->side, o->dy), dense_operand(o, o->side, o->dx),
-		drop_of(o), NULL, training(o), o->type, stream);
+	return kx_dropout(tensor(o, o->side, o->dy), tensor(o, o->side, o->dx), drop_of(o), NULL,
+		training(o), in_bf16(o), stream);
 }
 
 static int run_add(struct operation *o, cudaStream_t stream)
 {
 	return kx_add(tensor(o, o->side, o->x), tensor(o, o->side, o->dy), tensor(o, o->side, o->y),
-		1, o->images, in_bf16(o), stream);
+		1, 0, o->images, in_bf16(o), stream);
 }
 
 /* The gradients of both paths of a skip. */

@@ -133,7 +133,7 @@ struct kx_conv_wgrad {
 int kx_conv_wgrad(struct kx_conv_wgrad first, struct kx_conv_wgrad second, enum kx_math math,
 	cudaStream_t stream);
 
-/* ---- other layers (layers.cu, softmax_loss.cu) ----------------------------------------------- */
+/* ---- layers of cuda_net (layers.cu, softmax_loss.cu) ----------------------------------------- */
 
 /* `mask` is as in struct kx_conv: NULL, or the values of the tensor whose gradient the kernel
  * writes. */
@@ -142,9 +142,13 @@ int kx_pool_fprop(struct kx_tensor x, struct kx_tensor y, int size, int top, int
 /* The first maximum of each window gets the gradient, the other values get zero. */
 int kx_pool_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, int size, int top,
 	int left, const float *mask, int images, cudaStream_t stream);
-int kx_relu_fprop(struct kx_tensor x, struct kx_tensor y, int images, cudaStream_t stream);
-int kx_relu_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, const float *mask,
-	int images, cudaStream_t stream);
+/* ---- layers of both general paths (elementwise.cu, plain_layers.cu) -------------------------- */
+
+/* The values of these tensors are fp32, or bf16 if `bf16`. Channels are padded to vectors of 16
+ * bytes. `mask` has the layout of dx. */
+int kx_relu(struct kx_tensor x, struct kx_tensor y, int images, int bf16, cudaStream_t stream);
+int kx_relu_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, const void *mask,
+	int images, int bf16, cudaStream_t stream);
 
 struct kx_drop {
 	int layer, channels; /* channels of the model, without padding */
@@ -152,12 +156,9 @@ struct kx_drop {
 	float scale;
 };
 /* fprop: from x to y. dgrad: from dY to dX, with mask. */
-int kx_dropout(struct kx_tensor from, struct kx_tensor to, struct kx_drop drop, const float *mask,
-	struct kx_batch batch, cudaStream_t stream);
+int kx_dropout(struct kx_tensor from, struct kx_tensor to, struct kx_drop drop, const void *mask,
+	struct kx_batch batch, int bf16, cudaStream_t stream);
 
-/* ---- layers of both general paths (plain_layers.cu) ------------------------------------------ */
-
-/* The values of these tensors are fp32, or bf16 if `bf16`. `mask` has the layout of dx. */
 struct kx_curve {
 	int sigmoid, channels; /* tanh if not sigmoid; channels without padding */
 };
@@ -194,9 +195,9 @@ int kx_lrn_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, s
 	const void *mask, int images, int bf16, cudaStream_t stream);
 
 /* Computes y = x + s, where s is every stride-th row and column of `from`. If from.value is NULL,
- * the function copies x to y. */
-int kx_add(struct kx_tensor x, struct kx_tensor from, struct kx_tensor y, int stride, int images,
-	int bf16, cudaStream_t stream);
+ * the function copies x to y. Applies ReLU if `relu`. */
+int kx_add(struct kx_tensor x, struct kx_tensor from, struct kx_tensor y, int stride, int relu,
+	int images, int bf16, cudaStream_t stream);
 /* Copies dy to dx, and adds `added` to every stride-th row and column of dx. If added.value is
  * NULL, the function adds nothing. */
 int kx_add_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor added, int stride,

@@ -1,7 +1,7 @@
 /*
- * layers.cu - layers without weights: the load of pixels into the first tensor, dropout, and those
- * ReLU and pool layers that no other kernel fuses. One thread computes one value or, in the pool
- * kernels, one window. Neighbouring threads handle neighbouring channels.
+ * layers.cu - the load of pixels into the first tensor, and pools whose windows cover each value
+ * once, for the path cuda_net. One thread computes one value or, in the pool kernels, one window.
+ * Neighbouring threads handle neighbouring channels.
  */
 #include <float.h>
 #include "kernels/cuda/base/common.cuh"
@@ -126,69 +126,6 @@ __global__ void pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, stru
 	}
 }
 
-/* ---- relu ------------------------------------------------------------------------------------ */
-
-__global__ void relu_fprop_kernel(struct kx_tensor in, struct kx_tensor out, int images)
-{
-	await_previous();
-	FOR_EACH (i, (size_t)images * out.h * out.w * out.c) {
-		struct coord s = coord_of(i, out);
-		float v = in.value[coord_offset(s, in)];
-
-		out.value[coord_offset(s, out)] = v < 0 ? 0 : v;
-	}
-}
-
-__global__ void relu_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
-	const float *mask, int images)
-{
-	await_previous();
-	FOR_EACH (i, (size_t)images * dy.h * dy.w * dy.c) {
-		struct coord s = coord_of(i, dy);
-		size_t at = coord_offset(s, in);
-		bool open = in.value[at] > 0 && (!mask || mask[at] > 0);
-
-		dx.value[at] = open ? dy.value[coord_offset(s, dy)] : 0;
-	}
-}
-
-/* ---- dropout --------------------------------------------------------------------------------- */
-
-/* Computes the same function as rng_mix of common/rng.h. */
-__device__ inline uint64_t rng_mix64(uint64_t x)
-{
-	x += 0x9e3779b97f4a7c15u;
-	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-	return x ^ (x >> 31);
-}
-
-/* Returns true if the rule of dropout_drops (device.h) drops the value at s. The rule numbers the
- * values of an image in the order channels x rows x columns. */
-__device__ inline bool dropout_drops_at(const struct kx_batch &batch, const struct kx_drop &drop,
-	const struct kx_tensor &p, const struct coord &s)
-{
-	uint64_t seed = batch.now->dropout_seed + (batch.index ? batch.now->step : 0);
-	uint64_t i = (((uint64_t)s.n * drop.channels + s.c) * p.h + s.y) * p.w + s.x;
-
-	return rng_mix64(seed ^ rng_mix64((uint64_t)drop.layer << 40 | i)) >> 40 < drop.threshold;
-}
-
-__global__ void dropout_kernel(struct kx_tensor in, struct kx_tensor out, struct kx_drop drop,
-	const float *mask, struct kx_batch batch)
-{
-	await_previous();
-	FOR_EACH (i, (size_t)batch.images * out.h * out.w * out.c) {
-		struct coord s = coord_of(i, out);
-		size_t at = coord_offset(s, out);
-		float v = in.value[coord_offset(s, in)];
-
-		if (batch.training)
-			v = dropout_drops_at(batch, drop, out, s) ? 0 : v * drop.scale;
-		out.value[at] = mask && !(mask[at] > 0) ? 0 : v;
-	}
-}
-
 } // namespace
 
 int kx_load(struct kx_batch batch, int channels, struct kx_norm norm, struct kx_tensor to,
@@ -214,25 +151,4 @@ int kx_pool_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
 
 	return kx_launch(pool_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
 		THREADS, 0, stream, in, dx, dy, pool, mask, images);
-}
-
-int kx_relu_fprop(struct kx_tensor in, struct kx_tensor out, int images, cudaStream_t stream)
-{
-	return kx_launch(relu_fprop_kernel, dim3(blocks_for(tensor_count(&out, images), THREADS)),
-		THREADS, 0, stream, in, out, images);
-}
-
-int kx_relu_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy, const float *mask,
-	int images, cudaStream_t stream)
-{
-	return kx_launch(relu_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
-		THREADS, 0, stream, in, dx, dy, mask, images);
-}
-
-int kx_dropout(struct kx_tensor in, struct kx_tensor out, struct kx_drop drop, const float *mask,
-	struct kx_batch batch, cudaStream_t stream)
-{
-	return kx_launch(dropout_kernel,
-		dim3(blocks_for(tensor_count(&out, batch.images), THREADS)), THREADS, 0, stream, in,
-		out, drop, mask, batch);
 }

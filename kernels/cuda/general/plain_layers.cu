@@ -1,9 +1,8 @@
 /*
- * plain_layers.cu - layers without weights that both general paths run: tanh, sigmoid, pools whose
- * windows overlap, have padding or compute a mean, LRN, and residual connections. Tensors have
- * values of fp32 or bf16; sums are fp32. One thread computes one value or, in a max-pool, the
- * values of four channels, so every sum has a fixed order. Neighbouring threads handle neighbouring
- * channels. Channels of padding are zeros before and after each layer.
+ * plain_layers.cu - pools and LRN, for both general paths. Tensors have values of fp32 or bf16;
+ * sums are fp32. One thread computes one value or, in a max-pool, the values of four channels, so
+ * every sum has a fixed order. Neighbouring threads handle neighbouring channels.
+ * Channels of padding are zeros before and after each layer.
  */
 #include "kernels/cuda/general/position.cuh"
 
@@ -11,38 +10,6 @@ namespace
 {
 
 #define THREADS 256
-
-/* ---- tanh, sigmoid --------------------------------------------------------------------------- */
-
-template <class T>
-__global__ void curve_kernel(
-	struct kx_tensor in, struct kx_tensor out, struct kx_curve curve, int images)
-{
-	await_previous();
-	FOR_POSITIONS(i, out, images)
-	{
-		const struct position s = position_of(i, out);
-		const float v = get<T>(in, s);
-		const float y = curve.sigmoid ? 1 / (1 + expf(-v)) : tanhf(v);
-
-		put<T>(out, s, s.c < curve.channels ? y : 0);
-	}
-}
-
-template <class T>
-__global__ void curve_dgrad_kernel(struct kx_tensor out, struct kx_tensor dx, struct kx_tensor dy,
-	struct kx_curve curve, const void *mask, int images)
-{
-	await_previous();
-	FOR_POSITIONS(i, dx, images)
-	{
-		const struct position s = position_of(i, dx);
-		const float y = get<T>(out, s);
-		const float slope = curve.sigmoid ? y * (1 - y) : 1 - y * y;
-
-		put_masked<T>(dx, s, mask, s.c < curve.channels ? get<T>(dy, s) * slope : 0);
-	}
-}
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
@@ -476,45 +443,6 @@ __global__ void lrn_dgrad_wide_kernel(struct kx_tensor in, struct kx_tensor dx, 
 	}
 }
 
-/* ---- residual connections -------------------------------------------------------------------- */
-
-/* Adds to the input every stride-th row and column of `from`, the value of the skip. Without a skip
- * (NULL), copies the input. */
-template <class T>
-__global__ void add_kernel(
-	struct kx_tensor in, struct kx_tensor from, struct kx_tensor out, int stride, int images)
-{
-	await_previous();
-	FOR_POSITIONS(i, out, images)
-	{
-		const struct position s = position_of(i, out);
-		float v = get<T>(in, s);
-
-		if (from.value && s.c < from.c)
-			v += get<T>(from, {s.c, s.x * stride, s.y * stride, s.n});
-		put<T>(out, s, v);
-	}
-}
-
-/* Computes the gradient of the input of a skip or of an add. For a skip, `added` is the gradient of
- * the output of its add. For an add, `added` has no value. */
-template <class T>
-__global__ void add_dgrad_kernel(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor added,
-	int stride, const void *mask, int images)
-{
-	await_previous();
-	FOR_POSITIONS(i, dx, images)
-	{
-		const struct position s = position_of(i, dx);
-		float v = get<T>(dy, s);
-
-		if (added.value && s.x % stride == 0 && s.y % stride == 0 &&
-			s.x / stride < added.w && s.y / stride < added.h)
-			v += get<T>(added, {s.c, s.x / stride, s.y / stride, s.n});
-		put_masked<T>(dx, s, mask, v);
-	}
-}
-
 unsigned spot_blocks(const struct kx_tensor &p, int images)
 {
 	return blocks_for((size_t)images * p.h * p.w * p.c, THREADS);
@@ -528,18 +456,6 @@ unsigned spot_blocks(const struct kx_tensor &p, int images)
 			stream, __VA_ARGS__, images)                                               \
 	      : kx_launch(KERNEL<float>, dim3(spot_blocks(tensor, images)), THREADS, 0, stream,    \
 			__VA_ARGS__, images))
-
-int kx_curve(struct kx_tensor x, struct kx_tensor y, struct kx_curve curve, int images, int bf16,
-	cudaStream_t stream)
-{
-	return LAUNCH(curve_kernel, y, x, y, curve);
-}
-
-int kx_curve_dgrad(struct kx_tensor y, struct kx_tensor dx, struct kx_tensor dy,
-	struct kx_curve curve, const void *mask, int images, int bf16, cudaStream_t stream)
-{
-	return LAUNCH(curve_dgrad_kernel, dx, y, dx, dy, curve, mask);
-}
 
 int kx_max_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, uint8_t *argmax,
 	int images, int bf16, cudaStream_t stream)
@@ -598,16 +514,4 @@ int kx_lrn_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, s
 	if (ends > LRN_THREADS / 2)
 		return LAUNCH_N(lrn_dgrad_wide_kernel, THREADS, THREADS, x, dx, dy, l, mask, n);
 	return LAUNCH_N(lrn_dgrad_kernel, threads - ends, threads, x, dx, dy, l, mask, n);
-}
-
-int kx_add(struct kx_tensor x, struct kx_tensor from, struct kx_tensor y, int stride, int images,
-	int bf16, cudaStream_t stream)
-{
-	return LAUNCH(add_kernel, y, x, from, y, stride);
-}
-
-int kx_add_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor added, int stride,
-	const void *mask, int images, int bf16, cudaStream_t stream)
-{
-	return LAUNCH(add_dgrad_kernel, dx, dx, dy, added, stride, mask);
 }

@@ -216,64 +216,6 @@ __global__ void unpool_kernel(const T *pooled, const uint8_t *argmax, T *full, i
 	}
 }
 
-/* ---- relu and dropout ------------------------------------------------------------------------ */
-
-template <class T> __global__ void dense_relu_kernel(const T *in, T *out, size_t n)
-{
-	await_previous();
-	FOR_EACH (i, n) {
-		const float v = load_one(in + i);
-
-		store_one(out + i, v < 0 ? 0 : v);
-	}
-}
-
-template <class T>
-__global__ void dense_relu_dgrad_kernel(const T *in, T *dx, const T *dy, const T *mask, size_t n)
-{
-	await_previous();
-	FOR_EACH (i, n) {
-		const bool open = load_one(in + i) > 0 && (!mask || load_one(mask + i) > 0);
-
-		store_one(dx + i, open ? load_one(dy + i) : 0);
-	}
-}
-
-/* Computes the same function as rng_mix of common/rng.h. */
-__device__ inline uint64_t mix64(uint64_t x)
-{
-	x += 0x9e3779b97f4a7c15u;
-	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-	return x ^ (x >> 31);
-}
-
-/* Returns true if the rule of dropout_drops (device.h) drops the value at s. The rule numbers the
- * values of an image in the order channels x rows x columns. */
-__device__ inline bool dense_drops(const struct kx_batch &batch, const struct kx_drop &drop,
-	const struct kx_dense &p, const struct place &s)
-{
-	const uint64_t seed = batch.now->dropout_seed + (batch.index ? batch.now->step : 0);
-	const uint64_t i = (((uint64_t)s.n * drop.channels + s.c) * p.h + s.y) * p.w + s.x;
-
-	return mix64(seed ^ mix64((uint64_t)drop.layer << 40 | i)) >> 40 < drop.threshold;
-}
-
-template <class T>
-__global__ void dense_dropout_kernel(struct kx_dense in, struct kx_dense out, struct kx_drop drop,
-	const T *mask, struct kx_batch batch)
-{
-	await_previous();
-	FOR_EACH (i, (size_t)batch.images * out.h * out.w * out.c) {
-		float v = load_one(static_cast<const T *>(in.value) + i);
-
-		if (batch.training)
-			v = dense_drops(batch, drop, out, place_of(i, out)) ? 0 : v * drop.scale;
-		store_one(
-			static_cast<T *>(out.value) + i, mask && !(load_one(mask + i) > 0) ? 0 : v);
-	}
-}
-
 /* ---- loss ------------------------------------------------------------------------------------ */
 
 #define ALL_LANES 0xffffffffu
@@ -371,30 +313,6 @@ int kx_dense_pool_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense d
 
 	return LAUNCH(dense_pool_dgrad_kernel, dense_count(dy, images), x, dx, dy, pool,
 		values{mask}, images);
-}
-
-int kx_dense_relu(
-	struct kx_dense x, struct kx_dense y, int images, enum kx_type type, cudaStream_t stream)
-{
-	const size_t n = dense_count(y, images);
-
-	return LAUNCH(dense_relu_kernel, n, values{x.value}, values{y.value}, n);
-}
-
-int kx_dense_relu_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, const void *mask,
-	int images, enum kx_type type, cudaStream_t stream)
-{
-	const size_t n = dense_count(dy, images);
-
-	return LAUNCH(dense_relu_dgrad_kernel, n, values{x.value}, values{dx.value},
-		values{dy.value}, values{mask}, n);
-}
-
-int kx_dense_dropout(struct kx_dense from, struct kx_dense to, struct kx_drop drop,
-	const void *mask, struct kx_batch batch, enum kx_type type, cudaStream_t stream)
-{
-	return LAUNCH(dense_dropout_kernel, dense_count(to, batch.images), from, to, drop,
-		values{mask}, batch);
 }
 
 int kx_dense_loss(const float *logits, void *d_logits, float *loss, int classes, int width,

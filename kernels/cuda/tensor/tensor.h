@@ -139,12 +139,6 @@ int kx_dense_pool_fprop(struct kx_dense x, struct kx_dense y, int size, int top,
 	int images, enum kx_type type, cudaStream_t stream);
 int kx_dense_pool_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, int size,
 	int top, int left, const void *mask, int images, enum kx_type type, cudaStream_t stream);
-int kx_dense_relu(
-	struct kx_dense x, struct kx_dense y, int images, enum kx_type type, cudaStream_t stream);
-int kx_dense_relu_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, const void *mask,
-	int images, enum kx_type type, cudaStream_t stream);
-int kx_dense_dropout(struct kx_dense from, struct kx_dense to, struct kx_drop drop,
-	const void *mask, struct kx_batch batch, enum kx_type type, cudaStream_t stream);
 /* Computes the same as kx_loss. logits are fp32, and d_logits have the type of the tensors. */
 int kx_dense_loss(const float *logits, void *d_logits, float *loss, int classes, int width,
 	struct kx_batch batch, enum kx_type type, cudaStream_t stream);

@@ -403,8 +403,7 @@ static size_t workspace_floats(const struct tensor_net *n, const struct tensor_s
 /* Returns 1 if the step is a pool that stores the places of its maxima for the backward pass. */
 static int stores_argmax(const struct tensor_step *s)
 {
-	return s->layer->kind == LAYER_POOL && !cuda_pool_covers(s->layer) &&
-	       s->layer->size * s->layer->size <= UINT8_MAX + 1;
+	return s->layer->kind == LAYER_POOL && s->layer->size * s->layer->size <= UINT8_MAX + 1;
 }
 
 /* Returns 1 if the backward pass of a step reads the values of its input. */
@@ -635,11 +634,6 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 		return tiles_fprop(s, (size_t)batch->images)
 			       ? winograd_fprop(n, s, batch->images, stream)
 			       : product_fprop(n, s, batch->images, stream);
-	case LAYER_POOL:
-		if (!cuda_pool_covers(l))
-			break;
-		return kx_dense_pool_fprop(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
-			batch->images, n->type, stream);
 	case LAYER_DROPOUT:
 		return kx_dropout(x, y, s->drop, NULL, *batch, bf16, stream);
 	case LAYER_BATCHNORM:
@@ -803,12 +797,6 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 		return tiles_dgrad(s, (size_t)batch->images)
 			       ? winograd_dgrad(n, s, mask, batch->images, stream)
 			       : product_dgrad(n, s, mask, batch->images, stream);
-	case LAYER_POOL:
-		if (!cuda_pool_covers(l))
-			break;
-		return kx_dense_pool_dgrad(in->value, tensor_grad(in), tensor_grad(out),
-			(int)l->size, (int)l->pad_top, (int)l->pad_left, mask, batch->images,
-			n->type, stream);
 	case LAYER_DROPOUT:
 		return kx_dropout(dy, dx, s->drop, mask, *batch, bf16, stream);
 	default:

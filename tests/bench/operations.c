@@ -334,19 +334,6 @@ static int run_max_pool_dgrad(struct operation *o, cudaStream_t stream)
 		stream);
 }
 
-static int run_pool(struct operation *o, cudaStream_t stream)
-{
-	return kx_dense_pool_fprop(dense_operand(o, o->side, o->x), dense_operand(o, o->out, o->y),
-		o->size, 0, 0, o->images, o->type, stream);
-}
-
-static int run_pool_dgrad(struct operation *o, cudaStream_t stream)
-{
-	return kx_dense_pool_dgrad(dense_operand(o, o->side, o->x),
-		dense_operand(o, o->side, o->dx), dense_operand(o, o->out, o->dy), o->size, 0, 0,
-		NULL, o->images, o->type, stream);
-}
-
 static int run_unpool(struct operation *o, cudaStream_t stream)
 {
 	return kx_unpool(dense_operand(o, o->out, o->dy), o->pixels,
@@ -499,8 +486,8 @@ static const struct kind {
 	run_operation *fprop, *dgrad;
 } kinds[] = {
 	{"max_pool", run_max_pool, run_max_pool_dgrad},
-	{"pool", run_pool, run_pool_dgrad}, /* windows that do not overlap */
-	{"unpool", NULL, run_unpool},       /* of a pool that is part of a product */
+	{"pool", run_max_pool, run_max_pool_dgrad},
+	{"unpool", NULL, run_unpool}, /* of a pool that is part of a product */
 	{"mean_pool", run_mean_pool, run_mean_pool_dgrad},
 	{"lrn", run_lrn, run_lrn_dgrad},
 	{"batchnorm", run_batchnorm, run_batchnorm_dgrad},

@@ -1,7 +1,7 @@
 /*
  * plain_layers.cu - pools and LRN, for both general paths. Tensors have values of fp32 or bf16;
- * sums are fp32. One thread computes one value or, in a max-pool, the values of four channels, so
- * every sum has a fixed order. Neighbouring threads handle neighbouring channels.
+ * sums are fp32. One thread computes the values of four channels or, for wide windows of LRN, one
+ * value, so every sum has a fixed order. Neighbouring threads handle neighbouring channels.
  * Channels of padding are zeros before and after each layer.
  */
 #include "kernels/cuda/general/position.cuh"
@@ -170,23 +170,47 @@ __global__ void max_pool_argmax_dgrad_kernel(struct kx_tensor dx, struct kx_tens
 	}
 }
 
+/* Adds the values of four channels of rows y0 to y1 and columns x0 to x1 of image n. */
+template <class T>
+__device__ inline struct quad quad_sum(
+	const struct kx_tensor &p, int c, int n, int y0, int y1, int x0, int x1)
+{
+	struct quad sum = {};
+
+	for (int y = y0; y < y1; y++) {
+		const T *row = value_at<T>(p, {c, x0, y, n});
+
+		for (int x = 0; x < x1 - x0; x++) {
+			const struct quad v = quad_at(row + (size_t)x * p.c);
+#pragma unroll
+			for (int j = 0; j < KX_QUAD; j++)
+				sum.v[j] += v.v[j];
+		}
+	}
+	return sum;
+}
+
+__device__ inline struct quad quad_part(const struct quad &sum, const struct kx_pooling &p)
+{
+	const float n = (float)(p.rows * p.columns);
+
+	return {{sum.v[0] / n, sum.v[1] / n, sum.v[2] / n, sum.v[3] / n}};
+}
+
 template <class T>
 __global__ void mean_pool_kernel(
 	struct kx_tensor in, struct kx_tensor out, struct kx_pooling p, int images)
 {
 	await_previous();
-	FOR_POSITIONS(i, out, images)
+	FOR_QUADS(i, out, images)
 	{
-		const struct position s = position_of(i, out);
+		const struct position s = position_of(i, out, KX_QUAD);
 		int y0, y1, x0, x1;
-		float sum = 0;
 
 		window_of(s.y, p.rows, p.stride, p.top, in.h, &y0, &y1);
 		window_of(s.x, p.columns, p.stride, p.left, in.w, &x0, &x1);
-		for (int y = y0; y < y1; y++)
-			for (int x = x0; x < x1; x++)
-				sum += get<T>(in, {s.c, x, y, s.n});
-		put<T>(out, s, sum / (float)(p.rows * p.columns));
+		put_quad(value_at<T>(out, s),
+			quad_part(quad_sum<T>(in, s.c, s.n, y0, y1, x0, x1), p));
 	}
 }
 
@@ -195,18 +219,15 @@ __global__ void mean_pool_dgrad_kernel(
 	struct kx_tensor dx, struct kx_tensor dy, struct kx_pooling p, const void *mask, int images)
 {
 	await_previous();
-	FOR_POSITIONS(i, dx, images)
+	FOR_QUADS(i, dx, images)
 	{
-		const struct position s = position_of(i, dx);
+		const struct position s = position_of(i, dx, KX_QUAD);
 		int y0, y1, x0, x1;
-		float sum = 0;
 
 		windows_over(s.y, p.rows, p.stride, p.top, dy.h, &y0, &y1);
 		windows_over(s.x, p.columns, p.stride, p.left, dy.w, &x0, &x1);
-		for (int y = y0; y < y1; y++)
-			for (int x = x0; x < x1; x++)
-				sum += get<T>(dy, {s.c, x, y, s.n});
-		put_masked<T>(dx, s, mask, sum / (float)(p.rows * p.columns));
+		put_quad_masked<T>(dx, position_offset(s, dx), mask,
+			quad_part(quad_sum<T>(dy, s.c, s.n, y0, y1, x0, x1), p));
 	}
 }
 
@@ -443,18 +464,18 @@ __global__ void lrn_dgrad_wide_kernel(struct kx_tensor in, struct kx_tensor dx, 
 	}
 }
 
-unsigned spot_blocks(const struct kx_tensor &p, int images)
+unsigned quad_blocks(const struct kx_tensor &p, int images)
 {
-	return blocks_for((size_t)images * p.h * p.w * p.c, THREADS);
+	return blocks_for((size_t)images * p.h * p.w * p.c / KX_QUAD, THREADS);
 }
 
 } // namespace
 
-/* Launches KERNEL for values of the type, with a thread for each value of `tensor`. */
+/* Launches KERNEL for values of the type, with a thread for each four channels of `tensor`. */
 #define LAUNCH(KERNEL, tensor, ...)                                                                \
-	(bf16 ? kx_launch(KERNEL<__nv_bfloat16>, dim3(spot_blocks(tensor, images)), THREADS, 0,    \
+	(bf16 ? kx_launch(KERNEL<__nv_bfloat16>, dim3(quad_blocks(tensor, images)), THREADS, 0,    \
 			stream, __VA_ARGS__, images)                                               \
-	      : kx_launch(KERNEL<float>, dim3(spot_blocks(tensor, images)), THREADS, 0, stream,    \
+	      : kx_launch(KERNEL<float>, dim3(quad_blocks(tensor, images)), THREADS, 0, stream,    \
 			__VA_ARGS__, images))
 
 int kx_max_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, uint8_t *argmax,

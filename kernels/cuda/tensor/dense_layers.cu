@@ -1,7 +1,6 @@
 /*
- * dense_layers.cu - the layers without weights on dense tensors of bf16 or fp32, the patches of the
- * first layer, and the loss. One thread computes one value or, in the pool kernels, one window,
- * unless a comment says otherwise. Neighbouring threads handle neighbouring channels.
+ * dense_layers.cu - the patches of the first layer, the gradients of fused pools, and the loss, on
+ * dense tensors of bf16 or fp32.
  */
 #include "kernels/cuda/tensor/tile.cuh"
 
@@ -9,28 +8,6 @@ namespace
 {
 
 #define THREADS 256
-
-struct place {
-	int c, x, y, n;
-};
-
-__device__ inline struct place place_of(size_t i, const struct kx_dense &p)
-{
-	struct place s;
-
-	s.c = (int)(i % p.c);
-	i /= p.c;
-	s.x = (int)(i % p.w);
-	i /= p.w;
-	s.y = (int)(i % p.h);
-	s.n = (int)(i / p.h);
-	return s;
-}
-
-__device__ inline size_t offset_of(const struct place &s, const struct kx_dense &p)
-{
-	return (((size_t)s.n * p.h + s.y) * p.w + s.x) * p.c + s.c;
-}
 
 size_t dense_count(const struct kx_dense &p, int images)
 {
@@ -108,71 +85,6 @@ __global__ void patches_kernel(struct kx_batch batch, const __grid_constant__ st
 }
 
 /* ---- pool ------------------------------------------------------------------------------------ */
-
-struct dense_window {
-	int size, top, left;
-};
-
-__device__ inline void range_of(int o, int size, int pad, int limit, int *from, int *to)
-{
-	*from = max(o * size - pad, 0);
-	*to = min(o * size - pad + size, limit);
-}
-
-/* Returns the offset of the first maximum in the window of `s`. */
-template <class T>
-__device__ inline size_t first_maximum(
-	const struct kx_dense &in, struct dense_window pool, const struct place &s)
-{
-	const T *value = static_cast<const T *>(in.value);
-	int y0, y1, x0, x1;
-
-	range_of(s.y, pool.size, pool.top, in.h, &y0, &y1);
-	range_of(s.x, pool.size, pool.left, in.w, &x0, &x1);
-	size_t best = offset_of({s.c, x0, y0, s.n}, in);
-	for (int y = y0; y < y1; y++)
-		for (int x = x0; x < x1; x++) {
-			const size_t at = offset_of({s.c, x, y, s.n}, in);
-
-			if (load_one(value + at) > load_one(value + best))
-				best = at;
-		}
-	return best;
-}
-
-template <class T>
-__global__ void dense_pool_kernel(
-	struct kx_dense in, struct kx_dense out, struct dense_window pool, int images)
-{
-	await_previous();
-	FOR_EACH (i, (size_t)images * out.h * out.w * out.c)
-		static_cast<T *>(out.value)[i] = static_cast<const T *>(
-			in.value)[first_maximum<T>(in, pool, place_of(i, out))];
-}
-
-template <class T>
-__global__ void dense_pool_dgrad_kernel(struct kx_dense in, struct kx_dense dx, struct kx_dense dy,
-	struct dense_window pool, const T *mask, int images)
-{
-	await_previous();
-	FOR_EACH (i, (size_t)images * dy.h * dy.w * dy.c) {
-		const struct place s = place_of(i, dy);
-		const size_t best = first_maximum<T>(in, pool, s);
-		float d = load_one(static_cast<const T *>(dy.value) + i);
-		int y0, y1, x0, x1;
-
-		if (mask && !(load_one(mask + best) > 0))
-			d = 0;
-		range_of(s.y, pool.size, pool.top, in.h, &y0, &y1);
-		range_of(s.x, pool.size, pool.left, in.w, &x0, &x1);
-		for (int y = y0; y < y1; y++)
-			for (int x = x0; x < x1; x++) {
-				const size_t at = offset_of({s.c, x, y, s.n}, in);
-
-				store_one(static_cast<T *>(dx.value) + at, at == best ? d : 0);
-			}
-	}
-}
 
 /* Returns a word of a vector where the maxima are at place k of their windows, and else zeros. */
 __device__ inline uint32_t unpool_word(const float *, uint32_t word, uint32_t argmax, uint32_t k)
@@ -296,23 +208,6 @@ int kx_unpool(struct kx_dense pooled, const uint8_t *argmax, struct kx_dense ful
 
 	return LAUNCH(unpool_kernel, n, values{pooled.value}, argmax, values{full.value}, pooled.c,
 		n, kx_divisor(pooled.c / vector), kx_divisor(pooled.w));
-}
-
-int kx_dense_pool_fprop(struct kx_dense x, struct kx_dense y, int size, int top, int left,
-	int images, enum kx_type type, cudaStream_t stream)
-{
-	struct dense_window pool = {size, top, left};
-
-	return LAUNCH(dense_pool_kernel, dense_count(y, images), x, y, pool, images);
-}
-
-int kx_dense_pool_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, int size,
-	int top, int left, const void *mask, int images, enum kx_type type, cudaStream_t stream)
-{
-	struct dense_window pool = {size, top, left};
-
-	return LAUNCH(dense_pool_dgrad_kernel, dense_count(dy, images), x, dx, dy, pool,
-		values{mask}, images);
 }
 
 int kx_dense_loss(const float *logits, void *d_logits, float *loss, int classes, int width,

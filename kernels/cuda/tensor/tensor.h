@@ -134,11 +134,6 @@ int kx_patches(struct kx_batch batch, struct kx_patches p, void *to, enum kx_typ
 int kx_unpool(struct kx_dense pooled, const uint8_t *argmax, struct kx_dense full, int images,
 	enum kx_type type, cudaStream_t stream);
 
-/* Layers as in kernels.h. `mask` has the layout of dx. */
-int kx_dense_pool_fprop(struct kx_dense x, struct kx_dense y, int size, int top, int left,
-	int images, enum kx_type type, cudaStream_t stream);
-int kx_dense_pool_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, int size,
-	int top, int left, const void *mask, int images, enum kx_type type, cudaStream_t stream);
 /* Computes the same as kx_loss. logits are fp32, and d_logits have the type of the tensors. */
 int kx_dense_loss(const float *logits, void *d_logits, float *loss, int classes, int width,
 	struct kx_batch batch, enum kx_type type, cudaStream_t stream);

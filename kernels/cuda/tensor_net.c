@@ -28,7 +28,7 @@ struct tensor_step {
 	int in, out;      /* numbers of its tensors */
 	int other;        /* add: input of its skip; skip: output of its add; else -1 */
 	int other_stride; /* skip: stride of its add */
-	int relu;         /* conv, fc: a ReLU follows and is fused into this step */
+	int relu;         /* a ReLU follows and is fused into this step */
 	int pooled;       /* the pool 2x2 after the ReLU is fused, too */
 	int needs_dx;     /* an earlier step has weights */
 	int layers;       /* layers of the step */
@@ -200,6 +200,14 @@ static int fuses_pool(const struct layer *l, size_t left)
 	       cuda_pool_2x2(&l[2]);
 }
 
+/* Returns 1 if the step of layer l[0] can apply the ReLU that follows. */
+static int fuses_relu(const struct layer *l, size_t left)
+{
+	return left >= 2 && l[1].kind == LAYER_RELU &&
+	       (l->kind == LAYER_CONV || l->kind == LAYER_FC || l->kind == LAYER_BATCHNORM ||
+		       l->kind == LAYER_ADD);
+}
+
 static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
 {
 	const struct model *m = n->model;
@@ -211,17 +219,18 @@ static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
 		.in = n->n_tensors - 1,
 		.out = n->n_tensors,
 		.other = -1,
-		.needs_dx = needs_dx,
-		.layers = 1};
+		.relu = fuses_relu(l, m->n_layers - number),
+		.pooled = fuses_pool(l, m->n_layers - number),
+		.needs_dx = needs_dx};
+	s->layers = 1 + s->relu + s->pooled;
 	if (has_weights(s)) {
-		s->relu = number + 1 < m->n_layers && l[1].kind == LAYER_RELU;
-		s->pooled = fuses_pool(l, m->n_layers - number);
-		s->layers = 1 + s->relu + s->pooled;
 		plan_weights(n, s);
 		s->winograd = n->type == KX_TYPE_FP32 && l->kind == LAYER_CONV && l->groups == 1;
 	}
-	if (l->kind == LAYER_BATCHNORM)
+	if (l->kind == LAYER_BATCHNORM) {
 		cuda_batchnorm_plan(&s->batchnorm, m, l, (int)pad_octet(l->in.c));
+		s->batchnorm.kernel.relu = s->relu;
+	}
 	if (l->kind == LAYER_DROPOUT)
 		s->drop = (struct kx_drop){.layer = (int)number,
 			.channels = (int)l->in.c,

@@ -219,6 +219,7 @@ struct kx_batchnorm {
 		*scale; /* a row each: forward writes them for backward; scale = 1 / deviation */
 	double *chunks; /* KX_BATCHNORM_CHUNKS times two rows of sums */
 	double eps;
+	int relu; /* a ReLU follows: forward applies it, backward gets the gradient of its input */
 };
 /* In training, uses the mean and the variance of the batch, and writes b.statistics. In evaluation,
  * uses b.running. */

@@ -195,8 +195,12 @@ __global__ void __launch_bounds__(THREADS)
 	FOR_PIXELS(i, (size_t)images * x.h * x.w)
 	{
 		const float4 v = (load_quad(quad_of<T>(x, i, c)) - mean) * scale;
+		float4 to = weight * v + bias;
 
-		store_quad(quad_of<T>(y, i, c), weight * v + bias);
+		if (b.relu)
+			to = {to.x < 0 ? 0 : to.x, to.y < 0 ? 0 : to.y, to.z < 0 ? 0 : to.z,
+				to.w < 0 ? 0 : to.w};
+		store_quad(quad_of<T>(y, i, c), to);
 	}
 }
 

@@ -34,13 +34,16 @@ struct tensor_step {
 	int layers;       /* layers of the step */
 	int winograd;     /* winograd.h may compute its products */
 
-	/* conv and fc */
-	struct kx_layer own;
+	/* conv and fc. The groups of a convolution are divided into `parts`: each has a product of
+	 * its own, over its own channels. */
+	int parts;
+	struct kx_layer own;     /* of the first part; weights_part returns the others */
+	size_t workspace_floats; /* of own.workspace, for each part */
 	size_t sum_at; /* offset in tensor_net.sums of own.sum, or of the sums of batchnorm */
-	struct kx_windows fprop; /* under the outputs; wgrad uses them, too */
-	struct kx_windows dgrad; /* under the inputs */
-	struct kx_dense full;    /* the gradient of the output before the pool */
-	uint8_t *argmax;         /* of the fused pool or, in a step of its own, of a pool */
+	/* of a part: the windows under the outputs, which wgrad uses, too, and under the inputs */
+	struct kx_windows fprop, dgrad;
+	struct kx_dense full; /* the gradient of the output before the pool */
+	uint8_t *argmax;      /* of the fused pool or, in a step of its own, of a pool */
 	struct kx_drop drop;
 	struct cuda_batchnorm batchnorm;
 };
@@ -96,6 +99,7 @@ static struct kx_windows whole(int inputs)
 	return (struct kx_windows){.h = 1,
 		.w = 1,
 		.c = inputs,
+		.pitch = inputs,
 		.rows = 1,
 		.columns = 1,
 		.stride = 1,
@@ -152,19 +156,42 @@ static int tiles_dgrad(const struct tensor_step *s, size_t images)
 	return s->winograd && s->needs_dx && kx_winograd_faster(s->dgrad, s->fprop.c, images);
 }
 
+#define MAX_PARTS         8  /* at most KX_LAYERS */
+#define MIN_PART_CHANNELS 32 /* the columns of the smallest tile of a product */
+
+static int fits_part(size_t channels, int parts)
+{
+	const size_t own = channels / (size_t)parts;
+
+	return own >= MIN_PART_CHANNELS && own % KX_OCTET == 0;
+}
+
+/* Returns into how many parts the groups of a convolution are divided. Weights between two groups
+ * of a part are zeros. The patches of the first layer have no groups. */
+static int parts_of(const struct layer *l, int first)
+{
+	for (int parts = MAX_PARTS; parts > 1 && l->kind == LAYER_CONV && !first; parts--)
+		if (l->groups % (size_t)parts == 0 && fits_part(l->in.c, parts) &&
+			fits_part(l->out.c, parts))
+			return parts;
+	return 1;
+}
+
 static void plan_weights(struct tensor_net *n, struct tensor_step *s)
 {
 	const struct layer *l = s->layer;
 	const struct kx_dense *in = &n->tensor[s->in].value;
 	const int conv = l->kind == LAYER_CONV, first = s->number == 0;
+	const int parts = parts_of(l, first), filters = (int)pad_octet(l->out.c);
 	struct kx_weights *w = &s->own.w;
 
-	w->f = (int)l->out.c;
-	w->c = (int)l->in.c;
-	w->f_pad = (int)pad_octet(l->out.c);
-	w->c_pad = (int)(first ? l->in.c : pad_octet(l->in.c));
+	s->parts = parts;
+	w->f = (int)l->out.c / parts;
+	w->c = (int)l->in.c / parts;
+	w->f_pad = filters / parts;
+	w->c_pad = (int)(first ? l->in.c : pad_octet(l->in.c)) / parts;
 	w->taps = (int)(conv ? l->size * l->size : l->in.h * l->in.w);
-	w->groups = conv ? (int)l->groups : 1;
+	w->groups = conv ? (int)l->groups / parts : 1;
 	w->weight = n->model->tensor[l->weight].offset;
 	w->bias = n->model->tensor[l->bias].offset;
 	s->full = dense_of(l->out);
@@ -174,7 +201,8 @@ static void plan_weights(struct tensor_net *n, struct tensor_step *s)
 		return;
 	s->fprop = (struct kx_windows){.h = in->h,
 		.w = in->w,
-		.c = in->c,
+		.c = in->c / parts,
+		.pitch = in->c,
 		.rows = (int)l->out.h,
 		.columns = (int)l->out.w,
 		.stride = first ? 1 : (int)l->stride,
@@ -185,6 +213,7 @@ static void plan_weights(struct tensor_net *n, struct tensor_step *s)
 	s->dgrad = (struct kx_windows){.h = (int)l->out.h,
 		.w = (int)l->out.w,
 		.c = w->f_pad,
+		.pitch = filters,
 		.rows = (int)l->in.h,
 		.columns = (int)l->in.w,
 		.stride = 1,
@@ -225,7 +254,8 @@ static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
 	s->layers = 1 + s->relu + s->pooled;
 	if (has_weights(s)) {
 		plan_weights(n, s);
-		s->winograd = n->type == KX_TYPE_FP32 && l->kind == LAYER_CONV && l->groups == 1;
+		s->winograd =
+			n->type == KX_TYPE_FP32 && l->kind == LAYER_CONV && s->own.w.groups == 1;
 	}
 	if (l->kind == LAYER_BATCHNORM) {
 		cuda_batchnorm_plan(&s->batchnorm, m, l, (int)pad_octet(l->in.c));
@@ -251,12 +281,45 @@ static size_t rows_of(const struct tensor_step *s)
 	return (size_t)s->own.w.taps * (size_t)s->own.w.c_pad + 1;
 }
 
+/* Returns the number of parameters of a part, with their padding. */
+static size_t weights_part_values(const struct tensor_step *s)
+{
+	return rows_of(s) * (size_t)s->own.w.f_pad;
+}
+
+/* Returns part number `part` of the parameters of a step. */
+static struct kx_layer weights_part(const struct tensor_step *s, int part)
+{
+	struct kx_layer own = s->own;
+	const size_t number = (size_t)part, at = number * weights_part_values(s);
+
+	own.value += at;
+	own.sum = own.sum ? own.sum + at : NULL;
+	own.bf16 = own.bf16 ? own.bf16 + at : NULL;
+	own.workspace = own.workspace ? own.workspace + number * s->workspace_floats : NULL;
+	own.w.weight +=
+		number * (size_t)own.w.f * (size_t)(own.w.c / own.w.groups) * (size_t)own.w.taps;
+	own.w.bias += number * (size_t)own.w.f;
+	return own;
+}
+
+static size_t value_size(const struct tensor_net *n)
+{
+	return n->type == KX_TYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+/* Returns the address of channel `channel` of the values at `value`. */
+static void *channel_at(const struct tensor_net *n, void *value, int channel)
+{
+	return (char *)value + (size_t)channel * value_size(n);
+}
+
 /* Returns the number of floats that the sums of the step's gradients take. */
 static size_t sums_of(const struct tensor_step *s)
 {
 	if (s->layer->kind == LAYER_BATCHNORM)
 		return cuda_batchnorm_sums(&s->batchnorm);
-	return has_weights(s) ? rows_of(s) * (size_t)s->own.w.f_pad : 0;
+	return has_weights(s) ? (size_t)s->parts * weights_part_values(s) : 0;
 }
 
 static int tensor_too_large(const struct tensor_net *n, struct err *e)
@@ -274,11 +337,6 @@ static int overflows(const struct tensor_net *n, const struct kx_dense *p)
 
 	return __builtin_mul_overflow(pixels_of(p), (size_t)p->c, &image) || image > INT_MAX / 2 ||
 	       __builtin_mul_overflow(pixels_of(p), n->images, &pixels) || pixels > INT_MAX / 2;
-}
-
-static size_t value_size(const struct tensor_net *n)
-{
-	return n->type == KX_TYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
 
 /* With more memory in its tensors, a batch fills the GPU with one kernel at a time. In fp32, wgrad
@@ -367,23 +425,16 @@ static size_t tensor_max_slices(const struct tensor_net *n, const struct tensor_
 
 static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struct cuda_arena *a)
 {
-	const size_t filters = (size_t)s->own.w.f_pad, values = rows_of(s) * filters;
+	const size_t parts = (size_t)s->parts, values = parts * weights_part_values(s);
 
 	s->own.value = arena_take(a, values, sizeof(float));
 	s->own.bf16 = n->type == KX_TYPE_BF16 ? arena_take(a, values, sizeof(uint16_t)) : NULL;
 	if (n->forward_only)
 		return;
 	s->own.sum = n->sums ? n->sums + s->sum_at : NULL;
-	s->own.workspace = arena_take(a, tensor_max_slices(n, s) * KX_WGRAD_ROWS(rows_of(s) - 1),
-		filters * sizeof(float));
-}
-
-/* Returns the number of columns of dgrad. */
-static int dgrad_columns(const struct tensor_net *n, const struct tensor_step *s)
-{
-	const struct kx_dense *in = &n->tensor[s->in].value;
-
-	return s->layer->kind == LAYER_CONV ? in->c : (int)image_values(in);
+	s->workspace_floats =
+		tensor_max_slices(n, s) * KX_WGRAD_ROWS(rows_of(s) - 1) * (size_t)s->own.w.f_pad;
+	s->own.workspace = arena_take(a, parts * s->workspace_floats, sizeof(float));
 }
 
 /* Returns the number of floats of the workspace that winograd.h and products in fp32 need for a
@@ -394,7 +445,7 @@ static size_t workspace_floats(const struct tensor_net *n, const struct tensor_s
 	size_t max = 0, floats;
 
 	if (n->type == KX_TYPE_FP32 && dgrad)
-		max = kx_product_fp32_ordered(s->dgrad, dgrad_columns(n, s));
+		max = kx_product_fp32_ordered(s->dgrad, c);
 	for (size_t images = 1; images <= n->images; images++) {
 		floats = tiles_fprop(s, images) ? kx_winograd_floats(s->fprop, f, images) : 0;
 		max = floats > max ? floats : max;
@@ -555,27 +606,30 @@ static float scale_of(const struct tensor_net *n, const struct tensor_step *s)
 
 /* Returns the weights in the type that the matrix products read: the bf16 copy if there is one,
  * otherwise the fp32 values. */
-static const void *weights_of(const struct tensor_step *s)
+static const void *weights_of(const struct kx_layer *own)
 {
-	return s->own.bf16 ? (const void *)s->own.bf16 : s->own.value;
+	return own->bf16 ? (const void *)own->bf16 : own->value;
 }
 
-static const float *biases_of(const struct tensor_step *s)
+static const float *biases_of(const struct kx_layer *own)
 {
-	return s->own.value + (rows_of(s) - 1) * (size_t)s->own.w.f_pad;
+	return own->value + (size_t)own->w.taps * (size_t)own->w.c_pad * (size_t)own->w.f_pad;
 }
 
-static int winograd_fprop(
-	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+static int winograd_fprop(const struct tensor_net *n, const struct tensor_step *s, int part,
+	int images, cudaStream_t stream)
 {
-	struct kx_winograd g = {.x = n->tensor[s->in].value.value,
-		.weights = s->own.value,
-		.bias = biases_of(s),
-		.y = n->tensor[s->out].value.value,
+	const struct kx_layer own = weights_part(s, part);
+	const int filter = part * own.w.f_pad;
+	struct kx_winograd g = {.x = channel_at(n, n->tensor[s->in].value.value, part * s->fprop.c),
+		.weights = own.value,
+		.bias = biases_of(&own),
+		.y = channel_at(n, n->tensor[s->out].value.value, filter),
 		.workspace = n->workspace,
-		.argmax = s->argmax,
+		.argmax = s->argmax ? s->argmax + filter : NULL,
 		.window = s->fprop,
-		.n = s->own.w.f_pad,
+		.n = own.w.f_pad,
+		.y_pitch = s->dgrad.pitch,
 		.relu = s->relu,
 		.pooled = s->pooled,
 		.images = images};
@@ -583,28 +637,43 @@ static int winograd_fprop(
 	return kx_winograd(g, stream);
 }
 
-static int product_fprop(
-	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+static int product_fprop(const struct tensor_net *n, const struct tensor_step *s, int part,
+	int images, cudaStream_t stream)
 {
 	const struct kx_dense *out = &n->tensor[s->out].value;
-	struct kx_product g = {.a = n->tensor[s->in].value.value,
-		.b = weights_of(s),
-		.bias = biases_of(s),
-		.d = out->value,
-		.argmax = s->argmax,
+	const struct kx_layer own = weights_part(s, part);
+	const int filter = part * own.w.f_pad;
+	struct kx_product g = {.a = channel_at(n, n->tensor[s->in].value.value, part * s->fprop.c),
+		.b = weights_of(&own),
+		.bias = biases_of(&own),
+		.d = channel_at(n, out->value, filter),
+		.argmax = s->argmax ? s->argmax + filter : NULL,
 		.window = s->fprop,
 		.by_image = kx_divisor((int)pixels_of(out)),
 		.by_row = kx_divisor(out->w),
 		.rows = (long long)images * (long long)pixels_of(&s->full),
-		.n = s->own.w.f_pad,
+		.n = own.w.f_pad,
 		.b_rows = (int)rows_of(s) - 1,
-		.pitch = s->own.w.f_pad,
+		.pitch = own.w.f_pad,
+		.d_pitch = s->dgrad.pitch,
 		.relu = s->relu,
 		.pooled = s->pooled,
 		.wide = s->out == n->n_tensors - 1,
 		.scale = scale_of(n, s)};
 
 	return kx_product(g, n->type, stream);
+}
+
+static int weights_fprop_parts(
+	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+{
+	const int tiles = tiles_fprop(s, (size_t)images);
+	int rc = PS_OK;
+
+	for (int part = 0; part < s->parts && !rc; part++)
+		rc = tiles ? winograd_fprop(n, s, part, images, stream)
+			   : product_fprop(n, s, part, images, stream);
+	return rc;
 }
 
 /* Returns dense tensor `d` with the values at `value`, for the layers of both general paths. */
@@ -640,9 +709,7 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 	switch (l->kind) {
 	case LAYER_CONV:
 	case LAYER_FC:
-		return tiles_fprop(s, (size_t)batch->images)
-			       ? winograd_fprop(n, s, batch->images, stream)
-			       : product_fprop(n, s, batch->images, stream);
+		return weights_fprop_parts(n, s, batch->images, stream);
 	case LAYER_DROPOUT:
 		return kx_dropout(x, y, s->drop, NULL, *batch, bf16, stream);
 	case LAYER_BATCHNORM:
@@ -674,6 +741,14 @@ static int tensor_forward(void *self, struct kx_batch batch, cudaStream_t stream
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
+/* Returns the mask of the gradient of the step's input, from channel `channel` on, or NULL. */
+static const void *mask_of(const struct tensor_net *n, const struct tensor_step *s, int channel)
+{
+	const struct tensor_values *in = &n->tensor[s->in];
+
+	return in->relu ? channel_at(n, in->value.value, channel) : NULL;
+}
+
 static struct kx_dense tensor_grad(const struct tensor_values *t)
 {
 	struct kx_dense e = t->value;
@@ -682,48 +757,56 @@ static struct kx_dense tensor_grad(const struct tensor_values *t)
 	return e;
 }
 
-static int winograd_wgrad(
-	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+static int winograd_wgrad(const struct tensor_net *n, const struct tensor_step *s, int part,
+	int images, cudaStream_t stream)
 {
-	struct kx_winograd_wgrad g = {.x = n->tensor[s->in].value.value,
-		.dy = s->full.value,
-		.gradients = s->own.workspace,
+	const struct kx_layer own = weights_part(s, part);
+	struct kx_winograd_wgrad g = {
+		.x = channel_at(n, n->tensor[s->in].value.value, part * s->fprop.c),
+		.dy = channel_at(n, s->full.value, part * own.w.f_pad),
+		.gradients = own.workspace,
 		.workspace = n->workspace,
 		.window = s->fprop,
-		.n = s->own.w.f_pad,
+		.n = own.w.f_pad,
+		.dy_pitch = s->dgrad.pitch,
 		.images = images};
 
 	return kx_winograd_wgrad(g, stream);
 }
 
-static int winograd_dgrad(const struct tensor_net *n, const struct tensor_step *s, const void *mask,
+static int winograd_dgrad(const struct tensor_net *n, const struct tensor_step *s, int part,
 	int images, cudaStream_t stream)
 {
-	struct kx_winograd g = {.x = s->full.value,
-		.weights = s->own.value,
-		.mask = mask,
-		.y = n->tensor[s->in].grad,
+	const struct kx_layer own = weights_part(s, part);
+	struct kx_winograd g = {.x = channel_at(n, s->full.value, part * own.w.f_pad),
+		.weights = own.value,
+		.mask = mask_of(n, s, part * s->fprop.c),
+		.y = channel_at(n, n->tensor[s->in].grad, part * s->fprop.c),
 		.workspace = n->workspace,
 		.window = s->dgrad,
 		.n = s->fprop.c,
+		.y_pitch = s->fprop.pitch,
 		.dgrad = 1,
 		.images = images};
 
 	return kx_winograd(g, stream);
 }
 
-static int product_wgrad(
-	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+static int product_wgrad(const struct tensor_net *n, const struct tensor_step *s, int part,
+	int images, cudaStream_t stream)
 {
-	struct kx_product_wgrad g = {.a = n->tensor[s->in].value.value,
-		.b = s->full.value,
-		.workspace = s->own.workspace,
+	const struct kx_layer own = weights_part(s, part);
+	struct kx_product_wgrad g = {
+		.a = channel_at(n, n->tensor[s->in].value.value, part * s->fprop.c),
+		.b = channel_at(n, s->full.value, part * own.w.f_pad),
+		.workspace = own.workspace,
 		.window = s->fprop,
 		.by_image = kx_divisor((int)pixels_of(&s->full)),
 		.by_row = kx_divisor(s->full.w),
 		.pixels = (long long)images * (long long)pixels_of(&s->full),
 		.m = (int)rows_of(s),
-		.n = s->own.w.f_pad,
+		.n = own.w.f_pad,
+		.b_pitch = s->dgrad.pitch,
 		.ones = s->number > 0,
 		.slices = tensor_slices(n, s, (size_t)images),
 		.stride_rows = KX_WGRAD_ROWS(rows_of(s) - 1),
@@ -745,32 +828,34 @@ static int stream_waits(cudaStream_t first, cudaEvent_t event, cudaStream_t then
 static int tensor_wgrad(
 	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
 {
-	int rc;
+	const int beside = runs_beside(n, s), tiles = tiles_wgrad(s);
+	cudaStream_t on = beside ? n->side : stream;
+	int rc = beside ? stream_waits(stream, n->dy_ready, n->side) : PS_OK;
 
-	if (tiles_wgrad(s))
-		return winograd_wgrad(n, s, images, stream);
-	if (!runs_beside(n, s))
-		return product_wgrad(n, s, images, stream);
-	rc = stream_waits(stream, n->dy_ready, n->side);
-	return rc ? rc : product_wgrad(n, s, images, n->side);
+	for (int part = 0; part < s->parts && !rc; part++)
+		rc = tiles ? winograd_wgrad(n, s, part, images, on)
+			   : product_wgrad(n, s, part, images, on);
+	return rc;
 }
 
-static int product_dgrad(const struct tensor_net *n, const struct tensor_step *s, const void *mask,
+static int product_dgrad(const struct tensor_net *n, const struct tensor_step *s, int part,
 	int images, cudaStream_t stream)
 {
 	const struct tensor_values *in = &n->tensor[s->in];
-	const int conv = s->layer->kind == LAYER_CONV;
+	const struct kx_layer own = weights_part(s, part);
+	const int conv = s->layer->kind == LAYER_CONV, channel = part * s->fprop.c;
 	const int pixels = conv ? (int)pixels_of(&in->value) : 1;
-	struct kx_product g = {.a = s->full.value,
-		.b = weights_of(s),
-		.mask = mask,
-		.d = in->grad,
+	struct kx_product g = {.a = channel_at(n, s->full.value, part * own.w.f_pad),
+		.b = weights_of(&own),
+		.mask = mask_of(n, s, channel),
+		.d = channel_at(n, in->grad, channel),
 		.window = s->dgrad,
 		.by_image = kx_divisor(pixels),
 		.by_row = kx_divisor(conv ? in->value.w : 1),
 		.rows = (long long)images * pixels,
-		.n = dgrad_columns(n, s),
-		.pitch = s->own.w.f_pad,
+		.n = s->fprop.c,
+		.pitch = own.w.f_pad,
+		.d_pitch = s->fprop.pitch,
 		.dgrad = 1,
 		.ordered = n->workspace,
 		.scale = 1};
@@ -778,12 +863,24 @@ static int product_dgrad(const struct tensor_net *n, const struct tensor_step *s
 	return kx_product(g, n->type, stream);
 }
 
+static int weights_dgrad_parts(
+	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+{
+	const int tiles = tiles_dgrad(s, (size_t)images);
+	int rc = PS_OK;
+
+	for (int part = 0; part < s->parts && !rc; part++)
+		rc = tiles ? winograd_dgrad(n, s, part, images, stream)
+			   : product_dgrad(n, s, part, images, stream);
+	return rc;
+}
+
 static int tensor_step_backward(const struct tensor_net *n, const struct tensor_step *s,
 	const struct kx_batch *batch, cudaStream_t stream)
 {
 	const struct layer *l = s->layer;
 	const struct tensor_values *in = &n->tensor[s->in], *out = &n->tensor[s->out];
-	const void *mask = in->relu ? in->value.value : NULL;
+	const void *mask = mask_of(n, s, 0);
 	const struct kx_tensor x = view_of(in->value, in->value.value);
 	const struct kx_tensor dx = view_of(in->value, s->needs_dx ? in->grad : NULL);
 	const struct kx_tensor dy = view_of(out->value, out->grad);
@@ -803,9 +900,7 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 	switch (l->kind) {
 	case LAYER_CONV:
 	case LAYER_FC:
-		return tiles_dgrad(s, (size_t)batch->images)
-			       ? winograd_dgrad(n, s, mask, batch->images, stream)
-			       : product_dgrad(n, s, mask, batch->images, stream);
+		return weights_dgrad_parts(n, s, batch->images, stream);
 	case LAYER_DROPOUT:
 		return kx_dropout(dy, dx, s->drop, mask, *batch, bf16, stream);
 	default:
@@ -852,8 +947,12 @@ static struct kx_layers tensor_layers_from(const struct tensor_net *n, int *step
 			break;
 		if (!has_weights(s))
 			continue;
-		all.layer[all.n] = s->own;
-		all.layer[all.n++].slices = tensor_slices(n, s, images);
+		if (all.n + s->parts > KX_LAYERS)
+			break;
+		for (int part = 0; part < s->parts; part++) {
+			all.layer[all.n] = weights_part(s, part);
+			all.layer[all.n++].slices = tensor_slices(n, s, images);
+		}
 	}
 	return all;
 }

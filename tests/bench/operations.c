@@ -6,14 +6,15 @@
  *
  *   operations BATCH PRECISION LAYER...
  *
- * LAYER is a convolution CHANNELS,SIDE,FILTERS,SIZE,PAD[,STRIDE], an fc layer INPUTS,1,OUTPUTS,1,0,
- * or a layer without weights, KIND,CHANNELS,SIDE[,SIZE,STRIDE]. The table `kinds` has the names of
- * KIND.
+ * LAYER is a convolution CHANNELS,SIDE,FILTERS,SIZE,PAD[,STRIDE[,GROUPS]], an fc layer
+ * INPUTS,1,OUTPUTS,1,0, or a layer without weights, KIND,CHANNELS,SIDE[,SIZE,STRIDE]. The table
+ * `kinds` has the names of KIND.
  *
  * A convolution of fewer than eight channels is measured as the first layer of a network: its fprop
  * includes the copy of the patches, and it has no dgrad. In all other layers, the numbers of
- * channels and filters are multiples of eight. fprop includes bias and ReLU. wgrad does not add up
- * its split-K slices, because the SGD step of the network adds them.
+ * channels and filters of a group are multiples of eight. Each group is a product. fprop includes
+ * bias and ReLU. wgrad does not add up its split-K slices, because the SGD step of the network adds
+ * them.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -30,13 +31,13 @@
 struct kind;
 
 struct operation {
-	int channels, side, filters, size, pad, stride, out, first;
+	int channels, side, filters, size, pad, stride, groups, out, first;
 	int images;
 	enum kx_type type;
 	const struct kind *kind; /* of a layer without weights */
 	void *x, *y, *dx, *dy, *weights, *workspace, *winograd, *pixels;
 	struct kx_now *now;
-	struct kx_windows fprop, dgrad;
+	struct kx_windows fprop, dgrad; /* of a group */
 	struct kx_patches patches;
 };
 
@@ -77,17 +78,24 @@ static size_t out_pixels(const struct operation *o)
 	return (size_t)o->images * (size_t)o->out * (size_t)o->out;
 }
 
-/* Returns the number of rows of the weights, without the row of the bias. */
+static int group_filters(const struct operation *o)
+{
+	return o->filters / o->groups;
+}
+
+/* Returns the number of rows of the weights of a group, without the row of the bias. */
 static int depth(const struct operation *o)
 {
 	return o->fprop.size * o->fprop.size * o->fprop.c;
 }
 
-static struct kx_windows windows(int side, int c, int out, int size, int pad, int stride, int up)
+static struct kx_windows windows(
+	int side, int c, int pitch, int out, int size, int pad, int stride, int up)
 {
 	return (struct kx_windows){.h = side,
 		.w = side,
 		.c = c,
+		.pitch = pitch,
 		.rows = out,
 		.columns = out,
 		.stride = stride,
@@ -101,31 +109,32 @@ static struct kx_windows windows(int side, int c, int out, int size, int pad, in
 static int uses_winograd_fprop(const struct operation *o)
 {
 	return o->type == KX_TYPE_FP32 &&
-	       kx_winograd_faster(o->fprop, o->filters, (size_t)o->images);
+	       kx_winograd_faster(o->fprop, group_filters(o), (size_t)o->images);
 }
 
 static int uses_winograd_wgrad(const struct operation *o)
 {
-	return o->type == KX_TYPE_FP32 && kx_winograd_wgrad_faster(o->fprop, o->filters);
+	return o->type == KX_TYPE_FP32 && kx_winograd_wgrad_faster(o->fprop, group_filters(o));
 }
 
 static int uses_winograd_dgrad(const struct operation *o)
 {
 	return o->type == KX_TYPE_FP32 &&
-	       kx_winograd_faster(o->dgrad, o->channels, (size_t)o->images);
+	       kx_winograd_faster(o->dgrad, o->fprop.c, (size_t)o->images);
 }
 
 /* Returns the number of floats of the largest workspace of these products. */
 static size_t workspace_of_winograd(const struct operation *o)
 {
 	const size_t images = (size_t)o->images;
-	size_t floats = kx_product_fp32_ordered(o->dgrad, o->channels), more;
+	const int c = o->fprop.c, f = group_filters(o);
+	size_t floats = kx_product_fp32_ordered(o->dgrad, c), more;
 
-	more = uses_winograd_fprop(o) ? kx_winograd_floats(o->fprop, o->filters, images) : 0;
+	more = uses_winograd_fprop(o) ? kx_winograd_floats(o->fprop, f, images) : 0;
 	floats = more > floats ? more : floats;
-	more = uses_winograd_dgrad(o) ? kx_winograd_floats(o->dgrad, o->channels, images) : 0;
+	more = uses_winograd_dgrad(o) ? kx_winograd_floats(o->dgrad, c, images) : 0;
 	floats = more > floats ? more : floats;
-	more = uses_winograd_wgrad(o) ? kx_winograd_wgrad_floats(o->fprop, o->filters, images) : 0;
+	more = uses_winograd_wgrad(o) ? kx_winograd_wgrad_floats(o->fprop, f, images) : 0;
 	return more > floats ? more : floats;
 }
 
@@ -146,15 +155,17 @@ static int read_sizes(const char *text, int **numbers, int n)
 
 static void prepare_product(struct operation *o, const char *layer)
 {
-	int *numbers[] = {&o->channels, &o->side, &o->filters, &o->size, &o->pad, &o->stride};
+	int *numbers[] = {
+		&o->channels, &o->side, &o->filters, &o->size, &o->pad, &o->stride, &o->groups};
 
-	o->stride = 1;
-	CHECK(read_sizes(layer, numbers, 6) < 5, "LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD");
+	o->stride = o->groups = 1;
+	CHECK(read_sizes(layer, numbers, 7) < 5, "LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD");
 	o->out = (o->side + 2 * o->pad - o->size) / o->stride + 1;
 	o->first = o->channels < KX_OCTET;
-	o->fprop = windows(o->side, o->channels, o->out, o->size, o->pad, o->stride, 1);
-	o->dgrad =
-		windows(o->out, o->filters, o->side, o->size, o->size - 1 - o->pad, 1, o->stride);
+	o->fprop = windows(o->side, o->channels / o->groups, o->channels, o->out, o->size, o->pad,
+		o->stride, 1);
+	o->dgrad = windows(o->out, group_filters(o), o->filters, o->side, o->size,
+		o->size - 1 - o->pad, 1, o->stride);
 	if (o->first) {
 		const int taps = o->size * o->size;
 		const int columns = (taps * o->channels + KX_OCTET) / KX_OCTET * KX_OCTET;
@@ -165,15 +176,16 @@ static void prepare_product(struct operation *o, const char *layer)
 			.columns = columns,
 			.ones = 1,
 			.whole = 1};
-		o->fprop = windows(o->out, columns, o->out, 1, 0, 1, 1);
+		o->fprop = windows(o->out, columns, columns, o->out, 1, 0, 1, 1);
 	}
-	const size_t inputs = (size_t)o->images * (size_t)(o->fprop.h * o->fprop.w * o->fprop.c);
+	const size_t inputs =
+		(size_t)o->images * (size_t)(o->fprop.h * o->fprop.w * o->fprop.pitch);
 	o->x = values(o, inputs);
 	o->dx = values(o, inputs);
 	o->y = values(o, out_pixels(o) * (size_t)o->filters);
 	o->weights = values(o, (size_t)(depth(o) + 8) * (size_t)o->filters);
-	const int slices = kx_product_slices(
-		o->fprop, depth(o) + !o->first, o->filters, (long long)out_pixels(o), o->type);
+	const int slices = kx_product_slices(o->fprop, depth(o) + !o->first, group_filters(o),
+		(long long)out_pixels(o), o->type);
 	CHECK(cudaMalloc(&o->workspace, (size_t)slices * KX_WGRAD_ROWS(depth(o)) *
 						(size_t)o->filters * sizeof(float)),
 		"cudaMalloc");
@@ -192,96 +204,146 @@ static void release_operation(struct operation *o)
 	*o = (struct operation){.images = o->images, .type = o->type};
 }
 
+/* Returns the address of channel `channel` of the values at `value`. */
+static void *channel_of(const struct operation *o, void *value, int channel)
+{
+	return (char *)value + (size_t)channel * (o->type == KX_TYPE_BF16 ? 2 : 4);
+}
+
+/* Returns the weights of a group. */
+static void *weights_of_group(const struct operation *o, int group)
+{
+	return channel_of(o, o->weights, group * (depth(o) + 8) * group_filters(o));
+}
+
+static int group_fprop(struct operation *o, int group, cudaStream_t stream)
+{
+	const int f = group_filters(o);
+	void *x = channel_of(o, o->x, group * o->fprop.c), *y = channel_of(o, o->y, group * f);
+
+	if (uses_winograd_fprop(o))
+		return kx_winograd((struct kx_winograd){.x = x,
+					   .weights = weights_of_group(o, group),
+					   .bias = (float *)o->workspace,
+					   .y = y,
+					   .workspace = o->winograd,
+					   .window = o->fprop,
+					   .n = f,
+					   .y_pitch = o->filters,
+					   .relu = 1,
+					   .images = o->images},
+			stream);
+	return kx_product((struct kx_product){.a = x,
+				  .b = weights_of_group(o, group),
+				  .bias = (float *)o->workspace,
+				  .d = y,
+				  .window = o->fprop,
+				  .by_image = kx_divisor(o->out * o->out),
+				  .by_row = kx_divisor(o->out),
+				  .rows = (long long)out_pixels(o),
+				  .n = f,
+				  .b_rows = depth(o),
+				  .pitch = f,
+				  .d_pitch = o->filters,
+				  .relu = 1,
+				  .scale = 1},
+		o->type, stream);
+}
+
 static int run_fprop(struct operation *o, cudaStream_t stream)
 {
 	struct kx_batch batch = {.pixels = o->pixels, .now = o->now, .images = o->images};
 	int rc = o->first ? kx_patches(batch, o->patches, o->x, o->type, stream) : 0;
 
-	if (uses_winograd_fprop(o))
-		return kx_winograd((struct kx_winograd){.x = o->x,
-					   .weights = o->weights,
-					   .bias = (float *)o->workspace,
-					   .y = o->y,
-					   .workspace = o->winograd,
-					   .window = o->fprop,
-					   .n = o->filters,
-					   .relu = 1,
-					   .images = o->images},
-			stream);
-	return rc ? rc
-		  : kx_product((struct kx_product){.a = o->x,
-				       .b = o->weights,
-				       .bias = (float *)o->workspace,
-				       .d = o->y,
-				       .window = o->fprop,
-				       .by_image = kx_divisor(o->out * o->out),
-				       .by_row = kx_divisor(o->out),
-				       .rows = (long long)out_pixels(o),
-				       .n = o->filters,
-				       .b_rows = depth(o),
-				       .pitch = o->filters,
-				       .relu = 1,
-				       .scale = 1},
-			    o->type, stream);
+	for (int group = 0; group < o->groups && !rc; group++)
+		rc = group_fprop(o, group, stream);
+	return rc;
 }
 
-static int run_dgrad(struct operation *o, cudaStream_t stream)
+static int group_dgrad(struct operation *o, int group, cudaStream_t stream)
 {
+	const int c = o->fprop.c, f = group_filters(o);
+	void *x = channel_of(o, o->x, group * c), *dx = channel_of(o, o->dx, group * c);
+	void *dy = channel_of(o, o->y, group * f);
+
 	if (uses_winograd_dgrad(o))
-		return kx_winograd((struct kx_winograd){.x = o->y,
-					   .weights = o->weights,
-					   .mask = o->x,
-					   .y = o->dx,
+		return kx_winograd((struct kx_winograd){.x = dy,
+					   .weights = weights_of_group(o, group),
+					   .mask = x,
+					   .y = dx,
 					   .workspace = o->winograd,
 					   .window = o->dgrad,
-					   .n = o->channels,
+					   .n = c,
+					   .y_pitch = o->channels,
 					   .dgrad = 1,
 					   .images = o->images},
 			stream);
-	return kx_product((struct kx_product){.a = o->y,
-				  .b = o->weights,
-				  .mask = o->x,
-				  .d = o->dx,
+	return kx_product((struct kx_product){.a = dy,
+				  .b = weights_of_group(o, group),
+				  .mask = x,
+				  .d = dx,
 				  .window = o->dgrad,
 				  .by_image = kx_divisor(o->side * o->side),
 				  .by_row = kx_divisor(o->side),
 				  .rows = (long long)o->images * o->side * o->side,
-				  .n = o->channels,
-				  .pitch = o->filters,
+				  .n = c,
+				  .pitch = f,
+				  .d_pitch = o->channels,
 				  .dgrad = 1,
 				  .ordered = o->winograd,
 				  .scale = 1},
 		o->type, stream);
 }
 
-static int run_wgrad(struct operation *o, cudaStream_t stream)
+static int run_dgrad(struct operation *o, cudaStream_t stream)
 {
-	const int m = depth(o) + !o->first;
+	int rc = 0;
+
+	for (int group = 0; group < o->groups && !rc; group++)
+		rc = group_dgrad(o, group, stream);
+	return rc;
+}
+
+static int group_wgrad(struct operation *o, int group, cudaStream_t stream)
+{
+	const int m = depth(o) + !o->first, f = group_filters(o);
+	void *x = channel_of(o, o->x, group * o->fprop.c), *dy = channel_of(o, o->y, group * f);
 
 	if (uses_winograd_wgrad(o))
-		return kx_winograd_wgrad((struct kx_winograd_wgrad){.x = o->x,
-						 .dy = o->y,
+		return kx_winograd_wgrad((struct kx_winograd_wgrad){.x = x,
+						 .dy = dy,
 						 .gradients = o->workspace,
 						 .workspace = o->winograd,
 						 .window = o->fprop,
-						 .n = o->filters,
+						 .n = f,
+						 .dy_pitch = o->filters,
 						 .images = o->images},
 			stream);
-	return kx_product_wgrad((struct kx_product_wgrad){.a = o->x,
-					.b = o->y,
+	return kx_product_wgrad((struct kx_product_wgrad){.a = x,
+					.b = dy,
 					.workspace = o->workspace,
 					.window = o->fprop,
 					.by_image = kx_divisor(o->out * o->out),
 					.by_row = kx_divisor(o->out),
 					.pixels = (long long)out_pixels(o),
 					.m = m,
-					.n = o->filters,
+					.n = f,
+					.b_pitch = o->filters,
 					.ones = !o->first,
-					.slices = kx_product_slices(o->fprop, m, o->filters,
-						(long long)out_pixels(o), o->type),
+					.slices = kx_product_slices(
+						o->fprop, m, f, (long long)out_pixels(o), o->type),
 					.stride_rows = KX_WGRAD_ROWS(depth(o)),
 					.scale = 1},
 		o->type, stream);
+}
+
+static int run_wgrad(struct operation *o, cudaStream_t stream)
+{
+	int rc = 0;
+
+	for (int group = 0; group < o->groups && !rc; group++)
+		rc = group_wgrad(o, group, stream);
+	return rc;
 }
 
 /* ---- layers without weights, and the end of a batch ---------------------------------------- */

@@ -37,6 +37,19 @@ static const struct odd_model winograd_models[] = {
 };
 #define N_WINOGRAD_MODELS (sizeof(winograd_models) / sizeof(winograd_models[0]))
 
+/* Convolutions whose groups have products of their own: with strides, pools and filters of 1 x 1,
+ * with three parts of four groups each, and with one channel per group. */
+static const struct odd_model grouped_models[] = {
+	{{3, 12, 11}, "conv:64:1 conv:64:3:pad=1:groups=2 relu fc:3"},
+	{{3, 15, 11}, "conv:80:2 relu conv:64:5:pad=2:groups=2 relu pool:2 "
+		      "conv:96:3:stride=2:groups=2 fc:5"},
+	{{2, 6, 7}, "conv:128:1 batchnorm relu conv:128:3:pad=1:groups=4 relu conv:64:1:groups=2 "
+		    "avgpool:global fc:4"},
+	{{1, 6, 6}, "conv:144:1 conv:96:3:groups=12 fc:3"},
+	{{1, 8, 8}, "conv:64:1 conv:64:3:pad=1:groups=64 relu fc:2"},
+};
+#define N_GROUPED_MODELS (sizeof(grouped_models) / sizeof(grouped_models[0]))
+
 /* the layers that the kernels of fused/conv2.h compute */
 #define PAIR "conv:32:5 relu pool:2 conv:64:5 relu pool:2"
 
@@ -193,6 +206,14 @@ static void convolutions_in_tiles_agree_with_cpu_ref(void **state)
 	odd_models_agree_with_ref(winograd_models, N_WINOGRAD_MODELS, 1, 1);
 	odd_models_agree_with_ref(winograd_models, N_WINOGRAD_MODELS, 7, 1);
 	odd_models_agree_with_ref(winograd_models, N_WINOGRAD_MODELS, 20, 2);
+}
+
+static void groups_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	odd_models_agree_with_ref(grouped_models, N_GROUPED_MODELS, 1, 0);
+	odd_models_agree_with_ref(grouped_models, N_GROUPED_MODELS, 17, 1);
+	odd_models_agree_with_ref(grouped_models, N_GROUPED_MODELS, 40, 2);
 }
 
 /* The tiles of this batch do not fit into one chunk of winograd.h. */
@@ -423,6 +444,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
 		cmocka_unit_test(every_kind_of_layer_agrees_with_cpu_ref),
 		cmocka_unit_test(convolutions_in_tiles_agree_with_cpu_ref),
+		cmocka_unit_test(groups_agree_with_cpu_ref),
 		cmocka_unit_test(chunks_of_tiles_agree_with_cpu_ref),
 		cmocka_unit_test(whole_networks_agree_with_cpu_ref),
 		cmocka_unit_test(fused_kernels_agree_with_cpu_ref),

@@ -29,6 +29,10 @@ static const struct odd_model nets[] = {
 	{{2, 7, 6}, "conv:5:2 skip conv:9:3:stride=3:pad=auto relu add avgpool:global fc:3"},
 	{{2, 6, 7}, "conv:9:3:pad=1 batchnorm relu conv:33:2 batchnorm pool:2:pad=auto fc:5 "
 		    "batchnorm fc:3"},
+	/* products of groups; a ReLU in a batchnorm and in an add */
+	{{2, 7, 8},
+		"conv:64:1 conv:64:3:pad=1:groups=2 pool:2:pad=auto batchnorm relu skip "
+		"dropout:0.5 conv:64:3:pad=1:groups=4 add relu conv:64:2:stride=2:groups=2 fc:3"},
 	/* in fp32, Winograd's tiles */
 	{{1, 12, 12},
 		"conv:64:3 conv:72:3 pool:2 conv:64:5:pad=3 relu pool:2 conv:72:5:pad=4 fc:3"},
@@ -132,6 +136,7 @@ static void walk_dgrad(int images, int side, int filters, int columns, int size)
 		.window = {.h = side,
 			.w = side,
 			.c = filters,
+			.pitch = filters,
 			.rows = side,
 			.columns = side,
 			.stride = 1,
@@ -144,6 +149,7 @@ static void walk_dgrad(int images, int side, int filters, int columns, int size)
 		.rows = (long long)images * side * side,
 		.n = columns,
 		.pitch = filters,
+		.d_pitch = columns,
 		.dgrad = 1,
 		.scale = 1};
 
@@ -182,6 +188,7 @@ static void walk_taps(int channels)
 		.window = {.h = h,
 			.w = w,
 			.c = channels,
+			.pitch = channels,
 			.rows = h,
 			.columns = w,
 			.stride = 1,
@@ -192,6 +199,7 @@ static void walk_taps(int channels)
 		.pixels = (long long)pixels,
 		.m = m,
 		.n = n,
+		.b_pitch = n,
 		.ones = 1,
 		.slices = slices,
 		.stride_rows = rows,

@@ -92,7 +92,7 @@ __device__ inline struct tile_row tile_row_at(const struct kx_product &g, int m)
 	x = x * w.stride - w.left;
 	const long long first = (long long)image * w.h * w.w;
 	const long long pixel = UP ? first : first + (long long)y * w.w + x;
-	return {reinterpret_cast<const unsigned char *>(g.a) + pixel * w.c * (int)sizeof(T),
+	return {reinterpret_cast<const unsigned char *>(g.a) + pixel * w.pitch * (int)sizeof(T),
 		m < g.rows ? y : -(1 << 24), x};
 }
 
@@ -103,7 +103,7 @@ __device__ inline void load_vector_a(
 	const struct kx_product &g, const struct tile_row &row, const struct k_place &k, void *to)
 {
 	const struct kx_windows &w = g.window;
-	const int pixel_bytes = w.c * (int)sizeof(T);
+	const int pixel_bytes = w.pitch * (int)sizeof(T);
 	int y = row.y + k.r, x = row.x + k.s, at = k.r * w.w + k.s;
 	bool valid = k.r < w.size;
 
@@ -307,7 +307,7 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 			mask[i] = 255;
 			if (g.mask && row < end && m0 + row < g.rows)
 				mask[i] = positive(static_cast<const T *>(g.mask) +
-						   (size_t)(m0 + row) * g.n + n);
+						   (size_t)(m0 + row) * g.d_pitch + n);
 		}
 #pragma unroll
 		for (int i = 0; i < batch; i++) {
@@ -316,7 +316,7 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 			if (row >= end || m0 + row >= g.rows)
 				continue;
 			struct octet o = sums_at<S>(sums, row * S::SUM_PITCH + column, slices);
-			const size_t at = (size_t)(m0 + row) * g.n + n;
+			const size_t at = (size_t)(m0 + row) * g.d_pitch + n;
 
 			epilogue(&o, g, bias);
 #pragma unroll
@@ -357,7 +357,7 @@ __device__ inline void store_pooled(const struct kx_product &g, const float *sum
 					     : argmax[j / 4];
 			}
 		}
-		const size_t at = (size_t)((m0 + r) / 4) * g.n + n;
+		const size_t at = (size_t)((m0 + r) / 4) * g.d_pitch + n;
 
 		epilogue(&best, g, bias);
 		store_result<S>(static_cast<T *>(g.d) + at, best);

@@ -65,10 +65,10 @@ __device__ inline void load_chunk(
 	const int image = divide_by(chunk, t.by_chunks);
 	const int first = (chunk - image * t.chunks) * t.rows, outputs = chunk_outputs(t, first);
 	const int vector = threadIdx.x % S::VECTORS, dy_vector = threadIdx.x % DY_VECTORS;
-	const float *x = static_cast<const float *>(t.g.a) + (long long)image * w.h * w.w * w.c +
-			 c0 + vector * 4;
+	const float *x = static_cast<const float *>(t.g.a) +
+			 (long long)image * w.h * w.w * w.pitch + c0 + vector * 4;
 	const float *dy = static_cast<const float *>(t.g.b) +
-			  ((long long)image * w.rows + first) * w.columns * t.g.n + n0 +
+			  ((long long)image * w.rows + first) * w.columns * t.g.b_pitch + n0 +
 			  dy_vector * 4;
 
 	for (int i = threadIdx.x / S::VECTORS; i < t.pixels; i += S::THREADS / S::VECTORS) {
@@ -76,13 +76,13 @@ __device__ inline void load_chunk(
 		const int y = first - w.top + row, at = i - row * t.width - w.left;
 		const bool valid = (unsigned)y < (unsigned)w.h && (unsigned)at < (unsigned)w.w;
 
-		copy_ahead(stage + i * S::PITCH + vector * 16, x + ((long long)y * w.w + at) * w.c,
-			valid);
+		copy_ahead(stage + i * S::PITCH + vector * 16,
+			x + ((long long)y * w.w + at) * w.pitch, valid);
 	}
 	stage += t.pixels * S::PITCH;
 	for (int i = threadIdx.x / DY_VECTORS; i < steps_of(outputs) * 8;
 		i += S::THREADS / DY_VECTORS)
-		copy_ahead(stage + i * DY_PITCH + dy_vector * 16, dy + (long long)i * t.g.n,
+		copy_ahead(stage + i * DY_PITCH + dy_vector * 16, dy + (long long)i * t.g.b_pitch,
 			i < outputs);
 }
 

@@ -72,7 +72,7 @@ __device__ inline void load_pixel(
 		valid = valid && (unsigned)y < (unsigned)w.h && (unsigned)x < (unsigned)w.w;
 		at = (image * w.h + y) * w.w + x;
 	}
-	const void *from = static_cast<const T *>(g.a) + (long long)at * w.c + col.v;
+	const void *from = static_cast<const T *>(g.a) + (long long)at * w.pitch + col.v;
 	if (col.ones) {
 		valid = true;
 		from = sizeof(T) == 2 ? &one_bf16 : &one_fp32;
@@ -107,7 +107,7 @@ __device__ inline void load_wgrad_stage(const struct kx_product_wgrad &g, const 
 		const T *b = static_cast<const T *>(g.b);
 
 		copy_ahead(stage + pixel_place<S>(row, tid % Z::B_VECTORS, Z::B_PITCH),
-			b + (size_t)(pixel0 + row) * g.n + n, valid);
+			b + (size_t)(pixel0 + row) * g.b_pitch + n, valid);
 	}
 }
 

@@ -37,10 +37,11 @@ struct kx_divisor kx_divisor(int value);
  * The input pixels under the window of output pixel (p, q): rows p * stride - top + r, columns
  * q * stride - left + s. `up` > 1 is for the dgrad of a convolution of stride `up`: only rows and
  * columns divisible by `up` have a pixel, which is at row / up, column / up of the input. h, w and
- * c describe the input (c with its padding).
+ * c describe the input (c with its padding). If c is only a part of the channels, the channels of a
+ * pixel are still `pitch` values apart from those of the next pixel; else pitch is c.
  */
 struct kx_windows {
-	int h, w, c;
+	int h, w, c, pitch;
 	int rows, columns; /* of output pixels */
 	int stride, up, top, left;
 	int size; /* side of the filter */
@@ -54,6 +55,7 @@ struct kx_windows {
  * opposite tap, b[(tap * columns + n) * pitch + k % c]; the member `n` is the number of columns.
  * Then the kernel multiplies by `scale`, adds bias (unless NULL) and applies ReLU if `relu`. Where
  * mask is not positive, the result is 0. mask has the layout of d, or is NULL if there is no mask.
+ * Pixels of d are d_pitch values apart: n, or more if these columns are a part of the channels.
  * If `pooled`, the rows are in the order of pool windows 2x2, and d and argmax get one value per
  * window. If `wide`, d has fp32 values in every type.
  */
@@ -65,7 +67,7 @@ struct kx_product {
 	struct kx_windows window;
 	struct kx_divisor by_image, by_row; /* pixels (or pool windows) of an image, of a row */
 	long long rows;                     /* of the whole batch */
-	int n, b_rows, pitch;
+	int n, b_rows, pitch, d_pitch;
 	int dgrad, relu, pooled, wide;
 	float *ordered; /* dgrad in fp32: memory for the weights in the order of fprop */
 	int slices;     /* set by the launcher */
@@ -81,7 +83,8 @@ size_t kx_product_fp32_ordered(struct kx_windows dgrad, int n);
  * the workspace gets rows k < m of
  *     sum over its pixels of a[input pixel under tap k / c][k % c] * b[pixel][n]
  * times `scale`. Row m - 1 is the bias gradient. With `ones`, it is the sum of b; without `ones`,
- * `a` has a column of ones. A slice has stride_rows rows of n floats. joins: as kx_layers.
+ * `a` has a column of ones. Pixels of b are b_pitch values apart. A slice has stride_rows rows of n
+ * floats. joins: as kx_layers.
  */
 struct kx_product_wgrad {
 	const void *a, *b;
@@ -89,7 +92,7 @@ struct kx_product_wgrad {
 	struct kx_windows window;
 	struct kx_divisor by_image, by_row;
 	long long pixels; /* of the whole batch */
-	int m, n, ones, slices;
+	int m, n, b_pitch, ones, slices;
 	size_t stride_rows;
 	float scale;
 	int joins;

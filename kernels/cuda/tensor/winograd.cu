@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(THREADS, 4)
 		return;
 	const int y0 = p.y - w.top, x0 = p.x - w.left;
 	const float *from =
-		x + ((long long)p.image * w.h * w.w + (long long)y0 * w.w + x0) * w.c + p.c;
+		x + ((long long)p.image * w.h * w.w + (long long)y0 * w.w + x0) * w.pitch + p.c;
 #pragma unroll
 	for (int r = 0; r < side; r++)
 #pragma unroll
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(THREADS, 4)
 
 			if ((unsigned)(y0 + r) < (unsigned)w.h &&
 				(unsigned)(x0 + s) < (unsigned)w.w)
-				v = load_pair(from + ((long long)r * w.w + s) * w.c);
+				v = load_pair(from + ((long long)r * w.w + s) * w.pitch);
 			even[r * SIDE + s] = v.x;
 			odd[r * SIDE + s] = v.y;
 		}
@@ -110,7 +110,8 @@ __device__ inline void store_outputs(const struct kx_winograd &g, const struct t
 #pragma unroll
 	for (int i = 0; i < (7 - SIZE) * (7 - SIZE); i++) {
 		const int r = i / (7 - SIZE), s = i % (7 - SIZE), y = p.y + r, x = p.x + s;
-		const size_t at = (((size_t)p.image * w.rows + y) * w.columns + x) * g.n + p.c;
+		const size_t pixel = ((size_t)p.image * w.rows + y) * w.columns + x;
+		const size_t at = pixel * g.y_pitch + p.c;
 		float2 v = {even[r * SIDE + s] + bias.x, odd[r * SIDE + s] + bias.y};
 
 		if (y >= w.rows || x >= w.columns)
@@ -154,7 +155,7 @@ __device__ inline void store_windows(const struct kx_winograd &g, const struct t
 #pragma unroll
 	for (int i = 0; i < across * across; i++) {
 		const int r = i / across, s = i % across, y = p.y / 2 + r, x = p.x / 2 + s;
-		const size_t at = (((size_t)p.image * rows + y) * columns + x) * g.n + p.c;
+		const size_t at = (((size_t)p.image * rows + y) * columns + x) * g.y_pitch + p.c;
 		uint8_t argmax[2] = {};
 		float2 v = {};
 
@@ -362,8 +363,8 @@ int kx_winograd(struct kx_winograd g, cudaStream_t stream)
 	const struct kx_windows w = g.window;
 	const int chunk = equal_chunk(w, g.n, g.images), batch = g.images;
 	const int shrink = g.pooled ? 4 : 1;
-	const size_t in = (size_t)w.h * w.w * w.c;
-	const size_t out = (size_t)w.rows * w.columns / shrink * g.n;
+	const size_t in = (size_t)w.h * w.w * w.pitch;
+	const size_t out = (size_t)w.rows * w.columns / shrink * g.y_pitch;
 	float *u = g.workspace, *v = u + (size_t)POINTS * w.c * g.n;
 	int rc = launch_weights(g, u, stream);
 
@@ -412,6 +413,7 @@ static int wgrad_chunk(const struct kx_winograd_wgrad &g, struct kx_points sums,
 	const struct kx_windows dy = {.h = w.rows,
 		.w = w.columns,
 		.c = g.n,
+		.pitch = g.dy_pitch,
 		.rows = w.rows,
 		.columns = w.columns,
 		.stride = 1,
@@ -456,8 +458,8 @@ int kx_winograd_wgrad(struct kx_winograd_wgrad g, cudaStream_t stream)
 		const int images = batch - first < chunk ? batch - first : chunk;
 
 		rc = wgrad_chunk(g, sums, parts, v, images, stream);
-		g.x += (size_t)images * w.h * w.w * w.c;
-		g.dy += (size_t)images * w.rows * w.columns * g.n;
+		g.x += (size_t)images * w.h * w.w * w.pitch;
+		g.dy += (size_t)images * w.rows * w.columns * g.dy_pitch;
 	}
 	if (rc)
 		return rc;

@@ -26,26 +26,27 @@ extern "C" {
 int kx_winograd_faster(struct kx_windows window, int n, size_t images);
 int kx_winograd_wgrad_faster(struct kx_windows window, int n);
 
-/* fprop or dgrad of filters of 3 x 3 or 5 x 5; the fields are as in struct kx_product. `workspace`
- * has kx_winograd_floats floats. */
+/* fprop or dgrad of filters of 3 x 3 or 5 x 5; the fields are as in struct kx_product, with y_pitch
+ * for d_pitch. `workspace` has kx_winograd_floats floats. */
 struct kx_winograd {
 	const float *x, *weights, *bias, *mask;
 	float *y, *workspace;
 	uint8_t *argmax;
 	struct kx_windows window;
-	int n, dgrad, relu, pooled, images;
+	int n, y_pitch, dgrad, relu, pooled, images;
 };
 int kx_winograd(struct kx_winograd g, cudaStream_t stream);
 /* Returns the size of the workspace for batches of up to `images` images. */
 size_t kx_winograd_floats(struct kx_windows window, int n, size_t images);
 
 /* wgrad of filters of 3 x 3. `gradients` gets one slice as the workspace of kx_product_wgrad does:
- * the gradients of the weights, then those of the biases. */
+ * the gradients of the weights, then those of the biases. Pixels of dy are dy_pitch values
+ * apart. */
 struct kx_winograd_wgrad {
 	const float *x, *dy;
 	float *gradients, *workspace;
 	struct kx_windows window; /* of fprop */
-	int n, images;
+	int n, dy_pitch, images;
 };
 int kx_winograd_wgrad(struct kx_winograd_wgrad g, cudaStream_t stream);
 size_t kx_winograd_wgrad_floats(struct kx_windows window, int n, size_t images);

@@ -39,9 +39,13 @@ NAMES = {
     "alexnet": "conv:96:11:stride=4:pad=auto relu lrn pool:3:stride=2 conv:256:5:pad=2:groups=2 relu "
                "lrn pool:3:stride=2 conv:384:3:pad=1 relu conv:384:3:pad=1:groups=2 relu "
                "conv:256:3:pad=1:groups=2 relu pool:3:stride=2 dropout:0.5 fc:4096 relu "
-               "dropout:0.5 fc:4096 relu fc:1000"}
+               "dropout:0.5 fc:4096 relu fc:1000",
+    "resnet8": "conv:16:3:pad=1 batchnorm relu skip conv:16:3:pad=1 batchnorm relu "
+               "conv:16:3:pad=1 batchnorm add relu skip conv:32:3:stride=2:pad=same batchnorm relu "
+               "conv:32:3:pad=1 batchnorm add relu skip conv:64:3:stride=2:pad=same batchnorm relu "
+               "conv:64:3:pad=1 batchnorm add relu avgpool:global fc:10"}
 # {network: the shape of its images}; the images of all other networks have the shape (1, 28, 28)
-SHAPES = {"cifar": (3, 32, 32), "alexnet": (3, 224, 224)}
+SHAPES = {"cifar": (3, 32, 32), "resnet8": (3, 32, 32), "alexnet": (3, 224, 224)}
 
 
 def text_of(net):
@@ -66,12 +70,16 @@ def operations_of(net):
              **dict(x.split("=") for x in values if "=" in x)}
         if o["pad"] == "auto":  # PyTorch has no pad=auto, and omits the last rows
             o["pad"] = int(values[1]) // int(o["stride"])
+        elif o["pad"] == "same":
+            o["pad"] = int(values[1]) // 2
         o = {k: int(v) for k, v in o.items()}
         if kind == "conv":
             yield channels, side, int(values[0]), int(values[1]), o["pad"], o["stride"], o["groups"]
             channels = int(values[0])
             side = (side + 2 * o["pad"] - int(values[1])) // o["stride"] + 1
-        elif kind == "pool":
+        elif word == "avgpool:global":
+            side = 1
+        elif kind in ("pool", "avgpool"):
             size = int(values[0])
             side = (side - size) // (o["stride"] if "stride=" in word else size) + 1
         elif kind == "fc":
@@ -79,8 +87,27 @@ def operations_of(net):
             channels, flat = int(values[0]), True
 
 
+class Residual(nn.Module):
+    """A skip and the layers up to its add. The skip leaves out rows, columns and, at the end,
+    channels like the `add` of cnn-ps."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        y = self.layers(x)
+        stride = -(-x.shape[2] // y.shape[2])
+        x = x[:, :, ::stride, ::stride]
+        return y + functional.pad(x, (0, 0, 0, 0, 0, y.shape[1] - x.shape[1]))
+
+
+PLAIN = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+
+
 def build(net):
-    layers, flat, operations = [], False, operations_of(net)
+    layers, flat, operations, outside = [], False, operations_of(net), []
+    filters = shape_of(net)[0]
     for word in text_of(net).split():
         kind, *values = word.split(":")
         if kind in ("conv", "fc"):
@@ -94,8 +121,19 @@ def build(net):
         elif kind == "pool":
             stride = [int(v[7:]) for v in values if v.startswith("stride=")]
             layers.append(nn.MaxPool2d(int(values[0]), *stride))
-        elif kind == "relu":
-            layers.append(nn.ReLU())
+        elif word == "avgpool:global":
+            layers.append(nn.AdaptiveAvgPool2d(1))
+        elif kind == "avgpool":
+            layers.append(nn.AvgPool2d(int(values[0])))
+        elif kind in PLAIN:
+            layers.append(PLAIN[kind]())
+        elif kind == "batchnorm":
+            layers.append((nn.BatchNorm1d if flat else nn.BatchNorm2d)(filters))
+        elif kind == "skip":
+            outside.append(layers)
+            layers = []
+        elif kind == "add":
+            layers = [*outside.pop(), Residual(layers)]
         elif kind == "lrn":
             layers.append(nn.LocalResponseNorm(5))
         elif kind == "dropout":

@@ -18,7 +18,7 @@ from support.programs import Programs
 
 # Folders whose C files are test programs, and the time limit of one program in seconds. tests/gpu
 # takes longer, because cpu-ref computes large nets there for comparison.
-PROGRAM_SECONDS = {"unit": 60 * PATIENCE, "gpu": 240 * PATIENCE}
+PROGRAM_SECONDS = {"unit": 60 * PATIENCE, "gpu": 420 * PATIENCE}
 
 
 class Outcome:

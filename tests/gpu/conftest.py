@@ -13,8 +13,8 @@ from support.programs import Programs  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
-    """Start compute-sanitizer first: it takes longest."""
-    items.sort(key=lambda item: item.path.name != "test_sanitizer.py")
+    """Start compute-sanitizer and the odd models first: they take longest."""
+    items.sort(key=lambda item: item.path.stem not in ("test_sanitizer", "test_odd_models"))
 
 
 @pytest.fixture(scope="session")

@@ -160,6 +160,10 @@ def test_top_of_a_drained_run_says_so(programs, small, terminal):
     programs.ctl("--server", server.endpoint, "drain")
     assert top.wait() == 0
     assert "training drained" in top.last_line()
+    end = top.text[top.text.rindex(CLOSED):].replace("\r", "")
+    assert re.search(r"images/s -   loss \d", end) and re.search(r"ETA -\n", end), end
+    assert re.search(r"^\S*drained\S*   epoch", end, re.M), end
+    assert re.search(r"^1 .* -  +-", end, re.M) and " live " not in end, end
 
 
 def test_top_of_a_run_without_an_update_shows_no_loss(programs, terminal):

@@ -334,28 +334,35 @@ static int fetch_status(struct top *t)
 	return PS_OK;
 }
 
-/* Changes the status of a server that is away, so that no old value looks like a present one. */
-static void mark_away(struct top *t)
+/* Changes the status of a server that is away or has ended, so that no old value looks like a
+ * present one. `state` describes the server. */
+static void drop_present(json_t *o, const char *state)
 {
 	json_t *worker;
-	struct tm at;
-	char clock[16] = "", text[64];
 	size_t i;
 
-	if (localtime_r(&t->answered, &at))
-		strftime(clock, sizeof(clock), "%H:%M:%S", &at);
-	snprintf(text, sizeof(text), "server away since %s", clock);
-	json_object_set_new(t->status, "state", json_string(text));
+	json_object_set_new(o, "state", json_string(state));
 	for (size_t k = 0; k < 3; k++)
-		json_object_del(
-			t->status, (const char *const[]){"images_per_s", "eta_s", "waiting"}[k]);
-	json_array_foreach(json_object_get(t->status, "workers"), i, worker)
+		json_object_del(o, (const char *const[]){"images_per_s", "eta_s", "waiting"}[k]);
+	json_array_foreach(json_object_get(o, "workers"), i, worker)
 	{
 		json_object_set_new(worker, "state", json_string("-"));
 		for (size_t k = 0; k < 3; k++)
 			json_object_del(worker,
 				(const char *const[]){"images_per_s", "silent_ms", "time"}[k]);
 	}
+}
+
+/* Shows that the server is away. */
+static void mark_away(struct top *t)
+{
+	struct tm at;
+	char clock[16] = "", text[64];
+
+	if (localtime_r(&t->answered, &at))
+		strftime(clock, sizeof(clock), "%H:%M:%S", &at);
+	snprintf(text, sizeof(text), "server away since %s", clock);
+	drop_present(t->status, text);
 	t->idle = -1;
 	t->is_away = 1;
 }
@@ -765,8 +772,9 @@ static void print_end(const json_t *o, const char *how)
 }
 
 /* Prints the last status on the normal terminal, and the result below it. */
-static int print_result(const json_t *o, const char *how, struct err *e)
+static int print_result(json_t *o, const char *how, struct err *e)
 {
+	drop_present(o, how);
 	int rc = print_status(o);
 
 	putchar('\n');

@@ -50,7 +50,8 @@ from support.programs import Programs, Process
 
 SECONDS = 60 * PATIENCE
 SLOW_SECONDS = 900 * PATIENCE
-LEFT_OUT = shutil.ignore_patterns("build", ".git", "data", "__pycache__", "run[0-9]*", "keys")
+LEFT_OUT = shutil.ignore_patterns("build", ".git", "data", "__pycache__", "run[0-9]*", "keys", "arrays",
+                                  "shapes")
 CACHES = shutil.ignore_patterns("__pycache__")
 TOOLS = ROOT / "build/tools/bin/python"  # `deploy/setup.sh tools` makes it
 MODULES = {"torch": "python3-torch"}
@@ -581,6 +582,16 @@ def test_a_copy_has_every_source_file(tmp_path):
         pytest.skip("not in a checkout of git")
     place = copy(tmp_path / "cnn-ps")
     assert not [file for file in tracked.stdout.split() if not (place / file).exists()]
+
+
+def test_a_copy_lacks_the_directories_of_a_reader_of_the_documents(tmp_path, monkeypatch):
+    """A reader of the tutorial makes them in the checkout. The commands of the copy make them
+    anew."""
+    made = {"run1", "run2", "keys", "arrays", "shapes"}
+    for name in made:
+        (tmp_path / "checkout" / name).mkdir(parents=True)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path / "checkout")
+    assert list(copy(tmp_path / "cnn-ps").iterdir()) == []
 
 
 def test_every_document_is_read():

@@ -344,6 +344,8 @@ def run_shell(block, copies, data, tmp_path, request):
         return
     if "make bundle" in block.text() and not shutil.which("nvcc", path=NVCC):
         pytest.skip("no nvcc")
+    if "--draw" in block.text() and not shutil.which("gnuplot"):
+        without("gnuplot", "deploy/setup.sh bench")
     seconds = SLOW_SECONDS if block.mark == "slow" else SECONDS
     as_root = block.mark == "slow" and a_slow_block_has_sudo(block.path)
     own_build = as_root or any(re.search(r"\bmake\b", c) for c in commands)

@@ -122,6 +122,28 @@ def test_mistakes_are_drawn_on_a_contact_sheet(programs):
     assert (white // 3 == [0, 5]).all() and len(white) == 9, "image 2 has pixel 5"
 
 
+def test_classes_have_the_names_of_classes_txt(programs):
+    """The names stand beside the numbers, which are also the columns of the table."""
+    weights = linear(programs.directory / "w.safetensors", 10, 9 * np.eye(10, 784))
+    place = one_hot(programs.directory / "data", [(3, 3), (4, 9), (4, 9), (0, 2)])
+    names = ["ankle boot", "bag", "coat", "dress", "\u540d\u524d\x1b[31m", "f", "g", "h", "i", "a very long name of a class"]
+    (place / "classes.txt").write_text("".join(f"{name}\n" for name in names))
+    png = programs.directory / "worst.png"
+    source = ("--weights", weights, "--data", place)
+    found = programs.ctl("eval", *source, "--mistakes", png)
+    rows = [re.match(r" +\d(?: +(?:\d+|\.)){10}  (.*)", line) for line in found.out]
+    assert [row[1] for row in rows if row] == [name.replace("\x1b", "?") for name in names], found.tail()
+    assert any(re.match(r"image \d: 4 \u540d\u524d\?\[31m \(\d.*\), label 9 a very long name of a class, wrong", line)
+               for line in found.out), found.tail()
+    assert "\x1b" not in "".join(found.out)
+    predicted = programs.ctl("predict", *source, 0).out
+    assert re.match(r"0: 3 dress \(\d.*\), label 3 dress$", predicted[1]), predicted
+    assert any(re.search(r" 0 ankle boot +\d+\.\d %", line) for line in predicted)
+    assert any(re.search(r" 9 a very long name +\d+\.\d %", line) for line in predicted)
+    (place / "classes.txt").write_text("".join(f"{i}\n" for i in range(11)))
+    assert programs.ctl("predict", *source, 0).out[1].startswith("0: 3 (")
+
+
 def test_the_worst_of_many_certain_mistakes_come_first(programs):
     """The network assigns a probability that rounds to 1 to all wrong classes."""
     weight = np.zeros((10, 784))

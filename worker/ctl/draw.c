@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "common/assert.h"
+#include "worker/ctl/width.h"
 
 #define BAR_CELLS   30
 #define CLASS_LINES 12 /* maximum number of lines for classes beside a picture */
@@ -98,8 +99,9 @@ static int grey_at(const struct drawing *d, size_t step, size_t y, size_t x)
 }
 
 /* Draws one line: two rows of pixels of the picture, then the probability of a class if one belongs
- * to this line. */
-static void draw_line(const struct drawing *d, size_t line, const size_t *class, int colours)
+ * to this line. The name of a class has `columns` columns. */
+static void draw_line(
+	const struct drawing *d, size_t line, const size_t *class, size_t columns, int colours)
 {
 	const size_t side = d->shape.h > d->shape.w ? d->shape.h : d->shape.w;
 	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
@@ -114,8 +116,12 @@ static void draw_line(const struct drawing *d, size_t line, const size_t *class,
 	if (colours && !beside)
 		fputs("\033[0m", stdout);
 	if (class) {
-		printf("  %*zu %5.1f %% ", digits(d->classes), *class,
-			100 * (double)d->probability[*class]);
+		printf("  %*zu ", digits(d->classes), *class);
+		if (columns) {
+			class_names_print(class_names_get(d->names, *class), columns);
+			putchar(' ');
+		}
+		printf("%5.1f %% ", 100 * (double)d->probability[*class]);
 		draw_bar(d->probability[*class]);
 	}
 	putchar('\n');
@@ -130,20 +136,47 @@ static size_t lines_of(const struct drawing *d, size_t classes)
 	return lines > classes + FIRST_CLASS ? lines : classes + FIRST_CLASS;
 }
 
+/* Returns the number of columns for the names of `n` classes; 0: they have no names. */
+static size_t name_columns(const struct drawing *d, const size_t *shown, size_t n)
+{
+	size_t columns = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		size_t width = width_of(class_names_get(d->names, shown[i]));
+
+		columns = width > columns ? width : columns;
+	}
+	return columns < CLASS_NAME_COLUMNS ? columns : CLASS_NAME_COLUMNS;
+}
+
+/* Prints the number of a class, and its name if it has one. */
+static void print_class(const struct drawing *d, size_t class)
+{
+	const char *name = class_names_get(d->names, class);
+
+	printf("%zu%s%s", class, *name ? " " : "", name);
+}
+
 void draw_prediction(const char *name, const struct drawing *d)
 {
 	const int colours = isatty(STDOUT_FILENO) && draw_may_colour();
 	size_t best = draw_best(d->probability, d->classes), shown[CLASS_LINES];
 	size_t n = classes_shown(d->probability, d->classes, shown);
+	const size_t columns = name_columns(d, shown, n);
 
-	printf("%s: %zu (%.2f %%)", name, best, 100 * (double)d->probability[best]);
-	if (d->label >= 0)
-		printf(", label %d%s", d->label, (size_t)d->label == best ? "" : ", wrong");
+	printf("%s: ", name);
+	print_class(d, best);
+	printf(" (%.2f %%)", 100 * (double)d->probability[best]);
+	if (d->label >= 0) {
+		printf(", label ");
+		print_class(d, (size_t)d->label);
+		fputs((size_t)d->label == best ? "" : ", wrong", stdout);
+	}
 	putchar('\n');
 	for (size_t line = 0; line < lines_of(d, n); line++) {
 		/* wraps to a large number for the first lines, which have no class */
 		size_t row = line - FIRST_CLASS;
 
-		draw_line(d, line, row < n ? &shown[row] : NULL, colours);
+		draw_line(d, line, row < n ? &shown[row] : NULL, columns, colours);
 	}
 }

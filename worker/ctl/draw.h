@@ -7,13 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "common/model.h"
+#include "worker/ctl/class_names.h"
 
 struct drawing {
 	struct shape shape;
 	const uint8_t *pixels;    /* shape_count(shape) */
 	const float *probability; /* of each class */
 	size_t classes;
-	int label; /* -1: not known */
+	int label;                       /* -1: not known */
+	const struct class_names *names; /* NULL: none */
 };
 
 /* Returns the index of the largest of n >= 1 values. If several values are equally large, returns

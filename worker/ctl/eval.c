@@ -4,6 +4,7 @@
  * with the greatest loss.
  */
 #include <errno.h>
+#include <locale.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +51,7 @@ struct evaluation {
 	size_t n_worst;
 	FILE *predictions; /* NULL: no --predictions */
 	int writes_files;  /* 1: --predictions or --mistakes */
+	struct class_names names;
 };
 
 /* ---- counting -------------------------------------------------------------------------------- */
@@ -139,6 +141,8 @@ static void print_table(const struct evaluation *v)
 				printf(" %5u", v->count[label * v->classes + c]);
 			else
 				printf("     .");
+		if (v->names.n)
+			printf("  %s", class_names_get(&v->names, label));
 		putchar('\n');
 	}
 }
@@ -161,7 +165,13 @@ static void print_confusions(const struct evaluation *v)
 				best = i;
 		if (best == n)
 			return;
-		printf("%5zu  %5zu  %6u\n", best / v->classes, best % v->classes, v->count[best]);
+		const size_t label = best / v->classes, class = best % v->classes;
+
+		printf("%5zu  %5zu  %6u", label, class, v->count[best]);
+		if (v->names.n)
+			printf("  %s as %s", class_names_get(&v->names, label),
+				class_names_get(&v->names, class));
+		putchar('\n');
 		v->count[best] = 0;
 	}
 }
@@ -206,7 +216,27 @@ static void draw_worst(const struct evaluation *v)
 					      .pixels = v->pixels + i * shape_count(v->data.shape),
 					      .probability = v->probability + i * v->classes,
 					      .classes = v->classes,
+					      .names = &v->names,
 					      .label = v->worst[i].label});
+	}
+}
+
+/* Writes the label, the class, the probability and the number of the image. The names of label and
+ * class, which may be long, are on the first line. */
+static void write_tile_text(
+	const struct evaluation *v, const struct mistake *m, struct sheet_tile *tile)
+{
+	const char *label = class_names_get(&v->names, m->label);
+	const char *class = class_names_get(&v->names, m->class);
+	const double sure = 100 * (double)m->sure;
+
+	if (*label && *class) {
+		snprintf(tile->line[0], SHEET_TEXT, "%.10s->%.10s", label, class);
+		snprintf(tile->line[1], SHEET_TEXT, "%u->%zu %.0f%% #%u", m->label, m->class, sure,
+			m->image);
+	} else {
+		snprintf(tile->line[0], SHEET_TEXT, "%u->%zu %.0f%%", m->label, m->class, sure);
+		snprintf(tile->line[1], SHEET_TEXT, "#%u", m->image);
 	}
 }
 
@@ -219,9 +249,7 @@ static int write_worst(const struct evaluation *v, const char *path, struct err 
 		const struct mistake *m = &v->worst[i];
 
 		tiles[i].pixels = v->pixels + i * shape_count(v->data.shape);
-		snprintf(tiles[i].line[0], SHEET_TEXT, "%u->%zu %.0f%%", m->label, m->class,
-			100 * (double)m->sure);
-		snprintf(tiles[i].line[1], SHEET_TEXT, "#%u", m->image);
+		write_tile_text(v, m, &tiles[i]);
 	}
 	rc = sheet_write(path, v->data.shape, tiles, v->n_worst, e);
 	if (!rc)
@@ -280,7 +308,8 @@ static int open_evaluation(const struct ctl *ctl, struct evaluation *v, struct e
 		rc = open_eval_backend(v, e);
 	if (rc)
 		return rc;
-	(void)ctl_weights_differ("eval", v->weights, &v->data);
+	if (!ctl_weights_differ("eval", v->weights, &v->data))
+		class_names_read(&v->names, v->data.files.dir, v->weights->model.classes);
 	v->classes = v->weights->model.classes;
 	v->pixels = mem_must(CHUNK, shape_count(v->data.shape), "images");
 	v->labels = mem_must(CHUNK, sizeof(*v->labels), "labels");
@@ -339,6 +368,7 @@ static int eval(const struct ctl *ctl, const struct ctl_weights *w, struct err *
 	free(v->labels);
 	free(v->probability);
 	free(v->count);
+	class_names_release(&v->names);
 	free(v);
 	return rc;
 }
@@ -346,6 +376,8 @@ static int eval(const struct ctl *ctl, const struct ctl_weights *w, struct err *
 int ctl_eval(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w = mem_must(1, sizeof(*w), "eval");
+
+	setlocale(LC_CTYPE, ""); /* for the width of a name */
 	int rc = ctl_weights_load(ctl, 1, w, e);
 
 	if (!rc && w->model.classes == 0)

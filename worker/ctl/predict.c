@@ -1,4 +1,5 @@
 /* predict.c - see ctl.h: shows the network's predictions for pictures and test images. */
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ struct gallery {
 	int *known; /* 1: the picture has a label of the test set */
 	float *probability;
 	size_t n, classes;
+	struct class_names names;
 	struct shape shape; /* of a picture */
 	size_t size;        /* its pixels */
 };
@@ -96,14 +98,15 @@ static int take_file(struct gallery *g, size_t i, const struct ctl *ctl, struct 
 }
 
 /* Loads the data set, and prints its directory. */
-static int load_test_images(
-	struct data *d, const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
+static int load_test_images(struct data *d, struct gallery *g, const struct ctl *ctl,
+	const struct ctl_weights *w, struct err *e)
 {
 	int rc = data_load(d, ctl->data, e);
 
 	if (rc)
 		return rc;
-	(void)ctl_weights_differ("predict", w, d);
+	if (!ctl_weights_differ("predict", w, d))
+		class_names_read(&g->names, d->files.dir, g->classes);
 	printf("test images of %s:\n", d->files.dir);
 	return PS_OK;
 }
@@ -112,8 +115,10 @@ static int take_all(
 	struct gallery *g, const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
 {
 	struct data *d = mem_must(1, sizeof(*d), "test images");
-	int rc = needs_test_images(ctl) ? load_test_images(d, ctl, w, e) : PS_OK;
+	int rc = needs_test_images(ctl) ? load_test_images(d, g, ctl, w, e) : PS_OK;
 
+	if (!needs_test_images(ctl) && ctl->data && !files_find(&d->files, ctl->data, NULL))
+		class_names_read(&g->names, d->files.dir, g->classes);
 	for (size_t i = 0; i < g->n && !rc; i++)
 		rc = is_image_number(ctl->args[i]) ? take_test_image(g, i, ctl->args[i], d, e)
 						   : take_file(g, i, ctl, e);
@@ -145,6 +150,7 @@ static void close_gallery(struct gallery *g)
 	free(g->no_labels);
 	free(g->known);
 	free(g->probability);
+	class_names_release(&g->names);
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
@@ -171,6 +177,7 @@ static void draw(const struct gallery *g, size_t i, const char *name)
 		.pixels = g->pixels + i * g->size,
 		.probability = g->probability + i * g->classes,
 		.classes = g->classes,
+		.names = &g->names,
 		.label = g->known[i] ? g->labels[i] : -1};
 
 	draw_prediction(name, &d);
@@ -194,6 +201,8 @@ static int predict(const struct ctl *ctl, const struct ctl_weights *w, struct er
 int ctl_predict(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w = mem_must(1, sizeof(*w), "predict");
+
+	setlocale(LC_CTYPE, ""); /* for the width of a name */
 	int rc = ctl_weights_load(ctl, needs_test_images(ctl), w, e);
 
 	if (!rc && w->model.classes == 0)

@@ -11,8 +11,8 @@
 #include "common/err.h"
 #include "common/model.h"
 
-/* bytes of a text with its NUL; the sheet has letters for 0-9, %, #, - and >, and draws other
- * characters as blanks */
+/* bytes of a text with its NUL; the sheet has letters for A-Z, 0-9, %, #, - and >, draws small
+ * letters as capitals, and other characters as blanks */
 #define SHEET_TEXT 24
 
 struct sheet_tile {

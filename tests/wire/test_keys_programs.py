@@ -54,7 +54,11 @@ def test_secrets_stay_out_of_logs_arguments_and_cores(programs, keys, data):
     for process in (server, worker):
         pid = process.popen.pid
         for name in ("cmdline", "environ"):
-            text = open(f"/proc/{pid}/{name}", "rb").read().decode(errors="replace")
+            try:
+                text = open(f"/proc/{pid}/{name}", "rb").read().decode(errors="replace")
+            except PermissionError:  # a program with keys lets only root read its environment
+                assert name == "environ" and os.getuid()
+                continue
             assert not any(s in text for s in secrets)
         assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
     server.result(60 * PATIENCE)

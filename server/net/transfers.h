@@ -5,23 +5,20 @@
  *
  * The module watches the connection on which the worker's newest LEASE arrived. The module polls
  * the descriptor of a worker's connection only if the worker has owed a delivery for longer than
- * TRANSFERS_POLL_MS. If the peer address of a descriptor has changed, the descriptor now belongs to
- * another connection, and the bytes of that connection do not count. Thread: the loop's.
+ * TRANSFERS_POLL_MS. Thread: the loop's.
  */
 #ifndef SERVER_NET_TRANSFERS_H
 #define SERVER_NET_TRANSFERS_H
 #include <stdint.h>
 #include "proto/wire.h"
 #include "server/core/core.h"
+#include "server/net/watched.h"
 
 #define TRANSFERS_POLL_MS 500
 
 struct transfer {
 	uint32_t peer;
-	int fd;
-	char address[64];
-	/* bytes that the connection had moved at the newest poll; 0 before the first poll */
-	uint64_t bytes;
+	struct watched connection;
 };
 
 struct transfers {

@@ -845,6 +845,28 @@ size_t wire_chunks_wanted(struct frames *f)
 	return n < WIRE_MAX_CHUNKS ? (size_t)n : WIRE_MAX_CHUNKS;
 }
 
+uint64_t wire_push_seq(struct frames *f)
+{
+	struct wire_body body;
+
+	if (f->n == 0 ||
+		check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body))
+		return 0;
+	return body.type == MSG_PUSH ? peek_number(&body, PUSH_SEQ) : 0;
+}
+
+uint64_t wire_params_parts(struct frames *f, uint64_t *request)
+{
+	struct wire_body body;
+
+	if (f->n != 2 ||
+		check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body) ||
+		body.type != MSG_PARAMS)
+		return 0;
+	*request = peek_number(&body, PARAMS_REQUEST);
+	return peek_number(&body, PARAMS_PARTS);
+}
+
 int wire_lane_ref(struct frames *f, struct lane_ref *ref)
 {
 	struct wire_body body;

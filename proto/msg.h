@@ -33,18 +33,19 @@
 #ifndef WIRE_MAX_SLICES                   /* `make fuzz` defines a smaller limit */
 #define WIRE_MAX_SLICES 64u               /* slices, that is tensor frames, per message */
 #endif
-#define WIRE_MAX_CHUNKS  7u         /* chunks of a push: tensor frames before the PUSH */
-#define WIRE_MAX_PARAMS  (1u << 28) /* floats of a model */
-#define WIRE_MAX_NAME    63u        /* bytes of a worker's name or device text */
-#define WIRE_MAX_OWNER   40u        /* characters of a public key */
-#define WIRE_MAX_HOST    64u        /* bytes of a host name, as in Linux */
-#define WIRE_MAX_MODEL   511u       /* bytes of a model text */
-#define WIRE_MAX_SOCKET  107u       /* bytes of the path of a Unix socket */
-#define WIRE_MAX_TEXT    61439u     /* bytes of a STATUS or ERROR text */
-#define WIRE_MIN_TEXT    32767u     /* bytes of a STATUS text that every client accepts */
-#define WIRE_MAX_TENSORS 49152u     /* bytes of a list of tensors */
-#define WIRE_MAX_IMAGES  (1u << 24) /* images of a data set */
-#define WIRE_MAX_WORKERS 1024u      /* worker slots of a server */
+#define WIRE_MAX_CHUNKS      7u         /* chunks of a push: tensor frames before the PUSH */
+#define WIRE_MAX_PARAMS      (1u << 28) /* floats of a model */
+#define WIRE_MAX_NAME        63u        /* bytes of a worker's name or device text */
+#define WIRE_MAX_OWNER       40u        /* characters of a public key */
+#define WIRE_MAX_HOST        64u        /* bytes of a host name, as in Linux */
+#define WIRE_MAX_MODEL       511u       /* bytes of a model text */
+#define WIRE_MAX_SOCKET      107u       /* bytes of the path of a Unix socket */
+#define WIRE_MAX_CONNECTIONS 4u         /* connections for the tensors of a worker */
+#define WIRE_MAX_TEXT        61439u     /* bytes of a STATUS or ERROR text */
+#define WIRE_MIN_TEXT        32767u     /* bytes of a STATUS text that every client accepts */
+#define WIRE_MAX_TENSORS     49152u     /* bytes of a list of tensors */
+#define WIRE_MAX_IMAGES      (1u << 24) /* images of a data set */
+#define WIRE_MAX_WORKERS     1024u      /* worker slots of a server */
 #ifndef WIRE_MAX_BATCHES            /* `make fuzz` defines a smaller limit, for smaller tables */
 #define WIRE_MAX_BATCHES (1u << 20) /* batches of an epoch */
 #endif
@@ -204,6 +205,11 @@ struct msg_welcome {
 	/* for an observer: the tensors as in HELLO, borrowed; "" or NULL: unknown */
 	const char *tensors;
 	enum encoding wire; /* `wire` of HELLO if the server accepts it; otherwise F32 or NONE */
+	/* for side connections (side.h): the maximum number of connections for the tensors of this
+	 * worker, the bulk connection included, and a secret that opens each of them once. At most
+	 * 1: the worker may use no other connection */
+	uint32_t connections;
+	uint64_t side_secret_hi, side_secret_lo;
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };
@@ -256,6 +262,9 @@ struct msg_params {
 	uint32_t lane_hold;
 	uint64_t lane_ticket;
 	uint32_t lane_buffer;
+	/* number of parts of the tensor frame, of which only the first is in this message; 0: the
+	 * message has the whole frame */
+	uint32_t parts;
 	struct slices slices; /* together they cover [0, n_params) */
 };
 

@@ -120,6 +120,9 @@ static const struct wire_field welcome[] = {
 	TEXT(30, welcome.tensors, WIRE_MAX_TENSORS),
 	MSG(31, welcome.wire, ENCODING_NONE, ENCODING_BF16),
 	MSG(32, welcome.lane_gpu, 0, 1),
+	MSG(33, welcome.connections, 0, WIRE_MAX_CONNECTIONS),
+	MSG(34, welcome.side_secret_hi, 0, ANY64),
+	MSG(35, welcome.side_secret_lo, 0, ANY64),
 	END,
 };
 
@@ -154,7 +157,7 @@ static const struct wire_field inner_ack[] = {
 };
 
 static const struct wire_field params[] = {
-	MSG(1, params.request, 0, ANY64),
+	MSG(PARAMS_REQUEST, params.request, 0, ANY64),
 	MSG(2, params.version, 0, ANY64),
 	MSG(3, params.which, WEIGHTS_CURRENT, WEIGHTS_EVAL),
 	SLICES(4, params.slices),
@@ -163,12 +166,13 @@ static const struct wire_field params[] = {
 	MSG(PARAMS_LANE_HOLD, params.lane_hold, 0, LANE_HOLDS),
 	MSG(PARAMS_LANE_TICKET, params.lane_ticket, 0, ANY64),
 	MSG(PARAMS_LANE_BUFFER, params.lane_buffer, 0, ANY32),
+	MSG(PARAMS_PARTS, params.parts, 0, WIRE_MAX_CONNECTIONS),
 	END,
 };
 
 static const struct wire_field push[] = {
 	INNER(1, push.stamp, stamp),
-	MSG(2, push.seq, 0, WIRE_MAX_SEQ),
+	MSG(PUSH_SEQ, push.seq, 0, WIRE_MAX_SEQ),
 	MSG(3, push.base_version, 0, ANY64),
 	INNER(4, push.work, work),
 	MSG(5, push.images, 0, WIRE_MAX_IMAGES),

@@ -105,6 +105,12 @@ int wire_is_chunk(struct frames *f);
 /* Returns the number of chunks in the header of a PUSH, which the function does not check. Returns
  * 0 for other messages. */
 size_t wire_chunks_wanted(struct frames *f);
+/* Returns the seq in the header of a PUSH, which the function does not check, or 0. */
+uint64_t wire_push_seq(struct frames *f);
+/* If the message is a PARAMS with one tensor frame, which is only a part of the weights, returns
+ * the number of parts and sets *request to the number in the header. The function checks neither.
+ * Else returns 0. */
+uint64_t wire_params_parts(struct frames *f, uint64_t *request);
 /* If the message has no tensor frame and its PUSH or PARAMS header refers to shared memory instead,
  * returns 1 and sets *ref to the numbers in the header, which the function does not check. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);

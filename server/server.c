@@ -316,7 +316,8 @@ static void on_tick(uv_timer_t *t)
 	router_receive_pending(s->router);
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->committed_lsn, dispatch_now(s));
 	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
-	transfers_poll(&s->transfers, s->state.core, dispatch_now(s), on_transfer, s);
+	transfers_poll(&s->transfers, s->state.core, s->router, dispatch_now(s), on_transfer, s);
+	router_check_sides(s->router, s->state.core);
 	if (s->disk.notice_due && !s->status)
 		notify_workers(s);
 	request_snapshot(s);
@@ -449,6 +450,7 @@ static int open_auth(struct server *s, struct err *e)
 		.key_file = o->key,
 		.keys_file = o->authorized_keys,
 		.max_workers = o->core.sessions.max_workers,
+		.sides = o->sides,
 		.hellos = ADMISSION_BURST};
 
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
@@ -490,6 +492,7 @@ static int open_router(struct server *s, struct err *e)
 		.gpu_off = why_no_gpu_lanes(s->options, cfg),
 		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,
 		.needs_lane = s->options->lane == LANE_SHM,
+		.sides = s->options->sides,
 		.auth = s->auth,
 		.on_message = dispatch_message,
 		.on_gone = dispatch_gone,

@@ -135,7 +135,7 @@ uint32_t auth_left_over(const struct auth *a, uint32_t slots)
 
 uint32_t auth_connections(const struct auth *a)
 {
-	return 4 * auth_share(a, a->cfg.max_workers) + AUTH_CONNECTIONS;
+	return (4 + a->cfg.sides) * auth_share(a, a->cfg.max_workers) + AUTH_CONNECTIONS;
 }
 
 /* Returns the number of workers of each key that may connect in a second. */

@@ -52,6 +52,7 @@ struct auth_config {
 	/* maximum number of HELLO of workers that the server accepts in a second, of all keys
 	 * together */
 	uint32_t hellos;
+	uint32_t sides;     /* maximum number of side connections of a worker */
 	auth_read_fn *read; /* NULL: authorized_keys_read */
 };
 
@@ -98,8 +99,8 @@ uint32_t auth_share(const struct auth *a, uint32_t slots);
 uint32_t auth_even_share(const struct auth *a, uint32_t slots);
 uint32_t auth_left_over(const struct auth *a, uint32_t slots);
 /* Returns the maximum number of open connections of a key: two for each slot of its share, and two
- * more, because the server may still have two that the worker has lost; and AUTH_CONNECTIONS for
- * programs such as cnn-ctl. */
+ * more, because the server may still have two that the worker has lost; the side connections of
+ * each slot; and AUTH_CONNECTIONS for programs such as cnn-ctl. */
 uint32_t auth_connections(const struct auth *a);
 /* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);

@@ -636,6 +636,7 @@ static void fill(struct options *o)
 	o->n_threads = choose_threads(o);
 	o->store_gpu = store_gpu(o->store);
 	choose_lane(o);
+	o->sides = (uint32_t)o->connections - 1;
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -752,6 +753,9 @@ static void add_shell_rows(struct table *t, struct options *o)
 		FLAG("insecure", insecure,
 			"allow --bind without keys on an address that is not loopback; anyone who "
 			"can connect there can train, stop and copy the run"),
+		INT("connections", connections, "1", 1, WIRE_MAX_CONNECTIONS, "N",
+			"maximum number of connections over which a worker with --connections may "
+			"send and receive large tensors (docs/connections.md)"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
 			"address at which the server serves a page about the run, /metrics, "
 			"/status, /history, /healthz and /livez; if HOST is missing, it is "

@@ -51,6 +51,7 @@ struct options {
 	int64_t memory_mb; /* 0: 80 % of the memory of the machine or container */
 	enum lane_choice lane;
 	const char *lane_socket;
+	int64_t connections; /* maximum number for the tensors of a worker */
 	int64_t wal_mb;
 	int64_t threads;   /* 0: automatic */
 	const char *store; /* "host" or "cuda:N" */
@@ -69,8 +70,9 @@ struct options {
 	uint64_t wal_bytes; /* the server takes a checkpoint when the log is larger */
 	/* number of threads that process vectors, including the main thread; at least 1 */
 	size_t n_threads;
-	size_t n_cpus; /* CPUs on which this process may run */
-	int store_gpu; /* the N of --store cuda:N; -1: host */
+	size_t n_cpus;  /* CPUs on which this process may run */
+	int store_gpu;  /* the N of --store cuda:N; -1: host */
+	uint32_t sides; /* maximum number of side connections of a worker (server/net/sides.h) */
 	/* the Unix socket of shared-memory lanes; "": none */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */

@@ -183,6 +183,7 @@ static void put_net(FILE *f, const struct router_stats *n)
 		"Connections to the socket of lanes with a wrong secret or form.",
 		n->lanes.refused);
 	metric(f, "connections", "gauge", "Connections open.", n->port.connections);
+	metric(f, "side_connections", "gauge", "Side connections open.", n->sides);
 	metric(f, "replies_waiting", "gauge", "Replies that wait for a peer.", n->waiting);
 }
 

@@ -14,6 +14,8 @@ struct partial {
 	size_t places;      /* number of entries with this key, this one included */
 	/* the number of this peer's newest chunk, counted over the chunks of all peers */
 	uint64_t clock;
+	uint64_t push;   /* the seq in the marks of the chunks; 0 if they have no marks */
+	unsigned filled; /* bit i: chunk[i] and frame[i] are in use */
 	size_t n, bytes;
 	struct chunk chunk[WIRE_MAX_CHUNKS];
 	zmq_msg_t frame[WIRE_MAX_CHUNKS];
@@ -22,6 +24,7 @@ struct partial {
 struct chunked_push {
 	size_t max_peers, max_bytes, used; /* used: peers that have chunks */
 	size_t wasted;                     /* see chunked_push_wasted */
+	uint64_t joined;                   /* see chunked_push_joined */
 	uint64_t clock;
 	struct wire_pass pass;
 	struct partial *partial;
@@ -58,8 +61,10 @@ static void discard(struct chunked_push *a, struct partial *e)
 {
 	note_places(a, e, e->places - 1);
 	PS_ASSERT(a->used > 0 && e->n <= WIRE_MAX_CHUNKS);
-	for (size_t i = 0; i < e->n; i++)
-		(void)zmq_msg_close(&e->frame[i]);
+	for (size_t i = 0; i < WIRE_MAX_CHUNKS; i++)
+		if (e->filled >> i & 1)
+			(void)zmq_msg_close(&e->frame[i]);
+	e->filled = 0;
 	e->n = e->bytes = 0;
 	e->peer = 0;
 	a->used--;
@@ -143,29 +148,59 @@ static struct partial *allot(struct chunked_push *a, uint32_t peer, const char *
 	return e;
 }
 
-int chunked_push_keep(
-	struct chunked_push *a, uint32_t peer, const char *key, struct frames *f, size_t peers)
+/* Returns PS_EPROTO if place `at`, which the mark names, cannot have a chunk, and PS_EAGAIN if the
+ * peer has too many chunks. */
+static int check_place(const struct chunked_push *a, const struct partial *e,
+	const struct side_mark *mark, size_t at)
+{
+	if (mark && (!mark->number || at >= WIRE_MAX_CHUNKS || e->filled >> at & 1))
+		return PS_EPROTO;
+	return e->n == WIRE_MAX_CHUNKS || e->bytes > a->max_bytes ? PS_EAGAIN : PS_OK;
+}
+
+int chunked_push_keep(struct chunked_push *a, uint32_t peer, const char *key,
+	const struct side_mark *mark, struct frames *f, size_t peers)
 {
 	struct partial *e = find_partial(a, peer);
 	zmq_msg_t *from = &f->frame[1];
+	size_t lost = 0;
 
+	if (e && e->push != (mark ? mark->number : 0)) {
+		lost = e->n; /* of an earlier PUSH, which did not arrive */
+		discard(a, e);
+		e = NULL;
+	}
 	a->wasted = 0;
 	if (!e)
 		e = allot(a, peer, key, peers);
+	a->wasted += lost;
+	e->push = mark ? mark->number : 0;
 	e->bytes += zmq_msg_size(from);
-	int rc = e->n == WIRE_MAX_CHUNKS || e->bytes > a->max_bytes
-			 ? PS_EAGAIN
-			 : wire_check_chunk(from, &e->chunk[e->n], &a->pass);
+	size_t at = mark ? mark->part : e->n;
+	int rc = check_place(a, e, mark, at);
+	if (!rc)
+		rc = wire_check_chunk(from, &e->chunk[at], &a->pass);
 	if (rc) {
 		a->wasted += e->n + (rc == PS_EAGAIN);
 		discard(a, e);
 		return rc;
 	}
-	PS_ASSERT(e->n < WIRE_MAX_CHUNKS && e->bytes <= a->max_bytes); /* invariant 1 */
-	(void)zmq_msg_init(&e->frame[e->n]);
-	(void)zmq_msg_move(&e->frame[e->n++], from);
+	/* invariant 1 */
+	PS_ASSERT(e->n < WIRE_MAX_CHUNKS && at < WIRE_MAX_CHUNKS && e->bytes <= a->max_bytes);
+	(void)zmq_msg_init(&e->frame[at]);
+	(void)zmq_msg_move(&e->frame[at], from);
+	e->filled |= 1u << at;
+	e->n++;
 	e->clock = ++a->clock;
 	return PS_OK;
+}
+
+void chunked_push_drop(struct chunked_push *a, uint32_t peer)
+{
+	struct partial *e = peer ? find_partial(a, peer) : NULL;
+
+	if (e)
+		discard(a, e);
 }
 
 static void prepend(struct frames *f, struct partial *e)
@@ -184,18 +219,34 @@ static void prepend(struct frames *f, struct partial *e)
 	f->n_chunks = e->n;
 }
 
+/* Returns 1 if all chunks of `e` may be the first tensor frames of message `f`. */
+static int is_push_of(const struct partial *e, struct frames *f)
+{
+	return e->filled == (1u << e->n) - 1 && (!e->push || e->push == wire_push_seq(f));
+}
+
 int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f)
 {
 	struct partial *e = find_partial(a, peer);
 	size_t wanted = wire_chunks_wanted(f), here = e ? e->n : 0;
-	int fits = here == wanted && f->n + here <= 1 + WIRE_MAX_SLICES;
+	int fits = here == wanted && f->n + here <= 1 + WIRE_MAX_SLICES &&
+		   (here == 0 || is_push_of(e, f));
 
+	a->wasted = 0;
+	a->joined = fits && e ? e->push : 0;
+	if (e && e->push && !wanted)
+		return PS_OK; /* this message does not end the wait of chunks with marks */
 	a->wasted = fits ? 0 : here;
 	if (fits && e)
 		prepend(f, e);
 	if (e)
 		discard(a, e);
 	return fits || !wanted ? PS_OK : PS_EAGAIN;
+}
+
+uint64_t chunked_push_joined(const struct chunked_push *a)
+{
+	return a->joined;
 }
 
 size_t chunked_push_wasted(const struct chunked_push *a)

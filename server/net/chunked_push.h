@@ -9,6 +9,11 @@
  * PUSH, nothing notifies this module, and the chunks stay until it needs their place for another
  * peer (invariant 2).
  *
+ * A worker with side connections (side.h) sends the parts of a push on several connections, which
+ * keep no common order. Each of these chunks therefore has a mark. All of them are chunks of the
+ * worker's bulk connection, and only its PUSH with the seq of the mark, a chunk without this seq or
+ * chunked_push_drop ends their wait.
+ *
  * The places belong to keys, because a key may have more connections than there are places. If a
  * place is missing, the key with the most places gives one up, and if several keys have the most,
  * the key that needs it. A key can thus not take the places of the workers of another one, which
@@ -32,6 +37,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "common/err.h"
+#include "proto/side.h"
 #include "proto/wire.h"
 
 struct chunked_push; /* opaque, see chunked_push.c */
@@ -44,20 +50,25 @@ int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peer
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void chunked_push_free(struct chunked_push **a);
 /* Verifies and keeps the tensor frame of `f`, a message of a peer with this key, or with the key ""
- * if the server has no keys. After the call, at most `peers` (>= 1) peers have
- * chunks. Returns PS_EPROTO if `f` has no valid tensor frame. Returns PS_EAGAIN if the peer has too
- * many chunks, because an earlier PUSH was lost. In both cases of failure, the function discards
- * all chunks of the peer. */
-int chunked_push_keep(struct chunked_push *a, uint32_t peer, const char *key, struct frames *f,
-	size_t peers) PS_MUST_CHECK;
+ * if the server has no keys. `mark` is NULL for a chunk without a mark. After the call, at most
+ * `peers` (>= 1) peers have chunks. Returns PS_EPROTO if `f` has no valid tensor frame, or if its
+ * mark is wrong. Returns PS_EAGAIN if the peer has too many chunks, because an earlier PUSH was
+ * lost. In both cases of failure, the function discards all chunks of the peer. */
+int chunked_push_keep(struct chunked_push *a, uint32_t peer, const char *key,
+	const struct side_mark *mark, struct frames *f, size_t peers) PS_MUST_CHECK;
 /* Completes `f`, a message of `peer`, with the peer's chunks. If the store has as many chunks of
  * the peer as the message says, the function inserts these chunks before the message's own tensor
  * frames. If the numbers differ, the function returns PS_EAGAIN, and the caller must treat the
  * message as lost. */
 int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f) PS_MUST_CHECK;
+/* Returns the seq of the PUSH that the newest call of chunked_push_join has completed with chunks
+ * that had marks, or 0 if it has completed none. */
+uint64_t chunked_push_joined(const struct chunked_push *a);
 /* Returns the number of chunks that the newest call of one of these two functions has discarded:
  * chunks of its peer, or of another peer with the same key. A correct peer wastes few. */
 size_t chunked_push_wasted(const struct chunked_push *a);
+/* Discards the chunks of `peer`. */
+void chunked_push_drop(struct chunked_push *a, uint32_t peer);
 /* Discards all chunks. Called after all connections were closed. */
 void chunked_push_clear(struct chunked_push *a);
 

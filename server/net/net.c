@@ -74,7 +74,8 @@ struct router {
 	struct lanes *lanes;
 	/* the reason why `lanes` is NULL, or "" if the options demand no lanes */
 	char lane_off[sizeof(((struct err *)0)->text)];
-	int has_chunks; /* 1 if the server may store chunks of a peer's push */
+	int has_chunks;      /* 1 if the server may store chunks of a peer's push */
+	struct sides *sides; /* NULL if workers may have no side connections */
 	struct msg msg;
 	struct awaited awaited[AWAITED];
 	int waits; /* 1 if router_flush waits for copies of weights */
@@ -413,6 +414,79 @@ static int complete_awaited(struct router *r, size_t at, struct frames *f)
 	return PS_OK;
 }
 
+/* Queues a message of a side connection: the mark and, unless it is NULL, the part. Takes over the
+ * part. */
+static int queue_mark(
+	struct router *r, uint32_t peer, const struct side_mark *mark, zmq_msg_t *part)
+{
+	struct frames f;
+
+	frames_init(&f);
+	if (side_encode_mark(mark, &f.frame[0])) {
+		if (part)
+			(void)zmq_msg_close(part);
+		return PS_ENOMEM;
+	}
+	f.n = 1;
+	if (part) {
+		(void)zmq_msg_init(&f.frame[1]);
+		(void)zmq_msg_move(&f.frame[1], part);
+		f.n = 2;
+		if (r->owners)
+			owners_count(r->owners, peer, &f.frame[1]);
+	}
+	replies_put(r->replies, peer, &f, part ? r->lsn : 0);
+	return PS_OK;
+}
+
+/* Sends the ACK inside PARAMS as a message of its own, because the worker reads PARAMS with parts
+ * only when the last part has arrived. */
+static int queue_inner_ack(struct router *r, uint32_t peer, struct msg_params *p)
+{
+	const struct msg m = {.type = MSG_ACK, .ack = p->ack};
+	struct frames f;
+
+	frames_init(&f);
+	int rc = p->ack.seq ? wire_encode(&m, &f) : PS_OK;
+	if (rc)
+		return rc;
+	if (p->ack.seq)
+		replies_put(r->replies, peer, &f, r->lsn);
+	p->ack = (struct msg_ack){0};
+	return PS_OK;
+}
+
+/* If the session of `peer` has side connections, sends parts of the weights there, and leaves the
+ * first part in *frame. */
+static int spread_params(struct router *r, uint32_t peer, struct msg_params *p, zmq_msg_t *frame)
+{
+	uint32_t side[MAX_SIDES], n = 0;
+	const size_t size = zmq_msg_size(frame);
+	zmq_msg_t part;
+
+	if (p->which == WEIGHTS_CURRENT && size >= SIDE_MIN_BYTES)
+		n = sides_of(r->sides, peer, side);
+	if (n == 0)
+		return PS_OK;
+	const size_t each = (size / (n + 1) + 63) / 64 * 64;
+	int rc = queue_inner_ack(r, peer, p);
+	for (uint32_t i = 1; i <= n && !rc; i++) {
+		const struct side_mark mark = {.number = p->request, .part = i};
+
+		rc = side_share(frame, i * each, i < n ? each : size - i * each, &part);
+		if (!rc)
+			rc = queue_mark(r, side[i - 1], &mark, &part);
+	}
+	if (!rc)
+		rc = side_share(frame, 0, each, &part);
+	if (rc)
+		return rc;
+	(void)zmq_msg_move(frame, &part);
+	(void)zmq_msg_close(&part);
+	p->parts = n + 1;
+	return PS_OK;
+}
+
 /* Encodes PARAMS. The second frame usually points to the weights without a copy (param_buffers.h).
  * If the peer reads the weights in shared memory, the message has no second frame. */
 static int encode_params(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
@@ -424,6 +498,7 @@ static int encode_params(struct router *r, uint32_t peer, const struct msg *m, s
 	/* the core does not set these fields */
 	header.params.lane_hold = header.params.lane_buffer = 0;
 	header.params.lane_ticket = 0;
+	header.params.parts = 0;
 	while (at < AWAITED && r->awaited[at].in_use)
 		at++;
 	if (r->lanes && lanes_hold(r->lanes, peer, at, &header.params, &awaits)) {
@@ -437,7 +512,10 @@ static int encode_params(struct router *r, uint32_t peer, const struct msg *m, s
 
 	if (rc)
 		return rc;
-	rc = wire_encode_header(&header, &f->frame[0]);
+	if (r->sides)
+		rc = spread_params(r, peer, &header.params, &f->frame[1]);
+	if (!rc)
+		rc = wire_encode_header(&header, &f->frame[0]);
 	if (rc) {
 		(void)zmq_msg_close(&f->frame[1]);
 		return rc;
@@ -448,8 +526,8 @@ static int encode_params(struct router *r, uint32_t peer, const struct msg *m, s
 	return PS_OK;
 }
 
-/* Encodes WELCOME `m` with the encoding that the server accepts, and with the offer of a
- * shared-memory lane. */
+/* Encodes WELCOME `m` with the encoding that the server accepts, and with the offers of a
+ * shared-memory lane and of side connections. */
 static int encode_welcome(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg offer = *m;
@@ -457,6 +535,10 @@ static int encode_welcome(struct router *r, uint32_t peer, const struct msg *m, 
 	offer.welcome.wire = find_bf16(r, peer) ? ENCODING_BF16 : ENCODING_F32;
 	if (r->lanes)
 		lanes_welcome(r->lanes, peer, &offer.welcome);
+	offer.welcome.connections = 0;
+	offer.welcome.side_secret_hi = offer.welcome.side_secret_lo = 0;
+	if (r->sides)
+		chunked_push_drop(r->chunks, sides_welcome(r->sides, peer, &offer.welcome));
 	return wire_encode(&offer, f);
 }
 
@@ -553,7 +635,8 @@ void router_flush(struct router *r)
 	if (!r->socket)
 		return;
 	while ((gone = replies_flush(r->replies, send_reply, r)) != 0)
-		r->cfg.on_gone(r->cfg.arg, gone);
+		if (!r->sides || !sides_end(r->sides, gone))
+			r->cfg.on_gone(r->cfg.arg, gone);
 	if (replies_waiting(r->replies) > 0)
 		uv_timer_start(&r->retry, on_retry, RETRY_MS, 0);
 }
@@ -596,7 +679,7 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 	if (peer)
 		router_send(r, peer, &m);
 	note_refused(r, peer);
-	if (status == PS_EAUTH && r->in.n && !auth_is_listed(r->cfg.auth, &r->in))
+	if (status == PS_EAUTH && r->cfg.auth && r->in.n && !auth_is_listed(r->cfg.auth, &r->in))
 		port_note_revoked(&r->port, r->in.fd, peer);
 }
 
@@ -613,26 +696,80 @@ static void note_wasted_chunks(struct router *r, uint32_t peer)
 		note_refused(r, peer);
 }
 
-/* Keeps a chunk until its PUSH arrives. Returns PS_EAGAIN if it kept the chunk, because the server
- * does not answer a chunk. */
-static int keep_chunk(struct router *r, uint32_t peer, const char **why)
+/* Returns the key of the sender of `r->in`, or "" if the server has no keys. */
+static const char *key_of_sender(struct router *r)
 {
 	const char *key = r->cfg.auth ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
+
+	return key ? key : "";
+}
+
+/* Keeps a chunk until the PUSH of connection `owner` arrives. Returns PS_EAGAIN if it kept the
+ * chunk, because the server does not answer a chunk. `mark` is NULL for a chunk without a mark. */
+static int keep_chunk(struct router *r, uint32_t peer, uint32_t owner, const struct side_mark *mark,
+	const char **why)
+{
 	/* every open connection may have chunks */
 	int rc = chunked_push_keep(
-		r->chunks, peer, key ? key : "", &r->in, r->port.stats.connections + 1);
+		r->chunks, owner, key_of_sender(r), mark, &r->in, r->port.stats.connections + 1);
 
-	*why = "a chunk is not a tensor frame";
+	*why = "a chunk is not a tensor frame, or has a wrong mark";
 	r->has_chunks = 1;
 	note_wasted_chunks(r, peer);
+	if (!rc && owner != peer && queue_mark(r, peer, mark, NULL))
+		r->stats.dropped++;
 	return rc ? rc : PS_EAGAIN;
+}
+
+/* Makes `peer` a side connection if its greeting is right. Returns PS_EAGAIN if it has queued the
+ * answer. */
+static int greet_side(
+	struct router *r, uint32_t peer, const struct side_greeting *g, const char **why)
+{
+	const struct side_mark answer = {.part = g->number};
+	const char *key = key_of_sender(r);
+	int rc = sides_greet(r->sides, g, peer, r->in.fd, key, why);
+
+	if (rc) {
+		note_malformed(r, peer, rc, *why);
+		return rc;
+	}
+	if (r->owners && key[0]) /* the weights that wait there count for the key */
+		(void)owners_may_pull(r->owners, peer, key, 0);
+	return queue_mark(r, peer, &answer, NULL) ? PS_ENOMEM : PS_EAGAIN;
+}
+
+/* Handles the messages of side connections, and parts on bulk connections. Returns 1 for any other
+ * message, and PS_EAGAIN if the caller has nothing else to do. */
+static int take_side(struct router *r, uint32_t peer, const char **why)
+{
+	const uint32_t session = sides_session(r->sides, peer);
+	struct side_greeting greeting;
+	struct side_mark mark;
+
+	if (!session && side_is_greeting(&r->in, &greeting))
+		return greet_side(r, peer, &greeting, why);
+	int is_part = side_is_part(&r->in, &mark);
+	if (is_part && (session || sides_has(r->sides, peer)))
+		return keep_chunk(r, peer, session ? session : peer, &mark, why);
+	*why = "the side connections of this session are closed: send HELLO";
+	if (!session)
+		return is_part ? PS_ESTATE : 1;
+	*why = "a side connection carries only parts of the pushes of its session";
+	(void)sides_end(r->sides, peer);
+	return PS_EPROTO;
 }
 
 /* Completes the message with its chunks. Returns PS_EAGAIN if a chunk is lost. */
 static int join_pushed_chunks(struct router *r, uint32_t peer)
 {
 	int rc = chunked_push_join(r->chunks, peer, &r->in);
+	const struct side_mark push = {
+		.number = chunked_push_joined(r->chunks), .part = SIDE_WHOLE_PUSH};
 
+	/* now the worker may send parts of its next push on side connections */
+	if (push.number && queue_mark(r, peer, &push, NULL))
+		r->stats.dropped++;
 	note_wasted_chunks(r, peer);
 	return rc;
 }
@@ -675,6 +812,16 @@ static int check_pull(struct router *r, uint32_t peer, const char **why)
 	return PS_ESTATE;
 }
 
+/* Notes what the answer to a HELLO depends on. */
+static void note_hello(struct router *r, uint32_t peer, const struct msg_hello *m)
+{
+	note_wire(r, peer, m);
+	if (!r->sides)
+		return;
+	sides_hello(r->sides, peer, m->owner);
+	chunked_push_drop(r->chunks, peer); /* the worker sends lost pushes again */
+}
+
 /* Passes the message `r->in` to on_message. */
 static void pass_on(struct router *r, uint32_t peer)
 {
@@ -702,6 +849,15 @@ static int is_one_too_many(struct router *r, uint32_t peer)
 			limit, (unsigned long long)r->port.stats.crowded);
 	}
 	return 1;
+}
+
+/* Returns 1 if only a worker's key may send this message, although it has no header. */
+static int needs_worker_key(struct frames *f)
+{
+	struct side_greeting greeting;
+	struct side_mark mark;
+
+	return wire_is_chunk(f) || side_is_part(f, &mark) || side_is_greeting(f, &greeting);
 }
 
 /* Receives a message into the ring. Returns 0 if there is none. */
@@ -797,11 +953,13 @@ static int on_readable(void *arg)
 		return 1;
 	}
 	if (rc == 1 && r->cfg.auth) {
-		admitted = auth_admit(r->cfg.auth, &r->in, wire_is_chunk(&r->in), &why) == PS_OK;
+		admitted = auth_admit(r->cfg.auth, &r->in, needs_worker_key(&r->in), &why) == PS_OK;
 		rc = admitted ? 1 : PS_EAUTH;
 	}
+	if (rc == 1 && r->sides)
+		rc = take_side(r, peer, &why);
 	if (rc == 1 && wire_is_chunk(&r->in))
-		rc = keep_chunk(r, peer, &why);
+		rc = keep_chunk(r, peer, peer, NULL, &why);
 	else if (rc == 1 && (r->has_chunks || wire_chunks_wanted(&r->in) > 0))
 		rc = join_pushed_chunks(r, peer);
 	if ((rc == 1 || rc == PS_OK) && (in_lane = wire_lane_ref(&r->in, &ref)))
@@ -813,6 +971,8 @@ static int on_readable(void *arg)
 	if (rc == PS_EAGAIN) {
 		r->stats.torn += (uint64_t)in_lane;
 		frames_release(&r->in);
+		if (r->sides)
+			router_flush(r); /* answers of side connections */
 		return 1;
 	}
 	if (rc == PS_OK && r->msg.type == MSG_HELLO)
@@ -831,7 +991,7 @@ static int on_readable(void *arg)
 		return 1;
 	}
 	if (rc == PS_OK && r->msg.type == MSG_HELLO)
-		note_wire(r, peer, &r->msg.hello);
+		note_hello(r, peer, &r->msg.hello);
 	if (rc == PS_OK)
 		pass_on(r, peer);
 	else
@@ -989,6 +1149,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 		/* a place for each worker, and one for a key that has no slot */
 		chunked_push_new(
 			&r->chunks, cfg->n_params, (size_t)cfg->max_workers + 1, &cfg->pass) ||
+		(cfg->sides && sides_new(&r->sides, cfg->max_workers, cfg->sides)) ||
 		(cfg->auth && !(r->owners = owners_new())))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
@@ -1030,7 +1191,20 @@ void router_close_connections(struct router *r)
 	port_close_connections(&r->port);
 	drop_received(&r->ahead);
 	chunked_push_clear(r->chunks);
+	if (r->sides)
+		sides_clear(r->sides);
 	r->has_chunks = 0;
+}
+
+void router_check_sides(struct router *r, const struct core *c)
+{
+	if (r->sides)
+		sides_check(r->sides, c);
+}
+
+uint64_t router_sides_moved(struct router *r, uint32_t peer)
+{
+	return r->sides ? sides_moved(r->sides, peer) : 0;
 }
 
 const char *router_lane_file(const struct router *r)
@@ -1065,6 +1239,7 @@ void router_stats(const struct router *r, struct router_stats *s)
 	s->waiting = (uint32_t)replies_waiting(r->replies);
 	s->rescues = zloop_rescues(&r->loop) + zloop_rescues(&r->port.loop);
 	s->port = r->port.stats;
+	s->sides = r->sides ? sides_open(r->sides) : 0;
 	s->has_lanes = r->lanes != NULL;
 	if (r->lanes)
 		lanes_stats(r->lanes, &s->lanes);
@@ -1090,6 +1265,7 @@ void router_free(struct router **r)
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
 	chunked_push_free(&(*r)->chunks);
+	sides_free(&(*r)->sides);
 	wire_free(&(*r)->wire);
 	free((*r)->bf16_peer);
 	if ((*r)->context)

@@ -38,6 +38,7 @@
 #include "server/net/lane.h"
 #include "server/net/port.h"
 #include "server/net/param_buffers.h"
+#include "server/net/sides.h"
 
 /* Handles message `m` of `peer`. `m` and its frames are borrowed for the call. The function answers
  * with router_send. The router sends these replies after the function has returned. */
@@ -67,6 +68,7 @@ struct router_config {
 	 * lanes. If needs_lane is 1, router_new fails if this socket cannot be opened. */
 	const char *lane_path;
 	int needs_lane;
+	uint32_t sides;    /* maximum number of side connections of a worker (sides.h) */
 	struct auth *auth; /* borrowed; if NULL, every peer has all rights */
 	router_message_fn *on_message;
 	router_gone_fn *on_gone;
@@ -83,6 +85,7 @@ struct router_stats {
 	uint64_t params_framed; /* versions of the weights that were sent */
 	uint64_t torn;          /* pushes in shared memory whose checksum was wrong */
 	int has_lanes;          /* 1 if the router offers shared-memory lanes */
+	uint32_t sides;         /* open side connections */
 	struct lanes_stats lanes;
 	double verify_s;  /* time spent on decoding messages and verifying their checksums */
 	uint64_t rescues; /* messages that only the safety timer of zloop.h found; must stay 0 */
@@ -127,6 +130,11 @@ void router_flush(struct router *r);
 /* Receives at least one message of each connection that has one. Called before the core checks for
  * silent workers, so that a worker whose message waits in the socket does not count as silent. */
 void router_receive_pending(struct router *r);
+/* Ends the side connections of workers that no longer use their bulk connection. */
+void router_check_sides(struct router *r, const struct core *c);
+/* Returns the number of bytes that the side connections of the session with bulk connection `peer`
+ * have moved since the last call. */
+uint64_t router_sides_moved(struct router *r, uint32_t peer);
 void router_stats(const struct router *r, struct router_stats *s);
 /* Closes every connection, to free the memory of incomplete messages. The port opens again after a
  * short time, and the workers resume their sessions with HELLO. */

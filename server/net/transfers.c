@@ -27,7 +27,7 @@ void transfers_note(struct transfers *t, uint32_t worker, uint32_t peer, struct 
 	watched_begin(&s->connection, zmq_msg_get(&f->frame[0], ZMQ_SRCFD));
 }
 
-void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
+void transfers_poll(struct transfers *t, const struct core *c, struct router *r, uint64_t now_ms,
 	transfers_report_fn *report, void *arg)
 {
 	if (now_ms - t->polled_ms < POLL_EVERY_MS)
@@ -43,9 +43,10 @@ void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
 			continue;
 		if (w.owes_ms < TRANSFERS_POLL_MS) {
 			s->connection.bytes = 0;
+			(void)router_sides_moved(r, s->peer);
 			continue;
 		}
-		ev.bytes = watched_moved(&s->connection);
+		ev.bytes = watched_moved(&s->connection) + router_sides_moved(r, s->peer);
 		if (ev.bytes)
 			report(arg, &ev);
 	}

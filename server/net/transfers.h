@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include "proto/wire.h"
 #include "server/core/core.h"
+#include "server/net/net.h"
 #include "server/net/watched.h"
 
 #define TRANSFERS_POLL_MS 500
@@ -34,10 +35,11 @@ void transfers_release(struct transfers *t);
 /* Notes the connection `peer` of a LEASE in `f`, which the core has taken from `worker`
  * (core_requester). */
 void transfers_note(struct transfers *t, uint32_t worker, uint32_t peer, struct frames *f);
-/* Polls the connections of workers that have owed a delivery for longer than TRANSFERS_POLL_MS, and
- * reports those that have moved bytes since their last poll. Does nothing if the last call that
- * polled was less than 100 ms ago, so the caller can call this function often. */
-void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
+/* Polls the connections, side connections included, of workers that have owed a delivery for longer
+ * than TRANSFERS_POLL_MS, and reports those that have moved bytes since their last poll. Does
+ * nothing if the last call that polled was less than 100 ms ago, so the caller can call this
+ * function often. */
+void transfers_poll(struct transfers *t, const struct core *c, struct router *r, uint64_t now_ms,
 	transfers_report_fn *report, void *arg);
 
 #endif

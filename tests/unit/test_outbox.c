@@ -98,7 +98,7 @@ static void next_message(struct frames *f, struct msg *m)
 			assert_int_equal(wire_decode(wire, f, m, NULL), PS_OK);
 			return;
 		}
-		assert_int_equal(chunked_push_keep(chunks, peer, "", f, 2), PS_OK);
+		assert_int_equal(chunked_push_keep(chunks, peer, "", NULL, f, 2), PS_OK);
 		n_chunks++;
 		frames_release(f);
 	}

@@ -46,7 +46,7 @@ static int goes_with_key(uint32_t peer, const char *key, size_t n, float value, 
 	put_bytes_in_frame(&f.frame[1], values, n * sizeof(*values));
 	f.n = 2;
 	assert_true(wire_is_chunk(&f));
-	int rc = chunked_push_keep(chunks, peer, key, &f, peers);
+	int rc = chunked_push_keep(chunks, peer, key, NULL, &f, peers);
 	frames_release(&f);
 	return rc;
 }
@@ -54,6 +54,45 @@ static int goes_with_key(uint32_t peer, const char *key, size_t n, float value, 
 static int goes(uint32_t peer, size_t n, float value, size_t peers)
 {
 	return goes_with_key(peer, "", n, value, peers);
+}
+
+/* Sends part `part` of push `seq` with one value, as a chunk with a mark. Returns the status. */
+static int part_goes(uint32_t peer, uint64_t seq, uint32_t part, float value)
+{
+	const struct side_mark mark = {.number = seq, .part = part};
+	struct side_mark read;
+	struct frames f;
+
+	frames_init(&f);
+	assert_int_equal(side_encode_mark(&mark, &f.frame[0]), PS_OK);
+	put_bytes_in_frame(&f.frame[1], &value, sizeof(value));
+	f.n = 2;
+	assert_false(wire_is_chunk(&f));
+	assert_true(side_is_part(&f, &read) && read.number == seq && read.part == part);
+	int rc = chunked_push_keep(chunks, peer, "", &mark, &f, 1);
+	frames_release(&f);
+	return rc;
+}
+
+/* Joins the header of PUSH `seq` of `peer`, all of whose `n` tensor frames are chunks. */
+static int push_joins(uint32_t peer, uint64_t seq, uint32_t n)
+{
+	struct msg m = {.type = MSG_PUSH, .push = {.seq = seq, .chunks = n}};
+	struct frames f;
+
+	frames_init(&f);
+	assert_int_equal(wire_encode_header(&m, &f.frame[0]), PS_OK);
+	f.n = 1;
+	int rc = chunked_push_join(chunks, peer, &f);
+	assert_int_equal(f.n, rc ? 1 : 1 + n);
+	for (uint32_t i = 0; i < n && !rc; i++) {
+		float value;
+
+		memcpy(&value, zmq_msg_data(&f.frame[1 + i]), sizeof(value));
+		assert_true(value == (float)i);
+	}
+	frames_release(&f);
+	return rc;
 }
 
 /* Joins the header of a PUSH of `peer`, which has one tensor frame itself, with its `n` chunks.
@@ -223,4 +262,50 @@ TEST_IN(closed_connections_have_none, set_up_chunks, tear_down_chunks)
 	chunked_push_clear(chunks);
 	assert_join_fails(1, 1);
 	assert_join_fails(2, 1);
+}
+
+TEST_IN(parts_with_marks_arrive_in_any_order, set_up_chunks, tear_down_chunks)
+{
+	for (uint32_t i = 4; i-- > 0;)
+		assert_int_equal(part_goes(7, 1, i, (float)i), PS_OK);
+	assert_int_equal(push_joins(7, 0, 0), PS_OK); /* a message in between, such as LEASE */
+	assert_int_equal(push_joins(7, 1, 4), PS_OK);
+	assert_int_equal(push_joins(7, 1, 4), PS_EAGAIN); /* they are gone */
+}
+
+TEST_IN(parts_belong_to_the_push_of_their_mark, set_up_chunks, tear_down_chunks)
+{
+	assert_int_equal(part_goes(7, 1, 0, 0), PS_OK);
+	assert_int_equal(part_goes(7, 1, 1, 1), PS_OK);
+	assert_int_equal(push_joins(7, 2, 2), PS_EAGAIN);
+	assert_int_equal(chunked_push_wasted(chunks), 2);
+	/* a part of a later push ends the wait of the others */
+	assert_int_equal(part_goes(7, 1, 0, 0), PS_OK);
+	assert_int_equal(part_goes(7, 2, 0, 0), PS_OK);
+	assert_int_equal(chunked_push_wasted(chunks), 1);
+	assert_int_equal(push_joins(7, 1, 1), PS_EAGAIN);
+	/* a part is missing */
+	assert_int_equal(part_goes(7, 3, 1, 1), PS_OK);
+	assert_int_equal(push_joins(7, 3, 1), PS_EAGAIN);
+	/* HELLO */
+	assert_int_equal(part_goes(7, 4, 0, 0), PS_OK);
+	chunked_push_drop(chunks, 7);
+	assert_int_equal(push_joins(7, 4, 1), PS_EAGAIN);
+}
+
+TEST_IN(wrong_marks_are_refused, set_up_chunks, tear_down_chunks)
+{
+	assert_int_equal(part_goes(7, 0, 0, 0), PS_EPROTO);
+	assert_int_equal(part_goes(7, 1, WIRE_MAX_CHUNKS, 0), PS_EPROTO);
+	assert_int_equal(part_goes(7, 1, 255, 0), PS_EPROTO);
+	assert_int_equal(part_goes(7, 1, 0, 0), PS_OK);
+	assert_int_equal(part_goes(7, 1, 0, 0), PS_EPROTO);
+	assert_int_equal(push_joins(7, 1, 1), PS_EAGAIN);
+	/* a chunk without a mark after parts with one, and the reverse */
+	assert_int_equal(part_goes(7, 1, 0, 0), PS_OK);
+	assert_int_equal(goes(7, 1, 1, 1), PS_OK);
+	assert_join_fails(7, 2);
+	assert_int_equal(goes(7, 1, 1, 1), PS_OK);
+	assert_int_equal(part_goes(7, 1, 1, 1), PS_OK);
+	assert_int_equal(push_joins(7, 1, 2), PS_EAGAIN);
 }

@@ -1,0 +1,75 @@
+/*
+ * sides.h - the side connections of workers (proto/side.h, WIRE.md "Side connections"), which carry
+ * parts of large tensors besides the bulk connection of their worker.
+ *
+ * A worker that joins receives a secret in WELCOME. A connection becomes a side connection of the
+ * worker's session if it presents the secret, and has the same key as the connection of the
+ * worker's HELLO. The session then has the parts that arrive on the side connection, and the
+ * server sends parts of the session's weights there. Side connections end with the session.
+ *
+ * Invariants:
+ * (1) a connection is the side connection of at most one session, and no bulk connection (asserted
+ *     by sides_greet; a_side_connection_belongs_to_one_session);
+ * (2) each secret opens each side connection at most once, and a session has at most `max` of them
+ *     (asserted by sides_greet; a_secret_opens_each_side_connection_once).
+ *
+ * Promises:
+ * (1) no connection without the secret of the newest WELCOME, or with another key, becomes a side
+ *     connection (only_the_newest_secret_opens_a_side_connection,
+ *     a_side_connection_has_the_key_of_its_session);
+ * (2) a session that ends closes its side connections, and its secret opens none
+ *     (side_connections_end_with_their_session).
+ *
+ * Thread: the loop's.
+ */
+#ifndef SERVER_NET_SIDES_H
+#define SERVER_NET_SIDES_H
+#include <stddef.h>
+#include <stdint.h>
+#include "common/err.h"
+#include "proto/msg.h"
+#include "proto/side.h"
+#include "server/core/core.h"
+
+struct sides; /* opaque, see sides.c */
+
+/* Makes a table for sessions with at most `max` side connections each (1 to MAX_SIDES).
+ * PS_ENOMEM. */
+int sides_new(struct sides **out, uint32_t max_workers, uint32_t max) PS_MUST_CHECK;
+/* Frees *s and sets it to NULL; *s may be NULL. Closes no connection. */
+void sides_free(struct sides **s);
+/* Notes that a HELLO with `key` arrived on connection `peer`. If the server has no keys, `key` is
+ * "". */
+void sides_hello(struct sides *s, uint32_t peer, const char *key);
+/* Adds a secret to `m`, a WELCOME that the server is about to send on connection `peer`. The
+ * session of its worker begins anew: its earlier side connections are closed. The secret is new,
+ * unless the worker has sent HELLO again before it used the secret. Returns the bulk connection
+ * that this worker had before, or 0. */
+uint32_t sides_welcome(struct sides *s, uint32_t peer, struct msg_welcome *m);
+/* Makes connection `peer` with descriptor `fd` and this key a side connection. Returns PS_EAUTH if
+ * the secret, the key or the number of `g` is wrong, or if `peer` has another purpose. */
+int sides_greet(struct sides *s, const struct side_greeting *g, uint32_t peer, int fd,
+	const char *key, const char **why) PS_MUST_CHECK;
+/* Returns the bulk connection of the session to which side connection `peer` belongs, or 0 if
+ * `peer` is no side connection. */
+uint32_t sides_session(const struct sides *s, uint32_t peer);
+/* Returns 1 if `peer` is the bulk connection of a session that has a side connection. */
+int sides_has(const struct sides *s, uint32_t peer);
+/* Writes the side connections of the session with bulk connection `bulk` to `peer`, in the order of
+ * their numbers, and returns their number. Returns 0 if one that the worker has opened before is
+ * gone. */
+uint32_t sides_of(const struct sides *s, uint32_t bulk, uint32_t peer[MAX_SIDES]);
+/* Returns the number of bytes that the side connections of the session with bulk connection `bulk`
+ * have moved since the last call. */
+uint64_t sides_moved(struct sides *s, uint32_t bulk);
+/* Ends the session of connection `peer`, a side connection that has closed or breaks the rules, and
+ * closes all side connections of this session. Returns 0 if `peer` is no side connection. */
+int sides_end(struct sides *s, uint32_t peer);
+/* Ends the sessions whose workers no longer use their bulk connection. */
+void sides_check(struct sides *s, const struct core *c);
+/* Returns the number of open side connections. */
+uint32_t sides_open(const struct sides *s);
+/* Forgets all side connections; called after all connections were closed. */
+void sides_clear(struct sides *s);
+
+#endif

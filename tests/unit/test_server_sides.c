@@ -1,0 +1,220 @@
+/* test_server_sides.c - proves the invariants and promises of server/net/sides.h. Covers attack A5
+ * of docs/faults.md. */
+#include "server/net/sides.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
+
+enum { WORKERS = 4, SIDES = 2, BULK = 9, OTHER = 10 };
+
+static struct sides *sides;
+
+static int set_up_sides(void **state)
+{
+	(void)state;
+	return sides_new(&sides, WORKERS, SIDES);
+}
+
+static int tear_down_sides(void **state)
+{
+	(void)state;
+	sides_free(&sides);
+	return sides != NULL;
+}
+
+/* A worker joins on connection `bulk`. Returns the greeting of side connection 1. */
+static struct side_greeting welcome_side(uint32_t worker, uint32_t bulk, const char *key)
+{
+	struct msg_welcome w = {.stamp = {.worker = worker}};
+
+	sides_hello(sides, bulk, key);
+	(void)sides_welcome(sides, bulk, &w);
+	assert_int_equal(w.connections, SIDES + 1);
+	assert_true(w.side_secret_hi != 0 && w.side_secret_lo != 0);
+	return (struct side_greeting){
+		.secret_hi = w.side_secret_hi, .secret_lo = w.side_secret_lo, .number = 1};
+}
+
+/* Connection `peer` presents `g` as side connection `number`. */
+static int greets(struct side_greeting g, uint32_t number, uint32_t peer, const char *key)
+{
+	const char *why = NULL;
+
+	g.number = number;
+	int rc = sides_greet(sides, &g, peer, -1, key, &why);
+	assert_non_null(why);
+	return rc;
+}
+
+TEST_IN(a_side_connection_belongs_to_one_session, set_up_sides, tear_down_sides)
+{
+	const struct side_greeting a = welcome_side(1, BULK, ""), b = welcome_side(2, OTHER, "");
+	uint32_t peer[MAX_SIDES];
+
+	assert_int_equal(greets(a, 1, 20, ""), PS_OK);
+	assert_int_equal(greets(a, 2, 21, ""), PS_OK);
+	assert_int_equal(greets(b, 1, 20, ""), PS_EAUTH);
+	assert_int_equal(
+		greets(b, 1, BULK, ""), PS_EAUTH); /* a bulk connection of another session */
+	assert_int_equal(greets(b, 1, OTHER, ""), PS_EAUTH);
+	assert_int_equal(greets(b, 1, 22, ""), PS_OK);
+	assert_int_equal(sides_session(sides, 21), BULK);
+	assert_int_equal(sides_session(sides, 22), OTHER);
+	assert_int_equal(sides_session(sides, BULK), 0);
+	assert_int_equal(sides_session(sides, 0), 0);
+	assert_true(sides_has(sides, BULK));
+	assert_false(sides_has(sides, 21));
+	assert_int_equal(sides_of(sides, BULK, peer), 2);
+	assert_int_equal(peer[0], 20);
+	assert_int_equal(peer[1], 21);
+	assert_int_equal(sides_open(sides), 3);
+}
+
+TEST_IN(only_the_newest_secret_opens_a_side_connection, set_up_sides, tear_down_sides)
+{
+	struct side_greeting old = welcome_side(1, BULK, ""), wrong = old;
+
+	wrong.secret_lo ^= 1;
+	assert_int_equal(greets(wrong, 1, 20, ""), PS_EAUTH);
+	assert_int_equal(greets((struct side_greeting){0}, 1, 20, ""), PS_EAUTH);
+	assert_int_equal(greets(old, 1, 20, ""), PS_OK);
+	/* the worker reconnects: the recorded secret, also of a number that was never used, opens
+	 * nothing */
+	struct side_greeting new = welcome_side(1, OTHER, "");
+	assert_int_equal(sides_session(sides, 20), 0);
+	assert_int_equal(greets(old, 1, 21, ""), PS_EAUTH);
+	assert_int_equal(greets(old, 2, 21, ""), PS_EAUTH);
+	assert_int_equal(greets(new, 1, 21, ""), PS_OK);
+}
+
+/* With a slow network the worker sends HELLO again before the first WELCOME arrives. */
+TEST_IN(a_second_welcome_has_the_same_secret_if_it_is_unused, set_up_sides, tear_down_sides)
+{
+	struct side_greeting first = welcome_side(1, BULK, "a"),
+			     second = welcome_side(1, BULK, "a");
+
+	assert_true(first.secret_hi == second.secret_hi && first.secret_lo == second.secret_lo);
+	assert_true(welcome_side(2, BULK, "a").secret_lo != first.secret_lo);
+	assert_true(welcome_side(1, BULK, "b").secret_lo != first.secret_lo);
+	assert_int_equal(greets(first, 1, 20, "a"), PS_EAUTH);
+}
+
+TEST_IN(a_secret_opens_each_side_connection_once, set_up_sides, tear_down_sides)
+{
+	const struct side_greeting g = welcome_side(1, BULK, "");
+
+	assert_int_equal(greets(g, 0, 20, ""), PS_EAUTH);
+	assert_int_equal(greets(g, SIDES + 1, 20, ""), PS_EAUTH); /* too many */
+	assert_int_equal(greets(g, 255, 20, ""), PS_EAUTH);
+	assert_int_equal(greets(g, 1, 20, ""), PS_OK);
+	assert_int_equal(greets(g, 1, 21, ""), PS_EAUTH);
+	assert_int_equal(greets(g, 2, 20, ""), PS_EAUTH); /* it is a side connection already */
+	assert_true(sides_end(sides, 20));
+	assert_false(sides_end(sides, 20));
+	assert_int_equal(greets(g, 1, 22, ""), PS_EAUTH);
+	assert_int_equal(greets(g, 2, 22, ""), PS_EAUTH);
+}
+
+TEST_IN(a_side_connection_has_the_key_of_its_session, set_up_sides, tear_down_sides)
+{
+	const struct side_greeting g = welcome_side(1, BULK, "a");
+
+	assert_int_equal(greets(g, 1, 20, "b"), PS_EAUTH);
+	assert_int_equal(greets(g, 1, 20, ""), PS_EAUTH);
+	assert_int_equal(greets(g, 1, 20, "a"), PS_OK);
+}
+
+/* A flood of HELLOs can make the server forget the key of a HELLO whose WELCOME waits. */
+TEST_IN(without_a_known_key_nothing_is_offered, set_up_sides, tear_down_sides)
+{
+	struct msg_welcome w = {.stamp = {.worker = 1}};
+
+	(void)sides_welcome(sides, BULK, &w);
+	assert_int_equal(w.connections, 0);
+	assert_int_equal(greets((struct side_greeting){0}, 1, 20, ""), PS_EAUTH);
+}
+
+TEST_IN(weights_travel_only_while_no_number_is_missing, set_up_sides, tear_down_sides)
+{
+	const struct side_greeting g = welcome_side(1, BULK, "");
+	uint32_t peer[MAX_SIDES];
+
+	assert_int_equal(sides_of(sides, BULK, peer), 0);
+	assert_int_equal(greets(g, 2, 21, ""), PS_OK);
+	assert_int_equal(sides_of(sides, BULK, peer), 0);
+	assert_int_equal(greets(g, 1, 20, ""), PS_OK);
+	assert_int_equal(sides_of(sides, BULK, peer), 2);
+}
+
+/* Makes a TCP connection, and returns the server's end in *in. */
+static int connect_pair(int *in)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t size = sizeof(at);
+	int listener = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0);
+
+	assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof(at)), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &size), 0);
+	assert_int_equal(connect(out, (struct sockaddr *)&at, sizeof(at)), 0);
+	*in = accept(listener, NULL, NULL);
+	assert_true(*in >= 0);
+	close(listener);
+	return out;
+}
+
+static int is_closed(int fd)
+{
+	char byte;
+
+	return recv(fd, &byte, 1, MSG_DONTWAIT) == 0;
+}
+
+/* Worker 1 of the core opens a side connection. */
+static int open_first_side(struct side_greeting g, int *in)
+{
+	const char *why;
+	int out = connect_pair(in);
+
+	assert_int_equal(sides_greet(sides, &g, 20, *in, "", &why), PS_OK);
+	assert_false(is_closed(out));
+	return out;
+}
+
+TEST_IN(side_connections_end_with_their_session, set_up_sides, tear_down_sides)
+{
+	struct core_fixture f;
+	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 0);
+	struct side_greeting g = welcome_side(s.worker, BULK, "");
+	int in, out = open_first_side(g, &in);
+
+	sides_check(sides, f.core);
+	assert_int_equal(sides_open(sides), 1);
+	fixture_bye(&f, BULK, s);
+	sides_check(sides, f.core);
+	assert_int_equal(sides_open(sides), 0);
+	assert_true(is_closed(out));
+	assert_int_equal(greets(g, 2, 21, ""), PS_EAUTH);
+	close(in);
+	close(out);
+	fixture_close(&f);
+}
+
+TEST_IN(side_connections_end_with_their_bulk_connection, set_up_sides, tear_down_sides)
+{
+	struct core_fixture f;
+	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 0);
+	int in, out = open_first_side(welcome_side(s.worker, BULK, ""), &in);
+
+	fixture_gone(&f, BULK);
+	sides_check(sides, f.core);
+	assert_int_equal(sides_open(sides), 0);
+	assert_true(is_closed(out));
+	close(in);
+	close(out);
+	fixture_close(&f);
+}

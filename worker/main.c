@@ -97,6 +97,7 @@ static struct cnnps_options connection(
 		.replay_bytes = (uint64_t)o->replay_mb << 20,
 		.lane = (enum cnnps_lane)o->lane,
 		.wire = (enum cnnps_wire)o->wire,
+		.connections = (uint32_t)o->connections,
 		.validates = 1,
 		.stop = is_stopped};
 }

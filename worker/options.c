@@ -133,6 +133,10 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.help = "number format of gradients and weights on the connection; bf16 "
 				"needs half of the bytes of fp32, and the worker adds the "
 				"rounding error of a gradient to the next gradient"},
+		INT("connections", connections, "1", 1, WIRE_MAX_CONNECTIONS, "N",
+			"number of connections over which large gradients and weights travel; the "
+			"server permits at most as many as its own --connections says "
+			"(docs/connections.md)"),
 		{.name = "print-data-id",
 			.type = OPT_FLAG,
 			.dest = &o->print_data_id,

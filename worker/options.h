@@ -16,8 +16,9 @@ struct worker_options {
 		device_timeout_ms, replay_mb, data_mb;
 	int precision, kernels; /* enums kx_precision, kx_kernels */
 	int print_data_id;
-	int lane;                  /* enum cnnps_lane */
-	int wire;                  /* enum cnnps_wire */
+	int lane; /* enum cnnps_lane */
+	int wire; /* enum cnnps_wire */
+	int64_t connections;
 	int log_level, log_format; /* enums of common/log.h */
 };
 

@@ -4,7 +4,8 @@
  *
  *   ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY [KEY-FILE]]]
  *
- * With CNN_WIRE=bf16 in the environment, it is a worker with --wire bf16.
+ * With CNN_WIRE=bf16 in the environment, it is a worker with --wire bf16, and with
+ * CNN_CONNECTIONS=N one with --connections N.
  *
  * On a vector:N model with plain SGD and rate 1, the gradient of push n of worker INDEX is 1 in
  * coordinate INDEX * PUSHES + n and 0 elsewhere (n = 0, 1, ...). Afterwards every coordinate of the
@@ -170,9 +171,10 @@ int main(int argc, char **argv)
 	sigaction(SIGURG, &on_hurry, NULL);
 	char name[32];
 	snprintf(name, sizeof(name), "ledger-%zu", index);
-	const char *wire = getenv("CNN_WIRE");
+	const char *wire = getenv("CNN_WIRE"), *connections = getenv("CNN_CONNECTIONS");
 	struct cnnps_options o = {.size = sizeof(o),
 		.wire = wire && !strcmp(wire, "bf16") ? CNNPS_WIRE_BF16 : CNNPS_WIRE_FP32,
+		.connections = connections ? strtoul(connections, NULL, 10) : 0,
 		.server = argv[1],
 		.key = argc > 6 ? argv[6] : NULL,
 		.name = name,

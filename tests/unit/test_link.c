@@ -38,7 +38,7 @@ static int set_up_link(void **state)
 	if (zmq_bind(server, "tcp://127.0.0.1:*") ||
 		zmq_getsockopt(server, ZMQ_LAST_ENDPOINT, endpoint, &size))
 		return 1;
-	return link_open(&worker, endpoint, NULL, 1, &e);
+	return link_open(&worker, endpoint, NULL, 1, 1, &e);
 }
 
 static void stop_server(void)

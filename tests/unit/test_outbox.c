@@ -14,7 +14,7 @@
 #define DEADLINE_MS 20000
 
 static struct outbox out;
-static void *context, *router, *dealer;
+static void *context, *router, *dealer, *side[2];
 static struct wire *wire;
 static struct chunked_push *chunks;
 static size_t n_chunks;
@@ -33,9 +33,12 @@ static int set_up_outbox(void **state)
 	(void)zmq_setsockopt(dealer, ZMQ_SNDHWM, &few, sizeof(few));
 	(void)zmq_setsockopt(router, ZMQ_RCVHWM, &few, sizeof(few));
 	outbox_init(&out, dealer);
+	side[0] = zmq_socket(context, ZMQ_DEALER);
+	side[1] = zmq_socket(context, ZMQ_DEALER);
 	return zmq_bind(router, "tcp://127.0.0.1:*") ||
 	       zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &size) ||
-	       zmq_connect(dealer, endpoint) || wire_new(&wire, LARGE) ||
+	       zmq_connect(dealer, endpoint) || zmq_connect(side[0], endpoint) ||
+	       zmq_connect(side[1], endpoint) || wire_new(&wire, LARGE) ||
 	       chunked_push_new(&chunks, LARGE, 2, NULL);
 }
 
@@ -47,6 +50,10 @@ static int tear_down_outbox(void **state)
 	outbox_release(&out);
 	(void)zmq_setsockopt(dealer, ZMQ_LINGER, &now, sizeof(now));
 	zmq_close(dealer);
+	for (int i = 0; i < 2; i++) {
+		(void)zmq_setsockopt(side[i], ZMQ_LINGER, &now, sizeof(now));
+		zmq_close(side[i]);
+	}
 	zmq_close(router);
 	zmq_ctx_term(context);
 	wire_free(&wire);
@@ -82,8 +89,9 @@ static void post_push(uint64_t seq)
 static void next_message(struct frames *f, struct msg *m)
 {
 	uint64_t late = clock_ms() + DEADLINE_MS;
-	int rc = 0;
+	struct side_mark mark;
 	uint32_t peer;
+	int rc = 0;
 
 	while (rc != 1) {
 		zmq_pollitem_t item = {.socket = router, .events = ZMQ_POLLIN};
@@ -93,13 +101,21 @@ static void next_message(struct frames *f, struct msg *m)
 		outbox_flush(&out);
 		if (wire_recv(router, &peer, f) != 1)
 			continue;
-		if (!wire_is_chunk(f)) {
-			assert_int_equal(chunked_push_join(chunks, peer, f), PS_OK);
+		int is_part = side_is_part(f, &mark);
+
+		if (!is_part && !wire_is_chunk(f)) {
+			assert_int_equal(chunked_push_join(chunks, 1, f), PS_OK);
+			mark.number = chunked_push_joined(chunks);
+			mark.part = SIDE_WHOLE_PUSH;
+			outbox_confirm(&out, &mark);
 			assert_int_equal(wire_decode(wire, f, m, NULL), PS_OK);
 			return;
 		}
-		assert_int_equal(chunked_push_keep(chunks, peer, "", NULL, f, 2), PS_OK);
+		assert_int_equal(
+			chunked_push_keep(chunks, 1, "", is_part ? &mark : NULL, f, 2), PS_OK);
 		n_chunks++;
+		if (is_part)
+			outbox_confirm(&out, &mark);
 		frames_release(f);
 	}
 }
@@ -219,4 +235,90 @@ TEST_IN(bytes_stay_until_they_have_left, set_up_outbox, tear_down_outbox)
 	assert_int_equal(out.retained_bytes, 0);
 	if (!out.count)
 		arrives(1, 0, LARGE);
+}
+
+/* ---- side connections ------------------------------------------------------------------------ */
+
+TEST_IN(a_large_push_travels_over_all_connections, set_up_outbox, tear_down_outbox)
+{
+	for (size_t n = 1; n <= 2; n++) {
+		outbox_use_sides(&out, side, n);
+		retain_in_outbox(n, 0, LARGE);
+		n_chunks = 0;
+		for (int i = 0; i < 2; i++) {
+			post_push(n);
+			arrives(n, 0, LARGE);
+		}
+		assert_int_equal(n_chunks, 2 * (n == 2 ? OUTBOX_PARTS_OF_3 : OUTBOX_PARTS));
+	}
+	/* a small push does not wait */
+	retain_in_outbox(3, 3, SMALL);
+	post_push(3);
+	assert_false(outbox_awaits_receipts(&out));
+	arrives(3, 3, SMALL);
+}
+
+TEST_IN(a_push_waits_for_the_receipts_of_its_parts, set_up_outbox, tear_down_outbox)
+{
+	struct side_mark receipt = {.number = 7};
+	const struct msg lease = {.type = MSG_LEASE};
+
+	outbox_use_sides(&out, side, 1);
+	retain_in_outbox(1, 0, LARGE);
+	post_push(1);
+	outbox_post(&out, &lease);
+	for (uint64_t late = clock_ms() + DEADLINE_MS; !outbox_awaits_receipts(&out);) {
+		assert_true(clock_ms() < late);
+		outbox_flush(&out);
+	}
+	assert_int_equal(out.count, 2);
+	for (receipt.part = 0; receipt.part < 256; receipt.part++)
+		outbox_confirm(&out, &receipt); /* of another push */
+	assert_int_equal(out.count, 2);
+	receipt = (struct side_mark){.number = 1, .part = 1};
+	outbox_confirm(&out, &receipt);
+	outbox_confirm(&out, &receipt);
+	assert_true(outbox_awaits_receipts(&out));
+	/* the side connection is lost: everything is discarded, and the push travels alone */
+	outbox_use_sides(&out, NULL, 0);
+	outbox_clear(&out);
+	assert_false(outbox_awaits_receipts(&out));
+	n_chunks = 0;
+	chunked_push_clear(chunks);
+}
+
+/* Discards what the router has received, and confirms all parts of push `seq`, until the outbox has
+ * sent the PUSH and waits. */
+static void confirm_parts(uint64_t seq)
+{
+	for (uint64_t late = clock_ms() + DEADLINE_MS;
+		out.unconfirmed_push != seq || !outbox_awaits_receipts(&out);) {
+		struct side_mark receipt = {.number = seq};
+		struct frames f;
+		uint32_t peer;
+
+		assert_true(clock_ms() < late);
+		while (wire_recv(router, &peer, &f) == 1)
+			frames_release(&f);
+		for (; receipt.part < OUTBOX_PARTS; receipt.part++)
+			outbox_confirm(&out, &receipt);
+	}
+}
+
+TEST_IN(parts_of_the_next_push_wait_for_the_receipt_of_the_push, set_up_outbox, tear_down_outbox)
+{
+	const struct side_mark receipt = {.number = 1, .part = SIDE_WHOLE_PUSH};
+
+	outbox_use_sides(&out, side, 1);
+	retain_in_outbox(1, 0, LARGE);
+	retain_in_outbox(2, 0, LARGE);
+	post_push(1);
+	post_push(2);
+	confirm_parts(1);
+	/* part 0 of push 2 travels on the bulk connection, and part 1 waits */
+	assert_int_equal(out.spread_seq, 1);
+	assert_int_equal(out.count, OUTBOX_PARTS);
+	outbox_confirm(&out, &receipt);
+	assert_int_equal(out.unconfirmed_push, 0);
+	assert_int_equal(out.spread_seq, 2);
 }

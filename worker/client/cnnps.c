@@ -261,6 +261,9 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		return err_set(e, PS_EUSAGE, "`lane` is %u: expected a CNNPS_LANE_*", o->lane);
 	if (o->wire > CNNPS_WIRE_BF16)
 		return err_set(e, PS_EUSAGE, "`wire` is %u: expected a CNNPS_WIRE_*", o->wire);
+	if (o->connections > WIRE_MAX_CONNECTIONS)
+		return err_set(e, PS_EUSAGE, "`connections` is %llu: expected 0 to %u",
+			(unsigned long long)o->connections, WIRE_MAX_CONNECTIONS);
 	if (o->log_level > CNNPS_LOG_DEBUG)
 		return err_set(
 			e, PS_EUSAGE, "`log_level` is %u: expected a CNNPS_LOG_*", o->log_level);
@@ -274,6 +277,7 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.report = o->report,
 		.report_arg = o->report_arg,
 		.lane = o->lane,
+		.connections = o->connections ? (uint32_t)o->connections : 1,
 	};
 	s->role = o->observer ? ROLE_OBSERVER : ROLE_WORKER;
 	if (o->wire == CNNPS_WIRE_BF16 && o->lane == CNNPS_LANE_SHM)

@@ -188,6 +188,9 @@ struct cnnps_options {
 	 * with CNNPS_EUSAGE if the run needs exact gradients (--optimizer lbfgs) or `lane` is
 	 * SHM */
 	enum cnnps_wire wire;
+	/* The number of connections over which large gradients and weights travel, 1 to 4; 0 means
+	 * 1. The server permits at most as many as its --connections says (docs/connections.md) */
+	uint64_t connections;
 };
 
 /* How the server combines the gradients of several workers. proto/WIRE.md, "Modes", specifies the

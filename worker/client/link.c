@@ -99,7 +99,7 @@ static int start_monitor(struct link *l)
 }
 
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
-	struct err *e)
+	uint32_t connections, struct err *e)
 {
 	int rc = PS_ENET;
 
@@ -109,6 +109,14 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 	l->context = zmq_ctx_new();
 	if (!l->context)
 		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
+	if (connections > 1) {
+		/* each connection can have a thread, which matters most for encryption */
+		(void)zmq_ctx_set(l->context, ZMQ_IO_THREADS, (int)connections);
+		l->random = random;
+		l->has_keys = keys != NULL;
+		if (keys)
+			l->keys = *keys;
+	}
 	if (!(l->bulk = open_socket(l, keys, random)) ||
 		!(l->heartbeat = open_socket(l, keys, random)) || start_monitor(l)) {
 		err_set(e, rc, "no ZeroMQ socket: %s", zmq_strerror(errno));
@@ -178,15 +186,20 @@ void link_redial_heartbeat(struct link *l)
 	(void)zmq_connect(l->heartbeat, l->server);
 }
 
-uint64_t link_bytes_moved(const struct link *l)
+uint64_t link_side_moved(int fd)
 {
 	struct tcp_info info;
 	socklen_t size = sizeof(info);
 
 	memset(&info, 0, sizeof(info));
-	if (l->fd < 0 || getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
+	if (fd < 0 || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
 		return 0;
 	return info.tcpi_bytes_acked + info.tcpi_bytes_received;
+}
+
+uint64_t link_bytes_moved(const struct link *l)
+{
+	return link_side_moved(l->fd);
 }
 
 static enum link_event meaning(unsigned number, uint32_t value)
@@ -220,6 +233,19 @@ enum link_event link_next_event(struct link *l)
 	return forged ? LINK_LOST : meaning(e.number, e.value);
 }
 
+enum link_event link_side_event(void *monitor, int *fd)
+{
+	struct zmonitor_event e;
+
+	if (!zmonitor_next(monitor, &e))
+		return LINK_NONE;
+	if (e.number == ZMQ_EVENT_CONNECTED)
+		*fd = (int)e.value;
+	if (e.number == ZMQ_EVENT_DISCONNECTED)
+		*fd = -1;
+	return meaning(e.number, e.value);
+}
+
 static void close_socket(void **socket)
 {
 	if (*socket)
@@ -227,8 +253,32 @@ static void close_socket(void **socket)
 	*socket = NULL;
 }
 
+int link_open_side(struct link *l, uint64_t max_frame, void **socket, void **monitor)
+{
+	const int64_t max = (int64_t)max_frame;
+	int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+		     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
+
+	*monitor = NULL;
+	*socket = open_socket(l, l->has_keys ? &l->keys : NULL, l->random);
+	if (!*socket || zmq_setsockopt(*socket, ZMQ_MAXMSGSIZE, &max, sizeof(max)) ||
+		set_socket_int(*socket, ZMQ_RECONNECT_IVL, -1) ||
+		set_socket_int(*socket, ZMQ_LINGER, 0))
+		return PS_ENET;
+	*monitor = zmonitor_open(l->context, *socket, events);
+	return *monitor && !zmq_connect(*socket, l->server) ? PS_OK : PS_ENET;
+}
+
+void link_close_side(void **socket, void **monitor)
+{
+	if (*socket)
+		zmonitor_close(*socket, monitor);
+	close_socket(socket);
+}
+
 void link_close(struct link *l)
 {
+	explicit_bzero(&l->keys, sizeof(l->keys));
 	zmonitor_close(l->bulk, &l->monitor);
 	zmonitor_close(l->heartbeat, &l->heartbeat_monitor);
 	close_socket(&l->bulk);

@@ -30,6 +30,10 @@ struct link {
 	/* a socket: link_redial_heartbeat reads `heartbeat`'s events from it */
 	void *heartbeat_monitor;
 	int heartbeat_stopped; /* as `stopped`, for `heartbeat` */
+	/* for link_open_side: the keys, and 1 if the connections are encrypted with them */
+	struct link_keys keys;
+	int has_keys;
+	uint64_t random;
 };
 
 enum link_event {
@@ -45,9 +49,21 @@ enum link_event {
 
 /* Opens the sockets, which connect to `server` and reconnect by themselves. If `keys` is NULL, the
  * connection is not encrypted. `random` must differ between workers, so that many workers do not
- * reconnect at once. PS_EUSAGE: `server` is not an endpoint. On failure nothing stays open. */
+ * reconnect at once. `connections` is the maximum number of connections for tensors, the bulk
+ * connection included. PS_EUSAGE: `server` is not an endpoint. On failure nothing stays open. */
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
-	struct err *e) PS_MUST_CHECK;
+	uint32_t connections, struct err *e) PS_MUST_CHECK;
+/* Opens a connection to the server that does not reconnect by itself, and its monitor. The
+ * connection ends if the server sends a frame of more than `max_frame` bytes. The caller closes it
+ * with link_close_side, also after a failure. PS_ENET. */
+int link_open_side(struct link *l, uint64_t max_frame, void **socket, void **monitor) PS_MUST_CHECK;
+/* Closes a connection, and discards what it has not sent. */
+void link_close_side(void **socket, void **monitor);
+/* Takes one event from the monitor of link_open_side without blocking. Sets *fd to the descriptor
+ * of the connection when it begins. */
+enum link_event link_side_event(void *monitor, int *fd);
+/* As link_bytes_moved, for the connection with this descriptor; -1: none. */
+uint64_t link_side_moved(int fd);
 /* Sets the sizes of the queues for the server's push window, which WELCOME contains. */
 void link_set_window(struct link *l, uint32_t push_window);
 /* Takes one event from the monitor without blocking. LINK_NONE: no event. */

@@ -23,8 +23,10 @@
 #include "worker/client/link.h"
 #include "worker/client/outbox.h"
 #include "worker/client/requests.h"
+#include "worker/client/sides.h"
 
-#define TICK_MS 100
+#define TICK_MS     100
+#define RECEIPTS_MS 2 /* interval of the background thread while a push waits for receipts */
 /* while there is no WELCOME, send STATUS after this time without a message */
 #define STATUS_AFTER_MS 700
 #define REDIAL_MS       1000
@@ -65,14 +67,16 @@ struct net {
 	int io_held;
 	struct link link;
 	struct wire *wire;
-	struct frames *in; /* the message being handled */
+	struct frames *in;    /* the message being handled */
+	struct frames joined; /* PARAMS whose parts have all arrived */
 	struct session *session;
 	struct awake awake; /* the clock of the session */
 	struct outbox out;
 	struct lane_setup lane;
+	struct sides sides;
 	struct lane_device device; /* pin is NULL if there is none */
 	uint64_t tick_ms;          /* when the next tick is due */
-	uint64_t moved;            /* bytes of the bulk connection, at the newest tick */
+	uint64_t moved;            /* bytes of the connections for tensors, at the newest tick */
 	uint64_t stop_ms;          /* when cfg.stop reported a stop; 0 before that */
 	uint64_t base_seq;         /* last_seq of the first WELCOME */
 	uint64_t n_params;         /* size of the model in the first WELCOME */
@@ -303,6 +307,7 @@ static void on_ready(struct net *n)
 	link_set_window(&n->link, w->push_window);
 	n->welcomed = 1;
 	on_welcome_lane(n, w);
+	sides_welcome(&n->sides, w);
 	if (requests_current(&n->requests, REQUEST_STATUS) ||
 		requests_current(&n->requests, REQUEST_ADMIN))
 		/* the request may be lost with the connection, so send it again */
@@ -336,6 +341,9 @@ static void run_effect(struct net *n, const struct session_effect *e)
 {
 	switch (e->kind) {
 	case DO_SEND:
+		/* the server forgets the parts that it has when it receives HELLO */
+		if (e->msg.type == MSG_HELLO && sides_drop(&n->sides))
+			outbox_clear(&n->out);
 		outbox_post(&n->out, &e->msg);
 		break;
 	case DO_SEND_PUSH:
@@ -725,15 +733,28 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 	struct msg m;
 	const char *why = "parts";
 	struct lane_ref ref;
+	struct side_mark receipt;
+	uint64_t parts, request;
 	int rc;
 
 	if (got == 0 || got == PS_ENET)
 		return 0;
 	n->in = f;
 	rc = got == 1 ? PS_OK : PS_EPROTO;
+	if (!rc && n->sides.n && side_is_receipt(f, &receipt)) {
+		outbox_confirm(&n->out, &receipt);
+		frames_release(f);
+		return 1;
+	}
 	if (!rc && wire_lane_ref(f, &ref)) {
 		why = "weights in shared memory that is not open";
 		rc = append_weights(n, &ref, f);
+	}
+	if (!rc && (parts = wire_params_parts(f, &request)) && f != &n->joined) {
+		n->answered = 1;
+		n->received_ms = now_of(n);
+		sides_hold(&n->sides, f, parts, request);
+		return 1;
 	}
 	if (!rc)
 		rc = wire_decode(n->wire, f, &m, &why);
@@ -786,6 +807,7 @@ static void on_link_change(struct net *n, enum link_event event)
 		if (n->up && !n->requests.ended)
 			log_warn("net", "connection_lost", "server=%s", n->cfg.server);
 		n->up = 0;
+		(void)sides_drop(&n->sides);
 		outbox_clear(&n->out);
 		session_link_lost(n->session, now);
 	}
@@ -823,6 +845,21 @@ static int on_link_event(struct net *n)
 	return event != LINK_NONE;
 }
 
+/* Handles everything that has arrived on the side connections. After the loss of one of them, the
+ * session behaves as if the server had asked it to send HELLO. */
+static void poll_sides(struct net *n)
+{
+	const struct msg lost = {.type = MSG_ERROR, .error = {.status = PS_ESTATE}};
+
+	if (sides_poll(&n->sides, now_of(n))) {
+		outbox_clear(&n->out);
+		session_message(n->session, &lost, now_of(n));
+		apply_effects(n, now_of(n));
+	}
+	if (sides_take(&n->sides, n->n_params * sizeof(float), &n->joined))
+		(void)handle_frames(n, 1, &n->joined);
+}
+
 /* Handles all received messages without blocking, and sends queued messages if the socket has
  * room. */
 static void drain(struct net *n)
@@ -834,14 +871,15 @@ static void drain(struct net *n)
 		continue;
 	for (int i = 0; i < BUDGET && on_link_event(n); i++)
 		continue;
+	poll_sides(n);
 	outbox_flush(&n->out);
 }
 
-/* Reports to the session that bytes have moved on the bulk connection. A large message on a slow
- * connection may take longer than silence_ms, and must not count as silence. */
+/* Reports to the session that bytes have moved on the connections for tensors. A large message on a
+ * slow connection may take longer than silence_ms, and must not count as silence. */
 static void note_progress(struct net *n, uint64_t now)
 {
-	uint64_t moved = link_bytes_moved(&n->link);
+	uint64_t moved = link_bytes_moved(&n->link) + sides_moved(&n->sides);
 
 	if (moved != n->moved)
 		session_progress(n->session, now);
@@ -897,6 +935,8 @@ static void tick(struct net *n)
 	int alive = requests_is_alive(&n->requests, n->cfg.batch_timeout_ms);
 	note_progress(n, now);
 	check_lane(n, now);
+	if (!n->lane.lane)
+		sides_tick(&n->sides, now);
 	if (!n->requests.ended)
 		seek_server(n, now);
 	session_tick(n->session, alive, now);
@@ -912,22 +952,29 @@ static int only_bulk_matters(const struct net *n)
 	enum request_kind kind = n->requests.current->kind;
 
 	return n->requests.pending && (kind == REQUEST_PULL || kind == REQUEST_PUSH) &&
-	       !n->out.count && session_phase(n->session) == PHASE_READY;
+	       !n->out.count && !n->sides.n && session_phase(n->session) == PHASE_READY;
 }
 
 /* Waits for a message, an event, or room for queued messages. */
 static void wait_for_any(struct net *n, int ms)
 {
-	short bulk = ZMQ_POLLIN | (n->out.count ? ZMQ_POLLOUT : 0);
-	zmq_pollitem_t item[] = {{.socket = n->link.bulk, .events = bulk},
-		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN},
-		{.events = ZMQ_POLLIN}};
-	int asks = lane_setup_waits(&n->lane);
+	int sends = n->out.count && !outbox_awaits_receipts(&n->out);
+	short bulk = ZMQ_POLLIN | (sends ? ZMQ_POLLOUT : 0);
+	zmq_pollitem_t item[4 + 2 * MAX_SIDES] = {{.socket = n->link.bulk, .events = bulk},
+		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN}};
+	int n_items = 3;
 
-	if (asks)
-		item[3].fd = lane_fd(n->lane.lane);
+	if (lane_setup_waits(&n->lane))
+		item[n_items++] =
+			(zmq_pollitem_t){.fd = lane_fd(n->lane.lane), .events = ZMQ_POLLIN};
+	for (size_t i = 0; i < n->sides.n; i++) {
+		item[n_items++] =
+			(zmq_pollitem_t){.socket = n->sides.side[i].socket, .events = ZMQ_POLLIN};
+		item[n_items++] =
+			(zmq_pollitem_t){.socket = n->sides.side[i].monitor, .events = ZMQ_POLLIN};
+	}
 	if (!heartbeat_readable(&n->heartbeat, &item[2].fd))
-		(void)zmq_poll(item, asks ? 4 : 3, ms); /* a signal ends the wait early */
+		(void)zmq_poll(item, n_items, ms); /* a signal ends the wait early */
 	poll_lane(n, n->awake.now_ms);
 }
 
@@ -974,8 +1021,12 @@ static uint64_t background_step(struct net *n)
 	own_io_lock(n);
 	if (now >= n->tick_ms)
 		tick(n);
+	else if (outbox_awaits_receipts(&n->out))
+		drain(n);
 	now = clock_ms();
 	uint64_t left = now < n->tick_ms ? n->tick_ms - now : 0;
+	if (outbox_awaits_receipts(&n->out) && left > RECEIPTS_MS)
+		left = RECEIPTS_MS;
 	unlock_io(n);
 	return left;
 }
@@ -1057,8 +1108,8 @@ static int dial(struct net *n, struct err *e)
 	else if (n->cfg.server_key)
 		rc = err_set(e, PS_EUSAGE, "a server key, but no key of this program");
 	if (!rc)
-		rc = link_open(
-			&n->link, n->cfg.server, n->keyed ? &keys : NULL, n->cfg.session.seed, e);
+		rc = link_open(&n->link, n->cfg.server, n->keyed ? &keys : NULL,
+			n->cfg.session.seed, n->cfg.connections, e);
 	explicit_bzero(&keys, sizeof(keys));
 	return rc;
 }
@@ -1077,6 +1128,7 @@ static int open_net(struct net *n, struct err *e)
 	outbox_init(&n->out, n->link.bulk);
 	lane_setup_init(&n->lane, s->role == ROLE_WORKER ? n->cfg.lane : CNNPS_LANE_TCP,
 		n->cfg.server, &n->out);
+	sides_init(&n->sides, &n->link, &n->out, s->role == ROLE_WORKER ? n->cfg.connections : 1);
 	requests_alive(&n->requests);
 	session_start(n->session, now_of(n));
 	rc = heartbeat_init(&n->heartbeat, n->link.heartbeat);
@@ -1159,6 +1211,7 @@ void net_free(struct net **n)
 	requests_release(&(*n)->requests);
 	outbox_release(&(*n)->out);
 	lane_setup_drop(&(*n)->lane);
+	(void)sides_drop(&(*n)->sides);
 	heartbeat_release(&(*n)->heartbeat);
 	link_close(&(*n)->link);
 	link_term(&(*n)->link);

@@ -43,6 +43,7 @@ struct net_config {
 	uint64_t batch_timeout_ms;
 	size_t replay_bytes;
 	enum cnnps_lane lane;
+	uint32_t connections;   /* see cnnps_options; at least 1 */
 	int (*stop)(void *arg); /* see cnnps_options */
 	void *stop_arg;
 	void (*report)(void *arg, const char *line); /* see cnnps_options */

@@ -1,5 +1,4 @@
 /* outbox.c - see outbox.h. */
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/assert.h"
@@ -41,11 +40,11 @@ void outbox_release(struct outbox *o)
 	PS_ASSERT(!o->retained_bytes && !o->count); /* invariant 3 */
 }
 
-static void split_parts(struct retained *k, const struct slice *whole)
+static void split_parts(struct retained *k, const struct slice *whole, uint32_t parts)
 {
-	uint64_t each = (whole->count / OUTBOX_PARTS + GRAIN - 1) / GRAIN * GRAIN;
+	uint64_t each = (whole->count / parts + GRAIN - 1) / GRAIN * GRAIN;
 
-	k->n = whole->count < LARGE ? 1 : OUTBOX_PARTS;
+	k->n = whole->count < LARGE ? 1 : parts;
 	for (uint32_t i = 0; i < k->n; i++) {
 		k->part[i] = *whole;
 		k->part[i].offset += i * each;
@@ -63,7 +62,7 @@ void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zm
 	PS_ASSERT(!k->seq && seq);
 	k->seq = seq;
 	k->whole = *slice;
-	split_parts(k, slice);
+	split_parts(k, slice, o->n_sides == 2 ? OUTBOX_PARTS_OF_3 : OUTBOX_PARTS);
 	zmq_msg_init(&k->tensor);
 	zmq_msg_move(&k->tensor, tensor);
 	o->retained_bytes += zmq_msg_size(&k->tensor);
@@ -87,11 +86,12 @@ static void pop(struct outbox *o)
 	o->count--;
 }
 
-static void *part_values(struct retained *k, uint32_t part)
+/* Returns the offset of a part in the tensor, in bytes. */
+static size_t part_start(const struct retained *k, uint32_t part)
 {
 	uint64_t before = k->part[part].offset - k->part[0].offset;
 
-	return (char *)zmq_msg_data(&k->tensor) + before * encoding_bytes(k->whole.encoding);
+	return before * encoding_bytes(k->whole.encoding);
 }
 
 static size_t part_size(const struct retained *k, uint32_t part)
@@ -99,38 +99,31 @@ static size_t part_size(const struct retained *k, uint32_t part)
 	return k->part[part].count * encoding_bytes(k->whole.encoding);
 }
 
-/* A reference to the tensor, which a frame holds until libzmq has sent the frame. */
-struct loan {
-	atomic_int lent; /* shows ThreadSanitizer that the loan moves to another thread */
-	zmq_msg_t tensor;
-};
-
-/* Drops the reference of a frame. libzmq calls this function on one of its own threads. */
-static void return_loan(void *values, void *loan)
+/* Returns the first frame of a part that is sent on its own. With side connections it says to which
+ * push the part belongs. */
+static int chunk_header(const struct outbox *o, uint64_t push, uint32_t part, zmq_msg_t *header)
 {
-	struct loan *l = loan;
+	const struct side_mark mark = {.number = push, .part = part};
 
-	(void)values;
-	if (atomic_load(&l->lent))
-		(void)zmq_msg_close(&l->tensor);
-	free(l);
+	return o->n_sides ? side_encode_mark(&mark, header) : wire_encode_chunk_header(header);
 }
 
-/* Makes a frame of one part of the tensor, without a copy. */
-static int share_part(struct retained *k, uint32_t part, zmq_msg_t *frame)
+static void await_receipt(struct outbox *o, const struct outgoing *out)
 {
-	struct loan *l = malloc(sizeof(*l));
+	if (o->spread_seq != out->push)
+		o->unconfirmed = 0;
+	o->spread_seq = out->push;
+	o->unconfirmed |= 1u << out->part;
+}
 
-	if (!l)
-		return PS_ENOMEM;
-	zmq_msg_init(&l->tensor);
-	zmq_msg_copy(&l->tensor, &k->tensor);
-	atomic_init(&l->lent, 0);
-	atomic_store(&l->lent, 1);
-	if (!zmq_msg_init_data(frame, part_values(k, part), part_size(k, part), return_loan, l))
-		return PS_OK;
-	return_loan(NULL, l);
-	return PS_ENOMEM;
+int outbox_awaits_receipts(const struct outbox *o)
+{
+	const struct outgoing *out = &o->waiting[o->first];
+
+	if (o->count == 0)
+		return 0;
+	return (out->after && out->after == o->spread_seq && o->unconfirmed) ||
+	       (out->side && o->unconfirmed_push);
 }
 
 /* Sends one queued message. The frames of a push share the bytes of the tensor by reference. */
@@ -140,22 +133,28 @@ static int send_one(struct outbox *o, struct outgoing *out)
 	struct frames f;
 	int rc;
 
-	if (k && k->seq != out->push)
+	if ((k && k->seq != out->push) ||
+		(out->after && retained_at(o, out->after)->seq != out->after))
 		return PS_OK; /* the push became durable while it was queued */
 	frames_init(&f);
-	if (k && (rc = share_part(k, out->part, &f.frame[1])))
+	if (k && (rc = side_share(&k->tensor, part_start(k, out->part), part_size(k, out->part),
+			  &f.frame[1])))
 		return rc;
 	zmq_msg_init(&f.frame[0]);
 	zmq_msg_copy(&f.frame[0], &out->header);
 	f.n = k ? 2 : 1;
-	rc = wire_send(o->socket, 0, &f);
+	rc = wire_send(out->side ? o->side[out->side - 1] : o->socket, 0, &f);
 	frames_release(&f);
+	if (!rc && out->side)
+		await_receipt(o, out);
+	if (!rc && out->after)
+		o->unconfirmed_push = out->after;
 	return rc;
 }
 
 void outbox_flush(struct outbox *o)
 {
-	while (o->count) {
+	while (o->count && !outbox_awaits_receipts(o)) {
 		int rc = send_one(o, &o->waiting[o->first]);
 
 		if (rc == PS_EAGAIN)
@@ -170,6 +169,24 @@ void outbox_clear(struct outbox *o)
 {
 	while (o->count)
 		pop(o);
+	o->spread_seq = o->unconfirmed_push = 0;
+	o->unconfirmed = 0;
+}
+
+void outbox_use_sides(struct outbox *o, void *const *side, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		o->side[i] = side[i];
+	o->n_sides = n;
+}
+
+void outbox_confirm(struct outbox *o, const struct side_mark *receipt)
+{
+	if (receipt->number == o->unconfirmed_push && receipt->part == SIDE_WHOLE_PUSH)
+		o->unconfirmed_push = 0;
+	if (receipt->number == o->spread_seq && receipt->part < OUTBOX_PARTS_OF_3)
+		o->unconfirmed &= ~(1u << receipt->part);
+	outbox_flush(o);
 }
 
 /* Returns the next free place in the queue, or NULL if the queue is full. */
@@ -178,35 +195,40 @@ static struct outgoing *next(struct outbox *o)
 	return o->count < OUTBOX_SIZE ? &o->waiting[(o->first + o->count) % OUTBOX_SIZE] : NULL;
 }
 
-/* Queues `out`, the next free place, whose header is encoded. */
-static void add_queued(struct outbox *o, struct outgoing *out, uint64_t push, uint32_t part)
+/* Queues `out`, the next free place, whose header is encoded. The last four arguments are those of
+ * struct outgoing. */
+static void add_queued(struct outbox *o, struct outgoing *out, uint64_t push, uint32_t part,
+	size_t side, uint64_t after)
 {
 	out->push = push;
 	out->part = part;
+	out->side = side;
+	out->after = after;
 	out->number = ++o->queued;
 	o->count++;
 	outbox_flush(o);
 }
 
-static void queue_part(struct outbox *o, const struct msg *m, uint64_t push, uint32_t part)
+static void queue_part(
+	struct outbox *o, const struct msg *m, uint64_t push, uint32_t part, uint64_t after)
 {
 	struct outgoing *out = next(o);
 
 	if (out && !wire_encode_header(m, &out->header))
-		add_queued(o, out, push, part);
+		add_queued(o, out, push, part, 0, after);
 }
 
 static void enqueue_chunk(struct outbox *o, uint64_t push, uint32_t part)
 {
 	struct outgoing *out = next(o);
 
-	if (out && !wire_encode_chunk_header(&out->header))
-		add_queued(o, out, push, part);
+	if (out && !chunk_header(o, push, part, &out->header))
+		add_queued(o, out, push, part, part % (o->n_sides + 1), 0);
 }
 
 void outbox_post(struct outbox *o, const struct msg *m)
 {
-	queue_part(o, m, 0, 0);
+	queue_part(o, m, 0, 0, 0);
 }
 
 /* Posts a push whose values the server reads in slot `slot` - 1. */
@@ -218,26 +240,33 @@ static void post_in_lane(struct outbox *o, struct msg *m, struct retained *k, ui
 	m->push.slices.slice[0] = k->whole;
 	m->push.lane_slot = slot;
 	m->push.lane_count = k->whole.count;
-	queue_part(o, m, 0, 0);
+	queue_part(o, m, 0, 0, 0);
 }
 
 /* Posts the frames of a push. While libzmq sends one part, this function computes the checksum of
- * the next part. */
+ * the next part. With side connections, all parts are chunks, and the PUSH waits for the receipts
+ * of those on side connections. */
 static void post_in_frames(struct outbox *o, struct msg *m, struct retained *k)
 {
 	struct slices *s = &m->push.slices;
+	uint32_t chunks = k->n > 1 && o->n_sides ? k->n : k->n - 1;
 
 	for (; s->n < k->n; s->n++) {
 		struct slice *part = &k->part[s->n];
 
 		if (!part->xxh3)
-			part->xxh3 = wire_frame_checksum(part_values(k, s->n), part_size(k, s->n));
+			part->xxh3 = wire_frame_checksum(
+				(char *)zmq_msg_data(&k->tensor) + part_start(k, s->n),
+				part_size(k, s->n));
 		s->slice[s->n] = *part;
-		if (s->n + 1 < k->n)
+		if (s->n < chunks)
 			enqueue_chunk(o, k->seq, s->n);
 	}
-	m->push.chunks = k->n - 1;
-	queue_part(o, m, k->seq, k->n - 1);
+	m->push.chunks = chunks;
+	if (chunks < k->n)
+		queue_part(o, m, k->seq, k->n - 1, 0);
+	else
+		queue_part(o, m, 0, 0, k->seq);
 }
 
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)

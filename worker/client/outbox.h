@@ -11,6 +11,11 @@
  * (3) retained_bytes is the sum over the retained pushes (asserted by drop_retained and
  *     outbox_release; bytes_stay_until_they_have_left).
  *
+ * With side connections (sides.h), the parts of a large push travel over all connections, which
+ * keep no common order. The server confirms each part that arrives on a side connection. The PUSH,
+ * and every later message, waits for these receipts. The server also confirms the PUSH, and the
+ * parts of the next push wait for this.
+ *
  * Thread: the holder of the I/O lock (net.h).
  */
 #ifndef WORKER_CLIENT_OUTBOX_H
@@ -20,12 +25,15 @@
 #include <zmq.h>
 #include "common/err.h"
 #include "proto/msg.h"
+#include "proto/side.h"
 #include "worker/client/lane.h"
 
 /* Maximum number of queued messages, which is more than a session's window of pushes and its
  * requests. */
 #define OUTBOX_SIZE  512
 #define OUTBOX_PARTS 4 /* frames of a large push */
+/* the same for three connections, so that each of them gets as much as the others */
+#define OUTBOX_PARTS_OF_3 6
 
 /* A push that is not durable yet. Push `seq` is at index seq % WIRE_MAX_WINDOW. */
 struct retained {
@@ -37,7 +45,7 @@ struct retained {
 	struct slice whole;
 	/* The parts of the push. Their data are in `tensor`. Their xxh3 is 0 until it is
 	 * computed. */
-	struct slice part[OUTBOX_PARTS];
+	struct slice part[OUTBOX_PARTS_OF_3];
 	zmq_msg_t tensor; /* the values of all parts, in the encoding of `whole` */
 };
 
@@ -45,6 +53,8 @@ struct outgoing {
 	zmq_msg_t header;
 	uint64_t push; /* seq of the retained push whose frame follows, or 0 if no frame follows */
 	uint32_t part;
+	size_t side;     /* 0: on the bulk connection; i: on side connection i */
+	uint64_t after;  /* seq of a push whose receipts this message waits for; 0: it does not */
 	uint64_t number; /* of this message among all that were queued, from 1 */
 };
 
@@ -55,6 +65,16 @@ struct outbox {
 	const struct lane *lane;
 	/* Borrowed. The device in whose memory the tensor of a push may be; NULL: there is none. */
 	const struct lane_device *device;
+	/* The sockets of the side connections, borrowed; n_sides is 0 if they are not in use. */
+	void *side[MAX_SIDES];
+	size_t n_sides;
+	/* The newest push with parts on side connections, and its parts that the server has not
+	 * confirmed: bit i is part i. */
+	uint64_t spread_seq;
+	unsigned unconfirmed;
+	/* the push of which all parts are confirmed, but not the PUSH itself; 0: none. Parts of a
+	 * later push must not overtake it */
+	uint64_t unconfirmed_push;
 	size_t retained_bytes;
 	uint64_t sent_seq; /* newest posted push */
 	uint64_t replayed; /* number of repeated posts of a push */
@@ -83,6 +103,14 @@ void outbox_post(struct outbox *o, const struct msg *m);
 /* Queues the retained push `seq`, like outbox_post. `m` is the header of the push without
  * slices. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
+/* From now on, large pushes travel over the bulk connection and these `n` side connections. With
+ * `n` 0 they travel over the bulk connection; the caller must also call outbox_clear if the outbox
+ * has used side connections. */
+void outbox_use_sides(struct outbox *o, void *const *side, size_t n);
+/* Handles the server's receipt for a part on a side connection, or for a PUSH. */
+void outbox_confirm(struct outbox *o, const struct side_mark *receipt);
+/* Returns 1 if the queued messages wait for receipts. */
+int outbox_awaits_receipts(const struct outbox *o);
 /* Sends queued messages while the socket has room. */
 void outbox_flush(struct outbox *o);
 /* Discards all queued messages; call outbox_clear when the connection has broken. */

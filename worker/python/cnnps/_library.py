@@ -35,7 +35,7 @@ class Options(Structure):
         ("stop_arg", c_void_p), ("allocate", Allocate), ("release", Release), ("report", Report),
         ("report_arg", c_void_p), ("log", Log), ("log_arg", c_void_p), ("log_level", c_int),
         ("lane", c_int), ("metrics", c_char_p), ("validates", c_int),
-        ("tensors", c_char_p), ("wire", c_int)]
+        ("tensors", c_char_p), ("wire", c_int), ("connections", c_uint64)]
 
 
 class Info(Structure):

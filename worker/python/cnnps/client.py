@@ -175,7 +175,8 @@ class Client:
                  connect_timeout: float = 30, disconnect_timeout: float = 600,
                  batch_timeout: float = 60, replay_bytes: int = 0,
                  metrics: Sequence[str] = ("accuracy",), lane: str = "auto",
-                 tensors: str = "", wire: str = "fp32", validates: bool = False) -> None:
+                 tensors: str = "", wire: str = "fp32", validates: bool = False,
+                 connections: int = 1) -> None:
         if lane not in c.LANES:
             raise UsageError(f"lane={lane!r}: expected {', '.join(c.LANES)}")
         if wire not in c.WIRES:
@@ -199,7 +200,8 @@ class Client:
             "replay_bytes": check.whole("replay_bytes", replay_bytes, 64),
             "lane": c.LANES.index(lane), "metrics": check.text("metrics", metric_names(metrics)),
             "tensors": check.text("tensors", tensors), "wire": c.WIRES.index(wire),
-            "validates": int(bool(validates))})
+            "validates": int(bool(validates)),
+            "connections": check.whole("connections", connections, 64)})
         # the numbers of the training samples that are held back (--validate), and of the others
         self.held_back: NDArray[np.int64] = held_back(0, 0)
         self._kept: Optional[NDArray[np.int64]] = None
@@ -447,9 +449,10 @@ def connect(server: str = "", **options: Any) -> Client:
     from cnn-ctl keygen; None: $CNN_KEY and $CNN_SERVER_KEY, if they are set; "": no key),
     observer=True (only pulls, and the calls that observe and operate the server), metrics (the
     names of --metrics of the server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker),
-    wire ("fp32" or "bf16", like --wire of cnn-worker), tensors (the result of
-    cnnps.torch.tensor_list), validates=True (this program supports --validate: it evaluates the
-    training samples client.held_back instead of test samples), and timeouts in seconds.
+    wire ("fp32" or "bf16", like --wire of cnn-worker), connections (like --connections of
+    cnn-worker), tensors (the result of cnnps.torch.tensor_list), validates=True (this program
+    supports --validate: it evaluates the training samples client.held_back instead of test
+    samples), and timeouts in seconds.
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):

@@ -1,0 +1,85 @@
+/*
+ * sides.h - the worker's side connections, which carry parts of large tensors besides the bulk
+ * connection (WIRE.md, "Side connections"). The worker opens them for a session if the program has
+ * asked for several connections, the server permits them in its WELCOME, and no shared memory is in
+ * use. While all of them are open, the outbox uses them.
+ *
+ * The side connections of a session are open together or not at all. If one of them breaks or is
+ * refused, the worker closes all of them, and sends HELLO on the bulk connection if anything may
+ * be lost. The session then sends everything again that the server does not have, as after a lost
+ * connection. Later WELCOMEs open side connections again, but after a failure only when some time
+ * has passed.
+ *
+ * Invariants:
+ * (1) the outbox uses the side connections only while all of them are open (asserted by
+ *     sides_poll; a_large_push_travels_over_all_connections).
+ *
+ * Promises:
+ * (1) PARAMS with parts become PARAMS with the whole tensor frame, or are dropped
+ *     (test_a_side_connection_breaks_in_the_middle_of_a_tensor).
+ *
+ * Thread: the holder of the I/O lock (net.h).
+ */
+#ifndef WORKER_CLIENT_SIDES_H
+#define WORKER_CLIENT_SIDES_H
+#include <stddef.h>
+#include <stdint.h>
+#include <zmq.h>
+#include "common/err.h"
+#include "proto/msg.h"
+#include "proto/side.h"
+#include "proto/wire.h"
+#include "worker/client/link.h"
+#include "worker/client/outbox.h"
+
+struct side_connection {
+	void *socket, *monitor;
+	int fd;       /* its descriptor, which libzmq owns; -1: none */
+	int greeted;  /* 1 if the worker has presented the secret */
+	int accepted; /* 1 if the server has confirmed it */
+	/* the newest part of weights that has arrived, and the request of its PARAMS */
+	int has_part;
+	uint64_t request;
+	zmq_msg_t part;
+};
+
+struct sides {
+	struct link *link;  /* borrowed */
+	struct outbox *out; /* borrowed */
+	uint32_t requested; /* connections of the option, the bulk connection included */
+	/* side connections that the newest WELCOME permits and that are not yet opened with its
+	 * secret */
+	uint32_t offered;
+	struct side_greeting greeting;
+	uint64_t max_frame; /* maximum number of bytes of a frame that the server may send */
+	size_t n;           /* side connections that exist; 0: none */
+	int is_open;
+	uint64_t since_ms;           /* when they were opened */
+	uint64_t pause_ms, until_ms; /* the newest pause after a failure, and its end */
+	struct side_connection side[MAX_SIDES];
+	/* PARAMS that wait for their parts, and their number of parts; 0: there are none */
+	uint64_t parts, request;
+	struct frames params;
+};
+
+/* Prepares for a program that uses at most `requested` connections. The pointers must outlive
+ * *s. */
+void sides_init(struct sides *s, struct link *link, struct outbox *out, uint32_t requested);
+/* Handles WELCOME `w`: closes the side connections of the earlier session, and notes the offer. */
+void sides_welcome(struct sides *s, const struct msg_welcome *w);
+/* Opens side connections if the newest WELCOME offers them. */
+void sides_tick(struct sides *s, uint64_t now_ms);
+/* Receives the messages and events of all side connections. Returns 1 if the caller must discard
+ * the queued messages and send HELLO, because a side connection is lost. */
+int sides_poll(struct sides *s, uint64_t now_ms) PS_MUST_CHECK;
+/* Closes the side connections. Returns 1 if the server may have messages of them. */
+int sides_drop(struct sides *s);
+/* Takes over `f`, PARAMS of which only the first of `parts` parts is in the message. */
+void sides_hold(struct sides *s, struct frames *f, uint64_t parts, uint64_t request);
+/* Moves the PARAMS with their whole tensor frame to `f` if all parts have arrived. Returns 0 if
+ * there are none. */
+int sides_take(struct sides *s, size_t max_bytes, struct frames *f) PS_MUST_CHECK;
+/* Returns the number of bytes that the side connections have moved. */
+uint64_t sides_moved(const struct sides *s);
+
+#endif

@@ -3,16 +3,19 @@
  * per second. A pair is one push and the pull after it.
  *
  *   transport [--server-binary PATH] [--seconds S] [--bytes N] [--workers N]
- *             [--mode cnn-ps|cnn-ps-bf16|cnn-ps-shm|zmq]
+ *             [--mode cnn-ps|cnn-ps-bf16|cnn-ps-shm|cnn-ps-2|cnn-ps-4|zmq] [--endpoint URL]
+ *             [--key FILE]
  *
  * The program prints CSV. Mode cnn-ps starts a real server (vector:N, plain SGD) and worker
  * processes. Each worker pushes full gradients and pulls the full weights with libcnnps. The
  * processes make all checks: checksums, finite values, exactly-once. Mode cnn-ps-bf16 does the same
  * with --wire bf16, and mode cnn-ps-shm with tensors in shared memory; the bytes in the output are
- * those of float32. Mode zmq gives the upper bound: plain DEALERs exchange the same number of bytes
- * with a plain ROUTER, and no process copies or reads the bytes. p50 and p99 are percentiles of the
- * latency of a pair. CPU seconds are the user + system time of server and workers per 10^9 bytes
- * moved, in both directions together.
+ * those of float32. Modes cnn-ps-2 and cnn-ps-4, which run only if --mode names them, use
+ * --connections 2 and 4. With --endpoint, the workers of a mode cnn-ps connect to a server that
+ * runs already, for example on another host, with the key FILE if there is one. Mode zmq gives the
+ * upper bound: plain DEALERs exchange the same number of bytes with a plain ROUTER, and no process
+ * copies or reads the bytes. p50 and p99 are percentiles of the latency of a pair. CPU seconds are
+ * the user + system time of server and workers per 10^9 bytes moved, in both directions together.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -32,11 +35,12 @@
 /* Memory that all processes of a measurement share. */
 struct shared {
 	char endpoint[64], lane[64]; /* lane: the path of the server's Unix socket */
+	char key[512];               /* file of the workers' secret key; "": none */
 	struct pairs pairs;
 };
 
 struct options {
-	const char *server_binary, *mode;
+	const char *server_binary, *mode, *endpoint, *key;
 	double seconds;
 	size_t bytes, workers; /* 0: measure several default values */
 };
@@ -99,13 +103,15 @@ static int cnnps_pair(void *arg)
 }
 
 static void run_bench_worker(struct shared *s, size_t index, size_t bytes, double seconds,
-	enum cnnps_lane lane, enum cnnps_wire wire)
+	enum cnnps_lane lane, enum cnnps_wire wire, uint32_t connections)
 {
 	struct cnnps_options o = {.size = sizeof(o),
 		.server = s->endpoint,
 		.device = "bench",
 		.lane = lane,
-		.wire = wire};
+		.wire = wire,
+		.connections = connections,
+		.key = s->key[0] ? s->key : NULL};
 	struct cnnps_pair p = {.n = bytes / sizeof(float)};
 	struct cnnps_stats stats;
 
@@ -128,17 +134,27 @@ static void run_bench_worker(struct shared *s, size_t index, size_t bytes, doubl
 
 static void cnnps_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_FP32);
+	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_FP32, 1);
+}
+
+static void worker_of_2(struct shared *s, size_t index, size_t bytes, double seconds)
+{
+	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_FP32, 2);
+}
+
+static void worker_of_4(struct shared *s, size_t index, size_t bytes, double seconds)
+{
+	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_FP32, 4);
 }
 
 static void bf16_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_BF16);
+	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_TCP, CNNPS_WIRE_BF16, 1);
 }
 
 static void lane_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_SHM, CNNPS_WIRE_FP32);
+	run_bench_worker(s, index, bytes, seconds, CNNPS_LANE_SHM, CNNPS_WIRE_FP32, 1);
 }
 
 /* Start cnn-ps and read its endpoint from the log. */
@@ -162,7 +178,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 			"--model", model, "--optimizer", "sgd", "--lr", "0.001",
 			"--warm-start-updates", "0", "--max-staleness", "1000000000",
 			"--max-workers", max, "--lane", "shm", "--lane-socket", s->lane,
-			(char *)NULL);
+			"--connections", "4", (char *)NULL);
 		transport_die(o->server_binary);
 	}
 	close(fd[1]);
@@ -279,13 +295,16 @@ struct mode {
 	const char *name;
 	pid_t (*server)(const struct options *o, struct shared *s, size_t bytes, size_t workers);
 	void (*worker)(struct shared *s, size_t index, size_t bytes, double seconds);
+	int only_by_name;
 };
 
 static const struct mode modes[] = {
-	{"zmq", zmq_server, zmq_worker},
-	{"cnn-ps", cnnps_server, cnnps_worker},
-	{"cnn-ps-bf16", cnnps_server, bf16_worker},
-	{"cnn-ps-shm", cnnps_server, lane_worker},
+	{"zmq", zmq_server, zmq_worker, 0},
+	{"cnn-ps", cnnps_server, cnnps_worker, 0},
+	{"cnn-ps-bf16", cnnps_server, bf16_worker, 0},
+	{"cnn-ps-shm", cnnps_server, lane_worker, 0},
+	{"cnn-ps-2", cnnps_server, worker_of_2, 1},
+	{"cnn-ps-4", cnnps_server, worker_of_4, 1},
 };
 
 static void run_mode(const struct options *o, const struct mode *m, size_t bytes, size_t workers)
@@ -296,7 +315,11 @@ static void run_mode(const struct options *o, const struct mode *m, size_t bytes
 
 	if (!s)
 		transport_die("mmap");
-	pid_t server = m->server(o, s, bytes, workers);
+	pid_t server = o->endpoint ? 0 : m->server(o, s, bytes, workers);
+	if (o->endpoint)
+		snprintf(s->endpoint, sizeof(s->endpoint), "%s", o->endpoint);
+	if (o->key)
+		snprintf(s->key, sizeof(s->key), "%s", o->key);
 	for (size_t i = 0; i < workers; i++) {
 		worker[i] = fork();
 		if (worker[i] < 0)
@@ -307,14 +330,16 @@ static void run_mode(const struct options *o, const struct mode *m, size_t bytes
 		}
 	}
 	pairs_start_clock(&s->pairs, workers);
-	double cpu = process_cpu_seconds(server);
+	double cpu = server ? process_cpu_seconds(server) : 0;
 	for (size_t i = 0; i < workers; i++) {
 		if (waitpid(worker[i], &status, 0) != worker[i] || status)
 			failed = 1;
 	}
-	cpu = process_cpu_seconds(server) - cpu;
-	kill(server, SIGKILL);
-	waitpid(server, &status, 0);
+	if (server) {
+		cpu = process_cpu_seconds(server) - cpu;
+		kill(server, SIGKILL);
+		waitpid(server, &status, 0);
+	}
 	if (s->lane[0])
 		unlink(s->lane);
 	if (failed) {
@@ -327,14 +352,16 @@ static void run_mode(const struct options *o, const struct mode *m, size_t bytes
 
 static void run_all_modes(const struct options *o)
 {
-	static const size_t sizes[] = {26000, 440000, 1740000, 16000000}, fleets[] = {1, 2, 4};
+	static const size_t sizes[] = {26000, 440000, 1740000, 16000000, 240000000};
+	static const size_t fleets[] = {1, 2, 4};
 
-	for (size_t b = 0; b < 4; b++)
+	for (size_t b = 0; b < sizeof(sizes) / sizeof(sizes[0]); b++)
 		for (size_t k = 0; k < 3; k++)
 			for (size_t m = 0; m < sizeof(modes) / sizeof(modes[0]); m++)
-				if ((!o->bytes || o->bytes == sizes[b]) &&
+				if ((o->bytes ? o->bytes == sizes[b] : sizes[b] < 20000000) &&
 					(!o->workers || o->workers == fleets[k]) &&
-					(!o->mode || strcmp(o->mode, modes[m].name) == 0))
+					(o->mode ? strcmp(o->mode, modes[m].name) == 0
+						 : !modes[m].only_by_name))
 					run_mode(o, &modes[m], sizes[b], fleets[k]);
 }
 
@@ -355,6 +382,7 @@ int main(int argc, char **argv)
 		{"server-binary", required_argument, NULL, 'b'},
 		{"seconds", required_argument, NULL, 's'}, {"bytes", required_argument, NULL, 'n'},
 		{"workers", required_argument, NULL, 'w'}, {"mode", required_argument, NULL, 'm'},
+		{"endpoint", required_argument, NULL, 'e'}, {"key", required_argument, NULL, 'k'},
 		{NULL, 0, NULL, 0}};
 	struct options o = {.server_binary = server_beside(argv[0]), .seconds = 3};
 	int c;
@@ -370,6 +398,10 @@ int main(int argc, char **argv)
 			o.bytes = strtoul(optarg, NULL, 10);
 		else if (c == 'w')
 			o.workers = strtoul(optarg, NULL, 10);
+		else if (c == 'e')
+			o.endpoint = optarg;
+		else if (c == 'k')
+			o.key = optarg;
 		else if (c == 'm')
 			o.mode = optarg;
 		else

@@ -19,7 +19,9 @@
 #define MAX_WORKERS 16
 #define MAX_PAIRS   (1 << 20) /* the number of latencies that are stored for each worker */
 #define WARM_UP     20        /* the number of pairs of each worker before the clock starts */
-#define PAIRS_HEAD  "mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb"
+/* the warm-up ends after this time and two pairs, because a pair can take long on a slow network */
+#define WARM_UP_SECONDS 5
+#define PAIRS_HEAD      "mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb"
 
 #ifdef __cplusplus
 extern "C" {

@@ -24,11 +24,11 @@ static int disk_fail(int error)
 static void change(struct disk *d, struct disk_change c)
 {
 	if (d->n_changes == DISK_CHANGES) {
-		names_apply(d->safe, &d->change[0]);
+		names_apply(&d->safe, &d->change[0]);
 		memmove(d->change, d->change + 1, --d->n_changes * sizeof(c));
 	}
 	d->change[d->n_changes++] = c;
-	names_apply(d->now, &c);
+	names_apply(&d->now, &c);
 	uint32_t n = disk_count(d, "");
 	d->peak_names = n > d->peak_names ? n : d->peak_names;
 }
@@ -48,8 +48,10 @@ static struct disk_change change_of(enum disk_change_kind kind, const char *name
 static void find_used(const struct disk *d, uint8_t used[DISK_FILES + 1])
 {
 	memset(used, 0, DISK_FILES + 1);
-	for (size_t i = 0; i < DISK_FILES; i++)
-		used[d->now[i].file + 1] = used[d->safe[i].file + 1] = 1;
+	for (size_t i = 0; i < d->now.end; i++)
+		used[d->now.entry[i].file + 1] = 1;
+	for (size_t i = 0; i < d->safe.end; i++)
+		used[d->safe.entry[i].file + 1] = 1;
 	for (size_t i = 0; i < d->n_changes; i++)
 		used[d->change[i].file + 1] = 1;
 	for (size_t i = 0; i < DISK_OPEN; i++)
@@ -153,7 +155,7 @@ int disk_open_directory(struct disk *d)
 
 int disk_open_file(struct disk *d, const char *name, int flags)
 {
-	const struct disk_name *n = names_find(d->now, name);
+	const struct disk_name *n = names_find(&d->now, name);
 	int file = n ? n->file : -1;
 
 	if (d->dead)
@@ -220,8 +222,8 @@ static uint64_t space(const struct disk *d)
 {
 	uint64_t used = 0;
 
-	for (int i = 0; i < DISK_FILES; i++)
-		used += d->now[i].file >= 0 ? d->file[d->now[i].file].size : 0;
+	for (const struct disk_name *n = d->now.entry; n < d->now.entry + d->now.end; n++)
+		used += n->file >= 0 ? d->file[n->file].size : 0;
 	return used < d->capacity ? d->capacity - used : 0;
 }
 
@@ -310,7 +312,7 @@ int disk_sync(struct disk *d, int fd)
 
 int disk_rename(struct disk *d, const char *name, const char *to)
 {
-	const struct disk_name *n = names_find(d->now, name);
+	const struct disk_name *n = names_find(&d->now, name);
 
 	if (is_prevented(d))
 		return -1;
@@ -326,7 +328,7 @@ int disk_unlink(struct disk *d, const char *name)
 {
 	if (is_prevented(d))
 		return -1;
-	if (!names_find(d->now, name))
+	if (!names_find(&d->now, name))
 		return disk_fail(ENOENT);
 	change(d, change_of(CHANGE_UNLINK, name, -1));
 	return 0;
@@ -345,7 +347,7 @@ int disk_lock(struct disk *d, int fd)
 
 long disk_size_of(struct disk *d, const char *name)
 {
-	const struct disk_name *n = names_find(d->now, name);
+	const struct disk_name *n = names_find(&d->now, name);
 
 	if (d->dead)
 		return disk_fail(EIO);
@@ -366,9 +368,9 @@ void disk_rewind(struct disk *d)
 
 const char *disk_next(struct disk *d)
 {
-	while (d->listing < DISK_FILES && d->now[d->listing].file < 0)
+	while (d->listing < d->now.end && d->now.entry[d->listing].file < 0)
 		d->listing++;
-	return d->listing < DISK_FILES && !d->dead ? d->now[d->listing++].text : NULL;
+	return d->listing < d->now.end && !d->dead ? d->now.entry[d->listing++].text : NULL;
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -433,10 +435,10 @@ void disk_rot(struct disk *d, const char *prefix)
 {
 	const struct disk_name *newest = NULL;
 
-	for (size_t i = 0; i < DISK_FILES; i++)
-		if (d->now[i].file >= 0 && strncmp(d->now[i].text, prefix, strlen(prefix)) == 0 &&
-			(!newest || strcmp(d->now[i].text, newest->text) > 0))
-			newest = &d->now[i];
+	for (const struct disk_name *n = d->now.entry; n < d->now.entry + d->now.end; n++)
+		if (n->file >= 0 && strncmp(n->text, prefix, strlen(prefix)) == 0 &&
+			(!newest || strcmp(n->text, newest->text) > 0))
+			newest = n;
 	if (!newest || d->file[newest->file].size == 0)
 		return;
 	struct disk_file *f = &d->file[newest->file];

@@ -46,6 +46,12 @@ struct disk_name {
 	int file; /* < 0: no entry */
 };
 
+/* This struct has the entries of the directory. Those from `end` on are unused. */
+struct disk_names {
+	struct disk_name entry[DISK_FILES];
+	size_t end;
+};
+
 enum disk_change_kind { CHANGE_LINK, CHANGE_UNLINK, CHANGE_RENAME };
 
 /* This struct describes a change of the directory since the directory's last fsync. */
@@ -64,7 +70,7 @@ struct disk_open {
 struct disk {
 	struct rng rng;
 	struct disk_file file[DISK_FILES];
-	struct disk_name now[DISK_FILES], safe[DISK_FILES];
+	struct disk_names now, safe;
 	struct disk_change change[DISK_CHANGES];
 	size_t n_changes;
 	struct disk_open open[DISK_OPEN];

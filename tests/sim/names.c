@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct disk_name *names_find(struct disk_name *names, const char *text)
+struct disk_name *names_find(struct disk_names *names, const char *text)
 {
-	for (size_t i = 0; i < DISK_FILES; i++)
-		if (names[i].file >= 0 && strcmp(names[i].text, text) == 0)
-			return &names[i];
+	for (struct disk_name *n = names->entry; n < names->entry + names->end; n++)
+		if (n->file >= 0 && strcmp(n->text, text) == 0)
+			return n;
 	return NULL;
 }
 
@@ -19,22 +19,29 @@ void names_copy(char to[DISK_NAME], const char *text)
 	to[n] = '\0';
 }
 
-static void put_name(struct disk_name *names, const char *text, int file)
+/* Returns the first entry without a name. */
+static struct disk_name *free_entry(struct disk_names *names)
 {
-	struct disk_name *n = names_find(names, text);
-
-	for (size_t i = 0; !n && i < DISK_FILES; i++)
-		if (names[i].file < 0)
-			n = &names[i];
-	if (!n)
+	for (size_t i = 0; i < names->end; i++)
+		if (names->entry[i].file < 0)
+			return &names->entry[i];
+	if (names->end == DISK_FILES)
 		/* this cannot happen, because bounds.c checks the number of files after every
 		 * event */
 		abort();
+	return &names->entry[names->end++];
+}
+
+static void put_name(struct disk_names *names, const char *text, int file)
+{
+	struct disk_name *n = names_find(names, text);
+
+	n = n ? n : free_entry(names);
 	names_copy(n->text, text);
 	n->file = file;
 }
 
-static void take_name(struct disk_name *names, const char *text)
+static void take_name(struct disk_names *names, const char *text)
 {
 	struct disk_name *n = names_find(names, text);
 
@@ -42,7 +49,7 @@ static void take_name(struct disk_name *names, const char *text)
 		n->file = -1;
 }
 
-void names_apply(struct disk_name *names, const struct disk_change *c)
+void names_apply(struct disk_names *names, const struct disk_change *c)
 {
 	if (c->kind != CHANGE_LINK)
 		take_name(names, c->name);
@@ -55,10 +62,16 @@ uint32_t disk_count(const struct disk *d, const char *prefix)
 	size_t length = strlen(prefix);
 	uint32_t n = 0;
 
-	for (size_t i = 0; i < DISK_FILES; i++)
-		n += d->now[i].file >= 0 &&
-		     (length == 0 || strncmp(d->now[i].text, prefix, length) == 0);
+	for (size_t i = 0; i < d->now.end; i++)
+		n += d->now.entry[i].file >= 0 &&
+		     (length == 0 || strncmp(d->now.entry[i].text, prefix, length) == 0);
 	return n;
+}
+
+static void copy_names(struct disk_names *to, const struct disk_names *from)
+{
+	memcpy(to->entry, from->entry, from->end * sizeof(from->entry[0]));
+	to->end = from->end;
 }
 
 void names_survive(struct disk *d)
@@ -68,20 +81,19 @@ void names_survive(struct disk *d)
 
 	for (size_t i = 0; i < d->n_changes; i++)
 		if (in_order ? i < keep : rng_below(&d->rng, 2) == 0)
-			names_apply(d->safe, &d->change[i]);
-	memcpy(d->now, d->safe, sizeof(d->now));
+			names_apply(&d->safe, &d->change[i]);
+	copy_names(&d->now, &d->safe);
 	d->n_changes = 0;
 }
 
 void names_commit(struct disk *d)
 {
-	memcpy(d->safe, d->now, sizeof(d->safe));
+	copy_names(&d->safe, &d->now);
 	d->n_changes = 0;
 }
 
 void names_forget(struct disk *d)
 {
-	for (size_t i = 0; i < DISK_FILES; i++)
-		d->now[i].file = d->safe[i].file = -1;
+	d->now.end = d->safe.end = 0;
 	d->n_changes = 0;
 }

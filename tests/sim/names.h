@@ -9,8 +9,8 @@
 /* Copies `text` to `to`, truncated to the maximum length of a name. */
 void names_copy(char to[DISK_NAME], const char *text);
 /* Returns the entry with the name `text`, or NULL if there is no such entry. */
-struct disk_name *names_find(struct disk_name *names, const char *text);
-void names_apply(struct disk_name *names, const struct disk_change *c);
+struct disk_name *names_find(struct disk_names *names, const char *text);
+void names_apply(struct disk_names *names, const struct disk_change *c);
 /* Syncs the directory, so that all changes so far survive a power cut. */
 void names_commit(struct disk *d);
 /* Applies a power cut to the unsynced changes of the directory: either the first few of them

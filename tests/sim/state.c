@@ -58,8 +58,8 @@ void sim_digest_end(struct sim *s)
 
 	for (size_t i = 0; i < sizeof(value) / sizeof(value[0]); i++)
 		sim_digest_add(s, value[i]);
-	for (size_t i = 0; i < DISK_FILES; i++) {
-		const struct disk_name *n = &s->disk.now[i];
+	for (size_t i = 0; i < s->disk.now.end; i++) {
+		const struct disk_name *n = &s->disk.now.entry[i];
 		const struct disk_file *f = n->file >= 0 ? &s->disk.file[n->file] : NULL;
 
 		if (f && f->size > 0)

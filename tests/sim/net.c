@@ -50,9 +50,12 @@ int net_chance(struct net *n, uint32_t per_mille)
 	return per_mille && net_below(n, 1000) < per_mille;
 }
 
-static int net_earlier(const struct moment_of *a, const struct moment_of *b)
+/* The order is in the lower half, and no run lasts or adds as much. */
+static uint64_t when_of(const struct item *it)
 {
-	return a->at_ms != b->at_ms ? a->at_ms < b->at_ms : a->order < b->order;
+	if ((it->at_ms | it->order) >> 32)
+		abort();
+	return it->at_ms << 32 | it->order;
 }
 
 void net_later(struct net *n, uint64_t at_ms, struct item it)
@@ -63,17 +66,17 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 	if (i == n->room)
 		abort();
 	it.at_ms = at_ms;
-	const struct moment_of when = {
-		at_ms, it.order, i < n->n_used ? n->heap[i].item : (uint32_t)i};
+	const struct moment_of moment = {
+		when_of(&it), i < n->n_used ? n->heap[i].item : (uint32_t)i};
 	n->n_used = i < n->n_used ? n->n_used : i + 1;
-	n->item[when.item] = it;
+	n->item[moment.item] = it;
 	n->n++;
 	n->peak = n->n > n->peak ? n->n : n->peak;
-	while (i && net_earlier(&when, &n->heap[(i - 1) / 2])) {
+	while (i && moment.when < n->heap[(i - 1) / 2].when) {
 		n->heap[i] = n->heap[(i - 1) / 2];
 		i = (i - 1) / 2;
 	}
-	n->heap[i] = when;
+	n->heap[i] = moment;
 }
 
 void net_at(struct net *n, uint64_t at_ms, struct item it)
@@ -92,9 +95,9 @@ int net_next(struct net *n, struct item *it)
 	*it = n->item[first.item];
 	n->now_ms = it->at_ms;
 	while ((child = 2 * i + 1) < n->n) {
-		if (child + 1 < n->n && net_earlier(&n->heap[child + 1], &n->heap[child]))
-			child++;
-		if (!net_earlier(&n->heap[child], &last))
+		if (child + 1 < n->n)
+			child += n->heap[child + 1].when < n->heap[child].when;
+		if (last.when < n->heap[child].when)
 			break;
 		n->heap[i] = n->heap[child];
 		i = child;

@@ -35,9 +35,10 @@ struct item {
 	struct msg *msg; /* MESSAGE: allocated from the pool */
 };
 
-/* This struct has the time of an item, and its place in an array of items. */
+/* This struct has the time and the order of an item as one number, and the place of the item in an
+ * array of items. */
 struct moment_of {
-	uint64_t at_ms, order;
+	uint64_t when;
 	uint32_t item;
 };
 

@@ -64,7 +64,9 @@ void bounds_before(struct sim *s)
 {
 	const struct core *c = s->server.core;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	memset(s->server.expected, 0, sizeof(s->server.expected));
+	/* only the end of a recovery makes workers overdue */
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->run.recovering; i++) {
 		const struct worker_session *w = &c->worker[i].session;
 
 		s->server.expected[i] = w->state == SESSION_AWAY && !w->overdue;
@@ -112,13 +114,17 @@ static void check_diverged_keys(struct sim *s, const struct core *c)
 			bad_keys, keys, bad_workers, workers);
 }
 
-/* Checks that an excluded worker has no work, and that a worker with a broken device does not end
- * the run before the training has begun, or while the other workers are only silent. */
-static void check_excluded(struct sim *s, const struct core *c)
+/* Checks a run that has just ended as diverged: a worker with a broken device must not end the run
+ * before the training has begun, or while the other workers are only silent. */
+static void check_diverged(struct sim *s, const struct core *c)
 {
 	const struct worker *only = NULL;
 	uint32_t all = 0, bad = 0;
 
+	if (s->n_hostile) { /* the keys count, if there are enough */
+		check_diverged_keys(s, c);
+		return;
+	}
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 		int counts = counted(s, c, i);
@@ -126,18 +132,6 @@ static void check_excluded(struct sim *s, const struct core *c)
 		all += (uint32_t)counts;
 		bad += (uint32_t)(counts && w->quarantine.bad_streak >= BAD_STREAK);
 		only = counts ? w : only;
-		if (w->quarantine.excluded && (w->session.state != SESSION_DEAD ||
-						      w->lease.grant.request || w->lease.waiting))
-			sim_violation(s, "slot %u is excluded and still has work", i + 1);
-	}
-	if (c->run.end_status != PS_EDIVERGED || s->server.ending)
-		return;
-	/* make the checks below only at the event that ends the run, because the other workers may
-	 * leave later */
-	s->server.ending = 1;
-	if (s->n_hostile) { /* the keys count, if there are enough */
-		check_diverged_keys(s, c);
-		return;
 	}
 	if (2 * bad <= all)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
@@ -145,6 +139,16 @@ static void check_excluded(struct sim *s, const struct core *c)
 		sim_violation(s, "the run ends as diverged before it has begun");
 	if (all == 1 && !only->quarantine.sound)
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
+}
+
+/* Makes the checks of a run that ends as diverged only at the event that ends the run, because the
+ * other workers may leave later. */
+static void check_ending(struct sim *s, const struct core *c)
+{
+	if (c->run.end_status != PS_EDIVERGED || s->server.ending)
+		return;
+	s->server.ending = 1;
+	check_diverged(s, c);
 }
 
 /* Writes to `incarnation` that of the last slot with the name of each node, or 0 if no slot has
@@ -183,13 +187,18 @@ static void check_quarantine(struct sim *s, const struct core *c)
 		check_honest(s, c);
 		return;
 	}
+	if (c->quarantine.n == 0) {
+		for (uint32_t node = 1; node <= SIM_WORKERS; node++)
+			s->worker[node - 1].quarantined = 0;
+		return;
+	}
 	find_incarnations(c, incarnation);
 	for (uint32_t node = 1; node <= SIM_WORKERS; node++) {
 		const char name[2] = {(char)('a' + node)};
 		struct sim_worker *w = worker_at(s, node);
 		int before = w->quarantined && w->quarantine_term == c->cfg.term;
 
-		w->quarantined = c->quarantine.n > 0 && quarantine_has(&c->quarantine, "", name);
+		w->quarantined = quarantine_has(&c->quarantine, "", name);
 		w->was_quarantined |= w->quarantined;
 		w->quarantine_term = c->cfg.term;
 		if (w->quarantined && !before)
@@ -209,6 +218,9 @@ static void check_core(struct sim *s, const struct core *c)
 			sim_violation(s, "slot %u: durable %llu of %llu", i + 1,
 				(unsigned long long)w->ledger.durable_seq,
 				(unsigned long long)w->ledger.last_seq);
+		if (w->quarantine.excluded && (w->session.state != SESSION_DEAD ||
+						      w->lease.grant.request || w->lease.waiting))
+			sim_violation(s, "slot %u is excluded and still has work", i + 1);
 		s->ordered &=
 			c->run.ending != END_NOT ||
 			(w->session.state != SESSION_SUSPECT && !w->sync.idle && !w->pace.stalled);
@@ -217,7 +229,7 @@ static void check_core(struct sim *s, const struct core *c)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->run.recover_by_ms));
 	check_leases(s, c);
-	check_excluded(s, c);
+	check_ending(s, c);
 	check_quarantine(s, c);
 	check_trust(s, c);
 }

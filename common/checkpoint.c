@@ -19,12 +19,12 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-#include <xxhash.h>
 #include "common/assert.h"
 #include "common/file.h"
 #include "common/generation.h"
 #include "common/le.h"
 #include "common/log.h"
+#include "common/xxh3.h"
 
 #define MAGIC          "CNNPSCK1"
 #define FORMAT         1u

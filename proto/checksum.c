@@ -4,11 +4,7 @@
 #include <string.h>
 #include "common/clones.h"
 #define XXH_STATIC_LINKING_ONLY /* permits an XXH3_state_t on the stack */
-#include <xxhash.h>
-#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-/* makes XXH3_64bits and XXH3_64bits_update choose the best version for the CPU */
-#include <xxh_x86dispatch.h>
-#endif
+#include "common/xxh3.h"
 
 /* a block and its copy fit the L2 cache of every common CPU */
 #define BLOCK_BYTES ((size_t)64 << 10)

@@ -4,7 +4,7 @@
  * start restores. The code takes the same steps as server/dispatch.c and server/server.c.
  */
 #include <string.h>
-#include <xxhash.h>
+#include "common/xxh3.h"
 #include "proto/wire.h"
 #include "tests/sim/sim.h"
 

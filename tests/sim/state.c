@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
+#include "common/xxh3.h"
 #include "tests/sim/sim.h"
 
 void sim_violation(struct sim *s, const char *fmt, ...)

@@ -4,7 +4,7 @@
  */
 #include <math.h>
 #include <string.h>
-#include <xxhash.h>
+#include "common/xxh3.h"
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 

@@ -35,14 +35,22 @@ void sim_digest_add(struct sim *s, uint64_t value)
 	s->digest = (s->digest << 29 | s->digest >> 35) ^ value * 0x9e3779b97f4a7c15u;
 }
 
+static void mix(uint64_t *sum, uint64_t value)
+{
+	*sum = *sum * 0x100000001b3u + value;
+}
+
 void sim_digest_event(struct sim *s, const struct item *it)
 {
-	const uint64_t value[] = {it->at_ms, it->order, it->process, (uint64_t)it->what, it->node,
-		it->link, it->number, it->msg ? (uint64_t)it->msg->type : 0};
-	uint64_t sum = 0;
+	uint64_t sum = it->at_ms;
 
-	for (size_t i = 0; i < sizeof(value) / sizeof(value[0]); i++)
-		sum = sum * 0x100000001b3u + value[i];
+	mix(&sum, it->order);
+	mix(&sum, it->process);
+	mix(&sum, (uint64_t)it->what);
+	mix(&sum, it->node);
+	mix(&sum, it->link);
+	mix(&sum, it->number);
+	mix(&sum, it->msg ? (uint64_t)it->msg->type : 0);
 	s->events++;
 	sim_digest_add(s, sum);
 }

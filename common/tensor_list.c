@@ -1,8 +1,9 @@
 /* tensor_list.c - see tensor_list.h. */
 #include "common/tensor_list.h"
 #include <string.h>
+#include "common/clones.h"
 
-#define SLOTS (2 * TENSOR_LIST_LINES) /* slots in the table of names */
+#define MAX_SLOTS (2 * TENSOR_LIST_LINES) /* slots in the largest table of names */
 
 static const struct tensor_type types[] = {
 	{"I64", 8, INT64_MIN, INT64_MAX},
@@ -171,8 +172,24 @@ const char *tensor_list_next(const char **list, struct tensor_line *l)
  * name in the list, or 0 if the entry is empty. */
 struct names {
 	const char *list;
-	uint32_t slot[SLOTS];
+	uint32_t slots; /* the number of slots in use, a power of 2 */
+	uint32_t slot[MAX_SLOTS];
 };
+
+_Static_assert((MAX_SLOTS & (MAX_SLOTS - 1)) == 0, "a power of 2");
+
+/* Clears twice as many slots as the list has lines, or more. */
+static void clear_names(struct names *t)
+{
+	uint32_t lines = 0;
+
+	for (const char *at = t->list; (at = strchr(at, '\n')) && lines < TENSOR_LIST_LINES; at++)
+		lines++;
+	t->slots = 2;
+	while (t->slots < 2 * lines)
+		t->slots *= 2;
+	memset(t->slot, 0, t->slots * sizeof(t->slot[0]));
+}
 
 /* Returns the slot of a name. If the table does not have the name, returns the empty slot in which
  * it belongs. */
@@ -183,7 +200,7 @@ static uint32_t *find_name(struct names *t, const char *name, size_t n)
 	for (size_t i = 0; i < n; i++)
 		hash = (hash ^ (unsigned char)name[i]) * 16777619u;
 	for (;; hash++) {
-		uint32_t *slot = &t->slot[hash % SLOTS];
+		uint32_t *slot = &t->slot[hash & (t->slots - 1)];
 
 		/* a known name begins before `name`, so n bytes follow it */
 		if (!*slot || (memcmp(t->list + *slot - 1, name, n) == 0 &&
@@ -207,7 +224,7 @@ static const char *check_names(struct names *t, const struct tensor_line *l)
 
 const char *tensor_list_check(const char *list, uint64_t n_params, uint64_t n_trained, size_t *line)
 {
-	struct names t = {.list = list};
+	PS_UNINITIALIZED struct names t;
 	struct tensor_line l;
 	uint64_t n = 0;
 	const char *why;
@@ -215,6 +232,8 @@ const char *tensor_list_check(const char *list, uint64_t n_params, uint64_t n_tr
 	*line = 0;
 	if (strnlen(list, TENSOR_LIST_BYTES + 1) > TENSOR_LIST_BYTES)
 		return "it is too long";
+	t.list = list;
+	clear_names(&t);
 	for (const char *at = list; *at;) {
 		if (++*line > TENSOR_LIST_LINES)
 			return "it has too many lines";

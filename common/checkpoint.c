@@ -53,6 +53,25 @@ static void remove_temporaries(DIR *d)
 			remove_file(d, entry->d_name);
 }
 
+/* Returns the CHECKPOINT_KEEP-th highest generation up to `max`, or 0 if there are fewer. */
+static uint64_t first_to_remove(DIR *d, uint64_t max)
+{
+	uint64_t best[CHECKPOINT_KEEP] = {0}; /* the highest ones so far, in descending order */
+
+	rewinddir(d);
+	for (const struct dirent *entry; (entry = readdir(d));) {
+		uint64_t g = generation_parse(entry->d_name, PREFIX, "");
+
+		for (int i = 0; i < CHECKPOINT_KEEP && g <= max; i++) {
+			uint64_t lower = best[i] < g ? best[i] : g;
+
+			best[i] = best[i] < g ? g : best[i];
+			g = lower;
+		}
+	}
+	return best[CHECKPOINT_KEEP - 1];
+}
+
 /* Keeps the CHECKPOINT_KEEP highest generations up to `newest` and removes the older ones. If a
  * file cannot be removed, the function logs a warning, and the next write tries again. A file that
  * remains only takes up space. */
@@ -65,9 +84,8 @@ static void remove_old(const char *dir, uint64_t newest)
 			strerror(errno));
 		return;
 	}
-	uint64_t generation = newest;
-	for (int kept = 0; kept < CHECKPOINT_KEEP && generation; kept++)
-		generation = generation_highest(d, PREFIX, generation - 1);
+	/* the newest one is kept, too */
+	uint64_t generation = first_to_remove(d, newest - 1);
 	while (generation) {
 		char name[GENERATION_NAME];
 

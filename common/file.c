@@ -123,7 +123,8 @@ static int replace_in(int dir_fd, const char *dir, const char *name, const struc
 
 	if (rc)
 		return rc;
-	snprintf(temporary, sizeof(temporary), "%s.tmp", name);
+	memcpy(temporary, name, strlen(name));
+	memcpy(temporary + strlen(name), ".tmp", sizeof(".tmp"));
 	if (write_synced(dir_fd, temporary, parts, n_parts, &step) == 0) {
 		step = "rename";
 		if (renameat(dir_fd, temporary, dir_fd, name) == 0) {

@@ -1,27 +1,36 @@
 /* generation.c - see generation.h. */
 #include "common/generation.h"
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #define DIGITS 16
 
 void generation_name(const char *prefix, uint64_t generation, char out[GENERATION_NAME])
 {
-	snprintf(out, GENERATION_NAME, "%.16s-%016" PRIx64, prefix, generation);
+	size_t n = strnlen(prefix, GENERATION_NAME - DIGITS - 2);
+
+	memcpy(out, prefix, n);
+	out[n++] = '-';
+	for (int shift = 4 * (DIGITS - 1); shift >= 0; shift -= 4)
+		out[n++] = "0123456789abcdef"[generation >> shift & 15];
+	out[n] = '\0';
 }
 
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix)
 {
 	size_t n = strlen(prefix);
+	const char *digits = name + n + 1;
 	uint64_t generation = 0;
 
-	if (strncmp(name, prefix, n) != 0 || name[n] != '-' ||
-		strspn(name + n + 1, "0123456789abcdef") < DIGITS)
+	if (strncmp(name, prefix, n) != 0 || name[n] != '-')
 		return 0;
-	for (const char *c = name + n + 1; c < name + n + 1 + DIGITS; c++)
-		generation = generation << 4 | (uint64_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
-	return strcmp(name + n + 1 + DIGITS, suffix) == 0 ? generation : 0;
+	for (int i = 0; i < DIGITS; i++) {
+		const char c = digits[i];
+
+		if (!(c >= '0' && c <= '9') && !(c >= 'a' && c <= 'f'))
+			return 0;
+		generation = generation << 4 | (uint64_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+	}
+	return strcmp(digits + DIGITS, suffix) == 0 ? generation : 0;
 }
 
 uint64_t generation_highest(DIR *d, const char *prefix, uint64_t max)

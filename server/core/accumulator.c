@@ -53,7 +53,7 @@ static int has_session(const struct core *c, const struct worker *w)
 
 int accumulator_merges_keys(const struct core *c)
 {
-	return is_robust(c) && workers_count_keys(c, has_session) >= KEYS_OF_A_MAJORITY;
+	return is_robust(c) && workers_have_keys(c, KEYS_OF_A_MAJORITY, has_session);
 }
 
 /* Returns the number of the first part of the key of part `i` that has at least `min` images. */

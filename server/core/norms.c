@@ -143,7 +143,7 @@ static int find_yardsticks(
 	if (e.n < MAJORITY_OF || (w && !may_reject(&e, has_majority, w)))
 		return 0;
 	if (!has_majority && e.worker[0]->session.owner[0] &&
-		workers_count_keys(c, may_vote_on_norms) >= MAJORITY_OF)
+		workers_have_keys(c, MAJORITY_OF, may_vote_on_norms))
 		return 0;
 	double mean = median_of(&e, mean_of), last = median_of(&e, last_of);
 

@@ -103,24 +103,29 @@ static int are_one_voice(int keys, const struct worker *a, const struct worker *
 	return a == b || (keys && workers_same_key(a->session.owner, b->session.owner));
 }
 
+/* Returns 1 if no earlier worker that `counts` selects is the same voice as worker `i`. */
+static int is_first_of_voice(const struct core *c, int keys, uint32_t i,
+	int (*counts)(const struct core *, const struct worker *))
+{
+	for (uint32_t k = 0; k < i && keys; k++)
+		if (are_one_voice(keys, &c->worker[i], &c->worker[k]) && counts(c, &c->worker[k]))
+			return 0;
+	return 1;
+}
+
 /* Returns the number of voices with a worker that `counts` selects, without the voice of `but`,
- * which may be NULL. */
-static uint32_t count_voices(const struct core *c, const struct worker *but,
+ * which may be NULL. Returns `max` if there are more. */
+static uint32_t count_voices(const struct core *c, const struct worker *but, uint32_t max,
 	int (*counts)(const struct core *, const struct worker *))
 {
 	int keys = accumulator_merges_keys(c);
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && n < max; i++) {
 		const struct worker *w = &c->worker[i];
-		uint32_t k = 0;
 
-		if ((but && are_one_voice(keys, w, but)) || !counts(c, w))
-			continue;
-		while (k < i &&
-			!(are_one_voice(keys, w, &c->worker[k]) && counts(c, &c->worker[k])))
-			k++;
-		n += k == i;
+		if (!(but && are_one_voice(keys, w, but)) && counts(c, w))
+			n += (uint32_t)is_first_of_voice(c, keys, i, counts);
 	}
 	return n;
 }
@@ -138,9 +143,8 @@ static struct need need_of_others(const struct core *c, const struct worker *w)
 
 	if (room <= own)
 		return (struct need){0, 0};
-	voices = smaller(room - own, count_voices(c, w, is_lacking));
-	return (struct need){
-		voices, voices ? less(voices, count_voices(c, w, is_lacking_and_holds)) : 0};
+	voices = count_voices(c, w, room - own, is_lacking);
+	return (struct need){voices, voices - count_voices(c, w, voices, is_lacking_and_holds)};
 }
 
 /* ---- the rules ------------------------------------------------------------------------------- */
@@ -151,7 +155,7 @@ uint32_t voices_limit(const struct core *c, const struct worker *w)
 	uint32_t left, pushes;
 	struct need need;
 
-	if (!voices_matter(c) || !count_voices(c, w, can_deliver))
+	if (!voices_matter(c) || !count_voices(c, w, 1, can_deliver))
 		return UINT32_MAX;
 	need = need_of_others(c, w);
 	left = less(c->leases.n_free, need.keep);
@@ -209,6 +213,6 @@ int voices_can_refill(const struct core *c)
 
 	if (!voices_matter(c) || l->n_done == l->n_batches)
 		return 1;
-	needed = smaller(c->cfg.push.buffer_size, count_voices(c, NULL, can_deliver));
-	return count_voices(c, NULL, holds_batch) + l->n_free >= needed;
+	needed = count_voices(c, NULL, c->cfg.push.buffer_size, can_deliver);
+	return count_voices(c, NULL, needed, holds_batch) + l->n_free >= needed;
 }

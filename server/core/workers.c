@@ -59,23 +59,39 @@ int workers_differ_in_key(const char *a, const char *b)
 	return a[0] && b[0] && strncmp(a, b, WIRE_MAX_OWNER + 1) != 0;
 }
 
-uint32_t workers_count_keys(
-	const struct core *c, int (*counts)(const struct core *, const struct worker *))
+/* Returns 1 if no earlier worker that `counts` selects has the key of worker `i`. */
+static int is_first_worker_of_key(
+	const struct core *c, uint32_t i, int (*counts)(const struct core *, const struct worker *))
+{
+	const char *owner = c->worker[i].session.owner;
+
+	for (uint32_t k = 0; k < i && owner[0]; k++)
+		if (workers_same_key(c->worker[k].session.owner, owner) && counts(c, &c->worker[k]))
+			return 0;
+	return 1;
+}
+
+/* Counts keys as workers_count_keys does, but not beyond `max`. */
+static uint32_t count_keys_up_to(const struct core *c, uint32_t max,
+	int (*counts)(const struct core *, const struct worker *))
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		const char *owner = c->worker[i].session.owner;
-		uint32_t k = 0;
-
-		if (!counts(c, &c->worker[i]))
-			continue;
-		while (k < i && !(workers_same_key(c->worker[k].session.owner, owner) &&
-					counts(c, &c->worker[k])))
-			k++;
-		n += k == i;
-	}
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && n < max; i++)
+		n += counts(c, &c->worker[i]) && is_first_worker_of_key(c, i, counts);
 	return n;
+}
+
+uint32_t workers_count_keys(
+	const struct core *c, int (*counts)(const struct core *, const struct worker *))
+{
+	return count_keys_up_to(c, UINT32_MAX, counts);
+}
+
+int workers_have_keys(
+	const struct core *c, uint32_t n, int (*counts)(const struct core *, const struct worker *))
+{
+	return count_keys_up_to(c, n, counts) == n;
 }
 
 uint32_t data_channels(const struct data_id *d)

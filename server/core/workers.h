@@ -55,6 +55,9 @@ int workers_differ_in_key(const char *a, const char *b);
  * a key of its own. */
 uint32_t workers_count_keys(
 	const struct core *c, int (*counts)(const struct core *, const struct worker *));
+/* Returns 1 if there are at least `n` keys of this kind. */
+int workers_have_keys(const struct core *c, uint32_t n,
+	int (*counts)(const struct core *, const struct worker *));
 uint32_t data_channels(const struct data_id *d);
 int workers_same_data(const struct data_id *a, const struct data_id *b);
 

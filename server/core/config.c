@@ -164,12 +164,17 @@ static void read_option(struct cursor *k, struct core_config *c, unsigned char *
 static void write_option(
 	struct cursor *k, const struct core_config *c, const struct config_row *row)
 {
-	uint32_t n = row->name_bytes;
-	double v = k->out ? config_value(c, row) : 0;
+	const size_t n = row->name_bytes;
+	unsigned char *to = cursor_place(k, 8 + n + 8);
+	double v = config_value(c, row);
+	uint64_t bits;
 
-	u32(k, &n);
-	cursor_put(k, row->name, n);
-	f64(k, &v);
+	if (!to)
+		return;
+	memcpy(&bits, &v, sizeof(bits));
+	le64_put(to, n);
+	memcpy(to + 8, row->name, n);
+	le64_put(to + 8 + n, bits);
 }
 
 void config_put(struct cursor *k, struct core_config *c)

@@ -16,11 +16,12 @@
 
 #define MALFORMED "a section of it is malformed"
 
-/* A cursor reads if `in` is set, writes if `out` is set, and only counts bytes if both are NULL. */
+/* A cursor reads if `in` is set, writes if `out` is set, and only counts bytes if both are NULL. A
+ * writing cursor only counts bytes from the first field on for which `out` has no room. */
 struct cursor {
 	unsigned char *out;      /* writing: the output; NULL: reading or counting */
 	const unsigned char *in; /* reading: the input; NULL: writing or counting */
-	size_t at, size;         /* at: bytes so far; size: number of bytes of `in` */
+	size_t at, size;         /* at: bytes so far; size: number of bytes of `in` or `out` */
 	const char *error;       /* the reason why the snapshot is refused; NULL: no error */
 	/* 1: the snapshot is sound, but the options of this start do not fit it */
 	int is_option_error;
@@ -47,28 +48,33 @@ static inline void refuse_over(struct cursor *k, uint64_t v, uint64_t max)
 		set_error(k, MALFORMED);
 }
 
-static inline void bytes(struct cursor *k, void *p, size_t n)
+/* Returns the place for the next `n` bytes of a writing cursor, or NULL if the cursor only counts
+ * them. The cursor must not be a reading one. */
+static inline unsigned char *cursor_place(struct cursor *k, size_t n)
 {
-	if (k->in) {
-		if (n > k->size - k->at)
-			set_error(k, MALFORMED);
-		if (k->error) {
-			memset(p, 0, n);
-			return;
-		}
-		memcpy(p, k->in + k->at, n);
-	} else if (k->out) {
-		memcpy(k->out + k->at, p, n);
-	}
+	if (k->out && n > k->size - k->at)
+		k->out = NULL;
+	unsigned char *to = k->out ? k->out + k->at : NULL;
 	k->at += n;
+	return to;
 }
 
-/* Writes the `n` bytes at `p`, or only counts them. The cursor must be a writing or counting
- * one. */
-static inline void cursor_put(struct cursor *k, const void *p, size_t n)
+static inline void bytes(struct cursor *k, void *p, size_t n)
 {
-	if (k->out)
-		memcpy(k->out + k->at, p, n);
+	if (!k->in) {
+		unsigned char *to = cursor_place(k, n);
+
+		if (to)
+			memcpy(to, p, n);
+		return;
+	}
+	if (n > k->size - k->at)
+		set_error(k, MALFORMED);
+	if (k->error) {
+		memset(p, 0, n);
+		return;
+	}
+	memcpy(p, k->in + k->at, n);
 	k->at += n;
 }
 
@@ -76,7 +82,13 @@ static inline void u64(struct cursor *k, uint64_t *v)
 {
 	unsigned char b[8];
 
-	le64_put(b, *v);
+	if (!k->in) {
+		unsigned char *to = cursor_place(k, sizeof(b));
+
+		if (to)
+			le64_put(to, *v);
+		return;
+	}
 	bytes(k, b, sizeof(b));
 	*v = le64_get(b);
 }
@@ -88,6 +100,17 @@ static inline void u32(struct cursor *k, uint32_t *v)
 	u64(k, &x);
 	refuse_over(k, x, UINT32_MAX);
 	*v = (uint32_t)x;
+}
+
+/* Does the same as u32 for each of the `n` numbers. */
+static inline void u32s(struct cursor *k, uint32_t *v, size_t n)
+{
+	unsigned char *to = k->in ? NULL : cursor_place(k, 8 * n);
+
+	for (size_t i = 0; i < n && to; i++)
+		le64_put(to + 8 * i, v[i]);
+	for (size_t i = 0; i < n && k->in; i++)
+		u32(k, &v[i]);
 }
 
 static inline void flag(struct cursor *k, int *v)

@@ -705,8 +705,7 @@ static void put_recent(struct cursor *k, struct recent *r)
 	u32(k, &r->next);
 	refuse_over(k, r->n, PACE_RECENT);
 	refuse_over(k, r->next, PACE_RECENT - 1);
-	for (uint32_t i = 0; i < PACE_RECENT; i++)
-		u32(k, &r->us[i]);
+	u32s(k, r->us, PACE_RECENT);
 	u32(k, &r->median_us);
 }
 
@@ -967,13 +966,14 @@ size_t snapshot_size(struct core *c, enum snapshot_section s)
 	return k.at;
 }
 
-void snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out)
+size_t snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out, size_t room)
 {
-	struct cursor k = {.out = out};
+	struct cursor k = {.out = out, .size = room};
 
 	/* invariant 2 of ledger.c: the step is complete */
 	PS_ASSERT(!c->store.update.pending && !c->ledger.pulling.worker);
 	put_section(&k, c, s);
+	return k.at;
 }
 
 /* ---- decoding -------------------------------------------------------------------------------- */

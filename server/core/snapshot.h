@@ -56,8 +56,9 @@ extern const char *const snapshot_names[SNAPSHOT_SECTIONS];
 /* Returns the exact size in bytes of a section of `c` now. The function does not change `c`. The
  * only reason why the parameter `c` is not const is that the same code also decodes the fields. */
 size_t snapshot_size(struct core *c, enum snapshot_section s);
-/* Writes the section to `out`, which has room for snapshot_size bytes. */
-void snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out);
+/* Returns the size of the section, too. Writes the section to `out` if this size is at most `room`;
+ * otherwise the content of `out` is unspecified. */
+size_t snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out, size_t room);
 /*
  * Makes a core in `memory` and `weights` (as core_init does) from sections. `cfg` is the
  * configuration of this start; if its run id is 0, the core takes the run id of the snapshot. On

@@ -506,7 +506,8 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 	}
 	for (int s = 0; s < SNAPSHOT_SECTIONS && !r.in.error; s++) {
 		r.in = (struct cursor){.in = data[s], .size = size[s]};
-		r.out = (struct cursor){.out = out};
+		/* the caller has measured the sections, so there is room for them */
+		r.out = (struct cursor){.out = out, .size = SIZE_MAX};
 		put_section[s](&r);
 		new_size[s] = r.out.at;
 		if (out)

@@ -79,33 +79,46 @@ static int grow_buffer(struct checkpointer *s, size_t bytes)
 	return PS_OK;
 }
 
+/* Copies the sections of the core into the buffer, as far as it has room. Returns the number of
+ * bytes of all sections. */
+static size_t copy_sections(struct checkpointer *s, struct core *core)
+{
+	size_t bytes = 0;
+
+	s->snapshot.n_sections = 0;
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		struct checkpoint_section *section = &s->snapshot.section[s->snapshot.n_sections];
+		unsigned char *to = bytes < s->room ? s->buffer + bytes : NULL;
+		size_t size = snapshot_encode(
+			core, (enum snapshot_section)i, to, to ? s->room - bytes : 0);
+
+		if (SNAPSHOT_MAY_LACK(i) && size == 0)
+			continue;
+		s->snapshot.n_sections++;
+		memcpy(section->name, snapshot_names[i],
+			strnlen(snapshot_names[i], sizeof(section->name) - 1));
+		section->data = to;
+		section->size = size;
+		bytes += size;
+	}
+	return bytes;
+}
+
 /* Copies the sections of the core into the buffer. The checkpoint will contain the state of the
  * core at this instant. */
 static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t generation)
 {
-	size_t size[SNAPSHOT_SECTIONS], bytes = 0;
-
-	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
-		bytes += size[i] = snapshot_size(core, (enum snapshot_section)i);
-	int rc = grow_buffer(s, bytes);
-	if (rc)
-		return rc;
 	s->snapshot = (struct checkpoint){.generation = generation};
-	unsigned char *at = s->buffer;
-	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
-		struct checkpoint_section *section = &s->snapshot.section[s->snapshot.n_sections];
+	size_t bytes = copy_sections(s, core);
+	if (bytes > s->room) {
+		int rc = grow_buffer(s, bytes);
 
-		if (SNAPSHOT_MAY_LACK(i) && size[i] == 0)
-			continue;
-		s->snapshot.n_sections++;
-		snapshot_encode(core, (enum snapshot_section)i, at);
-		memcpy(section->name, snapshot_names[i],
-			strnlen(snapshot_names[i], sizeof(section->name) - 1));
-		section->data = at;
-		section->size = size[i];
-		at += size[i];
+		if (rc)
+			return rc;
+		s->snapshot = (struct checkpoint){.generation = generation};
+		bytes = copy_sections(s, core);
 	}
-	PS_ASSERT(at == s->buffer + bytes);
+	PS_ASSERT(bytes <= s->room);
 	s->stats.bytes = bytes;
 	return PS_OK;
 }

@@ -129,7 +129,7 @@ unsigned char *run_sections(size_t *size)
 
 		bytes = realloc(bytes, *size + n + 1);
 		assert_non_null(bytes);
-		snapshot_encode(run_startup.core, (enum snapshot_section)i, bytes + *size);
+		(void)snapshot_encode(run_startup.core, (enum snapshot_section)i, bytes + *size, n);
 		*size += n;
 	}
 	return bytes;

@@ -80,7 +80,7 @@ static void save_poisoned(uint64_t generation)
 		s->data = data = malloc(s->size + 1);
 		assert_non_null(data);
 		snprintf(s->name, sizeof(s->name), "%s", snapshot_names[i]);
-		snapshot_encode(run_startup.core, (enum snapshot_section)i, data);
+		(void)snapshot_encode(run_startup.core, (enum snapshot_section)i, data, s->size);
 		if (i == SNAPSHOT_WEIGHTS)
 			memset(data + 4000, 0xff, 4);
 	}

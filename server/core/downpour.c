@@ -59,12 +59,24 @@ static uint32_t count_members(const struct core *c)
 	return members;
 }
 
-/* Returns the number of versions made since the weights of push `p`. */
-static uint64_t downpour_staleness(const struct core *c, const struct msg_push *p)
+/* Returns the version of the weights of push `p`. After a restart from a snapshot, a worker may
+ * have versions that the server has not reached again yet. They count as the version with which
+ * this term began, so that a false claim of a late version gets as stale as any other. */
+static uint64_t version_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	/* after a restart from a snapshot, a worker may have versions that the server has not
-	 * reached again yet */
-	return p->base_version < c->store.version ? c->store.version - p->base_version : 0;
+	int is_earlier = p->base_term < c->cfg.term && w->session.born_term < c->cfg.term;
+
+	return is_earlier && p->base_version > c->store.first_version ? c->store.first_version
+								      : p->base_version;
+}
+
+/* Returns the number of versions made since the weights of push `p`. */
+static uint64_t downpour_staleness(
+	const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	uint64_t version = version_of(c, w, p);
+
+	return version < c->store.version ? c->store.version - version : 0;
 }
 
 /* Returns the age of push `p`. After a crash the workers send again what they have pushed since the
@@ -78,7 +90,7 @@ static struct age age_of(const struct core *c, const struct worker *w, const str
 
 	if (members > 1 && rights_of_replay(c, w, p))
 		return (struct age){members - 1, members};
-	return (struct age){downpour_staleness(c, p), core_live_workers(c)};
+	return (struct age){downpour_staleness(c, w, p), core_live_workers(c)};
 }
 
 /* Returns the maximum staleness of a gradient that counts. While a worker that is 20 times slower
@@ -110,7 +122,7 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 	/* a push that was accepted before a crash does not become too old by the crash */
 	if (rights_of_replay(c, w, p))
 		return REJECT_NONE;
-	if (is_impossible(c, w, p) || downpour_staleness(c, p) > max_staleness(c))
+	if (is_impossible(c, w, p) || downpour_staleness(c, w, p) > max_staleness(c))
 		return REJECT_STALE;
 	/* a gradient that is applied alone is no voice of a buffer */
 	if (c->cfg.push.buffer_size <= 1)

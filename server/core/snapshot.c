@@ -884,6 +884,11 @@ static void put_run_state(struct cursor *k, struct core *c)
 	if (!end_fits(&c->run))
 		set_error(k, MALFORMED);
 	u64(k, &c->now_ms);
+	/* the section of an earlier release ends here; its server believed every version */
+	if (k->in && k->at == k->size)
+		c->store.first_version = UINT64_MAX;
+	else
+		u64(k, &c->store.first_version);
 }
 
 static void put_running(struct cursor *k, struct core *c)
@@ -1028,6 +1033,7 @@ static void reset_after_restart(struct core *c)
 		w->ledger.durable_seq = w->ledger.last_seq;
 		c->run.recovering |= w->session.state == SESSION_AWAY;
 	}
+	c->store.first_version = c->store.version;
 	c->stats.recoveries++;
 	if (l->n_batches && l->epoch >= c->cfg.training.epochs && !l->evaluating)
 		run_end(c, PS_EDONE);

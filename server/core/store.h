@@ -30,6 +30,9 @@ struct store {
 	size_t n, trained; /* values [trained, n) are running statistics */
 	uint64_t version;
 	uint64_t version_term; /* term in which this version was made */
+	/* the version with which this term began; UINT64_MAX if the log of an earlier release
+	 * is replayed, which did not have this number */
+	uint64_t first_version;
 	float *weights;
 	int on_device; /* 1: the device has the weights, and the only current state */
 	int defers;    /* `defers` of the event of this step */

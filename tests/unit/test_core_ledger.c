@@ -227,6 +227,7 @@ TEST(a_push_older_than_max_staleness_is_rejected)
 	/* The push is allowed if the worker joined before a crash: perhaps the server has not
 	 * reached this version again. */
 	f.core->worker[0].session.born_term = f.cfg.term - 1;
+	f.core->store.first_version = f.core->store.version;
 	m = fixture_push(s, 9);
 	m.push.base_version = 1000;
 	m.push.base_term = f.cfg.term - 1;

@@ -268,8 +268,9 @@ TEST(a_cut_section_is_refused_and_no_lie_does_harm)
 	struct core_snapshot img = fixture_save(&k.f);
 	size_t n = img.size[SNAPSHOT_SESSIONS];
 	assert_int_equal(read_live(&img, n), PS_OK);
+	/* the section of an earlier release lacks the last number */
 	for (size_t cut = 0; cut < n; cut++)
-		assert_int_equal(read_live(&img, cut), PS_ECHECKPOINT);
+		assert_int_equal(read_live(&img, cut), cut + 8 == n ? PS_OK : PS_ECHECKPOINT);
 	assert_int_equal(read_live(&img, n + 1), PS_ECHECKPOINT);
 	for (size_t at = 0; at < n; at++) {
 		unsigned char *byte = &img.data[SNAPSHOT_SESSIONS][at], was = *byte;

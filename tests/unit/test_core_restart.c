@@ -20,6 +20,7 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 		g[rng_below(r, 100)] *= 1e20f; /* the core rejects some of the huge values */
 	m.push.base_version = core_stats(f->core)->version;
 	m.push.base_version -= rng_below(r, m.push.base_version < 4 ? 1 : 4);
+	m.push.base_term = s.term;
 	m.push.loss = (float)rng_unit(r);
 	m.push.slices.n = 0;
 	fixture_slice(&m, 0, 60, g);

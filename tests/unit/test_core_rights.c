@@ -364,6 +364,40 @@ TEST(a_claimed_verdict_is_not_believed)
 	fixture_close(&f);
 }
 
+/* After a restart, a worker claims a version that no server has made yet, of an earlier term. The
+ * gradient must get older like one of the weights with which the term began. */
+TEST(a_claim_about_an_earlier_term_gets_stale)
+{
+	struct core_config cfg = with_key(fixture_config());
+	struct core_fixture f;
+	struct stamp s;
+	struct msg m;
+
+	cfg.limits.max_staleness = 1;
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	m = fixture_push_ones(s, 1);
+	fixture_applied(&f, 9, &m);
+	fixture_restart(&f);
+	m = fixture_resume(s, 1, 0);
+	fixture_message(&f, 9, &m);
+	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+	for (uint64_t seq = 2; seq <= 5; seq++) {
+		m = fixture_push_ones(s, seq);
+		m.push.base_version = UINT64_MAX;
+		m.push.base_term = s.term - 1;
+		if (seq <= 3)
+			fixture_applied(&f, 9, &m);
+		else
+			fixture_rejected(&f, 9, &m, REJECT_STALE);
+	}
+	m = fixture_push_ones(s, 6);
+	m.push.base_version = 3;
+	m.push.base_term = s.term;
+	fixture_applied(&f, 9, &m);
+	fixture_close(&f);
+}
+
 /* If a push repeats a decided seq with other content, the server answers with the first decision
  * and its message authentication code (rights.h). This code is valid only for the first content. */
 TEST(a_duplicate_with_other_content_proves_nothing)

@@ -677,6 +677,33 @@ def test_the_curves_of_an_ended_run_are_complete(programs, small, browser):
     assert curve == f"Accuracy after epoch 40: {tile}"
 
 
+@pytest.mark.parametrize("limit", [0, 100000])
+def test_a_run_without_images_shows_updates(programs, browser, limit):
+    server = programs.server("--model", "vector:5000", "--max-updates", limit)
+    programs.ledger_worker(server.endpoint, 0, 5000, 2)
+    browser.get(url_of(server))
+    until(lambda: re.match(r"[1-9]", text(browser, "rate")), 10, "a rate")
+    until(lambda: browser.execute_script("return curves[2].numRows()") > 1, 10, "a curve of the rate")
+    shown = browser.execute_script(
+        "return [...document.querySelectorAll('.tile h2, figcaption h2, #workers th')]"
+        ".filter(e => e.offsetParent).map(e => e.textContent)")
+    assert shown[:6] == ["Updates", "Loss", "Updates/s", "Workers", "Loss", "Updates per second"]
+    assert "images/s" not in shown and "pushes" in shown
+    assert re.fullmatch(r"[\d,]+ / 100,000" if limit else r"[\d,]+", text(browser, "epoch"))
+    assert bool(browser.execute_script("return $('done').offsetParent")) == bool(limit)
+    assert "updates per second" in browser.execute_script("return $('chart-rate').getAttribute('aria-label')")
+    assert "updates/s" in text(browser, "legend-rate") and "test" not in text(browser, "legend-loss")
+    browser.set_window_size(400, 900)
+    try:
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        tops = browser.execute_script(
+            "return [...document.querySelectorAll('.tile')].filter(e => e.offsetParent).map(e => e.offsetTop)")
+        assert tops[0] == tops[1] < tops[2] == tops[3]
+    finally:
+        browser.set_window_size(1280, 1000)
+    assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+
+
 def test_the_timeline_is_painted_for_a_print_and_has_rows_of_the_dead(programs, browser):
     server = programs.server("--model", "seed:4")
     browser.get(url_of(server))

@@ -166,6 +166,24 @@ def test_top_of_a_drained_run_says_so(programs, small, terminal):
     assert re.search(r"^1 .* -  +-", end, re.M) and " live " not in end, end
 
 
+@pytest.mark.parametrize("limit", [0, 5000])
+def test_top_of_a_run_without_images_shows_updates(programs, terminal, limit):
+    server = programs.server("--model", "vector:5000", "--max-updates", limit)
+    programs.ledger_worker(server.endpoint, 0, 5000, 2)
+    top = terminal(server.endpoint, size=(30, 240))
+    top.shows(r"updates/s [1-9]\d*   loss \d")
+    top.shows(r"(?m)^updates/s +[\u2581-\u2588]")
+    if limit:
+        top.shows(r"ETA \d+ s")
+    for _ in range(21):
+        top.type(b">")
+    seen = top.see()
+    assert "epoch" not in seen and "images" not in seen and "accuracy" not in seen, seen
+    assert ("ETA" in seen) == bool(limit) and "hidden" not in seen, seen
+    programs.ctl("--server", server.endpoint, "drain")
+    assert top.wait() == 0
+
+
 def test_top_of_a_run_without_an_update_shows_no_loss(programs, terminal):
     server = programs.server(*ENDLESS)
     top = terminal(server.endpoint)

@@ -139,6 +139,12 @@ static size_t total_width(const struct table *t)
 	return n - GAP; /* no GAP after the last column; the first column is always shown */
 }
 
+/* Returns 1 if the run has the values of a column. */
+static int is_in_run(const struct table_view *v, size_t column)
+{
+	return !v->has_no_images || strncmp(columns_of[column].key, "images", 6) != 0;
+}
+
 /* Leaves out the columns whose `leave` is `number`, except the one by which the table is sorted. */
 static void leave_out(struct table *t, int number, size_t sort)
 {
@@ -167,9 +173,14 @@ static int shorten(struct table *t, size_t min)
  * leaves out the columns whose `leave` is 4 to 13, then shrinks texts further, then leaves out
  * those whose `leave` is 14 or 15. On a terminal of 120 characters, the table always has the
  * columns whose `leave` is 0 or more than 6. */
-static void fit_columns(struct table *t, size_t columns, size_t sort)
+static void fit_columns(struct table *t, size_t columns, const struct table_view *v)
 {
+	const size_t sort = v->sort;
+
 	natural_widths(t);
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (!is_in_run(v, c))
+			t->width[c] = 0;
 	if (!columns)
 		return;
 	for (int number = 1; number <= 3 && total_width(t) > columns; number++)
@@ -193,7 +204,7 @@ static void note_hidden(const struct table *t, struct table_view *v)
 	v->n_hidden = 0;
 	v->hidden[0] = '\0';
 	for (size_t c = 0; c < N_COLUMNS; c++)
-		if (!t->width[c]) {
+		if (!t->width[c] && is_in_run(v, c)) {
 			at += (size_t)snprintf(v->hidden + at, sizeof(v->hidden) - at, "%s%s",
 				v->n_hidden ? ", " : "", columns_of[c].title);
 			v->n_hidden++;
@@ -205,7 +216,9 @@ static void note_hidden(const struct table *t, struct table_view *v)
 
 void table_sort_by(struct table_view *v, int step)
 {
-	v->sort = (v->sort + N_COLUMNS + (size_t)step) % N_COLUMNS;
+	do
+		v->sort = (v->sort + N_COLUMNS + (size_t)step) % N_COLUMNS;
+	while (!is_in_run(v, v->sort));
 	v->reverse = 0;
 }
 
@@ -363,7 +376,7 @@ size_t table_print(
 			t.row[t.rows++].worker = json_array_get(workers, i);
 	if (t.rows)
 		qsort_r(t.row, t.rows, sizeof(*t.row), compare, v);
-	fit_columns(&t, columns, v->sort);
+	fit_columns(&t, columns, v);
 	note_hidden(&t, v);
 	put_titles(f, &t, v->sort);
 	if (!rows || rows >= t.rows)

@@ -182,17 +182,36 @@ static int has_only_loss(const json_t *o)
 	       !json_is_number(json_object_get(o, "accuracy"));
 }
 
+/* Returns 1 if the run has images. A run of vector:N has none, so it has no epochs and no
+ * accuracy. */
+static int has_images(const json_t *o)
+{
+	return status_number(o, "epochs") > 0;
+}
+
 static void show_state(struct page *s, const json_t *o, int is_away)
 {
 	put_item(s, is_away ? MARK_BAD : MARK_STRONG, "%s", status_text(o, "state"));
-	put_item(s, MARK_PLAIN, "epoch %.0f of %.0f", status_number(o, "training_epoch"),
-		status_number(o, "epochs"));
+	if (has_images(o))
+		put_item(s, MARK_PLAIN, "epoch %.0f of %.0f", status_number(o, "training_epoch"),
+			status_number(o, "epochs"));
+}
+
+/* Shows the images/s or, without images, the updates/s. */
+static void show_rate(struct page *s, const json_t *o)
+{
+	if (has_images(o))
+		show_value(s, o, "images/s", "images_per_s", 1, 0, "");
+	else
+		show_value(s, o, "updates/s", "updates_per_s", 1, 0, "");
 }
 
 /* Shows the loss, and the accuracy or the test loss. */
 static void show_result(struct page *s, const json_t *o)
 {
 	show_loss(s, status_number(o, "updates") > 0 ? o : NULL, "loss", "loss");
+	if (!has_images(o))
+		return;
 	if (has_only_loss(o))
 		show_loss(s, o, "test loss", "test_loss");
 	else
@@ -210,8 +229,9 @@ static void show_run(struct page *s, const json_t *o, int is_away)
 	if (json_is_string(json_object_get(o, "degraded")))
 		put_item(s, MARK_BAD, "DEGRADED: %s", status_text(o, "degraded"));
 	end_line(s);
-	show_value(s, o, "images", "images", 1, 0, "");
-	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
+	if (has_images(o))
+		show_value(s, o, "images", "images", 1, 0, "");
+	show_rate(s, o);
 	show_result(s, o);
 	json_object_foreach(json_object_get(o, "metrics"), name, v)
 	{
@@ -220,7 +240,8 @@ static void show_run(struct page *s, const json_t *o, int is_away)
 		else
 			put_item(s, MARK_PLAIN, "%s -", name);
 	}
-	show_value(s, o, "ETA", "eta_s", 1, 0, " s");
+	if (has_images(o) || status_number(o, "max_updates") > 0)
+		show_value(s, o, "ETA", "eta_s", 1, 0, " s");
 	end_line(s);
 	show_value(s, o, "updates", "updates", 1, 0, "");
 	show_value(s, o, "staleness", "staleness_mean", 1, 2, "");
@@ -321,7 +342,7 @@ static int fetch_status(struct top *t)
 	if (!now)
 		return rc ? rc : PS_EPROTO;
 	measure_server(t, t->status, now);
-	note_sample(&t->rate, now, "images_per_s");
+	note_sample(&t->rate, now, has_images(now) ? "images_per_s" : "updates_per_s");
 	if (status_number(now, "updates") > 0)
 		note_sample(&t->loss, now, "loss");
 	note_sample(&t->accuracy, now, "accuracy");
@@ -342,8 +363,9 @@ static void drop_present(json_t *o, const char *state)
 	size_t i;
 
 	json_object_set_new(o, "state", json_string(state));
-	for (size_t k = 0; k < 3; k++)
-		json_object_del(o, (const char *const[]){"images_per_s", "eta_s", "waiting"}[k]);
+	for (size_t k = 0; k < 4; k++)
+		json_object_del(o, (const char *const[]){
+					   "images_per_s", "updates_per_s", "eta_s", "waiting"}[k]);
 	json_array_foreach(json_object_get(o, "workers"), i, worker)
 	{
 		json_object_set_new(worker, "state", json_string("-"));
@@ -461,6 +483,7 @@ static void show_workers(struct page *s, const json_t *o, struct table_view *v, 
 {
 	const json_t *list = json_object_get(o, "workers");
 	size_t used = s->row + 1 + below, rows = s->rows > used ? s->rows - used : 1;
+	v->has_no_images = !has_images(o);
 	size_t n = table_print(s->out, list, s->columns, s->rows ? rows : 0, v);
 	double left_out = status_number(o, "workers_left_out");
 
@@ -559,7 +582,7 @@ static void draw_head(const struct top *t, struct page *s)
 		end_line(s);
 	}
 	if (s->rows >= 20) {
-		show_spark(s, "images/s", &t->rate, 1, 0, "");
+		show_spark(s, has_images(t->status) ? "images/s" : "updates/s", &t->rate, 1, 0, "");
 		show_spark(s, "loss", &t->loss, 1, LOSS, "");
 		show_spark(s, "accuracy", &t->accuracy, 100, 2, " %");
 		show_spark(s, "test loss", &t->test_loss, 1, LOSS, "");
@@ -575,7 +598,7 @@ static void draw_short_head(const struct top *t, struct page *s)
 	const json_t *o = t->status;
 
 	show_state(s, o, t->is_away);
-	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
+	show_rate(s, o);
 	show_result(s, o);
 	if (json_is_string(json_object_get(o, "degraded")))
 		put_item(s, MARK_BAD, "DEGRADED");

@@ -12,6 +12,8 @@ let stream = null, arrived = 0; // the stream, and the time of its last event
 const QUIET = 4000, RECONNECT = 20000;
 
 const live = () => run;
+// A run of vector:N has no images, so it has no epochs and no results.
+const hasImages = () => !status || status.epochs > 0;
 const hasAccuracy = () => run.measure === "accuracy";
 // Returns the label of a percentage on the axis of chart `g`, with as many digits as its range needs.
 function percentLabel(v, granularity, options, g) {
@@ -33,7 +35,10 @@ const curves = [
 function nameCurves() {
 	for (const id of ["measure", "measure-title"])
 		$(id).textContent = run.title;
-	const names = [run.heldBack ? "held-back images" : "test images", run.heldBack ? "validation" : "test"];
+	const names = [run.heldBack ? "held-back images" : "test images", run.heldBack ? "validation" : "test",
+		hasImages() ? "images/s" : "updates/s"];
+	if (curves[1].visibility()[1] !== hasImages())
+		curves[1].setVisibility(1, hasImages());
 	names.forEach((name, i) => {
 		const labels = curves[i].getLabels();
 		if (labels[labels.length - 1] !== name)
@@ -41,9 +46,16 @@ function nameCurves() {
 	});
 }
 
+// Returns the function that gives the updates per second from the previous sample to a sample.
+function updateRate(samples) {
+	const rates = new Map();
+	samples.forEach((o, i) => i && rates.set(o, 1000 * Math.max(0, o.updates - samples[i - 1].updates) / (o.t - samples[i - 1].t)));
+	return o => rates.get(o);
+}
+
 function drawCurves() {
 	nameCurves();
-	const s = run.samples, e = run.epochs;
+	const s = run.samples, e = run.epochs, rate = hasImages() ? o => o.images_per_s : updateRate(s);
 	const name = run.measure, result = o => measured(o, name), evaluated = e.filter(o => result(o) != null);
 	const values = {accuracy: evaluated, loss: s.concat(e).filter(o => o.loss != null || o.test_loss != null), rate: s};
 	for (const id in values)
@@ -55,7 +67,7 @@ function drawCurves() {
 	const rows = [
 		run.rows([[evaluated, o => result(o) * (hasAccuracy() ? 100 : 1)]], at),
 		run.rows([[s, o => o.loss], [e, o => o.test_loss]], at),
-		run.rows([[s, o => o.images_per_s]], at),
+		run.rows([[s, rate]], at),
 	];
 	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window, valueRange: null}));
 	if (evaluated.length && hasAccuracy()) {
@@ -68,7 +80,7 @@ function drawCurves() {
 	const now = s[s.length - 1];
 	if (now) {
 		$("chart-loss").setAttribute("aria-label", `Loss now ${lossText(now.loss)}`);
-		$("chart-rate").setAttribute("aria-label", `${number(now.images_per_s)} images per second`);
+		$("chart-rate").setAttribute("aria-label", `${number(rate(now))} ${hasImages() ? "images" : "updates"} per second`);
 	}
 }
 
@@ -168,13 +180,20 @@ function drawStatus() {
 	$("model").title = s.model;
 	const name = run.measure, result = measured(s, name), shown = measureText(result, name);
 	document.title = (result == null ? "" : (hasAccuracy() ? "" : run.title + " ") + shown + " · ") + "cnn-ps";
-	$("epoch").textContent = s.epochs ? `${s.training_epoch} / ${s.epochs}` : number(s.updates) + " updates";
+	document.body.classList.toggle("vector", !hasImages());
+	$("chart-loss").dataset.empty = s.updates ? "no loss above 0" : "no gradient yet";
+	$("epoch-title").textContent = hasImages() ? "Epoch" : "Updates";
+	$("epoch").textContent = hasImages() ? `${s.training_epoch} / ${s.epochs}` :
+		number(s.updates) + (s.max_updates ? ` / ${number(s.max_updates)}` : "");
+	$("done").hidden = s.done_ratio == null;
 	$("done").value = s.done_ratio || 0;
 	$("accuracy").textContent = shown;
 	$("best").textContent = otherResults(s) || "after the first epoch";
 	$("loss").textContent = s.updates ? lossText(s.loss) : "–";
 	const over = ended();
-	$("rate").textContent = over ? "–" : number(s.images_per_s);
+	$("rate-title").textContent = hasImages() ? "Images/s" : "Updates/s";
+	$("rates-title").textContent = hasImages() ? "Images per second" : "Updates per second";
+	$("rate").textContent = over ? "–" : number(hasImages() ? s.images_per_s : s.updates_per_s);
 	$("eta").textContent = over || s.eta_s == null ? "" : seconds(s.eta_s) + " left";
 	$("live").textContent = over ? "–" : s.live_workers;
 	noteWall();

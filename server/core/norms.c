@@ -1,5 +1,6 @@
 /* norms.c - see norms.h. */
 #include "server/core/norms.h"
+#include "common/siphash.h"
 #include "server/core/blocks.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
@@ -7,6 +8,7 @@
 #include "server/core/vec.h"
 #include "server/core/workers.h"
 #include <math.h>
+#include <string.h>
 
 #define SPIKE        25.0      /* without a comparison of means, SPIKE * R is the maximum size */
 #define LARGEST      1e6       /* with a comparison of means, this is the maximum size */
@@ -230,43 +232,68 @@ static enum reject check_early(struct core *c, double norm)
 									    : REJECT_NONE;
 }
 
-/* Returns 1 if the worker has sent its last gradient again, although it had other weights.
- * Remembers the gradient. The values are compared by a number that is computed only if two norms in
- * a row are equal: a gradient is therefore found when it comes for the third time. */
-static int is_the_last_again(
-	const struct core *c, struct worker_norms *n, const struct msg_push *p, double norm)
+/* Returns a number for the values of the gradient and the worker's key, its name without keys, or
+ * its process without both. The number depends on the secret of the run. A worker can compute what
+ * another one computes; what it sends must not count as a gradient of the other one. */
+static uint64_t print_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	int is_equal = norm > 0 && norm >= n->last && norm <= n->last;
-	uint64_t print = is_equal ? store_print(c, &p->slices) : 0;
-	int again = is_equal && print == n->print && p->base_version != n->version;
+	const struct worker_session *s = &w->session;
+	const char *who = s->owner[0] ? s->owner : s->name;
+	uint64_t word[2 + (WIRE_MAX_NAME + 1) / 8] = {store_print(c, &p->slices)};
 
-	n->print = print;
-	if (!again) /* in sync, the worker gets a rejected batch again, at the same weights: the old
-		     * gradient must be rejected again */
-		n->version = p->base_version;
-	return again;
+	if (who[0])
+		memcpy(&word[2], who, strlen(who));
+	else
+		word[1] = (uint64_t)worker_id(c, w) << 32 | s->incarnation;
+	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
 }
 
-enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p)
+/* Returns 1 if one of the recent gradients has the norm `norm`. */
+static int has_known_norm(const struct recent_gradients *r, double norm)
+{
+	int known = 0;
+
+	for (size_t i = 0; i < NORMS_RING; i++) /* an unused entry is 0 */
+		known |= r->norm[i] >= norm && r->norm[i] <= norm;
+	return known && norm > 0;
+}
+
+/* Finds the gradient with this print among the recent ones, if it was for weights of another
+ * version than `*version`, which the function then replaces. In sync, a rejected batch is computed
+ * again with the same weights. Returns 1 if found. */
+static int find_for_other_weights(
+	const struct recent_gradients *r, uint64_t print, uint64_t *version)
+{
+	for (size_t i = 0; i < NORMS_RING; i++)
+		if (r->print[i] == print && r->version[i] != *version) {
+			*version = r->version[i];
+			return 1;
+		}
+	return 0;
+}
+
+static void remember_gradient(
+	struct recent_gradients *r, double norm, uint64_t print, uint64_t version)
+{
+	const uint64_t i = r->n++ % NORMS_RING;
+
+	r->norm[i] = norm;
+	r->print[i] = print;
+	r->version[i] = version;
+}
+
+/* Checks the norm `norm` of a gradient of worker `w`. `y` is NULL if there is no yardstick. */
+static enum reject check_size(
+	struct core *c, struct worker_norms *n, double norm, const struct yardsticks *y)
 {
 	const double ratio = c->cfg.limits.norm_ratio;
-	struct worker_norms *n = &w->norms;
-	struct yardsticks y;
 
-	if (ratio <= 0)
-		return REJECT_NONE;
-	double norm = norm_of(c, p);
-	int compared = find_limits(c, w, &y);
-	double size = compared ? size_of(norm, &y) : 1;
-	int again = is_the_last_again(c, n, p, norm);
-
-	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
-	n->last = norm;
-	n->push_no = c->stats.accepted;
-	if (!compared)
+	if (!y)
 		return check_early(c, norm);
+	double size = size_of(norm, y);
+
 	count_size(n, size, ratio);
-	if (size > largest_size(c) || (again && compares_means(c)))
+	if (size > largest_size(c))
 		return REJECT_NORM;
 	return compares_means(c) && n->n_sizes >= MIN_SIZES &&
 			       (n->size > ratio || n->size < 1 / ratio)
@@ -274,16 +301,37 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 		       : REJECT_NONE;
 }
 
+/* The values of gradients are compared by a number that is computed only for a known norm: a
+ * gradient is therefore recognised when it comes for the third time. */
+enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p)
+{
+	struct recent_gradients *recent = &c->norms.recent;
+	struct worker_norms *n = &w->norms;
+	struct yardsticks y;
+
+	if (c->cfg.limits.norm_ratio <= 0)
+		return REJECT_NONE;
+	double norm = norm_of(c, p);
+	int compared = find_limits(c, w, &y);
+	uint64_t print = compares_means(c) && has_known_norm(recent, norm) ? print_of(c, w, p) : 0;
+
+	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
+	n->last = norm;
+	n->push_no = c->stats.accepted;
+	enum reject r = check_size(c, n, norm, compared ? &y : NULL);
+	uint64_t version = p->base_version;
+	int again = compared && print && find_for_other_weights(recent, print, &version);
+
+	/* remember a repeated gradient, too, so that it stays among the recent ones */
+	if (compares_means(c) && (again || r == REJECT_NONE))
+		remember_gradient(recent, norm, print, version);
+	return again ? REJECT_NORM : r;
+}
+
 void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of)
 {
 	const double ratio = c->cfg.limits.norm_ratio;
 
-	if (of->push_no >= n->push_no) {
-		n->push_no = of->push_no;
-		n->last = of->last;
-		n->version = of->version;
-		n->print = of->print;
-	}
 	if (of->n_sizes == 0 || (of->size < ratio && of->size > 1 / ratio))
 		return;
 	n->size = vec_larger(n->size, of->size < ratio ? 1 / ratio : ratio);

@@ -30,9 +30,12 @@
  *   these limits, as three sizes at the limit: its next size decides;
  * - a gradient is rejected if its size is above LARGEST (a million), or, where the means are not
  *   compared, above SPIKE * R (25 R);
- * - in a run with a data set, a gradient that comes for the third time or more in a row, but with
- *   other weights, is rejected, because the worker sends an old gradient again and again. In mode
- *   easgd, the core does not compare a gradient with the worker's last one either.
+ * - in a run with a data set, a gradient that comes for the third time or more from a key, but with
+ *   other weights, is rejected, because the key sends an old gradient again and again. Without keys
+ *   this holds for a name, or for a process without a name. The core compares a gradient with the
+ *   last NORMS_RING (1024) ones of the run, accepted or repeated, so neither a number of old
+ *   gradients in turn nor a number of workers helps. In mode easgd, the core does not compare
+ *   gradients in this way either.
  *
  * If these workers have three keys or more, only the worker of each key that pushed last counts in
  * the medians, so a key with many workers does not decide alone. If they have fewer keys than the
@@ -74,28 +77,35 @@ struct worker;
 struct worker_norms {
 	/* last: the newest norm; mean: moving mean of the norms; 0: no gradient yet */
 	double last, mean;
-	uint64_t version; /* base version of the newest gradient that was not the last one again */
-	/* store_print of the newest gradient if its norm equalled that of the gradient before it;
-	 * otherwise 0 */
-	uint64_t print;
 	double size;      /* moving mean of the sizes of the worker's gradients */
 	uint64_t n_sizes; /* number of sizes so far */
 	uint64_t push_no; /* number of pushes that were accepted before the newest gradient */
+};
+
+#define NORMS_RING 1024u /* number of gradients that the core recognises */
+
+/* The newest gradients of the run that were accepted, or that repeated an old one, in 24 KiB.
+ * Gradient number n has the index n % NORMS_RING. */
+struct recent_gradients {
+	uint64_t n;                   /* number of gradients so far */
+	double norm[NORMS_RING];      /* the norm of each */
+	uint64_t print[NORMS_RING];   /* print_of the gradient, or 0 if its norm was new */
+	uint64_t version[NORMS_RING]; /* the base version of the gradient, or of what it repeated */
 };
 
 /* The norms of the run. The section of the norms in a snapshot has this struct, too. */
 struct fleet_norms {
 	/* the larger yardstick of the newest push that was compared; 0: there was none */
 	double yardstick;
+	struct recent_gradients recent;
 };
 
 /* Includes the norm and the size of the gradient of push `p`, which store_check has accepted, in
  * the means of worker `w`. Returns REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
 /* Called when a new process joins, for the norms `n` of its slot, which are zero at first, and the
- * norms `of` each slot of the same worker. The newest gradient of these slots counts as the last
- * one of the process. If the mean of the sizes in `of` is not within the limits, the process begins
- * as if MIN_SIZES - 1 of its sizes had been at the limit. */
+ * norms `of` each slot of the same worker. If the mean of the sizes in `of` is not within the
+ * limits, the process begins as if MIN_SIZES - 1 of its sizes had been at the limit. */
 void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of);
 /* Returns the factor, at most 1, by which the gradient of push `p` is scaled. Called once for each
  * push that is accepted. */

@@ -546,6 +546,16 @@ static void put_mean(struct cursor *k, double *mean)
 		set_error(k, MALFORMED);
 }
 
+static void put_recent_gradients(struct cursor *k, struct recent_gradients *r)
+{
+	u64(k, &r->n);
+	for (uint64_t i = 0; i < NORMS_RING && i < r->n && !k->error; i++) {
+		put_mean(k, &r->norm[i]);
+		u64(k, &r->print[i]);
+		u64(k, &r->version[i]);
+	}
+}
+
 /* Describes the norms of all workers' gradients. Without --norm-ratio, or if no worker ever joined,
  * the section is empty. */
 static void put_norms(struct cursor *k, struct core *c)
@@ -568,11 +578,9 @@ static void put_norms(struct cursor *k, struct core *c)
 		put_mean(k, &norms->size);
 		u64(k, &norms->n_sizes);
 		u64(k, &norms->push_no);
-		u64(k, &norms->version);
-		u64(k, &norms->print);
 	}
-	if (!k->in || k->at < k->size) /* older snapshots lack the field */
-		put_mean(k, &c->norms.yardstick);
+	put_mean(k, &c->norms.yardstick);
+	put_recent_gradients(k, &c->norms.recent);
 }
 
 /* ---- quarantine: excluded workers ------------------------------------------------------------ */

@@ -16,6 +16,7 @@ struct fleet {
 	struct core_fixture f;
 	struct stamp stamp[2 * WORKERS];
 	uint64_t seq[2 * WORKERS];
+	uint64_t checked; /* number of calls of check_norm */
 	float g[FIXTURE_PARAMS];
 };
 
@@ -51,7 +52,7 @@ static struct msg push_with_norm(struct fleet *t, uint32_t i, double norm)
 static enum reject check_norm(struct fleet *t, uint32_t i, double norm)
 {
 	/* gradients of different batches have slightly different norms */
-	struct msg m = push_with_norm(t, i, norm * (1 + 1e-4 * (double)(t->seq[i] % 97)));
+	struct msg m = push_with_norm(t, i, norm * (1 + 1e-6 * (double)(++t->checked % 10000)));
 
 	m.push.base_version = t->seq[i];
 	enum reject r = norms_check(t->f.core, &t->f.core->worker[i], &m.push);
@@ -518,10 +519,7 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	assert_int_not_equal(snapshot_size(t.f.core, SNAPSHOT_NORMS), 0);
 	snapshot = fixture_save(&t.f);
 	fixture_close(&t.f);
-	snapshot.size[SNAPSHOT_NORMS] -= 8; /* an older snapshot has no yardstick */
-	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_OK);
-	fixture_close(&t.f);
-	snapshot.size[SNAPSHOT_NORMS] -= 8;
+	snapshot.size[SNAPSHOT_NORMS] -= 8; /* the number of recent gradients */
 	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_ECHECKPOINT);
 	fixture_close(&t.f);
 	snapshot.size[SNAPSHOT_NORMS] = 0; /* an older snapshot has no norms */
@@ -542,7 +540,8 @@ TEST(other_gradients_of_the_same_norm_are_no_reason)
 	for (uint64_t n = 0; n < 40; n++) {
 		struct msg m = push_with_norm(&t, 4, 1);
 
-		t.g[n % FIXTURE_PARAMS] *= -1;
+		for (size_t k = 0; k < FIXTURE_PARAMS; k++)
+			t.g[k] *= n >> k & 1 ? -1 : 1;
 		m.push.base_version = 500 + n;
 		assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NONE);
 	}
@@ -570,9 +569,60 @@ TEST(the_same_gradient_again_is_rejected)
 	fixture_close(&t.f);
 }
 
-/* A push that was rejected because it repeats the last one must be rejected when a log is replayed,
+/* Workers 3 and 4 of five send a number of old gradients in turn. Returns how many count. */
+static int accepted_in_turn(const char *owners)
+{
+	struct fleet t;
+	int accepted = 0;
+
+	open_norms_fleet(&t, with_ratio(), WORKERS);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		set_owner_key(&t, i, owners[i]);
+	honest(&t, 0, WORKERS, 3, 1);
+	for (uint64_t n = 0; n < 10 * 50; n++) {
+		uint32_t i = n % 2 ? 3 : 4;
+		struct msg m = push_with_norm(&t, i, 1.0000003 + 1e-3 * (double)(n % 50));
+
+		m.push.base_version = 500 + n;
+		int is_new = norms_check(t.f.core, &t.f.core->worker[i], &m.push) == REJECT_NONE;
+		t.f.core->stats.accepted += (uint64_t)is_new;
+		accepted += is_new;
+		honest(&t, 0, 3, 1, 1);
+	}
+	fixture_close(&t.f);
+	return accepted;
+}
+
+/* Each old gradient of a key counts at most twice. */
+TEST(old_gradients_in_turn_are_rejected)
+{
+	assert_int_equal(accepted_in_turn("abcdd"), 2 * 50);
+}
+
+/* A worker that computes and sends what another key computes gets nothing of this key rejected. */
+TEST(gradients_of_another_key_are_no_repetition)
+{
+	struct fleet t;
+
+	open_norms_fleet(&t, with_ratio(), WORKERS);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		set_owner_key(&t, i, "abcde"[i]);
+	honest(&t, 0, WORKERS, 3, 1);
+	for (uint64_t n = 0; n < 40; n++) {
+		struct msg m = push_with_norm(&t, 4, 1.0000003 + 1e-3 * (double)n);
+
+		for (uint64_t k = 0; k < 3; k++) {
+			m.push.base_version = 500 + 3 * n + k;
+			(void)norms_check(t.f.core, &t.f.core->worker[4], &m.push);
+		}
+		assert_int_equal(norms_check(t.f.core, &t.f.core->worker[3], &m.push), REJECT_NONE);
+	}
+	fixture_close(&t.f);
+}
+
+/* A push that was rejected because it repeats an old one must be rejected when a log is replayed,
  * too. The replay begins with a snapshot from the time between the two pushes. */
-TEST(a_restart_keeps_the_last_gradient)
+TEST(a_restart_keeps_the_recent_gradients)
 {
 	struct fleet t;
 

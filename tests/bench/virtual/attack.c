@@ -10,14 +10,15 @@
 #define NOISE_STREAM 0x7a5d
 
 static const char *const names[ATTACKS] = {[ATTACK_NONE] = "none",
-	[ATTACK_SCALE] = "scale",  /* -10 times the gradient */
-	[ATTACK_FLIP] = "flip",    /* -1 times the gradient */
-	[ATTACK_NOISE] = "noise",  /* values of N(0, 1) */
-	[ATTACK_STALE] = "stale",  /* the worker's first gradient, again and again */
-	[ATTACK_HUGE] = "huge",    /* 1e15 in every value */
-	[ATTACK_NAN] = "nan",      /* NaN in every value */
-	[ATTACK_EMPTY] = "empty",  /* zeros, for batches that the worker did not compute */
-	[ATTACK_FORGE] = "forge"}; /* results say that every test image is right */
+	[ATTACK_SCALE] = "scale",   /* -10 times the gradient */
+	[ATTACK_FLIP] = "flip",     /* -1 times the gradient */
+	[ATTACK_NOISE] = "noise",   /* values of N(0, 1) */
+	[ATTACK_STALE] = "stale",   /* the worker's first gradient, again and again */
+	[ATTACK_STALE2] = "stale2", /* the worker's first two gradients, in turn */
+	[ATTACK_HUGE] = "huge",     /* 1e15 in every value */
+	[ATTACK_NAN] = "nan",       /* NaN in every value */
+	[ATTACK_EMPTY] = "empty",   /* zeros, for batches that the worker did not compute */
+	[ATTACK_FORGE] = "forge"};  /* results say that every test image is right */
 
 int attack_of(const char *name)
 {
@@ -46,6 +47,14 @@ static void multiply_gradient(float *g, size_t n, float by)
 		g[i] *= by;
 }
 
+/* Replaces the gradient by the one that *old keeps, or keeps this one if there is none. */
+static void send_old_gradient(float **old, float *g, size_t n)
+{
+	if (!*old)
+		*old = memcpy(mem_must(n, sizeof(*g), "a gradient"), g, n * sizeof(*g));
+	memcpy(g, *old, n * sizeof(*g));
+}
+
 void attack_push(struct attacker *a, float *g, size_t n)
 {
 	switch (a->attack) {
@@ -61,9 +70,10 @@ void attack_push(struct attacker *a, float *g, size_t n)
 			g[i] = normal(&a->rng);
 		break;
 	case ATTACK_STALE:
-		if (!a->first)
-			a->first = memcpy(mem_must(n, sizeof(*g), "a gradient"), g, n * sizeof(*g));
-		memcpy(g, a->first, n * sizeof(*g));
+		send_old_gradient(&a->old[0], g, n);
+		break;
+	case ATTACK_STALE2:
+		send_old_gradient(&a->old[a->pushes++ % 2], g, n);
 		break;
 	case ATTACK_HUGE:
 		fill_gradient(g, n, 1e15f);
@@ -91,6 +101,7 @@ void attack_result(const struct attacker *a, struct msg_result *r)
 
 void attack_release(struct attacker *a)
 {
-	free(a->first);
+	free(a->old[0]);
+	free(a->old[1]);
 	*a = (struct attacker){0};
 }

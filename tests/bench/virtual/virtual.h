@@ -73,6 +73,7 @@ enum attack {
 	ATTACK_FLIP,
 	ATTACK_NOISE,
 	ATTACK_STALE,
+	ATTACK_STALE2,
 	ATTACK_HUGE,
 	ATTACK_NAN,
 	ATTACK_EMPTY,
@@ -83,7 +84,8 @@ enum attack {
 struct attacker {
 	enum attack attack;
 	struct rng rng;
-	float *first; /* ATTACK_STALE: the gradient that every push has, or NULL */
+	float *old[2];   /* ATTACK_STALE, ATTACK_STALE2: the gradients of all pushes, or NULL */
+	uint32_t pushes; /* ATTACK_STALE2 */
 };
 
 struct world {

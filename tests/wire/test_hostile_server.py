@@ -159,6 +159,29 @@ def test_a_server_that_grants_only_steps_that_are_over_gets_few(hostile, program
     assert 1 < rate < 100, server.received[-20:]
 
 
+def test_a_server_that_grants_only_small_evaluations_gets_few(hostile, programs, small):
+    """Each lease is an evaluation of one image. At first 64 leases are free, then 500 per second.
+    Each is followed by a pull and a result."""
+    def change(welcome):
+        grants.n_params = welcome.n_params
+
+    def answer(name, body):
+        said = grants(name, body)
+        if name == "lease":
+            said = [pb.Grant(request=body.request, kind=pb.GRANT_EVAL, version=1, eval_first=0,
+                             eval_count=1)]
+        return said
+
+    server = hostile(answer, change, model="fc:10")
+    worker = programs.worker(server.endpoint, data=small)
+    until(lambda: server.received.count("result") > 80, 30, "results")
+    first = len(server.received)
+    time.sleep(SECONDS)
+    assert worker.running(), worker.tail()
+    rate = (len(server.received) - first) / SECONDS
+    assert 1 < rate < 1700, server.received[-20:]
+
+
 @pytest.mark.parametrize("last_seq", [0, 2**62])
 def test_a_server_that_acknowledges_nothing_stops_the_computing(hostile, programs, small, last_seq):
     """A worker retains each push until the server has acknowledged it. When the worker has no room

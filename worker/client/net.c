@@ -20,6 +20,7 @@
 #include "worker/client/counters.h"
 #include "worker/client/heartbeat.h"
 #include "worker/client/lane_setup.h"
+#include "worker/client/lease_pace.h"
 #include "worker/client/link.h"
 #include "worker/client/outbox.h"
 #include "worker/client/requests.h"
@@ -46,10 +47,6 @@ enum {
 	/* refuse a lease in a run that grants none after this time, because the end of the run may
 	 * be under way to this worker */
 	NO_LEASE_MS = 1000,
-	/* after MAX_EMPTY_LEASES leases in a row without a push or a result, the worker waits
-	 * LEASE_PAUSE_MS before it requests the next one */
-	MAX_EMPTY_LEASES = 16,
-	LEASE_PAUSE_MS = 100,
 };
 
 struct net {
@@ -99,8 +96,8 @@ struct net {
 	atomic_int show_requested; /* see show.h */
 	/* when net_show_requested last returned 1; 0: never; only net_show_requested uses it */
 	uint64_t show_ms;
-	char *tensors;         /* the tensors in the first WELCOME; owned */
-	uint32_t empty_leases; /* leases requested since the newest push or result */
+	char *tensors; /* the tensors in the first WELCOME; owned */
+	struct lease_pace pace;
 };
 
 /* Asserts invariant (1): the calling thread holds the I/O lock. */
@@ -455,7 +452,7 @@ static void try_push(struct net *n, uint64_t now)
 		outbox_retain(&n->out, seq, &r->push.meta.slices.slice[0], &r->push.tensor);
 		PS_ASSERT(n->out.retained_bytes <= n->cfg.replay_bytes || is_only); /* (4) */
 		atomic_fetch_add(&n->count.pushed, 1);
-		n->empty_leases = 0;
+		lease_pace_push(&n->pace);
 		run_effects(n);
 	}
 	if (rc || !r->push.then_pull) {
@@ -498,19 +495,20 @@ static void try_request(struct net *n, uint64_t now)
 	if (rc == PS_EAGAIN)
 		return;
 	n->requests.pending = !rc;
-	n->empty_leases = r->kind == REQUEST_RESULT ? 0 : n->empty_leases;
-	n->empty_leases += r->kind == REQUEST_LEASE;
+	if (r->kind == REQUEST_RESULT)
+		lease_pace_result(&n->pace);
+	if (r->kind == REQUEST_LEASE)
+		lease_pace_lease(&n->pace);
 	run_effects(n);
 	if (rc || r->kind == REQUEST_RESULT)
 		requests_complete(&n->requests, rc);
 }
 
-/* Requests a lease. The server of a run without a data set would not answer. A hostile server could
- * grant steps that are over, so that the worker requests leases and weights without end: the worker
- * then pauses. */
+/* Requests a lease, when its pace allows it. The server of a run without a data set would not
+ * answer. */
 static void try_lease(struct net *n, uint64_t now)
 {
-	if (n->empty_leases >= MAX_EMPTY_LEASES && now - n->requests.begun_ms < LEASE_PAUSE_MS)
+	if (!n->requests.pending && !lease_pace_allows(&n->pace, now - n->requests.begun_ms, now))
 		return;
 	if (session_phase(n->session) != PHASE_READY || session_welcome(n->session)->epochs)
 		try_request(n, now);

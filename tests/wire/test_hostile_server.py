@@ -5,6 +5,7 @@ images needs.
 The hostile server changes the WELCOME of a real server and passes it on. The hostile server answers
 all other messages itself.
 """
+import json
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import zmq
 
 from client import CONTEXT, Link, decode, encode, pb
-from support.programs import until
+from support.build import command
+from support.programs import Process, until
 
 ETERM, EGAP, ESTATE = 14, 15, 16
 SECONDS = 4
@@ -219,3 +221,23 @@ def test_a_huge_batch_takes_no_more_memory_than_the_own_images(hostile, programs
         peaks.append(peak_mib(worker))
         worker.kill()
     assert peaks[1] < 1.1 * peaks[0] + 10, peaks
+
+
+@pytest.mark.parametrize("what", ["status", "top"])
+def test_pages_without_end_are_refused(hostile, programs, what):
+    """The server says that it has left out more workers, however many it has listed."""
+    pages = []
+
+    def answer(name, body):
+        if name != "status":
+            return []
+        pages.append(body)
+        worker = {"worker": 100 * len(pages), "name": "x" * 1000}
+        return [pb.Status(reply=True, text=json.dumps({"workers": [worker],
+                                                       "workers_left_out": 1000}))]
+
+    server = hostile(answer, model="fc:10")
+    ctl = programs.add(Process("cnn-ctl", command("cnn-ctl", "--server", server.endpoint, what)))
+    assert ctl.wait() == 1
+    ctl.line("the server lists more than 1024 workers, which no cnn-ps has")
+    assert len(pages) == 11

@@ -50,8 +50,8 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	void (*report)(void *arg, const char *line), void *arg, int64_t disconnect_timeout_ms,
 	struct cnnps **c, struct err *e) PS_MUST_CHECK;
 /* Gets the status with all workers, with several requests if needed. The caller releases *status.
- * PS_EPROTO: the reply is not JSON. */
-int ctl_fetch_status(struct cnnps *c, json_t **status) PS_MUST_CHECK;
+ * PS_EPROTO: the reply is not JSON, or lists more workers than a server can have. */
+int ctl_fetch_status(struct cnnps *c, json_t **status, struct err *e) PS_MUST_CHECK;
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_checkpoint(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_drain(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

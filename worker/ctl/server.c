@@ -106,17 +106,22 @@ static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
 	return next;
 }
 
-/* Requests the workers for which the status had no room, and appends them to `o`. */
-static int add_pages(struct cnnps *c, json_t *o, char *text, size_t size)
+/* Requests the workers for which the status had no room, and appends them to `o`. The run may end
+ * between two pages, in which case the first page is enough. Refuses more workers than a server can
+ * have, because a hostile server could send pages without end. */
+static int add_pages(struct cnnps *c, json_t *o, char *text, size_t size, struct err *e)
 {
 	const json_t *workers = json_object_get(o, "workers");
 	const json_t *last = json_array_get(workers, json_array_size(workers) - 1);
 	uint32_t first = (uint32_t)json_integer_value(json_object_get(last, "worker")) + 1, next;
-	int rc = PS_OK;
 
 	while (last && json_integer_value(json_object_get(o, "workers_left_out")) > 0) {
-		rc = cnnps_status_page(c, first, text, size);
-		json_t *page = rc ? NULL : json_loads(text, 0, NULL);
+		if (first > WIRE_MAX_WORKERS)
+			return err_set(e, PS_EPROTO,
+				"the server lists more than %u workers, which no cnn-ps has",
+				WIRE_MAX_WORKERS);
+		json_t *page =
+			cnnps_status_page(c, first, text, size) ? NULL : json_loads(text, 0, NULL);
 
 		next = take_page(o, page, first);
 		json_decref(page);
@@ -124,21 +129,25 @@ static int add_pages(struct cnnps *c, json_t *o, char *text, size_t size)
 			break;
 		first = next;
 	}
-	return rc;
+	return PS_OK;
 }
 
-int ctl_fetch_status(struct cnnps *c, json_t **status)
+int ctl_fetch_status(struct cnnps *c, json_t **status, struct err *e)
 {
 	const size_t size = WIRE_MAX_TEXT + 1;
 	char *text = malloc(size);
-	int rc = text ? cnnps_status(c, text, size) : PS_ENOMEM;
+	int rc = text ? explain_failure(c, cnnps_status(c, text, size), e)
+		      : err_set(e, PS_ENOMEM, "no memory for the status");
 
 	*status = rc ? NULL : json_loads(text, 0, NULL);
 	if (!rc && !*status)
-		rc = PS_EPROTO;
-	/* the run may end between two pages, in which case the first page is enough */
+		rc = err_set(e, PS_EPROTO, "the status is not JSON");
 	if (!rc)
-		(void)add_pages(c, *status, text, size);
+		rc = add_pages(c, *status, text, size, e);
+	if (rc) {
+		json_decref(*status);
+		*status = NULL;
+	}
 	free(text);
 	return rc;
 }
@@ -151,7 +160,7 @@ int ctl_status(const struct ctl *ctl, struct err *e)
 
 	if (rc)
 		return rc;
-	rc = explain_failure(c, ctl_fetch_status(c, &status), e);
+	rc = ctl_fetch_status(c, &status, e);
 	if (!rc)
 		print_json(status);
 	json_decref(status);

@@ -45,6 +45,7 @@ struct top {
 	double apply, verify; /* percentages of the last second for updates and for checksums */
 	struct table_view table;
 	int typing, helps;   /* typing: 1: the user types a filter; helps: 1: the help is shown */
+	struct err error;    /* of the newest request that failed */
 	char wait[1024];     /* the reason why the server does not answer; "": it answers */
 	int waits;           /* 1: a request for the status is under way */
 	uint64_t request_ms; /* when the request began */
@@ -337,7 +338,7 @@ static int fetch_status(struct top *t)
 
 	t->request_ms = clock_ms();
 	t->waits = 1;
-	int rc = ctl_fetch_status(t->c, &now);
+	int rc = ctl_fetch_status(t->c, &now, &t->error);
 	t->waits = t->is_away = 0;
 	if (!now)
 		return rc ? rc : PS_EPROTO;
@@ -823,7 +824,7 @@ static int run_screen(struct top *t, struct err *e)
 		return PS_OK;
 	if (t->status && how)
 		return print_result(t->status, how, e);
-	return err_set(e, rc, "%s", cnnps_error(t->c));
+	return err_set(e, rc, "%s", t->error.text);
 }
 
 static int print_compact(const json_t *o)
@@ -850,7 +851,7 @@ static int run_lines(struct top *t, const struct ctl *ctl, struct err *e)
 			return PS_OK;
 		(void)usleep(PERIOD_MS * 1000);
 	}
-	return ending(t->status, rc) ? PS_OK : err_set(e, rc, "%s", cnnps_error(t->c));
+	return ending(t->status, rc) ? PS_OK : err_set(e, rc, "%s", t->error.text);
 }
 
 /* Connects to the server. The function blocks the signals whose handlers draw the screen, so that

@@ -130,10 +130,10 @@ static int pull(struct cnnps *c, struct ctl_weights *w, struct err *e)
 static int get_data(struct cnnps *c, struct ctl_weights *w, struct err *e)
 {
 	json_t *status;
-	int rc = ctl_fetch_status(c, &status);
+	int rc = ctl_fetch_status(c, &status, e);
 
 	if (rc)
-		return err_set(e, rc, "%s", cnnps_error(c));
+		return rc;
 	const char *text =
 		json_string_value(json_object_get(json_object_get(status, "data"), "xxh3"));
 	w->data = text ? strtoull(text, NULL, 16) : 0;

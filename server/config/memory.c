@@ -20,11 +20,19 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 	return snapshot + snapshot / 8 + (o->core.checkpoint.wal ? snapshot : 0);
 }
 
-/* The minimum is the memory of the program, of the weights, of the next version of the weights, and
- * of one message. */
-uint64_t memory_min(uint64_t n_params)
+/* The minimum is the memory of the program, of the weights, of the next version of the weights, of
+ * one message, of the state of the core for a single worker, such as the vectors of the optimizer,
+ * and of the snapshots. */
+uint64_t memory_min(const struct options *o, size_t n_params)
 {
-	return PROGRAM_BYTES + 3 * n_params * sizeof(float);
+	struct options one = *o;
+	uint64_t weights = (uint64_t)n_params * sizeof(float);
+
+	one.core.n_params = n_params ? n_params : 1;
+	one.core.sessions.max_workers = 1;
+	uint64_t core = core_bytes(&one.core);
+
+	return PROGRAM_BYTES + 3 * weights + core + snapshot_bytes(&one, core);
 }
 
 size_t memory_lane_buffers(const struct options *o)

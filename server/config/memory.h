@@ -17,8 +17,9 @@ uint64_t memory_needed(const struct options *o);
  * slot plus two for the core, and at least four. Returns 0 if the server has no shared memory
  * (--lane tcp). */
 size_t memory_lane_buffers(const struct options *o);
-/* Returns the minimum memory limit for a model of `n_params`, in bytes. A server with a lower limit
- * would close all its connections again and again to free memory. */
-uint64_t memory_min(uint64_t n_params);
+/* Returns the minimum memory limit for a model of `n_params` with the options `o`, whose core needs
+ * no n_params yet, in bytes. `n_params` is 0 if only the images of a worker will determine it. A
+ * server with a lower limit would close all its connections again and again to free memory. */
+uint64_t memory_min(const struct options *o, size_t n_params);
 
 #endif

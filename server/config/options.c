@@ -274,9 +274,9 @@ static void check_data_id(struct options *o, int *errors)
 
 static void check_memory_limit(const struct options *o, int *errors)
 {
-	uint64_t min = (memory_min(o->model.n_params) + (1u << 20) - 1) >> 20; /* MiB */
+	uint64_t min = (memory_min(o, is_auto(o) ? 0 : o->model.n_params) + (1u << 20) - 1) >> 20;
 
-	if (!is_auto(o) && o->memory_mb && (uint64_t)o->memory_mb < min)
+	if (o->memory_mb && (uint64_t)o->memory_mb < min)
 		complain(errors, "--memory-mb: %lld is too little: the server needs at least %llu",
 			(long long)o->memory_mb, (unsigned long long)min);
 }
@@ -491,7 +491,6 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 	check_addresses(o, &errors);
 	check_files(o, &errors);
 	check_keys(o, &errors);
-	check_memory_limit(o, &errors);
 	check_stop(o, &errors);
 	check_keep(o, &errors);
 	check_metrics(o, &o->core, &errors);
@@ -513,6 +512,7 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 			complain(&errors, "--input: auto needs a data set: leave out --epochs 0");
 		check_rate(c, &o->model, &errors);
 		check_workers(c, &errors);
+		check_memory_limit(o, &errors);
 	}
 	return errors;
 }

@@ -246,7 +246,13 @@ TEST(good_addresses_are_taken)
 
 /* each row: a command line, and a text that its only error line must contain */
 static const char *const bad[][2] = {
-	{"--memory-mb;1", "--memory-mb: 1 is too little: the server needs at least 33"},
+	{"--memory-mb;1", "--memory-mb: 1 is too little: the server needs at least 38"},
+	{"--memory-mb;1;--input;auto",
+		"--memory-mb: 1 is too little: the server needs at least 36"},
+	{"--memory-mb;148;--model;vector:10000000;--epochs;0",
+		"--memory-mb: 148 is too little: the server needs at least 185"},
+	{"--memory-mb;148;--model;vector:10000000;--epochs;0;--optimizer;adam",
+		"--memory-mb: 148 is too little: the server needs at least 223"},
 	{"--lr;nan", "--lr"},
 	{"--lr;inf", "--lr"},
 	{"--lr;-1", "--lr"},

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -72,23 +73,63 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 	return PS_OK;
 }
 
-/* Refuses a directory in which other users could replace the file. A directory with the sticky bit
- * is permitted, because the bit prevents other users from replacing files. */
-static int check_key_directory(const char *path, struct err *e)
+/* Refuses a directory in which other users could replace what is in it. A directory with the sticky
+ * bit is permitted, because the bit prevents other users from replacing files. */
+static int check_key_directory(const char *dir, struct err *e)
 {
-	const char *slash = strrchr(path, '/');
-	int n = slash ? (int)(slash - path) : 1;
-	char dir[PATH_MAX];
 	struct stat st;
 
-	snprintf(dir, sizeof(dir), "%.*s", n ? n : 1, slash ? path : ".");
 	if (stat(dir, &st) != 0)
 		return err_set(e, PS_EUSAGE, "%.200s: %s", dir, strerror(errno));
+	if (st.st_uid != 0 && st.st_uid != geteuid())
+		return err_set(e, PS_EUSAGE,
+			"%.200s: belongs to user %u, who can replace the key files in it; expected "
+			"user %u or root",
+			dir, (unsigned)st.st_uid, (unsigned)geteuid());
 	if (!(st.st_mode & KEY_NOT_WRITTEN) || st.st_mode & S_ISVTX)
 		return PS_OK;
 	return err_set(e, PS_EUSAGE,
-		"%.200s: mode %04o permits others to replace its key files; run chmod go-w", dir,
-		(unsigned)(st.st_mode & 07777u));
+		"%.200s: mode %04o permits others to replace the key files in it; run chmod go-w",
+		dir, (unsigned)(st.st_mode & 07777u));
+}
+
+/* Changes an absolute path to that of the directory above. */
+static void go_up(char *path)
+{
+	char *slash = strrchr(path, '/');
+
+	slash[slash == path] = '\0';
+}
+
+/* Checks the directory `path`, which has no symbolic links, and all directories above it. Changes
+ * `path`. */
+static int check_directories(char *path, struct err *e)
+{
+	int rc = check_key_directory(path, e);
+
+	while (!rc && path[1]) {
+		go_up(path);
+		rc = check_key_directory(path, e);
+	}
+	return rc;
+}
+
+/* Checks the directories of the file `path` and, if it is a symbolic link, those of its target. */
+static int check_places_of(const char *path, struct err *e)
+{
+	const char *slash = strrchr(path, '/');
+	char dir[PATH_MAX], real[PATH_MAX];
+	int rc = PS_OK;
+
+	snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
+	for (int i = 0; i < 2 && !rc; i++) {
+		if (!realpath(i ? path : dir, real))
+			return err_set(e, PS_EUSAGE, "%.200s: %s", path, strerror(errno));
+		if (i)
+			go_up(real);
+		rc = check_directories(real, e);
+	}
+	return rc;
 }
 
 int key_open(const char *path, unsigned never, struct err *e)
@@ -101,7 +142,7 @@ int key_open(const char *path, unsigned never, struct err *e)
 	rc = fstat(fd, &st) == 0 ? check_rights(&st, path, never, e)
 				 : err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
 	if (!rc)
-		rc = check_key_directory(path, e);
+		rc = check_places_of(path, e);
 	if (rc) {
 		close(fd);
 		return rc;

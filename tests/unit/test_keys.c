@@ -110,6 +110,51 @@ TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up_keys, temp_dir_t
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
 }
 
+/* Users who can write to a directory above can replace that of the keys. */
+TEST_IN(a_directory_above_that_others_can_write_to_is_refused, set_up_keys, temp_dir_tear_down)
+{
+	struct key_pair k;
+	char keys[300], link[300];
+	int open_to_all[2], sticky[2], of_another[2] = {PS_EUSAGE, PS_EUSAGE};
+	int names_mode = 0, names_user = 0;
+
+	snprintf(keys, sizeof(keys), "%s/a/b", temp_dir);
+	snprintf(link, sizeof(link), "%s/link.key", temp_dir);
+	assert_int_equal(mkdir(path("a"), 0755), 0);
+	assert_int_equal(mkdir(keys, 0700), 0);
+	(void)file(good, 0600);
+	snprintf(keys, sizeof(keys), "%s/a/b/the.key", temp_dir);
+	assert_int_equal(rename(path("file"), keys), 0);
+	assert_int_equal(symlink("a/b/the.key", link), 0);
+	/* the files are removed before the results are compared */
+	for (int i = 0; i < 2; i++) {
+		const char *key = i ? link : keys;
+
+		assert_int_equal(chmod(path("a"), 0777), 0);
+		open_to_all[i] = key_read_secret(key, &k, &e);
+		names_mode += !!strstr(e.text, "/a: mode 0777 permits others to replace");
+		assert_int_equal(chmod(path("a"), 01777), 0);
+		sticky[i] = key_read_secret(key, &k, &e);
+		if (geteuid() != 0)
+			continue;
+		assert_int_equal(chown(path("a"), 12345, 0), 0);
+		of_another[i] = key_read_secret(key, &k, &e);
+		names_user += !!strstr(e.text, "/a: belongs to user 12345");
+		assert_int_equal(chown(path("a"), 0, 0), 0);
+	}
+	assert_int_equal(unlink(keys) | unlink(link), 0);
+	*strrchr(keys, '/') = '\0';
+	assert_int_equal(rmdir(keys), 0);
+	assert_int_equal(rmdir(path("a")), 0);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(open_to_all[i], PS_EUSAGE);
+		assert_int_equal(sticky[i], PS_OK);
+		assert_int_equal(of_another[i], PS_EUSAGE);
+	}
+	assert_int_equal(names_mode, 2);
+	assert_int_equal(names_user, geteuid() == 0 ? 2 : 0);
+}
+
 TEST_IN(a_file_of_another_user_is_refused, set_up_keys, temp_dir_tear_down)
 {
 	struct key_pair k;

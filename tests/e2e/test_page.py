@@ -677,6 +677,42 @@ def test_the_curves_of_an_ended_run_are_complete(programs, small, browser):
     assert curve == f"Accuracy after epoch 40: {tile}"
 
 
+def test_the_choice_of_dark_or_light_is_kept(programs, browser):
+    server = programs.server("--model", "seed:4")
+    shown = "return document.documentElement.dataset.theme"
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    first = browser.execute_script(shown)
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script(shown) != first
+    browser.refresh()
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    assert browser.execute_script(shown) != first
+    # a browser that keeps nothing
+    browser.execute_script("Object.defineProperty(window, 'localStorage', {get() { throw new Error('refused'); }})")
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script("return keptTheme()") == "" and browser.execute_script(shown) == first
+    assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+
+
+def test_the_title_of_a_hidden_page_has_no_old_result(programs, small, browser):
+    server = programs.server("--model", "seed:4", "--epochs", 1000)
+    programs.worker(server.endpoint, data=small)
+    browser.get(url_of(server))
+    until(lambda: "%" in browser.title, 20, "an accuracy in the title")
+    browser.execute_script(HIDE, True)
+    assert browser.title == "cnn-ps"
+    time.sleep(1.2)
+    assert browser.title == "cnn-ps"
+    browser.execute_script(HIDE, False)
+    until(lambda: "%" in browser.title, 20, "an accuracy in the title")
+
+
+def test_without_javascript_the_page_says_so(programs):
+    page = fetch(url_of(programs.server("--model", "seed:4")) + "/")[2]
+    assert re.search(rb"<noscript>.*needs JavaScript", page)
+
+
 @pytest.mark.parametrize("limit", [0, 100000])
 def test_a_run_without_images_shows_updates(programs, browser, limit):
     server = programs.server("--model", "vector:5000", "--max-updates", limit)

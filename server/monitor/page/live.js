@@ -490,6 +490,10 @@ document.addEventListener("visibilitychange", () => {
 	if (document.hidden) {
 		stream?.close();
 		stream = null;
+		if (!ended()) { /* the title would keep an old result */
+			drawNothingSoon();
+			document.title = "cnn-ps";
+		}
 	} else if (!stream) {
 		connect();
 	}
@@ -501,11 +505,16 @@ function repaint() {
 }
 
 $("theme").onclick = () => {
-	theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+	const name = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+	theme(name);
+	try {
+		localStorage.setItem("cnnps-theme", name);
+	} catch { /* the browser keeps nothing for this page */
+	}
 	repaint();
 };
 matchMedia("(prefers-color-scheme: dark)").onchange = e => {
-	theme(e.matches ? "dark" : "light");
+	theme(keptTheme() || (e.matches ? "dark" : "light"));
 	repaint();
 };
 explore($("timeline-box"), $("timeline"), $("timeline-note"), () => run);

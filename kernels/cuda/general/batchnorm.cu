@@ -57,11 +57,6 @@ struct two_sums {
 	double a, b;
 };
 
-__device__ inline struct two_sums operator+(struct two_sums x, struct two_sums y)
-{
-	return {x.a + y.a, x.b + y.b};
-}
-
 /* Returns the sums of channel threadIdx.x over all lanes, added in order; threads from CHANNELS on
  * return 0. */
 template <int N> __device__ inline struct two_sums add_lanes(struct two_sums (&all)[N][CHANNELS])
@@ -80,11 +75,6 @@ struct two_quads {
 	float4 a, b;
 };
 
-__device__ inline struct two_quads operator+(const struct two_quads &x, const struct two_quads &y)
-{
-	return {x.a + y.a, x.b + y.b};
-}
-
 /* Adds term(pixel) over the pixels of chunk blockIdx.y, and writes the sums of the chunk. */
 template <class F>
 __device__ inline void sum_chunk(const struct kx_batchnorm &b, size_t pixels, int channels, F term)
@@ -94,10 +84,15 @@ __device__ inline void sum_chunk(const struct kx_batchnorm &b, size_t pixels, in
 	const size_t end = first + size < pixels ? first + size : pixels;
 	const int lane = threadIdx.x / QUADS, quad = threadIdx.x % QUADS;
 	const int channel = (int)(blockIdx.x * CHANNELS + threadIdx.x);
-	const int n = channel_of_quad() < channels && first < end ? (int)(end - first) : 0;
-	const auto value = [&](int i) { return term(first + i); };
-	const struct two_quads sum = sum_ahead<4>(two_quads{}, lane, n, LANES, value);
+	struct two_quads sum = {};
 
+#pragma unroll 4
+	for (size_t i = first + lane; channel_of_quad() < channels && i < end; i += LANES) {
+		const struct two_quads v = term(i);
+
+		sum.a = sum.a + v.a;
+		sum.b = sum.b + v.b;
+	}
 	all[lane][4 * quad] = {sum.a.x, sum.b.x};
 	all[lane][4 * quad + 1] = {sum.a.y, sum.b.y};
 	all[lane][4 * quad + 2] = {sum.a.z, sum.b.z};
@@ -119,13 +114,16 @@ __device__ inline struct two_sums sum_chunks(const struct kx_batchnorm &b, int c
 	__shared__ struct two_sums all[ADDERS][CHANNELS];
 	const int adder = threadIdx.x / CHANNELS, number = threadIdx.x % CHANNELS;
 	const int channel = (int)(blockIdx.x * CHANNELS + number);
+	struct two_sums sum = {0, 0};
 
-	all[adder][number] = sum_ahead<8>(
-		two_sums{}, adder, channel < channels ? chunks : 0, ADDERS, [=](int i) {
-			const double *from = b.chunks + (size_t)i * 2 * channels + channel;
+#pragma unroll 4
+	for (int i = adder; channel < channels && i < chunks; i += ADDERS) {
+		const double *from = b.chunks + (size_t)i * 2 * channels + channel;
 
-			return two_sums{from[0], from[channels]};
-		});
+		sum.a += from[0];
+		sum.b += from[channels];
+	}
+	all[adder][number] = sum;
 	return add_lanes(all);
 }
 

@@ -7,8 +7,9 @@
  * LEASE_PAUSE_MS. The leases after the first one since the newest push are also taken from a
  * bucket, which has LEASES_AT_ONCE of them and gets LEASES_PER_S more in each second.
  *
- * Promise: a server that grants only leases without pushes gets at most LEASES_AT_ONCE +
- * LEASES_PER_S * t leases in t seconds (evaluations_without_end_are_paced).
+ * Promises:
+ * (1) a server that grants only leases without pushes gets at most LEASES_AT_ONCE + 1 +
+ *     LEASES_PER_S * t leases in t seconds (evaluations_without_end_are_paced).
  */
 #ifndef WORKER_CLIENT_LEASE_PACE_H
 #define WORKER_CLIENT_LEASE_PACE_H

@@ -14,6 +14,7 @@
 #include "server/core/core.h"
 #include "server/core/vec.h"
 #include "server/device/gpu_store.h"
+#include "server/config/memory.h"
 #include "server/dispatch.h"
 #include "server/monitor/page.h"
 
@@ -481,6 +482,7 @@ static int open_router(struct server *s, struct err *e)
 		.n_params = cfg->n_params,
 		.push_window = cfg->sessions.push_window,
 		.max_workers = cfg->sessions.max_workers,
+		.key_bytes = memory_for_pushes(s->options, memory_limit(s->options)),
 		.silent_ms = SILENT_MS,
 		.params = s->state.params,
 		.pass = {.engine = cfg->engine,

@@ -46,17 +46,33 @@ size_t memory_lane_buffers(const struct options *o)
 	return (size_t)(n < 4 ? 4 : n > max ? max : n);
 }
 
+/* Returns the bytes that a server needs without workers: those of the program, the core and the
+ * snapshots, and two buffers of weights (param_buffers.h), one of the core and one for the next
+ * version. */
+static uint64_t memory_base(const struct options *o)
+{
+	uint64_t core = core_bytes(&o->core);
+
+	return PROGRAM_BYTES + core + snapshot_bytes(o, core) +
+	       2 * (uint64_t)o->core.n_params * sizeof(float);
+}
+
 uint64_t memory_needed(const struct options *o)
 {
 	const struct core_config *c = &o->core;
 	uint64_t weights = (uint64_t)c->n_params * sizeof(float), workers = c->sessions.max_workers;
-	uint64_t core = core_bytes(c);
-	/* buffers (param_buffers.h): one for each worker that reads, one of the core, and one for
-	 * the next version */
-	uint64_t readers = (workers + 2) * weights;
+	/* buffers (param_buffers.h): one for each worker that reads */
+	uint64_t readers = workers * weights;
 	/* the messages of each worker that are being received (net.c), and the freed messages whose
 	 * memory the allocator keeps */
 	uint64_t messages = workers * (c->sessions.push_window + 2 + KEPT_MESSAGES) * weights;
 
-	return PROGRAM_BYTES + core + snapshot_bytes(o, core) + readers + messages;
+	return memory_base(o) + readers + messages;
+}
+
+uint64_t memory_for_pushes(const struct options *o, uint64_t limit)
+{
+	uint64_t base = memory_base(o), push = (uint64_t)o->core.n_params * sizeof(float);
+
+	return limit > base + 2 * push ? (limit - base) / 2 : push;
 }

@@ -12,6 +12,9 @@
 /* Returns the number of bytes of RAM that a server needs if --max-workers workers each have
  * --push-window pushes under way. */
 uint64_t memory_needed(const struct options *o);
+/* Returns the number of bytes for the chunks of pushes of all keys together (chunked_push.h): half
+ * of the memory that a server with this limit has for its workers, at least one push. */
+uint64_t memory_for_pushes(const struct options *o, uint64_t limit);
 /* Returns the number of shared buffers for the weights, in which workers on this host read the
  * weights without a copy. The number is as many as fit into 4 GiB, but at most one for each worker
  * slot plus two for the core, and at least four. Returns 0 if the server has no shared memory

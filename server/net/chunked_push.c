@@ -23,6 +23,7 @@ struct partial {
 
 struct chunked_push {
 	size_t max_peers, max_bytes, used; /* used: peers that have chunks */
+	size_t key_bytes;                  /* see chunked_push_limit */
 	size_t wasted;                     /* see chunked_push_wasted */
 	uint64_t joined;                   /* see chunked_push_joined */
 	uint64_t clock;
@@ -47,6 +48,11 @@ int chunked_push_new(
 		return PS_OK;
 	chunked_push_free(out);
 	return PS_ENOMEM;
+}
+
+void chunked_push_limit(struct chunked_push *a, size_t bytes)
+{
+	a->key_bytes = bytes;
 }
 
 /* Notes that the key of `e` has `places` places. */
@@ -148,6 +154,39 @@ static struct partial *allot(struct chunked_push *a, uint32_t peer, const char *
 	return e;
 }
 
+/* Returns the number of bytes of the chunks of the key of `e`. Sets *oldest to the entry of this
+ * key, other than `e`, that was idle for longest, or to NULL if there is none. */
+static size_t bytes_of_key(struct chunked_push *a, const struct partial *e, struct partial **oldest)
+{
+	size_t bytes = 0;
+
+	*oldest = NULL;
+	for (size_t i = 0; i < a->max_peers; i++) {
+		struct partial *o = &a->partial[i];
+
+		if (!o->peer || strcmp(o->key, e->key) != 0)
+			continue;
+		bytes += o->bytes;
+		if (o != e && (!*oldest || o->clock < (*oldest)->clock))
+			*oldest = o;
+	}
+	return bytes;
+}
+
+/* Discards the oldest chunks of other peers with the key of `e` until the key is within its
+ * limit. */
+static void trim_key(struct chunked_push *a, const struct partial *e)
+{
+	struct partial *oldest;
+	size_t bytes;
+
+	while ((bytes = bytes_of_key(a, e, &oldest)) > a->key_bytes && oldest) {
+		a->wasted += oldest->n;
+		discard(a, oldest);
+	}
+	PS_ASSERT(bytes <= a->key_bytes || bytes == e->bytes); /* invariant 3 */
+}
+
 /* Returns PS_EPROTO if place `at`, which the mark names, cannot have a chunk, and PS_EAGAIN if the
  * peer has too many chunks. */
 static int check_place(const struct chunked_push *a, const struct partial *e,
@@ -176,6 +215,8 @@ int chunked_push_keep(struct chunked_push *a, uint32_t peer, const char *key,
 	a->wasted += lost;
 	e->push = mark ? mark->number : 0;
 	e->bytes += zmq_msg_size(from);
+	if (a->key_bytes)
+		trim_key(a, e);
 	size_t at = mark ? mark->part : e->n;
 	int rc = check_place(a, e, mark, at);
 	if (!rc)

@@ -27,6 +27,10 @@
  *     longest, of the key with the most places, as if the network had lost them (asserted by
  *     allot; the_push_of_the_longest_silent_peer_is_discarded).
  *
+ * (3) the chunks of a key have at most the bytes of chunked_push_limit, or belong to one peer.
+ *     Above this limit the key loses the oldest of its own pushes (asserted by trim_key;
+ *     a_key_has_a_limited_number_of_bytes).
+ *
  * Promises:
  * (1) a key with any number of connections takes no place of a key that has fewer places
  *     (a_key_takes_no_place_of_another_one).
@@ -49,6 +53,8 @@ int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peer
 	const struct wire_pass *pass) PS_MUST_CHECK;
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void chunked_push_free(struct chunked_push **a);
+/* Sets the maximum number of bytes of the chunks of each key; 0: no limit. */
+void chunked_push_limit(struct chunked_push *a, size_t bytes);
 /* Verifies and keeps the tensor frame of `f`, a message of a peer with this key, or with the key ""
  * if the server has no keys. `mark` is NULL for a chunk without a mark. After the call, at most
  * `peers` (>= 1) peers have chunks. Returns PS_EPROTO if `f` has no valid tensor frame, or if its

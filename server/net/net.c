@@ -704,11 +704,25 @@ static const char *key_of_sender(struct router *r)
 	return key ? key : "";
 }
 
+/* Returns the part of each key of `bytes`, at least the bytes of one push. Returns 0 if there is no
+ * limit. */
+static size_t part_of_key(const struct router *r, uint64_t bytes)
+{
+	const size_t push = r->cfg.n_params * sizeof(float);
+
+	if (!r->cfg.auth || r->cfg.key_bytes == 0)
+		return 0;
+	const size_t keys = auth_stats(r->cfg.auth)->worker_keys;
+	const uint64_t part = bytes / (keys ? keys : 1);
+	return part < push ? push : (size_t)part;
+}
+
 /* Keeps a chunk until the PUSH of connection `owner` arrives. Returns PS_EAGAIN if it kept the
  * chunk, because the server does not answer a chunk. `mark` is NULL for a chunk without a mark. */
 static int keep_chunk(struct router *r, uint32_t peer, uint32_t owner, const struct side_mark *mark,
 	const char **why)
 {
+	chunked_push_limit(r->chunks, part_of_key(r, r->cfg.key_bytes));
 	/* every open connection may have chunks */
 	int rc = chunked_push_keep(
 		r->chunks, owner, key_of_sender(r), mark, &r->in, r->port.stats.connections + 1);
@@ -806,7 +820,9 @@ static int check_pull(struct router *r, uint32_t peer, const char **why)
 	if (!key)
 		return PS_OK;
 	size_t replies = 2 * (size_t)auth_share(r->cfg.auth, r->cfg.max_workers) + 4;
-	if (owners_may_pull(r->owners, peer, key, replies * r->cfg.n_params * sizeof(float)))
+	size_t limit = replies * r->cfg.n_params * sizeof(float);
+	size_t part = part_of_key(r, r->cfg.key_bytes / 2);
+	if (owners_may_pull(r->owners, peer, key, part && part < limit ? part : limit))
 		return PS_OK;
 	*why = "your key does not read the weights that it requested: send HELLO";
 	return PS_ESTATE;

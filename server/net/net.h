@@ -53,6 +53,10 @@ struct router_config {
 	size_t n_params;      /* limits the size of a message */
 	uint32_t push_window; /* maximum number of unanswered messages of a correct peer */
 	uint32_t max_workers;
+	/* With keys, each key has an equal part of this number of bytes for the chunks of its
+	 * pushes, and half of it for weights that wait for its connections, but at least the bytes
+	 * of one push. If the number is 0, only the numbers of places and replies are limited. */
+	uint64_t key_bytes;
 	/* The router closes a connection that has sent no message in this time (port.h). If the
 	 * time is 0, the router closes none for this reason. */
 	uint64_t silent_ms;

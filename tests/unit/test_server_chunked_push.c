@@ -239,6 +239,26 @@ TEST_IN(a_key_takes_no_place_of_another_one, set_up_chunks, tear_down_chunks)
 	fits(3, 1, 3);
 }
 
+/* The chunks of a key have a limit. Above it, the key loses the oldest of its own pushes. */
+TEST_IN(a_key_has_a_limited_number_of_bytes, set_up_chunks, tear_down_chunks)
+{
+	assert_int_equal(goes_with_key(1, "B", N, 1, 1000), PS_OK);
+	chunked_push_limit(chunks, (N + 2) * sizeof(float));
+	for (uint32_t peer = 10; peer < 13; peer++)
+		assert_int_equal(goes_with_key(peer, "A", 1, (float)peer, 1000), PS_OK);
+	assert_int_equal(chunked_push_wasted(chunks), 0);
+	assert_int_equal(goes_with_key(11, "A", N - 1, 12, 1000), PS_OK);
+	assert_int_equal(chunked_push_wasted(chunks), 0); /* the limit is reached, not exceeded */
+	assert_int_equal(goes_with_key(12, "A", 1, 13, 1000), PS_OK);
+	assert_int_equal(chunked_push_wasted(chunks), 1);
+	assert_join_fails(10, 1);
+	assert_int_equal(goes_with_key(12, "A", 3, 14, 1000), PS_OK);
+	assert_int_equal(chunked_push_wasted(chunks), 2);
+	assert_join_fails(11, 2);
+	fits(12, 3, 12);
+	fits(1, 1, 1);
+}
+
 TEST_IN(each_chunk_without_a_push_is_counted, set_up_chunks, tear_down_chunks)
 {
 	for (uint32_t i = 0; i <= WIRE_MAX_CHUNKS; i++) {

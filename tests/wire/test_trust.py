@@ -476,6 +476,26 @@ def test_trust_weights_that_wait_are_limited_for_each_key(programs, keys):
         w.close()
 
 
+def test_trust_chunks_of_one_key_leave_memory_for_the_others(programs, keys):
+    """A key sends a large chunk on each of many connections, and never the PUSH. The chunks would
+    take 200 MB, but the server does not reach its memory limit, and closes no connection of another
+    key."""
+    server = programs.server("--model", "vector:1000000", *PLAIN, "--key", keys / "server.key",
+                             "--memory-mb", 160, "--lane", "tcp", directory=None)
+    public = keys / "server.pub"
+    other = Worker(server.endpoint, keys=Keys(keys / "second.key", public))
+    links = []
+    for _ in range(50):
+        links.append(Link(server.endpoint, Keys(keys / "worker.key", public)))
+        links[-1].send_frames([b"\0", bytes(4 * 999990)])
+    until(lambda: metric(server, "messages_received_total") > len(links), 20, "the chunks")
+    time.sleep(0.3)  # the server compares its memory with the limit every 50 ms
+    assert len(other.pull()[0]) == 1000000
+    assert not any("memory_short" in line for line in server.lines)
+    for w in (other, *links):
+        w.close()
+
+
 def test_trust_a_revoked_key_loses_its_connections(programs, keys):
     server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     public = keys / "server.pub"

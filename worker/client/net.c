@@ -304,7 +304,7 @@ static void on_ready(struct net *n)
 	link_set_window(&n->link, w->push_window);
 	n->welcomed = 1;
 	on_welcome_lane(n, w);
-	sides_welcome(&n->sides, w);
+	sides_on_welcome(&n->sides, w);
 	if (requests_current(&n->requests, REQUEST_STATUS) ||
 		requests_current(&n->requests, REQUEST_ADMIN))
 		/* the request may be lost with the connection, so send it again */
@@ -877,7 +877,7 @@ static void drain(struct net *n)
  * slow connection may take longer than silence_ms, and must not count as silence. */
 static void note_progress(struct net *n, uint64_t now)
 {
-	uint64_t moved = link_bytes_moved(&n->link) + sides_moved(&n->sides);
+	uint64_t moved = link_bytes_moved(&n->link) + sides_bytes_moved(&n->sides);
 
 	if (moved != n->moved)
 		session_progress(n->session, now);

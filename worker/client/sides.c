@@ -47,7 +47,7 @@ int sides_drop(struct sides *s)
 	return used;
 }
 
-void sides_welcome(struct sides *s, const struct msg_welcome *w)
+void sides_on_welcome(struct sides *s, const struct msg_welcome *w)
 {
 	uint32_t max = w->connections < s->requested ? w->connections : s->requested;
 
@@ -246,7 +246,7 @@ int sides_take(struct sides *s, size_t max_bytes, struct frames *f)
 	return 1;
 }
 
-uint64_t sides_moved(const struct sides *s)
+uint64_t sides_bytes_moved(const struct sides *s)
 {
 	uint64_t moved = 0;
 

@@ -66,7 +66,7 @@ struct sides {
  * *s. */
 void sides_init(struct sides *s, struct link *link, struct outbox *out, uint32_t requested);
 /* Handles WELCOME `w`: closes the side connections of the earlier session, and notes the offer. */
-void sides_welcome(struct sides *s, const struct msg_welcome *w);
+void sides_on_welcome(struct sides *s, const struct msg_welcome *w);
 /* Opens side connections if the newest WELCOME offers them. */
 void sides_tick(struct sides *s, uint64_t now_ms);
 /* Receives the messages and events of all side connections. Returns 1 if the caller must discard
@@ -80,6 +80,6 @@ void sides_hold(struct sides *s, struct frames *f, uint64_t parts, uint64_t requ
  * there are none. */
 int sides_take(struct sides *s, size_t max_bytes, struct frames *f) PS_MUST_CHECK;
 /* Returns the number of bytes that the side connections have moved. */
-uint64_t sides_moved(const struct sides *s);
+uint64_t sides_bytes_moved(const struct sides *s);
 
 #endif

@@ -611,9 +611,8 @@ void history_tick(struct history *h, const struct status *now)
 
 void history_end(struct history *h, const struct status *now)
 {
-	json_t *o = begin_object(now, "end");
-
 	add_sample(h, now);
+	json_t *o = begin_object(now, "end"); /* not older than the sample */
 	set(o, "status", json_string(status_ending(now->ending)));
 	add_object(h, o, LINE_OTHER, 0);
 	h->ended = 1;

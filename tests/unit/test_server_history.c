@@ -17,12 +17,12 @@ static struct options options;
 static struct startup run;
 static struct progress progress;
 static char dir[64];
-static uint64_t wall_ms;
+static uint64_t wall_ms, wall_step; /* each reading of the clock advances it by wall_step */
 
 uint64_t __wrap_log_wall_ms(void);
 uint64_t __wrap_log_wall_ms(void)
 {
-	return wall_ms;
+	return wall_ms += wall_step;
 }
 
 static int tear_down_history(void **state)
@@ -94,4 +94,37 @@ TEST_IN(samples_show_all_times_of_a_run_with_restarts, NULL, tear_down_history)
 		if (samples[i] < 100 || samples[i] > samples[0] * 5 / 4 + 2)
 			fail_msg("period %d has %d samples, the first one has %d", i, samples[i],
 				samples[0]);
+}
+
+TEST_IN(no_line_is_older_than_the_line_before_it, NULL, tear_down_history)
+{
+	struct history *h;
+	struct err e;
+	uint64_t before = 0;
+	uv_loop_t loop;
+
+	parse_options(&options, "--model;fc:10");
+	start_core(&run, &options);
+	progress_init(&progress, run.core, 0);
+	temp_dir_make(dir);
+	wall_ms = 0;
+	wall_step = 1;
+	assert_int_equal(uv_loop_init(&loop), 0);
+	struct status now = {.core = run.core, .progress = &progress, .ending = PS_EDONE};
+	assert_int_equal(history_new(&h, &loop, dir, &now, &options, 0, &e), PS_OK);
+	history_end(h, &now);
+	while (history_busy(h))
+		uv_run(&loop, UV_RUN_DEFAULT);
+	char *text = history_text(h);
+	assert_non_null(strstr(text, "\"end\""));
+	for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+		uint64_t t = strtoull(strstr(line, "\"t\":") + 4, NULL, 10);
+
+		assert_true(t >= before);
+		before = t;
+	}
+	free(text);
+	history_free(&h);
+	assert_int_equal(uv_loop_close(&loop), 0);
+	wall_step = 0;
 }

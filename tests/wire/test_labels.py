@@ -199,9 +199,11 @@ def top(server, columns, rows):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
-def test_top_fits_the_terminal(server, columns):
+def test_top_fits_the_terminal(programs, columns):
+    server = programs.server("--model", "fc:10", "--dead-ms", 60000, directory=None)
+    images = pb.DataId(n_train=1000, n_test=100, rows=28, cols=28, classes=10, xxh3=1)
     fleet = [Worker(server.endpoint, f"a-rather-long-name-of-job-{i:02}", host=f"gpu-{i:04}",
-                   pid=4190000 + i) for i in range(30)]
+                   pid=4190000 + i, data=images) for i in range(30)]
     lines = top(server, columns, 24)
     titles = next(line for line in lines if line.lstrip().startswith("#"))
     assert {"name", "host", "state", "images/s", "stale"} <= set(titles.split())

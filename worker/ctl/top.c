@@ -484,6 +484,7 @@ static void show_workers(struct page *s, const json_t *o, struct table_view *v, 
 {
 	const json_t *list = json_object_get(o, "workers");
 	size_t used = s->row + 1 + below, rows = s->rows > used ? s->rows - used : 1;
+
 	v->has_no_images = !has_images(o);
 	size_t n = table_print(s->out, list, s->columns, s->rows ? rows : 0, v);
 	double left_out = status_number(o, "workers_left_out");

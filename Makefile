@@ -306,8 +306,8 @@ $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 # A rule mutant lacks a rule against a hostile peer: it is a unit test, or cnn-ps and cnn-worker.
 $(B)/rule-mutants/%/made: tests/mutants/%.patch tests/mutants/mutate $(UNIT) $(BINARIES)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) $(MUTANT_FLAGS)" CORE_FLAGS="$(filter-out -O3,$(CORE_FLAGS))" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
-		ARCHIVES="$(ARCHIVES.server) $(ARCHIVES.worker)" TEST_ARCHIVES="$(A.test) $(TEST_ARCHIVES)" \
-		LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" tests/mutants/mutate $* $(@D)
+		SERVER_ARCHIVES="$(ARCHIVES.server)" WORKER_ARCHIVES="$(ARCHIVES.worker)" TEST_ARCHIVES="$(A.test) $(TEST_ARCHIVES)" \
+		LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.ctl) $(LIBS.cuda) $(LIBS.base)" tests/mutants/mutate $* $(@D)
 
 # A variant is a build of the programs with another protocol schema.
 VARIANT_PARTS := $(sort $(ARCHIVES.server) $(ARCHIVES.worker) $(B)/server/main.o $(B)/worker/main.o $(B)/worker/ctl/ctl.o)

@@ -35,7 +35,7 @@ def unit_test(bug, file, name):
 def program_test(bug, file, name):
     """Run a Python test with programs that have the bug. Returns its output, and a true value if
     the test failed."""
-    assert (BUILD / f"rule-mutants/{bug}/cnn-ps").exists(), "not built: make mutants"
+    assert (BUILD / f"rule-mutants/{bug}/made").exists(), "not built: make mutants"
     run = subprocess.run([sys.executable, "-B", "-m", "pytest", "-qx", "-p", "no:cacheprovider",
                           f"{file}::{name}"], cwd=ROOT, text=True, timeout=120,
                          env=dict(os.environ, KX_MUTANT=bug), stdout=subprocess.PIPE,

@@ -238,6 +238,6 @@ def test_pages_without_end_are_refused(hostile, programs, what):
 
     server = hostile(answer, model="fc:10")
     ctl = programs.add(Process("cnn-ctl", command("cnn-ctl", "--server", server.endpoint, what)))
-    assert ctl.wait() == 1
+    assert ctl.wait(10) == 1
     ctl.line("the server lists more than 1024 workers, which no cnn-ps has")
     assert len(pages) == 11

@@ -483,12 +483,11 @@ static void show_quarantine(struct page *s, const json_t *o)
 static void show_workers(struct page *s, const json_t *o, struct table_view *v, size_t below)
 {
 	const json_t *list = json_object_get(o, "workers");
-	size_t used = s->row + 1 + below, rows = s->rows > used ? s->rows - used : 1;
-
-	v->has_no_images = !has_images(o);
-	size_t n = table_print(s->out, list, s->columns, s->rows ? rows : 0, v);
+	size_t used = s->row + 1 + below, rows = s->rows > used ? s->rows - used : 1, n;
 	double left_out = status_number(o, "workers_left_out");
 
+	v->has_no_images = !has_images(o);
+	n = table_print(s->out, list, s->columns, s->rows ? rows : 0, v);
 	if (s->rows && n > rows)
 		fprintf(s->out, "%cworkers %zu to %zu of %zu%c", MARK_DIM, v->first + 1,
 			v->first + rows, n, MARK_PLAIN);

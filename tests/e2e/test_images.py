@@ -142,12 +142,15 @@ def test_bad_arrays_are_refused(programs):
                               "3 images and 4 labels"),
                              ("test_images", np.asfortranarray(np.zeros((2, 5, 6), np.uint8)),
                               "C order"),
+                             ("test_images", np.zeros((2, 5, 6), np.uint8),
+                              "images of 1x5x6, the training images are 1x5x5"),
                              ("test_labels", np.array([0, -1]), "label 1 is -1"),
                              ("train_labels", np.zeros((4, 2), np.int64), "one dimension")]:
         for key, array in good.items():
             np.save(source / f"{key}.npy", array)
         np.save(source / f"{name}.npy", bad)
         programs.ctl("convert", source, programs.directory / "idx", code=6).line(words, 0.1)
+        assert not list((programs.directory / "idx").iterdir())
     for key, array in good.items():
         np.save(source / f"{key}.npy", array)
     raw = (source / "train_images.npy").read_bytes()
@@ -178,6 +181,12 @@ def test_folders_of_pictures_are_converted(programs, split):
     assert (images.reshape(n, 3, 6, 5)[0] == np.moveaxis(first, 2, 0)).all()
     labels = idx.read(target, "t10k-labels-idx1-ubyte")
     assert (np.bincount(labels) == m // 3).all()
+    for name in ("train-images-idx4-ubyte", "train-labels-idx1-ubyte"):
+        (target / name).unlink()
+        (target / name.replace("train", "t10k")).unlink()
+    ctl = programs.ctl("convert", source, target, code=2)
+    ctl.line("classes.txt: exists already: name another directory", 0.1)
+    assert [path.name for path in target.iterdir()] == ["classes.txt"]
     (source / ("train" if split else "") / "cow" / "99.png").write_bytes(
         png(np.zeros((6, 6, 3), np.uint8)))
     ctl = programs.ctl("convert", source, programs.directory / "other", code=6)

@@ -230,6 +230,29 @@ static int copy_part(struct convert *c, enum convert_part part, const char *name
 	return rc ? rc : writer_close(&c->writer[part], e);
 }
 
+/* Checks that the test images have the shape of the training images. Later functions check the rest
+ * of both files. */
+static int check_shapes(
+	const struct convert *c, const char *const name[CONVERT_PARTS][2], struct err *e)
+{
+	struct shape shape[CONVERT_PARTS] = {{0, 0, 0}, {0, 0, 0}};
+	const struct shape *train = &shape[CONVERT_TRAIN], *test = &shape[CONVERT_TEST];
+	struct npy a = {.kind = 0};
+	int rc = PS_OK;
+
+	for (int p = 0; p < CONVERT_PARTS && !rc; p++) {
+		rc = npy_open(&a, c->from, name[p][0], e);
+		if (!rc)
+			rc = shape_of(&a, &shape[p], e);
+		npy_close(&a);
+	}
+	if (!rc && (train->c != test->c || train->h != test->h || train->w != test->w))
+		rc = err_set(e, PS_EDATA,
+			"%s: has images of %zux%zux%zu, the training images are %zux%zux%zu",
+			a.path, test->c, test->h, test->w, train->c, train->h, train->w);
+	return rc;
+}
+
 static int convert_arrays(
 	struct convert *c, const char *const name[CONVERT_PARTS][2], struct err *e)
 {
@@ -248,6 +271,8 @@ static int convert_arrays(
 		npy_close(&a);
 	}
 	c->classes = max + 1;
+	if (!rc)
+		rc = check_shapes(c, name, e);
 	for (int p = 0; p < CONVERT_PARTS && !rc; p++)
 		rc = copy_part(c, (enum convert_part)p, name[p][0], labels[p], n[p], e);
 	free(labels[CONVERT_TRAIN]);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "common/mem.h"
 #include "worker/ctl/convert.h"
 #include "worker/ctl/picture.h"
@@ -193,14 +194,30 @@ static int check_test_classes(const struct folders *f, const char *dir, struct e
 	return rc;
 }
 
+static void classes_path(const struct folders *f, char path[PATH])
+{
+	snprintf(path, PATH, "%s/classes.txt", f->c->to);
+}
+
+/* Refuses to replace a file with the names of other classes. */
+static int check_no_classes(const struct folders *f, struct err *e)
+{
+	char path[PATH];
+
+	classes_path(f, path);
+	if (access(path, F_OK))
+		return PS_OK;
+	return err_set(e, PS_EUSAGE, "%s: exists already: name another directory", path);
+}
+
 static int write_classes(const struct folders *f, struct err *e)
 {
 	char path[PATH];
 	FILE *out;
 	int ok;
 
-	snprintf(path, sizeof(path), "%s/classes.txt", f->c->to);
-	out = fopen(path, "w");
+	classes_path(f, path);
+	out = fopen(path, "wx");
 	ok = out != NULL;
 	for (size_t i = 0; ok && i < f->classes.n; i++)
 		ok = fprintf(out, "%s\n", f->classes.name[i]) > 0;
@@ -212,8 +229,10 @@ static int write_classes(const struct folders *f, struct err *e)
 static int convert_all(struct folders *f, const char *train, const char *test, struct err *e)
 {
 	struct convert *c = f->c;
-	int rc = f->split ? check_test_classes(f, test, e) : PS_OK;
+	int rc = check_no_classes(f, e);
 
+	if (!rc && f->split)
+		rc = check_test_classes(f, test, e);
 	if (!rc)
 		rc = put_part(f, CONVERT_TRAIN, train, e);
 	if (!rc && f->split)

@@ -149,12 +149,12 @@ int images_take(struct options *o, const struct msg_hello *h, uint64_t memory_by
 			d->channels ? d->channels : 1, d->rows, d->cols, why.text);
 	else
 		use_model(next, m);
-	if (!rc && memory_needed(next) > memory_bytes)
+	if (!rc && memory_min(next, m->n_params) > memory_bytes)
 		rc = err_set(e, PS_EWRONGDATA,
 			"the model has %zu parameters for the images %ux%ux%u of this worker: the "
-			"server would need %llu MiB, its limit is %llu",
+			"server would need at least %llu MiB, its limit is %llu (--memory-mb)",
 			m->n_params, d->channels ? d->channels : 1, d->rows, d->cols,
-			(unsigned long long)(memory_needed(next) >> 20),
+			(unsigned long long)(memory_min(next, m->n_params) >> 20),
 			(unsigned long long)(memory_bytes >> 20));
 	if (!rc) {
 		*o = *next;

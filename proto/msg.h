@@ -262,8 +262,8 @@ struct msg_params {
 	uint32_t lane_hold;
 	uint64_t lane_ticket;
 	uint32_t lane_buffer;
-	/* number of parts of the tensor frame, of which only the first is in this message; 0: the
-	 * message has the whole frame */
+	/* number of parts of the tensor frame; the message has only the first part. 0: the message
+	 * has the whole frame */
 	uint32_t parts;
 	struct slices slices; /* together they cover [0, n_params) */
 };

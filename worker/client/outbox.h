@@ -72,8 +72,8 @@ struct outbox {
 	 * confirmed: bit i is part i. */
 	uint64_t spread_seq;
 	unsigned unconfirmed;
-	/* the push of which all parts are confirmed, but not the PUSH itself; 0: none. Parts of a
-	 * later push must not overtake it */
+	/* the push whose parts are all confirmed, but whose PUSH is not; 0: none. Parts of a later
+	 * push must not overtake it */
 	uint64_t unconfirmed_push;
 	size_t retained_bytes;
 	uint64_t sent_seq; /* newest posted push */

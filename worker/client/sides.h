@@ -74,7 +74,7 @@ void sides_tick(struct sides *s, uint64_t now_ms);
 int sides_poll(struct sides *s, uint64_t now_ms) PS_MUST_CHECK;
 /* Closes the side connections. Returns 1 if the server may have messages of them. */
 int sides_drop(struct sides *s);
-/* Takes over `f`, PARAMS of which only the first of `parts` parts is in the message. */
+/* Takes over `f`, a PARAMS message with only the first of `parts` parts of its tensor. */
 void sides_hold(struct sides *s, struct frames *f, uint64_t parts, uint64_t request);
 /* Moves the PARAMS with their whole tensor frame to `f` if all parts have arrived. Returns 0 if
  * there are none. */

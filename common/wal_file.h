@@ -14,9 +14,9 @@
  * ignores these bytes.
  *
  * Invariants:
- * (1) after a failed write or sync, the writer never writes to the file again. The caller must
- *     close the file (asserted by wal_file_append and wal_file_sync;
- *     a_full_disk_and_a_failed_sync_are_reported).
+ * (1) after a failed write or sync, the writer never writes to the file again (asserted by
+ *     wal_file_append and wal_file_sync; a_full_disk_and_a_failed_sync_are_reported). The caller
+ *     can then only close the file.
  *
  * Promises:
  * (1) the reader returns the first k appended records, for some k, whatever damage the file has.

@@ -38,10 +38,10 @@ struct device {
 	/* Writes the logits before the softmax (n x classes) of images [first, first + n). n <=
 	 * max_batch. */
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *logits);
-	/* These four do the work of backend_local_*, for the round in slot `slot` <
-	 * backend_options.rounds, which backend.c sets to 1 or LOCAL_ROUNDS. backend.c ensures the
-	 * order of the calls. *loss is the sum over the images. If local_start is NULL, backend.c
-	 * runs the steps with `gradient`. */
+	/* The next four functions do the work of backend_local_*. `slot` is the number of the
+	 * round's buffers: 0 <= slot < backend_options.rounds. backend.c sets `rounds` to 1 or
+	 * LOCAL_ROUNDS, and ensures the order of the calls. *loss is the sum over the images. If
+	 * local_start is NULL, backend.c runs the steps with `gradient`. */
 	int (*local_start)(void *self, int slot, const float *params);
 	int (*local_steps)(void *self, int slot, const uint32_t *index, size_t batch, size_t steps,
 		float rate, uint64_t dropout_seed);

@@ -20,8 +20,8 @@
 
 struct worker;
 
-/* This struct has the lease of a worker slot. A snapshot contains the first group of fields
- * (snapshot.c). */
+/* This struct has the lease of a worker slot. Every snapshot contains the fields above the first
+ * blank line (snapshot.c). */
 struct worker_lease {
 	uint64_t request; /* number of the newest LEASE request of the worker */
 	/* the work that the worker holds; request 0: none. An eval_count of 0 says that the worker

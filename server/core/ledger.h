@@ -15,8 +15,8 @@ struct decision {
 	uint64_t code;
 };
 
-/* This struct is the ledger of a worker slot. A snapshot contains the first group of fields
- * (snapshot.c). */
+/* This struct is the ledger of a worker slot. Every snapshot contains the fields above the first
+ * blank line (snapshot.c). */
 struct worker_ledger {
 	uint64_t last_seq; /* every seq up to last_seq is decided */
 	/* the decisions on the newest replay_window seqs; the decision on seq is at seq %

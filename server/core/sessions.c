@@ -499,7 +499,8 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 		hello_resume(c, ev);
 	else if (c->run.ending == END_NOT)
 		hello_new(c, ev);
-	else if (c->run.end_status == PS_ESHUTDOWN) /* a new worker has nothing to replay */
+	else if (c->run.end_status == PS_ESHUTDOWN)
+		/* in a drain: BYE at once, because a new worker has no pushes to replay */
 		departure_bye(c, NULL, ev->peer, c->run.end_status);
 	PS_ASSERT(c->dataset.fixed == data_fixed); /* invariant 1 of dataset.c */
 }

@@ -7,8 +7,8 @@
 
 struct worker;
 
-/* This struct has the session of a worker slot. Every snapshot contains the first group of fields,
- * except `data` (snapshot.c). */
+/* This struct has the session of a worker slot. Every snapshot contains the fields above the first
+ * blank line, except `data` (snapshot.c). */
 struct worker_session {
 	uint32_t incarnation;
 	uint64_t born_term; /* term in which the server assigned that incarnation */

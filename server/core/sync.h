@@ -5,8 +5,9 @@
 #define SERVER_CORE_SYNC_H
 #include "server/core/modes.h"
 
-/* This struct has the state of a worker slot in mode sync. A snapshot contains the first group of
- * fields. The number of a step is the version of the weights that the step produces. */
+/* This struct has the state of a worker slot in mode sync. Every snapshot contains the fields above
+ * the blank line; those below it are for the replay of a log (snapshot.c). The number of a step is
+ * the version of the weights that the step produces. */
 struct worker_sync {
 	uint64_t answered; /* the newest step that has a gradient of this worker */
 	uint64_t member;   /* the step that waits for this worker; 0: no step does */

@@ -161,9 +161,10 @@ void router_free(struct router **r);
  * (2) the queue evicts a peer whose waiting replies exceed peer_bytes. When the queue is full (room
  *     >= 2), it evicts the peer with the oldest reply. To evict a peer means to replace all replies
  *     to it by one ERROR with PS_ESTATE, the tombstone, which asks the peer to send HELLO. The
- *     queue drops later replies to the peer until the tombstone has left. A peer therefore never
- *     reads replies from which some are missing without a notice (asserted by replies_put for
- *     peer_bytes, and by append_reply for the room; too_much_for_one_peer_becomes_one_error,
+ *     queue drops later replies to the peer until the tombstone has left. So if the queue has
+ *     dropped replies to a peer, the tombstone is the next that the peer reads (the limit
+ *     peer_bytes is asserted by replies_put, the room by append_reply;
+ *     too_much_for_one_peer_becomes_one_error,
  *     without_room_the_longest_waiting_peer_loses_its_replies);
  * (3) a reply leaves only after its LSN was flushed (asserted by replies_flush;
  *     replies_wait_for_the_disk).

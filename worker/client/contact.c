@@ -9,8 +9,8 @@ enum {
 	/* time without an answer after which the probe starts; a running server answers sooner */
 	PROBE_AFTER_MS = 150,
 	PROBE_EVERY_MS = 1000,
-	/* silence after which the server counts as hung; a running server answers the STATUS of
-	 * net.c sooner */
+	/* silence after which the server counts as hung; until WELCOME the worker sends STATUS
+	 * after a shorter silence (net.c), and a running server answers it */
 	SILENT_MS = 3000,
 };
 

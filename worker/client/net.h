@@ -62,9 +62,10 @@ int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
 int net_take_slot(struct net *n, struct lane_slot *slot, int on_device) PS_MUST_CHECK;
 /* Lets `device` use memory of lanes with net_pin. */
 void net_use_device(struct net *n, const struct lane_device *device);
-/* As lane_pin, with the present lane and the device of net_use_device; 0 if there is none. */
+/* As lane_pin, with the present lane and the device of net_use_device. Returns 0 also without a
+ * lane or a device. */
 int net_pin(struct net *n, const void *values);
-/* As lane_is_apart, with the present lane; 0 if there is none. */
+/* As lane_is_apart, with the present lane. Returns 0 also without a lane. */
 int net_is_apart(struct net *n, const void *values);
 /* Reports that the program makes progress. Any thread may call it. */
 void net_alive(struct net *n);

@@ -162,8 +162,8 @@ void router_free(struct router **r);
  *     >= 2), it evicts the peer with the oldest reply. To evict a peer means to replace all replies
  *     to it by one ERROR with PS_ESTATE, the tombstone, which asks the peer to send HELLO. The
  *     queue drops later replies to the peer until the tombstone has left. So if the queue has
- *     dropped replies to a peer, the tombstone is the next that the peer reads (the limit
- *     peer_bytes is asserted by replies_put, the room by append_reply;
+ *     dropped replies to a peer, the tombstone is the next that the peer reads (asserted by
+ *     replies_put for peer_bytes, and by append_reply for the room;
  *     too_much_for_one_peer_becomes_one_error,
  *     without_room_the_longest_waiting_peer_loses_its_replies);
  * (3) a reply leaves only after its LSN was flushed (asserted by replies_flush;

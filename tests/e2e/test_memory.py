@@ -38,7 +38,7 @@ LEVELS = {"none": (), "replay": ("--checkpoint-ms", 20),
 def formula(vectors, level, push_window, workers, w=W):
     """Returns the memory in bytes by the formula of docs/cluster.md, "Limits"."""
     image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
-    ledgers = 4.17e6 + 15e3 * workers
+    ledgers = 4.2e6 + 15e3 * workers
     return (32 * MB + ledgers * (1 + image)
             + w * (vectors + image * (vectors + 1) + workers * (push_window + 6) + 2))
 

@@ -305,6 +305,24 @@ static void confirm_parts(uint64_t seq)
 	}
 }
 
+TEST_IN(parts_do_not_overtake_a_push_from_before_the_side_connections, set_up_outbox,
+	tear_down_outbox)
+{
+	retain_in_outbox(1, 0, LARGE);
+	retain_in_outbox(2, 0, LARGE);
+	post_push(1);
+	outbox_use_sides(&out, side, 1);
+	post_push(2);
+	for (uint64_t late = clock_ms() + DEADLINE_MS; !outbox_awaits_receipts(&out);) {
+		assert_true(clock_ms() < late);
+		outbox_flush(&out);
+	}
+	outbox_decided(&out, 0);
+	assert_int_equal(out.spread_seq, 0);
+	outbox_decided(&out, 1);
+	assert_int_equal(out.spread_seq, 2);
+}
+
 TEST_IN(parts_of_the_next_push_wait_for_the_receipt_of_the_push, set_up_outbox, tear_down_outbox)
 {
 	const struct side_mark receipt = {.number = 1, .part = SIDE_WHOLE_PUSH};

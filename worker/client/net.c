@@ -856,6 +856,7 @@ static void poll_sides(struct net *n)
 	}
 	if (sides_take(&n->sides, n->n_params * sizeof(float), &n->joined))
 		(void)handle_frames(n, 1, &n->joined);
+	outbox_decided(&n->out, session_confirmed_seq(n->session));
 }
 
 /* Handles all received messages without blocking, and sends queued messages if the socket has

@@ -123,7 +123,7 @@ int outbox_awaits_receipts(const struct outbox *o)
 	if (o->count == 0)
 		return 0;
 	return (out->after && out->after == o->spread_seq && o->unconfirmed) ||
-	       (out->side && o->unconfirmed_push);
+	       (out->side && (o->unconfirmed_push || o->unmarked_push));
 }
 
 /* Sends one queued message. The frames of a push share the bytes of the tensor by reference. */
@@ -169,8 +169,16 @@ void outbox_clear(struct outbox *o)
 {
 	while (o->count)
 		pop(o);
-	o->spread_seq = o->unconfirmed_push = 0;
+	o->spread_seq = o->unconfirmed_push = o->unmarked_push = 0;
 	o->unconfirmed = 0;
+}
+
+void outbox_decided(struct outbox *o, uint64_t seq)
+{
+	if (!o->unmarked_push || seq < o->unmarked_push)
+		return;
+	o->unmarked_push = 0;
+	outbox_flush(o);
 }
 
 void outbox_use_sides(struct outbox *o, void *const *side, size_t n)
@@ -280,6 +288,8 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 		o->replayed++;
 	else
 		o->sent_seq = seq;
+	if (!o->n_sides)
+		o->unmarked_push = seq;
 	uint32_t slot = lane_slot_of(o->lane, zmq_msg_data(&k->tensor));
 	if ((!slot || !k->whole.xxh3) && lane_on_device(o->device, zmq_msg_data(&k->tensor))) {
 		slot = 0;

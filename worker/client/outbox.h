@@ -75,6 +75,10 @@ struct outbox {
 	/* the push whose parts are all confirmed, but whose PUSH is not; 0: none. Parts of a later
 	 * push must not overtake it */
 	uint64_t unconfirmed_push;
+	/* the newest push that was posted without side connections and that the server has not
+	 * decided; 0: none. Its chunks have no marks, and the server would discard them for a part
+	 * that overtakes its PUSH */
+	uint64_t unmarked_push;
 	size_t retained_bytes;
 	uint64_t sent_seq; /* newest posted push */
 	uint64_t replayed; /* number of repeated posts of a push */
@@ -109,6 +113,8 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
 void outbox_use_sides(struct outbox *o, void *const *side, size_t n);
 /* Handles the server's receipt for a part on a side connection, or for a PUSH. */
 void outbox_confirm(struct outbox *o, const struct side_mark *receipt);
+/* Notes that the server has decided all pushes up to `seq` since the newest WELCOME. */
+void outbox_decided(struct outbox *o, uint64_t seq);
 /* Returns 1 if the queued messages wait for receipts. */
 int outbox_awaits_receipts(const struct outbox *o);
 /* Sends queued messages while the socket has room. */

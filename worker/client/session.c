@@ -694,6 +694,11 @@ uint64_t session_acked_seq(const struct session *s)
 	return s->acked_seq;
 }
 
+uint64_t session_confirmed_seq(const struct session *s)
+{
+	return s->confirmed_seq;
+}
+
 uint64_t session_durable_seq(const struct session *s)
 {
 	return s->durable_seq;

@@ -141,6 +141,8 @@ const struct msg_welcome *session_welcome(const struct session *s); /* the newes
 uint64_t session_last_seq(const struct session *s);                 /* newest seq assigned */
 /* Returns the sequence number up to which all pushes are decided. */
 uint64_t session_acked_seq(const struct session *s);
+/* Returns the sequence number up to which all pushes are decided since the newest WELCOME. */
+uint64_t session_confirmed_seq(const struct session *s);
 /* Returns the sequence number up to which all pushes are durable and released. */
 uint64_t session_durable_seq(const struct session *s);
 int session_can_push(const struct session *s);

@@ -7,6 +7,7 @@ per epoch, and the accuracy must be that of a run without faults.
 """
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -255,10 +256,14 @@ def test_compose_training(cluster, figure, full):
 
 
 def processes(container):
-    """Yields /proc/PID/status of each process in the container as a dict."""
+    """Yields /proc/PID/status of each process in the container as a dict, except of a process that
+    has ended, as the container's health check soon does."""
     for pid in docker("top", container, "-o", "pid").split()[1:]:
-        with open(f"/proc/{pid}/status") as file:
-            yield dict(line.rstrip().split(":\t", 1) for line in file if ":\t" in line)
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        yield dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
 
 
 def listening(container):

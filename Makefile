@@ -172,7 +172,8 @@ units: all $(UNIT) $(SIM)
 # on threads. test_server_upgrade only reads checkpoints, which takes two minutes with TSan.
 THREADED := $(filter-out $(addprefix $(B)/tests/unit/,test_core_% test_session% test_server_upgrade),$(UNIT))
 threaded: all $(THREADED)
-tests: all library $(UNIT) $(SIM) $(MUTANTS) $(RULE_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(STORE_DOUBLE) $(FAULT_SHIMS) $(FUZZ)
+# The tests run `make install` several times at once, so everything that it copies is built before.
+tests: installable $(UNIT) $(SIM) $(MUTANTS) $(RULE_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(STORE_DOUBLE) $(FAULT_SHIMS) $(FUZZ)
 ifeq ($(CU)$(filter 0,$(CUDA)),)
 all: no-cuda
 .PHONY: no-cuda

@@ -55,10 +55,12 @@ $(COMPLETIONS) &: $(BINARIES) deploy/install/completions.py
 	@mkdir -p $(@D)
 	$(call say,GEN,$(@D))$(PYTHON) deploy/install/completions.py $(B) $(B)/completions
 
-.PHONY: library man install deb deb-test
+.PHONY: library man installable install deb deb-test
 library: $(SO) $(B)/libcnnps.a
 man: $(MAN)
-install: all library man $(COMPLETIONS)
+# Everything that `make install` copies.
+installable: all library man $(COMPLETIONS)
+install: installable
 	install -d $(addprefix $(DESTDIR)$(prefix)/,bin include share/man/man1 share/man/man3 \
 		share/bash-completion/completions share/zsh/site-functions) $(DESTDIR)$(libdir)/pkgconfig
 	install $(B)/cnn-ps $(B)/cnn-worker $(B)/cnn-ctl $(DESTDIR)$(prefix)/bin

@@ -195,7 +195,7 @@ static void work_as_worker(const struct options *o, struct pairs *s, size_t inde
 	ps::KVWorker<float> kv(0, 0);
 	w.kv = &kv;
 	pairs_measure(s, index, o->seconds, push_and_pull, &w);
-	check_first_weight(o, &w, WARM_UP + s->worker[index].pairs);
+	check_first_weight(o, &w, s->worker[index].warm_up + s->worker[index].pairs);
 	_exit(0); /* without ps-lite's shutdown, which takes longer than the measurement */
 }
 

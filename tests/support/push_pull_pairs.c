@@ -30,9 +30,12 @@ void pairs_measure(struct pairs *s, size_t index, double seconds, pair_fn *pair,
 	struct pairs_worker *w = &s->worker[index];
 
 	double begin = pairs_now();
-	for (int i = 0; i < WARM_UP && (i < 2 || pairs_now() - begin < WARM_UP_SECONDS); i++)
+	for (w->warm_up = 0; w->warm_up < WARM_UP; w->warm_up++) {
+		if (w->warm_up >= 2 && pairs_now() - begin >= WARM_UP_SECONDS)
+			break;
 		if (pair(arg))
 			exit(1);
+	}
 	__atomic_store_n(&s->ready[index], 1, __ATOMIC_RELEASE);
 	while (!__atomic_load_n(&s->go, __ATOMIC_ACQUIRE))
 		usleep(100);

@@ -12,8 +12,9 @@
  *   This method needs memory for n_params floats for each gradient of a step. The memory for a
  *   gradient is touched only when the gradient arrives.
  *
- * If the workers have three keys or more, a robust rule gets one gradient of each key: the mean of
- * the kept gradients of its workers. So a key with many workers counts once.
+ * Several workers can share an authentication key. If the workers with a session have at least
+ * three different keys together, a robust rule gets one gradient for each key: the mean of the
+ * gradients of the workers with this key. So a key with many workers counts once.
  */
 #ifndef SERVER_CORE_ACCUMULATOR_H
 #define SERVER_CORE_ACCUMULATOR_H

@@ -338,8 +338,9 @@ static void compare_exactly(struct sim *s)
 	run_once(s, s->seed);
 	s->limits = limits;
 	s->crashes = crashes;
-	/* not comparable: the server has suspected a worker or found it stalled, so the steps
-	 * differ */
+	/* In the run without faults, the server suspected a worker or found it idle or stalled. A
+	 * step of sync does not wait for such a worker, so the steps of the two runs can have
+	 * different gradients, and the weights are not comparable. */
 	if (ordered && !s->ordered) {
 		free(end);
 		return;

@@ -19,8 +19,8 @@
 #define MAX_WORKERS 16
 #define MAX_PAIRS   (1 << 20) /* the number of latencies that are stored for each worker */
 #define WARM_UP     20 /* each worker makes at most this number of pairs before the clock starts */
-/* Once this time is over, the warm-up ends, but not before two pairs: a pair can take long on a slow
- * network. */
+/* Once this time is over, the warm-up ends, but not before two pairs: a pair can take long on a
+ * slow network. */
 #define WARM_UP_SECONDS 5
 #define PAIRS_HEAD      "mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb"
 

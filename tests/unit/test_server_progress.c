@@ -328,8 +328,8 @@ TEST_IN(a_vector_has_a_share_only_with_max_updates, NULL, tear_down_progress)
 
 /* ---- sandblaster: images of a pass before and at its end ------------------------------------ */
 
-/* Begin a pass of five portions of 100 images. The worker delivers one portion each second after
- * its lease at 4000 ms. */
+/* Begin a pass of five portions of 100 images. The worker gets its lease at 4000 ms. The tests then
+ * deliver one portion each second with portion_at, from 5000 ms on. */
 static void passes_begin(const char *optimizer)
 {
 	char line[200];

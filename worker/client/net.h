@@ -4,10 +4,10 @@
  *
  * Two threads share the connections under the I/O lock. In a call, the program's thread takes the
  * lock and handles the sockets itself until its request is complete, so that an answer wakes only
- * the thread that waits for it. While the program computes, a background thread takes the lock ten
- * times a second. The background thread sends heartbeats, reads decisions, sends lost pushes again
- * and handles lost connections. While the program waits, the background thread only repeats
- * heartbeats (heartbeat.h). One request is in progress at a time.
+ * the thread that waits for it. While the program computes, a background thread takes the lock at
+ * least about ten times a second. The background thread sends heartbeats, reads decisions, sends
+ * lost pushes again and handles lost connections. While the program waits, the background thread
+ * only repeats heartbeats (heartbeat.h). One request is in progress at a time.
  *
  * Invariants:
  * (1) only the holder of the I/O lock uses the sockets and the session; the heartbeat connection

@@ -8,7 +8,7 @@ namespace
 {
 
 #define THREADS 128
-#define PARTS   64 /* partial sums of the bias gradients */
+#define PARTS   64 /* number of partial sums for each bias gradient */
 #define POINTS  KX_WINOGRAD_POINTS
 #define SIDE    KX_WINOGRAD_SIDE
 

@@ -15,8 +15,8 @@
 
 #define BF16_BYTES 2u /* bytes of a value on the wire, little-endian */
 
-/* Rounds the bits of a float32 to the bits of a bfloat16. Without a branch, the compiler can
- * vectorize the loops that call this function. */
+/* Rounds the bits of a float32 to the bits of a bfloat16. The function has no branch, so that the
+ * compiler can vectorize the loops that call it. */
 static inline uint16_t bf16_of_bits(uint32_t bits)
 {
 	uint32_t upper = bits >> 16;

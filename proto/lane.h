@@ -57,8 +57,8 @@ struct lane_layout {
 	/* number of slots, and bytes from one to the next; the first is at byte LANE_PAGE of the
 	 * push memory */
 	uint64_t slots, slot_pitch;
-	/* a PARAMS of this lane has a greater ticket; a PARAMS with another ticket is of an earlier
-	 * lane */
+	/* each PARAMS of this lane has a greater ticket than this; a PARAMS with this or a smaller
+	 * ticket belongs to an earlier lane */
 	uint64_t ticket;
 };
 

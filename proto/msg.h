@@ -168,7 +168,8 @@ enum mode {
 	/* each update uses the sum of the gradients of a large batch's portions, all at the same
 	 * weights */
 	MODE_SANDBLASTER = 4,
-	/* the workers train weights of their own and push their distance from the centre */
+	/* the workers train weights of their own. They push a fraction of the distance between
+	 * these weights and the server's */
 	MODE_EASGD = 5,
 };
 
@@ -184,7 +185,7 @@ struct msg_welcome {
 	uint32_t batch, epochs;
 	uint32_t push_window;   /* maximum number of unacknowledged pushes, >= 1 */
 	uint32_t replay_window; /* maximum number of pushes that are not durable, >= push_window */
-	uint32_t heartbeat_ms;  /* interval of HEARTBEAT messages */
+	uint32_t heartbeat_ms;  /* maximum interval between the HEARTBEATs of a worker */
 	/* after this silence a worker is dead: another process may get its slot */
 	uint32_t dead_ms;
 	/* after this time without contact to the server, a worker must end */
@@ -225,7 +226,7 @@ enum reject {
 	REJECT_NONE = 0,
 	REJECT_SHAPE = 1,     /* slices do not match the model, or work does not match the data */
 	REJECT_NONFINITE = 2, /* a value is NaN, infinite or over 1e15 in magnitude */
-	REJECT_NORM = 3,      /* the L2 norm exceeds the limit */
+	REJECT_NORM = 3,      /* --reject-norm or --norm-ratio does not permit the L2 norm */
 	REJECT_STALE = 4,     /* the gradient was computed at weights that are too old */
 	/* the batches of the push do not count, or no longer count (WIRE.md) */
 	REJECT_WORK = 5,
@@ -243,17 +244,18 @@ struct msg_ack {
 	uint64_t version;     /* version of the weights after the decision */
 	uint64_t durable_seq; /* newest seq of this worker that is durable */
 	uint64_t term;        /* term of the decision; a decision before a crash may be void */
-	/* 1: the push was rejected only because another worker's result was first */
+	/* 1: the push was rejected only because it came too late: another worker's result was
+	 * first, or the step had ended */
 	uint32_t superseded;
 	uint64_t code; /* proves this decision to the server after a crash; 0: none */
 };
 
 struct msg_params {
 	uint64_t request;
-	uint64_t version; /* the number of updates that made these weights */
+	uint64_t version; /* version of these weights */
 	enum weights which;
-	/* mode EASGD: the fraction of their distance, 0..1, by which worker and centre each move
-	 * towards the other */
+	/* mode EASGD: the weights of the worker and of the server each move towards the other by
+	 * this fraction of their distance, 0..1 */
 	double elastic;
 	/* ACK of the push that asked for these weights; seq 0: there is no ACK in this message */
 	struct msg_ack ack;
@@ -265,7 +267,7 @@ struct msg_params {
 	/* number of parts of the tensor frame; the message has only the first part. 0: the message
 	 * has the whole frame */
 	uint32_t parts;
-	struct slices slices; /* together they cover [0, n_params) */
+	struct slices slices; /* they cover [0, n_params) */
 };
 
 struct msg_push {
@@ -279,12 +281,12 @@ struct msg_push {
 	/* in a replay: the verdict of the push's ACK; NONE: there was no ACK */
 	enum verdict verdict;
 	enum reject reject;
-	uint32_t superseded; /* in a replay: superseded in its ACK */
-	uint64_t code;       /* in a replay: the code in its ACK */
+	uint32_t superseded; /* in a replay: superseded in the push's ACK */
+	uint64_t code;       /* in a replay: the code in the push's ACK */
 	/* the batches and the code of the grant that contains `work`; 0: unknown */
 	uint32_t grant_first, grant_count;
 	uint64_t grant_code;
-	uint64_t base_term; /* term of base_version */
+	uint64_t base_term; /* term in which the server sent these weights; 0: unknown */
 	/* nonzero: the push is also a PULL with this request number. The PARAMS that answer this
 	 * PULL have the weights after the decision on the push. */
 	uint64_t pull;

@@ -22,19 +22,20 @@ struct frames;
 /* The first message on a side connection. */
 struct side_greeting {
 	uint64_t secret_hi, secret_lo; /* from WELCOME */
-	uint32_t number;               /* of this side connection, from 1 */
+	uint32_t number;               /* the number of this side connection, from 1 */
 };
 
-/* In a receipt: the number that stands for the PUSH itself. */
+/* The number of the part in the receipt for a whole PUSH. */
 #define SIDE_WHOLE_PUSH 255u
 
-/* Says to which message a part belongs, and which part it is. */
+/* A mark says to which message a part belongs, and which part it is. */
 struct side_mark {
 	uint64_t number; /* seq of the PUSH, or request of the PARAMS */
 	uint32_t part;
 };
 
-/* Each of these functions returns 1 if `f` is such a message. */
+/* Each of these functions returns 1 if `f` is a message of the kind in the function's name. The
+ * function then sets *g or *mark to the content. */
 int side_is_greeting(struct frames *f, struct side_greeting *g);
 int side_is_part(struct frames *f, struct side_mark *mark);
 int side_is_receipt(struct frames *f, struct side_mark *mark);

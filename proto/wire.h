@@ -115,11 +115,12 @@ uint64_t wire_params_parts(struct frames *f, uint64_t *request);
  * returns 1 and sets *ref to the numbers in the header, which the function does not check. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
 /* Copies `count` floats from memory that another process may change, and sets *chunk to the results
- * for the copy. If `pass` is NULL, here and below, there is no engine, and no sum of squares. */
+ * for the copy. `pass` may be NULL, here and in wire_check_chunk: no engine, and no sum of
+ * squares. */
 void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk,
 	const struct wire_pass *pass);
-/* Makes the pass over a chunk. If the frame is not aligned for floats, only its checksum is known
- * then. Returns PS_EPROTO if the size is zero or not a multiple of 4. */
+/* Makes the pass over a chunk. If the frame is not aligned for floats, the function computes only
+ * its checksum. Returns PS_EPROTO if the size is zero or not a multiple of 4. */
 int wire_check_chunk(
 	zmq_msg_t *frame, struct chunk *chunk, const struct wire_pass *pass) PS_MUST_CHECK;
 /* From now on, wire_decode does not check the values of PARAMS. The slices of a decoded PARAMS then

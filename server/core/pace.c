@@ -336,7 +336,7 @@ static int is_late(const struct core *c, const struct worker *w)
 void pace_find_late(struct core *c)
 {
 	memset(c->pace.n_late, 0, sizeof(c->pace.n_late));
-	if (c->cfg.leases.backup_copies != BACKUP_LATE)
+	if (c->cfg.leases.backup_copies == BACKUP_NONE)
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];

@@ -12,8 +12,10 @@
  *
  * Late: a worker is late if it has held the work of its next delivery for more than twice the time
  * that the fleet's median predicts, but at least for PACE_LATE_MS. With --backup-copies late, an
- * idle worker then gets a copy of this work (leases.c). While no worker has delivered a piece of
- * the test set, such a piece is late after the deadline of a training grant with as many images.
+ * idle worker then gets a copy of this work (leases.c). With --backup-copies immediate, this holds
+ * only for a piece of the test set, because the copies of batches do not wait until work is late.
+ * While no worker has delivered a piece of the test set, such a piece is late after the deadline of
+ * a training grant with as many images.
  *
  * Deadline: a worker must make its next delivery within its deadline. The deadline is PACE_DEADLINE
  * times the time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker
@@ -61,8 +63,8 @@
  * Invariants:
  * (1) a delivery is a sample only if it is of the worker's own grant, and each piece of a grant
  *     gives at most one sample (asserted by delivered; the_same_result_again_is_no_delivery);
- * (2) c->pace.n_late is 0 when no late work can be copied, so that the core does not search for
- *     late work at each request (asserted by grant_backup in leases.c).
+ * (2) with --backup-copies late, c->pace.n_late is 0 when no late work can be copied, so that the
+ *     core does not search for late work at each request (asserted by grant_backup in leases.c).
  *
  * Promises:
  * (1) pace.c reads no clock of the system; its only time is c->now_ms (tests/lint/symbols.sh).

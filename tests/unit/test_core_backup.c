@@ -268,18 +268,17 @@ TEST(a_lease_is_late_by_its_newest_delivery)
 }
 
 /* Worker 0 holds the last portion of the test set without a result. Worker 1 waits for work. */
-TEST(a_late_piece_of_the_test_set_is_copied)
+static void a_late_portion_of_the_test_set_is_copied(struct core_config cfg)
 {
-	struct core_config cfg = late_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	cfg.leases.eval_images = 4; /* two portions */
 	cfg.training.epochs = 1;
 	cluster_open(&k, cfg, 2, 10, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1);
-	cluster_request(&k, 1);
 	tick_cluster(&k, 100);
 	cluster_push(&k, 0);
+	cluster_request(&k, 1);
 	assert_int_equal(k.worker[1].grant.kind, GRANT_EVAL);
 	cluster_request(&k, 0);
 	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
@@ -296,6 +295,17 @@ TEST(a_late_piece_of_the_test_set_is_copied)
 	cluster_evaluate(&k, 1);
 	assert_int_equal(core_epoch(k.f.core, 0)->eval_done, 7);
 	cluster_close(&k);
+}
+
+TEST(a_late_piece_of_the_test_set_is_copied)
+{
+	a_late_portion_of_the_test_set_is_copied(late_config(MODE_DOWNPOUR));
+}
+
+/* With --backup-copies immediate, a piece of the test set is not copied before it is late. */
+TEST(immediate_copies_of_the_test_set_are_of_late_pieces)
+{
+	a_late_portion_of_the_test_set_is_copied(backup_copy_config(MODE_DOWNPOUR));
 }
 
 static uint64_t all_rejected(const struct cluster *k)

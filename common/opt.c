@@ -685,8 +685,9 @@ static int is_excluded(const char *needs, const struct alternative *a)
 	return 0;
 }
 
-/* Writes a text such as "default 3" or "default with --mode easgd: 0.13; otherwise: 0.1". If
- * consecutive alternatives depend on the same option, the text names this option only once. */
+/* Writes a text such as "default 3" or "default with --optimizer sgd: 0.2, adam: 0.002, else with
+ * --mode sync: 0.3, otherwise 0.03". If consecutive alternatives depend on the same option, the
+ * text names this option only once. */
 static void describe_default(const struct opt *o, char *out, size_t size)
 {
 	const char *def = o->def;
@@ -715,7 +716,7 @@ static void describe_default(const struct opt *o, char *out, size_t size)
 				a.when.values, a.value);
 		else
 			at += (size_t)snprintf(out + at, size - at, "%s --%.*s %.*s: %s",
-				n ? ", with" : "default with", a.when.n_name, a.when.name,
+				n ? ", else with" : "default with", a.when.n_name, a.when.name,
 				a.when.n_values, a.when.values, a.value);
 		before = a;
 		n++;

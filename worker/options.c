@@ -62,7 +62,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"device that computes the gradients: auto is a GPU if one works, else the "
 			"CPU; cuda is the GPU with the least memory in use or, under Slurm, the "
 			"GPU with number SLURM_LOCALID; cuda:N is GPU number N; cpu is the CPU, "
-			"with threads and SIMD; cpu-ref is a slow reference on the CPU"),
+			"with threads and SIMD; cpu-ref is a slow reference implementation on the "
+			"CPU"),
 		{.name = "precision",
 			.type = OPT_ENUM,
 			.dest = &o->precision,
@@ -70,16 +71,19 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.values = KX_PRECISION_NAMES,
 			.arg = "NAME",
 			.help = "number format in which device cuda multiplies numbers in "
-				"convolutions and fully connected layers; other devices support "
-				"only fp32"},
+				"convolutions and fully connected layers; tf32 and bf16 are faster "
+				"than fp32 and less exact; tf32x3 is as exact as fp32 except in "
+				"the gradients of convolutions (docs/gpu.md); other devices "
+				"support only fp32"},
 		{.name = "kernels",
 			.type = OPT_ENUM,
 			.dest = &o->kernels,
 			.def = "auto",
 			.values = KX_KERNELS_NAMES,
 			.arg = "NAME",
-			.help = "kernels that device cuda uses: auto uses the fastest kernels "
-				"that fit the model; general uses only kernels that run any model"},
+			.help = "kernels that device cuda uses: auto uses the fastest kernels that "
+				"fit the model; general uses only those kernels that run any "
+				"model"},
 		INT("threads", threads, NULL, 1, MAX_THREADS, "N",
 			"number of threads of device cpu", .unset = "one per CPU"),
 		{.name = "name",
@@ -88,32 +92,35 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.max = WIRE_MAX_NAME,
 			.arg = "NAME",
 			.help = "name of this worker; a worker that restarts with the same name "
-				"keeps its slot, and a second worker with the same name ends the "
-				"first one",
+				"keeps its slot on the server, and a running worker exits when "
+				"another one with its name joins",
 			.unset = "the server chooses a slot"},
 		INT("connect-timeout-ms", connect_timeout_ms, "30000", 1, DAY_MS, "MS",
 			"exit if the server does not answer within MS milliseconds after the start",
 			.was = "connect-ms"),
 		INT("disconnect-timeout-ms", disconnect_timeout_ms, "600000", 1, DAY_MS, "MS",
-			"exit after MS milliseconds without contact to the server",
+			"exit after MS milliseconds in a row without contact to the server",
 			.was = "patience-ms"),
 		INT("batch-timeout-ms", batch_timeout_ms, "60000", 100, DAY_MS, "MS",
 			"stop the heartbeats if one batch takes longer than MS milliseconds, so "
-			"that the server regards this worker as hung",
+			"that the server gives the work of this worker to others",
 			.was = "hang-ms"),
 		INT("grace-ms", grace_ms, "10000", 100, DAY_MS, "MS",
 			"exit with status 12 at the latest MS milliseconds after SIGTERM, even if "
-			"the last push or the goodbye to the server is not finished"),
+			"the last push or the message that the worker leaves (BYE) is not "
+			"finished"),
 		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
-			"exit with status 13 if one call of the device takes longer than MS "
-			"milliseconds"),
+			"exit with status 13 if the device does not answer one call of the worker "
+			"within MS milliseconds"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",
-			"maximum memory, in MiB, for gradients that are not yet on the server's "
-			"disk; a single larger gradient is still kept"),
+			"maximum memory, in MiB, for pushed gradients that are not yet on the "
+			"server's disk; a worker that has reached it waits before it pushes again, "
+			"but always keeps one gradient, whatever its size"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MIB",
-			"maximum memory, in MiB, for images; the worker reads larger plain files "
-			"from the disk batch by batch, and refuses larger gzipped files and "
-			"larger files of EMNIST; 0 means half of the machine's memory"),
+			"maximum memory, in MiB, for the images of the data set; if they need "
+			"more, the worker reads plain files batch by batch from the disk, and "
+			"refuses gzipped files and files of EMNIST; 0 means half of the machine's "
+			"memory"),
 		{.name = "lane",
 			.type = OPT_ENUM,
 			.dest = &o->lane,
@@ -131,11 +138,12 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.values = "fp32|bf16",
 			.arg = "FORMAT",
 			.help = "number format of gradients and weights on the connection; bf16 "
-				"needs half of the bytes of fp32, and the worker adds the "
-				"rounding error of a gradient to the next gradient"},
+				"needs half of the bytes of fp32, and the worker adds the rounding "
+				"error of a gradient to the next gradient; shared memory (--lane) "
+				"always has fp32"},
 		INT("connections", connections, "1", 1, WIRE_MAX_CONNECTIONS, "N",
-			"number of connections over which large gradients and weights travel; the "
-			"server permits at most as many as its own --connections says "
+			"number of connections over which large gradients and weights travel; if "
+			"the server's own --connections is smaller, its value applies "
 			"(docs/connections.md)"),
 		{.name = "print-data-id",
 			.type = OPT_FLAG,

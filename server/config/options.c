@@ -702,40 +702,43 @@ static void add_shell_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
 		TEXT("model", model_text, "seed:32", "MODEL",
-			"network to train: one of seed:F, lenet5, cnn99, cifar, resnet8 and "
-			"alexnet, or layers such as \"conv:32:3 relu pool:2 fc:10\" "
-			"(docs/models.md); vector:N has N parameters and no data set; in "
-			"vector:N:running=S, the last S parameters are running statistics",
+			"network to train: the name seed:F (with F filters), lenet5, cnn99, cifar, "
+			"resnet8 or alexnet, or layers such as \"conv:32:3 relu pool:2 fc:10\" "
+			"(docs/models.md); vector:N is no network but N parameters without a data "
+			"set, for programs that compute gradients themselves; in "
+			"vector:N:running=S, the last S parameters are running statistics, which "
+			"an update moves towards the pushed values",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
-			"number of channels, rows and columns of the images, such as 3x32x32; "
-			"with auto, the server takes these numbers and --classes from the data of "
-			"the first worker",
-			.unset = "the input of --model, else 1x28x28"),
+			"numbers of channels (C), rows (H) and columns (W) of an image, such as "
+			"3x32x32; with auto, the server takes these numbers and --classes from the "
+			"data of the first worker",
+			.unset = "the input of the network that --model names, else 1x28x28"),
 		{.name = "classes",
 			.type = OPT_INT,
 			.dest = &o->classes,
 			.min = 2,
 			.max = (double)MODEL_MAX_CLASSES,
 			.arg = "N",
-			.help = "number of classes; a --model given by its name gets this number "
-				"of units in its last layer; the labels are 0 to N - 1",
-			.unset = "10, or the units of the last layer in --model"},
+			.help = "number of classes; the labels of the images are 0 to N - 1; a "
+				"network that --model names gets N units in its last layer; if "
+				"--model lists layers, the last one must have N units",
+			.unset = "10, or the units of the last layer that --model lists"},
 		TEXT("init", init, NULL, "FILE",
 			"file with the initial weights of a new run, in the .safetensors format; "
 			"it must have the tensors of --model or, for vector:N, any tensors with N "
-			"float32 values in total",
+			"float32 values in total; a run that is resumed does not read the file",
 			.unset = "random weights"),
 		TEXT("data-id", data_id, NULL, "FINGERPRINT[:TRAIN:TEST]",
 			"fingerprint of the data set and numbers of its training and test images, "
 			"as cnn-worker --print-data-id prints them; the server refuses workers "
 			"with another data set; without TRAIN and TEST, it compares only the "
 			"fingerprint",
-			.unset = "the data set of the first accepted push"),
+			.unset = "the data set of the worker whose push is accepted first"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
 			"names of the metrics that workers evaluate in addition to the loss, "
-			"separated by commas; the names are those in the Python program of the "
-			"workers; none means only the loss"),
+			"separated by commas; accuracy is built in, and the Python program of the "
+			"workers defines the others; none means only the loss"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
 			"address at which workers and cnn-ctl connect to the server; with port 0, "
 			"the server chooses a free port and logs its number",
@@ -754,45 +757,50 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"allow --bind without keys on an address that is not loopback; anyone who "
 			"can connect there can train, stop and copy the run"),
 		INT("connections", connections, "1", 1, WIRE_MAX_CONNECTIONS, "N",
-			"maximum number of connections over which a worker with --connections may "
-			"send and receive large tensors (docs/connections.md)"),
+			"maximum number of connections over which one worker may send and receive "
+			"large tensors, if it asks for several with its own --connections "
+			"(docs/connections.md)"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
 			"address at which the server serves a page about the run, /metrics, "
 			"/status, /history, /healthz and /livez; if HOST is missing, it is "
 			"127.0.0.1",
 			.unset = "no HTTP server"),
 		TEXT("http-token", http_token, NULL, "FILE",
-			"file with a token of 16 characters or more, which the server requires "
-			"for all pages except /healthz and /livez; with a token, --http may be "
-			"open to the network",
+			"file with a token of 16 characters or more, which a client must send to "
+			"get a page other than /healthz and /livez; with a token, --http may be an "
+			"address that is not loopback",
 			.unset = "no token, and --http must be a loopback address"),
 		TEXT("stop-at", stop_at, NULL, "accuracy=X",
-			"drain the run when the accuracy of an epoch is at least X, on the test "
-			"images or, with --validate, on the images that are held back; the run can "
-			"be resumed",
+			"drain the run (write a last checkpoint, then end the workers and the "
+			"server) when the accuracy of an epoch is at least X, a fraction from 0 to "
+			"1; the accuracy is that on the test images or, with --validate, on the "
+			"images that are held back; with --checkpoint-dir, the run can be resumed",
 			.unset = "the run trains all epochs", .group = "Early end"),
 		INT("patience-epochs", patience_epochs, "0", 0, WIRE_MAX_EPOCHS, "N",
-			"drain the run after N epochs in a row without a new best accuracy; with "
-			"0, the run trains all epochs"),
+			"drain the run, as --stop-at does, after N epochs in a row without a new "
+			"best accuracy; 0 means that the run trains all epochs"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
-			"directory of the checkpoints; if a run is there, the server continues it",
+			"directory of the checkpoints; if it has checkpoints of a run, the server "
+			"continues this run",
 			.unset = "no checkpoints, so that a crash loses the run",
 			.group = "Checkpoints and resources"),
 		TEXT("keep", keep_text, NULL, "RULES",
-			"weights that the server keeps in addition to the checkpoints: \"best\" "
-			"keeps the weights of the best epoch in best.safetensors; \"every=N\" "
-			"keeps the weights of each N-th epoch, in epoch-000010.safetensors and so "
-			"on; a comma separates two rules",
+			"weights that the server keeps in --checkpoint-dir in addition to the "
+			"checkpoints: \"best\" keeps in best.safetensors the weights of the epoch "
+			"with the highest accuracy (the smallest loss if --metrics has no "
+			"accuracy); "
+			"\"every=N\" keeps those of every N-th epoch in epoch-000010.safetensors "
+			"and so on; a comma separates two rules",
 			.unset = "only checkpoints", .needs = "checkpoint-dir"),
 		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
-			"whether the server gives up rights that it does not need "
-			"(docs/operations.md): with auto, it gives up all that the system lets it; "
-			"with require, it exits if the system does not permit all of it; with "
-			"off, it gives up none"),
+			"whether the server gives up the rights that it does not need, for example "
+			"to start programs and to open other files (docs/operations.md): with "
+			"auto, it gives up what the kernel permits it to give up; with require, it "
+			"exits if this is not everything; with off, it gives up nothing"),
 		INT("threads", threads, "0", 0, MAX_THREADS, "N",
 			"number of threads, including the main thread, that compute the updates "
-			"and checks of large models; 0 means half of the server's CPUs and at most "
-			"8, but on a machine with less than 8 CPUs up to 4 (docs/operations.md)"),
+			"and checks of large models; 0 means half of the CPUs that the server may "
+			"use, but at least 4 (or all CPUs if there are fewer) and at most 8"),
 		TEXT("store", store, "host", "WHERE",
 			"where the server keeps the weights and the optimizer's state, and "
 			"computes the updates: host is the main memory and the CPU; cuda:N is GPU "
@@ -802,14 +810,14 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"all connections, and the workers reconnect; 0 means 80 % of the memory "
 			"of the machine or container"),
 		ENUM("lane", lane, "auto", LANE_NAMES, "LANE",
-			"how tensors travel between the server and workers on its host: auto uses "
-			"shared memory if possible, else the connection; tcp uses the connection; "
-			"shm uses shared memory, and the server exits if that is not possible "
-			"(docs/lane.md)",
+			"how weights and gradients travel between the server and workers on its "
+			"host: auto uses shared memory if possible, else the connection; tcp uses "
+			"the connection; shm uses shared memory, and the server exits if that is "
+			"not possible (docs/lane.md)",
 			.group = "Shared memory"),
 		TEXT("lane-socket", lane_socket, NULL, "FILE",
-			"path of the Unix socket through which workers get the shared memory; the "
-			"server replaces a socket on which no process listens",
+			"path of the Unix socket through which workers on this host get the shared "
+			"memory; the server replaces a socket on which no process listens",
 			.unset = "\"lane\" in --checkpoint-dir, else \"cnn-ps-PORT\" in "
 				 "$XDG_RUNTIME_DIR",
 			.needs = "lane=auto|shm"),
@@ -828,8 +836,8 @@ static void add_last_rows(struct table *t, struct options *o)
 			"checkpoint",
 			.was = "journal-mb", .needs = "durability=always"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
-			"least severe level of the events that are logged on stderr; \"cnn-ctl "
-			"log-level\" changes the level at run time",
+			"least severe level of the events that the server logs on stderr; "
+			"\"cnn-ctl log-level\" changes the level at run time",
 			.group = "Log"),
 		ENUM("log-format", log_format, "text", LOG_FORMAT_NAMES, "FORMAT",
 			"format of a log line: text means logfmt, and json means a JSON object"),

@@ -308,12 +308,12 @@ def test_a_renamed_option_or_variable_is_refused_with_its_new_name(program):
 
 def default_in_help(text, values):
     """Returns the default value from a help text, such as "0.3" or "with --mode sync: 0.5, easgd:
-    1, otherwise 0". Of several values, the first one whose condition is true applies."""
+    1, else with --optimizer sgd: 2, otherwise 0". Of several values, the first one whose condition is true applies."""
     option = None
     for part in text.removeprefix("with ").split(", "):
         if part.startswith("otherwise "):
             return part.removeprefix("otherwise ")
-        condition, colon, value = part.removeprefix("with ").partition(": ")
+        condition, colon, value = part.removeprefix("else with ").partition(": ")
         if not colon:
             return part
         option, wanted = condition.split() if " " in condition else (option, condition)

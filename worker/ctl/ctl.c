@@ -48,8 +48,10 @@ static const struct command commands[] = {
 	"  status            Print the status of the server as JSON.\n"                            \
 	"  top               Show the status on the terminal and refresh it every second.\n"       \
 	"                    The key h shows the help.\n"                                          \
-	"  checkpoint        Write a checkpoint now and print its generation.\n"                   \
-	"  drain             Write a last checkpoint, then end the workers and the server.\n"      \
+	"  checkpoint        Write a checkpoint now and print its number, the generation.\n"       \
+	"  drain             Write a last checkpoint, then end the workers and the server. If\n"   \
+	"                    the server starts again with the same --checkpoint-dir, it\n"         \
+	"                    continues the run.\n"                                                 \
 	"  release WORKER    End the quarantine of a worker. WORKER is the worker's name, its\n"   \
 	"                    key, or at least the first 8 characters of its key, as the\n"         \
 	"                    status shows them.\n"                                                 \
@@ -66,19 +68,20 @@ static const struct command commands[] = {
 	"                    on standard input.\n"                                                 \
 	"  eval              Evaluate the weights of the server, or those that --checkpoint\n"     \
 	"                    or --weights names, on the test images. The command prints the\n"     \
-	"                    accuracy, the loss and the confused classes, and shows the\n"         \
-	"                    worst mistakes as pictures.\n"                                        \
+	"                    accuracy, the loss and the classes that the model confuses most\n"    \
+	"                    often, and draws the three mistakes with the greatest loss.\n"        \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
 	"  report DIR...     Print an HTML page that compares the runs whose checkpoints are\n"    \
 	"                    in up to 8 directories.\n"                                            \
-	"  show DIR          List the checkpoints in DIR.\n"                                       \
+	"  show DIR          List the checkpoints in DIR and the weights that --keep has kept.\n"  \
 	"  convert FROM TO   Write the images in the directory FROM to the directory TO as\n"      \
-	"                    IDX files. FROM has the binary files of CIFAR, .npy files of\n"       \
-	"                    NumPy, or one folder of PNG or JPEG pictures for each class.\n"       \
+	"                    IDX files (the format of MNIST). FROM has the binary files of\n"      \
+	"                    CIFAR, .npy files of NumPy, or one folder of PNG or JPEG pictures\n"  \
+	"                    for each class.\n"                                                    \
 	"  keygen DIR [WORKER...]\n"                                                               \
 	"                    Write to DIR the keys of a server, a worker, an admin and an\n"       \
-	"                    observer, one more key for each WORKER, and the list of\n"            \
-	"                    authorized keys."
+	"                    observer, one more worker's key with the name WORKER for each\n"      \
+	"                    WORKER, and the list of authorized keys."
 
 /* Writes the names of all commands: "A, B or C" if `last` is " or ". */
 static void list_commands(const char *last, char *out, size_t size)
@@ -151,7 +154,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.max = 4000,
 			.arg = "DIR",
 			.help = "directory with checkpoints; the command uses the weights of the "
-				"newest good checkpoint there and needs no server",
+				"newest undamaged checkpoint there and needs no server",
 			.unset = "the weights of the server",
 			.needs = "command=export|predict|eval"},
 		{.name = "weights",
@@ -169,8 +172,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = MODEL_MAX_TEXT - 1,
 			.arg = "MODEL",
-			.help = "model of the weights in --weights, in the syntax of cnn-ps "
-				"--model",
+			.help = "model to which the weights of --weights belong, in the syntax of "
+				"cnn-ps --model",
 			.unset = "the model in the metadata of the file",
 			.needs = "weights"},
 		CLIENT_OPT_DATA(&ctl->data, "command=predict|eval"),
@@ -178,7 +181,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.type = OPT_FLAG,
 			.dest = &ctl->invert,
 			.def = "0",
-			.help = "invert the pictures, so that dark on light becomes light on dark",
+			.help = "invert the brightness of the pictures, so that a dark digit on a "
+				"light ground becomes a light one on a dark ground",
 			.needs = "command=predict"},
 		{.name = "mistakes",
 			.type = OPT_TEXT,
@@ -186,8 +190,9 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "PNG file to which the command writes at most 48 mistakes, those "
-				"with the greatest loss",
+			.help = "PNG file to which the command writes pictures of at most 48 "
+				"images that the model classifies wrongly, those with the greatest "
+				"loss",
 			.unset = "show only the three worst mistakes on the terminal",
 			.needs = "command=eval"},
 		{.name = "predictions",
@@ -196,8 +201,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "CSV file to which the command writes the number, label, "
-				"predicted class and probability of each image",
+			.help = "CSV file to which the command writes the number, label, predicted "
+				"class and its probability for each image",
 			.unset = "no such file",
 			.needs = "command=eval"},
 		{.name = "format",
@@ -206,8 +211,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.def = "csv",
 			.values = "csv|json",
 			.arg = "FORMAT",
-			.help = "format in which the command prints the history: csv, or json for "
-				"an array with one value per line of the history",
+			.help = "format in which the command prints the history: csv, or json, an "
+				"array with one element for each line of the history",
 			.needs = "command=history"},
 		{.name = "tensorboard",
 			.type = OPT_TEXT,
@@ -224,14 +229,15 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.type = OPT_FLAG,
 			.dest = &ctl->once,
 			.def = "0",
-			.help = "print the status once, as lines of text or with --json as one "
-				"line, and exit",
+			.help = "print the status once and exit: as lines of text or, with --json, "
+				"as one line of JSON",
 			.needs = "command=top"},
 		{.name = "json",
 			.type = OPT_FLAG,
 			.dest = &ctl->json,
 			.def = "0",
-			.help = "print the status every second, each time as one line of JSON",
+			.help = "print the status as one line of JSON every second, instead of "
+				"showing it on the terminal",
 			.needs = "command=top"},
 		{.name = "connect-timeout-ms",
 			.type = OPT_INT,
@@ -240,7 +246,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 3600000,
 			.arg = "MS",
-			.help = "exit if the server does not answer within MS milliseconds",
+			.help = "exit if the server does not answer within MS milliseconds after "
+				"the start",
 			.was = "connect-ms",
 			.needs = DIALS},
 		CLIENT_OPT_LOG_LEVEL(&level, "error"),

@@ -15,7 +15,7 @@
  * process, as a crash would: the log and the checkpoints on disk have everything that the server
  * has acknowledged.
  *
- * Thread: one thread at a time uses a device.
+ * Thread: one thread at a time uses a device, except for `kept`.
  */
 #ifndef COMMON_PARAM_DEVICE_H
 #define COMMON_PARAM_DEVICE_H
@@ -73,6 +73,13 @@ struct param_device {
 	void (*fetch)(void *self, float *const state[PARAM_DEVICE_VECTORS]);
 	/* Copies all weights from the device to `to`. */
 	void (*weights)(void *self, float *to);
+	/* Keeps a copy of the present weights and of the optimizer's state on the device, for
+	 * `kept`. Returns 0 if the device has no memory for this copy. The next call may follow
+	 * when `kept` has returned. */
+	int (*keep)(void *self);
+	/* Copies what `keep` has kept to memory of the host, which needs no alignment. Another
+	 * thread may call this function at the same time as one thread calls the others. */
+	void (*kept)(void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS]);
 	/* Returns `values`, or a copy that the CPU can read if the device has the `n` values. The
 	 * copy is valid until the next call. */
 	const float *(*readable)(void *self, const float *values, size_t n);

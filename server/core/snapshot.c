@@ -508,13 +508,23 @@ static void put_backups(struct cursor *k, struct core *c)
 	}
 }
 
-static void put_optim(struct cursor *k, struct core *c)
+/* Describes n values that a device may keep. If `place` is not NULL, writes no values, but sets
+ * *place to their place. */
+static void put_values(struct cursor *k, float *v, size_t n, void **place)
+{
+	if (place)
+		*place = cursor_place(k, n * sizeof(float));
+	else
+		floats(k, v, n);
+}
+
+static void put_optim(struct cursor *k, struct core *c, struct snapshot_kept *kept)
 {
 	put_accumulator(k, c);
 	put_lbfgs(k, c);
 	put_backups(k, c);
 	for (size_t i = 0; i < optim_vectors(c->cfg.optim.kind); i++)
-		floats(k, c->store.state[i], c->store.n);
+		put_values(k, c->store.state[i], c->store.n, kept ? &kept->state[i] : NULL);
 	if (!c->leases.evaluating)
 		return;
 	u64(k, &c->store.eval_version);
@@ -925,7 +935,9 @@ static void put_with_config(struct cursor *k, struct core *c, enum snapshot_sect
 	put_running(k, c);
 }
 
-static void put_section(struct cursor *k, struct core *c, enum snapshot_section s)
+/* Describes a section. `kept` is NULL, or the places of the values that the device keeps. */
+static void put_section(
+	struct cursor *k, struct core *c, enum snapshot_section s, struct snapshot_kept *kept)
 {
 	switch (s) {
 	case SNAPSHOT_RUN:
@@ -939,14 +951,14 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		put_leases(k, c);
 		break;
 	case SNAPSHOT_WEIGHTS:
-		if (k->out)
+		if (k->out && !kept)
 			store_fetch_weights(c);
-		floats(k, c->store.weights, c->store.n);
+		put_values(k, c->store.weights, c->store.n, kept ? &kept->weights : NULL);
 		break;
 	case SNAPSHOT_OPTIM:
-		if (k->out)
+		if (k->out && !kept)
 			store_fetch(c);
-		put_optim(k, c);
+		put_optim(k, c, kept);
 		break;
 	case SNAPSHOT_TRUST:
 		put_trust(k, c);
@@ -975,17 +987,23 @@ size_t snapshot_size(struct core *c, enum snapshot_section s)
 {
 	struct cursor k = {0};
 
-	put_section(&k, c, s);
+	put_section(&k, c, s, NULL);
 	return k.at;
 }
 
-size_t snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out, size_t room)
+int snapshot_keep(const struct core *c)
+{
+	return store_keep(c);
+}
+
+size_t snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out, size_t room,
+	struct snapshot_kept *kept)
 {
 	struct cursor k = {.out = out, .size = room};
 
 	/* invariant 2 of ledger.c: the step is complete */
 	PS_ASSERT(!c->store.update.pending && !c->ledger.pulling.worker);
-	put_section(&k, c, s);
+	put_section(&k, c, s, kept);
 	return k.at;
 }
 
@@ -1017,7 +1035,7 @@ static int decode_state(struct core *c, struct core_config *then,
 		else if (s == SNAPSHOT_RUN)
 			put_run(&k, c, then);
 		else
-			put_section(&k, c, (enum snapshot_section)s);
+			put_section(&k, c, (enum snapshot_section)s, NULL);
 		if (s == SNAPSHOT_RUN && !k.error && snapshot_mismatch(&c->cfg, then))
 			set_option_error(&k, snapshot_mismatch(&c->cfg, then));
 		if (k.error)

@@ -56,9 +56,18 @@ extern const char *const snapshot_names[SNAPSHOT_SECTIONS];
 /* Returns the exact size in bytes of a section of `c` now. The function does not change `c`. The
  * only reason why the parameter `c` is not const is that the same code also decodes the fields. */
 size_t snapshot_size(struct core *c, enum snapshot_section s);
+/* The places in a snapshot of the values that the core's device keeps (common/param_device.h). */
+struct snapshot_kept {
+	void *weights, *state[PARAM_DEVICE_VECTORS];
+};
+/* Returns 1 if the core's device keeps the weights and the optimizer's state as they are now, so
+ * that the device can write them to the snapshot later. */
+int snapshot_keep(const struct core *c);
 /* Returns the size of the section, too. Writes the section to `out` if this size is at most `room`;
- * otherwise the content of `out` is unspecified. */
-size_t snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out, size_t room);
+ * otherwise the content of `out` is unspecified. If `kept` is not NULL, writes everything but the
+ * values that the device keeps, and sets the places of these values in *kept. */
+size_t snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out, size_t room,
+	struct snapshot_kept *kept);
 /*
  * Makes a core in `memory` and `weights` (as core_init does) from sections. `cfg` is the
  * configuration of this start; if its run id is 0, the core takes the run id of the snapshot. On

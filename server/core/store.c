@@ -358,6 +358,14 @@ void store_fetch(struct core *c)
 		d->fetch(d->self, c->store.state);
 }
 
+int store_keep(const struct core *c)
+{
+	const struct param_device *d = c->cfg.device;
+
+	PS_ASSERT(!c->store.update.pending);
+	return d && c->store.on_device && d->keep(d->self);
+}
+
 size_t store_compute(struct core *c, const float **values)
 {
 	struct update *u = &c->store.update;

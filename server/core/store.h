@@ -97,6 +97,9 @@ void store_complete(struct core *c);
 void store_fetch_weights(struct core *c);
 /* Does the same, and copies the state of the optimizer to st->state if a device has it. */
 void store_fetch(struct core *c);
+/* Returns 1 if the device of the core keeps the present weights and the state of the optimizer for
+ * `kept` (param_device.h). No update is pending. */
+int store_keep(const struct core *c);
 /* Returns the scratch buffer, which has room for one gradient of all values. Completes the pending
  * update first, because the update may still read the buffer. */
 float *store_scratch(struct core *c);

@@ -23,6 +23,7 @@ struct gpu_store {
 	unsigned char *is_pinned;       /* n */
 	uint64_t squared[STORE_COPIES]; /* number of squared values of each private copy */
 	int has_weights;                /* 1: the GPU has the current weights */
+	int cannot_keep;                /* 1: the GPU has no memory for gpu_store_keep */
 	int is_hashed;                  /* 1: xxh3 is their checksum */
 	uint64_t xxh3;
 	uint64_t updates; /* number of changes of the weights */
@@ -113,6 +114,29 @@ static void gpu_store_weights(void *self, float *to)
 	end_if_failed("copy of weights", g->module->weights(g->self, to));
 }
 
+static int gpu_store_keep(void *self)
+{
+	struct gpu_store *g = self;
+	int keeps = 0;
+
+	if (g->cannot_keep)
+		return 0;
+	end_if_failed("checkpoint", g->module->keep(g->self, &keeps));
+	if (!keeps)
+		log_warn("store", "no_second_copy",
+			"reason=\"the GPU has no memory for a second copy of the weights and of "
+			"the optimizer's state: updates wait while a checkpoint copies them\"");
+	g->cannot_keep = !keeps;
+	return keeps;
+}
+
+static void gpu_store_kept(void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS])
+{
+	struct gpu_store *g = self;
+
+	end_if_failed("checkpoint", g->module->kept(g->self, weights, state));
+}
+
 static const float *gpu_store_readable(void *self, const float *values, size_t n)
 {
 	struct gpu_store *g = self;
@@ -197,6 +221,8 @@ int gpu_store_open(struct gpu_store **out, int number, struct err *e)
 		.wait = gpu_store_wait,
 		.fetch = gpu_store_fetch,
 		.weights = gpu_store_weights,
+		.keep = gpu_store_keep,
+		.kept = gpu_store_kept,
 		.readable = gpu_store_readable};
 	open_module = g->module;
 	log_info("store", "open", "device=cuda:%d name=\"%s\"", number, name);
@@ -218,8 +244,8 @@ int gpu_store_allocate(struct gpu_store *g, size_t n, size_t vectors, struct err
 	const char *why = g->module->allocate(g->self, n, vectors);
 
 	g->has_weights = 0;
+	g->cannot_keep = 0;
 	g->device.defers = 0;
-
 	return why ? err_set(e, PS_ENOMEM,
 			     "--store: the GPU has no memory for %zu vectors of %zu values: %.200s",
 			     vectors + 2, n, why)

@@ -4,16 +4,17 @@
  * the module only with --store.
  *
  * Each function that can fail returns NULL, or a text that says what failed. The text is valid
- * until the next call. After a failure, except of `import`, the caller calls no function but
- * `close`. The functions do what the functions of struct param_device with the same names do.
+ * until the next call; the text of `kept` until the next call of `kept`. After a failure, except of
+ * `import`, the caller calls no function but `close`. The functions do what the functions of struct
+ * param_device with the same names do.
  *
- * Thread: one thread at a time uses a module.
+ * Thread: one thread at a time uses a module, except for `kept`.
  */
 #ifndef SERVER_DEVICE_MODULE_H
 #define SERVER_DEVICE_MODULE_H
 #include "common/param_device.h"
 
-#define STORE_MODULE_ABI    3u
+#define STORE_MODULE_ABI    4u
 #define STORE_MODULE_SYMBOL "cnnps_store_module"
 #define STORE_MODULE_NAME   128 /* bytes of the name of a device */
 #define STORE_COPIES        4u  /* private copies of gradients of other processes */
@@ -42,6 +43,11 @@ struct store_module {
 	const char *(*wait)(void *self, size_t n);
 	const char *(*fetch)(void *self, float *const state[PARAM_DEVICE_VECTORS]);
 	const char *(*weights)(void *self, float *to);
+	/* `keep` sets *keeps to 0 if the device has no memory for the copy, which it allocates at
+	 * its first call after `allocate`. Another thread may call `kept` while one thread calls
+	 * the other functions, except `keep`, `allocate` and `close`. */
+	const char *(*keep)(void *self, int *keeps);
+	const char *(*kept)(void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS]);
 	/* Sets *values to a copy in memory of the host if the device has the n values. */
 	const char *(*readable)(void *self, const float **values, size_t n);
 	/*

@@ -20,6 +20,10 @@ struct checkpointer {
 	unsigned char *buffer; /* the sections in order; kept between checkpoints */
 	size_t room;
 	struct checkpoint snapshot; /* its sections point into `buffer` */
+	/* the device that keeps some values of the snapshot until the pool copies them to their
+	 * places in `buffer`, or NULL */
+	const struct param_device *device;
+	struct snapshot_kept kept;
 
 	uv_work_t work;
 	int busy, rc; /* while busy, the pool owns rc, error and seconds */
@@ -89,8 +93,8 @@ static size_t copy_sections(struct checkpointer *s, struct core *core)
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		struct checkpoint_section *section = &s->snapshot.section[s->snapshot.n_sections];
 		unsigned char *to = bytes < s->room ? s->buffer + bytes : NULL;
-		size_t size = snapshot_encode(
-			core, (enum snapshot_section)i, to, to ? s->room - bytes : 0);
+		size_t size = snapshot_encode(core, (enum snapshot_section)i, to,
+			to ? s->room - bytes : 0, s->device ? &s->kept : NULL);
 
 		if (SNAPSHOT_MAY_LACK(i) && size == 0)
 			continue;
@@ -105,10 +109,11 @@ static size_t copy_sections(struct checkpointer *s, struct core *core)
 }
 
 /* Copies the sections of the core into the buffer. The checkpoint will contain the state of the
- * core at this instant. */
+ * core at this instant: if a device has the values, it keeps them as they are now. */
 static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t generation)
 {
 	s->snapshot = (struct checkpoint){.generation = generation};
+	s->device = snapshot_keep(core) ? core_config(core)->device : NULL;
 	size_t bytes = copy_sections(s, core);
 	if (bytes > s->room) {
 		int rc = grow_buffer(s, bytes);
@@ -153,12 +158,14 @@ static int check_weights(struct checkpointer *s)
 		&s->error, PS_EDIVERGED, "the weights are not finite: no checkpoint is written");
 }
 
-/* Checks and writes the snapshot. Runs on a thread of the pool. */
+/* Completes, checks and writes the snapshot. Runs on a thread of the pool. */
 static void write_snapshot(uv_work_t *work)
 {
 	struct checkpointer *s = work->data;
-	double begin = clock_seconds();
 
+	if (s->rc == PS_OK && s->device)
+		s->device->kept(s->device->self, s->kept.weights, s->kept.state);
+	double begin = clock_seconds();
 	if (s->rc == PS_OK)
 		s->rc = check_weights(s);
 	if (s->rc == PS_OK)

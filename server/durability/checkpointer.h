@@ -2,7 +2,9 @@
  * checkpointer.h - writes snapshots of the core to disk while the event loop continues.
  *
  * The loop's thread copies the state of the core at one instant into a buffer, and a thread of
- * libuv's pool writes the buffer to a file.
+ * libuv's pool writes the buffer to a file. If a device has the weights and the state of the
+ * optimizer, the device keeps a copy of them at this instant, and the thread of the pool gets this
+ * copy while the core makes further updates (common/param_device.h).
  *
  * Invariants:
  * (1) at most one checkpoint is under way (asserted by checkpointer_start);

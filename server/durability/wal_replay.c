@@ -193,7 +193,7 @@ static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e
 		if (SNAPSHOT_MAY_LACK(i) && size[i] == 0)
 			continue;
 		c->n_sections++;
-		(void)snapshot_encode(r->core, (enum snapshot_section)i, at, size[i]);
+		(void)snapshot_encode(r->core, (enum snapshot_section)i, at, size[i], NULL);
 		*s = (struct checkpoint_section){.data = at, .size = size[i]};
 		snprintf(s->name, sizeof(s->name), "%s", snapshot_names[i]);
 		at += size[i];

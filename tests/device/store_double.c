@@ -1,9 +1,11 @@
 /* store_double.c - see store_double.h. */
 #include "tests/device/store_double.h"
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include "common/engine.h"
 #include "common/xxh3_sums.h"
 #include "server/core/vec.h"
@@ -14,6 +16,7 @@ struct store_double {
 	uint64_t updates;
 	size_t n, vectors;
 	float *weights, *state[PARAM_DEVICE_VECTORS];
+	float *shadow[1 + PARAM_DEVICE_VECTORS]; /* what `keep` kept: the weights, the state */
 	float *to;                 /* the new weights of the update under way; NULL: no update */
 	int defers;                /* 1: the update writes no memory of the caller */
 	size_t end;                /* end of the newest part of this update */
@@ -56,6 +59,10 @@ static void release_double(struct store_double *d)
 	for (size_t i = 0; i < PARAM_DEVICE_VECTORS; i++) {
 		free(d->state[i]);
 		d->state[i] = NULL;
+	}
+	for (size_t i = 0; i <= PARAM_DEVICE_VECTORS; i++) {
+		free(d->shadow[i]);
+		d->shadow[i] = NULL;
 	}
 	d->weights = NULL;
 }
@@ -155,6 +162,49 @@ static const char *store_double_weights(void *self, float *to)
 	const struct store_double *d = self;
 
 	memcpy(to, d->weights, d->n * sizeof(float));
+	return NULL;
+}
+
+static const float *kept_source(const struct store_double *d, size_t i)
+{
+	return i == 0 ? d->weights : d->state[i - 1];
+}
+
+static const char *store_double_keep(void *self, int *keeps)
+{
+	struct store_double *d = self;
+
+	*keeps = d->number != STORE_DOUBLE_NARROW;
+	if (d->to)
+		return "the caller has not waited for the last update";
+	for (size_t i = 0; *keeps && i <= d->vectors; i++) {
+		if (!d->shadow[i])
+			d->shadow[i] = malloc(d->n * sizeof(float));
+		memcpy(d->shadow[i], kept_source(d, i), d->n * sizeof(float));
+	}
+	return NULL;
+}
+
+static atomic_int kept_waits;
+
+void store_double_hold(int holds)
+{
+	atomic_store(&kept_waits, holds);
+}
+
+static const char *store_double_kept(
+	void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS])
+{
+	const struct store_double *d = self;
+
+	if (!d->shadow[0])
+		return "nothing is kept";
+	if (d->number == STORE_DOUBLE_SLOW)
+		usleep(STORE_DOUBLE_KEPT_MS * 1000);
+	while (atomic_load(&kept_waits))
+		usleep(1000);
+	for (size_t i = 0; i <= d->vectors; i++)
+		memcpy(i == 0 ? weights : state[i - 1], d->shadow[i], d->n * sizeof(float));
 	return NULL;
 }
 
@@ -309,6 +359,8 @@ const struct store_module *cnnps_store_module(void)
 		.wait = store_double_wait,
 		.fetch = store_double_fetch,
 		.weights = store_double_weights,
+		.keep = store_double_keep,
+		.kept = store_double_kept,
 		.readable = store_double_readable,
 		.import = store_double_import,
 		.drop = store_double_drop,

@@ -10,9 +10,14 @@
 #define STORE_DOUBLE_OWN     1 /* the memory of other processes is on this device */
 #define STORE_DOUBLE_FULL    2 /* this device has no memory */
 #define STORE_DOUBLE_FAILS   3 /* this device fails after STORE_DOUBLE_UPDATES updates */
-#define MAX_STORE_DOUBLE     3 /* there are no devices with higher numbers */
+#define STORE_DOUBLE_NARROW  4 /* this device has no memory for `keep` */
+#define STORE_DOUBLE_SLOW    5 /* `kept` of this device takes STORE_DOUBLE_KEPT_MS */
+#define MAX_STORE_DOUBLE     5 /* there are no devices with higher numbers */
 #define STORE_DOUBLE_UPDATES 20
+#define STORE_DOUBLE_KEPT_MS 500
 
 const struct store_module *cnnps_store_module(void);
+/* While `holds` is 1, `kept` of all devices of this process waits before it copies. */
+void store_double_hold(int holds);
 
 #endif

@@ -49,7 +49,7 @@ def test_a_build_without_the_module_says_so(programs):
 
 
 def test_a_missing_gpu_is_refused(programs):
-    refused(programs, "cuda:4", "--store: cuda:4: no such GPU", **DOUBLE)
+    refused(programs, "cuda:9", "--store: cuda:9: no such GPU", **DOUBLE)
 
 
 def test_a_gpu_without_memory_is_refused(programs):
@@ -91,9 +91,11 @@ def test_a_killed_run_continues_on_the_host(programs, images):
     assert host == weights_after(programs, images, "cuda:0", *options, kill=True)
 
 
-@pytest.mark.parametrize("level", ["replay", "always"])
-def test_kills_lose_and_repeat_nothing(programs, level):
-    run = LedgerRun(programs, 2, 200, "--store", "cuda:0", "--durability", level, pace=(4,),
+@pytest.mark.parametrize(("level", "store", "pushes"), [
+    ("replay", "cuda:0", 200), ("always", "cuda:0", 200), ("always", "cuda:5", 200)])
+def test_kills_lose_and_repeat_nothing(programs, level, store, pushes):
+    """cuda:5 takes 500 ms to copy a snapshot, so the kills come while it does."""
+    run = LedgerRun(programs, 2, pushes, "--store", store, "--durability", level, pace=(4,),
                     size=20000, **DOUBLE)
     for kill in range(3):
         run.reached(kill)
@@ -112,6 +114,29 @@ def test_a_device_that_fails_ends_the_server_and_loses_nothing(programs, level):
     run.options = tuple("host" if word == "cuda:3" else word for word in run.options)
     run.restart_server()
     run.verdict(60)
+
+
+def test_updates_continue_while_a_checkpoint_is_copied(programs):
+    """A checkpoint begins 50 ms after the last one, and its copy takes 500 ms. In 50 ms the
+    worker pushes 25 times at most."""
+    run = LedgerRun(programs, 1, 400, "--store", "cuda:5", "--durability", "always", pace=(2,),
+                    size=20000, **DOUBLE)
+    first = {}
+
+    def updates_between_two_checkpoints():
+        now = run.server.status()
+        saved = now["checkpoint"]["saved"]
+        return now["updates"] - first.setdefault(saved, now["updates"])
+
+    until(lambda: updates_between_two_checkpoints() >= 100, 20, "100 updates during a checkpoint")
+    run.verdict(60)
+
+
+def test_a_gpu_without_memory_for_a_second_copy_still_saves(programs):
+    run = LedgerRun(programs, 1, 100, "--store", "cuda:4", pace=(4,), size=20000, **DOUBLE)
+    run.verdict(60)
+    lines = [line for line in run.server.lines if "no_second_copy" in line]
+    assert len(lines) == 1, run.server.tail()
 
 
 def test_the_log_names_the_device(programs):

@@ -157,7 +157,7 @@ static struct sections encode_all_sections(struct core *c)
 		s.size[i] = snapshot_size(c, (enum snapshot_section)i);
 		s.data[i] = malloc(s.size[i] + 1);
 		PS_ASSERT(s.data[i]);
-		(void)snapshot_encode(c, (enum snapshot_section)i, s.data[i], s.size[i]);
+		(void)snapshot_encode(c, (enum snapshot_section)i, s.data[i], s.size[i], NULL);
 	}
 	return s;
 }

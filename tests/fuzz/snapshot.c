@@ -56,7 +56,7 @@ static void make_base(void)
 		base[i] = malloc(base_size[i] + 1);
 		data[i] = malloc(base_size[i] + 1);
 		PS_ASSERT(base[i] && data[i]);
-		(void)snapshot_encode(c, (enum snapshot_section)i, base[i], base_size[i]);
+		(void)snapshot_encode(c, (enum snapshot_section)i, base[i], base_size[i], NULL);
 	}
 }
 
@@ -74,7 +74,7 @@ static void check_sound(struct core *c)
 		size[i] = snapshot_size(c, (enum snapshot_section)i);
 		in[i] = copy[i] = malloc(size[i] + 1);
 		PS_ASSERT(copy[i]);
-		(void)snapshot_encode(c, (enum snapshot_section)i, copy[i], size[i]);
+		(void)snapshot_encode(c, (enum snapshot_section)i, copy[i], size[i], NULL);
 	}
 	again.term = cfg.term + 1;
 	int rc = snapshot_decode(block, weights, &again, in, size, &out, &why);

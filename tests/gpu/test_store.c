@@ -8,6 +8,7 @@
  * module, such as build/release/tests/device/cnnps-store-cuda.so, to try out the tests themselves.
  */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -472,6 +473,88 @@ static void compare_deferred(void *gpu, struct subject *s, enum optim_kind kind,
 	store_values(r, s->g, s->n);
 	step_on_both(s, gpu, &o, 4);
 	assert_memory_equal(s->to, s->w, s->n * sizeof(float));
+}
+
+/* A thread that gets what the device keeps while the test makes further updates. */
+struct kept_reader {
+	void *gpu;
+	size_t n;
+	char *got; /* weights and two state vectors, one byte away from any alignment */
+	const char *why;
+};
+
+static void *get_kept(void *arg)
+{
+	struct kept_reader *k = arg;
+	const size_t bytes = k->n * sizeof(float);
+	void *const state[OPTIM_VECTORS] = {k->got + bytes, k->got + 2 * bytes};
+
+	k->why = module->kept(k->gpu, k->got, state);
+	return NULL;
+}
+
+static void compare_kept(const struct kept_reader *k, const struct subject *then, size_t vectors)
+{
+	const size_t bytes = k->n * sizeof(float);
+
+	ok(k->why);
+	assert_memory_equal(k->got, then->w, bytes);
+	for (size_t i = 0; i < vectors; i++)
+		assert_memory_equal(k->got + (1 + i) * bytes, then->state[i], bytes);
+}
+
+/* Keeps weights and state, makes further updates while another thread gets them, and compares them
+ * with weights and state of the CPU at that instant. */
+static void compare_keeps(void *gpu, const struct subject *s, struct subject *then,
+	enum optim_kind kind, struct rng *r)
+{
+	const struct optim o = usual_optimizer(kind);
+	const size_t bytes = s->n * sizeof(float);
+	char *memory = malloc(3 * bytes + 1);
+	struct kept_reader k = {.gpu = gpu, .n = s->n, .got = memory + 1};
+	pthread_t thread;
+	int keeps;
+
+	assert_non_null(memory);
+	ok(module->allocate(gpu, s->n, optim_vectors(kind)));
+	store_values(r, s->w, s->n);
+	store_state(r, &o, s->state, s->n);
+	ok(module->load(gpu, s->w, s->state));
+	store_values(r, s->g, s->n);
+	for (uint64_t i = 1; i <= 3; i++) {
+		step_on_both(s, gpu, &o, 2 * i - 1);
+		memcpy(then->w, s->w, bytes);
+		for (size_t v = 0; v < OPTIM_VECTORS; v++)
+			memcpy(then->state[v], s->state[v], bytes);
+		ok(module->keep(gpu, &keeps));
+		assert_int_equal(keeps, 1);
+		assert_int_equal(pthread_create(&thread, NULL, get_kept, &k), 0);
+		step_on_both(s, gpu, &o, 2 * i);
+		assert_memory_equal(s->to, s->w, bytes);
+		assert_int_equal(pthread_join(thread, NULL), 0);
+		compare_kept(&k, then, optim_vectors(kind));
+	}
+	free(memory);
+}
+
+TEST(what_the_gpu_keeps_does_not_change_with_later_updates)
+{
+	static const size_t kept_sizes[] = {1, 4099, 435001, 6000011}; /* up to three pieces */
+	static const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_ADAM};
+	void *gpu = open_gpu();
+	struct rng r = rng_seed(18, RNG_SIM, 5);
+
+	for (size_t i = 0; i < sizeof(kept_sizes) / sizeof(kept_sizes[0]); i++)
+		for (size_t j = 0; j < sizeof(kinds) / sizeof(kinds[0]); j++) {
+			struct subject s, then;
+
+			store_subject_open(&s, kept_sizes[i], ordinary);
+			store_subject_open(&then, kept_sizes[i], ordinary);
+			compare_keeps(gpu, &s, &then, kinds[j], &r);
+			subject_close(&s, free);
+			subject_close(&then, free);
+		}
+	module->close(gpu);
 }
 
 TEST(deferred_updates_give_the_bits_of_the_cpu)

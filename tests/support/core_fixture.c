@@ -367,8 +367,8 @@ struct core_snapshot fixture_save(const struct core_fixture *f)
 		snapshot.size[i] = snapshot_size(f->core, (enum snapshot_section)i);
 		snapshot.data[i] = malloc(snapshot.size[i] + 1);
 		assert_non_null(snapshot.data[i]);
-		(void)snapshot_encode(
-			f->core, (enum snapshot_section)i, snapshot.data[i], snapshot.size[i]);
+		(void)snapshot_encode(f->core, (enum snapshot_section)i, snapshot.data[i],
+			snapshot.size[i], NULL);
 	}
 	return snapshot;
 }

@@ -1,5 +1,6 @@
 /* double_device.c - see double_device.h. */
 #include "tests/support/double_device.h"
+#include "common/assert.h"
 #include "tests/support/test.h"
 
 static void double_check(const char *why)
@@ -40,6 +41,7 @@ static void double_fetch(void *self, float *const state[PARAM_DEVICE_VECTORS])
 {
 	struct double_device *d = self;
 
+	d->fetches++;
 	double_check(d->module->fetch(d->self, state));
 }
 
@@ -47,7 +49,25 @@ static void double_weights(void *self, float *to)
 {
 	struct double_device *d = self;
 
+	d->fetches++;
 	double_check(d->module->weights(d->self, to));
+}
+
+static int double_keep(void *self)
+{
+	struct double_device *d = self;
+	int keeps = 0;
+
+	double_check(d->module->keep(d->self, &keeps));
+	return keeps;
+}
+
+/* Another thread may call this function, so a failure cannot end the test here. */
+static void double_kept(void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS])
+{
+	struct double_device *d = self;
+
+	PS_ASSERT(!d->module->kept(d->self, weights, state));
 }
 
 static const float *double_readable(void *self, const float *values, size_t n)
@@ -71,6 +91,8 @@ void double_device_open(struct double_device *d, const struct store_module *modu
 			.wait = double_wait,
 			.fetch = double_fetch,
 			.weights = double_weights,
+			.keep = double_keep,
+			.kept = double_kept,
 			.readable = double_readable}};
 	double_check(module->open(&d->self, number, name));
 	double_check(module->allocate(d->self, n, vectors));

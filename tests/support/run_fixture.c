@@ -10,6 +10,8 @@ struct capture run_errors;
 char run_dir[64];
 char run_line[1024];
 
+const struct param_device *run_device;
+
 struct run_saved run_saved;
 
 static void on_run_saved(void *arg, uint64_t generation, int rc)
@@ -53,6 +55,7 @@ void run_start(const char *more)
 	snprintf(run_line, sizeof(run_line), "--checkpoint-dir;%s;--warm-start-updates;0;%s",
 		run_dir, more);
 	parse_options(&run_options, run_line);
+	run_options.core.device = run_device;
 	start_core(&run_startup, &run_options);
 	run_worker = (struct direct_worker){.core = run_startup.core, .peer = 5, .now_ms = 1000};
 	assert_int_equal(
@@ -129,7 +132,8 @@ unsigned char *run_sections(size_t *size)
 
 		bytes = realloc(bytes, *size + n + 1);
 		assert_non_null(bytes);
-		(void)snapshot_encode(run_startup.core, (enum snapshot_section)i, bytes + *size, n);
+		(void)snapshot_encode(
+			run_startup.core, (enum snapshot_section)i, bytes + *size, n, NULL);
 		*size += n;
 	}
 	return bytes;

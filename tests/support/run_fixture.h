@@ -19,6 +19,8 @@ extern struct capture run_errors;
 extern char run_dir[64];
 extern char run_line[1024]; /* the command line of the last start */
 
+extern const struct param_device *run_device; /* the device of the next start; NULL: none */
+
 /* The number of reports of the checkpointer since run_save, and the newest report. */
 struct run_saved {
 	int calls, rc;

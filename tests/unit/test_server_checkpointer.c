@@ -6,6 +6,8 @@
 #include <math.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include "tests/device/store_double.h"
+#include "tests/support/double_device.h"
 #include "tests/support/run_fixture.h"
 #include "tests/support/test.h"
 
@@ -104,6 +106,103 @@ TEST_IN(statistics_are_kept, run_set_up, run_tear_down)
 	const struct checkpointer_stats *s = checkpointer_stats(run_checkpointer);
 	assert_true(s->saved == 2 && s->failed == 0 && s->generation == 2 && !s->failing);
 	assert_true(s->bytes > 2 * 4 * 7850 && s->seconds > 0);
+}
+
+/* ---- values that a device has ------------------------------------------------------------ */
+
+#define ON_DEVICE "--model;vector:5000;--optimizer;adam;--lr;0.1"
+
+static struct double_device run_double;
+
+static void start_on_device(int number, int defers)
+{
+	double_device_open(&run_double, cnnps_store_module(), number, 5000, 2);
+	run_double.device.defers = defers;
+	run_device = &run_double.device;
+	run_start(ON_DEVICE);
+	run_join(0, 0);
+}
+
+static void push_times(int n)
+{
+	for (int i = 0; i < n; i++)
+		assert_non_null(direct_push(&run_worker, (struct work){0}, 0, 0, 1));
+}
+
+/* Ends the run, continues it on the CPU, and compares its state. */
+static void assert_resumes_with(unsigned char *expected, size_t size, uint64_t version)
+{
+	size_t size_again;
+
+	run_die();
+	double_device_close(&run_double);
+	run_device = NULL;
+	run_start(ON_DEVICE);
+	assert_int_equal(core_stats(run_startup.core)->version, version);
+	unsigned char *after = run_sections(&size_again);
+	assert_int_equal(size, size_again);
+	assert_memory_equal(expected, after, size);
+	free(expected);
+	free(after);
+}
+
+static void snapshot_during_updates(int defers)
+{
+	size_t size;
+
+	start_on_device(0, defers);
+	push_times(2);
+	unsigned char *before = run_sections(&size);
+	run_double.fetches = 0;
+	store_double_hold(1);
+	checkpointer_start(run_checkpointer, run_startup.core, 3);
+	push_times(5);
+	assert_int_equal(core_stats(run_startup.core)->version, 7);
+	assert_int_equal(run_double.fetches, 0); /* no update has waited for a copy */
+	store_double_hold(0);
+	uv_run(&run_loop, UV_RUN_DEFAULT);
+	assert_int_equal(run_saved.rc, PS_OK);
+	assert_resumes_with(before, size, 2);
+}
+
+TEST_IN(updates_continue_while_a_device_gives_the_snapshot, run_set_up, run_tear_down)
+{
+	snapshot_during_updates(0);
+}
+
+TEST_IN(a_snapshot_has_the_weights_that_only_a_device_has, run_set_up, run_tear_down)
+{
+	snapshot_during_updates(1);
+}
+
+TEST_IN(each_snapshot_of_a_device_has_the_state_of_its_instant, run_set_up, run_tear_down)
+{
+	size_t size;
+
+	start_on_device(0, 1);
+	for (uint64_t g = 3; g < 6; g++) {
+		push_times(3);
+		run_save(g);
+		assert_int_equal(run_saved.rc, PS_OK);
+	}
+	unsigned char *before = run_sections(&size);
+	push_times(1);
+	assert_resumes_with(before, size, 9);
+}
+
+TEST_IN(a_device_without_memory_for_a_copy_gives_the_same_snapshot, run_set_up, run_tear_down)
+{
+	size_t size;
+
+	start_on_device(STORE_DOUBLE_NARROW, 1);
+	push_times(2);
+	unsigned char *before = run_sections(&size);
+	run_double.fetches = 0;
+	checkpointer_start(run_checkpointer, run_startup.core, 3);
+	assert_true(run_double.fetches > 0);
+	push_times(5);
+	uv_run(&run_loop, UV_RUN_DEFAULT);
+	assert_resumes_with(before, size, 2);
 }
 
 /* ---- disks that fail --------------------------------------------------------------------- */

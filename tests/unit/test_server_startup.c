@@ -80,7 +80,8 @@ static void save_poisoned(uint64_t generation)
 		s->data = data = malloc(s->size + 1);
 		assert_non_null(data);
 		snprintf(s->name, sizeof(s->name), "%s", snapshot_names[i]);
-		(void)snapshot_encode(run_startup.core, (enum snapshot_section)i, data, s->size);
+		(void)snapshot_encode(
+			run_startup.core, (enum snapshot_section)i, data, s->size, NULL);
 		if (i == SNAPSHOT_WEIGHTS)
 			memset(data + 4000, 0xff, 4);
 	}

@@ -11,6 +11,9 @@
  * other GPU over NVLink, and computes the checksum, the sum of squares and the largest magnitude in
  * the same pass. Passes over gradients have a stream of their own, so that the GPU reads the next
  * gradients while it updates the weights.
+ *
+ * For a checkpoint, the GPU copies weights and state within its own memory, between two updates. A
+ * stream of its own moves this copy to the host while updates continue.
  */
 #include <cstdio>
 #include <cstdlib>
@@ -28,6 +31,7 @@ namespace
 
 constexpr size_t PIECE = (size_t)128 << 10; /* values */
 constexpr int THREADS = 256;
+constexpr size_t STAGED = (size_t)8 << 20; /* bytes of each buffer of `kept` */
 
 /* The results of a pass, in page-locked memory. */
 struct pass_done {
@@ -65,6 +69,14 @@ struct gpu {
 	char no_import[200]; /* why memory of other processes cannot be mapped; "": it can */
 	float *in, *out;     /* page-locked buffers of n values; NULL: not allocated yet */
 	cudaStream_t stream;
+
+	/* What `keep` kept: the weights and the state, one vector after the other, in memory of the
+	 * GPU, or NULL. `kept` copies it through two page-locked buffers. */
+	float *shadow;
+	char *staged[2];
+	cudaEvent_t has_shadow, is_staged[2];
+	cudaStream_t snapshots;
+	char kept_text[200];
 
 	/* the update under way */
 	float *to, *host; /* host: `to` if `to` is page-locked, else `out` */
@@ -646,6 +658,16 @@ cudaError_t ensure_device_buffer(const struct gpu *g, float **buffer)
 		       : cudaHostAlloc((void **)buffer, g->n * sizeof(float), cudaHostAllocDefault);
 }
 
+void release_shadow(struct gpu *g)
+{
+	(void)cudaFree(g->shadow);
+	g->shadow = nullptr;
+	for (int i = 0; i < 2; i++) {
+		(void)cudaFreeHost(g->staged[i]);
+		g->staged[i] = nullptr;
+	}
+}
+
 void release_memory(struct gpu *g)
 {
 	(void)cudaFree(g->weights);
@@ -659,6 +681,7 @@ void release_memory(struct gpu *g)
 		(void)cudaFree(g->copy[i]);
 		g->copy[i] = nullptr;
 	}
+	release_shadow(g);
 	(void)cudaFree(g->pass_memory);
 	(void)cudaFreeHost((void *)g->done);
 	g->weights = g->in = g->out = nullptr;
@@ -688,6 +711,16 @@ cudaError_t warm_up_update(struct gpu *g)
 	return rc == cudaSuccess ? cudaStreamSynchronize(g->stream) : rc;
 }
 
+cudaError_t open_snapshots(struct gpu *g)
+{
+	cudaEvent_t *const events[] = {&g->has_shadow, &g->is_staged[0], &g->is_staged[1]};
+	cudaError_t rc = cudaStreamCreateWithFlags(&g->snapshots, cudaStreamNonBlocking);
+
+	for (int i = 0; rc == cudaSuccess && i < 3; i++)
+		rc = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
+	return rc;
+}
+
 const char *module_open(void **self, int number, char name[STORE_MODULE_NAME])
 {
 	static struct gpu the_gpu, no_gpu; /* no_gpu: its text */
@@ -715,6 +748,8 @@ const char *module_open(void **self, int number, char name[STORE_MODULE_NAME])
 	if (!why)
 		why = text_of(
 			g, "the GPU", cudaStreamCreateWithFlags(&g->takes, cudaStreamNonBlocking));
+	if (!why)
+		why = text_of(g, "the GPU", open_snapshots(g));
 	if (!why)
 		why = text_of(g, "the kernel", warm_up_update(g));
 	if (why)
@@ -903,6 +938,89 @@ const char *module_weights(void *self, float *to)
 	return text_of(g, "copy of weights", rc);
 }
 
+/* ---- snapshots ------------------------------------------------------------------------------- */
+
+/* Makes room for `keep` if there is none. */
+cudaError_t ensure_shadow(struct gpu *g)
+{
+	const size_t bytes = (1 + g->vectors) * g->n * sizeof(float);
+
+	if (g->shadow)
+		return cudaSuccess;
+	cudaError_t rc = cudaMalloc((void **)&g->shadow, bytes);
+	for (int i = 0; rc == cudaSuccess && i < 2; i++)
+		rc = cudaHostAlloc((void **)&g->staged[i], bytes < STAGED ? bytes : STAGED,
+			cudaHostAllocDefault);
+	if (rc != cudaSuccess)
+		release_shadow(g);
+	return rc;
+}
+
+const char *module_keep(void *self, int *keeps)
+{
+	struct gpu *g = (struct gpu *)self;
+	const size_t bytes = g->n * sizeof(float);
+	cudaError_t rc = ensure_shadow(g);
+
+	*keeps = rc == cudaSuccess;
+	if (rc == cudaErrorMemoryAllocation) {
+		(void)cudaGetLastError();
+		return nullptr;
+	}
+	for (size_t i = 0; rc == cudaSuccess && i <= g->vectors; i++)
+		rc = cudaMemcpyAsync(g->shadow + i * g->n, i ? g->state[i - 1] : g->weights, bytes,
+			cudaMemcpyDeviceToDevice, g->stream);
+	if (rc == cudaSuccess)
+		rc = cudaEventRecord(g->has_shadow, g->stream);
+	return text_of(g, "copy for a checkpoint", rc);
+}
+
+/* Copies memory of the GPU to `to`. The GPU fills one buffer while the CPU empties the other. */
+cudaError_t stream_out(const struct gpu *g, const char *from, char *to, size_t bytes)
+{
+	const size_t pieces = (bytes + STAGED - 1) / STAGED;
+	cudaError_t rc = cudaSuccess;
+
+	for (size_t i = 0; rc == cudaSuccess && i <= pieces; i++) {
+		if (i < pieces) {
+			const size_t at = i * STAGED, left = bytes - at;
+
+			rc = cudaMemcpyAsync(g->staged[i % 2], from + at,
+				left < STAGED ? left : STAGED, cudaMemcpyDeviceToHost,
+				g->snapshots);
+			if (rc == cudaSuccess)
+				rc = cudaEventRecord(g->is_staged[i % 2], g->snapshots);
+		}
+		if (rc == cudaSuccess && i > 0) {
+			const size_t at = (i - 1) * STAGED, left = bytes - at;
+
+			rc = cudaEventSynchronize(g->is_staged[(i - 1) % 2]);
+			if (rc == cudaSuccess)
+				memcpy(to + at, g->staged[(i - 1) % 2],
+					left < STAGED ? left : STAGED);
+		}
+	}
+	return rc;
+}
+
+/* Uses only what `keep` has left to it, because another thread calls the other functions. */
+const char *module_kept(void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS])
+{
+	struct gpu *g = (struct gpu *)self;
+	cudaError_t rc = cudaSetDevice(g->number);
+
+	if (rc == cudaSuccess)
+		rc = cudaStreamWaitEvent(g->snapshots, g->has_shadow, 0);
+	for (size_t i = 0; rc == cudaSuccess && i <= g->vectors; i++)
+		rc = stream_out(g, (const char *)(g->shadow + i * g->n),
+			(char *)(i ? state[i - 1] : weights), g->n * sizeof(float));
+	if (rc == cudaSuccess)
+		return nullptr;
+	snprintf(g->kept_text, sizeof(g->kept_text), "copy for a checkpoint: %s",
+		cudaGetErrorString(rc));
+	return g->kept_text;
+}
+
 const char *module_readable(void *self, const float **values, size_t n)
 {
 	struct gpu *g = (struct gpu *)self;
@@ -956,16 +1074,22 @@ void module_close(void *self)
 	struct gpu *g = (struct gpu *)self;
 
 	(void)cudaStreamSynchronize(g->takes);
+	(void)cudaStreamSynchronize(g->snapshots);
 	release_memory(g);
+	(void)cudaEventDestroy(g->has_shadow);
+	for (int i = 0; i < 2; i++)
+		(void)cudaEventDestroy(g->is_staged[i]);
+	(void)cudaStreamDestroy(g->snapshots);
 	(void)cudaStreamDestroy(g->takes);
 	(void)cudaStreamDestroy(g->stream);
 	*g = {};
 }
 
 const struct store_module module = {STORE_MODULE_ABI, module_open, module_allocate, module_load,
-	module_begin, module_step, module_wait, module_fetch, module_weights, module_readable,
-	module_import, module_drop, module_take, module_taken, module_give, module_given,
-	module_pin, module_unpin, store_allocate_host, store_release_host, module_close};
+	module_begin, module_step, module_wait, module_fetch, module_weights, module_keep,
+	module_kept, module_readable, module_import, module_drop, module_take, module_taken,
+	module_give, module_given, module_pin, module_unpin, store_allocate_host,
+	store_release_host, module_close};
 
 } // namespace
 

@@ -44,15 +44,16 @@ PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 /* blocks of XXH3 in a block of the engine */
 #define SUMS (ENGINE_BLOCK * sizeof(float) / XXH3_BLOCK)
 
-/* This struct has the results of a block of the engine. */
+/* This struct has the results for one block of ENGINE_BLOCK values. */
 struct part {
 	_Alignas(64) struct xxh3_sum sum[SUMS];
 	double squares;
 	uint32_t peak;
 };
 
-/* One pass over a tensor. The engine copies or computes each block, finds its largest magnitude and
- * computes its sums, and the caller combines the results in the order of the blocks. */
+/* This struct describes one pass over a tensor. The engine copies or computes each block, finds its
+ * largest magnitude and computes its sums. The caller combines the results in the order of the
+ * blocks. */
 struct pass {
 	engine_block_fn *fill; /* computes a block; NULL: the values are there */
 	void *arg;

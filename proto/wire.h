@@ -46,7 +46,7 @@ typedef double wire_squares_fn(const float *values, size_t n);
 
 /* This struct says how to make the only pass over a gradient that arrives. The pass copies the
  * values if they are in memory of another process, computes their checksum, finds the largest
- * magnitude, and computes the sum of squares. Each block is in the caches meanwhile. */
+ * magnitude, and computes the sum of squares, block by block, while a block is in the caches. */
 struct wire_pass {
 	const struct engine *engine; /* does a part of the work; NULL: none */
 	wire_squares_fn *squares;    /* NULL: the sum of squares is not needed */
@@ -145,10 +145,12 @@ int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Returns the XXH3-64 of `count` floats, which is the checksum of a slice with these values. */
 uint64_t wire_checksum(const float *data, size_t count);
-/* The same, with an engine that does a part of the work; NULL: there is none. */
+/* Does the same as wire_checksum, with an engine that does a part of the work; NULL: there is
+ * none. */
 uint64_t wire_checksum_with(const float *data, size_t count, const struct engine *engine);
-/* The same for values that `fill` computes: fill(arg, i) computes block i of ENGINE_BLOCK values.
- * The engine computes and reads each block while the block is in the caches. */
+/* Does the same as wire_checksum_with for values that `fill` computes: fill(arg, i) computes block
+ * i of ENGINE_BLOCK values. The engine computes and reads each block while the block is in the
+ * caches. */
 uint64_t wire_checksum_filled(const float *data, size_t count, engine_block_fn *fill, void *arg,
 	const struct engine *engine);
 /* Returns the checksum of a tensor frame with these bytes. */

@@ -5,7 +5,7 @@
  * The conversion to bfloat16 rounds to the nearest value, and to an even fraction if two values are
  * equally near. Infinity stays infinity, and a magnitude above the largest bfloat16 becomes
  * infinity. A NaN stays a NaN with the same sign and the upper bits of its payload. The conversion
- * to float32 is exact. Pure; any thread may call the functions.
+ * to float32 is exact. The functions are pure, and any thread may call them.
  */
 #ifndef PROTO_BF16_H
 #define PROTO_BF16_H
@@ -21,7 +21,8 @@ static inline uint16_t bf16_of_bits(uint32_t bits)
 {
 	uint32_t upper = bits >> 16;
 	uint32_t rounded = (bits + 0x7fffu + (upper & 1)) >> 16;
-	/* without the quiet bit, a payload in the lower half alone would become infinity */
+	/* without the quiet bit, a NaN whose payload is only in the lower half would become
+	 * infinity */
 	uint32_t nan = upper & 0x7fu ? upper : upper | 0x40u;
 
 	uint32_t is_nan = -(uint32_t)((bits & 0x7fffffffu) > 0x7f800000u);

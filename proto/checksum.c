@@ -39,7 +39,7 @@ PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 	return peak;
 }
 
-/* maximum number of blocks of the engine in one job, whose results are on the stack */
+/* maximum number of blocks of ENGINE_BLOCK values in one job; the job's results are on the stack */
 #define WAVE ((size_t)64)
 /* blocks of XXH3 in a block of the engine */
 #define SUMS (ENGINE_BLOCK * sizeof(float) / XXH3_BLOCK)
@@ -55,7 +55,7 @@ struct part {
  * largest magnitude and computes its sums. The caller combines the results in the order of the
  * blocks. */
 struct pass {
-	engine_block_fn *fill; /* computes a block; NULL: the values are there */
+	engine_block_fn *fill; /* computes a block; NULL: the values exist already */
 	void *arg;
 	float *to; /* NULL: no copy */
 	const float *from;

@@ -472,7 +472,7 @@ static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, 
 	return found ? f.data : body->data;
 }
 
-/* ---- values: return 0 if out of range -------------------------------------------------------- */
+/* ---- values: the functions return 0 if a value is out of range ------------------------------- */
 
 /* Names, devices, hosts and models appear in log lines, so they must not have control
  * characters. */
@@ -559,7 +559,7 @@ static int read_value(const struct wire_field *row, const void *from, void *to)
 	}
 }
 
-/* ---- messages: return NULL or the error text ------------------------------------------------- */
+/* ---- messages: the functions return NULL or the error text ----------------------------------- */
 
 static const char *read_inner(const struct wire_field *rows, const ProtobufCMessage *from, void *to)
 {
@@ -742,7 +742,7 @@ static const char *decode(
 	return read_message(w, f, unpacked, m);
 }
 
-/* ---- versions: return NULL or the error text ------------------------------------------------ */
+/* ---- versions: the functions return NULL or the error text ---------------------------------- */
 
 /* Returns 1 if the `n` bytes of `name` are one of the words in `list`. */
 static int is_among(const char *name, size_t n, const char *list)

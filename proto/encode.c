@@ -37,7 +37,7 @@ static const struct slices *slices_of(const struct msg *m)
 	return m->type == MSG_PARAMS ? &m->params.slices : &none;
 }
 
-/* ---- struct msg to protobuf structs; NULL or 0: a text is too long --------------------------- */
+/* ---- struct msg to protobuf structs: the functions return NULL or 0 if a text is too long ---- */
 
 static int put_text(const char *text, size_t max, void *to)
 {

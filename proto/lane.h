@@ -64,7 +64,7 @@ struct lane_layout {
 
 struct lane_gpu_offer {
 	uint64_t magic; /* LANE_GPU_MAGIC */
-	uint64_t bytes; /* of the memory; it begins with the slots, and the buffers follow */
+	uint64_t bytes; /* size of the memory: first the slots, then the buffers */
 	/* bytes from one slot or buffer to the next, a multiple of LANE_GPU_ALIGN */
 	uint64_t pitch;
 	uint64_t slots;

@@ -165,7 +165,7 @@ uint64_t wire_checksum_blocks(wire_block_fn *next, void *arg);
  * there was none. Returns PS_EPROTO if the message has too many parts or too large a header, and
  * discards this message. PS_ENET. For a ROUTER socket, the function removes the identity frame and
  * sets *peer to the nonzero number in the 5-byte id that libzmq has assigned; if the client has
- * chosen the id itself, the function returns PS_EPROTO. For other sockets `peer` is NULL. */
+ * chosen the id itself, the function returns PS_EPROTO. For other sockets `peer` must be NULL. */
 int wire_recv(void *socket, uint32_t *peer, struct frames *f) PS_MUST_CHECK;
 /* Receives a message on a DEALER socket, as wire_recv does, but waits for the message for at most
  * `ms` milliseconds or until a signal. */

@@ -41,7 +41,7 @@ PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 
 /* maximum number of blocks of ENGINE_BLOCK values in one job; the job's results are on the stack */
 #define WAVE ((size_t)64)
-/* blocks of XXH3 in a block of the engine */
+/* blocks of XXH3 in ENGINE_BLOCK values */
 #define SUMS (ENGINE_BLOCK * sizeof(float) / XXH3_BLOCK)
 
 /* This struct has the results for one block of ENGINE_BLOCK values. */
@@ -59,7 +59,7 @@ struct pass {
 	void *arg;
 	float *to; /* NULL: no copy */
 	const float *from;
-	size_t count, first; /* first: the block of the engine that is number 0 of this job */
+	size_t count, first; /* first: number of the block with which this job begins */
 	int needs_peak;
 	wire_squares_fn *squares; /* NULL: no sum of squares */
 	size_t squared;           /* number of values in this sum */

@@ -71,7 +71,8 @@ int side_encode_mark(const struct side_mark *mark, zmq_msg_t *frame)
 	return PS_OK;
 }
 
-/* A reference to a frame, which another frame holds until libzmq has sent that one. */
+/* A reference to a frame. Another frame holds the reference until libzmq has sent that other
+ * frame. */
 struct loan {
 	atomic_int lent; /* shows ThreadSanitizer that the loan moves to another thread */
 	zmq_msg_t whole;

@@ -1,4 +1,7 @@
-/* sides.c - see sides.h. Few workers have side connections, so linear scans are fast enough. */
+/*
+ * sides.c - see sides.h. A hash table finds the session of a connection, because the server looks
+ * it up for each message. Only joining a session scans all slots.
+ */
 #include "server/net/sides.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,9 +29,16 @@ struct side_session {
 	struct watched connection[MAX_SIDES];
 };
 
+/* Each slot has a node in the hash table for each side connection and, as the last one, a node for
+ * its bulk connection. */
+#define NODES (MAX_SIDES + 1)
+
 struct sides {
 	uint32_t max_workers, max;
-	uint32_t open; /* side connections of all sessions */
+	uint32_t *first; /* 1 + the first node of each chain; 0: the chain is empty */
+	uint32_t *next;  /* 1 + the node after each node in its chain; 0: none */
+	uint32_t mask;   /* number of chains, a power of two, minus 1 */
+	uint32_t open;   /* side connections of all sessions */
 	struct side_session *session;
 	struct side_hello *hello; /* ring of the newest HELLOs */
 	size_t ring, n;           /* ring: size of the ring; n: HELLOs noted so far */
@@ -46,7 +56,11 @@ int sides_new(struct sides **out, uint32_t max_workers, uint32_t max)
 	s->ring = 2 * (size_t)max_workers + 64;
 	s->session = mem_try(max_workers, sizeof(*s->session));
 	s->hello = mem_try(s->ring, sizeof(*s->hello));
-	if (s->session && s->hello)
+	while (s->mask + 1 < NODES * max_workers)
+		s->mask = 2 * s->mask + 1;
+	s->first = mem_try(s->mask + 1, sizeof(*s->first));
+	s->next = mem_try((size_t)NODES * max_workers, sizeof(*s->next));
+	if (s->session && s->hello && s->first && s->next)
 		return PS_OK;
 	sides_free(out);
 	return PS_ENOMEM;
@@ -58,6 +72,8 @@ void sides_free(struct sides **s)
 		return;
 	free((*s)->session);
 	free((*s)->hello);
+	free((*s)->first);
+	free((*s)->next);
 	free(*s);
 	*s = NULL;
 }
@@ -81,9 +97,52 @@ static const char *key_of_hello(const struct sides *s, uint32_t peer)
 	return NULL;
 }
 
+/* ---- the hash table -------------------------------------------------------------------------- */
+
+/* Returns the start of the chain for `peer`. libzmq numbers the connections one after the other. */
+static uint32_t *chain_of(const struct sides *s, uint32_t peer)
+{
+	return &s->first[peer & s->mask];
+}
+
+/* Adds the node of `peer` if `peer` is not 0. */
+static void add_peer(struct sides *s, uint32_t node, uint32_t peer)
+{
+	uint32_t *first = chain_of(s, peer);
+
+	if (!peer)
+		return;
+	s->next[node] = *first;
+	*first = node + 1;
+}
+
+/* Removes the node of `peer` if `peer` is not 0. */
+static void remove_peer(struct sides *s, uint32_t node, uint32_t peer)
+{
+	uint32_t *at = chain_of(s, peer);
+
+	if (!peer)
+		return;
+	while (*at != node + 1) {
+		PS_ASSERT(*at != 0); /* the table has a node for each connection */
+		at = &s->next[*at - 1];
+	}
+	*at = s->next[node];
+}
+
+static uint32_t node_of_slot(const struct sides *s, const struct side_session *e, size_t i)
+{
+	return (uint32_t)(e - s->session) * NODES + (uint32_t)i;
+}
+
+/* ---- sessions -------------------------------------------------------------------------------- */
+
 /* Closes the side connections of a session. Its secret opens no other one. */
 static void end_side_session(struct sides *s, struct side_session *e, const char *why)
 {
+	for (size_t i = 0; i < MAX_SIDES; i++)
+		remove_peer(s, node_of_slot(s, e, i), e->peer[i]);
+	remove_peer(s, node_of_slot(s, e, MAX_SIDES), e->bulk);
 	if (e->n)
 		log_info("net", "side_connections_closed", "worker=%u n=%u reason=\"%s\"",
 			(uint32_t)(e - s->session) + 1, e->n, why);
@@ -112,6 +171,7 @@ uint32_t sides_welcome(struct sides *s, uint32_t peer, struct msg_welcome *m)
 	if (!key || (is_new && uv_random(NULL, NULL, secret, sizeof(secret), 0, NULL) != 0))
 		return before;
 	e->bulk = peer;
+	add_peer(s, node_of_slot(s, e, MAX_SIDES), peer);
 	snprintf(e->key, sizeof(e->key), "%s", key);
 	e->secret_hi = m->side_secret_hi = secret[0];
 	e->secret_lo = m->side_secret_lo = secret[1];
@@ -138,29 +198,23 @@ static struct side_session *session_of_secret(struct sides *s, const struct side
 /* Returns the session of side connection `peer`, or NULL. */
 static struct side_session *session_of_side(const struct sides *s, uint32_t peer)
 {
-	uint32_t left = peer ? s->open : 0;
+	for (uint32_t at = *chain_of(s, peer); peer && at; at = s->next[at - 1]) {
+		const uint32_t i = (at - 1) % NODES;
+		struct side_session *e = &s->session[(at - 1) / NODES];
 
-	for (uint32_t i = 0; i < s->max_workers && left > 0; i++) {
-		struct side_session *e = &s->session[i];
-
-		left -= e->n;
-		for (size_t j = 0; j < MAX_SIDES && e->n; j++)
-			if (e->peer[j] == peer)
-				return e;
+		if (i < MAX_SIDES && e->peer[i] == peer)
+			return e;
 	}
 	return NULL;
 }
 
-/* Returns the session with this bulk connection and at least one side connection, or NULL. */
-static struct side_session *session_of_bulk(const struct sides *s, uint32_t bulk)
+/* Returns the session with this bulk connection and at least `sides` side connections, or NULL. */
+static struct side_session *session_of_bulk(const struct sides *s, uint32_t bulk, uint32_t sides)
 {
-	uint32_t left = bulk ? s->open : 0;
+	for (uint32_t at = *chain_of(s, bulk); bulk && at; at = s->next[at - 1]) {
+		struct side_session *e = &s->session[(at - 1) / NODES];
 
-	for (uint32_t i = 0; i < s->max_workers && left > 0; i++) {
-		struct side_session *e = &s->session[i];
-
-		left -= e->n;
-		if (e->n && e->bulk == bulk)
+		if ((at - 1) % NODES == MAX_SIDES && e->bulk == bulk && e->n >= sides)
 			return e;
 	}
 	return NULL;
@@ -169,12 +223,7 @@ static struct side_session *session_of_bulk(const struct sides *s, uint32_t bulk
 /* Returns 1 if a session or a HELLO names `peer` as its bulk connection. */
 static int is_bulk(const struct sides *s, uint32_t peer)
 {
-	if (key_of_hello(s, peer))
-		return 1;
-	for (uint32_t i = 0; i < s->max_workers; i++)
-		if (s->session[i].bulk == peer)
-			return 1;
-	return 0;
+	return key_of_hello(s, peer) || session_of_bulk(s, peer, 0);
 }
 
 int sides_greet(struct sides *s, const struct side_greeting *g, uint32_t peer, int fd,
@@ -195,9 +244,10 @@ int sides_greet(struct sides *s, const struct side_greeting *g, uint32_t peer, i
 	*why = "a connection with messages of its own cannot become a side connection";
 	if (is_bulk(s, peer) || session_of_side(s, peer))
 		return PS_EAUTH;
-	PS_ASSERT(!session_of_side(s, peer) && !session_of_bulk(s, peer)); /* invariant 1 */
-	PS_ASSERT(!e->peer[i] && e->n < s->max);                           /* invariant 2 */
+	PS_ASSERT(!session_of_side(s, peer) && !session_of_bulk(s, peer, 0)); /* invariant 1 */
+	PS_ASSERT(!e->peer[i] && e->n < s->max);                              /* invariant 2 */
 	e->peer[i] = peer;
+	add_peer(s, node_of_slot(s, e, i), peer);
 	watched_begin(&e->connection[i], fd);
 	e->n++;
 	s->open++;
@@ -213,12 +263,12 @@ uint32_t sides_session(const struct sides *s, uint32_t peer)
 
 int sides_has(const struct sides *s, uint32_t peer)
 {
-	return session_of_bulk(s, peer) != NULL;
+	return session_of_bulk(s, peer, 1) != NULL;
 }
 
 uint32_t sides_of(const struct sides *s, uint32_t bulk, uint32_t peer[MAX_SIDES])
 {
-	const struct side_session *e = session_of_bulk(s, bulk);
+	const struct side_session *e = session_of_bulk(s, bulk, 1);
 	uint32_t n = 0;
 
 	while (e && n < MAX_SIDES && e->peer[n]) {
@@ -230,7 +280,7 @@ uint32_t sides_of(const struct sides *s, uint32_t bulk, uint32_t peer[MAX_SIDES]
 
 uint64_t sides_moved(struct sides *s, uint32_t bulk)
 {
-	struct side_session *e = session_of_bulk(s, bulk);
+	struct side_session *e = session_of_bulk(s, bulk, 1);
 	uint64_t moved = 0;
 
 	for (size_t i = 0; e && i < MAX_SIDES; i++)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "common/rng.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
@@ -148,6 +149,68 @@ TEST_IN(weights_travel_only_while_no_number_is_missing, set_up_sides, tear_down_
 	assert_int_equal(sides_of(sides, BULK, peer), 0);
 	assert_int_equal(greets(g, 1, 20, ""), PS_OK);
 	assert_int_equal(sides_of(sides, BULK, peer), 2);
+}
+
+enum { MANY = 50, ROUNDS = 2000 };
+
+/* What the table must know about a session. */
+struct expected_session {
+	uint32_t bulk, n, peer[MAX_SIDES];
+	struct side_greeting greeting;
+};
+
+static void expect_session(const struct expected_session *e)
+{
+	uint32_t peer[MAX_SIDES];
+
+	assert_int_equal(sides_has(sides, e->bulk), e->n > 0);
+	assert_int_equal(sides_session(sides, e->bulk), 0);
+	assert_int_equal(sides_of(sides, e->bulk, peer), e->n);
+	for (uint32_t i = 0; i < e->n; i++) {
+		assert_int_equal(peer[i], e->peer[i]);
+		assert_int_equal(sides_session(sides, e->peer[i]), e->bulk);
+		assert_false(sides_has(sides, e->peer[i]));
+	}
+}
+
+static void begin_session(struct expected_session *e, uint32_t worker, uint32_t bulk)
+{
+	struct msg_welcome w = {.stamp = {.worker = worker}};
+
+	sides_hello(sides, bulk, "");
+	assert_int_equal(sides_welcome(sides, bulk, &w), e->bulk);
+	*e = (struct expected_session){.bulk = bulk,
+		.greeting = {.secret_hi = w.side_secret_hi, .secret_lo = w.side_secret_lo}};
+}
+
+/* Sessions begin, open side connections and end at random, with connections whose numbers collide
+ * in any table that is smaller than they are. */
+TEST_IN(each_connection_finds_its_session_among_many, NULL, tear_down_sides)
+{
+	static struct expected_session all[MANY];
+	struct rng r = rng_seed(18, RNG_SIM, 6);
+	uint32_t fresh = 1;
+
+	assert_int_equal(sides_new(&sides, MANY, MAX_SIDES), PS_OK);
+	for (int round = 0; round < ROUNDS; round++) {
+		const uint32_t i = (uint32_t)rng_below(&r, MANY);
+		struct expected_session *e = &all[i], old = *e;
+
+		fresh += rng_below(&r, 2) ? 1 : 1024;
+		if (!e->bulk || rng_below(&r, 8) == 0) {
+			begin_session(e, i + 1, fresh);
+		} else if (e->n < MAX_SIDES) {
+			assert_int_equal(greets(e->greeting, e->n + 1, fresh, ""), PS_OK);
+			e->peer[e->n++] = fresh;
+		} else {
+			assert_int_equal(sides_end(sides, e->peer[rng_below(&r, MAX_SIDES)]), 1);
+			*e = (struct expected_session){0};
+		}
+		for (uint32_t j = 0; j < old.n && !e->n; j++)
+			assert_int_equal(sides_session(sides, old.peer[j]), 0);
+		for (size_t j = 0; j < MANY; j++)
+			expect_session(&all[j]);
+	}
 }
 
 /* Makes a TCP connection, and returns the server's end in *in. */

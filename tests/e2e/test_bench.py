@@ -110,6 +110,16 @@ def test_durability_makes_the_directory_that_it_is_given(tmp_path):
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
 
 
+def test_a_checkpoint_during_pushes_has_the_bits_of_the_host(tmp_path):
+    """The store is the double of a GPU (tests/device)."""
+    done = bench("snapshots.py", "--program", "tests/device/cnn-ps", "--store", "cuda:0",
+                 "--values", 20000, "--pushes", 200, "--interval-ms", 10, "--dir", tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = [line.split(",") for line in done.stdout.splitlines()[1:3]]
+    assert [r[0] for r in rows] == ["none", "on"]
+    assert done.stdout.endswith("of host: equal\n")
+
+
 def test_science_without_gnuplot_says_what_to_install(tmp_path):
     done = bench("science", "--draw", path=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr

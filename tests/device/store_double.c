@@ -199,6 +199,8 @@ static const char *store_double_kept(
 
 	if (!d->shadow[0])
 		return "nothing is kept";
+	if (d->number == STORE_DOUBLE_LOSES)
+		return "an illegal memory access was encountered";
 	if (d->number == STORE_DOUBLE_SLOW)
 		usleep(STORE_DOUBLE_KEPT_MS * 1000);
 	while (atomic_load(&kept_waits))

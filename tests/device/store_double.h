@@ -12,7 +12,8 @@
 #define STORE_DOUBLE_FAILS   3 /* this device fails after STORE_DOUBLE_UPDATES updates */
 #define STORE_DOUBLE_NARROW  4 /* this device has no memory for `keep` */
 #define STORE_DOUBLE_SLOW    5 /* `kept` of this device takes STORE_DOUBLE_KEPT_MS */
-#define MAX_STORE_DOUBLE     5 /* there are no devices with higher numbers */
+#define STORE_DOUBLE_LOSES   6 /* `kept` of this device fails */
+#define MAX_STORE_DOUBLE     6 /* there are no devices with higher numbers */
 #define STORE_DOUBLE_UPDATES 20
 #define STORE_DOUBLE_KEPT_MS 500
 

@@ -103,15 +103,17 @@ def test_kills_lose_and_repeat_nothing(programs, level, store, pushes):
     run.verdict(60)
 
 
-@pytest.mark.parametrize("level", ["replay", "always"])
-def test_a_device_that_fails_ends_the_server_and_loses_nothing(programs, level):
-    """The device fails at its 21st update. The server ends with status 1, as documented, and
-    answers no worker about this update. Another server continues the run."""
-    run = LedgerRun(programs, 2, 100, "--durability", level, "--store", "cuda:3", pace=(2,),
+@pytest.mark.parametrize(("level", "store"), [
+    ("replay", "cuda:3"), ("always", "cuda:3"), ("always", "cuda:6")])
+def test_a_device_that_fails_ends_the_server_and_loses_nothing(programs, level, store):
+    """cuda:3 fails at its 21st update, and cuda:6 while a checkpoint is copied. The server ends with
+    status 1, as documented, and answers no worker about this update. Another server continues the
+    run."""
+    run = LedgerRun(programs, 2, 100, "--durability", level, "--store", store, pace=(2,),
                     size=20000, **DOUBLE)
     assert run.server.wait(30) == 1, run.server.tail()
     run.server.line("store failed.* reason=.an illegal memory access")
-    run.options = tuple("host" if word == "cuda:3" else word for word in run.options)
+    run.options = tuple("host" if word == store else word for word in run.options)
     run.restart_server()
     run.verdict(60)
 

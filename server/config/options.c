@@ -593,6 +593,9 @@ static void fill_core(struct core_config *c, const struct options *o)
 	options_fill_model(c, &o->model);
 	if (c->rate.scaling == LR_SCALING_AUTO)
 		c->rate.scaling = auto_scaling(c);
+	if (c->optim.kind == OPTIM_LBFGS)
+		/* the points of a line search have gradients of any size */
+		c->limits.norm_ratio = 0;
 	if (c->training.mode == MODE_EASGD)
 		/* no update is extreme, because each update combines many batches */
 		c->leases.warm_start_updates = 0;

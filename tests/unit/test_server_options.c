@@ -207,6 +207,19 @@ TEST(an_optimizer_has_the_usual_defaults)
 	assert_true(options.core.schedule.warmup == 0);
 }
 
+/* The points of a line search have gradients of any size, so the server does not compare them, even
+ * if the option is given. */
+TEST(gradients_of_lbfgs_are_not_compared)
+{
+	assert_int_equal(
+		parse_server_options("--mode;sandblaster;--norm-ratio;4;--model;seed:4"), OPT_RUN);
+	assert_true(options.core.limits.norm_ratio <= 0);
+	assert_non_null(strstr(errors.text, "--norm-ratio has no effect"));
+	assert_int_equal(
+		parse_server_options("--mode;sandblaster;--optimizer;sgd;--norm-ratio;4"), OPT_RUN);
+	assert_true(options.core.limits.norm_ratio >= 4);
+}
+
 TEST(a_vector_has_no_epochs_by_default)
 {
 	assert_int_equal(parse_server_options("--model;vector:50"), OPT_RUN);

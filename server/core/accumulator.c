@@ -37,7 +37,8 @@ static double factor_of(const struct core *c, double weight, uint32_t n)
 
 /* ---- one gradient of each key ---------------------------------------------------------------- */
 
-/* minimum number of keys for a majority of keys */
+/* minimum number of keys for a rule that counts keys instead of workers: of two keys, neither is a
+ * majority */
 #define KEYS_OF_A_MAJORITY 3
 
 static int is_robust(const struct core *c)
@@ -56,7 +57,8 @@ int accumulator_merges_keys(const struct core *c)
 	return is_robust(c) && workers_have_keys(c, KEYS_OF_A_MAJORITY, has_session);
 }
 
-/* Returns the number of the first part of the key of part `i` that has at least `min` images. */
+/* Returns the index of the first part before part `i` that has the same key and at least `min`
+ * images, or `i` if there is none. */
 static uint32_t first_of_key(const struct gradient_accumulator *a, uint32_t i, uint32_t min)
 {
 	for (uint32_t k = 0; k < i; k++)

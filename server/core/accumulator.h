@@ -4,7 +4,7 @@
  *
  * - Running sum: sandblaster, and the asynchronous modes with a buffer, add each gradient to a sum
  *   in double precision when it arrives. The order of arrival therefore hardly changes the result.
- *   In a buffer, the weights of the gradients differ.
+ *   In a buffer, a gradient with a higher staleness can have a lower weight.
  * - One gradient of each worker: a buffer with a robust rule (aggregate.h) keeps the mean of each
  *   worker's gradients, so no worker counts twice.
  * - One gradient of each batch: sync keeps all gradients and adds them in the order of their

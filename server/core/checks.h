@@ -8,8 +8,9 @@
  * three workers, the core reports the disagreement and accuses nobody.
  *
  * Two results differ if their numbers of correct images differ by more than 2 and by more than
- * 0.5 % of the portion, because devices and precisions differ honestly. They also differ if their
- * sums of the loss or of a metric differ by more than 2 or 0.5 % of the portion, plus 5 % of the
+ * 0.5 % of the portion's images, because the correct results of different devices and precisions
+ * differ a little. They also differ if their sums of the loss or of a metric differ by more than a
+ * limit: 2 or 0.5 % of the number of images in the portion, whichever is more, plus 5 % of the
  * greater sum (a_liar_about_the_loss_is_outvoted, losses_of_other_devices_and_precisions_agree).
  *
  * The sample depends on the seed and the secret of the run, so a worker cannot predict which of its
@@ -19,14 +20,16 @@
  * report a false result for it (no_event_shows_the_sample_before_all_results_are_in).
  *
  * Invariants:
- * (1) the votes on a portion come from different worker slots (a_worker_does_not_check_itself) and,
- *     if the server has keys, from different keys (asserted by close_check; a_key_has_one_vote);
+ * (1) the votes (struct vote) on a portion come from different worker slots
+ *     (a_worker_does_not_check_itself) and, if the server has keys, from different keys (asserted
+ *     by close_check; a_key_has_one_vote);
  * (2) an evaluation waits for its checks at most CHECK_TICKS ticks (asserted by checks_settle;
  *     a_check_delays_an_evaluation_for_a_bounded_time), and not at all if no worker is left that
  *     could vote (a_lone_worker_waits_for_nobody). A tick does not count while a worker that is not
- *     late (pace.h) computes a check, or work that it got before the checks began, because it then
- *     asks for a check (slow_workers_check_all_the_same). It counts while a worker computes a check
- *     for the second time without a vote (a_check_of_a_broken_worker_delays_an_evaluation_briefly);
+ *     late (pace.h) computes a check (slow_workers_check_all_the_same). Nor does it count while
+ *     such a worker computes work that it got before the checks began, because the worker then asks
+ *     for a check. A tick counts, however, while a worker computes a check for the second time
+ *     without a vote (a_check_of_a_broken_worker_delays_an_evaluation_briefly);
  * (3) no check is open while nothing is under evaluation (asserted by checks_open;
  *     a_lone_worker_waits_for_nobody).
  */
@@ -79,8 +82,8 @@ int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct 
 /* Finds a portion that `w` shall compute to check another worker. Returns 0 if there is none, or if
  * the checks have not begun. */
 int checks_find(const struct core *c, const struct worker *w, uint32_t *i);
-/* Called when all portions are done: ends the checks on which no worker can vote, or all of them if
- * their time is over. Returns 1 if no check is left. */
+/* Called when all portions are done: ends the checks on which no worker can vote, or all checks
+ * after CHECK_TICKS ticks. Returns 1 if no check is left. */
 int checks_settle(struct core *c);
 /* Called at each tick: counts the ticks for which the evaluation waits for its checks. */
 void checks_tick(struct core *c);

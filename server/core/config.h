@@ -12,7 +12,7 @@
 #include "proto/msg.h"
 
 /* Says how the learning rate of a gradient depends on tau, the number of versions that the gradient
- * is old (Zhang 2016, arXiv 1511.05950). eta is the rate of a fresh gradient. */
+ * is old (Zhang 2016, arXiv 1511.05950). eta is the learning rate of a gradient with tau 0. */
 enum staleness_scaling {
 	STALE_CONSTANT, /* eta */
 	/* eta / max(1, tau / live workers): only gradients whose tau exceeds the number of
@@ -92,7 +92,8 @@ struct images {
 #define MAX_BATCHNORMS 64 /* MODEL_MAX_LAYERS of common/model.h */
 
 /* This struct describes the running statistics of a network: those of `n` batchnorms one after the
- * other. Each batchnorm has `channels` means and then as many variances. vector:N has no layout. */
+ * other. Each batchnorm has `channels` means and then as many variances. The model vector:N has no
+ * batchnorms, so `n` is 0. */
 struct running_layout {
 	uint32_t n, channels[MAX_BATCHNORMS];
 };

@@ -48,8 +48,8 @@
  *   DEAD when the data set of the run is fixed.
  * - More silence makes a SUSPECT session AWAY instead of DEAD if the worker may have pushes to
  *   replay.
- * - A JOINING session that is silent ends like a SUSPECT one, and so does a LIVE session if the
- *   first tick after its last message comes so late.
+ * - A JOINING session that is silent ends like a SUSPECT one, and so does a LIVE session if no tick
+ *   comes within dead_ms after its last message.
  * - A restart of the server makes every session AWAY that is not FREE or DEAD.
  */
 struct row {

@@ -3,13 +3,13 @@
  *
  * The core opens no socket or file, reads no clock, starts no thread, draws no random number of its
  * own, and allocates nothing. All its state lies in one block of memory and one vector of weights,
- * which the caller provides. With a device (core_config.device), the state of the optimizer lies
- * there instead. If the device defers the weights, the newest weights lie there, too, until the
- * core fetches them. The core calls nothing outside itself except that device and the engine
- * (below), which the caller may pass in. The shell (server/) turns packets into events, and effects
- * into packets. tests/sim does the same with a simulated network and disk, whose random choices
- * come from a seed. Two cores that get the same events have the same effects and the same bytes
- * of state.
+ * which the caller provides. With a device (core_config.device), the state of the optimizer lies in
+ * the memory of the device instead. If the device defers the weights (`defers` in
+ * common/param_device.h), only the device has the newest weights until the core fetches them. The
+ * core calls nothing outside itself except that device and the engine (below), which the caller may
+ * pass in. The shell (server/) turns packets into events, and effects into packets. tests/sim does
+ * the same with a simulated network and disk, whose random choices come from a seed. Two cores that
+ * get the same events have the same effects and the same bytes of state.
  *
  * Vectors of weights and gradients are processed in blocks. The caller may provide an engine
  * (core_config.engine) that runs the blocks of a vector on several threads. These threads run only
@@ -20,7 +20,8 @@
  * (exactly once), leases (batch ledger), store and optim (weights), effects. The table at the top
  * of core.c has a row for each message type.
  *
- * Thread: the caller's, and those of the engine for blocks. The core takes no locks.
+ * Thread: the core runs on the caller's thread, and its blocks also on the threads of the engine.
+ * The core takes no locks.
  */
 #ifndef SERVER_CORE_CORE_H
 #define SERVER_CORE_CORE_H
@@ -38,7 +39,8 @@ enum event_kind {
 	EVENT_DURABLE,   /* snapshot `generation` is on disk */
 	/* snapshot `generation` could not be written; the core takes another snapshot */
 	EVENT_SAVE_FAILED,
-	EVENT_SAVE, /* the core takes a snapshot, because the log is large or has failed */
+	/* the core takes a snapshot, because the write-ahead log is large or has failed */
+	EVENT_SAVE,
 	/* the server shall stop: the core takes a last snapshot, sends BYE to all workers, and ends
 	 * the run */
 	EVENT_DRAIN,
@@ -71,8 +73,8 @@ struct event {
 };
 
 enum effect_kind {
-	/* the first effect of its step: the event must be durable before the shell sends a message
-	 * with durable_first, of this step or of a later step */
+	/* the event of this step must be durable before the shell sends a message with
+	 * durable_first of this step or of a later one. This effect is the first one of its step */
 	EFFECT_COMMIT,
 	/* send `msg` to `peer`. The slices point into the core's weights, so the shell must encode
 	 * the message before the next step. The members `durable_first`, `fenced` and `drained` say
@@ -84,7 +86,8 @@ enum effect_kind {
 	/* encode the core now (snapshot.h) and save the snapshot as `generation`. The core never
 	 * requests a snapshot while another one is being written */
 	EFFECT_SNAPSHOT,
-	/* answer the STATUS request of `peer`, with this `max_text`, with the shell's JSON */
+	/* answer the STATUS request of `peer` with the JSON that the shell makes, at most
+	 * `max_text` bytes */
 	EFFECT_STATUS,
 	/* the core grants work for the first time since this start of the server. In a run without
 	 * a data set: the core decides a push for the first time since this start */
@@ -96,8 +99,8 @@ enum effect_kind {
 	EFFECT_TRAINED,
 	EFFECT_EVALUATED, /* the evaluation of `epoch` is complete */
 	/* two workers have reported different results for the same images of the evaluation of
-	 * `epoch`; `worker`, as `incarnation`, is the one that a third worker outvoted, or 0 if
-	 * nobody is accused */
+	 * `epoch`. If a third worker agreed with one of them, `worker` and `incarnation` are those
+	 * of the other one, which is outvoted; otherwise `worker` is 0, and nobody is accused */
 	EFFECT_DISPUTED,
 	EFFECT_RELEASED, /* an admin has ended the quarantine of msg.admin.worker */
 	/* the state of `worker` has changed, and `change` says how. This effect comes after the
@@ -116,12 +119,14 @@ enum worker_change {
 	WORKER_EXCLUDED,
 	WORKER_QUARANTINED, /* excluded, and in quarantine from now on (quarantine.h) */
 	WORKER_STALLED,     /* the worker has not delivered, or not requested work, for too long */
-	WORKER_DELIVERS,    /* a stalled worker has delivered or requested work, or was not late */
+	/* a stalled worker has delivered or requested work, or its deadline turned out to be longer
+	 * (pace.h) */
+	WORKER_DELIVERS,
 };
 
 #define CHECK_VOTES 3u
 
-/* This struct has the results that do not agree (checks.h). */
+/* This struct has the results of a portion of the test set that do not agree (checks.h). */
 struct dispute {
 	uint32_t first, count; /* the images */
 	uint32_t votes;        /* number of results */
@@ -181,8 +186,8 @@ struct epoch_record {
 	uint64_t end_ms;
 };
 
-/* The counters for /metrics and /status never decrease within a run, and are part of each
- * snapshot. */
+/* The counters for /metrics and /status never decrease within a run. Each snapshot contains them,
+ * except for `ignored`. */
 struct core_stats {
 	uint64_t version;     /* version of the weights */
 	uint64_t updates;     /* steps of the optimizer; a step of L-BFGS takes several versions */
@@ -199,8 +204,9 @@ struct core_stats {
 	/* expired: grants that ended at their deadline; stalls: times that a worker stalled */
 	uint64_t expired, stalls;
 	uint64_t refused; /* messages that the server answered with ERROR */
-	/* results that nobody granted, or that came again, and LEASE requests and rejected pushes
-	 * beyond MAX_EMPTY_LEASES; a snapshot does not contain this */
+	/* messages that the server dropped: results of work that it had not granted, repeated
+	 * results, and LEASE requests and rejected pushes beyond MAX_EMPTY_LEASES. No snapshot
+	 * contains this counter */
 	uint64_t ignored;
 	uint64_t gaps;
 	uint64_t images; /* images counted in all epochs */
@@ -216,7 +222,8 @@ struct core_stats {
 	uint64_t staleness_sum; /* sum of the staleness of all applied gradients */
 	uint64_t staleness[16]; /* histogram: tau 0, 1, 2-3, 4-7, ... */
 	uint64_t snapshots, save_failures;
-	/* exponential mean of the losses of accepted pushes; a new loss has weight 0.02 */
+	/* exponential moving mean of the losses of accepted pushes; each new loss has the weight
+	 * 0.02 */
 	double loss;
 };
 

@@ -39,7 +39,8 @@
 #include "server/core/workers.h"
 #include <string.h>
 
-/* a data set that reports more classes than this has a label of the last class */
+/* a data set that reports more classes than this has an image of its last class, so the reported
+ * number is exact */
 #define SURE_CLASSES 10
 
 /* ---- refusals -------------------------------------------------------------------------------- */

@@ -36,9 +36,9 @@ void departure_miss(struct core *c, struct worker *w)
 
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status)
 {
-	/* invariant 1: the answer to BYE, and a drain */
+	/* invariant 1, for the answer to BYE and for the BYE of a drain */
 	PS_ASSERT(!w || (status != PS_OK && status != PS_ESHUTDOWN) || !worker_may_return(w));
-	/* invariant 2: the answer to BYE */
+	/* invariant 2, for the answer to BYE */
 	PS_ASSERT(!w || status != PS_OK || worker_durable_seq(c, w) == w->ledger.last_seq);
 	effects_send_decided(c, peer, MSG_BYE)->bye =
 		(struct msg_bye){.stamp = worker_stamp(c, w), .status = status};

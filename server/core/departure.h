@@ -2,7 +2,8 @@
  * departure.h - how workers leave: by silence, by BYE, at the end of the run, or excluded because
  * their gradients or losses are bad: not finite (a broken device, or training that has diverged),
  * of a wrong shape (another model), or of another size than the gradients of the other workers
- * (norms.h). Other workers can also outvote the results of its evaluations (checks.h).
+ * (norms.h). A worker is also excluded if other workers have outvoted its evaluation results too
+ * often (checks.h, quarantine.h).
  *
  * Exclusion: MAX_STREAK (20) bad pushes or evaluations in a row exclude their worker; while it
  * replays pushes, twice as many. The worker loses its leases, and no worker waits for it. As soon
@@ -13,16 +14,17 @@
  *
  * Divergence: when a worker reaches MAX_STREAK, the run ends as diverged instead if more than half
  * of the workers are bad. A worker is bad if its last BAD_STREAK (3) pushes and evaluations were
- * bad: a single bad push can be an accident, and a hostile worker could wait for it with its own
- * last bad push (a_worker_cannot_use_single_bad_pushes_of_others). For this majority, all workers
- * count that are live, suspect or expected back, including the one that has reached MAX_STREAK. If
- * these workers have three keys or more, the keys count instead: a key is bad if more than half of
- * its workers are. A run with a single worker diverges only if the server has accepted a push of
- * this incarnation of the worker. If the server has accepted none, it takes the device of the
- * worker for broken, however often a supervisor restarts the worker's program, and the run waits
- * for other workers. Bad initial weights therefore end the run only if at least two workers are
- * connected at the same time. Before min_workers workers have been live at the same time, the run
- * cannot diverge.
+ * bad: a single bad push can be an accident, and a hostile worker could otherwise end the run if it
+ * waited for such accidents and then sent its own last bad push
+ * (a_worker_cannot_use_single_bad_pushes_of_others). For this majority, all workers count that are
+ * live, suspect or expected back, including the one that has reached MAX_STREAK. If these workers
+ * have three keys or more, the keys count instead: a key is bad if more than half of its workers
+ * are. A run with a single worker diverges only if the server has accepted a push of this
+ * incarnation of the worker. If the server has accepted none, the cause may be a broken device of
+ * the worker, so the run does not end, however often a supervisor restarts the worker's program,
+ * and waits for other workers. Bad initial weights therefore end the run only if at least two
+ * workers are connected at the same time. Before min_workers workers have been live at the same
+ * time, the run cannot diverge.
  *
  * Invariants:
  * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server
@@ -50,9 +52,11 @@ struct worker;
  * it. */
 struct worker_quarantine {
 	uint32_t bad_streak; /* pushes and evaluations in a row that were bad */
-	uint32_t earlier;    /* such a series of earlier processes, which goes on */
-	int excluded;        /* 1: this incarnation is excluded */
-	int sound;           /* 1: a push of this incarnation was accepted */
+	/* length of the series with which earlier processes of this worker ended; bad pushes of
+	 * this process continue that series */
+	uint32_t earlier;
+	int excluded; /* 1: this incarnation is excluded */
+	int sound;    /* 1: a push of this incarnation was accepted */
 };
 
 /* Ends the session of worker `w`, because the worker was silent for too long, has another data set

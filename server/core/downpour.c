@@ -1,6 +1,6 @@
 /*
  * downpour.c - asynchronous stochastic gradient descent (Dean 2012, DistBelief): the server applies
- * each gradient when it arrives, up to a bound on its staleness. This file also contains the
+ * each gradient when it arrives, unless its staleness exceeds a bound. This file also contains the
  * learning rate that depends on staleness (Zhang 2016, arXiv 1511.05950), the warm start by a
  * single worker, delay compensation (Zheng 2017, DC-ASGD), and the centre of EASGD (Zhang 2015),
  * whose "gradients" are distances.
@@ -60,8 +60,9 @@ static uint32_t count_members(const struct core *c)
 }
 
 /* Returns the version of the weights of push `p`. After a restart from a snapshot, a worker may
- * have versions that the server has not reached again yet. They count as the version with which
- * this term began, so that a false claim of a late version gets as stale as any other. */
+ * have versions that the server has not reached again yet. For a push of such a version, the
+ * function returns the version with which this term began. So a worker cannot keep a gradient fresh
+ * by the false claim of a later version. */
 static uint64_t version_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int is_earlier = p->base_term < c->cfg.term && w->session.born_term < c->cfg.term;
@@ -82,8 +83,8 @@ static uint64_t downpour_staleness(
 /* Returns the age of push `p`. After a crash the workers send again what they have pushed since the
  * snapshot, one worker after the other. The versions that these replays make say nothing about the
  * age that a gradient had when it was accepted. Replays therefore count as gradients of workers of
- * equal speed: each of the other workers has made one version meanwhile. For a lone worker the
- * versions are right. */
+ * equal speed: each of the other workers has made one version meanwhile. For a lone worker, the
+ * number of versions is the true age. */
 static struct age age_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	uint32_t members = count_members(c);
@@ -124,7 +125,7 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 		return REJECT_NONE;
 	if (is_impossible(c, w, p) || downpour_staleness(c, w, p) > max_staleness(c))
 		return REJECT_STALE;
-	/* a gradient that is applied alone is no voice of a buffer */
+	/* without a buffer, the rules of voices.h do not apply */
 	if (c->cfg.push.buffer_size <= 1)
 		return REJECT_NONE;
 	return voices_permit(c, w, &p->work) ? REJECT_NONE : REJECT_WORK;
@@ -196,7 +197,7 @@ static void flush_buffer(struct core *c)
 }
 
 /* Returns 1 if a buffer with a robust rule waits for worker `w`, or has a gradient of it. In the
- * warm start, it does not wait for the workers that are held back. */
+ * warm start, the buffer does not wait for the workers that get no lease yet. */
 static int buffer_awaits(const struct core *c, const struct worker *w)
 {
 	if (!worker_is_active(w) || c->cfg.training.epochs == 0)
@@ -233,7 +234,7 @@ static int has_part(const struct core *c, uint32_t slot)
 	return 0;
 }
 
-/* Makes the workers stalled that should have pushed to the buffer, but have not. */
+/* Marks as stalled the workers that should have pushed to the buffer, but have not. */
 static void leave_behind(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
@@ -464,7 +465,8 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	const struct slices *s = &p->slices;
 
 	count_staleness(c, w, a.tau);
-	/* a gradient that is scaled stays as it is: its square would not be bounded */
+	/* a gradient that norms.h scales down is not compensated: compensation squares the values
+	 * before they are scaled, so its result would have no bound */
 	if (c->cfg.dc.kind && c->store.permitted >= 1) {
 		compensated = p->slices;
 		compensate_all(c, w, p, &compensated);

@@ -28,7 +28,8 @@ struct effects {
 	uint32_t requester; /* the worker whose LEASE this step has taken, or 0 */
 	int begun;          /* 1: EFFECT_BEGIN was emitted since this start of the server */
 	uint64_t versions;  /* number of versions of the weights that this step makes */
-	struct say said;    /* the text of this step's refusal, if numbers are inserted */
+	/* buffer for the text of this step's refusal, if the text contains numbers */
+	struct say said;
 };
 
 struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer);

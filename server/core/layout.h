@@ -1,7 +1,7 @@
 /*
  * layout.h - places all state of the core in the one block of memory that the caller provides. The
  * configuration alone determines the maximum size of each array, so the core needs no other memory
- * during the run. core_bytes and core_init of core.h are here, too.
+ * during the run. layout.c also defines core_bytes and core_init, which core.h declares.
  */
 #ifndef SERVER_CORE_LAYOUT_H
 #define SERVER_CORE_LAYOUT_H

@@ -29,7 +29,8 @@ struct lbfgs {
 	uint32_t pairs, newest;
 	uint32_t trials; /* number of points that this search has tried */
 	double f, slope; /* f: loss at x; slope: g . d */
-	/* step: of this trial; low, high: the bracket; high is 0 while there is no upper end */
+	/* step: step length of this trial; low, high: the range of step lengths that the search
+	 * still considers; high is 0 while the range has no upper end */
 	double step, low, high;
 	/* ys: y . s of each pair; yy: y . y of the newest pair */
 	double ys[LBFGS_MAX_HISTORY], yy;

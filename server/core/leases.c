@@ -72,7 +72,8 @@ void leases_advance(struct core *c)
 		c->accumulator.images > 0 || c->sandblaster.open)
 		return;
 	PS_ASSERT(l->n_done == l->n_batches && l->n_free == 0);
-	PS_ASSERT(all_done(l->batch, l->n_batches)); /* invariant 1; 2 of batch_ledger.h */
+	/* invariant 1 of leases.h, and invariant 2 of batch_ledger.h */
+	PS_ASSERT(all_done(l->batch, l->n_batches));
 	c->epoch[l->epoch].end_ms = c->now_ms;
 	effects_add_epoch(c, EFFECT_TRAINED, l->epoch);
 	c->leases.announced = 0;
@@ -150,7 +151,7 @@ static void repeat_evaluation(struct core *c)
 
 	if (l->n_portions <= c->cfg.leases.eval_checks || c->checks.stats.outvoted > MAX_REPEATS)
 		return;
-	/* a grant that is delivered does not hold its portion again */
+	/* a worker that has delivered the portion of its grant must not hold this portion again */
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (c->worker[i].lease.grant.kind == GRANT_EVAL && c->worker[i].pace.left == 0)
 			batch_ledger_release(c, &c->worker[i]);
@@ -278,9 +279,9 @@ static int has_given_back(const struct core *c, const struct worker *w)
 	return g->kind == GRANT_EVAL && g->eval_id == c->leases.epoch && g->eval_count == 0;
 }
 
-/* Returns 1 if `w` shall leave the evaluation to the other workers: it has given a portion back,
- * and another worker is at work that has not. A worker could otherwise take the same portion again
- * and again, and no other worker would get it. */
+/* Returns 1 if `w` shall leave the evaluation to the other workers: `w` has given a portion back,
+ * and a worker that has not done so is at work. A worker could otherwise take the same portion
+ * again and again, and no other worker would get it. */
 static int leaves_evaluation(const struct core *c, const struct worker *w)
 {
 	if (!has_given_back(c, w))

@@ -32,15 +32,15 @@ struct worker_lease {
 	/* LEASE requests, and pushes that delivered nothing, since the newest delivery of granted
 	 * work; a snapshot does not contain this */
 	uint32_t empty;
-	/* grants since the checks of an evaluation have begun (checks.h) and since the newest vote
-	 * of the worker in them; a snapshot does not contain this */
+	/* number of grants to the worker since the checks of the evaluation began (checks.h) or, if
+	 * the worker has voted in them, since its newest vote; a snapshot does not contain this */
 	uint32_t since_results;
 };
 
-/* A correct worker makes fewer requests in a row without a delivery, or makes them slowly.
- * Likewise, fewer of its pushes in a row are rejected although their work is not over, or it pushes
- * slowly. The server answers more of them, but counts each as a message that it drops
- * (core_stats). */
+/* The maximum number of messages that a worker may send in a row without a delivery: LEASE requests
+ * and pushes that delivered nothing, counted together. A correct worker stays below this number, or
+ * sends these messages slowly. The server also answers the messages beyond the limit, but counts
+ * each as a dropped one (`ignored` of core_stats). */
 #define MAX_EMPTY_LEASES 64u
 
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);

@@ -265,7 +265,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
 		/* take a snapshot now, so that the worker does not have to wait for one later */
 		c->checkpoints.urgent = 1;
-	/* invariant 3; 1 and 2 of store.c */
+	/* invariant 3 of this file, and invariants 1 and 2 of store.c */
 	PS_ASSERT(c->store.version - version <= max_versions(c, r));
 	PS_ASSERT(r == REJECT_NONE || c->leases.n_done == done);
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */

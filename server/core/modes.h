@@ -20,7 +20,7 @@
 struct worker;
 
 struct rules {
-	/* Decides from the weights and the batches of push `p` whether its gradient may count.
+	/* Decides from the base version and the batches of push `p` whether its gradient may count.
 	 * Returns REJECT_NONE, REJECT_STALE or REJECT_WORK. */
 	enum reject (*check)(
 		const struct core *c, const struct worker *w, const struct msg_push *p);

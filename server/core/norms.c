@@ -233,8 +233,9 @@ static enum reject check_early(struct core *c, double norm)
 }
 
 /* Returns a number for the values of the gradient and the worker's key, its name without keys, or
- * its process without both. The number depends on the secret of the run. A worker can compute what
- * another one computes; what it sends must not count as a gradient of the other one. */
+ * its process without both. The number depends on the secret of the run. The number depends on the
+ * sender, because two workers can compute the same gradient, and the second one must not count as a
+ * repetition of the first. */
 static uint64_t print_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	const struct worker_session *s = &w->session;
@@ -259,8 +260,9 @@ static int has_known_norm(const struct recent_gradients *r, double norm)
 }
 
 /* Finds the gradient with this print among the recent ones, if it was for weights of another
- * version than `*version`, which the function then replaces. In sync, a rejected batch is computed
- * again with the same weights. Returns 1 if found. */
+ * version than `*version`, which the function then replaces. A gradient of the same version is no
+ * repetition: in sync, a rejected batch is computed again with the same weights. Returns 1 if
+ * found. */
 static int find_for_other_weights(
 	const struct recent_gradients *r, uint64_t print, uint64_t *version)
 {
@@ -301,8 +303,10 @@ static enum reject check_size(
 		       : REJECT_NONE;
 }
 
-/* The values of gradients are compared by a number that is computed only for a known norm: a
- * gradient is therefore recognised when it comes for the third time. */
+/* Two gradients are the same if print_of returns the same number for both. The core computes this
+ * number only for a gradient whose norm is among the recent ones. It therefore has no number for
+ * the first gradient with a norm, and recognises a gradient only when it comes for the third
+ * time. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	struct recent_gradients *recent = &c->norms.recent;
@@ -351,7 +355,9 @@ static double largest_unscaled(const struct core *c)
 	return has_cap ? vec_smaller(CAP, ratio) : ratio;
 }
 
-/* Without a comparison, the newest yardstick of the run counts, which follows the norms. */
+/* Called while there are no yardsticks: returns the factor by which a gradient of norm `norm` is
+ * scaled so that it does not exceed R times the last yardstick of the run. Also moves this
+ * yardstick towards `norm`. */
 static double follow(struct core *c, double norm)
 {
 	double last = c->norms.yardstick, max = last * c->cfg.limits.norm_ratio;

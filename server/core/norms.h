@@ -12,15 +12,15 @@
  * the nearer yardstick.
  *
  * The yardsticks that scale a gradient are those of all workers that have pushed and are not
- * stalled, so fast workers do not choose who counts. But the norms of slow workers are old, so a
- * gradient is rejected only if its size differs from theirs and also from that of the workers that
- * pushed recently: the smaller yardstick is then the smallest of both pairs, the larger one the
- * largest. With R = cfg.limits.norm_ratio:
+ * stalled, so fast workers alone do not determine the medians. But the norms of slow workers are
+ * old. For a rejection, the core therefore also computes the two yardsticks of the workers that
+ * pushed recently (RECENT in norms.c). The smaller yardstick is then the smallest of these four
+ * numbers, and the larger yardstick is the largest. With R = cfg.limits.norm_ratio:
  *
  * - a gradient of a size above CAP (1.5) is scaled down to CAP in a run with a data set. In runs
  *   without one and in the modes sync and sandblaster the limit is R; in easgd there is none. The
- *   first updates of an honest run can make gradients thousands of times larger, so a large size
- *   alone rejects none;
+ *   first updates of an honest run can make gradients thousands of times larger, so a single
+ *   gradient above the limit is not rejected, except as described below;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
  *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (4) sizes. In this
  *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). So one gradient of any
@@ -37,23 +37,24 @@
  *   gradients in turn nor a number of workers helps. In mode easgd, the core does not compare
  *   gradients in this way either.
  *
- * If these workers have three keys or more, only the worker of each key that pushed last counts in
- * the medians, so a key with many workers does not decide alone. If they have fewer keys than the
- * run, which has three or more, there are no yardsticks. With two keys no
- * gradient is rejected for its size in these comparisons, only scaled: otherwise the key with more
- * workers would get the workers of the other key excluded, and that key into quarantine. With one
- * key, its workers are compared with each other.
+ * If the workers that a median compares have three keys or more, only the worker of each key that
+ * pushed last counts in the median, so a key with many workers does not decide alone. If they have
+ * one or two keys although the workers of the run have three or more, there are no yardsticks. If
+ * they and the worker that sent the gradient have two keys, no gradient is rejected for its size in
+ * these comparisons, only scaled: otherwise the key with more workers would get the workers of the
+ * other key excluded, and that key into quarantine. If they have one key, its workers are compared
+ * with each other.
  *
- * No gradient is rejected in this way while fewer than three workers have pushed recently. In a
- * run with a data set, the core then compares gradients with the norm of the weights instead, or
- * that of weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R
- * times this norm. With fewer than three live workers, the core rejects no gradient for its norm,
- * so these rules change nothing in a run that always has one or two workers. If there are no
+ * No gradient is rejected in this way while fewer than three workers have pushed recently. In a run
+ * with a data set, the core then compares gradients with the norm of the weights instead, or that
+ * of weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R times
+ * this norm. With fewer than three live workers, the core rejects no gradient for its norm, so
+ * these rules change nothing in a run that always has one or two workers. If there are no
  * yardsticks, but there were some earlier in the run, a gradient is scaled down to R times the
- * larger of the last ones. So a worker that comes back first after a restart has no free hand.
- * This yardstick follows the norms slowly, in case the other workers never come back. In a run
- * without a data set, workers may train on different data, so their means are not compared. If R
- * is 0, the core compares no gradients at all.
+ * larger of the last ones. So the worker that comes back first after a restart cannot send a
+ * gradient of any size. This yardstick slowly approaches the norms of the new gradients, in case
+ * the other workers never come back. In a run without a data set, workers may train on different
+ * data, so their means are not compared. If R is 0, the core compares no gradients at all.
  *
  * Promises:
  * (1) fewer than half of the workers that have pushed, or of their keys if these are three or more,
@@ -103,9 +104,10 @@ struct fleet_norms {
 /* Includes the norm and the size of the gradient of push `p`, which store_check has accepted, in
  * the means of worker `w`. Returns REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
-/* Called when a new process joins, for the norms `n` of its slot, which are zero at first, and the
- * norms `of` each slot of the same worker. If the mean of the sizes in `of` is not within the
- * limits, the process begins as if MIN_SIZES - 1 of its sizes had been at the limit. */
+/* Called when a new process joins, once for each slot of the same worker: `n` are the norms of the
+ * new process, which are zero at first, and `of` are the norms of that slot. If the mean of the
+ * sizes in `of` is not within the limits, the process begins as if MIN_SIZES - 1 of its sizes had
+ * been at the limit. */
 void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of);
 /* Returns the factor, at most 1, by which the gradient of push `p` is scaled. Called once for each
  * push that is accepted. */

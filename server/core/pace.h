@@ -12,10 +12,10 @@
  *
  * Late: a worker is late if it has held the work of its next delivery for more than twice the time
  * that the fleet's median predicts, but at least for PACE_LATE_MS. With --backup-copies late, an
- * idle worker then gets a copy of this work (leases.c). With --backup-copies immediate, this holds
- * only for a piece of the test set, because the copies of batches do not wait until work is late.
- * While no worker has delivered a piece of the test set, such a piece is late after the deadline of
- * a training grant with as many images.
+ * idle worker then gets a copy of this work (leases.c). With --backup-copies immediate, lateness
+ * matters only for pieces of the test set: an idle worker gets a copy of a batch at once. While no
+ * worker has delivered a piece of the test set, such a piece is late after the deadline of a
+ * training grant with as many images.
  *
  * Deadline: a worker must make its next delivery within its deadline. The deadline is PACE_DEADLINE
  * times the time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker
@@ -79,13 +79,14 @@
 #define PACE_LATE_MS 20u /* minimum of that time, because ticks are not more precise */
 #define PACE_KINDS   2u  /* training, evaluation */
 #define PACE_OWN     3u  /* a worker with this number of durations has its own median */
-/* late work that does not count extends the worker's median to this multiple of the fleet's */
+/* a duration of work that does not count enters the worker's median as at most this multiple of the
+ * fleet's median */
 #define PACE_SLOW        20u
 #define PACE_DEADLINE    10u /* the deadline is this multiple of the median */
 #define PACE_DEADLINE_MS 2000u
 #define PACE_STALL_MS    6000u
-/* a worker that lost its grant while it was away may compute it for this time before it owes a
- * LEASE */
+/* a worker that lost its grant while it was away may still compute the granted work for this time,
+ * in ms, before it owes a LEASE */
 #define PACE_LOST_MS     10000u
 #define PACE_OWED_MAX    (1ull << 40) /* in ms; more than any deadline */
 #define PACE_BYTES_PER_S 8192u        /* a slower transfer does not fully stop the clocks */
@@ -113,9 +114,9 @@ struct pace {
 	/* the part of the time since since_ms that does not count for deadline and "stalled", for
 	 * example that a transfer took */
 	uint64_t paused_ms;
-	/* time at which bytes last moved; 0: none moved since since_ms. While since_ms is 0: since
-	 * when the worker owes nothing. Of the workers that wait for work, the one that waits
-	 * longest is the first to get work */
+	/* time at which bytes last moved; 0: none moved since since_ms. While since_ms is 0: time
+	 * since which the worker owes nothing. The core grants work first to the worker that has
+	 * waited longest */
 	uint64_t moved_ms;
 	uint64_t moved; /* bytes that moved since the last delivery */
 	struct recent recent[PACE_KINDS];
@@ -162,7 +163,8 @@ void pace_hold(struct core *c, uint64_t ms);
  * Returns 1 if the caller must release the worker's grant. */
 int pace_check(struct core *c, struct worker *w);
 /* Called when the others wait no longer for a worker that has not delivered: marks the worker as
- * stalled if it is active and owes training or a LEASE, or if the run has no leases. */
+ * stalled if it is active and owes training or a LEASE. In a run without leases, marks it as
+ * stalled if it is active. */
 void pace_left_behind(struct core *c, struct worker *w);
 /* Called when the worker has joined, or has returned after silence: starts the worker's clock
  * again. For a worker that was away, session.state must still be SESSION_AWAY. The worker owes

@@ -20,7 +20,8 @@
 
 struct quarantine_entry {
 	char owner[WIRE_MAX_OWNER + 1]; /* the key; "": the server has no keys */
-	/* the name of the worker; with a key, of its worker that was excluded last, or "" */
+	/* the name of the worker. If the entry is that of a key: the name of the worker with this
+	 * key that was excluded last, or "" if that worker has no name */
 	char name[WIRE_MAX_NAME + 1];
 	uint32_t exclusions;
 };

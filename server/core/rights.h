@@ -16,8 +16,8 @@
  * The replay of the push moves the weights by no larger norm, because the server scales it down.
  * Without this, a worker could replay any gradient in place of the accepted one.
  *
- * Without a key (proof_key 0) the core accepts every claim. The core also accepts every claim while
- * it replays a log of release 0.2.0, which had no such codes.
+ * Without a key (proof_key 0) the core accepts every grant and every decision that a worker claims.
+ * So it does while it replays a log of release 0.2.0, which had no such codes.
  *
  * Promises:
  * (1) a code is valid only for the worker, the incarnation and the seq for which it was made
@@ -58,7 +58,7 @@ double rights_norm(const struct core *c, const struct worker *w, const struct ms
 /* Returns a number that nobody can predict without the secret of the run. The number depends on
  * the seed, on the number of the evaluation and on `draw`. */
 uint64_t rights_sample(const struct core *c, uint64_t evaluation, uint64_t draw);
-/* Returns 1 if all of `work` lies in `own`. */
+/* Returns 1 if all batches of `work` belong to `own`. */
 int rights_cover(const struct work *own, const struct work *work);
 
 #endif

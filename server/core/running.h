@@ -5,11 +5,11 @@
  *
  * The server cannot compute the statistics, but their scale is known: the running variance. So
  * before the values of a push are used, each mean is limited to the running mean plus or minus the
- * running deviation, and each variance to the range from 0 to twice the running variance. A push
- * with a variance below minus the running one is rejected. If one of five workers always pushes
- * values at the limit, then the means differ by a quarter of a deviation from those of the others,
- * and the variances by a third. The weights do not depend on running statistics, so these limits
- * change no weight.
+ * standard deviation (the square root of the running variance), and each variance to the range from
+ * 0 to twice the running variance. A push with a variance below minus the running one is rejected.
+ * If one of five workers always pushes values at the limit, then the running means differ by a
+ * quarter of a standard deviation from those without this worker, and the running variances by a
+ * third. The weights do not depend on running statistics, so these limits change no weight.
  *
  * The limits apply where norms_check compares gradients: with --norm-ratio, and three live workers
  * or more. They do not apply to vector:N, because the server has no list of its variances, or
@@ -17,7 +17,8 @@
  *
  * Promises:
  * (1) a running variance is never negative, and one push moves no running mean by more than a tenth
- *     of its deviation, if the limits apply (one_push_moves_the_statistics_by_a_limited_part);
+ *     of its standard deviation, if the limits apply
+ *     (one_push_moves_the_statistics_by_a_limited_part);
  * (2) statistics within the limits are used with all their bits
  *     (statistics_within_the_limits_are_not_changed).
  */

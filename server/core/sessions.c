@@ -236,8 +236,9 @@ static int is_of_same_worker(const struct worker *w, const struct msg_hello *h)
 	return h->name[0] && strncmp(w->session.name, h->name, sizeof(w->session.name)) == 0;
 }
 
-/* Gives slot `w` to a new process, which continues what the earlier processes of the same worker
- * have done wrong, except for excluded ones: an exclusion ends a series of bad pushes. */
+/* Called when slot `w` gets a new process: hands on to this process the series of bad pushes, and
+ * sizes of gradients beyond the limits, of the earlier processes of the same worker. Faults of an
+ * excluded process are not handed on, because its exclusion has ended the series. */
 static void inherit_faults(struct core *c, struct worker *w, const struct msg_hello *h)
 {
 	struct worker_norms norms = {0};
@@ -343,9 +344,9 @@ static int may_be_lost(const struct core *c, const struct worker *w, const struc
 
 /* Called when a worker's HELLO shows that the server has lost state that had been durable. If the
  * operator gave --accept-rollback, the worker's claim may be true, and the worker is not in
- * quarantine (checked for a free slot), the function sets the incarnation of the slot to the
- * worker's, raises its last_seq to the worker's durable_seq, and returns 1. In all other cases, the
- * function refuses the worker and returns 0. */
+ * quarantine (which is checked only if no worker has used the slot), the function sets the
+ * incarnation of the slot to the worker's, raises its last_seq to the worker's durable_seq, and
+ * returns 1. In all other cases, the function refuses the worker and returns 0. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {

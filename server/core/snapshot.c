@@ -71,7 +71,7 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 
 /* ---- the state of the run -------------------------------------------------------------------- */
 
-/* No run makes as many versions, so the version never overflows. */
+/* No run makes this number of versions, so the version never overflows. */
 #define MAX_VERSION (1ull << 62)
 
 static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
@@ -880,7 +880,8 @@ static void put_snapshots(struct cursor *k, struct core *c)
 	}
 }
 
-/* Returns 1 if the run has a status of its end exactly if it ends. */
+/* Returns 1 if end_status agrees with `ending`: a run that does not end has PS_OK, and one that
+ * ends has one of the three reasons of an end. */
 static int end_fits(const struct run *r)
 {
 	if (r->ending == END_NOT)
@@ -902,7 +903,8 @@ static void put_run_state(struct cursor *k, struct core *c)
 	if (!end_fits(&c->run))
 		set_error(k, MALFORMED);
 	u64(k, &c->now_ms);
-	/* the section of an earlier release ends here; its server believed every version */
+	/* the section of an earlier release ends here; a server of that release accepted every
+	 * version that a worker claimed */
 	if (k->in && k->at == k->size)
 		c->store.first_version = UINT64_MAX;
 	else

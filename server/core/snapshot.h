@@ -63,9 +63,10 @@ struct snapshot_kept {
 /* Returns 1 if the core's device keeps the weights and the optimizer's state as they are now, so
  * that the device can write them to the snapshot later. */
 int snapshot_keep(const struct core *c);
-/* Returns the size of the section, too. Writes the section to `out` if this size is at most `room`;
- * otherwise the content of `out` is unspecified. If `kept` is not NULL, writes everything but the
- * values that the device keeps, and sets the places of these values in *kept. */
+/* Encodes section `s`, and returns its size as snapshot_size does. Writes the section to `out` if
+ * this size is at most `room`; otherwise the content of `out` is unspecified. If `kept` is not
+ * NULL, writes everything but the values that the device keeps, and sets the places of these values
+ * in *kept. */
 size_t snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out, size_t room,
 	struct snapshot_kept *kept);
 /*

@@ -10,7 +10,9 @@
 
 #define FORMAT       5u
 #define GRANT_FIELDS 10u
-#define MAX_TERMS    3u /* the sum of 3 floats can be any double, exactly */
+/* the 53 bits of a double fit into the 3 * 24 bits of 3 floats, so 3 floats have this double as
+ * their exact sum */
+#define MAX_TERMS 3u
 
 /* IMAGES and ACCEPTED are positions of counters in put_stats (snapshot.c). OLD_COUNTERS is the
  * number of counters that release 0.1.0 wrote, and NEW_COUNTERS is the number of counters that were

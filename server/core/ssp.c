@@ -50,7 +50,8 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 	return min;
 }
 
-/* Returns 1 if no worker races that the others must not wait for. */
+/* Returns 1 if the others may wait for each worker with `racing`: it is active or, during a
+ * recovery, expected back. */
 static int race_is_fair(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {

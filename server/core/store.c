@@ -230,8 +230,8 @@ static size_t within(size_t x, size_t from, size_t to)
 }
 
 /* Moves n running statistics from `from` towards the statistics of the batches. Each result lies
- * between the old value and the batch's value, so it is finite. These can be any values up to
- * STORE_MAX_VALUE, unless running.c has limited them. */
+ * between the old value and the batch's value, so it is finite. The values in `batch` can have any
+ * magnitude up to STORE_MAX_VALUE, unless running.c has limited them. */
 static void move_running(float *to, const float *from, const float *batch, size_t n)
 {
 	for (size_t i = 0; i < n; i++)

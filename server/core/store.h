@@ -34,9 +34,11 @@ struct store {
 	 * is replayed, which did not have this number */
 	uint64_t first_version;
 	float *weights;
-	int on_device; /* 1: the device has the weights, and the only current state */
-	int defers;    /* `defers` of the event of this step */
-	int deferred;  /* 1: `weights` are older than those of the device */
+	/* 1: the device has the weights, and only the device has the current state of the
+	 * optimizer */
+	int on_device;
+	int defers;   /* `defers` of the event of this step */
+	int deferred; /* 1: `weights` are older than those of the device */
 	/* the next_buffer of this step's event until an update has used it; NULL: the next version
 	 * overwrites the present one */
 	float *next_buffer;
@@ -97,8 +99,9 @@ void store_complete(struct core *c);
 void store_fetch_weights(struct core *c);
 /* Does the same, and copies the state of the optimizer to st->state if a device has it. */
 void store_fetch(struct core *c);
-/* Returns 1 if the device of the core keeps the present weights and the state of the optimizer for
- * `kept` (param_device.h). No update is pending. */
+/* Returns 1 if the device of the core keeps the present weights and the state of the optimizer, so
+ * that the device's function `kept` can return them later (param_device.h). The caller ensures that
+ * no update is pending. */
 int store_keep(const struct core *c);
 /* Returns the scratch buffer, which has room for one gradient of all values. Completes the pending
  * update first, because the update may still read the buffer. */

@@ -23,8 +23,8 @@
  *
  * Promises:
  * (1) a step waits for every live member, whether or not the member has asked for work yet, until
- *     the gradients that are due have arrived and are of enough keys, or a replay after a server
- *     crash ends the step (tests/sim/steps.c, mutant member-left-out);
+ *     the gradients that are due have arrived and come from enough keys (needed_keys), or a replay
+ *     after a server crash ends the step (tests/sim/steps.c, mutant member-left-out);
  * (2) a step never waits for a worker that is not live, that is stalled (pace.h), that joined after
  *     the step began, or that neither works nor asks for work for dead_ms. For these reasons every
  *     step ends (tests/sim/sim.c, mutants barrier-of-the-dead and waits-for-the-stalled);
@@ -167,9 +167,9 @@ static int is_member(const struct core *c, const struct worker *w)
 	return w->sync.member == this_step(c);
 }
 
-/* Returns the number of keys that a step needs. A robust rule that gets one gradient of each key
- * needs one of each key of the members, except for --backup-workers keys, but not more than the
- * gradients that are due. Returns 0 if keys do not count. */
+/* Returns the number of different keys from which a step needs gradients, if a robust rule gets one
+ * gradient of each key: the number of keys of the members minus --backup-workers, but at least 1,
+ * and at most the number of gradients that are due. Returns 0 if there is no such rule. */
 static uint32_t needed_keys(const struct core *c)
 {
 	uint32_t backup = c->cfg.sync.backup_workers, keys, needed;
@@ -181,7 +181,7 @@ static uint32_t needed_keys(const struct core *c)
 	return needed < c->sync.due ? needed : c->sync.due;
 }
 
-/* Returns 1 if the gradients that have arrived are of enough keys. */
+/* Returns 1 if the gradients that have arrived come from at least needed_keys keys. */
 static int has_keys(const struct core *c)
 {
 	uint32_t needed = needed_keys(c);
@@ -273,8 +273,8 @@ static void begin(struct core *c)
 	const struct core_config *cfg = &c->cfg;
 	uint32_t taken = c->accumulator.pushes, all, max, n;
 
-	/* while a snapshot is decoded, no worker is live, so its step keeps the members of the
-	 * snapshot */
+	/* while a snapshot is decoded, no worker is live, so the step under way keeps the members
+	 * that the snapshot has */
 	if (c->sync.open || !somebody_is_live(c) || !run_gives_work(c) ||
 		c->leases.epoch >= cfg->training.epochs || c->leases.n_done == c->leases.n_batches)
 		return;

@@ -1,7 +1,7 @@
 /*
- * tensors.h - names and shapes of the tensors that make up vector:N, for exports. Names and shapes
- * change nothing in training. The run takes its list from --init, or from the first worker that has
- * one.
+ * tensors.h - names and shapes of the tensors that make up the weights of the model vector:N, for
+ * exports. Names and shapes change nothing in training. The run takes its list from --init, or from
+ * the first worker that has one.
  */
 #ifndef SERVER_CORE_TENSORS_H
 #define SERVER_CORE_TENSORS_H

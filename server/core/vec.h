@@ -1,6 +1,7 @@
 /*
- * vec.h - operations on vectors of floats, for L-BFGS and the norms of gradients. Sums are computed
- * in lanes of a fixed order, so that they have the same bits on every CPU.
+ * vec.h - operations on vectors of floats, for L-BFGS and the norms of gradients. A sum is computed
+ * as a fixed number of partial sums that are added in a fixed order, so it has the same bits on
+ * every CPU.
  */
 #ifndef SERVER_CORE_VEC_H
 #define SERVER_CORE_VEC_H
@@ -12,8 +13,8 @@ double vec_dot(const float *a, const float *b, size_t n); /* in double precision
  * to 2e-6. Values below 1.1e-19 count as 0, because their squares are subnormal numbers. No
  * magnitude may exceed 1e18. */
 double vec_squares(const float *v, size_t n);
-/* Returns a number that depends on every value of v and on its place. A change of one value always
- * changes the number, but an attacker can find other values with the same number. */
+/* Returns a number that depends on every value of v and on its place. A change of a single value
+ * always changes the number, but an attacker can find another vector with the same number. */
 uint64_t vec_print(const float *v, size_t n);
 void vec_copy(float *to, const float *from, size_t n);
 void vec_scale(float *v, double by, size_t n);

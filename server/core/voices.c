@@ -66,8 +66,8 @@ int voices_is_at_work(const struct worker *w)
 	return (w->lease.waiting && w->session.peer) || w->pace.since_ms > 0;
 }
 
-/* Returns 1 if worker `w` holds a batch that is not done, and that has no copy. A voice cannot
- * count on a batch with copies, because another worker may be faster. */
+/* Returns 1 if worker `w` holds a batch that is not done, and that has no copy. A batch with copies
+ * does not count, because another worker may deliver it first. */
 static int holds_batch(const struct core *c, const struct worker *w)
 {
 	const struct work *work = &w->lease.grant.work;
@@ -197,7 +197,7 @@ int voices_permit(const struct core *c, const struct worker *w, const struct wor
 	for (uint32_t i = work->first; i < work->first + work->count && need.voices; i++) {
 		if (batch_ledger_holds(c, w, 0, i))
 			continue;
-		/* the right to this batch is that of an older grant */
+		/* the worker has the right to this batch from an older grant */
 		if (pushes >= VOICE_PUSHES || voice_is_awaited(c, w, i))
 			return 0;
 		if (c->leases.batch[i] == BATCH_FREE && left-- == 0)

@@ -7,14 +7,15 @@
  *
  * - a worker of another voice gets no more work when it has VOICE_PUSHES gradients in the buffer,
  *   each of at most --n-push batches;
- * - of the free batches, one is kept for each lacking voice that holds no batch;
- * - a worker of another voice gets no copy of work, and cannot deliver batches that a worker of a
- *   lacking voice holds, nor batches that are kept, on the strength of an old grant.
+ * - of the free batches, the core keeps one for each lacking voice that holds no batch, and grants
+ *   it to no other voice;
+ * - a worker of another voice gets no copy of work. With an old grant, it can deliver neither
+ *   batches that a worker of a lacking voice holds nor batches that are kept.
  *
- * A full buffer is not applied if the batches that are left are too few for the voices of the next
- * one: these batches then join this buffer. So an update has fewer voices than workers, and than
- * --buffer-size, only if the epoch has fewer batches, or if workers have joined during its last
- * batches.
+ * A full buffer is not applied if fewer batches are left in the epoch than the next buffer needs
+ * voices: the gradients of these batches then join the full buffer. So an update has fewer voices
+ * than workers, and than --buffer-size, only if the epoch has fewer batches, or if workers have
+ * joined during its last batches.
  *
  * A lacking voice can come if one of its workers is active (workers.h), and holds a batch or may
  * begin one. A worker that delivers nothing becomes stalled (pace.h), so the others do not wait for

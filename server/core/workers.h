@@ -49,13 +49,14 @@ void worker_forget_decisions(struct core *c, struct worker *w);
 /* Returns 1 if both keys are the same. "" is no key and equals none, because without keys the
  * server cannot tell which workers belong together. */
 int workers_same_key(const char *a, const char *b);
-/* Returns 1 if both are keys, and differ. */
+/* Returns 1 if neither `a` nor `b` is "", and they differ. */
 int workers_differ_in_key(const char *a, const char *b);
 /* Returns the number of keys of the workers that `counts` selects. A worker without a key counts as
  * a key of its own. */
 uint32_t workers_count_keys(
 	const struct core *c, int (*counts)(const struct core *, const struct worker *));
-/* Returns 1 if there are at least `n` keys of this kind. */
+/* Returns 1 if the workers that `counts` selects have at least `n` keys, counted as by
+ * workers_count_keys. */
 int workers_have_keys(const struct core *c, uint32_t n,
 	int (*counts)(const struct core *, const struct worker *));
 uint32_t data_channels(const struct data_id *d);

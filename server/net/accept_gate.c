@@ -8,7 +8,8 @@
 #include <unistd.h>
 #include "common/mem.h"
 
-/* maximum number of reserved descriptors; fewer if the limit of descriptors is low */
+/* maximum number of reserved descriptors; the gate reserves fewer if the process may open only
+ * few */
 #define RESERVE   160
 #define BACKLOG   100 /* libzmq's default */
 #define MARGIN    8   /* the gate closes when fewer than this number of descriptors are left */
@@ -18,7 +19,7 @@ struct accept_gate {
 	int listener; /* libzmq's listening socket; -1: none yet */
 	int reserve[RESERVE], n_reserve, max_reserve;
 	int backlog;
-	int last; /* if a new descriptor has at least this number, few descriptors are left */
+	int last; /* if the number of a new descriptor is at least this, few descriptors are left */
 	int closed;
 };
 

@@ -55,7 +55,7 @@ void chunked_push_limit(struct chunked_push *a, size_t bytes)
 	a->key_bytes = bytes;
 }
 
-/* Notes that the key of `e` has `places` places. */
+/* Sets `places` in all entries with the key of `e`. */
 static void note_places(struct chunked_push *a, const struct partial *e, size_t places)
 {
 	for (size_t i = 0; i < a->max_peers; i++)
@@ -122,7 +122,8 @@ static struct partial *find_surplus(struct chunked_push *a, const char *key)
 	for (size_t i = 0; i < a->max_peers; i++) {
 		struct partial *e = &a->partial[i];
 		int own = e->peer && strcmp(e->key, key) == 0;
-		/* twice the number of places, and 1 more so that `key` comes first */
+		/* `rank` is twice the number of places; for `key` it also includes the new place
+		 * (2), and 1 so that `key` comes first */
 		size_t rank = 2 * e->places + (own ? 3 : 0);
 
 		if (!e->peer || rank < max || (rank == max && found && e->clock > found->clock))
@@ -205,7 +206,7 @@ int chunked_push_keep(struct chunked_push *a, uint32_t peer, const char *key,
 	size_t lost = 0;
 
 	if (e && e->push != (mark ? mark->number : 0)) {
-		lost = e->n; /* of an earlier PUSH, which did not arrive */
+		lost = e->n; /* these chunks belong to an earlier PUSH, which did not arrive */
 		discard(a, e);
 		e = NULL;
 	}

@@ -3,21 +3,23 @@
  * chunks, before the PUSH message (wire.h). This module verifies the chunks and keeps them until
  * the PUSH arrives.
  *
- * The chunks of a peer belong to its next message. Messages of one connection stay in order. If the
- * next message is not the PUSH of the chunks, either this PUSH was lost or the peer violates
+ * The chunks of a peer belong to its next message. The messages of one connection arrive in order.
+ * If the next message is not the PUSH of the chunks, either this PUSH was lost or the peer violates
  * WIRE.md, and in both cases the server discards the chunks. If a connection closes before its
- * PUSH, nothing notifies this module, and the chunks stay until it needs their place for another
- * peer (invariant 2).
+ * PUSH, nothing notifies this module, and the chunks stay until this module needs their place for
+ * another peer (invariant 2).
  *
  * A worker with side connections (side.h) sends the parts of a push on several connections, which
  * keep no common order. Each of these chunks therefore has a mark. All of them are chunks of the
- * worker's bulk connection, and only its PUSH with the seq of the mark, a chunk without this seq or
- * chunked_push_drop ends their wait.
+ * worker's bulk connection, and stay until one of three events: that connection sends the PUSH with
+ * the seq of the mark, a chunk for another seq arrives, or the server calls chunked_push_drop.
  *
- * The places belong to keys, because a key may have more connections than there are places. If a
- * place is missing, the key with the most places gives one up, and if several keys have the most,
- * the key that needs it. A key can thus not take the places of the workers of another one, which
- * are no more than the slots of that key. Peers without keys count as peers of one key.
+ * A place has the chunks of one peer. The places are shared out among keys, because a key may have
+ * more connections than there are places. If a peer needs a place and none is free, the key with
+ * the most places gives one up. If several keys have the most, the key of this peer gives one up if
+ * it is among them. Therefore the workers of a key, which have at most one place for each slot of
+ * the key, do not lose their places to a key with many connections. Peers without keys count as
+ * peers of one key.
  *
  * Invariants:
  * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total (asserted by

@@ -3,7 +3,7 @@
  * the rate limit of HELLOs, the host and process of each worker, and the observers that recently
  * requested the status.
  *
- * Thread: the loop's. Time is an argument.
+ * Thread: the loop's. The caller passes the time.
  */
 #ifndef SERVER_NET_CLIENTS_H
 #define SERVER_NET_CLIENTS_H

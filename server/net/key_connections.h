@@ -2,8 +2,9 @@
  * key_connections.h - counts the open connections of each key. libzmq reports the key of a
  * connection only with its messages, so a connection counts from its first message on.
  *
- * libzmq gives the descriptor of a closed connection to a new one while old messages may still
- * wait, but each connection has a new peer.
+ * After a connection is closed, the system gives its descriptor to a new one, although messages of
+ * the old one may still wait. The number `peer` is different for each connection, so it shows which
+ * of the two has sent a message.
  *
  * Invariants:
  * (1) the number of a key is the number of descriptors that count for it (asserted by
@@ -29,10 +30,11 @@ int key_connections_has(const struct key_connections *k, uint32_t fd, uint32_t p
  * no entry and the table is full. */
 uint32_t key_connections_add(
 	struct key_connections *k, uint32_t fd, uint32_t peer, const char *key);
-/* The connection with descriptor `fd` no longer counts. It need not have counted before. */
+/* Stops counting the connection with descriptor `fd`. Does nothing if this connection did not
+ * count. */
 void key_connections_remove(struct key_connections *k, uint32_t fd);
-/* The connections whose bits in `open` are 0 no longer count, except for the one with descriptor
- * `but`. */
+/* Stops counting each connection whose bit in `open` is 0, except for the connection with
+ * descriptor `but`. */
 void key_connections_retain(struct key_connections *k, const unsigned char *open, uint32_t but);
 /* Returns the number of connections of `key`. */
 uint32_t key_connections_of(const struct key_connections *k, const char *key);

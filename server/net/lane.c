@@ -89,9 +89,9 @@ static void end_hold(struct lanes *l, struct hold *h)
 	param_buffers_drop(l->cfg.params, &h->buffer);
 }
 
-/* Takes back each buffer that the worker has read, or whose PARAMS message was lost. The
- * worker itself writes the number that shows what it has read, so a wrong number harms only this
- * worker. */
+/* Takes back each buffer that the worker has read, or whose PARAMS message was lost. The worker
+ * itself writes the number (`seen`) that shows which buffers it has read, so a wrong number harms
+ * only this worker. */
 static void reap(struct lanes *l, struct lane *lane)
 {
 	struct lane_control *control = (struct lane_control *)(void *)lane->memory;

@@ -42,8 +42,9 @@
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
 
-#define LANE_COPIES 4u /* private copies of pushes in memory of the server's GPU */
-#define LANE_GIVES  5u /* copies of weights to memory of workers' GPUs that may be under way */
+#define LANE_COPIES 4u /* number of private copies of pushes in memory of the server's GPU */
+/* maximum number of copies of weights to memory of workers' GPUs at the same time */
+#define LANE_GIVES 5u
 
 struct gpu_store;
 struct lanes; /* opaque, see lane.c */
@@ -95,7 +96,8 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, size_
  * as number `at` below LANE_GIVES; the checksum then comes from lanes_given. */
 int lanes_hold(
 	struct lanes *l, uint32_t peer, size_t at, struct msg_params *m, int *awaits) PS_MUST_CHECK;
-/* Returns 1 and sets *xxh3 if this copy is complete. With `waits`, waits until then. */
+/* Returns 1 and sets *xxh3 if this copy is complete. If `waits` is 1, waits until the copy is
+ * complete. */
 int lanes_given(struct lanes *l, size_t at, int waits, uint64_t *xxh3) PS_MUST_CHECK;
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
 /* Closes all lanes, the socket and the handles; the loop must run once more before lanes_free. The

@@ -1,5 +1,6 @@
-/* net.c - see net.h. Receives and decodes messages, and encodes, queues and sends replies. Few
- * replies wait at the same time, so linear scans of the queue of replies are fast enough. */
+/* net.c - see net.h. The router receives and decodes messages, and encodes, queues and sends
+ * replies. Few replies wait at the same time, so linear scans of the queue of replies are fast
+ * enough. */
 #include "server/net/net.h"
 #include <errno.h>
 #include <stdio.h>
@@ -24,11 +25,13 @@
  * wakes the loop when it has sent a part of its queue. */
 #define RETRY_MS  10
 #define LINGER_MS 1000
-/* with only one thread, a gradient would wait while the weights for another worker are sent */
+/* threads of libzmq: with only one, a gradient would wait while the weights for another worker are
+ * sent */
 #define IO_THREADS 3
 #define MAX_FRAMES 2    /* a server's reply has a header and at most one tensor */
 #define REFUSAL_MS 1000 /* minimum interval between log lines about malformed messages */
-/* maximum number of PARAMS whose weights the server's GPU copies; it makes one more copy at once */
+/* maximum number of PARAMS that wait until the server's GPU has copied their weights; for one more,
+ * encode_awaited waits until the copy is complete */
 #define AWAITED (LANE_GIVES - 1)
 
 /* A message that was received. */
@@ -40,10 +43,10 @@ struct received {
 };
 
 /*
- * A ring of received messages. The oldest one is handled next. If workers have gradients in
- * memory of GPUs, the server receives a few messages before it handles the first of them, and the
- * server's GPU begins to copy and measure the gradients. Handling keeps the order of reception. The
- * private copy of a message has the number of its place in the ring.
+ * A ring of received messages. The oldest one is handled next. If workers have gradients in memory
+ * of GPUs, the server receives a few messages before it handles the first of them, and the server's
+ * GPU begins to copy and measure the gradients. Handling keeps the order of reception. The number
+ * of a message's place in the ring is also the number of its private copy (lane.h).
  */
 struct ahead {
 	size_t first, n;
@@ -51,7 +54,7 @@ struct ahead {
 };
 
 /* PARAMS that leave when the server's GPU has copied the weights to the memory of a worker's GPU.
- * Until then, the data of their header frame are this struct. */
+ * Until then, their header frame points to this struct. */
 struct awaited {
 	int in_use;
 	struct msg msg;
@@ -68,7 +71,7 @@ struct router {
 	struct ahead ahead;
 	struct frames in; /* the message that on_readable handles */
 	size_t in_at;     /* its place in `ahead` */
-	int in_begun;     /* as in struct received */
+	int in_begun;     /* `begun` of the message in `in` */
 	struct chunked_push *chunks;
 	/* the shared-memory lanes; NULL if the server has none, for the reason in lane_off */
 	struct lanes *lanes;
@@ -90,8 +93,9 @@ struct router {
 	uint32_t sender;             /* the peer whose message on_message handles now, or 0 */
 	int is_refused;              /* 1 if on_message has refused or dropped this message */
 	char address[LABEL_ADDRESS]; /* IP address of the sender of the newest HELLO */
-	/* A ring of the connections whose newest HELLO asked for bfloat16. If the ring forgets a
-	 * connection, its PARAMS have float32, which every worker accepts. */
+	/* A ring of the connections whose newest HELLO asked for bfloat16. If newer entries have
+	 * overwritten the entry of a connection, its PARAMS have float32, which every worker
+	 * accepts. */
 	uint32_t *bf16_peer;
 	size_t bf16_room, n_bf16; /* n_bf16: entries written so far */
 };
@@ -182,7 +186,7 @@ void replies_free(struct replies **q)
 static void append_reply(
 	struct replies *q, uint32_t peer, struct frames *f, uint64_t lsn, int tombstone)
 {
-	PS_ASSERT(q->n < q->room); /* invariant 1 of the router, 2 of the queue */
+	PS_ASSERT(q->n < q->room); /* invariant 1 of the router, and invariant 2 of the queue */
 	struct reply *r = q->order[q->n++];
 
 	r->number = ++q->number;
@@ -378,7 +382,7 @@ static void forget_awaited(void *awaited, void *unused)
 /* Makes a header frame for PARAMS `m` whose weights the server's GPU copies as number `at`. */
 static int encode_awaited(struct router *r, size_t at, struct msg *m, zmq_msg_t *header)
 {
-	if (at == AWAITED) /* a copy that is waited for is complete */
+	if (at == AWAITED) /* no entry is free: wait until the copy is complete */
 		return lanes_given(r->lanes, at, 1, &m->params.slices.slice[0].xxh3)
 			       ? wire_encode_header(m, header)
 			       : PS_EAGAIN;
@@ -704,8 +708,8 @@ static const char *key_of_sender(struct router *r)
 	return key ? key : "";
 }
 
-/* Returns the part of each key of `bytes`, at least the bytes of one push. Returns 0 if there is no
- * limit. */
+/* Returns how many of the `bytes` bytes each key may use: at least the bytes of one push. Returns 0
+ * if there is no limit. */
 static size_t part_of_key(const struct router *r, uint64_t bytes)
 {
 	const size_t push = r->cfg.n_params * sizeof(float);
@@ -810,8 +814,8 @@ static void note_address(struct router *r)
 
 /* Returns PS_ESTATE if `r->msg` requests weights, and too many bytes of weights already wait for
  * the connections of its key. A correct worker waits for one reply, and sends its request again
- * after HELLO. The limit has room for another one, because a connection that ended may still have
- * one. */
+ * after HELLO. The limit has room for a second reply, because one may still wait for an earlier
+ * connection that has ended. */
 static int check_pull(struct router *r, uint32_t peer, const char **why)
 {
 	int is_pull = r->msg.type == MSG_PULL || (r->msg.type == MSG_PUSH && r->msg.push.pull);
@@ -828,7 +832,8 @@ static int check_pull(struct router *r, uint32_t peer, const char **why)
 	return PS_ESTATE;
 }
 
-/* Notes what the answer to a HELLO depends on. */
+/* Notes the fields of a HELLO that its answer depends on: the encoding and, for side connections,
+ * the key. */
 static void note_hello(struct router *r, uint32_t peer, const struct msg_hello *m)
 {
 	note_wire(r, peer, m);
@@ -927,8 +932,8 @@ static void drop_received(struct ahead *a)
 	}
 }
 
-/* Sends the replies that wait for copies of weights, after waiting for them. Called when no message
- * waits. Returns 0. */
+/* Waits for the copies of weights that replies need, and then sends these replies. Called when no
+ * message waits. Returns 0. */
 static int flush_awaited(struct router *r)
 {
 	int waits = 0;
@@ -1148,7 +1153,7 @@ static int open_lanes(struct router *r, struct err *e)
 int router_new(struct router **out, const struct router_config *cfg, struct err *e)
 {
 	struct router *r = mem_try(1, sizeof(*r));
-	/* one step of the core has fewer effects */
+	/* this is more than the number of effects of one step of the core */
 	size_t room = 4 * (size_t)cfg->max_workers + 1024;
 	size_t per_peer = 2 * cfg->n_params * sizeof(float) + SMALL;
 	int rc;
@@ -1195,8 +1200,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 }
 
 /* libzmq reads from its connections in turn, one message each. The function reads one more message
- * than there are connections, so it reads from every connection that has a message. It handles
- * those first that were received before. */
+ * than there are connections, so it reads from every connection that has a message. It first
+ * handles the messages that are already in the ring. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->ahead.n + r->port.stats.connections + 1);

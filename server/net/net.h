@@ -62,10 +62,10 @@ struct router_config {
 	uint64_t silent_ms;
 	struct param_buffers *params; /* the buffers of the weights; must outlive the router */
 	struct wire_pass pass;        /* how the router reads gradients */
-	/* 1 if the run needs exact gradients, so that the router accepts no bfloat16
-	 * (proto/bf16.h) */
+	/* 1 if the run needs exact gradients, as --optimizer lbfgs does, so that the router accepts
+	 * no bfloat16 (proto/bf16.h) */
 	int only_exact;
-	struct pool *copies; /* see struct lanes_config, also for the next two */
+	struct pool *copies; /* for this field and the next two, see struct lanes_config */
 	struct gpu_store *gpu;
 	const char *gpu_off;
 	/* lane_path is the Unix socket of shared-memory lanes (lane.h), or NULL if there are no
@@ -113,8 +113,8 @@ void router_log_lanes(const struct router *r);
 /* Returns the IP address of the sender of the newest HELLO, or "" if libzmq does not report the
  * address. */
 const char *router_address(const struct router *r);
-/* Makes the replies of later calls of router_send wait until the log is flushed up to `lsn`. If
- * `lsn` is 0, they do not wait. */
+/* Makes the replies of later calls of router_send wait until the write-ahead log is flushed up to
+ * `lsn`. If `lsn` is 0, they do not wait. */
 void router_set_lsn(struct router *r, uint64_t lsn);
 /* Notes that the log is flushed up to `lsn`. The next router_flush sends the replies that have
  * waited for this LSN. */

@@ -8,12 +8,14 @@
  *     by on_sent).
  *
  * Promises:
- * (1) while the limit of a key is reached, its requests are refused; requests that the core has
- *     accepted and answers later can exceed the limit (a_key_has_a_limit_for_all_its_connections);
+ * (1) while at least the limit of bytes waits for a key, its requests are refused; requests that
+ *     the core has accepted and answers later can exceed the limit
+ *     (a_key_has_a_limit_for_all_its_connections);
  * (2) a key that waits for its weights does not limit other keys
  *     (a_key_has_a_limit_for_all_its_connections).
- * If more than OWNERS keys wait for weights at the same time, or if two connections have the same
- * place in the table of peers, the bytes of some connections are not counted.
+ *
+ * If more than OWNERS keys wait for weights at the same time, or if the table of connections needs
+ * the same entry for two connections, the bytes of some connections are not counted.
  *
  * Thread: the loop's; libzmq's threads also free the frames that owners_count has counted.
  */

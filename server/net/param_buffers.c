@@ -57,7 +57,7 @@ struct param_buffers {
 	const struct engine *engine; /* computes checksums; NULL: none */
 	uint64_t version, xxh3;      /* version and checksum of `current` */
 	int is_framed;               /* 1 if xxh3 is the checksum of `current` */
-	int is_sent;                 /* 1 if a reply has had the weights in `current` */
+	int is_sent;                 /* 1 if the weights in `current` were sent */
 	uint64_t framed;
 	struct core *core; /* the owner of the weights; NULL: none */
 };
@@ -247,7 +247,7 @@ static const struct param_device *device_of(const struct param_buffers *w)
 	return w->core ? core_config(w->core)->device : NULL;
 }
 
-/* Gets the values of `current` if only a device has them. */
+/* Copies the weights to `current` if only a device has them. */
 static void fetch(struct param_buffers *w)
 {
 	if (device_of(w))

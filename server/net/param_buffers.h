@@ -44,7 +44,8 @@ struct param_buffers; /* opaque, see param_buffers.c */
 /* Makes the buffers, each of n_params floats. At most `shared` of the buffers lie in a memfd; if
  * the system has no memfd, none does. PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
-/* Lets an engine do a part of the work for checksums. The engine must outlive *w; NULL: none. */
+/* Lets the threads of an engine compute a part of the checksums. The engine must outlive *w; NULL:
+ * none. */
 void param_buffers_use_engine(struct param_buffers *w, const struct engine *engine);
 /* Names the core that has the first buffer. Call this function once, before the first step of the
  * core. */

@@ -224,7 +224,9 @@ void port_note_revoked(struct port *p, int fd, uint32_t peer)
 
 /* ---- connections of a key -------------------------------------------------------------------- */
 
-#define EVENTS_AT_ONCE 4096 /* events of the monitor that a full key makes the port read */
+/* maximum number of events of the monitor that the port reads when a key seems to have too many
+ * connections */
+#define EVENTS_AT_ONCE 4096
 
 /* Returns 1 if `key` has more than `limit` open connections. The monitor may not have reported the
  * ends of some of them yet. */

@@ -38,8 +38,9 @@ struct port_stats {
 	uint32_t connections;     /* number of open connections now */
 };
 
-/* This struct counts the refused messages of a connection. libzmq gives the descriptor of a closed
- * connection to a new one while old messages may still wait, but each connection has a new peer. */
+/* This struct counts the refused messages of a connection. After a connection is closed, the system
+ * gives its descriptor to a new one, although messages of the old one may still wait. Therefore the
+ * struct also has the number `peer`, which is different for each connection. */
 struct port_refusals {
 	uint32_t peer;
 	uint32_t spent_ms; /* time until all refusals are forgotten */
@@ -95,8 +96,8 @@ int port_note_refused(struct port *p, int fd, uint32_t peer, uint64_t now_ms);
 /* Notes that a message was refused because its key is no longer on the list. Closes the connection
  * at the second such message, so that the peer can receive the reason after the first one. */
 void port_note_revoked(struct port *p, int fd, uint32_t peer);
-/* Returns 1 if one of these three functions has closed the connection. The messages of the
- * connection that have already arrived must be dropped. */
+/* Returns 1 if port_note_key, port_note_refused or port_note_revoked has closed the connection. The
+ * messages of the connection that have already arrived must be dropped. */
 int port_is_closed(const struct port *p, int fd, uint32_t peer);
 /* Closes the monitor. Call port_close before you close the socket. */
 void port_close(struct port *p);

@@ -4,8 +4,8 @@
  *
  * A worker that joins receives a secret in WELCOME. A connection becomes a side connection of the
  * worker's session if it presents the secret, and has the same key as the connection of the
- * worker's HELLO. The session then has the parts that arrive on the side connection, and the
- * server sends parts of the session's weights there. Side connections end with the session.
+ * worker's HELLO. Parts that arrive on the side connection then belong to pushes of this session,
+ * and the server sends parts of the session's weights on it. Side connections end with the session.
  *
  * Invariants:
  * (1) a connection is the side connection of at most one session, and no bulk connection (asserted
@@ -41,13 +41,14 @@ void sides_free(struct sides **s);
 /* Notes that a HELLO with `key` arrived on connection `peer`. If the server has no keys, `key` is
  * "". */
 void sides_hello(struct sides *s, uint32_t peer, const char *key);
-/* Adds a secret to `m`, a WELCOME that the server is about to send on connection `peer`. The
- * session of its worker begins anew: its earlier side connections are closed. The secret is new,
- * unless the worker has sent HELLO again before it used the secret. Returns the bulk connection
- * that this worker had before, or 0. */
+/* Adds a secret to `m`, a WELCOME that the server is about to send on connection `peer`. Closes the
+ * side connections that this worker had before. The secret is new, unless the worker has sent HELLO
+ * again before it used the secret. Returns the bulk connection that this worker had before, or
+ * 0. */
 uint32_t sides_welcome(struct sides *s, uint32_t peer, struct msg_welcome *m);
 /* Makes connection `peer` with descriptor `fd` and this key a side connection. Returns PS_EAUTH if
- * the secret, the key or the number of `g` is wrong, or if `peer` has another purpose. */
+ * the secret, the key or the number of `g` is wrong, or if `peer` already is a side connection or a
+ * bulk connection. */
 int sides_greet(struct sides *s, const struct side_greeting *g, uint32_t peer, int fd,
 	const char *key, const char **why) PS_MUST_CHECK;
 /* Returns the bulk connection of the session to which side connection `peer` belongs, or 0 if
@@ -56,8 +57,8 @@ uint32_t sides_session(const struct sides *s, uint32_t peer);
 /* Returns 1 if `peer` is the bulk connection of a session that has a side connection. */
 int sides_has(const struct sides *s, uint32_t peer);
 /* Writes the side connections of the session with bulk connection `bulk` to `peer`, in the order of
- * their numbers, and returns their number. Returns 0 if one that the worker has opened before is
- * gone. */
+ * their numbers, and returns their number. Returns 0 if a side connection that the worker had
+ * opened is gone. */
 uint32_t sides_of(const struct sides *s, uint32_t bulk, uint32_t peer[MAX_SIDES]);
 /* Returns the number of bytes that the side connections of the session with bulk connection `bulk`
  * have moved since the last call. */

@@ -23,7 +23,7 @@ struct transfer {
 };
 
 struct transfers {
-	struct transfer *slot; /* one for each worker slot; owned */
+	struct transfer *slot; /* one entry for each worker slot; transfers_release frees them */
 	uint64_t polled_ms;
 };
 

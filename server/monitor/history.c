@@ -23,7 +23,8 @@
 #include "server/net/clients.h"
 
 #define SAMPLE_MS 1000
-/* maximum interval that the samples of a file give: a file may have any times */
+/* maximum interval that restored_interval_ms computes from the samples of a file, whose times can
+ * be wrong */
 #define MAX_SAMPLE_MS ((uint64_t)SAMPLE_MS << 12)
 #define EPOCH_BYTES   1024 /* maximum size of the line of an epoch */
 /* number of failed writes in a row after which the history logs the failure */
@@ -32,8 +33,8 @@
 /* maximum number of lost starts that one start adds */
 #define MAX_LOST_STARTS 100u
 
-/* The maximum bytes of the lines of each kind in history_short. The lines of workers, epochs and
- * starts may have more bytes for the lines that choose_always chooses. */
+/* The maximum number of bytes that history_short chooses from the lines of each kind. The lines
+ * that choose_always chooses come in addition. */
 #define SHORT_SAMPLES ((size_t)512 << 10)
 #define SHORT_EPOCHS  ((size_t)192 << 10)
 #define SHORT_WORKERS ((size_t)96 << 10)
@@ -70,8 +71,9 @@ struct history {
 	size_t bytes[LINE_KINDS]; /* number of bytes of the lines of each kind */
 	/* number and bytes of the complete lines in the file; 0: write a new file */
 	size_t on_disk, file_bytes;
-	uint64_t sample_ms, due_ms; /* interval of samples; when the next one is due */
-	uint64_t write_ms;          /* after a failed write: do not write before this time */
+	/* interval between samples, and time at which the next one is due */
+	uint64_t sample_ms, due_ms;
+	uint64_t write_ms; /* after a failed write: do not write before this time */
 	/* the epoch with the best accuracy or, without accuracies, with the lowest test loss; 0: no
 	 * line of an epoch has one of them */
 	uint32_t best_epoch;
@@ -212,7 +214,7 @@ static char *object_text(json_t *o)
 	return line;
 }
 
-/* Takes note of the best epoch. `o` is the line of epoch number `number`. */
+/* Updates the best epoch. `o` is the line of epoch number `number`. */
 static void note_best(struct history *h, const json_t *o, uint32_t number)
 {
 	const json_t *accuracy = json_object_get(o, "accuracy");
@@ -327,9 +329,9 @@ static void add_start(
 }
 
 /* Adds a line for each earlier start that has no line, because its server was killed before it
- * could write one, for example on a full disk. The line has the present time, and null for what is
- * not known any more. A server writes the line of its start first, so the starts without a line are
- * those after the highest term in the file. */
+ * could write one, for example on a full disk. The line has the present time, and null in the
+ * fields whose values are lost. A server writes the line of its start first, so the starts without
+ * a line are those after the highest term in the file. */
 static void add_lost_starts(struct history *h, const struct status *now)
 {
 	const struct core_config *cfg = core_config(now->core);

@@ -6,7 +6,8 @@
  * kinds and their fields. A thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
- * (1) the history has the right number of bytes of its lines of each kind (asserted by pack);
+ * (1) for each kind of line, the history stores the number of bytes of all lines of this kind
+ *     (asserted by pack);
  * (2) the file has only lines that the history has (asserted by note_written).
  *
  * Promises:
@@ -14,7 +15,7 @@
  *     always keeps the lines of epochs. When a new line would exceed this limit, the history drops
  *     half of the lines of one kind, which is the kind with the most bytes (stay_bounded). Of the
  *     samples, it drops every second one, and doubles the interval between new samples. A restarted
- *     server keeps this interval, so that the samples show all times of the run alike
+ *     server keeps this interval, so that the samples are equally dense over the whole run
  *     (tests/unit/test_server_history.c). Of the changes of workers, it drops the older half, but
  *     not the newest change of each worker. Of the starts, ends and disputes, it drops the older
  *     half, but not the first line of the history (tests/e2e/test_history.py,
@@ -30,8 +31,8 @@
  *     for it. The file therefore has one line for each start, in order
  *     (tests/e2e/test_history.py, test_a_start_whose_line_was_lost_returns).
  *
- * All functions belong to the loop's thread. The buffer of a write belongs to a thread of the pool
- * until the callback of the write.
+ * Only the loop's thread may call these functions. Until the callback of a write, only the thread
+ * of the pool that carries out the write uses its buffer.
  */
 #ifndef SERVER_MONITOR_HISTORY_H
 #define SERVER_MONITOR_HISTORY_H

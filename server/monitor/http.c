@@ -21,10 +21,11 @@
 #define MAX_CONNECTIONS 64u
 #define MAX_BYTES       ((size_t)16384) /* memory of a connection: request and buffers */
 #define IDLE_S          5u
-/* time limit for the header of a request, and for its answer if this has 0 bytes; the time counts
- * from the begin of the connection, the end of the previous answer, or the end of the header */
-#define REQUEST_MS   10000u
-#define BYTES_PER_MS 16u /* a slower client does not get a long answer: 128 kbit/s */
+/* time limit for the header of a request, from the beginning of the connection or the end of the
+ * previous answer. Also the time limit for an answer of 0 bytes, from the end of the header */
+#define REQUEST_MS 10000u
+/* a longer answer has 1 ms more for each 16 bytes (128 kbit/s); a slower client does not get it */
+#define BYTES_PER_MS 16u
 /* if this number of connections is open, a new connection closes the oldest one of the address that
  * has the most connections */
 #define CROWDED      48u
@@ -71,7 +72,8 @@ struct visitor {
 	/* when the connection began, the newest header was complete, or the newest answer ended */
 	uint64_t since_ms;
 	uint64_t limit_ms; /* time limit, from since_ms on */
-	/* the order of the times since_ms. Many of these times are equal in a flood */
+	/* number that orders connections with equal since_ms, as many connections have in a
+	 * flood */
 	uint64_t order;
 	/* 1: the connection is a stream, which has no time limit; since_ms is its begin */
 	int is_stream;
@@ -112,7 +114,8 @@ static void hang_up(struct visitor *v)
 	v->fd = 0;
 }
 
-/* Begins the time of a new connection, of an answer, or after an answer. */
+/* Restarts the time of a connection: when it is new, and at the beginning and the end of an
+ * answer. */
 static void begin_time(struct http *h, struct visitor *v)
 {
 	v->since_ms = uv_now(h->loop);
@@ -213,12 +216,12 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 		close_oldest(h);
 }
 
-/* Returns 0 if the server listens on loopback only, has no token, and the Host header of the
- * request is neither an address nor localhost. The check prevents DNS rebinding: an attacker makes
- * the host name of a page resolve to 127.0.0.1, and the browser of a local user then sends requests
- * with this name to the server. With a token there is no check, because a proxy may keep the name
- * that the user's browser requests. A page of an attacker has no token: the cookie has no Domain,
- * so that the browser sends it only to the host that has set it. */
+/* Returns 0 if three conditions hold: the server listens on loopback only, has no token, and the
+ * Host header of the request is neither an address nor localhost. The check prevents DNS rebinding:
+ * an attacker makes the host name of a page resolve to 127.0.0.1, and the browser of a local user
+ * then sends requests with this name to the server. With a token there is no check, because a proxy
+ * may keep the name that the user's browser requests. A page of an attacker has no token: the
+ * cookie has no Domain, so that the browser sends it only to the host that has set it. */
 static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 {
 	const char *host =
@@ -360,10 +363,10 @@ static void resume_stream(struct stream *s)
 	MHD_resume_connection(s->connection);
 }
 
-/* All streams are in use, and the client `v` requests one more. Ends the oldest stream of the
- * address that has the most streams, so that one client cannot keep all streams. If the address of
- * `v` has about as many, ends this stream only when it has existed for STREAM_MS: then the pages of
- * one machine take turns. Returns 0 if no stream was ended. */
+/* Called when all streams are in use, and the client `v` requests one more. Ends the oldest stream
+ * of the address that has the most streams, so that one client cannot keep all streams. If the
+ * address of `v` already has about as many streams, ends this oldest stream only if it has existed
+ * for STREAM_MS. The pages of one machine then take turns. Returns 0 if no stream was ended. */
 static int replace_stream(struct http *h, const struct visitor *v)
 {
 	struct visitor *oldest = NULL;

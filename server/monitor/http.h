@@ -2,10 +2,11 @@
  * http.h - HTTP pages and streams of events, served by the loop.
  *
  * libmicrohttpd runs without a thread of its own. The event loop watches libmicrohttpd's epoll
- * descriptor, and a timer runs its time-outs. The server answers only GET and HEAD, and reads a
- * request body only from the form that sends the token. The number of connections, their memory and
- * their idle time are bounded. A stream is a connection to /events that receives the events of
- * http_send. If a client does not read its events, the server closes its stream.
+ * descriptor, and a timer runs its time-outs. The server answers only GET and HEAD, except for the
+ * form that sends the token by POST, the only request whose body it reads. The number of
+ * connections, their memory and their idle time are bounded. A stream is a connection to /events
+ * that receives the events of http_send. If a client does not read its events, the server closes
+ * its stream.
  *
  * If the server requires a token, a client must send the token with every request except for
  * /healthz and /livez: in the header `Authorization: Bearer TOKEN`, or in a cookie, which the form
@@ -21,8 +22,9 @@
 struct http_page {
 	unsigned code;    /* HTTP status; 0: no such page */
 	const char *type; /* Content-Type, static */
-	char *text; /* memory of malloc, which the server frees; NULL: answer with status 503 */
-	/* constant bytes to send instead of `text`; NULL: send `text` */
+	/* memory of malloc, which the server frees; NULL: the server answers with status 503 */
+	char *text;
+	/* if not NULL, fixed_bytes constant bytes, which the server sends instead of `text` */
 	const void *fixed;
 	size_t fixed_bytes;
 };

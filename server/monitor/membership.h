@@ -2,8 +2,9 @@
  * membership.h - log lines about each worker that joins, stalls or leaves, about the data set of
  * the run, and about two problems that concern several workers: steps of mode sync that ended with
  * too few gradients (short steps), and workers with another data set than the run. The core counts
- * these steps and workers, for the status, too. Only how often the log repeats the numbers is
- * decided here, so membership_check compares them with those that it logged last.
+ * these steps and workers, for the status, too. This module only decides how often the log repeats
+ * the numbers of these steps and workers. For this purpose, membership_check compares them with the
+ * numbers at its last log line.
  *
  * Thread: the loop's.
  */
@@ -15,8 +16,11 @@
 struct labels;
 
 struct membership {
-	uint64_t short_at; /* number of short steps at which the next log line is due */
-	uint32_t others;   /* live workers whose data set differs from the run's */
+	/* number of short steps from which on the next log line about them is due */
+	uint64_t short_at;
+	/* number of live workers with another data set than the run's, at the last call of
+	 * membership_check */
+	uint32_t others;
 };
 
 void membership_init(struct membership *m, const struct core *c);

@@ -255,8 +255,8 @@ static void put_worker_states(FILE *f, const struct status *s)
 	}
 }
 
-/* Writes one series for each worker process. A worker that has not sent HELLO since the start of
- * the server has no series of this kind. */
+/* Writes cnnps_worker_info, one series for each worker process. A worker that has not sent HELLO
+ * since the start of the server has no series of this kind. */
 static void put_worker_info(FILE *f, const struct status *s)
 {
 	fprintf(f, "# HELP cnnps_worker_info Where a worker runs.\n"

@@ -39,8 +39,8 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 
 /* ---- effects of the core ------------------------------------------------------------------- */
 
-/* Begins to measure the rates at `now_ms`, so that the time of waiting for the first workers does
- * not count. */
+/* Begins to measure the rates at `now_ms`, so that the time in which the server waited for the
+ * first workers does not count. */
 static void begin_training(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	uint64_t start_ms = p->start_ms;

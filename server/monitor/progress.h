@@ -2,7 +2,7 @@
  * progress.h - the progress and speed of training: a bar on a terminal, a log line for each epoch,
  * and the times of the final result.
  *
- * Thread: the loop's. Time is an argument.
+ * Thread: the loop's. The caller passes the time.
  */
 #ifndef SERVER_MONITOR_PROGRESS_H
 #define SERVER_MONITOR_PROGRESS_H
@@ -18,8 +18,9 @@ struct progress {
 	/* time of the first grant or first update of this process; 0: none yet */
 	uint64_t begin_ms;
 	uint64_t end_ms; /* end of the last epoch; 0: it has not ended */
-	/* first lease of the epoch under way; before it, the end of the previous epoch, or the
-	 * first work or the start of this process */
+	/* start of the epoch under way: the time of its first lease. Before that lease, the time at
+	 * which the previous epoch ended or, if none has ended in this process, at which this
+	 * process granted its first work or started */
 	uint64_t epoch_ms;
 	uint64_t epoch_images, epoch_updates; /* totals when the epoch under way began */
 	/* images/s of the newest epoch that ended; NaN: no epoch has ended in this process */
@@ -51,8 +52,8 @@ const struct epoch_record *progress_evaluated(const struct core *c);
 struct progress_view {
 	uint32_t epochs, epoch; /* epochs 0: no data set */
 	uint32_t pass;          /* sandblaster: pass of the present step, from 1; other modes: 0 */
-	/* completed share of the run, 0..1, including the pass under way; 0 without an end. The run
-	 * ends after its last epoch or at max_updates, whichever comes first. */
+	/* completed share of the run, 0..1, including the pass under way; 0 if the run has no fixed
+	 * end. The run ends after its last epoch or at max_updates, whichever comes first. */
 	double done;
 	/* number of completed images, including those of the pass under way */
 	uint64_t images;
@@ -64,8 +65,8 @@ struct progress_view {
 	char metrics[EPOCH_METRICS_TEXT]; /* the text of epoch_metrics_bar */
 	double eta_s;                     /* time until the run ends; < 0: not known */
 	uint32_t workers;
-	/* text about a wait, which the bar shows instead of rate and loss; NULL: the run does not
-	 * wait */
+	/* while the run waits: the text with the reason, which the bar shows instead of rate and
+	 * loss; NULL: the run does not wait */
 	const char *waiting;
 };
 

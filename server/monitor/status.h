@@ -37,7 +37,9 @@ struct status {
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
 	const struct disk_wait *disk;                  /* NULL: no checkpoint directory */
 	struct auth_stats auth;                        /* all zero: the server has no keys */
-	/* seconds since the start of the server; net.verify_s is counted in the same way */
+	/* apply_s: seconds that the loop's thread has spent in steps of the core; idle_s: seconds
+	 * that it has waited for events; total_s: seconds since the start of the server.
+	 * net.verify_s, like these, counts from the start */
 	double apply_s, idle_s, total_s;
 	uint64_t now_ms;
 	uint64_t rss_bytes;
@@ -52,13 +54,14 @@ struct status {
 size_t status_max_text(uint32_t max_text);
 /*
  * Returns the state of the run in at most `max_text` bytes, with its newest 20 epochs. If the text
- * would be longer, the function leaves out workers; "workers_left_out" counts the missing workers.
+ * would be longer, the function leaves out workers; "workers_left_out" is then the number of
+ * workers that are not in the text.
  */
 char *status_json(const struct status *s, size_t max_text);
 /* Returns an object with only the fields "workers" and "workers_left_out" of the status, for the
  * workers from number `first` on, in at most `max_text` bytes. */
 char *status_workers_json(const struct status *s, uint32_t first, size_t max_text);
-/* Returns the same state with all workers; the length of the text has no limit. */
+/* Returns the status with all workers; the length of the text has no limit. */
 char *status_whole_json(const struct status *s);
 /* Returns the JSON line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);

@@ -4,8 +4,8 @@
 #include <string.h>
 #include "common/mem.h"
 
-/* After this time without another heartbeat, a worker's shares are unknown. In addition, two
- * heartbeats may be missing. */
+/* A worker's shares are unknown if the server has received no newer heartbeat for this time plus
+ * two heartbeat intervals. */
 #define SHARES_MS 2000
 
 const char *const tally_part[TALLY_PARTS] = {"compute", "weights", "push", "lease", "copy"};

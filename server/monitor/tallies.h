@@ -19,13 +19,14 @@ extern const char *const tally_part[TALLY_PARTS];
 uint64_t tally_part_us(const struct time_split *t, int part);
 
 struct tally {
-	/* mean over the last second; < 0: there was no push, or the mode is not asynchronous */
+	/* mean staleness of the worker's pushes in the last second; < 0: there was no push, or the
+	 * mode is not asynchronous */
 	double staleness;
 	double images_per_s; /* over the last second */
 	/* Each entry is the share of the worker's time for a part, between its two newest
 	 * heartbeats. The sum of the shares is 1, or 0 if the shares are unknown. */
 	double share[TALLY_PARTS];
-	uint64_t shares_ms; /* when the shares were measured */
+	uint64_t shares_ms; /* time at which the shares were measured */
 	/* totals at the newest measurement */
 	uint64_t images;
 	struct worker_counts counts;

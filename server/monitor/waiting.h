@@ -3,7 +3,7 @@
  * command that ends the wait. While the run waits, the module logs the report at growing intervals.
  * The progress bar and the status show a wait from its beginning on.
  *
- * Thread: the loop's. Time is an argument.
+ * Thread: the loop's. The caller passes the time.
  */
 #ifndef SERVER_MONITOR_WAITING_H
 #define SERVER_MONITOR_WAITING_H

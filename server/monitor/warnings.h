@@ -32,9 +32,10 @@ enum warning {
 #define WARNINGS 6
 
 struct warnings {
-	size_t classes;                      /* classes of the model; 0: no classifier */
-	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
-	int logged[WARNINGS];                /* 1: the warning was logged */
+	size_t classes; /* classes of the model; 0: no classifier */
+	/* the defaults of --lr and --local-lr for the optimizer and the mode of the run */
+	double usual_rate, usual_local_rate;
+	int logged[WARNINGS]; /* 1: the warning was logged */
 };
 
 /* Returns the accuracy up to which a result on `n_test` images is no better than chance. */

@@ -11,7 +11,8 @@
 #include "server/core/core.h"
 #include "server/core/view.h"
 
-#define SESSION_CLOSE_MS 2000 /* time within which all clients should have received BYE */
+/* after the end of the run, the time within which all clients should have received BYE */
+#define SESSION_CLOSE_MS 2000
 
 /* ---- effects out ---------------------------------------------------------------------------- */
 
@@ -179,10 +180,10 @@ static void send_msg(struct server *s, const struct effect *e)
 		router_send(s->router, e->peer, &e->msg);
 }
 
-/* Makes all later replies wait until the log is flushed up to `lsn`, because these replies can
- * report the event with this LSN. The function begins the flush even if no reply waits yet, because
- * the next reply will wait for it, and because disk_wait.c takes an event that is not flushed for a
- * sign of a slow disk. */
+/* Makes all later replies that report decisions wait until the write-ahead log is flushed up to
+ * `lsn`, because these replies can report the event with this LSN. The function begins the flush
+ * even if no reply waits yet, because the next reply will wait for it, and because disk_wait.c
+ * would otherwise report a slow disk while the event is not flushed. */
 static void commit(struct server *s, uint64_t lsn)
 {
 	s->committed_lsn = lsn;

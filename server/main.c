@@ -116,7 +116,8 @@ int main(int argc, char **argv)
 		rc = images_begin(&options, &e);
 	if (!rc)
 		rc = threads_new(&threads, options.n_threads, "cnn-ps apply", &e);
-	if (!rc && options.n_cpus >= 2 * options.n_threads) /* leave CPUs to the workers */
+	/* at least half of the CPUs are left to the workers, so waiting threads may stay awake */
+	if (!rc && options.n_cpus >= 2 * options.n_threads)
 		threads_stay_awake(threads);
 	if (!rc)
 		options.core.engine = threads_engine(threads);

@@ -1,5 +1,6 @@
 /*
- * sandbox.h - takes away the rights that the process does not need, before its first thread starts.
+ * sandbox.h - takes away the rights that the process does not need, before it starts its first
+ * other thread.
  *
  * If a peer took over the server through a defect, this peer could start no program, open no file
  * except those of the options and of the libraries, and change no file outside --checkpoint-dir.

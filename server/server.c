@@ -24,9 +24,9 @@
 #define MEMORY_MS       50 /* time between two checks of the memory in use */
 /* time between two checks if the memory in use exceeds half of the limit */
 #define MEMORY_NEAR_MS 10
-/* time within which clients that received BYE should close their connections */
+/* time within which the clients should close their connections after the end of the run */
 #define CLOSE_MS 1000
-/* time limit for the last checkpoint of a drain; a large checkpoint gets more time */
+/* time limit for the last checkpoint of a drain; drain_ms adds more time for a large checkpoint */
 #define DRAIN_MS 10000
 /* If the server cannot write the last checkpoint, it repeats the attempt for this time, because
  * disk space may become free. */
@@ -373,7 +373,8 @@ static void fill_health(const struct server *s, const struct status *now, struct
 	const char *why = status_degraded(now);
 	char text[320];
 
-	/* without a token, every client can read this page, so it has only the state */
+	/* /healthz needs no token. If the server has one, the page therefore does not say why it is
+	 * degraded */
 	snprintf(text, sizeof(text),
 		!why                     ? "ok\n"
 		: s->options->http_token ? "degraded\n"
@@ -457,8 +458,9 @@ static int open_auth(struct server *s, struct err *e)
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
 }
 
-/* Returns why workers cannot use memory of their GPUs, or NULL if they can. The CPU hashes short
- * vectors, and reads all gradients of some runs. */
+/* Returns the reason why workers cannot use memory of their GPUs, or NULL if they can. They cannot
+ * if the vectors are so short that the CPU computes their checksums, or if the CPU must read all
+ * gradients (core_reads_gradients). */
 static const char *why_no_gpu_lanes(const struct options *o, const struct core_config *cfg)
 {
 	if (cfg->n_params < GPU_LANE_PARAMS)
@@ -580,8 +582,8 @@ static int open_history(struct server *s, struct err *e)
 	return rc;
 }
 
-/* Prepares --keep, and begins to write the file that the previous process possibly did not write
- * before it died. */
+/* Prepares --keep, and begins to write the file of the newest epoch if the previous process may
+ * have died before it wrote this file. */
 static int open_epoch_export(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -723,8 +725,7 @@ static void remove_lane_file(struct server *s)
  * close_network. */
 static void release_server(struct server *s)
 {
-	/* while this server still locks the directory, so that the socket cannot be another
-	 * server's */
+	/* this server still locks the directory, so the socket cannot be that of another server */
 	remove_lane_file(s);
 	uv_run(&s->loop, UV_RUN_DEFAULT);
 	uv_loop_close(&s->loop);

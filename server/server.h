@@ -68,12 +68,14 @@ struct server {
 	const char *lane_file;             /* the socket of shared-memory lanes, NULL: none */
 	struct checkpointer *checkpointer; /* NULL: no checkpoints */
 	struct wal *wal;                   /* NULL: no write-ahead log */
-	uint64_t committed_lsn;            /* LSN of the newest event that a message may report */
+	/* LSN of the newest event with EFFECT_COMMIT; messages that report decisions wait for it */
+	uint64_t committed_lsn;
 	struct disk_wait disk;
 	uint64_t request_ms; /* time of the newest EVENT_SAVE that the log needed */
 	struct http *http;   /* NULL: off */
 	char http_token[HTTP_TOKEN];
-	/* when the last checkpoint of a drain first failed; 0: it has not failed */
+	/* time at which the last checkpoint of a drain failed for the first time; 0: it has not
+	 * failed */
 	uint64_t unsaved_ms;
 	struct membership membership;
 	struct transfers transfers;
@@ -87,7 +89,7 @@ struct server {
 	struct epoch_export *epoch_export; /* NULL: without --keep */
 	struct wall wall;
 	struct timings timings;
-	int dispatching; /* 1: the effects of an event are being carried out */
+	int dispatching; /* 1: dispatch is handling an event or carrying out its effects */
 	double begin_s;  /* clock_seconds at the start of the loop */
 	double apply_s;  /* time that the core took, including the computation of the weights */
 	double idle_s;   /* time that the loop waited, at the newest tick */
@@ -104,7 +106,7 @@ struct server {
 	uint64_t finish_ms; /* time at which the run ended */
 	int stops;          /* 1: --stop-at or --patience-epochs ends the run */
 	int draining;       /* 1: a signal has begun a drain */
-	/* time at which the server ends without waiting any longer; 0: none */
+	/* time at which the server ends without waiting any longer; 0: the end has no deadline */
 	uint64_t deadline_ms;
 
 	/* 1: stop this server and start it again with the options `next` (--input auto) */

@@ -46,7 +46,8 @@ struct auth {
 	void *socket; /* ROUTER, bound to ZAP_ENDPOINT */
 	struct zloop zloop;
 	uv_timer_t slow;
-	/* number of open handles: 1: the timer; 2: the timer and the ZAP socket's handle */
+	/* number of open handles. 1: only the timer is open; 2: the ZAP socket's handle is open,
+	 * too */
 	int open;
 
 	uv_work_t work;
@@ -146,9 +147,9 @@ static uint32_t workers_of_key(const struct auth *a)
 	return share < QUOTA_HELLO ? QUOTA_HELLO : share;
 }
 
-/* Returns the number of HELLO of this role that each key may send in a second. All keys together
- * may send cfg.hellos HELLO of workers, so that a key that floods the server with them leaves the
- * other keys their part. */
+/* Returns the number of HELLO of this role that each key may send in a second. Each key may send an
+ * equal part of cfg.hellos HELLOs of workers, but at least QUOTA_JOINS, so that a key that floods
+ * the server with HELLOs leaves the other keys their part. */
 static uint32_t hellos_of_key(const struct auth *a, enum role role)
 {
 	uint32_t part = a->cfg.hellos / worker_keys(a);

@@ -28,8 +28,8 @@
  * (5) if a reload is requested during a read, another read begins after it
  *     (a_list_on_a_hanging_disk_blocks_nothing).
  *
- * All functions belong to the loop's thread. While a read of the list is under way, its result
- * belongs to a thread of the pool.
+ * Only the loop's thread may call these functions. While a read of the list is under way, only a
+ * thread of the pool uses its result.
  */
 #ifndef SERVER_AUTH_AUTH_H
 #define SERVER_AUTH_AUTH_H
@@ -49,7 +49,7 @@ struct auth_config {
 	const char *key_file;  /* file of the server's secret key */
 	const char *keys_file; /* NULL: AUTHORIZED_KEYS_FILE beside key_file */
 	uint32_t max_workers;
-	/* maximum number of HELLO of workers that the server accepts in a second, of all keys
+	/* maximum number of workers' HELLOs that the server accepts in a second from all keys
 	 * together */
 	uint32_t hellos;
 	uint32_t sides;     /* maximum number of side connections of a worker */
@@ -93,14 +93,15 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 /* Returns the maximum number of worker slots for each worker's key, out of `slots` slots in
  * total. */
 uint32_t auth_share(const struct auth *a, uint32_t slots);
-/* Returns the number of slots that each worker's key gets in any case, which is 0 if there are more
- * keys than slots. auth_left_over returns the number of slots that are left: that many keys get one
- * slot more. */
+/* auth_even_share returns the number of slots that each worker's key gets in any case, which is 0
+ * if there are more keys than slots. auth_left_over returns the number of slots that remain; this
+ * number of keys get one slot more. */
 uint32_t auth_even_share(const struct auth *a, uint32_t slots);
 uint32_t auth_left_over(const struct auth *a, uint32_t slots);
-/* Returns the maximum number of open connections of a key: two for each slot of its share, and two
- * more, because the server may still have two that the worker has lost; the side connections of
- * each slot; and AUTH_CONNECTIONS for programs such as cnn-ctl. */
+/* Returns the maximum number of open connections of a key: for each slot of its share, two
+ * connections of the worker, two more, because the server may not have noticed yet that the worker
+ * has lost its previous two, and the side connections; and AUTH_CONNECTIONS for programs such as
+ * cnn-ctl. */
 uint32_t auth_connections(const struct auth *a);
 /* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);

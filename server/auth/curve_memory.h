@@ -4,9 +4,10 @@
  * libzmq takes this memory from libsodium, which maps pages for each buffer of about a hundred
  * bytes, locks them and changes the access to the pages around them. A handshake needs about 25
  * system calls for this, and most of them interrupt the other threads of the process, because the
- * other processors must forget the old mapping too. In a flood of connections this slowed the
- * server down more than the encryption. This module therefore defines libsodium's functions
- * again, with memory of malloc. The linker lets libzmq call the definitions of the program.
+ * other processors must drop the old mapping from their caches (TLBs), too. In a flood of
+ * connections this slowed the server down more than the encryption. This module therefore defines
+ * libsodium's functions again, with memory of malloc. The linker lets libzmq call the definitions
+ * of the program.
  *
  * A buffer is cleared when it is freed. It is not locked in memory, but the secret keys, which
  * libzmq copies into its own structs, are not locked either. The program writes no core file if it

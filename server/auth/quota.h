@@ -5,8 +5,8 @@
  * A token bucket for each key and kind has room for the messages of one second. The server drops
  * messages above the quota without an answer; clients send them again later.
  *
- * The functions are pure: the time is an argument, which must never decrease. Only the thread of
- * the struct's owner may call the functions; in auth.c this is the loop's thread.
+ * The function is pure: the caller passes the time, which must never decrease. Only the thread that
+ * owns the struct may call the function; in auth.c this is the loop's thread.
  */
 #ifndef SERVER_AUTH_QUOTA_H
 #define SERVER_AUTH_QUOTA_H
@@ -16,8 +16,9 @@
 /* maximum number of keys with an entry; a new key replaces the key that was silent for longest */
 #define QUOTA_KEYS   64u
 #define QUOTA_STATUS 50u /* STATUS per second */
-/* HELLO of observers per second; half of the minimum quota of handshakes, because all workers of a
- * key can connect at once */
+/* HELLOs of observers per second. The quota of handshakes is at least twice this number, and at
+ * least twice the number of the key's worker slots, so that all workers of a key can connect at
+ * once */
 #define QUOTA_HELLO 25u
 #define QUOTA_JOINS 5u /* minimum quota of HELLO of workers per second */
 

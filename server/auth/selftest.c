@@ -7,7 +7,7 @@
 #include "common/keys.h"
 #include "common/zmonitor.h"
 
-/* an abstract address: it has no file, and other machines cannot reach it */
+/* an abstract address of a Unix socket: it has no file, and other machines cannot reach it */
 #define ENDPOINT "ipc://@cnn-ps-self-test-%.8s"
 #define LIMIT_MS 3000
 #define POLL_MS  5

@@ -5,8 +5,9 @@
  * answer cnn-ctl and receive a HELLO. During this time the server writes no checkpoint. A resumed
  * run takes the input of its model from the checkpoint. As long as no push was accepted, the input
  * may change: if a worker with other images joins and no other worker is left, server.c starts the
- * server again with other options. This closes all connections. So the workers of a key can cause
- * it only IMAGES_CHANGES times, and with --data-id only workers with this data set. Thread: main.
+ * server again with other options. Such a start closes all connections. Therefore the workers of a
+ * key can cause only IMAGES_CHANGES of them and, with --data-id, only workers with that data set
+ * can. Thread: main.
  */
 #ifndef SERVER_CONFIG_IMAGES_H
 #define SERVER_CONFIG_IMAGES_H

@@ -1,6 +1,6 @@
 /*
  * keep_rule.h - the rule of --keep. The rule decides for each epoch whether the server writes the
- * weights at the end of the epoch to a file. Thread: any; no state.
+ * weights at the end of the epoch to a file. Any thread may call the function, which has no state.
  */
 #ifndef SERVER_CONFIG_KEEP_RULE_H
 #define SERVER_CONFIG_KEEP_RULE_H

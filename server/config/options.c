@@ -495,7 +495,8 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 	check_keep(o, &errors);
 	check_metrics(o, &o->core, &errors);
 	check_store(o, &errors);
-	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
+	/* after a parse error, some of the values that these checks compare are missing */
+	if (parsed == PS_OK) {
 		const char *mode = check_mode(c);
 
 		if (mode && o->model.n_params)

@@ -2,7 +2,8 @@
  * options.h - the table of the options of cnn-ps, and the checks of their values.
  *
  * The functions in this header bind no port and write no file. If the configuration is wrong,
- * options_parse prints all its errors on stderr. Thread: main, at start-up.
+ * options_parse prints all its errors on stderr. Only the main thread calls these functions, at
+ * start-up.
  */
 #ifndef SERVER_CONFIG_OPTIONS_H
 #define SERVER_CONFIG_OPTIONS_H
@@ -26,7 +27,8 @@ enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
 struct gpu_store; /* server/device/gpu_store.h */
 
 struct options {
-	struct core_config core; /* complete except run, term and generation (startup.c) */
+	/* complete except for run, term and generation, which startup.c sets */
+	struct core_config core;
 
 	/* These members have the options of the shell as the user gave them. A text is NULL if the
 	 * user gave nothing or "". */
@@ -51,7 +53,7 @@ struct options {
 	int64_t memory_mb; /* 0: 80 % of the memory of the machine or container */
 	enum lane_choice lane;
 	const char *lane_socket;
-	int64_t connections; /* maximum number for the tensors of a worker */
+	int64_t connections; /* maximum number of connections for the tensors of a worker */
 	int64_t wal_mb;
 	int64_t threads;   /* 0: automatic */
 	const char *store; /* "host" or "cuda:N" */
@@ -67,7 +69,8 @@ struct options {
 	/* if more memory is in use, the server closes all connections; 0: 80 % of the memory of the
 	 * machine or container */
 	uint64_t memory_bytes;
-	uint64_t wal_bytes; /* the server takes a checkpoint when the log is larger */
+	/* size of the write-ahead log from which on the server takes a checkpoint */
+	uint64_t wal_bytes;
 	/* number of threads that process vectors, including the main thread; at least 1 */
 	size_t n_threads;
 	size_t n_cpus;  /* CPUs on which this process may run */
@@ -75,7 +78,8 @@ struct options {
 	uint32_t sides; /* maximum number of side connections of a worker (server/net/sides.h) */
 	/* the Unix socket of shared-memory lanes; "": none */
 	char lane_path[WIRE_MAX_SOCKET + 1];
-	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
+	/* the defaults of --lr and --local-lr with the other options */
+	double usual_rate, usual_local_rate;
 
 	/* The server sets the following values after options_parse. */
 	/* how often the workers of each key have changed the images (images.h) */
@@ -95,7 +99,7 @@ struct options {
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
 /* Sets the fields of *c that follow from the model. */
 void options_fill_model(struct core_config *c, const struct model *m);
-/* Sets only those of these fields that describe running statistics. */
+/* Sets only the fields n_running and running of *c. */
 void options_fill_running(struct core_config *c, const struct model *m);
 
 /* Returns the number of workers' keys that --aggregate needs to withstand a key whose gradients are

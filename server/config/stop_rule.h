@@ -2,7 +2,7 @@
  * stop_rule.h - decides whether a run ends before its last epoch (--stop-at and --patience-epochs).
  *
  * A rule reads only the evaluated epochs of the core, so it gives the same result after a restart.
- * Thread: any; no state.
+ * Any thread may call the functions, which have no state.
  */
 #ifndef SERVER_CONFIG_STOP_RULE_H
 #define SERVER_CONFIG_STOP_RULE_H

@@ -24,10 +24,11 @@ struct gpu_store {
 	uint64_t squared[STORE_COPIES]; /* number of squared values of each private copy */
 	int has_weights;                /* 1: the GPU has the current weights */
 	int cannot_keep;                /* 1: the GPU has no memory for gpu_store_keep */
-	int is_hashed;                  /* 1: xxh3 is their checksum */
+	int is_hashed;                  /* 1: xxh3 is the checksum of the current weights */
 	uint64_t xxh3;
 	uint64_t updates; /* number of changes of the weights */
-	/* the copies of weights: `hashes`: the module computes the checksum; else it is xxh3 */
+	/* the copies of weights. `hashes` is 1: the module computes the checksum of the copy; 0:
+	 * `xxh3` is the checksum */
 	struct given {
 		int hashes;
 		uint64_t updates, xxh3;
@@ -62,8 +63,7 @@ static void gpu_store_load(
 	g->updates++;
 }
 
-/* Pins the shared buffer `to` at its first use. A buffer that no update has used takes no
- * memory. */
+/* Pins the shared buffer `to` at its first use. Before its first use, a buffer takes no memory. */
 static void pin_buffer(struct gpu_store *g, const float *to)
 {
 	const char *at = (const char *)to;

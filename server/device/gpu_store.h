@@ -29,9 +29,9 @@ int gpu_store_open(struct gpu_store **out, int number, struct err *e) PS_MUST_CH
 int gpu_store_allocate(struct gpu_store *g, size_t n, size_t vectors, struct err *e) PS_MUST_CHECK;
 /* Returns the device for the core. */
 const struct param_device *gpu_store_device(const struct gpu_store *g);
-/* Says that the weights go to `n` buffers of `pitch` bytes at `base`. The GPU then writes to a
- * buffer directly, from its first use on, if the system permits it. gpu_store_forget must be called
- * before the buffers are unmapped. */
+/* Notifies the store that the weights go to `n` buffers, which begin at `base` and have `pitch`
+ * bytes each. If the system permits it, the GPU writes directly to each buffer from the first use
+ * of the buffer on. gpu_store_forget must be called before the buffers are unmapped. */
 void gpu_store_share(struct gpu_store *g, void *base, size_t pitch, size_t n);
 void gpu_store_forget(struct gpu_store *g); /* g may be NULL */
 /* Allocate and free memory of the host that the GPU reads directly, for pool_new_in. A store must
@@ -39,25 +39,26 @@ void gpu_store_forget(struct gpu_store *g); /* g may be NULL */
 void *gpu_store_allocate_host(size_t bytes);
 void gpu_store_release_host(void *memory);
 
-/* The following functions use memory of other processes on any GPU of this host, whose descriptor
- * is `fd`. If gpu_store_import returns PS_EDEVICE, this memory cannot be used. It sets *is_own to 1
- * if the memory is on the store's GPU. */
+/* The following functions use memory of other processes on any GPU of this host. gpu_store_import
+ * maps the memory with descriptor `fd`, and sets *is_own to 1 if it is on the store's GPU. If the
+ * function returns PS_EDEVICE, this memory cannot be used. */
 int gpu_store_import(struct gpu_store *g, int fd, size_t bytes, char **memory, int *is_own,
 	struct err *e) PS_MUST_CHECK;
 void gpu_store_drop(struct gpu_store *g, char *memory, size_t bytes);
-#define GPU_STORE_COPIES 4u /* private copies of gradients */
+#define GPU_STORE_COPIES 4u /* number of private copies of gradients */
 /* Begins to copy a gradient of n values to copy number `at`, below GPU_STORE_COPIES, in memory of
- * the GPU. The first `trained` values count for the squares. */
+ * the GPU. Only the first `trained` values count in the sum of squares. */
 void gpu_store_take(struct gpu_store *g, size_t at, const char *from, size_t n, size_t trained);
-/* Waits for this copy, sets *copy to it, which only the GPU can read, and *chunk to its results.
- * The copy is valid until the next gpu_store_take with its number. */
+/* Waits for this copy. Sets *copy to the copy, which only the GPU can read, and *chunk to its
+ * checksum, sum of squares and largest magnitude. The copy is valid until the next gpu_store_take
+ * with its number. */
 void gpu_store_taken(struct gpu_store *g, size_t at, const float **copy, struct chunk *chunk);
-#define GPU_STORE_GIVES 5u /* copies of the weights that may be under way */
+#define GPU_STORE_GIVES 5u /* maximum number of copies of the weights at the same time */
 /* Begins to copy the current weights to `to`, as number `at`, below GPU_STORE_GIVES. Returns 0 if
  * the GPU does not have the weights yet. */
 int gpu_store_give(struct gpu_store *g, size_t at, char *to) PS_MUST_CHECK;
-/* Returns 1 and sets *xxh3 to the checksum of these weights if the copy is complete. With `waits`,
- * waits until then. */
+/* Returns 1 and sets *xxh3 to the checksum of these weights if the copy is complete. If `waits` is
+ * 1, waits until the copy is complete. */
 int gpu_store_given(struct gpu_store *g, size_t at, int waits, uint64_t *xxh3) PS_MUST_CHECK;
 /* If `defers` is 1, updates write the new weights to memory of the host only when the core needs
  * them there. */

@@ -3,10 +3,10 @@
  * weights and the optimizer's state in the memory of a GPU. cnn-ps itself links no CUDA: it loads
  * the module only with --store.
  *
- * Each function that can fail returns NULL, or a text that says what failed. The text is valid
- * until the next call; the text of `kept` until the next call of `kept`. After a failure, except of
- * `import`, the caller calls no function but `close`. The functions do what the functions of struct
- * param_device with the same names do.
+ * Each function that can fail returns NULL, or a text that says what failed. The text of `kept` is
+ * valid until the next call of `kept`, every other text until the next call of any other function.
+ * After a failure of any function but `import`, the caller calls only `close`. The functions do
+ * what the functions of struct param_device with the same names do.
  *
  * Thread: one thread at a time uses a module, except for `kept`.
  */
@@ -17,8 +17,8 @@
 #define STORE_MODULE_ABI    4u
 #define STORE_MODULE_SYMBOL "cnnps_store_module"
 #define STORE_MODULE_NAME   128 /* bytes of the name of a device */
-#define STORE_COPIES        4u  /* private copies of gradients of other processes */
-#define STORE_GIVES         5u  /* copies of the weights that may be under way */
+#define STORE_COPIES        4u  /* number of private copies of gradients of other processes */
+#define STORE_GIVES         5u  /* maximum number of copies of the weights at the same time */
 
 /* The results of a pass over n values. */
 struct store_pass {
@@ -51,20 +51,22 @@ struct store_module {
 	/* Sets *values to a copy in memory of the host if the device has the n values. */
 	const char *(*readable)(void *self, const float **values, size_t n);
 	/*
-	 * These use memory of other processes on any GPU of this host. `import` maps `bytes` bytes
-	 * of the memory of descriptor `fd`, or returns why it cannot, and sets *is_own to 1 if they
-	 * are on the module's GPU, too. `drop` unmaps the memory.
+	 * The next six functions use memory of other processes on any GPU of this host. `import`
+	 * maps `bytes` bytes of the memory of descriptor `fd`, or returns why it cannot, and sets
+	 * *is_own to 1 if they are on the module's GPU, too. `drop` unmaps the memory.
 	 *
 	 * `take` begins to copy a gradient of n values to private copy number `at`, below
-	 * STORE_COPIES. The first `trained` values count for the squares. `taken` waits, and sets
-	 * *copy to this copy and *pass to its results: the module reads each value of `from` once.
-	 * The copy is valid until the next `take` with its number. An update that has begun with
-	 * it gets its values.
+	 * STORE_COPIES. Only the first `trained` values count in the sum of squares. `taken` waits
+	 * until the copy is complete, and sets *copy to it and *pass to its results. The module
+	 * reads each value of `from` only once, so results and copy agree even if the other process
+	 * changes the values. The copy is valid until the next `take` with its number. An update
+	 * that has begun with the copy still gets its values after that.
 	 *
 	 * `give` begins to copy the weights to `to`, as number `at` below STORE_GIVES. If `hashes`
-	 * is 0, it computes no checksum; the results have no squares and no peak. Updates that
-	 * begin later do not change the copy. `given` sets *done to 1 and *pass to the results if
-	 * the copy is complete; with `waits` it waits until then.
+	 * is 0, `give` computes no checksum. The results of `give` have no squares and no peak.
+	 * Updates that begin later do not change the copy. `given` sets *done to 1 and *pass to the
+	 * results if the copy is complete. If `waits` is 1, `given` waits until the copy is
+	 * complete.
 	 */
 	const char *(*import)(void *self, int fd, size_t bytes, void **memory, int *is_own);
 	void (*drop)(void *self, void *memory, size_t bytes);

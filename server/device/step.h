@@ -5,9 +5,10 @@
  *
  * The loops of optim.c run with FTZ and DAZ (common/subnormals.h): subnormal operands count as 0,
  * and a result that is subnormal after rounding becomes 0 with its sign. The CPU decides with the
- * result that a format with a wider exponent would have (Intel SDM, "tiny after rounding"), so a
- * product that rounds up to the smallest normal number stays. The setting of nvcc (-ftz) does not
- * promise this. These functions therefore compute with subnormal numbers and then flush.
+ * result that a format with a wider exponent would have (Intel SDM, "tiny after rounding"), so it
+ * does not replace a product that rounds up to the smallest normal number by 0. The option -ftz of
+ * nvcc does not promise the same decision. These functions therefore compute with subnormal numbers
+ * and then flush.
  */
 #ifndef SERVER_DEVICE_STEP_H
 #define SERVER_DEVICE_STEP_H
@@ -46,13 +47,15 @@ STEP_FN float step_normal(float x)
 	return fabsf(x) < STEP_NORMAL ? copysignf(0, x) : x;
 }
 
-/* A sum of float32 numbers that is subnormal is exact. */
+/* If a sum of two float32 numbers is subnormal, it is exact, so no rounding has to be
+ * considered. */
 STEP_FN float step_add(float a, float b)
 {
 	return step_normal(STEP_ADD(a, b));
 }
 
-/* A product of float32 numbers is exact as a double. */
+/* The product of two float32 numbers is exact as a double, so the double shows how the product
+ * rounds. */
 STEP_FN float step_mul(float a, float b)
 {
 	float r = STEP_MUL(a, b);

@@ -15,8 +15,8 @@
  * (1) the checkpointer logs only the first of several failures in a row, and it logs the success
  *     that follows them (a_full_disk_is_logged_once_and_recovers).
  *
- * All functions belong to the loop's thread. Between checkpointer_start and `done`, the buffer
- * belongs to a thread of the pool.
+ * Only the loop's thread may call these functions. Between checkpointer_start and `done`, only a
+ * thread of the pool uses the buffer.
  */
 #ifndef SERVER_DURABILITY_CHECKPOINTER_H
 #define SERVER_DURABILITY_CHECKPOINTER_H
@@ -44,8 +44,8 @@ struct checkpointer; /* opaque, see checkpointer.c */
 /* Makes a checkpointer that writes to `dir` (borrowed). PS_ENOMEM. */
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
 	checkpointer_done_fn *done, void *arg) PS_MUST_CHECK;
-/* Notes that generation `sound` is known to be good. The checkpointer never removes this generation
- * to make space for the next one. */
+/* Notes that the file of generation `sound` is complete and undamaged. The checkpointer never
+ * removes this generation to make space for the next one. */
 void checkpointer_keep(struct checkpointer *s, uint64_t sound);
 /* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);

@@ -5,10 +5,13 @@
 #include "server/durability/checkpointer.h"
 #include "server/durability/wal.h"
 
-#define LOG_OVERDUE_MS        2000
-#define NOTICE_MS             500 /* time between two notices (see contact.c) */
+#define LOG_OVERDUE_MS 2000
+/* time between two notices to the workers that the server waits for its disk
+ * (worker/client/contact.c) */
+#define NOTICE_MS             500
 #define CHECKPOINT_OVERDUE_MS 10000
-/* lowest speed of writing that is allowed for a checkpoint */
+/* minimum speed that is assumed for writing a checkpoint: the time limits of a checkpoint grow with
+ * its size divided by this number */
 #define SLOWEST_BYTES_PER_MS 20000
 
 /* Notes when the write under way began. `busy` is 1 if a write is under way. `number` is the number

@@ -10,8 +10,8 @@
  * Only the results of the evaluated epochs in the core decide which epochs are exported, so a
  * restart does not change the choice. If the server dies before it has written a file, the next
  * start of the server writes the file. If a file cannot be written, the server logs this and
- * continues the run. A thread of libuv's pool writes the files; all functions belong to the thread
- * of the loop.
+ * continues the run. A thread of libuv's pool writes the files; only the loop's thread may call the
+ * functions of this header.
  */
 #ifndef SERVER_DURABILITY_EPOCH_EXPORT_H
 #define SERVER_DURABILITY_EPOCH_EXPORT_H

@@ -28,7 +28,8 @@
 #define TERM_FILE     "TERM"
 #define OLD_TERM_FILE "EPOCH" /* the file's name in release 0.1.0 */
 #define MAX_TERM      (UINT64_MAX - 1)
-/* The generations of the next checkpoints must not overflow. No run writes as many checkpoints. */
+/* The generations of the next checkpoints must not overflow. No run writes this number of
+ * checkpoints. */
 #define MAX_GENERATION (UINT64_MAX / 2)
 
 /* ---- the term ------------------------------------------------------------------------------- */

@@ -21,7 +21,7 @@ struct startup {
 	struct param_buffers *params; /* the buffers of the weights */
 	int lock_fd;                  /* holds the lock of the directory; or -1 */
 	int resumed;                  /* 1 if the run continues from a checkpoint, 0 if it is new */
-	/* generation from which the run continues, or 0 if it is new */
+	/* generation of the checkpoint from which the run continues, or 0 if the run is new */
 	uint64_t sound;
 	uint64_t written_term; /* the term in the file TERM, or 0 if there is no such file */
 	/* the checkpoint directory if startup_open made it, otherwise NULL; borrowed */

@@ -12,14 +12,15 @@
 #include "common/wal_file.h"
 #include "server/durability/wal_record.h"
 
-/* the log begins to write a queue of this size even if no reply waits */
+/* when the queue has this size, the log begins to write it even if no reply waits */
 #define LAZY_BYTES ((size_t)65536)
 /* The log copies frames of up to this size. A larger frame is only referenced. A reference to a
  * small frame would keep in memory the much larger buffer in which libzmq has received the
  * frame. */
 #define MAX_COPY    ((size_t)512)
 #define RECORD_ROOM 128 /* maximum bytes that the file adds to an event */
-/* space for bytes that the file has not written yet, and for rounding to whole blocks */
+/* additional bytes of wal_reserve: for bytes that the log has not written to its file yet, and for
+ * rounding to whole blocks */
 #define SPARE_ROOM ((size_t)98304)
 
 /* An item of the queue is an event or the mark of a snapshot. */
@@ -53,14 +54,16 @@ struct wal {
 		size_t memory; /* of its other events, the bytes that count against WAL_MAX_QUEUE */
 	} share[WIRE_MAX_WORKERS + 1]; /* the parts of each sender in `waiting` and `memory` */
 	uint64_t newest_lsn;           /* LSN of the newest event */
-	uint64_t wanted_lsn;           /* newest LSN for which a reply waits, or soon will */
+	uint64_t wanted_lsn;           /* newest LSN for which a reply waits or will soon wait */
 	uint64_t flushed_lsn;          /* see wal.h */
 	uint64_t synced_lsn;           /* LSN of the newest event that is on disk in a log file */
 	/* the newest snapshot: its generation, and the LSN of the newest event in it */
 	uint64_t base, base_lsn;
 	uint64_t durable; /* newest generation on disk */
-	uint64_t failed;  /* newest generation whose file failed, or 0 if no file failed */
-	/* oldest generation >= `durable` whose file failed, or 0 if no such file failed */
+	/* newest generation whose file can take no more events, or 0 if there is none */
+	uint64_t failed;
+	/* oldest generation >= `durable` whose file can take no more events, or 0 if there is
+	 * none */
 	uint64_t gap;
 	uint64_t reserve; /* see wal_reserve */
 	int reported;     /* 1 if the log reported that a file ended for lack of space */
@@ -461,7 +464,7 @@ void wal_checkpointed(struct wal *w, uint64_t generation)
 
 void wal_reserve(struct wal *w, uint64_t bytes)
 {
-	/* the ledger may grow until the next checkpoint */
+	/* 1/64 more, because the ledger may grow until the next checkpoint */
 	w->reserve = bytes + bytes / 64 + SPARE_ROOM;
 }
 

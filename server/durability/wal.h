@@ -11,13 +11,14 @@
  *   snapshot taken  -> later events go to a new file; once it is durable, older files are useless
  *   snapshot failed -> the next snapshot is marked in the same file, until one is durable
  *
- * In this way the number of files stays bounded even if every checkpoint fails. The size of the
- * current file is not bounded then, because no other file and no checkpoint has its events.
+ * Because failed snapshots begin no new file, the number of files stays bounded even if every
+ * checkpoint fails. The size of the current file is not bounded in this case, because the file has
+ * events that are in no checkpoint.
  *
- * The log ends a file before the file takes the space that the next checkpoint needs (wal_reserve),
- * or when a write or sync of the file has failed. The log never writes to such a file again. After
- * that it stores no event until the next snapshot begins another file, and the flushed LSN does not
- * grow until that snapshot is durable.
+ * In two cases the log ends a file early: before the file takes the space on the disk that the next
+ * checkpoint needs (wal_reserve), and when a write or sync of the file has failed. The log never
+ * writes to such a file again. It then stores no event until the next snapshot begins another file,
+ * and the flushed LSN does not grow until that snapshot is durable.
  *
  * Invariants:
  * (1) the flushed LSN is never above the LSN of the newest event (asserted by advance_flushed);
@@ -25,7 +26,8 @@
  *     a_disk_that_hangs_takes_bounded_memory);
  * (3) `done` is called on the loop's thread once after each group (asserted by on_group_written;
  *     flushed_events_are_replayed);
- * (4) the queue has frames of pushes only while the file can be written (asserted by enqueue);
+ * (4) while the log can write no file, it adds no frame of a message to the queue (asserted by
+ *     enqueue);
  * (5) waiting events that are not pushes take at most WAL_MAX_QUEUE bytes plus one event. If the
  *     disk hangs and the queue reaches this bound, the log ends its file as after a failed write
  *     (asserted by enqueue; a_disk_that_hangs_takes_bounded_memory).
@@ -34,8 +36,8 @@
  * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
  * (2) the queue has only frames of pushes within the workers' push windows: dispatch.c drops pushes
  *     beyond the windows (mutant pushes-without-windows);
- * (3) a sender that sends without end takes no other sender's place in the queue
- *     (a_sender_has_its_share_of_the_queue).
+ * (3) a sender that sends any number of messages leaves the other senders their share of the queue
+ *     (wal_share_is_used) (a_sender_has_its_share_of_the_queue).
  *
  * Only the loop's thread may call these functions; a group belongs to a thread of the pool from its
  * start to its end. The main thread calls wal_replay, wal_newest_file and wal_remove_files before
@@ -71,7 +73,7 @@ struct wal_stats {
 	double seconds;          /* sum of the times to write a group, with fsync */
 	double newest_seconds;   /* the time to write the newest group */
 	uint64_t failures;
-	/* 1 if a write failed, so that the flushed LSN stays until the next checkpoint is
+	/* 1 if a write failed, so that the flushed LSN does not grow until the next checkpoint is
 	 * durable */
 	int failing;
 	char why[256]; /* reason of the last failure, while `failing` is 1 */
@@ -88,7 +90,7 @@ void wal_free(struct wal **w);
  * Returns the event's LSN. */
 uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f);
 /* Begins to write and sync all events in the queue, at once or after the group under way. The
- * caller needs this because a reply waits for an event, or soon will. */
+ * caller calls this function when a reply waits for an event in the queue, or soon will. */
 void wal_flush(struct wal *w);
 /* Notes that the core took snapshot `generation` after the newest event, so all later events follow
  * this snapshot. */
@@ -116,12 +118,12 @@ const struct wal_stats *wal_stats(const struct wal *w);
 
 /*
  * Replaces the sections of `c`, the newest good checkpoint of `dir`, by the state at the end of the
- * log files that follow it. If there are no such files, *c does not change. For this, a core
- * repeats the steps that the server's core took after the checkpoint. Each step depends only on the
- * core's state and the event, so the result is the same bit for bit. Returns PS_ECHECKPOINT if the
- * log has lost events that had been durable. With --accept-rollback, the replay does not fail in
- * this case: it ends before the first lost event and writes an error to the program's log. PS_EIO,
- * PS_ENOMEM. On failure *c is unchanged.
+ * log files that follow it. If there are no such files, *c does not change. For this purpose, a new
+ * core takes the steps again that the server's core took after the checkpoint. Each step depends
+ * only on the core's state and the event, so the result is the same bit for bit. Returns
+ * PS_ECHECKPOINT if the log has lost events that had been durable. With --accept-rollback, the
+ * replay does not fail in this case: it ends before the first lost event and writes an error to the
+ * program's log. PS_EIO, PS_ENOMEM. On failure *c is unchanged.
  */
 int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
 	struct err *e) PS_MUST_CHECK;

@@ -1,4 +1,5 @@
-/* wal_replay.c - see wal.h. Repeats the steps that the core took after a checkpoint. */
+/* wal_replay.c - see wal.h. The functions repeat the steps that the core took after a
+ * checkpoint. */
 #include "server/durability/wal.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,7 +157,8 @@ static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, 
 	struct wal_reader next = {.fd = -1};
 	const struct wal_head *h = &j->head;
 
-	/* term 0 means that the header is lost: then only check_end checks the file */
+	/* term 0 means that the header of the file is lost; in this case only check_end checks the
+	 * file */
 	if (h->term && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
 			       h->term != r->cfg.term))
 		return refuse_log(

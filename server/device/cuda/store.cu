@@ -4,7 +4,8 @@
  * The GPU reads gradients directly from page-locked memory of the host and writes the new weights
  * both to its own memory and to page-locked memory of the host, in one kernel for each piece of
  * PIECE values. Other memory of the host is copied through page-locked buffers, piece by piece,
- * while the GPU works on the previous piece. An event after each piece shows how much is valid.
+ * while the GPU works on the previous piece. A CUDA event after each piece shows how many of the
+ * new weights are valid.
  *
  * If the server defers the copies of the weights, an update writes only memory of the GPU. Workers
  * then exchange gradients and weights from GPU to GPU: a kernel reads or writes the memory of the
@@ -31,7 +32,8 @@ namespace
 
 constexpr size_t PIECE = (size_t)128 << 10; /* values */
 constexpr int THREADS = 256;
-constexpr size_t STAGED = (size_t)8 << 20; /* bytes of each buffer of `kept` */
+/* bytes of each page-locked buffer through which `kept` copies */
+constexpr size_t STAGED = (size_t)8 << 20;
 
 /* The results of a pass, in page-locked memory. */
 struct pass_done {
@@ -46,7 +48,8 @@ struct pass_room {
 	uint64_t *sums;  /* of each block of XXH3 but the last */
 	double *squares; /* of each block of ENGINE_BLOCK values */
 	uint32_t *peak;  /* of each such block */
-	uint32_t *ready; /* number of the newest pass that has completed such a block */
+	/* for each such block, the number of the newest pass that has completed it */
+	uint32_t *ready;
 	struct pass_done *done;
 	uint32_t number; /* of the newest pass */
 };
@@ -61,8 +64,9 @@ struct gpu {
 	cudaStream_t takes;     /* of these passes */
 	void *pass_memory;      /* memory of the GPU for all passes */
 	struct pass_done *done; /* page-locked: the results of all passes */
-	/* numbers of updates with a private copy: the newest update, the newest that the GPU is
-	 * known to have completed, and the newest with each copy and before each copy of weights */
+	/* numbers of updates. update: the newest; completed: the newest that the GPU is known to
+	 * have completed; reads: the newest that reads each private copy; gives: the newest before
+	 * each copy of weights */
 	uint64_t update, completed, reads[STORE_COPIES], gives[STORE_GIVES];
 	int reads_host; /* 1: the update under way reads a gradient in memory of the host */
 	struct gpu_memory_driver driver;
@@ -488,7 +492,7 @@ cudaError_t allocate_passes(struct gpu *g)
 	return cudaDeviceSynchronize();
 }
 
-/* Starts a pass. Fewer than TAIL values have no checksum. */
+/* Starts a pass. If there are fewer than TAIL values, the pass computes no checksum. */
 template <bool MEASURES>
 cudaError_t start_pass(const void *from, void *to, cudaStream_t stream, const struct pass *p)
 {
@@ -766,7 +770,8 @@ const char *module_open(void **self, int number, char name[STORE_MODULE_NAME])
 const char *module_allocate(void *self, size_t n, size_t vectors)
 {
 	struct gpu *g = (struct gpu *)self;
-	/* a part of an update begins a new piece, and so does the gap before it */
+	/* each part of an update begins a new piece, and so does each gap before a part, which
+	 * copy_gap copies */
 	const size_t room = n / PIECE + 64;
 
 	release_memory(g);
@@ -801,7 +806,8 @@ const char *module_load(void *self, const float *weights, float *const state[PAR
 	return text_of(g, "load", rc);
 }
 
-/* Notes that everything up to value `end` is under way. */
+/* Notes that the computation and the copies of all values before value `end` have been
+ * submitted. */
 cudaError_t end_piece(struct gpu *g, size_t end)
 {
 	if (g->pieces == g->room)
@@ -1003,7 +1009,8 @@ cudaError_t stream_out(const struct gpu *g, const char *from, char *to, size_t b
 	return rc;
 }
 
-/* Uses only what `keep` has left to it, because another thread calls the other functions. */
+/* Uses only the members of *g that `keep` has set for it, because another thread may call the other
+ * functions at the same time. */
 const char *module_kept(void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS])
 {
 	struct gpu *g = (struct gpu *)self;

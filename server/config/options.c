@@ -789,12 +789,13 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "no checkpoints, so that a crash loses the run",
 			.group = "Checkpoints and resources"),
 		TEXT("keep", keep_text, NULL, "RULES",
-			"weights that the server keeps in --checkpoint-dir in addition to the "
-			"checkpoints: \"best\" keeps in best.safetensors the weights of the epoch "
-			"with the highest accuracy (the smallest loss if --metrics has no "
-			"accuracy); "
-			"\"every=N\" keeps those of every N-th epoch in epoch-000010.safetensors "
-			"and so on; a comma separates two rules",
+			"weights that the server keeps beside the checkpoints in --checkpoint-dir: "
+			"\"best\" keeps in best.safetensors the weights of the epoch with the "
+			"highest "
+			"accuracy (the smallest loss if --metrics has no accuracy); \"every=N\" "
+			"keeps "
+			"those of every N-th epoch in epoch-000010.safetensors and so on; a comma "
+			"separates two rules",
 			.unset = "only checkpoints", .needs = "checkpoint-dir"),
 		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
 			"whether the server gives up the rights that it does not need, for example "

@@ -16,6 +16,7 @@
 #include "server/net/net.h"
 #include "server/net/param_buffers.h"
 #include "tests/support/fuzz_input.h"
+#include "tests/support/zmtp.h"
 
 #define PARAMS 64u
 
@@ -70,19 +71,6 @@ static void run_loop(int rounds)
 	}
 }
 
-/* Send the start of a ZMTP 3.0 connection: the greeting with mechanism NULL, then the command READY
- * of a DEALER. */
-static void greet_router(int fd)
-{
-	static const unsigned char greeting[64] = {
-		0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0, 'N', 'U', 'L', 'L'};
-	static const unsigned char ready[] = "\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06"
-					     "DEALER";
-
-	(void)!send(fd, greeting, sizeof(greeting), MSG_NOSIGNAL);
-	(void)!send(fd, ready, sizeof(ready) - 1, MSG_NOSIGNAL);
-}
-
 static void check_alive(void)
 {
 	unsigned long before = n_heartbeats;
@@ -113,7 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	uint8_t how = input_u8(&in);
 	int fd = input_connect(port, NULL, 0);
 	if (how & 1)
-		greet_router(fd);
+		zmtp_greet(fd);
 	if (in.left)
 		(void)!send(fd, in.at, in.left, MSG_NOSIGNAL);
 	run_loop(4);

@@ -34,7 +34,7 @@
 /* time between two attempts to free memory by closing all connections */
 #define CLOSE_ALL_MS 2000
 #define GAVE_UP      PS_EAGAIN
-#define SILENT_MS    30000 /* time limit for the first message of a peer after it has connected */
+#define SILENT_MS    30000 /* a connection that was silent for longer is closed (port.h) */
 #define REQUEST_MS   100   /* minimum time between two snapshot requests of the log */
 
 /* ---- the disk ------------------------------------------------------------------------------ */
@@ -318,7 +318,7 @@ static void on_tick(uv_timer_t *t)
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->committed_lsn, dispatch_now(s));
 	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
 	transfers_poll(&s->transfers, s->state.core, s->router, dispatch_now(s), on_transfer, s);
-	router_check_sides(s->router, s->state.core);
+	router_check_sessions(s->router, s->state.core, dispatch_now(s));
 	if (s->disk.notice_due && !s->status)
 		notify_workers(s);
 	request_snapshot(s);

@@ -212,9 +212,9 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, c
 	return rc;
 }
 
-int auth_is_listed(const struct auth *a, struct frames *f)
+int auth_is_listed(const struct auth *a, const char *key)
 {
-	return authorized_keys_role(a->list, key_of(f)) != KEY_NONE;
+	return authorized_keys_role(a->list, key) != KEY_NONE;
 }
 
 void auth_assign(struct auth *a, uint32_t peer, uint32_t worker, uint32_t incarnation)

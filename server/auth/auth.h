@@ -103,8 +103,8 @@ uint32_t auth_left_over(const struct auth *a, uint32_t slots);
  * has lost its previous two, and the side connections; and AUTH_CONNECTIONS for programs such as
  * cnn-ctl. */
 uint32_t auth_connections(const struct auth *a);
-/* Returns 1 if the key of the sender of `f` is on the list. */
-int auth_is_listed(const struct auth *a, struct frames *f);
+/* Returns 1 if `key` is on the list. */
+int auth_is_listed(const struct auth *a, const char *key);
 /* Called when the server has assigned this worker id and incarnation to `peer`. From now on they
  * belong to the key of the peer. */
 void auth_assign(struct auth *a, uint32_t peer, uint32_t worker, uint32_t incarnation);

@@ -383,6 +383,10 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 		.excluded = w->quarantine.excluded,
 		.quarantined = w->quarantine.excluded &&
 			       quarantine_has(&c->quarantine, w->session.owner, w->session.name),
+		.in_session =
+			!w->quarantine.excluded &&
+			(w->session.state == SESSION_JOINING || w->session.state == SESSION_LIVE ||
+				w->session.state == SESSION_SUSPECT),
 		.worker = i + 1,
 		.incarnation = w->session.incarnation,
 		.name = w->session.name,

@@ -269,6 +269,7 @@ struct worker_view {
 	enum session_state state;
 	int excluded;    /* 1: the worker is excluded, see departure.h */
 	int quarantined; /* 1: it is also in quarantine, see quarantine.h */
+	int in_session;  /* 1: the worker joins, is live or is suspect, and is not excluded */
 	uint32_t worker, incarnation;
 	const char *name, *device, *owner; /* owner: the key, or "" */
 	uint64_t last_seq, durable_seq, images, last_message_ms;

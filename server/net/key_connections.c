@@ -102,6 +102,13 @@ void key_connections_retain(struct key_connections *k, const unsigned char *open
 			key_connections_remove(k, fd);
 }
 
+const char *key_connections_key(const struct key_connections *k, uint32_t fd)
+{
+	const uint32_t owner = k->connection[fd].owner;
+
+	return owner ? k->owner[owner - 1].key : NULL;
+}
+
 uint32_t key_connections_of(const struct key_connections *k, const char *key)
 {
 	for (uint32_t i = 0; i < k->owners; i++)

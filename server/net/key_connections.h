@@ -36,6 +36,9 @@ void key_connections_remove(struct key_connections *k, uint32_t fd);
 /* Stops counting each connection whose bit in `open` is 0, except for the connection with
  * descriptor `but`. */
 void key_connections_retain(struct key_connections *k, const unsigned char *open, uint32_t but);
+/* Returns the key for which the connection with descriptor `fd` counts, or NULL if it does not
+ * count. */
+const char *key_connections_key(const struct key_connections *k, uint32_t fd);
 /* Returns the number of connections of `key`. */
 uint32_t key_connections_of(const struct key_connections *k, const char *key);
 

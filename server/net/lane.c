@@ -383,6 +383,21 @@ void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m)
 	m->lane_gpu = l->cfg.gpu != NULL;
 }
 
+void lanes_check(struct lanes *l, const struct core *c)
+{
+	uint32_t left = l->stats.open;
+	struct worker_view w;
+
+	for (uint32_t i = 0; i < l->cfg.max_workers && left > 0; i++) {
+		if (!l->lane[i].guest)
+			continue;
+		left--;
+		core_worker(c, i, &w);
+		if (!w.in_session)
+			close_lane(l, &l->lane[i], "the session has ended");
+	}
+}
+
 /* Returns the open lane of connection `peer`, or NULL if there is none. */
 static struct lane *find_lane(struct lanes *l, uint32_t peer)
 {

@@ -6,8 +6,9 @@
  * sends the secret to this socket, it receives two pieces of shared memory: the weights, which it
  * can only read, and memory for its pushes. The server copies a push before it checks the push, so
  * later writes of the worker have no effect. A lane is open as long as its connection to the Unix
- * socket. When a worker ends, for whatever reason, the kernel closes the connection, and the server
- * takes back the buffers that the worker was reading.
+ * socket, but not longer than the session of its worker. When a worker ends, for whatever reason,
+ * the kernel closes the connection, and the server takes back the buffers that the worker was
+ * reading.
  *
  * Invariants:
  * (1) a lane belongs to one incarnation of one worker (asserted by lanes_welcome;
@@ -40,6 +41,7 @@
 #include "common/pool.h"
 #include "proto/msg.h"
 #include "proto/wire.h"
+#include "server/core/core.h"
 #include "server/net/param_buffers.h"
 
 #define LANE_COPIES 4u /* number of private copies of pushes in memory of the server's GPU */
@@ -99,6 +101,8 @@ int lanes_hold(
 /* Returns 1 and sets *xxh3 if this copy is complete. If `waits` is 1, waits until the copy is
  * complete. */
 int lanes_given(struct lanes *l, size_t at, int waits, uint64_t *xxh3) PS_MUST_CHECK;
+/* Closes the lanes of workers that have no session. */
+void lanes_check(struct lanes *l, const struct core *c);
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
 /* Closes all lanes, the socket and the handles; the loop must run once more before lanes_free. The
  * function does not remove the file of the socket, because this could hang on a bad disk, and then

@@ -90,6 +90,8 @@ struct router {
 	uint64_t refusal_ms;         /* time of the newest log line about a malformed message */
 	uint64_t flood_ms;           /* time of the newest log line about a flood */
 	uint64_t crowded_ms;         /* time of the newest log line about a key's connections */
+	uint64_t swept_ms;           /* time of the newest port_sweep */
+	uint32_t *used;              /* room for the peers of all sessions */
 	uint32_t sender;             /* the peer whose message on_message handles now, or 0 */
 	int is_refused;              /* 1 if on_message has refused or dropped this message */
 	char address[LABEL_ADDRESS]; /* IP address of the sender of the newest HELLO */
@@ -674,6 +676,14 @@ static void note_refused(struct router *r, uint32_t peer)
 	}
 }
 
+/* Returns the key of the sender of `r->in`, or "" if the server has no keys. */
+static const char *key_of_sender(struct router *r)
+{
+	const char *key = r->cfg.auth ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
+
+	return key ? key : "";
+}
+
 static void refuse_message(struct router *r, uint32_t peer, int status, const char *why)
 {
 	const struct msg m = {.type = MSG_ERROR, .error = {.status = status, .text = why}};
@@ -683,7 +693,8 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 	if (peer)
 		router_send(r, peer, &m);
 	note_refused(r, peer);
-	if (status == PS_EAUTH && r->cfg.auth && r->in.n && !auth_is_listed(r->cfg.auth, &r->in))
+	if (status == PS_EAUTH && r->cfg.auth && r->in.n &&
+		!auth_is_listed(r->cfg.auth, key_of_sender(r)))
 		port_note_revoked(&r->port, r->in.fd, peer);
 }
 
@@ -698,14 +709,6 @@ static void note_wasted_chunks(struct router *r, uint32_t peer)
 {
 	for (size_t n = chunked_push_wasted(r->chunks); n > 0; n--)
 		note_refused(r, peer);
-}
-
-/* Returns the key of the sender of `r->in`, or "" if the server has no keys. */
-static const char *key_of_sender(struct router *r)
-{
-	const char *key = r->cfg.auth ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
-
-	return key ? key : "";
 }
 
 /* Returns how many of the `bytes` bytes each key may use: at least the bytes of one push. Returns 0
@@ -964,7 +967,7 @@ static int on_readable(void *arg)
 	double begin = clock_seconds();
 	r->stats.received++;
 	r->stats.received_bytes += frame_bytes(&r->in);
-	port_note_message(&r->port, r->in.fd);
+	port_note_message(&r->port, r->in.fd, peer);
 	if (port_is_closed(&r->port, r->in.fd, peer)) {
 		frames_release(&r->in);
 		return 1;
@@ -1111,7 +1114,7 @@ static int start_watching(struct router *r, struct err *e)
 {
 	if (zloop_start(&r->loop, r->cfg.loop, r->socket, on_readable, r) != 0)
 		return err_set(e, PS_ENET, "the socket cannot be watched");
-	if (port_start(&r->port, r->cfg.loop, r->cfg.silent_ms, r->cfg.push_window) != 0) {
+	if (port_start(&r->port, r->cfg.loop, r->cfg.push_window) != 0) {
 		zloop_stop(&r->loop, NULL);
 		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
 	}
@@ -1165,7 +1168,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	frames_init(&r->in);
 	r->bf16_room = 2 * (size_t)cfg->max_workers + 64;
 	r->bf16_peer = mem_try(r->bf16_room, sizeof(*r->bf16_peer));
-	if (port_init(&r->port) || !r->bf16_peer || wire_new(&r->wire, cfg->n_params) ||
+	r->used = mem_try((size_t)cfg->max_workers * (1 + MAX_SIDES), sizeof(*r->used));
+	if (port_init(&r->port) || !r->bf16_peer || !r->used || wire_new(&r->wire, cfg->n_params) ||
 		replies_new(&r->replies, room, per_peer) ||
 		/* a place for each worker, and one for a key that has no slot */
 		chunked_push_new(
@@ -1217,10 +1221,34 @@ void router_close_connections(struct router *r)
 	r->has_chunks = 0;
 }
 
-void router_check_sides(struct router *r, const struct core *c)
+/* Closes the connections that are silent and belong to no session, and those of revoked keys. */
+static void close_silent(struct router *r, const struct core *c)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < r->cfg.max_workers; i++) {
+		struct worker_view w;
+
+		core_worker(c, i, &w);
+		if (!w.in_session)
+			continue;
+		r->used[n++] = w.peer;
+		if (r->sides)
+			n += sides_of(r->sides, w.peer, &r->used[n]);
+	}
+	port_sweep(&r->port, r->cfg.auth, r->used, n);
+}
+
+void router_check_sessions(struct router *r, const struct core *c, uint64_t now_ms)
 {
 	if (r->sides)
 		sides_check(r->sides, c);
+	if (r->lanes)
+		lanes_check(r->lanes, c);
+	if (now_ms - r->swept_ms < r->cfg.silent_ms)
+		return;
+	r->swept_ms = now_ms;
+	close_silent(r, c);
 }
 
 uint64_t router_sides_moved(struct router *r, uint32_t peer)
@@ -1289,6 +1317,7 @@ void router_free(struct router **r)
 	sides_free(&(*r)->sides);
 	wire_free(&(*r)->wire);
 	free((*r)->bf16_peer);
+	free((*r)->used);
 	if ((*r)->context)
 		zmq_ctx_term((*r)->context);
 	owners_free(&(*r)->owners);

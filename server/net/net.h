@@ -57,8 +57,8 @@ struct router_config {
 	 * pushes, and half of it for weights that wait for its connections, but at least the bytes
 	 * of one push. If the number is 0, only the numbers of places and replies are limited. */
 	uint64_t key_bytes;
-	/* The router closes a connection that has sent no message in this time (port.h). If the
-	 * time is 0, the router closes none for this reason. */
+	/* router_check_sessions closes a connection that was silent for this time (port.h), after
+	 * twice the time at the latest */
 	uint64_t silent_ms;
 	struct param_buffers *params; /* the buffers of the weights; must outlive the router */
 	struct wire_pass pass;        /* how the router reads gradients */
@@ -134,8 +134,10 @@ void router_flush(struct router *r);
 /* Receives at least one message of each connection that has one. Called before the core checks for
  * silent workers, so that a worker whose message waits in the socket does not count as silent. */
 void router_receive_pending(struct router *r);
-/* Ends the side connections of workers that no longer use their bulk connection. */
-void router_check_sides(struct router *r, const struct core *c);
+/* Ends the side connections of workers that no longer use their bulk connection, and the lanes of
+ * workers without a session. Closes silent connections, except those of a session: its worker
+ * sends heartbeats on another connection. Called at each tick. */
+void router_check_sessions(struct router *r, const struct core *c, uint64_t now_ms);
 /* Returns the number of bytes that the side connections of the session with bulk connection `peer`
  * have moved since the last call. */
 uint64_t router_sides_moved(struct router *r, uint32_t peer);

@@ -1,9 +1,6 @@
 /* port.c - see port.h. */
 #include "server/net/port.h"
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -12,6 +9,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/zmonitor.h"
+#include "server/net/watched.h"
 
 #define REBIND_MS 50   /* time between two attempts to bind the port again */
 #define CLOSED_MS 1000 /* minimum time for which the accept gate stays closed */
@@ -44,8 +42,7 @@ void port_close_connections(struct port *p)
 	(void)zmq_unbind(p->socket, p->endpoint); /* closes the accepted connections, too */
 	memset(p->open, 0, sizeof(p->open));
 	memset(p->ended, 0, sizeof(p->ended));
-	memset(p->active, 0, sizeof(p->active));
-	memset(p->swept, 0, sizeof(p->swept));
+	memset(p->connection, 0, sizeof(p->connection));
 	key_connections_free(&p->keys);
 	p->stats.connections = 0;
 	p->bound = 0;
@@ -100,8 +97,7 @@ static void note_ended(struct port *p, uint32_t fd)
 {
 	if (fd >= PORT_FDS)
 		return;
-	set_bit(p->active, fd, 0);
-	set_bit(p->swept, fd, 0);
+	p->connection[fd] = (struct port_connection){0};
 	if (p->keys)
 		key_connections_remove(p->keys, fd);
 	if (set_bit(p->open, fd, 0)) {
@@ -123,45 +119,53 @@ static void shut_down(int fd)
 
 /* ---- silent connections ---------------------------------------------------------------------- */
 
+#define EVENTS_AT_ONCE 4096 /* maximum number of the monitor's events that the port reads at once */
+
 static int has_bit(const unsigned char *bits, uint32_t fd)
 {
 	return bits[fd / 8] >> (fd % 8) & 1;
 }
 
-void port_note_message(struct port *p, int fd)
+void port_note_message(struct port *p, int fd, uint32_t peer)
 {
 	/* The monitor may report later that the connection was accepted. */
 	if (fd > 0 && fd < PORT_FDS)
-		set_bit(p->active, (uint32_t)fd, 1);
+		p->connection[fd].peer = peer;
 }
 
-/* Returns 1 if no byte has arrived on the connection for `ms` milliseconds. If the descriptor now
- * belongs to a newer connection, which has existed for less than `ms` milliseconds, the function
- * returns 0. */
-static int is_without_data(int fd, uint64_t ms)
+/* Returns 1 if the connection was silent since the previous sweep. If the kernel does not count the
+ * bytes of connections, no connection is silent. */
+static int is_silent(struct port_connection *c, uint32_t fd)
 {
-	struct tcp_info info = {0};
-	socklen_t length = sizeof(info);
+	const uint32_t before = c->received;
 
-	return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
-	       length > offsetof(struct tcp_info, tcpi_last_data_recv) &&
-	       info.tcpi_last_data_recv >= ms;
+	c->received = (uint32_t)watched_received((int)fd);
+	return before && (c->received == before || !c->peer);
 }
 
-/* Closes the connections that have sent no message for too long. */
-static void on_sweep(uv_timer_t *t)
+static int is_peer_of(uint32_t peer, const uint32_t *peers, size_t n)
 {
-	struct port *p = t->data;
-	uint64_t silent_ms = uv_timer_get_repeat(t);
+	int found = 0;
 
+	for (size_t i = 0; i < n; i++)
+		found |= peers[i] == peer;
+	return found;
+}
+
+void port_sweep(struct port *p, const struct auth *auth, const uint32_t *used, size_t n)
+{
+	zloop_read(&p->loop, EVENTS_AT_ONCE);
 	for (uint32_t fd = 0; fd < PORT_FDS; fd++) {
-		if (!has_bit(p->open, fd) || has_bit(p->active, fd))
+		if (!has_bit(p->open, fd))
 			continue;
-		if (set_bit(p->swept, fd, 1) || !is_without_data((int)fd, silent_ms))
+		struct port_connection *c = &p->connection[fd];
+		const char *key = p->keys ? key_connections_key(p->keys, fd) : NULL;
+		int is_revoked = auth && key && !auth_is_listed(auth, key);
+		if (!is_revoked && (!is_silent(c, fd) || is_peer_of(c->peer, used, n)))
 			continue;
 		shut_down((int)fd);
-		p->stats.silent++;
-		log_debug("net", "silent", "fd=%u", fd);
+		p->stats.silent += (uint64_t)!is_revoked;
+		log_debug("net", is_revoked ? "revoked" : "silent", "fd=%u", fd);
 	}
 }
 
@@ -223,10 +227,6 @@ void port_note_revoked(struct port *p, int fd, uint32_t peer)
 }
 
 /* ---- connections of a key -------------------------------------------------------------------- */
-
-/* maximum number of events of the monitor that the port reads when a key seems to have too many
- * connections */
-#define EVENTS_AT_ONCE 4096
 
 /* Returns 1 if `key` has more than `limit` open connections. The monitor may not have reported the
  * ends of some of them yet. */
@@ -356,17 +356,14 @@ int port_bind(struct port *p, const char *address, struct err *e)
 	return PS_OK;
 }
 
-int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms, uint32_t window)
+int port_start(struct port *p, uv_loop_t *loop, uint32_t window)
 {
 	p->burst = FLOOD_BURST + 2 * window;
 	if (zloop_start(&p->loop, loop, p->monitor, on_monitor, p) != 0)
 		return PS_ENET;
 	uv_timer_init(loop, &p->rebind);
 	uv_timer_init(loop, &p->reopen);
-	uv_timer_init(loop, &p->sweep);
-	p->rebind.data = p->reopen.data = p->sweep.data = p;
-	if (silent_ms > 0)
-		uv_timer_start(&p->sweep, on_sweep, silent_ms, silent_ms);
+	p->rebind.data = p->reopen.data = p;
 	return PS_OK;
 }
 
@@ -375,7 +372,6 @@ void port_stop(struct port *p)
 	zloop_stop(&p->loop, NULL);
 	uv_close((uv_handle_t *)&p->rebind, NULL);
 	uv_close((uv_handle_t *)&p->reopen, NULL);
-	uv_close((uv_handle_t *)&p->sweep, NULL);
 }
 
 void port_close(struct port *p)

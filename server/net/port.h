@@ -1,10 +1,11 @@
 /*
  * port.h - the server's port. The module binds the router's socket, counts connections with
- * libzmq's monitor, and closes the accept gate when descriptors run out. The module also closes
- * each connection that has never sent a message, because libzmq would keep such a connection and
- * its memory for ever. The module closes such a silent connection between `silent_ms` and 2 *
- * `silent_ms` after libzmq has accepted it. A connection on which the first message is just
- * arriving stays open.
+ * libzmq's monitor, and closes the accept gate when descriptors run out.
+ *
+ * The module also closes silent connections, because libzmq would keep them and their memory for
+ * ever. The caller calls port_sweep from time to time. A connection is silent if no byte has
+ * arrived on it between two calls, or if it has existed since the earlier call and has never sent a
+ * whole message. The connections of a key that is no longer on the list are closed, silent or not.
  *
  * The module also closes a connection that floods the server with messages which the server refuses
  * or drops, because each of them takes time. A connection may send FLOOD_BURST + 2 *
@@ -22,6 +23,7 @@
 #include <uv.h>
 #include "common/err.h"
 #include "common/zloop.h"
+#include "server/auth/auth.h"
 #include "server/net/accept_gate.h"
 #include "server/net/key_connections.h"
 
@@ -32,7 +34,7 @@
 struct port_stats {
 	uint64_t accepted, handshakes_failed;
 	uint64_t accept_failures; /* accept failed: no descriptor was left */
-	uint64_t silent;          /* connections closed because they sent no message */
+	uint64_t silent;          /* connections closed because they sent nothing for too long */
 	uint64_t floods;          /* connections closed because too many messages were refused */
 	uint64_t crowded;         /* connections closed because their key had too many */
 	uint32_t connections;     /* number of open connections now */
@@ -49,22 +51,26 @@ struct port_refusals {
 	int closed;        /* 1 if the server has shut down the connection */
 };
 
+/* This struct describes an open connection. */
+struct port_connection {
+	uint32_t peer;     /* the sender of its newest message; 0: it has sent none */
+	uint32_t received; /* bytes received before the newest sweep, modulo 2^32; 0: unknown */
+};
+
 /* This struct is a member of the router. Only port.c may use its members. */
 struct port {
 	void *socket, *monitor; /* socket: the ROUTER, borrowed; monitor: its event socket */
 	struct zloop loop;
-	uv_timer_t rebind, reopen, sweep;
+	uv_timer_t rebind, reopen;
 	struct accept_gate *gate;
 	char endpoint[256];
 	int bound;
 	struct port_stats stats;
 	/* These bit sets have a bit for each descriptor. `open` has the open connections. `ended`
 	 * has the connections whose end was reported before their begin, which happens because
-	 * different I/O threads of libzmq send the two reports. `active` has the connections that
-	 * have sent a message. `swept` has the connections that had sent no message at the newest
-	 * sweep. */
+	 * different I/O threads of libzmq send the two reports. */
 	unsigned char open[PORT_FDS / 8], ended[PORT_FDS / 8];
-	unsigned char active[PORT_FDS / 8], swept[PORT_FDS / 8];
+	struct port_connection connection[PORT_FDS]; /* an entry for each descriptor */
 	/* an entry for each descriptor; NULL until the first message is refused */
 	struct port_refusals *refusals;
 	uint32_t burst; /* maximum number of refused messages of a connection at once */
@@ -79,14 +85,16 @@ void port_release(struct port *p);
 int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_MUST_CHECK;
 /* Binds the socket to `address`. Returns PS_EUSAGE if the address cannot be bound. PS_ENET. */
 int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
-/* Begins to read the monitor's events in `loop`. `silent_ms` is the time limit for the first
- * message of a connection, or 0 for no limit. `window` is the maximum number of unanswered messages
- * of a correct peer. After a success the caller must call port_stop. PS_ENET. */
-int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms, uint32_t window) PS_MUST_CHECK;
+/* Begins to read the monitor's events in `loop`. `window` is the maximum number of unanswered
+ * messages of a correct peer. After a success the caller must call port_stop. PS_ENET. */
+int port_start(struct port *p, uv_loop_t *loop, uint32_t window) PS_MUST_CHECK;
 void port_stop(struct port *p);
-/* Notes that a message has arrived on the connection with descriptor `fd`, so the connection is not
- * silent. */
-void port_note_message(struct port *p, int fd);
+/* Notes that a message of `peer` has arrived on the connection with descriptor `fd`. */
+void port_note_message(struct port *p, int fd, uint32_t peer);
+/* Closes the connections that have been silent since the previous call, except those of the `n`
+ * peers in `used`, and the connections of keys that are not on the list of `auth`, which may be
+ * NULL. */
+void port_sweep(struct port *p, const struct auth *auth, const uint32_t *used, size_t n);
 /* Notes that a message of `key` has arrived on connection `peer` with descriptor `fd`. If more than
  * `limit` connections of the key are open, closes this one and returns 1. */
 int port_note_key(struct port *p, int fd, uint32_t peer, const char *key, uint32_t limit);

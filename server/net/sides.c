@@ -307,8 +307,7 @@ void sides_check(struct sides *s, const struct core *c)
 		if (!e->bulk)
 			continue;
 		core_worker(c, i, &w);
-		if (w.peer != e->bulk || w.excluded || w.state == SESSION_DEAD ||
-			w.state == SESSION_AWAY)
+		if (w.peer != e->bulk || !w.in_session)
 			end_side_session(s, e, "the session has ended");
 	}
 }

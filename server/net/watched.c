@@ -29,16 +29,29 @@ static void address_of(int fd, char *text, size_t size)
 		snprintf(text, size, "%s %u", ip, (unsigned)ntohs(a.v6.sin6_port));
 }
 
-/* Returns the number of bytes that a connection has received, plus the number of sent bytes that
- * the peer has acknowledged. Returns 0 if the kernel does not report these numbers. */
-static uint64_t acked_bytes(int fd)
+/* Reads the kernel's counters. If the kernel does not have them, they are 0. */
+static struct tcp_info counters_of(int fd)
 {
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
 
 	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
 		length < offsetof(struct tcp_info, tcpi_bytes_received) + sizeof(uint64_t))
-		return 0;
+		return (struct tcp_info){0};
+	return info;
+}
+
+uint64_t watched_received(int fd)
+{
+	return counters_of(fd).tcpi_bytes_received;
+}
+
+/* Returns the number of bytes that a connection has received, plus the number of sent bytes that
+ * the peer has acknowledged. Returns 0 if the kernel does not report these numbers. */
+static uint64_t acked_bytes(int fd)
+{
+	const struct tcp_info info = counters_of(fd);
+
 	return info.tcpi_bytes_received + info.tcpi_bytes_acked;
 }
 

@@ -17,6 +17,9 @@ struct watched {
 	uint64_t bytes;
 };
 
+/* Returns the number of bytes that the connection with descriptor `fd` has received, or 0 if the
+ * kernel does not report this number. */
+uint64_t watched_received(int fd);
 /* Begins to watch the connection with descriptor `fd`. */
 void watched_begin(struct watched *w, int fd);
 /* Returns the number of bytes that the connection has moved since the last call. */

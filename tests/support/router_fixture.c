@@ -44,7 +44,7 @@ static void count_gone(void *arg, uint32_t peer)
 	router_core.gone_peer = peer;
 }
 
-uint64_t router_silent_ms;
+struct auth *router_auth;
 
 struct router_config router_test_config(void)
 {
@@ -52,8 +52,9 @@ struct router_config router_test_config(void)
 		.bind = "tcp://127.0.0.1:0",
 		.n_params = ROUTER_PARAMS,
 		.push_window = 8,
-		.max_workers = 4,
-		.silent_ms = router_silent_ms,
+		.max_workers = ROUTER_WORKERS,
+		.silent_ms = ROUTER_SILENT_MS,
+		.auth = router_auth,
 		.params = router_params,
 		.on_message = count_message,
 		.on_gone = count_gone,
@@ -140,6 +141,13 @@ void client_pull(void *socket, uint64_t request, enum weights which)
 void client_heartbeat(void *socket)
 {
 	const struct msg m = {.type = MSG_HEARTBEAT};
+
+	client_send(socket, &m);
+}
+
+void client_status(void *socket)
+{
+	const struct msg m = {.type = MSG_STATUS};
 
 	client_send(socket, &m);
 }

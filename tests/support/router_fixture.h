@@ -15,10 +15,12 @@
 /* the number of weights; one PARAMS is so large that it fills the queues of a peer */
 #define ROUTER_PARAMS      50000u
 #define ROUTER_DEADLINE_MS 20000
+#define ROUTER_SILENT_MS   1000 /* silent_ms of server/net/net.h, in the time of the test */
+#define ROUTER_WORKERS     4u
 
 extern uv_loop_t router_loop;
 extern struct router *router_under_test;
-extern uint64_t router_silent_ms; /* silent_ms of the next router (server/net/net.h); 0: never */
+extern struct auth *router_auth; /* `auth` of the next router (server/net/net.h); NULL: no keys */
 extern float router_weights[ROUTER_PARAMS];
 
 /*
@@ -53,6 +55,7 @@ void *connect_dealer(void);
 void close_dealer(void *socket);
 void client_pull(void *socket, uint64_t request, enum weights which);
 void client_heartbeat(void *socket);
+void client_status(void *socket);
 /* Run the event loop until `socket` receives a message. Writes its frames to *f and the decoded
  * message to *m. */
 void client_receive(void *socket, struct wire *wire, struct frames *f, struct msg *m);

@@ -548,6 +548,26 @@ TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up_lanes, tear_dow
 	lane_close(&l);
 }
 
+/* Covers attacks A4 and A7 of docs/faults.md: a worker falls silent, or its key is revoked, and its
+ * process keeps the Unix socket open, with the weights that it reads. */
+TEST_IN(a_lane_ends_with_the_session_of_its_worker, set_up_lanes, tear_down_lanes)
+{
+	(void)fixture_join(&f, PEER, "");
+	struct lane *l = open_worker_lane(1, PEER);
+	struct lane_ref ref;
+
+	assert_int_equal(hold(PEER, &ref), 1);
+	lanes_check(lanes, f.core);
+	fixture_tick(&f, f.cfg.sessions.suspect_ms);
+	lanes_check(lanes, f.core);
+	assert_int_equal(count_open_lanes(), 1);
+	fixture_tick(&f, f.cfg.sessions.dead_ms);
+	lanes_check(lanes, f.core);
+	assert_int_equal(count_open_lanes(), 0);
+	assert_true(lane_is_lost(l));
+	lane_close(&l);
+}
+
 /* A worker opens its lane a second time, for example because the first attempt took too long. The
  * worker must not take PARAMS of the first lane for PARAMS of the second lane. */
 TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up_lanes, tear_down_lanes)

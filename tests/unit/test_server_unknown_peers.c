@@ -1,14 +1,20 @@
 /*
  * test_server_unknown_peers.c - connections to the server's port that do not use its protocol, and
  * more connections than the process has file descriptors.
- * Covers attacks A3, A4 and A5 of docs/faults.md.
+ * Covers attacks A3, A4, A5 and A7 of docs/faults.md.
  */
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include "common/authorized_keys.h"
 #include "common/endpoint.h"
+#include "common/keys.h"
+#include "tests/support/core_fixture.h"
 #include "tests/support/router_fixture.h"
+#include "tests/support/zmtp.h"
 #include "tests/support/test.h"
 
 static void connect_to_router(int fd)
@@ -28,6 +34,26 @@ static int dial_router(void)
 	assert_true(fd >= 0);
 	connect_to_router(fd);
 	return fd;
+}
+
+/* Open a connection whose handshake is complete, so that the test can send any bytes. */
+static int dial_by_hand(void)
+{
+	char begin[66]; /* the server's greeting, and the begin of its READY */
+	int fd = dial_router();
+
+	zmtp_greet(fd);
+	assert_int_equal(recv(fd, begin, sizeof(begin), MSG_WAITALL), sizeof(begin));
+	return fd;
+}
+
+/* Send bytes, and wait until the kernel has acknowledged them. */
+static void send_bytes(int fd, const void *bytes, size_t n)
+{
+	int left = 1;
+
+	assert_int_equal(send(fd, bytes, n, MSG_NOSIGNAL), n);
+	UNTIL(ioctl(fd, SIOCOUTQ, &left) == 0 && left == 0)
 }
 
 /* Send a HEARTBEAT over the socket `s`. The server must answer the HEARTBEAT. */
@@ -85,47 +111,45 @@ TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 
 /* ---- silence --------------------------------------------------------------------------------- */
 
-#define SILENT_MS 500
+static struct core_fixture sessions; /* the sessions of workers, without their messages */
 
-static int set_up_with_limit(void **state)
+static int set_up_with_sessions(void **state)
 {
-	router_silent_ms = SILENT_MS;
-	int rc = router_set_up(state);
+	struct core_config cfg = fixture_config();
 
-	router_silent_ms = 0;
+	cfg.sessions.max_workers = ROUTER_WORKERS;
+	fixture_open(&sessions, cfg);
+	return router_set_up(state);
+}
+
+static int tear_down_with_sessions(void **state)
+{
+	int rc = router_tear_down(state);
+
+	fixture_close(&sessions);
 	return rc;
 }
 
-/* Attack A4 of docs/faults.md: a peer completes the handshake and then sends nothing. */
-TEST_IN(a_connection_without_a_message_is_closed, set_up_with_limit, router_tear_down)
+/* Let ROUTER_SILENT_MS pass, so that the server looks for silent connections. */
+static void let_time_pass(void)
 {
-	struct wire *wire;
+	static uint64_t now_ms;
 
-	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
-	router_core.replies = 1;
-	void *honest = connect_dealer(), *silent = open_dealer();
-	const int never = -1;
-	zmq_setsockopt(silent, ZMQ_RECONNECT_IVL, &never, sizeof(never));
-	assert_int_equal(zmq_connect(silent, router_endpoint(router_under_test)), 0);
-	expect_answer(honest, wire);
-	UNTIL(router_test_stats().port.connections == 2)
-	const uint64_t begin = clock_ms();
-	UNTIL(router_test_stats().port.silent > 0)
-	UNTIL(router_test_stats().port.connections == 1)
-	assert_true(clock_ms() - begin >= SILENT_MS - 50);
-	/* the honest connection is silent for the same time, but it has sent a message before */
-	while (clock_ms() - begin < 4 * SILENT_MS)
-		uv_run(&router_loop, UV_RUN_NOWAIT);
-	assert_int_equal(router_test_stats().port.accepted, 2);
-	assert_int_equal(router_test_stats().port.silent, 1);
-	expect_answer(honest, wire);
-	wire_free(&wire);
+	now_ms += ROUTER_SILENT_MS;
+	router_check_sessions(router_under_test, sessions.core, now_ms);
 }
 
-/* ---- floods ---------------------------------------------------------------------------------- */
+/* Let the time pass after which a silent connection is closed. `talker` is not silent. */
+static void let_silent_connections_end(void *talker, struct wire *wire)
+{
+	for (int i = 0; i < 2; i++) {
+		expect_answer(talker, wire);
+		let_time_pass();
+	}
+}
 
-/* Opens a connection that libzmq does not open again. */
-static void *connect_once(void)
+/* Open a socket whose connection libzmq does not open again. */
+static void *open_once(void)
 {
 	const int never = -1;
 	void *s = open_dealer();
@@ -133,6 +157,180 @@ static void *connect_once(void)
 	zmq_setsockopt(s, ZMQ_RECONNECT_IVL, &never, sizeof(never));
 	return s;
 }
+
+static void *connect_once(void)
+{
+	void *s = open_once();
+
+	assert_int_equal(zmq_connect(s, router_endpoint(router_under_test)), 0);
+	return s;
+}
+
+/* Attack A4 of docs/faults.md: a peer completes the handshake and then sends nothing, or its first
+ * message never ends. */
+TEST_IN(a_connection_without_a_message_is_closed, set_up_with_sessions, tear_down_with_sessions)
+{
+	static const char begin[] = {0, 100}; /* a frame of 100 bytes */
+	struct wire *wire;
+
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
+	router_core.replies = 1;
+	void *honest = connect_dealer();
+	(void)connect_once();
+	int slow = dial_by_hand();
+	send_bytes(slow, begin, sizeof(begin));
+	UNTIL(router_test_stats().port.connections == 3)
+	expect_answer(honest, wire);
+	let_time_pass();
+	assert_int_equal(router_test_stats().port.silent, 0);
+	send_bytes(slow, "x", 1);
+	expect_answer(honest, wire);
+	let_time_pass();
+	assert_int_equal(router_test_stats().port.silent, 2);
+	UNTIL(router_test_stats().port.connections == 1)
+	expect_answer(honest, wire);
+	assert_int_equal(router_test_stats().port.accepted, 3);
+	close(slow);
+	wire_free(&wire);
+}
+
+/* Attack A4 of docs/faults.md: a peer sends a message and then nothing. */
+TEST_IN(a_connection_that_falls_silent_is_closed, set_up_with_sessions, tear_down_with_sessions)
+{
+	struct wire *wire;
+
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
+	router_core.replies = 1;
+	void *honest = connect_dealer(), *silent = connect_once();
+	let_time_pass();
+	expect_answer(silent, wire);
+	expect_answer(honest, wire);
+	let_time_pass();
+	assert_int_equal(router_test_stats().port.silent, 0);
+	expect_answer(honest, wire);
+	let_time_pass();
+	assert_int_equal(router_test_stats().port.silent, 1);
+	UNTIL(router_test_stats().port.connections == 1)
+	expect_answer(honest, wire);
+	assert_int_equal(router_test_stats().port.accepted, 2);
+	wire_free(&wire);
+}
+
+/* A worker that computes for a long time sends only heartbeats, on another connection. */
+TEST_IN(a_silent_connection_of_a_session_stays_as_long_as_the_session, set_up_with_sessions,
+	tear_down_with_sessions)
+{
+	struct wire *wire;
+
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
+	router_core.replies = 1;
+	void *honest = connect_dealer(), *bulk = connect_once();
+	expect_answer(bulk, wire);
+	(void)fixture_join(&sessions, router_core.peer, "");
+	for (int i = 0; i < 3; i++)
+		let_silent_connections_end(honest, wire);
+	assert_int_equal(router_test_stats().port.silent, 0);
+	fixture_tick(&sessions, sessions.cfg.sessions.suspect_ms);
+	fixture_tick(&sessions, sessions.cfg.sessions.dead_ms);
+	let_silent_connections_end(honest, wire);
+	assert_int_equal(router_test_stats().port.silent, 1);
+	UNTIL(router_test_stats().port.connections == 1)
+	wire_free(&wire);
+}
+
+/* A large message on a slow link may take longer. */
+TEST_IN(a_connection_on_which_bytes_arrive_is_not_silent, set_up_with_sessions,
+	tear_down_with_sessions)
+{
+	static const char message[] = {0, 1, 'x'}, begin[] = {0, 100};
+	int slow = dial_by_hand();
+
+	send_bytes(slow, message, sizeof(message));
+	UNTIL(router_test_stats().malformed == 1)
+	send_bytes(slow, begin, sizeof(begin));
+	for (int i = 0; i < 5; i++) {
+		let_time_pass();
+		send_bytes(slow, "x", 1);
+	}
+	let_time_pass();
+	assert_int_equal(router_test_stats().port.silent, 0);
+	let_time_pass();
+	assert_int_equal(router_test_stats().port.silent, 1);
+	UNTIL(router_test_stats().port.connections == 0)
+	close(slow);
+}
+
+/* ---- revoked keys ---------------------------------------------------------------------------- */
+
+static char keys[64];
+static struct key_pair own, other, server_key;
+
+static void list_keys(const char *first, const char *second)
+{
+	char text[256];
+
+	snprintf(text, sizeof(text), "worker %s\n%s%s\n", first, second ? "worker " : "",
+		second ? second : "");
+	temp_dir_write(keys, "authorized_keys", text, strlen(text));
+}
+
+static int set_up_with_keys(void **state)
+{
+	struct auth_config cfg = {.loop = &router_loop, .max_workers = ROUTER_WORKERS};
+	char path[320];
+	struct err e;
+	int made;
+
+	temp_dir_make(keys);
+	assert_int_equal(key_random(&own, &e), PS_OK);
+	assert_int_equal(key_random(&other, &e), PS_OK);
+	assert_int_equal(key_make_files(keys, "server", server_key.public_key, &made, &e), PS_OK);
+	list_keys(own.public_key, other.public_key);
+	cfg.key_file = temp_dir_path(keys, "server.key", path);
+	assert_int_equal(auth_new(&router_auth, &cfg, &e), PS_OK);
+	return set_up_with_sessions(state);
+}
+
+static int tear_down_with_keys(void **state)
+{
+	int rc = tear_down_with_sessions(state);
+
+	auth_free(&router_auth);
+	temp_dir_remove(keys);
+	return rc;
+}
+
+static void *connect_with_key(const struct key_pair *k)
+{
+	void *s = open_dealer();
+
+	zmq_setsockopt(s, ZMQ_CURVE_SERVERKEY, server_key.public_key, KEY_TEXT);
+	zmq_setsockopt(s, ZMQ_CURVE_PUBLICKEY, k->public_key, KEY_TEXT);
+	zmq_setsockopt(s, ZMQ_CURVE_SECRETKEY, k->secret_key, KEY_TEXT);
+	assert_int_equal(zmq_connect(s, router_endpoint(router_under_test)), 0);
+	return s;
+}
+
+/* Covers attack A7 of docs/faults.md. A message that never ends would be no silence. */
+TEST_IN(a_revoked_key_loses_its_connection_without_another_message, set_up_with_keys,
+	tear_down_with_keys)
+{
+	void *good = connect_with_key(&own), *revoked = connect_with_key(&other);
+
+	client_status(good);
+	client_status(revoked);
+	UNTIL(router_core.messages == 2)
+	list_keys(own.public_key, NULL);
+	auth_reload(router_auth);
+	UNTIL(!auth_busy(router_auth))
+	assert_int_equal(router_test_stats().port.connections, 2);
+	let_time_pass();
+	UNTIL(router_test_stats().port.connections == 1)
+	client_status(good);
+	UNTIL(router_core.messages == 3)
+}
+
+/* ---- floods ---------------------------------------------------------------------------------- */
 
 /* Sends messages that the server cannot decode until it has received `n` of them. */
 static void send_junk(void *s, uint64_t n)
@@ -154,7 +352,6 @@ TEST_IN(a_flood_of_refused_messages_ends_its_connection, router_set_up, router_t
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	router_core.replies = 1;
 	void *honest = connect_dealer(), *flood = connect_once();
-	assert_int_equal(zmq_connect(flood, router_endpoint(router_under_test)), 0);
 	expect_answer(honest, wire);
 	UNTIL(router_test_stats().port.connections == 2)
 	send_junk(flood, burst);
@@ -174,7 +371,7 @@ TEST_IN(a_flood_of_refused_messages_ends_its_connection, router_set_up, router_t
 /* The server cannot answer these messages, because it refuses the routing id of the sender. */
 TEST_IN(a_flood_with_a_chosen_routing_id_ends, router_set_up, router_tear_down)
 {
-	void *flood = connect_once();
+	void *flood = open_once();
 
 	zmq_setsockopt(flood, ZMQ_ROUTING_ID, "admin", 5);
 	assert_int_equal(zmq_connect(flood, router_endpoint(router_under_test)), 0);

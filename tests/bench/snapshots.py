@@ -70,8 +70,8 @@ def start(programs, options, store, pushes, directory):
     server = programs.server(
         "--model", f"vector:{options.values}", "--optimizer", "adam", "--lr", 0.001,
         "--warm-start-updates", 0, "--staleness-scaling", "constant", "--lr-scaling", "none",
-        "--replay-window", 64, "--store", store, "--checkpoint-ms", options.interval_ms if directory else 3600000,
-        directory=directory, **({"program": options.program} if options.program else {}))
+        "--replay-window", 64, "--store", store, "--lane-socket", programs.directory / "lane",
+        *(["--checkpoint-ms", options.interval_ms] if directory else []), directory=directory, **({"program": options.program} if options.program else {}))
     endpoint = server.endpoint
     worker = subprocess.Popen(command("tests/bench/timed_pushes", endpoint, pushes),
                               stdout=subprocess.PIPE, text=True)

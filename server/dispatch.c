@@ -441,7 +441,8 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 	struct server *s = arg;
 	uint32_t requester;
 
-	/* Invariant 1 of server.h. Without a checkpointer the server writes no term to disk. */
+	/* Invariant 1 of server.h. A server without a checkpointer writes no term to disk, so the
+	 * invariant does not apply. */
 	PS_ASSERT(!s->checkpointer || s->state.written_term == core_config(s->state.core)->term);
 	if (m->type == MSG_HELLO && !admit_hello(s, peer, &m->hello))
 		return;

@@ -91,7 +91,7 @@ static int open_store(struct options *o, struct err *e)
 int main(int argc, char **argv)
 {
 	static struct options options;
-	static struct server server; /* too large for a stack */
+	static struct server server; /* static, because the struct is too large for the stack */
 	char bind[ENDPOINT_TEXT], http[ENDPOINT_TEXT];
 	struct threads *threads = NULL;
 	struct err e;

@@ -91,8 +91,10 @@ struct server {
 	struct timings timings;
 	int dispatching; /* 1: dispatch is handling an event or carrying out its effects */
 	double begin_s;  /* clock_seconds at the start of the loop */
-	double apply_s;  /* time that the core took, including the computation of the weights */
-	double idle_s;   /* time that the loop waited, at the newest tick */
+	/* time in s that the core took, including the computation of the weights */
+	double apply_s;
+	/* time in s that the loop had waited for events, measured at the newest tick */
+	double idle_s;
 	struct warnings warnings;
 	struct waiting waiting;
 	/* messages that were dropped because too much waited for the disk (dispatch.c) */

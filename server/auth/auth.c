@@ -21,7 +21,7 @@
 #define ZAP_ENFORCE_DOMAIN 93
 #define ZAP_FRAMES         9
 #define CURVE_KEY_BYTES    32
-#define SLOW_MS            1000 /* a read of the list that takes longer is logged */
+#define SLOW_MS            1000 /* if a read of the list takes longer than this, it is logged */
 #define LOG_MS             1000
 #define ID_BYTES           8
 #define REQUEST_BYTES      255
@@ -43,7 +43,7 @@ struct auth {
 	uint64_t log_ms;
 	int testing; /* 1: auth_self_test runs, and a refused key is the key of this test */
 
-	void *socket; /* ROUTER, bound to ZAP_ENDPOINT */
+	void *socket; /* the ROUTER socket of the ZAP handler, bound to ZAP_ENDPOINT */
 	struct zloop zloop;
 	uv_timer_t slow;
 	/* number of open handles. 1: only the timer is open; 2: the ZAP socket's handle is open,

@@ -105,8 +105,8 @@ uint32_t auth_left_over(const struct auth *a, uint32_t slots);
 uint32_t auth_connections(const struct auth *a);
 /* Returns 1 if `key` is on the list. */
 int auth_is_listed(const struct auth *a, const char *key);
-/* Called when the server has assigned this worker id and incarnation to `peer`. From now on they
- * belong to the key of the peer. */
+/* Called when the server has assigned this worker id and incarnation to `peer`. From now on, this
+ * id and incarnation belong to the key of the peer. */
 void auth_assign(struct auth *a, uint32_t peer, uint32_t worker, uint32_t incarnation);
 /* Reads the list again, on a thread of the pool. */
 void auth_reload(struct auth *a);

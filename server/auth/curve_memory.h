@@ -9,9 +9,9 @@
  * libsodium's functions again, with memory of malloc. The linker lets libzmq call the definitions
  * of the program.
  *
- * A buffer is cleared when it is freed. It is not locked in memory, but the secret keys, which
- * libzmq copies into its own structs, are not locked either. The program writes no core file if it
- * has a key.
+ * A buffer is cleared when it is freed. A buffer is not locked in memory, but the secret keys,
+ * which libzmq copies into its own structs, are not locked either. The program writes no core file
+ * if it has a key.
  *
  * Thread: any. libzmq calls the functions on its I/O threads.
  */

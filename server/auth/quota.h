@@ -26,7 +26,7 @@ enum quota_kind { QUOTA_OF_HELLO, QUOTA_OF_STATUS, QUOTA_OF_HANDSHAKE, QUOTA_KIN
 
 struct quota_entry {
 	char key[KEY_TEXT]; /* "": unused */
-	uint64_t used;      /* the number of the newest call for this key */
+	uint64_t used;      /* the number of the newest call of quota_take for this key */
 	uint64_t now_ms[QUOTA_KINDS];
 	uint64_t spent_us[QUOTA_KINDS]; /* time until the bucket is full again */
 };

@@ -31,7 +31,7 @@ struct roles *roles_new(uint32_t max_workers);
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why) PS_MUST_CHECK;
 /* Called when the server has assigned this worker id and incarnation to `peer`, before it sends the
- * WELCOME. From now on they belong to the key of the peer's newest HELLO. */
+ * WELCOME. From now on, this id and incarnation belong to the key of the peer's newest HELLO. */
 void roles_assign(struct roles *r, uint32_t peer, uint32_t worker, uint32_t incarnation);
 /* Frees *r and sets it to NULL; *r may be NULL. */
 void roles_free(struct roles **r);

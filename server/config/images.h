@@ -6,8 +6,8 @@
  * run takes the input of its model from the checkpoint. As long as no push was accepted, the input
  * may change: if a worker with other images joins and no other worker is left, server.c starts the
  * server again with other options. Such a start closes all connections. Therefore the workers of a
- * key can cause only IMAGES_CHANGES of them and, with --data-id, only workers with that data set
- * can. Thread: main.
+ * key can cause only IMAGES_CHANGES such starts and, with --data-id, only workers with that data
+ * set can. Thread: main.
  */
 #ifndef SERVER_CONFIG_IMAGES_H
 #define SERVER_CONFIG_IMAGES_H

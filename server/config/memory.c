@@ -1,7 +1,8 @@
 /* memory.c - see memory.h. */
 #include "server/config/memory.h"
 
-#define PROGRAM_BYTES (32u << 20) /* code, libraries, connections, HTTP, log */
+/* memory of the program itself: code, libraries, connections, HTTP, log */
+#define PROGRAM_BYTES (32u << 20)
 /* maximum bytes of the buffers of the weights that workers on this host read in shared memory */
 #define LANE_BYTES ((uint64_t)4 << 30)
 /* number of freed messages of each worker whose memory the allocator keeps, measured with

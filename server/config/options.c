@@ -529,7 +529,8 @@ static enum lr_scaling auto_scaling(const struct core_config *c)
 	enum optim_kind optim = c->optim.kind;
 
 	switch (c->training.mode) {
-	case MODE_SYNC: /* the sum of n gradients is already n times as large */
+	/* with --push sum, the gradient of a step is a sum, which is already n times as large */
+	case MODE_SYNC:
 		return c->push.sum ? LR_SCALING_NONE : LR_SCALING_SQRT;
 	case MODE_DOWNPOUR:
 	case MODE_SSP:
@@ -884,7 +885,7 @@ int options_parse(struct options *o, int argc, char **argv)
 		return OPT_EXIT;
 	check_model(o, &o->model, &errors);
 	check_data_id(o, &errors);
-	/* after the checks of --input and --data-id, for which "" is an error */
+	/* this call follows the checks of --input and --data-id, for which "" is an error */
 	unset_empty_texts(&table);
 	o->core.durable = o->checkpoint_dir != NULL;
 	errors += check(&program, o, rc);

@@ -78,7 +78,7 @@ struct options {
 	uint32_t sides; /* maximum number of side connections of a worker (server/net/sides.h) */
 	/* the Unix socket of shared-memory lanes; "": none */
 	char lane_path[WIRE_MAX_SOCKET + 1];
-	/* the defaults of --lr and --local-lr with the other options */
+	/* the defaults of --lr and --local-lr, which depend on other options */
 	double usual_rate, usual_local_rate;
 
 	/* The server sets the following values after options_parse. */

@@ -30,7 +30,7 @@ void checkpoints_request(struct core *c, uint32_t peer);
  * request caused; 0: the request caused none. */
 void checkpoints_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation);
 /* Called at the end of each step: starts a snapshot if one is due. If the run has no disk and is
- * ending, the function ends it at once, because it needs no last snapshot. */
+ * ending, the function ends the run at once, because no last snapshot is needed. */
 void checkpoints_settle(struct core *c);
 void checkpoints_durable(struct core *c, uint64_t generation);
 void checkpoints_failed(struct core *c);

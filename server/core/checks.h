@@ -39,8 +39,8 @@
 
 struct worker;
 
-#define MAX_CHECKS  8u   /* checked portions of an evaluation */
-#define MAX_REPEATS 32u  /* repeated evaluations of a run */
+#define MAX_CHECKS  8u   /* maximum number of checked portions in an evaluation */
+#define MAX_REPEATS 32u  /* maximum number of repeated evaluations in a run */
 #define CHECK_TICKS 200u /* about 10 s: the shell sends a tick every 50 ms */
 
 /* This struct is the result of one worker for a checked portion. */

@@ -121,12 +121,13 @@ struct core_config {
 	uint64_t data_id;
 	int data_id_given;
 	uint32_t data_train, data_test;
-	/* names of the metrics that every worker must evaluate: common/metric_names.h */
+	/* names of the metrics that every worker must evaluate, in the form that
+	 * common/metric_names.h describes */
 	char metrics[METRICS_TEXT];
-	/* runs the vector operations; NULL: serially. Not an option, and in no snapshot */
+	/* runs the vector operations; NULL: they run serially. No option, and in no snapshot */
 	const struct engine *engine;
-	/* keeps the weights and the optimizer's state; NULL: the core does. Not an option of the
-	 * core, and in no snapshot. lbfgs must not have a device */
+	/* keeps the weights and the optimizer's state; NULL: the core keeps them. No option of the
+	 * core, and in no snapshot. Must be NULL with --optimizer lbfgs */
 	const struct param_device *device;
 	/* secret of the run: the key of the codes in rights.h; 0: none */
 	uint64_t proof_key[2];

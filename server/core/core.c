@@ -194,7 +194,8 @@ static void on_message(struct core *c, const struct event *ev)
 			w->sync.active_ms = c->now_ms;
 			w->sync.idle = 0;
 		}
-		if (c->run.ending == END_OVER) { /* the worker did not receive our BYE */
+		/* the worker did not receive the BYE of the server */
+		if (c->run.ending == END_OVER) {
 			departure_part(c, w, ev->peer);
 			return;
 		}

@@ -268,7 +268,7 @@ struct worker_counts {
 struct worker_view {
 	enum session_state state;
 	int excluded;    /* 1: the worker is excluded, see departure.h */
-	int quarantined; /* 1: it is also in quarantine, see quarantine.h */
+	int quarantined; /* 1: the worker is also in quarantine, see quarantine.h */
 	int in_session;  /* 1: the worker joins, is live or is suspect, and is not excluded */
 	uint32_t worker, incarnation;
 	const char *name, *device, *owner; /* owner: the key, or "" */
@@ -307,22 +307,23 @@ const char *core_name_tensors(struct core *c, const char *list, size_t *line) PS
  * never decreases. */
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms);
 /*
- * core_step in two parts, for a shell that processes the new weights while the CPU caches hold
- * them. core_decide takes the event and makes the effects. If the event causes an update of the
- * weights, core_decide does not compute their values yet. The caller must then call core_compute
- * until it returns 0, before any other function but core_effect. Until core_compute has returned 0,
- * the caller must not change the message of the event. core_compute waits for the next block of
- * values in ascending order, sets *values to the first value of the block, and returns the number
- * of values in the block. The engine may compute later blocks in the meantime. The weights of
- * L-BFGS need no core_compute, because core_decide itself computes them.
+ * The next two functions do the same as core_step, for a shell that processes the new weights while
+ * the CPU caches hold them. core_decide takes the event and makes the effects. If the event causes
+ * an update of the weights, core_decide does not compute their values yet. The caller must then
+ * call core_compute until it returns 0, before any other function but core_effect. Until
+ * core_compute has returned 0, the caller must not change the message of the event. core_compute
+ * waits for the next block of values in ascending order, sets *values to the first value of the
+ * block, and returns the number of values in the block. The engine may compute later blocks in the
+ * meantime. The weights of L-BFGS need no core_compute, because core_decide itself computes them.
  */
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms);
 size_t core_compute(struct core *c, const float **values);
-/* The same for a shell that computes the blocks itself, on several threads. core_update_blocks
- * returns the number of blocks of the update, or 0 if there is no update, if core_compute has
- * returned a block of it, or if a device computes it. The caller then either calls core_compute, or
- * core_compute_block once for each block, and core_end_update afterwards. core_compute_block
- * computes block `block` of the engine's division, in any order and on any thread. */
+/* The next three functions can replace core_compute for a shell that computes the blocks itself, on
+ * several threads. core_update_blocks returns the number of blocks of the update, or 0 if there is
+ * no update, if core_compute has returned a block of it, or if a device computes it. The caller
+ * then either calls core_compute, or core_compute_block once for each block, and core_end_update
+ * afterwards. core_compute_block computes block `block` of the engine's division, in any order and
+ * on any thread. */
 size_t core_update_blocks(const struct core *c);
 void core_compute_block(struct core *c, size_t block);
 void core_end_update(struct core *c);

@@ -38,7 +38,8 @@
 #define DC_DECAY 0.95 /* decay of the mean square in adaptive delay compensation */
 #define DC_EPS   1e-7
 
-/* The staleness of a gradient, and the number of workers that compute at the same time. */
+/* This struct has the staleness of a gradient, and the number of workers that compute at the same
+ * time. */
 struct age {
 	uint64_t tau;
 	uint32_t workers;
@@ -316,7 +317,8 @@ static uint64_t n_gradient(const struct core *c, const struct slice *s)
 	return s->count < n ? s->count : n;
 }
 
-/* The compensation of a slice; all pointers refer to its first value. */
+/* This struct describes the compensation of a slice. All pointers refer to the first value of the
+ * slice. */
 struct compensation {
 	const struct core *core;
 	const float *g, *now, *then;

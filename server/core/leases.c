@@ -134,7 +134,8 @@ static void add_result(struct epoch_record *e, const struct msg_result *r)
 		e->metric_sum[m] += r->metric_sum[m];
 }
 
-/* Counts a result that is not used. `delivered` is 1 if its worker had a grant for it. */
+/* Counts a result that is not used. `delivered` is 1 if the worker that sent the result had a grant
+ * for it. */
 static void note_unused(struct core *c, int delivered)
 {
 	c->stats.superseded += delivered != 0;
@@ -142,8 +143,8 @@ static void note_unused(struct core *c, int delivered)
 }
 
 /* Called when a worker was outvoted. Unless every portion is in the sample, drops all results of
- * the evaluation, because the same worker may have computed others that nobody has checked. All
- * portions are then computed again. */
+ * the evaluation, because the same worker may have computed other results that nobody has checked.
+ * All portions are then computed again. */
 static void repeat_evaluation(struct core *c)
 {
 	struct leases *l = &c->leases;

@@ -29,11 +29,12 @@ struct worker_lease {
 	struct msg_grant grant;
 
 	int waiting; /* 1: the worker waits for the answer to its LEASE request */
-	/* LEASE requests, and pushes that delivered nothing, since the newest delivery of granted
-	 * work; a snapshot does not contain this */
+	/* number of LEASE requests and of pushes that delivered nothing, since the newest delivery
+	 * of granted work; a snapshot does not contain this number */
 	uint32_t empty;
 	/* number of grants to the worker since the checks of the evaluation began (checks.h) or, if
-	 * the worker has voted in them, since its newest vote; a snapshot does not contain this */
+	 * the worker has voted in them, since its newest vote; a snapshot does not contain this
+	 * number */
 	uint32_t since_results;
 };
 

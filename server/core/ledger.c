@@ -1,6 +1,6 @@
 /*
  * ledger.c - decides every push exactly once. WIRE.md ("Exactly once") specifies the order of the
- * checks of a push. Before this file gets a message, sessions_check has refused those of another
+ * checks of a push. Before this file gets a message, sessions_check has refused messages of another
  * run, of an older incarnation or of another term.
  *
  * Invariants:

@@ -38,7 +38,7 @@ static int may_vote_on_norms(const struct core *c, const struct worker *w)
 	return worker_is_active(w) || w->session.state == SESSION_SUSPECT;
 }
 
-/* The workers whose norms have a part in the medians. */
+/* This struct lists the workers from whose norms the medians are computed. */
 struct electorate {
 	uint32_t n;
 	const struct worker *worker[WIRE_MAX_WORKERS];
@@ -126,7 +126,7 @@ static double last_of(const struct worker *w)
 	return w->norms.last;
 }
 
-/* The gradients between `low` and `high` have the size 1. */
+/* A gradient whose norm lies between `low` and `high` has the size 1. */
 struct yardsticks {
 	double low, high;
 };
@@ -305,8 +305,8 @@ static enum reject check_size(
 
 /* Two gradients are the same if print_of returns the same number for both. The core computes this
  * number only for a gradient whose norm is among the recent ones. It therefore has no number for
- * the first gradient with a norm, and recognises a gradient only when it comes for the third
- * time. */
+ * the first gradient with a certain norm, and recognises a gradient only when it comes for the
+ * third time. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	struct recent_gradients *recent = &c->norms.recent;

@@ -31,11 +31,11 @@
  * - a gradient is rejected if its size is above LARGEST (a million), or, where the means are not
  *   compared, above SPIKE * R (25 R);
  * - in a run with a data set, a gradient that comes for the third time or more from a key, but with
- *   other weights, is rejected, because the key sends an old gradient again and again. Without keys
- *   this holds for a name, or for a process without a name. The core compares a gradient with the
- *   last NORMS_RING (1024) ones of the run, accepted or repeated, so neither a number of old
- *   gradients in turn nor a number of workers helps. In mode easgd, the core does not compare
- *   gradients in this way either.
+ *   other weights, is rejected, because the key sends an old gradient again and again. Without
+ *   keys, the rule applies to the gradients of all workers with the same name, or of a process
+ *   without a name. The core compares a gradient with the last NORMS_RING (1024) ones of the run,
+ *   accepted or repeated, so neither a number of old gradients in turn nor a number of workers
+ *   helps. In mode easgd, the core does not compare gradients in this way either.
  *
  * If the workers that a median compares have three keys or more, only the worker of each key that
  * pushed last counts in the median, so a key with many workers does not decide alone. If they have
@@ -51,10 +51,11 @@
  * this norm. With fewer than three live workers, the core rejects no gradient for its norm, so
  * these rules change nothing in a run that always has one or two workers. If there are no
  * yardsticks, but there were some earlier in the run, a gradient is scaled down to R times the
- * larger of the last ones. So the worker that comes back first after a restart cannot send a
- * gradient of any size. This yardstick slowly approaches the norms of the new gradients, in case
- * the other workers never come back. In a run without a data set, workers may train on different
- * data, so their means are not compared. If R is 0, the core compares no gradients at all.
+ * larger one of the last yardsticks. So the worker that comes back first after a restart cannot
+ * send a gradient of any size. This yardstick slowly approaches the norms of the new gradients, in
+ * case the other workers never come back. In a run without a data set, workers may train on
+ * different data, so their means are not compared. If R is 0, the core compares no gradients at
+ * all.
  *
  * Promises:
  * (1) fewer than half of the workers that have pushed, or of their keys if these are three or more,
@@ -83,18 +84,19 @@ struct worker_norms {
 	uint64_t push_no; /* number of pushes that were accepted before the newest gradient */
 };
 
-#define NORMS_RING 1024u /* number of gradients that the core recognises */
+#define NORMS_RING 1024u /* number of newest gradients with which a gradient is compared */
 
-/* The newest gradients of the run that were accepted, or that repeated an old one, in 24 KiB.
- * Gradient number n has the index n % NORMS_RING. */
+/* This struct describes the newest NORMS_RING gradients of the run that were accepted, or that
+ * repeated an old one. It takes 24 KiB. Gradient number n has the index n % NORMS_RING. */
 struct recent_gradients {
-	uint64_t n;                   /* number of gradients so far */
-	double norm[NORMS_RING];      /* the norm of each */
-	uint64_t print[NORMS_RING];   /* print_of the gradient, or 0 if its norm was new */
-	uint64_t version[NORMS_RING]; /* the base version of the gradient, or of what it repeated */
+	uint64_t n;                 /* number of gradients so far */
+	double norm[NORMS_RING];    /* the norm of each */
+	uint64_t print[NORMS_RING]; /* print_of the gradient, or 0 if its norm was new */
+	/* the base version of the gradient, or of the gradient that it repeated */
+	uint64_t version[NORMS_RING];
 };
 
-/* The norms of the run. The section of the norms in a snapshot has this struct, too. */
+/* This struct has the norms of the run. The section of the norms in a snapshot contains it, too. */
 struct fleet_norms {
 	/* the larger yardstick of the newest push that was compared; 0: there was none */
 	double yardstick;

@@ -74,11 +74,13 @@
 #include <stdint.h>
 #include "proto/msg.h"
 
-#define PACE_RECENT  15u /* number of durations that make a median */
-#define PACE_LATE    2u  /* work is late after this multiple of the median */
-#define PACE_LATE_MS 20u /* minimum of that time, because ticks are not more precise */
-#define PACE_KINDS   2u  /* training, evaluation */
-#define PACE_OWN     3u  /* a worker with this number of durations has its own median */
+#define PACE_RECENT 15u /* number of newest durations whose median is computed */
+#define PACE_LATE   2u  /* work is late after this multiple of the median */
+/* work is not late before this time, in ms, because ticks are not more precise */
+#define PACE_LATE_MS 20u
+#define PACE_KINDS   2u /* training, evaluation */
+/* from this number of durations on, the median of the worker itself determines its deadline */
+#define PACE_OWN 3u
 /* a duration of work that does not count enters the worker's median as at most this multiple of the
  * fleet's median */
 #define PACE_SLOW        20u
@@ -112,7 +114,7 @@ struct pace {
 	 * stalled, and none has delivered since */
 	uint64_t owed_ms;
 	/* the part of the time since since_ms that does not count for deadline and "stalled", for
-	 * example that a transfer took */
+	 * example the time that a transfer took */
 	uint64_t paused_ms;
 	/* time at which bytes last moved; 0: none moved since since_ms. While since_ms is 0: time
 	 * since which the worker owes nothing. The core grants work first to the worker that has

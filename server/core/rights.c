@@ -33,9 +33,9 @@ static uint64_t sender(const struct core *c, const struct worker *w)
 	return pair(worker_id(c, w), w->session.incarnation);
 }
 
-/* A code is valid only for the data set that the worker had when the server made the code. Without
- * this, a worker that comes back with other data after a crash would make them the run's data by
- * the replay of an old push. */
+/* A code is valid only for the data set that the worker had when the server made the code.
+ * Otherwise a worker that comes back with other data after a crash could make these data the run's
+ * data set by replaying an old push. */
 static uint64_t data_sizes(const struct worker *w)
 {
 	return pair(w->session.data.n_train, w->session.data.n_test);

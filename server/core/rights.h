@@ -1,6 +1,6 @@
 /*
- * rights.h - decides which work a worker may deliver, and which decisions on its pushes the server
- * made before a crash. A lease gives a worker the right to deliver its batches.
+ * rights.h - decides which work a worker may deliver, and finds out which decisions on its pushes
+ * the server made before a crash. A lease gives a worker the right to deliver its batches.
  *
  * In a run with a data set, a push counts only if its batches lie in one grant to its worker, and a
  * result only if its portion was granted to its worker. A grant that has ended still gives this
@@ -14,10 +14,10 @@
  *
  * The code of an accepted push also contains the norm with which its gradient moved the weights.
  * The replay of the push moves the weights by no larger norm, because the server scales it down.
- * Without this, a worker could replay any gradient in place of the accepted one.
+ * Without this limit, a worker could replay any gradient in place of the accepted one.
  *
  * Without a key (proof_key 0) the core accepts every grant and every decision that a worker claims.
- * So it does while it replays a log of release 0.2.0, which had no such codes.
+ * It does the same while it replays a log of release 0.2.0, which had no such codes.
  *
  * Promises:
  * (1) a code is valid only for the worker, the incarnation and the seq for which it was made

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define MAJORITY     3 /* minimum number of live workers */
-#define MAX_VARIANCE 2 /* times the running variance */
+#define MAX_VARIANCE 2 /* maximum of a variance, as a multiple of the running variance */
 
 static int has_limits(const struct core *c)
 {
@@ -132,6 +132,6 @@ const struct msg_push *running_limit(
 		append_part(&copy->slices, s, middle, end - middle, out + (middle - first));
 	}
 	if (c->store.checked == &p->slices)
-		c->store.checked = &copy->slices; /* with the same sum of squares */
+		c->store.checked = &copy->slices; /* the copy has the same sum of squares */
 	return copy;
 }

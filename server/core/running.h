@@ -6,14 +6,15 @@
  * The server cannot compute the statistics, but their scale is known: the running variance. So
  * before the values of a push are used, each mean is limited to the running mean plus or minus the
  * standard deviation (the square root of the running variance), and each variance to the range from
- * 0 to twice the running variance. A push with a variance below minus the running one is rejected.
- * If one of five workers always pushes values at the limit, then the running means differ by a
- * quarter of a standard deviation from those without this worker, and the running variances by a
- * third. The weights do not depend on running statistics, so these limits change no weight.
+ * 0 to twice the running variance. A push is rejected if one of its variances is below the running
+ * variance times -1. If one of five workers always pushes values at the limit, then the running
+ * means differ by a quarter of a standard deviation from those without this worker, and the running
+ * variances by a third. The weights do not depend on running statistics, so these limits change no
+ * weight.
  *
  * The limits apply where norms_check compares gradients: with --norm-ratio, and three live workers
- * or more. They do not apply to vector:N, because the server has no list of its variances, or
- * if the weights are on a device.
+ * or more. They do not apply to the model vector:N, because the server has no list of the values
+ * that are variances, nor if the weights are on a device.
  *
  * Promises:
  * (1) a running variance is never negative, and one push moves no running mean by more than a tenth
@@ -28,8 +29,8 @@
 
 #define RUNNING_EPS 1e-5 /* BATCHNORM_EPS of common/model.h */
 
-/* Returns 1 if a variance in the slices, which store_check has accepted, is below minus the running
- * one. */
+/* Returns 1 if a variance in the slices, which store_check has accepted, is below the running
+ * variance times -1. */
 int running_is_wild(const struct core *c, const struct slices *s);
 /* Returns `p` or, if its running statistics have limits, a copy of it in *copy whose running
  * statistics are within them. The values of the copy stay valid until the next step. */

@@ -6,7 +6,7 @@
 #define SERVER_CORE_SANDBLASTER_H
 #include "server/core/modes.h"
 
-/* The step under way. */
+/* This struct describes the step under way. */
 struct sandblaster {
 	uint32_t first, end; /* the portions of the step are batches [first, end) */
 	int open;            /* 1: the step is under way */

@@ -125,7 +125,7 @@ static void go_live(struct core *c, struct worker *w)
 	w->session.overdue = 0;
 	w->session.last_message_ms = w->sync.active_ms = c->now_ms;
 	w->sync.idle = 0;
-	if (w->session.peer) /* without a connection, the worker says HELLO on a new one */
+	if (w->session.peer) /* if the worker has no connection, it will send HELLO on a new one */
 		welcome(c, w, w->session.peer);
 	if (before != SESSION_LIVE)
 		effects_add_worker(c, w,
@@ -331,7 +331,7 @@ static void refuse_rollback(
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 
-/* Returns 1 if the server may have lost the state that the worker claims. The claim must be of an
+/* Returns 1 if the server may have lost the state that the worker claims. Such a claim is of an
  * earlier term and not too far ahead of the server's state. The slot must have had no worker in
  * this term, so that the server accepts at most one such claim for each slot and term. */
 static int may_be_lost(const struct core *c, const struct worker *w, const struct msg_hello *h)
@@ -380,7 +380,7 @@ static int has_ended(const struct worker *w)
 }
 
 /* Returns the newest push that the worker may still have to replay. A worker retains at most
- * WIRE_MAX_WINDOW pushes after those that are durable, so it cannot claim more. */
+ * WIRE_MAX_WINDOW pushes after those that are durable, so the function ignores a larger claim. */
 static uint64_t last_replay(const struct worker *w, const struct msg_hello *h)
 {
 	uint64_t max = w->ledger.last_seq + WIRE_MAX_WINDOW;

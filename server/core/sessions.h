@@ -36,8 +36,9 @@ struct worker_session {
 	int restarted;
 };
 
-/* A set of session states has the bits 1 << state. With this additional bit, the set also contains
- * workers that have sent BYE and wait for the answer. */
+/* A set of session states is a bit mask with the bit 1 << state for each of its states. With the
+ * additional bit SESSION_LEAVING, the set also contains workers that have sent BYE and wait for the
+ * answer. */
 #define SESSION_LEAVING (1u << 31)
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_heartbeat(struct core *c, struct worker *w, const struct event *ev);

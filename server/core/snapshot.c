@@ -187,11 +187,11 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 	}
 }
 
-/* bits of a field of a worker; release 0.2.0 wrote no other value than 0 and 1 */
+/* bits of the field with `overdue` and `lost`; release 0.2.0 wrote only the values 0 and 1 */
 #define ABSENCE_OVERDUE 1u
 #define ABSENCE_LOST    2u
 
-/* Describes both counts as one number, with that of earlier processes in its upper half. The upper
+/* Describes bad_streak and `earlier` as one number, with `earlier` in its upper half. The upper
  * half is 0 in the snapshot of a release that did not store it. */
 static void put_streak(struct cursor *k, struct worker_quarantine *q)
 {
@@ -298,8 +298,8 @@ static void put_data(struct cursor *k, struct core *c)
 		set_option_error(k, "its data set is not that of --data-id");
 }
 
-/* Describes the portions under evaluation. The size of a portion is the value that --eval-images
- * had when the evaluation began. */
+/* Describes the portions under evaluation. The size of a portion is stored, too, because
+ * --eval-images can have another value after a restart. */
 static void put_portions(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;

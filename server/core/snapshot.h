@@ -5,7 +5,7 @@
  * Ledger and weights are in the same snapshot, so they can never disagree. The encoder writes the
  * fields one by one, little-endian, without padding or pointers. The decoder trusts nothing: it
  * checks every count against the configuration and the size of the section. (The checksums of the
- * checkpoint file protect from bad disks, not from malicious files.)
+ * checkpoint file show damage by a bad disk, but not a file that somebody has forged.)
  *
  * snapshot_decode resumes the run of a snapshot bit for bit, except for what a restart changes on
  * purpose: a worker that was not DEAD is AWAY, the term is the configuration's, no peer waits for a

@@ -27,8 +27,8 @@
 /* Returns 1 if the section SNAPSHOT_RUN is of format 5. */
 int snapshot_v5_is(const unsigned char *run, size_t size);
 /* Returns 1 if the server of 0.1.0 had stopped in an orderly way, as after SIGTERM. Such a server
- * accepted no push after this snapshot, so its log adds nothing. `live` is the section
- * SNAPSHOT_SESSIONS. */
+ * accepted no push after this snapshot, so its log has nothing that must be replayed. `live` is the
+ * section SNAPSHOT_SESSIONS. */
 int snapshot_v5_is_final(const unsigned char *live, size_t size);
 /*
  * Writes all sections in the current format to `out`, one after another, and their sizes to

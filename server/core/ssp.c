@@ -72,9 +72,9 @@ static int is_ahead(const struct core *c, const struct worker *w)
 	return w->ssp.clock > c->cfg.ssp.bound && w->ssp.clock - c->cfg.ssp.bound > min;
 }
 
-/* Returns 1 if `work` would set the clock of w further ahead than a grant permits now. A worker
- * that asks for lease after lease, and pushes nothing, has the right to many batches (rights.h).
- * Work of the newest grant is never too far ahead. */
+/* Returns 1 if `work` would set the clock of w further ahead than a grant permits now. This check
+ * is needed because a worker that asks for lease after lease, and pushes nothing, has the right to
+ * many batches (rights.h). Work of the newest grant is never too far ahead. */
 static int is_too_far(const struct core *c, const struct worker *w, const struct work *work)
 {
 	const struct msg_grant *g = &w->lease.grant;

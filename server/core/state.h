@@ -49,7 +49,7 @@ struct core {
 	struct leases leases;
 	struct ledger ledger;
 	struct later_epochs later;
-	struct blocks blocks; /* how all vector operations are divided */
+	struct blocks blocks; /* how the vector operations are divided into blocks */
 	struct store store;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;

@@ -420,7 +420,8 @@ void store_apply(struct core *c, const struct slices *s, double eta, double scal
 	struct store *st = &c->store;
 	struct update *u = &st->update;
 
-	store_complete(c); /* this step may have decided an earlier update */
+	/* this step of the core may have decided another update before this one */
+	store_complete(c);
 	u->pending = 1;
 	u->done = 0;
 	u->from = st->weights;

@@ -5,8 +5,8 @@
 #define SERVER_CORE_STORE_H
 #include "server/core/core.h"
 
-/* No value of a gradient may have a larger magnitude than this. The limit is low enough that the
- * square of such a value is a finite float32, because adagrad adds up squares. */
+/* maximum magnitude of a value of a gradient. The limit is low enough that the square of such a
+ * value is a finite float32, because adagrad adds up squares. */
 #define STORE_MAX_VALUE 1e15
 
 /* This struct describes an update of the weights that the core has decided. store_compute computes
@@ -30,8 +30,8 @@ struct store {
 	size_t n, trained; /* values [trained, n) are running statistics */
 	uint64_t version;
 	uint64_t version_term; /* term in which this version was made */
-	/* the version with which this term began; UINT64_MAX if the log of an earlier release
-	 * is replayed, which did not have this number */
+	/* the version with which this term began; UINT64_MAX while the log of an earlier release is
+	 * replayed, because that release did not store this number */
 	uint64_t first_version;
 	float *weights;
 	/* 1: the device has the weights, and only the device has the current state of the
@@ -97,7 +97,8 @@ void store_end_update(struct core *c);
 void store_complete(struct core *c);
 /* Completes the pending update, and copies the weights to st->weights if only a device has them. */
 void store_fetch_weights(struct core *c);
-/* Does the same, and copies the state of the optimizer to st->state if a device has it. */
+/* Does the same as store_fetch_weights, and copies the state of the optimizer to st->state if a
+ * device has it. */
 void store_fetch(struct core *c);
 /* Returns 1 if the device of the core keeps the present weights and the state of the optimizer, so
  * that the device's function `kept` can return them later (param_device.h). The caller ensures that

@@ -16,7 +16,7 @@ struct worker_sync {
 	int idle;           /* 1: the worker sends only heartbeats, so no step waits for it */
 };
 
-/* The step under way. */
+/* This struct describes the step under way. */
 struct sync {
 	int open;
 	/* the step's batches lie in [first, end); all other batches of this range are done */

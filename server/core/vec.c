@@ -24,9 +24,9 @@ PS_CLONES double vec_dot(const float *a, const float *b, size_t n)
 	       ((lane[4] + lane[5]) + (lane[6] + lane[7]));
 }
 
-/* Adds ROWS squares of each lane in float before it adds the lane to a double, because a conversion
- * costs more than a square. The loops over the lanes have a fixed length, so every instruction set
- * adds the same numbers in the same order. */
+/* Adds up ROWS squares of each lane as float before it adds this sum to a double, because a
+ * conversion to double takes longer than a square. The loops over the lanes have a fixed length, so
+ * every instruction set adds the same numbers in the same order. */
 PS_CLONES static double squares(const float *v, size_t n)
 {
 	double sum[SQUARES] = {0}, total = 0;
@@ -57,7 +57,7 @@ double vec_squares(const float *v, size_t n)
 	return sum;
 }
 
-/* A polynomial with the bits of the values as coefficients, modulo 2^64. */
+/* Computes a polynomial modulo 2^64 whose coefficients are the bits of the values. */
 uint64_t vec_print(const float *v, size_t n)
 {
 	uint64_t lane[LANES] = {0}, print = n;

@@ -9,7 +9,8 @@
 #include "server/core/state.h"
 #include "server/core/workers.h"
 
-/* Returns 1 if the run has a buffer with a robust rule, and batches. */
+/* Returns 1 if the rules of voices.h apply: the run has a buffer with a robust rule, and has
+ * batches. */
 static int voices_matter(const struct core *c)
 {
 	return (c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP) &&
@@ -130,7 +131,7 @@ static uint32_t count_voices(const struct core *c, const struct worker *but, uin
 	return n;
 }
 
-/* What the buffer needs of voices other than that of a worker. */
+/* This struct says what the buffer needs from all voices but that of one worker. */
 struct need {
 	uint32_t voices; /* the buffer lacks this number of voices */
 	uint32_t keep;   /* number of free batches that are kept for these voices */

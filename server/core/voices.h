@@ -38,14 +38,15 @@
 
 struct worker;
 
-/* number of gradients of a worker in a buffer that lacks voices. A buffer waits for a voice until
- * more than half of the voices have this number each (downpour.c). So it waits for a worker that is
- * 20 times slower than the others */
+/* maximum number of gradients of one worker in a buffer that lacks voices. A buffer waits for a
+ * voice until more than half of the voices have this number of gradients each (downpour.c). So it
+ * also waits for a worker that is almost 20 times slower than the others */
 #define VOICE_PUSHES 20u
 
 /* Returns 1 if the buffer has a gradient of the voice of worker `w`. */
 int voices_has(const struct core *c, const struct worker *w);
-/* Returns 1 if worker `w` waits for work on an open connection, or owes work or a request. */
+/* Returns 1 if worker `w` waits for work on an open connection, or owes a delivery or a LEASE
+ * request. */
 int voices_is_at_work(const struct worker *w);
 /* Returns the maximum number of free batches for worker `w`. If no batch is free, returns 0 if the
  * worker may not get a copy of work that another worker holds. */

@@ -13,9 +13,9 @@
 #include "server/core/ssp.h"
 #include "server/core/sync.h"
 
-/* This struct is a worker slot. The worker id is the index of the slot plus 1. Each member is the
- * part of one module. The header of the module defines this part, and says which of its fields a
- * snapshot contains. */
+/* This struct is a worker slot. The worker id is the index of the slot plus 1. Each member has the
+ * fields of one module. The header of the module defines this member, and says which of its fields
+ * a snapshot contains. */
 struct worker {
 	struct worker_session session;
 	struct worker_ledger ledger;
@@ -46,7 +46,7 @@ uint32_t workers_of_run(const struct core *c);
 /* Forgets the decisions on all earlier pushes of worker `w`. From now on, a duplicate of such a
  * push gets REJECT_UNKNOWN. */
 void worker_forget_decisions(struct core *c, struct worker *w);
-/* Returns 1 if both keys are the same. "" is no key and equals none, because without keys the
+/* Returns 1 if `a` and `b` are the same key. "" is no key and equals none, because without keys the
  * server cannot tell which workers belong together. */
 int workers_same_key(const char *a, const char *b);
 /* Returns 1 if neither `a` nor `b` is "", and they differ. */

@@ -20,13 +20,14 @@ struct gpu_store {
 	/* buffers of the weights, see gpu_store_share */
 	char *base;
 	size_t pitch, n;
-	unsigned char *is_pinned;       /* n */
-	uint64_t squared[STORE_COPIES]; /* number of squared values of each private copy */
-	int has_weights;                /* 1: the GPU has the current weights */
-	int cannot_keep;                /* 1: the GPU has no memory for gpu_store_keep */
-	int is_hashed;                  /* 1: xxh3 is the checksum of the current weights */
+	unsigned char *is_pinned; /* n */
+	/* for each private copy, the number of values that count in its sum of squares */
+	uint64_t squared[STORE_COPIES];
+	int has_weights; /* 1: the GPU has the current weights */
+	int cannot_keep; /* 1: the GPU has no memory for gpu_store_keep */
+	int is_hashed;   /* 1: xxh3 is the checksum of the current weights */
 	uint64_t xxh3;
-	uint64_t updates; /* number of changes of the weights */
+	uint64_t updates; /* number of times that the weights have changed */
 	/* the copies of weights. `hashes` is 1: the module computes the checksum of the copy; 0:
 	 * `xxh3` is the checksum */
 	struct given {

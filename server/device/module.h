@@ -20,7 +20,7 @@
 #define STORE_COPIES        4u  /* number of private copies of gradients of other processes */
 #define STORE_GIVES         5u  /* maximum number of copies of the weights at the same time */
 
-/* The results of a pass over n values. */
+/* This struct has the results of a pass over n values. */
 struct store_pass {
 	uint64_t xxh3; /* as wire_checksum; 0 if the values have fewer than XXH3_TAIL bytes */
 	/* the sum, in order, of the squares of each block of ENGINE_BLOCK values, as vec_squares */

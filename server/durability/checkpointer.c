@@ -30,7 +30,9 @@ struct checkpointer {
 	struct err error;
 	double seconds;
 	struct checkpointer_stats stats;
-	uint64_t sound; /* newest generation that is known to be good, or 0 if there is none */
+	/* newest generation whose file is known to be complete and undamaged, or 0 if there is
+	 * none */
+	uint64_t sound;
 	/* generation that a write removed to make space, or 0 if it removed none. The pool owns
 	 * this field while `busy` is 1 */
 	uint64_t dropped;
@@ -145,8 +147,8 @@ PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 }
 
 /* Refuses to write weights that are not finite, so that a checkpoint with such weights never
- * replaces an older one. The core already keeps its weights finite (store.c), so this check is only
- * a second one. */
+ * replaces an older one. The core already keeps its weights finite (store.c), so this check only
+ * guards against a defect of the core. */
 static int check_weights(struct checkpointer *s)
 {
 	const struct checkpoint_section *w =

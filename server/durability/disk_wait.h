@@ -25,7 +25,7 @@ struct disk_wait {
 	/* time between the two newest ticks if a reply waited and none could leave in this time;
 	 * otherwise 0 */
 	uint64_t held_ms;
-	uint64_t stuck_ms; /* the sum of held_ms since the last progress */
+	uint64_t stuck_ms; /* the sum of held_ms since a waiting reply could last leave */
 	int notice_due;    /* 1 if the server must send the workers a notice now */
 	struct disk_write log, checkpoint;
 	uint64_t checkpoint_bytes;

@@ -3,7 +3,7 @@
  *
  * The new term is 1 more than the highest term that any start of a server has used with this
  * directory. The server also writes this term to the file TERM, because a bad disk can lose the
- * newest checkpoint and the term in it.
+ * newest checkpoint and the term that this checkpoint contains.
  */
 #include "server/durability/startup.h"
 #include <errno.h>

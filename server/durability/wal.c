@@ -17,8 +17,9 @@
 /* The log copies frames of up to this size. A larger frame is only referenced. A reference to a
  * small frame would keep in memory the much larger buffer in which libzmq has received the
  * frame. */
-#define MAX_COPY    ((size_t)512)
-#define RECORD_ROOM 128 /* maximum bytes that the file adds to an event */
+#define MAX_COPY ((size_t)512)
+/* maximum number of bytes that the file needs for an event in addition to the record */
+#define RECORD_ROOM 128
 /* additional bytes of wal_reserve: for bytes that the log has not written to its file yet, and for
  * rounding to whole blocks */
 #define SPARE_ROOM ((size_t)98304)
@@ -38,7 +39,8 @@ struct item {
 	int push;
 	size_t n_data, n_frames;
 	unsigned char *data; /* lies after the frames */
-	zmq_msg_t frame[];   /* the last frames of the message, by reference */
+	/* references to the last frames of the message, which are not copied */
+	zmq_msg_t frame[];
 };
 
 struct list {
@@ -51,7 +53,7 @@ struct wal {
 	size_t waiting, memory; /* bytes of the items in the queue and in the group */
 	struct {
 		size_t pushes; /* bytes of its pushes */
-		size_t memory; /* of its other events, the bytes that count against WAL_MAX_QUEUE */
+		size_t memory; /* bytes of its other events that count against WAL_MAX_QUEUE */
 	} share[WIRE_MAX_WORKERS + 1]; /* the parts of each sender in `waiting` and `memory` */
 	uint64_t newest_lsn;           /* LSN of the newest event */
 	uint64_t wanted_lsn;           /* newest LSN for which a reply waits or will soon wait */
@@ -68,7 +70,7 @@ struct wal {
 	uint64_t reserve; /* see wal_reserve */
 	int reported;     /* 1 if the log reported that a file ended for lack of space */
 	struct wal_stats stats;
-	double begun_s; /* when the write of the group began */
+	double begun_s; /* time at which the write of the group began */
 
 	/* the pool owns the following fields while `busy` is 1 */
 	uv_work_t work;

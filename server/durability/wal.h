@@ -97,8 +97,8 @@ void wal_flush(struct wal *w);
 void wal_rotate(struct wal *w, uint64_t generation);
 /* Notes that snapshot `generation` is on disk, so all events that it contains count as flushed. */
 void wal_checkpointed(struct wal *w, uint64_t generation);
-/* Sets the size of the newest checkpoint to `bytes`. From now on the log ends its file while the
- * disk still has space for a checkpoint of this size. */
+/* Sets the size of the newest checkpoint to `bytes`. From now on, the log ends its file before the
+ * disk has too little space for a checkpoint of this size. */
 void wal_reserve(struct wal *w, uint64_t bytes);
 uint64_t wal_flushed_lsn(const struct wal *w);
 /* Returns 1 if the log needs a snapshot, because its file is large or can no longer be written. */
@@ -107,9 +107,9 @@ int wal_wants_snapshot(const struct wal *w);
 size_t wal_pending_bytes(const struct wal *w);
 /* Returns 1 if the sender of message `m` has used up its share of the events that wait for the
  * disk. The caller then drops the message. A worker is a sender; all messages without a worker id
- * have one share together. Of its pushes, a sender may have `pushes` bytes waiting and one push
- * more; of its other messages, an eighth of WAL_MAX_QUEUE or, while the queue is less than half
- * full, any number. */
+ * have one share together. The share of a sender has two parts. Its waiting pushes may have
+ * `pushes` bytes, and one push more. Its other waiting messages may have an eighth of WAL_MAX_QUEUE
+ * bytes or, while the queue is less than half full, any number of bytes. */
 int wal_share_is_used(const struct wal *w, const struct msg *m, size_t pushes);
 int wal_busy(const struct wal *w);
 const struct wal_stats *wal_stats(const struct wal *w);

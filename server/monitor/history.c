@@ -559,7 +559,7 @@ static void begin_write(struct history *h, uint64_t now_ms)
 {
 	struct job *j = &h->job;
 
-	if (h->write_ms == UINT64_MAX) /* the last write has failed */
+	if (h->write_ms == UINT64_MAX) /* UINT64_MAX shows that the last write has failed */
 		h->write_ms = now_ms + RETRY_MS;
 	if (!h->dir || h->busy || h->on_disk == h->n || now_ms < h->write_ms)
 		return;
@@ -614,7 +614,8 @@ void history_tick(struct history *h, const struct status *now)
 void history_end(struct history *h, const struct status *now)
 {
 	add_sample(h, now);
-	json_t *o = begin_object(now, "end"); /* not older than the sample */
+	/* made after the sample, so that its time is not before that of the sample */
+	json_t *o = begin_object(now, "end");
 	set(o, "status", json_string(status_ending(now->ending)));
 	add_object(h, o, LINE_OTHER, 0);
 	h->ended = 1;

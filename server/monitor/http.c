@@ -31,7 +31,8 @@
 #define CROWDED      48u
 #define MAX_SLEEP_MS 1000u
 #define MAX_STREAMS  16u
-#define STREAM_MS    60000u /* if all streams are in use, an older one can be replaced */
+/* if all streams are in use, a stream that is older than this can be replaced */
+#define STREAM_MS    60000u
 #define LAST_MS      1000u /* time limit for the last events of the streams when the server exits */
 #define LAST_POLL_MS 10
 #define MAX_WAITING  ((size_t)4 << 20) /* maximum bytes that a stream can leave unread */
@@ -39,7 +40,7 @@
 /* the name of the cookie; the port follows, because browsers send a cookie to all ports */
 #define COOKIE "cnnps_token_"
 
-/* A connection to /events. */
+/* This struct describes a connection to /events. */
 struct stream {
 	struct http *http;
 	struct MHD_Connection *connection;
@@ -69,13 +70,15 @@ struct form {
 struct visitor {
 	int fd;
 	uint64_t address; /* address of the client; for IPv6: that of its network of 64 bits */
-	/* when the connection began, the newest header was complete, or the newest answer ended */
+	/* time at which the connection began, the newest header was complete, or the newest answer
+	 * ended */
 	uint64_t since_ms;
 	uint64_t limit_ms; /* time limit, from since_ms on */
 	/* number that orders connections with equal since_ms, as many connections have in a
 	 * flood */
 	uint64_t order;
-	/* 1: the connection is a stream, which has no time limit; since_ms is its begin */
+	/* 1: the connection is a stream, which has no time limit; since_ms is the time at which it
+	 * began */
 	int is_stream;
 };
 
@@ -447,7 +450,8 @@ int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e)
 
 	if (fd < 0)
 		return err_set(e, PS_EUSAGE, "--http-token: %.400s", e->text);
-	ssize_t got = read(fd, text, sizeof(text)); /* at most a token and a newline, or too long */
+	/* if this reads more than a token and a newline, the file is too long */
+	ssize_t got = read(fd, text, sizeof(text));
 	close(fd);
 	if (got < 0)
 		return err_set(e, PS_EUSAGE, "--http-token: %.200s: %s", path, strerror(errno));

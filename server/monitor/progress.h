@@ -17,7 +17,7 @@ struct progress {
 	uint64_t start_ms; /* start of the process */
 	/* time of the first grant or first update of this process; 0: none yet */
 	uint64_t begin_ms;
-	uint64_t end_ms; /* end of the last epoch; 0: it has not ended */
+	uint64_t end_ms; /* time at which the last epoch ended; 0: it has not ended */
 	/* start of the epoch under way: the time of its first lease. Before that lease, the time at
 	 * which the previous epoch ended or, if none has ended in this process, at which this
 	 * process granted its first work or started */

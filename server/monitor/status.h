@@ -39,7 +39,7 @@ struct status {
 	struct auth_stats auth;                        /* all zero: the server has no keys */
 	/* apply_s: seconds that the loop's thread has spent in steps of the core; idle_s: seconds
 	 * that it has waited for events; total_s: seconds since the start of the server.
-	 * net.verify_s, like these, counts from the start */
+	 * net.verify_s also counts from the start of the server */
 	double apply_s, idle_s, total_s;
 	uint64_t now_ms;
 	uint64_t rss_bytes;

@@ -21,7 +21,8 @@ struct wall {
 	uint64_t request_ms;
 };
 
-/* Returns the connection of the live worker to ask now, or 0 if no worker is to be asked yet. */
+/* Returns the connection of the live worker to ask now, or 0 if it is too early to ask the next
+ * worker, or if no worker can be asked. */
 uint32_t wall_choose(struct wall *w, const struct core *c, uint64_t now_ms);
 /* Returns the answer of `peer` as one line of JSON, which the caller frees. Returns NULL if the
  * server did not ask `peer`, or if the answer is not JSON. */

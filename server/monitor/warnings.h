@@ -33,7 +33,7 @@ enum warning {
 
 struct warnings {
 	size_t classes; /* classes of the model; 0: no classifier */
-	/* the defaults of --lr and --local-lr for the optimizer and the mode of the run */
+	/* the defaults of --lr and --local-lr, which depend on other options */
 	double usual_rate, usual_local_rate;
 	int logged[WARNINGS]; /* 1: the warning was logged */
 };

@@ -113,7 +113,8 @@ static size_t places_of(const struct chunked_push *a, const char *key)
 }
 
 /* Returns the entry that gives way to a new one of `key`: the oldest entry of the key that would
- * then have the most places. If several keys would, `key` comes first. */
+ * then have the most places. If several keys would have the most, and `key` is among them, the
+ * entry is one of `key`. */
 static struct partial *find_surplus(struct chunked_push *a, const char *key)
 {
 	struct partial *found = NULL;

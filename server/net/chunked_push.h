@@ -72,8 +72,9 @@ int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f) P
 /* Returns the seq of the PUSH that the newest call of chunked_push_join has completed with chunks
  * that had marks, or 0 if it has completed none. */
 uint64_t chunked_push_joined(const struct chunked_push *a);
-/* Returns the number of chunks that the newest call of one of these two functions has discarded:
- * chunks of its peer, or of another peer with the same key. A correct peer wastes few. */
+/* Returns the number of chunks that the newest call of chunked_push_keep or chunked_push_join has
+ * discarded: chunks of its peer, or of another peer with the same key. The server discards few
+ * chunks of a correct peer. */
 size_t chunked_push_wasted(const struct chunked_push *a);
 /* Discards the chunks of `peer`. */
 void chunked_push_drop(struct chunked_push *a, uint32_t peer);

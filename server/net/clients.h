@@ -25,7 +25,8 @@
 
 /* The token bucket. A struct of zeros is a full bucket. */
 struct admission {
-	/* time until the bucket is full: 1000000 / ADMISSION_BURST us for each missing token */
+	/* time in us until the bucket is full: 1000000 / ADMISSION_BURST us for each missing
+	 * token */
 	uint64_t spent_us;
 	uint64_t now_ms; /* time of the last call */
 	uint64_t turned_away;
@@ -94,7 +95,7 @@ struct observers {
 	struct {
 		uint32_t peer;     /* the observer's connection; 0 if this entry is free */
 		int requested;     /* 1 if the observer has requested the status since its HELLO */
-		uint32_t max_text; /* of the newest request */
+		uint32_t max_text; /* the `max_text` of the newest request */
 		uint64_t request_ms;
 	} entry[MAX_OBSERVERS];
 };

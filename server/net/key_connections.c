@@ -21,9 +21,10 @@ struct connection {
 
 struct key_connections {
 	struct key_count owner[MAX_AUTHORIZED_KEYS];
-	uint32_t owners; /* entries that have had a key */
+	/* number of entries that have had a key; the entries after them are unused */
+	uint32_t owners;
 	uint32_t fds;
-	uint32_t used; /* 1 + the largest descriptor that has counted */
+	uint32_t used; /* 1 + the largest descriptor whose connection has counted */
 	struct connection connection[];
 };
 

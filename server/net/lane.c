@@ -14,7 +14,7 @@
 
 /* the server closes a connection that has sent no greeting after this time */
 #define GREETING_MS 5000
-#define RETRY_MS    1000 /* wait after a failed accept */
+#define RETRY_MS    1000 /* time between a failed accept and the next attempt */
 #define MAX_GUESTS  32   /* maximum number of connections that have not sent a greeting */
 /* maximum number of slots of a lane; a worker usually retains fewer pushes */
 #define MAX_SLOTS 256u
@@ -435,7 +435,7 @@ static int take_copy(struct lanes *l, size_t count, zmq_msg_t *frame)
 	return PS_OK;
 }
 
-/* Returns 1 if `copy` does not lie in the memory that the worker of `lane` can write. */
+/* Returns 1 if `copy` does not lie in the memory to which the worker of `lane` can write. */
 static int is_private(const struct lanes *l, const struct lane *lane, const char *copy)
 {
 	return copy < lane->memory || copy >= lane->memory + memory_bytes(l);
@@ -479,7 +479,7 @@ int lanes_begin(struct lanes *l, uint32_t peer, size_t at, struct frames *f)
 
 /* Appends a frame with a private copy of a slot in the memory of the worker's GPU. Only the
  * server's GPU can read this frame. If the worker has opened another lane since the copy began, the
- * copy is still one of a slot of this worker, and has the right checksum or counts as lost. */
+ * copy still has values of this worker, and the server accepts it only if its checksum is right. */
 static int join_gpu(struct lanes *l, struct lane *lane, const struct lane_ref *ref, size_t at,
 	int begun, struct frames *f)
 {
@@ -534,7 +534,7 @@ _Static_assert(LANE_COPIES == GPU_STORE_COPIES && LANE_GIVES == GPU_STORE_GIVES,
 	"the store has these copies");
 
 /* Begins to copy the current weights to buffer i in the memory of the worker's GPU. Returns 0 if
- * there is none, or if the server's GPU does not have the weights. */
+ * the lane has no such memory, or if the server's GPU does not have the weights. */
 static int hold_on_gpu(struct lanes *l, struct lane *lane, size_t i, size_t at, size_t *index)
 {
 	if (!lane->gpu || !gpu_store_give(l->cfg.gpu, at,

@@ -64,15 +64,16 @@ struct lanes_config {
 	struct pool *copies;
 	/* the store of --store cuda:N, which can use memory of workers' GPUs; NULL: none */
 	struct gpu_store *gpu;
-	/* why workers cannot use memory of their GPUs; NULL: they can */
+	/* the reason why workers cannot use memory of their GPUs; NULL: they can */
 	const char *gpu_off;
 };
 
 struct lanes_stats {
-	uint32_t open;           /* lanes in use */
-	uint64_t pushes, params; /* tensors that went through a lane */
-	uint32_t gpus;           /* lanes with memory of a GPU */
-	uint64_t refused;        /* greetings with a wrong secret or form */
+	uint32_t open; /* lanes in use */
+	/* numbers of tensors of PUSH and PARAMS that went through a lane */
+	uint64_t pushes, params;
+	uint32_t gpus;    /* lanes with memory of a GPU */
+	uint64_t refused; /* greetings with a wrong secret or form */
 };
 
 /* Listens on the Unix socket. PS_EUSAGE, PS_EIO, PS_ENOMEM. */

@@ -87,9 +87,10 @@ struct router {
 	uint64_t lsn;          /* new replies wait until this LSN is flushed */
 
 	struct router_stats stats;
-	uint64_t refusal_ms;         /* time of the newest log line about a malformed message */
-	uint64_t flood_ms;           /* time of the newest log line about a flood */
-	uint64_t crowded_ms;         /* time of the newest log line about a key's connections */
+	uint64_t refusal_ms; /* time of the newest log line about a malformed message */
+	uint64_t flood_ms;   /* time of the newest log line about a flood */
+	/* time of the newest log line about a key with too many connections */
+	uint64_t crowded_ms;
 	uint64_t swept_ms;           /* time of the newest port_sweep */
 	uint32_t *used;              /* room for the peers of all sessions */
 	uint32_t sender;             /* the peer whose message on_message handles now, or 0 */
@@ -312,11 +313,12 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 		struct reply *r = q->order[i];
 		int wait = gone || r->lsn > q->flushed_lsn || must_wait(q, kept, r->peer);
 
-		PS_ASSERT(wait || r->lsn <= q->flushed_lsn); /* invariant 3; 4 of server.h */
+		/* invariant 3 of the queue, and invariant 4 of server.h */
+		PS_ASSERT(wait || r->lsn <= q->flushed_lsn);
 		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
 
 		if (rc == PS_EAGAIN) {
-			/* invariant 1; 2 of the router */
+			/* invariant 1 of the queue, and invariant 2 of the router */
 			PS_ASSERT(kept == 0 || q->order[kept - 1]->number < r->number);
 			q->order[i] = q->order[kept];
 			q->order[kept++] = r;
@@ -703,8 +705,8 @@ void router_note_dropped(struct router *r)
 	r->is_refused = 1;
 }
 
-/* Counts each chunk that the newest call of the store has discarded as a message of `peer` that the
- * server drops. */
+/* The newest call of the store of chunks can have discarded chunks: counts each of them as a
+ * message of `peer` that the server drops. */
 static void note_wasted_chunks(struct router *r, uint32_t peer)
 {
 	for (size_t n = chunked_push_wasted(r->chunks); n > 0; n--)
@@ -755,7 +757,8 @@ static int greet_side(
 		note_malformed(r, peer, rc, *why);
 		return rc;
 	}
-	if (r->owners && key[0]) /* the weights that wait there count for the key */
+	/* from now on, weights that wait on this connection count for the key */
+	if (r->owners && key[0])
 		(void)owners_may_pull(r->owners, peer, key, 0);
 	return queue_mark(r, peer, &answer, NULL) ? PS_ENOMEM : PS_EAGAIN;
 }
@@ -788,7 +791,7 @@ static int join_pushed_chunks(struct router *r, uint32_t peer)
 	const struct side_mark push = {
 		.number = chunked_push_joined(r->chunks), .part = SIDE_WHOLE_PUSH};
 
-	/* now the worker may send parts of its next push on side connections */
+	/* notifies the worker that it may send parts of its next push on side connections */
 	if (push.number && queue_mark(r, peer, &push, NULL))
 		r->stats.dropped++;
 	note_wasted_chunks(r, peer);
@@ -875,7 +878,7 @@ static int is_one_too_many(struct router *r, uint32_t peer)
 	return 1;
 }
 
-/* Returns 1 if only a worker's key may send this message, although it has no header. */
+/* Returns 1 if this message has no header, and only the owner of a worker's key may send it. */
 static int needs_worker_key(struct frames *f)
 {
 	struct side_greeting greeting;
@@ -996,7 +999,7 @@ static int on_readable(void *arg)
 		r->stats.torn += (uint64_t)in_lane;
 		frames_release(&r->in);
 		if (r->sides)
-			router_flush(r); /* answers of side connections */
+			router_flush(r); /* send the answers to messages of side connections */
 		return 1;
 	}
 	if (rc == PS_OK && r->msg.type == MSG_HELLO)
@@ -1171,7 +1174,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	r->used = mem_try((size_t)cfg->max_workers * (1 + MAX_SIDES), sizeof(*r->used));
 	if (port_init(&r->port) || !r->bf16_peer || !r->used || wire_new(&r->wire, cfg->n_params) ||
 		replies_new(&r->replies, room, per_peer) ||
-		/* a place for each worker, and one for a key that has no slot */
+		/* room for the chunks of each worker, and of one peer whose key has no slot */
 		chunked_push_new(
 			&r->chunks, cfg->n_params, (size_t)cfg->max_workers + 1, &cfg->pass) ||
 		(cfg->sides && sides_new(&r->sides, cfg->max_workers, cfg->sides)) ||

@@ -24,7 +24,7 @@ struct owners {
 	} peer[OWNER_PEERS];
 };
 
-/* A frame that libzmq sends, and what to do when it is sent. */
+/* This struct describes a frame that libzmq sends, and the bytes to subtract when it is sent. */
 struct waiting_frame {
 	zmq_msg_t inner; /* the weights */
 	struct owner_bytes *owner;

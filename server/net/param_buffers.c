@@ -37,7 +37,7 @@ struct shared {
 
 #define REFS_FLOATS (64 / sizeof(float)) /* size of struct refs, with alignment */
 
-/* The copies that struct param_buffers has. */
+/* indexes of the copies of weights in struct param_buffers */
 enum { COPY_CURRENT, COPY_EVAL, COPY_BF16, COPIES };
 
 struct copy {
@@ -388,7 +388,7 @@ static void fill_block(void *core, size_t block)
 	core_compute_block(core, block);
 }
 
-/* Computes the new weights and their checksum on the threads of the engine, together if the core
+/* Computes the new weights and their checksum on the threads of the engine, in one pass if the core
  * has not computed the weights already. */
 static void compute_and_hash_with(struct param_buffers *w, struct core *c)
 {

@@ -8,9 +8,9 @@
  * whole message. The connections of a key that is no longer on the list are closed, silent or not.
  *
  * The module also closes a connection that floods the server with messages which the server refuses
- * or drops, because each of them takes time. A connection may send FLOOD_BURST + 2 *
- * --push-window such messages at once, and FLOOD_PER_S in each second. A correct peer sends far
- * fewer: after a restart of the server at most the messages that were on their way.
+ * or drops, because handling them takes time. A connection may send FLOOD_BURST + 2 * --push-window
+ * such messages at once, and FLOOD_PER_S in each second. A correct peer sends far fewer: after a
+ * restart of the server at most the messages that were on their way.
  *
  * With keys, a key has a limited number of connections. The module closes a connection above the
  * limit at its first message, because only then libzmq reports its key (key_connections.h).
@@ -45,10 +45,11 @@ struct port_stats {
  * struct also has the number `peer`, which is different for each connection. */
 struct port_refusals {
 	uint32_t peer;
-	uint32_t spent_ms; /* time until all refusals are forgotten */
-	uint64_t now_ms;   /* time of the newest refusal */
-	int revoked;       /* 1 if a message was refused because the key is no longer on the list */
-	int closed;        /* 1 if the server has shut down the connection */
+	/* time in ms after which all refusals are forgotten if no other message is refused */
+	uint32_t spent_ms;
+	uint64_t now_ms; /* time of the newest refusal */
+	int revoked;     /* 1 if a message was refused because the key is no longer on the list */
+	int closed;      /* 1 if the server has shut down the connection */
 };
 
 /* This struct describes an open connection. */
@@ -59,7 +60,8 @@ struct port_connection {
 
 /* This struct is a member of the router. Only port.c may use its members. */
 struct port {
-	void *socket, *monitor; /* socket: the ROUTER, borrowed; monitor: its event socket */
+	/* socket: the ROUTER socket, borrowed; monitor: the socket with its events */
+	void *socket, *monitor;
 	struct zloop loop;
 	uv_timer_t rebind, reopen;
 	struct accept_gate *gate;

@@ -1,6 +1,6 @@
 /*
  * sides.c - see sides.h. A hash table finds the session of a connection, because the server looks
- * it up for each message. Only joining a session scans all slots.
+ * it up for each message. Only a connection that presents a secret makes the server scan all slots.
  */
 #include "server/net/sides.h"
 #include <stdio.h>
@@ -137,7 +137,8 @@ static uint32_t node_of_slot(const struct sides *s, const struct side_session *e
 
 /* ---- sessions -------------------------------------------------------------------------------- */
 
-/* Closes the side connections of a session. Its secret opens no other one. */
+/* Closes the side connections of a session. From now on, the secret of the session opens no side
+ * connection. */
 static void end_side_session(struct sides *s, struct side_session *e, const char *why)
 {
 	for (size_t i = 0; i < MAX_SIDES; i++)

@@ -1,7 +1,7 @@
 /*
- * watched.h - the bytes that a connection moves, which the kernel counts (TCP_INFO). libzmq owns
- * the descriptor, and may give it to another connection at any time. If the peer address of a
- * descriptor has changed, the descriptor belongs to another connection.
+ * watched.h - counts the bytes that a connection moves, as the kernel reports them (TCP_INFO).
+ * libzmq owns the descriptor, and may give it to another connection at any time. If the peer
+ * address of a descriptor has changed, the descriptor belongs to another connection.
  *
  * Thread: the loop's.
  */

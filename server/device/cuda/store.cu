@@ -35,33 +35,35 @@ constexpr int THREADS = 256;
 /* bytes of each page-locked buffer through which `kept` copies */
 constexpr size_t STAGED = (size_t)8 << 20;
 
-/* The results of a pass, in page-locked memory. */
+/* This struct has the results of a pass, in page-locked memory. */
 struct pass_done {
 	uint64_t xxh3;
 	double squares;
 	uint32_t peak;
-	uint32_t number; /* of the newest pass whose results these are */
+	uint32_t number; /* number of the pass whose results these are */
 };
 
-/* What one pass at a time uses. All but `done` is memory of the GPU. */
+/* This struct describes the memory that one pass at a time uses. All of it but `done` is memory of
+ * the GPU. */
 struct pass_room {
-	uint64_t *sums;  /* of each block of XXH3 but the last */
-	double *squares; /* of each block of ENGINE_BLOCK values */
-	uint32_t *peak;  /* of each such block */
+	uint64_t *sums;  /* the sums of each block of XXH3 except the last one */
+	double *squares; /* the sum of the squares of each block of ENGINE_BLOCK values */
+	uint32_t *peak;  /* the largest magnitude in each such block */
 	/* for each such block, the number of the newest pass that has completed it */
 	uint32_t *ready;
 	struct pass_done *done;
-	uint32_t number; /* of the newest pass */
+	uint32_t number; /* number of the newest pass */
 };
 
 struct gpu {
 	int number;
 	size_t n, vectors;
 	float *weights, *state[PARAM_DEVICE_VECTORS]; /* memory of the GPU */
-	/* the private copies of gradients of other processes, and the passes that make them */
+	/* the private copies of gradients of other processes, and the memory of the passes that
+	 * make these copies and the copies of weights */
 	float *copy[STORE_COPIES];
 	struct pass_room take[STORE_COPIES], give[STORE_GIVES];
-	cudaStream_t takes;     /* of these passes */
+	cudaStream_t takes;     /* the stream of the passes that make private copies */
 	void *pass_memory;      /* memory of the GPU for all passes */
 	struct pass_done *done; /* page-locked: the results of all passes */
 	/* numbers of updates. update: the newest; completed: the newest that the GPU is known to
@@ -85,8 +87,8 @@ struct gpu {
 	/* the update under way */
 	float *to, *host; /* host: `to` if `to` is page-locked, else `out` */
 	float *device_to; /* the address of `host` for the GPU */
-	size_t end;       /* end of the newest part */
-	size_t written;   /* number of valid values in `to` */
+	size_t end;       /* all values before `end` have been submitted */
+	size_t written;   /* number of values that are already valid in `to` */
 	size_t pieces, seen;
 	size_t room;
 	cudaEvent_t *event; /* an event after each piece */
@@ -135,21 +137,24 @@ __global__ void __launch_bounds__(THREADS) update_kernel(enum device_rule rule,
 
 /* ---- a pass over values: copy, checksum, sum of squares, largest magnitude ---------------------
  *
- * A block of PASS_THREADS threads has ENGINE_BLOCK values, which are 32 blocks of XXH3, as pairs of
- * values (words). Warp k has words [256 k, 256 k + 256), and thread t of it every 32nd of them, so
- * that all loads are under way at once. The squares are those of vec_squares (server/core/vec.c):
- * 32 lanes; each lane adds 16 squares as float32, and then their sum as a double.
+ * A block of PASS_THREADS threads processes ENGINE_BLOCK values, which are 32 blocks of XXH3. It
+ * reads them as words, which are pairs of values. Warp k has words [256 k, 256 k + 256), and thread
+ * t of the warp has every 32nd of these words, so that all loads are under way at once. The squares
+ * are those of vec_squares (server/core/vec.c): 32 lanes; each lane adds 16 squares as float32, and
+ * then their sum as a double.
  *
- * Block 0 copies nothing. It waits for the other blocks, combines their results in order, and
- * writes the results to memory of the host, where the CPU waits for them. When the CPU reads them,
- * all copies of the pass are complete and visible to every GPU. */
+ * Block 0 of the grid copies nothing. It waits for the other blocks of threads, combines their
+ * results in order, and writes the results to memory of the host, where the CPU waits for them.
+ * When the CPU reads these results, all copies of the pass are complete and visible to every
+ * GPU. */
 
 constexpr int PASS_THREADS = 512, WARPS = PASS_THREADS / 32;
 constexpr int WORDS = (int)ENGINE_BLOCK / 2;   /* of a block of threads */
 constexpr int SUM_WORDS = (int)XXH3_BLOCK / 8; /* of a block of XXH3 */
-constexpr int SUMS = WORDS / SUM_WORDS;        /* blocks of XXH3 of a block of threads */
-constexpr int ROWS = 16, CHUNK = 32 * ROWS;    /* of vec_squares */
-constexpr int STAGE = 128;                     /* sums that block 0 mixes between two barriers */
+/* number of blocks of XXH3 that a block of threads processes */
+constexpr int SUMS = WORDS / SUM_WORDS;
+constexpr int ROWS = 16, CHUNK = 32 * ROWS; /* of vec_squares */
+constexpr int STAGE = 128;                  /* sums that block 0 mixes between two barriers */
 constexpr int STAGE_WORDS = STAGE * (int)XXH3_LANES;
 constexpr unsigned ALL = 0xffffffffu;
 constexpr size_t TAIL = XXH3_TAIL / sizeof(float);
@@ -160,12 +165,12 @@ static_assert(2 * STAGE_WORDS <= WORDS && PASS_THREADS <= WORDS, "block 0 uses t
 __constant__ const uint64_t secret[XXH3_SECRET_WORDS] = {XXH3_SECRET};
 __constant__ const uint64_t start[XXH3_LANES] = {XXH3_START};
 
-/* The arguments of a pass, besides its values. */
+/* This struct has the arguments of a pass, besides its values. */
 struct pass {
 	struct pass_room room;
 	const uint32_t *kept; /* the values in memory that no other process changes */
 	size_t n, trained;
-	size_t sums; /* blocks of XXH3 that have sums */
+	size_t sums; /* number of blocks of XXH3 that have sums: all but the last */
 	int hashes;  /* 1: compute the checksum */
 };
 
@@ -181,7 +186,7 @@ __device__ __forceinline__ void sum_words(const uint64_t d[4], uint64_t *to)
 		product += xxh3_product(d[q], secret[w / 8 + w % 8]);
 		plain += d[q];
 	}
-	/* the word of a lane itself counts for its neighbour */
+	/* in XXH3, the word of a lane is added to the neighbouring lane */
 	product += __shfl_xor_sync(ALL, plain, 1);
 	product += __shfl_xor_sync(ALL, product, 8);
 	product += __shfl_xor_sync(ALL, product, 16);
@@ -206,7 +211,7 @@ __device__ double lane_squares(const float *v, int n, const float (*chunk)[32], 
 	return sum;
 }
 
-/* Measures the values of a block. Only the first `trained` values count for the squares. */
+/* Measures the values of a block. Only the first `trained` values count in the sum of squares. */
 __device__ void measure_block(const float *v, int trained, double *squares, uint32_t *peak)
 {
 	__shared__ float chunk[WARPS][32];
@@ -275,7 +280,7 @@ __device__ __forceinline__ uint64_t mix_stage(uint64_t x, const uint64_t *sum, i
 	return xxh3_mix_lane(x, key, 0);
 }
 
-/* Returns the word that begins at value i, which may be any value. */
+/* Returns the word that begins at value i; i may be odd. */
 __device__ __forceinline__ uint64_t word_at(const uint32_t *values, size_t i)
 {
 	return __ldcg(values + i) | (uint64_t)__ldcg(values + i + 1) << 32;
@@ -304,7 +309,8 @@ __device__ uint64_t end_mix(uint64_t x, const struct pass &p)
 	return xxh3_finish(folded, p.n * sizeof(float));
 }
 
-/* Returns the checksum, in the threads of warp 0. While this warp mixes, the others load. */
+/* Returns the checksum, in the threads of warp 0. While this warp mixes the sums, the other warps
+ * load the next sums. */
 __device__ uint64_t mix_stages(const struct pass &p, uint64_t *memory)
 {
 	const int t = threadIdx.x, lane = t % XXH3_LANES;
@@ -363,7 +369,7 @@ __device__ void combine_blocks(
 	*peak = largest;
 }
 
-/* What block 0 does. `memory` has WORDS words. */
+/* Completes the pass; block 0 of the grid calls this function. `memory` has WORDS words. */
 template <bool MEASURES> __device__ void complete_pass(const struct pass &p, uint64_t *memory)
 {
 	struct pass_done *done = p.room.done;
@@ -384,7 +390,8 @@ template <bool MEASURES> __device__ void complete_pass(const struct pass &p, uin
 }
 
 /* Copies p.n values, and computes their results. Each value of `from`, which another process may be
- * changing, is read once. The buffers have room for whole words. */
+ * changing, is read once. If n is odd, the buffers have room for one more value, so that the
+ * function copies whole words. */
 template <bool MEASURES>
 __global__ void __launch_bounds__(PASS_THREADS)
 	pass_kernel(const uint64_t *from, uint64_t *to, const struct pass p)
@@ -434,7 +441,8 @@ __global__ void __launch_bounds__(PASS_THREADS)
 	__syncthreads();
 	if (threadIdx.x > 0)
 		return;
-	__threadfence_system(); /* also for what the other threads have written */
+	/* this fence also covers what the other threads of the block have written */
+	__threadfence_system();
 	*(volatile uint32_t *)&p.room.ready[b] = p.room.number;
 }
 
@@ -443,7 +451,7 @@ size_t blocks_of(size_t n)
 	return (n + ENGINE_BLOCK - 1) / ENGINE_BLOCK;
 }
 
-/* Takes `bytes` bytes from *at on. */
+/* Returns the place *at for an array of `bytes` bytes, and moves *at behind this array. */
 void *take_room(char **at, size_t bytes)
 {
 	void *taken = *at;
@@ -506,8 +514,8 @@ int is_done(const struct pass_room *r)
 	return __atomic_load_n(&r->done->number, __ATOMIC_ACQUIRE) == r->number;
 }
 
-/* Waits for the newest pass of `r`. While it waits, the function seldom asks the driver whether the
- * stream has failed, because the driver takes long to answer. */
+/* Waits until the newest pass of `r` is complete. While it waits, the function seldom asks the
+ * driver whether the stream has failed, because the driver takes long to answer. */
 cudaError_t await_pass(const struct pass_room *r, cudaStream_t stream)
 {
 	cudaError_t rc = cudaErrorNotReady;
@@ -886,7 +894,8 @@ const char *module_step(void *self, const struct device_step *s)
 	for (size_t done = 0; rc == cudaSuccess && done < s->count; done += PIECE) {
 		const size_t left = s->count - done, n = left < PIECE ? left : PIECE;
 		const size_t at = s->offset + done;
-		/* the buffer has a place for each weight, so the parts do not collide */
+		/* the buffer has its own place for each weight, so the parts do not overwrite each
+		 * other */
 		const float *from = gradient + (direct ? done : at);
 
 		if (!direct)
@@ -910,7 +919,8 @@ const char *module_wait(void *self, size_t n)
 	}
 	cudaError_t rc = copy_gap(g, g->n);
 
-	/* the events of a stream happen in order: only the piece that has value n - 1 counts */
+	/* the events of a stream happen in order, so it is enough to wait for the piece that has
+	 * value n - 1 */
 	while (g->seen < g->pieces && (g->seen ? g->piece_end[g->seen - 1] : 0) < n) {
 		if (rc == cudaSuccess && g->piece_end[g->seen] >= n)
 			rc = cudaEventSynchronize(g->event[g->seen]);

@@ -6,11 +6,13 @@ The tests cover attack A11 of docs/faults.md.
 import os
 import resource
 import signal
+import stat
 import subprocess
 
 import pytest
 
-from conftest import ends, started
+from client import Keys
+from conftest import LEDGER, Honest, ends, started
 
 from support import safetensors
 from support.build import FLAVOUR, PATIENCE, command
@@ -33,6 +35,37 @@ def test_files_with_wrong_rights_are_refused(programs, keys, file, mode):
                         keys / "server.key")
     assert code == 2 and file in server.lines[-1], server.tail()
     assert not any("listening" in line for line in server.lines)
+
+
+def modes(directory):
+    """Returns {name of a file: its mode} for all files and sockets in the directory."""
+    return {file.name: oct(stat.S_IMODE(file.stat().st_mode))
+            for file in directory.iterdir() if not file.is_dir()}
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o027])
+def test_the_umask_decides_who_reads_a_run_but_not_who_reads_a_key(programs, mask, tmp_path):
+    socket = tmp_path / "lane"
+    before = os.umask(mask)
+    try:
+        keys = programs.keygen("second")
+        server = programs.server(*LEDGER, "--durability", "always", "--key", keys / "server.key",
+                                 "--lane-socket", socket)
+        worker = Honest(server.endpoint, keys=Keys(keys / "worker.key", keys / "server.pub"))
+        worker.goes_on()
+        worker.close()
+        made = modes(server.directory)
+        sockets = modes(tmp_path)
+        export = programs.export(server.directory)
+    finally:
+        os.umask(before)
+    assert {name.split(".")[0].split("-")[0] for name in made} >= {"LOCK", "history"}, made
+    assert len(made) >= 4, made  # the checkpoint and its log, too
+    assert set(made.values()) == {oct(0o644 & ~mask)}, made
+    assert oct(stat.S_IMODE(export.stat().st_mode)) == oct(0o644 & ~mask)
+    assert sockets == {"lane": "0o600"}
+    for name, mode in modes(keys).items():
+        assert mode == "0o600" if name.endswith(".key") else int(mode, 8) & 0o022 == 0, (name, mode)
 
 
 def test_a_bind_to_the_network_needs_a_key(programs, keys):

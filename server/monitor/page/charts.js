@@ -3,8 +3,8 @@
 
 const color = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const $ = id => document.getElementById(id);
-// The formats of numbers by their digits after the point. To make a format takes 20 times as long as to
-// use it.
+// The number formats, indexed by the number of digits after the point. The page stores them because
+// making a format takes 20 times as long as using it.
 const formats = [];
 const format = digits => formats[digits] ||= new Intl.NumberFormat("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 const number = (x, digits = 0) => x == null || !isFinite(x) ? "–" : format(digits).format(x);
@@ -40,13 +40,13 @@ function lossTicks(low, high, pixels, options, ...more) {
 }
 const LOSS_AXIS = {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56, ticker: lossTicks};
 
-// A run measures its accuracy, or other metrics, or only the test loss. These functions take the name
-// of such a result, which is "accuracy", the name of a metric, or TEST_LOSS. `o` is the line of an
-// epoch, or a status.
+// A run measures its accuracy, or other metrics, or only the test loss. The next three functions
+// take the name of such a result, which is "accuracy", the name of a metric, or TEST_LOSS. `o` is
+// the line of an epoch, or a status.
 const TEST_LOSS = "test loss";
 const measured = (o, name) => name === "accuracy" ? o.accuracy : name === TEST_LOSS ? o.test_loss : o.metrics?.[name];
 const measureText = (x, name) => x == null ? "–" : name === "accuracy" ? percent(x) : String(Number(x.toPrecision(5)));
-// Returns the other metrics as a list of texts, such as ["mae 0.25"].
+// Returns all metrics but `except` as a list of texts, such as ["mae 0.25"].
 const metricTexts = (o, except) => Object.entries(o.metrics || {}).filter(([name]) => name !== except)
 	.map(([name, x]) => `${name} ${measureText(x, name)}`);
 
@@ -59,12 +59,14 @@ const greatest = (list, start) => list.reduce((a, b) => b > a ? b : a, start);
 // of a scale, it does not depend on a few outliers.
 const usual = list => Float64Array.from(list).sort()[Math.floor(0.95 * (list.length - 1))] || 0;
 
-// The data of a history. `room` limits the samples; a sample counts SAMPLE plus its number of
-// workers. When the samples exceed the limit, the run drops every other sample, and from then on it
-// keeps half as many of the new samples. Likewise, a run with a limit keeps at most EPOCHS epochs.
+// This class has the data of a history. `room` limits the samples that it keeps; a sample counts
+// SAMPLE plus its number of workers. When the samples exceed the limit, the class drops every other
+// sample, and from then on it keeps half as many of the new samples. Likewise, with a limit it
+// keeps at most EPOCHS epochs.
 const SAMPLE = 100, EPOCHS = 1000;
-// A step between two samples is a time without a server if it is longer than SILENT milliseconds and
-// than four times the median of the steps around it, AROUND on each side.
+// The time between two neighbouring samples (a step) counts as a time without a server if it is
+// longer than SILENT milliseconds, and longer than four times the median of the steps around it,
+// AROUND on each side.
 const SILENT = 6000, AROUND = 4;
 class Run {
 	constructor(name, room = Infinity) {
@@ -86,7 +88,7 @@ class Run {
 		this.away = 0; // milliseconds since this.last in which the page has had no server
 		this.end = null;
 	}
-	// The times without a server, with the present one.
+	// The times without a server, including the present one if the page has no server now.
 	get absences() {
 		return this.away ? [...this.gaps, [this.last, this.now]] : this.gaps;
 	}
@@ -117,8 +119,8 @@ class Run {
 			return !(b && b.accuracy >= o.accuracy);
 		return o.test_loss != null && !(b && (b.accuracy != null || b.test_loss <= o.test_loss));
 	}
-	// The name of the result that the charts draw. Before the first evaluation, the options of the
-	// run have this name.
+	// The name of the result that the charts draw. Before the first evaluation, this name
+	// follows from the options of the run.
 	get measure() {
 		const e = this.epochs.findLast(e => e.accuracy != null || e.test_loss != null);
 		if (e)
@@ -142,8 +144,9 @@ class Run {
 		this.epochs = e.filter((_, i) => i % 2 === 0);
 		this.step = 0.9 * (o.epoch - e[0].epoch) / this.epochs.length;
 	}
-	// Finds the times in which a server hung: it writes no line about this. The distance of the samples
-	// alone does not show such a time, because the history of a long run has fewer samples.
+	// Finds the times in which a server hung. A server writes no line about such a time. The
+	// distance of the samples alone does not show such a time, because the history of a long
+	// run has fewer samples.
 	takeSilence(o) {
 		if (this.seen)
 			this.steps.push([this.seen, o.t]);
@@ -213,8 +216,9 @@ class Run {
 	}
 }
 
-// A time without a server is long if it lasts longer than LONG_MS and than the part LONG of the other
-// time. A long time is drawn as the part SHOWN of the other time.
+// A time without a server is long if it lasts longer than LONG_MS, and longer than the fraction
+// LONG of the time with a server. On the axis, a long time takes as much space as the fraction
+// SHOWN of the time with a server.
 const LONG_MS = 30000, LONG = 0.25, SHOWN = 0.08;
 class Axis {
 	constructor(cuts, shown) {
@@ -308,7 +312,7 @@ function chart(id, names, colors, run, options) {
 		underlayCallback: (c, area, g) => marks(c, area, g, run())
 	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, options, g, values) => run().axis.cuts.length ?
 		run().axis.ticks(+a, +b, pixels / 80) : Dygraph.dateTicker(a, b, pixels, options, g, values)}}}));
-	// with the keyboard: a row of the chart, whose values the legend shows
+	// the row of the chart that the arrow keys have chosen; the legend shows its values
 	let row = -1;
 	el.tabIndex = 0;
 	el.onkeydown = e => {
@@ -363,8 +367,8 @@ function marks(c, area, g, run) {
 const STATE = {live: "blue", suspect: "amber", stalled: "amber", joining: "blue", away: "grey",
 	excluded: "orange", quarantined: "orange", dead: "grey"};
 
-// The cells of the timeline as a small picture in which each row is one pixel high. The picture is
-// then enlarged, because drawing 50,000 rectangles would take 0.1 s.
+// This class draws the cells of the timeline into a small picture in which each row is one pixel
+// high. The picture is then enlarged, because drawing 50,000 rectangles would take 0.1 s.
 class Cells {
 	constructor(c, width, rows) {
 		this.c = c;
@@ -396,7 +400,7 @@ class Cells {
 	}
 }
 
-const MANY = 60; // maximum number of workers for which each row has a line of staleness
+const MANY = 60; // up to this number of workers, each row of the timeline has a line of staleness
 
 // Returns `name` with "…" in place of its middle, or of the domain of a host, so that fits(text) holds.
 // The names of many workers often differ only at their end.
@@ -411,7 +415,7 @@ function shortened(name, fits) {
 
 // Fills a cell of a table with a text. If the cell has no room for the text, page.css cuts its middle,
 // or the domain of a host.
-const END = 9; // characters at the end of a long text that stay
+const END = 9; // minimum number of characters at the end of a long text that are not cut
 function fill(td, text) {
 	const end = Math.max(END, 5 + (text.match(/:\d+$/) || [""])[0].length); // "er-17:4711": host and process
 	if (text.length <= end || /^[^.]*[^.\d][^.]*\./.test(text)) {
@@ -436,7 +440,7 @@ function timeline(canvas, run) {
 		for (const w of s.workers)
 			found.add(w[0]);
 	const ids = [...found].sort((a, b) => a - b);
-	const many = ids.length > MANY; /* thin rows, without lines of staleness */
+	const many = ids.length > MANY; /* then the rows are thin and have no lines of staleness */
 	const row = many ? 4 : ids.length > 24 ? 12 : 22, space = many ? 0 : 2, top = 4;
 	const width = Math.max(280, canvas.parentElement.clientWidth - 2), left = width < 480 ? 84 : 120, height = ids.length * row + top + 20;
 	const ratio = window.devicePixelRatio || 1;
@@ -516,7 +520,7 @@ function timeline(canvas, run) {
 		}
 	c.textBaseline = "alphabetic";
 	c.textAlign = "center";
-	const ends = [left + 40, width - 46]; // the first and the last label have these places
+	const ends = [left + 40, width - 46]; // places of the first and the last label
 	for (const {v, label} of axis.ticks(begin, begin + span, (width - left) / 130)) {
 		const at = x(axis.time(v));
 		if (at >= ends[0] + 80 && at <= ends[1] - 80 && label !== when(from, to - from) && label !== when(to, to - from))
@@ -575,8 +579,8 @@ function explore(box, canvas, note, run) {
 		note.textContent = note.dataset.help;
 		line.style.display = "none";
 	};
-	// A finger that is lifted leaves its choice, which ends when the page scrolls under a finger, or
-	// when a finger touches another place.
+	// When a finger is lifted, its choice stays until the page scrolls under a finger, or until
+	// a finger touches another place.
 	canvas.onpointerleave = e => e.pointerType === "touch" || hide();
 	canvas.onpointercancel = box.onblur = hide;
 	addEventListener("pointerdown", e => box.contains(e.target) || hide());

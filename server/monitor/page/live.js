@@ -229,7 +229,7 @@ function drawImage(canvas, wall, image) {
 // The newest images that arrived before the first status.
 let early = null;
 
-// What the wall shows: the number of images, and the number of right answers.
+// What the wall shows now: the number of images, and the number of right answers.
 let wallNow = null;
 function noteWall() {
 	if (wallNow)
@@ -246,7 +246,7 @@ function clearWall() {
 }
 
 function onWall(wall) {
-	if (!wall.side.every(n => n <= 64)) /* do not trust the numbers: a worker sent them */
+	if (!wall.side.every(n => n <= 64)) /* check the numbers, because a worker sent them */
 		return;
 	early = status ? null : wall;
 	if (early)
@@ -292,8 +292,8 @@ function notice(text, calm = false) {
 	$("notice").hidden = !text;
 }
 
-// Draws the timeline. While it is not visible, this happens only every UNSEEN milliseconds, because
-// with 200 workers it takes most of the drawing time.
+// Draws the timeline. While the timeline is not visible, it is drawn only every UNSEEN
+// milliseconds, because with 200 workers it takes most of the drawing time.
 const UNSEEN = 10000;
 let sees = false, painted = 0;
 function drawTimeline(now = sees) {
@@ -314,7 +314,7 @@ addEventListener("beforeprint", () => drawTimeline(true));
 // the time. On a slow machine, the page therefore still answers, and it skips the events between two
 // drawings instead of falling behind.
 const PERIOD = 1000;
-let drawing = 0, rested = 0; // a timer, and the time from which the page may draw again
+let drawing = 0, rested = 0; // the timer of the next drawing, and the time from which the page may draw again
 function drawSoon() {
 	drawing ||= setTimeout(drawNow, Math.max(0, rested - performance.now()));
 }
@@ -329,7 +329,7 @@ function drawNow() {
 	if (!document.hidden)
 		draw();
 	rest();
-	requestAnimationFrame(() => setTimeout(rest)); /* the browser has computed the layout, too */
+	requestAnimationFrame(() => setTimeout(rest)); /* by then, the browser has also computed the layout */
 }
 
 function draw() {
@@ -359,7 +359,7 @@ function connect() {
 		} catch {
 			text = "";
 		}
-		if (!text) { /* try again: the connection is lost, or was cut */
+		if (!text) { /* the connection is lost or was cut: try again */
 			setTimeout(() => stream === events && events.dispatchEvent(new Event("error")), 1000);
 			return;
 		}
@@ -409,7 +409,7 @@ function connect() {
 	};
 }
 
-// Shows that nothing arrives, although the stream is open: the server hangs, or the network does.
+// Shows that nothing arrives although the stream is open, because the server or the network hangs.
 setInterval(() => {
 	if (!stream || ended() || Date.now() - arrived < QUIET)
 		return;
@@ -439,14 +439,15 @@ async function reconnect() {
 		connect();
 }
 
-// Why a run failed, by its end.
+// The reason why a run failed, for each word that reports a bad end.
 const FAILED = {
 	diverged: "Training diverged: gradients not finite, or of another size.",
 	aborted: "The server gave up the run. Its log says why.",
 };
 const ended = () => status && status.ending || run.end && run.end.status;
 
-// Shows that there is no server since the time `since`, and nothing old as if it were new.
+// Shows that the page has had no server since the time `since`, and hides the values that are old
+// by now.
 function showAway(since, text) {
 	drawNothingSoon();
 	lost = lost || since;
@@ -472,11 +473,11 @@ function retry() {
 		drawNothingSoon();
 		if (status)
 			drawStatus();
-		if (!document.hidden) /* the last epochs arrived with the end */
+		if (!document.hidden) /* draw the last epochs, which have arrived with the end */
 			draw();
 		const failed = FAILED[ended()], words = [failed, "The run has ended and its server has exited."];
 		state(ended(), failed ? "bad" : "good");
-		if (status && status.checkpoint) /* otherwise the history was not in a file */
+		if (status && status.checkpoint) /* without checkpoints, no file has the history */
 			words.push("cnn-ctl report shows it again.");
 		notice(words.filter(text => text).join(" "), !failed);
 	} else {
@@ -485,12 +486,12 @@ function retry() {
 	setTimeout(reconnect, 1000);
 }
 
-// A page that nobody sees has no stream, so that no worker evaluates images for it.
+// While the page is hidden, it has no stream, so that no worker evaluates images for it.
 document.addEventListener("visibilitychange", () => {
 	if (document.hidden) {
 		stream?.close();
 		stream = null;
-		if (!ended()) { /* the title would keep an old result */
+		if (!ended()) { /* otherwise the title would keep an old result */
 			drawNothingSoon();
 			document.title = "cnn-ps";
 		}
@@ -509,7 +510,7 @@ $("theme").onclick = () => {
 	theme(name);
 	try {
 		localStorage.setItem("cnnps-theme", name);
-	} catch { /* the browser keeps nothing for this page */
+	} catch { /* the browser stores nothing for this page */
 	}
 	repaint();
 };

@@ -359,9 +359,10 @@ def test_trust_an_observer_may_not_send_chunks(programs, keys):
     link.close()
 
 
-def links_once(endpoint, keys, n):
-    """Opens `n` connections that libzmq does not open again when the server closes them."""
-    CONTEXT.reconnect_ivl = -1
+def links_once(endpoint, keys, n, again_ms=-1):
+    """Opens `n` connections that libzmq does not open again when the server closes them, or only
+    after a while."""
+    CONTEXT.reconnect_ivl = again_ms
     links = [Link(endpoint, keys) for _ in range(n)]
     CONTEXT.reconnect_ivl = 100
     return links
@@ -426,16 +427,18 @@ def test_trust_a_key_has_a_limited_number_of_connections(programs, keys):
 
 def test_trust_a_key_has_a_limited_number_of_handshakes(programs, keys):
     """A key opens connections in a loop and sends nothing on them. The server lets a limited number
-    of them in. A worker with another key joins."""
+    of them in. A worker with another key joins. On a busy machine, a handshake can take longer than
+    the server's limit of 2 s and then counts as neither admitted nor deferred, so the key tries
+    again."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 4,
-                             directory=None)
+                             "--dead-ms", 120000, directory=None)
     public = keys / "server.pub"
     begin = time.monotonic()
-    links = links_once(server.endpoint, Keys(keys / "observer.key", public), 200)
+    links = links_once(server.endpoint, Keys(keys / "observer.key", public), 200, again_ms=3000)
     honest = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
     honest.goes_on()
     until(lambda: metric(server, "keys_admitted_total") + metric(server, "keys_deferred_total")
-          >= 202, 20, "all handshakes have ended")
+          >= 202, 60, "all handshakes have ended")
     seconds = time.monotonic() - begin
     assert metric(server, "keys_admitted_total") <= 2 + 50 * (1 + seconds)
     honest.goes_on()

@@ -27,16 +27,18 @@
 #define CLIENT_OPT_SERVER_KEY(to, when)                                                            \
 	{                                                                                          \
 		.name = "server-key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,       \
-		.arg = "FILE", .help = "file with the public key of the server",                   \
+		.arg = "FILE",                                                                     \
+		.help = "file with the public key of the server; with --key, the program "         \
+			"accepts only the server that has this key",                               \
 		.unset = "the file \"server.pub\" beside the file of --key", .needs = (when)       \
 	}
 #define CLIENT_OPT_DATA(to, when)                                                                  \
 	{                                                                                          \
 		.name = "data", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,             \
 		.arg = "DIR",                                                                      \
-		.help = "directory of the data set, with four IDX files, plain or .gz; if DIR "    \
-			"has several splits of EMNIST, append the name of one split, as in "       \
-			"DIR/emnist-letters",                                                      \
+		.help = "directory of the data set, with four IDX files (images and labels for "   \
+			"training and for tests), plain or .gz; if DIR has several splits of "     \
+			"EMNIST, append the name of one split, as in DIR/emnist-letters",          \
 		.unset = "data/mnist, else Debian's Fashion-MNIST", .needs = (when)                \
 	}
 #define CLIENT_OPT_LOG_LEVEL(to, level)                                                            \
@@ -49,7 +51,8 @@
 	{                                                                                          \
 		.name = "log-format", .type = OPT_ENUM, .dest = (to), .def = "text",               \
 		.values = LOG_FORMAT_NAMES, .arg = "FORMAT",                                       \
-		.help = "format of a log line: text means logfmt, and json means a JSON object"    \
+		.help = "format of a log line: text means logfmt (KEY=VALUE fields), and json "    \
+			"means a JSON object"                                                      \
 	}
 
 /* Checks that `server` is tcp://HOST:PORT with a port of 1 to 65535. PS_EUSAGE: the endpoint has

@@ -709,10 +709,10 @@ static void add_shell_rows(struct table *t, struct options *o)
 		TEXT("model", model_text, "seed:32", "MODEL",
 			"network to train: the name seed:F (with F filters), lenet5, cnn99, cifar, "
 			"resnet8 or alexnet, or layers such as \"conv:32:3 relu pool:2 fc:10\" "
-			"(docs/models.md); vector:N is no network but N parameters without a data "
-			"set, for programs that compute gradients themselves; in "
-			"vector:N:running=S, the last S parameters are running statistics, which "
-			"an update moves towards the pushed values",
+			"(docs/models.md); vector:N is no network but N parameters, for programs "
+			"that compute gradients themselves, and has a data set only with --epochs; "
+			"in vector:N:running=S, the last S parameters are running statistics, "
+			"which an update moves towards the pushed values",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
 			"numbers of channels (C), rows (H) and columns (W) of an image, such as "
@@ -754,8 +754,9 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"--authorized-keys",
 			.unset = "no encryption, and --bind must be a loopback address"),
 		TEXT("authorized-keys", authorized_keys, NULL, "FILE",
-			"file that lists the authorized keys and their roles; the server reads "
-			"the file again on SIGHUP",
+			"file that lists the public keys of the clients that the server accepts, "
+			"each with a role, which determines what the client may do; the server "
+			"reads the file again on SIGHUP",
 			.unset = "the file \"authorized_keys\" beside the file of --key",
 			.was = "allow"),
 		FLAG("insecure", insecure,
@@ -838,15 +839,16 @@ static void add_last_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
 		INT("wal-mb", wal_mb, "128", 1, 1 << 20, "MIB",
-			"size of the write-ahead log, in MiB, at which the server takes a "
-			"checkpoint",
+			"size of the file of the write-ahead log, in MiB, above which the server "
+			"writes a checkpoint and begins another file",
 			.was = "journal-mb", .needs = "durability=always"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
 			"least severe level of the events that the server logs on stderr; "
 			"\"cnn-ctl log-level\" changes the level at run time",
 			.group = "Log"),
 		ENUM("log-format", log_format, "text", LOG_FORMAT_NAMES, "FORMAT",
-			"format of a log line: text means logfmt, and json means a JSON object"),
+			"format of a log line: text means logfmt (KEY=VALUE fields), and json "
+			"means a JSON object"),
 		FLAG("check-config", check_config, "check and print the configuration, then exit"),
 	};
 

@@ -52,9 +52,9 @@ static const struct command commands[] = {
 	"  drain             Write a last checkpoint, then end the workers and the server. If\n"   \
 	"                    the server starts again with the same --checkpoint-dir, it\n"         \
 	"                    continues the run.\n"                                                 \
-	"  release WORKER    End the quarantine of a worker. WORKER is the worker's name, its\n"   \
-	"                    key, or at least the first 8 characters of its key, as the\n"         \
-	"                    status shows them.\n"                                                 \
+	"  release WORKER    End the quarantine of a worker, so that the server accepts it\n"      \
+	"                    again. WORKER is the worker's name, its key, or at least the\n"       \
+	"                    first 8 characters of its key, as the status shows them.\n"           \
 	"  log-level LEVEL   Set the log level of the server until its next start. LEVEL is\n"     \
 	"                    error, warn, info or debug.\n"                                        \
 	"  export FILE       Write weights to FILE: those of the server, or those that\n"          \

@@ -385,11 +385,11 @@ static int allow_sockets(scmp_filter_ctx filter, const struct options *o)
 
 	for (size_t i = 0; i < sizeof(socket_kinds) / sizeof(socket_kinds[0]); i++)
 		rc |= allow_socket(filter, socket_kinds[i].family, socket_kinds[i].type, -1);
-	if (o->key) /* the private address of the self-test of the keys (selftest.c) */
+	if (o->key) /* for the private address of the self-test of the keys (selftest.c) */
 		rc |= allow_socket(filter, AF_UNIX, SOCK_STREAM, -1);
 	if (o->lane == LANE_TCP || !o->lane_path[0])
 		return rc;
-	/* the socket of lanes, whose file only the owner may use (share.c) */
+	/* for the socket of lanes, whose file only its owner may use (share.c) */
 	rc |= allow_socket(filter, AF_UNIX, SOCK_SEQPACKET, 0);
 	return rc | seccomp_rule_add(
 			    filter, SCMP_ACT_ALLOW, CALL(fchmod), 1, SCMP_A1(SCMP_CMP_EQ, 0600, 0));

@@ -66,7 +66,7 @@ static void request_snapshot(struct server *s)
 	dispatch_event(s, &ev);
 }
 
-/* Returns 1 if a signal, cnn-ctl or a stop rule ended the run. */
+/* Returns 1 if the run is ending because of a signal, cnn-ctl or a stop rule. */
 static int is_draining(const struct server *s)
 {
 	return s->draining || core_ending(s->state.core) == PS_ESHUTDOWN;
@@ -373,8 +373,8 @@ static void fill_health(const struct server *s, const struct status *now, struct
 	const char *why = status_degraded(now);
 	char text[320];
 
-	/* /healthz needs no token. If the server has one, the page therefore does not say why it is
-	 * degraded */
+	/* /healthz needs no token. If the server has a token, the page therefore only says that the
+	 * server is degraded, not why */
 	snprintf(text, sizeof(text),
 		!why                     ? "ok\n"
 		: s->options->http_token ? "degraded\n"

@@ -5,9 +5,9 @@
  * bytes, locks them and changes the access to the pages around them. A handshake needs about 25
  * system calls for this, and most of them interrupt the other threads of the process, because the
  * other processors must drop the old mapping from their caches (TLBs), too. In a flood of
- * connections this slowed the server down more than the encryption. This module therefore defines
- * libsodium's functions again, with memory of malloc. The linker lets libzmq call the definitions
- * of the program.
+ * connections, these system calls slowed the server down more than the encryption did. This module
+ * therefore defines libsodium's functions again, with memory of malloc. The linker lets libzmq call
+ * the definitions of the program.
  *
  * A buffer is cleared when it is freed. A buffer is not locked in memory, but the secret keys,
  * which libzmq copies into its own structs, are not locked either. The program writes no core file

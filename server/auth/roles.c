@@ -27,7 +27,7 @@ struct owner {
 	char key[KEY_TEXT];
 };
 
-/* An accepted HELLO, which may get a worker id. */
+/* This struct describes an accepted HELLO, to which a worker id may be assigned later. */
 struct greeting {
 	uint32_t peer;
 	char key[KEY_TEXT];

@@ -34,7 +34,8 @@ void checks_open(struct core *c)
 	k->ticks = 0;
 	if (portions > n)
 		portions = n;
-	/* a repeated evaluation has another sample, because a liar knows a part of the first one */
+	/* a repeated evaluation has another sample, because a worker that lies knows a part of the
+	 * first sample by now */
 	for (uint64_t draw = k->stats.outvoted << 32; k->n < portions; draw++) {
 		uint32_t i = (uint32_t)(rights_sample(c, c->leases.epoch, draw) % n);
 

@@ -39,7 +39,7 @@ enum optim_kind {
 	OPTIM_NESTEROV,
 	OPTIM_RMSPROP,
 	OPTIM_ADAM,
-	OPTIM_LBFGS, /* lbfgs.h; mode sandblaster only */
+	OPTIM_LBFGS, /* see lbfgs.h; only in mode sandblaster */
 	OPTIM_KINDS
 };
 #define OPTIM_NAMES "sgd|adagrad|momentum|nesterov|rmsprop|adam|lbfgs"

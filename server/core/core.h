@@ -177,7 +177,7 @@ struct epoch_record {
 	uint64_t images, updates;
 	/* sum of the losses of the applied pushes, each times its number of images */
 	double loss_sum;
-	uint32_t eval_done; /* number of test images evaluated so far */
+	uint32_t eval_done; /* number of images evaluated so far (core_eval_images) */
 	uint32_t eval_correct;
 	double eval_loss_sum;
 	double metric_sum[MAX_METRICS]; /* sums of the metrics besides accuracy */

@@ -21,8 +21,8 @@
  * have three keys or more, the keys count instead: a key is bad if more than half of its workers
  * are. A run with a single worker diverges only if the server has accepted a push of this
  * incarnation of the worker. If the server has accepted none, the cause may be a broken device of
- * the worker, so the run does not end, however often a supervisor restarts the worker's program,
- * and waits for other workers. Bad initial weights therefore end the run only if at least two
+ * the worker. The run then does not end, however often a supervisor restarts the worker's program,
+ * but waits for other workers. Bad initial weights therefore end the run only if at least two
  * workers are connected at the same time. Before min_workers workers have been live at the same
  * time, the run cannot diverge.
  *

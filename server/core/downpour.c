@@ -188,7 +188,7 @@ static void record(struct core *c, uint32_t epoch, uint64_t images, double loss_
 static void flush_buffer(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
-	/* a sum already grows with the number of its gradients */
+	/* a sum of gradients already grows with their number, so the rate must not grow, too */
 	double gradients = c->cfg.push.sum ? 1 : a->pushes;
 
 	accumulator_mean(c, store_scratch(c));

@@ -18,9 +18,9 @@
  * numbers, and the larger yardstick is the largest. With R = cfg.limits.norm_ratio:
  *
  * - a gradient of a size above CAP (1.5) is scaled down to CAP in a run with a data set. In runs
- *   without one and in the modes sync and sandblaster the limit is R; in easgd there is none. The
- *   first updates of an honest run can make gradients thousands of times larger, so a single
- *   gradient above the limit is not rejected, except as described below;
+ *   without a data set, and in the modes sync and sandblaster, the limit is R; in mode easgd there
+ *   is no limit. The first updates of an honest run can make gradients thousands of times larger,
+ *   so a single gradient above the limit is not rejected, except as described below;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
  *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (4) sizes. In this
  *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). So one gradient of any
@@ -50,12 +50,12 @@
  * of weights of 0.01 if this is larger, and rejects only those whose norm exceeds SPIKE * R times
  * this norm. With fewer than three live workers, the core rejects no gradient for its norm, so
  * these rules change nothing in a run that always has one or two workers. If there are no
- * yardsticks, but there were some earlier in the run, a gradient is scaled down to R times the
- * larger one of the last yardsticks. So the worker that comes back first after a restart cannot
- * send a gradient of any size. This yardstick slowly approaches the norms of the new gradients, in
- * case the other workers never come back. In a run without a data set, workers may train on
- * different data, so their means are not compared. If R is 0, the core compares no gradients at
- * all.
+ * yardsticks, but there were some earlier in the run, a gradient is scaled down to R times
+ * `yardstick` of struct fleet_norms, the larger one of the last yardsticks. So the worker that
+ * comes back first after a restart cannot send a gradient of any size. This yardstick slowly
+ * approaches the norms of the new gradients, in case the other workers never come back. In a run
+ * without a data set, workers may train on different data, so their means are not compared. If R is
+ * 0, the core compares no gradients at all.
  *
  * Promises:
  * (1) fewer than half of the workers that have pushed, or of their keys if these are three or more,

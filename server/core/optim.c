@@ -209,7 +209,8 @@ static void apply(const struct optim *o, const struct optim_step *s, float *to, 
 
 /* CPUs compute with subnormal numbers (below 1.2e-38) many times more slowly. The gradients of a
  * network that has learned its data are so small that their squares are subnormal, and the averages
- * of a gradient that stays 0 become subnormal. So the CPU takes subnormal numbers for 0 here. */
+ * of a gradient that stays 0 become subnormal. Therefore the CPU treats subnormal numbers as 0
+ * here. */
 void optim_apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
 	const float *g, float *const state[OPTIM_VECTORS], size_t n)
 {

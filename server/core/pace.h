@@ -109,9 +109,9 @@ struct pace {
 	int late;
 	int stalled;
 	int shadow; /* 1: the tables of leases.c do not contain the worker's grant */
-	/* how long the worker has held earlier grants since its last delivery. This includes the
-	 * time that the earlier processes of its slot owed. PACE_OWED_MAX: an earlier process was
-	 * stalled, and none has delivered since */
+	/* time in ms for which the worker has held earlier grants since its last delivery. This
+	 * includes the time that the earlier processes of its slot owed. PACE_OWED_MAX: an earlier
+	 * process was stalled, and none has delivered since */
 	uint64_t owed_ms;
 	/* the part of the time since since_ms that does not count for deadline and "stalled", for
 	 * example the time that a transfer took */

@@ -4,8 +4,8 @@
 #include "common/assert.h"
 #include "server/core/state.h"
 
-/* Returns 1 if entry `e` is that of the worker with key `owner` and this name. The key decides, or
- * the name if neither side has a key. */
+/* Returns 1 if entry `e` is that of the worker with key `owner` and this name. The keys are
+ * compared or, if neither the entry nor the worker has a key, the names. */
 static int is_of(const struct quarantine_entry *e, const char *owner, const char *name)
 {
 	if (owner[0] || e->owner[0])

@@ -9,8 +9,8 @@
  * run, which only the server and its checkpoints have. Workers send the codes back to the server.
  * With these codes, a server that has lost its newest state in a crash can still check which grants
  * and decisions it made. Without a valid code, a push counts only within the newest grant in the
- * server's state, and the server decides a replay as if it were a new push. This is so for all
- * pushes of workers of protocol version 6, which send no codes.
+ * server's state, and the server decides a replay as if it were a new push. The same applies to all
+ * pushes of workers of protocol version 6, because they send no codes.
  *
  * The code of an accepted push also contains the norm with which its gradient moved the weights.
  * The replay of the push moves the weights by no larger norm, because the server scales it down.

@@ -1,7 +1,7 @@
 /*
- * running.h - limits how far a push moves the running statistics of batchnorm. A push has the
- * statistics of its batches, which no norm includes (norms.h), and the weights of a layer are
- * useless if its running statistics are wrong.
+ * running.h - limits how far a push moves the running statistics of batchnorm. A push contains the
+ * statistics of its batches, and no norm includes them (norms.h). If the running statistics of a
+ * layer are wrong, the weights of the layer are useless.
  *
  * The server cannot compute the statistics, but their scale is known: the running variance. So
  * before the values of a push are used, each mean is limited to the running mean plus or minus the

@@ -6,10 +6,10 @@
 #define SERVER_CORE_SANDBLASTER_H
 #include "server/core/modes.h"
 
-/* This struct describes the step under way. */
+/* This struct describes the step under way, if there is one. */
 struct sandblaster {
 	uint32_t first, end; /* the portions of the step are batches [first, end) */
-	int open;            /* 1: the step is under way */
+	int open;            /* 1: a step is under way */
 	/* passes of the step since this start of the server, from 1; only for display */
 	uint32_t pass;
 };

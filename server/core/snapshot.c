@@ -754,7 +754,7 @@ static void put_session(struct cursor *k, struct worker *w)
 {
 	uint32_t state = choice(k, (uint32_t)w->session.state, SESSION_FREE, SESSION_DEAD);
 
-	/* both sections use the same slots */
+	/* the session section must use the same slots as the ledger section */
 	if ((state == SESSION_FREE) != (w->session.state == SESSION_FREE))
 		set_error(k, MALFORMED);
 	w->session.state = (enum session_state)state;

@@ -381,7 +381,7 @@ static void rewrite_lbfgs(struct rewrite *r)
 {
 	uint64_t known = copy(r), searching = copy(r), pairs = copy(r);
 
-	copy_fields(r, 2 + 6); /* newest, trials; six reals */
+	copy_fields(r, 2 + 6); /* `newest` and `trials`, then six numbers of type double */
 	if (known || searching)
 		copy_floats(r, 3);
 	refuse_over(&r->in, pairs, r->cfg.lbfgs.history);

@@ -26,8 +26,8 @@
 #include "server/core/workers.h"
 
 /* Returns 1 if the other workers must not run too far ahead of w. A worker that evaluates or is
- * away holds no worker back. During a recovery, however, an absent worker does, because the server
- * expects it back at its old clock. */
+ * away holds no worker back. During a recovery, however, an absent worker holds the others back,
+ * because the server expects it back at its old clock. */
 static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->run.recovering && w->session.state == SESSION_AWAY)

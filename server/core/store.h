@@ -18,7 +18,7 @@ struct update {
 	size_t done;
 	struct engine_job job; /* the computation of all blocks */
 	const float *from;
-	float *to; /* may be equal to `from` */
+	float *to; /* where the new weights go; may be equal to `from` */
 	struct optim_step step;
 	struct slices slices; /* the gradient; it must not change until the update is computed */
 };
@@ -37,7 +37,7 @@ struct store {
 	/* 1: the device has the weights, and only the device has the current state of the
 	 * optimizer */
 	int on_device;
-	int defers;   /* `defers` of the event of this step */
+	int defers;   /* the value of `defers` in the event of this step */
 	int deferred; /* 1: `weights` are older than those of the device */
 	/* the next_buffer of this step's event until an update has used it; NULL: the next version
 	 * overwrites the present one */
@@ -120,7 +120,7 @@ float *store_next(struct core *c);
 void store_publish(struct core *c, float *next);
 void store_freeze(struct core *c); /* copies weights to eval_weights */
 /* Returns 1 if the gradient of `p` is of the current weights, bit for bit. The base term of `p` may
- * be an earlier term if this term began with the weights of that version. */
+ * be any term from the one that made this version to the present term. */
 int store_is_current(const struct core *c, const struct msg_push *p);
 
 #endif

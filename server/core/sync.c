@@ -1,8 +1,9 @@
 /*
  * sync.c - synchronous steps with backup workers (Chen 2016, arXiv 1604.00981). A step begins with
- * all ready workers as its members, and with the next batches in the order of the epoch. The step
- * ends when the gradients that are due have arrived: --sync-workers gradients or, if that option is
- * 0, as many as the step has members minus --backup-workers, but at least 1. The step has one batch
+ * the next batches in the order of the epoch. Its members are all ready workers: those that are
+ * active (workers.h), have the run's data set, and have not become idle (is_idle). The step ends
+ * when the gradients that are due have arrived: --sync-workers gradients or, if that option is 0,
+ * as many as the step has members minus --backup-workers, but at least 1. The step has one batch
  * for each member, but with --sync-workers N at most N + --backup-workers batches. Therefore up to
  * --backup-workers gradients of a step can arrive after its end. The server drops these late
  * gradients, counts them as superseded, and grants their batches again in the next step. If each

@@ -31,7 +31,7 @@ static const char *check_list(const struct core *c, const char *list, size_t *li
 {
 	const char *why;
 
-	/* the run's list is a checked one */
+	/* the list of the run was checked when the run took it over */
 	if (c->tensors.list[0] && strcmp(list, c->tensors.list) == 0)
 		return NULL;
 	why = tensor_list_check(list, c->store.n, c->store.trained, line);

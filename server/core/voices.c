@@ -104,7 +104,8 @@ static int are_one_voice(int keys, const struct worker *a, const struct worker *
 	return a == b || (keys && workers_same_key(a->session.owner, b->session.owner));
 }
 
-/* Returns 1 if no earlier worker that `counts` selects is the same voice as worker `i`. */
+/* Returns 1 if none of the workers before worker `i` that `counts` selects is the same voice as
+ * worker `i`. */
 static int is_first_of_voice(const struct core *c, int keys, uint32_t i,
 	int (*counts)(const struct core *, const struct worker *))
 {

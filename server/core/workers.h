@@ -46,8 +46,8 @@ uint32_t workers_of_run(const struct core *c);
 /* Forgets the decisions on all earlier pushes of worker `w`. From now on, a duplicate of such a
  * push gets REJECT_UNKNOWN. */
 void worker_forget_decisions(struct core *c, struct worker *w);
-/* Returns 1 if `a` and `b` are the same key. "" is no key and equals none, because without keys the
- * server cannot tell which workers belong together. */
+/* Returns 1 if `a` and `b` are the same key. The text "" is no key, and never equals another key,
+ * because without keys the server cannot tell which workers belong together. */
 int workers_same_key(const char *a, const char *b);
 /* Returns 1 if neither `a` nor `b` is "", and they differ. */
 int workers_differ_in_key(const char *a, const char *b);

@@ -16,7 +16,7 @@
 
 #define STORE_MODULE_ABI    4u
 #define STORE_MODULE_SYMBOL "cnnps_store_module"
-#define STORE_MODULE_NAME   128 /* bytes of the name of a device */
+#define STORE_MODULE_NAME   128 /* size in bytes of the buffer for the name of a device */
 #define STORE_COPIES        4u  /* number of private copies of gradients of other processes */
 #define STORE_GIVES         5u  /* maximum number of copies of the weights at the same time */
 

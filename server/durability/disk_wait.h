@@ -13,7 +13,7 @@
 struct checkpointer;
 struct wal;
 
-/* A write under way. */
+/* This struct describes a write under way. */
 struct disk_write {
 	/* number of the write and the time of its start; since_ms is 0 if no write is under way */
 	uint64_t number, since_ms;

@@ -14,12 +14,12 @@
  * (1) all lines except those of epochs have at most HISTORY_BYTES bytes together; the history
  *     always keeps the lines of epochs. When a new line would exceed this limit, the history drops
  *     half of the lines of one kind, which is the kind with the most bytes (stay_bounded). Of the
- *     samples, it drops every second one, and doubles the interval between new samples. A restarted
- *     server keeps this interval, so that the samples are equally dense over the whole run
- *     (tests/unit/test_server_history.c). Of the changes of workers, it drops the older half, but
- *     not the newest change of each worker. Of the starts, ends and disputes, it drops the older
- *     half, but not the first line of the history (tests/e2e/test_history.py,
- *     test_no_epoch_is_dropped_for_changes_of_workers);
+ *     samples, the history drops every second one, and doubles the interval between new samples. A
+ *     restarted server keeps this interval, so that the samples are equally dense over the whole
+ *     run (tests/unit/test_server_history.c). Of the changes of workers, the history drops the
+ *     older half, but not the newest change of each worker. Of the starts, ends and disputes, the
+ *     history drops the older half, but not the first line of the history
+ *     (tests/e2e/test_history.py, test_no_epoch_is_dropped_for_changes_of_workers);
  * (2) at the start of a server, the history keeps the complete lines of this run. The history drops
  *     the line of an epoch whose evaluation the core does not have, and inserts a line for each
  *     evaluated epoch that the file lacks. The file therefore has every evaluated epoch once, in

@@ -12,8 +12,8 @@
 #include "common/err.h"
 #include "server/core/core.h"
 
-/* This is the number of parts in struct time_split. An array with an element for each part has the
- * order of this struct. */
+/* This is the number of parts in struct time_split. In an array with an element for each part, the
+ * elements are in the order of the members of that struct. */
 #define TALLY_PARTS 5
 extern const char *const tally_part[TALLY_PARTS];
 uint64_t tally_part_us(const struct time_split *t, int part);

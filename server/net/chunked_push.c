@@ -22,7 +22,7 @@ struct partial {
 };
 
 struct chunked_push {
-	size_t max_peers, max_bytes, used; /* used: peers that have chunks */
+	size_t max_peers, max_bytes, used; /* used: number of peers that have chunks */
 	size_t key_bytes;                  /* see chunked_push_limit */
 	size_t wasted;                     /* see chunked_push_wasted */
 	uint64_t joined;                   /* see chunked_push_joined */

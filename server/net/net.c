@@ -116,7 +116,8 @@ struct reply {
 
 struct replies {
 	size_t n, room, peer_bytes;
-	struct reply **order; /* [0, n): waiting, oldest first; [n, room): free */
+	/* the first n replies wait, the oldest first; the others, up to `room`, are free */
+	struct reply **order;
 	struct reply *pool;
 	uint64_t flushed_lsn;
 	uint64_t number; /* number of the newest reply */

@@ -55,7 +55,8 @@ struct router_config {
 	uint32_t max_workers;
 	/* With keys, each key has an equal part of this number of bytes for the chunks of its
 	 * pushes, and half of it for weights that wait for its connections, but at least the bytes
-	 * of one push. If the number is 0, only the numbers of places and replies are limited. */
+	 * of one push. If this number of bytes is 0, only the number of places for chunks
+	 * (chunked_push.h) and the number of waiting replies are limited. */
 	uint64_t key_bytes;
 	/* router_check_sessions closes a connection that was silent for this time (port.h), after
 	 * twice the time at the latest */
@@ -124,9 +125,9 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Sends `m` at once, before the replies that wait for the log, or drops `m`. Therefore `m` must not
  * acknowledge anything, and must be correct at any place among the other replies. */
 void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
-/* Notes that on_message drops its message without an answer, because of a quota. If a connection
- * sends many messages that the server drops or answers with ERROR, the router closes it (port.h).
- * Call router_note_dropped only from on_message. */
+/* Notes that on_message drops the message that it handles without an answer, because of a quota. If
+ * a connection sends many messages that the server drops or answers with ERROR, the router closes
+ * it (port.h). Call router_note_dropped only from on_message. */
 void router_note_dropped(struct router *r);
 /* Sends the replies that may leave. The function calls on_gone for each peer that is gone. Do not
  * call router_flush from on_message or on_gone. */

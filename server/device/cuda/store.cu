@@ -149,12 +149,13 @@ __global__ void __launch_bounds__(THREADS) update_kernel(enum device_rule rule,
  * GPU. */
 
 constexpr int PASS_THREADS = 512, WARPS = PASS_THREADS / 32;
-constexpr int WORDS = (int)ENGINE_BLOCK / 2;   /* of a block of threads */
-constexpr int SUM_WORDS = (int)XXH3_BLOCK / 8; /* of a block of XXH3 */
+constexpr int WORDS = (int)ENGINE_BLOCK / 2;   /* number of words of a block of threads */
+constexpr int SUM_WORDS = (int)XXH3_BLOCK / 8; /* number of words of a block of XXH3 */
 /* number of blocks of XXH3 that a block of threads processes */
 constexpr int SUMS = WORDS / SUM_WORDS;
-constexpr int ROWS = 16, CHUNK = 32 * ROWS; /* of vec_squares */
-constexpr int STAGE = 128;                  /* sums that block 0 mixes between two barriers */
+constexpr int ROWS = 16, CHUNK = 32 * ROWS; /* as in vec_squares */
+/* number of sums that block 0 mixes between two barriers */
+constexpr int STAGE = 128;
 constexpr int STAGE_WORDS = STAGE * (int)XXH3_LANES;
 constexpr unsigned ALL = 0xffffffffu;
 constexpr size_t TAIL = XXH3_TAIL / sizeof(float);

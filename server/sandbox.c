@@ -430,9 +430,9 @@ static int add_rules(scmp_filter_ctx filter, const struct options *o)
 		SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
 	rc |= seccomp_rule_add(
 		filter, SCMP_ACT_ALLOW, CALL(mmap), 1, SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
-	/* The process can send signals only to itself, and change only its own limits. It can still
-	 * choose the processors of other processes of its user, because sched_setaffinity takes the
-	 * id of any thread. */
+	/* The process can send signals only to itself, and change only its own limits. The process
+	 * can still choose the processors of other processes of its user, because sched_setaffinity
+	 * takes the id of any thread. */
 	for (size_t i = 0; i < sizeof(calls_on_itself) / sizeof(calls_on_itself[0]); i++)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, calls_on_itself[i], 1,
 			first_is((scmp_datum_t)getpid()));

@@ -459,8 +459,8 @@ static int open_auth(struct server *s, struct err *e)
 }
 
 /* Returns the reason why workers cannot use memory of their GPUs, or NULL if they can. They cannot
- * if the vectors are so short that the CPU computes their checksums, or if the CPU must read all
- * gradients (core_reads_gradients). */
+ * use it if the vectors are so short that the CPU computes their checksums, or if the CPU must read
+ * all gradients (core_reads_gradients). */
 static const char *why_no_gpu_lanes(const struct options *o, const struct core_config *cfg)
 {
 	if (cfg->n_params < GPU_LANE_PARAMS)

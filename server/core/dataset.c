@@ -205,8 +205,9 @@ static int may_vote(const struct worker *w, int all_are_stalled)
 	return all_are_stalled ? w->session.state == SESSION_LIVE : worker_is_active(w);
 }
 
-/* The workers that may vote, and for each of them: strength, the number of workers of its key (or 1
- * without a key) with the same data set, and votes: 1 if it casts the vote of its key. */
+/* This struct lists the workers that may vote. strength: the number of workers with the key and the
+ * data set of this worker, or 1 if it has no key; votes: 1 if the worker casts the vote of its
+ * key. */
 struct voters {
 	uint32_t n;
 	const struct worker *worker[WIRE_MAX_WORKERS];

@@ -68,8 +68,8 @@ void departure_part_all(struct core *c)
 #define KEYS_THAT_VOTE 3 /* minimum number of keys that vote; with fewer, workers vote */
 
 /* Returns 1 if the worker counts in the decision whether the run has diverged. A worker counts if
- * it is live, suspect, or still expected back after a restart. For a silent worker, the result of
- * its newest push counts. */
+ * it is live, suspect, or still expected back after a restart. A silent worker is bad if it was bad
+ * after its newest push. */
 static int counts(const struct worker *w)
 {
 	return w->session.state == SESSION_LIVE || w->session.state == SESSION_SUSPECT ||

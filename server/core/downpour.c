@@ -244,9 +244,9 @@ static void leave_behind(struct core *c)
 }
 
 /* Returns 1 if the buffer is full. With a robust rule, a buffer is full if it has gradients of K
- * workers, or of all awaited workers if they are fewer than K, or if it has waited enough for the
- * others. If the rule gets one gradient of each key, keys count instead of workers. A buffer is not
- * full if the rest of the epoch cannot fill another one. */
+ * workers, or of all awaited workers if they are fewer than K, or if it has waited long enough for
+ * the other workers (has_waited_enough). If the rule gets one gradient of each key, keys count
+ * instead of workers. A buffer is not full if the rest of the epoch cannot fill another one. */
 static int is_full(struct core *c)
 {
 	const struct gradient_accumulator *a = &c->accumulator;

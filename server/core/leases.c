@@ -174,7 +174,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	uint32_t i;
 
 	w->session.peer = ev->peer;
-	/* the evaluation has ended, because another worker was faster */
+	/* the evaluation has ended: another worker has delivered this result first */
 	if (!l->evaluating || r->eval_id != l->epoch) {
 		note_unused(c, pace_evaluated(c, w, r, 0));
 		return;

@@ -210,9 +210,9 @@ static uint64_t max_versions(const struct core *c, enum reject r)
 	return (uint64_t)ends_a_step + (uint64_t)counts;
 }
 
-/* Counts a push that is neither accepted nor a delivery of granted work. Beyond MAX_EMPTY_LEASES of
- * them in a row, together with requests for leases, the core counts each as a message that it
- * drops. */
+/* Counts a push that is neither accepted nor a delivery of granted work. If more than
+ * MAX_EMPTY_LEASES such pushes and requests for leases come in a row, the core counts each further
+ * one as a message that it drops. */
 static void note_wasted(struct core *c, struct worker *w)
 {
 	w->lease.empty += w->lease.empty <= MAX_EMPTY_LEASES;

@@ -133,8 +133,8 @@ struct yardsticks {
 
 /* Finds the yardsticks for a gradient of worker `w`, or if `w` is NULL, for a gradient that is only
  * scaled, among the workers whose newest push has the number `oldest` or a larger one. Returns 0 if
- * there are too few of them, if they may not reject gradients of `w`, if the run has three keys or
- * more but these workers have fewer, or if the smaller yardstick is 0. */
+ * there are too few such workers, if they may not reject gradients of `w`, if the run has three
+ * keys or more but these workers have fewer, or if the smaller yardstick is 0. */
 static int find_yardsticks(
 	const struct core *c, uint64_t oldest, const struct worker *w, struct yardsticks *y)
 {
@@ -260,9 +260,9 @@ static int has_known_norm(const struct recent_gradients *r, double norm)
 }
 
 /* Finds the gradient with this print among the recent ones, if it was for weights of another
- * version than `*version`, which the function then replaces. A gradient of the same version is no
- * repetition: in sync, a rejected batch is computed again with the same weights. Returns 1 if
- * found. */
+ * version than `*version`, which the function then sets to the version of the found gradient. A
+ * gradient of the same version is no repetition: in sync, a rejected batch is computed again with
+ * the same weights. Returns 1 if there is such a gradient. */
 static int find_for_other_weights(
 	const struct recent_gradients *r, uint64_t print, uint64_t *version)
 {

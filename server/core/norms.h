@@ -87,7 +87,7 @@ struct worker_norms {
 #define NORMS_RING 1024u /* number of newest gradients with which a gradient is compared */
 
 /* This struct describes the newest NORMS_RING gradients of the run that were accepted, or that
- * repeated an old one. It takes 24 KiB. Gradient number n has the index n % NORMS_RING. */
+ * repeated an old one. The struct takes 24 KiB. Gradient number n has the index n % NORMS_RING. */
 struct recent_gradients {
 	uint64_t n;                 /* number of gradients so far */
 	double norm[NORMS_RING];    /* the norm of each */

@@ -41,9 +41,9 @@
  * Processes: what a worker owes is a property of its slot. A new process in the slot owes the time
  * that the processes before it owed since the last delivery of the slot, and it is stalled if the
  * process before it was; then not even its first request for work makes it active. Otherwise a
- * worker that joins again before each deadline could hold the others up for ever. Before the run
- * has begun there is no work, and a new process owes nothing: the run begins when enough workers
- * are active, so none may stay stalled.
+ * worker that joins again before each deadline could make the other workers wait for ever. Before
+ * the run has begun there is no work, and a new process owes nothing: the run begins when enough
+ * workers are active, so none may stay stalled.
  *
  * Delivery: a push that is accepted. A push of the worker's newest grant that is rejected is a
  * delivery only if the work is over: others have done it, or its step or epoch has ended. The
@@ -164,9 +164,9 @@ void pace_hold(struct core *c, uint64_t ms);
 /* Called at each tick: marks the worker as stalled if it has delivered nothing for too long.
  * Returns 1 if the caller must release the worker's grant. */
 int pace_check(struct core *c, struct worker *w);
-/* Called when the others wait no longer for a worker that has not delivered: marks the worker as
- * stalled if it is active and owes training or a LEASE. In a run without leases, marks it as
- * stalled if it is active. */
+/* Called when the other workers wait no longer for a worker that has not delivered: marks the
+ * worker as stalled if it is active and owes training or a LEASE. In a run without leases, marks it
+ * as stalled if it is active. */
 void pace_left_behind(struct core *c, struct worker *w);
 /* Called when the worker has joined, or has returned after silence: starts the worker's clock
  * again. For a worker that was away, session.state must still be SESSION_AWAY. The worker owes

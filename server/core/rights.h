@@ -17,7 +17,7 @@
  * Without this limit, a worker could replay any gradient in place of the accepted one.
  *
  * Without a key (proof_key 0) the core accepts every grant and every decision that a worker claims.
- * It does the same while it replays a log of release 0.2.0, which had no such codes.
+ * The core does the same while it replays a log of release 0.2.0, which had no such codes.
  *
  * Promises:
  * (1) a code is valid only for the worker, the incarnation and the seq for which it was made

@@ -13,8 +13,8 @@
  * weight.
  *
  * The limits apply where norms_check compares gradients: with --norm-ratio, and three live workers
- * or more. They do not apply to the model vector:N, because the server has no list of the values
- * that are variances, nor if the weights are on a device.
+ * or more. The limits do not apply to the model vector:N, because the server has no list of the
+ * values that are variances, nor if the weights are on a device.
  *
  * Promises:
  * (1) a running variance is never negative, and one push moves no running mean by more than a tenth
@@ -32,8 +32,8 @@
 /* Returns 1 if a variance in the slices, which store_check has accepted, is below the running
  * variance times -1. */
 int running_is_wild(const struct core *c, const struct slices *s);
-/* Returns `p` or, if its running statistics have limits, a copy of it in *copy whose running
- * statistics are within them. The values of the copy stay valid until the next step. */
+/* Returns `p` or, if its running statistics have limits, a copy of `p` in *copy whose running
+ * statistics are within these limits. The values of the copy stay valid until the next step. */
 const struct msg_push *running_limit(
 	struct core *c, const struct msg_push *p, struct msg_push *copy);
 

@@ -5,8 +5,8 @@
  * lock step.
  *
  * Invariants:
- * (1) only live workers that ask for work hold the others back; during a recovery, also absent
- *     workers that the server expects back (asserted by ssp_limit;
+ * (1) only live workers that ask for work hold the other workers back; during a recovery, absent
+ *     workers that the server expects back do so, too (asserted by ssp_limit;
  *     a_silent_worker_delays_no_worker, a_worker_that_evaluates_delays_no_worker).
  *
  * Promises:
@@ -26,8 +26,8 @@
 #include "server/core/workers.h"
 
 /* Returns 1 if the other workers must not run too far ahead of w. A worker that evaluates or is
- * away holds no worker back. During a recovery, however, an absent worker holds the others back,
- * because the server expects it back at its old clock. */
+ * away holds no worker back. During a recovery, however, an absent worker holds the other workers
+ * back, because the server expects it back at its old clock. */
 static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->run.recovering && w->session.state == SESSION_AWAY)

@@ -367,8 +367,8 @@ static int key_has_batch(const struct core *c, const struct worker *w)
 	return 0;
 }
 
-/* With --sync-workers, a step can have fewer batches than members. Returns 1 if the key of `w` has
- * one of them, and the free ones are for other keys that the step needs. */
+/* With --sync-workers, a step can have fewer batches than members. Returns 1 if the key of `w`
+ * already has a batch, and the free batches are for other keys that the step needs. */
 static int is_for_other_keys(const struct core *c, const struct worker *w)
 {
 	uint32_t needed = c->cfg.sync.workers && c->leases.n_free ? needed_keys(c) : 0;

@@ -18,9 +18,9 @@
  * joined during its last batches.
  *
  * A lacking voice can come if one of its workers is active (workers.h), and holds a batch or may
- * begin one. A worker that delivers nothing becomes stalled (pace.h), so the others do not wait for
- * ever. A worker waits for no voice that is less than VOICE_PUSHES times slower, except for the
- * last batches of an epoch. A lone worker never waits.
+ * begin one. A worker that delivers nothing becomes stalled (pace.h), so the other workers do not
+ * wait for ever. A worker waits for no voice that is less than VOICE_PUSHES times slower, except
+ * for the last batches of an epoch. A lone worker never waits.
  *
  * In runs without a data set, workers have no batches, and these rules do not apply.
  *

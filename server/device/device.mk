@@ -15,7 +15,8 @@ $(B)/tests/device/$(STORE_NAME): tests/device/store_double.c tests/device/store_
 		common/param_device.h common/xxh3_sums.c server/core/vec.c common/xxh3_lane.h $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$@)$(CC) $(CFLAGS) $(CORE_FLAGS) -fPIC -shared -o $@ $(filter %.c,$^) -lm
-# where gpu_store.c finds the double for the programs in tests/unit, and for mutants of them
+# copies of the double where gpu_store.c finds it: for the programs in tests/unit, and for their
+# mutants
 STORE_DOUBLE += $(B)/tests/lib/cnn-ps/$(STORE_NAME) $(B)/rule-mutants/lib/cnn-ps/$(STORE_NAME)
 $(B)/tests/lib/cnn-ps/$(STORE_NAME) $(B)/rule-mutants/lib/cnn-ps/$(STORE_NAME): $(B)/tests/device/$(STORE_NAME)
 	@mkdir -p $(@D)

@@ -17,8 +17,8 @@
  *
  * In two cases the log ends a file early: before the file takes the space on the disk that the next
  * checkpoint needs (wal_reserve), and when a write or sync of the file has failed. The log never
- * writes to such a file again. It then stores no event until the next snapshot begins another file,
- * and the flushed LSN does not grow until that snapshot is durable.
+ * writes to such a file again. After that, the log stores no event until the next snapshot begins
+ * another file, and the flushed LSN does not grow until that snapshot is durable.
  *
  * Invariants:
  * (1) the flushed LSN is never above the LSN of the newest event (asserted by advance_flushed);

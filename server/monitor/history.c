@@ -75,7 +75,7 @@ struct history {
 	uint64_t sample_ms, due_ms;
 	uint64_t write_ms; /* after a failed write: do not write before this time */
 	/* the epoch with the best accuracy or, without accuracies, with the lowest test loss; 0: no
-	 * line of an epoch has one of them */
+	 * epoch has an accuracy or a test loss */
 	uint32_t best_epoch;
 	double best_score; /* the accuracy, or minus the test loss */
 	history_line_fn *listen;

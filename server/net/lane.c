@@ -12,7 +12,7 @@
 #include "proto/lane.h"
 #include "server/device/gpu_store.h"
 
-/* the server closes a connection that has sent no greeting after this time */
+/* the server closes a connection that has sent no greeting within this time, in ms */
 #define GREETING_MS 5000
 #define RETRY_MS    1000 /* time between a failed accept and the next attempt */
 #define MAX_GUESTS  32   /* maximum number of connections that have not sent a greeting */

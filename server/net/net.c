@@ -408,7 +408,7 @@ static size_t find_awaited(const struct router *r, struct frames *f)
 }
 
 /* Replaces the header frame of awaited PARAMS by the header itself. Returns PS_EAGAIN if their
- * weights are not there yet. */
+ * weights have not been copied yet. */
 static int complete_awaited(struct router *r, size_t at, struct frames *f)
 {
 	struct awaited *a = &r->awaited[at];
@@ -465,8 +465,8 @@ static int queue_inner_ack(struct router *r, uint32_t peer, struct msg_params *p
 	return PS_OK;
 }
 
-/* If the session of `peer` has side connections, sends parts of the weights there, and leaves the
- * first part in *frame. */
+/* If the session of `peer` has side connections, sends parts of the weights on these connections,
+ * and leaves the first part in *frame. */
 static int spread_params(struct router *r, uint32_t peer, struct msg_params *p, zmq_msg_t *frame)
 {
 	uint32_t side[MAX_SIDES], n = 0;
@@ -1208,8 +1208,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 }
 
 /* libzmq reads from its connections in turn, one message each. The function reads one more message
- * than there are connections, so it reads from every connection that has a message. It first
- * handles the messages that are already in the ring. */
+ * than there are connections, so it reads from every connection that has a message. The function
+ * first handles the messages that are already in the ring. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->ahead.n + r->port.stats.connections + 1);

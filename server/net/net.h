@@ -54,9 +54,9 @@ struct router_config {
 	uint32_t push_window; /* maximum number of unanswered messages of a correct peer */
 	uint32_t max_workers;
 	/* With keys, each key has an equal part of this number of bytes for the chunks of its
-	 * pushes, and half of it for weights that wait for its connections, but at least the bytes
-	 * of one push. If this number of bytes is 0, only the number of places for chunks
-	 * (chunked_push.h) and the number of waiting replies are limited. */
+	 * pushes, and half such a part for weights that wait for its connections. Each of the two
+	 * is at least the bytes of one push. If this number of bytes is 0, only the number of
+	 * places for chunks (chunked_push.h) and the number of waiting replies are limited. */
 	uint64_t key_bytes;
 	/* router_check_sessions closes a connection that was silent for this time (port.h), after
 	 * twice the time at the latest */

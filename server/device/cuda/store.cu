@@ -76,8 +76,8 @@ struct gpu {
 	float *in, *out;     /* page-locked buffers of n values; NULL: not allocated yet */
 	cudaStream_t stream;
 
-	/* What `keep` kept: the weights and the state, one vector after the other, in memory of the
-	 * GPU, or NULL. `kept` copies it through two page-locked buffers. */
+	/* The copy that `keep` has made: the weights and the state, one vector after the other, in
+	 * memory of the GPU, or NULL. `kept` copies it through two page-locked buffers. */
 	float *shadow;
 	char *staged[2];
 	cudaEvent_t has_shadow, is_staged[2];
@@ -137,15 +137,15 @@ __global__ void __launch_bounds__(THREADS) update_kernel(enum device_rule rule,
 
 /* ---- a pass over values: copy, checksum, sum of squares, largest magnitude ---------------------
  *
- * A block of PASS_THREADS threads processes ENGINE_BLOCK values, which are 32 blocks of XXH3. It
- * reads them as words, which are pairs of values. Warp k has words [256 k, 256 k + 256), and thread
- * t of the warp has every 32nd of these words, so that all loads are under way at once. The squares
- * are those of vec_squares (server/core/vec.c): 32 lanes; each lane adds 16 squares as float32, and
- * then their sum as a double.
+ * A block of PASS_THREADS threads processes ENGINE_BLOCK values, which are 32 blocks of XXH3. The
+ * block reads the values as words, which are pairs of values. Warp k has words [256 k, 256 k +
+ * 256), and thread t of the warp has every 32nd of these words, so that all loads are under way at
+ * once. The squares are those of vec_squares (server/core/vec.c): 32 lanes; each lane adds 16
+ * squares as float32, and then their sum as a double.
  *
- * Block 0 of the grid copies nothing. It waits for the other blocks of threads, combines their
- * results in order, and writes the results to memory of the host, where the CPU waits for them.
- * When the CPU reads these results, all copies of the pass are complete and visible to every
+ * Block 0 of the grid copies nothing. This block waits for the other blocks of threads, combines
+ * their results in order, and writes the results to memory of the host, where the CPU waits for
+ * them. When the CPU reads these results, all copies of the pass are complete and visible to every
  * GPU. */
 
 constexpr int PASS_THREADS = 512, WARPS = PASS_THREADS / 32;

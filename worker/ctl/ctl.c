@@ -68,8 +68,8 @@ static const struct command commands[] = {
 	"                    on standard input.\n"                                                 \
 	"  eval              Evaluate the weights of the server, or those that --checkpoint\n"     \
 	"                    or --weights names, on the test images. The command prints the\n"     \
-	"                    accuracy, the loss and the classes that the model confuses most\n"    \
-	"                    often, and draws the three mistakes with the greatest loss.\n"        \
+	"                    accuracy, the loss and how often the model confuses which\n"          \
+	"                    classes, and draws the three mistakes with the greatest loss.\n"      \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
 	"  report DIR...     Print an HTML page that compares the runs whose checkpoints are\n"    \
 	"                    in up to 8 directories.\n"                                            \

@@ -206,6 +206,7 @@ def test_top_waits_for_a_killed_server_and_connects_again(programs, small, termi
     top.shows("waiting for the server at .* to return", 20)
     assert "gives up" not in top.see()
     assert re.search(r"images/s -", top.see()) and re.search(r"w1 .* - +- ", top.see()), top.see()
+    assert re.search(r"(?m)^images/s .*\S -$", top.see()), "no rate beside its curve:\n" + top.see()
     time.sleep(1)
     assert top.popen.poll() is None and "training done" not in top.text
     server = programs.restart(server, *options)

@@ -24,12 +24,14 @@
 #define AWAY_MS   2500 /* a server that takes longer to answer is away */
 /* time limit of a screen for a server that is away: none */
 #define NO_LIMIT_MS INT32_MAX
-#define BLANKS      3    /* number of blanks between two items of a line */
-#define SAMPLES     240  /* number of samples in a sparkline, one per second */
-#define LABEL       10   /* number of characters before a sparkline */
-#define VALUE       14   /* number of characters after a sparkline */
-#define MIN_ROWS    4    /* titles, a worker, which workers these are, and the keys */
-#define LOSS        (-1) /* in place of a number of decimals: the value is a loss */
+#define BLANKS      3   /* number of blanks between two items of a line */
+#define SAMPLES     240 /* number of samples in a sparkline, one per second */
+#define LABEL       10  /* number of characters before a sparkline */
+#define VALUE       14  /* number of characters after a sparkline */
+#define MIN_ROWS    4   /* titles, a worker, which workers these are, and the keys */
+/* in place of a number of decimals */
+#define LOSS    (-1) /* the value is a loss */
+#define UNKNOWN (-2) /* the present value is not known */
 
 /* The newest values of a number of the status, one per second. */
 struct series {
@@ -296,7 +298,9 @@ static void show_spark(struct page *s, const char *label, const struct series *o
 	fprintf(s->out, "%-*s", LABEL, label);
 	put_spark(s->out, of, s->columns - LABEL - VALUE);
 	double last = factor * of->value[(of->n - 1) % SAMPLES];
-	if (decimals == LOSS)
+	if (decimals == UNKNOWN)
+		fputs(" -", s->out);
+	else if (decimals == LOSS)
 		fprintf(s->out, " %s", loss_text(last, text));
 	else
 		fprintf(s->out, " %.*f%s", decimals, last, unit);
@@ -583,7 +587,8 @@ static void draw_head(const struct top *t, struct page *s)
 		end_line(s);
 	}
 	if (s->rows >= 20) {
-		show_spark(s, has_images(t->status) ? "images/s" : "updates/s", &t->rate, 1, 0, "");
+		show_spark(s, has_images(t->status) ? "images/s" : "updates/s", &t->rate, 1,
+			t->is_away ? UNKNOWN : 0, "");
 		show_spark(s, "loss", &t->loss, 1, LOSS, "");
 		show_spark(s, "accuracy", &t->accuracy, 100, 2, " %");
 		show_spark(s, "test loss", &t->test_loss, 1, LOSS, "");

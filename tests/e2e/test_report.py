@@ -149,6 +149,47 @@ def test_a_history_with_fewer_samples_has_no_gaps(programs, browser, steps, gaps
     assert time in cells, cells
 
 
+def test_short_runs_have_their_workers_and_no_false_rates(programs, browser):
+    """A worker of a run without images is there for less than a second, so it is in no sample. Another
+    run trains for 0.6 s after 1.4 s without a worker."""
+    begun = 1_700_000_000_000
+    start = {"t": begun, "kind": "start", "options": {}}
+    joined = {"kind": "worker", "worker": 1, "change": "joined", "name": "ada", "images": 0}
+    sample = {"kind": "sample", "images": 0, "images_per_s": 0, "pushes": 0, "workers": []}
+    runs = {
+        "vector": [{**start, "model": "vector:2"}, {**sample, "t": begun + 1000},
+                   {**joined, "t": begun + 1200}, {**joined, "t": begun + 1700, "change": "gone"},
+                   {**sample, "t": begun + 2000, "pushes": 2000}],
+        "short": [{**start, "model": "fc:10"}, {**sample, "t": begun + 1000},
+                  {**joined, "t": begun + 1400},
+                  {**sample, "t": begun + 2000, "images": 60000, "images_per_s": 100000,
+                   "workers": [[1, "live", 100000, 1, 0, [80, 5, 5, 5, 5]]]}],
+    }
+    for name, lines in runs.items():
+        (programs.directory / name).mkdir()
+        (programs.directory / name / "history.jsonl").write_text(
+            "".join(json.dumps(o) + "\n" for o in lines))
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, *(programs.directory / name for name in runs)))
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == [], "the console is clean"
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('#runs tbody tr')].map(r => [3, 9, 10].map(i => r.cells[i].textContent))")
+    assert rows == [["–", "–", "1"], ["test images", "30,000", "1"]]
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('#each tbody tr')].map(r => [...r.cells].slice(0, 6).map(c => c.textContent))")
+    assert rows == [["1", "ada", "1 s", "100.00 %", "–", "–"], ["1", "ada", "1 s", "100.00 %", "100,000", "1.0"]]
+    colours = browser.execute_script("""
+        const {ids, left, top, row, x} = canvases[0][0].places, ratio = devicePixelRatio;
+        const at = t => [...canvases[0][0].getContext("2d").getImageData(x(t) * ratio, (top + row / 2) * ratio, 1, 1).data];
+        return [ids, ...[500, 1450, 1900].map(ms => at(1.7e12 + ms))]""")
+    assert colours[0] == [1]
+    before, there, gone = colours[1:]
+    assert before[3] == 0 and there[2] > there[0] + 50, "blue"
+    assert gone[3] > 0 and abs(gone[0] - gone[2]) < 50, "grey"
+
+
 def show_eight_runs(programs, browser, name):
     places = [programs.directory / f"{name}{i}" for i in range(1, 9)]
     for i, place in enumerate(places):

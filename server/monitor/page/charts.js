@@ -62,8 +62,8 @@ const usual = list => Float64Array.from(list).sort()[Math.floor(0.95 * (list.len
 // This class has the data of a history. `room` limits the samples that it keeps; a sample counts
 // SAMPLE plus its number of workers. When the samples exceed the limit, the class drops every other
 // sample, and from then on it keeps half as many of the new samples. Likewise, with a limit it
-// keeps at most EPOCHS epochs.
-const SAMPLE = 100, EPOCHS = 1000;
+// keeps at most EPOCHS epochs and CHANGES lines about workers.
+const SAMPLE = 100, EPOCHS = 1000, CHANGES = 4000;
 // The time between two neighbouring samples (a step) counts as a time without a server if it is
 // longer than SILENT milliseconds, and longer than four times the median of the steps around it,
 // AROUND on each side.
@@ -81,6 +81,7 @@ class Run {
 		this.best = null; // the epoch with the best accuracy or, without an accuracy, the lowest test loss
 		this.starts = [];
 		this.names = {};
+		this.changes = []; // the lines about workers
 		this.gaps = []; // [from, to]: times without a server
 		this.seen = 0; // time of the newest sample since the start
 		this.steps = []; // [from, to]: the last steps between two samples of one start
@@ -107,7 +108,7 @@ class Run {
 		} else if (o.kind === "epoch") {
 			this.takeEpoch(o);
 		} else if (o.kind === "worker") {
-			this.names[o.worker] = o.name || o.host || this.names[o.worker];
+			this.takeChange(o);
 		} else if (o.kind === "end") {
 			this.end = o;
 		}
@@ -144,6 +145,32 @@ class Run {
 		this.epochs = e.filter((_, i) => i % 2 === 0);
 		this.step = 0.9 * (o.epoch - e[0].epoch) / this.epochs.length;
 	}
+	takeChange(o) {
+		this.names[o.worker] = o.name || o.host || this.names[o.worker];
+		this.changes.push(o);
+		if (this.room < Infinity && this.changes.length > CHANGES)
+			this.changes.splice(0, CHANGES / 2);
+	}
+	// Returns the numbers of all workers in ascending order. A worker that left within a second may be
+	// in no sample.
+	get workers() {
+		const found = new Set(this.changes.map(o => o.worker));
+		for (const s of this.samples)
+			for (const w of s.workers)
+				found.add(w[0]);
+		return [...found].sort((a, b) => a - b);
+	}
+	// Returns the times [from, to] in which a worker was there, from its changes.
+	stays(worker) {
+		const stays = [];
+		let from = null;
+		for (const o of this.changes.filter(o => o.worker === worker)) {
+			if (o.change === "gone" && from != null)
+				stays.push([from, o.t]);
+			from = o.change === "gone" ? null : from ?? o.t;
+		}
+		return from == null ? stays : [...stays, [from, this.last]];
+	}
 	// Finds the times in which a server hung. A server writes no line about such a time. The
 	// distance of the samples alone does not show such a time, because the history of a long
 	// run has fewer samples.
@@ -177,6 +204,10 @@ class Run {
 	// The options of the first start that has them. A start whose line was lost has none.
 	get options() {
 		return this.starts.find(o => o.options)?.options || {};
+	}
+	// A run of vector:N has no images.
+	get hasImages() {
+		return !this.starts.some(o => (o.model || "").startsWith("vector:"));
 	}
 	// The number of training images that the run holds back and evaluates, or 0 if the run
 	// evaluates the test images.
@@ -435,11 +466,7 @@ const CELL = 2;
 // Draws the timeline. Returns the staleness at the upper edge of a row, or null if there are too
 // many workers for lines of staleness. A higher staleness is drawn at this edge, too.
 function timeline(canvas, run) {
-	const samples = run.samples, found = new Set();
-	for (const s of samples)
-		for (const w of s.workers)
-			found.add(w[0]);
-	const ids = [...found].sort((a, b) => a - b);
+	const samples = run.samples, ids = run.workers;
 	const many = ids.length > MANY; /* then the rows are thin and have no lines of staleness */
 	const row = many ? 4 : ids.length > 24 ? 12 : 22, space = many ? 0 : 2, top = 4;
 	const width = Math.max(280, canvas.parentElement.clientWidth - 2), left = width < 480 ? 84 : 120, height = ids.length * row + top + 20;
@@ -496,6 +523,12 @@ function timeline(canvas, run) {
 		before = s.t;
 		drawn = x(s.t);
 	});
+	for (const id of ids.filter(id => !seen.has(id)))
+		for (const [from, to] of run.stays(id)) {
+			const a = Math.floor(x(from)) - left, b = Math.max(a + CELL, Math.floor(x(to)) - left);
+			cells.fill(index.get(id), a, b, "blue", 0.9);
+			cells.fill(index.get(id), b, width, "grey", 0.9);
+		}
 	cells.draw(left, top, row, space);
 	c.strokeStyle = color("pink");
 	c.lineWidth = 1.5;

@@ -38,7 +38,7 @@ function table(el, columns, rows) {
 }
 
 const final = run => run.samples[run.samples.length - 1] || {};
-const images = run => run.heldBack ? number(run.heldBack) + " held-back images" : "test images";
+const images = run => !run.hasImages ? "–" : run.heldBack ? number(run.heldBack) + " held-back images" : "test images";
 const states = run => run.end ? run.end.status : "not ended";
 
 // Returns the results of epoch `e` besides its loss, or the loss if there are no others.
@@ -55,10 +55,10 @@ function drawRuns() {
 		["workers", ""], ["starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	table($("runs"), columns, runs.map(run => {
 		const b = run.best, last = run.epochs[run.epochs.length - 1], s = final(run);
-		const time = elapsed(run, run.last), workers = new Set(run.samples.flatMap(o => o.workers.map(w => w[0])));
+		const time = elapsed(run, run.last);
 		return [run.name, states(run), number(run.epochs.length), images(run), results(b), b ? number(b.epoch) : "–",
 			results(last), last ? lossText(last.test_loss) : "–", seconds(time),
-			number(s.images / time), number(workers.size), number(run.starts.length), number(s.pushes),
+			run.hasImages ? number(s.images / time) : "–", number(run.workers.length), number(run.starts.length), number(s.pushes),
 			number(s.duplicates), number(s.rejected) + rejectedFor(s), number(s.refusals)];
 	}));
 	$("mixed").hidden = new Set(runs.map(run => run.heldBack > 0)).size < 2;
@@ -127,14 +127,27 @@ function drawOptions() {
 // The parts of a worker's time, in the order of the history.
 const PARTS = ["computes", "waits for weights", "sends", "waits for work", "copies"];
 
-// Adds up the samples of each worker. A sample covers the time since the previous sample.
+// Returns the sums of a worker that is in no sample, from the lines about it.
+function brief(run, id) {
+	const live = run.stays(id).reduce((sum, [from, to]) => sum + to - from, 0) / 1000;
+	const done = run.changes.findLast(o => o.worker === id).images;
+	return {time: live, live, images: done, stale: 0, n: 0, split: 0, parts: []};
+}
+
+// Adds up the samples of each worker. A sample covers the time since the previous sample, or since
+// the worker has joined.
 function workersOf(run) {
-	const all = {}, names = run.names;
+	const all = {}, names = run.names, joins = run.changes.filter(o => o.change === "joined");
+	const at = {}; // when a worker has joined
+	let joined = 0;
 	run.samples.forEach((s, i) => {
 		const before = i ? run.samples[i - 1].t : s.t - 1000;
-		const time = run.gaps.some(([, to]) => to > before && to <= s.t) ? 1 : (s.t - before) / 1000;
+		const whole = run.gaps.some(([, to]) => to > before && to <= s.t) ? 1 : (s.t - before) / 1000;
+		for (; joined < joins.length && joins[joined].t <= s.t; joined++)
+			at[joins[joined].worker] = joins[joined].t;
 		for (const [id, state, rate, stale, , parts] of s.workers) {
 			const w = all[id] = all[id] || {time: 0, live: 0, images: 0, stale: 0, n: 0, split: 0, parts: PARTS.map(() => 0)};
+			const time = at[id] > before ? Math.min(whole, (s.t - at[id]) / 1000) : whole;
 			w.time += time;
 			w.live += state === "live" ? time : 0;
 			w.images += rate * time;
@@ -148,9 +161,9 @@ function workersOf(run) {
 			}
 		}
 	});
-	return Object.entries(all).map(([id, w]) => [id, names[id] || "–", seconds(w.live), percent(w.live / w.time),
-		number(w.images / w.live), w.n ? number(w.stale / w.n, 1) : "–",
-		...w.parts.map(part => w.split ? number(part / w.split) + " %" : "–")]);
+	return run.workers.map(id => [id, all[id] || brief(run, id)]).map(([id, w]) => [id, names[id] || "–", seconds(w.live), percent(w.live / w.time),
+		run.hasImages ? number(w.images / w.live) : "–", w.n ? number(w.stale / w.n, 1) : "–",
+		...PARTS.map((_, i) => w.split ? number(w.parts[i] / w.split) + " %" : "–")]);
 }
 
 // Returns a sentence about the time of the server's main thread. At each start the server begins

@@ -120,6 +120,8 @@ static void run_finish(struct server *s, int status)
 	s->deadline_ms = s->finish_ms + SESSION_CLOSE_MS;
 	warnings_check(&s->warnings, s->state.core, 1);
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
+	if (progress_end(&s->progress, s->state.core, s->finish_ms))
+		tallies_measure(&s->tallies, s->state.core, s->progress.rate_s, s->finish_ms);
 	dispatch_status(s, &now);
 	history_end(s->history, &now);
 	dispatch_show_status(s, &now);

@@ -115,20 +115,28 @@ double progress_seconds(const struct progress *p, const struct core *c, uint64_t
 
 /* ---- the bar ------------------------------------------------------------------------------- */
 
-static int measure_rates(struct progress *p, const struct core *c, uint64_t now_ms)
+/* Measures the rates from the previous measurement to `now_ms`. */
+static void measure_rates(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	const struct core_stats *s = core_stats(c);
 	double seconds = (double)(now_ms - p->rate_ms) / 1000;
 	uint64_t computed = computed_images(c);
 
-	if (now_ms - p->rate_ms < RATE_MS)
-		return 0;
 	p->rate_s = seconds;
 	p->images_per_s = (double)(computed - p->rate_images) / seconds;
 	p->updates_per_s = (double)(s->updates - p->rate_updates) / seconds;
 	p->rate_ms = now_ms;
 	p->rate_images = computed;
 	p->rate_updates = s->updates;
+}
+
+int progress_end(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	uint64_t end_ms = p->end_ms ? p->end_ms : now_ms;
+
+	if (!p->begin_ms || p->rate_s > 0)
+		return 0;
+	measure_rates(p, c, end_ms > p->rate_ms ? end_ms : p->rate_ms + 1);
 	return 1;
 }
 
@@ -252,8 +260,10 @@ int progress_tick(
 	char line[256], why[WAITING_TEXT];
 	struct progress_view v;
 
-	int measured = measure_rates(p, c, now_ms);
+	int measured = now_ms - p->rate_ms >= RATE_MS;
 
+	if (measured)
+		measure_rates(p, c, now_ms);
 	if (!log_on_terminal() || now_ms - p->drawn_ms < DRAW_MS)
 		return measured;
 	p->drawn_ms = now_ms;

@@ -41,6 +41,9 @@ void progress_effect(
  * terminal. `waiting` may be NULL. Returns 1 if this call has measured the rates. */
 int progress_tick(
 	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms);
+/* Called when the run ends. If the run was too short for progress_tick, measures the rates from the
+ * first work to the end of training, and returns 1. */
+int progress_end(struct progress *p, const struct core *c, uint64_t now_ms);
 /* Returns the seconds from the first work to the end of training, or to `now_ms` if training has
  * not ended. In a run without a data set, returns the seconds to the newest push. */
 double progress_seconds(const struct progress *p, const struct core *c, uint64_t now_ms);

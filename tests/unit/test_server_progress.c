@@ -260,6 +260,26 @@ TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down_progress)
 	assert_true(isnan(v.accuracy));
 }
 
+/* Without progress_end, the last sample of a short run had a rate of 0. */
+TEST_IN(a_run_shorter_than_a_second_has_the_rate_of_its_training, NULL, tear_down_progress)
+{
+	struct progress_view v;
+
+	begin_progress("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
+	assert_int_equal(progress_end(&progress, run.core, 3000), 0);
+	direct_join(&worker, "", 200, 100);
+	worker.now_ms = 4000;
+	direct_lease(&worker);
+	direct_progress(&progress, &worker);
+	batch_at((struct work){0, 0, 1}, 4300);
+	batch_at((struct work){0, 1, 1}, 4500);
+	progress_tick(&progress, run.core, NULL, 4900);
+	assert_int_equal(progress_end(&progress, run.core, 4900), 1);
+	progress_read(&progress, run.core, &v);
+	assert_true(v.images_per_s == 400 && v.updates_per_s == 4 && progress.rate_s == 0.5);
+	assert_int_equal(progress_end(&progress, run.core, 4950), 0);
+}
+
 /* The worker computes two of the ten batches of the run in two seconds. */
 static void read_after_two_batches(const char *max_updates, struct progress_view *v)
 {

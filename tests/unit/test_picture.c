@@ -264,13 +264,39 @@ TEST(a_png_of_16_bits_has_the_same_pixels)
 		assert_in_range(pixels[i] + 1, expected[i], expected[i] + 2u);
 }
 
+/* A pixel has two bytes, of which the first is the higher one. */
+TEST(a_pgm_of_16_bits_is_scaled)
+{
+	struct blob raw = from_text("P5 28 28 65535\n"), text = from_text("P2 28 28 65535\n");
+	struct err e;
+
+	for (size_t i = 0; i < PICTURE_SIZE; i++) {
+		raw.bytes[raw.size++] = expected[i];
+		raw.bytes[raw.size++] = expected[i];
+		text.size += (size_t)snprintf((char *)text.bytes + text.size,
+			sizeof(text.bytes) - text.size, "%d ", 257 * expected[i]);
+	}
+	reads(raw);
+	reads(text);
+	raw.size--;
+	assert_picture_refused(raw, "has 1567 bytes of pixels, must have 1568");
+	raw = from_text("P5 28 28 256\n");
+	memset(raw.bytes + raw.size, 1, 2 * PICTURE_SIZE);
+	raw.size += 2 * PICTURE_SIZE;
+	assert_picture_refused(raw, "pixel 0 is 257, must be at most 256");
+	for (size_t i = 0; i < PICTURE_SIZE; i++)
+		raw.bytes[raw.size - 2 * PICTURE_SIZE + 2 * i + 1] = 0;
+	assert_int_equal(read_picture_blob(&raw, &e), PS_OK);
+	assert_int_equal(pixels[0], 255);
+}
+
 TEST(other_sizes_and_formats_are_refused)
 {
 	assert_picture_refused(raw_pgm("P5 28 27 255\n"), "is 28x27 pixels, must be 28x28");
 	assert_picture_refused(raw_pgm("P5 99999 28 255\n"), "without width and height");
-	assert_picture_refused(raw_pgm("P5 28 28 0\n"), "maximum must be 1 to 255");
-	assert_picture_refused(raw_pgm("P5 28 28 65535\n"), "maximum must be 1 to 255");
-	assert_picture_refused(raw_pgm("P5 28 28 -1\n"), "maximum must be 1 to 255");
+	assert_picture_refused(raw_pgm("P5 28 28 0\n"), "maximum must be 1 to 65535");
+	assert_picture_refused(raw_pgm("P5 28 28 65536\n"), "maximum must be 1 to 65535");
+	assert_picture_refused(raw_pgm("P5 28 28 -1\n"), "maximum must be 1 to 65535");
 	assert_picture_refused(raw_pgm("P6 28 28 255\n"), "neither PNG nor JPEG nor PGM");
 	assert_picture_refused(raw_pgm("P5"), "neither PNG nor JPEG nor PGM");
 	assert_picture_refused(png(29, 28, PNG_FORMAT_GRAY), "is 29x28 pixels");

@@ -98,22 +98,26 @@ static int read_ascii(
 			       : err_set(e, PS_EDATA, "%s: data follow the last pixel", path);
 }
 
+/* A pixel whose maximum is above 255 has two bytes, of which the first is the higher one. */
 static int read_raw(
 	const char *path, struct scan *s, long max, uint8_t *pixels, size_t n, struct err *e)
 {
+	const size_t bytes = max > 255 ? 2 : 1;
 	size_t left;
 
 	if (s->at < s->end)
 		s->at++; /* skip the one blank after the header */
 	left = (size_t)(s->end - s->at);
-	if (left != n)
-		return err_set(
-			e, PS_EDATA, "%s: has %zu bytes of pixels, must have %zu", path, left, n);
+	if (left != bytes * n)
+		return err_set(e, PS_EDATA, "%s: has %zu bytes of pixels, must have %zu", path,
+			left, bytes * n);
 	for (size_t i = 0; i < n; i++) {
-		if (s->at[i] > max)
-			return err_set(e, PS_EDATA, "%s: pixel %zu is %d, must be at most %ld",
-				path, i, s->at[i], max);
-		pixels[i] = to_grey(s->at[i], max);
+		const long v = bytes == 2 ? s->at[2 * i] << 8 | s->at[2 * i + 1] : s->at[i];
+
+		if (v > max)
+			return err_set(e, PS_EDATA, "%s: pixel %zu is %ld, must be at most %ld",
+				path, i, v, max);
+		pixels[i] = to_grey(v, max);
 	}
 	return PS_OK;
 }
@@ -126,8 +130,8 @@ static int read_pgm(struct picture *p, const struct raw *r, struct err *e)
 
 	if (width < 0 || height < 0)
 		return err_set(e, PS_EDATA, "%s: PGM header without width and height", r->path);
-	if (max < 1 || max > 255)
-		return err_set(e, PS_EDATA, "%s: PGM header's maximum must be 1 to 255", r->path);
+	if (max < 1)
+		return err_set(e, PS_EDATA, "%s: PGM header's maximum must be 1 to 65535", r->path);
 	if ((rc = make_pixels(p, r, 1, (size_t)width, (size_t)height, e)))
 		return rc;
 	PS_ASSERT(p->pixels);

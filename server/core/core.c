@@ -334,15 +334,6 @@ void core_fetch_weights(struct core *c)
 	store_fetch_weights(c);
 }
 
-int core_reads_gradients(const struct core_config *cfg)
-{
-	const enum mode mode = cfg->training.mode;
-
-	return !cfg->device || cfg->dc.kind || cfg->push.buffer_size > 1 ||
-	       cfg->push.aggregate != AGGREGATE_MEAN || cfg->checkpoint.wal ||
-	       (mode != MODE_DOWNPOUR && mode != MODE_SSP);
-}
-
 const float *core_weights(const struct core *c)
 {
 	return c->store.weights;

@@ -127,6 +127,15 @@ uint64_t store_print(const struct core *c, const struct slices *s)
 	return print;
 }
 
+int core_reads_gradients(const struct core_config *cfg)
+{
+	const enum mode mode = cfg->training.mode;
+
+	return !cfg->device || cfg->dc.kind || cfg->push.buffer_size > 1 ||
+	       cfg->push.aggregate != AGGREGATE_MEAN || cfg->checkpoint.wal ||
+	       (mode != MODE_DOWNPOUR && mode != MODE_SSP);
+}
+
 int store_needs_squares(const struct core_config *cfg)
 {
 	return cfg->limits.reject_norm > 0 || cfg->limits.norm_ratio > 0 ||

@@ -566,12 +566,19 @@ static void choose_lane(struct options *o)
 
 void options_fill_running(struct core_config *c, const struct model *m)
 {
-	_Static_assert(MAX_BATCHNORMS == MODEL_MAX_LAYERS, "the layout has room for every layer");
+	_Static_assert(MAX_BATCHNORMS >= MODEL_MAX_LAYERS, "the layout has room for every layer");
+	uint32_t first = 0;
+
 	c->n_running = m->n_params - m->n_trained;
 	c->running.n = 0;
 	for (size_t i = 0; i < m->n_layers; i++)
-		if (m->layer[i].kind == LAYER_BATCHNORM)
-			c->running.channels[c->running.n++] = (uint32_t)m->layer[i].in.c;
+		if (m->layer[i].kind == LAYER_BATCHNORM) {
+			const uint32_t channels = (uint32_t)m->layer[i].in.c;
+
+			c->running.norm[c->running.n].first = first;
+			c->running.norm[c->running.n++].channels = channels;
+			first += 2 * channels;
+		}
 }
 
 void options_fill_model(struct core_config *c, const struct model *m)

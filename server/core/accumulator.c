@@ -274,8 +274,21 @@ void accumulator_average(
 	note_peak(c, weight, store_peak(c, s));
 }
 
-/* Combines the parts by a robust rule. If keys count once, first makes the first part of each key
- * the mean of the key's parts, which it adds in their order. */
+/* Writes the mean of the statistics of `n` gradients to `out`. No robust rule combines statistics:
+ * the median of variances is not the variance of all images. */
+static void mean_statistics(const struct core *c, const float *const *g, uint32_t n, float *out)
+{
+	for (size_t k = c->store.trained; k < c->store.n; k++) {
+		double sum = 0;
+
+		for (uint32_t i = 0; i < n; i++)
+			sum += (double)g[i][k];
+		out[k] = (float)(sum / (double)n);
+	}
+}
+
+/* Combines the parts by a robust rule, and the statistics by their mean. If keys count once, first
+ * makes the first part of each key the mean of the key's parts, which it adds in their order. */
 static void combine(struct core *c, float *out)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -293,8 +306,9 @@ static void combine(struct core *c, float *out)
 				1 / (double)(1 + ++merged[first]), 1);
 	}
 	PS_ASSERT(n == accumulator_voices(c, 1));
-	aggregate(
-		&c->blocks, c->cfg.push.aggregate, c->cfg.push.bad_workers, g, n, c->store.n, out);
+	aggregate(&c->blocks, c->cfg.push.aggregate, c->cfg.push.bad_workers, g, n,
+		c->store.trained, out);
+	mean_statistics(c, g, n, out);
 	if (c->cfg.push.sum)
 		blocks_scale(&c->blocks, out, a->pushes, c->store.trained);
 }

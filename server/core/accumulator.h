@@ -67,8 +67,10 @@ void accumulator_average(struct core *c, const struct worker *w, const struct sl
 /* Combines the collected gradients by the rule cfg.push.aggregate and writes the result to `g`
  * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, the rule
  * `mean` gives the sum of the gradients; for a buffer, this sum is the weighted mean times the
- * number of gradients. The statistics of batches, which follow the gradient, are never summed. The
- * caller calls accumulator_clear next, because a robust rule changes the collected gradients. */
+ * number of gradients. The statistics of batches, which follow the gradient, are never summed, and
+ * no robust rule combines them: they become the mean of those of the gradients that the rule gets,
+ * each with the same weight. The caller calls accumulator_clear next, because a robust rule changes
+ * the collected gradients. */
 void accumulator_mean(struct core *c, float *g);
 /* Returns 1 if a robust rule gets one gradient of each key. */
 int accumulator_merges_keys(const struct core *c);

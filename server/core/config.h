@@ -89,13 +89,16 @@ struct images {
 	int in_text; /* 1: the model text begins with words about the images */
 };
 
-#define MAX_BATCHNORMS 64 /* MODEL_MAX_LAYERS of common/model.h */
+#define MAX_BATCHNORMS 256
 
-/* This struct describes the running statistics of a network: those of `n` batchnorms one after the
- * other. Each batchnorm has `channels` means and then as many variances. The model vector:N has no
- * batchnorms, so `n` is 0. */
+/* This struct describes the running statistics of `n` batchnorms. Those of a batchnorm are
+ * `channels` means and then as many variances, and `first` running statistics are before them.
+ * vector:N has a layout if the run has a list of its tensors (tensors.h). */
 struct running_layout {
-	uint32_t n, channels[MAX_BATCHNORMS];
+	uint32_t n;
+	struct {
+		uint32_t first, channels;
+	} norm[MAX_BATCHNORMS];
 };
 
 struct core_config {
@@ -114,7 +117,7 @@ struct core_config {
 	 * changes. No snapshot contains n_running, because the server computes it from the
 	 * model. */
 	size_t n_running;
-	struct running_layout running; /* no snapshot contains it either */
+	struct running_layout running; /* no snapshot contains it either, for the same reason */
 	struct images images;
 	/* the data set fingerprint that every worker must have, if data_id_given is 1, and the
 	 * numbers of training and test images; 0: any numbers */

@@ -103,7 +103,7 @@ static enum reject check_work(struct core *c, const struct worker *w, const stru
 	return r == REJECT_NONE ? c->rules->check(c, w, p) : r;
 }
 
-static int has_wild_statistics(const struct core *c, const struct msg_push *p)
+static int has_wild_statistics(struct core *c, const struct msg_push *p)
 {
 	return c->cfg.running.n > 0 && running_is_wild(c, &p->slices);
 }

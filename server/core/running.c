@@ -6,13 +6,12 @@
 #include <math.h>
 #include <string.h>
 
-#define MAJORITY     3 /* minimum number of live workers */
-#define MAX_VARIANCE 2 /* maximum of a variance, as a multiple of the running variance */
+#define MAJORITY 3 /* minimum number of live workers */
 
 static int has_limits(const struct core *c)
 {
-	return c->cfg.running.n > 0 && c->cfg.limits.norm_ratio > 0 && !c->cfg.device &&
-	       core_live_workers(c) >= MAJORITY;
+	return c->cfg.running.n > 0 && c->cfg.limits.statistics_ratio > 0 &&
+	       core_reads_gradients(&c->cfg) && core_live_workers(c) >= MAJORITY;
 }
 
 /* The running statistics of a batchnorm: the `n` means from `mean` on, then their variances. */
@@ -20,14 +19,10 @@ struct norm_layer {
 	size_t mean, n;
 };
 
-/* Moves on to the next batchnorm. Returns 0 if there is none. */
-static int next_batchnorm(const struct core *c, uint32_t i, struct norm_layer *l)
+static struct norm_layer layer_of(const struct core *c, uint32_t i)
 {
-	if (i == c->cfg.running.n)
-		return 0;
-	l->mean = i ? l->mean + 2 * l->n : c->store.trained;
-	l->n = c->cfg.running.channels[i];
-	return 1;
+	return (struct norm_layer){
+		c->store.trained + c->cfg.running.norm[i].first, c->cfg.running.norm[i].channels};
 }
 
 /* Finds the values [from, to) of slice `s` that are in [begin, begin + n). */
@@ -41,10 +36,11 @@ static void find_common(const struct slice *s, size_t begin, size_t n, size_t *f
 
 static int has_negative(const struct core *c, const struct slice *s)
 {
-	struct norm_layer l = {0};
 	size_t from, to;
 
-	for (uint32_t i = 0; next_batchnorm(c, i, &l); i++) {
+	for (uint32_t i = 0; i < c->cfg.running.n; i++) {
+		const struct norm_layer l = layer_of(c, i);
+
 		find_common(s, l.mean + l.n, l.n, &from, &to);
 		for (size_t k = from; k < to; k++)
 			if ((double)s->data[k - s->offset] <
@@ -54,11 +50,14 @@ static int has_negative(const struct core *c, const struct slice *s)
 	return 0;
 }
 
-int running_is_wild(const struct core *c, const struct slices *s)
+int running_is_wild(struct core *c, const struct slices *s)
 {
 	int wild = 0;
 
-	for (uint32_t i = 0; has_limits(c) && i < s->n && !wild; i++)
+	if (!has_limits(c))
+		return 0;
+	store_fetch_weights(c);
+	for (uint32_t i = 0; i < s->n && !wild; i++)
 		wild = has_negative(c, &s->slice[i]);
 	return wild;
 }
@@ -74,6 +73,7 @@ static void limit_layer(
 	const struct core *c, const struct slice *s, const struct norm_layer *l, float *out)
 {
 	const float *now = c->store.weights, *data = s->data;
+	const double ratio = c->cfg.limits.statistics_ratio;
 	const size_t first = c->store.trained;
 	size_t from, to;
 
@@ -81,13 +81,14 @@ static void limit_layer(
 	for (size_t k = from; k < to; k++) {
 		double mean = (double)now[k];
 		double deviation = sqrt(vec_larger(0, (double)now[k + l->n]) + RUNNING_EPS);
+		double distance = ratio / 2 * deviation;
 
-		out[k - first] = limit_value(
-			(double)data[k - s->offset], mean - deviation, mean + deviation);
+		out[k - first] =
+			limit_value((double)data[k - s->offset], mean - distance, mean + distance);
 	}
 	find_common(s, l->mean + l->n, l->n, &from, &to);
 	for (size_t k = from; k < to; k++) {
-		double max = MAX_VARIANCE * vec_larger(0, (double)now[k]) + RUNNING_EPS;
+		double max = ratio * vec_larger(0, (double)now[k]) + RUNNING_EPS;
 
 		out[k - first] = limit_value((double)data[k - s->offset], 0, max);
 	}
@@ -113,12 +114,11 @@ const struct msg_push *running_limit(
 
 	if (!has_limits(c))
 		return p;
-	store_complete(c); /* the pending update may still read the buffer */
+	store_fetch_weights(c); /* also because the pending update may still read the buffer */
 	*copy = *p;
 	copy->slices.n = 0;
 	for (uint32_t i = 0; i < p->slices.n; i++) {
 		const struct slice *s = &p->slices.slice[i];
-		struct norm_layer l = {0};
 		size_t end = s->offset + s->count, middle = first > s->offset ? first : s->offset;
 
 		if (s->offset < first)
@@ -127,8 +127,14 @@ const struct msg_push *running_limit(
 		/* without room for one slice more, the statistics of this push do not count */
 		if (end <= first || copy->slices.n == WIRE_MAX_SLICES)
 			continue;
-		for (uint32_t k = 0; next_batchnorm(c, k, &l); k++)
+		/* values that belong to no batchnorm have no limits */
+		memcpy(out + (middle - first), s->data + (middle - s->offset),
+			(end - middle) * sizeof(*out));
+		for (uint32_t k = 0; k < c->cfg.running.n; k++) {
+			const struct norm_layer l = layer_of(c, k);
+
 			limit_layer(c, s, &l, out);
+		}
 		append_part(&copy->slices, s, middle, end - middle, out + (middle - first));
 	}
 	if (c->store.checked == &p->slices)

@@ -1,20 +1,22 @@
 /*
  * running.h - limits how far a push moves the running statistics of batchnorm. A push contains the
- * statistics of its batches, and no norm includes them (norms.h). If the running statistics of a
- * layer are wrong, the weights of the layer are useless.
+ * statistics of its batches. No norm includes them (norms.h), and no rule of --aggregate combines
+ * them (accumulator.h). If the running statistics of a layer are wrong, the weights of the layer
+ * are useless.
  *
- * The server cannot compute the statistics, but their scale is known: the running variance. So
- * before the values of a push are used, each mean is limited to the running mean plus or minus the
- * standard deviation (the square root of the running variance), and each variance to the range from
- * 0 to twice the running variance. A push is rejected if one of its variances is below the running
- * variance times -1. If one of five workers always pushes values at the limit, then the running
- * means differ by a quarter of a standard deviation from those without this worker, and the running
- * variances by a third. The weights do not depend on running statistics, so these limits change no
- * weight.
+ * The rule is centered clipping (Karimireddy 2021, arXiv 2012.10333), value by value: each value is
+ * clipped to a range around the running value, and then counts in the mean of the step. The server
+ * cannot compute the statistics, but their scale is known: the running variance. With R =
+ * cfg.limits.statistics_ratio, each mean is limited to the running mean plus or minus R / 2 running
+ * deviations, and each variance to the range from 0 to R times the running variance. A push is
+ * rejected if one of its variances is below the running variance times -1. If R is 2 and one of
+ * five workers always pushes values at the limit, then the means differ by a quarter of a deviation
+ * from those of the others, and the variances by a third. The weights do not depend on running
+ * statistics, so these limits change no weight.
  *
- * The limits apply where norms_check compares gradients: with --norm-ratio, and three live workers
- * or more. The limits do not apply to the model vector:N, because the server has no list of the
- * values that are variances, nor if the weights are on a device.
+ * The limits apply with three live workers or more, and no other rule against hostile workers
+ * changes them. In vector:N, the list of tensors says which values they apply to (tensors.h). The
+ * limits do not apply if gradients go from GPU to GPU (core_reads_gradients).
  *
  * Promises:
  * (1) a running variance is never negative, and one push moves no running mean by more than a tenth
@@ -31,7 +33,7 @@
 
 /* Returns 1 if a variance in the slices, which store_check has accepted, is below the running
  * variance times -1. */
-int running_is_wild(const struct core *c, const struct slices *s);
+int running_is_wild(struct core *c, const struct slices *s);
 /* Returns `p` or, if its running statistics have limits, a copy of `p` in *copy whose running
  * statistics are within these limits. The values of the copy stay valid until the next step. */
 const struct msg_push *running_limit(

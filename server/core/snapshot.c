@@ -864,6 +864,8 @@ static void put_tensors(struct cursor *k, struct core *c)
 	if (k->in && (strnlen(list, n) != n - 1 || (n > 1 && tensor_list_check(list, c->store.n,
 								     c->store.trained, &line))))
 		set_error(k, MALFORMED);
+	else if (k->in)
+		tensors_find_running(c);
 }
 
 static void put_snapshots(struct cursor *k, struct core *c)

@@ -1,7 +1,8 @@
 /*
- * tensors.h - names and shapes of the tensors that make up the weights of the model vector:N, for
- * exports. Names and shapes change nothing in training. The run takes its list from --init, or from
- * the first worker that has one.
+ * tensors.h - names and shapes of the tensors that make up vector:N, for exports. The run takes its
+ * list from --init, or from the first worker that has one. In training, only the names of running
+ * statistics matter: NAME.running_mean and NAME.running_var after it, as in PyTorch, are those of a
+ * batchnorm, whose limits depend on the variance (running.h).
  */
 #ifndef SERVER_CORE_TENSORS_H
 #define SERVER_CORE_TENSORS_H
@@ -17,5 +18,8 @@ int tensors_admit(struct core *c, const struct msg_hello *h, uint32_t peer);
 /* Called when a worker joins with this HELLO, which tensors_admit has admitted: if the run has no
  * list of tensors, takes over the list of the HELLO. */
 void tensors_joined(struct core *c, const struct msg_hello *h);
+/* Finds the batchnorms of vector:N in the list, which has been checked, and writes them to
+ * c->cfg.running. The first MAX_BATCHNORMS count. A model of layers has a layout already. */
+void tensors_find_running(struct core *c);
 
 #endif

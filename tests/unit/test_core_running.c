@@ -2,7 +2,8 @@
  * Proves that running statistics (common/model.h, batchnorm) are not weights: no optimizer,
  * clipping, norm limit, weight decay, delay compensation, rate or sum changes them, and they change
  * no weight. Each update moves a running statistic by a tenth of its distance to the statistics of
- * the batches in the update. The statistics of a push have limits (server/core/running.h).
+ * the batches in the update, also with a robust rule. The statistics of a push have limits
+ * (server/core/running.h), with all names that workers of vector:N give them.
  * Covers attack A13 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
@@ -178,6 +179,47 @@ TEST(a_step_takes_the_mean_of_its_gradients)
 		}
 }
 
+/* ---- robust rules ---------------------------------------------------------------------------- */
+
+/* Batch 0 has -10 times the gradient of the others. The statistics of batch i are i squared. */
+static double one_opposite(uint32_t i, const float *w, double *g)
+{
+	(void)w;
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		g[j] = j >= TRAINED ? (double)i * i : i == 0 ? -10.0 : 1.0;
+	return 1;
+}
+
+TEST(no_robust_rule_combines_statistics)
+{
+	for (int rule = AGGREGATE_MEAN; rule <= AGGREGATE_KRUM; rule++)
+		for (int buffer = 0; buffer < 2; buffer++) {
+			struct core_config cfg = fixture_training();
+			struct cluster k;
+
+			cfg.n_running = RUNNING;
+			cfg.training.mode = buffer ? MODE_DOWNPOUR : MODE_SYNC;
+			cfg.push.buffer_size = buffer ? 5 : 1;
+			cfg.push.aggregate = (enum aggregate_rule)rule;
+			cfg.push.bad_workers = 1;
+			cfg.durable = 0;
+			cfg.rate.lr = 0.25;
+			cfg.leases.min_workers = 5;
+			cfg.leases.max_batches = 1;
+			cluster_open(&k, cfg, 5, 50, one_opposite);
+			for (uint32_t i = 0; i < 5; i++)
+				assert_int_equal(cluster_request(&k, i), 1);
+			for (uint32_t i = 0; i < 5; i++)
+				assert_int_equal(cluster_push(&k, i), REJECT_NONE);
+			assert_int_equal(core_stats(k.f.core)->updates, 1);
+			double w = (double)core_weights(k.f.core)[0];
+			assert_true(fabs(w - (rule == AGGREGATE_MEAN ? 0.3 : -0.25)) < 1e-6);
+			for (size_t i = TRAINED; i < FIXTURE_PARAMS; i++)
+				assert_true(fabs((double)core_weights(k.f.core)[i] - 0.6) < 1e-6);
+			cluster_close(&k);
+		}
+}
+
 /* ---- limits --------------------------------------------------------------------------------- */
 
 #define LIMITED 4u /* one batchnorm of two channels: two means, two variances */
@@ -194,23 +236,33 @@ static double with_pushed(uint32_t i, const float *w, double *g)
 	return 1;
 }
 
-/* Opens a run of `n` workers, whose running means are 0 and whose running variances are 1. */
-static void open_limited(struct cluster *k, enum mode mode, uint32_t n)
+static struct core_config limited_config(enum mode mode, uint32_t n)
 {
 	struct core_config cfg = fixture_training();
 
 	cfg.n_running = LIMITED;
-	cfg.running = (struct running_layout){.n = 1, .channels = {2}};
-	cfg.limits.norm_ratio = 4;
+	cfg.running = (struct running_layout){.n = 1, .norm = {{0, 2}}};
+	cfg.limits.statistics_ratio = 2;
 	cfg.training.mode = mode;
 	cfg.durable = 0;
 	cfg.leases.min_workers = n;
 	cfg.leases.max_batches = 1;
-	cluster_open(k, cfg, n, 400, with_pushed);
+	return cfg;
+}
+
+/* Opens a run of `n` workers, whose running means are 0 and whose running variances are 1. */
+static void open_with_limits(struct cluster *k, struct core_config cfg, uint32_t n)
+{
+	cluster_open(k, cfg, n, 50000, with_pushed);
 	for (size_t i = FIRST; i < FIXTURE_PARAMS; i++)
 		k->f.core->store.weights[i] = i >= FIRST + 2 ? 1.0f : 0.0f;
 	for (uint32_t i = 0; i < n; i++)
 		assert_int_equal(cluster_request(k, i), 1);
+}
+
+static void open_limited(struct cluster *k, enum mode mode, uint32_t n)
+{
+	open_with_limits(k, limited_config(mode, n), n);
 }
 
 /* Lets worker 0 or, in sync, all workers push these statistics. */
@@ -271,6 +323,56 @@ TEST(statistics_within_the_limits_are_not_changed)
 	cluster_close(&k);
 }
 
+/* Opens a run of five workers, and lets worker 0 push statistics of 1e15 for `steps` steps, in
+ * which the others push means of 0.5 and variances of 1. */
+static void attack_statistics(struct cluster *k, enum aggregate_rule rule, int steps)
+{
+	struct core_config cfg = limited_config(MODE_SYNC, 5);
+
+	cfg.push.aggregate = rule;
+	cfg.push.bad_workers = 1;
+	open_with_limits(k, cfg, 5);
+	for (int i = 0; i < steps; i++) {
+		memcpy(pushed, (float[]){1e15f, -1e15f, 1e15f, 0}, sizeof(pushed));
+		assert_int_equal(cluster_push(k, 0), REJECT_NONE);
+		memcpy(pushed, (float[]){0.5f, 0.5f, 1, 1}, sizeof(pushed));
+		for (uint32_t w = 1; w < 5; w++)
+			assert_int_equal(cluster_push(k, w), REJECT_NONE);
+		for (uint32_t w = 0; w < 5; w++)
+			(void)cluster_request(k, w);
+	}
+}
+
+TEST(one_of_five_cannot_move_the_statistics_far)
+{
+	for (int rule = AGGREGATE_MEAN; rule <= AGGREGATE_KRUM; rule++) {
+		struct cluster k;
+
+		attack_statistics(&k, (enum aggregate_rule)rule, 100);
+		assert_int_equal(core_stats(k.f.core)->updates, 100);
+		const float *w = core_weights(k.f.core) + FIRST;
+		/* the fixed points: m = (4 * 0.5 + m + d) / 5, v = (4 + 2 * v) / 5 or 4 / 5 */
+		assert_true(fabs((double)w[0] - (0.5 + sqrt(4 / 3.) / 4)) < 0.01);
+		assert_true(fabs((double)w[1] - (0.5 - sqrt(4 / 5.) / 4)) < 0.01);
+		assert_true(fabs((double)w[2] - 4 / 3.) < 0.01);
+		assert_true(fabs((double)w[3] - 4 / 5.) < 0.01);
+		cluster_close(&k);
+	}
+}
+
+TEST(without_a_ratio_there_are_no_limits)
+{
+	struct core_config cfg = limited_config(MODE_DOWNPOUR, 3);
+	struct cluster k;
+
+	cfg.limits.statistics_ratio = 0;
+	cfg.limits.norm_ratio = 4;
+	open_with_limits(&k, cfg, 3);
+	assert_int_equal(push_statistics(&k, 1e6f, -1e6f, 1e6f, -5), REJECT_NONE);
+	assert_true(core_weights(k.f.core)[FIRST] == 1e5f);
+	cluster_close(&k);
+}
+
 TEST(two_workers_have_no_limits)
 {
 	struct cluster k;
@@ -278,6 +380,65 @@ TEST(two_workers_have_no_limits)
 	open_limited(&k, MODE_DOWNPOUR, 2);
 	assert_int_equal(push_statistics(&k, 1e6f, -1e6f, 1e6f, 0.5f), REJECT_NONE);
 	assert_true(core_weights(k.f.core)[FIRST] == 1e5f);
+	cluster_close(&k);
+}
+
+/* ---- the batchnorms of vector:N -------------------------------------------------------------- */
+
+static const char names[] = "fc.weight F32 2x2\n"
+			    "bn.running_mean F32 2\n"
+			    "bn.running_var F32 2\n"
+			    "bn.num_batches_tracked I64 scalar 0\n";
+
+/* Returns the number of batchnorms in a run of vector:8:running=4 with this list of tensors. */
+static uint32_t count_batchnorms(const char *list)
+{
+	struct core_config cfg = limited_config(MODE_DOWNPOUR, 3);
+	struct core_fixture f;
+	size_t line;
+
+	cfg.running.n = 0;
+	fixture_open(&f, cfg);
+	assert_null(core_name_tensors(f.core, list, &line));
+	uint32_t n = f.core->cfg.running.n;
+	fixture_close(&f);
+	return n;
+}
+
+TEST(names_say_which_statistics_have_limits)
+{
+	assert_int_equal(count_batchnorms(names), 1);
+	assert_int_equal(count_batchnorms("a F32 4\nrunning_mean F32 2\nrunning_var F32 2\n"), 1);
+	assert_int_equal(count_batchnorms("a F32 4\n1.running_mean F32 1\n1.running_var F32 1\n"
+					  "2.running_mean F32 1\n2.running_var F32 1\n"),
+		2);
+	/* other names, another order, other sizes, statistics that are trained */
+	assert_int_equal(
+		count_batchnorms("a F32 4\n1.running_mean F32 2\n2.running_var F32 2\n"), 0);
+	assert_int_equal(
+		count_batchnorms("a F32 4\n1.running_var F32 2\n1.running_mean F32 2\n"), 0);
+	assert_int_equal(
+		count_batchnorms("a F32 4\n1.running_mean F32 1\n1.running_var F32 3\n"), 0);
+	assert_int_equal(
+		count_batchnorms("1.running_mean F32 2\n1.running_var F32 2\na F32 4\n"), 0);
+	assert_int_equal(count_batchnorms("a F32 2\n1.running_mean F32 2\n1.running_var F32 2\n"
+					  "b F32 2\n"),
+		0);
+}
+
+TEST(named_statistics_have_limits_also_after_a_restart)
+{
+	struct core_config cfg = limited_config(MODE_DOWNPOUR, 3);
+	const double d = sqrt(1 + BATCHNORM_EPS), max = 2 + BATCHNORM_EPS;
+	struct cluster k;
+	size_t line;
+
+	cfg.running.n = 0;
+	open_with_limits(&k, cfg, 3);
+	assert_null(core_name_tensors(k.f.core, names, &line));
+	cluster_restart(&k, 3);
+	assert_int_equal(push_statistics(&k, 1e15f, -1e15f, 1e15f, -0.5f), REJECT_NONE);
+	assert_statistics(&k, (double[]){d, -d, max, 0});
 	cluster_close(&k);
 }
 

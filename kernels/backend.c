@@ -110,6 +110,11 @@ static int open_device(struct backend *b, const struct backend_options *o, struc
 	own.rounds = (int)b->local.rounds;
 	if (any)
 		own.device = b->device->name;
+#ifndef KX_CUDA
+	if (any)
+		log_info("backend", "auto", "without=cuda reason=\"%s\"",
+			"this program was built without cuda");
+#endif
 	rc = b->device->open(&b->self, b->model, &own, e);
 	if (any && rc && b->device == devices[0] && b->device != &device_cpu) {
 		log_info("backend", "auto", "without=%s reason=\"%s\"", b->device->name, e->text);

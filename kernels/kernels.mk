@@ -39,12 +39,16 @@ $(if $(filter asan ubsan tsan,$(FLAVOUR)),$(B)/kernels/cpu/ref.o): EXTRA_CFLAGS 
 CUDA_ARCHS ?= 80 86 89 90 100 120
 ifneq ($(CU),)
 ifeq ($(CUDA_ARCHS),native)
-override CUDA_ARCHS := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader)))
+# without a driver nvidia-smi writes its message to stdout
+override CUDA_ARCHS := $(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9]*\)[.]\([0-9]\)$$/\1\2/p'))
+ifeq ($(CUDA_ARCHS),)
+$(error CUDA_ARCHS=native: nvidia-smi names no GPU of this machine. Leave CUDA_ARCHS out to build for all GPUs, or give the compute capabilities of those that will run the programs, as in CUDA_ARCHS=90)
+endif
 endif
 CUDA_KNOWN := $(subst compute_,,$(filter compute_%,$(shell $(NVCC) --list-gpu-arch)))
 CUDA_CODE  := $(filter $(CUDA_ARCHS),$(CUDA_KNOWN))
 ifeq ($(CUDA_CODE),)
-$(error CUDA_ARCHS="$(CUDA_ARCHS)": nvcc compiles for $(CUDA_KNOWN))
+$(error CUDA_ARCHS="$(CUDA_ARCHS)": nvcc compiles for $(CUDA_KNOWN). Choose one or more of these)
 endif
 endif
 # ptxas compiles the PTX of 80 also for 86 and 89, and that of 100 also for 120: the kernels use no

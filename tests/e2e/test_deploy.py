@@ -187,6 +187,26 @@ def test_a_build_without_a_useful_nvcc_says_so_unless_asked_for(tmp_path, releas
     assert "-gencode" not in done.stdout
 
 
+@pytest.mark.parametrize("answer, code", [
+    ("echo 8.9; echo 9.0; echo 8.9", "sm_89 sm_90a"), ("exit 127", None),
+    ("echo NVIDIA-SMI has failed because it could not communicate with the driver.; exit 9", None)],
+    ids=["gpus", "no driver installed", "no driver answers"])
+def test_native_needs_a_gpu_and_says_so(tmp_path, answer, code):
+    stub(tmp_path, "nvidia-smi", answer)
+    stub(tmp_path, "nvcc", """case $1 in
+--version) echo "Cuda compilation tools, release 13.0" ;;
+*) printf "compute_%s\\n" 80 86 89 90 ;; esac""")
+    done = subprocess.run(
+        ["make", "-s", "-C", ROOT, f"NVCC={tmp_path / 'nvcc'}", "CUDA=", "CUDA_ARCHS=native",
+         "print-NVCC_CODE"], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    if code:
+        assert re.findall(r"code=(\w+)", done.stdout) == code.split(), done.stderr
+        return
+    assert done.returncode == 2
+    assert re.search("CUDA_ARCHS=native: nvidia-smi names no GPU.* CUDA_ARCHS=90", done.stderr)
+
+
 @pytest.mark.parametrize("cuda", [True, False])
 def test_deb_has_a_cuda_package_only_if_the_makefile_has_cuda(checkout, cuda):
     """Only a Makefile that has no CUDA has the target no-cuda. An nvcc may be too old."""

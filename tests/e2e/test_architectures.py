@@ -1,0 +1,78 @@
+"""The programs have code for every GPU since Ampere: machine code of compute capability 8.0, 8.6,
+8.9, 9.0, 10.0 and 12.0, and PTX of 8.0 for all later GPUs. The tests read this from the object files
+of the build, so they need neither a GPU nor cuobjdump."""
+import os
+import re
+import struct
+import subprocess
+
+import pytest
+
+from support.build import BUILD, ROOT
+
+PTX, MACHINE_CODE = 1, 2
+# A fat binary is a header and its parts: magic number, version, bytes of the header, bytes of the
+# parts. A part is a header and the code: kind, version, bytes of the header, bytes of the code, and
+# later the compute capability without the dot.
+MAGIC, HEADER = struct.pack("<I", 0xba55ed50), struct.Struct("<IHHQ")
+PART, CAPABILITY = struct.Struct("<HHIQ"), 28
+
+
+def code_in(file):
+    """The set of (kind, compute capability) of each fat binary in the file. nvcc makes one of each
+    .cu file."""
+    data = file.read_bytes()
+    found, at = [], data.find(MAGIC)
+    while at >= 0:
+        _, version, header, size = HEADER.unpack_from(data, at)
+        assert version == 1, file
+        part, end = at + header, at + header + size
+        found.append(set())
+        while part < end:
+            kind, _, header, size = PART.unpack_from(data, part)
+            found[-1].add((kind, struct.unpack_from("<I", data, part + CAPABILITY)[0]))
+            part += header + size
+        at = data.find(MAGIC, end)
+    return found
+
+
+@pytest.fixture(scope="module")
+def flags():
+    """The flags of the build: a set of (kind, compute capability with its letter)."""
+    text = (BUILD / "flags").read_text()
+    found = {(MACHINE_CODE if kind == "sm" else PTX, number)
+             for kind, number in re.findall(r",code=(sm|compute)_(\w+)", text)}
+    if not found:
+        pytest.skip("the build has no CUDA")
+    return found
+
+
+def sources():
+    return sorted(file.relative_to(ROOT) for file in (ROOT / "kernels/cuda").glob("*/*.cu"))
+
+
+def numbers(flags):
+    return {(kind, int(name.rstrip("a"))) for kind, name in flags}
+
+
+def test_a_build_is_for_every_gpu_since_ampere(flags):
+    if "CUDA_ARCHS" in os.environ:
+        pytest.skip("CUDA_ARCHS chooses the GPUs of this build")
+    known = subprocess.run(["make", "-s", "-C", ROOT, "print-CUDA_KNOWN"], capture_output=True,
+                           text=True, timeout=60, check=True).stdout.split()
+    wanted = {"80", "86", "89", "90a"} | {"100", "120"}.intersection(known)  # nvcc 12.8 and later
+    assert flags == {(MACHINE_CODE, name) for name in wanted} | {(PTX, "80")}
+
+
+def test_every_object_has_the_code_of_its_flags(flags):
+    for file in sources():  # the kernels in fused/ are for Hopper
+        code = {(MACHINE_CODE, 90)} if file.parent.name == "fused" else numbers(flags)
+        assert code_in(BUILD / file.with_suffix(".o")) == [code], file
+
+
+def test_the_worker_has_the_code_of_all_objects(flags):
+    found = code_in(BUILD / "cnn-worker")
+    fused = [file for file in sources() if file.parent.name == "fused"]
+    assert found.count({(MACHINE_CODE, 90)}) >= len(fused) > 0
+    assert found.count(numbers(flags)) >= len(sources()) - len(fused) > 0
+    assert len(found) == len(sources())

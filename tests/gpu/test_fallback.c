@@ -11,9 +11,14 @@
 
 #define STEPS 130 /* more than two launches, which make 60 steps each */
 #define BATCH 7
+#ifdef KX_CUDA
+#define LOSE_PIXELS KX_SEED_LOSE_PIXELS
+#else
+#define LOSE_PIXELS 1
+#endif
 
-/* Set the time, in ns, for which the persistent kernel waits for its blocks. With 0 the kernel
- * always gives up. */
+/* Set the time, in ns, for which the persistent kernel waits for its blocks. With 0 and with
+ * LOSE_PIXELS the kernel always gives up. */
 static void set_patience(uint64_t ns)
 {
 #ifdef KX_CUDA
@@ -131,7 +136,7 @@ static void prove_fall_back(
 	rounds_release(&tried);
 }
 
-TEST(a_block_that_waits_too_long_costs_nothing_but_time)
+static void prove_that_waits_end(uint64_t patience)
 {
 	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:8"}, {{1, 28, 28}, "seed:256"}};
 
@@ -140,11 +145,22 @@ TEST(a_block_that_waits_too_long_costs_nothing_but_time)
 		struct subject s;
 
 		subject_random(&s, &nets[i], 9);
-		set_patience(0);
+		set_patience(patience);
 		prove_fall_back(&s, KX_BF16, 0.01f, 0);
 		set_patience(2000000000);
 		subject_release(&s);
 	}
+}
+
+TEST(a_block_that_waits_too_long_costs_nothing_but_time)
+{
+	prove_that_waits_end(0);
+}
+
+/* The first block gives up after a second. */
+TEST(pixels_that_never_arrive_cost_nothing_but_time)
+{
+	prove_that_waits_end(LOSE_PIXELS);
 }
 
 /* Two cases leave the range of fp16: the first convolution has large weights and the second one

@@ -63,11 +63,12 @@ struct seed_exchange {
 	struct ll_line *losses;   /* [image], and one for `steps` */
 	uint32_t *steps;          /* steps done so far */
 	uint32_t *trouble;        /* set to KX_TROUBLE_WAIT by a block that waited too long */
-	uint64_t timeout_ns;      /* the longest wait of a block */
+	uint64_t timeout_ns;      /* the longest wait of a block for another one */
 };
 /* The value of timeout_ns for the backends that are opened after this variable is set. Tests set
  * kx_seed_timeout_ns to 0: the first block then starts 30 ms late, and all other blocks give
- * up. */
+ * up. Or they set it to KX_SEED_LOSE_PIXELS: the first block then waits in vain for pixels. */
+#define KX_SEED_LOSE_PIXELS 1
 extern uint64_t kx_seed_timeout_ns;
 
 struct kx_seed {

@@ -11,8 +11,9 @@
  *
  * A block that has waited for another one for timeout_ns gives up: it sets *trouble, computes the
  * rest of its step with what it has, and returns. The other blocks see *trouble while they wait,
- * and return as well. Results of a launch that has set *trouble are not valid, and later launches
- * return at once. (A trap would destroy the CUDA context.)
+ * and return as well. A block also gives up if its own pixels do not arrive. Results of a launch
+ * that has set *trouble are not valid, and later launches return at once. (A trap would destroy the
+ * CUDA context.)
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_EXCHANGE_CUH
 #define KERNELS_CUDA_FUSED_SEED_EXCHANGE_CUH
@@ -61,23 +62,36 @@ __device__ inline uint64_t clock_ns()
 	return t;
 }
 
-/* Returns true if the block must stop waiting. *begin is 0 in the first call of a wait. */
-__device__ inline bool waited_too_long(
-	const struct seed_exchange &x, struct block_state *shared, uint64_t *begin)
+/* Returns the time since the first call of a wait, in which *begin is 0. */
+__device__ inline uint64_t waited_ns(uint64_t *begin)
 {
 	const uint64_t now = clock_ns();
-	uint32_t trouble;
 
 	if (*begin == 0)
 		*begin = now;
+	return now - *begin;
+}
+
+__device__ inline void seed_give_up(const struct seed_exchange &x, struct block_state *shared)
+{
+	*x.trouble = KX_TROUBLE_WAIT;
+	*static_cast<volatile uint32_t *>(&shared->gave_up) = 1;
+}
+
+/* Returns true if the block must stop waiting for another one. */
+__device__ inline bool waited_too_long(
+	const struct seed_exchange &x, struct block_state *shared, uint64_t *begin)
+{
+	const uint64_t waited = waited_ns(begin);
+	uint32_t trouble;
+
 	asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
 		     : "=r"(trouble)
 		     : "l"(x.trouble)
 		     : "memory");
-	if (!trouble && now - *begin < x.timeout_ns)
+	if (!trouble && waited < x.timeout_ns)
 		return false;
-	*x.trouble = KX_TROUBLE_WAIT;
-	*static_cast<volatile uint32_t *>(&shared->gave_up) = 1;
+	seed_give_up(x, shared);
 	return true;
 }
 

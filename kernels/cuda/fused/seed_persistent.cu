@@ -25,20 +25,44 @@ namespace
 
 /* ---- pixels ---------------------------------------------------------------------------------- */
 
+/* Returns the bytes for which this block waits although no copy delivers them: none, except in a
+ * test. */
+__device__ inline int lost_bytes(const struct seed_exchange &x)
+{
+	return x.timeout_ns == KX_SEED_LOSE_PIXELS && blockIdx.x == 0 ? 16 : 0;
+}
+
+/* Waits for the bulk copies. They depend on no other block, so the block gives up only if they take
+ * far too long, not because another block has. */
+__device__ inline void wait_for_pixels(
+	const struct seed_exchange &x, struct block_state *shared, bool parity)
+{
+	uint64_t begin = 0;
+
+	while (!__mbarrier_try_wait_parity(&shared->pixels_here, parity, 10000))
+		if (waited_ns(&begin) > COPY_NS && waited_ns(&begin) > x.timeout_ns) {
+			*static_cast<volatile uint32_t *>(&shared->pixels_lost) = 1;
+			seed_give_up(x, shared);
+			return;
+		}
+}
+
 /* Starts the bulk copies of the pixel rows under the block's positions. The copies start at a
  * multiple of 16 bytes. The last FETCH_THREADS threads of the block issue the copies. `number` has
  * the number of each image in the data set. */
-__device__ inline void fetch_band(struct block_state *shared, const struct kx_batch &batch,
-	const struct block_tile &block, const uint32_t *number)
+__device__ inline void fetch_band(struct block_state *shared, const struct seed_exchange &x,
+	const struct kx_batch &batch, const struct block_tile &block, const uint32_t *number)
 {
 	const int i = (int)threadIdx.x - (THREADS - FETCH_THREADS);
 
+	if (i < 0 || shared->pixels_lost) /* the barrier still waits for the last copies */
+		return;
 	if (i == 0)
 		asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
 				     shared_address(&shared->pixels_here)),
-			     "r"(block.images * BAND_BYTES)
+			     "r"(block.images * BAND_BYTES + lost_bytes(x))
 			     : "memory");
-	if (i >= 0 && i < block.images)
+	if (i < block.images)
 		asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
 			     "[%0], [%1], %2, [%3];" ::"r"(shared_address(shared->bytes[i])),
 			     "l"(batch.pixels + (size_t)number[i] * IMAGE_PIXELS +
@@ -50,13 +74,12 @@ __device__ inline void fetch_band(struct block_state *shared, const struct kx_ba
 /* Waits for the bulk copies and unpacks the pixels. The block no longer needs the previous pixels.
  * In place of images past the end of the batch, the last image is used again, with d_logits of
  * 0. */
-__device__ inline void expand_band(
-	struct block_state *shared, const struct block_tile &block, bool parity)
+__device__ inline void expand_band(struct block_state *shared, const struct seed_exchange &x,
+	const struct block_tile &block, bool parity)
 {
 	const int from = block.first_row * SEED_SIDE % 16 / 8, last = block.images - 1;
 
-	while (!__mbarrier_try_wait_parity(&shared->pixels_here, parity, 10000))
-		;
+	wait_for_pixels(x, shared, parity);
 #pragma unroll 1
 	for (int i = (int)threadIdx.x - (THREADS - EXPAND_THREADS);
 		i >= 0 && i < block.tiles * TILE_IMAGES / 2 * BAND_CHUNKS; i += EXPAND_THREADS) {
@@ -692,7 +715,8 @@ __device__ inline float exchange_logits(struct block_state *shared,
 	if (warp < block.own_images)
 		loss = ll_store_d_logits(run.s, shared, label, number);
 	if (step + 1 < run.steps)
-		fetch_band(shared, run.batch, block, shared->number[(step + 1) % 2]);
+		fetch_band(
+			shared, run.s.exchange, run.batch, block, shared->number[(step + 1) % 2]);
 	if (threadIdx.x < block.images)
 		shared->number[step % 2][threadIdx.x] = after;
 	ll_wait_d_logits(run.s, shared, block, number);
@@ -725,7 +749,7 @@ __device__ inline void persistent_sgd(struct block_state *shared, const struct p
 	if (threadIdx.x / 32 == WARPS - 1)
 		sgd_fc_bias(shared, block.images, rate);
 	if (step + 1 < run.steps)
-		expand_band(shared, block, step % 2 == 0);
+		expand_band(shared, run.s.exchange, block, step % 2 == 0);
 	ll_wait_conv(run.s.exchange, shared, conv, run.ranges, number);
 	__syncwarp();
 	__syncthreads();
@@ -797,6 +821,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	if (i == 0) {
 		shared->block = block_tile_of(run.ranges, run.batch.images);
 		shared->gave_up = *static_cast<volatile uint32_t *>(run.s.exchange.trouble);
+		shared->pixels_lost = 0;
 	}
 	persistent_clear(shared);
 	__syncthreads();
@@ -809,7 +834,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	for (int step = 0; step < 2 && step < run.steps && i < block.images; step++)
 		shared->number[step][i] = (uint32_t)seed_number(run.batch, step, i);
 	persistent_load_weights(shared, run.s, block);
-	fetch_band(shared, run.batch, block, shared->number[0]);
+	fetch_band(shared, run.s.exchange, run.batch, block, shared->number[0]);
 	FOR_PAIRS(k, pair)
 	{
 		struct fc_registers o;
@@ -819,7 +844,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 		put_fc_fprop(shared, o, pair);
 		fc_spill(mine[k], o);
 	}
-	expand_band(shared, block, false);
+	expand_band(shared, run.s.exchange, block, false);
 	__syncthreads();
 	for (int step = 0; step < run.steps; step++) {
 		int label = 0;

@@ -30,7 +30,8 @@
  * words are in 32 different banks. */
 #define PAIR_STRIDE 156
 #define MAX_BLOCKS  SEED_PERSISTENT_BLOCKS
-#define POLLS       4096 /* polls between two readings of the clock: some milliseconds */
+#define COPY_NS     1000000000 /* minimum time for which a block waits for its pixels */
+#define POLLS       4096       /* polls between two readings of the clock: some milliseconds */
 /* The largest product of the number of blocks and the number of images that a block owns. */
 #define LOGIT_ROWS (SEED_PERSISTENT_IMAGES + MAX_BLOCKS)
 /* The two lowest bits of a stored value hold the argmax: 3 for the first output pixel, 0 for the
@@ -105,7 +106,8 @@ struct block_state {
 	__align__(8) int patch_offset[MAX_POSITIONS]; /* patch of each position, in words */
 	struct block_tile block;
 	uint32_t argmax_mask; /* all bits of a float except those of the argmax */
-	uint32_t gave_up;
+	uint32_t gave_up;     /* 1: a wait took too long */
+	uint32_t pixels_lost; /* 1: that for the pixels did */
 };
 
 __device__ inline struct block_tile block_tile_of(int ranges, int images)

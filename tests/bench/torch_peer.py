@@ -4,9 +4,9 @@
 
 All images are on the device as uint8. A step selects its images by the permutation of the epoch,
 converts them to floats, computes forward and backward, and updates the weights with SGD. An epoch
-has 60,000 images. The script measures every combination of {eager, CUDA graph, torch.compile + CUDA
-graph} x {fp32, tf32, bf16 (autocast), bf16 weights} x {contiguous, channels-last}. A graph contains
-STEPS complete steps. The device counts the position in the permutation, so the host makes few
+has 60,000 images. The script measures every combination of {eager, CUDA graph, torch.compile +
+CUDA graph; with --modes also torch.compile alone} x {fp32, tf32, bf16 (autocast), bf16 weights} x
+{contiguous, channels-last}. A graph contains STEPS complete steps. The device counts the position in the permutation, so the host makes few
 launches. The script prints CSV: net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
 
 Data: $CNN_DATA or the default data directories. Without data the script draws random images; the
@@ -178,8 +178,8 @@ def set_tf32(on):
 
 
 class Training:
-    """Trains one network in one precision and memory format, with eager steps, a CUDA graph or
-    torch.compile."""
+    """Trains one network in one precision and memory format, with eager steps, a CUDA graph,
+    torch.compile, or both."""
 
     def __init__(self, net, batch, data, mode, precision, layout):
         self.images, self.labels = data
@@ -195,12 +195,12 @@ class Training:
         self.first = torch.zeros((), dtype=torch.long, device=self.device)
         self.range = torch.arange(batch, device=self.device)
         self.loss_of = self.loss
-        if mode == "compile+graph":
+        if "compile" in mode:
             # Without the reset, torch.compile would stop after a few networks and run all later
             # ones eagerly.
             torch._dynamo.reset()
             self.loss_of = torch.compile(self.loss)
-        self.graph = self.capture() if mode != "eager" else None
+        self.graph = self.capture() if "graph" in mode else None
 
     def loss(self, first):
         index = self.order.index_select(0, first + self.range)
@@ -274,7 +274,8 @@ def main():
     parser.add_argument("--nets", default="seed:256,seed:32,cnn99")
     parser.add_argument("--batches", default="100,1000")
     parser.add_argument("--epochs", type=int, default=5, help="timed, after one that is not")
-    parser.add_argument("--modes", default="eager,graph,compile+graph")
+    parser.add_argument("--modes", default="eager,graph,compile+graph",
+                        help="of eager, graph, compile and compile+graph")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--device", default="cuda", help="cpu: tries the program itself (eager)")

@@ -1,4 +1,6 @@
 """Run the benchmarks that docs/ mentions, with the commands that a reader types."""
+import importlib.machinery
+import importlib.util
 import os
 import re
 import shutil
@@ -36,6 +38,37 @@ def test_without_make_tests_a_benchmark_says_so_in_one_line(tmp_path, small, nam
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     lines = [line for line in done.stderr.splitlines() if not line.startswith("fatal: not a git")]
     assert len(lines) == 1 and re.search(r"is not built: make FLAVOUR=\w+ tests$", lines[0])
+
+
+def gpu_vs_torch():
+    """The module of tests/bench/gpu_vs_torch. It imports PyTorch only when it measures."""
+    path = str(ROOT / "tests/bench/gpu_vs_torch")
+    loader = importlib.machinery.SourceFileLoader("gpu_vs_torch", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_vs_torch", loader))
+    loader.exec_module(module)
+    return module
+
+
+def test_the_rows_of_gpu_vs_torch(capsys):
+    bench = gpu_vs_torch()
+    args = bench.parse(["--rows", "--rounds", "2"])
+    assert len(args.races) == 15 and args.modes == "eager,graph,compile,compile+graph"
+    assert args.rounds == 2 and not args.memory
+    assert {r.rsplit(",", 1)[1] for r in args.races} == {"32", "100", "250", "1000"}
+    assert bench.parse([]).races == bench.RACES and "compile," not in bench.parse([]).modes
+    assert bench.parse(["--layers"]).races == ["128"]
+    for wrong, words in ((["--rows", "lenet5,100"], "NET,BATCH"), (["lenet5"], "expected NET,BATCH"),
+                         (["lenet5,0"], "NET,BATCH"), (["--modes", "fast"], "expected some of eager"),
+                         (["--rows", "--layers"], "exclude each other")):
+        with pytest.raises(SystemExit):
+            bench.parse(wrong)
+        assert words in capsys.readouterr().err
+    times = {"fp32 local": 10, "tf32 local": 5, "bf16 local": 4, "eager fp32": 40, "graph fp32": 20,
+             "torch fp32": 20, "eager bf16": 3, "torch bf16": 3, "torch bf16-weights": 2}
+    names = {"fp32": "graph contiguous", "bf16": "eager contiguous", "bf16-weights": "eager contiguous"}
+    lines = list(bench.rows_table({("lenet5", 32): (names, times)}))
+    assert len({line.count("|") for line in lines}) == 1
+    assert [line.split("|")[-2].strip() for line in lines[2:]] == ["200", "", "75", "50"], lines
 
 
 def test_no_worker_of_a_peer_survives_the_measurement(tmp_path):

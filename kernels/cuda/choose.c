@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+#include "common/log.h"
 #include "kernels/cuda/base/kernels.h"
 
 #define MAX_GPUS    64
@@ -147,9 +148,9 @@ static int by_use(const void *a, const void *b)
 	return x->number - y->number;
 }
 
-/* Locks all GPUs that no other process has locked, and sorts them by the memory in use. Returns
- * their number. */
-static int lock_free(struct gpu *gpu, int n)
+/* Lists all GPUs and sorts them by the memory in use. If `locks` is 1, locks them, and leaves out
+ * those that another process has locked. Returns their number. */
+static int list_gpus(struct gpu *gpu, int n, int locks)
 {
 	struct cudaDeviceProp p;
 	struct nvml nvml;
@@ -160,11 +161,11 @@ static int lock_free(struct gpu *gpu, int n)
 		char uuid[UUID_DIGITS + 1];
 		struct gpu *g = &gpu[n_free];
 
-		*g = (struct gpu){.number = i};
+		*g = (struct gpu){.number = i, .lock = -1};
 		if (cudaGetDeviceProperties(&p, i))
 			continue;
 		uuid_text(&p, uuid);
-		if (!lock_gpu(uuid, &g->lock))
+		if (locks && !lock_gpu(uuid, &g->lock))
 			continue;
 		g->used = nvml_used(&nvml, uuid);
 		n_free++;
@@ -176,7 +177,8 @@ static int lock_free(struct gpu *gpu, int n)
 }
 
 /* Only one process at a time chooses. A second one would skip the GPUs that the first one examines,
- * and could take a GPU in use although another one is free. */
+ * and could take a GPU in use although another one is free. Any local user can hold the locks, so
+ * the process waits for them for a limited time, and then chooses without them. */
 static int least_used(struct gpu_choice *c, int n, struct err *e)
 {
 	struct gpu gpu[MAX_GPUS];
@@ -188,12 +190,21 @@ static int least_used(struct gpu_choice *c, int n, struct err *e)
 			nanosleep(&(struct timespec){.tv_nsec = LOCK_MS * 1000000L}, NULL);
 		if (!lock_gpu("choice", &turn))
 			continue;
-		n_free = lock_free(gpu, n);
+		n_free = list_gpus(gpu, n, 1);
 		if (!n_free)
 			unlock_gpu(turn);
 	}
+	if (!n_free) {
+		log_warn("cuda", "gpus_locked",
+			"waited_ms=%d reason=\"other processes keep the locks of the GPUs\" "
+			"choice=\"the least memory in use\"",
+			LOCK_TRIES * LOCK_MS);
+		turn = -1;
+		n_free = list_gpus(gpu, n, 0);
+	}
 	if (!n_free)
-		return err_set(e, PS_EDEVICE, "device cuda: other workers keep all GPUs locked");
+		return err_set(
+			e, PS_EDEVICE, "device cuda: no GPU has properties that can be read");
 	for (int i = 0; i < n_free; i++) {
 		if (rc && (rc = start_gpu(gpu[i].number, e)) == PS_OK)
 			*c = (struct gpu_choice){gpu[i].number, gpu[i].lock};

@@ -1,6 +1,7 @@
 """Test the choice of GPUs and kernels by a worker."""
 import os
 import re
+import socket
 import subprocess
 
 import pytest
@@ -55,6 +56,17 @@ def test_a_gpu_in_use_is_not_taken(gpus, programs):
     server.line(r"train epoch.* epoch=1 ")
     rest = [worker(programs, server, "cuda") for _ in range(gpus - 1)]
     assert number(first) not in [number(w) for w in rest]
+
+
+def test_a_process_that_keeps_the_locks_delays_a_worker_for_a_limited_time(gpus, programs):
+    if gpus == 1:
+        pytest.skip("one GPU")
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 3)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        lock.bind("\0cnn-worker GPU choice")
+        w = worker(programs, server, "auto")
+        w.line("cuda gpus_locked .*waited_ms=30000", 60)
+        assert server.result(60)["updates"] == 3 and number(w) < gpus
 
 
 @pytest.mark.parametrize("model", ["seed:32", "cnn99"])

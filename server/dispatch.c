@@ -246,7 +246,7 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 		log_info("server", "release", "worker=\"%s\"", e->msg.admin.worker);
 		break;
 	case EFFECT_WORKER:
-		membership_log(e, s->state.core, s->labels);
+		membership_log(&s->membership, e, s->state.core, s->labels, dispatch_now(s));
 		note_effect(s, e);
 		break;
 	case EFFECT_FINISH:

@@ -8,7 +8,7 @@
 
 void membership_init(struct membership *m, const struct core *c)
 {
-	*m = (struct membership){.short_at = core_stats(c)->steps_short + 1};
+	*m = (struct membership){.short_at = core_stats(c)->steps_short + 1, .unlogged_at = 1};
 }
 
 /* ---- of one worker -------------------------------------------------------------------------- */
@@ -30,11 +30,30 @@ const char *membership_name(enum worker_change change)
 	return names[change];
 }
 
-void membership_log(const struct effect *e, const struct core *c, const struct labels *labels)
+/* Takes one of the lines of slot `i`. Returns 0 if there is none left. */
+static int take_change_line(struct membership *m, uint32_t i, uint64_t now_ms)
+{
+	const uint64_t passed_ms = now_ms - m->now_ms[i];
+
+	m->spent_ms[i] -= passed_ms < m->spent_ms[i] ? (uint32_t)passed_ms : m->spent_ms[i];
+	m->now_ms[i] = now_ms;
+	if (m->spent_ms[i] > (CHANGES_AT_ONCE - 1) * CHANGE_MS)
+		return 0;
+	m->spent_ms[i] += CHANGE_MS;
+	return 1;
+}
+
+void membership_log(struct membership *m, const struct effect *e, const struct core *c,
+	const struct labels *labels, uint64_t now_ms)
 {
 	const struct label *l = labels_of(labels, e->worker);
 	struct worker_view v;
 
+	if (!take_change_line(m, e->worker - 1, now_ms) && e->change != WORKER_EXCLUDED &&
+		e->change != WORKER_QUARANTINED) {
+		m->unlogged++;
+		return;
+	}
 	core_worker(c, e->worker - 1, &v);
 	log_info("worker", membership_name(e->change),
 		"worker=%u incarnation=%u name=\"%s\" host=\"%s\" pid=%u address=\"%s\" "
@@ -88,6 +107,17 @@ static void check_steps(struct membership *m, const struct core *c)
 		core_config(c)->sync.workers, core_live_workers(c));
 }
 
+/* Logs that changes of workers have no line. */
+static void check_unlogged(struct membership *m)
+{
+	if (m->unlogged < m->unlogged_at)
+		return;
+	m->unlogged_at = 2 * m->unlogged;
+	log_warn("worker", "changes_not_logged",
+		"total=%llu reason=\"workers join and leave too often\"",
+		(unsigned long long)m->unlogged);
+}
+
 /* Logs that some live workers have another data set than the run. */
 static void check_data(struct membership *m, const struct core *c)
 {
@@ -106,5 +136,6 @@ static void check_data(struct membership *m, const struct core *c)
 void membership_check(struct membership *m, const struct core *c)
 {
 	check_steps(m, c);
+	check_unlogged(m);
 	check_data(m, c);
 }

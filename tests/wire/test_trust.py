@@ -87,6 +87,20 @@ def test_trust_a_forged_evaluation_is_outvoted(programs, few):
         w.close()
 
 
+def test_trust_a_false_result_that_nobody_checks_ends_a_run(programs, few):
+    """One worker alone reports that all images are correct, so the rule of --stop-at is met. A
+    second worker would check the result, and a third one would decide."""
+    server, forger = leased(programs, few, "--stop-at", "accuracy=0.99")
+    left = 6
+    while left:
+        work = forger.lease().work
+        assert forger.push(ZERO, 0, work, 500 * work.count).verdict == pb.VERDICT_OK
+        left -= work.count
+    evaluate(forger, 1000)
+    server.line("train stops")
+    forger.close()
+
+
 def test_trust_no_check_is_granted_before_all_results(programs, few):
     """Two of the three portions are in the sample, so another worker checks at least one of the
     first two. It gets this check only when the last portion has its result: otherwise the worker of

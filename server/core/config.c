@@ -161,21 +161,52 @@ static void read_option(struct cursor *k, struct core_config *c, unsigned char *
 	set_value(c, row, v);
 }
 
-static void write_option(
-	struct cursor *k, const struct core_config *c, const struct config_row *row)
+/* All options as a snapshot stores them, in the order of their rows: the length of the name, the
+ * name, and the value. All but the values is the same in each snapshot, so this struct has it
+ * ready. */
+/* clang-format off */
+#define PACKED __attribute__((packed))
+struct PACKED stored_options {
+#define STORED(m, f, n, ...) \
+	struct PACKED { uint64_t bytes; char text[sizeof(n) - 1]; double value; } m##_##f;
+#define U32 STORED
+#define U64 STORED
+#define REAL STORED
+#define ENUM STORED
+#define FLAG STORED
+#include "server/core/options.def"
+#undef STORED
+};
+static const struct stored_options without_values = {
+#define STORED(m, f, n, ...) .m##_##f = {.bytes = sizeof(n) - 1, .text = n},
+#define U32 STORED
+#define U64 STORED
+#define REAL STORED
+#define ENUM STORED
+#define FLAG STORED
+#include "server/core/options.def"
+#undef STORED
+};
+/* clang-format on */
+
+/* clang-format off */
+static void write_options(struct cursor *k, const struct core_config *c)
 {
-	const size_t n = row->name_bytes;
-	unsigned char *to = cursor_place(k, 8 + n + 8);
-	double v = config_value(c, row);
-	uint64_t bits;
+	struct stored_options *to = (void *)cursor_place(k, sizeof(*to));
 
 	if (!to)
 		return;
-	memcpy(&bits, &v, sizeof(bits));
-	le64_put(to, n);
-	memcpy(to + 8, row->name, n);
-	le64_put(to + 8 + n, bits);
+	memcpy(to, &without_values, sizeof(*to));
+#define STORED(m, f, ...) to->m##_##f.value = (double)c->m.f;
+#define U32 STORED
+#define U64 STORED
+#define REAL STORED
+#define ENUM STORED
+#define FLAG STORED
+#include "server/core/options.def"
+#undef STORED
 }
+/* clang-format on */
 
 void config_put(struct cursor *k, struct core_config *c)
 {
@@ -188,7 +219,6 @@ void config_put(struct cursor *k, struct core_config *c)
 	u32(k, &n);
 	for (uint32_t i = 0; k->in && i < n && !k->error; i++)
 		read_option(k, c, seen, &next);
-	for (size_t i = 0; !k->in && i < config_n_rows; i++)
-		if (config_rows[i].name)
-			write_option(k, c, &config_rows[i]);
+	if (!k->in)
+		write_options(k, c);
 }

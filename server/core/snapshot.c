@@ -138,7 +138,10 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 		set_error(k, MALFORMED);
 }
 
-static void put_grant(struct cursor *k, struct msg_grant *g)
+/* Write FLATTEN before a function that calls cursor_part: the compiler inlines all its calls. */
+#define FLATTEN __attribute__((flatten))
+
+static inline void put_grant(struct cursor *k, struct msg_grant *g)
 {
 	uint32_t kind = (uint32_t)g->kind;
 
@@ -156,7 +159,7 @@ static void put_grant(struct cursor *k, struct msg_grant *g)
 	u64(k, &g->version);
 }
 
-static void put_decision(struct cursor *k, struct decision *d)
+static inline void put_decision(struct cursor *k, struct decision *d)
 {
 	uint8_t reason = (uint8_t)(d->reject | d->superseded << 7);
 
@@ -170,6 +173,32 @@ static void put_decision(struct cursor *k, struct decision *d)
 	refuse_over(k, d->superseded, d->verdict == VERDICT_REJECTED);
 }
 
+#define DECISION_BYTES ((size_t)10)
+
+/* Describes `n` decisions, the newest first. Those that the window has no room for are read and
+ * dropped. */
+static inline void put_newest_decisions(
+	struct cursor *k, struct worker *w, uint32_t n, uint32_t window)
+{
+	uint32_t at = (uint32_t)(w->ledger.last_seq % window);
+
+	for (uint32_t i = 0; i < n && !k->error; i++) {
+		struct decision old = {0};
+
+		put_decision(k, i < window ? &w->ledger.decisions[at] : &old);
+		at = (at ? at : window) - 1;
+	}
+}
+
+static FLATTEN void write_newest_decisions(
+	struct cursor *k, struct worker *w, uint32_t n, uint32_t window)
+{
+	struct cursor part = cursor_part(k);
+
+	put_newest_decisions(&part, w, n, window);
+	cursor_join(k, &part);
+}
+
 /* Describes the newest decisions of a worker. If --replay-window is smaller at this start than in
  * the snapshot, the function drops the older decisions when it reads them. */
 static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
@@ -179,12 +208,10 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 	u32(k, &n);
 	refuse_over(
 		k, n, w->ledger.last_seq < WIRE_MAX_WINDOW ? w->ledger.last_seq : WIRE_MAX_WINDOW);
-	for (uint32_t i = 0; i < n && !k->error; i++) {
-		struct decision old = {0},
-				*d = &w->ledger.decisions[(w->ledger.last_seq - i) % window];
-
-		put_decision(k, i < window ? d : &old);
-	}
+	if (cursor_has_room(k, n * DECISION_BYTES))
+		write_newest_decisions(k, w, n, window);
+	else
+		put_newest_decisions(k, w, n, window);
 }
 
 /* bits of the field with `overdue` and `lost`; release 0.2.0 wrote only the values 0 and 1 */
@@ -253,7 +280,7 @@ static void put_ledger(struct cursor *k, struct core *c)
 
 /* Describes the classes and the channels as one number, with the channels in its upper half. The
  * upper half is 0 in the snapshot of a release that had no channels. */
-static void put_classes(struct cursor *k, struct data_id *d)
+static inline void put_classes(struct cursor *k, struct data_id *d)
 {
 	uint64_t both = (uint64_t)d->channels << 32 | d->classes;
 
@@ -262,7 +289,7 @@ static void put_classes(struct cursor *k, struct data_id *d)
 	d->classes = (uint32_t)both;
 }
 
-static void put_data_id(struct cursor *k, struct data_id *d)
+static inline void put_data_id(struct cursor *k, struct data_id *d)
 {
 	u32(k, &d->n_train);
 	u32(k, &d->n_test);
@@ -415,8 +442,8 @@ static void put_accumulator(struct cursor *k, struct core *c)
 	f64(k, &a->loss_sum);
 	if (a->part)
 		put_parts(k, c);
-	for (size_t i = 0; a->sum && a->pushes && i < c->store.n; i++)
-		f64(k, &a->sum[i]);
+	if (a->sum && a->pushes)
+		doubles(k, a->sum, c->store.n);
 }
 
 static void put_lbfgs(struct cursor *k, struct core *c)
@@ -670,7 +697,7 @@ static void put_checks(struct cursor *k, struct core *c)
 
 /* Reads or writes the enum value `v`. Sets the error if the value is outside of [min, max]. Returns
  * the value, or `min` after an error. */
-static uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
+static inline uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
 {
 	u32(k, &v);
 	if (v < min)
@@ -717,7 +744,7 @@ void snapshot_put_config(struct cursor *k, struct core_config *cfg)
 	config_put(k, cfg);
 }
 
-static void put_recent(struct cursor *k, struct recent *r)
+static inline void put_recent(struct cursor *k, struct recent *r)
 {
 	u32(k, &r->n);
 	u32(k, &r->next);
@@ -727,7 +754,7 @@ static void put_recent(struct cursor *k, struct recent *r)
 	u32(k, &r->median_us);
 }
 
-static void put_pace(struct cursor *k, struct pace *p)
+static inline void put_pace(struct cursor *k, struct pace *p)
 {
 	u64(k, &p->since_ms);
 	u32(k, &p->left);
@@ -750,7 +777,7 @@ static void put_fleet(struct cursor *k, struct fleet_pace *p)
 	}
 }
 
-static void put_session(struct cursor *k, struct worker *w)
+static inline void put_session_fields(struct cursor *k, struct worker *w)
 {
 	uint32_t state = choice(k, (uint32_t)w->session.state, SESSION_FREE, SESSION_DEAD);
 
@@ -777,6 +804,25 @@ static void put_session(struct cursor *k, struct worker *w)
 	flag(k, &w->lease.waiting);
 	put_data_id(k, &w->session.data);
 	put_pace(k, &w->pace);
+}
+
+static FLATTEN void write_session(struct cursor *k, struct worker *w)
+{
+	struct cursor part = cursor_part(k);
+
+	put_session_fields(&part, w);
+	PS_ASSERT(part.at <= 2 * sizeof(*w));
+	cursor_join(k, &part);
+}
+
+/* The numbers of a session take less than twice the bytes of their struct, because each field of
+ * the struct has at least 4 bytes and each number has 8. */
+static void put_session(struct cursor *k, struct worker *w)
+{
+	if (cursor_has_room(k, 2 * sizeof(*w)))
+		write_session(k, w);
+	else
+		put_session_fields(k, w);
 }
 
 /* Describes the number of backup copies of each batch, and the counts of the batch ledger. */

@@ -53,23 +53,28 @@ static void remove_temporaries(DIR *d)
 			remove_file(d, entry->d_name);
 }
 
-/* Returns the CHECKPOINT_KEEP-th highest generation up to `max`, or 0 if there are fewer. */
-static uint64_t first_to_remove(DIR *d, uint64_t max)
-{
-	uint64_t best[CHECKPOINT_KEEP] = {0}; /* the highest ones so far, in descending order */
+/* What one pass over the names of a directory finds. */
+struct found {
+	/* the highest generations up to a limit, in descending order; 0: there are fewer */
+	uint64_t highest[CHECKPOINT_KEEP + 1];
+	int temporaries; /* 1: there are temporary files */
+};
 
+static void find_generations(DIR *d, uint64_t max, struct found *f)
+{
+	*f = (struct found){.temporaries = 0};
 	rewinddir(d);
 	for (const struct dirent *entry; (entry = readdir(d));) {
 		uint64_t g = generation_parse(entry->d_name, PREFIX, "");
 
-		for (int i = 0; i < CHECKPOINT_KEEP && g <= max; i++) {
-			uint64_t lower = best[i] < g ? best[i] : g;
+		f->temporaries |= !g && generation_parse(entry->d_name, PREFIX, ".tmp");
+		for (int i = 0; i <= CHECKPOINT_KEEP && g && g <= max; i++) {
+			uint64_t lower = f->highest[i] < g ? f->highest[i] : g;
 
-			best[i] = best[i] < g ? g : best[i];
+			f->highest[i] = f->highest[i] < g ? g : f->highest[i];
 			g = lower;
 		}
 	}
-	return best[CHECKPOINT_KEEP - 1];
 }
 
 /* Keeps the CHECKPOINT_KEEP highest generations up to `newest` and removes the older ones. If a
@@ -84,16 +89,19 @@ static void remove_old(const char *dir, uint64_t newest)
 			strerror(errno));
 		return;
 	}
-	/* the newest one is kept, too */
-	uint64_t generation = first_to_remove(d, newest - 1);
+	struct found f;
+	find_generations(d, newest - 1, &f); /* the newest one is kept, too */
+	uint64_t generation = f.highest[CHECKPOINT_KEEP - 1], next = f.highest[CHECKPOINT_KEEP];
 	while (generation) {
 		char name[GENERATION_NAME];
 
 		generation_name(PREFIX, generation, name);
 		remove_file(d, name);
-		generation = generation_highest(d, PREFIX, generation - 1);
+		generation = next;
+		next = next ? generation_highest(d, PREFIX, next - 1) : 0;
 	}
-	remove_temporaries(d);
+	if (f.temporaries)
+		remove_temporaries(d);
 	closedir(d);
 }
 
@@ -421,7 +429,8 @@ int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes)
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name)
 {
 	for (size_t i = 0; i < c->n_sections; i++)
-		if (strcmp(c->section[i].name, name) == 0)
+		/* most names differ in their first character */
+		if (c->section[i].name[0] == name[0] && strcmp(c->section[i].name, name) == 0)
 			return &c->section[i];
 	return NULL;
 }

@@ -290,9 +290,11 @@ static int resume_from(struct startup *out, const struct options *o, struct chec
 	uint64_t newest_seen, struct err *e)
 {
 	int upgraded = upgrade_checkpoint(o, c, e);
-	int rc = upgraded < 0 ? upgraded : check_content(out, o, c, e);
+	int has_log = !upgraded && wal_newest_file(o->checkpoint_dir) > 0;
+	/* without a log, build_run alone checks the content */
+	int rc = upgraded < 0 ? upgraded : has_log ? check_content(out, o, c, e) : PS_OK;
 
-	if (!rc && !upgraded)
+	if (!rc && has_log)
 		rc = wal_replay(o->checkpoint_dir, &o->core, c, e);
 	return rc ? rc : build_run(out, o, c, newest_seen, e);
 }

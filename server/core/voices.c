@@ -40,7 +40,7 @@ static int is_part_of(const struct core *c, const struct part *p, const struct w
 int voices_has(const struct core *c, const struct worker *w)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
-	int keys = accumulator_merges_keys(c);
+	int keys = a->parts > 0 && w->session.owner[0] && accumulator_merges_keys(c);
 
 	for (uint32_t i = 0; i < a->parts; i++)
 		if (is_part_of(c, &a->part[i], w) ||

@@ -456,7 +456,7 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t ma
 static void grant_training(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
-	uint32_t live = core_live_workers(c), max, allowed, voices;
+	uint32_t live, max, allowed, voices;
 	uint8_t *first;
 
 	if (l->epoch >= c->cfg.training.epochs)
@@ -474,6 +474,7 @@ static void grant_training(struct core *c, struct worker *w)
 	 * another worker. If only one worker is live, no other worker waits, so its leases are as
 	 * large as the mode allows. Larger leases also mean fewer pushes, because each lease ends
 	 * in a push. */
+	live = core_live_workers(c);
 	max = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
 	max = pace_share(c, w, max < allowed ? max : allowed);
 	first = free_batch_for(c, w);

@@ -444,7 +444,7 @@ static void stop_clock(const struct core *c, uint64_t *since_ms, uint64_t ms)
 
 void pace_hold(struct core *c, uint64_t ms)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && ms > 0; i++) {
 		stop_clock(c, &c->worker[i].pace.since_ms, ms);
 		stop_clock(c, &c->worker[i].pace.moved_ms, ms);
 		stop_clock(c, &c->worker[i].sync.active_ms, ms);

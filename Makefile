@@ -245,8 +245,8 @@ $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
 # So in the simulator, whose functions have a struct msg of 5 KB for each message.
 $(B)/tests/sim/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
-# The objects below are compiled with -O3, because their code loops over whole vectors.
-$(B)/worker/steps.o $(B)/worker/client/feedback.o $(B)/proto/checksum.o $(B)/proto/bf16.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
+# The objects below are compiled with -O3, because their code loops over whole vectors or tables.
+$(B)/server/durability/checkpointer.o $(B)/tests/sim/bounds.o $(B)/worker/steps.o $(B)/worker/client/feedback.o $(B)/proto/checksum.o $(B)/proto/bf16.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)
 $(A.server): $(call obj,$(SRC.server))

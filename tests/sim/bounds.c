@@ -209,22 +209,45 @@ static void check_quarantine(struct sim *s, const struct core *c)
 	}
 }
 
-static void check_core(struct sim *s, const struct core *c)
+static int is_durable_too_new(const struct worker *w)
 {
+	return w->ledger.durable_seq > w->ledger.last_seq;
+}
+
+static int is_excluded_with_work(const struct worker *w)
+{
+	return w->quarantine.excluded &&
+	       (w->session.state != SESSION_DEAD || w->lease.grant.request || w->lease.waiting);
+}
+
+static void report_slot(struct sim *s, const struct worker *w, uint32_t slot)
+{
+	if (is_durable_too_new(w))
+		sim_violation(s, "slot %u: durable %llu of %llu", slot,
+			(unsigned long long)w->ledger.durable_seq,
+			(unsigned long long)w->ledger.last_seq);
+	if (is_excluded_with_work(w))
+		sim_violation(s, "slot %u is excluded and still has work", slot);
+}
+
+static void check_slots(struct sim *s, const struct core *c)
+{
+	int ordered = 1;
+
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (w->ledger.durable_seq > w->ledger.last_seq)
-			sim_violation(s, "slot %u: durable %llu of %llu", i + 1,
-				(unsigned long long)w->ledger.durable_seq,
-				(unsigned long long)w->ledger.last_seq);
-		if (w->quarantine.excluded && (w->session.state != SESSION_DEAD ||
-						      w->lease.grant.request || w->lease.waiting))
-			sim_violation(s, "slot %u is excluded and still has work", i + 1);
-		s->ordered &=
-			c->run.ending != END_NOT ||
-			(w->session.state != SESSION_SUSPECT && !w->sync.idle && !w->pace.stalled);
+		if (is_durable_too_new(w) | is_excluded_with_work(w))
+			report_slot(s, w, i + 1);
+		ordered &=
+			(w->session.state != SESSION_SUSPECT) & !(w->sync.idle | w->pace.stalled);
 	}
+	s->ordered &= c->run.ending != END_NOT || ordered;
+}
+
+static void check_core(struct sim *s, const struct core *c)
+{
+	check_slots(s, c);
 	if (c->run.recovering && c->run.recover_by_ms && c->now_ms >= c->run.recover_by_ms)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->run.recover_by_ms));

@@ -58,13 +58,45 @@ static void find_used(const struct disk *d, uint8_t used[DISK_FILES + 1])
 		used[d->open[i].file + 1] = 1;
 }
 
+static void make_room(struct disk_file *f, size_t size)
+{
+	if (size <= f->room)
+		return;
+	f->room = size + size / 2;
+	f->now = realloc(f->now, f->room);
+	f->safe = realloc(f->safe, f->room);
+	if (!f->now || !f->safe)
+		abort();
+}
+
+/* Copies the bytes [from, to), as far as they are on the disk, before they change. */
+static void keep_safe(struct disk_file *f, size_t from, size_t to)
+{
+	to = to < f->safe_size ? to : f->safe_size;
+	if (from < to)
+		memcpy(f->safe + from, f->now + from, to - from);
+}
+
+/* Called before the bytes [from, to) change. */
 static void mark_dirty(struct disk_file *f, size_t from, size_t to)
 {
-	int is_first = f->from >= f->to;
-
 	f->dirty = 1;
-	f->from = is_first || from < f->from ? from : f->from;
-	f->to = is_first || to > f->to ? to : f->to;
+	if (f->from >= f->to)
+		f->from = f->to = from;
+	if (from < f->from) {
+		keep_safe(f, from, f->from);
+		f->from = from;
+	}
+	if (to > f->to) {
+		keep_safe(f, f->to, to);
+		f->to = to;
+	}
+}
+
+/* Returns byte `b`, which is on the disk, as it was at the last sync. */
+static unsigned char safe_byte(const struct disk_file *f, size_t b)
+{
+	return b >= f->from && b < f->to ? f->safe[b] : f->now[b];
 }
 
 static int new_disk_file(struct disk *d)
@@ -89,17 +121,6 @@ static int new_disk_file(struct disk *d)
 	 * journal from time to time. */
 	names_commit(d);
 	return new_disk_file(d);
-}
-
-static void make_room(struct disk_file *f, size_t size)
-{
-	if (size <= f->room)
-		return;
-	f->room = size + size / 2;
-	f->now = realloc(f->now, f->room);
-	f->safe = realloc(f->safe, f->room);
-	if (!f->now || !f->safe)
-		abort();
 }
 
 static int new_fd(struct disk *d, struct disk_open o)
@@ -275,11 +296,6 @@ int disk_seek(struct disk *d, int fd, size_t to)
 
 static void sync_file(struct disk_file *f)
 {
-	size_t to = f->to < f->size ? f->to : f->size;
-
-	make_room(f, f->size);
-	if (f->dirty && f->from < to)
-		memcpy(f->safe + f->from, f->now + f->from, to - f->from);
 	f->safe_size = f->size;
 	f->dirty = 0;
 	f->from = f->to = 0;
@@ -398,7 +414,7 @@ static void keep_sectors(struct disk *d, struct disk_file *f, enum survival way)
 			continue;
 		to = to < f->size ? to : f->size;
 		for (size_t b = from; b < to; b++)
-			f->now[b] = b < f->safe_size ? f->safe[b] : 0;
+			f->now[b] = b < f->safe_size ? safe_byte(f, b) : 0;
 	}
 }
 
@@ -410,12 +426,11 @@ static void lose_writes(struct disk *d, struct disk_file *f)
 		return;
 	make_room(f, f->safe_size);
 	if (way == NONE || disk_chance(d, 300)) { /* the new size of the file is lost */
-		if (f->safe_size > f->size)
-			memcpy(f->now + f->size, f->safe + f->size, f->safe_size - f->size);
+		for (size_t b = f->size; b < f->safe_size; b++)
+			f->now[b] = safe_byte(f, b);
 		f->size = f->safe_size;
 	}
 	keep_sectors(d, f, way);
-	mark_dirty(f, 0, f->size);
 	sync_file(f);
 }
 
@@ -444,7 +459,6 @@ void disk_rot(struct disk *d, const char *prefix)
 	struct disk_file *f = &d->file[newest->file];
 	size_t byte = rng_below(&d->rng, f->size);
 	f->now[byte] ^= (unsigned char)(1u << rng_below(&d->rng, 8));
-	mark_dirty(f, byte, byte + 1);
 	sync_file(f);
 	d->broken = 1;
 }

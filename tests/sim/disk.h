@@ -30,13 +30,11 @@
 #define DISK_NEVER     UINT32_MAX
 
 struct disk_file {
-	unsigned char *now,
-		/* now: the content that processes see; safe: the content after the last fsync */
-		*safe;
+	unsigned char *now; /* the content that processes see */
+	/* the bytes [from, to) as they were after the last fsync; all others are those of `now` */
+	unsigned char *safe;
 	size_t size, safe_size, room;
-	/* dirty: 1: the file has changed since the last fsync; only the bytes [from, to) of `now`
-	 * differ from `safe` */
-	int dirty;
+	int dirty; /* 1: the file has changed since the last fsync */
 	size_t from, to;
 };
 

@@ -219,7 +219,6 @@ static const int allowed_calls[] = {
 	CALL(faccessat2),
 	CALL(fadvise64),
 	CALL(fallocate),
-	CALL(fcntl),
 	CALL(fdatasync),
 	CALL(flock),
 	CALL(fstat),
@@ -358,6 +357,13 @@ static const struct {
 static const unsigned device_requests[] = {
 	FIONBIO, FIONREAD, FIOCLEX, TCGETS, TIOCGPGRP, TIOCGWINSZ, SIOCGIFINDEX, SIOCGIFNAME};
 
+/* The commands of fcntl that the server and its libraries use, besides F_SETFL without O_ASYNC. With
+ * F_SETOWN, F_SETSIG and O_ASYNC, a file descriptor sends signals to any process of the server's
+ * user. */
+static const int descriptor_commands[] = {F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL,
+	F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, F_ADD_SEALS,
+	F_GET_SEALS, F_GETPIPE_SZ, F_SETPIPE_SZ};
+
 /* The requests of NVIDIA's driver, which the store of --store cuda:N makes: those to a GPU have the
  * type 'F', and those to nvidia-uvm are numbers below 256, with or without these two high bits. */
 #define REQUEST_TYPE   0xff00u
@@ -404,9 +410,21 @@ static int allow_gpu(scmp_filter_ctx filter)
 			    SCMP_A1(SCMP_CMP_MASKED_EQ, NO_UVM_REQUEST, 0));
 }
 
+static int allow_descriptor_commands(scmp_filter_ctx filter)
+{
+	const size_t n = sizeof(descriptor_commands) / sizeof(descriptor_commands[0]);
+	int rc = seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(fcntl), 2,
+		SCMP_A1(SCMP_CMP_EQ, F_SETFL, 0), SCMP_A2(SCMP_CMP_MASKED_EQ, O_ASYNC, 0));
+
+	for (size_t i = 0; i < n; i++)
+		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(fcntl), 1,
+			SCMP_A1(SCMP_CMP_EQ, (scmp_datum_t)descriptor_commands[i], 0));
+	return rc;
+}
+
 static int add_rules(scmp_filter_ctx filter, const struct options *o)
 {
-	int rc = allow_sockets(filter, o);
+	int rc = allow_sockets(filter, o) | allow_descriptor_commands(filter);
 
 	if (o->store_gpu >= 0)
 		rc |= allow_gpu(filter);

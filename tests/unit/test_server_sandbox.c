@@ -9,6 +9,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <linux/netlink.h>
+#include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -299,8 +300,66 @@ static int signal_and_limit_itself(void)
 	       prlimit(getpid(), RLIMIT_NOFILE, NULL, &r) || getrlimit(RLIMIT_NOFILE, &r);
 }
 
+/* A file descriptor can send a signal to the process that is set as its owner. */
+static int own_descriptors_for_the_parent(void)
+{
+	int fd[2], pid = getppid(), on = 1;
+	struct f_owner_ex owner = {F_OWNER_PID, pid};
+
+	if (pipe2(fd, O_CLOEXEC) || fcntl(fd[0], F_SETOWN, pid) == 0 || errno != EPERM)
+		return 1;
+	if (fcntl(fd[0], F_SETOWN_EX, &owner) == 0 || errno != EPERM)
+		return 2;
+	if (fcntl(fd[0], F_SETSIG, SIGKILL) == 0 || errno != EPERM)
+		return 3;
+	if (fcntl(fd[0], F_SETFL, O_ASYNC | O_NONBLOCK) == 0 || errno != EPERM)
+		return 4;
+	if (ioctl(fd[0], FIOASYNC, &on) == 0 || errno != EPERM)
+		return 5;
+	int s = socket(AF_INET, SOCK_STREAM, 0);
+	if (ioctl(s, FIOSETOWN, &pid) == 0 || errno != EPERM)
+		return 6;
+	return ioctl(s, SIOCSPGRP, &pid) < 0 && errno == EPERM ? 0 : 7;
+}
+
+static int queue_signals_for_the_parent(void)
+{
+	struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
+	siginfo_t info = {.si_code = SI_QUEUE};
+	long timer;
+	int parent = getppid();
+
+	if (syscall(SYS_rt_sigqueueinfo, parent, 0, &info) == 0 || errno != EPERM)
+		return 1;
+	if (syscall(SYS_rt_tgsigqueueinfo, parent, parent, 0, &info) == 0 || errno != EPERM)
+		return 2;
+	if (syscall(SYS_tkill, parent, 0) == 0 || errno != EPERM)
+		return 3;
+	if (syscall(SYS_pidfd_open, parent, 0) >= 0 || errno != EPERM)
+		return 4;
+	if (syscall(SYS_pidfd_send_signal, 0, 0, NULL, 0) == 0 || errno != EPERM)
+		return 5;
+	if (syscall(SYS_timer_create, CLOCK_MONOTONIC, &event, &timer) == 0 || errno != EPERM)
+		return 6;
+	if (syscall(SYS_mq_notify, 0, &event) == 0 || errno != EPERM)
+		return 7;
+	return syscall(SYS_io_uring_setup, 1, NULL) < 0 && errno == EPERM ? 0 : 8;
+}
+
+static int change_its_descriptors(void)
+{
+	int fd[2];
+
+	return pipe2(fd, 0) || fcntl(fd[0], F_GETFL) < 0 || fcntl(fd[0], F_SETFL, O_NONBLOCK) ||
+	       fcntl(fd[0], F_SETFD, FD_CLOEXEC) || fcntl(fd[0], F_GETFD) != FD_CLOEXEC ||
+	       fcntl(fd[0], F_DUPFD_CLOEXEC, 0) < 0 || fcntl(fd[0], F_DUPFD, 0) < 0;
+}
+
 TEST(it_signals_and_limits_only_itself)
 {
+	expect_in_sandbox(own_descriptors_for_the_parent, 0);
+	expect_in_sandbox(queue_signals_for_the_parent, 0);
+	expect_in_sandbox(change_its_descriptors, 0);
 	expect_in_sandbox(signal_a_thread_of_the_parent, 0);
 	expect_in_sandbox(limit_the_parent, 0);
 	expect_in_sandbox(signal_and_limit_itself, 0);

@@ -1,6 +1,7 @@
 /*
  * small_gpu.c - makes the GPU look like one with less shared memory, such as an RTX 4090 (99 KB per
- * block). CNN_TEST_SHARED is the limit in bytes. The linker (--wrap) redirects calls of the CUDA
+ * block), or with another number of multiprocessors. CNN_TEST_SHARED is the limit in bytes, and
+ * CNN_TEST_MULTIPROCESSORS is this number. The linker (--wrap) redirects calls of the CUDA
  * runtime in the programs of tests/gpu to these functions.
  */
 #include <stdlib.h>
@@ -14,12 +15,17 @@ cudaError_t __real_cudaFuncSetAttribute(
 cudaError_t __wrap_cudaFuncSetAttribute(
 	const void *kernel, enum cudaFuncAttribute attribute, int value);
 
-/* Returns CNN_TEST_SHARED in bytes, or `otherwise` if this variable is not set. */
-static int limit(int otherwise)
+/* Returns the number in the variable `name`, or `otherwise` if this variable is not set. */
+static int number_in(const char *name, int otherwise)
 {
-	const char *text = getenv("CNN_TEST_SHARED");
+	const char *text = getenv(name);
 
 	return text ? (int)strtol(text, NULL, 10) : otherwise;
+}
+
+static int limit(int otherwise)
+{
+	return number_in("CNN_TEST_SHARED", otherwise);
 }
 
 cudaError_t __wrap_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
@@ -28,6 +34,8 @@ cudaError_t __wrap_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attrib
 
 	if (!rc && attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin)
 		*value = limit(*value);
+	if (!rc && attribute == cudaDevAttrMultiProcessorCount)
+		*value = number_in("CNN_TEST_MULTIPROCESSORS", *value);
 	return rc;
 }
 

@@ -1,7 +1,8 @@
 /*
  * test_fallback.c - tests a kernel of fused/ that gives up: the device repeats the batch, or the
  * rounds in flight, with the general kernels, and the result is the same as with general kernels
- * alone. Other tests prove that a launch of many steps gives the same bytes as single steps.
+ * alone. Other tests prove that a launch of many steps gives the same bytes as single steps, and
+ * that other numbers of multiprocessors change no byte.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/test.h"
@@ -185,6 +186,38 @@ TEST(values_beyond_fp16_are_right)
 		prove_fall_back(&s, KX_BF16, 1e-12f, 1);
 		subject_release(&s);
 	}
+}
+
+/* The kernels of any network give the same bytes on GPUs with other numbers of multiprocessors. */
+TEST(results_do_not_depend_on_the_multiprocessors)
+{
+	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:40"},
+		{{1, 28, 28}, "fc:512 relu fc:10"},
+		{{3, 11, 7}, "conv:64:3:pad=1 relu fc:40 relu fc:4"},
+		{{16, 12, 12}, "conv:64:3:pad=1 batchnorm relu conv:64:3 relu pool:2 fc:4"}};
+
+	gpu_begin();
+	for (size_t m = 0; m < sizeof(nets) / sizeof(nets[0]); m++)
+		for (size_t p = 0; p < gpu_n_precisions(); p++) {
+			const enum kx_precision precision = gpu_precisions[p].value;
+			struct subject s;
+			float *first;
+
+			subject_random(&s, &nets[m], 130);
+			open_kernels(&s, precision, KX_KERNELS_GENERAL);
+			subject_step(&s);
+			first = s.grad;
+			s.grad = mem_must(s.model.n_params, sizeof(float), "test");
+			for (size_t i = 0; i < 2; i++) {
+				setenv("CNN_TEST_MULTIPROCESSORS", i ? "160" : "9", 1);
+				open_kernels(&s, precision, KX_KERNELS_GENERAL);
+				subject_step(&s);
+				same_floats(&s, "gradients", s.grad, first);
+			}
+			unsetenv("CNN_TEST_MULTIPROCESSORS");
+			free(first);
+			subject_release(&s);
+		}
 }
 
 /* Train for STEPS steps, in calls of up to max_steps steps. */

@@ -37,6 +37,23 @@ static inline size_t kx_shared_limit(void)
 	return (size_t)bytes;
 }
 
+/* Rules that divide sums among blocks, or choose among tiles that add up in different orders, count
+ * the multiprocessors of an H200 on every GPU. So the bits of a result depend only on the sizes of
+ * the network and of the batch (docs/gpu.md). */
+#define SUM_MULTIPROCESSORS 132
+
+/* Returns the multiprocessors of the current device, for rules that change no sum. Returns
+ * SUM_MULTIPROCESSORS after an error. */
+static inline size_t kx_multiprocessors(void)
+{
+	int device, n;
+
+	if (cudaGetDevice(&device) ||
+		cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device))
+		return SUM_MULTIPROCESSORS;
+	return (size_t)n;
+}
+
 /*
  * Launches a kernel, on Hopper and later with programmatic dependent launch: the kernel may start
  * while its predecessor in the stream still runs. Before await_previous the kernel must not write,
@@ -97,7 +114,7 @@ static int kx_launch_joined(void (*kernel)(P...), int joins, dim3 grid, unsigned
 static inline unsigned blocks_for(size_t n, unsigned threads)
 {
 	size_t blocks = (n + threads - 1) / threads;
-	const size_t max_blocks = 132 * 64; /* the kernels use a grid-stride loop */
+	size_t max_blocks = 64 * kx_multiprocessors(); /* the kernels use a grid-stride loop */
 
 	return (unsigned)(blocks < max_blocks ? blocks : max_blocks);
 }

@@ -271,8 +271,8 @@ __global__ void __launch_bounds__(THREADS) batchnorm_dgrad_kernel(struct kx_batc
 }
 
 #define CHUNK (2 * LANES) /* minimum number of pixels of a chunk */
-/* Maximum number of parts of the pixels in kernels without sums: 8 for each multiprocessor. */
-#define MAX_PARTS 1056
+/* Maximum number of parts of the pixels in kernels without sums, for each multiprocessor. */
+#define PARTS 8
 
 /* Returns the grid for all channels and for at most max_parts parts of the pixels. Each part except
  * the last one has at least min_pixels pixels. */
@@ -302,8 +302,9 @@ int batchnorm_in(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor y, 
 	}
 	if (rc)
 		return rc;
-	return kx_launch(normalise_kernel<T>, grid_of(x, images, LANES, MAX_PARTS), THREADS, 0,
-		stream, b, x, y, images);
+	return kx_launch(normalise_kernel<T>,
+		grid_of(x, images, LANES, PARTS * kx_multiprocessors()), THREADS, 0, stream, b, x,
+		y, images);
 }
 
 template <class T>
@@ -318,8 +319,9 @@ int batchnorm_back(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor d
 			(int)grid.y, x.c);
 	if (rc || !dx.value)
 		return rc;
-	return kx_launch(batchnorm_dgrad_kernel<T>, grid_of(x, images, LANES, MAX_PARTS), THREADS,
-		0, stream, b, x, dx, dy, mask, images);
+	return kx_launch(batchnorm_dgrad_kernel<T>,
+		grid_of(x, images, LANES, PARTS * kx_multiprocessors()), THREADS, 0, stream, b, x,
+		dx, dy, mask, images);
 }
 
 } // namespace

@@ -218,7 +218,7 @@ template <int P, class S> int conv_launch(struct kx_conv g, cudaStream_t stream)
 
 template <int P> int conv_launch_shape(struct kx_conv g, cudaStream_t stream)
 {
-	const size_t enough = 132; /* blocks: one per multiprocessor */
+	const size_t enough = SUM_MULTIPROCESSORS; /* blocks */
 
 	if (g.n <= narrow::BN && conv_blocks<narrow>(g) >= enough)
 		return conv_launch<P, narrow>(g, stream);

@@ -53,15 +53,14 @@ template <class S> __device__ static inline struct ffma_place ffma_place_of()
 }
 
 /*
- * Returns an estimate of the time that `blocks` blocks need, in products per thread. A
+ * Returns an estimate of the time that `blocks` blocks need on an H200, in products per thread. A
  * multiprocessor runs `resident` blocks at a time; with fewer than eight warps the multiprocessor
  * waits for shared memory. `effort` is the time of a product, relative to the time of a product in
  * the largest tile.
  */
 template <class S> static double ffma_time(size_t blocks, double depth, double effort)
 {
-	const size_t multiprocessors = 132;
-	const size_t rounds = (blocks + multiprocessors - 1) / multiprocessors;
+	const size_t rounds = (blocks + SUM_MULTIPROCESSORS - 1) / SUM_MULTIPROCESSORS;
 	const size_t resident = rounds < S::BLOCKS ? rounds : S::BLOCKS;
 	const double warps = (double)resident * S::THREADS / 32;
 

@@ -212,7 +212,7 @@ int launched_wgmma(const struct kx_product &g, size_t enough, int *rc, cudaStrea
 
 template <class T, bool DGRAD> int launch_shape(const struct kx_product &g, cudaStream_t stream)
 {
-	const size_t enough = 132; /* blocks: one per multiprocessor */
+	const size_t enough = SUM_MULTIPROCESSORS; /* blocks */
 	int rc;
 
 	if (DGRAD && g.window.up > 1)

@@ -467,7 +467,8 @@ template <class T, class S> int product_slices(const struct kx_product &g)
 	const int stages = (depth + S::ROW - 1) / S::ROW;
 	int slices = 1;
 
-	while (slices < 8 && 2 * slices <= stages && 2 * blocks * slices < 132 * S::BLOCKS)
+	while (slices < 8 && 2 * slices <= stages &&
+		2 * blocks * slices < SUM_MULTIPROCESSORS * S::BLOCKS)
 		slices *= 2;
 	return slices;
 }

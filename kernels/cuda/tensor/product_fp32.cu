@@ -125,8 +125,8 @@ int divides_depth(const struct kx_product &g)
 	if (g.window.size > 1 || g.n <= 32 || slices == 1)
 		return 0;
 	if (g.rows <= 32)
-		return blocks <= 132 && g.window.c <= 3200;
-	return slices == 2 || blocks <= 132;
+		return blocks <= SUM_MULTIPROCESSORS && g.window.c <= 3200;
+	return slices == 2 || blocks <= SUM_MULTIPROCESSORS;
 }
 
 /* Returns the shape that is probably the fastest. */

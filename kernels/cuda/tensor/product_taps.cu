@@ -266,7 +266,7 @@ template <class S> bool plan_taps(struct taps *t)
 /* Returns the number of slices, or 0 if the chunks are too few for blocks that fill the GPU. */
 template <class S> int tap_slices(struct taps t)
 {
-	const int slices = 132 * S::BLOCKS / tap_tiles<S>(t);
+	const int slices = SUM_MULTIPROCESSORS * S::BLOCKS / tap_tiles<S>(t);
 
 	return slices && plan_taps<S>(&t) && t.all / slices >= MIN_CHUNKS ? slices : 0;
 }

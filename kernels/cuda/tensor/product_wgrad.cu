@@ -179,7 +179,7 @@ int choose_tile(int m, int n, long long pixels, enum kx_type type)
 	if (best == W128X128 && largest_bytes(type) > kx_shared_limit())
 		best = W128X64;
 	const size_t max_slices = (size_t)(stages_of(pixels, type) + 3) / 4;
-	const size_t enough = 132;
+	const size_t enough = SUM_MULTIPROCESSORS;
 	if ((best == W128X128 || best == W128X64) && tile_blocks(best, m, n) * max_slices < enough)
 		best = W64X64;
 	return best == W64X64 && tile_blocks(best, m, n) * max_slices < enough / 2 ? W32X32 : best;
@@ -225,7 +225,8 @@ int kx_product_slices(struct kx_windows window, int m, int n, long long pixels, 
 		return taps;
 	if (type == KX_TYPE_FP32)
 		return kx_product_slices_fp32(m, n, pixels);
-	const size_t enough = 264, blocks = tile_blocks(choose_tile(m, n, pixels, type), m, n);
+	const size_t enough = 2 * SUM_MULTIPROCESSORS;
+	const size_t blocks = tile_blocks(choose_tile(m, n, pixels, type), m, n);
 	const size_t max_slices = (size_t)(stages_of(pixels, type) + 3) / 4;
 	const size_t slices = enough / blocks < max_slices ? enough / blocks : max_slices;
 

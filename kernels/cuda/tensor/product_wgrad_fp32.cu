@@ -108,7 +108,7 @@ void keep_faster(struct choice *best, int shape, int m, int n, long long pixels,
 	const size_t stages = (size_t)(pixels + S::DEPTH - 1) / S::DEPTH,
 		     max_slices = (stages + 3) / 4;
 	const size_t blocks = (size_t)((m + S::BM - 1) / S::BM) * ((n + S::BN - 1) / S::BN);
-	const size_t enough = 132 * S::BLOCKS / blocks;
+	const size_t enough = (size_t)SUM_MULTIPROCESSORS * S::BLOCKS / blocks;
 	const size_t slices = enough < 1 ? 1 : enough < max_slices ? enough : max_slices;
 	const size_t depth = (stages + slices - 1) / slices * S::DEPTH;
 	const double time = ffma_time<S>(blocks * slices, (double)depth, effort);

@@ -242,7 +242,7 @@ template <class S> size_t block_tiles(int rows, int n)
 /* Launches a product with groups of row tiles, as large as leaves several rounds of blocks. */
 template <class S> int launch_groups(struct kx_points g, cudaStream_t stream)
 {
-	const size_t enough = (size_t)132 * S::BLOCKS * 4;
+	const size_t enough = kx_multiprocessors() * S::BLOCKS * 4;
 	const size_t blocks = KX_WINOGRAD_POINTS * block_tiles<S>(g.rows, g.n);
 
 	g.slices = 1;
@@ -267,7 +267,7 @@ struct across {
 template <class S> void keep_smaller(struct across *best, int shape, int m, int n, double effort)
 {
 	const size_t blocks = KX_WINOGRAD_POINTS * block_tiles<S>(m, n);
-	const size_t slices = (size_t)132 * S::BLOCKS / blocks;
+	const size_t slices = (size_t)SUM_MULTIPROCESSORS * S::BLOCKS / blocks;
 	const double work = (double)blocks * S::BM * S::BN * effort;
 
 	if (best->slices == 0 || work < best->work)

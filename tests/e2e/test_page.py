@@ -932,6 +932,21 @@ draw();
 """
 
 
+def test_a_page_without_its_server_shows_one_state(programs, browser):
+    """The last status arrives, but the server is away before the page has drawn it."""
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    pushes, counted, rate = browser.execute_script("""
+        rested = performance.now() + 1e6;
+        status.counters.pushes = 3016;
+        status.workers = [{worker: 1, name: "ada", state: "live", last_seq: 3016, images_per_s: 7}];
+        stream.dispatchEvent(new MessageEvent("status", {data: JSON.stringify(status)}));
+        showAway(Date.now(), "away");
+        return [...["#workers tbody", "#once"].map(at => document.querySelector(at).textContent), $("rate").textContent];""")
+    assert "3,016" in pushes and "3,016" in counted and rate == "–"
+
+
 def test_a_long_pause_takes_little_of_the_axis(programs, browser):
     """Two minutes of training with a pause of two hours between them."""
     server = programs.server("--model", "seed:4")

@@ -173,7 +173,8 @@ function otherResults(s) {
 	return texts.join(" · ");
 }
 
-function drawStatus() {
+// Draws the newest status, except the state of the run and the notice.
+function drawValues() {
 	const s = status;
 	$("model").textContent = `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights` +
 		(s.data.validate ? ` · evaluated on ${number(s.data.validate)} training images held back` : "");
@@ -190,22 +191,26 @@ function drawStatus() {
 	$("accuracy").textContent = shown;
 	$("best").textContent = otherResults(s) || "after the first epoch";
 	$("loss").textContent = s.updates ? lossText(s.loss) : "–";
-	const over = ended();
+	const over = lost || ended();
 	$("rate-title").textContent = hasImages() ? "Images/s" : "Updates/s";
 	$("rates-title").textContent = hasImages() ? "Images per second" : "Updates per second";
 	$("rate").textContent = over ? "–" : number(hasImages() ? s.images_per_s : s.updates_per_s);
 	$("eta").textContent = over || s.eta_s == null ? "" : seconds(s.eta_s) + " left";
 	$("live").textContent = over ? "–" : s.live_workers;
 	noteWall();
-	$("staleness").textContent = s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`;
-	const failed = FAILED[s.ending];
-	state(s.ending || s.state, s.degraded || failed ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
-	const words = s.degraded ? "Disk: " + s.degraded : failed || s.waiting || s.warnings[0] || "";
-	notice(words, !s.degraded && !failed && !s.warnings.length);
+	$("staleness").textContent = lost || s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`;
 	drawWorkers();
 	drawCounters();
 	$("foot").textContent = `run ${s.run.slice(0, 12)} · start ${s.term} of the server · ` +
 		`${number(s.rss_bytes / 1048576)} MiB · up ${seconds(s.uptime_s)}`;
+}
+
+function drawStatus() {
+	const s = status, failed = FAILED[s.ending];
+	state(s.ending || s.state, s.degraded || failed ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
+	const words = s.degraded ? "Disk: " + s.degraded : failed || s.waiting || s.warnings[0] || "";
+	notice(words, !s.degraded && !failed && !s.warnings.length);
+	drawValues();
 }
 
 // Draws an image of the wall. Each pixel is one byte: grey, or 3 + 3 + 2 bits of red, green and
@@ -453,14 +458,8 @@ function showAway(since, text) {
 	lost = lost || since;
 	run.away = Math.max(1, Date.now() - lost);
 	document.body.classList.add("lost");
-	for (const id of ["rate", "live"])
-		$(id).textContent = "–";
-	for (const id of ["eta", "staleness"])
-		$(id).textContent = "";
-	if (status) {
-		drawWorkers();
-		noteWall();
-	}
+	if (status)
+		drawValues();
 	if (!document.hidden)
 		draw();
 	state("server away", "bad");

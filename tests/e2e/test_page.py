@@ -932,6 +932,28 @@ draw();
 """
 
 
+@pytest.mark.parametrize("low, high", [(0.7, 2.3), (1.9, 2.3), (0.02, 2.3), (1e-9, 2.3), (0.31, 0.32)])
+def test_all_parts_of_the_axis_of_losses_have_labels(programs, browser, low, high):
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    ticks, pixels = browser.execute_script("""
+        const [low, high] = arguments, at = Date.now() - 1e5; run = new Run("", ROOM);
+        for (let i = 0; i <= 100; i++)
+            run.take({t: at + 1000 * i, kind: "sample", loss: high * (low / high) ** (i / 100), images_per_s: 1, workers: []});
+        draw();
+        const g = curves[1], [a, b] = g.yAxisRange();
+        return [lossTicks(a, b, g.getArea().h, name => g.getOptionForAxis(name, "y"), g).map(t => [t.label, g.toDomYCoord(t.v)]),
+            [g.toDomYCoord(high), g.toDomYCoord(low)]];""", low, high)
+    assert len({label for label, _ in ticks}) == len(ticks), ticks
+    places = sorted(y for _, y in ticks)
+    steps = [b - a for a, b in zip(places, places[1:])]
+    assert min(steps) >= 14, ticks
+    top, bottom = pixels
+    edges = [top, *places, bottom]
+    assert max(b - a for a, b in zip(edges, edges[1:])) < 0.42 * (bottom - top), ticks
+
+
 def test_a_page_without_its_server_shows_one_state(programs, browser):
     """The last status arrives, but the server is away before the page has drawn it."""
     server = programs.server("--model", "seed:4")

@@ -27,16 +27,39 @@ function lossLabel(x, granularity, options, g) {
 	return away === 0 || away >= 0.01 && away < 1e5 ? String(short) : short.toExponential();
 }
 
-// Returns the ticks of a logarithmic axis. If the axis has more than three powers of ten, each tick is
-// one of them, because the ticks between them would be too close.
+// The mantissas of the ticks of a logarithmic axis, from the closest to the farthest ones.
+const MANTISSAS = [[1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8], [1, 1.5, 2, 3, 5, 7], [1, 2, 5], [1, 3], [1]];
+// Returns the values of these mantissas from `low` to `high`.
+function mantissaValues(mantissas, low, high) {
+	const values = [];
+	for (let i = Math.floor(Math.log10(low)); 10 ** i <= high; i++)
+		values.push(...mantissas.map(m => Number((m * 10 ** i).toPrecision(3))));
+	return values.filter(v => v >= low && v <= high);
+}
+// Returns the multiples from `low` to `high` of 1, 2 or 5 times a power of ten, at most `room` of them.
+function evenValues(low, high, room) {
+	const least = (high - low) / room, power = 10 ** Math.floor(Math.log10(least));
+	const step = power * [1, 2, 5, 10].find(m => m * power >= least), values = [];
+	for (let i = Math.ceil(low / step); i * step <= high && values.length < room + 1; i++)
+		values.push(Number((i * step).toPrecision(12)));
+	return values;
+}
+// Returns the ticks of a logarithmic axis: of a small range multiples of one step, of a larger range
+// round numbers in each power of ten, and of a very large range powers of ten.
 function lossTicks(low, high, pixels, options, ...more) {
-	const decades = Math.log10(high / low), ticks = [];
-	if (!(decades > 3 && isFinite(decades)))
+	const decades = Math.log10(high / low), apart = options("pixelsPerLabel");
+	if (!(decades > 0 && isFinite(decades)))
 		return Dygraph.numericTicks(low, high, pixels, options, ...more);
-	const step = Math.ceil(decades * options("pixelsPerLabel") / pixels);
-	for (let i = Math.ceil(Math.log10(low) / step) * step; i <= Math.log10(high); i += step)
-		ticks.push({v: 10 ** i, label: options("axisLabelFormatter")(10 ** i, 0, options, more[0])});
-	return ticks;
+	const fits = list => list.every((v, i) => !i || Math.log10(v / list[i - 1]) / decades * pixels >= 0.6 * apart);
+	let values = decades < 0.3 ? evenValues(low, high, pixels / apart) :
+		MANTISSAS.map(m => mantissaValues(m, low, high)).find(fits);
+	if (!values) { /* not all powers of ten have room */
+		const step = Math.ceil(decades * apart / pixels);
+		values = [];
+		for (let i = Math.ceil(Math.log10(low) / step) * step; i <= Math.log10(high); i += step)
+			values.push(10 ** i);
+	}
+	return values.map(v => ({v, label: options("axisLabelFormatter")(v, 0, options, more[0])}));
 }
 const LOSS_AXIS = {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56, ticker: lossTicks};
 

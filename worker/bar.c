@@ -8,8 +8,7 @@
 
 void bar_text(const struct bar *b, const struct bar_view *v, char *out, size_t size)
 {
-	double part = v->batches ? (double)v->batch / v->batches : 0;
-	double done = v->epochs ? (v->epoch + part) / v->epochs : 0;
+	double done = v->batches ? (double)v->batch / v->batches : 0;
 	int full = (int)(done * BAR_WIDTH);
 
 	if (done > 1)
@@ -17,8 +16,9 @@ void bar_text(const struct bar *b, const struct bar_view *v, char *out, size_t s
 	if (full > BAR_WIDTH)
 		full = BAR_WIDTH;
 	snprintf(out, size,
-		"worker %u  epoch %u/%u [%.*s%.*s] %3d %%  %.0f images/s  %llu pushes%s", v->worker,
-		v->epoch + 1, v->epochs, full, "####################", BAR_WIDTH - full,
+		"worker %u  epoch %u/%u [%.*s%.*s] %3d %% of the epoch  %.0f images/s  %llu "
+		"pushes%s",
+		v->worker, v->epoch + 1, v->epochs, full, "####################", BAR_WIDTH - full,
 		"....................", (int)(100 * done), b->images_per_s,
 		(unsigned long long)v->pushes, v->evaluates ? "  evaluates" : "");
 }

@@ -27,7 +27,8 @@ struct bar_view {
  * elsewhere. */
 int bar_is_due(const struct bar *b, double now_s);
 void bar_draw(struct bar *b, const struct bar_view *v, double now_s);
-/* Writes the text of the bar, without a newline. */
+/* Writes the text of the bar, without a newline. Its percentage is that of the epoch: a worker does
+ * not have the rules that may end the run earlier (--max-updates, --stop-at). */
 void bar_text(const struct bar *b, const struct bar_view *v, char *out, size_t size);
 
 #endif

@@ -74,6 +74,15 @@ static void catch_signals(void)
 	signal(SIGXFSZ, SIG_IGN);
 }
 
+/* Logs why the worker waits for the server, and removes the progress bar: its rate is no longer
+ * that of the present. The next batch draws the bar again. */
+static void log_wait(void *arg, const char *line)
+{
+	(void)arg;
+	log_progress(NULL);
+	log_info("net", "waiting", "reason=\"%s\"", line);
+}
+
 /* Converts the options to those of libcnnps. */
 static struct cnnps_options connection(
 	const struct worker_options *o, const struct data_id *d, const char *device)
@@ -99,7 +108,8 @@ static struct cnnps_options connection(
 		.wire = (enum cnnps_wire)o->wire,
 		.connections = (uint32_t)o->connections,
 		.validates = 1,
-		.stop = is_stopped};
+		.stop = is_stopped,
+		.report = log_wait};
 }
 
 static void log_done(const struct cnnps *c, const struct trainer_work *w)

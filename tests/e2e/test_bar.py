@@ -42,3 +42,36 @@ def test_a_server_in_the_foreground_draws_its_bar(programs):
         server.kill()
         server.wait()
         os.close(ours)
+
+
+def test_the_bar_of_a_worker_shows_nothing_that_is_not_true(programs, small):
+    """A worker does not have the --max-updates of its run, so its bar shows the share of the epoch.
+    While the server is away, the worker has no rate, and so no bar."""
+    server = programs.server("--model", "seed:8", "--epochs", 1000, "--max-updates", 100000)
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))
+    worker = subprocess.Popen(
+        command("cnn-worker", "--server", server.endpoint, "--data", small, "--device", "cpu", "--threads", 1),
+        stdin=its, stdout=subprocess.DEVNULL, stderr=its, cwd=programs.directory,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+    os.close(its)
+    os.set_blocking(ours, False)
+    text = b""
+
+    def find(pattern):
+        nonlocal text
+        try:
+            text += os.read(ours, 65536)
+        except BlockingIOError:
+            pass
+        return re.search(pattern, text)
+    try:
+        until(lambda: find(rb"epoch \d+/1000 \[#*\.*\] +\d+ % of the epoch  [1-9]\d* images/s"), 20, "a bar")
+        server.kill()
+        until(lambda: find(rb"net waiting"), 20, "the worker waits")
+        until(lambda: find(rb"net waiting[^\n]*\n[^\n]*$"), 5, "the whole line")
+        assert b"images/s" not in text[text.rindex(b"net waiting"):], text[-400:]
+    finally:
+        worker.kill()
+        worker.wait()
+        os.close(ours)

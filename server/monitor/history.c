@@ -33,12 +33,16 @@
 /* maximum number of lost starts that one start adds */
 #define MAX_LOST_STARTS 100u
 
-/* The maximum number of bytes that history_short chooses from the lines of each kind. The lines
- * that choose_always chooses come in addition. */
+/* history_short returns at most SHORT_BYTES. SHORT_ALWAYS is the maximum number of bytes of the
+ * lines that choose_always chooses. The other constants are the maximum number of bytes that
+ * history_short chooses from the other lines of each kind, if SHORT_BYTES has room for all. */
+#define SHORT_BYTES   (((size_t)1 << 20) - 1)
+#define SHORT_ALWAYS  ((size_t)512 << 10)
 #define SHORT_SAMPLES ((size_t)512 << 10)
 #define SHORT_EPOCHS  ((size_t)192 << 10)
 #define SHORT_WORKERS ((size_t)96 << 10)
 #define SHORT_OTHERS  ((size_t)64 << 10)
+#define SHORT_SUM     (SHORT_SAMPLES + SHORT_EPOCHS + SHORT_WORKERS + SHORT_OTHERS)
 
 enum line_kind { LINE_OTHER, LINE_SAMPLE, LINE_WORKER, LINE_EPOCH, LINE_KINDS };
 
@@ -637,21 +641,39 @@ char *history_text(const struct history *h)
 
 /* ---- the short history ----------------------------------------------------------------------- */
 
+/* How a line is chosen for the short history. */
+enum choice { CHOICE_NONE, CHOICE_NORMAL, CHOICE_ALWAYS };
+
+/* Chooses every n-th line of a kind and the last one, except those that are always chosen. Returns
+ * their bytes. */
+static size_t choose_every(
+	const struct history *h, enum line_kind kind, size_t every, unsigned char *chosen)
+{
+	size_t seen = 0, last = h->n, bytes = 0;
+
+	for (size_t i = 0; i < h->n; i++)
+		if (h->line[i].kind == kind && chosen[i] != CHOICE_ALWAYS) {
+			chosen[i] = seen++ % every == 0 ? CHOICE_NORMAL : CHOICE_NONE;
+			bytes += chosen[i] ? h->line[i].bytes : 0;
+			last = i;
+		}
+	if (last < h->n && !chosen[last]) {
+		chosen[last] = CHOICE_NORMAL;
+		bytes += h->line[last].bytes;
+	}
+	return bytes;
+}
+
 /* Chooses the lines of a kind for the short history: all of them if they have at most `max` bytes,
  * otherwise every n-th one and the last one. */
 static void choose_evenly(
 	const struct history *h, enum line_kind kind, size_t max, unsigned char *chosen)
 {
-	const size_t every = 1 + h->bytes[kind] / max;
-	size_t seen = 0, last = 0;
+	size_t every = 1 + h->bytes[kind] / (max + 1);
 
-	for (size_t i = 0; i < h->n; i++)
-		if (h->line[i].kind == kind) {
-			chosen[i] = seen++ % every == 0;
-			last = i;
-		}
-	if (seen)
-		chosen[last] = 1;
+	/* lines that are longer than the others may be among the chosen ones */
+	while (choose_every(h, kind, every, chosen) > max && every <= h->n)
+		every++;
 }
 
 /* Chooses the newest lines of a kind that have at most `max` bytes together. */
@@ -661,27 +683,32 @@ static void choose_newest(
 	size_t bytes = 0;
 
 	for (size_t i = h->n; i-- > 0;)
-		if (h->line[i].kind == kind) {
+		if (h->line[i].kind == kind && chosen[i] != CHOICE_ALWAYS) {
 			bytes += h->line[i].bytes;
-			chosen[i] = bytes <= max;
+			chosen[i] = bytes <= max ? CHOICE_NORMAL : CHOICE_NONE;
 		}
 }
 
-/* Chooses the newest line of each worker, the line of the best epoch and the first line. */
-static void choose_always(const struct history *h, unsigned char *chosen)
+/* Chooses the first line, the line of the best epoch and the newest line of each worker, but not
+ * more than SHORT_ALWAYS bytes. Returns their bytes. */
+static size_t choose_always(const struct history *h, unsigned char *chosen)
 {
 	unsigned char seen[WIRE_MAX_WORKERS + 1] = {0};
+	size_t bytes = 0;
 
 	for (size_t i = h->n; i-- > 0;) {
 		const struct line *l = &h->line[i];
+		const int newest = l->kind == LINE_WORKER && !seen[l->number];
+		const int best = l->kind == LINE_EPOCH && l->number == h->best_epoch;
 
-		if (l->kind == LINE_WORKER && !seen[l->number])
-			seen[l->number] = chosen[i] = 1;
-		else if (l->kind == LINE_EPOCH && l->number == h->best_epoch)
-			chosen[i] = 1;
+		if (newest)
+			seen[l->number] = 1;
+		if ((i == 0 || newest || best) && bytes + l->bytes <= SHORT_ALWAYS) {
+			chosen[i] = CHOICE_ALWAYS;
+			bytes += l->bytes;
+		}
 	}
-	if (h->n)
-		chosen[0] = 1;
+	return bytes;
 }
 
 char *history_short(const struct history *h)
@@ -691,11 +718,12 @@ char *history_short(const struct history *h)
 
 	if (!chosen)
 		return NULL;
-	choose_evenly(h, LINE_SAMPLE, SHORT_SAMPLES, chosen);
-	choose_evenly(h, LINE_EPOCH, SHORT_EPOCHS, chosen);
-	choose_newest(h, LINE_WORKER, SHORT_WORKERS, chosen);
-	choose_newest(h, LINE_OTHER, SHORT_OTHERS, chosen);
-	choose_always(h, chosen);
+	const double room = (double)(SHORT_BYTES - choose_always(h, chosen)) / SHORT_SUM,
+		     part = room < 1 ? room : 1;
+	choose_evenly(h, LINE_SAMPLE, (size_t)(part * SHORT_SAMPLES), chosen);
+	choose_evenly(h, LINE_EPOCH, (size_t)(part * SHORT_EPOCHS), chosen);
+	choose_newest(h, LINE_WORKER, (size_t)(part * SHORT_WORKERS), chosen);
+	choose_newest(h, LINE_OTHER, (size_t)(part * SHORT_OTHERS), chosen);
 	for (size_t i = 0; i < h->n; i++)
 		n += chosen[i] ? h->line[i].bytes : 0;
 	char *text = mem_try(n + 1, 1), *at = text;

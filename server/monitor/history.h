@@ -81,7 +81,8 @@ int history_busy(const struct history *h);
 char *history_text(const struct history *h);
 /* Returns the lines that a page needs, as one text of less than 1 MiB, which the caller frees: if
  * the history is longer, every n-th sample and epoch, the best epoch, the newest changes of workers
- * and starts, and the newest line of each worker. NULL: out of memory. */
+ * and starts, and the newest line of each worker. With many workers and long names, the lines of
+ * each of the other kinds get fewer bytes. NULL: out of memory. */
 char *history_short(const struct history *h);
 
 #endif

@@ -128,3 +128,75 @@ TEST_IN(no_line_is_older_than_the_line_before_it, NULL, tear_down_history)
 	assert_int_equal(uv_loop_close(&loop), 0);
 	wall_step = 0;
 }
+
+#define EPOCHS 2000
+
+/* Returns how often `part` occurs in `text`. */
+static unsigned count_texts(const char *text, const char *part)
+{
+	unsigned n = 0;
+
+	for (const char *at = text; (at = strstr(at, part)); at += strlen(part))
+		n++;
+	return n;
+}
+
+/* Writes a history of 1,024 workers with names, hosts and devices of the maximum length, whose
+ * quotes become two bytes in JSON. */
+static void write_crowded_history(const char *start)
+{
+	char path[320], name[WIRE_MAX_NAME + 1];
+	FILE *f = fopen(temp_dir_path(dir, HISTORY_FILE, path), "w");
+
+	assert_non_null(f);
+	fprintf(f, "%.*s\n", (int)strcspn(start, "\n"), start);
+	memset(name, '"', sizeof(name) - 1);
+	name[sizeof(name) - 1] = '\0';
+	for (uint32_t i = 1; i <= 3 * WIRE_MAX_WORKERS; i++) {
+		json_t *o = json_pack("{s:i, s:s, s:i, s:i, s:s, s:s, s:s, s:s, s:i}", "t", i,
+			"kind", "worker", "term", 1, "worker", 1 + i % WIRE_MAX_WORKERS, "change",
+			"joined", "name", name, "host", name, "device", name, "images", 0);
+
+		json_dumpf(o, f, JSON_COMPACT);
+		fputc('\n', f);
+		json_decref(o);
+	}
+	for (int i = 0; i < 3000; i++)
+		fprintf(f, "{\"t\":%d,\"kind\":\"sample\",\"term\":1,\"workers\":[%*s]}\n", i,
+			i % 7 ? 500 : 4000, "");
+	fclose(f);
+}
+
+TEST_IN(the_history_of_a_page_is_short_with_all_workers, NULL, tear_down_history)
+{
+	struct history *h;
+	struct err e;
+	uv_loop_t loop;
+
+	parse_options(&options, "--model;fc:10;--epochs;2000;--max-workers;1024");
+	start_core(&run, &options);
+	progress_init(&progress, run.core, 0);
+	temp_dir_make(dir);
+	assert_int_equal(uv_loop_init(&loop), 0);
+	struct status now = {.core = run.core, .progress = &progress};
+	assert_int_equal(history_new(&h, &loop, NULL, &now, &options, 0, &e), PS_OK);
+	char *text = history_text(h);
+	write_crowded_history(text);
+	free(text);
+	history_free(&h);
+	assert_int_equal(history_new(&h, &loop, dir, &now, &options, 1, &e), PS_OK);
+	for (uint32_t i = 0; i < EPOCHS; i++)
+		history_effect(h, &now, &(struct effect){.kind = EFFECT_EVALUATED, .epoch = i});
+	text = history_short(h);
+	if (strlen(text) >= 1 << 20)
+		fail_msg("%zu bytes", strlen(text));
+	assert_true(count_texts(text, "\"kind\":\"worker\"") >= WIRE_MAX_WORKERS);
+	assert_in_range(count_texts(text, "\"kind\":\"sample\""), 200, 1000);
+	assert_in_range(count_texts(text, "\"kind\":\"epoch\""), 200, EPOCHS);
+	assert_int_equal(count_texts(text, "\"kind\":\"start\""), 2);
+	free(text);
+	while (history_busy(h))
+		uv_run(&loop, UV_RUN_DEFAULT);
+	history_free(&h);
+	assert_int_equal(uv_loop_close(&loop), 0);
+}

@@ -238,13 +238,48 @@ def test_an_outlier_does_not_scale_the_timeline(programs, browser):
 @pytest.mark.parametrize("name, room, short", [
     ("ada", 12, "ada"), ("rack1-node-001", 12, "rack1-…e-001"), ("rack1-node-001", 9, "rack…-001"),
     ("gpu-node-17.cluster.example.org", 14, "gpu-node-17…"), ("gpu-node-17.example.org", 9, "gpu-…-17…"),
-    ("192.168.100.17", 10, "192.1…0.17")])
+    ("gpu-node-17.example.org-3", 14, "gpu-node-17…-3"), ("gpu-node-17.example.org-3", 9, "gpu-…7…-3"),
+    ("gpu-node-17.example.org-3", 13, "gpu-no…-17…-3"), ("192.168.100.17", 10, "192.1…0.17")])
 def test_labels_of_the_timeline_are_cut_in_the_middle(programs, browser, name, room, short):
     server = programs.server("--model", "seed:4")
     browser.get(url_of(server))
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
     assert browser.execute_script(
         "return shortened(arguments[0], text => text.length <= arguments[1])", name, room) == short
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_of_hosts_with_numbers_differ_in_the_table(programs, browser, width):
+    """Eight workers on each of two hosts of a cluster have the names HOST.DOMAIN-0 to HOST.DOMAIN-7."""
+    server = programs.server("--model", "seed:4")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        browser.get(url_of(server))
+        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        browser.execute_script("""
+            status.workers = Array.from({length: 16}, (_, i) => ({worker: i + 1, state: "live", pid: 4711 + i,
+                name: `gpu-node-0${i >> 3}.cluster.example.org-${i & 7}`, host: `gpu-node-0${i >> 3}.cluster.example.org`}));
+            drawStatus(); stream.close();""")
+        # the characters of each name that are visible, without those under an ellipsis
+        names = browser.execute_script("""
+            return [...$("workers").tBodies[0].rows].map(row => {
+                const range = document.createRange(), walk = document.createTreeWalker(row.cells[1], NodeFilter.SHOW_TEXT);
+                let seen = "";
+                for (let node; node = walk.nextNode();) {
+                    const span = node.parentElement, box = span.closest("td").getBoundingClientRect();
+                    const room = span.scrollWidth > span.clientWidth ? span.getBoundingClientRect().right - 10 : box.right;
+                    for (let i = 0; i < node.data.length; i++) {
+                        range.setStart(node, i);
+                        range.setEnd(node, i + 1);
+                        seen += range.getBoundingClientRect().right <= Math.min(room, box.right) ? node.data[i] : "";
+                    }
+                }
+                return seen;
+            });""")
+        assert len(set(names)) == 16, names
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # returns the contrast between the text and the background of an element, as WCAG 2 defines it

@@ -443,6 +443,21 @@ def test_cut_names_differ(programs, small, terminal):
     assert top.wait(3) == 0
 
 
+def test_names_of_hosts_with_numbers_differ(programs, small, terminal):
+    """The names HOST.DOMAIN-0 and HOST.DOMAIN-1 of two hosts differ at two places."""
+    server = programs.server(*ENDLESS)
+    for host in ("00", "17"):
+        for number in "01":
+            programs.worker(server.endpoint, "--name", f"gpu-node-{host}.cluster.example.org-{number}", data=small)
+    until(lambda: len(server.status()["workers"]) == 4, 30, "four workers")
+    top = terminal(server.endpoint)
+    for host in ("00", "17"):
+        for number in "01":
+            top.shows(rf"(?m)^ *\d +\S*{host}\S*\+\S*{number} ")
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
 def test_wide_and_combining_characters_keep_the_columns(programs, small, terminal):
     """A Chinese character occupies two columns, and a combining accent none."""
     server = programs.server(*ENDLESS)

@@ -10,9 +10,11 @@
 #include "worker/ctl/screen.h"
 #include "worker/ctl/width.h"
 
-#define GAP      2 /* blanks between columns */
-#define MAX_CELL 128
-#define MAX_TEXT 24 /* maximum width of a text column, in characters */
+#define GAP        2 /* blanks between columns */
+#define MAX_CELL   128
+#define N_COMMON   4  /* number of common parts of the texts of a column */
+#define MIN_COMMON 3  /* minimum number of characters of a common part */
+#define MAX_TEXT   24 /* maximum width of a text column, in characters */
 /* texts first shrink to this width; then the column of addresses is left out */
 #define FAIR_TEXT   12
 #define MIN_TEXT    8
@@ -67,6 +69,9 @@ struct table {
 	struct row *row;
 	size_t rows;
 	size_t width[N_COLUMNS]; /* 0: not shown */
+	/* the parts that are in all texts of the column which are too wide, in the order in which
+	 * cut_common shortens them; "": no part */
+	char common[N_COLUMNS][N_COMMON][MAX_CELL];
 };
 
 /* Returns the number under `key`, or NaN if there is none. */
@@ -261,6 +266,86 @@ static int admits(const struct table_view *v, const json_t *worker)
 	return 0;
 }
 
+/* ---- texts that are too long ----------------------------------------------------------------- */
+
+/* Replaces the domain in the name of a host by '+'. The hosts of a cluster have one domain. */
+static void drop_domain(char *host)
+{
+	size_t n = strcspn(host, ".");
+
+	if (host[n] && strspn(host, "0123456789") < n) /* not an address */
+		memcpy(host + n, "+", sizeof("+"));
+}
+
+/* Like cell, but without the domain of a host that is too wide. */
+static void brief_cell(const json_t *worker, const struct table *t, size_t c, char text[MAX_CELL])
+{
+	if (width_of(cell(worker, &columns_of[c], text)) > t->width[c] &&
+		!strcmp(columns_of[c].key, "host"))
+		drop_domain(text);
+}
+
+/* Shortens `common` in a text that is wider than `width`, as far as necessary, with '+' in place of
+ * its middle. */
+static void cut_common(char *text, const char *common, size_t width)
+{
+	char *at = common[0] ? strstr(text, common) : NULL;
+	size_t n = strlen(common), wide = width_of(text);
+
+	if (!at || wide <= width)
+		return;
+	size_t keep = n > wide - width + 1 ? n - (wide - width + 1) : 0, head = (keep + 1) / 2;
+	at[head] = '+';
+	memmove(at + head + 1, at + n - (keep - head), strlen(at + n - (keep - head)) + 1);
+}
+
+/* Returns 1 if each of the `n` texts has the part `common`. The part must be of visible ASCII
+ * characters without '+'. */
+static int is_common(char (*texts)[MAX_CELL], size_t n, const char *common)
+{
+	for (const char *at = common; *at; at++)
+		if (*at <= ' ' || *at > '~' || *at == '+')
+			return 0;
+	for (size_t i = 0; i < n; i++)
+		if (!strstr(texts[i], common))
+			return 0;
+	return 1;
+}
+
+/* Writes the longest part that the `n` texts have in common to `common`, or "". */
+static void find_common(char (*texts)[MAX_CELL], size_t n, char common[MAX_CELL])
+{
+	const size_t length = n ? strlen(texts[0]) : 0;
+
+	for (size_t size = length; size >= MIN_COMMON; size--)
+		for (size_t at = 0; at + size <= length; at++) {
+			snprintf(common, MAX_CELL, "%.*s", (int)size, texts[0] + at);
+			if (is_common(texts, n, common))
+				return;
+		}
+	common[0] = '\0';
+}
+
+/* Finds what the too wide texts of column `c` have in common, so that the rows show the parts in
+ * which they differ. */
+static void note_common(struct table *t, size_t c)
+{
+	char(*texts)[MAX_CELL] = mem_try(t->rows ? t->rows : 1, sizeof(*texts));
+
+	for (size_t k = 0; texts && k < N_COMMON; k++) {
+		size_t n = 0;
+
+		for (size_t i = 0; i < t->rows; i++) {
+			brief_cell(t->row[i].worker, t, c, texts[n]);
+			for (size_t before = 0; before < k; before++)
+				cut_common(texts[n], t->common[c][before], t->width[c]);
+			n += width_of(texts[n]) > t->width[c];
+		}
+		find_common(texts, n, t->common[c][k]);
+	}
+	free(texts);
+}
+
 /* ---- printing -------------------------------------------------------------------------------- */
 
 /* Prints the characters of `text` that fit into `*columns`, and subtracts their width from it.
@@ -334,15 +419,6 @@ static void put_titles(FILE *f, const struct table *t, size_t sort)
 	fprintf(f, "%c\n", MARK_PLAIN);
 }
 
-/* Replaces the domain in the name of a host by '+'. The hosts of a cluster have one domain. */
-static void drop_domain(char *host)
-{
-	size_t n = strcspn(host, ".");
-
-	if (host[n] && strspn(host, "0123456789") < n) /* not an address */
-		memcpy(host + n, "+", sizeof("+"));
-}
-
 static void put_row_of(FILE *f, const struct table *t, const json_t *worker)
 {
 	char text[MAX_CELL];
@@ -356,8 +432,9 @@ static void put_row_of(FILE *f, const struct table *t, const json_t *worker)
 		fprintf(f, "%*s", c ? GAP : 0, "");
 		if (is_state)
 			fprintf(f, "%c", mark_of(worker));
-		if (width_of(cell(worker, of, text)) > t->width[c] && !strcmp(of->key, "host"))
-			drop_domain(text);
+		brief_cell(worker, t, c, text);
+		for (size_t k = 0; k < N_COMMON && of->shortens; k++)
+			cut_common(text, t->common[c][k], t->width[c]);
 		put_cell(f, text, t->width[c], of->kind != TEXT);
 		if (is_state)
 			fprintf(f, "%c", MARK_PLAIN);
@@ -378,6 +455,9 @@ size_t table_print(
 		qsort_r(t.row, t.rows, sizeof(*t.row), compare, v);
 	fit_columns(&t, columns, v);
 	note_hidden(&t, v);
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (t.width[c] && columns_of[c].shortens)
+			note_common(&t, c);
 	put_titles(f, &t, v->sort);
 	if (!rows || rows >= t.rows)
 		v->first = 0, rows = t.rows;

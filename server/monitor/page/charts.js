@@ -456,31 +456,52 @@ class Cells {
 
 const MANY = 60; // up to this number of workers, each row of the timeline has a line of staleness
 
+// The text begins with the name of a host and its domain.
+const HOST = /^[^.]*[^.\d][^.]*\./;
+// Returns the number at the end of a text, such as "-3" or ":4711", or "".
+const endNumber = text => (text.match(/[-:]\d+$/) || [""])[0];
+
 // Returns `name` with "…" in place of its middle, or of the domain of a host, so that fits(text) holds.
 // The names of many workers often differ only at their end.
 function shortened(name, fits) {
-	if (!fits(name))
-		name = name.replace(/^([^.]*[^.\d][^.]*)\..*/, "$1…");
+	if (!fits(name) && HOST.test(name))
+		name = name.slice(0, name.indexOf(".")) + "…" + endNumber(name);
 	let text = name;
 	for (let n = name.length - 1; n > 1 && !fits(text); n--)
-		text = name.slice(0, Math.ceil(n / 2)) + "…" + name.slice(name.length - Math.floor(n / 2));
+		text = (name.slice(0, Math.ceil(n / 2)) + "…" + name.slice(name.length - Math.floor(n / 2))).replace("……", "…");
 	return text;
 }
 
-// Fills a cell of a table with a text. If the cell has no room for the text, page.css cuts its middle,
-// or the domain of a host.
+// Fills a cell of a table with a text. If the cell has no room for the text, page.css cuts its middle.
+// Of the name of a host, it first cuts the domain, and then the letters before the host's number.
 const END = 9; // minimum number of characters at the end of a long text that are not cut
 function fill(td, text) {
-	const end = Math.max(END, 5 + (text.match(/:\d+$/) || [""])[0].length); // "er-17:4711": host and process
-	if (text.length <= end || /^[^.]*[^.\d][^.]*\./.test(text)) {
+	const host = HOST.test(text), number = endNumber(text).length;
+	const end = host ? number : Math.max(END, number + 5); // "er-17:4711": host and process
+	if (!host && text.length <= end) {
 		td.textContent = text;
 		return;
 	}
-	const box = document.createElement("span"), start = document.createElement("span");
+	const box = document.createElement("span"), last = text.length - end;
 	box.className = "cut";
-	start.textContent = text.slice(0, -end);
-	box.append(start, text.slice(-end));
+	const start = host ? text.match(/^[^.]*?(?=\d*\.)/)[0].length : last, dot = host ? text.indexOf(".") : last;
+	add(box, "span", text.slice(0, start));
+	box.append(text.slice(start, dot));
+	if (host)
+		add(box, "span", text.slice(dot, last), "domain");
+	box.append(text.slice(last));
 	td.replaceChildren(box);
+}
+
+// Appends an element with a text and a CSS class to `parent`, and returns the element.
+function add(parent, tag, text, css) {
+	const el = document.createElement(tag);
+	if (text != null)
+		el.textContent = text;
+	if (css)
+		el.className = css;
+	parent.append(el);
+	return el;
 }
 
 // The timeline has a row for each worker and a cell for each sample. A cell is at least CELL pixels

@@ -12,16 +12,6 @@ function elapsed(run, t) {
 	return (t - (run.starts.length ? run.starts[0].t : run.samples[0].t) - away) / 1000;
 }
 
-function add(parent, tag, text, css) {
-	const el = document.createElement(tag);
-	if (text != null)
-		el.textContent = text;
-	if (css)
-		el.className = css;
-	parent.append(el);
-	return el;
-}
-
 // Fills a table. Each column is [heading, CSS class].
 function table(el, columns, rows) {
 	const head = add(add(el, "thead"), "tr"), body = add(el, "tbody");

@@ -104,11 +104,10 @@ def page(out, size):
     return f"load '{STYLE}'\neval figure('{out}', {size})\n"
 
 
-def titled(runs, title):
+def titled(runs, title, of="mean and 95 % t-interval of the seeds"):
     network = runs.title.split("; ", 1)[-1]
     result, measured = (text.replace("'", "''").replace("_", "\\_") for text in (title, network))
-    return (f"title titled('{result[0].upper() + result[1:]}', '{measured}; mean and 95 % "
-            "t-interval of the seeds') textcolor rgb ink\n")
+    return f"title titled('{result[0].upper() + result[1:]}', '{measured}; {of}') textcolor rgb ink\n"
 
 
 def fastest(runs, modes, counts):
@@ -129,12 +128,13 @@ def times_as_fast(runs, modes):
 def time_series(runs, mode):
     """Returns (rows, never). rows has (workers, mean, low, high) for each number of workers with
     which every seed reaches the target. never has the numbers of workers with which a seed does not
-    reach the target."""
+    reach the target; rows then has an empty row, at which gnuplot breaks the line."""
     rows, never = [], []
     for workers in runs.counts():
         times = runs.times(mode, workers)
         if times and None in times:
             never.append(workers)
+            rows.append(())
         elif times:
             mean, half = interval(times)
             rows.append((workers, mean, max(mean - half, mean / 4), mean + half))
@@ -146,7 +146,7 @@ def time_panel(runs, modes, tag, top):
     for i, mode in enumerate(modes):
         rows, never = time_series(runs, mode)
         style = MODES[mode].style
-        text += block(f"{tag}{i}", rows or [(1, "NaN", "NaN", "NaN")])
+        text += block(f"{tag}{i}", rows if any(rows) else [(1, "NaN", "NaN", "NaN")])
         plots.append(f"${tag}{i} using 1:2:3:4 with yerrorlines ls {style} "
                      f"title '{MODES[mode].name}'")
         if never:
@@ -238,7 +238,8 @@ def staleness(runs, modes, workers, out):
     text = page(out, "1120,500") + block("ages", rows)
     text += "set " + titled(
         runs, f"With {workers} workers {largest[1]:.0f} % of the gradients of {MODES[modes[0]].name}"
-              f" are {largest[0].strip(chr(34)).replace('-', ' to ')} versions old when they arrive")
+              f" are {largest[0].strip(chr(34)).replace('-', ' to ')} versions old when they arrive",
+        "all seeds together")
     text += ("set style data histogram\nset style histogram clustered gap 1\n"
              "set ylabel 'share of the gradients, %'\n"
              "set xlabel 'staleness: versions between the weights of a gradient and its arrival' offset 0,0.4\n"

@@ -8,6 +8,7 @@ set datafile separator ","
 file(name) = sprintf("%s/%s.csv", dir, name)
 page(name, width, height) = figure(sprintf("%s/%s.svg", dir, name), width, height)
 machine = system(sprintf("cat %s/machine.txt", dir))
+cpu = system(sprintf("sed 's/^one NVIDIA [^,]*, //' %s/machine.txt", dir))
 duration(ms) = ms >= 1000 ? sprintf("%.2f s", ms / 1000) : ms >= 10 ? sprintf("%.0f ms", ms) : sprintf("%.2f ms", ms)
 times(x) = x >= 9.95 ? sprintf("%.0f", x) : sprintf("%.1f", x)
 decades = "('0.01 ms' 0.01, '0.1 ms' 0.1, '1 ms' 1, '10 ms' 10, '100 ms' 100, '1 s' 1000, '10 s' 10000, '100 s' 100000)"
@@ -96,7 +97,7 @@ set xtics 0,20,100
 set format x "%g %%"
 set ytics nomirror textcolor rgb ink scale 0 ()
 set xlabel "share of the time of a step"
-set key outside bottom center horizontal maxcols auto Left reverse samplen 1.2 noenhanced
+set key outside bottom center horizontal title " " textcolor rgb ink maxcols auto Left reverse samplen 1.2 noenhanced
 group(i) = system(sprintf("echo '%s' | tr _ ' '", word(groups, i)))
 plot for [i = 1:6] shares using ($4 == i ? $2 : NaN):1:2:3:($1 - 0.36):($1 + 0.36) with boxxyerror linecolor rgb colour[i] title group(i), \
      shares using (NaN):1:ytic(5) with points notitle, \
@@ -115,10 +116,10 @@ set xrange [0.9:most * 1.25]
 set yrange [*:*]
 set xtics nomirror (1, 2, 4, 8, 16, 32, 64, 128)
 eval "set ytics nomirror scale 1 ".decades
-set title titled(sprintf("%d threads are %.1f times as fast as one with 1000 images, %.1f times with 100", most, speedup(1000), speedup(100)), "seed:256 on the CPU, ".machine."; median, lowest and highest of the runs")
+set title titled(sprintf("%d threads are %.1f times as fast as one with 1000 images, %.1f times with 100", most, speedup(1000), speedup(100)), "seed:256 on the CPU, ".cpu."; median, lowest and highest of the runs")
 set xlabel "threads"
 set ylabel "time of a step"
-set key outside bottom center horizontal maxcols auto Left reverse samplen 2
+set key outside bottom center horizontal title " " textcolor rgb ink maxcols auto Left reverse samplen 2
 plot threads(1000) using 1:2:3:4 with yerrorlines linestyle 1 title "1000 images", \
      threads(100) using 1:2:3:4 with yerrorlines linestyle 2 title "100 images", \
      threads(1000) using 1:5 with lines dashtype 3 linecolor rgb ink title "time of one thread, divided", \
@@ -148,7 +149,7 @@ if (loads > 0) {
 	set xlabel "size of the copy"
 	set ylabel "time until it is complete"
 	set ytics nomirror scale 1 ('5 µs' 5, '10 µs' 10, '100 µs' 100, '1 ms' 1000, '4 ms' 4000)
-	set key inside top left Left reverse samplen 2 spacing 1.25
+	set key inside top left title "" Left reverse samplen 2 spacing 1.25
 	plot copies("host to device", "pageable", 4) with linespoints linestyle 2 title "to the device, pageable", \
 	     copies("device to host", "pageable", 4) with linespoints linestyle 5 title "from the device, pageable", \
 	     copies("host to device", "pinned", 4) with linespoints linestyle 1 title "to the device, pinned", \

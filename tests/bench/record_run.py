@@ -105,6 +105,7 @@ def picture(lines, killed):
                 f'<text class="small" x="{LEFT - 8}" y="{y(loss) + 4:.1f}" text-anchor="end">'
                 f'{loss:g}</text>']
     out += [f'<text class="small" x="16" y="{TOP + 4}">training loss</text>',
+            f'<text class="small" x="16" y="{TOP + 20}">logarithmic</text>',
             f'<text class="small" x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">'
             'time since the start of the server</text>']
     for second in range(0, int(end - zero) + 1, 2):

@@ -30,7 +30,7 @@ TO_OKLAB = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.42859
           [0.0259040371, 0.7827717662, -0.8086757660]]
 # the texts that each figure must have: the names of its axes, and tick labels with units
 AXES = {
-    "kill.svg": ("training loss", "time since the start of the server", "2 s", "cores", "live", "away"),
+    "kill.svg": ("training loss", "logarithmic", "time since the start of the server", "2 s", "cores", "live", "away"),
     "ladder/cores.svg": ("threads", "time of a step", "100 ms"),
     "ladder/memory.svg": ("size of the copy", "1 KiB", "time until it is complete", "100 µs",
                           "bytes per second", "1 GB/s"),

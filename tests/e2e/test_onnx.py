@@ -139,8 +139,9 @@ def test_a_trained_network_predicts_the_same_on_all_test_images(programs, data):
     assert live.read_bytes() == (programs.directory / "model.onnx").read_bytes()
 
 
-def test_a_model_without_layers_is_no_onnx_file(programs):
+@pytest.mark.parametrize("name", ["a.onnx", "a.ONNX"])
+def test_a_model_without_layers_is_no_onnx_file(programs, name):
     server = programs.server("--model", "vector:3")
-    ctl = programs.ctl("--server", server.endpoint, "export", programs.directory / "a.onnx", code=2)
+    ctl = programs.ctl("--server", server.endpoint, "export", programs.directory / name, code=2)
     ctl.line("has no layers", 0.1)
-    assert not (programs.directory / "a.onnx").exists()
+    assert not (programs.directory / name).exists()

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include "common/checkpoint.h"
 #include "common/file.h"
 #include "common/mem.h"
@@ -194,7 +195,7 @@ static int is_onnx(const char *path)
 {
 	const size_t n = strlen(path), suffix = strlen(".onnx");
 
-	return n > suffix && strcmp(path + n - suffix, ".onnx") == 0;
+	return n > suffix && strcasecmp(path + n - suffix, ".onnx") == 0;
 }
 
 int ctl_export(const struct ctl *ctl, struct err *e)

@@ -140,6 +140,8 @@ def test_classes_have_the_names_of_classes_txt(programs):
     assert re.match(r"0: 3 dress \(\d.*\), label 3 dress$", predicted[1]), predicted
     assert any(re.search(r" 0 ankle boot +\d+\.\d %", line) for line in predicted)
     assert any(re.search(r" 9 a very long name +\d+\.\d %", line) for line in predicted)
+    (place / "classes.txt").write_text("".join(f"{name}\n" for name in names) + "\n \n")
+    assert programs.ctl("predict", *source, 0).out[1].startswith("0: 3 dress ("), "empty lines at the end"
     (place / "classes.txt").write_text("".join(f"{i}\n" for i in range(11)))
     assert programs.ctl("predict", *source, 0).out[1].startswith("0: 3 (")
 

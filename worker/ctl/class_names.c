@@ -1,5 +1,6 @@
 /* class_names.c - see class_names.h. */
 #include "worker/ctl/class_names.h"
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,8 @@ void class_names_read(struct class_names *c, const char *dir, size_t classes)
 	if (file_read(path, MAX_BYTES, &file, &size, &e))
 		return;
 	const char *text = file;
+	while (size > 0 && isspace((unsigned char)text[size - 1])) /* empty lines at the end */
+		size--;
 	size_t n = count_names(text, size);
 	if (n > 0 && n <= classes) {
 		c->name = mem_must(n, sizeof(*c->name), "names of classes");

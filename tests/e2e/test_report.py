@@ -213,6 +213,16 @@ def test_eight_runs_have_eight_colours(programs, browser):
     assert len({colour for colour, _ in legend}) == 8 and {space for _, space in legend} == {"nowrap"}
 
 
+def test_a_run_that_is_given_twice_has_two_curves(programs, browser):
+    show_eight_runs(programs, browser, "run")
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, programs.directory / "run1", programs.directory / "run1"))
+    browser.get(page.as_uri())
+    legend = browser.execute_script(
+        "return [...document.querySelectorAll('#legend-loss > span')].map(e => [e.firstChild.style.color, e.textContent])")
+    assert len({colour for colour, _ in legend}) == 2 and legend[1][1].endswith("run1 (2)"), legend
+
+
 @pytest.mark.parametrize("width", [1280, 375])
 @pytest.mark.parametrize("name", ["downpour-lr-0.00", "one-word-" + 60 * "x"])
 def test_the_legend_of_many_runs_fits(programs, browser, width, name):

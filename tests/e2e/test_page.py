@@ -321,6 +321,8 @@ def test_phone_width_theme_and_keyboard(programs, small, browser):
         browser.get(url_of(server))
         until(lambda: "%" in text(browser, "accuracy"), 30, "the page shows an accuracy")
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+        assert "rmsprop" in text(browser, "model")
+        assert browser.execute_script("return $('model').scrollWidth <= $('model').clientWidth"), "not cut"
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     theme = browser.execute_script("return document.documentElement.dataset.theme")

@@ -357,8 +357,8 @@ static const struct {
 static const unsigned device_requests[] = {
 	FIONBIO, FIONREAD, FIOCLEX, TCGETS, TIOCGPGRP, TIOCGWINSZ, SIOCGIFINDEX, SIOCGIFNAME};
 
-/* The commands of fcntl that the server and its libraries use, besides F_SETFL without O_ASYNC. With
- * F_SETOWN, F_SETSIG and O_ASYNC, a file descriptor sends signals to any process of the server's
+/* The commands of fcntl that the server and its libraries use, besides F_SETFL without O_ASYNC. A
+ * file descriptor with F_SETOWN, F_SETSIG and O_ASYNC sends signals to any process of the server's
  * user. */
 static const int descriptor_commands[] = {F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL,
 	F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, F_ADD_SEALS,

@@ -5,6 +5,7 @@ unrelated socket, with the same messages and connections in both cases. An attac
 correct peer does: it ignores replies, and opens each connection that it loses again at once.
 """
 import random
+import select
 import selectors
 import socket
 import sys
@@ -198,11 +199,54 @@ class slow_http:
                 s.close()
 
 
+class requests:
+    """Complete HTTP requests on a few connections. One step sends REQUESTS of them, and drops the
+    answers that have arrived."""
+
+    PATH, REQUESTS = "/healthz", 20
+
+    def __init__(self, target):
+        request = f"GET {self.PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        self.address, self.request, self.at = target.http, self.REQUESTS * request.encode(), 0
+        self.open = [None] * LINKS
+
+    def step(self):
+        self.at = (self.at + 1) % LINKS
+        s = self.open[self.at]
+        try:
+            if s is None:
+                s = self.open[self.at] = socket.create_connection(self.address, 1)
+                s.setblocking(False)
+            while select.select([s], [], [], 0)[0] and s.recv(1 << 20):
+                pass
+            s.send(self.request)
+        except BlockingIOError:
+            return False
+        except OSError:
+            if s:
+                s.close()
+            self.open[self.at] = None
+            return False
+        return True
+
+    def close(self):
+        for s in self.open:
+            if s:
+                s.close()
+
+
+class pages(requests):
+    """Requests for the state of the run."""
+
+    PATH = "/status"
+
+
 # name: the attacker, and its steps per second
 ATTACKS = {
     "hello": (hellos, 10000), "slots": (slots, 500), "status": (statuses, 10000),
     "revoked": (revoked, 10000), "malformed": (malformed, 10000), "http": (slow_http, 5000),
-    "garbage": (garbage, 100000 / 15), "chunks": (chunks, 2000), "results": (results, 10000)}
+    "garbage": (garbage, 100000 / 15), "chunks": (chunks, 2000), "results": (results, 10000),
+    "requests": (requests, 1000), "pages": (pages, 1000)}
 
 
 def flood(step, rate, seconds, steps):

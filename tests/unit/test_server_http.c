@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@
 
 #define DEADLINE_MS 20000
 #define LARGE       (1 << 20) /* the size of the page /large in bytes */
+#define SLOW_MS     10        /* processor time of the page /slow */
 
 static uv_loop_t loop;
 static uint64_t skipped_ms; /* the time that a test has skipped */
@@ -33,6 +35,23 @@ uint64_t uv_now(const uv_loop_t *l)
 {
 	(void)l;
 	return frozen_ms ? frozen_ms : clock_ms() + skipped_ms;
+}
+
+/* Returns the processor time of this thread. */
+static uint64_t used_ms(void)
+{
+	struct timespec t;
+
+	assert_int_equal(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t), 0);
+	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static void work_for(uint64_t ms)
+{
+	const uint64_t end = used_ms() + ms;
+
+	while (used_ms() < end)
+		;
 }
 
 static void on_test_page(void *arg, const char *path, struct http_page *page)
@@ -50,6 +69,11 @@ static void on_test_page(void *arg, const char *path, struct http_page *page)
 	else if (strcmp(path, "/large") == 0)
 		*page = (struct http_page){
 			.code = 200, .type = "text/plain", .text = calloc(1, LARGE + 1)};
+	else if (strcmp(path, "/slow") == 0) {
+		work_for(SLOW_MS);
+		*page = (struct http_page){
+			.code = 200, .type = "text/plain", .text = strdup("slow\n")};
+	}
 	if (page->text && strcmp(path, "/large") == 0)
 		memset(page->text, 'x', LARGE);
 }
@@ -110,6 +134,15 @@ static size_t read_answer(int fd, const char *end)
 		assert_true(clock_ms() < deadline);
 		uv_run(&loop, UV_RUN_NOWAIT);
 	}
+}
+
+static void http_send_request(int fd, const char *path)
+{
+	char request[256];
+	int n = snprintf(
+		request, sizeof(request), "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
+
+	assert_int_equal(send(fd, request, (size_t)n, MSG_NOSIGNAL), n);
 }
 
 static size_t http_answer_bytes(const char *request)
@@ -221,6 +254,44 @@ TEST_IN(several_requests_share_a_connection, set_up_http, tear_down_http)
 	read_answer(fd, "not well\n");
 	assert_non_null(strstr(answer, "fine\n"));
 	close(fd);
+}
+
+/* If *fd has an answer or is 0, replaces it by a new connection with a request for `path`. Returns
+ * 1 if *fd had an answer. */
+static int request_again(int *fd, const char *path)
+{
+	char got[4096];
+	int had = *fd > 0 && recv(*fd, got, sizeof(got), 0) > 0;
+
+	if (*fd > 0 && !had)
+		return 0;
+	if (had)
+		close(*fd);
+	*fd = dial_http();
+	http_send_request(*fd, path);
+	return had;
+}
+
+/* Clients that send a request after each answer take a limited part of the loop's time. */
+TEST_IN(a_flood_of_requests_leaves_time_for_the_loop, set_up_http, tear_down_http)
+{
+	const uint64_t end = clock_ms() + 2000;
+	uint64_t asked = clock_ms(), slowest = 0;
+	int fd[5] = {0}, slow = 0;
+
+	while (clock_ms() < end) {
+		for (size_t i = 1; i < 5; i++)
+			slow += request_again(&fd[i], "/slow");
+		if (request_again(&fd[0], "/ok"))
+			asked = clock_ms();
+		slowest = clock_ms() - asked > slowest ? clock_ms() - asked : slowest;
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	/* without a limit about 2000 ms */
+	assert_in_range(slow * SLOW_MS, 100, 450);
+	assert_true(slowest < 1500);
+	for (size_t i = 0; i < 5; i++)
+		close(fd[i]);
 }
 
 TEST_IN(garbage_is_hung_up_on, set_up_http, tear_down_http)

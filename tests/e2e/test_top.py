@@ -430,6 +430,23 @@ def test_10_rows_of_40_columns(programs, small, terminal):
     assert top.wait(3) == 0
 
 
+def test_the_help_scrolls_on_a_small_terminal(programs, terminal):
+    server = programs.server(*ENDLESS)
+    top = terminal(server.endpoint, size=(12, 40))
+    top.shows("(?m)^q quit +h help")
+    top.type(b"h")
+    top.shows("(?m)^cnn-ctl top shows the status")
+    top.shows("(?m)^arrows: scroll  other keys: back$")
+    top.type(b"\x1b[6~" * 9)
+    top.shows("(?s)since the.*cut text.*arrows: scroll")
+    top.type(b"\x1bOA" * 3)
+    top.shows("(?m)^arrows: scroll")
+    top.type(b"x")
+    top.shows("(?m)^q quit +h help")
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
 def test_cut_names_differ(programs, small, terminal):
     """The names of the workers of a cluster often differ only at their end."""
     server = programs.server(*ENDLESS)

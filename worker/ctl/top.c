@@ -47,6 +47,7 @@ struct top {
 	double apply, verify; /* percentages of the last second for updates and for checksums */
 	struct table_view table;
 	int typing, helps;   /* typing: 1: the user types a filter; helps: 1: the help is shown */
+	size_t help_first;   /* the first shown line of the help */
 	struct err error;    /* of the newest request that failed */
 	char wait[1024];     /* the reason why the server does not answer; "": it answers */
 	int waits;           /* 1: a request for the status is under way */
@@ -448,7 +449,33 @@ static void draw_help(const struct top *t, struct page *s)
 		put_words(s, "To see one of them, sort by it. + marks a cut text: cnn-ctl status "
 			     "has all.");
 	}
-	fputs("\n\nany key: back", s->out);
+	end_line(s);
+	end_line(s);
+}
+
+/* Shows the part of the help for which the terminal has room. */
+static void show_help(struct top *t, struct page *s)
+{
+	struct page all = {.columns = s->columns};
+	char *text = NULL;
+	size_t n;
+
+	all.out = open_memstream(&text, &n);
+	if (!all.out)
+		return;
+	draw_help(t, &all);
+	if (fclose(all.out) || !text)
+		return;
+	size_t rows = s->rows > 1 ? s->rows - 1 : 1, last = all.row > rows ? all.row - rows : 0;
+	if (t->help_first > last)
+		t->help_first = last;
+	const char *at = text;
+	for (size_t i = 0; i < t->help_first; i++)
+		at += strcspn(at, "\n") + 1;
+	for (size_t i = 0; i < rows && *at; i++, at += strcspn(at, "\n") + 1)
+		fprintf(s->out, "%.*s\n", (int)strcspn(at, "\n"), at);
+	fputs(last ? "arrows: scroll  other keys: back" : "any key: back", s->out);
+	free(text);
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */
@@ -649,7 +676,7 @@ static void draw_page(struct top *t)
 	if (!s.out)
 		return;
 	if (t->helps)
-		draw_help(t, &s);
+		show_help(t, &s);
 	else if (t->status)
 		draw_status(t, &s);
 	if (!t->helps)
@@ -677,9 +704,10 @@ static void edit_filter(struct top *t, int key)
 	}
 }
 
-static void scroll(struct top *t, int key)
+/* Moves the first shown line. Returns 0 if the key does not scroll. The drawing limits the line. */
+static int scroll(size_t *first, int key)
 {
-	size_t columns, rows, *first = &t->table.first;
+	size_t columns, rows;
 
 	screen_size(&columns, &rows);
 	size_t page = rows / 2;
@@ -695,6 +723,17 @@ static void scroll(struct top *t, int key)
 		*first = 0;
 	else if (key == SCREEN_END)
 		*first = SIZE_MAX / 2;
+	else
+		return 0;
+	return 1;
+}
+
+static void toggle_help(struct top *t, int key)
+{
+	if (t->helps && scroll(&t->help_first, key))
+		return;
+	t->helps = !t->helps && key != SCREEN_RESIZED;
+	t->help_first = 0;
 }
 
 static void on_key(struct top *t, int key)
@@ -704,7 +743,7 @@ static void on_key(struct top *t, int key)
 	else if (t->typing)
 		edit_filter(t, key);
 	else if (t->helps || key == 'h' || key == '?')
-		t->helps = !t->helps && key != SCREEN_RESIZED;
+		toggle_help(t, key);
 	else if (key == '<' || key == '>')
 		table_sort_by(&t->table, key == '>' ? 1 : -1);
 	else if (key == 'r')
@@ -714,7 +753,7 @@ static void on_key(struct top *t, int key)
 	else if (key == 27)
 		t->table.filter[0] = '\0';
 	else
-		scroll(t, key);
+		(void)scroll(&t->table.first, key);
 }
 
 /* Handles keys for `ms` milliseconds. Each key redraws the screen. */

@@ -11,10 +11,12 @@
  *       is the smoothed loss of the pushes. The program prints such a line at virtual times that
  *       grow by the factor --eval-ratio, and at the end.
  *   end,label,workers,seed,seconds,images,updates,accuracy,staleness_mean,rejected,backups,trials,
- *   superseded,norms: the last column is the number of gradients that were rejected for their norm
+ *   superseded,norms,reported: norms is the number of gradients that were rejected for their norm;
+ *       reported is the accuracy that the server reports of the last evaluated epoch, or nan
  *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness
  */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/log.h"
@@ -62,6 +64,20 @@ static int evaluate_version(struct science *s)
 	return PS_OK;
 }
 
+/* Returns the accuracy that the server reports of the last evaluated epoch, or NaN. */
+static double reported_accuracy(const struct science *s)
+{
+	const struct core *c = s->world.core;
+
+	for (uint32_t e = s->run.core.training.epochs; e-- > 0;) {
+		const struct epoch_record *r = core_epoch(c, e);
+
+		if (core_is_evaluated(c, e) && r->eval_done)
+			return (double)r->eval_correct / r->eval_done;
+	}
+	return (double)NAN;
+}
+
 static void report_science(const struct science *s)
 {
 	const struct core_stats *t = core_stats(s->world.core);
@@ -70,11 +86,12 @@ static void report_science(const struct science *s)
 	for (size_t i = 0; i < REJECT_REASONS; i++)
 		rejected += t->rejected[i];
 	printf("end,%s,%" PRId64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%.4f,%.3f,%" PRIu64
-	       ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n",
+	       ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%.4f\n",
 		s->label, s->workers, s->run.core.training.seed, (double)s->world.now_ns / 1e9,
 		t->images, t->updates, (double)s->correct / (double)data_test(&s->data).n,
 		t->updates ? (double)t->staleness_sum / (double)t->updates : 0, rejected,
-		t->backups, t->trials, t->superseded, t->rejected[REJECT_NORM]);
+		t->backups, t->trials, t->superseded, t->rejected[REJECT_NORM],
+		reported_accuracy(s));
 	for (unsigned i = 0; i < sizeof(t->staleness) / sizeof(t->staleness[0]); i++) {
 		unsigned first = i ? 1u << (i - 1) : 0, last = i ? (1u << i) - 1 : 0;
 

@@ -67,6 +67,13 @@ def wire():
         if name_of(body) == "Push":
             body.chunks = 1
             yield bytes([8, 1]) + sizes + b"\xff" + pb.Message(push=body).SerializeToString()
+        if name_of(body) in ("Push", "Params") and tensors:
+            for how in 0, 16, 32, 64:
+                again = type(body)()
+                again.CopyFrom(body)
+                del again.slices[:]
+                halves = client.encode(again, [(0, zeros)], client.pb.ENCODING_BF16)
+                yield bytes([8, how, 4, 255]) + halves[0]
         if name_of(body) == "Params":
             yield bytes([136, 0]) + sizes + b"\xff" + frames[0]
 

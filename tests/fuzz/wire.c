@@ -1,16 +1,36 @@
 /*
  * wire.c - fuzzes the codec of messages. Byte 0 gives the number of parameters that the receiver
  * expects, and says whether it defers the check of PARAMS. Byte 1 modulo 8 is the number of tensor
- * frames that are chunks. Then one byte for each tensor frame gives its number of values; 255 ends
- * the list. The remaining bytes are the header frame.
+ * frames that are chunks. The other bits of byte 1 add checks: LONG_PASS of the functions that make
+ * a pass over a long vector, SOCKETS of those that send and receive, EXACT of a receiver that
+ * refuses bfloat16, SHARED of a receiver with an engine. Then one byte for each tensor frame gives
+ * its number of values; 255 ends the list. The remaining bytes are the header frame.
  *
  * The target checks that a decoded message, encoded and decoded again, is the same message
  * (proto/wire.h, promise 2), and that all functions that encode parts of a message or compute a
  * checksum agree. The sanitizers and assertions check invariant 1 and promise 1.
  */
+#include "proto/checksum.h"
 #include "proto/lane.h"
 #include "proto/wire.h"
 #include "tests/support/fuzz_input.h"
+
+#define LONG_PASS 128
+#define SOCKETS   64
+#define EXACT     32
+#define SHARED    16
+
+static double sum_squares(const float *values, size_t n)
+{
+	double sum = 0;
+
+	for (size_t i = 0; i < n; i++)
+		sum += (double)values[i] * (double)values[i];
+	return sum;
+}
+
+static struct engine engine;
+static const struct wire_pass shared_pass = {&engine, sum_squares, 64};
 
 static void add_frame(struct frames *f, const void *data, size_t size)
 {
@@ -55,9 +75,14 @@ static void check_parts(const struct msg *m, const struct slices *s, struct fram
 		float copy[256];
 
 		PS_ASSERT(wire_encode_slice(&slice, &part) == 0);
-		PS_ASSERT(
-			memcmp(zmq_msg_data(&part), slice.data, slice.count * sizeof(float)) == 0);
+		PS_ASSERT(zmq_msg_size(&part) == zmq_msg_size(&f->frame[1 + i]));
+		PS_ASSERT(memcmp(zmq_msg_data(&part), zmq_msg_data(&f->frame[1 + i]),
+				  zmq_msg_size(&part)) == 0);
 		zmq_msg_close(&part);
+		if (slice.encoding == ENCODING_BF16)
+			continue;
+		PS_ASSERT(memcmp(slice.data, zmq_msg_data(&f->frame[1 + i]),
+				  slice.count * sizeof(float)) == 0);
 		PS_ASSERT(wire_checksum(slice.data, slice.count) == slice.xxh3);
 		PS_ASSERT(wire_checksum_blocks(next_block, &blocks) == slice.xxh3);
 		PS_ASSERT(slice.count <= 256);
@@ -118,24 +143,40 @@ static void add_chunks(struct frames *f, size_t n)
 	}
 }
 
-static void decode_frames(struct frames *f, size_t n_params, int deferred)
+/* Check the functions that read a part of a header before the decoder checks all of it. */
+static void peek_at(struct frames *f)
 {
-	float values[128];
-	struct wire *w = NULL;
 	struct lane_ref ref;
-	struct msg m;
-	const char *why = NULL;
+	uint64_t request;
 
 	if (wire_lane_ref(f, &ref))
 		PS_ASSERT(f->n == 1);
+	if (wire_params_parts(f, &request) > 0)
+		PS_ASSERT(f->n == 2);
+	(void)wire_push_seq(f);
+}
+
+static void decode_frames(struct frames *f, size_t n_params, int deferred, uint8_t how)
+{
+	float values[128];
+	struct wire *w = NULL;
+	struct msg m;
+	const char *why = NULL;
+
+	peek_at(f);
 	PS_ASSERT(wire_new(&w, n_params) == 0);
 	if (deferred)
 		wire_defer(w);
+	if (how & EXACT)
+		wire_only_exact(w);
+	if (how & SHARED)
+		wire_use_pass(w, &shared_pass);
 	if (wire_is_chunk(f)) {
 		PS_ASSERT(wire_chunks_wanted(f) == 0);
 	} else if (wire_decode(w, f, &m, &why) != 0) {
 		PS_ASSERT(why && why[0] && m.type == 0);
 		(void)wire_chunks_wanted(f);
+		(void)wire_peer_protocol(w);
 	} else if (deferred && m.type == MSG_PARAMS) {
 		(void)!wire_values(f, &m.params, values);
 		(void)!wire_values(f, &m.params, NULL);
@@ -143,6 +184,107 @@ static void decode_frames(struct frames *f, size_t n_params, int deferred)
 		check_round_trip(&m, n_params);
 	}
 	wire_free(&w);
+}
+
+/* The state of copy_next_block, which copies `count` values block by block. */
+struct fill {
+	float *to;
+	const float *from;
+	size_t count;
+};
+
+static void copy_next_block(void *arg, size_t block)
+{
+	const struct fill *fill = arg;
+	size_t at = block * ENGINE_BLOCK, left = fill->count - at;
+
+	memcpy(fill->to + at, fill->from + at,
+		(left < ENGINE_BLOCK ? left : ENGINE_BLOCK) * sizeof(float));
+}
+
+/* Check that a pass over a vector of up to three blocks gives the same results with an engine as
+ * without one. */
+static void check_long_pass(struct input *in)
+{
+	static float values[3 * ENGINE_BLOCK], copy[3 * ENGINE_BLOCK];
+	size_t count = input_below(in, 4) * ENGINE_BLOCK, less = input_u8(in);
+	struct wire_pass alone = {.squares = sum_squares}, shared = shared_pass;
+	struct chunk a, b, c;
+
+	count = count > less ? count - less : less;
+	count = count > 3 * ENGINE_BLOCK ? 3 * ENGINE_BLOCK : count;
+	for (size_t i = 0; i < count; i += 500)
+		values[i] = (float)input_u8(in);
+	alone.trained = shared.trained = input_below(in, 4) * ENGINE_BLOCK / 2;
+	wire_pass_over(values, count, &a, &alone);
+	wire_pass_over(values, count, &b, &shared);
+	wire_copy_chunk(copy, values, count, &c, &shared);
+	PS_ASSERT(memcmp(copy, values, count * sizeof(*values)) == 0);
+	PS_ASSERT(a.xxh3 == b.xxh3 && a.peak == b.peak && a.squared == b.squared);
+	PS_ASSERT(a.xxh3 == c.xxh3 && a.peak == c.peak && a.squared == c.squared);
+	PS_ASSERT(memcmp(&a.squares, &b.squares, sizeof(a.squares)) == 0);
+	PS_ASSERT(memcmp(&a.squares, &c.squares, sizeof(a.squares)) == 0);
+	PS_ASSERT(wire_checksum_with(values, count, &engine) == a.xxh3);
+	PS_ASSERT(wire_checksum_with(values, count, NULL) == a.xxh3);
+	struct fill fill = {copy, values, count};
+	memset(copy, 0, sizeof(copy));
+	PS_ASSERT(wire_checksum_filled(copy, count, copy_next_block, &fill, &engine) == a.xxh3);
+	memset(copy, 0, sizeof(copy));
+	PS_ASSERT(wire_checksum_filled(copy, count, copy_next_block, &fill, NULL) == a.xxh3);
+	PS_ASSERT(wire_copy_hash(copy, values, count * sizeof(*values)) == a.xxh3);
+}
+
+/* A socket of a worker, one of a client that chooses its routing id, and the socket of a server. */
+static void *dealer, *named, *router;
+
+static void open_inproc(void)
+{
+	void *context = zmq_ctx_new();
+
+	PS_ASSERT(context);
+	PS_ASSERT(zmq_ctx_set(context, ZMQ_IO_THREADS, 0) == 0); /* inproc needs none */
+	dealer = zmq_socket(context, ZMQ_DEALER);
+	named = zmq_socket(context, ZMQ_DEALER);
+	router = zmq_socket(context, ZMQ_ROUTER);
+	PS_ASSERT(dealer && named && router);
+	PS_ASSERT(zmq_setsockopt(named, ZMQ_ROUTING_ID, "name", 4) == 0);
+	PS_ASSERT(zmq_setsockopt(router, ZMQ_ROUTER_MANDATORY, &(int){1}, sizeof(int)) == 0);
+	PS_ASSERT(zmq_bind(router, "inproc://server") == 0);
+	PS_ASSERT(zmq_connect(dealer, "inproc://server") == 0);
+	PS_ASSERT(zmq_connect(named, "inproc://server") == 0);
+}
+
+/* Send the frames to a server and back, and move them to `f` again. The server refuses a header
+ * that is too long, and every message of a client that has chosen its routing id. Returns 1 if `f`
+ * has its frames, and 0 if the server has refused them. */
+static int check_sockets(struct frames *f)
+{
+	struct frames at_server;
+	size_t n = f->n, size = zmq_msg_size(&f->frame[0]);
+	uint64_t xxh3 = wire_frame_checksum(zmq_msg_data(&f->frame[0]), size);
+	uint32_t peer;
+
+	if (!router)
+		open_inproc();
+	if (f->n_chunks > 0)
+		return 1;
+	PS_ASSERT(wire_recv(router, &peer, &at_server) == 0);
+	zmq_msg_t part;
+	PS_ASSERT(zmq_msg_init_size(&part, 1) == 0);
+	PS_ASSERT(zmq_msg_send(&part, named, 0) == 1);
+	PS_ASSERT(wire_recv(router, &peer, &at_server) == PS_EPROTO);
+	PS_ASSERT(wire_send(dealer, 0, f) == 0 && f->n == 0);
+	int rc = wire_recv(router, &peer, &at_server);
+	if (size > WIRE_MAX_HEADER) {
+		PS_ASSERT(rc == PS_EPROTO && at_server.n == 0);
+		return 0;
+	}
+	PS_ASSERT(rc == 1 && peer != 0 && at_server.n == n);
+	PS_ASSERT(wire_send(router, peer == 1 ? 2 : 1, &at_server) == PS_EUNREACHABLE);
+	PS_ASSERT(wire_send(router, peer, &at_server) == 0);
+	PS_ASSERT(wire_recv_within(dealer, 1000, f) == 1 && f->n == n);
+	PS_ASSERT(wire_frame_checksum(zmq_msg_data(&f->frame[0]), size) == xxh3);
+	return 1;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -156,12 +298,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	while (in.left && n_sizes < WIRE_MAX_SLICES && (n = input_u8(&in)) != 255)
 		sizes[n_sizes++] = n;
+	engine = input_engine(ENGINE_BLOCK);
 	frames_init(&f);
 	add_frame(&f, in.at, in.left);
 	for (size_t i = 0; i < n_sizes; i++)
 		add_frame(&f, zeros, sizes[i] * 4u + (i % 7 == 6));
 	add_chunks(&f, n_chunks % 8);
-	decode_frames(&f, first & 127u, first >> 7);
+	if (!(n_chunks & SOCKETS) || check_sockets(&f))
+		decode_frames(&f, first & 127u, first >> 7, n_chunks);
 	frames_release(&f);
+	if (n_chunks & LONG_PASS)
+		check_long_pass(&in);
 	return 0;
 }

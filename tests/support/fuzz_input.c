@@ -55,6 +55,25 @@ void input_line(struct input *in, char *text, size_t size)
 	text[n] = '\0';
 }
 
+static void run_backwards(void *self, const struct engine_job *job)
+{
+	(void)self;
+	for (size_t i = job->n; i-- > 0;)
+		job->run(job->arg, i);
+}
+
+static void has_run(void *self, const struct engine_job *job, size_t block)
+{
+	(void)self;
+	(void)job;
+	(void)block;
+}
+
+struct engine input_engine(size_t block)
+{
+	return (struct engine){.begin = run_backwards, .wait = has_run, .block = block};
+}
+
 const char *input_file(const uint8_t *data, size_t size)
 {
 	static char path[64];

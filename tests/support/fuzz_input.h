@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 #include "common/assert.h"
+#include "common/engine.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -29,6 +30,9 @@ uint64_t input_near(struct input *in, uint64_t v);
 /* Read the next line without its '\n' to `text`, at most size - 1 bytes of it. The rest of the line
  * is skipped. */
 void input_line(struct input *in, char *text, size_t size);
+/* Returns an engine with blocks of `block` values, which runs all blocks of a job in descending
+ * order when the job begins. */
+struct engine input_engine(size_t block);
 /* Write these bytes to a file in memory that only this user may read, and return the path of the
  * file. A process has only one such file: each call replaces its content. */
 const char *input_file(const uint8_t *data, size_t size);

@@ -1,11 +1,14 @@
 /*
  * core.c - fuzzes the state machine of the server. The first bytes choose a configuration that
- * cnn-ps accepts. Each further byte chooses an event: a message of one of four peers, the passing
- * of time, a snapshot that is written or fails, or a kill of the server and a start from the last
- * durable snapshot. A number in a message usually has the value that an honest worker would send,
- * sometimes a value near it, and seldom an arbitrary value. A worker replays the pushes that a
- * killed server lost. Every message passes through the codec, so the core receives only messages
- * that a peer can really send.
+ * cnn-ps accepts. The bit FURTHER of the second byte says that bytes for further options follow,
+ * and that the peers may also work all together. Each further byte chooses an event: a message of
+ * one of four peers, the passing of time, a snapshot that is written or fails, or a kill of the
+ * server and a start from the last durable snapshot. A number in a message usually has the value
+ * that an honest worker would send, sometimes a value near it, and seldom an arbitrary value. A
+ * worker replays the pushes that a killed server lost. Every message passes through the codec, so
+ * the core receives only messages that a peer can really send. In the flavour fuzz-fast
+ * (FUZZ_FAST), the target instead checks only the numbers and rules of proto/schema.h, ends an
+ * input after MAX_STEPS steps, and checks snapshots less often.
  *
  * The target checks after each event that every effect has a receiver, at most one snapshot is in
  * progress, the counters of leases and ledger agree with their tables, an epoch counts no image
@@ -15,6 +18,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#include "proto/schema.h"
 #include "proto/wire.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
@@ -23,11 +27,21 @@
 #include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"
 
-#define PARAMS       FIXTURE_PARAMS
-#define METRICS      "accuracy top5"
-#define PEERS        4u
-#define MAX_RETAINED 8u
-#define START        12u /* for event(): the value that selects a kill and a start */
+#define PARAMS        FIXTURE_PARAMS
+#define METRICS       "accuracy top5"
+#define PEERS         4u
+#define MAX_RETAINED  8u
+#define START         12u /* for event(): the value that selects a kill and a start */
+#define TOGETHER      60u /* with FURTHER: the first value that lets all peers work */
+#define FURTHER       128 /* the bit that selects further options */
+#define KINDS_OF_KEYS 4u
+#ifdef FUZZ_FAST
+#define MAX_STEPS  32u /* an input ends after this number of steps of the core */
+#define WITH_CHECK 64u
+#else
+#define MAX_STEPS  UINT32_MAX
+#define WITH_CHECK 8u
+#endif
 
 struct sections {
 	unsigned char *data[SNAPSHOT_SECTIONS];
@@ -47,13 +61,24 @@ struct peer {
 	struct stamp stamp;
 	struct msg_grant grant;
 	uint64_t request, pulls, last_seq;
-	uint32_t delivered;      /* the number of batches of the grant that were pushed */
-	uint64_t newest, replay; /* the newest push sent; the next push to replay, 0: none */
-	struct retained retained[MAX_RETAINED];
+	uint32_t delivered;        /* the number of batches of the grant that were pushed */
+	uint64_t newest, replay;   /* the newest push sent; the next push to replay, 0: none */
+	struct retained *retained; /* MAX_RETAINED elements */
+};
+
+/* How the shell takes a step of the core. */
+enum stepping { STEP_AT_ONCE, STEP_BY_BLOCKS, STEP_ANY_ORDER, STEP_TO_NEXT_BUFFER };
+
+/* Choices beyond struct core_config that the bit FURTHER makes possible. */
+struct further {
+	int chosen;
+	uint32_t keys; /* how the peers share keys: key_of_peer */
+	enum stepping stepping;
 };
 
 struct fuzz {
 	struct core_config cfg;
+	struct further further;
 	struct core *core;
 	struct input *in;
 	uint64_t now_ms;
@@ -62,7 +87,8 @@ struct fuzz {
 	struct wire *wire;
 	/* the last byte of the input that can choose a start; NULL: no byte can */
 	const uint8_t *last_start;
-	int finished;
+	uint32_t steps;
+	int finished;        /* 1: the run is over, or this input has had its steps */
 	int checks_snapshot; /* 1: call check_snapshot at the end */
 };
 
@@ -72,10 +98,136 @@ static void *memory[2];
 static size_t memory_size[2];
 static unsigned in_use;
 static float *weights[2];
+static float *spare; /* STEP_TO_NEXT_BUFFER: the next buffer */
 
 /* ---- configuration --------------------------------------------------------------------------- */
 
-static struct core_config choose_fuzz_config(struct input *in)
+/* Returns a number in [0, n), with n a power of 2, and removes its bits. */
+static uint32_t pick(uint64_t *bits, uint32_t n)
+{
+	uint32_t v = (uint32_t)(*bits % n);
+
+	*bits /= n;
+	return v;
+}
+
+static void choose_rates(struct core_config *c, uint64_t *bits)
+{
+	int simple = c->training.mode == MODE_EASGD || c->optim.kind == OPTIM_LBFGS;
+	static const double warmup[2] = {0, 0.3};
+	static const enum lr_scaling scaling[4] = {
+		LR_SCALING_NONE, LR_SCALING_SQRT, LR_SCALING_LINEAR, LR_SCALING_NONE};
+	enum schedule_kind schedule = (enum schedule_kind)pick(bits, 4);
+	double warm = warmup[pick(bits, 2)], decay = pick(bits, 2) ? 0.1 : 0;
+
+	c->rate.scaling = scaling[pick(bits, 4)];
+	c->rate.scaling_warmup = 3 * pick(bits, 2);
+	c->rate.staleness_scaling = (enum staleness_scaling)(pick(bits, 4) % 3);
+	c->optim.adagrad_init = pick(bits, 2) ? 0.5 : 0;
+	c->schedule.gamma = 0.1;
+	if (!simple) {
+		c->schedule.kind = schedule;
+		c->schedule.warmup = warm;
+		c->optim.weight_decay = decay;
+	}
+}
+
+static void choose_pushes(struct core_config *c, uint64_t *bits)
+{
+	enum mode mode = c->training.mode;
+	uint32_t n_push = 1 + pick(bits, 2), n_fetch = n_push * (1 + pick(bits, 2));
+
+	c->push.sum = mode != MODE_SANDBLASTER && pick(bits, 2) ? PUSH_SUM : PUSH_MEAN;
+	if (mode != MODE_SYNC && mode != MODE_SANDBLASTER) {
+		c->push.n_push = n_push;
+		c->push.n_fetch = n_fetch;
+	}
+	if (c->dc.kind && n_push > 1)
+		c->push.sum = PUSH_MEAN;
+	if (mode == MODE_SYNC && c->push.sum)
+		c->rate.scaling = LR_SCALING_NONE;
+}
+
+/* Choose --aggregate, with at least as many gradients in a step or buffer as the rule needs. */
+static void choose_fuzz_aggregate(struct core_config *c, uint64_t *bits)
+{
+	enum aggregate_rule rule = (enum aggregate_rule)pick(bits, 4);
+	uint32_t bad = pick(bits, 2), workers = pick(bits, 4);
+	uint32_t needed = rule == AGGREGATE_KRUM      ? 2 * bad + 3
+			  : rule == AGGREGATE_TRIMMED ? 2 * bad + 1
+						      : 1;
+
+	c->push.bad_workers = bad;
+	if (c->training.mode == MODE_SYNC) {
+		c->push.aggregate = rule;
+		c->sync.workers = workers;
+		if (rule != AGGREGATE_MEAN && workers < needed)
+			c->sync.workers = needed;
+	} else if (c->push.buffer_size > 1) {
+		c->push.aggregate = rule;
+		c->push.buffer_size = needed > 2 + bad ? needed : 2 + bad;
+	}
+}
+
+static void choose_running_statistics(struct core_config *c, uint64_t *bits)
+{
+	uint32_t n = pick(bits, 4); /* number of batchnorms; 3: a list of tensors has one */
+
+	if (!n || !c->training.epochs || c->optim.kind == OPTIM_LBFGS)
+		return;
+	c->n_running = PARAMS / 2;
+	c->running.n = n % 3;
+	for (uint32_t i = 0; i < c->running.n; i++) {
+		c->running.norm[i].first = i * PARAMS / 2 / n;
+		c->running.norm[i].channels = PARAMS / 4 / n;
+	}
+}
+
+static void choose_work(struct core_config *c, uint64_t *bits)
+{
+	static const uint32_t batches[4] = {1, 2, 4, 10}, checks[4] = {0, 1, 2, 8},
+			      slots[4] = {3, 4, 5, 8};
+
+	c->leases.max_batches = batches[pick(bits, 4)];
+	if (c->leases.max_batches < c->push.n_push)
+		c->leases.max_batches = c->push.n_push;
+	c->leases.first_deadline_ms = pick(bits, 2) ? 500 : 30000;
+	c->leases.eval_checks = checks[pick(bits, 4)];
+	c->sessions.max_workers = slots[pick(bits, 4)];
+	c->sessions.recovery_ms = pick(bits, 2) ? 0 : 500;
+	c->checkpoint.interval_ms = pick(bits, 2) ? 100 : 100000;
+	c->ssp.bound = 2 * pick(bits, 2);
+	c->sandblaster.step_images = 20 * pick(bits, 2);
+	c->lbfgs.history = 1 + 2 * pick(bits, 2);
+	c->lbfgs.trials = 1 + 3 * pick(bits, 2);
+}
+
+/* Choose options that have no bits in the first two bytes. */
+static struct further choose_further_options(struct core_config *c, struct input *in)
+{
+	static const double ratio[4] = {0, 1.2, 4, 100};
+	static struct engine engine;
+	struct further further = {.chosen = 1};
+	uint64_t bits = input_u64(in);
+
+	c->limits.norm_ratio = ratio[pick(&bits, 4)];
+	c->limits.reject_norm = 8 * pick(&bits, 2);
+	if (c->optim.kind == OPTIM_LBFGS)
+		c->limits.norm_ratio = 0;
+	choose_fuzz_aggregate(c, &bits);
+	choose_rates(c, &bits);
+	choose_pushes(c, &bits);
+	choose_running_statistics(c, &bits);
+	choose_work(c, &bits);
+	engine = input_engine(PARAMS / 2); /* the weights have two blocks */
+	c->engine = pick(&bits, 2) ? &engine : NULL;
+	further.keys = pick(&bits, KINDS_OF_KEYS);
+	further.stepping = (enum stepping)pick(&bits, 4);
+	c->limits.statistics_ratio = pick(&bits, 2) ? 0 : 2;
+	return further;
+}
+
+static struct core_config choose_fuzz_config(struct input *in, struct further *further)
 {
 	struct core_config c = fixture_training();
 	uint8_t flags = input_u8(in), more = input_u8(in);
@@ -120,6 +272,8 @@ static struct core_config choose_fuzz_config(struct input *in)
 		c.leases.warm_start_updates = 2;
 		c.leases.warm_start_ramp = 1;
 	}
+	if (more & FURTHER)
+		*further = choose_further_options(&c, in);
 	return c;
 }
 
@@ -139,7 +293,9 @@ static void reserve(const struct core_config *cfg)
 	}
 	if (!weights[in_use])
 		weights[in_use] = aligned_alloc(64, 64);
-	PS_ASSERT(weights[in_use]);
+	if (!spare)
+		spare = aligned_alloc(64, 64);
+	PS_ASSERT(weights[in_use] && spare);
 }
 
 static void drop_sections(struct sections *s)
@@ -169,11 +325,13 @@ static void start_fuzzed_core(struct fuzz *f)
 	const char *why = NULL;
 
 	drop_sections(&f->saving);
-	f->finished = 0;
+	f->finished = f->steps >= MAX_STEPS;
 	f->now_ms = 1000;
 	reserve(&f->cfg);
 	if (f->saved.generation == 0) {
-		memset(weights[in_use], 0, PARAMS * sizeof(float));
+		/* running statistics begin with 1, so no variance is 0 */
+		for (uint32_t i = 0; i < PARAMS; i++)
+			weights[in_use][i] = i < PARAMS - f->cfg.n_running ? 0 : 1;
 		f->core = core_init(memory[in_use], &f->cfg, weights[in_use]);
 		return;
 	}
@@ -259,11 +417,39 @@ static void note_message(struct fuzz *f, uint32_t to, const struct msg *m)
 	}
 }
 
+/* Take a step of the core in one of the ways that a shell can. All have the same result. */
+static void step_fuzzed_core(struct fuzz *f, const struct event *ev)
+{
+	struct event in_parts = *ev;
+	const float *values;
+
+	if (f->further.stepping == STEP_AT_ONCE) {
+		core_step(f->core, ev, f->now_ms);
+		return;
+	}
+	if (f->further.stepping == STEP_TO_NEXT_BUFFER)
+		in_parts.next_buffer = spare;
+	core_decide(f->core, &in_parts, f->now_ms);
+	size_t blocks = core_update_blocks(f->core);
+	if (f->further.stepping == STEP_ANY_ORDER && blocks > 0) {
+		while (blocks > 0)
+			core_compute_block(f->core, --blocks);
+		core_end_update(f->core);
+	}
+	while (core_compute(f->core, &values) > 0)
+		;
+	if (core_weights(f->core) == spare) {
+		spare = weights[in_use];
+		weights[in_use] = in_parts.next_buffer;
+	}
+}
+
 static void step_and_check(struct fuzz *f, const struct event *ev)
 {
 	uint64_t version = core_stats(f->core)->version;
 
-	core_step(f->core, ev, f->now_ms);
+	step_fuzzed_core(f, ev);
+	f->finished |= ++f->steps >= MAX_STEPS;
 	PS_ASSERT(core_stats(f->core)->version == version + core_new_versions(f->core));
 	for (size_t i = 0; core_effect(f->core, i); i++) {
 		const struct effect *e = core_effect(f->core, i);
@@ -346,6 +532,7 @@ static void make_hello(
 	static const char names[4][5] = {"", "anna", "bert", "anna"};
 	static const char *const lists[4] = {
 		NULL, "w F32 2x4\n", "w F32 8\nn I64 scalar 3\n", "w F32 8\nw = w\n"};
+	static const char batchnorm[] = "w F32 4\nb.running_mean F32 2\nb.running_var F32 2\n";
 	uint8_t how = input_u8(in);
 
 	m->type = MSG_HELLO;
@@ -361,7 +548,8 @@ static void make_hello(
 	if (!(how & 64) || how % 4)
 		memcpy(m->hello.metrics, cfg->metrics, sizeof(cfg->metrics));
 	if (how & 128)
-		m->hello.tensors = lists[how / 2 % 4];
+		m->hello.tensors =
+			cfg->n_running && !cfg->running.n ? batchnorm : lists[how / 2 % 4];
 	if (how & 16) {
 		m->hello.data.n_train = (uint32_t)input_near(in, 35);
 		m->hello.data.rows = how & 64 ? 4 : 2;
@@ -485,6 +673,55 @@ static int replay_retained(struct peer *p, struct msg *m)
 	return 1;
 }
 
+/* Write the key of a peer to `owner`, as the shell does. keys is 0: the server has no keys, 1: each
+ * peer has its own key, 2: two peers share a key, 3: all do. */
+static void key_of_peer(const struct fuzz *f, const struct peer *p, char *owner)
+{
+	static const char keys[KINDS_OF_KEYS][PEERS + 1] = {"", "abcd", "abca", "aaaa"};
+	const char *key = keys[f->further.keys];
+
+	owner[0] = key[0] ? key[p - f->peer] : '\0';
+	owner[1] = '\0';
+}
+
+static void deliver_message(struct fuzz *f, struct peer *p, struct msg *m)
+{
+	if (m->type == MSG_HELLO)
+		key_of_peer(f, p, m->hello.owner);
+	step_and_check(f, &(struct event){.kind = EVENT_MESSAGE, .peer = p->connection, .msg = m});
+}
+
+#ifdef FUZZ_FAST
+/* Returns 1 if the decoder accepts the numbers that these rows describe. The texts and slices of
+ * this target are always valid. */
+static int has_valid_numbers(const void *at, const struct wire_field *row)
+{
+	for (; row->kind != WIRE_END; row++) {
+		const unsigned char *value = (const unsigned char *)at + row->offset;
+		uint64_t wide = 0; /* the machine is little-endian */
+
+		if (row->kind == WIRE_NUMBER) {
+			memcpy(&wide, value, row->size);
+			if (wide < row->min || wide > row->max)
+				return 0;
+		} else if (row->kind == WIRE_INNER && !has_valid_numbers(value, row->inner)) {
+			return 0;
+		}
+	}
+	return 1;
+}
+
+/* Send a message to the core, unless the codec would refuse it. */
+static void post_message(struct fuzz *f, struct peer *p, struct msg *m)
+{
+	const struct wire_message *w = &wire_messages[m->type];
+
+	if (m->type == MSG_PUSH)
+		retain_push(p, &m->push);
+	if (has_valid_numbers(m, w->fields) && (!w->rule || !w->rule(m)))
+		deliver_message(f, p, m);
+}
+#else
 /* Send a message to the core, unless the codec refuses it. */
 static void post_message(struct fuzz *f, struct peer *p, const struct msg *m)
 {
@@ -496,11 +733,10 @@ static void post_message(struct fuzz *f, struct peer *p, const struct msg *m)
 	if (m->type == MSG_PUSH)
 		retain_push(p, &m->push);
 	if (wire_decode(f->wire, &frames, &decoded, NULL) == 0)
-		step_and_check(
-			f, &(struct event){
-				   .kind = EVENT_MESSAGE, .peer = p->connection, .msg = &decoded});
+		deliver_message(f, p, &decoded);
 	frames_release(&frames);
 }
+#endif
 
 static void send_made_message(struct fuzz *f, struct peer *p, struct input *in)
 {
@@ -509,6 +745,14 @@ static void send_made_message(struct fuzz *f, struct peer *p, struct input *in)
 
 	make_worker_message(f, p, in, &m, values);
 	post_message(f, p, &m);
+}
+
+/* Returns the number of batches in the next push of an honest worker. */
+static uint32_t batches_of_push(const struct fuzz *f, const struct peer *p)
+{
+	uint32_t left = p->grant.work.count - p->delivered, n = f->cfg.push.n_push;
+
+	return p->grant.exact ? p->grant.work.count : left > 0 && left < n ? left : n;
 }
 
 /* Take the next step of an honest worker: join, request work, push a batch of the grant, or
@@ -535,7 +779,7 @@ static void deliver_work_honestly(struct fuzz *f, struct peer *p, struct input *
 		make_input_result(p, &honest, &m);
 		p->grant.request = 0;
 	} else {
-		uint32_t at = p->delivered, n = p->grant.exact ? p->grant.work.count : 1;
+		uint32_t at = p->delivered, n = batches_of_push(f, p);
 
 		make_input_push(f, p, in, &m, values);
 		m.push.seq = p->last_seq + 1;
@@ -562,6 +806,19 @@ static void work_on(struct fuzz *f, struct peer *p, struct input *in)
 		deliver_work_honestly(f, p, &same);
 	}
 	deliver_work_honestly(f, p, in);
+}
+
+/* Let each peer take an honest step up to 32 times, in turn. Their gradients differ. */
+static void work_together(struct fuzz *f, struct input *in)
+{
+	for (uint32_t i = input_below(in, 32) + 1; i > 0; i--)
+		for (uint32_t k = 0; k < PEERS && !f->finished; k++) {
+			struct input own = *in;
+
+			for (uint32_t skipped = 0; skipped < k; skipped++)
+				(void)input_u8(&own);
+			deliver_work_honestly(f, &f->peer[k], &own);
+		}
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -652,7 +909,10 @@ static void core_input_event(struct fuzz *f, struct input *in)
 		work_on(f, p, in);
 		break;
 	default:
-		send_made_message(f, p, in);
+		if (f->further.chosen && what / PEERS >= TOGETHER)
+			work_together(f, in);
+		else
+			send_made_message(f, p, in);
 	}
 }
 
@@ -681,20 +941,33 @@ static void check_snapshot(struct fuzz *f)
 	drop_sections(&b);
 }
 
+/* The retained pushes are static, because their memory takes long to clear. A push with seq 0 is
+ * none. */
+static void begin_peers(struct fuzz *f)
+{
+	static struct retained retained[PEERS][MAX_RETAINED];
+
+	for (uint32_t i = 0; i < PEERS; i++) {
+		f->peer[i].connection = i + 1;
+		f->peer[i].retained = retained[i];
+		for (uint32_t k = 0; k < MAX_RETAINED; k++)
+			retained[i][k].push.seq = 0;
+	}
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static struct wire *wire;
 	struct input in = {data, size};
-	struct fuzz f = {.cfg = choose_fuzz_config(&in),
-		.in = &in,
-		.last_start = find_last_start(data, size)};
+	struct fuzz f = {.in = &in, .last_start = find_last_start(data, size)};
 
+	f.cfg = choose_fuzz_config(&in, &f.further);
 	if (!wire)
 		PS_ASSERT(wire_new(&wire, PARAMS) == 0);
 	f.wire = wire;
-	f.checks_snapshot = input_below(&in, 8) == 0;
-	for (uint32_t i = 0; i < PEERS; i++)
-		f.peer[i].connection = i + 1;
+	/* with FUZZ_FAST, these are some of the inputs that check a snapshot without it */
+	f.checks_snapshot = input_below(&in, WITH_CHECK) == WITH_CHECK - 8;
+	begin_peers(&f);
 	start_fuzzed_core(&f);
 	while (in.left && !f.finished)
 		core_input_event(&f, &in);

@@ -90,7 +90,7 @@ OPT.fuzz     = -O1 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=u
 # access.
 OPT.fuzz-fast = -O2 -g -fsanitize=undefined -fsanitize-trap=undefined \
 	-fno-sanitize=alignment,null,object-size,pointer-overflow $(FUZZ_LIMITS)
-FUZZ_LIMITS   = $(FUZZ_COVERAGE) -DWIRE_MAX_BATCHES=64u -DWIRE_MAX_SLICES=9u
+FUZZ_LIMITS   = $(FUZZ_COVERAGE) -DWIRE_MAX_BATCHES=64u -DWIRE_MAX_SLICES=9u -DNORMS_RING=16u
 FUZZ_COVERAGE := -fsanitize=fuzzer-no-link
 ifeq ($(OPT.$(FLAVOUR)),)
 $(error FLAVOUR is release, asan, ubsan, tsan, cover, trace, fuzz or fuzz-fast, not "$(FLAVOUR)")

@@ -84,7 +84,9 @@ struct worker_norms {
 	uint64_t push_no; /* number of pushes that were accepted before the newest gradient */
 };
 
+#ifndef NORMS_RING       /* `make fuzz` defines a smaller limit */
 #define NORMS_RING 1024u /* number of newest gradients with which a gradient is compared */
+#endif
 
 /* This struct describes the newest NORMS_RING gradients of the run that were accepted, or that
  * repeated an old one. The struct takes 24 KiB. Gradient number n has the index n % NORMS_RING. */

@@ -36,7 +36,7 @@
 #define FURTHER       128 /* the bit that selects further options */
 #define KINDS_OF_KEYS 4u
 #ifdef FUZZ_FAST
-#define MAX_STEPS  32u /* an input ends after this number of steps of the core */
+#define MAX_STEPS  28u /* an input ends after this number of steps of the core */
 #define WITH_CHECK 64u
 #else
 #define MAX_STEPS  UINT32_MAX

@@ -76,7 +76,7 @@ static void catch_signals(void)
 
 /* Logs why the worker waits for the server, and removes the progress bar: its rate is no longer
  * that of the present. The next batch draws the bar again. */
-static void log_wait(void *arg, const char *line)
+static void report_wait(void *arg, const char *line)
 {
 	(void)arg;
 	log_progress(NULL);
@@ -109,7 +109,7 @@ static struct cnnps_options connection(
 		.connections = (uint32_t)o->connections,
 		.validates = 1,
 		.stop = is_stopped,
-		.report = log_wait};
+		.report = report_wait};
 }
 
 static void log_done(const struct cnnps *c, const struct trainer_work *w)

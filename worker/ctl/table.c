@@ -313,7 +313,7 @@ static int is_common(char (*texts)[MAX_CELL], size_t n, const char *common)
 }
 
 /* Writes the longest part that the `n` texts have in common to `common`, or "". */
-static void find_common(char (*texts)[MAX_CELL], size_t n, char common[MAX_CELL])
+static void find_common_part(char (*texts)[MAX_CELL], size_t n, char common[MAX_CELL])
 {
 	const size_t length = n ? strlen(texts[0]) : 0;
 
@@ -341,7 +341,7 @@ static void note_common(struct table *t, size_t c)
 				cut_common(texts[n], t->common[c][before], t->width[c]);
 			n += width_of(texts[n]) > t->width[c];
 		}
-		find_common(texts, n, t->common[c][k]);
+		find_common_part(texts, n, t->common[c][k]);
 	}
 	free(texts);
 }

@@ -62,11 +62,13 @@ static uint32_t count_members(const struct core *c)
 
 /* Returns the version of the weights of push `p`. After a restart from a snapshot, a worker may
  * have versions that the server has not reached again yet. For a push of such a version, the
- * function returns the version with which this term began. So a worker cannot keep a gradient fresh
- * by the false claim of a later version. */
+ * function returns the version with which this term began, so that a worker cannot keep a gradient
+ * fresh by the false claim of a later version. The version of a replay is true, because the code of
+ * its decision proves it. */
 static uint64_t version_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	int is_earlier = p->base_term < c->cfg.term && w->session.born_term < c->cfg.term;
+	int is_earlier = p->base_term < c->cfg.term && w->session.born_term < c->cfg.term &&
+			 !rights_of_replay(c, w, p);
 
 	return is_earlier && p->base_version > c->store.first_version ? c->store.first_version
 								      : p->base_version;

@@ -53,6 +53,28 @@ static void assert_images(const struct core_fixture *f, uint64_t first, uint64_t
 	assert_int_equal(core_epoch(f->core, 1)->images, second);
 }
 
+TEST(replays_of_a_lone_worker_have_the_age_that_they_had)
+{
+	struct core_config cfg = training_in_mode(MODE_DOWNPOUR);
+	struct core_fixture f;
+	struct stamp s;
+
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	fixture_restart(&f); /* from a snapshot without the four pushes below */
+	s = fixture_come_back(&f, 9, s, 4);
+	for (uint64_t seq = 1; seq <= 4; seq++) {
+		struct msg m = fixture_batch(s, seq, 0, (uint32_t)seq - 1, 1);
+
+		m.push.verdict = VERDICT_OK;
+		m.push.base_version = seq - 1;
+		m.push.base_term = f.cfg.term - 1;
+		fixture_applied(&f, 9, &m);
+	}
+	assert_int_equal(core_stats(f.core)->staleness_sum, 0);
+	fixture_close(&f);
+}
+
 /* The first worker replays two batches of the next epoch before the second worker completes the
  * current epoch. again = 1: the server restarts between these replays. */
 static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)

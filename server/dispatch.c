@@ -200,6 +200,17 @@ static void note_effect(struct server *s, const struct effect *e)
 	history_effect(s->history, &now, e);
 }
 
+/* Begins to write the files of --keep for an evaluated epoch. Until they are written, no checkpoint
+ * that has the result of the evaluation but not the weights reaches the disk. */
+static void export_epoch(struct server *s)
+{
+	if (!s->epoch_export)
+		return;
+	epoch_export_evaluated(s->epoch_export, s->state.core);
+	if (s->checkpointer && epoch_export_busy(s->epoch_export))
+		checkpointer_hold(s->checkpointer);
+}
+
 /* Carries out effect `e`. `lsn` is the log sequence number of the event that caused the effect, or
  * 0 if there is no log. */
 static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
@@ -235,7 +246,7 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 		progress_effect(&s->progress, s->state.core, e, dispatch_now(s));
 		if (e->kind == EFFECT_EVALUATED) {
 			note_effect(s, e);
-			epoch_export_evaluated(s->epoch_export, s->state.core);
+			export_epoch(s);
 		}
 		break;
 	case EFFECT_DISPUTED:
@@ -261,6 +272,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	struct event event = *ev;
 	uint64_t now = dispatch_now(s), lsn = 0;
 	const struct effect *e;
+	int evaluated = 0;
 
 	PS_ASSERT(!s->dispatching); /* invariant 2 */
 	s->dispatching = 1;
@@ -274,9 +286,14 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	double took = clock_seconds() - begin;
 	s->apply_s += took;
 	timings_add(&s->timings, TIMING_APPLY, took);
-	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
+	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++) {
 		carry_out(s, e, lsn);
+		evaluated |= e->kind == EFFECT_EVALUATED;
+	}
 	s->dispatching = 0;
+	/* the next evaluation can begin now, without waiting for the next tick */
+	if (evaluated && !s->status)
+		dispatch(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms}, NULL);
 }
 
 /* ---- events in ----------------------------------------------------------------------------- */

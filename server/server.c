@@ -548,6 +548,31 @@ static int open_ports(struct server *s, struct err *e)
 	return rc ? rc : check_exposure(s, e);
 }
 
+static void on_exported(void *arg)
+{
+	struct server *s = arg;
+
+	if (s->checkpointer)
+		checkpointer_release(s->checkpointer);
+}
+
+/* Prepares --keep, and writes the file that the previous process possibly did not write before it
+ * died. */
+static int open_epoch_export(struct server *s, struct err *e)
+{
+	const struct options *o = s->options;
+	const struct epoch_export_of of = {
+		.dir = o->checkpoint_dir, .rule = o->keep, .model = &o->model};
+
+	if (!o->keep.best && !o->keep.every)
+		return PS_OK;
+	if (epoch_export_new(&s->epoch_export, &s->loop, &of, on_exported, s))
+		return err_set(e, PS_ENOMEM, "no memory for --keep");
+	if (s->state.resumed)
+		epoch_export_resumed(s->epoch_export, s->state.core);
+	return PS_OK;
+}
+
 static int save_first(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -580,21 +605,6 @@ static int open_history(struct server *s, struct err *e)
 		history_listen(s->history, on_line, s);
 	}
 	return rc;
-}
-
-/* Prepares --keep, and begins to write the file of the newest epoch if the previous process may
- * have died before it wrote this file. */
-static int open_epoch_export(struct server *s, struct err *e)
-{
-	const struct options *o = s->options;
-
-	if (!o->keep.best && !o->keep.every)
-		return PS_OK;
-	if (epoch_export_new(&s->epoch_export, &s->loop, o->checkpoint_dir, &o->keep, &o->model))
-		return err_set(e, PS_ENOMEM, "no memory for --keep");
-	if (s->state.resumed)
-		epoch_export_evaluated(s->epoch_export, s->state.core);
-	return PS_OK;
 }
 
 /* Logs that the server has started. Called when the ports are open and the first checkpoint is on
@@ -783,11 +793,11 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	if (!rc)
 		rc = startup_core(&s->state, o, e);
 	if (!rc)
+		rc = open_epoch_export(s, e);
+	if (!rc)
 		rc = save_first(s, e);
 	if (!rc)
 		rc = open_history(s, e);
-	if (!rc)
-		rc = open_epoch_export(s, e);
 	if (rc) {
 		close_network(s);
 		release_server(s);

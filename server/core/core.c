@@ -223,6 +223,8 @@ static void recover(struct core *c)
 
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 {
+	const int evaluating = c->leases.evaluating;
+
 	PS_ASSERT(!c->store.update.pending);
 	c->store.checked = NULL;
 	c->store.next_buffer = ev->next_buffer;
@@ -271,7 +273,9 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 	if (c->rules->settle)
 		c->rules->settle(c);
 	leases_settle_evaluation(c);
-	if (c->leases.n_done == c->leases.n_batches)
+	/* After a step that ends an evaluation, the server may copy the evaluated weights. So the
+	 * next evaluation begins in a later step. */
+	if (c->leases.n_done == c->leases.n_batches && evaluating == c->leases.evaluating)
 		leases_advance(c);
 	if (c->cfg.training.max_updates && c->stats.updates >= c->cfg.training.max_updates &&
 		c->accumulator.pushes == 0)
@@ -326,7 +330,7 @@ const struct core_stats *core_stats(const struct core *c)
 
 const float *core_evaluated_weights(const struct core *c)
 {
-	return c->store.eval_weights;
+	return c->store.has_eval && !c->leases.evaluating ? c->store.eval_weights : NULL;
 }
 
 void core_fetch_weights(struct core *c)

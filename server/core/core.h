@@ -352,7 +352,9 @@ void core_fetch_weights(struct core *c);
  * only on the device. */
 int core_reads_gradients(const struct core_config *cfg);
 /* Returns the weights of the newest evaluation (n_params floats), which are the weights at the end
- * of the evaluated epoch. The pointer is valid until the next step. */
+ * of the evaluated epoch. Returns NULL before the first evaluation, during an evaluation, and if
+ * the core was restored from a snapshot that was taken after this evaluation, because such a
+ * snapshot does not have the weights. The pointer is valid until the next step. */
 const float *core_evaluated_weights(const struct core *c);
 /* Returns the record of epoch `e`, or NULL if `e` is not below cfg.training.epochs. */
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);

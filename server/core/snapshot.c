@@ -556,6 +556,7 @@ static void put_optim(struct cursor *k, struct core *c, struct snapshot_kept *ke
 		return;
 	u64(k, &c->store.eval_version);
 	floats(k, c->store.eval_weights, c->store.n);
+	c->store.has_eval = 1;
 }
 
 /* ---- trust: the secret of the run, and the keys of its workers ------------------------------- */

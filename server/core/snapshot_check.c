@@ -167,7 +167,8 @@ static int step_fits(const struct core *c)
 }
 
 /* Recomputes the counts of the batch ledger. Returns 0 if a batch has an impossible state. Also
- * returns 0 if no batch or portion is left to do, because such an epoch would never end. */
+ * returns 0 if no portion of an evaluation is left to do, because such an evaluation would never
+ * end. If no batch of the epoch is left to do, the next step begins its evaluation. */
 static int count_leases(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -187,7 +188,7 @@ static int count_leases(struct core *c)
 	}
 	if (l->evaluating)
 		return l->n_evaluated < l->n_portions || c->checks.n > 0;
-	return l->n_batches ? !training || l->n_done < l->n_batches : l->epoch == 0;
+	return l->n_batches > 0 || l->epoch == 0;
 }
 
 /* Returns 1 if every grant lies inside the data set. */

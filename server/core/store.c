@@ -500,4 +500,5 @@ void store_freeze(struct core *c)
 	store_fetch_weights(c);
 	blocks_copy(&c->blocks, c->store.eval_weights, c->store.weights, c->store.n);
 	c->store.eval_version = c->store.version;
+	c->store.has_eval = 1;
 }

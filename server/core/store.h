@@ -42,7 +42,10 @@ struct store {
 	/* the next_buffer of this step's event until an update has used it; NULL: the next version
 	 * overwrites the present one */
 	float *next_buffer;
-	float *eval_weights; /* the weights at the end of the epoch under evaluation */
+	/* the weights at the end of the epoch under evaluation or evaluated last */
+	float *eval_weights;
+	/* 1: eval_weights has values; a snapshot has them only during an evaluation */
+	int has_eval;
 	uint64_t eval_version;
 	float *state[OPTIM_VECTORS]; /* state vectors of the optimizer; NULL: not needed */
 	float *scratch;              /* one gradient, used within one step of the core */

@@ -26,7 +26,9 @@ struct checkpointer {
 	struct snapshot_kept kept;
 
 	uv_work_t work;
-	int busy, rc; /* while busy, the pool owns rc, error and seconds */
+	int held,
+		waits; /* held: no write begins; waits: a snapshot waits for checkpointer_release */
+	int busy, rc;  /* while busy, the pool owns rc, error and seconds */
 	struct err error;
 	double seconds;
 	struct checkpointer_stats stats;
@@ -218,14 +220,34 @@ static void on_checkpoint_written(uv_work_t *work, int status)
 	s->done(s->arg, generation, s->rc);
 }
 
+static void queue_snapshot(struct checkpointer *s)
+{
+	/* uv_queue_work fails only without a callback */
+	(void)uv_queue_work(s->loop, &s->work, write_snapshot, on_checkpoint_written);
+}
+
 void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t generation)
 {
 	PS_ASSERT(!s->busy); /* invariant 1 */
 	s->busy = 1;
 	s->rc = encode_snapshot(s, core, generation);
 	s->snapshot.generation = generation;
-	/* uv_queue_work fails only without a callback */
-	(void)uv_queue_work(s->loop, &s->work, write_snapshot, on_checkpoint_written);
+	s->waits = s->held;
+	if (!s->waits)
+		queue_snapshot(s);
+}
+
+void checkpointer_hold(struct checkpointer *s)
+{
+	s->held = 1;
+}
+
+void checkpointer_release(struct checkpointer *s)
+{
+	s->held = 0;
+	if (s->waits)
+		queue_snapshot(s);
+	s->waits = 0;
 }
 
 int checkpointer_write(

@@ -56,6 +56,10 @@ int checkpointer_write(struct checkpointer *s, struct core *core, uint64_t gener
 /* Copies `core` now and writes the copy as `generation` on the pool. Do not call this function
  * while the checkpointer is busy. */
 void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t generation);
+/* From now on, checkpointer_start copies a snapshot as always, but the pool writes the copy only
+ * after checkpointer_release. A write that has begun continues. */
+void checkpointer_hold(struct checkpointer *s);
+void checkpointer_release(struct checkpointer *s);
 int checkpointer_busy(const struct checkpointer *s);
 /* Removes the temporary file of a write that hangs. Call this function when the process ends. */
 void checkpointer_abandon(const struct checkpointer *s);

@@ -32,20 +32,24 @@ struct epoch_export {
 	const char *dir;
 	const struct model *model;
 	struct keep_rule rule;
+	epoch_export_done_fn *done;
+	void *arg;
 	struct job *job; /* the job under way, or NULL */
 };
 
-int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,
-	const struct keep_rule *rule, const struct model *model)
+int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const struct epoch_export_of *of,
+	epoch_export_done_fn *done, void *arg)
 {
 	struct epoch_export *k = *out = mem_try(1, sizeof(*k));
 
 	if (!k)
 		return PS_ENOMEM;
 	k->loop = loop;
-	k->dir = dir;
-	k->rule = *rule;
-	k->model = model;
+	k->dir = of->dir;
+	k->rule = of->rule;
+	k->model = of->model;
+	k->done = done;
+	k->arg = arg;
 	return PS_OK;
 }
 
@@ -121,6 +125,15 @@ static void write_job(uv_work_t *work)
 		j->rc = write_path(j, j->path[i]);
 }
 
+static void log_job(const struct job *j)
+{
+	if (j->rc)
+		log_warn("keep", "failed", "epoch=%u reason=\"%s\"", j->epoch, j->e.text);
+	else
+		for (int i = 0; i < j->n_paths; i++)
+			log_info("keep", "written", "epoch=%u file=\"%s\"", j->epoch, j->path[i]);
+}
+
 static void on_job_written(uv_work_t *work, int status)
 {
 	struct job *j = work->data;
@@ -128,15 +141,13 @@ static void on_job_written(uv_work_t *work, int status)
 
 	if (status)
 		j->rc = err_set(&j->e, PS_EIO, "%s", uv_strerror(status));
-	if (j->rc)
-		log_warn("keep", "failed", "epoch=%u reason=\"%s\"", j->epoch, j->e.text);
-	else
-		for (int i = 0; i < j->n_paths; i++)
-			log_info("keep", "written", "epoch=%u file=\"%s\"", j->epoch, j->path[i]);
+	log_job(j);
 	k->job = j->next;
 	free_job(j);
 	if (k->job)
 		(void)uv_queue_work(k->loop, &k->job->work, write_job, on_job_written);
+	else
+		k->done(k->arg);
 }
 
 /* Begins job `j`, or appends it to the list of jobs if another job is under way. */
@@ -151,22 +162,26 @@ static void begin_job(struct epoch_export *k, struct job *j)
 		(void)uv_queue_work(k->loop, &j->work, write_job, on_job_written);
 }
 
-void epoch_export_evaluated(struct epoch_export *k, const struct core *c)
+/* Returns a job for the newest evaluated epoch. Returns NULL if there is no such epoch, if the rule
+ * does not keep it, if the core does not have its weights, or, after a line in the log, if there is
+ * no memory. */
+static struct job *job_of(struct epoch_export *k, const struct core *c)
 {
 	int is_best;
-	uint32_t epoch = k ? newest_epoch(c, &is_best) : 0;
+	uint32_t epoch = newest_epoch(c, &is_best);
 	size_t n = core_config(c)->n_params;
+	const float *w = core_evaluated_weights(c);
 
-	if (!epoch)
-		return;
+	if (!epoch || !w)
+		return NULL;
 	int best = k->rule.best && is_best, every = k->rule.every && epoch % k->rule.every == 0;
 	if (!best && !every)
-		return;
+		return NULL;
 	struct job *j = mem_try(1, sizeof(*j) + n * sizeof(float));
 	if (!j || !(j->tensors = strdup(core_tensors(c)))) {
 		free_job(j);
 		log_warn("keep", "failed", "epoch=%u reason=\"no memory\"", epoch);
-		return;
+		return NULL;
 	}
 	j->work.data = j;
 	j->of = k;
@@ -176,6 +191,25 @@ void epoch_export_evaluated(struct epoch_export *k, const struct core *c)
 	if (every)
 		snprintf(j->path[j->n_paths++], PATH_BYTES, "%s/epoch-%06u.safetensors", k->dir,
 			epoch);
-	memcpy(j->w, core_evaluated_weights(c), n * sizeof(float));
-	begin_job(k, j);
+	memcpy(j->w, w, n * sizeof(float));
+	return j;
+}
+
+void epoch_export_evaluated(struct epoch_export *k, const struct core *c)
+{
+	struct job *j = job_of(k, c);
+
+	if (j)
+		begin_job(k, j);
+}
+
+void epoch_export_resumed(struct epoch_export *k, const struct core *c)
+{
+	struct job *j = job_of(k, c);
+
+	if (!j)
+		return;
+	write_job(&j->work);
+	log_job(j);
+	free_job(j);
 }

@@ -8,10 +8,12 @@
  *
  * A file has the weights at the end of its epoch, which are the weights that the workers evaluated.
  * Only the results of the evaluated epochs in the core decide which epochs are exported, so a
- * restart does not change the choice. If the server dies before it has written a file, the next
- * start of the server writes the file. If a file cannot be written, the server logs this and
- * continues the run. A thread of libuv's pool writes the files; only the loop's thread may call the
- * functions of this header.
+ * restart does not change the choice. The caller lets no checkpoint that says that an epoch is
+ * evaluated reach the disk before the files of this epoch are written (checkpointer_hold). So if
+ * the server dies before it has written a file, the next process still has these weights or
+ * evaluates the epoch again, and then writes the file; otherwise it leaves the files alone. If a
+ * file cannot be written, the server logs this and continues the run. A thread of libuv's pool
+ * writes the files; only the loop's thread may call the functions of this header.
  */
 #ifndef SERVER_DURABILITY_EPOCH_EXPORT_H
 #define SERVER_DURABILITY_EPOCH_EXPORT_H
@@ -25,13 +27,24 @@ struct core;
 
 struct epoch_export; /* opaque */
 
-/* Makes an exporter that writes the epochs that `rule` selects to files in `dir`. The exporter
- * borrows `dir`, `rule` and `model`. PS_ENOMEM. */
-int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,
-	const struct keep_rule *rule, const struct model *model) PS_MUST_CHECK;
+struct epoch_export_of {
+	const char *dir; /* the directory of the files, borrowed */
+	struct keep_rule rule;
+	const struct model *model; /* borrowed */
+};
+
+/* Called when the files of all epochs so far are written, or have failed. */
+typedef void epoch_export_done_fn(void *arg);
+
+/* Makes an exporter that writes the epochs that the rule selects. PS_ENOMEM. */
+int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const struct epoch_export_of *of,
+	epoch_export_done_fn *done, void *arg) PS_MUST_CHECK;
 /* Begins to write the weights of the newest evaluated epoch if the rule keeps this epoch. Called
- * when an epoch was evaluated, and when a run is resumed. `k` may be NULL. */
+ * when an epoch was evaluated. */
 void epoch_export_evaluated(struct epoch_export *k, const struct core *c);
+/* Writes the weights of the newest evaluated epoch before it returns, if the core has them and the
+ * rule keeps this epoch. Called when a run is resumed, before its first checkpoint is written. */
+void epoch_export_resumed(struct epoch_export *k, const struct core *c);
 /* Returns 1 if a file is being written. `k` may be NULL. */
 int epoch_export_busy(const struct epoch_export *k);
 /* Frees *k, which is not busy, and sets it to NULL; *k may be NULL. */

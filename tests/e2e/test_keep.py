@@ -1,17 +1,18 @@
 """Test --keep, which writes the weights of evaluated epochs beside the checkpoints."""
 import json
+import signal
 
-import numpy as np
 import pytest
 
-from support import safetensors
 from support.programs import until
 
 
 def accuracies(directory):
-    lines = (directory / "history.jsonl").read_text().splitlines()
-    epochs = [o for o in map(json.loads, lines) if o["kind"] == "epoch"]
-    return {o["epoch"]: o["accuracy"] for o in epochs}
+    """Returns the accuracy of each epoch in the history. The last line may be incomplete."""
+    file = directory / "history.jsonl"
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    lines = map(json.loads, text[:text.rfind("\n") + 1].splitlines())
+    return {o["epoch"]: o["accuracy"] for o in lines if o["kind"] == "epoch"}
 
 
 def test_the_best_epoch_and_each_one(programs, small):
@@ -42,20 +43,40 @@ def test_the_best_epoch_and_each_one(programs, small):
     assert again["accuracy"] > 0.5
 
 
-def test_the_next_start_writes_what_a_killed_server_did_not(programs, small):
-    options = ("--model", "seed:4", "--epochs", 1000, "--checkpoint-ms", 100, "--keep", "every=1")
+def check_files(programs, place, data):
+    """Each evaluated epoch has a file, whose weights have the accuracy in the history."""
+    for epoch, accuracy in accuracies(place).items():
+        file = place / f"epoch-{epoch:06}.safetensors"
+        said = "\n".join(programs.ctl("eval", "--weights", file, "--data", data).out)
+        assert f"accuracy {accuracy:.4f} " in said, f"{file.name}: {accuracy} {said[:200]}"
+
+
+@pytest.mark.parametrize("durability", ["replay", "always"])
+def test_kills_leave_the_file_of_each_evaluated_epoch(programs, small, durability):
+    options = ("--model", "fc:10", "--epochs", 1000, "--checkpoint-ms", 20, "--keep", "every=1",
+               "--durability", durability)
     server = programs.server(*options)
     worker = programs.worker(server.endpoint, data=small)
-    until(lambda: len(list(server.directory.glob("epoch-*.safetensors"))) >= 3, 30, "three files")
-    server.kill()
+    for n in range(1, 5):
+        until(lambda: len(accuracies(server.directory)) >= 3 * n, 30, "three epochs")
+        server.kill()
+        server = programs.restart(server, *options)
+    until(lambda: len(accuracies(server.directory)) >= 15, 30, "the last epochs")
+    server.signal(signal.SIGTERM)
+    server.wait(20)
     worker.kill()
-    written = sorted(server.directory.glob("epoch-*.safetensors"))
-    for file in written:
-        file.unlink()
-    programs.restart(server, *options)
-    until(lambda: list(server.directory.glob("epoch-*.safetensors")), 10, "the newest epoch")
-    (file,) = server.directory.glob("epoch-*.safetensors")
-    assert np.isfinite(safetensors.flat(file)).all()
+    check_files(programs, server.directory, small)
+
+
+def test_another_start_of_a_finished_run_leaves_the_files_alone(programs, small):
+    options = ("--model", "fc:10", "--epochs", 2, "--keep", "best,every=1")
+    programs.train(1, *options, data=small)
+    place = programs.directory / "ckpt"
+    before = {file.name: file.read_bytes() for file in place.glob("*.safetensors")}
+    assert len(before) == 3
+    server = programs.server(*options, directory=place)
+    assert server.wait(10) == 0
+    assert {file.name: file.read_bytes() for file in place.glob("*.safetensors")} == before
 
 
 @pytest.mark.parametrize("rules", ["all", "every=0", "best;every=2", "best,"])

@@ -118,7 +118,13 @@ void cluster_evaluate(struct cluster *k, uint32_t i)
 		.eval_count = h->grant.eval_count};
 	fixture_message(&k->f, h->peer, &m);
 	h->grant = (struct msg_grant){.request = h->request};
+	int goes_on =
+		fixture_count(&k->f, EFFECT_EVALUATED) && !fixture_count(&k->f, EFFECT_FINISH);
 	cluster_receive(k);
+	if (goes_on) { /* dispatch adds a tick, too */
+		fixture_tick(&k->f, 0);
+		cluster_receive(k);
+	}
 }
 
 int cluster_act(struct cluster *k, uint32_t i)

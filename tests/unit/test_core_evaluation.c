@@ -128,6 +128,55 @@ TEST(weights_under_evaluation_stand_still)
 	fixture_close(&f);
 }
 
+TEST(the_evaluated_weights_stand_still_in_the_step_that_ends_an_evaluation)
+{
+	struct core_fixture f;
+	struct stamp s;
+	struct msg_grant g;
+
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	assert_null(core_evaluated_weights(f.core));
+	push_epoch(&f, s, 0);
+	push_epoch(&f, s, 1); /* trained before epoch 0 is evaluated */
+	for (uint64_t i = 1; i <= 3; i++) {
+		assert_null(core_evaluated_weights(f.core)); /* this evaluation is under way */
+		g = fixture_grant(&f, 9, s, i);
+		assert_int_equal(g.eval_id, 1);
+		result(&f, 9, s, &g);
+	}
+	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1);
+	assert_true(core_evaluated_weights(f.core)[0] == -1.0f);
+	fixture_tick(&f, 1); /* the evaluation of epoch 1 begins */
+	assert_null(core_evaluated_weights(f.core));
+	assert_int_equal(fixture_grant(&f, 9, s, 4).eval_id, 2);
+	fixture_close(&f);
+}
+
+TEST(a_snapshot_after_an_evaluation_does_not_have_its_weights)
+{
+	struct core_fixture f;
+	struct stamp s;
+	struct msg_grant g;
+
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	push_epoch(&f, s, 0);
+	g = fixture_grant(&f, 9, s, 1);
+	result(&f, 9, s, &g);
+	fixture_restart(&f); /* in the middle of the evaluation */
+	s = fixture_come_back(&f, 9, s, 1);
+	for (uint64_t i = 2; i <= 3; i++) {
+		g = fixture_grant(&f, 9, s, i);
+		result(&f, 9, s, &g);
+	}
+	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1);
+	assert_true(core_evaluated_weights(f.core)[0] == -1.0f);
+	fixture_restart(&f);
+	assert_null(core_evaluated_weights(f.core));
+	fixture_close(&f);
+}
+
 /* ---- RESULT --------------------------------------------------------------------------------- */
 
 TEST(a_result_that_was_never_granted_is_refused)
@@ -286,7 +335,9 @@ TEST(the_next_epoch_ends_only_after_the_last_ones_evaluation)
 		result(&f, 9, s, &g);
 	}
 	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1); /* epoch 0 */
-	assert_int_equal(fixture_count(&f, EFFECT_TRAINED), 1);   /* epoch 1 */
+	assert_int_equal(core_training_epoch(f.core), 1);
+	fixture_tick(&f, 1);
+	assert_int_equal(fixture_count(&f, EFFECT_TRAINED), 1); /* epoch 1 */
 	assert_int_equal(core_training_epoch(f.core), 2);
 	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
 	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 2);

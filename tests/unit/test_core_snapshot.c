@@ -264,8 +264,6 @@ static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c),
 #define FALSE_VALUES(X)                                                                            \
 	X(a_batch_in_no_state, c->leases.batch[2] = 3)                                             \
 	X(a_portion_in_no_state, c->leases.portion[1] = 3)                                         \
-	X(no_batch_left_though_the_epoch_goes_on,                                                  \
-		(memset(c->leases.batch, BATCH_DONE, 4), c->leases.evaluating = 0))                \
 	X(no_portion_left_though_it_is_evaluated, memset(c->leases.portion, BATCH_DONE, 3))        \
 	X(an_epoch_past_the_last, c->leases.epoch = 3)                                             \
 	X(an_evaluation_before_any_epoch, c->leases.epoch = 0)                                     \
@@ -309,10 +307,18 @@ static void unchanged(struct core *c)
 	(void)c;
 }
 
+/* In this state the next step begins the evaluation of the epoch in training. */
+static void trained_before_its_evaluation(struct core *c)
+{
+	memset(c->leases.batch, BATCH_DONE, 4);
+	c->leases.evaluating = 0;
+}
+
 TEST(a_snapshot_with_an_impossible_value_is_refused)
 {
 	for (int kind = 0; kind < OPTIM_LBFGS; kind++)
 		refused_after((enum optim_kind)kind, unchanged, 1);
+	refused_after(OPTIM_ADAGRAD, trained_before_its_evaluation, 1);
 #define TRY(name, change)                                                                          \
 	print_message("%s\n", #name);                                                              \
 	refused_after(OPTIM_ADAGRAD, name, 0);

@@ -99,6 +99,24 @@ TEST_IN(a_snapshot_is_one_instant, run_set_up, run_tear_down)
 	assert_int_equal(core_stats(run_startup.core)->version, 1);
 }
 
+TEST_IN(a_held_snapshot_is_written_after_its_release, run_set_up, run_tear_down)
+{
+	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
+	run_join(0, 0);
+	checkpointer_hold(run_checkpointer);
+	checkpointer_start(run_checkpointer, run_startup.core, 3);
+	direct_push(&run_worker, (struct work){0}, 0, 0, 1);
+	uv_run(&run_loop, UV_RUN_DEFAULT);
+	assert_true(checkpointer_busy(run_checkpointer));
+	assert_int_not_equal(checkpointer_stats(run_checkpointer)->generation, 3);
+	checkpointer_release(run_checkpointer);
+	uv_run(&run_loop, UV_RUN_DEFAULT);
+	assert_false(checkpointer_busy(run_checkpointer));
+	run_die();
+	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
+	assert_int_equal(core_stats(run_startup.core)->version, 0); /* the instant of the copy */
+}
+
 TEST_IN(statistics_are_kept, run_set_up, run_tear_down)
 {
 	run_start("--model;fc:10");

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Print the percentage of the lines of each file that the committed corpora reach.
+"""Print the percentage of the lines of each file that the committed corpora of TARGETS reach.
 
   make fuzz-coverage      build with gcov (FLAVOUR=cover), replay the corpora, print
 
@@ -12,27 +12,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/cover"
+TARGETS = ["wire", "session", "core", "snapshot"]  # COVER_TARGETS of fuzz.mk
 # {part: (its files, the minimum percentage of their lines that the corpora must reach)}
 PARTS = {
     "wire": (["proto/decode.c", "proto/schema.c", "proto/checksum.c", "proto/encode.c"], 90),
     "session": (["worker/client/session.c"], 90),
     "core": (["server/core/*.c"], 90),
 }
+LEFT_OUT = ["snapshot_v5.c"]  # no target uses it
 
 
 def replay():
     for data in BUILD.rglob("*.gcda"):
         data.unlink()
-    for corpus in sorted((ROOT / "tests/fuzz/corpus").iterdir()):
-        subprocess.run([BUILD / "tests/fuzz" / corpus.name, corpus], check=True,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=600)
+    for target in TARGETS:
+        subprocess.run([BUILD / "tests/fuzz" / target, ROOT / "tests/fuzz/corpus" / target],
+                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                       timeout=600)
 
 
 def lines_of(source):
     """Returns (number of lines that ran, number of lines) of a C file."""
-    notes = BUILD / source.with_suffix(".gcda").relative_to(ROOT)
-    if not notes.exists():
-        return 0, 0
+    notes = BUILD / source.with_suffix(".gcno").relative_to(ROOT)
     text = subprocess.run(["gcov", "-n", notes], capture_output=True, text=True, cwd=ROOT,
                           check=True).stdout
     name = str(source.relative_to(ROOT))
@@ -46,7 +47,7 @@ def main():
     failed = 0
     for part, (patterns, min_share) in PARTS.items():
         ran = total = 0
-        for source in sorted(f for p in patterns for f in ROOT.glob(p)):
+        for source in sorted(f for p in patterns for f in ROOT.glob(p) if f.name not in LEFT_OUT):
             a, b = lines_of(source)
             ran, total = ran + a, total + b
             print(f"  {source.relative_to(ROOT)!s:36} {a:5} of {b:5} lines")

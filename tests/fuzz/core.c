@@ -680,7 +680,9 @@ static void key_of_peer(const struct fuzz *f, const struct peer *p, char *owner)
 	static const char keys[KINDS_OF_KEYS][PEERS + 1] = {"", "abcd", "abca", "aaaa"};
 	const char *key = keys[f->further.keys];
 
-	owner[0] = key[0] ? key[p - f->peer] : '\0';
+	owner[0] = key[0];
+	if (key[0])
+		owner[0] = key[p - f->peer];
 	owner[1] = '\0';
 }
 

@@ -16,6 +16,10 @@
 #define KEEP_BLOCK (32 << 20)  /* the largest value that glibc accepts for M_MMAP_THRESHOLD */
 #define KEEP_FREE  (256 << 20) /* freed bytes that glibc keeps at the end of each heap */
 
+/* the bytes that mem_limit still permits this thread, and whether it has refused a block */
+static _Thread_local uint64_t limit_left = UINT64_MAX;
+static _Thread_local int limit_refused;
+
 /* Returns the first line of a file, or "" if there is none. */
 static const char *first_line(const char *path, char line[256])
 {
@@ -67,11 +71,36 @@ void mem_trim(void)
 	(void)malloc_trim(0);
 }
 
+void mem_limit(uint64_t bytes)
+{
+	limit_left = bytes;
+	limit_refused = 0;
+}
+
+int mem_unlimit(void)
+{
+	limit_left = UINT64_MAX;
+	return limit_refused;
+}
+
+/* Counts a block towards the limit of mem_limit. Returns 0 if it exceeds the limit. */
+static int is_within_limit(size_t bytes)
+{
+	if (limit_left == UINT64_MAX)
+		return 1;
+	if (bytes > limit_left) {
+		limit_refused = 1;
+		return 0;
+	}
+	limit_left -= bytes;
+	return 1;
+}
+
 /* Returns a zeroed block whose address and size are multiples of `alignment`, or NULL.
  * aligned_alloc needs such a size, so an empty block takes `alignment` bytes. */
 static void *zeroed_block(size_t bytes, size_t alignment)
 {
-	if (bytes > PTRDIFF_MAX - alignment)
+	if (bytes > PTRDIFF_MAX - alignment || !is_within_limit(bytes))
 		return NULL;
 	bytes = bytes ? (bytes + alignment - 1) / alignment * alignment : alignment;
 	void *p = aligned_alloc(alignment, bytes);

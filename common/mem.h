@@ -31,6 +31,13 @@ void *mem_try(size_t n, size_t size);
  * fewer translations of addresses when a loop touches many places in the block. */
 void *mem_huge(size_t n, size_t size);
 
+/* From now on, all blocks of mem_try and mem_huge that this thread allocates may have `bytes` bytes
+ * in total, also those that it has freed. A block that exceeds this limit is NULL. The limit bounds
+ * what a model of a peer can allocate. */
+void mem_limit(uint64_t bytes);
+/* Ends the limit of this thread. Returns 1 if the limit has refused a block. */
+int mem_unlimit(void);
+
 /* Reserves `bytes` bytes of zeros, aligned to a page. The kernel provides a page at the first
  * access to this page, so a block of the largest possible size takes memory only for the pages in
  * use. Returns NULL on failure. Release the block with mem_lazy_free. */

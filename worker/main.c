@@ -186,6 +186,7 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 		.threads = (int)o->threads,
 		.precision = o->precision,
 		.kernels = o->kernels,
+		.memory = o->memory_mb ? (uint64_t)o->memory_mb << 20 : mem_of_machine() / 2,
 		.stop = is_stopped};
 	struct cnnps_options c;
 	struct trainer_device device;

@@ -121,6 +121,10 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"more, the worker reads plain files batch by batch from the disk, and "
 			"refuses gzipped files and files of EMNIST; 0 means half of the machine's "
 			"memory"),
+		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
+			"maximum memory, in MiB, for the model of the server and the activations "
+			"of its layers; if a model needs more, the worker exits with status 1; 0 "
+			"means half of the memory of the machine or container"),
 		{.name = "lane",
 			.type = OPT_ENUM,
 			.dest = &o->lane,

@@ -13,7 +13,7 @@ struct worker_options {
 	const char *server, *data, *device, *name; /* data NULL: search the usual directories */
 	const char *key, *server_key;              /* key files, or NULL */
 	int64_t threads, connect_timeout_ms, disconnect_timeout_ms, batch_timeout_ms, grace_ms,
-		device_timeout_ms, replay_mb, data_mb;
+		device_timeout_ms, replay_mb, data_mb, memory_mb;
 	int precision, kernels; /* enums kx_precision, kx_kernels */
 	int print_data_id;
 	int lane; /* enum cnnps_lane */

@@ -16,6 +16,9 @@
 #include "worker/watchdog.h"
 
 #define TEST_BATCH 1000 /* test images per call of the device */
+/* vectors of all parameters that the worker itself has besides the backends: weights of the
+ * training and of the evaluation, a gradient, and the worker's own weights (steps.h) */
+#define HOST_VECTORS 4u
 
 struct trainer {
 	struct cnnps *c;
@@ -284,6 +287,25 @@ static uint32_t max_batch(const struct trainer *t)
 	return t->info->batch < t->train.n ? t->info->batch : (uint32_t)t->train.n;
 }
 
+/* Opens both backends within cfg->memory, because the model is the server's: a short text can
+ * describe layers whose activations need any memory. */
+static int open_backends(struct trainer *t)
+{
+	const uint64_t memory = t->cfg->memory ? t->cfg->memory : UINT64_MAX,
+		       vectors = HOST_VECTORS * t->model.n_params * sizeof(float);
+
+	mem_limit(vectors < memory ? memory - vectors : 0);
+	int rc = open_backend(t, &t->backend, max_batch(t), t->loader ? NULL : &t->train);
+	if (!rc)
+		rc = open_backend(t, &t->tester, TEST_BATCH, t->test_loader ? NULL : &t->test);
+	if (mem_unlimit() && rc == PS_ENOMEM)
+		rc = err_set(t->e, rc,
+			"the run's model needs more than %llu MiB of memory for batches of %u "
+			"images (--memory-mb)",
+			(unsigned long long)(memory >> 20), max_batch(t));
+	return rc;
+}
+
 static int open_trainer(struct trainer *t)
 {
 	char kernels[BACKEND_KERNELS_TEXT];
@@ -297,9 +319,7 @@ static int open_trainer(struct trainer *t)
 	if (!rc)
 		rc = open_loader(t, &t->test_loader, TEST_PART, TEST_BATCH);
 	if (!rc)
-		rc = open_backend(t, &t->backend, max_batch(t), t->loader ? NULL : &t->train);
-	if (!rc)
-		rc = open_backend(t, &t->tester, TEST_BATCH, t->test_loader ? NULL : &t->test);
+		rc = open_backends(t);
 	if (rc)
 		return rc;
 	t->steps = (struct steps){.c = t->c,

@@ -15,6 +15,7 @@ struct trainer_config {
 	const struct data *data;
 	const char *device;
 	int threads, precision, kernels; /* as struct backend_options */
+	uint64_t memory; /* maximum bytes for the model and its activations; 0: no maximum */
 	/* called between batches; if it returns nonzero, the trainer stops */
 	int (*stop)(void *arg);
 	void *stop_arg;

@@ -22,6 +22,24 @@ const char *__tsan_default_options(void)
 	return "allocator_may_return_null=1";
 }
 
+TEST(a_limit_bounds_all_blocks_of_a_thread)
+{
+	mem_limit(1000);
+	free(mem_try(1, 600));
+	assert_null(mem_try(1, 600)); /* a block that was freed counts, too */
+	assert_null(mem_huge(1, 600));
+	void *p = mem_try(100, 4);
+	assert_non_null(p);
+	free(p);
+	assert_int_equal(mem_unlimit(), 1);
+
+	p = mem_try(1, 2000);
+	assert_non_null(p);
+	free(p);
+	mem_limit(1000);
+	assert_int_equal(mem_unlimit(), 0);
+}
+
 TEST(blocks_are_zeroed_and_aligned_to_64_bytes)
 {
 	for (size_t n = 1; n < 5000; n = n * 3 + 1)

@@ -5,6 +5,7 @@ images needs.
 The hostile server changes the WELCOME of a real server and passes it on. The hostile server answers
 all other messages itself.
 """
+import contextlib
 import json
 import threading
 import time
@@ -221,6 +222,22 @@ def test_a_huge_batch_takes_no_more_memory_than_the_own_images(hostile, programs
         peaks.append(peak_mib(worker))
         worker.kill()
     assert peaks[1] < 1.1 * peaks[0] + 10, peaks
+
+
+def test_a_model_with_huge_activations_is_refused(hostile, programs, small):
+    def change(welcome):
+        grants.n_params = welcome.n_params
+
+    server = hostile(grants, change, model="conv:20000:1 tanh tanh tanh pool:2 pool:2 pool:7 fc:10")
+    worker = programs.worker(server.endpoint, "--memory-mb", 400, data=small)
+    peak = 0
+    while worker.running() and peak < 500:
+        with contextlib.suppress(OSError, IndexError):  # the worker ends while the test reads
+            peak = max(peak, peak_mib(worker))
+        time.sleep(0.01)
+    assert peak < 500
+    assert worker.wait() == 1
+    assert "needs more than 400 MiB of memory for batches of" in worker.tail()
 
 
 @pytest.mark.parametrize("what", ["status", "top"])

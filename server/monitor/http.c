@@ -38,12 +38,10 @@
 #define LAST_POLL_MS 10
 #define MAX_WAITING  ((size_t)4 << 20) /* maximum bytes that a stream can leave unread */
 #define MIN_TOKEN    16u
-/* HTTP may use this part of the time of one processor, after a burst. At more, it pauses until it
- * has used no more than this part since the burst, but at most MAX_PAUSE_MS, so that /healthz
- * answers a supervisor soon after a page that took long. */
-#define TIME_PART    20u /* one in 20: 5 % */
-#define BURST_NS     ((int64_t)200000000)
-#define MAX_PAUSE_MS 500u
+/* Pages for clients without a token may use this part of the time of one processor, after a burst.
+ * /healthz and /livez, which cost little, do not count. */
+#define PAGE_PART 10u /* one in 10 */
+#define BURST_NS  ((int64_t)500000000)
 /* the name of the cookie; the port follows, because browsers send a cookie to all ports */
 #define COOKIE "cnnps_token_"
 
@@ -96,9 +94,8 @@ struct http {
 	struct MHD_Daemon *daemon;
 	uv_poll_t poll;
 	uv_timer_t timer;
-	int64_t time_left_ns; /* processor time that HTTP may use now; below 0, HTTP pauses */
-	uint64_t counted_ns;  /* the time at which time_left_ns was increased */
-	int is_paused;
+	int64_t page_ns;     /* processor time that pages may use now; it can be below 0 */
+	uint64_t counted_ns; /* the time at which page_ns was increased */
 	http_page_fn *page;
 	void *arg;
 	char url[320];
@@ -491,6 +488,11 @@ static int is_token(const struct http *h, const char *given, size_t n)
 	return !differs;
 }
 
+static int is_probe(const char *path)
+{
+	return strcmp(path, "/healthz") == 0 || strcmp(path, "/livez") == 0;
+}
+
 static int may_read(const struct http *h, struct MHD_Connection *connection, const char *path)
 {
 	static const char bearer[] = "Bearer ";
@@ -498,7 +500,7 @@ static int may_read(const struct http *h, struct MHD_Connection *connection, con
 		connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
 	const char *cookie = MHD_lookup_connection_value(connection, MHD_COOKIE_KIND, h->cookie);
 
-	if (!h->token || strcmp(path, "/healthz") == 0 || strcmp(path, "/livez") == 0)
+	if (!h->token || is_probe(path))
 		return 1;
 	if (header && strncasecmp(header, bearer, sizeof(bearer) - 1) == 0)
 		return is_token(
@@ -591,6 +593,28 @@ static void on_completed(void *arg, struct MHD_Connection *connection, void **st
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
+/* Returns the processor time that this thread has used. */
+static int64_t thread_ns(void)
+{
+	struct timespec t = {0};
+
+	(void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Returns 1 if pages may use processor time. A client that requests pages as fast as it can would
+ * otherwise take the loop's time from the workers. */
+static int has_page_time(struct http *h)
+{
+	const uint64_t now_ns = uv_hrtime();
+
+	h->page_ns += (int64_t)((now_ns - h->counted_ns) / PAGE_PART);
+	h->counted_ns = now_ns;
+	if (h->page_ns > BURST_NS)
+		h->page_ns = BURST_NS;
+	return h->page_ns > 0;
+}
+
 static enum MHD_Result answer_get(
 	struct http *h, struct MHD_Connection *connection, const char *path, int is_get)
 {
@@ -600,7 +624,13 @@ static enum MHD_Result answer_get(
 		return send_form(connection, path, "");
 	if (is_get && strcmp(path, "/events") == 0)
 		return open_stream(h, connection);
+	const int is_counted = !h->token && !is_probe(path);
+	if (is_counted && !has_page_time(h))
+		return send_text(
+			connection, MHD_HTTP_TOO_MANY_REQUESTS, "too many requests: try again\n");
+	const int64_t begin_ns = thread_ns();
 	h->page(h->arg, path, &page);
+	h->page_ns -= is_counted ? thread_ns() - begin_ns : 0;
 	if (page.code == 0)
 		return send_text(connection, MHD_HTTP_NOT_FOUND,
 			"/ /metrics /status /history /history/short /events /healthz /livez\n");
@@ -647,63 +677,20 @@ static void on_http_poll(uv_poll_t *p, int status, int events)
 
 static void on_http_timer(uv_timer_t *t)
 {
-	struct http *h = t->data;
-
-	h->is_paused = 0;
-	run_daemon(h);
-}
-
-/* Returns the processor time that this thread has used. */
-static int64_t thread_ns(void)
-{
-	struct timespec t = {0};
-
-	(void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-/* Subtracts the processor time that HTTP has just used, and returns the milliseconds for which HTTP
- * then must pause. A client that sends requests as fast as it can would otherwise take the loop's
- * time from the workers. No client is refused: requests wait in the kernel, and each run of
- * libmicrohttpd after a pause reads from all connections. */
-static uint64_t pause_after(struct http *h, int64_t used_ns)
-{
-	const uint64_t now_ns = uv_hrtime();
-	const int64_t earned_ns = (int64_t)((now_ns - h->counted_ns) / TIME_PART);
-	const int64_t least_ns = -(int64_t)MAX_PAUSE_MS * 1000000 / TIME_PART;
-
-	h->counted_ns = now_ns;
-	h->time_left_ns += earned_ns;
-	if (h->time_left_ns > BURST_NS)
-		h->time_left_ns = BURST_NS;
-	h->time_left_ns -= used_ns;
-	if (h->time_left_ns < least_ns)
-		h->time_left_ns = least_ns;
-	return h->time_left_ns < 0 ? (uint64_t)(-h->time_left_ns * (int64_t)TIME_PART / 1000000) + 1
-				   : 0;
+	run_daemon(t->data);
 }
 
 /* Runs libmicrohttpd now, and again at its next time-out, at most MAX_SLEEP_MS later. The limit
  * MAX_SLEEP_MS is needed when libmicrohttpd had as many connections as allowed: it accepts new ones
- * only in its next run, and sets no time-out for that run. During a pause the function does
- * nothing. */
+ * only in its next run, and sets no time-out for that run. */
 static void run_daemon(struct http *h)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
-	const int64_t begin_ns = thread_ns();
 
-	if (h->is_paused)
-		return;
 	(void)MHD_run(h->daemon);
 	close_slow(h);
-	const uint64_t pause_ms = pause_after(h, thread_ns() - begin_ns);
-	h->is_paused = pause_ms > 0;
-	if (h->is_paused)
-		uv_poll_stop(&h->poll);
-	else
-		uv_poll_start(&h->poll, UV_READABLE, on_http_poll);
-	if (h->is_paused || MHD_get_timeout(h->daemon, &ms) != MHD_YES || ms > MAX_SLEEP_MS)
-		ms = h->is_paused ? pause_ms : MAX_SLEEP_MS;
+	if (MHD_get_timeout(h->daemon, &ms) != MHD_YES || ms > MAX_SLEEP_MS)
+		ms = MAX_SLEEP_MS;
 	uv_timer_start(&h->timer, on_http_timer, ms, 0);
 }
 
@@ -715,8 +702,9 @@ static int watch_daemon(struct http *h, struct err *e)
 		return err_set(e, PS_ENET, "HTTP: the loop cannot watch it");
 	uv_timer_init(h->loop, &h->timer);
 	h->poll.data = h->timer.data = h;
-	h->time_left_ns = BURST_NS;
+	h->page_ns = BURST_NS;
 	h->counted_ns = uv_hrtime();
+	uv_poll_start(&h->poll, UV_READABLE, on_http_poll);
 	run_daemon(h);
 	return PS_OK;
 }

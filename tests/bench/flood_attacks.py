@@ -5,7 +5,6 @@ unrelated socket, with the same messages and connections in both cases. An attac
 correct peer does: it ignores replies, and opens each connection that it loses again at once.
 """
 import random
-import select
 import selectors
 import socket
 import sys
@@ -200,39 +199,29 @@ class slow_http:
 
 
 class requests:
-    """Complete HTTP requests on a few connections. One step sends REQUESTS of them, and drops the
-    answers that have arrived."""
+    """Complete HTTP requests. Each step opens a connection, in place of the oldest one, because the
+    server answers one request of a connection and then closes it."""
 
     PATH, REQUESTS = "/healthz", 20
 
     def __init__(self, target):
         request = f"GET {self.PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-        self.address, self.request, self.at = target.http, self.REQUESTS * request.encode(), 0
-        self.open = [None] * LINKS
+        self.address, self.request = target.http, self.REQUESTS * request.encode()
+        self.open = []
 
     def step(self):
-        self.at = (self.at + 1) % LINKS
-        s = self.open[self.at]
+        if len(self.open) == LINKS:
+            self.open.pop(0).close()
         try:
-            if s is None:
-                s = self.open[self.at] = socket.create_connection(self.address, 1)
-                s.setblocking(False)
-            while select.select([s], [], [], 0)[0] and s.recv(1 << 20):
-                pass
-            s.send(self.request)
-        except BlockingIOError:
-            return False
+            self.open.append(socket.create_connection(self.address, 1))
+            self.open[-1].sendall(self.request)
         except OSError:
-            if s:
-                s.close()
-            self.open[self.at] = None
             return False
         return True
 
     def close(self):
         for s in self.open:
-            if s:
-                s.close()
+            s.close()
 
 
 class pages(requests):

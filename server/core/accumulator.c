@@ -194,6 +194,18 @@ void accumulator_keep(struct core *c, const struct worker *w, const struct msg_p
 	note_peak(c, weight, store_peak(c, &p->slices));
 }
 
+void accumulator_limit_norms(struct core *c, double max)
+{
+	struct gradient_accumulator *a = &c->accumulator;
+
+	for (uint32_t i = 0; i < a->parts; i++) {
+		float *g = a->part[i].g;
+		double norm = sqrt(blocks_squares(&c->blocks, g, c->store.trained));
+
+		scale_values(c, g, c->store.trained, norm > max ? max / norm : 1);
+	}
+}
+
 /* ---- one gradient of each worker ------------------------------------------------------------- */
 
 static struct part *reset_part(

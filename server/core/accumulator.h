@@ -72,6 +72,8 @@ void accumulator_average(struct core *c, const struct worker *w, const struct sl
  * each with the same weight. The caller calls accumulator_clear next, because a robust rule changes
  * the collected gradients. */
 void accumulator_mean(struct core *c, float *g);
+/* Scales each kept gradient whose norm is above `max` down to this norm. */
+void accumulator_limit_norms(struct core *c, double max);
 /* Returns 1 if a robust rule gets one gradient of each key. */
 int accumulator_merges_keys(const struct core *c);
 /* Returns the number of gradients that a robust rule would get now, of keys or of workers. Counts

@@ -344,13 +344,11 @@ void norms_inherit(const struct core *c, struct worker_norms *n, const struct wo
 
 /* Returns the size above which a gradient is scaled down. In sandblaster, pushes have unequal
  * numbers of batches, and a gradient of fewer batches is larger, because it averages less noise
- * out. In sync, the medians change with each gradient of a step, so the end of an honest run would
- * depend on the order in which the gradients arrive. */
+ * out. */
 static double largest_unscaled(const struct core *c)
 {
 	const double ratio = c->cfg.limits.norm_ratio;
-	int has_cap = compares_means(c) && c->cfg.training.mode != MODE_SANDBLASTER &&
-		      c->cfg.training.mode != MODE_SYNC;
+	int has_cap = compares_means(c) && c->cfg.training.mode != MODE_SANDBLASTER;
 
 	return has_cap ? vec_smaller(CAP, ratio) : ratio;
 }
@@ -373,7 +371,7 @@ double norms_scale(struct core *c, const struct msg_push *p)
 	const double ratio = c->cfg.limits.norm_ratio;
 	struct yardsticks y;
 
-	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD)
+	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD || c->cfg.training.mode == MODE_SYNC)
 		return 1;
 	if (!find_yardsticks(c, 0, NULL, &y))
 		return follow(c, norm_of(c, p));
@@ -381,4 +379,31 @@ double norms_scale(struct core *c, const struct msg_push *p)
 
 	c->norms.yardstick = y.high;
 	return size > max ? max / size : 1;
+}
+
+double norms_limit_of_step(
+	struct core *c, int (*is_in_step)(const struct core *, const struct worker *))
+{
+	const double ratio = c->cfg.limits.norm_ratio, before = c->norms.yardstick;
+	struct yardsticks y;
+	struct electorate e = {0};
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		if (is_in_step(c, &c->worker[i]) && c->worker[i].norms.mean > 0)
+			e.worker[e.n++] = &c->worker[i];
+	int decides = represent_keys(&e) || (e.n >= MAJORITY_OF && !e.worker[0]->session.owner[0]);
+	double norm = median_of(&e, last_of);
+	if (decides)
+		c->norms.yardstick = norm;
+	else if (find_yardsticks(c, 0, NULL, &y))
+		c->norms.yardstick = y.high;
+	else if (before <= 0)
+		return (double)INFINITY;
+	else { /* as in follow */
+		if (norm > 0)
+			c->norms.yardstick =
+				mean_with(before, vec_smaller(norm, ratio * before), SIZE_PART);
+		return ratio * before;
+	}
+	return ratio * c->norms.yardstick;
 }

@@ -18,9 +18,11 @@
  * numbers, and the larger yardstick is the largest. With R = cfg.limits.norm_ratio:
  *
  * - a gradient of a size above CAP (1.5) is scaled down to CAP in a run with a data set. In runs
- *   without a data set, and in the modes sync and sandblaster, the limit is R; in mode easgd there
- *   is no limit. The first updates of an honest run can make gradients thousands of times larger,
- *   so a single gradient above the limit is not rejected, except as described below;
+ *   without a data set and in mode sandblaster, the limit is R; in mode easgd there is no limit. In
+ *   sync, a gradient is scaled when its step ends: its norm may be R times the median of the norms
+ *   in the step, so neither the order of arrival nor the worker that computed a batch matters. The
+ *   first updates of an honest run can make gradients thousands of times larger, so a single
+ *   gradient above the limit is not rejected, except as described below;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
  *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (4) sizes. In this
  *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). So one gradient of any
@@ -116,5 +118,9 @@ void norms_inherit(const struct core *c, struct worker_norms *n, const struct wo
 /* Returns the factor, at most 1, by which the gradient of push `p` is scaled. Called once for each
  * push that is accepted. */
 double norms_scale(struct core *c, const struct msg_push *p);
+/* Returns the largest norm of a gradient in the step of sync that ends now. `is_in_step` returns 1
+ * for the workers whose gradient the step has. */
+double norms_limit_of_step(
+	struct core *c, int (*is_in_step)(const struct core *, const struct worker *));
 
 #endif

@@ -38,6 +38,7 @@
 #include "server/core/batch_ledger.h"
 #include "server/core/later_epochs.h"
 #include "server/core/leases.h"
+#include "server/core/norms.h"
 #include "server/core/pace.h"
 #include "server/core/rights.h"
 #include "server/core/run.h"
@@ -108,6 +109,8 @@ static void step(struct core *c, uint32_t epoch)
 
 	PS_ASSERT(a->pushes > 0 && a->parts == a->pushes);     /* invariant 2 */
 	PS_ASSERT(epoch == c->leases.epoch || a->pushes == 1); /* invariant 3 */
+	if (c->cfg.limits.norm_ratio > 0)
+		accumulator_limit_norms(c, norms_limit_of_step(c, has_answered));
 	accumulator_mean(c, store_scratch(c));
 	batch_ledger_record(c, epoch, a->images, accumulator_loss_sum(c));
 	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0));

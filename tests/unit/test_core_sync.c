@@ -234,6 +234,62 @@ TEST(any_order_of_arrival_makes_the_same_bytes)
 	}
 }
 
+/* Returns the value of all weights in the gradient of batch `i`. Every eleventh batch has a
+ * gradient 40 times larger than that of the others, and no two batches have the same. */
+static double spike(uint32_t i)
+{
+	return (i % 11 == 2 ? 40 : 1) * (1 + i / 1024.0);
+}
+
+static double cluster_spikes(uint32_t i, const float *w, double *g)
+{
+	/* no gradient comes again in the next epoch */
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		g[j] = spike(i) * (1 + (w[0] < -8 ? 1 / 4096.0 : 0));
+	return 0.5;
+}
+
+/* Returns the sum of the gradients of batches `first` to `first` + 3, if each may be 4 times the
+ * median, which is the third smallest of four. At most one of them is a spike. */
+static double limited_sum(uint32_t first)
+{
+	double sum = 0, others = 0;
+	uint32_t at = first;
+
+	for (uint32_t i = first; i < first + 4; i++) {
+		at = i % 11 == 2 ? i : at;
+		sum += spike(i);
+	}
+	if (at % 11 != 2)
+		return sum;
+	others = spike(at == first + 3 ? first + 2 : first + 3);
+	return sum - spike(at) + 4 * others;
+}
+
+TEST(a_large_gradient_is_scaled_alike_in_any_order_of_arrival)
+{
+	float first = 0;
+
+	for (uint64_t seed = 1; seed <= 20; seed++) {
+		struct rng r = rng_seed(seed, RNG_SIM, 0);
+		struct core_config cfg = sync_config(0);
+		struct cluster k;
+
+		cfg.limits.norm_ratio = 4;
+		open_sync_cluster(&k, cfg, 4, 740, cluster_spikes);
+		cluster_run(&k, 4, &r);
+		float end = core_weights(k.f.core)[0];
+		cluster_close(&k);
+		first = seed == 1 ? end : first;
+		assert_true(end >= first && end <= first);
+	}
+	double end = 0;
+	for (uint32_t i = 0; i < 72; i += 4)
+		end -= 0.25 * limited_sum(i) / 4;
+	end -= 0.25 * (spike(72) + spike(73)) / 2;
+	assert_true(fabs((double)first - 2 * end) < 0.01);
+}
+
 /* ---- absent workers ------------------------------------------------------------------------- */
 
 static void silence(struct cluster *k, uint32_t ms, uint32_t but)

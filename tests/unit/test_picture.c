@@ -264,7 +264,7 @@ TEST(a_png_of_16_bits_has_the_same_pixels)
 		assert_in_range(pixels[i] + 1, expected[i], expected[i] + 2u);
 }
 
-/* A pixel has two bytes, of which the first is the higher one. */
+/* A pixel has two bytes, the higher one first. */
 TEST(a_pgm_of_16_bits_is_scaled)
 {
 	struct blob raw = from_text("P5 28 28 65535\n"), text = from_text("P2 28 28 65535\n");

@@ -98,7 +98,7 @@ static int read_ascii(
 			       : err_set(e, PS_EDATA, "%s: data follow the last pixel", path);
 }
 
-/* A pixel whose maximum is above 255 has two bytes, of which the first is the higher one. */
+/* A pixel whose maximum is above 255 has two bytes, the higher one first. */
 static int read_raw(
 	const char *path, struct scan *s, long max, uint8_t *pixels, size_t n, struct err *e)
 {

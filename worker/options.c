@@ -92,8 +92,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.max = WIRE_MAX_NAME,
 			.arg = "NAME",
 			.help = "name of this worker; a worker that restarts with the same name "
-				"keeps its slot on the server, and a running worker exits when "
-				"another one with its name joins",
+				"gets its earlier slot (the server's entry for one worker) again; "
+				"a running worker exits when another one with its name joins",
 			.unset = "the server chooses a slot"},
 		INT("connect-timeout-ms", connect_timeout_ms, "30000", 1, DAY_MS, "MS",
 			"exit if the server does not answer within MS milliseconds after the start",

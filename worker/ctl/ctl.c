@@ -53,8 +53,9 @@ static const struct command commands[] = {
 	"                    the server starts again with the same --checkpoint-dir, it\n"         \
 	"                    continues the run.\n"                                                 \
 	"  release WORKER    End the quarantine of a worker, so that the server accepts it\n"      \
-	"                    again. WORKER is the worker's name, its key, or at least the\n"       \
-	"                    first 8 characters of its key, as the status shows them.\n"           \
+	"                    again. WORKER is the name or the key of the worker, as\n"             \
+	"                    \"quarantine\" in the status shows it; the first 8\n"                 \
+	"                    characters of a key, or more, are enough.\n"                          \
 	"  log-level LEVEL   Set the log level of the server until its next start. LEVEL is\n"     \
 	"                    error, warn, info or debug.\n"                                        \
 	"  export FILE       Write weights to FILE: those of the server, or those that\n"          \
@@ -71,8 +72,8 @@ static const struct command commands[] = {
 	"                    accuracy, the loss and how often the model confuses which\n"          \
 	"                    classes, and draws the three mistakes with the greatest loss.\n"      \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
-	"  report DIR...     Print an HTML page that compares the runs whose checkpoints are\n"    \
-	"                    in up to 8 directories.\n"                                            \
+	"  report DIR...     Print an HTML page that compares up to 8 runs. Each DIR has the\n"    \
+	"                    checkpoints of one run.\n"                                            \
 	"  show DIR          List the checkpoints in DIR and the weights that --keep has kept.\n"  \
 	"  convert FROM TO   Write the images in the directory FROM to the directory TO as\n"      \
 	"                    IDX files (the format of MNIST). FROM has the binary files of\n"      \
@@ -201,8 +202,9 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "CSV file to which the command writes the number, label, predicted "
-				"class and its probability for each image",
+			.help = "CSV file to which the command writes, for each test image, its "
+				"number, its label, the predicted class and the probability of "
+				"that class",
 			.unset = "no such file",
 			.needs = "command=eval"},
 		{.name = "format",

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 struct bar {
-	double drawn_s;  /* 0: not yet */
+	double drawn_s;  /* when the bar was drawn last; 0: never */
 	uint64_t images; /* number of trained images when the bar was drawn last */
 	double images_per_s;
 };

@@ -74,8 +74,8 @@ static void catch_signals(void)
 	signal(SIGXFSZ, SIG_IGN);
 }
 
-/* Logs why the worker waits for the server, and removes the progress bar: its rate is no longer
- * that of the present. The next batch draws the bar again. */
+/* Logs why the worker waits for the server, and removes the progress bar, because its images/s are
+ * out of date. The next batch draws the bar again. */
 static void report_wait(void *arg, const char *line)
 {
 	(void)arg;

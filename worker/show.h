@@ -3,7 +3,8 @@
  *
  *   {"side": [rows, columns], "images": [{"pixels": base64, "label": 7, "class": 1, "sure": 0.9}]}
  *
- * A pixel is one byte: grey, or 3 bits of red, 3 of green and 2 of blue ("color": true). Images of
+ * "label" is the label of the image, "class" the most probable class, and "sure" its probability. A
+ * pixel is one byte: grey, or 3 bits of red, 3 of green and 2 of blue ("color": true). Images of
  * more than SHOW_SIDE rows or columns are sampled down. Thread: the trainer's.
  */
 #ifndef WORKER_SHOW_H

@@ -651,9 +651,9 @@ static int complete_ahead(struct steps *s, struct next_push *in_flight, struct n
 	return PS_OK;
 }
 
-/* Pushes what a stopped worker has computed, if a push has one batch: either a completed gradient
- * or one that the device computes. Of a push of several batches, other steps may be under way.
- * Returns PS_ESHUTDOWN or an error. */
+/* For a stopped worker: if a push has one batch, pushes the completed gradient or, if there is
+ * none, the one that the device computes. If a push has several batches, pushes nothing, because
+ * the device may not have all of its steps yet. Returns PS_ESHUTDOWN or an error. */
 static int push_in_flight(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
 	int rc = PS_OK;

@@ -16,8 +16,9 @@
 #include "worker/watchdog.h"
 
 #define TEST_BATCH 1000 /* test images per call of the device */
-/* vectors of all parameters that the worker itself has besides the backends: weights of the
- * training and of the evaluation, a gradient, and the worker's own weights (steps.h) */
+/* number of vectors of n_params values that the worker itself allocates, besides those of the
+ * backends: weights of the training and of the evaluation, a gradient, and the worker's own weights
+ * (steps.h) */
 #define HOST_VECTORS 4u
 
 struct trainer {
@@ -287,8 +288,8 @@ static uint32_t max_batch(const struct trainer *t)
 	return t->info->batch < t->train.n ? t->info->batch : (uint32_t)t->train.n;
 }
 
-/* Opens both backends within cfg->memory, because the model is the server's: a short text can
- * describe layers whose activations need any memory. */
+/* Opens both backends within cfg->memory, because the server chooses the model: a short text can
+ * describe layers whose activations need any amount of memory. */
 static int open_backends(struct trainer *t)
 {
 	const uint64_t memory = t->cfg->memory ? t->cfg->memory : UINT64_MAX,

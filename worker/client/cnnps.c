@@ -1,4 +1,4 @@
-/* cnnps.c - see cnnps.h. Every call is one request of net.h. */
+/* cnnps.c - see cnnps.h. A call that needs the server makes a request of net.h. */
 #include "worker/client/cnnps.h"
 #include "worker/client/device.h"
 #include <math.h>
@@ -40,8 +40,8 @@ _Static_assert((int)CNNPS_LANE_AUTO == LANE_AUTO && (int)CNNPS_LANE_TCP == LANE_
 		       (int)CNNPS_LANE_SHM == LANE_SHM,
 	"cnnps.h repeats numbers of proto/lane.h");
 
-/* The term of each of the newest pulls, because a server may reuse the version numbers of an
- * earlier term after a crash. */
+/* Number of the newest pulls whose term the library stores. It needs the terms because a server may
+ * reuse the version numbers of an earlier term after a crash. */
 enum { PULLS = 16 };
 struct pulled {
 	uint64_t version, term;
@@ -65,7 +65,8 @@ struct cnnps {
 	struct lane_device device;
 	uint64_t gradient_xxh3; /* the checksum of `gradient`, or 0 */
 	int starts_pull;        /* 1 after cnnps_start_pull_with_push, until the next push */
-	/* set_view leaves the check of the weights to the program and sets *unchecked; or NULL */
+	/* if it is not NULL, set_view sets *unchecked and leaves the check of the weights to the
+	 * program */
 	uint64_t *unchecked;
 	struct arrival awaited; /* the weights that CNNPS_PULL_WAIT has received, or empty */
 	zmq_msg_t view;         /* weights lent to the program */
@@ -193,8 +194,8 @@ static struct request *new_request(struct cnnps *c, enum request_kind kind)
 	return &c->request;
 }
 
-/* Returns the part of the program's time that a request takes. The wait of a push that becomes a
- * pull counts as TIME_WEIGHTS (net.c). */
+/* Returns the part of the program's time to which the wait for a request belongs. The wait of a
+ * push that becomes a pull counts as TIME_WEIGHTS (net.c). */
 static enum time_part part_of_wait(enum request_kind kind)
 {
 	if (kind == REQUEST_PULL || kind == REQUEST_PREFETCH)

@@ -53,8 +53,8 @@ struct cnnps; /* a connection: opaque */
 #define CNNPS_VERSION_MINOR 3
 #define CNNPS_VERSION_PATCH 0
 
-/* Returns the version of the library that the program runs with, "0.3.0"; between two releases the
- * next one with "-dev". */
+/* Returns the version of the library that the program runs with, such as "0.3.0". Between two
+ * releases, the version is that of the next release with "-dev" after it. */
 const char *cnnps_version(void);
 
 /* The statuses of all calls. The numbers are those of the protocol and never change. */

@@ -22,7 +22,8 @@ struct contact_state {
 	/* time since the newest message, or since the connection was established if no message
 	 * came */
 	uint64_t silent_ms;
-	const char *refusal; /* the server's text, or NULL */
+	/* the text of the ERROR with which the server lets the worker wait for WELCOME, or NULL */
+	const char *refusal;
 	/* the reason why a request of the program has no reply yet, or NULL */
 	const char *notice;
 	uint64_t failed_handshakes; /* connections that the peer closed without a message */

@@ -29,7 +29,7 @@ struct counters {
 	uint64_t since_us;            /* clock_us when this part began */
 };
 
-/* All counters are zero, and no part is going on. PS_ENOMEM. */
+/* Sets all counters to zero. After the call, no part is going on. PS_ENOMEM. */
 int counters_init(struct counters *c) PS_MUST_CHECK;
 void counters_release(struct counters *c);
 

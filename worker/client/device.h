@@ -12,8 +12,8 @@
  * instead of memory of cnnps_options.allocate, if the device can use it. */
 void cnnps_use_device(struct cnnps *c, const struct lane_device *device);
 /* As cnnps_pull without flags, but the caller checks the weights itself: sets *xxh3 to their
- * checksum. Sets *xxh3 to 0 if the weights are already checked. If it is not 0, the weights may be
- * in memory that only the device can read. */
+ * checksum. Sets *xxh3 to 0 if the weights are already checked. If *xxh3 is not 0, the weights may
+ * be in memory that only the device can read. */
 int cnnps_pull_unchecked(struct cnnps *c, struct cnnps_pull *pull, uint64_t *xxh3);
 /* As cnnps_gradient, but only the device can write the buffer, because it may be in memory of the
  * device. The program must call cnnps_set_checksum, and push all values. */

@@ -1,17 +1,17 @@
 /*
  * feedback.h - rounds gradients to bfloat16 for --wire bf16, and feeds the rounding errors back.
  *
- * A value of a push is rounded after the error of the same element of the push before was added to
- * it. The difference between the sum of all gradients and the sum of all sent values is therefore
- * only the newest rounding error, however many pushes there are. Without this feedback, small
- * values beside large ones would be lost in each push. The method is error feedback:
- * F. Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
- * Distributed Training of Speech DNNs", Interspeech 2014; S. P. Karimireddy et al., "Error Feedback
- * Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
+ * Before a value of a push is rounded, the rounding error of the same element of the previous push
+ * is added to it. The difference between the sum of all gradients and the sum of all sent values is
+ * therefore only the newest rounding error, however many pushes there are. Without this feedback,
+ * small values beside large ones would be lost in each push. The method is error feedback: F. Seide
+ * et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+ * Training of Speech DNNs", Interspeech 2014; S. P. Karimireddy et al., "Error Feedback Fixes
+ * SignSGD and other Gradient Compression Schemes", ICML 2019.
  *
  * A push is rounded once, when the program makes it. All its transmissions share the rounded bytes,
- * so a replay has the same bytes (outbox.h). A push that the server rejects keeps its error in the
- * sum.
+ * so a replay has the same bytes (outbox.h). If the server rejects a push, the rounding errors of
+ * this push are still added to the next one.
  *
  * Promises:
  * (1) the sum of the sent values plus the error is the sum of the gradients, up to float32's own

@@ -22,14 +22,15 @@
 struct slot_owner {
 	struct lane *lane;
 	struct slots *slots;
-	uint32_t index; /* in these slots */
+	uint32_t index; /* number of the slot, among `slots` */
 	int taken;      /* 1 if the program or a message owns the slot */
 };
 
-/* The slots of one memory. */
+/* The slots in one memory: the push memory of the host, or memory of the device. */
 struct slots {
 	uint32_t n, n_free;
-	/* a stack, because the caches still hold the slot that was returned last */
+	/* indices of the free slots, as a stack, because the caches still hold the slot that was
+	 * returned last */
 	uint32_t *free_slot;
 	struct slot_owner *owner;
 };
@@ -485,7 +486,8 @@ void lane_resynchronised(struct lane *l, uint64_t ticket)
 		note_seen(l, ticket);
 }
 
-/* Returns 1 if `ref` names the buffer of its hold in the memory of the device. */
+/* Returns 1 if `ref` names a buffer in the memory of the device. There, hold number i always has
+ * buffer number i. */
 static int is_shared_buffer(const struct lane *l, const struct lane_ref *ref)
 {
 	return l->shared && l->offered != OFFER_REFUSED &&

@@ -1,6 +1,6 @@
 /* link.c - see link.h. */
 #include <errno.h>
-#include <linux/tcp.h> /* the whole struct tcp_info */
+#include <linux/tcp.h> /* has all fields of struct tcp_info */
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>

@@ -27,12 +27,13 @@
 #include "worker/client/sides.h"
 
 #define TICK_MS     100
-#define RECEIPTS_MS 2 /* interval of the background thread while a push waits for receipts */
+#define RECEIPTS_MS 2 /* pause of the background thread while a push waits for receipts */
 /* while there is no WELCOME, send STATUS after this time without a message */
 #define STATUS_AFTER_MS 700
 #define REDIAL_MS       1000
 #define RELEASE_SINCE   7u /* protocol version of ADMIN_RELEASE */
-/* A server repeats a notice within this time. The worker does not report a single notice. */
+/* A server repeats a notice, that is, an ERROR that says why replies wait, within this time. The
+ * worker does not report a single notice, because a wait is reported only after 1.5 s. */
 #define NOTICE_MS 1400
 #define CLOSE_MS  5000 /* time limit of the wait for the last decisions and BYE */
 /* time limit of this wait if no decision is open and no server is there */
@@ -73,10 +74,11 @@ struct net {
 	struct sides sides;
 	struct lane_device device; /* pin is NULL if there is none */
 	uint64_t tick_ms;          /* when the next tick is due */
-	uint64_t moved;            /* bytes of the connections for tensors, at the newest tick */
-	uint64_t stop_ms;          /* when cfg.stop reported a stop; 0 before that */
-	uint64_t base_seq;         /* last_seq of the first WELCOME */
-	uint64_t n_params;         /* size of the model in the first WELCOME */
+	/* bytes moved on the connections for tensors until the newest tick */
+	uint64_t moved;
+	uint64_t stop_ms;  /* when cfg.stop reported a stop; 0 before that */
+	uint64_t base_seq; /* last_seq of the first WELCOME */
+	uint64_t n_params; /* size of the model in the first WELCOME */
 	int welcomed;
 	uint64_t links; /* how often the bulk connection was established */
 	/* how often the peer closed the bulk connection during the handshake */
@@ -518,8 +520,6 @@ static void try_lease(struct net *n, uint64_t now)
 			"start cnn-ps with --epochs N");
 }
 
-/* Sends a STATUS or ADMIN request. These requests do not pass through the session; they only need a
- * WELCOME. */
 /* Returns 0 if the server is too old for the command of the request in progress, which then
  * fails. */
 static int has_command(struct net *n)
@@ -537,6 +537,8 @@ static int has_command(struct net *n)
 	return 0;
 }
 
+/* Sends a STATUS or ADMIN request. These requests do not pass through the session; they only need a
+ * WELCOME. */
 static void try_query(struct net *n, uint64_t now)
 {
 	const struct request *r = n->requests.current;

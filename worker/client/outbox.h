@@ -53,9 +53,10 @@ struct outgoing {
 	zmq_msg_t header;
 	uint64_t push; /* seq of the retained push whose frame follows, or 0 if no frame follows */
 	uint32_t part;
-	size_t side;     /* 0: on the bulk connection; i: on side connection i */
-	uint64_t after;  /* seq of a push whose receipts this message waits for; 0: it does not */
-	uint64_t number; /* of this message among all that were queued, from 1 */
+	size_t side; /* 0: on the bulk connection; i: on side connection i */
+	/* seq of a push whose receipts this message waits for; 0: it waits for none */
+	uint64_t after;
+	uint64_t number; /* number of this message among all messages that were queued, from 1 */
 };
 
 struct outbox {
@@ -76,15 +77,15 @@ struct outbox {
 	 * push must not overtake it */
 	uint64_t unconfirmed_push;
 	/* the newest push that was posted without side connections and that the server has not
-	 * decided; 0: none. Its chunks have no marks, and the server would discard them for a part
-	 * that overtakes its PUSH */
+	 * decided; 0: none. Its chunks have no side_mark (proto/side.h). The server would discard
+	 * them if a part of a later push arrived before its PUSH */
 	uint64_t unmarked_push;
 	size_t retained_bytes;
 	uint64_t sent_seq; /* newest posted push */
 	uint64_t replayed; /* number of repeated posts of a push */
 	struct retained retained[WIRE_MAX_WINDOW];
 	uint64_t queued;     /* number of messages queued so far */
-	uint64_t gone;       /* of these, the number that have left the queue */
+	uint64_t gone;       /* number of these messages that have left the queue */
 	size_t first, count; /* the ring `waiting` */
 	struct outgoing waiting[OUTBOX_SIZE];
 };

@@ -22,7 +22,8 @@
 
 struct probe {
 	pthread_mutex_t lock; /* guards the next three members */
-	int users;            /* the caller, and the thread */
+	/* number of users of this struct: the caller, and the thread while it runs */
+	int users;
 	int running;
 	struct probe_report report;
 

@@ -100,7 +100,7 @@ struct requests {
 	enum prefetch prefetch;
 	struct arrival prefetched;
 	int ended;         /* 1 if the session has ended, with `end_status` and `why` */
-	int end_status;    /* 0 if the session ended as it should */
+	int end_status;    /* 0 if the program itself has closed the session */
 	char why[512];     /* the reason of the end in one line, or "" */
 	char *last_status; /* an unsolicited STATUS of an ended run; owned */
 	/* time (clock_ms) of the program's last call or its last result */
@@ -114,8 +114,8 @@ void arrival_move(struct arrival *to, struct arrival *from);
 void requests_release(struct requests *q);
 /* Makes `r` the request in progress. No other request may be in progress. */
 void requests_begin(struct requests *q, struct request *r, uint64_t now_ms);
-/* Completes the request in progress, if there is one. Its reason is that of the session's end, or
- * "" while the session has not ended. */
+/* Completes the request in progress, if there is one. The request's `why` becomes the reason of the
+ * session's end, or "" while the session has not ended. */
 void requests_complete(struct requests *q, int status);
 /* Completes the request in progress with `status` and the reason `why` of this request alone. */
 void requests_fail(struct requests *q, int status, const char *why);
@@ -132,14 +132,15 @@ void requests_take_prefetched(struct requests *q);
 
 /* The answers of the server. An answer that no request waits for is ignored. */
 
-/* PARAMS answers the pull or the prefetch. If it does, takes over `frames`, the frames of its
- * message. `term` is the server's term. */
+/* Answers the pull or the prefetch with PARAMS. If one of them waits, takes over `frames`, the
+ * frames of the message. `term` is the server's term. */
 void requests_params(
 	struct requests *q, const struct msg_params *p, uint64_t term, struct frames *frames);
-/* The pull or the prefetch has no answer, because of `status`. */
+/* Ends the pull or the prefetch, because the server sends no PARAMS for the reason `status`. */
 void requests_no_params(struct requests *q, int status);
 void requests_grant(struct requests *q, const struct msg_grant *g, uint64_t term);
-/* `s` is a reply. Keeps one that no request waits for: it can be the last one of the run. */
+/* Handles a STATUS reply. If no request waits for it, stores it as `last_status`, because it can be
+ * the final status of the run. */
 void requests_status(struct requests *q, const struct msg_status *s);
 void requests_admin(struct requests *q, const struct msg_admin *a);
 /* `e` is the newest ERROR of the server. An ERROR with PS_EUSAGE refuses an ADMIN request. */

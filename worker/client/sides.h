@@ -34,10 +34,11 @@
 
 struct side_connection {
 	void *socket, *monitor;
-	int fd;       /* its descriptor, which libzmq owns; -1: none */
+	int fd;       /* descriptor of the connection, which libzmq owns; -1: none */
 	int greeted;  /* 1 if the worker has presented the secret */
-	int accepted; /* 1 if the server has confirmed it */
-	/* the newest part of weights that has arrived, and the request of its PARAMS */
+	int accepted; /* 1 if the server has accepted the secret */
+	/* the newest part of weights that has arrived, and the number of the pull that it
+	 * answers */
 	int has_part;
 	uint64_t request;
 	zmq_msg_t part;
@@ -46,7 +47,7 @@ struct side_connection {
 struct sides {
 	struct link *link;  /* borrowed */
 	struct outbox *out; /* borrowed */
-	uint32_t requested; /* connections of the option, the bulk connection included */
+	uint32_t requested; /* cnnps_options.connections, the bulk connection included */
 	/* side connections that the newest WELCOME permits and that are not yet opened with its
 	 * secret */
 	uint32_t offered;
@@ -54,7 +55,7 @@ struct sides {
 	uint64_t max_frame; /* maximum number of bytes of a frame that the server may send */
 	size_t n;           /* side connections that exist; 0: none */
 	int is_open;
-	uint64_t since_ms;           /* when they were opened */
+	uint64_t since_ms;           /* when the side connections were opened */
 	uint64_t pause_ms, until_ms; /* the newest pause after a failure, and its end */
 	struct side_connection side[MAX_SIDES];
 	/* PARAMS that wait for their parts, and their number of parts; 0: there are none */
@@ -65,19 +66,21 @@ struct sides {
 /* Prepares for a program that uses at most `requested` connections. The pointers must outlive
  * *s. */
 void sides_init(struct sides *s, struct link *link, struct outbox *out, uint32_t requested);
-/* Handles WELCOME `w`: closes the side connections of the earlier session, and notes the offer. */
+/* Handles WELCOME `w`: closes the side connections that are open, and notes how many the WELCOME
+ * offers. */
 void sides_on_welcome(struct sides *s, const struct msg_welcome *w);
 /* Opens side connections if the newest WELCOME offers them. */
 void sides_tick(struct sides *s, uint64_t now_ms);
 /* Receives the messages and events of all side connections. Returns 1 if the caller must discard
  * the queued messages and send HELLO, because a side connection is lost. */
 int sides_poll(struct sides *s, uint64_t now_ms) PS_MUST_CHECK;
-/* Closes the side connections. Returns 1 if the server may have messages of them. */
+/* Closes the side connections. Returns 1 if the worker has sent something on one of them, which the
+ * server may not have received. */
 int sides_drop(struct sides *s);
 /* Takes over `f`, a PARAMS message with only the first of `parts` parts of its tensor. */
 void sides_hold(struct sides *s, struct frames *f, uint64_t parts, uint64_t request);
-/* Moves the PARAMS with their whole tensor frame to `f` if all parts have arrived. Returns 0 if
- * there are none. */
+/* Moves the PARAMS with their whole tensor frame to `f` if all parts have arrived. Returns 0 if no
+ * PARAMS is complete. */
 int sides_take(struct sides *s, size_t max_bytes, struct frames *f) PS_MUST_CHECK;
 /* Returns the number of bytes that the side connections have moved. */
 uint64_t sides_bytes_moved(const struct sides *s);

@@ -56,8 +56,8 @@ struct evaluation {
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* Adds `m` to the list of the WORST mistakes with the greatest loss if it belongs there. The
- * probability of the wrong class would not do, because it often rounds to 1. */
+/* Adds `m` to the list of the WORST mistakes with the greatest loss if it belongs there. The list
+ * does not use the probability of the wrong class, because this probability often rounds to 1. */
 static void keep_mistake(struct evaluation *v, struct mistake m)
 {
 	size_t at = v->n_worst;

@@ -81,7 +81,7 @@ static json_int_t held_back_of(const json_t *lines)
 		const json_t *o = json_array_get(lines, i),
 			     *options = json_object_get(o, "options");
 
-		/* the line of a start that was lost has no options */
+		/* a line that replaces the lost line of a start has no options */
 		if (strcmp(json_string_value(json_object_get(o, "kind")), "start") == 0 &&
 			json_is_object(options))
 			return json_integer_value(json_object_get(options, "validate"));

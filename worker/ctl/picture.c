@@ -98,7 +98,8 @@ static int read_ascii(
 			       : err_set(e, PS_EDATA, "%s: data follow the last pixel", path);
 }
 
-/* A pixel whose maximum is above 255 has two bytes, the higher one first. */
+/* If the maximum value of the file is above 255, each value has two bytes, the higher byte
+ * first. */
 static int read_raw(
 	const char *path, struct scan *s, long max, uint8_t *pixels, size_t n, struct err *e)
 {
@@ -147,7 +148,8 @@ static int begin_png(png_image *image, const struct raw *r, struct err *e)
 	memset(image, 0, sizeof(*image));
 	image->version = PNG_IMAGE_VERSION;
 	if (png_image_begin_read_from_memory(image, r->data, r->size)) {
-		/* else libpng takes samples of 16 bits without a chunk gAMA for linear light */
+		/* without this flag, libpng treats samples of 16 bits as linear light if the file
+		 * has no chunk gAMA */
 		image->flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
 		return PS_OK;
 	}

@@ -299,8 +299,8 @@ static void cut_common(char *text, const char *common, size_t width)
 	memmove(at + head + 1, at + n - (keep - head), strlen(at + n - (keep - head)) + 1);
 }
 
-/* Returns 1 if each of the `n` texts has the part `common`. The part must be of visible ASCII
- * characters without '+'. */
+/* Returns 1 if each of the `n` texts has the part `common`. The part must consist of visible ASCII
+ * characters other than '+'. */
 static int is_common(char (*texts)[MAX_CELL], size_t n, const char *common)
 {
 	for (const char *at = common; *at; at++)

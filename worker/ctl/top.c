@@ -22,14 +22,14 @@
 
 #define PERIOD_MS 1000
 #define AWAY_MS   2500 /* a server that takes longer to answer is away */
-/* time limit of a screen for a server that is away: none */
+/* a screen waits without a time limit for a server that is away */
 #define NO_LIMIT_MS INT32_MAX
 #define BLANKS      3   /* number of blanks between two items of a line */
 #define SAMPLES     240 /* number of samples in a sparkline, one per second */
 #define LABEL       10  /* number of characters before a sparkline */
 #define VALUE       14  /* number of characters after a sparkline */
-#define MIN_ROWS    4   /* titles, a worker, which workers these are, and the keys */
-/* in place of a number of decimals */
+#define MIN_ROWS    4   /* titles, one worker, the line "workers N to M", and the keys */
+/* values that a number of decimals can have besides 0, 1, 2 and so on */
 #define LOSS    (-1) /* the value is a loss */
 #define UNKNOWN (-2) /* the present value is not known */
 
@@ -564,9 +564,9 @@ static int print_status(const json_t *o)
 	return PS_OK;
 }
 
-/* Prints one line: the most important keys, the filter, the column that sorts if it fits, and the
- * number of hidden columns. The number always fits into 40 columns: the filter is cut if necessary.
- * The help has all keys. */
+/* Prints one line: the most important keys, the filter, the column by which the table is sorted, if
+ * it fits, and the number of hidden columns. The number always fits into 40 columns: the filter is
+ * cut if necessary. The help has all keys. */
 static void draw_keys(const struct table_view *v, size_t columns, FILE *f)
 {
 	static const char keys[] = "q quit  h help  / filter";
@@ -625,7 +625,7 @@ static void draw_head(const struct top *t, struct page *s)
 	end_line(s);
 }
 
-/* Draws what matters most of the run, for a small terminal. */
+/* Draws the most important values of the run, for a small terminal. */
 static void draw_short_head(const struct top *t, struct page *s)
 {
 	const json_t *o = t->status;
@@ -640,7 +640,8 @@ static void draw_short_head(const struct top *t, struct page *s)
 		show_waiting(s, o);
 }
 
-/* Returns 1 if the terminal has room for all about the run, and MIN_ROWS below it. */
+/* Returns 1 if the terminal has room for all lines about the run, and for MIN_ROWS lines below
+ * them. */
 static int head_fits(const struct top *t, const struct page *s)
 {
 	struct page trial = {.columns = s->columns, .rows = s->rows};
@@ -704,7 +705,8 @@ static void edit_filter(struct top *t, int key)
 	}
 }
 
-/* Moves the first shown line. Returns 0 if the key does not scroll. The drawing limits the line. */
+/* Moves the first shown line. Returns 0 if the key does not scroll. The function that draws the
+ * page limits *first to the last line. */
 static int scroll(size_t *first, int key)
 {
 	size_t columns, rows;

@@ -6,8 +6,8 @@
  * for EMNIST. EMNIST's images are stored with rows and columns exchanged, and its letters have
  * labels from 1 to 26: data_load transposes the images and numbers the letters from 0. Images that
  * fit in memory are read only once, at the start. Larger plain files stay on the disk, and each
- * image is read when it is needed. Thread: any; plain data after data_load, so several threads may
- * read it.
+ * image is read when it is needed. Thread: any. After data_load and data_hold_back nothing changes
+ * the struct, so several threads may read it.
  */
 #ifndef WORKER_DATA_DATASET_H
 #define WORKER_DATA_DATASET_H

@@ -278,7 +278,8 @@ static int keep_on_disk(struct source *s, struct idx *x, struct err *e)
 	return PS_OK;
 }
 
-/* `whole`: the file must be read into memory. */
+/* Reads the header and the values of a file, or leaves the values on the disk if they exceed
+ * `memory`. If `whole` is 1, the function refuses such a file. */
 static int read_all(struct source *s, struct idx *x, enum idx_kind kind, uint64_t memory, int whole,
 	struct err *e)
 {

@@ -32,10 +32,10 @@
 #include <stdint.h>
 #include "common/err.h"
 
-/* of a file in memory, decompressed and with its header */
+/* maximum bytes of a file in memory, decompressed and with its header */
 #define IDX_MAX_BYTES ((uint64_t)2 << 30)
-#define IDX_MAX_COUNT ((uint32_t)1 << 24) /* images or labels */
-#define IDX_MAX_SIDE  4096u               /* channels, rows or columns of an image */
+#define IDX_MAX_COUNT ((uint32_t)1 << 24) /* maximum number of images or labels */
+#define IDX_MAX_SIDE  4096u /* maximum number of channels, rows or columns of an image */
 #define IDX_MAX_LABEL 65535u
 
 enum idx_kind { IDX_LABELS, IDX_IMAGES };

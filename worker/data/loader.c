@@ -9,7 +9,7 @@
 struct slot {
 	/* batch.index points to the member `index`, which has room for `max` numbers */
 	struct loader_batch batch;
-	uint64_t number; /* of the batch */
+	uint64_t number; /* number of the batch since the start of the loader */
 	uint32_t *index;
 	uint8_t *pixels;
 	uint16_t *labels;

@@ -46,8 +46,8 @@ _thread = _Thread()
 # ---- callbacks ----------------------------------------------------------------------------------
 
 def _note(why: BaseException) -> int:
-    """Keeps an exception until the call of the library returns. A thread of the library makes no
-    call, and its exception is printed."""
+    """Keeps an exception until the call of the library returns. A thread of the library runs no
+    call of the program, so its exception is printed."""
     if _thread.calls:
         _thread.calls[-1].append(why)
     else:
@@ -84,8 +84,8 @@ def _each(work: Callable[[Any], int]) -> Callable[..., Any]:
 
 
 def _log_writer(write: Callable[[int, str], None]) -> Callable[[Any], int]:
-    """Returns a function that receives the arguments of a callback for a line, one in each call:
-    nothing, the level if there is one, and the line."""
+    """Returns a function that receives the arguments of a callback of the log one by one, one in
+    each call: None, then the level if there is one, then the line."""
     level = 0
 
     def receive(value: Any) -> int:
@@ -272,7 +272,7 @@ def check_thread() -> None:
         raise UsageError("a log handler cannot call libcnnps")
 
 
-# Connections that are not closed. A set of its own keeps those alive that lost their Client.
+# Connections that are not closed. This set keeps a connection alive after its Client is gone.
 _open: Set[Connection] = set()
 _abandoned: "queue.SimpleQueue[Optional[Connection]]" = queue.SimpleQueue()
 _closer: Optional[threading.Thread] = None

@@ -118,7 +118,7 @@ class Shared:
                 raise UsageError("one call of train() in a script is possible with "
                                  "`python -m cnnps.run`, because it runs one server")
             wanted = for_training(options)
-            check_options(wanted)  # the launcher would report a wrong type to nobody
+            check_options(wanted)  # the launcher could not report a wrong type to the caller
             write(self._run / WANTED, wanted)
             address = read(self._run / ADDRESS, _SECONDS)
             self.endpoint: str = address["endpoint"]

@@ -41,7 +41,8 @@ _WORKER_KEYS = ("worker.key", "server.pub")
 
 class _Server:
     """The actor of the server. After a crash of the server this actor starts it again. After a
-    crash of the actor Ray does. The run continues from its checkpoint, at the same address."""
+    crash of the actor, Ray starts the actor again. The run continues from its checkpoint, at the
+    same address."""
 
     def __init__(self, bind: str, options: Dict[str, Any]) -> None:
         self._bind, self._options = bind, options
@@ -129,13 +130,13 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
     cnn-ps, parsed.
 
     work() trains with cnnps.connect(), which finds the server by itself. An option that cnn-ps
-    refuses raises UsageError. If the process or the node of a worker dies, work() runs again from its beginning in a new process. An exception in work()
-    ends the run. `options` are the options of cnnps.Server. Ray reserves num_cpus, num_gpus and
-    resources for each worker. checkpoint_dir: a directory on this node; None: a temporary directory.
-    max_restarts: how often Ray may start each actor again; the death after that ends the run with
-    an Error; -1: without limit. The run has new keys. With the option `key`, a secret key
-    of a server on this node, it has the keys beside this file: every worker gets a copy of
-    worker.key and server.pub.
+    refuses raises UsageError. If the process or the node of a worker dies, work() runs again from
+    its beginning in a new process. An exception in work() ends the run. `options` are the options
+    of cnnps.Server. Ray reserves num_cpus, num_gpus and resources for each worker. checkpoint_dir:
+    a directory on this node; None: a temporary directory. max_restarts: how often Ray may start
+    each actor again; the death after that ends the run with an Error; -1: without limit. The run
+    has new keys. With the option `key`, a secret key of a server on this node, it has the keys
+    beside this file: every worker gets a copy of worker.key and server.pub.
     """
     _check(workers, max_restarts, checkpoint_dir, options)
     host = ray.util.get_node_ip_address()

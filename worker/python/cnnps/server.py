@@ -31,8 +31,8 @@ def option(name: str, value: Any) -> List[str]:
 
 
 def mistaken(name: str, value: Any, log: str) -> str:
-    """Returns a sentence in the words of Python if cnn-ps has refused an option, according to its
-    log, because it is on where it needs a value or has a value where it is on or off. Otherwise
+    """Explains in terms of Python why cnn-ps has refused an option, if its log shows one of two
+    reasons: the option is a bool but needs a value, or it has a value but must be a bool. Otherwise
     returns ""."""
     word = re.escape(name.replace("_", "-"))
     if value is True and re.search(rf"--{word}: (needs a value|\"--)", log) or (
@@ -55,7 +55,7 @@ def check_options(options: Dict[str, Any]) -> None:
 
 
 def without_keys(options: Dict[str, Any]) -> Dict[str, Any]:
-    """Returns the options of connect() such that it does not use the keys of the environment."""
+    """Returns options with which connect() does not use the keys of the environment."""
     return {**options, **{name: options.get(name) or "" for name in ("key", "server_key")}}
 
 
@@ -66,10 +66,9 @@ class Server:
             ... cnnps.connect(server.endpoint, data=...) ...
 
     Without checkpoint_dir the checkpoints are in a temporary directory, which close() deletes.
-    checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run. An option
-    that cnn-ps refuses raises UsageError with the sentence of cnn-ps. `log`
-    has the lines of the server's log. log_level must be "info" or "debug", because the log has the
-    server's address.
+    checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run. An
+    option that cnn-ps refuses raises UsageError with the message of cnn-ps. `log` has the lines of
+    the server's log. log_level must be "info" or "debug", because the log has the server's address.
     The server ends when the Python process ends, even if the Python process is killed. A forked
     child may connect to the server, but neither ends nor restarts it.
     """

@@ -219,7 +219,8 @@ def _check_pushes(client: Client) -> None:
 
 
 class _Group(Dict[str, Any]):
-    """A group of parameters. It explains why it has no learning rate to a scheduler of PyTorch."""
+    """A group of parameters. It has no learning rate: a scheduler of PyTorch that reads the rate
+    gets an error that explains this."""
 
     def __missing__(self, name: str) -> Any:
         if name == "lr":

@@ -41,9 +41,9 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
 /* As file_make_dir, and creates missing parents, too. */
 int file_make_dirs(const char *dir, struct err *e) PS_MUST_CHECK;
-/* These functions check a path that a user gave, before a command uses it. `expected` ends the
- * message: what the user should give. PS_EUSAGE: the path does not exist, or is not a directory or
- * a regular file, or this process may not use it.
+/* These functions check a path that a user gave, before a command uses it. The text `expected`,
+ * which says what the user should give, is the end of the message. PS_EUSAGE: the path does not
+ * exist, or is not a directory or a regular file, or this process may not use it.
  * file_check_dir: a directory that exists and can be read. */
 int file_check_dir(const char *dir, const char *expected, struct err *e) PS_MUST_CHECK;
 /* A file that exists and can be read. */

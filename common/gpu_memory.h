@@ -4,13 +4,13 @@
  * The process that has the memory sends a descriptor of it over a Unix socket; the other process
  * maps it for its own GPU. Unlike the handles of cudaIpcGetMemHandle, the descriptor needs no
  * common namespace, and contains only this memory and nothing beside it. The driver frees the
- * memory when the last process has unmapped it. So a copy from or to it does not fail if the
- * process that has made it unmaps it or dies.
+ * memory when the last process has unmapped it. Therefore a copy from or to the memory does not
+ * fail if the process that made the memory unmaps it or dies.
  *
  * The functions return CUDA_SUCCESS, or an error that leaves the caller's context intact. They
  * find the functions of the driver at run time, so a program links only CUDA's runtime.
  *
- * Thread: any. gpu_memory_load comes first, once.
+ * Thread: any. Call gpu_memory_load once, before all other functions.
  */
 #ifndef COMMON_GPU_MEMORY_H
 #define COMMON_GPU_MEMORY_H

@@ -27,7 +27,8 @@
 #define SILENT (-1)
 
 static atomic_int current_level = SILENT, current_format = LOG_TEXT;
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the rest and the write */
+/* guards the variables below and the write */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* the visible progress line, or "" if there is none */
 static char progress[PROGRESS_BYTES];
 /* receives the lines; if NULL, they go to stderr */

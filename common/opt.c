@@ -339,9 +339,10 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 	return is_one_of(k, value, n) != k->negated;
 }
 
-/* ---- defaults -------------------------------------------------------------------------------- A
- * default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first alternative
- * with a true condition is the default. The last alternative of a default has no condition. */
+/* ---- defaults --------------------------------------------------------------------------------
+ * A default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first
+ * alternative with a true condition is the default. The last alternative of a default has no
+ * condition. */
 
 struct alternative {
 	struct condition when; /* when.name is NULL if the alternative has no condition */
@@ -672,7 +673,7 @@ static void describe_range(const struct opt *o, char *out, size_t size)
 }
 
 /* Returns 1 if `needs` has the condition of the alternative negated: the row then has no effect
- * when the alternative applies. The condition must be the whole list of a condition of `needs`. */
+ * when the alternative applies. Both conditions must have the same list of values. */
 static int is_excluded(const char *needs, const struct alternative *a)
 {
 	struct condition k;

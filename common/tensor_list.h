@@ -36,7 +36,7 @@ struct tensor_line {
 	/* the names have no NUL at their end; `other` is NULL unless the line is NAME = OTHER */
 	const char *name, *other;
 	size_t name_bytes, other_bytes;
-	/* the type in the line; NULL if the line gives none (F32) or is NAME = OTHER */
+	/* the type of a constant; NULL for a line with F32 and for NAME = OTHER */
 	const struct tensor_type *type;
 	size_t n_dims;
 	size_t dim[TENSOR_LIST_DIMS], count;

@@ -20,14 +20,16 @@
  * and at times 200 us to wake a thread. The jobs of one push follow each other faster. */
 #define AWAIT_NS 200000
 /* The caller combines the results of all blocks, which takes about as long as 1/16 of the blocks.
- * So each of the other threads has this part of the blocks more than the caller. */
+ * So the caller gets fewer blocks than each of the other threads, by 1/CALLERS_PART of all
+ * blocks. */
 #define CALLERS_PART 16u
 
-/* What a thread does: its ticket is the number of a job times 4, plus one of these states. */
+/* The states of a thread. The ticket of a thread is the number of a job times STATES, plus one of
+ * these states. */
 enum { OUTSIDE, OFFERED, INSIDE, STATES = 4 };
 
-/* A thread and its blocks of the job. Member 0 is the caller. The two lines of the caches are
- * apart: others seldom read the second line, which its owner changes for each block. */
+/* A thread and its blocks of the job. Member 0 is the caller. The struct has two cache lines: the
+ * owner changes the second line for each block, and other threads seldom read it. */
 struct member {
 	_Alignas(64) _Atomic uint64_t ticket;
 	atomic_int sleeps; /* 1 if the thread waits for `wake` */
@@ -116,8 +118,8 @@ static int run_next(struct threads *t, size_t i)
 	return 1;
 }
 
-/* Runs a block of another member, which has not joined the job, or, with `any`, may have joined it.
- * Returns 0 if there is no such block. */
+/* Runs a block of another member that has not joined the job. If `any` is 1, the member may also
+ * have joined it. Returns 0 if there is no such block. */
 static int run_another(struct threads *t, size_t self, int any)
 {
 	for (size_t k = 1; k < t->members; k++) {

@@ -1,6 +1,6 @@
 /*
- * version.h - the version of all programs of this tree: that of a release, or between two releases
- * the next one with "-dev".
+ * version.h - the version of all programs of this tree. Between two releases, it is the version of
+ * the next release with "-dev" after it.
  */
 #ifndef COMMON_VERSION_H
 #define COMMON_VERSION_H

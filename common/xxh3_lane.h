@@ -53,15 +53,15 @@ XXH3_FN uint64_t xxh3_product(uint64_t word, uint64_t key)
 	return (k & UINT32_MAX) * (k >> 32);
 }
 
-/* Returns `next` plus the value of a lane after a block, whose value with the sum of this block is
- * x. Without a product of 64 bits, which is slow. */
+/* Mixes a lane after a block. x is the value of the lane plus its sum of this block. Returns the
+ * mixed value plus `next`. The function uses no product of two 64-bit numbers, which is slow. */
 XXH3_FN uint64_t xxh3_mix_lane(uint64_t x, uint64_t key, uint64_t next)
 {
 	x = (x ^ (x >> 47)) ^ key;
 	return (x & UINT32_MAX) * XXH3_PRIME32_1 + (((x >> 32) * XXH3_PRIME32_1 << 32) + next);
 }
 
-/* Returns the part of two lanes, a and b, in the checksum. */
+/* Returns what two lanes, a and b, contribute to the checksum. */
 XXH3_FN uint64_t xxh3_fold(uint64_t a, uint64_t b)
 {
 #ifdef __CUDACC__
@@ -73,7 +73,7 @@ XXH3_FN uint64_t xxh3_fold(uint64_t a, uint64_t b)
 #endif
 }
 
-/* Returns the checksum of `bytes` bytes, whose lanes have the sum `folded` of these parts. */
+/* Returns the checksum of `bytes` bytes, where `folded` is the sum of the results of xxh3_fold. */
 XXH3_FN uint64_t xxh3_finish(uint64_t folded, uint64_t bytes)
 {
 	uint64_t hash = bytes * XXH3_PRIME64_1 + folded;

@@ -62,8 +62,9 @@ void zloop_read(struct zloop *z, size_t max);
  * example after a send, because the use may consume the edge of a message. The next run of the
  * prepare handle then finds the message, and the message does not count as missed. */
 void zloop_used(struct zloop *z);
-/* Sets a function that sends what waits for room in a peer's queue: libzmq does not report that a
- * queue has room, but the report of a reader wakes the loop. */
+/* Sets a function that runs in each iteration of the loop, and can send messages that wait for room
+ * in a peer's queue. libzmq does not report that a queue has room, but the loop wakes up when the
+ * peer has read messages. */
 void zloop_on_iteration(struct zloop *z, zloop_iteration_fn *on_iteration);
 /* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);

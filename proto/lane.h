@@ -13,7 +13,8 @@
  * push memory has a struct lane_control. After this page come the slots, to which the worker
  * writes.
  *
- * If the worker and the store of the server use GPUs, the worker may then offer memory of its GPU:
+ * If the worker computes on a GPU and the server has its weights on one, the worker may then offer
+ * memory of its GPU:
  *
  *   worker -> server: struct lane_gpu_offer, with one descriptor of the memory (gpu_memory.h)
  *   server -> worker: struct lane_gpu_answer
@@ -39,7 +40,7 @@
 #define LANE_GPU_WHY   200u
 
 /* --lane of cnn-ps and cnn-worker: the names of enum lane_choice. AUTO: shared memory between
- * programs of the same host, if possible. SHM: nothing else. */
+ * programs of the same host, if possible. SHM: only shared memory. */
 #define LANE_NAMES "auto|tcp|shm"
 enum lane_choice { LANE_AUTO, LANE_TCP, LANE_SHM };
 

@@ -39,8 +39,8 @@ struct side_mark {
 int side_is_greeting(struct frames *f, struct side_greeting *g);
 int side_is_part(struct frames *f, struct side_mark *mark);
 int side_is_receipt(struct frames *f, struct side_mark *mark);
-/* Make the only frame of a greeting, and the first frame of a part, which is also the only frame of
- * the receipt for this part. PS_ENOMEM. */
+/* side_encode_greeting makes the only frame of a greeting. side_encode_mark makes the first frame
+ * of a part, which is also the only frame of the receipt for this part. PS_ENOMEM. */
 int side_encode_greeting(const struct side_greeting *g, zmq_msg_t *frame) PS_MUST_CHECK;
 int side_encode_mark(const struct side_mark *mark, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Makes a frame of `size` bytes of `whole` from `offset` on, without a copy. The bytes stay valid

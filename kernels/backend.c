@@ -36,7 +36,7 @@ static const struct device *const devices[] = {
 /* Rounds of local training, numbered from 0; number i is in slot i % rounds. */
 struct local {
 	unsigned started, waited;
-	unsigned rounds; /* that may be in flight */
+	unsigned rounds; /* maximum number of rounds in flight */
 	int open;        /* the newest round is not finished */
 	struct {
 		size_t images;

@@ -15,14 +15,14 @@
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Returns the floats from one row of a matrix to the next. An odd number of cache lines spreads
- * the rows over the whole cache. */
+/* Returns the number of floats from one row of a matrix to the next. An odd number of cache lines
+ * spreads the rows over the whole cache. */
 static size_t row_of(const struct plan *p, size_t columns)
 {
 	return round_up(columns, 2 * p->simd->lanes) + SIMD_MAX_LANES;
 }
 
-/* Returns the panels of taps that a lane packs at once for dgrad. */
+/* Returns the number of panels of taps that a lane packs at once for dgrad. */
 static size_t data_panels(const struct plan *p, const struct step *s)
 {
 	const size_t panels = DATA_WEIGHTS / (s->filters * 2 * p->simd->lanes);
@@ -145,9 +145,10 @@ static void share_d_output(const struct lane *l, size_t i, const struct block *b
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* The rows of a matrix in groups, so that a team with more lanes than panels can divide them, too.
- * A product may overwrite rows after its own. Therefore each group but the last one has a multiple
- * of ROW_UNIT rows, so that its product fills its last tile. */
+/* Returns the number of groups into which the rows of a matrix are divided. With these groups, a
+ * team with more lanes than panels can share the work. A product may overwrite rows after its own.
+ * Therefore each group but the last one has a multiple of ROW_UNIT rows, so that its product fills
+ * its last tile. */
 static size_t groups_of(size_t rows)
 {
 	return rows < 2 * GROUP_ROWS ? 1 : rows / GROUP_ROWS;

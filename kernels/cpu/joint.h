@@ -26,11 +26,11 @@ struct joint {
  * a failure. PS_ENOMEM. */
 int joint_init(struct joint *j, const struct plan *p, size_t rows) PS_MUST_CHECK;
 void joint_release(struct joint *j);
-/* Returns the floats of lane.weights that the joint steps of a plan need. */
+/* Returns the number of floats that the joint steps of a plan need in lane.weights. */
 size_t joint_weights(const struct plan *p);
 
 /* Computes the output activation of step i of the images of this lane. Every lane of the team must
- * call this function and the next one for the same steps, also without images. */
+ * call this function and joint_backward for the same steps, even if the lane has no images. */
 void joint_forward(struct lane *l, size_t i, const struct block *b);
 /* Computes the gradients of the input activation of step i, unless no layer needs these, and adds
  * this round to the gradient of the batch. */

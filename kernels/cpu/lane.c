@@ -345,7 +345,8 @@ static void segment_forward(struct lane *l, const struct segment *g, const struc
 			step_forward(l, i, b);
 }
 
-/* Steps before the first weights need no gradients of values. */
+/* Runs the backward pass of a segment. It ends at the first step with weights, because no earlier
+ * step needs gradients. */
 static void segment_backward(struct lane *l, const struct segment *g, const struct block *b)
 {
 	for (size_t i = g->end; i-- > g->begin && i >= l->plan->first_trained;)

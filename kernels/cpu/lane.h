@@ -35,7 +35,9 @@ struct batch {
 	size_t n_lanes, images; /* images: of the whole batch */
 };
 
-#define CHUNK_POSITIONS 128 /* values of one chunk and one panel fill half an L1 cache */
+/* The values of this number of positions for one panel fill half an L1 cache. A chunk has as many
+ * whole windows as have at most this number of positions, but at least one window. */
+#define CHUNK_POSITIONS 128
 
 /* Pointers to the windows and positions of a weighted step, for a whole block of images. */
 struct table {
@@ -72,9 +74,10 @@ struct lane {
 	float *weights; /* packed weights of a part of a joint step */
 	float *room;    /* scratch memory for max_taps weights, or for lrn_room floats */
 	struct moments moments[MODEL_MAX_LAYERS]; /* per batchnorm step */
-	float *grad;                              /* packed sum over the images of this lane */
-	float *tile;         /* values or gradients: positions of one chunk, one panel */
-	struct entry *entry; /* lists of one image, one list per filter */
+	/* sum of the gradients of this lane's images, in packed order */
+	float *grad;
+	float *tile;         /* values or gradients of the positions of one chunk, for one panel */
+	struct entry *entry; /* the entries of one image: one list per filter */
 	size_t *n_entries;   /* entries in the list of each filter */
 	struct table table[MODEL_MAX_LAYERS]; /* per weighted step */
 	struct band_room band;

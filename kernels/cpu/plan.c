@@ -73,7 +73,8 @@ static size_t winograd_size(const struct layer *l)
 	return l->size == 3 ? 4 : l->size == 5 ? 2 : 0;
 }
 
-/* Returns 1 if the last tile of `out` rows or columns of the output needs only two of these. */
+/* Returns 1 if the last of the tiles that cover `out` rows or columns of the output needs only two
+ * of its four rows or columns. */
 static size_t is_cut(size_t tile, size_t out)
 {
 	return tile == 4 && (out % 4 == 1 || out % 4 == 2);

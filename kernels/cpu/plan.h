@@ -64,7 +64,7 @@ struct winograd {
 	size_t bands;  /* in an image */
 	size_t rows;   /* rows of tiles in a band, except perhaps the last one */
 	size_t images; /* in a band; 1 if an image has several bands */
-	/* maximum number of tiles in a band, and as many more as gemm may write */
+	/* maximum number of tiles in a band, plus the tiles that gemm may write after them */
 	size_t max_tiles;
 	size_t max_positions; /* in a band */
 	uint32_t *first;      /* for each band of an image: its first window; bands + 1 entries */

@@ -5,8 +5,8 @@
 #include <string.h>
 #include "kernels/cpu/chunk.h"
 
-/* In the memory of a band, tiles of one kind lie side by side, so that the tiles that need a point
- * do so too. */
+/* In the memory of a band, the tiles of one kind lie side by side. The order of the kinds is such
+ * that all tiles that need a point (tiles_of_point) also lie side by side. */
 enum kind { KIND_LOW, KIND_WHOLE, KIND_NARROW, KIND_LOW_AND_NARROW, KINDS };
 
 /* The tiles of a band (plan.h), and its windows, counted over all images of a block. */
@@ -55,7 +55,7 @@ static struct band get_band(const struct step *s, size_t n, size_t number)
 	return b;
 }
 
-/* The tiles [first, first + n) of a band need a point. */
+/* The tiles of a band that need a point: [first, first + n). */
 struct needed {
 	size_t first, n;
 };

@@ -31,7 +31,8 @@ struct backend_options {
 	int precision;      /* enum kx_precision */
 	int kernels;        /* enum kx_kernels */
 	int forward_only;   /* only evaluation and prediction: no memory for gradients */
-	int rounds;         /* of local training, that may be in flight; 0 means LOCAL_ROUNDS */
+	/* maximum number of rounds of local training in flight; 0 means LOCAL_ROUNDS */
+	int rounds;
 };
 
 /* The largest number of rounds of local training that may be in flight. */
@@ -45,8 +46,9 @@ struct backend_memory {
 	int special; /* copying values into this memory saves more time than it costs */
 	void *(*allocate)(size_t bytes);
 	void (*release)(void *memory);
-	/* Lets the device use other memory as fast, until `unpin`. Returns 0 if it cannot. With
-	 * `reads_only`, this process cannot write the memory. NULL: the device needs no call. */
+	/* Lets the device use other memory as fast as that of `allocate`, until `unpin`. Returns 0
+	 * if it cannot. With `reads_only`, this process cannot write the memory. NULL: the device
+	 * needs no call. */
 	int (*pin)(void *memory, size_t bytes, int reads_only);
 	void (*unpin)(void *memory);
 	/* Allocates at least *bytes of zeroed memory of the device that another process of this

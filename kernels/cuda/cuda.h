@@ -28,7 +28,7 @@
 #include "kernels/device/device.h"
 
 #define CUDA_MAX_GRAPHS 16
-#define CUDA_CHUNKS     64 /* calls of local_steps per slot that may be pending */
+#define CUDA_CHUNKS     64 /* maximum number of pending calls of local_steps per slot */
 
 /* A CUDA graph of the kernels for `steps` batches of `batch` images. */
 struct graph {
@@ -103,7 +103,7 @@ struct cuda {
 	int rounds;                     /* the number of slots with memory */
 	uint8_t *pixels;                /* device: the data set */
 	uint16_t *labels;
-	size_t max_images; /* that fit */
+	size_t max_images; /* images for which `pixels` and `labels` have room */
 	size_t n_sums;     /* blocks of a vector of parameters that have sums; 0: use no sums */
 	struct slot *started, *waited; /* the newest gradients; NULL: none */
 	struct graph graph[CUDA_MAX_GRAPHS];

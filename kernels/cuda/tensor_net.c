@@ -339,9 +339,9 @@ static int overflows(const struct tensor_net *n, const struct kx_dense *p)
 	       __builtin_mul_overflow(pixels_of(p), n->images, &pixels) || pixels > INT_MAX / 2;
 }
 
-/* With more memory in its tensors, a batch fills the GPU with one kernel at a time. In fp32, wgrad
- * gains beside the transforms of Winograd's tiles also at larger batches: they wait for memory, and
- * wgrad computes. */
+/* Limits of tensor_bytes up to which wgrad runs beside dgrad. Above the limit, one kernel at a time
+ * fills the GPU. The limit of fp32 is higher, because there dgrad may transform Winograd's tiles:
+ * the transforms wait for memory while wgrad computes. */
 #define BESIDE_BYTES      ((size_t)100 << 20)
 #define BESIDE_BYTES_FP32 ((size_t)500 << 20)
 
@@ -484,8 +484,8 @@ struct tensor_buffers {
 	struct cuda_buffer *value, *grad, *full; /* in `all` */
 };
 
-/* Sets the times of the buffers. Instant 0 writes the patches, instant 1 + i is fprop of step
- * i, then follow the loss and the backward passes from the last step to the first. */
+/* Sets the times of the buffers. The patches are written at instant 0, and fprop of step i runs at
+ * instant 1 + i. The loss and the backward passes follow, from the last step to the first. */
 static void plan_times(const struct tensor_net *n, struct tensor_buffers *b)
 {
 	const int loss = n->n_steps + 1, last = n->n_tensors - 1, end = 2 * loss;

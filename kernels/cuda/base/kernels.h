@@ -259,8 +259,8 @@ struct kx_layer {
 	uint32_t *conv1; /* NULL, or the fragments of kx_conv1; zeros as padding */
 	int conv1_size;
 	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
-	uint32_t *trouble;                   /* of conv2_fprop */
-	uint16_t *bf16;                      /* NULL, or `value` in bf16, for kx_product */
+	uint32_t *trouble; /* set if a weight is too large for conv2_fprop (conv2.h) */
+	uint16_t *bf16;    /* NULL, or `value` in bf16, for kx_product */
 	int fixed; /* 1 if `value` has running statistics of batchnorm, which SGD does not change */
 };
 

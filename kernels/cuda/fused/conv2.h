@@ -37,8 +37,8 @@ extern "C" {
 #define CONV2_WEIGHTS (CONV2_SIZE * CONV2_SIZE * CONV2_FILTERS * CONV2_CHANNELS)
 
 struct kx_conv2 {
-	uint16_t *w_fprop,
-		*w_dgrad; /* weights in CONV2_TERMS and 1 terms, see conv2_store_weight */
+	/* weights: CONV2_TERMS terms in w_fprop, one in w_dgrad; see conv2_store_weight */
+	uint16_t *w_fprop, *w_dgrad;
 	const float *bias;
 	uint16_t *x;             /* CONV2_IMAGE values per image */
 	const uint8_t *x_argmax; /* as in conv1.h */

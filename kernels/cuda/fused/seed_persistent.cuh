@@ -107,7 +107,7 @@ struct block_state {
 	struct block_tile block;
 	uint32_t argmax_mask; /* all bits of a float except those of the argmax */
 	uint32_t gave_up;     /* 1: a wait took too long */
-	uint32_t pixels_lost; /* 1: that for the pixels did */
+	uint32_t pixels_lost; /* 1: the wait for the pixels took too long */
 };
 
 __device__ inline struct block_tile block_tile_of(int ranges, int images)

@@ -96,8 +96,8 @@ __device__ inline struct tile_row tile_row_at(const struct kx_product &g, int m)
 		m < g.rows ? y : -(1 << 24), x};
 }
 
-/* Copies vector k of a row, or zeros if there is no pixel. In the second case it does
- * not read the source. */
+/* Copies vector k of a row, or zeros if there is no pixel. Without a pixel, the function does not
+ * read the source. */
 template <class T, bool UP>
 __device__ inline void load_vector_a(
 	const struct kx_product &g, const struct tile_row &row, const struct k_place &k, void *to)

@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 		sums.store_bias(g, to);
 }
 
-/* Chooses the rows of a chunk: the fewest steps, counting a step and a half for each chunk. Returns
- * 0 if no chunk fits. */
+/* Chooses the number of rows of a chunk for which an image takes the least time: its number of
+ * steps, plus 1.5 steps for each chunk. Returns 0 if no chunk fits. */
 template <class S> bool plan_chunks(struct taps *t)
 {
 	const struct kx_windows &w = t->g.window;

@@ -252,12 +252,13 @@ __global__ void __launch_bounds__(THREADS) winograd_wgrad_kernel(
 		to[(size_t)tap * values + i] = u[tap / 3 * SIDE + tap % 3];
 }
 
-/* Larger chunks take more memory, and smaller chunks more launches. */
+/* Maximum number of floats of the transformed tiles and products of a chunk of images. Larger
+ * chunks take more memory, and smaller chunks need more launches. */
 const size_t chunk_floats = (size_t)64 << 20;
 /* If a batch has fewer bytes of transformed tiles than this, most of them are in the L2 cache. */
 const size_t cached_bytes = (size_t)100 << 20;
 
-/* Returns the tiles of an image. */
+/* Returns the number of tiles of an image. */
 size_t image_tiles(const struct kx_windows &w)
 {
 	const size_t step = 7 - w.size;

@@ -67,7 +67,8 @@ struct kx_points {
 };
 int kx_winograd_product(struct kx_points g, cudaStream_t stream);
 int kx_winograd_product_across(struct kx_points g, cudaStream_t stream);
-/* Returns the number of slices of kx_winograd_product_across. Smaller depths never have more. */
+/* Returns the number of slices of kx_winograd_product_across. A smaller depth never has more
+ * slices. */
 int kx_winograd_slices(int rows, int n, size_t depth);
 
 #ifdef __cplusplus

@@ -19,8 +19,8 @@ struct trainer_config {
 	/* called between batches; if it returns nonzero, the trainer stops */
 	int (*stop)(void *arg);
 	void *stop_arg;
-	/* 1: with prefetch, gradients of single batches overlap also on a device that computes one
-	 * after the other; tests use it */
+	/* 1: with prefetch, gradients of single batches overlap even on a device that computes them
+	 * one after the other; only tests set it */
 	int overlaps;
 };
 

@@ -49,14 +49,14 @@ struct pulled {
 
 struct cnnps {
 	struct net *net; /* NULL if cnnps_connect failed */
-	int status;      /* of the newest call */
+	int status;      /* status of the newest call */
 	int observer;
 	struct cnnps_info info;
 	struct msg_welcome welcome; /* the first WELCOME */
 	char server[256];
 	char *tensors; /* cnnps_options.tensors */
 	struct pool *pool;
-	struct feedback feedback; /* of gradients in bfloat16 */
+	struct feedback feedback; /* the error feedback for gradients in bfloat16 */
 	float *gradient;          /* lent to the program, or NULL */
 	struct lane_slot slot;    /* the shared memory of `gradient`, or empty */
 	int has_staging;          /* 1 if received weights are copied to `staging` */

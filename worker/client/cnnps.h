@@ -30,8 +30,9 @@
  *
  * Threads: the log callback is the only global state of the library. Any thread may use a
  * connection, but only one thread at a time, except for cnnps_alive and cnnps_stats. Callbacks may
- * come from the library's threads. A callback can make only these two calls on the connection that
- * calls it, and `log` cannot call the library at all, because the library has locked its log.
+ * come from the library's threads. A callback can make only cnnps_alive and cnnps_stats on the
+ * connection that calls it, and `log` cannot call the library at all, because the library has
+ * locked its log.
  *
  * Forks: a connection does not survive fork() in the child. A child may exit or exec, or make
  * connections of its own; it must not use or close a connection of its parent.
@@ -234,10 +235,10 @@ const struct cnnps_info *cnnps_info(const struct cnnps *c);
 /* Waits until the server has decided the pushes and has answered BYE, up to 5 s in total, or 0.5 s
  * if all pushes are decided and the server is away. Then joins the background thread, frees
  * everything and sets *c to NULL; `c` and *c may be NULL. The time is fixed, so that the end of a
- * program has a known duration. Pushes that are undecided after it are lost unless the server has
- * received them. To wait for longer, and to learn whether all pushes are decided, call cnnps_flush
- * first. A program that must end at once can end with _exit instead: the server then gives the
- * unfinished batches to other workers, as after a crash. */
+ * program has a known duration. Pushes that are undecided after this time are lost unless the
+ * server has received them. To wait for longer, and to learn whether all pushes are decided, call
+ * cnnps_flush first. A program that must end at once can end with _exit instead: the server then
+ * gives the unfinished batches to other workers, as after a crash. */
 void cnnps_close(struct cnnps **c);
 
 /* ---- train ----------------------------------------------------------------------------------- */
@@ -369,8 +370,8 @@ int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats);
 /* Writes the server's status to `json` as JSON, at most size - 1 bytes and a NUL. A longer text is
  * cut off; 65536 bytes are always enough. If a run has too many workers for this, the text lacks
  * some of them, and "workers_left_out" is their number. When the run ends, an observer that has
- * called cnnps_status in the last 10 s gets one final status, which has "ending" (such as "done").
- * The next call returns CNNPS_EDONE. */
+ * called cnnps_status in the last 10 s gets one final status, whose JSON has the field "ending"
+ * (such as "done"). The next call returns CNNPS_EDONE. */
 int cnnps_status(struct cnnps *c, char *json, size_t size);
 /* Makes the server write a checkpoint now. Sets *generation to the number of the checkpoint;
  * `generation` may be NULL. If the server has keys, this call and those below need a key with the

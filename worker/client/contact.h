@@ -1,6 +1,6 @@
 /*
- * contact.h - explains why a worker has no contact with its server. A line tells the reason of the
- * wait, its cause, its duration so far, the time at which the worker gives up, and the remedy.
+ * contact.h - explains why a worker has no contact with its server. A line says what the worker
+ * waits for, why, for how long it has waited, when it gives up, and what the user can do.
  *
  * Thread: the holder of the I/O lock (net.h).
  */

@@ -27,7 +27,7 @@ struct link {
 	int established; /* 1 if the handshake of `bulk` has succeeded */
 	/* 1 if libzmq has given up the connection of `bulk`; it may then not reconnect by itself */
 	int stopped;
-	/* a socket: link_redial_heartbeat reads `heartbeat`'s events from it */
+	/* the socket from which link_redial_heartbeat reads the events of `heartbeat` */
 	void *heartbeat_monitor;
 	int heartbeat_stopped; /* as `stopped`, for `heartbeat` */
 	/* for link_open_side: the keys, and 1 if the connections are encrypted with them */

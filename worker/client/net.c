@@ -415,8 +415,8 @@ static void try_connect(struct net *n)
 }
 
 /* Passes the push to the session, with a pull if the request asks for one and no prefetch is in
- * progress. A push that starts a pull goes without it if the session refuses the pull now; the next
- * pull then sends its own request. */
+ * progress. A push that starts a pull is sent without the pull if the session refuses the pull now;
+ * the next pull then sends its own request. */
 static int make_push(struct net *n, struct request *r, uint64_t *seq, uint64_t now)
 {
 	int rc = PS_EAGAIN;

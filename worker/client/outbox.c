@@ -99,8 +99,8 @@ static size_t part_size(const struct retained *k, uint32_t part)
 	return k->part[part].count * encoding_bytes(k->whole.encoding);
 }
 
-/* Returns the first frame of a part that is sent on its own. With side connections it says to which
- * push the part belongs. */
+/* Returns the first frame of a part that is sent on its own. With side connections, this frame says
+ * to which push the part belongs. */
 static int chunk_header(const struct outbox *o, uint64_t push, uint32_t part, zmq_msg_t *header)
 {
 	const struct side_mark mark = {.number = push, .part = part};

@@ -93,7 +93,7 @@ enum prefetch {
 };
 
 struct requests {
-	struct request *current; /* in progress, or NULL; borrowed */
+	struct request *current; /* the request in progress, or NULL; borrowed */
 	uint64_t begun_ms;       /* when `current` began, by the session's clock */
 	int pending;             /* 1 if `current` was passed to the session, or sent */
 	uint64_t sent_ms;        /* when a STATUS or ADMIN was sent, by the session's clock */

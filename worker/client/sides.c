@@ -126,7 +126,7 @@ static int take_side_message(struct sides *s, size_t i, struct frames *f)
 	}
 	if (!side_is_part(f, &mark) || mark.part != i + 1)
 		return 0;
-	forget_part(c); /* of PARAMS that did not arrive */
+	forget_part(c); /* an old part, of PARAMS that did not arrive */
 	c->has_part = 1;
 	c->request = mark.number;
 	(void)zmq_msg_init(&c->part);

@@ -13,7 +13,7 @@
 #include "common/safetensors.h"
 #include "worker/client/cnnps.h"
 
-/* what a message about a wrong directory says at its end */
+/* the end of a message about a wrong directory */
 #define CTL_RUN_DIR "give the --checkpoint-dir of a run"
 
 struct data;

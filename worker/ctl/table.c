@@ -69,7 +69,7 @@ struct table {
 	struct row *row;
 	size_t rows;
 	size_t width[N_COLUMNS]; /* 0: not shown */
-	/* the parts that are in all texts of the column which are too wide, in the order in which
+	/* the parts that all too wide texts of the column have in common, in the order in which
 	 * cut_common shortens them; "": no part */
 	char common[N_COLUMNS][N_COMMON][MAX_CELL];
 };

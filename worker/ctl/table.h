@@ -18,7 +18,8 @@ struct table_view {
 	int reverse;              /* 1: sort in the opposite direction */
 	size_t first;             /* the first worker shown; table_print keeps it within the list */
 	char filter[FILTER_TEXT]; /* "": show all workers */
-	int has_no_images;        /* 1: the workers have no images, and the table no such columns */
+	/* 1: the run has no images, so the table has no columns about images */
+	int has_no_images;
 	size_t n_hidden;          /* number of columns that the last table_print left out */
 	char hidden[TITLES_TEXT]; /* the titles of these columns */
 };

@@ -48,7 +48,7 @@ struct top {
 	struct table_view table;
 	int typing, helps;   /* typing: 1: the user types a filter; helps: 1: the help is shown */
 	size_t help_first;   /* the first shown line of the help */
-	struct err error;    /* of the newest request that failed */
+	struct err error;    /* error of the newest request that failed */
 	char wait[1024];     /* the reason why the server does not answer; "": it answers */
 	int waits;           /* 1: a request for the status is under way */
 	uint64_t request_ms; /* when the request began */
@@ -76,7 +76,7 @@ static const char *status_text(const json_t *o, const char *key)
 /* A text of lines, with the marks of screen.h. */
 struct page {
 	FILE *out;
-	size_t columns, rows; /* of the terminal; 0: no limit */
+	size_t columns, rows; /* size of the terminal; 0: no limit */
 	size_t column, row;   /* position of the next item */
 };
 

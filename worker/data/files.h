@@ -17,7 +17,7 @@ enum data_file { TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS, DATA_FILE
 
 struct data_files {
 	char dir[FILES_MAX_PATH];
-	char split[16]; /* of EMNIST; "": MNIST's names */
+	char split[16]; /* name of the split of EMNIST; "": the files have MNIST's names */
 };
 
 /* Finds the data set at `place`, which is a directory or DIR/emnist-SPLIT. If `place` is NULL, uses

@@ -3,8 +3,8 @@
 libcnnps calls functions of this module from its waits and from its own threads. Signals, log
 handlers and the garbage collector can run any Python code there, so:
 
-* An exception never leaves a callback, because ctypes would print and discard it. It is raised when
-  the call of the library returns; `stop` ends the wait for this.
+* An exception never leaves a callback, because ctypes would print and discard it. The exception is
+  raised when the call of the library returns. To make a waiting call return, `stop` ends the wait.
 * Handlers of signals run during a wait. They cannot use the connection that waits. A log handler
   cannot call the library at all, because the library has locked its log.
 * A finalizer takes no lock and does not wait: it gives its connection to a thread that closes it.
@@ -312,7 +312,7 @@ def _close_all() -> None:
         _closer = None
 
 
-# what threads of the parent may use at the moment of a fork; a child does not free it
+# objects that threads of the parent may use at the moment of a fork; a child does not free them
 _kept: List[Any] = []
 
 

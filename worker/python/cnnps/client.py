@@ -333,10 +333,10 @@ class Client:
              version: Optional[int] = None, offset: int = 0, then: Any = None) -> None:
         """Pushes a gradient: a numpy array or torch tensor of n_params values, or fewer for the
         parameters from `offset` on. batch: the batches of the gradient, from a lease; a run with
-        epochs needs them, and a run without has none. loss: the mean loss over the samples of these
-        batches. version: the version of the weights at which the gradient was computed; None: the
-        version of the newest pull. then: an array for the newest weights, which the server sends in
-        its answer to the push; None: do not pull."""
+        epochs needs them, and a run without epochs has none. loss: the mean loss over the samples
+        of these batches. version: the version of the weights at which the gradient was computed;
+        None: the version of the newest pull. then: an array for the newest weights, which the
+        server sends in its answer to the push; None: do not pull."""
         values = _as_vector(gradient)
         target = None if then is None else self._target(then)
         raw = c.Push(size=ctypes.sizeof(c.Push), gradient=values.ctypes.data,

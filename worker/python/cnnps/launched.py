@@ -83,8 +83,9 @@ def was_drained(result: Dict[str, Any]) -> bool:
 
 
 def for_training(options: Dict[str, Any]) -> Dict[str, Any]:
-    """Returns the options of cnnps.Server for a run of train(). Without `epochs`, they have the
-    default of cnn-ps for models with a data set: cnn-ps does not see that this vector has one."""
+    """Returns the options of cnnps.Server for a run of train(). Without `epochs`, adds the default
+    of cnn-ps for models with a data set, because cnn-ps does not see that a data set belongs to
+    this vector."""
     check_checkpoints(options.get("checkpoint_dir"))
     epochs = options.get("epochs")
     if epochs is not None and re.fullmatch(r"[-+]?0*", str(epochs)):

@@ -135,8 +135,8 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
     of cnnps.Server. Ray reserves num_cpus, num_gpus and resources for each worker. checkpoint_dir:
     a directory on this node; None: a temporary directory. max_restarts: how often Ray may start
     each actor again; the death after that ends the run with an Error; -1: without limit. The run
-    has new keys. With the option `key`, a secret key of a server on this node, it has the keys
-    beside this file: every worker gets a copy of worker.key and server.pub.
+    has new keys. If the option `key` names the secret key of a server on this node, the run has the
+    keys beside this file instead: every worker gets a copy of worker.key and server.pub.
     """
     _check(workers, max_restarts, checkpoint_dir, options)
     host = ray.util.get_node_ip_address()

@@ -255,11 +255,12 @@ class AsyncOptimizer(torch.optim.Optimizer):
                 optimizer.step(batch, loss.item())
 
     The server runs the real optimizer, so learning rate and weight decay are options of the server.
-    Its options schedule= and warmup= plan the rate: a scheduler of PyTorch raises TypeError.
-    The constructor sets the parameters to the weights of the server. For a model with statistics,
-    such as those of BatchNorm, or with frozen parameters, pass the model instead of its parameters.
-    The momentum of its normalizing layers then becomes 1, so that the layers have the statistics of
-    the newest batch until step() replaces them by the statistics of the server.
+    Its options schedule= and warmup= change the learning rate during the run. A scheduler of
+    PyTorch raises TypeError. The constructor sets the parameters to the weights of the server. For
+    a model with statistics, such as those of BatchNorm, or with frozen parameters, pass the model
+    instead of its parameters. The momentum of its normalizing layers then becomes 1, so that the
+    layers have the statistics of the newest batch until step() replaces them by the statistics of
+    the server.
 
     This loop pushes the gradient of each batch at the newest weights. That is right only in the
     modes downpour and ssp with n_push and n_fetch 1; for any other run the constructor raises

@@ -12,8 +12,8 @@ uint64_t clock_us(void);    /* CLOCK_MONOTONIC, microseconds */
 double clock_seconds(void); /* CLOCK_MONOTONIC, seconds with nanosecond resolution */
 
 /*
- * The clock of clock_ms stops while its process is suspended (by SIGSTOP, or with the machine), and
- * it ignores forward jumps of the system's clock. A suspended process receives nothing, so the time
+ * A clock that follows clock_ms, but stops while its process is suspended (by SIGSTOP, or with the
+ * machine) and ignores forward jumps of clock_ms. A suspended process receives nothing, so the time
  * of a suspension must not count as silence of its peers, and must not count for any other timeout.
  * A struct of zeros is valid: the clock starts with the first reading.
  */

@@ -32,7 +32,7 @@ void *mem_try(size_t n, size_t size);
 void *mem_huge(size_t n, size_t size);
 
 /* From now on, all blocks of mem_try and mem_huge that this thread allocates may have `bytes` bytes
- * in total, also those that it has freed. A block that exceeds this limit is NULL. The limit bounds
+ * in total. Freed blocks still count. A block that exceeds this limit is NULL. The limit bounds
  * what a model of a peer can allocate. */
 void mem_limit(uint64_t bytes);
 /* Ends the limit of this thread. Returns 1 if the limit has refused a block. */

@@ -20,7 +20,7 @@
 
 #define MAX_ROWS    128
 #define PREFIX      "CNN_"
-#define KUBERNETES  "CNN_PS_" /* Kubernetes sets these for a service named cnn-ps */
+#define KUBERNETES  "CNN_PS_" /* Kubernetes sets such variables for a service named cnn-ps */
 #define COMMAND     "command"
 #define MAX_NAME    63
 #define MAX_UNKNOWN 20 /* maximum number of variables with a warning of their own */

@@ -4,8 +4,9 @@
  * subnormal numbers many times more slowly.
  *
  * Call subnormals_are_0, compute, and pass its result to subnormals_restore in the same function.
- * In between, loads and stores of memory keep their place, and so do the operations that depend on
- * them. On CPUs other than x86-64 and AArch64 the functions have no effect.
+ * The compiler moves no load or store of memory, and no operation that depends on one, out of the
+ * code between these two calls or into it. On CPUs other than x86-64 and AArch64 the functions have
+ * no effect.
  * Thread: any; each thread has its own setting.
  */
 #ifndef COMMON_SUBNORMALS_H

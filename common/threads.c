@@ -66,7 +66,7 @@ struct threads {
 
 	size_t waited;     /* blocks for which the caller has waited */
 	int is_shared;     /* 1 if other threads may work on this job */
-	struct cell *cell; /* `room` of them, one for each block */
+	struct cell *cell; /* one cell for each block; memory for `room` cells */
 	size_t room;
 };
 
@@ -88,7 +88,8 @@ static size_t block_of(const struct threads *t, size_t i, size_t at)
 
 	if (i == 0)
 		return at * n / mine;
-	size_t rank = i - 1 + at * (t->members - 1); /* among the blocks of the others */
+	/* number of the block among those of all members except the caller */
+	size_t rank = i - 1 + at * (t->members - 1);
 	return rank + ((rank + 1) * mine + others - 1) / others;
 }
 

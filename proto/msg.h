@@ -326,7 +326,7 @@ struct msg_result {
 	uint32_t eval_first, eval_count;
 	uint32_t correct;
 	double loss_sum;
-	uint64_t code; /* of the grant; 0: unknown */
+	uint64_t code; /* code of the grant; 0: unknown */
 	/* sums of the metrics besides accuracy over the images; 0 if there is no such metric */
 	double metric_sum[MAX_METRICS];
 };

@@ -53,7 +53,7 @@ enum {
 struct wire_field {
 	enum wire_kind kind;
 	unsigned number; /* field number in cnnps.proto */
-	size_t offset;   /* of the value, in struct msg or in the inner struct */
+	size_t offset;   /* offset of the value in struct msg or in the inner struct */
 	size_t size;     /* bytes of the value in that struct */
 	uint64_t min, max;
 	const struct wire_field *inner;

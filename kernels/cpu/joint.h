@@ -3,9 +3,9 @@
  *
  * If each lane computed such a step for its own images, each lane would read all weights and write
  * a gradient of its own, and the team would copy the weights and add up the gradients. These copies
- * take longer than the products. Instead, the lanes put the values of their images into shared
- * memory, and each lane computes some of the neurons for the images of all lanes. The products
- * read the parameters and write the gradient in the order of the manifest.
+ * and sums take longer than the products. Instead, the lanes put the values of their images into
+ * shared memory, and each lane computes some of the neurons for the images of all lanes. The
+ * products read the parameters and write the gradient in the order of the manifest.
  *
  * The bytes of the results do not depend on the number of lanes, unless the lanes need several
  * rounds for a batch (lane.h).
@@ -17,9 +17,11 @@
 /* The shared memory of the joint steps of a plan. A matrix has one row per image of a round, in
  * the order of the batch. */
 struct joint {
-	float *input[MODEL_MAX_LAYERS]; /* per joint step: taps in the order of the manifest */
-	float *d_input;                 /* of the step in progress: the gradients of its input */
-	float *output;                  /* of the step in progress: its values or their gradients */
+	/* for each joint step: the taps of the images, in the order of the manifest */
+	float *input[MODEL_MAX_LAYERS];
+	float *d_input; /* of the step in progress: the gradients of its input */
+	/* of the step in progress: its output values or their gradients */
+	float *output;
 };
 
 /* Allocates the memory for rounds of up to `rows` images. Call joint_release in the end, also after

@@ -10,8 +10,9 @@
 #include "kernels/cpu/pack.h"
 #include "kernels/device/device.h"
 
-/* Minimum number of images in a block if an fc step has many weights, and in all blocks of a round
- * if it is a joint step: one read of these weights then serves all these images. */
+/* LARGE_BLOCK is the minimum number of images in a block if an fc step has many weights.
+ * LARGE_ROUND is the minimum number in all blocks of a round together if there is a joint step. One
+ * read of the many weights then serves all these images. */
 #define LARGE_BLOCK 64
 #define LARGE_ROUND 128
 

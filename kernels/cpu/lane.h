@@ -49,9 +49,9 @@ struct table {
 /* The sums and factors that a lane computes for a batchnorm of n channels. Each array has n
  * entries. The lanes read each other's sums. */
 struct moments {
-	double *sum, *squares;    /* of the values of this lane */
-	double *d_sum, *products; /* of the gradients, and of gradients times values */
-	float *mean, *variance;   /* of the whole batch, or the running ones */
+	double *sum, *squares;    /* sums over the values of this lane */
+	double *d_sum, *products; /* sums of the gradients, and of gradients times values */
+	float *mean, *variance;   /* those of the whole batch, or the running statistics */
 	float *a, *b, *c;         /* factors of simd.affine and simd.affine_2 */
 };
 

@@ -34,7 +34,7 @@ struct activation {
 enum step_kind {
 	STEP_WEIGHTS, /* conv or fc, with the ReLU and the pool after it */
 	STEP_POOL,    /* a pool that is not fused */
-	STEP_AVGPOOL, /* also the mean of each channel */
+	STEP_AVGPOOL, /* an avgpool, or the mean of each channel (avgpool:global) */
 	STEP_RELU,    /* a ReLU that is not fused, in place */
 	STEP_DROPOUT, /* in place */
 	STEP_TANH,
@@ -63,7 +63,7 @@ struct winograd {
 	size_t narrow, low;
 	size_t bands;  /* in an image */
 	size_t rows;   /* rows of tiles in a band, except perhaps the last one */
-	size_t images; /* in a band; 1 if an image has several bands */
+	size_t images; /* images in a band; 1 if an image has several bands */
 	/* maximum number of tiles in a band, plus the tiles that gemm may write after them */
 	size_t max_tiles;
 	size_t max_positions; /* in a band */

@@ -267,7 +267,7 @@ static void outer(float *grad, size_t grad_row, const float *d, size_t d_row, si
 
 	if (whole)
 		to = (struct outer){grad, grad_row, scale, add};
-	/* the products take longer than the memory needs to provide these lines */
+	/* fetch the lines of grad in advance: they arrive while the products are computed */
 	for (size_t k = 0; whole && k < rows; k++) {
 		__builtin_prefetch(grad + k * grad_row, 1);
 		__builtin_prefetch(grad + k * grad_row + LANES, 1);

@@ -11,9 +11,9 @@ enum kind { KIND_LOW, KIND_WHOLE, KIND_NARROW, KIND_LOW_AND_NARROW, KINDS };
 
 /* The tiles of a band (plan.h), and its windows, counted over all images of a block. */
 struct band {
-	size_t image, images; /* of the block */
-	size_t row, rows;     /* of tiles, of each image */
-	size_t positions;     /* of each image */
+	size_t image, images; /* first image of the band in the block, and number of images */
+	size_t row, rows;     /* first row of tiles in each image, and number of rows */
+	size_t positions;     /* number of positions in each image */
 	size_t window, windows;
 	size_t first[KINDS + 1]; /* the first tile of each kind */
 };

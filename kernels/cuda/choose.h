@@ -6,8 +6,8 @@
  * Without SLURM_LOCALID, "cuda" is the GPU with the least memory in use (ties: the lowest number)
  * among the GPUs that start and for which this build has code. Workers that start at the same time
  * do not see each other's memory yet. So they choose one after the other, and a process keeps the
- * lock of its GPU until gpu_settle; others skip this GPU. If other processes keep all locks for
- * 30 s, a process logs this and chooses without locks.
+ * lock of its GPU until gpu_settle; other processes skip this GPU. If other processes keep all
+ * locks for 30 s, a process logs this and chooses without locks.
  *
  * Thread: any. The lock is an abstract Unix socket: it ends with the process.
  */
@@ -16,7 +16,7 @@
 #include "common/err.h"
 
 struct gpu_choice {
-	int number; /* of the visible GPU */
+	int number; /* number of the GPU among the visible ones */
 	int lock;   /* -1: none */
 };
 

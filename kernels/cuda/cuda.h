@@ -74,8 +74,9 @@ struct slot {
 	cudaEvent_t in;        /* the parameters are on the device */
 	cudaEvent_t computed;  /* weights and sum are complete on the device */
 	cudaEvent_t out;       /* weights and sum are on the host */
-	/* pinned; the GPU writes them: the sums of common/xxh3_sums.h for the weights at the start
-	 * of the round, as the GPU has read them, and for its gradient, and the end of both */
+	/* pinned memory that the GPU writes, for the checksums (common/xxh3_sums.h). start_sums and
+	 * tail are the sums and the last bytes of the weights at the start of the round, as the GPU
+	 * has read them. grad_sums and grad_tail are those of the round's gradient */
 	struct xxh3_sum *start_sums, *grad_sums;
 	char *tail, *grad_tail;
 	cudaEvent_t hashed; /* start_sums and tail are on the host */

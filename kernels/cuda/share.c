@@ -27,7 +27,8 @@ static int placed_before(const struct cuda_buffer *a, const struct cuda_buffer *
 	return a->bytes > b->bytes || (a->bytes == b->bytes && a < b);
 }
 
-/* Places a buffer at the lowest offset where no buffer that was placed before is in its way. */
+/* Places a buffer at the lowest offset at which it overlaps no buffer that was placed before and is
+ * used at the same time. */
 static void share_one(struct cuda_buffer *b, const struct cuda_buffer *all, int n)
 {
 	b->at = 0;
@@ -38,7 +39,7 @@ static void share_one(struct cuda_buffer *b, const struct cuda_buffer *all, int 
 			b->at >= end_of(o))
 			continue;
 		b->at = end_of(o);
-		i = -1; /* compare with all of them again */
+		i = -1; /* compare with all placed buffers again */
 	}
 }
 

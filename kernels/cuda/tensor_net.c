@@ -37,13 +37,14 @@ struct tensor_step {
 	/* conv and fc. The groups of a convolution are divided into `parts`: each has a product of
 	 * its own, over its own channels. */
 	int parts;
-	struct kx_layer own;     /* of the first part; weights_part returns the others */
-	size_t workspace_floats; /* of own.workspace, for each part */
+	struct kx_layer own;     /* parameters of the first part; weights_part returns the others */
+	size_t workspace_floats; /* floats of own.workspace for each part */
 	size_t sum_at; /* offset in tensor_net.sums of own.sum, or of the sums of batchnorm */
-	/* of a part: the windows under the outputs, which wgrad uses, too, and under the inputs */
+	/* the windows of a part: `fprop` under its outputs, which wgrad uses, too, and `dgrad`
+	 * under its inputs */
 	struct kx_windows fprop, dgrad;
 	struct kx_dense full; /* the gradient of the output before the pool */
-	uint8_t *argmax;      /* of the fused pool or, in a step of its own, of a pool */
+	uint8_t *argmax;      /* argmax of the fused pool, or of a pool that is a step of its own */
 	struct kx_drop drop;
 	struct cuda_batchnorm batchnorm;
 };
@@ -515,7 +516,7 @@ static void plan_times(const struct tensor_net *n, struct tensor_buffers *b)
 		cuda_buffer_use(&b->grad[s->in], backward);
 		cuda_buffer_use(&b->grad[s->out], backward);
 		cuda_buffer_use(&b->full[i], backward);
-		if (runs_beside(n, s)) { /* until the streams join */
+		if (runs_beside(n, s)) { /* the side stream uses them until the streams join */
 			cuda_buffer_use(&b->value[s->in], end);
 			cuda_buffer_use(&b->grad[s->out], end);
 			cuda_buffer_use(&b->full[i], end);
@@ -824,7 +825,7 @@ static int stream_waits(cudaStream_t first, cudaEvent_t event, cudaStream_t then
 										    : PS_OK;
 }
 
-/* Launches wgrad of a step, on the side stream if there it can run beside dgrad. */
+/* Launches wgrad of a step, on the side stream if it can run there beside dgrad. */
 static int tensor_wgrad(
 	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
 {

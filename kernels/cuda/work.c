@@ -391,7 +391,8 @@ static int hash_start(struct cuda *c, struct slot *s)
 	return rc ? rc : CHECK(cudaEventRecord(s->hashed, c->in));
 }
 
-/* Returns the checksum of a vector of parameters with these sums. */
+/* Returns the checksum of a vector of parameters, whose blocks have the sums `sums`. `end` points
+ * to the end of its last bytes. */
 static uint64_t mix_sums(const struct cuda *c, const struct xxh3_sum *sums, const void *end)
 {
 	struct xxh3_mix mix;

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
 		product += xxh3_product(d, secret[w / LANES + w % LANES]);
 		plain += d;
 	}
-	/* the word of a lane itself counts for its neighbour */
+	/* XXH3 adds the word of a lane itself to the neighbouring lane */
 	product += __shfl_xor_sync(ALL_LANES, plain, 1);
 	product += __shfl_xor_sync(ALL_LANES, product, 8);
 	product += __shfl_xor_sync(ALL_LANES, product, 16);

@@ -12,10 +12,10 @@
 namespace
 {
 
-#define CLASSIFIER_IMAGES 32 /* per block: two tiles */
+#define CLASSIFIER_IMAGES 32 /* images per block: two tiles */
 #define HIDDEN_WARPS      8
 #define HIDDEN_THREADS    (HIDDEN_WARPS * 32)
-#define HIDDEN_COLUMNS    32 /* per block: four tiles */
+#define HIDDEN_COLUMNS    32 /* columns per block: four tiles */
 
 /* Adds the products of 16 values of K to a tile. `a` has rows r and r + 8, `b` has column r. */
 __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)

@@ -33,7 +33,7 @@ __device__ inline int lost_bytes(const struct seed_exchange &x)
 }
 
 /* Waits for the bulk copies. They depend on no other block, so the block gives up only if they take
- * far too long, not because another block has. */
+ * far too long, not because another block has given up. */
 __device__ inline void wait_for_pixels(
 	const struct seed_exchange &x, struct block_state *shared, bool parity)
 {

@@ -5,8 +5,8 @@
  *
  * Memory limits these kernels. A thread handles vectors of 16 bytes, neighbouring channels of a
  * pixel, and loads AHEAD of them before it stores the first. Where no tensor has padding between
- * its pixels, the number of a vector says its place in all tensors, and nothing is divided.
- * Channels of padding are zeros before and after each layer.
+ * its pixels, the number of a vector gives its place in all tensors without a division. Channels of
+ * padding are zeros before and after each layer.
  */
 #include "kernels/cuda/general/position.cuh"
 

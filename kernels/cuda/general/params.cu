@@ -23,7 +23,7 @@ __host__ __device__ inline size_t kx_layer_values(const struct kx_layer &l)
 /* One parameter of a layer. */
 struct param {
 	int f, c, tap, bias, real; /* not real: padding */
-	size_t param;              /* in the manifest's vector */
+	size_t param;              /* offset in the manifest's vector */
 };
 
 /* Returns the parameter whose value is number first + i of the layer. The 64-bit division is the

@@ -28,7 +28,8 @@ struct tile_shape {
 	static const bool SPLIT = SPLIT_, LINES = false, UP = false, TF32 = true;
 	static const int THREADS = 32 * WARPS_ * SHARES;
 	static const int VECTORS = ROW / 16;
-	static const int PITCH = ROW + 16; /* of A, and of B in dgrad */
+	/* bytes from one row to the next of A, and of B in dgrad */
+	static const int PITCH = ROW + 16;
 	static const int A_PASSES = BM * VECTORS / THREADS;
 	static const int OCTETS = BN / KX_OCTET, OCTET_ROWS = THREADS / OCTETS;
 	static const int SUM_PITCH = BN + 8, SUM_VALUES = BM * SUM_PITCH;

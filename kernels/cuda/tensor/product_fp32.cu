@@ -166,7 +166,7 @@ int launch_large(const struct kx_product &g, int tile, cudaStream_t stream)
 				: launch_product<float, false, tile128x64>(g, stream);
 }
 
-#define SIDE 32 /* of the squares in which weights_kernel transposes */
+#define SIDE 32 /* side of the squares that weights_kernel transposes */
 
 /* Transposes the weights for dgrad into the order that fprop reads: row (tap, k) has the n weights
  * under the opposite tap. */

@@ -2,10 +2,10 @@
  * product_taps.cu - wgrad of convolutions of 3 x 3 and stride 1 in tf32. The number of channels is
  * a multiple of 32, the number of filters a multiple of 64.
  *
- * In product_wgrad.cuh each tile of rows reads x and dY again, and the way from the L2 cache to the
- * multiprocessors limits it. Here a block computes all nine taps of its channels: x is in shared
- * memory once, with the pixels around it, and the pixel under a tap is another place in it. The sum
- * runs over chunks of whole rows of outputs.
+ * In product_wgrad.cuh each tile of rows reads x and dY again, so the throughput of the L2 cache
+ * limits its speed. Here a block computes all nine taps of its channels: x is in shared memory
+ * once, with the pixels around it, and each tap reads another place in x. The sum runs over chunks
+ * of whole rows of outputs.
  */
 #include "kernels/cuda/tensor/product_wgrad.cuh"
 
@@ -19,7 +19,8 @@ namespace
 #define TILES      3  /* tiles of 16 channels of one tap, for each warp */
 #define DY_PITCH   (FILTERS * 4 + 32)
 #define DY_VECTORS (FILTERS / 4)
-#define MIN_CHUNKS 8 /* of a block: with fewer, product_wgrad.cu is faster */
+/* minimum number of chunks of a block: with fewer, product_wgrad.cu is faster */
+#define MIN_CHUNKS 8
 
 /* A block computes CHANNELS channels. */
 template <int CHANNELS_> struct taps_shape {
@@ -34,7 +35,7 @@ template <int CHANNELS_> struct taps_shape {
 struct taps {
 	struct kx_product_wgrad g;
 	int rows, chunks;  /* rows of a chunk, chunks of an image */
-	int width, pixels; /* of x in shared memory */
+	int width, pixels; /* width and number of pixels of x in shared memory */
 	struct kx_divisor by_width, by_chunks;
 	int all; /* chunks */
 };
@@ -96,7 +97,7 @@ __device__ inline float as_multiplied(uint32_t tf32)
 template <class S> struct tap_sums {
 	float c[TILES][FILTERS / 8][4] = {};
 	float bias[FILTERS / 8] = {};
-	int place[TILES], row[TILES]; /* in the stage; in the result */
+	int place[TILES], row[TILES]; /* place of each tile in the stage; its row in the result */
 
 	__device__ explicit tap_sums(const struct taps &t, int c0)
 	{

@@ -30,7 +30,8 @@ template <class T, class S> struct wgrad_sizes {
 	static const int B_VECTORS = S::BN * type_of<T>::BYTES / 16;
 	static const int A_PASSES = S::DEPTH * A_VECTORS / S::THREADS;
 	static const int B_PASSES = S::DEPTH * B_VECTORS / S::THREADS;
-	static const int SUMS = (S::SHARES - 1) * S::BM * S::BN * 4; /* of the other shares */
+	static const int SUMS =
+		(S::SHARES - 1) * S::BM * S::BN * 4; /* bytes of the sums of the other shares */
 	static const int BYTES = S::STAGES * STAGE > SUMS ? S::STAGES *STAGE : SUMS;
 
 	static_assert(A_PASSES * S::THREADS == S::DEPTH * A_VECTORS, "whole passes of a");
@@ -122,9 +123,9 @@ __host__ __device__ inline unsigned column_tiles(const struct kx_product_wgrad &
 	return (g.n + S::BN - 1) / S::BN;
 }
 
-/* Which rows and columns of a warp's tile are those of an mma is free. In bf16 neighbours stay
- * neighbours, as the transposing ldmatrix requires. In tf32 a thread loads four neighbouring values
- * of a pixel at a time: they belong to two tiles of A, or to four tiles of B. */
+/* The products of a warp may take the rows and columns of its tile in any order. In bf16 neighbours
+ * stay neighbours, as the transposing ldmatrix requires. In tf32 a thread loads four neighbouring
+ * values of a pixel at a time: they belong to two tiles of A, or to four tiles of B. */
 template <class T> struct wgrad_operands {
 	template <int MI>
 	__device__ static void load_a(

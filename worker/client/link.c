@@ -53,7 +53,7 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1);
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 2);
 	bad |= set_socket_int(socket, ZMQ_TCP_MAXRT, 2500);
-	/* libzmq's default is 1000 messages, each of which may be a whole model */
+	/* libzmq's default is 1000 messages, and each may be a whole model */
 	bad |= set_socket_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
 	bad |= set_socket_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
 	bad |= set_socket_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER(has_keys));

@@ -137,7 +137,8 @@ static void return_a_buffer_twice(void)
 	pool_release(p, &same);
 }
 
-/* A step is left out that changes the weights. */
+/* Makes two steps of the core that change the weights, and calls param_buffers_after_step only
+ * after the second one. */
 static void miss_an_update(void)
 {
 	struct core_config cfg = fixture_config();

@@ -104,7 +104,8 @@ TEST_IN(a_lease_in_a_run_without_a_data_set_is_refused, client_set_up_unconnecte
 	assert_int_equal(cnnps_lease(client, &lease), CNNPS_OK);
 }
 
-/* The server would reject such pushes, and exclude the worker after some of them. */
+/* In a run with a data set, the server would reject pushes without batches, and exclude the worker
+ * after some of them. */
 TEST_IN(a_push_without_batches_is_refused_in_a_run_with_a_data_set, client_set_up, client_tear_down)
 {
 	struct cnnps_pull then = {.size = sizeof(then)};
@@ -241,7 +242,7 @@ TEST_IN(every_call_refuses_a_null_connection, client_set_up_unconnected, client_
 	expect_usage(cnnps_connect(&client, NULL), "cnnps_options");
 }
 
-/* The server would take such messages for damaged ones, and end the session. */
+/* The server would take messages with such numbers for damaged ones, and end the session. */
 TEST_IN(work_and_results_out_of_range_are_refused, client_set_up, client_tear_down)
 {
 	const struct cnnps_work bad[] = {
@@ -261,7 +262,8 @@ TEST_IN(work_and_results_out_of_range_are_refused, client_set_up, client_tear_do
 	client_expect_weights(-1);
 }
 
-/* The server would report that training has diverged. That is right only for such a loss. */
+/* The server would report that training has diverged. Only a loss that is not finite is a reason
+ * for this report. */
 TEST_IN(a_metric_that_is_not_finite_is_refused, client_set_up, client_tear_down)
 {
 	struct cnnps_lease lease = {.size = sizeof(lease), .kind = CNNPS_EVAL, .count = 3};
@@ -546,7 +548,8 @@ TEST_IN(heartbeats_go_on_when_a_waiting_program_does_not_get_to_run, client_set_
 	cnnps_close(&client);
 }
 
-/* Sets *arg to 1 if the server has a HEARTBEAT with 100 ms of waiting, while the program waits. */
+/* Sets *arg to 1 if the program's thread makes this call after the server has received a HEARTBEAT
+ * that reports at least 100 ms of waiting for a push. */
 static int is_wait_reported(void *arg)
 {
 	int *reported = arg;

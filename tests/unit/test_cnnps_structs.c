@@ -111,8 +111,8 @@ static void expect_guard(size_t n)
 		assert_int_equal(program.byte[i], GUARD);
 }
 
-/* A call with one struct. `first` and `now` are the sizes of the struct in the first header and in
- * this one. */
+/* This struct describes a call of libcnnps that takes one struct. `first` and `now` are the sizes
+ * of the taken struct in the first header and in the present one. */
 struct call {
 	const char *name;
 	size_t first, now;
@@ -125,7 +125,8 @@ static int make_connect(void *s)
 	struct cnnps *c;
 	int rc = cnnps_connect(&c, s);
 
-	/* the text of an error is that of `client`, where the tests search for it */
+	/* the tests read the text of an error from `client`, so keep the client that failed
+	 * there */
 	if (rc)
 		client = c;
 	else

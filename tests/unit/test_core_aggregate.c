@@ -363,8 +363,8 @@ TEST(a_key_counts_once_in_a_step_of_sync)
 	fixture_close(&f);
 }
 
-/* With --sync-workers 3, a step has only three batches. Three workers of one key ask first, and get
- * one batch until the other two keys have one each. */
+/* With --sync-workers 3, a step has only three batches. Three workers of one key ask first.
+ * Together they get only one batch until each of the other two keys has a batch. */
 TEST(a_key_does_not_take_all_batches_of_a_step)
 {
 	static const char *const key[] = {"bad", "one", "two", "bad", "bad"};

@@ -12,8 +12,8 @@
 
 enum { TRUE = 500, LIE = 900, IMAGES = 1000 };
 
-/* Returns a run of five epochs with one portion of 1000 images, which is therefore always in the
- * sample. */
+/* Returns the configuration of a run of five epochs. Each evaluation has a single portion of 1000
+ * images, which is therefore always in the sample that a second worker computes again. */
 static struct core_config checked(void)
 {
 	struct core_config cfg = fixture_training();
@@ -51,7 +51,7 @@ static void train_epoch(struct core_fixture *f, uint32_t peer, struct stamp s, u
 	while (core_training_epoch(f->core) == epoch) {
 		struct msg_grant g = *next_lease_of(f, peer, s);
 
-		if (g.kind != GRANT_TRAIN) /* leave evaluations to the test */
+		if (g.kind != GRANT_TRAIN) /* the test itself answers this grant */
 			continue;
 		for (uint32_t i = 0; i < g.work.count; i++) {
 			struct msg m = fixture_batch(s, fixture_worker(f, s.worker).last_seq + 1,
@@ -62,8 +62,8 @@ static void train_epoch(struct core_fixture *f, uint32_t peer, struct stamp s, u
 	}
 }
 
-/* Returns the loss that the tests report with a number of correct images. The losses of a lie and
- * of the truth agree. */
+/* Returns the loss that the tests report together with a number of correct images. The losses for
+ * LIE and TRUE differ so little that they agree by the rule of checks.h. */
 static double loss_of(uint32_t correct)
 {
 	return 300 + correct / 1000.0;
@@ -189,7 +189,8 @@ TEST(a_third_worker_outvotes_a_second_liar_and_keeps_the_record)
 	fixture_close(&t.f);
 }
 
-/* Reports these sums for the portion of grant `g`. */
+/* Lets worker i + 1 report this number of correct images and these sums for the portion of grant
+ * `g`. */
 static void report_sums(struct fleet *t, uint32_t i, const struct msg_grant *g, uint32_t correct,
 	double loss, double metric)
 {
@@ -206,7 +207,7 @@ static void report_sums(struct fleet *t, uint32_t i, const struct msg_grant *g, 
 	fixture_message(&t->f, 10 + i, &m);
 }
 
-/* Reports these sums for the granted portion. */
+/* Lets worker i + 1 request a lease, which must be a portion, and report these numbers for it. */
 static void vote_sums(struct fleet *t, uint32_t i, uint32_t correct, double loss, double metric)
 {
 	const struct msg_grant g = *next_lease_of(&t->f, 10 + i, t->s[i]);
@@ -446,16 +447,17 @@ TEST(a_key_has_one_vote)
 	fixture_close(&t.f);
 }
 
-/* What a worker can see before it reports the last portion: the counters, and the grants. */
+/* What a worker can see before it reports the last portion: the counters of the core, and the kind
+ * of the grant that another worker gets. */
 struct seen {
 	struct core_stats stats;
 	struct check_stats checks;
 	enum grant_kind granted;
 };
 
-/* Four workers and four portions; `sample` is the one in the sample. Worker 2 takes portion 0, and
- * asks for other work. Worker 1 reports the portions 0 to 2, and worker 3 takes the last one. Then
- * worker 2 reports portion 0, too, and worker 4 asks for work. */
+/* Opens a run of four workers and four portions. Portion `sample` is the only one in the sample.
+ * Worker 2 takes portion 0, and asks for other work. Worker 1 reports the portions 0 to 2, and
+ * worker 3 takes the last one. Then worker 2 reports portion 0, too, and worker 4 asks for work. */
 static struct seen evaluate_all_but_one(struct fleet *t, uint32_t sample)
 {
 	struct core_config cfg = checked();
@@ -557,8 +559,8 @@ static void let_ticks_pass(struct fleet *t)
 		fixture_tick(&t->f, 50);
 }
 
-/* Workers that need more than the time of CHECK_TICKS for each piece of work: worker 2 is at work
- * when the checks begin, and then computes the check. */
+/* In this test, workers need longer than CHECK_TICKS ticks for each piece of work. Worker 2 is
+ * still at work when the checks begin, and then computes the check. */
 TEST(slow_workers_check_all_the_same)
 {
 	struct core_config cfg = checked();

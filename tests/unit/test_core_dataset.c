@@ -145,8 +145,9 @@ TEST(a_key_with_many_workers_has_one_vote_on_the_data_set)
 	fixture_close(&f);
 }
 
-/* If all machines have the same key, most of them decide. A key votes for the data set that most of
- * its workers have, so one machine with other files does not take the vote from the rest. */
+/* If all machines have the same key, the data set that most of them have becomes that of the run. A
+ * key votes for the data set that most of its workers have, so one machine with other files does
+ * not take the vote from the rest. */
 TEST(most_workers_of_a_key_decide_its_vote)
 {
 	struct core_fixture f;

@@ -481,8 +481,8 @@ TEST(the_first_work_of_a_run_is_waited_for_once)
 }
 
 /* All workers need longer for their first work than --first-deadline-ms, so all are stalled. The
- * first delivery shows that this is the usual time. Therefore the others are not stalled any more,
- * although their gradients come too late for the first step. */
+ * first delivery shows the server how long such work usually takes. Therefore the others are not
+ * stalled any more, although their gradients come too late for the first step. */
 TEST(the_first_delivery_ends_the_stalls_of_workers_that_are_as_slow)
 {
 	struct core_config cfg = deadline_config(MODE_SYNC);
@@ -813,7 +813,8 @@ TEST(a_trickle_does_not_hold_a_grant)
 	struct cluster k;
 
 	open_after(&k, 4, 5);
-	/* at a tenth of the rate that would extend the deadline by the time of the transfer */
+	/* the bytes move at a tenth of the rate that would extend the deadline by the time of the
+	 * transfer */
 	transfer(&k, 3000, 80);
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	cluster_close(&k);

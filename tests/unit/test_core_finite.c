@@ -208,8 +208,8 @@ TEST(delay_compensation_does_not_leave_the_numbers)
 }
 
 /* Push the gradient of one batch, in a mode in which the core applies the sum of a step's
- * gradients. The push goes to the core directly: fixture_message would count all batches of the
- * epoch after each push. */
+ * gradients. The push goes to the core directly, because fixture_message would count all of the
+ * many batches of the epoch after each push. */
 static void push_batch_of(
 	struct core_fixture *f, struct stamp s, uint64_t seq, uint32_t i, const float *g)
 {

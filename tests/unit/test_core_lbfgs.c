@@ -73,8 +73,9 @@ static double plain_portion(uint32_t i, const float *w, double *g)
 	return loss / 1000;
 }
 
-/* Computes Rosenbrock's function. Even portions give the term that grows along its valley, odd
- * portions the term of its walls. */
+/* Computes Rosenbrock's function, whose graph is a curved valley. Even portions give the term that
+ * grows along the valley, 2 (1 - x)^2. Odd portions give the term that grows towards the sides of
+ * the valley, 200 (y - x^2)^2. */
 static double valley_portion(uint32_t i, const float *w, double *g)
 {
 	double x = (double)w[0], y = (double)w[1], wall = y - x * x;

@@ -138,7 +138,7 @@ TEST(leases_shrink_at_the_end_of_an_epoch)
 	t = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;
 	for (uint64_t i = 0; left > 0; i++) {
 		struct msg_grant g = fixture_train(&f, i % 2 ? 10 : 9, i % 2 ? t : s, i / 2 + 1);
-		/* half of a worker's share of the batches that are left */
+		/* a lease has at most half of the worker's share of the batches that are left */
 		uint32_t max = (left + 3) / 4;
 
 		assert_true(g.work.count >= 1 && g.work.count <= max && g.work.count <= 20);

@@ -10,7 +10,7 @@
 
 #define WORKERS 5u
 #define RATIO   4.0
-#define CAP     1.5 /* a larger size is scaled down to this one */
+#define CAP     1.5 /* gradients of a larger size are scaled down to this size */
 
 struct fleet {
 	struct core_fixture f;
@@ -239,8 +239,8 @@ TEST(with_two_keys_each_worker_counts)
 	fixture_close(&t.f);
 }
 
-/* Starts a new process of worker i, which takes any slot. With `key`, the worker has a key and no
- * name, otherwise a name and no key. Returns the index of the slot. */
+/* Starts a new process of worker i, which may get another slot than the old process. With `key`,
+ * the worker has a key and no name, otherwise a name and no key. Returns the index of the slot. */
 static uint32_t start_again(struct fleet *t, uint32_t i, int key)
 {
 	static uint32_t peer = 1000;
@@ -290,7 +290,8 @@ TEST(a_new_process_does_not_escape_the_comparison)
 	}
 }
 
-/* A new process of a worker whose sizes are within the limits begins without sizes. */
+/* If the mean of a worker's sizes is within the limits, a new process of this worker does not
+ * continue it, but begins a mean of its own. */
 TEST(a_new_process_of_an_honest_worker_may_begin_with_a_large_gradient)
 {
 	struct fleet t;
@@ -323,8 +324,8 @@ TEST(a_new_process_does_not_repeat_the_last_gradient)
 	fixture_close(&t.f);
 }
 
-/* A worker may send any number of pushes that are rejected, for example as stale. They do not make
- * the norms of the others old. */
+/* A worker may send any number of pushes that are rejected, for example as stale. Such pushes do
+ * not make the norms of the other workers count as old. */
 TEST(rejected_pushes_do_not_end_the_comparison)
 {
 	struct fleet t;
@@ -356,7 +357,8 @@ TEST(one_key_cannot_exclude_another_one)
 	fixture_close(&t.f);
 }
 
-/* All workers have the same key. A worker whose gradients have another size is found. */
+/* All workers have the same key, and are compared with each other: the gradients of a worker whose
+ * norms are different are rejected. */
 TEST(workers_of_a_single_key_are_compared)
 {
 	struct fleet t;
@@ -599,7 +601,8 @@ TEST(old_gradients_in_turn_are_rejected)
 	assert_int_equal(accepted_in_turn("abcdd"), 2 * 50);
 }
 
-/* A worker that computes and sends what another key computes gets nothing of this key rejected. */
+/* A worker that sends the same gradients as a worker of another key does not cause the server to
+ * reject any gradient of that key. */
 TEST(gradients_of_another_key_are_no_repetition)
 {
 	struct fleet t;
@@ -687,7 +690,7 @@ static void fast_pair(int with_keys, double norm)
 	for (uint32_t r = 0; r < 60; r++) {
 		for (uint32_t n = 0; n < 30; n++)
 			(void)check_norm(&t, n % 2, norm);
-		t.f.core->stats.accepted = 1000 + 31 * r; /* as if all were accepted */
+		t.f.core->stats.accepted = 1000 + 31 * r; /* as if all pushes had been accepted */
 		assert_true(scale_of_push(&t, 2 + r % 3, 1) >= 1);
 		double s = scale_of_push(&t, 0, 100);
 		assert_true(100 * s <= 1.2 * RATIO);

@@ -291,7 +291,7 @@ TEST(averages_of_zeros_become_zero_and_are_never_subnormal)
 					assert_true(
 						averages[v][i] == 0 || isnormal(averages[v][i]));
 		}
-		if (k != OPTIM_ADAGRAD) /* its state is a sum */
+		if (k != OPTIM_ADAGRAD) /* whose state is a sum, which never shrinks */
 			for (size_t v = 0; v < optim_vectors(o.kind); v++)
 				assert_true(averages[v][0] == 0 && averages[v][1] == 0);
 	}

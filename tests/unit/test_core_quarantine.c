@@ -219,8 +219,8 @@ TEST(most_of_the_live_workers_decide)
 	fixture_close(&f);
 }
 
-/* One of three workers sends bad pushes, and waits with the last one until another worker has sent
- * bad ones by accident. */
+/* One of three workers sends bad pushes on purpose. It sends the push that excludes it only after
+ * another worker has sent some bad pushes by accident: the run must not end as diverged. */
 TEST(a_worker_cannot_use_single_bad_pushes_of_others)
 {
 	struct core_fixture f;
@@ -730,7 +730,7 @@ TEST(one_of_three_keys_cannot_end_the_run_as_diverged)
 	fixture_close(&f);
 }
 
-/* A session that has ended is resumed like a new one. */
+/* A worker can resume a session that has ended, but not while its key is in quarantine. */
 TEST(an_ended_session_does_not_evade_quarantine)
 {
 	struct core_fixture f;

@@ -1,7 +1,7 @@
 /*
- * Proves that workers that join again and again hold up nobody for ever (server/core/pace.h,
- * "Processes"): what a worker owes is a property of its slot, not of its process, and free work
- * goes to the worker that has waited longest. Time is virtual.
+ * Proves that workers that join again and again do not delay other workers for ever
+ * (server/core/pace.h, "Processes"): what a worker owes is a property of its slot, not of its
+ * process, and free work goes to the worker that has waited longest. Time is virtual.
  * Covers attack A14 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"

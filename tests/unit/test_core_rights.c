@@ -184,7 +184,8 @@ TEST(a_replay_moves_no_further_than_the_accepted_push)
 	}
 }
 
-/* The first bits of a code are a norm. A worker cannot change them. */
+/* The first bits of the code of an accepted push are the norm with which its gradient moved the
+ * weights (rights.h). A worker cannot claim another norm. */
 TEST(the_norm_in_a_code_is_authenticated)
 {
 	struct core_config cfg = with_key(fixture_training());
@@ -275,7 +276,7 @@ TEST(a_worker_without_codes_counts_within_the_newest_grant)
 	struct msg push[3];
 	struct stamp s;
 
-	cfg.leases.max_batches = 2; /* of the four batches of an epoch */
+	cfg.leases.max_batches = 2; /* a lease has two of the four batches of an epoch */
 	cfg.training.epochs = 2;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");

@@ -3,7 +3,8 @@
  * clipping, norm limit, weight decay, delay compensation, rate or sum changes them, and they change
  * no weight. Each update moves a running statistic by a tenth of its distance to the statistics of
  * the batches in the update, also with a robust rule. The statistics of a push have limits
- * (server/core/running.h), with all names that workers of vector:N give them.
+ * (server/core/running.h). In a run of vector:N, the names of the tensors decide which statistics
+ * have limits.
  * Covers attack A13 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
@@ -412,7 +413,8 @@ TEST(names_say_which_statistics_have_limits)
 	assert_int_equal(count_batchnorms("a F32 4\n1.running_mean F32 1\n1.running_var F32 1\n"
 					  "2.running_mean F32 1\n2.running_var F32 1\n"),
 		2);
-	/* other names, another order, other sizes, statistics that are trained */
+	/* no batchnorm: a mean and a variance of different names, in another order, of different
+	 * sizes, or among the trained values */
 	assert_int_equal(
 		count_batchnorms("a F32 4\n1.running_mean F32 2\n2.running_var F32 2\n"), 0);
 	assert_int_equal(

@@ -307,7 +307,8 @@ static void unchanged(struct core *c)
 	(void)c;
 }
 
-/* In this state the next step begins the evaluation of the epoch in training. */
+/* Changes the state so that all batches of the epoch in training are done, and the next step would
+ * begin the evaluation of this epoch. */
 static void trained_before_its_evaluation(struct core *c)
 {
 	memset(c->leases.batch, BATCH_DONE, 4);

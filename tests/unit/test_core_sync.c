@@ -396,8 +396,8 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 	return cfg;
 }
 
-/* If there are more workers than N + b, the first N + b that request work get a batch. All other
- * workers wait for the next step. */
+/* A step needs N gradients, and there are b backup workers. If the run has more than N + b workers,
+ * the first N + b that request work get a batch. All other workers wait for the next step. */
 TEST(the_first_n_of_n_plus_b_gradients_make_a_step)
 {
 	struct cluster k;

@@ -14,7 +14,7 @@ enum { BAD = -100, GOOD = 1 };
 
 static uint32_t pusher; /* the worker whose gradient the cluster computes */
 
-/* The gradient of worker 0 is large and has the wrong sign. */
+/* Computes the gradient of worker `pusher`. That of worker 0 is large and has the wrong sign. */
 static double one_is_bad(uint32_t i, const float *w, double *g)
 {
 	(void)i;
@@ -85,10 +85,10 @@ static void all_heartbeats(struct cluster *k)
 	cluster_receive(k);
 }
 
-/* Runs to the end. Worker 0 sends up to `fast` messages in a round, and each other worker one in
- * `slow` rounds, except for the last `hang` workers, which send only heartbeats. Checks that no
- * update moves the weights in the direction of worker 0's gradient. Returns the number of rounds in
- * which worker 0 waited. */
+/* Lets the workers send messages until the run ends. In each round worker 0 sends up to `fast`
+ * messages. Each other worker sends one message in `slow` rounds, except for the last `hang`
+ * workers, which send only heartbeats. Checks that no update moves the weights in the direction of
+ * worker 0's gradient. Returns the number of rounds in which worker 0 waited. */
 static uint32_t run_fleet(struct cluster *k, uint32_t fast, uint32_t slow, uint32_t hang)
 {
 	uint32_t waited = 0;
@@ -187,7 +187,7 @@ TEST(a_buffer_does_not_wait_for_a_worker_that_the_warm_start_holds_back)
 	cluster_close(&k);
 }
 
-/* Pushes batch `first` with the right of grant `g`, which has ended. */
+/* Lets worker `i` push batch `first` with the code of grant `g`, which has ended. */
 static enum reject push_of_older(
 	struct cluster *k, uint32_t i, const struct msg_grant *g, uint32_t first)
 {

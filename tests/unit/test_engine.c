@@ -10,7 +10,7 @@
 #include "tests/support/shuffled_engine.h"
 #include "tests/support/test.h"
 
-#define BLOCK 2u /* a vector of 64 values then has enough blocks for all threads */
+#define BLOCK 2u /* values in a block: a vector of 64 values has enough blocks for all threads */
 
 /* ---- configurations -------------------------------------------------------------------------- */
 
@@ -28,7 +28,7 @@ static struct core_config basis(enum mode mode, enum optim_kind kind)
 	return cfg;
 }
 
-/* Sets options number `i` for robust rules, buffers and sums. */
+/* Sets combination number `i` of the options for robust rules, buffers and sums. */
 static void choose_aggregate(struct core_config *cfg, uint32_t i)
 {
 	static const enum aggregate_rule rules[] = {
@@ -45,7 +45,8 @@ static void choose_aggregate(struct core_config *cfg, uint32_t i)
 		cfg->push.buffer_size = 1 + i / 4 % 2 * 2;
 }
 
-/* Sets options number `i` for clipping, norms, delay compensation and running statistics. */
+/* Sets combination number `i` of the options for clipping, norms, delay compensation and running
+ * statistics. */
 static void refine(struct core_config *cfg, uint32_t i)
 {
 	cfg->optim.clip_norm = i & 1 && cfg->training.mode != MODE_EASGD ? 0.5 : 0;
@@ -238,7 +239,7 @@ TEST(vectors_of_several_blocks_have_the_same_sums_with_any_number_of_threads)
 		blocks.engine = threads_engine(pool[i]);
 		double after = blocks_dot(&blocks, a, b, n);
 		assert_memory_equal(&before, &after, sizeof(after));
-		if (i < 2) { /* for the next round */
+		if (i < 2) { /* for the next round of the loop over i */
 			struct rng again = rng_seed(1, RNG_SIM, 3);
 
 			for (size_t j = 0; j < n; j++) {

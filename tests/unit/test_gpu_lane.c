@@ -26,7 +26,7 @@
 #define TRAINED     19000u
 #define PEER        7u
 #define DEADLINE_MS 10000
-#define FAKE_SLOTS  256u /* those that lane_offer makes for N values */
+#define FAKE_SLOTS  256u /* the number of slots that lane_offer makes for N values */
 
 static char dir[64], path[128];
 static uv_loop_t loop;

@@ -367,7 +367,8 @@ static size_t count_joint_steps(const struct odd_model *o)
 	return joint;
 }
 
-/* With 150 images a lane of a small team needs two rounds, and with one image some lanes have no
+/* A lane is the part of one thread of the team in the work on a batch (kernels/cpu/lane.h). With
+ * 150 images a lane of a small team needs two rounds, and with one image some lanes have no
  * image. */
 TEST(joint_steps_agree_with_cpu_ref)
 {

@@ -6,7 +6,8 @@
 #include "tests/support/test.h"
 #include "worker/client/lease_pace.h"
 
-/* Returns the number of leases in `ms` milliseconds, each followed by what `then` does. */
+/* Returns the number of leases that a worker may request in `ms` milliseconds if it calls `then`
+ * after each of them. */
 static uint64_t leases_in(uint64_t ms, void (*then)(struct lease_pace *))
 {
 	struct lease_pace p = {0};
@@ -33,7 +34,8 @@ TEST(leases_between_pushes_have_no_limit)
 	assert_int_equal(leases_in(1000, lease_pace_push), 100000);
 }
 
-/* The results of an evaluation do not delay the next one. */
+/* A second after LEASES_AT_ONCE leases with results, the worker may request as many again without a
+ * pause. */
 TEST(the_bucket_fills_again)
 {
 	struct lease_pace p = {0};

@@ -181,7 +181,7 @@ static int check_message(struct client *c, struct msg *m, const char **why)
 	return rc;
 }
 
-/* ---- promises 1 and 3 ------------------------------------------------------------------------ */
+/* ---- promises 1 and 3 of auth.h ------------------------------------------------------------- */
 
 TEST_IN(only_keys_of_the_list_get_in, set_up_auth, tear_down_auth)
 {
@@ -288,7 +288,7 @@ TEST_IN(a_deleted_key_is_refused_on_its_open_connection, set_up_auth, tear_down_
 	disconnect_client(&d);
 }
 
-/* ---- promises 2 and 4 ------------------------------------------------------------------------ */
+/* ---- promises 2 and 4 of auth.h ------------------------------------------------------------- */
 
 static int say_and_check(struct client *c, struct msg m)
 {

@@ -10,8 +10,8 @@
 #include "tests/support/test.h"
 
 #define STARTS  8
-#define SECONDS 3000 /* of each start */
-#define PERIODS 8    /* of the whole run */
+#define SECONDS 3000 /* virtual time for which the server runs after each start */
+#define PERIODS 8    /* parts of the whole run in which count_samples counts samples */
 
 static struct options options;
 static struct startup run;

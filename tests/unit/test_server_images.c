@@ -31,8 +31,8 @@ static int take_from(const char *key, uint32_t rows, uint32_t n_train)
 	return images_take(&options, &h, UINT64_MAX, &e);
 }
 
-/* Each change ends all connections. The workers of a key can change the images only a few times,
- * and those of another key then still can. */
+/* Each change of the images ends all connections. Therefore the workers of a key can change the
+ * images only a few times. After that, the workers of another key still can. */
 TEST(a_key_changes_the_images_a_few_times)
 {
 	assert_true(begin_auto(NULL));

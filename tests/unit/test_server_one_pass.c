@@ -14,7 +14,7 @@
 #include "tests/support/test.h"
 
 #define N       (5 * ENGINE_BLOCK + 77)
-#define RUNNING (ENGINE_BLOCK + 1000) /* the last block with trained values has others, too */
+#define RUNNING (ENGINE_BLOCK + 1000) /* running statistics; they share a block with weights */
 #define PUSHES  8u
 
 static const size_t thread_counts[] = {1, 2, 3, 8};
@@ -211,7 +211,7 @@ TEST(a_refused_push_changes_no_bit)
 			struct msg m = fixture_push(s.worker, seq);
 
 			fixture_slice(&m, 0, N, g);
-			if (seq == 2) /* only the whole norm is too large */
+			if (seq == 2) /* each value is allowed, but the norm is too large */
 				for (size_t i = 0; i < N; i++)
 					g[i] *= 20;
 			if (seq == 3)

@@ -25,7 +25,7 @@
 
 static const char *lane; /* path of the socket of lanes; NULL: --lane tcp */
 static const char *key;  /* --key; NULL: none */
-static int gpu = -1;     /* of --store cuda:N; -1: --store host */
+static int gpu = -1;     /* the N of --store cuda:N; -1: --store host */
 
 /* Starts a process that enters the sandbox and calls `act`. Returns its exit status, or 128 + its
  * signal. Returns 255 if the system does not permit a sandbox. */

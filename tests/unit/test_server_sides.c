@@ -153,7 +153,7 @@ TEST_IN(weights_travel_only_while_no_number_is_missing, set_up_sides, tear_down_
 
 enum { MANY = 50, ROUNDS = 2000 };
 
-/* What the table must know about a session. */
+/* What the table must contain about a session. */
 struct expected_session {
 	uint32_t bulk, n, peer[MAX_SIDES];
 	struct side_greeting greeting;

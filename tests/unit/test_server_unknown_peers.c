@@ -311,7 +311,9 @@ static void *connect_with_key(const struct key_pair *k)
 	return s;
 }
 
-/* Covers attack A7 of docs/faults.md. A message that never ends would be no silence. */
+/* Covers attack A7 of docs/faults.md. The server must close the connection of a revoked key even if
+ * no further message arrives: with a message that never ends, this connection would never count as
+ * silent. */
 TEST_IN(a_revoked_key_loses_its_connection_without_another_message, set_up_with_keys,
 	tear_down_with_keys)
 {
@@ -343,7 +345,8 @@ static void send_junk(void *s, uint64_t n)
 }
 
 /* Covers attack A5 of docs/faults.md. A correct peer can have many messages refused at once, for
- * example after a restart of the server. */
+ * example after a restart of the server. The server therefore closes a connection only after more
+ * refusals. */
 TEST_IN(a_flood_of_refused_messages_ends_its_connection, router_set_up, router_tear_down)
 {
 	const uint64_t burst = FLOOD_BURST + 2 * router_test_config().push_window;

@@ -336,7 +336,7 @@ static int try_to_resume(const struct sections *s)
 }
 
 /* Returns the next length or byte that a test tries after `at`. Large sections are repetitive, so
- * after the first 4096 bytes it is only every 97th one. */
+ * after the first 4096 bytes the test tries only every 97th one. */
 static size_t next_place(size_t at)
 {
 	return at < 4096 ? at + 1 : at + 97;

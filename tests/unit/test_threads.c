@@ -55,7 +55,7 @@ struct counts {
 	atomic_int others; /* blocks that other threads ran */
 };
 
-/* Other threads take longer, so that the caller waits for them. */
+/* Counts a block. Threads other than the caller take longer, so that the caller waits for them. */
 static void run_counted_block(void *arg, size_t block)
 {
 	struct counts *w = arg;

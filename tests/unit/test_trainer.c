@@ -149,7 +149,8 @@ TEST_IN(a_stopped_worker_pushes_overlapped_gradients, trainer_set_up, trainer_te
 	trainer_overlaps = 1;
 	assert_int_equal(trainer_run_worker(at_the_eighth_request, &requests), PS_ESHUTDOWN);
 	trainer_overlaps = 0;
-	/* the trainer asks once before each lease and once before each batch: batches 0 to 4 */
+	/* the trainer calls the callback once before each lease and once before each batch, so the
+	 * worker computes batches 0 to 4 */
 	assert_int_equal(fake_read_seen(&trainer_server).last_seq, 5);
 }
 

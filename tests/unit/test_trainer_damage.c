@@ -10,8 +10,8 @@
 #define RIGHT 7 /* the checksum of all weights */
 
 static struct {
-	int reads;   /* the number of weights that the device has checked */
-	int damaged; /* it finds these weights damaged, counted from 1 */
+	int reads;   /* the number of times that the device has checked weights */
+	int damaged; /* the number, from 1, of the check that finds damage */
 } hashing;
 
 int __wrap_backend_hashes(const struct backend *b);
@@ -92,11 +92,12 @@ static int at_the_chosen_request(void *arg)
 	return --*(int *)arg <= 0;
 }
 
-/* A worker that must stop after it has dropped a gradient pushes the gradients before. */
+/* A worker that must stop after it has dropped a gradient pushes the earlier gradients. */
 TEST(a_worker_that_stops_at_damaged_weights_pushes_earlier_gradients)
 {
 	for (int damaged = 1; damaged <= BATCHES; damaged++) {
-		/* it asks once at the begin of the lease and before each gradient */
+		/* the trainer calls the callback once at the beginning of the lease, and before
+		 * each gradient */
 		int requests = 1 + damaged + 1;
 
 		trainer_start();

@@ -12,7 +12,7 @@ static const char *const *contract_begin(void **state)
 	return c->device;
 }
 
-/* ---- each device: examples computed by hand ------------------------------------------------- */
+/* ---- tests of each device: examples computed by hand ---------------------------------------- */
 
 void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 {
@@ -124,7 +124,7 @@ void dropout_draws_what_the_header_specifies(void **state)
 	}
 }
 
-/* ---- each device: evaluation and refusals --------------------------------------------------- */
+/* ---- tests of each device: evaluation and refusals ------------------------------------------ */
 
 void evaluation_and_prediction_follow_from_the_same_logits(void **state)
 {
@@ -240,7 +240,7 @@ void a_batch_larger_than_memory_is_refused(void **state)
 	}
 }
 
-/* ---- each device: local training ------------------------------------------------------------- */
+/* ---- tests of each device: local training ---------------------------------------------------- */
 
 #define LOCAL_RATE 0.1f
 
@@ -273,10 +273,10 @@ static double local_by_hand(struct subject *s, float *params, float *sum)
 	return loss;
 }
 
-/* Returns the relative change of the sum of local training, in double precision, when rounding
- * errors change the weights. A rounding error that flips an argmax or a ReLU makes the gradient
- * jump. Of up to NEARBY random changes the largest result counts. The function stops as soon as a
- * result reaches `enough`. */
+/* Computes local training in double precision, from weights that rounding errors have changed.
+ * Returns the relative change of the sum of the gradients. A rounding error that flips an argmax or
+ * a ReLU makes the gradient jump. The function tries up to NEARBY random changes of the weights,
+ * returns the largest result, and stops as soon as a result reaches `enough`. */
 static double local_jump(struct subject *s, double rounding, double enough)
 {
 	const size_t n = s->model.n_params;

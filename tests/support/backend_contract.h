@@ -44,8 +44,8 @@ void a_batch_larger_than_memory_is_refused(void **state);
 
 /* Check local training with LOCAL_STEPS batches in two calls. Weights, sum and loss must be within
  * `bound` of the values that the definition of local training gives. If rounding errors of relative
- * size `rounding` flip an argmax or a ReLU, a larger distance of the sum is allowed. A second run
- * must give the same bytes. */
+ * size `rounding` flip an argmax or a ReLU, the distance of the sum of the gradients may be larger.
+ * A second computation must give the same bytes. */
 void check_local(struct subject *s, double bound, double rounding);
 void local_training_is_one_gradient_after_the_other(void **state);
 void rounds_may_overlap(void **state);

@@ -1,7 +1,8 @@
 /* client_calls.c - see client_calls.h. */
 #include "tests/support/client_calls.h"
 
-/* Returns the work of a push for which a test has no other: the run may need some. */
+/* Returns the work of a push for a test that gives none: in a run with a data set, each push must
+ * have a batch. */
 static struct cnnps_work needed_work(const struct cnnps *c)
 {
 	return (struct cnnps_work){.count = cnnps_info(c)->epochs > 0};

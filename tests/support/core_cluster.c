@@ -121,7 +121,7 @@ void cluster_evaluate(struct cluster *k, uint32_t i)
 	int goes_on =
 		fixture_count(&k->f, EFFECT_EVALUATED) && !fixture_count(&k->f, EFFECT_FINISH);
 	cluster_receive(k);
-	if (goes_on) { /* dispatch adds a tick, too */
+	if (goes_on) { /* the server's dispatch also adds a tick after an evaluation */
 		fixture_tick(&k->f, 0);
 		cluster_receive(k);
 	}

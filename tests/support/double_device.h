@@ -10,7 +10,7 @@ struct double_device {
 	struct param_device device;
 	const struct store_module *module;
 	void *self;
-	unsigned fetches; /* calls of `fetch` and `weights`, for which updates wait */
+	unsigned fetches; /* calls of the device's `fetch` and `weights`, for which updates wait */
 };
 
 /* Opens device `number` of the module, with memory for n values and `vectors` state vectors. */

@@ -1,12 +1,13 @@
-"""Train one epoch with one worker on a given device, and compare the weights before and after."""
+"""Train one epoch with one worker on a given device, and compare the final weights of two such
+runs."""
 import numpy as np
 
 from support import safetensors
 from support.build import command
 from support.programs import Process
 
-# The epoch uses plain SGD, because the first step of Adagrad depends only on the sign of the
-# gradient, and a rounding error may change this sign.
+# The options of the epoch choose plain SGD, because the first step of Adagrad depends only on the
+# sign of the gradient, and a rounding error may change this sign.
 PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--warm-start-updates", 0)
 
 
@@ -29,7 +30,7 @@ def one_epoch(programs, device, model, *options, rate=0.05, seed=7, data=None, s
 
 
 def distance(one, other, start):
-    """Returns the distance between two final weights, relative to the distance from the initial
-    weights to `one`."""
+    """Returns the distance between the final weights `one` and `other` of two runs, relative to the
+    distance from the initial weights `start` to `one`."""
     way = np.linalg.norm(one.astype(float) - start)
     return np.linalg.norm(one.astype(float) - other) / way

@@ -43,7 +43,7 @@ struct fake_how {
 	int only_fp32; /* accept no bfloat16 */
 	uint32_t push_window, replay_window;
 	const char *model; /* a model text; the model has FAKE_PARAMS parameters */
-	uint32_t epochs;   /* of the run; 0: it has no data set */
+	uint32_t epochs;   /* number of epochs of the run; 0: it has no data set */
 	enum mode mode;
 	uint32_t n_push, n_fetch, push_sum, prefetch, validate;
 	double local_rate, momentum, elastic;
@@ -76,7 +76,7 @@ struct fake_seen {
 	struct msg_hello hello;
 	struct msg_push push;
 	struct msg_result result;
-	struct time_split time; /* of the newest HEARTBEAT */
+	struct time_split time; /* `time` of the newest HEARTBEAT */
 };
 
 struct fake {
@@ -101,7 +101,7 @@ int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds
 /* Wait for at most 20 s until `enough(f)` is true. If `enough(f)` is still false then, the test
  * fails with the text `what`. */
 void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what);
-/* The worker has sent a PULL. For fake_wait. */
+/* Returns 1 if the worker has sent a PULL. For fake_wait. */
 int fake_has_pull(const struct fake *f);
 
 /* fake_set changes one member of f->how; fake_behave replaces all members. */

@@ -72,10 +72,10 @@ void gpu_begin(void)
 		skip();
 }
 
-/* The gradients of parts of a batch. The gradient of the batch is their mean, weighted with the
- * numbers of their images. */
+/* The gradients of the parts of a batch, which threads compute in parallel. The gradient of the
+ * batch is the mean of these gradients, weighted with the numbers of images of the parts. */
 #define MAX_PARTS   16
-#define PART_IMAGES 4 /* fewer are not worth a thread */
+#define PART_IMAGES 4 /* for fewer images a thread is not worth its cost */
 struct parts {
 	const struct subject *s;
 	size_t n;

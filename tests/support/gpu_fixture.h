@@ -2,9 +2,9 @@
  * gpu_fixture.h - the CUDA device under test, its precisions, and how far its gradients may be from
  * those of cpu-ref. cpu-ref computes in double precision.
  *
- * CNN_TEST_DEVICE=cpu runs the tests on the CPU instead of "cuda", only in fp32, to try out the
- * tests themselves. CNN_TEST_KERNELS=general has the effect of --kernels general. If the device is
- * missing, every test is skipped, or fails if KX_REQUIRE_GPU=1.
+ * CNN_TEST_DEVICE=cpu runs the tests on the CPU instead of "cuda", only in fp32, so that one can
+ * try out the tests themselves without a GPU. CNN_TEST_KERNELS=general has the effect of --kernels
+ * general. If the device is missing, every test is skipped, or fails if KX_REQUIRE_GPU=1.
  */
 #ifndef TESTS_SUPPORT_GPU_FIXTURE_H
 #define TESTS_SUPPORT_GPU_FIXTURE_H

@@ -159,9 +159,10 @@ float *params_nearby(const struct subject *s, double rounding, uint64_t round)
 	return nearby;
 }
 
-/* The exact gradients at NEARBY weights that differ from those of `s` by `rounding`, and their
- * distances from the gradient `from`. The search ends as soon as a distance is at most `near` or at
- * least `far`. */
+/* A search: the exact gradients at NEARBY vectors of weights, each of which differs from the
+ * weights of `s` by relative amounts of up to `rounding`, and the distances of these gradients from
+ * the gradient `from`. The search ends as soon as a distance is at most `near` or at least
+ * `far`. */
 struct nearby {
 	const struct subject *s;
 	const float *from;
@@ -192,7 +193,7 @@ static void nearby_distance(void *context, size_t round)
 	free(there.grad);
 }
 
-/* Fills in all->distance: NAN if the search has ended before. */
+/* Fills in all->distance: NAN for each round that the search has not computed before it ended. */
 static void search_nearby(struct nearby *all)
 {
 	atomic_init(&all->found, 0);

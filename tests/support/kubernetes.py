@@ -1,10 +1,10 @@
 """A stand-in for a Kubernetes cluster of one node, for the commands of docs/kubernetes.md.
 
-This is not a Kubernetes. It proves that kubectl accepts the commands, that the keys, mounts,
-variables, probes and names in the manifests fit together, and that the programs train with them,
-also after a restart. It proves nothing about the schemas of the manifests (test_kubernetes.py
-does), the real controllers, scheduling, network policies, limits of resources or disruption
-budgets.
+This program is not a Kubernetes. A test with it proves that kubectl accepts the commands, that the
+keys, mounts, variables, probes and names in the manifests fit together, and that the programs train
+with them, also after a restart. Such a test proves nothing about the schemas of the manifests
+(test_kubernetes.py checks them), the real controllers, scheduling, network policies, limits of
+resources or disruption budgets.
 
 kubernetes_api.py has the API. This file has what acts on the objects:
 
@@ -67,7 +67,7 @@ hostname "$2"
 
 
 class NotYet(Exception):
-    """Why a pod cannot start yet."""
+    """Raised if a pod cannot start yet. The text gives the reason."""
 
 
 def meta(o):
@@ -114,7 +114,8 @@ class Container:
             peer.close()
 
     def probe(self):
-        """Call the probes until the container ends. The other two wait for the startup probe."""
+        """Call the probes until the container ends. The liveness and readiness probes wait for the
+        startup probe."""
         failed, due, started = Counter(), Counter(), "startupProbe" not in self.spec
         while self.process.poll() is None:
             for name in ("livenessProbe", "readinessProbe") if started else ("startupProbe",):
@@ -320,7 +321,7 @@ class Controllers:
             self.store.delete("pods", pods[name])
         for name in wanted - pods.keys():
             if ("pods", meta(owner)["namespace"], name) in self.store.objects:
-                continue  # of an earlier StatefulSet
+                continue  # a pod of an earlier StatefulSet still has this name
             spec = copy.deepcopy(owner["spec"]["template"]["spec"])
             for claim in owner["spec"]["volumeClaimTemplates"]:
                 full = f"{meta(claim)['name']}-{name}"

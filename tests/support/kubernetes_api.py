@@ -1,10 +1,10 @@
 """The part of the Kubernetes API that the commands of docs/kubernetes.md use: discovery, objects
 with versions, watches, merge patches, and the subresources scale, log and exec. kubernetes.py runs
-it and says what the whole stand-in is.
+this server, and describes the whole stand-in.
 
 The server speaks HTTP without TLS, and checks neither users nor schemas. It refuses what it does
 not have, so that a command cannot succeed by chance: other resources, strategic merge patches,
-server-side apply, selectors that are more than equalities.
+server-side apply, and selectors that use more than equalities.
 """
 import base64
 import copy
@@ -95,9 +95,9 @@ def decoded(body):
 
 
 class Store:
-    """All objects, and every change of them in order. A change has the number that becomes the
-    object's resourceVersion. The lock protects everything, also the objects that get() and of()
-    return; record() publishes a change of such an object."""
+    """All objects, and all changes of objects in order. The number of a change becomes the
+    resourceVersion of the changed object. The lock protects everything, also the objects that get()
+    and of() return; record() publishes a change of such an object."""
 
     def __init__(self):
         self.lock = threading.Condition(threading.RLock())
@@ -166,7 +166,7 @@ class Store:
 
 
 class Query:
-    """The parameters of a request."""
+    """The query parameters of a request."""
 
     def __init__(self, text):
         self.all = parse_qs(text)
@@ -214,7 +214,8 @@ def discovery(path):
         return {"kind": "APIResourceList", "groupVersion": version, "resources": rows}
 
     def openapi(version):
-        """kubectl looks here only whether a request may have the parameter fieldValidation."""
+        """Returns the only part of the OpenAPI document that kubectl reads: whether a request may
+        have the parameter fieldValidation."""
         parameter = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
         return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.33.0"},
                 "paths": {f"/{resource}": {"patch": {

@@ -7,7 +7,8 @@ const sample = (t, n) => ({t, kind: "sample", term: 1, epoch: 1, images: 9, upda
     workers: Array.from({length: n}, (_, i) => [i + 1, i % 9 ? "live" : "away", i, i % 7, 30, null])});
 """
 
-# returns the share of pixels that are not empty, in the part of a canvas that has cells
+# returns the share of pixels that are painted, in the part of a canvas that has the timeline's
+# cells
 PAINTED = """
 const canvas = document.getElementById(arguments[0]) || document.querySelector(arguments[0]);
 const d = canvas.getContext("2d").getImageData(130, 5, canvas.width - 140, canvas.height - 30).data;

@@ -141,7 +141,7 @@ class Programs:
         return process
 
     def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0", **how):
-        """Start a server. The arguments of `how` are optional. `wrap` is a command line that
+        """Start a server. The keyword arguments `how` are optional: `wrap` is a command line that
         precedes the command line of the program. `env` has additional environment variables.
         `program` is the program to start instead of cnn-ps."""
         path = self.directory / directory if directory else None

@@ -19,7 +19,7 @@
 #include "worker/client/cnnps.h"
 
 #define SERVER_DEADLINE_MS 30000
-#define LEDGER_PARAMS      600u /* the number of values of the model */
+#define LEDGER_PARAMS      600u /* the number of values of the model below */
 
 #define LEDGER_OPTIONS                                                                             \
 	"--model;vector:600;--optimizer;sgd;--lr;1;--lr-scaling;none;--staleness-scaling;"         \

@@ -11,8 +11,8 @@ struct shuffled_engine {
 	struct engine engine;
 	int in_order; /* 1: run the blocks in ascending order, each at its wait */
 	uint64_t jobs;
-	/* the blocks of the job that have run, the block of the next one, and the distance from
-	 * each block to the next one */
+	/* how many blocks of the job have run, the number of the block that runs next, and the
+	 * distance from the number of a block to that of the block after it */
 	size_t ran, at, stride;
 };
 

@@ -8,7 +8,7 @@
 #include "server/core/optim.h"
 
 void store_values(struct rng *r, float *v, size_t n);
-/* Fills the state vectors of the optimizer. Squares are not negative. */
+/* Fills the state vectors of the optimizer. A state of squares gets no negative values. */
 void store_state(struct rng *r, const struct optim *o, float *const state[OPTIM_VECTORS], size_t n);
 
 #endif

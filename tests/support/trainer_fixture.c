@@ -211,7 +211,7 @@ static void reference_snapshot(struct snapshot *s)
 
 /* Add the pushes of one lease to the reference, for rounds of pipelined steps with prefetch. The
  * worker sends the first three pulls before any push. After the first three pulls, the worker sends
- * the pull for round k + 3 before the push of round k. */
+ * the pull for round k + 3 just before the push of round k. */
 static void reference_rounds(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, p[TRAINER_PARAMS], g[TRAINER_PARAMS],

@@ -53,8 +53,8 @@ void wal_settle(void);
 void wal_save(uint64_t generation);
 /* Make the core begin a snapshot. */
 void wal_begin_snapshot(void);
-/* Report the end of the snapshot to the core and the log. ok = 1: its checkpoint is durable; 0: its
- * checkpoint has failed. */
+/* Report the end of the snapshot to the core and the log. ok = 1: the checkpoint of the snapshot is
+ * durable; 0: the checkpoint has failed. */
 void wal_saved(int ok);
 /* Begin a snapshot, write its checkpoint, and report it as durable. */
 void wal_snapshot(void);

@@ -65,7 +65,8 @@ void bounds_before(struct sim *s)
 	const struct core *c = s->server.core;
 
 	memset(s->server.expected, 0, sizeof(s->server.expected));
-	/* only the end of a recovery makes workers overdue */
+	/* workers become overdue only at the end of a recovery, so `expected` is needed only
+	 * then */
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->run.recovering; i++) {
 		const struct worker_session *w = &c->worker[i].session;
 
@@ -74,8 +75,8 @@ void bounds_before(struct sim *s)
 }
 
 /* Returns 1 if worker `i` counted when the current event ended the run as diverged. A worker that
- * was expected until this event counts too: the recovery can end later in the same step, after
- * which the server expects no worker. */
+ * the server expected back until this event counts, too: the recovery can end later in the same
+ * step, after which the server expects no worker. */
 static int counted(const struct sim *s, const struct core *c, uint32_t i)
 {
 	const struct worker_session *w = &c->worker[i].session;
@@ -121,7 +122,7 @@ static void check_diverged(struct sim *s, const struct core *c)
 	const struct worker *only = NULL;
 	uint32_t all = 0, bad = 0;
 
-	if (s->n_hostile) { /* the keys count, if there are enough */
+	if (s->n_hostile) { /* if there are three keys, they count, not the workers */
 		check_diverged_keys(s, c);
 		return;
 	}

@@ -263,7 +263,7 @@ int __wrap_closedir(DIR *d)
 	return disk_close(machine.disk, machine.listing);
 }
 
-/* ---- the rest of the machine ----------------------------------------------------------------- */
+/* ---- thread pool, random numbers, process id, log -------------------------------------------- */
 
 int __wrap_uv_queue_work(uv_loop_t *loop, uv_work_t *work, uv_work_cb run, uv_after_work_cb after);
 int __wrap_uv_queue_work(uv_loop_t *loop, uv_work_t *work, uv_work_cb run, uv_after_work_cb after)
@@ -286,7 +286,8 @@ ssize_t __wrap_getrandom(void *bytes, size_t n, unsigned int flags)
 	return (ssize_t)n;
 }
 
-/* The file LOCK has this number, and its length is a part of the size of the files. */
+/* The server writes its process id to the file LOCK. The id has a fixed length, so that the sum of
+ * the sizes of all files depends only on the seed. */
 pid_t __wrap_getpid(void);
 pid_t __wrap_getpid(void)
 {

@@ -43,8 +43,8 @@ static struct disk_change change_of(enum disk_change_kind kind, const char *name
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* used[file + 1] gets 1 if a name, a change or a descriptor belongs to the file; file is -1 where
- * there is none. */
+/* Sets used[file + 1] to 1 for the number `file` of each file that a name, a change or a descriptor
+ * refers to. An unused entry refers to the number -1, so it sets used[0]. */
 static void find_used(const struct disk *d, uint8_t used[DISK_FILES + 1])
 {
 	memset(used, 0, DISK_FILES + 1);

@@ -31,7 +31,8 @@
 
 struct disk_file {
 	unsigned char *now; /* the content that processes see */
-	/* the bytes [from, to) as they were after the last fsync; all others are those of `now` */
+	/* the content after the last fsync: only the bytes [from, to) are in `safe`, all other
+	 * bytes are those of `now` */
 	unsigned char *safe;
 	size_t size, safe_size, room;
 	int dirty; /* 1: the file has changed since the last fsync */
@@ -44,7 +45,7 @@ struct disk_name {
 	int file; /* < 0: no entry */
 };
 
-/* This struct has the entries of the directory. Those from `end` on are unused. */
+/* This struct has the entries of the directory. The entries from number `end` on are unused. */
 struct disk_names {
 	struct disk_name entry[DISK_FILES];
 	size_t end;

@@ -7,9 +7,9 @@
  * The verdicts on the honest workers are those of other runs, with four additions: the server
  * accepts a push of a hostile worker only if it has granted the batches to this worker; no honest
  * worker is fenced, outvoted or in quarantine because of a hostile one; a worker id that a key has
- * stays with this key; and the run ends as diverged only if most keys are bad or, with fewer than
- * three keys, most workers. A hostile worker may deliver any values for batches that it was
- * granted, so the simulator does not check the coordinates of these batches.
+ * stays with this key; and the run ends as diverged only if most of the keys are bad or, with fewer
+ * than three keys, if most of the workers are bad. A hostile worker may deliver any values for
+ * batches that it was granted, so the simulator does not check the coordinates of these batches.
  */
 #include <math.h>
 #include <string.h>
@@ -319,7 +319,7 @@ static void on_hostile_message(
 	}
 }
 
-/* ---- seven kinds ----------------------------------------------------------------------------- */
+/* ---- the seven kinds of hostile workers ------------------------------------------------------ */
 
 /* Returns any work of the run, which may be granted to another worker. */
 static struct work any_work(struct sim *s)
@@ -358,7 +358,7 @@ static void forge(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 	r.result.eval_id = s->server.core ? s->server.core->leases.epoch : 1;
 	r.result.eval_first = s->cfg.leases.eval_images * (uint32_t)below(s, 3);
 	r.result.eval_count = 1 + (uint32_t)below(s, 7);
-	r.result.loss_sum = r.result.eval_count; /* hostile workers do not lie together */
+	r.result.loss_sum = r.result.eval_count; /* nearly true, because two equal lies would win */
 	transmit(s, node, h->link, &r);
 }
 
@@ -415,7 +415,8 @@ static void steal(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 	}
 }
 
-/* Delivers the granted work, with these values. Returns 0 if there is no granted work. */
+/* Delivers the work of the newest grant: a gradient of `value` with the loss `loss`, or a result.
+ * Returns 0 if it can deliver nothing. */
 static int deliver_work(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h,
 	double value, float loss)
 {
@@ -434,7 +435,7 @@ static int deliver_work(struct sim *s, uint32_t node, struct hostile *o, struct 
 		g->request = 0;
 		return 1;
 	}
-	/* in these modes the values of one push reach other coordinates */
+	/* in these modes the values of one push also change the coordinates of other workers */
 	if ((s->mode == SIM_LBFGS || s->mode == SIM_EASGD) && isfinite(value) && isfinite(loss))
 		return 0;
 	struct work w = {g->work.epoch, g->work.first, g->exact ? g->work.count : 1};
@@ -510,7 +511,7 @@ static void hoard(struct sim *s, uint32_t node, struct hostile_session *h)
 		hostile_pull(s, node, h);
 	if (!hostile_chance(s, 200))
 		return;
-	/* hang up after the request, and go on with heartbeats */
+	/* close the connection after the request, and continue with heartbeats on the other one */
 	server_event(s, &(struct event){.kind = EVENT_PEER_GONE, .peer = h->link});
 	h->link = 0;
 	h->hung = 1;
@@ -568,7 +569,8 @@ static void act_as_hostile(
 	struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
 	if (!h->stamp.worker || (!h->link && !h->hung)) {
-		/* other workers that join again get new leases: a few times are enough */
+		/* a new session gets new leases, which delays the run: workers of other kinds join
+		 * only a few times */
 		if (s->net.now_ms >= h->wait_until_ms &&
 			(h->joins < 6 || o->kind == HOSTILE_REJOINER))
 			hostile_join(s, node, h);
@@ -695,8 +697,8 @@ int hostile_admit(struct sim *s, struct item *it)
 	hostile_key(key, key_node(s, it->from));
 	int rc = roles_check(s->roles, KEY_WORKER, it->link, key, it->msg, &why);
 	if (rc) {
-		/* a message of a process that has ended gets the key of the next process of its
-		 * node, and nobody waits for the answer */
+		/* a late message of a process that has ended is checked with the key of the next
+		 * process of its node, so it may be refused; no process waits for the answer */
 		int honest = !hostile_is(it->from) && worker_of_link(s, it->link) == it->from;
 
 		if (honest && !s->disk.broken)

@@ -33,7 +33,7 @@ void sim_lane_welcomed(struct sim *s, struct sim_worker *w)
 	if (!s->has_lanes || !s->server.core || stamp->term != s->cfg.term || l->link != w->bulk)
 		return; /* the worker has no lane, or its secret is not the newest */
 	if (l->server_process == s->server.process)
-		return; /* the lane stays open after a new connection */
+		return; /* the worker has reconnected, and its lane has stayed open */
 	l->server_process = net_chance(&s->net, 800) ? s->server.process : 0;
 	memset(l->seq, 0, sizeof(l->seq));
 }
@@ -86,7 +86,8 @@ void sim_lane_release(struct sim_worker *w, uint64_t durable)
 }
 
 /* Called when the process was killed while it wrote its next gradient: overwrites some bytes of a
- * free slot. The memory of a lane exists until the server detects that its connection is closed. */
+ * free slot. The memory of a lane exists until the server detects that the connection of the lane
+ * is closed. */
 void sim_lane_killed(struct sim *s, struct sim_worker *w)
 {
 	struct shm_lane *l = &w->lane;

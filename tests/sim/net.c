@@ -50,7 +50,8 @@ int net_chance(struct net *n, uint32_t per_mille)
 	return per_mille && net_below(n, 1000) < per_mille;
 }
 
-/* The order is in the lower half, and no run lasts or adds as much. */
+/* Returns the time and the order of an item as one number. The order is in the lower 32 bits: no
+ * run lasts 2^32 ms, or adds 2^32 items. */
 static uint64_t when_of(const struct item *it)
 {
 	if ((it->at_ms | it->order) >> 32)

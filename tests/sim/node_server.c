@@ -9,7 +9,7 @@
 #include "tests/sim/sim.h"
 
 #define SESSION_CLOSE_MS 2000
-/* a number of disk operations that is greater than that of a checkpoint */
+/* more disk operations than a save of a checkpoint makes */
 #define CUT_OPS 30u
 
 /* ---- the process ----------------------------------------------------------------------------- */
@@ -341,8 +341,8 @@ static void limit_space(struct sim *s)
 			checkpointer_stats(s->server.checkpointer)->bytes * 13 / 4 + 4096;
 }
 
-/* Returns 1 if two of the votes are lies. A liar without a name that starts again is another worker
- * for the server, and confirms its own lie. */
+/* Returns 1 if two of the votes are lies. If a liar without a name starts again, it is another
+ * worker for the server, and can confirm its own lie. */
 static int lies_twice(const struct dispute *d)
 {
 	uint32_t lies = 0;
@@ -421,7 +421,7 @@ static int is_server_killed(struct sim_server *v)
 	return v->kill_in != DISK_NEVER && v->kill_in-- == 0;
 }
 
-/* Returns the buffer of the two that the core does not use. */
+/* Of the two buffers of weights, returns the one that the core does not use. */
 static float *next_buffer(struct sim_server *v)
 {
 	float *first = param_buffers_first(v->state.params);

@@ -96,7 +96,9 @@ static void choose_easgd(struct sim *s)
 		c->n_params = SIM_COORDINATES;
 }
 
-/* The weights of all other entries than the first one are read only if their version is found. */
+/* Forgets all versions of the weights. The weights of an entry are read only if its term and
+ * version are the required ones. No server has term 0, so only the first entry can be found before
+ * it is written, with term 0 and version 0. Therefore only its weights are cleared. */
 static void forget_versions(struct sim *s)
 {
 	memset(s->versions, 0, sizeof(*s->versions));
@@ -411,10 +413,11 @@ static void choose_foreign(struct sim *s)
 	s->foreign_ms = ms;
 }
 
-/* Lets two workers check portions of each evaluation, in half of the runs with a data set whose
- * final weights are not compared. In some of these runs one worker lies in its evaluations, about
- * the number of correct images or about the loss. The lie is far from the truth if a portion has
- * four images or more. */
+/* In half of the runs that have a data set and are not compared with another run, other workers
+ * compute some portions of each evaluation again. In some of these runs one worker reports false
+ * results of evaluations: a false number of correct images, or a false loss. The portions of such a
+ * run have four images or more, except for the last portion, so that the lie is far enough from the
+ * truth to count as a difference. */
 static void choose_checks(struct sim *s)
 {
 	int checked = plan_chance(s, 500), lies = plan_chance(s, 300);
@@ -429,7 +432,7 @@ static void choose_checks(struct sim *s)
 		s->cfg.leases.eval_images = s->options.core.leases.eval_images = 4 + checks % 4;
 }
 
-/* Limits the disk to three checkpoints in some runs. */
+/* Gives the disk space for only three checkpoints in some runs. */
 static void choose_space(struct sim *s)
 {
 	s->tight = plan_chance(s, 100) && !s->cfg.checkpoint.wal;
@@ -460,8 +463,9 @@ static void choose_engine(struct sim *s)
 		s->cfg.engine = s->options.core.engine = &s->engine.engine;
 }
 
-/* Chooses the hostile workers. In half of the runs with one of them, the server compares norms: the
- * honest workers are then a majority in each comparison of three. */
+/* Chooses the hostile workers. In half of the runs with a single hostile worker, the server
+ * compares norms. It compares the norms of three workers or more, so the honest workers are a
+ * majority. */
 static void choose_hostile(struct sim *s)
 {
 	s->n_hostile = 0;

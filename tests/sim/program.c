@@ -12,7 +12,7 @@ static int is_hung(const struct sim *s, const struct sim_worker *w)
 	return s->net.now_ms < w->hung_until_ms;
 }
 
-/* ---- the next step, when nothing is computed ------------------------------------------------- */
+/* ---- the next step of a worker that computes nothing now ------------------------------------- */
 
 static void ledger_step(struct sim *s, uint32_t node)
 {
@@ -268,7 +268,7 @@ static void push_next_batch(struct sim *s, uint32_t node)
 static void report_evaluation(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = worker_at(s, node);
-	/* the devices of honest workers differ by up to 4 % */
+	/* the losses that the devices of honest workers compute differ by up to 4 % */
 	double loss = node == s->liar && s->lies_in_loss ? 4 : 1 + node / 100.0;
 	struct msg_result r = {.eval_id = w->grant.eval_id,
 		.eval_first = w->grant.eval_first,

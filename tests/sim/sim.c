@@ -31,8 +31,8 @@ void ps_assert_failed(const char *file, int line, const char *condition)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* Postpones an event of a process that SIGSTOP has stopped until its SIGCONT. The events keep their
- * order. Returns 1 if it has postponed the event. */
+/* If SIGSTOP has stopped the process of this event, postpones the event until the process gets
+ * SIGCONT. The events keep their order. Returns 1 if it has postponed the event. */
 static int is_put_off(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
 	if (s->net.now_ms >= stopped_until_ms)
@@ -42,8 +42,8 @@ static int is_put_off(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 	return 1;
 }
 
-/* Reports the progress of slow links to the core, as the server's shell does. The core learns that
- * some bytes have moved in each period. */
+/* Reports the progress of slow links to the core, as the server's shell does. Each report says that
+ * some bytes have moved. */
 static void report_transfers(struct sim *s)
 {
 	for (uint32_t node = 1; node <= s->n_workers; node++) {
@@ -109,7 +109,7 @@ static uint32_t node_of(const struct sim *s, const struct item *it)
 	return it->node;
 }
 
-/* An operator releases the worker from quarantine. */
+/* Releases the worker from quarantine, as an operator does. */
 static void release_worker(struct sim *s, uint32_t node)
 {
 	struct msg m = {.type = MSG_ADMIN, .admin = {.verb = ADMIN_RELEASE}};

@@ -162,8 +162,9 @@ struct sim_worker {
 	int foreign;     /* 1: the worker has a wrong data set and gets no work */
 	int broken;      /* 1: its losses are NaN, until a new process replaces it */
 	uint32_t breaks; /* the number of the next processes that are broken, too */
-	/* quarantined: 1: the server had its name in quarantine at the newest event, in
-	 * quarantine_term; the slot of the name then had this incarnation */
+	/* quarantined: 1: the worker's name was in quarantine at the newest event of the server. At
+	 * that event the term was quarantine_term, and `incarnation` was that of the slot with this
+	 * name */
 	int quarantined, was_quarantined;
 	int to_release; /* 1: an operator must release the worker */
 	uint64_t quarantine_term;
@@ -181,8 +182,8 @@ struct sim_server {
 	uint64_t process, epoch;
 	uint64_t stopped_until_ms;
 	uint32_t kill_in; /* effects until the server is killed; DISK_NEVER: no kill */
-	/* when kill_in or ops_left reaches 0, 1: the power of the host fails; 0: the server is
-	 * killed */
+	/* what happens when kill_in or ops_left reaches 0; 1: the power of the host fails; 0: the
+	 * server is killed */
 	int power;
 	/* 1: the run ends as diverged, and bounds.c has checked the reason */
 	int ending;
@@ -273,11 +274,12 @@ struct sim_steps {
 struct sim_voices {
 	uint64_t term, updates, lost_work;
 	int blind; /* 1: the current buffer is not checked */
-	/* the incarnation of each worker that was at work since the update before; 0: the slot has
-	 * none */
+	/* the incarnation of each worker that was at work since the previous update; 0: the slot
+	 * had no such worker */
 	uint32_t there[SIM_SLOTS];
-	/* before the current event: gradients and voices of the buffer; keys: each key counts once;
-	 * is_new: the event is a push of a voice that the buffer lacks */
+	/* pushes, voices: the numbers of gradients and of voices in the buffer before the current
+	 * event; keys: 1: each key is one voice; is_new: 1: the event is a push of a voice that the
+	 * buffer lacked */
 	uint32_t pushes, voices;
 	int keys, is_new;
 	uint64_t accepted;
@@ -559,7 +561,7 @@ void hostile_after(struct sim *s, const struct event *ev);
 int hostile_delivered(const struct sim *s, uint32_t batch);
 
 /* bounds.c */
-/* Remembers, before an event of the server, which workers it expects. */
+/* Remembers, before an event of the server, which workers the server expects back. */
 void bounds_before(struct sim *s);
 /* Checks all bounds after an event of this node. */
 void bounds_check(struct sim *s, uint32_t node);

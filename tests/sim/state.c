@@ -55,7 +55,8 @@ void sim_digest_event(struct sim *s, const struct item *it)
 	sim_digest_add(s, sum);
 }
 
-/* The generators have a state that depends on the number of values drawn so far. */
+/* Adds the state at the end of the run, also that of the random generators, which depends on how
+ * many numbers they have drawn. */
 void sim_digest_end(struct sim *s)
 {
 	const uint64_t value[] = {s->plan.state, s->chance.state, s->net.rng.state,

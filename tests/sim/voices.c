@@ -1,6 +1,6 @@
 /*
  * voices.c - checks each buffer of a robust rule (server/core/voices.h). An update must have a
- * gradient of each voice that was at work since the update before, unless the update has fewer
+ * gradient of each voice that was at work since the previous update, unless the update has fewer
  * gradients than there are such voices, or has --buffer-size voices. Copies of late work, grants
  * that ended at their deadline, and replays can take the last batches of an epoch from a voice, so
  * the module does not check an update during which one of these happened. For the same reason it
@@ -45,7 +45,7 @@ static void begin_buffer(struct sim_voices *v, const struct core *c)
 			v->there[i] = c->worker[i].session.incarnation;
 }
 
-/* Returns the number of voices that were at work since the update before. */
+/* Returns the number of voices that were at work since the previous update. */
 static uint32_t count_there(const struct sim_voices *v, const struct core *c, int keys)
 {
 	uint32_t n = 0;

@@ -52,9 +52,9 @@ static void start_worker_again(struct sim *s, uint32_t node, uint64_t in_ms)
 }
 
 /* Returns 1 if a hostile worker has the slot of this honest worker, although the server has not
- * lost the honest one. The server loses a worker if all messages of dead_ms were lost, and its slot
- * is then free for any worker. An earlier HELLO of an honest worker, which the network has delayed,
- * can also take its slot. */
+ * lost the honest one. The server loses a worker if all messages that the worker sent during
+ * dead_ms were lost. The slot of this worker is then free for any worker. An earlier HELLO of an
+ * honest worker, which the network has delayed, can also take its slot. */
 static int is_displaced(const struct sim *s, const struct sim_worker *w)
 {
 	const struct stamp *stamp = &session_welcome(w->session)->stamp;
@@ -67,8 +67,8 @@ static int is_displaced(const struct sim *s, const struct sim_worker *w)
 	       !(s->silenced[stamp->worker - 1] >> (stamp->incarnation % 64) & 1);
 }
 
-/* Returns 1 if the name of this process was in quarantine. A process that another one has replaced
- * has the name of one of the first nodes. */
+/* Returns 1 if the name of this process was in quarantine. A replaced process is at one of the last
+ * nodes, and has the name of one of the first SIM_WORKERS nodes. */
 static int was_quarantined(const struct sim *s, const struct sim_worker *w)
 {
 	int was = w->was_quarantined;

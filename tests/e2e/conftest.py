@@ -41,7 +41,8 @@ def chromium():
 @pytest.fixture
 def browser(chromium):
     """Returns Chromium with an empty page and an empty console. The page of an earlier test would
-    still ask its server, which has ended, and write errors to the console of this test."""
+    continue to send requests to its server, which has ended, and write errors to the console of
+    this test."""
     chromium.get("about:blank")
     chromium.get_log("browser")
     return chromium

@@ -5,7 +5,8 @@ Slurm cluster, a stand-in for a Kubernetes cluster, and a Debian with systemd an
 A machine runs the blocks of a document in order, each as one script, so that variables and
 directories last until the end of the block. Before it runs a block, it runs the earlier blocks of
 the document that need the same machine. After a block it checks what the commands leave behind.
-The machines train on a tenth of the data set. Runs that would end during a block have more epochs.
+The machines train on a tenth of the data set. Runs that would end during a block have more epochs
+than in the document.
 """
 import json
 import os
@@ -63,7 +64,7 @@ def run_script(text, place, env, seconds, keys="", prefix=()):
             pass
     status = process.poll()
     try:
-        os.killpg(process.pid, signal.SIGKILL)  # also what the script has left
+        os.killpg(process.pid, signal.SIGKILL)  # also ends processes that the script has left
     except ProcessLookupError:
         pass
     process.wait()
@@ -114,8 +115,9 @@ def base_image():
 class Engine(Machine):
     """A Docker engine with a registry. The image of deploy/base_image.sh gets the name of the public
     one, PUBLIC, and trusts the certificates that the administrator of this machine has added.
-    SERVER is the engine's own machine, as the containers see it, and registry.example is the local
-    registry. The terminal of the blocks has a user who ends `cnn-ctl top`."""
+    In a block, the address of the engine's own machine, as the containers see it, replaces SERVER,
+    and that of the local registry replaces registry.example. On the terminal of a block, the test
+    types the key that ends `cnn-ctl top`."""
     needs = r"\bdocker\b|make cluster"
     PUBLIC = "debian:bookworm-slim"
     CERTIFICATES = "/usr/local/share/ca-certificates"
@@ -164,14 +166,14 @@ CMD ["docker-registry", "serve", "/etc/own.yml"]
         text = block.text()
         if "registry.example" in text:
             text = text.replace("registry.example", self.start_registry())
-            # less work: code for one kind of GPU
+            # compile only for one kind of GPU, which takes less time
             text = text.replace("CUDA=1", "CUDA=1 --build-arg CUDA_ARCHS=90")
         if "SERVER" in text:
             gateway = "{{(index .IPAM.Config 0).Gateway}}"
             text = text.replace("SERVER", docker("network", "inspect", "-f", gateway, "bridge"))
         env = {**env, "CNN_DATA": str(self.images), "KEEP_IMAGES": "1",
                "COMPOSE_PROJECT_NAME": "cnn-documents"}
-        # the runs do not end during the block
+        # the runs have enough epochs not to end during the block
         if "docker-compose" in text:
             env["CNN_EPOCHS"] = "10000"
         text = text.replace("docker run -d ", "docker run -d -e CNN_EPOCHS=10000 ")
@@ -256,10 +258,10 @@ class Cluster(Machine):
 
 
 class Kubernetes(Machine):
-    """A stand-in for a Kubernetes cluster (tests/support/kubernetes.py). The reader's overlay is
-    that of the page, but uses overlays/cpu, because the node has no GPU, and trains a small network.
-    The reader types the line with `logs` again until the server has ended. The blocks below it find
-    a run that does not end."""
+    """A stand-in for a Kubernetes cluster (tests/support/kubernetes.py). The overlay is that of
+    docs/kubernetes.md, but uses overlays/cpu, because the node has no GPU, and trains a small
+    network. The test repeats the line with `logs` until the server has ended. For the blocks after
+    this line, the test starts a run that does not end."""
     needs = r"\bkubectl\b"
     IMAGE = "registry.example/cnn-ps:cuda"
     PORT = 6443
@@ -435,7 +437,7 @@ class Service(Machine):
         self.booted(block.text())
         assert self.booted("systemctl is-active cnn-ps") == "active"
         keys = "--key /etc/cnn-ps/admin.key " if "keygen" in block.text() else ""
-        # the model of the status is the layers of lenet5
+        # in the status, the text of the model has the layers of lenet5
         assert "fc:84 relu fc:10" in self.booted(f"cnn-ctl {keys}status")
 
     def close(self):

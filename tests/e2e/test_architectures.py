@@ -11,16 +11,17 @@ import pytest
 from support.build import BUILD, ROOT
 
 PTX, MACHINE_CODE = 1, 2
-# A fat binary is a header and its parts: magic number, version, bytes of the header, bytes of the
-# parts. A part is a header and the code: kind, version, bytes of the header, bytes of the code, and
-# later the compute capability without the dot.
+# A fat binary is a header and then parts. Its header has the magic number, the version, the size of
+# the header in bytes, and the size of all parts. Each part is a header and then code. The header of
+# a part has the kind, the version, the size of the header, the size of the code, and at offset
+# CAPABILITY the compute capability without the dot.
 MAGIC, HEADER = struct.pack("<I", 0xba55ed50), struct.Struct("<IHHQ")
 PART, CAPABILITY = struct.Struct("<HHIQ"), 28
 
 
 def code_in(file):
-    """The set of (kind, compute capability) of each fat binary in the file. nvcc makes one of each
-    .cu file."""
+    """Returns for each fat binary in the file the set of its (kind, compute capability). nvcc makes
+    one fat binary from each .cu file."""
     data = file.read_bytes()
     found, at = [], data.find(MAGIC)
     while at >= 0:

@@ -119,7 +119,8 @@ def test_python_rate_compares_the_clients():
 
 
 def test_python_rate_says_that_its_workers_failed():
-    """The workers read CNN_KEY. They fail, and the script neither waits for them nor leaves them."""
+    """The workers read CNN_KEY, which names a file that does not exist, so they fail. The script
+    neither waits for them nor leaves one of them running."""
     done = subprocess.run(
         [sys.executable, ROOT / "tests/bench/python_rate", "--programs", "python", "--rounds", "1",
          "--seconds", "0.1", "--workers", "2", "--bytes", "26000"], cwd=ROOT, capture_output=True,
@@ -164,7 +165,8 @@ def test_science_without_gnuplot_says_what_to_install(tmp_path):
     flood, marks=pytest.mark.skipif(not SLOW, reason="CNN_SLOW=1 takes every flood"))
     for flood in ("slots", "status", "revoked", "malformed", "chunks", "results"))])
 def test_floods_leaves_a_server_that_answers(flood):
-    """Attack A5, for a second, without a bound for the speed of the workers."""
+    """Each flood is attack A5 of docs/faults.md. In this test it lasts a second, and no minimum
+    speed of the workers is required."""
     done = bench("floods", "--floods", flood, "--seconds", 1, "--connections", 500, "--workers", 1,
                  seconds=120)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,5 @@
-"""Test cnn-ctl with real servers, checkpoints and pictures. Other tests run the example program,
-and stop workers."""
+"""Test cnn-ctl with real servers, checkpoints and pictures. Some tests of this file run the example
+program instead, or stop workers."""
 import base64
 import json
 import os
@@ -391,7 +391,8 @@ def unread_pipe():
 
 @pytest.mark.parametrize("arguments", PRINTS)
 def test_a_reader_may_stop_reading(programs, trained, arguments):
-    """For example head exits after some lines. Then cnn-ctl ends silently, like other tools."""
+    """The program that reads the output of cnn-ctl may exit early, as head does after some lines.
+    Then cnn-ctl ends silently, like other tools."""
     out = unread_pipe()
     try:
         assert prints_to(out, programs, trained, arguments) == (-signal.SIGPIPE, "")
@@ -475,8 +476,8 @@ def test_a_directory_that_is_not_of_a_run_is_refused(programs, arguments, code):
 
 
 def test_eval_ends_when_nobody_reads_it(programs, data):
-    """The reader of eval is gone before eval has a result. Then eval does not evaluate all images,
-    unless it is to write a file."""
+    """The program that reads the output of eval has ended before eval has a result. Then eval does
+    not evaluate all images, unless it must also write a file."""
     server = programs.server("--model", "cnn99")
     weights = programs.directory / "w.safetensors"
     programs.ctl("--server", server.endpoint, "export", weights)

@@ -209,7 +209,8 @@ def test_native_needs_a_gpu_and_says_so(tmp_path, answer, code):
 
 @pytest.mark.parametrize("cuda", [True, False])
 def test_deb_has_a_cuda_package_only_if_the_makefile_has_cuda(checkout, cuda):
-    """Only a Makefile that has no CUDA has the target no-cuda. An nvcc may be too old."""
+    """deb.sh finds out whether the Makefile has CUDA: only a Makefile without CUDA has the target
+    no-cuda. That nvcc is installed proves nothing, because it may be too old."""
     (checkout / "common").mkdir()
     shutil.copy(ROOT / "common/version.h", checkout / "common")
     (checkout / "Makefile").write_text("all:\n" if cuda else "no-cuda:\n\t@echo too old\n")

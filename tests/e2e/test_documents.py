@@ -8,11 +8,11 @@ The tests differ from the reader's machine in these points only:
   another copy, without a build, and get CUDA=0 and the data set in CNN_DATA.
 - If one of the slow blocks of a document has `sudo`, all of them run as root in the copy without a
   build and in a file system of their own (machine()), so that an installation changes nothing on the
-  machine of the test. The test has the worker.c that the reader links. Before a block downloads
-  packages, the test removes those of cnn-ps and one that they recommend; a block that installs the
-  downloaded packages has no network.
+  machine of the test. The test provides the worker.c that the reader links. Before a block
+  downloads packages, the test removes those of cnn-ps and one that they recommend; a block that
+  installs the downloaded packages has no network.
 - Free ports replace 5555 and 8080, also where a command omits the address, and 127.0.0.1 replaces
-  SERVER and 0.0.0.0. NAME is a fault test, or a worker in quarantine.
+  SERVER and 0.0.0.0. The name of a fault test, or of a worker in quarantine, replaces NAME.
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
   own. At the end of the block, each of these programs must have exited with status 0, except that a
   worker must have exited with 12 if the block drains the server. Any other line that fails is
@@ -494,7 +494,8 @@ def history_epochs(directory):
 
 @pytest.mark.xdist_group("document tutorial.md")
 def test_the_server_of_the_tutorial_can_be_killed(copies, data, tmp_path, request):
-    """The tutorial says so below its commands, which run here with a kill -9 in the middle."""
+    """Below its commands, the tutorial says that the server can be killed. Here the commands run
+    with a kill -9 of the server in the middle."""
     arrays, convert, train = blocks(ROOT / "docs/tutorial.md")[:3]
     place = copies(arrays.path)
     if not (place / "shapes").exists():
@@ -587,8 +588,8 @@ def test_a_copy_has_every_source_file(tmp_path):
 
 
 def test_a_copy_lacks_the_directories_of_a_reader_of_the_documents(tmp_path, monkeypatch):
-    """A reader of the tutorial makes them in the checkout. The commands of the copy make them
-    anew."""
+    """A reader of the tutorial makes these directories in the checkout. A copy must not have them,
+    because the commands that run in the copy make them again."""
     made = {"run1", "run2", "keys", "arrays", "shapes"}
     for name in made:
         (tmp_path / "checkout" / name).mkdir(parents=True)

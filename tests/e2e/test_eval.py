@@ -123,7 +123,8 @@ def test_mistakes_are_drawn_on_a_contact_sheet(programs):
 
 
 def test_classes_have_the_names_of_classes_txt(programs):
-    """The names stand beside the numbers, which are also the columns of the table."""
+    """In the table, the name of a class is at the end of its row, and the columns have only the
+    numbers of the classes. Elsewhere the name stands beside the number."""
     weights = linear(programs.directory / "w.safetensors", 10, 9 * np.eye(10, 784))
     place = one_hot(programs.directory / "data", [(3, 3), (4, 9), (4, 9), (0, 2)])
     names = ["ankle boot", "bag", "coat", "dress", "\u540d\u524d\x1b[31m", "f", "g", "h", "i", "a very long name of a class"]

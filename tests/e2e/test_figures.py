@@ -113,7 +113,7 @@ def test_a_figure_belongs_to_the_family(path):
     assert not re.search(r"<rect x=\"0\" y=\"0\"[^>]*fill=\"(?!none)", text), "transparent"
     missing = [axis for axis in AXES[name(path)] if axis not in words]
     assert not [axis for axis in missing if not any(axis in w for w in words)]
-    if path.name == "cores.svg":  # the GPU of this machine has no part in the measurement
+    if path.name == "cores.svg":  # this figure shows only the CPU of the machine
         assert any("on the CPU, 16 cores of a Xeon" in w for w in words), "the machine"
     elif path.parent.name in MACHINE:
         assert any(MACHINE[path.parent.name] in w for w in words), "the machine"

@@ -127,14 +127,14 @@ def test_a_start_whose_line_was_lost_returns(programs, small):
     until(lambda: server.status()["training_epoch"] > 2, 30, "epochs")
     server = restart()
     server = restart()
-    lose(lambda term: term > 1)  # of two terms after the first one
+    lose(lambda term: term > 1)  # the lines of terms 2 and 3
     server = restart()
     starts = [o for o in lines_of(server.directory) if o["kind"] == "start"]
     assert [o["term"] for o in starts] == [1, 2, 3, 4]
     assert [o["options"] is None for o in starts] == [False, True, True, False]
     assert all(o["run"] == starts[0]["run"] and o["model"] == starts[0]["model"] for o in starts)
     assert [o["resumed"] for o in starts] == [False, True, True, True]
-    lose(lambda term: True)  # also of the first term
+    lose(lambda term: True)  # the lines of all terms
     server = restart()
     server = restart()
     lines = lines_of(server.directory)
@@ -336,7 +336,7 @@ def test_a_run_stops_at_an_accuracy_and_stays_stopped(programs, small):
     worker = programs.worker(server.endpoint, data=small)
     result = server.result()
     assert result["status"] == "drained" and result["accuracy"] >= 0.7
-    assert worker.wait(10) == 0, worker.tail()  # after any other drain it would be 12
+    assert worker.wait(10) == 0, worker.tail()  # after any other drain a worker exits with 12
     worker.line(r'worker end.* reason=".*training is done"$')
     server.line(r"train stops.* has accuracy 0\.[7-9]")
     epochs = epochs_of(server.directory)

@@ -403,7 +403,8 @@ def test_auto_refuses_what_the_model_or_the_memory_does_not_fit(programs, data):
     assert worker.wait(20) == 6
     worker.line(r"the model has 1590\d+ parameters for the images 1x28x28 .* its limit is 200", 0.1)
     server.kill()
-    # enough for some workers, but not for as many as --max-workers permits by default
+    # for this model, 400 MB are enough for some workers, but not for as many as --max-workers
+    # permits by default
     server = programs.server("--model", "fc:2000 relu fc:10", "--memory-mb", "400", *AUTO,
                              directory="third")
     programs.worker(server.endpoint)

@@ -63,8 +63,8 @@ def test_kills_of_both_sides(programs, size, level):
 
 
 def test_a_lane_has_a_slot_for_each_push_of_the_replay_window(programs):
-    """A gradient of 1.74 MB. A fast worker may have 256 pushes that are not durable; without a slot
-    it would send them over TCP."""
+    """A gradient has 1.74 MB. A fast worker may have 256 pushes that are not durable. If the lane
+    had fewer slots, the worker would send some of these pushes over TCP."""
     run = LedgerRun(programs, 1, 50, *SHM, size=435000)
     until(lambda: any("lane open" in line for line in run.server.lines), 20, "a lane")
     [line] = [line for line in run.server.lines if "lane open" in line]

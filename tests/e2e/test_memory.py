@@ -97,7 +97,7 @@ def test_the_examples_of_the_page_are_what_check_config_prints(tmp_path, mode, n
 
 
 def updated(server, n):
-    """Wait for `n` updates, in which the server uses every buffer."""
+    """Wait until the server has made `n` updates, and so has used every buffer."""
     until(lambda: server.status()["updates"] >= n, 90, f"{n} updates: {server.tail()}")
 
 

@@ -141,7 +141,7 @@ def test_the_time_of_workers_and_server(programs, small):
     assert time["apply"] + time["verify"] + time["idle"] <= time["total"]
 
 
-NO_TIME = {"compute": 1}  # of a worker whose shares are not known
+NO_TIME = {"compute": 1}  # the time of a worker whose shares are not known
 
 
 def shares(server, worker):

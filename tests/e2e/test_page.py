@@ -65,12 +65,12 @@ def test_the_first_paint_is_quick(programs, small, browser):
     until(lambda: server.status()["updates"], 30, "training")
     times = []
     for _ in range(11):
-        browser.get("about:blank")  # an open page would have to end first
+        browser.get("about:blank")  # the end of an open page would take some of the measured time
         browser.get(url_of(server))
         times.append(until(lambda: browser.execute_script(
             "const e = performance.getEntriesByName('first-contentful-paint')[0];"
             "return e && e.startTime"), 10, "a paint"))
-    assert statistics.median(times[2:]) < 200 * PATIENCE, times  # the browser starts slowly
+    assert statistics.median(times[2:]) < 200 * PATIENCE, times  # the first two loads are slow
 
 
 def test_the_scripts_run_after_the_first_paint(programs, browser):
@@ -298,7 +298,7 @@ return (l[0] + 0.05) / (l[1] + 0.05);
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_has_enough_contrast(programs, browser, theme):
-    """WCAG AA asks for 4.5."""
+    """Level AA of WCAG 2 requires a contrast of at least 4.5."""
     server = programs.server("--model", "seed:4")
     browser.get(url_of(server))
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
@@ -725,7 +725,7 @@ def test_the_choice_of_dark_or_light_is_kept(programs, browser):
     browser.refresh()
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
     assert browser.execute_script(shown) != first
-    # a browser that keeps nothing
+    # a browser that does not let the page store its choice
     browser.execute_script("Object.defineProperty(window, 'localStorage', {get() { throw new Error('refused'); }})")
     browser.find_element("id", "theme").click()
     assert browser.execute_script("return keptTheme()") == "" and browser.execute_script(shown) == first
@@ -918,13 +918,15 @@ def test_the_history_of_a_page_is_short(programs, browser):
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
     until(lambda: browser.execute_script("return run.samples.length") > 100, 20, "the samples")
     (away,) = browser.execute_script("return run.gaps")
-    # the page has loaded the history a moment later, so its last sample may be a neighbour
+    # the page has loaded the history a moment after the test, so its last sample before the gap may
+    # be a neighbour of the one that the test has
     assert abs(away[0] - times[-1]) <= 2000
     assert away[1] == next(o["t"] for o in kept[1:] if o["kind"] == "start")
 
 
 def test_a_page_of_many_epochs_does_bounded_work(programs, browser):
-    """A run of 20,000 epochs. The page keeps at most 1,000 of them, from all times, and the best."""
+    """Of a run of 20,000 epochs, the page keeps at most 1,000 epochs, from all times of the run,
+    and the best one."""
     server = programs.server("--model", "seed:4")
     browser.get(url_of(server))
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
@@ -1091,7 +1093,7 @@ def test_a_finger_chooses_a_sample_of_the_timeline(programs, browser):
         until(lambda: text(browser, note) != first, 10, "another sample")
         assert ": worker 2: live" in text(browser, note)
         fingers(browser, "touchEnd")
-        time.sleep(0.3)  # the events after the touch would end the choice
+        time.sleep(0.3)  # the browser sends events after the touch, which must not end the choice
         assert ": worker 2: live" in text(browser, note)
         place = "return parseFloat(document.querySelector('.cursor').style.left)"
         before = browser.execute_script(place)

@@ -121,14 +121,15 @@ def test_a_long_pause_takes_little_of_the_timeline(programs, browser):
 
 
 @pytest.mark.parametrize("steps, gaps, time", [
-    ([1] + 90 * [8], 0, "12 min"),  # a history with fewer samples, from the first start
+    ([1] + 90 * [8], 0, "12 min"),  # eight seconds between the samples from the beginning on
     (30 * [1] + 90 * [8] + 30 * [1], 0, "13 min"),
     ([1] + 40 * [8] + [0] + 40 * [8], 1, "11 min"),  # with a restart after an hour
     ([1] + 40 * [8] + [100] + 40 * [8], 1, "11 min"),  # with a server that hangs
 ])
 def test_a_history_with_fewer_samples_has_no_gaps(programs, browser, steps, gaps, time):
     """The server drops samples of a long run. The report does not take the time between two of the
-    other samples for a time without a server. Step 0 is a restart."""
+    other samples for a time without a server. `steps` has the seconds between two samples; a step
+    of 0 is a restart after an hour."""
     place = programs.directory / "long"
     place.mkdir()
     at = 1_700_000_000_000

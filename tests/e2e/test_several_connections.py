@@ -11,7 +11,7 @@ from support.programs import until
 
 SIZE = 4000000  # 16 MB
 PUSHES = 20
-HELPERS = 2  # the first connections of a worker carry messages and heartbeats
+HELPERS = 2  # a worker's connections for messages and heartbeats come first and are never cut
 
 
 class Proxy:
@@ -82,7 +82,9 @@ def opened(run):
 
 
 def opened_again(run):
-    """The connection may break before the worker has noted the first opening."""
+    """Returns a match if the worker has opened three connections again after a loss. The side
+    connection may break before the worker has logged that it has opened three for the first
+    time."""
     return re.search(r'"net one_connection"[^\0]*"net connections" n=3',
                      "\n".join(run.fleet[0].lines))
 

@@ -51,7 +51,8 @@ def test_a_server_that_fails_at_once_ends_the_job(job, status, starts):
 
 
 def test_a_run_that_diverged_ends_the_job(job):
-    """With the same options it would most likely diverge again."""
+    """The script does not start the server again: with the same options, the run would most likely
+    diverge again."""
     done, servers, _ = job("train.sbatch", worker=3,
                            server="""echo '{"status": "diverged"}'; exit 1""")
     assert (done.returncode, servers, done.stdout) == (1, 1, '{"status": "diverged"}\n')

@@ -94,7 +94,7 @@ def test_a_killed_run_continues_on_the_host(programs, images):
 @pytest.mark.parametrize(("level", "store", "pushes"), [
     ("replay", "cuda:0", 200), ("always", "cuda:0", 200), ("always", "cuda:5", 200)])
 def test_kills_lose_and_repeat_nothing(programs, level, store, pushes):
-    """cuda:5 takes 500 ms to copy a snapshot, so the kills come while it does."""
+    """The device cuda:5 takes 500 ms to copy a snapshot, so the kills come during such a copy."""
     run = LedgerRun(programs, 2, pushes, "--store", store, "--durability", level, pace=(4,),
                     size=20000, **DOUBLE)
     for kill in range(3):

@@ -1,14 +1,14 @@
 """Fixtures of the fault tests: they report figures, give the seed, choose the short or the long
 form of a test, and start runs with the ledger gradient (docs/glossary.md).
 
-A test reports what it measured with the fixture `figure`:
+With the fixture `figure`, a test reports what it has measured. The call
 
     figure("P14", grown_kb, "KiB", grown_kb <= 1024)
 
-prints `name seed figure unit PASS|FAIL`, appends the same line to build/faults/results.tsv, and
-fails the test unless the last argument is true. `make faults` runs the long form of all tests
-(CNN_SLOW=1) and writes the last figures into docs/faults.md. `make test` runs the short form of
-each test.
+prints the line `name seed figure unit PASS|FAIL`, appends the same line to
+build/faults/results.tsv, and fails the test unless the last argument is true. `make faults` runs
+the long form of all tests (CNN_SLOW=1) and writes the last figures into docs/faults.md. `make test`
+runs the short form of each test.
 """
 import os
 

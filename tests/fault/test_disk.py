@@ -121,7 +121,8 @@ def test_falling_back_takes_little(programs, figure, full):
         bad.append(took)
     # compare the minima, because other processes can only delay a start
     later = min(bad) - min(good)
-    # a difference as small as that of two halves of the good starts is noise
+    # the difference between the minima of two halves of the undamaged starts is noise; a smaller
+    # difference means nothing
     noise = abs(min(good[::2]) - min(good[1::2]))
     cost, unit = (later, "ms more for") if later > noise else ("no measurable cost", "of")
     figure("P3", cost, f"{unit} a start with a fallback (the fastest of {len(bad)} starts of each "

@@ -107,9 +107,9 @@ def test_server_killed_at_any_time(ledger, figure, seed, full, part):
 
 
 def checkpointer_calls(programs, pid):
-    """Returns the system calls of one checkpoint, as [(name, n)] for the nth call of this name. A
-    checkpoint begins when the server opens the directory, and ends when it opens the directory for
-    the next checkpoint."""
+    """Returns the system calls of one checkpoint, as [(name, n)]: the nth call of the system call
+    `name`. A checkpoint begins when the server opens the directory, and ends when it opens the
+    directory for the next checkpoint."""
     def whole(seen):
         starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
                   and "O_NONBLOCK" not in line]

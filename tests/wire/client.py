@@ -213,7 +213,7 @@ class Worker:
             self.seq = self.durable = welcome.last_seq
         self.welcome, self.stamp = welcome, welcome.stamp
         self.let_go(welcome.durable_seq)
-        for seq in sorted(self.kept):  # one at a time, so at most push_window
+        for seq in sorted(self.kept):  # at most push_window may be in flight, so wait for each ACK
             if seq > welcome.last_seq or self.kept[seq][2] is None:
                 self.send_push(seq)
                 self.ack(seq)

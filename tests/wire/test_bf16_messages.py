@@ -93,7 +93,7 @@ def test_bf16_malformed_is_refused(worker, wrong):
     with pytest.raises(Refused) as refused:
         worker.ack(1)
     assert refused.value.code == EPROTO
-    assert worker.push(np.ones(SIZE, np.float32), 0).verdict == pb.VERDICT_OK  # the seq is free
+    assert worker.push(np.ones(SIZE, np.float32), 0).verdict == pb.VERDICT_OK  # seq 1 is still free
 
 
 @pytest.mark.parametrize("value, reject", [(np.nan, pb.REJECT_NONFINITE),
@@ -107,8 +107,9 @@ def test_bf16_wild_values_are_rejected(worker, value, reject):
 
 
 def test_bf16_wild_values_in_a_chunk_are_rejected(worker):
-    """When a chunk arrives, the server does not have its encoding. Read as float32, the lower half
-    of each pair of values is only a part of a fraction."""
+    """When a chunk arrives, the server does not have the encoding of its values, which comes with
+    the PUSH. If the server read two bfloat16 values as one float32, the first of them would be only
+    the lower half of its mantissa, so infinity in its place would not be found."""
     data = to_bf16(np.ones(SIZE))
     data[2] = 0x7f80  # infinity
     push = pb.Push(stamp=worker.stamp, seq=1, chunks=1)
@@ -148,7 +149,8 @@ def test_bf16_survives_a_kill_of_the_server(programs, keys, encrypted):
 
 def test_bf16_is_not_accepted_where_gradients_must_be_exact(programs, small):
     """L-BFGS compares gradients of neighbouring points, so its line search needs exact values.
-    WELCOME says so, and the server refuses the encoding. cnn-worker exits with one line."""
+    WELCOME therefore gives float32 as the encoding, and the server refuses bfloat16. With --wire
+    bf16, cnn-worker exits with one line."""
     server = programs.server("--model", "fc:10", "--mode", "sandblaster", "--optimizer", "lbfgs",
                              "--epochs", 1, directory=None)
     link = Link(server.endpoint)
@@ -187,7 +189,7 @@ def test_bf16_evaluation_has_exact_weights(programs):
     worker = Worker(server.endpoint, data=data, wire=BF16)
     grant = worker.lease()
     worker.push(np.full(8, BETWEEN, np.float32), 0, work=grant.work, images=10)
-    worker.wire = F32  # of the next push: a worker may send float32 at any time
+    worker.wire = F32  # for the next push: a worker may send float32 at any time
     assert worker.lease().kind == pb.GRANT_EVAL
     weights, _ = worker.pull(pb.WEIGHTS_EVAL)
     assert [s.encoding for s in worker.params.slices] == [F32]

@@ -163,8 +163,8 @@ def test_a_server_that_grants_only_steps_that_are_over_gets_few(hostile, program
 
 
 def test_a_server_that_grants_only_small_evaluations_gets_few(hostile, programs, small):
-    """Each lease is an evaluation of one image. At first 64 leases are free, then 500 per second.
-    Each is followed by a pull and a result."""
+    """Each lease is an evaluation of one image. The worker may request 64 leases at once, and then
+    500 per second. After each lease it pulls weights and sends a result."""
     def change(welcome):
         grants.n_params = welcome.n_params
 
@@ -242,7 +242,8 @@ def test_a_model_with_huge_activations_is_refused(hostile, programs, small):
 
 @pytest.mark.parametrize("what", ["status", "top"])
 def test_pages_without_end_are_refused(hostile, programs, what):
-    """The server says that it has left out more workers, however many it has listed."""
+    """Each page of the status lists one worker, and says that 1000 more are left out, however many
+    pages came before."""
     pages = []
 
     def answer(name, body):

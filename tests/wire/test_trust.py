@@ -335,7 +335,8 @@ def test_trust_a_flood_of_hello_without_keys_loses_its_connection(server):
 
 @pytest.mark.parametrize("kind", ["malformed", "chunk", "message"])
 def test_trust_a_revoked_key_is_refused_before_its_message_is_read(programs, keys, kind):
-    """The server closes the connection at the second message, also if it cannot decode it."""
+    """The server answers the first message of a revoked key with an error, and closes the
+    connection at the second one, also if it could not decode the message."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     public = keys / "server.pub"
     link = Link(server.endpoint, Keys(keys / "second.key", public))
@@ -398,7 +399,7 @@ def answered(server, links):
 
 
 def test_trust_a_robust_rule_with_few_keys_is_a_warning(programs):
-    """A robust rule needs three keys of workers, and krum 2F + 3."""
+    """A robust rule needs at least three keys of workers, and krum needs 2F + 3 keys."""
     options = (*LEDGER, "--buffer-size", 5, "--key")
     directory = programs.keygen("second")
     for rule, others, needed in (("median", (), 3), ("krum", ("third", "fourth"), 5),

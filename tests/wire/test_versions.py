@@ -233,8 +233,8 @@ def crowd(programs):
 
 
 def test_versions_the_status_fits_a_client_of_version_6(programs, crowd):
-    """A client of version 6 drops a text of more than 32,767 bytes. At the end of the run, too, the
-    server sends it no longer text."""
+    """A client of version 6 drops a text of more than 32,767 bytes. The server sends it no text
+    above this limit, also not at the end of the run."""
     top = programs.add(Process("cnn-ctl", command("variants/six/cnn-ctl", "--server",
                                                   crowd.endpoint, "top", "--json")))
     ctl = programs.ctl("--server", crowd.endpoint, "status", program="variants/six/cnn-ctl")

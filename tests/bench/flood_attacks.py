@@ -23,8 +23,8 @@ START_S = 60       # maximum time until an attacker is ready
 LINKS = 4          # connections of a flood of messages
 CHUNK_LINKS = 70   # connections of a flood of chunks: more than the server has places for chunks
 CHUNK = bytes(16384)
-OPEN = 128         # connections of a flood of connections that are open at the same time
-OPEN_S = 0.5       # maximum time for which it keeps one of them
+OPEN = 128         # in a flood of connections: how many are open at the same time
+OPEN_S = 0.5       # maximum time for which one of them stays open
 GARBAGE = [random.Random(1).randbytes(64), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 10,
            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
            b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)]
@@ -165,8 +165,8 @@ class garbage:
 
 
 class slow_http:
-    """HTTP clients that send a byte of their request now and then. One step is a byte, or a
-    connection in place of one that the server has closed."""
+    """HTTP clients that send a byte of their request now and then. In one step, they send a byte,
+    or open a connection in place of one that the server has closed."""
 
     REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + 4000 * b"x"
 

@@ -510,21 +510,23 @@ static int run_add(struct operation *o, cudaStream_t stream)
 		1, 0, o->images, in_bf16(o), stream);
 }
 
-/* The gradients of both paths of a skip. */
+/* Computes the gradients of both paths of a skip. */
 static int run_add_dgrad(struct operation *o, cudaStream_t stream)
 {
 	return kx_add_dgrad(tensor(o, o->side, o->dx), tensor(o, o->side, o->dy),
 		tensor(o, o->side, o->y), 1, NULL, o->images, in_bf16(o), stream);
 }
 
-/* The loss of a batch and the gradient of the logits. CHANNELS is the number of classes. */
+/* Computes the loss of a batch and the gradient of the logits. CHANNELS is the number of
+ * classes. */
 static int run_loss(struct operation *o, cudaStream_t stream)
 {
 	return kx_dense_loss(o->weights, o->dx, o->workspace, o->channels, o->channels, training(o),
 		o->type, stream);
 }
 
-/* A step of SGD for the weights of an fc layer of CHANNELS x SIDE, with SIZE split-K slices. */
+/* Makes a step of SGD for the weights of an fc layer of CHANNELS x SIDE, with SIZE split-K
+ * slices. */
 static int run_sgd(struct operation *o, cudaStream_t stream)
 {
 	const struct kx_layers all = {.n = 1,
@@ -549,7 +551,7 @@ static const struct kind {
 } kinds[] = {
 	{"max_pool", run_max_pool, run_max_pool_dgrad},
 	{"pool", run_max_pool, run_max_pool_dgrad},
-	{"unpool", NULL, run_unpool}, /* of a pool that is part of a product */
+	{"unpool", NULL, run_unpool}, /* the dgrad of a pool that is part of a product */
 	{"mean_pool", run_mean_pool, run_mean_pool_dgrad},
 	{"lrn", run_lrn, run_lrn_dgrad},
 	{"batchnorm", run_batchnorm, run_batchnorm_dgrad},

@@ -37,7 +37,7 @@ struct science {
 	const char *label, *directory, *record, *attack;
 	int64_t workers, threads;
 	double eval_s, eval_ratio, limit_s;
-	uint64_t seen; /* correct and loss_sum belong to version seen - 1; 0: no evaluation yet */
+	uint64_t seen; /* correct and loss_sum are of version seen - 1; 0: none was evaluated */
 	size_t correct;
 	double loss_sum;
 };

@@ -71,7 +71,7 @@ class Job:
             try:
                 if mine in file.read_bytes():
                     os.kill(int(file.parent.name), signal.SIGKILL)
-            except OSError:  # it has ended, or belongs to another user
+            except OSError:  # the process has ended, or belongs to another user
                 pass
 
 
@@ -182,7 +182,7 @@ def report(peer, victim, rows, killed, ended):
         batches = [b for _, _, b in rows]
         words += [f"; {len(batches) - len(set(batches))} of {len(set(batches))} batches applied more"
                   " than once"]
-        if peer != "cnnps":  # its workers take batches from different parts of the epoch
+        if peer != "cnnps":  # the leases of cnn-ps begin at different places of the epoch
             words += [f", {max(batches) + 1 - len(set(batches))} never"]
     print("".join(w if w[:1] in ";," else f" {w}" for w in words if w).strip(), flush=True)
 

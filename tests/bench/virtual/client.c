@@ -35,7 +35,7 @@ struct cnnps {
 	struct session *session;
 	struct cnnps_info info;
 	uint32_t index;
-	struct rng rng; /* for the random computation times of batches */
+	struct rng rng; /* draws the computation times of batches */
 	ucontext_t context;
 	void *stack;
 	int started, over, computing;

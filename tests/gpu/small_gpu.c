@@ -1,8 +1,9 @@
 /*
  * small_gpu.c - makes the GPU look like one with less shared memory, such as an RTX 4090 (99 KB per
- * block), or with another number of multiprocessors. CNN_TEST_SHARED is the limit in bytes, and
- * CNN_TEST_MULTIPROCESSORS is this number. The linker (--wrap) redirects calls of the CUDA
- * runtime in the programs of tests/gpu to these functions.
+ * block), or with another number of multiprocessors. The variable CNN_TEST_SHARED gives the shared
+ * memory per block in bytes, and CNN_TEST_MULTIPROCESSORS gives the number of multiprocessors. The
+ * linker (--wrap) redirects calls of the CUDA runtime in the programs of tests/gpu to these
+ * functions.
  */
 #include <stdlib.h>
 #ifdef KX_CUDA

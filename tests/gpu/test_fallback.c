@@ -1,8 +1,9 @@
 /*
- * test_fallback.c - tests a kernel of fused/ that gives up: the device repeats the batch, or the
- * rounds in flight, with the general kernels, and the result is the same as with general kernels
- * alone. Other tests prove that a launch of many steps gives the same bytes as single steps, and
- * that other numbers of multiprocessors change no byte.
+ * test_fallback.c - tests what happens if a kernel of fused/ gives up, because one of its blocks
+ * waits too long or a value leaves the range of fp16: the device repeats the batch, or the rounds
+ * in flight, with the general kernels, and the result is the same as with general kernels alone.
+ * Other tests prove that a launch of many steps gives the same bytes as single steps, and that
+ * other numbers of multiprocessors change no byte.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/test.h"

@@ -84,7 +84,7 @@ def test_a_documented_command_runs_on_a_gpu(gpu, block, programs, tmp_path):
     if "--store" in text:
         assert re.search("store open.* device=cuda:0", output), output
     if "tests/gpu/run" in text:
-        # the bundle skips this file
+        # in a bundle, the tests of this file itself are skipped
         assert re.search(r"^\d+ passed, 1 skipped, \d+ deselected", output, re.M), output
     if "/science" in text:
         assert (place / "docs/modes/wall/runs.csv").read_text().count("\nend,") == 4, output

@@ -279,7 +279,7 @@ TEST(too_little_memory_is_an_error)
 	if (getenv("CNN_TEST_STORE"))
 		skip();
 	assert_non_null(module->allocate(gpu, (size_t)1 << 40, 2));
-	ok(module->allocate(gpu, 100, 1)); /* the error does not stay */
+	ok(module->allocate(gpu, 100, 1)); /* the error does not affect later calls */
 	module->close(gpu);
 }
 
@@ -355,7 +355,7 @@ static struct store_pass give_weights(void *gpu, size_t at, float *to, int hashe
 	int done = 0;
 
 	ok(module->give(gpu, at, to, hashes));
-	ok(module->given(gpu, at, 0, &done, &p)); /* it may be complete, and need not */
+	ok(module->given(gpu, at, 0, &done, &p)); /* the copy may be complete or not */
 	ok(module->given(gpu, at, 1, &done, &p));
 	assert_int_equal(done, 1);
 	return p;

@@ -33,7 +33,7 @@ class Outcome:
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             self.code, self.text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as late:
-            text = late.stdout or b""  # has bytes here, in spite of text=True
+            text = late.stdout or b""  # after a timeout, stdout is bytes, in spite of text=True
             self.code = f"none after {seconds} s"
             self.text = text if isinstance(text, str) else text.decode(errors="replace")
         for ok, skip, name in re.findall(

@@ -16,12 +16,12 @@ struct store_double {
 	uint64_t updates;
 	size_t n, vectors;
 	float *weights, *state[PARAM_DEVICE_VECTORS];
-	float *shadow[1 + PARAM_DEVICE_VECTORS]; /* what `keep` kept: the weights, the state */
+	float *shadow[1 + PARAM_DEVICE_VECTORS]; /* copies by `keep`: the weights, the state */
 	float *to;                 /* the new weights of the update under way; NULL: no update */
 	int defers;                /* 1: the update writes no memory of the caller */
 	size_t end;                /* end of the newest part of this update */
 	size_t written;            /* number of valid values in `to` */
-	float *copy[STORE_COPIES]; /* of gradients of other processes */
+	float *copy[STORE_COPIES]; /* the copies of other processes' gradients */
 	/* a copy that has begun: the caller may read it after `taken` */
 	struct taking {
 		const float *from; /* NULL: none */
@@ -132,7 +132,8 @@ static const char *store_double_step(void *self, const struct device_step *s)
 	return NULL;
 }
 
-/* Writes only what the caller waits for, so that a caller that does not wait reads old values. */
+/* Writes only the values for which the caller waits, so that a caller that does not wait reads old
+ * values. */
 static const char *store_double_wait(void *self, size_t n)
 {
 	struct store_double *d = self;
@@ -306,7 +307,7 @@ static const char *store_double_give(void *self, size_t at, void *to, int hashes
 	return NULL;
 }
 
-/* Says only when it is asked for the third time that the copy is complete. */
+/* Reports the copy as complete only at the third call, unless the caller waits. */
 static const char *store_double_given(
 	void *self, size_t at, int waits, int *done, struct store_pass *pass)
 {

@@ -4,7 +4,8 @@
 # a file without findings again only when the code or the flags of the file have changed. Repair a
 # finding, or silence it with a comment that gives the reason and has NOLINTNEXTLINE(check).
 # `clang-tidy FILE -- $(make -s print-CFLAGS)` shows all details. The analyzer examines up to 50,000
-# states of each function, and with CNN_SLOW=1 at 225,000, which takes three times as long.
+# states of each function. With CNN_SLOW=1 it examines up to 225,000, which takes three times as
+# long.
 set -u
 nodes=$([ -n "${CNN_SLOW-}" ] && echo 225000 || echo 50000)
 b=build/lint-clang

@@ -202,7 +202,7 @@ def test_leases_end_if_the_run_ends_before_the_progress_bar_asks(server, monkeyp
 
 
 class Bar:
-    """What Progress uses of a bar of tqdm."""
+    """Has those parts of a progress bar of tqdm that the class Progress uses."""
 
     bars: "list[Bar]" = []
 

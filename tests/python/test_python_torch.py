@@ -716,7 +716,7 @@ def test_train_makes_the_initial_weights():
 
 
 class Dicts(torch.utils.data.Dataset):
-    """Samples that are no tuples."""
+    """A data set whose samples are no tuples."""
 
     def __len__(self):
         return 40

@@ -110,7 +110,7 @@ NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc
 ifeq ($(NVCC),)
 NO_CUDA := nvcc not found
 else ifneq ($(CUDA),0)
-# Debian 12 has nvcc 11.8, which knows no compute_90a.
+# Debian 12 has nvcc 11.8, which cannot compile for compute_90a.
 NO_CUDA := $(if $(shell $(NVCC) --version | grep -E 'release ([1-9]|1[01])[.]'),nvcc is older than 12)
 endif
 CU   := $(if $(filter 0,$(CUDA))$(NO_CUDA),,$(wildcard kernels/cuda/*/*.cu))
@@ -243,7 +243,7 @@ $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 # In the kernels, automatic variables are not initialised, which is 2 % faster. No bytes of a peer
 # ever reach these variables.
 $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
-# So in the simulator, whose functions have a struct msg of 5 KB for each message.
+# The same holds for the simulator, whose functions have a struct msg of 5 KB for each message.
 $(B)/tests/sim/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
 # The objects below are compiled with -O3, because their code loops over whole vectors or tables.
 $(B)/server/durability/checkpointer.o $(B)/tests/sim/bounds.o $(B)/worker/steps.o $(B)/worker/client/feedback.o $(B)/proto/checksum.o $(B)/proto/bf16.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)

@@ -126,8 +126,8 @@ case $data in
 *fashion*) what="Fashion-MNIST (clothes: harder than digits)" ;;
 *) if grep -q "^${labels:-none} " deploy/data.sh; then what="MNIST"; else what="own images"; fi ;;
 esac
-# time from the first worker in the history to the last line, because the times of the result begin
-# again when a server was killed
+# This is the time from the first worker in the history to the last line. The times in the server's
+# result begin again at each start, so they are too short if a server was killed.
 seconds=$($bin/cnn-ctl history "$run" |
 	awk -F , '$2 == "worker" && !first { first = $1 } END { print ($1 - first) / 1000 }')
 awk -v what="$what" -v dir="$data" -v accuracy="$(field accuracy)" -v seconds="$seconds" \

@@ -197,7 +197,7 @@ static int two_pushes(const struct fake *f)
 	return f->seen.pushes >= 2;
 }
 
-/* A thread that makes three pushes. `done` becomes 1 after the third push. */
+/* This struct describes a thread that makes three pushes. `done` becomes 1 after the third push. */
 struct pusher {
 	pthread_t thread;
 	atomic_int done;
@@ -316,7 +316,7 @@ TEST_IN(a_push_in_bfloat16_has_the_same_bytes_when_it_is_sent_again, client_set_
 		client_push(1 + 0x1p-10f, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	before = fake_read_seen(&client_server);
-	assert_true(before.sum[0] == 8 + 8 * 0x1p-10f); /* without feedback it would be 8 */
+	assert_true(before.sum[0] == 8 + 8 * 0x1p-10f); /* without feedback the sum would be 8 */
 	assert_true(before.made[0].g[0] == 1 && before.made[0].g[FAKE_PARAMS - 1] == 1);
 	assert_true(before.made[4].g[0] == 1 + 0x1p-7f);
 	s = &before.push.slices.slice[0];

@@ -77,7 +77,7 @@ TEST(the_first_result_counts_and_the_second_is_superseded)
 	assert_int_equal(cluster_request(&k, 1), 1);
 	cluster_granted(&k, 1, 0, 1);
 	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
-	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* the ACK contains this reason */
+	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* the ACK says REJECT_WORK */
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
 	assert_int_equal(core_stats(k.f.core)->images, 10);
@@ -134,8 +134,8 @@ static void tick_cluster(struct cluster *k, uint64_t ms)
 	cluster_receive(k);
 }
 
-/* Let worker i deliver its work after `ms` milliseconds and request more. Returns 1 if the server
- * grants it work at once. */
+/* Let worker i deliver its work after `ms` milliseconds, and request more work. Returns 1 if the
+ * server grants it work at once. */
 static int push_and_request(struct cluster *k, uint32_t i, uint64_t ms)
 {
 	tick_cluster(k, ms);

@@ -306,8 +306,8 @@ TEST(a_worker_whose_steps_end_without_it_is_not_stalled)
 }
 
 /* Each step of sync ends with the gradient of worker 1. What worker 0 delivers later does not
- * count, so its time is not the time of the fleet: worker 0 could otherwise extend the deadlines of
- * all others. */
+ * count, so the time that it takes does not count as a time of the fleet: otherwise worker 0 could
+ * extend the deadlines of all others. */
 TEST(work_that_does_not_count_extends_no_other_deadline)
 {
 	struct core_config cfg = deadline_config(MODE_SYNC);
@@ -330,8 +330,9 @@ TEST(work_that_does_not_count_extends_no_other_deadline)
 	cluster_close(&f.k);
 }
 
-/* As above, but worker 0 delivers once, and then nothing. The others wait for ten times its time,
- * at least 6 s, although it has not delivered PACE_OWN times. */
+/* As in the test above, but worker 0 delivers once, and then nothing. The others wait for it for
+ * ten times the time of this delivery, at least 6 s, although it has not delivered PACE_OWN
+ * times. */
 TEST(a_single_slow_delivery_does_not_triple_the_deadline)
 {
 	struct core_config cfg = deadline_config(MODE_SYNC);
@@ -370,7 +371,7 @@ static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 	for (int i = 0; i < 1000 && f.k.f.core->worker[0].pace.left == 0; i++)
 		fleet_run(&f, 10);
 	while (f.k.f.core->worker[0].pace.left) {
-		f.ms[1] = f.ms[2] = HANGS; /* this makes worker 0 the slowest worker */
+		f.ms[1] = f.ms[2] = HANGS; /* the others do nothing until worker 0 has delivered */
 		f.ready_ms[1] = f.ready_ms[2] = 0;
 		fleet_run(&f, 10);
 	}
@@ -834,7 +835,7 @@ TEST(bytes_without_end_do_not_hold_a_grant)
 }
 
 /* A worker asks for work again and again, moves the bytes of a delivery each time, and delivers
- * nothing. The bytes of all these grants extend the time only once. */
+ * nothing. The bytes that move under all these grants extend the deadline only once. */
 TEST(bytes_of_many_grants_without_a_delivery_hold_up_nobody)
 {
 	struct cluster k;

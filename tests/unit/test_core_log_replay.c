@@ -46,8 +46,9 @@ static void *begin_twin(struct core_fixture *f)
 	return memory;
 }
 
-/* Returns the effect at `*i` or a later one, without the effects that a core makes once after its
- * start. The second core started later, so these effects may differ. */
+/* Returns the first effect from index `*i` on that is not one of those that a core makes once after
+ * its start, and sets `*i` to its index. The second core started later, so the effects after the
+ * start may differ. */
 static const struct effect *lasting_effect(const struct core *c, size_t *i)
 {
 	const struct effect *e;
@@ -58,8 +59,8 @@ static const struct effect *lasting_effect(const struct core *c, size_t *i)
 	return e;
 }
 
-/* Compare the core with the second core after an event: their states, their lasting effects, and
- * what they say about the step. */
+/* Compare the core with the second core after an event: their states, their effects except for
+ * those of the start, and what they report to the shell about the step. */
 static void assert_twins(const struct core_fixture *f)
 {
 	const struct effect *e, *other;

@@ -251,7 +251,7 @@ static uint32_t start_again(struct fleet *t, uint32_t i, int key)
 	return fixture_sent(&t->f, peer, MSG_WELCOME)->welcome.stamp.worker - 1;
 }
 
-/* Opens a fleet whose workers have keys or names, with twice as many slots. */
+/* Opens a fleet whose workers have keys or names, and which has twice as many slots as workers. */
 static void open_known(struct fleet *t, int key)
 {
 	struct core_config cfg = with_ratio();

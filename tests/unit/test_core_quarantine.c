@@ -80,7 +80,7 @@ TEST(a_new_process_continues_the_bad_pushes_of_the_earlier_one)
 			uint64_t seq = w->welcome.last_seq;
 			struct stamp s = w->welcome.stamp;
 			push_nan(&f, peer, s, seq + 1, PATIENCE / 4);
-			if (peer < 13) /* dead: it has no vote on the end of the run */
+			if (peer < 13) /* a dead worker has no vote on the end of the run */
 				f.core->worker[s.worker - 1].session.state = SESSION_DEAD;
 			if (peer == 11)
 				fixture_restart(&f);
@@ -335,7 +335,7 @@ TEST(no_run_diverges_before_min_workers_have_joined)
 	cfg.durable = 0;
 	cfg.leases.min_workers = 3;
 	fixture_open(&f, cfg);
-	/* this holds even if all connected workers are broken */
+	/* the run does not end, even if all connected workers are broken */
 	for (uint32_t peer = 9; peer > 7; peer--) {
 		struct stamp s = fixture_join(&f, peer, peer == 9 ? "one" : "two");
 		struct msg m = nan_push(s, 0);
@@ -679,8 +679,8 @@ TEST(after_three_exclusions_a_worker_is_refused_until_it_is_released)
 #define KEY_BAD  "aaaaaaaabbbbbbbbccccccccddddddddeeeeeeee"
 #define KEY_GOOD "aaaaaaaxbbbbbbbbccccccccddddddddeeeeeeee"
 
-/* With keys, the key is in quarantine, whatever names its workers have. The
- * sessions of the key go on. */
+/* If the server has keys, the key of the excluded workers is in quarantine, whatever names they
+ * have. The sessions that are open go on. */
 TEST(a_key_in_quarantine_cannot_join_with_another_name)
 {
 	struct core_fixture f;

@@ -111,8 +111,8 @@ TEST(a_delayed_hello_is_ignored)
 
 /* ---- a server that lost its newest state ---------------------------------------------------- */
 
-/* Restart a server from a snapshot with `kept` pushes of worker 1. Worker 1 is away. Worker 1
- * returns with more pushes when a test assumes that the crash has lost some. */
+/* Restart a server from a snapshot with `kept` pushes of worker 1. Worker 1 is away. If a test
+ * needs pushes that the crash has lost, it lets worker 1 return with more pushes than `kept`. */
 static struct stamp crash_after_checkpoint(
 	struct core_fixture *f, struct core_config cfg, uint64_t kept)
 {
@@ -302,7 +302,7 @@ TEST(an_absent_worker_is_lost_once_and_can_still_resume)
 	fixture_tick(&f, 1);
 	assert_true(reports(&f, WORKER_GONE));
 	assert_int_equal(core_stats(f.core)->deaths, 1);
-	fixture_restart(&f); /* the next server does not count it again */
+	fixture_restart(&f); /* the next server does not count this death again */
 	fixture_tick(&f, 0);
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_count(&f, EFFECT_WORKER), 0);
@@ -313,7 +313,7 @@ TEST(an_absent_worker_is_lost_once_and_can_still_resume)
 	fixture_restart(&f);
 	fixture_tick(&f, 0);
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
-	assert_true(reports(&f, WORKER_GONE)); /* lost for the second time */
+	assert_true(reports(&f, WORKER_GONE)); /* the worker is lost for the second time */
 	fixture_tick(&f, cfg.sessions.ttl_ms - cfg.sessions.dead_ms);
 	assert_int_equal(fixture_count(&f, EFFECT_WORKER), 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);

@@ -248,8 +248,8 @@ TEST(a_worker_that_joins_during_a_drain_gets_welcome_and_bye)
 	fixture_close(&f);
 }
 
-/* A worker repeats its HELLO at ever longer intervals, and could miss the second after the end in
- * which the server still answers. */
+/* A worker repeats its HELLO at ever longer intervals, and could miss the time of one second, after
+ * the end of the run, in which the server still answers. */
 TEST(a_worker_that_comes_during_a_drain_gets_bye_at_once)
 {
 	struct core_fixture f;

@@ -87,7 +87,7 @@ TEST(a_lease_is_as_long_as_the_bound_allows)
 
 	ssp_open(&k, 4, 100, 2);
 	assert_int_equal(cluster_request(&k, 0), 1);
-	assert_int_equal(k.worker[0].grant.work.count, 5); /* a later worker may have clock 0 */
+	assert_int_equal(k.worker[0].grant.work.count, 5); /* a worker may join with clock 0 */
 	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(k.worker[1].grant.work.count, 5);
 	push_one_batch(&k, 0);

@@ -185,7 +185,7 @@ TEST(every_optimizer_and_mode_gives_the_same_bits_with_any_engine)
 			struct core_config cfg = basis(modes[m], (enum optim_kind)kind);
 
 			if (modes[m] == MODE_EASGD && kind != OPTIM_SGD)
-				continue; /* distances are not gradients */
+				continue; /* in easgd, a push is a distance, not a gradient */
 			for (uint32_t v = 0; v < 4; v++) {
 				choose_aggregate(&cfg, i + v);
 				refine(&cfg, i + 5 * v);

@@ -500,7 +500,7 @@ static struct {
 	unsigned pushes, heartbeats;
 } routed;
 
-/* Answers a pull with weights that the GPU has had only since this push. */
+/* Answers the pull of a push with weights that are loaded to the GPU only now. */
 static void answer_routed(uint32_t peer, uint64_t request)
 {
 	const struct param_device *d = gpu_store_device(store);

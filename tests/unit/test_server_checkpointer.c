@@ -126,7 +126,7 @@ TEST_IN(statistics_are_kept, run_set_up, run_tear_down)
 	assert_true(s->bytes > 2 * 4 * 7850 && s->seconds > 0);
 }
 
-/* ---- values that a device has ------------------------------------------------------------ */
+/* ---- weights and state on a device ------------------------------------------------------- */
 
 #define ON_DEVICE "--model;vector:5000;--optimizer;adam;--lr;0.1"
 

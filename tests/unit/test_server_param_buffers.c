@@ -136,7 +136,7 @@ TEST_IN(pulls_of_one_version_share_the_rounded_weights, set_up_buffers, tear_dow
 	pull_bf16(&frame[0]);
 	pull_current(&frame[1]); /* a worker with float32 pulls the same version */
 	pull_bf16(&frame[2]);
-	assert_int_equal(param_buffers_framed(buffers), 2); /* one for each encoding */
+	assert_int_equal(param_buffers_framed(buffers), 2); /* one frame for each encoding */
 	assert_frame(&frame[1], -1);
 	/* without memory for another buffer, a pull gets a copy of the weights */
 	float copy[FIXTURE_PARAMS];

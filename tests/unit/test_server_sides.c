@@ -113,7 +113,7 @@ TEST_IN(a_secret_opens_each_side_connection_once, set_up_sides, tear_down_sides)
 	assert_int_equal(greets(g, 255, 20, ""), PS_EAUTH);
 	assert_int_equal(greets(g, 1, 20, ""), PS_OK);
 	assert_int_equal(greets(g, 1, 21, ""), PS_EAUTH);
-	assert_int_equal(greets(g, 2, 20, ""), PS_EAUTH); /* it is a side connection already */
+	assert_int_equal(greets(g, 2, 20, ""), PS_EAUTH); /* peer 20 is a side connection already */
 	assert_true(sides_end(sides, 20));
 	assert_false(sides_end(sides, 20));
 	assert_int_equal(greets(g, 1, 22, ""), PS_EAUTH);

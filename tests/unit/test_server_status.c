@@ -473,7 +473,7 @@ static void expect_warning(const char *line, uint32_t correct, const char *words
 TEST(a_result_at_chance_level_is_warned_about)
 {
 	/* A model that always answers the most frequent class of MNIST has an accuracy of 11.35 %.
-	 * The accuracy up to which the server warns must be higher. */
+	 * The accuracy up to which the server warns must be higher than this. */
 	assert_true(warning_chance(10, 10000) > 0.1135 && warning_chance(10, 10000) < 0.14);
 	assert_true(warning_chance(2, 10000) > 0.625 && warning_chance(2, 10000) < 0.65);
 	assert_true(warning_chance(100, 10000) > 0.0125 && warning_chance(100, 10000) < 0.02);

@@ -238,7 +238,8 @@ TEST_IN(a_silent_connection_of_a_session_stays_as_long_as_the_session, set_up_wi
 	wire_free(&wire);
 }
 
-/* A large message on a slow link may take longer. */
+/* A large message on a slow link may take longer than ROUTER_SILENT_MS, but its connection is not
+ * silent. */
 TEST_IN(a_connection_on_which_bytes_arrive_is_not_silent, set_up_with_sessions,
 	tear_down_with_sessions)
 {

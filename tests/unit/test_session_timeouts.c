@@ -187,7 +187,7 @@ TEST(silence_counts_from_the_oldest_request)
 	for (int i = 0; i < 29; i++) {
 		driver_tick(&d, 100);
 		driver_heartbeat(&d, 0, 0);
-		if (i % 10 == 5) /* further requests of the program do not restart the time */
+		if (i % 10 == 5) /* further requests of the program do not restart the timeout */
 			driver_push_ok(&d, 1);
 	}
 	assert_int_equal(driver_pull(&d), PS_OK);
@@ -290,7 +290,7 @@ TEST(no_welcome_in_connect_timeout_ms_ends_it)
 	for (int full = 0; full < 2; full++) {
 		driver_new(&d, driver_config(), 8);
 		if (full) {
-			/* a server without a free slot may have one later */
+			/* a server that has no free slot now may have one later */
 			driver_error(&d, PS_EFULL);
 			assert_did(&d, "");
 		}

@@ -149,7 +149,7 @@ struct owners {
 	pthread_t main;
 	atomic_uint ran; /* blocks that have run */
 	atomic_int others,
-		late; /* blocks of other threads; late: such a block waits for the rest */
+		late; /* others: run by other threads; late: 1: such a block waits for the rest */
 };
 
 static void note_owner(void *arg, size_t block)

@@ -35,7 +35,7 @@ static int tear_down_wire(void **state)
 	return 0;
 }
 
-/* ---- messages at random, by the table -------------------------------------------------------- */
+/* ---- random messages, made with a table of all fields ---------------------------------------- */
 
 static uint64_t edge_or_any(uint64_t min, uint64_t max)
 {

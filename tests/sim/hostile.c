@@ -182,8 +182,8 @@ static void hostile_pull(struct sim *s, uint32_t node, const struct hostile_sess
 	transmit(s, node, h->link, &m);
 }
 
-/* Makes a push of these batches. The values of the push are only at the coordinates of the batches,
- * so that the ledgers of the honest workers stay exact. */
+/* Makes a push of the batches `work`. The values of the push are only at the coordinates of the
+ * batches, so that the ledgers of the honest workers stay exact. */
 static struct msg *hostile_push_of(
 	struct sim *s, struct hostile *o, struct hostile_session *h, struct work work, double value)
 {

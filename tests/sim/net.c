@@ -104,7 +104,7 @@ int net_next(struct net *n, struct item *it)
 		i = child;
 	}
 	n->heap[i] = last;
-	n->heap[n->n].item = first.item; /* the place is free again */
+	n->heap[n->n].item = first.item; /* the place of the first item is free again */
 	return 1;
 }
 

@@ -24,7 +24,7 @@ PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 def without(program, package):
     """End a test, or the import of its file, because a program or module is not installed. The test
     is skipped. If KX_REQUIRE_TOOLS=1, which .ci/run sets, the test fails instead."""
-    import pytest  # benchmarks import this module without it
+    import pytest  # benchmarks import this module without pytest
     why = f"no {program}: {package} installs it"
     if os.environ.get("KX_REQUIRE_TOOLS"):
         pytest.fail(f"KX_REQUIRE_TOOLS is set, but: {why}")

@@ -16,7 +16,8 @@ struct capture {
 	char text[1 << 17];
 };
 
-/* capture_begin redirects `fd` to a file. capture_end restores it and returns the text. */
+/* capture_begin redirects `fd` to a file. capture_end restores `fd` and returns the text that was
+ * written to it. */
 void capture_begin(struct capture *c, int fd);
 const char *capture_end(struct capture *c);
 /* Does the same as capture_end, for log lines. Each line must begin with a timestamp, and the

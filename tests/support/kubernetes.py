@@ -134,8 +134,8 @@ class Container:
 
 
 class Node:
-    """Runs the containers of all pods. A caller of all methods except execute() holds the lock of
-    the store."""
+    """Runs the containers of all pods. The caller of any method except execute() must hold the lock
+    of the store."""
 
     def __init__(self, store, home, programs, image):
         self.store, self.home, self.programs, self.image = store, home, programs, image

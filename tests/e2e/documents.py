@@ -1,7 +1,8 @@
 """Read the fenced blocks of all documents of the repository (DOCUMENTS), and the mark of each
 block.
 
-tests/e2e/test_documents.py runs each block. An HTML comment on the line before a block changes this:
+tests/e2e/test_documents.py runs each block. An HTML comment on the line before a block, the mark,
+changes how the block is tested:
 
 <!-- slow: REASON -->      it runs only with CNN_SLOW=1, as in `make documents`
 <!-- stopped: REASON -->   the test ends its programs, which would run on, with SIGTERM

@@ -25,8 +25,9 @@ def train(programs, workers, *options, data=None, model="seed:8", wire="bf16", n
 
 
 def test_bf16_reaches_the_accuracy_of_fp32(programs):
-    """Two runs of one seed with one worker each. Rounding may cost 0.3 points of accuracy. The rate
-    falls to 0, because at a constant rate accuracy varies by more from step to step."""
+    """Two runs of one seed with one worker each. Rounding may cost 0.3 percentage points of
+    accuracy. The learning rate falls to 0, because at a constant rate the accuracy varies by more
+    than that from step to step."""
     accuracy = {wire: train(programs, 1, "--schedule", "cosine", model="seed:32", wire=wire,
                             name=wire)["accuracy"] for wire in ("fp32", "bf16")}
     assert accuracy["bf16"] >= accuracy["fp32"] - 0.003, accuracy

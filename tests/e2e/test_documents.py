@@ -136,7 +136,7 @@ def free_port():
 
 def copy(place):
     """Make a copy of the checkout without a build, as a reader would have it."""
-    # worker/data has source files
+    # leave out `data` only at the top: worker/data has source files
     shutil.copytree(ROOT, place, symlinks=True, ignore=lambda folder, names: (
         LEFT_OUT if Path(folder) == ROOT else CACHES)(folder, names))
     return place

@@ -101,7 +101,7 @@ def test_flags_and_variables_exist(manifests):
         for name in variables(manifests, c):
             assert name in names, name
         used = {n for a in c["args"] for n in re.findall(r"\$\((\w+)\)", a)}
-        assert used <= {"JOB_COMPLETION_INDEX"}  # set by Kubernetes in an indexed Job
+        assert used <= {"JOB_COMPLETION_INDEX"}  # Kubernetes sets it in an indexed Job
 
 
 def test_ports_agree(manifests):

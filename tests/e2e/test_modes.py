@@ -113,9 +113,9 @@ def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
     ("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 200)],
     ids=["downpour", "several", "sum", "sync", "easgd", "sandblaster"])
 def test_running_statistics_are_those_of_the_images(programs, small, mode):
-    """The first layer of the model normalises the pixels, so all batches have nearly the same
-    statistics. The running statistics must end near these statistics in every mode, with any number
-    of workers."""
+    """The first layer of the model is a batchnorm of the pixels, whose mean and variance are nearly
+    the same in all batches. In every mode, and with any number of workers, the running statistics
+    of this layer must end near the mean and the variance of all pixels."""
     server = programs.server("--model", "batchnorm conv:8:3 batchnorm relu pool:2 fc:10",
                              "--epochs", 4, "--min-workers", 3, *mode)
     for _ in range(3):

@@ -397,7 +397,8 @@ def test_40_columns(programs, small, terminal):
 
 
 def test_each_width_shows_how_many_columns_are_hidden(programs, small, terminal):
-    """Also with a filter, which is cut if the line has no room for it."""
+    """The last line gives the number of hidden columns, also with a filter. The text of the filter
+    is cut if the line has no room for it."""
     server = programs.server(*ENDLESS)
     programs.worker(server.endpoint, "--name", "a-worker-with-a-long-name", data=small)
     until(lambda: server.status()["workers"], 20, "a worker")
@@ -411,7 +412,7 @@ def test_each_width_shows_how_many_columns_are_hidden(programs, small, terminal)
             until(lambda: str(len(ASKED + OTHERS) - len(titles(top))) ==
                   (re.search(r"^q quit .* (\d+) (columns )?hidden(: h)?\s*$", top.see(), re.M) or "??")[1],
                   3, f"the number of hidden columns at a width of {width}")
-    top.shows(": a-worker")  # the screen of 40 columns may still be there
+    top.shows(": a-worker")  # wait, because the screen may still be that of 40 columns
     top.type(b"q")
     assert top.wait(3) == 0
 

@@ -29,7 +29,7 @@ def generations(directory):
     return sorted((f for f in directory.glob("ckpt-*") if f.suffix != ".tmp"), reverse=True)
 
 
-# ---- P3: torn and corrupt ------------------------------------------------------------------------
+# ---- P3: torn and corrupt checkpoints ------------------------------------------------------------
 
 
 @pytest.fixture

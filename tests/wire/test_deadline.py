@@ -31,7 +31,7 @@ class StallingWorker:
     def run(self):
         try:
             while self.worker.lease(60).kind != self.kind:
-                self.stop.wait(0.02)  # the server ends connections that request leases faster
+                self.stop.wait(0.02)  # the server closes connections that request leases more often
             self.has.set()
             while not self.stop.is_set():
                 self.worker.maybe_heartbeat()

@@ -60,7 +60,7 @@ def test_the_umask_decides_who_reads_a_run_but_not_who_reads_a_key(programs, mas
     finally:
         os.umask(before)
     assert {name.split(".")[0].split("-")[0] for name in made} >= {"LOCK", "history"}, made
-    assert len(made) >= 4, made  # the checkpoint and its log, too
+    assert len(made) >= 4, made  # also the checkpoint and its log
     assert set(made.values()) == {oct(0o644 & ~mask)}, made
     assert oct(stat.S_IMODE(export.stat().st_mode)) == oct(0o644 & ~mask)
     assert sockets == {"lane": "0o600"}

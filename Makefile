@@ -169,7 +169,8 @@ include tests/fault/fault.mk
 all: $(BINARIES) $(STORE_MODULE) $(EXAMPLES) $(B)/libcnnps.a
 units: all $(UNIT) $(SIM)
 # The lints ensure that the core and the worker's session start no thread; test_engine runs the core
-# on threads. test_server_upgrade only reads checkpoints, which takes two minutes with TSan.
+# on threads. test_server_upgrade is left out, too: it only reads checkpoints, and needs two minutes
+# with TSan.
 THREADED := $(filter-out $(addprefix $(B)/tests/unit/,test_core_% test_session% test_server_upgrade),$(UNIT))
 threaded: all $(THREADED)
 # The tests run `make install` several times at once, so everything that it copies is built before.
@@ -356,8 +357,8 @@ faults: installed
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
 		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
-# Run the commands that the documents show, also those of the blocks that are marked as slow. Those
-# with containers need a Docker engine.
+# Run the commands that the documents show, also those of the blocks that are marked as slow. The
+# commands that use containers need a Docker engine.
 documents: installed
 	@$(MAKE) $(JOBS) tests library
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && \

@@ -52,7 +52,7 @@ class Synchronous(torch_peer.Training):
 
 
 def one_gpu(rank, args):
-    """The process of one GPU. The first process prints."""
+    """The process of one GPU. The process of the first GPU prints the results."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(args.port))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=args.gpus)

@@ -88,7 +88,7 @@ struct fuzz {
 	/* the last byte of the input that can choose a start; NULL: no byte can */
 	const uint8_t *last_start;
 	uint32_t steps;
-	int finished;        /* 1: the run is over, or this input has had its steps */
+	int finished;        /* 1: the run is over, or the input has made MAX_STEPS steps */
 	int checks_snapshot; /* 1: call check_snapshot at the end */
 };
 
@@ -98,7 +98,7 @@ static void *memory[2];
 static size_t memory_size[2];
 static unsigned in_use;
 static float *weights[2];
-static float *spare; /* STEP_TO_NEXT_BUFFER: the next buffer */
+static float *spare; /* for STEP_TO_NEXT_BUFFER: the buffer that the core does not use */
 
 /* ---- configuration --------------------------------------------------------------------------- */
 
@@ -943,8 +943,8 @@ static void check_snapshot(struct fuzz *f)
 	drop_sections(&b);
 }
 
-/* The retained pushes are static, because their memory takes long to clear. A push with seq 0 is
- * none. */
+/* The retained pushes are static, because their memory takes long to clear. An element whose seq is
+ * 0 has no push. */
 static void begin_peers(struct fuzz *f)
 {
 	static struct retained retained[PEERS][MAX_RETAINED];

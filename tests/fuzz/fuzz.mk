@@ -27,7 +27,8 @@ FUZZ_FLAVOUR := $(if $(FAST),fuzz-fast,fuzz)
 fuzz: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$(FUZZ_FLAVOUR) CC=clang CUDA=0 fuzz-build
 	@FLAVOUR=$(FUZZ_FLAVOUR) tests/fuzz/run $(SECONDS)
-# Print the lines that the committed corpora reach. Fails if these are too few.
+# Print the lines that the committed corpora reach. The command fails if the corpora reach too few
+# lines (PARTS in coverage.py).
 fuzz-coverage: installed
 	@$(MAKE) $(JOBS) FLAVOUR=cover CUDA=0 $(COVER_TARGETS)
 	@tests/fuzz/coverage.py

@@ -4,7 +4,7 @@ them, in a checkout with a build. The build may be the programs of a bundle.
 The tests differ from the reader's machine in these points only:
 
 - A free port replaces 5555. If a block starts only a server, the test starts a worker on the GPU.
-- Python is that of the tests, and the results of earlier measurements are not there.
+- Python is that of the tests, and the checkout lacks the results of earlier measurements.
 - The bundle is that of `make bundle`, with the data set of the tests.
 - SHORTER has less work for commands that take minutes, and `tests/gpu/run` runs the tests of
   SELECTED only.

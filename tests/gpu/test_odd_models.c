@@ -1,7 +1,8 @@
 /*
  * test_odd_models.c - compares the CUDA device with cpu-ref, and with finite differences of the
- * device's losses. The odd models of gradients.h have sizes of 1, primes, sizes next to multiples
- * of blocks, strides, pads, channels, and every kind of layer in every place.
+ * device's losses. The odd models of gradients.h have layers whose sizes are 1, primes or next to
+ * multiples of the blocks of kernels. They have strides, pads and several channels, and every kind
+ * of layer in every place.
  */
 #include "tests/support/gpu_fixture.h"
 

@@ -10,7 +10,7 @@ import pytest
 from support.build import command
 
 USUAL = Path("/usr/local/cuda/bin/compute-sanitizer")
-MODELS = 15  # the number of models in test_walk.c, and one
+MODELS = 15  # one more than the number of models in test_walk.c
 AT_ONCE = 5
 
 

@@ -475,11 +475,12 @@ static void compare_deferred(void *gpu, struct subject *s, enum optim_kind kind,
 	assert_memory_equal(s->to, s->w, s->n * sizeof(float));
 }
 
-/* A thread that gets what the device keeps while the test makes further updates. */
+/* This struct describes a thread that reads the copies that the device keeps of weights and state,
+ * while the test makes further updates. */
 struct kept_reader {
 	void *gpu;
 	size_t n;
-	char *got; /* weights and two state vectors, one byte away from any alignment */
+	char *got; /* the weights and two state vectors, at an odd address */
 	const char *why;
 };
 

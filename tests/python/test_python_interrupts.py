@@ -290,7 +290,7 @@ def test_a_forked_child_does_not_harm_the_server(server):
             for call in calls[:3]:
                 with pytest.raises(cnnps.UsageError, match="parent process"):
                     call()
-            run.connect(observer=True).close()  # a connection of its own
+            run.connect(observer=True).close()  # the child may make a connection of its own
             raise SystemExit(3)
 
     def forget():

@@ -15,10 +15,10 @@
  * sends WELCOME to it, the server has fenced the old process, and a checkpoint has all pushes of
  * the old process that the server decided.
  *
- * The worker waits for PACE milliseconds between two pushes. After the signal SIGURG it waits no
- * longer. The worker pulls after every PULL_EVERY pushes. The worker prints `pushed K acked A`
- * while it runs, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on the
- * server's disk, or `stopped ...` if it fails. Exit status: 0; 2 after wrong usage; after any
+ * The worker waits for PACE milliseconds between two pushes. After the signal SIGURG it pushes
+ * without pauses. The worker pulls after every PULL_EVERY pushes. The worker prints `pushed K acked
+ * A` while it runs, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on
+ * the server's disk, or `stopped ...` if it fails. Exit status: 0; 2 after wrong usage; after any
  * other failure, with one line, the status of cnn-worker for the same error, or 1.
  */
 #include <errno.h>

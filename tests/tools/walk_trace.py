@@ -30,7 +30,7 @@ OPTIONS = ("--bind", "tcp://127.0.0.1:0", "--model", f"vector:{PARAMS}", "--thre
 def push(endpoint):
     """A worker pulls the weights and pushes three times. Each push also asks for the weights."""
     sys.path.insert(0, str(ROOT / "tests" / "wire"))
-    import numpy as np  # the part below that checks a page needs neither
+    import numpy as np  # here, because the functions that check a page need neither
     from client import Worker
     worker = Worker(endpoint)
     weights, version = worker.pull()
@@ -146,7 +146,7 @@ def main():
     names = names_of({entry // 2 for entry in entries})
     pushes = [m for m in steps(entries, names) if any(c[0] == "ledger_on_push" for c in m)]
     assert len(pushes) == 3, f"the trace has {len(pushes)} pushes"
-    message = pushes[1]  # the first one allocates buffers
+    message = pushes[1]  # the first push also allocates buffers
     if "--check" in sys.argv:
         wrong = list(findings(PAGE.read_text(encoding="utf-8"), message))
         for line in wrong:

@@ -765,7 +765,8 @@ TEST(a_snapshot_with_an_impossible_check_is_refused)
 	vote(&t, 0, LIE);
 	struct core_snapshot snapshot = fixture_save(&t.f);
 	unsigned char *section = snapshot.data[SNAPSHOT_CHECKS];
-	/* offsets of the number of checks, the portion, the number of votes and the worker */
+	/* the offsets of four values: the number of checks, the portion, the number of votes and
+	 * the worker */
 	const size_t bad[] = {40, 48, 56, 64};
 	const unsigned char to[] = {MAX_CHECKS + 1, 1, CHECK_VOTES, 0};
 

@@ -140,7 +140,7 @@ TEST(the_evaluated_weights_stand_still_in_the_step_that_ends_an_evaluation)
 	push_epoch(&f, s, 0);
 	push_epoch(&f, s, 1); /* trained before epoch 0 is evaluated */
 	for (uint64_t i = 1; i <= 3; i++) {
-		assert_null(core_evaluated_weights(f.core)); /* this evaluation is under way */
+		assert_null(core_evaluated_weights(f.core)); /* epoch 0 is under evaluation */
 		g = fixture_grant(&f, 9, s, i);
 		assert_int_equal(g.eval_id, 1);
 		result(&f, 9, s, &g);

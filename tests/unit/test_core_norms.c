@@ -571,7 +571,8 @@ TEST(the_same_gradient_again_is_rejected)
 	fixture_close(&t.f);
 }
 
-/* Workers 3 and 4 of five send a number of old gradients in turn. Returns how many count. */
+/* Workers 3 and 4 of five send a number of old gradients in turn. Returns the number of these
+ * gradients that count. */
 static int accepted_in_turn(const char *owners)
 {
 	struct fleet t;

@@ -81,8 +81,8 @@ static void act_at_random(struct cluster *k, struct rng *r)
 	cluster_receive(k);
 }
 
-/* Trains to the end, or for 600 events if workers were excluded. Three workers act in the order of
- * `seed`. Returns a snapshot of the end, which the caller drops. */
+/* Trains to the end of the run, or for 600 events if workers were excluded. Three workers act in
+ * the order of `seed`. Returns a snapshot of the final state, which the caller drops. */
 static struct core_snapshot train_with_engine(
 	struct core_config cfg, const struct engine *e, uint64_t seed)
 {

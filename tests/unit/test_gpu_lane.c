@@ -723,7 +723,7 @@ TEST_IN(weights_leave_when_the_gpu_has_copied_them, set_up_routed, tear_down_rou
 	router_stats(routed.router, &stats);
 	assert_int_equal(stats.lanes.params, seq);
 	assert_int_equal(stats.waiting, 0);
-	/* a worker that is gone takes its waiting replies with it */
+	/* when a worker is gone, its waiting replies are discarded */
 	push_routed(l, seq + 1, seq + 1, &tensor[0]);
 	UNTIL_ROUTED(routed.pushes == seq + 1)
 	zmq_msg_close(&tensor[0]);

@@ -252,9 +252,9 @@ TEST(gradients_of_winograd_tiles_are_slopes_of_the_loss)
 	}
 }
 
-/* The models above must use all of Winograd's products. Some must have one band in an image, some
- * several bands in an image, and some several images in a band; and the last column of tiles, the
- * last row, or both must need fewer points. */
+/* The models above must use all of Winograd's products. Some models must have one band of tiles in
+ * an image, some several bands in an image, and some several images in a band. In some, the last
+ * column of tiles, the last row, or both must need fewer points. */
 TEST(winograd_models_take_every_kind_of_band)
 {
 	static const struct simd *const sets[] = {&simd_baseline, &simd_avx2, &simd_avx512};

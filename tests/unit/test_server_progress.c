@@ -260,7 +260,7 @@ TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down_progress)
 	assert_true(isnan(v.accuracy));
 }
 
-/* Without progress_end, the last sample of a short run had a rate of 0. */
+/* Without progress_end, the last sample of a short run would have a rate of 0. */
 TEST_IN(a_run_shorter_than_a_second_has_the_rate_of_its_training, NULL, tear_down_progress)
 {
 	struct progress_view v;

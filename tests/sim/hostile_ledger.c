@@ -1,6 +1,6 @@
 /*
  * hostile_ledger.c - what the server has granted to the hostile workers (hostile.c). Checks that
- * the server accepts nothing else of them, and gives them no worker id of another key.
+ * the server accepts nothing else from them, and gives them no worker id of another key.
  */
 #include <string.h>
 #include "server/core/state.h"

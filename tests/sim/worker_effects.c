@@ -197,8 +197,8 @@ static void fill_slices(const struct sim *s, struct slices *to, const struct gra
 		add_slice(to, sim_first_push(s) + g->push, 1, &one);
 }
 
-/* Sends the slices whose values bfloat16 has exactly in this encoding, so that the write-ahead log
- * has both encodings, and its replay must give the same weights. */
+/* Changes the encoding of those slices to bfloat16 whose values bfloat16 has exactly. So the
+ * write-ahead log has slices of both encodings, and its replay must give the same weights. */
 static void use_bf16(struct slices *s)
 {
 	for (uint32_t i = 0; i < s->n; i++) {

@@ -159,8 +159,8 @@ float *params_nearby(const struct subject *s, double rounding, uint64_t round)
 	return nearby;
 }
 
-/* A search: the exact gradients at NEARBY vectors of weights, each of which differs from the
- * weights of `s` by relative amounts of up to `rounding`, and the distances of these gradients from
+/* A search: NEARBY vectors of weights differ from the weights of `s` by relative amounts of up to
+ * `rounding`. The search computes the exact gradients at these vectors, and their distances from
  * the gradient `from`. The search ends as soon as a distance is at most `near` or at least
  * `far`. */
 struct nearby {

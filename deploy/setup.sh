@@ -101,7 +101,7 @@ for d in $daemons; do
 done
 written="" # this script has written $policy
 
-# Called at the end, also if apt-get has failed.
+# This function runs at the end, also if apt-get has failed.
 finish() {
 	[ -z "$written" ] || rm -f "$policy"
 	for d in $new; do

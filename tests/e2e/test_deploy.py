@@ -225,8 +225,8 @@ def test_deb_has_a_cuda_package_only_if_the_makefile_has_cuda(checkout, cuda):
 
 
 def test_the_demo_needs_few_packages(machine):
-    """README begins with this set of packages, which is enough for `make install`, too, and has no
-    program of the tests and no daemon."""
+    """The first command of the README installs this set of packages. It is enough for `make
+    install`, too, and has no program of the tests and no daemon."""
     stub(machine, "id", "echo 0")
     assert setup_on(machine, "build").returncode == 0
     install = (machine / "asked").read_text().splitlines()[1].split()

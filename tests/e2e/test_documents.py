@@ -98,7 +98,7 @@ def runnable():
             if block.mark not in ELSEWHERE and block.language not in NO_COMMAND:
                 slow = [pytest.mark.skipif(not FULL, reason=f"CNN_SLOW=1: {block.reason}")]
                 kinds = {kind_of(b) for b in blocks(path)} - {None}
-                # the blocks with kubectl need no block of the others
+                # the blocks with kubectl do not need the other blocks of their document
                 group = "kubernetes" if kind_of(block) == "kubernetes" else min(
                     kinds, default=f"document {path.name}")
                 yield pytest.param(block, id=block.name, marks=[

@@ -215,8 +215,8 @@ def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
     assert browser.get_log("browser") == [], "the console is clean"
 
 
-# draws a timeline of 100 samples, one of which has 50 times the rate and the staleness of the others;
-# returns the opacity of a usual cell, and the staleness at the upper edge of a row
+# draws a timeline of 100 samples, where one sample has 50 times the rate and the staleness of the
+# others; returns the opacity of a usual cell, and the staleness at the upper edge of a row
 OUTLIER = """
 run = new Run("", ROOM);
 for (let i = 0; i < 100; i++)

@@ -221,7 +221,7 @@ def test_versions_cnn_ctl_shows_and_controls_a_server(programs, server, ctl):
 
 @pytest.fixture
 def crowd(programs):
-    """A server with so many workers that they fill more than one text of version 6."""
+    """A server whose workers fill more than one text of the status for version 6."""
     ps = programs.server("--model", "vector:64", "--max-workers", 128, "--dead-ms", 600000)
     workers = []
     for i in range(120):

@@ -47,7 +47,7 @@ static void multiply_gradient(float *g, size_t n, float by)
 		g[i] *= by;
 }
 
-/* Replaces the gradient by the one that *old keeps, or keeps this one if there is none. */
+/* Replaces the gradient `g` by the one in *old. If *old is NULL, copies `g` to *old instead. */
 static void send_old_gradient(float **old, float *g, size_t n)
 {
 	if (!*old)

@@ -318,7 +318,8 @@ static void on_tick(uv_timer_t *t)
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->committed_lsn, dispatch_now(s));
 	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
 	transfers_poll(&s->transfers, s->state.core, s->router, dispatch_now(s), on_transfer, s);
-	router_check_sessions(s->router, s->state.core, dispatch_now(s));
+	if (!s->status) /* after the end of the run, workers still need lanes for their last messages */
+		router_check_sessions(s->router, s->state.core, dispatch_now(s));
 	if (s->disk.notice_due && !s->status)
 		notify_workers(s);
 	request_snapshot(s);

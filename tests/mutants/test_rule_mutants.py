@@ -20,10 +20,10 @@ def finder(bug):
 
 
 def unit_test(bug, file, name):
-    """Run a C test program that is linked with the bug. Returns its output, and a true value if the
-    test failed or reached an assertion that does not hold."""
+    """Run the test in a C program that is linked with the bug. Returns its output, and a true value
+    if the test failed or reached an assertion that does not hold."""
     program = command(f"rule-mutants/{bug}/{os.path.basename(file)[:-2]}")
-    run = subprocess.run(program, cwd=ROOT, text=True, timeout=60, stdout=subprocess.PIPE,
+    run = subprocess.run([*program, name], cwd=ROOT, text=True, timeout=60, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT)
     failed = re.search(rf"^\[  FAILED  \] {name}$", run.stdout, re.M)
     tests = re.findall(r"^\[ RUN      \] (\w+)$", run.stdout, re.M)

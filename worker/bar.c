@@ -16,10 +16,9 @@ void bar_text(const struct bar *b, const struct bar_view *v, char *out, size_t s
 	if (full > BAR_WIDTH)
 		full = BAR_WIDTH;
 	snprintf(out, size,
-		"worker %u  epoch %u/%u [%.*s%.*s] %3d %% of the epoch  %.0f images/s  %llu "
-		"pushes%s",
-		v->worker, v->epoch + 1, v->epochs, full, "####################", BAR_WIDTH - full,
-		"....................", (int)(100 * done), b->images_per_s,
+		"worker %u  epoch %u/%u: %3d %% [%.*s%.*s]  %.0f images/s  %llu pushes%s",
+		v->worker, v->epoch + 1, v->epochs, (int)(100 * done), full, "####################",
+		BAR_WIDTH - full, "....................", b->images_per_s,
 		(unsigned long long)v->pushes, v->evaluates ? "  evaluates" : "");
 }
 

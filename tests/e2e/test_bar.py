@@ -66,7 +66,7 @@ def test_the_bar_of_a_worker_shows_nothing_that_is_not_true(programs, small):
             pass
         return re.search(pattern, text)
     try:
-        until(lambda: find(rb"epoch \d+/1000 \[#*\.*\] +\d+ % of the epoch  [1-9]\d* images/s"), 20, "a bar")
+        until(lambda: find(rb"epoch \d+/1000: +\d+ % \[#*\.*\]  [1-9]\d* images/s"), 20, "a bar")
         server.kill()
         until(lambda: find(rb"net waiting"), 20, "the worker waits")
         until(lambda: find(rb"net waiting[^\n]*\n[^\n]*$"), 5, "the whole line")

@@ -16,9 +16,12 @@
 #define KEEP_BLOCK (32 << 20)  /* the largest value that glibc accepts for M_MMAP_THRESHOLD */
 #define KEEP_FREE  (256 << 20) /* freed bytes that glibc keeps at the end of each heap */
 
+/* A program that links libcnnps.a needs no function of the dynamic linker for these variables. */
+#define OF_THREAD static _Thread_local __attribute__((tls_model("initial-exec")))
+
 /* the bytes that mem_limit still permits this thread, and whether it has refused a block */
-static _Thread_local uint64_t limit_left = UINT64_MAX;
-static _Thread_local int limit_refused;
+OF_THREAD uint64_t limit_left = UINT64_MAX;
+OF_THREAD int limit_refused;
 
 /* Returns the first line of a file, or "" if there is none. */
 static const char *first_line(const char *path, char line[256])

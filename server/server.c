@@ -318,7 +318,7 @@ static void on_tick(uv_timer_t *t)
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->committed_lsn, dispatch_now(s));
 	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
 	transfers_poll(&s->transfers, s->state.core, s->router, dispatch_now(s), on_transfer, s);
-	if (!s->status) /* after the end of the run, workers still need lanes for their last messages */
+	if (!s->status) /* at the end of the run, workers need lanes for their last messages */
 		router_check_sessions(s->router, s->state.core, dispatch_now(s));
 	if (s->disk.notice_due && !s->status)
 		notify_workers(s);
@@ -557,8 +557,7 @@ static void on_exported(void *arg)
 		checkpointer_release(s->checkpointer);
 }
 
-/* Prepares --keep, and writes the file that the previous process possibly did not write before it
- * died. */
+/* Prepares --keep. */
 static int open_epoch_export(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -569,8 +568,6 @@ static int open_epoch_export(struct server *s, struct err *e)
 		return PS_OK;
 	if (epoch_export_new(&s->epoch_export, &s->loop, &of, on_exported, s))
 		return err_set(e, PS_ENOMEM, "no memory for --keep");
-	if (s->state.resumed)
-		epoch_export_resumed(s->epoch_export, s->state.core);
 	return PS_OK;
 }
 

@@ -785,8 +785,10 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "no token, and --http must be a loopback address"),
 		TEXT("stop-at", stop_at, NULL, "accuracy=X",
 			"drain the run (write a last checkpoint, then end the workers and the "
-			"server) when the accuracy of an epoch is at least X, a fraction above 0 and "
-			"at most 1; the accuracy is that on the test images or, with --validate, on the "
+			"server) when the accuracy of an epoch is at least X, a fraction above 0 "
+			"and "
+			"at most 1; the accuracy is that on the test images or, with --validate, "
+			"on the "
 			"images that are held back; with --checkpoint-dir, the run can be resumed",
 			.unset = "the run trains all epochs", .group = "Early end"),
 		INT("patience-epochs", patience_epochs, "0", 0, WIRE_MAX_EPOCHS, "N",

@@ -202,14 +202,3 @@ void epoch_export_evaluated(struct epoch_export *k, const struct core *c)
 	if (j)
 		begin_job(k, j);
 }
-
-void epoch_export_resumed(struct epoch_export *k, const struct core *c)
-{
-	struct job *j = job_of(k, c);
-
-	if (!j)
-		return;
-	write_job(&j->work);
-	log_job(j);
-	free_job(j);
-}

@@ -10,10 +10,10 @@
  * Only the results of the evaluated epochs in the core decide which epochs are exported, so a
  * restart does not change the choice. The caller lets no checkpoint that says that an epoch is
  * evaluated reach the disk before the files of this epoch are written (checkpointer_hold). So if
- * the server dies before it has written a file, the next process still has these weights or
- * evaluates the epoch again, and then writes the file; otherwise it leaves the files alone. If a
- * file cannot be written, the server logs this and continues the run. A thread of libuv's pool
- * writes the files; only the loop's thread may call the functions of this header.
+ * the server dies before it has written a file, the next process evaluates the epoch again and then
+ * writes the file. With a write-ahead log, the log can have the evaluation already: then the file
+ * is missing. If a file cannot be written, the server logs this and continues the run. A thread of
+ * libuv's pool writes the files; only the loop's thread may call the functions of this header.
  */
 #ifndef SERVER_DURABILITY_EPOCH_EXPORT_H
 #define SERVER_DURABILITY_EPOCH_EXPORT_H
@@ -42,9 +42,6 @@ int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const struct ep
 /* Begins to write the weights of the newest evaluated epoch if the rule keeps this epoch. Called
  * when an epoch was evaluated. */
 void epoch_export_evaluated(struct epoch_export *k, const struct core *c);
-/* Writes the weights of the newest evaluated epoch before it returns, if the core has them and the
- * rule keeps this epoch. Called when a run is resumed, before its first checkpoint is written. */
-void epoch_export_resumed(struct epoch_export *k, const struct core *c);
 /* Returns 1 if a file is being written. `k` may be NULL. */
 int epoch_export_busy(const struct epoch_export *k);
 /* Frees *k, which is not busy, and sets it to NULL; *k may be NULL. */

@@ -71,8 +71,8 @@ static enum key_role role_of(const char *word)
 	return KEY_NONE;
 }
 
-/* Returns the next word of the line, terminated with a NUL, and moves *at past it. Returns "" at
- * the end of the line. */
+/* Returns the next word of the line, terminated with a NUL, and moves *at past it. Returns "" if
+ * the line has no more words. */
 static char *next_word(char **at)
 {
 	char *word = *at + strspn(*at, " \t");

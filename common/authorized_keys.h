@@ -13,15 +13,15 @@
 #include "common/keys.h"
 
 #define MAX_AUTHORIZED_KEYS 4096
-/* usual name of the file; in release 0.1.0 it was "allow" */
+/* usual name of the file; release 0.1.0 called it "allow" */
 #define AUTHORIZED_KEYS_FILE "authorized_keys"
 
 enum key_role { KEY_NONE, KEY_OBSERVER, KEY_ADMIN, KEY_WORKER, KEY_ROLES };
 
-struct authorized_keys; /* opaque: sorted by key */
+struct authorized_keys; /* opaque; the keys are in ascending order */
 
 /* Reads the list. If a line is bad or the file still has its old name, returns PS_EUSAGE, and the
- * message names the line or asks the user to rename the file. PS_ENOMEM. */
+ * message names the line or asks the user to rename the file. Other error: PS_ENOMEM. */
 int authorized_keys_read(
 	struct authorized_keys **out, const char *path, struct err *e) PS_MUST_CHECK;
 /* Frees the list and sets *a to NULL; *a may be NULL. */
@@ -34,10 +34,10 @@ size_t authorized_keys_of_role(const struct authorized_keys *a, enum key_role ro
 /* Returns the name of the role: "observer", "admin" or "worker". */
 const char *key_role_name(enum key_role role);
 /* Returns PS_OK if authorized_keys_add can extend the list, that is, if the file is missing or
- * correct. Returns the result of authorized_keys_read if the file is wrong. */
+ * correct. If the file is wrong, returns the status with which authorized_keys_read refuses it. */
 int authorized_keys_check(const char *path, struct err *e) PS_MUST_CHECK;
 /* Appends a line for `key` unless the list already has the key. Creates the file if it does not
- * exist. PS_EIO, PS_EUSAGE. */
+ * exist. Errors: PS_EIO, PS_EUSAGE. */
 int authorized_keys_add(const char *path, enum key_role role, const char *key, const char *name,
 	struct err *e) PS_MUST_CHECK;
 

@@ -15,7 +15,7 @@
 
 /* Write PS_APART before a loop over arrays that are identical or disjoint, but never overlap
  * partially. */
-#if defined(__clang__) /* clang checks for overlap at run time */
+#if defined(__clang__) /* clang needs no pragma: its loops check for overlap at run time */
 #define PS_APART
 #else
 #define PS_APART _Pragma("GCC ivdep")

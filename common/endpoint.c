@@ -52,7 +52,7 @@ int endpoint_parse(const char *text, struct endpoint *e)
 {
 	size_t n = strlen(SCHEME);
 
-	/* if the scheme is missing, parse "", which is refused */
+	/* if the scheme is missing, pass "", which the call refuses */
 	return endpoint_parse_address(strncmp(text, SCHEME, n) == 0 ? text + n : "", e);
 }
 

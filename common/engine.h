@@ -2,27 +2,28 @@
  * engine.h - runs a function over the blocks of a long vector, possibly on several threads.
  *
  * The owner of the threads (common/threads.h in the server) implements `struct engine`. Code that
- * works on vectors, such as the core of the server, calls the functions below and does not depend
- * on which thread runs a block, nor on the order in which the blocks run. A NULL engine runs each
- * block on the caller's thread when the caller waits for it.
+ * works on vectors, such as the core of the server, calls the functions below. This code depends
+ * neither on the threads that run the blocks nor on the order in which the blocks run. With a NULL
+ * engine, the caller's thread runs each block when the caller waits for this block.
  *
- * The division into blocks depends only on the length of the vector. If the function of a job
- * writes only to the values of its block and to a result of its block, and the caller combines the
- * results in the order of the blocks, all engines therefore compute the same bits.
+ * The division into blocks depends only on the length of the vector. Therefore all engines compute
+ * the same bits under two conditions. The function of a job writes only to the values and the
+ * result of its block, and the caller combines the results in the order of the blocks.
  *
- * Thread: one thread at a time uses an engine.
+ * Only one thread at a time may use an engine.
  */
 #ifndef COMMON_ENGINE_H
 #define COMMON_ENGINE_H
 #include <stddef.h>
 
-/* Values of a block. A block with gradient, weights and state fits the L2 cache of any CPU. */
+/* Number of values in a block. The gradient, the weights and the optimizer's state of one block fit
+ * the L2 cache of any CPU. */
 #define ENGINE_BLOCK ((size_t)8192)
 
 typedef void engine_block_fn(void *arg, size_t block);
 
-/* A function over the blocks 0 to n - 1. The caller owns it and leaves it unchanged during the
- * job. */
+/* A job: an engine calls `run` once for each block from 0 to n - 1. The caller owns the struct and
+ * leaves it unchanged during the job. */
 struct engine_job {
 	engine_block_fn *run;
 	void *arg;
@@ -30,13 +31,14 @@ struct engine_job {
 };
 
 struct engine {
-	/* Starts the blocks of a job. */
+	/* Starts a job, and may return before its blocks have run. */
 	void (*begin)(void *self, const struct engine_job *job);
 	/* Returns when `block` has run. The caller waits for every block of the job, in ascending
 	 * order. After the wait for the last block, no thread uses the job any more. */
 	void (*wait)(void *self, const struct engine_job *job, size_t block);
 	void *self;
-	/* Values of a block: ENGINE_BLOCK. Tests use fewer, so that short vectors have several. */
+	/* Number of values in a block: ENGINE_BLOCK or, in tests, fewer, so that a short vector has
+	 * several blocks. */
 	size_t block;
 };
 
@@ -65,7 +67,7 @@ static inline void engine_wait(const struct engine *e, const struct engine_job *
 		job->run(job->arg, block);
 }
 
-/* Runs all blocks of a job. */
+/* Runs all blocks of a job, and returns when they have run. */
 static inline void engine_run(const struct engine *e, const struct engine_job *job)
 {
 	engine_begin(e, job);

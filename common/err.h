@@ -11,7 +11,7 @@
 #define COMMON_ERR_H
 #include <stdarg.h>
 
-/* X(name, value, exit code, text) */
+/* each row is X(name, value, exit code, text) */
 #define PS_STATUS_MAP(X)                                                                           \
 	X(OK, 0, 0, "ok")                                                                          \
 	X(EUSAGE, -1, 2, "bad usage or configuration")                                             \
@@ -57,9 +57,9 @@ struct err {
 	char text[512];
 };
 
-/* Fills `e` (may be NULL) and returns `status`, so that callers write `return err_set(...)`. */
+/* Fills `e` (may be NULL) and returns `status`, so that callers can write `return err_set(...)`. */
 int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
-/* Does the same as err_set, for a function that itself has a format and arguments. Replaces
+/* Does the same as err_set, for a function that itself takes a format and arguments. Replaces
  * characters as plain_text does, so that the text is one line and does not control a terminal. */
 int err_vset(struct err *e, int status, const char *fmt, va_list ap) PS_PRINTF(3, 0);
 /* Returns the name of `status`, such as "PS_EGAP", or "PS_E?" for a number that is not in the

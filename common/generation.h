@@ -1,15 +1,15 @@
 /*
  * generation.h - names of numbered files in a directory: PREFIX-<generation, 16 hex digits>SUFFIX.
  *
- * Generations count from 1; 0 means none. Any thread may call the functions, whose only state is
- * the caller's DIR.
+ * Generations are numbered from 1; the number 0 means that there is no generation. Any thread may
+ * call the functions, whose only state is the caller's DIR.
  */
 #ifndef COMMON_GENERATION_H
 #define COMMON_GENERATION_H
 #include <dirent.h>
 #include <stdint.h>
 
-#define GENERATION_NAME 48 /* bytes of a name, its NUL included */
+#define GENERATION_NAME 48 /* size in bytes of a buffer for the file name of a generation */
 
 /* Writes the file name of a generation, without a suffix, to `out`. The prefix has at most 16
  * bytes. */

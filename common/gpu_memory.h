@@ -1,16 +1,16 @@
 /*
- * gpu_memory.h - memory of a GPU of NVIDIA that another process of the host uses, too.
+ * gpu_memory.h - memory of an NVIDIA GPU that two processes of one host use together.
  *
- * The process that has the memory sends a descriptor of it over a Unix socket; the other process
- * maps it for its own GPU. Unlike the handles of cudaIpcGetMemHandle, the descriptor needs no
- * common namespace, and contains only this memory and nothing beside it. The driver frees the
+ * The process that has made the memory sends a descriptor of the memory over a Unix socket. The
+ * other process maps the memory for its own GPU. Unlike a handle of cudaIpcGetMemHandle, the
+ * descriptor needs no common namespace, and gives access to no other memory. The driver frees the
  * memory when the last process has unmapped it. Therefore a copy from or to the memory does not
  * fail if the process that made the memory unmaps it or dies.
  *
  * The functions return CUDA_SUCCESS, or an error that leaves the caller's context intact. They
  * find the functions of the driver at run time, so a program links only CUDA's runtime.
  *
- * Thread: any. Call gpu_memory_load once, before all other functions.
+ * Any thread may call these functions. Call gpu_memory_load once, before all other functions.
  */
 #ifndef COMMON_GPU_MEMORY_H
 #define COMMON_GPU_MEMORY_H
@@ -19,7 +19,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The functions of the driver. */
+/* The functions of CUDA's driver that this header calls. */
 struct gpu_memory_driver {
 	CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
 		unsigned long long);
@@ -37,7 +37,7 @@ struct gpu_memory_driver {
 	CUresult (*permit)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
 };
 
-/* Finds the functions. Returns 0 if the driver lacks one. */
+/* Sets *d to the functions of the driver. Returns 0 if the driver lacks one of them. */
 static inline int gpu_memory_load(struct gpu_memory_driver *d)
 {
 	const struct {
@@ -77,7 +77,8 @@ static inline CUmemAllocationProp gpu_memory_prop(int gpu)
 	return p;
 }
 
-/* The driver passes addresses as numbers, and descriptors as addresses. */
+/* Returns `number` as a pointer. The driver's functions take device addresses as numbers and
+ * descriptors as pointers. */
 static inline void *gpu_memory_pointer(uint64_t number)
 {
 	void *pointer;
@@ -121,8 +122,8 @@ static inline void gpu_memory_unmap(const struct gpu_memory_driver *d, void *mem
 	(void)d->forget((CUdeviceptr)(uintptr_t)memory, bytes);
 }
 
-/* Makes memory of GPU `gpu` of at least *bytes, sets *bytes to its size, maps it, and sets *fd to
- * its descriptor, which the caller closes. */
+/* Makes memory of at least *bytes bytes on GPU `gpu`, and maps it. Sets *bytes to the size of the
+ * memory, and *fd to its descriptor, which the caller closes. */
 static inline CUresult gpu_memory_make(
 	const struct gpu_memory_driver *d, int gpu, size_t *bytes, void **memory, int *fd)
 {

@@ -1,7 +1,7 @@
 /*
- * io.h - writes with write(2) until all bytes are written.
+ * io.h - writes all bytes of a buffer, with as many calls of write(2) as needed.
  *
- * Thread: any; no state.
+ * Any thread may call the function, which has no state.
  */
 #ifndef COMMON_IO_H
 #define COMMON_IO_H

@@ -2,7 +2,7 @@
  * le.h - little-endian numbers, as in every file format of this project.
  *
  * The code copies float32 arrays without conversion, so the build fails on a machine with another
- * byte order. Pure. Thread: any.
+ * byte order. The functions are pure, and any thread may call them.
  */
 #ifndef COMMON_LE_H
 #define COMMON_LE_H

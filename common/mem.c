@@ -10,13 +10,16 @@
 #include <unistd.h>
 #include "common/log.h"
 
-#define ALIGNMENT  ((size_t)64)
-#define HUGE_PAGE  ((size_t)2 << 20) /* of x86-64, and of arm64 with pages of 4 KiB */
+#define ALIGNMENT ((size_t)64)
+/* bytes of a huge page on x86-64, and on arm64 with pages of 4 KiB */
+#define HUGE_PAGE  ((size_t)2 << 20)
 #define LARGE      ((size_t)256 << 10)
-#define KEEP_BLOCK (32 << 20)  /* the largest value that glibc accepts for M_MMAP_THRESHOLD */
-#define KEEP_FREE  (256 << 20) /* freed bytes that glibc keeps at the end of each heap */
+#define KEEP_BLOCK (32 << 20) /* the largest value that glibc accepts for M_MMAP_THRESHOLD */
+/* maximum number of freed bytes that glibc keeps at the end of each heap */
+#define KEEP_FREE (256 << 20)
 
-/* A program that links libcnnps.a needs no function of the dynamic linker for these variables. */
+/* With the TLS model initial-exec, a program that links libcnnps.a needs no function of the dynamic
+ * linker to access these variables. */
 #define OF_THREAD static _Thread_local __attribute__((tls_model("initial-exec")))
 
 /* the bytes that mem_limit still permits this thread, and whether it has refused a block */
@@ -86,7 +89,7 @@ int mem_unlimit(void)
 	return limit_refused;
 }
 
-/* Counts a block towards the limit of mem_limit. Returns 0 if it exceeds the limit. */
+/* Counts a block towards the limit of mem_limit. Returns 0 if the block exceeds the limit. */
 static int is_within_limit(size_t bytes)
 {
 	if (limit_left == UINT64_MAX)
@@ -100,7 +103,8 @@ static int is_within_limit(size_t bytes)
 }
 
 /* Returns a zeroed block whose address and size are multiples of `alignment`, or NULL.
- * aligned_alloc needs such a size, so an empty block takes `alignment` bytes. */
+ * aligned_alloc needs a size that is such a multiple, so a block of 0 bytes takes `alignment`
+ * bytes. */
 static void *zeroed_block(size_t bytes, size_t alignment)
 {
 	if (bytes > PTRDIFF_MAX - alignment || !is_within_limit(bytes))
@@ -108,7 +112,7 @@ static void *zeroed_block(size_t bytes, size_t alignment)
 	bytes = bytes ? (bytes + alignment - 1) / alignment * alignment : alignment;
 	void *p = aligned_alloc(alignment, bytes);
 	if (p && alignment == HUGE_PAGE)
-		(void)madvise(p, bytes, MADV_HUGEPAGE); /* without huge pages all works, slower */
+		(void)madvise(p, bytes, MADV_HUGEPAGE); /* a failure only makes the code slower */
 	return p ? memset(p, 0, bytes) : NULL;
 }
 

@@ -4,7 +4,7 @@
  * mem_try, which may fail.
  *
  * All blocks are zeroed. Free a block of mem_lazy with mem_lazy_free, and any other block with
- * free(). Thread: any.
+ * free(). Any thread may call these functions.
  */
 #ifndef COMMON_MEM_H
 #define COMMON_MEM_H
@@ -18,7 +18,7 @@ uint64_t mem_of_machine(void);
  * By default glibc returns blocks of megabytes to the kernel, so that every message causes page
  * faults again. */
 void mem_keep(void);
-/* Gives free memory back to the kernel. The call is slow. */
+/* Returns the memory of freed blocks to the kernel. The call is slow. */
 void mem_trim(void);
 
 /* Allocates `n` elements of `size` bytes, aligned to 64 bytes. On failure or overflow the program
@@ -27,13 +27,13 @@ void mem_trim(void);
 void *mem_must(size_t n, size_t size, const char *owner);
 /* Allocates memory as mem_must does, but returns NULL on failure or overflow. */
 void *mem_try(size_t n, size_t size);
-/* Like mem_try, but asks the kernel for huge pages if the block is large. Then the processor misses
- * fewer translations of addresses when a loop touches many places in the block. */
+/* Like mem_try, but asks the kernel for huge pages if the block is large. With huge pages, a loop
+ * over many places in the block causes fewer TLB misses. */
 void *mem_huge(size_t n, size_t size);
 
 /* From now on, all blocks of mem_try and mem_huge that this thread allocates may have `bytes` bytes
- * in total. Freed blocks still count. A block that exceeds this limit is NULL. The limit bounds
- * what a model of a peer can allocate. */
+ * in total. Freed blocks still count. For a block that exceeds this limit, mem_try and mem_huge
+ * return NULL. With the limit, a model text from a peer cannot use up the memory. */
 void mem_limit(uint64_t bytes);
 /* Ends the limit of this thread. Returns 1 if the limit has refused a block. */
 int mem_unlimit(void);

@@ -23,10 +23,11 @@ struct metric_names {
 	char name[MAX_METRICS][MAX_METRIC_NAME + 1];
 };
 
-/* Reads names with commas or blanks between them; "" means accuracy. Returns 0 if there are too
- * many names, or if a name is malformed or occurs twice. After a return of 0, *m is unspecified. */
+/* Reads names with commas or blanks between them; "" means accuracy alone. Returns 0 if there are
+ * too many names, or if a name is malformed or occurs twice. After a return of 0, *m is
+ * unspecified. */
 int metric_names_parse(struct metric_names *m, const char *text);
-/* Writes the canonical text. */
+/* Writes the canonical text of *m to `text`. */
 void metric_names_text(const struct metric_names *m, char text[METRICS_TEXT]);
 
 #endif

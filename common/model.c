@@ -21,14 +21,17 @@
 struct parser {
 	struct model *m;
 	struct err *e;
-	struct word word;   /* the layer being parsed */
-	struct shape shape; /* shape of the output of the layers so far */
+	struct word word; /* the layer being parsed */
+	/* shape of the images or, after a layer, of the output of the newest layer */
+	struct shape shape;
 	size_t n_conv, n_fc, n_batchnorm;
 	int has_input; /* 1 if the text has the shape of the images */
-	int has_conv;  /* 1 if no layer after the last conv has changed the shape */
+	/* 1 if there is a conv, and no layer after the last conv has changed the shape */
+	int has_conv;
 	struct window conv;
 	struct shape conv_in;
-	size_t skip[MODEL_MAX_LAYERS]; /* numbers of the skips without an add */
+	/* layer numbers of the skips whose add has not been parsed yet */
+	size_t skip[MODEL_MAX_LAYERS];
 	size_t n_skips;
 };
 
@@ -50,7 +53,8 @@ size_t shape_count(struct shape s)
 	return s.c * s.h * s.w;
 }
 
-/* Computes the number of values in `s`. Returns 1 if this number is at most MODEL_MAX_PARAMS. */
+/* Sets *count to the number of values in `s`. Returns 1 if this number is at most
+ * MODEL_MAX_PARAMS. */
 static int count_checked(struct shape s, size_t *count)
 {
 	return !__builtin_mul_overflow(s.c, s.h, count) &&
@@ -152,7 +156,8 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 
 /* ---- tensors ------------------------------------------------------------------------------ */
 
-/* Appends a tensor to the manifest. The name of the tensor has the form "conv1.weight". */
+/* Appends a tensor to the manifest. Its name consists of `kind`, `number`, a dot and `name`, as in
+ * "conv1.weight". */
 static int add_tensor(
 	struct parser *p, const char *kind, size_t number, const char *name, struct tensor t)
 {
@@ -163,7 +168,7 @@ static int add_tensor(
 		if (__builtin_mul_overflow(t.count, t.dim[i], &t.count) ||
 			t.count > MODEL_MAX_PARAMS)
 			return bad(p, "more than %zu parameters", MODEL_MAX_PARAMS);
-	/* no overflow: each number is at most MODEL_MAX_PARAMS */
+	/* the sum cannot overflow, because both numbers are at most MODEL_MAX_PARAMS */
 	size_t total = m->n_params + t.count;
 	if (total > MODEL_MAX_PARAMS)
 		return bad(p, "with it the model has %zu parameters; at most %zu fit", total,
@@ -175,8 +180,8 @@ static int add_tensor(
 	return PS_OK;
 }
 
-/* Appends a weight tensor and its bias, both with random initial values. fan_in is count /
- * dim[0]. */
+/* Appends a weight tensor and its bias, both with random initial values. Their bound depends on
+ * fan_in, which is the number of values of the weight tensor divided by its first dimension. */
 static int add_weight_and_bias(
 	struct parser *p, const char *kind, size_t number, struct tensor weight)
 {
@@ -209,7 +214,7 @@ static int add_layer(struct parser *p, struct layer l)
 	return PS_OK;
 }
 
-/* ---- layers, one parser each -------------------------------------------------------------- */
+/* ---- one parser for each kind of layer ---------------------------------------------------- */
 
 static int parse_pad(struct parser *p, const char *value, struct window *w)
 {
@@ -225,8 +230,8 @@ static int parse_pad(struct parser *p, const char *value, struct window *w)
 	return PS_OK;
 }
 
-/* Parses the fields from `first` on: stride=S, pad=... and, if `groups`, groups=G, each at most
- * once. */
+/* Parses the fields from `first` on: stride=S, pad=... and, if `groups` is not NULL, groups=G, each
+ * at most once. */
 static int parse_window_options(struct parser *p, size_t first, struct window *w, size_t *groups)
 {
 	int strides = 0, pads = 0, splits = 0, rc = PS_OK;
@@ -476,8 +481,9 @@ static int parse_skip(struct parser *p)
 	return add_plain(p, LAYER_SKIP);
 }
 
-/* An add uses every s-th row and column of `from`, so that they fit `to`. Returns s, or 0 if there
- * is no such s. */
+/* An add layer uses only every s-th row and column of its skip, whose shape is `from`. Returns the
+ * s with which the numbers of rows and columns become those of `to`. Returns 0 if there is no such
+ * s, or if `from` has more channels than `to`. */
 static size_t add_stride(struct shape from, struct shape to)
 {
 	const size_t stride = (from.h + to.h - 1) / to.h;
@@ -659,21 +665,23 @@ int model_has_images(const struct model *m)
 
 static const struct {
 	const char *name;
-	struct shape input; /* 0x0x0: the shape of MNIST's images */
-	const char *images; /* words about the images, which are used if the text has none */
-	const char *layers; /* all layers except the last */
+	struct shape input; /* shape of the images; 0x0x0: that of MNIST's images */
+	/* words about the images that the parser uses if the text itself has none */
+	const char *images;
+	const char *layers; /* all layers except the last one, which is an fc layer */
 } names[] = {
 	{"lenet5", {0, 0, 0}, "",
 		"conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu"},
 	{"cnn99", {0, 0, 0}, "", "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu"},
-	/* Krizhevsky 2012 as one network (groups=2: its two GPUs), on 227 x 227 pixels after
-	 * padding */
+	/* the network of Krizhevsky 2012; groups=2 stands for its two GPUs; its padded images have
+	 * 227 x 227 pixels */
 	{"alexnet", {3, 224, 224}, "",
 		"conv:96:11:stride=4:pad=auto relu lrn pool:3:stride=2 "
 		"conv:256:5:pad=2:groups=2 relu lrn pool:3:stride=2 conv:384:3:pad=1 relu "
 		"conv:384:3:pad=1:groups=2 relu conv:256:3:pad=1:groups=2 relu pool:3:stride=2 "
 		"dropout:0.5 fc:4096 relu dropout:0.5 fc:4096 relu"},
-	/* He 2015, three stages of one block, shortcuts without weights */
+	/* the network of He 2015 with three stages of one block each; the shortcuts have no
+	 * weights */
 	{"resnet8", {3, 32, 32}, "norm:0.4914,0.4822,0.4465:0.247,0.2435,0.2616 shift:4 flip",
 		"conv:16:3:pad=1 batchnorm relu skip conv:16:3:pad=1 batchnorm relu "
 		"conv:16:3:pad=1 batchnorm add relu skip conv:32:3:stride=2:pad=same batchnorm "

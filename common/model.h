@@ -8,7 +8,7 @@
  * over the units of the last layer. The name of a known network can stand for the layers: seed:F,
  * lenet5, cnn99, cifar, resnet8, alexnet. vector:N is a flat vector with no layers and no images;
  * the last S values of vector:N:running=S are running statistics. The canonical text contains the
- * word input: unless the images have the shape of MNIST's, 1x28x28.
+ * word input:CxHxW unless the images have the shape of MNIST's images, 1x28x28.
  *
  * The window of a conv, pool or avgpool slides over its padded input in steps of `stride` and must
  * tile it exactly. If the window does not tile its input, the error names the layer and a size that
@@ -25,8 +25,8 @@
  * mean) / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are computed over
  * all values of the channel: all images of the batch and all pixels. If the channel has N values,
  * the variance in training is the sum of squared deviations divided by N. In evaluation, mean and
- * variance are the running statistics running_mean [C] and running_var [C]. The tensors of the
- * running statistics follow the tensors of all layers. Running statistics are not trained: values
+ * variance are the running statistics running_mean [C] and running_var [C]. The tensors of all
+ * running statistics come after all other tensors. Running statistics are not trained: values
  * [n_trained, n_params) of a gradient are not derivatives, but the mean and the variance of the
  * batch. The variance that a gradient contains is the sum of squared deviations divided by N - 1,
  * or by 1 if N is 1. An update moves each running statistic towards the value of the batch, by
@@ -56,9 +56,10 @@
 #define MODEL_MAX_TEXT    512
 #define MODEL_MAX_LAYERS  64
 #define MODEL_MAX_TENSORS (4 * MODEL_MAX_LAYERS)
-#define MODEL_MAX_PARAMS  ((size_t)1 << 28) /* 1 GiB of float32 */
+#define MODEL_MAX_PARAMS  ((size_t)1 << 28) /* 1 GiB of float32 values */
 #define MODEL_MAX_CLASSES ((size_t)65536)
-#define MODEL_MAX_SIDE    ((size_t)4096) /* channels, rows or columns of the images */
+/* maximum number of channels, of rows and of columns of an image */
+#define MODEL_MAX_SIDE ((size_t)4096)
 /* number of classes of a known network, unless the caller demands another number */
 #define MODEL_CLASSES 10
 
@@ -66,9 +67,10 @@
 #define BATCHNORM_MOMENTUM 0.1
 
 enum layer_kind {
-	LAYER_CONV,    /* conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto][:groups=G] */
-	LAYER_RELU,    /* relu */
-	LAYER_POOL,    /* pool:SIZE[:stride=S][:pad=P|same|auto]: the maximum; S: at most SIZE */
+	LAYER_CONV, /* conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto][:groups=G] */
+	LAYER_RELU, /* relu */
+	/* pool:SIZE[:stride=S][:pad=P|same|auto]: the maximum of each window; S is at most SIZE */
+	LAYER_POOL,
 	LAYER_FC,      /* fc:UNITS */
 	LAYER_DROPOUT, /* dropout:P, 0 <= P < 1 */
 	LAYER_TANH,    /* tanh */
@@ -79,7 +81,8 @@ enum layer_kind {
 	LAYER_LRN,       /* lrn[:SIZE][:alpha=A][:beta=B][:k=K], see struct layer */
 	LAYER_BATCHNORM, /* batchnorm, as the head of this file defines it */
 	LAYER_SKIP,      /* skip: marks its input for the next add; changes nothing */
-	LAYER_ADD,       /* add: adds the input of the nearest open skip, see struct layer */
+	/* add: adds the input of the last skip that has no add yet, see struct layer */
+	LAYER_ADD,
 };
 
 struct shape {
@@ -89,14 +92,17 @@ struct shape {
 struct layer {
 	enum layer_kind kind;
 	struct shape in, out;
-	size_t size; /* conv, pool, avgpool: side of the window, pixels; lrn: channels */
-	/* >= 1; for pool and avgpool, at most `size`; for add, the member `partner` explains it */
+	/* conv, pool, avgpool: side of the window in pixels; lrn: number of channels */
+	size_t size;
+	/* >= 1; for pool and avgpool, at most `size`; for add, see the comment of `partner` */
 	size_t stride;
-	size_t pad_top, pad_left, pad_bottom, pad_right; /* zeros (a pool's maximum ignores them) */
+	/* number of rows or columns of zeros on each side (the maximum of a pool ignores the
+	 * zeros) */
+	size_t pad_top, pad_left, pad_bottom, pad_right;
 	/* conv: filters and channels form `groups` equal groups, and the filters of a group use
 	 * only the channels of the same group */
 	size_t groups;
-	float drop; /* dropout: probability of a zero */
+	float drop; /* dropout: probability that a value becomes 0 */
 	/*
 	 * lrn, between channels (Krizhevsky 2012; defaults 5, 1e-4, 0.75, 2): value a of channel c
 	 * becomes a / (k + alpha * sum)^beta. `sum` is the sum of the squares of channels c - size
@@ -111,29 +117,36 @@ struct layer {
 	 * add, the add leaves the other channels unchanged (He 2015, option A).
 	 */
 	size_t partner;
-	int weight, bias; /* indices of the layer's tensors, or -1 */
-	int running;      /* batchnorm: index of running_mean; running_var is the next one */
+	/* indices of the layer's tensors in the manifest; -1: the layer has none */
+	int weight, bias;
+	/* batchnorm: index of the tensor running_mean; running_var has the next index */
+	int running;
 };
 
 struct tensor {
 	char name[24]; /* PyTorch's usual name: "conv1.weight", numbered from 1 for each kind */
 	size_t ndim, dim[4];
-	size_t offset, count; /* floats, inside the flat vector */
-	double init_bound;    /* initial values are uniform in (-init_bound, init_bound) */
-	float init_value;     /* if init_bound is 0, all initial values are init_value */
+	/* index of the first value in the flat vector, and number of values */
+	size_t offset, count;
+	double init_bound; /* initial values are uniform in (-init_bound, init_bound) */
+	float init_value;  /* if init_bound is 0, all initial values are init_value */
 };
 
 struct model {
-	char text[MODEL_MAX_TEXT]; /* canonical: names expanded, one blank between layers */
-	struct shape input;        /* 0x0x0 for vector:N */
+	/* canonical text: the layers in place of a network's name, with one blank between two
+	 * words */
+	char text[MODEL_MAX_TEXT];
+	struct shape input; /* 0x0x0 for vector:N */
 	struct preprocess preprocess;
 	size_t n_layers;
 	struct layer layer[MODEL_MAX_LAYERS];
 	size_t n_tensors;
 	struct tensor tensor[MODEL_MAX_TENSORS];
-	size_t n_params, n_trained; /* n_trained: without the running statistics */
-	size_t classes;             /* units of the last layer; 0 for vector:N */
-	uint64_t fingerprint;       /* XXH3-64 of "<canonical text> @ CxHxW" */
+	/* n_params: number of all values; n_trained: number of values that are not running
+	 * statistics */
+	size_t n_params, n_trained;
+	size_t classes;       /* units of the last layer; 0 for vector:N */
+	uint64_t fingerprint; /* XXH3-64 of "<canonical text> @ CxHxW" */
 };
 
 /* The images have this shape if neither the text nor the caller gives one. */
@@ -150,7 +163,7 @@ int model_parse_named(struct model *m, const char *text, struct shape input, siz
 int shape_parse(const char *text, struct shape *s);
 /* Returns 1 if the canonical text begins with words about the images. */
 int model_has_images(const struct model *m);
-/* Writes to `text` what the canonical text has for layer number `layer`. */
+/* Writes to `text` the word of the canonical text for layer number `layer`, counted from 0. */
 void model_layer_text(const struct model *m, size_t layer, char text[WORDS_MAX_BYTES + 1]);
 /* Returns the number of values in a shape. */
 size_t shape_count(struct shape s);

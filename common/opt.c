@@ -18,12 +18,13 @@
 #include "common/log.h"
 #include "common/version.h"
 
-#define MAX_ROWS    128
-#define PREFIX      "CNN_"
-#define KUBERNETES  "CNN_PS_" /* Kubernetes sets such variables for a service named cnn-ps */
+#define MAX_ROWS 128
+#define PREFIX   "CNN_"
+/* prefix of the variables that Kubernetes sets for a service named cnn-ps */
+#define KUBERNETES  "CNN_PS_"
 #define COMMAND     "command"
 #define MAX_NAME    63
-#define MAX_UNKNOWN 20 /* maximum number of variables with a warning of their own */
+#define MAX_UNKNOWN 20 /* maximum number of unknown variables that get a warning each */
 
 extern char **environ;
 
@@ -52,9 +53,10 @@ static enum origin origins[MAX_ROWS];
 
 struct parse {
 	const struct opt_program *program;
-	const char *given[MAX_ROWS]; /* the text of each row from the command line, or NULL */
+	/* the value of each row on the command line, as text; NULL: not given */
+	const char *given[MAX_ROWS];
 	int errors;
-	/* number of unknown options without =VALUE, to which the next words may belong */
+	/* number of unknown options without =VALUE; the word after each of them may be its value */
 	int unknown;
 	int show_help, show_version;
 };
@@ -228,10 +230,10 @@ static const char *nth_value(const char *values, int i, size_t *n)
 struct condition {
 	const char *name; /* the name of a row, or "command" */
 	int n_name;
-	const char *values; /* "a|b" */
+	const char *values; /* the values after the operator, such as "a|b" */
 	/* number of characters in `values`; if it is 0, the row must have a value */
 	int n_values;
-	int negated; /* "!=": the value must be none of these */
+	int negated; /* 1 for "!=": the value must be none of `values` */
 };
 
 /* Reads the next condition of *needs and moves *needs past it. Returns 0 if no condition is
@@ -263,7 +265,7 @@ static int is_one_of(const struct condition *k, const char *value, size_t n)
 	const char *list = k->values, *end = k->values + k->n_values;
 
 	while (list < end) {
-		size_t length = strcspn(list, "| :"); /* ":" ends the condition of a default */
+		size_t length = strcspn(list, "| :"); /* in a default, ":" ends the condition */
 
 		if (length == n && memcmp(list, value, n) == 0)
 			return 1;
@@ -430,8 +432,8 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 	}
 }
 
-/* Reports a variable with an old name. Rows with the same old name are neighbours, and only the
- * first of these rows reports the variable. */
+/* Reports an error if the environment has a variable with the old name of this option. Rows with
+ * the same old name are neighbours, and only the first of these rows reports the variable. */
 static void refuse_old_variable(struct parse *p, const struct opt *o)
 {
 	const struct opt *before = o > p->program->opts ? o - 1 : NULL;
@@ -611,8 +613,8 @@ int opt_parse(
 #define HELP_INDENT 26
 #define HELP_WIDTH  80
 
-/* Prints `text` in the columns HELP_INDENT to HELP_WIDTH. `column` is the present column of the
- * output. */
+/* Prints `text` in the columns HELP_INDENT to HELP_WIDTH. `column` is the number of columns that
+ * the present line of the output already has. */
 static void print_wrapped(FILE *f, size_t column, const char *text)
 {
 	if (column + 1 > HELP_INDENT - 1) {
@@ -672,8 +674,9 @@ static void describe_range(const struct opt *o, char *out, size_t size)
 		snprintf(out, size, "%.15g to %.15g; ", o->min, o->max);
 }
 
-/* Returns 1 if `needs` has the condition of the alternative negated: the row then has no effect
- * when the alternative applies. Both conditions must have the same list of values. */
+/* Returns 1 if `needs` contains the negation of the alternative's condition, with the same list of
+ * values. The row then has no effect when the alternative applies, so --help does not show this
+ * default. */
 static int is_excluded(const char *needs, const struct alternative *a)
 {
 	struct condition k;
@@ -814,7 +817,9 @@ static void warn(const struct check *c, const char *event, const char *fmt, ...)
 	}
 	enum log_level level = log_get_level();
 	if (c->command && level < LOG_WARN)
-		log_set_level(LOG_WARN); /* a program with commands warns at any log level */
+		/* a program with commands prints a warning even if its log level excludes
+		 * warnings */
+		log_set_level(LOG_WARN);
 	log_warn("options", event, "reason=\"%s\"", line.text);
 	log_set_level(level);
 }
@@ -829,8 +834,8 @@ static int programs_with(const char *option)
 	return n;
 }
 
-/* Returns 1 if the user has set the option for this program. If several programs share a variable,
- * the user may have set it for another program or command. */
+/* Returns 1 if the user has certainly set the option for this program. Returns 0 for a variable
+ * that several programs share, because the user may have set it for another program or command. */
 static int is_meant(const struct opt *o, size_t row)
 {
 	enum origin from = origins[row];
@@ -900,7 +905,7 @@ static int is_known(const struct check *c, const char *name, char near[MAX_NAME 
 		else
 			snprintf(variable, sizeof(variable), "%s", others[i - N_KNOWN]);
 		int own = i < N_KNOWN && strcmp(known[i].program, c->program->name) == 0;
-		/* options of this program have priority */
+		/* of two equally near names, prefer the option of this program */
 		size_t d = 2 * distance(name, variable) + !own;
 		if (d <= 1)
 			return 1;

@@ -10,7 +10,7 @@
  * file. Errors are: an unknown option, an option that is given twice, a value out of range,
  * characters after a number, NaN, and an empty number.
  *
- * Thread: main, at start-up.
+ * Only the main thread calls these functions, at start-up.
  */
 #ifndef COMMON_OPT_H
 #define COMMON_OPT_H
@@ -19,19 +19,19 @@
 #include "common/err.h"
 
 enum opt_type {
-	OPT_TEXT, /* dest: const char **; if max > 0, the length is in [min, max] */
+	OPT_TEXT, /* dest: const char **; if max > 0, the length must be in [min, max] */
 	OPT_INT,  /* dest: int64_t *, in [min, max] */
 	OPT_U32,  /* dest: uint32_t * */
 	OPT_U64,  /* dest: uint64_t * */
 	OPT_REAL, /* dest: double *, finite, in [min, max] */
-	OPT_ENUM, /* dest: int * or an enum *, `first` + the index into `values` */
+	OPT_ENUM, /* dest: int * or an enum *, set to `first` + the index of the name in `values` */
 	OPT_FLAG, /* dest: int *, 0 or 1; --name, --no-name, CNN_NAME=0|1 */
 };
 
 /*
  * This struct is a row of the table of options.
  *
- * The default is written as a text. For types other than OPT_TEXT, it may also consist of
+ * The default is a text. For types other than OPT_TEXT, the default may also consist of
  * alternatives, separated by blanks: "mode=sync:0.5 0" is 0.5 with --mode sync and 0 otherwise.
  * Each alternative except the last begins with a condition on an earlier row, and a colon. The
  * first alternative with a true condition is the default.
@@ -45,7 +45,7 @@ enum opt_type {
  *   command=export|predict   the program runs one of these commands
  */
 struct opt {
-	const char *name; /* "lease-batches"; NULL ends the table */
+	const char *name; /* the name without "--", such as "lease-batches"; NULL ends the table */
 	enum opt_type type;
 	void *dest;
 	/* the default as a user types it, or alternatives (see above). If it is NULL, there is no
@@ -53,13 +53,13 @@ struct opt {
 	const char *def;
 	/* the text that --help shows instead of a default if the row has none */
 	const char *unset;
-	double min, max;    /* inclusive */
-	const char *values; /* OPT_ENUM: "sgd|adagrad" */
+	double min, max;    /* limits of the value, or of the length of a text, both included */
+	const char *values; /* OPT_ENUM: the names of the values, such as "sgd|adagrad" */
 	int first;          /* OPT_ENUM: the value of the first name */
 	const char *group;  /* a title before this row in --help, or NULL */
 	const char *arg;    /* name of the value in --help: "URL", "MS", "DIR" */
-	/* the help text: one sentence, with the unit of the value. --help adds the range, the
-	 * default and the variable */
+	/* the help text, with the unit of the value: one or more sentences, without a full stop at
+	 * the end. --help adds the range, the default and the variable */
 	const char *help;
 	/* the conditions under which the option has an effect (see above). If it is NULL, the
 	 * option always has an effect */
@@ -70,15 +70,15 @@ struct opt {
 };
 
 struct opt_program {
-	const char *name;       /* "cnn-ps" */
-	const char *usage;      /* "[OPTION...] COMMAND" */
+	const char *name;       /* the name of the program, such as "cnn-ps" */
+	const char *usage;      /* the words after the name, such as "[OPTION...] COMMAND" */
 	const char *about;      /* one or two lines under the usage */
 	const struct opt *opts; /* ends with a row whose name is NULL */
 	/* maximum number of positional arguments; a negative number means no limit */
 	int max_args;
 };
 
-/* OPT_EXIT: --help or --version was given and has been answered */
+/* OPT_EXIT: the parser has answered --help or --version, so the program must exit */
 enum opt_result { OPT_RUN = 0, OPT_EXIT = 1 };
 
 /*

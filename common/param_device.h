@@ -3,10 +3,10 @@
  * processor, which computes the updates.
  *
  * The shell of the server implements `struct param_device` (server/device/). The core calls it for
- * each update, and does not depend on which processor computes. The device has the only current
+ * each update, and does not depend on which processor computes. Only the device has the current
  * state of the optimizer. The core also has the current weights in its own memory, because it sends
- * them: the device writes them there after each update, or only when the core needs them
- * (`defers`).
+ * them to workers. The device writes the weights to this memory after each update, or only when the
+ * core needs them (`defers`).
  *
  * A device computes the same bits as optim_apply (server/core/optim.c): each value needs the same
  * operations in the same order, and subnormal numbers count as 0.
@@ -15,7 +15,8 @@
  * process, as a crash would: the log and the checkpoints on disk have everything that the server
  * has acknowledged.
  *
- * Thread: one thread at a time uses a device, except for `kept`.
+ * Only one thread at a time may use a device, except that `kept` may run on another thread at the
+ * same time.
  */
 #ifndef COMMON_PARAM_DEVICE_H
 #define COMMON_PARAM_DEVICE_H
@@ -36,8 +37,9 @@ enum device_rule {
 /* The constants of an optimizer's step, rounded to float32. */
 struct step_coeff {
 	float rate, scale, decay, eps;
-	float keep, add;               /* momentum or beta1, and 1 minus this constant */
-	float square_keep, square_add; /* beta2 or alpha, and 1 minus this constant */
+	float keep, add; /* keep: momentum or beta1; add: 1 minus this constant */
+	/* square_keep: beta2 or alpha; square_add: 1 minus this constant */
+	float square_keep, square_add;
 };
 
 /* A part of an update: the values [offset, offset + count), with the gradient of these values.
@@ -48,8 +50,8 @@ struct device_step {
 	struct step_coeff coeff;
 	double running;
 	size_t trained, offset, count;
-	/* count values, which do not change until `wait` has returned; in memory of the host or of
-	 * the device */
+	/* `count` values in memory of the host or of the device, which do not change until `wait`
+	 * has returned */
 	const float *gradient;
 };
 
@@ -64,24 +66,24 @@ struct param_device {
 	 * the device has the new weights; `wait` then returns when the gradients may change. */
 	void (*begin)(void *self, float *to);
 	/* Starts a part of the update. The parts come in ascending order and do not overlap. The
-	 * device copies the weights that are in no part. */
+	 * weights that are in no part do not change, and the device copies them to `to`. */
 	void (*step)(void *self, const struct device_step *step);
-	/* Returns when the first n values of `to` are valid. The caller calls `wait` after all
-	 * parts with ascending n, the last time with the number of all weights. */
+	/* Returns when the first n values of `to` are valid. After it has started all parts, the
+	 * caller calls `wait` with ascending n, the last time with the number of all weights. */
 	void (*wait)(void *self, size_t n);
 	/* Copies the state of the optimizer from the device. */
 	void (*fetch)(void *self, float *const state[PARAM_DEVICE_VECTORS]);
 	/* Copies all weights from the device to `to`. */
 	void (*weights)(void *self, float *to);
 	/* Keeps a copy of the present weights and of the optimizer's state on the device, for
-	 * `kept`. Returns 0 if the device has no memory for this copy. The next call may follow
-	 * when `kept` has returned. */
+	 * `kept`. Returns 0 if the device has no memory for this copy. Do not call `keep` again
+	 * before `kept` has returned. */
 	int (*keep)(void *self);
 	/* Copies what `keep` has kept to memory of the host, which needs no alignment. Another
 	 * thread may call this function at the same time as one thread calls the others. */
 	void (*kept)(void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS]);
-	/* Returns `values`, or a copy that the CPU can read if the device has the `n` values. The
-	 * copy is valid until the next call. */
+	/* Returns `values` if the CPU can read these `n` values. If they are in memory of the
+	 * device, returns a copy in memory of the host, which is valid until the next call. */
 	const float *(*readable)(void *self, const float *values, size_t n);
 };
 

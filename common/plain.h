@@ -3,7 +3,7 @@
  *
  * A terminal executes control characters (C0 and C1), for example escape sequences that move the
  * cursor or change the title. Bidirectional controls make a terminal show text in another order
- * than its bytes. Pure. Thread: any.
+ * than its bytes. The functions are pure, and any thread may call them.
  */
 #ifndef COMMON_PLAIN_H
 #define COMMON_PLAIN_H

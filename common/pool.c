@@ -16,16 +16,16 @@
 #define SLAB_BUFFERS 32
 
 struct pool {
-	size_t n; /* floats */
+	size_t n; /* number of floats in a buffer */
 	pthread_mutex_t mutex;
 	/* the caller's allocator; if NULL, the pool uses ordinary memory and no slabs */
 	void *(*allocate)(size_t bytes);
 	void (*release)(void *memory);
-	size_t per_slab, slabs; /* buffers per slab; number of slabs */
+	size_t per_slab, slabs; /* per_slab: number of buffers in a slab; slabs: number of slabs */
 	void **slab;
 	size_t n_free, max_free;
-	/* max_free entries; a stack, because the caches still hold the buffer that was returned
-	 * last */
+	/* the free buffers, with room for max_free of them; a stack, because the caches still hold
+	 * the buffer that was returned last */
 	float **buffer;
 };
 
@@ -136,7 +136,7 @@ static void return_buffer(void *buffer, void *pool)
 
 	pthread_mutex_lock(&p->mutex);
 	PS_ASSERT(!came_back(p, buffer)); /* invariant 1 */
-	/* invariant 2: a buffer of a slab cannot be freed */
+	/* invariant 2: there is room, because a buffer of a slab cannot be freed alone */
 	PS_ASSERT(!p->allocate || p->n_free < p->max_free);
 	if (p->n_free < p->max_free) {
 		p->buffer[p->n_free++] = buffer;

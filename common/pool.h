@@ -10,7 +10,7 @@
  * (2) a pool with the caller's allocator has room for all of its buffers (asserted by add_slab and
  *     return_buffer; special_memory_is_taken_once_and_given_back).
  *
- * Thread: any.
+ * Any thread may call these functions.
  */
 #ifndef COMMON_POOL_H
 #define COMMON_POOL_H
@@ -20,7 +20,7 @@
 
 struct pool; /* opaque, see pool.c */
 
-/* Makes a pool of buffers of `n` floats. PS_ENOMEM. */
+/* Makes a pool of buffers of `n` floats. Error: PS_ENOMEM. */
 int pool_new(struct pool **out, size_t n) PS_MUST_CHECK;
 /* Makes a pool like pool_new, but with the caller's allocator, for example for pinned memory of a
  * GPU. Such memory is expensive to allocate, so the pool keeps it until pool_free. `allocate` must
@@ -28,8 +28,8 @@ int pool_new(struct pool **out, size_t n) PS_MUST_CHECK;
  * both functions from any thread. If both are NULL, pool_new_in does the same as pool_new. */
 int pool_new_in(struct pool **out, size_t n, void *(*allocate)(size_t bytes),
 	void (*release)(void *memory)) PS_MUST_CHECK;
-/* Frees the pool and sets *p to NULL; *p may be NULL. All messages must be closed before this call.
- */
+/* Frees the pool and sets *p to NULL; *p may be NULL. The caller must first close all messages that
+ * pool_send has made. */
 void pool_free(struct pool **p);
 /* Takes a buffer aligned to 64 bytes. A new buffer contains zeros, and a reused buffer contains its
  * old values. Returns NULL if there is no memory. */

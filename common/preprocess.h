@@ -9,7 +9,7 @@
  * is mirrored, left to right, with probability 1/2.
  *
  * Shift and flip depend on the seed of the run, the epoch and the number of the image, so every
- * worker computes the same bytes. Pure. Thread: any.
+ * worker computes the same bytes. The functions are pure, and any thread may call them.
  */
 #ifndef COMMON_PREPROCESS_H
 #define COMMON_PREPROCESS_H
@@ -17,13 +17,13 @@
 #include <stdint.h>
 #include "common/words.h"
 
-#define PREPROCESS_MAX_NORM  4    /* maximum count of numbers in a list of norm */
-#define PREPROCESS_MAX_SHIFT 4095 /* pixels */
+#define PREPROCESS_MAX_NORM  4    /* maximum number of values in each list of the word norm */
+#define PREPROCESS_MAX_SHIFT 4095 /* maximum P of shift:P, in pixels */
 #define PREPROCESS_MAX_TEXT  (3 * WORDS_MAX_BYTES)
 
 struct preprocess {
-	/* count of numbers in each of the two lists; if it is 0, the byte v of a pixel enters
-	 * as v / 255 */
+	/* count of numbers in each of the two lists; 0: the model text has no norm, and the first
+	 * layer gets v / 255 for a pixel of value v */
 	size_t n_norm;
 	float mean[PREPROCESS_MAX_NORM], deviation[PREPROCESS_MAX_NORM];
 	size_t shift;
@@ -38,7 +38,7 @@ enum preprocess_word preprocess_find(const struct word *w);
 /* Reads the word `w`, which is norm, shift or flip, into *p. Returns NULL, or an error text if the
  * word is wrong. */
 const char *preprocess_parse(struct preprocess *p, const struct word *w);
-/* Writes the canonical words, each with a blank after it: "norm:0.5:0.25 flip ". */
+/* Writes the canonical words, each with a blank after it, such as "norm:0.5:0.25 flip ". */
 void preprocess_text(const struct preprocess *p, char text[PREPROCESS_MAX_TEXT]);
 /* Returns 1 if the pixels of an image differ from epoch to epoch. */
 int preprocess_is_random(const struct preprocess *p);

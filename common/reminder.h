@@ -1,8 +1,8 @@
 /*
  * reminder.h - decides when to report a wait: after a short time, then at growing intervals.
  *
- * The functions read no clock: the caller gives the present time as an argument. Thread: the
- * caller's.
+ * The functions read no clock: the caller gives the present time as an argument. A struct reminder
+ * belongs to the thread of its caller.
  */
 #ifndef COMMON_REMINDER_H
 #define COMMON_REMINDER_H
@@ -11,7 +11,7 @@
 #define REMINDER_FIRST_MS 1500 /* time from the start of the wait to the first report */
 /* time from the first report to the second; each later interval is twice as long */
 #define REMINDER_STEP_MS 3000
-#define REMINDER_MAX_MS  60000 /* maximum interval */
+#define REMINDER_MAX_MS  60000 /* maximum interval between two reports */
 
 /* The state of a wait. A struct of zeros means that there is no wait. */
 struct reminder {

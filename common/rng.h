@@ -4,7 +4,7 @@
  * The generator is SplitMix64 (Steele, Lea, Flood 2014), which is short and easy to write in any
  * language. proto/WIRE.md specifies every random draw that must be equal in all programs.
  *
- * The functions have no state except the struct. Thread: any.
+ * The functions have no state except the struct, and any thread may call them.
  */
 #ifndef COMMON_RNG_H
 #define COMMON_RNG_H
@@ -21,15 +21,15 @@ enum rng_stream {
 	RNG_INIT = 1,      /* initial weights; sub-stream: tensor number */
 	RNG_ORDER = 2,     /* order of images; sub-stream: epoch */
 	RNG_DROPOUT = 3,   /* dropout masks; sub-stream: see kernels/backend.h */
-	RNG_BACKOFF = 4,   /* reconnect jitter */
-	RNG_SIM = 5,       /* tests/sim */
+	RNG_BACKOFF = 4,   /* random part of the wait before a reconnect */
+	RNG_SIM = 5,       /* all random choices of tests/sim */
 	RNG_AUGMENT = 6,   /* shifts and flips; sub-stream: (epoch << 32) | image number */
-	RNG_HOLD_BACK = 7, /* images for --validate; seed 0, sub-stream 0 */
+	RNG_HOLD_BACK = 7, /* choice of images for --validate; always seed 0, sub-stream 0 */
 };
 
 /* Returns a generator with state = mix(mix(mix(seed) ^ stream) ^ sub), where mix is rng_mix. */
 struct rng rng_seed(uint64_t seed, enum rng_stream stream, uint64_t sub);
-/* Returns the SplitMix64 output function of x + 0x9e3779b97f4a7c15. */
+/* Returns the result of SplitMix64's output function for x + 0x9e3779b97f4a7c15. */
 uint64_t rng_mix(uint64_t x);
 /* Returns the next 64 bits: adds 0x9e3779b97f4a7c15 to the state, and returns the output function
  * of the result. */

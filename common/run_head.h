@@ -1,10 +1,11 @@
 /*
  * run_head.h - the first bytes of a checkpoint's "run" section, which name the model, so that a
  * tool without the server's code (cnn-ctl export --checkpoint) can read the "weights" section. The
- * first bytes of the "leases" section name the data set.
+ * first bytes of the "leases" section identify the data set.
  *
  * The bytes are, in order: u64 run.hi, u64 run.lo, u64 term and u64 version, all little-endian, and
- * the model text of RUN_HEAD_MODEL bytes, which ends in one or more NULs. Pure. Thread: any.
+ * the model text of RUN_HEAD_MODEL bytes, which ends in one or more NULs. The functions are pure,
+ * and any thread may call them.
  */
 #ifndef COMMON_RUN_HEAD_H
 #define COMMON_RUN_HEAD_H
@@ -16,9 +17,9 @@
 #define RUN_HEAD_WEIGHTS "weights" /* the section with the model's float32 values */
 /* the section with the names of the tensors (tensor_list.h), if they have names */
 #define RUN_HEAD_TENSORS "tensors"
-/* the section whose first six numbers are the data set; the last of them is the fingerprint */
+/* the section whose first six numbers identify the data set; the sixth one is the fingerprint */
 #define RUN_HEAD_LEASES "leases"
-#define RUN_HEAD_FORMAT 9u /* the number after the head, which says how to read all sections */
+#define RUN_HEAD_FORMAT 9u /* number that follows the head: version of the format of all sections */
 #define RUN_HEAD_MODEL  512
 #define RUN_HEAD_BYTES  (4 * 8 + RUN_HEAD_MODEL)
 

@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#ifndef F_SEAL_FUTURE_WRITE /* a constant of Linux 5.1, which older headers lack */
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
@@ -140,7 +140,8 @@ int share_send(int socket, const void *data, size_t size, const int *fds, size_t
 	struct iovec part = {.iov_len = size};
 	struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
 
-	memcpy(&part.iov_base, &data, sizeof(data)); /* sendmsg does not change the bytes */
+	/* copy the pointer to drop `const`: sendmsg does not change the bytes */
+	memcpy(&part.iov_base, &data, sizeof(data));
 	if (n > SHARE_MAX_FDS)
 		return PS_ENET;
 	if (n > 0) {

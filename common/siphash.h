@@ -3,7 +3,7 @@
  * code. Without the key, nobody can compute the code of new words, even from the codes of many
  * other words.
  *
- * Pure. Thread: any.
+ * The function is pure, and any thread may call it.
  */
 #ifndef COMMON_SIPHASH_H
 #define COMMON_SIPHASH_H
@@ -37,7 +37,7 @@ static inline void siphash_word(uint64_t v[4], uint64_t word)
 	v[0] ^= word;
 }
 
-/* Returns the code of `n` words. The input of the hash is the 8 little-endian bytes of each
+/* Returns the SipHash code of `n` words. The input of the hash is the 8 little-endian bytes of each
  * word. */
 static inline uint64_t siphash(const uint64_t key[2], const uint64_t *word, size_t n)
 {

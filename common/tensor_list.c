@@ -172,13 +172,15 @@ const char *tensor_list_next(const char **list, struct tensor_line *l)
  * name in the list, or 0 if the entry is empty. */
 struct names {
 	const char *list;
-	uint32_t slots; /* the number of slots in use, a power of 2 */
+	/* number of slots that this table has, a power of 2; the others are unused */
+	uint32_t slots;
 	uint32_t slot[MAX_SLOTS];
 };
 
 _Static_assert((MAX_SLOTS & (MAX_SLOTS - 1)) == 0, "a power of 2");
 
-/* Clears twice as many slots as the list has lines, or more. */
+/* Sets the number of slots to at least twice the number of lines of the list, and clears these
+ * slots. */
 static void clear_names(struct names *t)
 {
 	uint32_t lines = 0;
@@ -202,7 +204,8 @@ static uint32_t *find_name(struct names *t, const char *name, size_t n)
 	for (;; hash++) {
 		uint32_t *slot = &t->slot[hash & (t->slots - 1)];
 
-		/* a known name begins before `name`, so n bytes follow it */
+		/* memcmp reads no byte after the end of the list: each known name begins before
+		 * `name`, so at least n bytes of the list follow */
 		if (!*slot || (memcmp(t->list + *slot - 1, name, n) == 0 &&
 				      t->list[*slot - 1 + n] == ' '))
 			return slot;
@@ -257,7 +260,7 @@ static const char *end_of_line(const char *at)
 	return at + strcspn(at, "\n");
 }
 
-/* Returns the bytes of a line without the values of a constant. */
+/* Returns the number of bytes of a line, but counts only those before the values of a constant. */
 static size_t fixed_bytes(const char *at)
 {
 	struct tensor_line l;

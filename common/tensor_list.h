@@ -12,7 +12,8 @@
  * no blank, '"' or '\'. No name occurs twice. SHAPE is "scalar", or 1 to TENSOR_LIST_DIMS sizes of
  * at least 1, such as 32x20. VALUES are whole numbers with commas between them.
  *
- * The functions allocate nothing, and their stack and time are bounded. Thread: any.
+ * The functions allocate nothing, and their stack and time are bounded. Any thread may call these
+ * functions.
  */
 #ifndef COMMON_TENSOR_LIST_H
 #define COMMON_TENSOR_LIST_H
@@ -28,7 +29,7 @@
 
 struct tensor_type {
 	const char *name;
-	size_t bytes; /* bytes of a value */
+	size_t bytes; /* number of bytes of one value */
 	int64_t min, max;
 };
 
@@ -40,7 +41,7 @@ struct tensor_line {
 	const struct tensor_type *type;
 	size_t n_dims;
 	size_t dim[TENSOR_LIST_DIMS], count;
-	const char *values; /* the first number of a constant */
+	const char *values; /* the values of a constant, as text in the list */
 };
 
 /* Reads the line at *list and moves *list to the next line. Returns NULL, or the reason why the

@@ -13,11 +13,12 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define SPINS 200 /* spinning this often takes about 5 us, as long as one block */
-/* A thread that has run its blocks runs those of a late thread after this number of spins. */
+#define SPINS 200 /* iterations of a busy wait of about 5 us, the time for one block */
+/* A thread that has run its own blocks runs blocks of a late thread after this number of spins. */
 #define LATE_SPINS SPINS
-/* A thread without a job waits for the next one for this time before it sleeps, because it takes 10
- * and at times 200 us to wake a thread. The jobs of one push follow each other faster. */
+/* A thread without a job waits for the next one for this time before it sleeps, because waking a
+ * thread takes 10 us, and at times 200 us. The jobs of one push follow each other after shorter
+ * pauses. */
 #define AWAIT_NS 200000
 /* The caller combines the results of all blocks, which takes about as long as 1/16 of the blocks.
  * So the caller gets fewer blocks than each of the other threads, by 1/CALLERS_PART of all
@@ -52,27 +53,27 @@ struct threads {
 	struct engine engine;
 	char name[16];
 	size_t n;              /* number of threads, including the caller's */
-	struct member *member; /* n */
-	size_t started;        /* number of members with a thread, without the caller */
+	struct member *member; /* array of `n` members */
+	size_t started;        /* number of threads that have been started */
 	atomic_int awaits;     /* 1 after threads_stay_awake */
 	atomic_int ends;       /* 1 if the threads must end */
-	pthread_mutex_t mutex; /* held to go to sleep, and to wake a thread */
+	pthread_mutex_t mutex; /* a thread locks it to go to sleep or to wake another thread */
 
 	/* the job under way, which a thread reads after it has joined */
 	const struct engine_job *job;
 	uint64_t number; /* number of the newest job, from 1 */
 	size_t members;  /* number of members that may work on the job */
-	size_t callers;  /* blocks of the caller */
+	size_t callers;  /* number of blocks of the caller */
 
-	size_t waited;     /* blocks for which the caller has waited */
+	size_t waited;     /* number of blocks for which the caller has waited */
 	int is_shared;     /* 1 if other threads may work on this job */
-	struct cell *cell; /* one cell for each block; memory for `room` cells */
+	struct cell *cell; /* `room` cells, at least one for each block of the job */
 	size_t room;
 };
 
 /* ---- the blocks of a member ------------------------------------------------------------------ */
 
-/* Returns the number of blocks that the caller has of n. */
+/* Returns how many of `n` blocks the caller gets. */
 static size_t callers_blocks(size_t n, size_t members)
 {
 	size_t parts = CALLERS_PART + 1 > members ? CALLERS_PART + 1 - members : 0;
@@ -80,15 +81,15 @@ static size_t callers_blocks(size_t n, size_t members)
 	return (n * parts + CALLERS_PART * members / 2) / (CALLERS_PART * members);
 }
 
-/* Returns block number `at` of member `i`. The blocks of all members alternate, so that the results
- * of the lowest blocks are there first. */
+/* Of the blocks of member `i`, returns the number of block `at`, counted from 0. The blocks of all
+ * members alternate, so that the results of the lowest blocks are there first. */
 static size_t block_of(const struct threads *t, size_t i, size_t at)
 {
 	const size_t n = t->job->n, mine = t->callers, others = n - mine;
 
 	if (i == 0)
 		return at * n / mine;
-	/* number of the block among those of all members except the caller */
+	/* number of the block among the blocks of all members except the caller */
 	size_t rank = i - 1 + at * (t->members - 1);
 	return rank + ((rank + 1) * mine + others - 1) / others;
 }
@@ -119,8 +120,8 @@ static int run_next(struct threads *t, size_t i)
 	return 1;
 }
 
-/* Runs a block of another member that has not joined the job. If `any` is 1, the member may also
- * have joined it. Returns 0 if there is no such block. */
+/* Runs a block of another member. If `any` is 0, takes only blocks of members that have not joined
+ * the job. Returns 0 if there is no such block. */
 static int run_another(struct threads *t, size_t self, int any)
 {
 	for (size_t k = 1; k < t->members; k++) {
@@ -180,7 +181,7 @@ static int join_job(struct member *m)
 	       atomic_compare_exchange_strong(&m->ticket, &ticket, ticket - OFFERED + INSIDE);
 }
 
-/* Waits for a job for at most AWAIT_NS. Returns 1 if the thread has joined one. */
+/* Waits for a job for at most AWAIT_NS. Returns 1 if the thread has joined a job. */
 static int await_job(struct threads *t, struct member *m)
 {
 	const uint64_t end = now_ns() + AWAIT_NS;
@@ -244,8 +245,8 @@ static void *thread_main(void *arg)
 	}
 }
 
-/* Returns 1 if there is a cell for each of `n` blocks. No thread uses the cells between two
- * jobs. */
+/* Makes room for `n` cells, one for each block of a job. This is safe between two jobs, when no
+ * thread uses the cells. Returns 0 if there is no memory. */
 static int has_room(struct threads *t, size_t n)
 {
 	if (n <= t->room)
@@ -298,7 +299,8 @@ static void begin_blocks(void *self, const struct engine_job *job)
 		wake_member(t, &t->member[i]);
 }
 
-/* Waits until no thread uses the job. A thread that has not joined yet does not join any more. */
+/* Waits until no thread uses the job. A thread that has not joined the job yet can no longer join
+ * it. */
 static void end_blocks(struct threads *t)
 {
 	for (size_t i = 1; i < t->members; i++) {

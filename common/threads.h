@@ -5,13 +5,13 @@
  * depend only on the number of blocks and of threads. So in two jobs of the same length, a thread
  * runs the same blocks, whose values are still in the caches of its CPU. The blocks of the threads
  * alternate. The caller has fewer blocks, because it also combines the results. A thread that has
- * run its blocks runs those of threads that have not started to work on the job, and after about 5
- * us also those of other late threads. Therefore a job never waits for a thread that has not
- * started to work on it. A thread takes no lock, except to sleep. A job uses one thread for each
- * THREADS_GRAIN blocks, at most all; after threads_stay_awake, one for each THREADS_AWAKE_GRAIN. A
- * job of fewer than two times this number of blocks runs on the caller's thread, and wakes no other
- * thread. The memory is 64 bytes for each block of the longest job; without this memory, a job runs
- * on the caller's thread.
+ * run its own blocks runs blocks of threads that have not started to work on the job, and after
+ * about 5 us also blocks of other late threads. Therefore a job never waits for a thread that has
+ * not started to work on it. A thread takes no lock, except to sleep. A job uses one thread for
+ * each THREADS_GRAIN blocks, or for each THREADS_AWAKE_GRAIN blocks after threads_stay_awake, and
+ * at most all threads. A job that is too short for two threads runs on the caller's thread, and
+ * wakes no other thread. The engine needs 64 bytes for each block of the longest job. If it cannot
+ * allocate them, the job runs on the caller's thread.
  *
  * Invariants:
  * (1) each block of a job runs exactly once, and has run when the wait for it returns (asserted by
@@ -21,7 +21,7 @@
  * (3) the threads block all signals, so that the main thread handles them (asserted by thread_main;
  *     the_threads_have_a_name_and_no_signals).
  *
- * Thread: one thread at a time uses the engine.
+ * Only one thread at a time may use the engine.
  */
 #ifndef COMMON_THREADS_H
 #define COMMON_THREADS_H
@@ -36,14 +36,16 @@
 struct threads; /* opaque, see threads.c */
 
 /* Starts n - 1 threads (1 <= n <= MAX_THREADS) and gives each the name `name`, at most 15
- * characters. With n = 1 no thread starts. PS_ENOMEM. PS_EIO: the system cannot start a thread. */
+ * characters. With n = 1 no thread starts. Returns PS_EIO if the system cannot start a thread.
+ * Other error: PS_ENOMEM. */
 int threads_new(struct threads **out, size_t n, const char *name, struct err *e) PS_MUST_CHECK;
 /* Ends the threads, frees *t and sets it to NULL; *t may be NULL. No job may be under way. */
 void threads_free(struct threads **t);
 /* From now on, a thread that has worked on a job waits for the next one for 200 us before it
  * sleeps. This makes short jobs that follow each other faster, but needs a CPU for each thread. */
 void threads_stay_awake(struct threads *t);
-/* Returns the engine, which is valid until threads_free; NULL if there is one thread. */
+/* Returns the engine, which is valid until threads_free. Returns NULL if the caller's thread is the
+ * only one. */
 const struct engine *threads_engine(const struct threads *t);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * utf8.h - checks UTF-8, one character at a time (RFC 3629).
  *
- * Pure; thread: any.
+ * The function is pure, and any thread may call it.
  */
 #ifndef COMMON_UTF8_H
 #define COMMON_UTF8_H

@@ -52,13 +52,13 @@ struct wal_file; /* opaque, see wal_file.c */
 /* Begins the file of head->generation in `dir` and makes its name durable. `oldest` is the
  * generation of the oldest checkpoint. Among the files up to generation `oldest`, only the newest
  * file may still be needed, because its records may continue after this checkpoint. The function
- * reuses one older file and removes the others. PS_EIO, PS_ENOMEM. */
+ * reuses one older file and removes the others. Errors: PS_EIO, PS_ENOMEM. */
 int wal_file_create(struct wal_file **out, const char *dir, const struct wal_head *head,
 	uint64_t oldest, struct err *e) PS_MUST_CHECK;
-/* Appends one record: the concatenation of `parts`. PS_EIO. */
+/* Appends one record, whose payload is the concatenation of `parts`. Error: PS_EIO. */
 int wal_file_append(struct wal_file *j, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* Makes every appended record durable. PS_EIO. */
+/* Makes every appended record durable. Error: PS_EIO. */
 int wal_file_sync(struct wal_file *j, struct err *e) PS_MUST_CHECK;
 /* Returns the number of bytes of the header and of all records so far. */
 uint64_t wal_file_bytes(const struct wal_file *j);
@@ -72,12 +72,12 @@ void wal_file_close(struct wal_file **j);
 
 struct wal_reader {
 	struct wal_head head;
-	int fd; /* -1: there is no such file */
+	int fd; /* descriptor of the file; -1: there is no such file */
 	char path[4160];
 	uint64_t at, end; /* at: offset of the next record; end: size of the file */
 	/* sequence number of the next record; 0 if it is unknown because the header is lost */
 	uint64_t next;
-	size_t max_payload; /* limit of a payload, bytes */
+	size_t max_payload; /* maximum bytes of a payload */
 	unsigned char *data;
 	size_t room;
 	struct XXH3_state_s *hash;
@@ -86,16 +86,16 @@ struct wal_reader {
 /* Opens the file of `generation`, whose payloads have at most max_payload bytes. Returns 0 and sets
  * r->fd to a negative number if there is no such file, or if it is a reused file whose writer
  * stopped before it had written the new header. If the header is damaged or missing, the reader
- * finds no record. PS_EIO, PS_ENOMEM. */
+ * finds no record. Errors: PS_EIO, PS_ENOMEM. */
 int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, size_t max_payload,
 	struct err *e) PS_MUST_CHECK;
 /* Reads the next record. After a return of 1, *data is valid until the next call. Returns 0 if no
- * valid record follows. PS_EIO, PS_ENOMEM. */
+ * valid record follows. Errors: PS_EIO, PS_ENOMEM. */
 int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *size,
 	struct err *e) PS_MUST_CHECK;
 /* Searches the rest of the file for records. Call this function after wal_reader_next has returned
- * 0. Returns 1 if valid records of a later group follow, which means that durable records are lost,
- * and 0 if none follow. PS_EIO, PS_ENOMEM. */
+ * 0. Returns 1 if valid records of a later group follow: durable records are then lost. Returns 0
+ * if no such records follow. Errors: PS_EIO, PS_ENOMEM. */
 int wal_reader_has_gap(struct wal_reader *r, struct err *e) PS_MUST_CHECK;
 void wal_reader_release(struct wal_reader *r);
 

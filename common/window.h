@@ -3,7 +3,8 @@
  * that fits.
  *
  * A window must tile its padded input exactly, because a window that leaves a rest would silently
- * ignore pixels. The functions handle one axis at a time. Pure. Thread: any.
+ * ignore pixels. The functions handle one axis at a time. They are pure, and any thread may call
+ * them.
  */
 #ifndef COMMON_WINDOW_H
 #define COMMON_WINDOW_H
@@ -14,12 +15,12 @@
 
 enum pad_rule {
 	PAD_NUMBER, /* `pad` zeros at each end */
-	PAD_SAME,   /* zeros such that out = in / stride, rounded up */
+	PAD_SAME,   /* the zeros that make the output size the input size / stride, rounded up */
 	PAD_AUTO,   /* the fewest zeros that make the window fit */
 };
 
 struct window {
-	size_t size, stride; /* 1..WINDOW_MAX_SIDE */
+	size_t size, stride; /* size and stride in pixels, each in 1..WINDOW_MAX_SIDE */
 	size_t pad;          /* number of zeros for PAD_NUMBER; less than `size` */
 	enum pad_rule rule;
 };

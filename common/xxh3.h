@@ -3,7 +3,7 @@
 #define COMMON_XXH3_H
 #include <xxhash.h>
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-/* makes XXH3_64bits and XXH3_64bits_update choose the version at run time */
+/* makes XXH3_64bits and XXH3_64bits_update choose at run time the version for this CPU */
 #include <xxh_x86dispatch.h>
 #endif
 

@@ -16,10 +16,10 @@
 __extension__ typedef unsigned __int128 xxh3_uint128;
 #endif
 
-#define XXH3_STRIPE    64u /* bytes: a word for each lane */
+#define XXH3_STRIPE    64u /* bytes of a stripe: one word for each lane */
 #define XXH3_STRIPES   (XXH3_BLOCK / XXH3_STRIPE)
-#define XXH3_LAST_KEY  121u /* offset in the secret of the key of the last 64 bytes */
-#define XXH3_MERGE_KEY 11u  /* offset of the key that merges the lanes */
+#define XXH3_LAST_KEY  121u /* byte offset in the secret of the key for the last 64 bytes */
+#define XXH3_MERGE_KEY 11u  /* byte offset in the secret of the key that merges the lanes */
 
 #define XXH3_PRIME32_1 UINT64_C(0x9E3779B1)
 #define XXH3_PRIME32_2 UINT64_C(0x85EBCA77)
@@ -54,7 +54,8 @@ XXH3_FN uint64_t xxh3_product(uint64_t word, uint64_t key)
 }
 
 /* Mixes a lane after a block. x is the value of the lane plus its sum of this block. Returns the
- * mixed value plus `next`. The function uses no product of two 64-bit numbers, which is slow. */
+ * mixed value plus `next`. The function does not multiply two 64-bit numbers, because this is
+ * slow. */
 XXH3_FN uint64_t xxh3_mix_lane(uint64_t x, uint64_t key, uint64_t next)
 {
 	x = (x ^ (x >> 47)) ^ key;

@@ -1,8 +1,8 @@
 /*
  * xxh3_sums.h - computes XXH3-64 in two parts, so that several threads or a GPU can do the first.
  *
- * XXH3 reads a long input in blocks of 1024 bytes. It adds up 16 products for each of eight numbers
- * per block, and mixes these numbers after each block. The sums of a block do not depend on the
+ * XXH3 reads a long input in blocks of 1024 bytes. For each block it adds 16 products to each of
+ * eight numbers, and mixes these numbers after the block. The sums of a block do not depend on the
  * blocks before it; only the mixing does. The first part computes the sums of each block, in any
  * order. The second part mixes them in order: it reads 64 bytes per block instead of 1024.
  *
@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define XXH3_BLOCK 1024u /* bytes */
+#define XXH3_BLOCK 1024u /* bytes of a block */
 #define XXH3_LANES 8u
 /* bytes at the end of the input that the second part needs */
 #define XXH3_TAIL (XXH3_BLOCK + 64)

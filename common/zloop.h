@@ -3,10 +3,11 @@
  *
  * The descriptor ZMQ_FD is edge-triggered, and a send also consumes the edge. A loop that waits
  * only for this descriptor can therefore miss a message. This module never stalls, because it works
- * as follows. A prepare handle reads ZMQ_EVENTS before the loop sleeps, and starts an idle handle
- * if the socket is ready. A check handle then calls on_readable up to ZLOOP_BUDGET times. The poll
- * handle on the descriptor only wakes the loop. A timer checks every 100 ms that no message was
- * missed. zloop_rescues returns the number of missed messages, which must stay 0.
+ * as follows. If the socket was used, a prepare handle reads ZMQ_EVENTS before the loop sleeps, and
+ * starts an idle handle if the socket is ready. A check handle then calls on_readable up to
+ * ZLOOP_BUDGET times. The poll handle on the descriptor only wakes the loop. A timer checks every
+ * 100 ms that no message was missed. zloop_rescues returns the number of missed messages, which
+ * must stay 0.
  *
  * Only the loop's thread may call these functions, and the socket must belong to this thread. The
  * caller may free a struct zloop only in `on_closed`.
@@ -20,21 +21,22 @@
 
 #define ZLOOP_BUDGET 64 /* maximum number of messages of a socket in one iteration of the loop */
 
-/* Receives one message with ZMQ_DONTWAIT and handles it. Returns 1 if there was a message, and 0 on
- * EAGAIN. The function may receive more messages, and handle them in its next calls: it is called
- * until it returns 0, in the next iterations of the loop, too. */
+/* Receives one message with ZMQ_DONTWAIT and handles it. Returns 1 if there was a message, and 0 if
+ * there was none (EAGAIN). The function may receive more messages, and handle them in its next
+ * calls. The module calls the function until it returns 0, also in the next iterations of the
+ * loop. */
 typedef int zloop_readable_fn(void *arg);
 typedef void zloop_closed_fn(void *arg);
 /* Called in each iteration before the loop sleeps, after libzmq has noted which peers have read
- * messages. Returns 1 if it has used the socket. */
+ * messages. Returns 1 if it has used the socket; it need not call zloop_used as well. */
 typedef int zloop_iteration_fn(void *arg);
 
 struct zloop {
-	void *socket; /* borrowed */
+	void *socket; /* the ZeroMQ socket, which the caller owns */
 	zloop_readable_fn *on_readable;
 	zloop_closed_fn *on_closed;
 	void *arg;
-	/* private */
+	/* private: only zloop.c uses the members below */
 	uv_poll_t poll;
 	uv_prepare_t prepare;
 	uv_check_t check;
@@ -43,10 +45,11 @@ struct zloop {
 	int open_handles;
 	int ready; /* 1 if the prepare handle or the descriptor has reported a message */
 	int woken; /* 1 if a message was handled since the last check of the timer */
-	/* 1 if zloop_used was called after the last prepare, or if prepare has not run yet */
+	/* 1 if the socket was used after prepare or on_readable last found it empty, or if neither
+	 * has run yet */
 	int used;
 	uint64_t rescues;
-	zloop_iteration_fn *on_iteration; /* NULL: none */
+	zloop_iteration_fn *on_iteration; /* NULL: nothing runs in each iteration */
 };
 
 /* Starts watching `socket`. After PS_ENET, the call has had no effect. */
@@ -58,13 +61,13 @@ void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
 /* Handles at most `max` messages now instead of in the next iteration. Do not call zloop_read from
  * on_readable. */
 void zloop_read(struct zloop *z, size_t max);
-/* Notes that the socket was used outside on_readable. Call this function after each such use, for
- * example after a send, because the use may consume the edge of a message. The next run of the
- * prepare handle then finds the message, and the message does not count as missed. */
+/* Notes that the socket was used outside on_readable, or in a call of on_readable that returns 0.
+ * Call this function after each such use, for example after a send, because the use may consume the
+ * edge of a message. Only then does the next run of the prepare handle look for the message. */
 void zloop_used(struct zloop *z);
-/* Sets a function that runs in each iteration of the loop, and can send messages that wait for room
- * in a peer's queue. libzmq does not report that a queue has room, but the loop wakes up when the
- * peer has read messages. */
+/* Sets a function that runs in each iteration of the loop. This function can send messages that
+ * wait for room in a peer's queue. libzmq does not report that a queue has room, but the loop wakes
+ * up when the peer has read messages. */
 void zloop_on_iteration(struct zloop *z, zloop_iteration_fn *on_iteration);
 /* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <zmq.h>
 
-#define EVENT_BYTES 6 /* u16 number, u32 value, in this machine's byte order */
+#define EVENT_BYTES 6 /* bytes of an event: u16 number and u32 value, native byte order */
 
 void *zmonitor_open(void *context, void *socket, int events)
 {
@@ -46,7 +46,7 @@ int zmonitor_next(void *monitor, struct zmonitor_event *e)
 		memcpy(&e->value, bytes + sizeof(number), sizeof(e->value));
 		e->number = number;
 	}
-	/* the second frame is the endpoint */
+	/* discard the second frame, which has the endpoint */
 	while (!zmq_getsockopt(monitor, ZMQ_RCVMORE, &more, &size) && more)
 		if (zmq_recv(monitor, NULL, 0, ZMQ_DONTWAIT) < 0)
 			break;

@@ -9,8 +9,8 @@
 #include <stdint.h>
 
 struct zmonitor_event {
-	unsigned number; /* ZMQ_EVENT_*, or 0 if the message is no libzmq event */
-	uint32_t value;  /* depends on the number: a file descriptor, an errno, ... */
+	unsigned number; /* ZMQ_EVENT_*, or 0 if the message is not an event of libzmq */
+	uint32_t value;  /* meaning depends on `number`, for example a descriptor or an errno */
 };
 
 /* Opens a socket of `context` that receives `events` (ZMQ_EVENT_*) of `socket`. Returns NULL on

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Pack the release build as build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz, for hosts on which the
 # user may not install packages, such as rented GPU machines. The bundle runs from any directory and
-# has all libraries except glibc and libstdc++, which the host provides, as well as the GPU driver.
-# The programs contain CUDA's runtime. `make bundle` builds, packs and tests the bundle.
+# has all libraries except glibc and libstdc++. The host provides glibc, libstdc++ and the GPU
+# driver. The programs contain CUDA's runtime. `make bundle` builds, packs and tests the bundle.
 #
 #   bin/           launchers: each starts the program of its name with the bundle's libraries
 #   libexec/ lib/  the stripped programs and their shared libraries

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Find or download the training images. Prints their directory on stdout, and messages on stderr.
 #
-# The script tries these places in this order: $CNN_DATA if it is set; MNIST in data/mnist, which
-# the script downloads from public mirrors and verifies with the checksums below; and, for a machine
-# without internet, Debian's Fashion-MNIST, which has the same format but is harder to learn. The
-# script resumes a broken download. Each mirror that does not answer delays the script by at most 9
-# seconds.
+# If $CNN_DATA is set, the script uses this directory. Otherwise it uses MNIST in data/mnist: it
+# downloads missing files from public mirrors, and verifies all files with the checksums below. If
+# no mirror answers, the script uses Debian's Fashion-MNIST, which has the same format as MNIST but
+# is harder to learn. The script resumes a broken download. Each mirror that does not answer delays
+# the script by at most 9 seconds.
 set -eu
 cd "$(dirname "$0")/.."
 

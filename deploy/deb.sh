@@ -5,7 +5,7 @@
 # their source. The script needs debhelper and the packages of deploy/setup.sh.
 set -eu
 cd "$(dirname "$0")/.."
-# 0.3.0~dev is older than 0.3.0 for dpkg
+# write -dev as ~dev, because for dpkg 0.3.0~dev is older than 0.3.0
 version=$(sed -n 's/.*PS_VERSION "\(.*\)"/\1/p' common/version.h | sed 's/-dev$/~dev/')
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y common/version.h)}
 export SOURCE_DATE_EPOCH

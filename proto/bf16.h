@@ -49,8 +49,8 @@ static inline float bf16_float(uint16_t half)
 
 /* Rounds `count` floats. `to` has room for count * BF16_BYTES bytes, with any alignment. */
 void bf16_pack(void *restrict to, const float *restrict from, size_t count);
-/* Converts `count` bfloat16 values to float32. `from` may have any alignment. Returns the bits of
- * the largest magnitude as float32; NaN counts as larger than all numbers. */
+/* Converts `count` bfloat16 values to float32. `from` may have any alignment. Returns the largest
+ * magnitude among them, as the bits of a float32; NaN counts as larger than all numbers. */
 uint32_t bf16_unpack(float *restrict to, const void *restrict from, size_t count);
 
 #endif

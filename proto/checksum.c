@@ -41,7 +41,7 @@ PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 
 /* maximum number of blocks of ENGINE_BLOCK values in one job; the job's results are on the stack */
 #define WAVE ((size_t)64)
-/* blocks of XXH3 in ENGINE_BLOCK values */
+/* number of blocks of XXH3 in ENGINE_BLOCK values */
 #define SUMS (ENGINE_BLOCK * sizeof(float) / XXH3_BLOCK)
 
 /* This struct has the results for one block of ENGINE_BLOCK values. */
@@ -51,23 +51,25 @@ struct part {
 	uint32_t peak;
 };
 
-/* This struct describes one pass over a tensor. The engine copies or computes each block, finds its
- * largest magnitude and computes its sums. The caller combines the results in the order of the
- * blocks. */
+/* This struct describes one pass over a tensor. The engine copies or computes each block, finds the
+ * largest magnitude in the block and computes the sums of the block. The caller combines the
+ * results in the order of the blocks. */
 struct pass {
-	engine_block_fn *fill; /* computes a block; NULL: the values exist already */
+	engine_block_fn *fill; /* function that computes a block; NULL: the values exist already */
 	void *arg;
-	float *to; /* NULL: no copy */
+	float *to; /* destination of a copy of the values; NULL: the pass makes no copy */
 	const float *from;
-	size_t count, first; /* first: number of the block with which this job begins */
+	/* count: number of values; first: number of the first block of this job */
+	size_t count, first;
 	int needs_peak;
-	wire_squares_fn *squares; /* NULL: no sum of squares */
-	size_t squared;           /* number of values in this sum */
-	struct part *part;        /* the results of a job, at most WAVE */
+	wire_squares_fn *squares; /* sums the squares of a block; NULL: the sum is not needed */
+	/* number of values, from the first on, whose squares are summed */
+	size_t squared;
+	struct part *part; /* the results of the blocks of one job, at most WAVE */
 };
 
-/* Returns the number of blocks of XXH3 from block `block` of the engine on, at most SUMS. The last
- * block of XXH3 has no sums. */
+/* Returns the number of XXH3 blocks in block `block` of the engine: at most SUMS, and without the
+ * last XXH3 block of the tensor, which has no sums. */
 static size_t count_sums(const struct pass *p, size_t block)
 {
 	size_t n = xxh3_blocks(p->count * sizeof(*p->from)), before = block * SUMS;
@@ -75,8 +77,8 @@ static size_t count_sums(const struct pass *p, size_t block)
 	return n <= before ? 0 : n - before < SUMS ? n - before : SUMS;
 }
 
-/* Returns the number of the `n` values from value `at` on that are in a sum of the first `squared`
- * values. */
+/* Returns how many of the `n` values from value `at` on belong to the first `squared` values, whose
+ * squares are summed. */
 static size_t count_squares(size_t squared, size_t at, size_t n)
 {
 	size_t left = squared > at ? squared - at : 0;
@@ -115,7 +117,7 @@ static void add_part(const struct pass *p, size_t block, struct xxh3_mix *mix, s
 		chunk->squares += part->squares;
 }
 
-/* Makes the pass with an engine. */
+/* Makes the pass on the threads of an engine. */
 static void pass_with(const struct engine *engine, struct pass *p, struct chunk *chunk)
 {
 	const size_t blocks = (p->count + ENGINE_BLOCK - 1) / ENGINE_BLOCK;
@@ -157,7 +159,7 @@ static void pass_small(
 	}
 }
 
-/* Makes the pass without an engine. */
+/* Makes the pass on the caller's thread alone. */
 static void pass_alone(
 	float *to, const float *from, size_t count, struct chunk *chunk, wire_squares_fn *squares)
 {

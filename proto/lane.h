@@ -19,28 +19,31 @@
  *   worker -> server: struct lane_gpu_offer, with one descriptor of the memory (gpu_memory.h)
  *   server -> worker: struct lane_gpu_answer
  *
- * The memory has more slots, whose numbers follow those of the push memory, and LANE_HOLDS buffers
- * of weights, whose numbers follow those of the weights: buffer i belongs to hold i. The server's
- * GPU reads these slots and writes these buffers. The worker cannot reach memory of the server.
+ * This memory has further slots, whose numbers follow those of the slots in the push memory. It
+ * also has LANE_HOLDS buffers of weights, whose numbers follow those of the server's buffers.
+ * Buffer i of this memory belongs to hold i (struct lane_control explains holds). The server's GPU
+ * reads these slots and writes these buffers. The server offers no memory of its own GPU to the
+ * worker.
  */
 #ifndef PROTO_LANE_H
 #define PROTO_LANE_H
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define LANE_MAGIC 0x31656e616c736e63ull /* "cnslane1" */
+#define LANE_MAGIC 0x31656e616c736e63ull /* the characters "cnslane1" as a number */
 #define LANE_PAGE  4096u                 /* bytes of the page with struct lane_control */
 /* maximum number of buffers of weights that a worker may hold at the same time */
 #define LANE_HOLDS 4u
-#define LANE_FDS   2u /* number of descriptors in the server's answer */
+#define LANE_FDS   2u /* number of descriptors in the answer of the server: weights, push memory */
 
-#define LANE_GPU_MAGIC 0x317570676c736e63ull /* "cnslgpu1" */
+#define LANE_GPU_MAGIC 0x317570676c736e63ull /* the characters "cnslgpu1" as a number */
 #define LANE_GPU_ALIGN 256u
 #define LANE_GPU_SLOTS 1024u /* maximum number of slots in memory of a GPU */
 #define LANE_GPU_WHY   200u
 
-/* --lane of cnn-ps and cnn-worker: the names of enum lane_choice. AUTO: shared memory between
- * programs of the same host, if possible. SHM: only shared memory. */
+/* The values of the option --lane of cnn-ps and cnn-worker, in the order of enum lane_choice. AUTO:
+ * tensors travel in shared memory if both programs run on the same host and this is possible, else
+ * over the connection. TCP: only over the connection. SHM: only in shared memory. */
 #define LANE_NAMES "auto|tcp|shm"
 enum lane_choice { LANE_AUTO, LANE_TCP, LANE_SHM };
 
@@ -58,8 +61,8 @@ struct lane_layout {
 	/* number of slots, and bytes from one to the next; the first is at byte LANE_PAGE of the
 	 * push memory */
 	uint64_t slots, slot_pitch;
-	/* each PARAMS of this lane has a greater ticket than this; a PARAMS with this or a smaller
-	 * ticket belongs to an earlier lane */
+	/* each PARAMS of this lane has a greater ticket than this one; a PARAMS with this ticket or
+	 * a smaller one belongs to an earlier lane */
 	uint64_t ticket;
 };
 
@@ -71,21 +74,21 @@ struct lane_gpu_offer {
 	uint64_t slots;
 };
 
-/* The answers that accept an offer: the store uses the same GPU, or another one. */
+/* The answers that accept an offer: the server's weights are on the same GPU, or on another one. */
 enum { LANE_GPU_SAME = 1, LANE_GPU_OTHER };
 
 struct lane_gpu_answer {
 	uint64_t magic;
-	uint32_t accepted; /* not 0: the worker may use the slots */
+	uint32_t accepted; /* not 0: the worker may use the offered slots and buffers */
 	char why[LANE_GPU_WHY];
 };
 
 /*
- * In this memory a worker shows which weights it still reads. Each PARAMS of the lane has the
- * number of a hold, 0 to LANE_HOLDS - 1, and a ticket, which is 1 more than that of the PARAMS
- * before. The worker first stores the ticket at held[hold], then in `seen`. The worker stores 0 at
- * held[hold] when it has read the weights. The server uses a buffer again if `seen` has reached the
- * ticket of its PARAMS and held[hold] is not this ticket.
+ * In this struct a worker shows which buffers of weights it still reads. Each PARAMS of the lane
+ * has the number of a hold, 0 to LANE_HOLDS - 1, and a ticket, which is 1 more than that of the
+ * PARAMS before. The worker first stores the ticket at held[hold], then in `seen`. The worker
+ * stores 0 at held[hold] when it has read the weights. The server uses a buffer again if `seen` has
+ * reached the ticket of the PARAMS that named the buffer, and held[hold] is not this ticket.
  */
 struct lane_control {
 	_Atomic uint64_t seen;
@@ -95,9 +98,10 @@ struct lane_control {
 /* This struct has the fields of a header that refer to shared memory. These numbers come from a
  * peer, so the receiver must check each number before it uses the number. */
 struct lane_ref {
-	uint64_t slot;                 /* PUSH: the slot with the values */
-	uint64_t count;                /* PUSH: the number of values */
-	uint64_t hold, ticket, buffer; /* PARAMS */
+	uint64_t slot;  /* PUSH: the slot with the values */
+	uint64_t count; /* PUSH: the number of values */
+	/* PARAMS: the numbers of the hold and of the buffer, and the ticket */
+	uint64_t hold, ticket, buffer;
 };
 
 #endif

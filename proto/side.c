@@ -71,14 +71,14 @@ int side_encode_mark(const struct side_mark *mark, zmq_msg_t *frame)
 	return PS_OK;
 }
 
-/* A reference to a frame. Another frame holds the reference until libzmq has sent that other
- * frame. */
+/* A reference to the frame `whole`. A frame that is a part of `whole` holds the reference until
+ * libzmq has sent this part. */
 struct loan {
-	atomic_int lent; /* shows ThreadSanitizer that the loan moves to another thread */
+	atomic_int lent; /* makes the handover to another thread visible to ThreadSanitizer */
 	zmq_msg_t whole;
 };
 
-/* Drops the reference of a frame. libzmq calls this function on one of its own threads. */
+/* Drops a reference to a frame. libzmq calls this function on one of its own threads. */
 static void return_loan(void *values, void *loan)
 {
 	struct loan *l = loan;

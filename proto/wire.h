@@ -48,24 +48,27 @@ typedef double wire_squares_fn(const float *values, size_t n);
  * values if they are in memory of another process, computes their checksum, finds the largest
  * magnitude, and computes the sum of squares, block by block, while a block is in the caches. */
 struct wire_pass {
-	const struct engine *engine; /* does a part of the work; NULL: none */
-	wire_squares_fn *squares;    /* NULL: the sum of squares is not needed */
-	uint64_t trained;            /* maximum number of squared values in a frame */
+	/* the threads that make the pass; NULL: only the caller's thread */
+	const struct engine *engine;
+	wire_squares_fn *squares; /* sums the squares of a block; NULL: the sum is not needed */
+	/* maximum number of values of a frame, from the first on, that are squared */
+	uint64_t trained;
 };
 
 /*
  * This struct has the frames of one message. The first frame is the header.
  *
  * A chunked push sends its first tensor frames before the PUSH. Each of these frames is a message
- * of its own (a chunk), with a header of one zero byte, which is not valid protobuf. Three chunks
- * can therefore make progress at the same time: the receiver checks one, the second is on its way,
- * and the sender computes the checksum of the third.
+ * of its own (a chunk). Three chunks can therefore make progress at the same time: the receiver
+ * checks one, the second is on its way, and the sender computes the checksum of the third. The
+ * header of a chunk is one zero byte, which is not valid protobuf, so a chunk is never taken for
+ * another message.
  */
 struct frames {
-	size_t n;        /* 1 + slices */
+	size_t n;        /* number of frames: the header and one for each slice */
 	size_t n_chunks; /* frames 1 to n_chunks are chunks */
-	/* wire_recv sets fd to the descriptor of the connection on which the message arrived, also
-	 * if it refuses the message; -1: unknown */
+	/* if wire_recv refuses the message, it sets fd to the descriptor of the connection on which
+	 * the message arrived; -1: unknown */
 	int fd;
 	struct chunk chunk[WIRE_MAX_CHUNKS];
 	zmq_msg_t frame[1 + WIRE_MAX_SLICES];
@@ -73,8 +76,9 @@ struct frames {
 
 struct wire; /* opaque: protobuf arena and aligned tensor memory */
 
-/* Creates a struct wire. `n_params` is the maximum number of floats in a message. If `n_params` is
- * 0, as in a worker before WELCOME, the decoder refuses every slice. PS_ENOMEM. */
+/* Creates a struct wire. `n_params` is the maximum number of tensor values in a message. If
+ * `n_params` is 0, as in a worker before WELCOME, the decoder refuses every slice. Error:
+ * PS_ENOMEM. */
 int wire_new(struct wire **out, size_t n_params) PS_MUST_CHECK;
 /* Frees the struct and sets *w to NULL; *w may be NULL. */
 void wire_free(struct wire **w);
@@ -86,17 +90,18 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
  * Decodes one message. The data of a slice point into its frame or, if the frame is not aligned or
  * has ENCODING_BF16, to w's memory. The frames must therefore outlive *m. On an error the function
  * sets *why (`why` may be NULL) to one sentence for the log and the ERROR reply. The sentence is
- * valid until the next decode. Returns PS_EPROTO if the message is malformed, has a wrong checksum
- * or exceeds a limit. Returns PS_EVERSION if the peer of a HELLO or WELCOME has no common version
- * or requires an unknown feature. Returns PS_EAGAIN if the chunks belong to another PUSH, because
- * messages were lost.
+ * valid until the next call of wire_decode. Returns PS_EPROTO if the message is malformed, has a
+ * wrong checksum or exceeds a limit. Returns PS_EVERSION if the peer of a HELLO or WELCOME has no
+ * common version or requires an unknown feature. Returns PS_EAGAIN if the chunks belong to another
+ * PUSH, because messages were lost.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
-/* From now on, wire_decode refuses values with ENCODING_BF16. Do not call it to read a log. */
+/* From now on, wire_decode refuses values with ENCODING_BF16. Do not call this function for a
+ * struct wire that reads a log. */
 void wire_only_exact(struct wire *w);
-/* Sets how wire_decode reads gradients. The engine must outlive *w. */
+/* Sets the pass that wire_decode makes over gradients. The engine must outlive *w. */
 void wire_use_pass(struct wire *w, const struct wire_pass *pass);
-/* Makes the header frame of a chunk. PS_ENOMEM. */
+/* Makes the header frame of a chunk, which is one zero byte. Error: PS_ENOMEM. */
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
 /* Returns `protocol` of the newest HELLO or WELCOME that wire_decode has received. */
 uint64_t wire_peer_protocol(const struct wire *w);
@@ -107,16 +112,16 @@ int wire_is_chunk(struct frames *f);
 size_t wire_chunks_wanted(struct frames *f);
 /* Returns the seq in the header of a PUSH, which the function does not check, or 0. */
 uint64_t wire_push_seq(struct frames *f);
-/* If the message is a PARAMS with one tensor frame, which is only a part of the weights, returns
- * the number of parts and sets *request to the number in the header. The function checks neither.
- * Else returns 0. */
+/* If the message is a PARAMS whose one tensor frame is only a part of the weights, returns the
+ * number of parts and sets *request to the request number. Both numbers are in the header, and the
+ * function does not check them. Returns 0 for other messages. */
 uint64_t wire_params_parts(struct frames *f, uint64_t *request);
 /* If the message has no tensor frame and its PUSH or PARAMS header refers to shared memory instead,
  * returns 1 and sets *ref to the numbers in the header, which the function does not check. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
 /* Copies `count` floats from memory that another process may change, and sets *chunk to the results
- * for the copy. `pass` may be NULL, here and in wire_check_chunk: no engine, and no sum of
- * squares. */
+ * for the copy. `pass` may be NULL, here and in wire_check_chunk: then there is no engine, and no
+ * sum of squares. */
 void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk,
 	const struct wire_pass *pass);
 /* Makes the pass over a chunk. If the frame is not aligned for floats, the function computes only
@@ -132,16 +137,18 @@ void wire_defer(struct wire *w);
 int wire_values(struct frames *f, const struct msg_params *p, float *to) PS_MUST_CHECK;
 /*
  * Encodes `m` into new header and tensor frames, with copies of the slice data (wire_encode_slice).
- * The header gets the xxh3 of each slice; *m does not change. A replay already has the checksum of
- * its first transmission. After PS_ENOMEM or PS_ETOOBIG, the caller has nothing to release.
+ * The header gets the xxh3 of each slice; *m does not change. A slice of a replay already has its
+ * xxh3, from the first transmission. After PS_ENOMEM or PS_ETOOBIG, the caller has nothing to
+ * release.
  */
 int wire_encode(const struct msg *m, struct frames *f) PS_MUST_CHECK;
-/* Encodes only the header frame of `m`. The caller shares existing tensor frames with
+/* Encodes only the header frame of `m`. The caller adds existing tensor frames to it with
  * zmq_msg_copy. */
 int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
 /* Makes a tensor frame with a copy of the slice's values, which the caller can send more than once.
  * Computes s->xxh3 in the same pass over the values, unless it is already set. With ENCODING_BF16,
- * the function rounds the values, and always computes s->xxh3 in a second pass. PS_ENOMEM. */
+ * the function rounds the values, and always computes s->xxh3 in a second pass. Error:
+ * PS_ENOMEM. */
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Returns the XXH3-64 of `count` floats, which is the checksum of a slice with these values. */
 uint64_t wire_checksum(const float *data, size_t count);
@@ -153,7 +160,7 @@ uint64_t wire_checksum_with(const float *data, size_t count, const struct engine
  * caches. */
 uint64_t wire_checksum_filled(const float *data, size_t count, engine_block_fn *fill, void *arg,
 	const struct engine *engine);
-/* Returns the checksum of a tensor frame with these bytes. */
+/* Returns the checksum (XXH3-64) of a tensor frame that has these `size` bytes. */
 uint64_t wire_frame_checksum(const void *bytes, size_t size);
 /* wire_checksum_blocks computes the result of wire_checksum for values that are produced block by
  * block. A wire_block_fn sets *values to the next block and returns the number of its values, or 0
@@ -163,9 +170,10 @@ uint64_t wire_checksum_blocks(wire_block_fn *next, void *arg);
 
 /* Receives one whole message without blocking. Returns 1 if it has received a message, and 0 if
  * there was none. Returns PS_EPROTO if the message has too many parts or too large a header, and
- * discards this message. PS_ENET. For a ROUTER socket, the function removes the identity frame and
- * sets *peer to the nonzero number in the 5-byte id that libzmq has assigned; if the client has
- * chosen the id itself, the function returns PS_EPROTO. For other sockets `peer` must be NULL. */
+ * discards this message. Other error: PS_ENET. For a ROUTER socket, the function removes the
+ * identity frame and sets *peer to the nonzero number in the 5-byte id that libzmq has assigned; if
+ * the client has chosen the id itself, the function returns PS_EPROTO. For other sockets `peer`
+ * must be NULL. */
 int wire_recv(void *socket, uint32_t *peer, struct frames *f) PS_MUST_CHECK;
 /* Receives a message on a DEALER socket, as wire_recv does, but waits for the message for at most
  * `ms` milliseconds or until a signal. */
@@ -188,7 +196,7 @@ static inline void frames_init(struct frames *f)
 }
 /* Moves the frames of `from` to `to`, which must be empty. After the call `from` is empty. */
 void frames_move(struct frames *to, struct frames *from);
-/* Closes every frame. A second call has no effect. */
+/* Closes every frame. A call for closed frames has no effect. */
 static inline void frames_release(struct frames *f)
 {
 	while (f->n > 0)

@@ -3,7 +3,9 @@
  * other thread.
  *
  * If a peer took over the server through a defect, this peer could start no program, open no file
- * except those of the options and of the libraries, and change no file outside --checkpoint-dir.
+ * except those of the options and of the libraries, and change no file outside --checkpoint-dir. A
+ * rule of Landlock for a directory holds for everything beneath it, so the process can read all
+ * files beneath the directories of the keys.
  * The sandbox consists of four mechanisms of Linux:
  *
  * - no_new_privs: a program that the process starts cannot get more rights than the process;
@@ -13,8 +15,8 @@
  * - Landlock: the files that the process may open (sandbox.c lists them);
  * - seccomp: a list of allowed system calls. A call that starts a program or traces a process ends
  *   the server; any other call that is not on the list fails with EPERM. The list also limits
- *   arguments: no memory becomes executable, and only the kinds of sockets and the requests to
- *   devices are left that the server needs (test_server_sandbox.c).
+ *   arguments: no memory becomes executable, and the process can use only those kinds of sockets
+ *   and those requests to devices that the server needs (test_server_sandbox.c).
  */
 #ifndef SERVER_SANDBOX_H
 #define SERVER_SANDBOX_H
@@ -22,10 +24,13 @@
 #include "server/config/options.h"
 
 /*
- * Enters the sandbox that --sandbox demands, and logs one line about it. Creates --checkpoint-dir,
- * because a rule of Landlock needs a directory that exists, and sets o->made_checkpoint_dir.
- * Returns PS_EUSAGE if the directory cannot be created, or if a mechanism is missing with --sandbox
- * require. The main thread must call this function before any other thread starts.
+ * Enters the sandbox that --sandbox demands, and logs one line about it. Before it enters the
+ * sandbox, the function creates what the process cannot create inside. It creates --checkpoint-dir,
+ * because a rule of Landlock needs a directory that exists, and sets o->made_checkpoint_dir to 1 if
+ * the directory was missing. It listens on the socket of lanes, and sets o->lane_fd; the caller
+ * removes the file of the socket. Returns PS_EUSAGE if the directory cannot be created, or if a
+ * mechanism is missing with --sandbox require. The main thread must call this function before any
+ * other thread starts.
  */
 int sandbox_enter(struct options *o, struct err *e) PS_MUST_CHECK;
 

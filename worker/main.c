@@ -16,16 +16,17 @@
 #include "worker/trainer.h"
 #include "worker/watchdog.h"
 
-/* maximum number of fenced sessions in a row without an acknowledged push */
+/* The worker gives up after this number of sessions in a row that the server has ended as fenced
+ * (PS_EFENCED), and in which it has acknowledged no push */
 #define MAX_FENCED   10
-#define EXIT_STOPPED 12 /* the worker ended before the training was done */
+#define EXIT_STOPPED 12 /* exit status if the worker ends before the training is done */
 
 /* Time of the signal that stops this worker, by clock_ms, or 0 before the signal. The variable is
  * global, because a signal handler sets it, and a handler receives only the number of its
  * signal. */
 static atomic_uint_least64_t stopped_ms;
-/* 1 if a session is open, so that its work must be given back; if 0, a signal ends the process at
- * once */
+/* 1: a session is open, and the worker must give its work back before it ends. 0: a signal ends the
+ * process at once */
 static atomic_int has_session;
 static uint64_t grace_ms;
 
@@ -56,8 +57,8 @@ static int is_stopped(void *arg)
 }
 
 /* Installs the signal handlers. SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) end the worker after
- * its current batch, or at once if it has no session. If the same SIGTERM or SIGINT comes a second
- * time, it kills the worker. docs/operations.md has a table of all signals. */
+ * its current batch, or at once if it has no session. A second SIGTERM, or a second SIGINT, kills
+ * the worker at once. docs/operations.md has a table of all signals. */
 static void catch_signals(void)
 {
 	struct sigaction a;
@@ -75,7 +76,7 @@ static void catch_signals(void)
 }
 
 /* Logs why the worker waits for the server, and removes the progress bar, because its images/s are
- * out of date. The next batch draws the bar again. */
+ * out of date. The trainer draws the bar again at the next batch. */
 static void report_wait(void *arg, const char *line)
 {
 	(void)arg;
@@ -83,7 +84,7 @@ static void report_wait(void *arg, const char *line)
 	log_info("net", "waiting", "reason=\"%s\"", line);
 }
 
-/* Converts the options to those of libcnnps. */
+/* Returns the options of libcnnps that correspond to the options of the program. */
 static struct cnnps_options connection(
 	const struct worker_options *o, const struct data_id *d, const char *device)
 {
@@ -154,9 +155,9 @@ static int run_session(struct cnnps_options *o, const struct trainer_config *t, 
 	return rc;
 }
 
-/* Runs sessions one after the other. If the server fences a worker that it considered dead, the
- * worker connects again as a new worker. A worker with --name must exit instead, because another
- * worker with the same name may have replaced it. */
+/* Runs sessions one after the other. If the server has ended a session as fenced, because it
+ * considered the worker dead, the worker connects again as a new worker. A worker with --name must
+ * exit instead, because another worker with the same name may have replaced it. */
 static int run_sessions(
 	struct cnnps_options *o, const struct trainer_config *t, struct data *d, struct err *e)
 {
@@ -169,7 +170,7 @@ static int run_sessions(
 			break;
 		log_warn("worker", "fenced", "reason=\"%s\" action=\"connect anew\"", e->text);
 	}
-	/* the signal came while the session ended */
+	/* report a stop if the signal came while the session ended */
 	return rc == PS_EFENCED && !named && is_stopped(NULL) ? PS_ESHUTDOWN : rc;
 }
 
@@ -221,8 +222,8 @@ static int print_data_id(const struct worker_options *o, struct data *d, struct 
 	return rc;
 }
 
-/* Returns the exit code of the process, which is 0 only if the training is done. A supervisor
- * therefore starts a worker again that has ended earlier. */
+/* Returns the exit code of the process, which is 0 only if the training is done. A supervisor that
+ * restarts failed processes therefore restarts a worker that ended too early. */
 static int exit_code(int rc)
 {
 	return rc == PS_ESHUTDOWN ? EXIT_STOPPED : err_exit_code(rc);
@@ -230,7 +231,7 @@ static int exit_code(int rc)
 
 int main(int argc, char **argv)
 {
-	static struct data data; /* too large for a stack */
+	static struct data data; /* static, because it is too large for a stack */
 	struct worker_options o;
 	struct err e = {0};
 	int rc;

@@ -10,16 +10,17 @@
 #include "common/opt.h"
 
 struct worker_options {
-	const char *server, *data, *device, *name; /* data NULL: search the usual directories */
-	const char *key, *server_key;              /* key files, or NULL */
+	/* if `data` is NULL, the worker searches the usual directories */
+	const char *server, *data, *device, *name;
+	const char *key, *server_key; /* names of key files; NULL: the option is not given */
 	int64_t threads, connect_timeout_ms, disconnect_timeout_ms, batch_timeout_ms, grace_ms,
 		device_timeout_ms, replay_mb, data_mb, memory_mb;
-	int precision, kernels; /* enums kx_precision, kx_kernels */
+	int precision, kernels; /* values of enum kx_precision and enum kx_kernels */
 	int print_data_id;
-	int lane; /* enum cnnps_lane */
-	int wire; /* enum cnnps_wire */
+	int lane; /* a value of enum cnnps_lane */
+	int wire; /* a value of enum cnnps_wire */
 	int64_t connections;
-	int log_level, log_format; /* enums of common/log.h */
+	int log_level, log_format; /* values of the enums of common/log.h */
 };
 
 /* Parses the command line. Returns OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has printed the errors

@@ -14,20 +14,20 @@
 struct trainer_config {
 	const struct data *data;
 	const char *device;
-	int threads, precision, kernels; /* as struct backend_options */
+	int threads, precision, kernels; /* as in struct backend_options */
 	uint64_t memory; /* maximum bytes for the model and its activations; 0: no maximum */
 	/* called between batches; if it returns nonzero, the trainer stops */
 	int (*stop)(void *arg);
 	void *stop_arg;
 	/* 1: with prefetch, gradients of single batches overlap even on a device that computes them
-	 * one after the other; only tests set it */
+	 * one after the other; only tests set this field */
 	int overlaps;
 };
 
 /* The completed work, which is valid even after a failure. */
 struct trainer_work {
 	uint64_t images, batches, evaluated;
-	double seconds; /* time in the backend */
+	double seconds; /* time for which the backend has computed, in seconds */
 };
 
 /*
@@ -43,8 +43,8 @@ struct trainer_device {
 	char name[64], option[64];
 	const struct backend_memory *memory; /* memory with fast copies to and from the device */
 };
-/* Tests whether this device can compute gradients; cfg->data may be empty. PS_EUSAGE, PS_EDEVICE:
- * the device cannot. */
+/* Tests whether this device can compute gradients; cfg->data may be empty. Returns PS_EUSAGE or
+ * PS_EDEVICE if the device cannot compute gradients. */
 int trainer_probe(
 	const struct trainer_config *cfg, struct trainer_device *d, struct err *e) PS_MUST_CHECK;
 

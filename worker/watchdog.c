@@ -6,7 +6,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-static uint64_t limit_ms; /* 0: none */
+static uint64_t limit_ms; /* time limit of a call of the device; 0: there is none */
 static char line[160];    /* the message that the signal handler prints */
 static size_t line_length;
 

@@ -3,13 +3,14 @@
  * thread can end a call that hangs. After the end of the process the server gives the worker's
  * lease to another worker.
  *
- * Thread: the trainer's. The timer is the process's only ITIMER_REAL.
+ * Thread: the trainer's. The watchdog uses ITIMER_REAL, so nothing else in the process may use this
+ * timer.
  */
 #ifndef WORKER_WATCHDOG_H
 #define WORKER_WATCHDOG_H
 #include <stdint.h>
 
-#define WATCHDOG_EXIT 13 /* the exit status; docs/operations.md */
+#define WATCHDOG_EXIT 13 /* exit status of the process (docs/operations.md) */
 
 /* Sets the time limit of each call of the device, in milliseconds. Without this call there is no
  * limit. */

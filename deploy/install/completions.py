@@ -33,8 +33,8 @@ def options(text):
 
 
 def values(argument, words):
-    """Returns the values of an option if its argument is a|b|c, or if its help lists them as
-    (a|b|c; ...); otherwise an empty list."""
+    """Returns the values of an option if its argument has the form a|b|c, or if its help lists them
+    as (a|b|c; ...). Returns an empty list for any other option."""
     if argument and re.fullmatch(r"[a-z]+(\|[a-z]+)+", argument):
         return argument.split("|")
     found = re.search(r"\(([\w.-]+(?:\|[\w.-]+)+)", words)

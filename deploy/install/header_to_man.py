@@ -19,7 +19,7 @@ def escape(line):
 
 
 def prose(comment):
-    """Returns the paragraphs of a comment as troff. Indented lines are not filled."""
+    """Returns the paragraphs of a comment as troff. Indented lines keep their line breaks."""
     out = []
     for paragraph in re.split(r"\n\s*\n", comment.strip("\n")):
         lines = paragraph.split("\n")

@@ -1,10 +1,11 @@
 /*
  * cpu.c - the cpu device. Each thread of a team computes the forward and backward pass of its slice
- * of the batch and adds up its own gradients. The team then adds the sums in the order of the
- * threads.
+ * of the batch and adds up its own gradients. The team then adds these sums in the order of the
+ * thread numbers.
  *
- * The device uses the best instruction set of the processor. The environment variable
- * CNN_KX_ISA=baseline|avx2|avx512 selects another one, for tests and measurements.
+ * The device uses the first entry of `instruction_sets` that the processor supports. The
+ * environment variable CNN_KX_ISA=baseline|avx2|avx512 selects another instruction set, for tests
+ * and measurements.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,12 +21,12 @@ struct cpu {
 	struct plan plan;
 	struct team *team;
 	size_t n_lanes;
-	struct lane *lane; /* one per thread */
-	float **sum;       /* each lane's gradient */
+	struct lane *lane; /* array with one lane for each thread */
+	float **sum;       /* for each lane: pointer to lane.grad */
 	float *packed;
 	struct joint joint;
 	struct kx_images set;
-	struct batch batch; /* of the current job: the caller writes it, the team reads it */
+	struct batch batch; /* batch of the current job: the caller writes it, the team reads it */
 };
 
 /* ---- instruction set ------------------------------------------------------------------------- */

@@ -8,15 +8,17 @@
 #include "kernels/cpu/pack.h"
 #include "kernels/cpu/team.h"
 
-#define GROUP_ROWS   48 /* approximate number of images that a lane multiplies by a panel at once */
-#define ROW_UNIT     24 /* a multiple of the rows of a register tile, for each instruction set */
-#define FILTER_TAPS  256
-#define DATA_WEIGHTS ((size_t)1 << 17) /* floats of packed weights that stay in the L2 cache */
+#define GROUP_ROWS  48 /* approximate number of images that a lane multiplies by a panel at once */
+#define ROW_UNIT    24 /* a multiple of the rows of a register tile, for each instruction set */
+#define FILTER_TAPS 256
+/* number of packed weights (floats) that a lane multiplies at a time; they stay in the L2 cache */
+#define DATA_WEIGHTS ((size_t)1 << 17)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Returns the number of floats from one row of a matrix to the next. An odd number of cache lines
- * spreads the rows over the whole cache. */
+/* Returns the number of floats from one row of a matrix to the next. This number is at least
+ * SIMD_MAX_LANES floats (one cache line) larger than `columns`. Without these floats, rows whose
+ * length is a power of two would use only a few sets of the cache. */
 static size_t row_of(const struct plan *p, size_t columns)
 {
 	return round_up(columns, 2 * p->simd->lanes) + SIMD_MAX_LANES;
@@ -53,7 +55,7 @@ int joint_init(struct joint *j, const struct plan *p, size_t rows)
 	int ok = 1;
 
 	*j = (struct joint){0};
-	rows += p->simd->positions; /* a product may compute more rows */
+	rows += p->simd->positions; /* because a product may also write rows after the last image */
 	for (size_t i = 0; ok && i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
 
@@ -87,8 +89,8 @@ static struct share lane_share(const struct lane *l, const struct block *b)
 	return (struct share){(size_t)(l - b->batch->lanes), b->batch->n_lanes};
 }
 
-/* Transposes the taps of one image, or the gradients of these taps. They are [pixel][channel] in
- * activations and [channel][pixel] in the order of the manifest. */
+/* Transposes the input values of one image, or their gradients. In activations the order is
+ * [pixel][channel], and in the manifest [channel][pixel]. */
 static void reorder(const struct simd *simd, float *to, const float *from, size_t rows, size_t cols)
 {
 	if (rows == 1 || cols == 1)
@@ -145,10 +147,10 @@ static void share_d_output(const struct lane *l, size_t i, const struct block *b
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Returns the number of groups into which the rows of a matrix are divided. With these groups, a
- * team with more lanes than panels can share the work. A product may overwrite rows after its own.
- * Therefore each group but the last one has a multiple of ROW_UNIT rows, so that its product fills
- * its last tile. */
+/* Returns the number of groups into which the rows of a matrix are divided. A piece of work is one
+ * panel for one group of rows, so that there is work for all lanes even if there are fewer panels
+ * than lanes. A product may overwrite rows after its own. Therefore each group but the last one has
+ * a multiple of ROW_UNIT rows, so that the product of the group fills its last tile. */
 static size_t groups_of(size_t rows)
 {
 	return rows < 2 * GROUP_ROWS ? 1 : rows / GROUP_ROWS;

@@ -11,8 +11,9 @@
 #include "kernels/device/device.h"
 
 /* LARGE_BLOCK is the minimum number of images in a block if an fc step has many weights.
- * LARGE_ROUND is the minimum number in all blocks of a round together if there is a joint step. One
- * read of the many weights then serves all these images. */
+ * LARGE_ROUND is the minimum number of images in all blocks of a round together if there is a joint
+ * step. With these numbers, a lane (in a joint step, the team) reads the many weights only once for
+ * all these images. */
 #define LARGE_BLOCK 64
 #define LARGE_ROUND 128
 
@@ -252,7 +253,7 @@ static void get_block(size_t blocks, size_t begin, size_t end, size_t i, struct 
 	b->n = last - first;
 }
 
-/* Returns the number of blocks of up to `max` images. */
+/* Returns the number of blocks of up to `max` images that together have `n` images. */
 static size_t blocks_needed(size_t n, size_t max)
 {
 	return (n + max - 1) / max;
@@ -282,7 +283,8 @@ static void get_round(
 
 /* Sets *s to sub-block number `i` of block `b` in a segment that is not the last one, and *v to a
  * copy of lane `l` whose arrays begin with the first image of this sub-block. All sub-blocks share
- * the memory of the gradients that no other segment reads. Returns 0 past the last sub-block. */
+ * the memory of the gradients that no other segment reads. Returns 0 if the block has no sub-block
+ * with this number. */
 static int get_sub_block(const struct lane *l, const struct segment *g, const struct block *b,
 	size_t i, struct block *s, struct lane *v)
 {
@@ -331,7 +333,7 @@ static void load_block(struct lane *l, const struct block *b)
 		load_image(l, b, n);
 }
 
-/* Returns 1 if every lane takes part in a step, also without images. */
+/* Returns 1 if every lane must take part in a step, even a lane that has no images. */
 static int needs_all_lanes(const struct step *s)
 {
 	return s->kind == STEP_BATCHNORM || s->forward == WAY_JOINT;
@@ -346,8 +348,8 @@ static void segment_forward(struct lane *l, const struct segment *g, const struc
 			step_forward(l, i, b);
 }
 
-/* Runs the backward pass of a segment. It ends at the first step with weights, because no earlier
- * step needs gradients. */
+/* Runs the backward pass of a segment. The pass ends at the model's first step with weights,
+ * because no earlier step needs gradients. */
 static void segment_backward(struct lane *l, const struct segment *g, const struct block *b)
 {
 	for (size_t i = g->end; i-- > g->begin && i >= l->plan->first_trained;)
@@ -395,8 +397,8 @@ static void block_backward(struct lane *l, const struct block *b)
 			segment_backward(&v, &l->plan->segment[k], &s);
 }
 
-/* Returns the number of rounds in which every lane computes its slice of the batch in blocks of up
- * to `max` images. */
+/* Returns the number of rounds that every lane needs to compute its slice of the batch, one block
+ * of up to `max` images per round. */
 static size_t count_rounds(const struct batch *b, size_t max)
 {
 	return blocks_needed(blocks_needed(b->images, b->n_lanes), max);

@@ -30,7 +30,7 @@ void share_range(struct share s, size_t n, size_t *begin, size_t *end)
 /* ---- packing of parameters ------------------------------------------------------------------- */
 
 /*
- * Returns the number of channels and pixels between which the weights of a filter are transposed.
+ * Returns the numbers of channels and of pixels with which the weights of a filter are transposed.
  * The weights are [channel][pixel] in the parameters and [pixel][channel] in a patch. With one
  * pixel, both orders are the same, and the function returns one channel with all taps.
  */

@@ -11,7 +11,7 @@ struct share {
 	size_t part, parts;
 };
 
-/* Writes the part [*begin, *end) of 0..n that share `s` covers. */
+/* Sets [*begin, *end) to the part of 0..n that belongs to share `s`. */
 void share_range(struct share s, size_t n, size_t *begin, size_t *end);
 /* Copies `params`, in the order of the manifest, to `packed`, which has plan->packed_floats floats.
  * The padding of `packed` must be zero and stays zero. `room` is scratch memory of plan->max_taps

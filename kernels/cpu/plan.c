@@ -7,11 +7,14 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define MAX_IMAGE ((size_t)1 << 25) /* floats of an image between steps; offsets have 32 bits */
-/* maximum number of positions in all windows of a step, with overlaps */
+/* maximum number of floats of one image in an activation, so that offsets fit in 32 bits */
+#define MAX_IMAGE ((size_t)1 << 25)
+/* maximum number of positions in all windows of a step; a position in several windows counts
+ * several times */
 #define MAX_POSITIONS ((size_t)1 << 28)
-#define MANY_WEIGHTS  ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
-#define JOINT_FILTERS 64                /* minimum number of neurons that a team can divide */
+#define MANY_WEIGHTS  ((size_t)1 << 18) /* number of weights that take 1 MiB, a typical L2 cache */
+/* minimum number of neurons of a step that a team divides among its lanes */
+#define JOINT_FILTERS 64
 
 size_t round_up(size_t n, size_t unit)
 {
@@ -73,15 +76,15 @@ static size_t winograd_size(const struct layer *l)
 	return l->size == 3 ? 4 : l->size == 5 ? 2 : 0;
 }
 
-/* Returns 1 if the last of the tiles that cover `out` rows or columns of the output needs only two
- * of its four rows or columns. */
+/* Tiles of `tile` rows or columns cover `out` rows or columns of the output. Returns 1 if a tile
+ * has four rows or columns, and the last tile needs at most the first two of them. */
 static size_t is_cut(size_t tile, size_t out)
 {
 	return tile == 4 && (out % 4 == 1 || out % 4 == 2);
 }
 
-/* Returns `n` rows or columns of the input with padding, and more if the tiles of `out` rows or
- * columns of the output need more. */
+/* Returns the number of rows or columns for which the input has room, padding included. This is
+ * `n`, or more if the tiles of `out` rows or columns of the output need more. */
 static size_t fit_tiles(const struct layer *l, size_t n, size_t out)
 {
 	const size_t tile = winograd_size(l);
@@ -132,7 +135,7 @@ static struct pooling window_sizes(const struct layer *l)
 }
 
 /* Appends the positions of window (y, x): the output pixels of the weighted layer that lie in this
- * window. The weighted layer has `positions` (rows and columns) output pixels. */
+ * window. `positions` has the numbers of rows and columns of the weighted layer's output. */
 static void add_window(struct step *s, const struct pooling *w, struct shape positions, size_t y,
 	size_t x, size_t y_floats, size_t x_floats, size_t origin)
 {
@@ -149,16 +152,16 @@ static void add_window(struct step *s, const struct pooling *w, struct shape pos
 		}
 }
 
-/* Builds the window tables. The weighted layer has `positions` (rows and columns) output pixels,
- * which are called positions. Neighbouring positions are `stride` pixels of the input activation
- * apart; the first position is at offset `origin`. */
+/* Builds the window tables. The output pixels of the weighted layer are called positions, and
+ * `positions` has their numbers of rows and columns. Neighbouring positions are `stride` pixels of
+ * the input activation apart; the first position is at offset `origin`. */
 static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	struct shape positions, size_t stride, size_t origin)
 {
 	const struct activation *in = &p->activation[s->in], *out = &p->activation[s->out];
 	const struct pooling w = window_sizes(pool);
 	const struct shape o = out->shape;
-	size_t max = o.h * o.w; /* at most MAX_IMAGE */
+	size_t max = o.h * o.w; /* cannot overflow, because it is at most MAX_IMAGE */
 
 	if (__builtin_mul_overflow(max, w.height * w.width, &max) || max > MAX_POSITIONS)
 		return 0;
@@ -238,12 +241,13 @@ static int add_taps(struct plan *p, struct step *s, size_t height, size_t width)
 
 /* ---- Winograd -------------------------------------------------------------------------------- */
 
-/* The approximate number of tiles in a band. A band and one panel of weights fit in an L2 cache. */
+/* The approximate number of tiles in a band. With this number, a band and one panel of weights fit
+ * in an L2 cache. */
 #define WINOGRAD_TILES 64
 
-/* Returns the cost of one of a step's three products with Winograd's tiles, in the unit of
- * choose_ways. To transform a tile of vectors takes about as long as to compute 120 vectors of
- * products. */
+/* Returns the cost of one of a step's three products with Winograd's tiles, as a number of vectors
+ * of products (the unit of choose_ways). The transform of one vector of channels or filters of a
+ * tile takes about as long as 120 vectors of products. */
 static double winograd_cost(const struct plan *p, const struct step *s, size_t size)
 {
 	const size_t pair = 2 * p->simd->lanes;
@@ -282,7 +286,7 @@ static void cut_bands(const struct plan *p, struct step *s, const struct layer *
 	if (rows < min)
 		rows = min;
 	rows = w->images > 1 || rows > w->down ? w->down : rows;
-	/* bands of nearly the same size */
+	/* divide the image into bands with nearly the same number of rows */
 	PS_ASSERT(rows > 0);
 	w->bands = (w->down + rows - 1) / rows;
 	PS_ASSERT(w->bands > 0);
@@ -356,8 +360,8 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
 
 /* ---- ways ------------------------------------------------------------------------------------ */
 
-/* Returns 1 for an fc step that has too many weights to read them again for each image. In a
- * convolution, the positions of one image share each read. */
+/* Returns 1 for an fc step that has too many weights to read them again for each image. Returns 0
+ * for a convolution, because it reads each weight once for many positions of an image. */
 static int has_many_weights(const struct step *s)
 {
 	return s->kind == STEP_WEIGHTS && s->n_positions == 1 &&
@@ -373,9 +377,10 @@ static int is_joint(const struct step *s)
 
 /*
  * Chooses the ways of a step's three products by their estimated costs. The dense way computes
- * every position in register tiles. The sparse way computes only the argmaxes that pass the ReLU.
- * But the sparse way waits for memory and fills vectors only along a row of the patch, so a vector
- * of products takes about twice as long as in the dense way.
+ * every position in register tiles. The sparse way, for the backward pass only, computes the
+ * positions that are the argmax of a window and pass the ReLU. But the sparse way waits for memory
+ * and fills vectors only along a row of the patch, so a vector of products takes about twice as
+ * long as in the dense way.
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {
@@ -466,15 +471,15 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Returns 1 if the layer is a pool that can be fused: its windows lie side by side. With
- * overlapping windows, a position would be computed once for each of its windows. */
+/* Returns 1 if the layer is a pool whose windows do not overlap, because only such a pool can be
+ * fused. With overlapping windows, a position would be computed once for each of its windows. */
 static int is_fusible(const struct layer *pool)
 {
 	return pool->kind == LAYER_POOL && pool->stride == pool->size;
 }
 
-/* Fuses the ReLUs and at most one pool after weighted layer `l` into its step. Returns the next
- * layer. */
+/* Fuses the ReLUs and at most one pool after weighted layer `l` into its step. Returns the number
+ * of the first layer after the step. */
 static size_t fuse(const struct model *m, size_t l, struct step *s, const struct layer **pool)
 {
 	*pool = NULL;
@@ -566,7 +571,7 @@ static int add_between(struct plan *p, struct step *s, const struct model *m, in
 		s->scale = 1 / (float)(s->of->kind == LAYER_CHANNELS ? s->of->in.h * s->of->in.w
 								     : s->of->size * s->of->size);
 		return add_windows(p, s, s->of, s->of->in, 1, in->origin);
-	case STEP_TANH: /* the backward pass needs their output */
+	case STEP_TANH: /* because the backward pass of tanh and sigmoid needs their output */
 	case STEP_SIGMOID:
 		p->held[s->out] = 1;
 		return 1;
@@ -655,7 +660,8 @@ size_t images_in_cache(const struct plan *p, size_t first, size_t last)
 	return images < 1 ? 1 : images > MAX_BLOCK ? MAX_BLOCK : images;
 }
 
-/* Returns the number of images that fill the tiles of a step. */
+/* Returns the number of images with which a step fills its register tiles (or a band of Winograd's
+ * tiles). */
 static size_t images_of_step(const struct plan *p, const struct step *s)
 {
 	if (s->kind != STEP_WEIGHTS)
@@ -673,8 +679,8 @@ static int may_begin(const struct plan *p, size_t i)
 	return p->step[i].kind == STEP_WEIGHTS;
 }
 
-/* Cuts the steps before the first fc step with many weights into segments. A segment begins where
- * the tiles of a step need several times as many images as the steps before it. */
+/* Cuts the steps before the first fc step with many weights into segments. A new segment begins at
+ * a step whose tiles need at least four times as many images as the steps before it. */
 static void cut_segments(struct plan *p)
 {
 	size_t large = 0, images = 1;

@@ -16,12 +16,13 @@
 
 struct cpu_ref {
 	const struct model *model;
-	size_t images; /* room for images in value, delta and argmax */
+	size_t images; /* number of images for which value, delta and argmax have room */
 	struct kx_images set;
 	double *value[MODEL_MAX_LAYERS + 1], *delta[MODEL_MAX_LAYERS + 1];
-	size_t *argmax[MODEL_MAX_LAYERS]; /* pool: the input that each output was copied from */
-	double *grad;                     /* sum over the images so far */
-	/* batchnorm: mean and variance of each channel */
+	/* pool: index of the input value that each output was copied from */
+	size_t *argmax[MODEL_MAX_LAYERS];
+	double *grad; /* sum of the gradients of the images so far */
+	/* batchnorm: mean and variance with which each channel is normalised */
 	double *mean[MODEL_MAX_LAYERS], *variance[MODEL_MAX_LAYERS];
 };
 
@@ -40,7 +41,8 @@ static size_t at(struct shape s, size_t c, size_t y, size_t x)
 	return (c * s.h + y) * s.w + x;
 }
 
-/* Returns the index of one weight of filter f. `c` counts the channels of the filter's group. */
+/* Returns the index in the layer's weight tensor of the weight of filter `f` for channel `c`, row
+ * `ky` and column `kx`. `c` counts only the channels of the filter's group. */
 static size_t weight_at(const struct layer *l, size_t f, size_t c, size_t ky, size_t kx)
 {
 	return ((f * (l->in.c / l->groups) + c) * l->size + ky) * l->size + kx;
@@ -52,8 +54,8 @@ static size_t first_channel(const struct layer *l, size_t f)
 	return f / (l->out.c / l->groups) * (l->in.c / l->groups);
 }
 
-/* Sets *i to the input row (or column) under row k of the window of output o. Returns 0 if there is
- * only padding. */
+/* Sets *i to the input row (or column) under row k of the window of output o. Returns 0 if this
+ * input row (or column) is padding. */
 static int under(size_t o, size_t k, size_t stride, size_t pad, size_t size, size_t *i)
 {
 	*i = o * stride + k - pad;
@@ -162,7 +164,7 @@ static void fc_backward(const struct layer *l, const float *weight, const double
 static void ref_relu_forward(const double *in, double *out, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
-		out[i] = in[i] < 0 ? 0 : in[i]; /* keeps NaN */
+		out[i] = in[i] < 0 ? 0 : in[i]; /* a NaN is not < 0, so it stays a NaN */
 }
 
 static void relu_backward(const double *out, const double *d_out, double *d_in, size_t n)
@@ -286,7 +288,7 @@ static void skip_backward(const struct layer *l, struct shape skip, const double
 
 /* ---- pool, avgpool, dropout ------------------------------------------------------------------ */
 
-/* Returns the index of the first maximum of a window in row order. Padding is never the maximum. */
+/* Returns the index of the first maximum of a window in row order. The function ignores padding. */
 static size_t pool_vector_argmax(
 	const struct layer *l, const double *in, size_t c, size_t oy, size_t ox)
 {
@@ -412,7 +414,8 @@ struct normed {
 	double *mean, *variance;
 };
 
-/* Returns the index of value `i` of channel `c`. `i` counts over all images. */
+/* Returns the index of value `i` of channel `c`. `i` counts the values of the channel in all
+ * images. */
 static size_t normed_at(const struct normed *b, size_t c, size_t i)
 {
 	return (i / b->area * b->channels + c) * b->area + i % b->area;
@@ -569,7 +572,7 @@ static void image_forward(struct cpu_ref *r, size_t number, const struct pass *p
 		add_forward(l, m->layer[l->partner].in, in,
 			r->value[l->partner] + image_at(r, l->partner, n), out);
 		break;
-	case LAYER_BATCHNORM: /* layer_forward: all images together */
+	case LAYER_BATCHNORM: /* layer_forward computes a batchnorm for all images together */
 		break;
 	}
 }
@@ -637,7 +640,7 @@ static void image_backward(struct cpu_ref *r, size_t number, const struct pass *
 	case LAYER_ADD:
 		memcpy(d_in, d_out, shape_count(l->in) * sizeof(*d_in));
 		break;
-	case LAYER_BATCHNORM: /* layer_backward: all images together */
+	case LAYER_BATCHNORM: /* layer_backward computes a batchnorm for all images together */
 		break;
 	}
 }
@@ -688,8 +691,8 @@ static void pass_forward(struct cpu_ref *r, const struct pass *p)
 		layer_forward(r, l, p);
 }
 
-/* Returns the sum of the losses and runs the backward pass. delta of the logits is the probability,
- * minus 1 at the label. */
+/* Returns the sum of the losses and runs the backward pass. delta of a logit is the probability of
+ * its class, minus 1 if this class is the label. */
 static double pass_backward(struct cpu_ref *r, const struct pass *p)
 {
 	const struct model *m = r->model;
@@ -816,7 +819,7 @@ static int cpu_ref_use(void *self, const struct kx_images *set, struct err *e)
 }
 
 /* Moves the pass to the next images of a batch of `batch` images: to as many as there is room for.
- * Returns 0 past the last image. */
+ * Returns 0 if no image of the batch is left. */
 static int next_pass(const struct cpu_ref *r, struct pass *p, size_t batch)
 {
 	p->first += p->n;

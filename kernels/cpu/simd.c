@@ -12,8 +12,9 @@
 
 /* A register tile has 2 x POSITIONS sums (gemm) or 2 x TAPS sums (filter_dense). Two vectors of
  * filters and one broadcast value need registers too. AVX-512 has 32 registers, and the other
- * instruction sets have 16. The last tile has MIN_ROWS to MAX_ROWS positions or taps: with fewer
- * sums, the processor would wait for each sum. */
+ * instruction sets have 16. The last tile has MIN_ROWS to MAX_ROWS positions or taps. With fewer
+ * rows than MIN_ROWS, the tile would have too few independent sums, and the processor would wait
+ * for each addition. */
 #if defined(__AVX512F__)
 #define LANES     16
 #define POSITIONS 8
@@ -65,8 +66,8 @@ INLINE vec choose(ivec mask, vec yes, vec no)
 
 /* ---- dense ----------------------------------------------------------------------------------- */
 
-/* Calls f(n, vecs) with a constant for n. 0 < n <= MAX_ROWS; the function gets at least
- * MIN_ROWS. */
+/* LAST_TILE calls f(n, vecs) for 0 < n <= MAX_ROWS, with a constant in place of n. If n is below
+ * MIN_ROWS, it calls f(MIN_ROWS, vecs). */
 #define CASE(f, n, vecs)                                                                           \
 	case n:                                                                                    \
 		f(n, vecs);                                                                        \
@@ -89,7 +90,7 @@ INLINE vec choose(ivec mask, vec yes, vec no)
 		break;                                                                             \
 	}
 
-/* Multiplies `n` rows by a panel. Value k of row i is x[i][tap[k]], or x[i][k] without `tap`. */
+/* Multiplies `n` rows by a panel. Value k of row i is x[i][tap[k]], or x[i][k] if `tap` is NULL. */
 INLINE void product_tile(float *out, size_t stride, const float *const x[MAX_ROWS],
 	const uint32_t *tap, size_t depth, const float *panel, const size_t n, const size_t vecs)
 {
@@ -161,8 +162,8 @@ static void product(float *out, size_t out_row, const float *x, size_t x_row, si
 		LAST_TILE(ROW_TILE, n, 2)
 }
 
-/* Computes `taps` rows of a gradient. Row i of the input begins at source[i], or at x + i * row
- * without `source`. Its value k is at tap[k], or at k without `tap`. */
+/* Computes `taps` rows of a gradient. Row i of the input begins at source[i], or at x + i * row if
+ * `source` is NULL. Value k of a row is at offset tap[k], or at offset k if `tap` is NULL. */
 INLINE void filter_sums(vec sum[MAX_ROWS][2], const float *d, size_t d_row,
 	const float *const *source, const float *x, size_t row, size_t n, const uint32_t *tap,
 	const size_t taps, const size_t vecs)
@@ -187,7 +188,7 @@ INLINE void filter_sums(vec sum[MAX_ROWS][2], const float *d, size_t d_row,
 	}
 }
 
-/* Adds to `taps` rows of the gradient. */
+/* Adds the sums of filter_sums to `taps` rows of the gradient. */
 INLINE void filter_tile(float *grad, const float *d, size_t d_row, const float *const *source,
 	const float *x, size_t row, size_t n, const uint32_t *tap, const size_t taps,
 	const size_t vecs)
@@ -231,7 +232,8 @@ static void product_back(float *grad, const float *d, size_t d_row, const float 
 		LAST_TILE(BACK_TILE, depth, 2)
 }
 
-/* The destination of a tile of outer. */
+/* The arguments grad, grad_row, scale and add of simd.outer (simd.h), which say how this function
+ * stores a tile. */
 struct outer {
 	float *grad;
 	size_t row;
@@ -379,7 +381,7 @@ INLINE ivec load_argmax(const uint16_t *p, size_t count)
 }
 
 /* Pools one window for one vector of filters. The window has n positions, whose values start at
- * `value`. Only the first `count` filters are stored. */
+ * `value`. The function stores the results of the first `count` filters only. */
 INLINE void pool_vector(const float *value, size_t width, size_t n, vec bias, int relu, float *out,
 	uint16_t *argmax, size_t count)
 {
@@ -526,8 +528,9 @@ static void relu_back(float *d, const float *value, size_t n)
 
 /* ---- sparse ---------------------------------------------------------------------------------- */
 
-/* The pointers and gradients are copied to local variables, because the compiler must assume that a
- * vector store can change any other memory. */
+/* The functions below copy pointers and gradients to local variables. Otherwise the compiler would
+ * load them again after each vector store, because it must assume that such a store can change any
+ * memory. */
 
 INLINE void add_rows_4(float *g, const float *const x[SIMD_ENTRIES], size_t at,
 	const float d[SIMD_ENTRIES], size_t n)
@@ -639,7 +642,7 @@ static void add_bias(float *restrict to, const float *restrict from, const float
 	for (size_t i = 0; i < n; i++) {
 		const float value = from[i] + bias[i];
 
-		to[i] = value < min ? min : value; /* keeps NaN */
+		to[i] = value < min ? min : value; /* a NaN is not < min, so it stays a NaN */
 	}
 }
 
@@ -655,7 +658,8 @@ static void add_scaled(float *restrict to, const float *restrict from, float sca
  * in Cephes. Keeps NaN. */
 INLINE vec exp_of(vec x)
 {
-	const vec magic = (vec){0} + 12582912; /* 1.5 * 2^23: rounds to a whole number */
+	/* 1.5 * 2^23: adding and subtracting this number rounds to a whole number */
+	const vec magic = (vec){0} + 12582912;
 
 	x = choose(x > 88, (vec){0} + 88, x);
 	x = choose(x < -87, (vec){0} - 87, x);
@@ -1008,7 +1012,8 @@ INLINE void input_tile_back(
 	}
 }
 
-/* Adds the last channels of a tile, which do not fill a vector. `tile` has whole vectors. */
+/* Adds the last channels of a tile, which do not fill a vector. In `tile`, the channels are padded
+ * to whole vectors. */
 static void add_channels(
 	float *dx, size_t row, size_t pixel, const float *tile, size_t channels, unsigned cut)
 {

@@ -19,22 +19,26 @@
 #include <stdint.h>
 
 #define SIMD_MAX_LANES     16
-#define SIMD_MAX_POSITIONS 65536 /* in one window */
+#define SIMD_MAX_POSITIONS 65536 /* maximum number of positions in one window */
 
-#define WINOGRAD_POINTS     6 /* rows and columns of a transformed tile */
+#define WINOGRAD_POINTS     6 /* number of rows, and of columns, of a transformed tile */
 #define WINOGRAD_TILE       (WINOGRAD_POINTS * WINOGRAD_POINTS)
-#define WINOGRAD_MAX_PIXELS 25         /* of a filter */
-#define WINOGRAD_UNUSED     UINT32_MAX /* an output outside the image, or in no window */
+#define WINOGRAD_MAX_PIXELS 25 /* maximum number of pixels of a filter */
+/* number of an output that is outside the image or in no window */
+#define WINOGRAD_UNUSED UINT32_MAX
 /* A tile of 4 x 4 outputs is narrow if only its first two columns lie in the image, and low if only
- * its first two rows do. Then it needs no values for the points 2 and -2 in this direction. */
+ * its first two rows do. In the direction in which a tile is narrow or low, the tile needs no
+ * values for the points 2 and -2. */
 #define WINOGRAD_NARROW 1u
 #define WINOGRAD_LOW    2u
 
 /* Consecutive pool windows of one or more images, and their consecutive positions. The pointers
  * refer to the tables of a lane. */
 struct chunk {
-	size_t n_windows, n_positions, max_positions; /* max_positions: in one window */
-	/* for each position; readable up to a multiple of simd.positions */
+	/* max_positions: maximum number of positions in one window */
+	size_t n_windows, n_positions, max_positions;
+	/* for each position: pointer to its patch; the array is readable up to the next multiple of
+	 * simd.positions */
 	const float *const *source;
 	/* first position of each window, counted from first[0]; n_windows + 1 entries */
 	const uint32_t *first;
@@ -61,7 +65,7 @@ struct entry {
 struct patch {
 	size_t rows, run;
 	size_t run_pad;     /* run rounded up to whole vectors, in packed weights and gradients */
-	const uint32_t *at; /* for each row: its offset in the patch */
+	const uint32_t *at; /* offset of each row in the patch */
 };
 
 /* Local response normalisation: channel c is divided by a function of channels c - below to
@@ -78,7 +82,7 @@ static inline size_t lrn_room(const struct lrn *l, size_t channels)
 
 struct simd {
 	const char *name;
-	size_t lanes;     /* floats in a vector */
+	size_t lanes;     /* number of floats in a vector */
 	size_t positions; /* gemm may round n up to a multiple of this */
 	size_t taps;      /* filter_dense may round n_taps up to a multiple of this */
 	size_t rows;      /* the largest `rows` that the function `outer` accepts */
@@ -131,7 +135,8 @@ struct simd {
 	void (*tanh_back)(float *to, const float *d, const float *value, size_t n);
 	void (*sigmoid_back)(float *to, const float *d, const float *value, size_t n);
 	/* Local response normalisation of one pixel. power = base^-beta and slope = power / base,
-	 * with the base k + alpha * sum of model.h. `room` has lrn_room(l, n) floats. */
+	 * with the base k + alpha * sum of model.h. `room` is scratch memory of lrn_room(l, n)
+	 * floats. */
 	void (*lrn)(float *to, float *power, float *slope, const float *from, const struct lrn *l,
 		size_t n, float *room);
 	void (*lrn_back)(float *to, const float *d, const float *power, const float *slope,
@@ -142,7 +147,8 @@ struct simd {
 		const float *b, size_t pixels, size_t n);
 	void (*affine_2)(float *to, const float *d, const float *from, const float *mean,
 		const float *a, const float *b, const float *c, size_t pixels, size_t n);
-	/* For each pixel: sum += value, and product += value * other. Both have n entries. */
+	/* For each pixel: sum += value, and product += value * other. `sum` and `product` have n
+	 * entries each. */
 	void (*add_moments)(double *sum, double *product, const float *value, const float *other,
 		size_t pixels, size_t n);
 
@@ -165,8 +171,9 @@ struct simd {
 	void (*product_back)(float *grad, const float *d, size_t d_row, const float *x,
 		size_t x_row, size_t n, size_t depth);
 	/* grad[k * grad_row + j] = scale * the sum over the n rows i of d[i * d_row + k] * x[i *
-	 * x_row + j], for k < rows and j < columns, but at most 2 * lanes columns. Adds to grad if
-	 * `add`. `rows` is simd.rows at most. x is readable up to 2 * lanes columns. */
+	 * x_row + j], for k < rows and j < columns, but at most 2 * lanes columns. If `add`, adds
+	 * the values to grad instead. `rows` is at most simd.rows. Each row of x has at least 2 *
+	 * lanes readable floats. */
 	void (*outer)(float *grad, size_t grad_row, const float *d, size_t d_row, size_t rows,
 		const float *x, size_t x_row, size_t columns, size_t n, float scale, int add);
 	/* v = the transformed tile of the input at x, whose rows and pixels are `row` and `pixel`

@@ -30,7 +30,7 @@ static struct chunk next_chunk(
 static void relu_forward(float *value, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
-		value[i] = value[i] < 0 ? 0 : value[i]; /* keeps NaN */
+		value[i] = value[i] < 0 ? 0 : value[i]; /* a NaN is not < 0, so it stays a NaN */
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */
@@ -90,7 +90,7 @@ static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 }
 
 /* Lists the argmaxes of image `n` with a gradient other than 0, one list per filter. Pads each list
- * with zero entries to a multiple of SIMD_ENTRIES. */
+ * to a multiple of SIMD_ENTRIES, with entries whose gradient is 0. */
 static void list_argmax(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
@@ -131,7 +131,7 @@ static void add_bias_gradients(struct lane *l, const struct step *s, size_t n)
 	}
 }
 
-/* Computes wgrad, dgrad, or both from the argmaxes alone. */
+/* Computes wgrad if its way is WAY_SPARSE, and dgrad if its way is WAY_SPARSE. */
 static void back_sparse(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -234,7 +234,8 @@ static void pool_backward(struct lane *l, size_t i, size_t n)
 
 /* ---- layers between two activations ---------------------------------------------------------- */
 
-/* The rows of image `n` before and after step i. The two activations may have different padding. */
+/* The rows of image `n` in the input and the output activation of step i. The two activations may
+ * have different padding. */
 struct rows {
 	size_t n, floats;
 	float *in, *out, *d_in, *d_out;
@@ -378,7 +379,8 @@ static void measure_moments(struct lane *l, size_t i, const struct block *b)
 		const double variance = total(l, i, b->batch, &m->squares[c]) / n - mean * mean;
 
 		m->mean[c] = (float)mean;
-		m->variance[c] = variance < 0 ? 0 : (float)variance; /* keeps NaN */
+		/* a NaN is not < 0, so it stays a NaN */
+		m->variance[c] = variance < 0 ? 0 : (float)variance;
 	}
 }
 
@@ -392,7 +394,8 @@ static void normalize_forward(struct lane *l, size_t i, const struct block *b)
 	const struct step *s = &l->plan->step[i];
 	struct moments *m = &l->moments[i];
 	const size_t channels = s->filters;
-	const float *packed = b->batch->packed + s->panel; /* as pack_batchnorm writes it */
+	/* weight, bias, running mean and running variance, as pack_batchnorm writes them */
+	const float *packed = b->batch->packed + s->panel;
 
 	if (b->training)
 		measure_moments(l, i, b);

@@ -8,7 +8,9 @@
 /* A block of images that a lane computes together. */
 struct block {
 	const struct batch *batch;
-	size_t first, n; /* images of the batch; n <= lane's block */
+	/* images [first, first + n) of the batch; n is at most the `block` or `eval_block` of the
+	 * lane */
+	size_t first, n;
 	/* In a round, each lane computes one block. Together, the blocks of the lanes have `rows`
 	 * images, and those before this block have `row` images. */
 	size_t round, row, rows;
@@ -18,7 +20,7 @@ struct block {
 /* Computes the output activation of step i from its input activation. */
 void step_forward(struct lane *l, size_t i, const struct block *b);
 /* Computes the gradients of step i's input activation from the gradients of its output activation,
- * unless no layer before step i has weights. Adds the gradient of the step's weights to l->grad.
+ * if a layer before step i has weights. Adds the gradient of the step's weights to l->grad.
  * Overwrites the gradients of the output activation. */
 void step_backward(struct lane *l, size_t i, const struct block *b);
 

@@ -10,7 +10,7 @@
 #include "common/mem.h"
 #include "common/subnormals.h"
 
-#define SPINS 2000 /* about 50 us */
+#define SPINS 2000 /* number of iterations of a busy wait, which take about 50 us */
 
 struct member {
 	struct team *team;
@@ -19,11 +19,11 @@ struct member {
 };
 
 struct team {
-	atomic_size_t n; /* members that must arrive */
+	atomic_size_t n; /* number of members that must arrive at a barrier before it opens */
 	size_t started;  /* number of members that exist, including member 0 */
 	struct member *member;
 	atomic_size_t arrived;
-	atomic_uint phase; /* incremented when all have arrived */
+	atomic_uint phase; /* incremented whenever all members have arrived */
 	pthread_mutex_t mutex;
 	pthread_cond_t next_phase;
 	/* written by member 0 before the barrier that starts a job, read by the others after it */
@@ -61,7 +61,7 @@ void team_barrier(struct team *t)
 	pthread_mutex_unlock(&t->mutex);
 }
 
-/* Runs the job of one member. */
+/* Runs the current job as member `number`. */
 static void run(const struct team *t, size_t number)
 {
 	struct subnormals before = subnormals_are_0();
@@ -104,7 +104,7 @@ int team_new(struct team **out, size_t n, struct err *e)
 		return err_set(e, PS_ENOMEM, "no memory for %zu threads", n);
 	}
 	atomic_init(&t->n, n);
-	t->started = 1; /* member 0, the caller of team_run */
+	t->started = 1; /* counts member 0, which has no thread of its own */
 	t->member = member;
 	pthread_mutex_init(&t->mutex, NULL);
 	pthread_cond_init(&t->next_phase, NULL);
@@ -131,7 +131,8 @@ void team_free(struct team **team)
 	if (!t)
 		return;
 	t->job = NULL;
-	atomic_store(&t->n, t->started); /* fewer than n if team_new failed halfway */
+	/* `started` is smaller than n if team_new could not start all threads */
+	atomic_store(&t->n, t->started);
 	team_barrier(t);
 	for (size_t i = 1; i < t->started; i++)
 		pthread_join(t->member[i].thread, NULL);

@@ -5,20 +5,20 @@
 #include <string.h>
 #include "kernels/cpu/chunk.h"
 
-/* In the memory of a band, the tiles of one kind lie side by side. The order of the kinds is such
- * that all tiles that need a point (tiles_of_point) also lie side by side. */
+/* In the memory of a band, the tiles of one kind lie side by side. The order of the kinds ensures
+ * that, for every point, the tiles that need this point also lie side by side (tiles_of_point). */
 enum kind { KIND_LOW, KIND_WHOLE, KIND_NARROW, KIND_LOW_AND_NARROW, KINDS };
 
 /* The tiles of a band (plan.h), and its windows, counted over all images of a block. */
 struct band {
-	size_t image, images; /* first image of the band in the block, and number of images */
-	size_t row, rows;     /* first row of tiles in each image, and number of rows */
-	size_t positions;     /* number of positions in each image */
+	size_t image, images; /* number of the band's first image in the block; number of images */
+	size_t row, rows;     /* number of the first row of tiles in each image; number of rows */
+	size_t positions;     /* number of the band's positions in each image */
 	size_t window, windows;
-	size_t first[KINDS + 1]; /* the first tile of each kind */
+	size_t first[KINDS + 1]; /* number of the first tile of each kind */
 };
 
-/* Counts the tiles of each kind. */
+/* Sets b->first from the number of the band's tiles of each kind. */
 static void count_tiles(const struct winograd *w, struct band *b)
 {
 	const size_t low = w->low && b->row + b->rows == w->down;
@@ -81,10 +81,10 @@ static struct columns full_panel(const struct plan *p, const struct step *s, siz
 }
 
 struct tile {
-	size_t image; /* of the band */
+	size_t image; /* number of the image in the band */
 	size_t row, column;
-	size_t at;    /* its place in the memory of the band */
-	unsigned cut; /* as in simd.h */
+	size_t at;    /* number of the tile's place in the memory of the band (struct band_room) */
+	unsigned cut; /* the argument `cut` of the functions in simd.h */
 };
 
 /* A function that processes a tile, for panel `k` of filters if it works on filters. */
@@ -204,7 +204,7 @@ void winograd_forward(struct lane *l, size_t i, const struct block *b)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Transforms the gradients of panel `k` in l->band.conv. */
+/* Transforms the tile's gradients of panel `k`, which are in l->band.conv. */
 static void transform_dy(
 	struct lane *l, const struct step *s, const struct band *b, const struct tile *t, size_t k)
 {

@@ -19,8 +19,8 @@
  *
  * Accuracy: in one dimension, the absolute values of the factors of an output add up to at most 48
  * for 3 weights (3 in the direct sum), and to 58 for 5 weights. So in two dimensions a rounding
- * error is in the worst case 16^2 times as large as in the direct sum. The tests allow the
- * gradients of this way no larger errors than those of the other ways (plan.h).
+ * error is in the worst case 16^2 times as large as in the direct sum. The tests allow gradients
+ * that are computed with tiles no larger errors than those of the other ways (plan.h).
  */
 #ifndef KERNELS_CPU_WINOGRAD_H
 #define KERNELS_CPU_WINOGRAD_H
@@ -29,7 +29,7 @@
 /* Computes the output activation of step i. */
 void winograd_forward(struct lane *l, size_t i, const struct block *b);
 /* Adds the gradient of the weights of step i to l->grad. Also computes the gradients of the input
- * activation of step i, unless no layer needs these. */
+ * activation of step i, if an earlier layer needs them. */
 void winograd_backward(struct lane *l, size_t i, const struct block *b);
 
 #endif

@@ -17,8 +17,8 @@
 
 #define MAX_GPUS    64
 #define LOCK_TRIES  600 /* maximum number of tries to find a GPU that no other process has locked */
-#define LOCK_MS     50  /* between two tries */
-#define UUID_DIGITS 36  /* xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
+#define LOCK_MS     50  /* pause between two tries, in ms */
+#define UUID_DIGITS 36  /* length of a text xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
 
 /* ---- NVML: the memory in use on a GPU, without a context on it ------------------------------- */
 
@@ -39,7 +39,8 @@ static void *nvml_symbol(void *library, const char *name)
 	return library ? dlsym(library, name) : NULL;
 }
 
-/* Loads NVML, which reports the memory in use on each GPU. Without NVML all GPUs seem unused. */
+/* Loads NVML, which reports the memory in use on each GPU. Without NVML, the memory in use counts
+ * as 0 on every GPU. */
 static void nvml_open(struct nvml *n)
 {
 	*n = (struct nvml){.library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)};
@@ -78,7 +79,7 @@ static unsigned long long nvml_used(const struct nvml *n, const char *uuid)
 
 struct gpu {
 	int number, lock;
-	unsigned long long used; /* bytes */
+	unsigned long long used; /* bytes of memory in use */
 };
 
 static void uuid_text(const struct cudaDeviceProp *p, char text[UUID_DIGITS + 1])
@@ -97,8 +98,9 @@ static void unlock_gpu(int lock)
 		close(lock);
 }
 
-/* Locks the GPU with this UUID, or for "choice" the choice of a GPU. Returns 0 if another process
- * holds the lock. If the system cannot create the lock, returns 1 with *lock = -1. */
+/* Locks the GPU with this UUID. If `uuid` is "choice", takes the lock of a process that chooses a
+ * GPU instead. Returns 0 if another process holds the lock. If the system cannot create the lock,
+ * returns 1 with *lock = -1. */
 static int lock_gpu(const char *uuid, int *lock)
 {
 	struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -176,9 +178,9 @@ static int list_gpus(struct gpu *gpu, int n, int locks)
 	return n_free;
 }
 
-/* Only one process at a time chooses. A second one would skip the GPUs that the first one examines,
- * and could take a GPU in use although another one is free. Any local user can hold the locks, so
- * the process waits for them for a limited time, and then chooses without them. */
+/* Only one process at a time chooses. A second process would skip the GPUs that the first process
+ * examines, and could take a GPU in use although another one is free. Any local user can hold the
+ * locks, so the process waits for them for a limited time, and then chooses without them. */
 static int least_used(struct gpu_choice *c, int n, struct err *e)
 {
 	struct gpu gpu[MAX_GPUS];
@@ -215,7 +217,7 @@ static int least_used(struct gpu_choice *c, int n, struct err *e)
 	return rc;
 }
 
-/* Returns the number that `text` consists of, or -1. */
+/* Returns the value of `text` if it is a number without a sign, or -1 for any other text. */
 static int gpu_number(const char *text)
 {
 	char *end;

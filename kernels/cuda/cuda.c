@@ -12,10 +12,10 @@
 #include "common/mem.h"
 #include "kernels/cuda/cuda.h"
 
-/* the GPU of the newest device for gradients, see share_memory */
+/* number of the GPU of the device that was opened last for gradients; share_memory uses this GPU */
 static atomic_int sharing_gpu;
 
-#define MIN_INDEX 65536 /* minimum size of the index buffer of local_steps */
+#define MIN_INDEX 65536 /* minimum number of entries of the index buffer of local_steps */
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
@@ -96,7 +96,7 @@ static void cuda_close(void *self)
 		return;
 	}
 	cudaSetDevice(c->gpu.number);
-	cudaDeviceSynchronize(); /* a round may be in flight */
+	cudaDeviceSynchronize(); /* because a round may still be in flight */
 	cuda_close_path(c);
 	cudaFree(c->pixels);
 	cudaFree(c->labels);
@@ -198,7 +198,8 @@ static void *pinned_allocate(size_t bytes)
 	void *memory;
 
 	if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)) {
-		cudaGetLastError(); /* clears the error, which would be blamed on the next launch */
+		/* clears the error, which the check of the next launch would report otherwise */
+		cudaGetLastError();
 		return NULL;
 	}
 	memset(memory, 0, bytes);

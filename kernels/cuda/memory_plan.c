@@ -31,8 +31,8 @@ void net_release(struct net *n)
 	n->n_steps = 0;
 }
 
-/* Returns the number of split-K slices of the sum over images and positions. The number is chosen
- * so that the blocks fill the GPU. */
+/* Returns the number of split-K slices of the sum over images and positions. With this number, the
+ * blocks of wgrad fill the GPU. */
 static size_t wgrad_slices(const struct net_step *s, size_t images)
 {
 	const size_t enough = 264, m = (size_t)s->w.taps * (size_t)s->w.c_pad;
@@ -68,7 +68,8 @@ static void own_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 	const size_t filters = (size_t)s->w.f_pad, values = net_rows(s) * filters;
 	size_t slices = (size_t)net_slices(s, n->images);
 
-	if (s->before_conv2 && slices < CONV2_DGRAD_SLICES) /* a smaller batch may need more */
+	/* a batch that is smaller than the largest one may need more slices */
+	if (s->before_conv2 && slices < CONV2_DGRAD_SLICES)
 		slices = CONV2_DGRAD_SLICES;
 	s->own = (struct kx_layer){.w = s->w, .value = arena_take(a, values, sizeof(float))};
 	if (n->forward_only)
@@ -81,7 +82,8 @@ static void own_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 static void step_place(const struct net *n, struct net_step *s, struct cuda_arena *a)
 {
 	struct net_table *list[STEP_TABLES];
-	/* the classifier head reads the weights for dgrad in fprop, too */
+	/* in fprop, the classifier head also reads the copy of the weights for dgrad
+	 * (kx_layer.dgrad) */
 	const int is_hidden = n->has_classifier && s == &n->step[n->n_steps - 2];
 
 	if (s->needs_dx && (!n->forward_only || is_hidden))

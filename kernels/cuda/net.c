@@ -24,10 +24,11 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
 }
 
 /*
- * fprop_math and backward_math return how values are multiplied. TF32 and BF16 are used where most
- * of the work is: in dgrad and wgrad of convolutions. In fprop TF32 and BF16 would change the
- * argmax of pools and the mask of ReLUs; on the MNIST networks the gradient was then off by 1 to 3
- * %. The gradient of an fc layer needs 3xTF32, because it is a sum of terms that nearly cancel.
+ * fprop_math and backward_math return the format in which the kernels multiply values. TF32 and
+ * BF16 are used where most of the work is: in dgrad and wgrad of convolutions. In fprop they would
+ * change the argmax of pools and the mask of ReLUs: in measurements on the MNIST networks, the
+ * gradient then had an error of 1 to 3 %. The gradient of an fc layer needs 3xTF32, because it is a
+ * sum of terms that nearly cancel.
  */
 static enum kx_math fprop_math(const struct net *n)
 {
@@ -95,7 +96,7 @@ static int weights_fprop(
 	return kx_conv_fprop(g, fprop_math(n), stream);
 }
 
-/* Returns the value or the gradient of the tensor s->other. */
+/* Returns the values of the tensor s->other or, if `grad`, their gradients. */
 static struct kx_tensor other_of(const struct net *n, const struct net_step *s, int grad)
 {
 	struct kx_tensor t = {.value = NULL};

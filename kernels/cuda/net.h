@@ -3,7 +3,7 @@
  * tables of the kernels. The path supports every model of the text format. plan.c makes the plan,
  * memory_plan.c places it in memory, net.c launches the kernels.
  *
- * Thread: as device.h.
+ * Thread: one thread at a time uses a device, as device.h says.
  */
 #ifndef KERNELS_CUDA_NET_H
 #define KERNELS_CUDA_NET_H
@@ -22,24 +22,25 @@ enum net_kind {
 	NET_CONV1, /* fused conv1 + ReLU + pool: conv1.h */
 	NET_CONV2, /* fused conv2 + ReLU + pool: conv2.h */
 	NET_WEIGHTS,
-	NET_POOL, /* windows that cover each value once */
+	NET_POOL, /* a pool whose windows cover each value exactly once */
 	NET_DROPOUT,
-	NET_PLAIN, /* path.h */
+	NET_PLAIN, /* a layer of plain.c, see struct plain_layer in path.h */
 	NET_BATCHNORM,
 };
 
 struct net_step {
 	enum net_kind kind;
 	const struct layer *layer;
-	size_t number;    /* number of its first layer */
-	int in, out;      /* numbers of its tensors */
-	int other;        /* add: input of its skip; skip: output of its add; else -1 */
+	size_t number; /* number of the step's first layer */
+	int in, out;   /* numbers of the step's input tensor and output tensor */
+	/* add: number of its skip's input; skip: number of its add's output; else -1 */
+	int other;
 	int other_stride; /* skip: stride of its add */
-	int relu;         /* NET_WEIGHTS: a ReLU follows and is fused into this step */
-	int needs_dx;     /* an earlier step has weights */
+	int relu;         /* NET_WEIGHTS: 1: a ReLU follows and is fused into this step */
+	int needs_dx;     /* 1: an earlier step has weights */
 
 	struct kx_weights w;
-	int run_length;      /* NET_WEIGHTS: floats of a contiguous K run */
+	int run_length;      /* NET_WEIGHTS: number of floats of a contiguous K run */
 	struct kx_layer own; /* parameters and split-K workspace */
 	size_t sum_at;       /* offset in net.sums of own.sum, or of the sums of batchnorm */
 	struct net_table fprop_runs, fprop_pixels;
@@ -48,30 +49,31 @@ struct net_step {
 	struct kx_drop drop;
 	struct cuda_batchnorm batchnorm;
 	struct kx_conv1 conv1;
-	int before_conv2; /* NET_CONV2 follows; its dgrad kernel computes this wgrad */
+	/* 1: NET_CONV2 follows; its dgrad kernel also computes the wgrad of this step */
+	int before_conv2;
 	struct kx_conv2 conv2;
 };
 
 struct net_tensor {
 	struct kx_tensor value;
-	float *grad; /* same layout */
+	float *grad; /* gradients of the values, in the same layout */
 	int pad_top, pad_left, pad_bottom, pad_right;
-	int relu; /* output of a ReLU: the gradient is 0 where the value is not > 0 */
+	int relu; /* 1: output of a ReLU: the gradient is 0 where the value is not > 0 */
 };
 
 struct net {
 	const struct model *model;
-	int precision, fused, forward_only; /* as struct path_options */
-	size_t images;                      /* the largest batch */
+	int precision, fused, forward_only; /* as in struct path_options */
+	size_t images;                      /* number of images of the largest batch */
 	int n_tensors, n_steps;
 	struct net_tensor tensor[MODEL_MAX_LAYERS + 1];
 	struct net_step step[MODEL_MAX_LAYERS];
-	int has_classifier; /* classifier.h runs the last two steps */
+	int has_classifier; /* 1: classifier.h runs the last two steps */
 	struct kx_classifier classifier;
-	uint32_t *trouble; /* as struct cuda_path */
+	uint32_t *trouble; /* as in struct cuda_path */
 	float *sums;       /* sums of gradients of all steps */
 	size_t n_sums;
-	float *loss; /* per image */
+	float *loss; /* loss of each image */
 };
 
 /* Makes the plan for model `m`. Call net_release in the end, also after a failure. PS_ENOMEM: no

@@ -16,7 +16,8 @@ void cuda_drop_graphs(struct cuda *c)
 		cudaGraphExecDestroy(c->graph[--c->n_graphs].exec);
 }
 
-/* Returns the number of sums of a vector of parameters. The CPU hashes a short vector faster. */
+/* Returns cuda.n_sums. It is 0 for a short vector of parameters, because the CPU hashes it
+ * faster. */
 static size_t count_hash_sums(const struct cuda *c)
 {
 	const size_t bytes = c->model->n_params * sizeof(float);

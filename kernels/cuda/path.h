@@ -3,12 +3,12 @@
  * model on the GPU: cuda_net runs any model, cuda_tensor any model in fp32, tf32 or bf16, and
  * cuda_seed runs seed:F on 28x28 images with fused kernels.
  *
- * Life cycle: `open` plans. `place` assigns memory; the caller calls it twice, the first time only
- * to count bytes. `fill` writes the constants. All other functions only launch kernels. The vectors
- * params, grad and sum are device memory in the manifest's order. The caller owns the placed
- * memory.
+ * Life cycle: `open` makes the plan. `place` assigns memory; the caller calls it twice, the first
+ * time only to count bytes. `fill` writes the constants. All other functions only launch kernels.
+ * The vectors params, grad and sum are device memory in the manifest's order. The caller owns the
+ * placed memory.
  *
- * Thread: as device.h.
+ * Thread: one thread at a time uses a device, as device.h says.
  */
 #ifndef KERNELS_CUDA_PATH_H
 #define KERNELS_CUDA_PATH_H
@@ -16,49 +16,51 @@
 #include "kernels/cuda/base/kernels.h"
 #include "kernels/device/types.h"
 
-/* A bump allocator on one block of memory. If `base` is NULL, it only counts bytes. */
+/* A bump allocator on one block of memory. If `base` is NULL, the allocator only counts bytes. */
 struct cuda_arena {
 	char *base;
 	size_t used;
 	int overflow;
 };
 
-/* Returns `n` values of `size` bytes, aligned to 256 bytes. Returns NULL while counting, and sets
- * a->overflow if the number of bytes overflows. */
+/* Returns memory for `n` values of `size` bytes, aligned to 256 bytes. Returns NULL while counting,
+ * and sets a->overflow if the number of bytes overflows. */
 void *arena_take(struct cuda_arena *a, size_t n, size_t size);
 
 struct path_options {
-	int precision;    /* enum kx_precision */
-	int fused;        /* the kernels of fused/ may run */
-	int forward_only; /* only `load` and `forward` are called */
-	size_t images;    /* the largest batch */
+	int precision;    /* a value of enum kx_precision */
+	int fused;        /* 1: the kernels of fused/ may run */
+	int forward_only; /* 1: only `load` and `forward` are called */
+	size_t images;    /* number of images of the largest batch */
 };
 
 struct cuda_path {
 	int (*fits)(const struct model *m, const struct path_options *o);
-	/* On PS_ENOMEM *self is NULL. */
+	/* Makes the plan. After PS_ENOMEM, *self is NULL. */
 	int (*open)(
 		void **self, const struct model *m, const struct path_options *o, struct err *e);
 	void (*close)(void *self);
-	/* Returns 1 if kernels of the path may find that their results are not valid. These kernels
-	 * then set *trouble (see `place`). If the pointer may_fail is NULL, no kernel does so. */
+	/* Returns 1 if kernels of the path may give up (enum kx_trouble). A kernel that gives up
+	 * sets *trouble (see `place`). If the pointer may_fail is NULL, no kernel does so. */
 	int (*may_fail)(const void *self);
-	/* `trouble`: device memory with an enum kx_trouble, which stays set. */
+	/* `trouble`: device memory with an enum kx_trouble. Once a kernel has set it, no kernel
+	 * clears it. */
 	void (*place)(void *self, struct cuda_arena *a, uint32_t *trouble);
 	int (*fill)(void *self, cudaStream_t stream);
 	/* Makes `params` the current weights. */
 	int (*load)(void *self, const float *params, cudaStream_t stream);
-	/* As struct device. */
+	/* Does what the member of struct device with this name does. */
 	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);
 	int (*forward)(void *self, struct kx_batch batch, cudaStream_t stream);
-	/* Returns the output of forward: *width floats per image, the classes first. */
+	/* Returns the output of forward: *width floats per image. The first of them are the logits
+	 * of the classes, and the others are padding. */
 	const float *(*logits)(const void *self, size_t *width);
 	/* Computes the mean gradient and the mean loss. */
 	int (*gradient)(
 		void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream);
-	/* Local training. start clears the sum. train runs `steps` steps of SGD, adds the loss of
-	 * each image to *loss and advances now->step. save writes the weights and the sum, if their
-	 * pointers are not NULL. */
+	/* Local training. `start` sets the sum to zero. `train` runs `steps` steps of SGD, adds the
+	 * loss of each image to *loss and advances now->step. `save` writes the weights and the
+	 * sum, if their pointers are not NULL. */
 	int (*start)(void *self, cudaStream_t stream);
 	int (*train)(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
 		cudaStream_t stream);
@@ -73,7 +75,8 @@ int cuda_pool_2x2(const struct layer *l);
 
 /* A layer of plain_layers.cu or elementwise.cu. x, y: its input and output; dx, dy: their
  * gradients. `other`: for an add, the input of its skip; for dgrad of a skip, the gradient of the
- * output of its add. argmax: as kx_max_pool. relu: the layer is an add, and a ReLU follows. */
+ * output of its add. argmax: the argument of kx_max_pool with this name. relu: 1 if the layer is an
+ * add that a ReLU follows. */
 struct plain_layer {
 	const struct layer *layer;
 	struct kx_tensor x, y, dx, dy, other;

@@ -91,7 +91,8 @@ static int fits_conv2(const struct net *n, const struct net_step *s)
 	       l[0].out.h == CONV2_OUT && cuda_pool_2x2(&l[2]);
 }
 
-/* Returns the kind of a step for one layer. net_add_step chooses NET_CONV1 and NET_CONV2. */
+/* Returns the kind of a step that runs only this layer. (NET_CONV1 and NET_CONV2 run three layers;
+ * net_add_step chooses them.) */
 static enum net_kind layer_kind(const struct layer *l)
 {
 	switch (l->kind) {
@@ -109,8 +110,8 @@ static enum net_kind layer_kind(const struct layer *l)
 	}
 }
 
-/* Fuses conv, ReLU and pool into the step. The input of this step has one channel, without padding
- * to four. */
+/* Fuses the first conv, ReLU and pool into the step. The input of this step has one channel, which
+ * is not padded to four channels. */
 static void conv1_step(struct net *n, struct net_step *s)
 {
 	struct kx_weights *w = &s->w;
@@ -236,7 +237,7 @@ static int output_over(size_t i, size_t k, size_t stride, size_t pad, size_t siz
 }
 
 /* Writes the K runs of dgrad for input pixel (y, x) to `run`, and returns their number. If `run` is
- * NULL, the function only counts them. */
+ * NULL, the function only counts the runs. */
 static size_t dgrad_runs_of(
 	const struct net *n, const struct net_step *s, size_t y, size_t x, struct kx_k_run *run)
 {

@@ -71,7 +71,9 @@ static struct seed_params place_params(const struct seed *d, struct cuda_arena *
 }
 
 struct workspace_size {
-	size_t logits, fc, conv; /* counts: slices x images; slices; slices x position blocks */
+	/* number of entries: logits: filter blocks x ranges x images; fc: slices; conv: slices x
+	 * position blocks */
+	size_t logits, fc, conv;
 };
 
 static void workspace_at_least(const struct seed *d, size_t images, struct workspace_size *p)
@@ -86,7 +88,8 @@ static void workspace_at_least(const struct seed *d, size_t images, struct works
 }
 
 /* Returns the workspace that is large enough for every batch. A small batch may have more slices
- * than the largest batch. From ENOUGH images on, the number of slices is constant. */
+ * than the largest batch, so the function looks at every batch size. From ENOUGH images on, the
+ * number of slices is constant. */
 static struct workspace_size max_workspace(const struct seed *d)
 {
 	enum { ENOUGH = 16384 };
@@ -157,7 +160,7 @@ static int seed_path_fill(void *self, cudaStream_t stream)
 	size_t argmax = kx_seed_argmax_bytes(d->s.f_pad, d->s.half, d->images), images;
 	size_t exchange = exchange_lines(d, &images) * sizeof(struct ll_line);
 
-	/* kernels read past the last position and ignore those values */
+	/* clear argmax, because kernels read (and ignore) values of it after the last position */
 	if (cudaMemsetAsync(d->s.argmax, 0, argmax, stream))
 		return PS_EDEVICE;
 	if (d->s.half && !d->forward_only &&
@@ -166,7 +169,8 @@ static int seed_path_fill(void *self, cudaStream_t stream)
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
 }
 
-/* Writes the names of the kernels. The conv layer and the fc layer run in the same kernel. */
+/* Writes the names of the kernels, which are the same for the conv layer and the fc layer: both run
+ * in one kernel. */
 static void seed_path_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
 {
 	const struct kx_seed *s = &((const struct seed *)self)->s;

@@ -43,7 +43,8 @@ static void share_one(struct cuda_buffer *b, const struct cuda_buffer *all, int 
 	}
 }
 
-/* Returns the largest buffer that is placed after `last`, or NULL. */
+/* Returns the next buffer to place after `last`: the largest of those that are left, or NULL if
+ * none is left. */
 static struct cuda_buffer *buffer_after(
 	struct cuda_buffer *all, int n, const struct cuda_buffer *last)
 {

@@ -2,7 +2,7 @@
  * tensor_net.c - the path cuda_tensor: any model in fp32, tf32 or bf16 (tensor/tensor.h). This file
  * plans tensors and steps, places them in memory, and launches the kernels.
  *
- * Thread: as device.h.
+ * Thread: one thread at a time uses a device, as device.h says.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -18,33 +18,36 @@
 
 struct tensor_values {
 	struct kx_dense value;
-	void *grad; /* same layout */
-	int relu;   /* output of a ReLU: the gradient is 0 where the value is not > 0 */
+	void *grad; /* gradients of the values, in the same layout */
+	int relu;   /* 1: output of a ReLU: the gradient is 0 where the value is not > 0 */
 };
 
 struct tensor_step {
 	const struct layer *layer;
-	size_t number;    /* number of its first layer */
-	int in, out;      /* numbers of its tensors */
-	int other;        /* add: input of its skip; skip: output of its add; else -1 */
+	size_t number; /* number of the step's first layer */
+	int in, out;   /* numbers of the step's input tensor and output tensor */
+	/* add: number of its skip's input; skip: number of its add's output; else -1 */
+	int other;
 	int other_stride; /* skip: stride of its add */
-	int relu;         /* a ReLU follows and is fused into this step */
-	int pooled;       /* the pool 2x2 after the ReLU is fused, too */
-	int needs_dx;     /* an earlier step has weights */
-	int layers;       /* layers of the step */
-	int winograd;     /* winograd.h may compute its products */
+	int relu;         /* 1: a ReLU follows and is fused into this step */
+	int pooled;       /* 1: the pool 2x2 after the ReLU is fused, too */
+	int needs_dx;     /* 1: an earlier step has weights */
+	int layers;       /* number of layers of the step */
+	int winograd;     /* 1: the kernels of winograd.h may compute the step's products */
 
 	/* conv and fc. The groups of a convolution are divided into `parts`: each has a product of
 	 * its own, over its own channels. */
 	int parts;
-	struct kx_layer own;     /* parameters of the first part; weights_part returns the others */
-	size_t workspace_floats; /* floats of own.workspace for each part */
+	/* parameters of the first part; weights_part returns those of the other parts */
+	struct kx_layer own;
+	size_t workspace_floats; /* number of floats of own.workspace for each part */
 	size_t sum_at; /* offset in tensor_net.sums of own.sum, or of the sums of batchnorm */
-	/* the windows of a part: `fprop` under its outputs, which wgrad uses, too, and `dgrad`
-	 * under its inputs */
+	/* the windows of a part: `fprop` has the windows of its outputs, which wgrad uses, too;
+	 * `dgrad` has the windows of its inputs */
 	struct kx_windows fprop, dgrad;
-	struct kx_dense full; /* the gradient of the output before the pool */
-	uint8_t *argmax;      /* argmax of the fused pool, or of a pool that is a step of its own */
+	struct kx_dense full; /* if `pooled`: gradient of the values before the pool */
+	/* argmax of the pool that is fused into the step, or that is the step */
+	uint8_t *argmax;
 	struct kx_drop drop;
 	struct cuda_batchnorm batchnorm;
 };
@@ -52,9 +55,10 @@ struct tensor_step {
 struct tensor_net {
 	const struct model *model;
 	enum kx_type type;
-	size_t images; /* the largest batch */
+	size_t images; /* number of images of the largest batch */
 	int forward_only;
-	int beside; /* the wgrad of a step runs beside its dgrad, on the stream `side` */
+	/* 1: the wgrad of a step runs at the same time as its dgrad, on the stream `side` */
+	int beside;
 	cudaStream_t side;
 	cudaEvent_t dy_ready, wgrad_done;
 	struct kx_patches patches;
@@ -63,8 +67,8 @@ struct tensor_net {
 	struct tensor_step step[MODEL_MAX_LAYERS];
 	float *sums;
 	size_t n_sums;
-	float *loss;      /* per image */
-	float *workspace; /* of the kernels of one step at a time */
+	float *loss;      /* loss of each image */
+	float *workspace; /* workspace for the kernels of every step, one step after the other */
 };
 
 /* ---- plan ------------------------------------------------------------------------------------ */
@@ -141,7 +145,8 @@ static struct kx_dense plan_patches(struct tensor_net *n)
 	return (struct kx_dense){.h = w.rows, .w = w.columns, .c = n->patches.columns};
 }
 
-/* Return 1 if winograd.h computes fprop, wgrad or dgrad of a batch of `images` images. */
+/* tiles_fprop, tiles_wgrad and tiles_dgrad return 1 if the kernels of winograd.h compute fprop,
+ * wgrad or dgrad of the step, for a batch of `images` images. */
 static int tiles_fprop(const struct tensor_step *s, size_t images)
 {
 	return s->winograd && kx_winograd_faster(s->fprop, s->own.w.f_pad, images);
@@ -157,8 +162,9 @@ static int tiles_dgrad(const struct tensor_step *s, size_t images)
 	return s->winograd && s->needs_dx && kx_winograd_faster(s->dgrad, s->fprop.c, images);
 }
 
-#define MAX_PARTS         8  /* at most KX_LAYERS */
-#define MIN_PART_CHANNELS 32 /* the columns of the smallest tile of a product */
+#define MAX_PARTS 8 /* maximum number of parts, at most KX_LAYERS */
+/* minimum number of channels of a part: the columns of the smallest tile of a product */
+#define MIN_PART_CHANNELS 32
 
 static int fits_part(size_t channels, int parts)
 {
@@ -167,8 +173,9 @@ static int fits_part(size_t channels, int parts)
 	return own >= MIN_PART_CHANNELS && own % KX_OCTET == 0;
 }
 
-/* Returns into how many parts the groups of a convolution are divided. Weights between two groups
- * of a part are zeros. The patches of the first layer have no groups. */
+/* Returns the number of parts into which the groups of a convolution are divided. A part can have
+ * several groups; the weights between channels and filters of different groups are then stored as
+ * zeros. The first layer has one part, because its patches have no groups. */
 static int parts_of(const struct layer *l, int first)
 {
 	for (int parts = MAX_PARTS; parts > 1 && l->kind == LAYER_CONV && !first; parts--)
@@ -331,7 +338,7 @@ static int tensor_too_large(const struct tensor_net *n, struct err *e)
 		n->model->text, n->images);
 }
 
-/* Returns 1 if indices of the kernels overflow. */
+/* Returns 1 if indices in the kernels would overflow for a tensor like `p`. */
 static int overflows(const struct tensor_net *n, const struct kx_dense *p)
 {
 	size_t image, pixels;
@@ -340,9 +347,10 @@ static int overflows(const struct tensor_net *n, const struct kx_dense *p)
 	       __builtin_mul_overflow(pixels_of(p), n->images, &pixels) || pixels > INT_MAX / 2;
 }
 
-/* Limits of tensor_bytes up to which wgrad runs beside dgrad. Above the limit, one kernel at a time
- * fills the GPU. The limit of fp32 is higher, because there dgrad may transform Winograd's tiles:
- * the transforms wait for memory while wgrad computes. */
+/* Limits of tensor_bytes up to which wgrad runs at the same time as dgrad. Above the limit, a
+ * single kernel already fills the GPU. The limit of fp32 is higher, because dgrad in fp32 may use
+ * Winograd's tiles. Their transforms mostly wait for memory, and wgrad can compute during this
+ * time. */
 #define BESIDE_BYTES      ((size_t)100 << 20)
 #define BESIDE_BYTES_FP32 ((size_t)500 << 20)
 
@@ -358,8 +366,8 @@ static size_t tensor_bytes(const struct tensor_net *n)
 	return values * n->images * value_size(n);
 }
 
-/* Returns 1 if wgrad of the step runs on the side stream. Winograd's wgrad shares its workspace
- * with other steps. */
+/* Returns 1 if wgrad of the step runs on the side stream. Winograd's wgrad does not, because all
+ * steps share its workspace. */
 static int runs_beside(const struct tensor_net *n, const struct tensor_step *s)
 {
 	return n->beside && has_weights(s) && s->needs_dx && !tiles_wgrad(s);
@@ -471,7 +479,7 @@ static int stores_argmax(const struct tensor_step *s)
 static int needs_input(const struct tensor_net *n, const struct tensor_step *s)
 {
 	if (n->tensor[s->in].relu)
-		return 1; /* the mask */
+		return 1; /* dgrad uses the input as the mask of the ReLU before this step */
 	return !(stores_argmax(s) || s->layer->kind == LAYER_ADD || s->layer->kind == LAYER_SKIP ||
 		 s->layer->kind == LAYER_DROPOUT);
 }
@@ -482,11 +490,12 @@ static int needs_input(const struct tensor_net *n, const struct tensor_step *s)
 #define TENSOR_BUFFERS (2 * TENSORS + MODEL_MAX_LAYERS)
 struct tensor_buffers {
 	struct cuda_buffer all[TENSOR_BUFFERS];
-	struct cuda_buffer *value, *grad, *full; /* in `all` */
+	struct cuda_buffer *value, *grad, *full; /* pointers into `all` */
 };
 
-/* Sets the times of the buffers. The patches are written at instant 0, and fprop of step i runs at
- * instant 1 + i. The loss and the backward passes follow, from the last step to the first. */
+/* Sets the instants of the buffers (struct cuda_buffer). The patches are written at instant 0, and
+ * fprop of step i runs at instant 1 + i. The loss and the backward passes follow, from the last
+ * step to the first. */
 static void plan_times(const struct tensor_net *n, struct tensor_buffers *b)
 {
 	const int loss = n->n_steps + 1, last = n->n_tensors - 1, end = 2 * loss;
@@ -497,7 +506,8 @@ static void plan_times(const struct tensor_net *n, struct tensor_buffers *b)
 	for (int i = 0; i < TENSOR_BUFFERS; i++)
 		b->all[i] = (struct cuda_buffer){.first = INT_MAX, .last = -1};
 	cuda_buffer_use(&b->value[0], 0);
-	cuda_buffer_use(&b->value[last], end); /* the logits may be copied to the host */
+	/* kept, because the logits may be copied to the host */
+	cuda_buffer_use(&b->value[last], end);
 	cuda_buffer_use(&b->grad[last], loss);
 	for (int i = 0; i < n->n_steps; i++) {
 		const struct tensor_step *s = &n->step[i];
@@ -516,7 +526,8 @@ static void plan_times(const struct tensor_net *n, struct tensor_buffers *b)
 		cuda_buffer_use(&b->grad[s->in], backward);
 		cuda_buffer_use(&b->grad[s->out], backward);
 		cuda_buffer_use(&b->full[i], backward);
-		if (runs_beside(n, s)) { /* the side stream uses them until the streams join */
+		/* keep these buffers until the streams join, because the side stream uses them */
+		if (runs_beside(n, s)) {
 			cuda_buffer_use(&b->value[s->in], end);
 			cuda_buffer_use(&b->grad[s->out], end);
 			cuda_buffer_use(&b->full[i], end);
@@ -536,7 +547,7 @@ static void place_tensors(struct tensor_net *n, struct cuda_arena *a)
 	for (int i = 0; i < n->n_tensors; i++) {
 		const size_t values = n->images * image_values(&n->tensor[i].value);
 
-		/* the last one has the logits, in fp32 */
+		/* the last tensor has the logits, in fp32 */
 		b.value[i].bytes = values * (i == n->n_tensors - 1 ? sizeof(float) : value_size(n));
 		if (i > 0 && !n->forward_only)
 			b.grad[i].bytes = values * value_size(n);
@@ -588,8 +599,8 @@ static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 	n->loss = arena_take(a, n->images, sizeof(float));
 }
 
-/* Fills nothing, because kernels write every value before another kernel reads it. Only waits for
- * the stream. */
+/* Fills nothing, because kernels write every value before any kernel reads it. Only waits for the
+ * stream. */
 static int tensor_fill(void *self, cudaStream_t stream)
 {
 	(void)self;
@@ -688,7 +699,7 @@ static struct kx_tensor view_of(struct kx_dense d, void *value)
 		.image = image_values(&d)};
 }
 
-/* Returns the value or the gradient of the tensor s->other. */
+/* Returns the values of the tensor s->other or, if `grad`, their gradients. */
 static struct kx_tensor other_view(
 	const struct tensor_net *n, const struct tensor_step *s, int grad)
 {

@@ -6,7 +6,7 @@
 #include "kernels/cuda/base/xxh3.h"
 #include "kernels/cuda/cuda.h"
 
-#define BLOCK_STEPS 60 /* maximum steps of local training in one graph */
+#define BLOCK_STEPS 60 /* maximum number of steps of local training in one graph */
 
 static int cuda_check(struct cuda *c, cudaError_t rc, const char *call)
 {
@@ -88,7 +88,9 @@ static int run_graph(struct cuda *c, size_t images, int steps)
 {
 	struct graph *g = c->graph, *end = c->graph + c->n_graphs;
 
-#ifdef KX_SYNC /* no kernel can be waited for during a capture */
+/* a build with KX_SYNC=1 uses no graphs, because it waits for each kernel, and a capture does not
+ * allow this */
+#ifdef KX_SYNC
 	return launched(c, launch(c, images, steps));
 #endif
 	while (g < end && (g->batch != images || g->steps != steps))
@@ -263,7 +265,7 @@ int cuda_local_start(void *self, int slot, const float *params)
 	return rc ? rc : begin_round(c, s);
 }
 
-/* Runs `steps` steps whose indices fit the index buffer together. */
+/* Runs `steps` steps. The indices of all these steps must fit in the index buffer. */
 static int local_chunk(struct cuda *c, struct slot *s, const uint32_t *index, size_t batch,
 	size_t steps, struct kx_now now)
 {
@@ -299,7 +301,7 @@ static int run_call(
 	return rc;
 }
 
-/* Makes room for `n` more values of `size` bytes. */
+/* Makes room for `n` more values of `size` bytes after the first `used` values. */
 static int grow(void *memory, size_t size, size_t used, size_t n, size_t *max)
 {
 	void **at = memory, *more;
@@ -339,7 +341,7 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 
 	if (!rc)
 		rc = run_call(c, s, index, &call);
-	if (!rc && c->may_fail) /* the kernels run meanwhile */
+	if (!rc && c->may_fail) /* the kernels run while the CPU copies the indices */
 		rc = log_call(&s->log, index, call);
 	return rc;
 }
@@ -349,7 +351,7 @@ static int finish_round(struct cuda *c, struct slot *s)
 	const struct round_log *l = &s->log;
 	int rc = PS_OK;
 
-	if (!l->gradient) /* a gradient already is in s->grad */
+	if (!l->gradient) /* if the round is one gradient, s->grad has it already */
 		rc = launched(c, c->path->save(c->net, l->params ? s->params : NULL,
 					 l->sum ? s->grad : NULL, c->stream));
 	if (!rc)
@@ -366,8 +368,9 @@ static int finish_round(struct cuda *c, struct slot *s)
 	return rc ? rc : CHECK(cudaEventRecord(s->out, c->out));
 }
 
-/* Returns when the copy of local_start's parameters is complete. Usually this copy is complete
- * before the call. */
+/* Before the function returns, it waits until the weights that the caller passed to
+ * cuda_local_start are on the device, because the caller may then use their memory for other data.
+ * Usually this copy is complete before the call. The function does not wait for the results. */
 int cuda_local_finish(void *self, int slot, float *params, float *sum)
 {
 	struct cuda *c = self;
@@ -382,7 +385,8 @@ int cuda_local_finish(void *self, int slot, float *params, float *sum)
 	return rc ? rc : CHECK(cudaEventSynchronize(s->in));
 }
 
-/* Computes the sums of the weights at the start of a round, while the kernels begin. */
+/* Computes the sums for the checksum of the weights at the start of a round, while the first
+ * kernels of the round run. */
 static int hash_start(struct cuda *c, struct slot *s)
 {
 	int rc =
@@ -392,7 +396,7 @@ static int hash_start(struct cuda *c, struct slot *s)
 }
 
 /* Returns the checksum of a vector of parameters, whose blocks have the sums `sums`. `end` points
- * to the end of its last bytes. */
+ * just after the last bytes of the vector. */
 static uint64_t mix_sums(const struct cuda *c, const struct xxh3_sum *sums, const void *end)
 {
 	struct xxh3_mix mix;

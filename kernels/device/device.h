@@ -17,16 +17,17 @@
 struct device {
 	const char *name; /* the value of --device; "cuda" also accepts a suffix ":N" */
 	int precise;      /* 1 if the device supports only fp32 */
-	/* Allocates all memory that later calls need. o->max_batch limits the images of `gradient`
-	 * and of `forward`. With o->forward_only neither `gradient` nor local_* are called. On
-	 * failure *self is NULL. PS_EDEVICE: this machine lacks the device, or it does not work. */
+	/* Allocates all memory that later calls need. o->max_batch is the maximum number of images
+	 * in a call of `gradient` or of `forward`. With o->forward_only neither `gradient` nor
+	 * local_* are called. On failure *self is NULL. PS_EDEVICE: this machine lacks the device,
+	 * or it does not work. */
 	int (*open)(
 		void **self, const struct model *m, const struct backend_options *o, struct err *e);
 	void (*close)(void *self);
 	/* Returns the text of backend_name, which is valid until `close`. */
 	const char *(*describe)(const void *self);
-	/* Returns the value of --device that opens this device again. If the pointer `option` is
-	 * NULL, the value is `name`. */
+	/* Returns the value of --device that opens this device again. If the function pointer
+	 * `option` is NULL, this value is `name`. */
 	const char *(*option)(const void *self);
 	/* Writes the names of the kernels of layer number `layer`, which has weights, for batches
 	 * of `batch` images, as one word without blanks. */
@@ -40,26 +41,27 @@ struct device {
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *logits);
 	/* The next four functions do the work of backend_local_*. `slot` is the number of the
 	 * round's buffers: 0 <= slot < backend_options.rounds. backend.c sets `rounds` to 1 or
-	 * LOCAL_ROUNDS, and ensures the order of the calls. *loss is the sum over the images. If
-	 * local_start is NULL, backend.c runs the steps with `gradient`. */
+	 * LOCAL_ROUNDS, and ensures the order of the calls. *loss is the sum of the losses of the
+	 * round's images. If local_start is NULL, backend.c runs the steps with `gradient`. */
 	int (*local_start)(void *self, int slot, const float *params);
 	int (*local_steps)(void *self, int slot, const uint32_t *index, size_t batch, size_t steps,
 		float rate, uint64_t dropout_seed);
 	int (*local_finish)(void *self, int slot, float *params, float *sum);
 	int (*local_wait)(void *self, int slot, double *loss);
 	/* Starts the round in slot `slot` with one gradient, as backend_gradient_start does.
-	 * local_finish and local_wait end the round; *loss is the mean. If the pointer is NULL,
-	 * backend.c calls `gradient`. */
+	 * local_finish and local_wait end the round; *loss of local_wait is then the mean loss. If
+	 * the pointer is NULL, backend.c calls `gradient`. */
 	int (*gradient_start)(void *self, int slot, const float *params, const uint32_t *index,
 		size_t batch, uint64_t dropout_seed);
-	/* As backend_start_hash and backend_sum_hash; NULL if the device computes no checksums. */
-	int (*hashes)(const void *self); /* as backend_hashes */
+	/* Each of these functions does the work of the function of backend.h with the same name
+	 * after the prefix backend_. The pointers are NULL if the device computes no checksums. */
+	int (*hashes)(const void *self); /* the work of backend_hashes */
 	int (*start_hash)(void *self, uint64_t *xxh3);
 	void (*sum_hash)(const void *self, uint64_t *xxh3);
 	/* The allocator of backend_memory. If it is NULL, backend_memory allocates ordinary
 	 * memory. */
 	const struct backend_memory *memory;
-	/* As backend_why. If the pointer `why` is NULL, backend_why returns "". */
+	/* Does the work of backend_why. If the pointer `why` is NULL, backend_why returns "". */
 	const char *(*why)(const void *self);
 };
 

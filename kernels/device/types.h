@@ -25,17 +25,19 @@ enum kx_kernels { KX_KERNELS_AUTO, KX_KERNELS_GENERAL };
 #define KX_KERNELS_NAMES "auto|general"
 
 struct backend_options {
-	const char *device; /* "auto", "cpu", "cpu-ref"; with CUDA also "cuda", "cuda:N" */
-	int threads;        /* >= 1; only device cpu uses more than one */
-	size_t max_batch;   /* maximum images per call of backend_gradient */
-	int precision;      /* enum kx_precision */
-	int kernels;        /* enum kx_kernels */
-	int forward_only;   /* only evaluation and prediction: no memory for gradients */
-	/* maximum number of rounds of local training in flight; 0 means LOCAL_ROUNDS */
+	const char *device; /* name: "auto", "cpu", "cpu-ref"; with CUDA also "cuda", "cuda:N" */
+	int threads;        /* number of threads, >= 1; only device cpu uses more than one */
+	size_t max_batch;   /* maximum number of images per call of backend_gradient */
+	int precision;      /* a value of enum kx_precision */
+	int kernels;        /* a value of enum kx_kernels */
+	int forward_only;   /* 1: only evaluation and prediction: no memory for gradients */
+	/* number of rounds of local training that may be in flight at the same time (backend.h); 0
+	 * means LOCAL_ROUNDS */
 	int rounds;
 };
 
-/* The largest number of rounds of local training that may be in flight. */
+/* The number of rounds of local training that a backend may have in flight at the same time, unless
+ * backend_options.rounds is a smaller number. A larger number is not allowed. */
 #define LOCAL_ROUNDS 2
 
 /* An allocator for parameters and gradients; for a GPU it allocates pinned memory. The device
@@ -43,22 +45,27 @@ struct backend_options {
  * aligned to 64 bytes, or NULL if there is not enough memory. Any thread may call both functions,
  * also after backend_free. */
 struct backend_memory {
-	int special; /* copying values into this memory saves more time than it costs */
+	/* 1: values in other memory should first be copied into this memory, which saves more time
+	 * than the copy takes */
+	int special;
 	void *(*allocate)(size_t bytes);
 	void (*release)(void *memory);
-	/* Lets the device use other memory as fast as that of `allocate`, until `unpin`. Returns 0
-	 * if it cannot. With `reads_only`, this process cannot write the memory. NULL: the device
+	/* Prepares memory that does not come from `allocate`, so that the device uses it as fast as
+	 * memory of `allocate`, until `unpin`. Returns 0 if the device cannot do so. `reads_only`:
+	 * 1 if this process may not write to the memory. If the pointer `pin` is NULL, the device
 	 * needs no call. */
 	int (*pin)(void *memory, size_t bytes, int reads_only);
 	void (*unpin)(void *memory);
-	/* Allocates at least *bytes of zeroed memory of the device that another process of this
-	 * host can use: sets *bytes, *memory, and its descriptor *fd, which the caller closes.
-	 * Returns 0 if there is no such memory. NULL: the device has none. The memory is on the
-	 * device that was opened last for gradients. */
+	/* Allocates at least *bytes bytes of zeroed memory of the device. Another process of this
+	 * host can use this memory, too. Sets *bytes and *memory, and sets *fd to the descriptor of
+	 * the memory, which the caller closes. Returns 0 if it cannot allocate the memory. If the
+	 * pointer `share` is NULL, the device has no such memory. The memory is on the device that
+	 * was opened last for gradients. */
 	int (*share)(size_t *bytes, void **memory, int *fd);
 	void (*unshare)(void *memory, size_t bytes);
-	int (*is_shared)(const void *values); /* returns 1 if `values` are in such memory */
-	/* Copies values from such memory to memory of the host. Returns 0 if it cannot. */
+	int (*is_shared)(const void *values); /* returns 1 if `values` are in memory of `share` */
+	/* Copies values from memory of `share` to memory of the host. Returns 0 if the copy
+	 * fails. */
 	int (*fetch)(void *to, const void *from, size_t bytes);
 };
 

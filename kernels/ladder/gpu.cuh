@@ -25,15 +25,17 @@ struct gpu {
 		int on_host;
 	} block[MAX_ALLOCATIONS];
 	size_t n_blocks;
-	/* marks of the profiled step; event[0] is its start */
-	struct profile *profile; /* receives the marks; if NULL, marks cost nothing */
+	/* receives the times of the phases; NULL: the step records no marks */
+	struct profile *profile;
+	/* the marks of a profiled step, each with an event, a name and a kind; event[0] is the
+	 * start of the step */
 	cudaEvent_t event[MAX_MARKS + 1];
 	const char *name[MAX_MARKS];
 	enum phase_kind kind[MAX_MARKS];
 	size_t n_marks;
 };
 
-/* Fills `e` from a failed call and returns PS_EDEVICE. */
+/* Describes the failed call in `e` and returns PS_EDEVICE. */
 int gpu_failed(cudaError_t status, const char *call, struct err *e);
 #define TRY(call, e)                                                                               \
 	do {                                                                                       \
@@ -41,7 +43,7 @@ int gpu_failed(cudaError_t status, const char *call, struct err *e);
 		if (status_ != cudaSuccess)                                                        \
 			return gpu_failed(status_, #call, e);                                      \
 	} while (0)
-/* Checks a launch. It follows every launch. */
+/* Checks the preceding launch. Every launch is followed by this macro. */
 #define LAUNCHED(e) TRY(cudaGetLastError(), e)
 
 int gpu_open(struct gpu *g, struct err *e) PS_MUST_CHECK;
@@ -89,14 +91,14 @@ static int gpu_rung_open(
 struct fused {
 	size_t filters, n_params;
 	const float *params;
-	const float *images;    /* n x IMAGE_AREA, 0 to 1 */
-	const uint16_t *labels; /* n */
-	float *pooled;          /* n x F * POOL_AREA */
+	const float *images;    /* n x IMAGE_AREA pixels, each from 0 to 1 */
+	const uint16_t *labels; /* n labels */
+	float *pooled;          /* n x F * POOL_AREA values */
 	uint8_t *argmax;        /* n x F * POOL_AREA: 0 to 3 in row order; DEAD if ReLU gives 0 */
 	float *logits;          /* n x CLASSES; d loss / d logits after fused_softmax */
-	float *loss;            /* n */
-	float *d_pooled;        /* n x F * POOL_AREA */
-	float *grad;            /* n x n_params, overwritten */
+	float *loss;            /* n losses */
+	float *d_pooled;        /* n x F * POOL_AREA values */
+	float *grad;            /* n x n_params values, overwritten */
 };
 enum { DEAD = 4 };
 

@@ -9,14 +9,14 @@
 
 struct host_batch {
 	size_t n_params;
-	float *images;    /* of a batch */
-	uint16_t *labels; /* of a batch */
-	float *loss;      /* of a batch */
-	float *grads;     /* of a batch, if rows > 0 */
+	float *images;    /* images of a batch */
+	uint16_t *labels; /* labels of a batch */
+	float *loss;      /* losses of a batch */
+	float *grads;     /* gradients of a batch, if rows > 0 */
 };
 
-/* `rows` is the number of per-image gradients that come back at a time. If `rows` is 0, the device
- * adds up the gradients. */
+/* `rows` is the number of per-image gradients that are copied to the host at a time. If `rows` is
+ * 0, the device adds up the gradients. */
 int host_batch_init(struct host_batch *h, size_t max_batch, size_t rows, size_t n_params,
 	struct err *e) PS_MUST_CHECK;
 void host_batch_release(struct host_batch *h);

@@ -32,9 +32,9 @@ enum {
 
 /* The intermediate values of one image, for F filters. */
 struct image_space {
-	float *map;      /* F * MAP_AREA, after ReLU */
+	float *map;      /* F * MAP_AREA values after the ReLU */
 	float *d_map;    /* d loss / d map */
-	float *pooled;   /* F * POOL_AREA */
+	float *pooled;   /* F * POOL_AREA values */
 	float *d_pooled; /* d loss / d pooled */
 };
 

@@ -1,6 +1,7 @@
 /*
  * ladder.h - the optimisation steps of the gradient of seed:F, from a sequential loop to the
- * production kernels, behind one interface. Each of these optimisation steps is a rung.
+ * production kernels, behind one interface. Each of these optimisation steps is a rung;
+ * docs/ladder.md calls it a stage.
  *
  * seed:F is conv 3x3xF, ReLU, max-pool 2, fc 10 (common/model.h) on images of 28 x 28 bytes. A rung
  * reads parameters from host memory and writes the mean gradient and the mean loss of a batch to
@@ -46,13 +47,13 @@ void profile_add(struct profile *p, const char *name, enum phase_kind kind, doub
 /* Returns "copy-in", "kernel", "copy-out" or "host". */
 const char *phase_kind_name(enum phase_kind kind);
 
-/* The arguments of open. */
+/* The arguments of rung.open. */
 struct ladder_task {
-	const struct model *model;   /* seed:F for 1 x 28 x 28 */
-	int threads;                 /* of ladder_cores */
+	const struct model *model;   /* seed:F for images of 1 x 28 x 28 */
+	int threads;                 /* number of threads of ladder_cores */
 	const struct kx_images *set; /* borrowed until close; indices refer to it */
-	size_t filters;              /* F */
-	size_t max_batch;            /* maximum images of a step */
+	size_t filters;              /* the number of filters F */
+	size_t max_batch;            /* maximum number of images of a step */
 };
 
 /* The input of a step. A rung may pin params and the grad of the step, because both come from
@@ -60,7 +61,7 @@ struct ladder_task {
 struct ladder_batch {
 	const float *params;
 	const uint32_t *index; /* image numbers, all below set->n */
-	size_t n;              /* 1 to max_batch */
+	size_t n;              /* number of images, 1 to max_batch */
 };
 
 struct rung_bounds {
@@ -69,13 +70,13 @@ struct rung_bounds {
 };
 
 struct rung {
-	const char *name;     /* its name in the CSV files */
-	const char *changes;  /* its changes against the rung before it */
+	const char *name;     /* the name of the rung in the CSV files */
+	const char *changes;  /* how it differs from the rung before it */
 	const char *predicts; /* a prediction, written before the first measurement */
 	int needs_gpu;
 	int (*open)(void **self, const struct ladder_task *t, struct err *e);
-	/* Computes the mean gradient (model->n_params floats, overwritten) and the mean loss. `p`
-	 * may be NULL. */
+	/* Computes the mean gradient of the batch, which replaces the model->n_params floats of
+	 * `grad`, and sets *loss to the mean loss. `p` may be NULL. */
 	int (*step)(void *self, const struct ladder_batch *b, float *grad, double *loss,
 		struct profile *p, struct err *e);
 	/*
@@ -99,8 +100,8 @@ extern const struct rung ladder_cores;
 
 /* Sets *m to seed:filters. PS_EUSAGE: there is no seed network with this number of filters. */
 int ladder_model(struct model *m, size_t filters, struct err *e) PS_MUST_CHECK;
-/* Returns `n` zeroed floats on pages of their own, or NULL if there is not enough memory. Free them
- * with free(). */
+/* Returns `n` zeroed floats on pages of their own, or NULL if there is not enough memory. The
+ * caller frees them with free(). */
 float *ladder_floats(size_t n);
 /* Bounds that allow every batch size, with a tolerance that single precision meets in any order of
  * additions. */
@@ -111,8 +112,8 @@ int ladder_runs(const struct rung *r, size_t batch);
 /* Returns 1 if a CUDA device works. Otherwise *why says in a few words what is missing. */
 int ladder_has_gpu(const char **why);
 
-/* The memory that a rung has pinned, from the first step until close. It is NULL before the first
- * step. */
+/* The memory that a rung has pinned, from the first step until close. The pointers are NULL before
+ * the first step. */
 struct ladder_pins {
 	void *params, *grad;
 };
@@ -120,10 +121,10 @@ int ladder_pin(struct ladder_pins *p, const float *params, float *grad, size_t n
 	struct err *e) PS_MUST_CHECK;
 void ladder_unpin(struct ladder_pins *p);
 
-/* The result of a rung at one point. */
+/* The measurements of a rung at one point (struct ladder_point). */
 struct ladder_result {
 	size_t repetitions;
-	double median_ms, min_ms; /* of a step */
+	double median_ms, min_ms; /* median and minimum of the time of a step */
 	double low_ms, high_ms;   /* the lowest and the highest median of the runs */
 	double error;             /* relative error of the gradient: |rung - cpu-ref| / |cpu-ref| */
 	double loss_error;        /* relative error of the loss */
@@ -132,7 +133,7 @@ struct ladder_result {
 
 /* Gradient and loss of cpu-ref, the reference for every rung. */
 struct ladder_truth {
-	float *grad; /* ladder_floats */
+	float *grad; /* memory of ladder_floats */
 	double loss;
 };
 
@@ -146,8 +147,8 @@ struct ladder_point {
 	uint64_t seed;
 	double seconds;
 	int runs;
-	float *params;   /* ladder_floats */
-	uint32_t *index; /* set->n: order of the images in the epoch */
+	float *params;   /* memory of ladder_floats */
+	uint32_t *index; /* set->n image numbers: the order of the images in the epoch */
 };
 
 /* Initialises a point with one thread and one run. */

@@ -10,22 +10,24 @@
 #include "common/rng.h"
 #include "kernels/ladder/ladder.h"
 
-#define SHOWN         12             /* test images with CSV rows of their own */
-#define EVALUATED     ((size_t)1000) /* test images that the accuracy is measured on */
+#define SHOWN         12             /* number of test images with CSV rows of their own */
+#define EVALUATED     ((size_t)1000) /* number of test images that the accuracy is measured on */
 #define CHUNK_SECONDS 0.002          /* training time between two readings of the clock */
 
 struct learner {
 	const struct rung *rung;
 	void *self;
 	const struct ladder_point *point;
-	float *params, *before, *grad; /* ladder_floats; `before`: weights before the last chunk */
-	uint32_t *order;               /* image order of the current epoch */
+	/* memory of ladder_floats; `before`: weights before the last chunk */
+	float *params, *before, *grad;
+	uint32_t *order; /* image order of the current epoch */
 	uint32_t epoch;
-	size_t next; /* index in order */
+	size_t next; /* index in `order` of the next image */
 	float rate;
-	size_t chunk;          /* steps per chunk */
-	size_t steps, counted; /* steps so far; steps that led to `before` */
-	double seconds;        /* training time so far */
+	size_t chunk; /* number of steps per chunk */
+	/* number of steps so far, and number of steps before the last chunk */
+	size_t steps, counted;
+	double seconds; /* training time so far */
 	struct backend *evaluator;
 	const struct kx_images *test;
 };
@@ -108,7 +110,7 @@ static int print_predictions(struct learner *l, double seconds, struct err *e)
 	return PS_OK;
 }
 
-/* Runs one chunk to warm up and discards it. */
+/* Runs one chunk to warm up and discards its results. */
 static int warm_up(struct learner *l, struct err *e)
 {
 	int rc = advance(l, e);

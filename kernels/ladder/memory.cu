@@ -27,7 +27,7 @@ __global__ void empty_kernel(void)
 {
 }
 
-/* Follows the chain from the end of the last walk. */
+/* Follows the chain for `steps` links, from the link where the last walk ended. */
 __global__ void chase_kernel(const uint32_t *chain, size_t steps, uint32_t *last)
 {
 	uint32_t at = *last;
@@ -144,8 +144,8 @@ int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size_t step
 }
 
 /* Times the second walk through the chain. If the chain is shorter than a walk, the first walk has
- * loaded all of it into the caches. If the chain is longer, the second walk visits links that the
- * caches do not hold. */
+ * loaded all of it into the caches. If the chain is longer than a walk, the second walk visits
+ * links that the caches do not hold. */
 int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *device, struct err *e)
 {
 	uint32_t *chain = make_chain(bytes);

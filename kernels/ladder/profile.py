@@ -13,12 +13,12 @@ import csv
 import re
 import sys
 
-STEPS = 2  # steps of `steps --seconds 0`: one checked step, one profiled step
+STEPS = 2  # number of steps of `steps --seconds 0`: a checked step and a profiled one
 
 
 def kernels(path):
     """Returns the milliseconds of a step for each kernel, in the order of the first launches. The
-    kernels of open() are among them."""
+    kernels that open() launches are included."""
     with open(path) as f:
         lines = [line for line in f if line.startswith('"')]
     total = {}

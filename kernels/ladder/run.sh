@@ -43,7 +43,7 @@ append() {
 	rm "$table.tmp"
 }
 
-# The figures name the machine.
+# machine.txt has the name of the machine for the figures.
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || gpu=""
 cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
 echo "${gpu:+one $gpu, }$(nproc) cores${cpu:+ of $cpu}" >"$dir/machine.txt"

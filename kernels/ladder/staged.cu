@@ -1,7 +1,7 @@
 /*
  * staged.cu - the fc product of rung 8. A block handles 32 images, four per warp. The block reads
- * the weights through shared memory, in tiles of 128 inputs and all ten classes. It loads the next
- * tile while it computes the current tile.
+ * the weights through shared memory, in tiles of 128 inputs and all ten classes. The block loads
+ * the next tile while it computes the current tile.
  */
 #include "kernels/ladder/products.cuh"
 
@@ -15,10 +15,10 @@ namespace
 #define TILE        128
 #define LANE_INPUTS (TILE / 32)
 #define LOADS       (TILE * CLASSES / THREADS)
-#define FULL_CHIP   264 /* blocks: 2 on each of 132 multiprocessors */
+#define FULL_CHIP   264 /* number of blocks: 2 on each of 132 multiprocessors */
 
 struct tile {
-	float weight[LOADS];                /* for shared memory */
+	float weight[LOADS];                /* weights that the thread copies to shared memory */
 	float in[WARP_IMAGES][LANE_INPUTS]; /* inputs that only this thread uses */
 };
 
@@ -114,7 +114,8 @@ int staged_logits(struct gpu *g, const struct products *p, size_t n, struct err 
 	size_t slices = groups < FULL_CHIP ? FULL_CHIP / groups : 1;
 
 	slices = slices < MAX_SLICES ? slices : MAX_SLICES;
-	/* a part has whole tiles; an empty part would leave its sums unwritten */
+	/* a part consists of whole tiles; no part may be empty, because no block would write its
+	 * sums */
 	size_t part = ((inputs + slices - 1) / slices + TILE - 1) / TILE * TILE;
 	slices = (inputs + part - 1) / part;
 	staged_logits_kernel<<<dim3((unsigned)groups, (unsigned)slices), THREADS, 0, g->stream>>>(

@@ -10,17 +10,20 @@
 namespace
 {
 
-#define FORWARD_FILTERS  32
-#define FORWARD_THREADS  192 /* POOL_AREA in whole warps */
-#define ROW              12  /* 9 weights and a bias, or 10 classes, rounded up to 16 bytes */
+#define FORWARD_FILTERS 32
+#define FORWARD_THREADS 192 /* number of threads: POOL_AREA in whole warps */
+/* number of floats of a row: 9 weights and a bias, or 10 classes, rounded up to 16 bytes */
+#define ROW              12
 #define BACKWARD_FILTERS 2
-#define BACKWARD_THREADS 352              /* 2 * POOL_AREA rounded up to whole warps */
-#define BLOCKS_PER_SM    2                /* blocks of tiled_backward_kernel */
-#define STAGE            4                /* images between two barriers */
-#define WORDS            (IMAGE_AREA / 4) /* words of 4 pixels per image */
-#define LOADS            ((STAGE * WORDS + BACKWARD_THREADS - 1) / BACKWARD_THREADS)
-#define FULL_CHIP        (BLOCKS_PER_SM * 132)
-#define TO_UNIT          (1 / 255.0f)
+/* number of threads: 2 * POOL_AREA rounded up to whole warps */
+#define BACKWARD_THREADS 352
+/* number of blocks of tiled_backward_kernel per multiprocessor */
+#define BLOCKS_PER_SM 2
+#define STAGE         4                /* number of images between two barriers */
+#define WORDS         (IMAGE_AREA / 4) /* number of words of 4 pixels per image */
+#define LOADS         ((STAGE * WORDS + BACKWARD_THREADS - 1) / BACKWARD_THREADS)
+#define FULL_CHIP     (BLOCKS_PER_SM * 132)
+#define TO_UNIT       (1 / 255.0f)
 
 __device__ const uint8_t *tiled_image(const struct products &p, size_t n)
 {
@@ -108,13 +111,14 @@ struct ahead {
 	uint8_t argmax[STAGE];
 };
 
-/* The sums of a thread for its pooled value. */
+/* The gradient sums of a thread for its pooled value. */
 struct sums {
 	float fc[CLASSES];
 	float conv[WEIGHTS + 1];
 };
 
-/* Loads images [n, n + m). `i` is the thread's pooled value, if it has one. */
+/* Loads images [n, n + m). `i` is the number of the thread's pooled value; `works` is 0 if it has
+ * none. */
 __device__ void tiled_load_ahead(
 	const struct products &p, size_t n, unsigned m, size_t i, int works, struct ahead *a)
 {
@@ -189,7 +193,8 @@ __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const s
 	}
 }
 
-/* Adds the gradient of the fc bias. The threads without a pooled value do this, one class each. */
+/* Adds the gradient of the fc bias. The threads without a pooled value compute it, one class
+ * each. */
 __device__ void tiled_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;
@@ -198,8 +203,8 @@ __device__ void tiled_add_bias(const struct stage &s, unsigned m, float *sum)
 		*sum += ((const float *)s.d_logits[k])[c];
 }
 
-/* Adds up the sums of the threads of each filter in a fixed order and writes them to the row of the
- * chunk. */
+/* Adds up the sums of the threads of each filter in a fixed order and writes them to `to`, the
+ * part_grad of the chunk. */
 __device__ void tiled_write_conv(const struct sums &sum, size_t first, size_t filters, float *to)
 {
 	__shared__ float value[BACKWARD_THREADS];

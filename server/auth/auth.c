@@ -41,13 +41,15 @@ struct auth {
 	struct key_pair key;
 	struct authorized_keys *list;
 	uint64_t log_ms;
-	int testing; /* 1: auth_self_test runs, and a refused key is the key of this test */
+	/* 1: auth_self_test runs, so a refused key is the random key of this test and needs no log
+	 * line */
+	int testing;
 
 	void *socket; /* the ROUTER socket of the ZAP handler, bound to ZAP_ENDPOINT */
 	struct zloop zloop;
 	uv_timer_t slow;
-	/* number of open handles. 1: only the timer is open; 2: the ZAP socket's handle is open,
-	 * too */
+	/* number of open libuv handles. 0: none; 1: only the timer is open; 2: the ZAP socket's
+	 * handle is open, too */
 	int open;
 
 	uv_work_t work;
@@ -99,7 +101,8 @@ static int write_owner(struct frames *f, struct msg *m, const char *key, const c
 	*why = "no memory";
 	if (wire_encode_header(m, &header))
 		return PS_ENOMEM;
-	(void)zmq_msg_move(&f->frame[0], &header); /* frees the frame that contains `key` */
+	/* frees the old frame, whose bytes `key` points to */
+	(void)zmq_msg_move(&f->frame[0], &header);
 	(void)zmq_msg_close(&header);
 	return PS_OK;
 }
@@ -147,9 +150,10 @@ static uint32_t workers_of_key(const struct auth *a)
 	return share < QUOTA_HELLO ? QUOTA_HELLO : share;
 }
 
-/* Returns the number of HELLO of this role that each key may send in a second. Each key may send an
- * equal part of cfg.hellos HELLOs of workers, but at least QUOTA_JOINS, so that a key that floods
- * the server with HELLOs leaves the other keys their part. */
+/* Returns the number of HELLOs of this role that each key may send in a second. The HELLOs of
+ * workers, cfg.hellos in a second, are divided equally among the keys, but each key may send at
+ * least QUOTA_JOINS. So a key that floods the server with HELLOs leaves the other keys their
+ * part. */
 static uint32_t hellos_of_key(const struct auth *a, enum role role)
 {
 	uint32_t part = a->cfg.hellos / worker_keys(a);
@@ -229,7 +233,7 @@ static void put_frame(struct auth *a, const void *data, size_t n, int more)
 	(void)zmq_send(a->socket, data, n, ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0));
 }
 
-/* Answers `q` with a status code of ZAP. */
+/* Answers ZAP request `q` with ZAP's status code `code`, such as "200". */
 static void send_answer(
 	struct auth *a, const struct zap_request *q, const char *code, const char *text)
 {
@@ -250,7 +254,7 @@ static void answer_zap(struct auth *a, const struct zap_request *q)
 	enum key_role role = authorized_keys_role(a->list, q->key);
 	int admit = role != KEY_NONE;
 
-	/* a worker opens two connections for a HELLO */
+	/* for each of its HELLOs a worker opens two connections, each with one handshake */
 	if (admit && !quota_take(&a->quota, q->key, QUOTA_OF_HANDSHAKE, 2 * workers_of_key(a),
 			     uv_now(a->cfg.loop))) {
 		a->stats.deferred++;
@@ -291,8 +295,8 @@ static int frame_is(zmq_msg_t *frame, const char *text)
 
 /* Reads a ZAP request from the `n` frames `f`: peer, empty, version, request, domain, address,
  * identity, mechanism, credentials. Returns 0 if the request is not for this server. The server
- * does not answer a request that is not for it, and libzmq ends the handshake of this request after
- * a time limit. */
+ * does not answer such a request, and libzmq ends the handshake of this request after a time
+ * limit. */
 static int read_request(struct zap_request *q, zmq_msg_t *f, size_t n)
 {
 	*q = (struct zap_request){.peer_bytes = 0};
@@ -332,7 +336,8 @@ static void read_list(uv_work_t *work)
 		a->fresh = NULL;
 }
 
-/* Replaces the list in memory by the list that was read. If the read failed, keeps the old list. */
+/* Replaces the list in memory by the list that the pool's thread has read. If that thread could not
+ * read the file, keeps the old list. */
 static void take_list(struct auth *a)
 {
 	if (!a->fresh) {
@@ -360,7 +365,7 @@ static void on_list_read(uv_work_t *work, int status)
 {
 	struct auth *a = work->data;
 
-	if (status != 0) /* cancelled: nothing was read */
+	if (status != 0) /* libuv has cancelled the read */
 		err_set(&a->why, PS_EIO, "%s", uv_strerror(status));
 	PS_ASSERT(a->reading); /* invariant 1 */
 	a->reading = 0;
@@ -380,7 +385,7 @@ void auth_reload(struct auth *a)
 	PS_ASSERT(!a->fresh); /* invariant 1: the result of the previous read is taken */
 	a->reading = 1;
 	uv_timer_start(&a->slow, on_slow, SLOW_MS, 0);
-	/* uv_queue_work fails only without a callback */
+	/* uv_queue_work fails only if its function for the pool is NULL */
 	(void)uv_queue_work(a->cfg.loop, &a->work, read_list, on_list_read);
 }
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* This struct precedes the bytes of a buffer. */
+/* This struct describes the memory of a buffer: first the buffer's size, then its bytes. */
 struct buffer {
 	_Alignas(max_align_t) size_t size;
 	unsigned char bytes[];

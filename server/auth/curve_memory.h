@@ -6,22 +6,23 @@
  * system calls for this, and most of them interrupt the other threads of the process, because the
  * other processors must drop the old mapping from their caches (TLBs), too. In a flood of
  * connections, these system calls slowed the server down more than the encryption did. This module
- * therefore defines libsodium's functions again, with memory of malloc. The linker lets libzmq call
- * the definitions of the program.
+ * therefore has its own definitions of these functions of libsodium, which take the memory from
+ * malloc. Because the program defines the functions, the linker makes libzmq call these definitions
+ * instead of libsodium's.
  *
- * A buffer is cleared when it is freed. A buffer is not locked in memory, but the secret keys,
- * which libzmq copies into its own structs, are not locked either. The program writes no core file
- * if it has a key.
+ * sodium_free clears a buffer before it frees the memory. A buffer is not locked in memory. This
+ * gives up no protection, because libzmq also copies the secret keys into its own structs, which
+ * are not locked. A program that has a secret key writes no core file.
  *
- * Thread: any. libzmq calls the functions on its I/O threads.
+ * Any thread may call the functions; libzmq calls them on its I/O threads.
  */
 #ifndef SERVER_AUTH_CURVE_MEMORY_H
 #define SERVER_AUTH_CURVE_MEMORY_H
 #include <stddef.h>
 #include <stdint.h>
 
-/* Returns the number of buffers that were taken so far. If it is 0 after a handshake, libzmq uses
- * libsodium's own functions, and handshakes take more time. */
+/* Returns the number of buffers that this module has allocated so far. If it is 0 after a
+ * handshake, libzmq uses libsodium's own functions, and handshakes take more time. */
 uint64_t curve_memory_taken(void);
 
 /* These functions replace those of libsodium with the same names. */

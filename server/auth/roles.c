@@ -23,7 +23,7 @@ static const unsigned may[MSG_TYPES] = {
 
 /* This struct has the key that owns a worker id. */
 struct owner {
-	uint32_t incarnation; /* 0: no owner */
+	uint32_t incarnation; /* incarnation of the worker id; 0: the id has no owner */
 	char key[KEY_TEXT];
 };
 
@@ -35,7 +35,8 @@ struct greeting {
 
 struct roles {
 	struct owner owner[WIRE_MAX_WORKERS + 1]; /* owner[i]: the owner of worker id i */
-	struct greeting *greeting;                /* ring */
+	/* ring of the senders of the newest accepted HELLOs */
+	struct greeting *greeting;
 	size_t ring, n_greetings;
 };
 

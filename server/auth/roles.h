@@ -25,9 +25,9 @@ struct roles; /* opaque, see roles.c */
 /* Makes an empty table of the owners of worker ids. max_workers: 1..WIRE_MAX_WORKERS. Returns NULL
  * if there is no memory. */
 struct roles *roles_new(uint32_t max_workers);
-/* Checks whether the owner of `key` with `role` may send `m`. `key` has KEY_TEXT - 1 characters of
- * Z85, or is "". If the owner may not send `m`, returns PS_EAUTH, and *why has the reason. The
- * function stores the key of an accepted HELLO for roles_assign. */
+/* Checks whether a peer whose key is `key`, with role `role`, may send `m`. `key` has KEY_TEXT - 1
+ * characters of Z85, or is "". If the peer may not send `m`, returns PS_EAUTH, and *why has the
+ * reason. The function stores the key of an accepted HELLO for roles_assign. */
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why) PS_MUST_CHECK;
 /* Called when the server has assigned this worker id and incarnation to `peer`, before it sends the

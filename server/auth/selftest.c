@@ -11,7 +11,7 @@
 #define ENDPOINT "ipc://@cnn-ps-self-test-%.8s"
 #define LIMIT_MS 3000
 #define POLL_MS  5
-#define REFUSED  400 /* ZAP's code */
+#define REFUSED  400 /* ZAP's status code for a refused key */
 
 /* This struct has the socket of a client with a random key, and the monitor of its handshake. */
 struct selftest_client {
@@ -55,7 +55,7 @@ static struct zmonitor_event wait_for_end(struct selftest_client *i, uv_loop_t *
 	for (uint64_t start = uv_now(loop); !end.number && uv_now(loop) - start < LIMIT_MS;) {
 		zmq_pollitem_t item = {.socket = i->monitor, .events = ZMQ_POLLIN};
 
-		uv_run(loop, UV_RUN_NOWAIT); /* the ZAP handler answers */
+		uv_run(loop, UV_RUN_NOWAIT); /* runs the ZAP handler, which answers the handshake */
 		(void)zmq_poll(&item, 1, POLL_MS);
 		(void)zmonitor_next(i->monitor, &end);
 		uv_update_time(loop);

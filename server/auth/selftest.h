@@ -1,7 +1,8 @@
 /*
  * selftest.h - checks at each start of the server that the server refuses a random key.
  *
- * The test is needed because CURVE accepts every key if no ZAP handler runs. Thread: the loop's.
+ * The test is needed because CURVE accepts every key if no ZAP handler runs. Only the loop's thread
+ * may call the function.
  */
 #ifndef SERVER_AUTH_SELFTEST_H
 #define SERVER_AUTH_SELFTEST_H

@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 struct keep_rule {
-	int best;       /* 1: keep the best epoch so far */
-	uint32_t every; /* N > 0: keep every N-th epoch; 0: there is no such rule */
+	int best;       /* 1: keep the epoch with the best result so far */
+	uint32_t every; /* N > 0: keep every N-th epoch; 0: keep no epoch because of its number */
 };
 
 /* Reads "best", "every=N", or both with a comma between them. Returns 0 if `text` has another

@@ -5,7 +5,7 @@
 #define PROGRAM_BYTES (32u << 20)
 /* maximum bytes of the buffers of the weights that workers on this host read in shared memory */
 #define LANE_BYTES ((uint64_t)4 << 30)
-/* number of freed messages of each worker whose memory the allocator keeps, measured with
+/* for each worker, the number of freed messages whose memory the allocator keeps, measured with
  * tests/e2e/test_memory.py */
 #define KEPT_MESSAGES 3
 
@@ -21,9 +21,9 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 	return snapshot + snapshot / 8 + (o->core.checkpoint.wal ? snapshot : 0);
 }
 
-/* The minimum is the memory of the program, of the weights, of the next version of the weights, of
- * one message, of the state of the core for a single worker, such as the vectors of the optimizer,
- * and of the snapshots. */
+/* The minimum is the sum of the memory of six things: the program, the weights, the next version of
+ * the weights, one message, the snapshots, and the state of the core for a single worker, such as
+ * the vectors of the optimizer. */
 uint64_t memory_min(const struct options *o, size_t n_params)
 {
 	struct options one = *o;
@@ -62,10 +62,10 @@ uint64_t memory_needed(const struct options *o)
 {
 	const struct core_config *c = &o->core;
 	uint64_t weights = (uint64_t)c->n_params * sizeof(float), workers = c->sessions.max_workers;
-	/* buffers (param_buffers.h): one for each worker that reads */
+	/* bytes of the buffers (param_buffers.h): one buffer for each worker that reads weights */
 	uint64_t readers = workers * weights;
-	/* the messages of each worker that are being received (net.c), and the freed messages whose
-	 * memory the allocator keeps */
+	/* bytes of the messages of each worker that are being received (net.c), and of the freed
+	 * messages whose memory the allocator keeps */
 	uint64_t messages = workers * (c->sessions.push_window + 2 + KEPT_MESSAGES) * weights;
 
 	return memory_base(o) + readers + messages;

@@ -1,7 +1,7 @@
 /*
  * memory.h - computes the maximum memory of a server (docs/cluster.md, "Limits").
  *
- * Thread: any.
+ * Any thread may call these functions.
  */
 #ifndef SERVER_CONFIG_MEMORY_H
 #define SERVER_CONFIG_MEMORY_H

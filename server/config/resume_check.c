@@ -80,7 +80,7 @@ int resume_differences(const struct core_config *then, const struct data_id *dat
 		if (!row->name)
 			continue;
 		snprintf(option, sizeof(option), "--%s", row->name);
-		/* skip options whose defaults depend on --mode if --mode is listed */
+		/* if --mode differs, do not list options whose defaults depend on --mode */
 		int follows = then->training.mode != now->training.mode && strchr(row->def, '=');
 		if ((config_row_differs(row, then, now) && !follows) || strstr(why, option))
 			add_option(&l, row, then, now);

@@ -2,7 +2,7 @@
  * resume_check.h - lists the options that have other values at this start than in the run of the
  * checkpoint directory, with both values.
  *
- * The function is pure. Only the main thread calls it, at start-up.
+ * The function has no side effects. Only the main thread calls it, at start-up.
  */
 #ifndef SERVER_CONFIG_RESUME_CHECK_H
 #define SERVER_CONFIG_RESUME_CHECK_H

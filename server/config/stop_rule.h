@@ -23,7 +23,10 @@ struct stop_rule {
 
 /* Reads "accuracy=X", where X is above 0 and at most 1. Returns 0 if `text` has another form. */
 int stop_rule_parse(const char *text, struct stop_rule *r);
-/* Returns 1 if the rule ends the run now, and writes the reason to `why`. */
+/* Returns 1 if the rule ends the run after its newest evaluated epoch, and writes the reason to
+ * `why`. The caller must ask after each evaluation, before the core can complete the next one: a
+ * better epoch hides the epochs without a better accuracy that precede it. For the same reason, a
+ * rule that is new in a resumed run does not end this run because of epochs of long ago. */
 int stop_rule_is_met(const struct stop_rule *r, const struct core *c, char why[STOP_TEXT]);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * accumulator.h - collects gradients until a step, or an update from a buffer, applies them
- * together. A mode that collects gradients uses one of three methods:
+ * accumulator.h - collects gradients until a step, or an update from a buffer (--buffer-size),
+ * applies them together. A mode that collects gradients uses one of three methods:
  *
  * - Running sum: sandblaster, and the asynchronous modes with a buffer, add each gradient to a sum
  *   in double precision when it arrives. The order of arrival therefore hardly changes the result.
@@ -9,12 +9,12 @@
  *   worker's gradients, so no worker counts twice.
  * - One gradient of each batch: sync keeps all gradients and adds them in the order of their
  *   batches when the step ends. The order of arrival therefore does not change the result at all.
- *   This method needs memory for n_params floats for each gradient of a step. The memory for a
- *   gradient is touched only when the gradient arrives.
+ *   This method needs memory for n_params floats for each gradient of a step. The system provides
+ *   this memory only when a gradient is written to it.
  *
  * Several workers can share an authentication key. If the workers with a session have at least
  * three different keys together, a robust rule gets one gradient for each key: the mean of the
- * gradients of the workers with this key. So a key with many workers counts once.
+ * gradients of the workers with this key. So a key counts once, however many workers it has.
  */
 #ifndef SERVER_CORE_ACCUMULATOR_H
 #define SERVER_CORE_ACCUMULATOR_H
@@ -23,8 +23,9 @@
 struct worker;
 
 /* This struct has a gradient that the accumulator keeps apart from the others. In sync, this is the
- * gradient of batch `batch`, which has `images` images. In a buffer, this is the mean of `images`
- * gradients of the worker in slot `batch`. */
+ * gradient of batch `batch`, which has `images` images. In a buffer, this is the mean of the
+ * gradients of one worker: `batch` is then the number of the worker's slot, and `images` is the
+ * number of gradients in the mean. */
 struct part {
 	uint32_t batch, images;
 	float loss;
@@ -33,7 +34,8 @@ struct part {
 	char owner[WIRE_MAX_OWNER + 1];
 };
 struct gradient_accumulator {
-	double *sum; /* n_params sums; NULL: the mode has no running sum */
+	/* running sum of the gradients, n_params values; NULL: the mode has no running sum */
+	double *sum;
 	/* `room` entries, sorted by batch; the first `parts` are in use; NULL: the mode keeps no
 	 * gradients */
 	struct part *part;
@@ -41,10 +43,13 @@ struct gradient_accumulator {
 	/* weight: sum of the weights of all gradients; loss_sum: sum of loss times images over the
 	 * pushes that accumulator_count has counted */
 	double weight, loss_sum;
-	uint64_t images; /* images of the counted pushes, all from the epoch in training */
+	/* number of images of the counted pushes, all from the epoch in training */
+	uint64_t images;
 	uint32_t pushes;
-	double peak;  /* upper bound of the magnitudes in the sum */
-	int measured; /* 1: peak is valid. A snapshot never contains this flag */
+	double peak; /* upper bound of the magnitudes of the values in `sum` */
+	/* 1: peak is valid. No snapshot contains this flag, so a restarted server computes peak
+	 * again */
+	int measured;
 };
 /* Returns 1 if all values stay finite when a step applies the collected gradients together with the
  * gradient of push `p`. */
@@ -57,7 +62,7 @@ void accumulator_add_weighted(struct core *c, const struct slices *s, double wei
  * the record of the epoch in training. */
 void accumulator_count(struct core *c, const struct msg_push *p);
 /* Returns 1 if all values stay finite when a step applies the collected gradients together with one
- * more gradient, whose weight is `weight` and whose magnitudes are at most `peak`. */
+ * more gradient, whose weight is `weight` and whose values have magnitudes of at most `peak`. */
 int accumulator_holds(struct core *c, double weight, double peak);
 void accumulator_keep(struct core *c, const struct worker *w, const struct msg_push *p);
 /* Includes `scale` (at most 1) times the gradient `s` in the mean of the gradients of worker `w`,
@@ -67,17 +72,19 @@ void accumulator_average(struct core *c, const struct worker *w, const struct sl
 /* Combines the collected gradients by the rule cfg.push.aggregate and writes the result to `g`
  * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, the rule
  * `mean` gives the sum of the gradients; for a buffer, this sum is the weighted mean times the
- * number of gradients. The statistics of batches, which follow the gradient, are never summed, and
- * no robust rule combines them: they become the mean of those of the gradients that the rule gets,
- * each with the same weight. The caller calls accumulator_clear next, because a robust rule changes
- * the collected gradients. */
+ * number of gradients. The statistics of batches, which follow the values of each gradient, are
+ * never summed, and no robust rule combines them. With a robust rule, the statistics in the result
+ * are the mean of the statistics of all gradients that the rule gets; each gradient has the same
+ * weight. The caller calls accumulator_clear next, because a robust rule changes the collected
+ * gradients. */
 void accumulator_mean(struct core *c, float *g);
-/* Scales each kept gradient whose norm is above `max` down to this norm. */
+/* Scales each kept gradient whose norm is above `max` down to the norm `max`. */
 void accumulator_limit_norms(struct core *c, double max);
-/* Returns 1 if a robust rule gets one gradient of each key. */
+/* Returns 1 if a robust rule gets one gradient for each key, not one for each worker. */
 int accumulator_merges_keys(const struct core *c);
-/* Returns the number of gradients that a robust rule would get now, of keys or of workers. Counts
- * only parts of at least `min` images (struct part). */
+/* Returns the number of gradients that a robust rule would get now: one for each key, or one for
+ * each worker (accumulator_merges_keys). Only parts whose member `images` is at least `min` count;
+ * in a buffer, this member is the number of gradients in the part. */
 uint32_t accumulator_voices(const struct core *c, uint32_t min);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);

@@ -7,7 +7,8 @@
  *             values, the mean of the two in the middle
  *   trimmed   the mean of each coordinate, without its F smallest and F largest values (same paper)
  *   krum      the gradient with the smallest sum of squared distances to its n - F - 2 nearest
- *             other ones (Blanchard 2017, Krum); the first of equal ones
+ *             other ones (Blanchard 2017, Krum); if several gradients have the smallest sum, the
+ *             first of them
  *
  * If there are too few gradients for trimmed (at most 2F) or for krum (fewer than 2F + 3), the
  * function uses the median instead. The result of krum also depends on the order of the gradients
@@ -15,9 +16,9 @@
  * order in which the gradients arrived.
  *
  * Invariants:
- * (1) each value of a median or of a trimmed mean lies within the range of the values that remain
- *     after the cut. With at most F bad gradients and enough good ones, it therefore lies within
- *     the range of the good ones (asserted by trim_block;
+ * (1) each value of a median or of a trimmed mean is the mean of middle values of its coordinate,
+ *     and lies within their range. If at most F gradients are bad and more than F are good, the
+ *     value therefore lies within the range of the good ones (asserted by trim_block;
  *     bad_gradients_do_not_move_the_result_out_of_the_range_of_good_ones);
  * (2) the result of krum is one of the gradients (asserted by krum;
  *     krum_chooses_the_gradient_with_the_nearest_neighbours).

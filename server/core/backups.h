@@ -11,10 +11,13 @@ struct worker;
 /* This struct describes a copy of the weights of one version. All workers that hold this version
  * share the copy. */
 struct backup {
-	uint64_t version, made; /* made: the term in which the server made this version */
-	/* number of held[] entries that name this copy; 0: the copy is free */
+	/* version: version of the weights; made: the term in which the server made this version */
+	uint64_t version, made;
+	/* number of entries in the arrays held[] of all workers that refer to this copy; 0: the
+	 * copy is free */
 	uint32_t refs;
-	uint32_t order; /* the number of this copy in the snapshot that is being written */
+	/* used only while a snapshot is encoded: the number of this copy in the snapshot */
+	uint32_t order;
 	/* upper bound of the magnitudes in the copy; 0: unknown, as after a restart */
 	double peak;
 };
@@ -35,11 +38,11 @@ struct worker_backups {
 	uint32_t n_held;
 };
 
-/* This struct has all copies of old weights. The memory for a copy is touched only when the copy is
- * first used. */
+/* This struct has all copies of old weights. The system provides the memory for a copy only when
+ * the copy is first used. */
 struct backups {
 	uint32_t n;          /* number of copies; 0: the run has no delay compensation */
-	struct backup *copy; /* n entries */
+	struct backup *copy; /* array of `n` copies */
 	float *values;       /* copy i begins at values + i * stride */
 	size_t stride;
 	uint32_t newest; /* index of the newest copy */
@@ -49,9 +52,10 @@ struct backups {
  * versions that `w` holds. */
 void backups_hold(struct core *c, struct worker *w);
 /* Called when the core has applied a replayed push of worker `w`. The server has lost its record of
- * the pulls of `w` before the crash. If no other worker or process ever trained in the run, `w`
- * possibly holds the weights that this push has made, so the function adds the version of these
- * weights to the versions that `w` holds. */
+ * the pulls that `w` made before the crash. `w` may therefore hold the weights that this push has
+ * made. If the run never had another worker, nor an earlier process of `w`, the function adds the
+ * version of these weights to the versions that `w` holds. In all other runs, the function does
+ * nothing. */
 void backups_hold_replayed(struct core *c, struct worker *w);
 /* Called when the core has decided push `p` of worker `w`: drops the versions that no later push of
  * `w` can be based on, such as all versions older than that of `p`. */

@@ -8,9 +8,10 @@
  *     batches is done, and batch_ledger_mark marks them as done in the same step that takes the
  *     push. After a crash, a replayed push may arrive before its epoch opens; later_epochs.h
  *     describes this case (asserted by batch_ledger_mark; mutant batch-twice);
- * (2) n_free and n_done are always the numbers of batches in these states in batch[] (asserted by
- *     mark_done for their sum, by grant_training in leases.c for a batch that is free, and by
- *     leases_advance in leases.c for an epoch that is done; tests/sim/bounds.c).
+ * (2) n_free is always the number of batches in batch[] that are BATCH_FREE, and n_done the number
+ *     of those that are BATCH_DONE (asserted by mark_done for the sum of both numbers, by
+ *     grant_training in leases.c for a free batch when n_free is not 0, and by leases_advance in
+ *     leases.c for both numbers at the end of an epoch; tests/sim/bounds.c).
  */
 #ifndef SERVER_CORE_BATCH_LEDGER_H
 #define SERVER_CORE_BATCH_LEDGER_H
@@ -24,25 +25,28 @@ enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE, BATCH_SHUT };
 /* The batch ledger. At any time, one epoch is in training, and at most one epoch is in
  * evaluation. */
 struct leases {
-	/* the epoch in training; cfg.training.epochs: all epochs are trained */
+	/* number of the epoch in training, from 0; cfg.training.epochs when all epochs are
+	 * trained */
 	uint32_t epoch;
-	uint32_t n_batches; /* number of batches in an epoch; 0: the run has no data set yet */
+	uint32_t n_batches; /* number of batches in each epoch; 0: the run has no data set yet */
 	uint32_t n_done, n_free;
-	uint8_t *batch;  /* n_batches states; the array has room for WIRE_MAX_BATCHES */
-	uint8_t *copies; /* for each batch, the number of backup copies that workers hold */
+	/* states of the n_batches batches; the array has room for WIRE_MAX_BATCHES */
+	uint8_t *batch;
+	uint8_t *copies; /* for each batch, how many workers hold a backup copy of it */
 	int evaluating;  /* 1: the previous epoch (epoch - 1) is in evaluation */
 	/* eval_size: images of a portion of the evaluation; n_portions, n_evaluated: number of all
 	 * portions and of the evaluated ones */
 	uint32_t eval_size, n_portions, n_evaluated;
-	/* n_portions states: BATCH_FREE, BATCH_LEASED or BATCH_DONE */
+	/* states of the n_portions portions: BATCH_FREE, BATCH_LEASED or BATCH_DONE */
 	uint8_t *portion;
 	/* 1: EFFECT_EPOCH_BEGUN was emitted for this epoch; no snapshot has this flag */
 	int announced;
 };
 
-/* Returns REJECT_NONE if `work` with `images` images may be counted, REJECT_WORK if a part of it is
- * already counted or is not of this epoch or pass, and REJECT_SHAPE if it is of a later epoch or
- * cannot be work of this run. */
+/* Returns REJECT_NONE if `work` with `images` images may be counted. Returns REJECT_WORK if a part
+ * of it is already counted, if it is of an earlier epoch or, in sandblaster, if it is not of the
+ * step under way. Returns REJECT_SHAPE if it is of a later epoch or cannot be work of this run. But
+ * if is_replay is 1, `work` may be of a later epoch (later_epochs.h). */
 enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay);
 void batch_ledger_mark(struct core *c, const struct work *work);
@@ -52,12 +56,12 @@ void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double
 /* Opens the epoch in training: sets its batches to BATCH_FREE, except those that replayed pushes
  * have already delivered (later_epochs.h), which it sets to BATCH_DONE. */
 void batch_ledger_open(struct core *c);
-/* Sets the batches [first, end) to BATCH_FREE, and all batches after them to BATCH_SHUT. All
+/* Sets the batches [first, end) to BATCH_FREE, and all batches from `end` on to BATCH_SHUT. All
  * batches before `first` are done. */
 void batch_ledger_window(struct core *c, uint32_t first, uint32_t end);
-/* Releases the grant of worker `w`. Batches and portions of the grant that are not done become
- * free, unless another worker holds them. A portion that only late workers hold becomes free,
- * too. */
+/* Releases the grant of worker `w`. A batch of the grant that is not done becomes free unless
+ * another worker holds it. A portion that is not done becomes free unless another worker holds it
+ * and is not late (pace.h). */
 void batch_ledger_release(struct core *c, struct worker *w);
 uint32_t batch_ledger_images(const struct core *c, uint32_t first, uint32_t count);
 /* Returns 1 if grant `g` is for batches of the epoch in training. In an exact mode (sync,

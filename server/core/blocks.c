@@ -5,7 +5,7 @@
 struct job {
 	blocks_fn *fn;
 	const void *arg;
-	size_t n, size; /* n: values of the vector; size: values of a block */
+	size_t n, size; /* n: number of values in the vector; size: number of values in a block */
 	double *result;
 };
 

@@ -13,8 +13,9 @@
 #include "common/engine.h"
 
 struct blocks {
-	const struct engine *engine; /* NULL: the caller's thread computes everything */
-	double *result;              /* an entry for each block of a vector of n_params values */
+	const struct engine *engine; /* NULL: the calling thread computes all blocks */
+	/* the result of each block; the array has room for the blocks of n_params values */
+	double *result;
 };
 
 /* Computes values [from, from + n) and returns the result of this block. The function

@@ -14,18 +14,19 @@
 /* Says how the learning rate of a gradient depends on tau, the number of versions that the gradient
  * is old (Zhang 2016, arXiv 1511.05950). eta is the learning rate of a gradient with tau 0. */
 enum staleness_scaling {
-	STALE_CONSTANT, /* eta */
-	/* eta / max(1, tau / live workers): only gradients whose tau exceeds the number of
-	 * live workers get a lower rate */
+	STALE_CONSTANT, /* the rate is always eta */
+	/* the rate is eta / max(1, tau / live workers): it is lower than eta only for a gradient
+	 * whose tau exceeds the number of live workers */
 	STALE_RELATIVE,
-	STALE_INVERSE, /* eta / max(1, tau) */
+	STALE_INVERSE, /* the rate is eta / max(1, tau) */
 };
 #define STALENESS_SCALING_NAMES "constant|relative|inverse"
 
 /* Says when an idle worker gets a copy of work that another worker holds. */
 enum backup_copies {
-	BACKUP_LATE,      /* when the other worker is late, see pace.h */
-	BACKUP_IMMEDIATE, /* at once (Dean 2012, Sandblaster) */
+	BACKUP_LATE, /* when the other worker is late (pace.h) */
+	/* at once, even if the other worker is not late (Dean 2012, Sandblaster) */
+	BACKUP_IMMEDIATE,
 	BACKUP_NONE,
 };
 #define BACKUP_NAMES "late|immediate|none"
@@ -49,22 +50,23 @@ enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE, SCHEDULE
 
 enum lr_scaling {
 	LR_SCALING_AUTO, /* the options module replaces this value before the core reads it */
-	LR_SCALING_NONE, /* the factor is 1 */
-	/* the factor is the square root of the ratio that --lr-scaling describes */
+	LR_SCALING_NONE, /* the rate does not change */
+	/* the rate is multiplied by the square root of the ratio that optim.h defines */
 	LR_SCALING_SQRT,
-	LR_SCALING_LINEAR, /* the factor is that ratio */
+	LR_SCALING_LINEAR, /* the rate is multiplied by this ratio */
 };
 #define LR_SCALING_NAMES "auto|none|sqrt|linear"
 
-/* aggregate.h */
+/* the rules of aggregate.h */
 enum aggregate_rule { AGGREGATE_MEAN, AGGREGATE_MEDIAN, AGGREGATE_TRIMMED, AGGREGATE_KRUM };
 #define AGGREGATE_NAMES "mean|median|trimmed|krum"
 
 enum push_kind { PUSH_MEAN, PUSH_SUM };
 #define PUSH_NAMES "mean|sum"
 
-/* The factor of delay compensation (Zheng 2017) is lambda with `constant`, and lambda / sqrt(mean
- * square of the gradient) with `adaptive`. */
+/* Delay compensation (Zheng 2017) adds factor * g * g * (w - w_old) to each value g of a gradient
+ * that was computed with the weight w_old; w is the current weight. The factor is lambda with
+ * `constant`, and lambda / sqrt(moving mean of g * g) with `adaptive`. */
 enum delay_compensation { DC_NONE, DC_CONSTANT, DC_ADAPTIVE };
 #define DC_NAMES "none|constant|adaptive"
 
@@ -86,14 +88,16 @@ enum durability { DURABILITY_REPLAY, DURABILITY_ALWAYS };
  * nothing about images, so it fits the images of any worker. */
 struct images {
 	uint32_t channels, rows, cols, classes;
-	int in_text; /* 1: the model text begins with words about the images */
+	/* 1: the canonical text of the model begins with words about the images (common/model.h) */
+	int in_text;
 };
 
 #define MAX_BATCHNORMS 256
 
-/* This struct describes the running statistics of `n` batchnorms. Those of a batchnorm are
- * `channels` means and then as many variances, and `first` running statistics are before them.
- * vector:N has a layout if the run has a list of its tensors (tensors.h). */
+/* This struct describes the running statistics of `n` batchnorms. A batchnorm has `channels` means
+ * and then as many variances. The first mean is number `first`, counted from 0, of all running
+ * statistics. A model vector:N has such a layout only if the run has a list of its tensors
+ * (tensors.h). */
 struct running_layout {
 	uint32_t n;
 	struct {
@@ -103,12 +107,12 @@ struct running_layout {
 
 struct core_config {
 	struct run_id run;
-	/* number of this start of the server: at least 1, and one more at each start */
+	/* number of this start of the server: at least 1, and 1 more than at the start before */
 	uint64_t term;
 	/* generation of the newest snapshot on disk; the core's first snapshot is generation + 1 */
 	uint64_t generation;
-	/* 1: snapshots are written to disk; 0: there is no disk, and an ACK reports its push as
-	 * durable at once */
+	/* 1: snapshots are written to disk; 0: no snapshot is ever written, and each ACK reports
+	 * its push as durable at once */
 	int durable;
 	char model[WIRE_MAX_MODEL + 1];
 	uint64_t model_fingerprint;
@@ -117,20 +121,24 @@ struct core_config {
 	 * changes. No snapshot contains n_running, because the server computes it from the
 	 * model. */
 	size_t n_running;
-	struct running_layout running; /* no snapshot contains it either, for the same reason */
+	/* no snapshot contains the layout, which the server computes from the model */
+	struct running_layout running;
 	struct images images;
-	/* the data set fingerprint that every worker must have, if data_id_given is 1, and the
-	 * numbers of training and test images; 0: any numbers */
+	/* if data_id_given is 1: the fingerprint, and the numbers of training and test images, that
+	 * the data set of every worker must have; if data_train or data_test is 0, any number of
+	 * these images is permitted */
 	uint64_t data_id;
 	int data_id_given;
 	uint32_t data_train, data_test;
 	/* names of the metrics that every worker must evaluate, in the form that
 	 * common/metric_names.h describes */
 	char metrics[METRICS_TEXT];
-	/* runs the vector operations; NULL: they run serially. No option, and in no snapshot */
+	/* the engine that runs the vector operations; NULL: the calling thread runs them. This
+	 * member is no option, and no snapshot contains it */
 	const struct engine *engine;
-	/* keeps the weights and the optimizer's state; NULL: the core keeps them. No option of the
-	 * core, and in no snapshot. Must be NULL with --optimizer lbfgs */
+	/* the device that keeps the weights and the optimizer's state; NULL: the core keeps them.
+	 * This member is no option of the core, and no snapshot contains it. It must be NULL with
+	 * --optimizer lbfgs */
 	const struct param_device *device;
 	/* secret of the run: the key of the codes in rights.h; 0: none */
 	uint64_t proof_key[2];
@@ -147,8 +155,8 @@ enum config_type { CONFIG_GROUP, CONFIG_U32, CONFIG_U64, CONFIG_REAL, CONFIG_ENU
 enum config_resume {
 	RESUME_ANY,
 	RESUME_SAME,
-	RESUME_SAME_0, /* both values are 0, or both are above 0 */
-	RESUME_SAME_1, /* both values are at most 1, or both are above 1 */
+	RESUME_SAME_0, /* the old and the new value are both 0, or both above 0 */
+	RESUME_SAME_1, /* the old and the new value are both at most 1, or both above 1 */
 };
 
 struct config_row {
@@ -156,9 +164,10 @@ struct config_row {
 	size_t offset; /* offset of the option's field in struct core_config */
 	const char *name, *def;
 	uint32_t name_bytes; /* length of the name, without the NUL */
-	/* the range, inclusive; CONFIG_ENUM: both are the value of the first name */
+	/* the range, inclusive; CONFIG_ENUM: both members are the number of the first name in
+	 * `values` */
 	double min, max;
-	const char *values; /* CONFIG_ENUM: "a|b" */
+	const char *values; /* CONFIG_ENUM: the names of the values, such as "a|b" */
 	const char *arg;
 	enum config_resume resume;
 	const char *help; /* CONFIG_GROUP: the title of the group of rows that follows */

@@ -1,7 +1,7 @@
 /*
  * cursor.h - a cursor visits the fields of a snapshot in order, and counts their bytes, writes
- * them, or reads them. A pass over the fields counts, writes or reads. In snapshot.c, config.c and
- * snapshot_v5.c, one function for each struct serves for all three kinds of pass.
+ * them, or reads them. One pass over the fields does one of these three things. In snapshot.c,
+ * config.c and snapshot_v5.c, one function for each struct serves for all three kinds of pass.
  *
  * Numbers are little-endian, 8 bytes each. A cursor never reads past the end of its input. The
  * first field that exceeds the input sets the error of the cursor, and this field and all later
@@ -21,13 +21,14 @@
 struct cursor {
 	unsigned char *out;      /* writing: the output; NULL: reading or counting */
 	const unsigned char *in; /* reading: the input; NULL: writing or counting */
-	size_t at, size;         /* at: bytes so far; size: number of bytes of `in` or `out` */
-	const char *error;       /* the reason why the snapshot is refused; NULL: no error */
+	/* at: number of bytes so far; size: number of bytes of `in` or `out` */
+	size_t at, size;
+	const char *error; /* the reason why the snapshot is refused; NULL: no error */
 	/* 1: the snapshot is sound, but the options of this start do not fit it */
 	int is_option_error;
 };
 
-/* Sets the error of the cursor. A later error does not replace the first error. */
+/* Sets the error of the cursor, unless it has one already. */
 static inline void set_error(struct cursor *k, const char *why)
 {
 	if (!k->error)
@@ -49,7 +50,7 @@ static inline void refuse_over(struct cursor *k, uint64_t v, uint64_t max)
 }
 
 /* Returns the place for the next `n` bytes of a writing cursor, or NULL if the cursor only counts
- * them. The cursor must not be a reading one. */
+ * them. Do not pass a reading cursor. */
 static inline unsigned char *cursor_place(struct cursor *k, size_t n)
 {
 	if (k->out && n > k->size - k->at)
@@ -131,9 +132,11 @@ static inline void f64(struct cursor *k, double *v)
 	memcpy(v, &x, 8);
 }
 
-/* Returns a cursor that writes what follows at `k`. The caller has checked that there is room, and
- * passes the cursor only to functions that are inlined; then the compiler knows the place of each
- * field. cursor_join adds its bytes to those of `k`. */
+/* Returns a part of the writing cursor `k`: a second cursor that writes the next fields from the
+ * place of `k` on. The caller has checked that `k` has room for these fields. The caller passes the
+ * part only to functions that are inlined, so that the compiler knows the offset of each field in
+ * the output. After the part has written its fields, the caller calls cursor_join, which adds their
+ * bytes to those of `k`. */
 static inline struct cursor cursor_part(const struct cursor *k)
 {
 	return (struct cursor){.out = k->out + k->at, .size = SIZE_MAX};

@@ -1,30 +1,32 @@
 /*
- * departure.h - how workers leave: by silence, by BYE, at the end of the run, or excluded because
- * their gradients or losses are bad: not finite (a broken device, or training that has diverged),
- * of a wrong shape (another model), or of another size than the gradients of the other workers
- * (norms.h). A worker is also excluded if other workers have outvoted its evaluation results too
- * often (checks.h, quarantine.h).
+ * departure.h - how workers leave: by silence, by BYE, at the end of the run, or by exclusion. A
+ * worker is excluded if its gradients or losses are bad: not finite (a broken device, or training
+ * that has diverged), of a wrong shape (another model), or of another size than the gradients of
+ * the other workers (norms.h). A worker is also excluded if other workers have outvoted its
+ * evaluation results too often (checks.h, quarantine.h).
  *
- * Exclusion: MAX_STREAK (20) bad pushes or evaluations in a row exclude their worker; while it
- * replays pushes, twice as many. The worker loses its leases, and no worker waits for it. As soon
- * as the pushes of an excluded worker are durable, the server answers each of its messages with
- * ERROR PS_EQUARANTINE, and the worker's program ends. The worker can return only as a new process,
- * which gets a new incarnation, and not after QUARANTINE_AFTER exclusions (quarantine.h). An
- * accepted push ends a worker's series of bad pushes.
+ * Exclusion: MAX_STREAK (20) bad pushes or evaluations in a row exclude their worker. The limit is
+ * twice as high while the worker still has to replay acknowledged pushes, because its exclusion
+ * would lose these pushes. An excluded worker loses its leases, and no other worker waits for it.
+ * As soon as the pushes of an excluded worker are durable, the server answers each of its messages
+ * with ERROR PS_EQUARANTINE, and the worker's program ends. The worker can return only as a new
+ * process, which gets a new incarnation. After QUARANTINE_AFTER exclusions it cannot return at all,
+ * unless an admin releases it (quarantine.h). An accepted push ends a worker's series of bad
+ * pushes.
  *
  * Divergence: when a worker reaches MAX_STREAK, the run ends as diverged instead if more than half
  * of the workers are bad. A worker is bad if its last BAD_STREAK (3) pushes and evaluations were
- * bad: a single bad push can be an accident, and a hostile worker could otherwise end the run if it
- * waited for such accidents and then sent its own last bad push
- * (a_worker_cannot_use_single_bad_pushes_of_others). For this majority, all workers count that are
- * live, suspect or expected back, including the one that has reached MAX_STREAK. If these workers
- * have three keys or more, the keys count instead: a key is bad if more than half of its workers
- * are. A run with a single worker diverges only if the server has accepted a push of this
+ * bad. A single bad push does not make a worker bad, because it can be an accident: a hostile
+ * worker could wait for such accidents of other workers, and then end the run with its own last bad
+ * push (a_worker_cannot_use_single_bad_pushes_of_others). All workers that are live, suspect or
+ * expected back count for this majority, including the worker that has reached MAX_STREAK. If these
+ * workers have three keys or more, the keys count instead: a key is bad if more than half of its
+ * workers are. A run with a single worker diverges only if the server has accepted a push of this
  * incarnation of the worker. If the server has accepted none, the cause may be a broken device of
- * the worker. The run then does not end, however often a supervisor restarts the worker's program,
- * but waits for other workers. Bad initial weights therefore end the run only if at least two
- * workers are connected at the same time. Before min_workers workers have been live at the same
- * time, the run cannot diverge.
+ * the worker. In this case the run waits for other workers and does not end, however often a
+ * supervisor restarts the worker's program. Bad initial weights therefore end the run only if at
+ * least two workers are connected at the same time. Before min_workers workers have been live at
+ * the same time, the run cannot diverge.
  *
  * Invariants:
  * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server
@@ -44,16 +46,17 @@
 #define SERVER_CORE_DEPARTURE_H
 #include "server/core/core.h"
 
-#define BAD_STREAK 3u /* bad pushes and evaluations in a row that make a worker bad */
+#define BAD_STREAK 3u /* number of bad pushes and evaluations in a row that make a worker bad */
 
 struct worker;
 
-/* This struct has the state of a worker slot that decides about its exclusion. A snapshot contains
- * it. */
+/* This struct has the fields of a worker slot that determine whether its worker is excluded. A
+ * snapshot contains this struct. */
 struct worker_quarantine {
-	uint32_t bad_streak; /* pushes and evaluations in a row that were bad */
-	/* length of the series with which earlier processes of this worker ended; bad pushes of
-	 * this process continue that series */
+	/* number of bad pushes and evaluations of this process in a row up to now */
+	uint32_t bad_streak;
+	/* number of bad pushes and evaluations in a row with which the earlier processes of this
+	 * worker ended; bad ones of this process continue that series */
 	uint32_t earlier;
 	int excluded; /* 1: this incarnation is excluded */
 	int sound;    /* 1: a push of this incarnation was accepted */
@@ -62,8 +65,8 @@ struct worker_quarantine {
 /* Ends the session of worker `w`, because the worker was silent for too long, has another data set
  * than the run, or is excluded. `why` is the change that EFFECT_WORKER reports. */
 void departure_die(struct core *c, struct worker *w, enum worker_change why);
-/* Counts and reports worker `w`, which is AWAY, as lost. The worker keeps its slot and can resume
- * its session. Does nothing if `w` is already counted. */
+/* Counts worker `w`, whose session is SESSION_AWAY, as lost and emits EFFECT_WORKER. The worker
+ * keeps its slot and can resume its session. Does nothing if `w` is already counted. */
 void departure_miss(struct core *c, struct worker *w);
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status);
 /* Sends BYE to `w` when the run is over or the server drains. At a drain, a worker gets no BYE if
@@ -71,19 +74,20 @@ void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int st
  * these pushes for the next term. */
 void departure_part(struct core *c, const struct worker *w, uint32_t peer);
 void departure_part_all(struct core *c);
-/* Called when a push or an evaluation of w was bad. If w has reached MAX_STREAK: excludes w, or
- * ends the run as diverged. */
+/* Called when a push or an evaluation of w was bad. If there were too many of them in a row
+ * (MAX_STREAK): excludes w, or ends the run as diverged. */
 void quarantine_bad(struct core *c, struct worker *w);
 /* Called when other workers have refuted an evaluation of the worker with this key and name: counts
  * it like an exclusion. If the worker is then in quarantine, excludes its process `w`, unless `w`
- * is NULL. If the process still replays pushes that were acknowledged before a crash, this happens
- * after 2 * QUARANTINE_AFTER exclusions, because the server cannot check whether the pushes
- * exist. */
+ * is NULL. A process that claims to replay pushes that were acknowledged before a crash is excluded
+ * only after 2 * QUARANTINE_AFTER exclusions, because its exclusion would lose these pushes. But
+ * the server cannot check whether the pushes exist, so the process is not exempt for ever. */
 void quarantine_strike(struct core *c, struct worker *w, const char *owner, const char *name);
 /* Called when a push of w was accepted: ends the series of bad pushes of w. */
 void quarantine_good(struct worker *w);
-/* Called when a new process takes slot `w`, before the slot changes, for each slot `of` of the same
- * worker. Returns the larger of `streak` and the number of bad pushes in a row of `of`. */
+/* Called when a new process takes a slot, before that slot changes, once for each slot `of` of the
+ * same worker. Returns the larger of `streak` and the number of bad pushes and evaluations in a row
+ * in slot `of`. */
 uint32_t quarantine_inherit(const struct worker *of, uint32_t streak);
 /* Sends the excluded worker `w` ERROR PS_EQUARANTINE if its pushes are durable; otherwise does
  * nothing. If `peer` is 0, the worker has no connection and gets no message. */

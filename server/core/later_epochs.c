@@ -32,7 +32,7 @@ enum reject later_epochs_check(const struct core *c, const struct work *work)
 void later_epochs_note(struct core *c, const struct work *work)
 {
 	PS_ASSERT(work->epoch > c->leases.epoch); /* invariant 2 */
-	/* invariant 3; the array is not full */
+	/* invariant 3, and the array has room for one more entry */
 	PS_ASSERT(later_epochs_check(c, work) == REJECT_NONE);
 	c->later.work[c->later.n++] = *work;
 }

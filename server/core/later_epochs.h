@@ -23,7 +23,7 @@
 
 struct later_epochs {
 	uint32_t n;
-	struct work *work; /* n entries; the array has room for MAX_LATER_EPOCHS */
+	struct work *work; /* the noted work: n entries, with room for MAX_LATER_EPOCHS */
 };
 
 /* Returns 1 if `work` is of an epoch after the epoch in training. */
@@ -33,7 +33,7 @@ int later_epochs_contain(const struct core *c, const struct work *work);
  * already noted. */
 enum reject later_epochs_check(const struct core *c, const struct work *work);
 void later_epochs_note(struct core *c, const struct work *work);
-/* Returns 1 if all batches of `epoch` are noted. */
+/* Returns 1 if the noted pushes contain all batches of `epoch`. */
 int later_epochs_is_complete(const struct core *c, uint32_t epoch);
 /* Removes the next noted work of the epoch in training and writes it to *work. *at must be 0 at the
  * first call; the function advances it. Returns 0 if no noted work is left. */

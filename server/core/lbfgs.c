@@ -6,7 +6,8 @@
 #include <math.h>
 
 #define CURVATURE 1e-10 /* a pair with a lower ratio of y . s to y . y is not kept */
-#define ROUNDING  1e-7  /* relative rounding error of f: workers send losses as float32 */
+/* relative rounding error of the loss f, because workers send losses as float32 */
+#define ROUNDING 1e-7
 
 size_t lbfgs_vectors(uint32_t history)
 {
@@ -47,7 +48,7 @@ static void direction(struct core *c)
 }
 
 /* Publishes x + step * d as the current weights. If a value of the result is not finite, halves the
- * step, up to 64 times. If this does not help, publishes x itself. */
+ * step, up to 64 times. If a value is then still not finite, publishes x itself. */
 static void publish(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;
@@ -109,7 +110,8 @@ static void remember(struct core *c, const float *g)
 	       yy = blocks_dot(&c->blocks, b->y[j], b->y[j], n);
 	if (!(ys > CURVATURE * yy)) {
 		if (b->pairs == c->cfg.lbfgs.history)
-			b->pairs--; /* the pair that is not kept has overwritten the oldest pair */
+			/* the new pair is not kept, but it has overwritten the oldest pair */
+			b->pairs--;
 		return;
 	}
 	b->ys[j] = ys;

@@ -25,7 +25,7 @@ struct lbfgs {
 	/* 1: f and g are the loss and gradient at x for the images of this step */
 	int known;
 	int searching; /* 1: the pass of a trial point is under way */
-	/* number of pairs in the history; ring index of the newest pair */
+	/* pairs: number of pairs in the history; newest: ring index of the newest pair */
 	uint32_t pairs, newest;
 	uint32_t trials; /* number of points that this search has tried */
 	double f, slope; /* f: loss at x; slope: g . d */
@@ -42,8 +42,8 @@ struct lbfgs {
  * pairs. */
 size_t lbfgs_vectors(uint32_t history);
 /* Begins a step on a new set of images; `same` is 1 if it has the same images as the last step. If
- * f and g are known, publishes the first trial point and returns 1. Otherwise returns 0: the first
- * pass evaluates the current weights. */
+ * f and g are known, publishes the first trial point and returns 1. Otherwise returns 0, and the
+ * first pass computes f and g at the current weights. */
 int lbfgs_begin(struct core *c, int same);
 /* Called when a pass has ended with loss `f` and gradient `g` at the current weights. Returns 1 if
  * the step is done; its result is then the current weights. Returns 0 if the function has published

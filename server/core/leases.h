@@ -24,11 +24,12 @@ struct worker;
  * blank line (snapshot.c). */
 struct worker_lease {
 	uint64_t request; /* number of the newest LEASE request of the worker */
-	/* the work that the worker holds; request 0: none. An eval_count of 0 says that the worker
-	 * gave a piece of the test set back without a result */
+	/* the work that the worker holds; if grant.request is 0, the worker holds none. An
+	 * eval_count of 0 says that the worker gave a piece of the test set back without a
+	 * result */
 	struct msg_grant grant;
 
-	int waiting; /* 1: the worker waits for the answer to its LEASE request */
+	int waiting; /* 1: the server has not answered the worker's newest LEASE request yet */
 	/* number of LEASE requests and of pushes that delivered nothing, since the newest delivery
 	 * of granted work; a snapshot does not contain this number */
 	uint32_t empty;
@@ -41,7 +42,8 @@ struct worker_lease {
 /* The maximum number of messages that a worker may send in a row without a delivery: LEASE requests
  * and pushes that delivered nothing, counted together. A correct worker stays below this number, or
  * sends these messages slowly. The server also answers the messages beyond the limit, but counts
- * each as a dropped one (`ignored` of core_stats). */
+ * each as a dropped message (`ignored` of core_stats), and closes the connection of a peer that
+ * sends too many of them (server/net/port.h). */
 #define MAX_EMPTY_LEASES 64u
 
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);

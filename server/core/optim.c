@@ -201,7 +201,7 @@ static void apply(const struct optim *o, const struct optim_step *s, float *to, 
 	case OPTIM_ADAM:
 		adam(c, to, w, g, state[0], state[1], n);
 		break;
-	case OPTIM_LBFGS: /* lbfgs.c takes its steps, which are line searches */
+	case OPTIM_LBFGS: /* nothing to do: lbfgs.c takes the steps of L-BFGS */
 	case OPTIM_KINDS:
 		break;
 	}
@@ -222,7 +222,8 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 
 /* ---- how far a step can go ------------------------------------------------------------------ */
 
-#define REACH_LIMIT 1.7e38  /* half of the largest float32 */
+/* maximum magnitude of intermediate results: half of the largest float32 */
+#define REACH_LIMIT 1.7e38
 #define ROOT_TINY   1.1e-19 /* the square root of the smallest normal float32 */
 
 /* Returns an upper bound of the result of a few float32 operations whose exact result is x, even if
@@ -321,7 +322,7 @@ static double direction_reach(
 
 static int is_within(double x)
 {
-	return x <= REACH_LIMIT; /* false for NaN */
+	return x <= REACH_LIMIT; /* false if x is NaN */
 }
 
 /* Returns d * d if the optimizer stores squares of gradients; otherwise 0. */
@@ -338,7 +339,7 @@ int optim_advance(
 	const struct step_coeff c = coeff_of(o, s);
 	double d = rounded(peak + (double)c.decay * r->weight);
 	double direction = direction_reach(&c, o->kind, d, r);
-	/* adam, adagrad and rmsprop multiply with the rate before they divide */
+	/* adam, adagrad and rmsprop compute rate * dividend before they divide */
 	double dividend = o->kind == OPTIM_ADAM ? r->state[0] : d;
 
 	r->weight = rounded(r->weight + (double)c.rate * direction);
@@ -349,12 +350,12 @@ int optim_advance(
 
 /* ---- the rate over a run --------------------------------------------------------------------- */
 
-/* first factor of the rise: 1 / div_factor of PyTorch's OneCycleLR */
+/* factor with which the rise of the rate begins: 1 / div_factor of PyTorch's OneCycleLR */
 #define ONECYCLE_FIRST (1.0 / 25)
 
 /* Returns (1 + cos(pi x)) / 2 for x in 0..1, which falls from 1 to 0. The function computes it as
- * cos^2(pi x / 2) from the power series. In this range the series is exact to the last bits. Unlike
- * the functions of libm, the series gives the same bits on every CPU. */
+ * cos^2(pi x / 2) from the power series. For x in 0..1, at most the last bits of this result are
+ * wrong. Unlike the functions of libm, the series gives the same bits on every CPU. */
 static double half_wave(double x)
 {
 	double y = x * 1.57079632679489661923, term = 1, cosine = 1;

@@ -10,8 +10,8 @@
  * 2018 (one-cycle) and Loshchilov 2017 (cosine).
  *
  * The compiler must not contract operations into fused multiply-add (the Makefile compiles the core
- * with -ffp-contract=off). Every clone of a loop then computes the same bits, so a run continues
- * bit-exactly from a checkpoint on another CPU.
+ * with -ffp-contract=off). The clones of a loop for different instruction sets (common/clones.h)
+ * then compute the same bits, so a run continues bit-exactly from a checkpoint on another CPU.
  */
 #ifndef SERVER_CORE_OPTIM_H
 #define SERVER_CORE_OPTIM_H
@@ -46,7 +46,8 @@ struct optim_step {
 };
 void optim_apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
 	const float *g, float *const state[OPTIM_VECTORS], size_t n);
-/* Return what a device needs for the same step (common/param_device.h). `kind` is not lbfgs. */
+/* Return the rule and the constants with which a device (common/param_device.h) takes the same step
+ * as optim_apply. `kind` must not be OPTIM_LBFGS. */
 enum device_rule optim_device_rule(enum optim_kind kind);
 struct step_coeff optim_coeff(const struct optim *o, const struct optim_step *s);
 
@@ -57,7 +58,7 @@ struct step_coeff optim_coeff(const struct optim *o, const struct optim_step *s)
  * has to undo a step. */
 struct optim_reach {
 	double weight, state[OPTIM_VECTORS];
-	double ratio; /* adam: |first moment| / (square root of the second + eps) */
+	double ratio; /* adam: bound of |first moment| / (sqrt(second moment) + eps) */
 };
 
 /* Sets *r to the exact bounds of n values before step `s`. Reads every value. */

@@ -3,23 +3,23 @@
  * QUARANTINE_AFTER exclusions a worker is in quarantine: the server refuses its new processes,
  * until an admin releases the worker. A snapshot contains the list.
  *
- * The key of a worker identifies the worker or, if the server has no keys, its name does. A worker
- * without a key and a name is never in quarantine. If the list is full, a new entry replaces the
- * oldest of the entries with the fewest exclusions.
+ * A worker is identified by its key or, if the server has no keys, by its name. A worker that has
+ * neither is never in quarantine. If the list is full, a new entry replaces the oldest of the
+ * entries with the fewest exclusions.
  *
  * Invariants:
- * (1) each key, and each name without a key, has at most one entry, with at least one exclusion
- *     (asserted by quarantine_count; a_worker_has_one_entry).
+ * (1) each key, and each name without a key, has at most one entry, and each entry has at least one
+ *     exclusion (asserted by quarantine_count; a_worker_has_one_entry).
  */
 #ifndef SERVER_CORE_QUARANTINE_H
 #define SERVER_CORE_QUARANTINE_H
 #include "server/core/core.h"
 
-#define QUARANTINE_AFTER 3u  /* exclusions */
-#define MAX_QUARANTINE   64u /* entries */
+#define QUARANTINE_AFTER 3u  /* number of exclusions after which a worker is in quarantine */
+#define MAX_QUARANTINE   64u /* maximum number of entries of the list */
 
 struct quarantine_entry {
-	char owner[WIRE_MAX_OWNER + 1]; /* the key; "": the server has no keys */
+	char owner[WIRE_MAX_OWNER + 1]; /* the key of the worker; "": the server has no keys */
 	/* the name of the worker. If the entry is that of a key: the name of the worker with this
 	 * key that was excluded last, or "" if that worker has no name */
 	char name[WIRE_MAX_NAME + 1];
@@ -31,8 +31,8 @@ struct quarantine {
 	struct quarantine_entry entry[MAX_QUARANTINE]; /* the oldest entry is the first */
 };
 
-/* Counts one more exclusion of the worker. Returns the number of its exclusions, or 0 if the worker
- * has no key and no name. */
+/* Counts one more exclusion of the worker with this key and name. Returns the number of its
+ * exclusions, or 0 if the worker has no key and no name. */
 uint32_t quarantine_count(struct quarantine *q, const char *owner, const char *name);
 /* Returns 1 if invariant (1) holds for entry `i`: no other entry is of the same worker. */
 int quarantine_entry_is_valid(const struct quarantine *q, uint32_t i);

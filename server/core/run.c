@@ -16,7 +16,8 @@ void run_end(struct core *c, int status)
 		return;
 	c->run.ending = END_SNAPSHOT;
 	c->run.end_status = status;
-	c->checkpoints.failing = 0; /* an earlier failure does not delay the last snapshot */
+	/* take the last snapshot without delay, even if an earlier one has failed */
+	c->checkpoints.failing = 0;
 }
 
 /* During a drain, the core decides pushes until it takes the last snapshot. In a run that is

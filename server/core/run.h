@@ -14,7 +14,8 @@ struct run {
 	int begun;
 	/* 1: the server has started from a snapshot and grants no lease yet */
 	int recovering;
-	uint64_t recover_by_ms; /* when the recovery ends at the latest; 0: not set yet */
+	/* core time at which the recovery ends at the latest; 0: not set yet */
+	uint64_t recover_by_ms;
 	enum ending ending;
 	int end_status;
 };
@@ -27,8 +28,8 @@ int run_has_begun(const struct core *c);
 void run_end(struct core *c, int status);
 /* Returns 1 if the core neither decides nor answers new pushes. */
 int run_is_closed(const struct core *c);
-/* Returns 1 if the run has begun, and the core grants new work. If enough workers are live, the run
- * begins now. */
+/* Returns 1 if the run has begun, and the core grants new work. If the run has not begun but enough
+ * workers are live, the function begins the run. */
 int run_gives_work(struct core *c);
 
 #endif

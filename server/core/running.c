@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#define MAJORITY 3 /* minimum number of live workers */
+#define MAJORITY 3 /* with fewer live workers, the limits do not apply */
 
 static int has_limits(const struct core *c)
 {
@@ -67,8 +67,8 @@ static float limit_value(double value, double min, double max)
 	return (float)vec_larger(min, vec_smaller(max, value));
 }
 
-/* Writes the statistics of batchnorm `l` in slice `s`, within their limits, to `out`, which has the
- * running statistics of all batchnorms. */
+/* Limits the statistics of batchnorm `l` that slice `s` has, and writes them to their places in
+ * `out`, which has room for the running statistics of all batchnorms. */
 static void limit_layer(
 	const struct core *c, const struct slice *s, const struct norm_layer *l, float *out)
 {
@@ -94,7 +94,7 @@ static void limit_layer(
 	}
 }
 
-/* Appends a part of slice `s` with other values. */
+/* Appends to `to` a slice like `s`, but with the `count` values `data`, which begin at `offset`. */
 static void append_part(
 	struct slices *to, const struct slice *s, size_t offset, size_t count, const float *data)
 {
@@ -114,7 +114,7 @@ const struct msg_push *running_limit(
 
 	if (!has_limits(c))
 		return p;
-	store_fetch_weights(c); /* also because the pending update may still read the buffer */
+	store_fetch_weights(c); /* also completes the pending update, which may still read `out` */
 	*copy = *p;
 	copy->slices.n = 0;
 	for (uint32_t i = 0; i < p->slices.n; i++) {
@@ -127,7 +127,7 @@ const struct msg_push *running_limit(
 		/* without room for one slice more, the statistics of this push do not count */
 		if (end <= first || copy->slices.n == WIRE_MAX_SLICES)
 			continue;
-		/* values that belong to no batchnorm have no limits */
+		/* first copy all values; those that belong to no batchnorm have no limits */
 		memcpy(out + (middle - first), s->data + (middle - s->offset),
 			(end - middle) * sizeof(*out));
 		for (uint32_t k = 0; k < c->cfg.running.n; k++) {
@@ -138,6 +138,8 @@ const struct msg_push *running_limit(
 		append_part(&copy->slices, s, middle, end - middle, out + (middle - first));
 	}
 	if (c->store.checked == &p->slices)
-		c->store.checked = &copy->slices; /* the copy has the same sum of squares */
+		/* the copy has the same sum of squares as `p`, because running statistics do not
+		 * count in it */
+		c->store.checked = &copy->slices;
 	return copy;
 }

@@ -9,14 +9,14 @@
  * cannot compute the statistics, but their scale is known: the running variance. With R =
  * cfg.limits.statistics_ratio, each mean is limited to the running mean plus or minus R / 2 running
  * deviations, and each variance to the range from 0 to R times the running variance. A push is
- * rejected if one of its variances is below the running variance times -1. If R is 2 and one of
- * five workers always pushes values at the limit, then the means differ by a quarter of a deviation
- * from those of the others, and the variances by a third. The weights do not depend on running
- * statistics, so these limits change no weight.
+ * rejected if one of its variances is below the running variance times -1. Assume that R is 2 and
+ * that one of five workers always pushes values at the limit. Compared with a run without this
+ * worker, the running means then differ by a quarter of a deviation, and the running variances by a
+ * third. The weights do not depend on running statistics, so these limits change no weight.
  *
- * The limits apply with three live workers or more, and no other rule against hostile workers
- * changes them. In vector:N, the list of tensors says which values they apply to (tensors.h). The
- * limits do not apply if gradients go from GPU to GPU (core_reads_gradients).
+ * The limits apply with three live workers or more. No other rule against hostile workers changes
+ * running statistics. In vector:N, the list of tensors says to which values the limits apply
+ * (tensors.h). The limits do not apply if gradients go from GPU to GPU (core_reads_gradients).
  *
  * Promises:
  * (1) a running variance is never negative, and one push moves no running mean by more than a tenth
@@ -29,7 +29,7 @@
 #define SERVER_CORE_RUNNING_H
 #include "server/core/core.h"
 
-#define RUNNING_EPS 1e-5 /* BATCHNORM_EPS of common/model.h */
+#define RUNNING_EPS 1e-5 /* BATCHNORM_EPS of common/model.h, which the core does not include */
 
 /* Returns 1 if a variance in the slices, which store_check has accepted, is below the running
  * variance times -1. */

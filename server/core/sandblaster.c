@@ -2,14 +2,14 @@
  * sandblaster.c - batch optimisation (Dean 2012, DistBelief section 4.2). A step covers a window of
  * the epoch's batches, which are called portions here. An idle worker gets a few free portions, if
  * possible those after its previous ones. When no portion is free, an idle worker can get a copy of
- * a portion that another worker computes (--backup-copies), and the first result counts. One pass
- * computes all portions of the window at the same weights. A first-order optimizer needs one pass
- * for a step; the line search of L-BFGS needs one pass for each point.
+ * a portion that another worker computes (--backup-copies), and the first result counts. In one
+ * pass, the workers compute all portions of the window with the same weights. A first-order
+ * optimizer needs one pass for a step; the line search of L-BFGS needs one pass for each point.
  *
  * Invariants:
- * (1) a push is accepted whole or not at all: only if it is of the weights of this pass and none of
- *     its portions is done (asserted by sandblaster_take, and by batch_ledger_mark in
- *     batch_ledger.c; a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost,
+ * (1) a push is accepted whole or not at all. It is accepted only if it is of the weights of this
+ *     pass and none of its portions is done (asserted by sandblaster_take, and by batch_ledger_mark
+ *     in batch_ledger.c; a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost,
  *     a_sum_of_another_pass_is_refused);
  * (2) a pass ends when each of its portions was counted exactly once (asserted by
  *     sandblaster_settle; in_any_order_each_image_counts_once_per_step);

@@ -10,7 +10,8 @@
 struct sandblaster {
 	uint32_t first, end; /* the portions of the step are batches [first, end) */
 	int open;            /* 1: a step is under way */
-	/* passes of the step since this start of the server, from 1; only for display */
+	/* number of the pass in this step since this start of the server, from 1; only for
+	 * display */
 	uint32_t pass;
 };
 

@@ -42,8 +42,8 @@ enum snapshot_section {
 	SNAPSHOT_SECTIONS
 };
 
-/* 1: a checkpoint may lack this section. If the checkpoint lacks it, the section's data is NULL.
- * The server does not write an empty section of this kind. */
+/* Is 1 if a checkpoint may lack this section. The server leaves out such a section if it is empty.
+ * The `data` of a section that a checkpoint lacks is NULL. */
 #define SNAPSHOT_MAY_LACK(section)                                                                 \
 	((section) == SNAPSHOT_TRUST || (section) == SNAPSHOT_METRICS ||                           \
 		(section) == SNAPSHOT_TENSORS || (section) == SNAPSHOT_NORMS ||                    \

@@ -168,7 +168,8 @@ static int step_fits(const struct core *c)
 
 /* Recomputes the counts of the batch ledger. Returns 0 if a batch has an impossible state. Also
  * returns 0 if no portion of an evaluation is left to do, because such an evaluation would never
- * end. If no batch of the epoch is left to do, the next step begins its evaluation. */
+ * end. An epoch without a batch that is left to do is no error: the next step begins the evaluation
+ * of the epoch. */
 static int count_leases(struct core *c)
 {
 	struct leases *l = &c->leases;

@@ -31,7 +31,7 @@ struct rewrite {
 		uint64_t images;
 		uint32_t pushes;
 		double weight, loss_sum;
-	} step; /* sync: the gradients of the step under way */
+	} step; /* sync: sums over the gradients of the step under way */
 };
 
 /* ---- fields ---------------------------------------------------------------------------------- */
@@ -91,7 +91,8 @@ static void copy_bytes(struct rewrite *r, uint64_t n)
 {
 	const unsigned char *at = take(r, n);
 
-	if (at) /* a writing cursor does not change the bytes */
+	/* a writing cursor does not change these bytes, although its parameter is not const */
+	if (at)
 		bytes(&r->out, (void *)at, (size_t)n);
 }
 
@@ -127,7 +128,7 @@ static void read_options(struct rewrite *r)
 		set_error(k, MALFORMED);
 	cfg->optim.kind = (enum optim_kind)optimizer;
 	cfg->training.mode = (enum mode)mode;
-	/* 0.1.0 also ignored the options of other modes */
+	/* as 0.1.0 did, ignore the options of other modes and optimizers */
 	if (mode == MODE_SANDBLASTER)
 		cfg->sandblaster.step_images = step_images;
 	if (optimizer == OPTIM_LBFGS)
@@ -165,7 +166,8 @@ static void rewrite_counters(struct rewrite *r)
 	for (int i = 0; i < OLD_COUNTERS; i++) {
 		uint64_t v = next_u64(r);
 
-		if (i == IMAGES) { /* this release counts the images of a step when the step ends */
+		/* 0.1.0 counted the images of a push at once, this release when the step ends */
+		if (i == IMAGES) {
 			refuse_over(&r->in, r->step.images, v);
 			v -= r->step.images;
 		}
@@ -198,8 +200,8 @@ static void rewrite_worker(struct rewrite *r)
 	r->workers++;
 	(void)next_u64(r);
 	(void)next_u64(r);
-	put_u64(r, 1);     /* gone */
-	put_u64(r, 0);     /* overdue and lost */
+	put_u64(r, 1);     /* the worker is gone */
+	put_u64(r, 0);     /* the worker is neither overdue nor lost */
 	copy_fields(r, 2); /* incarnation and its term */
 	copy_bytes(r, 2 * (WIRE_MAX_NAME + 1));
 	copy_fields(r, 3); /* last_seq, images, lease_request */
@@ -263,10 +265,10 @@ static void rewrite_epoch(struct rewrite *r, int is_in_training)
 	if (is_in_training)
 		refuse_over(&r->in, r->step.images, images);
 	put_u64(r, is_in_training ? images - r->step.images : images);
-	(void)copy(r); /* updates */
+	(void)copy(r); /* the number of updates */
 	f64(&r->in, &loss_sum);
 	put_real(r, is_in_training ? loss_sum - r->step.loss_sum : loss_sum);
-	copy_fields(r, 3); /* evaluation */
+	copy_fields(r, 3); /* the three fields about the evaluation */
 }
 
 static void rewrite_leases(struct rewrite *r)
@@ -278,10 +280,10 @@ static void rewrite_leases(struct rewrite *r)
 	r->n_batches = ceil_div(n_train & UINT32_MAX, r->cfg.training.batch_size);
 	epoch = copy(r);
 	training = copy(r);
-	put_u64(r, 0); /* batches of epochs to come */
+	put_u64(r, 0); /* there are no batches of later epochs */
 	evaluating = copy(r);
-	copy_fields(r, 3); /* the step of sandblaster */
-	put_zeros(r, 4);   /* the step of sync */
+	copy_fields(r, 3); /* the three fields about the step of sandblaster */
+	put_zeros(r, 4);   /* the four fields about the step of sync */
 	if (training)
 		rewrite_training(r);
 	if (evaluating)
@@ -363,7 +365,7 @@ static void rewrite_step(struct rewrite *r)
 	put_u64(r, r->step.pushes);
 	put_u64(r, r->step.images);
 	put_real(r, r->step.weight);
-	put_real(r, 0); /* each gradient has its own loss */
+	put_real(r, 0); /* the sum of the losses: 0, because each gradient below has its own loss */
 	if (r->step.pushes)
 		rewrite_parts(r);
 }
@@ -508,7 +510,8 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 	}
 	for (int s = 0; s < SNAPSHOT_SECTIONS && !r.in.error; s++) {
 		r.in = (struct cursor){.in = data[s], .size = size[s]};
-		/* the caller has measured the sections, so there is room for them */
+		/* no limit, because the caller has measured the sections and allocated room for
+		 * them */
 		r.out = (struct cursor){.out = out, .size = SIZE_MAX};
 		put_section[s](&r);
 		new_size[s] = r.out.at;

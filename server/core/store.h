@@ -16,14 +16,15 @@ struct update {
 	int pending;
 	/* number of blocks that store_compute has returned; above 0: the job is under way */
 	size_t done;
-	struct engine_job job; /* the computation of all blocks */
+	struct engine_job job; /* the job that computes all blocks of the update */
 	const float *from;
-	float *to; /* where the new weights go; may be equal to `from` */
+	float *to; /* memory for the new weights; may be equal to `from` */
 	struct optim_step step;
 	struct slices slices; /* the gradient; it must not change until the update is computed */
 };
 
-/* BATCHNORM_MOMENTUM of common/model.h */
+/* BATCHNORM_MOMENTUM of common/model.h, which the core does not include: an update moves each
+ * running statistic by this part of its distance towards the new value */
 #define RUNNING_PART 0.1
 
 struct store {
@@ -44,23 +45,29 @@ struct store {
 	float *next_buffer;
 	/* the weights at the end of the epoch under evaluation or evaluated last */
 	float *eval_weights;
-	/* 1: eval_weights has values; a snapshot has them only during an evaluation */
+	/* 1: eval_weights is set; a snapshot has these weights only during an evaluation */
 	int has_eval;
 	uint64_t eval_version;
-	float *state[OPTIM_VECTORS]; /* state vectors of the optimizer; NULL: not needed */
-	float *scratch;              /* one gradient, used within one step of the core */
-	float *running; /* running.c: the statistics of a push, used within one step of the core */
+	/* the optimizer's state vectors; NULL: the optimizer does not need this one */
+	float *state[OPTIM_VECTORS];
+	float *scratch; /* memory for one gradient, used within one step of the core */
+	/* running.c: limited statistics of a push, used within one step of the core */
+	float *running;
 	/* adaptive delay compensation: mean squares of the gradients */
 	float *dc_square;
-	struct optim_reach reach;   /* bounds of weights and state; see store_holds */
-	struct optim_reach planned; /* the bounds after the step that store_holds has accepted */
-	int measured, is_planned;   /* 1: reach, planned are valid; no snapshot has them */
-	struct update update;       /* the update of this step of the core */
-	/* the slices of this step's push, if `squares` is their sum of squares; no snapshot has
-	 * them */
+	/* upper bounds of the magnitudes of weights and state (store_holds) */
+	struct optim_reach reach;
+	struct optim_reach planned; /* these bounds after the step that store_holds has accepted */
+	/* measured: 1 if `reach` is valid; is_planned: 1 if `planned` is valid; no snapshot has
+	 * these two */
+	int measured, is_planned;
+	struct update update; /* the update of this step of the core */
+	/* the slices of this step's push if `squares` is their sum of squares, so that the core
+	 * computes the sum only once; no snapshot has these two members */
 	const struct slices *checked;
 	double squares;
-	double permitted; /* the factor of this step's push (norms.h), if the core accepts it */
+	/* factor by which the core scales this step's push (norms.h) if it accepts the push */
+	double permitted;
 };
 
 /* Returns 1 if an option needs the norms of pushes. */
@@ -77,14 +84,15 @@ uint64_t store_print(const struct core *c, const struct slices *s);
 double store_peak(const struct core *c, const struct slices *s);
 /* Returns 1 if a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves
  * every weight and every value of the optimizer finite. The caller must call this function before
- * each step. */
+ * each step of the optimizer. */
 int store_holds(struct core *c, double peak, double eta);
 /* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted. The update
- * multiplies the gradient by `scale` or by the factor of --clip-norm, whichever is smaller. Values
- * of `s` from st->trained on are statistics of batches. Each running statistic moves by
- * RUNNING_PART of its distance towards the value in `s`; the optimizer, the clipping and the rate
- * do not matter for it. The version grows by one. store_compute computes the new values later, so a
- * caller that reads weights in the same step must call store_complete first. */
+ * multiplies the gradient by `scale` or by the factor of --clip-norm, whichever is smaller. The
+ * values of `s` from number st->trained on are not gradients, but statistics of batches. Each
+ * running statistic moves by RUNNING_PART of its distance towards the value in `s`; the optimizer,
+ * the clipping and the rate do not matter for it. The version grows by one. store_compute computes
+ * the new values later, so a caller that reads weights in the same step must call store_complete
+ * first. */
 void store_apply(struct core *c, const struct slices *s, double eta, double scale);
 /* Calls store_apply with the gradient `g`, which has a value for each weight. */
 void store_step(struct core *c, const float *g, double eta);
@@ -121,7 +129,7 @@ double store_scale(const struct core *c, double gradients, double tau);
  * present version. store_publish makes the weights in `next` the current version. */
 float *store_next(struct core *c);
 void store_publish(struct core *c, float *next);
-void store_freeze(struct core *c); /* copies weights to eval_weights */
+void store_freeze(struct core *c); /* copies the current weights to eval_weights */
 /* Returns 1 if the gradient of `p` is of the current weights, bit for bit. The base term of `p` may
  * be any term from the one that made this version to the present term. */
 int store_is_current(const struct core *c, const struct msg_push *p);

@@ -21,7 +21,7 @@ struct sync {
 	int open;
 	/* the step's batches lie in [first, end); all other batches of this range are done */
 	uint32_t first, end;
-	uint32_t due; /* number of gradients that end the step */
+	uint32_t due; /* the step ends when it has this number of gradients */
 	uint64_t begin_ms;
 };
 

@@ -1,15 +1,18 @@
 /*
  * tensors.h - names and shapes of the tensors that make up vector:N, for exports. The run takes its
  * list from --init, or from the first worker that has one. In training, only the names of running
- * statistics matter: NAME.running_mean and NAME.running_var after it, as in PyTorch, are those of a
- * batchnorm, whose limits depend on the variance (running.h).
+ * statistics matter. As in PyTorch, a tensor NAME.running_mean and the tensor NAME.running_var
+ * after it are the running statistics of a batchnorm. Their limits depend on the running variance
+ * (running.h).
  */
 #ifndef SERVER_CORE_TENSORS_H
 #define SERVER_CORE_TENSORS_H
 #include "server/core/core.h"
 
 struct tensors {
-	char *list; /* tensor_list.h, room for TENSOR_LIST_BYTES and a NUL; "": none */
+	/* the run's list (tensor_list.h), with room for the longest list; "": the run has no
+	 * list */
+	char *list;
 };
 
 /* Returns 1 if this HELLO has no list, or if its list is sound and does not differ from a list of
@@ -19,7 +22,8 @@ int tensors_admit(struct core *c, const struct msg_hello *h, uint32_t peer);
  * list of tensors, takes over the list of the HELLO. */
 void tensors_joined(struct core *c, const struct msg_hello *h);
 /* Finds the batchnorms of vector:N in the list, which has been checked, and writes them to
- * c->cfg.running. The first MAX_BATCHNORMS count. A model of layers has a layout already. */
+ * c->cfg.running. Batchnorms after the first MAX_BATCHNORMS do not count. Does nothing if the model
+ * has layers, because c->cfg.running is then set already. */
 void tensors_find_running(struct core *c);
 
 #endif

@@ -8,7 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-double vec_dot(const float *a, const float *b, size_t n); /* in double precision */
+/* Returns the dot product of `a` and `b`, summed in double precision. */
+double vec_dot(const float *a, const float *b, size_t n);
 /* Returns the sum of the squares of v, faster than vec_dot(v, v, n) and with a relative error of up
  * to 2e-6. Values below 1.1e-19 count as 0, because their squares are subnormal numbers. No
  * magnitude may exceed 1e18. */
@@ -22,7 +23,8 @@ void vec_axpy(float *y, double a, const float *x, size_t n);                 /* 
 void vec_sum(float *to, const float *x, double a, const float *d, size_t n); /* to = x + a * d */
 int vec_finite(const float *v, size_t n); /* returns 1 if no magnitude is above 1e15 */
 
-/* vec_larger and vec_smaller do not need libm. If `a` is NaN, both functions return NaN. */
+/* vec_larger returns the larger of `a` and `b`, and vec_smaller the smaller one. Unlike fmax and
+ * fmin, both return NaN if `a` is NaN, and they need no libm. */
 static inline double vec_larger(double a, double b)
 {
 	return b > a ? b : a;

@@ -1,6 +1,6 @@
 /*
- * view.h - what the status, the metrics and the log display of the work of the core: its progress,
- * and the reason why it grants no work. The functions change nothing.
+ * view.h - what the status, the metrics and the log display about the work of the core: its
+ * progress, and the reason why the core grants no work. The functions change nothing.
  */
 #ifndef SERVER_CORE_VIEW_H
 #define SERVER_CORE_VIEW_H
@@ -9,9 +9,10 @@
 /* This struct describes the progress of the work, for display. Unlike these numbers, the counters
  * of struct core_stats include the work of a pass or step only when it has ended. */
 struct work_view {
-	uint64_t computed; /* images of all pushes accepted since this start */
+	uint64_t computed; /* number of images of all pushes accepted since this start */
 	uint64_t push_ms;  /* core time of the newest decided push since this start; 0: none */
-	uint64_t images;   /* counted images, with the images of the pass or step under way */
+	/* number of counted images, including those of the pass or step under way */
+	uint64_t images;
 	/* sandblaster: number of the pass in the step under way, from 1; other modes: 0 */
 	uint32_t pass;
 	/* the learning rate now: --lr times the factor of the schedule; NAN: the mode easgd and
@@ -30,10 +31,11 @@ enum hold_up {
 struct hold_up_view {
 	enum hold_up kind;
 	uint32_t live, needed;
-	uint32_t joining;    /* workers whose slot is not on disk yet */
-	uint32_t others;     /* live workers with another data set; they get no work */
+	/* number of workers that are joining: no snapshot on disk has their slots yet */
+	uint32_t joining;
+	uint32_t others;     /* number of live workers with another data set, which get no work */
 	uint64_t other_data; /* the data set fingerprint of the first of these workers */
-	uint64_t left_ms;    /* HOLD_UP_RETURN only */
+	uint64_t left_ms;    /* HOLD_UP_RETURN: maximum remaining time of the wait, in ms */
 };
 
 /* Writes the progress of the work to *v. */

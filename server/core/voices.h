@@ -10,17 +10,19 @@
  * - of the free batches, the core keeps one for each lacking voice that holds no batch, and grants
  *   it to no other voice;
  * - a worker of another voice gets no copy of work. With an old grant, it can deliver neither
- *   batches that a worker of a lacking voice holds nor batches that are kept.
+ *   batches that a worker of a lacking voice holds nor the batches that are kept for lacking
+ *   voices.
  *
  * A full buffer is not applied if fewer batches are left in the epoch than the next buffer needs
- * voices: the gradients of these batches then join the full buffer. So an update has fewer voices
- * than workers, and than --buffer-size, only if the epoch has fewer batches, or if workers have
- * joined during its last batches.
+ * voices: the gradients of these batches then join the full buffer. An update can have fewer voices
+ * than the smaller of the number of workers and --buffer-size only if the epoch has fewer batches,
+ * or if workers have joined during the last batches of the epoch.
  *
  * A lacking voice can come if one of its workers is active (workers.h), and holds a batch or may
  * begin one. A worker that delivers nothing becomes stalled (pace.h), so the other workers do not
- * wait for ever. A worker waits for no voice that is less than VOICE_PUSHES times slower, except
- * for the last batches of an epoch. A lone worker never waits.
+ * wait for ever. A worker does not have to wait for a voice that is less than VOICE_PUSHES times
+ * slower than itself, except for the last batches of an epoch. The only worker of a run never
+ * waits.
  *
  * In runs without a data set, workers have no batches, and these rules do not apply.
  *

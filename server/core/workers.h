@@ -30,8 +30,10 @@ struct worker {
 };
 
 uint32_t worker_id(const struct core *c, const struct worker *w);
-struct worker *worker_find(struct core *c, uint32_t id);                 /* NULL: no such slot */
-struct stamp worker_stamp(const struct core *c, const struct worker *w); /* w NULL: an observer */
+/* returns NULL if there is no such slot */
+struct worker *worker_find(struct core *c, uint32_t id);
+/* returns the stamp of an observer if `w` is NULL */
+struct stamp worker_stamp(const struct core *c, const struct worker *w);
 /* Returns the newest seq of worker `w` that is durable at the time when the shell sends the replies
  * of this step. */
 uint64_t worker_durable_seq(const struct core *c, const struct worker *w);
@@ -49,7 +51,7 @@ void worker_forget_decisions(struct core *c, struct worker *w);
 /* Returns 1 if `a` and `b` are the same key. The text "" is no key, and never equals another key,
  * because without keys the server cannot tell which workers belong together. */
 int workers_same_key(const char *a, const char *b);
-/* Returns 1 if neither `a` nor `b` is "", and they differ. */
+/* Returns 1 if `a` and `b` are two different keys, neither of them "". */
 int workers_differ_in_key(const char *a, const char *b);
 /* Returns the number of keys of the workers that `counts` selects. A worker without a key counts as
  * a key of its own. */

@@ -20,14 +20,14 @@ struct gpu_store {
 	/* buffers of the weights, see gpu_store_share */
 	char *base;
 	size_t pitch, n;
-	unsigned char *is_pinned; /* n */
+	unsigned char *is_pinned; /* array of `n` flags: 1 if the buffer is pinned */
 	/* for each private copy, the number of values that count in its sum of squares */
 	uint64_t squared[STORE_COPIES];
 	int has_weights; /* 1: the GPU has the current weights */
 	int cannot_keep; /* 1: the GPU has no memory for gpu_store_keep */
 	int is_hashed;   /* 1: xxh3 is the checksum of the current weights */
 	uint64_t xxh3;
-	uint64_t updates; /* number of times that the weights have changed */
+	uint64_t updates; /* number of updates of the weights since the start */
 	/* the copies of weights. `hashes` is 1: the module computes the checksum of the copy; 0:
 	 * `xxh3` is the checksum */
 	struct given {
@@ -41,7 +41,7 @@ static const struct store_module *open_module;
 
 /* ---- the device of the core ------------------------------------------------------------------ */
 
-/* Ends the process if `why` is an error. */
+/* If `why` is not NULL, logs this error and ends the process. */
 static void end_if_failed(const char *what, const char *why)
 {
 	if (!why)
@@ -64,7 +64,8 @@ static void gpu_store_load(
 	g->updates++;
 }
 
-/* Pins the shared buffer `to` at its first use. Before its first use, a buffer takes no memory. */
+/* Pins the shared buffer `to` at its first use, and not earlier: a buffer takes no memory before
+ * its first use, and pinning it would make the system provide the memory. */
 static void pin_buffer(struct gpu_store *g, const float *to)
 {
 	const char *at = (const char *)to;
@@ -192,7 +193,7 @@ static int load_module(struct gpu_store *g, struct err *e)
 	memcpy(&entry, &symbol, sizeof(entry));
 	g->module = symbol ? entry() : NULL;
 	if (!g->module || g->module->abi != STORE_MODULE_ABI) {
-		g->module = NULL; /* gpu_store_open calls no function of such a module */
+		g->module = NULL; /* so that gpu_store_open calls no function of this module */
 		return err_set(
 			e, PS_EUSAGE, "--store: %.200s belongs to another version of cnn-ps", path);
 	}

@@ -8,7 +8,8 @@
  * After a failure of any function but `import`, the caller calls only `close`. The functions do
  * what the functions of struct param_device with the same names do.
  *
- * Thread: one thread at a time uses a module, except for `kept`.
+ * Only one thread at a time may use a module, except that `kept` may run on another thread at the
+ * same time.
  */
 #ifndef SERVER_DEVICE_MODULE_H
 #define SERVER_DEVICE_MODULE_H
@@ -22,10 +23,11 @@
 
 /* This struct has the results of a pass over n values. */
 struct store_pass {
-	uint64_t xxh3; /* as wire_checksum; 0 if the values have fewer than XXH3_TAIL bytes */
-	/* the sum, in order, of the squares of each block of ENGINE_BLOCK values, as vec_squares */
+	uint64_t xxh3; /* checksum as of wire_checksum; 0 if there are fewer than XXH3_TAIL bytes */
+	/* the sum of all squares: the results of vec_squares for the blocks of ENGINE_BLOCK values,
+	 * added in the order of the blocks */
 	double squares;
-	uint32_t peak; /* the bits of the largest magnitude */
+	uint32_t peak; /* the largest magnitude, as the bits of a float32 */
 };
 
 struct store_module {
@@ -43,29 +45,30 @@ struct store_module {
 	const char *(*wait)(void *self, size_t n);
 	const char *(*fetch)(void *self, float *const state[PARAM_DEVICE_VECTORS]);
 	const char *(*weights)(void *self, float *to);
-	/* `keep` sets *keeps to 0 if the device has no memory for the copy, which it allocates at
-	 * its first call after `allocate`. Another thread may call `kept` while one thread calls
-	 * the other functions, except `keep`, `allocate` and `close`. */
+	/* The first call of `keep` after `allocate` allocates the memory for the copy. If the
+	 * device has too little memory, `keep` sets *keeps to 0. Another thread may call `kept`
+	 * while one thread calls the other functions, except `keep`, `allocate` and `close`. */
 	const char *(*keep)(void *self, int *keeps);
 	const char *(*kept)(void *self, void *weights, void *const state[PARAM_DEVICE_VECTORS]);
 	/* Sets *values to a copy in memory of the host if the device has the n values. */
 	const char *(*readable)(void *self, const float **values, size_t n);
 	/*
 	 * The next six functions use memory of other processes on any GPU of this host. `import`
-	 * maps `bytes` bytes of the memory of descriptor `fd`, or returns why it cannot, and sets
-	 * *is_own to 1 if they are on the module's GPU, too. `drop` unmaps the memory.
+	 * maps `bytes` bytes of the memory of descriptor `fd`, and sets *is_own to 1 if this memory
+	 * is on the module's own GPU. If it cannot map the memory, it returns the reason. `drop`
+	 * unmaps the memory.
 	 *
 	 * `take` begins to copy a gradient of n values to private copy number `at`, below
 	 * STORE_COPIES. Only the first `trained` values count in the sum of squares. `taken` waits
 	 * until the copy is complete, and sets *copy to it and *pass to its results. The module
 	 * reads each value of `from` only once, so results and copy agree even if the other process
-	 * changes the values. The copy is valid until the next `take` with its number. An update
-	 * that has begun with the copy still gets its values after that.
+	 * changes the values. The copy is valid until the next `take` with the same `at`. An update
+	 * that began with this copy before the next `take` still uses the values of this copy.
 	 *
 	 * `give` begins to copy the weights to `to`, as number `at` below STORE_GIVES. If `hashes`
 	 * is 0, `give` computes no checksum. The results of `give` have no squares and no peak.
 	 * Updates that begin later do not change the copy. `given` sets *done to 1 and *pass to the
-	 * results if the copy is complete. If `waits` is 1, `given` waits until the copy is
+	 * results if the copy is complete. If `waits` is 1, `given` first waits until the copy is
 	 * complete.
 	 */
 	const char *(*import)(void *self, int fd, size_t bytes, void **memory, int *is_own);

@@ -6,9 +6,9 @@
  * The loops of optim.c run with FTZ and DAZ (common/subnormals.h): subnormal operands count as 0,
  * and a result that is subnormal after rounding becomes 0 with its sign. The CPU decides with the
  * result that a format with a wider exponent would have (Intel SDM, "tiny after rounding"), so it
- * does not replace a product that rounds up to the smallest normal number by 0. The option -ftz of
- * nvcc does not promise the same decision. These functions therefore compute with subnormal numbers
- * and then flush.
+ * keeps a product that rounds up to the smallest normal number, and does not replace it by 0. The
+ * option -ftz of nvcc does not promise the same decision. These functions therefore compute with
+ * subnormal numbers and then flush.
  */
 #ifndef SERVER_DEVICE_STEP_H
 #define SERVER_DEVICE_STEP_H
@@ -77,7 +77,8 @@ STEP_FN float step_div(float a, float b)
 }
 
 /* Computes the new weight from the weight `w`, its gradient `g` and the state *first and *second of
- * the optimizer, which it updates. The state vectors that the optimizer does not have are 0. */
+ * the optimizer, which it updates. *first or *second is 0 if the optimizer has no such state
+ * vector. */
 STEP_FN float step_value(enum device_rule rule, const struct step_coeff c, float w, float g,
 	float *first, float *second)
 {
@@ -108,7 +109,7 @@ STEP_FN float step_value(enum device_rule rule, const struct step_coeff c, float
 			step_mul(c.square_keep, s), step_mul(c.square_add, step_mul(d, d)));
 		move = step_div(step_mul(c.rate, d), step_add(STEP_SQRT(*first), c.eps));
 		break;
-	default: /* DEVICE_ADAM */
+	default: /* the last rule, DEVICE_ADAM */
 		*first = step_add(step_mul(c.keep, s), step_mul(c.add, d));
 		*second = step_add(
 			step_mul(c.square_keep, q), step_mul(c.square_add, step_mul(d, d)));
@@ -118,7 +119,7 @@ STEP_FN float step_value(enum device_rule rule, const struct step_coeff c, float
 	return step_add(w, -move);
 }
 
-/* Returns the constants with 0 instead of subnormal numbers. */
+/* Returns `c` with 0 in place of each subnormal number. */
 STEP_FN struct step_coeff step_constants(struct step_coeff c)
 {
 	c.rate = step_normal(c.rate);

@@ -17,7 +17,8 @@ struct checkpointer {
 	checkpointer_done_fn *done;
 	void *arg;
 
-	unsigned char *buffer; /* the sections in order; kept between checkpoints */
+	/* the sections, one after the other; later checkpoints use the same buffer */
+	unsigned char *buffer;
 	size_t room;
 	struct checkpoint snapshot; /* its sections point into `buffer` */
 	/* the device that keeps some values of the snapshot until the pool copies them to their
@@ -27,8 +28,9 @@ struct checkpointer {
 
 	uv_work_t work;
 	int held,
-		waits; /* held: no write begins; waits: a snapshot waits for checkpointer_release */
-	int busy, rc;  /* while busy, the pool owns rc, error and seconds */
+		/* held: 1: no write begins; waits: 1: a snapshot waits for checkpointer_release */
+		waits;
+	int busy, rc; /* while busy, the pool owns rc, error and seconds */
 	struct err error;
 	double seconds;
 	struct checkpointer_stats stats;
@@ -212,7 +214,7 @@ static void on_checkpoint_written(uv_work_t *work, int status)
 	struct checkpointer *s = work->data;
 	uint64_t generation = s->snapshot.generation;
 
-	if (status != 0) /* cancelled: nothing was written */
+	if (status != 0) /* libuv has cancelled the write */
 		s->rc = err_set(&s->error, PS_EIO, "%s", uv_strerror(status));
 	PS_ASSERT(s->busy); /* invariant 2 */
 	s->busy = 0;
@@ -222,7 +224,7 @@ static void on_checkpoint_written(uv_work_t *work, int status)
 
 static void queue_snapshot(struct checkpointer *s)
 {
-	/* uv_queue_work fails only without a callback */
+	/* uv_queue_work fails only if its function for the pool is NULL */
 	(void)uv_queue_work(s->loop, &s->work, write_snapshot, on_checkpoint_written);
 }
 

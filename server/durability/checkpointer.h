@@ -28,11 +28,12 @@ struct core;
 
 struct checkpointer_stats {
 	uint64_t saved, failed;
-	uint64_t generation; /* the newest generation on disk */
-	uint64_t bytes;      /* bytes of the newest snapshot, also if its write failed */
-	double seconds;      /* time to write the newest snapshot on disk */
-	int failing;         /* 1 if the newest write failed */
-	char why[256];       /* why the newest write failed; "" if it succeeded */
+	uint64_t generation; /* generation of the newest checkpoint on disk */
+	uint64_t bytes;      /* size in bytes of the newest snapshot, also if its write failed */
+	/* duration of the write of the newest checkpoint on disk, in seconds */
+	double seconds;
+	int failing;   /* 1 if the newest write failed */
+	char why[256]; /* why the newest write failed; "" if it succeeded */
 };
 
 /* Called when a write has ended. If `rc` is 0, the checkpoint `generation` is on disk; otherwise
@@ -41,7 +42,7 @@ typedef void checkpointer_done_fn(void *arg, uint64_t generation, int rc);
 
 struct checkpointer; /* opaque, see checkpointer.c */
 
-/* Makes a checkpointer that writes to `dir` (borrowed). PS_ENOMEM. */
+/* Makes a checkpointer that writes to `dir` (borrowed). Error: PS_ENOMEM. */
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
 	checkpointer_done_fn *done, void *arg) PS_MUST_CHECK;
 /* Notes that the file of generation `sound` is complete and undamaged. The checkpointer never
@@ -50,7 +51,7 @@ void checkpointer_keep(struct checkpointer *s, uint64_t sound);
 /* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);
 /* Writes `core` as `generation` and waits for the end of the write. The server calls this function
- * only at its start, before the loop runs. PS_EIO, PS_ENOMEM, PS_EDIVERGED. */
+ * only at its start, before the loop runs. Errors: PS_EIO, PS_ENOMEM, PS_EDIVERGED. */
 int checkpointer_write(struct checkpointer *s, struct core *core, uint64_t generation,
 	struct err *e) PS_MUST_CHECK;
 /* Copies `core` now and writes the copy as `generation` on the pool. Do not call this function

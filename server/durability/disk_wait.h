@@ -3,8 +3,8 @@
  * replies have waited for the write-ahead log without progress. The module also reports a write
  * that is overdue, that is, a write that has neither succeeded nor failed in time.
  *
- * The server measures once a tick. The time during which the process is suspended does not count
- * (common/clock.h). Thread: the loop's.
+ * The server measures at each tick. The time during which the process is suspended does not count
+ * (common/clock.h). Only the loop's thread may call these functions.
  */
 #ifndef SERVER_DURABILITY_DISK_WAIT_H
 #define SERVER_DURABILITY_DISK_WAIT_H
@@ -21,12 +21,13 @@ struct disk_write {
 
 struct disk_wait {
 	uint64_t now_ms, flushed_lsn; /* the time and the flushed LSN at the last tick */
-	int held;                     /* 1 if replies waited at the last tick */
+	int held;                     /* 1 if replies waited for the disk at the last tick */
 	/* time between the two newest ticks if a reply waited and none could leave in this time;
 	 * otherwise 0 */
 	uint64_t held_ms;
-	uint64_t stuck_ms; /* the sum of held_ms since a waiting reply could last leave */
-	int notice_due;    /* 1 if the server must send the workers a notice now */
+	/* the sum of held_ms since the last time at which a waiting reply could leave */
+	uint64_t stuck_ms;
+	int notice_due; /* 1 if the server must now notify the workers that the disk is slow */
 	struct disk_write log, checkpoint;
 	uint64_t checkpoint_bytes;
 	char why[128]; /* a text that names the overdue write, or "" if no write is overdue */

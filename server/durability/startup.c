@@ -26,7 +26,7 @@
 #include "server/config/resume_check.h"
 
 #define TERM_FILE     "TERM"
-#define OLD_TERM_FILE "EPOCH" /* the file's name in release 0.1.0 */
+#define OLD_TERM_FILE "EPOCH" /* the name of TERM_FILE in release 0.1.0 */
 #define MAX_TERM      (UINT64_MAX - 1)
 /* The generations of the next checkpoints must not overflow. No run writes this number of
  * checkpoints. */
@@ -191,7 +191,8 @@ static int refuse_resume(
 	struct data_id data;
 	char options[256];
 
-	then.metrics[0] = '\0'; /* release 0.2.0 wrote no section of metrics */
+	/* "" if the section is missing, because release 0.2.0 had no metrics but accuracy */
+	then.metrics[0] = '\0';
 	if (rc == PS_EUSAGE && snapshot_config(live->data, live->size, &then) == 0 &&
 		snapshot_data_id(leases->data, leases->size, &data) == 0 &&
 		(!metrics || snapshot_metrics(metrics->data, metrics->size, then.metrics) == 0) &&
@@ -256,7 +257,7 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 	int rc = read_term(o->checkpoint_dir, &term, e);
 
 	if (!rc && c->generation)
-		/* a run of release 0.2.0 has no secret in its checkpoint */
+		/* resume() uses this secret if the checkpoint, of release 0.2.0, has none */
 		rc = new_proof_key(&cfg, e);
 	if (!rc && c->generation)
 		rc = read_run_head(c, o, &head, e);
@@ -291,7 +292,7 @@ static int resume_from(struct startup *out, const struct options *o, struct chec
 {
 	int upgraded = upgrade_checkpoint(o, c, e);
 	int has_log = !upgraded && wal_newest_file(o->checkpoint_dir) > 0;
-	/* without a log, build_run alone checks the content */
+	/* if no log follows the checkpoint, build_run checks the content */
 	int rc = upgraded < 0 ? upgraded : has_log ? check_content(out, o, c, e) : PS_OK;
 
 	if (!rc && has_log)
@@ -328,7 +329,7 @@ static int resume_from_newest(struct startup *out, const struct options *o, stru
 	return rc;
 }
 
-/* Checks the highest generation in the names of the directory's files. */
+/* Fails if `newest`, the highest generation in the names of the directory's files, is too high. */
 static int check_generation(const char *dir, uint64_t newest, struct err *e)
 {
 	if (newest <= MAX_GENERATION)
@@ -349,7 +350,8 @@ static int from_directory(struct startup *out, const struct options *o, struct e
 		newest_seen = wal_newest_file(o->checkpoint_dir);
 	if (!rc)
 		rc = check_generation(o->checkpoint_dir, newest_seen, e);
-	if (!rc && o->new_run) /* discard the old run, which has accepted no push */
+	/* discard the checkpoint of the old run, which has accepted no push */
+	if (!rc && o->new_run)
 		checkpoint_release(&c);
 	if (!rc)
 		rc = c.generation ? resume_from_newest(out, o, &c, newest_seen, e)

@@ -19,7 +19,7 @@ struct startup {
 	void *memory; /* the memory of the core, from mem_lazy */
 	size_t memory_bytes;
 	struct param_buffers *params; /* the buffers of the weights */
-	int lock_fd;                  /* holds the lock of the directory; or -1 */
+	int lock_fd;                  /* descriptor that holds the lock of the directory, or -1 */
 	int resumed;                  /* 1 if the run continues from a checkpoint, 0 if it is new */
 	/* generation of the checkpoint from which the run continues, or 0 if the run is new */
 	uint64_t sound;

@@ -12,8 +12,8 @@
  * Converts `c` to the sections that this release reads if release 0.1.0 wrote `c`. Returns 1 if it
  * has converted `c`; the caller must then replay no log. Returns 0 if `c` is of this release.
  * Returns PS_EDATA if the content of `c` is bad. Returns PS_ECHECKPOINT if a log of 0.1.0 follows
- * `c`, and --accept-rollback is not set. PS_EIO, PS_ENOMEM. On failure *c is unchanged. The
- * function changes no file.
+ * `c`, and --accept-rollback is not set. Other errors: PS_EIO, PS_ENOMEM. On failure *c is
+ * unchanged. The function changes no file.
  */
 int upgrade_checkpoint(const struct options *o, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 

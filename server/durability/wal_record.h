@@ -33,15 +33,16 @@ struct wal_record_reader {
 	struct wire *wire;
 	struct frames frames;
 	struct msg msg;
-	struct event event; /* valid until the next read */
+	struct event event; /* the decoded event, valid until the next call of wal_record_read */
 	uint64_t now_ms;
 };
 
-/* Prepares *r to read the records of a run with n_params parameters. PS_ENOMEM. */
+/* Prepares *r to read the records of a run with n_params parameters. Error: PS_ENOMEM. */
 int wal_record_reader_init(struct wal_record_reader *r, size_t n_params) PS_MUST_CHECK;
 void wal_record_reader_release(struct wal_record_reader *r);
-/* Decodes a record into r->event. The reader borrows `data` until the next read. Returns PS_EPROTO
- * if the record is malformed, or has a message that the server would refuse. PS_ENOMEM. */
+/* Decodes a record into r->event. The reader borrows `data` until the next call. Returns PS_EPROTO
+ * if the record is malformed, or has a message that the server would refuse. Other error:
+ * PS_ENOMEM. */
 int wal_record_read(
 	struct wal_record_reader *r, const unsigned char *data, size_t size) PS_MUST_CHECK;
 

@@ -16,7 +16,7 @@
 struct replay {
 	const char *dir;
 	struct core_config cfg; /* its term is the term of the server that wrote the log */
-	void *memory;           /* mem_lazy */
+	void *memory;           /* memory of the core, from mem_lazy */
 	size_t memory_bytes;
 	float *weights;
 	struct core *core;
@@ -48,8 +48,8 @@ static int locate_sections(const struct replay *r, const struct checkpoint *c,
 	return PS_OK;
 }
 
-/* Finds the running statistics of batchnorm in the model of `cfg`. There are none if this release
- * cannot parse the model. */
+/* Finds the running statistics of batchnorm in the model of `cfg`. If this release cannot parse the
+ * model, cfg->running stays empty. */
 static void find_running(struct core_config *cfg)
 {
 	struct model *m = mem_try(1, sizeof(*m));
@@ -282,7 +282,8 @@ int wal_replay(const char *dir, const struct core_config *now, struct checkpoint
 	struct wal_reader j;
 	double begin = clock_seconds();
 
-	r.cfg.leases.eval_checks = 0; /* the releases without this option checked no evaluation */
+	/* the value for a log of a release without --eval-checks, which checked no evaluation */
+	r.cfg.leases.eval_checks = 0;
 	int rc = open_first(dir, c, &j, e);
 
 	if (rc == PS_OK && j.fd >= 0) {

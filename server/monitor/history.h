@@ -2,8 +2,11 @@
  * history.h - the history of a run, one JSON object per line, in memory and in the file
  * history.jsonl beside the checkpoints.
  *
- * Every line has "t" (milliseconds since 1970), "kind" and "term". docs/monitoring.md lists the
- * kinds and their fields. A thread of libuv's pool appends new lines to the file.
+ * Every line has "t" (milliseconds since 1970), "kind" and "term". "t" is the wall clock at the
+ * start of the server plus the time since then, so steps of the wall clock do not change it. No
+ * line has a lower "t" than the line before it: if the wall clock has stepped back between two
+ * starts, "t" goes on from the newest line. docs/monitoring.md lists the kinds and their fields. A
+ * thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
  * (1) for each kind of line, the history stores the number of bytes of all lines of this kind
@@ -28,7 +31,7 @@
  * (3) if a write fails, its lines stay in memory, and the next write includes them
  *     (tests/fault/test_disk.py, P5);
  * (4) if a server is killed before the line of its start is in the file, the next start adds a line
- *     for it. The file therefore has one line for each start, in order
+ *     for the earlier start. The file therefore has one line for each start, in order
  *     (tests/e2e/test_history.py, test_a_start_whose_line_was_lost_returns).
  *
  * Only the loop's thread may call these functions. Until the callback of a write, only the thread
@@ -50,12 +53,13 @@ struct labels;
 struct options;
 struct history; /* opaque, see history.c */
 
-/* Called with every new line, including its newline. */
+/* Called with every new line, which ends with a newline. */
 typedef void history_line_fn(void *arg, const char *line);
 
 /* Reads the history in `dir`, repairs it, and adds the line of this start with the options. If
- * `dir` is NULL, the history is only in memory. If the file cannot be read, the function logs this
- * and replaces the file. PS_ENOMEM. */
+ * `dir` is NULL, the history is only in memory. If the file cannot be read, the function renames it
+ * to history.jsonl.N and begins a new file. If the file cannot be renamed either, the history is
+ * only in memory. In these two cases the function logs what it did. Error: PS_ENOMEM. */
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
 	const struct options *given, int resumed, struct err *e) PS_MUST_CHECK;
 /* Returns 1 if the previous server of this run ended because training had diverged. */
@@ -77,12 +81,13 @@ void history_tick(struct history *h, const struct status *now);
 void history_end(struct history *h, const struct status *now);
 /* Returns 1 if a write is under way. `h` may be NULL. */
 int history_busy(const struct history *h);
-/* Returns all lines as one text, which the caller frees. NULL: out of memory. */
+/* Returns all lines as one text, which the caller frees. Returns NULL if there is no memory. */
 char *history_text(const struct history *h);
-/* Returns the lines that a page needs, as one text of less than 1 MiB, which the caller frees: if
- * the history is longer, every n-th sample and epoch, the best epoch, the newest changes of workers
- * and starts, and the newest line of each worker. With many workers and long names, the lines of
- * each of the other kinds get fewer bytes. NULL: out of memory. */
+/* Returns the lines that a page needs, as one text of less than 1 MiB, which the caller frees. If
+ * the whole history is longer, the text has every n-th sample and epoch, the best epoch, the newest
+ * changes of workers and starts, and the newest line of each worker. If the newest lines of the
+ * workers are long, the lines of each other kind get fewer bytes. Returns NULL if there is no
+ * memory. */
 char *history_short(const struct history *h);
 
 #endif

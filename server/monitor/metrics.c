@@ -226,9 +226,9 @@ static void put_text_label(FILE *f, const char *name, const char *text)
 	fputc('"', f);
 }
 
-/* Writes the name of a worker's series and the labels that all series of workers have. The labels
- * stay the same when the server restarts. The caller writes other labels, if any, and ends the
- * line. */
+/* Writes the name of a worker's series and the labels that all series of workers have. These labels
+ * stay the same when the server restarts. The caller writes further labels, if the series has any,
+ * and ends the line. */
 static void begin_worker_series(
 	FILE *f, const char *name, const struct worker_view *w, const struct labels *labels)
 {
@@ -333,7 +333,7 @@ static double worker_is_live(const struct status *s, const struct worker_view *w
 	return w->state == SESSION_LIVE && !w->stalled && !w->excluded;
 }
 
-/* Writes one series for each worker and part of its time. */
+/* For each worker, writes one series for each part of its time (struct time_split). */
 static void put_worker_time(FILE *f, const struct status *s)
 {
 	fprintf(f,

@@ -1,7 +1,7 @@
 /*
  * notify.h - notifies systemd that the server is ready or that it stops, with the protocol of
  * NOTIFY_SOCKET (sd_notify(3)). Does nothing if the environment variable NOTIFY_SOCKET is not set.
- * Thread: the loop's.
+ * Only the loop's thread may call the function.
  */
 #ifndef SERVER_MONITOR_NOTIFY_H
 #define SERVER_MONITOR_NOTIFY_H

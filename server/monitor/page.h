@@ -1,6 +1,6 @@
 /*
  * page.h - the page of the server: one HTML file with its styles, scripts and chart library, which
- * the build puts together from server/monitor/page/. The bytes are constant.
+ * the build puts together from server/monitor/page/. Its bytes never change while the server runs.
  */
 #ifndef SERVER_MONITOR_PAGE_H
 #define SERVER_MONITOR_PAGE_H

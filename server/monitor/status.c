@@ -417,7 +417,7 @@ static json_t *quarantine_list(const struct core *c)
 	return list;
 }
 
-/* Adds the workers to `o`, and returns the whole object as text. Releases `o`. */
+/* Adds the list of workers to the status `o`, and returns `o` as JSON text. Releases `o`. */
 static char *text_with(json_t *o, const struct status *s, uint32_t first, size_t max_workers)
 {
 	uint32_t left_out;
@@ -434,8 +434,8 @@ static char *workers_with(const struct status *s, uint32_t first, size_t max_wor
 	return text_with(json_object(), s, first, max_workers);
 }
 
-/* Returns the status with at most max_workers workers. fitting() calls this function
- * with `first` = 0. */
+/* Returns the status as text, with at most max_workers workers. `first` is always 0; the parameter
+ * exists because fitting() passes it. */
 static char *status_with(const struct status *s, uint32_t first, size_t max_workers)
 {
 	json_t *o = json_object();

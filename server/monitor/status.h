@@ -2,8 +2,8 @@
  * status.h - the state of the server as JSON for /status and cnn-ctl, as the result line, and as
  * Prometheus text.
  *
- * The functions read only their arguments. The caller frees the texts. A function returns NULL if
- * there is no memory. Thread: the loop's.
+ * The functions read only their arguments. The caller frees the texts. A function that returns a
+ * text returns NULL if there is no memory. Only the loop's thread may call these functions.
  */
 #ifndef SERVER_MONITOR_STATUS_H
 #define SERVER_MONITOR_STATUS_H
@@ -28,7 +28,7 @@ struct status {
 	const struct core *core;
 	const struct progress *progress;
 	const struct labels *labels;     /* NULL: none */
-	const struct waiting *waiting;   /* NULL: the status does not report waits */
+	const struct waiting *waiting;   /* NULL: the status does not say why the run waits */
 	const struct warnings *warnings; /* NULL: no warnings */
 	const struct tallies *tallies;   /* NULL: none */
 	const struct timings *timings;   /* NULL: none */
@@ -37,20 +37,22 @@ struct status {
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
 	const struct disk_wait *disk;                  /* NULL: no checkpoint directory */
 	struct auth_stats auth;                        /* all zero: the server has no keys */
-	/* apply_s: seconds that the loop's thread has spent in steps of the core; idle_s: seconds
-	 * that it has waited for events; total_s: seconds since the start of the server.
-	 * net.verify_s also counts from the start of the server */
+	/* Three times in seconds, all since the start of the server. apply_s: time that the loop's
+	 * thread has spent in steps of the core; idle_s: time outside these steps during which the
+	 * thread did not run; total_s: time since the start. net.verify_s, too, counts since the
+	 * start */
 	double apply_s, idle_s, total_s;
 	uint64_t now_ms;
 	uint64_t rss_bytes;
-	uint64_t turned_away; /* number of HELLOs over the rate limit (clients.h) */
-	int ending;           /* how the run ends (PS_E*) if it is ending; otherwise 0 */
-	int stops;            /* 1 if --stop-at or --patience-epochs ends the run */
+	/* number of HELLOs that were not answered because of the rate limit (clients.h) */
+	uint64_t turned_away;
+	int ending; /* PS_E*: how the run ends, if it is ending; otherwise 0 */
+	int stops;  /* 1 if --stop-at or --patience-epochs ends the run */
 };
 
 /* Returns the maximum size of the text for a client that requests at most `max_text` bytes. Every
- * client accepts WIRE_MIN_TEXT bytes, and a client of protocol version 6, whose `max_text` is 0, no
- * more. */
+ * client accepts WIRE_MIN_TEXT bytes. A client of protocol version 6, whose `max_text` is 0,
+ * accepts no longer text. */
 size_t status_max_text(uint32_t max_text);
 /*
  * Returns the state of the run in at most `max_text` bytes, with its newest 20 epochs. If the text

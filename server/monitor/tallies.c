@@ -41,8 +41,8 @@ void tallies_release(struct tallies *t)
 
 /* Sets t->share to the parts of the worker's time between the heartbeats `then` and `now`, as
  * fractions of their sum. If a part is smaller in `now` than in `then`, a new process of the worker
- * has begun to count from zero, so the whole value of this part in `now` is used. Returns 0 if the
- * two heartbeats have the same times. */
+ * has begun to count from zero, so the whole value of this part in `now` is used. Returns 0 if both
+ * heartbeats contain the same times. */
 static int measure_shares(
 	struct tally *t, const struct time_split *now, const struct time_split *then)
 {

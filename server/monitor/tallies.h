@@ -1,10 +1,10 @@
 /*
  * tallies.h - for each worker: images per second, the mean staleness of its pushes, and what it
  * spends its time on. Once a second, at the same time as the rates of the whole run (progress.h),
- * these values are computed from the growth of the core's counts since the computation before. The
- * sum of the workers' images/s is therefore that of the run.
+ * these values are computed from the growth of the core's counts since the previous computation.
+ * The images/s of all workers therefore add up to the images/s of the run.
  *
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_MONITOR_TALLIES_H
 #define SERVER_MONITOR_TALLIES_H
@@ -22,12 +22,12 @@ struct tally {
 	/* mean staleness of the worker's pushes in the last second; < 0: there was no push, or the
 	 * mode is not asynchronous */
 	double staleness;
-	double images_per_s; /* over the last second */
+	double images_per_s; /* images/s between the two newest computations */
 	/* Each entry is the share of the worker's time for a part, between its two newest
 	 * heartbeats. The sum of the shares is 1, or 0 if the shares are unknown. */
 	double share[TALLY_PARTS];
-	uint64_t shares_ms; /* time at which the shares were measured */
-	/* totals at the newest measurement */
+	uint64_t shares_ms; /* time at which `share` was last computed */
+	/* the worker's counts in the core at the newest computation */
 	uint64_t images;
 	struct worker_counts counts;
 };
@@ -37,10 +37,10 @@ struct tallies {
 	uint32_t n;
 };
 
-/* Begins to measure. PS_ENOMEM. */
+/* Begins to measure. Error: PS_ENOMEM. */
 int tallies_init(struct tallies *t, const struct core *c) PS_MUST_CHECK;
 void tallies_release(struct tallies *t);
-/* Measures the values at `now_ms`, over the last `seconds`. */
+/* Computes the values at time `now_ms`, over the `seconds` seconds since the previous call. */
 void tallies_measure(struct tallies *t, const struct core *c, double seconds, uint64_t now_ms);
 /* Returns the tally of worker id `worker`, or a tally of zeros if there is none. `t` may be
  * NULL. */

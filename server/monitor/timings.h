@@ -4,7 +4,7 @@
  * of the log. Bucket i of a histogram counts times of at most 4^i microseconds; the last bucket has
  * no upper bound.
  *
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_MONITOR_TIMINGS_H
 #define SERVER_MONITOR_TIMINGS_H

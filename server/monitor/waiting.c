@@ -7,8 +7,8 @@
 #include "common/endpoint.h"
 #include "common/log.h"
 
-/* Returns 1 if `host` means all addresses of this machine. A worker cannot connect to such a
- * host. */
+/* Returns 1 if `host` stands for all addresses of this machine, so that it is no address to which a
+ * worker can connect. */
 static int is_wildcard(const char *host)
 {
 	return !strcmp(host, "0.0.0.0") || !strcmp(host, "*") || !strcmp(host, "::");

@@ -3,7 +3,7 @@
  * command that ends the wait. While the run waits, the module logs the report at growing intervals.
  * The progress bar and the status show a wait from its beginning on.
  *
- * Thread: the loop's. The caller passes the time.
+ * Only the loop's thread may call these functions. The caller passes the time.
  */
 #ifndef SERVER_MONITOR_WAITING_H
 #define SERVER_MONITOR_WAITING_H
@@ -12,7 +12,7 @@
 #include "common/reminder.h"
 #include "server/core/view.h"
 
-#define WAITING_TEXT 512 /* bytes of a line, with its NUL */
+#define WAITING_TEXT 512 /* size of a buffer for a report, in bytes */
 
 struct waiting {
 	char start[320]; /* the command that starts a worker */
@@ -22,14 +22,14 @@ struct waiting {
 	uint64_t now_ms;
 };
 
-/* Prepares the reports. Workers connect to the bound `endpoint`. `keyed` is 1 if they need a
- * key. */
+/* Prepares the reports. `endpoint` is the address to which workers connect. `keyed` is 1 if the
+ * workers need a key. */
 void waiting_init(
 	struct waiting *w, const struct core_config *cfg, const char *endpoint, int keyed);
 /* Reads the state of the core and logs a report if one is due. */
 void waiting_tick(struct waiting *w, const struct core *c, uint64_t now_ms);
-/* Writes the report as one line. The command comes last, so that a narrow progress bar cuts off the
- * command first. If the run does not wait, returns 0 and writes "". */
+/* Writes the report as one line. In this line the command comes last, so that it is the first part
+ * that a narrow progress bar cuts off. If the run does not wait, returns 0 and writes "". */
 int waiting_text(const struct waiting *w, char out[WAITING_TEXT]);
 
 #endif

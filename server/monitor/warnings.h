@@ -4,7 +4,7 @@
  * warning is logged once. As long as the condition of a warning is true, the status and the result
  * show this warning.
  *
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_MONITOR_WARNINGS_H
 #define SERVER_MONITOR_WARNINGS_H
@@ -19,7 +19,7 @@
  * accuracy counts as chance up to 3 standard errors above 1.25 / N. */
 #define WARNING_CLASS_SHARE 1.25
 #define WARNING_ERRORS      3
-#define WARNING_TEXT        256 /* bytes, with the NUL */
+#define WARNING_TEXT        256 /* size of a buffer for a warning, in bytes */
 
 enum warning {
 	WARNING_RATE,
@@ -32,13 +32,14 @@ enum warning {
 #define WARNINGS 6
 
 struct warnings {
-	size_t classes; /* classes of the model; 0: no classifier */
+	size_t classes; /* number of classes of the model; 0: the model has no classes */
 	/* the defaults of --lr and --local-lr, which depend on other options */
 	double usual_rate, usual_local_rate;
-	int logged[WARNINGS]; /* 1: the warning was logged */
+	int logged[WARNINGS]; /* for each warning, 1 if it was logged */
 };
 
-/* Returns the accuracy up to which a result on `n_test` images is no better than chance. */
+/* Returns the accuracy up to which a result on `n_test` images is no better than chance; 1 or more:
+ * the images are too few to know. */
 double warning_chance(size_t classes, uint32_t n_test);
 /* If the condition of the warning is true, writes the text of the warning to `out` and returns 1.
  * `over` is 1 if the run has ended. */

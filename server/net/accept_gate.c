@@ -10,16 +10,17 @@
 
 /* maximum number of reserved descriptors; the gate reserves fewer if the process may open only
  * few */
-#define RESERVE   160
-#define BACKLOG   100 /* libzmq's default */
-#define MARGIN    8   /* the gate closes when fewer than this number of descriptors are left */
+#define RESERVE 160
+/* maximum number of connections that wait in the kernel; libzmq's default, too */
+#define BACKLOG   100
+#define MARGIN    8 /* the gate closes when fewer than MARGIN descriptors are left */
 #define UNLIMITED (1 << 20)
 
 struct accept_gate {
 	int listener; /* libzmq's listening socket; -1: none yet */
 	int reserve[RESERVE], n_reserve, max_reserve;
 	int backlog;
-	int last; /* if the number of a new descriptor is at least this, few descriptors are left */
+	int last; /* a new descriptor with this number or a higher one shows that few are left */
 	int closed;
 };
 
@@ -41,7 +42,7 @@ static void release_reserve(struct accept_gate *g)
 		close(g->reserve[--g->n_reserve]);
 }
 
-/* Takes the whole reserve of descriptors, or none. Returns 1 if the reserve is complete. */
+/* Takes the whole reserve of descriptors, or none. Returns 1 if it has taken the whole reserve. */
 static int take_reserve(struct accept_gate *g)
 {
 	while (g->n_reserve < g->max_reserve) {

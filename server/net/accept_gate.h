@@ -19,8 +19,8 @@
 
 struct accept_gate; /* opaque, see accept_gate.c */
 
-/* Makes a gate and takes its reserve of descriptors. The size of the reserve depends on the
- * process's limit of descriptors. PS_ENOMEM. */
+/* Makes an open gate, which takes its reserve of descriptors. The size of the reserve depends on
+ * the process's limit of descriptors. Error: PS_ENOMEM. */
 int accept_gate_new(struct accept_gate **out) PS_MUST_CHECK;
 /* Frees the gate and sets *g to NULL; *g may be NULL. */
 void accept_gate_free(struct accept_gate **g);

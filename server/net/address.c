@@ -21,8 +21,8 @@ int address_is_loopback(const struct sockaddr *at)
 	return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
 }
 
-/* Returns the reach of a network interface. Only its IPv4 address counts, because libzmq binds this
- * address. */
+/* Returns the reach of a network interface. Only the IPv4 address of the interface counts, because
+ * libzmq binds the socket to this address. */
 static enum address_reach reach_of_interface(const char *name)
 {
 	struct ifaddrs *all;

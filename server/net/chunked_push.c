@@ -11,10 +11,11 @@
 struct partial {
 	uint32_t peer;      /* the peer; 0 if this entry is free */
 	char key[KEY_TEXT]; /* the key of the peer; "" if it has none */
-	size_t places;      /* number of entries with this key, this one included */
+	size_t places;      /* number of entries in use with this key, this one included */
 	/* the number of this peer's newest chunk, counted over the chunks of all peers */
 	uint64_t clock;
-	uint64_t push;   /* the seq in the marks of the chunks; 0 if they have no marks */
+	/* the seq of the PUSH, from the marks of the chunks; 0 if they have no marks */
+	uint64_t push;
 	unsigned filled; /* bit i: chunk[i] and frame[i] are in use */
 	size_t n, bytes;
 	struct chunk chunk[WIRE_MAX_CHUNKS];
@@ -23,9 +24,10 @@ struct partial {
 
 struct chunked_push {
 	size_t max_peers, max_bytes, used; /* used: number of peers that have chunks */
-	size_t key_bytes;                  /* see chunked_push_limit */
-	size_t wasted;                     /* see chunked_push_wasted */
-	uint64_t joined;                   /* see chunked_push_joined */
+	/* maximum bytes of the chunks of a key (chunked_push_limit) */
+	size_t key_bytes;
+	size_t wasted;   /* the result of chunked_push_wasted */
+	uint64_t joined; /* the result of chunked_push_joined */
 	uint64_t clock;
 	struct wire_pass pass;
 	struct partial *partial;
@@ -112,9 +114,9 @@ static size_t places_of(const struct chunked_push *a, const char *key)
 	return 0;
 }
 
-/* Returns the entry that gives way to a new one of `key`: the oldest entry of the key that would
- * then have the most places. If several keys would have the most, and `key` is among them, the
- * entry is one of `key`. */
+/* Returns the entry that a new entry of `key` replaces. This is the oldest entry of the key that
+ * would have the most places if the new entry were added. If several keys would have the most
+ * places, and `key` is among them, the entry is one of `key`. */
 static struct partial *find_surplus(struct chunked_push *a, const char *key)
 {
 	struct partial *found = NULL;
@@ -123,8 +125,8 @@ static struct partial *find_surplus(struct chunked_push *a, const char *key)
 	for (size_t i = 0; i < a->max_peers; i++) {
 		struct partial *e = &a->partial[i];
 		int own = e->peer && strcmp(e->key, key) == 0;
-		/* `rank` is twice the number of places; for `key` it also includes the new place
-		 * (2), and 1 so that `key` comes first */
+		/* `rank` is twice the number of places. For `key`, it is 2 more for the new place,
+		 * and 1 more so that `key` comes before another key with as many places */
 		size_t rank = 2 * e->places + (own ? 3 : 0);
 
 		if (!e->peer || rank < max || (rank == max && found && e->clock > found->clock))
@@ -278,7 +280,9 @@ int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f)
 	a->wasted = 0;
 	a->joined = fits && e ? e->push : 0;
 	if (e && e->push && !wanted)
-		return PS_OK; /* this message does not end the wait of chunks with marks */
+		/* this message is not the PUSH of the chunks with marks, so the chunks continue to
+		 * wait for it */
+		return PS_OK;
 	a->wasted = fits ? 0 : here;
 	if (fits && e)
 		prepend(f, e);

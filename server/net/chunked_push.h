@@ -10,24 +10,25 @@
  * another peer (invariant 2).
  *
  * A worker with side connections (side.h) sends the parts of a push on several connections, which
- * keep no common order. Each of these chunks therefore has a mark. All of them are chunks of the
- * worker's bulk connection, and stay until one of three events: that connection sends the PUSH with
- * the seq of the mark, a chunk for another seq arrives, or the server calls chunked_push_drop.
+ * keep no common order. Each of these chunks therefore has a mark. All of them count as chunks of
+ * the worker's bulk connection. They stay until one of three events: the bulk connection sends the
+ * PUSH with the seq of the mark, a chunk for another seq arrives, or the server calls
+ * chunked_push_drop.
  *
- * A place has the chunks of one peer. The places are shared out among keys, because a key may have
- * more connections than there are places. If a peer needs a place and none is free, the key with
- * the most places gives one up. If several keys have the most, the key of this peer gives one up if
- * it is among them. Therefore the workers of a key, which have at most one place for each slot of
- * the key, do not lose their places to a key with many connections. Peers without keys count as
- * peers of one key.
+ * The number of places is limited, and a place has the chunks of one peer. The places are shared
+ * out among keys, because a key may have more connections than there are places. If a peer needs a
+ * place and none is free, the key with the most places gives one up. If several keys have the most,
+ * the key of this peer gives one up if it is among them. Therefore the workers of a key, which have
+ * at most one place for each slot of the key, do not lose their places to a key with many
+ * connections. If the server has no keys, all peers count as peers of one key.
  *
  * Invariants:
  * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total (asserted by
  *     chunked_push_keep; chunks_over_the_limit_are_discarded);
  * (2) at most `peers` peers have chunks, where `peers` is an argument of chunked_push_keep. If one
- *     more peer sends a chunk, the server discards the chunks of the peer that was idle for
- *     longest, of the key with the most places, as if the network had lost them (asserted by
- *     allot; the_push_of_the_longest_silent_peer_is_discarded).
+ *     more peer sends a chunk, the server chooses the key with the most places and, among its
+ *     peers, the one that was idle for longest. It discards the chunks of this peer as if the
+ *     network had lost them (asserted by allot; the_push_of_the_longest_silent_peer_is_discarded).
  *
  * (3) the chunks of a key have at most the bytes of chunked_push_limit, or belong to one peer.
  *     Above this limit the key loses the oldest of its own pushes (asserted by trim_key;
@@ -36,7 +37,7 @@
  * Promises:
  * (1) a key with any number of connections takes no place of a key that has fewer places
  *     (a_key_takes_no_place_of_another_one).
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_NET_CHUNKED_PUSH_H
 #define SERVER_NET_CHUNKED_PUSH_H
@@ -48,9 +49,9 @@
 
 struct chunked_push; /* opaque, see chunked_push.c */
 
-/* Makes a store for the chunks of at most max_peers peers. The argument `peers` of
- * chunked_push_keep can lower this limit for a call. `pass`, which may be NULL, says how to
- * verify chunks; its engine must outlive the store. Returns PS_ENOMEM if there is no memory. */
+/* Makes a store for the chunks of at most max_peers peers. The parameter `peers` of
+ * chunked_push_keep can lower this limit. `pass`, which may be NULL, says how to verify chunks; its
+ * engine must outlive the store. Returns PS_ENOMEM if there is no memory. */
 int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peers,
 	const struct wire_pass *pass) PS_MUST_CHECK;
 /* Frees *a and sets it to NULL; *a may be NULL. */
@@ -73,8 +74,8 @@ int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f) P
  * that had marks, or 0 if it has completed none. */
 uint64_t chunked_push_joined(const struct chunked_push *a);
 /* Returns the number of chunks that the newest call of chunked_push_keep or chunked_push_join has
- * discarded: chunks of its peer, or of another peer with the same key. The server discards few
- * chunks of a correct peer. */
+ * discarded: chunks of its peer, or of another peer with the same key. If this happens often, the
+ * peer is not correct. */
 size_t chunked_push_wasted(const struct chunked_push *a);
 /* Discards the chunks of `peer`. */
 void chunked_push_drop(struct chunked_push *a, uint32_t peer);

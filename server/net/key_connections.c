@@ -8,7 +8,7 @@
 #include "common/keys.h"
 #include "common/mem.h"
 
-/* An entry without connections can get a new key. */
+/* This struct has the number of connections of a key. An entry with n = 0 can get a new key. */
 struct key_count {
 	char key[KEY_TEXT];
 	uint32_t n;
@@ -16,7 +16,8 @@ struct key_count {
 
 struct connection {
 	uint32_t peer;
-	uint32_t owner; /* 1 + the index of the key's entry; 0: the connection does not count */
+	/* 1 + the index of the key's entry in `owner` below; 0: the connection does not count */
+	uint32_t owner;
 };
 
 struct key_connections {
@@ -24,7 +25,7 @@ struct key_connections {
 	/* number of entries that have had a key; the entries after them are unused */
 	uint32_t owners;
 	uint32_t fds;
-	uint32_t used; /* 1 + the largest descriptor whose connection has counted */
+	uint32_t used; /* 1 + the largest descriptor of a connection that was ever counted */
 	struct connection connection[];
 };
 
@@ -75,7 +76,7 @@ static uint32_t count_of(struct key_connections *k, const char *key)
 
 uint32_t key_connections_add(struct key_connections *k, uint32_t fd, uint32_t peer, const char *key)
 {
-	key_connections_remove(k, fd); /* an older connection had the descriptor */
+	key_connections_remove(k, fd); /* forget an older connection that had the same descriptor */
 	uint32_t i = count_of(k, key);
 
 	if (i == MAX_AUTHORIZED_KEYS)

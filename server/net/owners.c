@@ -18,15 +18,17 @@ struct owners {
 	struct owner_bytes owner[OWNERS];
 	struct {
 		uint32_t peer;
-		/* the owner of the connection; NULL if it is not known */
+		/* the entry of the connection's key; NULL if the key is not known */
 		struct owner_bytes *owner;
-		char key[KEY_TEXT]; /* shows whether `owner` still has this key */
+		/* key of the connection; if `owner` has another key now, `owner` is not valid any
+		 * more */
+		char key[KEY_TEXT];
 	} peer[OWNER_PEERS];
 };
 
 /* This struct describes a frame that libzmq sends, and the bytes to subtract when it is sent. */
 struct waiting_frame {
-	zmq_msg_t inner; /* the weights */
+	zmq_msg_t inner; /* the frame whose bytes libzmq sends */
 	struct owner_bytes *owner;
 	size_t bytes;
 };

@@ -4,12 +4,12 @@
  * (param_buffers.h). A key with many connections could thus fill the memory of the server.
  *
  * Invariants:
- * (1) the bytes of a key are those of its frames that exist, so they never fall below 0 (asserted
- *     by on_sent).
+ * (1) the number of bytes of a key is the size of all counted frames of this key that exist, so it
+ *     never falls below 0 (asserted by on_sent).
  *
  * Promises:
- * (1) while at least the limit of bytes waits for a key, its requests are refused; requests that
- *     the core has accepted and answers later can exceed the limit
+ * (1) while the bytes that wait for a key reach the limit, new requests of the key are refused;
+ *     requests that the core has accepted and answers later can exceed the limit
  *     (a_key_has_a_limit_for_all_its_connections);
  * (2) a key that waits for its weights does not limit other keys
  *     (a_key_has_a_limit_for_all_its_connections).
@@ -17,7 +17,8 @@
  * If more than OWNERS keys wait for weights at the same time, or if the table of connections needs
  * the same entry for two connections, the bytes of some connections are not counted.
  *
- * Thread: the loop's; libzmq's threads also free the frames that owners_count has counted.
+ * Only the loop's thread may call these functions, but libzmq's threads also free the frames that
+ * owners_count has counted.
  */
 #ifndef SERVER_NET_OWNERS_H
 #define SERVER_NET_OWNERS_H
@@ -26,7 +27,7 @@
 #include <zmq.h>
 #include "common/err.h"
 
-#define OWNERS      256u  /* maximum number of keys with weights that wait */
+#define OWNERS      256u  /* maximum number of keys for which weights wait at the same time */
 #define OWNER_PEERS 4096u /* size of the table of connections */
 
 struct owners; /* opaque, see owners.c */
@@ -42,7 +43,7 @@ int owners_may_pull(struct owners *o, uint32_t peer, const char *key, size_t lim
 /* Counts `frame`, weights for connection `peer`, until libzmq has sent or dropped the frame. If
  * there is no memory, or if the key of `peer` is not known, the function changes nothing. */
 void owners_count(struct owners *o, uint32_t peer, zmq_msg_t *frame);
-/* Returns the bytes of weights that wait for connections of `key`. */
+/* Returns the number of bytes of weights that wait for connections of `key`. */
 size_t owners_waiting(const struct owners *o, const char *key);
 
 #endif

@@ -19,7 +19,8 @@
  * its current buffer. Each frame and each reader in another process holds one reference to its
  * buffer. When the last reference is dropped, the buffer returns to its pool. */
 struct refs {
-	struct pool *pool;     /* the pool of an ordinary buffer; NULL if the buffer is shared */
+	/* the pool to which an ordinary buffer returns; NULL if the buffer is shared */
+	struct pool *pool;
 	struct shared *shared; /* the owner of a shared buffer; NULL if the buffer is ordinary */
 	atomic_uint n;
 };
@@ -29,15 +30,16 @@ struct refs {
 struct shared {
 	struct param_shared at;
 	char *base;
-	struct refs *refs; /* at.n entries */
+	struct refs *refs; /* array of at.n reference counts */
 	pthread_mutex_t mutex;
 	size_t n_free;
-	uint32_t *free_index; /* last in, first out */
+	uint32_t *free_index; /* stack of the indexes of the free buffers */
 };
 
-#define REFS_FLOATS (64 / sizeof(float)) /* size of struct refs, with alignment */
+/* number of floats that struct refs takes, with alignment */
+#define REFS_FLOATS (64 / sizeof(float))
 
-/* indexes of the copies of weights in struct param_buffers */
+/* indexes in `copy` of struct param_buffers */
 enum { COPY_CURRENT, COPY_EVAL, COPY_BF16, COPIES };
 
 struct copy {
@@ -50,16 +52,18 @@ struct param_buffers {
 	struct pool *pool;
 	struct shared *shared; /* the shared buffers; NULL if there are none */
 	float *current;        /* the buffer of the core's current weights */
-	/* the buffer for the next version if `current` has readers; otherwise NULL */
+	/* the buffer for the next version, taken when `current` got a reader; NULL: `current` has
+	 * got no reader */
 	float *spare;
 	struct copy copy[COPIES];
 	size_t n_params;
-	const struct engine *engine; /* computes checksums; NULL: none */
+	const struct engine *engine; /* the engine that computes checksums; NULL: none */
 	uint64_t version, xxh3;      /* version and checksum of `current` */
 	int is_framed;               /* 1 if xxh3 is the checksum of `current` */
-	int is_sent;                 /* 1 if the weights in `current` were sent */
+	/* 1 if the weights in `current` were sent, or will be sent at the end of this step */
+	int is_sent;
 	uint64_t framed;
-	struct core *core; /* the owner of the weights; NULL: none */
+	struct core *core; /* the core whose weights these are; NULL: not set yet */
 };
 
 _Static_assert(sizeof(struct refs) <= REFS_FLOATS * sizeof(float), "the count has room");
@@ -151,8 +155,8 @@ static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 	return (struct refs *)(void *)(buffer + end);
 }
 
-/* Takes a shared buffer, or a buffer in ordinary memory if no shared buffer is free. The buffer has
- * one reference. */
+/* Takes a shared buffer, or a buffer in ordinary memory if no shared buffer is free. The reference
+ * count of the buffer is 1. */
 static float *take_buffer(struct param_buffers *w)
 {
 	float *buffer = w->shared ? shared_take(w->shared) : NULL;
@@ -241,7 +245,7 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
-/* Returns the device that keeps the weights, or NULL. */
+/* Returns the device that keeps the weights, or NULL if they are in memory of the host. */
 static const struct param_device *device_of(const struct param_buffers *w)
 {
 	return w->core ? core_config(w->core)->device : NULL;
@@ -371,7 +375,7 @@ int param_buffers_frame_bf16(struct param_buffers *w, struct msg_params *m, zmq_
 
 struct computation {
 	struct core *core;
-	size_t done; /* values */
+	size_t done; /* number of values that core_compute has returned so far */
 };
 
 static size_t compute_block(void *arg, const float **values)

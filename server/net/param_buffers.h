@@ -42,31 +42,33 @@
 struct param_buffers; /* opaque, see param_buffers.c */
 
 /* Makes the buffers, each of n_params floats. At most `shared` of the buffers lie in a memfd; if
- * the system has no memfd, none does. PS_ENOMEM. */
+ * the system has no memfd, none does. Error: PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
-/* Lets the threads of an engine compute a part of the checksums. The engine must outlive *w; NULL:
- * none. */
+/* Lets the threads of `engine` compute a part of the checksums. `engine` must outlive *w; if it is
+ * NULL, the calling thread computes them alone. */
 void param_buffers_use_engine(struct param_buffers *w, const struct engine *engine);
-/* Names the core that has the first buffer. Call this function once, before the first step of the
- * core. */
+/* Sets the core `c` whose weights are in the first buffer. Call this function once, before the
+ * first step of the core. */
 void param_buffers_use_core(struct param_buffers *w, struct core *c);
 /* Frees *w and sets it to NULL; *w may be NULL. Call this function after the last frame was closed
  * (router_free). */
 void param_buffers_free(struct param_buffers **w);
-/* Returns the first buffer, for core_init or snapshot_decode. */
+/* Returns the first buffer, which the caller passes to core_init or snapshot_decode. */
 float *param_buffers_first(const struct param_buffers *w);
 /* Makes *frame with the weights of `m`, which has one slice with all weights. Sets the checksum of
- * this slice. PS_ENOMEM leaves *frame unchanged. */
+ * this slice. If it returns PS_ENOMEM, *frame is unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Makes *frame with the current weights of `m`, rounded to bfloat16. All calls for one version
  * share the rounded weights. Otherwise like param_buffers_frame. */
 int param_buffers_frame_bf16(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
-/* Returns the buffer of the next version, for `next_buffer` of every event. Returns NULL if no
- * frame points to the current weights, so that the core may overwrite them. */
+/* Returns the buffer of the next version, which the caller passes to the core in the field
+ * `next_buffer` of every event. Returns NULL if no frame points to the current weights, so that the
+ * core may overwrite them. */
 float *param_buffers_next(const struct param_buffers *w);
-/* Returns `defers` of every event: 1 if only a device gets the new weights. */
+/* Returns the value of the field `defers` of every event: 1 if only a device gets the new
+ * weights. */
 int param_buffers_defer(const struct param_buffers *w);
 /* If the step updates the weights, computes the new values and notes which buffer the core uses
  * now. Call this function after every core_decide, before the effects are carried out. */

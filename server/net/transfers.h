@@ -1,11 +1,12 @@
 /*
  * transfers.h - reports connections that move bytes while their worker owes a delivery. The bytes
- * belong to a push that arrives or to weights that leave. The kernel counts these bytes (TCP_INFO).
- * The core stops the worker's deadlines while bytes move (core/pace.h).
+ * belong to a push that arrives or to weights that leave. The module reads the kernel's counts of
+ * these bytes (TCP_INFO). While bytes move, the core stops the clock of the worker's deadline
+ * (core/pace.h).
  *
  * The module watches the connection on which the worker's newest LEASE arrived. The module polls
  * the descriptor of a worker's connection only if the worker has owed a delivery for longer than
- * TRANSFERS_POLL_MS. Thread: the loop's.
+ * TRANSFERS_POLL_MS. Only the loop's thread may call these functions.
  */
 #ifndef SERVER_NET_TRANSFERS_H
 #define SERVER_NET_TRANSFERS_H
@@ -23,7 +24,8 @@ struct transfer {
 };
 
 struct transfers {
-	struct transfer *slot; /* one entry for each worker slot; transfers_release frees them */
+	/* array with an entry for each worker slot; transfers_release frees it */
+	struct transfer *slot;
 	uint64_t polled_ms;
 };
 

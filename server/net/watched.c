@@ -29,7 +29,7 @@ static void address_of(int fd, char *text, size_t size)
 		snprintf(text, size, "%s %u", ip, (unsigned)ntohs(a.v6.sin6_port));
 }
 
-/* Reads the kernel's counters. If the kernel does not have them, they are 0. */
+/* Reads the kernel's counters of a connection. A counter that the kernel does not have is 0. */
 static struct tcp_info counters_of(int fd)
 {
 	struct tcp_info info = {0};

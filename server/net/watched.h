@@ -3,14 +3,14 @@
  * libzmq owns the descriptor, and may give it to another connection at any time. If the peer
  * address of a descriptor has changed, the descriptor belongs to another connection.
  *
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_NET_WATCHED_H
 #define SERVER_NET_WATCHED_H
 #include <stdint.h>
 
 struct watched {
-	int fd; /* -1: the descriptor now belongs to another connection */
+	int fd; /* descriptor of the connection; -1: the connection has ended */
 	char address[64];
 	/* bytes that the connection had moved at the newest call of watched_moved; 0 before the
 	 * first call */

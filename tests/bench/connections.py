@@ -6,9 +6,9 @@
 
 Server and worker are in two network namespaces, between which tests/fault/lossy_link delays and
 loses packets. The script prints the rows of tests/bench/transport with the round-trip time and the
-loss in front. It needs root and `make tests`. With --keys, the connections are encrypted. The link
-is a program that moves each packet itself, so on a small machine it limits the speed to less than
-a network card would.
+loss in front. The script needs root rights and the programs that `make tests` builds. With --keys,
+the connections are encrypted. The link is a program that moves each packet itself, so on a small
+machine it can be slower than a network card.
 """
 import argparse
 import subprocess

@@ -1,14 +1,14 @@
 /*
  * curve.c - measures the cost of encryption: the number of pushes per second, with and without
- * CURVE keys. A push has one tensor.
+ * CURVE keys. Each push sends its gradient as one tensor.
  *
  *   curve [--seconds S] [--bytes N] [--mode zmq|cnn-ps] [--keys 0|1]
  *
- * One client and one server share the CPUs of the command, which taskset can limit (taskset -c 0,1
- * curve). Mode cnn-ps starts a real server and pushes with libcnnps, so the server makes all of its
- * checks; a push counts when the server has acknowledged it. Mode zmq gives the upper bound: a
- * plain DEALER sends the same bytes to a plain ROUTER, which answers each message with one byte.
- * The program prints CSV.
+ * One client and one server share the CPUs on which the program may run. taskset can limit these
+ * CPUs (taskset -c 0,1 curve). Mode cnn-ps starts a real server and pushes with libcnnps, so the
+ * server makes all of its checks; a push counts when the server has acknowledged it. Mode zmq gives
+ * the upper bound: a plain DEALER sends the same bytes to a plain ROUTER, which answers each
+ * message with one byte. The program prints CSV.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -27,7 +27,7 @@
 #include "tests/support/client_calls.h"
 #include "worker/client/cnnps.h"
 
-#define WARM_UP 300 /* pushes before the clock starts: enough to use every buffer */
+#define WARM_UP 300 /* number of pushes before the clock starts; they use every buffer once */
 #define WINDOW  8   /* the maximum number of messages in flight, as in cnn-ps */
 
 struct options {
@@ -61,7 +61,8 @@ static double now(void)
 /* The result of a measurement. */
 struct rate {
 	uint64_t pushes;
-	double seconds, client, server; /* client, server: CPU seconds */
+	/* seconds: duration; client, server: CPU seconds of the client and of the server */
+	double seconds, client, server;
 };
 
 static double cpu_of_self(void)
@@ -166,7 +167,7 @@ static void start_cnnps(const struct options *o, struct server *s)
 	if (s->pid == 0)
 		exec_server(o, s, fd[1]);
 	close(fd[1]);
-	/* never closed, because the server may log more lines */
+	/* do not close the pipe, because the server may log more lines */
 	FILE *log = fdopen(fd[0], "r");
 	while (log && fgets(line, sizeof(line), log)) {
 		const char *at = strstr(line, "endpoint=");
@@ -280,7 +281,8 @@ static void start_zmq(const struct key_pair *key, struct server *s)
 	close(fd[0]);
 }
 
-/* Send messages for `seconds`, with WINDOW messages in flight. Returns the number of answers. */
+/* Send messages for `seconds`, with at most WINDOW unanswered messages at a time. Returns the
+ * number of answers. */
 static uint64_t exchange_messages(void *socket, zmq_msg_t *body, double seconds)
 {
 	uint64_t sent = 0, answered = 0;

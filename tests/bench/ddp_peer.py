@@ -8,8 +8,8 @@ the modes graph and compile+graph, one CUDA graph holds several complete steps, 
 all-reduce of all gradients as one vector. The script prints CSV: net,batch,precision,gpus,mode,
 layout,images_per_s, where images_per_s is the rate of all GPUs together in the median epoch.
 
-Data: $CNN_DATA or the default data directories, as in torch_peer.py, whose networks, steps and
-variants this script uses. PyTorch's bf16 is autocast with weights in fp32.
+Data: $CNN_DATA or the default data directories. The networks, steps and variants are those of
+torch_peer.py. With precision bf16, PyTorch computes under autocast and keeps the weights in fp32.
 """
 import argparse
 import os
@@ -25,7 +25,7 @@ RACES = ["seed:256,1000,bf16", "cnn99,1000,tf32"]
 
 
 class Synchronous(torch_peer.Training):
-    """A training whose steps use the mean gradient of all processes."""
+    """A training in which each step applies the mean of the gradients of all processes."""
 
     def __init__(self, net, batch, data, mode, precision, layout):
         self.ddp = None
@@ -52,7 +52,7 @@ class Synchronous(torch_peer.Training):
 
 
 def one_gpu(rank, args):
-    """The process of one GPU. The process of the first GPU prints the results."""
+    """Runs in the process of GPU number `rank`. The process of GPU 0 prints the results."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(args.port))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=args.gpus)

@@ -5,11 +5,11 @@
 
 DIR selects the disk, and is created if it does not exist. PART (default 1) is a factor for the
 number of pushes; a small value gives a quick measurement. The script prints CSV:
-what,bytes,pushes_per_s,mb_per_s. "none" is a server without a checkpoint directory. "replay" and
-"always" are servers with this --durability and a checkpoint every 500 ms. "disk" is a plain loop of
-write and fdatasync on the same disk: on a new file, and on a file whose blocks are already
-allocated. The second case resembles the write-ahead log, because the server reuses the log's files.
-Workers push whole vectors and pull rarely.
+what,bytes,pushes_per_s,mb_per_s. In the column `what`, "none" is a server without a checkpoint
+directory. "replay" and "always" are servers with this --durability and a checkpoint every 500 ms.
+"disk" is no server, but a loop of write and fdatasync on the same disk. One row is for a new file,
+and one for a file whose blocks are already allocated. The second case resembles the write-ahead
+log, because the server reuses the files of the log. Workers push whole vectors and pull rarely.
 """
 import argparse
 import json

@@ -1,8 +1,9 @@
 """The attackers of tests/bench/floods, and the unrelated socket that they flood in a control.
 
-Each attacker is a process. It attacks `endpoint` and `http`, which belong to a server or to the
-unrelated socket, with the same messages and connections in both cases. An attacker does what no
-correct peer does: it ignores replies, and opens each connection that it loses again at once.
+Each attacker is a process. It attacks two addresses, `endpoint` and `http`. They belong to a server
+or, in the control, to an unrelated process, and the attacker sends the same messages to both. An
+attacker does what no correct peer does: it ignores replies, and opens each connection that it loses
+again at once.
 """
 import random
 import selectors
@@ -19,12 +20,15 @@ sys.path += [str(Path(__file__).resolve().parents[1] / part) for part in ("", "w
 
 from client import CONTEXT, Keys, Link, Worker, encode, hello, pb  # noqa: E402
 
-START_S = 60       # maximum time until an attacker is ready
-LINKS = 4          # connections of a flood of messages
-CHUNK_LINKS = 70   # connections of a flood of chunks: more than the server has places for chunks
+START_S = 60       # maximum time in seconds until an attacker is ready
+LINKS = 4          # number of connections over which a flood of messages is sent
+# number of connections of a flood of chunks; greater than the number of chunks that the server
+# holds
+CHUNK_LINKS = 70
 CHUNK = bytes(16384)
-OPEN = 128         # in a flood of connections: how many are open at the same time
-OPEN_S = 0.5       # maximum time for which one of them stays open
+OPEN = 128         # in a flood of connections: number of connections that are open at the same time
+# in a flood of connections: maximum time in seconds for which a connection stays open
+OPEN_S = 0.5
 GARBAGE = [random.Random(1).randbytes(64), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 10,
            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
            b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)]
@@ -33,7 +37,7 @@ GARBAGE = [random.Random(1).randbytes(64), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 @dataclass
 class Target:
     """What an attacker attacks, and the keys that it has."""
-    server: str    # the server, also if the attack is on the unrelated socket
+    server: str    # endpoint of the server, even if the attack is on the unrelated socket
     endpoint: str  # the ZeroMQ socket to attack
     http: tuple    # the HTTP socket to attack: host, port
     keys: Path     # the directory of the keys
@@ -64,7 +68,7 @@ class Messages:
 
 
 def hellos(target):
-    """HELLO of a worker: one key sends it again and again."""
+    """Floods the server with HELLO messages of one key."""
     return Messages(target, "attacker", encode(hello(name="flood")))
 
 
@@ -74,28 +78,29 @@ def statuses(target):
 
 
 def malformed(target):
-    """Messages that cannot be decoded, from a key on the list."""
+    """Floods the server with messages that it cannot decode, with a key that the server accepts."""
     return Messages(target, "attacker", [b"\xff" * 16])
 
 
 def chunks(target):
-    """Chunks of pushes that never arrive."""
+    """Floods the server with chunks whose PUSH message never follows."""
     return Messages(target, "attacker", [b"\0", CHUNK], CHUNK_LINKS)
 
 
 class revoked(Messages):
-    """STATUS of a key that the server's list no longer has."""
+    """Sends STATUS again and again with a key that was removed from the server's list of keys."""
 
     def __init__(self, target):
         super().__init__(target, "revoked", encode(pb.Status()))
-        if target.endpoint == target.server:  # be connected before the key is revoked
+        # the connections must be open before the key is revoked
+        if target.endpoint == target.server:
             for link in self.links:
                 link.send(pb.Status())
                 link.expect("status")
 
 
 class results(Messages):
-    """Evaluation results that nobody granted, from a worker that has joined."""
+    """A worker that has joined sends results of evaluations that the server did not grant to it."""
 
     def __init__(self, target):
         self.worker = Worker(target.server, keys=target.keys_of("attacker"))
@@ -108,7 +113,8 @@ class results(Messages):
 
 
 class slots:
-    """HELLO with a new name on a new connection: one key takes all slots that it can get."""
+    """Sends HELLO with a new name on a new connection again and again: one key takes all worker
+    slots that it can get."""
 
     def __init__(self, target):
         self.target, self.keys = target, target.keys_of("attacker")
@@ -127,7 +133,7 @@ class slots:
 
 
 class garbage:
-    """Connections that send bytes of other protocols, from several addresses."""
+    """Opens connections from several addresses, and sends bytes of other protocols on them."""
 
     def __init__(self, target):
         self.address = target.endpoint.removeprefix("tcp://").rsplit(":", 1)
@@ -136,7 +142,7 @@ class garbage:
     def step(self):
         self.at += 1
         s = socket.socket()
-        s.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
+        s.setsockopt(socket.IPPROTO_IP, 24, 1)  # 24: IP_BIND_ADDRESS_NO_PORT
         s.bind((f"127.0.1.{1 + self.at % 16}", 0))
         s.setblocking(False)
         s.connect_ex((self.address[0], int(self.address[1])))
@@ -165,8 +171,8 @@ class garbage:
 
 
 class slow_http:
-    """HTTP clients that send a byte of their request now and then. In one step, they send a byte,
-    or open a connection in place of one that the server has closed."""
+    """HTTP clients that send their requests slowly, one byte at a time. In one step, they send a
+    byte, or open a connection in place of one that the server has closed."""
 
     REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + 4000 * b"x"
 
@@ -225,12 +231,12 @@ class requests:
 
 
 class pages(requests):
-    """Requests for the state of the run."""
+    """HTTP requests for the page /status."""
 
     PATH = "/status"
 
 
-# name: the attacker, and its steps per second
+# name: (the class or function that makes the attacker, number of steps per second)
 ATTACKS = {
     "hello": (hellos, 10000), "slots": (slots, 500), "status": (statuses, 10000),
     "revoked": (revoked, 10000), "malformed": (malformed, 10000), "http": (slow_http, 5000),
@@ -254,8 +260,8 @@ def flood(step, rate, seconds, steps):
 
 
 def attack(name, target, rate, seconds, steps, barrier, queue):
-    """The process of an attacker. It waits at `barrier` when it is ready, and again before it
-    begins."""
+    """Runs in the process of an attacker. The process waits at `barrier` when the attacker is
+    ready, and again before the attack begins."""
     attacker = ATTACKS[name][0](target)
     barrier.wait(START_S)
     barrier.wait(START_S)
@@ -287,8 +293,9 @@ def read_and_drop(listener):
 
 
 def unrelated_socket(keys, queue):
-    """A process with a ZeroMQ socket that has the server's key, admits all keys and drops all
-    messages, and with a TCP socket in place of the HTTP one. It reports the two addresses."""
+    """Runs in a process with two sockets that are not the server's. The ZeroMQ socket has the
+    server's key, admits all keys and drops all messages. The TCP socket takes the place of the HTTP
+    socket. The process puts the two addresses into `queue`."""
     router = zmq.Context().socket(zmq.ROUTER)
     router.curve_server = True
     router.curve_secretkey = Keys(keys / "server.key").own[1]

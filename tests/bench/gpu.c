@@ -6,8 +6,8 @@
  * `local` is one call of backend_local_steps for the whole epoch: forward, backward and SGD update,
  * with the weights on the device. `gradient` is one call of backend_gradient for each batch, as in
  * a worker: the device copies weights from the host and gradients to the host, and makes no update.
- * Times are milliseconds of the median epoch. An epoch has only complete batches. `loss` is the
- * mean loss over the local epochs; it shows that the network learns.
+ * Times are milliseconds of the median epoch. An epoch leaves out the images that do not fill a
+ * batch. `loss` is the mean loss over the local epochs; it shows that the network learns.
  *
  *   gpu [NET [BATCH [PRECISIONS [EPOCHS [DEVICE]]]]]     seed:32 1000 fp32,tf32,bf16 5 cuda
  *
@@ -30,8 +30,8 @@ struct race {
 	double local_ms, gradient_ms, loss;
 };
 
-/* Measure epochs, and write the milliseconds of the median epoch to *ms. An additional first epoch
- * warms up the device and is not measured. */
+/* Measure r->epochs epochs, and write the milliseconds of the median epoch to *ms. An additional
+ * first epoch warms up the device and is not measured. */
 static int median_ms(struct race *r, int (*epoch)(struct race *), double *ms)
 {
 	for (size_t i = 0; i <= r->epochs; i++) {

@@ -12,9 +12,9 @@
  *
  * A convolution of fewer than eight channels is measured as the first layer of a network: its fprop
  * includes the copy of the patches, and it has no dgrad. In all other layers, the numbers of
- * channels and filters of a group are multiples of eight. Each group is a product. fprop includes
- * bias and ReLU. wgrad does not add up its split-K slices, because the SGD step of the network adds
- * them.
+ * channels and filters of a group are multiples of eight. Each group is one matrix product. fprop
+ * includes bias and ReLU. wgrad does not add up its split-K slices, because the SGD step of the
+ * network adds them.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -34,10 +34,11 @@ struct operation {
 	int channels, side, filters, size, pad, stride, groups, out, first;
 	int images;
 	enum kx_type type;
-	const struct kind *kind; /* of a layer without weights */
+	/* the table entry of a layer without weights; NULL: the layer has weights */
+	const struct kind *kind;
 	void *x, *y, *dx, *dy, *weights, *workspace, *winograd, *pixels;
 	struct kx_now *now;
-	struct kx_windows fprop, dgrad; /* of a group */
+	struct kx_windows fprop, dgrad; /* windows of a group */
 	struct kx_patches patches;
 };
 
@@ -105,7 +106,8 @@ static struct kx_windows windows(
 		.size = size};
 }
 
-/* Return 1 if cuda_tensor computes fprop, wgrad or dgrad with Winograd's tiles. */
+/* The functions uses_winograd_* return 1 if cuda_tensor computes the product in their name with
+ * Winograd's tiles. */
 static int uses_winograd_fprop(const struct operation *o)
 {
 	return o->type == KX_TYPE_FP32 &&
@@ -123,7 +125,7 @@ static int uses_winograd_dgrad(const struct operation *o)
 	       kx_winograd_faster(o->dgrad, o->fprop.c, (size_t)o->images);
 }
 
-/* Returns the number of floats of the largest workspace of these products. */
+/* Returns the number of floats of the largest workspace that one of Winograd's products needs. */
 static size_t workspace_of_winograd(const struct operation *o)
 {
 	const size_t images = (size_t)o->images;
@@ -138,7 +140,7 @@ static size_t workspace_of_winograd(const struct operation *o)
 	return more > floats ? more : floats;
 }
 
-/* Reads at most n numbers, which commas separate. Returns how many there are. */
+/* Reads at most n numbers that are separated by commas. Returns the number of numbers in `text`. */
 static int read_sizes(const char *text, int **numbers, int n)
 {
 	for (int i = 0;; i++) {
@@ -204,7 +206,7 @@ static void release_operation(struct operation *o)
 	*o = (struct operation){.images = o->images, .type = o->type};
 }
 
-/* Returns the address of channel `channel` of the values at `value`. */
+/* Returns the address of the first value of channel `channel` in the tensor at `value`. */
 static void *channel_of(const struct operation *o, void *value, int channel)
 {
 	return (char *)value + (size_t)channel * (o->type == KX_TYPE_BF16 ? 2 : 4);
@@ -510,7 +512,7 @@ static int run_add(struct operation *o, cudaStream_t stream)
 		1, 0, o->images, in_bf16(o), stream);
 }
 
-/* Computes the gradients of both paths of a skip. */
+/* Computes the gradients of the two inputs of an `add`. */
 static int run_add_dgrad(struct operation *o, cudaStream_t stream)
 {
 	return kx_add_dgrad(tensor(o, o->side, o->dx), tensor(o, o->side, o->dy),
@@ -551,7 +553,8 @@ static const struct kind {
 } kinds[] = {
 	{"max_pool", run_max_pool, run_max_pool_dgrad},
 	{"pool", run_max_pool, run_max_pool_dgrad},
-	{"unpool", NULL, run_unpool}, /* the dgrad of a pool that is part of a product */
+	/* the dgrad of a pool whose fprop is computed by the kernel of the convolution before it */
+	{"unpool", NULL, run_unpool},
 	{"mean_pool", run_mean_pool, run_mean_pool_dgrad},
 	{"lrn", run_lrn, run_lrn_dgrad},
 	{"batchnorm", run_batchnorm, run_batchnorm_dgrad},

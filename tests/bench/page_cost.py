@@ -6,11 +6,11 @@
     tests/bench/page_cost.py pushes   processor time of the server per push, with and without pages
 
 A viewer is a connection that reads /events as the page does. The processor time is the sum over all
-threads of the server, from /proc. `pushes` makes one run of the model seed:32 with two workers, and
-measures pairs: five seconds without viewers and five with viewers, in turns of one second, so that
-other programs on the machine disturb both alike. `pushes` prints the median of the ratios of all
-pairs. The script needs `make tests`, an idle machine, and for `paint` Chromium. Data: $CNN_DATA or
-the default data directories.
+threads of the server, read from /proc. `pushes` makes one run of the model seed:32 with two
+workers, and measures pairs: five seconds without viewers and five with viewers, in turns of one
+second each, so that other programs on the machine slow down both alike. `pushes` prints the median
+of the ratios of all pairs. The script needs the programs that `make tests` builds, and an idle
+machine. The command `paint` also needs Chromium. Data: $CNN_DATA or the default data directories.
 """
 import socket
 import statistics

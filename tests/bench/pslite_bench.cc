@@ -18,8 +18,8 @@
  * sends the weights without a copy; if a push arrives while ps-lite is sending them, the server
  * writes to a new buffer. live: the server sends the weights without a copy, and the next push
  * changes them while ps-lite may still be sending them. An answer of live may mix old and new
- * weights, which is not correct; live shows the cost of the other two variants. The defaults are
- * the fastest correct variants.
+ * weights, which is not correct. The speed of live shows how much time correct answers cost in the
+ * other two variants. The defaults are the fastest correct variants.
  */
 #include <errno.h>
 #include <getopt.h>

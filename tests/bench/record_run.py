@@ -133,7 +133,7 @@ def picture(lines, killed):
     out += ["</g>"]
     out += [f'<text class="small" x="16" y="{BOTTOM + 36 + 26 * row}">{name}</text>'
             for row, name in enumerate(("server", "worker 1", "worker 2", "worker 3"))]
-    for at, state in (16, "live"), (66, "away"):  # the key
+    for at, state in (16, "live"), (66, "away"):  # the legend of the picture
         out += [f'<rect class="{state}" x="{at}" y="{HEIGHT - 18}" width="12" height="12"/>',
                 f'<text class="small" x="{at + 16}" y="{HEIGHT - 8}">{state}</text>']
     return "\n".join([*out, "</svg>", ""])

@@ -7,9 +7,9 @@
  *
  * The program prints CSV:
  *   point,label,workers,seed,seconds,images,updates,loss,test_loss,accuracy
- *       An evaluation of the current weights on all test images, which takes no virtual time. loss
- *       is the smoothed loss of the pushes. The program prints such a line at virtual times that
- *       grow by the factor --eval-ratio, and at the end.
+ *       An evaluation of the current weights on all test images, which takes no virtual time. The
+ *       column loss is a moving average of the losses of the pushes. The program prints such a line
+ *       at virtual times that grow by the factor --eval-ratio, and at the end.
  *   end,label,workers,seed,seconds,images,updates,accuracy,staleness_mean,rejected,backups,trials,
  *   superseded,norms,reported: norms is the number of gradients that were rejected for their norm;
  *       reported is the accuracy that the server reports of the last evaluated epoch, or nan
@@ -30,14 +30,16 @@
 
 struct science {
 	struct world world;
-	struct options run; /* the options of cnn-ps after -- */
+	struct options run; /* the options of cnn-ps that follow -- on the command line */
 	struct data data;
 	struct backend *evaluator;
 	float *weights;
 	const char *label, *directory, *record, *attack;
 	int64_t workers, threads;
 	double eval_s, eval_ratio, limit_s;
-	uint64_t seen; /* correct and loss_sum are of version seen - 1; 0: none was evaluated */
+	/* 1 + the version of the weights that `correct` and `loss_sum` belong to; 0: no weights
+	 * were evaluated */
+	uint64_t seen;
 	size_t correct;
 	double loss_sum;
 };
@@ -111,7 +113,7 @@ static int watch_run(struct science *s)
 
 	while (!rc && next < s->limit_s) {
 		rc = world_run(w, (uint64_t)(1e9 * next));
-		/* divergence is a result, not an error */
+		/* the program reports a run that has diverged as a result, not as an error */
 		if (rc == PS_EDIVERGED || rc == PS_EQUARANTINE) {
 			rc = PS_OK;
 			break;

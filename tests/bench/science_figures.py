@@ -2,8 +2,8 @@
 to 97 % accuracy by number of workers, accuracy and training loss by time, and the staleness of
 gradients.
 
-A point is the mean over the seeds, and its error bar is the 95 % t-interval. Where a mode does not
-reach 97 % with every seed, the figure says "never".
+A point is the mean over the seeds, and its error bar is the 95 % t-interval. If a mode does not
+reach 97 % with every seed, the figure says "never" for it.
 """
 import math
 import statistics
@@ -52,7 +52,7 @@ def interval(values):
 
 
 class Runs:
-    """Has the contents of runs.csv. ends[mode, workers] = rows of the kind "end"; points[mode,
+    """The contents of runs.csv. ends[mode, workers] = rows of the kind "end"; points[mode,
     workers][seed] = [(seconds, accuracy, loss)]; stale[mode, workers][staleness] = number of
     gradients."""
 
@@ -85,7 +85,8 @@ class Runs:
         return [100 * float(r[3]) for r in self.ends[mode, workers]]
 
     def best_single(self):
-        """Returns (median seconds, mode) of the fastest mode with one worker."""
+        """Returns (median time to the target in seconds, mode) of the mode that is fastest with one
+        worker."""
         alone = [(statistics.median(t), m) for m in MODES
                  if (t := self.times(m, 1)) and None not in t]
         return min(alone) if alone else None
@@ -111,8 +112,8 @@ def titled(runs, title, of="mean and 95 % t-interval of the seeds"):
 
 
 def fastest(runs, modes, counts):
-    """Returns (mean time, mode, workers) of the fastest runs. Only runs that reach the target with
-    every seed count."""
+    """Returns (mean time to the target, mode, workers) of the fastest combination of mode and
+    number of workers. A combination counts only if its runs reach the target with every seed."""
     return min((interval(times)[0], mode, workers) for mode in modes for workers in counts
                if (times := runs.times(mode, workers)) and None not in times)
 
@@ -282,8 +283,8 @@ def table(runs, modes):
 
 
 def at_defaults(runs, best):
-    """Print the median accuracies and times at the default rates. Beside each time is the speedup
-    over the best single worker."""
+    """Print the median accuracies and the median times to the target at the default learning rates.
+    Beside each time is the speedup over the best single worker."""
     counts = runs.counts()
     accuracies, took = [], []
     for mode in dict.fromkeys(m for m, _ in runs.ends):

@@ -4,8 +4,8 @@ from collections import namedtuple
 
 # A mode. style: the line style of docs/figures.gp; the modes of one panel have different styles.
 # options: the options of cnn-ps for this mode. rates: the values of rate_option that --grid tries
-# for each number of workers. workers: the numbers of workers. cost: the duration of a run relative
-# to other modes.
+# for each number of workers. workers: the numbers of workers with which the mode runs. cost: the
+# duration of a run relative to other modes.
 Mode = namedtuple("Mode", "name style options rate_option rates workers cost")
 # A network. options: the options of cnn-ps for this network. cost: the cost model, as options of
 # the program science. title: the text in the figures that names the network and the clock.

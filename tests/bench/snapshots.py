@@ -5,13 +5,14 @@ a checkpoint of the GPU with one of the CPU.
     tests/bench/snapshots.py [--store cuda:0] [--values 60000000] [--pushes 100] [--interval-ms 500]
                              [--dir DIR] [--program PROGRAM] [--no-comparison]
 
-One worker pushes whole vectors of --values values to a server with --optimizer adam, and pulls after
-each push. The script prints CSV: checkpoints, the number of checkpoints while the worker pushed, the
-number of pairs of a push and a pull, and the milliseconds that a pair took: p50, p99, maximum. DIR
-should be a directory in memory, such as /dev/shm, so that the disk does not decide. Then a server
-with --store host gets the same pushes up to a checkpoint that the server with --store took during
-the run, and the script compares the weights and the state of the optimizer, bit for bit. PROGRAM is
-the server, for example one of an earlier commit.
+One worker pushes whole vectors of --values values to a server with --optimizer adam, and pulls
+after each push. The script prints a row of CSV for a server with checkpoints, and one for a server
+without. A row has the number of checkpoints while the worker pushed, the number of pairs of a push
+and a pull, and the milliseconds that a pair took: p50, p99, maximum. DIR should be a directory in
+memory, such as /dev/shm, so that the times do not depend on a disk. Then a server with --store host
+gets the same pushes up to a checkpoint that the server with --store took during the run, and the
+script compares the weights and the state of the optimizer, bit for bit. PROGRAM is the path of the
+cnn-ps to measure, for example one of an earlier commit.
 """
 import argparse
 import hashlib
@@ -79,7 +80,8 @@ def start(programs, options, store, pushes, directory):
 
 
 def measure(programs, options, name, directory):
-    """Prints a row. Returns the directory of the checkpoints that were made during the pushes."""
+    """Prints a row. Returns the directory with the checkpoints that the server made while it
+    received pushes."""
     server, worker = start(programs, options, options.store, options.pushes, directory)
     kept, seen = programs.directory / f"kept-{name}", set()
     kept.mkdir()

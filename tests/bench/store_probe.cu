@@ -10,15 +10,16 @@
  * after it: the worker writes a gradient with a kernel, waits for it, asks the server, and has the
  * new weights in its GPU before its next pair. The ways are:
  *
- *   engines  The server opens the workers' buffers (CUDA IPC). The copy engines bring the gradient
- *            to the server's GPU and the weights to the worker's GPU. A kernel computes the largest
- *            magnitude and the sum of squares, the CPU decides, another kernel applies (SGD).
- *   kernels  As before, but the kernel of the check reads the gradient over NVLink and stores it,
- *            and the kernel that applies writes the weights to both GPUs.
- *   host     As with the shared-memory lane: the worker copies its gradient to pinned memory that
- *            both processes map. The server copies, hashes and scans it in one pass, applies it in
- *            another pass that hashes the weights, and the worker checks the hash of the weights
- *            and copies them to its GPU.
+ *   engines  The server opens the workers' buffers (CUDA IPC). The copy engines of the GPUs bring
+ *            the gradient to the server's GPU and the weights to the worker's GPU. One kernel
+ *            computes the largest magnitude and the sum of squares of the gradient, the CPU accepts
+ *            or rejects the gradient, and another kernel applies it (SGD).
+ *   kernels  Like engines, but the kernel that checks the gradient reads it over NVLink and stores
+ *            it, and the kernel that applies it writes the weights to both GPUs.
+ *   host     Like the shared-memory lane: the worker copies its gradient to pinned memory that both
+ *            processes map. The server copies, hashes and scans the gradient in one pass, and
+ *            applies it in another pass that hashes the weights. The worker checks the hash of the
+ *            weights and copies them to its GPU.
  *
  * In all ways, requests and answers are numbers in shared memory for which both sides spin, so the
  * figures have no cost of messages. The decision of the CPU is the comparison of two numbers, so
@@ -41,7 +42,7 @@
 #define XXH_STATIC_LINKING_ONLY /* permits an XXH3_state_t on the stack */
 #include <xxhash.h>
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-#include <xxh_x86dispatch.h> /* as proto/checksum.c does */
+#include <xxh_x86dispatch.h> /* proto/checksum.c includes this header, too */
 #endif
 
 namespace
@@ -63,12 +64,13 @@ struct shared {
 	line requested[MAX_WORKERS], answered[MAX_WORKERS], ready[MAX_WORKERS];
 	line opened, ends;
 	cudaIpcMemHandle_t gradient[MAX_WORKERS], weights[MAX_WORKERS];
-	uint64_t hash[MAX_WORKERS]; /* way `host`: hash of the gradient, then of the weights */
+	/* way `host`: hash of a worker's gradient, and later of the weights in the answer */
+	uint64_t hash[MAX_WORKERS];
 	uint64_t pairs[MAX_WORKERS];
 	float us[MAX_WORKERS][MAX_SAMPLES / MAX_WORKERS];
 };
 
-/* The result of the check, in memory of the host that the GPU writes. */
+/* The result of the check, in memory of the host to which the GPU writes. */
 struct verdict {
 	unsigned peak;
 	double squares;
@@ -166,7 +168,7 @@ __global__ void check_and_copy(const float4 *from, float4 *copy, size_t n4, doub
 	to->peak = p;
 }
 
-/* Makes a step of SGD in place. Writes the new weights to `copy`, too, unless that is NULL. */
+/* Makes a step of SGD in place. If `copy` is not NULL, also writes the new weights to `copy`. */
 __global__ void apply_gradient_kernel(
 	float4 *w, const float4 *g, float4 *copy, size_t n4, float rate)
 {
@@ -188,9 +190,10 @@ __global__ void apply_gradient_kernel(
 
 struct probe {
 	struct shared *shared;
-	char *slots, *buffer; /* way `host`: the gradients of the workers; the weights */
+	/* way `host`: slots: the gradients of all workers; buffer: the weights */
+	char *slots, *buffer;
 	enum way way;
-	size_t n; /* number of values, a multiple of 4 */
+	size_t n; /* number of weights, a multiple of 4 */
 	int workers, gpus;
 	double seconds;
 };
@@ -241,7 +244,7 @@ void worker(const struct probe *p, int index)
 		s->requested[index].value.store(pair, std::memory_order_release);
 		spin_until(s->answered[index].value, pair);
 		if (s->answered[index].value.load() == UINT64_MAX)
-			break; /* the measurement ends without this pair */
+			break; /* the measurement has ended, so this pair does not count */
 		if (p->way == HOST) {
 			uint64_t hash = hash_of_values(weights_at, p->n);
 
@@ -400,7 +403,8 @@ void serve_probe(const struct probe *p)
 		}
 	s->ends.value.store(1);
 	for (int i = 0; i < p->workers; i++)
-		s->answered[i].value.store(UINT64_MAX); /* the last pair is not counted */
+		/* tells the worker that the measurement has ended */
+		s->answered[i].value.store(UINT64_MAX);
 	exit(0);
 }
 
@@ -427,8 +431,8 @@ void report_probe(const struct probe *p)
 	free(us);
 }
 
-/* Runs one measurement in processes of its own, because a process that has used CUDA cannot fork
- * another one that uses it. */
+/* Runs one measurement in processes of its own, because a process that has used CUDA cannot fork a
+ * process that uses CUDA. */
 int measure_pairs(struct probe *p)
 {
 	const size_t bytes = p->n * sizeof(float);
@@ -463,7 +467,7 @@ int measure_pairs(struct probe *p)
 	return failed;
 }
 
-/* Returns the number of GPUs, which a child process asks for. */
+/* Returns the number of GPUs. A child process calls CUDA for this. */
 int count_gpus()
 {
 	int *n = map_shared<int>(sizeof(*n));

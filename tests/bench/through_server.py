@@ -16,10 +16,10 @@ images_per_s is the mean of the rates that the server logs for each epoch, witho
 first quarter of the epochs does not count, because the programs allocate buffers in this time.
 bare_images_per_s is the rate of the kernels of one worker without a server (column
 local_images_per_s of tests/bench/gpu), and share is images_per_s / bare_images_per_s. accuracy is
-that of the last evaluation.
+the test accuracy of the last evaluation.
 
 The learning rate is 0.005, because cnn99 diverges at the default rate with 16 batches of 1000
-images per push. An --lr after -- takes precedence.
+images per push. An option --lr after -- replaces this rate.
 
 Data: $CNN_DATA or the default data directories.
 """
@@ -54,7 +54,7 @@ def data_directory():
 
 
 def rates(server):
-    """Returns the images per second of each epoch, from the server's log."""
+    """Returns a list of the images per second of each epoch, which the server has logged."""
     found = []
     for line in server.lines:
         if 'msg="train epoch"' in line:
@@ -105,7 +105,7 @@ def through_server(net, batch, precision, n_push, workers, data, args):
 
 
 def bare(net, batch, precision, args):
-    """Returns the images per second of the kernels without a server."""
+    """Returns the images per second that tests/bench/gpu measures without a server."""
     done = subprocess.run(command("tests/bench/gpu", net, batch, precision, 5, args.device),
                           check=True, stdout=subprocess.PIPE, text=True)
     [row] = csv.DictReader(done.stdout.splitlines())

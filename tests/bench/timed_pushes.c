@@ -1,11 +1,13 @@
 /*
- * timed_pushes.c - a worker that pushes whole vectors of different values, and pulls after each.
+ * timed_pushes.c - a worker that pushes whole vectors of different values, and pulls after each
+ * push.
  *
  *   timed_pushes SERVER PUSHES
  *
- * Push n has the same values in each run. The program prints for each pair of a push and a pull the
- * milliseconds since its start at which the pair began, and the milliseconds that the pair took. It
- * ends when all pushes are applied. Exit status: 0; 1 after a failure; 2 after wrong usage.
+ * Push n has the same values in each run. For each pair of a push and a pull, the program prints
+ * two times in milliseconds: from the start of the program to the beginning of the pair, and from
+ * the beginning to the end of the pair. The program ends when the server has applied all pushes.
+ * Exit status: 0; 1 after a failure; 2 after wrong usage.
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -10,7 +10,7 @@ median of launch_s. launch_s is the time until this log line (empty if no evalua
 target). training_s is the part of launch_s after the first worker has joined.
 
 Data: $CNN_DATA or the default data directories. The script unpacks the images before the clock
-starts.
+starts, so launch_s does not include this time.
 """
 import argparse
 import gzip

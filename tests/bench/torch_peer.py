@@ -6,8 +6,9 @@ All images are on the device as uint8. A step selects its images by the permutat
 converts them to floats, computes forward and backward, and updates the weights with SGD. An epoch
 has 60,000 images. The script measures every combination of {eager, CUDA graph, torch.compile +
 CUDA graph; with --modes also torch.compile alone} x {fp32, tf32, bf16 (autocast), bf16 weights} x
-{contiguous, channels-last}. A graph contains STEPS complete steps. The device counts the position in the permutation, so the host makes few
-launches. The script prints CSV: net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
+{contiguous, channels-last}. A CUDA graph contains STEPS complete training steps. The device counts
+the position in the permutation, so the host makes few launches. The script prints CSV:
+net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
 
 Data: $CNN_DATA or the default data directories. Without data the script draws random images; the
 speed does not depend on their content.
@@ -88,8 +89,8 @@ def operations_of(net):
 
 
 class Residual(nn.Module):
-    """A skip and the layers up to its add. The skip leaves out rows, columns and, at the end,
-    channels like the `add` of cnn-ps."""
+    """The layers between the `skip` and the `add` of a model text, and the addition at their end.
+    The skip leaves out rows, columns and, at the end, channels like the `add` of cnn-ps."""
 
     def __init__(self, layers):
         super().__init__()
@@ -217,8 +218,8 @@ class Training:
             self.first.add_(self.batch).remainder_(self.n // self.batch * self.batch)
 
     def capture(self):
-        """Capture a graph of STEPS steps. PyTorch requires a warm-up on another stream before the
-        capture."""
+        """Capture a CUDA graph of STEPS training steps. PyTorch requires a warm-up on another
+        stream before the capture."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

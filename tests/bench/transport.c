@@ -1,21 +1,22 @@
 /*
  * transport.c - measures the transfer of weights and gradients over loopback: the number of pairs
- * per second. A pair is one push and the pull after it.
+ * per second. A pair is one push and the pull that follows this push.
  *
  *   transport [--server-binary PATH] [--seconds S] [--bytes N] [--workers N]
  *             [--mode cnn-ps|cnn-ps-bf16|cnn-ps-shm|cnn-ps-2|cnn-ps-4|zmq] [--endpoint URL]
  *             [--key FILE]
  *
  * The program prints CSV. Mode cnn-ps starts a real server (vector:N, plain SGD) and worker
- * processes. Each worker pushes full gradients and pulls the full weights with libcnnps. The
- * processes make all checks: checksums, finite values, exactly-once. Mode cnn-ps-bf16 does the same
- * with --wire bf16, and mode cnn-ps-shm with tensors in shared memory; the bytes in the output are
- * those of float32. Modes cnn-ps-2 and cnn-ps-4, which run only if --mode names them, use
- * --connections 2 and 4. With --endpoint, the workers of a mode cnn-ps connect to a server that
- * runs already, for example on another host, with the key FILE if there is one. Mode zmq gives the
- * upper bound: plain DEALERs exchange the same number of bytes with a plain ROUTER, and no process
- * copies or reads the bytes. p50 and p99 are percentiles of the latency of a pair. CPU seconds are
- * the user + system time of server and workers per 10^9 bytes moved, in both directions together.
+ * processes. Each worker pushes full gradients and pulls the full weights with libcnnps. Server and
+ * workers make all their usual checks: checksums, finite values, exactly-once. Mode cnn-ps-bf16
+ * does the same with --wire bf16, and mode cnn-ps-shm with tensors in shared memory; the bytes in
+ * the output are those of float32. Modes cnn-ps-2 and cnn-ps-4, which run only if --mode names
+ * them, use --connections 2 and 4. With --endpoint, the workers of the modes cnn-ps* connect to a
+ * server that is already running, for example on another host. With --key, they use the key in
+ * FILE. Mode zmq gives the upper bound: plain DEALERs exchange the same number of bytes with a
+ * plain ROUTER, and no process copies or reads the bytes. p50 and p99 are percentiles of the
+ * latency of a pair. CPU seconds are the user + system time of server and workers per 10^9 bytes
+ * moved, in both directions together.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -35,14 +36,14 @@
 /* Memory that all processes of a measurement share. */
 struct shared {
 	char endpoint[64], lane[64]; /* lane: the path of the server's Unix socket */
-	char key[512];               /* file of the workers' secret key; "": none */
+	char key[512];               /* path of the file with the workers' secret key; "": no key */
 	struct pairs pairs;
 };
 
 struct options {
 	const char *server_binary, *mode, *endpoint, *key;
 	double seconds;
-	size_t bytes, workers; /* 0: measure several default values */
+	size_t bytes, workers; /* 0: measure with several default values of this number */
 };
 
 static void transport_die(const char *what)

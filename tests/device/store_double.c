@@ -16,15 +16,18 @@ struct store_double {
 	uint64_t updates;
 	size_t n, vectors;
 	float *weights, *state[PARAM_DEVICE_VECTORS];
-	float *shadow[1 + PARAM_DEVICE_VECTORS]; /* copies by `keep`: the weights, the state */
-	float *to;                 /* the new weights of the update under way; NULL: no update */
-	int defers;                /* 1: the update writes no memory of the caller */
-	size_t end;                /* end of the newest part of this update */
-	size_t written;            /* number of valid values in `to` */
-	float *copy[STORE_COPIES]; /* the copies of other processes' gradients */
+	/* the copies that `keep` made: first the weights, then the state vectors */
+	float *shadow[1 + PARAM_DEVICE_VECTORS];
+	float *to;  /* the new weights of the update under way; NULL: no update */
+	int defers; /* 1: the update writes no memory of the caller */
+	/* the end (exclusive) of the newest part of the update under way */
+	size_t end;
+	size_t written; /* number of valid values in `to` */
+	/* private copies of gradients in the memory of other processes */
+	float *copy[STORE_COPIES];
 	/* a copy that has begun: the caller may read it after `taken` */
 	struct taking {
-		const float *from; /* NULL: none */
+		const float *from; /* the gradient of the other process; NULL: no copy has begun */
 		size_t n, trained;
 	} taking[STORE_COPIES];
 	struct giving {
@@ -132,8 +135,8 @@ static const char *store_double_step(void *self, const struct device_step *s)
 	return NULL;
 }
 
-/* Writes only the values for which the caller waits, so that a caller that does not wait reads old
- * values. */
+/* Writes the new values only now, and only those for which the caller waits. So a test notices a
+ * caller that reads values without waiting for them, because they are old. */
 static const char *store_double_wait(void *self, size_t n)
 {
 	struct store_double *d = self;
@@ -236,7 +239,7 @@ static void store_double_drop(void *self, void *memory, size_t bytes)
 	(void)munmap(memory, bytes);
 }
 
-/* Returns the checksum of n values, or 0 if they are too few. */
+/* Returns the checksum of n values, or 0 if they take fewer than XXH3_TAIL bytes. */
 static uint64_t hash_values(const float *v, size_t n)
 {
 	const size_t bytes = n * sizeof(float);
@@ -253,7 +256,8 @@ static uint64_t hash_values(const float *v, size_t n)
 	return xxh3_mix_end(&mix, (const char *)v + bytes, bytes);
 }
 
-/* Returns the results of a pass over n values. The first `trained` ones count for the squares. */
+/* Returns the results of a pass over n values. The sum of squares contains only the first `trained`
+ * values. */
 static struct store_pass measure_pass(const float *v, size_t n, size_t trained)
 {
 	struct store_pass p = {.xxh3 = hash_values(v, n)};

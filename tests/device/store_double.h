@@ -7,13 +7,13 @@
 #define TESTS_DEVICE_STORE_DOUBLE_H
 #include "server/device/module.h"
 
-#define STORE_DOUBLE_OWN     1 /* the memory of other processes is on this device */
+#define STORE_DOUBLE_OWN     1 /* this device reports memory of other processes as its own memory */
 #define STORE_DOUBLE_FULL    2 /* this device has no memory */
 #define STORE_DOUBLE_FAILS   3 /* this device fails after STORE_DOUBLE_UPDATES updates */
 #define STORE_DOUBLE_NARROW  4 /* this device has no memory for `keep` */
-#define STORE_DOUBLE_SLOW    5 /* `kept` of this device takes STORE_DOUBLE_KEPT_MS */
-#define STORE_DOUBLE_LOSES   6 /* `kept` of this device fails */
-#define MAX_STORE_DOUBLE     6 /* there are no devices with higher numbers */
+#define STORE_DOUBLE_SLOW    5 /* the function `kept` takes STORE_DOUBLE_KEPT_MS milliseconds */
+#define STORE_DOUBLE_LOSES   6 /* the function `kept` of this device fails */
+#define MAX_STORE_DOUBLE     6 /* the highest device number */
 #define STORE_DOUBLE_UPDATES 20
 #define STORE_DOUBLE_KEPT_MS 500
 

@@ -11,15 +11,15 @@ MNIST_LABELS = "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6
 
 @pytest.fixture(scope="session")
 def mnist(data):
-    """Returns True if the images are MNIST's digits. For Fashion-MNIST the tests demand less
-    accuracy."""
+    """Returns True if the images are MNIST's digits. If the images are those of Fashion-MNIST, the
+    tests require less accuracy."""
     labels = data / "t10k-labels-idx1-ubyte.gz"
     return labels.exists() and hashlib.sha256(labels.read_bytes()).hexdigest() == MNIST_LABELS
 
 
 @pytest.fixture(scope="session")
 def chromium():
-    """Yields a Chromium without a window. All tests of a pytest process share it."""
+    """Yields a headless Chromium. All tests of a pytest process share it."""
     try:
         from selenium import webdriver as selenium
     except ImportError:

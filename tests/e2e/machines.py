@@ -2,11 +2,12 @@
 Slurm cluster, a stand-in for a Kubernetes cluster, and a Debian with systemd and the packages of
 `make deb`.
 
-A machine runs the blocks of a document in order, each as one script, so that variables and
-directories last until the end of the block. Before it runs a block, it runs the earlier blocks of
-the document that need the same machine. After a block it checks what the commands leave behind.
-The machines train on a tenth of the data set. Runs that would end during a block have more epochs
-than in the document.
+A machine runs the blocks of a document in order, each as one script, so that variables and the
+working directory stay the same from one line of the block to the next. Before it runs a block, it
+runs the earlier blocks of the document that need the same machine. After each block, the machine
+checks the results of the block's commands. The machines train on a tenth of the data set. If a run
+would end on this tenth while its block still needs it, the machine gives the run more epochs than
+the document does.
 """
 import json
 import os
@@ -45,7 +46,7 @@ def run(*argv, seconds=SECONDS, check=True, **how):
 def run_script(text, place, env, seconds, keys="", prefix=()):
     """Run the commands of a block as one script, which ends at the first command that fails. Returns
     its output. With `keys` the script has a terminal, at which these keys are typed once a
-    second. `prefix` is a command that starts the script."""
+    second. `prefix` is a command whose further arguments are the command line of the script."""
     argv = [*prefix, "bash", "-euo", "pipefail", "-c", text]
     if keys:
         argv = ["script", "-qefc", shlex.join(argv), "/dev/null"]
@@ -64,7 +65,7 @@ def run_script(text, place, env, seconds, keys="", prefix=()):
             pass
     status = process.poll()
     try:
-        os.killpg(process.pid, signal.SIGKILL)  # also ends processes that the script has left
+        os.killpg(process.pid, signal.SIGKILL)  # also ends processes that the script left running
     except ProcessLookupError:
         pass
     process.wait()
@@ -75,7 +76,8 @@ def run_script(text, place, env, seconds, keys="", prefix=()):
 
 
 class Machine:
-    """Runs the blocks of a document for which `needs` matches their text."""
+    """Runs the blocks of a document that need this machine: the blocks whose text matches the
+    regular expression `needs`."""
     needs = "$^"
 
     def __init__(self, place):
@@ -92,7 +94,7 @@ class Machine:
             self.stop()
 
     def stop(self):
-        """End the programs of the last block of the document."""
+        """End the programs that still run after the last block of the document."""
 
     def close(self):
         pass
@@ -113,11 +115,11 @@ def base_image():
 
 
 class Engine(Machine):
-    """A Docker engine with a registry. The image of deploy/base_image.sh gets the name of the public
-    one, PUBLIC, and trusts the certificates that the administrator of this machine has added.
-    In a block, the address of the engine's own machine, as the containers see it, replaces SERVER,
-    and that of the local registry replaces registry.example. On the terminal of a block, the test
-    types the key that ends `cnn-ctl top`."""
+    """A Docker engine with a registry. The image of deploy/base_image.sh gets the name of the
+    public image, PUBLIC, and trusts the certificates that the administrator of this machine has
+    added. In a block, the test replaces SERVER by the address at which containers reach the
+    engine's own machine, and registry.example by the address of the local registry. On the terminal
+    of a block, the test types the key that ends `cnn-ctl top`."""
     needs = r"\bdocker\b|make cluster"
     PUBLIC = "debian:bookworm-slim"
     CERTIFICATES = "/usr/local/share/ca-certificates"
@@ -137,7 +139,7 @@ CMD ["docker-registry", "serve", "/etc/own.yml"]
         shutil.copytree(self.CERTIFICATES, place.parent / "base/certificates")
         self.build("base", self.PUBLIC,
                    f"FROM {base}\nCOPY certificates {self.CERTIFICATES}\n")
-        # the containers read the images as another user, also through links
+        # a copy that everybody may read, because the containers read the images as another user
         self.images = place.parent / "images"
         shutil.copytree(small, self.images)
         self.images.chmod(0o755)
@@ -173,7 +175,7 @@ CMD ["docker-registry", "serve", "/etc/own.yml"]
             text = text.replace("SERVER", docker("network", "inspect", "-f", gateway, "bridge"))
         env = {**env, "CNN_DATA": str(self.images), "KEEP_IMAGES": "1",
                "COMPOSE_PROJECT_NAME": "cnn-documents"}
-        # the runs have enough epochs not to end during the block
+        # give the runs enough epochs that they do not end during the block
         if "docker-compose" in text:
             env["CNN_EPOCHS"] = "10000"
         text = text.replace("docker run -d ", "docker run -d -e CNN_EPOCHS=10000 ")
@@ -223,7 +225,8 @@ class Cluster(Machine):
     def __init__(self, place, data):
         super().__init__(place)
         self.programs = Programs(place, data)
-        self.home = Path(tempfile.mkdtemp(prefix="slurm"))  # short, for the path of munge's socket
+        # in /tmp, because the path of munge's socket must be short
+        self.home = Path(tempfile.mkdtemp(prefix="slurm"))
         self.home.chmod(0o755)
         self.slurm = Slurm.__new__(Slurm)
         try:
@@ -259,9 +262,9 @@ class Cluster(Machine):
 
 class Kubernetes(Machine):
     """A stand-in for a Kubernetes cluster (tests/support/kubernetes.py). The overlay is that of
-    docs/kubernetes.md, but uses overlays/cpu, because the node has no GPU, and trains a small
-    network. The test repeats the line with `logs` until the server has ended. For the blocks after
-    this line, the test starts a run that does not end."""
+    docs/kubernetes.md with two changes: it uses overlays/cpu, because the node has no GPU, and it
+    trains a small network. The test repeats the command `kubectl logs` until the server has ended.
+    For the blocks after this command, the test starts a run that does not end."""
     needs = r"\bkubectl\b"
     IMAGE = "registry.example/cnn-ps:cuda"
     PORT = 6443
@@ -306,7 +309,7 @@ class Kubernetes(Machine):
         return True
 
     def script(self, text, env=None):
-        """Run a script in the network of the cluster."""
+        """Run a script in the network namespace of the stand-in cluster."""
         env = {**(env or os.environ), **self.env}
         env["PATH"] = f"{self.home}/bin:{env['PATH']}"
         self.runs()
@@ -386,8 +389,9 @@ exec /sbin/init systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup
 
 
 class Booted:
-    """A container in which systemd runs and the packages of the directory `made` are installed.
-    Calling it runs a script in the container, and returns the output."""
+    """A container in which systemd runs and the packages of the directory `made` are installed. An
+    object of this class is called with a script: the call runs the script in the container and
+    returns the output."""
 
     def __init__(self, name, made):
         self.name = name
@@ -437,7 +441,8 @@ class Service(Machine):
         self.booted(block.text())
         assert self.booted("systemctl is-active cnn-ps") == "active"
         keys = "--key /etc/cnn-ps/admin.key " if "keygen" in block.text() else ""
-        # in the status, the text of the model has the layers of lenet5
+        # the status does not show the name lenet5, but the model text that lists the layers of
+        # lenet5
         assert "fc:84 relu fc:10" in self.booted(f"cnn-ctl {keys}status")
 
     def close(self):

@@ -11,10 +11,10 @@ import pytest
 from support.build import BUILD, ROOT
 
 PTX, MACHINE_CODE = 1, 2
-# A fat binary is a header and then parts. Its header has the magic number, the version, the size of
-# the header in bytes, and the size of all parts. Each part is a header and then code. The header of
-# a part has the kind, the version, the size of the header, the size of the code, and at offset
-# CAPABILITY the compute capability without the dot.
+# A fat binary consists of a header and the parts after it. Its header has the magic number, the
+# version, the size of the header in bytes, and the size of all parts. Each part consists of a
+# header and the code after it. The header of a part has the kind, the version, the size of the
+# header, the size of the code, and at offset CAPABILITY the compute capability without the dot.
 MAGIC, HEADER = struct.pack("<I", 0xba55ed50), struct.Struct("<IHHQ")
 PART, CAPABILITY = struct.Struct("<HHIQ"), 28
 
@@ -61,12 +61,13 @@ def test_a_build_is_for_every_gpu_since_ampere(flags):
         pytest.skip("CUDA_ARCHS chooses the GPUs of this build")
     known = subprocess.run(["make", "-s", "-C", ROOT, "print-CUDA_KNOWN"], capture_output=True,
                            text=True, timeout=60, check=True).stdout.split()
-    wanted = {"80", "86", "89", "90a"} | {"100", "120"}.intersection(known)  # nvcc 12.8 and later
+    # nvcc can compile for the compute capabilities 10.0 and 12.0 only from version 12.8 on
+    wanted = {"80", "86", "89", "90a"} | {"100", "120"}.intersection(known)
     assert flags == {(MACHINE_CODE, name) for name in wanted} | {(PTX, "80")}
 
 
 def test_every_object_has_the_code_of_its_flags(flags):
-    for file in sources():  # the kernels in fused/ are for Hopper
+    for file in sources():  # the kernels in fused/ are compiled only for Hopper (90)
         code = {(MACHINE_CODE, 90)} if file.parent.name == "fused" else numbers(flags)
         assert code_in(BUILD / file.with_suffix(".o")) == [code], file
 

@@ -25,9 +25,9 @@ def train(programs, workers, *options, data=None, model="seed:8", wire="bf16", n
 
 
 def test_bf16_reaches_the_accuracy_of_fp32(programs):
-    """Two runs of one seed with one worker each. Rounding may cost 0.3 percentage points of
-    accuracy. The learning rate falls to 0, because at a constant rate the accuracy varies by more
-    than that from step to step."""
+    """Compares two runs that have the same seed and one worker each. Rounding to bfloat16 may cost
+    at most 0.3 percentage points of accuracy. The learning rate falls to 0, because at a constant
+    rate the accuracy varies by more than that from step to step."""
     accuracy = {wire: train(programs, 1, "--schedule", "cosine", model="seed:32", wire=wire,
                             name=wire)["accuracy"] for wire in ("fp32", "bf16")}
     assert accuracy["bf16"] >= accuracy["fp32"] - 0.003, accuracy
@@ -54,8 +54,8 @@ def test_bf16_trains_running_statistics(programs, small):
 
 
 class HalfRun(LedgerRun):
-    """A run whose workers send their gradients in bfloat16, which has the values of the ledger
-    gradient exactly."""
+    """A run whose workers send their gradients in bfloat16. The values of the ledger gradient, 0
+    and 1, are exact in bfloat16."""
 
     def start_worker(self, index, **how):
         super().start_worker(index, wrap=("env", "CNN_WIRE=bf16"), **how)
@@ -75,7 +75,8 @@ def test_bf16_pushes_count_once_despite_kills(programs, level, size):
 
 
 def test_bf16_gives_way_to_shared_memory(programs):
-    """With a lane, the tensors are float32 in shared memory, and the log of the worker says so."""
+    """A worker with --wire bf16 and a shared-memory lane sends float32 over the lane, and its log
+    says so."""
     run = HalfRun(programs, 1, 200)
     assert run.fleet[0].line("net wire.*format=fp32.*shared memory")
     until(lambda: run.server.status()["lanes"]["pushes"], 20, "pushes in a lane")

@@ -8,8 +8,9 @@ from support.epoch import distance, one_epoch
 # window.
 NEAR = 5e-4
 # For 3 of the seeds 1 to 12, a rounding error changes an argmax of this network so early that the
-# distance becomes 5e-4 to 5e-3, with and without Winograd's tiles. The order of the sums determines
-# for which seeds this happens. The distance of the other seeds stays below 2e-5; seed 1 has 8e-7.
+# distance becomes 5e-4 to 5e-3, with and without Winograd's tiles. For which seeds this happens
+# depends on the order in which a device adds the terms of its sums. The distance of the other seeds
+# stays below 2e-5; seed 1 has 8e-7.
 POOLS = "conv:6:5 relu pool:2 conv:12:3:pad=1 relu pool:2 fc:32 relu fc:10"
 SMOOTH = "conv:8:4:stride=2 relu fc:16 relu dropout:0.25 fc:10"
 

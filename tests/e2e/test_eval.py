@@ -37,7 +37,7 @@ OTHER_DATA = r"is not the data set of the run: its fingerprint is \w{16}, the ru
 
 
 def test_another_data_set_than_that_of_the_run_is_named(programs, trained, small, data):
-    """Checkpoint and server have the fingerprint of the run's data set."""
+    """Both a checkpoint and a running server contain the fingerprint of the run's data set."""
     server = programs.server("--model", "seed:4", "--epochs", 1000)
     programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["data"]["fixed"], 30, "a data set")
@@ -53,8 +53,8 @@ def test_another_data_set_than_that_of_the_run_is_named(programs, trained, small
 
 
 def one_hot(directory, pairs):
-    """Write test images with one white pixel each. `pairs` has (number of the pixel, label) for
-    each image."""
+    """Write test images with one white pixel each. `pairs` has the pair (index of the white pixel,
+    label) of each image."""
     images = np.zeros((len(pairs), 28, 28), np.uint8)
     for image, (pixel, _) in zip(images, pairs):
         image.flat[pixel] = 255
@@ -124,7 +124,8 @@ def test_mistakes_are_drawn_on_a_contact_sheet(programs):
 
 def test_classes_have_the_names_of_classes_txt(programs):
     """In the table, the name of a class is at the end of its row, and the columns have only the
-    numbers of the classes. Elsewhere the name stands beside the number."""
+    numbers of the classes. Outside the table, cnn-ctl prints the name of a class beside its
+    number."""
     weights = linear(programs.directory / "w.safetensors", 10, 9 * np.eye(10, 784))
     place = one_hot(programs.directory / "data", [(3, 3), (4, 9), (4, 9), (0, 2)])
     names = ["ankle boot", "bag", "coat", "dress", "\u540d\u524d\x1b[31m", "f", "g", "h", "i", "a very long name of a class"]

@@ -35,7 +35,7 @@ def exported():
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Returns the root directory of an installation with prefix /usr."""
+    """Returns the DESTDIR of a `make install` with prefix /usr."""
     root = tmp_path_factory.mktemp("root")
     clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     cuda = [] if "-DKX_CUDA=1" in (BUILD / "flags").read_text(encoding="utf-8") else ["CUDA=0"]
@@ -49,8 +49,8 @@ def compiler_flags(root):
                PKG_CONFIG_SYSROOT_DIR=str(root), PKG_CONFIG_ALLOW_SYSTEM_LIBS="1",
                PKG_CONFIG_ALLOW_SYSTEM_CFLAGS="1")
     flags = run("pkg-config", "--cflags", "--libs", "cnnps", env=env).split()
-    # Only libcnnps is installed below the sysroot `root`. Remove `root` from the paths of all other
-    # libraries, which are in the directories of this machine.
+    # The sysroot `root` contains libcnnps, but none of its dependencies. Remove `root` from the
+    # paths of all other libraries, which are in the directories of this machine.
     return [re.sub(f"^(-[IL]){root}(?!/usr/(include|lib)$)", r"\1", flag) for flag in flags]
 
 
@@ -101,7 +101,7 @@ def test_libraries_export_exactly_the_interface(installed):
     assert exported() == sorted(set(re.findall(r"^[a-z].*?\b(cnnps_\w+)\(", header, re.M)))
     shared = run("nm", "-D", "--defined-only", installed / "usr/lib/libcnnps.so.0")
     assert sorted(re.findall(r" T (\w+)@@CNNPS_0", shared)) == exported()
-    # one more symbol is the name of the version
+    # one more than the functions: the name of the symbol version counts as a symbol
     assert len(re.findall(r" [A-Z] ", shared)) == len(exported()) + 1
     static = run("nm", "-g", "--defined-only", installed / "usr/lib/libcnnps.a")
     assert sorted(re.findall(r" [A-Z] (\w+)", static)) == exported()
@@ -109,9 +109,9 @@ def test_libraries_export_exactly_the_interface(installed):
 
 
 def test_debian_package_names_every_exported_symbol():
-    """Without a line of this file for each symbol, `make deb` fails. The version of a symbol is that
-    of the first package that has it: packages of programs depend on this version. There was no
-    shared library before 0.3.0."""
+    """libcnnps0.symbols must have a line for each symbol, or `make deb` fails. The line of a symbol
+    gives the first version of the package that has the symbol. A package whose program uses the
+    symbol depends on at least this version. There was no shared library before 0.3.0."""
     text = (ROOT / "deploy/debian/libcnnps0.symbols").read_text(encoding="utf-8")
     found = re.search(r'PS_VERSION "(.*)"', (ROOT / "common/version.h").read_text(encoding="utf-8"))
     newest = found[1].replace("-dev", "~dev")
@@ -124,7 +124,8 @@ def test_debian_package_names_every_exported_symbol():
 
 def in_debian_tmp(installed):
     """Returns the files that deploy/debian/rules writes to debian/tmp. `make install` writes all of
-    them except the Python package and the worker with CUDA; there is no module with CUDA."""
+    them except the Python package and the worker with CUDA; no package has a store module with
+    CUDA."""
     rules = (ROOT / "deploy/debian/rules").read_text(encoding="utf-8")
     files = {str(p.relative_to(installed)) for p in installed.rglob("*") if not p.is_dir()}
     files = {re.sub("^usr/lib/", "usr/lib/x86_64-linux-gnu/", f) for f in files
@@ -136,8 +137,8 @@ def in_debian_tmp(installed):
 
 
 def below(pattern, files):
-    """Returns the files that a line of a *.install file selects, by their name or that of a
-    directory."""
+    """Returns the files that a line of a *.install file selects. The line has a pattern for the
+    path of a file or of a directory."""
     parts = pattern.split("/")
     return {f for f in files if len(f.split("/")) >= len(parts)
             and all(fnmatch.fnmatchcase(*pair) for pair in zip(f.split("/"), parts))}
@@ -160,7 +161,8 @@ def test_debian_packages_have_each_installed_file_once(installed):
     for path in debian.glob("*.links"):
         for line in path.read_text().splitlines():
             assert line.split()[0].removesuffix(".gz") in files, f"{path.name}: {line}"
-    assert not list(debian.glob("*.manpages"))  # `make install` installs the manual pages
+    # none, because `make install` installs the manual pages
+    assert not list(debian.glob("*.manpages"))
 
 
 def test_debian_package_installs_completions_where_the_shells_search(installed):
@@ -207,7 +209,7 @@ def test_manual_page_has_every_option(installed, program):
 
 @pytest.mark.parametrize("program", ["cnn-ps", "cnn-worker"])
 def test_manual_page_has_every_exit_status(installed, program):
-    """The page has the same exit statuses as the table in docs/operations.md."""
+    """The manual page lists the same exit statuses as the table in docs/operations.md."""
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8").split("\n## Exit status\n")[1]
     column, expected = ["cnn-ps", "cnn-worker"].index(program) + 2, set()
     for line in re.findall(r"^\| \d.*", text.split("\n## ")[0], re.M):
@@ -261,7 +263,7 @@ def test_completions_have_every_option(installed, program):
 def zsh_lists(installed, line):
     """Returns the text that zsh shows when the user presses Tab after `line`."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 500, 200, 0, 0))  # rows, columns
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 500, 200, 0, 0))  # 500 rows, 200 columns
     env = {"PATH": f"{BUILD}:{os.environ['PATH']}", "TERM": "dumb", "HOME": "/nonexistent"}
 
     def shown_until(pattern):

@@ -101,7 +101,8 @@ def test_flags_and_variables_exist(manifests):
         for name in variables(manifests, c):
             assert name in names, name
         used = {n for a in c["args"] for n in re.findall(r"\$\((\w+)\)", a)}
-        assert used <= {"JOB_COMPLETION_INDEX"}  # Kubernetes sets it in an indexed Job
+        # Kubernetes sets this variable in the pods of an indexed Job
+        assert used <= {"JOB_COMPLETION_INDEX"}
 
 
 def test_ports_agree(manifests):
@@ -127,7 +128,8 @@ def test_ports_agree(manifests):
 
 
 def test_a_token_protects_the_pages(manifests):
-    """The server and the Prometheus operator take the token from the Secret that the page makes."""
+    """The server and the Prometheus operator take the token from the Secret that a command of
+    docs/kubernetes.md creates."""
     _, c = next(containers(manifests))
     server = of_kind(manifests, "StatefulSet")["spec"]["template"]["spec"]
     folder, key = re.search(r"--http-token=(/\w+)/(\w+)", " ".join(c["args"])).groups()
@@ -172,7 +174,8 @@ def test_grace_fits_into_the_time_of_the_pod(manifests):
 
 
 def test_a_job_replaces_what_a_restart_can_repair(manifests):
-    """The rules of the Job agree with the exit statuses in docs/operations.md."""
+    """The rules of the Job's podFailurePolicy agree with the meaning of the exit statuses in
+    docs/operations.md."""
     job = of_kind(manifests, "Job")
     action = {}
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
@@ -190,8 +193,8 @@ def test_a_job_replaces_what_a_restart_can_repair(manifests):
 
 def test_a_drain_can_evict_every_pod(manifests):
     """Kubernetes computes a budget with maxUnavailable or a percentage from the /scale subresource
-    of a pod's owner. A Job has none, so such a budget forbids every eviction of its pods. No
-    budget forbids the eviction of the only server."""
+    of a pod's owner. A Job has none, so such a budget forbids every eviction of its pods. No budget
+    of the manifests may forbid the eviction of the only server."""
     owners = {kind: of_kind(manifests, kind)["spec"] for kind in ("Job", "StatefulSet")}
     for budget in (m["spec"] for m in manifests if m["kind"] == "PodDisruptionBudget"):
         wanted = budget["selector"]["matchLabels"].items()
@@ -210,8 +213,8 @@ def bytes_of(quantity):
 
 
 def test_memory_limits_are_those_of_the_formula(manifests, tmp_path):
-    """The memory limits follow docs/cluster.md, "Limits". cnn-ps itself prints the memory that a
-    server needs."""
+    """The memory limits in the manifests are at least those of docs/cluster.md, "Limits". For the
+    server, the test uses the figure that cnn-ps prints."""
     (_, server), (_, worker) = containers(manifests)
     (tmp_path / "checkpoints").mkdir()
     keys = subprocess.run(command("cnn-ctl", "keygen", tmp_path / "keys"), capture_output=True)

@@ -53,8 +53,8 @@ def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
 
 
 def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
-    """Four workers compute, and each step uses the first 3 gradients. So the 60 batches of an epoch
-    make 20 steps. A gradient that arrives too late is superseded, not rejected."""
+    """Four workers compute, and each step uses the first 3 gradients. So an epoch of 60 batches has
+    20 steps. A gradient that arrives too late is superseded, not rejected."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers",
                         4, "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
                         "--dead-ms", 60000)
@@ -101,7 +101,8 @@ SMALL = {  # {name: options of the mode}
 @pytest.mark.parametrize("mode", SMALL)
 def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
     """A run has eight epochs of 6,000 images. In 12 runs of each mode on MNIST, the accuracy on a
-    thousand test images was 0.935 to 0.970. In 8 runs on Fashion-MNIST, it was 0.71 to 0.88."""
+    thousand test images was 0.935 to 0.970. In 8 runs of each mode on Fashion-MNIST, the accuracy
+    was 0.71 to 0.88."""
     result = train(programs, 4, *SMALL[mode], data=small, epochs=8)
     assert result["images_per_epoch"] == [6000] * 8
     assert result["accuracy"] >= (0.9 if mnist else 0.6), result
@@ -212,7 +213,7 @@ def test_delay_compensation_takes_memory_for_live_workers_only(programs, small):
     assert at_start < 100 and peak < 200
 
 
-# ---- a worker that is stopped --------------------------------------------------------------------
+# ---- a worker that SIGSTOP has stopped -----------------------------------------------------------
 
 def worker_images(server):
     """Returns {worker id: number of counted images} of the live workers."""
@@ -243,7 +244,8 @@ ENDLESS = ("--model", "fc:32 relu fc:10", "--epochs", 65536, "--min-workers", 4)
 # {name: (options, the share of their images per second that the other workers must still reach)}
 STOPPED = {
     "downpour": ((), 0.95),
-    "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),  # no worker ever reaches this bound
+    # a bound so large that no worker ever waits
+    "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),
     "sync": (("--mode", "sync", "--backup-workers", 1), 0),
     "sandblaster": (("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 2000), 0),
 }

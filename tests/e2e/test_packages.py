@@ -20,8 +20,12 @@ from support.programs import Process, until
 
 pytestmark = pytest.mark.xdist_group("packages")
 UNITS = ("cnn-ps", "cnn-worker")
-CONTAINER_SECONDS = 1800  # with apt installing PyTorch, it took over 10 minutes on busy cores
-BUILD_SECONDS = 2400  # the CUDA compiler needed 15 minutes on two busy cores
+# time limit of a container; apt needed more than 10 minutes to install PyTorch while other programs
+# used the cores
+CONTAINER_SECONDS = 1800
+# time limit of a build; the CUDA compiler needed 15 minutes on two cores that other programs used,
+# too
+BUILD_SECONDS = 2400
 
 
 def run(*argv, seconds=900, **kwargs):
@@ -119,7 +123,7 @@ apt-get purge -q -y "cnn-*" libcnnps0 >/dev/null
 
 def test_debian_without_network_trains_with_the_packages(packages, image, tmp_path):
     """The commands of docs/install.md download the packages that are needed and install them on a
-    machine without network. The main job then needs no other command."""
+    machine without network. After the installation, the training needs no other command."""
     page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
     download, install = (
         re.search(rf"^```\n((?:sudo .*\n|mkdir .*\n)*sudo apt-get install -y {start}.*\n)```$", page,
@@ -139,8 +143,8 @@ def test_debian_without_network_trains_with_the_packages(packages, image, tmp_pa
 
 
 def test_fresh_debian_trains_with_the_wheel(image, tmp_path):
-    """The container has Python, numpy and torch of Debian. The wheel contains all other
-    libraries."""
+    """The container has Debian's packages of Python, numpy and torch. The wheel contains all other
+    libraries that the programs need."""
     run("make", "-C", ROOT, "wheel")
     wheel = next((ROOT / "build/wheel").glob("*.whl"))
     (tmp_path / wheel.name).write_bytes(wheel.read_bytes())
@@ -285,8 +289,8 @@ def test_systemd_unit_is_valid_and_confined(unit, drop_ins, tmp_path):
 
 
 def test_systemd_drop_ins_give_the_keys_to_the_units(programs, data, tmp_path):
-    """The drop-ins name files of cnn-ctl keygen and variables of the programs. With these variables
-    and with copies of the credentials, a worker joins the server."""
+    """The drop-ins name files that cnn-ctl keygen writes, and variables that the programs read.
+    With these variables and with copies of the credentials, a worker joins the server."""
     keys = tmp_path / "etc"
     assert run(*command("cnn-ctl", "keygen", keys))
     variables = {}

@@ -36,7 +36,7 @@ def test_time_is_the_cost_models(small):
     fast, slow = (end(science(small, "--workers", 1, *FREE, "--image-us", us))["seconds"]
                   for us in (100, 300))
     assert slow == pytest.approx(3 * fast, rel=0.02)
-    # to evaluate an image takes a third of the time that it takes to train on the image
+    # the evaluation of an image takes a third of the time of training on this image
     assert 1 < fast / (images * 100e-6) < 2
 
 

@@ -1,9 +1,9 @@
 """Test the modes with their defaults in virtual time (tests/bench/science.c): more workers are
 faster, and every mode learns with 1 to 16 workers. The model is seed:32 and the data set MNIST.
-With another data set the tests are skipped.
+If the data set is not MNIST, the tests are skipped.
 
-The tests run one seed. With CNN_SLOW=1 they use the median of five seeds, and try more numbers of
-workers.
+Without CNN_SLOW=1, a test uses one to three seeds. With CNN_SLOW=1 they use the median of five
+seeds, and try more numbers of workers.
 """
 import os
 import statistics
@@ -43,8 +43,8 @@ def run(data, seed, workers, *options, limit=1e9):
 
 
 def runs(data, workers, *options, limit=1e9, seeds=SEEDS):
-    """Returns (seconds to 97 %, accuracy at the end, seconds of each seed). The first two are
-    medians over the seeds. The seconds are infinite if a run never reaches 97 %."""
+    """Returns (seconds to 97 %, accuracy at the end, seconds of each seed). The first two values
+    are medians over the seeds. The time of a run that never reaches 97 % is infinite."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         done = list(pool.map(lambda s: run(data, s, workers, *options, limit=limit), seeds))
     times = [t or float("inf") for t, _ in done]

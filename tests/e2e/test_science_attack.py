@@ -1,5 +1,6 @@
 """Attack A14 of docs/faults.md, in virtual time: one of five workers sends bad gradients. With the
-default options the run keeps its accuracy. Without --norm-ratio and --aggregate it falls."""
+default options the run reaches its usual accuracy. Without --norm-ratio and --aggregate the
+accuracy is lower."""
 import pytest
 
 from test_science import end, science

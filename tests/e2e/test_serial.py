@@ -31,7 +31,8 @@ def images(data, tmp_path_factory):
 
 
 class Problem:
-    """Computes the initial weights, and the gradients of batches, from the seed."""
+    """Computes from the seed the initial weights, the order of the images and the gradients of
+    batches."""
 
     def __init__(self, images, seed):
         _, self.x, self.y = images

@@ -1,5 +1,5 @@
-"""Side connections (docs/connections.md) give the same results as one connection, and their loss
-loses and repeats nothing."""
+"""Side connections (docs/connections.md) give the same results as one connection. If a side
+connection breaks, no push and no weights are lost or repeated."""
 import re
 import socket
 import threading
@@ -9,9 +9,11 @@ import pytest
 from support.ledger import LedgerRun
 from support.programs import until
 
-SIZE = 4000000  # 16 MB
+SIZE = 4000000  # number of values of the model: 16 MB
 PUSHES = 20
-HELPERS = 2  # a worker's connections for messages and heartbeats come first and are never cut
+# number of the connections that the proxy never cuts: a worker first opens its two connections for
+# messages and heartbeats
+HELPERS = 2
 
 
 class Proxy:
@@ -63,7 +65,8 @@ class Proxy:
 
 
 class ProxiedRun(LedgerRun):
-    """A ledger run whose only worker has three connections through a proxy."""
+    """A ledger run with one worker, which has three connections to the server, all through a
+    proxy."""
 
     def __init__(self, programs, cuts, limit, downwards=False):
         self.cuts, self.limit, self.downwards = cuts, limit, downwards
@@ -82,9 +85,9 @@ def opened(run):
 
 
 def opened_again(run):
-    """Returns a match if the worker has opened three connections again after a loss. The side
-    connection may break before the worker has logged that it has opened three for the first
-    time."""
+    """Returns a match if the worker has opened three connections again after a loss. Only a line
+    after the loss counts: the side connection may break before the worker has logged that it has
+    opened three connections for the first time."""
     return re.search(r'"net one_connection"[^\0]*"net connections" n=3',
                      "\n".join(run.fleet[0].lines))
 
@@ -100,7 +103,7 @@ def test_three_connections(programs):
 @pytest.mark.parametrize("downwards", (False, True))
 def test_a_side_connection_breaks_in_the_middle_of_a_tensor(programs, downwards):
     """The first side connection breaks in the middle of a part of a push, or of weights. The
-    transfer goes on with the first connection, and later with three again."""
+    transfer goes on with the first connection, and later with three connections again."""
     run = ProxiedRun(programs, 1, 2000000, downwards)
     until(lambda: opened_again(run), 30, "three connections again")
     run.verdict()

@@ -1,5 +1,5 @@
 """The scripts of deploy/slurm end with a clear line when a program fails again and again. The tests
-run the scripts without Slurm, with programs that only fail."""
+run the scripts without Slurm. Shell scripts that fail replace the programs."""
 import os
 import subprocess
 
@@ -60,7 +60,8 @@ def test_a_run_that_diverged_ends_the_job(job):
 
 @pytest.mark.parametrize("status, starts", [(1, 10), (13, 10), (2, 1), (10, 1)])
 def test_a_worker_that_fails_at_once_ends_its_task(job, tmp_path, status, starts):
-    """The server ends after the last start of the worker."""
+    """The server of this test ends when the script has started the worker as many times as the test
+    expects."""
     done, _, workers = job("train.sbatch", worker=status, server=f"""
 for _ in $(seq 1000); do
     [ $(cat {tmp_path}/workers 2>/dev/null | wc -l) -lt {starts} ] || break

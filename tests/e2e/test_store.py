@@ -1,6 +1,6 @@
 """cnn-ps --store cuda:N (docs/store.md), with a module that computes on the CPU
-(tests/device/store_double.c): the results are those of --store host, also after kill -9 and after
-the death of the device. tests/gpu/test_store.c tests the module for GPUs."""
+(tests/device/store_double.c): the results are those of --store host, even after kill -9 or after
+the death of the device. tests/gpu/test_store.c tests the real module, which computes on a GPU."""
 import hashlib
 
 import pytest
@@ -106,9 +106,9 @@ def test_kills_lose_and_repeat_nothing(programs, level, store, pushes):
 @pytest.mark.parametrize(("level", "store"), [
     ("replay", "cuda:3"), ("always", "cuda:3"), ("always", "cuda:6")])
 def test_a_device_that_fails_ends_the_server_and_loses_nothing(programs, level, store):
-    """cuda:3 fails at its 21st update, and cuda:6 while a checkpoint is copied. The server ends with
-    status 1, as documented, and answers no worker about this update. Another server continues the
-    run."""
+    """cuda:3 fails at its 21st update, and cuda:6 while a checkpoint is copied. The server ends
+    with status 1, as documented, and sends no worker an answer about this update. Another server
+    then continues the run from the directory."""
     run = LedgerRun(programs, 2, 100, "--durability", level, "--store", store, pace=(2,),
                     size=20000, **DOUBLE)
     assert run.server.wait(30) == 1, run.server.tail()
@@ -119,8 +119,8 @@ def test_a_device_that_fails_ends_the_server_and_loses_nothing(programs, level, 
 
 
 def test_updates_continue_while_a_checkpoint_is_copied(programs):
-    """A checkpoint begins 50 ms after the last one, and its copy takes 500 ms. In 50 ms the
-    worker pushes 25 times at most."""
+    """A checkpoint begins 50 ms after the last one, and its copy takes 500 ms. The worker makes at
+    most 25 pushes in 50 ms, so more pushes prove that updates continue during the copy."""
     run = LedgerRun(programs, 1, 400, "--store", "cuda:5", "--durability", "always", pace=(2,),
                     size=20000, **DOUBLE)
     first = {}

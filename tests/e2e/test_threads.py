@@ -10,7 +10,8 @@ import pytest
 from support import idx
 from support.programs import until
 
-# 397,510 parameters: vectors of 49 blocks, which several threads share
+# 397,510 parameters, so that each vector has 49 blocks, which several threads divide among
+# themselves
 MODEL = ("--model", "fc:500 relu fc:10", "--epochs", 1, "--batch-size", 50, "--seed", 7)
 
 

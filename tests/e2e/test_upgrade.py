@@ -25,14 +25,15 @@ def left_by_0_1_0(programs, name):
     present names)."""
     directory, expected = left_by("0.1.0", programs, name)
     options = [RENAMED.get(word, word) for word in expected["command"].split()]
-    if "--optimizer" not in options:  # release 0.1.0 has another default optimizer
+    # name the optimizer, because release 0.1.0 had another default
+    if "--optimizer" not in options:
         options += ["--optimizer", expected["optimizer"]]
     return directory, expected, options
 
 
 def first_checkpoint(programs, directory, old):
-    """Copy the checkpoint that the server writes at its start, before it accepts messages, to a
-    directory of its own. Returns this directory."""
+    """Copy the checkpoint that the server writes at its start, before it accepts messages, to a new
+    directory, so that later checkpoints cannot replace it. Returns this directory."""
     first = programs.directory / "first"
     first.mkdir()
     shutil.copy(directory / f"ckpt-{int(old[5:], 16) + 1:016x}", first)
@@ -86,8 +87,8 @@ def test_a_run_with_a_log_that_0_1_0_ended_is_resumed(programs):
 
 @pytest.mark.parametrize("name", ["downpour", "sync", "easgd", "wal-killed"])
 def test_a_run_of_0_2_0_is_trained_to_its_end(programs, name):
-    """SIGTERM ended the first three of these runs. The run wal-killed was killed, and its
-    write-ahead log has events that its checkpoint lacks."""
+    """SIGTERM ended the first three of these runs. The server of the run wal-killed was killed with
+    -9, so the write-ahead log has events that the checkpoint lacks."""
     directory, expected = left_by("0.2.0", programs, name)
     options = expected["command"].split()
     old, = [file.name for file in directory.glob("ckpt-*")]

@@ -15,7 +15,8 @@ def newest_release():
 
 @pytest.mark.parametrize("program", ["cnn-ps", "cnn-worker", "cnn-ctl"])
 def test_a_program_prints_the_newest_version_of_the_changelog(program):
-    """While CHANGELOG.md has changes since the newest release, a program is no release."""
+    """If CHANGELOG.md has a section of unreleased changes, the programs must have a newer version
+    than the newest release, with the suffix -dev."""
     said = subprocess.run(command(program, "--version"), stdout=subprocess.PIPE, text=True,
                           timeout=10, check=True).stdout
     newest = newest_release()[0]

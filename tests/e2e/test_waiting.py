@@ -213,8 +213,8 @@ def test_cnn_ctl_says_so_too(programs, place):
 
 @pytest.mark.parametrize("place", [nothing, web])
 def test_libcnnps_says_so_in_its_error(programs, place):
-    """worker/examples/line waits for 30 s. If no server or another service listens on the port,
-    libcnnps gives the cause in the text of its error, which the program prints."""
+    """worker/examples/line waits for 30 s. Either no program listens on the port, or a service that
+    is not cnn-ps does. The program must print an error of libcnnps whose text gives this cause."""
     with place() as (port, cause):
         line = programs.add(Process("line", command("examples/line", f"tcp://127.0.0.1:{port}")))
         waiting_line(line, f"tcp://127.0.0.1:{port}", cause)
@@ -229,7 +229,7 @@ def test_a_name_that_does_not_resolve_is_named(programs, small):
 
 
 def test_each_cause_has_a_line_of_its_own(programs):
-    """The texts of all causes differ, so that a line has only one meaning."""
+    """Each cause has a text of its own, so that a line of the log has only one meaning."""
     seen = {}
     for place in WRONG:
         with place() as (port, cause):

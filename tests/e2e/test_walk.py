@@ -1,5 +1,7 @@
-"""tests/tools/walk_trace.py finds what the walk of a push in docs/architecture.md leaves out. The
-long form of the tests traces a real server (make walk-trace)."""
+"""The section "The walk of a push" of docs/architecture.md names the functions that the server
+calls for a push. tests/tools/walk_trace.py must find the calls that this section leaves out. The
+short form of the tests uses calls that are written down here, and the long form also traces a real
+server (make walk-trace)."""
 import subprocess
 import sys
 

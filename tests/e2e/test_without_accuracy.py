@@ -20,7 +20,7 @@ OPTIONS = ("--model", "vector:4", "--epochs", 2, "--batch-size", IMAGES, "--metr
 
 
 class Evaluator(Worker):
-    """A worker that evaluates the metric mae. Its test loss is 2, and mae is 0.25."""
+    """A worker whose evaluations always report a test loss of 2 and a metric mae of 0.25."""
 
     def __init__(self, endpoint):
         super().__init__(endpoint, metrics="mae", data=pb.DataId(
@@ -86,7 +86,7 @@ def test_the_page_draws_the_metric(trained, browser):
           "the chart")
     assert "empty" not in attribute(browser, "chart-accuracy", "class")
     assert browser.execute_script("return curves[0].getValue(0, 1)") == 0.25
-    # the line of an epoch without any metric
+    # the page must also draw the history line of an epoch that has no metric
     browser.execute_script(
         "run = new Run('', ROOM); run.take({t: Date.now(), kind: 'epoch', epoch: 7, accuracy: null,"
         "test_loss: 0.5, metrics: {}}); status = {...status, metrics: {}, test_loss: 0.5};"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 TOP = Path("/sys/fs/cgroup")
-PERIOD = 20000  # microseconds
+PERIOD = 20000  # period of a limit on CPU time, in microseconds
 
 
 class NoGroup(Exception):

@@ -46,7 +46,7 @@ class Figures:
         self.capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def __call__(self, row, value, unit, ok, what=""):
-        """Report a figure. `what` distinguishes several figures of one test."""
+        """Report a figure. If a test reports several figures, `what` is the name of each figure."""
         name = ":".join(filter(None, (row, self.test, what.replace(" ", "_"))))
         record(self.capture, name, self.seed, short(value), unit, "PASS" if ok else "FAIL")
         assert ok, f"{name} is {short(value)} {unit}; again: {self.replay}"

@@ -2,12 +2,13 @@
 
 The model: for a file, a power cut keeps all bytes that the program wrote before the file's last
 fsync or fdatasync. A cut also keeps any subset of the pieces of later writes; a piece is the part
-of a write in one sector of 512 bytes. Where a piece is missing, the file has its old content, or
-zeros if the write made the file longer; or the file is shorter. For the directory, a cut keeps all
-changes before the directory's last fsync, and any subset of the later changes in any order. A
-change makes, renames or removes a name, and is never half done. An fsync of a file does not make
-its name durable, and an fsync of the directory does not make the bytes of a file durable. ext4 and
-xfs promise more than this model.
+of a write in one sector of 512 bytes. Where a piece is missing, the file has its old content;
+beyond the old end of the file, it has zeros there, or ends before the missing piece. For the
+directory, a cut keeps all changes before the directory's last fsync, and any subset of the later
+changes in any order. A change makes, renames or removes a name. A power cut keeps a change entirely
+or not at all. An fsync of a file does not make its name durable, and an fsync of the directory does
+not make the bytes of a file durable. The real file systems ext4 and xfs promise more than this
+model, so a test with this model is stricter.
 
 Bounds: if a file has more than MAX_ALL pieces, or the directory more than MAX_ALL changes, only
 these subsets are tried: each prefix, each prefix without one element, and each single element. The
@@ -22,7 +23,7 @@ MAX_ALL = 6
 
 class Op:
     """A record of the log: an operation on the directory, or a note about a client. A note gives a
-    term or seq that the client had sent or received when it was written."""
+    term or seq that the client had sent or received by the time of the note."""
 
     def __init__(self, line, data):
         self.kind, _, self.name, self.other, at, _ = line.split("\t")
@@ -42,7 +43,8 @@ def read_log(path):
 
 def subsets(things):
     """Returns all subsets of a short list. For a list of more than MAX_ALL elements, returns only
-    the subsets that are most likely to show a torn state."""
+    each prefix, each prefix without one element, and each single element: these subsets are most
+    likely to show a torn state."""
     n = len(things)
     if n <= MAX_ALL:
         return [c for k in range(n + 1) for c in itertools.combinations(things, k)]
@@ -60,13 +62,16 @@ class Disk:
     to survive a power cut."""
 
     def __init__(self, state=()):
-        self.now = {}  # name -> file number, as the program sees the directory
-        self.kept = {}  # name -> file number, as it was at the last fsync of the directory
-        # Changes since the last fsync of the directory, each {name: file number or None}. A power
-        # cut keeps a change entirely or not at all.
+        self.now = {}  # name -> file number: the directory as the program sees it
+        self.kept = {}  # name -> file number: the directory at the time of its last fsync
+        # Changes since the last fsync of the directory, each {name: file number or None}. After a
+        # power cut, each change is on the disk entirely or not at all.
         self.changes = []
-        self.synced = []  # file number -> bytes at the last fsync of the file
-        self.later = []  # file number -> [(offset, bytes) or ("cut", size)] after that fsync
+        # index: file number; the content of the file at the time of its last fsync
+        self.synced = []
+        # index: file number; the writes (offset, bytes) and truncations ("cut", size) after the
+        # file's last fsync
+        self.later = []
         for name, data in state:
             self.now[name] = self.new()
             self.synced[-1] = data
@@ -129,7 +134,8 @@ class Disk:
                 at, what = at + n, what[n:]
         whole = len(self.content(file, pieces))
         found = {self.content(file, c) for c in subsets(pieces)}
-        # The new size of a file may reach the disk before the data.
+        # The new size of a file may reach the disk before the data, and the file then ends in
+        # zeros.
         return found | {c.ljust(whole, b"\0") for c in found}
 
     def listings(self):

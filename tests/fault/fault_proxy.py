@@ -1,5 +1,5 @@
 """A proxy between workers and the server. The proxy drops, duplicates and delays whole messages,
-which TCP never does. The seed decides which messages are affected."""
+which TCP never does. The seed determines which messages the proxy drops, duplicates or delays."""
 import random
 import threading
 
@@ -12,8 +12,8 @@ NAMES = {0: "chunk", 1: "hello", 2: "welcome", 3: "pull", 4: "params", 5: "push"
 
 
 class FaultProxy:
-    """Accepts workers on `endpoint`. For each connection of a worker, the proxy opens a connection
-    to the server.
+    """Accepts the connections of workers on `endpoint`. For each connection of a worker, the proxy
+    opens a connection to the server.
 
     `drop` and `double` give the shares of messages that the proxy drops or duplicates, as {message
     name: share from 0 to 1}.

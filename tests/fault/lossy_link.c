@@ -7,9 +7,9 @@
  *   lossy_link --predict SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
  *
  * The program connects the namespaces (paths such as /proc/1/ns/net) like a switch: each namespace
- * is a port, and the program sends a packet to the port that has its destination address. The
- * caller gives the devices their addresses. Each direction, from one port to another, has its own
- * rules. Lines on stdin change the rules:
+ * is a port, and the program sends a packet to the port with the packet's destination address. The
+ * program that starts lossy_link sets the addresses of the network devices. Each direction, from
+ * one port to another, has its own rules. Lines on stdin change the rules:
  *
  *   FROM TO KEY=VALUE...    set these rules of the direction from port FROM to port TO; a port is
  *                           a number from 0, or * for all ports
@@ -32,8 +32,8 @@
  *
  * Promises:
  * (1) what happens to the n-th packet of a direction depends only on the seed, the direction, n and
- *     the rules (link_model; test_the_link_model_is_a_function_of_the_seed). Arrival times affect
- *     only which packets fit in the queue.
+ *     the rules (link_model; test_the_link_model_is_a_function_of_the_seed). The arrival times of
+ *     packets decide only whether a packet fits in the queue.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -61,7 +61,7 @@ struct rules {
 
 struct delivery {
 	int lost, doubled, overtaken, corrupt;
-	int64_t delay; /* microseconds */
+	int64_t delay; /* the delay of a packet, in microseconds */
 	/* the bit that flips if the packet is corrupt: bit % 8 of byte (bit / 8) % (size in
 	 * bytes) */
 	uint64_t bit;
@@ -113,11 +113,12 @@ static int set_rule(struct rules *r, const char *word)
 
 #define PACKETS 16384
 #define MTU     2048 /* the largest packet, in bytes */
-#define BURST   64   /* the maximum number of packets from one port in a row */
+#define BURST   64   /* the maximum number of packets read from one port in a row */
 
 struct direction {
 	struct rules rules;
-	uint64_t seen, lost, full, doubled, overtaken, corrupt, passed; /* numbers of packets */
+	/* numbers of packets of this direction since the start of the program */
+	uint64_t seen, lost, full, doubled, overtaken, corrupt, passed;
 	/* the time at which the last packet of the queue leaves, at the limited rate */
 	uint64_t free_at;
 	uint64_t last_due; /* the due time of the newest packet that is not reordered */
@@ -134,7 +135,7 @@ static struct {
 	uint64_t seed, order;
 	int ports;
 	int tun[PORTS];
-	uint32_t address[PORTS]; /* network byte order */
+	uint32_t address[PORTS]; /* the IPv4 address of each port, in network byte order */
 	struct direction way[PORTS][PORTS];
 	/* Numbers of lost packets. strange: no port has the packet's destination address; refused:
 	 * the device of the destination was down. */
@@ -203,7 +204,7 @@ static void remove_first(void)
 	}
 }
 
-/* ---- the way of a packet ------------------------------------------------------------------- */
+/* ---- the way of a packet from one port to another ------------------------------------------ */
 
 /* Returns the time at which the packet leaves the queue, at the limited rate. Returns 0 if the
  * queue has no room for the packet. */

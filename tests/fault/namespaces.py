@@ -19,8 +19,9 @@ from support.programs import Programs, until
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000
 MILLION = 1000000
-PARTS = ("loss", "dup", "reorder", "corrupt")  # shares of all packets, from 0 to 1
-TIMES = ("delay", "jitter", "hold")            # seconds
+# rules whose values are shares of all packets, from 0 to 1
+PARTS = ("loss", "dup", "reorder", "corrupt")
+TIMES = ("delay", "jitter", "hold")            # rules whose values are times in seconds
 
 
 class NoNetwork(Exception):
@@ -192,8 +193,9 @@ def seqs(net, server):
 
 
 def moved(net, run, than, seconds=60):
-    """Wait until the server has decided a newer push of each worker than in `than`, an earlier
-    result of seqs(). Returns the time at the end of the wait."""
+    """Wait until the server has decided, for each worker, a push with a higher seq than the worker
+    has in `than`, which is an earlier result of seqs(). Returns the time.monotonic() at the end of
+    the wait."""
     until(lambda: all(n > than.get(name, 0) for name, n in seqs(net, run.server).items())
           and len(seqs(net, run.server)) >= len(run.fleet), seconds, f"all are past {than}")
     return time.monotonic()

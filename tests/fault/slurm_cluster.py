@@ -8,7 +8,8 @@ import subprocess
 from support.build import without
 from support.programs import Process, until
 
-# cred_expire: Slurm waits for this time before it starts a requeued job; 5 s is the minimum
+# cred_expire: Slurm waits for this time, in seconds, before it starts a requeued job; 5 s is the
+# minimum
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)

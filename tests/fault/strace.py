@@ -1,5 +1,5 @@
-"""Cause faults in system calls: strace kills a process when it makes one system call for the Nth
-time, or makes that call fail.
+"""Cause faults in system calls: when a process makes one system call for the Nth time, strace kills
+the process or makes the call fail.
 
 strace counts the calls of each thread and each system call separately.
 """
@@ -37,12 +37,12 @@ def checkpointer(pid):
 
 
 def loop(pid):
-    """Returns the thread of the event loop."""
+    """Returns a list of one thread id: that of the event loop."""
     return [pid]
 
 
 def wire(pid):
-    """Returns the threads of libzmq that read and write sockets."""
+    """Returns the ids of libzmq's threads that read and write sockets."""
     return sorted(t for t, name in threads(pid).items() if "IO" in name)
 
 
@@ -72,7 +72,8 @@ def calls(log):
 
 
 def watch(programs, tids, enough):
-    """Trace the threads `tids` until enough(calls) is true. Returns the calls."""
+    """Trace the threads `tids` until enough(calls) is true for the list of the calls so far.
+    Returns the traced calls."""
     log = programs.directory / f"strace-{tids[0]}"
     tracer = attach(programs, tids, "-o", log)
 

@@ -5,8 +5,9 @@ tests/fault/table.py [RESULTS.tsv]
 
 In docs/faults.md, a section `### P1: ...` has a list with one item for each test. The script
 rewrites the list of each section for which the file has results; other sections stay as they are.
-If a name has several results, the script takes the last one. The parts of a test, `name[0]`,
-`name[1]` and so on, give one figure: the range from the smallest value to the largest.
+If a name has several results, the script takes the last one. If a test has parts, `name[0]`,
+`name[1]` and so on, the document gets one figure for all of them: the range from the smallest value
+to the largest.
 """
 import re
 import sys
@@ -45,8 +46,8 @@ def results(path):
 
 
 def item(test, figures):
-    """Returns the list item of a test. The figures have labels only if two of them have the same
-    unit."""
+    """Returns the list item of a test. The item labels the figures only if two figures have the
+    same unit."""
     units = [unit for _, unit in figures.values()]
     labelled = len(set(units)) < len(units)
     said = [(f"{what.replace('_', ' ')}: " if labelled and what else "")
@@ -65,7 +66,7 @@ def fill(section, rows):
     # Parallel tests write their results in any order, so keep the order of the document.
     before = re.findall(r"^\* `([^`]+)`", "".join(items), re.M)
     names = sorted(tests, key=lambda n: before.index(n) if n in before else len(before))
-    end = re.search(r"\n(\n.*)?\Z", "".join(items), re.S)  # the text after the list
+    end = re.search(r"\n(\n.*)?\Z", "".join(items), re.S)  # the text of the section after its list
     return head + "\n".join(item(n, tests[n]) for n in names) + (end[0] if end else "\n")
 
 

@@ -18,7 +18,7 @@ from support.programs import Process, fill, freeze, mount_image, mount_small, un
 
 
 def report(figure, row, run, what):
-    """Report how many pushes were lost or applied twice."""
+    """Drain the server, and report how many pushes were lost or applied twice."""
     lost, twice = run.count(300)
     figure(row, lost + twice, f"pushes lost or applied twice ({what})", lost + twice == 0,
            what="ledger")
@@ -87,8 +87,8 @@ def test_every_byte_of_a_checkpoint(programs, history, figure, seed, full):
 
 
 def start_ms(programs, directory):
-    """Start a server on a copy of this directory. Returns the time in ms from exec until the server
-    listens."""
+    """Start a server on a copy of this directory. Returns a pair: the time in ms from exec until
+    the server listens, and the lines that the server logged until the test killed it."""
     copy = programs.directory / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("lane"))
@@ -121,8 +121,8 @@ def test_falling_back_takes_little(programs, figure, full):
         bad.append(took)
     # compare the minima, because other processes can only delay a start
     later = min(bad) - min(good)
-    # the difference between the minima of two halves of the undamaged starts is noise; a smaller
-    # difference means nothing
+    # noise: the difference between the minima of the two halves of the starts on undamaged
+    # checkpoints; a delay that is smaller than this difference is not significant
     noise = abs(min(good[::2]) - min(good[1::2]))
     cost, unit = (later, "ms more for") if later > noise else ("no measurable cost", "of")
     figure("P3", cost, f"{unit} a start with a fallback (the fastest of {len(bad)} starts of each "
@@ -176,8 +176,8 @@ def fill_up(server, filler):
 
 
 def wait_well(run, figure, what):
-    """Wait until the server writes checkpoints, one every 50 ms, and is healthy again. Reports how
-    long this took, in ms."""
+    """Wait until the server has written another checkpoint and is healthy again. A checkpoint is
+    due every 50 ms. Reports how long this took, in ms."""
     begun, saved = time.monotonic(), run.server.status()["checkpoint"]["saved"]
     until(lambda: run.server.status()["checkpoint"]["saved"] > saved and health(run.server) == 200,
           20, "checkpoints work again")
@@ -186,8 +186,8 @@ def wait_well(run, figure, what):
            what=what)
 
 
-# This replay window is so large that the workers still push when the test notices that the disk
-# fails, even on a busy machine. With a full window, a worker waits for the disk.
+# A worker whose replay window is full waits until the disk works again. This window is so large
+# that, even on a busy machine, the workers still push when the test notices that the disk fails.
 ROOMY = ("--replay-window", 1024)
 
 
@@ -332,8 +332,8 @@ def test_a_write_that_hangs_leaves_nothing(programs, figure):
 
 
 def hanging(programs, how, *options):
-    """Start a server with a write-ahead log, and two workers that train. While the file `how`
-    exists, every fsync of the server hangs."""
+    """Start a server with a write-ahead log, and two workers that train. As long as the file `how`
+    exists, no fsync of the server returns."""
     server = programs.server("--model", "seed:8", "--durability", "always", *options, env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(how),
         "DISK_ROOT": str(programs.directory / "ckpt")})
@@ -343,8 +343,9 @@ def hanging(programs, how, *options):
 
 
 def test_nobody_stalls_while_the_disk_hangs(programs, figure):
-    """The disk hangs for longer than a worker's deadline. The status reports the disk and no
-    stalled worker, and no step ends with fewer gradients."""
+    """The disk hangs for longer than a worker's deadline. The status must report that the disk does
+    not answer, but no stalled worker, and no step of sync may end with fewer gradients than
+    it needs."""
     how = programs.directory / "how"
     server, fleet = hanging(programs, how, "--mode", "sync", "--epochs", 1, "--max-updates", 120,
                         "--suspect-ms", 20000, "--dead-ms", 60000, "--min-workers", 2)
@@ -354,7 +355,8 @@ def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     figure("P5", time.monotonic() - begun, "s until the server is degraded by a disk that hangs",
            "the disk does not answer" in server.status()["degraded"], what="overdue")
     fleet.append(programs.worker(server.endpoint))
-    # longer than 6 s: after this time without a delivery, the server would declare a worker stalled
+    # longer than 6 s, the time without a delivery after which the server would declare a worker
+    # stalled
     time.sleep(8)
     status = server.status()
     said = ["\n".join(w.lines) for w in fleet]
@@ -469,8 +471,8 @@ def test_disk_too_small_for_two_checkpoints(programs, small_disk, figure):
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
 def test_start_on_a_full_disk(programs, small_disk, figure, durability):
-    """The disk of a killed server is full. The next server deletes older generations at its start,
-    as a running server does."""
+    """The test kills a server and then fills its disk. The next server deletes older generations at
+    its start, as a running server does."""
     options = ("--model", "vector:20000", "--durability", durability)
     server = programs.server(*options, directory=small_disk / "ckpt")
     for _ in range(3):
@@ -509,7 +511,7 @@ ERRORS = {"EIO in fsync": ("fsync", "error=EIO"), "EIO in rename": ("renameat", 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_call_that_fails(programs, ledger, figure, name):
-    """In the thread that writes checkpoints, every system call `name` fails."""
+    """Every call of the system call `name` fails in the server's thread that writes checkpoints."""
     why = strace.unusable()
     if why:
         figure.cannot("P5", why)
@@ -530,8 +532,8 @@ WRITES = {"ENOSPC": "28", "EIO": "5", "lie": "lie"}
 
 @pytest.mark.parametrize("name", WRITES)
 def test_write_that_fails(programs, ledger, figure, name):
-    """Every write to a file of the checkpoint directory fails. `lie`: the write reports success but
-    writes nothing."""
+    """Every write to a file of the checkpoint directory fails. With `name` "lie", a write reports
+    success but writes nothing."""
     how = programs.directory / "how"
     run = ledger(2, 1500, *ROOMY, pace=(4,), env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_WRITE": str(how),
@@ -560,7 +562,7 @@ def test_short_writes(programs, ledger, figure):
 
 def rolled_back(ledger, keep_term, *options):
     """Kill the server of a run, and start the server again on an older copy of its directory, which
-    lacks the last hundreds of pushes. The workers keep running. Returns the run."""
+    lacks the last hundreds of pushes. The workers run on meanwhile. Returns the run."""
     run = ledger(2, 900, pace=(4,))
     run.reached(0)
     run.programs.ctl("--server", run.server.endpoint, "checkpoint")

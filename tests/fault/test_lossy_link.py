@@ -7,8 +7,8 @@ from support.build import command
 
 
 def deliveries(seed, direction, *rules):
-    """Returns the predicted deliveries of 20000 packets: [(lost, doubled, overtaken, corrupt,
-    us)]."""
+    """Returns what lossy_link predicts for 20000 packets, one tuple per packet: (lost, doubled,
+    overtaken, corrupt, delay in microseconds)."""
     argv = command("tests/fault/lossy_link", "--predict", seed, *direction, 20000, *rules)
     out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return [tuple(map(int, line.split())) for line in out.splitlines()]
@@ -58,9 +58,10 @@ def test_wire_does_what_its_rules_say(nets):
     got, times = through(200)
     assert times[0] >= 0.19 and sorted(got) == list(range(200)) != got
     net.rule(1, 0, delay=0, jitter=0, reorder=0, rate=1000000, queue=1000000)
-    got, times = through(100, 1000)  # 100 * 1028 bytes take 0.82 s at 1 Mbit/s
+    got, times = through(100, 1000)  # 100 packets of 1028 bytes take 0.82 s at 1 Mbit/s
     assert got == list(range(100)) and times[-1] >= 0.8
-    net.rule(1, 0, rate=0, corrupt=1)  # the kernel drops a packet with a wrong checksum
+    # all packets are corrupt, and the kernel drops a packet with a wrong checksum
+    net.rule(1, 0, rate=0, corrupt=1)
     assert through(100)[0] == []
     net.rule(1, 0, corrupt=0)
     net.cut(0, 1)

@@ -49,7 +49,7 @@ def unit(k):
 
 
 def answers(peer, frames, count):
-    """Send the same bytes `count` times. Yields the ACKs."""
+    """Send the same message `count` times. Yields the ACKs, one for each copy."""
     for _ in range(count):
         peer.bulk.send_frames(frames)
     for _ in range(count):
@@ -98,8 +98,8 @@ def test_every_push_may_come_twice(proxied, figure, full):
 
 
 def test_gap_is_named(peer, figure):
-    """A push arrives without its predecessors. The server answers PS_EGAP with the first missing
-    seq, and does not store the push."""
+    """A push arrives although pushes with smaller seqs are missing. The server answers PS_EGAP with
+    the first missing seq, and does not store the push."""
     wrong = 0
     for ahead in (2, 3, 100, 2**32, 2**61):
         peer.push(unit(peer.seq), 0)

@@ -28,14 +28,15 @@ def few(data, tmp_path_factory):
 
 
 def under_way(net, run, pushes=10):
-    """Wait until the server has decided some pushes of each worker."""
+    """Wait until the server has decided `pushes` pushes of each worker."""
     until(lambda: len(seqs(net, run.server)) == len(run.fleet)
           and min(seqs(net, run.server).values()) >= pushes, 60, "all are pushing")
 
 
 def settled(net, run):
-    """Wait until the server has decided all pushes that it received before the cut. Returns the
-    newest decided seq of each worker."""
+    """Wait until the seqs of the workers no longer grow: the server has then decided all pushes
+    that it received before the network was cut. Returns for each worker the newest seq that the
+    server has decided."""
     newest = seqs(net, run.server)
     for _ in range(100):
         time.sleep(0.1)
@@ -46,8 +47,8 @@ def settled(net, run):
 
 
 def gone_for(net, run, seconds):
-    """Cut the network for `seconds`. Returns the newest decided seq of each worker at the end of
-    the cut."""
+    """Cut the network for `seconds`. Returns for each worker the newest seq that the server had
+    decided when the cut ended."""
     net.cut()
     end = time.monotonic() + seconds
     before = settled(net, run)
@@ -64,13 +65,13 @@ def soon(full):
 
 
 def outlasts(seconds, pace):
-    """Returns a number of pushes that keeps a worker busy for more than `seconds` in which the
-    network works. `pace` is the time between two pushes in milliseconds."""
+    """Returns the number of pushes that keep a worker busy for at least `seconds`, not counting the
+    time in which the network is cut. `pace` is the time between two pushes in milliseconds."""
     return int(seconds * 1000 / pace)
 
 
 def test_partition(nets, figure, full, seed):
-    """The network loses all packets for a while. The workers wait, and continue without help when
+    """For some time the network loses all packets. The workers wait, and continue without help when
     packets arrive again."""
     net = nets("N1", 4)
     lengths = [1, 30, 300] if full else [1]
@@ -109,8 +110,8 @@ def test_link_down(nets, figure, full):
 
 
 def test_pushes_kept_in_a_partition(nets, figure, full):
-    """During a partition, a worker that never pulls weights retains at most --replay-window pushes,
-    and then waits."""
+    """During a partition, a worker that makes only pushes, no pulls, retains at most
+    --replay-window pushes, and then waits."""
     net = nets("N1", 2)
     run = LedgerRun(net, 1, 1500, pace=(1, NEVER))
     under_way(net, run)
@@ -125,9 +126,9 @@ def test_pushes_kept_in_a_partition(nets, figure, full):
 
 @pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "sandblaster"] if FULL else ["sync"])
 def test_images_count_once_across_partitions(nets, figure, full, few, mode):
-    """The network cuts off the training workers one at a time. Each worker stays cut off until the
-    server has declared it dead and granted its work to others. Each image still counts once per
-    epoch."""
+    """The test cuts the training workers off from the network, one at a time. Each worker stays cut
+    off until the server has declared it dead and granted its work to others. Each image still
+    counts once per epoch."""
     turns = 8 if full else 1
     # an additional epoch, so that the server notices the last death before the run ends
     epochs = turns + 1
@@ -176,7 +177,7 @@ def test_only_replies_are_lost(nets, figure, full):
     for turn in range(turns):
         under_way(net, run)
         net.cut(0, "*")
-        # longer than TCP waits for an acknowledgement before it ends the connection
+        # longer than the time after which TCP ends a connection on which no acknowledgements arrive
         time.sleep(3 + 3 * turn / turns)
         stood = seqs(net, run.server)
         net.heal()
@@ -216,8 +217,8 @@ def test_poor_link(nets, figure, full, loss):
 
 
 def test_corrupt_packets(nets, figure, full):
-    """The link flips bits of packets. TCP detects this and sends the packets again. The checksums
-    of messages would detect errors that TCP misses."""
+    """The link flips bits of packets. TCP detects the wrong packets and sends them again. The
+    checksums in messages detect errors that TCP does not detect."""
     net = nets("N3", 3)
     net.rule("*", "*", corrupt=0.02)
     run = LedgerRun(net, 2, 300 if full else 60, size=40000)

@@ -19,13 +19,14 @@ from support.programs import SIGTERM
 sys.path.append(str(ROOT / "tests/wire"))
 from client import Worker  # noqa: E402  a client in Python, written from WIRE.md
 
-# The number of weights. A push has 2400 bytes (five sectors), or in the short form 160 (one).
+# SIZE is the number of weights. A push has 2400 bytes (five sectors), or in the short form 160
+# (one).
 SIZE = 600 if FULL else 40
 OPTIONS = ("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
            "--checkpoint-ms", 3600000)
 LEVELS = ("replay", "always")
-# The number of checkpoints after each start of the server. The server keeps fewer checkpoints than
-# this, so it reuses the files of old write-ahead logs.
+# CYCLES is the number of checkpoints that the server makes after each start. The server keeps fewer
+# checkpoints than this, so it reuses the files of old write-ahead logs.
 CYCLES = 6
 
 
@@ -42,7 +43,7 @@ class Recorder:
         place.mkdir(exist_ok=True)
 
     def note(self, **noted):
-        """Append a note to the log, after all operations so far."""
+        """Append notes of the client to the log, after the operations that the log already has."""
         lines = "".join(f"note\t-1\t{name}\t-\t{value}\t0\n" for name, value in noted.items())
         with self.log.open("ab", buffering=0) as log:
             log.write(lines.encode())
@@ -64,8 +65,8 @@ class Recorder:
         return ack
 
     def term(self):
-        """Run one term of the server: a start, pushes and checkpoints. The client resumes its
-        session of the previous term."""
+        """Run one term of the server: a start, pushes and checkpoints. From the second term on, the
+        client resumes its session."""
         endpoint = self.start()
         if self.client:
             self.client.endpoint = endpoint
@@ -103,14 +104,16 @@ def recorded(programs, level):
 
 
 class StartChecker:
-    """Runs the server's start on many directories. Directories with equal contents are tried only
-    once."""
+    """Runs the server's start on many directories. If several directories have equal contents, the
+    class starts a server only on one of them."""
 
     def __init__(self):
-        self.found = {}    # state -> [status, resumed, term, last_seq, applied]
+        # content of a directory -> [status, resumed, term, last_seq, applied], the output of
+        # tests/tools/start.c
+        self.found = {}
         self.illegal = []
-        # The command has no --durability: with either level, a server reads a write-ahead log when
-        # it starts.
+        # The command needs no --durability: whatever the level of this start is, the server reads
+        # the write-ahead log that it finds.
         self.argv = command("tests/tools/start", *OPTIONS)
 
     def start_all(self, states):
@@ -146,8 +149,8 @@ class StartChecker:
 
 
 def cut_everywhere(ops, disk=None, since=0, noted=None):
-    """Simulate a power cut after each operation from number `since` on. Returns (the checker, the
-    number of states)."""
+    """Simulate a power cut after each operation from number `since` on. Returns (the StartChecker
+    with the results, the number of directory states)."""
     checker, disk, count = StartChecker(), disk or crash_states.Disk(), 0
     noted = {"term": 0, "durable": 0, "sent": 0, **(noted or {})}
     cuts = []
@@ -166,8 +169,8 @@ def cut_everywhere(ops, disk=None, since=0, noted=None):
 
 
 def one_cycle(ops):
-    """Returns a range of operations around one of the last checkpoints. Only this checkpoint makes
-    the pushes in the range durable."""
+    """Returns a range of operations around one of the last checkpoints. In this range, only this
+    checkpoint makes pushes durable, so a missing fsync of the checkpoint has an effect."""
     made = [i for i, op in enumerate(ops) if op.kind == "rename" and op.other.startswith("ckpt-")]
     begin = next(i for i in range(made[-3], len(ops)) if ops[i].kind == "sync"
                  and ops[i].name == ".")
@@ -177,8 +180,8 @@ def one_cycle(ops):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_power_cut_after_every_operation(programs, figure, level):
-    """Record every file operation of a server in two terms, which consist of a start, pushes,
-    checkpoints and, at the end, a drain. Simulate a power cut after each operation."""
+    """Record every file operation of a server in two terms: starts, pushes, checkpoints and, at the
+    end, a drain. Simulate a power cut after each operation."""
     ops = recorded(programs, level)
     checker, count = cut_everywhere(ops)
     refused = sum(bool(f[0]) for f in checker.found.values())

@@ -120,8 +120,8 @@ def test_stopped_before_it_connects(programs, data):
 
 
 def test_workers_of_a_drained_server(programs, small):
-    """A drain ends the workers before the training is complete. The workers do not exit with 0, so
-    that a supervisor starts them again together with the server."""
+    """A drain ends the workers before the training is complete. They must not exit with 0: only
+    then does a supervisor start them again together with the server."""
     server = programs.server("--model", "seed:8", "--epochs", 1000)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: images(server) > 1000, 20, "training")

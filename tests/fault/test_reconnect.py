@@ -60,7 +60,7 @@ def test_hello_storm(programs, figure):
     """A thousand HELLOs arrive at once: the server answers 50 per second, and still accepts a
     worker."""
     server = programs.server("--model", "vector:10", directory=None)
-    # the server closes a connection that sends more than 272 messages above a limit
+    # ten connections, because the server closes a connection after 272 messages that exceed a limit
     links = [Link(server.endpoint) for _ in range(10)]
     begun = time.monotonic()
     for k in range(1000):
@@ -122,8 +122,8 @@ def test_half_open_connections(nets, figure, full):
 
 
 def test_silent_worker_is_suspected(nets, figure, full):
-    """A worker's connection is open but no packet passes: the server suspects the worker after
-    three missed heartbeats."""
+    """A worker's connection stays open, but the network loses all of its packets: after three
+    missed heartbeats the server must suspect the worker."""
     net = nets("N10", 2)
     run = LedgerRun(net, 1, 3000 if full else 250, pace=(5,))
     slowest = 0

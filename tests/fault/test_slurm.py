@@ -39,8 +39,8 @@ def slurm(programs, figure):
 
 
 def environment(slurm, data, **more):
-    """Returns the environment that a user of deploy/slurm sets: PATH with the programs, the data,
-    and the directory of the run."""
+    """Returns the environment that a user of deploy/slurm sets: a PATH with the programs, and
+    variables for the data and for the directory of the run."""
     programs = slurm.home / "bin"
     programs.mkdir(exist_ok=True)
     for name in ("cnn-ps", "cnn-worker", "cnn-ctl"):
@@ -97,9 +97,9 @@ def test_requeued_job(slurm, figure, small):
 
 
 def test_time_is_nearly_over(slurm, figure, small):
-    """Workers push the ledger gradient. When a worker is killed, the job starts it again. When Slurm
-    signals that the job's time is nearly over, the job requeues itself. Then the test requeues the
-    job while its node is drained, and resumes the node."""
+    """Workers push the ledger gradient. When the test kills a worker, the job starts this worker
+    again. When Slurm signals that the job's time is nearly over, the job must requeue itself. Then
+    the test requeues the job again, this time while its node is drained, and resumes the node."""
     pushes, tasks = 600, 2
     env = environment(slurm, small, PUSHES=str(pushes))
     fake = slurm.home / "bin/cnn-worker"

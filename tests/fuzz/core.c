@@ -1,14 +1,15 @@
 /*
  * core.c - fuzzes the state machine of the server. The first bytes choose a configuration that
- * cnn-ps accepts. The bit FURTHER of the second byte says that bytes for further options follow,
- * and that the peers may also work all together. Each further byte chooses an event: a message of
- * one of four peers, the passing of time, a snapshot that is written or fails, or a kill of the
- * server and a start from the last durable snapshot. A number in a message usually has the value
- * that an honest worker would send, sometimes a value near it, and seldom an arbitrary value. A
- * worker replays the pushes that a killed server lost. Every message passes through the codec, so
- * the core receives only messages that a peer can really send. In the flavour fuzz-fast
- * (FUZZ_FAST), the target instead checks only the numbers and rules of proto/schema.h, ends an
- * input after MAX_STEPS steps, and checks snapshots less often.
+ * cnn-ps accepts. If the second byte has the bit FURTHER, bytes for further options follow, and one
+ * more kind of event is possible: all peers work in turn. Each later byte chooses an event: a
+ * message of one of four peers, the passing of time, a snapshot that is written or fails, or a kill
+ * of the server and a start from the last durable snapshot. A number in a message usually has the
+ * value that an honest worker would send, sometimes a value near it, and seldom an arbitrary value.
+ * After a kill, the workers replay the pushes that the server has lost. Every message passes
+ * through the codec, so the core receives only messages that a peer can really send. In the flavour
+ * fuzz-fast (FUZZ_FAST), messages do not pass through the codec: the target checks only the numbers
+ * and rules of proto/schema.h. This flavour also ends an input after MAX_STEPS steps, and checks
+ * snapshots less often.
  *
  * The target checks after each event that every effect has a receiver, at most one snapshot is in
  * progress, the counters of leases and ledger agree with their tables, an epoch counts no image
@@ -31,9 +32,9 @@
 #define METRICS       "accuracy top5"
 #define PEERS         4u
 #define MAX_RETAINED  8u
-#define START         12u /* for event(): the value that selects a kill and a start */
-#define TOGETHER      60u /* with FURTHER: the first value that lets all peers work */
-#define FURTHER       128 /* the bit that selects further options */
+#define START         12u /* the value for which event() kills and starts the server */
+#define TOGETHER      60u /* with FURTHER: from this value on, event() lets all peers work */
+#define FURTHER       128 /* the bit of the second byte that selects struct further */
 #define KINDS_OF_KEYS 4u
 #ifdef FUZZ_FAST
 #define MAX_STEPS  28u /* an input ends after this number of steps of the core */
@@ -46,11 +47,11 @@
 struct sections {
 	unsigned char *data[SNAPSHOT_SECTIONS];
 	size_t size[SNAPSHOT_SECTIONS];
-	uint64_t generation; /* 0: there is no snapshot */
+	uint64_t generation; /* number of the snapshot; 0: there is no snapshot */
 };
 
-/* A push that a worker retains for a replay. note_ack() writes the decision of its ACK to
- * `push`. */
+/* A push that a worker retains for a replay. When the ACK of the push arrives, note_ack() writes
+ * the decision to `push`. */
 struct retained {
 	struct msg_push push;
 	float values[PARAMS];
@@ -61,18 +62,20 @@ struct peer {
 	struct stamp stamp;
 	struct msg_grant grant;
 	uint64_t request, pulls, last_seq;
-	uint32_t delivered;        /* the number of batches of the grant that were pushed */
-	uint64_t newest, replay;   /* the newest push sent; the next push to replay, 0: none */
-	struct retained *retained; /* MAX_RETAINED elements */
+	uint32_t delivered; /* number of batches of `grant` that the peer has pushed */
+	/* newest: seq of the newest push that was sent; replay: seq of the next push to replay, 0:
+	 * none */
+	uint64_t newest, replay;
+	struct retained *retained; /* array of MAX_RETAINED elements */
 };
 
-/* How the shell takes a step of the core. */
+/* How the target, as the shell of the core, takes a step of the core. */
 enum stepping { STEP_AT_ONCE, STEP_BY_BLOCKS, STEP_ANY_ORDER, STEP_TO_NEXT_BUFFER };
 
-/* Choices beyond struct core_config that the bit FURTHER makes possible. */
+/* Options that are not in struct core_config. The input sets them only if its bit FURTHER is 1. */
 struct further {
 	int chosen;
-	uint32_t keys; /* how the peers share keys: key_of_peer */
+	uint32_t keys; /* which peers share a key: see key_of_peer */
 	enum stepping stepping;
 };
 
@@ -92,7 +95,7 @@ struct fuzz {
 	int checks_snapshot; /* 1: call check_snapshot at the end */
 };
 
-/* The memory of two cores. While a core exists in one block, a start can decode a snapshot into the
+/* The memory of two cores. While one block has the old core, a start decodes a snapshot into the
  * other block. */
 static void *memory[2];
 static size_t memory_size[2];
@@ -171,7 +174,8 @@ static void choose_fuzz_aggregate(struct core_config *c, uint64_t *bits)
 
 static void choose_running_statistics(struct core_config *c, uint64_t *bits)
 {
-	uint32_t n = pick(bits, 4); /* number of batchnorms; 3: a list of tensors has one */
+	/* number of batchnorms in the model; 3: none in the model, but one in a list of tensors */
+	uint32_t n = pick(bits, 4);
 
 	if (!n || !c->training.epochs || c->optim.kind == OPTIM_LBFGS)
 		return;
@@ -219,7 +223,9 @@ static struct further choose_further_options(struct core_config *c, struct input
 	choose_pushes(c, &bits);
 	choose_running_statistics(c, &bits);
 	choose_work(c, &bits);
-	engine = input_engine(PARAMS / 2); /* the weights have two blocks */
+	/* blocks with half of the weights each, because an order of blocks needs more than one
+	 * block */
+	engine = input_engine(PARAMS / 2);
 	c->engine = pick(&bits, 2) ? &engine : NULL;
 	further.keys = pick(&bits, KINDS_OF_KEYS);
 	further.stepping = (enum stepping)pick(&bits, 4);
@@ -417,7 +423,8 @@ static void note_message(struct fuzz *f, uint32_t to, const struct msg *m)
 	}
 }
 
-/* Take a step of the core in one of the ways that a shell can. All have the same result. */
+/* Take a step of the core in one of the ways that a shell can. All ways must have the same
+ * result. */
 static void step_fuzzed_core(struct fuzz *f, const struct event *ev)
 {
 	struct event in_parts = *ev;
@@ -694,8 +701,8 @@ static void deliver_message(struct fuzz *f, struct peer *p, struct msg *m)
 }
 
 #ifdef FUZZ_FAST
-/* Returns 1 if the decoder accepts the numbers that these rows describe. The texts and slices of
- * this target are always valid. */
+/* Returns 1 if all numbers of the message `at` are in the ranges that the rows `row` allow. The
+ * texts and slices of this target are always valid. */
 static int has_valid_numbers(const void *at, const struct wire_field *row)
 {
 	for (; row->kind != WIRE_END; row++) {
@@ -798,7 +805,7 @@ static void deliver_work_honestly(struct fuzz *f, struct peer *p, struct input *
 	post_message(f, p, &m);
 }
 
-/* Take the same step of an honest worker up to 31 times. */
+/* Take one kind of step of an honest worker up to 31 times in a row. */
 static void work_on(struct fuzz *f, struct peer *p, struct input *in)
 {
 	struct input same;
@@ -841,7 +848,8 @@ static void saved(struct fuzz *f, enum event_kind kind)
 	step_and_check(f, &(struct event){.kind = kind, .generation = generation});
 }
 
-/* Returns the last byte that can choose a start, or NULL. */
+/* Returns the address of the last input byte that can choose a start of the server, or NULL if no
+ * byte can. */
 static const uint8_t *find_last_start(const uint8_t *data, size_t size)
 {
 	while (size > 0)
@@ -943,8 +951,8 @@ static void check_snapshot(struct fuzz *f)
 	drop_sections(&b);
 }
 
-/* The retained pushes are static, because their memory takes long to clear. An element whose seq is
- * 0 has no push. */
+/* The retained pushes are static, because their memory takes long to clear. An element of the array
+ * with seq 0 is empty. */
 static void begin_peers(struct fuzz *f)
 {
 	static struct retained retained[PEERS][MAX_RETAINED];
@@ -967,7 +975,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!wire)
 		PS_ASSERT(wire_new(&wire, PARAMS) == 0);
 	f.wire = wire;
-	/* with FUZZ_FAST, these are some of the inputs that check a snapshot without it */
+	/* the test is the same with and without FUZZ_FAST, so an input that the fast fuzzer has
+	 * found checks the snapshot in both builds */
 	f.checks_snapshot = input_below(&in, WITH_CHECK) == WITH_CHECK - 8;
 	begin_peers(&f);
 	start_fuzzed_core(&f);

@@ -1,5 +1,5 @@
-/* idx.c - fuzzes the reader of IDX files, plain or gzipped. An even byte 0 selects images, an odd
- * one labels. */
+/* idx.c - fuzzes the reader of IDX files, plain or gzipped. If byte 0 is even, the target reads a
+ * file of images, otherwise a file of labels. */
 #include "common/err.h"
 #include "tests/support/fuzz_input.h"
 #include "worker/data/idx.h"
@@ -26,7 +26,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	uint8_t sum = 0;
 	for (uint64_t i = 0; i < n; i++)
 		sum ^= x.values[i];
-	PS_ASSERT(sum != 0 || n < 1ull << 40); /* uses sum, so the compiler keeps the loop */
+	/* this use of `sum` keeps the compiler from removing the loop */
+	PS_ASSERT(sum != 0 || n < 1ull << 40);
 	idx_release(&x);
 	return 0;
 }

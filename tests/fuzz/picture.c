@@ -19,7 +19,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	PS_ASSERT(channels == 0 || p.shape.c == channels);
 	for (size_t i = 0; i < shape_count(p.shape); i++)
 		last ^= p.pixels[i];
-	PS_ASSERT(last != 0 || p.shape.c <= 3); /* uses last, so the compiler keeps the loop */
+	/* this use of `last` keeps the compiler from removing the loop */
+	PS_ASSERT(last != 0 || p.shape.c <= 3);
 	picture_release(&p);
 	return 0;
 }

@@ -1,6 +1,7 @@
 /*
  * replay.c - runs a fuzz target without libFuzzer, once for each file on the command line, and for
- * each file in a directory on the command line. `make test` replays the corpora in this way.
+ * each file in a directory on the command line. `make test` uses this program to replay the
+ * corpora.
  */
 #include <dirent.h>
 #include <stdio.h>

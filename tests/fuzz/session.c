@@ -1,7 +1,7 @@
 /*
  * session.c - fuzzes a worker's session (worker/client/session.h). The input chooses messages of a
  * hostile or faulty server, links that open and close, the passing of time, and requests of the
- * program. All messages pass through the codec.
+ * program. The codec encodes and decodes each message on its way to the session.
  *
  * The target checks the numbered invariants of session.h, in addition to the assertions of the
  * session: the program is notified of each push once and in order, pushes are released in order and
@@ -19,7 +19,7 @@ struct fuzz {
 	struct wire *wire;
 	uint64_t now_ms, term, request;
 	uint64_t notified, released;
-	int begun, ended; /* begun: a WELCOME has arrived */
+	int begun, ended; /* begun: 1: a WELCOME has arrived; ended: 1: the session has ended */
 };
 
 static void check_effects(struct fuzz *f)

@@ -29,7 +29,7 @@ static void step_hello(struct core *c, uint32_t peer, const char name[5])
 	core_step(c, &(struct event){.kind = EVENT_MESSAGE, .peer = peer, .msg = &m}, 1000);
 }
 
-/* Encode a core with two workers. One of the workers holds a lease. */
+/* Encode the snapshot of a core with two workers. One of the workers holds a lease. */
 static void make_base(void)
 {
 	cfg = fixture_training();
@@ -114,7 +114,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	now.term = 6;
 	if (running && snapshot_config(sections[SNAPSHOT_SESSIONS], size[SNAPSHOT_SESSIONS], &now))
 		return 0;
-	/* startup.c would allocate memory for a larger core, but this target has one small block */
+	/* skip larger cores: for them startup.c would allocate more memory, but this target has
+	 * only one small block */
 	if (running && (core_bytes(&now) > core_bytes(&cfg) || now.n_params > FIXTURE_PARAMS))
 		return 0;
 	int rc = running ? snapshot_decode_running(block, weights, &now, sections, size, &c, &why)

@@ -18,7 +18,7 @@
 #define PARAMS 8u
 
 static char dir[] = "/tmp/fuzz-wal-XXXXXX";
-static int made; /* 1: the directory exists */
+static int made; /* 1: make_directory has created the directory `dir` */
 
 static void remove_directory(void)
 {
@@ -103,7 +103,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	make_directory();
 	PS_ASSERT(wal_record_reader_init(&record, PARAMS) == 0);
-	if (how & 2) { /* fuzz one record, without a file */
+	if (how & 2) { /* read the input as one record, without a file */
 		if (!wal_record_is_mark(in.at, in.left))
 			(void)!wal_record_read(&record, in.at, in.left);
 	} else {

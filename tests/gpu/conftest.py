@@ -1,5 +1,5 @@
-"""Fixtures of the GPU tests. If no GPU works, tests with the fixture `gpu` are skipped. With
-KX_REQUIRE_GPU=1 these tests fail instead."""
+"""Fixtures of the GPU tests. If no GPU works, the fixture `gpu` skips each test that uses it or,
+with KX_REQUIRE_GPU=1, fails the test."""
 import os
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from support.programs import Programs  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
-    """Start compute-sanitizer and the odd models first: they take longest."""
+    """Start the tests of test_sanitizer and test_odd_models first, because they take longest."""
     items.sort(key=lambda item: item.path.stem not in ("test_sanitizer", "test_odd_models"))
 
 

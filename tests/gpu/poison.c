@@ -27,8 +27,8 @@ struct driver {
 	int (*synchronize)(void);
 };
 
-/* Find a function and store its address in *to. memcpy, because ISO C has no cast from void * to a
- * function pointer. */
+/* Look up the function `name` in `library`, and store the function's address in *to. The code uses
+ * memcpy, because ISO C has no cast from void * to a function pointer. */
 static int find_symbol(void *library, const char *name, void *to)
 {
 	void *symbol = dlsym(library, name);

@@ -7,10 +7,11 @@ from support.epoch import distance, one_epoch
 
 # The maximum distance between the final weights, relative to their distance from the initial
 # weights. A single gradient of the GPU differs from that of the CPU by 1e-7 to 4e-5
-# (test_real_batches.c). During the epoch, a rounding error changes an argmax of a pool. After that
-# the weights of the two runs diverge, faster with a larger learning rate. In the four cases below,
-# two CPU devices, or one device with 1 and with 2 threads, differ by 2e-4, 3e-5, 7e-4 and 3e-4.
-# With lenet5 at rate 0.1 they differ by 2e-1.
+# (test_real_batches.c). During an epoch, a rounding error changes an argmax of a pool sooner or
+# later. From then on, the weights of the two runs move away from each other, faster with a larger
+# learning rate. Runs without a GPU differ, too: in the four cases below, two CPU devices, or one
+# device with 1 and with 2 threads, differ by 2e-4, 3e-5, 7e-4 and 3e-4. With lenet5 and a learning
+# rate of 0.1, such CPU runs differ by 2e-1.
 NEAR = 5e-3
 
 

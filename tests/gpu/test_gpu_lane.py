@@ -1,6 +1,6 @@
 """Runs whose gradients and weights go from GPU to GPU (docs/lane.md, "GPU to GPU"): a server with
---store cuda:0, and workers whose GPUs are on the same host. The store and the workers may share a
-GPU."""
+--store cuda:0, and workers whose GPUs are on the same host. The server's store and the workers may
+use the same GPU."""
 import pytest
 
 from gpu import worker

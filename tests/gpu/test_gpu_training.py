@@ -1,5 +1,5 @@
-"""Make complete runs of servers and of workers with --device cuda. In some of the runs the GPU
-breaks."""
+"""Make complete runs of servers and of workers with --device cuda. In some of the runs, the CUDA
+context of a worker breaks."""
 import re
 import signal
 
@@ -29,8 +29,8 @@ def train(programs, device, workers, *options):
 
 @pytest.fixture(scope="module")
 def on_the_cpu(gpu, tmp_path_factory, data):
-    """Yields the accuracy of the same run with one CPU worker. This run is made only if a GPU
-    works."""
+    """Yields the accuracy of the same run with one CPU worker. The fixture makes this run only if a
+    GPU works."""
     programs = Programs(tmp_path_factory.mktemp("cpu"), data)
     try:
         yield train(programs, "cpu", 1)["accuracy"]
@@ -59,7 +59,8 @@ def test_low_precisions_learn_too(gpu, programs, on_the_cpu, precision):
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_fused_networks_are_evaluated(gpu, programs, precision):
-    """A worker evaluates with a device of its own, which has no memory for gradients."""
+    """A worker opens a second device for its evaluations, which has no memory for gradients. The
+    networks with fused kernels must work on this device, too."""
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
     server = programs.server("--model", "cnn99", "--epochs", 1, "--batch-size", 1000)
@@ -70,8 +71,8 @@ def test_fused_networks_are_evaluated(gpu, programs, precision):
 
 
 def test_bf16_workers_share_a_gpu(gpu, programs, on_the_cpu):
-    """The persistent kernel of bf16 needs the whole GPU. Two workers use this kernel in turns, or
-    fall back to other kernels."""
+    """The persistent kernel of bf16 needs the whole GPU. Two workers on one GPU use this kernel in
+    turns, or use other kernels instead."""
     server = programs.server("--model", "seed:32", "--epochs", EPOCHS, *SCHEDULE,
                              "--min-workers", 2)
     fleet = [worker(programs, server, gpu, *(["--precision", "bf16"] if gpu != "cpu" else []))
@@ -84,8 +85,8 @@ def test_bf16_workers_share_a_gpu(gpu, programs, on_the_cpu):
 
 
 def test_killed_gpu_worker_costs_nothing(gpu, programs):
-    """A GPU worker is killed with -9 in the middle of a run. Another worker finishes the run, and
-    each image counts once."""
+    """The test kills a GPU worker with -9 in the middle of a run. Another worker finishes the run,
+    and each image counts once per epoch."""
     server = programs.server("--model", "seed:32", "--epochs", 6, *SOON)
     first = worker(programs, server, gpu)
     server.line(r"train epoch.* epoch=1 ")
@@ -98,7 +99,7 @@ def test_killed_gpu_worker_costs_nothing(gpu, programs):
 
 def test_overlapped_gradients_count_once(gpu, programs):
     """The server and a worker are killed with -9 while single gradients overlap on the GPU, which
-    writes them to shared memory and computes their checksums. Each image counts once."""
+    writes them to shared memory and computes their checksums. Each image counts once per epoch."""
     options = ("--model", "seed:256", "--epochs", 24, *SCHEDULE, "--prefetch", *SOON)
     server = programs.server(*options)
     fleet = [worker(programs, server, gpu) for _ in range(2)]
@@ -152,7 +153,8 @@ def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, programs):
 
 
 def test_broken_device_ends_the_worker_and_pushes_nothing(programs):
-    """The same test without a GPU: the device of the worker fails in its eighth gradient."""
+    """The same as the test above, but without a GPU: the device of the worker fails in its eighth
+    gradient."""
     server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 20, *SOON)
     broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", programs.data,

@@ -10,7 +10,7 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def refused(programs, device):
-    """Run a worker that must refuse the device. Returns its only line of output."""
+    """Run a worker that must refuse the device. Returns the only line that the worker logs."""
     w = probe(programs, device, env=HIDDEN)
     assert w.wait(20) in (1, 2), w.tail()
     assert len(w.lines) == 1, w.tail()
@@ -39,6 +39,6 @@ def test_a_precision_that_does_not_exist_is_refused(programs):
 
 
 def test_auto_trains_where_a_precision_is_asked_for(programs):
-    """The CPU devices have fp32 only. With "auto", a worker on such a machine trains in fp32
-    instead of failing."""
+    """The CPU devices compute only in fp32. With the device "auto", a worker without a GPU must not
+    fail if tf32 is requested, but must train in fp32."""
     assert probe(programs, "auto", "--precision", "tf32", env=HIDDEN).wait(20) == UNREACHABLE

@@ -14,8 +14,8 @@ CASES = {
     "shared_99k": {"CNN_TEST_KERNELS": "general", "CNN_TEST_SHARED": "101376"},
 }
 
-# {name: [program, names of the tests in it; none: all]}; with 99 KB of shared memory, `tiles` runs
-# other kernels than with more
+# {name: [program, names of the tests in it; none: all]}; `tiles` is for the GPUs with 99 KB of
+# shared memory, with which it runs other kernels
 PROGRAMS = {
     "odd_models": ["odd_models", "seventeen_images*"],
     "tiles": ["odd_models", "convolutions_in_tiles*"],

@@ -8,10 +8,10 @@
  * wrong tensor has a distance of about 1. The program prints each distance, because the documents
  * quote them.
  *
- * In fp32 a rounding error may flip an argmax or a ReLU. Then the gradient is far from the exact
- * gradient at these weights. Instead it must be close, with the same bound, to the exact gradient
- * at weights that differ by a rounding error (gradient_backward_error). At most half of the batches
- * may need this rule.
+ * In fp32 a rounding error may flip an argmax or a ReLU, and then the gradient is far from the
+ * exact gradient at these weights. In this case the gradient must be within the same bound of the
+ * exact gradient at other weights, which differ from these weights only by a rounding error
+ * (gradient_backward_error). In fp32, at most half of the batches may need this second comparison.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/real_images.h"

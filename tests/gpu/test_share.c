@@ -1,5 +1,5 @@
-/* test_share.c - tests that cuda_share keeps buffers apart that are in use at the same instant, and
- * lets others share their memory. The tests need no GPU. */
+/* test_share.c - tests cuda_share: buffers that are in use at the same instant have separate
+ * memory, and all other buffers may share memory. The tests need no GPU. */
 #include "tests/support/test.h"
 #ifdef KX_CUDA
 #include <limits.h>
@@ -14,7 +14,8 @@ static int apart(const struct cuda_buffer *a, const struct cuda_buffer *b)
 	       b->at + b->bytes <= a->at;
 }
 
-/* Check the places of the buffers. Returns the largest number of bytes in use at one instant. */
+/* Check that each buffer is aligned and inside the memory, and that buffers in use at the same time
+ * do not overlap. Returns the largest number of bytes in use at one instant. */
 static size_t check_places(const struct cuda_buffer *all, int n, size_t total)
 {
 	size_t max_used = 0;

@@ -1,7 +1,7 @@
 /*
- * test_store.c - the store module for GPUs (server/device/cuda/store.cu) computes the bits of
- * optim_apply, for every optimizer and vectors of odd sizes, from ordinary and page-locked memory,
- * and for pushes that have only some of the values. The pass over a gradient of another process
+ * test_store.c - the store module for GPUs (server/device/cuda/store.cu) computes the same bits as
+ * optim_apply. The tests cover every optimizer, vectors of odd sizes, ordinary and page-locked
+ * memory, and pushes that have only some of the values. The pass over a gradient of another process
  * gives the checksum, the norm and the largest magnitude that the CPU computes.
  *
  * Without a GPU, every test is skipped, or fails if KX_REQUIRE_GPU=1. CNN_TEST_STORE names another
@@ -81,7 +81,7 @@ static void ok(const char *why)
 		fail_msg("%s", why);
 }
 
-/* A part of the vector, which may be empty. */
+/* A part of the vector of weights; count 0: the part is empty. */
 struct part {
 	size_t offset, count;
 };
@@ -120,7 +120,7 @@ static void subject_close(struct subject *s, void (*release)(void *memory))
 		free(s->state[i]);
 }
 
-/* Takes the same step on the CPU, in s->w and s->state. */
+/* Takes the step on the CPU that the GPU takes, and changes s->w and s->state. */
 static void step_on_cpu(const struct subject *s, const struct optim *o,
 	const struct optim_step *step, const struct part *p)
 {
@@ -227,7 +227,7 @@ TEST(every_optimizer_gives_the_bits_of_the_cpu_from_ordinary_memory)
 
 TEST(every_optimizer_gives_the_bits_of_the_cpu_from_page_locked_memory)
 {
-	void *gpu = open_gpu(); /* before the first call of allocate_host */
+	void *gpu = open_gpu(); /* allocate_host may be called only after a GPU was opened */
 
 	module->close(gpu);
 	compare_sizes(module->allocate_host, module->release_host);
@@ -279,7 +279,8 @@ TEST(too_little_memory_is_an_error)
 	if (getenv("CNN_TEST_STORE"))
 		skip();
 	assert_non_null(module->allocate(gpu, (size_t)1 << 40, 2));
-	ok(module->allocate(gpu, 100, 1)); /* the error does not affect later calls */
+	/* succeeds: the failed allocation does not affect later calls */
+	ok(module->allocate(gpu, 100, 1));
 	module->close(gpu);
 }
 
@@ -348,20 +349,20 @@ TEST(a_gradient_of_another_process_is_copied_and_measured_in_one_pass)
 	module->close(gpu);
 }
 
-/* Copies the weights to `to` as another process gets them. */
+/* Copies the weights to `to` in the way in which another process gets them. */
 static struct store_pass give_weights(void *gpu, size_t at, float *to, int hashes)
 {
 	struct store_pass p;
 	int done = 0;
 
 	ok(module->give(gpu, at, to, hashes));
-	ok(module->given(gpu, at, 0, &done, &p)); /* the copy may be complete or not */
+	ok(module->given(gpu, at, 0, &done, &p)); /* does not wait, so `done` may be 0 or 1 */
 	ok(module->given(gpu, at, 1, &done, &p));
 	assert_int_equal(done, 1);
 	return p;
 }
 
-/* Two gradients are under way while the weights take steps with two earlier ones. */
+/* Copy two gradients to the GPU while it applies two earlier gradients to the weights. */
 TEST(gradients_are_copied_during_updates)
 {
 	const struct optim o = usual_optimizer(OPTIM_MOMENTUM);
@@ -435,8 +436,8 @@ TEST(a_wild_gradient_is_measured_as_wild)
 	module->close(gpu);
 }
 
-/* Takes deferred steps with private copies, and compares the weights as another process and as the
- * host gets them. */
+/* Takes steps that the module may defer, on private copies of the gradients. Compares the weights
+ * that another process gets, and the weights that the host gets, with those of the CPU. */
 static void compare_deferred(void *gpu, struct subject *s, enum optim_kind kind, struct rng *r)
 {
 	const struct optim o = usual_optimizer(kind);
@@ -480,7 +481,7 @@ static void compare_deferred(void *gpu, struct subject *s, enum optim_kind kind,
 struct kept_reader {
 	void *gpu;
 	size_t n;
-	char *got; /* the weights and two state vectors, at an odd address */
+	char *got; /* receives the weights and two state vectors, at an odd address */
 	const char *why;
 };
 
@@ -504,8 +505,8 @@ static void compare_kept(const struct kept_reader *k, const struct subject *then
 		assert_memory_equal(k->got + (1 + i) * bytes, then->state[i], bytes);
 }
 
-/* Keeps weights and state, makes further updates while another thread gets them, and compares them
- * with weights and state of the CPU at that instant. */
+/* Keeps copies of weights and state, and makes further updates while another thread reads the
+ * copies. Compares the copies with weights and state of the CPU at the instant of the copies. */
 static void compare_keeps(void *gpu, const struct subject *s, struct subject *then,
 	enum optim_kind kind, struct rng *r)
 {
@@ -540,7 +541,8 @@ static void compare_keeps(void *gpu, const struct subject *s, struct subject *th
 
 TEST(what_the_gpu_keeps_does_not_change_with_later_updates)
 {
-	static const size_t kept_sizes[] = {1, 4099, 435001, 6000011}; /* up to three pieces */
+	/* numbers of values; the module copies them in one, two or three pieces */
+	static const size_t kept_sizes[] = {1, 4099, 435001, 6000011};
 	static const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_ADAM};
 	void *gpu = open_gpu();
 	struct rng r = rng_seed(18, RNG_SIM, 5);
@@ -563,7 +565,7 @@ TEST(deferred_updates_give_the_bits_of_the_cpu)
 	void *gpu = open_gpu();
 	struct rng r = rng_seed(18, RNG_SIM, 4);
 
-	module->close(gpu); /* allocate_host needs an open GPU before */
+	module->close(gpu); /* a GPU must have been open before the first call of allocate_host */
 	gpu = open_gpu();
 	for (size_t i = 2; i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		for (int kind = 0; kind < OPTIM_LBFGS; kind++) {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Find lines of documents and of the comment that `make help` prints with more than 100 columns, also
 # in tables and code, and comments in C files that pass column 100, which clang-format leaves as they
-# are. A URL does not count.
+# are. A URL does not count towards the 100 columns.
 find . \( -name '.?*' -o -path ./build -o -path ./data -o -path ./tests/fixtures \) -prune -o \
 	\( -name '*.md' -o -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o \
 	-path ./Makefile \) -print | sort |

@@ -4,8 +4,9 @@
     tests/lint/declarations.py [--fix]
 
 The lint prints FILE:LINE of each statement that follows these declarations directly, and exits with
-1 if it finds any. With --fix it inserts the blank lines instead. No blank line is needed after a
-declaration further down in a block, or in a block of one declaration and one statement.
+1 if it finds any. With --fix it inserts the blank lines instead. The lint requires no blank line
+after a declaration that follows a statement, and none in a block that has only one declaration and
+one statement.
 """
 import re
 import subprocess

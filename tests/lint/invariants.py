@@ -6,8 +6,8 @@ An item "(N) ..." under "Invariants" in a comment names the functions that asser
 the comment. Such a function must contain PS_ASSERT, and a comment with the number of the invariant,
 so that a reader of either finds the other. An item under "Promises" is no property of the
 state at one time, so no assertion can check it. It names its proof: a test, a file of tests or a
-mutant. All names must exist. A comment that speaks of an invariant without such a list is a
-finding.
+mutant. All tests, files and mutants that a list names must exist. A comment that speaks of an
+invariant without such a list is a finding.
 """
 import re
 import sys
@@ -113,7 +113,7 @@ def is_function(path, name):
 
 
 def findings(path, names, sources):
-    """Yield what is wrong in the file at `path`."""
+    """Yield one finding for each error in the file at `path`."""
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines, 1):
         if re.search(r"\b(Invariants?|Promises?)\b[^:.]*:", line) and not LIST.match(line):

@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""Check that each server/core/X.c includes X.h and the headers of exactly the modules that it uses:
-of their functions, macros, constants, structs by name, or state in struct core or struct worker.
-The headers that X.h includes count, too.
+"""Check that each server/core/X.c includes X.h and the headers of exactly the modules that it uses.
+A file uses a module if it uses one of its functions, macros, constants or structs (by name), or its
+state in struct core or struct worker. A header that X.h includes counts as included by X.c.
 
-struct core contains the state of the modules, so state.h includes their headers. Without this lint
-a file could use a module that it does not include.
+struct core contains the state of the modules, so state.h includes their headers. A file that
+includes state.h therefore compiles even if it uses a module whose header it does not include
+itself. This lint finds such a use.
 
     tests/lint/modules.py [--show]
 
-Prints one line per finding, and exits with 1 if there is any. --show prints what each file uses.
+Prints one line per finding, and exits with 1 if there is any. --show prints the modules that each
+file uses.
 """
 import re
 import sys
 from pathlib import Path
 
 CORE = Path("server/core")
-BASE = {"config.h", "core.h"}  # the interface of the core, which every file may use
+# the interface of the core, which every file may use without a finding
+BASE = {"config.h", "core.h"}
 NO_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|\\\n", re.S)
 INCLUDE = re.compile(r'^#include "server/core/(\w+\.h)"', re.M)
 TAG = re.compile(r"\b(struct|enum|union)\s+(\w+)")
@@ -26,7 +29,7 @@ def code_of(path):
 
 
 def names_of(header):
-    """The functions, variables, macros, constants and types that a header declares."""
+    """Returns the functions, variables, macros, constants and types that a header declares."""
     names = set(re.findall(r"^#define (?!SERVER_CORE_)(\w+)", header, re.M))
     for body in re.findall(r"^enum(?: \w+)? \{(.*?)\};", header, re.M | re.S):
         names.update(re.findall(r"\b[A-Z]\w+", body))
@@ -37,8 +40,8 @@ def names_of(header):
 
 
 def words_of(code):
-    """The names in the code. A word without an underscore counts only if it is called, because a
-    variable or a member may have the same name as a function."""
+    """Returns the names in `code`. A word without an underscore counts only if it is called,
+    because a variable or a member may have the same name as a function."""
     tags = {" ".join(tag) for tag in TAG.findall(code)}
     code = TAG.sub(" ", code)
     return tags | set(re.findall(r"\b\w+_\w+|\b[A-Z]\w+|(?<![.>])\b\w+(?=\()", code))

@@ -74,8 +74,8 @@ calls() {
 		}' | sort -u
 }
 
-# in_order WHAT: read pairs of names, and report names that call each other in a circle. Such files
-# cannot be understood or tested alone.
+# in_order WHAT: read pairs of names, and report names that call each other in a circle. None of the
+# files in a circle can be understood or tested alone.
 in_order() {
 	loop=$(tsort 2>&1 >/dev/null | sed -n 's/^tsort: \([^-].*\)$/\1/p' | grep -v ':' | sort -u | tr '\n' ' ')
 	[ -z "$loop" ] || { echo "symbols: $1 call each other in a circle: $loop"; failed=1; }

@@ -141,7 +141,7 @@ def test_clean_copy_is_clean(tree, lint):
 
 def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
     text = "".join(file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-    text = re.sub("(?m)^#+ .*", "", text)  # a heading may quote a message
+    text = re.sub("(?m)^#+ .*", "", text)  # ignore headings, because a heading may quote a message
     made = set(re.findall(r"--checkpoint-dir ([a-z]\w*)\s", text))
     paths = [f"{name}/ckpt-0000000000000001" for name in made]
     paths += [f"{name}/server.tmp" for name in re.findall(r"cnn-ctl +keygen ([a-z]\w*)\s", text)]
@@ -272,7 +272,8 @@ def test_static_name_of_two_files_is_found(tree):
 
 
 def test_only_links_may_be_longer_than_a_line(tree):
-    """A line may have 100 columns. A URL does not count, but the text beside it does."""
+    """A line may have 100 columns. A URL does not count towards the 100 columns, but the text
+    beside the URL does."""
     url = "https://example.org/" + "x" * 100
     write(tree, "docs/long.md", f"{'é' * 100}\n* [name]({url}), <{url}>\n")
     assert run(tree, "columns") == (0, "")
@@ -393,8 +394,8 @@ def test_weakness_that_clang_tidy_finds_is_found(tree):
 
 
 def objects(tree, core, session="int session(void) { return 0; }\n", others=()):
-    """Make a build directory with the object files of a core, a session and other files. The
-    arguments are their C code."""
+    """Make a build directory with the object files of a core, a session and other files. Each
+    argument has the C code from which an object file is compiled."""
     write(tree, "docs/architecture.md", "### Inside `server/core`\n| layer | `core.c` |\n")
     for path, text in (("server/core/core", core), ("worker/client/session", session), *others):
         place = tree / "objects" / path

@@ -5,11 +5,12 @@
 #   a function (lower case). A file in parentheses or after "in" defines the function before it;
 #     any other function is defined in a file that its step names;
 #   anything else (an option, a type, a constant), which is not checked.
-# The same rules apply to the rows of a table that begin with a function and name a file. At least one
-# of the functions and tables that a step or a row names in a file must be used by another file of
-# the walk, or by another file that the step names. The first step is exempt. A walk has at most ten
-# steps, and each step begins with another file. If the walk returns to a file, the step
-# that begins with this file describes both visits.
+# The same rules apply to the rows of a table that begin with a function and name a file. Of the
+# functions and tables that a step or a row names in a file, at least one must be used by another
+# file of the walk, or by another file that the same step names: otherwise no call could lead to
+# this file. The first step of a walk is exempt from this rule. A walk has at most ten steps, and
+# each step begins with another file. If the walk returns to a file, the step that begins with this
+# file describes both visits.
 page=docs/architecture.md
 [ -f "$page" ] || exit 0
 awk '
@@ -40,7 +41,8 @@ function uses(file, name,   line, found) {
 	close(file)
 	return found
 }
-# Note that the walk says that the first file of a step or row does something that others ask for.
+# Record that a step or a row begins with this file. check_uses() later checks that another file
+# uses what the step names in this file.
 function note_place(file,   i, key) {
 	if (file == "")
 		return

@@ -2,9 +2,9 @@
 # Check that all C files compile without a warning with gcc and clang. Each compiler has a build
 # directory of its own. With arguments, compile only these .c files. CUDA files are not checked
 # here, because every build prints the warnings of nvcc. If WERROR=-Werror is in the environment, as
-# in .ci/run, all objects in build/release were compiled with -Werror, and gcc compiles there only
-# those that are missing. Nobody runs the objects of clang, whose warnings do not depend on the
-# optimization, so clang does not optimize.
+# in .ci/run, all objects in build/release were compiled with -Werror, so gcc uses this directory
+# and compiles only the missing objects. Clang compiles without optimization: its warnings do not
+# depend on it, and nobody runs its objects.
 set -u
 failed=0
 cuda=$(make -s print-CUDA_HOME)

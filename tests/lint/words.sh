@@ -1,7 +1,7 @@
 #!/bin/sh
 # Find old words that standard terms have replaced (docs/glossary.md), in code, documents and file
-# names. A row has a pattern, the new word, and the files that may have the old word. A match must
-# not be a part of a longer word, but may be a part of a name in snake_case.
+# names. A row has a pattern, the new word, and the files that may have the old word. The pattern
+# must match a whole word, where the parts of a name in snake_case count as words.
 set -u
 words='
 crews?                                       fleet, cluster or workers
@@ -47,7 +47,7 @@ fi
 bounded() {
 	echo "(^|[^[:alpha:]])($1)([^[:alpha:]]|\$)"
 }
-# In .was, an option has its former name, so ignore these lines.
+# Ignore lines with `.was = `, which have the former name of an option.
 lines=$($search -nIiE "$(bounded "$(echo "$words" | sed '/^$/d; s/  .*//' | paste -sd '|')")" -- . \
 	':!CHANGELOG.md' ':!tests/fuzz/corpus' ':!tests/lint/words.sh' ':!tests/lint/test_lints.py' | grep -v '\.was = ')
 failed=0

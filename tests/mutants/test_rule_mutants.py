@@ -1,5 +1,5 @@
-"""Each mutant removes one rule or check from the code. The test that the first line of its patch
-names must then fail, or end in a failed assertion of the code (common/assert.h)."""
+"""Each mutant removes one rule or check from the code. The first line of its patch names a test.
+With the mutant, this test must fail, or end in a failed assertion of the code (common/assert.h)."""
 import os
 import re
 import subprocess
@@ -20,8 +20,8 @@ def finder(bug):
 
 
 def unit_test(bug, file, name):
-    """Run the test in a C program that is linked with the bug. Returns its output, and a true value
-    if the test failed or reached an assertion that does not hold."""
+    """Run the test in a C program that is linked with the bug. Returns the output of the test, and
+    a true value if the test failed or an assertion failed."""
     program = command(f"rule-mutants/{bug}/{os.path.basename(file)[:-2]}")
     run = subprocess.run([*program, name], cwd=ROOT, text=True, timeout=60, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT)
@@ -33,8 +33,8 @@ def unit_test(bug, file, name):
 
 
 def program_test(bug, file, name):
-    """Run a Python test with programs that have the bug. Returns its output, and a true value if
-    the test failed."""
+    """Run a Python test with programs that were built with the bug `bug`. Returns the output of the
+    test, and a true value if the test failed."""
     assert (BUILD / f"rule-mutants/{bug}/made").exists(), "not built: make mutants"
     run = subprocess.run([sys.executable, "-B", "-m", "pytest", "-qx", "-p", "no:cacheprovider",
                           f"{file}::{name}"], cwd=ROOT, text=True, timeout=120,

@@ -1,5 +1,5 @@
-"""Make the tests import the Python package from the source tree. The package loads the library of
-this build."""
+"""Make the tests import the Python package from the source tree. The package loads libcnnps from
+the build under test."""
 import os
 import sys
 
@@ -14,7 +14,8 @@ sys.path.insert(0, str(PACKAGE))
 
 
 def pytest_ignore_collect(collection_path):
-    # In a sanitizer flavour, Python would have to preload the library of the sanitizer.
+    # Skip these tests in a sanitizer flavour: Python could load libcnnps only if the library of the
+    # sanitizer was preloaded.
     return FLAVOUR != "release"
 
 

@@ -101,7 +101,7 @@ def error(directory):
         with cnnps.connect(data=cnnps.Data(n_train=10)) as client:
             raise RuntimeError(f"as intended with {client.info.model}")
     keygen(str(directory / "keys"))
-    # as on a node whose environment names the keys of another run
+    # simulate a node on which environment variables name the keys of another run
     os.environ["CNN_SERVER_KEY"] = str(directory / "keys/worker.pub")
     worker = cnnps.ray._Worker(0, 1, "", cnnps.ray._read_keys(str(directory / "keys/server.key")))
     worker.run(late)
@@ -131,7 +131,8 @@ def error(directory):
 
 
 def kill_always():
-    """Kills a server at each of its starts. Returns the number of starts, and the error."""
+    """Kills the server after each of its starts. Returns the number of starts, and the error with
+    which wait() gives up after the last of them."""
     class Killed(cnnps.Server):
         starts = 0
 
@@ -150,7 +151,7 @@ def kill_always():
 directory = Path(sys.argv[2])
 NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
 if sys.argv[1] != "nodes":
-    # The cluster has three processors, so in the test with four workers the last worker never
-    # starts.
+    # The cluster has three processors, one for each worker. In the test with four workers the last
+    # worker therefore never starts.
     ray.init(**{**NODE, "num_cpus": 3}, log_to_driver=False, _temp_dir=str(directory / "ray"))
 {"ledger": ledger, "torch": train, "error": error, "nodes": nodes}[sys.argv[1]](directory)

@@ -46,7 +46,8 @@ def test_options_of_a_connection(options, kind, text):
 
 
 def test_key_files_that_cannot_be_used(tmp_path):
-    """The status is the one that cnnps.h and errors.py document."""
+    """A key file that cannot be used raises the error whose status cnnps.h and errors.py
+    document."""
     junk, open_to_all = tmp_path / "junk", tmp_path / "open"
     for file, mode in (junk, 0o600), (open_to_all, 0o644):
         file.write_text("junk")
@@ -180,7 +181,8 @@ def test_a_type_that_files_lack(tmp_path):
 
 
 def test_a_library_without_the_functions():
-    """The library is not libcnnps, or it is older than the package."""
+    """CNNPS_LIBRARY names a library that lacks the functions: here libc, in practice perhaps an
+    older libcnnps."""
     (other,) = {line.split()[-1] for line in open("/proc/self/maps", encoding="utf-8")
                 if "/libc.so" in line}
     done = subprocess.run([sys.executable, "-c", "import cnnps"], capture_output=True, text=True,

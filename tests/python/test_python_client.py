@@ -135,7 +135,8 @@ def test_leases_batches_and_results(server):
 
 
 def test_a_run_that_holds_back_samples(server):
-    """Training leaves out the samples that --validate holds back, and evaluations use them."""
+    """Training leases contain none of the samples that --validate holds back, and evaluations use
+    only these samples."""
     run = server(**vector(epochs=2, batch_size=4, validate=5))
     with pytest.raises(cnnps.UsageError, match="holds back 5 .*`validates`"):
         run.connect(data=DATA)
@@ -161,7 +162,8 @@ def test_a_run_that_holds_back_samples(server):
 
 
 def test_a_metric_that_is_not_finite_is_refused(server):
-    """The server would report that training has diverged. That is right only for such a loss."""
+    """The server takes any value that is not finite for a sign that training has diverged, but only
+    the loss is such a sign. So the client must refuse a metric that is not finite."""
     run = server(**vector(epochs=1, batch_size=22, metrics="f1"))
     with run.connect(data=DATA, metrics=("f1",)) as client:
         for lease in client.leases():
@@ -177,8 +179,8 @@ def test_a_metric_that_is_not_finite_is_refused(server):
 
 
 def test_own_server_ignores_the_keys_of_the_environment(server, monkeypatch, tmp_path):
-    """The environment may name the server and the keys of another run. A server with keys of its
-    own takes the keys that connect() takes."""
+    """Environment variables may name the server and the keys of another run. A server with keys of
+    its own takes the keys that connect() takes."""
     cnnps.programs.keygen(str(tmp_path / "keys"))
     own = server(**vector(), checkpoint_dir=False)
     keyed = server(**vector(), checkpoint_dir=False, key=str(tmp_path / "keys/server.key"))
@@ -202,7 +204,7 @@ def test_leases_end_if_the_run_ends_before_the_progress_bar_asks(server, monkeyp
 
 
 class Bar:
-    """Has those parts of a progress bar of tqdm that the class Progress uses."""
+    """A progress bar with the parts of tqdm's bar that the class Progress uses."""
 
     bars: "list[Bar]" = []
 
@@ -218,7 +220,8 @@ class Bar:
 
 
 def test_progress_bar_counts_all_samples_of_a_long_run(server, monkeypatch):
-    """A status has the records of only the newest 20 epochs."""
+    """The bar must count all epochs, although a status has the records of only the newest 20
+    epochs."""
     import types
     monkeypatch.setitem(sys.modules, "tqdm", types.ModuleType("tqdm"))
     monkeypatch.setitem(sys.modules, "tqdm.auto", types.SimpleNamespace(tqdm=Bar))
@@ -260,8 +263,9 @@ def test_gradients_and_weights_are_not_copied(server):
 
 
 def test_bfloat16_feeds_its_errors_back(server):
-    """The server is killed twice. The final weights are the sum of all gradients, up to the rounding
-    error of the newest push alone. The gradients are multiples of 2^-14, so all sums are exact."""
+    """The server is killed twice. The final weights must be the sum of all gradients, except for
+    the rounding error of the newest push: each push also carries the rounding error of the push
+    before it. The gradients are multiples of 2^-14, so that float32 adds them exactly."""
     run = server(lane="tcp", checkpoint_ms=50, max_staleness=100, **vector(5000))
     draw = np.random.default_rng(3)
     total = np.zeros(5000)
@@ -304,7 +308,8 @@ def test_observer_reads_and_operates(server, tmp_path):
 
 
 def test_quarantine_ends_with_a_release(server):
-    """Three processes in a row have pushed gradients that are not finite."""
+    """To put a name in quarantine, the test first starts workers of this name, one after the other,
+    which push gradients that are not finite."""
     run = server(**vector(epochs=1, batch_size=1, eval_checks=0))
 
     def broken():
@@ -343,7 +348,7 @@ def test_errors(server):
 
 
 def test_a_run_without_epochs_has_no_leases(server):
-    """The server never grants a lease in such a run. Pushes need none."""
+    """In a run without epochs the server never grants a lease, and pushes need no lease."""
     run = server(**vector())
     with run.connect(data=DATA) as client:
         assert client.info.epochs == 0
@@ -462,7 +467,8 @@ def test_notebook_server_restarts_and_ends(server, tmp_path):
 
 
 def test_the_end_of_training_ends_a_loop_whichever_call_meets_it(server):
-    """The run may end while this worker computes, because another worker has finished the work."""
+    """The run may end while this worker computes, because another worker has finished the work.
+    Whichever call the worker makes next must then end its loop without an error."""
     run = server(**vector(epochs=1, batch_size=11))
     with run.connect(data=DATA) as client:
         def ended(weights, batch, out):
@@ -474,7 +480,8 @@ def test_the_end_of_training_ends_a_loop_whichever_call_meets_it(server):
 
 @pytest.mark.parametrize("rule", [{"stop_at": "accuracy=0.5"}, {"patience_epochs": 1}], ids=str)
 def test_a_stop_rule_ends_a_loop_like_the_last_epoch(server, rule):
-    """Two loops of different kinds work in one run, so each of them meets the end."""
+    """Two workers with different kinds of loops train in one run, so the end of the run must end
+    both loops."""
     run = server(**vector(epochs=1000, batch_size=11), **rule)
 
     def gradient(weights, batch, out):
@@ -510,8 +517,8 @@ os.kill(os.getpid(), 9)
 
 
 def test_notebook_server_ends_with_a_killed_process():
-    """The server does not end with the thread that started it, but ends when its process is
-    killed."""
+    """A server that a thread has started must not end with this thread, but it must end when the
+    Python process is killed."""
     done = python(ORPHANS)
     out, err = done.communicate(timeout=60)
     assert done.returncode == -9, err

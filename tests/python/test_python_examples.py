@@ -19,7 +19,8 @@ SHORT = {"fashion": ["--samples", "4000", "--tests", "500", "--epochs", "2", "--
 
 
 def run(*argv):
-    """Several threads of PyTorch on a busy machine wait for each other, so each process has one."""
+    """Run a Python module. Each process has one PyTorch thread, because several threads wait for
+    each other on a busy machine."""
     done = subprocess.run([sys.executable, "-m", *map(str, argv)], text=True, capture_output=True,
                           timeout=300, check=False, env=dict(os.environ, OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr

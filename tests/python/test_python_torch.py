@@ -58,7 +58,7 @@ def test_model_learns_and_gets_the_final_weights(tmp_path, options):
     assert report.evaluations[-1].metrics["accuracy"] == pytest.approx(report.result["accuracy"])
     assert report.evaluations[-1].loss == pytest.approx(report.result["loss"], rel=1e-4)
     own = (model(test.tensors[0]).argmax(1) == test.tensors[1]).float().mean()
-    # the model must also have the run's BatchNorm statistics to reach the same accuracy
+    # the accuracy is the same only if the model also has the BatchNorm statistics of the run
     assert abs(own - report.result["accuracy"]) < 1.5 / 400
     cnnps.torch.save(model, str(tmp_path / "m.safetensors"))
     other = Net()
@@ -69,7 +69,8 @@ def test_model_learns_and_gets_the_final_weights(tmp_path, options):
 
 @pytest.mark.parametrize("rule", [{"stop_at": "accuracy=0.7"}, {"patience_epochs": 1}], ids=str)
 def test_a_run_that_its_rule_ends_is_complete(tmp_path, rule):
-    """The model has the weights of the last checkpoint. A second call finds the ended run."""
+    """After train(), the model has the weights of the last checkpoint. A second call of train()
+    finds that the run has ended."""
     model, test, run = torch.nn.Linear(20, 2), samples(200, 5), str(tmp_path / "run")
     options = dict(eval_dataset=test, metrics={"accuracy": cnnps.torch.accuracy}, epochs=1000,
                    batch_size=50, optimizer="adam", lr=0.01, checkpoint_dir=run, **rule)
@@ -123,7 +124,7 @@ def test_a_server_without_epochs_cannot_train_a_model(server, tmp_path):
 
 
 def test_training_needs_checkpoints(server, tmp_path):
-    """The final weights are read from the last checkpoint."""
+    """train() reads the final weights from the last checkpoint."""
     model = torch.nn.Linear(20, 2)
     for options in {"checkpoint_dir": False}, {"checkpoint_dir": ""}:
         with pytest.raises(cnnps.UsageError, match="checkpoint_dir=.*final weights"):
@@ -136,7 +137,7 @@ def test_training_needs_checkpoints(server, tmp_path):
 
 
 def test_a_worker_that_starts_after_a_drain_reports_it(server, tmp_path, monkeypatch):
-    """The server has ended before the worker is connected."""
+    """The server ends before the worker connects."""
     model = torch.nn.Linear(20, 2)
     text = cnnps.torch.save_init(model, str(tmp_path / "init"))
     options = dict(model=text, init=str(tmp_path / "init"), epochs=1000, batch_size=50)
@@ -155,8 +156,8 @@ def test_a_worker_that_starts_after_a_drain_reports_it(server, tmp_path, monkeyp
 
 
 def test_export_has_the_names_of_the_state_dict(server, tmp_path):
-    """An export has the names, shapes and constants of the file of --init, and the weights of the
-    run."""
+    """An export must have the names, shapes and constant tensors of the file that was given with
+    --init, and the weights of the run."""
     model = Net()
     text = cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
     n = sum(p.numel() for p in model.parameters())
@@ -333,8 +334,8 @@ def test_workers_of_dataloader_fork_beside_the_connection():
 
 
 def test_workers_give_the_names_of_their_model(server, tmp_path):
-    """A run without names takes the list of names of the first worker that sends one. The server
-    refuses another list."""
+    """A run without names takes the list of names of the first worker that sends one. After that,
+    the server refuses a worker with another list."""
     model = Net()
     cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
     n = sum(p.numel() for p in model.parameters()) + 64
@@ -400,7 +401,8 @@ def test_server_reports_named_metrics(metrics):
 
 
 def test_a_metric_without_a_value_does_not_end_the_run(caplog):
-    """The F1 of a class without samples is NaN."""
+    """A metric may be NaN, for example the F1 of a class without samples. train() then logs a
+    warning and continues."""
     report = cnnps.torch.train(
         torch.nn.Linear(20, 2), CE, samples(600), eval_dataset=samples(300, 1), epochs=2,
         batch_size=20, metrics={"f1": lambda output, target: torch.tensor(float("nan")),
@@ -428,7 +430,8 @@ def launch(programs, *arguments, **env):
 
 
 def test_launcher_trains_with_four_workers(programs, tmp_path):
-    """The environment names the server and the keys of another run."""
+    """Environment variables name the server and the keys of another run, which the launcher must
+    ignore."""
     run = launch(programs, "--workers", 4, "--dir", tmp_path / "run", "--epochs=4", SCRIPT,
                  "0", tmp_path, CNN_SERVER="tcp://127.0.0.1:1", CNN_KEY="/nowhere",
                  CNN_SERVER_KEY="/nowhere")
@@ -442,7 +445,7 @@ def test_launcher_trains_with_four_workers(programs, tmp_path):
 @pytest.mark.parametrize("options, key", [
     ([], "server"), (["--key=keys/server.key"], "worker")], ids=["script", "command line"])
 def test_launcher_starts_a_server_with_keys(programs, tmp_path, options, key):
-    """Keys in the environment belong to another run."""
+    """The environment names keys of another run, which the launcher must ignore."""
     keygen(str(tmp_path / "keys"))
     options = [option.replace("keys", str(tmp_path / "keys")) for option in options]
     run = launch(programs, "--workers", 2, "--dir", tmp_path / "run", "--epochs=1",
@@ -477,7 +480,7 @@ def test_launcher_replaces_a_killed_worker_and_a_killed_server(programs, tmp_pat
     assert result["images_per_epoch"] == [1000] * 3 and result["term"] == 2
 
 
-# what train() does first, without the seconds that `import torch` takes
+# makes the connection that train() makes first, but without the seconds that `import torch` takes
 BEGIN = """
 from cnnps import Data
 from cnnps.launched import Shared
@@ -569,7 +572,7 @@ def test_launcher_stops_at_a_signal(programs, tmp_path, number, status):
 
 
 def test_second_signal_kills_the_workers(programs, tmp_path):
-    """The worker ignores the first signal. The launcher still deletes its files."""
+    """The worker ignores the first signal. The launcher still deletes its own temporary files."""
     script = tmp_path / "waits.py"
     script.write_text("import pathlib, signal, time\nfor s in 2, 15:\n"
                       f"    signal.signal(s, signal.SIG_IGN)\n{BEGIN}"
@@ -581,7 +584,8 @@ def test_second_signal_kills_the_workers(programs, tmp_path):
         run.popen.send_signal(2)
         time.sleep(0.5)
     assert run.wait(60) == 130, run.tail()
-    assert time.monotonic() - begin < 9  # a worker may take 10 s to end after one signal
+    # less than the 10 s that a worker has to end after one signal
+    assert time.monotonic() - begin < 9
     assert "Traceback" not in run.tail()
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
@@ -615,7 +619,8 @@ def test_worker_that_starts_after_the_run_gets_its_weights(programs, tmp_path):
 
 
 def test_launcher_fails_if_a_worker_fails_after_the_run(programs, tmp_path):
-    """The script also calls train() again, which would get the weights of the first run."""
+    """Before it fails, the script calls train() a second time. The package must refuse this call,
+    which would only return the weights of the first run."""
     script = tmp_path / "fails.py"
     script.write_text(SCRIPT.read_text(encoding="utf-8") + """
 try:
@@ -673,7 +678,7 @@ def test_a_model_without_parameters_is_refused(model, tmp_path):
 
 
 def test_train_with_a_server_of_this_process(server, tmp_path):
-    """The model gets the final weights. The server has ended after that."""
+    """After train(), the model has the final weights, and the server has ended."""
     model = torch.nn.Linear(20, 2)
     text = cnnps.torch.save_init(model, str(tmp_path / "init"))
     run = server(model=text, init=str(tmp_path / "init"), epochs=1, batch_size=20, metrics="none")

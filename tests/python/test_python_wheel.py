@@ -81,7 +81,8 @@ def test_wheel_trains_in_a_clean_environment(wheel, tmp_path):
     assert done.returncode == 0 and done.stdout.split()[0] == "10", done.stdout + done.stderr
     for program in ("cnn-ps", "cnn-ctl"):
         done = run(venv / "bin" / program, "--version")
-        version = done.stdout.split()[1].replace("-dev", ".dev0")  # as PEP 440 writes it
+        # the version in the spelling of PEP 440
+        version = done.stdout.split()[1].replace("-dev", ".dev0")
         assert done.returncode == 0 and f"-{version}-" in wheel.name, done
 
 

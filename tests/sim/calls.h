@@ -2,7 +2,8 @@
  * calls.h - the functions that replace calls of the C library and libuv in the simulator. The
  * linker redirects these calls (Makefile, SIM_CALLS). File calls use the simulated disk, jobs for
  * libuv's thread pool run in virtual time, random numbers come from the seed, and log lines are
- * discarded. Files of the server make these calls; the simulator links these files unchanged.
+ * discarded. Source files of the server make these calls; the simulator links the object files of
+ * the server unchanged.
  *
  * One process simulates one machine at a time. calls_use selects the machine.
  */

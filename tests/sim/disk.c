@@ -43,8 +43,9 @@ static struct disk_change change_of(enum disk_change_kind kind, const char *name
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* Sets used[file + 1] to 1 for the number `file` of each file that a name, a change or a descriptor
- * refers to. An unused entry refers to the number -1, so it sets used[0]. */
+/* Finds the files in use. Sets used[file + 1] to 1 if file number `file` is in an entry of the
+ * directory, in an unsynced change or in an open descriptor. The index is file + 1, because unused
+ * entries have the file number -1; used[0] has no meaning. */
 static void find_used(const struct disk *d, uint8_t used[DISK_FILES + 1])
 {
 	memset(used, 0, DISK_FILES + 1);
@@ -69,7 +70,8 @@ static void make_room(struct disk_file *f, size_t size)
 		abort();
 }
 
-/* Copies the bytes [from, to), as far as they are on the disk, before they change. */
+/* Called before the bytes [from, to) change. Copies those of these bytes that the file had at its
+ * last fsync to `safe`, so that a power cut can restore them. */
 static void keep_safe(struct disk_file *f, size_t from, size_t to)
 {
 	to = to < f->safe_size ? to : f->safe_size;
@@ -136,7 +138,7 @@ static int new_fd(struct disk *d, struct disk_open o)
 
 /* ---- faults at each change ------------------------------------------------------------------- */
 
-/* Returns 1 and sets errno if a fault prevents this change. */
+/* Returns 1 and sets errno if a fault of the disk prevents the change that follows. */
 static int is_prevented(struct disk *d)
 {
 	d->ops++;
@@ -260,7 +262,8 @@ long disk_write(struct disk *d, int fd, const void *bytes, size_t n)
 			(void)take_bytes(d, fd, bytes, rng_below(&d->rng, n));
 		return -1;
 	}
-	if (d->capacity && n > space(d)) { /* the disk stores as much as it has space for */
+	/* the write stores only as many bytes as the disk has space for */
+	if (d->capacity && n > space(d)) {
 		(void)take_bytes(d, fd, bytes, (size_t)space(d));
 		d->full++;
 		return disk_fail(ENOSPC);
@@ -401,7 +404,7 @@ void disk_killed(struct disk *d)
 
 enum survival { NONE, ALL, FIRST, ANY, WAYS };
 
-/* Decides at a power cut which sectors of the bytes since the last fsync survive. After the call,
+/* Decides which of the sectors written since the last fsync survive a power cut. After the call,
  * `now` is the content that the file has on the disk. */
 static void keep_sectors(struct disk *d, struct disk_file *f, enum survival way)
 {
@@ -425,7 +428,7 @@ static void lose_writes(struct disk *d, struct disk_file *f)
 	if (!f->dirty)
 		return;
 	make_room(f, f->safe_size);
-	if (way == NONE || disk_chance(d, 300)) { /* the new size of the file is lost */
+	if (way == NONE || disk_chance(d, 300)) { /* the power cut loses the new size of the file */
 		for (size_t b = f->size; b < f->safe_size; b++)
 			f->now[b] = safe_byte(f, b);
 		f->size = f->safe_size;

@@ -8,10 +8,10 @@
  *
  * After a power cut, a file has the content of its last fsync. In addition, any sectors of later
  * writes may have survived, and the size of the file is either its size at the last fsync or its
- * newest size. The directory has the entries of its last fsync. Of the links, renames and unlinks
- * after that fsync, either the first few have survived or any subset of them. A rename is atomic.
- * If a process is killed, the disk loses no byte that the process has written, but the kill may
- * come in the middle of a write.
+ * newest size. The directory has the entries of its last fsync. In addition, either the first few
+ * of the links, renames and unlinks after that fsync have survived, or any subset of them. A rename
+ * is atomic. If a process is killed, the disk loses no byte that the process has written, but the
+ * kill may come in the middle of a write.
  *
  * All randomness comes from `rng`, so a seed always replays the same run. Not thread-safe.
  */
@@ -21,7 +21,7 @@
 #include <stdint.h>
 #include "common/rng.h"
 
-#define DISK_DIRECTORY "disk" /* the path of the directory as the real file code sees it */
+#define DISK_DIRECTORY "disk" /* path of the directory for the real file code */
 #define DISK_FILES     64
 #define DISK_CHANGES   48
 #define DISK_OPEN      8
@@ -31,7 +31,7 @@
 
 struct disk_file {
 	unsigned char *now; /* the content that processes see */
-	/* the content after the last fsync: only the bytes [from, to) are in `safe`, all other
+	/* the content at the last fsync: `safe` has only the bytes [from, to) of it; all other
 	 * bytes are those of `now` */
 	unsigned char *safe;
 	size_t size, safe_size, room;
@@ -42,7 +42,7 @@ struct disk_file {
 /* This struct is an entry of the directory. */
 struct disk_name {
 	char text[DISK_NAME];
-	int file; /* < 0: no entry */
+	int file; /* number of the file; < 0: this entry is unused */
 };
 
 /* This struct has the entries of the directory. The entries from number `end` on are unused. */
@@ -61,7 +61,7 @@ struct disk_change {
 };
 
 struct disk_open {
-	int file; /* < 0: the descriptor is closed */
+	int file; /* number of the open file; < 0: the descriptor is closed */
 	int is_directory, locked;
 	size_t at;
 };
@@ -73,7 +73,7 @@ struct disk {
 	struct disk_change change[DISK_CHANGES];
 	size_t n_changes;
 	struct disk_open open[DISK_OPEN];
-	size_t listing; /* the position of readdir */
+	size_t listing; /* index of the entry that readdir returns next */
 
 	/* faults, per 1000 operations */
 	/* rate of changes of files and names, and of syncs, that fail with EIO or ENOSPC */
@@ -84,7 +84,7 @@ struct disk {
 	uint32_t forgets;
 
 	uint64_t capacity; /* the maximum number of bytes of all files; 0: no limit */
-	uint32_t full;     /* the number of writes that found no space */
+	uint32_t full;     /* the number of writes that failed because the disk was full */
 
 	/* number of changes until the process is killed; DISK_NEVER: no kill */
 	uint32_t ops_left;

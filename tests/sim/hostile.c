@@ -6,10 +6,11 @@
  *
  * The verdicts on the honest workers are those of other runs, with four additions: the server
  * accepts a push of a hostile worker only if it has granted the batches to this worker; no honest
- * worker is fenced, outvoted or in quarantine because of a hostile one; a worker id that a key has
- * stays with this key; and the run ends as diverged only if most of the keys are bad or, with fewer
- * than three keys, if most of the workers are bad. A hostile worker may deliver any values for
- * batches that it was granted, so the simulator does not check the coordinates of these batches.
+ * worker is fenced, outvoted or in quarantine because of a hostile one; the worker id of one key
+ * never goes to another key; and the run ends as diverged only if most of the keys are bad or, with
+ * fewer than three keys, if most of the workers are bad. A hostile worker may deliver any values
+ * for batches that it was granted, so the simulator does not check the coordinates of these
+ * batches.
  */
 #include <math.h>
 #include <string.h>
@@ -18,8 +19,8 @@
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
-/* in a run without a data set, hostile workers push to the last coordinates, which no honest worker
- * reaches */
+/* in a run without a data set, hostile workers push only to the last OWN_COORDINATES coordinates,
+ * which no honest worker changes */
 #define OWN_COORDINATES 64u
 
 /* ---- random choices -------------------------------------------------------------------------- */
@@ -358,7 +359,9 @@ static void forge(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 	r.result.eval_id = s->server.core ? s->server.core->leases.epoch : 1;
 	r.result.eval_first = s->cfg.leases.eval_images * (uint32_t)below(s, 3);
 	r.result.eval_count = 1 + (uint32_t)below(s, 7);
-	r.result.loss_sum = r.result.eval_count; /* nearly true, because two equal lies would win */
+	/* nearly the true loss, because two equal false results would become the result of the
+	 * evaluation */
+	r.result.loss_sum = r.result.eval_count;
 	transmit(s, node, h->link, &r);
 }
 
@@ -416,7 +419,7 @@ static void steal(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 }
 
 /* Delivers the work of the newest grant: a gradient of `value` with the loss `loss`, or a result.
- * Returns 0 if it can deliver nothing. */
+ * Returns 0 if the session has no grant to deliver. */
 static int deliver_work(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h,
 	double value, float loss)
 {
@@ -527,8 +530,8 @@ static void join_again(struct sim *s, uint32_t node, struct hostile_session *h)
 	h->wait_until_ms = s->net.now_ms + 100 + below(s, 2000);
 }
 
-/* Returns a version at which a gradient does not count: one that no server has had or, if only
- * gradients of the current version count, an old one. */
+/* Returns a version for which the server rejects a gradient. This is a version that no server has
+ * had. In modes that count only gradients of the current version, it can also be an old version. */
 static uint64_t stale_version(struct sim *s)
 {
 	int exact = s->mode == SIM_SYNC || s->mode == SIM_SANDBLASTER;
@@ -537,8 +540,8 @@ static uint64_t stale_version(struct sim *s)
 	return exact && begun && hostile_chance(s, 300) ? 0 : 1ull << 40;
 }
 
-/* Requests work, and delivers it slowly as a stale gradient, so that the server has no reason to
- * end the grant, and the work is never done. */
+/* Requests work, and delivers for it, slowly, gradients that the server rejects as stale. The
+ * deliveries keep the server from ending the grant, and the work is never done. */
 static void stall(struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
 	struct msg_grant *g = &h->grant;
@@ -666,7 +669,8 @@ static uint32_t key_node(const struct sim *s, uint32_t node)
 								     : node;
 }
 
-/* Returns 1 if the worker would exceed its key's share of the slots, as in server/dispatch.c. */
+/* Returns 1 if a slot for this worker would exceed its key's share of the slots. server/dispatch.c
+ * makes the same check. */
 static int is_over_key_share(struct sim *s, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t keys = s->n_workers + s->n_hostile, share = (SIM_SLOTS + keys - 1) / keys,

@@ -14,9 +14,9 @@
 #define CHUNK    64u
 #define MAX_JOBS 256u
 #define CHECK_MS 20
-/* A process is hung if this number of checks in a row, which are CHECK_MS apart, find it at the
- * same seed. Usually a seed takes about a millisecond. If the whole simulator is stopped for a
- * while, this time does not count, because the simulator makes no checks then. */
+/* A process counts as hung if this number of checks in a row, which are CHECK_MS apart, find it at
+ * the same seed. Usually a seed takes about a millisecond. Checks are counted, not milliseconds, so
+ * that a time in which the whole simulator is stopped does not count. */
 #define HANG 1000
 
 /* All processes of the simulator share this memory. */
@@ -73,9 +73,9 @@ static void note_failure(struct board *b, uint64_t seed)
 		;
 }
 
-/* Does the work of one process: takes chunks of seeds and runs them. The function returns when
- * processes have taken all seeds or, after a failure, all seeds below the smallest seed that has
- * failed. */
+/* Does the work of one process: takes chunks of seeds and runs them. Returns when no seed is left
+ * for it: the processes have taken all seeds or, after a failure, all seeds below the smallest seed
+ * that has failed. */
 static void work_on_seeds(
 	struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
 {
@@ -142,7 +142,7 @@ static void reap_job(
 	}
 }
 
-/* Kills each process that hangs at a seed. The seed then counts as failed. */
+/* Kills each process that hangs at a seed. The seed at which it hangs then counts as failed. */
 static void kill_hung(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {

@@ -1,9 +1,9 @@
 /*
  * jobs.h - runs many seeds in one process or in several processes at once.
  *
- * The processes take the seeds in ascending order, a few at a time. After a violation, all smaller
- * seeds still run. The reported seed is therefore always the smallest failing seed, whatever the
- * number of processes is.
+ * The processes take the seeds in ascending order, a few at a time. If a seed has a violation, all
+ * smaller seeds still run. The reported seed is therefore always the smallest failing seed,
+ * whatever the number of processes is.
  */
 #ifndef TESTS_SIM_JOBS_H
 #define TESTS_SIM_JOBS_H

@@ -31,14 +31,16 @@ void sim_lane_welcomed(struct sim *s, struct sim_worker *w)
 	const struct stamp *stamp = &session_welcome(w->session)->stamp;
 
 	if (!s->has_lanes || !s->server.core || stamp->term != s->cfg.term || l->link != w->bulk)
-		return; /* the worker has no lane, or its secret is not the newest */
+		/* no lane: the server offers none, or the WELCOME of the worker is not the
+		 * newest */
+		return;
 	if (l->server_process == s->server.process)
 		return; /* the worker has reconnected, and its lane has stayed open */
 	l->server_process = net_chance(&s->net, 800) ? s->server.process : 0;
 	memset(l->seq, 0, sizeof(l->seq));
 }
 
-/* Takes a free slot for a push that has not been sent. Returns 0 if no slot is free. */
+/* Takes a free slot for a push that the worker has not sent yet. Returns 0 if no slot is free. */
 static uint32_t take_slot(struct shm_lane *l, uint64_t seq, const struct gradient *g)
 {
 	uint32_t i = 0;
@@ -62,7 +64,8 @@ void sim_lane_push(struct sim *s, struct sim_worker *w, struct msg_push *p)
 
 	p->lane_slot = 0;
 	l->newest = is_new ? p->seq : l->newest;
-	/* a worker may detect late that the server of its lane was killed */
+	/* a worker may detect late that the server of its lane was killed, and then still writes to
+	 * the lane */
 	if (!l->server_process || p->slices.n != 1 || (is_lost && net_chance(&s->net, 500)))
 		return;
 	for (uint32_t i = 0; i < SIM_LANE_SLOTS; i++)

@@ -56,7 +56,8 @@ static void choose_lbfgs(struct sim *s)
 	c->lbfgs.wolfe = 0.9;
 }
 
-/* Chooses a real optimizer for resume runs, whose gradients depend on every bit of the weights. */
+/* Chooses a real optimizer for resume runs. In these runs the gradients depend on every bit of the
+ * weights, so a restart that loses one bit of the state changes the final weights. */
 static void choose_exact(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -83,7 +84,8 @@ static void choose_exact(struct sim *s)
 }
 
 /* Sets a learning rate and a staleness scaling that elastic moves must not use. If an elastic move
- * used one of them, the result would change. */
+ * used one of them by mistake, the result would change, and the simulator would report a
+ * violation. */
 static void choose_easgd(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -96,9 +98,10 @@ static void choose_easgd(struct sim *s)
 		c->n_params = SIM_COORDINATES;
 }
 
-/* Forgets all versions of the weights. The weights of an entry are read only if its term and
- * version are the required ones. No server has term 0, so only the first entry can be found before
- * it is written, with term 0 and version 0. Therefore only its weights are cleared. */
+/* Forgets all versions of the weights. A worker reads the weights of an entry only if the entry has
+ * the required term and version. Here every entry gets term 0, which no server has, and version 0.
+ * Only a worker that has pulled nothing requires these, and it looks in the first entry. So only
+ * the weights of the first entry are cleared. */
 static void forget_versions(struct sim *s)
 {
 	memset(s->versions, 0, sizeof(*s->versions));
@@ -179,7 +182,7 @@ static void choose_config(struct sim *s)
 		choose_training(s);
 }
 
-/* Fills the fields of struct options that a start reads. */
+/* Fills the fields of struct options that a start of the server reads. */
 static void fill_options(struct sim *s)
 {
 	struct options *o = &s->options;
@@ -301,7 +304,7 @@ static void choose_faults(struct sim *s)
 		if (s->exact)
 			f->at_ms += EXACT_FROM_MS;
 		if (!(s->limits.faults >> i & 1) || (s->exact && breaks_exactness(f)))
-			f->at_ms = UINT64_MAX; /* never */
+			f->at_ms = UINT64_MAX; /* so that this fault never happens */
 	}
 }
 
@@ -381,7 +384,7 @@ static void choose_steps(struct sim *s)
 		choose_exact(s);
 		forget_versions(s);
 		for (uint32_t i = 0; i < s->n_faults; i++)
-			s->fault[i].at_ms = UINT64_MAX; /* never */
+			s->fault[i].at_ms = UINT64_MAX; /* so that this fault never happens */
 	}
 	fill_options(s);
 }
@@ -448,9 +451,10 @@ static void choose_lanes(struct sim *s)
 		s->net.tear = 0;
 }
 
-/* In half of the runs, vectors have several blocks, which run in another order. The serial run,
- * with which an exact run is compared, has the same blocks in their order. The function draws
- * nothing from s->plan, so the other choices of a given seed do not change. */
+/* In half of the runs, the engine divides vectors into several blocks and runs these blocks in
+ * another order. An exact run is compared with a serial run, which runs the same blocks in
+ * ascending order. The function draws nothing from s->plan, so the other choices of a given seed do
+ * not change. */
 static void choose_engine(struct sim *s)
 {
 	const uint64_t hash = s->seed * 0x9e3779b97f4a7c15u; /* Fibonacci hashing */
@@ -479,9 +483,10 @@ static void choose_hostile(struct sim *s)
 		s->cfg.limits.norm_ratio = s->options.core.limits.norm_ratio = 4;
 }
 
-/* Gives the buffer a robust rule in some runs. The rule counts no gradient exactly once, so in
- * these runs only the number of counted images shows whether each batch was counted once. The
- * function draws nothing from s->plan, so the other choices of a given seed do not change. */
+/* Gives the buffer a robust rule in some runs. A robust rule does not count every gradient exactly
+ * once, so in these runs only the number of counted images shows whether each batch was counted
+ * once. The function draws nothing from s->plan, so the other choices of a given seed do not
+ * change. */
 static void choose_rule(struct sim *s)
 {
 	const uint64_t hash = s->seed * 0xc2b2ae3d27d4eb4fu;

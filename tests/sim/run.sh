@@ -22,7 +22,7 @@ each=$(((seeds + 6) / 7))
 begin=$(date +%s)
 
 # Run one chunk of seeds of each mode in turn, so that all modes have run about as many seeds when
-# the time is up. No two modes use the same seeds. A violation ends the chunk in which it happens,
+# the time is up. No two modes run the same seeds. A violation ends the chunk in which it happens,
 # and the seeds of this chunk before the violation count as done.
 at=0
 while [ "$at" -lt "$each" ] && [ $(($(date +%s) - begin)) -lt "$seconds" ]; do

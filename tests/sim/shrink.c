@@ -88,7 +88,9 @@ static int fewer_strikes(struct search *f)
 	if (try(f, l))
 		return 1;
 	l = f->best;
-	if (l.strikes_to == UINT64_MAX) { /* replace "all losses" by their number in this run */
+	/* replace "all losses and duplications" by the number of losses and duplications in this
+	 * run */
+	if (l.strikes_to == UINT64_MAX) {
 		(void)sim_run(f->s, f->seed, &l, 0);
 		l.strikes_to = f->s->net.strikes;
 		if (!try(f, l))

@@ -9,7 +9,7 @@ import pytest
 
 from support.build import FLAVOUR, ROOT, command
 
-# a run is slower under a sanitizer, so fewer seeds run
+# numbers of seeds; fewer under a sanitizer, because each run is slower
 SEEDS = 20000 if FLAVOUR == "release" else 400
 HOSTILE_SEEDS = 2000 if FLAVOUR == "release" else 100
 OLDER_SEEDS = 1000 if FLAVOUR == "release" else 50

@@ -9,7 +9,8 @@
 #include "tests/sim/sim.h"
 
 /* Checks the ledger gradient. If the disk has reported success of an fsync that wrote nothing,
- * pushes may be missing, because no server can prevent this. Even then, no push may count twice. */
+ * pushes may be missing, because no server can prevent this. Even in this case, no push may count
+ * twice. */
 static void ledger_gradient(struct sim *s, const float *pushes)
 {
 	const float *w = pushes;
@@ -26,8 +27,8 @@ static void ledger_gradient(struct sim *s, const float *pushes)
 	}
 }
 
-/* Returns 1 if two workers have agreed on each evaluation result of the run. The two are not
- * processes of one liar, which can be two workers for the server. */
+/* Returns 1 if two workers have agreed on each evaluation result of the run. Two processes of one
+ * liar do not count here, although the server can take them for two workers. */
 static int is_checked(const struct sim *s, const struct core *c)
 {
 	const struct check_stats *k = core_check_stats(c);
@@ -62,8 +63,8 @@ static void batch_ledger(struct sim *s, const float *batches)
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
 }
 
-/* Checks that each applied push has moved the centre exactly once, by -e (program.c), and that no
- * other event has moved it. */
+/* Checks that each applied push has moved the centre exactly once, by -e (program.c), and that
+ * nothing else has moved the centre. */
 static void elastic_ledger(struct sim *s, const float *w)
 {
 	const float *pushes = w + sim_first_push(s);
@@ -104,8 +105,8 @@ static void portion_ledger(struct sim *s, const float *w)
  *   again. A worker computes its batches again, with other weights: with EASGD the worker has moved
  *   its own weights meanwhile; with several batches for each pull, the first computation used older
  *   weights.
- * - The run uses delay compensation, and the server gave the worker up and discarded the weights of
- *   its next push.
+ * - The run uses delay compensation, and the server stopped waiting for the worker and discarded
+ *   the copy of the weights with which the worker had computed its next push.
  */
 static int is_torn(const struct sim *s, const struct core *c)
 {

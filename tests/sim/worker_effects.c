@@ -24,8 +24,8 @@ void worker_compute(struct sim *s, uint32_t node)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* Called when a process has died and can no longer replay its pushes after `from`. Each of these
- * pushes may end up applied or lost. */
+/* Called when a process has died and can no longer replay its pushes after `from`. At the end of
+ * the run, each of these pushes may be applied or lost. */
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 {
 	if (from > w->verdict_seq)
@@ -53,8 +53,8 @@ static void start_worker_again(struct sim *s, uint32_t node, uint64_t in_ms)
 
 /* Returns 1 if a hostile worker has the slot of this honest worker, although the server has not
  * lost the honest one. The server loses a worker if all messages that the worker sent during
- * dead_ms were lost. The slot of this worker is then free for any worker. An earlier HELLO of an
- * honest worker, which the network has delayed, can also take its slot. */
+ * dead_ms were lost. The slot of the lost worker is then free for any worker. An earlier HELLO of
+ * an honest worker, which the network has delayed, can also take its slot. */
 static int is_displaced(const struct sim *s, const struct sim_worker *w)
 {
 	const struct stamp *stamp = &session_welcome(w->session)->stamp;
@@ -96,28 +96,33 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 		return 1;
 	case PS_EUNREACHABLE:
 		return s->finished || s->refused || w->back_ms;
-	case PS_EAUTH: /* the server has lost the worker id, and given it to another key */
+	/* right only if the server has lost the worker id and given it to another key */
+	case PS_EAUTH:
 	case PS_EROLLEDBACK:
 		return s->disk.broken;
-	case PS_EQUARANTINE: /* a liar is outvoted in each repetition of an evaluation */
+	/* right for a liar, which is outvoted in each repetition of an evaluation */
+	case PS_EQUARANTINE:
 		return w->broken || was_quarantined(s, w) ||
 		       (s->liar && w == &s->worker[s->liar - 1]);
 	case PS_EWRONGDATA:
 		return w->foreign;
 	case PS_EDIVERGED:
 		return s->diverged > 0;
-	case PS_EWRONGRUN: /* no checkpoint was left, so the server has begun a new run */
+	/* right only if no checkpoint was left, so that the server has begun a new run */
+	case PS_EWRONGRUN:
 		return s->disk.lied;
 	default:
 		return 0;
 	}
 }
 
-/* Returns the newest push that must have been applied when a session ends with `status`. The server
- * frees a slot, and exits, only after all acknowledged pushes are on the disk. There is one
- * exception. If the server crashed, and after the crash another process took the name or the run
- * ended as diverged, the worker could not replay the pushes that the crash lost. After such a
- * crash, only durable pushes must have been applied. */
+/* Returns the newest push that must have been applied when a session ends with `status`. Usually
+ * this is the newest acknowledged push: before the server exits, or gives a worker's slot to
+ * another worker, it waits until all acknowledged pushes are on the disk. In two cases only the
+ * durable pushes must have been applied:
+ * - The session has given up, because it could not reach the server.
+ * - The server crashed, and after the crash another process took the name or the run ended as
+ *   diverged. In both cases, the worker could not replay the pushes that the crash lost. */
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
 	int final = status == PS_EFENCED || status == PS_EDIVERGED;
@@ -197,8 +202,8 @@ static void fill_slices(const struct sim *s, struct slices *to, const struct gra
 		add_slice(to, sim_first_push(s) + g->push, 1, &one);
 }
 
-/* Changes the encoding of those slices to bfloat16 whose values bfloat16 has exactly. So the
- * write-ahead log has slices of both encodings, and its replay must give the same weights. */
+/* Encodes as bfloat16 each slice whose values bfloat16 can represent exactly. The write-ahead log
+ * then has slices of both encodings, and its replay must give the same weights. */
 static void use_bf16(struct slices *s)
 {
 	for (uint32_t i = 0; i < s->n; i++) {

@@ -12,7 +12,7 @@ static const char *const *contract_begin(void **state)
 	return c->device;
 }
 
-/* ---- tests of each device: examples computed by hand ---------------------------------------- */
+/* ---- tests for every device: examples computed by hand -------------------------------------- */
 
 void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 {
@@ -50,9 +50,9 @@ void padded_pixels_are_never_the_argmax(void **state)
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
 
-		/* The pool pads the 1x3 values to 2x4. The pool's windows contain the values {0, 1}
-		 * and {2}. All values are negative, so padding that counted as zero would be the
-		 * argmax. */
+		/* The pool pads the 1 x 3 values to 2 x 4. One window has the first two values, the
+		 * other one has the third value and padding. All values are negative, so if the
+		 * padding counted as zeros, a zero would be the maximum. */
 		subject_random(
 			&s, &(struct odd_model){{1, 1, 3}, "conv:1:1 pool:2:pad=auto fc:2"}, 1);
 		fill_pool_subject(&s, (uint8_t[]){51, 102, 204}, 3);
@@ -68,7 +68,8 @@ void padded_pixels_are_never_the_argmax(void **state)
 }
 
 /* Check that a pool chooses the first of four equal values. The second conv has weight zero, so
- * that all of its outputs are equal. The dropout layer prevents the device from fusing layers. */
+ * that all of its outputs are equal. The dropout layer keeps the device from computing several
+ * layers in one fused kernel. */
 static void check_first_of_equals(const char *device, const char *text)
 {
 	struct subject s;
@@ -124,7 +125,7 @@ void dropout_draws_what_the_header_specifies(void **state)
 	}
 }
 
-/* ---- tests of each device: evaluation and refusals ------------------------------------------ */
+/* ---- tests for every device: evaluations, and calls that a device must refuse --------------- */
 
 void evaluation_and_prediction_follow_from_the_same_logits(void **state)
 {
@@ -188,8 +189,9 @@ static void contract_nan(const char *device, size_t tensor)
 void logits_that_are_no_numbers_are_wrong_answers(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
-		contract_nan(*d, 0); /* a NaN in a filter makes all logits NaN */
-		contract_nan(*d, 3); /* a NaN in a bias makes only the logit of class 0 NaN */
+		contract_nan(*d, 0); /* a NaN in a filter, which makes all logits NaN */
+		/* a NaN in a bias, which makes only the logit of class 0 NaN */
+		contract_nan(*d, 3);
 	}
 }
 
@@ -240,14 +242,14 @@ void a_batch_larger_than_memory_is_refused(void **state)
 	}
 }
 
-/* ---- tests of each device: local training ---------------------------------------------------- */
+/* ---- tests for every device: local training ------------------------------------------------- */
 
 #define LOCAL_RATE 0.1f
 
 /* Compute local training as kernels/backend.h defines it, one gradient after the other: each
  * gradient is computed at the weights that the previous step has made. A step does not change the
  * running statistics, because they are not trained. Writes the final weights to `params` and the
- * sum of the gradients to `sum`. Returns the mean loss. */
+ * sum of the gradients to `sum`. Returns the mean loss of all steps. */
 static double local_by_hand(struct subject *s, float *params, float *sum)
 {
 	double loss = 0;
@@ -406,7 +408,8 @@ void rounds_may_overlap(void **state)
 	}
 }
 
-/* With rounds = 1 the next round can start only after backend_local_wait. */
+/* Check a backend with the option rounds = 1: the caller may start the next round only after
+ * backend_local_wait, and an earlier start must be refused. */
 static void check_one_round(const char *device)
 {
 	struct subject s;
@@ -427,8 +430,8 @@ static void check_one_round(const char *device)
 	subject_release(&s);
 }
 
-/* Start each gradient before the wait for the previous one. Each gradient must be that of
- * backend_gradient. */
+/* Start each gradient before the wait for the previous one. Each gradient must equal the one that
+ * backend_gradient computes for the same batch. */
 void gradients_may_overlap(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {

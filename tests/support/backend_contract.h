@@ -1,7 +1,7 @@
 /*
  * backend_contract.h - tests that every device must pass. The tests check the promises of
- * kernels/backend.h with examples computed by hand, and the calls that a device must refuse. A test
- * program lists these tests in its main.
+ * kernels/backend.h with examples computed by hand, and the calls that a device must refuse. The
+ * main function of a test program lists the tests that it runs.
  */
 #ifndef TESTS_SUPPORT_BACKEND_CONTRACT_H
 #define TESTS_SUPPORT_BACKEND_CONTRACT_H

@@ -17,14 +17,14 @@ FLAVOUR = os.environ.get("FLAVOUR", "release")
 BUILD = ROOT / "build" / FLAVOUR
 FULL = bool(os.environ.get("CNN_SLOW"))
 MUTANT = os.environ.get("KX_MUTANT", "none")
-# the factor by which deadlines grow under a sanitizer
+# the factor by which tests multiply their deadlines in this flavour
 PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 
 
 def without(program, package):
-    """End a test, or the import of its file, because a program or module is not installed. The test
-    is skipped. If KX_REQUIRE_TOOLS=1, which .ci/run sets, the test fails instead."""
-    import pytest  # benchmarks import this module without pytest
+    """End a test, or the import of its file, because a program or module is not installed. This
+    function skips the test or, if KX_REQUIRE_TOOLS=1, which .ci/run sets, fails it."""
+    import pytest  # imported here, because benchmarks use this module without pytest
     why = f"no {program}: {package} installs it"
     if os.environ.get("KX_REQUIRE_TOOLS"):
         pytest.fail(f"KX_REQUIRE_TOOLS is set, but: {why}")
@@ -32,8 +32,8 @@ def without(program, package):
 
 
 def needs(module, package):
-    """Import the module that a test needs. If the module is not installed, without() ends the
-    test."""
+    """Import the module that a test needs. If the module is not installed, call without(), which
+    ends the test."""
     try:
         return importlib.import_module(module)
     except ImportError:

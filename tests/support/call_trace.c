@@ -12,7 +12,7 @@
 
 #define UNTRACED __attribute__((no_instrument_function))
 
-extern const char __executable_start[]; /* of the linker */
+extern const char __executable_start[]; /* the linker defines this symbol */
 
 static FILE *file;
 static _Thread_local int is_main;

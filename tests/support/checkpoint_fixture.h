@@ -11,7 +11,7 @@
 
 extern char checkpoint_dir[64];
 extern struct err checkpoint_err;
-extern struct capture checkpoint_log; /* the log lines of read_newest */
+extern struct capture checkpoint_log; /* receives the log lines of read_newest */
 
 int checkpoint_set_up(void **state);
 int checkpoint_tear_down(void **state);

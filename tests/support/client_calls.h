@@ -7,13 +7,13 @@
 
 /* Pull the newest weights into `w`. `version` may be NULL. */
 int client_pull_all(struct cnnps *c, float *w, uint64_t *version);
-/* Pull the weights of the evaluation into `w`. `version` may be NULL. */
+/* Pull the weights under evaluation into `w`. `version` may be NULL. */
 int client_pull_eval(struct cnnps *c, float *w, uint64_t *version);
 /* Pull the newest weights into memory of the library. view->weights points to this memory. */
 int client_view(struct cnnps *c, struct cnnps_pull *view);
 int client_prefetch(struct cnnps *c);
 int client_await(struct cnnps *c);
-/* Push all of `g`. */
+/* Push the gradient `g`, which has a value for each weight. */
 int client_push_all(struct cnnps *c, const float *g, uint64_t version);
 /* Push the `n` values `g` as the part of a gradient that begins at coordinate `offset`. */
 int client_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version);

@@ -121,7 +121,7 @@ void cluster_evaluate(struct cluster *k, uint32_t i)
 	int goes_on =
 		fixture_count(&k->f, EFFECT_EVALUATED) && !fixture_count(&k->f, EFFECT_FINISH);
 	cluster_receive(k);
-	if (goes_on) { /* the server's dispatch also adds a tick after an evaluation */
+	if (goes_on) { /* make a tick after an evaluation, as server/dispatch.c does */
 		fixture_tick(&k->f, 0);
 		cluster_receive(k);
 	}
@@ -138,7 +138,7 @@ int cluster_act(struct cluster *k, uint32_t i)
 	else if (h->grant.request == h->request)
 		cluster_request(k, i);
 	else
-		return 0; /* the worker waits for an answer */
+		return 0; /* the worker can send nothing, because it waits for an answer */
 	return 1;
 }
 
@@ -166,7 +166,7 @@ void cluster_restart(struct cluster *k, uint32_t n)
 		cluster_receive(k);
 		if (h->grant.request == h->request)
 			continue;
-		/* the worker's request has no answer yet */
+		/* repeat the request that has no answer yet */
 		fixture_lease(&k->f, h->peer, h->s, h->request);
 		cluster_receive(k);
 	}

@@ -32,7 +32,8 @@ struct core_fixture {
 	uint64_t now_ms;
 	uint64_t saving;   /* generation of the snapshot in progress; 0: none */
 	struct core *twin; /* a second core that receives the same events; NULL: none */
-	/* `next_buffer` of each event for `core`; `twin` always overwrites its weights */
+	/* the value of `next_buffer` in each event for `core`; events for `twin` have NULL there,
+	 * so `twin` overwrites its weights in place */
 	float *next_buffer;
 };
 
@@ -63,7 +64,7 @@ void fixture_durable(struct core_fixture *f);
 
 size_t fixture_count(const struct core_fixture *f, enum effect_kind kind);
 const struct effect *fixture_effect(const struct core_fixture *f, enum effect_kind kind);
-/* Returns the first message of this type to `peer`, or NULL. */
+/* Returns the first message of this type that the last event sent to `peer`, or NULL. */
 const struct msg *fixture_sent(const struct core_fixture *f, uint32_t peer, enum msg_type type);
 /* Check that the last event sent a single message: ERROR with `status` to `peer`. */
 void fixture_refused(const struct core_fixture *f, uint32_t peer, int status);
@@ -77,26 +78,27 @@ struct msg fixture_hello(const char *name);
 struct msg fixture_resume(struct stamp s, uint64_t last_seq, uint64_t durable_seq);
 /* Send HELLO, and complete snapshots until the server sends WELCOME. Returns the worker's stamp. */
 struct stamp fixture_join(struct core_fixture *f, uint32_t peer, const char *name);
-/* Resume a session. The server must answer HELLO with WELCOME. Returns the new stamp. */
+/* Resume the session with the stamp `s`. The server must answer HELLO with WELCOME. Returns the
+ * stamp in this WELCOME. */
 struct stamp fixture_come_back(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last_seq);
 
 /* Returns a push without a batch and without any tensor, so that its gradient is zero. */
 struct msg fixture_push(struct stamp s, uint64_t seq);
 void fixture_slice(struct msg *m, uint64_t offset, uint64_t count, const float *g);
-/* Returns a push whose gradient is 1 at every coordinate. The push of ones changes each weight by
- * minus the learning rate. */
+/* Returns a push whose gradient is 1 at every coordinate. With plain SGD, such a push decreases
+ * each weight by the learning rate. */
 struct msg fixture_push_ones(struct stamp s, uint64_t seq);
 /* Set the batches of a push, and the number of their images in the data set of fixture_training. */
 void fixture_work(struct msg *m, uint32_t epoch, uint32_t first, uint32_t count);
-/* Returns a push of fixture_push_ones with the batches of fixture_work. */
+/* Returns the push that fixture_push_ones makes, with the batches that fixture_work sets. */
 struct msg fixture_batch(
 	struct stamp s, uint64_t seq, uint32_t epoch, uint32_t first, uint32_t count);
 /* Send a push. The answer must be an ACK or, if the push also pulls, PARAMS that contain an ACK.
  * Returns the ACK. */
 struct msg_ack fixture_acked(struct core_fixture *f, uint32_t peer, const struct msg *m);
 void fixture_applied(struct core_fixture *f, uint32_t peer, const struct msg *m);
-/* Apply the push fixture_push_ones of peer 9. */
+/* Send the push that fixture_push_ones makes from peer 9. The server must apply the push. */
 void fixture_apply_ones(struct core_fixture *f, struct stamp s, uint64_t seq);
 void fixture_rejected(struct core_fixture *f, uint32_t peer, const struct msg *m, enum reject why);
 
@@ -106,7 +108,7 @@ const struct msg_grant *fixture_granted(const struct core_fixture *f, uint32_t p
 /* Request a lease. The server must answer with a grant. Returns this grant. */
 struct msg_grant fixture_grant(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
-/* Does the same as fixture_grant. The grant must be training work. */
+/* Does the same as fixture_grant, but the grant must be training work. */
 struct msg_grant fixture_train(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
 void assert_work(const struct msg_grant *g, uint32_t epoch, uint32_t first, uint32_t count);
@@ -128,8 +130,8 @@ struct core_snapshot {
 /* Encode the state of the core. fixture_drop frees the snapshot. */
 struct core_snapshot fixture_save(const struct core_fixture *f);
 void fixture_drop(struct core_snapshot *snapshot);
-/* Decode a snapshot into fresh memory. Returns the status. If it is not PS_OK, *why is the
- * reason. */
+/* Decode a snapshot into fresh memory. Returns the status of the decoder. If the status is not
+ * PS_OK, *why is the reason. */
 int fixture_read(struct core_fixture *f, struct core_config cfg,
 	const struct core_snapshot *snapshot, const char **why);
 /* Start a server of the next term from a snapshot, which must be valid. */

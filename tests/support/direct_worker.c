@@ -51,7 +51,7 @@ void direct_progress(struct progress *p, const struct direct_worker *w)
 		progress_effect(p, w->core, e, w->now_ms);
 }
 
-/* Send `m` to the core. Returns the first reply of `type`, or NULL. */
+/* Send `m` to the core. Returns the first reply of this type, or NULL if there is none. */
 static const struct msg *direct_send(
 	struct direct_worker *w, const struct msg *m, enum msg_type type)
 {

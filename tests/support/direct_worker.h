@@ -29,10 +29,11 @@ struct direct_worker {
 
 /* Returns the first message of `type` that the last step sent, or NULL. */
 const struct msg *direct_sent(const struct core *core, enum msg_type type);
-/* Pass the effects of the last step to `p`. */
+/* Pass the effects of the core's last step to the progress bar `p`. */
 void direct_progress(struct progress *p, const struct direct_worker *w);
 
-/* Send HELLO with a data set of `n_train` and `n_test` images. Returns the WELCOME, or NULL. */
+/* Send HELLO with a data set of `n_train` and `n_test` images. Returns the WELCOME, or NULL if the
+ * core sends none. */
 const struct msg *direct_hello(
 	struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
 /* Join the core as worker `name`. The options must have no checkpoint directory, so that the core

@@ -1,6 +1,6 @@
 /*
- * double_device.h - makes a device of the core (common/param_device.h) from a store module. A
- * function that fails ends the test.
+ * double_device.h - makes a device of the core (common/param_device.h) from a store module. If a
+ * function of the module fails, the test fails.
  */
 #ifndef TESTS_SUPPORT_DOUBLE_DEVICE_H
 #define TESTS_SUPPORT_DOUBLE_DEVICE_H
@@ -10,7 +10,9 @@ struct double_device {
 	struct param_device device;
 	const struct store_module *module;
 	void *self;
-	unsigned fetches; /* calls of the device's `fetch` and `weights`, for which updates wait */
+	/* number of calls of the device's `fetch` and `weights`; no update can run during such a
+	 * call, so some tests require that there is none */
+	unsigned fetches;
 };
 
 /* Opens device `number` of the module, with memory for n values and `vectors` state vectors. */

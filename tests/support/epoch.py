@@ -13,9 +13,9 @@ PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--warm-start-updates", 0)
 
 def one_epoch(programs, device, model, *options, rate=0.05, seed=7, data=None, seconds=240):
     """Returns the weights as a pair (before the epoch, after the epoch). Equal seeds give equal
-    initial weights, batches and order on every device. The learning rate is 0.05, because at 0.1 a
-    rounding error that changes an argmax of a pool grows a hundredfold in one epoch. At 0.05 such
-    an error does not grow."""
+    initial weights, batches and order on every device. The learning rate is 0.05: at 0.1, a
+    difference of the weights that begins with a rounding error in an argmax of a pool grows a
+    hundredfold in one epoch, but at 0.05 it does not grow."""
     name = f"{device.replace(':', '-')}-{len(programs.processes)}"
     server = programs.server("--model", model, *PLAIN, "--seed", seed, "--lr", rate, *options,
                              directory=name)

@@ -12,7 +12,8 @@
 
 /* the number of calls that succeed before calls fail; -1: no call fails */
 extern int disk_writes_left, disk_syncs_left;
-extern atomic_int disk_sync_hangs;    /* fdatasync does not return while this is not 0 */
-extern _Thread_local int disk_exempt; /* if this is not 0, writes of this thread do not fail */
+extern atomic_int disk_sync_hangs; /* while this variable is not 0, fdatasync does not return */
+/* while this variable is not 0, writes of this thread do not fail */
+extern _Thread_local int disk_exempt;
 
 #endif

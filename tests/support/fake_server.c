@@ -66,8 +66,8 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 	fake_send(f, peer, &m);
 }
 
-/* Send the weights, which are the start weights minus the sum of all pushes. `ack`: the ACK that
- * the PARAMS contains, or NULL. */
+/* Send the weights, which are the start weights minus the sum of all pushes. If `ack` is not NULL,
+ * the PARAMS also contains this ACK. */
 static void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weights which,
 	const struct msg_ack *ack)
 {

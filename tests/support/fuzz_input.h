@@ -27,8 +27,8 @@ uint64_t input_u64(struct input *in);
 uint32_t input_below(struct input *in, uint32_t n);
 /* Returns `v` most of the time, sometimes a number near `v`, and seldom an arbitrary number. */
 uint64_t input_near(struct input *in, uint64_t v);
-/* Read the next line without its '\n' to `text`, at most size - 1 bytes of it. The rest of the line
- * is skipped. */
+/* Read the next line without its '\n' to `text`, at most size - 1 bytes of it. The function skips
+ * the rest of a longer line. */
 void input_line(struct input *in, char *text, size_t size);
 /* Returns an engine with blocks of `block` values, which runs all blocks of a job in descending
  * order when the job begins. */

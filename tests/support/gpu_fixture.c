@@ -75,7 +75,7 @@ void gpu_begin(void)
 /* The gradients of the parts of a batch, which threads compute in parallel. The gradient of the
  * batch is the mean of these gradients, weighted with the numbers of images of the parts. */
 #define MAX_PARTS   16
-#define PART_IMAGES 4 /* for fewer images a thread is not worth its cost */
+#define PART_IMAGES 4 /* minimum number of images of a part, so that a thread pays off */
 struct parts {
 	const struct subject *s;
 	size_t n;

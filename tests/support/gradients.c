@@ -159,10 +159,10 @@ float *params_nearby(const struct subject *s, double rounding, uint64_t round)
 	return nearby;
 }
 
-/* A search: NEARBY vectors of weights differ from the weights of `s` by relative amounts of up to
- * `rounding`. The search computes the exact gradients at these vectors, and their distances from
- * the gradient `from`. The search ends as soon as a distance is at most `near` or at least
- * `far`. */
+/* A search among weights near those of `s`. The search makes NEARBY vectors of weights, which
+ * differ from those of `s` by relative amounts of up to `rounding`. At each vector, the search
+ * computes the exact gradient, and the distance of this gradient from the gradient `from`. The
+ * search ends as soon as a distance is at most `near` or at least `far`. */
 struct nearby {
 	const struct subject *s;
 	const float *from;
@@ -251,10 +251,10 @@ static double loss_along(
 /*
  * Compare the gradient of one tensor with the slope of the loss, along the gradient itself (scaled
  * to length 1) and along a random direction. The logits are floats, so a loss has an error of about
- * 1e-7, and a slope over two steps of 1e-4 has an error of about 5e-4. Besides, some ReLUs and
- * argmaxes flip within these steps. The tolerance of 2 % of the tensor's gradient plus 1e-3 allows
- * for both. A wrong factor or index gives an error of about 100 %. The tests that compare gradients
- * with cpu-ref are much stricter.
+ * 1e-7, and a slope over two steps of 1e-4 has an error of about 5e-4. In addition, some ReLUs and
+ * argmaxes flip within these two steps. The tolerance of 2 % of the tensor's gradient plus 1e-3
+ * allows for both. A wrong factor or index gives an error of about 100 %. The tests that compare
+ * gradients with cpu-ref are much stricter.
  */
 static void check_slope(struct subject *s, const float *grad, const struct tensor *t)
 {

@@ -27,9 +27,9 @@ struct odd_model {
 	const char *text;
 };
 
-/* Models of odd sizes. Most sizes of layers are 1, primes, or one more or less than 4, 8, 16 or 32,
- * the lengths of SIMD vectors and of pairs of them. Each kind of layer occurs as the first layer,
- * as the last layer, in the middle, and twice in a row. */
+/* Models with unusual sizes. Most sizes of layers are 1, primes, or one more or less than 4, 8, 16
+ * or 32, the lengths of SIMD vectors and of pairs of them. Each kind of layer occurs as the first
+ * layer, as the last layer, in the middle, and twice in a row. */
 #define N_ODD_MODELS 31
 extern const struct odd_model odd_models[N_ODD_MODELS];
 /* More models of odd sizes, with the layers that odd_models lacks: tanh, sigmoid, overlapping and
@@ -59,31 +59,33 @@ void subject_release(struct subject *s);
  * each value that the device does not write. */
 void subject_step(struct subject *s);
 
-/* Returns the L2 norm of a - b divided by the L2 norm of b. The result is NaN if any value is
- * NaN. */
+/* Returns the L2 norm of a - b divided by the L2 norm of b. The result is NaN if any value of `a`
+ * or `b` is NaN. */
 double gradient_distance(const float *a, const float *b, size_t n);
 
 #define NEARBY 32 /* the number of random changes that gradient_jump tries */
-/* Returns the weights after each of them has changed by a random relative amount of at most
- * `rounding`. Each `round` gives other amounts. The caller frees the weights. */
+/* Returns a copy of the weights in which each weight has changed by a random relative amount of at
+ * most `rounding`. Each value of `round` gives other random amounts. The caller frees the copy. */
 float *params_nearby(const struct subject *s, double rounding, uint64_t round);
 /*
  * Returns the largest relative change of the exact gradient `right`, in NEARBY trials, when each
  * weight changes by a relative amount of up to `rounding`, the rounding error of the arithmetic
- * under test. The trials end as soon as a change is at least `enough`. A large result means that a
- * rounding error can flip an argmax or a ReLU of the batch, so a difference between two gradients
- * does not prove an error of the arithmetic. The trials use all CPUs.
+ * under test. The function makes no further trials as soon as a change is at least `enough`. A
+ * large result means that a rounding error can flip an argmax or a ReLU of the batch, so a
+ * difference between two gradients does not prove an error of the arithmetic. The trials use all
+ * CPUs.
  */
 double gradient_jump(const struct subject *s, const float *right, double rounding, double enough);
 
 /*
  * Returns the backward error of `grad`: the smallest relative change of the weights, from half an
  * ulp to `max`, at which the exact gradient is within `bound` of `grad`. Returns 0 if no such
- * change was found. Unless such a change flips an argmax or a ReLU, it moves the exact gradient
- * only a little. Therefore, if `grad` is farther than `bound` from the exact gradient at the
- * unchanged weights, the cause is an argmax or a ReLU that the rounding flips. Writes the distance
- * between `grad` and the nearest exact gradient of the last amount to *distance_there. The trials
- * use all CPUs.
+ * change was found. A change that flips no argmax and no ReLU moves the exact gradient only a
+ * little. Let `grad` be farther than `bound` from the exact gradient at the unchanged weights. A
+ * result above 0 then means that rounding has flipped an argmax or a ReLU. A result of 0 means that
+ * rounding does not explain the distance, so the arithmetic may be wrong. *distance_there becomes
+ * the smallest distance between `grad` and an exact gradient at the last change that was tried. The
+ * trials use all CPUs.
  */
 double gradient_backward_error(const struct subject *s, const float *grad, double max, double bound,
 	double *distance_there);

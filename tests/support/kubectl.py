@@ -9,8 +9,8 @@ from support.build import ROOT, without
 
 @functools.cache
 def kubectl():
-    """Returns the path of a kubectl with kustomize 5: the one that `deploy/setup.sh tools`
-    installs, or else the system's."""
+    """Returns the path of a kubectl with kustomize 5. This is the one that `deploy/setup.sh tools`
+    installs or, if it is not installed, the system's."""
     places = ROOT / "build/tools/bin/kubectl", "kubectl"
     for path in filter(None, map(shutil.which, places)):
         done = subprocess.run([path, "version", "--client"], capture_output=True, text=True,

@@ -1,23 +1,25 @@
 """A stand-in for a Kubernetes cluster of one node, for the commands of docs/kubernetes.md.
 
-This program is not a Kubernetes. A test with it proves that kubectl accepts the commands, that the
-keys, mounts, variables, probes and names in the manifests fit together, and that the programs train
-with them, also after a restart. Such a test proves nothing about the schemas of the manifests
-(test_kubernetes.py checks them), the real controllers, scheduling, network policies, limits of
-resources or disruption budgets.
+This program does not replace Kubernetes. A test with it proves that kubectl accepts the commands,
+that the keys, mounts, variables, probes and names in the manifests fit together, and that the
+programs train with them, also after a restart. Such a test proves nothing about the schemas of the
+manifests (test_kubernetes.py checks them), the real controllers, scheduling, network policies,
+limits of resources or disruption budgets.
 
-kubernetes_api.py has the API. This file has what acts on the objects:
+kubernetes_api.py serves the Kubernetes API. This file acts on the objects of the API:
 
 - A pod has one container: a process with namespaces of its own for processes, mounts and IPC. It
-  has the user, groups, privileges and the read-only file system of the manifest. The system is that
-  of this machine, and /usr/local/bin has the programs of the build.
-- Volumes are directories. The files of a Secret are links, as the kubelet makes them.
-- All pods share one network. /etc/hosts has the names of the Services.
-- A pod waits forever for a device, for an image other than that of the command line, and for a
-  missing object.
-- Objects have the fields of the manifests in deploy/k8s; the stand-in ends if one is missing.
-- A worker that fails also fails the Job, unless podFailurePolicy ignores its exit status. Then the
-  Job replaces the pod after one second. (Kubernetes waits for 10 s and more, and has other rules.)
+  has the user, groups and privileges of the manifest. Its file system is that of this machine,
+  read-only as in the manifest, and /usr/local/bin has the programs of the build.
+- Volumes are directories. As with a real kubelet, the files of a Secret are symbolic links.
+- All pods share one network. /etc/hosts maps the names of the Services to addresses.
+- A pod waits forever if it needs a device, an image other than IMAGE, or an object that does not
+  exist.
+- The stand-in supports only objects with the fields of the manifests in deploy/k8s, and ends with
+  an error if such a field is missing.
+- A worker that fails also fails the Job, unless podFailurePolicy ignores its exit status. If the
+  policy ignores the status, the Job replaces the pod after one second. (Kubernetes waits for 10 s
+  and more, and has other rules.)
 
     kubernetes.py DIRECTORY PORT PROGRAMS IMAGE
 
@@ -67,7 +69,7 @@ hostname "$2"
 
 
 class NotYet(Exception):
-    """Raised if a pod cannot start yet. The text gives the reason."""
+    """Raised if a pod cannot start yet. The text of the exception gives the reason."""
 
 
 def meta(o):
@@ -75,7 +77,7 @@ def meta(o):
 
 
 class Container:
-    """One run of the container of a pod."""
+    """The container of a pod, from its start to its end."""
 
     def __init__(self, spec, argv, log):
         self.spec, self.kill_at, self.ready = spec, None, "readinessProbe" not in spec
@@ -92,7 +94,7 @@ class Container:
             return None
 
     def stop(self, grace):
-        """Ask the container to end. Kill it `grace` seconds after the first call."""
+        """Ask the container to end. `grace` seconds after the first call, kill the container."""
         first, asked = self.first(), self.kill_at is not None
         if not asked:
             self.kill_at = time.monotonic() + grace
@@ -114,8 +116,8 @@ class Container:
             peer.close()
 
     def probe(self):
-        """Call the probes until the container ends. The liveness and readiness probes wait for the
-        startup probe."""
+        """Call the probes of the container until it ends. The liveness and readiness probes begin
+        when the startup probe has succeeded."""
         failed, due, started = Counter(), Counter(), "startupProbe" not in self.spec
         while self.process.poll() is None:
             for name in ("livenessProbe", "readinessProbe") if started else ("startupProbe",):
@@ -139,8 +141,8 @@ class Node:
 
     def __init__(self, store, home, programs, image):
         self.store, self.home, self.programs, self.image = store, home, programs, image
-        self.running = {}     # uid of a pod: its container
-        self.restart_at = {}  # uid of a pod: time
+        self.running = {}     # {uid of a pod: its container}
+        self.restart_at = {}  # {uid of a pod: time of the next start}
 
     def place(self, *parts):
         path = self.home.joinpath(*parts)
@@ -170,7 +172,8 @@ class Node:
 
     @staticmethod
     def user(pod):
-        """Returns a command prefix that takes the privileges away."""
+        """Returns the beginning of a command line that starts a program with the user, groups and
+        privileges of the manifest."""
         whole, own = pod["spec"]["securityContext"], pod["spec"]["containers"][0]["securityContext"]
         assert own["capabilities"] == {"drop": ["ALL"]} and not own["allowPrivilegeEscalation"]
         return ["setpriv", f"--reuid={whole['runAsUser']}", f"--regid={whole['runAsGroup']}",
@@ -184,7 +187,7 @@ class Node:
             raise NotYet(str(why)) from None
 
     def volume(self, pod, volume):
-        """Returns the directory of a volume."""
+        """Returns the directory that stands for the volume `volume` of the pod."""
         group = pod["spec"]["securityContext"]["fsGroup"]
         if "persistentVolumeClaim" in volume:
             claim = volume["persistentVolumeClaim"]
@@ -238,7 +241,7 @@ class Node:
             "\n".join(lines), "sh", root, meta(pod)["name"], self.programs, hosts], log)
 
     def step(self):
-        """Bring the processes and the status of each pod up to date."""
+        """Start and stop containers as the objects require, and update the status of each pod."""
         for service in self.store.of("services"):
             hosts = self.place("hosts", meta(service)["namespace"])
             hosts.touch()
@@ -285,7 +288,7 @@ class Controllers:
     def __init__(self, store):
         self.store = store
         self.counted = set()  # uids of pods that have ended and that their Job has counted
-        self.replace_at = {}  # (uid of a Job, index): time
+        self.replace_at = {}  # {(uid of a Job, index): time of the next pod}
 
     def step(self):
         owners = {}
@@ -334,7 +337,8 @@ class Controllers:
 
     @staticmethod
     def ignores(job, pod):
-        """Returns True if the first rule of the Job that matches the exit status ignores it."""
+        """Returns True if the first rule of the Job that matches the exit status says to ignore
+        it."""
         code = Node.status(pod)["state"].get("terminated", {}).get("exitCode")
         rules = [rule["action"] for rule in job["spec"]["podFailurePolicy"]["rules"]
                  if code in rule.get("onExitCodes", {"values": ()})["values"]]

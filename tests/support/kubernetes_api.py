@@ -17,7 +17,7 @@ import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-GROUPS = {  # group and version: rows of resource, kind, short name
+GROUPS = {  # {group and version: rows of (resource, kind, short name)}
     "v1": (("namespaces", "Namespace", "ns"), ("pods", "Pod", "po"), ("services", "Service", "svc"),
            ("secrets", "Secret", ""), ("configmaps", "ConfigMap", "cm"),
            ("persistentvolumeclaims", "PersistentVolumeClaim", "pvc")),
@@ -29,11 +29,12 @@ GROUPS = {  # group and version: rows of resource, kind, short name
 KINDS = {row[0]: (version, row[1]) for version, rows in GROUPS.items() for row in rows}
 PATH = re.compile(r"/apis?/(?P<version>v1|[\w.]+/v1)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
                   r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[a-z]+))?)?")
-WEBSOCKET = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455
+# the constant that RFC 6455 appends to the client's key
+WEBSOCKET = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 class Refused(Exception):
-    """A request that the server answers with an error."""
+    """Raised if the server must answer a request with an error."""
 
     def __init__(self, code, reason, message):
         super().__init__(message)
@@ -78,8 +79,8 @@ def fields(message):
 
 
 def decoded(body):
-    """Returns the object in the body of a request. New versions of kubectl create Namespaces and
-    Secrets in Protocol Buffers (k8s.io/apimachinery, runtime.Unknown)."""
+    """Returns the Kubernetes object in the body of a request. New versions of kubectl create
+    Namespaces and Secrets in Protocol Buffers (k8s.io/apimachinery, runtime.Unknown)."""
     if not body.startswith(b"k8s\0"):
         return json.loads(body)
     envelope = dict(fields(body[4:]))
@@ -95,14 +96,15 @@ def decoded(body):
 
 
 class Store:
-    """All objects, and all changes of objects in order. The number of a change becomes the
+    """All objects, and the list of all changes of objects. The number of a change becomes the
     resourceVersion of the changed object. The lock protects everything, also the objects that get()
     and of() return; record() publishes a change of such an object."""
 
     def __init__(self):
         self.lock = threading.Condition(threading.RLock())
-        self.objects = {}  # (resource, namespace, name): object
-        self.events = []   # (resource, "ADDED", "MODIFIED" or "DELETED", copy of the object)
+        self.objects = {}  # {(resource, namespace, name): object}
+        # the changes: (resource, "ADDED", "MODIFIED" or "DELETED", copy of the object)
+        self.events = []
 
     def record(self, resource, event, o):
         o["metadata"]["resourceVersion"] = str(len(self.events) + 1)
@@ -148,7 +150,7 @@ class Store:
         return o
 
     def delete(self, resource, o):
-        """Remove an object. A pod stays until its node has ended it."""
+        """Remove an object. The object of a pod stays until the node has ended the pod."""
         meta = o["metadata"]
         if resource == "pods":
             if "deletionTimestamp" not in meta:
@@ -193,7 +195,8 @@ class Query:
 
 
 def discovery(path):
-    """Returns what the server says about itself at `path`, or None."""
+    """Returns the answer to a discovery request for `path`, or None if `path` is no discovery
+    path."""
     def group(version):
         name = version.rpartition("/")[0]
         row = {"groupVersion": version, "version": "v1"}
@@ -382,12 +385,12 @@ class Handler(BaseHTTPRequestHandler):
         for channel, data in ((1, done.stdout), (2, done.stderr), (3, json.dumps(status).encode())):
             message = bytes([channel]) + data
             self.wfile.write(b"\x82\x7e" + len(message).to_bytes(2, "big") + message)
-        self.wfile.write(b"\x88\x02\x03\xe8")  # closed without an error
+        self.wfile.write(b"\x88\x02\x03\xe8")  # a close frame with status 1000, no error
         self.close_connection = True
 
 
 def serve(store, node, address):
-    """Start the server in threads of its own."""
+    """Start the API server, which runs in threads of its own."""
     handler = type("Handler", (Handler,), {"store": store, "node": node})
     server = ThreadingHTTPServer(address, handler)
     server.daemon_threads = True

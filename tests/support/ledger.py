@@ -13,9 +13,9 @@ LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-
 class LedgerRun:
     """Workers that push the ledger gradient to a server, while a test kills workers or the server.
 
-    `pace`: a tuple with the milliseconds between two pushes, or empty. The workers keep this pace
-    to the end, unless count() ends the pauses. `size`: the number of values of the vector. A vector
-    with more values than pushes makes messages larger.
+    `pace`: a tuple with one number, the milliseconds between two pushes of a worker; empty: no
+    pauses. The workers keep this pace to the end, unless count() ends the pauses. `size`: the
+    number of weights. A test sets it to more than the number of pushes to make messages larger.
     """
 
     def __init__(self, programs, workers, pushes, *options, pace=(), size=0, **how):
@@ -59,8 +59,8 @@ class LedgerRun:
         self.start_worker(index)
 
     def count(self, seconds=120, hurry=True):
-        """Wait until every worker ends, and drain the server. Returns (pushes lost, pushes applied
-        twice)."""
+        """Wait until every worker ends, and drain the server. Returns (number of lost pushes,
+        number of pushes that were applied twice)."""
         for worker in self.fleet if hurry else ():
             # the test causes no more faults; SIGURG lets the workers push the rest without pauses
             worker.signal(signal.SIGURG)
@@ -82,6 +82,6 @@ class LedgerRun:
         return lost, twice
 
     def verdict(self, seconds=120, hurry=True):
-        """Do the same as count(). The test fails unless every push was applied exactly once."""
+        """Do the same as count(), but fail the test unless every push was applied exactly once."""
         lost, twice = self.count(seconds, hurry)
         assert (lost, twice) == (0, 0), f"{lost} lost, {twice} applied twice"

@@ -1,6 +1,6 @@
 """JavaScript for tests of the timeline with many workers."""
 
-# sample(t, n) returns a sample of n workers at the time t
+# sample(t, n) returns a history sample with n workers at the time t
 MANY_SAMPLES = """
 const sample = (t, n) => ({t, kind: "sample", term: 1, epoch: 1, images: 9, updates: 9, images_per_s: 900,
     loss: 1 + 1e3 / (t % 1e6 + 1e3), live: n, pushes: 9, duplicates: 0, rejected: 0, refusals: 0, generation: 1,

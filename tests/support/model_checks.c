@@ -62,7 +62,7 @@ void assert_consistent(const struct model *x)
 			assert_int_equal(l->out.h, h / l->stride + 1);
 			assert_int_equal(l->out.w, w / l->stride + 1);
 			assert_true(l->pad_top == l->pad_bottom || l->pad_top + 1 == l->pad_bottom);
-			if (l->stride <= l->size) /* a window may not contain padding only */
+			if (l->stride <= l->size) /* no window may consist only of padding */
 				assert_true(l->pad_bottom < l->size && l->pad_right < l->size);
 		}
 		shape = l->out;

@@ -18,7 +18,7 @@ def mix(x):
 
 
 def draws(seed, stream, sub):
-    """Yields the endless sequence of 64-bit random numbers of one stream."""
+    """Yields the 64-bit random numbers of one stream, without end."""
     state = mix(mix(mix(seed) ^ stream) ^ sub)
     while True:
         yield mix(state)
@@ -26,7 +26,7 @@ def draws(seed, stream, sub):
 
 
 def order(seed, epoch, n):
-    """Returns the order of the images in an epoch."""
+    """Returns the order in which an epoch uses the n images."""
     row, out = draws(seed, ORDER, epoch), list(range(n))
     for i in range(n - 1, 0, -1):
         j = next(row) * (i + 1) >> 64
@@ -82,8 +82,8 @@ def fc(x, w, b):
 
 
 def gradient(layers, params, images, labels):
-    """Returns the mean gradient of the softmax loss. `layers` is a model text, `params` has the
-    tensors of this model in order."""
+    """Returns the gradient of the mean softmax loss of the images. `layers` is a model text, and
+    `params` is the list of the model's tensors."""
     x, rest, backs = images[:, None] / 255.0, [p.astype(np.float64) for p in params], []
     for text in layers.split():
         kind, *arguments = text.split(":")

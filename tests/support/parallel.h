@@ -1,4 +1,4 @@
-/* parallel.h - makes independent calls in several threads. */
+/* parallel.h - makes independent calls of one function in several threads. */
 #ifndef TESTS_SUPPORT_PARALLEL_H
 #define TESTS_SUPPORT_PARALLEL_H
 #include <stddef.h>

@@ -37,8 +37,8 @@ class Process:
     @staticmethod
     def _open(env):
         """Returns the additional variables for an environment with the variables `env`. A library
-        in LD_PRELOAD reads files that the sandbox of cnn-ps would forbid. Therefore LD_PRELOAD
-        turns the sandbox off."""
+        that a test loads with LD_PRELOAD reads files that the sandbox of cnn-ps forbids. Therefore,
+        if `env` has LD_PRELOAD, the additional variables turn the sandbox off."""
         return {"CNN_SANDBOX": "off"} if "LD_PRELOAD" in (env or {}) else {}
 
     def _read(self, stream, lines):
@@ -105,7 +105,8 @@ class Server(Process):
         self.asked = endpoint
         place = ["--checkpoint-dir", directory] if directory else []
         if "127.0.0.1" not in endpoint and "--key" not in options:
-            place.append("--insecure")  # only the test's own network reaches this endpoint
+            # --insecure is safe here, because only the test's own network reaches this endpoint
+            place.append("--insecure")
         if "--http" not in options:
             place += ["--http", "127.0.0.1:0"]
         super().__init__("cnn-ps", [*wrap, *command(
@@ -143,7 +144,7 @@ class Programs:
     def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0", **how):
         """Start a server. The keyword arguments `how` are optional: `wrap` is a command line that
         precedes the command line of the program. `env` has additional environment variables.
-        `program` is the program to start instead of cnn-ps."""
+        `program` is the name of the program to start instead of cnn-ps."""
         path = self.directory / directory if directory else None
         return self.add(Server(path, options, endpoint, **how))
 

@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 #define MAX_WORKERS 16
-#define MAX_PAIRS   (1 << 20) /* the number of latencies that are stored for each worker */
+#define MAX_PAIRS   (1 << 20) /* the maximum number of latencies that are stored for each worker */
 #define WARM_UP     20 /* each worker makes at most this number of pairs before the clock starts */
-/* Once this time is over, the warm-up ends, but not before two pairs: a pair can take long on a
- * slow network. */
+/* The warm-up also ends after this time, because a pair can take long on a slow network. A worker
+ * makes at least two pairs in any case. */
 #define WARM_UP_SECONDS 5
 #define PAIRS_HEAD      "mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb"
 
@@ -29,7 +29,8 @@ extern "C" {
 #endif
 
 struct pairs_worker {
-	uint64_t warm_up, pairs; /* pairs before and after the start of the clock */
+	/* numbers of pairs; warm_up: before the start of the clock; pairs: after the start */
+	uint64_t warm_up, pairs;
 	double seconds, cpu;
 	float us[MAX_PAIRS];
 };
@@ -37,7 +38,8 @@ struct pairs_worker {
 /* Memory that the processes of a measurement share. Each worker writes only its own part. */
 struct pairs {
 	int ready[MAX_WORKERS]; /* 1: the worker is connected and has warmed up */
-	int go;                 /* 1: the clock runs */
+	/* 1: the clock has started, so the workers begin to make measured pairs */
+	int go;
 	struct pairs_worker worker[MAX_WORKERS];
 };
 
@@ -45,13 +47,14 @@ struct pairs {
  * memory. */
 void *pairs_share(size_t bytes);
 
-/* Makes one push and one pull. A nonzero result is an error and ends the process. */
+/* Makes one push and one pull. If the function returns a value other than 0, the pair has failed,
+ * and the process ends. */
 typedef int pair_fn(void *arg);
 /* Make pairs in worker `index` for `seconds`, after the warm-up and the start of the clock, and
  * store the measurements in *s. */
 void pairs_measure(struct pairs *s, size_t index, double seconds, pair_fn *pair, void *arg);
-/* Wait until all workers have warmed up, and start the clock. If a child process ends before, this
- * process ends with status 1. */
+/* Wait until all workers have warmed up, and start the clock. If a child process ends before the
+ * clock starts, this process ends with status 1. */
 void pairs_start_clock(struct pairs *s, size_t workers);
 void pairs_print(
 	const char *mode, const struct pairs *s, size_t bytes, size_t workers, double server_cpu);

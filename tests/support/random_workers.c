@@ -6,8 +6,8 @@ static uint32_t random_peer(uint32_t i)
 	return 10 * (i + 1);
 }
 
-/* Push a gradient of 1 at one coordinate. In training, each batch of each epoch has its own
- * coordinate. Without a data set the coordinate is random. */
+/* Push a gradient of 1 at one coordinate. If the run has a data set, the coordinate depends on the
+ * batch and the epoch; otherwise it is random. */
 static void random_push(struct random_workers *k, uint32_t i)
 {
 	const struct msg_grant *g = &k->grant[i];
@@ -16,7 +16,7 @@ static void random_push(struct random_workers *k, uint32_t i)
 
 	m.push.base_version = core_stats(k->f.core)->version;
 	if (rng_below(&k->r, 10) && g->kind == GRANT_TRAIN &&
-		g->work.count) { /* usually a batch of the worker's own grant */
+		g->work.count) { /* in nine of ten cases, push a batch of the worker's own grant */
 		at = g->work.first + (uint32_t)rng_below(&k->r, g->work.count);
 		epoch = g->work.epoch;
 	}

@@ -17,7 +17,7 @@ struct random_workers {
 	struct msg_grant grant[RANDOM_WORKERS];
 };
 
-/* Join all three workers. The caller has opened k->f and seeded k->r. */
+/* Let all three workers join. Before this call, the caller opens k->f and seeds k->r. */
 void random_join(struct random_workers *k);
 /* Send one random event to the core. */
 void random_step(struct random_workers *k);

@@ -7,11 +7,11 @@
 
 extern struct data real_images;
 
-/* Set-up and tear-down of the whole test program. */
+/* Set-up and tear-down functions of a whole test program: they load and release real_images. */
 int real_load(void **state);
 int real_release(void **state);
-/* Set up the model `text` with initial weights and a batch of `n` images: the images `from`, `from`
- * + 1, ... of a shuffled order. */
+/* Set up the model `text` with initial weights and a batch of `n` images: the `n` images from
+ * number `from` on in a shuffled order. */
 void subject_real(struct subject *s, const char *text, size_t from, size_t n);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * router_fixture.h - the server's router with a minimal core, and clients that are plain ZeroMQ
- * sockets. The test runs the event loop.
+ * sockets. A test must run the event loop itself.
  */
 #ifndef TESTS_SUPPORT_ROUTER_FIXTURE_H
 #define TESTS_SUPPORT_ROUTER_FIXTURE_H
@@ -12,10 +12,11 @@
 #include "proto/wire.h"
 #include "server/net/net.h"
 
-/* the number of weights; one PARAMS is so large that it fills the queues of a peer */
+/* the number of weights; with this number, one PARAMS is so large that it fills the queues of a
+ * peer */
 #define ROUTER_PARAMS      50000u
 #define ROUTER_DEADLINE_MS 20000
-#define ROUTER_SILENT_MS   1000 /* silent_ms of net.h; the tests let this time pass */
+#define ROUTER_SILENT_MS   1000 /* silent_ms of the router; short, because tests let it pass */
 #define ROUTER_WORKERS     4u
 
 extern uv_loop_t router_loop;
@@ -25,12 +26,13 @@ extern float router_weights[ROUTER_PARAMS];
 
 /*
  * A minimal core that counts messages, answers PULL with PARAMS, and answers each HEARTBEAT with
- * `replies` HEARTBEATs. If `ack` is not 0, the PARAMS contain an ACK.
+ * `replies` HEARTBEATs. If `ack` is not 0, each PARAMS contains the ACK of push `ack`.
  */
 struct router_core {
 	uint64_t messages, gone, version, ack;
 	unsigned replies;
-	uint32_t peer, gone_peer; /* the peer of the last message, and the peer that left last */
+	/* peer: the sender of the last message; gone_peer: the peer that left last */
+	uint32_t peer, gone_peer;
 };
 
 extern struct router_core router_core;

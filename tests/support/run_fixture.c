@@ -88,7 +88,8 @@ void run_save(uint64_t generation)
 {
 	checkpointer_start(run_checkpointer, run_startup.core, generation);
 	assert_true(checkpointer_busy(run_checkpointer));
-	/* checkpointer_start must not call the callback itself */
+	/* checkpointer_start must return before it reports, so the callback has not been called
+	 * yet */
 	assert_int_equal(run_saved.calls, 0);
 	uv_run(&run_loop, UV_RUN_DEFAULT);
 	assert_false(checkpointer_busy(run_checkpointer));
@@ -125,8 +126,8 @@ unsigned char *run_sections(size_t *size)
 	unsigned char *bytes = NULL;
 
 	*size = 0;
-	/* leave out RUN and SESSIONS, because a restart changes them: RUN contains the number of
-	 * recoveries */
+	/* leave out the sections RUN and SESSIONS, because a restart changes them: RUN contains the
+	 * number of recoveries, and SESSIONS connections and times */
 	for (int i = SNAPSHOT_LEDGER; i < SNAPSHOT_SESSIONS; i++) {
 		size_t n = snapshot_size(run_startup.core, (enum snapshot_section)i);
 

@@ -31,15 +31,15 @@ extern struct run_saved run_saved;
 
 /* Give the thread pool of libuv one thread, so that its tasks run in order. For TEST_GROUP. */
 int run_with_one_thread(void **state);
-/* Create and remove the directory and the event loop. */
+/* Create the directory and the event loop (set-up), and remove them (tear-down). */
 int run_set_up(void **state);
 int run_tear_down(void **state);
 
 /* Start the server with the options `more` in the directory run_dir, up to the point where it would
  * bind its port. */
 void run_start(const char *more);
-/* Start the server with the options `more`. The start must fail with `status`, and its error text
- * must contain `named`. */
+/* Start the server with the options `more`. The start must fail with `status`, and the error text
+ * of the start must contain `named`. */
 void run_start_must_fail(const char *more, int status, const char *named);
 /* Simulate the death of the server's process. After this call no thread writes a file, and the lock
  * of the directory is free. */

@@ -1,6 +1,6 @@
 /*
  * rung_fixture.h - compares the gradient of a rung of the ladder (docs/ladder.md) with the gradient
- * of cpu-ref, for random images. The rung runs on the CPU or on the GPU.
+ * of cpu-ref, for random images. The rung may be one for the CPU or one for the GPU.
  */
 #ifndef TESTS_SUPPORT_RUNG_FIXTURE_H
 #define TESTS_SUPPORT_RUNG_FIXTURE_H
@@ -12,7 +12,9 @@ struct rung_fixture {
 	struct ladder_task task;
 	const struct rung *rung;
 	void *self;
-	float *params, *grad; /* arrays of ladder_floats values */
+	/* the parameters and the gradient of the rung, in memory that ladder_floats has
+	 * allocated */
+	float *params, *grad;
 	double loss;
 };
 
@@ -27,8 +29,8 @@ void rung_step(struct rung_fixture *l, size_t n);
  * errors can flip an argmax, the distance may be up to twice the change of cpu-ref's own gradient
  * under such rounding errors. */
 void rung_agrees(struct rung_fixture *l, size_t n);
-/* Set the parameters so that every value of the feature map is 0.5. The gradient then shows which
- * of four equal values is the argmax. */
+/* Set the parameters so that every value of the feature map is 0.5. Then the four values of each
+ * pooling window are equal, and the gradient shows which of the four is the argmax. */
 void rung_level(struct rung_fixture *l);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * serial_lbfgs.h - a reference for the server's L-BFGS. The reference is serial, computes in double
- * precision, and follows Nocedal & Wright 7.4. The line search is a bisection for the weak Wolfe
- * conditions (Lewis & Overton).
+ * serial_lbfgs.h - a reference implementation for tests of the server's L-BFGS. The reference is
+ * serial, computes in double precision, and follows Nocedal & Wright 7.4. The line search is a
+ * bisection for the weak Wolfe conditions (Lewis & Overton).
  */
 #ifndef TESTS_SUPPORT_SERIAL_LBFGS_H
 #define TESTS_SUPPORT_SERIAL_LBFGS_H
@@ -11,7 +11,8 @@
 #define SERIAL_WOLFE  0.9
 
 struct serial_lbfgs {
-	const struct cluster *k; /* the cluster with the data set and the gradient function */
+	/* the cluster whose data set and gradient function the reference uses */
+	const struct cluster *k;
 	size_t n;
 	double x[CLUSTER_PARAMS], g[CLUSTER_PARAMS], f;
 	/* the pairs of L-BFGS, the oldest pair first */

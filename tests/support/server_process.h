@@ -19,7 +19,7 @@
 #include "worker/client/cnnps.h"
 
 #define SERVER_DEADLINE_MS 30000
-#define LEDGER_PARAMS      600u /* the number of values of the model below */
+#define LEDGER_PARAMS      600u /* the number of weights of the model in LEDGER_OPTIONS */
 
 #define LEDGER_OPTIONS                                                                             \
 	"--model;vector:600;--optimizer;sgd;--lr;1;--lr-scaling;none;--staleness-scaling;"         \
@@ -29,7 +29,8 @@
 
 struct server_process {
 	pid_t pid;
-	int out, err; /* the read ends of the pipes from its stdout and stderr */
+	/* the read ends of the pipes from the server's stdout (out) and stderr (err) */
+	int out, err;
 	/* said: all of its stderr so far; result: all of its stdout so far */
 	char said[1 << 16], result[1 << 14];
 	size_t n_said, n_result;
@@ -63,15 +64,16 @@ void server_endpoint(struct server_process *s, char url[256]);
 json_t *server_result(struct server_process *s);
 /* Check that `status` in the server's final JSON line equals the argument `status`. */
 void server_expect_status(struct server_process *s, const char *status);
-/* Limit the size of each file that the server writes. From now on, writes beyond `bytes` fail as on
- * a full disk. */
+/* Simulate a full disk: after this call, a write that would make a file longer than `bytes` bytes
+ * fails. */
 void server_limit_files(const struct server_process *s, rlim_t bytes);
 
 /* ---- HTTP ----------------------------------------------------------------------------------- */
 
 /* Request a page. Returns the HTTP status code, and writes the body to `body`. */
 int server_get(struct server_process *s, const char *path, char *body, size_t size);
-/* Wait until /healthz answers with `code`, and write its body to `why`. */
+/* Wait until /healthz answers with the HTTP status `code`, and write the body of this answer to
+ * `why`. */
 void server_await_health(struct server_process *s, int code, char why[256]);
 
 /* ---- the ledger gradient -------------------------------------------------------------------- */

@@ -63,7 +63,7 @@ static void driver_watch(struct session_driver *d)
 	for (size_t i = 0; session_effect(d->s, i); i++) {
 		const struct session_effect *e = session_effect(d->s, i);
 
-		assert_int_equal(d->ended, 0); /* the session does nothing after its end */
+		assert_int_equal(d->ended, 0); /* a session has no effects after its end */
 		if (e->kind == DO_SEND_PUSH)
 			driver_watch_push(d, e);
 		if (e->kind == NOTIFY_ACK) { /* exactly one NOTIFY_ACK for each push, in order */
@@ -137,7 +137,8 @@ void driver_welcome(struct session_driver *d, uint64_t last_seq, uint64_t durabl
 	struct msg m = {.type = MSG_WELCOME};
 
 	if (session_phase(d->s) == PHASE_HELLO && session_last_seq(d->s) == 0)
-		d->notified_ack = d->released = last_seq; /* an earlier process made these pushes */
+		/* an earlier process of the worker made the pushes up to last_seq */
+		d->notified_ack = d->released = last_seq;
 	driver_promise(d, durable_seq);
 	d->welcome.last_seq = last_seq;
 	d->welcome.durable_seq = durable_seq;

@@ -21,12 +21,15 @@
 struct session_driver {
 	struct session *s;
 	uint64_t now_ms;
-	struct msg_welcome welcome; /* the server's next WELCOME, with its stamp and term */
-	/* the seq of the newest NOTIFY_ACK, and the seq of the newest DO_RELEASE */
+	struct msg_welcome welcome; /* the next WELCOME that the driver sends for the server, with
+	                             * stamp and term */
+	/* notified_ack: the seq of the newest NOTIFY_ACK; released: the seq of the newest
+	 * DO_RELEASE */
 	uint64_t notified_ack, released;
-	uint64_t durable; /* the newest seq that the server has reported as durable */
+	uint64_t durable; /* the seq up to which the server has reported all pushes as durable */
 	struct msg_push made[DRIVER_SEQS]; /* the arguments of session_push, indexed by seq */
-	uint8_t verdict[DRIVER_SEQS];      /* the notified verdicts, indexed by seq */
+	/* the verdict in the NOTIFY_ACK of each push, indexed by seq */
+	uint8_t verdict[DRIVER_SEQS];
 	int ended;
 	char did[2048];
 };
@@ -45,12 +48,12 @@ const struct session_effect *driver_effect(
 	const struct session_driver *d, enum session_effect_kind kind);
 /* Returns the first message of this type that the last call sent, or NULL. */
 const struct msg *driver_sent(const struct session_driver *d, enum msg_type type);
-/* Returns all effects in order, such as "READY push:4 push:5 lease". Words in capitals are
- * notifications for the program. */
+/* Returns all effects of the last call in order, such as "READY push:4 push:5 lease". Words in
+ * capitals are notifications for the program. */
 const char *driver_did(struct session_driver *d);
 #define assert_did(d, words) assert_string_equal(driver_did(d), words)
 
-/* ---- messages of the server ----------------------------------------------------------------- */
+/* ---- messages from the server to the session ------------------------------------------------ */
 
 void driver_message(struct session_driver *d, const struct msg *m);
 void driver_welcome(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq);

@@ -9,14 +9,15 @@
 
 struct shuffled_engine {
 	struct engine engine;
-	int in_order; /* 1: run the blocks in ascending order, each at its wait */
+	/* 1: run the blocks in ascending order, each only when the core waits for it */
+	int in_order;
 	uint64_t jobs;
 	/* how many blocks of the job have run, the number of the block that runs next, and the
 	 * distance from the number of a block to that of the block after it */
 	size_t ran, at, stride;
 };
 
-/* Blocks have `block` values. *e must not move after this call. */
+/* Blocks have `block` values. After this call, the address of *e must not change. */
 void shuffled_engine_init(struct shuffled_engine *e, size_t block, int in_order);
 
 #endif

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Returns a value whose exponent is from `low` to `low` + 31; low 0 gives subnormal numbers,
- * too. */
+/* Returns a value whose exponent is from `low` to `low` + 31; if low is 0, the value may be
+ * subnormal. */
 static float random_value_of(struct rng *r, uint32_t low)
 {
 	uint64_t x = rng_next(r);

@@ -25,8 +25,8 @@ const char *temp_dir_path(const char *dir, const char *name, char out[320])
 	return out;
 }
 
-/* Open the file without O_TRUNC. If a program truncates a file, rewrites it and closes it, ext4
- * flushes the file at once, which is slow. */
+/* The function opens the file without O_TRUNC. If a program truncates a file, rewrites it and
+ * closes it, ext4 flushes the file at once, which is slow. */
 void temp_file_put(const char *path, const void *data, size_t size)
 {
 	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);

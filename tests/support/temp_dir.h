@@ -27,8 +27,8 @@ int temp_dir_exists(const char *dir, const char *name);
 /* Check that the whole content of dir/name is `text`. */
 void temp_dir_assert_holds(const char *dir, const char *name, const char *text);
 
-/* The directory of a program whose tests need only one. temp_dir_set_up and temp_dir_tear_down are
- * for TEST_IN and TEST_GROUP. */
+/* The directory for a test program that needs only one. TEST_IN and TEST_GROUP take
+ * temp_dir_set_up, which creates it, and temp_dir_tear_down, which removes it. */
 extern char temp_dir[64];
 int temp_dir_set_up(void **state);
 int temp_dir_tear_down(void **state);

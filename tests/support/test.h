@@ -1,6 +1,6 @@
 /*
- * test.h - macros for test programs with cmocka. Each test registers itself. The main function
- * (test.c) runs the tests in the order in which the file defines them.
+ * test.h - macros for test programs with cmocka. A test that is defined with these macros registers
+ * itself. The main function (test.c) runs the tests in the order in which the file defines them.
  *
  *   TEST(name)                        {...}   a test
  *   TEST_IN(name, set_up, tear_down)  {...}   a test with set-up and tear-down, either may be NULL

@@ -9,7 +9,8 @@ struct fake_how trainer_server_how;
 int trainer_overlaps;
 static struct data trainer_data;
 static struct model trainer_model;
-static struct backend *trainer_backend; /* the backend of the reference */
+/* the backend with which the reference computes gradients */
+static struct backend *trainer_backend;
 static struct batches trainer_batches;
 
 static uint8_t trainer_pixels[MAX_IMAGES];
@@ -196,7 +197,7 @@ void trainer_train(const struct msg_grant *grants, uint32_t n)
 	assert_int_equal(trainer_run_worker(NULL, NULL), PS_EDONE);
 }
 
-/* ---- the reference for downpour ------------------------------------------------------------- */
+/* ---- the reference for mode downpour -------------------------------------------------------- */
 
 struct snapshot {
 	float w[TRAINER_PARAMS];

@@ -19,7 +19,7 @@
 extern struct fake trainer_server;
 /* trainer_run_worker gives the fake server this behaviour before the worker connects */
 extern struct fake_how trainer_server_how;
-/* 1: as trainer_config.overlaps */
+/* the value of trainer_config.overlaps for the next worker */
 extern int trainer_overlaps;
 
 /* ---- set-up --------------------------------------------------------------------------------- */
@@ -27,7 +27,7 @@ extern int trainer_overlaps;
 /* Set up a test program with IMAGES images and the model fc:3. */
 int trainer_set_up_all(void **state);
 int trainer_tear_down_all(void **state);
-/* Set up a test with a fake server and an empty reference. */
+/* Set up a test: start the fake server, and empty the reference. */
 int trainer_set_up(void **state);
 int trainer_tear_down(void **state);
 void trainer_start(void);
@@ -44,8 +44,8 @@ extern const struct msg_grant trainer_two_grants[2];
 
 /* ---- the reference -------------------------------------------------------------------------- */
 
-/* The state of the reference, which computes what a correct server and a correct worker do, and the
- * pushes that the fake server must receive from a correct worker. */
+/* The state of the reference: the weights and counters of a correct server and a correct worker,
+ * and the pushes that the fake server must receive from a correct worker. */
 struct trainer_reference {
 	float sum[TRAINER_PARAMS];
 	struct fake_push push[FAKE_PUSHES];
@@ -54,14 +54,14 @@ struct trainer_reference {
 
 extern struct trainer_reference trainer_ref;
 
-/* Write the weights of the reference's server to `w`. */
+/* Write the weights that the server would have after the pushes of the reference to `w`. */
 void reference_weights(float *w);
 /* Compute the gradient `g` of one batch at the weights `w`. Add the batch, its images and its loss
  * to the push `of`. */
 void reference_gradient(const float *w, struct work batch, float *g, struct fake_push *of);
 /* Apply the push `of` with the gradient `g` to the reference, and clear `of` for the next push. */
 void reference_push(struct fake_push *of, const float *g, uint64_t base_version);
-/* Add the pushes of downpour for one lease to the reference. */
+/* Add to the reference the pushes that a worker in mode downpour makes for one lease. */
 void reference_downpour(const struct work *lease);
 /* Check that the fake server has received the pushes of the reference. */
 void trainer_expect_reference(void);

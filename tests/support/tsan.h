@@ -1,12 +1,12 @@
 /*
- * tsan.h - a replacement of openat. The build with ThreadSanitizer includes this file before every
- * source file.
+ * tsan.h - replaces calls of openat by calls of open. The build with ThreadSanitizer includes this
+ * file before every source file.
  *
- * ThreadSanitizer does not intercept openat, and does not see that libuv closes descriptors by a
- * bare system call. If openat returns the number of a descriptor that libuv has closed,
- * ThreadSanitizer takes the new file for the old connection. If another thread used that
- * connection, ThreadSanitizer reports a race that does not exist. ThreadSanitizer does intercept
- * open, so tsan_openat calls open instead.
+ * ThreadSanitizer does not notice calls of openat, and does not notice that libuv closes
+ * descriptors by a bare system call. If openat then returns the number of such a closed descriptor,
+ * ThreadSanitizer takes the new file for the connection that had this number before. If another
+ * thread used that connection, ThreadSanitizer reports a race that does not exist. ThreadSanitizer
+ * does notice calls of open, so tsan_openat calls open instead of openat.
  */
 #ifndef TESTS_SUPPORT_TSAN_H
 #define TESTS_SUPPORT_TSAN_H

@@ -1,6 +1,6 @@
 /*
- * wire_bytes.h - functions with which a test encodes messages field by field. The tests use them to
- * make bytes that no correct program sends.
+ * wire_bytes.h - functions with which a test encodes messages field by field. With these functions,
+ * tests make bytes that no correct program sends.
  */
 #ifndef TESTS_SUPPORT_WIRE_BYTES_H
 #define TESTS_SUPPORT_WIRE_BYTES_H
@@ -27,15 +27,16 @@ struct bytes {
 	unsigned char at[2 * WIRE_MAX_HEADER];
 };
 
-/* Returns the static buffer after emptying it. Each call discards the bytes of the previous one. */
+/* Empties the static buffer, and returns it: each call discards the bytes of the previous
+ * message. */
 struct bytes *bytes_fresh(void);
 void bytes_put(struct bytes *b, const void *data, size_t n);
 void bytes_varint(struct bytes *b, uint64_t v);
 void bytes_number(struct bytes *b, unsigned field, uint64_t v);
 void bytes_bytes(struct bytes *b, unsigned field, const void *data, size_t n);
 void bytes_text(struct bytes *b, unsigned field, const char *text);
-/* bytes_hello returns a valid body of HELLO, bytes_pull one of PULL. Both functions use the static
- * buffer of bytes_fresh. */
+/* bytes_hello returns the body of a valid HELLO, and bytes_pull that of a valid PULL. Both
+ * functions use the static buffer of bytes_fresh. */
 struct bytes *bytes_hello(void);
 struct bytes *bytes_pull(void);
 

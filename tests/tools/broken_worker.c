@@ -2,10 +2,10 @@
  * broken_worker.c - cnn-worker with a device `cpu` that fails as a GPU may fail. The first
  * BREAKS_AT - 1 gradients are those of cpu-ref. Each later call for a gradient writes a wrong value
  * to the first coordinate, leaves the other coordinates unset, and returns PS_EDEVICE. If the
- * environment has the variable BROKEN_HANGS, this call does not return.
+ * environment has the variable BROKEN_HANGS, such a later call does not return.
  *
- * The function main is that of cnn-worker. The linker uses the device_cpu of this file instead of
- * the real one, because this file precedes the archive that contains the real one.
+ * The program has the function main of cnn-worker. The linker uses the device_cpu of this file
+ * instead of the real one, because this file precedes the archive that contains the real one.
  */
 #include <stddef.h>
 #include <stdlib.h>

@@ -11,15 +11,15 @@
  * coordinate INDEX * PUSHES + n and 0 elsewhere (n = 0, 1, ...). Afterwards every coordinate of the
  * weights must be exactly -1: 0 means a lost push, and -2 means a push that was applied twice. A
  * worker that is started again with the same INDEX reads its own coordinates to find the push at
- * which its predecessor ended. The new process finds the right push, because before the server
- * sends WELCOME to it, the server has fenced the old process, and a checkpoint has all pushes of
- * the old process that the server decided.
+ * which its predecessor ended. The new process finds the right push: before the server sends
+ * WELCOME to it, the server fences the old process, and has a checkpoint with all decided pushes of
+ * the old process.
  *
- * The worker waits for PACE milliseconds between two pushes. After the signal SIGURG it pushes
- * without pauses. The worker pulls after every PULL_EVERY pushes. The worker prints `pushed K acked
- * A` while it runs, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on
- * the server's disk, or `stopped ...` if it fails. Exit status: 0; 2 after wrong usage; after any
- * other failure, with one line, the status of cnn-worker for the same error, or 1.
+ * The worker waits for PACE milliseconds between two pushes. After the signal SIGURG the worker
+ * pushes without pauses. The worker pulls after every PULL_EVERY pushes. The worker prints `pushed
+ * K acked A` while it runs, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes
+ * are on the server's disk, or `stopped ...` if it fails. Exit status: 0; 2 after wrong usage;
+ * after any other failure, with one line, the status of cnn-worker for the same error, or 1.
  */
 #include <errno.h>
 #include <signal.h>
@@ -34,13 +34,13 @@
 
 #define PULL_EVERY 8      /* default: number of pushes between two pulls */
 #define SAY_EVERY  10     /* number of pushes between two lines of progress */
-#define FLUSH_MS   180000 /* maximum wait for the last pushes; enough for a slow link */
+#define FLUSH_MS   180000 /* maximum time in ms until the last pushes are durable */
 
 static volatile sig_atomic_t hurried;
 
 struct ledger {
 	struct cnnps *c;
-	float *w, *g; /* n values each */
+	float *w, *g; /* the weights and the gradient, n values each */
 	size_t n;
 	size_t first, pushes; /* the coordinates of this worker: [first, first + pushes) */
 	size_t pace_ms, pull_every;
@@ -60,8 +60,8 @@ static int parse_number(const char *text, size_t *out)
 }
 
 /* Returns the number of this worker's pushes that the weights contain. Earlier processes with the
- * same INDEX made these pushes. The counted pushes are the first pushes of the worker, without a
- * gap. */
+ * same INDEX have made these pushes. The counted pushes are the first pushes of the worker, without
+ * a gap. */
 static size_t done_before(const struct ledger *l)
 {
 	size_t k = 0;

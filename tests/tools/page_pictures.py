@@ -52,7 +52,7 @@ def record(programs):
         time.sleep(5)
         programs.restart(server, *OPTIONS, "--http", f"127.0.0.1:{port}")
         time.sleep(15)
-        # both pictures show the same moment, because no event arrives after it
+        # close the stream of events at this moment, so that both pictures show the same state
         until(lambda: browser.execute_script(
             "if (!run.gaps.length || status.state != 'training' || !(status.images_per_s > 1000)"
             " || status.accuracy != run.epochs.at(-1).accuracy) return false;"

@@ -1,8 +1,10 @@
 #!/usr/bin/python3
-"""Draws sentences for a reader, who decides whether each is clear: sentences.py SEED [N].
+"""Draws sentences at random, so that a reader can decide which of them are clear: sentences.py SEED
+[N].
 
 A third of the N sentences (30 by default) comes from comments, a third from the help texts of
-options, a third from documents. Equal arguments and files give equal sentences."""
+options, a third from documents. If the arguments and the files are equal, the script draws the same
+sentences."""
 import ast
 import io
 import random

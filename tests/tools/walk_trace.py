@@ -6,9 +6,9 @@
 
 The server is of the flavour `trace`, which records each function that its main thread enters. A
 line has the file, a function that the push enters for the first time, and its caller. With --check
-the program compares the trace with docs/architecture.md ("The walk of a push"), and exits with 1
-if the page leaves out a file or a call from one file to another, or has other figures. Functions of
-headers, of common/, and of the code that protobuf-c generates do not count.
+the program compares the trace with docs/architecture.md ("The walk of a push"), and exits with 1 if
+the page leaves out a file or a call from one file to another, or gives other numbers of functions
+and files. Functions of headers, of common/, and of the code that protobuf-c generates do not count.
 """
 import os
 import re
@@ -28,9 +28,11 @@ OPTIONS = ("--bind", "tcp://127.0.0.1:0", "--model", f"vector:{PARAMS}", "--thre
 
 
 def push(endpoint):
-    """A worker pulls the weights and pushes three times. Each push also asks for the weights."""
+    """Act as a worker that pulls the weights once and then pushes three times. Each push also
+    requests the weights."""
     sys.path.insert(0, str(ROOT / "tests" / "wire"))
-    import numpy as np  # here, because the functions that check a page need neither
+    # imported here, because the functions that check a page need neither numpy nor the client
+    import numpy as np
     from client import Worker
     worker = Worker(endpoint)
     weights, version = worker.pull()
@@ -40,8 +42,8 @@ def push(endpoint):
 
 
 def record(directory):
-    """Returns the offsets of the functions that a server enters, times 2; those that it leaves have
-    1 added."""
+    """Runs a server, and pushes to it. Returns the records of call_trace.c: for each function that
+    the server enters or leaves, twice its offset, plus 1 if the server leaves it."""
     trace = Path(directory) / "trace"
     server = subprocess.Popen(
         [str(SERVER), *OPTIONS, "--checkpoint-dir", f"{directory}/run"], text=True,
@@ -77,7 +79,8 @@ def counts(file):
 
 def steps(entries, names):
     """Yields for each message that the server handles the list of its calls, as (function, file,
-    caller, file of the caller). The caller is the nearest function that counts."""
+    caller, file of the caller). The caller is the nearest enclosing function for whose file
+    counts() is true."""
     stack, message, base = [], None, 0
     for entry in entries:
         name = names[entry // 2]
@@ -96,7 +99,7 @@ def steps(entries, names):
 
 
 def first_calls(message):
-    """Returns the calls of functions that the message has not entered before."""
+    """Returns the first call of each function during the handling of a message."""
     known = {}
     for call in message:
         known.setdefault(call[:2], call)
@@ -115,7 +118,7 @@ def section(page, title):
 
 
 def findings(page, message):
-    """Yields the differences between the page and the calls of a push."""
+    """Yields the differences between the walk in the page and the traced calls of a push."""
     walk = section(page, "The walk of a push")
     fields = re.search(r"\* functions that return a field.*?(?=\n\n|\n\*)",
                        section(page, "How to read the walks"), re.S)[0]
@@ -128,7 +131,8 @@ def findings(page, message):
             yield f"{caller} ({of}) calls {name} ({file}), which the walk does not name"
     entered = {call[0] for call in message}
     for row in re.findall(r"^\| `.*", walk, re.M):
-        if "here not" in row or "| `common/" in row:  # functions of common/ do not count
+        # skip rows of common/, whose functions the trace leaves out
+        if "here not" in row or "| `common/" in row:
             continue
         for name in re.findall(r"`(\w+)`", row.split("|")[1]):
             if name not in entered:

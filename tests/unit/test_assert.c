@@ -1,6 +1,7 @@
 /* Proves the promises of common/assert.h. An assertion that holds evaluates only its condition. An
  * assertion that fails prints file, line and condition, and stops the process. This file also
- * breaks some of the numbered invariants, and proves that the process then stops. */
+ * breaks some of the numbered invariants of the server on purpose, and proves that an assertion
+ * then stops the process. */
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -138,7 +139,7 @@ static void return_a_buffer_twice(void)
 }
 
 /* Makes two steps of the core that change the weights, and calls param_buffers_after_step only
- * after the second one. */
+ * after the second one, although it must be called after each step. */
 static void miss_an_update(void)
 {
 	struct core_config cfg = fixture_config();

@@ -62,7 +62,7 @@ TEST(too_large_is_infinite_and_subnormal_values_are_rounded)
 	assert_int_equal(bf16_of_bits(0x00000001), 0);
 	assert_int_equal(bf16_of_bits(0x00008001), 1); /* the smallest subnormal bfloat16 */
 	assert_int_equal(bf16_of_bits(0x80008001), 0x8001);
-	assert_int_equal(bf16_of_bits(0x007fffff), 0x0080); /* becomes normal */
+	assert_int_equal(bf16_of_bits(0x007fffff), 0x0080); /* the result is a normal number */
 	assert_int_equal(bf16_of_bits(0x80000000), 0x8000); /* -0 */
 }
 
@@ -80,7 +80,8 @@ TEST(a_nan_keeps_its_sign_and_the_upper_bits_of_its_payload)
 		}
 }
 
-/* Loops over vectors may be compiled for other instruction sets than single values. */
+/* The functions for vectors may use other instruction sets than the functions for single values, so
+ * their results are compared. */
 TEST(vectors_are_converted_like_values_at_any_alignment)
 {
 	enum { N = 1003 };

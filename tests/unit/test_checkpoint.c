@@ -183,7 +183,8 @@ TEST_IN(promise_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_se
 		temp_dir_write(checkpoint_dir, others[i], "x", 1);
 	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
-	assert_int_equal(c.generation, 0); /* files with these names are not checkpoints */
+	/* 0: no checkpoint was found, because files with these names do not count as checkpoints */
+	assert_int_equal(c.generation, 0);
 	assert_true(temp_dir_exists(checkpoint_dir, temporary));
 	assert_int_equal(read_newest(1, &c, NULL), PS_OK);
 	assert_false(temp_dir_exists(checkpoint_dir, temporary));
@@ -196,9 +197,9 @@ TEST_IN(promise_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_se
 	checkpoint_release(&c);
 }
 
-/* To make space, checkpoint_write_beside deletes all generations but the sound one.
- * checkpoint_write_beside also deletes generations that are newer than the sound one, because its
- * caller has found them to be damaged. */
+/* If the disk is full, checkpoint_write_beside deletes all generations but the one that its caller
+ * calls sound. Generations that are newer than the sound one are deleted, too: they are damaged,
+ * because otherwise the caller would have called the newest of them sound. */
 TEST_IN(the_sound_one_is_never_dropped_to_make_space, checkpoint_set_up, checkpoint_tear_down)
 {
 	for (uint64_t sound = 1; sound <= 3; sound++) {

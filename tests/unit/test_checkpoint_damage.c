@@ -47,7 +47,7 @@ TEST_IN(promise_3_every_missing_or_added_byte_is_detected, checkpoint_set_up, ch
 	unsigned char *file = bytes_of(5, &size), longer[1000] = {0};
 	for (size_t n = 0; n < size; n++)
 		assert_damage_refused(file, n, "truncated", n);
-	for (size_t i = 0; i < size; i++) { /* byte i is missing */
+	for (size_t i = 0; i < size; i++) { /* `longer` is the file without byte i */
 		memcpy(longer, file, i);
 		memcpy(longer + i, file + i + 1, size - i - 1);
 		assert_damage_refused(longer, size - 1, "byte lost", i);
@@ -69,6 +69,8 @@ static void sign_head(unsigned char *file, size_t sections)
 
 TEST_IN(a_table_that_lies_with_a_right_checksum_is_refused, checkpoint_set_up, checkpoint_tear_down)
 {
+	/* false values and their places in the file; the comment after a group of rows names the
+	 * damaged field */
 	const struct {
 		size_t at, bytes;
 		uint64_t value;

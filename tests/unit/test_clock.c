@@ -22,7 +22,8 @@ TEST(time_awake_follows_the_clock_while_it_is_polled)
 
 	for (uint64_t now = 5000; now < 20000; now += 100)
 		assert_int_equal(awake_ms(&a, now, 1000), now);
-	assert_int_equal(awake_ms(&a, 19900, 1000), 19900); /* two calls in the same millisecond */
+	/* awake_ms is called a second time in the same millisecond: the result is the same */
+	assert_int_equal(awake_ms(&a, 19900, 1000), 19900);
 }
 
 TEST(an_hour_of_sleep_counts_as_one_step)

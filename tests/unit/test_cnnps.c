@@ -51,7 +51,7 @@ TEST_IN(one_request_pushes_and_brings_the_weights_after_it, client_set_up, clien
 	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.pushes, 3);
 	assert_true(seen.push.pull != 0);
-	/* the next client_view waits for the answer to this request */
+	/* sends a PULL whose answer the next client_view waits for */
 	assert_int_equal(client_prefetch(client), 0);
 	assert_int_equal(client_push_view(client, client_ones, 0, &w), 0);
 	assert_int_equal(w.version, 3);
@@ -85,7 +85,9 @@ TEST_IN(flush_waits_for_decisions_and_for_the_disk, client_set_up, client_tear_d
 	assert_int_equal(cnnps_flush(client, 1, 50), CNNPS_EAGAIN);
 	fake_set(&client_server, &client_server.how.not_durable, 0);
 	assert_int_equal(
-		cnnps_flush(client, 1, 10000), 0); /* the answer to HEARTBEAT has the durable seq */
+		/* succeeds without further pushes, because the answer to a HEARTBEAT contains the
+		 * durable seq */
+		cnnps_flush(client, 1, 10000), 0);
 	s = client_stats(client);
 	assert_int_equal(s.durable, 2);
 	assert_int_equal(s.replayed, 0);
@@ -118,12 +120,12 @@ TEST_IN(a_rejection_is_counted, client_set_up, client_tear_down)
 	s = client_stats(client);
 	assert_true(s.rejected == 1 && s.superseded == 0 && s.acked == 0);
 	fake_set(&client_server, &client_server.how.reject,
-		REJECT_WORK); /* the worker has another data set */
+		REJECT_WORK); /* as for a worker with another data set */
 	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	s = client_stats(client);
 	assert_true(s.rejected == 2 && s.superseded == 0 && s.acked == 0);
-	/* now another worker has delivered each batch first */
+	/* from now on, as if another worker had delivered each batch first */
 	fake_set(&client_server, &client_server.how.superseded, 1);
 	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
@@ -147,8 +149,8 @@ TEST_IN(leases_and_results_travel_whole, client_set_up, client_tear_down)
 	assert_true(b.first == 50 && b.count == 25 && b.eval_id == 9);
 	assert_int_equal(cnnps_result(client, &a, &result), PS_EUSAGE);
 	assert_int_equal(cnnps_result(client, &b, &result), 0);
-	/* The connection keeps messages in order: when these weights arrive, the server has
-	 * received all earlier messages. */
+	/* Messages arrive in the order in which they were sent. When the weights arrive, the server
+	 * has therefore received all messages that were sent before the pull. */
 	client_expect_weights(-1);
 	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.result.correct, 24);
@@ -302,8 +304,9 @@ static void connect_bf16(void)
 	assert_int_equal(fake_read_seen(&client_server).hello.wire, ENCODING_BF16);
 }
 
-/* 1 + 2^-10 lies between the bfloat16 values 1 and 1 + 2^-7. The error of each push goes to the
- * next one, and a replay has the bytes of the first transmission, whatever the error is now. */
+/* 1 + 2^-10 lies between the bfloat16 values 1 and 1 + 2^-7. The rounding error of each push is
+ * added to the next push. When a push is sent again, it must have the bytes of the first
+ * transmission, although the rounding error has changed since. */
 TEST_IN(a_push_in_bfloat16_has_the_same_bytes_when_it_is_sent_again, client_set_up_unconnected,
 	client_tear_down)
 {
@@ -316,13 +319,14 @@ TEST_IN(a_push_in_bfloat16_has_the_same_bytes_when_it_is_sent_again, client_set_
 		client_push(1 + 0x1p-10f, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	before = fake_read_seen(&client_server);
-	assert_true(before.sum[0] == 8 + 8 * 0x1p-10f); /* without feedback the sum would be 8 */
+	/* if rounding errors were not added to the next push, the sum would be 8 */
+	assert_true(before.sum[0] == 8 + 8 * 0x1p-10f);
 	assert_true(before.made[0].g[0] == 1 && before.made[0].g[FAKE_PARAMS - 1] == 1);
 	assert_true(before.made[4].g[0] == 1 + 0x1p-7f);
 	s = &before.push.slices.slice[0];
 	assert_int_equal(s->encoding, ENCODING_BF16);
 	fake_hang_up(&client_server, 1);
-	client_expect_weights(-8); /* -8 - 2^-7, rounded */
+	client_expect_weights(-8); /* -8 - 2^-7, rounded to bfloat16 */
 	after = fake_read_seen(&client_server);
 	assert_int_equal(after.pushes, 16);
 	for (int i = 0; i < 8; i++) {
@@ -433,8 +437,8 @@ static void *hang_up_once_asked(void *arg)
 	return arg;
 }
 
-/* A crash loses a request that pushes and pulls, and the answer to it. The library sends the push
- * and the pull again. */
+/* The server crashes after a request that both pushes and pulls, so that the request and its answer
+ * are lost. The library must send both the push and the pull again. */
 TEST_IN(a_request_for_both_outlives_a_crash, client_set_up, client_tear_down)
 {
 	struct cnnps_pull w;

@@ -15,7 +15,9 @@ TEST_IN(the_reason_of_the_server_is_the_error, client_set_up_unconnected, client
 	assert_string_equal(cnnps_error(client), "the fake server says so");
 }
 
-/* Attack A22 of docs/faults.md: programs print the reason, and Python raises it. */
+/* Attack A22 of docs/faults.md: the text of a refusal comes from the server. Programs print this
+ * text, and the Python package raises it as the text of an exception, so it must not control a
+ * terminal. */
 TEST_IN(the_reason_of_the_server_controls_no_terminal, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
@@ -55,8 +57,8 @@ TEST_IN(a_connection_that_failed_refuses_every_call, client_set_up_unconnected, 
 	cnnps_close(&client);
 }
 
-/* A run can hold back training images for the evaluation. A program that does not support this
- * would train on these images, so the library refuses to connect it. */
+/* A run can hold back training images for the evaluation. A program that does not support held-back
+ * images would train on these images, so the library refuses to connect it. */
 TEST_IN(only_programs_that_hold_back_images_join_a_run_with_them, client_set_up_unconnected,
 	client_tear_down)
 {
@@ -77,7 +79,8 @@ TEST_IN(only_programs_that_hold_back_images_join_a_run_with_them, client_set_up_
 	assert_int_equal(cnnps_connect(&client, &o), PS_OK);
 }
 
-/* The server of a run without a data set grants no lease, so the call would wait for ever. */
+/* The server of a run without a data set grants no lease. The library must refuse the call, which
+ * would otherwise wait forever. */
 TEST_IN(a_lease_in_a_run_without_a_data_set_is_refused, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
@@ -94,7 +97,7 @@ TEST_IN(a_lease_in_a_run_without_a_data_set_is_refused, client_set_up_unconnecte
 	assert_string_equal(cnnps_error(client),
 		"the run has no data set (--epochs 0), so its server grants no leases: start "
 		"cnn-ps with --epochs N");
-	client_push(1, 0); /* the connection is as usable as before */
+	client_push(1, 0); /* after the refused call, the connection still works */
 	client_expect_weights(-1);
 	/* the server restarts with another --epochs */
 	how.epochs = 2;
@@ -119,7 +122,7 @@ TEST_IN(a_push_without_batches_is_refused_in_a_run_with_a_data_set, client_set_u
 		push.then = &then;
 	}
 	assert_int_equal(client_stats(client).pushed, 0);
-	client_push(1, 0); /* the connection is as usable as before */
+	client_push(1, 0); /* after the refused call, the connection still works */
 	client_expect_weights(-1);
 }
 
@@ -162,7 +165,7 @@ TEST_IN(flags_that_make_no_sense_are_refused, client_set_up, client_tear_down)
 	struct cnnps_push push = {.size = sizeof(push), .gradient = client_ones, .then = &then};
 
 	assert_int_equal(cnnps_pull(client, &pull), CNNPS_EUSAGE);
-	pull.flags = CNNPS_PULL_EVAL; /* without `into` */
+	pull.flags = CNNPS_PULL_EVAL; /* refused, because this flag needs a buffer in `into` */
 	assert_int_equal(cnnps_pull(client, &pull), CNNPS_EUSAGE);
 	then.flags = CNNPS_PULL_START;
 	assert_int_equal(cnnps_push(client, &push), CNNPS_EUSAGE);
@@ -206,7 +209,7 @@ TEST_IN(every_call_refuses_null_pointers, client_set_up, client_tear_down)
 	expect_usage(cnnps_release(client, NULL), "worker");
 	assert_int_equal(cnnps_stats(client, NULL), CNNPS_EUSAGE);
 	assert_int_equal(client_stats(client).pushed, 0);
-	client_push(1, 0); /* the connection is as usable as before */
+	client_push(1, 0); /* after the refused call, the connection still works */
 	client_expect_weights(-1);
 }
 
@@ -262,8 +265,8 @@ TEST_IN(work_and_results_out_of_range_are_refused, client_set_up, client_tear_do
 	client_expect_weights(-1);
 }
 
-/* The server would report that training has diverged. Only a loss that is not finite is a reason
- * for this report. */
+/* If the library sent such a metric, the server would report that training has diverged. Only a
+ * loss that is not finite may cause this report. */
 TEST_IN(a_metric_that_is_not_finite_is_refused, client_set_up, client_tear_down)
 {
 	struct cnnps_lease lease = {.size = sizeof(lease), .kind = CNNPS_EVAL, .count = 3};
@@ -373,7 +376,7 @@ TEST_IN(a_server_that_is_not_there_is_given_up, client_set_up_unconnected, clien
 {
 	struct cnnps_options o = client_options();
 
-	fake_stop(&client_server); /* from now on, nothing listens on the server's port */
+	fake_stop(&client_server); /* from now on, no program listens on the server's port */
 	o.connect_timeout_ms = 300;
 	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
 	assert_non_null(strstr(cnnps_error(client), client_server.url));
@@ -412,8 +415,9 @@ static uint64_t close_without_server(void)
 	return begin;
 }
 
-/* An open push would wait for 5 s. On a busy machine another process may take over the port of the
- * server, and the connection may seem to be alive. */
+/* Only if a push is still unanswered may cnnps_close wait, for 5 s. The test makes up to three
+ * attempts: if another process takes over the port of the server, the connection seems to be alive,
+ * and the attempt proves nothing. */
 TEST_IN(closing_is_quick_if_the_server_is_gone_and_no_push_is_open, client_set_up_unconnected,
 	client_tear_down)
 {
@@ -506,13 +510,14 @@ TEST_IN(heartbeats_stop_when_the_program_hangs_and_go_on_when_it_calls, client_s
 {
 	struct cnnps_options o = client_options();
 
-	o.batch_timeout_ms = 300; /* time for 3 heartbeats, 100 ms apart */
+	o.batch_timeout_ms = 300; /* allows 3 heartbeats, 100 ms apart */
 	client_connect(&o);
 	assert_false(fake_happens(&client_server, has_eight_heartbeats, 2));
 	assert_in_range(fake_read_seen(&client_server).heartbeats, 1, 7);
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	client_push(1, 0);
-	/* the program waits inside a call, so it is alive */
+	/* heartbeats continue, because a program that waits in a call of libcnnps counts as
+	 * alive */
 	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN);
 	assert_true(fake_happens(&client_server, has_eight_heartbeats, 2));
 }
@@ -544,12 +549,13 @@ TEST_IN(heartbeats_go_on_when_a_waiting_program_does_not_get_to_run, client_set_
 	heartbeats_on = WAITS;
 	assert_int_equal(cnnps_flush(client, 1, 300), CNNPS_EAGAIN);
 	assert_int_equal(heartbeats_on, 1);
-	/* until cnnps_close() returns, libcnnps may call `stop` with &heartbeats_on */
+	/* close here, because libcnnps may call `stop` with &heartbeats_on until cnnps_close()
+	 * returns */
 	cnnps_close(&client);
 }
 
-/* Sets *arg to 1 if the program's thread makes this call after the server has received a HEARTBEAT
- * that reports at least 100 ms of waiting for a push. */
+/* Sets *arg to 1 when the server has received a HEARTBEAT that reports at least 100 ms of waiting
+ * for a push. Only calls on the program's own thread count. */
 static int is_wait_reported(void *arg)
 {
 	int *reported = arg;
@@ -573,7 +579,8 @@ TEST_IN(a_heartbeat_reports_the_wait_that_goes_on, client_set_up_unconnected, cl
 	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 1, 1000), CNNPS_EAGAIN);
 	assert_int_equal(reported, 1);
-	/* until cnnps_close() returns, libcnnps may call `stop` with &reported */
+	/* close here, because libcnnps may call `stop` with &reported until cnnps_close()
+	 * returns */
 	cnnps_close(&client);
 }
 

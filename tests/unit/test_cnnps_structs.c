@@ -3,9 +3,9 @@
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"
 
-/* ---- the structs of the first header that had `size` ----------------------------------------- */
+/* ---- the structs as in the first version of cnnps.h whose structs had the member `size` ------ */
 
-/* Never change them: programs with these structs exist. */
+/* Never change these structs, because programs that were compiled with them exist. */
 struct first_options {
 	size_t size;
 	const char *server, *key, *server_key, *name, *device;
@@ -94,7 +94,7 @@ static union {
 } program;
 
 /* Writes a struct of `n` bytes to `program`: the first bytes of `from`, which has `known` bytes,
- * and then zeros. The bytes after the struct are a guard. */
+ * and then zeros. The bytes after the struct are a guard, which the library must not change. */
 static void put_struct(const void *from, size_t known, size_t n)
 {
 	assert_true(n + sizeof(size_t) <= ROOM);
@@ -111,8 +111,8 @@ static void expect_guard(size_t n)
 		assert_int_equal(program.byte[i], GUARD);
 }
 
-/* This struct describes a call of libcnnps that takes one struct. `first` and `now` are the sizes
- * of the taken struct in the first header and in the present one. */
+/* This struct describes a call of libcnnps that takes one struct. `first` is the size of this
+ * struct in the first header, and `now` its size in the present header. */
 struct call {
 	const char *name;
 	size_t first, now;
@@ -125,8 +125,7 @@ static int make_connect(void *s)
 	struct cnnps *c;
 	int rc = cnnps_connect(&c, s);
 
-	/* the tests read the text of an error from `client`, so keep the client that failed
-	 * there */
+	/* keep the failed client in `client`, from which the tests read the text of the error */
 	if (rc)
 		client = c;
 	else

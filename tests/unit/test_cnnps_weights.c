@@ -35,7 +35,8 @@ TEST_IN(a_pull_started_ahead_is_what_the_next_view_gets, client_set_up, client_t
 	push_at(0);
 	flush_client();
 	assert_int_equal(client_view(client, &view), 0);
-	assert_true(view.version == 0 && view.weights[0] == 0); /* the weights before the push */
+	/* the prefetched weights, which are those before the push */
+	assert_true(view.version == 0 && view.weights[0] == 0);
 	assert_int_equal(fake_read_seen(&client_server).pulls, 1);
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[FAKE_PARAMS - 1] == -1);
@@ -65,18 +66,20 @@ TEST_IN(a_view_waits_for_the_pull_that_is_under_way, client_set_up, client_tear_
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(client_prefetch(client), 0);
 	push_at(0);
-	flush_client(); /* the server has received the earlier pull, and has not answered it */
+	/* now the server has received the pull of client_prefetch, but has not answered it */
+	flush_client();
 	assert_int_equal(fake_read_seen(&client_server).pulls, 2);
 	fake_set(&client_server, &client_server.how.mute_pulls, 0);
-	fake_hang_up(&client_server, 0); /* the library sends the pull again */
+	/* on the new connection, the library sends the pull again */
+	fake_hang_up(&client_server, 0);
 	assert_true(old.weights[0] == 0);
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[0] == -1);
 	assert_int_equal(fake_read_seen(&client_server).pulls, 3);
 }
 
-/* The pull arrives in the message of the push, and its weights include this push, but none after
- * it. */
+/* The pull is a part of the push message. The weights that it returns must contain this push, but
+ * no later push. */
 TEST_IN(a_push_can_start_the_next_pull, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
@@ -89,7 +92,7 @@ TEST_IN(a_push_can_start_the_next_pull, client_set_up, client_tear_down)
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[0] == -1);
 	assert_int_equal(fake_read_seen(&client_server).pulls, 1);
-	/* while a pull is under way, a push starts no other one */
+	/* while a pull is under way, a push must not start another pull */
 	assert_int_equal(client_prefetch(client), 0);
 	cnnps_start_pull_with_push(client);
 	push_at(1);
@@ -136,8 +139,8 @@ static int two_pulls(const struct fake *f)
 	return f->seen.pulls >= 2;
 }
 
-/* client_await requests the next weights and waits until they have arrived. The library keeps these
- * weights for the next client_view. */
+/* client_await requests the newest weights and waits until they have arrived. The library then
+ * keeps these weights, and the next client_view must return them. */
 TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
@@ -162,7 +165,8 @@ TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, cl
 	/* the view is valid until the next call of client_view */
 	assert_true(view.weights[0] == -1);
 	assert_int_equal(client_push_view(client, client_ones, 2, &view), 0);
-	/* client_push_view returns the awaited weights; its own pull is now a prefetched pull */
+	/* client_push_view has returned the awaited weights; the weights that it has requested
+	 * itself are for the next view */
 	assert_true(view.version == 2 && view.weights[0] == -2);
 	assert_int_equal(client_await(client), 0);
 	assert_int_equal(client_pull_all(client, w, &version), 0);
@@ -227,7 +231,7 @@ TEST_IN(a_push_names_the_term_of_its_weights, client_set_up, client_tear_down)
 	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.term, 1);
 	push_at(view.version);
-	push_at(77); /* the program has never pulled this version */
+	push_at(77); /* 77: a version that the program has never pulled */
 	flush_client();
 	fake_hang_up(&client_server, 1);
 	/* the program still has the weights of the old term, so version 0 is that of the old
@@ -242,7 +246,8 @@ TEST_IN(a_push_names_the_term_of_its_weights, client_set_up, client_tear_down)
 	flush_client();
 	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.last_seq, 5);
-	/* the server of term 2 receives this push again */
+	/* the push that the worker sends again to the server of term 2 still has the term of its
+	 * weights */
 	assert_int_equal(seen.made[0].base_term, 1);
 	assert_int_equal(seen.made[0].base_version, 0);
 	assert_int_equal(seen.made[1].base_term, 0);
@@ -262,7 +267,7 @@ TEST_IN(the_newest_pull_of_a_version_counts, client_set_up, client_tear_down)
 	fake_hang_up(&client_server, 1);
 	assert_int_equal(client_pull_all(client, w, NULL), 0);
 	push_at(0);
-	for (int i = 0; i < 20; i++) /* always version 1 */
+	for (int i = 0; i < 20; i++) /* all these pulls get the same version 1 */
 		assert_int_equal(client_pull_all(client, w, NULL), 0);
 	push_at(0);
 	flush_client();
@@ -333,7 +338,7 @@ static int has_eight_heartbeats_if_alive(const struct fake *f)
 }
 
 /* While a program computes, its calls of cnnps_alive() let the library send heartbeats. Without
- * these calls the library sends none (test_cnnps_errors.c). */
+ * these calls the library sends no heartbeats (test_cnnps_errors.c). */
 TEST_IN(a_busy_program_heartbeats_on, client_set_up, client_tear_down)
 {
 	struct cnnps_options o = client_options();

@@ -10,11 +10,11 @@
 #include "tests/support/test.h"
 
 #define MAX_N  40u
-#define VALUES 9001u /* more than two blocks, and not a multiple of the block size */
+#define VALUES 9001u /* number of weights: more than two blocks, with a partial last block */
 
 static float gradient[MAX_N][VALUES], out[VALUES];
 static const float *of[MAX_N];
-static double result[2]; /* an entry for each block */
+static double result[2]; /* the result of each block */
 static const struct blocks serial = {.result = result};
 
 static void draw_gradients(uint64_t seed, uint32_t n)
@@ -113,7 +113,8 @@ TEST(krum_chooses_the_gradient_with_the_nearest_neighbours)
 			aggregate(&serial, AGGREGATE_KRUM, bad, of, n, VALUES, out);
 			assert_memory_equal(out, gradient[best], sizeof(out));
 		}
-	draw_gradients(1, 4); /* 4 gradients are too few for krum, so the rule is the median */
+	/* 4 gradients are too few for krum, so the rule falls back to the median */
+	draw_gradients(1, 4);
 	aggregate(&serial, AGGREGATE_KRUM, 1, of, 4, VALUES, out);
 	assert_close(out[5], trimmed_mean_of(4, 1, 5));
 }
@@ -189,7 +190,8 @@ TEST(a_worker_counts_once_in_a_buffer)
 	push_value(&f, 8, b, 2, 3);
 	push_value(&f, 7, c, 1, 4);
 	assert_int_equal(core_stats(f.core)->updates, 1);
-	for (size_t i = 0; i < FIXTURE_PARAMS; i++) /* the workers' means are -100, 2 and 4 */
+	/* the means of the three workers' values are -100, 2 and 4, so the median is 2 */
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		assert_true(core_weights(f.core)[i] == -2);
 	fixture_close(&f);
 }
@@ -210,8 +212,8 @@ TEST(a_buffer_does_not_wait_for_workers_that_are_not_there)
 	fixture_close(&f);
 }
 
-/* Worker c pushes nothing. The buffer waits for it while it may be 20 times slower than the others.
- * After that, the buffer waits for c only when c has pushed again. */
+/* Worker c pushes nothing. The buffer waits for c until both other workers have pushed 20 times.
+ * From then on c counts as stalled, and the buffer waits for c again only after a push of c. */
 TEST(a_buffer_does_not_wait_for_ever_for_a_worker_that_pushes_nothing)
 {
 	struct core_config cfg = with_rule(AGGREGATE_MEDIAN);
@@ -221,7 +223,8 @@ TEST(a_buffer_does_not_wait_for_ever_for_a_worker_that_pushes_nothing)
 	fixture_open(&f, cfg);
 	struct stamp a = fixture_join(&f, 9, "a"), b = fixture_join(&f, 8, "b"),
 		     c = fixture_join(&f, 7, "c");
-	for (uint64_t seq = 1; seq <= 100; seq++) /* one worker of three is no majority */
+	/* no update, because one worker of three is no majority */
+	for (uint64_t seq = 1; seq <= 100; seq++)
 		push_value(&f, 9, a, seq, 1);
 	for (uint64_t seq = 1; seq <= 19; seq++)
 		push_value(&f, 8, b, seq, 1);
@@ -319,12 +322,14 @@ TEST(a_key_counts_once_in_a_buffer)
 	assert_int_equal(core_stats(f.core)->updates, 0);
 	push_value(&f, 15, s[6], 1, value[6]);
 	assert_int_equal(core_stats(f.core)->updates, 1);
-	for (size_t i = 0; i < FIXTURE_PARAMS; i++) /* the keys' means are -70, 1 and 2 */
+	/* the means of the three keys' values are -70, 1 and 2, so the median is 1 */
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		assert_true(core_weights(f.core)[i] == -1);
 	fixture_close(&f);
 }
 
-/* In a step of sync, pushes the value of each worker. Worker i is on connection 7 + i. */
+/* Makes a step of sync in which worker i pushes a gradient with the value value[i] everywhere.
+ * Worker i is on connection 7 + i. */
 static void push_step(struct core_fixture *f, const struct stamp *s, const float *value, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
@@ -363,8 +368,8 @@ TEST(a_key_counts_once_in_a_step_of_sync)
 	fixture_close(&f);
 }
 
-/* With --sync-workers 3, a step has only three batches. Three workers of one key ask first.
- * Together they get only one batch until each of the other two keys has a batch. */
+/* With --sync-workers 3, a step has only three batches. Three workers of one key request work
+ * first. Together these three get only one batch until each of the other two keys has a batch. */
 TEST(a_key_does_not_take_all_batches_of_a_step)
 {
 	static const char *const key[] = {"bad", "one", "two", "bad", "bad"};

@@ -1,7 +1,7 @@
 /*
- * test_core_backup.c - backup copies of late work, of all work, or of no work. Each batch counts
- * once. Two other files have related tests: immediate copies in sandblaster
- * (test_core_sandblaster.c), and a worker that never delivers (test_core_deadline.c).
+ * test_core_backup.c - backup copies of late work, of all work, or of no work. A batch counts once,
+ * even if its copy is delivered, too. Two other files have related tests: immediate copies in
+ * sandblaster (test_core_sandblaster.c), and a worker that never delivers (test_core_deadline.c).
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -14,7 +14,7 @@ static struct core_config backup_copy_config(enum mode mode)
 	cfg.leases.backup_copies = BACKUP_IMMEDIATE;
 	cfg.ssp.bound = 100;
 	cfg.leases.max_batches = 1;
-	/* no worker becomes suspect, so only backup copies help */
+	/* so long that no worker becomes suspect and only backup copies can help */
 	cfg.sessions.suspect_ms = 100000;
 	cfg.sessions.dead_ms = 200000;
 	cfg.durable = 0;
@@ -77,7 +77,8 @@ TEST(the_first_result_counts_and_the_second_is_superseded)
 	assert_int_equal(cluster_request(&k, 1), 1);
 	cluster_granted(&k, 1, 0, 1);
 	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
-	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* the ACK says REJECT_WORK */
+	/* the late push of the batch is superseded, and its ACK says REJECT_WORK */
+	assert_int_equal(cluster_push(&k, 0), REJECT_WORK);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
 	assert_int_equal(core_stats(k.f.core)->images, 10);
@@ -134,8 +135,8 @@ static void tick_cluster(struct cluster *k, uint64_t ms)
 	cluster_receive(k);
 }
 
-/* Let worker i deliver its work after `ms` milliseconds, and request more work. Returns 1 if the
- * server grants it work at once. */
+/* After `ms` milliseconds, let worker i deliver its work and request more work. Returns 1 if the
+ * server grants this request at once. */
 static int push_and_request(struct cluster *k, uint32_t i, uint64_t ms)
 {
 	tick_cluster(k, ms);
@@ -160,7 +161,8 @@ static void an_idle_worker_gets_a_copy_of_late_work(enum mode mode)
 	struct cluster k;
 
 	open_with_one_idle(&k, late_config(mode), 3);
-	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy: the work is not late */
+	/* no copy yet, because the last batch is not late */
+	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick_cluster(&k, 200);
 	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick_cluster(&k, 50);
@@ -191,7 +193,8 @@ TEST(the_late_batch_of_a_short_step_is_copied)
 	}
 	assert_int_equal(k.worker[0].grant.work.first, 6);
 	tick_cluster(&k, 200);
-	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy: the work is not late */
+	/* no copy yet, because the last batch is not late */
+	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick_cluster(&k, 50);
 	cluster_granted(&k, 1, 6, 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
@@ -205,8 +208,8 @@ TEST(a_late_portion_is_copied_and_no_other)
 	an_idle_worker_gets_a_copy_of_late_work(cfg.training.mode);
 }
 
-/* The core grants a copy of a late batch at once when a worker requests work. The core does not
- * wait for the next tick. */
+/* When a worker requests work, the core grants a copy of a late batch at once, without waiting for
+ * the next tick. */
 TEST(a_request_after_the_batch_is_late_gets_a_copy_at_once)
 {
 	struct cluster k;
@@ -260,7 +263,8 @@ TEST(a_lease_is_late_by_its_newest_delivery)
 	cluster_join(&k, 1);
 	cluster_request(&k, 1);
 	tick_cluster(&k,
-		190); /* 390 ms have passed since the grant, and 190 ms since the last delivery */
+		/* now 390 ms have passed since the grant, and 190 ms since the newest delivery */
+		190);
 	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick_cluster(&k, 20);
 	cluster_granted(&k, 1, 3, 1);
@@ -272,7 +276,7 @@ static void a_late_portion_of_the_test_set_is_copied(struct core_config cfg)
 {
 	struct cluster k;
 
-	cfg.leases.eval_images = 4; /* two portions */
+	cfg.leases.eval_images = 4; /* the test set has two portions */
 	cfg.training.epochs = 1;
 	cluster_open(&k, cfg, 2, 10, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1);
@@ -339,8 +343,8 @@ TEST(a_portion_that_comes_after_its_pass_is_superseded)
 	cluster_close(&k);
 }
 
-/* All workers need 100 ms for a batch, and time advances in steps of 10 ms. The core must make no
- * copy. */
+/* All workers need 100 ms for a batch, and time advances in steps of 10 ms. Under these conditions
+ * the core must make no copies. */
 static void equal_workers_make_no_copies(enum mode mode)
 {
 	struct core_config cfg = late_config(mode);

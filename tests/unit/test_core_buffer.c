@@ -1,6 +1,6 @@
 /*
  * Proves the promises of server/core/downpour.c about a buffer of gradients (Nguyen 2022, FedBuff).
- * A run with a buffer, with any accepted combination of options, equals a serial run that this test
+ * For any accepted combination of options, a run with a buffer equals a serial run that this test
  * computes with its own formulas.
  */
 #include "tests/support/core_cluster.h"
@@ -106,8 +106,8 @@ TEST(an_epoch_ends_with_what_is_in_the_buffer)
 	cluster_close(&k);
 }
 
-/* Returns a weight after an epoch in which one worker trains 7 batches. All values of the gradients
- * are 1. */
+/* Returns a weight after an epoch in which one worker trains 7 batches. Every gradient is 1 at each
+ * coordinate. */
 static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
@@ -219,8 +219,8 @@ static int resumes(const struct core_snapshot *img, struct core_config cfg, uint
 	return !rc;
 }
 
-/* A resumed run may have a buffer of another size. But a run that began without a buffer cannot be
- * resumed with one. */
+/* A run may be resumed with a buffer of another size. But a run that began without a buffer cannot
+ * be resumed with a buffer. */
 TEST(a_resumed_run_may_have_a_buffer_of_another_size)
 {
 	struct core_snapshot img;
@@ -262,7 +262,8 @@ static double twin_weight(const struct core_config *cfg, double tau, double live
 	       (cfg->rate.staleness_scaling == STALE_CONSTANT || age < 1 ? 1 : age);
 }
 
-/* Returns the factor by which the gradients collected in `a` change the learning rate. */
+/* Returns the number by which the learning rate is multiplied because an update uses a->n gradients
+ * at once. During the first `scaling_warmup` updates, this number rises from 1. */
 static double twin_gain(const struct core_config *cfg, const struct twin *a)
 {
 	double scale = twin_scaled(cfg, cfg->push.sum ? 1 : a->n);

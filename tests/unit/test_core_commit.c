@@ -3,8 +3,8 @@
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
 
-/* Returns 1 if the core committed the last event. If the core committed an event, EFFECT_COMMIT
- * must be the first effect of the event. */
+/* Returns 1 if the core has made EFFECT_COMMIT for the last event. If the core committed an event,
+ * EFFECT_COMMIT must be the first effect of the event. */
 static int commits(const struct core_fixture *f)
 {
 	size_t n = fixture_count(f, EFFECT_COMMIT);
@@ -35,7 +35,7 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 
 	fixture_open(&f, fixture_config());
 	struct stamp s = fixture_join(&f, 9, "");
-	/* the core must not assign the same incarnation again after a crash */
+	/* committed, because the core must not assign the same incarnation again after a crash */
 	assert_true(commits(&f));
 	assert_int_equal(waits_for_disk(&f, MSG_WELCOME), 1);
 	hello.hello.role = ROLE_OBSERVER;
@@ -57,7 +57,7 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 	assert_true(commits(&f));
 	push.push.seq = 2;
 	push.push.loss = NAN;
-	fixture_message(&f, 9, &push); /* the core commits a rejection, too */
+	fixture_message(&f, 9, &push); /* committed, although the core rejects the push */
 	assert_int_equal(waits_for_disk(&f, MSG_ACK), 1);
 	assert_true(commits(&f));
 	push.push.seq = 9;
@@ -71,8 +71,8 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 	fixture_close(&f);
 }
 
-/* A step of sync can end at a tick, without a message. The next weights depend on this tick, so it
- * must be committed. */
+/* A step of sync can end at a tick, without a message. The next weights depend on this tick, so the
+ * core must commit the tick. */
 TEST(new_weights_commit_without_a_message)
 {
 	struct core_config cfg = fixture_training();
@@ -86,7 +86,7 @@ TEST(new_weights_commit_without_a_message)
 	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	uint64_t version = core_stats(k.f.core)->version;
 	for (int i = 0; i < 100 && core_stats(k.f.core)->version == version;
-		i++) /* both workers are silent */
+		i++) /* both workers send nothing, until the step ends without them */
 		fixture_tick(&k.f, 50);
 	assert_int_equal(fixture_count(&k.f, EFFECT_SEND), 0);
 	assert_true(commits(&k.f));

@@ -82,9 +82,9 @@ TEST(a_hello_fixes_nothing_on_disk)
 	fixture_close(&f);
 }
 
-/* A worker with the wrong data set joins first. No worker gets work until --min-workers (3) workers
- * with the same data set have joined. As soon as three such workers have joined, the run uses their
- * data set. */
+/* The first worker that joins has the wrong data set. No worker gets work until --min-workers (3)
+ * workers with the same data set have joined. As soon as three such workers have joined, the run
+ * uses their data set. */
 TEST(most_live_workers_decide)
 {
 	struct core_fixture f;
@@ -98,7 +98,7 @@ TEST(most_live_workers_decide)
 		fixture_lease(&f, 1 + i, s[i], 1);
 		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	}
-	/* before this worker, only two workers had the same data, which is not enough */
+	/* before this worker joined, only two workers had the same data, which is not enough */
 	s[2] = join_with_data(&f, 3, &fixture_data);
 	assert_non_null(fixture_granted(&f, 1));
 	assert_non_null(fixture_granted(&f, 2));
@@ -159,7 +159,8 @@ TEST(most_workers_of_a_key_decide_its_vote)
 	assert_int_equal(data_of_run(&f), other_data.xxh3);
 	join_with_key(&f, 3, "fleet", &fixture_data);
 	assert_int_equal(data_of_run(&f), fixture_data.xxh3);
-	join_with_key(&f, 4, "second", &other_data); /* one vote for each data set */
+	/* with this worker, each data set has one vote */
+	join_with_key(&f, 4, "second", &other_data);
 	assert_int_equal(data_of_run(&f), fixture_data.xxh3);
 	join_with_key(&f, 5, "third", &other_data);
 	assert_int_equal(data_of_run(&f), other_data.xxh3);
@@ -177,8 +178,8 @@ static struct core_config with_option(uint32_t n_train, uint32_t n_test)
 	return cfg;
 }
 
-/* With the numbers of images in --data-id, a worker can claim no others, and the reason names both
- * values. */
+/* If --data-id has the numbers of images, a worker cannot claim other numbers. The text of the
+ * refusal contains both values. */
 TEST(the_option_can_fix_the_numbers_of_images)
 {
 	struct core_fixture f;
@@ -223,7 +224,8 @@ TEST(a_snapshot_keeps_the_numbers_of_the_option)
 	}
 }
 
-/* A run goes on with its own data set only, also if only the numbers differ. */
+/* A run can continue only with the data set with which it began. A server cannot continue the run
+ * if its --data-id differs from this data set, even if only the numbers of images differ. */
 TEST(a_run_with_other_numbers_does_not_go_on)
 {
 	const char *why = NULL;
@@ -243,8 +245,8 @@ TEST(a_run_with_other_numbers_does_not_go_on)
 	fixture_close(&f);
 }
 
-/* This is a limit: the server has no images, so with only a fingerprint a worker can still claim
- * another number of images. */
+/* This test shows a limit of --data-id: if the option has only a fingerprint, a worker can claim a
+ * false number of images, because the server has no images to count. */
 TEST(with_only_a_fingerprint_the_number_of_images_is_a_claim)
 {
 	struct core_config cfg = training_of(1);
@@ -262,8 +264,9 @@ TEST(with_only_a_fingerprint_the_number_of_images_is_a_claim)
 	fixture_close(&f);
 }
 
-/* A worker that got work but delivers nothing by the deadline has no vote on the data set of the
- * run while another live worker is not stalled, even if it was the first to get work. */
+/* A worker that got work but delivers nothing by the deadline is stalled. While another live worker
+ * is not stalled, a stalled worker has no vote on the data set of the run, even if it was the first
+ * worker with work. */
 TEST(a_stalled_worker_has_no_vote)
 {
 	struct core_config cfg = training_of(1);
@@ -289,8 +292,8 @@ TEST(a_stalled_worker_has_no_vote)
 	fixture_close(&f);
 }
 
-/* Worker 9 has another data set and hangs during its first grant. The run then uses the data set of
- * worker 8. */
+/* Worker 9 has another data set and hangs during its first grant. Worker 8 has the data set
+ * `right`, which the run then uses. */
 static void outvote_a_stalled_worker(
 	struct core_fixture *f, struct stamp *wrong, struct stamp *right)
 {
@@ -311,8 +314,8 @@ static void outvote_a_stalled_worker(
 	assert_true(fixture_worker(f, 1).stalled);
 }
 
-/* The worker with the right data leaves. When only the stalled worker is left, its late result
- * counts. */
+/* The worker with the right data leaves. When only the stalled worker is left, its vote counts, and
+ * so does its late work. */
 TEST(stalled_workers_vote_if_all_live_workers_are_stalled)
 {
 	struct stamp wrong, right;
@@ -339,7 +342,7 @@ TEST(an_outvoted_worker_counts_again_when_it_asks)
 
 	outvote_a_stalled_worker(&f, &wrong, &right);
 	fixture_lease(&f, 9, wrong, 2);
-	/* each data set has one vote, so the choice does not change */
+	/* no grant: each data set has one vote, so the run keeps its data set */
 	assert_null(fixture_granted(&f, 9));
 	assert_false(fixture_worker(&f, 1).stalled);
 	fixture_bye(&f, 8, right);
@@ -422,8 +425,8 @@ TEST(the_refusal_shows_both_and_the_remedy)
 	fixture_close(&f);
 }
 
-/* The majority changed to another data set while the push was in transit. The push does not count
- * and fixes no data set. */
+/* While a push was in transit, the majority of the workers changed to another data set. The push
+ * does not count and fixes no data set. */
 TEST(a_push_of_the_other_data_is_rejected)
 {
 	struct core_fixture f;
@@ -475,7 +478,7 @@ TEST(an_ack_says_what_is_superseded)
 	second = fixture_sent(&f, 7, MSG_WELCOME)->welcome.stamp;
 	late.push.stamp = second;
 	assert_int_equal(fixture_acked(&f, 7, &late).superseded, 1);
-	/* replays of pushes that were decided before the crash */
+	/* two replays of pushes that the server had decided before the crash */
 	for (uint32_t superseded = 0; superseded < 2; superseded++) {
 		m = fixture_batch(second, 2 + superseded, 0, 1, 1);
 		m.push.verdict = VERDICT_REJECTED;
@@ -546,7 +549,7 @@ TEST(a_push_that_is_rejected_fixes_nothing)
 	fixture_close(&f);
 }
 
-/* The server grants no work until --min-workers is reached. */
+/* Until --min-workers workers have joined, the server grants no work, and no push counts. */
 TEST(before_the_run_begins_no_push_counts)
 {
 	struct stamp s[3];
@@ -583,15 +586,17 @@ TEST(workers_with_other_data_do_not_count_and_are_named)
 	assert_int_equal(v.others, 1);
 	assert_int_equal(v.other_data, other_data.xxh3);
 	join_with_data(
-		&f, 7, &fixture_data); /* training goes on without the worker that has other data */
+		/* enough workers for the training, so the server no longer waits for the worker
+		 * with other data */
+		&f, 7, &fixture_data);
 	core_hold_up(f.core, &v);
 	assert_int_equal(v.kind, HOLD_UP_NONE);
 	assert_int_equal(v.others, 1);
 	fixture_close(&f);
 }
 
-/* The first push that counted excluded the data set of a second worker. Since then the second
- * worker has had no work. The second worker receives the reason only at the end of the run. */
+/* The first push that counted excluded the data set of a second worker. From then on, the second
+ * worker gets no work. The second worker receives the reason only at the end of the run. */
 TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 {
 	struct core_fixture f;
@@ -613,7 +618,7 @@ TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 	fixture_close(&f);
 }
 
-/* ---- the images of the model ----------------------------------------------------------------- */
+/* ---- the image shape and the classes of the model -------------------------------------------- */
 
 static struct core_config image_training(void)
 {
@@ -627,12 +632,16 @@ TEST(images_that_do_not_fit_the_model_are_refused_with_both_shapes)
 {
 	const struct {
 		uint32_t channels, rows, cols, classes;
-		const char *theirs; /* NULL: the worker is accepted */
+		/* the worker's shape in the text of the refusal; NULL: the server accepts the
+		 * worker */
+		const char *theirs;
 	} row[] = {
 		{3, 5, 5, 20, NULL},
-		{3, 5, 5, 3, NULL}, /* the data set may lack some classes of the model */
+		{3, 5, 5, 3, NULL}, /* accepted: a data set may lack some classes of the model */
 		{3, 0, 0, 0,
-			NULL}, /* a program that makes its own images sends no rows and columns */
+			/* accepted: a program that makes its own images reports 0 rows and
+			 * columns */
+			NULL},
 		{0, 5, 5, 20, "1x5x5, 20 classes"}, /* channels: 0 means one channel */
 		{1, 5, 5, 20, "1x5x5, 20 classes"},
 		{3, 6, 5, 20, "3x6x5, 20 classes"},
@@ -677,8 +686,8 @@ TEST(only_image_words_need_the_feature)
 	fixture_close(&f);
 }
 
-/* Workers must support held-back images. Observers do not train, so they may join even if they do
- * not support held-back images. */
+/* If the run holds back images, a worker must support this. Observers do not train, so they may
+ * join even if they do not support held-back images. */
 TEST(a_worker_learns_how_many_images_are_held_back)
 {
 	struct core_config c = training_of(1);

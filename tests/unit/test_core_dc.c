@@ -44,7 +44,7 @@ static double power(double base, uint64_t n)
 	return p;
 }
 
-/* Returns the step that PyTorch's optimizer takes for value j. `d` is the gradient of this
+/* Returns the amount by which PyTorch's optimizer changes value j. `d` is the gradient of this
  * value. */
 static double twin_update_value(struct twin *t, size_t j, double d)
 {
@@ -281,7 +281,7 @@ static double swing(enum delay_compensation kind)
 		uint32_t i = n % 4;
 		struct msg m = fixture_push(s[i], n / 4);
 
-		if (n >= 4) { /* at first each worker only pulls */
+		if (n >= 4) { /* in its first turn, a worker only pulls */
 			m.push.base_version = version[i];
 			m.push.base_term = s[i].term;
 			fixture_slice(&m, 0, FIXTURE_PARAMS, then[i]);
@@ -343,13 +343,14 @@ TEST(each_worker_is_compensated_by_its_own_delay)
 	dc_run_open(&l, dc_config(0));
 	pull_and_note(&l, 0);
 	pull_and_note(&l, 1);
-	/* the weights of this gradient are current, so it is not changed */
+	/* the gradient was computed at the current weights, so the core does not change it */
 	push_to_both(&l, 1, fixture_ones);
 	assert_float_equal(core_weights(l.f.core)[4], (float)-RATE, 1e-7);
 	pull_and_note(&l, 1);
-	push_to_both(&l, 1, fixture_ones); /* this gradient is not changed either */
+	push_to_both(&l, 1, fixture_ones); /* at current weights, too, so not changed */
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
-	push_to_both(&l, 0, fixture_ones); /* this gradient is two versions old */
+	/* computed at weights two versions old, so compensated */
+	push_to_both(&l, 0, fixture_ones);
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-2 * RATE - RATE * (1 - LAMBDA * 2 * RATE)), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
@@ -372,10 +373,12 @@ TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 	}
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
 	pull_and_note(&l, 1);
-	apply_push_of(&l, 0, fixture_ones, 1, term); /* no worker has pulled this version */
+	/* not compensated, because no worker has pulled version 1 */
+	apply_push_of(&l, 0, fixture_ones, 1, term);
 	twin_push(&l.twin, fixture_ones, -1);
 	apply_push_of(
-		&l, 0, fixture_ones, 3, term); /* only another worker has pulled this version */
+		/* not compensated, because only another worker has pulled version 3 */
+		&l, 0, fixture_ones, 3, term);
 	twin_push(&l.twin, fixture_ones, -1);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 2);
 	push_to_both(&l, 1, fixture_ones);
@@ -384,10 +387,9 @@ TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 	fixture_close(&l.f);
 }
 
-/* A crash loses version 2, and the next term makes another version 2. The server holds only the
- * second version 2, so a gradient of the lost version is not compensated. */
-/* Compensation contains the square of a gradient, so the size of a large one after compensation is
- * not bounded by the factor that scales it. */
+/* Delay compensation adds a term with the square of the gradient. For a large gradient, the factor
+ * that scales the gradient would not bound this square. Therefore a scaled gradient is not
+ * compensated. */
 TEST(a_gradient_that_is_scaled_is_not_compensated)
 {
 	struct core_config cfg = dc_config(0);
@@ -415,6 +417,8 @@ TEST(a_gradient_that_is_scaled_is_not_compensated)
 	fixture_close(&f);
 }
 
+/* A crash loses version 2, and the next term makes another version 2. The server holds only the
+ * second version 2, so a gradient of the lost version is not compensated. */
 TEST(weights_of_a_lost_term_are_not_held)
 {
 	static struct dc_run l;
@@ -428,19 +432,21 @@ TEST(weights_of_a_lost_term_are_not_held)
 	apply_push_of(&l, 1, fixture_ones, 0, term);
 	image = fixture_save(&l.f);
 	apply_push_of(&l, 1, fixture_ones, 1, term);
-	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT); /* version 2 */
+	/* worker 0 gets version 2 of the old term */
+	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT);
 	fixture_close(&l.f);
 	fixture_load(&l.f, cfg, &image);
 	fixture_drop(&image);
 	l.worker[1].seq = 1; /* the snapshot contains only the first push of this worker */
 	come_back(&l);
 	apply_push_of(&l, 1, twos, 1, l.worker[1].s.term);
-	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT); /* another version 2 */
+	/* worker 0 gets version 2 of the new term, whose weights differ */
+	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT);
 	apply_push_of(&l, 1, twos, 2, l.worker[1].s.term);
 	apply_push_of(&l, 0, fixture_ones, 2, term);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-6 * RATE), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
-	/* this worker has pulled version 2 of the new term */
+	/* compensated, because worker 0 has pulled version 2 of the new term */
 	apply_push_of(&l, 0, fixture_ones, 2, l.worker[0].s.term);
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
@@ -486,7 +492,8 @@ TEST(copies_are_shared_and_released)
 	assert_int_equal(copies(&l), 2);
 	fixture_bye(&l.f, 11, l.worker[1].s); /* the worker leaves */
 	assert_int_equal(copies(&l), 2);
-	for (uint32_t t = 0; t < 12; t++) { /* worker 2 sends no message until it is dead */
+	/* so long that worker 2, which sends nothing, becomes dead */
+	for (uint32_t t = 0; t < 12; t++) {
 		fixture_tick(&l.f, 100);
 		fixture_heartbeat(&l.f, 10, l.worker[0].s);
 	}
@@ -514,7 +521,7 @@ TEST(a_fenced_worker_holds_nothing)
 	fixture_close(&l.f);
 }
 
-/* The core holds a bounded number of versions for each worker. The core keeps the oldest version,
+/* For each worker, the core keeps copies of a bounded number of versions. The oldest version stays,
  * because the worker may still compute with it. */
 TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 {
@@ -536,7 +543,8 @@ TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 	apply_push_of(&l, 0, fixture_ones, 49, l.worker[0].s.term);
 	twin_push(&l.twin, fixture_ones, 49);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
-	apply_push_of(&l, 1, fixture_ones, 20, l.worker[1].s.term); /* this version was dropped */
+	/* not compensated, because the server has dropped version 20 */
+	apply_push_of(&l, 1, fixture_ones, 20, l.worker[1].s.term);
 	twin_push(&l.twin, fixture_ones, -1);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
 	assert_true(farthest(&l) < 1e-5);
@@ -657,7 +665,8 @@ static int read_with_held(uint64_t first, uint64_t second)
 TEST(versions_out_of_the_order_of_pulls_are_refused)
 {
 	assert_int_equal(read_with_held(3, 5), PS_OK);
-	assert_int_equal(read_with_held(3, 6), PS_ECHECKPOINT); /* newer than the weights */
+	/* refused: a worker cannot hold version 6, which is newer than the weights */
+	assert_int_equal(read_with_held(3, 6), PS_ECHECKPOINT);
 	assert_int_equal(read_with_held(4, 3), PS_ECHECKPOINT);
 }
 

@@ -1,8 +1,7 @@
 /*
- * test_core_deadline.c - a worker sends heartbeats and delivers nothing. The run goes on without
- * this worker, no matter what work it holds. Time is virtual, with a tick every 50 ms.
- * (test_core_backup.c tests copies of late work.)
- * Covers attack A14 of docs/faults.md.
+ * test_core_deadline.c - runs in which a worker sends heartbeats and delivers nothing. The run goes
+ * on without this worker, no matter what work it holds. Time is virtual, with a tick every 50 ms.
+ * (test_core_backup.c tests copies of late work.) Covers attack A14 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -59,7 +58,7 @@ static void begin_batches(struct fleet *f, uint32_t i)
 		f->ready_ms[i] = f->k.f.now_ms + f->ms[i] * next_batches(f, i);
 }
 
-/* Push the first batches of a grant that needs several pushes. */
+/* Make the first push of a grant that needs several pushes. */
 static void push_first(struct fleet *f, uint32_t i)
 {
 	struct cluster_worker *h = &f->k.worker[i];
@@ -127,7 +126,8 @@ static void fleet_run(struct fleet *f, uint64_t ms)
 	}
 }
 
-/* Worker 0 gets work and delivers nothing. The other workers must finish the run without it. */
+/* Worker 0 gets work and delivers nothing. The other workers must finish the run without worker
+ * 0. */
 static void a_hanging_worker_holds_up_no_worker(struct core_config cfg)
 {
 	struct fleet f;
@@ -157,8 +157,8 @@ TEST(a_sync_step_does_not_wait_for_a_hanging_worker)
 }
 
 /* The first worker stalls during its first grant. The second worker joins later, sends heartbeats
- * and never requests work, so it is idle, but not stalled yet. When the second worker is idle, the
- * first worker requests work again. */
+ * and never requests work, so it is idle, but not stalled yet. While the second worker is idle, the
+ * server calls the first worker, which requests work again. */
 TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 {
 	struct core_config cfg = deadline_config(MODE_SYNC);
@@ -171,14 +171,16 @@ TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 	fleet_run(&f, 850);
 	f.k.n = 2;
 	cluster_join(&f.k, 1);
-	f.k.worker[1].request = 1000; /* act() treats this worker as waiting */
+	/* so that act() takes this worker for one that waits for an answer, and sends no request */
+	f.k.worker[1].request = 1000;
 	fleet_run(&f, 500);
 	assert_true(fixture_worker(&f.k.f, 1).stalled);
 	assert_false(fixture_worker(&f.k.f, 2).stalled);
 	f.k.worker[0].grant = (struct msg_grant){.request = f.k.worker[0].request};
 	f.ms[0] = 30;
 	fleet_run(&f, 50);
-	assert_false(fixture_worker(&f.k.f, 1).stalled); /* the worker has delivered a push */
+	/* not stalled any more, because it has delivered a push */
+	assert_false(fixture_worker(&f.k.f, 1).stalled);
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
@@ -248,9 +250,9 @@ TEST(a_worker_whose_pushes_are_all_stale_holds_up_no_worker)
 	}
 }
 
-/* In each step of sync, worker 0 holds its batch until the others have gone on without it. The
- * gradient then comes too late. None of its pushes has ever counted, so it holds up the steps only
- * once. */
+/* In each step of sync, worker 0 holds its batch until the others have gone on without it. Its
+ * gradient therefore comes too late for the step. None of its pushes has ever counted, so it holds
+ * up the steps only once. */
 TEST(late_work_alone_ends_no_stall)
 {
 	struct core_config cfg = deadline_config(MODE_SYNC);
@@ -305,9 +307,9 @@ TEST(a_worker_whose_steps_end_without_it_is_not_stalled)
 	cluster_close(&f.k);
 }
 
-/* Each step of sync ends with the gradient of worker 1. What worker 0 delivers later does not
- * count, so the time that it takes does not count as a time of the fleet: otherwise worker 0 could
- * extend the deadlines of all others. */
+/* Each step of sync ends with the gradient of worker 1. The later gradients of worker 0 do not
+ * count, and the server computes the deadlines of the other workers without the time that these
+ * gradients took. Otherwise worker 0 could extend these deadlines. */
 TEST(work_that_does_not_count_extends_no_other_deadline)
 {
 	struct core_config cfg = deadline_config(MODE_SYNC);
@@ -331,8 +333,8 @@ TEST(work_that_does_not_count_extends_no_other_deadline)
 }
 
 /* As in the test above, but worker 0 delivers once, and then nothing. The others wait for it for
- * ten times the time of this delivery, at least 6 s, although it has not delivered PACE_OWN
- * times. */
+ * ten times the time of this delivery, but at least for 6 s. They do not wait three times as long,
+ * although worker 0 has delivered fewer than PACE_OWN times. */
 TEST(a_single_slow_delivery_does_not_triple_the_deadline)
 {
 	struct core_config cfg = deadline_config(MODE_SYNC);
@@ -371,13 +373,15 @@ static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 	for (int i = 0; i < 1000 && f.k.f.core->worker[0].pace.left == 0; i++)
 		fleet_run(&f, 10);
 	while (f.k.f.core->worker[0].pace.left) {
-		f.ms[1] = f.ms[2] = HANGS; /* the others do nothing until worker 0 has delivered */
+		/* the other workers hang until worker 0 has delivered all its work */
+		f.ms[1] = f.ms[2] = HANGS;
 		f.ready_ms[1] = f.ready_ms[2] = 0;
 		fleet_run(&f, 10);
 	}
 	f.ms[1] = f.ms[2] = 30;
 	f.k.worker[0].grant = (struct msg_grant){.request = f.k.worker[0].request};
-	f.k.worker[0].request += 1000; /* act() treats this worker as waiting */
+	/* so that act() takes this worker for one that waits for an answer, and sends no request */
+	f.k.worker[0].request += 1000;
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
@@ -422,7 +426,7 @@ static void assert_at_work(const struct fleet *f)
 }
 
 /* Train an epoch of 600 batches. Two workers need `each_ms` for a batch, and one worker needs 20
- * times as long. The slow worker must contribute. */
+ * times as long. The slow worker must deliver some of the batches. */
 static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
 {
 	struct core_config cfg = defaults(mode);
@@ -457,8 +461,9 @@ TEST(a_worker_20_times_slower_contributes_and_is_never_stalled)
 	}
 }
 
-/* Worker 0 takes the first work of the run and delivers nothing. Each time before the deadline, it
- * asks for work again. The others wait for it only once for --first-deadline-ms. */
+/* Worker 0 takes the first work of the run and delivers nothing. Before each deadline, worker 0
+ * requests work again. The other workers wait for this work for --first-deadline-ms, but only once
+ * in the run. */
 TEST(the_first_work_of_a_run_is_waited_for_once)
 {
 	static const enum mode modes[] = {MODE_DOWNPOUR, MODE_SSP, MODE_SYNC};
@@ -482,8 +487,8 @@ TEST(the_first_work_of_a_run_is_waited_for_once)
 }
 
 /* All workers need longer for their first work than --first-deadline-ms, so all are stalled. The
- * first delivery shows the server how long such work usually takes. Therefore the others are not
- * stalled any more, although their gradients come too late for the first step. */
+ * first delivery shows the server how long such work usually takes. Therefore the other workers are
+ * not stalled any more, although their gradients come too late for the first step. */
 TEST(the_first_delivery_ends_the_stalls_of_workers_that_are_as_slow)
 {
 	struct core_config cfg = deadline_config(MODE_SYNC);
@@ -603,7 +608,7 @@ TEST(a_worker_that_never_delivers_is_stalled_until_it_delivers)
 	assert_int_equal(fixture_worker(&k.f, 1).state, SESSION_LIVE);
 	assert_int_equal(core_live_workers(k.f.core), 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 1);
-	pass(&k, 60000); /* worker 0 sends heartbeats and delivers nothing */
+	pass(&k, 60000); /* for 60 s worker 0 sends heartbeats and delivers nothing */
 	assert_true(fixture_worker(&k.f, 1).stalled);
 	cluster_push(&k, 0);
 	assert_false(fixture_worker(&k.f, 1).stalled);
@@ -725,14 +730,14 @@ TEST(the_same_result_again_is_no_delivery)
 	cluster_close(&k);
 }
 
-/* A rejected result is no delivery. In this test worker 0 requests the same portion again and
- * again, and gets it, because worker 1 has not asked for work yet. */
+/* A result that the server rejects does not count as a delivery. In this test worker 0 requests the
+ * same portion again and again, and gets it, because worker 1 has not asked for work yet. */
 TEST(a_result_that_is_not_finite_is_no_delivery)
 {
 	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
 	struct cluster k;
 
-	cfg.leases.eval_images = 7; /* one portion */
+	cfg.leases.eval_images = 7; /* the test set has one portion */
 	cfg.leases.first_deadline_ms = 300;
 	cfg.training.epochs = 1;
 	cluster_open(&k, cfg, 2, 10, cluster_ones);
@@ -779,7 +784,8 @@ static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 	}
 }
 
-/* Over 1 Mbit/s, 1.7 MB of weights take 14 s, and 1.7 MB of gradient take 14 s, too. */
+/* Over 1 Mbit/s, 1.7 MB of weights take 14 s, and a gradient of the same size takes 14 s, too.
+ * During these 28 s the worker must keep its grant, although the deadline is only 2 s. */
 TEST(a_transfer_that_progresses_is_not_cut)
 {
 	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
@@ -850,7 +856,7 @@ TEST(bytes_of_many_grants_without_a_delivery_hold_up_nobody)
 	cluster_close(&k);
 }
 
-/* No deadline runs for a worker that waits for the server's disk. */
+/* While a worker waits for the server's disk, the deadline of its work does not advance. */
 TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 {
 	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
@@ -866,7 +872,7 @@ TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 		k.worker[0].grant.work = (struct work){0, i, 1};
 		assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	}
-	pass(&k, 20000); /* the snapshot is not durable */
+	pass(&k, 20000); /* for 20 s, the snapshot does not become durable */
 	assert_int_equal(core_stats(k.f.core)->expired, 0);
 	fixture_durable(&k.f);
 	pass(&k, 2200);
@@ -874,8 +880,9 @@ TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 	cluster_close(&k);
 }
 
-/* After a restart of the server has ended a grant, its worker may still compute the batches of the
- * grant, but if the worker delivers nothing for too long, it becomes stalled. */
+/* After a restart, the server has ended the grant of a worker that did not return in time. The
+ * worker may still compute the batches of this grant. But if the worker delivers nothing for too
+ * long, it counts as stalled. */
 TEST(a_worker_that_comes_back_and_never_asks_is_stalled)
 {
 	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
@@ -887,7 +894,8 @@ TEST(a_worker_that_comes_back_and_never_asks_is_stalled)
 	assert_int_equal(cluster_request(&k, 0), 1);
 	fixture_restart(&k.f);
 	for (int i = 0; i < 20; i++)
-		fixture_tick(&k.f, 100); /* longer than dead_ms: the grant ends */
+		/* all ticks together last longer than dead_ms, so the grant ends */
+		fixture_tick(&k.f, 100);
 	struct msg m = fixture_resume(k.worker[0].s, 0, 0);
 	m.hello.data = k.data;
 	fixture_message(&k.f, k.worker[0].peer, &m);
@@ -921,8 +929,8 @@ TEST(a_worker_whose_pushes_are_all_rejected_is_stalled)
 	cluster_close(&k);
 }
 
-/* A worker that sends many pushes does not become active again, and does not stop its clock, if all
- * these pushes are stale: it does not wait for the disk. */
+/* A worker sends many pushes, but all of them are stale. They do not make a stalled worker active,
+ * and they do not stop its clock, because the worker does not wait for the disk. */
 TEST(stale_pushes_end_no_stall_and_stop_no_clock)
 {
 	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
@@ -946,8 +954,8 @@ TEST(stale_pushes_end_no_stall_and_stop_no_clock)
 	cluster_close(&k);
 }
 
-/* After a restart, the server withdraws the grant of a worker. The worker then returns and
- * hangs. */
+/* After a restart, the server withdraws the grant of a worker that has not returned. Later the
+ * worker returns, and computes its old grant. */
 TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 {
 	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
@@ -965,7 +973,7 @@ TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 	m.hello.data = k.data;
 	fixture_message(&k.f, k.worker[0].peer, &m);
 	k.worker[0].s = fixture_sent(&k.f, k.worker[0].peer, MSG_WELCOME)->welcome.stamp;
-	pass(&k, 1000); /* the worker computes its old grant */
+	pass(&k, 1000); /* meanwhile, the worker computes its old grant */
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 0);
@@ -1000,7 +1008,8 @@ TEST(time_in_which_replies_wait_for_the_disk_does_not_count)
 	uint64_t steps_short = t->steps_short;
 	fleet_hold(&f, 60000, 10);
 	assert_true(t->expired == 0 && t->stalls == 0);
-	fleet_hold(&f, 10000, UINT64_MAX); /* a write-ahead log may contain any value of held_ms */
+	/* any value of held_ms must be safe, because it can come from a write-ahead log */
+	fleet_hold(&f, 10000, UINT64_MAX);
 	assert_true(t->expired == 0 && t->stalls == 0);
 	fleet_run(&f, 1000);
 	assert_true(t->expired == 0 && t->stalls == 0 && t->steps_short == steps_short);
@@ -1041,8 +1050,8 @@ TEST(held_time_is_not_counted_as_a_transfer_too)
 
 /* ---- the first evaluation -------------------------------------------------------------------- */
 
-/* Opens a run of two workers whose test set is one piece. Both workers train the first epoch, in
- * 10 ms per batch. */
+/* Opens a run of two workers whose test set is one portion. Both workers train the first epoch and
+ * need 10 ms per batch. */
 static void open_trained(struct fleet *f)
 {
 	struct core_config cfg = deadline_config(MODE_DOWNPOUR);
@@ -1059,7 +1068,7 @@ static void open_trained(struct fleet *f)
 }
 
 /* A worker takes the only piece of the test set again and again, and reports no result. Each time
- * it must leave the piece to the other worker. */
+ * the core must grant the piece to the other worker next. */
 TEST(a_piece_that_was_given_back_goes_to_another_worker)
 {
 	struct fleet f;

@@ -42,14 +42,15 @@ TEST(alpha_follows_the_number_of_members)
 	}
 	fixture_bye(&f, 17, s[7]); /* the worker leaves */
 	assert_alpha(&f, 10, s[0], 7);
-	for (int ms = 0; ms < 400; ms += 100) { /* worker 7 is silent, but still a member */
+	/* after 400 ms of silence, worker 7 still counts as a member */
+	for (int ms = 0; ms < 400; ms += 100) {
 		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
 			fixture_heartbeat(&f, 10 + i, s[i]);
 	}
 	assert_int_equal(fixture_worker(&f, 7).state, SESSION_SUSPECT);
 	assert_alpha(&f, 10, s[0], 7);
-	for (int ms = 0; ms < 800; ms += 100) { /* worker 7 becomes dead */
+	for (int ms = 0; ms < 800; ms += 100) { /* after 800 more ms of silence, worker 7 is dead */
 		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
 			fixture_heartbeat(&f, 10 + i, s[i]);

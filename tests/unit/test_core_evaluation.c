@@ -48,7 +48,7 @@ TEST(evaluation_is_granted_in_portions_before_any_training)
 		assert_int_equal(g.eval_count, i < 2 ? 3 : 1);
 		assert_int_equal(g.eval_id, 1);
 		result(&f, 9, s, &g);
-		/* a RESULT has no answer */
+		/* the server does not answer a RESULT */
 		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 		assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), i == 2);
 	}
@@ -84,7 +84,7 @@ TEST(while_others_evaluate_the_rest_train)
 	struct core_fixture f;
 	struct stamp s, t;
 
-	cfg.leases.eval_images = 100; /* one portion */
+	cfg.leases.eval_images = 100; /* the whole test set is one portion */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
@@ -114,7 +114,7 @@ TEST(weights_under_evaluation_stand_still)
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 2);
 	assert_true(fixture_sent(&f, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -2.0f);
-	fixture_restart(&f); /* a crash does not change the weights under evaluation */
+	fixture_restart(&f); /* a crash must not change the weights under evaluation */
 	s = fixture_come_back(&f, 9, s, 2);
 	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
 	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 1);
@@ -138,7 +138,7 @@ TEST(the_evaluated_weights_stand_still_in_the_step_that_ends_an_evaluation)
 	s = fixture_join(&f, 9, "");
 	assert_null(core_evaluated_weights(f.core));
 	push_epoch(&f, s, 0);
-	push_epoch(&f, s, 1); /* trained before epoch 0 is evaluated */
+	push_epoch(&f, s, 1); /* epoch 1 is trained before epoch 0 is evaluated */
 	for (uint64_t i = 1; i <= 3; i++) {
 		assert_null(core_evaluated_weights(f.core)); /* epoch 0 is under evaluation */
 		g = fixture_grant(&f, 9, s, i);
@@ -220,7 +220,8 @@ TEST(metrics_are_summed_and_survive_a_crash)
 	memcpy(cfg.metrics, "bits top_5", sizeof("bits top_5"));
 	fixture_open(&f, cfg);
 	struct msg hello = fixture_hello("");
-	fixture_message(&f, 9, &hello); /* this worker can compute only the accuracy */
+	/* refused, because this worker can compute no metric but the accuracy */
+	fixture_message(&f, 9, &hello);
 	fixture_refused(&f, 9, PS_EWRONGDATA);
 	memcpy(hello.hello.metrics, cfg.metrics, sizeof(cfg.metrics));
 	fixture_message(&f, 9, &hello);
@@ -310,7 +311,7 @@ TEST(a_portion_whose_worker_vanished_is_granted_again)
 	assert_int_equal(g.eval_first, 6);
 	result(&f, 10, t, &g);
 	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1);
-	result(&f, 9, s, &g); /* the silent worker returns with its result */
+	result(&f, 9, s, &g); /* the late result of the silent worker must not count again */
 	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
 	fixture_close(&f);
 }
@@ -334,10 +335,10 @@ TEST(the_next_epoch_ends_only_after_the_last_ones_evaluation)
 		assert_int_equal(g.eval_id, 1);
 		result(&f, 9, s, &g);
 	}
-	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1); /* epoch 0 */
+	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1); /* epoch 0 is evaluated */
 	assert_int_equal(core_training_epoch(f.core), 1);
 	fixture_tick(&f, 1);
-	assert_int_equal(fixture_count(&f, EFFECT_TRAINED), 1); /* epoch 1 */
+	assert_int_equal(fixture_count(&f, EFFECT_TRAINED), 1); /* epoch 1 is trained */
 	assert_int_equal(core_training_epoch(f.core), 2);
 	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
 	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 2);

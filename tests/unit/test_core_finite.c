@@ -15,7 +15,7 @@ struct trial {
 	enum mode mode;
 	enum optim_kind kind;
 	double lr, decay;
-	double lambda; /* the lambda of delay compensation */
+	double lambda; /* the factor lambda of delay compensation */
 	int adaptive, sum;
 	uint32_t batches; /* the number of batches of an epoch; 0: no data set */
 };
@@ -39,7 +39,7 @@ static void assert_finite(const struct core_fixture *f, const char *what, int pu
 		fail_msg("%s: not finite after push %d", what, push);
 }
 
-/* Check that the two snapshots differ only in the ledger. */
+/* Check that two snapshots differ at most in the ledger of pushes. */
 static void assert_weights_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
@@ -66,7 +66,8 @@ static struct core_config config_of(const struct trial *t)
 	cfg.lbfgs.armijo = 1e-4;
 	cfg.lbfgs.wolfe = 0.5;
 	cfg.ssp.bound = 1000;
-	cfg.push.n_fetch = 1000; /* the weights of one pull serve all pushes */
+	/* so large that the worker pulls once and makes all its pushes at these weights */
+	cfg.push.n_fetch = 1000;
 	cfg.leases.max_batches = 1 << 20;
 	return cfg;
 }
@@ -254,7 +255,7 @@ TEST(sums_do_not_leave_the_numbers)
 		}
 		for (uint32_t i = 0; i < t.batches && f.core->leases.n_done < t.batches; i++)
 			push_batch_of(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
-		fixture_tick(&f, 0); /* counts the batches */
+		fixture_tick(&f, 0); /* at this tick the core counts the batches */
 		assert_true(core_stats(f.core)->version > 0);
 		assert_finite(&f, t.what, (int)seq);
 		assert_saved_well(&f, t.what);
@@ -305,8 +306,8 @@ TEST(a_scaled_rate_does_not_leave_the_numbers)
 		}
 }
 
-/* The core decides only by the state that a snapshot contains. Therefore a core that continues from
- * a snapshot accepts and rejects the same pushes. */
+/* Each decision of the core depends only on state that a snapshot contains. Therefore a core that
+ * continues from a snapshot accepts and rejects the same pushes. */
 TEST(a_restart_decides_the_same)
 {
 	static const struct trial t = {.what = "restart",

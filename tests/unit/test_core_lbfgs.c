@@ -1,7 +1,8 @@
 /*
  * Proves the promises of server/core/lbfgs.h. The points of the optimizer equal those of a serial
  * reference in double precision, no matter which workers compute the portions, and even if workers
- * die. L-BFGS converges on problems on which it must converge. Each safeguard of lbfgs.h works.
+ * die. L-BFGS converges on the problems for which theory guarantees it. The safeguards that lbfgs.h
+ * describes work.
  */
 #include "tests/support/serial_lbfgs.h"
 #include "tests/support/test.h"
@@ -99,8 +100,8 @@ struct walk {
 	double max;
 };
 
-/* Let the reference make a step if the core has ended one. The tests call this function after each
- * event. */
+/* If the core has ended a step, let the reference make this step, too. The tests call this function
+ * after each event. */
 static void walk_follow(struct walk *a)
 {
 	if (core_stats(a->k.f.core)->updates == a->steps)
@@ -155,8 +156,8 @@ TEST(its_path_equals_the_serial_reference)
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 
-/* Let five workers act in random order. One worker is killed in the middle of the third step and
- * does not return. */
+/* Let five workers act in random order. In the middle of the third step, one of the workers dies
+ * and does not return. */
 static void walk_together(uint64_t seed, int restarts)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -287,7 +288,7 @@ TEST(a_pair_without_curvature_is_not_kept)
 	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->updates, 3);
 	assert_int_equal(k.f.core->lbfgs.pairs, 0);
-	/* the loss decreased although no pair was kept */
+	/* the loss has decreased although L-BFGS has kept no pair */
 	assert_true(core_weights(k.f.core)[0] > 1);
 	cluster_close(&k);
 	cfg.n_params = FIXTURE_PARAMS;
@@ -360,7 +361,8 @@ TEST(a_search_that_finds_nothing_ends_where_it_began)
 	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->updates, 5);
 	assert_int_equal(k.f.core->lbfgs.pairs, 0);
-	/* four searches fail: one along d, and then three along the gradient */
+	/* four line searches have failed: one along the direction d, and then three along the
+	 * gradient */
 	assert_int_equal(core_stats(k.f.core)->trials - trials, 4 * 6);
 	assert_memory_equal(core_weights(k.f.core), here, sizeof(here));
 	cluster_close(&k);

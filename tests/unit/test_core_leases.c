@@ -65,7 +65,7 @@ TEST(work_must_fit_the_data_and_images_must_be_its_number)
 	m = fixture_batch(s, 12, 0, 0, 4); /* all batches of the epoch in one push */
 	assert_int_equal(m.push.images, 35);
 	fixture_applied(&f, 9, &m);
-	m = fixture_batch(s, 13, 0, 0, 1); /* a batch of an epoch that is over */
+	m = fixture_batch(s, 13, 0, 0, 1); /* rejected: a batch of an epoch that is over */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	fixture_close(&f);
 }
@@ -201,7 +201,7 @@ TEST(a_repeated_request_gets_the_same_grant)
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	again = fixture_train(&f, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
-	fixture_restart(&f); /* the crash loses the answer */
+	fixture_restart(&f); /* as if the crash had lost the answer */
 	s = fixture_come_back(&f, 9, s, 1);
 	again = fixture_train(&f, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
@@ -221,7 +221,7 @@ TEST(a_step_says_whose_request_for_work_it_has_taken)
 	fixture_lease(&f, 10, s, 1);
 	assert_int_equal(core_requester(f.core), 2);
 	s.incarnation++;
-	fixture_lease(&f, 10, s, 2); /* refused */
+	fixture_lease(&f, 10, s, 2); /* refused, because of the wrong incarnation */
 	assert_int_equal(core_requester(f.core), 0);
 	fixture_close(&f);
 }
@@ -266,7 +266,9 @@ TEST(no_lease_before_min_workers_have_joined_once)
 	fixture_tick(&f, 100);
 	assert_null(fixture_granted(&f, 9));
 	t = fixture_join(
-		&f, 10, ""); /* the event with the second WELCOME also grants to worker 1 */
+		/* now there are two workers, so this event also makes the grant for which worker
+		 * 1 waits */
+		&f, 10, "");
 	assert_non_null(fixture_granted(&f, 9));
 	fixture_bye(&f, 10, t);
 	fixture_train(&f, 9, s, 2); /* training has begun, so it continues */
@@ -295,10 +297,11 @@ TEST(warm_start_holds_the_others_back)
 	fixture_applied(&f, 9, &m);
 	assert_null(fixture_granted(&f, 10));
 	m = fixture_batch(s, 2, 0, 1, 1);
-	fixture_applied(&f, 9, &m); /* the push makes the second update */
+	fixture_applied(&f, 9, &m); /* makes the second update, which ends the warm start */
 	assert_non_null(fixture_granted(&f, 10));
 	fixture_close(&f);
-	fixture_open(&f, cfg); /* in the warm start, another worker replaces a dead one */
+	/* second part: in the warm start, another worker takes the place of a dead worker */
+	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
 	fixture_lease(&f, 9, s, 1);

@@ -31,8 +31,9 @@ TEST(a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once)
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_OK);
 		assert_int_equal(a.duplicate, 1);
-		assert_int_equal(a.version, 1); /* the current version is 2 */
-		m.push.seq = 2;                 /* a valid gradient with a seq that was rejected */
+		/* the version after this push, although the current version is 2 */
+		assert_int_equal(a.version, 1);
+		m.push.seq = 2; /* a valid gradient with a seq that was rejected */
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_REJECTED);
 		assert_int_equal(a.reject, REJECT_NONFINITE);
@@ -147,8 +148,8 @@ TEST(after_the_window_grows_what_was_forgotten_stays_unknown)
 	fixture_close(&f);
 }
 
-/* Three workers push over a network that repeats and drops messages. The test itself counts the
- * pushes that the core must apply. */
+/* Three workers push over a network that repeats and drops messages. The test counts how many
+ * pushes the core must have applied. */
 TEST(any_order_of_arrival_applies_each_push_once)
 {
 	const uint64_t seed = 41;
@@ -211,11 +212,12 @@ TEST(a_push_older_than_max_staleness_is_rejected)
 		fixture_applied(&f, 9, &m);
 	}
 	m = fixture_push(s, 5);
-	fixture_rejected(&f, 9, &m, REJECT_STALE); /* the version is 4, the base version 0 */
+	/* stale: the version is 4, and the base version 0 */
+	fixture_rejected(&f, 9, &m, REJECT_STALE);
 	m = fixture_push(s, 6);
 	m.push.base_version = 1;
 	fixture_applied(&f, 9, &m);
-	/* no server can have sent this version */
+	/* rejected as stale: no server can have sent version 1000 */
 	m = fixture_push(s, 7);
 	m.push.base_version = 1000;
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
@@ -307,7 +309,8 @@ TEST(a_replay_is_decided_as_it_was_before_the_crash)
 	m = fixture_push_ones(s, 5);
 	m.push.verdict = VERDICT_OK;
 	fixture_applied(&f, 9, &m);
-	m = fixture_push_ones(s, 6); /* a push without an ACK is decided like a new push */
+	/* the worker has no ACK of this push, so the core decides it like a new push */
+	m = fixture_push_ones(s, 6);
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
 	/* the push was rejected before the crash, so it is rejected now, although it is valid */
 	m = fixture_push_ones(s, 7);
@@ -315,7 +318,8 @@ TEST(a_replay_is_decided_as_it_was_before_the_crash)
 	m.push.verdict = VERDICT_REJECTED;
 	m.push.reject = REJECT_NORM;
 	fixture_rejected(&f, 9, &m, REJECT_NORM);
-	m = fixture_push(s, 8); /* accepted before the crash, but NaN is never accepted */
+	/* rejected although it was accepted before the crash, because NaN is never accepted */
+	m = fixture_push(s, 8);
 	m.push.verdict = VERDICT_OK;
 	m.push.loss = NAN;
 	fixture_rejected(&f, 9, &m, REJECT_NONFINITE);
@@ -323,7 +327,7 @@ TEST(a_replay_is_decided_as_it_was_before_the_crash)
 	fixture_close(&f);
 }
 
-#define REPLAYED 12 /* the pushes of each of the two workers */
+#define REPLAYED 12 /* number of pushes of each of the two workers */
 
 static struct msg one_of_two(struct stamp s, uint64_t seq, uint64_t base, uint64_t term)
 {
@@ -334,9 +338,9 @@ static struct msg one_of_two(struct stamp s, uint64_t seq, uint64_t base, uint64
 	return m;
 }
 
-/* Two workers push in turns, each gradient one version old. A crash loses all pushes. The first
- * worker sends all of its pushes again before the second does. Each push must change the weights as
- * much as before the crash. */
+/* Two workers push in turns, and each gradient is one version old. After that, a crash loses all
+ * pushes. The first worker sends all of its pushes again before the second does. Each push must
+ * change the weights as much as before the crash. */
 static void replays_count_as_before(enum staleness_scaling staleness, enum lr_scaling scaling)
 {
 	struct core_config cfg = fixture_config();
@@ -403,7 +407,7 @@ TEST(ack_says_durable_only_what_a_finished_snapshot_holds)
 		assert_int_equal(f.saving != 0, seq >= 3);
 	}
 	fixture_durable(&f);
-	/* pushes 4 and 5 were made after the snapshot began */
+	/* 3, because pushes 4 and 5 arrived after the snapshot had begun */
 	assert_int_equal(fixture_worker(&f, 1).durable_seq, 3);
 	m = fixture_push(s, 6);
 	assert_int_equal(fixture_acked(&f, 9, &m).durable_seq, 3);
@@ -448,7 +452,7 @@ TEST(a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is)
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(weights_for(&f, 70)->version, 1);
 	assert_true(core_weights(f.core)[0] == -1.0f);
-	/* the push is not applied again */
+	/* the core must not apply a repeated push again */
 	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1);
 	/* the worker still gets an answer with weights */
 	assert_int_equal(weights_for(&f, 70)->version, 1);

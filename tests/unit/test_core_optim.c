@@ -7,7 +7,7 @@
 #include "tests/support/test.h"
 #include <math.h>
 
-#define N     67u /* not a multiple of any SIMD width */
+#define N     67u /* number of weights; not a multiple of any SIMD width */
 #define KINDS ((size_t)OPTIM_LBFGS)
 
 static const char *const kind_names[] = {
@@ -15,7 +15,8 @@ static const char *const kind_names[] = {
 
 /* ---- PyTorch -------------------------------------------------------------------------------- */
 
-/* Returns the largest difference of a weight, relative to the largest weight. */
+/* Returns the largest difference between a weight of `ours` and the same weight of `theirs`,
+ * relative to the largest weight. */
 static double relative_distance(const float *ours, const float *theirs)
 {
 	double max = 0, largest = 0;
@@ -73,8 +74,8 @@ TEST(every_optimizer_and_schedule_is_pytorchs_within_1e_6)
 	assert_int_equal(wrong, 0);
 }
 
-/* The cases of PyTorch must differ from each other. If two cases were equal, a wrong optimizer
- * could pass the test. */
+/* The results of PyTorch in the test cases must differ from each other. If two cases were equal, a
+ * wrong optimizer could pass the test. */
 TEST(no_two_cases_are_the_same)
 {
 	const size_t last = TORCH_STEPS / TORCH_EVERY - 1;
@@ -208,7 +209,9 @@ static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 	random_values_from(r, plain.state[0], N, 0);
 	random_values_from(r, plain.state[1], N, 0);
 	for (size_t i = 0; i < N;
-		i += 5) { /* near the smallest normal float32 and its square root */
+		/* every fifth value: gradients near the smallest normal float32 or its square
+		 * root */
+		i += 5) {
 		g[i] *= i % 2 ? 3e-38f : 3e-19f;
 		plain.w[i] = 0;
 		plain.state[0][i] *= 3e-38f;
@@ -291,7 +294,7 @@ TEST(averages_of_zeros_become_zero_and_are_never_subnormal)
 					assert_true(
 						averages[v][i] == 0 || isnormal(averages[v][i]));
 		}
-		if (k != OPTIM_ADAGRAD) /* whose state is a sum, which never shrinks */
+		if (k != OPTIM_ADAGRAD) /* not Adagrad, whose state is a sum that never shrinks */
 			for (size_t v = 0; v < optim_vectors(o.kind); v++)
 				assert_true(averages[v][0] == 0 && averages[v][1] == 0);
 	}

@@ -41,7 +41,7 @@ static uint32_t max_at(uint64_t version)
 }
 
 /* Run a cluster in which each worker requests a lease as often as possible. Returns the first
- * version at which all workers are at work. */
+ * version of the weights at which all workers have work. */
 static uint64_t ramp_run(enum mode mode, uint64_t seed)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -55,7 +55,8 @@ static uint64_t ramp_run(enum mode mode, uint64_t seed)
 			if (k.worker[i].grant.work.count == 0)
 				cluster_act(&k, i);
 		assert_in_range(at_work(&k), 1, max_at(version));
-		if (mode == MODE_DOWNPOUR) /* in ssp some workers wait for the slowest worker */
+		/* not in ssp, where some workers wait for the slowest worker */
+		if (mode == MODE_DOWNPOUR)
 			assert_int_equal(at_work(&k), max_at(version));
 		if (at_work(&k) == CLUSTER_WORKERS && all_at == UINT64_MAX)
 			all_at = version;

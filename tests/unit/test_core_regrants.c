@@ -1,7 +1,7 @@
 /*
  * Proves that a lease is not a lock (server/core/leases.h): if a worker does not deliver its work,
- * another worker gets the work, and the first result counts. A repeated request gets the same
- * answer.
+ * another worker gets the work, and the first result counts. The server answers a repeated request
+ * with the same grant.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -24,8 +24,9 @@ TEST(a_suspects_lease_is_given_away_and_the_first_push_wins)
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
 	assert_int_equal(core_stats(f.core)->released, 2);
 	g = fixture_train(&f, 10, t, 1);
-	assert_work(&g, 0, 0, 2);         /* worker 2 gets the batches of worker 1 */
-	m = fixture_batch(s, 1, 0, 0, 1); /* the first worker was slow, not dead */
+	assert_work(&g, 0, 0, 2); /* worker 2 gets the batches of worker 1 */
+	/* the first worker, which was only slow, delivers its batch */
+	m = fixture_batch(s, 1, 0, 0, 1);
 	fixture_applied(&f, 9, &m);
 	m = fixture_batch(t, 1, 0, 0, 1);
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
@@ -98,7 +99,7 @@ TEST(a_new_process_numbers_its_requests_anew)
 	fixture_lease(&f, 9, s, 1);
 	fixture_join(&f, 10, "anna");
 	fixture_join(&f, 11, "");
-	/* the request came from the old process, which this process has replaced */
+	/* no grant, because the request came from the old process of "anna" */
 	assert_null(fixture_granted(&f, 10));
 	fixture_close(&f);
 }

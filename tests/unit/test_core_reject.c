@@ -17,8 +17,8 @@ static void assert_same_but_ledger(const struct core_snapshot *x, const struct c
 	}
 }
 
-/* Send `m` as the next push. The core must reject the push for the reason `why`. The push uses up
- * its seq, and no byte of weights, optimizer or leases changes. */
+/* Send `m` as the next push. The core must reject the push for the reason `why`. The push must use
+ * up its seq, and must change no byte of the weights, the optimizer's state and the leases. */
 static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject why)
 {
 	struct core_snapshot before = fixture_save(f), after;
@@ -32,7 +32,7 @@ static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject 
 	assert_same_but_ledger(&before, &after);
 	assert_int_equal(fixture_worker(f, 1).last_seq, last + 1);
 	assert_int_equal(fixture_worker(f, 1).images, images);
-	/* a superseded push is correct, so the server counts it separately */
+	/* REJECT_WORK: the push is superseded but correct, so the server counts it separately */
 	uint64_t superseded = why == REJECT_WORK;
 	assert_int_equal(core_stats(f->core)->rejected[why], n + !superseded);
 	assert_int_equal(core_stats(f->core)->superseded, late + superseded);

@@ -8,7 +8,7 @@
 #include "tests/support/test.h"
 
 #define TICK_MS  10u
-#define PIECE_MS 300u /* an honest worker needs this time for a piece of work */
+#define PIECE_MS 300u /* the time that an honest worker needs for a piece of work */
 
 static struct core_config rejoin_config(enum mode mode)
 {
@@ -26,8 +26,8 @@ static struct core_config rejoin_config(enum mode mode)
 	return cfg;
 }
 
-/* Starts a new process of worker `i` on a new connection. With `name`, it has the same name as the
- * process before it. */
+/* Starts a new process of worker `i` on a new connection. If `name` is 1, the new process has the
+ * name of the previous process. */
 static void join_once_more(struct cluster *k, uint32_t i, int name)
 {
 	struct cluster_worker *h = &k->worker[i];
@@ -70,7 +70,7 @@ static int is_stalled(const struct cluster *k, uint32_t i)
 }
 
 /* The first `bad` of `n` workers take turns: every `ms`, the next of them joins again and requests
- * work that it never delivers. Returns the time in which the others end the run. */
+ * work that it never delivers. Returns the time that the other workers need to end the run. */
 static uint64_t run_with_rejoins(struct core_config cfg, uint32_t bad, uint32_t n, uint64_t ms)
 {
 	struct cluster k;
@@ -175,7 +175,7 @@ TEST(a_slot_owes_nothing_for_the_time_without_a_process)
 	struct cluster k;
 
 	open_with_debtor(&k);
-	k.n = 1; /* worker 1 is killed */
+	k.n = 1; /* from now on, worker 1 does nothing, as if it had been killed */
 	let_pass(&k, 60000);
 	k.n = 2;
 	join_once_more(&k, 1, 1);
@@ -193,7 +193,7 @@ TEST(a_new_process_counts_for_the_begin_of_the_run)
 	cfg.leases.min_workers = 3;
 	open_named(&k, cfg, 2, 300);
 	assert_int_equal(cluster_request(&k, 0), 0);
-	let_pass(&k, 120000); /* worker 1 does not ask for work */
+	let_pass(&k, 120000); /* meanwhile, worker 1 requests no work */
 	assert_int_equal(is_stalled(&k, 1), 1);
 	join_once_more(&k, 1, 1);
 	assert_int_equal(is_stalled(&k, 1), 0);

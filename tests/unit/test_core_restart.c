@@ -1,7 +1,7 @@
 /*
  * Proves that a run continues from a snapshot (server/core/snapshot.h). With the same options, the
- * run continues bit for bit. Some options may change. The core refuses options that do not fit the
- * run, with an error that names them.
+ * run continues bit for bit. Some options may change at a restart. The core refuses options that do
+ * not fit the run, with an error that names them.
  */
 #include "tests/support/core_fixture.h"
 #include "common/run_head.h"
@@ -17,7 +17,8 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 	for (size_t i = 0; i < 100; i++)
 		g[i] = (float)(2 * rng_unit(r) - 1);
 	if (rng_below(r, 10) == 0)
-		g[rng_below(r, 100)] *= 1e20f; /* the core rejects some of the huge values */
+		/* makes some gradients so huge that the core rejects them */
+		g[rng_below(r, 100)] *= 1e20f;
 	m.push.base_version = core_stats(f->core)->version;
 	m.push.base_version -= rng_below(r, m.push.base_version < 4 ? 1 : 4);
 	m.push.base_term = s.term;
@@ -30,8 +31,8 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 		fixture_durable(f);
 }
 
-/* Returns a snapshot of a core after 60 pushes of one worker. The server is killed and restarted
- * before each push whose bit is set in `kills`. */
+/* Returns a snapshot of a core after 60 pushes of one worker. If bit i of `kills` is set, the test
+ * kills and restarts the server before push i. */
 static struct core_snapshot trained(const struct core_config *cfg, uint64_t kills)
 {
 	struct rng r = rng_seed(4, RNG_SIM, 0);
@@ -224,11 +225,12 @@ TEST(eval_images_may_change_in_the_middle_of_an_evaluation_and_between)
 			cfg.leases.eval_images = sizes[k];
 			fixture_load(&f, cfg, &img);
 			fixture_drop(&img);
-			/* the rest of the evaluation has portions of the new size */
+			/* evaluates the rest of the test set in portions of the new size */
 			run_to_the_end(&f);
 			fixture_close(&f);
 			cfg.leases.eval_images = sizes[i];
-			fixture_open(&f, cfg); /* in this run no evaluation is in progress */
+			/* second part: a run in which no evaluation is in progress */
+			fixture_open(&f, cfg);
 			fixture_bye(&f, 9, fixture_join(&f, 9, ""));
 			f.cfg.leases.eval_images = sizes[k];
 			fixture_restart(&f);

@@ -100,7 +100,7 @@ TEST(a_delayed_hello_is_ignored)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
-	struct msg m = fixture_resume(s, 2, 0); /* the worker sends push 3 only after this HELLO */
+	struct msg m = fixture_resume(s, 2, 0); /* an old HELLO: the worker sent push 3 after it */
 
 	fixture_message(&f, 20, &m);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
@@ -109,10 +109,11 @@ TEST(a_delayed_hello_is_ignored)
 	fixture_close(&f);
 }
 
-/* ---- a server that lost its newest state ---------------------------------------------------- */
+/* ---- a server that has lost its newest state ------------------------------------------------ */
 
-/* Restart a server from a snapshot with `kept` pushes of worker 1. Worker 1 is away. If a test
- * needs pushes that the crash has lost, it lets worker 1 return with more pushes than `kept`. */
+/* Restart a server from a snapshot with `kept` pushes of worker 1. Worker 1 is away and has not
+ * returned. If a test needs pushes that the crash has lost, it lets worker 1 return with more
+ * pushes than `kept`. */
 static struct stamp crash_after_checkpoint(
 	struct core_fixture *f, struct core_config cfg, uint64_t kept)
 {
@@ -158,7 +159,8 @@ TEST(a_worker_whose_durable_pushes_were_lost_is_refused)
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m = fixture_resume(s, 2, 2);
-	m.hello.resume.incarnation = 2; /* this server has never assigned incarnation 2 */
+	/* refused: after its rollback, the server has not assigned incarnation 2 */
+	m.hello.resume.incarnation = 2;
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m.hello.resume.incarnation = 1;
@@ -176,7 +178,8 @@ TEST(an_incarnation_that_was_never_assigned_cannot_be_resumed)
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 0);
 	struct msg m = fixture_resume(s, 0, 0);
 
-	m.hello.resume.worker = 2; /* the incarnation of a free slot is 0 */
+	/* refused, although the incarnation of this free slot is 0, too */
+	m.hello.resume.worker = 2;
 	m.hello.resume.incarnation = 0;
 	fixture_message(&f, 20, &m);
 	fixture_refused(&f, 20, PS_EROLLEDBACK);
@@ -199,7 +202,7 @@ TEST(with_accept_rollback_a_worker_continues_after_the_lost_pushes)
 	again = resume_session(&f, 9, s, 7, 5);
 	assert_int_equal(again.incarnation, 3);
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.last_seq, 5);
-	/* the crash lost the decisions on pushes 3 to 5 */
+	/* the core decides pushes 3 to 5 again, because the crash has lost the decisions */
 	for (uint64_t seq = 3; seq <= 5; seq++) {
 		m = fixture_push_ones(again, seq);
 		a = fixture_acked(&f, 9, &m);
@@ -216,8 +219,9 @@ TEST(with_accept_rollback_a_worker_continues_after_the_lost_pushes)
 	fixture_close(&f);
 }
 
-/* With --accept-rollback the server accepts, once for each slot, a worker whose state a rollback
- * can explain. The server accepts no other worker with a newer state. */
+/* With --accept-rollback the server accepts a worker whose newer state a rollback can explain, but
+ * only once for each slot. The server accepts no other worker whose state is newer than the
+ * server's. */
 TEST(a_rollback_is_accepted_within_bounds)
 {
 	struct core_config cfg = fixture_config();
@@ -245,7 +249,7 @@ TEST(a_rollback_is_accepted_within_bounds)
 	s = resume_session(&f, 9, s, 7, 5);
 	s.term--;
 	s.incarnation++;
-	m = fixture_resume(s, 9, 9); /* a live worker now uses the slot */
+	m = fixture_resume(s, 9, 9); /* refused, because a live worker now uses the slot */
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EROLLEDBACK);
 	assert_int_equal(fixture_worker(&f, 1).incarnation, 1);
@@ -302,7 +306,7 @@ TEST(an_absent_worker_is_lost_once_and_can_still_resume)
 	fixture_tick(&f, 1);
 	assert_true(reports(&f, WORKER_GONE));
 	assert_int_equal(core_stats(f.core)->deaths, 1);
-	fixture_restart(&f); /* the next server does not count this death again */
+	fixture_restart(&f); /* the next server must not count this death again */
 	fixture_tick(&f, 0);
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_count(&f, EFFECT_WORKER), 0);
@@ -313,7 +317,7 @@ TEST(an_absent_worker_is_lost_once_and_can_still_resume)
 	fixture_restart(&f);
 	fixture_tick(&f, 0);
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
-	assert_true(reports(&f, WORKER_GONE)); /* the worker is lost for the second time */
+	assert_true(reports(&f, WORKER_GONE)); /* the worker has died for the second time */
 	fixture_tick(&f, cfg.sessions.ttl_ms - cfg.sessions.dead_ms);
 	assert_int_equal(fixture_count(&f, EFFECT_WORKER), 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
@@ -340,7 +344,7 @@ TEST(a_worker_that_owes_replays_keeps_its_slot)
 		m = fixture_push_ones(again, seq);
 		fixture_applied(&f, 9, &m);
 	}
-	/* the worker has replayed all pushes, so it can be dead */
+	/* dead and no longer away, because the worker has replayed all pushes */
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_close(&f);

@@ -52,7 +52,7 @@ TEST(workers_get_bye_when_the_last_snapshot_is_durable)
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
-	fixture_heartbeat(&f, 19, s); /* the worker has not received BYE and sends a heartbeat */
+	fixture_heartbeat(&f, 19, s); /* a heartbeat of a worker that has not received the BYE */
 	assert_int_equal(fixture_sent(&f, 19, MSG_BYE)->bye.status, PS_EDONE);
 	fixture_tick(&f, 1000000);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
@@ -70,7 +70,8 @@ TEST(nothing_new_is_acknowledged_between_the_last_snapshot_and_the_end)
 	fixture_silent(&f);
 	assert_int_equal(core_stats(f.core)->version, 1);
 	assert_int_equal(fixture_worker(&f, 1).last_seq, 1);
-	m.push.seq = 1; /* the last snapshot contains this push, so it is a duplicate */
+	/* push 1 again, which is a duplicate, because the last snapshot contains it */
+	m.push.seq = 1;
 	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1);
 	fixture_message(&f, 12, &hello); /* after the last snapshot has begun, no worker can join */
 	fixture_silent(&f);
@@ -90,7 +91,7 @@ TEST(the_end_waits_for_a_disk_that_fails)
 
 	fixture_saved(&f, EVENT_SAVE_FAILED);
 	fixture_silent(&f);
-	fixture_message(&f, 9, &m); /* a run whose epochs are complete accepts no push */
+	fixture_message(&f, 9, &m); /* no answer: a run whose epochs are complete accepts no push */
 	fixture_silent(&f);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_heartbeat(&f, 19, s);
@@ -105,7 +106,7 @@ TEST(a_checkpoint_request_after_the_last_snapshot_is_refused)
 	struct core_fixture f;
 
 	train_to_the_end(&f);
-	/* the snapshot in progress is the last one of the run */
+	/* refused, because the snapshot in progress is the last one of the run */
 	fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 	fixture_refused(&f, 8, PS_EDONE);
 	fixture_durable(&f);
@@ -134,7 +135,8 @@ TEST(a_run_ends_at_max_updates)
 	assert_finished(&f, PS_EDONE);
 	assert_true(core_weights(f.core)[0] == -2.0f);
 	fixture_close(&f);
-	cfg.durable = 0; /* without a disk, a drain does not wait */
+	/* without a checkpoint directory, the end of the run waits for no snapshot */
+	cfg.durable = 0;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	fixture_apply_ones(&f, s, 1);
@@ -154,7 +156,9 @@ TEST(training_that_diverged_ends)
 	s = fixture_join(&f, 9, "");
 	for (int i = 0; i < 39; i++) {
 		if (i == 19)
-			fixture_apply_ones(&f, s, ++seq); /* a finite push resets the count */
+			/* a finite push, after which the core counts non-finite pushes from 0
+			 * again */
+			fixture_apply_ones(&f, s, ++seq);
 		bad = fixture_push(s, ++seq);
 		bad.push.loss = NAN;
 		fixture_rejected(&f, 9, &bad, REJECT_NONFINITE);
@@ -184,14 +188,14 @@ TEST(a_drain_accepts_pushes_until_its_snapshot)
 	assert_int_equal(fixture_sent(&f, 8, MSG_ADMIN)->admin.verb, ADMIN_DRAIN);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	fixture_apply_ones(&f, s, 1);
-	fixture_durable(&f); /* this snapshot began before the drain */
+	fixture_durable(&f); /* the snapshot that began before the drain is durable */
 	assert_non_null(fixture_sent(&f, 7, MSG_ADMIN));
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_int_not_equal(f.saving, 0);
 	m = fixture_push_ones(s, 2);
 	fixture_message(&f, 9, &m);
 	fixture_silent(&f);
-	fixture_drain(&f); /* a repeated drain changes nothing */
+	fixture_drain(&f); /* a repeated drain must change nothing */
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
@@ -241,15 +245,16 @@ TEST(a_worker_that_joins_during_a_drain_gets_welcome_and_bye)
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_drain(&f);
-	fixture_durable(&f); /* this snapshot contains the incarnation of the joining worker */
+	/* the snapshot with the incarnation of the joining worker is durable */
+	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
 	fixture_close(&f);
 }
 
-/* A worker repeats its HELLO at ever longer intervals, and could miss the time of one second, after
- * the end of the run, in which the server still answers. */
+/* After the end of the run, the server still answers for one second. A worker that repeats its
+ * HELLO at ever longer intervals could miss this second, so it gets BYE during the drain. */
 TEST(a_worker_that_comes_during_a_drain_gets_bye_at_once)
 {
 	struct core_fixture f;
@@ -309,7 +314,7 @@ TEST(a_run_that_was_done_is_done_again_after_a_restart)
 	struct stamp s = train_to_the_end(&f);
 	struct msg m;
 
-	fixture_restart(&f); /* the server is killed before it has notified any worker */
+	fixture_restart(&f); /* as if the server were killed before it has sent BYE to a worker */
 	m = fixture_resume(s, 1, 0);
 	fixture_message(&f, 9, &m);
 	assert_int_not_equal(f.saving, 0);

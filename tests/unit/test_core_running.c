@@ -2,10 +2,9 @@
  * Proves that running statistics (common/model.h, batchnorm) are not weights: no optimizer,
  * clipping, norm limit, weight decay, delay compensation, rate or sum changes them, and they change
  * no weight. Each update moves a running statistic by a tenth of its distance to the statistics of
- * the batches in the update, also with a robust rule. The statistics of a push have limits
+ * the batches in the update, even with a robust rule. The server limits the statistics of a push
  * (server/core/running.h). In a run of vector:N, the names of the tensors decide which statistics
- * have limits.
- * Covers attack A13 of docs/faults.md.
+ * have limits. Covers attack A13 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
 #include "common/model.h"
@@ -63,7 +62,7 @@ static void compare_running(
 		fixture_slice(&m, 0, FIXTURE_PARAMS, g);
 		m.push.base_version = seq > 3 ? seq - 3 : 0; /* each push is two versions late */
 		fixture_applied(&f, 9, &m);
-		(void)fixture_acked(&f, 9, &m); /* the same push again */
+		(void)fixture_acked(&f, 9, &m); /* the same push again, which must not count */
 		if (seq == STEPS / 2) {
 			fixture_restart(&f);
 			s = fixture_come_back(&f, 9, s, seq);
@@ -133,7 +132,7 @@ TEST(a_push_without_them_leaves_them_alone)
 	fixture_applied(&f, 9, &m);
 	assert_true(core_weights(f.core)[TRAINED] == 0);
 	m = fixture_push(s, 2);
-	/* the slice has one weight and one running statistic */
+	/* the slice has two values: one weight and one running statistic */
 	fixture_slice(&m, TRAINED - 1, 2, g + TRAINED - 1);
 	fixture_applied(&f, 9, &m);
 	assert_true(core_weights(f.core)[TRAINED - 1] == -0.1f);
@@ -182,7 +181,8 @@ TEST(a_step_takes_the_mean_of_its_gradients)
 
 /* ---- robust rules ---------------------------------------------------------------------------- */
 
-/* Batch 0 has -10 times the gradient of the others. The statistics of batch i are i squared. */
+/* The gradient of batch 0 is -10 times that of every other batch. The statistics of batch i are i
+ * squared. */
 static double one_opposite(uint32_t i, const float *w, double *g)
 {
 	(void)w;
@@ -223,10 +223,10 @@ TEST(no_robust_rule_combines_statistics)
 
 /* ---- limits --------------------------------------------------------------------------------- */
 
-#define LIMITED 4u /* one batchnorm of two channels: two means, two variances */
+#define LIMITED 4u /* two means and two variances: one batchnorm with two channels */
 #define FIRST   (FIXTURE_PARAMS - LIMITED)
 
-static float pushed[LIMITED]; /* the statistics of all batches */
+static float pushed[LIMITED]; /* the statistics that with_pushed gives to every batch */
 
 static double with_pushed(uint32_t i, const float *w, double *g)
 {
@@ -266,7 +266,7 @@ static void open_limited(struct cluster *k, enum mode mode, uint32_t n)
 	open_with_limits(k, limited_config(mode, n), n);
 }
 
-/* Lets worker 0 or, in sync, all workers push these statistics. */
+/* Lets worker 0 push these statistics; in mode sync, lets all workers push them. */
 static enum reject push_statistics(
 	struct cluster *k, float mean_0, float mean_1, float variance_0, float variance_1)
 {
@@ -352,7 +352,8 @@ TEST(one_of_five_cannot_move_the_statistics_far)
 		attack_statistics(&k, (enum aggregate_rule)rule, 100);
 		assert_int_equal(core_stats(k.f.core)->updates, 100);
 		const float *w = core_weights(k.f.core) + FIRST;
-		/* the fixed points: m = (4 * 0.5 + m + d) / 5, v = (4 + 2 * v) / 5 or 4 / 5 */
+		/* the values that an update does not change: m = (4 * 0.5 + m +- sqrt(v)) / 5, and
+		 * v = (4 + 2 * v) / 5 or 4 / 5 */
 		assert_true(fabs((double)w[0] - (0.5 + sqrt(4 / 3.) / 4)) < 0.01);
 		assert_true(fabs((double)w[1] - (0.5 - sqrt(4 / 5.) / 4)) < 0.01);
 		assert_true(fabs((double)w[2] - 4 / 3.) < 0.01);
@@ -384,7 +385,7 @@ TEST(two_workers_have_no_limits)
 	cluster_close(&k);
 }
 
-/* ---- the batchnorms of vector:N -------------------------------------------------------------- */
+/* ---- the batchnorms in a run of the model vector:N ------------------------------------------- */
 
 static const char names[] = "fc.weight F32 2x2\n"
 			    "bn.running_mean F32 2\n"

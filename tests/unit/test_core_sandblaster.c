@@ -107,10 +107,10 @@ TEST(a_sum_of_another_pass_is_refused)
 	while (core_stats(k.f.core)->version == 0)
 		cluster_act(&k, 0);
 	assert_true(late.grant.work.count > 0);
-	/* this push belongs to an epoch that is over */
+	/* rejected, because this push belongs to an epoch that is over */
 	assert_int_equal(cluster_push(&k, 1), REJECT_WORK);
 	k.worker[1].grant.work = late.grant.work;
-	/* the same portion in the present epoch, but at old weights */
+	/* rejected as stale: the same portion in the present epoch, but at old weights */
 	k.worker[1].grant.work.epoch = 1;
 	assert_int_equal(cluster_push(&k, 1), REJECT_STALE);
 	assert_int_equal(k.f.core->leases.n_done, 0);
@@ -174,10 +174,11 @@ TEST(idle_workers_get_copies_of_portions_with_fewest_copies)
 	for (uint32_t i = 0; i < 7; i++)
 		assert_int_equal(cluster_request(&k, i), 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 4);
-	/* the core copies the oldest of the portions with the fewest copies */
+	/* of the portions with the fewest copies, the core copies the one that it granted first */
 	for (uint32_t i = 3; i < 7; i++)
 		cluster_granted(&k, i, (i - 3) % 3, 1);
-	assert_int_equal(cluster_push(&k, 4), REJECT_NONE); /* the first result counts */
+	/* the first result of portion 1 counts */
+	assert_int_equal(cluster_push(&k, 4), REJECT_NONE);
 	for (uint32_t i = 0; i < 3; i++)
 		if (k.worker[i].grant.work.first == 1)
 			assert_int_equal(cluster_push(&k, i), REJECT_WORK);
@@ -187,7 +188,7 @@ TEST(idle_workers_get_copies_of_portions_with_fewest_copies)
 	cluster_close(&k);
 }
 
-/* Advance the time to now_ms. */
+/* Advance the virtual time to now_ms, and make a tick. */
 static void tick_at(struct cluster *k, uint64_t now_ms)
 {
 	k->f.now_ms = now_ms;
@@ -207,7 +208,7 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 	cfg.leases.backup_copies = backup;
 	cfg.leases.max_batches = 20;
 	cfg.training.epochs = steps;
-	cfg.sessions.suspect_ms = 100000; /* no worker becomes suspect */
+	cfg.sessions.suspect_ms = 100000; /* so long that no worker becomes suspect */
 	cfg.sessions.dead_ms = 200000;
 	cluster_open(&k, cfg, n, 6000, cluster_bowl); /* 600 portions */
 	uint64_t begin = k.f.now_ms, tick_ms = begin + 50;
@@ -279,7 +280,8 @@ TEST(a_step_covers_its_window_and_the_last_step_the_rest)
 
 	cfg.sandblaster.step_images = 25; /* each step has three portions of 10 images */
 	cluster_open(&k, cfg, 3, 77, cluster_bowl);
-	assert_int_equal(push_portion(&k, 0, 3, 1), REJECT_WORK); /* portion 3 is not open yet */
+	/* rejected, because portion 3 belongs to a later step */
+	assert_int_equal(push_portion(&k, 0, 3, 1), REJECT_WORK);
 	for (uint32_t step = 0; step < 3; step++) {
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			at[j] = (float)w[j];
@@ -322,7 +324,8 @@ TEST(portions_of_a_dead_worker_are_done_by_the_others)
 	cluster_close(&k);
 }
 
-/* In this test a worker holds portions and sends only heartbeats. */
+/* A worker holds portions and sends only heartbeats, so the server grants copies of these
+ * portions. */
 TEST(the_portion_of_a_hanging_worker_is_copied)
 {
 	struct cluster k;
@@ -386,7 +389,7 @@ TEST(a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit)
 	a = fixture_save(&k.f);
 	cfg = k.f.cfg;
 	assert_int_equal(fixture_read(&again, cfg, &a, &why), PS_OK);
-	again.core->stats.recoveries--; /* the restart may change only this counter */
+	again.core->stats.recoveries--; /* undo the only change that a restart may make */
 	b = fixture_save(&again);
 	assert_true(images_equal(&a, &b));
 	fixture_drop(&a);
@@ -418,7 +421,7 @@ TEST(in_any_order_each_image_counts_once_per_step)
 				push_portion(&k, i,
 					(uint32_t)rng_below(&r, k.f.core->leases.n_batches), 1);
 			else if (dice == 2 && k.worker[i].grant.request == k.worker[i].request)
-				/* with this request the worker returns its portions */
+				/* request new work, by which the worker returns its portions */
 				cluster_request(&k, i);
 			else
 				cluster_act(&k, i);

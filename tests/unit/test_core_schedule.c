@@ -7,7 +7,7 @@
 #include "tests/support/test.h"
 #include <math.h>
 
-#define TOTAL  600u /* the number of images of a run */
+#define TOTAL  600u /* the number of images that a run trains in all its epochs */
 #define EPOCHS 6u
 
 static double factor_at(const struct schedule *s, uint64_t done)
@@ -89,8 +89,8 @@ TEST(one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor)
 				       : factor_at(&s, done) > factor_at(&s, done + 1));
 }
 
-/* The factors are also between 0 and 1 if the warm-up is 0 or the whole run, and if the number of
- * images is not a multiple of the epochs. */
+/* The factors are between 0 and 1 even if the warm-up is 0 or the whole run, or if the number of
+ * images is not a multiple of the number of epochs. */
 TEST(factors_are_between_zero_and_one)
 {
 	const uint64_t seed = 5;

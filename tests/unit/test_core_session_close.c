@@ -81,8 +81,8 @@ TEST(a_drain_waits_for_no_longer_than_a_recovery)
 	fixture_close(&f);
 }
 
-/* A worker whose pushes were lost retains these pushes, so it gets no BYE. The worker continues in
- * the server's next term. */
+/* A worker whose pushes were lost retains these pushes, so it gets no BYE. Instead, the worker
+ * continues in the server's next term. */
 TEST(a_worker_with_lost_pushes_gets_no_bye)
 {
 	struct core_fixture f;
@@ -133,7 +133,7 @@ TEST(a_worker_that_leaves_replays_first)
 	struct stamp s = lose(&f);
 
 	s = resume_after_three(&f, s);
-	fixture_bye(&f, 20, s); /* this BYE arrives before the replays */
+	fixture_bye(&f, 20, s); /* refused, because the BYE arrives before the replays */
 	fixture_refused(&f, 20, PS_EGAP);
 	assert_int_equal(fixture_sent(&f, 20, MSG_ERROR)->error.expected, 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
@@ -165,7 +165,7 @@ TEST(a_replaced_worker_is_fenced_after_the_end_too)
 	fixture_close(&f);
 }
 
-/* ---- a server that lost its newest state ----------------------------------------------------- */
+/* ---- a server that has lost its newest state ------------------------------------------------- */
 
 /* Let the server assign slot 1, lose the checkpoint that contains the assignment, and assign the
  * slot again. Returns the stamp of the first worker. */
@@ -201,7 +201,8 @@ TEST(a_worker_with_a_reused_incarnation_is_refused)
 		fixture_message(&f, 9, &m);
 		fixture_refused(&f, 9, status[accept]);
 		assert_int_equal(f.core->worker[0].session.peer, 10);
-		/* the snapshot of the restart contains the new owner of the slot */
+		/* after this restart, the server has the new owner of the slot from the
+		 * snapshot */
 		fixture_restart(&f);
 		f.saving = 0;
 		fixture_message(&f, 9, &m);

@@ -20,7 +20,7 @@ TEST(welcome_comes_when_the_incarnation_is_on_disk_and_not_before)
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_JOINING);
-	img = fixture_save(&f); /* the shell encodes the snapshot before the next tick */
+	img = fixture_save(&f); /* as the shell does, encode the snapshot before the next tick */
 	fixture_tick(&f, 50);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_durable(&f);
@@ -105,11 +105,11 @@ TEST(the_same_hello_again_is_answered_by_the_same_welcome)
 
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
-	fixture_message(&f, 9, &m); /* HELLO again while the worker is joining */
+	fixture_message(&f, 9, &m); /* a repeated HELLO while the worker is joining */
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	assert_int_equal(f.saving, 0);
-	fixture_message(&f, 9, &m); /* HELLO again, because WELCOME was lost */
+	fixture_message(&f, 9, &m); /* a repeated HELLO, as if the WELCOME had been lost */
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
 	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
@@ -294,7 +294,8 @@ TEST(observers_see_and_pull_without_a_slot)
 	fixture_message(&f, 8, &m);
 	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.stamp.worker, 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_FREE);
-	assert_int_equal(core_data(f.core)->n_train, 0); /* an observer chooses no data set */
+	/* the data set of an observer does not become the run's data set */
+	assert_int_equal(core_data(f.core)->n_train, 0);
 	assert_int_equal(core_live_workers(f.core), 0);
 	fixture_close(&f);
 }
@@ -368,7 +369,7 @@ TEST(silence_makes_suspect_then_dead_and_a_message_makes_live)
 
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
-	for (size_t i = 0; i + 1 < STAMPED; i++) { /* all types but BYE */
+	for (size_t i = 0; i + 1 < STAMPED; i++) { /* for each message type except BYE */
 		fixture_tick(&f, f.cfg.sessions.suspect_ms);
 		assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
 		fixture_tick(&f, 1);

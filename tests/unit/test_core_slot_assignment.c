@@ -1,6 +1,6 @@
 /*
- * Proves invariants 1 and 4 of server/core/sessions.c: which slot a worker gets, and that the
- * server never assigns an incarnation twice.
+ * Proves promise 1 and a part of invariant 1 of server/core/sessions.c: which slot a worker gets,
+ * and that the server never assigns an incarnation twice.
  */
 #include <string.h>
 #include "server/core/view.h"
@@ -20,7 +20,8 @@ TEST(a_full_table_refuses_until_a_worker_is_dead)
 	fixture_message(&f, 11, &m);
 	fixture_refused(&f, 11, PS_EFULL);
 	fixture_tick(&f, cfg.sessions.dead_ms);
-	fixture_message(&f, 11, &m); /* the worker of this slot is suspect, not dead */
+	/* refused, because the workers of both slots are suspect, not dead */
+	fixture_message(&f, 11, &m);
 	fixture_refused(&f, 11, PS_EFULL);
 	fixture_tick(&f, 1);
 	assert_int_equal(core_stats(f.core)->deaths, 2);
@@ -45,7 +46,7 @@ TEST(the_slots_of_a_key_are_those_in_which_a_worker_may_return)
 	assert_int_equal(core_is_blank(f.core), 1);
 	anna = fixture_join(&f, 10, "anna");
 	fixture_join(&f, 11, "");
-	/* a process without a slot */
+	/* a HELLO of a process that has no slot yet */
 	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 1);
 	assert_int_equal(used, 2);
 	other = anna;
@@ -59,7 +60,7 @@ TEST(the_slots_of_a_key_are_those_in_which_a_worker_may_return)
 	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 0);
 	m = fixture_resume(anna, 0, 0);
 	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 0);
-	/* another key */
+	/* a HELLO with the name of a slot, but another key */
 	m = fixture_hello("anna");
 	memset(m.hello.owner, 'k', WIRE_MAX_OWNER);
 	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 1);
@@ -104,7 +105,7 @@ TEST(a_name_gets_its_slot_again_and_fences_the_old_process)
 	m = fixture_push_ones(first, 2);
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EFENCED);
-	/* the seq continues after the pushes of the first process */
+	/* the first push of the new process has seq 2, because the first process has made push 1 */
 	m = fixture_push_ones(second, 2);
 	fixture_applied(&f, 11, &m);
 	assert_int_equal(core_stats(f.core)->rejoins, 1);
@@ -135,7 +136,7 @@ TEST(a_replaced_worker_is_fenced_when_its_pushes_are_durable)
 	fixture_applied(&f, 10, &push);
 	fixture_message(&f, 11, &hello);
 	assert_effect(&f, EFFECT_HELLO, 11, 1, first.incarnation + 1);
-	/* the snapshot that the HELLO needs is in progress */
+	/* no WELCOME yet, because the snapshot with the new incarnation is still in progress */
 	assert_null(fixture_sent(&f, 11, MSG_WELCOME));
 	push = fixture_push_ones(first, 2);
 	fixture_message(&f, 10, &push);
@@ -204,7 +205,8 @@ static void inherit(int leaves)
 	fixture_message(&f, 10, &m);
 	if (leaves) {
 		fixture_durable(&f);
-		/* the new process gets no answer to the old process's BYE */
+		/* nothing, because the new process must not get the answer to the old process's
+		 * BYE */
 		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	}
 	fixture_durable(&f);
@@ -214,10 +216,10 @@ static void inherit(int leaves)
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_message(&f, 10, &m);
 	fixture_durable(&f);
-	/* the HEARTBEAT was not sent to the old process */
+	/* the HEARTBEAT goes to the new process, not to the old one */
 	assert_non_null(fixture_sent(&f, 10, MSG_HEARTBEAT));
 	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
-	/* the slot owes no replay, so the worker can be dead */
+	/* dead and not away, because no pushes of the slot have to be replayed */
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_close(&f);
 }

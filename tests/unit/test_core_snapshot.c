@@ -10,7 +10,8 @@
 #include "tests/support/sanitizer.h"
 #include "tests/support/test.h"
 
-/* Returns a core in a random state. `seed` decides its configuration and up to 119 events. */
+/* Returns a core in a random state. `seed` determines the configuration of the core and its events,
+ * up to 119. */
 static struct random_workers random_core(uint64_t seed)
 {
 	struct random_workers k = {.r = rng_seed(seed, RNG_SIM, 0)};
@@ -39,7 +40,8 @@ static struct random_workers random_core(uint64_t seed)
 
 static void assert_same_but_sessions(const struct core_snapshot *x, const struct core_snapshot *y)
 {
-	/* SESSIONS differs, because a restart ends all connections */
+	/* leave out the last section, SESSIONS, which differs because a restart ends all
+	 * connections */
 	for (int i = 0; i < SNAPSHOT_SESSIONS; i++) {
 		assert_int_equal(x->size[i], y->size[i]);
 		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
@@ -86,8 +88,8 @@ TEST(encoding_changes_nothing)
 
 /* ---- lengths -------------------------------------------------------------------------------- */
 
-/* Decode a snapshot into `memory`. Each section has a block of exactly its size, so that
- * AddressSanitizer finds reads past its end. */
+/* Decode a snapshot into `memory`. Before, copy each section to a block of exactly its size, so
+ * that AddressSanitizer finds reads past the end of a section. */
 static int read_into(void *memory, const struct core_config *cfg, const struct core_snapshot *img)
 {
 	const unsigned char *data[SNAPSHOT_SECTIONS];
@@ -231,8 +233,8 @@ TEST(no_mutation_does_harm)
 	assert_true(accepted > 500 && refused > 500);
 }
 
-/* Change one value in the core's memory with `falsify`, and encode the core. The decoder must
- * refuse this snapshot, unless `sound` is 1. */
+/* Change one value in the core's memory with `falsify`, and encode the core. If `sound` is 1, the
+ * decoder must accept this snapshot, otherwise refuse it. */
 static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c), int sound)
 {
 	struct core_config cfg = fixture_training();
@@ -326,8 +328,8 @@ TEST(a_snapshot_with_an_impossible_value_is_refused)
 	FALSE_VALUES(TRY)
 }
 
-/* L-BFGS has a gradient only after a pass over batches, and a batch that counts fixes the data
- * set. */
+/* L-BFGS has a gradient only after a pass over batches, and a batch that counts fixes the data set.
+ * A snapshot with a gradient but without a fixed data set is therefore refused. */
 TEST(a_line_search_before_any_push_is_refused)
 {
 	struct core_config cfg = fixture_training();
@@ -394,7 +396,7 @@ TEST(a_data_set_is_refused_in_a_run_without_one)
 	img = fixture_save(&f);
 	memory = fixture_memory(&f.cfg);
 	assert_int_equal(read_into(memory, &f.cfg, &img), PS_OK);
-	le64_put(img.data[SNAPSHOT_LEASES], 60000); /* n_train */
+	le64_put(img.data[SNAPSHOT_LEASES], 60000); /* this number is n_train */
 	le64_put(img.data[SNAPSHOT_LEASES] + 8, 10000);
 	assert_int_equal(read_into(memory, &f.cfg, &img), PS_ECHECKPOINT);
 	free(memory);

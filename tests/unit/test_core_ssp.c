@@ -52,7 +52,9 @@ TEST(bound_0_is_lock_step)
 			assert_int_equal(k.worker[i].grant.work.count, 1);
 			push_one_batch(&k, i);
 			assert_int_equal(cluster_request(&k, i),
-				i == 2); /* the push of worker 2 releases all workers */
+				/* only worker 2 gets work at once: its push ends the wait of all
+				 * workers */
+				i == 2);
 		}
 	}
 	assert_int_equal(core_stats(k.f.core)->version, 60);
@@ -75,7 +77,7 @@ TEST(one_may_be_as_many_batches_ahead_as_the_bound_says)
 		}
 		assert_int_equal(n, bound + 1);
 		push_one_batch(&k, 1);
-		/* the push of worker 1 caused this grant */
+		/* worker 0 has work again, because of the push of worker 1 */
 		assert_int_equal(k.worker[0].grant.work.count, 1);
 		cluster_close(&k);
 	}
@@ -87,7 +89,8 @@ TEST(a_lease_is_as_long_as_the_bound_allows)
 
 	ssp_open(&k, 4, 100, 2);
 	assert_int_equal(cluster_request(&k, 0), 1);
-	assert_int_equal(k.worker[0].grant.work.count, 5); /* a worker may join with clock 0 */
+	/* 5 batches and no more, because a worker with clock 0 could still join */
+	assert_int_equal(k.worker[0].grant.work.count, 5);
 	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(k.worker[1].grant.work.count, 5);
 	push_one_batch(&k, 0);
@@ -100,7 +103,8 @@ TEST(a_lease_is_as_long_as_the_bound_allows)
 	cluster_close(&k);
 }
 
-/* A worker gets a lease of each batch and pushes nothing, and then pushes all of them. */
+/* A worker first gets leases of all batches and pushes nothing. Then it pushes all these
+ * batches. */
 TEST(old_grants_do_not_lead_past_the_bound)
 {
 	struct core_config cfg = ssp_config(2);
@@ -126,7 +130,8 @@ TEST(old_grants_do_not_lead_past_the_bound)
 		k.worker[0].seq++;
 		accepted += fixture_acked(&k.f, k.worker[0].peer, &m).reject == REJECT_NONE;
 	}
-	assert_int_equal(accepted, 3 + 1); /* the last one is of the newest grant */
+	/* the bound allows 3 pushes with old grants, and the last push has the newest grant */
+	assert_int_equal(accepted, 3 + 1);
 	cluster_close(&k);
 }
 
@@ -167,7 +172,7 @@ TEST(a_worker_that_returns_starts_with_the_slowest)
 	ssp_open(&k, 2, 1, 3);
 	for (uint32_t i = 0; i < 3; i++)
 		cluster_request(&k, i);
-	for (int t = 0; t < 4; t++) { /* worker 2 sends nothing until it is suspect */
+	for (int t = 0; t < 4; t++) { /* worker 2 sends nothing, so it becomes suspect */
 		fixture_tick(&k.f, 100);
 		heartbeat_of(&k, 0);
 		heartbeat_of(&k, 1);
@@ -212,7 +217,7 @@ TEST(a_worker_that_joins_late_starts_with_the_slowest)
 	cluster_close(&k);
 }
 
-/* Training does not wait for a worker that evaluates the previous epoch. */
+/* The training of an epoch must not wait for a worker that evaluates the previous epoch. */
 TEST(a_worker_that_evaluates_delays_no_worker)
 {
 	struct core_config cfg = ssp_config(0);
@@ -276,8 +281,8 @@ TEST(clocks_survive_a_restart)
 
 /* ---- any order ------------------------------------------------------------------------------ */
 
-/* A run of four workers, and their clocks. The test computes the clocks from accepted pushes
- * only. */
+/* The cluster of a run with four workers, and the clocks of the workers. The test computes the
+ * clocks from accepted pushes only. */
 struct race {
 	struct cluster k;
 	struct rng r;
@@ -361,7 +366,7 @@ static void race_step(struct race *a)
 		race_members(a);
 	} else if (h->grant.work.count) {
 		if (a->silent_ms[i] > a->k.f.cfg.sessions.suspect_ms)
-			return; /* a suspect worker sends nothing */
+			return; /* in this test, a suspect worker sends nothing */
 		a->silent_ms[i] = 0;
 		push_one_batch(&a->k, i);
 		a->clock[i]++;
@@ -381,7 +386,8 @@ TEST(no_worker_is_further_ahead_than_the_bound)
 			race_check(&a);
 			assert_true(a.max_ahead <= bound);
 		}
-		assert_int_equal(a.k.f.core->leases.n_done, 380); /* no worker has waited forever */
+		/* all batches are done, so no worker has waited forever */
+		assert_int_equal(a.k.f.core->leases.n_done, 380);
 		assert_int_equal(a.max_ahead, bound);
 		cluster_close(&a.k);
 	}

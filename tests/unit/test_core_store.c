@@ -1,5 +1,5 @@
 /*
- * Proves the invariants numbered in server/core/store.c, and compares the first optimizers with a
+ * Proves the invariants numbered in server/core/store.c, and compares sgd and adagrad with a
  * reference in double precision. (test_core_optim.c tests all optimizers, and test_core_reject.c
  * rejected gradients.)
  */
@@ -8,7 +8,7 @@
 #include <float.h>
 #include <math.h>
 
-#define N 67u /* not a multiple of any SIMD width */
+#define N 67u /* number of weights; not a multiple of any SIMD width */
 
 static struct core_config store_config(enum optim_kind optim)
 {
@@ -150,7 +150,7 @@ TEST(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite)
 }
 
 /* The core writes all values of the new version to the next buffer, also those that do not change.
- * The old version must stay readable. */
+ * The buffer of the old version must not change. */
 TEST(the_next_buffer_takes_the_next_version)
 {
 	_Alignas(64) float next[2][FIXTURE_PARAMS];
@@ -168,7 +168,7 @@ TEST(the_next_buffer_takes_the_next_version)
 			memset(other, 0xff, sizeof(next[0]));
 			f.next_buffer = to;
 			fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
-			/* a pull does not use the next buffer */
+			/* a pull writes nothing to the next buffer */
 			assert_ptr_equal(core_weights(f.core), old);
 			fixture_slice(&m, offset, FIXTURE_PARAMS - offset, fixture_ones);
 			fixture_applied(&f, 9, &m);
@@ -202,8 +202,8 @@ static void reference_step(struct reference *f, double eta, const float *g)
 	}
 }
 
-/* Apply 200 random gradients in two or three slices each. The weights must differ from the
- * reference only by rounding. */
+/* Apply 200 random gradients in two or three slices each. The weights may differ from those of the
+ * reference only by rounding errors. */
 static void follows_the_reference(enum optim_kind optim, uint64_t seed)
 {
 	struct core_config cfg = store_config(optim);
@@ -297,7 +297,7 @@ TEST(the_rate_shrinks_with_staleness_as_the_mode_says)
 
 /* ---- an update, block by block --------------------------------------------------------------- */
 
-#define LARGE 20000u /* the number of values; they fill more than two blocks */
+#define LARGE 20000u /* the number of weights; they fill more than two blocks */
 
 /* Returns a push of a gradient without the first values, some values in the middle, and the last
  * value. */
@@ -365,7 +365,7 @@ static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int 
 TEST(the_blocks_of_an_update_cover_all_weights_once)
 {
 	for (enum optim_kind o = OPTIM_SGD; o < OPTIM_KINDS; o++) {
-		if (o == OPTIM_LBFGS) /* L-BFGS computes no update in blocks */
+		if (o == OPTIM_LBFGS) /* L-BFGS, whose updates are not computed in blocks */
 			continue;
 		blocks_give_the_same_weights_as_one_step(o, 0);
 		blocks_give_the_same_weights_as_one_step(o, 1);

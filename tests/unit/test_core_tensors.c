@@ -1,6 +1,6 @@
 /*
- * Proves the promises of server/core/tensors.c: a run gets one list of tensors, keeps it over a
- * restart, sends it to observers, and refuses workers with another list.
+ * Proves what server/core/tensors.h says about lists of tensors: a run gets one list of tensors,
+ * keeps it over a restart, sends it to observers, and refuses workers with another list.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -44,7 +44,7 @@ TEST(the_first_worker_with_a_list_gives_it_to_the_run)
 	observe(&f, "");
 	hello_with_tensors(&f, 2, list);
 	assert_non_null(fixture_sent(&f, 2, MSG_WELCOME));
-	/* a worker has its own list */
+	/* the WELCOME has no list, because the worker has a list of its own */
 	assert_null(fixture_sent(&f, 2, MSG_WELCOME)->welcome.tensors);
 	observe(&f, list);
 	hello_with_tensors(&f, 3, later);
@@ -76,7 +76,7 @@ TEST(another_or_malformed_list_is_refused)
 	size_t line;
 
 	open_core(&f);
-	/* this list has another number of values than the model */
+	/* refused: the tensors of this list have another number of values than the model */
 	hello_with_tensors(&f, 1, "first F32 9\n");
 	fixture_refused(&f, 1, PS_EWRONGDATA);
 	hello_with_tensors(&f, 1, "first\n");

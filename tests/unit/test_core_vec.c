@@ -1,4 +1,5 @@
-/* Proves vec_squares (server/core/vec.h): the sum agrees with that of long doubles. */
+/* Proves vec_squares (server/core/vec.h): its result agrees with a sum that is computed in long
+ * double. */
 #include <math.h>
 #include <stdlib.h>
 #include "common/rng.h"

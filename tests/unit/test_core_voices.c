@@ -12,9 +12,10 @@
 
 enum { BAD = -100, GOOD = 1 };
 
-static uint32_t pusher; /* the worker whose gradient the cluster computes */
+static uint32_t pusher; /* number of the worker whose gradient one_is_bad computes */
 
-/* Computes the gradient of worker `pusher`. That of worker 0 is large and has the wrong sign. */
+/* Computes the gradient of worker `pusher`. The gradient of worker 0 is large and has the wrong
+ * sign. */
 static double one_is_bad(uint32_t i, const float *w, double *g)
 {
 	(void)i;
@@ -55,7 +56,8 @@ static void push_one(struct cluster *k, uint32_t i)
 	h->version = core_stats(k->f.core)->version;
 }
 
-/* Sends the next message of worker `i`. Returns 0 if it waits for a grant. */
+/* Sends the next message of worker `i`. Returns 0 if worker `i` cannot send a message, because it
+ * waits for a grant. */
 static int act(struct cluster *k, uint32_t i)
 {
 	struct cluster_worker *h = &k->worker[i];
@@ -88,7 +90,7 @@ static void all_heartbeats(struct cluster *k)
 /* Lets the workers send messages until the run ends. In each round worker 0 sends up to `fast`
  * messages. Each other worker sends one message in `slow` rounds, except for the last `hang`
  * workers, which send only heartbeats. Checks that no update moves the weights in the direction of
- * worker 0's gradient. Returns the number of rounds in which worker 0 waited. */
+ * worker 0's gradient. Returns the number of rounds in which worker 0 waited for a grant. */
 static uint32_t run_fleet(struct cluster *k, uint32_t fast, uint32_t slow, uint32_t hang)
 {
 	uint32_t waited = 0;
@@ -134,7 +136,8 @@ TEST(a_worker_that_answers_at_once_does_not_fill_the_buffers_alone)
 		}
 }
 
-/* Worker 0 is 20 times as fast as the others, and waits only for the last batches of an epoch. */
+/* Worker 0 is 20 times as fast as the others. Worker 0 waits for the other workers only at the last
+ * batches of an epoch. */
 TEST(a_worker_that_is_20_times_as_fast_does_not_wait)
 {
 	struct core_config cfg = voices_config(3);
@@ -154,7 +157,7 @@ TEST(a_lone_worker_does_not_wait_for_voices)
 	for (int i = 0; i < 10000 && !voices_end(&k); i++)
 		assert_true(act(&k, 0));
 	assert_true(voices_end(&k));
-	/* each gradient is an update, because the buffer has all voices */
+	/* 200 updates: each gradient makes an update, because the buffer already has all voices */
 	assert_int_equal(core_stats(k.f.core)->updates, 200);
 	cluster_close(&k);
 }

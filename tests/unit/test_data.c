@@ -88,7 +88,7 @@ TEST_IN(four_files_make_a_data_set, NULL, remove_data_files)
 	assert_int_equal(d.id.n_test, 3);
 	assert_int_equal(d.id.rows, 4);
 	assert_int_equal(d.id.cols, 6);
-	assert_int_equal(d.id.classes, 5); /* the labels are 0 to 4 */
+	assert_int_equal(d.id.classes, 5); /* 5, because the labels in the files are 0 to 4 */
 	assert_int_equal(d.id.channels, 0);
 	assert_true(d.id.xxh3 == XXH3_64bits(all, n));
 	assert_memory_equal(data_train(&d).pixels, b[0].bytes + 16, 5 * 24);
@@ -129,7 +129,8 @@ TEST_IN(a_missing_file_is_named, NULL, remove_data_files)
 }
 
 /* Images of MNIST's shape have 10 classes even if some labels do not occur in the file. Workers of
- * older releases report 10 classes for such images, too. */
+ * older releases report 10 classes for such images, and must count as workers with the same data
+ * set. */
 TEST_IN(images_of_mnists_shape_have_ten_classes_or_more, NULL, remove_data_files)
 {
 	struct blob b[4];
@@ -244,7 +245,7 @@ TEST_IN(the_number_of_images_is_compared_before_they_are_read, NULL, remove_data
 	struct blob b[4], many = blob_images(5, 4, 6, 1);
 
 	put_all(b);
-	many.bytes[6] = 1; /* the header now has 261 images, but the file is shorter */
+	many.bytes[6] = 1; /* now the header claims 261 images, more than there are */
 	struct blob packed = blob_gzip(&many);
 	remove_data_file(names[0]);
 	put_data_file(0, ".gz", &packed);
@@ -347,7 +348,8 @@ TEST_IN(the_usual_place_is_found_and_named, NULL, remove_data_files)
 	snprintf(mnist, sizeof(mnist), "%s/data", temp_dir);
 	assert_int_equal(mkdir(mnist, 0700), 0);
 	assert_int_equal(chdir(mnist), 0);
-	assert_int_equal(symlink("..", "mnist"), 0); /* data/mnist contains the four files */
+	/* the link data/mnist leads back to temp_dir, which contains the four files */
+	assert_int_equal(symlink("..", "mnist"), 0);
 	assert_int_equal(chdir(".."), 0);
 	assert_int_equal(data_load(&d, NULL, &e), PS_OK);
 	assert_string_equal(d.files.dir, "data/mnist");

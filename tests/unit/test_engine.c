@@ -81,8 +81,9 @@ static void act_at_random(struct cluster *k, struct rng *r)
 	cluster_receive(k);
 }
 
-/* Trains to the end of the run, or for 600 events if workers were excluded. Three workers act in
- * the order of `seed`. Returns a snapshot of the final state, which the caller drops. */
+/* Trains to the end of the run, or for 600 events if workers were excluded. `seed` determines the
+ * order in which three workers act. Returns a snapshot of the final state, which the caller
+ * drops. */
 static struct core_snapshot train_with_engine(
 	struct core_config cfg, const struct engine *e, uint64_t seed)
 {
@@ -141,7 +142,8 @@ static int end_engines(void **state)
 
 TEST_GROUP(start_engines, end_engines)
 
-/* Trains with a device instead of an engine. With `defers`, only the device has the new weights. */
+/* Trains with a device instead of an engine. If `defers` is 1, only the device has the new
+ * weights. */
 static void compare_device(
 	struct core_config cfg, uint64_t seed, const struct core_snapshot *expected, int defers)
 {
@@ -185,7 +187,9 @@ TEST(every_optimizer_and_mode_gives_the_same_bits_with_any_engine)
 			struct core_config cfg = basis(modes[m], (enum optim_kind)kind);
 
 			if (modes[m] == MODE_EASGD && kind != OPTIM_SGD)
-				continue; /* in easgd, a push is a distance, not a gradient */
+				/* a push of easgd has a distance, not a gradient, and the server
+				 * applies it without the optimizer, so one optimizer is enough */
+				continue;
 			for (uint32_t v = 0; v < 4; v++) {
 				choose_aggregate(&cfg, i + v);
 				refine(&cfg, i + 5 * v);
@@ -200,7 +204,8 @@ TEST(lbfgs_gives_the_same_bits_with_any_engine)
 		compare_engines(search_config_at(i), i);
 }
 
-/* The division into blocks is a part of the result: a sum of squares is a sum over blocks. */
+/* A sum of squares is computed as a sum of one sum per block, so the size of the blocks affects the
+ * rounding of the result. The number of threads must not. */
 TEST(vectors_of_several_blocks_have_the_same_sums_with_any_number_of_threads)
 {
 	const size_t n = 40 * ENGINE_BLOCK + 7;
@@ -239,7 +244,7 @@ TEST(vectors_of_several_blocks_have_the_same_sums_with_any_number_of_threads)
 		blocks.engine = threads_engine(pool[i]);
 		double after = blocks_dot(&blocks, a, b, n);
 		assert_memory_equal(&before, &after, sizeof(after));
-		if (i < 2) { /* for the next round of the loop over i */
+		if (i < 2) { /* restore a and b for the next round of the loop over i */
 			struct rng again = rng_seed(1, RNG_SIM, 3);
 
 			for (size_t j = 0; j < n; j++) {

@@ -60,12 +60,12 @@ TEST_IN(the_sums_differ_by_the_newest_error_only, set_up_feedback, tear_down_fee
 
 		assert_true(fabs(given[i] - arrived[i] - (double)feedback.error[i]) <
 			    PUSHES * largest * 0x1p-24);
-		/* half of the distance from `largest` to its next neighbour */
+		/* the error is at most half of the distance from `largest` to the next bfloat16 */
 		assert_true(fabs((double)feedback.error[i]) <= largest * 0x1p-8);
 	}
 }
 
-/* Without the feedback, each push would lose 2^-10 of this value, which is always rounded down. */
+/* Without the feedback, this value would always be rounded down, and each push would lose 2^-10. */
 TEST_IN(a_value_between_two_neighbours_arrives_in_the_mean, set_up_feedback, tear_down_feedback)
 {
 	for (size_t i = 0; i < N; i++)

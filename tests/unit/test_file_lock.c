@@ -21,7 +21,7 @@ TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, temp_dir_set_up, t
 		if (write(pipe_fds[1], &byte, 1) != 1)
 			_exit(1);
 		for (;;)
-			pause(); /* wait until the test kills this child */
+			pause(); /* keeps the lock until the test kills this child */
 	}
 	assert_int_equal(read(pipe_fds[0], &byte, 1), 1);
 	assert_int_equal(byte, 'y');
@@ -31,7 +31,7 @@ TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, temp_dir_set_up, t
 	assert_non_null(strstr(e.text, text));
 	kill(holder, SIGKILL);
 	assert_int_equal(waitpid(holder, &status, 0), holder);
-	/* the lock of a killed process ends */
+	/* succeeds, because the lock of a process ends when the process is killed */
 	assert_int_equal(file_lock_dir(temp_dir, &fd, &e), PS_OK);
 	snprintf(text, sizeof(text), "%ld\n", (long)getpid());
 	temp_dir_assert_holds(temp_dir, "LOCK", text);
@@ -45,8 +45,8 @@ TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, temp_dir_set_up, t
 	close(pipe_fds[1]);
 }
 
-/* A killed process may hold the lock for a moment, because the kernel frees its memory before it
- * releases the lock. */
+/* The lock of a killed process may stay for a moment, because the kernel frees the memory of the
+ * process before it releases the lock. The next process must wait for this. */
 TEST_IN(a_dying_holder_is_waited_for, temp_dir_set_up, temp_dir_tear_down)
 {
 	const size_t bytes = (size_t)256 << 20;

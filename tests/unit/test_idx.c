@@ -107,7 +107,7 @@ TEST(a_product_that_overflows_is_refused_before_any_allocation)
 {
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
-	/* the header describes 2^24 * 2^12 * 2^12 = 2^48 bytes */
+	/* now the header describes images of 2^24 * 2^12 * 2^12 = 2^48 bytes */
 	b = with_be32(b, 4, IDX_MAX_COUNT);
 	b = with_be32(b, 8, IDX_MAX_SIDE);
 	b = with_be32(b, 12, IDX_MAX_SIDE);
@@ -120,7 +120,8 @@ TEST(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold)
 {
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
-	/* the header describes 1.5 GB, which is below the limit for all files */
+	/* the header describes images of 1.5 GB, which is below the limit that applies to every
+	 * file */
 	b = with_be32(b, 4, 2000000);
 	zipped = blob_gzip(&b);
 	assert_idx_refused(&zipped, IDX_IMAGES, "gzipped bytes can hold");
@@ -159,8 +160,8 @@ TEST(bytes_after_the_end_are_refused)
 	assert_idx_refused(&longer, IDX_IMAGES, "more data at offset 1584");
 }
 
-/* A plain file that is too large for the memory of any run stays on the disk. The file of this test
- * is sparse. */
+/* A plain file of more than 2 GiB stays on the disk, no matter how much memory the caller allows.
+ * The file of this test is sparse. */
 TEST(a_plain_file_of_more_than_2_gib_stays_on_the_disk)
 {
 	const uint64_t memory[] = {1 << 20, UINT64_MAX};
@@ -228,7 +229,7 @@ TEST(what_is_not_a_regular_file_is_refused)
 	assert_non_null(strstr(e.text, "No such file"));
 }
 
-/* Changes, removes or appends a few bytes. */
+/* Makes one to three random changes: changes, removes or appends bytes. */
 static void mutate_blob(struct blob *b, struct rng *r)
 {
 	for (uint64_t k = 1 + rng_below(r, 3); k > 0 && b->size > 0; k--) {

@@ -8,7 +8,7 @@ static struct contract both = {{"cpu-ref", "cpu"}, NULL};
 
 /* ---- cpu-ref: gradients are slopes ----------------------------------------------------------- */
 
-/* Returns the slope of the loss along parameter i, by central difference. */
+/* Returns the slope of the loss along parameter i, by a central difference. */
 static double measured_slope(struct subject *s, size_t i)
 {
 	const float kept = s->params[i], step = 0x1p-20f;
@@ -29,7 +29,7 @@ static double measured_slope(struct subject *s, size_t i)
  * curvature (step^2) is negligible. Two errors remain. The rounding of the gradient to float is a
  * relative error of 6e-8. The rounding error of the loss in double is divided by the step: 1e-16 /
  * 1e-6 = 1e-10, which is 1e-7 relative to a gradient of 1e-3. The bound 1e-6 is larger than both
- * errors. A wrong index or factor causes an error of 1e-2 to 1. */
+ * errors. A wrong index or factor in the gradient would cause an error of 1e-2 to 1. */
 static void prove_slopes(const struct odd_model *o, size_t images)
 {
 	struct subject s;
@@ -45,8 +45,10 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 		const struct tensor *tensor = &s.model.tensor[t];
 
 		if (tensor->offset >= s.model.n_trained)
-			break; /* the rest are running statistics */
-		/* check only a sample of each tensor */
+			/* this tensor and all further ones are running statistics, which have no
+			 * gradient */
+			break;
+		/* check only some of the values of each tensor */
 		size_t stride = tensor->count / (n > 10000 ? 3 : REPETITIONS(50)) + 1;
 		for (size_t k = 0; k < tensor->count; k += stride) {
 			double g = grad[tensor->offset + k],
@@ -82,7 +84,8 @@ static void cpu_ref_gradients_are_slopes_of_the_loss_for_five_images(void **stat
 		prove_slopes(&layer_models[m], 5);
 }
 
-/* Dropout keeps a value whose random number equals the threshold, which is p * 2^24, rounded up. */
+/* The threshold of dropout is p * 2^24, rounded up. Dropout keeps a value whose random number
+ * equals the threshold. */
 static void dropout_keeps_draws_that_are_at_least_the_threshold(void **state)
 {
 	(void)state;
@@ -154,7 +157,7 @@ static void names_say_device_threads_and_instruction_set(void **state)
 	subject_open(&s, "cpu-ref", 1);
 	assert_string_equal(backend_name(s.backend), "cpu-ref");
 	subject_open(&s, "auto", 2);
-	/* this machine has no GPU that works */
+	/* if "auto" has chosen no GPU, it must have chosen the CPU */
 	if (strncmp(backend_name(s.backend), "cuda:", 5) != 0) {
 		assert_int_equal(strncmp(backend_name(s.backend), "cpu 2 threads ", 14), 0);
 		assert_string_equal(backend_device(s.backend), "cpu");

@@ -11,8 +11,8 @@ static const char *const isas[] = {"baseline", "avx2", "avx512"};
 
 static const struct odd_model tiny = {{1, 1, 1}, "fc:2"};
 
-/* Returns 1 if this processor supports isas[i], and sets CNN_KX_ISA to isas[i]. Every processor
- * supports the instruction set `baseline`. */
+/* Returns 1 if this processor supports isas[i], and sets CNN_KX_ISA to isas[i]. The instruction set
+ * `baseline` works on every processor. */
 static int use_isa(size_t i)
 {
 	struct subject s;
@@ -84,9 +84,9 @@ TEST(instruction_sets_that_do_not_exist_are_refused)
 TEST(models_that_the_tables_cannot_hold_are_refused)
 {
 	static const char *const texts[] = {
-		/* 8218 x 8218 values with the padding */
+		/* with the padding, an input of 8218 x 8218 values */
 		"conv:1:3:pad=2 conv:1:4096:pad=4095 fc:2",
-		/* a window of 300 x 300 values */
+		/* a pool whose windows have 300 x 300 values */
 		"conv:1:1 relu pool:300:pad=auto fc:2",
 	};
 
@@ -109,13 +109,14 @@ TEST(models_that_the_tables_cannot_hold_are_refused)
 
 /* Compares the float results of the device `cpu` with the double results of cpu-ref. A sum has up
  * to some thousand terms, and is computed in tiles of 100 to 1000 terms. The relative error of a
- * sum is therefore about 1e-7, or 1e-6 in a layer whose terms nearly cancel. The project requires
- * 1e-5. */
+ * sum is therefore about 1e-7, or 1e-6 in a layer whose terms nearly cancel. The project requires a
+ * relative error of at most 1e-5. */
 static void compare_gradient(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);
 	subject_step(s);
-	/* in this second step every buffer contains the values of the first step */
+	/* compute the step again: now every buffer contains values of the first step, which must
+	 * not change the result */
 	subject_step(s);
 	const size_t n = s->model.n_trained, running = s->model.n_params - n;
 	double d = gradient_distance(s->grad, right, n);
@@ -150,7 +151,8 @@ static void odd_models_agree(size_t images)
 		odd_model_agrees(&layer_models[m], images);
 }
 
-/* Unlike training, evaluation uses the running statistics, and blocks of other sizes. */
+/* Unlike training, an evaluation uses the running statistics, and divides a batch into blocks of
+ * other sizes. */
 static void evaluation_agrees(const struct odd_model *o)
 {
 	struct subject s;
@@ -187,8 +189,8 @@ TEST(seventeen_images_on_odd_models_agree_with_cpu_ref)
 	odd_models_agree(17);
 }
 
-/* Together, the odd models must use every algorithm for a product, so that each algorithm is
- * tested. */
+/* Check that for each algorithm for a product there is an odd model that uses it, so that no
+ * algorithm stays untested. */
 TEST(odd_models_take_every_way)
 {
 	size_t filter[WAY_JOINT + 1] = {0}, data[WAY_JOINT + 1] = {0};
@@ -252,9 +254,9 @@ TEST(gradients_of_winograd_tiles_are_slopes_of_the_loss)
 	}
 }
 
-/* The models above must use all of Winograd's products. Some models must have one band of tiles in
- * an image, some several bands in an image, and some several images in a band. In some, the last
- * column of tiles, the last row, or both must need fewer points. */
+/* The models above must use all of Winograd's products. There must be models with one band of tiles
+ * per image, with several bands per image, and with several images per band. There must also be
+ * models in which the last column of tiles, the last row of tiles, or both need fewer points. */
 TEST(winograd_models_take_every_kind_of_band)
 {
 	static const struct simd *const sets[] = {&simd_baseline, &simd_avx2, &simd_avx512};
@@ -341,8 +343,9 @@ TEST(many_weights_cut_a_plan_into_segments)
 
 /* ---- joint steps ----------------------------------------------------------------------------- */
 
-/* Models with joint steps (joint.h): with one and several channels, as the first step and as the
- * last one, one after the other, and beside batchnorm. No size is a multiple of a vector. */
+/* Models with joint steps (joint.h). The joint steps have one or several channels. Some are the
+ * first or the last step of the model, some follow each other, and some are beside batchnorm. No
+ * size is a multiple of the length of a SIMD vector. */
 static const struct odd_model joint_models[] = {
 	{{3, 9, 13}, "conv:31:3 relu fc:131 relu fc:3"},
 	{{1, 23, 29}, "fc:397 relu fc:661 tanh fc:71"},
@@ -351,7 +354,8 @@ static const struct odd_model joint_models[] = {
 };
 #define N_JOINT_MODELS (sizeof(joint_models) / sizeof(joint_models[0]))
 
-/* Each step of these models with many weights is a joint step. */
+/* Returns the number of joint steps of the model. In joint_models, each step with many weights is a
+ * joint step. */
 static size_t count_joint_steps(const struct odd_model *o)
 {
 	struct model model;
@@ -402,8 +406,8 @@ TEST(gradients_of_joint_steps_are_slopes_of_the_loss)
 	}
 }
 
-/* Every layer of this model is a joint step. Each number of threads divides its products in another
- * way, but adds up each sum in the same order. */
+/* Every layer of this model is a joint step. With each number of threads, the products of these
+ * steps are divided in another way, but each sum is added up in the same order. */
 TEST(joint_steps_give_the_same_bytes_with_any_number_of_threads)
 {
 	static const struct odd_model model = {{1, 23, 29}, "fc:397 relu fc:661 tanh fc:401"};
@@ -471,8 +475,8 @@ static void compare_real(struct subject *s, const float *right, size_t *jumps)
 		fail_msg("%s with %s: gradient off by %g", s->model.text, getenv("CNN_KX_ISA"), d);
 }
 
-/* Compares the gradients of two batches of `n` images. At most one of about six comparisons may be
- * at a jump of the true gradient. */
+/* For two batches of `n` images, compares the gradients of the device `cpu` with those of cpu-ref.
+ * At most one of about six comparisons may be at weights where the true gradient jumps. */
 static void real_batches_agree(const char *text, size_t n)
 {
 	size_t jumps = 0;

@@ -43,7 +43,9 @@ TEST(every_member_does_every_job_once)
 	}
 }
 
-/* Writes whether the product of two normal numbers, which is subnormal, counts as 0. */
+/* Multiplies two normal numbers whose product is subnormal. Sets the element of `seen` for this
+ * member of the team to 1 if the computed product is 0, that is, if this thread treats subnormal
+ * results as 0. Otherwise sets the element to 0. */
 static void multiply_small(void *arg, size_t member)
 {
 	volatile float x = 1e-20f;
@@ -110,7 +112,7 @@ static size_t address_space(void)
 }
 
 /* The test limits the address space to 100 MB more than the present size. The stacks of 1000
- * threads do not fit in this limit. */
+ * threads need more than this limit. */
 TEST(a_team_that_the_system_cannot_start_is_undone)
 {
 #if IS_ASAN || IS_TSAN

@@ -34,7 +34,7 @@ TEST(of_equal_values_the_first_wins)
 
 /* ---- a rung with a wrong result ------------------------------------------------------------- */
 
-/* Computes the gradient of the sequential rung, but changes one value. */
+/* A step function that computes the gradient of the sequential rung, but makes one value wrong. */
 static int wrong_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
@@ -44,7 +44,7 @@ static int wrong_step(void *self, const struct ladder_batch *b, float *grad, dou
 	return rc;
 }
 
-/* Returns the right loss, but does not write the gradient. */
+/* A step function that writes the right loss, but no gradient. */
 static int lazy_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
@@ -57,7 +57,7 @@ static int lazy_step(void *self, const struct ladder_batch *b, float *grad, doub
 }
 
 /* Returns the status of ladder_measure() for the sequential rung, the model seed:1 and 4 images.
- * `step` replaces the step function of the rung, unless it is NULL. */
+ * If `step` is not NULL, it replaces the step function of the rung. */
 static int measured(int (*step)(void *, const struct ladder_batch *, float *, double *,
 			    struct profile *, struct err *),
 	struct ladder_result *out, struct err *e)

@@ -1,13 +1,13 @@
 /*
- * Proves that a hostile server gets few requests for leases (worker/client/lease_pace.h), and that
- * a worker waits for no lease in a run that trains or has a usual evaluation. Covers attack A22 of
- * docs/faults.md.
+ * Proves that a worker sends few requests for leases to a hostile server
+ * (worker/client/lease_pace.h), but never delays a request while the run trains or makes a usual
+ * evaluation. Covers attack A22 of docs/faults.md.
  */
 #include "tests/support/test.h"
 #include "worker/client/lease_pace.h"
 
 /* Returns the number of leases that a worker may request in `ms` milliseconds if it calls `then`
- * after each of them. */
+ * after each lease. */
 static uint64_t leases_in(uint64_t ms, void (*then)(struct lease_pace *))
 {
 	struct lease_pace p = {0};
@@ -34,8 +34,8 @@ TEST(leases_between_pushes_have_no_limit)
 	assert_int_equal(leases_in(1000, lease_pace_push), 100000);
 }
 
-/* A second after LEASES_AT_ONCE leases with results, the worker may request as many again without a
- * pause. */
+/* A worker has received LEASES_AT_ONCE leases at once, and has delivered results. After a second,
+ * it may request the same number again without a pause. */
 TEST(the_bucket_fills_again)
 {
 	struct lease_pace p = {0};

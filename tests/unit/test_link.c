@@ -79,7 +79,8 @@ TEST_IN(what_is_sent_and_what_comes_moves, set_up_link, tear_down_link)
 TEST_IN(without_a_connection_nothing_moves, set_up_link, tear_down_link)
 {
 	UNTIL(link_next_event(&worker) == LINK_UP)
-	assert_true(link_bytes_moved(&worker) > 0); /* the handshake has moved some bytes */
+	/* the handshake of the connection has moved some bytes */
+	assert_true(link_bytes_moved(&worker) > 0);
 	stop_server();
 	UNTIL(link_next_event(&worker) == LINK_LOST)
 	assert_int_equal(link_bytes_moved(&worker), 0);

@@ -108,12 +108,13 @@ TEST(invariant_1_batches_come_in_order_with_the_specified_bytes)
 			assert_int_equal(loader_take(l, &x, &e), PS_OK);
 			expect_batch(&x, p, 5, i % 3, i, 1 + i % 4);
 		}
-		ask_for_batch(l, 0, 1, 4); /* loader_reset() discards this request */
+		ask_for_batch(l, 0, 1, 4); /* a request that loader_reset() discards */
 		loader_reset(l);
 		ask_for_batch(l, 7, 2, 3);
 		assert_int_equal(loader_take(l, &x, &e), PS_OK);
 		expect_batch(&x, p, 5, 7, 2, 3);
-		ask_for_batch(l, 0, 1, 4); /* the caller never takes this batch */
+		/* a batch that the caller never takes; loader_free() must still free it */
+		ask_for_batch(l, 0, 1, 4);
 		loader_free(&l);
 		assert_null(l);
 		data_release(&d);

@@ -33,8 +33,8 @@ TEST_IN(a_line_is_time_level_message_and_fields, reset_level, NULL)
 		"level=error msg=\"checkpointer stopped\"\n");
 }
 
-/* Returns the time of the clock that the log reads. The clock of time() can be one tick behind this
- * clock. */
+/* Returns the time of the clock that the log reads. The clock that time() reads can be one tick
+ * behind the log's clock. */
 static time_t wall_seconds(void)
 {
 	struct timespec now;
@@ -108,7 +108,8 @@ TEST_IN(what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal, reset_level, N
 	assert_string_equal(capture_log(&c),
 		"level=info msg=\"net hello\" "
 		"name=\"x\\nerror core lost\\r\\u001b[2J\\u007f\\u009b\"\n");
-	/* these characters change the order in which a terminal shows the others */
+	/* the log must escape characters that change the order in which a terminal shows other
+	 * characters */
 	capture_begin(&c, 2);
 	log_info("net", "hello", "name=\"%s\"", "a\u202eb\u2066c\u200fd\u061ce\u2028\u00e9");
 	assert_string_equal(capture_log(&c),
@@ -147,7 +148,7 @@ TEST_IN(json_has_a_line_per_event_and_numbers_are_numbers, reset_level, NULL)
 	assert_string_equal(after, "Z\",\"level\":\"info\",\"msg\":\"a b\"}\n");
 }
 
-/* A reader of JSON expects a number or null for each numeric field of an event. */
+/* JSON has no NaN and no infinity, so a field with such a value is null; in logfmt it is a dash. */
 TEST_IN(a_number_that_is_not_finite_is_null_or_a_dash, reset_level, NULL)
 {
 	static const double values[] = {NAN, -NAN, INFINITY, -INFINITY, 0.5};
@@ -288,7 +289,8 @@ TEST_IN(on_a_terminal_lines_appear_above_the_progress_line, reset_level, NULL)
 	log_info("a", "b", "%s", "");
 	log_progress(NULL);
 	log_info("a", "c", "%s", "");
-	log_set_format(LOG_JSON); /* a progress line would break JSON output */
+	/* with JSON, log_progress must print nothing, because a progress line is not JSON */
+	log_set_format(LOG_JSON);
 	log_progress("75 %");
 	log_info("a", "d", "%s", "");
 	dup2(saved, 2);

@@ -26,7 +26,8 @@ TEST(a_limit_bounds_all_blocks_of_a_thread)
 {
 	mem_limit(1000);
 	free(mem_try(1, 600));
-	assert_null(mem_try(1, 600)); /* a block that was freed counts, too */
+	/* refused, because mem_try counts all allocations so far, also those that were freed */
+	assert_null(mem_try(1, 600));
 	assert_null(mem_huge(1, 600));
 	void *p = mem_try(100, 4);
 	assert_non_null(p);
@@ -95,9 +96,11 @@ TEST(a_product_that_overflows_is_refused)
 	assert_null(mem_try(half, half));
 	assert_null(mem_try(SIZE_MAX, 1));
 	assert_null(mem_try(SIZE_MAX, SIZE_MAX));
-	assert_null(mem_try(1, SIZE_MAX - 62)); /* rounding this size up would overflow */
+	/* refused, because rounding this size up would overflow */
+	assert_null(mem_try(1, SIZE_MAX - 62));
 	assert_null(mem_try(1, PTRDIFF_MAX));
-	assert_null(mem_try(2, (SIZE_MAX >> 1) + 2)); /* the product overflows to 2 */
+	/* refused, although the product overflows to 2 */
+	assert_null(mem_try(2, (SIZE_MAX >> 1) + 2));
 }
 
 TEST(memory_that_is_not_there_is_refused)
@@ -105,7 +108,7 @@ TEST(memory_that_is_not_there_is_refused)
 	assert_null(mem_try((size_t)1 << 60, 1));
 }
 
-/* Returns the number of pages of this process that are in memory. */
+/* Returns the resident set size of this process, in pages. */
 static size_t resident(void)
 {
 	char text[128] = "";

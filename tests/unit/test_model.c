@@ -202,7 +202,7 @@ TEST(the_text_has_the_images_unless_they_are_mnists)
 	assert_true(parsed.preprocess.mean[0] == 0.5f && parsed.preprocess.deviation[0] == 0.25f);
 	assert_int_equal(parsed.preprocess.shift, 2);
 	assert_int_equal(parsed.preprocess.flip, 1);
-	/* norm, shift and flip describe the images; they are not layers */
+	/* only fc is a layer, because norm, shift and flip describe the images */
 	assert_int_equal(parsed.n_layers, 1);
 }
 
@@ -226,7 +226,8 @@ TEST(names_end_with_the_classes_that_are_asked_for)
 		model_parse_named(&parsed, "norm:0:050 fc:10", (struct shape){1, 28, 28}, 10, NULL),
 		0);
 	snprintf(text, sizeof(text), "%s", parsed.text);
-	parse_model(text); /* this text has a number with an exponent and a sign */
+	/* the canonical text, which has a number with an exponent and a sign, must be valid */
+	parse_model(text);
 	assert_string_equal(parsed.text, text);
 	assert_int_equal(model_parse_named(&parsed, "cifar", (struct shape){0, 0, 0}, 10, NULL), 0);
 	assert_string_equal(parsed.text,
@@ -307,7 +308,7 @@ TEST(initial_weights_are_the_specified_draws)
 		    parsed.tensor[1].init_bound == 1.0 / 3.0);
 	assert_true(parsed.tensor[2].init_bound == 1 / sqrt(2 * 13 * 13));
 	model_init(&parsed, 7, w);
-	/* the Python program in test_rng.c computes these values */
+	/* the expected values come from the Python program that test_rng.c describes */
 	const float conv[] = {-0x1.9d1940p-3f, 0x1.eb1306p-3f, -0x1.9aeeb0p-7f, -0x1.60c36ap-7f};
 	const float bias[] = {-0x1.0d8162p-2f, 0x1.8032aep-4f};
 	const float fc[] = {-0x1.8ddcf6p-6f, 0x1.4545bcp-5f};

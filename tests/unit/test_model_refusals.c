@@ -80,7 +80,8 @@ TEST(errors_name_the_layer_and_say_what_would_fit)
 		{"dropout:-0.5 fc:10", "probability"},
 		{"dropout:nan fc:10", "probability"},
 		{"dropout: fc:10", "probability"},
-		{"dropout:0.99999999999 fc:10", "below 1"}, /* this number is 1 as a float */
+		/* refused, because this number rounds to 1 in float */
+		{"dropout:0.99999999999 fc:10", "below 1"},
 		{"conv:8:3 input:3x32x32 fc:10", "layer 2 \"input:3x32x32\": unknown layer"},
 		{"input:3x32x32 input:3x32x32 fc:10", "\"input:3x32x32\": it occurs twice"},
 		{"input:3x32x32x1 fc:10", "expected input:CHANNELSxROWSxCOLUMNS"},
@@ -150,11 +151,14 @@ TEST(invariant_2_whatever_is_too_large_is_refused)
 	const char *row[] = {
 		"fc:268435456 fc:268435456 fc:10",
 		"fc:268435456",
-		"fc:342391 fc:10",              /* the weights fit, but not weights and biases */
-		"conv:1000000:1 pool:28 fc:10", /* the parameters fit, but not the output of conv */
-		"fc:342393 fc:10",              /* 784 * 342393 is just over 2^28 */
+		/* the weights alone would fit, but not the weights and the biases */
+		"fc:342391 fc:10",
+		/* the parameters would fit, but not the output of the layer conv */
+		"conv:1000000:1 pool:28 fc:10",
+		"fc:342393 fc:10", /* 784 * 342393 is just over 2^28 */
 		"conv:268435456:4096:pad=auto fc:10",
-		"conv:268435456:1 fc:10", /* the parameters fit, but not the output of conv */
+		/* the parameters would fit, but not the output of the layer conv */
+		"conv:268435456:1 fc:10",
 		"conv:1:4096:pad=4095 conv:1:4096:pad=4095 conv:1:4096:pad=4095 fc:10",
 		"conv:4096:1 conv:4096:5:pad=same conv:4096:5:pad=same fc:10",
 	};
@@ -170,7 +174,8 @@ TEST(invariant_2_whatever_is_too_large_is_refused)
 	for (size_t i = 0; i < sizeof(impossible) / sizeof(impossible[0]); i++)
 		assert_int_equal(model_parse(&parsed, "fc:10", impossible[i], NULL), PS_EUSAGE);
 	assert_int_equal(
-		model_parse(&parsed, "fc:342391", mnist_shape, NULL), PS_EUSAGE); /* classes */
+		/* refused, because the model has too many classes */
+		model_parse(&parsed, "fc:342391", mnist_shape, NULL), PS_EUSAGE);
 	parse_model(repeat_word(text, sizeof(text), "relu", 63, "fc:10"));
 	assert_int_equal(model_parse(&parsed, repeat_word(text, sizeof(text), "relu", 64, "fc:10"),
 				 mnist_shape, NULL),

@@ -103,8 +103,8 @@ static const char *args[MAX_ARGV];
 static int n_args;
 static struct capture errors, output;
 
-/* Parses a command line whose words are separated by ';'. Stores the text that opt_parse prints in
- * `errors` and `output`. */
+/* Parses a command line whose words are separated by ';'. Stores what opt_parse prints to stderr in
+ * `errors`, and what it prints to stdout in `output`. */
 static int parse_test_options(const char *line)
 {
 	static char text[1024], *argv[MAX_ARGV];
@@ -152,7 +152,7 @@ TEST_IN(without_arguments_the_defaults_hold, clear_environment, NULL)
 {
 	assert_int_equal(parse_test_options(""), OPT_RUN);
 	assert_string_equal(v.bind, "tcp://*:5555");
-	/* the option has no default, so the field keeps its old value */
+	/* NULL as before, because the option has no default */
 	assert_null(v.name);
 	assert_int_equal(v.epochs, 3);
 	assert_true(v.lr == 0.03);
@@ -383,7 +383,7 @@ TEST_IN(the_dump_says_where_each_value_came_from, clear_environment, NULL)
 
 /* ---- options without effect ----------------------------------------------------------------- */
 
-/* Checks that opt_check() warns about the command line with the text `says`. If `says` is NULL,
+/* Checks that opt_check() prints the warning `says` about the command line. If `says` is NULL,
  * there must be no warning. */
 static void assert_warns(const char *line, const char *command, const char *says)
 {
@@ -432,7 +432,7 @@ TEST_IN(a_row_of_other_commands_is_named, clear_environment, NULL)
 		"--checkpoint has no effect with exp: it is for "
 		"export|predict\n");
 	assert_warns("--data=x", "export", "--data has no effect with export: it is for predict\n");
-	/* workers also read CNN_DATA, so this variable causes no warning */
+	/* the variable CNN_DATA must cause no warning, because workers also read it */
 	setenv("CNN_DATA", "x", 1);
 	assert_warns("", "export", NULL);
 }

@@ -9,7 +9,7 @@
 #include "worker/client/outbox.h"
 #include "tests/support/test.h"
 
-#define LARGE       150001u /* the number of floats of a push that is sent in parts */
+#define LARGE       150001u /* number of floats of a push that is sent in parts */
 #define SMALL       10u
 #define DEADLINE_MS 20000
 
@@ -169,7 +169,8 @@ TEST_IN(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again, set_up_o
 	assert_int_equal(out.retained_bytes, (2 * LARGE - 11) * sizeof(float));
 }
 
-/* The values are whole numbers, which bfloat16 has exactly. */
+/* The values of this push are whole numbers, which bfloat16 represents exactly, so the received
+ * values can be compared with the sent ones. */
 TEST_IN(a_push_in_bfloat16_is_whole_again_when_it_is_sent_again, set_up_outbox, tear_down_outbox)
 {
 	const size_t sizes[] = {1, 1001, LARGE - 11};
@@ -251,7 +252,7 @@ TEST_IN(a_large_push_travels_over_all_connections, set_up_outbox, tear_down_outb
 		}
 		assert_int_equal(n_chunks, 2 * (n == 2 ? OUTBOX_PARTS_OF_3 : OUTBOX_PARTS));
 	}
-	/* a small push does not wait */
+	/* a small push is sent without waiting for receipts */
 	retain_in_outbox(3, 3, SMALL);
 	post_push(3);
 	assert_false(outbox_awaits_receipts(&out));
@@ -273,13 +274,15 @@ TEST_IN(a_push_waits_for_the_receipts_of_its_parts, set_up_outbox, tear_down_out
 	}
 	assert_int_equal(out.count, 2);
 	for (receipt.part = 0; receipt.part < 256; receipt.part++)
-		outbox_confirm(&out, &receipt); /* of another push */
+		/* this receipt is for another push, so the outbox must ignore it */
+		outbox_confirm(&out, &receipt);
 	assert_int_equal(out.count, 2);
 	receipt = (struct side_mark){.number = 1, .part = 1};
 	outbox_confirm(&out, &receipt);
 	outbox_confirm(&out, &receipt);
 	assert_true(outbox_awaits_receipts(&out));
-	/* the side connection is lost: everything is discarded, and the push travels alone */
+	/* the side connection is lost: the outbox discards the parts that wait, and uses only the
+	 * bulk connection */
 	outbox_use_sides(&out, NULL, 0);
 	outbox_clear(&out);
 	assert_false(outbox_awaits_receipts(&out));
@@ -333,7 +336,8 @@ TEST_IN(parts_of_the_next_push_wait_for_the_receipt_of_the_push, set_up_outbox, 
 	post_push(1);
 	post_push(2);
 	confirm_parts(1);
-	/* part 0 of push 2 travels on the bulk connection, and part 1 waits */
+	/* part 0 of push 2 was sent on the bulk connection; part 1 waits for the receipt of push
+	 * 1 */
 	assert_int_equal(out.spread_seq, 1);
 	assert_int_equal(out.count, OUTBOX_PARTS);
 	outbox_confirm(&out, &receipt);

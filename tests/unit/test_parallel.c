@@ -1,4 +1,4 @@
-/* test_parallel.c - tests that parallel() makes each of the calls exactly once. */
+/* test_parallel.c - tests that parallel() makes each requested call exactly once. */
 #include "tests/support/parallel.h"
 #include <stdatomic.h>
 #include "tests/support/test.h"

@@ -25,7 +25,8 @@ TEST(controls_are_replaced)
 	check_plain("a\nb\tc", 1, "a\nb?c");
 	check_plain("\xc2\x9b"
 		    "2J \x7f",
-		0, "?2J ?"); /* U+009B is the same control sequence as ESC [ */
+		0, "?2J ?"); /* U+009B must be replaced, because a terminal treats it like ESC [ */
 	check_plain("a\u202eb\u2066c\u200fd\u061c", 0, "a?b?c?d?");
-	check_plain("\x9b\xff\xc3", 0, "???"); /* these bytes are not valid UTF-8 */
+	/* replaced, because these bytes are not valid UTF-8 */
+	check_plain("\x9b\xff\xc3", 0, "???");
 }

@@ -1,5 +1,5 @@
-/* test_pool.c - gradients are pushed and weights are read without a copy. Tests pool.h, and
- * cnnps_gradient and cnnps_pull of cnnps.h with a fake server. */
+/* test_pool.c - tests that a worker pushes gradients and reads weights without a copy. Tests
+ * pool.h, and cnnps_gradient and cnnps_pull of cnnps.h with a fake server. */
 #include <stdlib.h>
 #include "tests/support/client_fixture.h"
 #include "common/mem.h"
@@ -52,7 +52,7 @@ TEST(more_buffers_than_the_pool_keeps_are_freed)
 		buffer[i] = pool_acquire(pool);
 	for (size_t i = 0; i < 40; i++)
 		pool_release(pool, &buffer[i]);
-	pool_free(&pool); /* the leak sanitizer reports memory that pool_free does not free */
+	pool_free(&pool); /* must free all buffers, or the leak sanitizer reports them */
 }
 
 /* ---- gradients ----------------------------------------------------------------------------- */
@@ -77,7 +77,7 @@ TEST_IN(gradients_made_in_place_arrive, client_set_up, client_tear_down)
 		const float *g = cnnps_gradient(client);
 
 		push_gradient((float)i);
-		/* the worker retains this buffer for replays */
+		/* another buffer, because the library retains the buffer of the push for replays */
 		assert_ptr_not_equal(cnnps_gradient(client), g);
 	}
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
@@ -121,7 +121,7 @@ TEST_IN(a_view_stays_as_it_is_until_the_next_one, client_set_up, client_tear_dow
 	assert_true(view.weights[0] == -5 && view.weights[FAKE_PARAMS - 1] == -5);
 }
 
-/* ---- memory from the program ---------------------------------------------------------------- */
+/* ---- buffers in memory that the program allocates ------------------------------------------ */
 
 static struct {
 	_Atomic int taken, given;
@@ -139,8 +139,8 @@ static void special_release(void *memory)
 	free(memory);
 }
 
-/* Check that a pool with the program's own allocator makes few allocations, releases each of them
- * once, and that its buffers do not overlap. */
+/* Check that a pool with the program's own allocator makes few allocations and releases each of
+ * them once. The buffers of the pool must not overlap. */
 TEST(special_memory_is_taken_once_and_given_back)
 {
 	float *buffer[40];
@@ -191,7 +191,9 @@ static void use_special_memory(enum cnnps_wire wire)
 			assert_int_equal(client_prefetch(client), 0);
 		assert_int_equal(client_view(client, &view), 0);
 		assert_int_equal(
-			(uintptr_t)view.weights % 64, 0); /* a buffer of the pool, not a message */
+			/* aligned, because the weights are in a buffer of the pool, not in a
+			 * message */
+			(uintptr_t)view.weights % 64, 0);
 		for (int k = 0; k < FAKE_PARAMS; k++)
 			assert_true(view.weights[k] == -(float)(i - 1));
 		if (i == 1)

@@ -23,7 +23,7 @@ TEST(another_wait_begins_anew)
 	struct reminder r = {0};
 
 	assert_false(reminder_due(&r, 0, 0, 5000));
-	/* this wait began long before the first poll */
+	/* due at once, because the wait began long before the first poll */
 	assert_true(reminder_due(&r, 1, 3000, 5000));
 	assert_false(reminder_due(&r, 1, 3000, 7900));
 	assert_true(reminder_due(&r, 1, 3000, 8000));

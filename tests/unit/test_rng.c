@@ -1,6 +1,6 @@
 /* Proves the promises of common/rng.h. The expected numbers come from a Python program that was
- * written from the text of the header, not from the C code. The first vector was published with
- * SplitMix64. */
+ * written from the text of the header, not from the C code. The first vector of expected numbers
+ * was published with SplitMix64. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -54,7 +54,7 @@ TEST(below_is_the_high_half_of_the_product_and_even)
 		assert_true(v < 10);
 		seen[v]++;
 	}
-	/* the expected count is 10000, with a tolerance of 5 sigma */
+	/* each of the 10 values should occur 10000 times; the bounds are 5 standard deviations */
 	for (size_t i = 0; i < 10; i++)
 		assert_in_range(seen[i], 10000 - 475, 10000 + 475);
 	for (int i = 0; i < 1000; i++)
@@ -88,9 +88,9 @@ TEST(the_order_of_images_is_the_one_that_is_specified)
 
 	rng_order(7, 0, order, 10);
 	assert_memory_equal(order, expected[0], sizeof(order));
-	rng_order(7, 1, order, 10); /* another epoch */
+	rng_order(7, 1, order, 10); /* the order of another epoch */
 	assert_memory_equal(order, expected[1], sizeof(order));
-	rng_order(8, 0, order, 10); /* another seed */
+	rng_order(8, 0, order, 10); /* the order for another seed */
 	assert_memory_equal(order, expected[2], sizeof(order));
 }
 

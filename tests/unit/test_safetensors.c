@@ -129,7 +129,7 @@ TEST_IN(a_bare_file_name_is_written_where_one_stands, set_up_safetensors, temp_d
 	assert_int_equal(rc, PS_OK);
 	assert_true(temp_dir_exists(temp_dir, "bare.safetensors"));
 	assert_int_equal(safetensors_write("/nonexistent-directory/w", &m, weights, &e), PS_EIO);
-	/* the path is a directory */
+	/* fails, because the path is a directory */
 	assert_int_equal(safetensors_write(temp_dir, &m, weights, &e), PS_EIO);
 }
 
@@ -328,7 +328,8 @@ TEST_IN(deep_nesting_and_oversized_files_are_refused, set_up_safetensors, temp_d
 	use_small_model();
 	memset(nested, '[', 50000);
 	assert_int_equal(read_made(nested, 50000, six, 24), PS_EDATA);
-	assert_int_equal(truncate(path, (off_t)8 << 30), 0); /* a sparse file of 8 GiB */
+	/* makes the file 8 GiB long, as a sparse file */
+	assert_int_equal(truncate(path, (off_t)8 << 30), 0);
 	assert_int_equal(safetensors_read(path, &m, again, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "larger than a file of the model"));
 	assert_int_equal(safetensors_read("/nonexistent", &m, again, &e), PS_EIO);

@@ -4,7 +4,7 @@
 #include "server/net/clients.h"
 #include "tests/support/test.h"
 
-/* Returns the number of accepted HELLOs, of `n` HELLOs at `now_ms`. */
+/* Returns how many of `n` HELLOs at the time `now_ms` are accepted. */
 static int admitted_of(struct admission *a, int n, uint64_t now_ms)
 {
 	int in = 0;

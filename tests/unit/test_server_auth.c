@@ -1,7 +1,7 @@
 /*
- * test_server_auth.c - which peers the server accepts. Proves the invariants and promises of
- * server/auth/auth.h with real sockets, and with a list of keys whose reads can hang.
- * Covers attacks A7 and A10 of docs/faults.md.
+ * test_server_auth.c - tests which peers the server accepts. Proves the invariants and promises of
+ * server/auth/auth.h with real sockets, and with a list of keys whose reads can hang. Covers
+ * attacks A7 and A10 of docs/faults.md.
  */
 #include <stdatomic.h>
 #include <zmq.h>
@@ -107,8 +107,8 @@ static int tear_down_auth(void **state)
 	return 0;
 }
 
-/* A DEALER socket with a key and a context of its own. After the handshake the test sends one byte
- * over it, instead of a HELLO. */
+/* A DEALER socket with a key and a ZeroMQ context of its own. After the handshake, the test sends
+ * one byte over this socket instead of a HELLO. */
 struct client {
 	void *context, *socket, *monitor;
 };
@@ -154,7 +154,7 @@ static int outcome(struct client *c)
 	return event;
 }
 
-/* Connects with this key. Returns the socket event that ends the handshake. */
+/* Connects a client with the key pair `own`. Returns the socket event that ends the handshake. */
 static int outcome_with_key(const struct key_pair *own)
 {
 	struct client c;
@@ -240,7 +240,8 @@ TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up_auth, tear_down_auth)
 	}
 	assert_true(longest < 1000);
 	write_list("");
-	/* only one read runs at a time, so this read begins after the other one has ended */
+	/* only one read of the list runs at a time, so the read that this call requests begins
+	 * after the hanging one has ended */
 	auth_reload(auth);
 	atomic_store(&hang, 0);
 	UNTIL(auth_stats(auth)->keys == 0 && !auth_busy(auth))
@@ -273,7 +274,7 @@ TEST_IN(a_deleted_key_is_refused_on_its_open_connection, set_up_auth, tear_down_
 	connect_with(&d, &other, server_key.public_key);
 	zmq_send(c.socket, "x", 1, 0);
 	int refused = 0, taken = 0;
-	/* the messages come from c, from d and perhaps from outcome_with_key */
+	/* up to three messages: from c, from d, and perhaps from the client in outcome_with_key */
 	for (int i = 0; i < 3; i++) {
 		if (refused && taken)
 			break;
@@ -433,12 +434,15 @@ TEST_IN(a_server_without_curve_notices, set_up_auth, tear_down_auth)
 	zmq_close(plain);
 }
 
-/* With libsodium's own functions, the system calls of handshakes slow down the whole server. */
+/* If libsodium allocated the memory of handshakes itself, its system calls would slow down the
+ * whole server. */
 TEST_IN(handshakes_take_their_memory_from_the_program, set_up_auth, tear_down_auth)
 {
 	uint64_t before = curve_memory_taken();
 
-	assert_true(before > 0); /* set_up_auth has made a self-test */
+	/* more than 0, because the handshake of the self-test in set_up_auth has already used this
+	 * memory */
+	assert_true(before > 0);
 	assert_null(sodium_allocarray(SIZE_MAX / 2, 3));
 	assert_null(sodium_malloc(SIZE_MAX));
 	unsigned char *buffer = sodium_allocarray(3, 7);

@@ -58,7 +58,7 @@ TEST_IN(weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down)
 	assert_non_null(strstr(run_errors.text, "not finite"));
 	run_die();
 	run_start("--model;fc:10");
-	/* the directory contains only generation 1 */
+	/* the next generation is 2, because the directory contains only generation 1 */
 	assert_int_equal(core_config(run_startup.core)->generation, 2);
 }
 
@@ -114,7 +114,8 @@ TEST_IN(a_held_snapshot_is_written_after_its_release, run_set_up, run_tear_down)
 	assert_false(checkpointer_busy(run_checkpointer));
 	run_die();
 	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
-	assert_int_equal(core_stats(run_startup.core)->version, 0); /* the instant of the copy */
+	/* 0, the version at the time when the checkpointer copied the weights */
+	assert_int_equal(core_stats(run_startup.core)->version, 0);
 }
 
 TEST_IN(statistics_are_kept, run_set_up, run_tear_down)
@@ -147,7 +148,8 @@ static void push_times(int n)
 		assert_non_null(direct_push(&run_worker, (struct work){0}, 0, 0, 1));
 }
 
-/* Ends the run, continues it on the CPU, and compares its state. */
+/* Kills the server, starts it again with the weights on the CPU, and compares the state of the
+ * run. */
 static void assert_resumes_with(unsigned char *expected, size_t size, uint64_t version)
 {
 	size_t size_again;
@@ -237,7 +239,7 @@ static void limit_files(rlim_t bytes)
 TEST_IN(a_full_disk_is_logged_once_and_recovers, run_set_up, run_tear_down)
 {
 	run_start("--model;fc:10");
-	limit_files(1000); /* a write beyond 1000 bytes fails, as on a full disk */
+	limit_files(1000); /* as on a full disk, a write beyond 1000 bytes of a file fails */
 	capture_begin(&run_errors, STDERR_FILENO);
 	for (uint64_t g = 2; g <= 5; g++) {
 		checkpointer_start(run_checkpointer, run_startup.core, g);
@@ -262,7 +264,7 @@ TEST_IN(a_full_disk_is_logged_once_and_recovers, run_set_up, run_tear_down)
 	assert_int_equal(count_lines(run_errors.text), 1);
 	assert_non_null(strstr(run_errors.text, "checkpoint works_again"));
 	run_die();
-	run_start("--model;fc:10"); /* a partly written file does not prevent the start */
+	run_start("--model;fc:10"); /* the start must succeed in spite of a partly written file */
 	assert_int_equal(core_config(run_startup.core)->generation, 8);
 }
 

@@ -95,8 +95,8 @@ static int push_joins(uint32_t peer, uint64_t seq, uint32_t n)
 	return rc;
 }
 
-/* Joins the header of a PUSH of `peer`, which has one tensor frame itself, with its `n` chunks.
- * Returns the status. */
+/* Joins a PUSH of `peer` with the `n` chunks that it announces. The PUSH also has one tensor frame
+ * of its own. Returns the status. */
 static int join_chunks(uint32_t peer, uint32_t n, struct frames *f)
 {
 	static const float own[1] = {9};
@@ -154,7 +154,8 @@ TEST_IN(frames_come_before_the_messages_own_in_their_order, set_up_chunks, tear_
 		for (uint32_t i = 0; i < n; i++)
 			assert_int_equal(goes(7, N / WIRE_MAX_CHUNKS, 1 + (float)i, 1), PS_OK);
 		fits(7, n, 1);
-		fits(7, 0, 0); /* no chunk is left */
+		/* a PUSH without chunks fits, because no chunk of the peer is left */
+		fits(7, 0, 0);
 	}
 }
 
@@ -180,11 +181,12 @@ TEST_IN(a_wrong_number_of_chunks_is_a_lost_message, set_up_chunks, tear_down_chu
 TEST_IN(chunks_over_the_limit_are_discarded, set_up_chunks, tear_down_chunks)
 {
 	assert_int_equal(goes(1, N, 1, 1), PS_OK);
-	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* the model has only N values */
+	/* refused, because the model has only N values */
+	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN);
 	assert_join_fails(1, 1);
 	for (uint32_t i = 0; i < WIRE_MAX_CHUNKS; i++)
 		assert_int_equal(goes(1, 1, 1, 1), PS_OK);
-	/* the PUSH already has the maximum number of chunks */
+	/* refused, because the peer has already sent as many chunks as a PUSH may have */
 	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN);
 	assert_join_fails(1, WIRE_MAX_CHUNKS);
 	assert_int_equal(goes(1, N + 1, 1, 1), PS_EAGAIN);
@@ -196,24 +198,25 @@ TEST_IN(the_push_of_the_longest_silent_peer_is_discarded, set_up_chunks, tear_do
 {
 	for (uint32_t peer = 1; peer <= 3; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 3), PS_OK);
-	/* after this chunk, peer 2 has been silent for the longest time */
+	/* after this chunk of peer 1, the last chunk of peer 2 is the oldest, so peer 2 loses its
+	 * chunks first */
 	assert_int_equal(goes(1, 1, 2, 3), PS_OK);
 	assert_int_equal(goes(4, 1, 4, 3), PS_OK);
 	assert_join_fails(2, 1);
 	fits(1, 2, 1);
 	fits(3, 1, 3);
-	/* the chunks of all peers together are bounded */
+	/* the number of peers whose chunks the server keeps is bounded */
 	for (uint32_t peer = 10; peer < 100; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 1000), PS_OK);
 	for (uint32_t peer = 10; peer < 100 - PEERS; peer++)
 		assert_join_fails(peer, 1);
-	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* with more peers, the bound is higher */
+	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* now only 1 peer may have chunks */
 	assert_join_fails(99, 1);
 	fits(100, 1, 100);
 }
 
-/* A key with many connections sends chunks of pushes that never arrive. Each of its chunks but the
- * first discards one of its own. */
+/* A key with many connections sends chunks of pushes that never arrive. Each chunk of this key,
+ * except for the first, makes the server discard an earlier chunk of the same key. */
 TEST_IN(a_key_takes_no_place_of_another_one, set_up_chunks, tear_down_chunks)
 {
 	for (uint32_t peer = 1; peer < PEERS; peer++) {
@@ -227,19 +230,22 @@ TEST_IN(a_key_takes_no_place_of_another_one, set_up_chunks, tear_down_chunks)
 	}
 	for (uint32_t peer = 1; peer < PEERS; peer++)
 		fits(peer, 1, (float)peer);
-	/* the key takes all places, but gives them up for a key that needs some */
+	/* while no other key needs a place, the key may take all places, and it loses them when
+	 * another key needs some */
 	for (uint32_t peer = 10; peer < 100; peer++)
 		assert_int_equal(goes_with_key(peer, "C", 1, 1, 1000), PS_OK);
 	for (uint32_t peer = 1; peer < PEERS; peer++) {
 		assert_int_equal(goes_with_key(peer, "A", 1, (float)peer, 1000), PS_OK);
-		assert_int_equal(chunked_push_wasted(chunks), peer == 3); /* both have two places */
+		/* 1 only for peer 3, because each of the two keys has two places */
+		assert_int_equal(chunked_push_wasted(chunks), peer == 3);
 		assert_int_equal(goes_with_key(peer + 100, "C", 1, 1, 1000), PS_OK);
 	}
 	fits(2, 1, 2);
 	fits(3, 1, 3);
 }
 
-/* The chunks of a key have a limit. Above it, the key loses the oldest of its own pushes. */
+/* The bytes in the chunks of a key are limited. If a key exceeds this limit, it loses the oldest of
+ * its own pushes. */
 TEST_IN(a_key_has_a_limited_number_of_bytes, set_up_chunks, tear_down_chunks)
 {
 	assert_int_equal(goes_with_key(1, "B", N, 1, 1000), PS_OK);
@@ -248,7 +254,8 @@ TEST_IN(a_key_has_a_limited_number_of_bytes, set_up_chunks, tear_down_chunks)
 		assert_int_equal(goes_with_key(peer, "A", 1, (float)peer, 1000), PS_OK);
 	assert_int_equal(chunked_push_wasted(chunks), 0);
 	assert_int_equal(goes_with_key(11, "A", N - 1, 12, 1000), PS_OK);
-	assert_int_equal(chunked_push_wasted(chunks), 0); /* the limit is reached, not exceeded */
+	/* nothing is discarded yet: the limit is reached, but not exceeded */
+	assert_int_equal(chunked_push_wasted(chunks), 0);
 	assert_int_equal(goes_with_key(12, "A", 1, 13, 1000), PS_OK);
 	assert_int_equal(chunked_push_wasted(chunks), 1);
 	assert_join_fails(10, 1);
@@ -288,9 +295,11 @@ TEST_IN(parts_with_marks_arrive_in_any_order, set_up_chunks, tear_down_chunks)
 {
 	for (uint32_t i = 4; i-- > 0;)
 		assert_int_equal(part_goes(7, 1, i, (float)i), PS_OK);
-	assert_int_equal(push_joins(7, 0, 0), PS_OK); /* a message in between, such as LEASE */
+	/* a message without parts in between, such as a LEASE */
+	assert_int_equal(push_joins(7, 0, 0), PS_OK);
 	assert_int_equal(push_joins(7, 1, 4), PS_OK);
-	assert_int_equal(push_joins(7, 1, 4), PS_EAGAIN); /* they are gone */
+	/* fails, because the first call has taken the parts */
+	assert_int_equal(push_joins(7, 1, 4), PS_EAGAIN);
 }
 
 TEST_IN(parts_belong_to_the_push_of_their_mark, set_up_chunks, tear_down_chunks)
@@ -299,15 +308,15 @@ TEST_IN(parts_belong_to_the_push_of_their_mark, set_up_chunks, tear_down_chunks)
 	assert_int_equal(part_goes(7, 1, 1, 1), PS_OK);
 	assert_int_equal(push_joins(7, 2, 2), PS_EAGAIN);
 	assert_int_equal(chunked_push_wasted(chunks), 2);
-	/* a part of a later push ends the wait of the others */
+	/* a part of a later push discards the parts of an earlier push */
 	assert_int_equal(part_goes(7, 1, 0, 0), PS_OK);
 	assert_int_equal(part_goes(7, 2, 0, 0), PS_OK);
 	assert_int_equal(chunked_push_wasted(chunks), 1);
 	assert_int_equal(push_joins(7, 1, 1), PS_EAGAIN);
-	/* a part is missing */
+	/* fails, because part 0 is missing */
 	assert_int_equal(part_goes(7, 3, 1, 1), PS_OK);
 	assert_int_equal(push_joins(7, 3, 1), PS_EAGAIN);
-	/* HELLO */
+	/* a HELLO discards the parts of its peer */
 	assert_int_equal(part_goes(7, 4, 0, 0), PS_OK);
 	chunked_push_drop(chunks, 7);
 	assert_int_equal(push_joins(7, 4, 1), PS_EAGAIN);
@@ -321,7 +330,8 @@ TEST_IN(wrong_marks_are_refused, set_up_chunks, tear_down_chunks)
 	assert_int_equal(part_goes(7, 1, 0, 0), PS_OK);
 	assert_int_equal(part_goes(7, 1, 0, 0), PS_EPROTO);
 	assert_int_equal(push_joins(7, 1, 1), PS_EAGAIN);
-	/* a chunk without a mark after parts with one, and the reverse */
+	/* a chunk without a mark after parts with a mark, and parts with a mark after such a
+	 * chunk */
 	assert_int_equal(part_goes(7, 1, 0, 0), PS_OK);
 	assert_int_equal(goes(7, 1, 1, 1), PS_OK);
 	assert_join_fails(7, 2);

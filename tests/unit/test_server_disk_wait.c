@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Returns the state in which a write of the log has been in progress for `log_ms`, and a write of a
- * checkpoint of `checkpoint_bytes` for `checkpoint_ms`. 0 means that no such write is in
+ * checkpoint of `checkpoint_bytes` for `checkpoint_ms`. If a time is 0, no such write is in
  * progress. */
 static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_t checkpoint_bytes)
 {

@@ -7,7 +7,7 @@
 #include "common/opt.h"
 #include "tests/support/test.h"
 
-/* too large for a stack */
+/* static, because the struct is too large for the stack */
 static struct options options;
 
 static int begin_auto(const char *data_id)
@@ -31,8 +31,9 @@ static int take_from(const char *key, uint32_t rows, uint32_t n_train)
 	return images_take(&options, &h, UINT64_MAX, &e);
 }
 
-/* Each change of the images ends all connections. Therefore the workers of a key can change the
- * images only a few times. After that, the workers of another key still can. */
+/* Each change of the run's images ends all connections to the server. To limit the damage that a
+ * hostile key can do, the workers of one key can change the images only a few times. After that,
+ * workers of another key can still change the images. */
 TEST(a_key_changes_the_images_a_few_times)
 {
 	assert_true(begin_auto(NULL));

@@ -20,7 +20,7 @@ static int tear_down(void **state)
 	return table != NULL;
 }
 
-/* Invariant 1 of key_connections.h. */
+/* Proves invariant 1 of key_connections.h. */
 TEST_IN(connections_count_for_their_key, set_up, tear_down)
 {
 	assert_int_equal(key_connections_of(table, "a"), 0);
@@ -28,7 +28,8 @@ TEST_IN(connections_count_for_their_key, set_up, tear_down)
 	assert_int_equal(key_connections_add(table, 6, 2, "a"), 2);
 	assert_int_equal(key_connections_add(table, 7, 3, "b"), 1);
 	assert_true(key_connections_has(table, 6, 2));
-	assert_false(key_connections_has(table, 6, 3)); /* a new connection, the same descriptor */
+	/* not the same connection: a new connection got the same descriptor */
+	assert_false(key_connections_has(table, 6, 3));
 	assert_false(key_connections_has(table, 8, 2));
 	key_connections_remove(table, 5);
 	key_connections_remove(table, 5);
@@ -53,7 +54,7 @@ TEST_IN(connections_that_are_not_open_are_forgotten, set_up, tear_down)
 	key_connections_retain(table, open, 5);
 	assert_int_equal(key_connections_of(table, "a"), 2);
 	assert_true(key_connections_has(table, 3, 3));
-	assert_true(key_connections_has(table, 5, 5)); /* the newest one */
+	assert_true(key_connections_has(table, 5, 5)); /* the newest connection */
 }
 
 TEST_IN(a_key_without_connections_gives_its_entry_to_another, set_up, tear_down)

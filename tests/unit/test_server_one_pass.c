@@ -13,8 +13,10 @@
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-#define N       (5 * ENGINE_BLOCK + 77)
-#define RUNNING (ENGINE_BLOCK + 1000) /* running statistics; they share a block with weights */
+#define N (5 * ENGINE_BLOCK + 77)
+/* number of running statistics: more than a block, so that one block has both running statistics
+ * and trained weights */
+#define RUNNING (ENGINE_BLOCK + 1000)
 #define PUSHES  8u
 
 static const size_t thread_counts[] = {1, 2, 3, 8};
@@ -27,7 +29,7 @@ struct shell {
 	struct param_buffers *buffers;
 	struct wire_pass pass;
 	float *copy;
-	zmq_msg_t frame[PUSHES]; /* weights that readers still use */
+	zmq_msg_t frame[PUSHES]; /* frames with weights that readers still use */
 	size_t frames;
 };
 
@@ -83,8 +85,8 @@ static void shell_receive(struct shell *s, struct msg *m)
 		.squares = chunk.squares};
 }
 
-/* Checks the checksum of the weights. Keeps the frame, so that the next version needs another
- * buffer. */
+/* Checks the checksum of the weights. Keeps the frame with the weights, so that the next version
+ * needs another buffer. */
 static void shell_send_weights(struct shell *s)
 {
 	const struct core *c = s->f.core;
@@ -211,7 +213,7 @@ TEST(a_refused_push_changes_no_bit)
 			struct msg m = fixture_push(s.worker, seq);
 
 			fixture_slice(&m, 0, N, g);
-			if (seq == 2) /* each value is allowed, but the norm is too large */
+			if (seq == 2) /* push 2: each value is allowed, but the norm is too large */
 				for (size_t i = 0; i < N; i++)
 					g[i] *= 20;
 			if (seq == 3)

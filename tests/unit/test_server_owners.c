@@ -35,7 +35,8 @@ static void note_free(void *data, void *arg)
 	n_freed++;
 }
 
-/* Makes a frame of weights for `peer`. */
+/* Makes a frame of weights for `peer`. Its bytes count for the key of the peer until the frame is
+ * freed. */
 static void reply_to(uint32_t peer, zmq_msg_t *frame)
 {
 	static char weights[BYTES] = "weights";
@@ -60,7 +61,8 @@ TEST_IN(a_key_has_a_limit_for_all_its_connections, set_up_owners, tear_down_owne
 	assert_int_equal(owners_waiting(owners, "other"), 0);
 	(void)zmq_msg_init(&copy);
 	(void)zmq_msg_copy(&copy, &frame[1]);
-	(void)zmq_msg_close(&frame[1]); /* the copy of this frame still waits */
+	/* the bytes still count, because the copy of this frame still waits */
+	(void)zmq_msg_close(&frame[1]);
 	assert_false(owners_may_pull(owners, 10, "greedy", 3 * BYTES));
 	(void)zmq_msg_close(&copy);
 	assert_int_equal(n_freed, 1);
@@ -71,8 +73,8 @@ TEST_IN(a_key_has_a_limit_for_all_its_connections, set_up_owners, tear_down_owne
 	assert_int_equal(n_freed, 3);
 }
 
-/* The weights for a peer that has sent no request, or for a key without an entry because all
- * entries are in use, are sent but not counted. */
+/* Weights for a peer without an entry are sent but not counted. A peer has no entry if it has sent
+ * no request, or if all entries of the table are in use by other keys. */
 TEST_IN(what_has_no_place_is_not_counted, set_up_owners, tear_down_owners)
 {
 	zmq_msg_t frame[OWNERS], extra;

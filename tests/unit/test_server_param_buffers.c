@@ -44,8 +44,8 @@ static int set_up_buffers(void **state)
 	return 0;
 }
 
-/* Set up three buffers in shared memory. While readers hold all three, new weights are in ordinary
- * memory. */
+/* Set up three buffers in shared memory. As long as readers hold all three buffers, new weights are
+ * in ordinary memory. */
 static int set_up_shared(void **state)
 {
 	shared_buffers = 3;
@@ -134,7 +134,7 @@ TEST_IN(pulls_of_one_version_share_the_rounded_weights, set_up_buffers, tear_dow
 
 	push_and_step();
 	pull_bf16(&frame[0]);
-	pull_current(&frame[1]); /* a worker with float32 pulls the same version */
+	pull_current(&frame[1]); /* as a worker that uses float32 pulls the same version */
 	pull_bf16(&frame[2]);
 	assert_int_equal(param_buffers_framed(buffers), 2); /* one frame for each encoding */
 	assert_frame(&frame[1], -1);
@@ -213,7 +213,8 @@ TEST_IN(sent_frames_let_the_weights_stay_in_place, set_up_buffers, tear_down_buf
 }
 TEST_AGAIN(sent_frames_let_the_weights_stay_in_place, set_up_shared, tear_down_buffers)
 
-/* If the only reader is always one version behind, two buffers are enough. */
+/* If the only reader always holds the previous version, two buffers must be enough: each buffer
+ * must become free when its reader is done. */
 TEST_IN(buffers_come_back, set_up_buffers, tear_down_buffers)
 {
 	const void *seen[2] = {NULL, NULL};
@@ -271,7 +272,7 @@ TEST_IN(an_engine_computes_the_same_checksums, set_up_engine, tear_down_buffers)
 	for (int i = 1; i <= 3; i++) {
 		struct msg m = fixture_push_ones(worker, ++seq);
 
-		m.push.pull = i == 2; /* this step sends the weights, too */
+		m.push.pull = i == 2; /* in one of the steps, the push also requests the weights */
 		f.next_buffer = param_buffers_next(buffers);
 		fixture_applied(&f, 9, &m);
 		param_buffers_after_step(buffers);
@@ -307,7 +308,8 @@ TEST_IN(a_part_of_the_weights_changes, set_up_buffers, tear_down_buffers)
 }
 TEST_AGAIN(a_part_of_the_weights_changes, set_up_shared, tear_down_buffers)
 
-/* The weights under evaluation are in a buffer that the core overwrites in the next epoch. */
+/* The core keeps the weights under evaluation in a buffer that it overwrites in the next epoch, so
+ * frames of these weights must have a copy. */
 TEST_IN(weights_under_evaluation_are_copied, set_up_buffers, tear_down_buffers)
 {
 	float eval[FIXTURE_PARAMS] = {0};
@@ -387,7 +389,7 @@ TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, te
 	push_and_step();
 	while (held > 0)
 		param_buffers_drop(buffers, &hold[--held]);
-	/* while a frame uses a buffer, the core writes to another one */
+	/* while a frame uses a buffer, the core must write to another buffer */
 	for (int i = 0; i < 2; i++) {
 		zmq_msg_t frame;
 

@@ -1,6 +1,6 @@
 /*
  * test_server_process.c - the program cnn-ps as a process: kill -9, a drain, a full disk, its exit
- * status, and the last line that it prints. The client uses libcnnps.
+ * status, and the last line that it prints. The tests act as a client, with libcnnps.
  */
 #include <pthread.h>
 #include "tests/support/server_process.h"
@@ -119,7 +119,7 @@ TEST_IN(a_full_disk_degrades_and_recovers, server_set_up, server_tear_down)
 	assert_string_equal(why, "ok\n");
 	server_limit_files(s, 100);
 	ledger_push(c, 50, 50);
-	/* training goes on while the disk is full */
+	/* the pushes are decided although the disk is full */
 	assert_int_equal(cnnps_flush(c, 0, SERVER_DEADLINE_MS), 0);
 	server_await_health(s, 503, why);
 	assert_non_null(strstr(why, server_dir));
@@ -137,9 +137,9 @@ TEST_IN(a_full_disk_degrades_and_recovers, server_set_up, server_tear_down)
 	cnnps_close(&c);
 }
 
-/* The disk has no space for the last checkpoint. A second signal ends the server at once. Without a
- * second signal, a time limit ends it. At the end of a run, the exit status shows that the disk is
- * the reason. */
+/* The disk has no space for the last checkpoint. A second signal must end the server at once, and
+ * without it the server must end after a time limit. If the run has come to its end, the exit
+ * status must show that the disk is the reason. */
 TEST_IN(an_end_without_disk_is_bounded, server_set_up, server_tear_down)
 {
 	char url[3][256], other[2][128];

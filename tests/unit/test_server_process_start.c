@@ -15,7 +15,8 @@ static void end_refused(struct server_process *s, int code, const char *named)
 		fail_msg("no \"%s\" in: %s", named, s->said);
 	assert_int_equal(s->n_result, 0);
 	assert_null(strstr(s->said, "listening"));
-	assert_null(strstr(s->said, "_run")); /* no log line describes a run that does not start */
+	/* the server must not log lines about a run that does not start */
+	assert_null(strstr(s->said, "_run"));
 	assert_null(strstr(s->said, "checkpointer"));
 	close(s->out);
 	close(s->err);
@@ -118,7 +119,7 @@ static void config_refused(const char *key, const char *more, const char *named)
 	end_refused(server_start(line), 2, named);
 }
 
-/* A start would refuse these files, so --check-config must refuse them, too. */
+/* --check-config must refuse the files that a start of the server would refuse. */
 TEST_IN(check_config_refuses_the_files_of_keys_that_a_start_refuses, server_set_up,
 	server_tear_down)
 {
@@ -196,7 +197,8 @@ TEST_IN(without_a_directory_it_warns_once_and_refuses_checkpoints, server_set_up
 	assert_int_equal(server_wait(s), 0);
 }
 
-/* The server logs a connection only at level debug. */
+/* The test recognizes the log level by the lines about connections, which the server logs only at
+ * level debug. */
 TEST_IN(sighup_leaves_the_log_level, server_set_up, server_tear_down)
 {
 	char url[256];
@@ -235,7 +237,7 @@ TEST_IN(the_log_level_is_set_by_an_admin_message, server_set_up, server_tear_dow
 	cnnps_close(&admin);
 	kill(s->pid, SIGTERM);
 	assert_int_equal(server_wait(s), 0);
-	/* this line has level info, which the server does not log now */
+	/* the line has level info, which the server does not log at level error */
 	assert_null(strstr(s->said, "server draining"));
 }
 

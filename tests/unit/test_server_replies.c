@@ -13,8 +13,8 @@
 /* A simulated network: the messages that the peers have received, and the status of the next sends
  * to each peer. */
 static struct {
-	int answer[PEERS]; /* the status of the next sends to this peer */
-	int full[PEERS];   /* first, this number of sends return PS_EAGAIN */
+	int answer[PEERS]; /* for each peer: the status that its next sends return */
+	int full[PEERS];   /* before that, the number of sends to each peer that return PS_EAGAIN */
 	uint32_t to[RECORD];
 	uint64_t seq[RECORD]; /* the seq of the ACK; 0: the message was an ERROR */
 	size_t n;
@@ -137,8 +137,8 @@ TEST_IN(nothing_overtakes, set_up_replies, tear_down_replies)
 }
 
 /* Invariants 1 and 2 of net.h: if the replies to one peer need too much memory, one ERROR replaces
- * all of them. The limit of 1000 bytes allows only a few ACKs. The peer is that of attack A4 of
- * docs/faults.md, which reads nothing. */
+ * all of them. The limit of 1000 bytes allows only a few ACKs. The peer is an attacker that reads
+ * nothing (attack A4 of docs/faults.md). */
 TEST_IN(too_much_for_one_peer_becomes_one_error, set_up_replies, tear_down_replies)
 {
 	uint64_t dropped;
@@ -153,7 +153,7 @@ TEST_IN(too_much_for_one_peer_becomes_one_error, set_up_replies, tear_down_repli
 	dropped = replies_dropped(q);
 	assert_int_equal(dropped, max);
 	assert_int_equal(replies_waiting(q), 2);
-	put_reply(1, 90); /* the peer does not read yet, so these replies are dropped, too */
+	put_reply(1, 90); /* dropped, too, because the peer still reads nothing */
 	put_reply(1, 91);
 	assert_int_equal(replies_dropped(q), dropped + 2);
 	net.answer[1] = PS_OK;
@@ -161,7 +161,7 @@ TEST_IN(too_much_for_one_peer_becomes_one_error, set_up_replies, tear_down_repli
 	assert_int_equal(net.n, 2);
 	expect_reply(0, 2, 20);
 	expect_reply(1, 1, 0);
-	put_reply(1, 92); /* the peer has read the ERROR */
+	put_reply(1, 92); /* sent, because the peer has read the ERROR */
 	flush_replies();
 	expect_reply(2, 1, 92);
 }
@@ -188,7 +188,8 @@ TEST_IN(without_room_the_longest_waiting_peer_loses_its_replies, set_up_replies,
 	expect_reply(1, 1, 0);
 }
 
-/* Invariant 1 of net.h: silent peers must not occupy the memory forever, not even with ERRORs. */
+/* Invariant 1 of net.h: peers that read nothing must not occupy the memory for replies forever, not
+ * even with the ERRORs that replace their replies. */
 TEST_IN(a_room_full_of_silent_peers_still_takes_replies, set_up_replies, tear_down_replies)
 {
 	for (int i = 0; i < PEERS; i++)
@@ -251,7 +252,7 @@ TEST_IN(replies_wait_for_the_disk, set_up_replies, tear_down_replies)
 	flush_replies();
 	assert_int_equal(net.n, 2);
 	replies_set_flushed(q, 5);
-	replies_set_flushed(q, 3); /* a position below the flushed LSN has no effect */
+	replies_set_flushed(q, 3); /* no effect, because 3 is below the flushed LSN */
 	flush_replies();
 	assert_int_equal(net.n, 4);
 	expect_reply(2, 1, 2);
@@ -272,7 +273,7 @@ TEST_IN(replies_that_wait_for_the_disk_are_bounded, set_up_replies, tear_down_re
 		put_reply(1, seq);
 	flush_replies();
 	assert_int_equal(net.n, 1);
-	expect_reply(0, 1, 0); /* the ERROR does not wait for the disk */
+	expect_reply(0, 1, 0); /* the ERROR is sent without waiting for the disk */
 	replies_set_flushed(q, 9);
 	flush_replies();
 	assert_int_equal(net.n, 1);

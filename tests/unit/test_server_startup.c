@@ -17,7 +17,8 @@ TEST_IN(every_start_has_a_higher_term, run_set_up, run_tear_down)
 	}
 }
 
-/* The checkpoints of terms 2 and 3 are lost, but the file TERM still contains the newest term. */
+/* The checkpoints of terms 2 and 3 are lost, but the file TERM still contains the newest term. The
+ * next start must take a higher term than this. */
 TEST_IN(a_term_is_not_used_twice_when_checkpoints_are_lost, run_set_up, run_tear_down)
 {
 	for (int n = 0; n < 3; n++) {
@@ -175,9 +176,10 @@ TEST_IN(another_run_is_refused_and_the_option_named, run_set_up, run_tear_down)
 	run_die();
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
 		run_start_must_fail(row[i][0], PS_ECHECKPOINT, row[i][1]);
-	run_start("--model;fc:10;--lr;0.5;--max-workers;7"); /* these options may change */
+	/* succeeds, because these options may change */
+	run_start("--model;fc:10;--lr;0.5;--max-workers;7");
 	assert_true(run_startup.resumed);
-	assert_int_equal(run_term(), 2); /* refused starts use up no term */
+	assert_int_equal(run_term(), 2); /* 2, because the refused starts have used up no term */
 }
 
 TEST_IN(a_second_start_is_refused_at_once, run_set_up, run_tear_down)
@@ -210,8 +212,8 @@ TEST_IN(a_garbled_term_file_is_refused, run_set_up, run_tear_down)
 	assert_int_equal(run_term(), 42);
 }
 
-/* The generation after the highest one would be 0, which stops the process (common/checkpoint.h,
- * invariant 1). */
+/* The generation after the highest possible one would be 0, and a checkpoint of generation 0 stops
+ * the process (common/checkpoint.h, invariant 1). */
 TEST_IN(a_generation_that_no_run_reaches_is_refused, run_set_up, run_tear_down)
 {
 	const char *const names[] = {"ckpt-ffffffffffffffff", "journal-fffffffffffffffe"};

@@ -20,7 +20,7 @@
 
 struct fixture {
 	const char *name, *file, *options;
-	/* the expected values, which are those of expected.json */
+	/* the expected values, copied from expected.json */
 	uint64_t version, images, last_seq[3];
 	uint32_t epoch;
 };
@@ -188,7 +188,7 @@ TEST(work_of_gone_workers_is_free)
 	}
 }
 
-/* ---- sync: the gradients of an unfinished step ---------------------------------------------- */
+/* ---- mode sync: the gradients of an unfinished step ------------------------------------------ */
 
 static double real_at(const unsigned char *at)
 {
@@ -308,7 +308,7 @@ TEST(each_option_that_must_stay_the_same_is_known)
 
 /* ---- damage ---------------------------------------------------------------------------------- */
 
-/* Check that the core works with a damaged snapshot that was accepted. */
+/* Check that a core works that has accepted a damaged snapshot. */
 static void assert_upgraded_works(void)
 {
 	const struct event tick = {.kind = EVENT_TICK};
@@ -336,7 +336,7 @@ static int try_to_resume(const struct sections *s)
 }
 
 /* Returns the next length or byte that a test tries after `at`. Large sections are repetitive, so
- * after the first 4096 bytes the test tries only every 97th one. */
+ * after the first 4096 bytes the test tries only every 97th byte. */
 static size_t next_place(size_t at)
 {
 	return at < 4096 ? at + 1 : at + 97;

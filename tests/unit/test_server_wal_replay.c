@@ -111,7 +111,8 @@ TEST_IN(events_after_it_are_replayed, wal_set_up, wal_tear_down)
 	continue_in_an_older_log_file(path);
 	wal_assert_recovers(0);
 	assert_int_equal(truncate(temp_dir_path(wal.dir, "ckpt-0000000000000005", path), 100), 0);
-	/* the replay begins at checkpoint 1 and passes the positions of snapshots 2 to 5 */
+	/* the newer checkpoints are gone, so the replay begins at checkpoint 1 and continues beyond
+	 * the positions of snapshots 2 to 5 */
 	wal_assert_recovers(0);
 }
 
@@ -126,13 +127,13 @@ TEST_IN(events_after_it_may_be_torn, wal_set_up, wal_tear_down)
 		assert_int_equal(truncate(path, bytes), 0);
 		int pushes = wal_recovered_pushes(0, &rc);
 		assert_int_equal(rc, PS_OK);
-		/* the pushes in checkpoint 5 are never lost */
+		/* at most the 4 pushes after checkpoint 5 may be lost */
 		assert_in_range(pushes, all - 4, all);
 	}
 }
 
-/* Flip a bit in every 24th byte, one at a time. After each flip, the replay must either find all
- * pushes or report a loss. */
+/* Flip a bit in every 24th byte of the file, one byte at a time. After each flip, the replay must
+ * either find all pushes or report a loss. */
 static void assert_losses_are_reported(const char *path, long size, int all, int min)
 {
 	int rc, fd = open(path, O_RDWR | O_CLOEXEC);
@@ -164,7 +165,8 @@ TEST_IN(a_loss_before_these_events_is_reported, wal_set_up, wal_tear_down)
 	temp_dir_path(wal.dir, "ckpt-0000000000000005", newest);
 	assert_int_equal(truncate(newest, 100), 0);
 	assert_losses_are_reported(
-		path, place + 200, all, 0); /* this replay begins at checkpoint 1 */
+		/* min is 0, because the replay begins at checkpoint 1 */
+		path, place + 200, all, 0);
 }
 
 /* A checkpoint without a log file of its own may continue in an older file only if the same start

@@ -88,7 +88,8 @@ TEST(a_welcome_of_another_term_or_an_impossible_one_is_ignored)
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "");
 	d.welcome.stamp = mine;
-	driver_welcome(&d, 0, 0); /* the last_seq of this WELCOME is older than a released push */
+	/* ignored, because its last_seq is smaller than the seq of a released push */
+	driver_welcome(&d, 0, 0);
 	assert_did(&d, "");
 	/* the last_seq of this WELCOME is newer than any push of this worker */
 	driver_welcome(&d, 4, 1);
@@ -99,7 +100,8 @@ TEST(a_welcome_of_another_term_or_an_impossible_one_is_ignored)
 	session_free(&d.s);
 }
 
-/* A server cannot have pushes on its disk that it has not decided. */
+/* A restarted server may report pushes as durable that it has lost. The session must ignore
+ * this, because a server cannot have a push on its disk that it has not decided. */
 TEST(pushes_that_the_server_has_lost_are_not_durable)
 {
 	static struct session_driver d;
@@ -159,7 +161,8 @@ TEST(at_most_replay_window_pushes_are_retained)
 	driver_push_ok(&d, 8);
 	assert_int_equal(session_can_push(d.s), 0);
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
-	driver_ack(&d, 1, VERDICT_OK, 0); /* the push is decided, but it is not durable */
+	/* makes no room for another push, because push 1 is decided, but not durable */
+	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
 	driver_heartbeat(&d, 4, 1);
 	assert_did(&d, "release:1");
@@ -182,7 +185,7 @@ TEST(windows_are_bounded_by_what_the_program_has_room_for)
 	d.welcome.push_window = d.welcome.replay_window = 1024;
 	driver_welcome(&d, 0, 0);
 	driver_push_ok(&d, 100);
-	assert_did(&d, ""); /* at most 64 pushes are in flight */
+	assert_did(&d, ""); /* nothing is sent, because at most 64 pushes may be in flight */
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:65");
 	driver_error(&d, PS_EGAP);
@@ -204,9 +207,10 @@ TEST(an_ack_is_notified_once_and_a_missing_one_resynchronises)
 	assert_did(&d, "ACK:1");
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "");
-	driver_ack(&d, 3, VERDICT_OK, 0); /* no ACK with the verdict of push 2 has arrived */
+	/* the session notices that the ACK of push 2 is missing, and sends HELLO */
+	driver_ack(&d, 3, VERDICT_OK, 0);
 	assert_did(&d, "hello");
-	/* The server has decided all pushes. The worker sends the pushes again to get their
+	/* The server has decided all pushes. The session sends pushes 2 to 4 again to get their
 	 * verdicts. */
 	driver_welcome(&d, 4, 0);
 	assert_did(&d, "READY push:2 push:3 push:4");
@@ -225,7 +229,7 @@ TEST(only_what_is_durable_and_decided_is_released)
 
 	driver_open(&d);
 	driver_push_ok(&d, 4);
-	/* pushes 2 and 3 are durable, but their decisions are unknown */
+	/* only push 1 is released: pushes 2 and 3 are durable, but their verdicts are unknown */
 	driver_ack(&d, 1, VERDICT_OK, 3);
 	assert_did(&d, "ACK:1 release:1");
 	driver_heartbeat(&d, 4, 4);

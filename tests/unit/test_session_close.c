@@ -30,7 +30,7 @@ TEST(one_pull_at_a_time_answered_by_its_number)
 	assert_did(&d, "");
 	assert_int_equal(session_pull(d.s, WEIGHTS_EVAL, d.now_ms), PS_OK);
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2);
-	driver_error(&d, PS_EAGAIN); /* the server has no evaluation in progress */
+	driver_error(&d, PS_EAGAIN); /* PS_EAGAIN: no evaluation is in progress */
 	assert_did(&d, "NO-PARAMS");
 	assert_int_equal(driver_effect(&d, NOTIFY_NO_PARAMS)->status, PS_EAGAIN);
 	driver_error(&d, PS_EAGAIN);
@@ -39,7 +39,7 @@ TEST(one_pull_at_a_time_answered_by_its_number)
 }
 
 /* A server that waits for its disk sends notices repeatedly. A notice shows the worker that the
- * server is alive, and refuses no request. */
+ * server is alive. The notice does not refuse a request. */
 TEST(a_notice_keeps_the_session_and_its_requests)
 {
 	for (enum weights which = WEIGHTS_CURRENT; which <= WEIGHTS_EVAL; which++) {
@@ -149,7 +149,8 @@ TEST(errors_that_a_hello_cannot_mend_end_it)
 		driver_tick(&d, 50);
 		driver_error(&d, mend[i]);
 		assert_did(&d, "hello");
-		/* the session has already sent a HELLO, so it sends no second one */
+		/* the answer to the first HELLO is still open, so a second error must not cause
+		 * another HELLO */
 		driver_error(&d, mend[i]);
 		assert_did(&d, "");
 		driver_welcome(&d, 0, 0);
@@ -176,12 +177,13 @@ TEST(bye_follows_all_pushes_and_its_answer_ends_the_session)
 	driver_push_ok(&d, 6);
 	assert_int_equal(driver_lease(&d), PS_OK);
 	driver_bye(&d);
-	assert_did(&d, ""); /* pushes 5 and 6 wait for the window */
+	assert_did(&d, ""); /* no BYE yet, because pushes 5 and 6 wait for a place in the window */
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
 	assert_int_equal(driver_lease(&d), PS_EAGAIN);
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	driver_ack(&d, 2, VERDICT_OK, 0);
-	assert_did(&d, "ACK:2 push:6 bye"); /* before BYE, the session sends no LEASE */
+	/* BYE follows the last push, and the session discards the request for a lease */
+	assert_did(&d, "ACK:2 push:6 bye");
 	driver_bye(&d);
 	assert_did(&d, "");
 	for (uint64_t seq = 3; seq <= 6; seq++)
@@ -235,7 +237,7 @@ TEST(the_servers_bye_ends_it_with_its_reason)
 		if (i % 2)
 			driver_open(&d);
 		else
-			/* the server sends BYE instead of a WELCOME */
+			/* a session without WELCOME, because the server sends BYE instead */
 			driver_new(&d, driver_config(), 8);
 		/* the session has sent no BYE, so it ignores this answer to a BYE */
 		driver_bye_from_server(&d, PS_OK);

@@ -19,7 +19,7 @@ TEST(after_a_welcome_all_is_sent_again_in_order)
 	assert_did(&d, "pull");
 	assert_int_equal(driver_lease(&d), PS_OK);
 	assert_did(&d, "lease");
-	driver_push_ok(&d, 6); /* pushes 5 and 6 wait for the window */
+	driver_push_ok(&d, 6); /* pushes 5 and 6 wait for a place in the window */
 	assert_int_equal(session_result(d.s, &r, d.now_ms), PS_OK);
 	assert_did(&d, ""); /* LEASE and RESULT wait until the pushes are sent */
 	driver_ack(&d, 1, VERDICT_OK, 0);
@@ -30,13 +30,14 @@ TEST(after_a_welcome_all_is_sent_again_in_order)
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY push:1 push:2 push:3 push:4");
 	assert_int_equal(driver_sent(&d, MSG_PUSH)->push.verdict,
-		VERDICT_OK); /* the session already has this decision */
+		/* the first PUSH is push 1, whose verdict the session already has */
+		VERDICT_OK);
 	for (uint64_t seq = 1; seq <= 2; seq++)
 		driver_ack(&d, seq, VERDICT_OK, 0);
 	assert_did(&d, "ACK:2 push:6 result lease pull");
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.correct, 1);
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.stamp.term, d.welcome.stamp.term);
-	/* LEASE still has its first request number */
+	/* LEASE is sent again with the same request number */
 	assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, 1);
 	/* PULL has a new number, because the server is in another term */
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2);
@@ -95,7 +96,8 @@ TEST(a_replay_carries_the_verdict_of_its_first_ack)
 	assert_int_equal(session_effect(d.s, 3)->msg.push.verdict, VERDICT_NONE);
 	for (uint64_t seq = 1; seq <= 2; seq++) {
 		driver_ack(&d, seq, VERDICT_OK, 0);
-		/* the session has already notified the program of this decision */
+		/* no effect, because the session has already notified the program of this
+		 * verdict */
 		assert_did(&d, "");
 	}
 	session_free(&d.s);
@@ -123,7 +125,8 @@ TEST(answers_from_before_a_crash_are_ignored)
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	late.heartbeat.stamp.term++;
-	late.heartbeat.stamp.incarnation++; /* this stamp belongs to another process */
+	/* ignored, because this stamp belongs to another process */
+	late.heartbeat.stamp.incarnation++;
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	session_free(&d.s);
@@ -140,7 +143,8 @@ TEST(an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored)
 	driver_up(&d);
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY push:1");
-	driver_ack(&d, 2, VERDICT_OK, 0); /* push 2 was not sent on this connection */
+	/* must be ignored, because the session has not sent push 2 on this connection */
+	driver_ack(&d, 2, VERDICT_OK, 0);
 	assert_did(&d, "");
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:2");
@@ -157,12 +161,12 @@ TEST(a_heartbeat_that_acks_have_overtaken_changes_nothing)
 	driver_ack(&d, 2, VERDICT_OK, 0);
 	driver_heartbeat(&d, 2, 0);
 	assert_did(&d, "");
-	driver_heartbeat(&d, 1, 0); /* the ACK of push 2 has overtaken this HEARTBEAT */
+	driver_heartbeat(&d, 1, 0); /* an old HEARTBEAT, as if a newer message had overtaken it */
 	assert_did(&d, "");
 	session_free(&d.s);
 }
 
-/* ---- a simulated server and a network that loses messages ----------------------------------- */
+/* ---- a simulated server behind a network that loses messages -------------------------------- */
 
 struct peer {
 	struct rng r;
@@ -189,8 +193,8 @@ static void peer_push(struct peer *p, struct session_driver *d, uint64_t seq)
 		driver_ack(d, seq, VERDICT_OK, p->durable);
 }
 
-/* Deliver the messages of the last call to the server, and let the server answer. One message in
- * twelve is lost. */
+/* Deliver the messages of the last call to the server, and let the server answer. The network loses
+ * one message in twelve. */
 static void peer_receive(struct peer *p, struct session_driver *d, int depth)
 {
 	struct {
@@ -220,7 +224,7 @@ static void peer_receive(struct peer *p, struct session_driver *d, int depth)
 	}
 }
 
-/* Kill the server, and restart it from its disk. */
+/* Kill the server, and restart it with only its durable pushes. */
 static void peer_crash(struct peer *p, struct session_driver *d)
 {
 	for (uint64_t seq = p->durable + 1; seq <= p->last; seq++)

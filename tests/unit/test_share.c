@@ -126,14 +126,14 @@ TEST_IN(only_this_user_may_connect, set_up_share, tear_down_share)
 	assert_int_equal(st.st_mode & 0777, 0600);
 }
 
-/* A killed process leaves the file of its socket behind. The next process must be able to replace
- * the file. */
+/* A killed process leaves the file of its socket behind. Another process must be able to listen on
+ * the same path after that. */
 TEST_IN(the_socket_of_a_dead_process_is_replaced, set_up_share, tear_down_share)
 {
 	struct err e;
 	int fd, again;
 
-	/* a live process listens on this socket */
+	/* refused, because a live process listens on this socket */
 	assert_int_equal(share_listen(path, &again, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, path));
 	close(listener);

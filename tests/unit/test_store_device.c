@@ -11,7 +11,7 @@
 #include "tests/support/store_values.h"
 #include "tests/support/test.h"
 
-#define N 4099u /* odd: the last vector of a SIMD loop is not full */
+#define N 4099u /* number of weights; odd, so that the last vector of a SIMD loop is not full */
 
 static float w[N], g[N], to[N], first[N], second[N];
 
@@ -78,8 +78,8 @@ TEST(every_optimizer_gives_the_same_bits_on_a_device)
 }
 
 /* The products lie on both sides of the limit below which a result becomes 0. One of them is
- * 2^-126 * (1 - 0.75 * 2^-24): as a float32 with subnormal numbers it rounds up to 2^-126, but with
- * 24 bits it stays below, so the CPU makes it 0. */
+ * 2^-126 times 1 - 0.75 * 2^-24. As a float32 with subnormal numbers, this product rounds up to
+ * 2^-126, a normal number. Rounded to 24 bits, it stays below 2^-126, so the CPU makes it 0. */
 TEST(a_product_that_rounds_up_to_the_smallest_normal_number_stays)
 {
 	const struct optim o = {.kind = OPTIM_SGD};

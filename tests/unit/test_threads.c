@@ -52,7 +52,7 @@ static int sleep_at_once(void **state)
 struct counts {
 	atomic_uint ran[MAX_BLOCKS];
 	pthread_t main;
-	atomic_int others; /* blocks that other threads ran */
+	atomic_int others; /* number of blocks that threads other than `main` ran */
 };
 
 /* Counts a block. Threads other than the caller take longer, so that the caller waits for them. */
@@ -119,8 +119,8 @@ TEST(long_jobs_use_other_threads)
 }
 TEST_AGAIN(long_jobs_use_other_threads, stay_awake, sleep_at_once)
 
-/* ThreadSanitizer and AddressSanitizer find a thread that uses the job or the array after the
- * end. */
+/* This test is for ThreadSanitizer and AddressSanitizer: they report a thread that uses the job or
+ * the array after the job has ended. */
 TEST(no_thread_uses_a_job_after_its_end)
 {
 	struct threads *t = start_test_threads(7);
@@ -141,15 +141,17 @@ TEST(no_thread_uses_a_job_after_its_end)
 }
 TEST_AGAIN(no_thread_uses_a_job_after_its_end, stay_awake, sleep_at_once)
 
-/* ---- the blocks of a thread ------------------------------------------------------------------ */
+/* ---- which thread runs which blocks ---------------------------------------------------------- */
 
 struct owners {
 	size_t n;
 	pthread_t thread[MAX_BLOCKS];
 	pthread_t main;
-	atomic_uint ran; /* blocks that have run */
+	atomic_uint ran; /* number of blocks that have run */
 	atomic_int others,
-		late; /* others: run by other threads; late: 1: such a block waits for the rest */
+		/* others: number of blocks that other threads ran; late: 1: such a block waits
+		 * until all other blocks have run */
+		late;
 };
 
 static void note_owner(void *arg, size_t block)
@@ -173,8 +175,8 @@ static int is_same(const struct owners *a, const struct owners *b)
 	return others > 0;
 }
 
-/* A busy machine can delay a thread, and others then run its blocks. So only some of the jobs give
- * each thread the same blocks. */
+/* A busy machine can delay a thread, and others then run its blocks. Therefore the test requires
+ * only that some of the jobs give each thread the same blocks. */
 TEST(jobs_of_one_length_give_a_thread_the_same_blocks)
 {
 	struct threads *t = start_test_threads(2);
@@ -260,7 +262,8 @@ TEST(the_threads_have_a_name_and_no_signals)
 	assert_int_equal(atomic_load(&s.blocked), atomic_load(&s.others));
 	assert_int_equal(atomic_load(&s.named), atomic_load(&s.others));
 	pthread_sigmask(SIG_BLOCK, NULL, &set);
-	assert_int_equal(sigismember(&set, SIGTERM), 0); /* the caller's mask is as before */
+	/* the signal mask of the caller has not changed */
+	assert_int_equal(sigismember(&set, SIGTERM), 0);
 	threads_free(&t);
 }
 
@@ -276,7 +279,8 @@ TEST(one_thread_is_no_engine)
 TEST(threads_that_the_system_cannot_start_are_undone)
 {
 #if IS_ASAN || IS_TSAN
-	skip(); /* the shadow memory of sanitizers needs the address space */
+	/* the limit of the address space leaves no room for the shadow memory of sanitizers */
+	skip();
 #endif
 	struct rlimit kept, tight;
 	struct threads *t;

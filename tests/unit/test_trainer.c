@@ -48,7 +48,8 @@ TEST(every_rhythm_of_pushes_and_pulls_is_the_references)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
-/* On a GPU, the gradients of single batches overlap, too. */
+/* A worker with a GPU lets the gradients of single batches overlap, too. Its pushes must be those
+ * of the reference. */
 TEST(gradients_of_single_batches_overlap)
 {
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
@@ -64,7 +65,7 @@ TEST(gradients_of_single_batches_overlap)
 	fake_stop(&trainer_server);
 	trainer_overlaps = 0;
 	trainer_use_images(IMAGES);
-	for (uint32_t n = 1; n <= 4; n++) { /* leases that are shorter than the pipeline */
+	for (uint32_t n = 1; n <= 4; n++) { /* the first lease is shorter than the pipeline */
 		const struct msg_grant grants[2] = {{.kind = GRANT_TRAIN, .work = {0, 0, n}},
 			{.kind = GRANT_TRAIN, .work = {0, n, BATCHES - n}}};
 
@@ -100,7 +101,7 @@ TEST(many_rounds_overlap)
 	trainer_use_images(IMAGES);
 }
 
-/* Each batch must have its own dropout mask, also if the device computes local steps. */
+/* Each batch must have its own dropout mask, even if the device computes local steps. */
 TEST(every_batch_has_a_dropout_mask_of_its_own)
 {
 	trainer_use_model("dropout:0.5 fc:3");

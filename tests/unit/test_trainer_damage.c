@@ -1,13 +1,13 @@
 /*
- * test_trainer_damage.c - a device reads damaged weights while gradients overlap. The Makefile
- * links this test with backend_hashes, backend_start_hash and cnnps_pull_unchecked of its own, so
- * that cpu-ref seems to check the weights.
+ * test_trainer_damage.c - tests a worker whose device reads damaged weights while gradients
+ * overlap. The Makefile links this test with backend_hashes, backend_start_hash and
+ * cnnps_pull_unchecked of its own, so that cpu-ref seems to be a device that checks the weights.
  */
 #include "tests/support/trainer_fixture.h"
 #include "worker/client/device.h"
 #include "tests/support/test.h"
 
-#define RIGHT 7 /* the checksum of all weights */
+#define RIGHT 7 /* the checksum that the test gives to all undamaged weights */
 
 static struct {
 	int reads;   /* the number of times that the device has checked weights */

@@ -38,7 +38,7 @@ TEST_IN(an_exact_lease_is_one_mean_over_its_images, trainer_set_up, trainer_tear
 		exact_grant(4, 3, 0), exact_grant(0, 1, 1), exact_grant(1, 3, 2)};
 
 	trainer_server_how.mode = MODE_SANDBLASTER;
-	trainer_server_how.n_push = 2; /* the option has no effect in this mode */
+	trainer_server_how.n_push = 2; /* must have no effect in mode sandblaster */
 	trainer_server_how.prefetch = 1;
 	trainer_train(grants, 3);
 	for (int i = 0; i < 3; i++)
@@ -75,8 +75,8 @@ static void *restart_at_the_second_lease(void *arg)
 	return NULL;
 }
 
-/* The worker has version 0 of the previous term. For a grant of version 0 of the new term, it must
- * pull again. */
+/* The worker has the weights of version 0 of the previous term. A grant for version 0 of the new
+ * term needs other weights, so the worker must pull again. */
 TEST_IN(weights_of_before_a_restart_are_not_exact_after_it, trainer_set_up, trainer_tear_down)
 {
 	const struct msg_grant grants[] = {exact_grant(0, 2, 99), exact_grant(0, 2, 0)};
@@ -102,7 +102,7 @@ static float x[TRAINER_PARAMS], v[TRAINER_PARAMS];
 
 /* Compute one lease of EASGD (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. After
  * this the weights of worker and centre each move by a fraction of their distance. The fraction is
- * in PARAMS. */
+ * the member `elastic` of PARAMS. */
 static void reference_easgd(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, m = (float)trainer_server_how.momentum,
@@ -148,7 +148,8 @@ TEST(easgd_ties_its_own_weights_to_the_centre)
 		reference_easgd(&trainer_two_grants[0].work);
 		reference_easgd(&trainer_two_grants[1].work);
 		trainer_expect_reference();
-		/* the pushes have 2 and 1 batches, then 2 and 2 */
+		/* 4 pushes: those of the first lease have 2 batches and 1 batch, those of the
+		 * second 2 and 2 */
 		assert_int_equal(trainer_ref.n, 4);
 		fake_stop(&trainer_server);
 	}

@@ -2,8 +2,8 @@
  * test_winograd_tile.c - proves the transforms of kernels/cuda/tensor/winograd_tile.h, which the
  * kernels of the GPU use, on the CPU.
  *
- * A convolution is linear in its input and in its weights. Therefore inputs and weights of one
- * value, at each place in turn, prove a transform for all values. A weight of 576, which is
+ * A convolution is linear in its input and in its weights. Therefore it is enough to test inputs
+ * and weights with a single value that is not 0, at each place in turn. A weight of 576, which is
  * 24 * 24, makes every division of the transforms exact, so the results must be exact.
  */
 #include <math.h>

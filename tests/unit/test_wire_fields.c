@@ -14,13 +14,13 @@ TEST(numbers_out_of_range_are_refused)
 	bytes_number(b, 3, 3);
 	assert_refused(MSG_PULL, b, "pull.which is out of range");
 	b = bytes_fresh();
-	bytes_number(b, 3, UINT64_MAX); /* as an enum, this number is -1 */
+	bytes_number(b, 3, UINT64_MAX); /* refused, because this number would be -1 as an enum */
 	assert_refused(MSG_PULL, b, "number too large for its field");
 	b = bytes_pull();
-	bytes_text(b, 1, "\x20\x81\x08"); /* worker 1025 */
+	bytes_text(b, 1, "\x20\x81\x08"); /* worker id 1025 */
 	assert_refused(MSG_PULL, b, "worker is out of range");
 	b = bytes_pull();
-	bytes_text(b, 1, "\x20\x80\x80\x80\x80\x10"); /* worker 2^32 */
+	bytes_text(b, 1, "\x20\x80\x80\x80\x80\x10"); /* worker id 2^32 */
 	assert_refused(MSG_PULL, b, "number too large for its field");
 	b = bytes_fresh();
 	bytes_number(b, 1, 2);
@@ -33,7 +33,8 @@ TEST(numbers_out_of_range_are_refused)
 	bytes_number(b, 2, UINT32_MAX);
 	assert_refused(MSG_BYE, b, "bye.status is out of range");
 	b = bytes_fresh();
-	bytes_text(b, 4, "\x10\x80\x80\x40\x18\x01"); /* batch 2^20 is above the limit */
+	/* a first batch of 2^20, which is above the limit */
+	bytes_text(b, 4, "\x10\x80\x80\x40\x18\x01");
 	assert_refused(MSG_PUSH, b, "push.work is out of range");
 	b = bytes_fresh();
 	bytes_text(b, 4, "\x08\x80\x80\x04"); /* epoch 65536 */
@@ -116,7 +117,8 @@ static struct bytes *welcome_with(unsigned field, double value)
 {
 	struct bytes *b = welcome_with_limits(8, 8, 1, 2);
 
-	bytes_varint(b, field << 3 | 1); /* in this wire type, eight bytes follow */
+	/* the tag of a field with wire type 1, after which eight bytes follow */
+	bytes_varint(b, field << 3 | 1);
 	memcpy(b->at + b->n, &value, sizeof(value));
 	b->n += sizeof(value);
 	return b;

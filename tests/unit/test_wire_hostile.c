@@ -1,6 +1,7 @@
-/* test_wire_hostile.c - bytes that no correct program sends. Proves invariant 1 and promise 1 of
- * proto/wire.h: such bytes cause no allocation, no read out of bounds and no abort, and decoding
- * accepts a whole message or nothing. Covers attacks A15 and A16 of docs/faults.md. */
+/* test_wire_hostile.c - tests the decoder with bytes that no correct program sends. Proves
+ * invariant 1 and promise 1 of proto/wire.h: such bytes cause no allocation, no read out of bounds
+ * and no abort, and decoding accepts a whole message or nothing. Covers attacks A15 and A16 of
+ * docs/faults.md. */
 #include "tests/support/wire_bytes.h"
 #include <malloc.h>
 #include "common/rng.h"
@@ -44,9 +45,9 @@ TEST(unknown_fields_are_passed_over_at_every_level)
 	bytes_number(b, 31, 2);
 	bytes_text(b, 32, "a text, or a message");
 	bytes_number(b, 536870911, UINT64_MAX); /* the highest field number of protobuf */
-	bytes_varint(b, 100 << 3 | 1);          /* fixed64 */
+	bytes_varint(b, 100 << 3 | 1);          /* a field of type fixed64 */
 	bytes_put(b, "12345678", 8);
-	bytes_varint(b, 101 << 3 | 5); /* fixed32 */
+	bytes_varint(b, 101 << 3 | 5); /* a field of type fixed32 */
 	bytes_put(b, "1234", 4);
 	assert_accepted(MSG_HELLO, b);
 	b = bytes_hello();
@@ -59,7 +60,7 @@ TEST(unknown_fields_are_passed_over_at_every_level)
 	while (b->n < 2000)
 		bytes_text(b, 99, "twenty bytes or more");
 	assert_accepted(MSG_HELLO, b);
-	bytes_put(b, "\x9b\x06", 2); /* this is a group, which proto3 does not have */
+	bytes_put(b, "\x9b\x06", 2); /* the start of a group, which proto3 does not have */
 	assert_refused(MSG_HELLO, b, "truncated or malformed field");
 }
 
@@ -96,7 +97,7 @@ TEST(malformed_fields_are_refused)
 	bytes_put(b, "\x10", 1);
 	assert_refused(MSG_PULL, b, cut);
 	b = bytes_pull();
-	/* this number has 65 bits */
+	/* a varint with 65 bits */
 	bytes_put(b, "\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", 11);
 	assert_refused(MSG_PULL, b, cut);
 	b = bytes_pull();

@@ -54,7 +54,7 @@ static void await_frames(void *socket)
 	assert_int_equal(zmq_poll(&item, 1, DEADLINE_MS), 1);
 }
 
-/* Make a message of `n` frames of `size` bytes. All bytes of a frame are its number. */
+/* Make a message of `n` frames of `size` bytes. Each byte of a frame is the number of the frame. */
 static void fill_frames(struct frames *f, size_t n, size_t size)
 {
 	frames_init(f);

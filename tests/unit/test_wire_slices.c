@@ -1,5 +1,5 @@
-/* test_wire_slices.c - tensors arrive as they were sent, aligned and with verified checksums. A
- * tensor that does not fit the model is refused. */
+/* test_wire_slices.c - tests that tensors arrive as they were sent, aligned and with verified
+ * checksums, and that the decoder refuses a tensor that does not fit the model. */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -262,8 +262,8 @@ TEST(checksum_is_xxh3_of_the_little_endian_bytes)
 	assert_int_equal(wire_checksum(f, 1000), 0xab408abd5a63f694u);
 }
 
-/* Tests the function that copies and hashes in one pass. The sizes are around the block sizes of
- * XXH3 and of wire.c. */
+/* Tests the function that copies and hashes in one pass. The tested sizes are near the block sizes
+ * of XXH3 and of wire.c. */
 TEST(copying_and_hashing_in_one_pass_gives_the_same_checksum)
 {
 	static const size_t counts[] = {
@@ -393,8 +393,9 @@ TEST(a_misaligned_frame_of_bfloat16_is_read)
 	frames_release(&f);
 }
 
-/* When a chunk arrives, the receiver does not have its encoding, so the peak of a chunk in bfloat16
- * is wrong until the PUSH arrives. */
+/* The encoding of a chunk comes only with the PUSH. Until then, the receiver takes a chunk in
+ * bfloat16 for float32 and computes a wrong peak (largest magnitude), which it must correct when
+ * the PUSH arrives. */
 TEST(the_peak_of_a_chunk_in_bfloat16_is_that_of_its_values)
 {
 	static struct msg m, back;

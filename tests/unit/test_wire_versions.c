@@ -71,7 +71,8 @@ TEST(a_version_without_a_common_one_is_refused)
 		assert_version_refused(which, greeting(which, 5, 0, NULL),
 			"protocol 5 is not supported here, only 6 to 7" RELEASES);
 		assert_version_refused(which,
-			greeting(which, 6, 7, NULL), /* oldest_protocol is above protocol */
+			/* refused, because oldest_protocol is above protocol */
+			greeting(which, 6, 7, NULL),
 			"protocol 6 is not supported here, only 6 to 7" RELEASES);
 		assert_version_refused(which, greeting(which, 0, 0, NULL),
 			"protocol 0 is not supported here, only 6 to 7" RELEASES);
@@ -86,7 +87,8 @@ TEST(it_is_refused_whatever_the_rest_says)
 	for (int which = 0; which < 2; which++) {
 		struct bytes *b = greeting(which, 9, 9, NULL);
 
-		/* another protocol version may allow other values of this field */
+		/* an invalid value and a wrong type in other fields: they must not hide the
+		 * versions, because another protocol version may allow them */
 		bytes_number(b, 2, 99);
 		bytes_text(b, 1, "or of another type");
 		assert_version_refused(
@@ -125,7 +127,8 @@ TEST(a_required_feature_is_supported_or_named)
 	}
 }
 
-/* A worker of the oldest version lacks the codes of "Rights" and is served without them. */
+/* A worker of the oldest version lacks the codes that the section "Rights" describes. The server
+ * must serve such a worker without codes. */
 TEST(workers_of_all_versions_are_served)
 {
 	for (uint64_t newest = WIRE_OLDEST_PROTOCOL; newest <= WIRE_PROTOCOL + 1; newest++) {

@@ -13,7 +13,7 @@ static uint64_t hash_in_parts(const unsigned char *data, size_t bytes, size_t pa
 	const size_t blocks = xxh3_blocks(bytes);
 	struct xxh3_mix mix;
 
-	/* the order of the parts must not matter */
+	/* from the last part to the first, because the order of the parts must not matter */
 	for (size_t at = blocks; at > 0;) {
 		size_t n = at < part ? at : part;
 

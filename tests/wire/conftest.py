@@ -1,5 +1,5 @@
-"""Fixtures of the wire tests: a real server, and a correct client, which no misbehaving peer may
-disturb."""
+"""Fixtures of the wire tests: a real server, and a correct client. The misbehaving peers of the
+tests must not disturb this client."""
 import numpy as np
 import pytest
 
@@ -41,7 +41,7 @@ def started(programs, program, *options):
 
 
 def ends(programs, program, *options):
-    """Run a program to its end. Returns (exit status, the process with its output)."""
+    """Run a program until it ends. Returns (exit status, Process object with the output)."""
     process = started(programs, program, *options)
     return process.wait(60 * PATIENCE), process
 
@@ -60,8 +60,8 @@ def server(programs):
 
 @pytest.fixture
 def honest(server):
-    """Yields a correct worker. The worker pushes before and after each test on the same
-    connections."""
+    """Yields a correct worker. This worker pushes before the test and, on the same connections,
+    after the test, and checks that each of its pushes was applied once."""
     worker = Honest(server.endpoint, name="honest")
     worker.goes_on()
     yield worker

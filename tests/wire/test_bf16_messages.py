@@ -23,8 +23,8 @@ def worker(server):
 
 
 def test_bf16_gradients_and_weights(server, worker):
-    """Weights are rounded for the worker that asked for bfloat16, and for no other. The server itself
-    keeps float32."""
+    """Weights are rounded for the worker that asked for bfloat16, and for no other. The server
+    keeps its own weights in float32."""
     plain = Worker(server.endpoint, name="plain")
     assert worker.welcome.wire == BF16 and plain.welcome.wire == F32
     assert plain.push(np.full(SIZE, BETWEEN, np.float32), 0).verdict == pb.VERDICT_OK
@@ -63,7 +63,8 @@ def test_bf16_status_names_the_format(server, worker, honest):
 
 
 def test_bf16_in_chunks(server, worker):
-    """The slices of one push may have different encodings, and each of them may be a chunk."""
+    """The slices of one push may have different encodings, and the worker may send each slice as a
+    chunk."""
     values = np.arange(SIZE, dtype=np.float32)
     push, frames = pb.Push(stamp=worker.stamp, seq=1, chunks=2), []
     for offset, count, encoding in ((0, 20, BF16), (20, 4, F32), (24, SIZE - 24, BF16)):
@@ -93,7 +94,8 @@ def test_bf16_malformed_is_refused(worker, wrong):
     with pytest.raises(Refused) as refused:
         worker.ack(1)
     assert refused.value.code == EPROTO
-    assert worker.push(np.ones(SIZE, np.float32), 0).verdict == pb.VERDICT_OK  # seq 1 is still free
+    # accepted as seq 1, because the refused push has not used this seq up
+    assert worker.push(np.ones(SIZE, np.float32), 0).verdict == pb.VERDICT_OK
 
 
 @pytest.mark.parametrize("value, reject", [(np.nan, pb.REJECT_NONFINITE),
@@ -108,8 +110,9 @@ def test_bf16_wild_values_are_rejected(worker, value, reject):
 
 def test_bf16_wild_values_in_a_chunk_are_rejected(worker):
     """When a chunk arrives, the server does not have the encoding of its values, which comes with
-    the PUSH. If the server read two bfloat16 values as one float32, the first of them would be only
-    the lower half of its mantissa, so infinity in its place would not be found."""
+    the PUSH. If the server read two bfloat16 values as one float32, the first value would be the
+    low half of this float32, that is, a part of the mantissa, so the server would not detect that
+    the first value is infinite."""
     data = to_bf16(np.ones(SIZE))
     data[2] = 0x7f80  # infinity
     push = pb.Push(stamp=worker.stamp, seq=1, chunks=1)
@@ -124,9 +127,10 @@ def test_bf16_wild_values_in_a_chunk_are_rejected(worker):
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_bf16_survives_a_kill_of_the_server(programs, keys, encrypted):
-    """The log has the bytes that the server received. After kill -9, the server reads them again,
-    and a worker whose ACK was lost sends the same bytes again. A server with keys writes the key of
-    the sender to each HELLO in its log."""
+    """The write-ahead log has the bytes of the pushes as the server received them. After kill -9,
+    the next server reads these bytes, and a worker whose ACK was lost sends the same bytes again.
+    With keys, the server also stores the key of the sender with each HELLO in its write-ahead log,
+    which the replay must read."""
     own = Keys(keys / "worker.key", keys / "server.pub") if encrypted else None
     options = (*LEDGER, "--durability", "always", "--checkpoint-ms", 60000,
                *(("--key", keys / "server.key") if encrypted else ()))
@@ -149,8 +153,8 @@ def test_bf16_survives_a_kill_of_the_server(programs, keys, encrypted):
 
 def test_bf16_is_not_accepted_where_gradients_must_be_exact(programs, small):
     """L-BFGS compares gradients of neighbouring points, so its line search needs exact values.
-    WELCOME therefore gives float32 as the encoding, and the server refuses bfloat16. With --wire
-    bf16, cnn-worker exits with one line."""
+    WELCOME therefore gives float32 as the encoding, and the server refuses bfloat16. A cnn-worker
+    with --wire bf16 logs one line and exits."""
     server = programs.server("--model", "fc:10", "--mode", "sandblaster", "--optimizer", "lbfgs",
                              "--epochs", 1, directory=None)
     link = Link(server.endpoint)
@@ -189,7 +193,7 @@ def test_bf16_evaluation_has_exact_weights(programs):
     worker = Worker(server.endpoint, data=data, wire=BF16)
     grant = worker.lease()
     worker.push(np.full(8, BETWEEN, np.float32), 0, work=grant.work, images=10)
-    worker.wire = F32  # for the next push: a worker may send float32 at any time
+    worker.wire = F32  # the next push is in float32, which a worker may send at any time
     assert worker.lease().kind == pb.GRANT_EVAL
     weights, _ = worker.pull(pb.WEIGHTS_EVAL)
     assert [s.encoding for s in worker.params.slices] == [F32]

@@ -6,7 +6,7 @@ import pytest
 from client import Link, Worker, encode, pb
 from conftest import SIZE
 
-CHUNK = b"\0"  # the header frame of a chunk
+CHUNK = b"\0"  # the header frame of each CHUNK message
 MAX_CHUNKS = 7
 EPROTO = 12
 
@@ -27,7 +27,7 @@ def send(worker, messages):
 
 
 def next_one(worker):
-    """Returns (seq, gradient) of the next push of the honest worker."""
+    """Returns (seq, gradient) of the push that the honest worker will make next."""
     unit = np.zeros(SIZE, np.float32)
     unit[worker.seq % SIZE] = 1
     return worker.seq + 1, unit
@@ -68,13 +68,14 @@ def test_chunked_push_anything_in_between_makes_them_void(honest):
 
 
 def test_chunked_push_of_another_push_do_not_pass(honest):
-    """The server receives one chunk of another push, and then all parts of this push. So it has
-    four chunks before the PUSH, which announces three."""
+    """The server receives one chunk of another push, and then three chunks and the PUSH of a push
+    that announces three chunks. When this PUSH arrives, the server has four chunks, one too many,
+    and must not apply the push."""
     seq, unit = next_one(honest)
     old, new = in_parts(honest, seq, -unit, 4), in_parts(honest, seq, unit, 4)
     send(honest, old[:1] + new)
     assert honest.pull()[1] == seq - 1
-    # as many chunks as the PUSH announces, but some belong to another push
+    # this time the number of chunks is right, but some of them belong to another push
     send(honest, new[:1] + old[1:3] + new[3:])
     assert honest.pull()[1] == seq - 1
 

@@ -1,5 +1,5 @@
-"""The first images that count, or the option --data-id, fix the data set of a run. The first worker
-that joins does not fix the data set."""
+"""The data set of a run is fixed by the option --data-id or, without this option, by the first
+accepted push. A worker that only joins does not fix the data set."""
 import re
 import subprocess
 
@@ -15,7 +15,7 @@ SMALL = ("--model", "fc:10", "--epochs", 1, "--warm-start-updates", 0)
 
 @pytest.fixture
 def sets(data, tmp_path):
-    """Returns two directories with different images."""
+    """Returns the directories of two data sets with different images."""
     for name, train in (("right", 500), ("wrong", 400)):
         (tmp_path / name).mkdir()
         idx.cut(data, tmp_path / name, train, 100)
@@ -23,7 +23,7 @@ def sets(data, tmp_path):
 
 
 def data_id(directory):
-    """Returns the value of --data-id."""
+    """Returns the value of --data-id for the data set in `directory`."""
     done = subprocess.run(command("cnn-worker", "--print-data-id", "--data", directory),
                           capture_output=True, text=True, timeout=20)
     assert done.returncode == 0 and re.fullmatch("[0-9a-f]{16}:[0-9]+:100\n", done.stdout), done
@@ -82,8 +82,9 @@ def test_the_refusal_names_both_and_the_remedy(programs, sets):
 
 
 def test_a_worker_cannot_claim_fewer_images(programs, sets):
-    """A worker has the fingerprint of the right images, and claims two images. With the text that
-    cnn-worker prints, the server refuses this worker, and its reason names both numbers."""
+    """A worker has the fingerprint of the right images, but claims other numbers of images. The
+    server has the option --data-id with the text that cnn-worker prints, so the server refuses this
+    worker, and the reason that it gives has both numbers."""
     right, _ = sets
     server = programs.server(*SMALL, "--data-id", data_id(right))
     for train, test in ((1, 1), (500, 99), (499, 100)):
@@ -103,8 +104,9 @@ def test_a_worker_cannot_claim_fewer_images(programs, sets):
 
 @pytest.mark.parametrize("mode", ("downpour", "sync"))
 def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
-    """A worker with other images does not count as a worker of the run. The log of the server says
-    what the server waits for. When the run begins, the server refuses this worker."""
+    """A worker with other images does not count as a worker of the run. The server logs that it
+    waits for a worker with its images. When the run begins, the server refuses the worker with
+    other images."""
     right, wrong = sets
     ours, theirs = fingerprint(right), fingerprint(wrong)
     server = programs.server(*SMALL, "--mode", mode, "--min-workers", 2, directory=None)
@@ -120,7 +122,8 @@ def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
 
 
 def test_nobody_fixes_it_before_the_run_begins(programs, sets):
-    """A push without a grant, before the run begins, does not determine the run's data set."""
+    """A worker pushes before the run begins, so without a grant. This push must not fix the run's
+    data set."""
     right, _ = sets
     server = programs.server(*SMALL, "--min-workers", 2)
     other = Worker(server.endpoint, data=pb.DataId(
@@ -137,8 +140,9 @@ def test_nobody_fixes_it_before_the_run_begins(programs, sets):
     (["--validate", 3], "validate"), ([], ""),
     (["--validate", 3, "--model", "norm:0.5:0.5 fc:10"], "images validate")])
 def test_a_worker_must_know_what_its_images_need(programs, options, needed):
-    """WELCOME requires the feature `validate` if the run holds back training images for
-    evaluations: a worker without this feature would train on them."""
+    """If the run holds back training images for evaluations, WELCOME requires the feature
+    `validate`. A worker without this feature would train on the images that are held back, so it
+    must refuse to join."""
     server = programs.server(*SMALL[2:], *(options if "--model" in options
                                            else [*SMALL[:2], *options]))
     worker = Worker(server.endpoint, data=pb.DataId(

@@ -31,7 +31,9 @@ class StallingWorker:
     def run(self):
         try:
             while self.worker.lease(60).kind != self.kind:
-                self.stop.wait(0.02)  # the server closes connections that request leases more often
+                # a pause, because the server closes a connection that requests leases at a higher
+                # rate
+                self.stop.wait(0.02)
             self.has.set()
             while not self.stop.is_set():
                 self.worker.maybe_heartbeat()
@@ -123,7 +125,7 @@ class SlowLink:
 
 def test_transfer_that_progresses_is_not_cut(programs, small):
     """The transfer of a message takes about five seconds, and the deadline of a grant is two
-    seconds. The grant does not expire while the transfer progresses."""
+    seconds. The grant must not expire as long as the transfer progresses."""
     server = programs.server("--model", "fc:256 fc:10", "--epochs", 1, "--first-deadline-ms", 2000,
                         "--warm-start-updates", 0, "--max-updates", 2, directory=None)
     link = SlowLink(server.endpoint, 160000)

@@ -1,5 +1,5 @@
-"""Every view of the server shows the host, pid and address of each worker. The length of these
-labels is bounded, and no decision of the server depends on a label."""
+"""Every view of the server's state shows a label of each worker: its host, pid and address. The
+length of a label is bounded, and no decision of the server depends on a label."""
 import os
 import pty
 import re
@@ -76,8 +76,8 @@ def keys_with_an_at_sign(programs):
 
 @pytest.mark.parametrize("keys_of", [lambda programs: programs.keygen(), keys_with_an_at_sign])
 def test_the_address_of_a_worker_with_a_key(programs, keys_of):
-    """The server appends the key to the name in a HELLO and encodes the HELLO again. The address of
-    the worker must survive the new encoding."""
+    """For its write-ahead log, the server appends the key to the name in a HELLO and encodes the
+    HELLO again. After this, the HELLO must still have the address of the worker."""
     keys = keys_of(programs)
     server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     worker = Worker(server.endpoint, "job7", host="a", pid=1,
@@ -104,8 +104,8 @@ def test_a_label_is_bounded_and_printable(server):
 
 
 def test_a_label_never_fences(server):
-    """Two processes with the same label are two workers. A process that has another label after a
-    lost connection is still the same worker."""
+    """Two processes with the same label are two different workers. A process whose label is
+    different when it reconnects is still the same worker."""
     a, b = (Worker(server.endpoint, host="same", pid=7) for _ in range(2))
     assert a.stamp.worker != b.stamp.worker
     assert push(a) == push(b, 1) == pb.VERDICT_OK
@@ -144,12 +144,14 @@ def test_labels_come_back_after_a_restart(programs):
     server = programs.server(*LEDGER, "--recovery-ms", 0)
     worker = Worker(server.endpoint, "job7", host="a", pid=1)
     assert push(worker) == pb.VERDICT_OK
-    history = server.directory / "history.jsonl"  # a thread writes this file
+    # wait for this file, because another thread of the server writes it
+    history = server.directory / "history.jsonl"
     until(lambda: '"host":"a"' in history.read_text().replace(" ", ""), 20, "the history has the host")
     server.kill()
     server = programs.restart(server, *LEDGER, "--recovery-ms", 0)
     server.line("net listening")
-    assert label(server, 1) == ("a", None, None)  # this host is from the history file
+    # until the worker returns, the server takes the worker's host from the history file
+    assert label(server, 1) == ("a", None, None)
     worker.reconnect()
     assert label(server, 1) == ("a", 1, "127.0.0.1")
     newer = Worker(server.endpoint, "job7", host="b", pid=2)
@@ -159,8 +161,9 @@ def test_labels_come_back_after_a_restart(programs):
 
 
 def test_after_a_restart_the_newer_process_may_be_first(programs):
-    """The server refuses the HELLO of the older process, and the error names the hosts of both
-    processes. Hosts whose names differ only in the last characters are different hosts."""
+    """After a restart of the server, the newer of two processes of one name connects first. The
+    server must refuse the HELLO of the older process with an error that names both hosts, even if
+    the host names differ only in their last characters."""
     server = programs.server(*LEDGER, "--recovery-ms", 0)
     hosts = ["node-of-a-cluster-with-long-names-" + which for which in ("a", "b")]
     older = Worker(server.endpoint, "job7", host=hosts[0], pid=1)

@@ -14,13 +14,16 @@ from support.build import needs
 from test_training import EDONE, DataSet, SoftmaxRegression
 from test_wire_modes import IndependentWorker
 
-HISTORY = 20  # the number of pairs that L-BFGS stores; also the server's default
+HISTORY = 20  # the number of pairs that both L-BFGS implementations store; the default of cnn-ps
 STEPS = 70
-NEAR = 1e-5  # the maximum distance from the minimum, relative to the loss at the start
-# The maximum number of the server's evaluations, relative to SciPy's. The server and SciPy evaluate
-# one or several points in a step. SciPy's line search accepts more points (Wolfe 0.9 instead of
-# 0.5) and interpolates, while the server's line search doubles and halves the step. Measured: 1.2
-# to 1.4.
+# a loss counts as near the minimum if it exceeds the minimum by at most this fraction of the loss
+# at the start
+NEAR = 1e-5
+# TIMES is the maximum number of points that the server evaluates, relative to the number that SciPy
+# evaluates. In each step, a line search evaluates one or several points. SciPy's needs fewer: it
+# accepts a point more easily (curvature constant 0.9 instead of 0.5 in Wolfe's condition) and
+# interpolates, while the server's line search doubles and halves the step length. The measured
+# ratios were 1.2 to 1.4.
 TIMES = 1.5
 
 
@@ -40,7 +43,7 @@ def make_data(directory, seed, images=500, pixels=6):
 
 
 class Exact(SoftmaxRegression):
-    """The objective: softmax regression in double precision."""
+    """The loss function to minimise: that of softmax regression, in double precision."""
 
     def __init__(self, images, labels):
         super().__init__(images, labels)
@@ -68,7 +71,7 @@ class Evaluator(IndependentWorker):
 
 
 def scipys(objective, start):
-    """Returns the loss at each point that SciPy's L-BFGS evaluates."""
+    """Returns the list of the losses at the points that SciPy's L-BFGS evaluates, in order."""
     optimize = needs("scipy.optimize", "deploy/setup.sh")
     objective.values = []
     optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={
@@ -77,7 +80,8 @@ def scipys(objective, start):
 
 
 def servers(programs, data):
-    """Returns the weights of each pass of the server's L-BFGS."""
+    """Returns the weights at which each pass over the data evaluates the loss for the server's
+    L-BFGS."""
     server = programs.server("--model", "fc:10", "--mode", "sandblaster", "--lbfgs-history",
                         HISTORY, "--epochs", STEPS, "--seed", 3, directory=None)
     worker = Evaluator(server.endpoint, data)

@@ -109,7 +109,7 @@ def test_every_line_of_a_run_parses(programs, how, tmp_path):
 
 
 def until_logged(file, how, msg):
-    """Wait until a line of the log has `msg`. Returns all complete lines."""
+    """Wait until a line of the log has `msg`. Returns all complete lines of the log up to then."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         whole = file.read_bytes() if file.exists() else b""
@@ -147,7 +147,8 @@ def test_a_path_of_any_bytes_is_one_value(how, program, tmp_path, data):
     code, said = run(program, "--log-format", how, *options)
     assert code != 0
     if program == "cnn-ctl" and how == "text":
-        return  # cnn-ctl prints this error as plain text, which test_ctl.py checks
+        # not checked here: cnn-ctl prints this error as plain text, which test_ctl.py checks
+        return
     assert steers_nothing(said), said
     lines = parsed(said, how)
     assert lines[-1]["level"] == "error" and lines[-1]["code"].startswith("PS_E") and lines[-1]["reason"]

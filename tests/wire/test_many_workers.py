@@ -1,4 +1,4 @@
-"""The status is correct with more workers than fit into one message."""
+"""The server's status is correct even if its workers do not fit into one message."""
 import json
 import time
 

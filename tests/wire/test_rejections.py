@@ -1,4 +1,4 @@
-"""Every view of the server says why it rejected pushes."""
+"""Every view of the server's state gives the reasons for which the server rejected pushes."""
 import json
 
 import numpy as np

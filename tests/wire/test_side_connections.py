@@ -12,7 +12,7 @@ from support.build import PATIENCE
 EAUTH, EPROTO, ESTATE = 11, 12, 16
 CONNECTIONS = 3
 WHOLE_PUSH = 255  # the part number of the receipt for a PUSH
-LARGE = 200003  # parameters of a model whose PARAMS travel in parts
+LARGE = 200003  # number of parameters of a model whose PARAMS the server sends in parts
 
 
 def greeting(welcome, number, flip=0):
@@ -24,7 +24,7 @@ def mark(number, part):
 
 
 class Side(Link):
-    """A connection that presents the secret of a WELCOME."""
+    """A side connection, which presents the secret of a WELCOME to the server."""
 
     def __init__(self, worker, number, keys=None, flip=0, welcome=None):
         super().__init__(worker.endpoint, keys or worker.keys)
@@ -48,7 +48,7 @@ def opened(worker, connections=CONNECTIONS):
 
 
 def parts_of(worker, seq, gradient, n):
-    """Returns the parts of a push in `n` slices, and its PUSH."""
+    """Returns the messages of a push in `n` slices: the list of its parts, and the PUSH."""
     cuts = np.array_split(gradient.astype(np.float32), n)
     offsets = np.cumsum([0] + [len(cut) for cut in cuts])
     push = pb.Push(stamp=worker.stamp, seq=seq, chunks=n)
@@ -117,7 +117,7 @@ def test_sides_an_old_secret_opens_nothing(honest):
     assert old.side_secret_lo != honest.welcome.side_secret_lo
     Side(honest, 1, welcome=old).refused(EAUTH)
     Side(honest, 2, welcome=old).refused(EAUTH)
-    # the side connection of the old WELCOME is closed
+    # the server sends nothing on the side connection of the old WELCOME, which it has closed
     assert sides[0].socket.poll(0) == 0
     push_in_parts(honest, opened(honest))
 
@@ -150,7 +150,8 @@ def test_sides_carry_nothing_but_parts(server, honest, message):
 
 
 def test_sides_of_another_worker_do_not_count(server, honest):
-    """Parts go to the session of their connection, whatever seq their mark has."""
+    """The server assigns a part to the session of its connection, no matter which seq the mark of
+    the part has."""
     other = Worker(server.endpoint, name="other")
     opened(honest)
     thief = opened(other, 2)[0]
@@ -159,7 +160,7 @@ def test_sides_of_another_worker_do_not_count(server, honest):
     thief.send_frames(parts[0])
     assert thief.raw() == [parts[0][0]]
     honest.bulk.send_frames(push)
-    assert honest.pull()[1] == honest.seq  # the push counts as lost
+    assert honest.pull()[1] == honest.seq  # the server has not applied the push
     other.close()
 
 

@@ -1,4 +1,4 @@
-"""A worker in Python, written from WIRE.md, trains models on real images."""
+"""A Python worker that was written from WIRE.md trains models on real images."""
 import numpy as np
 import pytest
 
@@ -23,7 +23,7 @@ class DataSet:
 
 
 def softmax_loss(logits, labels):
-    """Returns (loss of each image, its derivative with respect to the logits)."""
+    """Returns (loss of each image, derivative of each loss with respect to the logits)."""
     e = np.exp(logits - logits.max(1, keepdims=True))
     p = e / e.sum(1, keepdims=True)
     rows = np.arange(len(labels))
@@ -49,7 +49,7 @@ class SoftmaxRegression:
         return loss.mean(), np.concatenate([(d.T @ self.x[rows]).ravel(), d.sum(0)])
 
     def evaluate(self, w, rows):
-        """Returns (number of correct answers, sum of the losses)."""
+        """Returns (number of correctly classified images, sum of the losses)."""
         logits = self.logits(w, rows)
         loss, _ = softmax_loss(logits, self.y[rows])
         return int((logits.argmax(1) == self.y[rows]).sum()), float(loss.sum())
@@ -134,7 +134,7 @@ def test_a_first_worker_trains_softmax_regression(programs, data, images):
 
 
 class SmallNet:
-    """A convolutional network, which numpy_net computes in float64."""
+    """A small convolutional network, whose gradients numpy_net computes in float64."""
 
     layers = "conv:4:3 relu pool:2 fc:10"
     shapes = [(4, 1, 3, 3), (4,), (10, 676), (10,)]
@@ -187,7 +187,7 @@ def test_initial_weights(programs, few):
     worker.close()
 
 
-# ---- Leases, Rejections of work
+# ---- WIRE.md, "Leases" and "Rejections of work"
 
 def leased(programs, few, *options):
     server = programs.server("--model", "fc:10", "--epochs", 2, "--batch-size", 500, "--lr", 0.01,
@@ -203,7 +203,8 @@ def test_leases_a_batch_counts_once_for_all_workers(programs, few):
     b = Worker(server.endpoint, data=few.id)
     grant = a.lease()
     one = pb.Work(epoch=0, first=grant.work.first, count=1)
-    assert b.push(ZERO, 0, one, 500).reject == pb.REJECT_WORK  # the batch was not granted to b
+    # rejected, because the server has not granted the batch to b
+    assert b.push(ZERO, 0, one, 500).reject == pb.REJECT_WORK
     assert a.push(ZERO, 0, one, 500).verdict == pb.VERDICT_OK
     late = b.push(ZERO, 0, one, 500)
     assert (late.verdict, late.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
@@ -220,7 +221,7 @@ def test_rejections_shape(programs, few):
         ack = a.push(ZERO, 0, work, n)
         assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_SHAPE), work
     assert a.push(ZERO, 0, a.lease().work, 3000).verdict == pb.VERDICT_OK
-    # the epoch is over
+    # rejected, because epoch 0 is over
     assert a.push(ZERO, 1, pb.Work(first=0, count=1), 500).reject == pb.REJECT_WORK
     a.close()
 
@@ -277,7 +278,7 @@ def test_data_set_fingerprint(programs, few):
     a.close()
 
 
-# ---- Exactly once, when the server dies
+# ---- each push counts exactly once, even if the server dies
 
 def test_exactly_once_when_the_server_is_killed(programs):
     server = programs.server(*LEDGER, "--checkpoint-ms", 20)

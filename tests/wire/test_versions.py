@@ -45,7 +45,7 @@ def link(server, honest):
 
 
 def extended(body, *unknown):
-    """Encode a message, and append fields that its schema does not have."""
+    """Encode a message, and append fields that the schema of the message does not have."""
     name = next(f for f in pb.Message.DESCRIPTOR.fields if f.message_type is body.DESCRIPTOR)
     inner = body.SerializeToString() + b"".join(unknown)
     return field(name.number, inner)
@@ -123,8 +123,8 @@ def many(epochs, checkpoint_ms):
 
 
 def replaced(programs, ps, options, ready):
-    """Kill the server when `ready` is true of both workers in its status. Returns a server of this
-    build that takes its place."""
+    """Kill the server when ready(w) is true for both workers w in its status. Returns a new server,
+    of the build under test, in the directory of the killed one."""
     until(lambda: sum(ready(w) for w in ps.status()["workers"]) == 2, 20 * PATIENCE,
           "both workers push")
     ps.kill()
@@ -133,7 +133,7 @@ def replaced(programs, ps, options, ready):
 
 def counts_once(ps, fleet, epochs):
     """The run trains to its end, every image counts once in each epoch, and the server excludes no
-    worker. A worker that finds that the server has lost a durable push would end with status 4.
+    worker. If the server had lost a durable push, the worker of this push would end with status 4.
     Returns the server's result."""
     result = ps.result(60 * PATIENCE)
     assert result["images_per_epoch"] == epochs * [6000]
@@ -146,8 +146,10 @@ def counts_once(ps, fleet, epochs):
 @pytest.mark.parametrize("epochs, options", [(40, ()), (40, PIPELINED), (20, SYNC), (20, LOGGED)],
                          ids=["replay", "pipelined", "sync", "logged"])
 def test_versions_workers_of_version_6_survive_a_killed_server(programs, small, epochs, options):
-    """The workers cannot prove which grants and decisions the killed server had not yet saved. The
-    server grants the batches of these grants again. With a write-ahead log nothing is lost."""
+    """The killed server had not yet saved some of its grants and decisions, and workers of version
+    6 have no codes with which they could prove them. Without a write-ahead log, the next server
+    therefore grants the batches again. With a write-ahead log, the next server has all grants and
+    decisions."""
     options = *many(epochs, 60000), *options
     ps = programs.server(*options, "--min-workers", 2)
     fleet = [programs.worker(ps.endpoint, data=small, program="variants/six/cnn-worker")
@@ -221,7 +223,7 @@ def test_versions_cnn_ctl_shows_and_controls_a_server(programs, server, ctl):
 
 @pytest.fixture
 def crowd(programs):
-    """A server whose workers fill more than one text of the status for version 6."""
+    """A server with more workers than one status text of version 6 can list."""
     ps = programs.server("--model", "vector:64", "--max-workers", 128, "--dead-ms", 600000)
     workers = []
     for i in range(120):
@@ -233,8 +235,8 @@ def crowd(programs):
 
 
 def test_versions_the_status_fits_a_client_of_version_6(programs, crowd):
-    """A client of version 6 drops a text of more than 32,767 bytes. The server sends it no text
-    above this limit, also not at the end of the run."""
+    """A client of version 6 drops the text of a status that has more than 32,767 bytes. The server
+    sends it no text above this limit, also not at the end of the run."""
     top = programs.add(Process("cnn-ctl", command("variants/six/cnn-ctl", "--server",
                                                   crowd.endpoint, "top", "--json")))
     ctl = programs.ctl("--server", crowd.endpoint, "status", program="variants/six/cnn-ctl")

@@ -6,11 +6,12 @@
 #include "common/endpoint.h"
 
 enum {
-	/* time without an answer after which the probe starts; a running server answers sooner */
+	/* the probe starts after this time without an answer; a running server answers sooner */
 	PROBE_AFTER_MS = 150,
 	PROBE_EVERY_MS = 1000,
-	/* silence after which the server counts as hung; until WELCOME the worker sends STATUS
-	 * after a shorter silence (net.c), and a running server answers it */
+	/* silence after which the server counts as hung. Before WELCOME, the worker sends STATUS
+	 * after a shorter silence (net.c); a server that runs answers it, so that the silence
+	 * ends */
 	SILENT_MS = 3000,
 };
 
@@ -127,8 +128,8 @@ static void explain_probe(
 	}
 }
 
-/* Returns 1 if --server-key may be the key of another server. A sign of this is that the server
- * closes the connection, as it does when it cannot decrypt the handshake. */
+/* Returns 1 if --server-key may be the key of another server. A server closes the connection if it
+ * cannot decrypt the handshake, so a closed connection is a sign of this mistake. */
 static int is_key_doubtful(const struct contact_state *s, const struct probe_report *r)
 {
 	return s->server_key && s->failed_handshakes &&

@@ -11,23 +11,24 @@
 #include "common/reminder.h"
 #include "worker/client/probe.h"
 
-#define CONTACT_TEXT 512 /* bytes of a line, with its NUL */
+#define CONTACT_TEXT 512 /* size of a buffer for a line, in bytes */
 
 /* The state of the connection to the server. */
 struct contact_state {
 	const char *server;
-	int welcomed; /* the worker has received a WELCOME */
-	int up;       /* the ZeroMQ connection is established */
+	int welcomed; /* 1 if the worker has received a WELCOME */
+	int up;       /* 1 if the ZeroMQ connection is established */
 	int answered; /* 1 if this connection has carried messages of cnn-ps */
 	/* time since the newest message, or since the connection was established if no message
 	 * came */
 	uint64_t silent_ms;
-	/* the text of the ERROR with which the server lets the worker wait for WELCOME, or NULL */
+	/* the text of the ERROR that says why the server has not sent a WELCOME yet, or NULL */
 	const char *refusal;
 	/* the reason why a request of the program has no reply yet, or NULL */
 	const char *notice;
-	uint64_t failed_handshakes; /* connections that the peer closed without a message */
-	const char *server_key;     /* key of the server; NULL if the connection has no keys */
+	/* number of connections that the peer closed without a message */
+	uint64_t failed_handshakes;
+	const char *server_key; /* key of the server; NULL if the connection has no keys */
 	/* the result of session_waiting_ms; 0 if the worker is in contact */
 	uint64_t waiting_ms;
 	uint64_t remaining_ms;
@@ -40,12 +41,13 @@ struct contact {
 	uint64_t probed_ms;
 };
 
-/* PS_ENOMEM. */
+/* Prepares *k for the endpoint `server`. PS_ENOMEM. */
 int contact_init(struct contact *k, const char *server) PS_MUST_CHECK;
 void contact_release(struct contact *k);
-/* Discards earlier findings; call contact_up when the connection is established. */
+/* Discards what was found out about earlier failures. Call contact_up when the connection is
+ * established. */
 void contact_up(struct contact *k);
-/* Determines why there is no contact; call contact_tick regularly. Returns 1 if the caller must
+/* Determines why there is no contact. Call contact_tick regularly. Returns 1 if the caller must
  * show `line` now. */
 int contact_tick(
 	struct contact *k, const struct contact_state *s, uint64_t now_ms, char line[CONTACT_TEXT]);

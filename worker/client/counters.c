@@ -38,7 +38,8 @@ void counters_ack(struct counters *c, const struct msg_ack *a)
 			(int)a->reject);
 }
 
-/* Adds the time since the part began to this part. The caller has time_lock. */
+/* Adds the time since the present part began to the time of this part. The caller holds
+ * time_lock. */
 static void count_part(struct counters *c)
 {
 	uint64_t now = clock_us();

@@ -1,11 +1,11 @@
 /*
  * counters.h - what the worker counts: its pushes, the decisions on them, its connections, and the
  * time that the program spends on each part of its work. cnnps_stats reports the counters, and each
- * HEARTBEAT reports the times. The times include the part that is going on: a program that waits
- * for an hour reports an hour of waiting before the wait ends.
+ * HEARTBEAT reports the times. The times include the part that is going on: a program that has
+ * waited for ten minutes reports ten minutes of waiting, although the wait has not ended.
  *
  * Thread: the holder of the I/O lock (net.h) writes the counters, and the program's thread writes
- * the times. Any thread reads them.
+ * the times. Any thread may read both.
  */
 #ifndef WORKER_CLIENT_COUNTERS_H
 #define WORKER_CLIENT_COUNTERS_H
@@ -23,13 +23,15 @@ enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, T
 struct counters {
 	atomic_uint_least64_t pushed, acked, rejected, superseded, durable, last_version,
 		reconnects, replayed;
-	uv_mutex_t time_lock;         /* guards all members below */
-	uint64_t time_us[TIME_PARTS]; /* without the part that is going on */
-	enum time_part part;          /* what is going on; TIME_PARTS: nothing that counts */
-	uint64_t since_us;            /* clock_us when this part began */
+	uv_mutex_t time_lock; /* guards all members below */
+	/* times of all parts; the present part counts only up to `since_us` */
+	uint64_t time_us[TIME_PARTS];
+	enum time_part part; /* the present part; TIME_PARTS: there is none */
+	uint64_t since_us;   /* time (clock_us) at which the present part began */
 };
 
-/* Sets all counters to zero. After the call, no part is going on. PS_ENOMEM. */
+/* Sets all counters to zero. Until counters_spend_on is called, the time counts as no part.
+ * PS_ENOMEM. */
 int counters_init(struct counters *c) PS_MUST_CHECK;
 void counters_release(struct counters *c);
 

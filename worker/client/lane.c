@@ -13,7 +13,7 @@
 
 #define MAX_SLOTS   1024u
 #define MAX_BUFFERS 65536u
-/* bytes of the slots in memory of the device, and the number of these slots */
+/* maximum number of bytes of all slots in memory of the device, and the limits of their number */
 #define MAX_SHARED       ((uint64_t)256 << 20)
 #define MIN_SHARED_SLOTS 2u
 #define MAX_SHARED_SLOTS 256u
@@ -22,7 +22,7 @@
 struct slot_owner {
 	struct lane *lane;
 	struct slots *slots;
-	uint32_t index; /* number of the slot, among `slots` */
+	uint32_t index; /* number of the slot in `slots`, from 0 */
 	int taken;      /* 1 if the program or a message owns the slot */
 };
 
@@ -42,7 +42,7 @@ struct lane {
 	uint64_t n_params;
 	struct lane_layout layout;
 	char *pushes;  /* the push memory; NULL if the lane is not open */
-	char *weights; /* mapped read-only */
+	char *weights; /* the server's buffers of weights, mapped read-only */
 	struct lane_control *control;
 	pthread_mutex_t mutex; /* guards n_free, free_slot, and `taken` of each owner */
 	struct slots host, gpu;
@@ -50,11 +50,14 @@ struct lane {
 	char *shared;
 	struct lane_gpu_offer offer;
 	enum { OFFER_NONE, OFFER_SENT, OFFER_ACCEPTED, OFFER_REFUSED } offered;
-	int is_apart;         /* 1: the server uses this memory with another GPU */
-	atomic_uint readings; /* messages that read a buffer in this memory */
+	int is_apart; /* 1: the server uses this memory with another GPU */
+	/* number of received PARAMS that are not closed yet and whose tensor frame is a buffer in
+	 * the device's memory */
+	atomic_uint readings;
 	/* the device that uses the memory; its functions are NULL before the first lane_pin */
 	struct lane_device device;
-	unsigned char *slot_pin, *buffer_pin; /* enum pin of each slot and each buffer */
+	/* arrays with the enum pin of each slot, and of each buffer */
+	unsigned char *slot_pin, *buffer_pin;
 };
 
 enum pin { PIN_UNKNOWN, PIN_DONE, PIN_REFUSED };
@@ -306,8 +309,8 @@ int lane_poll_offer(struct lane *l, struct err *e)
 		return PS_OK;
 	}
 	l->offered = OFFER_REFUSED;
-	/* no slot was taken, but a server that breaks the rules may have sent weights already; then
-	 * drop_lane_ref unmaps the memory */
+	/* No slot of this memory is in use. But a server that breaks the rules may have sent
+	 * weights in it before its answer: then the memory stays mapped until drop_lane_ref */
 	if (atomic_load(&l->readings) == 0)
 		drop_shared(l);
 	answer.why[LANE_GPU_WHY - 1] = '\0';
@@ -451,7 +454,7 @@ uint32_t lane_slot_of(const struct lane *l, const void *values)
 
 /* ---- weights: buffers of the server ---------------------------------------------------------- */
 
-/* A buffer that a message reads. */
+/* A buffer of weights that is the tensor frame of a received PARAMS. */
 struct reading {
 	struct lane *lane;
 	uint32_t hold;
@@ -466,7 +469,7 @@ static void end_reading(void *values, void *reading)
 	uint64_t ticket = r->ticket;
 
 	(void)values;
-	/* a later PARAMS may already use this entry of `held`: then the entry must not change */
+	/* clear the entry of `held`, unless a later PARAMS already uses the entry */
 	(void)atomic_compare_exchange_strong(&r->lane->control->held[r->hold], &ticket, 0);
 	if (r->is_shared)
 		atomic_fetch_sub(&r->lane->readings, 1);
@@ -486,8 +489,8 @@ void lane_resynchronised(struct lane *l, uint64_t ticket)
 		note_seen(l, ticket);
 }
 
-/* Returns 1 if `ref` names a buffer in the memory of the device. There, hold number i always has
- * buffer number i. */
+/* Returns 1 if `ref` names a buffer in the memory of the device. In this memory, hold number i
+ * always uses buffer number i. */
 static int is_shared_buffer(const struct lane *l, const struct lane_ref *ref)
 {
 	return l->shared && l->offered != OFFER_REFUSED &&

@@ -9,8 +9,8 @@
  *
  * Invariants:
  * (1) a slot has one owner: the lane, the program, or the message of its push. A push keeps its
- *     slot until it is durable, so its bytes do not change while the server may read them (asserted
- *     by lane_take and return_slot; a_slot_has_one_owner);
+ *     slot until the push is durable, so the bytes of a push do not change while the server may
+ *     read them (asserted by lane_take and return_slot; a_slot_has_one_owner);
  * (2) the memory stays mapped, and the connection to the server open, until the last slot and the
  *     last buffer are back (asserted by drop_lane_ref;
  *     weights_are_read_in_place_until_they_are_closed).
@@ -56,7 +56,7 @@ int lane_is_apart(const struct lane *l, const void *values);
  * PS_EDEVICE. */
 int lane_fetch(const struct lane_device *device, zmq_msg_t *message) PS_MUST_CHECK;
 
-/* A slot that the program owns. Any thread may use it. */
+/* A slot that the program owns. Any thread may use the slot. */
 struct lane_slot {
 	struct lane *lane; /* the lane that has the slot, or NULL */
 	struct slot_owner *owner;
@@ -78,8 +78,9 @@ int lane_is_open(const struct lane *l);
 int lane_is_lost(const struct lane *l);
 /* Returns a descriptor that becomes readable when the server's answer has arrived. */
 int lane_fd(const struct lane *l);
-/* Notes that a WELCOME with this lane_ticket has arrived. After this WELCOME, no PARAMS with this
- * ticket or an older one can arrive. */
+/* Tells the server, in the shared memory, that a WELCOME with this lane_ticket has arrived. No
+ * PARAMS with this ticket or an older one can arrive after this WELCOME, so the server may use the
+ * buffers of these PARAMS again. */
 void lane_resynchronised(struct lane *l, uint64_t ticket);
 
 /* Lets the device use the slot or the buffer of weights at `values`. Returns 1 if the device can
@@ -91,19 +92,21 @@ int lane_offer(struct lane *l, const struct lane_device *device);
 /* Reads the answer to the offer. PS_OK: the server uses the memory. PS_EAGAIN: there is no answer
  * yet, or no offer. Any other status: the server does not use it, for the reason in *e. */
 int lane_poll_offer(struct lane *l, struct err *e) PS_MUST_CHECK;
-/* Takes a free slot; with `on_device` one in memory of the device. Returns 0 if there is none. */
+/* Takes a free slot; if `on_device` is 1, one in memory of the device. Returns 0 if no such slot is
+ * free. */
 int lane_take(struct lane *l, struct lane_slot *slot, int on_device) PS_MUST_CHECK;
-/* Gives a slot that was not sent back to the lane, and sets slot->lane to NULL. Any thread may call
- * it. */
+/* Puts an unsent slot back into the lane, and sets slot->lane to NULL. Any thread may call this
+ * function. */
 void lane_return(struct lane_slot *slot);
 /* Makes `message` of the first `count` values of the slot, without a copy, and sets slot->lane to
- * NULL. PS_ENOMEM: the caller keeps the slot. Any thread may call it. */
+ * NULL. PS_ENOMEM: the caller keeps the slot. Any thread may call this function. */
 int lane_send(struct lane_slot *slot, size_t count, zmq_msg_t *message) PS_MUST_CHECK;
 /* Returns the number for the field lane_slot of a PUSH whose values are `values`, from a message of
  * lane_send. Returns 0 if `values` is in no slot of `l`, or if `l` is NULL. */
 uint32_t lane_slot_of(const struct lane *l, const void *values);
-/* Appends the weights that `ref` names to the frames of their PARAMS. PS_EPROTO: the PARAMS already
- * has a tensor frame, or a number in `ref` is out of range. PS_ENOMEM. */
+/* Appends the weights that `ref` names to `f`, the frames of the PARAMS that contained `ref`.
+ * PS_EPROTO: the PARAMS already has a tensor frame, or a number in `ref` is out of range.
+ * PS_ENOMEM. */
 int lane_append(struct lane *l, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
 
 #endif

@@ -43,8 +43,8 @@ void lane_setup_use_device(struct lane_setup *s, const struct lane_device *devic
 	offer_device(s);
 }
 
-/* Reads the server's answer to the offer of memory of the device. Without this memory, the device
- * uses the other memory of the lane. */
+/* Reads the server's answer to the offer of memory of the device. If the server refuses the offer,
+ * the device uses the memory of the host that the lane has. */
 static void poll_offer(const struct lane_setup *s)
 {
 	struct err why;

@@ -16,30 +16,30 @@
 
 struct lane_setup {
 	enum cnnps_lane choice;
-	const char *server; /* for the log; borrowed */
-	struct outbox *out; /* borrowed */
+	const char *server; /* address of the server, for the log; borrowed */
+	struct outbox *out; /* the outbox that uses the lane; borrowed */
 	/* a lane that is open or waits for the server's answer; NULL if there is none */
 	struct lane *lane;
 	uint64_t term;                    /* the term of the server that offered the lane */
-	uint64_t requested_ms;            /* when the worker asked for the lane */
+	uint64_t requested_ms;            /* time at which the worker asked for the lane */
 	int has_gpu;                      /* 1: the server of the lane has its weights on a GPU */
-	const struct lane_device *device; /* offers its memory to the server; NULL: none */
+	const struct lane_device *device; /* the device that offers its memory; NULL: none */
 };
 
-/* Prepares for a program that chose `choice`. Both pointers must outlive `s`. */
+/* Prepares for a program that chose `choice`. `server` and `out` must outlive `s`. */
 void lane_setup_init(
 	struct lane_setup *s, enum cnnps_lane choice, const char *server, struct outbox *out);
 /* Lets the present and all later lanes use memory of `device`, which must outlive `s`. The worker
  * offers this memory only to a server that has its weights on a GPU. */
 void lane_setup_use_device(struct lane_setup *s, const struct lane_device *device);
-/* Drops the reference to the lane. The memory of the lane stays mapped until the last slot and
- * buffer are released. */
+/* Drops the reference to the lane. The memory of the lane stays mapped until the last slot and the
+ * last buffer are released. */
 void lane_setup_drop(struct lane_setup *s);
 /* Returns 1 while the worker waits for the server's answer. */
 int lane_setup_waits(const struct lane_setup *s);
 
 /* Each of the following functions returns PS_EUSAGE if `choice` is CNNPS_LANE_SHM and a lane is not
- * possible. The reason is in *e, as one line. Without CNNPS_LANE_SHM a worker without a lane uses
+ * possible. The reason is in *e, as one line. With another `choice`, a worker without a lane uses
  * its connection. */
 
 /* Handles WELCOME `w`: opens a lane if the server offers one. If the WELCOME is from the process to

@@ -1,7 +1,7 @@
 /* lease_pace.c - see lease_pace.h. */
 #include "worker/client/lease_pace.h"
 
-#define LEASE 1000u /* a lease, in thousandths */
+#define LEASE 1000u /* the amount of one lease in `taken` */
 
 int lease_pace_allows(struct lease_pace *p, uint64_t waited_ms, uint64_t now_ms)
 {

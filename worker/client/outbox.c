@@ -58,7 +58,7 @@ void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zm
 {
 	struct retained *k = retained_at(o, seq);
 
-	/* invariant 1, and 2 of net.h: a retained tensor is never replaced */
+	/* invariant (1), and invariant (2) of net.h: a retained tensor is never replaced */
 	PS_ASSERT(!k->seq && seq);
 	k->seq = seq;
 	k->whole = *slice;
@@ -86,7 +86,7 @@ static void pop(struct outbox *o)
 	o->count--;
 }
 
-/* Returns the offset of a part in the tensor, in bytes. */
+/* Returns the offset, in bytes, of part number `part` in the tensor. */
 static size_t part_start(const struct retained *k, uint32_t part)
 {
 	uint64_t before = k->part[part].offset - k->part[0].offset;
@@ -203,8 +203,8 @@ static struct outgoing *next(struct outbox *o)
 	return o->count < OUTBOX_SIZE ? &o->waiting[(o->first + o->count) % OUTBOX_SIZE] : NULL;
 }
 
-/* Queues `out`, the next free place, whose header is encoded. The last four arguments are those of
- * struct outgoing. */
+/* Queues the message whose encoded header is in `out`, the next free place of the ring. The last
+ * four arguments are those of struct outgoing. */
 static void add_queued(struct outbox *o, struct outgoing *out, uint64_t push, uint32_t part,
 	size_t side, uint64_t after)
 {

@@ -12,9 +12,9 @@
  *     outbox_release; bytes_stay_until_they_have_left).
  *
  * With side connections (sides.h), the parts of a large push travel over all connections, which
- * keep no common order. The server confirms each part that arrives on a side connection. The PUSH,
- * and every later message, waits for these receipts. The server also confirms the PUSH, and the
- * parts of the next push wait for this.
+ * keep no common order. The server confirms each part that arrives on a side connection with a
+ * receipt. The PUSH, and every later message, waits for these receipts. The server also confirms
+ * the PUSH, and the parts of the next push wait for this receipt.
  *
  * Thread: the holder of the I/O lock (net.h).
  */
@@ -28,11 +28,11 @@
 #include "proto/side.h"
 #include "worker/client/lane.h"
 
-/* Maximum number of queued messages, which is more than a session's window of pushes and its
- * requests. */
+/* Maximum number of queued messages. It is larger than the number of messages of the pushes in a
+ * session's window and of the session's requests. */
 #define OUTBOX_SIZE  512
-#define OUTBOX_PARTS 4 /* frames of a large push */
-/* the same for three connections, so that each of them gets as much as the others */
+#define OUTBOX_PARTS 4 /* number of parts of a large push */
+/* number of parts of a large push with three connections, so that each connection gets two parts */
 #define OUTBOX_PARTS_OF_3 6
 
 /* A push that is not durable yet. Push `seq` is at index seq % WIRE_MAX_WINDOW. */
@@ -40,11 +40,11 @@ struct retained {
 	uint64_t seq; /* sequence number of the push; 0 if this entry is free */
 	/* number of parts; all but the last are chunks, see wire.h */
 	uint32_t n;
-	/* The push as one slice, for shared memory. Its data are in `tensor`. Its xxh3 is 0 until
-	 * it is computed. */
+	/* The push as one slice, for shared memory. Its data are in `tensor`. Its xxh3 can be 0
+	 * until the first transmission. */
 	struct slice whole;
-	/* The parts of the push. Their data are in `tensor`. Their xxh3 is 0 until it is
-	 * computed. */
+	/* The parts of the push. Their data are in `tensor`. Their xxh3 can be 0 until the first
+	 * transmission. */
 	struct slice part[OUTBOX_PARTS_OF_3];
 	zmq_msg_t tensor; /* the values of all parts, in the encoding of `whole` */
 };
@@ -60,9 +60,9 @@ struct outgoing {
 };
 
 struct outbox {
-	void *socket; /* borrowed */
+	void *socket; /* the socket of the bulk connection, borrowed */
 	/* Borrowed. If it is not NULL, the server reads tensors in the slots of this lane, and the
-	 * worker does not send them as frames. */
+	 * worker does not send these tensors as frames. */
 	const struct lane *lane;
 	/* Borrowed. The device in whose memory the tensor of a push may be; NULL: there is none. */
 	const struct lane_device *device;
@@ -74,19 +74,21 @@ struct outbox {
 	uint64_t spread_seq;
 	unsigned unconfirmed;
 	/* the push whose parts are all confirmed, but whose PUSH is not; 0: none. Parts of a later
-	 * push must not overtake it */
+	 * push must not overtake this PUSH */
 	uint64_t unconfirmed_push;
 	/* the newest push that was posted without side connections and that the server has not
 	 * decided; 0: none. Its chunks have no side_mark (proto/side.h). The server would discard
 	 * them if a part of a later push arrived before its PUSH */
 	uint64_t unmarked_push;
 	size_t retained_bytes;
-	uint64_t sent_seq; /* newest posted push */
-	uint64_t replayed; /* number of repeated posts of a push */
+	uint64_t sent_seq; /* seq of the newest posted push */
+	uint64_t replayed; /* number of pushes that were posted again */
 	struct retained retained[WIRE_MAX_WINDOW];
-	uint64_t queued;     /* number of messages queued so far */
-	uint64_t gone;       /* number of these messages that have left the queue */
-	size_t first, count; /* the ring `waiting` */
+	uint64_t queued; /* number of messages queued so far */
+	uint64_t gone;   /* number of these messages that have left the queue */
+	/* first: index of the oldest message in the ring `waiting`; count: number of messages in
+	 * it */
+	size_t first, count;
 	struct outgoing waiting[OUTBOX_SIZE];
 };
 
@@ -94,9 +96,9 @@ void outbox_init(struct outbox *o, void *socket);
 /* Discards all queued messages and all retained pushes. */
 void outbox_release(struct outbox *o);
 
-/* Retains push `seq`, whose values have the position `slice` in the gradient. Takes over *tensor
- * and leaves it empty. The first transmission computes the checksums, unless `slice` already has
- * one. */
+/* Retains push `seq`. `slice` has the place of the push's values in the gradient. Takes over
+ * *tensor and leaves it empty. The first transmission computes the checksums, unless `slice`
+ * already has one. */
 void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
 /* Frees the bytes of the pushes up to `seq`, which are durable. */
 void outbox_drop(struct outbox *o, uint64_t seq);
@@ -108,9 +110,9 @@ void outbox_post(struct outbox *o, const struct msg *m);
 /* Queues the retained push `seq`, like outbox_post. `m` is the header of the push without
  * slices. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
-/* From now on, large pushes travel over the bulk connection and these `n` side connections. With
- * `n` 0 they travel over the bulk connection; the caller must also call outbox_clear if the outbox
- * has used side connections. */
+/* From now on, large pushes travel over the bulk connection and these `n` side connections. If `n`
+ * is 0, large pushes travel over the bulk connection alone. If the outbox has used side connections
+ * before, the caller must then also call outbox_clear. */
 void outbox_use_sides(struct outbox *o, void *const *side, size_t n);
 /* Handles the server's receipt for a part on a side connection, or for a PUSH. */
 void outbox_confirm(struct outbox *o, const struct side_mark *receipt);
@@ -120,7 +122,7 @@ void outbox_decided(struct outbox *o, uint64_t seq);
 int outbox_awaits_receipts(const struct outbox *o);
 /* Sends queued messages while the socket has room. */
 void outbox_flush(struct outbox *o);
-/* Discards all queued messages; call outbox_clear when the connection has broken. */
+/* Discards all queued messages. The caller must do this when the connection has broken. */
 void outbox_clear(struct outbox *o);
 
 #endif

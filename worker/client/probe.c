@@ -17,11 +17,11 @@
 #define CONNECT_MS 1000
 /* wait for a peer's first bytes; a ZeroMQ socket sends its signature at once */
 #define GREETING_MS 400
-#define REQUEST_MS  600 /* wait for the answer of an HTTP server */
+#define REQUEST_MS  600 /* maximum wait for the answer of an HTTP server */
 #define ANSWER      64  /* maximum number of bytes of the answer that the probe reads */
 
 struct probe {
-	pthread_mutex_t lock; /* guards the next three members */
+	pthread_mutex_t lock; /* guards `users`, `running` and `report` */
 	/* number of users of this struct: the caller, and the thread while it runs */
 	int users;
 	int running;
@@ -165,7 +165,7 @@ static void *probe_main(void *arg)
 	sigset_t all;
 	int error;
 
-	sigfillset(&all); /* the program's threads handle signals */
+	sigfillset(&all); /* block all signals, because the program's threads handle them */
 	pthread_sigmask(SIG_BLOCK, &all, NULL);
 	error = getaddrinfo(p->server.host, p->server.port, &hints, &found);
 	end_lookup(p);

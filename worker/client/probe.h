@@ -3,8 +3,9 @@
  * and reads the first bytes. The probe runs in its own thread, because a name lookup may take many
  * seconds.
  *
- * The probe is needed because libzmq reports only its retries, and neither the error nor the answer
- * of the peer. Thread: any, one at a time; the probing thread accesses only the struct probe.
+ * The probe is needed because libzmq reports that it connects again, but neither why the connection
+ * failed nor what the peer has answered. Thread: any, one at a time; the probing thread accesses
+ * only the struct probe.
  */
 #ifndef WORKER_CLIENT_PROBE_H
 #define WORKER_CLIENT_PROBE_H
@@ -16,7 +17,7 @@ enum probe_result {
 	PROBE_NAME,    /* the name does not resolve; `detail` has the reason */
 	PROBE_REFUSED, /* connection refused */
 	PROBE_FAILED,  /* no connection for another reason, which is in `detail` */
-	PROBE_TIMEOUT, /* packets get no answer */
+	PROBE_TIMEOUT, /* the server's host did not answer the packets */
 	PROBE_SILENT,  /* the peer accepts the connection and sends nothing */
 	PROBE_CLOSED,  /* the peer accepts the connection and closes it */
 	PROBE_HTTP,    /* an HTTP server */
@@ -26,10 +27,10 @@ enum probe_result {
 
 struct probe_report {
 	enum probe_result result;
-	char detail[64]; /* printable */
+	char detail[64]; /* details of the result, in printable characters */
 };
 
-struct probe; /* opaque */
+struct probe; /* opaque, see probe.c */
 
 /* Creates a probe of `endpoint`, tcp://HOST:PORT. If the endpoint has another form, probe_start
  * does nothing. PS_ENOMEM. */

@@ -30,7 +30,7 @@ enum request_kind {
 	/* send the pictures that the server has requested (show.h), if the session is
 	 * established */
 	REQUEST_SHOW,
-	REQUEST_CLOSE, /* flush, BYE; no request may follow */
+	REQUEST_CLOSE, /* flush, then send BYE; no request may follow */
 };
 
 /* Received weights that are not verified yet. wire_values verifies them. */
@@ -42,8 +42,9 @@ struct arrival {
 
 struct request {
 	enum request_kind kind;
-	int status; /* out: 0 or PS_E* */
-	/* out: one line for a person if the session has ended or the request has failed, else "" */
+	int status; /* result: 0 or PS_E* */
+	/* result: one line for a person if the session has ended or the request has failed, else
+	 * "" */
 	char why[512];
 	/* deadline of FLUSH and CLOSE, a time of clock_ms; requests of other kinds can wait until
 	 * the session ends */
@@ -53,20 +54,20 @@ struct request {
 		struct arrival got;
 	} pull;
 	union {
-		struct msg_welcome welcome; /* CONNECT, out */
+		struct msg_welcome welcome; /* CONNECT: the result */
 		struct {
-			struct msg_push meta; /* has exactly one slice */
+			struct msg_push meta; /* the push, which has exactly one slice */
 			/* a successful push takes over the tensor and leaves it empty */
 			zmq_msg_t tensor;
 			/* 1 if the request continues as a PULL after the push, with the fields
 			 * below */
 			int then_pull;
-			int starts_pull; /* 1 if the push also does what PREFETCH does */
+			int starts_pull; /* 1 if the push also starts a pull, as PREFETCH does */
 		} push;
 		struct {
 			struct msg_grant grant;
 			uint64_t term;
-		} lease; /* out */
+		} lease; /* LEASE: the result */
 		struct msg_result result;
 		int durable; /* FLUSH: wait for the server's disk, not only for the decisions */
 		struct {
@@ -74,8 +75,8 @@ struct request {
 			size_t size;
 			/* if not 0, the report has only the workers from this number on */
 			uint32_t first;
-		} report;         /* STATUS */
-		const char *show; /* SHOW: JSON */
+		} report;         /* STATUS: the buffer for the result */
+		const char *show; /* SHOW: the pictures as JSON */
 		struct {
 			enum admin_verb verb;
 			enum wire_log_level level;
@@ -94,15 +95,18 @@ enum prefetch {
 
 struct requests {
 	struct request *current; /* the request in progress, or NULL; borrowed */
-	uint64_t begun_ms;       /* when `current` began, by the session's clock */
-	int pending;             /* 1 if `current` was passed to the session, or sent */
-	uint64_t sent_ms;        /* when a STATUS or ADMIN was sent, by the session's clock */
+	uint64_t begun_ms;       /* time at which `current` began, by the session's clock */
+	/* 1 if net.c has passed `current` to the session, or has sent it */
+	int pending;
+	/* time at which a STATUS or ADMIN was sent, by the session's clock */
+	uint64_t sent_ms;
 	enum prefetch prefetch;
 	struct arrival prefetched;
-	int ended;         /* 1 if the session has ended, with `end_status` and `why` */
-	int end_status;    /* 0 if the program itself has closed the session */
-	char why[512];     /* the reason of the end in one line, or "" */
-	char *last_status; /* an unsolicited STATUS of an ended run; owned */
+	int ended;      /* 1 if the session has ended, with `end_status` and `why` */
+	int end_status; /* 0 if the program itself has closed the session */
+	char why[512];  /* the reason of the end in one line, or "" */
+	/* the newest STATUS for which no request waited, such as the final one of the run; owned */
+	char *last_status;
 	/* time (clock_ms) of the program's last call or its last result */
 	atomic_uint_least64_t active_ms;
 };
@@ -110,7 +114,7 @@ struct requests {
 /* Moves `from` to `to`, which must be empty. After the call `from` is empty. */
 void arrival_move(struct arrival *to, struct arrival *from);
 
-/* Frees what the module owns. The struct may not be used any more. */
+/* Frees what *q owns. The caller must not use *q any more. */
 void requests_release(struct requests *q);
 /* Makes `r` the request in progress. No other request may be in progress. */
 void requests_begin(struct requests *q, struct request *r, uint64_t now_ms);
@@ -126,27 +130,28 @@ void requests_end(struct requests *q, int status, const char *why);
 /* Completes the request in progress after the end of the session. A STATUS request gets the last
  * STATUS of the run, if one has come. */
 void requests_answer_with_end(struct requests *q);
-/* Makes the pull of a prefetch the pull of the request in progress, which is a PULL of
- * WEIGHTS_CURRENT. The answer may already have arrived. */
+/* Lets the request in progress, a PULL of WEIGHTS_CURRENT, take over the pull that a prefetch has
+ * started. The PARAMS of this pull may already have arrived. */
 void requests_take_prefetched(struct requests *q);
 
-/* The answers of the server. An answer that no request waits for is ignored. */
+/* The functions below handle the answers of the server. All except requests_status ignore an answer
+ * that no request waits for. */
 
 /* Answers the pull or the prefetch with PARAMS. If one of them waits, takes over `frames`, the
  * frames of the message. `term` is the server's term. */
 void requests_params(
 	struct requests *q, const struct msg_params *p, uint64_t term, struct frames *frames);
-/* Ends the pull or the prefetch, because the server sends no PARAMS for the reason `status`. */
+/* Ends the pull or the prefetch with `status`, which says why the server sends no PARAMS. */
 void requests_no_params(struct requests *q, int status);
 void requests_grant(struct requests *q, const struct msg_grant *g, uint64_t term);
-/* Handles a STATUS reply. If no request waits for it, stores it as `last_status`, because it can be
- * the final status of the run. */
+/* Handles a STATUS reply. If no request waits for the reply, stores the reply as `last_status`,
+ * because it can have the final status of the run. */
 void requests_status(struct requests *q, const struct msg_status *s);
 void requests_admin(struct requests *q, const struct msg_admin *a);
 /* `e` is the newest ERROR of the server. An ERROR with PS_EUSAGE refuses an ADMIN request. */
 void requests_error(struct requests *q, const struct err *e);
 
-/* Notes that the program makes progress. Any thread may call it. */
+/* Notes that the program makes progress. Any thread may call this function. */
 void requests_alive(struct requests *q);
 /* Returns 1 if the program waits for a request, or has made progress in the last `timeout_ms`
  * milliseconds. */

@@ -14,14 +14,14 @@
  * (2) a push is retained until an ACK, HEARTBEAT or WELCOME of the server reports it durable
  *     (asserted by retained_push);
  * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order
- *     (asserted by send_push), before anything else (asserted by pump); then a RESULT that was not
- *     sent yet, the unanswered LEASE and PULL;
+ *     (asserted by send_push), before anything else (asserted by pump). After them come a RESULT
+ *     that was not sent yet, and the LEASE and the PULL that have no answer yet;
  * (4) at most push_window pushes are sent and not acknowledged, and at most replay_window pushes
  *     are retained (asserted by assert_invariants and add_push).
  *
- * The link keeps the order of messages. So when a WELCOME arrives, each message that was sent
- * before its HELLO has either been handled by the server or will never arrive. HELLO is therefore
- * the only way to resynchronise.
+ * The link keeps the order of messages. When the WELCOME that answers a HELLO arrives, no message
+ * from before this HELLO is on its way any more: the server has handled it, or it is lost. A HELLO
+ * and its WELCOME are therefore enough to resynchronise, and the session uses no other way.
  *
  * Pure: no socket, clock or thread; allocates nothing after session_new. Thread: the caller's.
  */
@@ -38,12 +38,12 @@ enum session_phase { PHASE_HELLO, PHASE_READY, PHASE_END };
 struct session_config {
 	enum role role;
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
-	char host[WIRE_MAX_HOST + 1]; /* for display, like pid */
+	char host[WIRE_MAX_HOST + 1]; /* name of the worker's host; only for display, like `pid` */
 	uint32_t pid;
 	struct data_id data;
-	char metrics[METRICS_TEXT]; /* canonical */
-	const char *tensors;        /* as in HELLO; borrowed until session_free */
-	enum encoding wire;         /* as in HELLO */
+	char metrics[METRICS_TEXT]; /* canonical text of the metrics */
+	const char *tensors;        /* list of tensors, as in HELLO; borrowed until session_free */
+	enum encoding wire;         /* the encoding that HELLO requests */
 	uint64_t seed;              /* seed of the random part of the retry intervals */
 	/* the session ends with PS_EUNREACHABLE after this time without a first WELCOME */
 	uint64_t connect_timeout_ms;
@@ -86,7 +86,7 @@ struct session_effect {
 	int status;
 };
 
-struct session; /* opaque */
+struct session; /* opaque, see session.c */
 
 /* Creates a session. `replay_max` is the maximum number of retained pushes (<= WIRE_MAX_WINDOW);
  * the server may set a lower limit. PS_ENOMEM. */
@@ -99,21 +99,22 @@ void session_start(struct session *s, uint64_t now_ms);
 /* Notes that the bulk link is connected, and sends HELLO. */
 void session_link_up(struct session *s, uint64_t now_ms);
 void session_link_lost(struct session *s, uint64_t now_ms); /* Notes that the bulk link is lost. */
-/* Reports that bytes moved on the bulk link, in either direction: a large answer may be on its
- * way. */
+/* Reports that bytes moved on the bulk link, in either direction, so that the session does not take
+ * the slow transfer of a large message for silence. */
 void session_progress(struct session *s, uint64_t now_ms);
 /* Handles a decoded message from either link. The caller must keep *m until it has read the
  * effects. */
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms);
-/* Carries out the actions that are due at now_ms. Call it at least every 100 ms. `alive` is 1 if
- * the program makes progress; 0 stops the heartbeats, so that the server detects a hang. The
- * session sends twice as many heartbeats as the server requires, because a busy machine may delay
- * one. */
+/* Carries out the actions that are due at now_ms. Call session_tick at least every 100 ms. `alive`
+ * is 1 if the program makes progress; 0 stops the heartbeats, so that the server detects a hang.
+ * The session sends twice as many heartbeats as the server requires, because a busy machine may
+ * delay one. */
 void session_tick(struct session *s, int alive, uint64_t now_ms);
 
-/* Requests of the program. One pull and one lease may be in progress. PS_EAGAIN: the session is not
- * READY, the window is full, or a request of this kind is in progress. After the end of the
- * session, a request returns the final status of the session (PS_ESTATE after session_bye). */
+/* Requests of the program. At most one pull and one lease may be in progress at a time. PS_EAGAIN:
+ * the session is not READY, the window is full, or a request of this kind is in progress. After the
+ * end of the session, a request returns the final status of the session (PS_ESTATE after
+ * session_bye). */
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 /* Sends one message with a push and a pull of WEIGHTS_CURRENT after that push. If a new WELCOME
@@ -137,8 +138,9 @@ uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms);
 /* Returns the time until the session gives up. */
 uint64_t session_remaining_ms(const struct session *s, uint64_t now_ms);
 enum session_phase session_phase(const struct session *s);
-const struct msg_welcome *session_welcome(const struct session *s); /* the newest WELCOME */
-uint64_t session_last_seq(const struct session *s);                 /* newest seq assigned */
+const struct msg_welcome *session_welcome(const struct session *s); /* returns the newest WELCOME */
+/* returns the newest seq that was assigned */
+uint64_t session_last_seq(const struct session *s);
 /* Returns the sequence number up to which all pushes are decided. */
 uint64_t session_acked_seq(const struct session *s);
 /* Returns the sequence number up to which all pushes are decided since the newest WELCOME. */

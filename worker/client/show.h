@@ -10,8 +10,9 @@
 #define WORKER_CLIENT_SHOW_H
 #include "worker/client/cnnps.h"
 
-#define SHOW_REQUEST  "show" /* text of the STATUS request */
-#define SHOW_PAUSE_MS 1000   /* pictures are sent at most once in this time */
+/* text of the STATUS request with which the server asks for pictures */
+#define SHOW_REQUEST  "show"
+#define SHOW_PAUSE_MS 1000 /* minimum time between two answers with pictures */
 
 /* Returns 1 if the server has asked for pictures since this function last returned 1, and
  * SHOW_PAUSE_MS have passed since then, so that a hostile server does not keep the worker busy. The

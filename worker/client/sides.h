@@ -45,25 +45,27 @@ struct side_connection {
 };
 
 struct sides {
-	struct link *link;  /* borrowed */
-	struct outbox *out; /* borrowed */
+	struct link *link;  /* the worker's connections to the server, borrowed */
+	struct outbox *out; /* the outbox that uses the side connections, borrowed */
 	uint32_t requested; /* cnnps_options.connections, the bulk connection included */
-	/* side connections that the newest WELCOME permits and that are not yet opened with its
-	 * secret */
+	/* number of side connections that the newest WELCOME permits, until they are opened with
+	 * the secret of this WELCOME; then 0 */
 	uint32_t offered;
 	struct side_greeting greeting;
 	uint64_t max_frame; /* maximum number of bytes of a frame that the server may send */
-	size_t n;           /* side connections that exist; 0: none */
+	size_t n;           /* number of side connections that exist */
 	int is_open;
-	uint64_t since_ms;           /* when the side connections were opened */
-	uint64_t pause_ms, until_ms; /* the newest pause after a failure, and its end */
+	uint64_t since_ms; /* time at which the side connections were opened */
+	/* pause_ms: length of the newest pause after a failure; until_ms: end of this pause */
+	uint64_t pause_ms, until_ms;
 	struct side_connection side[MAX_SIDES];
-	/* PARAMS that wait for their parts, and their number of parts; 0: there are none */
+	/* parts: number of parts of the PARAMS in `params`, which are not complete yet; 0: there
+	 * are no such PARAMS. request: number of the pull that these PARAMS answer */
 	uint64_t parts, request;
 	struct frames params;
 };
 
-/* Prepares for a program that uses at most `requested` connections. The pointers must outlive
+/* Prepares for a program that uses at most `requested` connections. `link` and `out` must outlive
  * *s. */
 void sides_init(struct sides *s, struct link *link, struct outbox *out, uint32_t requested);
 /* Handles WELCOME `w`: closes the side connections that are open, and notes how many the WELCOME

@@ -2,7 +2,8 @@
  * convert.h - cnn-ctl convert: writes images of other formats as the IDX files of a data set.
  *
  * A reader passes the images of each part, training and test, to the writer of this part. The files
- * get their final names when all of them are complete. No input file is trusted. Thread: main.
+ * get their final names when all of them are complete. Every value that is read from an input file
+ * is checked before it is used. Thread: main.
  */
 #ifndef WORKER_CTL_CONVERT_H
 #define WORKER_CTL_CONVERT_H
@@ -16,8 +17,8 @@ struct convert {
 	size_t classes;
 };
 
-/* The readers. Each reader writes both parts. If `from` has no files of the reader's format, it
- * sets *found to 0 and writes nothing. */
+/* The readers. Each reader writes both parts. If `from` has no files of its format, a reader sets
+ * *found to 0 and writes nothing, and the caller tries the next reader. */
 int convert_cifar(struct convert *c, int *found, struct err *e) PS_MUST_CHECK;
 int convert_npy(struct convert *c, int *found, struct err *e) PS_MUST_CHECK;
 int convert_folders(struct convert *c, int *found, struct err *e) PS_MUST_CHECK;

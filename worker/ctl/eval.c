@@ -18,7 +18,7 @@
 #include "worker/data/dataset.h"
 
 #define CHUNK 256 /* maximum number of images that are evaluated at a time */
-/* maximum number of classes of the table; with more classes, a list replaces the table */
+/* with at most this number of classes, a table shows the confusions, with more a list */
 #define TABLE_SIDE       20
 #define MAX_COUNTED      4096 /* maximum number of classes whose confusions are counted */
 #define LISTED           20   /* maximum number of confusions in the list */
@@ -40,24 +40,25 @@ struct evaluation {
 	struct data data;
 	struct backend *backend;
 	struct kx_images chunk; /* points to `pixels` and `labels` */
-	uint8_t *pixels;        /* of CHUNK images */
+	uint8_t *pixels;        /* pixels of CHUNK images */
 	uint16_t *labels;
-	float *probability; /* of CHUNK images */
+	float *probability; /* probabilities of the classes for CHUNK images */
 	size_t classes;
 	size_t correct;
 	double loss_sum;
 	uint32_t *count; /* count[label * classes + class]; NULL: there are too many classes */
 	struct mistake worst[WORST];
 	size_t n_worst;
-	FILE *predictions; /* NULL: no --predictions */
-	int writes_files;  /* 1: --predictions or --mistakes */
+	FILE *predictions; /* file of --predictions; NULL: the option is not set */
+	int writes_files;  /* 1 if --predictions or --mistakes is set */
 	struct class_names names;
 };
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* Adds `m` to the list of the WORST mistakes with the greatest loss if it belongs there. The list
- * does not use the probability of the wrong class, because this probability often rounds to 1. */
+/* Adds `m` to the list of the WORST mistakes with the greatest loss if it belongs there. Mistakes
+ * are compared by the probability of the right label, because the probability of the wrong class
+ * often rounds to 1. */
 static void keep_mistake(struct evaluation *v, struct mistake m)
 {
 	size_t at = v->n_worst;
@@ -99,8 +100,8 @@ static int evaluate_chunk(struct evaluation *v, uint32_t first, size_t n, struct
 	rc = backend_use(v->backend, &v->chunk, e);
 	if (rc)
 		return rc;
-	/* Compute the loss from the logits, as workers do. A loss that is computed from a
-	 * probability may be infinite. */
+	/* Compute the loss from the logits, as workers do. Computed from the probability of the
+	 * label, the loss would be infinite if the probability rounds to 0. */
 	rc = backend_evaluate(v->backend, v->weights->w, 0, n, &correct, &loss);
 	if (!rc)
 		rc = backend_predict(v->backend, v->weights->w, 0, n, v->probability);
@@ -221,8 +222,8 @@ static void draw_worst(const struct evaluation *v)
 	}
 }
 
-/* Writes the label, the class, the probability and the number of the image. The names of label and
- * class, which may be long, are on the first line. */
+/* Writes the label, the class, the probability and the number of the image. If both classes have
+ * names, the first line has only the names, because they may be long. */
 static void write_tile_text(
 	const struct evaluation *v, const struct mistake *m, struct sheet_tile *tile)
 {
@@ -377,7 +378,7 @@ int ctl_eval(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w = mem_must(1, sizeof(*w), "eval");
 
-	setlocale(LC_CTYPE, ""); /* for the width of a name */
+	setlocale(LC_CTYPE, ""); /* the width of a name depends on the locale */
 	int rc = ctl_weights_load(ctl, 1, w, e);
 
 	if (!rc && w->model.classes == 0)

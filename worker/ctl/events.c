@@ -1,8 +1,9 @@
 /*
  * events.c - see ctl.h: writes a history as TensorBoard's event file. The file is a sequence of
- * TFRecords. A TFRecord has a length (8 bytes), the masked CRC32C of the length, an Event message
- * of protobuf, and the masked CRC32C of the message, all little-endian. This file encodes the Event
- * itself, because it needs only four fields.
+ * records of TensorFlow's format TFRecord. A record has a length (8 bytes), the masked CRC32C of
+ * the length, an Event message of protobuf, and the masked CRC32C of the message, all
+ * little-endian. This file encodes an Event without protobuf-c, because it needs only four fields
+ * of it.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -101,7 +102,7 @@ static void put_scalar(
 
 static const struct {
 	const char *kind, *key, *tag;
-	const char *step; /* name of the field with the step */
+	const char *step; /* key of the value in the history that becomes TensorBoard's step */
 } scalars[] = {
 	{"sample", "loss", "train/loss", "updates"},
 	{"sample", "images_per_s", "speed/images_per_s", "updates"},
@@ -136,7 +137,7 @@ static void put_metrics(struct bytes *file, double seconds, const json_t *o)
 	}
 }
 
-/* Writes the values of a line. `is_validated` is 1 if the run has --validate. */
+/* Writes the values of line `o` of the history. `is_validated` is 1 if the run has --validate. */
 static void put_scalars(struct bytes *file, const json_t *o, int is_validated)
 {
 	double seconds = json_number_value(json_object_get(o, "t")) / 1000;
@@ -169,7 +170,7 @@ int ctl_write_events(const char *dir, const json_t *lines, int is_validated, str
 	if (rc)
 		return rc;
 	file.at = mem_must(file.room, 1, "event file");
-	put_nested(&event, 3, version, sizeof(version) - 1); /* file_version */
+	put_nested(&event, 3, version, sizeof(version) - 1); /* the field file_version */
 	put_record(&file, &event);
 	for (size_t i = 0; i < n; i++)
 		put_scalars(&file, json_array_get(lines, i), is_validated);

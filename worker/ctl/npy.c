@@ -22,7 +22,7 @@ struct npy {
 	FILE *file;
 	char kind;    /* 'u' for unsigned or 'i' for signed integers */
 	int big;      /* 1: the values are big-endian */
-	size_t width; /* bytes of a value */
+	size_t width; /* number of bytes of a value */
 	size_t n_dims, dim[MAX_DIMS];
 };
 

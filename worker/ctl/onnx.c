@@ -1,9 +1,9 @@
 /*
  * onnx.c - see onnx.h.
  *
- * The graph is built layer by layer. Each node has one output, whose name is the name of the node.
- * A value has the shape N x C x H x W. After an fc layer a value is flat, with the shape N x C,
- * until a layer needs rows and columns again.
+ * This file builds the graph layer by layer. Each node has one output, whose name is the name of
+ * the node. A value has the shape N x C x H x W. After an fc layer a value is flat, with the shape
+ * N x C, until a layer needs rows and columns again.
  */
 #include "worker/ctl/onnx.h"
 #include <stdint.h>
@@ -85,7 +85,8 @@ static struct initializer *add_initializer(struct graph *g, enum element type, s
 	return t;
 }
 
-/* Makes the model's tensors the first initializers, in their order. */
+/* Adds the tensors of the model to the graph as its first initializers, in the order of the
+ * model. */
 static void add_model_tensors(struct graph *g, const float *w)
 {
 	for (size_t i = 0; i < g->m->n_tensors; i++) {
@@ -95,7 +96,8 @@ static void add_model_tensors(struct graph *g, const float *w)
 		snprintf(t->name, sizeof(t->name), "%s", from->name);
 		for (size_t d = 0; d < from->ndim; d++)
 			t->dim[d] = (int64_t)from->dim[d];
-		const float *values = w + from->offset; /* protobuf-c only reads the values */
+		/* copy the pointer to drop `const`: protobuf-c only reads the values */
+		const float *values = w + from->offset;
 		memcpy(&t->proto.raw_data.data, &values, sizeof(values));
 		t->proto.raw_data.len = from->count * sizeof(*w);
 	}
@@ -301,7 +303,7 @@ static char *mean_of_squares(struct graph *g, const struct layer *l, char *in)
 static char *add_lrn(struct graph *g, const struct layer *l, struct value in)
 {
 	char *image = as_image(g, in);
-	/* times the size, because ONNX divides alpha by the size */
+	/* multiply by the size, because ONNX divides alpha by the size */
 	const float alpha = l->alpha * (float)l->size;
 
 	if (l->size % 2) {
@@ -319,8 +321,9 @@ static char *add_lrn(struct graph *g, const struct layer *l, struct value in)
 	return binary(g, "Div", image, binary(g, "Pow", base, number(g, l->beta)));
 }
 
-/* Adds nodes for an add layer. The nodes add every stride-th row and column of the value at the
- * layer's skip, with zeros for the channels that this value lacks. */
+/* Adds nodes for an add layer. The value at the layer's skip may have more rows and columns, and
+ * fewer channels, than `in`. The nodes take every stride-th row and column of this value, append
+ * channels of zeros, and add the result to `in`. */
 static char *add_sum(struct graph *g, const struct layer *l, struct value in)
 {
 	const struct layer *skip = &g->m->layer[l->partner];

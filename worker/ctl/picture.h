@@ -4,7 +4,8 @@
  * The file is not trusted: the module checks the size of the file, the size of the picture and
  * every value before it allocates memory. The text of a PS_EDATA error names the file and the wrong
  * field. White is 255, and MNIST's digits are white on black. Transparent pixels become white, or
- * black if the other pixels are light. Thread: any.
+ * black if the other pixels are light. A JPEG is turned as the orientation in its EXIF block says.
+ * Thread: any.
  */
 #ifndef WORKER_CTL_PICTURE_H
 #define WORKER_CTL_PICTURE_H
@@ -24,8 +25,8 @@ struct picture {
 	uint8_t *pixels;    /* shape_count(shape): channels, rows, columns; owned */
 };
 
-/* Reads `path` with 1 or 3 channels. `channels` 0: with as many channels as the file has. PS_EDATA,
- * PS_ENOMEM. */
+/* Reads `path` as a picture with `channels` (1 or 3) channels. If `channels` is 0, the picture has
+ * as many channels as the file. PS_EDATA, PS_ENOMEM. */
 int picture_load(struct picture *p, const char *path, size_t channels, struct err *e) PS_MUST_CHECK;
 void picture_release(struct picture *p);
 /* Reads a picture of exactly `shape` into pixels[shape_count(shape)]. */

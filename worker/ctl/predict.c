@@ -19,12 +19,12 @@ struct gallery {
 	/* labels of zero for the backend, because the test set may have more classes than the
 	 * model */
 	uint16_t *no_labels;
-	int *known; /* 1: the picture has a label of the test set */
+	int *known; /* for each picture, 1: the picture has a label of the test set */
 	float *probability;
 	size_t n, classes;
 	struct class_names names;
-	struct shape shape; /* of a picture */
-	size_t size;        /* its pixels */
+	struct shape shape; /* shape of a picture */
+	size_t size;        /* number of values of a picture */
 };
 
 /* ---- pictures -------------------------------------------------------------------------------- */
@@ -62,8 +62,8 @@ static int take_test_image(
 	return data_image(d, TEST_PART, (uint32_t)number, g->pixels + i * g->size, e);
 }
 
-/* Warns if a picture is blank, or if the network sees it dark on light, because MNIST's digits are
- * light on dark. */
+/* Warns if a picture is blank. Also warns if the picture, as the network gets it, is dark on light:
+ * MNIST's digits are light on dark. */
 static void warn_of_picture(
 	const char *path, const uint8_t *pixels, const struct ctl *ctl, struct shape shape)
 {
@@ -202,7 +202,7 @@ int ctl_predict(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w = mem_must(1, sizeof(*w), "predict");
 
-	setlocale(LC_CTYPE, ""); /* for the width of a name */
+	setlocale(LC_CTYPE, ""); /* the width of a name depends on the locale */
 	int rc = ctl_weights_load(ctl, needs_test_images(ctl), w, e);
 
 	if (!rc && w->model.classes == 0)

@@ -39,7 +39,7 @@ void screen_show(const char *page);
 int screen_key(int ms);
 /* Returns 1 if the terminal can show UTF-8. */
 int screen_is_utf8(void);
-/* Returns 1 if the calling thread opened the screen. */
+/* Returns 1 if the calling thread is the one that opened the screen. */
 int screen_is_mine(void);
 /* Removes the marks from a text. */
 void screen_unmark(char *text);

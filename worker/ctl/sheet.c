@@ -68,7 +68,8 @@ static const uint8_t font[sizeof(letters) - 1][FONT_ROWS] = {
 
 struct sheet {
 	struct shape shape;
-	size_t zoom, step; /* the sheet shows every step-th pixel as zoom x zoom pixels */
+	size_t zoom, step; /* small pictures are enlarged, large ones reduced: every step-th pixel
+	                    * becomes zoom x zoom pixels */
 	size_t shown_w, shown_h, tile_w, tile_h;
 	size_t width, height;
 	uint8_t *rgb;

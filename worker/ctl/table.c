@@ -12,10 +12,10 @@
 
 #define GAP        2 /* blanks between columns */
 #define MAX_CELL   128
-#define N_COMMON   4  /* number of common parts of the texts of a column */
+#define N_COMMON   4  /* maximum number of parts that all texts of a column have in common */
 #define MIN_COMMON 3  /* minimum number of characters of a common part */
 #define MAX_TEXT   24 /* maximum width of a text column, in characters */
-/* texts first shrink to this width; then the column of addresses is left out */
+/* texts shrink to this width before more columns are left out (fit_columns) */
 #define FAIR_TEXT   12
 #define MIN_TEXT    8
 #define LAST_LEAVE  13
@@ -68,9 +68,9 @@ struct row {
 struct table {
 	struct row *row;
 	size_t rows;
-	size_t width[N_COLUMNS]; /* 0: not shown */
-	/* the parts that all too wide texts of the column have in common, in the order in which
-	 * cut_common shortens them; "": no part */
+	size_t width[N_COLUMNS]; /* width of each column; 0: the column is not shown */
+	/* the parts that all texts that are too wide for the column have in common, in the order in
+	 * which cut_common shortens them; "": no part */
 	char common[N_COLUMNS][N_COMMON][MAX_CELL];
 };
 
@@ -141,7 +141,8 @@ static size_t total_width(const struct table *t)
 
 	for (size_t c = 0; c < N_COLUMNS; c++)
 		n += t->width[c] ? t->width[c] + GAP : 0;
-	return n - GAP; /* no GAP after the last column; the first column is always shown */
+	/* no GAP follows the last column; n > 0, because the first column is always shown */
+	return n - GAP;
 }
 
 /* Returns 1 if the run has the values of a column. */
@@ -174,10 +175,11 @@ static int shorten(struct table *t, size_t min)
 	return 1;
 }
 
-/* Makes the table fit: leaves out the columns whose `leave` is 1 to 3, then shrinks texts, then
- * leaves out the columns whose `leave` is 4 to 13, then shrinks texts further, then leaves out
- * those whose `leave` is 14 or 15. On a terminal of 120 characters, the table always has the
- * columns whose `leave` is 0 or more than 6. */
+/* Takes the following steps until the table fits. It first leaves out the columns with a `leave` of
+ * 1 to 3, one by one, and shrinks texts to FAIR_TEXT. It then leaves out the columns with a `leave`
+ * of 4 to 13, and shrinks texts to MIN_TEXT. Last, it leaves out the columns with a `leave` of 14
+ * or 15. On a terminal of 120 characters, the table always has the columns whose `leave` is 0 or
+ * more than 6. */
 static void fit_columns(struct table *t, size_t columns, const struct table_view *v)
 {
 	const size_t sort = v->sort;
@@ -268,12 +270,13 @@ static int admits(const struct table_view *v, const json_t *worker)
 
 /* ---- texts that are too long ----------------------------------------------------------------- */
 
-/* Replaces the domain in the name of a host by '+'. The hosts of a cluster have one domain. */
+/* Replaces the domain in the name of a host by '+'. The hosts of a cluster usually have the same
+ * domain. */
 static void drop_domain(char *host)
 {
 	size_t n = strcspn(host, ".");
 
-	if (host[n] && strspn(host, "0123456789") < n) /* not an address */
+	if (host[n] && strspn(host, "0123456789") < n) /* the host is a name and not an address */
 		memcpy(host + n, "+", sizeof("+"));
 }
 
@@ -326,8 +329,8 @@ static void find_common_part(char (*texts)[MAX_CELL], size_t n, char common[MAX_
 	common[0] = '\0';
 }
 
-/* Finds what the too wide texts of column `c` have in common, so that the rows show the parts in
- * which they differ. */
+/* Finds what the texts that are too wide for column `c` have in common, so that the rows show the
+ * parts in which these texts differ. */
 static void note_common(struct table *t, size_t c)
 {
 	char(*texts)[MAX_CELL] = mem_try(t->rows ? t->rows : 1, sizeof(*texts));
@@ -374,7 +377,8 @@ static void put_cut_text(FILE *f, const char *text, size_t width)
 		text += bytes;
 	}
 	(void)put_fitting(f, text, &tail);
-	fprintf(f, "%*s", (int)(head + tail), ""); /* wide characters may leave blanks */
+	/* fill up with blanks, because wide characters may not fill the width exactly */
+	fprintf(f, "%*s", (int)(head + tail), "");
 }
 
 /* Prints `text` in `width` columns. */

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #define FILTER_TEXT 64
-#define TITLES_TEXT 192 /* the titles of all columns */
+#define TITLES_TEXT 192 /* size of a buffer for the titles of all columns */
 
 /* The choices of the user, and the columns that table_print has left out. A struct of zeros shows
  * all workers, sorted by number. */
@@ -17,11 +17,11 @@ struct table_view {
 	size_t sort;              /* number of the column by which the table is sorted */
 	int reverse;              /* 1: sort in the opposite direction */
 	size_t first;             /* the first worker shown; table_print keeps it within the list */
-	char filter[FILTER_TEXT]; /* "": show all workers */
+	char filter[FILTER_TEXT]; /* text that the shown workers contain; "": show all workers */
 	/* 1: the run has no images, so the table has no columns about images */
 	int has_no_images;
 	size_t n_hidden;          /* number of columns that the last table_print left out */
-	char hidden[TITLES_TEXT]; /* the titles of these columns */
+	char hidden[TITLES_TEXT]; /* the titles of the columns that were left out */
 };
 
 /* Chooses the next (+1) or the previous (-1) column to sort by. */

@@ -13,7 +13,7 @@ size_t width_of_character(const char *text, size_t *bytes)
 	int columns;
 
 	*bytes = n ? n : 1;
-	/* another locale than UTF-8 has no wide character for these bytes */
+	/* a locale whose encoding is not UTF-8 may have no wide character for these bytes */
 	if (mbrtowc(&c, text, *bytes, &(mbstate_t){0}) != *bytes)
 		return 1;
 	columns = wcwidth(c);

@@ -1,6 +1,7 @@
 /*
  * width.h - the width of a text on a terminal. The caller must have set the locale (LC_CTYPE). A
- * text that is not UTF-8, or a locale of another encoding, counts one column for each character.
+ * byte that belongs to no UTF-8 character counts as one column. If the locale has another encoding
+ * than UTF-8, each character counts as one column.
  *
  * Thread: any.
  */

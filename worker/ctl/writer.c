@@ -52,7 +52,8 @@ static int put_be32(FILE *f, uint32_t v)
 	return fwrite(b, 1, 4, f) == 4;
 }
 
-/* Writes the headers of both files. The number of images in the headers is 0 until writer_close. */
+/* Writes the headers of both files. The headers have 0 as the number of images until writer_close,
+ * because this number is not known before. */
 static int put_headers(struct writer *w)
 {
 	const struct shape *s = &w->shape;

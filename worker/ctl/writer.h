@@ -1,8 +1,8 @@
 /*
  * writer.h - writes the IDX files of a data set for the readers of convert.h.
  *
- * A writer makes the two files of one part, training or test. writer_settle gives them their final
- * names, or removes them. Thread: main.
+ * A writer makes the two files of one part, training or test. writer_settle gives both files their
+ * final names, or removes both. Thread: main.
  */
 #ifndef WORKER_CTL_WRITER_H
 #define WORKER_CTL_WRITER_H

@@ -43,7 +43,7 @@ int batches_get(
 		return PS_EPROTO;
 	if ((rc = use_epoch(b, epoch)))
 		return rc;
-	first = number * b->batch; /* < n_images, so it cannot overflow */
+	first = number * b->batch; /* less than n_images, so the product cannot overflow */
 	*index = b->order + first;
 	*n = b->n_images - first < b->batch ? b->n_images - first : b->batch;
 	return PS_OK;

@@ -3,7 +3,8 @@
  *
  * The order of an epoch is rng_order(seed, e). Batch b has the positions [b * batch, (b + 1) *
  * batch) of this order; the last batch has the rest. The module stores the order of one epoch, so
- * calls that alternate between two epochs are slow but correct. Thread: one at a time.
+ * calls that alternate between two epochs are slow but correct. Only one thread at a time may use a
+ * struct batches.
  */
 #ifndef WORKER_DATA_BATCH_H
 #define WORKER_DATA_BATCH_H
@@ -13,9 +14,10 @@
 
 struct batches {
 	uint64_t seed;
-	uint32_t n_images, batch; /* both >= 1 */
-	uint32_t epoch;           /* the epoch of `order` */
-	uint32_t *order;          /* NULL until the first batches_get; owned */
+	/* numbers of images of the data set and of a batch; both at least 1 */
+	uint32_t n_images, batch;
+	uint32_t epoch;  /* the epoch of `order` */
+	uint32_t *order; /* NULL until the first batches_get; owned */
 };
 
 void batches_init(struct batches *b, uint64_t seed, uint32_t n_images, uint32_t batch);

@@ -32,7 +32,7 @@ static int number_letters(uint16_t *labels, size_t n, const char *path, struct e
 	return PS_OK;
 }
 
-/* Reads the labels of a file to *labels. */
+/* Reads the labels of file `x` into d->labels[part]. */
 static int take_labels(
 	struct data *d, enum data_part part, const struct idx *x, const char *path, struct err *e)
 {
@@ -60,8 +60,8 @@ static int refuse_counts(
 		files_name(&d->files, (enum data_file)(f + 1), labels), (unsigned long)n_labels);
 }
 
-/* Compares the number of images with the number of labels before memory is reserved for the images,
- * because a small gzipped file may contain more images than fit in memory. */
+/* Compares the number of images with the number of labels. This happens before memory is reserved
+ * for the images, because a small gzipped file may claim more images than fit in memory. */
 static int check_count(struct data *d, enum data_file f, const char *path, struct err *e)
 {
 	uint32_t n, n_labels = d->file[f + 1].n;
@@ -109,7 +109,8 @@ static int check_consistent(const struct data *d, struct err *e)
 {
 	const struct idx *train = &d->file[TRAIN_IMAGES], *test = &d->file[TEST_IMAGES];
 
-	for (int f = 0; f < DATA_FILES; f += 2) /* a file may have changed since check_count */
+	/* check again, because a file may have changed since check_count */
+	for (int f = 0; f < DATA_FILES; f += 2)
 		if (d->file[f].n != d->file[f + 1].n)
 			return refuse_counts(
 				d, (enum data_file)f, d->file[f].n, d->file[f + 1].n, e);
@@ -125,7 +126,7 @@ static int check_consistent(const struct data *d, struct err *e)
 }
 
 /* Returns the number of classes of the data set. The number depends only on the files, so that
- * workers with equal files agree. A model may have more classes. */
+ * workers with equal files agree. A model may have more classes than the data set. */
 static uint32_t count_classes(const struct data *d)
 {
 	const int is_mnist = d->shape.c == 1 && d->shape.h == 28 && d->shape.w == 28;

@@ -1,10 +1,11 @@
 /*
  * files.h - finds the four files of a data set and names them.
  *
- * The files have MNIST's names (Fashion-MNIST and cnn-ctl convert use them too), where images may
- * have idx4 instead of idx3, or EMNIST's names: emnist-SPLIT-train-images-idx3-ubyte and so on. If
- * a directory holds several splits of EMNIST, --data names one: DIR/emnist-letters. Each file may
- * be gzipped and end in .gz; if both forms exist, the plain file is used. Thread: any.
+ * The files have either MNIST's names or EMNIST's names. Fashion-MNIST and cnn-ctl convert also use
+ * MNIST's names; in the name of a file of images, idx4 may replace idx3. EMNIST's names are
+ * emnist-SPLIT-train-images-idx3-ubyte and so on. If a directory holds several splits of EMNIST,
+ * --data names one: DIR/emnist-letters. Each file may be gzipped and end in .gz; if both forms
+ * exist, the plain file is used. Thread: any.
  */
 #ifndef WORKER_DATA_FILES_H
 #define WORKER_DATA_FILES_H
@@ -21,7 +22,8 @@ struct data_files {
 };
 
 /* Finds the data set at `place`, which is a directory or DIR/emnist-SPLIT. If `place` is NULL, uses
- * data/mnist, or else Debian's Fashion-MNIST. PS_EDATA: there is no data set, or more than one. */
+ * data/mnist or, if there are no training images in it, Debian's Fashion-MNIST. PS_EDATA: there is
+ * no data set, or more than one. */
 int files_find(struct data_files *f, const char *place, struct err *e) PS_MUST_CHECK;
 /* Writes the path of file `file` to `path`. PS_EDATA: the file does not exist. */
 int files_path(const struct data_files *f, enum data_file file, char path[FILES_MAX_PATH + 64],

@@ -12,8 +12,8 @@
 #include "worker/data/idx.h"
 
 enum {
-	GZIP_WINDOW = 31, /* zlib: 15 bits of window, gzip wrapper required */
-	MAX_RATIO = 1040, /* no deflate stream expands more than 1032 times */
+	GZIP_WINDOW = 31, /* windowBits of zlib: a window of 15 bits, and only the gzip format */
+	MAX_RATIO = 1040, /* a little more than 1032, the largest ratio that deflate can reach */
 	IDX_MAX_HEAD = 20
 };
 
@@ -29,7 +29,7 @@ struct source {
 
 static int source_open(struct source *s, const char *path, struct err *e)
 {
-	/* O_NONBLOCK: opening a FIFO must not block */
+	/* O_NONBLOCK, so that open does not wait if the file is a FIFO */
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	struct stat st;
 
@@ -279,7 +279,7 @@ static int keep_on_disk(struct source *s, struct idx *x, struct err *e)
 }
 
 /* Reads the header and the values of a file, or leaves the values on the disk if they exceed
- * `memory`. If `whole` is 1, the function refuses such a file. */
+ * `memory`. If `whole` is 1, refuses a file whose values exceed `memory`. */
 static int read_all(struct source *s, struct idx *x, enum idx_kind kind, uint64_t memory, int whole,
 	struct err *e)
 {
@@ -297,7 +297,8 @@ static int read_all(struct source *s, struct idx *x, enum idx_kind kind, uint64_
 static int open_idx(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory, int whole,
 	struct err *e)
 {
-	struct source *s = mem_try(1, sizeof(*s)); /* too large for a stack frame */
+	/* on the heap, because it is too large for a stack frame */
+	struct source *s = mem_try(1, sizeof(*s));
 	int rc;
 
 	memset(x, 0, sizeof(*x));

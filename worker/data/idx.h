@@ -32,7 +32,7 @@
 #include <stdint.h>
 #include "common/err.h"
 
-/* maximum bytes of a file in memory, decompressed and with its header */
+/* maximum number of bytes of a file in memory, decompressed and with its header */
 #define IDX_MAX_BYTES ((uint64_t)2 << 30)
 #define IDX_MAX_COUNT ((uint32_t)1 << 24) /* maximum number of images or labels */
 #define IDX_MAX_SIDE  4096u /* maximum number of channels, rows or columns of an image */
@@ -44,19 +44,21 @@ struct idx {
 	/* header and values; owned; NULL: they are on the disk */
 	uint8_t *bytes;
 	uint64_t size;         /* size of the file, decompressed */
-	size_t head;           /* bytes before the values */
-	const uint8_t *values; /* inside bytes, or NULL */
+	size_t head;           /* number of bytes before the values */
+	const uint8_t *values; /* the values in `bytes`, or NULL */
 	/* path of a file on the disk, for error messages; owned */
 	char *path;
-	int fd;                              /* descriptor of a file on the disk */
-	unsigned width;                      /* bytes of a value: 1; labels also 2, 4 */
-	uint32_t n, channels, rows, columns; /* of labels: n, 1, 1, 1 */
+	int fd; /* descriptor of a file on the disk */
+	/* bytes of a value: 1 for images; 1, 2 or 4 for labels */
+	unsigned width;
+	/* n: number of images or labels; the other three are 1 for labels */
+	uint32_t n, channels, rows, columns;
 };
 
 /* Reads `path` into memory. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
 int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
 /* Reads a file like idx_read, but a plain file of more than `memory` or IDX_MAX_BYTES bytes stays
- * on the disk. A gzipped file of that size is refused with PS_EDATA. */
+ * on the disk. A larger gzipped file is refused with PS_EDATA. */
 int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory,
 	struct err *e) PS_MUST_CHECK;
 /* Sets *n to the number of images or labels in the header of `path`, without allocating memory for

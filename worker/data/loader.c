@@ -9,7 +9,7 @@
 struct slot {
 	/* batch.index points to the member `index`, which has room for `max` numbers */
 	struct loader_batch batch;
-	uint64_t number; /* number of the batch since the start of the loader */
+	uint64_t number; /* number of the batch among all requested batches, from 0 */
 	uint32_t *index;
 	uint8_t *pixels;
 	uint16_t *labels;
@@ -20,7 +20,7 @@ struct slot {
 struct loader {
 	const struct data *data;
 	enum data_part part;
-	const struct preprocess *preprocess; /* or NULL */
+	const struct preprocess *preprocess; /* shift and flip of the images, or NULL */
 	uint64_t seed;
 	size_t max, image; /* max: maximum number of images of a batch; image: bytes of an image */
 	uint8_t *scratch;  /* one image, before shift and flip */
@@ -31,7 +31,7 @@ struct loader {
 	/* Numbers of batches since the start: taken <= loaded <= requested. Batch number i, from
 	 * 0, is in slot i % LOADER_AHEAD. The caller uses the images of batch taken - 1. */
 	uint64_t requested, loaded, taken;
-	int holds; /* 1: the caller still uses the images of batch taken - 1 */
+	int holds; /* 1: the caller still uses the images of batch number taken - 1 */
 	int ends;
 };
 
@@ -182,7 +182,7 @@ void loader_ask(struct loader *l, const struct loader_batch *b)
 	pthread_mutex_unlock(&l->lock);
 }
 
-/* Waits until all batches up to number `n` are loaded. */
+/* Waits until the first `n` requested batches are loaded. */
 static void await(struct loader *l, uint64_t n)
 {
 	pthread_mutex_lock(&l->lock);

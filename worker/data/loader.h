@@ -29,7 +29,7 @@
 
 #define LOADER_AHEAD 3
 
-struct loader; /* opaque */
+struct loader; /* opaque, see loader.c */
 
 /* The images of one batch. */
 struct loader_batch {

@@ -1,5 +1,5 @@
 /*
- * line.c - a worker in one page: it fits y = a x + b to noisy points with a cnn-ps server.
+ * line.c - the shortest worker: it fits y = a x + b to noisy points, with a cnn-ps server.
  *
  *   cnn-ps --model vector:2 --optimizer sgd --lr 0.5 &
  *   line [tcp://127.0.0.1:5555]
@@ -11,8 +11,8 @@
 #define POINTS 100
 #define STEPS  2000
 
-/* Writes the gradient of half the mean squared error over points of y = 2 x - 1 plus a sine wave as
- * noise. */
+/* The points are on y = 2 x - 1, plus a sine wave as noise. Writes the gradient of half the mean
+ * squared error at the line with the slope w[0] and the offset w[1]. */
 static void gradient(const float w[2], float g[2])
 {
 	g[0] = g[1] = 0;
@@ -25,6 +25,7 @@ static void gradient(const float w[2], float g[2])
 	}
 }
 
+/* Pulls the weights and pushes a gradient, until the gradient is nearly zero. */
 static int fit(struct cnnps *c, float w[2])
 {
 	float g[2] = {1, 1};

@@ -2,8 +2,8 @@
 and cnn-ctl.
 
 The backend needs no other Python package. The backend runs make to build the library and the
-programs; deploy/wheel.sh later adds the shared libraries that these need. Equal sources give a
-wheel with equal bytes.
+programs; deploy/wheel.sh later adds to the wheel the shared libraries that libcnnps and the
+programs need. Builds from equal sources give wheels with equal bytes.
 """
 import base64
 import hashlib

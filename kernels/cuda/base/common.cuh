@@ -42,8 +42,8 @@ static inline size_t kx_shared_limit(void)
  * the network and of the batch (docs/gpu.md). */
 #define SUM_MULTIPROCESSORS 132
 
-/* Returns the multiprocessors of the current device, for rules that change no sum. Returns
- * SUM_MULTIPROCESSORS after an error. */
+/* Returns the number of multiprocessors of the current device, for rules that do not change the
+ * order of a sum. Returns SUM_MULTIPROCESSORS if a CUDA call fails. */
 static inline size_t kx_multiprocessors(void)
 {
 	int device, n;
@@ -58,9 +58,9 @@ static inline size_t kx_multiprocessors(void)
  * Launches a kernel, on Hopper and later with programmatic dependent launch: the kernel may start
  * while its predecessor in the stream still runs. Before await_previous the kernel must not write,
  * and it may read only data that the predecessor does not write. Kernels before the predecessor are
- * complete when this kernel starts: the predecessor waited for them in its own await_previous and
- * only then allowed this kernel to start. After await_previous all results of the predecessor are
- * visible.
+ * complete when this kernel starts, because the predecessor has waited for them in its own
+ * await_previous before it allowed this kernel to start. After await_previous all results of the
+ * predecessor are visible.
  */
 template <class... P, class... A>
 static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster, unsigned threads,
@@ -91,9 +91,10 @@ static int kx_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t s
 	return kx_launch_clusters(kernel, grid, 1, threads, shared, stream, args...);
 }
 
-/* Does the same as kx_launch. If `joins`, the stream waits for kernels of another stream, too: the
- * kernel then starts when all of them are complete, because a dependent launch waits only for its
- * predecessor. */
+/* Does the same as kx_launch unless `joins` is set. `joins` means that the stream also waits for
+ * kernels of another stream. A dependent launch would wait only for the predecessor in its own
+ * stream. The kernel therefore has an ordinary launch, and starts when those kernels and all
+ * earlier kernels of its own stream are complete. */
 template <class... P, class... A>
 static int kx_launch_joined(void (*kernel)(P...), int joins, dim3 grid, unsigned threads,
 	size_t shared, cudaStream_t stream, A... args)
@@ -114,7 +115,8 @@ static int kx_launch_joined(void (*kernel)(P...), int joins, dim3 grid, unsigned
 static inline unsigned blocks_for(size_t n, unsigned threads)
 {
 	size_t blocks = (n + threads - 1) / threads;
-	size_t max_blocks = 64 * kx_multiprocessors(); /* the kernels use a grid-stride loop */
+	/* more blocks are not needed, because the kernels loop over the values (FOR_EACH) */
+	size_t max_blocks = 64 * kx_multiprocessors();
 
 	return (unsigned)(blocks < max_blocks ? blocks : max_blocks);
 }
@@ -124,9 +126,9 @@ static inline unsigned blocks_for(size_t n, unsigned threads)
 		i += (size_t)gridDim.x * blockDim.x)
 
 #ifdef __CUDACC__
-/* Waits until all earlier kernels are complete, then allows the next kernel to start. On a GPU
- * before Hopper this function does nothing, because a kernel starts only when the earlier kernels
- * are complete. */
+/* Waits until all earlier kernels in the stream are complete, then allows the next kernel to start.
+ * On a GPU before Hopper this function does nothing, because a kernel starts only when the earlier
+ * kernels are complete. */
 __device__ static inline void await_previous()
 {
 #if __CUDA_ARCH__ >= 900
@@ -140,7 +142,7 @@ __device__ static inline uint32_t shared_address(const void *p)
 	return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Copies 16 bytes to shared memory asynchronously. If not `valid`, writes zeros instead. */
+/* Copies 16 bytes to shared memory asynchronously. If `valid` is false, writes zeros instead. */
 __device__ static inline void copy_ahead(void *to, const void *from, bool valid)
 {
 	uint32_t at = shared_address(to);

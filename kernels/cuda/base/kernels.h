@@ -25,7 +25,8 @@ extern "C" {
 #define KX_M_TILE 128 /* rows of a tile of kx_conv_wgrad; KX_K_TILE: images per pipeline stage */
 #define KX_K_TILE 32
 
-/* The reason why a kernel of fused/ has given up. The results of such a kernel are not valid. */
+/* The reason why a kernel of fused/ has given up. The results of a kernel that has given up are not
+ * valid. */
 enum kx_trouble {
 	KX_TROUBLE_NONE,
 	KX_TROUBLE_WAIT,  /* a block waited too long for another block of its launch */
@@ -37,28 +38,28 @@ enum kx_trouble {
 struct kx_now {
 	uint64_t dropout_seed; /* seed of step 0; step j uses dropout_seed + j */
 	uint32_t step;         /* number of the step in local training */
-	uint32_t first;        /* evaluation: the first image */
+	uint32_t first;        /* evaluation: number of the first image */
 	float rate;            /* learning rate of local training */
 };
 
 /* The images of a batch: index[step * images + n], or first + n if index is NULL. */
 struct kx_batch {
-	const uint8_t *pixels; /* the data set, channels x rows x columns */
+	const uint8_t *pixels; /* pixels of the data set, channels x rows x columns */
 	const uint16_t *labels;
 	const uint32_t *index;
 	const struct kx_now *now;
 	int images;
-	int training; /* dropout is active */
+	int training; /* 1: dropout is active */
 };
 
 /* A padded NHWC tensor. Offsets and strides count values, which are floats unless a function has an
  * argument `bf16`. */
 struct kx_tensor {
 	float *value;
-	int h, w, c;  /* c: with channel padding */
-	int row;      /* stride of a row */
+	int h, w, c;  /* rows, columns, channels; c includes the padding of the channels */
+	int row;      /* stride of a row, in values */
 	int origin;   /* offset of row 0, column 0, after the padding */
-	size_t image; /* stride of an image */
+	size_t image; /* stride of an image, in values */
 };
 
 /* The norm of the images. n is the number of means and deviations: 0 (no norm), 1 (the same for all
@@ -83,8 +84,8 @@ enum kx_math { KX_MATH_FFMA, KX_MATH_3XTF32, KX_MATH_TF32, KX_MATH_BF16 };
 struct kx_k_run {
 	int32_t a, b;
 };
-/* An output pixel (p, q): its K runs are k_run .. k_run + n_k_runs, and its offset in the output
- * image is `out`. */
+/* An output pixel (p, q): it has the K runs number k_run to k_run + n_k_runs - 1, and its offset in
+ * the output image is `out`. */
 struct kx_pixel {
 	int32_t k_run, n_k_runs, out;
 };
@@ -93,16 +94,16 @@ struct kx_pixel {
  * fprop and dgrad. For every image i and output pixel:
  *     d[i][out .. out + n) = sum over its K runs and r < run_length of
  *         a[i][k_run.a + r] * b[k_run.b + r][0 .. n)
- * Then the kernel adds bias (unless NULL) and applies ReLU if `relu`. Where mask is not positive,
- * the kernel writes 0. `mask` has the layout of d; if it is NULL, the kernel keeps every value. n,
- * run_length and all offsets are multiples of 4.
+ * Then the kernel adds bias (unless NULL) and applies ReLU if `relu`. Where a value of `mask` is
+ * not positive, the kernel writes 0 to d. `mask` has the layout of d; if it is NULL, the kernel
+ * keeps every value. n, run_length and all offsets are multiples of 4.
  */
 struct kx_conv {
 	const float *a, *b, *bias, *mask;
 	float *d;
 	const struct kx_k_run *k_runs;
 	const struct kx_pixel *pixels;
-	size_t a_image, d_image; /* strides */
+	size_t a_image, d_image; /* strides from one image to the next, in floats */
 	int n_pixels, n, run_length, relu, images;
 };
 int kx_conv_fprop(struct kx_conv g, enum kx_math math, cudaStream_t stream);
@@ -122,14 +123,15 @@ struct kx_position {
  * floats.
  */
 struct kx_conv_wgrad {
-	const float *a, *b; /* x and dY */
+	const float *a, *b; /* `a`: x; `b`: dY */
 	float *workspace;
 	const struct kx_position *positions;
-	size_t a_image, b_image; /* strides */
+	size_t a_image, b_image; /* strides from one image to the next, in floats */
 	int n_positions, m, n, run_length, row, slices, images;
 };
 #define KX_WGRAD_ROWS(m) ((size_t)(m) + KX_QUAD)
-/* Computes the wgrad of two layers in one launch. A layer whose `slices` is 0 is absent. */
+/* Computes the wgrad of two layers in one launch. A layer whose `slices` is 0 does not exist: the
+ * launch then computes only the other one. */
 int kx_conv_wgrad(struct kx_conv_wgrad first, struct kx_conv_wgrad second, enum kx_math math,
 	cudaStream_t stream);
 
@@ -151,16 +153,18 @@ int kx_relu_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, 
 	int images, int bf16, cudaStream_t stream);
 
 struct kx_drop {
-	int layer, channels; /* channels of the model, without padding */
+	int layer, channels; /* channels: number of channels of the model, without padding */
 	uint32_t threshold;
 	float scale;
 };
-/* fprop: from x to y. dgrad: from dY to dX, with mask. */
+/* In fprop, `from` is x and `to` is y. In dgrad, `from` is dY and `to` is dX, and `mask`
+ * applies. */
 int kx_dropout(struct kx_tensor from, struct kx_tensor to, struct kx_drop drop, const void *mask,
 	struct kx_batch batch, int bf16, cudaStream_t stream);
 
 struct kx_curve {
-	int sigmoid, channels; /* tanh if not sigmoid; channels without padding */
+	/* sigmoid: 1: sigmoid, 0: tanh; channels: number of channels without padding */
+	int sigmoid, channels;
 };
 int kx_curve(struct kx_tensor x, struct kx_tensor y, struct kx_curve curve, int images, int bf16,
 	cudaStream_t stream);
@@ -172,9 +176,10 @@ int kx_curve_dgrad(struct kx_tensor y, struct kx_tensor dx, struct kx_tensor dy,
 struct kx_pooling {
 	int rows, columns, stride, top, left;
 };
-/* argmax: for each value of y, the place of the maximum in its window, as kx_max_pool stores it. y
- * then has no padding between its pixels, and windows have at most 256 values. If argmax is NULL,
- * kx_max_pool_dgrad searches for the maxima in x; otherwise it does not read x. */
+/* argmax: for each value of y, the place of the maximum in the window of this value, as kx_max_pool
+ * stores it. With argmax, y has no padding between its pixels, and windows have at most 256 values.
+ * If argmax is NULL, kx_max_pool_dgrad searches for the maxima in x; otherwise it does not read
+ * x. */
 int kx_max_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, uint8_t *argmax,
 	int images, int bf16, cudaStream_t stream);
 int kx_max_pool_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy,
@@ -186,7 +191,7 @@ int kx_mean_pool_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_pooli
 	const void *mask, int images, int bf16, cudaStream_t stream);
 
 struct kx_lrn {
-	int size, channels; /* channels without padding */
+	int size, channels; /* channels: number of channels without padding */
 	float alpha, beta, k;
 };
 int kx_lrn(struct kx_tensor x, struct kx_tensor y, struct kx_lrn l, int images, int bf16,
@@ -210,16 +215,19 @@ int kx_add_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor adde
 /* The vectors of a batchnorm consist of rows. A row has one value for each channel, and a zero for
  * each channel of padding. */
 struct kx_batchnorm {
-	const float *weight;  /* a row of weights, a row of biases */
-	const float *running; /* a row of running means, a row of running variances */
-	float *grad;          /* the gradients of `weight` */
+	const float *weight;  /* a row of weights, followed by a row of biases */
+	const float *running; /* a row of running means, followed by a row of running variances */
+	float *grad;          /* the gradients of `weight`, in the same layout */
 	float *statistics;    /* the mean and the variance of the batch, in the layout of `running`,
 			       * for the push */
 	float *mean,
 		*scale; /* a row each: forward writes them for backward; scale = 1 / deviation */
-	double *chunks; /* KX_BATCHNORM_CHUNKS times two rows of sums */
+	/* two rows of partial sums for each of KX_BATCHNORM_CHUNKS chunks of the pixels */
+	double *chunks;
 	double eps;
-	int relu; /* a ReLU follows: forward applies it, backward gets the gradient of its input */
+	/* 1: a ReLU follows: kx_batchnorm applies this ReLU, and the `dy` of kx_batchnorm_backward
+	 * is the gradient of its input */
+	int relu;
 };
 /* In training, uses the mean and the variance of the batch, and writes b.statistics. In evaluation,
  * uses b.running. */
@@ -229,18 +237,18 @@ int kx_batchnorm(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor y, 
 int kx_batchnorm_backward(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor dx,
 	struct kx_tensor dy, const void *mask, int images, int bf16, cudaStream_t stream);
 
-/* d_logits = (softmax - 1 at the label) / images. loss[i] is the loss of image i. logits and
- * d_logits have `width` floats per image. */
+/* d_logits = (softmax of the logits, minus 1 at the label) / images. loss[i] is the loss of image
+ * i. logits and d_logits have `width` floats per image. */
 int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int width,
 	struct kx_batch batch, cudaStream_t stream);
 
 /* ---- parameters (params.cu) ------------------------------------------------------------------ */
 
-/* The shape of a layer's parameters. A tap is a filter tap (r, s). The manifest stores weights
- * [f][c][taps] and biases [f]. The kernels store rows [tap][c] and one row of biases, f floats
- * each. dgrad reads a copy of its own, which has a weight at tap * to_tap + f * to_f + c. f and c
- * are padded with zeros to multiples of four (of eight in cuda_tensor), but c of a first layer may
- * have no padding. */
+/* The shape of a layer's parameters. A tap is a pixel (r, s) of a filter. The manifest stores
+ * weights [f][c][taps] and biases [f]. The kernels store rows [tap][c] and one row of biases, f
+ * floats each. dgrad reads a copy of its own, which has a weight at tap * to_tap + f * to_f + c. f
+ * and c are padded with zeros to multiples of four (of eight in cuda_tensor), but c of a first
+ * layer may have no padding. */
 struct kx_weights {
 	int f, c, taps, f_pad, c_pad;
 	int groups; /* weights between two groups are zeros here and absent in the manifest */
@@ -251,29 +259,31 @@ struct kx_weights {
 /* A layer's parameters in all layouts that kernels read, and its split-K workspace. */
 struct kx_layer {
 	struct kx_weights w;
-	float *value;     /* for fprop */
+	float *value;     /* the weights in the layout for fprop */
 	float *sum;       /* the sum of gradients, in the layout of `value` */
-	float *workspace; /* of kx_conv_wgrad */
+	float *workspace; /* workspace of kx_conv_wgrad */
 	int slices;
 	float *dgrad;    /* `value` in the layout for dgrad; NULL if no kernel needs it */
-	uint32_t *conv1; /* NULL, or the fragments of kx_conv1; zeros as padding */
+	uint32_t *conv1; /* NULL, or the fragments of kx_conv1, padded with zeros */
 	int conv1_size;
 	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
-	uint32_t *trouble; /* set if a weight is too large for conv2_fprop (conv2.h) */
-	uint16_t *bf16;    /* NULL, or `value` in bf16, for kx_product */
+	/* the kernel sets *trouble if a weight is too large for conv2_fprop (conv2.h) */
+	uint32_t *trouble;
+	uint16_t *bf16; /* NULL, or `value` in bf16, for kx_product */
 	int fixed; /* 1 if `value` has running statistics of batchnorm, which SGD does not change */
 };
 
-#define KX_LAYERS 12 /* maximum layers of one launch */
+#define KX_LAYERS 12 /* maximum number of layers of one launch */
 struct kx_layers {
 	int n;
 	struct kx_layer layer[KX_LAYERS];
-	unsigned block[KX_LAYERS + 1]; /* set by the launcher */
-	int joins; /* the launch follows kernels of two streams (kx_launch_joined) */
+	/* number of each layer's first block; the launcher sets it */
+	unsigned block[KX_LAYERS + 1];
+	int joins; /* 1: the launch follows kernels of two streams (kx_launch_joined) */
 };
 
 /* *sum = mean of loss[0 .. images). With `add`, adds the sum of the losses to *sum instead. If
- * `loss` is NULL, there are no losses. */
+ * `loss` is NULL, *sum stays as it is. */
 struct kx_losses {
 	const float *loss;
 	double *sum;
@@ -288,12 +298,12 @@ int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream
 int kx_reduce_gradient(
 	struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream);
 /* Adds up the split-K slices; then sum += grad and, unless the layer is fixed, value -= now->rate *
- * grad. With losses, advances now->step. */
+ * grad. If losses.loss is not NULL, adds 1 to now->step. */
 int kx_sgd_step(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
-/* kx_runs_here returns 1 if this build has code of the kernels that run any model for the current
- * device. kx_fused_runs_here returns 1 if it has code of the kernels of fused/ for this device. */
+/* Return 1 if this build has code for the current device: kx_runs_here for the kernels that run any
+ * model, and kx_fused_runs_here for the kernels of fused/. */
 int kx_runs_here(void);
 int kx_fused_runs_here(void);
 

@@ -1,7 +1,7 @@
 /*
  * xxh3.cu - the first part of XXH3 (common/xxh3_sums.h). One warp computes the sums of one block:
  * thread t has words t, t + 32, t + 64 and t + 96 of the block, which all belong to lane t % 8. One
- * more warp copies the end of the input.
+ * more warp copies the last bytes of the input (`tail`).
  */
 #include "common/xxh3_lane.h"
 #include "kernels/cuda/base/common.cuh"
@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(SUM_THREADS)
 		product += xxh3_product(d, secret[w / LANES + w % LANES]);
 		plain += d;
 	}
-	/* XXH3 adds the word of a lane itself to the neighbouring lane */
+	/* in XXH3, a lane adds its product to its own sum, and its word to the sum of the
+	 * neighbouring lane */
 	product += __shfl_xor_sync(ALL_LANES, plain, 1);
 	product += __shfl_xor_sync(ALL_LANES, product, 8);
 	product += __shfl_xor_sync(ALL_LANES, product, 16);

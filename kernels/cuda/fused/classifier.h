@@ -12,17 +12,17 @@ extern "C" {
 #endif
 
 #define CLASSIFIER_UNITS   128
-#define CLASSIFIER_CLASSES 12  /* maximum */
+#define CLASSIFIER_CLASSES 12  /* maximum number of classes */
 #define CLASSIFIER_INPUTS  256 /* the number of inputs is a multiple of this */
 
 struct kx_classifier {
-	int inputs, classes, width; /* width: floats of an image in logits and d_logits */
-	const float *x;             /* [image][input] */
+	int inputs, classes, width; /* width: number of floats per image in logits and d_logits */
+	const float *x;             /* layout [image][input] */
 	const float *mask;          /* NULL, or dX is 0 where mask is not > 0; same layout as x */
-	const float *weight, *transposed; /* [input][unit] and [unit][input] */
+	const float *weight, *transposed; /* layouts [input][unit] and [unit][input] */
 	const float *bias;
-	const float *class_weight, *class_bias; /* [unit][width]; [width] */
-	float *hidden, *d_hidden;               /* [image][CLASSIFIER_UNITS] */
+	const float *class_weight, *class_bias; /* layouts [unit][width] and [width] */
+	float *hidden, *d_hidden;               /* layout [image][CLASSIFIER_UNITS] */
 	float *logits, *d_logits, *loss;
 	float *dx;
 };

@@ -10,8 +10,8 @@ namespace
 
 #define CONV1_WARPS   8
 #define CONV1_THREADS (CONV1_WARPS * 32)
-#define PREFETCH      9 /* positions whose dY loads are in flight at a time */
-#define RELU_OPEN     4 /* a bit of argmax: the ReLU passes the gradient */
+#define PREFETCH      9 /* number of positions whose dY loads are in flight at a time */
+#define RELU_OPEN     4 /* bit of an argmax that is set if the ReLU passes the gradient */
 
 /* ---- fprop ----------------------------------------------------------------------------------- */
 
@@ -37,8 +37,8 @@ __device__ inline void conv1_load_group(
 		conv_convert(to, i);
 }
 
-/* blockIdx: x images, y 32 filters, z positions. A warp handles one of 4 groups of 8 filters at one
- * of 2 ranges of the positions. */
+/* blockIdx.x selects the images of a block, blockIdx.y its 32 filters, and blockIdx.z its
+ * positions. A warp handles one of 4 groups of 8 filters at one of 2 ranges of the positions. */
 template <int SIZE>
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_fprop_kernel(struct kx_conv1 l, struct kx_batch batch)
@@ -112,9 +112,9 @@ int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t st
  */
 #define HI_LO_SIZE    5
 #define HI_LO_GROUPS  (CONV2_CHANNELS / 8)
-#define MAX_POSITIONS 18 /* positions that a block collects */
-/* The strides between two images in bytes. With these strides, the 8 (or 4) images that a warp
- * stores are in different banks. */
+#define MAX_POSITIONS 18 /* maximum number of positions that a block collects */
+/* The strides from one image to the next, in bytes. With these strides, the 8 (or 4) images that a
+ * warp stores are in different banks. */
 #define VALUE_STRIDE  (CONV2_TERMS * HI_LO_GROUPS * MAX_POSITIONS * 16 + 16)
 #define ARGMAX_STRIDE (MAX_POSITIONS * CONV2_CHANNELS + 16)
 
@@ -213,8 +213,8 @@ __device__ inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx
 	}
 }
 
-/* blockIdx: x images, y positions. A warp handles one of 4 groups of 8 filters at one of 2
- * interleaved sets of positions. */
+/* blockIdx.x selects the images of a block, and blockIdx.y its positions. A warp handles one of 4
+ * groups of 8 filters at one of 2 interleaved sets of positions. */
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_fprop_hi_lo_kernel(struct kx_conv1 l, struct kx_batch batch)
 {
@@ -273,8 +273,9 @@ __device__ inline const uint32_t *conv1_image_words(const struct kx_batch &batch
 }
 
 /* Adds one image to the sums. A lane handles one filter, a warp handles every eighth position, and
- * the sums stay in registers. Lanes may select different output pixels of a window. The patches of
- * the four output pixels start in different banks. */
+ * the sums stay in registers. Lanes may select different output pixels of a window, but their loads
+ * have no bank conflicts, because the patches of the four output pixels start in different
+ * banks. */
 template <int SIZE>
 __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	const struct kx_conv1 &l, const float *pixels, int n, int f)
@@ -308,7 +309,7 @@ __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	}
 }
 
-/* blockIdx: x images (split-K slices), y filters. */
+/* blockIdx.x selects the images of a block (its split-K slice), and blockIdx.y its filters. */
 template <int SIZE>
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_wgrad_kernel(struct kx_conv1 l, struct kx_batch batch)
@@ -330,7 +331,8 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 				pixel_of(bytes, 2), pixel_of(bytes, 3)};
 		}
 		__syncthreads();
-		const int next = n + gridDim.x; /* loaded while this image is processed */
+		/* the block loads the words of image `next` while it processes image n */
+		const int next = n + gridDim.x;
 		if (threadIdx.x < words && next < batch.images)
 			bytes = conv1_image_words(batch, next)[threadIdx.x];
 		conv1_wgrad_image<SIZE>(

@@ -19,14 +19,14 @@ extern "C" {
 #define CONV1_SLICES 264 /* split-K slices of wgrad: 2 blocks on each of 132 multiprocessors */
 
 struct kx_conv1 {
-	int size, f;         /* filter size, 3 or 5; filters */
+	int size, f;         /* size: side of a filter, 3 or 5; f: number of filters */
 	uint32_t *fragments; /* weights as mma operands, see conv_store_weight */
 	const float *bias;
-	struct kx_tensor y; /* pooled values */
+	struct kx_tensor y; /* receives the pooled values */
 	uint16_t *y_hi_lo;  /* if not NULL, y goes here as hi/lo terms for conv2.h */
 	uint32_t *trouble;  /* the kernel sets it if a value is too large for y_hi_lo */
-	const float *dy;    /* same layout as y; not yet masked by the ReLU */
-	uint8_t *argmax;    /* [image][position][filter], see conv1.cu */
+	const float *dy;    /* gradient of y, in the layout of y; not yet masked by the ReLU */
+	uint8_t *argmax;    /* layout [image][position][filter], see conv1.cu */
 	/* the workspace of kx_conv_wgrad, with CONV1_SLICES slices and m = size * size */
 	float *workspace;
 };

@@ -61,7 +61,7 @@ __device__ static inline void store_transposed(uint32_t at, uint4 v)
 		: "memory");
 }
 
-/* `up` is a power of two that brings values of up to `amax` below 2^14. `down` is its inverse. */
+/* Multiplied by `up`, a power of two, values of up to `amax` are below 2^14. `down` is 1 / up. */
 struct dy_scale {
 	float up, down;
 };
@@ -81,8 +81,8 @@ __device__ static inline float warp_amax(float v)
 	return v;
 }
 
-/* Returns the maximum over all threads of the block. `shared` has one float per warp. The caller
- * synchronises the block before other uses of `shared`. */
+/* Returns the maximum of `v` over all threads of the block. `shared` has one float per warp. The
+ * caller synchronises the block before other uses of `shared`. */
 __device__ static inline float block_amax(float v, float *shared)
 {
 	const int warps = (int)blockDim.x / 32;

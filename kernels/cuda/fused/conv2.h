@@ -6,10 +6,10 @@
  * Operands are fp16. fp16 has 11 significant bits, as tf32 has, but the tensor cores multiply fp16
  * as fast as bf16. In fprop each value is the sum of a hi and a lo term, so fprop is nearly as
  * exact as fp32. dgrad and wgrad use only the hi term. A launch scales its dY by a power of two
- * that keeps the largest value from overflowing. Only values of at most 2^-38 times the largest
- * value become zero. fprop requires values below CONV2_MAX_VALUE and weights below
- * CONV2_MAX_WEIGHT. The kernels that write these values (conv1.cu) or weights (general/params.cu)
- * set *trouble to KX_TROUBLE_RANGE if one is too large.
+ * that keeps the largest value from overflowing. With this scale, a value of dY becomes zero only
+ * if it is at most 2^-38 times the largest one. fprop requires values below CONV2_MAX_VALUE and
+ * weights below CONV2_MAX_WEIGHT. The kernels that write these values (conv1.cu) or weights
+ * (general/params.cu) set *trouble to KX_TROUBLE_RANGE if one is too large.
  *
  * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The functions keep the rules of kernels.h.
  */
@@ -21,16 +21,18 @@
 extern "C" {
 #endif
 
-#define CONV2_SIZE         5
-#define CONV2_IN           12
-#define CONV2_CHANNELS     32
-#define CONV2_OUT          8
-#define CONV2_FILTERS      64
-#define CONV2_TERMS        2 /* hi and lo */
-#define CONV2_MAX_VALUE    65504.0f
-#define CONV2_MAX_WEIGHT   1023.0f
-#define CONV2_WGRAD_SLICES 66  /* maximum; two tap blocks per slice make 132 blocks */
-#define CONV2_DGRAD_SLICES 132 /* maximum of kx_conv2_dgrad for up to 264 images */
+#define CONV2_SIZE       5
+#define CONV2_IN         12
+#define CONV2_CHANNELS   32
+#define CONV2_OUT        8
+#define CONV2_FILTERS    64
+#define CONV2_TERMS      2 /* number of terms of a value: hi and lo */
+#define CONV2_MAX_VALUE  65504.0f
+#define CONV2_MAX_WEIGHT 1023.0f
+/* maximum number of slices of kx_conv2_wgrad; with two blocks per slice, each for half of the taps,
+ * there are 132 blocks */
+#define CONV2_WGRAD_SLICES 66
+#define CONV2_DGRAD_SLICES 132 /* maximum number of slices of kx_conv2_dgrad for up to 264 images */
 /* Number of fp16 values of an image, [term][group of 8 channels][pixel][channel], and of all
  * weights. */
 #define CONV2_IMAGE   (CONV2_TERMS * CONV2_CHANNELS * CONV2_IN * CONV2_IN)
@@ -41,10 +43,10 @@ struct kx_conv2 {
 	uint16_t *w_fprop, *w_dgrad;
 	const float *bias;
 	uint16_t *x;             /* CONV2_IMAGE values per image */
-	const uint8_t *x_argmax; /* as in conv1.h */
-	struct kx_tensor y;      /* pooled */
-	uint8_t *argmax;         /* same layout as y */
-	const float *dy;         /* same layout as y; 0 where y is not > 0 */
+	const uint8_t *x_argmax; /* the argmax of conv1, as in conv1.h */
+	struct kx_tensor y;      /* receives the pooled values */
+	uint8_t *argmax;         /* receives the argmax, in the layout of y */
+	const float *dy;         /* gradient of y, in the layout of y; 0 where y is not > 0 */
 	float *dy_amax;          /* largest |dY| of each group of eight images */
 };
 

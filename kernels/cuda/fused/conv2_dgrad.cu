@@ -9,10 +9,11 @@
  * scheduler add ten rows of taps in all, so the schedulers are balanced.
  *
  * wgrad of conv1: the accumulators of dgrad already have the layout of the A operand of the next
- * product. Its rows are channels. One pooled pixel of conv1 has a pool window of four output
- * pixels. The four output pixels of a window are k = 2t, 2t + 1, 2t + 8 and 2t + 9 of a product:
- * the argmax gets dY, the other three get zero. There is one product for image 2t and one for image
- * 2t + 1. The columns are filter taps and a column of ones for the bias.
+ * product. The rows of this operand are channels. One pooled pixel of conv1 has a pool window of
+ * four output pixels. For thread t (lane % 4), the four output pixels of a window are k = 2t, 2t +
+ * 1, 2t + 8 and 2t + 9 of a product: the argmax gets dY, the other three get zero. There is one
+ * product for image 2t and one for image 2t + 1. The columns are filter taps and a column of ones
+ * for the bias.
  */
 #include "kernels/cuda/base/common.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -27,16 +28,18 @@ namespace
 #define TILES         (CONV2_CHANNELS / 16)
 #define STEPS         (CONV2_FILTERS / 16)
 #define OUT_PIXELS    (CONV2_OUT * CONV2_OUT)
-#define ROW_BLOCKS    4 /* blocks that share a group of images in a small batch */
+#define ROW_BLOCKS    4 /* number of blocks that share a group of images in a small batch */
 /* Offsets in the pixels of an image, in words of two pixels. SHIFTED_COPY is the start of a copy
  * that is shifted by one pixel. With these strides the four images x eight taps that a warp loads
  * are in 32 different banks (see tap_of). */
-#define PAIRS         (SIDE / 2)
-#define SHIFTED_COPY  395
-#define IMAGE_STRIDE  788
-#define ARGMAX_STRIDE (CONV2_PIXELS * CONV2_CHANNELS + 16) /* stride of an image in bytes */
-#define COLUMNS       32                                   /* taps, the bias, and unused columns */
-#define NO_TAP        (-1)
+#define PAIRS        (SIDE / 2)
+#define SHIFTED_COPY 395
+#define IMAGE_STRIDE 788
+/* stride from one image to the next in the argmax, in bytes */
+#define ARGMAX_STRIDE (CONV2_PIXELS * CONV2_CHANNELS + 16)
+/* number of columns: the taps, the bias, and unused columns */
+#define COLUMNS 32
+#define NO_TAP  (-1)
 
 struct dgrad_shared {
 	union {
@@ -149,8 +152,9 @@ __device__ inline struct filter_quad filter_quad_of(int i)
 		i / 2 / DGRAD_IMAGES / (CONV2_FILTERS / 8)};
 }
 
-#define QUADS            (DGRAD_IMAGES * CONV2_FILTERS / 4 * CONV2_POOLED * CONV2_POOLED)
-#define QUADS_PER_THREAD ((QUADS + DGRAD_THREADS - 1) / DGRAD_THREADS) /* of a thread */
+#define QUADS (DGRAD_IMAGES * CONV2_FILTERS / 4 * CONV2_POOLED * CONV2_POOLED)
+/* maximum number of filter quads (struct filter_quad) of a thread */
+#define QUADS_PER_THREAD ((QUADS + DGRAD_THREADS - 1) / DGRAD_THREADS)
 
 __device__ inline float4 load_dy(const struct kx_conv2 &l, const struct filter_quad &q, int n0)
 {
@@ -177,8 +181,8 @@ __device__ inline void dgrad_scatter_dy(
 	}
 }
 
-/* Writes dY before the pool to shared memory. The block chooses a power of two and scales dY by
- * it. */
+/* Writes the gradient of the pool's input to shared memory, multiplied by a power of two that the
+ * block chooses. */
 __device__ inline struct dy_scale dgrad_scatter_all_dy(
 	struct dgrad_shared *s, const struct kx_conv2 &l, int n0, int images)
 {
@@ -266,8 +270,8 @@ __device__ inline void dgrad_add_row(
 
 /* ---- wgrad of conv1 -------------------------------------------------------------------------- */
 
-/* Returns the four output pixels of a window as fp16: 0 and 1 in .x, 2 and 3 in .y. The argmax gets
- * `v` if the ReLU passes it. All others get zero. */
+/* Returns the four output pixels of a window as fp16: 0 and 1 in .x, 2 and 3 in .y. The output
+ * pixel of the argmax is `v` if the ReLU passes the gradient; the others are zero. */
 __device__ inline uint2 to_window(uint32_t v, uint32_t argmax)
 {
 	const uint32_t open = argmax & 4 ? v : 0, word = argmax & 1 ? open << 16 : open;
@@ -301,8 +305,8 @@ __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (
 	}
 }
 
-/* Adds the products of row y to `sum`, then scales `sum` back. Pixels are still integers from 0 to
- * 255. */
+/* Adds the products of row y to `sum`, then scales `sum` back. The pixels in these products are
+ * integers from 0 to 255, not values from 0 to 1. */
 __device__ inline void wgrad1_add_row(float (&sum)[TILES][4][4], const struct dgrad_shared *s,
 	const float (&c)[CONV2_IN][TILES][4], int y, float down)
 {
@@ -364,7 +368,7 @@ __device__ inline void wgrad1_store(
 	}
 }
 
-/* blockIdx: x images, y rows of the input. */
+/* blockIdx.x selects the images of a block, and blockIdx.y its rows of the input. */
 __global__ void __launch_bounds__(DGRAD_THREADS, 1)
 	conv2_dgrad_kernel(struct kx_conv2 l, struct kx_batch batch, float *partial)
 {
@@ -386,7 +390,7 @@ __global__ void __launch_bounds__(DGRAD_THREADS, 1)
 		dgrad_add_row(c, s, y);
 		wgrad1_add_row(sum, s, c, y, p.down / CONV2_SCALE);
 	}
-	__syncthreads(); /* the sums reuse the memory of the weights */
+	__syncthreads(); /* because the sums reuse the memory of the weights */
 	if (warp < rows)
 		wgrad1_put_sums(s->sums[warp], sum);
 	__syncthreads();

@@ -18,11 +18,13 @@
 namespace
 {
 
-#define TERM_BYTES  (CONV2_FILTERS * CONV2_CHANNELS * 2) /* one term of the weights of a tap */
+/* number of bytes of one term of the weights of a tap */
+#define TERM_BYTES  (CONV2_FILTERS * CONV2_CHANNELS * 2)
 #define TAP_BYTES   (CONV2_TERMS * TERM_BYTES)
 #define ROW_BYTES   (CONV2_SIZE * TAP_BYTES)
-#define CORE_STRIDE (CONV2_FILTERS * 16) /* bytes of eight channels of a term */
-#define FIRST_ROWS  CONV2_OUT            /* rows of an image that the first row of taps needs */
+#define CORE_STRIDE (CONV2_FILTERS * 16) /* number of bytes of eight channels of a term */
+/* number of rows of an image that the first row of taps needs */
+#define FIRST_ROWS CONV2_OUT
 
 template <int IMAGES> struct fprop_shared {
 	unsigned char image[IMAGES][CONV2_TERMS * CONV2_TERM_BYTES];
@@ -166,7 +168,7 @@ int conv2_fprop_launch(struct kx_conv2 l, int images, cudaStream_t stream)
 } // namespace
 
 /* Chooses the smallest tile with which the images fit in one block on each of 132 multiprocessors.
- * If they fit with no tile, chooses the largest one. */
+ * If the images do not fit with any tile, chooses the largest tile. */
 int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream)
 {
 	if (images <= 132)

@@ -17,13 +17,14 @@ namespace
 #define WGRAD_THREADS  512
 #define WARPGROUPS     (WGRAD_THREADS / 128)
 #define STAGES         3
-#define TAP_BLOCKS     2 /* blocks that share the taps */
+#define TAP_BLOCKS     2 /* number of blocks that share the taps */
 #define TAPS_PER_BLOCK ((CONV2_TAPS + 1) / TAP_BLOCKS)
-#define MAX_TAPS       ((TAPS_PER_BLOCK + WARPGROUPS - 1) / WARPGROUPS) /* per warpgroup */
-#define OUT_PIXELS     (CONV2_OUT * CONV2_OUT)
-#define K_STEPS        (OUT_PIXELS / 16) /* products per tap */
-#define CORE_BYTES     128               /* a core matrix: eight rows of 16 bytes */
-#define ONES           2048
+/* maximum number of taps of a warpgroup */
+#define MAX_TAPS   ((TAPS_PER_BLOCK + WARPGROUPS - 1) / WARPGROUPS)
+#define OUT_PIXELS (CONV2_OUT * CONV2_OUT)
+#define K_STEPS    (OUT_PIXELS / 16) /* number of products per tap and image */
+#define CORE_BYTES 128               /* bytes of a core matrix: eight rows of 16 bytes */
+#define ONES       2048
 
 /* The pooled dY and argmax of an image. A thread handles two output pixels of a window for four
  * filters. */
@@ -35,7 +36,7 @@ struct pooled_dy {
 struct wgrad_shared {
 	unsigned char in[STAGES][CONV2_TERM_BYTES];
 	struct pooled_dy pooled_dy[STAGES];
-	unsigned char dy[2][CONV2_FILTERS / 8][OUT_PIXELS][16]; /* before the pool */
+	unsigned char dy[2][CONV2_FILTERS / 8][OUT_PIXELS][16]; /* gradient of the pool's input */
 	uint32_t ones[ONES / 4];
 	float amax[WGRAD_THREADS / 32];
 };
@@ -171,14 +172,15 @@ __device__ inline void wgrad_store(float *out, const float (&d)[16], int tap, fl
 	}
 }
 
-/* blockIdx: x images (split-K slices), y taps. */
+/* blockIdx.x selects the images of a block (its split-K slice), and blockIdx.y its taps. */
 __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 	conv2_wgrad_kernel(struct kx_conv2 l, float *workspace, int images)
 {
 	extern __shared__ __align__(128) unsigned char memory[];
 	struct wgrad_shared *s = reinterpret_cast<struct wgrad_shared *>(memory);
 	const int lane = threadIdx.x % 32, step = gridDim.x;
-	const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* uniform */
+	/* tells the compiler that all threads of a warp have the same value */
+	const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 	const int first = blockIdx.y * TAPS_PER_BLOCK + group,
 		  mine = (TAPS_PER_BLOCK - group + WARPGROUPS - 1) / WARPGROUPS;
 	/* the address of this lane's row of four 8 x 8 matrices: the warp's filters 0 to 7 and 8 to

@@ -6,7 +6,8 @@
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/seed.h"
 
-#define SEED_ROW_USED 10 /* 9 weights and a bias; 10 classes */
+/* number of floats of a row that are used: 9 weights and a bias, or 10 classes */
+#define SEED_ROW_USED 10
 
 #ifdef __CUDACC__
 /* Returns the number that image n of the batch has in the data set. now->step is the first step of

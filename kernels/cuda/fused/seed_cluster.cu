@@ -18,23 +18,26 @@ namespace
 #define CLUSTER_WARPS   12
 #define CLUSTER_THREADS (CLUSTER_WARPS * 32)
 #define CLUSTER_FILTERS 32
-#define FILTER_GROUPS   (CLUSTER_FILTERS / 8)           /* fprop: groups of 8 filters */
-#define THIRDS          (CLUSTER_WARPS / FILTER_GROUPS) /* fprop: ranges of positions */
-#define WARP_POSITIONS  2                               /* wgrad: positions of a warp */
-#define MAX_POSITIONS   22                              /* per block: 169 / 8, rounded up */
-#define IMAGE_PIXELS    (SEED_SIDE * SEED_SIDE)
-#define CHUNKS          (IMAGE_PIXELS / 16)
-/* The stride between two images in floats. With this stride, the 8 filters x 4 images that a warp
- * stores are in 32 different banks. */
+#define FILTER_GROUPS   (CLUSTER_FILTERS / 8)           /* fprop: number of groups of 8 filters */
+#define THIRDS          (CLUSTER_WARPS / FILTER_GROUPS) /* fprop: number of ranges of positions */
+#define WARP_POSITIONS  2                               /* wgrad: number of positions of a warp */
+/* maximum number of positions of a block: 169 / 8, rounded up */
+#define MAX_POSITIONS 22
+#define IMAGE_PIXELS  (SEED_SIDE * SEED_SIDE)
+#define CHUNKS        (IMAGE_PIXELS / 16)
+/* The stride from one image to the next, in floats. With this stride, the 8 filters x 4 images that
+ * a warp stores are in 32 different banks. */
 #define VALUE_STRIDE 36
 
 struct cluster_shared {
 	uint32_t pairs[SEED_CLUSTER_IMAGES * IMAGE_WORDS]; /* pixels as mma operands */
 	float pixels[SEED_CLUSTER_IMAGES * IMAGE_PIXELS];  /* pixels as floats */
 	float value[MAX_POSITIONS][SEED_CLUSTER_IMAGES][VALUE_STRIDE];
-	uint8_t argmax[MAX_POSITIONS][CLUSTER_FILTERS][4]; /* two images per byte */
+	/* argmax of the pool windows; each byte has those of two images */
+	uint8_t argmax[MAX_POSITIONS][CLUSTER_FILTERS][4];
 	float warp_logits[CLUSTER_WARPS][SEED_CLUSTER_IMAGES * SEED_CLASSES];
-	float block_logits[SEED_CLUSTER_IMAGES * SEED_CLASSES]; /* the other blocks read it */
+	/* partial logits of this block, which the other blocks of the cluster read */
+	float block_logits[SEED_CLUSTER_IMAGES * SEED_CLASSES];
 	float d_logits[SEED_CLUSTER_IMAGES * SEED_ROW];
 };
 
@@ -222,7 +225,7 @@ __device__ inline void cluster_wgrad(struct cluster_sums *sum,
 	}
 }
 
-/* blockIdx: cluster * SEED_CLUSTER + rank of the block in the cluster. */
+/* blockIdx.x is cluster * SEED_CLUSTER + rank of the block in the cluster. */
 __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	seed_cluster_kernel(struct kx_seed s, struct kx_batch batch, int step)
 {
@@ -231,7 +234,8 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
 	const int rank = blockIdx.x % SEED_CLUSTER, split = blockIdx.x / SEED_CLUSTER;
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	const int f = min(lane, s.f_pad - 1); /* lanes after the last filter repeat it */
+	/* lanes without a filter of their own repeat the last filter */
+	const int f = min(lane, s.f_pad - 1);
 	const int begin = SEED_POSITIONS * rank / SEED_CLUSTER;
 	const struct block_tile tile = {split * SEED_CLUSTER_IMAGES, begin,
 		SEED_POSITIONS * (rank + 1) / SEED_CLUSTER - begin};
@@ -264,7 +268,8 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	}
 	cluster.sync();
 	cluster_reduce_logits(s, shared);
-	cluster.barrier_arrive(); /* this block no longer reads the shared memory of others */
+	/* this block no longer reads the shared memory of the other blocks */
+	cluster.barrier_arrive();
 	__syncthreads();
 	if (warp < SEED_CLUSTER_IMAGES)
 		cluster_softmax(s, batch, shared, n, label, rank == 0);

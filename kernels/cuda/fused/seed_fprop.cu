@@ -100,8 +100,8 @@ struct fprop_shared {
 	float partial_logits[FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
-/* blockIdx: x images, y filters, z positions. A warp handles one of filter_warps groups of 8
- * filters at a range of the positions. */
+/* blockIdx.x selects the images of a block, blockIdx.y its filters, and blockIdx.z its positions. A
+ * warp handles one of filter_warps groups of 8 filters at a range of the positions. */
 __global__ void __launch_bounds__(FPROP_THREADS, 2)
 	seed_fprop_kernel(struct kx_seed s, struct kx_batch batch, struct fprop_tiling fprop_tiling)
 {
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 	float logits[4][SEED_CLASSES] = {};
 	__syncthreads();
 
-	/* prefetches one position ahead; the read after the last position hits the conv weights */
+	/* the loop loads one position ahead; after the last position it reads conv weights, which
+	 * follow the fc weights in memory, and does not use them */
 	struct feature_weights next = feature_load(fc);
 #pragma unroll 2
 	for (int left = end - begin, x = begin % 13; left > 0; left--) {

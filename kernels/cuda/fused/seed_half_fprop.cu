@@ -21,7 +21,7 @@ struct warp_tile {
 
 struct half_fprop_shared {
 	uint32_t pixels[SEED_GROUP * IMAGE_WORDS +
-			32]; /* padded: the loop may read one position too far */
+			32]; /* padded, because the loop may read one position after the last one */
 	float partial_logits[HALF_FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
@@ -52,7 +52,7 @@ __device__ inline void half_load_images(
 /* The four features that a thread computes at a position: images 2t, 2t + 1, 2t + 8, 2t + 9. */
 struct half_features {
 	float value[4];
-	uint32_t argmax; /* one nibble per feature, in this order */
+	uint32_t argmax; /* one nibble per feature, in the order of `value` */
 };
 
 __device__ inline struct half_features half_features_of(
@@ -83,8 +83,9 @@ __device__ inline struct half_features half_features_of(
 	return f;
 }
 
-/* The fc weights of a position: classes lane / 4 and 8 + lane / 4 for filters 2t and 2t + 1.
- * Classes from 10 on are garbage, but reach only rows of the product that are not stored. */
+/* The fc weights of a position: classes lane / 4 and 8 + lane / 4 for filters 2t and 2t + 1. The
+ * values for classes from 10 on have no meaning, but they affect only rows of the product that are
+ * not stored. */
 struct half_fc {
 	float v[2][2];
 };
@@ -108,7 +109,7 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 		half_scales(s, warp_tile.filter_group), lane);
 	const float *fc =
 		s.params.fc + (size_t)warp_tile.begin * stride + (f0 + 2 * t) * SEED_ROW + g;
-	/* a warp handles at least two positions */
+	/* there are always two, because a warp handles at least two positions */
 	struct half_fc next[2] = {half_fc_load(fc), half_fc_load(fc + stride)};
 	uint16_t *argmax = half_argmax(s, group, warp_tile.begin) + (f0 + g) * 4 + t;
 	const uint32_t *patch = pixels + g * IMAGE_WORDS + warp_tile.begin / 13 * (2 * ROW_WORDS) +
@@ -116,8 +117,9 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 	float logits[2][4] = {};
 	for (int left = warp_tile.end - warp_tile.begin, x = warp_tile.begin % 13; left > 0;
 		left -= 2) {
-		uint32_t values[2][2]; /* [half of the images][position] */
-		/* an odd last position is paired with zero weights */
+		uint32_t values[2][2]; /* layout [half of the images][position] */
+		/* the positions are computed in pairs; if one position is left, the weights of its
+		 * missing partner are zeros */
 		const uint32_t real = left > 1 ? 0xffffffffu : 0;
 		const uint4 a = {two_bf16(next[0].v[0][0], next[0].v[0][1]),
 			two_bf16(next[0].v[1][0], next[0].v[1][1]),
@@ -170,8 +172,9 @@ __device__ inline void half_store_logits(const struct kx_seed &s, const struct k
 	s.partial_logits[((size_t)slice * batch.images + n) * SEED_CLASSES + i % SEED_CLASSES] = v;
 }
 
-/* blockIdx: x images, y filters, z positions. A warp handles one of filter_warps groups of 8
- * filters at one of `ranges` ranges of the positions. */
+/* blockIdx.x selects the images of a block, blockIdx.y its filters, and blockIdx.z its positions. A
+ * warp handles one of filter_warps groups of 8 filters at one of `ranges` ranges of the
+ * positions. */
 __global__ void __launch_bounds__(HALF_FPROP_THREADS, 3) seed_half_fprop_kernel(
 	struct kx_seed s, struct kx_batch batch, int filter_warps, int ranges, int step)
 {

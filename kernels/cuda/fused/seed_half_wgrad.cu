@@ -33,12 +33,12 @@ namespace
 #define PRODUCER_THREADS   128
 #define STAGES             3
 #define HALF_WGRAD_THREADS (CONSUMER_WARPS * 32 + PRODUCER_THREADS)
-#define IMAGE_PIXELS       (SEED_SIDE * SEED_SIDE) /* pixels */
-#define CHUNKS             (IMAGE_PIXELS / 16)     /* chunks of 16 pixels per image */
-#define IMAGE_PAIRS        (SEED_GROUP / 2)        /* pairs of images per group */
+#define IMAGE_PIXELS       (SEED_SIDE * SEED_SIDE) /* number of pixels of an image */
+#define CHUNKS             (IMAGE_PIXELS / 16)     /* number of chunks of 16 pixels per image */
+#define IMAGE_PAIRS        (SEED_GROUP / 2)        /* number of pairs of images per group */
 #define THREADS_PER_IMAGE  (PRODUCER_THREADS / SEED_GROUP)
-/* The stride between two pairs of images in words. With this stride, four pairs x two rows of four
- * pixels are in 32 different banks. The last four words are ones. */
+/* The stride from one pair of images to the next, in words. With this stride, four pairs x two rows
+ * of four pixels are in 32 different banks. The last four words of a pair are ones (ONES). */
 #define PAIR_WORDS 808
 #define ONES       0x3c003c00u
 
@@ -56,7 +56,8 @@ struct half_stage {
 };
 
 /* The position of a warp in the ring of stages. Producer threads arrive at `full`, and consumer
- * warps arrive at `empty`. A warp can therefore be one or two stages ahead of the other warps. */
+ * warps arrive at `empty`. The warps wait only at these two barriers, so a warp can be one or two
+ * stages ahead of the others. */
 struct pipeline_state {
 	uint32_t stage; /* byte offset from the first stage */
 	bool parity;
@@ -88,7 +89,7 @@ __device__ inline void init_stages(struct half_stage *stage)
 	}
 }
 
-/* Ends the barriers, whose memory is then free. */
+/* Ends the use of the barriers, so that their memory can be used for other data. */
 __device__ inline void drop_stages(struct half_stage *stage)
 {
 	for (int i = 0; i < STAGES; i++) {
@@ -114,14 +115,14 @@ __device__ inline void init_constants(struct half_stage *stage)
 		stage->pixels[i / 4][IMAGE_PIXELS + i % 4] = ONES;
 }
 
-/* A producer thread. THREADS_PER_IMAGE lanes fetch one image. Each producer warp unpacks the four
- * images that its lanes fetch. In place of images past the end of the batch, the last image is used
- * again, with d_logits of 0. */
+/* The data of a producer thread. THREADS_PER_IMAGE lanes fetch one image. Each producer warp
+ * unpacks the four images that its lanes fetch. In place of images past the end of the batch, the
+ * last image is used again, with d_logits of 0. */
 struct producer {
-	int i;                 /* index among PRODUCER_THREADS */
+	int i;                 /* index of the thread among PRODUCER_THREADS */
 	const uint32_t *index; /* image numbers of this step; no kernel of the graph writes them */
 	const uint8_t *pixels;
-	int last; /* last image of the batch */
+	int last; /* number of the last image of the batch */
 };
 
 /* Returns the number in the data set of the image that this thread helps to fetch. */
@@ -215,7 +216,7 @@ __device__ inline void producer_store_dy(
 
 /* The values that a producer loads ahead. */
 struct prefetched {
-	uint32_t number; /* image number of the group after next */
+	uint32_t number; /* number of this thread's image in the group after the next one */
 	struct dy_pair dy;
 };
 
@@ -253,7 +254,7 @@ __device__ inline void produce(const struct producer &f, struct prefetched next,
 #define FILTER_GROUPS   SEED_HALF_FILTER_GROUPS
 #define POSITION_GROUPS (CONSUMER_WARPS / FILTER_GROUPS)
 #define OUT_PIXELS      4
-#define PATCH           16 /* pixels */
+#define PATCH           16 /* number of pixels of a patch */
 #define ROW_BYTES       (SEED_SIDE * 4)
 /* bytes of the four image pairs in half a group of images */
 #define HALF_BYTES (4 * PAIR_WORDS * 4)
@@ -263,21 +264,23 @@ static_assert(WARP_POSITIONS * POSITION_GROUPS == SEED_HALF_POSITIONS, "a block'
 struct half_wgrad_shared {
 	union {
 		struct half_stage stage[STAGES];
-		/* sums of conv weights, then of biases */
+		/* sums of the gradients of conv weights, then of biases */
 		float conv_sums[CONSUMER_WARPS][8][OUT_PIXELS * PATCH + OUT_PIXELS];
 	};
-	uint4 bytes[2][SEED_GROUP * CHUNKS];          /* pixels in flight */
-	uint4 fc[CONSUMER_WARPS][POSITION_PAIRS][32]; /* weights as A operands */
+	/* memory that the pixel copies in flight write */
+	uint4 bytes[2][SEED_GROUP * CHUNKS];
+	uint4 fc[CONSUMER_WARPS][POSITION_PAIRS][32]; /* the fc weights as A operands */
 	float fc_power[CONSUMER_WARPS][32];           /* fc = weights / fc_power * 2^11 */
 	float amax[HALF_WGRAD_THREADS / 32];
 };
 
-/* The tile of a block and of a warp. In place of positions and filters after the last one, the last
- * one is computed again; these results are not stored. */
+/* The tile of a block and of a warp. Where a tile extends past the last position or filter, the
+ * kernel computes the last one again, and does not store these results. */
 struct half_tile {
-	int begin, end;          /* groups of images */
-	int filter_group, first; /* position */
-	bool valid;              /* the filters exist; is_valid also checks the position */
+	int begin, end;          /* the tile has groups [begin, end) of images */
+	int filter_group, first; /* first: number of the first position */
+	/* the filters of the tile exist; is_valid also checks that a position exists */
+	bool valid;
 };
 
 __device__ inline struct half_tile half_tile_of(
@@ -335,9 +338,11 @@ struct half_sums {
 /* The shared-memory addresses of a thread's words in a stage, in bytes. */
 struct lane_addresses {
 	uint32_t patches, middle, side, by_image, by_class, fc;
-	uint32_t pos[WARP_POSITIONS]; /* offset of a patch from the first patch */
-	uint32_t pixel; /* mask: all ones if the lane has a pixel, 0 if it has a constant one */
-	uint32_t pick;  /* __byte_perm selector: the half of this lane's image */
+	/* offset of each position's patch from the patch of the first position */
+	uint32_t pos[WARP_POSITIONS];
+	/* mask: all bits are 1 if the lane has a pixel, and 0 if it has the constant 1.0 */
+	uint32_t pixel;
+	uint32_t pick; /* __byte_perm selector: the half of this lane's image */
 	__half2 slope, bias;
 };
 
@@ -367,9 +372,9 @@ __device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 	return v;
 }
 
-/* Adds one position to the conv sums. `argmax` has four nibbles, for images 2t and 2t + 1 of both
- * halves. A nibble selects the upper byte of an fp16 1.0 for the output pixel that is the argmax,
- * and zero for the others. The product of this mask and dY is the A operand. */
+/* Adds the gradients of one position to the conv sums. `argmax` has four nibbles, for images 2t and
+ * 2t + 1 of both halves. A nibble selects the upper byte of an fp16 1.0 for the output pixel that
+ * is the argmax, and zero for the others. The product of this mask and dY is the A operand. */
 __device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const uint32_t (&d)[2],
 	uint32_t argmax, uint32_t middle, const uint32_t (&side)[2])
 {
@@ -393,14 +398,15 @@ __device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const
 	}
 }
 
-/* Adds the features of a group at two positions. `stage` is the byte offset of the stage. `e` and
- * `b` are the d_logits as B operands: e[half of the images], b[half of the classes]. */
+/* Adds the gradients of the features of an image group at two positions to *sum. `stage` is the
+ * byte offset of the stage. `e` and `b` are the d_logits as B operands: e[half of the images],
+ * b[half of the classes]. */
 __device__ inline void half_add_pair(struct half_sums *sum, int pair,
 	const struct half_weights<1> &w, const struct lane_addresses &at, const uint32_t *argmax,
 	uint32_t stage, const uint2 (&e)[2], const uint32_t (&b)[2][2])
 {
 	const uint4 fc = load_shared4(at.fc + pair * 32 * 16);
-	uint32_t value[2][2], d[2][2]; /* [position][half of the images] */
+	uint32_t value[2][2], d[2][2]; /* layout [position][half of the images] */
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		float dy[4] = {};
@@ -474,7 +480,7 @@ __device__ inline void half_load_fc(
 	const float power = power_above(bound), scale = 0x1p11f / power;
 #pragma unroll
 	for (int pair = 0; pair < POSITION_PAIRS; pair++) {
-		uint32_t a[2][2]; /* [position][half of the classes] */
+		uint32_t a[2][2]; /* layout [position][half of the classes] */
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			const float2 x = v[2 * pair + i / 2][i % 2];
@@ -498,7 +504,8 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
 	const struct half_stage *stage = &shared->stage[0];
-	const bool pixel = g < 4; /* a pixel of the first or last row; else a constant one */
+	/* true: the lane has a pixel of the first or last row; false: it has the constant 1.0 */
+	const bool pixel = g < 4;
 	uint32_t patch[WARP_POSITIONS];
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++) {
@@ -583,7 +590,7 @@ __device__ inline void half_put_sums(const struct kx_seed &s, struct half_wgrad_
 		if (!is_valid(tile, i))
 			continue;
 		*reinterpret_cast<float2 *>(row + 2 * t) = {v[0][at] * fc, v[0][at + 1] * fc};
-		if (t < 2) /* classes 8, 9 and two of padding */
+		if (t < 2) /* classes 8 and 9, and two values of padding */
 			*reinterpret_cast<float2 *>(row + 8 + 2 * t) = {
 				v[1][at] * fc, v[1][at + 1] * fc};
 	}
@@ -630,7 +637,8 @@ __device__ inline void half_store_conv(
 	s.conv_workspace[((size_t)slice * s.f_pad + f0 + f) * SEED_ROW + k] = k < 10 ? sum : 0;
 }
 
-/* blockIdx: x positions, y filters, z images. */
+/* blockIdx.x selects the positions of a block, blockIdx.y its filters, and blockIdx.z its
+ * images. */
 __global__ void __launch_bounds__(HALF_WGRAD_THREADS, 1) seed_half_wgrad_kernel(
 	struct kx_seed s, struct kx_batch batch, struct seed_tiling tiling, int step)
 {
@@ -670,7 +678,7 @@ __global__ void __launch_bounds__(HALF_WGRAD_THREADS, 1) seed_half_wgrad_kernel(
 	__syncthreads();
 	if (threadIdx.x == 0)
 		drop_stages(shared->stage);
-	__syncthreads(); /* conv_sums reuses the memory of the stages */
+	__syncthreads(); /* because conv_sums reuses the memory of the stages */
 	if (!is_producer)
 		half_put_sums(s, shared, sum, tile, power);
 	__syncthreads();

@@ -8,7 +8,7 @@ namespace
 {
 
 #define SGD_THREADS 256
-/* filters per block; a fragment needs all eight */
+/* number of filters per block; a fragment has all eight */
 #define CONV_FILTERS 8
 #define CONV_QUADS   (CONV_FILTERS * SEED_ROW / 4)
 #define CONV_SLICES  (SGD_THREADS / CONV_QUADS)

@@ -7,14 +7,15 @@
  * the sizes only, so every sum has a fixed order.
  *
  * The sums of the variance take values relative to the first value of the channel. The variance is
- * then the difference of two numbers of its own size, even if the mean is much larger.
+ * then the difference of two numbers of about the size of the variance, even if the mean is much
+ * larger.
  */
 #include "kernels/cuda/general/quad.cuh"
 
 namespace
 {
 
-#define QUADS    8 /* groups of four channels in a block */
+#define QUADS    8 /* number of groups of four channels in a block */
 #define CHANNELS (4 * QUADS)
 #define LANES    32
 #define THREADS  (QUADS * LANES)
@@ -32,7 +33,7 @@ __device__ inline float4 operator*(float4 a, float4 b)
 /* Returns the offset of channel 0 of pixel `i`, counted over all images. */
 __device__ inline size_t pixel_offset(const struct kx_tensor &t, size_t i)
 {
-	if (t.image == (size_t)t.h * t.w * t.c) /* without padding */
+	if (t.image == (size_t)t.h * t.w * t.c) /* the tensor has no padding */
 		return i * t.c;
 	const size_t x = i % t.w, y = i / t.w % t.h, n = i / t.w / t.h;
 
@@ -106,7 +107,8 @@ __device__ inline void sum_chunk(const struct kx_batchnorm &b, size_t pixels, in
 	}
 }
 
-#define ADDERS (THREADS / CHANNELS) /* threads that share the chunks of a channel */
+/* number of threads that add up the chunks of a channel together */
+#define ADDERS (THREADS / CHANNELS)
 
 /* Returns the sums of all chunks for channel threadIdx.x of the block. */
 __device__ inline struct two_sums sum_chunks(const struct kx_batchnorm &b, int chunks, int channels)
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(THREADS)
 	if (threadIdx.x >= CHANNELS || c >= x.c)
 		return;
 	const double d = sum.a / n;
-	/* keeps NaN */
+	/* a NaN is not < 0, so it stays a NaN */
 	const double squares = sum.b - sum.a * d < 0 ? 0 : sum.b - sum.a * d;
 	b.mean[c] = (float)((double)(float)*quad_of<T>(x, 0, c) + d);
 	b.scale[c] = (float)(1 / sqrt(squares / n + b.eps));

@@ -123,8 +123,8 @@ __device__ inline void conv_store(const struct kx_conv &g, const struct kx_pixel
 	}
 }
 
-/* The first of WARPS_K warps adds up their sums, in order. `tile` numbers the warps that have the
- * same share of the depth. */
+/* WARPS_K warps, one for each share of the depth, have sums for the same part of the tile. The warp
+ * of share 0 adds up these sums, in the order of the shares. `tile` is the number of this part. */
 template <class S>
 __device__ inline void add_k_shares(
 	float (&c)[S::MI][S::NJ][4], float4 *shared, int share, int tile)
@@ -218,7 +218,8 @@ template <int P, class S> int conv_launch(struct kx_conv g, cudaStream_t stream)
 
 template <int P> int conv_launch_shape(struct kx_conv g, cudaStream_t stream)
 {
-	const size_t enough = SUM_MULTIPROCESSORS; /* blocks */
+	/* minimum number of blocks that keep the multiprocessors busy */
+	const size_t enough = SUM_MULTIPROCESSORS;
 
 	if (g.n <= narrow::BN && conv_blocks<narrow>(g) >= enough)
 		return conv_launch<P, narrow>(g, stream);

@@ -1,12 +1,12 @@
 /*
- * elementwise.cu - layers that compute a value from one or two values at its own place, for both
- * general paths: ReLU, tanh, sigmoid, dropout, residual connections, and their gradients. Tensors
- * have values of fp32 or bf16, and the arithmetic is fp32.
+ * elementwise.cu - layers in which each output is computed from one or two inputs at the same
+ * place, for both general paths: ReLU, tanh, sigmoid, dropout, residual connections, and their
+ * gradients. Tensors have values of fp32 or bf16, and the arithmetic is fp32.
  *
- * Memory limits these kernels. A thread handles vectors of 16 bytes, neighbouring channels of a
- * pixel, and loads AHEAD of them before it stores the first. Where no tensor has padding between
- * its pixels, the number of a vector gives its place in all tensors without a division. Channels of
- * padding are zeros before and after each layer.
+ * The throughput of memory limits the speed of these kernels. A thread handles vectors of 16 bytes,
+ * neighbouring channels of a pixel, and loads AHEAD of them before it stores the first. Where no
+ * tensor has padding between its pixels, the number of a vector gives its place in all tensors
+ * without a division. Channels of padding are zeros before and after each layer.
  */
 #include "kernels/cuda/general/position.cuh"
 
@@ -48,23 +48,23 @@ __device__ inline uint4 packed(const values<__nv_bfloat16> &x)
 		to_bf16x2(x.v[6], x.v[7])};
 }
 
-/* The tensors of a launch. Each output is computed from the value of `a` at its place and the value
- * of `b`, which is zero where b has no value: pixel (x, y) of the output belongs to pixel (x *
- * stride, y * stride) of b and, with `up` > 1, to pixel (x / up, y / up) if up divides x and y.
- * b.value is NULL if there is no b. Where mask is not positive, the output is 0; mask has the
- * layout of the output, or is NULL. */
+/* The tensors of a launch. Each output is computed from the value of `a` at the same place and a
+ * value of `b`. Pixel (x, y) of the output uses pixel (x * stride, y * stride) of b or, with `up` >
+ * 1, pixel (x / up, y / up) if up divides x and y. Where b has no such pixel, the value of b counts
+ * as zero. b.value is NULL if there is no b. Where mask is not positive, the output is 0; mask has
+ * the layout of the output, or is NULL. */
 struct operands {
 	struct kx_tensor a, b, out;
 	int stride, up;
 	const void *mask;
 	size_t vectors;
-	int same; /* the place of a vector is the same in all tensors */
+	int same; /* 1: the place of a vector is the same in all tensors */
 };
 
 /* A vector of each operand, and its position in the output. */
 struct vectors {
 	struct position s;
-	size_t at; /* in the output */
+	size_t at; /* offset of the vector in the output */
 	uint4 a, b, mask;
 };
 
@@ -80,7 +80,8 @@ template <class T> __device__ inline uint4 vector_of_b(const struct operands &o,
 	return *reinterpret_cast<const uint4 *>(value_at<T>(o.b, s));
 }
 
-/* Loads vector `i`. PLACED: the position is needed even if all tensors have the same places. */
+/* Loads vector `i`. PLACED: the caller uses the position of the vector, so the function computes it
+ * even if the vector has the same place in all tensors. */
 template <class T, bool PLACED>
 __device__ inline struct vectors load_vectors(const struct operands &o, size_t i)
 {
@@ -151,7 +152,7 @@ struct anywhere {
 	}
 };
 
-/* A NaN stays a NaN. */
+/* Returns the ReLU of x. A NaN is not < 0, so it stays a NaN. */
 __device__ inline float rectified(float x)
 {
 	return x < 0 ? 0 : x;
@@ -189,7 +190,7 @@ struct hyperbolic_dgrad : anywhere {
 
 struct sigmoid {
 	static const bool PLACED = true;
-	int channels; /* without padding */
+	int channels; /* number of channels without padding */
 
 	__device__ void begin()
 	{
@@ -209,7 +210,7 @@ struct sigmoid_dgrad : anywhere {
 };
 
 struct add : anywhere {
-	int rectify; /* a ReLU follows */
+	int rectify; /* 1: a ReLU follows */
 
 	__device__ float operator()(float x, float other, const struct position &, int) const
 	{
@@ -226,8 +227,8 @@ __device__ inline uint64_t rng_mix64(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* dropout_drops (device.h) has the rule. It numbers the values of an image in the order channels x
- * rows x columns. */
+/* Drops the values that dropout_drops (device.h) drops. Its argument i counts the values of an
+ * image in the order channels x rows x columns. */
 struct dropout {
 	static const bool PLACED = true;
 	struct kx_drop drop;

@@ -11,9 +11,9 @@ namespace
 
 #define THREADS  256
 #define LANES    32
-#define VALUES   (4 * LANES)       /* of a block */
-#define ADDERS   (THREADS / LANES) /* threads that share the slices of four values */
-#define PREFETCH 9                 /* slices in flight at a time */
+#define VALUES   (4 * LANES)       /* number of values of a block */
+#define ADDERS   (THREADS / LANES) /* number of threads that share the slices of four values */
+#define PREFETCH 9                 /* number of slices whose loads are in flight at a time */
 
 __host__ __device__ inline size_t kx_layer_values(const struct kx_layer &l)
 {
@@ -22,12 +22,12 @@ __host__ __device__ inline size_t kx_layer_values(const struct kx_layer &l)
 
 /* One parameter of a layer. */
 struct param {
-	int f, c, tap, bias, real; /* not real: padding */
-	size_t param;              /* offset in the manifest's vector */
+	int f, c, tap, bias, real; /* real: 0 if the value is padding */
+	size_t param;              /* offset of the parameter in the manifest's vector */
 };
 
-/* Returns the parameter whose value is number first + i of the layer. The 64-bit division is the
- * same for all threads of the block. */
+/* Returns the parameter whose value is number first + i of the layer. `first` is the same in all
+ * threads of a block, and only its division needs 64 bits. */
 __device__ inline struct param param_at(const struct kx_weights &w, size_t first, unsigned i)
 {
 	const unsigned k0 = (unsigned)(first / w.f_pad);

@@ -77,7 +77,7 @@ template <class T>
 __device__ inline void compare_window(const struct kx_tensor &in, const struct kx_pooling &p,
 	const struct position &s, const struct quad &v, int ox, int oy, bool (&best)[KX_QUAD])
 {
-	const int ahead = 3; /* values of a row in flight */
+	const int ahead = 3; /* number of values of a row whose loads are in flight at a time */
 	int y0, y1, x0, x1;
 
 	window_of(oy, p.rows, p.stride, p.top, in.h, &y0, &y1);
@@ -281,7 +281,7 @@ struct lrn_values {
 	struct quad own;
 };
 
-/* Loads these values around channel s.c. The squares outside the pixel are zeros. */
+/* Loads a struct lrn_values for c = s.c. The squares of channels that do not exist are zeros. */
 template <class T>
 __device__ inline struct lrn_values lrn_values_at(
 	const struct kx_tensor &in, const struct kx_lrn &l, const struct position &s)
@@ -304,7 +304,7 @@ __device__ inline struct lrn_values lrn_values_at(
 	return v;
 }
 
-/* Returns the base of channel s.c + j, as lrn_base_at. */
+/* Returns the base of channel s.c + j, as lrn_base_at does. */
 __device__ inline float lrn_narrow_base(const struct lrn_values &v, const struct kx_lrn &l, int j)
 {
 	float sum = 0;
@@ -350,7 +350,8 @@ __global__ void lrn_narrow_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx
 	await_previous();
 	for (size_t from = warp * (LANES - 2); from < n; from += step) {
 		const size_t i = from + lane - 1;
-		const bool in_tensor = i < n; /* i wraps round below 0 */
+		/* an i below 0 wraps around to a large number, so it is not in the tensor */
+		const bool in_tensor = i < n;
 		const struct position s = position_of(in_tensor ? i : 0, dx, KX_QUAD);
 		const struct lrn_values v = lrn_values_at<T>(in, l, s);
 		const struct quad d = quad_at(value_at<T>(dy, s));
@@ -407,7 +408,8 @@ __global__ void lrn_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struc
 		/* the number of this thread's value in the tensor; the first 2 * before threads may
 		 * have no value */
 		const size_t i = from + tid - 2 * before;
-		const bool in_tensor = i < n; /* i wraps round below 0 */
+		/* an i below 0 wraps around to a large number, so it is not in the tensor */
+		const bool in_tensor = i < n;
 		const struct position s = position_of(in_tensor ? i : 0, dx);
 		const bool real = in_tensor && s.c < l.channels;
 		const float v = real ? get<T>(in, s) : 0, d = real ? get<T>(dy, s) : 0;

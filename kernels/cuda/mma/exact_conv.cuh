@@ -22,7 +22,7 @@
 
 #define CONV_SIDE  28
 #define CONV_TERMS 3
-#define CONV_GROUP 16 /* images that a warp processes at a time */
+#define CONV_GROUP 16 /* number of images that a warp processes at a time */
 #define CONV_PIXEL (1 / 255.0f)
 #define ROW_WORDS  (CONV_SIDE / 2)
 /* The stride between two images in shared memory, in words of two bf16 pixels. With this stride,
@@ -31,7 +31,7 @@
 
 template <int SIZE> struct conv {
 	static const int PATCH = SIZE + 1, PAIRS = PATCH * PATCH / 2;
-	static const int STEPS = (PAIRS + 7) / 8; /* m16n8k16 steps of a patch */
+	static const int STEPS = (PAIRS + 7) / 8; /* number of m16n8k16 steps of a patch */
 	static const int POOLED = (CONV_SIDE - SIZE + 1) / 2;
 	static const int POSITIONS = POOLED * POOLED;
 };
@@ -153,7 +153,7 @@ __device__ static inline float max4_argmax(float a, float b, float c, float d, u
 	return below ? bottom : top;
 }
 
-/* Returns the larger of both, or NaN if either is NaN. */
+/* Returns the larger of a and b, or NaN if either is NaN. */
 __device__ static inline float max_or_nan(float a, float b)
 {
 	float v;

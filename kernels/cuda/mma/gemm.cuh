@@ -19,10 +19,10 @@
 #define GEMM_THREADS 128
 #define GEMM_STAGES  3
 
-/* Adds half a unit of tf32 to x. The tensor core then truncates the low 13 bits, so that x is
- * rounded to the nearest tf32. The maximum keeps the NaN that GPUs compute, 0x7fffffff: the sum
- * alone would be negative and truncated to -0. Hopper computes sum and maximum in one
- * instruction. */
+/* Adds half a unit of the last place of tf32 to x. The tensor core then truncates the low 13 bits,
+ * so that x is rounded to the nearest tf32. The maximum keeps the NaN that GPUs compute,
+ * 0x7fffffff: the sum alone would be negative and truncated to -0. Hopper computes sum and maximum
+ * in one instruction. */
 __device__ static inline uint32_t to_tf32(float x)
 {
 	const int bits = __float_as_int(x);
@@ -89,7 +89,7 @@ __device__ static inline void stage_tf32(
 	}
 }
 
-/* Splits x = hi + lo. The tensor core truncates hi and lo to tf32. */
+/* Splits x into two terms: x = hi + lo. The tensor core truncates hi and lo to tf32. */
 __device__ static inline void split_hi_lo(float x, uint32_t *hi, uint32_t *lo)
 {
 	*hi = __float_as_uint(x) & 0xffffe000u;
@@ -186,7 +186,8 @@ __device__ static inline void stage_fp32(
 	}
 }
 
-/* Multiplies one stage in precision P. K is the depth of the stage, a multiple of 16. */
+/* Adds the products of one pipeline stage to c, in precision P. K is the depth of the stage, a
+ * multiple of 16. */
 template <int P, int K, int MI, int NJ, class A>
 __device__ static inline void stage_mma(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int lane)

@@ -14,7 +14,7 @@
 #include <cuda_fp16.h>
 #include "kernels/cuda/base/common.cuh"
 
-/* The fp16 value of a pixel of 1. */
+/* The value of an fp16 whose bits are those of the pixel 1. */
 #define PIXEL_HALF 0x1p-24f
 
 #ifdef __CUDACC__

@@ -11,7 +11,7 @@
 #include "kernels/cuda/base/common.cuh"
 
 #ifdef __CUDACC__
-/* Code for other GPUs than Hopper omits these instructions, which no other GPU runs. */
+/* Only Hopper has these instructions, so code for other GPUs omits them. */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER_ASM(...) asm volatile(__VA_ARGS__)
 #else
@@ -42,7 +42,7 @@ __device__ static inline void wgmma_commit()
 	HOPPER_ASM("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Waits for all committed products. */
+/* Waits until all products before the last wgmma_commit are complete. */
 __device__ static inline void wgmma_wait()
 {
 	HOPPER_ASM("wgmma.wait_group.sync.aligned 0;" ::: "memory");
@@ -61,8 +61,8 @@ __device__ static inline void wgmma_wait()
 #define SUMS_32(d) SUMS_16(d), SUMS_16_FROM(d, 16)
 #define SUMS_64(d) SUMS_32(d), SUMS_16_FROM(d, 32), SUMS_16_FROM(d, 48)
 
-/* Computes d += a * b, 64 x 64, K = 16, fp16. d[i] of a thread is row warp * 16 + lane / 4 + 8 * (i
- * / 2 % 2), column i / 4 * 8 + lane % 4 * 2 + i % 2. */
+/* Computes d += a * b in fp16, with 64 x 64 sums and K = 16. d[i] of a thread is row warp * 16 +
+ * lane / 4 + 8 * (i / 2 % 2), column i / 4 * 8 + lane % 4 * 2 + i % 2. */
 __device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" OPERANDS_32
@@ -71,9 +71,9 @@ __device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64
 		     : "l"(a), "l"(b));
 }
 
-/* Computes d += a * b, 64 x 32, K = 16, fp16. `a` is in registers; each warp has 16 rows in the
- * fragment layout of mma.m16n8k16. `b` is transposed: the rows of its core matrices are k, and the
- * 16 bytes of a row are eight n. */
+/* Computes d += a * b in fp16, with 64 x 32 sums and K = 16. `a` is in registers; each warp has 16
+ * rows in the fragment layout of mma.m16n8k16. `b` is transposed: the rows of its core matrices are
+ * k, and the 16 bytes of a row are eight n. */
 __device__ static inline void wgmma_m64n32k16(float (&d)[16], uint4 a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" OPERANDS_16
@@ -84,10 +84,10 @@ __device__ static inline void wgmma_m64n32k16(float (&d)[16], uint4 a, uint64_t 
 
 /* ---- lines of 128 bytes ---------------------------------------------------------------------- */
 
-/* Returns the place of a vector of 16 bytes in an operand that is stored in lines of 128 bytes:
- * first the lines of the first eight vectors, then those of the next eight. Each of eight lines
- * permutes its vectors differently, so that the vectors of a column are in different banks (PTX
- * ISA, "128B swizzle"). */
+/* Returns the offset, in bytes, of vector number `vector` (16 bytes) of row number `line`, in an
+ * operand with `lines` rows. The operand first has vectors 0 to 7 of all rows, 128 bytes per row,
+ * then vectors 8 to 15 of all rows, and so on. Each of eight successive rows permutes its vectors
+ * differently, so that the vectors of a column are in different banks (PTX ISA, "128B swizzle"). */
 __device__ static inline int line_place(int line, int vector, int lines)
 {
 	return vector / 8 * lines * 128 + line * 128 + ((vector ^ line) % 8) * 16;
@@ -102,8 +102,8 @@ __device__ static inline uint64_t wgmma_lines(uint32_t at, uint32_t next)
 	       (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-/* Computes d += a * b, 64 x 64, K = 16, bf16. The layout of d is that of wgmma_m64n64k16. A_ACROSS,
- * B_ACROSS: the operand is in lines of 64 m (n) for one k. */
+/* Computes d += a * b in bf16, with 64 x 64 sums and K = 16. The layout of d is that of
+ * wgmma_m64n64k16. A_ACROSS, B_ACROSS: the operand is in lines of 64 m (n) for one k. */
 template <int A_ACROSS, int B_ACROSS>
 __device__ static inline void wgmma_bf16(float (&d)[32], uint64_t a, uint64_t b)
 {
@@ -113,8 +113,8 @@ __device__ static inline void wgmma_bf16(float (&d)[32], uint64_t a, uint64_t b)
 		   : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
 }
 
-/* Computes d += a * b, 64 x 128, K = 16, bf16. The layout of d is that of wgmma_m64n64k16.
- * A_ACROSS, B_ACROSS: the operand is in lines of 64 m (n) for one k. */
+/* Computes d += a * b in bf16, with 64 x 128 sums and K = 16. The layout of d is that of
+ * wgmma_m64n64k16. A_ACROSS, B_ACROSS: the operand is in lines of 64 m (n) for one k. */
 template <int A_ACROSS, int B_ACROSS>
 __device__ static inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b)
 {
@@ -124,9 +124,9 @@ __device__ static inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b)
 		   : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
 }
 
-/* Computes d += a * b, 64 x 64, K = 8, tf32. `a` is in registers, as in wgmma_m64n32k16: each warp
- * has 16 rows in the fragment layout of mma.m16n8k8. `b` is in lines of K, as the instruction
- * requires for tf32. The layout of d is that of wgmma_m64n64k16. */
+/* Computes d += a * b in tf32, with 64 x 64 sums and K = 8. `a` is in registers, as in
+ * wgmma_m64n32k16: each warp has 16 rows in the fragment layout of mma.m16n8k8. `b` is in lines of
+ * K, as the instruction requires for tf32. The layout of d is that of wgmma_m64n64k16. */
 __device__ static inline void wgmma_tf32(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
 {
 	HOPPER_ASM("wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" OPERANDS_32
@@ -135,7 +135,8 @@ __device__ static inline void wgmma_tf32(float (&d)[32], const uint32_t (&a)[4],
 		   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* Computes d += a * b, 64 x 128, K = 8, tf32. `a`, `b` and the layout of d are as for 64 x 64. */
+/* Computes d += a * b in tf32, with 64 x 128 sums and K = 8. `a`, `b` and the layout of d are as
+ * for 64 x 64. */
 __device__ static inline void wgmma_tf32(float (&d)[64], const uint32_t (&a)[4], uint64_t b)
 {
 	HOPPER_ASM("wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" OPERANDS_64

@@ -104,7 +104,8 @@ template <class T>
 __global__ void unpool_kernel(const T *pooled, const uint8_t *argmax, T *full, int c, int n,
 	struct kx_divisor by_vectors, struct kx_divisor by_row)
 {
-	const int vector = 16 / sizeof(T), word = vector / 4; /* values of each */
+	/* number of values in a vector of 16 bytes, and in a word of 4 bytes */
+	const int vector = 16 / sizeof(T), word = vector / 4;
 
 	await_previous();
 	for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n;
@@ -175,7 +176,7 @@ int patches(struct kx_batch batch, struct kx_patches p, T *to, cudaStream_t stre
 		to);
 }
 
-/* An untyped pointer for the typed parameter of a kernel. */
+/* An untyped pointer that converts itself to the pointer type of a kernel's parameter. */
 struct values {
 	const void *at;
 	template <class T> operator T *() const
@@ -193,7 +194,8 @@ int kx_patches(struct kx_batch batch, struct kx_patches p, void *to, enum kx_typ
 				    : patches(batch, p, static_cast<float *>(to), stream);
 }
 
-/* Launches KERNEL for values of the type, with `n` threads. */
+/* Launches KERNEL for values of `type`, with about `n` threads or, if `n` is large, with fewer
+ * threads that loop. */
 #define LAUNCH(KERNEL, n, ...)                                                                     \
 	(type == KX_TYPE_BF16 ? kx_launch(KERNEL<__nv_bfloat16>, dim3(blocks_for(n, THREADS)),     \
 					THREADS, 0, stream, __VA_ARGS__)                           \

@@ -297,7 +297,7 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 	const struct octet &bias, int m0, int n, int slices, int first, int end)
 {
 	const int column = threadIdx.x % S::OCTETS * KX_OCTET;
-	const int batch = 4; /* masks in flight */
+	const int batch = 4; /* number of masks whose loads are in flight at a time */
 
 	for (int r = first + threadIdx.x / S::OCTETS; r < end; r += batch * S::OCTET_ROWS) {
 		uint32_t mask[batch];
@@ -331,8 +331,8 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 	}
 }
 
-/* Stores the pool windows of rows first .. end. A window has four of these rows. NaN counts as a
- * maximum. */
+/* Stores the maxima of the pool windows of rows [first, end). A window consists of four rows. If a
+ * window has a NaN, the NaN is its maximum. */
 template <class T, class S>
 __device__ inline void store_pooled(const struct kx_product &g, const float *sums,
 	const struct octet &bias, int m0, int n, int slices, int first, int end)
@@ -385,7 +385,7 @@ __device__ inline void store_tile(
 		else
 			store_rows<T, S>(g, sums, bias, m0, column, slices, first, end);
 	}
-	if (S::SPLIT) /* other blocks may still read the sums of this block */
+	if (S::SPLIT) /* because other blocks may still read the sums of this block */
 		parts_sync<S>();
 }
 
@@ -459,8 +459,9 @@ int launch_product(const struct kx_product &g, cudaStream_t stream)
 	return kx_launch(product_kernel<T, DGRAD, S>, grid, S::THREADS, bytes, stream, g);
 }
 
-/* Returns into how many parts the blocks of a cluster divide the depth: at most eight, one for each
- * stage, and as many as an H200 runs at a time. */
+/* Returns into how many parts the blocks of a cluster divide the depth. This number is at most
+ * eight, at most the number of stages, and small enough for an H200 to run all blocks at the same
+ * time. */
 template <class T, class S> int product_slices(const struct kx_product &g)
 {
 	const size_t blocks = product_blocks<S>(g);

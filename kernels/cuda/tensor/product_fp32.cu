@@ -7,7 +7,8 @@ namespace
 
 template <bool DGRAD, class S> struct ffma_sums {
 	typedef product_sizes<float, DGRAD, S> Z;
-	static const int KV = S::TN == 8 ? 2 : 4; /* values of K that are loaded at a time */
+	/* number of values of K that are loaded at a time */
+	static const int KV = S::TN == 8 ? 2 : 4;
 	float c[S::TM][S::TN] = {};
 
 	/* Returns column j of a thread. With B_LINES a column is a line of `b`. Without B_LINES,
@@ -95,8 +96,10 @@ typedef ffma_shape<128, 128, 64, 3, 4, 2, 2> tile128x128;
 typedef ffma_shape<128, 64, 64, 3, 4, 1, 3> tile128x64;
 typedef ffma_shape<128, 32, 64, 3, 4, 1, 4> tile128x32;
 typedef ffma_shape<64, 64, 64, 3, 2, 2, 4> tile64x64;
-typedef ffma_shape<64, 64, 64, 3, 2, 2, 4, 1, true> tile64x64_split; /* blocks divide K */
-typedef ffma_shape<32, 32, 128, 3, 1, 1, 2, 8, true> tile32x32;      /* blocks and warps divide K */
+/* the blocks of a cluster divide K */
+typedef ffma_shape<64, 64, 64, 3, 2, 2, 4, 1, true> tile64x64_split;
+/* the blocks of a cluster and the warps of a block divide K */
+typedef ffma_shape<32, 32, 128, 3, 1, 1, 2, 8, true> tile32x32;
 struct tile64x64_up : tile64x64 {
 	static const bool UP = true;
 };
@@ -109,15 +112,15 @@ template <class S> double product_time(const struct kx_product &g, double effort
 	return ffma_time<S>(product_blocks<S>(g) * slices, depth / slices, effort);
 }
 
-/* Shapes with 8 x 8 sums for each thread come first. For dgrad they read the
- * weights in the order of fprop, into which order_weights transposes them first. */
+/* The list begins with the shapes with 8 x 8 sums for each thread. For dgrad, these shapes read the
+ * weights in the order of fprop: order_weights has transposed the weights into this order. */
 enum { T128X128, T128X64, T128X32, T64X64, T32X32, T64X64_SPLIT };
 
 /* Returns 1 if blocks of 64 x 64 that divide the depth are likely to be faster than the shape with
- * the smallest estimated time. In measurements of 48 products of fc layers on an H200, they were
- * faster if two blocks share a tile, or if all blocks run at the same time. With up to 32 rows half
- * of the tile is padding. Such tiles were faster only if all blocks run at the same time and the
- * sum is short. */
+ * the smallest estimated time. In measurements of 48 products of fc layers on an H200, these blocks
+ * were faster if two of them share a tile, or if all of them run at the same time. With up to 32
+ * rows, at least half of each tile is padding. Such tiles were faster only if all blocks run at the
+ * same time and the sum is short. */
 int divides_depth(const struct kx_product &g)
 {
 	const int slices = product_slices<float, tile64x64_split>(g);
@@ -191,7 +194,8 @@ __global__ void __launch_bounds__(8 * SIDE)
 			to[(size_t)(k0 + i) * n + n0 + lane] = square[lane][i];
 }
 
-/* Makes a dgrad a product like those of fprop. */
+/* Turns the dgrad `g` into a product with the layout of fprop: copies its weights, transposed, to
+ * g->ordered. */
 int order_weights(struct kx_product *g, cudaStream_t stream)
 {
 	const int taps = g->window.size * g->window.size, c = g->window.c;

@@ -15,11 +15,11 @@ namespace
 #define TAPS       9
 #define CHUNK      64 /* largest number of outputs of a chunk */
 #define STAGES     3
-#define FILTERS    64 /* of a block */
-#define TILES      3  /* tiles of 16 channels of one tap, for each warp */
+#define FILTERS    64 /* number of filters of a block */
+#define TILES      3  /* number of tiles of 16 channels of one tap, for each warp */
 #define DY_PITCH   (FILTERS * 4 + 32)
 #define DY_VECTORS (FILTERS / 4)
-/* minimum number of chunks of a block: with fewer, product_wgrad.cu is faster */
+/* minimum number of chunks of a block: with fewer chunks, product_wgrad.cu is faster */
 #define MIN_CHUNKS 8
 
 /* A block computes CHANNELS channels. */
@@ -34,10 +34,10 @@ template <int CHANNELS_> struct taps_shape {
 
 struct taps {
 	struct kx_product_wgrad g;
-	int rows, chunks;  /* rows of a chunk, chunks of an image */
+	int rows, chunks;  /* number of rows of a chunk; number of chunks of an image */
 	int width, pixels; /* width and number of pixels of x in shared memory */
 	struct kx_divisor by_width, by_chunks;
-	int all; /* chunks */
+	int all; /* number of chunks of all images */
 };
 
 __host__ __device__ inline int steps_of(int pixels)
@@ -161,7 +161,7 @@ template <class S> struct tap_sums {
 			}
 	}
 
-	/* Stores the sums of dY. */
+	/* Stores the sums of dY, which are the gradients of the biases. */
 	__device__ void store_bias(const struct kx_product_wgrad &g, float *to)
 	{
 #pragma unroll
@@ -181,7 +181,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 	taps_kernel(const __grid_constant__ struct taps t)
 {
 	extern __shared__ __align__(1024) unsigned char memory[];
-	__shared__ int at[CHUNK]; /* the place of the pixel under tap 0 of an output */
+	/* for each output of a chunk: the place of the pixel under its tap 0 */
+	__shared__ int at[CHUNK];
 	const struct kx_product_wgrad &g = t.g;
 	const int across = g.window.c / S::CHANNELS, down = g.n / FILTERS;
 	const int c0 = blockIdx.x % across * S::CHANNELS;
@@ -221,8 +222,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 		sums.store_bias(g, to);
 }
 
-/* Chooses the number of rows of a chunk for which an image takes the least time: its number of
- * steps, plus 1.5 steps for each chunk. Returns 0 if no chunk fits. */
+/* Chooses the number of rows of a chunk with which an image takes the least estimated time. This
+ * time is the number of steps of all chunks of the image, plus 1.5 steps for each chunk. Returns
+ * false if not even a chunk of one row is small enough. */
 template <class S> bool plan_chunks(struct taps *t)
 {
 	const struct kx_windows &w = t->g.window;
@@ -253,7 +255,7 @@ template <class S> int tap_tiles(const struct taps &t)
 	return t.g.window.c / S::CHANNELS * (t.g.n / FILTERS);
 }
 
-/* Chooses the chunks. Returns 0 if none fits. */
+/* Chooses the chunks. Returns false if not even a chunk of one row is small enough. */
 template <class S> bool plan_taps(struct taps *t)
 {
 	const struct kx_windows &w = t->g.window;

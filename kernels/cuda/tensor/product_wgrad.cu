@@ -160,8 +160,9 @@ size_t largest_bytes(enum kx_type type)
 				    : wgrad_sizes<float, w128x128<float>>::BYTES;
 }
 
-/* Returns the tile with the fewest products, padding included. If this tile gives too few blocks
- * for a short sum, or needs more shared memory than the device has, returns a smaller tile. */
+/* Returns the tile with the smallest estimated time: the number of values, padding included, times
+ * `effort`. Returns a smaller tile if this tile needs more shared memory than the device has, or if
+ * the sum is so short that its blocks and slices would not fill the GPU. */
 int choose_tile(int m, int n, long long pixels, enum kx_type type)
 {
 	int best = 0;
@@ -185,7 +186,7 @@ int choose_tile(int m, int n, long long pixels, enum kx_type type)
 	return best == W64X64 && tile_blocks(best, m, n) * max_slices < enough / 2 ? W32X32 : best;
 }
 
-/* Launches a tile that uses wgmma. */
+/* Launches the wgrad kernel with a tile shape that uses wgmma. */
 int launch_wgmma(const struct kx_product_wgrad &g, int tile, cudaStream_t stream)
 {
 	return tile == W128X128 ? launch_wgrad<__nv_bfloat16, wgmma_tile<128>>(g, stream)

@@ -14,7 +14,7 @@ namespace
 {
 
 /* The base class of all tile shapes. A block computes BM x BN values; a pipeline stage has DEPTH
- * pixels, which SHARES warps divide. LINES as in product.cuh. */
+ * pixels, which SHARES warps divide. `LINES` is as in product.cuh. */
 template <int BM_, int BN_, int DEPTH_, int WARPS_, int BLOCKS_, int SHARES_> struct wgrad_tile {
 	static const int BM = BM_, BN = BN_, DEPTH = DEPTH_, BLOCKS = BLOCKS_, STAGES = 3;
 	static const int WARPS = WARPS_, SHARES = SHARES_, THREADS = 32 * WARPS * SHARES;
@@ -31,7 +31,8 @@ template <class T, class S> struct wgrad_sizes {
 	static const int A_PASSES = S::DEPTH * A_VECTORS / S::THREADS;
 	static const int B_PASSES = S::DEPTH * B_VECTORS / S::THREADS;
 	static const int SUMS =
-		(S::SHARES - 1) * S::BM * S::BN * 4; /* bytes of the sums of the other shares */
+		/* number of bytes of the sums of all shares but the first */
+		(S::SHARES - 1) * S::BM * S::BN * 4;
 	static const int BYTES = S::STAGES * STAGE > SUMS ? S::STAGES *STAGE : SUMS;
 
 	static_assert(A_PASSES * S::THREADS == S::DEPTH * A_VECTORS, "whole passes of a");

@@ -9,8 +9,8 @@ template <class S> struct wgrad_ffma {
 	typedef wgrad_sizes<float, S> Z;
 	float c[S::TM][S::TN / 4][4] = {};
 
-	/* Return row i and column j of a thread. A thread has groups of four neighbouring rows and
-	 * columns. */
+	/* Return the numbers in the tile of row i and of column j of a thread. A thread has groups
+	 * of four neighbouring rows and columns. */
 	__device__ static int row(int i)
 	{
 		return threadIdx.x / 32 % S::WARPS_M * 4 * S::TM + lane_row(threadIdx.x % 32) * 4 +

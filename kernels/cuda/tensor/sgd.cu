@@ -10,7 +10,7 @@ namespace
 {
 
 #define THREADS  256
-#define PREFETCH 4 /* slices in flight */
+#define PREFETCH 4 /* number of slices whose loads are in flight */
 
 __host__ __device__ inline size_t values_of(const struct kx_layer &l)
 {

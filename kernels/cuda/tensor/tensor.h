@@ -42,7 +42,7 @@ struct kx_divisor kx_divisor(int value);
  */
 struct kx_windows {
 	int h, w, c, pitch;
-	int rows, columns; /* of output pixels */
+	int rows, columns; /* number of rows and columns of output pixels */
 	int stride, up, top, left;
 	int size; /* side of the filter */
 };
@@ -55,9 +55,9 @@ struct kx_windows {
  * opposite tap, b[(tap * columns + n) * pitch + k % c]; the member `n` is the number of columns.
  * Then the kernel multiplies by `scale`, adds bias (unless NULL) and applies ReLU if `relu`. Where
  * mask is not positive, the result is 0. mask has the layout of d, or is NULL if there is no mask.
- * Pixels of d are d_pitch values apart: n, or more if these columns are a part of the channels.
- * If `pooled`, the rows are in the order of pool windows 2x2, and d and argmax get one value per
- * window. If `wide`, d has fp32 values in every type.
+ * Pixels of d are d_pitch values apart. d_pitch is n, or more if the columns of this product are
+ * only some of the channels of d. If `pooled`, the rows are in the order of pool windows 2x2, and d
+ * and argmax get one value per window. If `wide`, d has fp32 values in every type.
  */
 struct kx_product {
 	const void *a, *b, *mask;
@@ -65,16 +65,18 @@ struct kx_product {
 	void *d;
 	uint8_t *argmax;
 	struct kx_windows window;
-	struct kx_divisor by_image, by_row; /* pixels (or pool windows) of an image, of a row */
-	long long rows;                     /* of the whole batch */
+	/* number of pixels (or pool windows) of an image; the same number of a row */
+	struct kx_divisor by_image, by_row;
+	long long rows; /* number of rows of the whole batch */
 	int n, b_rows, pitch, d_pitch;
 	int dgrad, relu, pooled, wide;
 	float *ordered; /* dgrad in fp32: memory for the weights in the order of fprop */
-	int slices;     /* set by the launcher */
+	int slices;     /* number of slices; the launcher sets it */
 	float scale;
 };
 int kx_product(struct kx_product g, enum kx_type type, cudaStream_t stream);
-int kx_product_fp32(struct kx_product g, cudaStream_t stream); /* kx_product in fp32 */
+/* does the same as kx_product, in fp32 */
+int kx_product_fp32(struct kx_product g, cudaStream_t stream);
 /* Returns the number of floats of kx_product.ordered for a dgrad with `n` columns. */
 size_t kx_product_fp32_ordered(struct kx_windows dgrad, int n);
 
@@ -82,16 +84,16 @@ size_t kx_product_fp32_ordered(struct kx_windows dgrad, int n);
  * wgrad with split-K, as kx_conv_wgrad, but m counts the row of the bias gradient, too: slice s of
  * the workspace gets rows k < m of
  *     sum over its pixels of a[input pixel under tap k / c][k % c] * b[pixel][n]
- * times `scale`. Row m - 1 is the bias gradient. With `ones`, it is the sum of b; without `ones`,
- * `a` has a column of ones. Pixels of b are b_pitch values apart. A slice has stride_rows rows of n
- * floats. joins: as kx_layers.
+ * times `scale`. Row m - 1 is the bias gradient. With `ones`, the kernel adds up b for this row;
+ * without `ones`, `a` has a column of ones. Pixels of b are b_pitch values apart. A slice has
+ * stride_rows rows of n floats. joins: as kx_layers.
  */
 struct kx_product_wgrad {
 	const void *a, *b;
 	float *workspace;
 	struct kx_windows window;
 	struct kx_divisor by_image, by_row;
-	long long pixels; /* of the whole batch */
+	long long pixels; /* number of pixels of the whole batch */
 	int m, n, b_pitch, ones, slices;
 	size_t stride_rows;
 	float scale;
@@ -102,8 +104,9 @@ int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream);
 /* Return the number of split-K slices for these sizes. */
 int kx_product_slices(struct kx_windows window, int m, int n, long long pixels, enum kx_type type);
 int kx_product_slices_fp32(int m, int n, long long pixels);
-/* The same in tf32 for filters of 3 x 3, in product_taps.cu. kx_taps_slices returns 0 if
- * product_taps.cu does not compute this product. */
+/* kx_taps_wgrad and kx_taps_slices are the functions of product_taps.cu: the wgrad of filters of 3
+ * x 3 in tf32, and its number of split-K slices. kx_taps_slices returns 0 if product_taps.cu does
+ * not compute this product. */
 int kx_taps_wgrad(struct kx_product_wgrad g, cudaStream_t stream);
 int kx_taps_slices(struct kx_windows window, int m, int n, long long pixels);
 
@@ -112,7 +115,7 @@ int kx_taps_slices(struct kx_windows window, int m, int n, long long pixels);
 int kx_product_sgd(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
-/* The dense tensor of a step. `c` has the padding. */
+/* The dense tensor of a step. `c` includes the padding of the channels. */
 struct kx_dense {
 	void *value;
 	int h, w, c;
@@ -121,9 +124,9 @@ struct kx_dense {
 /* The patches of the first layer: for each output pixel of `window` its taps * channels pixels (in
  * the order tap, channel), then a one if `ones`, then zeros up to `columns`. The window of an fc
  * layer is the whole image: `size` is the width of the image, and `taps` is its number of pixels.
- * If `size` is 1, the patches are the pixels of the image itself. `whole` is not allowed with a
- * norm. With `whole`, values are 255 times as large, so that pixels are integers, which bf16 holds
- * exactly. */
+ * If `size` is 1, the patches are the pixels of the image itself. With `whole`, values are 255
+ * times as large, so that pixels are integers, which bf16 holds exactly. `whole` is not allowed
+ * with a norm. */
 struct kx_patches {
 	struct kx_windows window;
 	int channels, taps, columns, ones, whole;

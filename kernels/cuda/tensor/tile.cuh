@@ -14,7 +14,8 @@
 
 template <class T> struct type_of;
 template <> struct type_of<__nv_bfloat16> {
-	static const int BYTES = 2, VECTOR = 8, STEP = 16; /* STEP: values of K in one mma */
+	/* STEP: number of values of K in one mma */
+	static const int BYTES = 2, VECTOR = 8, STEP = 16;
 	static const int PAD = 16;
 };
 template <> struct type_of<float> {
@@ -131,8 +132,8 @@ __device__ static inline void mma_tile(float *c, const uint32_t *a, const uint32
 		mma_tf32(c, a, b);
 }
 
-/* The warps that have share 0 of the depth add the sums of the other shares, in order. `tile`
- * numbers the warps of one share. */
+/* The warps that have share 0 of the depth add the sums of the other shares, in order. `tile` is
+ * the number of the warp among those of its share. */
 template <int WARPS, int SHARES, int MI, int NJ>
 __device__ static inline void add_shares(float (&c)[MI][NJ][4], float4 *shared, int share, int tile)
 {

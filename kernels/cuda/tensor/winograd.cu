@@ -15,12 +15,15 @@ namespace
 /* The transformed tiles are matrices [point][tile][channel]. A tile has 7 - size rows and 7 - size
  * columns of outputs. */
 struct tiles {
-	int count;                                 /* in the chunk */
-	struct kx_divisor by_image, by_row, by_c2; /* tiles of an image, of a row; pairs */
+	int count; /* number of tiles in the chunk */
+	/* by_image: number of tiles of an image; by_row: number of tiles of a row; by_c2: number of
+	 * pairs of channels */
+	struct kx_divisor by_image, by_row, by_c2;
 };
 
 struct tile_place {
-	int image, y, x, c, tile; /* y, x: of the first output; c: the first of two channels */
+	/* y, x: row and column of the tile's first output; c: the first of two channels */
+	int image, y, x, c, tile;
 };
 
 __device__ inline struct tile_place tile_place_of(const struct tiles &t, int thread, int step)
@@ -33,8 +36,8 @@ __device__ inline struct tile_place tile_place_of(const struct tiles &t, int thr
 		(thread - tile * (int)t.by_c2.value) * 2, tile};
 }
 
-/* Transforms the tiles of the input of a filter of SIZE x SIZE; with DY the tiles of dY. `w`
- * describes the tensor `x`. */
+/* Transforms the tiles of the input of filters of SIZE x SIZE or, if DY is set, the tiles of dY.
+ * `w` describes the tensor `x`. */
 template <int SIZE, bool DY>
 __global__ void __launch_bounds__(THREADS, 4)
 	winograd_input_kernel(const float *x, float *to, struct kx_windows w, struct tiles t)
@@ -127,8 +130,8 @@ __device__ inline void store_outputs(const struct kx_winograd &g, const struct t
 	}
 }
 
-/* Writes the maximum of the window of 2 x 2 values at `v` to *max and returns its place. NaN counts
- * as a maximum. */
+/* Writes the maximum of the window of 2 x 2 values at `v` to *max and returns its place. If the
+ * window has a NaN, the NaN is its maximum. */
 __device__ inline uint8_t max_of_window(const float *v, float *max)
 {
 	uint8_t place = 0;
@@ -145,7 +148,7 @@ __device__ inline uint8_t max_of_window(const float *v, float *max)
 	return place;
 }
 
-/* Stores the pool windows of a tile. */
+/* Stores the maxima of a tile's pool windows. */
 template <int SIZE>
 __device__ inline void store_windows(const struct kx_winograd &g, const struct tile_place &p,
 	const float *even, const float *odd, float2 bias)
@@ -255,7 +258,8 @@ __global__ void __launch_bounds__(THREADS) winograd_wgrad_kernel(
 /* Maximum number of floats of the transformed tiles and products of a chunk of images. Larger
  * chunks take more memory, and smaller chunks need more launches. */
 const size_t chunk_floats = (size_t)64 << 20;
-/* If a batch has fewer bytes of transformed tiles than this, most of them are in the L2 cache. */
+/* If a batch has fewer bytes of transformed tiles than this, most of these tiles are in the L2
+ * cache. */
 const size_t cached_bytes = (size_t)100 << 20;
 
 /* Returns the number of tiles of an image. */
@@ -266,10 +270,11 @@ size_t image_tiles(const struct kx_windows &w)
 	return ((w.rows + step - 1) / step) * ((w.columns + step - 1) / step);
 }
 
-/* Returns 1 if the products save more time than the transforms cost. The transforms cost `cost` for
- * each channel of a tile, the products 25 for each pair of channels, and a direct product 1. Tiles
- * at the edge may extend past the image. On an H100 this rule chose right for the convolutions that
- * were measured, and for 5 x 5 on an H200. */
+/* Returns 1 if the products save more time than the transforms cost. The unit of all costs is one
+ * product of a direct convolution. For each tile, the transforms cost `cost` for each channel of
+ * the input and of the output, and the products cost 25 for each pair of these channels. Tiles at
+ * the edge may extend past the image. In measurements this rule made the right choice for all
+ * measured convolutions on an H100, and for those of 5 x 5 on an H200. */
 int saves_more(const struct kx_windows &w, int n, size_t cost)
 {
 	const size_t direct = (size_t)w.rows * w.columns * w.size * w.size;
@@ -405,8 +410,8 @@ size_t kx_winograd_wgrad_floats(struct kx_windows w, int n, size_t images)
 	return POINTS * (slices * w.c * n + count * ((size_t)w.c + n)) + (size_t)PARTS * n;
 }
 
-/* Adds the products of the first `images` images to the sums. `parts` are the sums of the biases,
- * and `v` is memory for the transformed tiles. */
+/* Adds the products of the first `images` images to the sums. `parts` are the sums of the bias
+ * gradients, and `v` is memory for the transformed tiles. */
 static int wgrad_chunk(const struct kx_winograd_wgrad &g, struct kx_points sums, float *parts,
 	float *v, int images, cudaStream_t stream)
 {

@@ -3,12 +3,13 @@
  * Winograd's tiles (winograd_tile.h).
  *
  * kx_winograd computes what kx_product computes for such a convolution. First a kernel transforms
- * the weights. The images then follow in chunks: a kernel transforms the tiles of the input, a
- * product of matrices for each of the 36 points adds up the channels, and a kernel transforms the
- * products back, adds the bias and applies ReLU, pool or mask. kx_winograd_wgrad computes the
- * gradients of the weights in the same way, with the tiles of the input and of dY as factors.
+ * the weights. Then kx_winograd processes the images in chunks. For each chunk, a kernel transforms
+ * the tiles of the input. A product of matrices for each of the 36 points then adds up the
+ * channels. Last, a kernel transforms the products back, adds the bias and applies ReLU, pool or
+ * mask. kx_winograd_wgrad computes the gradients of the weights in the same steps, with the tiles
+ * of the input and of dY as factors.
  *
- * The order of every sum depends on the sizes only. All functions are as in tensor.h: they only
+ * The order of every sum depends on the sizes only. Like those of tensor.h, the functions only
  * launch kernels.
  */
 #ifndef KERNELS_CUDA_TENSOR_WINOGRAD_H
@@ -45,7 +46,7 @@ size_t kx_winograd_floats(struct kx_windows window, int n, size_t images);
 struct kx_winograd_wgrad {
 	const float *x, *dy;
 	float *gradients, *workspace;
-	struct kx_windows window; /* of fprop */
+	struct kx_windows window; /* the windows of fprop */
 	int n, dy_pitch, images;
 };
 int kx_winograd_wgrad(struct kx_winograd_wgrad g, cudaStream_t stream);
@@ -54,16 +55,17 @@ size_t kx_winograd_wgrad_floats(struct kx_windows window, int n, size_t images);
 /*
  * The products of all points, in winograd_product.cu. Point p of d has rows x n values:
  *     d[m][j] = sum over k < depth of a[m][k] * b[k][j]
- * For kx_winograd_product_across, `a` is stored as a[k][m], d has `slices` slices of all points,
- * each with its share of the sum, and the kernel adds to d if `add`. n is a multiple of eight. So
- * is depth for kx_winograd_product, and rows for kx_winograd_product_across.
+ * kx_winograd_product_across differs in three points: `a` is stored as a[k][m], the kernel adds to
+ * d if `add`, and d has `slices` slices. Each slice has all points, with a share of each sum. n
+ * must be a multiple of eight; kx_winograd_product also needs a depth, and
+ * kx_winograd_product_across a number of rows, that is a multiple of eight.
  */
 struct kx_points {
 	const float *a, *b;
 	float *d;
 	int rows, depth, n;
 	int slices, add;
-	int group; /* set by the launcher */
+	int group; /* number of row tiles of a group (winograd_product.cu); the launcher sets it */
 };
 int kx_winograd_product(struct kx_points g, cudaStream_t stream);
 int kx_winograd_product_across(struct kx_points g, cudaStream_t stream);

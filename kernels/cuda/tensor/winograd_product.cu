@@ -6,7 +6,7 @@
 namespace
 {
 
-#define DEPTH  16 /* values of K of a pipeline stage */
+#define DEPTH  16 /* number of values of K of a pipeline stage */
 #define STAGES 3
 
 /* A block of WARPS_M x WARPS_N warps computes BM x BN values of one point. */
@@ -17,7 +17,8 @@ template <int BM_, int BN_, int WARPS_M_, int WARPS_N_, int BLOCKS_> struct poin
 	static const int TM = BM / WARPS_M / 4, TN = BN / WARPS_N / 8;
 };
 
-/* A line of an operand in shared memory is a value of K or, for A without ACROSS, a row. */
+/* A line of an operand in shared memory has the values for one k or, for A without ACROSS, the
+ * values of one row. */
 template <bool ACROSS, class S> struct point_sizes {
 	static const int A_VECTORS = ACROSS ? S::BM / 4 : DEPTH / 4, B_VECTORS = S::BN / 4;
 	static const int A_PITCH = A_VECTORS * 16 + 16, B_PITCH = B_VECTORS * 16 + 16;
@@ -72,7 +73,8 @@ __device__ inline void load_points(const struct kx_points &g, const struct point
  * ACROSS the rows are, too. */
 template <bool ACROSS, class S> struct point_sums {
 	typedef point_sizes<ACROSS, S> Z;
-	static const int KV = ACROSS ? 1 : S::TN == 8 ? 2 : 4; /* values of K loaded at a time */
+	/* number of values of K that are loaded at a time */
+	static const int KV = ACROSS ? 1 : S::TN == 8 ? 2 : 4;
 	float c[S::TM][S::TN];
 
 	__device__ void clear()
@@ -239,7 +241,8 @@ template <class S> size_t block_tiles(int rows, int n)
 	return (size_t)((rows + S::BM - 1) / S::BM) * ((n + S::BN - 1) / S::BN);
 }
 
-/* Launches a product with groups of row tiles, as large as leaves several rounds of blocks. */
+/* Launches a product with groups of row tiles. A group is as large as possible while the launch
+ * still has several rounds of blocks. */
 template <class S> int launch_groups(struct kx_points g, cudaStream_t stream)
 {
 	const size_t enough = kx_multiprocessors() * S::BLOCKS * 4;
@@ -257,7 +260,7 @@ template <class S> double points_time(const struct kx_points &g, double effort)
 	return ffma_time<S>(KX_WINOGRAD_POINTS * block_tiles<S>(g.rows, g.n), g.depth, effort);
 }
 
-/* A shape for sums over tiles, and its number of slices if the sum is long. */
+/* A shape for sums over tiles, and the number of slices that this shape uses if the sum is long. */
 struct across {
 	int shape;
 	size_t slices;
@@ -274,8 +277,8 @@ template <class S> void keep_smaller(struct across *best, int shape, int m, int 
 		*best = {shape, slices ? slices : 1, work};
 }
 
-/* Returns the shape with the least work. It depends neither on the GPU nor on the length of the
- * sum, so that a longer sum never has fewer slices. */
+/* Returns the shape with the least work. The shape depends neither on the GPU nor on the length of
+ * the sum, so that a longer sum never has fewer slices. */
 struct across choose_across(int m, int n)
 {
 	struct across best = {0, 0, 0};
@@ -315,7 +318,8 @@ int kx_winograd_product(struct kx_points g, cudaStream_t stream)
 int kx_winograd_slices(int rows, int n, size_t depth)
 {
 	const size_t slices = choose_across(rows, n).slices;
-	const size_t max = (depth + 4 * DEPTH - 1) / (4 * DEPTH); /* one for each four stages */
+	/* at most one slice for each four stages */
+	const size_t max = (depth + 4 * DEPTH - 1) / (4 * DEPTH);
 
 	return (int)(slices < max ? slices : max);
 }

@@ -25,7 +25,8 @@
 #endif
 
 #define KX_WINOGRAD_SIDE 6
-/* The point where every factor of A is 1. There the transform of dY is the sum of dY. */
+/* The point where every factor of A is 1. At this point, the transform of a tile of dY is the sum
+ * of its values. */
 #define KX_WINOGRAD_SUM 7
 
 /* Multiplies six values, `step` apart, by B'. */
@@ -99,7 +100,7 @@ WINOGRAD_INLINE void winograd_times_g_back(float *v, int step)
 	v[2 * step] = 4 * even2 - even1 + v[5 * step];
 }
 
-/* d becomes B' d B. */
+/* Replaces d by B' d B. */
 WINOGRAD_INLINE void winograd_tile_input(float *d)
 {
 	WINOGRAD_UNROLL
@@ -132,7 +133,7 @@ WINOGRAD_INLINE void winograd_tile_output(float *m, int size)
 		winograd_times_a(m + i * KX_WINOGRAD_SIDE, 1, size);
 }
 
-/* The gradients e of 4 x 4 outputs become A e A'. */
+/* Replaces the gradients e of 4 x 4 outputs by A e A'. */
 WINOGRAD_INLINE void winograd_dy(float *e)
 {
 	WINOGRAD_UNROLL

@@ -30,7 +30,8 @@
 namespace
 {
 
-constexpr size_t PIECE = (size_t)128 << 10; /* values */
+/* the GPU computes an update in pieces of this number of values */
+constexpr size_t PIECE = (size_t)128 << 10;
 constexpr int THREADS = 256;
 /* bytes of each page-locked buffer through which `kept` copies */
 constexpr size_t STAGED = (size_t)8 << 20;
@@ -40,11 +41,11 @@ struct pass_done {
 	uint64_t xxh3;
 	double squares;
 	uint32_t peak;
-	uint32_t number; /* number of the pass whose results these are */
+	uint32_t number; /* number of the pass that has written these results */
 };
 
-/* This struct describes the memory that one pass at a time uses. All of it but `done` is memory of
- * the GPU. */
+/* This struct describes working memory for passes; only one pass uses it at a time. All members but
+ * `done` point to memory of the GPU. */
 struct pass_room {
 	uint64_t *sums;  /* the sums of each block of XXH3 except the last one */
 	double *squares; /* the sum of the squares of each block of ENGINE_BLOCK values */
@@ -73,7 +74,8 @@ struct gpu {
 	int reads_host; /* 1: the update under way reads a gradient in memory of the host */
 	struct gpu_memory_driver driver;
 	char no_import[200]; /* why memory of other processes cannot be mapped; "": it can */
-	float *in, *out;     /* page-locked buffers of n values; NULL: not allocated yet */
+	/* page-locked buffers of n values for gradients and new weights; NULL: not allocated yet */
+	float *in, *out;
 	cudaStream_t stream;
 
 	/* The copy that `keep` has made: the weights and the state, one vector after the other, in
@@ -86,12 +88,12 @@ struct gpu {
 
 	/* the update under way */
 	float *to, *host; /* host: `to` if `to` is page-locked, else `out` */
-	float *device_to; /* the address of `host` for the GPU */
+	float *device_to; /* the address at which the GPU accesses `host` */
 	size_t end;       /* all values before `end` have been submitted */
 	size_t written;   /* number of values that are already valid in `to` */
 	size_t pieces, seen;
 	size_t room;
-	cudaEvent_t *event; /* an event after each piece */
+	cudaEvent_t *event; /* for each piece, an event that shows that the piece is complete */
 	size_t *piece_end;
 	char text[200];
 };
@@ -107,8 +109,8 @@ const char *text_of(struct gpu *g, const char *what, cudaError_t rc)
 	return g->text;
 }
 
-/* Computes `count` values. Each pointer points to its first value. `to` is memory of the host,
- * or NULL. */
+/* Computes the update of `count` values. Each pointer points to the first of its values. `to` is
+ * memory of the host, or NULL. */
 __global__ void __launch_bounds__(THREADS) update_kernel(enum device_rule rule,
 	struct step_coeff coeff, double running, size_t trained, size_t count,
 	float *__restrict__ weights, float *__restrict__ first, float *__restrict__ second,
@@ -139,9 +141,9 @@ __global__ void __launch_bounds__(THREADS) update_kernel(enum device_rule rule,
  *
  * A block of PASS_THREADS threads processes ENGINE_BLOCK values, which are 32 blocks of XXH3. The
  * block reads the values as words, which are pairs of values. Warp k has words [256 k, 256 k +
- * 256), and thread t of the warp has every 32nd of these words, so that all loads are under way at
- * once. The squares are those of vec_squares (server/core/vec.c): 32 lanes; each lane adds 16
- * squares as float32, and then their sum as a double.
+ * 256), and thread t of the warp has every 32nd of these words, from number t on, so that all loads
+ * are under way at once. The squares are those of vec_squares (server/core/vec.c): 32 lanes; each
+ * lane adds 16 squares as float32, and then their sum as a double.
  *
  * Block 0 of the grid copies nothing. This block waits for the other blocks of threads, combines
  * their results in order, and writes the results to memory of the host, where the CPU waits for
@@ -153,7 +155,7 @@ constexpr int WORDS = (int)ENGINE_BLOCK / 2;   /* number of words of a block of 
 constexpr int SUM_WORDS = (int)XXH3_BLOCK / 8; /* number of words of a block of XXH3 */
 /* number of blocks of XXH3 that a block of threads processes */
 constexpr int SUMS = WORDS / SUM_WORDS;
-constexpr int ROWS = 16, CHUNK = 32 * ROWS; /* as in vec_squares */
+constexpr int ROWS = 16, CHUNK = 32 * ROWS; /* the same numbers as in vec_squares */
 /* number of sums that block 0 mixes between two barriers */
 constexpr int STAGE = 128;
 constexpr int STAGE_WORDS = STAGE * (int)XXH3_LANES;
@@ -169,13 +171,13 @@ __constant__ const uint64_t start[XXH3_LANES] = {XXH3_START};
 /* This struct has the arguments of a pass, besides its values. */
 struct pass {
 	struct pass_room room;
-	const uint32_t *kept; /* the values in memory that no other process changes */
+	const uint32_t *kept; /* the values, at a place where no other process changes them */
 	size_t n, trained;
 	size_t sums; /* number of blocks of XXH3 that have sums: all but the last */
 	int hashes;  /* 1: compute the checksum */
 };
 
-/* Writes the sums of a block of XXH3 whose words 32 q + t thread t has in d[q]. */
+/* Writes the sums of a block of XXH3. Thread t has word 32 q + t of this block in d[q]. */
 __device__ __forceinline__ void sum_words(const uint64_t d[4], uint64_t *to)
 {
 	const int t = threadIdx.x % 32;
@@ -212,7 +214,8 @@ __device__ double lane_squares(const float *v, int n, const float (*chunk)[32], 
 	return sum;
 }
 
-/* Measures the values of a block. Only the first `trained` values count in the sum of squares. */
+/* Computes the sum of squares and the largest magnitude of a block. Only the first `trained` values
+ * count in the sum of squares. */
 __device__ void measure_block(const float *v, int trained, double *squares, uint32_t *peak)
 {
 	__shared__ float chunk[WARPS][32];
@@ -247,7 +250,8 @@ __device__ void measure_block(const float *v, int trained, double *squares, uint
 	*peak = largest;
 }
 
-/* Waits until the block of threads with number `b` of the values has completed its part. */
+/* Waits until the block of threads that processes block `b` of the values has completed its
+ * part. */
 __device__ __forceinline__ void await_part(const struct pass_room &room, size_t b)
 {
 	uint32_t newest;
@@ -288,7 +292,8 @@ __device__ __forceinline__ uint64_t word_at(const uint32_t *values, size_t i)
 }
 
 /* Returns the checksum from the values of the lanes after all blocks but the last. Each thread of a
- * warp has the value of lane t % 8. All blocks of threads have completed their parts. */
+ * warp has the value of lane t % 8. The caller has waited until all blocks of threads have
+ * completed their parts. */
 __device__ uint64_t end_mix(uint64_t x, const struct pass &p)
 {
 	const int lane = threadIdx.x % XXH3_LANES;
@@ -335,7 +340,8 @@ __device__ uint64_t mix_stages(const struct pass &p, uint64_t *memory)
 	return x;
 }
 
-/* Waits for all blocks of values, and adds up their squares in order. Thread 0 gets the results. */
+/* Waits for all blocks of values, and adds up their squares in order. Only thread 0 gets the
+ * results. */
 template <bool MEASURES>
 __device__ void combine_blocks(
 	const struct pass &p, double *memory, double *squares, uint32_t *peak)
@@ -370,7 +376,8 @@ __device__ void combine_blocks(
 	*peak = largest;
 }
 
-/* Completes the pass; block 0 of the grid calls this function. `memory` has WORDS words. */
+/* Completes the pass; block 0 of the grid calls this function. `memory` is a buffer of WORDS
+ * words. */
 template <bool MEASURES> __device__ void complete_pass(const struct pass &p, uint64_t *memory)
 {
 	struct pass_done *done = p.room.done;
@@ -428,7 +435,7 @@ __global__ void __launch_bounds__(PASS_THREADS)
 	for (int i = 0; i < 2 && p.hashes; i++) {
 		const size_t number = first / SUM_WORDS + i;
 
-		if (number < p.sums) /* the same for all threads of a warp */
+		if (number < p.sums) /* the condition is the same for all threads of a warp */
 			sum_words(d[i], p.room.sums + number * XXH3_LANES);
 	}
 	if (MEASURES) {
@@ -736,7 +743,7 @@ cudaError_t open_snapshots(struct gpu *g)
 
 const char *module_open(void **self, int number, char name[STORE_MODULE_NAME])
 {
-	static struct gpu the_gpu, no_gpu; /* no_gpu: its text */
+	static struct gpu the_gpu, no_gpu; /* no_gpu: only for the text of an error */
 	struct gpu *g = &the_gpu;
 	cudaDeviceProp prop;
 	int count = 0;
@@ -957,7 +964,7 @@ const char *module_weights(void *self, float *to)
 
 /* ---- snapshots ------------------------------------------------------------------------------- */
 
-/* Makes room for `keep` if there is none. */
+/* Allocates the memory that `keep` and `kept` use, if it is not allocated yet. */
 cudaError_t ensure_shadow(struct gpu *g)
 {
 	const size_t bytes = (1 + g->vectors) * g->n * sizeof(float);
@@ -1061,7 +1068,8 @@ void module_pin(void *self, void *memory, size_t bytes)
 {
 	(void)self;
 	if (cudaHostRegister(memory, bytes, cudaHostRegisterDefault) != cudaSuccess)
-		(void)cudaGetLastError(); /* the memory is copied through a buffer instead */
+		/* ignore the error: without the registration, copies go through a buffer */
+		(void)cudaGetLastError();
 }
 
 void module_unpin(void *self, void *memory)

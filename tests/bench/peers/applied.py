@@ -3,7 +3,7 @@ import os
 import time
 
 STEP_S = 0.05        # the length of a step, so long that the speed of the machine has no effect
-BATCHES = 100000     # more batches than any run applies
+BATCHES = 100000     # number of batches; more than any run applies
 SAVE_EVERY = 20      # the number of steps between two checkpoints or commits
 
 

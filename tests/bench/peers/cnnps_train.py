@@ -1,5 +1,5 @@
 """Train with cnn-ps: compute each batch of a lease, push its gradient, and wait until the server has
-applied it. The server is a process of its own."""
+applied it. The server runs in another process."""
 import os
 import time
 

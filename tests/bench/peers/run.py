@@ -5,11 +5,11 @@
 
 Three workers train on this machine with steps of 50 ms. After 5 s the script kills one process. If
 the job ends, the script starts it again with the same command, as a supervisor would do. With cnnps
-only the server ends, so the script starts only the server again. The script
-prints the longest time without an applied batch, the number of batches that were applied twice, and
-the number of batches that were never applied (Hivemind has no numbered batches). The Python that
-runs this script must have the project (PyPI: torch; horovod with torch 1.13.1; tensorflow-cpu;
-hivemind; for cnnps, NumPy and the programs of `make`).
+only the server ends, so the script starts only the server again. The script prints the longest time
+without an applied batch, the number of batches that were applied twice, and the number of batches
+that were never applied (Hivemind has no numbered batches). The Python that runs this script must
+have the packages of the project (PyPI: torch; horovod with torch 1.13.1; tensorflow-cpu; hivemind;
+for cnnps, NumPy and the programs of `make`).
 """
 import json
 import os
@@ -182,7 +182,9 @@ def report(peer, victim, rows, killed, ended):
         batches = [b for _, _, b in rows]
         words += [f"; {len(batches) - len(set(batches))} of {len(set(batches))} batches applied more"
                   " than once"]
-        if peer != "cnnps":  # the leases of cnn-ps begin at different places of the epoch
+        # skip cnn-ps here: its workers apply batches from different places of the epoch, so a
+        # number that is missing so far is no lost batch
+        if peer != "cnnps":
             words += [f", {max(batches) + 1 - len(set(batches))} never"]
     print("".join(w if w[:1] in ";," else f" {w}" for w in words if w).strip(), flush=True)
 

@@ -17,8 +17,9 @@ static const char *const names[ATTACKS] = {[ATTACK_NONE] = "none",
 	[ATTACK_STALE2] = "stale2", /* the worker's first two gradients, in turn */
 	[ATTACK_HUGE] = "huge",     /* 1e15 in every value */
 	[ATTACK_NAN] = "nan",       /* NaN in every value */
-	[ATTACK_EMPTY] = "empty",   /* zeros, for batches that the worker did not compute */
-	[ATTACK_FORGE] = "forge"};  /* results say that every test image is right */
+	[ATTACK_EMPTY] = "empty",   /* a gradient of zeros, without computing the batches */
+	/* evaluation results that claim that every test image is right */
+	[ATTACK_FORGE] = "forge"};
 
 int attack_of(const char *name)
 {

@@ -4,7 +4,8 @@
  * thread of one process.
  *
  * Only time is simulated. The cost model determines how long the computation of a batch, the
- * transfer of a message and the work of the server take. The speed of this machine has no effect:
+ * transfer of a message and the work of the server take. The speed of the machine that runs the
+ * simulation has no effect. The cost model is:
  *
  *   worker   image_us for each image of a gradient, times a random factor for each batch
  *            (lognormal, mean 1, spread `jitter`); a third of image_us for an image that is
@@ -38,8 +39,8 @@ struct cost {
 /* A message in transit, and the values that it carries. */
 struct parcel {
 	struct msg msg;
-	/* The parcel of a PARAMS owns these values. In other parcels this field is NULL: the values
-	 * of a push belong to its worker until the server has decided the push. */
+	/* The weights of a PARAMS, which its parcel owns. In other parcels this field is NULL: the
+	 * values of a push stay in a buffer of the worker until the server has decided the push. */
 	float *values;
 };
 
@@ -52,7 +53,8 @@ enum what {
 };
 
 struct item {
-	uint64_t at_ns, order; /* items of equal time keep the order of their addition */
+	/* order: among items with equal at_ns, the item that was added first comes first */
+	uint64_t at_ns, order;
 	enum what what;
 	/* a connection of worker `index`: 2 * index + 1 (bulk) or 2 * index + 2 (heartbeats) */
 	uint32_t peer;
@@ -84,8 +86,8 @@ enum attack {
 struct attacker {
 	enum attack attack;
 	struct rng rng;
-	float *old[2];   /* ATTACK_STALE, ATTACK_STALE2: the gradients of all pushes, or NULL */
-	uint32_t pushes; /* ATTACK_STALE2 */
+	float *old[2];   /* ATTACK_STALE, ATTACK_STALE2: the gradients to send again, or NULL */
+	uint32_t pushes; /* ATTACK_STALE2: number of the attacker's pushes so far */
 };
 
 struct world {
@@ -93,25 +95,26 @@ struct world {
 	struct cost cost;
 	uint64_t now_ns;
 	struct plan plan;
-	/* The times at which three parts become idle: the link to the server, the link from the
-	 * server, and the server. */
+	/* The virtual times from which on three things are idle: the link to the server, the link
+	 * from the server, and the server itself. */
 	uint64_t in_free_ns, out_free_ns, server_free_ns;
 	void *memory;
 	float *weights;
 	struct core *core;
-	int finished; /* the core has finished the run */
+	int finished; /* 1: the core has finished the run */
 	uint32_t n_workers;
 	struct cnnps **worker;
 	ucontext_t scheduler;
 	struct trainer_config trainer; /* the configuration of each worker */
 	uint64_t seed;
-	struct err error; /* the error of the first worker that failed, or empty */
+	/* the error of the first worker that failed; empty: no worker has failed */
+	struct err error;
 	/* a file for the decisions of the server, one per line (record in world.c), or NULL */
 	FILE *record;
 };
 
-/* Begin a run with the configuration `cfg` from `weights`, an array of n_params floats. The caller
- * still owns the array, and the run changes it. */
+/* Begin a run with the configuration `cfg` from `weights`, an array of n_params floats. The run
+ * changes the array in place, and the caller frees it after the run. */
 void world_init(struct world *w, const struct core_config *cfg, float *weights, uint32_t n_workers);
 void world_release(struct world *w);
 /* Run until the virtual time `until_ns` or the end of the run. Returns PS_OK, or the error of a
@@ -120,12 +123,12 @@ int world_run(struct world *w, uint64_t until_ns) PS_MUST_CHECK;
 int world_is_over(const struct world *w);
 
 /* The files of this folder share the functions below. */
-/* plan.c */
+/* functions of plan.c */
 void plan_add(struct plan *p, struct item it);
 /* Remove and return the earliest item. The plan must not be empty. */
 struct item plan_take(struct plan *p);
 
-/* network.c */
+/* functions of network.c */
 uint64_t world_ms(const struct world *w);
 /* Send a copy of `m` to the server. */
 void world_send(struct world *w, uint32_t peer, const struct msg *m);
@@ -133,7 +136,7 @@ void world_send(struct world *w, uint32_t peer, const struct msg *m);
  * before the message arrives. */
 void world_send_to_worker(struct world *w, uint32_t peer, const struct msg *m);
 
-/* attack.c */
+/* functions of attack.c */
 /* Returns the attack with this name, or -1 if the name is unknown. */
 int attack_of(const char *name);
 /* Change the n values of the attacker's next push (attack_push), or its next result. */
@@ -141,7 +144,7 @@ void attack_push(struct attacker *a, float *g, size_t n);
 void attack_result(const struct attacker *a, struct msg_result *r);
 void attack_release(struct attacker *a);
 
-/* client.c: a worker and its libcnnps. */
+/* functions of client.c: a worker and its libcnnps */
 struct cnnps *client_new(struct world *w, uint32_t index);
 void client_free(struct cnnps **c);
 /* Deliver a message to the worker. The function takes over p->values. */

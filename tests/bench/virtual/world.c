@@ -16,8 +16,8 @@ static void discard_parcel(struct parcel *p)
 	free(p);
 }
 
-/* Schedule the time at which the server has processed this message. The server processes one
- * message at a time. */
+/* Compute when the server will have processed this message, and add a SERVED item for that time.
+ * The server processes one message at a time. */
 static void queue_at_server(struct world *w, struct item it)
 {
 	const struct msg *m = &it.parcel->msg;
@@ -91,7 +91,8 @@ static void world_happen(struct world *w, struct item *it)
 	switch (it->what) {
 	case AT_SERVER:
 		queue_at_server(w, *it);
-		it->parcel = NULL; /* queue() has given the parcel to the plan */
+		/* queue_at_server() has passed the parcel on to the SERVED item */
+		it->parcel = NULL;
 		break;
 	case SERVED:
 		serve_event(w,

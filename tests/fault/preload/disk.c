@@ -12,9 +12,9 @@
  *                   nothing and reports success. A number: the write fails with this errno
  *   DISK_SLOW=MS    each pwrite first waits for MS milliseconds
  *
- * Names are relative to DIR, and "." is DIR itself. A record is written after its call has
- * succeeded. One lock covers the call and the record, so the records have the order of the calls.
- * Threads: any.
+ * Names are relative to DIR, and "." is DIR itself. The library writes the record of a call after
+ * the call has succeeded. One lock covers the call and the record, so the records have the order of
+ * the calls. Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>

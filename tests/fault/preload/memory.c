@@ -4,10 +4,10 @@
  *   MEMORY_FAIL=N     the number of the allocation; 0 or unset: none
  *   MEMORY_COUNT=FILE at exit, the number of allocations is written to this file
  *
- * N counts the allocations of the program and its libraries, with two exceptions: libzmq and the
- * libraries that it uses, because libzmq aborts the process when an allocation fails
- * (alloc_assert); and GnuTLS and the libraries that it uses, which libmicrohttpd loads but the
- * program never calls. Threads: any.
+ * N counts the allocations of the program and its libraries, with two exceptions: allocations of
+ * libzmq, and of libraries on behalf of libzmq, because libzmq aborts the process when an
+ * allocation fails (alloc_assert); and GnuTLS and the libraries that it uses, which libmicrohttpd
+ * loads but the program never calls. Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -21,13 +21,14 @@
 
 #define MAX_FRAMES 32
 
-/* glibc's own names of its allocation functions */
+/* the names under which glibc's allocation functions can be called although this library replaces
+ * malloc and free */
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 
-static uint64_t count; /* accessed atomically */
+static uint64_t count; /* number of allocations so far; accessed atomically */
 
 /* Returns the file name of the library that contains the instruction at `code`. */
 static const char *library(const void *code)
@@ -48,7 +49,7 @@ static int starts_with_one_of(const char *name, const char *const others[], size
 	return 0;
 }
 
-/* Returns 1 if libzmq allocates, directly or through another library. */
+/* Returns 1 if the caller of this allocation is libzmq, directly or through another library. */
 static int is_for_libzmq(void)
 {
 	static const char *const libzmq[] = {"libzmq"};

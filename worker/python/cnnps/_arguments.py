@@ -2,7 +2,7 @@
 and texts at a NUL, without an error.
 
 A wrong type raises TypeError, and a wrong value raises UsageError, which is a ValueError. The text
-names the argument.
+of the exception names the argument.
 """
 import numbers
 import operator
@@ -56,7 +56,7 @@ def milliseconds(name: str, seconds: Any, minimum: int = 1) -> int:
 
 
 def text(name: str, value: Any) -> Optional[bytes]:
-    """Returns a text or a path as the library expects it."""
+    """Returns a text or a path as bytes for the library, and None for None."""
     if value is None:
         return None
     try:

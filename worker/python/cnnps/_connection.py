@@ -3,8 +3,9 @@
 libcnnps calls functions of this module from its waits and from its own threads. Signals, log
 handlers and the garbage collector can run any Python code there, so:
 
-* An exception never leaves a callback, because ctypes would print and discard it. The exception is
-  raised when the call of the library returns. To make a waiting call return, `stop` ends the wait.
+* An exception never leaves a callback, because ctypes would print and discard it. This module keeps
+  the exception, and raises it when the call of the library returns. If that call is waiting, the
+  callback `stop` first ends the wait.
 * Handlers of signals run during a wait. They cannot use the connection that waits. A log handler
   cannot call the library at all, because the library has locked its log.
 * A finalizer takes no lock and does not wait: it gives its connection to a thread that closes it.
@@ -30,13 +31,16 @@ from .errors import BY_STATUS, Error, ShutdownError, UsageError
 
 _log = logging.getLogger("cnnps")
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
-_STOPPED = "the program ended this wait"  # the reason that the library gives
-_SECONDS = 20  # maximum seconds that the interpreter waits at its end for the closing thread
+# the text of libcnnps's error after `stop` has ended a wait
+_STOPPED = "the program ended this wait"
+# at the interpreter's end: maximum wait, in seconds, for the threads that close connections
+_SECONDS = 20
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.calls: List[List[BaseException]] = []  # exceptions in each running call, oldest first
+        # a list for each running call, oldest first, of the exceptions in its callbacks
+        self.calls: List[List[BaseException]] = []
         self.logging = 0  # 1: the library waits for a log handler on this thread
 
 
@@ -46,8 +50,8 @@ _thread = _Thread()
 # ---- callbacks ----------------------------------------------------------------------------------
 
 def _note(why: BaseException) -> int:
-    """Keeps an exception until the call of the library returns. A thread of the library runs no
-    call of the program, so its exception is printed."""
+    """Keeps an exception until the call of the library returns. In a callback on a thread of the
+    library, no call of the program could raise the exception, so it is printed."""
     if _thread.calls:
         _thread.calls[-1].append(why)
     else:
@@ -59,8 +63,9 @@ def _guard(work: Callable[[Any], int]) -> Callable[[Any], int]:
     """Returns a function that calls work() and never raises.
 
     A Python function would run the handlers of pending signals before its first line, outside of
-    any `try`. A generator continues inside of its `try`, and its method send() is written in C. The
-    library makes the calls of one guard one after another, under a lock.
+    any `try`. A generator continues inside of its `try`, and its method send() is written in C, so
+    no handler can run between them. The library makes the calls of one guard one after another,
+    under a lock.
     """
     def loop() -> Any:
         result = 0
@@ -84,8 +89,8 @@ def _each(work: Callable[[Any], int]) -> Callable[..., Any]:
 
 
 def _log_writer(write: Callable[[int, str], None]) -> Callable[[Any], int]:
-    """Returns a function that receives the arguments of a callback of the log one by one, one in
-    each call: None, then the level if there is one, then the line."""
+    """Returns a function that _each() calls once for each argument of the library's log callback:
+    with None, then with the level if there is one, then with the line."""
     level = 0
 
     def receive(value: Any) -> int:
@@ -143,15 +148,16 @@ class _Memory:
 # ---- connections --------------------------------------------------------------------------------
 
 class Connection:
-    """A connection of libcnnps. It outlives its Client if the Client is dropped without close()."""
+    """A connection of libcnnps. It stays open if its Client is dropped without close()."""
 
     def __init__(self, options: Dict[str, Any]) -> None:
         self.handle = ctypes.c_void_p()
         self.pid = os.getpid()
         self.memory = _Memory()
         self._lock = threading.RLock()
-        self._brief = threading.RLock()  # held for calls that never wait, and to begin to close
-        self._is_busy = False  # true: a call holds the lock
+        # held during a call that never waits, and when _free() sets `_closing`
+        self._brief = threading.RLock()
+        self._is_busy = False  # true while a call of the library that holds `_lock` runs
         self._closing = False  # true: close() waits for the call of another thread to end
         # the library calls these functions until cnnps_close()
         self._stop = c.Stop(_guard(self._check_signals))
@@ -183,8 +189,8 @@ class Connection:
         raise error
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls the library. Raises the first exception of a callback of this call, or else the
-        error of the library."""
+        """Calls the library. Raises the first exception of a callback of this call or, if there is
+        none, the error of the library."""
         check_thread()
         raised: List[BaseException] = []
         calls = _thread.calls
@@ -207,7 +213,7 @@ class Connection:
             raise UsageError("this connection is closed")
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls a function of the library. Waits while the call of another thread runs."""
+        """Calls a function of the library, after the running call of another thread has ended."""
         self.check()
         with self._lock:
             self.check()
@@ -228,8 +234,9 @@ class Connection:
             getattr(lib, name)(self.handle, *arguments)
 
     def close(self) -> None:
-        """Ends the call of another thread, and frees the connection. In a handler that interrupts a
-        call, the connection is freed after this call."""
+        """Ends the call of another thread, and frees the connection. If a handler that has
+        interrupted a call calls close(), the connection is freed after the interrupted call has
+        returned."""
         if os.getpid() != self.pid or not self.handle:
             return
         if _thread.logging or not self._lock.acquire(blocking=False):
@@ -298,7 +305,9 @@ def _close_all() -> None:
     so they must end before the interpreter."""
     global _closer
     threads = [threading.Thread(target=one.close, daemon=True) for one in list(_open)[1:]]
-    with contextlib.suppress(RuntimeError):  # since Python 3.12 no thread can start here
+    # Python 3.12 and later raise RuntimeError, because no thread can start while the interpreter
+    # exits
+    with contextlib.suppress(RuntimeError):
         for thread in threads:
             thread.start()
     for connection in list(_open):
@@ -317,8 +326,8 @@ _kept: List[Any] = []
 
 
 def _forget() -> None:
-    """In a forked child: forgets the connections of the parent, and what a thread of the parent may
-    have locked."""
+    """In a forked child: forgets the connections of the parent, and replaces the objects that a
+    thread of the parent may have locked at the moment of the fork."""
     global _abandoned, _closer, _open, _log_line
     _kept.extend([*_open, _abandoned, _log_line])
     _open, _abandoned, _closer, _log_line = set(), queue.SimpleQueue(), None, _new_log()

@@ -108,9 +108,9 @@ _FUNCTIONS = {
 
 
 def _path() -> str:
-    """Returns the path of libcnnps: the value of $CNNPS_LIBRARY, or a path in the wheel or in the
-    source tree. If none of them exists, returns only the name of the library, for which the system
-    searches."""
+    """Returns the path of libcnnps, the first of these that is a file: the value of $CNNPS_LIBRARY,
+    the library in the wheel, the library in the source tree. If none of them is a file, returns
+    only the name of the library, for which the system then searches."""
     here = Path(__file__).resolve()
     places = [Path(os.environ.get("CNNPS_LIBRARY", "")), here.parent / "lib" / "libcnnps.so.0",
               here.parents[3] / "build" / "release" / "libcnnps.so.0"]
@@ -118,7 +118,7 @@ def _path() -> str:
 
 
 class _Library:
-    """The functions of libcnnps, named without the prefix `cnnps_`."""
+    """The functions of libcnnps, as attributes with names without the prefix `cnnps_`."""
 
     def __init__(self) -> None:
         path = _path()

@@ -15,7 +15,7 @@ def _remove(path: str, pid: int) -> None:
 
 class Scratch:
     """A temporary directory, which is deleted by cleanup(), at the end of a `with` block, with this
-    object or when the interpreter exits. Only the process that made it deletes it."""
+    object or when the interpreter exits. Only the process that made the directory deletes it."""
 
     def __init__(self, prefix: str = "cnnps-") -> None:
         self.name = tempfile.mkdtemp(prefix=prefix)

@@ -183,10 +183,10 @@ class Client:
             raise UsageError(f"wire={wire!r}: expected {', '.join(c.WIRES)}")
         self._order: Tuple[int, Optional[NDArray[np.int64]]] = (-1, None)
         self._data = None if data is None else check.instance("data", data, Data)
-        self.version = 0  # version, term and elastic have the values of the newest pull
+        self.version = 0  # `version`, `term` and `elastic` are those of the newest pull
         self.term = 0
         self.elastic = 0.0
-        # number of metrics besides accuracy, and so of the sums that result() takes
+        # number of metrics except accuracy, which is the number of sums that result() takes
         self.n_sums = len(set(check.names("metrics", metrics)) - {"accuracy", "none"})
         numbers = {} if data is None else dict(vars(data))
         self._connection = Connection({
@@ -222,14 +222,15 @@ class Client:
         return self._connection.call(name, *arguments)
 
     def close(self) -> None:
-        """Waits up to 5 s for the server's decisions on pushes, leaves the run and frees the
-        connection. Pushes that the server has not received by then are lost: to wait for longer,
-        call flush() first. A call that another thread waits for ends with UsageError. Does nothing
-        in a forked child of the process that connected."""
+        """Waits up to 5 s until the server has accepted or rejected all pushes, then leaves the run
+        and frees the connection. Pushes that the server has not received after these 5 s are lost;
+        to wait for longer, call flush() before close(). A waiting call of another thread ends with
+        UsageError. Does nothing in a forked child of the process that connected."""
         self._connection.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # __init__ has raised
+        # AttributeError: __init__ failed before it set _connection
+        with contextlib.suppress(AttributeError):
             if self._connection.handle:
                 self._connection.abandon()
 
@@ -257,9 +258,9 @@ class Client:
 
     def leases(self, progress: bool = False) -> Iterator[Lease]:
         """Yields leases until training is done. The caller pushes the batches of each training
-        lease, and answers each evaluation lease with result(). If it does so, each sample counts
-        exactly once per epoch, whatever crashes. progress: show a progress bar of the run with
-        tqdm."""
+        lease, and answers each evaluation lease with result(). If the caller does so, each sample
+        counts exactly once per epoch, whatever crashes. progress: show a progress bar of the run
+        with tqdm."""
         with Progress(self, progress) as bar:
             while True:
                 try:
@@ -269,7 +270,7 @@ class Client:
                 yield lease
                 try:
                     bar.update()
-                except Done:  # the run has ended before this request
+                except Done:  # the run has ended before the progress bar requested the status
                     return
 
     def batch(self, epoch: int, first: int, count: int = 1) -> Batch:
@@ -372,7 +373,8 @@ class Client:
         if len(sums) != self.n_sums:
             raise UsageError(f"metric_sums: {len(sums)} values, but the option `metrics` of "
                              f"connect() has {self.n_sums} names besides accuracy")
-        if math.isfinite(raw.loss_sum):  # else training has diverged, as the server will report
+        # if the loss is not finite, the server reports that training has diverged
+        if math.isfinite(raw.loss_sum):
             for value in sums:
                 if not math.isfinite(value):
                     raise UsageError(f"metric_sums: {value}: expected finite numbers")
@@ -380,8 +382,9 @@ class Client:
         self._call("result", ctypes.byref(lease._raw), ctypes.byref(raw))
 
     def flush(self, durable: bool = True, timeout: float = 60) -> bool:
-        """Waits until the server has decided on every push and, if `durable` is true, has stored it
-        on disk. Returns False if this takes more than `timeout` seconds."""
+        """Waits until the server has accepted or rejected every push and, if `durable` is true, has
+        stored the accepted pushes on disk. Returns False if this takes more than `timeout`
+        seconds."""
         try:
             self._call("flush", int(bool(durable)), check.milliseconds("timeout", timeout, 0))
         except AgainError:
@@ -392,19 +395,19 @@ class Client:
 
     def alive(self) -> None:
         """Reports that the program makes progress. The program needs this call only if it may make
-        no other call for longer than batch_timeout. Any thread may call it."""
+        no other call for longer than batch_timeout. Any thread may make this call."""
         self._connection.call_now("alive")
 
     def stats(self) -> Stats:
-        """Returns the counters since the connection was made. Any thread may call it."""
+        """Returns the counters since the connection was made. Any thread may make this call."""
         raw = c.Stats(size=ctypes.sizeof(c.Stats))
         self._connection.call_now("stats", ctypes.byref(raw))
         return Stats(*(getattr(raw, f) for f in Stats._fields))
 
     def status(self) -> Dict[str, Any]:
-        """Returns the status of the server, with the fields of `cnn-ctl status`. If a run has too
-        many workers for one message of 60 KiB, the list `workers` lacks some of them, and
-        `workers_left_out` is their number."""
+        """Returns the status of the server, with the fields of `cnn-ctl status`. If the status of
+        all workers does not fit into one message of 60 KiB, the list `workers` lacks some workers,
+        and `workers_left_out` is the number of these."""
         text = ctypes.create_string_buffer(_STATUS_BYTES)
         self._call("status", text, _STATUS_BYTES)
         try:
@@ -443,16 +446,16 @@ def connect(server: str = "", **options: Any) -> Client:
     """Connects to a cnn-ps server as a worker or, with observer=True, as an observer, and waits
     until the server accepts it. The Client is a context manager.
 
-    server: the address of the server; empty: $CNN_SERVER, which `cnnps.run --server` sets, else
-    "tcp://127.0.0.1:5555". The other options are those of Client: data (a Data, for a run with
-    epochs), name (a worker with the same name gets the same slot again), key and server_key (files
-    from cnn-ctl keygen; None: $CNN_KEY and $CNN_SERVER_KEY, if they are set; "": no key),
-    observer=True (only pulls, and the calls that observe and operate the server), metrics (the
-    names of --metrics of the server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker),
-    wire ("fp32" or "bf16", like --wire of cnn-worker), connections (like --connections of
-    cnn-worker), tensors (the result of cnnps.torch.tensor_list), validates=True (this program
-    supports --validate: it evaluates the training samples client.held_back instead of test
-    samples), and timeouts in seconds.
+    server: the address of the server; empty: the value of $CNN_SERVER, which `cnnps.run --server`
+    sets, or "tcp://127.0.0.1:5555" without this variable. The other options are those of Client.
+    data: a Data, for a run with epochs. name: a worker with the same name gets the same slot again.
+    key and server_key: files from cnn-ctl keygen; None: $CNN_KEY and $CNN_SERVER_KEY, if they are
+    set; "": no key. observer=True: the Client can only pull, and make the calls that observe and
+    operate the server. metrics: the names of --metrics of the server. lane: "auto", "tcp" or "shm",
+    like --lane of cnn-worker. wire: "fp32" or "bf16", like --wire of cnn-worker. connections: like
+    --connections of cnn-worker. tensors: the result of cnnps.torch.tensor_list. validates=True:
+    this program supports runs with --validate, in which it evaluates the training samples
+    client.held_back instead of test samples. All timeouts are in seconds.
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):

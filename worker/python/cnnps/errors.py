@@ -91,13 +91,13 @@ class VersionError(Error):
 
 
 class TermError(Error):
-    """The server has restarted; the library handles it."""
+    """The server has restarted; the library handles this case, and no call raises this error."""
 
     status = -14
 
 
 class GapError(Error):
-    """A sequence number is missing; the library handles it."""
+    """A push is missing; the library handles this case, and no call raises this error."""
 
     status = -15
 

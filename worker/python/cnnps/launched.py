@@ -21,14 +21,14 @@ DIRECTORY = "CNNPS_RUN_DIR"
 WANTED, ADDRESS, RESULT = "wanted.json", "address.json", "result.json"
 _SECONDS = 120
 _EPOCHS = 3  # default number of epochs
-# time limit in seconds of an attempt to connect; between two attempts, check whether the run has
-# ended
+# time limit of one attempt to connect, in seconds; after each failed attempt, connect() checks
+# whether the run has ended
 _PATIENCE = 3
 
 
 def write(path: Path, content: Dict[str, Any]) -> None:
-    """Creates a file atomically, with `content` as JSON. Values that JSON lacks, such as paths,
-    become texts. An existing file stays as it is."""
+    """Creates a file atomically, with `content` as JSON. Values of types that JSON lacks, such as
+    paths, become JSON strings. An existing file stays as it is."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(json.dumps(content, default=str), encoding="utf-8")
     try:
@@ -62,8 +62,8 @@ def check_init(options: Dict[str, Any]) -> None:
 
 
 def worker_keys(server_key: Any) -> Dict[str, str]:
-    """Returns the options of connect() for the worker's keys, which are beside the secret key of
-    its server. Raises UsageError if there are none."""
+    """Returns the options of connect() for the worker's keys. The files of these keys are beside
+    the secret key of the server. Raises UsageError if there are no such keys."""
     place = os.path.dirname(os.path.abspath(server_key))
     found = {"key": os.path.join(place, "worker.key"),
              "server_key": os.path.join(place, "server.pub")}
@@ -78,14 +78,15 @@ def worker_keys(server_key: Any) -> Dict[str, str]:
 
 
 def was_drained(result: Dict[str, Any]) -> bool:
-    """Returns whether the run ended early, and not because of stop_at or patience_epochs."""
+    """Returns True if the run ended before its last epoch for another reason than the rules stop_at
+    and patience_epochs."""
     return result.get("status") == "drained" and not result.get("stop_rule")
 
 
 def for_training(options: Dict[str, Any]) -> Dict[str, Any]:
     """Returns the options of cnnps.Server for a run of train(). Without `epochs`, adds the default
-    of cnn-ps for models with a data set, because cnn-ps does not see that a data set belongs to
-    this vector."""
+    that cnn-ps has for models with a data set: for a model vector:N, cnn-ps itself would assume a
+    run without a data set and without epochs."""
     check_checkpoints(options.get("checkpoint_dir"))
     epochs = options.get("epochs")
     if epochs is not None and re.fullmatch(r"[-+]?0*", str(epochs)):
@@ -101,8 +102,8 @@ _has_trained = False
 class Shared:
     """The server of this run: `server` if it is given, else that of the launcher, else a new one.
     `options` are the options of cnnps.Server for a new server. Under a launcher only the options of
-    the first worker have an effect. The attribute `directory` names the directory with the server's
-    checkpoints."""
+    the first worker have an effect. The attribute `directory` is the path of the directory with the
+    server's checkpoints."""
 
     def __init__(self, server: Optional[Server] = None, **options: Any) -> None:
         run = None if server else os.environ.get(DIRECTORY)
@@ -119,7 +120,8 @@ class Shared:
                 raise UsageError("one call of train() in a script is possible with "
                                  "`python -m cnnps.run`, because it runs one server")
             wanted = for_training(options)
-            check_options(wanted)  # the launcher could not report a wrong type to the caller
+            # check the types here, because the launcher cannot raise an exception in the caller
+            check_options(wanted)
             write(self._run / WANTED, wanted)
             address = read(self._run / ADDRESS, _SECONDS)
             self.endpoint: str = address["endpoint"]
@@ -166,7 +168,8 @@ class Shared:
         return None
 
     def result(self) -> Dict[str, Any]:
-        """Waits for the end of the run. Returns the last line of output of cnn-ps, parsed."""
+        """Waits for the end of the run. Returns the last line of output of cnn-ps, parsed from
+        JSON."""
         global _has_trained
         if self._server:
             return self._server.wait(_SECONDS)

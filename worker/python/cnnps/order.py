@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_ORDER, _HOLD_BACK = 2, 7  # streams of random numbers
+_ORDER, _HOLD_BACK = 2, 7  # numbers of the streams of random numbers
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -24,7 +24,8 @@ def _shuffle(seed: int, stream: int, sub: int, n: int) -> NDArray[np.int64]:
     place = np.arange(n - 1, 0, -1, dtype=np.uint64)
     draws, size = _draws(seed, stream, sub, n - 1), place + np.uint64(1)
     low = (draws & np.uint64(0xFFFFFFFF)) * size >> np.uint64(32)
-    other = ((draws >> np.uint64(32)) * size + low) >> np.uint64(32)  # draws * size >> 64
+    # the upper 64 bits of draws * size
+    other = ((draws >> np.uint64(32)) * size + low) >> np.uint64(32)
     a = list(range(n))
     for i, j in zip(place.tolist(), other.tolist()):
         a[i], a[j] = a[j], a[i]

@@ -8,7 +8,7 @@ from typing import Dict, List
 
 from .errors import AgainError, Error
 
-_SECONDS = 120  # time limit of cnn-ctl
+_SECONDS = 120  # time limit of a call of cnn-ctl, in seconds
 
 
 def find(name: str) -> str:
@@ -21,7 +21,8 @@ def find(name: str) -> str:
         if os.access(place / name, os.X_OK):
             return str(place / name)
     found = shutil.which(name)
-    # a script that this package installs, and not the program itself
+    # the wheel installs scripts of the same names on $PATH, which call this function; such a script
+    # begins with "#!" and is not the program
     if not found or Path(found).read_bytes()[:2] == b"#!":
         raise FileNotFoundError(f"{name} is not installed: install the wheel or the package cnn-ps")
     return found
@@ -34,9 +35,9 @@ def environment() -> Dict[str, str]:
 
 
 def tied(argv: List[str], signal: str) -> List[str]:
-    """Returns a command that runs `argv` and sends it `signal` when the thread that started it
-    ends, even if this process is killed. Without the program setpriv (util-linux), returns `argv`
-    itself."""
+    """Returns a command that runs `argv`. The system sends `signal` to this command when the thread
+    that has started it ends, even if this process is killed. If the program setpriv (util-linux) is
+    not installed, returns `argv` unchanged, and the command does not end with the thread."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal, "--", *argv] if setpriv else argv
 

@@ -1,4 +1,4 @@
-"""A progress bar of the whole run. tqdm draws the bar if tqdm is installed."""
+"""A progress bar of the whole run, which tqdm draws. Without tqdm there is no bar."""
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional, Type
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Optional, Type
 if TYPE_CHECKING:
     from .client import Client
 
-_SECONDS = 1.0  # minimum seconds between two status requests
+_SECONDS = 1.0  # minimum time between two status requests, in seconds
 
 
 class Progress:
-    """A context manager that shows the bar. Call update() after each lease. The bar requests the
-    status of the server at most once a second."""
+    """A context manager that shows the bar. The caller calls update() after each lease. The bar
+    requests the status of the server at most once a second."""
 
     def __init__(self, client: "Client", wanted: bool) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Trains on a Ray cluster. The server and the workers are actors.
+"""Trains on a Ray cluster. The server and the workers are actors of Ray.
 
     ray.init()
     model = ...
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .torch import Loss, Metric
 
-_GRACE = 10  # maximum seconds from the return of the workers to the end of the server
+_GRACE = 10  # maximum time from the return of the workers to the end of the server, in seconds
 # A server that a signal kills this many times in a row, each time within _SHORT seconds of its
 # start, is not started again.
 _MAX_SHORT, _SHORT = 10, 60
@@ -40,16 +40,17 @@ _WORKER_KEYS = ("worker.key", "server.pub")
 
 
 class _Server:
-    """The actor of the server. After a crash of the server this actor starts it again. After a
-    crash of the actor, Ray starts the actor again. The run continues from its checkpoint, at the
-    same address."""
+    """The actor of the server. After a crash of the server, this actor starts the server again.
+    After a crash of the actor, Ray starts the actor again. The run continues from its checkpoint,
+    at the same address."""
 
     def __init__(self, bind: str, options: Dict[str, Any]) -> None:
         self._bind, self._options = bind, options
         self._server: Optional[Server] = None
 
     def _start(self) -> Server:
-        # An exception of __init__ would reach the caller only as the death of the actor.
+        # The server is started here and not in __init__, because an exception of __init__ would
+        # reach the caller only as the death of the actor.
         if self._server is None:
             self._server = Server(self._bind, **self._options)
         return self._server
@@ -66,7 +67,7 @@ class _Server:
             except Error:
                 if (server.returncode() or 0) >= 0:
                     raise
-                # a signal killed the server
+                # a negative status: a signal killed the server
                 short = short + 1 if time.monotonic() < began + _SHORT else 0
                 if short >= _MAX_SHORT:
                     raise Error(f"signal {-(server.returncode() or 0)} killed the server "
@@ -83,12 +84,13 @@ class _Worker:
         for name, path in zip(_WORKER_KEYS, paths):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
                 file.write(keys[name])
-        # The environment of this node may name the keys of another run.
+        # Replace all variables about keys, because the environment of this node may name the keys
+        # of another run.
         os.environ.update(CNN_SERVER=endpoint, RANK=str(rank), WORLD_SIZE=str(workers),
                           CNN_KEY=paths[0], CNN_SERVER_KEY=paths[1])
 
     def run(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(Done):  # Done: this worker has connected after the end of the run
+        with contextlib.suppress(Done):  # cnnps.connect() raises Done if the run has already ended
             work()
 
 
@@ -100,7 +102,8 @@ def _free_port(host: str) -> int:
 
 
 def _read_keys(server_key: str) -> Dict[str, bytes]:
-    """Returns the files that a worker needs. They are beside the secret key of the server."""
+    """Returns the contents of the key files that a worker needs. These files are beside the secret
+    key of the server."""
     found = {}
     for name in _WORKER_KEYS:
         path = Path(server_key).parent / name
@@ -134,9 +137,10 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
     its beginning in a new process. An exception in work() ends the run. `options` are the options
     of cnnps.Server. Ray reserves num_cpus, num_gpus and resources for each worker. checkpoint_dir:
     a directory on this node; None: a temporary directory. max_restarts: how often Ray may start
-    each actor again; the death after that ends the run with an Error; -1: without limit. The run
-    has new keys. If the option `key` names the secret key of a server on this node, the run has the
-    keys beside this file instead: every worker gets a copy of worker.key and server.pub.
+    each actor again; -1: without limit. If an actor dies after its last permitted restart, the run
+    ends with an Error. By default, the run makes new keys. If the option `key` names the secret key
+    of a server on this node, the run has the keys beside this file instead: every worker gets a
+    copy of worker.key and server.pub.
     """
     _check(workers, max_restarts, checkpoint_dir, options)
     host = ray.util.get_node_ip_address()
@@ -178,8 +182,9 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
 
 def _wait(ended: Any, running: Dict[Any, Any]) -> Dict[str, Any]:
     """Waits until the run ends. Returns the last line of output of cnn-ps, parsed. `ended` and
-    `running` have Ray references: `ended` is ready when the server has ended. `running` maps the
-    call run() of each worker to a reference that is ready when the worker has a node."""
+    `running` have Ray references: `ended` is ready when the server has ended. `running` has an
+    entry for each worker: the key is the reference of its call run(), and the value is a reference
+    that is ready when the worker has a node."""
     while running:
         (one,), _ = ray.wait([ended, *running])
         if one == ended:

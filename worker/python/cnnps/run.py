@@ -45,7 +45,7 @@ from .programs import tied
 from .server import Server
 
 Overrides = Dict[str, Union[str, bool]]
-_GRACE = 10  # seconds that a worker may take to end after SIGTERM
+_GRACE = 10  # maximum time that a worker may take to end after SIGTERM, in seconds
 
 
 def _processors() -> int:
@@ -72,12 +72,12 @@ class Launcher:
         self.server: Optional[Server] = None
         self.workers: "Dict[int, subprocess.Popen[bytes]]" = {}
         self.restarts = self.status = 0
-        self.is_running = False  # true: a signal ends run()
+        self.is_running = False  # true while run() runs, so that a signal must end it
 
     def start_worker(self, rank: int) -> None:
         n = self.options.workers
         env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n))
-        # n workers share the processors
+        # each of the n workers gets an equal part of the processors
         env.setdefault("OMP_NUM_THREADS", str(max(1, _processors() // n)))
         if self.options.server:
             env["CNN_SERVER"] = self.options.server
@@ -103,7 +103,7 @@ class Launcher:
             wanted["checkpoint_dir"] = str(self.run_dir / "checkpoints")
         try:
             self.server = Server(**wanted)
-        except TypeError as why:  # an option of the command line
+        except TypeError as why:  # an option from the launcher's command line has a wrong type
             raise Error(str(why)) from why
         write(self.run_dir / ADDRESS, {"endpoint": self.server.endpoint,
                                        "checkpoint_dir": self.server.checkpoint_dir,
@@ -122,7 +122,7 @@ class Launcher:
             status = self.server.returncode() or 0
             if status == 0:
                 write(self.run_dir / RESULT, self.server.wait(10))
-            elif status > 0:  # it would end in the same way again
+            elif status > 0:  # a restarted server would end in the same way
                 say(f"the server ended with status {status}:\n{self.server.tail()}")
                 return False
             elif self.may_restart(f"the server ended with status {status}"):
@@ -132,7 +132,8 @@ class Launcher:
         return True
 
     def has_begun(self) -> bool:
-        """Returns False until a worker has called train(). With --server, nothing shows this."""
+        """Returns True if a worker has called train(). With --server the launcher cannot know this,
+        so the result is always True."""
         return bool(self.options.server) or (self.run_dir / WANTED).exists()
 
     def tend_workers(self) -> bool:
@@ -146,7 +147,8 @@ class Launcher:
                     del self.workers[rank]
                     self.status = 1
                     continue
-                if status > 0 and not self.has_begun():  # it would end in the same way again
+                # before train(), a restarted worker would most likely fail in the same way
+                if status > 0 and not self.has_begun():
                     say(f"worker {rank} ended with status {status} before it called train()")
                     return False
                 if not self.may_restart(f"worker {rank} ended with status {status}"):

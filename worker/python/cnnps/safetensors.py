@@ -17,8 +17,8 @@ _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 
 
 def save(path: str, tensors: Mapping[str, NDArray[Any]], **metadata: str) -> None:
-    """Writes tensors to a file, atomically. Raises UsageError if the format lacks a type of
-    values, such as complex numbers."""
+    """Writes tensors to a file, atomically. Raises UsageError if a tensor has a type of values that
+    the format lacks, such as complex numbers."""
     header: Dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, array in tensors.items():

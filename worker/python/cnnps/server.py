@@ -14,9 +14,9 @@ from .client import Client, connect
 from .errors import AgainError, Error, UsageError
 from .programs import environment, export, find, tied
 
-_TAIL = 20  # number of log lines in the text of an error
-_START = 60  # maximum seconds from the start of cnn-ps until workers can connect
-_USAGE = 2  # exit status of cnn-ps: an option is wrong
+_TAIL = 20  # maximum number of log lines in the text of an error
+_START = 60  # maximum time from the start of cnn-ps until workers can connect, in seconds
+_USAGE = 2  # exit status of cnn-ps if an option is wrong
 
 
 def option(name: str, value: Any) -> List[str]:
@@ -31,9 +31,9 @@ def option(name: str, value: Any) -> List[str]:
 
 
 def mistaken(name: str, value: Any, log: str) -> str:
-    """Explains in terms of Python why cnn-ps has refused an option, if its log shows one of two
-    reasons: the option is a bool but needs a value, or it has a value but must be a bool. Otherwise
-    returns ""."""
+    """Returns an explanation, in terms of Python, why cnn-ps has refused an option. The function
+    finds two reasons in the log: the option is a bool but needs a value, or it has a value but must
+    be a bool. Returns "" for any other reason."""
     word = re.escape(name.replace("_", "-"))
     if value is True and re.search(rf"--{word}: (needs a value|\"--)", log) or (
             value is False and re.search(rf"--no-{word}: unknown", log)):
@@ -55,7 +55,8 @@ def check_options(options: Dict[str, Any]) -> None:
 
 
 def without_keys(options: Dict[str, Any]) -> Dict[str, Any]:
-    """Returns options with which connect() does not use the keys of the environment."""
+    """Returns the options of connect() with "" for each missing key, so that connect() ignores
+    $CNN_KEY and $CNN_SERVER_KEY."""
     return {**options, **{name: options.get(name) or "" for name in ("key", "server_key")}}
 
 
@@ -67,10 +68,10 @@ class Server:
 
     Without checkpoint_dir the checkpoints are in a temporary directory, which close() deletes.
     checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run. An
-    option that cnn-ps refuses raises UsageError with the message of cnn-ps. `log` has the lines of
-    the server's log. log_level must be "info" or "debug", because the log has the server's address.
-    The server ends when the Python process ends, even if the Python process is killed. A forked
-    child may connect to the server, but neither ends nor restarts it.
+    option that cnn-ps refuses raises UsageError with the message of cnn-ps. The attribute `log` has
+    the lines of the server's log. log_level must be "info" or "debug", because the log has the
+    server's address. The server ends when the Python process ends, even if the Python process is
+    killed. A forked child may connect to the server, but neither ends nor restarts it.
     """
 
     def __init__(self, bind: str = "tcp://127.0.0.1:0",
@@ -97,7 +98,8 @@ class Server:
         self.kill()
         argv = [find("cnn-ps"), "--bind", self.endpoint]
         argv += option("checkpoint_dir", self.checkpoint_dir or None)
-        # cnn-ps takes the word after an option without a value for its value
+        # sort options without a value to the end, because cnn-ps would take the word after such an
+        # option for its value
         for name, value in sorted(self.options.items(), key=lambda one: one[1] is True):
             argv += option(name, value)
         self._up, self._listens = threading.Event(), False
@@ -123,8 +125,9 @@ class Server:
 
     def _keep(self, argv: List[str], started: threading.Event) -> None:
         """Starts the server, and reads its output until the server ends. If this thread ends first,
-        the system kills the server with SIGKILL. With SIGTERM, the server would end its workers,
-        although another process may continue the run."""
+        because the Python process was killed, the system kills the server with SIGKILL. With
+        SIGTERM, the server would also end its workers, although another process may start a server
+        that continues the run."""
         try:
             self._process = subprocess.Popen(
                 tied(argv, "KILL"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -203,7 +206,8 @@ class Server:
         export(self.checkpoint_dir, file)
 
     def kill(self) -> None:
-        """Kills the server with SIGKILL, as a crash would. restart() continues the run."""
+        """Kills the server with SIGKILL, which has the same effect as a crash. restart() continues
+        the run."""
         self._check()
         if self._process is None:
             return

@@ -3,10 +3,10 @@
 The server has one vector and runs the optimizer on it. The vector consists of the parameters of the
 model, in the order of model.named_parameters(), followed by the statistics of the model. The
 statistics are the float32 buffers of the state_dict, such as running_mean and running_var of
-BatchNorm. No optimizer changes them: a worker pushes the values of its batch, and each update moves
-the server's values towards them by a tenth of the distance (PyTorch's momentum of 0.1). Frozen
-parameters (requires_grad=False) are statistics, too: every worker pushes the value that they have.
-All other buffers, such as counters, stay in each worker.
+BatchNorm. The optimizer does not change the statistics. Instead, a worker pushes the statistics of
+its batch, and each update moves the server's statistics towards these by a tenth of the distance
+(PyTorch's momentum of 0.1). Frozen parameters (requires_grad=False) are statistics, too: every
+worker pushes the value that they have. All other buffers, such as counters, stay in each worker.
 """
 import hashlib
 import logging
@@ -38,13 +38,13 @@ _EVAL_BATCH = 256
 _EVAL_OF_TRAINING = 1000
 _INTEGERS = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
              torch.uint8: "U8", torch.bool: "BOOL"}
-_MAX_LIST, _MAX_LINES = 49152, 4096  # maximum bytes and lines of a list of tensors
+_MAX_LIST, _MAX_LINES = 49152, 4096  # maximum numbers of bytes and of lines of a list of tensors
 _MAX_CONSTANT = 1024  # maximum number of values of an integer tensor in the list
 _log = logging.getLogger("cnnps")
 
 
 def _trained(model: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
-    """Returns the parameters that training changes."""
+    """Returns the parameters with requires_grad=True, by name."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -78,7 +78,7 @@ def _sizes(model: torch.nn.Module) -> str:
 
 
 def _vector(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """Returns the tensors that form the vector, in its order."""
+    """Returns the tensors that form the server's vector, by name, in the vector's order."""
     return {**_trained(model), **_statistics(model)}
 
 
@@ -89,7 +89,7 @@ def _fits_list(name: str, t: torch.Tensor) -> bool:
 def tensor_list(model: torch.nn.Module) -> str:
     """Returns the names and shapes of the state_dict, and the values of its integer tensors, as the
     server stores them for exports (proto/WIRE.md, "Tensors"). Returns "" if the server cannot store
-    them."""
+    such a list."""
     tensors = _vector(model)
     seen = {id(t): name for name, t in tensors.items()}
     lines = [f"{name} F32 {_shape(t)}" for name, t in tensors.items()]
@@ -119,8 +119,9 @@ def _shape(t: torch.Tensor) -> str:
 
 
 class _OneBatch:
-    """A context manager. Within its block the momentum of normalizing layers is 1, so that the
-    layers have the statistics of the newest batch."""
+    """A context manager: within its block the momentum of BatchNorm and other normalizing layers is
+    1. After a forward pass their running statistics are then those of this batch, which the worker
+    pushes."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._layers: List[Tuple[Any, Any]] = [
@@ -219,8 +220,8 @@ def _check_pushes(client: Client) -> None:
 
 
 class _Group(Dict[str, Any]):
-    """A group of parameters. It has no learning rate: a scheduler of PyTorch that reads the rate
-    gets an error that explains this."""
+    """A group of parameters. The group has no learning rate, because the server has it. A scheduler
+    of PyTorch that reads the rate gets an exception that says so."""
 
     def __missing__(self, name: str) -> Any:
         if name == "lr":
@@ -230,7 +231,8 @@ class _Group(Dict[str, Any]):
 
 
 def _checked(parameters: Any) -> List[torch.nn.Parameter]:
-    """Returns the parameters that a program gives to AsyncOptimizer."""
+    """Returns `parameters`, the argument of AsyncOptimizer, as a list. Raises TypeError if it is
+    not an iterable of tensors."""
     wrong = type(parameters).__name__
     if isinstance(parameters, Iterable) and not isinstance(parameters, (torch.Tensor, str)):
         found = list(parameters)
@@ -256,15 +258,16 @@ class AsyncOptimizer(torch.optim.Optimizer):
 
     The server runs the real optimizer, so learning rate and weight decay are options of the server.
     Its options schedule= and warmup= change the learning rate during the run. A scheduler of
-    PyTorch raises TypeError. The constructor sets the parameters to the weights of the server. For
-    a model with statistics, such as those of BatchNorm, or with frozen parameters, pass the model
-    instead of its parameters. The momentum of its normalizing layers then becomes 1, so that the
-    layers have the statistics of the newest batch until step() replaces them by the statistics of
-    the server.
+    PyTorch raises TypeError when it reads the learning rate. The constructor sets the parameters to
+    the weights of the server. For a model with statistics, such as those of BatchNorm, or with
+    frozen parameters, pass the model instead of its parameters. The momentum of its normalizing
+    layers then becomes 1, so that the layers have the statistics of the newest batch until step()
+    replaces them by the statistics of the server.
 
     This loop pushes the gradient of each batch at the newest weights. That is right only in the
     modes downpour and ssp with n_push and n_fetch 1; for any other run the constructor raises
-    UsageError. `prefetch` has no effect. train() and cnnps.Worker work in every mode.
+    UsageError. The run's option --prefetch has no effect. cnnps.torch.train() and cnnps.Worker work
+    in every mode.
     """
 
     def __init__(self, parameters: "Union[torch.nn.Module, Iterable[torch.nn.Parameter]]",
@@ -306,7 +309,7 @@ def save(model: torch.nn.Module, path: str) -> None:
 
 def load(model: torch.nn.Module, path: str) -> None:
     """Loads the state_dict of a model from a .safetensors file that save() or cnn-ctl export wrote.
-    Buffers that an export cannot contain do not change."""
+    Buffers of the model that the file lacks do not change."""
     tensors, _ = safetensors.load(path)
     loaded = {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}
     if list(loaded) == ["vector"]:
@@ -318,8 +321,8 @@ def load(model: torch.nn.Module, path: str) -> None:
 
 
 def _named(model: torch.nn.Module, vector: torch.Tensor) -> Dict[str, torch.Tensor]:
-    """Returns the tensors in a vector that has no names. A tensor with several names is in the
-    result under each of them."""
+    """Returns the tensors of `model` with their values in `vector`, by name. A tensor with several
+    names is in the result under each of them."""
     found, begin = {}, 0
     for t in _vector(model).values():
         found[id(t)] = vector[begin:begin + t.numel()].view_as(t)
@@ -363,14 +366,15 @@ class Evaluation:
 @dataclass
 class Report:
     """The result of train(). `result` is the last line of output of cnn-ps, parsed, or {} if the
-    server runs elsewhere. `evaluations` are the evaluations of this worker."""
+    server runs elsewhere. `evaluations` has the evaluations in which this worker has taken part."""
 
     result: Dict[str, Any]
     evaluations: List[Evaluation]
 
 
 def _parts(batch: Any) -> List[Any]:
-    """Returns the parts of a batch that a DataLoader would yield."""
+    """Returns the parts of `batch`, which has the form of a DataLoader's batch: (input, ...,
+    target)."""
     if isinstance(batch, (Mapping, torch.Tensor)) or not isinstance(batch, Iterable):
         wrong = f"is {type(batch).__name__}"
     else:
@@ -436,7 +440,7 @@ class _Trainer(Worker):
         self._parameters = Parameters(_trained(model).values(), _statistics(model).values())
         _check_sizes(client, self._parameters)
         self.evaluations: List[Evaluation] = []
-        self._warned: Set[str] = set()  # the metrics about which there was a warning
+        self._warned: Set[str] = set()  # names of the metrics about which a warning was logged
         super().__init__(client, self._gradient, self._evaluate, self._parameters.numpy())
 
     def run(self, lease: Lease) -> None:
@@ -480,7 +484,7 @@ class _Trainer(Worker):
 
     def _finite(self, name: str, value: float) -> float:
         """Returns the value of a metric, or 0 with a warning if it is not finite: the server would
-        take it for a sign that training has diverged."""
+        take a value that is not finite for a sign that training has diverged."""
         if math.isfinite(value):
             return value
         if name not in self._warned:
@@ -519,8 +523,8 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
           server: Union[str, Server, None] = None, name: Optional[str] = None,
           key: Optional[str] = None, num_workers: int = 0, collate_fn: Any = None,
           progress: bool = False, **options: Any) -> Report:
-    """Trains a model to the end of the run. The model then has the final weights, unless the server
-    is an address; a server without checkpoints raises UsageError. If the run has ended before, the
+    """Trains a model to the end of the run. The model then has the final weights, unless `server`
+    is an address. A server without checkpoints raises UsageError. If the run has already ended, the
     call returns without training. The rules stop_at and patience_epochs end the run, too. A drain
     for any other reason raises ShutdownError.
 
@@ -533,14 +537,15 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     must list these names. dataset_id: any text that names the data. The server refuses a worker
     whose text differs. server: an address, or a cnnps.Server with `--model TEXT --init FILE`
     (save_init writes the file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there
-    is neither, start a server with `options`, such as epochs=3 (the default; at least 1),
+    is neither, train() starts a server with `options`, such as epochs=3 (the default; at least 1),
     batch_size=64, optimizer="adam", lr=0.001, mode="ssp". The server at $CNN_SERVER has its own
-    options: `options` then have no effect. With the argument `server` they raise TypeError.
-    num_workers: number of processes that load batches in advance, as in DataLoader. collate_fn:
-    makes a batch, tensors (input, ..., target), of a list of samples. key: the secret key of this
-    worker for a server that runs elsewhere. If train() starts the server, the secret key of the
-    server; the worker then uses worker.key and server.pub beside it, as `cnn-ctl keygen` writes
-    them. A server with bind="tcp://0.0.0.0:5555", which is open to the network, needs `key`.
+    options: `options` then have no effect. If the argument `server` is given, `options` raise
+    TypeError. num_workers: number of processes that load batches in advance, as in DataLoader.
+    collate_fn: makes a batch, tensors (input, ..., target), of a list of samples. key: for a server
+    that runs elsewhere, the secret key of this worker. If train() starts the server, `key` is the
+    secret key of the server, and the worker uses worker.key and server.pub beside this file, as
+    `cnn-ctl keygen` writes them. A server with bind="tcp://0.0.0.0:5555", which is open to the
+    network, needs `key`.
     """
     check_init(options)
     if server is not None and options:
@@ -598,7 +603,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
 
 
 def _connect(server: str, **options: Any) -> Optional[Client]:
-    """Connects to a server. Returns None if its run has ended."""
+    """Connects to a server. Returns None if the run of this server has ended."""
     try:
         return connect(server, **options)
     except Done:
@@ -606,8 +611,8 @@ def _connect(server: str, **options: Any) -> Optional[Client]:
 
 
 def load_parameters(model: torch.nn.Module, checkpoint_dir: str) -> None:
-    """Loads the weights and statistics of the last checkpoint into the model. The other buffers of
-    the model do not change."""
+    """Sets the weights and statistics of the model to those of the last checkpoint in
+    `checkpoint_dir`. The other buffers of the model do not change."""
     with Scratch() as directory:
         file = os.path.join(directory, "final.safetensors")
         export(checkpoint_dir, file)

@@ -12,7 +12,7 @@ Evaluate = Callable[[Vector, int, int],
 
 
 class Worker:
-    """Trains the leases of a connection, in any mode.
+    """Carries out the leases of a connection, in any mode.
 
     gradient(weights, batch, out): write the mean gradient of a batch at `weights` to all of `out`,
     and return the mean loss. `gradient` must not change `weights`. If the model has running
@@ -20,8 +20,8 @@ class Worker:
     gradient.
     evaluate(weights, first, count): return the number of correct answers and the sum of the losses
     over the test samples [first, first + count). If the client has `metrics` besides accuracy, also
-    return a list of their sums. None: this worker answers evaluations with zeros, so loss and
-    metrics of the run have no meaning.
+    return a list of their sums. If `evaluate` is None, this worker answers evaluations with zeros,
+    and the loss and the metrics of the run then have no meaning.
     weights: the array that receives the weights of each pull; None: a new array.
     """
 
@@ -29,7 +29,7 @@ class Worker:
                  weights: Optional[Vector] = None) -> None:
         self.client, self.gradient, self.evaluate = client, gradient, evaluate
         n = client.info.n_params
-        self._trained = client.info.n_trained  # index of the first running statistic
+        self._trained = client.info.n_trained  # number of parameters without the running statistics
         self.w: Vector = np.zeros(n, np.float32) if weights is None else weights
         self._held = (-1, -1)  # version and term of the weights in `w`
         # the gradient of one batch or, in mode easgd, the centre
@@ -39,8 +39,8 @@ class Worker:
         self._evaluated = (-1, -1)  # eval_id and term of the evaluation whose weights are in `w`
 
     def train(self, progress: bool = False) -> None:
-        """Trains until the run ends. The run may end while this worker computes a batch, if another
-        worker has computed the same batch."""
+        """Trains until the run ends. The run may end even while this worker computes a batch, if
+        another worker has computed the same batch."""
         try:
             for lease in self.client.leases(progress):
                 self.run(lease)
@@ -48,7 +48,7 @@ class Worker:
             pass
 
     def run(self, lease: Lease) -> None:
-        """Trains or evaluates one lease."""
+        """Carries out one lease, which asks for training or for an evaluation."""
         if lease.is_eval:
             self._run_eval(lease)
         elif lease.exact:
@@ -142,7 +142,8 @@ class Worker:
         if self._held != wanted:
             self._pull()
             if self._held != wanted:
-                return  # the step of this lease has ended
+                # the newest weights are not those of this lease, so the step of the lease has ended
+                return
         total: Optional[Vector] = None
         losses, samples = 0.0, 0
         for batch in lease.batches():
@@ -185,7 +186,7 @@ class Worker:
                 continue
             client.pull(centre)
             np.subtract(centre, x, out=g)
-            g *= np.float32(client.elastic)  # g is -e of proto/WIRE.md, "Modes"
+            g *= np.float32(client.elastic)  # g is now -e in the formulas of proto/WIRE.md, "Modes"
             x[:n] += g[:n]
             x[n:] = centre[n:]
             g[n:] = statistics / np.float32(i + 1 - begun)

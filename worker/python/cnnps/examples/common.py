@@ -69,7 +69,7 @@ def compare(name: str, model: torch.nn.Module, loss: Loss, data: TensorDataset,
         cnnps.torch.train(model, loss, data, eval_dataset=test, metrics=metrics, dataset_id=name,
                           epochs=options.epochs, batch_size=options.batch_size, **server)
     seconds = time.monotonic() - begin
-    if os.environ.get("RANK", "0") == "0":  # only the first worker of cnnps.run prints the line
+    if os.environ.get("RANK", "0") == "0":  # under cnnps.run, only the first worker prints the line
         found = {key: round(value, 4) for key, value in
                  _evaluate(model, loss, test, metrics).items()}
         print(json.dumps({"example": name, "with": "PyTorch" if options.plain else "cnn-ps",

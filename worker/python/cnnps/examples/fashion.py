@@ -16,7 +16,8 @@ from torch.utils.data import TensorDataset
 import cnnps.torch
 from cnnps.examples.common import arguments, compare
 
-DEBIAN = "/usr/share/datasets/fashion-mnist"  # from the package dataset-fashion-mnist
+# where Debian's package dataset-fashion-mnist installs the data
+DEBIAN = "/usr/share/datasets/fashion-mnist"
 
 
 def images(directory: Path, part: str, count: int) -> TensorDataset:

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from cnnps.examples.common import arguments, compare
 
 CONTEXT, WIDTH, HEADS, LAYERS, SYMBOLS = 48, 64, 4, 2, 128
-TEXT = "/usr/share/common-licenses/GPL-3"  # on every Debian system
+TEXT = "/usr/share/common-licenses/GPL-3"  # a text that every Debian system has
 
 
 class GPT(nn.Module):
@@ -55,11 +55,11 @@ def main() -> None:
         sys.exit(f"gpt: {why}; choose a file with --data")
     text = torch.tensor(list(raw)).clamp(max=SYMBOLS - 1)
     windows = text.unfold(0, CONTEXT + 1, CONTEXT // 4)
-    # no byte of the text is in both sets
+    # no byte of the text is in both the training set and the test set
     train, test = (TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in (
         windows[:-options.tests - 4][:options.samples], windows[-options.tests:]))
     torch.manual_seed(1)
-    # Stale gradients act like momentum, so the server's Adam has no momentum of its own.
+    # Stale gradients have a similar effect to momentum, so the server's Adam runs with beta1 = 0.
     compare("gpt", GPT(), loss, train, test, options, {"bits": bits}, adam_lr=0.003,
             optimizer="adam", beta1=0.0, lr=0.003, lr_scaling="none")
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import cnnps.torch
 from cnnps.examples.common import arguments, compare
 
-RECORD = 1 + 3 * 32 * 32  # a label and three planes
+RECORD = 1 + 3 * 32 * 32  # bytes of a record: the label, and three planes of 32 x 32 pixels
 
 
 def synthetic(count: int, seed: int) -> bytes:

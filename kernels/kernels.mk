@@ -13,9 +13,10 @@ KERNEL_OBJECTS = $(filter-out %/cpu/simd.o $(if $(CU),,$(call obj,$(wildcard ker
 # Without this line, the rule below would be the default goal, because it is the first rule that
 # make reads.
 .DEFAULT_GOAL := all
-# -ffp-contract=fast, because -std=c11 alone would forbid fused multiply-add. With all checks of
-# UBSan gcc needs three minutes for the version for AVX-512, and 14 s without the checks of pointers;
-# ASan checks the addresses. No fuzz target computes gradients.
+# -ffp-contract=fast permits fused multiply-adds, which -std=c11 alone forbids. With all checks of
+# UBSan, gcc takes three minutes to compile the version for AVX-512. Without the checks of pointers
+# it takes 14 s, and ASan still checks the addresses. The fuzz targets compute no gradients, so the
+# fuzz flavours have no checks here.
 SIMD_POINTERS  := -fno-sanitize=null,alignment,object-size,bounds,pointer-overflow
 SIMD.OPT.asan  := -O1 $(SIMD_POINTERS)
 SIMD.OPT.ubsan := -O1 $(SIMD_POINTERS)
@@ -26,16 +27,16 @@ $(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) $(or $(SIMD.OPT.$(FLAVOUR)),-O3) -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<
 
-# With -O1, the sanitizers take half of the time of the kernels' tests in the reference, which all
-# other backends are compared with.
+# The tests compare every device with cpu-ref. With -O1 and a sanitizer, cpu-ref would take half of
+# the time of these tests.
 $(if $(filter asan ubsan tsan,$(FLAVOUR)),$(B)/kernels/cpu/ref.o): EXTRA_CFLAGS += -O3
 
 # CUDA_ARCHS lists the compute capabilities for which nvcc compiles the kernels, without the dot.
 # `native` stands for the compute capabilities of the GPUs in this machine. nvcc before 12.8
-# supports neither 100 nor 120. For 80 the programs also get PTX, which the driver compiles if the
-# GPU is newer than this list. The kernels in fused/ exist for Hopper only, because they use the
-# instructions of sm_90a. With KX_SYNC=1 the programs capture no graphs and wait after each kernel
-# launch, so that an error message names the kernel that caused the error.
+# supports neither 100 nor 120. If 80 is in the list, the programs also have PTX for 8.0, which the
+# driver compiles for GPUs that are not in the list. The kernels in fused/ are compiled for Hopper
+# only, because they use instructions of sm_90a. With KX_SYNC=1 the programs capture no graphs and
+# wait after each kernel launch, so that an error message names the kernel that caused the error.
 CUDA_ARCHS ?= 80 86 89 90 100 120
 ifneq ($(CU),)
 ifeq ($(CUDA_ARCHS),native)
@@ -51,8 +52,9 @@ ifeq ($(CUDA_CODE),)
 $(error CUDA_ARCHS="$(CUDA_ARCHS)": nvcc compiles for $(CUDA_KNOWN). Choose one or more of these)
 endif
 endif
-# ptxas compiles the PTX of 80 also for 86 and 89, and that of 100 also for 120: the kernels use no
-# instruction that is new there, and the front end of nvcc takes most of the time.
+# ptxas compiles the PTX of 80 also for 86 and 89, and that of 100 also for 120. This saves runs of
+# nvcc's front end, which takes most of the time. The kernels use no instruction that is new in 86,
+# 89 or 120.
 gencode = -gencode arch=compute_$(1),code=$(2)_$(1)
 gencodes = $(if $(filter $(1),$(CUDA_CODE)),$(foreach a,$(filter $(1) $(2),$(CUDA_CODE)),-gencode arch=compute_$(1),code=sm_$a),\
 	$(foreach a,$(filter $(2),$(CUDA_CODE)),$(call gencode,$a,sm)))

@@ -1,7 +1,7 @@
 # figures.gp - the figures of docs/ladder.md from the CSV that run.sh measures.
 #   gnuplot -e "dir='docs/ladder'" kernels/ladder/figures.gp
-# Stages come in the order of steps.csv: from the foot of the ladder to its top. The titles are
-# computed from the measurements.
+# The stages are in the order of steps.csv, the simplest one first. The titles are computed from the
+# measurements.
 
 load ARG0[1:strlen(ARG0) - strlen("kernels/ladder/figures.gp")]."docs/figures.gp"
 set datafile separator ","
@@ -22,7 +22,7 @@ low = STATS_min / 3
 first = system(sprintf("awk -F, 'NR == 2 { print $1 }' %s", file("steps")))
 best = system(sprintf("awk -F, '$2 == 256 && $3 == 1000 && $1 !~ /^cudnn/ && (!least || $5 < least) { least = $5; name = $1 } END { print name }' %s", file("steps")))
 eval page("steps", 900, 150 + 30 * stages)
-set title titled(sprintf("A step takes %s in %s and %s in %s: %s times less", duration(step(first, 256, 1000)), first, duration(step(best, 256, 1000)), best, times(step(first, 256, 1000) / step(best, 256, 1000))), "seed:256, 1000 images, ".machine."; median, lowest and highest of the runs; bold: times faster than NumPy")
+set title titled(sprintf("A step takes %s in %s and %s in %s: %s times less", duration(step(first, 256, 1000)), first, duration(step(best, 256, 1000)), best, times(step(first, 256, 1000) / step(best, 256, 1000))), "seed:256, ".machine."; median, lowest and highest of the runs; bold: times faster than NumPy")
 set logscale x
 set xrange [low:STATS_max * 12]
 set yrange [stages - 0.4:-0.6]
@@ -30,7 +30,7 @@ eval "set xtics ".decades
 set ytics scale 0
 set xlabel "time of a step of 1000 images"
 set key bottom right
-set lmargin 17
+set lmargin 19
 cudnn = int(system(sprintf("grep -c ^cudnn %s || true", file("steps"))))
 plot dots using ($7 == 1 ? $3 : NaN):1:5:6:ytic(2) with xerrorbars linestyle 1 title "this project's stages", \
      dots using ($7 == 2 ? $3 : NaN):1:5:6 with xerrorbars linestyle 2 title (cudnn ? "PyTorch with cuDNN" : ""), \
@@ -81,7 +81,8 @@ set lmargin; set rmargin; set tmargin; set bmargin
 groups = "copies work_on_the_host forward_pass backward_pass sums_of_gradients other_kernels"
 phases = "weights_in=1 images_in=1 indices_in=1 gradients_out=1 copies_and_waits=1 gather=2 sum_on_the_host=2 all=2 weights_in_order=3 conv_+_ReLU_+_pool=3 forward=3 fc=3 softmax_+_loss=3 seed_pack=3 seed_fprop=3 seed_logits=3 fc_backward=4 conv_backward=4 backward=4 seed_wgrad=4 sum_of_the_slots=5 mean=5 seed_gradient=5"
 rows_of = "$2 == 256 && $3 == 1000 && $1 != \"local\" && $1 != \"bf16\""
-# number of a stage, where its group begins and ends in percent, which group, the stage, its time
+# columns: number of the stage; begin and end of the group in percent; number of the group; name of
+# the stage; time of its step
 shares = sprintf("< awk -F, -v phases='%s' 'BEGIN { n = split(phases, p, \" \"); for (i = 1; i <= n; i++) { at = match(p[i], /=/); group[substr(p[i], 1, at - 1)] = substr(p[i], at + 1) } } %s { gsub(/ /, \"_\", $5); if (!($1 in row)) { row[$1] = rows++; name[row[$1]] = $1 } ms[row[$1], $5 in group ? group[$5] : 6] += $6; sum[row[$1]] += $6 } END { for (r = 0; r < rows; r++) { at = 0; for (g = 1; g <= 6; g++) { share = 100 * ms[r, g] / sum[r]; print r \",\" at \",\" at + share \",\" g \",\" name[r] \",\" sum[r]; at += share } } }' %s", phases, rows_of, file("phases"))
 set autoscale
 unset logscale

@@ -10,7 +10,7 @@
 namespace
 {
 
-#define POOL_THREADS 192 /* POOL_AREA rounded up to whole warps */
+#define POOL_THREADS 192 /* number of threads: POOL_AREA rounded up to whole warps */
 #define FC_THREADS   (32 * CLASSES)
 
 /* ---- kernels --------------------------------------------------------------------------------- */
@@ -44,7 +44,7 @@ __global__ void convolve_kernel(struct fused k)
 	k.argmax[to] = argmax;
 }
 
-/* Block n computes image n, one class per warp. */
+/* Block n computes the logits of image n: each warp computes one class. */
 __global__ void fc_kernel(struct fused k)
 {
 	size_t n = blockIdx.x, c = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -240,12 +240,14 @@ int fused_allocate(struct gpu *g, struct fused *k, size_t rows, struct err *e)
 extern "C" const struct rung rung_fused = {
 	.name = "fused",
 	.changes =
-		"A thread for each pooled value: convolution, ReLU and pooling in one kernel, the "
-		"error pushed through the maxima alone; the gradients still go to the host.",
+		"One thread per pooled value. One kernel computes convolution, ReLU and pooling. "
+		"The backward pass propagates dY only through the argmax. The gradients of all "
+		"images still go to the host.",
 	.predicts =
-		"The map (0.7 GB) is never stored and three quarters of the backward products go: "
-		"2 ms of kernels, and 0.4 ms of them write the 1.74 GB of gradients. The host "
-		"still takes 0.65 s to receive and sum them: 1.5 times faster, not 100",
+		"The output of the convolution (0.7 GB) is never stored, and three quarters of the "
+		"backward products are left out. The kernels take 2 ms: 0.4 ms to write the 1.74 "
+		"GB of gradients, and 1.6 ms for the rest. The host still takes 0.65 s to receive "
+		"and add up the gradients, so a step is 1.5 times as fast, not 100 times",
 	.needs_gpu = 1,
 	.open = fused_open,
 	.step = fused_step,

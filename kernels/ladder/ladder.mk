@@ -1,6 +1,6 @@
-# Builds cnn-ladder, which measures each step that made the gradients faster (docs/ladder.md). The
-# Makefile includes this file. Without nvcc, cnn-ladder has only the sequential rung.
-#   ladder   measures every step, and writes tables and figures to LADDER (build/ladder)
+# Builds cnn-ladder, which measures each stage of docs/ladder.md. The Makefile includes this file.
+# Without nvcc, cnn-ladder has only the sequential stage.
+#   ladder   measures every stage, and writes tables and figures to LADDER (build/ladder)
 LADDER      ?= build/ladder
 LADDER_MAIN := tests/bench/ladder.c
 LADDER_CU   := $(if $(CU),$(wildcard kernels/ladder/*.cu))

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measures the ladder's step with PyTorch, which calls cuDNN and cuBLAS, in a CUDA graph.
+"""Measures a step of the ladder in PyTorch, which calls cuDNN and cuBLAS, in a CUDA graph.
 
     library.py [--filters F] [--batch B] [--seconds S] [--runs N]     as `cnn-ladder steps`
 
 The row `cudnn` is a step that copies weights and gradient, like the rung `production`. `cudnn
-local` keeps the weights on the device, like the rung `local`. `cudnn bf16` does so too and uses
-autocast to bf16, the precision of the rungs `bf16` and `persistent`. Products of `cudnn` and `cudnn
-local` are fp32. The script measures each row with both memory layouts of PyTorch (NCHW and NHWC)
-and prints the faster one. The script compares every gradient with double precision. The script
-needs PyTorch and a GPU.
+local` keeps the weights on the device, like the rung `local`. `cudnn bf16` also keeps the weights
+there and uses autocast to bf16; it corresponds to the rungs `bf16` and `persistent`. Products of
+`cudnn` and `cudnn local` are fp32. The script measures each row with both memory layouts of PyTorch
+(NCHW and NHWC) and prints the faster one. The script compares every gradient with a gradient in
+double precision. The script needs PyTorch and a GPU.
 """
 import argparse
 import statistics
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from stage0 import SWEEP, Data, initial, measure, print_step
 
 KINDS = {"cudnn": (False, False), "cudnn local": (True, False), "cudnn bf16": (True, True)}
-BOUND = {False: 1e-4, True: 2e-2}  # of the error in fp32 and in bf16
+BOUND = {False: 1e-4, True: 2e-2}  # bounds of the relative error in fp32 (False) and bf16 (True)
 RATE = 1e-4
 
 
@@ -84,7 +84,7 @@ class Step:
                 o.copy_(g, non_blocking=True)
 
     def run(self):
-        """Runs an epoch of steps, or one step."""
+        """Runs an epoch of steps if the weights stay on the device (`local`), else one step."""
         if self.local:
             self.first.zero_()
         for _ in range(self.steps):
@@ -132,7 +132,7 @@ def main():
                 step = Step(data, params, batch, local, bf16, layout)
                 error = step.error()
                 if not error <= BOUND[bf16]:
-                    sys.exit(f"library: {kind}: the gradient is {error} from double precision's")
+                    sys.exit(f"library: {kind}: the relative error of the gradient is {error}")
                 runs = [[ms / step.steps for ms in measure(step.run, args.seconds)]
                         for _ in range(args.runs)]
                 median = statistics.median(map(statistics.median, runs))

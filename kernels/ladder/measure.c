@@ -12,7 +12,8 @@
 
 #define MAX_STEPS     2000
 #define PROFILE_STEPS 10
-#define SMALL_RATE    1e-4f /* keeps the weights finite while steps are timed */
+/* learning rate of timed steps, so small that the weights stay finite */
+#define SMALL_RATE 1e-4f
 
 /* ---- points and reference results ------------------------------------------------------------ */
 
@@ -80,7 +81,7 @@ struct run {
 	const struct rung *rung;
 	void *self;
 	struct ladder_batch batch;
-	float *grad; /* ladder_floats */
+	float *grad; /* memory of ladder_floats */
 	double loss;
 };
 
@@ -139,7 +140,8 @@ static int check_first_step(struct ladder_result *out, struct run *r, size_t n_p
 	if (out->error <= tolerance && out->loss_error <= tolerance)
 		return PS_OK;
 	return err_set(e, PS_EDEVICE,
-		"rung \"%s\": gradient is %.2g, loss %.2g from cpu-ref's; at most %.0e expected",
+		"rung \"%s\": the relative error is %.2g for the gradient and %.2g for the loss; "
+		"expected at most %.0e",
 		r->rung->name, out->error, out->loss_error, tolerance);
 }
 

@@ -7,8 +7,8 @@ stage.
 Each column is a digit, each block of columns a training time, and each row a stage. A tile shows
 the picture of the digit, as dark as the probability that the network gives to the right answer. The
 small digit is the prediction, in the colour RIGHT or WRONG. The data set is in $CNN_DATA or in one
-of the default directories, and must be the data set that the table was measured with; otherwise the
-exit status is 6. The script needs NumPy.
+of the default directories, and must be the data set that the table was measured with. If the data
+set is another one, the exit status is 6. The script needs NumPy.
 """
 import base64
 import csv
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from stage0 import SHOWN, read_idx
 
-PICTURES = 5  # test images that are drawn
-TILE, LEFT, TOP, SHARE, GAP = 31, 128, 78, 48, 14
+PICTURES = 5  # number of test images that are drawn
+TILE, LEFT, TOP, SHARE, GAP = 31, 168, 78, 48, 14
 INK, RIGHT, WRONG = "#787d80", "#3d5cad", "#ff5c14"  # colours of docs/figures.gp
 
 

@@ -9,13 +9,13 @@ namespace
 {
 
 #ifndef LOGITS_IMAGES
-#define LOGITS_IMAGES 8 /* images that share a loaded weight */
+#define LOGITS_IMAGES 8 /* number of images that share a loaded weight */
 #endif
-#define LOGITS_SLICES  8 /* slices of the inputs */
+#define LOGITS_SLICES  8 /* number of slices of the inputs */
 #define LOGITS_THREADS 256
 #define POOL_THREADS   192
 #define FC_THREADS     128
-#define FULL_CHIP      1056 /* blocks: 8 on each of 132 multiprocessors */
+#define FULL_CHIP      1056 /* number of blocks: 8 on each of 132 multiprocessors */
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
@@ -213,7 +213,7 @@ int products_open_memory(struct products_rung *r, struct err *e)
 	r->p.k.params = r->input.params;
 	r->p.k.images = r->input.images;
 	r->p.k.labels = r->input.labels;
-	return rc ? rc : products_allocate(&r->gpu, &r->p, &r->task, e);
+	return rc ? rc : products_allocate(&r->gpu, &r->p, &r->task, 1, e);
 }
 
 int products_open(void **self, const struct ladder_task *t, struct err *e)
@@ -296,12 +296,13 @@ size_t products_chunks(const struct products *p, size_t n, size_t each, size_t b
 
 	chunks = chunks < n ? chunks : n;
 	chunks = chunks < p->max_chunks ? chunks : p->max_chunks;
-	/* an empty chunk would leave its sums unwritten */
+	/* no chunk may be empty: the kernels would not write its sums */
 	size_t chunk = (n + chunks - 1) / chunks;
 	return (n + chunk - 1) / chunk;
 }
 
-int products_allocate(struct gpu *g, struct products *p, const struct ladder_task *t, struct err *e)
+int products_allocate(struct gpu *g, struct products *p, const struct ladder_task *t,
+	int with_pooled, struct err *e)
 {
 	size_t n = t->max_batch, inputs = t->filters * POOL_AREA;
 
@@ -309,7 +310,7 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	p->k.n_params = t->model->n_params;
 	p->max_batch = n;
 	p->max_chunks = MAX_CHUNKS;
-	int rc = GPU_ALLOC(g, p->k.pooled, n * inputs, GPU_DEVICE, e);
+	int rc = with_pooled ? GPU_ALLOC(g, p->k.pooled, n * inputs, GPU_DEVICE, e) : PS_OK;
 	if (!rc)
 		rc = GPU_ALLOC(g, p->k.argmax, n * inputs, GPU_DEVICE, e);
 	if (!rc)
@@ -325,12 +326,14 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 
 extern "C" const struct rung rung_products = {
 	.name = "products",
-	.changes = "No image has a gradient: the fc layer is three products over the batch, the "
-		   "convolution's sums stay in registers over a chunk of images.",
+	.changes =
+		"No image has a gradient of its own. The fc layer is three products over the "
+		"batch, and the sums of the convolution's gradient stay in registers over a chunk "
+		"of images.",
 	.predicts =
-		"5 launches instead of 315, and 3.5 GB of slots shrink to 17 MB of partial sums; "
-		"pooled values are read three times (0.5 GB): 0.6 ms of kernels. Copies of 5 MB "
-		"through pageable memory: 1 ms. 2 ms",
+		"5 launches instead of 315, and 17 MB of partial sums instead of 3.5 GB of slots. "
+		"The kernels read the pooled values three times (0.5 GB): 0.6 ms. Copies of 5 MB "
+		"through pageable memory: 1 ms. 2 ms in all",
 	.needs_gpu = 1,
 	.open = products_open,
 	.step = products_step,

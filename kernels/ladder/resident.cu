@@ -1,9 +1,10 @@
 /*
- * resident.cu - rungs 7 to 13. The data set is on the device as bytes, and a batch is a list of
+ * resident.cu - rungs 7 to 14. The data set is on the device as bytes, and a batch is a list of
  * image numbers. Rung 7 uses the kernels of tiled.cu. Rung 8 adds the fc product of staged.cu, rung
  * 9 the backward kernel of dense.cu. Rung 10 pins the caller's memory in the first step, so that
  * parameters and gradient are copied directly from and to it. Rung 11 runs the same work as one
  * CUDA graph per batch size. Rung 12 uses the convolution of tensor.cu, and rung 13 its fc layer.
+ * In rung 14 no kernel stores a pooled value.
  *
  * A graph belongs to the `shape` for which it was captured. A step with another shape captures a
  * new graph.
@@ -15,7 +16,7 @@
 namespace
 {
 
-enum { TILED, STAGED, DENSE, PINNED, GRAPH, TENSOR, FORWARD };
+enum { TILED, STAGED, DENSE, PINNED, GRAPH, TENSOR, FORWARD, RECOMPUTED };
 
 /* The arguments that a captured step depends on. */
 struct shape_of_step {
@@ -29,14 +30,16 @@ struct resident {
 	struct gpu gpu;
 	struct products p;
 	struct tensor_conv tensor;
-	float *params;   /* on the device */
+	float *params;   /* the parameters, on the device */
 	uint8_t *pixels; /* the pixels of the data set, on the device */
 	uint16_t *labels;
-	uint32_t *index, *host_index; /* image numbers; host_index, host_loss: pinned */
+	/* image numbers of the batch; host_index and host_loss are pinned memory of the host */
+	uint32_t *index, *host_index;
 	float *host_loss;
 	struct ladder_pins pins;
-	int level;             /* each level includes the levels below it */
-	cudaGraphExec_t graph; /* NULL until the graph is made */
+	/* TILED to RECOMPUTED; each level includes the changes of the levels below it */
+	int level;
+	cudaGraphExec_t graph; /* NULL before the first capture */
 	struct shape_of_step shape;
 };
 
@@ -69,7 +72,7 @@ int resident_allocate(struct resident *r, struct err *e)
 	if (!rc)
 		rc = GPU_ALLOC(&r->gpu, r->host_loss, n, GPU_PINNED, e);
 	if (!rc)
-		rc = products_allocate(&r->gpu, &r->p, &r->task, e);
+		rc = products_allocate(&r->gpu, &r->p, &r->task, r->level < RECOMPUTED, e);
 	if (!rc && r->level >= TENSOR)
 		rc = tensor_allocate(&r->gpu, &r->tensor, &r->p, r->level >= FORWARD, e);
 	return rc;
@@ -136,6 +139,11 @@ int forward_open(void **self, const struct ladder_task *t, struct err *e)
 	return open_as(self, t, FORWARD, e);
 }
 
+int recomputed_open(void **self, const struct ladder_task *t, struct err *e)
+{
+	return open_as(self, t, RECOMPUTED, e);
+}
+
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 int copy_in(struct resident *r, const struct shape_of_step *s, struct err *e)
@@ -163,7 +171,7 @@ int copy_out(struct resident *r, const struct shape_of_step *s, struct err *e)
 	return gpu_mark(&r->gpu, "gradients out", PHASE_COPY_OUT, e);
 }
 
-/* Computes pooled, argmax, d_logits and loss. */
+/* Computes argmax, d_logits and loss, and below RECOMPUTED also pooled. */
 int forward(struct resident *r, size_t n, struct err *e)
 {
 	if (r->level >= TENSOR)
@@ -257,12 +265,13 @@ int resident_step(void *self, const struct ladder_batch *b, float *grad, double 
 extern "C" const struct rung rung_tiled = {
 	.name = "tiled",
 	.changes =
-		"The data set lies on the device as bytes. An image in shared memory, 16 pixels in "
-		"registers for 32 filters; one backward kernel reads the pooled values once for "
-		"both layers.",
+		"The data set is on the device as bytes. A block keeps an image in shared memory, "
+		"and a thread keeps 16 pixels in registers for 32 filters. One backward kernel "
+		"reads each pooled value only once, for both layers.",
 	.predicts =
-		"Forward 3.1 GFLOP with 12 multiply-adds a load: 0.12 ms; backward 2.4 GFLOP and "
-		"0.22 GB once: 0.15 ms; fc 0.08 ms. 0.35 ms of kernels, 0.3 ms of copies",
+		"Forward: 3.1 GFLOP with 12 multiply-adds per load take 0.12 ms. Backward: 2.4 "
+		"GFLOP, and 0.22 GB that are read once: 0.15 ms. fc: 0.08 ms. 0.35 ms of kernels "
+		"and 0.3 ms of copies",
 	.needs_gpu = 1,
 	.open = tiled_open,
 	.step = resident_step,
@@ -273,12 +282,11 @@ extern "C" const struct rung rung_tiled = {
 
 extern "C" const struct rung rung_staged = {
 	.name = "staged",
-	.changes = "The fc product takes its weights through shared memory, for 32 images at once, "
-		   "and "
-		   "loads a tile ahead.",
+	.changes = "The fc product reads its weights through shared memory, for 32 images at once, "
+		   "and loads one tile ahead.",
 	.predicts =
-		"Its loads waited for each other: 0.18 ms at a fifth of the issue slots. 227 MB "
-		"through the L2 at 4 TB/s: 0.06 ms",
+		"The loads of the fc product waited for each other: 0.18 ms, with a fifth of the "
+		"issue slots in use. 227 MB go through the L2 cache at 4 TB/s: 0.06 ms",
 	.needs_gpu = 1,
 	.open = staged_open,
 	.step = resident_step,
@@ -289,13 +297,15 @@ extern "C" const struct rung rung_staged = {
 
 extern "C" const struct rung rung_dense = {
 	.name = "dense push",
-	.changes = "The error is pushed through all four places of a window, as zero through "
-		   "three: no "
-		   "gather, the window's pixels in registers for two filters.",
+	.changes =
+		"dY is propagated through all four output pixels of a window, with zero for three "
+		"of them. No load depends on the argmax, and a thread has the pixels of a window "
+		"in registers for two filters.",
 	.predicts =
-		"Half of the gather's shared-memory cycles were bank conflicts, 125 instructions "
-		"for each pooled value. 27 multiply-adds more, but 80 instructions, no conflict: "
-		"0.16 ms of backward instead of 0.31",
+		"The kernel took 125 instructions for each pooled value, and half of the "
+		"shared-memory cycles of its loads at the argmax were bank conflicts. 27 "
+		"multiply-adds more, but 80 instructions in all and no conflict: 0.16 ms for the "
+		"backward kernel instead of 0.31",
 	.needs_gpu = 1,
 	.open = dense_open,
 	.step = resident_step,
@@ -306,8 +316,8 @@ extern "C" const struct rung rung_dense = {
 
 extern "C" const struct rung rung_pinned = {
 	.name = "pinned",
-	.changes = "Weights and gradient travel from and to pinned memory.",
-	.predicts = "3.5 MB at 50 GB/s instead of 13: 0.07 ms instead of 0.27",
+	.changes = "Weights and gradient are copied from and to pinned memory.",
+	.predicts = "3.5 MB at 50 GB/s instead of 13 GB/s: 0.07 ms instead of 0.27",
 	.needs_gpu = 1,
 	.open = pinned_open,
 	.step = resident_step,
@@ -318,11 +328,11 @@ extern "C" const struct rung rung_pinned = {
 
 extern "C" const struct rung rung_graph = {
 	.name = "graph",
-	.changes = "One CUDA graph for each batch size instead of nine calls.",
+	.changes = "One CUDA graph per batch size replaces nine calls.",
 	.predicts =
-		"Nine calls of 3 us run ahead of a long step and stand in front of a short one: "
-		"0.02 ms at 256 filters, 1000 images, where it hardly shows; a fifth at 100 "
-		"images",
+		"A call takes 3 us. In a long step the host makes the calls while the device "
+		"works. In a short step the device waits for them: a fifth less with 100 images. "
+		"With 256 filters and 1000 images the gain is 0.02 ms, which is hard to see",
 	.needs_gpu = 1,
 	.open = graph_open,
 	.step = resident_step,
@@ -337,10 +347,9 @@ extern "C" const struct rung rung_tensor = {
 		"The convolution runs on tensor cores. A pixel is exact in bf16, and a weight is "
 		"the sum of three bf16 terms, so the result is as exact as before.",
 	.predicts =
-		"17 GFLOP of bf16 with the zeros of the patches, at 400 TFLOP/s: 0.04 ms; 0.22 GB "
-		"of "
-		"pooled values and their places written at 4.3 TB/s: 0.05 ms. 0.08 ms of forward "
-		"instead of 0.15",
+		"17 GFLOP in bf16, with the zeros of the patches, at 400 TFLOP/s: 0.04 ms. 0.22 GB "
+		"of pooled values and their argmax are written at 4.3 TB/s: 0.05 ms. 0.08 ms for "
+		"the forward kernel instead of 0.15",
 	.needs_gpu = 1,
 	.open = open_tensor,
 	.step = resident_step,
@@ -351,14 +360,32 @@ extern "C" const struct rung rung_tensor = {
 
 extern "C" const struct rung rung_forward = {
 	.name = "fc in forward",
-	.changes = "The forward kernel multiplies each pooled value by its fc weights while it is "
-		   "in a register. The backward kernel still reads it from memory.",
+	.changes =
+		"The forward kernel multiplies each pooled value by its fc weights while the value "
+		"is in a register. The backward kernel still reads it from memory.",
 	.predicts =
-		"The fc kernel (0.066 ms) ends; 0.87 GFLOP more in the forward kernel, where the "
-		"tensor cores leave the others idle, and 2 MB of weights in another order: 0.05 "
-		"ms less",
+		"The fc kernel (0.066 ms) is not needed. The forward kernel computes 0.87 GFLOP "
+		"more, on units that are idle while the tensor cores work, and puts 2 MB of "
+		"weights into another order: 0.05 ms less",
 	.needs_gpu = 1,
 	.open = forward_open,
+	.step = resident_step,
+	.train = NULL,
+	.bounds = NULL,
+	.close = resident_close,
+};
+
+extern "C" const struct rung rung_recomputed = {
+	.name = "recomputed backward",
+	.changes =
+		"The forward kernel stores a byte for each pooled value, its argmax, and not the "
+		"value. The backward kernel computes the value again from the nine pixels under "
+		"the argmax, which it selects in registers.",
+	.predicts = "0.17 GB less to write and to read: 0.04 ms less in each kernel. 21 selections "
+		    "and 18 multiply-adds replace the 36 multiply-adds of the backward kernel, so "
+		    "computing the values again costs nothing: 0.48 ms",
+	.needs_gpu = 1,
+	.open = recomputed_open,
 	.step = resident_step,
 	.train = NULL,
 	.bounds = NULL,

@@ -13,7 +13,7 @@ extern const struct rung rung_sequential;
 #if defined(KX_CUDA)
 extern const struct rung rung_thread, rung_fused, rung_ring, rung_wide_ring, rung_products,
 	rung_tiled, rung_staged, rung_dense, rung_pinned, rung_graph, rung_tensor, rung_forward,
-	rung_production, rung_local, rung_bf16, rung_persistent;
+	rung_recomputed, rung_production, rung_local, rung_bf16, rung_persistent;
 #endif
 
 const struct rung *const ladder_rungs[] = {
@@ -31,6 +31,7 @@ const struct rung *const ladder_rungs[] = {
 	&rung_graph,
 	&rung_tensor,
 	&rung_forward,
+	&rung_recomputed,
 	&rung_production,
 	&rung_local,
 	&rung_bf16,

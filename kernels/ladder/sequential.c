@@ -66,10 +66,13 @@ static int sequential_step(void *self, const struct ladder_batch *b, float *grad
 
 const struct rung rung_sequential = {
 	.name = "sequential",
-	.changes = "One image after the other in C, one value after the other, on one core.",
+	.changes =
+		"Plain C on one core computes one image after the other, and one value after the "
+		"other.",
 	.predicts =
-		"10 million operations an image with every one of the map's values pushed back; "
-		"1 to 2 GFLOP/s in scalar code: 5 to 10 s for 1000 images at 256 filters",
+		"10 million operations per image, because the backward pass uses every value of "
+		"the convolution. Scalar code computes 1 to 2 GFLOP/s: 5 to 10 s for 1000 images "
+		"with 256 filters",
 	.open = sequential_open,
 	.step = sequential_step,
 	.close = sequential_close,

@@ -36,7 +36,7 @@ def read_idx(name):
                     raw = f.read()
                 dims = struct.unpack(f">{raw[3]}I", raw[4:4 + 4 * raw[3]])
                 return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(dims)
-    sys.exit(f"stage0: no {name}: give its directory in CNN_DATA")
+    sys.exit(f"stage0: there is no file {name}: set CNN_DATA to its directory")
 
 
 def initial(filters, seed):
@@ -113,7 +113,7 @@ def check(params, data):
     slope = (loss(h) - loss(-h)) / (2 * h)
     along = sum((g * d).sum() for g, d in zip(gradient(params, pixels, labels), direction))
     if not abs(along - slope) < 1e-3 * abs(slope):
-        sys.exit(f"stage0: the gradient's slope is {along}, the loss's {slope}")
+        sys.exit(f"stage0: the slope is {along} by the gradient, but {slope} by the loss")
 
 
 def measure(step, seconds):
@@ -159,7 +159,7 @@ def print_predictions(params, seconds, made, images, labels):
 
 
 def train(args):
-    """Trains like cnn-ladder: the weights of a given time do not contain a step that ends after
+    """Trains like cnn-ladder. A step that ends after a given time does not change the weights of
     this time."""
     data, batch = Data(args.seed), args.batch or 100
     images = read_idx("t10k-images-idx3-ubyte")[:EVALUATED]

@@ -3,19 +3,23 @@
 
     table.py STEPS.CSV
 
-The column "% of roofline" compares the step with the shortest time that the arithmetic and, for a
-stage whose weights are on the host, the copies allow. The rates are those of an H200.
+The column "% of roofline" compares the time of the step with the shortest possible time. This is
+the time of the arithmetic and, for a stage whose weights are on the host, of the copies. The rates
+of arithmetic and of copies are those of an H200.
 """
 import csv
 import sys
 
-FLOP = {1000: 6.5e9, 100: 0.65e9}  # of a step of seed:256, by batch; docs/ladder.md counts them
-COPIES = 2 * 1.74e6                # bytes of weights and gradient
+# operations of a step of seed:256, by batch size; docs/ladder.md counts them
+FLOP = {1000: 6.5e9, 100: 0.65e9}
+COPIES = 2 * 1.74e6  # number of bytes of the copies of the weights and of the gradient
 FP32, BF16, BUS = 60e12, 790e12, 50e9
 PREDICTED = {"sequential": "5,000 to 10,000", "thread per image": "1,000", "fused": "650", "ring": "4",
              "wide ring": "3.5", "products": "2", "tiled": "0.65", "staged": "0.77",
              "dense push": "0.63", "pinned": "0.54", "graph": "0.56", "tensor cores": "0.52",
-             "fc in forward": "0.49", "production": "0.21", "local": "0.13"}
+             "fc in forward": "0.49", "recomputed backward": "0.48",
+             "production": "0.21", "local": "0.13"}
+STAGES = ("numpy", *PREDICTED, "bf16", "persistent")
 ON_THE_DEVICE = ("local", "bf16", "persistent", "cudnn local", "cudnn bf16")
 IN_BF16 = ("bf16", "persistent", "cudnn bf16")
 
@@ -45,8 +49,8 @@ def main():
     at = {(r["rung"], int(r["batch"])): r for r in rows}
     print("| | stage | predicted | 1000 images | five runs | times NumPy | % of roofline | error | "
           "100 | % |\n|---|---|---|---|---|---|---|---|---|---|")
-    for i, rung in enumerate(dict.fromkeys(r["rung"] for r in rows)):
-        cells = ["" if rung.startswith("cudnn") else str(i), rung, PREDICTED.get(rung, "-")]
+    for rung in dict.fromkeys(r["rung"] for r in rows):
+        cells = [str(STAGES.index(rung)) if rung in STAGES else "", rung, PREDICTED.get(rung, "-")]
         for batch in 1000, 100:
             r = at.get((rung, batch))
             if not r:

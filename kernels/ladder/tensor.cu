@@ -1,8 +1,9 @@
 /*
- * tensor.cu - the forward kernels of rungs 12 and 13. The convolution runs on tensor cores, as
+ * tensor.cu - the forward kernels of rungs 12, 13 and 14. The convolution runs on tensor cores, as
  * exact as fp32 (exact_conv.cuh). A block handles eight images and eight filters. The block
  * collects the pooled values in shared memory, because each image then has 5408 contiguous bytes to
- * write. In rung 13 it also multiplies each pooled value by its ten fc weights, in registers.
+ * write. From rung 13 on, the block also multiplies each pooled value by its ten fc weights, in
+ * registers. In rung 14 the block stores the argmax of each pooled value, but not the value.
  */
 #include "kernels/cuda/fused/seed.cuh"
 #include "kernels/ladder/products.cuh"
@@ -12,17 +13,22 @@ namespace
 
 #define WARPS   8
 #define THREADS (32 * WARPS)
-#define IMAGES  8  /* of a block: the columns of m16n8k16 */
-#define FILTERS 8  /* of a block */
-#define ROW     12 /* 9 weights or 10 classes, rounded up to 16 bytes */
+#define IMAGES  8  /* number of images of a block: the columns of m16n8k16 */
+#define FILTERS 8  /* number of filters of a block */
+#define ROW     12 /* number of floats of a row: 9 weights or 10 classes, rounded up to 16 bytes */
 #define VALUES  (FILTERS * POOL_AREA)
 /* The stride between two images in shared memory. With this stride, the values that a warp stores
  * are in 32 different banks. */
 #define STRIDE (VALUES + 4)
 
-struct tensor_shared {
+/* The forward kernel of rung 12 computes the convolution. The kernel of rung 13 also computes the
+ * fc layer. The kernel of rung 14 computes both layers and stores no pooled values. */
+enum forward_level { CONV, WITH_FC, WITHOUT_VALUES };
+
+template <enum forward_level LEVEL> struct tensor_shared {
 	uint32_t pixels[IMAGES * IMAGE_WORDS];
-	float pooled[IMAGES][STRIDE];
+	/* not used if LEVEL is WITHOUT_VALUES */
+	float pooled[LEVEL == WITHOUT_VALUES ? 1 : IMAGES][STRIDE];
 	uint8_t argmax[IMAGES][STRIDE];
 	float logits[WARPS][IMAGES * CLASSES];
 };
@@ -78,35 +84,31 @@ __device__ void tensor_load_images(uint32_t *pixels, const struct products &p, s
 	}
 }
 
-/* Writes the values of the block. If the number of filters is a multiple of eight, the values of
- * each image begin at a multiple of 32 bytes. */
+/* Copies the values of the block from shared memory to `to`, the place of its first value. If the
+ * number of filters is a multiple of eight, the values of each image begin at a multiple of 32
+ * bytes for floats, and of 8 bytes for bytes. */
+template <class T, class VECTOR>
 __device__ void tensor_write(
-	const struct products &p, const struct tensor_shared &s, size_t n_images)
+	const struct products &p, const T (*shared)[STRIDE], T *to, size_t n_images)
 {
+	const unsigned each = sizeof(VECTOR) / sizeof(T);
 	const size_t first = (size_t)blockIdx.x * IMAGES, left = n_images - first;
 	const unsigned images = left < IMAGES ? (unsigned)left : IMAGES;
 	const size_t inputs = p.k.filters * POOL_AREA;
-	const size_t to = first * inputs + (size_t)blockIdx.y * VALUES;
 
+	to += first * inputs + (size_t)blockIdx.y * VALUES;
 	if (p.k.filters % FILTERS == 0) {
-		for (unsigned i = threadIdx.x; i < images * (VALUES / 4); i += THREADS) {
-			const unsigned n = i / (VALUES / 4), k = i % (VALUES / 4);
+		for (unsigned i = threadIdx.x; i < images * (VALUES / each); i += THREADS) {
+			const unsigned n = i / (VALUES / each), k = i % (VALUES / each);
 
-			((float4 *)(p.k.pooled + to + n * inputs))[k] =
-				((const float4 *)s.pooled[n])[k];
-			((uint32_t *)(p.k.argmax + to + n * inputs))[k] =
-				((const uint32_t *)s.argmax[n])[k];
+			((VECTOR *)(to + n * inputs))[k] = ((const VECTOR *)shared[n])[k];
 		}
 		return;
 	}
 	const size_t behind = inputs - (size_t)blockIdx.y * VALUES;
 	const unsigned values = behind < VALUES ? (unsigned)behind : VALUES;
-	for (unsigned i = threadIdx.x; i < images * values; i += THREADS) {
-		const unsigned n = i / values, k = i % values;
-
-		p.k.pooled[to + n * inputs + k] = s.pooled[n][k];
-		p.k.argmax[to + n * inputs + k] = s.argmax[n][k];
-	}
+	for (unsigned i = threadIdx.x; i < images * values; i += THREADS)
+		to[i / values * inputs + i % values] = shared[i / values][i % values];
 }
 
 /* Adds up the logits of the filters of each warp, then of the warps, in a fixed order. */
@@ -131,12 +133,13 @@ __device__ void tensor_write_logits(const struct products &p, float (&sum)[2][CL
 
 /* A block handles 8 images (x) and 8 filters (y), and a warp handles every eighth position. A
  * thread has filter lane / 4 for images 2t and 2t + 1 (t = lane % 4). */
-template <bool FC>
-__global__ void __launch_bounds__(THREADS, FC ? 2 : 3)
+template <enum forward_level LEVEL>
+__global__ void __launch_bounds__(THREADS, LEVEL == CONV ? 3 : 2)
 	tensor_forward_kernel(struct products p, struct tensor_conv tensor, size_t n_images)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
-	struct tensor_shared *shared = reinterpret_cast<struct tensor_shared *>(memory);
+	struct tensor_shared<LEVEL> *shared =
+		reinterpret_cast<struct tensor_shared<LEVEL> *>(memory);
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 	const size_t f = (size_t)blockIdx.y * FILTERS + (size_t)r;
 	const int at[1][2] = {{conv_pair<WINDOW>(0, 0, t), conv_pair<WINDOW>(0, 1, t)}};
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(THREADS, FC ? 2 : 3)
 		struct feature_weights weights;
 		float c[2][4] = {};
 
-		if (FC)
+		if (LEVEL != CONV)
 			weights = feature_load(fc + (size_t)o * tensor.f_pad * ROW);
 		conv_window<WINDOW>(c, w, patch, at);
 #pragma unroll
@@ -166,30 +169,33 @@ __global__ void __launch_bounds__(THREADS, FC ? 2 : 3)
 			shared->argmax[2 * t + e][r * POOL_AREA + o] =
 				v > 0 ? (uint8_t)which : (uint8_t)DEAD;
 			v = v > 0 ? v : 0;
-			shared->pooled[2 * t + e][r * POOL_AREA + o] = v;
-			if (FC)
+			if (LEVEL != WITHOUT_VALUES)
+				shared->pooled[2 * t + e][r * POOL_AREA + o] = v;
+			if (LEVEL != CONV)
 				logits_add(logits[e], v, weights);
 		}
 	}
 	__syncthreads();
-	tensor_write(p, *shared, n_images);
-	if (FC)
+	if (LEVEL != WITHOUT_VALUES)
+		tensor_write<float, float4>(p, shared->pooled, p.k.pooled, n_images);
+	tensor_write<uint8_t, uint32_t>(p, shared->argmax, p.k.argmax, n_images);
+	if (LEVEL != CONV)
 		tensor_write_logits(p, logits, shared->logits, n_images);
 }
 
-template <bool FC>
+template <enum forward_level LEVEL>
 int tensor_launch(struct gpu *g, const struct products *p, const struct tensor_conv *t, size_t n,
 	struct err *e)
 {
-	const int bytes = (int)sizeof(struct tensor_shared);
+	const int bytes = (int)sizeof(struct tensor_shared<LEVEL>);
 
 	dim3 grid((unsigned)((n + IMAGES - 1) / IMAGES), tensor_groups(p));
-	TRY(cudaFuncSetAttribute(
-		    tensor_forward_kernel<FC>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+	TRY(cudaFuncSetAttribute(tensor_forward_kernel<LEVEL>,
+		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
 		e);
-	tensor_forward_kernel<FC><<<grid, THREADS, bytes, g->stream>>>(*p, *t, n);
+	tensor_forward_kernel<LEVEL><<<grid, THREADS, bytes, g->stream>>>(*p, *t, n);
 	LAUNCHED(e);
-	return gpu_mark(g, FC ? "forward" : "conv + ReLU + pool", PHASE_KERNEL, e);
+	return gpu_mark(g, LEVEL == CONV ? "conv + ReLU + pool" : "forward", PHASE_KERNEL, e);
 }
 
 /* Brings the weights into the order of the kernels. */
@@ -232,9 +238,10 @@ int tensor_conv_forward(struct gpu *g, const struct products *p, const struct te
 	if (rc)
 		return rc;
 	if (!t->fc) {
-		rc = tensor_launch<false>(g, p, t, n, e);
+		rc = tensor_launch<CONV>(g, p, t, n, e);
 		return rc ? rc : staged_logits(g, p, n, e);
 	}
-	rc = tensor_launch<true>(g, p, t, n, e);
+	rc = p->k.pooled ? tensor_launch<WITH_FC>(g, p, t, n, e)
+			 : tensor_launch<WITHOUT_VALUES>(g, p, t, n, e);
 	return rc ? rc : products_softmax(g, p, n, tensor_groups(p), e);
 }

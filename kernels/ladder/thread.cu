@@ -16,7 +16,8 @@ struct thread_rung {
 	struct gpu gpu;
 	struct host_batch host;
 	struct host_target input;
-	float *space, *grad, *loss; /* on the device, per image */
+	/* on the device, for each image: intermediate values, gradient and loss */
+	float *space, *grad, *loss;
 };
 
 __global__ void image_kernel(const float *params, size_t filters, size_t n_params,
@@ -95,11 +96,13 @@ int thread_step(void *self, const struct ladder_batch *b, float *grad, double *l
 
 extern "C" const struct rung rung_thread = {
 	.name = "thread per image",
-	.changes = "The same lines on the GPU, a thread for each image; the host sums the images' "
-		   "gradients.",
-	.predicts = "1000 threads are 0.4 % of what the chip can hold, and neighbours read 1.7 MB "
-		    "apart: 32 sectors a load, latency never hidden: 0.3 s of kernel. 1.74 GB of "
-		    "gradients come back at 5 GB/s: 0.35 s; summing them reads as much: 0.3 s. 1 s",
+	.changes = "The same code on the GPU, with one thread per image. The host adds up the "
+		   "gradients of the images.",
+	.predicts =
+		"1000 threads are 0.4 % of the threads that the GPU can run at a time. "
+		"Neighbouring threads read 1.7 MB apart, so that a load takes 32 sectors, and too "
+		"few warps hide its latency: 0.3 s for the kernel. 1.74 GB of gradients come back "
+		"at 5 GB/s: 0.35 s. To add them up reads as many bytes: 0.3 s. 1 s in all",
 	.needs_gpu = 1,
 	.open = thread_open,
 	.step = thread_step,

@@ -1,7 +1,7 @@
 /*
  * ladder.c - cnn-ladder: runs the rungs of kernels/ladder/ and prints their results as CSV.
  *
- * - `steps` prints the time of a step for each rung and point, with the columns
+ * - `steps` prints the time of a step for each rung, network and batch size, with the columns
  *   rung,filters,batch,repetitions,ms_median,ms_min,images_per_s,copy_in_ms,kernel_ms,
  *   copy_out_ms,host_ms,error,ms_low,ms_high. With --runs N the command measures everything N
  *   times. A row then has the figures of the run with the median time, and ms_low and ms_high are
@@ -10,8 +10,8 @@
  * - `cores` prints the time of a step of the CPU kernels of workers on 1, 2, 4, ... threads, with
  *   the columns threads,filters,batch,repetitions,ms_median,ms_low,ms_high,images_per_s,error.
  * - `train` prints the predictions of a network after given training times, with the columns
- *   rung,seconds,steps,right,image,label,prediction,probability,of_label. Column of_label is the
- *   probability of the right label.
+ *   rung,seconds,steps,right,image,label,prediction,probability,of_label. The column of_label has
+ *   the probability that the network assigns to the right label.
  * - `memory` prints the cost of single copies, launches and loads, with the columns
  *   what,where,bytes,us,gb_per_s.
  *
@@ -31,7 +31,8 @@
 #define PROGRAM "cnn-ladder"
 
 struct ladder_options {
-	const char *data, *rung, *phases; /* NULL: default paths, all rungs, no file of phases */
+	/* NULL selects: for `data` the default paths, for `rung` all rungs, for `phases` no file */
+	const char *data, *rung, *phases;
 	int64_t filters, batch, seed, runs;
 	double seconds, rate;
 };
@@ -40,10 +41,10 @@ struct job {
 	const struct ladder_options *o;
 	struct kx_images train, test;
 	int has_gpu;
-	FILE *phases; /* NULL: write no phases */
+	FILE *phases; /* file of the phases; NULL: write no phases */
 };
 
-/* The points that `steps` measures if neither --filters nor --batch is given. */
+/* The pairs of sizes that `steps` measures if neither --filters nor --batch is given. */
 static const struct {
 	size_t filters, batch;
 } sweep[] = {{256, 1000}, {256, 500}, {256, 250}, {256, 100}, {128, 1000}, {64, 1000}, {32, 1000}};
@@ -271,23 +272,27 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 1,
 			.max = 4000,
 			.arg = "DIR",
-			.help = "the four IDX files, plain or .gz (default "
-				"data/mnist, else Debian's Fashion-MNIST)"},
+			.help = "directory of the data set, with four IDX files (images and "
+				"labels for training and for tests), plain or .gz",
+			.unset = "data/mnist or, if it is missing, Debian's Fashion-MNIST"},
 		{.name = "rung",
 			.type = OPT_TEXT,
 			.dest = &o->rung,
 			.min = 1,
 			.max = 100,
 			.arg = "NAMES",
-			.help = "measure only these steps of the ladder, separated by commas; the "
-				"name gpu stands for all steps that need a GPU"},
+			.help = "names of the rungs to measure, separated by commas; the name "
+				"gpu means all rungs that need a GPU",
+			.unset = "all rungs"},
 		{.name = "phases",
 			.type = OPT_TEXT,
 			.dest = &o->phases,
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "steps: also write where each step's time goes"},
+			.help = "CSV file to which the command steps also writes the time of "
+				"each phase of a step",
+			.unset = "no such file"},
 		{.name = "filters",
 			.type = OPT_INT,
 			.dest = &o->filters,
@@ -295,7 +300,9 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 4096,
 			.arg = "N",
-			.help = "only this net, seed:N; 0: a sweep"},
+			.help = "number of filters F of the network seed:F. 0 means 256, except "
+				"for the command steps if --batch is 0, too: this command then "
+				"measures several networks and batch sizes, one after the other"},
 		{.name = "batch",
 			.type = OPT_INT,
 			.dest = &o->batch,
@@ -303,7 +310,10 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 60000,
 			.arg = "N",
-			.help = "only this batch size; 0: a sweep"},
+			.help = "number of images in a batch. 0 means 1000 and then 100 for the "
+				"command cores, and 100 for train. For steps, 0 means 1000 or, if "
+				"--filters is 0, too, several networks and batch sizes, one after "
+				"the other"},
 		{.name = "seconds",
 			.type = OPT_REAL,
 			.dest = &o->seconds,
@@ -311,9 +321,10 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 3600,
 			.arg = "S",
-			.help = "steps, cores: time for each rung, point and run, in s; train: "
-				"the last of the times 0.01, 0.03, 0.1, 0.3, 1 and 3 s that is "
-				"shown"},
+			.help = "for the commands steps and cores, number of seconds that each "
+				"measurement takes. The command train shows the predictions after "
+				"training for 0.01, 0.03, 0.1, 0.3, 1 and 3 seconds; it leaves "
+				"out the times above S, except 0.01"},
 		{.name = "runs",
 			.type = OPT_INT,
 			.dest = &o->runs,
@@ -321,7 +332,8 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 1,
 			.max = LADDER_MAX_RUNS,
 			.arg = "N",
-			.help = "steps, cores: number of measurements; the median is reported"},
+			.help = "for the commands steps and cores, number of times that "
+				"everything is measured; the median is reported"},
 		{.name = "rate",
 			.type = OPT_REAL,
 			.dest = &o->rate,
@@ -329,7 +341,7 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 10,
 			.arg = "RATE",
-			.help = "train: learning rate"},
+			.help = "learning rate of the command train"},
 		{.name = "seed",
 			.type = OPT_INT,
 			.dest = &o->seed,
@@ -337,13 +349,25 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 1e15,
 			.arg = "N",
-			.help = "of weights and order of images"},
+			.help = "seed of the random numbers that determine the initial weights "
+				"and the order of the images"},
 		{0},
 	};
 	const struct opt_program program = {.name = PROGRAM,
 		.usage = "[OPTION...] steps|cores|train|memory|rungs",
-		.about = "Every step of how the gradient of the net seed:F became fast: CSV on "
-			 "stdout.",
+		.about = "Measure the ladder from a sequential gradient of the network seed:F to "
+			 "the\n"
+			 "CUDA kernels in use. Each rung is one implementation. Prints CSV.\n"
+			 "\n"
+			 "Commands:\n"
+			 "  steps             Measure the time of a step with each rung (the "
+			 "default).\n"
+			 "  cores             Measure a step of the CPU kernels on 1, 2, 4, ... "
+			 "threads.\n"
+			 "  train             Show what the network predicts after some training "
+			 "times.\n"
+			 "  memory            Measure single copies, launches and loads of a GPU.\n"
+			 "  rungs             List the rungs.",
 		.opts = rows,
 		.max_args = 1};
 	const char *args[1] = {NULL};
@@ -362,8 +386,8 @@ static int check_rung(const char *name, struct err *e)
 			return PS_OK;
 	if (strcmp(name, "gpu") == 0) /* a build without CUDA has no rungs for GPUs */
 		return PS_OK;
-	return err_set(
-		e, PS_EUSAGE, "--rung: \"%.40s\" is none; `%s rungs` lists them", name, PROGRAM);
+	return err_set(e, PS_EUSAGE, "--rung: there is no \"%.40s\"; `%s rungs` lists them", name,
+		PROGRAM);
 }
 
 /* Load the data set, and check that it has the one image size for which all rungs are written. */

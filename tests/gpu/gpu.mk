@@ -13,10 +13,12 @@ SMALL_GPU := -Wl,--wrap=cudaDeviceGetAttribute -Wl,--wrap=cudaFuncSetAttribute
 endif
 $(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(B)/tests/gpu/small_gpu.o $(A.test) $(A.support) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) $(SMALL_GPU) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
-# test_store needs files of the core, for comparison.
+# test_store also links optim.o and vec.o of the core, because it compares the GPU's steps with
+# theirs.
 $(B)/tests/gpu/test_store: $(B)/server/core/optim.o $(B)/server/core/vec.o
-# broken_worker is a worker whose device breaks. The object file of broken_worker has a device table
-# of its own, which the linker finds before the table in the archive.
+# broken_worker is a cnn-worker whose device breaks (tests/tools/broken_worker.c). The object file
+# of broken_worker has a device table of its own, which the linker finds before the table in the
+# archive.
 $(B)/tests/tools/broken_worker: $(B)/tests/tools/broken_worker.o $(B)/worker/main.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/bench/store_probe: tests/bench/store_probe.cu $(B)/flags

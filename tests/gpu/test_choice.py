@@ -65,7 +65,7 @@ def test_a_process_that_keeps_the_locks_delays_a_worker_for_a_limited_time(gpus,
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         lock.bind("\0cnn-worker GPU choice")
         w = worker(programs, server, "auto")
-        w.line("cuda gpus_locked .*waited_ms=30000", 60)
+        w.line(r"cuda gpus_locked\b.*waited_ms=30000", 60)
         assert server.result(60)["updates"] == 3 and number(w) < gpus
 
 

@@ -8,7 +8,7 @@
 
 static struct contract gpu = {{NULL}, gpu_begin};
 
-/* ---- one backend, many calls ----------------------------------------------------------------- */
+/* ---- several calls of one backend ------------------------------------------------------------ */
 
 /* Compute the gradient of the first n images with the open backend. The caller frees the result. */
 static float *step_of(struct subject *s, size_t n, double *loss)
@@ -24,7 +24,7 @@ static float *step_of(struct subject *s, size_t n, double *loss)
 #define SIZES 9
 static const size_t sizes[SIZES] = {100, 1, 37, 2, 99, 100, 64, 1, 3};
 
-/* Prove that the gradient is right for each batch size, also after a batch of another size, and
+/* Prove that the gradient is right for each batch size, even after a batch of another size, and
  * that a repeated call gives the same bytes. */
 static void prove_sizes(const char *text, const struct precision *p)
 {
@@ -123,6 +123,26 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 			check_local(&s, gpu_precisions[p].bound, gpu_precisions[p].rounding);
 			subject_release(&s);
 		}
+}
+
+/* Use batches that the persistent kernel computes in several passes, and batches that it cannot
+ * compute, so that other kernels compute them. */
+static void local_training_in_batches_of_any_size(void **state)
+{
+	static const size_t images[] = {105, 131, 208, 209, 240};
+
+	(void)state;
+	gpu_begin();
+	for (size_t i = 0; i < sizeof(images) / sizeof(images[0]) && gpu_n_precisions() > 1; i++) {
+		const struct precision *bf16 = &gpu_precisions[KX_BF16];
+		struct subject s;
+
+		subject_real(&s, i % 2 ? "seed:256" : "seed:32", 0, LOCAL_STEPS * images[i]);
+		s.batch = images[i];
+		gpu_open(&s, bf16);
+		check_local(&s, bf16->bound, bf16->rounding);
+		subject_release(&s);
+	}
 }
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
@@ -272,6 +292,7 @@ int main(void)
 		cmocka_unit_test_prestate(gradients_may_overlap, &gpu),
 		cmocka_unit_test_prestate(rounds_out_of_order_are_refused, &gpu),
 		cmocka_unit_test(local_training_of_real_nets_is_one_gradient_after_the_other),
+		cmocka_unit_test(local_training_in_batches_of_any_size),
 		cmocka_unit_test(any_batch_size_may_follow_any_other),
 		cmocka_unit_test(sets_may_change_and_come_back),
 		cmocka_unit_test(gpu_evaluation_agrees_with_cpu_ref),

@@ -1,9 +1,9 @@
 /*
- * test_fallback.c - tests what happens if a kernel of fused/ gives up, because one of its blocks
- * waits too long or a value leaves the range of fp16: the device repeats the batch, or the rounds
- * in flight, with the general kernels, and the result is the same as with general kernels alone.
- * Other tests prove that a launch of many steps gives the same bytes as single steps, and that
- * other numbers of multiprocessors change no byte.
+ * test_fallback.c - tests what happens if a kernel of kernels/cuda/fused gives up, because one of
+ * its thread blocks waits too long or a value leaves the range of fp16. The device then repeats the
+ * batch, or the rounds in flight, with the general kernels, and the result must be the same as with
+ * general kernels alone. Other tests prove that a launch of many steps gives the same bytes as
+ * single steps, and that other numbers of multiprocessors change no byte.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/test.h"
@@ -11,7 +11,7 @@
 #include "kernels/cuda/fused/seed.h"
 #endif
 
-#define STEPS 130 /* more than two launches, which make 60 steps each */
+#define STEPS 130 /* more steps than two launches make; a launch makes 60 steps */
 #define BATCH 7
 #ifdef KX_CUDA
 #define LOSE_PIXELS KX_SEED_LOSE_PIXELS
@@ -19,8 +19,8 @@
 #define LOSE_PIXELS 1
 #endif
 
-/* Set the time, in ns, for which the persistent kernel waits for its blocks. With 0 and with
- * LOSE_PIXELS the kernel always gives up. */
+/* Set the maximum time, in ns, for which thread blocks of the persistent kernel wait for each
+ * other. If `ns` is 0 or LOSE_PIXELS, the kernel always gives up. */
 static void set_patience(uint64_t ns)
 {
 #ifdef KX_CUDA
@@ -140,13 +140,15 @@ static void prove_fall_back(
 
 static void prove_that_waits_end(uint64_t patience)
 {
-	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:8"}, {{1, 28, 28}, "seed:256"}};
+	static const struct odd_model nets[] = {
+		{{1, 28, 28}, "seed:8"}, {{1, 28, 28}, "seed:256"}, {{1, 28, 28}, "seed:64"}};
+	static const size_t images[] = {9, 9, 131}; /* with 131 images, a step takes two passes */
 
 	gpu_begin();
 	for (size_t i = 0; i < sizeof(nets) / sizeof(nets[0]) && gpu_n_precisions() > 1; i++) {
 		struct subject s;
 
-		subject_random(&s, &nets[i], 9);
+		subject_random(&s, &nets[i], images[i]);
 		set_patience(patience);
 		prove_fall_back(&s, KX_BF16, 0.01f, 0);
 		set_patience(2000000000);
@@ -159,14 +161,14 @@ TEST(a_block_that_waits_too_long_costs_nothing_but_time)
 	prove_that_waits_end(0);
 }
 
-/* The first block gives up after a second. */
+/* The first thread block waits in vain for pixels, and gives up after a second. */
 TEST(pixels_that_never_arrive_cost_nothing_but_time)
 {
 	prove_that_waits_end(LOSE_PIXELS);
 }
 
-/* Two cases leave the range of fp16: the first convolution has large weights and the second one
- * small weights, or the reverse. */
+/* In two cases, values leave the range of fp16: the first convolution has large weights and the
+ * second one small weights, or the first one has small weights and the second one large weights. */
 TEST(values_beyond_fp16_are_right)
 {
 	static const struct odd_model net = {{1, 28, 28}, "cnn99"};
@@ -177,7 +179,8 @@ TEST(values_beyond_fp16_are_right)
 		struct subject s;
 
 		subject_random(&s, &net, 9);
-		for (size_t t = 0; t < 4; t++) { /* both convolutions */
+		/* the weights (0 and 2) and the biases (1 and 3) of the two convolutions */
+		for (size_t t = 0; t < 4; t++) {
 			const struct tensor *w = &s.model.tensor[t];
 
 			for (size_t k = 0; k < w->count && (t == 0 || t == 2); k++)
@@ -189,7 +192,8 @@ TEST(values_beyond_fp16_are_right)
 	}
 }
 
-/* The kernels of any network give the same bytes on GPUs with other numbers of multiprocessors. */
+/* The general kernels, which work for any network, must give the same bytes on GPUs with different
+ * numbers of multiprocessors. */
 TEST(results_do_not_depend_on_the_multiprocessors)
 {
 	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:40"},
@@ -221,18 +225,39 @@ TEST(results_do_not_depend_on_the_multiprocessors)
 		}
 }
 
-/* Train for STEPS steps, in calls of up to max_steps steps. */
+/* Train for STEPS steps of s->batch images, in calls of up to max_steps steps. */
 static void train_in_rounds(struct subject *s, size_t max_steps, struct rounds *r)
 {
 	assert_int_equal(backend_local_start(s->backend, s->params), PS_OK);
 	for (size_t i = 0, n; i < STEPS; i += n) {
 		n = STEPS - i < max_steps ? STEPS - i : max_steps;
-		assert_int_equal(backend_local_steps(
-					 s->backend, s->index + i * BATCH, BATCH, n, 0.01f, 1 + i),
+		assert_int_equal(backend_local_steps(s->backend, s->index + i * s->batch, s->batch,
+					 n, 0.01f, 1 + i),
 			PS_OK);
 	}
 	assert_int_equal(backend_local_finish(s->backend, r->params[0], r->sum[0]), PS_OK);
 	assert_int_equal(backend_local_wait(s->backend, &r->loss[0]), PS_OK);
+}
+
+/* Prove that launches of many steps of `batch` images give the bytes of launches of one step. */
+static void prove_single_steps(const struct odd_model *net, const struct precision *p, size_t batch)
+{
+	struct subject s;
+	struct rounds one, many;
+
+	subject_random(&s, net, STEPS * batch);
+	rounds_init(&one, s.model.n_params);
+	rounds_init(&many, s.model.n_params);
+	s.batch = batch;
+	gpu_open(&s, p);
+	train_in_rounds(&s, 1, &one);
+	train_in_rounds(&s, STEPS, &many);
+	same_floats(&s, "weights", one.params[0], many.params[0]);
+	same_floats(&s, "sums", one.sum[0], many.sum[0]);
+	assert_true(fabs(one.loss[0] - many.loss[0]) <= 1e-9 * fabs(one.loss[0]));
+	rounds_release(&one);
+	rounds_release(&many);
+	subject_release(&s);
 }
 
 TEST(launches_of_many_steps_are_single_steps)
@@ -245,21 +270,19 @@ TEST(launches_of_many_steps_are_single_steps)
 
 	gpu_begin();
 	for (size_t m = 0; m < sizeof(nets) / sizeof(nets[0]); m++)
-		for (size_t p = 0; p < gpu_n_precisions(); p++) {
-			struct subject s;
-			struct rounds one, many;
+		for (size_t p = 0; p < gpu_n_precisions(); p++)
+			prove_single_steps(&nets[m], &gpu_precisions[p], BATCH);
+}
 
-			subject_random(&s, &nets[m], STEPS * BATCH);
-			rounds_init(&one, s.model.n_params);
-			rounds_init(&many, s.model.n_params);
-			gpu_open(&s, &gpu_precisions[p]);
-			train_in_rounds(&s, 1, &one);
-			train_in_rounds(&s, STEPS, &many);
-			same_floats(&s, "weights", one.params[0], many.params[0]);
-			same_floats(&s, "sums", one.sum[0], many.sum[0]);
-			assert_true(fabs(one.loss[0] - many.loss[0]) <= 1e-9 * fabs(one.loss[0]));
-			rounds_release(&one);
-			rounds_release(&many);
-			subject_release(&s);
-		}
+/* In these batches a step of the persistent kernel takes several passes. */
+TEST(launches_of_many_passes_are_single_steps)
+{
+	static const struct odd_model nets[] = {
+		{{1, 28, 28}, "seed:60"}, {{1, 28, 28}, "seed:128"}, {{1, 28, 28}, "seed:256"}};
+
+	gpu_begin();
+	for (size_t m = 0; m < sizeof(nets) / sizeof(nets[0]) && gpu_n_precisions() > 1; m++) {
+		prove_single_steps(&nets[m], &gpu_precisions[KX_BF16], 131);
+		prove_single_steps(&nets[m], &gpu_precisions[KX_BF16], 208);
+	}
 }

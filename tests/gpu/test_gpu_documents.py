@@ -1,14 +1,17 @@
-"""Runs the blocks of the documents with the mark `gpu` (tests/e2e/documents.py), as a reader types
-them, in a checkout with a build. The build may be the programs of a bundle.
+"""Runs each block of the documents that has the mark `gpu` (tests/e2e/documents.py), as a reader
+types it, in a checkout with a build. This build may be the programs of an unpacked bundle.
 
-The tests differ from the reader's machine in these points only:
+What a test does differs from what a reader does in these points only:
 
-- A free port replaces 5555. If a block starts only a server, the test starts a worker on the GPU.
-- Python is that of the tests, and the checkout lacks the results of earlier measurements.
-- The bundle is that of `make bundle`, with the data set of the tests.
-- SHORTER has less work for commands that take minutes, and `tests/gpu/run` runs the tests of
-  SELECTED only.
+- A free port replaces the port 5555. If a block starts only a server, the test starts a worker on
+  the GPU.
+- The tests use their own Python, and a checkout without the results of earlier measurements.
+- The bundle is the one that `make bundle` has made. The demo of the bundle uses the data set of the
+  tests.
+- SHORTER changes commands that would take minutes, so that they do less work. The command
+  `tests/gpu/run` runs only the tests whose names are in SELECTED or OF_EACH_PART.
 """
+import importlib.util
 import os
 import re
 import shutil
@@ -29,12 +32,15 @@ from test_documents import copy, environment  # noqa: E402
 
 SECONDS = 90
 SELECTED = "test_gradients_go_from_gpu_to_gpu"
+# tests that take only seconds, one for each part of gpu.md
+OF_EACH_PART = f"test_share or {SELECTED} or test_auto_takes_a_gpu_that_works"
 SHORTER = (
     (r"(?<=tests/bench/gpu_vs_torch)", " --rounds 1 --epochs 1 --modes eager --precisions fp32 "
      "--layouts contiguous --no-memory seed:32,1000"),
     (r"(?m)^tests/bench/science", rf"{sys.executable} \g<0> --seeds 1"),
     (r"(?<=--workers )1,4,16 --modes downpour,ssp,sync,easgd", "1,4 --modes downpour,sync"),
     (r"\bNET BATCH PRECISION\b", "seed:32 100 fp32"),
+    (r'(?m)(?<= -k )"?([^"\n]+)"?$', rf'"(\1) and ({OF_EACH_PART})"'),
 )
 
 
@@ -58,9 +64,12 @@ def test_a_documented_command_runs_on_a_gpu(gpu, block, programs, tmp_path):
     text = block.text()
     if "ncu " in text and not shutil.which("ncu"):
         pytest.skip("no ncu, which is part of NVIDIA's Nsight Compute")
+    if " -n " in text and not importlib.util.find_spec("xdist"):
+        pytest.skip("no pytest-xdist")
     place = copy(tmp_path / "cnn-ps")
     for results in place.glob("docs/modes/wall/*.csv"):
-        results.unlink()  # science skips a run that is in its file
+        # remove the results, because science skips each run whose result is in the file
+        results.unlink()
     (place / "build").mkdir()
     (place / "build/release").symlink_to(ROOT / "build/release")
     if "tar xzf" in text:
@@ -84,8 +93,11 @@ def test_a_documented_command_runs_on_a_gpu(gpu, block, programs, tmp_path):
     if "--store" in text:
         assert re.search("store open.* device=cuda:0", output), output
     if "tests/gpu/run" in text:
-        # in a bundle, the tests of this file itself are skipped
-        assert re.search(r"^\d+ passed, 1 skipped, \d+ deselected", output, re.M), output
+        passed = re.findall(r"^\d+ passed.*", output, re.M)
+        assert len(passed) == text.count("tests/gpu/run"), output
+    if "tests/gpu/run" in text and "tar xzf" in text:
+        # 1 skipped: in a bundle, the test of this file skips itself
+        assert re.match(r"\d+ passed, 1 skipped, \d+ deselected", passed[0]), output
     if "/science" in text:
         assert (place / "docs/modes/wall/runs.csv").read_text().count("\nend,") == 4, output
     if "ncu " in text:

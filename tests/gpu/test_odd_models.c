@@ -6,8 +6,9 @@
  */
 #include "tests/support/gpu_fixture.h"
 
-/* The bounds of the low precisions are tight for these models. Without ReLU and pool the gradient
- * has no jumps, and in the sums of few images few values cancel each other. */
+/* Models without ReLU and pool, so that their gradients have no jumps. With few images, few values
+ * of a sum cancel each other. For these models the bounds are therefore tight in the low
+ * precisions, too. */
 static const struct odd_model smooth_models[] = {
 	{{1, 1, 1}, "fc:2"},
 	{{1, 28, 28}, "fc:129 fc:65 fc:10"},
@@ -51,7 +52,7 @@ static const struct odd_model grouped_models[] = {
 };
 #define N_GROUPED_MODELS (sizeof(grouped_models) / sizeof(grouped_models[0]))
 
-/* the layers that the kernels of fused/conv2.h compute */
+/* the two convolutions that the kernels of fused/conv2.h compute together */
 #define PAIR "conv:32:5 relu pool:2 conv:64:5 relu pool:2"
 
 /* Models for which the device has special kernels, on 28 x 28 images, with filter counts around the
@@ -82,7 +83,8 @@ static const struct odd_model fused_models[] = {
  * Check that the distance between the device's gradient and the exact gradient `right` is within
  * the bound. If rounding errors of the weights make the exact gradient jump, the distance may be
  * FEW times this jump, because activations are rounded, too. In fp32 such jumps must be rare, or
- * the comparison would prove nothing. A distance of at most `loose` is always accepted.
+ * the comparison would prove nothing. If the distance is at most `loose`, the function does not
+ * look for a jump.
  */
 #define FEW 4
 static void compare_odd_model(struct subject *s, const struct precision *p, double loose,
@@ -106,7 +108,7 @@ static void compare_odd_model(struct subject *s, const struct precision *p, doub
 			s->model.text, s->batch, p->name, d, at_jump);
 }
 
-#define TENSOR_FACTOR 8 /* the bound of one tensor, relative to the bound of the whole gradient */
+#define TENSOR_FACTOR 8 /* the bound of one tensor, as a multiple of that of the gradient */
 
 /* Fails if one tensor of the gradient of compare_odd_model is wrong, even a small one that hardly
  * changes the distance of the whole gradient. */
@@ -120,7 +122,8 @@ static void compare_tensors(const struct subject *s, const struct precision *p, 
 }
 
 /* Compare the gradients of batches of `images` images with those of cpu-ref; with `tensors`, also
- * each tensor of these gradients. In fp32 at most max_jumps models may be at a jump. */
+ * each tensor of these gradients. In fp32, at most max_jumps of the models may have a gradient
+ * whose distance exceeds the bound. */
 static void compare_odd_models(
 	const struct odd_model *models, size_t n, size_t images, size_t max_jumps, int tensors)
 {
@@ -287,6 +290,42 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 	}
 }
 
+/* With bf16, seed networks run no kernel of fp32, whatever the batch size and the filters. */
+static void seed_networks_in_bf16_have_kernels_of_bf16(void **state)
+{
+	static const char *const nets[] = {
+		"seed:1", "seed:8", "seed:32", "seed:40", "seed:256", "seed:264", "seed:272"};
+	static const size_t images[] = {1, 16, 104, 105, 128, 160, 208, 209, 240, 241, 313};
+	char text[BACKEND_KERNELS_TEXT];
+
+	(void)state;
+	gpu_begin();
+	for (size_t m = 0; m < sizeof(nets) / sizeof(nets[0]) && gpu_n_precisions() > 1; m++) {
+		const struct odd_model seed = {{1, 28, 28}, nets[m]};
+		struct subject s;
+
+		subject_random(&s, &seed, 313);
+		gpu_open(&s, &gpu_precisions[KX_BF16]);
+		for (size_t i = 0; i < sizeof(images) / sizeof(images[0]); i++) {
+			backend_kernels(s.backend, images[i], text, sizeof(text));
+			if (strstr(text, "fused:fp32") || strstr(text, "fused:cluster"))
+				fail_msg("%s, %zu images in bf16: %s", nets[m], images[i], text);
+		}
+		subject_release(&s);
+	}
+}
+
+static void seed_networks_agree_at_every_batch_size(void **state)
+{
+	static const size_t images[] = {105, 128, 199, 208, 209, 240};
+	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:5"}, {{1, 28, 28}, "seed:32"},
+		{{1, 28, 28}, "seed:250"}, {{1, 28, 28}, "seed:272"}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(images) / sizeof(images[0]); i++)
+		odd_models_agree_with_ref(nets, sizeof(nets) / sizeof(nets[0]), images[i], 2);
+}
+
 /* The range of fp16 is 6e-8 to 65504, so the device scales the gradients of the activations into
  * this range. The scaling must work for gradients of any magnitude. `scale` is a factor for the
  * weights of the last layer. */
@@ -376,9 +415,9 @@ static void large_tiles_agree_with_cpu_ref(void **state)
 	compare_odd_models(large, sizeof(large) / sizeof(large[0]), 7, 1, 1);
 }
 
-/* Filters of 3 x 3 whose wgrad in tf32 is that of product_taps.cu, if the batch is large enough for
- * blocks that fill the GPU. Chunks of rows do not divide the images, and the chunks of a block are
- * not equal in number. */
+/* Test product_taps.cu, which in tf32 computes the wgrad of filters of 3 x 3 if the batch has
+ * enough work to fill the GPU. The sizes are odd on purpose: the images do not consist of whole
+ * chunks of rows, and the thread blocks do not get equal numbers of chunks. */
 static void all_taps_in_a_block_agree_with_cpu_ref(void **state)
 {
 	static const struct odd_model models[] = {
@@ -451,6 +490,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(fused_kernels_agree_with_cpu_ref),
 		cmocka_unit_test(more_images_than_blocks_agree_with_cpu_ref),
 		cmocka_unit_test(pairs_of_convolutions_agree_however_they_are_cut),
+		cmocka_unit_test(seed_networks_in_bf16_have_kernels_of_bf16),
+		cmocka_unit_test(seed_networks_agree_at_every_batch_size),
 		cmocka_unit_test(errors_of_any_size_keep_their_digits),
 		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
 		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),

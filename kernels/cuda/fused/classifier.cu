@@ -12,12 +12,13 @@
 namespace
 {
 
-#define CLASSIFIER_IMAGES 32 /* images per block: two tiles */
+#define CLASSIFIER_IMAGES 32 /* number of images per block: two tiles */
 #define HIDDEN_WARPS      8
 #define HIDDEN_THREADS    (HIDDEN_WARPS * 32)
-#define HIDDEN_COLUMNS    32 /* columns per block: four tiles */
+#define HIDDEN_COLUMNS    32 /* number of columns per block: four tiles */
 
-/* Adds the products of 16 values of K to a tile. `a` has rows r and r + 8, `b` has column r. */
+/* Adds the products of 16 values of K to a tile. `a` has rows r and r + 8, and `b` has column r,
+ * with r = lane / 4. */
 __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 {
 	const float x[2][4] = {{a[0].x, a[0].y, a[0].z, a[0].w}, {a[1].x, a[1].y, a[1].z, a[1].w}};
@@ -68,7 +69,7 @@ __device__ inline void hidden_add_inputs(
 	}
 }
 
-/* blockIdx: x images, y units. */
+/* blockIdx.x selects the images of a block, and blockIdx.y its units. */
 __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 	classifier_hidden_kernel(struct kx_classifier h, int images)
 {
@@ -101,14 +102,16 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 
 /* ---- logits, loss and dgrad ------------------------------------------------------------------ */
 
-#define CLASSIFIER_THREADS 512                                      /* of classifier_kernel */
-#define IMAGE_THREADS      (CLASSIFIER_THREADS / CLASSIFIER_IMAGES) /* threads per image */
-#define UNITS_PER_THREAD   (CLASSIFIER_UNITS / IMAGE_THREADS)
-#define COLUMN_TILES                                                                               \
-	(CLASSIFIER_INPUTS / (CLASSIFIER_THREADS / 32) / 8) /* tiles of 8 columns per warp */
-#define PREFETCH 4 /* K steps of dgrad weights that are loaded ahead */
-/* The stride between two images in floats. With this stride, the 16-byte loads of two rows are in
- * 32 different banks. */
+/* number of threads of classifier_kernel */
+#define CLASSIFIER_THREADS 512
+/* number of threads per image */
+#define IMAGE_THREADS    (CLASSIFIER_THREADS / CLASSIFIER_IMAGES)
+#define UNITS_PER_THREAD (CLASSIFIER_UNITS / IMAGE_THREADS)
+/* number of tiles of 8 columns per warp */
+#define COLUMN_TILES (CLASSIFIER_INPUTS / (CLASSIFIER_THREADS / 32) / 8)
+#define PREFETCH     4 /* number of K steps whose dgrad weights are loaded ahead */
+/* The stride from one image to the next, in floats. With this stride, the 16-byte loads of two rows
+ * are in 32 different banks. */
 #define PITCH (CLASSIFIER_UNITS + 16)
 
 struct classifier_shared {
@@ -117,7 +120,7 @@ struct classifier_shared {
 };
 
 /* Computes the logits of an image. Thread j of the image multiplies units IMAGE_THREADS * i + j.
- * Every thread then has all logits. */
+ * When the function returns, every thread of the image has all logits. */
 __device__ inline void classifier_logits(float (&logit)[CLASSIFIER_CLASSES],
 	float (&hidden)[UNITS_PER_THREAD], const struct classifier_shared &s,
 	const struct kx_classifier &h, int n, bool here)
@@ -272,7 +275,7 @@ __device__ inline void classifier_store_dx(const struct kx_classifier &h,
 	}
 }
 
-/* blockIdx: x images, y inputs (only if TRAINING). */
+/* blockIdx.x selects the images of a block, and blockIdx.y (only if TRAINING) its inputs. */
 template <bool TRAINING>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 1)
 	classifier_kernel(struct kx_classifier h, struct kx_batch batch)

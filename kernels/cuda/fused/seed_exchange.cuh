@@ -3,17 +3,17 @@
  * through global memory: partial logits, d_logits, conv gradients and losses.
  *
  * Each line of the exchange has a flag, which is the number of the step. The exchange uses the LL
- * protocol of NCCL, but with one flag for 16 bytes instead of one for 8. With NCCL's lines of 8
- * bytes, seed:32 would be 28 % slower and seed:256 11 % slower at 100 images. A reader polls the
- * line until the flag is right, so the exchange needs neither fences nor counters. A writer
- * overwrites a line only when it has received results that all readers have computed from the line,
- * so no reader needs the line any more.
+ * protocol of NCCL, but with one flag for 16 bytes instead of one for 8. In measurements with 100
+ * images, NCCL's lines of 8 bytes made seed:32 28 % slower and seed:256 11 % slower. A reader polls
+ * the line until the flag is right, so the exchange needs neither fences nor counters. A writer
+ * overwrites a line of an earlier step only after it has received results that every reader
+ * computed after reading that line, so no reader needs the line any more.
  *
- * A block that has waited for another one for timeout_ns gives up: it sets *trouble, computes the
- * rest of its step with what it has, and returns. The other blocks see *trouble while they wait,
- * and return as well. A block also gives up if its own pixels do not arrive. Results of a launch
- * that has set *trouble are not valid, and later launches return at once. (A trap would destroy the
- * CUDA context.)
+ * A block gives up when it has waited for another block for timeout_ns: it sets *trouble, computes
+ * the rest of its step with what it has received, and returns. The other blocks see *trouble while
+ * they wait, and return as well. A block also gives up if its own pixels do not arrive. Results of
+ * a launch that has set *trouble are not valid, and later launches return at once. (The block does
+ * not end with a trap, because a trap would destroy the CUDA context.)
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_EXCHANGE_CUH
 #define KERNELS_CUDA_FUSED_SEED_EXCHANGE_CUH
@@ -40,7 +40,8 @@ __device__ inline void ll_store(struct ll_line *at, float a, float b, float c, u
 		     : "memory");
 }
 
-/* Loads a line. `flag` of the returned line is the number of its step. */
+/* Loads a line. `flag` of the returned line is the number of the step to which the floats of the
+ * line belong. */
 __device__ inline struct ll_line ll_load(const struct ll_line *at)
 {
 	uint64_t low, high;
@@ -62,7 +63,8 @@ __device__ inline uint64_t clock_ns()
 	return t;
 }
 
-/* Returns the time since the first call of a wait, in which *begin is 0. */
+/* Returns the time since the first call of a wait. The caller sets *begin to 0 before this call,
+ * and the function stores the time of the call there. */
 __device__ inline uint64_t waited_ns(uint64_t *begin)
 {
 	const uint64_t now = clock_ns();
@@ -78,7 +80,7 @@ __device__ inline void seed_give_up(const struct seed_exchange &x, struct block_
 	*static_cast<volatile uint32_t *>(&shared->gave_up) = 1;
 }
 
-/* Returns true if the block must stop waiting for another one. */
+/* Returns true if the block must stop waiting for another block. */
 __device__ inline bool waited_too_long(
 	const struct seed_exchange &x, struct block_state *shared, uint64_t *begin)
 {
@@ -95,8 +97,8 @@ __device__ inline bool waited_too_long(
 	return true;
 }
 
-/* Polls the first `n` of N lines until they all have the flag of `step`. The lines are `pitch`
- * lines apart. */
+/* Polls the first `n` of N lines until they all have the flag of `step`. The distance from one of
+ * these lines to the next is `pitch` lines. */
 template <int N>
 __device__ inline void ll_wait(const struct seed_exchange &x, struct block_state *shared,
 	struct ll_line (&w)[N], const struct ll_line *from, int pitch, int n, uint32_t step)
@@ -168,8 +170,8 @@ __device__ inline void ll_wait_logits(const struct kx_seed &s, struct block_stat
 	}
 }
 
-/* Adds up the logits of the warp's image over all blocks. Lane c < SEED_CLASSES returns class c,
- * the other lanes return -INFINITY. */
+/* Adds up the logits of the warp's image over all blocks. Lane c < SEED_CLASSES returns the logit
+ * of class c, and the other lanes return -INFINITY. */
 __device__ inline float sum_block_logits(const struct block_state *shared)
 {
 	const int lane = threadIdx.x % 32, blocks = gridDim.x;
@@ -191,9 +193,10 @@ __device__ inline float sum_block_logits(const struct block_state *shared)
 }
 
 /* One warp computes the softmax of an image and sends its d_logits. The lane of the label returns
- * the loss, and the other lanes return 0. */
-__device__ inline float ll_store_d_logits(
-	const struct kx_seed &s, const struct block_state *shared, int label, uint32_t step)
+ * the loss, and the other lanes return 0. If the batch does not have this image (`here`), its
+ * d_logits and its loss are 0. */
+__device__ inline float ll_store_d_logits(const struct kx_seed &s, const struct block_state *shared,
+	int label, bool here, uint32_t step)
 {
 	const unsigned all = 0xffffffffu;
 	const int n = blockIdx.x + threadIdx.x / 32 * gridDim.x;
@@ -208,12 +211,12 @@ __device__ inline float ll_store_d_logits(
 	float sum = exp_logit;
 	for (int d = 8; d; d /= 2)
 		sum += __shfl_xor_sync(all, sum, d);
-	const float dy = real ? exp_logit / sum - (lane == label) : 0;
+	const float dy = real && here ? exp_logit / sum - (lane == label) : 0;
 	const float a = __shfl_sync(all, dy, 3 * lane), b = __shfl_sync(all, dy, 3 * lane + 1);
 	const float c = __shfl_sync(all, dy, 3 * lane + 2);
 	if (lane < 4)
 		ll_store(s.exchange.d_logits + n * 4 + lane, a, b, c, step);
-	return lane == label ? logf(sum) - (v - max_logit) : 0;
+	return lane == label && here ? logf(sum) - (v - max_logit) : 0;
 }
 
 /* Receives the d_logits of all images and stores them in shared memory. */

@@ -6,7 +6,7 @@
  * filters for the whole launch, and the pixels and values of all images for a step. No step waits
  * for a launch. In a step the blocks exchange three things through global memory:
  *
- * - Each block sends partial logits to the block that owns the image and adds them up.
+ * - Each block sends partial logits to the block that owns the image, which adds them up.
  * - The block that owns an image sends its d_logits to all blocks.
  * - Each block sends its conv gradient to all blocks of the same filters.
  *
@@ -17,6 +17,12 @@
  * differences. The ReLU mask and the argmax come from the stored value. d_logits are not divided by
  * the number of images, so they are at most 1; they are scaled by 2^15. The fc weights of a feature
  * are scaled so that their absolute sum is below 1.
+ *
+ * Shared memory holds SEED_PERSISTENT_IMAGES images. A step with more images takes several passes,
+ * each with an equal part of the images. The last pass may have fewer images than the others: it
+ * repeats the last image, with d_logits of 0. Each pass subtracts its gradient from the fp32
+ * weights, but only the last one writes the operands of the products, so all passes of a step
+ * compute with the same weights.
  */
 #include "kernels/cuda/fused/seed_exchange.cuh"
 
@@ -55,7 +61,9 @@ __device__ inline void fetch_band(struct block_state *shared, const struct seed_
 {
 	const int i = (int)threadIdx.x - (THREADS - FETCH_THREADS);
 
-	if (i < 0 || shared->pixels_lost) /* the barrier still waits for the last copies */
+	/* after pixels_lost, start no more copies: the barrier still waits for the copies that did
+	 * not arrive */
+	if (i < 0 || shared->pixels_lost)
 		return;
 	if (i == 0)
 		asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
@@ -71,9 +79,9 @@ __device__ inline void fetch_band(struct block_state *shared, const struct seed_
 			     : "memory");
 }
 
-/* Waits for the bulk copies and unpacks the pixels. The block no longer needs the previous pixels.
- * In place of images past the end of the batch, the last image is used again, with d_logits of
- * 0. */
+/* Waits for the bulk copies and unpacks the pixels. The caller ensures that the block no longer
+ * needs the previous pixels. In place of images past the end of the batch, the last image is used
+ * again, with d_logits of 0. */
 __device__ inline void expand_band(struct block_state *shared, const struct seed_exchange &x,
 	const struct block_tile &block, bool parity)
 {
@@ -112,7 +120,7 @@ __device__ inline float with_rank(float sum, uint32_t argmax_mask, uint32_t rank
 __device__ inline void persistent_values(struct values (&to)[2], const struct half_weights<2> &w,
 	const uint32_t (&b)[2][2], uint32_t argmax_mask)
 {
-	float c[2][2][4] = {}; /* [position][pair of output pixels] */
+	float c[2][2][4] = {}; /* layout [position][pair of output pixels] */
 #pragma unroll
 	for (int term = 2; term-- > 0;)
 #pragma unroll
@@ -221,7 +229,7 @@ __device__ inline void persistent_fprop(struct block_state *shared, const struct
 /* ---- wgrad ----------------------------------------------------------------------------------- */
 
 struct pair_sums {
-	float fc[2][4]; /* two positions, classes 0 to 7, then 8 to 15 */
+	float fc[2][4]; /* layout: two positions; classes 0 to 7, then 8 to 15 */
 	/* per pair of output pixels: [0] the middle rows of the patch; [1] its first or last row,
 	 * and the bias */
 	float conv[OUT_PIXELS / 2][2][4];
@@ -245,10 +253,11 @@ __device__ inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
 	return __byte_perm(*reinterpret_cast<const uint16_t *>(at), 0x3c, pick);
 }
 
-#define PICK_PIXELS 0x5150u /* selector: the two pixels, as lower bytes of fp16 values */
+/* selector of __byte_perm: makes each of two pixels the lower byte of an fp16 */
+#define PICK_PIXELS 0x5150u
 #define PICK_ONES   0x4545u
 
-#define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* half of the pairs of a group */
+#define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* bytes of half of the pairs of a group */
 
 /* Adds the gradient of one position and one image group to the conv sums. For half h of the group,
  * d[h] is dY, and kept[h] has the values that fprop stored (struct values). In the first half of
@@ -285,7 +294,7 @@ __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 /* The addresses that a thread reads for a group of sixteen images. */
 struct cursor {
 	const uint32_t *value, *dy_by_image, *dy_by_class;
-	const uint8_t *middle[2], *side[2]; /* pixels, for each position */
+	const uint8_t *middle[2], *side[2]; /* addresses of pixels, for each position */
 };
 
 __device__ inline struct cursor cursor_of(const struct block_state *shared, int pair, int group)
@@ -319,7 +328,7 @@ __device__ inline void next_group(struct cursor *at)
 	}
 }
 
-/* Adds image groups [begin, end) at a pair of positions. */
+/* Adds the gradients of image groups [begin, end) at a pair of positions to *sum. */
 __device__ inline void wgrad_groups(
 	struct pair_sums *sum, const struct block_state *shared, int pair, int begin, int end)
 {
@@ -329,7 +338,8 @@ __device__ inline void wgrad_groups(
 	struct cursor at = cursor_of(shared, pair, begin);
 #pragma unroll 1
 	for (int left = end - begin; left > 0; left--) {
-		/* [position or half of the classes][half of the images] */
+		/* kept, v, d: [position][half of the images]; b: [half of the classes][half of the
+		 * images] */
 		uint32_t kept[2][2], v[2][2], d[2][2], b[2][2];
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
@@ -514,7 +524,8 @@ __device__ inline void fc_store(const struct fc_registers &o, const struct kx_se
 	}
 }
 
-/* Stores the weights as A operands of dgrad, divided by a power of two. */
+/* Stores the weights as A operands of dgrad. Divides them by a power of two, so that the absolute
+ * sum of the weights of a feature is below 1. */
 __device__ inline void put_fc_dgrad(
 	struct block_state *shared, const struct fc_registers &o, int pair)
 {
@@ -587,19 +598,25 @@ __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_st
 	}
 }
 
-/* One warp of each block updates the fc bias. All blocks compute the same values. */
-__device__ inline void sgd_fc_bias(struct block_state *shared, int images, float rate)
+/* One warp of each block updates the fc bias after a pass of `n_images` images. A step has `images`
+ * images. All blocks compute the same values. */
+__device__ inline void sgd_fc_bias(
+	struct block_state *shared, int n_images, int images, float rate, bool last_pass)
 {
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
 	float v = 0;
 
-	for (int n = third; n < images && third < 3; n += 3)
+	for (int n = third; n < n_images && third < 3; n += 3)
 		v += shared->d_logits[n][c];
 	v += __shfl_sync(0xffffffffu, v, c + 10) + __shfl_sync(0xffffffffu, v, c + 20);
 	v /= images;
 	if (lane < SEED_CLASSES) {
+		const float bias = shared->next_bias[lane] - rate * v;
+
 		shared->bias_sum[lane] += v;
-		shared->bias[lane] -= rate * v;
+		shared->next_bias[lane] = bias;
+		if (last_pass)
+			shared->bias[lane] = bias;
 	}
 }
 
@@ -612,8 +629,9 @@ __device__ inline void put_fragments(struct block_state *shared, int f)
 		lane / 16 * 128 + (f * 4 + lane / 4 % 4) * 4 + lane % 4);
 }
 
-/* Each warp updates the weights of one filter and writes their fragments. */
-__device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
+/* Each warp updates the weights of one filter. After the last pass of a step, the warp also writes
+ * the fragments of its filter. */
+__device__ inline void sgd_conv_filter(struct block_state *shared, float rate, bool last_pass)
 {
 	const int f = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -628,7 +646,8 @@ __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 		shared->conv[f][lane] -= rate * g;
 	}
 	__syncwarp();
-	put_fragments(shared, f);
+	if (last_pass)
+		put_fragments(shared, f);
 }
 
 /* ---- before the first step ------------------------------------------------------------------- */
@@ -680,7 +699,7 @@ __device__ inline void persistent_load_weights(
 		(&shared->conv_sum[0][0])[i] = s.sum.conv[block.group * CONV_VALUES + i];
 	}
 	if (i < SEED_ROW) {
-		shared->bias[i] = s.params.bias[i];
+		shared->bias[i] = shared->next_bias[i] = s.params.bias[i];
 		shared->bias_sum[i] = s.sum.bias[i];
 	}
 	__syncthreads();
@@ -688,21 +707,49 @@ __device__ inline void persistent_load_weights(
 		put_fragments(shared, i / 32);
 }
 
-/* ---- a step ---------------------------------------------------------------------------------- */
+/* ---- a pass ---------------------------------------------------------------------------------- */
 
 /* The arguments of a launch. */
 struct persistent_run {
 	struct kx_seed s;
 	struct kx_batch batch;
-	struct kx_now *now; /* NULL if the kernel computes one gradient */
+	/* the values that change from step to step; NULL: the kernel computes one gradient */
+	struct kx_now *now;
 	double *loss;
 	int ranges, steps;
+	int images, passes; /* number of images of a pass; number of passes of a step */
 };
 
-/* Sends partial logits and receives d_logits. One lane of each warp returns the loss of the warp's
- * image. */
+/* A pass of the launch. If every step has one pass (MANY is false), the compiler leaves out the
+ * divisions. */
+struct pass {
+	int step, first; /* number of the step; number of the pass's first image */
+	bool last;       /* true: the last pass of its step */
+};
+
+template <bool MANY> __device__ inline struct pass pass_of(const struct persistent_run &run, int n)
+{
+	if (!MANY)
+		return {n, 0, true};
+	const int step = n / run.passes, i = n - step * run.passes;
+
+	return {step, i * run.images, i + 1 == run.passes};
+}
+
+/* Returns the number that image i of a pass has in the data set. */
+template <bool MANY>
+__device__ inline uint32_t pass_image(
+	const struct persistent_run &run, const struct pass &pass, int i)
+{
+	return (uint32_t)seed_number(
+		run.batch, pass.step, MANY ? min(pass.first + i, run.batch.images - 1) : i);
+}
+
+/* Sends partial logits and receives d_logits in pass `n` of `passes`. One lane of each warp returns
+ * the loss of the warp's image; `here` says whether the batch has this image. */
 __device__ inline float exchange_logits(struct block_state *shared,
-	const struct persistent_run &run, int step, int label, uint32_t after, uint32_t number)
+	const struct persistent_run &run, int n, int passes, int label, bool here, uint32_t after,
+	uint32_t number)
 {
 	const struct block_tile &block = shared->block;
 	const int warp = threadIdx.x / 32;
@@ -710,15 +757,14 @@ __device__ inline float exchange_logits(struct block_state *shared,
 
 	ll_store_logits(run.s, shared, block, number);
 	ll_wait_logits(run.s, shared, block, number);
-	__syncwarp(); /* the lanes leave the polling loop at different times */
+	__syncwarp(); /* because the lanes leave the polling loop at different times */
 	__syncthreads();
 	if (warp < block.own_images)
-		loss = ll_store_d_logits(run.s, shared, label, number);
-	if (step + 1 < run.steps)
-		fetch_band(
-			shared, run.s.exchange, run.batch, block, shared->number[(step + 1) % 2]);
+		loss = ll_store_d_logits(run.s, shared, label, here, number);
+	if (n + 1 < passes)
+		fetch_band(shared, run.s.exchange, run.batch, block, shared->number[(n + 1) % 2]);
 	if (threadIdx.x < block.images)
-		shared->number[step % 2][threadIdx.x] = after;
+		shared->number[n % 2][threadIdx.x] = after;
 	ll_wait_d_logits(run.s, shared, block, number);
 	__syncwarp();
 	__syncthreads();
@@ -731,7 +777,8 @@ __device__ inline float exchange_logits(struct block_state *shared,
 
 /* Computes the new weights from the gradients of all blocks. */
 __device__ inline void persistent_sgd(struct block_state *shared, const struct persistent_run &run,
-	volatile struct fc_registers *mine, float dy_unit, float rate, int step, uint32_t number)
+	volatile struct fc_registers *mine, float dy_unit, float rate, int n, int passes,
+	bool last_pass, uint32_t number)
 {
 	const struct block_tile &block = shared->block;
 	struct ll_line *conv = run.s.exchange.conv + block.group * run.ranges * CONV_LINES;
@@ -743,20 +790,23 @@ __device__ inline void persistent_sgd(struct block_state *shared, const struct p
 
 		sgd_fc_pair(&o, shared, block, pair,
 			shared->scale[threadIdx.x % 32 / 4].unit * dy_unit, rate);
-		put_fc_dgrad(shared, o, pair);
+		if (last_pass)
+			put_fc_dgrad(shared, o, pair);
 		fc_spill(mine[i], o);
 	}
 	if (threadIdx.x / 32 == WARPS - 1)
-		sgd_fc_bias(shared, block.images, rate);
-	if (step + 1 < run.steps)
-		expand_band(shared, run.s.exchange, block, step % 2 == 0);
+		sgd_fc_bias(shared, block.images, run.batch.images, rate, last_pass);
+	if (n + 1 < passes)
+		expand_band(shared, run.s.exchange, block, n % 2 == 0);
 	ll_wait_conv(run.s.exchange, shared, conv, run.ranges, number);
 	__syncwarp();
 	__syncthreads();
-	sgd_conv_filter(shared, rate);
+	sgd_conv_filter(shared, rate, last_pass);
 	__syncthreads();
-	FOR_PAIRS(i, pair)
-	put_fc_fprop(shared, fc_unspill(mine[i]), pair);
+	if (last_pass) {
+		FOR_PAIRS(i, pair)
+		put_fc_fprop(shared, fc_unspill(mine[i]), pair);
+	}
 	__syncthreads();
 }
 
@@ -801,11 +851,12 @@ __device__ inline void persistent_end(const struct persistent_run &run, struct b
 		run.now->step += run.steps;
 		*run.loss += loss;
 	} else {
-		*run.loss = loss / block.images;
+		*run.loss = loss / run.batch.images;
 	}
 }
 
-/* blockIdx: filter group * ranges + range of positions. */
+/* blockIdx.x is filter group * ranges + range of positions. */
+template <bool MANY>
 __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct persistent_run run)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
@@ -814,12 +865,15 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	const int i = threadIdx.x, own = blockIdx.x + i / 32 * gridDim.x;
 	const float dy_unit = 1 / (DY_SCALE * run.batch.images);
 	const float rate = run.now ? run.now->rate : 0;
+	/* number of passes of the launch */
+	const int passes = MANY ? run.steps * run.passes : run.steps;
 	uint32_t number = __ldcg(run.s.exchange.steps);
 	double loss = 0;
-	/* volatile keeps these in local memory: fprop and wgrad need the registers */
+	/* volatile keeps the fc weights in local memory, because fprop and wgrad need the
+	 * registers */
 	volatile struct fc_registers mine[(POSITION_PAIRS + WARPS - 1) / WARPS];
 	if (i == 0) {
-		shared->block = block_tile_of(run.ranges, run.batch.images);
+		shared->block = block_tile_of(run.ranges, run.images);
 		shared->gave_up = *static_cast<volatile uint32_t *>(run.s.exchange.trouble);
 		shared->pixels_lost = 0;
 	}
@@ -827,12 +881,13 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	__syncthreads();
 	if (shared->gave_up)
 		return;
-	if (run.s.exchange.timeout_ns == 0 && blockIdx.x == 0) /* a test: this block starts late */
+	/* if a test has set timeout_ns to 0, the first block starts 30 ms late */
+	if (run.s.exchange.timeout_ns == 0 && blockIdx.x == 0)
 		for (int ms = 0; ms < 30; ms++)
 			__nanosleep(1000000);
 	persistent_tables(shared, block);
-	for (int step = 0; step < 2 && step < run.steps && i < block.images; step++)
-		shared->number[step][i] = (uint32_t)seed_number(run.batch, step, i);
+	for (int n = 0; n < 2 && n < passes && i < block.images; n++)
+		shared->number[n][i] = pass_image<MANY>(run, pass_of<MANY>(run, n), i);
 	persistent_load_weights(shared, run.s, block);
 	fetch_band(shared, run.s.exchange, run.batch, block, shared->number[0]);
 	FOR_PAIRS(k, pair)
@@ -846,25 +901,30 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	}
 	expand_band(shared, run.s.exchange, block, false);
 	__syncthreads();
-	for (int step = 0; step < run.steps; step++) {
+	for (int n = 0; n < passes; n++) {
+		const struct pass pass = pass_of<MANY>(run, n);
 		int label = 0;
-		uint32_t after = 0; /* number of an image of the step after the next one */
+		/* number of the image that this thread needs in the pass after the next one */
+		uint32_t after = 0;
 
 		number++;
 		if (i / 32 < block.own_images)
-			label = run.batch.labels[shared->number[step % 2][own]];
-		if (step + 2 < run.steps && i < block.images)
-			after = (uint32_t)seed_number(run.batch, step + 2, i);
+			label = run.batch.labels[shared->number[n % 2][own]];
+		if (n + 2 < passes && i < block.images)
+			after = pass_image<MANY>(run, pass_of<MANY>(run, n + 2), i);
 		persistent_fprop(shared, block);
 		__syncthreads();
-		loss += exchange_logits(shared, run, step, label, after, number);
+		loss += exchange_logits(shared, run, n, passes, label,
+			!MANY || pass.first + own < run.batch.images, after, number);
 		struct warp_sums warp_sums = {};
 		persistent_wgrad(&warp_sums, shared, block);
-		__syncthreads(); /* the sums reuse the memory of the values */
+		__syncthreads(); /* because the sums reuse the memory of the values */
 		put_warp_sums(shared, warp_sums, dy_unit);
 		__syncthreads();
-		persistent_sgd(shared, run, mine, dy_unit, rate, step, number);
-		if (shared->gave_up) /* after a barrier: no thread waits */
+		persistent_sgd(shared, run, mine, dy_unit, rate, n, passes, pass.last, number);
+		/* all threads see the same value here and return, so none of them waits at a later
+		 * barrier */
+		if (shared->gave_up)
 			return;
 	}
 	FOR_PAIRS(k, pair)
@@ -875,39 +935,62 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 
 /* ---- host side ------------------------------------------------------------------------------- */
 
-} // namespace
-
-int kx_seed_persistent_ranges(struct kx_seed s, int images)
+int passes_of(int images)
 {
-	const int groups = s.f_pad / BLOCK_FILTERS;
-	const int ranges = MAX_BLOCKS / groups < MAX_RANGES ? MAX_BLOCKS / groups : MAX_RANGES;
-
-	if (!s.half || images > SEED_PERSISTENT_IMAGES || ranges < MIN_RANGES ||
-		groups * ranges > s.multiprocessors)
-		return 0;
-	return images <= groups * ranges * WARPS ? ranges : 0;
+	return (images + SEED_PERSISTENT_IMAGES - 1) / SEED_PERSISTENT_IMAGES;
 }
 
-int kx_seed_persistent(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
-	double *loss, cudaStream_t stream)
+/* Returns the largest number of passes with which the persistent kernel is faster than the other
+ * kernels. The fewer filters a network has, the larger is the part of a pass in which the blocks
+ * only wait. */
+int max_passes(int f_pad)
 {
-	const struct persistent_run run = {
-		s, batch, now, loss, kx_seed_persistent_ranges(s, batch.images), steps};
+	const int passes = 1 + f_pad / 64;
+
+	return passes < SEED_PERSISTENT_PASSES ? passes : SEED_PERSISTENT_PASSES;
+}
+
+template <bool MANY> int launch_persistent(const struct persistent_run &run, cudaStream_t stream)
+{
 	const int bytes = (int)sizeof(struct block_state);
 	cudaLaunchAttribute attribute = {};
 	cudaLaunchConfig_t config = {};
 
 	attribute.id = cudaLaunchAttributeCooperative;
 	attribute.val.cooperative = 1;
-	config.gridDim = dim3(s.f_pad / BLOCK_FILTERS * run.ranges);
+	config.gridDim = dim3(run.s.f_pad / BLOCK_FILTERS * run.ranges);
 	config.blockDim = dim3(THREADS);
 	config.dynamicSmemBytes = bytes;
 	config.stream = stream;
 	config.attrs = &attribute;
 	config.numAttrs = 1;
-	if (cudaFuncSetAttribute(
-		    seed_persistent_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ||
-		cudaLaunchKernelEx(&config, seed_persistent_kernel, run))
+	if (cudaFuncSetAttribute(seed_persistent_kernel<MANY>,
+		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ||
+		cudaLaunchKernelEx(&config, seed_persistent_kernel<MANY>, run))
 		return PS_EDEVICE;
 	return KX_LAUNCHED();
+}
+
+} // namespace
+
+int kx_seed_persistent_ranges(struct kx_seed s, int images)
+{
+	const int groups = s.f_pad / BLOCK_FILTERS, passes = passes_of(images);
+	const int ranges = MAX_BLOCKS / groups < MAX_RANGES ? MAX_BLOCKS / groups : MAX_RANGES;
+
+	if (!s.half || passes > max_passes(s.f_pad) || ranges < MIN_RANGES ||
+		groups * ranges > s.multiprocessors)
+		return 0;
+	return (images + passes - 1) / passes <= groups * ranges * WARPS ? ranges : 0;
+}
+
+int kx_seed_persistent(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
+	double *loss, cudaStream_t stream)
+{
+	const int passes = passes_of(batch.images), images = (batch.images + passes - 1) / passes;
+	const int ranges = kx_seed_persistent_ranges(s, batch.images);
+	const struct persistent_run run = {s, batch, now, loss, ranges, steps, images, passes};
+
+	return passes > 1 ? launch_persistent<true>(run, stream)
+			  : launch_persistent<false>(run, stream);
 }

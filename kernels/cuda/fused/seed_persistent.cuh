@@ -7,53 +7,63 @@
 #include <cuda_awbarrier_primitives.h>
 #include "kernels/cuda/fused/seed_half.cuh"
 
-#define WARPS          16
-#define THREADS        (WARPS * 32)
-#define BLOCK_FILTERS  8 /* filters per block */
-#define TILE_IMAGES    8 /* images per tile: columns of a product */
-#define TILES          (SEED_PERSISTENT_IMAGES / TILE_IMAGES + 1) /* an even number */
-#define POSITION_PAIRS 22 /* maximum pairs of positions per block */
+#define WARPS         16
+#define THREADS       (WARPS * 32)
+#define BLOCK_FILTERS 8 /* number of filters per block */
+#define TILE_IMAGES   8 /* number of images per tile: columns of a product */
+/* maximum number of tiles, an even number */
+#define TILES          (SEED_PERSISTENT_IMAGES / TILE_IMAGES + 1)
+#define POSITION_PAIRS 22 /* maximum number of pairs of positions per block */
 #define MAX_POSITIONS  (2 * POSITION_PAIRS)
 #define OUT_PIXELS     4
-#define MAX_RUNS       3  /* wgrad: maximum position pairs per warp */
-#define PATCH          16 /* pixels */
+#define MAX_RUNS       3  /* wgrad: maximum number of position pairs per warp */
+#define PATCH          16 /* number of pixels of a patch */
 #define CONV_VALUES    (BLOCK_FILTERS * SEED_ROW)
 #define CONV_LINES     SEED_LL_CONV_LINES
-#define CONV_ADDERS    (THREADS / CONV_LINES) /* threads that add up a line of conv */
-#define BAND_ROWS      10                     /* pixel rows under four rows of positions */
-#define IMAGE_PIXELS   (SEED_SIDE * SEED_SIDE)
-#define BAND_CHUNKS    (BAND_ROWS * SEED_SIDE / 8)
-#define BAND_BYTES     (BAND_ROWS * SEED_SIDE + 8)
-#define FETCH_THREADS  128 /* the last threads of the block; the first warps have other work */
-#define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32) /* the last ones, too */
-/* The stride between two pairs of images in words. With this stride, four pairs x two rows of two
- * words are in 32 different banks. */
+#define CONV_ADDERS    (THREADS / CONV_LINES) /* number of threads that add up a line of conv */
+/* number of pixel rows under four rows of positions */
+#define BAND_ROWS    10
+#define IMAGE_PIXELS (SEED_SIDE * SEED_SIDE)
+#define BAND_CHUNKS  (BAND_ROWS * SEED_SIDE / 8)
+#define BAND_BYTES   (BAND_ROWS * SEED_SIDE + 8)
+/* number of threads that start the copies of pixels: the last threads of the block, because the
+ * first warps have other work */
+#define FETCH_THREADS 128
+/* number of threads that unpack pixels: they are also the last threads of the block */
+#define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32)
+/* The stride from one pair of images to the next, in words. With this stride, four pairs x two rows
+ * of two words are in 32 different banks. */
 #define PAIR_STRIDE 156
 #define MAX_BLOCKS  SEED_PERSISTENT_BLOCKS
-#define COPY_NS     1000000000 /* minimum time for which a block waits for its pixels */
-#define POLLS       4096       /* polls between two readings of the clock: some milliseconds */
-/* The largest product of the number of blocks and the number of images that a block owns. */
+#define COPY_NS     1000000000 /* minimum time in ns for which a block waits for its pixels */
+/* number of polls between two readings of the clock; all these polls take some milliseconds */
+#define POLLS 4096
+/* An upper bound of the number of blocks times the number of images that a block owns. */
 #define LOGIT_ROWS (SEED_PERSISTENT_IMAGES + MAX_BLOCKS)
 /* The two lowest bits of a stored value hold the argmax: 3 for the first output pixel, 0 for the
  * last. */
-#define ARGMAX_BITS  0x00030003u
-#define ARGMAX_ROUND 0x00020002u /* rounds the value before these bits are replaced */
+#define ARGMAX_BITS 0x00030003u
+/* added to a value before the argmax replaces its two lowest bits, so that the value is rounded to
+ * the other bits */
+#define ARGMAX_ROUND 0x00020002u
 
-#define MIN_RANGES 4  /* shared memory holds at most a quarter of the positions */
-#define MAX_RANGES 32 /* with more ranges a block has too little work */
+/* minimum number of ranges of positions: the shared memory of a block holds at most a quarter of
+ * the positions */
+#define MIN_RANGES 4
+#define MAX_RANGES 32 /* maximum number of ranges: with more, a block has too little work */
 static_assert(POSITION_PAIRS >= (SEED_POSITIONS / MIN_RANGES + 2) / 2, "a part's positions");
 static_assert(SEED_PERSISTENT_IMAGES * 4 <= THREADS, "a thread for each word of dY");
 static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALUES, "three a word");
 
-#define DY_SCALE 0x1p15f /* scale of d_logits for fp16 */
+#define DY_SCALE 0x1p15f /* factor by which the block multiplies d_logits before they become fp16 */
 
 /* The tile of a block: eight filters at `count` positions from `begin` on. */
 struct block_tile {
 	int group, range, ranges;
 	int begin, count, pairs;
-	int first_row; /* first row of pixels under the positions */
+	int first_row; /* number of the first row of pixels under the block's positions */
 	int images, tiles, groups;
-	int own_images; /* images that this block owns; one warp per image */
+	int own_images; /* number of images that this block owns; one warp per image */
 };
 
 /* The warps `first` to `last` have partial logits of an image tile. `second` has a bit for each
@@ -71,7 +81,8 @@ struct pair_warps {
 /* The shared memory of a block. A word has the pixels, values or d_logits of two images, or the
  * d_logits of two classes of one image. */
 struct block_state {
-	__align__(16) uint32_t pixels[TILES * TILE_IMAGES / 2][PAIR_STRIDE]; /* bytes */
+	/* the pixels of all images, as bytes */
+	__align__(16) uint32_t pixels[TILES * TILE_IMAGES / 2][PAIR_STRIDE];
 	/* pixels of the next step, filled by bulk copies */
 	__align__(16) uint2 bytes[SEED_PERSISTENT_IMAGES][BAND_BYTES / 8];
 	__mbarrier_t pixels_here;
@@ -90,23 +101,26 @@ struct block_state {
 	struct half_scale scale[BLOCK_FILTERS];
 	__align__(16) uint32_t dy_by_image[TILES * TILE_IMAGES][8];
 	uint32_t dy_by_class[TILES * TILE_IMAGES / 2][24];
-	float logits[WARPS][2][TILE_IMAGES][SEED_ROW]; /* [warp][first or second tile] */
+	float logits[WARPS][2][TILE_IMAGES][SEED_ROW]; /* layout [warp][first or second tile] */
 	struct tile_warps tile_warps[TILES];
 	struct pair_warps pair_warps[POSITION_PAIRS];
-	int first_pair[WARPS]; /* wgrad: first pair of the warp; -1: none */
+	/* wgrad: number of the warp's first pair of positions; -1: the warp has none */
+	int first_pair[WARPS];
 	/* [image that this block owns][block]: partial logits */
 	float block_logits[LOGIT_ROWS][SEED_ROW];
 	/* numbers in the data set: images of this step and of the next one */
 	uint32_t number[2][SEED_PERSISTENT_IMAGES];
 	float d_logits[TILES * TILE_IMAGES][SEED_ROW];
 	float conv_part[CONV_ADDERS][CONV_VALUES];
-	/* weights, and sums of gradients */
+	/* weights, and sums of the gradients of these weights */
 	float conv[BLOCK_FILTERS][SEED_ROW], conv_sum[BLOCK_FILTERS][SEED_ROW];
 	float bias[SEED_ROW], bias_sum[SEED_ROW];
-	__align__(8) int patch_offset[MAX_POSITIONS]; /* patch of each position, in words */
+	float next_bias[SEED_ROW]; /* bias minus the gradients of the passes of this step so far */
+	/* offset of the patch of each position, in words */
+	__align__(8) int patch_offset[MAX_POSITIONS];
 	struct block_tile block;
 	uint32_t argmax_mask; /* all bits of a float except those of the argmax */
-	uint32_t gave_up;     /* 1: a wait took too long */
+	uint32_t gave_up;     /* 1: the block has given up, because a wait took too long */
 	uint32_t pixels_lost; /* 1: the wait for the pixels took too long */
 };
 

@@ -8,8 +8,8 @@
  * end.
  *
  * A lane handles one filter, so all lanes of a warp read the same ten d_logits of an image. Lanes
- * may select different output pixels of a window. The patches of the four output pixels start in
- * different banks.
+ * may select different output pixels of a window, but their loads have no bank conflicts, because
+ * the patches of the four output pixels start in different banks.
  *
  * The loop processes units of eight images: every second image of a group of sixteen. The argmax of
  * these images are the same bits in each byte of a word (see seed_fprop.cu). While the block
@@ -23,9 +23,9 @@ namespace
 #define WGRAD_WARPS    8
 #define WGRAD_THREADS  (WGRAD_WARPS * 32)
 #define WARP_POSITIONS 2
-#define IMAGE_PIXELS   (SEED_SIDE * SEED_SIDE)    /* pixels */
-#define UNIT           8                          /* images */
-#define CHUNKS         (UNIT * IMAGE_PIXELS / 16) /* of 16 pixels */
+#define IMAGE_PIXELS   (SEED_SIDE * SEED_SIDE)    /* number of pixels of an image */
+#define UNIT           8                          /* number of images of a unit */
+#define CHUNKS         (UNIT * IMAGE_PIXELS / 16) /* number of chunks of 16 pixels of a unit */
 
 /* Returns the number of slices with the least cost in seed_half_wgrad_kernel. The cost is the
  * number of waves of blocks times the groups per block. The prologue and epilogue of a block take
@@ -48,12 +48,17 @@ int half_slices(int blocks, int groups)
 }
 
 /* Sets the tiling of the half-precision kernels. fprop has at most 756 blocks; three blocks fit on
- * a multiprocessor at a time. A warp handles at least 14 positions. */
+ * a multiprocessor at a time. A warp handles at least 14 positions or, if there are fewer blocks
+ * than multiprocessors, at least two. */
 void tile_half(struct seed_tiling *c, int filter_groups)
 {
-	const int ranges = 756 / (c->groups * c->filter_blocks);
-	const int max_slices = SEED_POSITIONS * c->warps_filters / (14 * 8);
+	const int multiprocessors = 132, blocks = c->groups * c->filter_blocks;
+	const int ranges = 756 / blocks, few = (multiprocessors + blocks - 1) / blocks;
+	const int max_ranges = SEED_POSITIONS * c->warps_filters / (2 * 8);
+	int max_slices = SEED_POSITIONS * c->warps_filters / (14 * 8);
 
+	if (max_slices < few)
+		max_slices = few < max_ranges ? few : max_ranges;
 	c->half = 1;
 	c->ranges = ranges < max_slices ? ranges : max_slices;
 	c->ranges = c->ranges > 1 ? c->ranges : 1;
@@ -81,7 +86,7 @@ struct wgrad_shared {
  * await_previous. */
 struct image_source {
 	const uint8_t *pixels;
-	const uint32_t *index; /* image numbers of this step */
+	const uint32_t *index; /* numbers in the data set of the images of this step */
 	int images;
 };
 
@@ -145,7 +150,8 @@ struct wgrad_weights {
 	float conv[9], bias; /* bias is multiplied by 255 */
 };
 
-/* Adds one feature. `patch` is the shared-memory address of the first pixel under the argmax. */
+/* Adds the gradients of one feature to *sum. `patch` is the shared-memory address of the first
+ * pixel under the argmax. */
 __device__ inline void wgrad_add_feature(struct wgrad_sums *sum, const struct wgrad_weights &w,
 	int pos, uint32_t patch, const float (&dy)[SEED_ROW])
 {
@@ -227,8 +233,9 @@ __device__ inline void wgrad_load_weights(struct wgrad_weights *w, const struct 
 					 : 0;
 }
 
-/* blockIdx: x positions, y filters, z images. In place of positions and filters after the last one,
- * the last one is computed again; these results are not stored. */
+/* blockIdx.x selects the positions of a block, blockIdx.y its filters, and blockIdx.z its images.
+ * Where a block extends past the last position or filter, the kernel computes the last one again,
+ * and does not store these results. */
 __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 	struct kx_seed s, struct kx_batch batch, struct seed_tiling tiling, int step)
 {
@@ -307,7 +314,8 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 
 struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
 {
-	const int enough = 264; /* blocks: two on each of 132 multiprocessors */
+	/* number of blocks that keep the whole GPU busy: two on each of 132 multiprocessors */
+	const int enough = 264;
 	struct seed_tiling c = {};
 	int filter_groups = f_pad / 8, blocks;
 
@@ -317,7 +325,7 @@ struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
 	c.filter_blocks = filter_groups / c.warps_filters;
 	blocks = c.groups * c.filter_blocks;
 	c.ranges = blocks < enough ? enough / blocks : 1;
-	/* a warp handles at least two positions */
+	/* limits the ranges, so that a warp handles at least two positions */
 	const int max_slices = SEED_POSITIONS * c.warps_filters / (2 * WGRAD_WARPS);
 	c.ranges = c.ranges < max_slices ? c.ranges : max_slices;
 	c.lane_blocks = (f_pad + 31) / 32;
@@ -327,14 +335,16 @@ struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
 	c.slices = blocks < enough ? enough / blocks : 1;
 	c.slices = c.slices < 2 * c.groups ? c.slices : 2 * c.groups;
 	c.clusters = (images + SEED_CLUSTER_IMAGES - 1) / SEED_CLUSTER_IMAGES;
-	if (f_pad > 32 || c.clusters * SEED_CLUSTER > 132) /* more blocks than multiprocessors */
+	/* the cluster kernel is for fp32; with more blocks than multiprocessors, some blocks would
+	 * start only when others have ended */
+	if (half || f_pad > 32 || c.clusters * SEED_CLUSTER > 132)
 		c.clusters = 0;
 	if (c.clusters) {
 		c.slices = c.clusters;
 		c.position_blocks = SEED_CLUSTER;
-	} else if (half && c.groups >= SEED_HALF_GROUPS) {
-		tile_half(&c, filter_groups);
 	}
+	if (half)
+		tile_half(&c, filter_groups);
 	return c;
 }
 

@@ -79,7 +79,10 @@ struct mma_shape : tile_shape<BM_, BN_, ROW_, STAGES_, WARPS_M_ * WARPS_N_, BLOC
 typedef mma_shape<128, 128, 128, 3, 2, 4, 2> large;
 typedef mma_shape<128, 64, 128, 3, 4, 2, 2> wide;
 typedef mma_shape<128, 32, 128, 3, 4, 1, 2> narrow;
-typedef mma_shape<128, 32, 64, 4, 4, 1, 4> shallow; /* more blocks at a time */
+/* smaller tiles, so that more blocks run at a time */
+typedef mma_shape<128, 32, 64, 4, 4, 1, 4> shallow;
+/* for sums over K that have only one or two stages */
+typedef mma_shape<128, 64, 64, 2, 4, 2, 4> shallow_wide;
 typedef mma_shape<64, 64, 128, 3, 2, 2, 2, true> split;
 struct wide_up : wide {
 	static const bool UP = true;
@@ -161,7 +164,7 @@ template <bool DGRAD, class S> struct wgmma_sums<float, DGRAD, S> {
 		for (int step = 0; step < steps; step++)
 			wgmma_tf32(c, a[step], b + step * 32 / 16);
 		wgmma_commit();
-		wgmma_wait(); /* the products still read their operands in registers */
+		wgmma_wait(); /* because the products still read their operands in registers */
 	}
 
 	/* Makes the copies of this thread visible to wgmma. */
@@ -210,13 +213,22 @@ int launched_wgmma(const struct kx_product &g, size_t enough, int *rc, cudaStrea
 	return 1;
 }
 
+/* Returns the length of the sum over K, in bytes. */
+template <class T> size_t product_bytes(const struct kx_product &g)
+{
+	return (size_t)g.window.size * g.window.size * g.window.c * sizeof(T);
+}
+
 template <class T, bool DGRAD> int launch_shape(const struct kx_product &g, cudaStream_t stream)
 {
-	const size_t enough = SUM_MULTIPROCESSORS; /* blocks */
+	const size_t enough = SUM_MULTIPROCESSORS; /* minimum number of blocks that fill the GPU */
 	int rc;
 
 	if (DGRAD && g.window.up > 1)
 		return launch_product<T, DGRAD, wide_up>(g, stream);
+	if (!DGRAD && product_bytes<T>(g) <= 2 * shallow_wide::ROW && g.n > narrow::BN &&
+		product_blocks<shallow_wide>(g) >= 4 * enough)
+		return launch_product<T, false, shallow_wide>(g, stream);
 	if (launched_wgmma<T, DGRAD>(g, enough, &rc, stream))
 		return rc;
 	if (g.n <= narrow::BN && product_blocks<narrow>(g) >= 4 * enough)

@@ -47,7 +47,7 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 PROTOC_C ?= protoc-c
-# Debian's Python, because Debian's python3-* packages are only for this Python
+# Debian's Python: only this Python finds the modules of Debian's python3-* packages
 PYTHON   ?= /usr/bin/python3
 
 # ---- libraries: the server links no CUDA -----------------------------------
@@ -69,8 +69,8 @@ LIBS.cuda   :=
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wformat=2 -Wimplicit-fallthrough \
 	-Wstrict-prototypes -Wmissing-prototypes -Wundef
-# All automatic variables are initialised to zero, if the compiler has this option: older versions
-# of clang have another name for it.
+# All automatic variables are initialised to zero, if the compiler accepts this option. Older
+# versions of clang accept this option only under another name.
 ZERO := $(shell $(CC) -ftrivial-auto-var-init=zero -fsyntax-only -xc /dev/null 2>/dev/null && \
 	echo -ftrivial-auto-var-init=zero)
 HARDEN := $(ZERO) -fstack-protector-strong -fstack-clash-protection -fcf-protection=full -fPIE
@@ -80,8 +80,9 @@ OPT.asan    := -O1 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=u
 OPT.ubsan   := -O1 $(DEBUG) -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT.tsan    := -O1 $(DEBUG) -fsanitize=thread -include tests/support/tsan.h
 OPT.cover   := -O0 -g --coverage
-# Each function records that it was entered (tests/support/call_trace.c). The paths in the objects are
-# relative, so that those that ccache has of another clone name the files of this one.
+# Each function records that it was entered (tests/support/call_trace.c). The paths in the objects
+# are relative: ccache may take an object from another clone, and the object then names the files of
+# this clone.
 OPT.trace   := -O0 -g -finstrument-functions -ffile-prefix-map=$(CURDIR)=.
 # The fuzz flavours have small tables (FUZZ_LIMITS), so that a core of the server starts in
 # microseconds.
@@ -132,6 +133,14 @@ SRC.client := $(wildcard worker/client/*.c)
 SRC.worker := $(filter-out $(MAINS),$(wildcard worker/*.c worker/data/*.c worker/ctl/*.c))
 SRC.support := $(filter-out %/failing_disk.c %/call_trace.c %/test.c $(SRC.common),$(wildcard tests/support/*.c tests/device/*.c))
 
+# The fuzz targets link only these files of the worker and of the tests, so `make fuzz` compiles no
+# others.
+ifneq ($(filter fuzz%,$(FLAVOUR)),)
+SRC.client := worker/client/session.c
+SRC.worker := worker/data/idx.c worker/ctl/picture.c
+SRC.support := $(addprefix tests/support/,core_config.c fuzz_input.c zmtp.c)
+endif
+
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 include kernels/kernels.mk
 A.common  := $(B)/libcommon.a
@@ -168,9 +177,9 @@ include tests/fault/fault.mk
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(STORE_MODULE) $(EXAMPLES) $(B)/libcnnps.a
 units: all $(UNIT) $(SIM)
-# The lints ensure that the core and the worker's session start no thread; test_engine runs the core
-# on threads. test_server_upgrade is left out, too: it only reads checkpoints, and needs two minutes
-# with TSan.
+# The unit tests of code with threads. The tests of the core and of the worker's session are left
+# out: the lints ensure that this code starts no thread, and test_engine runs the core on threads.
+# test_server_upgrade is left out, too: it only reads checkpoints, and needs two minutes with TSan.
 THREADED := $(filter-out $(addprefix $(B)/tests/unit/,test_core_% test_session% test_server_upgrade),$(UNIT))
 threaded: all $(THREADED)
 # The tests run `make install` several times at once, so everything that it copies is built before.
@@ -226,7 +235,8 @@ $(B)/flags: FORCE
 		echo "$$flags" | cmp -s - $@ || echo "$$flags" >$@
 FORCE:
 
-# WERROR=-Werror, which .ci/run sets, is not in build/FLAVOUR/flags: the objects are the same.
+# WERROR=-Werror, which .ci/run sets, is not in build/FLAVOUR/flags, because it does not change the
+# objects.
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(CFLAGS) $(WERROR) -MMD -MP -c -o $@ $<
@@ -241,11 +251,14 @@ $(A.common): $(call obj,$(SRC.common))
 	$(archive)
 $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 	$(archive)
-# In the kernels, automatic variables are not initialised, which is 2 % faster. No bytes of a peer
-# ever reach these variables.
+# In the kernels, automatic variables are not initialised, which is 2 % faster. The kernels read
+# weights from the server, but only as values of arithmetic, never as sizes, indices or pointers.
 $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
-# The same holds for the simulator, whose functions have a struct msg of 5 KB for each message.
-$(B)/tests/sim/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
+# In the simulator, automatic variables are not initialised either, because its functions have a
+# struct msg of 5 KB for each message. It gets no bytes of a peer, so it does without the compiler's
+# other protections against an attacker, too.
+$(B)/tests/sim/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized) \
+	-fno-stack-protector -fno-stack-clash-protection -fcf-protection=none
 # The objects below are compiled with -O3, because their code loops over whole vectors or tables.
 $(B)/server/durability/checkpointer.o $(B)/tests/sim/bounds.o $(B)/worker/steps.o $(B)/worker/client/feedback.o $(B)/proto/checksum.o $(B)/proto/bf16.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
@@ -276,7 +289,7 @@ $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 # A test may use all archives. The linker takes only the files of tests/support that the test needs.
 TEST_ARCHIVES := $(A.support) $(A.server) $(A.core) $(ARCHIVES.worker)
 $(addprefix $(B)/tests/unit/,test_server_wal test_server_wal_replay): $(B)/tests/support/failing_disk.o
-$(B)/tests/unit/test_server_history: private LDFLAGS += -Wl,--wrap=log_wall_ms
+$(B)/tests/unit/test_server_history: private LDFLAGS += -Wl,--wrap=log_wall_ms,--wrap=clock_boot_ms
 $(B)/tests/unit/test_trainer_damage: private LDFLAGS += \
 	-Wl,--wrap=backend_hashes -Wl,--wrap=backend_start_hash -Wl,--wrap=cnnps_pull_unchecked
 $(B)/tests/unit/%: $(B)/tests/unit/%.o $(A.test) $(TEST_ARCHIVES)
@@ -305,13 +318,15 @@ $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) $(MUTANT_FLAGS)" CORE_FLAGS="$(filter-out -O3,$(CORE_FLAGS))" LINK="$(SIM_LINK)" BUILD="$(B)" \
 		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
 
-# A rule mutant lacks a rule against a hostile peer: it is a unit test, or cnn-ps and cnn-worker.
+# A rule mutant lacks a rule against a hostile peer. It is built as a unit test, or as cnn-ps and
+# cnn-worker.
 $(B)/rule-mutants/%/made: tests/mutants/%.patch tests/mutants/mutate $(UNIT) $(BINARIES)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) $(MUTANT_FLAGS)" CORE_FLAGS="$(filter-out -O3,$(CORE_FLAGS))" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
 		SERVER_ARCHIVES="$(ARCHIVES.server)" WORKER_ARCHIVES="$(ARCHIVES.worker)" TEST_ARCHIVES="$(A.test) $(TEST_ARCHIVES)" \
 		LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.ctl) $(LIBS.cuda) $(LIBS.base)" tests/mutants/mutate $* $(@D)
 
-# A variant is a build of the programs with another protocol schema.
+# A variant is a build of the programs with another protocol schema. Tests run a variant with the
+# usual programs to check that other versions of the protocol work together with this one.
 VARIANT_PARTS := $(sort $(ARCHIVES.server) $(ARCHIVES.worker) $(B)/server/main.o $(B)/worker/main.o $(B)/worker/ctl/ctl.o)
 $(B)/variants/%/cnn-ps $(B)/variants/%/cnn-worker $(B)/variants/%/cnn-ctl: tests/wire/variant $(wildcard proto/*) $(VARIANT_PARTS)
 	$(call say,VARIA,$*)CC="$(CC)" FLAGS="$(CFLAGS)" LINK="$(CC) $(LDFLAGS)" PROTOC_C="$(PROTOC_C)" COMMON="$(A.common)" \
@@ -325,12 +340,12 @@ include deploy/install/install.mk
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = env FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -rs -p no:cacheprovider
 # Tests often wait, so pytest starts more processes than the machine has processors: one more for the
-# unit tests, and two more for the other tests, which wait more. A process takes a whole file of unit
-# tests, one other test, or all tests of an xdist_group, which it runs in order. Tests that measure
-# time run last, one at a time.
-BY_FILE = -n $(shell expr $$(nproc) + 1) --dist loadfile
+# unit tests and the simulator, and three more for the other tests, which wait more. A process takes
+# one test, or all tests of an xdist_group, which it runs in order. All tests of one C test program
+# are such a group. Tests that measure time run last, one at a time.
+BY_UNIT = -n $(shell expr $$(nproc) + 1) --dist loadgroup
 PROGRAMS = tests --ignore tests/unit --ignore tests/sim
-BY_TEST = -n $(shell expr $$(nproc) + 2) --dist loadgroup
+BY_TEST = -n $(shell expr $$(nproc) + 3) --dist loadgroup
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -347,7 +362,7 @@ demo: buildable
 	@deploy/demo.sh
 test: installed
 	@$(MAKE) $(JOBS) tests
-	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(BY_FILE) tests/unit tests/sim && \
+	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(BY_UNIT) tests/unit tests/sim && \
 		$(call PYTEST) $(BY_TEST) -m "not alone" $(PROGRAMS) && exec $(call PYTEST) -m alone $(PROGRAMS)
 # Run every fault test in its long form, and write the figures to docs/faults.md. A test that
 # measures time runs alone.
@@ -355,7 +370,7 @@ faults: installed
 	@$(MAKE) $(JOBS) tests
 	@rm -f build/faults/results.tsv
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
-		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
+		$(call PYTEST) -n $(shell expr $$(nproc) + 2) --dist loadgroup -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
 # Run the commands that the documents show, also those of the blocks that are marked as slow. The
 # commands that use containers need a Docker engine.
@@ -378,10 +393,10 @@ lint: installed
 # the tests of code with threads. `make gpu-test` runs the sanitizer of CUDA.
 asan ubsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
-	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit tests/sim
+	@$(call PYTEST,$@) $(BY_UNIT) -k 'not mutant' tests/unit tests/sim
 tsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 threaded
-	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit \
+	@$(call PYTEST,$@) $(BY_UNIT) -k 'not mutant' tests/unit \
 		--ignore-glob='*/test_core_*' --ignore-glob='*/test_session*' --ignore-glob='*/test_server_upgrade*'
 mutants: installed
 	@$(MAKE) $(JOBS) all $(RULE_MUTANTS)

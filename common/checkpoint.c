@@ -34,7 +34,7 @@
 #define HEAD_BYTES(n)  (FIXED_BYTES + ROW_BYTES * (n) + CHECKSUM_BYTES)
 #define NAME_BYTES     sizeof(((struct checkpoint_section *)0)->name)
 
-/* ---- names in the directory --------------------------------------------------------------- */
+/* ---- file names in the directory ---------------------------------------------------------- */
 
 #define PREFIX "ckpt"
 
@@ -53,11 +53,11 @@ static void remove_temporaries(DIR *d)
 			remove_file(d, entry->d_name);
 }
 
-/* What one pass over the names of a directory finds. */
+/* The result of one pass over the file names of a directory. */
 struct found {
-	/* the highest generations up to a limit, in descending order; 0: there are fewer */
+	/* the highest generations up to a limit, in descending order; entries that remain are 0 */
 	uint64_t highest[CHECKPOINT_KEEP + 1];
-	int temporaries; /* 1: there are temporary files */
+	int temporaries; /* 1 if the directory has temporary files */
 };
 
 static void find_generations(DIR *d, uint64_t max, struct found *f)
@@ -78,8 +78,8 @@ static void find_generations(DIR *d, uint64_t max, struct found *f)
 }
 
 /* Keeps the CHECKPOINT_KEEP highest generations up to `newest` and removes the older ones. If a
- * file cannot be removed, the function logs a warning, and the next write tries again. A file that
- * remains only takes up space. */
+ * file cannot be removed, the function logs a warning, and the next write tries again. Until then,
+ * the file takes up space, but does no other harm. */
 static void remove_old(const char *dir, uint64_t newest)
 {
 	DIR *d = opendir(dir);
@@ -90,7 +90,8 @@ static void remove_old(const char *dir, uint64_t newest)
 		return;
 	}
 	struct found f;
-	find_generations(d, newest - 1, &f); /* the newest one is kept, too */
+	/* leave out generation `newest`, which must not be removed */
+	find_generations(d, newest - 1, &f);
 	uint64_t generation = f.highest[CHECKPOINT_KEEP - 1], next = f.highest[CHECKPOINT_KEEP];
 	while (generation) {
 		char name[GENERATION_NAME];
@@ -122,8 +123,8 @@ static void remove_failed(const char *dir, const char *name)
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* Fills in the header, the table and their checksum. Returns the size of the whole file, or 0 if
- * this size exceeds CHECKPOINT_MAX_BYTES. */
+/* Writes the header, the table and the checksum of both to `head`. Returns the size of the whole
+ * file, or 0 if this size exceeds CHECKPOINT_MAX_BYTES. */
 static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 {
 	size_t offset = HEAD_BYTES(c->n_sections);
@@ -213,7 +214,7 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 		part[i + 1] = (struct file_part){c->section[i].data, c->section[i].size};
 	generation_name(PREFIX, c->generation, name);
 	for (;;) {
-		int rc = file_replace(dir, name, part, c->n_sections + 1, e);
+		int rc = file_replace_private(dir, name, part, c->n_sections + 1, e);
 		int full = rc && file_no_space(errno);
 
 		if (rc)
@@ -230,8 +231,8 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 
 /* ---- reading ------------------------------------------------------------------------------ */
 
-/* Checks one row of the verified table. The section of this row must begin at `*offset`. Returns an
- * error text or NULL. */
+/* Checks one row of the table, whose checksum was verified before. The section of this row must
+ * begin at `*offset`. Returns an error text or NULL. */
 static const char *read_row(const unsigned char *file, size_t size, const unsigned char *row,
 	size_t *offset, struct checkpoint *c)
 {
@@ -315,7 +316,7 @@ static int read_generation(
 	return rc;
 }
 
-/* Tries the generations from `newest` downwards and reads the first good one. */
+/* Reads the highest generation up to `newest` whose file is good. */
 static int read_highest_good(
 	const char *dir, DIR *d, uint64_t newest, struct checkpoint *c, struct err *e)
 {
@@ -337,7 +338,7 @@ static int read_highest_good(
 		return err_set(e, PS_ECHECKPOINT,
 			"%s: none of its %zu checkpoints is good; the last refusal: %s", dir, bad,
 			why.text);
-	return PS_OK; /* the directory has no checkpoint: generation 0 */
+	return PS_OK; /* the directory has no checkpoint: c->generation is 0 */
 }
 
 int checkpoint_read_newest(
@@ -429,7 +430,7 @@ int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes)
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name)
 {
 	for (size_t i = 0; i < c->n_sections; i++)
-		/* most names differ in their first character */
+		/* strcmp is seldom needed, because most names differ in their first character */
 		if (c->section[i].name[0] == name[0] && strcmp(c->section[i].name, name) == 0)
 			return &c->section[i];
 	return NULL;

@@ -1,8 +1,9 @@
 /*
  * client_opt.h - the options that cnn-worker and cnn-ctl have in common, as rows of the tables of
- * opt.h. `to` is the destination of the value, and `when` are the conditions of the member `needs`.
+ * opt.h. Each macro makes a row: the argument `to` is its member `dest`, and the argument `when` is
+ * its member `needs`.
  *
- * Thread: main, at start-up.
+ * Only the main thread calls these functions, at start-up.
  */
 #ifndef COMMON_CLIENT_OPT_H
 #define COMMON_CLIENT_OPT_H
@@ -20,43 +21,48 @@
 	{                                                                                          \
 		.name = "key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,              \
 		.arg = "FILE",                                                                     \
-		.help = "file with the secret key of this program, made by cnn-ctl keygen; the "   \
-			"program needs it if the server has a key",                                \
+		.help = "file with the secret key of this program, made by cnn-ctl keygen; "       \
+			"without a key, this program cannot connect to a server that has one",     \
 		.unset = "no encryption", .needs = (when)                                          \
 	}
 #define CLIENT_OPT_SERVER_KEY(to, when)                                                            \
 	{                                                                                          \
 		.name = "server-key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,       \
 		.arg = "FILE",                                                                     \
-		.help = "file with the public key of the server; with --key, the program "         \
-			"accepts only the server that has this key",                               \
-		.unset = "the file \"server.pub\" beside the file of --key", .needs = (when)       \
+		.help = "file with the public key of the server; with --key, this program "        \
+			"accepts only the server that has this public key",                        \
+		.unset = "\"server.pub\" in the directory of the file --key", .needs = (when)      \
 	}
 #define CLIENT_OPT_DATA(to, when)                                                                  \
 	{                                                                                          \
 		.name = "data", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,             \
 		.arg = "DIR",                                                                      \
 		.help = "directory of the data set, with four IDX files (images and labels for "   \
-			"training and for tests), plain or .gz; if DIR has several splits of "     \
-			"EMNIST, append the name of one split, as in DIR/emnist-letters",          \
-		.unset = "data/mnist, else Debian's Fashion-MNIST", .needs = (when)                \
+			"training and for tests), plain or gzipped. If the directory has "         \
+			"several splits of EMNIST, append a slash and the name of one split, as "  \
+			"in DIR/emnist-letters",                                                   \
+		.unset = "data/mnist or, if it is missing, Debian's Fashion-MNIST",                \
+		.needs = (when)                                                                    \
 	}
 #define CLIENT_OPT_LOG_LEVEL(to, level)                                                            \
 	{                                                                                          \
 		.name = "log-level", .type = OPT_ENUM, .dest = (to), .def = (level),               \
 		.values = LOG_LEVEL_NAMES, .arg = "LEVEL",                                         \
-		.help = "least severe level of the events that are logged on stderr"               \
+		.help = "least severe level of events that this program logs on stderr; from "     \
+			"the most to the least severe, the levels are error, warn, info and "      \
+			"debug"                                                                    \
 	}
 #define CLIENT_OPT_LOG_FORMAT(to)                                                                  \
 	{                                                                                          \
 		.name = "log-format", .type = OPT_ENUM, .dest = (to), .def = "text",               \
 		.values = LOG_FORMAT_NAMES, .arg = "FORMAT",                                       \
-		.help = "format of a log line: text means logfmt (KEY=VALUE fields), and json "    \
-			"means a JSON object"                                                      \
+		.help = "format of a line of the log: text is logfmt (fields of the form "         \
+			"KEY=VALUE); json is a JSON object"                                        \
 	}
 
-/* Checks that `server` is tcp://HOST:PORT with a port of 1 to 65535. PS_EUSAGE: the endpoint has
- * another form, and the function has printed an error that begins with `program` on stderr. */
+/* Checks that `server` is tcp://HOST:PORT with a port of 1 to 65535. Returns PS_EUSAGE if the
+ * endpoint has another form; the function has then printed an error on stderr that begins with
+ * `program`. */
 int client_opt_check_server(const char *program, const char *server) PS_MUST_CHECK;
 
 #endif

@@ -28,16 +28,20 @@
 #define DESCRIPTOR_PAUSE_MS 5
 #define DESCRIPTOR_MS       500
 
-#define MAX_NAME_BYTES 251 /* leaves room for ".tmp" after the name */
+/* The modes of new files, from which the umask removes bits. */
+#define MODE_SHARED  0644
+#define MODE_PRIVATE 0600
+
+#define MAX_NAME_BYTES 251 /* the name with ".tmp" has at most 255 bytes, the limit of Linux */
 
 int file_no_space(int error)
 {
 	return error == ENOSPC || error == EDQUOT;
 }
 
-/* Checks that the file's size is the sum of the parts. The check is needed because some disks
- * report success although data are lost, and because workers discard their copies of data that the
- * server reports as durable. */
+/* Checks that the size of the file is the sum of the sizes of the parts. The check is needed
+ * because some disks report success although data are lost. Such a loss would be final, because
+ * workers discard their copies of data that the server reports as durable. */
 static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 {
 	struct stat st;
@@ -51,9 +55,9 @@ static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 	return (uintmax_t)st.st_size == size ? 0 : -1;
 }
 
-/* Called after an open has failed. If the process had no free descriptor and the time limit is not
- * over, sleeps for a moment and returns 1, so that the caller tries again. In all other cases,
- * returns 0 at once. */
+/* The caller calls this function after an open has failed. If the process had no free descriptor
+ * and the time limit is not over, sleeps for a moment and returns 1, so that the caller tries
+ * again. In all other cases, returns 0 at once. */
 static int wait_for_descriptor(int *waited_ms)
 {
 	const struct timespec pause = {.tv_nsec = DESCRIPTOR_PAUSE_MS * 1000000};
@@ -65,17 +69,21 @@ static int wait_for_descriptor(int *waited_ms)
 	return 1;
 }
 
-/* Creates dir_fd/name, writes the parts and syncs them. Returns 0 on success. After a failure,
- * returns -1 with errno, and sets *step to the name of the step that failed. */
-static int write_synced(int dir_fd, const char *name, const struct file_part *parts, size_t n_parts,
-	const char **step)
+/* Creates dir_fd/name with the mode `mode`, writes the parts and syncs them. Returns 0 on success.
+ * After a failure, returns -1 with errno, and sets *step to the name of the step that failed. */
+static int write_synced(int dir_fd, const char *name, mode_t mode, const struct file_part *parts,
+	size_t n_parts, const char **step)
 {
 	int fd, waited_ms = 0;
 
 	*step = "create";
+	/* a file that an earlier process has left may have another mode, and a process of another
+	 * user may have opened it */
+	if (mode == MODE_PRIVATE)
+		(void)unlinkat(dir_fd, name, 0);
 	do
 		fd = openat(
-			dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+			dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, mode);
 	while (fd < 0 && wait_for_descriptor(&waited_ms));
 	if (fd < 0)
 		return -1;
@@ -114,8 +122,8 @@ static int check_file_name(int dir_fd, const char *dir, const char *name, struct
 	return PS_OK;
 }
 
-static int replace_in(int dir_fd, const char *dir, const char *name, const struct file_part *parts,
-	size_t n_parts, struct err *e)
+static int replace_in(int dir_fd, const char *dir, const char *name, mode_t mode,
+	const struct file_part *parts, size_t n_parts, struct err *e)
 {
 	char temporary[MAX_NAME_BYTES + 5];
 	const char *step;
@@ -125,7 +133,7 @@ static int replace_in(int dir_fd, const char *dir, const char *name, const struc
 		return rc;
 	memcpy(temporary, name, strlen(name));
 	memcpy(temporary + strlen(name), ".tmp", sizeof(".tmp"));
-	if (write_synced(dir_fd, temporary, parts, n_parts, &step) == 0) {
+	if (write_synced(dir_fd, temporary, mode, parts, n_parts, &step) == 0) {
 		step = "rename";
 		if (renameat(dir_fd, temporary, dir_fd, name) == 0) {
 			if (fsync(dir_fd) == 0)
@@ -141,8 +149,8 @@ static int replace_in(int dir_fd, const char *dir, const char *name, const struc
 	return rc;
 }
 
-int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
-	struct err *e)
+static int replace_with_mode(const char *dir, const char *name, mode_t mode,
+	const struct file_part *parts, size_t n_parts, struct err *e)
 {
 	int dir_fd, waited_ms = 0;
 
@@ -151,13 +159,26 @@ int file_replace(const char *dir, const char *name, const struct file_part *part
 	while (dir_fd < 0 && wait_for_descriptor(&waited_ms));
 	if (dir_fd < 0)
 		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
-	int rc = replace_in(dir_fd, dir, name, parts, n_parts, e), first_errno = errno;
+	int rc = replace_in(dir_fd, dir, name, mode, parts, n_parts, e), first_errno = errno;
 	close(dir_fd);
 	errno = first_errno;
 	return rc;
 }
 
-/* Splits a path into its directory and the name in it. */
+int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
+	struct err *e)
+{
+	return replace_with_mode(dir, name, MODE_SHARED, parts, n_parts, e);
+}
+
+int file_replace_private(const char *dir, const char *name, const struct file_part *parts,
+	size_t n_parts, struct err *e)
+{
+	return replace_with_mode(dir, name, MODE_PRIVATE, parts, n_parts, e);
+}
+
+/* Sets `dir` to the directory of the file `path`, and *name to the name of the file in this
+ * directory. */
 static int split_path(const char *path, char dir[4096], const char **name, struct err *e)
 {
 	const char *slash = strrchr(path, '/');
@@ -182,7 +203,7 @@ int file_replace_path(
 	return rc ? rc : file_replace(dir, name, parts, n_parts, e);
 }
 
-/* Reads exactly `size` bytes and checks that the file ends there. */
+/* Reads exactly `size` bytes and checks that no byte follows them. */
 static int read_exactly(int fd, const char *path, unsigned char *bytes, size_t size, struct err *e)
 {
 	for (size_t have = 0;;) {
@@ -231,7 +252,7 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 {
 	*data = NULL;
 	*size = 0;
-	/* O_NONBLOCK: opening a FIFO, which is refused below, must not wait */
+	/* O_NONBLOCK, so that open does not wait if `path` is a FIFO, which read_open refuses */
 	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 
 	if (fd < 0)
@@ -267,13 +288,14 @@ int file_make_dirs(const char *dir, struct err *e)
 		if (n == 0 || n >= sizeof(parent))
 			continue;
 		snprintf(parent, sizeof(parent), "%.*s", (int)n, dir);
-		(void)mkdir(parent, 0755); /* file_make_dir reports what fails here */
+		/* if `dir` cannot be created, file_make_dir reports the error */
+		(void)mkdir(parent, 0755);
 	}
 	return file_make_dir(dir, e);
 }
 
-/* Checks that `path` has the type `type` (S_IFDIR or S_IFREG) and gives `rights` (R_OK and the
- * like). */
+/* Checks that `path` has the type `type` (S_IFDIR or S_IFREG) and that this process has the access
+ * rights `rights` (R_OK and the like). */
 static int check_path(
 	const char *path, mode_t type, int rights, const char *expected, struct err *e)
 {

@@ -2,7 +2,7 @@
  * file.h - functions for files: replace a file atomically, read a file up to a limit, lock a
  * directory.
  *
- * Thread: any; no state.
+ * Any thread may call the functions, which have no state.
  */
 #ifndef COMMON_FILE_H
 #define COMMON_FILE_H
@@ -15,7 +15,7 @@ int file_no_space(int error);
 
 struct file_part {
 	const void *data;
-	size_t size; /* bytes */
+	size_t size; /* size of the data in bytes */
 };
 
 /*
@@ -30,32 +30,36 @@ struct file_part {
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
+/* Does the same as file_replace, but only the owner of the new file can read and write it, whatever
+ * the umask. file_replace lets the umask decide who can read the file. */
+int file_replace_private(const char *dir, const char *name, const struct file_part *parts,
+	size_t n_parts, struct err *e) PS_MUST_CHECK;
 /* Replaces the file `path`, as file_replace does. */
 int file_replace_path(const char *path, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* Reads the whole regular file `path`. The caller must free() *data. PS_EIO; PS_ETOOBIG: the file
- * has more than `max` bytes. */
+/* Reads the whole regular file `path`. The caller must free() *data. Returns PS_ETOOBIG if the file
+ * has more than `max` bytes. Other error: PS_EIO. */
 int file_read(const char *path, size_t max, void **data, size_t *size, struct err *e) PS_MUST_CHECK;
 /* Creates the directory `dir` if it does not exist (but not its parents), and checks that it is
- * writable. PS_EUSAGE. */
+ * writable. Error: PS_EUSAGE. */
 int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
-/* As file_make_dir, and creates missing parents, too. */
+/* Does the same as file_make_dir, and also creates missing parents. */
 int file_make_dirs(const char *dir, struct err *e) PS_MUST_CHECK;
 /* These functions check a path that a user gave, before a command uses it. The text `expected`,
- * which says what the user should give, is the end of the message. PS_EUSAGE: the path does not
- * exist, or is not a directory or a regular file, or this process may not use it.
- * file_check_dir: a directory that exists and can be read. */
+ * which says what the user should give, is the end of the message. They return PS_EUSAGE if the
+ * path does not exist, if it is not a directory or not a regular file as required, or if this
+ * process may not use it. file_check_dir accepts a directory that exists and can be read. */
 int file_check_dir(const char *dir, const char *expected, struct err *e) PS_MUST_CHECK;
-/* A file that exists and can be read. */
+/* file_check_readable accepts a file that exists and can be read. */
 int file_check_readable(const char *path, const char *expected, struct err *e) PS_MUST_CHECK;
-/* A file that file_replace_path can make or replace. PS_EIO: the path is too long. */
+/* file_check_target accepts a file that file_replace_path can make or replace. Returns PS_EIO if
+ * the path is too long. */
 int file_check_target(const char *path, struct err *e) PS_MUST_CHECK;
 /*
  * Takes an exclusive flock on dir/LOCK and writes the pid of this process into the file. The lock
  * lasts until close(*fd) or the end of the process. If another process has the lock, returns
- * PS_ELOCKED, and the message names the pid of that process. The function returns this error within
- * 0.1 s, except if the other process is ending: then it waits up to 5 s for the end of that
- * process.
+ * PS_ELOCKED, and the message names the pid of that process. The function usually returns this
+ * error within 0.1 s. If that process is ending, the function first waits up to 5 s for its end.
  */
 int file_lock_dir(const char *dir, int *fd, struct err *e) PS_MUST_CHECK;
 

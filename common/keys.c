@@ -16,9 +16,10 @@
 
 #define SECRET_HEADER "cnn-ps secret key\n"
 #define PUBLIC_HEADER "cnn-ps public key\n"
-#define MAX_KEY_FILE  128 /* bytes of a key file */
+#define MAX_KEY_FILE  128 /* maximum bytes of a key file */
 #define PATH_BYTES    4096
-#define BINARY        32 /* bytes of a key */
+#define BINARY        32 /* bytes of a key in binary form */
+#define MAX_LINKS     40 /* symbolic links on the way to a file, as many as the kernel follows */
 
 int key_is_text(const char *text)
 {
@@ -46,9 +47,9 @@ int key_random(struct key_pair *k, struct err *e)
 
 /* Returns the bits of `never` that the mode of this file must not have. A process that does not run
  * as root accepts a file of root that one of the process's groups may read, because Kubernetes
- * mounts a secret in this form. Such a process also accepts a file that root's group may read:
- * systemd gives the user of a service access to a credential with an access control list, which the
- * mode shows as a right of the group. */
+ * mounts a secret in this form. Such a process also accepts a file of root that root's group may
+ * read, because systemd makes a credential in this form: an access control list lets the user of
+ * the service read the file, and the mode shows this as a right of the group. */
 static unsigned forbidden_bits(const struct stat *st, unsigned never)
 {
 	int is_own_group = st->st_gid == 0 || st->st_gid == getegid() || group_member(st->st_gid);
@@ -73,6 +74,18 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 	return PS_OK;
 }
 
+/* The way to a file: the directory `dir`, an absolute path without symbolic links, and the part of
+ * the path that remains from there. */
+struct way {
+	char dir[PATH_MAX], rest[2 * PATH_MAX];
+	int n_links; /* number of symbolic links so far */
+};
+
+static int is_trusted_owner(const struct stat *st)
+{
+	return st->st_uid == 0 || st->st_uid == geteuid();
+}
+
 /* Refuses a directory in which other users could replace what is in it. A directory with the sticky
  * bit is permitted, because the bit prevents other users from replacing files. */
 static int check_key_directory(const char *dir, struct err *e)
@@ -81,7 +94,7 @@ static int check_key_directory(const char *dir, struct err *e)
 
 	if (stat(dir, &st) != 0)
 		return err_set(e, PS_EUSAGE, "%.200s: %s", dir, strerror(errno));
-	if (st.st_uid != 0 && st.st_uid != geteuid())
+	if (!is_trusted_owner(&st))
 		return err_set(e, PS_EUSAGE,
 			"%.200s: belongs to user %u, who can replace the key files in it; expected "
 			"user %u or root",
@@ -93,7 +106,41 @@ static int check_key_directory(const char *dir, struct err *e)
 		dir, (unsigned)(st.st_mode & 07777u));
 }
 
-/* Changes an absolute path to that of the directory above. */
+/* Refuses a symbolic link that another user could replace: in a directory in which others can
+ * write, and which has the sticky bit, the owner of the link can replace it. */
+static int check_link(const char *dir, const char *path, const struct stat *link, struct err *e)
+{
+	struct stat st;
+
+	if (stat(dir, &st) != 0)
+		return err_set(e, PS_EUSAGE, "%.200s: %s", dir, strerror(errno));
+	if (!(st.st_mode & KEY_NOT_WRITTEN) || is_trusted_owner(link))
+		return PS_OK;
+	return err_set(e, PS_EUSAGE,
+		"%.200s: belongs to user %u, who can replace this link; expected user %u or root",
+		path, (unsigned)link->st_uid, (unsigned)geteuid());
+}
+
+/* Puts the target of a symbolic link before the rest of the way. */
+static int follow_link(struct way *w, const char *path, struct err *e)
+{
+	char target[2 * PATH_MAX];
+	ssize_t n = readlink(path, target, PATH_MAX);
+
+	if (n < 0)
+		return err_set(e, PS_EUSAGE, "%.200s: %s", path, strerror(errno));
+	if (n == 0 || n >= PATH_MAX || (size_t)n + strlen(w->rest) + 2 > sizeof(w->rest) ||
+		++w->n_links > MAX_LINKS)
+		return err_set(e, PS_EUSAGE, "%.200s: the path is too long", path);
+	if (target[0] == '/')
+		memcpy(w->dir, "/", 2);
+	target[n] = '/';
+	memcpy(target + n + 1, w->rest, strlen(w->rest) + 1);
+	memcpy(w->rest, target, strlen(target) + 1);
+	return PS_OK;
+}
+
+/* Changes an absolute path to the path of the parent directory. */
 static void go_up(char *path)
 {
 	char *slash = strrchr(path, '/');
@@ -101,33 +148,57 @@ static void go_up(char *path)
 	slash[slash == path] = '\0';
 }
 
-/* Checks the directory `path`, which has no symbolic links, and all directories above it. Changes
- * `path`. */
-static int check_directories(char *path, struct err *e)
+/* Goes to `name` in w->dir, which may be a link or a directory. After the last name of the path,
+ * w->dir is the directory of the file. */
+static int go_to(struct way *w, const char *name, struct err *e)
 {
-	int rc = check_key_directory(path, e);
+	char path[PATH_MAX];
+	struct stat st;
+	int n = snprintf(path, sizeof(path), "%s/%s", w->dir[1] ? w->dir : "", name);
 
-	while (!rc && path[1]) {
-		go_up(path);
-		rc = check_key_directory(path, e);
+	if (n < 0 || (size_t)n >= sizeof(path))
+		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", path);
+	if (lstat(path, &st) != 0)
+		return err_set(e, PS_EUSAGE, "%.200s: %s", path, strerror(errno));
+	if (S_ISLNK(st.st_mode)) {
+		int rc = check_link(w->dir, path, &st, e);
+
+		return rc ? rc : follow_link(w, path, e);
 	}
-	return rc;
+	if (!S_ISDIR(st.st_mode))
+		return PS_OK;
+	memcpy(w->dir, path, (size_t)n + 1);
+	return check_key_directory(w->dir, e);
 }
 
-/* Checks the directories of the file `path` and, if it is a symbolic link, those of its target. */
-static int check_places_of(const char *path, struct err *e)
+/* Checks each directory and each symbolic link on the way to the file `path`. A user who can
+ * replace one of them can make the path lead to another file. */
+static int check_way_to(const char *path, struct err *e)
 {
-	const char *slash = strrchr(path, '/');
-	char dir[PATH_MAX], real[PATH_MAX];
-	int rc = PS_OK;
+	struct way w = {.dir = "/"};
+	char name[NAME_MAX + 1];
+	size_t n = 0;
 
-	snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
-	for (int i = 0; i < 2 && !rc; i++) {
-		if (!realpath(i ? path : dir, real))
-			return err_set(e, PS_EUSAGE, "%.200s: %s", path, strerror(errno));
-		if (i)
-			go_up(real);
-		rc = check_directories(real, e);
+	if (path[0] != '/' && !getcwd(w.rest, PATH_MAX))
+		return err_set(e, PS_EUSAGE, "%.200s: %s", path, strerror(errno));
+	n = strlen(w.rest);
+	if (n + strlen(path) + 2 > sizeof(w.rest) || (n && w.rest[0] != '/'))
+		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", path);
+	snprintf(w.rest + n, sizeof(w.rest) - n, "/%s", path);
+	int rc = check_key_directory(w.dir, e);
+	while (!rc && w.rest[0]) {
+		const char *at = w.rest + strspn(w.rest, "/");
+
+		n = strcspn(at, "/");
+		if (n > NAME_MAX)
+			return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", path);
+		memcpy(name, at, n);
+		name[n] = '\0';
+		memmove(w.rest, at + n, strlen(at + n) + 1);
+		if (strcmp(name, "..") == 0)
+			go_up(w.dir);
+		else if (n > 0 && strcmp(name, ".") != 0)
+			rc = go_to(&w, name, e);
 	}
 	return rc;
 }
@@ -142,7 +213,7 @@ int key_open(const char *path, unsigned never, struct err *e)
 	rc = fstat(fd, &st) == 0 ? check_rights(&st, path, never, e)
 				 : err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
 	if (!rc)
-		rc = check_places_of(path, e);
+		rc = check_way_to(path, e);
 	if (rc) {
 		close(fd);
 		return rc;

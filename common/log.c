@@ -16,7 +16,8 @@
 #include "common/plain.h"
 #include "common/utf8.h"
 
-#define LINE_BYTES     4096 /* PIPE_BUF: writing it to a pipe is atomic */
+/* PIPE_BUF of Linux: a write of at most this size to a pipe is atomic */
+#define LINE_BYTES     4096
 #define DETAIL_BYTES   4096
 #define FMT_BYTES      512
 #define PROGRESS_BYTES 256
@@ -27,7 +28,7 @@
 #define SILENT (-1)
 
 static atomic_int current_level = SILENT, current_format = LOG_TEXT;
-/* guards the variables below and the write */
+/* guards the variables below, and the write of each line */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* the visible progress line, or "" if there is none */
 static char progress[PROGRESS_BYTES];
@@ -293,12 +294,15 @@ static size_t next_field(const char *fmt, size_t at, struct field *f)
 	f->value += f->form == AS_QUOTED;
 	f->value_end = f->value + strcspn(fmt + f->value, f->form == AS_QUOTED ? "\"" : " ");
 	if (f->form == AS_TEXT && strchr("dufg", fmt[f->value_end - 1]))
-		/* the value is printed as a number only if it is one, and "abcd" is not */
+		/* the template may end in such a letter without being a conversion of a number, for
+		 * example the text "abcd"; the value is later printed as a number only if it is a
+		 * number */
 		f->form = AS_NUMBER;
 	return f->value_end + (fmt[f->value_end] == '"');
 }
 
-/* Returns the length of the text that the first `end` bytes of the format produce. */
+/* Formats the first `end` bytes of `fmt` with the arguments, and returns the length of the
+ * result. */
 static size_t length_to(const char *fmt, size_t end, va_list ap)
 {
 	char part[FMT_BYTES];
@@ -308,7 +312,8 @@ static size_t length_to(const char *fmt, size_t end, va_list ap)
 	snprintf(part, sizeof(part), "%.*s", (int)end, fmt);
 	va_copy(copy, ap);
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* the compiler has checked the whole format */
+/* `part` is a part of a format that the compiler has checked */
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
 	n = vsnprintf(NULL, 0, part, copy);
 #pragma GCC diagnostic pop
 	va_end(copy);
@@ -350,7 +355,7 @@ static void write_stderr(const char *bytes, size_t n)
 		return;
 }
 
-/* Writes the line above the progress line if one is visible. */
+/* Writes the line. If a progress line is visible, the written line appears above it. */
 static void put_line(enum log_level level, struct line *l)
 {
 	char out[LINE_BYTES + PROGRESS_BYTES + 16];
@@ -404,9 +409,9 @@ int log_on_terminal(void)
 	return isatty(STDERR_FILENO) && (front < 0 || front == getpgrp());
 }
 
-/* Returns the number of columns that a progress line may fill. A longer line would wrap, and a
- * wrapped line cannot be erased. */
-static size_t progress_columns(void)
+/* The result is 1 less than the width of the terminal, because a line that wraps cannot be
+ * erased. */
+size_t log_columns(void)
 {
 	struct winsize size;
 
@@ -426,7 +431,7 @@ void log_progress(const char *line)
 {
 	if (!log_on_terminal() || log_get_format() == LOG_JSON)
 		return;
-	size_t columns = progress_columns();
+	size_t columns = log_columns();
 	char out[PROGRESS_BYTES + 16];
 	pthread_mutex_lock(&mutex);
 	snprintf(progress, sizeof(progress), "%.*s",

@@ -6,18 +6,19 @@
  *   json  {"ts":"2026-11-22T09:30:00.125Z","level":"info","msg":"net listening","endpoint":"..."}
  *
  * `msg` consists of the subsystem and the event. The timestamp is UTC. Only this module reads the
- * wall clock, and the programs make no decision by its time. Both log formats escape values as JSON
- * does, so text from a peer can neither start a line nor end a value. Bytes that are not UTF-8
+ * wall clock, and no decision of a program depends on its time. Both log formats escape values as
+ * JSON does, so text from a peer can neither start a line nor end a value. Bytes that are not UTF-8
  * become U+FFFD.
  *
- * The log is the only mutable state outside the structs of main. On a terminal, one progress line
- * may be visible at the bottom, and log lines appear above it.
+ * The log is the only mutable state outside the structs that main owns. On a terminal, one progress
+ * line may be visible at the bottom, and log lines appear above it.
  *
  * Any thread may log, because a line is one write under a mutex. Only one thread may call
  * log_progress.
  */
 #ifndef COMMON_LOG_H
 #define COMMON_LOG_H
+#include <stddef.h>
 #include <stdint.h>
 #include "common/err.h"
 
@@ -29,8 +30,8 @@ enum log_format { LOG_TEXT, LOG_JSON };
 #define LOG_LEVEL_NAMES  "error|warn|info|debug"
 #define LOG_FORMAT_NAMES "text|json"
 
-/* Sets the least severe level that the log writes. Before the first call, the log writes nothing,
- * because a library must not write anything unless its program demands it. */
+/* Sets the least severe level that the log writes. Before the first call of log_set_level, the log
+ * writes nothing, because a library must not write anything unless its program demands it. */
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
 /* Returns "error", "warn", "info" or "debug". */
@@ -56,12 +57,14 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 /* Returns 1 if stderr is a terminal that can show a progress line, and 0 for a background job of a
  * shell. */
 int log_on_terminal(void);
+/* Returns the number of columns that a progress line may fill. log_progress cuts a longer line. */
+size_t log_columns(void);
 /* Shows `line`, without a newline, as the progress line; NULL removes the line. Does nothing if
  * stderr is not a terminal, or if the format is JSON. */
 void log_progress(const char *line);
 
-/* Returns the time of the timestamps in milliseconds since 1970. The wall clock may jump, so use
- * its time only in records for people. */
+/* Returns the time of the wall clock, which the timestamps show, in milliseconds since 1970. The
+ * wall clock may jump, so use its time only in records for people. */
 uint64_t log_wall_ms(void);
 
 #endif

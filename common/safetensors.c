@@ -16,11 +16,12 @@
 #include "common/model.h"
 #include "common/tensor_list.h"
 
-#define LENGTH_BYTES 8
+#define LENGTH_BYTES   8
+#define EVALUATION_KEY "evaluation" /* the key of the evaluation in the metadata */
 /* The JSON header may have at most this number of bytes. Jansson needs up to about 50 times as much
  * memory as the text. */
 #define MAX_HEADER ((size_t)512 << 10)
-#define MAX_TAIL   ((size_t)16 << 20) /* maximum bytes in the file of a vector besides the vector */
+#define MAX_TAIL   ((size_t)16 << 20) /* maximum bytes of a vector file besides the values */
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
@@ -40,13 +41,14 @@ static json_t *tensor_json(
 		(json_int_t)first, (json_int_t)end);
 }
 
-/* Returns the JSON header without padding. The caller frees it with free(). Returns NULL if there
- * is no memory. */
-static char *header_json(const struct model *m)
+/* Returns the JSON header without padding. `evaluation` may be NULL. The caller frees the header
+ * with free(). Returns NULL if there is no memory. */
+static char *header_json(const struct model *m, const char *evaluation)
 {
-	json_t *root =
-		json_pack("{s:{s:s, s:s}}", "__metadata__", "format", "pt", "model", m->text);
+	json_t *root = json_pack("{s:{s:s, s:s, s:s*}}", "__metadata__", "format", "pt", "model",
+		m->text, EVALUATION_KEY, evaluation);
 	int failed = root == NULL;
+
 	for (size_t i = 0; !failed && i < m->n_tensors; i++) {
 		const struct tensor *t = &m->tensor[i];
 
@@ -72,13 +74,19 @@ static int write_file(
 	return file_replace_path(path, parts, sizeof(parts) / sizeof(parts[0]), e);
 }
 
-int safetensors_write(const char *path, const struct model *m, const float *w, struct err *e)
+static int write_tensors(const char *path, const struct model *m, const float *w,
+	const char *evaluation, struct err *e)
 {
-	char *json = header_json(m);
+	char *json = header_json(m, evaluation);
 	int rc = write_file(path, json, w, m->n_params * sizeof(*w), e);
 
 	free(json);
 	return rc;
+}
+
+int safetensors_write(const char *path, const struct model *m, const float *w, struct err *e)
+{
+	return write_tensors(path, m, w, NULL, e);
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */
@@ -87,10 +95,10 @@ struct reader {
 	const char *path;
 	const struct model *m;
 	float *w;
-	const unsigned char *data; /* after the header */
+	const unsigned char *data; /* the bytes after the header */
 	size_t data_bytes;
-	size_t begin[MODEL_MAX_TENSORS]; /* offset of each tensor of m in data */
-	size_t counter_bytes;            /* bytes of the tensors for which is_counter is 1 */
+	size_t begin[MODEL_MAX_TENSORS]; /* byte offset in `data` of each tensor of `m` */
+	size_t counter_bytes;            /* total size of the tensors for which is_counter is 1 */
 	struct err *e;
 };
 
@@ -136,7 +144,8 @@ struct wanted {
 	const char *name;
 	size_t n_dims;
 	const size_t *dim;
-	size_t count, offset; /* in the vector */
+	/* count: number of values; offset: index of the first value in the vector */
+	size_t count, offset;
 };
 
 /* Reads the values of a tensor, and sets *begin to their offset in the data. */
@@ -248,7 +257,7 @@ static int read_header(const char *path, const unsigned char *file, size_t size,
 	if (length > MAX_HEADER || length > size - LENGTH_BYTES)
 		return err_set(e, PS_EDATA,
 			"%s: header length %llu; expected at most %zu and no more than the file "
-			"has",
+			"has: this is no safetensors file, or a damaged one",
 			path, (unsigned long long)length, MAX_HEADER);
 	json_error_t why;
 	json_t *o = json_loadb(
@@ -313,30 +322,51 @@ static int copy_model(
 	return PS_OK;
 }
 
-int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e)
+/* Reads the header of the file of any model into *root, or sets *root to NULL. */
+static int read_any_header(const char *path, json_t **root, struct err *e)
 {
 	void *file;
-	json_t *root;
 	size_t size, data;
 	int rc = file_read(path, LENGTH_BYTES + MAX_HEADER + MODEL_MAX_PARAMS * sizeof(float),
 		&file, &size, e);
 
-	text[0] = '\0';
+	*root = NULL;
 	if (rc == PS_ETOOBIG)
 		return err_set(e, PS_EDATA, "%s: larger than the file of any model", path);
 	if (rc)
 		return rc;
-	rc = read_header(path, file, size, &root, &data, e);
+	rc = read_header(path, file, size, root, &data, e);
+	free(file);
+	return rc;
+}
+
+int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e)
+{
+	json_t *root;
+	int rc = read_any_header(path, &root, e);
+
+	text[0] = '\0';
 	if (!rc)
 		rc = copy_model(path, root, text, e);
 	json_decref(root);
-	free(file);
+	return rc;
+}
+
+int safetensors_evaluation(const char *path, char **text, struct err *e)
+{
+	json_t *root;
+	int rc = read_any_header(path, &root, e);
+	const char *evaluation = json_string_value(
+		json_object_get(json_object_get(root, "__metadata__"), EVALUATION_KEY));
+
+	*text = evaluation ? strdup(evaluation) : NULL;
+	json_decref(root);
 	return rc;
 }
 
 /* ---- vector:N with names --------------------------------------------------------------------- */
 
-#define LIST_KEY "tensor_list" /* a key of the metadata */
+#define LIST_KEY "tensor_list" /* the key of the list in the metadata */
 
 /* This struct has the parts of a file that is being made: its header and the values of its
  * tensors. */
@@ -345,7 +375,8 @@ struct list_file {
 	const float *w;
 	json_t *root;
 	unsigned char *data;
-	size_t at, size; /* at: bytes of data written so far; size: bytes of data in total */
+	/* at: number of bytes of `data` that are filled; size: number of all bytes of `data` */
+	size_t at, size;
 };
 
 /* Returns the number of bytes of one value of the tensor. */
@@ -361,8 +392,8 @@ static size_t after(const struct tensor_line *l, size_t offset)
 	return l->type || l->other ? offset : offset + l->count;
 }
 
-/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER. If `l` is such a
- * line, also sets *offset to the offset of OTHER's values in the vector. */
+/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER, and sets *offset to
+ * the offset of OTHER's values in the vector. Otherwise changes nothing. */
 static void find_tensor_of(const char *list, struct tensor_line *l, size_t *offset)
 {
 	const struct tensor_line alias = *l;
@@ -388,7 +419,7 @@ static void put_constant(unsigned char *out, const struct tensor_line *l)
 	}
 }
 
-/* Adds the tensor `l` under the name in the line `named`. */
+/* Adds the tensor of line `l` to the file, under the name in line `named`. */
 static int put_tensor(struct list_file *f, const struct tensor_line *named,
 	const struct tensor_line *l, size_t offset)
 {
@@ -450,8 +481,8 @@ static int refuse_list(const char *path, const char *why, size_t line, struct er
 	return err_set(e, PS_EDATA, "%s: its list of tensors: %s", path, why);
 }
 
-int safetensors_write_list(
-	const char *path, const struct model *m, const char *list, const float *w, struct err *e)
+static int write_listed(const char *path, const struct model *m, const char *list, const float *w,
+	const char *evaluation, struct err *e)
 {
 	struct list_file f = {.list = list, .w = w};
 	char *json = NULL;
@@ -463,7 +494,8 @@ int safetensors_write_list(
 		return refuse_list(path, why, line, e);
 	rc = put_all_tensors(&f);
 	f.data = rc ? NULL : malloc(f.size + 1);
-	f.root = json_pack("{s:{s:s, s:s}}", "__metadata__", "format", "pt", LIST_KEY, list);
+	f.root = json_pack("{s:{s:s, s:s, s:s*}}", "__metadata__", "format", "pt", LIST_KEY, list,
+		EVALUATION_KEY, evaluation);
 	if (f.data && f.root && put_all_tensors(&f) == 0)
 		json = json_dumps(f.root, JSON_COMPACT);
 	rc = f.data ? write_file(path, json, f.data, f.size, e)
@@ -472,6 +504,19 @@ int safetensors_write_list(
 	free(json);
 	free(f.data);
 	return rc;
+}
+
+int safetensors_write_list(
+	const char *path, const struct model *m, const char *list, const float *w, struct err *e)
+{
+	return write_listed(path, m, list, w, NULL, e);
+}
+
+int safetensors_write_evaluated(const char *path, const struct model *m, const char *list,
+	const float *w, const char *evaluation, struct err *e)
+{
+	return m->n_layers == 0 && list[0] ? write_listed(path, m, list, w, evaluation, e)
+					   : write_tensors(path, m, w, evaluation, e);
 }
 
 /* Returns a list of all tensors of a file that has no list, in the order of its header. */
@@ -502,7 +547,7 @@ static char *make_list(json_t *root)
 	return NULL;
 }
 
-/* Reads the values of the vector. */
+/* Reads the values of the vector from the tensors that `list` names. */
 static int read_listed(struct reader *r, const json_t *root, const char *list)
 {
 	char name[TENSOR_LIST_NAME + 1];
@@ -530,7 +575,8 @@ static int read_vector(struct reader *r, json_t *root, char **list)
 		json_string_value(json_object_get(json_object_get(root, "__metadata__"), LIST_KEY));
 
 	if (!own && json_object_get(root, r->m->tensor[0].name))
-		return read_root(r, root); /* a vector without names */
+		/* the file has all values as one tensor, "vector", and no list of tensors */
+		return read_root(r, root);
 	*list = own ? strdup(own) : make_list(root);
 	if (!*list)
 		return err_set(r->e, PS_ENOMEM, "%s: no memory for its list of tensors", r->path);

@@ -25,8 +25,9 @@
 #define WAL_RECORD_MAGIC "CNNPSREC"
 /* bytes of the buffer that collects small records for one write */
 #define BUFFER_BYTES 65536u
-#define SEARCH_BYTES ((size_t)1 << 20) /* bytes per read of a search */
-#define MAX_REFUSED  64                /* a search stops after this number of invalid records */
+#define SEARCH_BYTES ((size_t)1 << 20) /* number of bytes that wal_reader_has_gap reads at a time */
+/* wal_reader_has_gap stops after this number of invalid records */
+#define MAX_REFUSED 64
 
 /* ---- the format ---------------------------------------------------------------------------- */
 
@@ -73,7 +74,8 @@ static void encode_record(const struct wal_file_record *r, unsigned char out[WAL
 	le64_put(out + 40, r->xxh3);
 }
 
-/* Returns 1 if `in` has the form of a record header. */
+/* Reads a record header. Returns 0 if `in` does not begin with the magic of a record; the other
+ * fields are not checked. */
 static int decode_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_file_record *r)
 {
 	if (memcmp(in, WAL_RECORD_MAGIC, 8) != 0)
@@ -86,7 +88,7 @@ static int decode_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_fi
 /* ---- writing ------------------------------------------------------------------------------- */
 
 struct wal_file {
-	int fd, failed; /* failed: a write or sync has failed */
+	int fd, failed; /* failed: 1 after a write or sync has failed */
 	struct wal_head head;
 	XXH3_state_t *hash;
 	char path[4160];
@@ -94,8 +96,8 @@ struct wal_file {
 	uint64_t seq, group;
 	/* bytes: number of bytes appended so far; old_bytes: size of the reused file */
 	uint64_t bytes, old_bytes;
-	size_t fill; /* number of bytes in the buffer */
-	unsigned char buffer[BUFFER_BYTES];
+	size_t fill;           /* number of bytes in the buffer */
+	unsigned char *buffer; /* BUFFER_BYTES */
 };
 
 static int io_failed(struct wal_file *f, const char *step, struct err *e)
@@ -152,8 +154,8 @@ static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 }
 
 /* Removes old files. Keeps two files: the newest one up to generation `oldest`, because the log may
- * still need it, and the newest one before that, because it can be reused. Returns the generation
- * of the file to reuse, or 0 if there is none. */
+ * still need it, and the newest one before this file, because that one can be reused. Returns the
+ * generation of the file to reuse, or 0 if there is none. */
 static uint64_t take_old(DIR *d, uint64_t oldest)
 {
 	uint64_t needed = highest(d, 1, oldest), kept = 0;
@@ -165,7 +167,17 @@ static uint64_t take_old(DIR *d, uint64_t oldest)
 	return kept;
 }
 
-/* Opens an old file for reuse, or a new one, and makes its name durable. */
+/* Returns 1 if only its owner can read the file. Release 0.2.0 made files that other users could
+ * read. */
+static int only_owner_can_read(DIR *d, const char *name)
+{
+	struct stat st;
+
+	return fstatat(dirfd(d), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && (st.st_mode & 077) == 0;
+}
+
+/* Opens an old file for reuse, or a new one, and makes its name durable. The file is private,
+ * because its events contain codes of the run. */
 static int open_file(struct wal_file *f, DIR *d, uint64_t oldest, struct err *e)
 {
 	char name[GENERATION_NAME], old[GENERATION_NAME];
@@ -174,9 +186,11 @@ static int open_file(struct wal_file *f, DIR *d, uint64_t oldest, struct err *e)
 
 	generation_name(WAL_PREFIX, f->head.generation, name);
 	generation_name(WAL_PREFIX, kept, old);
-	if (kept && renameat(dirfd(d), old, dirfd(d), name) != 0)
+	if (kept && !only_owner_can_read(d, old))
+		remove_wal_file(d, kept);
+	else if (kept && renameat(dirfd(d), old, dirfd(d), name) != 0)
 		return io_failed(f, "rename", e);
-	f->fd = openat(dirfd(d), name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+	f->fd = openat(dirfd(d), name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (f->fd < 0)
 		return io_failed(f, "create", e);
 	if (fstat(f->fd, &st) == 0)
@@ -196,7 +210,8 @@ static struct wal_file *new_file(const struct wal_head *head)
 	f->head = *head;
 	f->seq = f->group = head->first;
 	f->hash = XXH3_createState();
-	if (!f->hash)
+	f->buffer = mem_try(BUFFER_BYTES, 1);
+	if (!f->hash || !f->buffer)
 		wal_file_close(&f);
 	return f;
 }
@@ -289,6 +304,7 @@ void wal_file_close(struct wal_file **f)
 	if ((*f)->fd >= 0)
 		close((*f)->fd);
 	(void)XXH3_freeState((*f)->hash);
+	free((*f)->buffer);
 	free(*f);
 	*f = NULL;
 }
@@ -350,7 +366,8 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
 	}
 	if (got == (ssize_t)sizeof(bytes) && decode_head(bytes, &r->head)) {
 		r->next = r->head.first;
-		/* the file was renamed for reuse and has no new header */
+		/* the file was renamed for reuse, but its writer stopped before it wrote the new
+		 * header */
 		if (r->head.generation != generation)
 			close_reader(r);
 	} else {

@@ -2,9 +2,11 @@
  * zloop.c - the prepare/check bridge between a ZeroMQ socket and a libuv loop.
  *
  * One iteration of the loop runs the timers, the idle handles and PREPARE, sleeps in poll, and then
- * runs CHECK. Code that ran before PREPARE may have consumed the edge of the descriptor, so PREPARE
- * asks the socket itself. No code runs between PREPARE and the sleep. CHECK handles messages only
- * if PREPARE or the descriptor has reported one. If PREPARE and the descriptor both miss a message,
+ * runs CHECK. Code that ran before PREPARE may have consumed the edge of the descriptor. If the
+ * socket was used, PREPARE therefore asks the socket itself. If the socket was not used since
+ * on_readable found it empty, the next message makes an edge, and PREPARE asks nothing: this saves
+ * two system calls. No code runs between PREPARE and the sleep. CHECK handles messages only if
+ * PREPARE or the descriptor has reported one. If PREPARE and the descriptor both miss a message,
  * the timer finds the message and counts it as missed.
  */
 #include "common/zloop.h"
@@ -23,7 +25,7 @@ static int socket_ready(const struct zloop *z)
 	return (events & ZMQ_POLLIN) != 0;
 }
 
-/* Does nothing. While the idle handle is active, the loop does not sleep. */
+/* Does nothing. The idle handle is needed because the loop does not sleep while it is active. */
 static void on_idle(uv_idle_t *h)
 {
 	(void)h;
@@ -39,10 +41,11 @@ static void on_prepare(uv_prepare_t *h)
 {
 	struct zloop *z = h->data;
 
-	z->used = 0;
-	int is_ready = socket_ready(z);
-	if (z->on_iteration && z->on_iteration(z->arg)) /* a send may consume an edge */
+	int is_ready = z->used && socket_ready(z);
+	/* on_iteration has used the socket, which may consume an edge */
+	if (z->on_iteration && z->on_iteration(z->arg))
 		is_ready = socket_ready(z);
+	z->used = 0;
 	if (is_ready)
 		mark_ready(z);
 	else if (!z->ready)
@@ -60,12 +63,16 @@ static void on_fd(uv_poll_t *h, int status, int events)
 
 static void handle(struct zloop *z, size_t max)
 {
-	/* on_readable may call zloop_stop and close the socket */
+	/* the loop ends if on_readable has called zloop_stop, after which the socket may be
+	 * closed */
 	for (size_t n = 0; !uv_is_closing((uv_handle_t *)&z->check); n++) {
 		if (n == max) {
-			mark_ready(z); /* the caller may have received more messages already */
+			mark_ready(z); /* the socket may have more messages, but no new edge */
 			return;
 		}
+		/* the next call asks the socket itself, so after it no earlier use of the socket
+		 * can have hidden a message */
+		z->used = 0;
 		if (!z->on_readable(z->arg))
 			return;
 		z->woken = 1;

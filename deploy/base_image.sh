@@ -1,7 +1,8 @@
 #!/bin/sh
 # Print the name of a local image of Debian bookworm. The script uses debian:bookworm-slim, and
-# pulls it if necessary. If no registry answers, the script makes an image from Debian's packages
-# with debootstrap (200 MB in half a minute), for which it needs root rights. Messages go to stderr.
+# pulls this image if it is not on this machine. If no registry answers, the script makes an image
+# from Debian's packages with debootstrap (200 MB in half a minute), for which it needs root rights.
+# Messages go to stderr.
 set -eu
 public=debian:bookworm-slim
 own=cnn-ps-base:bookworm
@@ -28,12 +29,17 @@ command -v debootstrap >/dev/null || {
 }
 echo "base image: $public cannot be pulled: making $own with debootstrap" >&2
 root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
+trap 'umount -R "$root" 2>/dev/null || true; rm -rf "$root"' EXIT
+# dpkg waits after each file until the disk has stored it. Therefore the script puts the files into
+# memory, if this user may mount a tmpfs.
+mount -t tmpfs -o size=1g,mode=0755 base "$root" 2>/dev/null || true
 debootstrap --variant=minbase bookworm "$root" >"$root.log" 2>&1 || {
 	tail -n 3 "$root.log" >&2
 	exit 1
 }
 rm -f "$root.log"
+# as in the public image: what apt-get installs in a container is not written to the disk at once
+echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/docker-apt-speedup"
 for suite in bookworm-updates bookworm-security; do
 	archive=debian
 	[ $suite = bookworm-updates ] || archive=debian-security

@@ -6,16 +6,18 @@
 #
 # The script needs the programs (`make` builds them), and finds the images with data.sh. On a
 # terminal the server draws a progress bar. If a process dies from kill -9, the script starts it
-# again after 3 s, as systemd would. The run stays in build/demo until the next demo. The script
-# ends all processes that it starts, after at most 4 minutes plus 10 s for each epoch.
+# again after 3 s, as systemd would. The run stays in build/demo until the next demo. While another
+# demo or a server uses this directory, or if it belongs to another user, the run is in a new
+# temporary directory, which also stays. The script ends all processes that it starts, after at most
+# 4 minutes plus 10 s for each epoch.
 set -eu
 cd "$(dirname "$0")/.."
 bin=build/release
 epochs=${EPOCHS:-3}
 run=build/demo
 case $epochs in
-'' | *[!0-9]*)
-	echo "demo: EPOCHS=$epochs: must be a number of epochs" >&2
+'' | 0* | *[!0-9]*)
+	echo "demo: EPOCHS=$epochs: must be a number of epochs, at least 1" >&2
 	exit 2
 	;;
 esac
@@ -26,8 +28,18 @@ for program in cnn-ps cnn-worker cnn-ctl; do
 	}
 done
 limit=$((240 + 10 * epochs)) # seconds
-rm -rf "$run" 2>/dev/null || true
-mkdir -p "$run" 2>/dev/null || run=$(mktemp -d) # if the directory belongs to another user
+
+# take DIR: make an empty directory, and lock it until all processes of this demo have ended. The
+# server's own lock is not enough, because the server starts late, and again after kill -9.
+take() {
+	mkdir -p "$1" && [ -w "$1" ] && exec 4<"$1" && flock -n 4 &&
+		{ [ ! -e "$1/LOCK" ] || flock -n "$1/LOCK" true; } && find "$1/" -mindepth 1 -delete
+}
+take "$run" 2>/dev/null || {
+	other=$(mktemp -d)
+	echo "demo: $run is in use or not writable: this run is in $other" >&2
+	run=$other
+}
 tmp=$(mktemp -d)
 pids=""
 exec 3>&2 # for messages of the script where stderr is a log
@@ -42,8 +54,8 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 
-# keep NAME COMMAND...: run the command, and start it again if it was killed, until it ends by
-# itself or the time is over.
+# keep NAME COMMAND...: run the command until it ends by itself or the time is over. If a signal
+# kills the command, start it again.
 keep() {
 	local name=$1 status=137 child=""
 	shift

@@ -21,8 +21,8 @@
 struct wire {
 	size_t n_params;
 	float *floats;          /* n_params floats, for copies of misaligned frames */
-	int defers;             /* 1: wire_defer was called */
-	int exact;              /* 1: wire_only_exact was called */
+	int defers;             /* 1 after wire_defer */
+	int exact;              /* 1 after wire_only_exact */
 	uint64_t peer_protocol; /* see wire_peer_protocol */
 	struct wire_pass pass;  /* see wire_use_pass */
 	char why[WHY_BYTES];
@@ -30,11 +30,11 @@ struct wire {
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
 };
 
-/* ---- from a socket, never waiting ------------------------------------------------------------ */
+/* ---- from a socket --------------------------------------------------------------------------- */
 
 /* Receives one part of a message into *part. Returns 1 if a part was received, and 0 if there was
- * none. With `flags` ZMQ_DONTWAIT, the function does not wait. With 0, it waits until the socket's
- * receive timeout or a signal. */
+ * none. If `flags` is ZMQ_DONTWAIT, the function does not wait. If `flags` is 0, the function waits
+ * until a part arrives, the socket's receive timeout ends, or a signal comes. */
 static int receive_part(void *socket, int flags, zmq_msg_t *part)
 {
 	int rc;
@@ -77,8 +77,8 @@ static int drop_rest(void *socket, int more, int *fd)
 	return PS_EPROTO;
 }
 
-/* Receives the identity frame. Returns 1 and sets *peer if there is a message. Returns 0 if there
- * is none. If the function refuses the message, it sets *fd. */
+/* Receives the identity frame. Returns 1 and sets *peer if there is a message, and 0 if there is
+ * none. If the function refuses the message, it sets *fd to the descriptor of its connection. */
 static int receive_identity(void *socket, uint32_t *peer, int *fd)
 {
 	zmq_msg_t identity;
@@ -114,8 +114,8 @@ static int receive_frames(void *socket, int flags, struct frames *f)
 		f->n++;
 		more = zmq_msg_more(part);
 	} while (more && f->n < 1 + WIRE_MAX_SLICES);
-	f->fd = zmq_msg_get(&f->frame[0], ZMQ_SRCFD);
 	if (more || zmq_msg_size(&f->frame[0]) > WIRE_MAX_HEADER) {
+		f->fd = zmq_msg_get(&f->frame[0], ZMQ_SRCFD);
 		frames_release(f);
 		return drop_rest(socket, more, &f->fd);
 	}
@@ -163,7 +163,8 @@ int wire_resize(struct wire *w, size_t n_params)
 	if (n_params > WIRE_MAX_PARAMS)
 		return PS_ENOMEM;
 	if (n_params > 0) {
-		/* takes only address space until a misaligned frame arrives */
+		/* until the decoder writes a misaligned frame here, this block takes only address
+		 * space */
 		floats = malloc(n_params * sizeof(*floats));
 		if (!floats)
 			return PS_ENOMEM;
@@ -230,7 +231,7 @@ void wire_only_exact(struct wire *w)
 /* This struct describes the body of a header frame: its message type, and its bytes inside the
  * frame. */
 struct wire_body {
-	unsigned type; /* field number in the oneof = enum msg_type */
+	unsigned type; /* field number in the oneof, which is also the enum msg_type */
 	const ProtobufCMessageDescriptor *descriptor;
 	const uint8_t *data;
 	size_t size;
@@ -363,7 +364,7 @@ static const char *check_text(const uint8_t *data, size_t size)
 static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
 	uint64_t *seen, const ProtobufCFieldDescriptor **row)
 {
-	*row = f->number < 64 ? protobuf_c_message_descriptor_get_field(message, f->number) : NULL;
+	*row = f->number < 64 ? wire_field_of(message, f->number) : NULL;
 	if (!*row)
 		return NULL;
 	if (f->wire_type != wire_type_of((*row)->type))
@@ -377,8 +378,8 @@ static const char *check_field(const ProtobufCMessageDescriptor *message, const 
 	return (*row)->type == PROTOBUF_C_TYPE_STRING ? check_text(f->data, f->size) : NULL;
 }
 
-/* Checks a message inside a body. Such an inner message has only numbers, because in the schema no
- * inner message has messages of its own. */
+/* Checks a message inside a body. In the schema, no inner message has messages of its own, so the
+ * function refuses such messages and does not recurse. */
 static const char *check_inner(const ProtobufCMessageDescriptor *message, const struct field *outer)
 {
 	struct reader r = {outer->data, outer->data + outer->size};
@@ -399,7 +400,7 @@ static const char *check_inner(const ProtobufCMessageDescriptor *message, const 
 	return NULL;
 }
 
-/* Finds the body in the header frame. Returns NULL or the error text. */
+/* Finds the body in the header frame and sets *body. Returns NULL or the error text. */
 static const char *check_envelope(const uint8_t *data, size_t size, struct wire_body *body)
 {
 	struct reader r = {data, data + size};
@@ -614,7 +615,7 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk
 	return chunk->xxh3;
 }
 
-/* With this error text, wire_decode returns PS_EAGAIN instead of PS_EPROTO. */
+/* If a check returns this error text, wire_decode returns PS_EAGAIN instead of PS_EPROTO. */
 static const char foreign[] = "a chunk is of another push";
 
 /* Checks one slice. `from` is the end of the slice before this one. */
@@ -737,12 +738,12 @@ static const char *decode(
 		protobuf_c_message_unpack(body->descriptor, &allocator, body->size, body->data);
 	if (!unpacked)
 		return "protobuf does not parse within its memory limit";
-	memset(m, 0, sizeof(*m)); /* absent fields are zero */
+	memset(m, 0, sizeof(*m)); /* fields that the message lacks are zero */
 	m->type = (enum msg_type)body->type;
 	return read_message(w, f, unpacked, m);
 }
 
-/* ---- versions: the functions return NULL or the error text ---------------------------------- */
+/* ---- versions: the functions return an error text, or NULL ---------------------------------- */
 
 /* Returns 1 if the `n` bytes of `name` are one of the words in `list`. */
 static int is_among(const char *name, size_t n, const char *list)

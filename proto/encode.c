@@ -15,7 +15,7 @@
 #define SLICE_MEMORY  ((size_t)128)  /* bytes for a slice and the pointer to it */
 #define ENCODE_MEMORY (BODY_MEMORY + WIRE_MAX_SLICES * SLICE_MEMORY)
 #define MAX_PREFIX    11 /* maximum bytes of the envelope, which is a tag and a varint */
-#define TAG_BYTES     2u /* protobuf wire type of a message */
+#define TAG_BYTES     2u /* protobuf's wire type LEN, which a field with a message inside has */
 
 void frames_move(struct frames *to, struct frames *from)
 {
@@ -120,7 +120,8 @@ static void *put_slices(struct wire_arena *a, const ProtobufCMessageDescriptor *
 	for (uint32_t i = 0; array && i < from->n; i++) {
 		struct slice slice = from->slice[i];
 
-		/* NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign): one per slice */
+		/* `xxh3` has one value per slice, which the analyzer does not know */
+		/* NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign) */
 		slice.xxh3 = xxh3[i];
 		array[i] = put_inner(a, descriptor, rows, &slice);
 		if (!array[i])
@@ -210,7 +211,7 @@ static int check_slices(const struct slices *s)
 int wire_encode_header(const struct msg *m, zmq_msg_t *header)
 {
 	const struct slices *s = slices_of(m);
-	uint64_t xxh3[WIRE_MAX_SLICES];
+	PS_UNINITIALIZED uint64_t xxh3[WIRE_MAX_SLICES];
 	int rc = check_slices(s);
 
 	if (rc)
@@ -248,7 +249,7 @@ int wire_encode_slice(struct slice *s, zmq_msg_t *frame)
 int wire_encode(const struct msg *m, struct frames *f)
 {
 	const struct slices *s = slices_of(m);
-	uint64_t xxh3[WIRE_MAX_SLICES];
+	PS_UNINITIALIZED uint64_t xxh3[WIRE_MAX_SLICES];
 	int rc = check_slices(s);
 
 	frames_init(f);
@@ -269,7 +270,7 @@ int wire_encode(const struct msg *m, struct frames *f)
 	return rc;
 }
 
-/* ---- to a socket, never waiting -------------------------------------------------------------- */
+/* ---- to a socket, without waiting ------------------------------------------------------------ */
 
 /* Sends one part. Returns 0, PS_EAGAIN, PS_EUNREACHABLE or PS_ENET. If the result is 0, libzmq owns
  * the part; otherwise the caller keeps it. */

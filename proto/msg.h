@@ -20,21 +20,25 @@
 #define WIRE_OLDEST_PROTOCOL 6u
 /* These texts name the features that this build has, and those that it requires of its peers, with
  * one blank between two names. */
-#define WIRE_FEATURES          "bf16 chunked-push images validate"
-#define WIRE_REQUIRES          ""
-#define WIRE_REQUIRES_IMAGES   "images"   /* in a WELCOME whose model text has words about images */
-#define WIRE_REQUIRES_VALIDATE "validate" /* in a WELCOME whose field `validate` is not 0 */
+#define WIRE_FEATURES "bf16 chunked-push images validate"
+#define WIRE_REQUIRES ""
+/* the feature that a WELCOME requires if its model text has words about images */
+#define WIRE_REQUIRES_IMAGES "images"
+/* the feature that a WELCOME requires if its field `validate` is not 0 */
+#define WIRE_REQUIRES_VALIDATE "validate"
 #define WIRE_REQUIRES_BOTH     "images validate"
-#define WIRE_REQUIRES_BF16     "bf16" /* in a HELLO whose field `wire` is ENCODING_BF16 */
+/* the feature that a HELLO requires if its field `wire` is ENCODING_BF16 */
+#define WIRE_REQUIRES_BF16 "bf16"
 
-/* These are all limits of the protocol. A test compares them with the table in proto/WIRE.md. */
-#define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
+/* These are all limits of the protocol. Each WIRE_MAX_ is the maximum of the number that its
+ * comment describes. A test compares the limits with the table in proto/WIRE.md. */
+#define WIRE_MAX_HEADER      65536u       /* number of bytes of the header frame */
 #define WIRE_MAX_BODY_MEMORY (256u << 10) /* bytes that protobuf-c may allocate for one header */
 #ifndef WIRE_MAX_SLICES                   /* `make fuzz` defines a smaller limit */
 #define WIRE_MAX_SLICES 64u               /* slices, that is tensor frames, per message */
 #endif
 #define WIRE_MAX_CHUNKS      7u         /* chunks of a push: tensor frames before the PUSH */
-#define WIRE_MAX_PARAMS      (1u << 28) /* floats of a model */
+#define WIRE_MAX_PARAMS      (1u << 28) /* number of floats of a model */
 #define WIRE_MAX_NAME        63u        /* bytes of a worker's name or device text */
 #define WIRE_MAX_OWNER       40u        /* characters of a public key */
 #define WIRE_MAX_HOST        64u        /* bytes of a host name, as in Linux */
@@ -44,18 +48,27 @@
 #define WIRE_MAX_TEXT        61439u     /* bytes of a STATUS or ERROR text */
 #define WIRE_MIN_TEXT        32767u     /* bytes of a STATUS text that every client accepts */
 #define WIRE_MAX_TENSORS     49152u     /* bytes of a list of tensors */
-#define WIRE_MAX_IMAGES      (1u << 24) /* images of a data set */
-#define WIRE_MAX_WORKERS     1024u      /* worker slots of a server */
+#define WIRE_MAX_IMAGES      (1u << 24) /* number of images of a data set */
+#define WIRE_MAX_WORKERS     1024u      /* number of worker slots of a server */
 #ifndef WIRE_MAX_BATCHES            /* `make fuzz` defines a smaller limit, for smaller tables */
-#define WIRE_MAX_BATCHES (1u << 20) /* batches of an epoch */
+#define WIRE_MAX_BATCHES (1u << 20) /* number of batches of an epoch */
 #endif
-#define WIRE_MAX_EPOCHS 65536u /* epochs */
-#define WIRE_MAX_WINDOW 1024u  /* pushes that a worker may retain */
+#define WIRE_MAX_EPOCHS 65536u /* number of epochs of a run */
+#define WIRE_MAX_WINDOW 1024u  /* number of pushes that a worker may retain */
 /* maximum sequence number of a push, so that its successor cannot overflow */
 #define WIRE_MAX_SEQ (1ull << 62)
-/* The server sets ZMQ_MAXMSGSIZE to 4 * n_params + WIRE_FRAME_SLACK. A worker gets n_params
- * only with the WELCOME, so it sets 4 * WIRE_MAX_PARAMS + WIRE_FRAME_SLACK. */
+/* bytes by which the largest frame may exceed the weights or the longest header */
 #define WIRE_FRAME_SLACK 4096u
+
+/* Returns the number of bytes of the largest frame of a run, which the server sets as
+ * ZMQ_MAXMSGSIZE. A worker gets n_params only with the WELCOME, so it sets the number for
+ * WIRE_MAX_PARAMS. */
+static inline uint64_t wire_max_frame(uint64_t n_params)
+{
+	uint64_t weights = n_params * sizeof(float);
+
+	return (weights > WIRE_MAX_HEADER ? weights : WIRE_MAX_HEADER) + WIRE_FRAME_SLACK;
+}
 
 /* The number of a message type is its field number in the oneof in cnnps.proto. */
 enum msg_type {
@@ -77,7 +90,7 @@ enum msg_type {
 };
 
 struct run_id {
-	uint64_t hi, lo; /* 128 random bits; both zero: none */
+	uint64_t hi, lo; /* 128 random bits; both are 0 if there is no run id */
 };
 
 /* A stamp identifies the sender, the run and the term of the server. Every message of a worker has
@@ -85,7 +98,7 @@ struct run_id {
 struct stamp {
 	struct run_id run;
 	uint64_t term;   /* grows by 1 at every start of the server */
-	uint32_t worker; /* from 1; 0: not a worker (cnn-ctl) */
+	uint32_t worker; /* worker id, from 1; 0: the sender is no worker (cnn-ctl) */
 	/* from 1; grows by 1 with each new process that gets this worker id */
 	uint32_t incarnation;
 };
@@ -97,7 +110,7 @@ enum role { ROLE_WORKER = 1, ROLE_OBSERVER = 2 };
 struct data_id {
 	uint32_t n_train, n_test, rows, cols, classes;
 	uint64_t xxh3;     /* fingerprint of the four decompressed files (WIRE.md) */
-	uint32_t channels; /* 0 means 1 */
+	uint32_t channels; /* number of channels of an image; 0 means 1 */
 };
 
 /* The format of the values in a tensor frame. NONE is only in HELLO and WELCOME, where it means
@@ -112,7 +125,8 @@ static inline size_t encoding_bytes(enum encoding e)
 
 /* This struct has the values [offset, offset + count) of the flat parameter vector. */
 struct slice {
-	uint64_t offset, count; /* floats; count >= 1 */
+	/* offset: index of the first value; count: number of values, at least 1 */
+	uint64_t offset, count;
 	enum encoding encoding;
 	/* XXH3-64 of the frame's bytes, which the sender computes and decode.c checks */
 	uint64_t xxh3;
@@ -140,17 +154,18 @@ struct work {
 
 struct msg_hello {
 	enum role role;
-	/* "": the server chooses a slot; else the slot with this name */
+	/* name of the slot that the worker demands; "": the server chooses a slot */
 	char name[WIRE_MAX_NAME + 1];
-	char device[WIRE_MAX_NAME + 1]; /* for display: "cpu 2 threads avx512" */
+	char device[WIRE_MAX_NAME + 1]; /* text for display, such as "cpu 2 threads avx512" */
 	struct data_id data;
-	struct stamp resume;  /* the session to resume; all zero: a new process */
-	uint64_t last_seq;    /* newest seq of this process */
-	uint64_t durable_seq; /* newest seq that this process has discarded */
+	struct stamp resume; /* stamp of the session to resume; all zero: the process is new */
+	uint64_t last_seq;   /* newest seq of a push of this process */
+	/* newest seq of a push that this process has discarded, because it is durable */
+	uint64_t durable_seq;
 	/* never sent: the shell of the server writes the sender's key here */
 	char owner[WIRE_MAX_OWNER + 1];
-	char host[WIRE_MAX_HOST + 1]; /* for display */
-	uint32_t pid;                 /* for display; 0: unknown */
+	char host[WIRE_MAX_HOST + 1]; /* name of the worker's host, for display */
+	uint32_t pid;                 /* process id of the worker, for display; 0: unknown */
 	/* the metrics that this worker evaluates (common/metric_names.h) */
 	char metrics[METRICS_TEXT];
 	/* list of the tensors (common/tensor_list.h), borrowed; "" or NULL: unknown */
@@ -162,11 +177,12 @@ struct msg_hello {
 /* The mode determines how the server combines gradients (WIRE.md, "Modes"). */
 enum mode {
 	MODE_DOWNPOUR = 1, /* the server applies each gradient on arrival */
-	MODE_SSP = 2,      /* like DOWNPOUR, with a limit on how far a worker may be ahead */
+	/* like DOWNPOUR, with a limit on how far a worker may be ahead of the slowest worker */
+	MODE_SSP = 2,
 	/* each update uses the mean of one gradient per worker, all at the same weights */
 	MODE_SYNC = 3,
-	/* each update uses the sum of the gradients of a large batch's portions, all at the same
-	 * weights */
+	/* each update uses the sum of gradients that cover the portions of one large batch, all at
+	 * the same weights */
 	MODE_SANDBLASTER = 4,
 	/* the workers train weights of their own. They push a fraction of the distance between
 	 * these weights and the server's */
@@ -175,40 +191,47 @@ enum mode {
 
 struct msg_welcome {
 	struct stamp stamp;
-	uint64_t last_seq;    /* newest seq of this worker with a decision */
+	uint64_t last_seq;    /* newest seq of this worker that is decided */
 	uint64_t durable_seq; /* newest seq of this worker that is durable */
 	char model[WIRE_MAX_MODEL + 1];
 	uint64_t model_fingerprint;
 	uint64_t n_params;
 	uint64_t seed;
-	/* images per batch; epochs 0: no data set and no leases (vector:N) */
+	/* batch: number of images in a batch; epochs: number of epochs, 0 if the run has no data
+	 * set and no leases (vector:N) */
 	uint32_t batch, epochs;
-	uint32_t push_window;   /* maximum number of unacknowledged pushes, >= 1 */
-	uint32_t replay_window; /* maximum number of pushes that are not durable, >= push_window */
-	uint32_t heartbeat_ms;  /* maximum interval between the HEARTBEATs of a worker */
-	/* after this silence a worker is dead: another process may get its slot */
+	uint32_t push_window; /* maximum number of sent pushes that are not acknowledged, >= 1 */
+	/* maximum number of sent pushes that are not durable, >= push_window */
+	uint32_t replay_window;
+	uint32_t heartbeat_ms; /* maximum interval between the HEARTBEATs of a worker */
+	/* after this silence the server counts a worker as dead: another process may get its
+	 * slot */
 	uint32_t dead_ms;
-	/* after this time without contact to the server, a worker must end */
+	/* a worker must end after this time without contact to the server */
 	uint32_t session_ttl_ms;
 	enum mode mode;
-	uint32_t n_push, n_fetch; /* batches between two pushes, and between two pulls, >= 1 */
-	uint32_t push_sum;        /* 1: a push is the sum of its batches' gradients; 0: the mean */
-	uint32_t prefetch; /* 1: pull the next weights during the computation of a gradient */
+	/* numbers of batches between two pushes and between two pulls, >= 1 */
+	uint32_t n_push, n_fetch;
+	uint32_t push_sum; /* 1: a push is the sum of its batches' gradients; 0: the mean */
+	uint32_t prefetch; /* 1: the worker pulls the next weights while it computes a gradient */
 	double local_rate; /* learning rate of a worker's own steps between pulls, >= 0 */
-	double momentum;   /* EASGD: momentum of these steps, 0..1; 0: none */
-	uint32_t validate; /* training images that are held back for evaluation; 0: none */
-	int needs_images;  /* only when sent: 1: the receiver needs the feature "images" */
+	double momentum;   /* EASGD: momentum of the worker's own steps, 0..1; 0: none */
+	/* number of training images that are held back for evaluation; 0: none */
+	uint32_t validate;
+	/* only in a message to send; 1: the receiver needs the feature "images" */
+	int needs_images;
 	/* for shared memory (lane.h): the path of a Unix socket ("": none), a secret that opens a
 	 * lane once, and the newest ticket that the server has sent to this worker */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	uint64_t lane_secret_hi, lane_secret_lo, lane_ticket;
-	uint32_t lane_gpu; /* 1: the lane can have memory of the worker's GPU */
+	uint32_t lane_gpu; /* 1: the worker may offer memory of its GPU for the lane */
 	/* for an observer: the tensors as in HELLO, borrowed; "" or NULL: unknown */
 	const char *tensors;
-	enum encoding wire; /* `wire` of HELLO if the server accepts it; otherwise F32 or NONE */
+	/* `wire` of HELLO if the server accepts this encoding; otherwise F32 or NONE */
+	enum encoding wire;
 	/* for side connections (side.h): the maximum number of connections for the tensors of this
-	 * worker, the bulk connection included, and a secret that opens each of them once. At most
-	 * 1: the worker may use no other connection */
+	 * worker, the bulk connection included, and a secret that opens each of them once. 0 and 1:
+	 * the worker may use only the bulk connection */
 	uint32_t connections;
 	uint64_t side_secret_hi, side_secret_lo;
 };
@@ -243,11 +266,14 @@ struct msg_ack {
 	uint32_t duplicate;
 	uint64_t version;     /* version of the weights after the decision */
 	uint64_t durable_seq; /* newest seq of this worker that is durable */
-	uint64_t term;        /* term of the decision; a decision before a crash may be void */
+	/* term of the decision; a decision of an earlier term may be void after a crash */
+	uint64_t term;
 	/* 1: the push was rejected only because it came too late: another worker's result was
 	 * first, or the step had ended */
 	uint32_t superseded;
-	uint64_t code; /* proves this decision to the server after a crash; 0: none */
+	/* with this code, the worker proves after a crash of the server that the server made this
+	 * decision; 0: no proof */
+	uint64_t code;
 };
 
 struct msg_params {
@@ -259,15 +285,15 @@ struct msg_params {
 	double elastic;
 	/* ACK of the push that asked for these weights; seq 0: there is no ACK in this message */
 	struct msg_ack ack;
-	/* if the weights are in shared memory (lane.h): hold + 1, ticket and buffer. lane_hold 0:
-	 * they are not */
+	/* if the weights are in shared memory (lane.h): the number of the hold plus 1, the ticket
+	 * and the number of the buffer. lane_hold is 0 if the weights are in tensor frames */
 	uint32_t lane_hold;
 	uint64_t lane_ticket;
 	uint32_t lane_buffer;
 	/* number of parts of the tensor frame; the message has only the first part. 0: the message
 	 * has the whole frame */
 	uint32_t parts;
-	struct slices slices; /* they cover [0, n_params) */
+	struct slices slices; /* the slices cover [0, n_params) */
 };
 
 struct msg_push {
@@ -275,27 +301,29 @@ struct msg_push {
 	/* from 1; grows by 1 with each push of this worker id; a number is never reused */
 	uint64_t seq;
 	uint64_t base_version; /* version of the weights at which the gradient was computed */
-	struct work work;      /* the batches of the gradient */
-	uint32_t images;       /* images in these batches */
+	struct work work;      /* the batches over which the gradient was computed */
+	uint32_t images;       /* number of images in these batches */
 	float loss;            /* mean loss of these images */
 	/* in a replay: the verdict of the push's ACK; NONE: there was no ACK */
 	enum verdict verdict;
 	enum reject reject;
-	uint32_t superseded; /* in a replay: superseded in the push's ACK */
-	uint64_t code;       /* in a replay: the code in the push's ACK */
+	uint32_t superseded; /* in a replay: `superseded` in the ACK of the push */
+	uint64_t code;       /* in a replay: `code` in the ACK of the push */
 	/* the batches and the code of the grant that contains `work`; 0: unknown */
 	uint32_t grant_first, grant_count;
 	uint64_t grant_code;
-	uint64_t base_term; /* term in which the server sent these weights; 0: unknown */
+	/* term in which the server sent the weights of base_version; 0: unknown */
+	uint64_t base_term;
 	/* nonzero: the push is also a PULL with this request number. The PARAMS that answer this
 	 * PULL have the weights after the decision on the push. */
 	uint64_t pull;
-	uint32_t chunks; /* number of tensor frames that were sent before this message (wire.h) */
-	/* if the values are in shared memory (lane.h): slot + 1, and the number of values.
-	 * lane_slot 0: they are not */
+	/* number of tensor frames that the worker sent before this message (wire.h) */
+	uint32_t chunks;
+	/* if the values are in shared memory (lane.h): the number of the slot plus 1, and the
+	 * number of values. lane_slot is 0 if the values are in tensor frames */
 	uint32_t lane_slot;
 	uint64_t lane_count;
-	struct slices slices; /* values outside the slices are zero */
+	struct slices slices; /* values of the gradient outside the slices are zero */
 };
 
 struct msg_lease {
@@ -310,14 +338,16 @@ enum grant_kind { GRANT_TRAIN = 1, GRANT_EVAL = 2 };
 struct msg_grant {
 	uint64_t request;
 	enum grant_kind kind;
-	struct work work; /* TRAIN */
+	struct work work; /* TRAIN: the granted batches */
 	/* EVAL: images of the test set, for which the worker must pull WEIGHTS_EVAL */
 	uint32_t eval_first, eval_count;
-	uint64_t eval_id; /* EVAL: returned in RESULT */
+	uint64_t eval_id; /* EVAL: a number that the worker returns in RESULT */
 	/* TRAIN: 1: only gradients at `version` count, and one push must cover the whole grant */
 	uint32_t exact;
 	uint64_t version;
-	uint64_t code; /* proves this grant to the server after a crash; 0: none */
+	/* with this code, the worker proves after a crash of the server that the server made this
+	 * grant; 0: no proof */
+	uint64_t code;
 };
 
 struct msg_result {
@@ -334,12 +364,12 @@ struct msg_result {
 /* These numbers show how a worker's program has spent its time since it connected, in
  * microseconds. */
 struct time_split {
-	uint64_t compute_us; /* outside of libcnnps */
-	uint64_t weights_us; /* waiting for weights */
+	uint64_t compute_us; /* time that the program spends outside of libcnnps */
+	uint64_t weights_us; /* time of waiting for weights */
 	/* sending pushes, with their checksums and the waits for ACKs or for the disk */
 	uint64_t push_us;
-	uint64_t lease_us; /* waiting for work */
-	uint64_t copy_us;  /* checksums and copies in libcnnps */
+	uint64_t lease_us; /* time of waiting for work */
+	uint64_t copy_us;  /* time of checksums and copies in libcnnps */
 };
 
 /* Workers and the server send this heartbeat. The heartbeat of the server says which of the
@@ -352,7 +382,7 @@ struct msg_heartbeat {
 
 struct msg_bye {
 	struct stamp stamp;
-	int status; /* 0 or PS_E*: the reason */
+	int status; /* why the session ends: 0 (a normal end) or a PS_E* */
 };
 
 enum { STATUS_REQUEST = 0, STATUS_REPLY = 1 };
@@ -370,7 +400,7 @@ enum admin_verb {
 	ADMIN_LOG_LEVEL = 3,
 	ADMIN_RELEASE = 4,
 };
-/* enum log_level of common/log.h, plus 1 */
+/* each value is 1 more than the same level in enum log_level (common/log.h) */
 enum wire_log_level {
 	LOG_LEVEL_NONE = 0,
 	LOG_LEVEL_ERROR = 1,
@@ -380,15 +410,17 @@ enum wire_log_level {
 };
 struct msg_admin {
 	enum admin_verb verb;
-	uint32_t reply;            /* 1: this is the reply to a command that was carried out */
-	uint64_t generation;       /* in the reply to CHECKPOINT: the generation that is on disk */
+	/* 1: the message is the server's reply after it has carried out the command */
+	uint32_t reply;
+	/* in the reply to CHECKPOINT: the generation of the written checkpoint */
+	uint64_t generation;
 	enum wire_log_level level; /* for LOG_LEVEL: the new level; for other verbs: NONE */
 	/* for RELEASE: the name or key of the worker in quarantine; for other verbs: "" */
 	char worker[WIRE_MAX_NAME + 1];
 };
 
 struct msg_error {
-	int status;        /* PS_E* */
+	int status;        /* the error: PS_E* */
 	uint64_t expected; /* PS_EGAP: the seq that the server expects */
 	const char *text;  /* one line for a person; borrowed */
 	uint32_t notice;   /* 1: the message is only a notice that replies will be late */

@@ -133,8 +133,8 @@ static const struct wire_field pull[] = {
 	END,
 };
 
-/* Both the message ACK and the ACK inside PARAMS use these rows. If PARAMS has no ACK, all of these
- * fields are zero. */
+/* The rows of the fields of an ACK, as a message of its own and inside PARAMS. If PARAMS has no
+ * ACK, all of these fields are zero. */
 #define ACK_ROWS(type, of, min_verdict)                                                            \
 	NUMBER(1, type, of(seq), 0, WIRE_MAX_SEQ),                                                 \
 		NUMBER(2, type, of(verdict), min_verdict, VERDICT_REJECTED),                       \
@@ -381,16 +381,24 @@ const struct wire_message wire_messages[MSG_TYPES] = {
 
 const ProtobufCMessageDescriptor *wire_descriptor(unsigned type)
 {
-	const ProtobufCFieldDescriptor *field =
-		protobuf_c_message_descriptor_get_field(&cnnps__message__descriptor, type);
+	const ProtobufCFieldDescriptor *field = wire_field_of(&cnnps__message__descriptor, type);
 
 	return field ? field->descriptor : NULL;
+}
+
+const ProtobufCFieldDescriptor *wire_field_of(
+	const ProtobufCMessageDescriptor *message, unsigned number)
+{
+	/* the fields are sorted by number, so a message without gaps has field n at n - 1 */
+	if (number - 1 < message->n_fields && message->fields[number - 1].id == number)
+		return &message->fields[number - 1];
+	return protobuf_c_message_descriptor_get_field(message, number);
 }
 
 const ProtobufCFieldDescriptor *wire_find(
 	const ProtobufCMessage *message, const struct wire_field *row)
 {
-	return protobuf_c_message_descriptor_get_field(message->descriptor, row->number);
+	return wire_field_of(message->descriptor, row->number);
 }
 
 void *wire_alloc(struct wire_arena *a, size_t size)

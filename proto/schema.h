@@ -16,12 +16,13 @@
 enum wire_kind {
 	WIRE_END,    /* the end of the table */
 	WIRE_NUMBER, /* integer, enum or bool of `size` bytes, in [min, max] */
-	WIRE_REAL,   /* float or double: any value; the core checks it */
+	WIRE_REAL,   /* float or double: decode.c accepts any value, and the core checks it */
 	/* a status, which is a positive number in the message and a negative PS_E* in the struct */
 	WIRE_CODE,
-	WIRE_LINE,       /* char[size]: text without control characters */
-	WIRE_TEXT,       /* const char *, borrowed */
-	WIRE_INNER,      /* a struct with rows of its own; zeros if the message lacks it */
+	WIRE_LINE, /* char[size]: text without control characters */
+	WIRE_TEXT, /* const char *, borrowed */
+	/* a struct with rows of its own; all zeros if the message lacks the field */
+	WIRE_INNER,
 	WIRE_SLICES,     /* struct slices, with rows for the fields of a slice */
 	WIRE_OWN_NUMBER, /* this build always sends `max`; decode.c checks the value of a peer */
 	/* the features that the message requires (encode.c); decode.c checks the text of a peer */
@@ -57,7 +58,7 @@ struct wire_field {
 	size_t size;     /* bytes of the value in that struct */
 	uint64_t min, max;
 	const struct wire_field *inner;
-	const char *why; /* error text if the field is refused */
+	const char *why; /* error text if decode.c refuses the value */
 };
 
 struct wire_message {
@@ -67,11 +68,15 @@ struct wire_message {
 	const char *(*rule)(const struct msg *m);
 };
 
-extern const struct wire_message wire_messages[MSG_TYPES]; /* row 0 is unused */
+/* indexed by enum msg_type; row 0 is unused */
+extern const struct wire_message wire_messages[MSG_TYPES];
 
 /* Returns the descriptor of message type `type` (enum msg_type), or NULL if there is no such
  * type. */
 const ProtobufCMessageDescriptor *wire_descriptor(unsigned type);
+/* Returns protobuf-c's descriptor of field `number`, or NULL if the message has no such field. */
+const ProtobufCFieldDescriptor *wire_field_of(
+	const ProtobufCMessageDescriptor *message, unsigned number);
 /* Returns protobuf-c's descriptor of the field in `message` that `row` describes. */
 const ProtobufCFieldDescriptor *wire_find(
 	const ProtobufCMessage *message, const struct wire_field *row);
@@ -80,7 +85,8 @@ const ProtobufCFieldDescriptor *wire_find(
  * `used` to 0 frees all of it. */
 struct wire_arena {
 	unsigned char *memory; /* aligned to max_align_t */
-	size_t size, used;     /* bytes */
+	/* size: bytes of `memory`; used: bytes that wire_alloc has given out */
+	size_t size, used;
 };
 
 /* Takes `size` bytes from the arena. Returns NULL if the arena is full. */

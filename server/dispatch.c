@@ -1,6 +1,7 @@
 /* dispatch.c - see dispatch.h. */
 #include "server/dispatch.h"
 #include "server/config/images.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,17 @@ uint64_t dispatch_now(struct server *s)
 	return awake_ms(&s->awake, clock_ms(), AWAKE_DECIDE_MS);
 }
 
+/* Returns for how many seconds the loop's thread has not run. Waits for threads and for a GPU
+ * inside a step of the core do not count, because they belong to the step. The function computes
+ * the result from the processor time of the thread. libuv could measure how long the loop waits for
+ * events, but would need one more system call in each iteration. */
+static double idle_seconds(const struct server *s, const struct status *now)
+{
+	double unused = now->total_s - (clock_thread_seconds() - s->begin_cpu_s);
+
+	return fmax(0, fmin(unused, now->total_s - now->apply_s - now->net.verify_s));
+}
+
 void dispatch_status(const struct server *s, struct status *out)
 {
 	*out = (struct status){.core = s->state.core,
@@ -34,7 +46,6 @@ void dispatch_status(const struct server *s, struct status *out)
 		.wal = s->wal ? wal_stats(s->wal) : NULL,
 		.disk = &s->disk,
 		.apply_s = s->apply_s,
-		.idle_s = s->idle_s,
 		.total_s = clock_seconds() - s->begin_s,
 		.now_ms = s->finish_ms ? s->finish_ms : s->awake.now_ms,
 		.rss_bytes = status_rss(),
@@ -42,6 +53,7 @@ void dispatch_status(const struct server *s, struct status *out)
 		.ending = s->status,
 		.stops = s->stops};
 	router_stats(s->router, &out->net);
+	out->idle_s = idle_seconds(s, out);
 	if (s->auth)
 		out->auth = *auth_stats(s->auth);
 }
@@ -118,6 +130,7 @@ static void run_finish(struct server *s, int status)
 	s->status = status;
 	s->finish_ms = dispatch_now(s);
 	s->deadline_ms = s->finish_ms + SESSION_CLOSE_MS;
+	router_run_ended(s->router);
 	warnings_check(&s->warnings, s->state.core, 1);
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
 	if (progress_end(&s->progress, s->state.core, s->finish_ms))
@@ -159,8 +172,9 @@ static void send_fenced(struct server *s, const struct effect *e)
 }
 
 /* Sends a worker the BYE of a run that has met its stop rule. The core drains such a run, because
- * the run can continue without the rule. But a drain makes supervisors start the worker again, and
- * the worker has nothing more to do. */
+ * the run can continue without the rule. But the BYE of a drain would make a supervisor start the
+ * worker again, although the worker has nothing more to do. This BYE therefore says that the run is
+ * done. */
 static void send_done(struct server *s, const struct effect *e)
 {
 	struct msg m = e->msg;
@@ -184,8 +198,9 @@ static void send_msg(struct server *s, const struct effect *e)
 
 /* Makes all later replies that report decisions wait until the write-ahead log is flushed up to
  * `lsn`, because these replies can report the event with this LSN. The function begins the flush
- * even if no reply waits yet, because the next reply will wait for it, and because disk_wait.c
- * would otherwise report a slow disk while the event is not flushed. */
+ * even if no reply waits yet, because the next reply will wait for the flush. If the flush began
+ * only with that reply, disk_wait.c would until then report a slow disk, because a committed event
+ * would not be on disk. */
 static void commit(struct server *s, uint64_t lsn)
 {
 	s->committed_lsn = lsn;
@@ -200,8 +215,10 @@ static void note_effect(struct server *s, const struct effect *e)
 	history_effect(s->history, &now, e);
 }
 
-/* Begins to write the files of --keep for an evaluated epoch. Until they are written, no checkpoint
- * that has the result of the evaluation but not the weights reaches the disk. */
+/* Begins to write the files of --keep for an evaluated epoch. Until they are written, the server
+ * writes no checkpoint that says that the epoch is evaluated: a server that starts from such a
+ * checkpoint has neither these weights nor a reason to evaluate the epoch again, so the files would
+ * be missing. */
 static void export_epoch(struct server *s)
 {
 	if (!s->epoch_export)
@@ -257,7 +274,7 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 		log_info("server", "release", "worker=\"%s\"", e->msg.admin.worker);
 		break;
 	case EFFECT_WORKER:
-		membership_log(&s->membership, e, s->state.core, s->labels, dispatch_now(s));
+		membership_log(&s->membership, e, s->state.core, s->labels);
 		note_effect(s, e);
 		break;
 	case EFFECT_FINISH:
@@ -277,7 +294,8 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	PS_ASSERT(!s->dispatching); /* invariant 2 */
 	s->dispatching = 1;
 	if (s->wal && !s->status)
-		lsn = wal_append(s->wal, ev, now, f);
+		lsn = wal_append(s->wal, ev, now, f,
+			ev->kind == EVENT_MESSAGE ? router_sender_key(s->router) : "");
 	double begin = clock_seconds();
 	event.next_buffer = param_buffers_next(s->state.params);
 	event.defers = param_buffers_defer(s->state.params);
@@ -291,9 +309,25 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 		evaluated |= e->kind == EFFECT_EVALUATED;
 	}
 	s->dispatching = 0;
-	/* the next evaluation can begin now, without waiting for the next tick */
+	if (evaluated)
+		dispatch_stop_rule(s);
+	/* an additional tick: an evaluation that had to wait for the end of this one begins at
+	 * once */
 	if (evaluated && !s->status)
 		dispatch(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms}, NULL);
+}
+
+void dispatch_stop_rule(struct server *s)
+{
+	const struct event ev = {.kind = EVENT_DRAIN};
+	char why[STOP_TEXT];
+
+	if (s->stops || s->draining || s->status || core_ending(s->state.core) ||
+		!stop_rule_is_met(&s->options->stop, s->state.core, why))
+		return;
+	s->stops = 1;
+	log_info("train", "stops", "reason=\"%s\"", why);
+	dispatch(s, &ev, NULL);
 }
 
 /* ---- events in ----------------------------------------------------------------------------- */
@@ -321,25 +355,38 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 	router_send(s->router, peer, &answer);
 }
 
-/* Returns 1 if more messages of the sender of `m` wait for the disk than its share, or more pushes
- * than correct workers could have sent. The server then drops the message. A correct sender sends
- * the message again, as if the network had lost it. */
-static int is_flooded(const struct server *s, const struct msg *m)
+/* Returns how many pushes of a sender with `workers` live workers may wait for the disk: twice
+ * push_window for each worker, or one push if the sender has no live worker. A correct
+ * worker has at most push_window pushes without an answer. If the server refuses these because it
+ * lacks an earlier push, the worker sends them again while they still wait. */
+static size_t max_waiting_pushes(const struct server *s, uint32_t workers)
 {
-	const struct core_config *cfg = core_config(s->state.core);
+	return workers ? 2 * (size_t)core_config(s->state.core)->sessions.push_window * workers : 1;
+}
+
+/* Returns 1 if the messages of the sender of this event that wait for the disk exceed the sender's
+ * share, or if the message is a push, the sender has no live or suspect worker, and more bytes wait
+ * than full push windows of all live workers and of one more would have. The server then drops the
+ * message. A correct sender sends the message again, as if the network had lost it. */
+static int is_flooded(const struct server *s, const struct event *ev, struct frames *f)
+{
+	const struct core *c = s->state.core;
+	const struct core_config *cfg = core_config(c);
+	const char *key = router_sender_key(s->router);
+	int is_push = ev->msg->type == MSG_PUSH;
+	uint32_t workers = is_push ? core_workers_of(c, key, ev->peer) : 0;
 	size_t window = (size_t)cfg->sessions.push_window *
 			(cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
 
-	return wal_share_is_used(s->wal, m, window) ||
-	       (m->type == MSG_PUSH &&
-		       wal_pending_bytes(s->wal) > window * (core_live_workers(s->state.core) + 1));
+	return wal_share_is_used(s->wal, ev, f, key, max_waiting_pushes(s, workers)) ||
+	       (is_push && !workers &&
+		       wal_pending_bytes(s->wal) > window * (core_live_workers(c) + 1));
 }
 
-/* Counts a message that the server drops because too much waits for the disk. Logs the number of
- * such messages, at growing intervals while messages are dropped. */
-static void note_flood(struct server *s, const struct msg *m)
+/* Counts a message of `peer` that the server drops because too much waits for the disk. Logs the
+ * number of such messages, at growing intervals while messages are dropped. */
+static void note_flood(struct server *s, uint32_t peer)
 {
-	const struct stamp *stamp = msg_stamp(m);
 	uint64_t now = dispatch_now(s);
 
 	router_note_dropped(s->router);
@@ -348,9 +395,10 @@ static void note_flood(struct server *s, const struct msg *m)
 	s->flood.dropped++;
 	if (reminder_due(&s->flood.reminder, 1, s->flood.since_ms, now))
 		log_warn("server", "drops",
-			"messages=%llu worker=%u reason=\"too many messages of one sender wait for "
-			"the disk\"",
-			(unsigned long long)s->flood.dropped, stamp ? stamp->worker : 0);
+			"messages=%llu peer=%08x key=\"%.*s\" reason=\"too many messages of one "
+			"sender wait for the disk\"",
+			(unsigned long long)s->flood.dropped, peer, KEY_SHORT,
+			router_sender_key(s->router));
 }
 
 /* Returns 0 if the server must drop this HELLO, which its sender repeats later. */
@@ -392,8 +440,8 @@ static uint32_t count_larger_keys(
 }
 
 /* Returns 1 if one more worker with this key would exceed the key's share of the slots. If the
- * slots cannot be divided evenly, only as many keys as there are slots left over get one more.
- * Returns 0 if the worker already has a slot. */
+ * slots cannot be divided evenly among the keys, the N slots that are left over go to N of the
+ * keys, one to each. Returns 0 if the worker already has a slot. */
 static int is_over_share(const struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used;
@@ -428,7 +476,7 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 	struct err e;
 
 	if (s->restarts && m->role == ROLE_WORKER)
-		return 1; /* the worker sends HELLO again, to the restarted server */
+		return 1; /* drop this HELLO: the worker sends it again to the restarted server */
 	if (!s->options->auto_input || m->role != ROLE_WORKER || s->draining ||
 		!images_differ(s->options, &m->data) || !core_is_blank(s->state.core))
 		return 0;
@@ -444,7 +492,8 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* Sends a worker's predictions for the test images on the monitoring page to all open pages. */
+/* Sends to all open monitoring pages what a worker predicts for the test images that the page shows
+ * (wall.h). */
 static void on_show(struct server *s, uint32_t peer, const struct msg_status *m)
 {
 	char *line = http_watchers(s->http) ? wall_take(&s->wall, peer, m) : NULL;
@@ -479,8 +528,8 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 		send_workers(s, peer, &m->status);
 		return;
 	}
-	if (s->wal && is_flooded(s, m)) {
-		note_flood(s, m);
+	if (s->wal && !s->status && is_flooded(s, &ev, f)) {
+		note_flood(s, peer);
 		return;
 	}
 	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_LOG_LEVEL) {

@@ -5,7 +5,7 @@
  *
  * With a write-ahead log, the server sends a reply that reports a decision only after the events
  * that led to the decision are on disk (wal.h). Without a log, the server sends the reply at once.
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_DISPATCH_H
 #define SERVER_DISPATCH_H
@@ -21,8 +21,11 @@ void dispatch_event(struct server *s, const struct event *ev);
 /* Dispatches one event and carries out its effects. `f` has the frames of the message if the event
  * is an EVENT_MESSAGE, otherwise it is NULL. The next call of router_flush sends the replies. */
 void dispatch(struct server *s, const struct event *ev, struct frames *f);
-/* Returns the time that the core uses. This time does not advance while the server process is
- * stopped, so that no worker seems silent after a stop. */
+/* Drains the run if it has met the rule of --stop-at or of --patience-epochs. Must be called after
+ * each evaluation (stop_rule.h). The next call of router_flush sends the replies. */
+void dispatch_stop_rule(struct server *s);
+/* Returns the present time on the core's clock, in ms. This time does not advance while the server
+ * process is stopped, so that no worker seems silent after a stop. */
 uint64_t dispatch_now(struct server *s);
 /* Writes the current state of the server to *out. */
 void dispatch_status(const struct server *s, struct status *out);

@@ -114,9 +114,12 @@ int main(int argc, char **argv)
 		rc = sandbox_enter(&options, &e);
 	if (!rc)
 		rc = images_begin(&options, &e);
+	if (rc && options.lane_fd >= 0)
+		(void)unlink(options.lane_path);
 	if (!rc)
 		rc = threads_new(&threads, options.n_threads, "cnn-ps apply", &e);
-	/* at least half of the CPUs are left to the workers, so waiting threads may stay awake */
+	/* at least half of the CPUs are left to the workers, so a thread without a job may keep its
+	 * CPU busy for a moment before it sleeps */
 	if (!rc && options.n_cpus >= 2 * options.n_threads)
 		threads_stay_awake(threads);
 	if (!rc)

@@ -19,6 +19,7 @@
 #include "common/endpoint.h"
 #include "common/file.h"
 #include "common/log.h"
+#include "common/share.h"
 
 /* A build with a sanitizer cannot use the sandbox, because the sanitizer needs other files and
  * system calls. */
@@ -93,7 +94,8 @@ static int drop_capabilities(const struct options *o)
 
 /* ---- Landlock -------------------------------------------------------------------------------- */
 
-#ifndef LANDLOCK_ACCESS_FS_TRUNCATE /* ABI 3, Linux 6.2 */
+/* older headers lack this right, which Linux 6.2 added (Landlock's ABI 3) */
+#ifndef LANDLOCK_ACCESS_FS_TRUNCATE
 #define LANDLOCK_ACCESS_FS_TRUNCATE (1ull << 14)
 #endif
 
@@ -130,8 +132,8 @@ static const struct {
 	{"/sys/fs/cgroup", READ_DIR},
 };
 
-/* Allows `rights` for a file or everything in a directory. If the path does not exist, no rule is
- * needed. */
+/* Allows `rights` for a file or everything in a directory. Adds no rule if the path does not
+ * exist. */
 static int allow_path(int ruleset, const char *path, uint64_t rights)
 {
 	struct landlock_path_beneath_attr rule = {.allowed_access = rights};
@@ -166,9 +168,6 @@ static int allow_files(int ruleset, const struct options *o, uint64_t handled)
 		rc |= allow_path(ruleset, o->checkpoint_dir, WRITE_DIR & handled);
 	if (o->made_checkpoint_dir) /* a start that fails removes the directory that it made */
 		rc |= allow_beside(ruleset, o->checkpoint_dir, LANDLOCK_ACCESS_FS_REMOVE_DIR);
-	if (o->lane_path[0])
-		rc |= allow_beside(ruleset, o->lane_path,
-			LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE);
 	if (o->key)
 		rc |= allow_beside(ruleset, o->key, READ_DIR);
 	if (o->authorized_keys)
@@ -352,20 +351,22 @@ static const struct {
 	int family, type;
 } socket_kinds[] = {{AF_INET, SOCK_STREAM}, {AF_INET, SOCK_DGRAM}, {AF_INET6, SOCK_STREAM},
 	{AF_INET6, SOCK_DGRAM}, {AF_UNIX, SOCK_DGRAM}};
-/* The server sets flags of sockets, and asks whether its log is a terminal. Without this list, a
- * process could type into its terminal (TIOCSTI). */
+/* The ioctl requests that the filter allows: the server sets flags of sockets, and asks whether its
+ * log is a terminal. If the filter allowed all requests, the process could type into its terminal
+ * (TIOCSTI). */
 static const unsigned device_requests[] = {
 	FIONBIO, FIONREAD, FIOCLEX, TCGETS, TIOCGPGRP, TIOCGWINSZ, SIOCGIFINDEX, SIOCGIFNAME};
 
-/* The commands of fcntl that the server and its libraries use, besides F_SETFL without O_ASYNC. A
- * file descriptor with F_SETOWN, F_SETSIG and O_ASYNC sends signals to any process of the server's
- * user. */
+/* The commands of fcntl that the server and its libraries use, besides F_SETFL without O_ASYNC.
+ * With F_SETOWN, F_SETSIG and O_ASYNC, a process could make a file descriptor send signals to any
+ * process of the server's user. */
 static const int descriptor_commands[] = {F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL,
 	F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, F_ADD_SEALS,
 	F_GET_SEALS, F_GETPIPE_SZ, F_SETPIPE_SZ};
 
-/* The requests of NVIDIA's driver, which the store of --store cuda:N makes: those to a GPU have the
- * type 'F', and those to nvidia-uvm are numbers below 256, with or without these two high bits. */
+/* The requests of NVIDIA's driver that the store of --store cuda:N makes. A request to a GPU has
+ * the type 'F'. A request to nvidia-uvm is a number below 256, to which one or both of the bits
+ * 0x30000000 may be added. */
 #define REQUEST_TYPE   0xff00u
 #define GPU_REQUEST    ((unsigned)'F' << 8)
 #define NO_UVM_REQUEST (0xffffff00u & ~0x30000000u)
@@ -376,7 +377,7 @@ static struct scmp_arg_cmp first_is(scmp_datum_t value)
 	return (struct scmp_arg_cmp){.op = SCMP_CMP_EQ, .datum_a = value};
 }
 
-/* Allows sockets of one kind. A protocol below 0 stands for all protocols. */
+/* Allows sockets of one kind. `protocol` is negative to allow all protocols. */
 static int allow_socket(scmp_filter_ctx filter, int family, int type, int protocol)
 {
 	return seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socket), protocol < 0 ? 2 : 3,
@@ -391,14 +392,9 @@ static int allow_sockets(scmp_filter_ctx filter, const struct options *o)
 
 	for (size_t i = 0; i < sizeof(socket_kinds) / sizeof(socket_kinds[0]); i++)
 		rc |= allow_socket(filter, socket_kinds[i].family, socket_kinds[i].type, -1);
-	if (o->key) /* for the private address of the self-test of the keys (selftest.c) */
+	if (o->key) /* selftest.c, the self-test of the keys, uses a private Unix socket */
 		rc |= allow_socket(filter, AF_UNIX, SOCK_STREAM, -1);
-	if (o->lane == LANE_TCP || !o->lane_path[0])
-		return rc;
-	/* for the socket of lanes, whose file only its owner may use (share.c) */
-	rc |= allow_socket(filter, AF_UNIX, SOCK_SEQPACKET, 0);
-	return rc | seccomp_rule_add(
-			    filter, SCMP_ACT_ALLOW, CALL(fchmod), 1, SCMP_A1(SCMP_CMP_EQ, 0600, 0));
+	return rc;
 }
 
 static int allow_gpu(scmp_filter_ctx filter)
@@ -443,7 +439,7 @@ static int add_rules(scmp_filter_ctx filter, const struct options *o)
 		SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ERRNO(ENOSYS), CALL(clone3), 0);
 	/* The process can neither make memory executable nor map a file as code. All libraries are
-	 * mapped before the sandbox. */
+	 * mapped before the process enters the sandbox. */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(mprotect), 1,
 		SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
 	rc |= seccomp_rule_add(
@@ -455,7 +451,7 @@ static int add_rules(scmp_filter_ctx filter, const struct options *o)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, calls_on_itself[i], 1,
 			first_is((scmp_datum_t)getpid()));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(prlimit64), 1, first_is(0));
-	/* without the system call getpgrp, the C library calls getpgid */
+	/* on a CPU whose kernel lacks the system call getpgrp, the C library calls getpgid(0) */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(getpgid), 1, first_is(0));
 	return rc;
 }
@@ -483,13 +479,17 @@ int sandbox_enter(struct options *o, struct err *e)
 	const char *none = "", *privileges = none, *capabilities = none, *files = none,
 		   *calls = none;
 
-	if (o->sandbox == SANDBOX_OFF || (SANITIZED && o->sandbox == SANDBOX_AUTO))
-		return PS_OK;
 	o->made_checkpoint_dir =
 		o->checkpoint_dir && faccessat(AT_FDCWD, o->checkpoint_dir, F_OK, 0) != 0;
 	int rc = o->checkpoint_dir ? file_make_dir(o->checkpoint_dir, e) : PS_OK;
 	if (rc)
 		return rc;
+	/* make the socket of the lanes now: in the sandbox the process has no right to make it,
+	 * because such a right would hold for everything beneath the directory of the socket */
+	if (!o->lane_path[0] || share_listen(o->lane_path, &o->lane_fd, &o->lane_why))
+		o->lane_fd = -1;
+	if (o->sandbox == SANDBOX_OFF || (SANITIZED && o->sandbox == SANDBOX_AUTO))
+		return PS_OK;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
 		privileges = " no_new_privs";
 	if (drop_capabilities(o) != 0)

@@ -16,6 +16,7 @@
 #include "server/device/gpu_store.h"
 #include "server/config/memory.h"
 #include "server/dispatch.h"
+#include "server/monitor/epoch_metrics.h"
 #include "server/monitor/page.h"
 
 #define TICK_MS 50
@@ -35,7 +36,8 @@
 #define CLOSE_ALL_MS 2000
 #define GAVE_UP      PS_EAGAIN
 #define SILENT_MS    30000 /* a connection that was silent for longer is closed (port.h) */
-#define REQUEST_MS   100   /* minimum time between two snapshot requests of the log */
+/* minimum time between two snapshots that the server requests for the write-ahead log */
+#define REQUEST_MS 100
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 
@@ -183,6 +185,21 @@ static uint64_t memory_limit(const struct options *o)
 	return o->memory_bytes ? o->memory_bytes : mem_of_machine() / 5 * 4;
 }
 
+/* Returns the memory in use after ending the large answers and streams of HTTP, so that clients of
+ * HTTP that read slowly cannot make the server close the connections of workers. */
+static uint64_t end_large_answers(struct server *s, uint64_t used)
+{
+	const size_t bytes = http_large_bytes(s->http);
+
+	if (bytes == 0)
+		return used;
+	http_end_large(s->http);
+	mem_trim();
+	log_debug(
+		"http", "answers_ended", "bytes=%zu reason=\"the server needs the memory\"", bytes);
+	return status_rss();
+}
+
 /* Closes all connections if the process uses too much memory. libzmq limits the size of a frame and
  * the number of messages, but not the number of frames in a message. A peer whose message never
  * ends can therefore use all memory. Only closing the connection of this peer frees the memory, and
@@ -196,6 +213,8 @@ static void check_memory(struct server *s, uint64_t used)
 		mem_trim();
 		used = status_rss();
 	}
+	if (used > s->memory_bytes)
+		used = end_large_answers(s, used);
 	if (used <= s->memory_bytes) {
 		s->closed_ms = 0;
 		return;
@@ -291,20 +310,6 @@ static void record_history(struct server *s)
 		ask_for_wall(s);
 }
 
-/* Ends the run if the rule of --stop-at or of --patience-epochs says so. */
-static void check_stop_rule(struct server *s)
-{
-	const struct event ev = {.kind = EVENT_DRAIN};
-	char why[STOP_TEXT];
-
-	if (s->stops || s->draining || s->status || core_ending(s->state.core) ||
-		!stop_rule_is_met(&s->options->stop, s->state.core, why))
-		return;
-	s->stops = 1;
-	log_info("train", "stops", "reason=\"%s\"", why);
-	dispatch_event(s, &ev);
-}
-
 static void on_tick(uv_timer_t *t)
 {
 	struct server *s = t->data;
@@ -313,23 +318,23 @@ static void on_tick(uv_timer_t *t)
 		uv_stop(&s->loop);
 		return;
 	}
-	s->idle_s = (double)uv_metrics_idle_time(&s->loop) * 1e-9;
 	router_receive_pending(s->router);
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->committed_lsn, dispatch_now(s));
 	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
 	transfers_poll(&s->transfers, s->state.core, s->router, dispatch_now(s), on_transfer, s);
-	if (!s->status) /* at the end of the run, workers need lanes for their last messages */
+	/* after the end of the run close no lanes: workers need them for their last messages */
+	if (!s->status)
 		router_check_sessions(s->router, s->state.core, dispatch_now(s));
 	if (s->disk.notice_due && !s->status)
 		notify_workers(s);
 	request_snapshot(s);
+	line_budget_tick(&s->lines, dispatch_now(s));
 	membership_check(&s->membership, s->state.core);
 	warnings_check(&s->warnings, s->state.core, s->status != 0);
 	waiting_tick(&s->waiting, s->state.core, dispatch_now(s));
 	if (progress_tick(
 		    &s->progress, s->state.core, s->status ? NULL : &s->waiting, dispatch_now(s)))
 		record_history(s);
-	check_stop_rule(s);
 	check_deadline(s);
 }
 
@@ -337,13 +342,15 @@ static void on_stop_signal(struct server *s, int number)
 {
 	const struct event ev = {.kind = EVENT_DRAIN};
 
-	if (s->status) { /* everything is saved, so the signal only ends the wait for the clients */
+	/* the run has ended and is saved, so the signal only ends the wait for the clients */
+	if (s->status) {
 		if (number != SIGUSR1)
 			uv_stop(&s->loop);
 		return;
 	}
 	if (s->draining) {
-		if (number != SIGUSR1) /* Slurm can send SIGUSR1, its warning, more than once */
+		/* ignore a second SIGUSR1: Slurm can send this warning more than once */
+		if (number != SIGUSR1)
 			abort_run(s, GAVE_UP, "a second signal");
 		return;
 	}
@@ -471,13 +478,13 @@ static const char *why_no_gpu_lanes(const struct options *o, const struct core_c
 		       : NULL;
 }
 
-/* Opens the router. Must be called after open_auth. */
+/* Opens the router. Must be called after open_auth, because the router uses s->auth. */
 static int open_router(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = &s->options->core;
 	struct endpoint at;
 
-	s->labels = labels_new(cfg->sessions.max_workers);
+	s->labels = labels_new(cfg->sessions.max_workers, &s->lines);
 	if (!s->labels)
 		return err_set(e, PS_ENOMEM, "no memory for the labels of workers");
 	const struct router_config config = {.loop = &s->loop,
@@ -485,6 +492,7 @@ static int open_router(struct server *s, struct err *e)
 		.n_params = cfg->n_params,
 		.push_window = cfg->sessions.push_window,
 		.max_workers = cfg->sessions.max_workers,
+		.lines = &s->lines,
 		.key_bytes = memory_for_pushes(s->options, memory_limit(s->options)),
 		.silent_ms = SILENT_MS,
 		.params = s->state.params,
@@ -496,6 +504,8 @@ static int open_router(struct server *s, struct err *e)
 		.gpu = s->options->gpu,
 		.gpu_off = why_no_gpu_lanes(s->options, cfg),
 		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,
+		.lane_fd = s->options->lane_fd,
+		.lane_why = &s->options->lane_why,
 		.needs_lane = s->options->lane == LANE_SHM,
 		.sides = s->options->sides,
 		.auth = s->auth,
@@ -508,15 +518,13 @@ static int open_router(struct server *s, struct err *e)
 			e, PS_EUSAGE, "--bind %.100s: expected tcp://HOST:PORT", s->options->bind);
 	address_resolve(&at);
 	endpoint_format(&at, s->bind, sizeof(s->bind));
-	int rc = router_new(&s->router, &config, e);
-	if (!rc)
-		s->lane_file = router_lane_file(s->router);
-	return rc;
+	return router_new(&s->router, &config, e);
 }
 
-/* Refuses a port that is open to the network without keys or, for pages, without a token. The
- * options module has already checked the addresses of a host name, but the name may have got other
- * addresses in the meantime. */
+/* Refuses a bound address that other machines can reach without the required secret: that of --bind
+ * needs keys or --insecure, and that of --http needs a token. The options module has already
+ * checked the addresses of a host name, but the name may have got other addresses in the
+ * meantime. */
 static int check_exposure(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -561,8 +569,10 @@ static void on_exported(void *arg)
 static int open_epoch_export(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
-	const struct epoch_export_of of = {
-		.dir = o->checkpoint_dir, .rule = o->keep, .model = &o->model};
+	const struct epoch_export_of of = {.dir = o->checkpoint_dir,
+		.rule = o->keep,
+		.model = &o->model,
+		.results = epoch_results_text};
 
 	if (!o->keep.best && !o->keep.every)
 		return PS_OK;
@@ -692,7 +702,7 @@ static void start_handles(struct server *s)
 	progress_init(&s->progress, s->state.core, dispatch_now(s));
 	waiting_init(&s->waiting, core_config(s->state.core), router_endpoint(s->router),
 		s->auth != NULL);
-	membership_init(&s->membership, s->state.core);
+	membership_init(&s->membership, s->state.core, &s->lines);
 	if (core_data_is_fixed(s->state.core))
 		membership_log_data(s->state.core);
 	transfers_init(&s->transfers, s->state.core);
@@ -722,6 +732,8 @@ static void close_network(struct server *s)
 	router_free(&s->router);
 }
 
+/* Removes the file of the socket of lanes. In the sandbox this is possible only in
+ * --checkpoint-dir; elsewhere the file stays, and the next start replaces it. */
 static void remove_lane_file(struct server *s)
 {
 	if (s->lane_file)
@@ -774,10 +786,11 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	memset(s, 0, sizeof(*s));
 	s->options = o;
 	s->state.lock_fd = -1;
+	s->lane_file = o->lane_fd >= 0 ? o->lane_path : NULL;
 	s->begin_s = clock_seconds();
+	s->begin_cpu_s = clock_thread_seconds();
 	if (uv_loop_init(&s->loop) != 0)
 		return err_set(e, PS_ENOMEM, "no event loop");
-	(void)uv_loop_configure(&s->loop, UV_METRICS_IDLE_TIME);
 	int rc = startup_open(&s->state, o, e);
 	if (!rc) {
 		rc = prepare_store(s, o, e);
@@ -804,6 +817,9 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	announce(s);
 	announce_ports(s);
 	start_handles(s);
+	/* the run that this server resumes may have met the rule already */
+	dispatch_stop_rule(s);
+	router_flush(s->router);
 	return PS_OK;
 }
 
@@ -839,6 +855,9 @@ int server_restarts(
 	*o = s->next;
 	server_hold_signals();
 	close_network(s);
+	/* do not remove the file: the process still listens on this socket, and the next server
+	 * uses it */
+	s->lane_file = NULL;
 	release_server(s);
 	return 1;
 }
@@ -853,6 +872,8 @@ int server_stop(struct server *s, int *is_blocked)
 	/* close the network first, because printing the result can block on a pipe that nobody
 	 * reads */
 	close_network(s);
+	if (s->options->lane_fd >= 0)
+		close(s->options->lane_fd);
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);
 	free(result);

@@ -34,6 +34,7 @@
 #include "common/pool.h"
 #include "common/reminder.h"
 #include "server/net/clients.h"
+#include "server/net/line_budget.h"
 #include "server/durability/wal.h"
 #include "server/auth/auth.h"
 #include "server/monitor/history.h"
@@ -64,19 +65,23 @@ struct server {
 	char bind[ENDPOINT_TEXT]; /* --bind, with its host name replaced by an address */
 	struct auth *auth;        /* NULL: the server has no keys */
 	struct router *router;
-	struct pool *copies;               /* --store: page-locked memory for pushes; NULL: none */
-	const char *lane_file;             /* the socket of shared-memory lanes, NULL: none */
+	/* page-locked memory for pushes; NULL: without --store cuda:N */
+	struct pool *copies;
+	/* path of the socket of shared-memory lanes; NULL: there is none */
+	const char *lane_file;
 	struct checkpointer *checkpointer; /* NULL: no checkpoints */
 	struct wal *wal;                   /* NULL: no write-ahead log */
 	/* LSN of the newest event with EFFECT_COMMIT; messages that report decisions wait for it */
 	uint64_t committed_lsn;
 	struct disk_wait disk;
-	uint64_t request_ms; /* time of the newest EVENT_SAVE that the log needed */
-	struct http *http;   /* NULL: off */
+	/* time of the newest EVENT_SAVE, which requests a snapshot for the write-ahead log */
+	uint64_t request_ms;
+	struct http *http; /* NULL: the server has no --http */
 	char http_token[HTTP_TOKEN];
 	/* time at which the last checkpoint of a drain failed for the first time; 0: it has not
 	 * failed */
 	uint64_t unsaved_ms;
+	struct line_budget lines; /* limits the log lines about each worker */
 	struct membership membership;
 	struct transfers transfers;
 	struct labels *labels;
@@ -86,18 +91,18 @@ struct server {
 	struct progress progress;
 	struct tallies tallies;
 	struct history *history;
-	struct epoch_export *epoch_export; /* NULL: without --keep */
+	struct epoch_export *epoch_export; /* NULL: the run has no --keep */
 	struct wall wall;
 	struct timings timings;
 	int dispatching; /* 1: dispatch is handling an event or carrying out its effects */
-	double begin_s;  /* clock_seconds at the start of the loop */
+	/* results of clock_seconds and clock_thread_seconds when the loop started */
+	double begin_s, begin_cpu_s;
 	/* time in s that the core took, including the computation of the weights */
 	double apply_s;
-	/* time in s that the loop had waited for events, measured at the newest tick */
-	double idle_s;
 	struct warnings warnings;
 	struct waiting waiting;
-	/* messages that were dropped because too much waited for the disk (dispatch.c) */
+	/* dropped: number of messages that were dropped because too much waited for the disk
+	 * (dispatch.c) */
 	struct {
 		uint64_t dropped, since_ms;
 		struct reminder reminder;
@@ -106,7 +111,7 @@ struct server {
 
 	int status;         /* PS_E*: how the run ended; 0: it has not ended */
 	uint64_t finish_ms; /* time at which the run ended */
-	int stops;          /* 1: --stop-at or --patience-epochs ends the run */
+	int stops;          /* 1: the run is ending because of --stop-at or --patience-epochs */
 	int draining;       /* 1: a signal has begun a drain */
 	/* time at which the server ends without waiting any longer; 0: the end has no deadline */
 	uint64_t deadline_ms;
@@ -122,8 +127,8 @@ struct server {
 };
 
 /* Blocks the signals that the server handles until server_start has installed their handlers. A
- * signal that arrives before server_start has installed the handlers is handled later and does not
- * kill the process. Call this function before server_start. */
+ * signal that arrives in the meantime is handled later and does not kill the process. Call this
+ * function before server_start. */
 void server_hold_signals(void);
 /* Starts the server: binds the ports, resumes or begins the run, writes the first checkpoint. If
  * server_start fails, it releases *s. */
@@ -131,7 +136,8 @@ int server_start(struct server *s, const struct options *o, struct err *e) PS_MU
 void server_run(struct server *s);
 /* Called after server_run. Returns 1 if the server must start again for other images
  * (server/config/images.h). Before it returns 1, the function releases *s, and writes the options
- * of the next server_start to *o and its addresses to `bind` and `http`. */
+ * of the next server_start to *o. In these options, --bind and --http name the addresses to which
+ * *s was bound; the buffers `bind` and `http` hold the two texts. */
 int server_restarts(
 	struct server *s, struct options *o, char bind[ENDPOINT_TEXT], char http[ENDPOINT_TEXT]);
 /* Closes the network, prints the result on stdout and releases everything. Returns the exit code.

@@ -1,4 +1,5 @@
-"""Makes pytest run the C tests, with one item for each cmocka test, and defines common fixtures.
+"""Makes pytest run the C tests, with one pytest item for each cmocka test. Also defines fixtures
+that tests of several folders use.
 
 `make test` sets CNN_DATA and FLAVOUR. A C test program runs once, in a process of its own, with a
 deadline. Each TAP line that the program prints is the outcome of one pytest item. The additional
@@ -16,8 +17,8 @@ from support import idx
 from support.build import PATIENCE, ROOT, command
 from support.programs import Programs
 
-# Folders whose C files are test programs, and the time limit of one program in seconds. tests/gpu
-# takes longer, because cpu-ref computes large nets there for comparison.
+# Folders whose C files are test programs, and the time limit of one program in seconds. A program
+# of tests/gpu takes longer, because it compares the GPU with cpu-ref on large networks.
 PROGRAM_SECONDS = {"unit": 60 * PATIENCE, "gpu": 420 * PATIENCE}
 
 
@@ -55,7 +56,8 @@ class UnitFile(pytest.File):
         names = [one or other for one, other in names]
         for name in [*dict.fromkeys(names), "ends_well"]:
             test = UnitTest.from_parent(self, name=name)
-            test.add_marker(pytest.mark.xdist_group(self.path.stem))  # the program runs once
+            # one group, so that only one process runs the program
+            test.add_marker(pytest.mark.xdist_group(self.path.stem))
             yield test
 
     def outcome(self):
@@ -103,14 +105,17 @@ def pytest_collect_file(file_path, parent):
     return None
 
 
-# Files whose tests take long and run in order: those of containers, the simulator's, and C programs
-# that compute gradients.
-LONG = {"test_compose.py", "test_sim.py", "test_kernels_cpu.c", "test_kernels.c"}
+# The files whose tests or groups of tests take longest: those of containers, Slurm and Ray, the
+# simulator's, and C programs that compute gradients.
+LONG = ("test_compose.py", "test_slurm.py", "test_python_ray.py", "test_sim.py",
+        "test_kernels_cpu.c", "test_kernels.c")
 
 
 def pytest_collection_modifyitems(items):
-    """Start the longest files first, so that no processor is idle while the last of them ends."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """Start the longest files first, in the order of LONG, so that no processor is idle while the
+    last of them ends."""
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +123,7 @@ def data():
     """The directory of the four IDX files."""
     for d in (os.environ.get("CNN_DATA"), "data/mnist", "/usr/share/datasets/fashion-mnist"):
         if d and any(Path(d).glob("train-images-*")):
-            return Path(d).resolve()  # tests run programs in other directories
+            return Path(d).resolve()  # absolute, because tests run programs in other directories
     pytest.fail("no training images: deploy/data.sh finds or fetches some")
 
 

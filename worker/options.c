@@ -25,8 +25,8 @@ static int64_t cpu_count(void)
 	return CPU_COUNT(&set) < MAX_THREADS ? CPU_COUNT(&set) : MAX_THREADS;
 }
 
-/* Checks the text of --name before the worker connects. The error of a server that refused the name
- * would not mention the option. */
+/* Checks the text of --name before the worker connects. Otherwise the server would refuse the name
+ * with an error that does not mention the option. */
 static int check_name(const char *name)
 {
 	struct err line;
@@ -59,102 +59,114 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		CLIENT_OPT_SERVER_KEY(&o->server_key, NULL),
 		CLIENT_OPT_DATA(&o->data, NULL),
 		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
-			"device that computes the gradients: auto is a GPU if one works, else the "
-			"CPU; cuda is the GPU with the least memory in use or, under Slurm, the "
-			"GPU with number SLURM_LOCALID; cuda:N is GPU number N; cpu is the CPU, "
-			"with threads and SIMD; cpu-ref is a slow reference implementation on the "
-			"CPU"),
+			"device that computes the gradients (docs/gpu.md): cuda is the GPU with "
+			"the least memory in use or, under Slurm, the GPU whose number is "
+			"SLURM_LOCALID modulo the number of GPUs; cuda:N is GPU number N; cpu is "
+			"the CPU, with threads and SIMD; cpu-ref is the CPU, with a slow "
+			"reference implementation. The value auto is the same GPU as cuda or, if "
+			"no GPU works, the CPU"),
 		{.name = "precision",
 			.type = OPT_ENUM,
 			.dest = &o->precision,
 			.def = "fp32",
 			.values = KX_PRECISION_NAMES,
 			.arg = "NAME",
-			.help = "number format in which device cuda multiplies numbers in "
-				"convolutions and fully connected layers; tf32 and bf16 are faster "
-				"than fp32 and less exact; tf32x3 is as exact as fp32 except in "
-				"the gradients of convolutions (docs/gpu.md); other devices "
-				"support only fp32"},
+			.help = "number format of the multiplications in convolutions and fully "
+				"connected layers on device cuda (docs/gpu.md). The formats tf32 "
+				"and bf16 are faster than fp32, but less exact. The format "
+				"tf32x3 is as exact as fp32, except in the gradients of "
+				"convolutions. Other devices support only fp32"},
 		{.name = "kernels",
 			.type = OPT_ENUM,
 			.dest = &o->kernels,
 			.def = "auto",
 			.values = KX_KERNELS_NAMES,
 			.arg = "NAME",
-			.help = "kernels that device cuda uses: auto uses the fastest kernels that "
-				"fit the model; general uses only those kernels that run any "
-				"model"},
+			.help = "kernels (functions for the GPU) that device cuda uses: auto "
+				"uses the fastest kernels that support the model; general uses "
+				"only the kernels that support every model"},
 		INT("threads", threads, NULL, 1, MAX_THREADS, "N",
-			"number of threads of device cpu", .unset = "one per CPU"),
+			"number of threads that device cpu uses; other devices ignore this option",
+			.unset = "one per CPU"),
 		{.name = "name",
 			.type = OPT_TEXT,
 			.dest = &o->name,
 			.max = WIRE_MAX_NAME,
 			.arg = "NAME",
-			.help = "name of this worker; a worker that restarts with the same name "
-				"gets its earlier slot (the server's entry for one worker) again; "
-				"a running worker exits when another one with its name joins",
+			.help = "name of this worker. A worker that is started again with the "
+				"same name gets its earlier slot (the server's entry for one "
+				"worker). If another worker with this name joins, this worker "
+				"exits",
 			.unset = "the server chooses a slot"},
 		INT("connect-timeout-ms", connect_timeout_ms, "30000", 1, DAY_MS, "MS",
-			"exit if the server does not answer within MS milliseconds after the start",
+			"number of milliseconds for which the worker, after its start, waits "
+			"until the server accepts the worker; after this time, the worker exits "
+			"with status 3",
 			.was = "connect-ms"),
 		INT("disconnect-timeout-ms", disconnect_timeout_ms, "600000", 1, DAY_MS, "MS",
-			"exit after MS milliseconds in a row without contact to the server",
+			"number of milliseconds without contact with the server after which the "
+			"worker exits with status 3",
 			.was = "patience-ms"),
 		INT("batch-timeout-ms", batch_timeout_ms, "60000", 100, DAY_MS, "MS",
-			"stop the heartbeats if one batch takes longer than MS milliseconds, so "
-			"that the server gives the work of this worker to others",
+			"maximum number of milliseconds for one batch; if a batch takes longer, "
+			"the worker sends no more heartbeats, so that the server gives the work "
+			"of this worker to other workers",
 			.was = "hang-ms"),
 		INT("grace-ms", grace_ms, "10000", 100, DAY_MS, "MS",
-			"exit with status 12 at the latest MS milliseconds after SIGTERM, even if "
-			"the last push or the message that the worker leaves (BYE) is not "
-			"finished"),
+			"maximum number of milliseconds from SIGTERM to the exit of the worker "
+			"(status 12); after this time, the worker exits even if it has not "
+			"finished its last push or its last message to the server (BYE)"),
 		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
-			"exit with status 13 if the device does not answer one call of the worker "
-			"within MS milliseconds"),
+			"maximum number of milliseconds for one call of the device (--device); "
+			"if a call takes longer, the worker exits with status 13"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",
-			"maximum memory, in MiB, for pushed gradients that are not yet on the "
-			"server's disk; a worker that has reached it waits before it pushes again, "
-			"but always keeps one gradient, whatever its size"),
+			"maximum memory, in MiB, for pushed gradients that are not yet saved on "
+			"the server's disk; if the next gradient does not fit, the worker waits "
+			"before it pushes again. One gradient is always permitted, whatever its "
+			"size"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MIB",
-			"maximum memory, in MiB, for the images of the data set; if they need "
-			"more, the worker reads plain files batch by batch from the disk, and "
-			"refuses gzipped files and files of EMNIST; 0 means half of the machine's "
-			"memory"),
+			"maximum memory, in MiB, for the images of the data set. If a plain file "
+			"of images does not fit, the worker reads the images of this file batch "
+			"by batch; gzipped files and files of EMNIST must fit. 0 means half of "
+			"the memory of the machine or container"),
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
-			"maximum memory, in MiB, for the model of the server and the activations "
-			"of its layers; if a model needs more, the worker exits with status 1; 0 "
-			"means half of the memory of the machine or container"),
+			"maximum memory, in MiB, for the model of the run and the activations of "
+			"its layers; if the model needs more, the worker exits with status 1. The "
+			"value 0 means half of the memory of the machine or container"),
 		{.name = "lane",
 			.type = OPT_ENUM,
 			.dest = &o->lane,
 			.def = "auto",
 			.values = LANE_NAMES,
 			.arg = "LANE",
-			.help = "how gradients and weights travel: auto uses shared memory if the "
-				"server is on this host and permits it, else the connection; tcp "
-				"uses the connection; shm uses shared memory, and the worker "
-				"exits if that is not possible"},
+			.help = "how gradients and weights travel between worker and server "
+				"(docs/lane.md): auto uses shared memory if the server is on "
+				"this host and offers it, otherwise the network connection; tcp "
+				"always uses the network connection; shm uses shared memory, and "
+				"the worker exits if that is not possible"},
 		{.name = "wire",
 			.type = OPT_ENUM,
 			.dest = &o->wire,
 			.def = "fp32",
 			.values = "fp32|bf16",
 			.arg = "FORMAT",
-			.help = "number format of gradients and weights on the connection; bf16 "
-				"needs half of the bytes of fp32, and the worker adds the rounding "
-				"error of a gradient to the next gradient; shared memory (--lane) "
-				"always has fp32"},
+			.help = "number format of gradients and weights on the network "
+				"connection: bf16 takes half as many bytes as fp32, but is less "
+				"exact (docs/bf16.md). With bf16, the worker adds the rounding "
+				"error of each gradient to its next gradient, and receives the "
+				"weights for evaluations in fp32. Shared memory (--lane) always "
+				"uses fp32"},
 		INT("connections", connections, "1", 1, WIRE_MAX_CONNECTIONS, "N",
-			"number of connections over which large gradients and weights travel; if "
-			"the server's own --connections is smaller, its value applies "
-			"(docs/connections.md)"),
+			"number of connections over which the worker sends large gradients and "
+			"receives large weights (docs/connections.md); if the server's "
+			"--connections is smaller, the worker uses that number instead"),
 		{.name = "print-data-id",
 			.type = OPT_FLAG,
 			.dest = &o->print_data_id,
 			.def = "0",
-			.help = "print the fingerprint of the data set and the numbers of its "
-				"training and test images, which cnn-ps --data-id takes, and exit"},
+			.help = "print the identity of the data set in the form of cnn-ps "
+				"--data-id (the fingerprint, the number of training images and "
+				"the number of test images), and exit"},
 		CLIENT_OPT_LOG_LEVEL(&o->log_level, "info"),
 		CLIENT_OPT_LOG_FORMAT(&o->log_format),
 		{0},

@@ -1,10 +1,13 @@
 /* show.c - see show.h. */
 #include "worker/show.h"
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "common/mem.h"
 #include "kernels/backend.h"
 #include "proto/msg.h"
+#include "worker/data/class_names.h"
 #include "worker/data/dataset.h"
 #include "worker/watchdog.h"
 
@@ -12,6 +15,9 @@
 #define MAX_BYTES (31u * 1024)
 #define PADDING   64u /* the index of "=" among the digits of base64 */
 #define MORE      96  /* maximum bytes of the fields of an image besides its pixels */
+/* maximum bytes of an entry of "names" besides the name: the number of the class, and the quotes,
+ * colon and comma of JSON */
+#define NAME_MORE 16
 
 /* The size and the color mode of an image in the answer. */
 struct small {
@@ -54,39 +60,69 @@ static json_t *base64(const uint8_t *image, struct shape s, const struct small *
 	return json_stringn(text, at);
 }
 
-static json_t *image_object(const uint8_t *image, const struct data *d, const struct small *to,
-	size_t i, const float *p, size_t classes)
+static size_t most_probable(const float *p, size_t classes)
 {
 	size_t best = 0;
 
 	for (size_t c = 1; c < classes; c++)
 		if (p[c] > p[best])
 			best = c;
+	return best;
+}
+
+static json_t *image_object(const uint8_t *image, const struct data *d, const struct small *to,
+	size_t i, const float *p, size_t classes)
+{
+	const size_t best = most_probable(p, classes);
+
 	return json_pack("{s:o, s:i, s:i, s:f}", "pixels", base64(image, d->shape, to), "label",
 		(int)d->labels[TEST_PART][i], "class", (int)best, "sure", (double)p[best]);
 }
 
-static char *images_text(
-	const struct data *d, const uint8_t *pixels, const float *p, size_t n, size_t classes)
+/* Adds the name of a class to `names` if the class has a name, and if the name needs at most *left
+ * bytes. JSON writes some characters of a name with two bytes. */
+static void put_class_name(json_t *names, const struct class_names *c, size_t class, size_t *left)
+{
+	const char *name = class_names_get(c, class);
+	const size_t bytes = 2 * strlen(name) + NAME_MORE;
+	char key[NAME_MORE];
+
+	snprintf(key, sizeof(key), "%zu", class);
+	if (!name[0] || bytes > *left || json_object_get(names, key))
+		return;
+	*left -= bytes;
+	json_object_set_new(names, key, json_string(name));
+}
+
+/* Returns the answer for n images with at most `left` bytes of names. */
+static char *images_text(const struct data *d, const struct class_names *c, const uint8_t *pixels,
+	const float *p, size_t n, size_t classes, size_t left)
 {
 	const struct small to = shrink_picture(d->shape);
 	json_t *o = json_pack("{s:[i, i], s:b, s:[]}", "side", (int)to.rows, (int)to.columns,
 		"color", to.color, "images");
+	json_t *names = json_object();
 
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < n; i++) {
 		json_array_append_new(json_object_get(o, "images"),
 			image_object(pixels + i * shape_count(d->shape), d, &to, i, p + i * classes,
 				classes));
+		put_class_name(names, c, d->labels[TEST_PART][i], &left);
+		put_class_name(names, c, most_probable(p + i * classes, classes), &left);
+	}
+	if (json_object_size(names))
+		json_object_set(o, "names", names);
+	json_decref(names);
 	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(4));
 	json_decref(o);
 	return text;
 }
 
-char *show_json(
-	const struct data *d, const struct model *m, struct backend *b, const float *weights)
+char *show_json(const struct data *d, const struct class_names *names, const struct model *m,
+	struct backend *b, const float *weights)
 {
 	const struct small to = shrink_picture(d->shape);
-	size_t room = MAX_BYTES / (to.rows * to.columns / 3 * 4 + MORE);
+	const size_t bytes = to.rows * to.columns / 3 * 4 + MORE, room = MAX_BYTES / bytes;
 	size_t n = room < SHOW_IMAGES ? room : SHOW_IMAGES;
 	char *text = NULL;
 	int rc = PS_OK;
@@ -107,7 +143,7 @@ char *show_json(
 	if (!rc)
 		rc = WATCHED(backend_predict(b, weights, 0, n, p));
 	if (!rc)
-		text = images_text(d, pixels, p, n, m->classes);
+		text = images_text(d, names, pixels, p, n, m->classes, MAX_BYTES - n * bytes);
 	free(pixels);
 	free(labels);
 	free(p);

@@ -101,8 +101,8 @@ static int pull_held(struct steps *s)
 	return cnnps_pull(s->c, &s->held);
 }
 
-/* Pulls as pull_held does, but the device checks the weights if it can: *xxh3 is their checksum, or
- * 0 if they are checked. */
+/* Pulls as pull_held does, but the device checks the weights if it can: *xxh3 is the checksum that
+ * the device must confirm, or 0 if the weights are already checked. */
 static int pull_unchecked(struct steps *s, uint64_t *xxh3)
 {
 	s->held = (struct cnnps_pull){.size = sizeof(s->held)};
@@ -210,7 +210,7 @@ static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t 
 	p->loss += loss * images;
 }
 
-/* Computes the gradient of batch `b` at weights `w` into `g`. */
+/* Computes the gradient of batch `b` at the weights `w`, and writes it to `g`. */
 static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
 	const float *w, float *g, struct next_push *p)
 {
@@ -227,8 +227,8 @@ static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const 
 
 /* Computes a gradient as compute_gradient does, and adds it to push `p`. Sets *g to the gradient of
  * this batch alone, which is valid until the next call. The first gradient of a push is computed in
- * the buffer of the push, without a copy. If `by_images` is 1, the gradient is weighted by its
- * number of images. */
+ * the buffer of the push, without a copy. If `by_images` is 1, the gradient is multiplied by the
+ * number of images of its batch. */
 static int add_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
 	const float *w, struct next_push *p, int by_images, const float **g)
 {
@@ -257,9 +257,10 @@ static uint32_t divisor_of(const struct steps *s, const struct next_push *p)
 	return s->info->push_sum ? 1 : p->work.count;
 }
 
-/* Divides the sum of the gradients in `p` by `divisor`, and the sum of the batches' running
- * statistics by the sum of the weights of the batches. The sum of the weights is the number of
- * batches unless `divisor` is larger. */
+/* Divides the sum of the gradients in `p` by `divisor`. Divides the sum of the batches' running
+ * statistics by the number of batches or, if `divisor` is larger, by `divisor`. `divisor` is larger
+ * if it is the number of images, because the statistics of each batch were then multiplied by the
+ * number of its images, too. */
 static void divide_push(const struct steps *s, struct next_push *p, uint32_t divisor)
 {
 	size_t n = s->n_trained;
@@ -271,8 +272,8 @@ static void divide_push(const struct steps *s, struct next_push *p, uint32_t div
 		divide(p->g + n, (float)batches, s->info->n_params - n);
 }
 
-/* Pushes `p`, whose gradient was computed at `version`. If `then_pull` is 1, the same request also
- * pulls the weights after this push. */
+/* Pushes `p`, whose gradient was computed at the weights of version `version`. If `then_pull` is 1,
+ * the same request also pulls the weights after this push. */
 static int deliver(struct steps *s, struct next_push *p, uint64_t version, int then_pull)
 {
 	int rc;
@@ -297,7 +298,7 @@ static int is_last(const struct steps *s, uint32_t i)
 	return i + 1 == s->lease->count;
 }
 
-/* Returns 1 if the batch after i needs a pull. */
+/* Returns 1 if the worker must pull weights for the batch after batch i. */
 static int pulls_next(const struct steps *s, uint32_t i)
 {
 	return !is_last(s, i) && (i + 1) % s->info->n_fetch == 0;
@@ -361,7 +362,9 @@ int steps_push(struct steps *s, uint32_t i)
 
 	if (!is_last(s, i) && s->push.work.count < s->info->n_push)
 		return PS_OK;
-	if (s->push.work.count == 1) /* divide_push does not change such a gradient */
+	/* divide_push does not change the gradient of one batch, so the device's checksum is
+	 * right */
+	if (s->push.work.count == 1)
 		s->push.xxh3 = backend_sum_hash(s->backend);
 	divide_push(s, &s->push, divisor_of(s, &s->push));
 	return deliver(s, &s->push, s->held.version, then_pull);
@@ -405,7 +408,7 @@ int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 	return deliver(s, &p, s->held.version, 0);
 }
 
-/* ---- easgd: own weights, tied to the centre -------------------------------------------------- */
+/* ---- easgd: weights of the worker's own, tied to the centre ---------------------------------- */
 
 static int start_at_centre(struct steps *s)
 {
@@ -488,8 +491,9 @@ int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 
 /*
  * Makes local steps on at most `left` whole batches from i on, in one call of the device. Sets
- * *done to the number of these batches. The batches are contiguous in the epoch's order. Each batch
- * has its own dropout seed, so a model with dropout takes one batch per call.
+ * *done to the number of batches with which it has made steps. The batches are contiguous in the
+ * epoch's order. Each batch has its own dropout seed, so a model with dropout takes one batch per
+ * call.
  */
 static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t left,
 	struct next_push *p, uint32_t *done)
@@ -523,8 +527,8 @@ static uint32_t push_size_at(const struct steps *s, const struct cnnps_lease *l,
 	return l->count - i < s->info->n_push ? l->count - i : s->info->n_push;
 }
 
-/* Starts the gradient of batch i at the weights s->held. Sets *images to the images of this batch.
- */
+/* Starts the computation of the gradient of batch i at the weights s->held. Sets *images to the
+ * number of images of this batch. */
 static int start_gradient(
 	struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t *images)
 {
@@ -550,8 +554,8 @@ static int submit_gradient(
 }
 
 /* Checks that the device has read the weights of `p`, the newest submitted gradient, without an
- * error. After an error, computes the gradient again at newer weights. `p` is the gradient of batch
- * i. No other round may be in flight. */
+ * error. After an error, computes the gradient again at newer weights. `p` has the gradient of
+ * batch i alone. No other round may be in flight. */
 static int confirm_weights(
 	struct steps *s, const struct cnnps_lease *l, uint32_t i, struct next_push *p)
 {
@@ -561,7 +565,7 @@ static int confirm_weights(
 
 	if (rc || !p->weights_xxh3 || xxh3 == p->weights_xxh3)
 		return rc;
-	log_warn("net", "dropped", "reason=\"wrong tensor checksum\"");
+	cnnps_note_wrong_checksum(s->c);
 	rc = WATCHED(backend_local_finish(s->backend, NULL, NULL));
 	if (!rc)
 		rc = WATCHED(backend_local_wait(s->backend, NULL));
@@ -638,8 +642,8 @@ static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 	return rc;
 }
 
-/* Completes the steps of a push and divides the sum of its gradients. `deliver` does not divide,
- * because the server would wait for the push during the division. */
+/* Completes the steps of a push and divides the sum of its gradients. The division is done here,
+ * and not in `deliver`, so that it does not delay the push. */
 static int complete_ahead(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
 	int rc = complete_steps(s, in_flight);
@@ -651,9 +655,10 @@ static int complete_ahead(struct steps *s, struct next_push *in_flight, struct n
 	return PS_OK;
 }
 
-/* For a stopped worker: if a push has one batch, pushes the completed gradient or, if there is
- * none, the one that the device computes. If a push has several batches, pushes nothing, because
- * the device may not have all of its steps yet. Returns PS_ESHUTDOWN or an error. */
+/* Sends the last push of a worker that has been stopped. If a push has one batch, this push is the
+ * completed gradient or, if there is none, the gradient that the device computes now. If a push has
+ * several batches, pushes nothing, because the device may not have all of its steps yet. Returns
+ * PS_ESHUTDOWN or an error. */
 static int push_in_flight(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
 	int rc = PS_OK;
@@ -667,9 +672,10 @@ static int push_in_flight(struct steps *s, struct next_push *in_flight, struct n
 	return rc ? rc : PS_ESHUTDOWN;
 }
 
-/* Starts the pull of the next weights and sends the completed push, if there are any. If the server
- * reads the gradient with a GPU of its own, one message does both, and the weights include the
- * push. Otherwise the pull goes first, because the server needs longer for the push. */
+/* Starts the pull of the next weights if `pulls` is 1, and sends the completed push if there is
+ * one. If the server reads the gradient with a GPU of its own, one message does both, and the
+ * weights include the push. Otherwise the pull goes first, because the server needs longer for the
+ * push. */
 static int pull_and_deliver(struct steps *s, struct next_push *completed, int pulls)
 {
 	int rc = PS_OK;
@@ -684,10 +690,10 @@ static int pull_and_deliver(struct steps *s, struct next_push *completed, int pu
 /*
  * Makes the pushes of a lease with prefetch, so that three pushes overlap: the device computes the
  * newest push, the second push is ready to be sent, and the oldest push is on its way to the
- * server. At the same time the weights for the next push arrive; they include none of these three
- * pushes, or only the oldest (pull_and_deliver). The worker sends a push as soon as new weights
- * have arrived, before it verifies them, because the transfers and the server's update take more
- * time than all other parts.
+ * server. At the same time the weights for the next push arrive. Of these three pushes, the weights
+ * include only the oldest or none (pull_and_deliver). The worker sends a push as soon as new
+ * weights have arrived, before it verifies them, because the transfers and the server's update take
+ * more time than all other parts.
  */
 static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 {
@@ -696,7 +702,9 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 	uint32_t count;
 	int rc = start_pull(s);
 
-	if (!rc) /* computes the order of a new epoch, while the weights arrive */
+	/* take the batch while the weights arrive: if it is the first batch of an epoch, this
+	 * computes the order of the epoch, which takes time */
+	if (!rc)
 		rc = take_batch(s, l, 0, &b);
 	for (uint32_t i = 0; i < l->count && !rc; i += count) {
 		count = push_size_at(s, l, i);

@@ -10,12 +10,13 @@
 #include "worker/bar.h"
 #include "worker/client/device.h"
 #include "worker/client/show.h"
+#include "worker/data/class_names.h"
 #include "worker/show.h"
 #include "worker/steps.h"
 #include "worker/trainer.h"
 #include "worker/watchdog.h"
 
-#define TEST_BATCH 1000 /* test images per call of the device */
+#define TEST_BATCH 1000 /* number of test images per call of the device */
 /* number of vectors of n_params values that the worker itself allocates, besides those of the
  * backends: weights of the training and of the evaluation, a gradient, and the worker's own weights
  * (steps.h) */
@@ -32,11 +33,14 @@ struct trainer {
 	/* uses the test images; a single backend would copy a set of images to the GPU at each
 	 * change between training and test */
 	struct backend *tester;
-	struct loader *loader, *test_loader; /* NULL if the backend has the whole set */
+	struct loader *loader, *test_loader; /* NULL if the backend has all images of the part */
 	struct steps steps;
 	struct kx_images train, test;
-	float *weights;                      /* model.n_params weights for the evaluation */
-	const struct backend_memory *memory; /* the kind of memory of `weights` */
+	/* class names of the data set, for the server's page */
+	struct class_names names;
+	float *weights; /* model.n_params weights for the evaluation */
+	/* the functions for the kind of memory in which `weights` is */
+	const struct backend_memory *memory;
 	/* the EVAL lease for which `weights` were pulled; its kind is 0 before the first pull */
 	struct cnnps_lease held;
 	struct bar bar;
@@ -135,10 +139,11 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 static void show(void *arg, const float *weights)
 {
 	struct trainer *t = arg;
-	char *text = show_json(t->cfg->data, &t->model, t->tester, weights);
+	char *text = show_json(t->cfg->data, &t->names, &t->model, t->tester, weights);
 
 	if (text)
-		(void)cnnps_show(t->c, text); /* after a failure the next call fails, too */
+		/* ignore a failure: the next call on the connection fails, too */
+		(void)cnnps_show(t->c, text);
 	free(text);
 }
 
@@ -163,7 +168,7 @@ static void show_progress(struct trainer *t, const struct cnnps_lease *lease, ui
 
 /* ---- the loop: lease, pull, batch, gradient, push -------------------------------------------- */
 
-/* Trains one lease in mode downpour or ssp. */
+/* Carries out one training lease in mode downpour or ssp. */
 static int train_lease(struct trainer *t, const struct cnnps_lease *lease)
 {
 	struct steps *s = &t->steps;
@@ -276,7 +281,8 @@ static int open_backend(
 	struct backend_options o = options_of(t->cfg, max_batch);
 
 	o.forward_only = b == &t->tester;
-	o.rounds = t->info->prefetch ? LOCAL_ROUNDS : 1; /* only run_overlapped has two rounds */
+	/* only run_overlapped, which needs prefetch, has two rounds */
+	o.rounds = t->info->prefetch ? LOCAL_ROUNDS : 1;
 	int rc = WATCHED(backend_new(b, &t->model, &o, t->e));
 
 	return rc || !set ? rc : WATCHED(backend_use(*b, set, t->e));
@@ -288,8 +294,9 @@ static uint32_t max_batch(const struct trainer *t)
 	return t->info->batch < t->train.n ? t->info->batch : (uint32_t)t->train.n;
 }
 
-/* Opens both backends within cfg->memory, because the server chooses the model: a short text can
- * describe layers whose activations need any amount of memory. */
+/* Opens both backends. The backends and the HOST_VECTORS vectors may take at most cfg->memory bytes
+ * together. The limit is needed because the server chooses the model, and even a short text can
+ * describe a model that needs any amount of memory. */
 static int open_backends(struct trainer *t)
 {
 	const uint64_t memory = t->cfg->memory ? t->cfg->memory : UINT64_MAX,
@@ -315,6 +322,7 @@ static int open_trainer(struct trainer *t)
 
 	t->train = data_train(t->cfg->data);
 	t->test = data_test(t->cfg->data);
+	class_names_read(&t->names, t->cfg->data->files.dir, t->model.classes);
 	if (!rc)
 		rc = open_loader(t, &t->loader, TRAIN_PART, max_batch(t));
 	if (!rc)
@@ -366,6 +374,7 @@ static void close_trainer(struct trainer *t)
 	backend_free(&t->backend);
 	loader_free(&t->test_loader);
 	loader_free(&t->loader);
+	class_names_release(&t->names);
 }
 
 /* Sets the error to the reason of the backend that failed. */

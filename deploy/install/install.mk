@@ -58,7 +58,7 @@ $(COMPLETIONS) &: $(BINARIES) deploy/install/completions.py
 .PHONY: library man installable install deb deb-test
 library: $(SO) $(B)/libcnnps.a
 man: $(MAN)
-# Everything that `make install` copies.
+# Builds everything that `make install` copies.
 installable: all library man $(COMPLETIONS)
 install: installable
 	install -d $(addprefix $(DESTDIR)$(prefix)/,bin include share/man/man1 share/man/man3 \

@@ -14,6 +14,10 @@ static struct quota_entry *entry_of(struct quota *q, const char *key)
 
 		if (strcmp(e->key, key) == 0)
 			return e;
+		if (!e->key[0]) { /* the entries behind this one are not in use either */
+			oldest = e;
+			break;
+		}
 		if (e->used < oldest->used)
 			oldest = e;
 	}

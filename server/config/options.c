@@ -50,8 +50,8 @@ static int is_bind(const char *text, struct endpoint *e)
 	return text && !endpoint_parse(text, e);
 }
 
-/* Returns 1 if `text` is HOST:PORT, or PORT alone, which means a port of the loopback address. Sets
- * *e to the address. */
+/* Returns 1 if `text` is HOST:PORT, or PORT alone, which means a port of the loopback address. If
+ * it returns 1, *e is the address. */
 static int is_http(const char *text, struct endpoint *e)
 {
 	return text && (!endpoint_parse_address(text, e) || !endpoint_parse_port(text, e)) &&
@@ -295,8 +295,10 @@ static void check_keep(const struct options *o, int *errors)
 	struct keep_rule rule;
 
 	if (o->keep_text && !keep_rule_parse(o->keep_text, &rule))
-		complain(errors, "--keep: \"%.40s\": expected best, every=N or best,every=N",
-			o->keep_text);
+		complain(errors,
+			"--keep: \"%.40s\": expected best, every=N or best,every=N with N of at "
+			"most %u",
+			o->keep_text, WIRE_MAX_EPOCHS);
 }
 
 static void check_metrics(const struct options *o, struct core_config *c, int *errors)
@@ -408,9 +410,9 @@ static void check_lbfgs(const struct model *m, int *errors)
 	}
 }
 
-/* Returns the number of gradients, each from a different worker, that a step or a buffer collects
- * at least, if --min-workers workers are live. */
-static uint32_t gradients_of_step(const struct core_config *c)
+/* Returns the minimum number of gradients, each from a different worker, that a step or a buffer
+ * collects while --min-workers workers are live, without regard to --max-workers. */
+static uint32_t gradients_requested(const struct core_config *c)
 {
 	uint32_t backup = c->sync.backup_workers, min = c->leases.min_workers;
 
@@ -419,6 +421,15 @@ static uint32_t gradients_of_step(const struct core_config *c)
 	if (c->sync.workers)
 		return c->sync.workers;
 	return min > backup ? min - backup : 1;
+}
+
+/* Returns the number of gradients that a robust rule can get in each step or from each buffer. The
+ * rule gets at most one gradient of each worker, so it never gets more than --max-workers. */
+static uint32_t gradients_of_step(const struct core_config *c)
+{
+	uint32_t n = gradients_requested(c), max = c->sessions.max_workers;
+
+	return n < max ? n : max;
 }
 
 static uint32_t gradients_needed(const struct push_options *p)
@@ -433,6 +444,23 @@ size_t options_keys_needed(const struct core_config *c)
 	uint32_t min = gradients_needed(&c->push);
 
 	return c->push.aggregate == AGGREGATE_MEAN ? 0 : min < 3 ? 3 : min;
+}
+
+/* Returns an error text that names the options which limit the gradients of a step too much for
+ * krum or trimmed. */
+static const char *explain_too_few(const struct core_config *c)
+{
+	int krum = c->push.aggregate == AGGREGATE_KRUM;
+
+	if (gradients_requested(c) >= gradients_needed(&c->push))
+		return krum ? "--max-workers: --aggregate krum needs 2F + 3 gradients "
+			      "(--bad-workers F), each of a different worker, in each step"
+			    : "--max-workers: --aggregate trimmed needs 2F + 1 gradients "
+			      "(--bad-workers F), each of a different worker, in each step";
+	return krum ? "--aggregate: krum needs 2F + 3 gradients (--bad-workers F) in each step: "
+		      "set --buffer-size, --sync-workers or --min-workers"
+		    : "--aggregate: trimmed needs 2F + 1 gradients (--bad-workers F) in each step: "
+		      "set --buffer-size, --sync-workers or --min-workers";
 }
 
 /* Returns an error text about options that contradict each other, or NULL. */
@@ -464,12 +492,7 @@ static const char *check_mode(const struct core_config *c)
 		return "--aggregate: only mode sync, and modes downpour and ssp with "
 		       "--buffer-size K, have this option";
 	if (p->aggregate != AGGREGATE_MEAN && gradients_of_step(c) < gradients_needed(p))
-		return p->aggregate == AGGREGATE_KRUM
-			       ? "--aggregate: krum needs 2F + 3 gradients (--bad-workers F) in "
-				 "each "
-				 "step: set --buffer-size, --sync-workers or --min-workers"
-			       : "--aggregate: trimmed needs 2F + 1 gradients (--bad-workers F) in "
-				 "each step: set --buffer-size, --sync-workers or --min-workers";
+		return explain_too_few(c);
 	if (p->sum && mode == MODE_SANDBLASTER)
 		return "--push: a step of --mode sandblaster is the mean over its images: use "
 		       "--push mean";
@@ -503,9 +526,9 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 			complain(&errors, "%s", mode);
 		if (c->optim.kind == OPTIM_LBFGS && o->model.n_params)
 			check_lbfgs(&o->model, &errors);
-		/* In release 0.1.0, the option --momentum set beta1 of adam. This code refuses
-		 * --momentum with adam, because the run would otherwise use another beta1 than with
-		 * release 0.1.0. */
+		/* In release 0.1.0, the option --momentum set beta1 of adam. If the server accepted
+		 * --momentum with adam now, the run would use another beta1 than with release
+		 * 0.1.0. */
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
 			complain(
 				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");
@@ -529,7 +552,8 @@ static enum lr_scaling auto_scaling(const struct core_config *c)
 	enum optim_kind optim = c->optim.kind;
 
 	switch (c->training.mode) {
-	/* with --push sum, the gradient of a step is a sum, which is already n times as large */
+	/* with --push sum, the gradient of a step is a sum, which is already n times as large as
+	 * the mean */
 	case MODE_SYNC:
 		return c->push.sum ? LR_SCALING_NONE : LR_SCALING_SQRT;
 	case MODE_DOWNPOUR:
@@ -542,8 +566,8 @@ static enum lr_scaling auto_scaling(const struct core_config *c)
 	}
 }
 
-/* Sets the path of the Unix socket, or "" with --lane tcp, without a directory for the socket, or
- * if the path is too long. */
+/* Sets the path of the Unix socket. Sets it to "" with --lane tcp, if there is no directory for the
+ * socket, or if the path is too long. */
 static void choose_lane(struct options *o)
 {
 	const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -551,6 +575,7 @@ static void choose_lane(struct options *o)
 	int n = 0;
 
 	o->lane_path[0] = '\0';
+	o->lane_fd = -1;
 	if (o->lane == LANE_TCP)
 		return;
 	if (o->lane_socket)
@@ -603,10 +628,11 @@ static void fill_core(struct core_config *c, const struct options *o)
 	if (c->rate.scaling == LR_SCALING_AUTO)
 		c->rate.scaling = auto_scaling(c);
 	if (c->optim.kind == OPTIM_LBFGS)
-		/* the points of a line search have gradients of any size */
+		/* no limit, because a correct gradient at a point of a line search can have any
+		 * norm */
 		c->limits.norm_ratio = 0;
 	if (c->training.mode == MODE_EASGD)
-		/* no update is extreme, because each update combines many batches */
+		/* no warm start: no update is extreme, because each update combines many batches */
 		c->leases.warm_start_updates = 0;
 	if (c->leases.max_batches < c->push.n_push)
 		/* a lease must contain all batches of a push */
@@ -714,128 +740,141 @@ static void add_shell_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
 		TEXT("model", model_text, "seed:32", "MODEL",
-			"network to train: the name seed:F (with F filters), lenet5, cnn99, cifar, "
-			"resnet8 or alexnet, or layers such as \"conv:32:3 relu pool:2 fc:10\" "
-			"(docs/models.md); vector:N is no network but N parameters, for programs "
-			"that compute gradients themselves, and has a data set only with --epochs; "
-			"in vector:N:running=S, the last S parameters are running statistics, "
-			"which an update moves towards the pushed values",
+			"network to train (docs/models.md): a name or a list of layers. The "
+			"names are seed:F (F is a number of filters), lenet5, cnn99, cifar, "
+			"resnet8 and alexnet. A list of layers is a text such as \"conv:32:3 "
+			"relu pool:2 fc:10\". The value vector:N stands for N parameters without "
+			"a network, for programs of your own that compute the gradients",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
-			"numbers of channels (C), rows (H) and columns (W) of an image, such as "
-			"3x32x32; with auto, the server takes these numbers and --classes from the "
-			"data of the first worker",
-			.unset = "the input of the network that --model names, else 1x28x28"),
+			"shape of an image: the numbers of its channels (C), rows (H) and "
+			"columns (W), such as 3x32x32. With auto, the server takes the shape and "
+			"the number of classes from the data set of the first worker",
+			.unset = "the shape that --model sets, otherwise 1x28x28"),
 		{.name = "classes",
 			.type = OPT_INT,
 			.dest = &o->classes,
 			.min = 2,
 			.max = (double)MODEL_MAX_CLASSES,
 			.arg = "N",
-			.help = "number of classes; the labels of the images are 0 to N - 1; a "
-				"network that --model names gets N units in its last layer; if "
-				"--model lists layers, the last one must have N units",
-			.unset = "10, or the units of the last layer that --model lists"},
+			.help = "number of classes of the images, whose labels are 0 to N - 1. "
+				"If --model is a name, the last layer of the network gets N "
+				"units; if --model lists layers, the last layer must have N units",
+			.unset = "10 or, if --model lists layers, the number of units of the last "
+				 "layer"},
 		TEXT("init", init, NULL, "FILE",
-			"file with the initial weights of a new run, in the .safetensors format; "
-			"it must have the tensors of --model or, for vector:N, any tensors with N "
-			"float32 values in total; a run that is resumed does not read the file",
+			"file with the initial weights of a new run, in the .safetensors format. "
+			"The file must have the tensors of --model; for vector:N, the file may "
+			"have any float32 tensors with N values in total. A server that "
+			"continues a run from a checkpoint does not use the file",
 			.unset = "random weights"),
 		TEXT("data-id", data_id, NULL, "FINGERPRINT[:TRAIN:TEST]",
-			"fingerprint of the data set and numbers of its training and test images, "
-			"as cnn-worker --print-data-id prints them; the server refuses workers "
-			"with another data set; without TRAIN and TEST, it compares only the "
-			"fingerprint",
-			.unset = "the data set of the worker whose push is accepted first"),
+			"data set of the run: its fingerprint (a hash of its files), its number "
+			"of training images (TRAIN) and its number of test images (TEST), as "
+			"cnn-worker --print-data-id prints them. The server refuses workers "
+			"with another data set. Without TRAIN and TEST, the server compares "
+			"only the fingerprint",
+			.unset = "the data set of the first worker whose push is accepted"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
-			"names of the metrics that workers evaluate in addition to the loss, "
-			"separated by commas; accuracy is built in, and the Python program of the "
-			"workers defines the others; none means only the loss"),
+			"names of the metrics that the workers evaluate in addition to the loss, "
+			"separated by commas. The program cnn-worker supports only the value "
+			"accuracy; any other value needs a worker program of your own "
+			"(docs/python.md). The value none means no metrics, only the loss"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
-			"address at which workers and cnn-ctl connect to the server; with port 0, "
-			"the server chooses a free port and logs its number",
+			"address at which the server accepts connections of workers and of "
+			"cnn-ctl; if the port is 0, the server chooses a free port and logs its "
+			"number",
 			.group = "Network and keys"),
 		TEXT("key", key, NULL, "FILE",
-			"file with the server's secret key, made by cnn-ctl keygen; with a key, "
-			"the server encrypts the traffic and admits only clients whose key is in "
-			"--authorized-keys",
-			.unset = "no encryption, and --bind must be a loopback address"),
+			"file with the secret key of the server, made by cnn-ctl keygen. With a "
+			"key, the server encrypts its connections and accepts only clients whose "
+			"public key is in the file --authorized-keys",
+			.unset = "no encryption, and --bind must be a loopback address unless "
+				 "--insecure is given"),
 		TEXT("authorized-keys", authorized_keys, NULL, "FILE",
-			"file that lists the public keys of the clients that the server accepts, "
-			"each with a role, which determines what the client may do; the server "
-			"reads the file again on SIGHUP",
-			.unset = "the file \"authorized_keys\" beside the file of --key",
+			"file with the public keys of the clients that the server accepts; each "
+			"key has a role, which determines what the client may do "
+			"(docs/security.md). At the signal SIGHUP, the server reads the file "
+			"again. The option needs --key",
+			.unset = "\"authorized_keys\" in the directory of the file --key",
 			.was = "allow"),
 		FLAG("insecure", insecure,
-			"allow --bind without keys on an address that is not loopback; anyone who "
-			"can connect there can train, stop and copy the run"),
+			"permit a --bind address that is not loopback although the server has no "
+			"--key; anyone who can connect to this address can then train, stop and "
+			"copy the run"),
 		INT("connections", connections, "1", 1, WIRE_MAX_CONNECTIONS, "N",
-			"maximum number of connections over which one worker may send and receive "
-			"large tensors, if it asks for several with its own --connections "
-			"(docs/connections.md)"),
+			"maximum number of connections over which each worker may send and "
+			"receive large tensors (docs/connections.md); a worker uses as many as "
+			"its own --connections asks for, but at most N"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
-			"address at which the server serves a page about the run, /metrics, "
-			"/status, /history, /healthz and /livez; if HOST is missing, it is "
-			"127.0.0.1",
+			"address at which the server offers web pages: a page about the run, "
+			"/metrics, /status, /history, /healthz and /livez; without HOST, the "
+			"host is 127.0.0.1",
 			.unset = "no HTTP server"),
 		TEXT("http-token", http_token, NULL, "FILE",
-			"file with a token of 16 characters or more, which a client must send to "
-			"get a page other than /healthz and /livez; with a token, --http may be an "
-			"address that is not loopback",
+			"file with a token of at least 16 characters. An HTTP client must send "
+			"this token to get any page except /healthz and /livez. With a token, "
+			"the address of --http need not be a loopback address",
 			.unset = "no token, and --http must be a loopback address"),
 		TEXT("stop-at", stop_at, NULL, "accuracy=X",
-			"drain the run (write a last checkpoint, then end the workers and the "
-			"server) when the accuracy of an epoch is at least X, a fraction above 0 "
-			"and "
-			"at most 1; the accuracy is that on the test images or, with --validate, "
-			"on the "
-			"images that are held back; with --checkpoint-dir, the run can be resumed",
-			.unset = "the run trains all epochs", .group = "Early end"),
+			"accuracy that ends the run early, as a fraction X above 0 and at most "
+			"1. After the first epoch with an accuracy of X or more on the test "
+			"images (with --validate: on the validation images), the server writes a "
+			"last checkpoint if it has --checkpoint-dir, ends the workers, and "
+			"exits. From this checkpoint, a server without --stop-at or with a "
+			"higher X can continue the run",
+			.unset = "the run trains all epochs", .needs = "epochs!=0",
+			.group = "Early end"),
 		INT("patience-epochs", patience_epochs, "0", 0, WIRE_MAX_EPOCHS, "N",
-			"drain the run, as --stop-at does, after N epochs in a row without a new "
-			"best accuracy; 0 means that the run trains all epochs"),
+			"number of epochs in a row without a new best accuracy after which the "
+			"run ends early, in the same way as with --stop-at; 0 means that the run "
+			"does not end for this reason",
+			.needs = "epochs!=0"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
-			"directory of the checkpoints; if it has checkpoints of a run, the server "
-			"continues this run",
+			"directory to which the server writes its checkpoints; if the directory "
+			"already has checkpoints of a run, the server continues this run",
 			.unset = "no checkpoints, so that a crash loses the run",
 			.group = "Checkpoints and resources"),
 		TEXT("keep", keep_text, NULL, "RULES",
-			"weights that the server keeps beside the checkpoints in --checkpoint-dir: "
-			"\"best\" keeps in best.safetensors the weights of the epoch with the "
-			"highest "
-			"accuracy (the smallest loss if --metrics has no accuracy); \"every=N\" "
-			"keeps "
-			"those of every N-th epoch in epoch-000010.safetensors and so on; a comma "
-			"separates two rules",
-			.unset = "only checkpoints", .needs = "checkpoint-dir"),
+			"files with weights that the server writes beside the checkpoints in "
+			"--checkpoint-dir: \"best\" writes best.safetensors with the weights of "
+			"the best epoch so far; \"every=N\" writes a file such as "
+			"epoch-000010.safetensors after every N-th epoch; \"best,every=N\" does "
+			"both. The best epoch is the one with the highest accuracy or, if "
+			"--metrics has no accuracy, the smallest loss in the evaluation",
+			.unset = "only the checkpoints", .needs = "checkpoint-dir epochs!=0"),
 		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
-			"whether the server gives up the rights that it does not need, for example "
-			"to start programs and to open other files (docs/operations.md): with "
-			"auto, it gives up what the kernel permits it to give up; with require, it "
-			"exits if this is not everything; with off, it gives up nothing"),
+			"whether the server gives up rights that it does not need, such as the "
+			"right to start programs (docs/operations.md): auto gives up as many of "
+			"these rights as the system permits; require gives up all of them, and "
+			"the server exits if the system does not permit that; off gives up none"),
 		INT("threads", threads, "0", 0, MAX_THREADS, "N",
 			"number of threads, including the main thread, that compute the updates "
-			"and checks of large models; 0 means half of the CPUs that the server may "
-			"use, but at least 4 (or all CPUs if there are fewer) and at most 8"),
+			"of a large model and check its gradients. 0 means half of the CPUs that "
+			"the server may use, but at least 4 and at most 8; if the server may use "
+			"fewer than 4 CPUs, 0 means all of them"),
 		TEXT("store", store, "host", "WHERE",
-			"where the server keeps the weights and the optimizer's state, and "
-			"computes the updates: host is the main memory and the CPU; cuda:N is GPU "
-			"number N of this machine (docs/store.md)"),
+			"where the server keeps the weights and the state of the optimizer, and "
+			"computes the updates (docs/store.md): host means the main memory and "
+			"the CPU; cuda:N means GPU number N of this machine. The optimizer lbfgs "
+			"needs host"),
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
-			"memory limit of the server in MiB; when the server uses more, it closes "
-			"all connections, and the workers reconnect; 0 means 80 % of the memory "
-			"of the machine or container"),
+			"maximum memory of the server, in MiB, not counting the shared memory of "
+			"--lane. If the server uses more, it closes all connections to free "
+			"memory, and the workers connect again. 0 means 80 % of the memory of "
+			"the machine or container"),
 		ENUM("lane", lane, "auto", LANE_NAMES, "LANE",
-			"how weights and gradients travel between the server and workers on its "
-			"host: auto uses shared memory if possible, else the connection; tcp uses "
-			"the connection; shm uses shared memory, and the server exits if that is "
-			"not possible (docs/lane.md)",
+			"whether the server offers shared memory to the workers on its host, so "
+			"that weights and gradients do not have to travel over a connection "
+			"(docs/lane.md): auto offers shared memory if possible; tcp does not "
+			"offer it; shm offers it, and the server exits if that is not possible",
 			.group = "Shared memory"),
 		TEXT("lane-socket", lane_socket, NULL, "FILE",
-			"path of the Unix socket through which workers on this host get the shared "
-			"memory; the server replaces a socket on which no process listens",
-			.unset = "\"lane\" in --checkpoint-dir, else \"cnn-ps-PORT\" in "
-				 "$XDG_RUNTIME_DIR",
+			"path of the Unix socket through which workers on this host get the "
+			"shared memory; if the path is that of a socket on which no process "
+			"listens, the server replaces this socket",
+			.unset = "\"lane\" in --checkpoint-dir or, without --checkpoint-dir, "
+				 "\"cnn-ps-PORT\" in $XDG_RUNTIME_DIR",
 			.needs = "lane=auto|shm"),
 	};
 
@@ -848,17 +887,20 @@ static void add_last_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
 		INT("wal-mb", wal_mb, "128", 1, 1 << 20, "MIB",
-			"size of the file of the write-ahead log, in MiB, above which the server "
+			"size of a file of the write-ahead log, in MiB, after which the server "
 			"writes a checkpoint and begins another file",
 			.was = "journal-mb", .needs = "durability=always"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
-			"least severe level of the events that the server logs on stderr; "
-			"\"cnn-ctl log-level\" changes the level at run time",
+			"least severe level of events that the server logs on stderr; from the "
+			"most to the least severe, the levels are error, warn, info and debug. "
+			"The command cnn-ctl log-level changes the level of a running server",
 			.group = "Log"),
 		ENUM("log-format", log_format, "text", LOG_FORMAT_NAMES, "FORMAT",
-			"format of a log line: text means logfmt (KEY=VALUE fields), and json "
-			"means a JSON object"),
-		FLAG("check-config", check_config, "check and print the configuration, then exit"),
+			"format of a line of the log: text is logfmt (fields of the form "
+			"KEY=VALUE); json is a JSON object"),
+		FLAG("check-config", check_config,
+			"check the options and the key files, print the values of the options, "
+			"and exit without starting a run"),
 	};
 
 	add_rows(t, rows, sizeof(rows) / sizeof(rows[0]));

@@ -21,42 +21,46 @@
 #define IMAGES_CHANGES 8u
 #define IMAGES_KEYS    64u
 
-/* --sandbox: sandbox.h */
+/* the values of --sandbox (sandbox.h) */
 enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
 
-struct gpu_store; /* server/device/gpu_store.h */
+struct gpu_store; /* see server/device/gpu_store.h */
 
 struct options {
-	/* complete except for run, term and generation, which startup.c sets */
+	/* all members are set except run, term and generation, which startup.c sets later */
 	struct core_config core;
 
 	/* These members have the options of the shell as the user gave them. A text is NULL if the
-	 * user gave nothing or "". */
+	 * user did not give the option or gave "". */
 	const char *model_text; /* --model */
-	const char *input;      /* "CxHxW" or "auto" */
-	int64_t classes;        /* --classes; 0: the number of classes of the images */
-	const char *init;       /* a .safetensors file */
-	const char *data_id;    /* FINGERPRINT[:TRAIN:TEST] */
-	const char *metrics;    /* names with commas */
-	const char *bind;       /* "tcp://HOST:PORT"; PORT 0 or *: any free port */
-	const char *key;        /* file of the secret key; NULL: no encryption */
-	/* file of the list; NULL: AUTHORIZED_KEYS_FILE in the directory of `key` */
+	const char *input;      /* --input: "CxHxW" or "auto" */
+	int64_t classes;        /* --classes; 0: not given */
+	const char *init;       /* --init: a .safetensors file */
+	const char *data_id;    /* --data-id: FINGERPRINT[:TRAIN:TEST] */
+	const char *metrics;    /* --metrics: names with commas between them */
+	const char *bind;       /* --bind: "tcp://HOST:PORT"; PORT 0 or *: any free port */
+	const char *key;        /* --key: file of the secret key; NULL: no encryption */
+	/* --authorized-keys: file of the list of keys; NULL: AUTHORIZED_KEYS_FILE in the directory
+	 * of `key` */
 	const char *authorized_keys;
-	int insecure;           /* 1: other machines may connect to --bind without keys */
-	const char *http;       /* "HOST:PORT" or "PORT"; NULL: off */
-	const char *http_token; /* file of the token; NULL: no token */
-	const char *stop_at;    /* "accuracy=X" */
+	/* --insecure; 1: --bind may be reachable from other machines although the server has no
+	 * keys */
+	int insecure;
+	const char *http;       /* --http: "HOST:PORT" or "PORT"; NULL: no HTTP port */
+	const char *http_token; /* --http-token: file of the token; NULL: no token */
+	const char *stop_at;    /* --stop-at: "accuracy=X" */
 	int64_t patience_epochs;
-	const char *checkpoint_dir; /* NULL: no checkpoints */
+	const char *checkpoint_dir; /* --checkpoint-dir; NULL: no checkpoints */
 	const char *keep_text;      /* --keep */
 	enum sandbox sandbox;
-	int64_t memory_mb; /* 0: 80 % of the memory of the machine or container */
+	int64_t memory_mb; /* --memory-mb; 0: 80 % of the memory of the machine or container */
 	enum lane_choice lane;
 	const char *lane_socket;
-	int64_t connections; /* maximum number of connections for the tensors of a worker */
+	/* --connections: maximum number of connections for the tensors of each worker */
+	int64_t connections;
 	int64_t wal_mb;
-	int64_t threads;   /* 0: automatic */
-	const char *store; /* "host" or "cuda:N" */
+	int64_t threads;   /* --threads; 0: the server chooses the number */
+	const char *store; /* --store: "host" or "cuda:N" */
 	enum log_level log_level;
 	enum log_format log_format;
 	int check_config; /* 1: only check and print the configuration */
@@ -73,7 +77,7 @@ struct options {
 	uint64_t wal_bytes;
 	/* number of threads that process vectors, including the main thread; at least 1 */
 	size_t n_threads;
-	size_t n_cpus;  /* CPUs on which this process may run */
+	size_t n_cpus;  /* number of CPUs on which this process may run */
 	int store_gpu;  /* the N of --store cuda:N; -1: host */
 	uint32_t sides; /* maximum number of side connections of a worker (server/net/sides.h) */
 	/* the Unix socket of shared-memory lanes; "": none */
@@ -89,8 +93,12 @@ struct options {
 	} images_key[IMAGES_KEYS];
 	int unknown_images;      /* 1: no worker has joined yet, so `model` cannot be trained */
 	int new_run;             /* 1: begin a new run, even if the directory has a checkpoint */
-	struct gpu_store *gpu;   /* NULL: --store host; main owns it */
-	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
+	struct gpu_store *gpu;   /* the GPU of --store cuda:N; NULL: --store host; main owns it */
+	int made_checkpoint_dir; /* 1: sandbox_enter created the checkpoint directory */
+	/* the socket that listens on lane_path for the life of the process (net/lane.h); -1: none,
+	 * for the reason in lane_why */
+	int lane_fd;
+	struct err lane_why;
 };
 
 /* Reads the options from the command line and the environment. Returns OPT_RUN, OPT_EXIT (after

@@ -1,6 +1,7 @@
 /* accumulator.c - see accumulator.h. */
 #include "server/core/accumulator.h"
 #include "common/assert.h"
+#include "common/clones.h"
 #include "server/core/aggregate.h"
 #include "server/core/blocks.h"
 #include "server/core/sessions.h"
@@ -35,10 +36,10 @@ static double factor_of(const struct core *c, double weight, uint32_t n)
 	return c->cfg.push.sum || weight <= 0 ? 1 : 1 / weight;
 }
 
-/* ---- one gradient of each key ---------------------------------------------------------------- */
+/* ---- robust rules: one gradient for each authentication key, the mean over its workers ------- */
 
-/* minimum number of keys for a rule that counts keys instead of workers: of two keys, neither is a
- * majority */
+/* A rule counts keys instead of workers only if there are at least this number of keys: of two
+ * keys, neither is a majority */
 #define KEYS_OF_A_MAJORITY 3
 
 static int is_robust(const struct core *c)
@@ -217,9 +218,9 @@ static struct part *reset_part(
 	return p;
 }
 
-/* Returns the part of worker `w`. The parts are sorted by slot; a new part is zero. If the slot had
- * a worker of another key, which has left, the part becomes that of `w`, without the gradients of
- * the other one. */
+/* Returns the part of worker `w`. If the worker has no part yet, the function inserts a zero part;
+ * the parts stay sorted by slot. If the part of the slot belongs to an earlier worker with another
+ * key, the function clears this part and gives it to `w`. */
 static struct part *part_of(struct core *c, const struct worker *w)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -242,7 +243,7 @@ static struct part *part_of(struct core *c, const struct worker *w)
 
 struct movement {
 	float *mean;
-	const float *to; /* NULL: 0 */
+	const float *to; /* NULL: the values move towards 0 */
 	double part, scale;
 };
 
@@ -299,8 +300,10 @@ static void mean_statistics(const struct core *c, const float *const *g, uint32_
 	}
 }
 
-/* Combines the parts by a robust rule, and the statistics by their mean. If keys count once, first
- * makes the first part of each key the mean of the key's parts, which it adds in their order. */
+/* Combines the gradients of the parts by a robust rule, and the statistics of the parts by their
+ * mean. If each key counts once, the function first replaces the first part of each key by the mean
+ * of all parts of this key. The function adds the parts of a key in the order of the array
+ * `part`. */
 static void combine(struct core *c, float *out)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -355,8 +358,9 @@ static double sum_peak(const double *sum, size_t n)
 
 static double magnitude_peak(const struct core *c, const float *v, size_t n)
 {
-	struct slices s = {.n = 1};
+	PS_UNINITIALIZED struct slices s;
 
+	s.n = 1;
 	s.slice[0] = (struct slice){.count = n, .data = v};
 	return store_peak(c, &s);
 }
@@ -364,7 +368,7 @@ static double magnitude_peak(const struct core *c, const float *v, size_t n)
 static void measure_sum(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
-	double block[FOLD_BLOCK];
+	PS_UNINITIALIZED double block[FOLD_BLOCK];
 
 	a->measured = 1;
 	a->peak = a->pushes && a->sum ? sum_peak(a->sum, c->store.n) : 0;
@@ -449,7 +453,7 @@ static double combine_block(const void *arg, size_t from, size_t n)
 {
 	const struct combination *m = arg;
 	const struct core *c = m->core;
-	double sum[FOLD_BLOCK];
+	PS_UNINITIALIZED double sum[FOLD_BLOCK];
 
 	if (!c->accumulator.part) {
 		mean_block(c, m->g, c->accumulator.sum + from, from, n);

@@ -2,6 +2,7 @@
 #include "server/core/aggregate.h"
 #include <string.h>
 #include "common/assert.h"
+#include "common/clones.h"
 #include "server/core/vec.h"
 
 /* ---- coordinate by coordinate ---------------------------------------------------------------- */
@@ -41,7 +42,7 @@ struct columns {
 static double trim_block(const void *arg, size_t from, size_t n_values)
 {
 	const struct columns *c = arg;
-	float column[WIRE_MAX_WORKERS];
+	PS_UNINITIALIZED float column[WIRE_MAX_WORKERS];
 
 	for (size_t k = from; k < from + n_values; k++) {
 		for (uint32_t i = 0; i < c->n; i++)
@@ -62,7 +63,8 @@ static void trim(const struct blocks *b, const float *const *g, uint32_t n, uint
 
 /* ---- Krum ------------------------------------------------------------------------------------ */
 
-#define PART ((size_t)4096) /* number of values whose differences are on the stack */
+/* number of values whose differences are computed at once, on the stack */
+#define PART ((size_t)4096)
 
 struct two {
 	const float *a, *b;
@@ -71,7 +73,7 @@ struct two {
 static double squared_distance(const void *arg, size_t from, size_t n)
 {
 	const struct two *two = arg;
-	float difference[PART];
+	PS_UNINITIALIZED float difference[PART];
 	double sum = 0;
 
 	for (size_t at = from; at < from + n; at += PART) {

@@ -2,15 +2,15 @@
  * backups.c - delay compensation (Zheng 2017, DC-ASGD) needs the weights with which each gradient
  * was computed. This file keeps copies of these weights, by version.
  *
- * A worker holds a version from the pull that sent it until the worker pushes a gradient of newer
- * weights. If n_fetch <= n_push, a worker pushes at most one gradient for each pull, so it holds a
- * version only until it pushes a gradient of this version. A worker that leaves, dies or is fenced
- * holds nothing any more. Workers that hold the same version share one copy. A worker holds at most
- * BACKUPS_MAX_HELD versions. A worker that prefetches and has three groups of pipelined steps in
- * flight holds four versions. The other two places are for pulls that the worker repeats. When a
- * worker holds BACKUPS_MAX_HELD versions and pulls another one, the core drops the second oldest
- * version. The core keeps the oldest version, because the next gradient of the worker may be of
- * this version.
+ * A worker holds a version from the time at which the worker pulls it until the worker pushes a
+ * gradient of newer weights. If n_fetch <= n_push, a worker pushes at most one gradient for each
+ * pull, so it holds a version only until it pushes a gradient of this version. A worker that
+ * leaves, dies or is fenced holds no version any more. Workers that hold the same version share one
+ * copy. A worker holds at most BACKUPS_MAX_HELD versions. A worker that prefetches and has three
+ * groups of pipelined steps in flight holds four versions. The remaining places of BACKUPS_MAX_HELD
+ * are for pulls that the worker repeats. When a worker holds BACKUPS_MAX_HELD versions and pulls
+ * another one, the core drops the second oldest version. The core keeps the oldest version, because
+ * the next gradient of the worker may be of this version.
  *
  * Invariants:
  * (1) the field `refs` of a copy is the number of held[] entries that name the copy, and a copy
@@ -74,12 +74,12 @@ static uint32_t copy_of_now(struct core *c)
 	return c->backups.newest;
 }
 
-/* Returns the number of held[] entries that name `copy`. */
+/* Returns the number of held[] entries of all workers that refer to copy number `copy`. */
 static uint32_t count_refs(const struct core *c, uint32_t copy)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker_backups *b = &c->worker[i].backups;
 
 		for (uint32_t j = 0; j < b->n_held; j++)
@@ -88,7 +88,7 @@ static uint32_t count_refs(const struct core *c, uint32_t copy)
 	return n;
 }
 
-/* Removes the entries [from, from + count) of held[]. */
+/* Removes the entries [from, from + count) of the worker's held[]. */
 static void drop(struct core *c, struct worker *w, uint32_t from, uint32_t count)
 {
 	const struct held *held = w->backups.held;
@@ -119,7 +119,7 @@ void backups_hold(struct core *c, struct worker *w)
  * weights in every term, because the weights depend on the pushes of this worker alone. */
 static int is_alone(const struct core *c, const struct worker *w)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (&c->worker[i] != w && c->worker[i].session.state != SESSION_FREE)
 			return 0;
 	return w->session.incarnation == 1;
@@ -156,7 +156,7 @@ static int is_current(const struct core *c, const struct worker *w, const struct
 	return store_is_current(c, p) || (p->base_version == c->store.version && is_alone(c, w));
 }
 
-/* Returns the weights of the version that `h` names. */
+/* Returns the weights of the version that `h` describes. */
 static const float *held_values(const struct core *c, const struct held *h)
 {
 	const struct backup *copy = &c->backups.copy[h->copy];

@@ -48,7 +48,7 @@ static void release_batch(struct core *c, uint32_t i)
 	if (l->batch[i] != BATCH_LEASED)
 		return;
 	c->stats.released++;
-	if (l->copies[i] > 0) { /* another worker still works on the batch */
+	if (l->copies[i] > 0) { /* copies[i] other workers still hold the batch */
 		l->copies[i]--;
 		return;
 	}
@@ -72,7 +72,7 @@ int batch_ledger_holds(const struct core *c, const struct worker *w, int eval, u
 
 int batch_ledger_in_good_hands(const struct core *c, const struct worker *but, int eval, uint32_t i)
 {
-	for (uint32_t k = 0; k < c->cfg.sessions.max_workers; k++) {
+	for (uint32_t k = 0; k < c->n_slots; k++) {
 		const struct worker *w = &c->worker[k];
 
 		if (w != but && !w->pace.late && batch_ledger_holds(c, w, eval, i))

@@ -39,7 +39,8 @@ void checks_open(struct core *c)
 	for (uint64_t draw = k->stats.outvoted << 32; k->n < portions; draw++) {
 		uint32_t i = (uint32_t)(rights_sample(c, c->leases.epoch, draw) % n);
 
-		while (find_check(k, i)) /* take the next portion that is not in the sample */
+		/* if portion i is in the sample already, take the next one that is not */
+		while (find_check(k, i))
 			i = (i + 1) % n;
 		k->check[k->n++] = (struct check){.portion = i};
 	}
@@ -74,8 +75,8 @@ static uint32_t images_in(const struct core *c, const struct check *k)
 	return left < c->leases.eval_size ? left : c->leases.eval_size;
 }
 
-/* Returns 1 if the sums `x` and `y` over `n` images agree. Their difference may be 2, or 0.5 % of
- * the images if this is more, plus 5 % of the greater sum. */
+/* Returns 1 if the sums `x` and `y` over `n` images agree. Their difference may be the sum of two
+ * parts: 5 % of the greater magnitude, and the larger of 2 and 0.5 % of `n`. */
 static int sums_agree(double x, double y, uint32_t n)
 {
 	double max = vec_larger(fabs(x), fabs(y));
@@ -109,7 +110,7 @@ static int votes_differ(const struct check *k)
 	return 1;
 }
 
-/* Removes check `k` from the open ones. */
+/* Removes check `k` from the list of open checks. */
 static void close_check(struct checks *all, struct check *k)
 {
 	size_t after = (size_t)(&all->check[all->n] - (k + 1));
@@ -119,8 +120,8 @@ static void close_check(struct checks *all, struct check *k)
 	all->n--;
 }
 
-/* Reports the votes of check `k`, which do not agree. `outvoted` is the index of the vote against
- * the two others, or CHECK_VOTES if nobody is accused. */
+/* Reports the votes of check `k`, which do not agree. `outvoted` is the index of the vote with
+ * which both other votes disagree, or CHECK_VOTES if nobody is accused. */
 static void report(struct core *c, const struct check *k, uint32_t outvoted)
 {
 	struct effect *e = effects_add(c, EFFECT_DISPUTED, 0);
@@ -215,7 +216,7 @@ int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct 
 		return 0;
 	w->lease.since_results = 0;
 	if (k->n == 2 && !agree(c, k, 0, 1))
-		return 1; /* a third worker decides */
+		return 1; /* the check stays open: a third worker's vote decides it */
 	if (k->n == 2) {
 		c->checks.stats.agreed++;
 		record_vote(c, k, 0);
@@ -236,7 +237,7 @@ static int may_check(const struct core *c, const struct check *k, const struct w
 /* Returns 1 if a worker that is not late computes the portion of check `k`. */
 static int is_in_progress(const struct core *c, const struct check *k)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (!w->pace.late && may_check(c, k, w) && batch_ledger_holds(c, w, 1, k->portion))
@@ -262,7 +263,7 @@ static int is_hopeless(const struct core *c, const struct check *k)
 {
 	if (c->checks.ticks >= CHECK_TICKS)
 		return 1;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (may_check(c, k, &c->worker[i]))
 			return 0;
 	return !c->run.recovering;
@@ -290,12 +291,13 @@ int checks_settle(struct core *c)
 	return all->n == 0;
 }
 
-/* Returns 1 if a worker that is not late computes the portion of check `k`, or work that it got
- * before the checks began, and then asks for a check. A worker that takes a portion again and again
- * without a vote does not count. */
+/* Returns 1 if the evaluation must still wait for a vote on check `k`. This is so while a worker
+ * that is not late computes the portion of `k`, or computes work that it got before the checks
+ * began: when this work is done, the worker asks for a check. A worker that takes a portion again
+ * and again without a vote does not count. */
 static int expects_vote(const struct core *c, const struct check *k)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 		uint32_t max = (uint32_t)batch_ledger_holds(c, w, 1, k->portion);
 

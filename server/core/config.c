@@ -7,7 +7,8 @@
 
 #define MAX_NAME 63
 
-/* NOLINTBEGIN(bugprone-macro-parentheses): parentheses fit no member and no initialiser */
+/* NOLINTBEGIN(bugprone-macro-parentheses): the macros' arguments are names of members and
+ * initialisers, which cannot stand in parentheses */
 /* clang-format off */
 #define MISMATCH(name) "it was begun with another --" name
 #define AT(member, field) offsetof(struct core_config, member.field)
@@ -162,7 +163,7 @@ static void read_option(struct cursor *k, struct core_config *c, unsigned char *
 }
 
 /* All options as a snapshot stores them, in the order of their rows: the length of the name, the
- * name, and the value. All but the values is the same in each snapshot, so this struct has it
+ * name, and the value. Snapshots differ only in the values, so this struct has all other bytes
  * ready. */
 /* clang-format off */
 #define PACKED __attribute__((packed))
@@ -176,6 +177,18 @@ struct PACKED stored_options {
 #define FLAG STORED
 #include "server/core/options.def"
 #undef STORED
+};
+/* N_OPTIONS is the number of options; a snapshot stores this number before the options */
+enum {
+#define STORED(m, f, ...) OPTION_##m##_##f,
+#define U32 STORED
+#define U64 STORED
+#define REAL STORED
+#define ENUM STORED
+#define FLAG STORED
+#include "server/core/options.def"
+#undef STORED
+	N_OPTIONS
 };
 static const struct stored_options without_values = {
 #define STORED(m, f, n, ...) .m##_##f = {.bytes = sizeof(n) - 1, .text = n},
@@ -208,17 +221,22 @@ static void write_options(struct cursor *k, const struct core_config *c)
 }
 /* clang-format on */
 
-void config_put(struct cursor *k, struct core_config *c)
+static void read_all_options(struct cursor *k, struct core_config *c, uint32_t n)
 {
 	unsigned char seen[sizeof(config_rows) / sizeof(config_rows[0])] = {0};
-	uint32_t n = 0;
 	size_t next = 0;
 
-	for (size_t i = 0; i < config_n_rows; i++)
-		n += config_rows[i].name != NULL;
-	u32(k, &n);
-	for (uint32_t i = 0; k->in && i < n && !k->error; i++)
+	for (uint32_t i = 0; i < n && !k->error; i++)
 		read_option(k, c, seen, &next);
-	if (!k->in)
+}
+
+void config_put(struct cursor *k, struct core_config *c)
+{
+	uint32_t n = N_OPTIONS;
+
+	u32(k, &n);
+	if (k->in)
+		read_all_options(k, c, n);
+	else
 		write_options(k, c);
 }

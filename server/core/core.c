@@ -40,7 +40,7 @@
  *     `--------- silence ---------> DEAD <----------------------------'
  *   DEAD --HELLO--> JOINING
  *
- * The picture leaves out these changes:
+ * The picture does not show these changes:
  *
  * - A new process that says HELLO with the name of a worker gets the slot of this worker, and the
  *   session becomes JOINING, whatever its state was.
@@ -55,7 +55,7 @@
 struct row {
 	void (*handler)(struct core *c, struct worker *w, const struct event *ev);
 	uint32_t states;
-	int observers; /* 1: an observer (stamp.worker 0) may send the message */
+	int observers; /* 1: an observer (stamp.worker is 0) may send this message, too */
 };
 
 static void on_pull(struct core *c, struct worker *w, const struct event *ev);
@@ -163,7 +163,7 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 		checkpoints_request(c, ev->peer);
 	} else if (ev->msg->admin.verb == ADMIN_RELEASE) {
 		on_release(c, ev);
-	} /* the shell has carried out all other requests */
+	} /* all other verbs need nothing here, because the shell carries them out */
 }
 
 /* ---- one message ----------------------------------------------------------------------------- */
@@ -194,7 +194,8 @@ static void on_message(struct core *c, const struct event *ev)
 			w->sync.active_ms = c->now_ms;
 			w->sync.idle = 0;
 		}
-		/* the worker did not receive the BYE of the server */
+		/* the run is over, and the worker has not received the server's BYE: send it
+		 * again */
 		if (c->run.ending == END_OVER) {
 			departure_part(c, w, ev->peer);
 			return;
@@ -208,9 +209,8 @@ static void on_message(struct core *c, const struct event *ev)
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* Ends the recovery when all workers are back or the recovery time is over. During the recovery a
- * restarted server grants no new work, because the replays of the workers of the snapshot come
- * first. */
+/* Ends the recovery when all workers are back or the recovery time is over. During the recovery the
+ * server grants no new work, because the workers of the snapshot first replay their pushes. */
 static void recover(struct core *c)
 {
 	if (!c->run.recovering)
@@ -219,6 +219,7 @@ static void recover(struct core *c)
 		return;
 	c->run.recovering = 0;
 	sessions_overdue(c);
+	ledger_end_recovery(c);
 }
 
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)

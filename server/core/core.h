@@ -20,8 +20,8 @@
  * (exactly once), leases (batch ledger), store and optim (weights), effects. The table at the top
  * of core.c has a row for each message type.
  *
- * Thread: the core runs on the caller's thread, and its blocks also on the threads of the engine.
- * The core takes no locks.
+ * The core runs on the caller's thread, and its blocks also on the threads of the engine. The core
+ * takes no locks.
  */
 #ifndef SERVER_CORE_CORE_H
 #define SERVER_CORE_CORE_H
@@ -34,7 +34,7 @@
 enum event_kind {
 	/* message `msg` has arrived from `peer`; the shell has decoded it, so it is well-formed */
 	EVENT_MESSAGE,
-	EVENT_PEER_GONE, /* the shell could not reach `peer` */
+	EVENT_PEER_GONE, /* the shell has found that connection `peer` is closed */
 	EVENT_TICK,      /* time has passed; the shell sends this event at least every 100 ms */
 	EVENT_DURABLE,   /* snapshot `generation` is on disk */
 	/* snapshot `generation` could not be written; the core takes another snapshot */
@@ -46,7 +46,7 @@ enum event_kind {
 	EVENT_DRAIN,
 	/* `bytes` bytes of the connection of `peer` have moved since the last EVENT_PROGRESS, as
 	 * measured by the shell, not as reported by the peer. The shell sends this event after the
-	 * tick of the same moment */
+	 * EVENT_TICK of the same moment, so that pace.c deducts no time twice */
 	EVENT_PROGRESS,
 };
 
@@ -55,17 +55,17 @@ struct event {
 	uint32_t peer; /* the connection on which the message arrived; never 0 */
 	/* EVENT_MESSAGE; the caller owns the message, and the core uses it only during the call */
 	const struct msg *msg;
-	uint64_t generation; /* EVENT_DURABLE, EVENT_SAVE_FAILED */
-	uint64_t bytes;      /* EVENT_PROGRESS */
-	/* EVENT_TICK: the part of the time since the last tick, in ms, in which replies waited for
-	 * the disk and the log on the disk made no progress */
+	uint64_t generation; /* EVENT_DURABLE, EVENT_SAVE_FAILED: number of the snapshot */
+	uint64_t bytes;      /* EVENT_PROGRESS: number of bytes that have moved */
+	/* EVENT_TICK: the time since the last tick, in ms, if replies have waited for the disk
+	 * during this time and the write-ahead log has made no progress; otherwise 0 */
 	uint64_t held_ms;
 	/* NULL: an update of this step overwrites the current weights. Otherwise n_params floats,
 	 * aligned to 64 bytes: the first update of this step writes its weights here and leaves the
 	 * current weights unchanged, because a reader still uses them. core_weights then returns
-	 * this buffer, and the old vector belongs to the caller again. Without an update the buffer
-	 * stays the caller's. The choice of the buffer changes no effect and no value that the
-	 * core computes */
+	 * this buffer, and the old vector belongs to the caller again. If this step makes no
+	 * update, the buffer still belongs to the caller. The choice of the buffer changes no
+	 * effect and no value that the core computes */
 	float *next_buffer;
 	/* 1: after an update of this step only the device has the new weights, until the core
 	 * fetches them. This choice, too, changes no effect and no value */
@@ -74,7 +74,8 @@ struct event {
 
 enum effect_kind {
 	/* the event of this step must be durable before the shell sends a message with
-	 * durable_first of this step or of a later one. This effect is the first one of its step */
+	 * durable_first, if this step or a later one causes the message. This effect is the first
+	 * one of its step */
 	EFFECT_COMMIT,
 	/* send `msg` to `peer`. The slices point into the core's weights, so the shell must encode
 	 * the message before the next step. The members `durable_first`, `fenced` and `drained` say
@@ -103,8 +104,8 @@ enum effect_kind {
 	 * of the other one, which is outvoted; otherwise `worker` is 0, and nobody is accused */
 	EFFECT_DISPUTED,
 	EFFECT_RELEASED, /* an admin has ended the quarantine of msg.admin.worker */
-	/* the state of `worker` has changed, and `change` says how. This effect comes after the
-	 * messages that notify the worker */
+	/* the state of `worker` has changed, and `change` says how. In a step, this effect comes
+	 * after the messages to this worker */
 	EFFECT_WORKER,
 	/* the run is over or drained, and everything is durable. `status` says how it ended */
 	EFFECT_FINISH,
@@ -118,7 +119,7 @@ enum worker_change {
 	WORKER_GONE,   /* the worker has left, or is lost: dead, or away for dead_ms */
 	WORKER_EXCLUDED,
 	WORKER_QUARANTINED, /* excluded, and in quarantine from now on (quarantine.h) */
-	WORKER_STALLED,     /* the worker has not delivered, or not requested work, for too long */
+	WORKER_STALLED,     /* the worker has neither delivered nor requested work for too long */
 	/* a stalled worker has delivered or requested work, or its deadline turned out to be longer
 	 * (pace.h) */
 	WORKER_DELIVERS,
@@ -128,19 +129,21 @@ enum worker_change {
 
 /* This struct has the results of a portion of the test set that do not agree (checks.h). */
 struct dispute {
-	uint32_t first, count; /* the images */
-	uint32_t votes;        /* number of results */
+	/* the images of this portion: `count` images from number `first` on */
+	uint32_t first, count;
+	uint32_t votes; /* number of results of this portion, each from another worker */
 	uint32_t worker[CHECK_VOTES], correct[CHECK_VOTES];
-	double loss[CHECK_VOTES]; /* sums over the images */
+	double loss[CHECK_VOTES]; /* each worker's sum of the losses of these images */
 };
 
 /*
- * `durable_first` says which messages wait for the disk. With a write-ahead log, the shell sends a
- * message with durable_first only when the event that caused it is on disk. Most messages have this
- * mark, because they say that the server has decided a push, has granted an incarnation or work, or
- * lets a worker leave. Such a message would be false if a crash lost the event that it reports. A
- * message with weights is sent when the event that made these weights is on disk. The following
- * messages need no event on disk, so an operator reaches a server whose disk is full:
+ * durable_first is 1 for a message that must wait until events are on disk. With a write-ahead log,
+ * the shell sends a message with durable_first only when the event that caused it is on disk. Most
+ * messages have this mark, because they say that the server has decided a push, has granted an
+ * incarnation or work, or lets a worker leave. Such a message would be false if a crash lost the
+ * event that it reports. A message with weights is sent when the event that made these weights is
+ * on disk. The following messages need no event on disk, so an operator reaches a server whose disk
+ * is full:
  *
  * - HEARTBEAT: it reports only what checkpoints contain;
  * - ERROR: it refuses a request or asks for a new HELLO. After a crash, the receiver of an ERROR
@@ -164,9 +167,10 @@ struct effect {
 	struct msg msg;
 	uint64_t generation;
 	uint32_t epoch, worker, incarnation;
-	uint32_t max_text; /* EFFECT_STATUS: the longest text that the client accepts */
+	/* EFFECT_STATUS: size in bytes of the longest text that the client accepts */
+	uint32_t max_text;
 	enum worker_change change;
-	struct dispute dispute; /* EFFECT_DISPUTED */
+	struct dispute dispute; /* EFFECT_DISPUTED: the results that do not agree */
 	int status;             /* EFFECT_FINISH: PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED */
 };
 
@@ -177,61 +181,69 @@ struct epoch_record {
 	uint64_t images, updates;
 	/* sum of the losses of the applied pushes, each times its number of images */
 	double loss_sum;
-	uint32_t eval_done; /* number of images evaluated so far (core_eval_images) */
+	uint32_t eval_done; /* number of test images evaluated so far (core_eval_images) */
 	uint32_t eval_correct;
 	double eval_loss_sum;
-	double metric_sum[MAX_METRICS]; /* sums of the metrics besides accuracy */
+	/* for each metric except accuracy, its sum over the evaluated images */
+	double metric_sum[MAX_METRICS];
 	/* core time at which the training of the epoch ended; 0: it has not ended since this
 	 * start */
 	uint64_t end_ms;
 };
 
-/* The counters for /metrics and /status never decrease within a run. Each snapshot contains them,
- * except for `ignored`. */
+/* This struct has the counters for /metrics and /status. They never decrease within a run. Each
+ * snapshot contains all of them except `ignored`. */
 struct core_stats {
-	uint64_t version;     /* version of the weights */
-	uint64_t updates;     /* steps of the optimizer; a step of L-BFGS takes several versions */
-	uint64_t accepted;    /* accepted pushes */
-	uint64_t steps_short; /* sync: steps that ended with fewer gradients than were due */
-	/* trials: points that line searches tried; backups: backup copies of granted work */
+	uint64_t version; /* version of the weights */
+	/* number of steps of the optimizer; a step of L-BFGS makes several versions */
+	uint64_t updates;
+	uint64_t accepted; /* number of accepted pushes */
+	/* sync: number of steps that ended with fewer gradients than were due */
+	uint64_t steps_short;
+	/* trials: number of points that line searches have tried; backups: number of backup copies
+	 * that the core has granted */
 	uint64_t trials, backups;
-	/* pushes: decided pushes; duplicates: pushes that arrived again after their decision */
+	/* pushes: number of decided pushes; duplicates: number of pushes that arrived again after
+	 * their decision */
 	uint64_t pushes, duplicates;
 	uint64_t rejected[REJECT_REASONS];
-	/* results of work that another worker had delivered first, or of a step that had ended
-	 * without them */
+	/* number of results of work that another worker had delivered first, or of a step that had
+	 * ended without these results */
 	uint64_t superseded;
-	/* expired: grants that ended at their deadline; stalls: times that a worker stalled */
+	/* expired: number of grants that ended at their deadline; stalls: number of times that a
+	 * worker became stalled */
 	uint64_t expired, stalls;
-	uint64_t refused; /* messages that the server answered with ERROR */
-	/* messages that the server dropped: results of work that it had not granted, repeated
-	 * results, and LEASE requests and rejected pushes beyond MAX_EMPTY_LEASES. No snapshot
-	 * contains this counter */
+	uint64_t refused; /* number of messages that the server answered with ERROR */
+	/* number of messages that the server dropped: results of work that it had not granted,
+	 * repeated results, and LEASE requests and rejected pushes beyond MAX_EMPTY_LEASES. No
+	 * snapshot contains this counter */
 	uint64_t ignored;
 	uint64_t gaps;
-	uint64_t images; /* images counted in all epochs */
-	/* leases: leases granted; released: batches and portions that a worker gave up undone */
+	uint64_t images; /* number of images counted in all epochs */
+	/* leases: number of granted leases; released: number of batches and portions that were not
+	 * done when a worker lost or gave up its grant of them */
 	uint64_t pulls, leases, released;
 	uint64_t hellos, deaths, rejoins;
-	/* workers that were excluded for bad pushes or evaluations (departure.h) */
+	/* number of exclusions of workers for bad pushes or evaluations (departure.h) */
 	uint64_t excluded;
-	uint64_t recoveries; /* starts of the server from a snapshot */
-	/* delay compensation: gradients applied without compensation, because the server no longer
-	 * had the weights with which they were computed */
+	uint64_t recoveries; /* number of starts of the server from a snapshot */
+	/* delay compensation: number of gradients applied without compensation, because the server
+	 * no longer had the weights with which they were computed */
 	uint64_t uncompensated;
 	uint64_t staleness_sum; /* sum of the staleness of all applied gradients */
-	uint64_t staleness[16]; /* histogram: tau 0, 1, 2-3, 4-7, ... */
+	/* numbers of applied gradients whose staleness is 0, 1, 2-3, 4-7, ... */
+	uint64_t staleness[16];
 	uint64_t snapshots, save_failures;
-	/* exponential moving mean of the losses of accepted pushes; each new loss has the weight
-	 * 0.02 */
+	/* exponential moving mean of the losses of accepted pushes: each new loss counts with the
+	 * weight 0.02, and the mean before it with 0.98 */
 	double loss;
 };
 
-/* These counters of checked portions (checks.h) never decrease within a run. A snapshot contains
- * them. */
+/* These numbers of checked portions with each outcome (checks.h) never decrease within a run. A
+ * snapshot contains them. */
 struct check_stats {
 	uint64_t agreed;    /* two workers agreed */
-	uint64_t disputed;  /* results differed, and nobody is accused */
+	uint64_t disputed;  /* results differed, and no majority showed which one is wrong */
 	uint64_t outvoted;  /* results differed, and a third worker has decided */
 	uint64_t unchecked; /* no second worker delivered a result in time */
 };
@@ -256,10 +268,12 @@ enum session_state {
 
 /* This struct has counts of a worker slot since this start of the server, for display. */
 struct worker_counts {
-	uint64_t pushes, duplicates; /* decided pushes; pushes that arrived again */
-	uint64_t rejected;           /* rejected pushes, without the superseded ones */
-	uint64_t refused;            /* messages that were answered by an ERROR */
-	/* asynchronous modes: accepted pushes, and the sum of their staleness */
+	/* pushes: number of decided pushes; duplicates: number of pushes that arrived again after
+	 * their decision */
+	uint64_t pushes, duplicates;
+	uint64_t rejected; /* number of rejected pushes; superseded pushes do not count */
+	uint64_t refused;  /* number of messages that the server answered with ERROR */
+	/* asynchronous modes: number of accepted pushes, and the sum of their staleness */
 	uint64_t async_pushes, staleness_sum;
 	struct time_split time; /* the times in the worker's newest HEARTBEAT */
 };
@@ -271,7 +285,7 @@ struct worker_view {
 	int quarantined; /* 1: the worker is also in quarantine, see quarantine.h */
 	int in_session;  /* 1: the worker joins, is live or is suspect, and is not excluded */
 	uint32_t worker, incarnation;
-	const char *name, *device, *owner; /* owner: the key, or "" */
+	const char *name, *device, *owner; /* owner: the key of the worker, or "" if it has none */
 	uint64_t last_seq, durable_seq, images, last_message_ms;
 	/* 1: the worker is live, but has delivered nothing for longer than its deadline (pace.h) */
 	int stalled;
@@ -283,7 +297,8 @@ struct worker_view {
 
 /* This struct describes a worker in quarantine, for display. */
 struct quarantine_view {
-	const char *owner, *name; /* the key and the name of the worker; "": it has none */
+	/* the key and the name of the worker; "": the worker has no key or no name */
+	const char *owner, *name;
 	uint32_t exclusions;
 };
 
@@ -292,9 +307,9 @@ struct core; /* its definition is in server/core/state.h */
 /* Returns the number of bytes that core_init needs for `cfg`. The result depends mostly on n_params
  * and max_workers. */
 size_t core_bytes(const struct core_config *cfg);
-/* Returns 1 if the core needs the sum of the squares of each push. The core then uses the sum in
- * struct slice, if it is there, instead of computing it: the sum over the blocks of ENGINE_BLOCK
- * values, in ascending order, of the vec_squares of each block. */
+/* Returns 1 if the core needs the sum of the squares of each push. To get this sum, the core adds
+ * the vec_squares of each block of ENGINE_BLOCK values, in ascending order of the blocks. If struct
+ * slice already has a sum that was computed in this way, the core uses it. */
 int core_needs_squares(const struct core_config *cfg);
 /* Starts a new run in `memory` (core_bytes bytes). `weights` are the n_params initial weights; from
  * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees
@@ -313,17 +328,18 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms);
  * call core_compute until it returns 0, before any other function but core_effect. Until
  * core_compute has returned 0, the caller must not change the message of the event. core_compute
  * waits for the next block of values in ascending order, sets *values to the first value of the
- * block, and returns the number of values in the block. The engine may compute later blocks in the
- * meantime. The weights of L-BFGS need no core_compute, because core_decide itself computes them.
+ * block, and returns the number of values in the block. While the caller processes a block, the
+ * engine may compute later blocks. The weights of L-BFGS need no core_compute, because core_decide
+ * itself computes them.
  */
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms);
 size_t core_compute(struct core *c, const float **values);
 /* The next three functions can replace core_compute for a shell that computes the blocks itself, on
- * several threads. core_update_blocks returns the number of blocks of the update, or 0 if there is
- * no update, if core_compute has returned a block of it, or if a device computes it. The caller
- * then either calls core_compute, or core_compute_block once for each block, and core_end_update
- * afterwards. core_compute_block computes block `block` of the engine's division, in any order and
- * on any thread. */
+ * several threads. core_update_blocks returns the number of blocks of the update. It returns 0 if
+ * there is no update, if core_compute has returned a block of the update, or if a device computes
+ * the update. In all other cases the caller has a choice: it calls core_compute as above, or it
+ * calls core_compute_block once for each block, and then core_end_update. core_compute_block
+ * computes block `block` of the engine's division, in any order and on any thread. */
 size_t core_update_blocks(const struct core *c);
 void core_compute_block(struct core *c, size_t block);
 void core_end_update(struct core *c);
@@ -345,7 +361,8 @@ const struct core_stats *core_stats(const struct core *c);
 /* Returns the counters of the checked evaluations. */
 const struct check_stats *core_check_stats(const struct core *c);
 /* Returns the current weights (n_params floats). The pointer is valid until the next step. If the
- * device defers its weights (param_device.h), the values are older until core_fetch_weights. */
+ * device defers its weights (param_device.h), the values can be older than the current weights
+ * until the caller calls core_fetch_weights. */
 const float *core_weights(const struct core *c);
 void core_fetch_weights(struct core *c);
 /* Returns 1 if the core reads the values of an accepted gradient in the memory of the host, and not
@@ -372,10 +389,11 @@ uint32_t core_train_images(const struct core *c);
 /* Returns the number of images on which an epoch is evaluated: those that --validate holds back, or
  * the test images; 0: no data set. */
 uint32_t core_eval_images(const struct core *c);
-/* Returns 1 if the evaluation of the epoch is complete, with the checks of its results. */
+/* Returns 1 if the evaluation of the epoch is complete, including the checks of its results
+ * (checks.h). */
 int core_is_evaluated(const struct core *c, uint32_t epoch);
-/* Returns the list of the tensors of the run; "" means that the run has no list. A list never
- * changes. */
+/* Returns the list of the tensors of the run; "" means that the run has no list. Once the run has a
+ * list, it never changes. */
 const char *core_tensors(const struct core *c);
 /* Returns 1 if no worker can change the data set of the run any more. */
 int core_data_is_fixed(const struct core *c);
@@ -387,6 +405,9 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v);
 /* Writes to *v worker number i, counted from 0, of the workers in quarantine. Returns 0 if at most
  * i workers are in quarantine. */
 int core_quarantine(const struct core *c, uint32_t i, struct quarantine_view *v);
+/* Returns the number of live or suspect workers with key `owner`. If `owner` is "", returns the
+ * number of live or suspect workers whose newest message arrived on connection `peer`. */
+uint32_t core_workers_of(const struct core *c, const char *owner, uint32_t peer);
 /* Returns the number of live workers that are not stalled. */
 uint32_t core_live_workers(const struct core *c);
 

@@ -8,12 +8,13 @@
  * (2) the first accepted push of batches fixes the data set of its worker as the run's data set,
  *     for all later starts too. The server refuses workers with another data set;
  * (3) until then workers with any data set may join, and the run uses the data set with the most
- *     votes. Each live worker has a vote. With keys, each key with a live worker has one vote
- *     instead: for the data set that most of its live workers have, or for each of several such
- *     data sets. If two data sets have the same number of votes, the run keeps the one that it
- *     uses. A stalled worker counts in a vote only while every live worker is stalled. Only workers
- *     with the run's data set get work, and only they count for --min-workers. The core accepts no
- *     push before --min-workers workers with the run's data set have joined.
+ *     votes. Without keys, each live worker has one vote. With keys, each key with a live worker
+ *     has one vote instead, for the data set that most of its live workers have. If several data
+ *     sets are equally common among these workers, the key votes for each of these data sets. If
+ *     two data sets have the same number of votes, the run keeps the one that it uses. A stalled
+ *     worker counts in a vote only while every live worker is stalled. Only workers with the run's
+ *     data set get work, and only they count for --min-workers. The core accepts no push before
+ *     --min-workers workers with the run's data set have joined.
  *
  * Invariants:
  * (1) a HELLO fixes nothing (asserted by sessions_on_hello in sessions.c; a_hello_fixes_nothing);
@@ -239,7 +240,7 @@ static uint32_t casts_vote(const struct voters *v, uint32_t i)
 static void find_voters(const struct core *c, struct voters *v, int all_are_stalled)
 {
 	v->n = 0;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (may_vote(&c->worker[i], all_are_stalled))
 			v->worker[v->n++] = &c->worker[i];
 	for (uint32_t i = 0; i < v->n; i++) {
@@ -279,7 +280,7 @@ static void adopt(struct core *c, const struct data_id *d)
 
 static int is_contested(const struct core *c, int all_are_stalled)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (may_vote(&c->worker[i], all_are_stalled) &&
 			!workers_same_data(&c->worker[i].session.data, &c->dataset.id))
 			return 1;
@@ -326,7 +327,7 @@ void dataset_contributed(struct core *c)
 {
 	c->dataset.fixed = 1;
 	(void)effects_add(c, EFFECT_DATA_FIXED, 0);
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->session.state == SESSION_JOINING || w->session.state == SESSION_LIVE ||

@@ -38,7 +38,7 @@ void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int st
 {
 	/* invariant 1, for the answer to BYE and for the BYE of a drain */
 	PS_ASSERT(!w || (status != PS_OK && status != PS_ESHUTDOWN) || !worker_may_return(w));
-	/* invariant 2, for the answer to BYE */
+	/* invariant 2: all pushes of the worker are durable when its own BYE is answered */
 	PS_ASSERT(!w || status != PS_OK || worker_durable_seq(c, w) == w->ledger.last_seq);
 	effects_send_decided(c, peer, MSG_BYE)->bye =
 		(struct msg_bye){.stamp = worker_stamp(c, w), .status = status};
@@ -53,7 +53,7 @@ void departure_part(struct core *c, const struct worker *w, uint32_t peer)
 
 void departure_part_all(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->session.state != SESSION_FREE && w->session.state != SESSION_DEAD &&
@@ -64,8 +64,9 @@ void departure_part_all(struct core *c)
 
 /* ---- exclusion ------------------------------------------------------------------------------- */
 
-#define MAX_STREAK     20
-#define KEYS_THAT_VOTE 3 /* minimum number of keys that vote; with fewer, workers vote */
+#define MAX_STREAK 20
+/* if the workers have at least this number of keys, keys vote; otherwise workers vote */
+#define KEYS_THAT_VOTE 3
 
 /* Returns 1 if the worker counts in the decision whether the run has diverged. A worker counts if
  * it is live, suspect, or still expected back after a restart. A silent worker is bad if it was bad
@@ -79,9 +80,10 @@ static int counts(const struct worker *w)
 static void exclude(struct core *c, struct worker *w, enum worker_change why)
 {
 	departure_die(c, w, why);
-	PS_ASSERT(!worker_is_active(w) && !w->lease.waiting && !w->lease.grant.request); /* 5 */
+	/* invariant 5 */
+	PS_ASSERT(!worker_is_active(w) && !w->lease.waiting && !w->lease.grant.request);
 	w->quarantine.excluded = 1;
-	w->session.leaving = 1;
+	w->session.leave = LEAVES;
 	c->stats.excluded++;
 	c->checkpoints.urgent = 1;
 	quarantine_notify(c, w, w->session.peer);
@@ -107,7 +109,7 @@ static int key_is_bad(const struct core *c, const char *owner)
 {
 	uint32_t all = 0, bad = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (!counts(w) || !workers_same_key(w->session.owner, owner))
@@ -124,7 +126,7 @@ static uint32_t count_voters(const struct core *c, uint32_t *bad)
 {
 	uint32_t workers = 0, keys = 0, bad_workers = 0, bad_keys = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (!counts(w))
@@ -150,7 +152,7 @@ static int has_diverged(const struct core *c, const struct worker *bad_one)
 }
 
 /* Returns 1 if the worker still has to replay pushes that were acknowledged before a crash. If the
- * worker is excluded now, it loses these pushes. */
+ * core excludes the worker before the worker has replayed them, these pushes are lost. */
 static int is_replaying(const struct worker *w)
 {
 	return w->ledger.last_seq < w->ledger.replay_target;
@@ -160,7 +162,7 @@ void quarantine_bad(struct core *c, struct worker *w)
 {
 	uint32_t streak = ++w->quarantine.bad_streak + w->quarantine.earlier;
 
-	/* the worker first replays the pushes that were acknowledged before a crash */
+	/* the limit is twice as high for a worker that still has to replay acknowledged pushes */
 	if (streak < MAX_STREAK || (is_replaying(w) && streak < 2 * MAX_STREAK))
 		return;
 	if (has_diverged(c, w)) {
@@ -204,7 +206,7 @@ void quarantine_notify(struct core *c, struct worker *w, uint32_t peer)
 	if (worker_durable_seq(c, w) < w->ledger.last_seq)
 		return;
 	PS_ASSERT(worker_durable_seq(c, w) == w->ledger.last_seq); /* invariant 4 */
-	w->session.leaving = 0;
+	w->session.leave = STAYS;
 	if (peer)
 		effects_refuse(c, peer, PS_EQUARANTINE, 0,
 			"excluded: too many losses or gradients of this worker in a row were not "

@@ -15,6 +15,7 @@
  * buffer, and the checkpoint contains them.
  */
 #include "server/core/downpour.h"
+#include "common/clones.h"
 #include "server/core/accumulator.h"
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
@@ -35,8 +36,12 @@
 #include <math.h>
 #include <string.h>
 
-#define DC_DECAY 0.95 /* decay of the mean square in adaptive delay compensation */
+/* factor of the old mean square at each update of the mean, in adaptive delay compensation */
+#define DC_DECAY 0.95
 #define DC_EPS   1e-7
+
+/* a gradient does not count if its staleness exceeds this multiple of the number of live workers */
+#define STALE_PER_WORKER ((uint64_t)32)
 
 /* This struct has the staleness of a gradient, and the number of workers that compute at the same
  * time. */
@@ -50,7 +55,7 @@ static uint32_t count_members(const struct core *c)
 {
 	uint32_t members = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		members += w->session.state == SESSION_LIVE ||
@@ -63,8 +68,10 @@ static uint32_t count_members(const struct core *c)
 /* Returns the version of the weights of push `p`. After a restart from a snapshot, a worker may
  * have versions that the server has not reached again yet. For a push of such a version, the
  * function returns the version with which this term began, so that a worker cannot keep a gradient
- * fresh by the false claim of a later version. The version of a replay is true, because the code of
- * its decision proves it. */
+ * fresh by the false claim of a later version. A replay keeps its version, because its code proves
+ * that an earlier term has accepted the push with this version. That version may have been a false
+ * claim, too, but the version decides the age of a replay only if the worker is the only one
+ * (age_of). */
 static uint64_t version_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int is_earlier = p->base_term < c->cfg.term && w->session.born_term < c->cfg.term &&
@@ -74,7 +81,7 @@ static uint64_t version_of(const struct core *c, const struct worker *w, const s
 								      : p->base_version;
 }
 
-/* Returns the number of versions made since the weights of push `p`. */
+/* Returns how many versions the server has made since the version of the weights of push `p`. */
 static uint64_t downpour_staleness(
 	const struct core *c, const struct worker *w, const struct msg_push *p)
 {
@@ -86,35 +93,35 @@ static uint64_t downpour_staleness(
 /* Returns the age of push `p`. After a crash the workers send again what they have pushed since the
  * snapshot, one worker after the other. The versions that these replays make say nothing about the
  * age that a gradient had when it was accepted. Replays therefore count as gradients of workers of
- * equal speed: each of the other workers has made one version meanwhile. For a lone worker, the
- * number of versions is the true age. */
+ * equal speed: each of the other workers has made one version meanwhile. If the run has only one
+ * worker, the number of versions is the true age, also for its replays. */
 static struct age age_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	uint32_t members = count_members(c);
+	uint32_t members = rights_of_replay(c, w, p) ? count_members(c) : 0;
 
-	if (members > 1 && rights_of_replay(c, w, p))
+	if (members > 1)
 		return (struct age){members - 1, members};
-	return (struct age){downpour_staleness(c, w, p), core_live_workers(c)};
+	uint64_t tau = downpour_staleness(c, w, p);
+	/* no rule scales a gradient for a staleness up to 1, whatever the number of workers */
+	return (struct age){tau, tau > 1 ? core_live_workers(c) : 1};
 }
 
-/* Returns the maximum staleness of a gradient that counts. While a worker that is 20 times slower
- * than the others computes one gradient, each of the others makes about 20 versions. The default
- * limit is higher than this number, so that the gradient of such a slow worker counts. */
-static uint64_t max_staleness(const struct core *c)
+/* Returns 1 if a gradient with staleness `tau` is too old to count. While a worker that is 20 times
+ * slower than the others computes one gradient, each of the others makes about 20 versions. The
+ * default limit is higher than this number, so that the gradient of such a slow worker counts. */
+static int is_too_stale(const struct core *c, uint64_t tau)
 {
-	uint64_t live = core_live_workers(c);
-
 	if (c->cfg.limits.max_staleness)
-		return c->cfg.limits.max_staleness;
+		return tau > c->cfg.limits.max_staleness;
 	if (c->cfg.training.mode == MODE_SSP)
-		return UINT64_MAX; /* the clocks of ssp bound the staleness */
-	return 32 * (live > 1 ? live : 1);
+		return 0; /* not too stale: ssp bounds the staleness by the workers' clocks */
+	return tau > STALE_PER_WORKER && tau > STALE_PER_WORKER * core_live_workers(c);
 }
 
 /* Returns 1 if no server can have sent the weights of push `p` to w, because their version is newer
  * than the current one. The function returns 0, however, if the worker joined before this term and
- * its weights are of an earlier term, because a server may not have reached again a version that it
- * sent before a crash. */
+ * its weights are of an earlier term: before a crash, the server may have sent a version that it
+ * has not reached again since. */
 static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	return p->base_version > c->store.version &&
@@ -126,9 +133,9 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 	/* a push that was accepted before a crash does not become too old by the crash */
 	if (rights_of_replay(c, w, p))
 		return REJECT_NONE;
-	if (is_impossible(c, w, p) || downpour_staleness(c, w, p) > max_staleness(c))
+	if (is_impossible(c, w, p) || is_too_stale(c, downpour_staleness(c, w, p)))
 		return REJECT_STALE;
-	/* without a buffer, the rules of voices.h do not apply */
+	/* the rules of voices.h apply only to a buffer */
 	if (c->cfg.push.buffer_size <= 1)
 		return REJECT_NONE;
 	return voices_permit(c, w, &p->work) ? REJECT_NONE : REJECT_WORK;
@@ -214,14 +221,14 @@ static uint32_t count_buffer_awaited(const struct core *c)
 
 	if (accumulator_merges_keys(c))
 		return workers_count_keys(c, buffer_awaits);
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		n += (uint32_t)buffer_awaits(c, &c->worker[i]);
 	return n;
 }
 
 /* Returns 1 if more than half of the awaited workers or keys have VOICE_PUSHES gradients each in
  * the buffer, so that the buffer does not wait any longer for those that have none. A minority
- * cannot cause this by many pushes. */
+ * cannot end the wait by sending many pushes. */
 static int has_waited_enough(const struct core *c)
 {
 	return 2 * accumulator_voices(c, VOICE_PUSHES) > count_buffer_awaited(c);
@@ -240,7 +247,7 @@ static int has_part(const struct core *c, uint32_t slot)
 /* Marks as stalled the workers that should have pushed to the buffer, but have not. */
 static void leave_behind(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (!has_part(c, i))
 			pace_left_behind(c, &c->worker[i]);
 }
@@ -248,7 +255,8 @@ static void leave_behind(struct core *c)
 /* Returns 1 if the buffer is full. With a robust rule, a buffer is full if it has gradients of K
  * workers, or of all awaited workers if they are fewer than K, or if it has waited long enough for
  * the other workers (has_waited_enough). If the rule gets one gradient of each key, keys count
- * instead of workers. A buffer is not full if the rest of the epoch cannot fill another one. */
+ * instead of workers. A buffer with all these gradients is not yet full if the rest of the epoch
+ * cannot fill another one (voices_can_refill). */
 static int is_full(struct core *c)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -256,7 +264,8 @@ static int is_full(struct core *c)
 
 	if (!a->part)
 		return a->pushes >= needed;
-	/* after a restart, workers that are not back yet are not live */
+	/* not full: workers that are not back after a restart do not count as awaited, so the
+	 * buffer would look full too early */
 	if (c->run.recovering)
 		return 0;
 	awaited = count_buffer_awaited(c);
@@ -278,7 +287,7 @@ void downpour_settle(struct core *c)
 }
 
 /* Adds the images and the loss of push `p`, a replay of a later epoch, to the record of that epoch
- * at once, because the images that the buffer counts are recorded in the epoch in training. */
+ * at once. If the buffer counted them, they would be recorded in the epoch in training. */
 static void count_at_once(struct core *c, const struct msg_push *p)
 {
 	batch_ledger_record(c, p->work.epoch, p->images, (double)p->loss * p->images);
@@ -319,8 +328,10 @@ static uint64_t n_gradient(const struct core *c, const struct slice *s)
 	return s->count < n ? s->count : n;
 }
 
-/* This struct describes the compensation of a slice. All pointers refer to the first value of the
- * slice. */
+/* This struct has the arguments for the compensation of a slice. Each pointer to floats points to
+ * the number that belongs to the first value of the slice: g: the gradient; now, then: the current
+ * weights, and those with which the gradient was computed; square: the mean squares; out: the
+ * result. */
 struct compensation {
 	const struct core *core;
 	const float *g, *now, *then;
@@ -359,7 +370,7 @@ static void compensate(struct core *c, const float *weights_then, struct slice *
 	const struct compensation k = compensation_of(c, weights_then, s, out);
 	const uint64_t n = n_gradient(c, s);
 
-	/* compensation leaves statistics of batches unchanged */
+	/* the values after the gradient are statistics of batches: copy them unchanged */
 	memcpy(out + n, s->data + n, (s->count - n) * sizeof(*out));
 	blocks_each(&c->blocks, n, compensate_block, &k);
 	s->data = out;
@@ -377,7 +388,8 @@ static void compensate_all(
 	for (uint32_t i = 0; i < s->n; i++) {
 		compensate(c, then ? then : c->store.weights, &s->slice[i],
 			scratch + s->slice[i].offset);
-		s->slice[i].peak = 0; /* peak and squares are unknown after compensation */
+		/* 0: the peak and the sum of squares of the compensated values are unknown */
+		s->slice[i].peak = 0;
 		s->slice[i].squared = 0;
 	}
 }
@@ -465,7 +477,7 @@ static void collect(
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	struct age a = age_of(c, w, p);
-	struct slices compensated;
+	PS_UNINITIALIZED struct slices compensated;
 	const struct slices *s = &p->slices;
 
 	count_staleness(c, w, a.tau);
@@ -512,7 +524,7 @@ int downpour_holds_back(const struct core *c, const struct worker *w)
 
 	if (max >= c->cfg.sessions.max_workers)
 		return 0;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *o = &c->worker[i];
 
 		at_work += o != w && worker_is_active(o) && o->lease.grant.request &&

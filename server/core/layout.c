@@ -38,12 +38,12 @@ static size_t place(size_t *at, size_t n, size_t size)
 	return here;
 }
 
-/* Returns the number of effects in the worst step: the core answers every worker, grants it work,
- * sends it BYE and reports its change, and also answers every waiting ADMIN request, and reports
- * every disputed result. */
+/* Returns the number of effects in the worst step. In this step the core answers every worker,
+ * grants it work, sends it BYE, reports its change and asks it for pushes that waited. In the same
+ * step the core answers every waiting ADMIN request and reports every disputed result. */
 static size_t max_effects(const struct core_config *cfg)
 {
-	return 4 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + MAX_CHECKS + 16;
+	return 5 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + MAX_CHECKS + 16;
 }
 
 static int sums(const struct core_config *cfg)
@@ -180,8 +180,10 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	struct core *c = memory;
 	struct decision *d = (struct decision *)(void *)(base + l.decisions);
 
-	/* all memory from the effects on is written before it is read, so it needs no zeros here */
-	memset(base, 0, l.effects);
+	/* the recent gradients, and all memory from the effects on, are written before they are
+	 * read, so they need no zeros here */
+	memset(base, 0, offsetof(struct core, norms.recent.norm));
+	memset(base + l.workers, 0, l.effects - l.workers);
 	c->cfg = *cfg;
 	c->rules = rules_of_mode[cfg->training.mode];
 	c->worker = (struct worker *)(void *)(base + l.workers);

@@ -9,6 +9,7 @@
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/effects.h"
+#include "server/core/ledger.h"
 #include "server/core/modes.h"
 #include "server/core/pace.h"
 #include "server/core/rights.h"
@@ -134,8 +135,8 @@ static void add_result(struct epoch_record *e, const struct msg_result *r)
 		e->metric_sum[m] += r->metric_sum[m];
 }
 
-/* Counts a result that is not used. `delivered` is 1 if the worker that sent the result had a grant
- * for it. */
+/* Counts a result that the core does not use. `delivered` is the return value of pace_evaluated: 1
+ * if the result is the first one for the newest grant of its worker. */
 static void note_unused(struct core *c, int delivered)
 {
 	c->stats.superseded += delivered != 0;
@@ -150,12 +151,17 @@ static void repeat_evaluation(struct core *c)
 	struct leases *l = &c->leases;
 	struct epoch_record *r = &c->epoch[l->epoch - 1];
 
-	if (l->n_portions <= c->cfg.leases.eval_checks || c->checks.stats.outvoted > MAX_REPEATS)
-		return;
-	/* a worker that has delivered the portion of its grant must not hold this portion again */
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (c->worker[i].lease.grant.kind == GRANT_EVAL && c->worker[i].pace.left == 0)
-			batch_ledger_release(c, &c->worker[i]);
+	/* a worker that has delivered the portion of its grant must not hold this portion again,
+	 * nor deliver it again */
+	for (uint32_t i = 0; i < c->n_slots; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->lease.grant.kind != GRANT_EVAL || w->pace.left > 0)
+			continue;
+		batch_ledger_release(c, w);
+		if (w->lease.grant.eval_count > 0) /* not given back without a result */
+			w->lease.grant.eval_id = 0;
+	}
 	for (uint32_t i = 0; i < l->n_portions; i++)
 		if (l->portion[i] == BATCH_DONE)
 			l->portion[i] = BATCH_FREE;
@@ -174,7 +180,8 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	uint32_t i;
 
 	w->session.peer = ev->peer;
-	/* the evaluation has ended: another worker has delivered this result first */
+	/* the evaluation of this epoch has ended, so another worker has already delivered this
+	 * result */
 	if (!l->evaluating || r->eval_id != l->epoch) {
 		note_unused(c, pace_evaluated(c, w, r, 0));
 		return;
@@ -185,7 +192,8 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 			"this is not the result of a granted evaluation");
 		return;
 	}
-	if (!rights_to_result(c, w, r)) { /* the portion was not granted to this worker */
+	/* the server has not granted the portion to this worker */
+	if (!rights_to_result(c, w, r)) {
 		c->stats.refused++;
 		effects_drop(c, 1);
 		return;
@@ -194,18 +202,19 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	i = r->eval_first / l->eval_size;
 	rec = &c->epoch[l->epoch - 1];
 	if (l->portion[i] == BATCH_DONE) {
-		const uint64_t outvoted = c->checks.stats.outvoted;
+		const uint64_t attempt = rights_attempt(c);
 		int delivered = pace_evaluated(c, w, r, 0);
 
 		if (is_finite_with(rec, r) && checks_on_result(c, w, i, r))
 			c->checkpoints.dirty = 1;
 		else
 			note_unused(c, delivered);
-		if (c->checks.stats.outvoted > outvoted)
+		if (rights_attempt(c) != attempt)
 			repeat_evaluation(c);
 		return;
 	}
-	/* the worker's next LEASE gives the portion back */
+	/* a sum would not stay finite; the portion becomes free when the worker sends its next
+	 * LEASE */
 	if (!is_finite_with(rec, r)) {
 		quarantine_bad(c, w);
 		return;
@@ -251,7 +260,7 @@ static uint8_t *late_portion(struct core *c)
 {
 	struct leases *l = &c->leases;
 
-	for (uint32_t k = 0; k < c->cfg.sessions.max_workers && c->pace.n_late[1]; k++) {
+	for (uint32_t k = 0; k < c->n_slots && c->pace.n_late[1]; k++) {
 		const struct worker *o = &c->worker[k];
 		uint32_t i = o->lease.grant.eval_first / l->eval_size;
 
@@ -281,13 +290,13 @@ static int has_given_back(const struct core *c, const struct worker *w)
 }
 
 /* Returns 1 if `w` shall leave the evaluation to the other workers: `w` has given a portion back,
- * and a worker that has not done so is at work. A worker could otherwise take the same portion
- * again and again, and no other worker would get it. */
+ * and a worker that has not done so is at work. Without this rule, a worker could take the same
+ * portion again and again, and no other worker would get it. */
 static int leaves_evaluation(const struct core *c, const struct worker *w)
 {
 	if (!has_given_back(c, w))
 		return 0;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *o = &c->worker[i];
 
 		if (o != w && worker_is_active(o) && worker_is_of_run(c, o) && pace_is_at_work(o) &&
@@ -342,7 +351,7 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 		return &l->batch[last->first];
 	if (here && is_free(l, last->first + last->count))
 		return &l->batch[last->first + last->count];
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		live += (uint32_t)worker_is_active(&c->worker[i]);
 		before += worker_is_active(&c->worker[i]) && &c->worker[i] < w;
 	}
@@ -351,8 +360,9 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 	return p ? p : memchr(l->batch, BATCH_FREE, start);
 }
 
-/* Returns the granted batch with the fewest backup copies. If several batches have the fewest
- * copies, returns the first of them. Returns NULL if no batch is granted. */
+/* Among the batches that workers hold, returns the one with the fewest backup copies. If several
+ * batches have the fewest copies, returns the first of them. Returns NULL if no worker holds a
+ * batch. */
 static uint8_t *with_fewest_copies(const struct leases *l)
 {
 	uint8_t *best = NULL;
@@ -366,14 +376,14 @@ static uint8_t *with_fewest_copies(const struct leases *l)
 
 /* Returns the batch with the fewest copies among the batches that only late workers hold. If
  * several batches of a lease have the fewest copies, the function prefers the last of them, because
- * the late worker computes the first one. Returns NULL if no batch is held by late workers
- * alone. */
+ * the late worker computes the batches of its lease from the first to the last. Returns NULL if no
+ * batch is held by late workers alone. */
 static uint8_t *late_batch(struct core *c)
 {
 	struct leases *l = &c->leases;
 	uint8_t *best = NULL;
 
-	for (uint32_t k = 0; k < c->cfg.sessions.max_workers && c->pace.n_late[0]; k++) {
+	for (uint32_t k = 0; k < c->n_slots && c->pace.n_late[0]; k++) {
 		const struct worker *o = &c->worker[k];
 		const struct work *work = &o->lease.grant.work;
 
@@ -396,8 +406,8 @@ static uint8_t *late_batch(struct core *c)
  * none. */
 static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 {
-	/* a stalled worker gets a copy of any batch. The grant is a shadow, and the worker is
-	 * active again when it delivers the batch */
+	/* a stalled worker gets a copy of any batch. The grant is a shadow (pace.h), and the worker
+	 * is active again when it delivers the batch */
 	if (w->pace.stalled)
 		return with_fewest_copies(&c->leases);
 	switch (c->cfg.leases.backup_copies) {
@@ -411,8 +421,8 @@ static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 	return NULL;
 }
 
-/* Called when no batch is free: grants `w` a copy of a granted batch. Of the two workers' results
- * for this batch, the first one counts. */
+/* Called when no batch is free: grants `w` a copy of a granted batch. The first result for this
+ * batch that arrives counts. */
 static void grant_backup(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
@@ -442,7 +452,8 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t ma
 
 	while (n < max && first + n < l->n_batches && p[n] == BATCH_FREE)
 		n++;
-	if (!w->pace.stalled) { /* a stalled worker's batches stay free for the other workers */
+	/* batches that a stalled worker gets stay free for the other workers */
+	if (!w->pace.stalled) {
 		memset(p, BATCH_LEASED, n);
 		l->n_free -= n;
 	}
@@ -487,7 +498,7 @@ static uint32_t find_waiting(struct core *c, struct worker *waiting[WIRE_MAX_WOR
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 		uint32_t at = n;
 
@@ -521,7 +532,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 	w->lease.empty += w->lease.empty <= MAX_EMPTY_LEASES;
 	effects_drop(c, w->lease.empty > MAX_EMPTY_LEASES);
 	if (request < w->lease.request || request == 0)
-		return; /* ignore an old request that the network has delayed */
+		return; /* ignore this request: a newer one has arrived before it */
 	if (request == w->lease.request) {
 		if (w->lease.grant.request == request) {
 			send_grant(c, w, ev->peer);
@@ -530,10 +541,15 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 		w->lease.waiting = 1;
 		pace_gave_back(c, w);
 		if (is_free(&c->leases, w->lease.grant.work.first))
-			/* the worker lost the grant before it received it */
+			/* the batches of the grant are free again, so the worker must not compute
+			 * them */
 			w->lease.grant.work.count = 0;
 		return;
 	}
+	if (w->ledger.replay_target == PUSH_WAITS)
+		/* A push of the worker waits for the end of the recovery, and may need the newest
+		 * grant as a proof. After this push, the worker sends this request again. */
+		return;
 	batch_ledger_release(c, w);
 	if (w->lease.grant.kind == GRANT_EVAL && w->pace.left)
 		w->lease.grant.eval_count = 0;
@@ -546,7 +562,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 
 void leases_tick(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->run.ending == END_NOT; i++)
+	for (uint32_t i = 0; i < c->n_slots && c->run.ending == END_NOT; i++)
 		if (pace_check(c, &c->worker[i]))
 			batch_ledger_release(c, &c->worker[i]);
 	checks_tick(c);

@@ -21,6 +21,7 @@
  */
 #include "server/core/ledger.h"
 #include "common/assert.h"
+#include "common/clones.h"
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/checkpoints.h"
@@ -76,8 +77,8 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 {
 	const struct decision forgotten = {.verdict = VERDICT_REJECTED, .reject = REJECT_UNKNOWN};
 	const struct decision *d = decision_at(c, w, p->seq);
-	/* the window may have no decision for this seq, if the snapshot came from a server with a
-	 * smaller window, or after a rollback */
+	/* the window has no decision for this seq if the snapshot came from a server with a smaller
+	 * window, or if a rollback has lost the decision */
 	int kept = w->ledger.last_seq - p->seq < c->cfg.sessions.replay_window &&
 		   d->verdict != VERDICT_NONE;
 
@@ -86,9 +87,9 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 	answer(c, w, p, kept ? d : &forgotten, 1);
 }
 
-/* Checks the run, the data set, the batches and the weights of push `p`. Before the run begins, no
- * worker has work. A push that arrives at that time can count only if it is a replay of a push that
- * the server accepted before a crash. */
+/* Checks the run, the data set, the batches and the weights of push `p`. Before the run begins, the
+ * core grants no work. A push that arrives at that time can count only if it is a replay of a push
+ * that the server accepted before a crash. */
 static enum reject check_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int replay = rights_of_replay(c, w, p);
@@ -115,7 +116,7 @@ static enum reject reject_of(struct core *c, struct worker *w, const struct msg_
 {
 	enum reject r, values;
 
-	/* a replay of a push that was rejected before a crash */
+	/* the push is a replay, and the server rejected it before a crash */
 	if (rights_verdict(c, w, p) == VERDICT_REJECTED)
 		return p->reject == REJECT_NONE ? REJECT_UNKNOWN : p->reject;
 	r = check_work(c, w, p);
@@ -146,14 +147,14 @@ static double find_scale(struct core *c, const struct worker *w, const struct ms
 static double norm_in_code(const struct core *c, const struct msg_push *p, enum reject r)
 {
 	return r == REJECT_NONE && c->cfg.limits.norm_ratio > 0
-		       ? c->store.permitted * store_norm(c, &p->slices)
+		       ? norms_permitted(c, store_norm(c, &p->slices))
 		       : (double)INFINITY;
 }
 
 static void accept_push(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	double loss = (double)p->loss;
-	struct msg_push limited;
+	PS_UNINITIALIZED struct msg_push limited;
 
 	/* invariant 2 of dataset.c */
 	PS_ASSERT(c->cfg.training.epochs == 0 || worker_is_of_run(c, w));
@@ -190,8 +191,8 @@ static int was_superseded(
 }
 
 /* Returns 1 if a push that is rejected for reason `r` is a bad push. Too many bad pushes in a row
- * exclude the worker (departure.h). Work of a later epoch does not count: the server may have lost
- * its newest state. */
+ * exclude the worker (departure.h). A push that is rejected because it is of a later epoch is not
+ * bad: the server may have lost its newest state. */
 static int counts_as_bad(const struct core *c, const struct msg_push *p, enum reject r)
 {
 	int shape = r == REJECT_SHAPE && p->work.epoch <= c->leases.epoch;
@@ -248,7 +249,8 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		w->counts.rejected += !superseded;
 		c->stats.superseded += (uint64_t)superseded;
 		if (mode_is_exact(c->cfg.training.mode))
-			/* the worker does not need the rest of its grant */
+			/* release the rest of the worker's grant, which the worker does not need
+			 * any more */
 			batch_ledger_release(c, w);
 	}
 	if (c->backups.n > 0)
@@ -274,6 +276,50 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		quarantine_bad(c, w);
 }
 
+/* Returns 1 if the core must not decide push `p` before the recovery ends. Until then, every worker
+ * can replay the pushes that the server had accepted before the crash. A push that the server had
+ * not decided, for example because a second worker has computed the same batch, must not take the
+ * place of a replay.
+ */
+static int precedes_replays(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	if (!c->run.recovering || c->cfg.training.epochs == 0)
+		return 0;
+	return rights_verdict(c, w, p) == VERDICT_NONE ||
+	       (c->rules->must_wait && c->rules->must_wait(c, p));
+}
+
+/* Notes that push `seq` must wait for the end of the recovery. Returns 0 if there is nothing to
+ * wait for, because all workers are back and have replayed, or if an earlier push is missing. */
+static int waits(struct core *c, struct worker *w, uint64_t seq)
+{
+	const uint64_t target = w->ledger.replay_target;
+
+	if (seq == w->ledger.last_seq + 1)
+		w->ledger.replay_target = PUSH_WAITS;
+	if (w->ledger.replay_target == PUSH_WAITS && !sessions_all_back(c))
+		return 1;
+	w->ledger.replay_target = target;
+	return 0;
+}
+
+void ledger_end_recovery(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->ledger.replay_target != PUSH_WAITS)
+			continue;
+		w->ledger.replay_target = w->ledger.last_seq;
+		if (w->session.peer)
+			effects_send(c, w->session.peer, MSG_ERROR)->error =
+				(struct msg_error){.status = PS_EGAP,
+					.expected = w->ledger.last_seq + 1,
+					.text = "the recovery has ended: pushes since this one "
+						"must be sent again"};
+	}
+}
+
 void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 {
 	const struct msg_push *p = &ev->msg->push;
@@ -285,6 +331,10 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 	}
 	if (c->run.ending != END_NOT && p->seq > w->ledger.last_seq && run_is_closed(c))
 		/* no answer: the server reports no decision before the last snapshot is on disk */
+		return;
+	if (p->seq > w->ledger.last_seq && precedes_replays(c, w, p) && waits(c, w, p->seq))
+		/* send no answer: after the recovery, ledger_end_recovery asks the worker to send
+		 * this push again */
 		return;
 	if (p->seq > w->ledger.last_seq + 1) {
 		c->stats.gaps++;

@@ -21,18 +21,23 @@ struct worker;
 
 struct rules {
 	/* Decides from the base version and the batches of push `p` whether its gradient may count.
-	 * Returns REJECT_NONE, REJECT_STALE or REJECT_WORK. */
+	 * Returns REJECT_NONE if it may count, otherwise REJECT_STALE or REJECT_WORK. */
 	enum reject (*check)(
 		const struct core *c, const struct worker *w, const struct msg_push *p);
-	/* Returns 1 if all values stay finite when push `p`, whose slices are sound, is applied.
-	 * The function does not apply `p`. In mode sync it may end the step under way first. */
+	/* Returns 1 if all values stay finite when push `p`, whose slices store_check has accepted,
+	 * is applied. The function does not apply `p`. In mode sync it may end the step under way
+	 * first. */
 	int (*fits)(struct core *c, const struct worker *w, const struct msg_push *p);
 	/* Takes push `p`, which counts: applies its gradient at once, or keeps it for settle. */
 	void (*take)(struct core *c, struct worker *w, const struct msg_push *p);
+	/* Returns 1 if replay `p` must wait for the end of the recovery. NULL: no replay must
+	 * wait. */
+	int (*must_wait)(const struct core *c, const struct msg_push *p);
 	/* Returns the maximum number of free batches that the core may grant to w now. If the
-	 * result is 0, w must wait. */
+	 * result is 0, w must wait for work. */
 	uint32_t (*limit)(const struct core *c, const struct worker *w);
-	/* Returns 1 if w may begin a batch now, if one is free. NULL in modes without a buffer. */
+	/* Returns 1 if w may begin a batch now, provided that one is free. Only voices.c calls it,
+	 * in modes with a buffer; NULL in all other modes. */
 	int (*may_begin)(const struct core *c, const struct worker *w);
 	/* Called when an epoch begins and all its batches are free. May be NULL. */
 	void (*open_epoch)(struct core *c);

@@ -10,21 +10,29 @@
 #include <math.h>
 #include <string.h>
 
-#define SPIKE        25.0      /* without a comparison of means, SPIKE * R is the maximum size */
-#define LARGEST      1e6       /* with a comparison of means, this is the maximum size */
-#define NORM_PART    (1 / 8.)  /* weight of the newest norm in a mean */
-#define SIZE_PART    (1 / 32.) /* weight of the newest size in a mean */
-#define CAP          1.5       /* in a run with a data set, the maximum size that is not scaled */
-#define MIN_SIZES    4         /* minimum number of sizes in a mean that is compared */
-#define RECENT       8         /* number of accepted pushes per live worker that count as recent */
+/* in modes that compare no means, the maximum size of an accepted gradient is SPIKE * R */
+#define SPIKE     25.0
+#define NORM_PART (1 / 8.)  /* weight of the newest norm in a moving mean of norms */
+#define SIZE_PART (1 / 32.) /* weight of the newest size in a moving mean of sizes */
+#define CAP       1.5       /* in a run with a data set, the maximum size that is not scaled */
+#define MIN_SIZES 8         /* a mean of fewer sizes is not compared */
+/* the weights have moved if they have changed by more than this fraction of their norm */
+#define MOVED 1e-4
+/* Values that are not much larger than the smallest float have few bits, so gradients of such
+ * values can be equal by chance. */
+#define SMALLEST_NORM 1e-30
+/* number of weights, at equal distances, that stand for all weights */
+#define SAMPLE 1024u
+/* for each live worker, this number of the newest accepted pushes counts as recent */
+#define RECENT       8
 #define SMALL_WEIGHT 0.01
 #define MAJORITY_OF  3 /* minimum number of workers for a comparison */
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
 /* Accepted pushes are numbered; rejected ones do not count, because a worker may send any number of
- * them. Returns the number of the oldest push that counts as recent. The norms of a worker whose
- * newest push is older are those of gradients of much older weights. */
+ * them. Returns the number of the oldest push that counts as recent. If the newest push of a worker
+ * is older, the norms of this worker are those of gradients of much older weights. */
 static uint64_t oldest_push(const struct core *c)
 {
 	uint64_t window = RECENT * (uint64_t)core_live_workers(c);
@@ -48,7 +56,7 @@ struct electorate {
 static void find_norm_voters(const struct core *c, uint64_t oldest, struct electorate *e)
 {
 	e->n = 0;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (may_vote_on_norms(c, w) && w->norms.mean > 0 && w->norms.push_no >= oldest)
@@ -70,7 +78,8 @@ static int is_newest_of_key(const struct electorate *e, const struct worker *w)
 	return 1;
 }
 
-/* Keeps one worker of each key, if there are enough keys for a majority. Returns 1 if so. */
+/* If the workers have at least MAJORITY_OF keys, keeps only the worker of each key that pushed
+ * last, and returns 1. */
 static int represent_keys(struct electorate *e)
 {
 	const struct worker *newest[WIRE_MAX_WORKERS];
@@ -87,8 +96,9 @@ static int represent_keys(struct electorate *e)
 	return 1;
 }
 
-/* Returns 1 if gradients of worker `w` may be rejected because those of the workers of `e` differ:
- * these workers are of three keys or more, or all of the key of `w`, or have no keys. */
+/* Returns 1 if a gradient of worker `w` may be rejected because its norm differs from the norms of
+ * the workers of `e`. This is so if these workers have at least three keys, if they all have the
+ * key of `w`, or if the server has no keys. */
 static int may_reject(const struct electorate *e, int has_majority, const struct worker *w)
 {
 	for (uint32_t i = 0; i < e->n && !has_majority; i++)
@@ -97,8 +107,8 @@ static int may_reject(const struct electorate *e, int has_majority, const struct
 	return 1;
 }
 
-/* Returns the median of what `of` returns for the workers. The order of equal values is the order
- * of the workers' slots. */
+/* Returns the median of the numbers that `of` returns for the workers of `e`. The order of equal
+ * values is the order of the workers' slots. */
 static double median_of(const struct electorate *e, double (*of)(const struct worker *))
 {
 	for (uint32_t i = 0; i < e->n; i++) {
@@ -131,10 +141,11 @@ struct yardsticks {
 	double low, high;
 };
 
-/* Finds the yardsticks for a gradient of worker `w`, or if `w` is NULL, for a gradient that is only
- * scaled, among the workers whose newest push has the number `oldest` or a larger one. Returns 0 if
- * there are too few such workers, if they may not reject gradients of `w`, if the run has three
- * keys or more but these workers have fewer, or if the smaller yardstick is 0. */
+/* Finds the yardsticks for a gradient of worker `w`. If `w` is NULL, the gradient may be scaled but
+ * not rejected. The yardsticks are those of the workers whose newest push has the number `oldest`
+ * or a larger one. Returns 0 if there are too few such workers, if their norms may not reject
+ * gradients of `w` (may_reject), if these workers have fewer than three keys although the run has
+ * three or more, or if the smaller yardstick is 0. */
 static int find_yardsticks(
 	const struct core *c, uint64_t oldest, const struct worker *w, struct yardsticks *y)
 {
@@ -154,9 +165,9 @@ static int find_yardsticks(
 	return y->low > 0;
 }
 
-/* Finds the yardsticks with which a gradient of worker `w` may be rejected. Fast workers can be
- * most of those that have pushed recently, so the yardsticks of all workers count, too. Returns 0
- * if there are none. */
+/* Finds the yardsticks with which a gradient of worker `w` may be rejected. Fast workers can be the
+ * majority of the workers that have pushed recently, so the yardsticks of all workers count, too.
+ * Returns 0 if there are no yardsticks. */
 static int find_limits(const struct core *c, const struct worker *w, struct yardsticks *y)
 {
 	struct yardsticks all;
@@ -196,14 +207,6 @@ static int compares_means(const struct core *c)
 	return c->cfg.training.epochs > 0 && c->cfg.training.mode != MODE_EASGD;
 }
 
-/* Returns the size above which a single gradient is rejected. */
-static double largest_size(const struct core *c)
-{
-	const double ratio = c->cfg.limits.norm_ratio;
-
-	return compares_means(c) ? vec_larger(LARGEST, ratio) : SPIKE * ratio;
-}
-
 static void count_size(struct worker_norms *n, double size, double ratio)
 {
 	n->n_sizes++;
@@ -215,7 +218,8 @@ static void count_size(struct worker_norms *n, double size, double ratio)
 
 /* Checks a gradient with norm `norm` while there is no yardstick. The first gradients of a run are
  * computed with its initial weights, so the norm of the weights serves as the yardstick. A push can
- * make the weights almost 0, so the yardstick is at least the norm of weights of SMALL_WEIGHT. */
+ * make the weights almost 0, so the yardstick is at least the norm that the weights would have if
+ * each were SMALL_WEIGHT. */
 static enum reject check_early(struct core *c, double norm)
 {
 	const double limit = SPIKE * c->cfg.limits.norm_ratio;
@@ -232,10 +236,11 @@ static enum reject check_early(struct core *c, double norm)
 									    : REJECT_NONE;
 }
 
-/* Returns a number for the values of the gradient and the worker's key, its name without keys, or
- * its process without both. The number depends on the secret of the run. The number depends on the
- * sender, because two workers can compute the same gradient, and the second one must not count as a
- * repetition of the first. */
+/* Returns a number that stands for the values of the gradient and for its sender. The sender is the
+ * worker's key or, if the server has no keys, the worker's name or, if it has no name, its process.
+ * The number depends on the sender because two workers can compute the same gradient, and the
+ * second one must not count as a repetition of the first. The number also depends on the secret of
+ * the run. */
 static uint64_t print_of(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	const struct worker_session *s = &w->session;
@@ -249,39 +254,79 @@ static uint64_t print_of(const struct core *c, const struct worker *w, const str
 	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
 }
 
+/* Returns the number of entries of the ring that are in use. */
+static size_t entries_of(const struct recent_gradients *r)
+{
+	return r->n < NORMS_RING ? (size_t)r->n : NORMS_RING;
+}
+
 /* Returns 1 if one of the recent gradients has the norm `norm`. */
 static int has_known_norm(const struct recent_gradients *r, double norm)
 {
+	const size_t n = entries_of(r);
 	int known = 0;
 
-	for (size_t i = 0; i < NORMS_RING; i++) /* an unused entry is 0 */
+	for (size_t i = 0; i < n; i++)
 		known |= r->norm[i] >= norm && r->norm[i] <= norm;
-	return known && norm > 0;
+	return known && norm > SMALLEST_NORM;
 }
 
-/* Finds the gradient with this print among the recent ones, if it was for weights of another
- * version than `*version`, which the function then sets to the version of the found gradient. A
- * gradient of the same version is no repetition: in sync, a rejected batch is computed again with
- * the same weights. Returns 1 if there is such a gradient. */
-static int find_for_other_weights(
-	const struct recent_gradients *r, uint64_t print, uint64_t *version)
+/* This struct says where the present weights are. When the weights move, `at` changes by about the
+ * distance of the move, except in rare directions. The weights count as moved if `at` has changed
+ * by more than `far`. */
+struct place {
+	double at, far;
+};
+
+/* Computes the place of the present weights: a sum in which half of the sampled weights have the
+ * opposite sign. */
+static struct place place_of_weights(struct core *c)
 {
-	for (size_t i = 0; i < NORMS_RING; i++)
-		if (r->print[i] == print && r->version[i] != *version) {
-			*version = r->version[i];
+	const size_t n = c->store.trained, step = n / SAMPLE + 1;
+	const float *w = c->store.weights;
+	struct place p = {0};
+	double squares = 0;
+
+	store_fetch_weights(c);
+	for (size_t i = 0; i < n; i += step) {
+		double x = (double)w[i];
+
+		p.at += (uint64_t)i * 0x9e3779b97f4a7c15u >> 63 ? x : -x;
+		squares += x * x;
+	}
+	p.far = MOVED * sqrt(squares);
+	return p;
+}
+
+/* Searches the recent gradients for one that has this print, and that the server received when the
+ * weights were at another place than `now`. Returns 1 if there is one. Sets *at to the place of the
+ * weights when the server received the gradient with this print for the first time, as far as it
+ * remembers. While the weights do not move, honest workers compute the same gradient of the same
+ * batch again: in sync, because a rejected batch is computed again, and in all modes when the
+ * learning rate is almost 0. */
+static int find_for_other_weights(
+	const struct recent_gradients *r, uint64_t print, struct place now, double *at)
+{
+	const size_t n = entries_of(r);
+
+	*at = now.at;
+	for (size_t i = 0; i < n; i++) {
+		if (r->print[i] != print)
+			continue;
+		*at = r->place[i];
+		if (fabs(now.at - *at) > now.far)
 			return 1;
-		}
+	}
 	return 0;
 }
 
-static void remember_gradient(
-	struct recent_gradients *r, double norm, uint64_t print, uint64_t version)
+static void remember_gradient(struct recent_gradients *r, double norm, uint64_t print, double place)
 {
 	const uint64_t i = r->n++ % NORMS_RING;
 
 	r->norm[i] = norm;
 	r->print[i] = print;
-	r->version[i] = version;
+	r->place[i] = place;
 }
 
 /* Checks the norm `norm` of a gradient of worker `w`. `y` is NULL if there is no yardstick. */
@@ -295,12 +340,11 @@ static enum reject check_size(
 	double size = size_of(norm, y);
 
 	count_size(n, size, ratio);
-	if (size > largest_size(c))
-		return REJECT_NORM;
-	return compares_means(c) && n->n_sizes >= MIN_SIZES &&
-			       (n->size > ratio || n->size < 1 / ratio)
-		       ? REJECT_NORM
-		       : REJECT_NONE;
+	int is_bad = compares_means(c)
+			     ? n->n_sizes >= MIN_SIZES && (n->size > ratio || n->size < 1 / ratio)
+			     : size > SPIKE * ratio;
+
+	return is_bad ? REJECT_NORM : REJECT_NONE;
 }
 
 /* Two gradients are the same if print_of returns the same number for both. The core computes this
@@ -323,12 +367,13 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	n->last = norm;
 	n->push_no = c->stats.accepted;
 	enum reject r = check_size(c, n, norm, compared ? &y : NULL);
-	uint64_t version = p->base_version;
-	int again = compared && print && find_for_other_weights(recent, print, &version);
+	double place = 0;
+	int again = print && find_for_other_weights(recent, print, place_of_weights(c), &place) &&
+		    compared;
 
 	/* remember a repeated gradient, too, so that it stays among the recent ones */
 	if (compares_means(c) && (again || r == REJECT_NONE))
-		remember_gradient(recent, norm, print, version);
+		remember_gradient(recent, norm, print, place);
 	return again ? REJECT_NORM : r;
 }
 
@@ -339,7 +384,8 @@ void norms_inherit(const struct core *c, struct worker_norms *n, const struct wo
 	if (of->n_sizes == 0 || (of->size < ratio && of->size > 1 / ratio))
 		return;
 	n->size = vec_larger(n->size, of->size < ratio ? 1 / ratio : ratio);
-	n->n_sizes = MIN_SIZES - 1;
+	if (n->n_sizes < of->n_sizes)
+		n->n_sizes = of->n_sizes < MIN_SIZES ? of->n_sizes : MIN_SIZES - 1;
 }
 
 /* Returns the size above which a gradient is scaled down. In sandblaster, pushes have unequal
@@ -354,8 +400,8 @@ static double largest_unscaled(const struct core *c)
 }
 
 /* Called while there are no yardsticks: returns the factor by which a gradient of norm `norm` is
- * scaled so that it does not exceed R times the last yardstick of the run. Also moves this
- * yardstick towards `norm`. */
+ * scaled so that it does not exceed R times the last yardstick of the run. The function also moves
+ * the last yardstick towards `norm`. */
 static double follow(struct core *c, double norm)
 {
 	double last = c->norms.yardstick, max = last * c->cfg.limits.norm_ratio;
@@ -381,6 +427,19 @@ double norms_scale(struct core *c, const struct msg_push *p)
 	return size > max ? max / size : 1;
 }
 
+double norms_permitted(const struct core *c, double norm)
+{
+	const double max = c->cfg.limits.norm_ratio * c->norms.yardstick;
+
+	return c->cfg.training.mode == MODE_SYNC && max > 0 ? vec_smaller(norm, max)
+							    : c->store.permitted * norm;
+}
+
+int norms_need_comparison(const struct core *c)
+{
+	return c->cfg.limits.norm_ratio > 0 && c->norms.yardstick <= 0;
+}
+
 double norms_limit_of_step(
 	struct core *c, int (*is_in_step)(const struct core *, const struct worker *))
 {
@@ -388,18 +447,18 @@ double norms_limit_of_step(
 	struct yardsticks y;
 	struct electorate e = {0};
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (is_in_step(c, &c->worker[i]) && c->worker[i].norms.mean > 0)
 			e.worker[e.n++] = &c->worker[i];
 	int decides = represent_keys(&e) || (e.n >= MAJORITY_OF && !e.worker[0]->session.owner[0]);
 	double norm = median_of(&e, last_of);
-	if (decides)
+	if (decides && norm > 0)
 		c->norms.yardstick = norm;
 	else if (find_yardsticks(c, 0, NULL, &y))
 		c->norms.yardstick = y.high;
 	else if (before <= 0)
 		return (double)INFINITY;
-	else { /* as in follow */
+	else { /* the same steps as in follow() */
 		if (norm > 0)
 			c->norms.yardstick =
 				mean_with(before, vec_smaller(norm, ratio * before), SIZE_PART);

@@ -45,8 +45,8 @@ static size_t kind_of(const struct worker *w)
 
 /* ---- the deadline ---------------------------------------------------------------------------- */
 
-/* Returns the number of pieces in the worker's next delivery. After the last piece of its grant,
- * the worker owes a request for more work, which counts as one piece. */
+/* Returns the expected number of pieces in the worker's next delivery. After the last piece of its
+ * grant, the worker owes a request for more work, which counts as one piece. */
 static uint64_t next_pieces(const struct core *c, const struct worker *w)
 {
 	uint32_t left = w->pace.left ? w->pace.left : 1;
@@ -111,7 +111,8 @@ void pace_granted(struct core *c, struct worker *w)
 	uint64_t moved = w->pace.moved;
 
 	restart_clock(c, &w->pace);
-	w->pace.moved = moved; /* only a delivery permits new transfers */
+	/* keep `moved`, which restart_clock has set to 0: only a delivery permits new transfers */
+	w->pace.moved = moved;
 	w->pace.left = pieces_of(&w->lease.grant);
 	w->pace.shadow = w->pace.stalled;
 }
@@ -174,7 +175,7 @@ void pace_gave_back(struct core *c, struct worker *w)
 
 void pace_back(const struct core *c, struct worker *w)
 {
-	/* the worker lost its grant while it was away */
+	/* 1: the core released the worker's grant while the worker was away */
 	int lost = w->session.state == SESSION_AWAY && !w->lease.grant.request;
 
 	restart_clock(c, &w->pace);
@@ -211,7 +212,8 @@ void pace_replace(const struct core *c, struct worker *w)
 
 	owe(&old, old.stalled ? PACE_OWED_MAX : owes_ms > silent_ms ? owes_ms - silent_ms : 0);
 	pace_restart(c, w);
-	if (!run_has_begun(c)) /* there is no work that the slot could hold up */
+	/* before the run has begun, the slot can delay no work, so it owes nothing */
+	if (!run_has_begun(c))
 		return;
 	w->pace.owed_ms = old.owed_ms;
 	w->pace.stalled = old.stalled;
@@ -221,7 +223,7 @@ void pace_replace(const struct core *c, struct worker *w)
  * ends the stalled state of each worker that has owed such work for less than its deadline. */
 static void recheck_stalled(struct core *c, size_t kind)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 		uint64_t owed_ms = w->pace.owed_ms + pace_owes_ms(c, w);
 
@@ -235,8 +237,8 @@ static void recheck_stalled(struct core *c, size_t kind)
 
 /* Called when the worker has delivered `pieces` pieces of its grant in one message; `counts` says
  * whether the server accepted them. Records how long a piece took, and starts the worker's clock
- * again. The time of late work that does not count is limited, because the worker may have chosen
- * it to get a longer deadline. */
+ * again. If late work does not count, the recorded time is limited, because the worker may have
+ * taken long on purpose, to get a longer deadline. */
 static void delivered(struct core *c, struct worker *w, uint32_t pieces, int counts)
 {
 	const struct recent *fleet = &c->pace.recent[kind_of(w)];
@@ -338,7 +340,7 @@ void pace_find_late(struct core *c)
 	memset(c->pace.n_late, 0, sizeof(c->pace.n_late));
 	if (c->cfg.leases.backup_copies == BACKUP_NONE)
 		return;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 
 		w->pace.late = is_late(c, w);
@@ -350,12 +352,14 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 {
 	const struct recent *own = &w->pace.recent[0], *fleet = &c->pace.recent[0];
 	uint64_t share = batches;
-	/* the clock is not more precise than a millisecond */
+	/* at least 1 ms, because the clock counts in milliseconds */
 	uint32_t usual_us = fleet->median_us > 1000 ? fleet->median_us : 1000;
 
 	if (fleet->n == 0)
 		return batches;
-	if (own->n == 0) /* a slow worker might deliver a large first grant too late */
+	/* if the mode is exact, only one batch: a slow worker might deliver a large first grant too
+	 * late */
+	if (own->n == 0)
 		return mode_is_exact(c->cfg.training.mode) ? 1 : batches;
 	if (own->median_us > usual_us)
 		share = share * usual_us / own->median_us;
@@ -377,9 +381,9 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 }
 
 /* Returns 1 if the worker must not push again before the server has saved its earlier pushes.
- * Returns 0 for a worker that has pushed nothing useful. With a write-ahead log, the function
- * always returns 0, because then the shell holds replies back and reports this time in
- * EVENT_TICK. */
+ * Returns 0 if the core has accepted none of the worker's newest pushes (has_delivered). With a
+ * write-ahead log, the function always returns 0, because then the shell holds replies back and
+ * reports this time in EVENT_TICK. */
 static int waits_for_checkpoint(const struct core *c, const struct worker *w)
 {
 	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window &&

@@ -1,6 +1,8 @@
 /* rights.c - see rights.h. */
 #include "server/core/rights.h"
 #include "common/siphash.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/checks.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/sessions.h"
@@ -34,8 +36,8 @@ static uint64_t sender(const struct core *c, const struct worker *w)
 }
 
 /* A code is valid only for the data set that the worker had when the server made the code.
- * Otherwise a worker that comes back with other data after a crash could make these data the run's
- * data set by replaying an old push. */
+ * If a code were valid for any data set, a worker that comes back with other data after a crash
+ * could replay an old push, and so make its new data the run's data set. */
 static uint64_t data_sizes(const struct worker *w)
 {
 	return pair(w->session.data.n_train, w->session.data.n_test);
@@ -50,10 +52,20 @@ static uint64_t code_of_training(
 	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
 }
 
+uint64_t rights_attempt(const struct core *c)
+{
+	const uint64_t outvoted = c->checks.stats.outvoted;
+
+	if (c->leases.n_portions <= c->cfg.leases.eval_checks)
+		return 0;
+	return outvoted < MAX_REPEATS ? outvoted : MAX_REPEATS;
+}
+
 static uint64_t code_of_evaluation(
 	const struct core *c, const struct worker *w, uint64_t id, uint32_t first, uint32_t count)
 {
-	const uint64_t word[] = {CODE_EVAL, sender(c, w), id, pair(first, count)};
+	const uint64_t word[] = {
+		CODE_EVAL, sender(c, w), id, rights_attempt(c), pair(first, count)};
 
 	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
 }
@@ -64,7 +76,7 @@ static uint64_t code_of_evaluation(
 #define NORM_BITS  16
 #define NORM_SHIFT (64 - NORM_BITS)
 #define NORM_SLACK 1.01
-#define ANY_NORM   0x7f80u /* infinity */
+#define ANY_NORM   0x7f80u /* upper half of infinity as a float32: any norm is permitted */
 
 static uint64_t bits_of_norm(double norm)
 {

@@ -24,8 +24,11 @@
  *     (tests/unit/test_core_rights.c, a_code_fits_one_push_of_one_incarnation);
  * (2) a worker gets the code of a decision only for the push that was decided
  *     (tests/unit/test_core_rights.c, a_duplicate_with_other_content_proves_nothing);
- * (3) the replay of an accepted push moves the weights no further than this push did, except for
- *     2 % (tests/unit/test_core_rights.c, a_replay_moves_no_further_than_the_accepted_push).
+ * (3) the code of a portion of an evaluation is not valid any more when the results of the
+ *     evaluation were dropped (tests/unit/test_core_checks.c,
+ *     grants_of_a_dropped_evaluation_prove_nothing);
+ * (4) the replay of an accepted push moves the weights at most 2 % further than this push did
+ *     (tests/unit/test_core_rights.c, a_replay_moves_no_further_than_the_accepted_push).
  */
 #ifndef SERVER_CORE_RIGHTS_H
 #define SERVER_CORE_RIGHTS_H
@@ -40,8 +43,8 @@ uint64_t rights_of_grant(const struct core *c, const struct worker *w, const str
  * norm with which the gradient moves the weights, or infinity. */
 uint64_t rights_of_decision(const struct core *c, const struct worker *w, const struct msg_push *p,
 	const struct decision *d, double norm);
-/* Returns 1 if the run has a key. A log of release 0.2.0 is replayed without one, and without the
- * rules that came after this release. */
+/* Returns 1 if the run has a key. At a replay of a log of release 0.2.0 the run has no key, and
+ * rules that came after this release do not apply. */
 int rights_have_key(const struct core *c);
 /* Returns 1 if the server granted the batches of push `p` to worker `w`. */
 int rights_to_push(const struct core *c, const struct worker *w, const struct msg_push *p);
@@ -55,6 +58,11 @@ int rights_of_replay(const struct core *c, const struct worker *w, const struct 
 /* Returns the largest norm with which the gradient of push `p` may move the weights if `p` is a
  * replay of a push that the server accepted before a crash. Otherwise returns infinity. */
 double rights_norm(const struct core *c, const struct worker *w, const struct msg_push *p);
+/* Returns how often evaluations of this run were repeated because a worker was outvoted; at most
+ * MAX_REPEATS, because after that the core repeats no evaluation. The result is 0 if every portion
+ * is in the sample, because the core then repeats none either. The code of a grant of a portion
+ * contains this number, so a code from before a repetition is not valid after it. */
+uint64_t rights_attempt(const struct core *c);
 /* Returns a number that nobody can predict without the secret of the run. The number depends on
  * the seed, on the number of the evaluation and on `draw`. */
 uint64_t rights_sample(const struct core *c, uint64_t evaluation, uint64_t draw);

@@ -60,7 +60,7 @@ static void refuse_run(struct core *c, const struct run_id *theirs, uint32_t pee
 
 static uint32_t state_bits(const struct worker *w)
 {
-	return 1u << w->session.state | (w->session.leaving ? SESSION_LEAVING : 0);
+	return 1u << w->session.state | (w->session.leave == LEAVES ? SESSION_LEAVING : 0);
 }
 
 struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states)
@@ -125,7 +125,8 @@ static void go_live(struct core *c, struct worker *w)
 	w->session.overdue = 0;
 	w->session.last_message_ms = w->sync.active_ms = c->now_ms;
 	w->sync.idle = 0;
-	if (w->session.peer) /* if the worker has no connection, it will send HELLO on a new one */
+	/* without a connection, send no WELCOME: the worker will send HELLO on a new connection */
+	if (w->session.peer)
 		welcome(c, w, w->session.peer);
 	if (before != SESSION_LIVE)
 		effects_add_worker(c, w,
@@ -139,6 +140,8 @@ static void hold_slot(struct core *c, struct worker *w, uint32_t peer)
 {
 	struct effect *e = effects_add(c, EFFECT_HELLO, peer);
 
+	if (c->n_slots < worker_id(c, w))
+		c->n_slots = worker_id(c, w);
 	e->worker = worker_id(c, w);
 	e->incarnation = w->session.incarnation;
 	w->session.peer = peer;
@@ -191,12 +194,31 @@ static struct worker *pick_slot(struct core *c, const struct msg_hello *h)
 	return gone ? gone : unused ? unused : named;
 }
 
+/* Returns 1 if the worker has sent BYE. */
+static int has_said_bye(const struct worker *w)
+{
+	return w->session.leave != STAYS && !w->quarantine.excluded;
+}
+
+/* Answers BYE when all pushes of the worker are durable. */
+static void answer_bye(struct core *c, struct worker *w, uint32_t peer)
+{
+	w->session.peer = peer;
+	if (worker_durable_seq(c, w) == w->ledger.last_seq) {
+		w->session.leave = HAS_LEFT;
+		departure_bye(c, w, peer, PS_OK);
+		return;
+	}
+	w->session.leave = LEAVES;
+	c->checkpoints.urgent = 1;
+}
+
 /* Returns the worker that has already said HELLO on this connection. A worker repeats its HELLO
  * when the answer is late or was lost. Returns NULL if no worker has said HELLO on this
  * connection. */
 static struct worker *hello_again(struct core *c, uint32_t peer)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->session.peer == peer &&
@@ -236,9 +258,9 @@ static int is_of_same_worker(const struct worker *w, const struct msg_hello *h)
 	return h->name[0] && strncmp(w->session.name, h->name, sizeof(w->session.name)) == 0;
 }
 
-/* Called when slot `w` gets a new process: hands on to this process the series of bad pushes, and
- * sizes of gradients beyond the limits, of the earlier processes of the same worker. Faults of an
- * excluded process are not handed on, because its exclusion has ended the series. */
+/* Called when slot `w` gets a new process. This process takes over two faults of the earlier
+ * processes of the same worker: a series of bad pushes, and sizes of gradients beyond the limits.
+ * It takes over no faults of an excluded process, because the exclusion has ended the series. */
 static void inherit_faults(struct core *c, struct worker *w, const struct msg_hello *h)
 {
 	struct worker_norms norms = {0};
@@ -294,15 +316,16 @@ static void hello_new(struct core *c, const struct event *ev)
 	hold_slot(c, w, ev->peer);
 	w->session.heartbeat_peer = 0;
 	w->lease.request = 0;
-	/* a new process does not continue the grant of the old one */
+	/* the new process does not continue the grant of the process before it */
 	w->lease.grant = (struct msg_grant){0};
-	w->lease.waiting = w->session.leaving = w->sync.idle = 0;
+	w->session.leave = STAYS;
+	w->lease.waiting = w->sync.idle = 0;
 	w->sync.member = 0; /* the step under way does not wait for a new process */
 	w->ledger.replay_target = 0;
 	join(c, w);
 }
 
-/* Returns 1 if the server has assigned the incarnation that the worker claims to another process in
+/* Returns 1 if the worker claims an incarnation that the server has assigned to another process in
  * a later term. A server that has lost its newest state can assign the same number again. */
 static int has_reused_incarnation(const struct worker *w, const struct stamp *claim)
 {
@@ -343,10 +366,10 @@ static int may_be_lost(const struct core *c, const struct worker *w, const struc
 }
 
 /* Called when a worker's HELLO shows that the server has lost state that had been durable. If the
- * operator gave --accept-rollback, the worker's claim may be true, and the worker is not in
- * quarantine (which is checked only if no worker has used the slot), the function sets the
- * incarnation of the slot to the worker's, raises its last_seq to the worker's durable_seq, and
- * returns 1. In all other cases, the function refuses the worker and returns 0. */
+ * operator gave --accept-rollback and the worker's claim may be true, the function sets the
+ * incarnation of the slot to the worker's, raises the last_seq of the slot to the worker's
+ * durable_seq, and returns 1. Otherwise it refuses the worker and returns 0. It also refuses a
+ * worker in quarantine if no worker has used the slot before. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {
@@ -354,7 +377,8 @@ static int accept_rollback(
 		refuse_rollback(c, w, h, peer);
 		return 0;
 	}
-	/* the session of a slot that no worker has used is a new one */
+	/* a worker that claims a slot that nobody has used gets a new session here, so quarantine
+	 * applies to it as to a worker that joins */
 	if (w->session.state == SESSION_FREE && quarantine_has(&c->quarantine, h->owner, h->name)) {
 		refuse_quarantined(c, peer);
 		return 0;
@@ -366,7 +390,8 @@ static int accept_rollback(
 	w->quarantine.bad_streak = 0;
 	if (h->durable_seq > w->ledger.last_seq) {
 		w->ledger.last_seq = h->durable_seq;
-		worker_forget_decisions(c, w); /* the decisions on these pushes are lost */
+		/* the server has lost its decisions on the pushes up to last_seq */
+		worker_forget_decisions(c, w);
 	}
 	c->checkpoints.dirty = 1;
 	return 1;
@@ -379,8 +404,9 @@ static int has_ended(const struct worker *w)
 	return w->session.state == SESSION_DEAD || w->session.state == SESSION_FREE;
 }
 
-/* Returns the newest push that the worker may still have to replay. A worker retains at most
- * WIRE_MAX_WINDOW pushes after those that are durable, so the function ignores a larger claim. */
+/* Returns the seq of the newest push that the worker may still have to replay. A worker retains at
+ * most WIRE_MAX_WINDOW pushes after those that are durable, so the function ignores a larger
+ * claim. */
 static uint64_t last_replay(const struct worker *w, const struct msg_hello *h)
 {
 	uint64_t max = w->ledger.last_seq + WIRE_MAX_WINDOW;
@@ -421,7 +447,14 @@ static void hello_resume(struct core *c, const struct event *ev)
 		refuse_quarantined(c, ev->peer);
 		return;
 	} else if (h->last_seq < w->ledger.last_seq) {
-		return; /* a delayed HELLO: the worker has sent pushes since then */
+		/* ignore a delayed HELLO: the worker has sent pushes since it sent this one */
+		return;
+	} else if (has_said_bye(w) && h->last_seq == w->ledger.last_seq) {
+		/* The answer to its BYE is lost, or still under way: a HEARTBEAT that arrived after
+		 * the BYE, on the other connection, got PS_ESTATE, and so the worker sent HELLO. If
+		 * the session continued, the server would wait for a process that has ended. */
+		answer_bye(c, w, ev->peer);
+		return;
 	}
 	if (w->session.state != SESSION_LIVE)
 		c->stats.rejoins++;
@@ -431,7 +464,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 	w->session.data = h->data;
 	tensors_joined(c, h);
 	hold_slot(c, w, ev->peer);
-	w->session.leaving = 0;
+	w->session.leave = STAYS;
 	w->ledger.replay_target = last_replay(w, h);
 	backups_hold_replayed(c, w);
 	if (has_ended(w))
@@ -455,7 +488,7 @@ static int has_slot(
 int core_needs_slot(const struct core *c, uint32_t peer, const struct msg_hello *h, uint32_t *used)
 {
 	*used = 0;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (has_ended(w) || strcmp(w->session.owner, h->owner) != 0)
@@ -525,9 +558,12 @@ void sessions_on_heartbeat(struct core *c, struct worker *w, const struct event 
 
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 {
+	if (w->ledger.replay_target == PUSH_WAITS)
+		/* send no answer now: a push of the worker waits for the end of the recovery */
+		return;
 	if (w->ledger.last_seq <
 		w->ledger.replay_target) { /* the worker must finish its replays before it leaves */
-		if (!run_is_closed(c))     /* a closed run does not answer the replays either */
+		if (!run_is_closed(c))     /* send nothing in a closed run: it answers no replay */
 			effects_refuse(c, ev->peer, PS_EGAP, w->ledger.last_seq + 1,
 				"pushes before this are missing");
 		return;
@@ -536,19 +572,13 @@ void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 	backups_release(c, w);
 	w->session.state = SESSION_DEAD;
 	w->lease.waiting = 0;
-	w->session.peer = ev->peer;
 	effects_add_worker(c, w, WORKER_GONE);
-	if (worker_durable_seq(c, w) == w->ledger.last_seq) {
-		departure_bye(c, w, ev->peer, PS_OK);
-		return;
-	}
-	w->session.leaving = 1;
-	c->checkpoints.urgent = 1;
+	answer_bye(c, w, ev->peer);
 }
 
 void sessions_tick(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 		uint64_t silence;
 
@@ -596,19 +626,20 @@ void sessions_awaited(struct core *c)
 
 void sessions_overdue(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		c->worker[i].session.overdue = c->worker[i].session.state == SESSION_AWAY;
 }
 
 int sessions_all_back(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->session.state == SESSION_AWAY && !w->session.overdue)
 			return 0;
 		if (w->session.state == SESSION_LIVE &&
-			w->ledger.last_seq < w->ledger.replay_target)
+			w->ledger.last_seq < w->ledger.replay_target &&
+			w->ledger.replay_target != PUSH_WAITS)
 			return 0;
 	}
 	return 1;
@@ -625,20 +656,20 @@ static void say_unsaved(struct core *c, uint32_t peer)
 
 void sessions_save_failed(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (c->worker[i].session.state == SESSION_JOINING && c->worker[i].session.peer)
 			say_unsaved(c, c->worker[i].session.peer);
 }
 
 void sessions_snapshot(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		c->worker[i].ledger.snapshot_seq = c->worker[i].ledger.last_seq;
 }
 
 void sessions_durable(struct core *c, uint64_t generation)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 		int news = w->ledger.durable_seq < w->ledger.snapshot_seq;
 
@@ -648,8 +679,9 @@ void sessions_durable(struct core *c, uint64_t generation)
 			w->session.join_generation = 0;
 		if (w->session.state == SESSION_JOINING && !w->session.join_generation) {
 			go_live(c, w);
-		} else if (w->session.leaving && w->ledger.durable_seq == w->ledger.last_seq) {
-			w->session.leaving = 0;
+		} else if (w->session.leave == LEAVES &&
+			   w->ledger.durable_seq == w->ledger.last_seq) {
+			w->session.leave = w->quarantine.excluded ? STAYS : HAS_LEFT;
 			if (w->quarantine.excluded)
 				quarantine_notify(c, w, w->session.peer);
 			else if (w->session.peer)

@@ -7,6 +7,14 @@
 
 struct worker;
 
+/* How far a worker has got in leaving the run. */
+enum leave {
+	STAYS,
+	/* the worker sent BYE, or is excluded, and gets the answer when its pushes are durable */
+	LEAVES,
+	HAS_LEFT /* the worker sent BYE and has the answer; its session is not resumed */
+};
+
 /* This struct has the session of a worker slot. Every snapshot contains the fields above the first
  * blank line, except `data` (snapshot.c). */
 struct worker_session {
@@ -20,12 +28,10 @@ struct worker_session {
 	enum session_state state;
 	uint32_t peer, heartbeat_peer; /* the worker's two connections; 0: none */
 	uint64_t last_message_ms;
-	/* JOINING: the snapshot that will contain this incarnation. When this snapshot is durable,
-	 * the server sends WELCOME and sets join_generation to 0. */
+	/* in state SESSION_JOINING: number of the snapshot that will contain this incarnation. When
+	 * this snapshot is durable, the server sends WELCOME and sets join_generation to 0. */
 	uint64_t join_generation;
-	/* 1: the worker sent BYE, or is excluded, and gets the answer when its pushes are
-	 * durable */
-	int leaving;
+	enum leave leave;
 	/* 1: a recovery ended while the worker was AWAY; the next recovery does not wait for this
 	 * worker */
 	int overdue;
@@ -43,9 +49,9 @@ struct worker_session {
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_heartbeat(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev);
-/* Returns the worker of the stamp if its state is in `states` (a bit mask) and its run, incarnation
- * and term are current. Otherwise answers ERROR and returns NULL. The ERROR to a fenced or excluded
- * worker may have to wait for a checkpoint. */
+/* Returns the worker of stamp `s` if the worker's state is in `states` (a bit mask), and if the
+ * run, the incarnation and the term in the stamp are current. Otherwise answers ERROR and returns
+ * NULL. The ERROR to a fenced or excluded worker may have to wait for a checkpoint. */
 struct worker *sessions_check(
 	struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
 void sessions_tick(struct core *c);

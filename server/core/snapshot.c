@@ -71,7 +71,8 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 
 /* ---- the state of the run -------------------------------------------------------------------- */
 
-/* No run makes this number of versions, so the version never overflows. */
+/* The core refuses a snapshot with a higher version. No run reaches this version, so versions never
+ * overflow. */
 #define MAX_VERSION (1ull << 62)
 
 static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
@@ -175,8 +176,8 @@ static inline void put_decision(struct cursor *k, struct decision *d)
 
 #define DECISION_BYTES ((size_t)10)
 
-/* Describes `n` decisions, the newest first. Those that the window has no room for are read and
- * dropped. */
+/* Describes `n` decisions, the newest first. Decisions for which the window has no room are read
+ * and dropped. */
 static inline void put_newest_decisions(
 	struct cursor *k, struct worker *w, uint32_t n, uint32_t window)
 {
@@ -274,6 +275,8 @@ static void put_ledger(struct cursor *k, struct core *c)
 	u32(k, &n);
 	if (n > c->cfg.sessions.max_workers)
 		set_option_error(k, "it has more workers than --max-workers");
+	if (k->in && !k->error)
+		c->n_slots = n;
 	for (uint32_t i = 0; i < n && !k->error; i++)
 		put_worker(k, &c->worker[i], c->cfg.sessions.replay_window);
 }
@@ -409,7 +412,8 @@ static void put_leases(struct cursor *k, struct core *c)
 static void put_parts(struct cursor *k, struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
-	uint32_t parts = k->in ? a->pushes : a->parts; /* in sync each push is a part */
+	/* in sync the snapshot does not store `parts`, because each push is one part */
+	uint32_t parts = k->in ? a->pushes : a->parts;
 
 	if (c->cfg.training.mode != MODE_SYNC)
 		u32(k, &parts);
@@ -523,7 +527,7 @@ static void put_backups(struct cursor *k, struct core *c)
 		floats(k, c->store.dc_square, c->store.n);
 	for (uint32_t i = 0; i < c->backups.n; i++)
 		c->backups.copy[i].order = UINT32_MAX;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && !k->error; i++) {
+	for (uint32_t i = 0; i < c->n_slots && !k->error; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->session.state == SESSION_FREE)
@@ -536,7 +540,7 @@ static void put_backups(struct cursor *k, struct core *c)
 }
 
 /* Describes n values that a device may keep. If `place` is not NULL, writes no values, but sets
- * *place to their place. */
+ * *place to the place in the output where they belong. */
 static void put_values(struct cursor *k, float *v, size_t n, void **place)
 {
 	if (place)
@@ -590,7 +594,9 @@ static void put_recent_gradients(struct cursor *k, struct recent_gradients *r)
 	for (uint64_t i = 0; i < NORMS_RING && i < r->n && !k->error; i++) {
 		put_mean(k, &r->norm[i]);
 		u64(k, &r->print[i]);
-		u64(k, &r->version[i]);
+		f64(k, &r->place[i]);
+		if (!isfinite(r->place[i]))
+			set_error(k, MALFORMED);
 	}
 }
 
@@ -716,11 +722,12 @@ static void put_data_option(struct cursor *k, struct core_config *cfg)
 	u64(k, &cfg->data_id);
 	u64(k, &parts);
 	refuse_over(k, parts, 2);
-	cfg->data_id_given = parts > 0;
-	if (parts < 2) {
+	if (k->in)
+		cfg->data_id_given = parts > 0;
+	if (k->in && parts < 2)
 		cfg->data_train = cfg->data_test = 0;
+	if (parts < 2)
 		return;
-	}
 	u32(k, &cfg->data_train);
 	u32(k, &cfg->data_test);
 	if (cfg->data_train == 0 || cfg->data_test == 0)
@@ -740,7 +747,8 @@ void snapshot_put_config(struct cursor *k, struct core_config *cfg)
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	refuse_over(k, n, WIRE_MAX_PARAMS);
-	cfg->n_params = k->error ? 0 : (size_t)n;
+	if (k->in)
+		cfg->n_params = k->error ? 0 : (size_t)n;
 	put_data_option(k, cfg);
 	config_put(k, cfg);
 }
@@ -797,9 +805,9 @@ static inline void put_session_fields(struct cursor *k, struct worker *w)
 	u64(k, &w->session.join_generation);
 	refuse_over(k, w->ledger.durable_seq, w->ledger.last_seq);
 	refuse_over(k, w->ledger.snapshot_seq, w->ledger.last_seq);
-	flag(k, &w->session.leaving);
-	/* a worker that leaves has replayed its pushes, unless it is excluded */
-	if (w->session.leaving &&
+	w->session.leave = (enum leave)choice(k, (uint32_t)w->session.leave, STAYS, HAS_LEFT);
+	/* only a worker that has replayed its pushes, or is excluded, can leave */
+	if (w->session.leave != STAYS &&
 		(state != SESSION_DEAD || (worker_may_return(w) && !w->quarantine.excluded)))
 		set_error(k, MALFORMED);
 	flag(k, &w->lease.waiting);
@@ -973,27 +981,18 @@ static void put_running(struct cursor *k, struct core *c)
 
 /* ---- encoding -------------------------------------------------------------------------------- */
 
-/* Describes a section that begins with the configuration, which the functions below may change. */
-static void put_with_config(struct cursor *k, struct core *c, enum snapshot_section s)
-{
-	struct core_config cfg = c->cfg;
-
-	if (s == SNAPSHOT_RUN) {
-		put_run(k, c, &cfg);
-		return;
-	}
-	snapshot_put_config(k, &cfg);
-	put_running(k, c);
-}
-
-/* Describes a section. `kept` is NULL, or the places of the values that the device keeps. */
+/* Describes a section. The cursor must not read the sections RUN and SESSIONS, because they contain
+ * the configuration. `kept` is NULL, or the places of the values that the device keeps. */
 static void put_section(
 	struct cursor *k, struct core *c, enum snapshot_section s, struct snapshot_kept *kept)
 {
 	switch (s) {
 	case SNAPSHOT_RUN:
+		put_run(k, c, &c->cfg);
+		break;
 	case SNAPSHOT_SESSIONS:
-		put_with_config(k, c, s);
+		snapshot_put_config(k, &c->cfg);
+		put_running(k, c);
 		break;
 	case SNAPSHOT_LEDGER:
 		put_ledger(k, c);
@@ -1104,7 +1103,7 @@ static void reset_after_restart(struct core *c)
 {
 	const struct leases *l = &c->leases;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 
 		w->ledger.durable_seq = w->ledger.last_seq;
@@ -1129,7 +1128,7 @@ int snapshot_decode(void *memory, float *weights, const struct core_config *cfg,
 		return rc;
 	if (cfg->run.hi == 0 && cfg->run.lo == 0)
 		c->cfg.run = then.run;
-	/* a checkpoint or a log of release 0.2.0 has no secret */
+	/* use the new secret, because a checkpoint or a log of release 0.2.0 has none */
 	if ((c->cfg.proof_key[0] | c->cfg.proof_key[1]) == 0)
 		memcpy(c->cfg.proof_key, cfg->proof_key, sizeof(c->cfg.proof_key));
 	reset_after_restart(c);

@@ -41,7 +41,7 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 {
 	uint64_t min = UINT64_MAX;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *o = &c->worker[i];
 
 		if (o != w && o->ssp.racing && o->ssp.clock < min)
@@ -54,7 +54,7 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
  * recovery, expected back. */
 static int race_is_fair(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->ssp.racing && !worker_is_active(w) &&
@@ -126,7 +126,7 @@ static void ssp_take(struct core *c, struct worker *w, const struct msg_push *p)
 static void ssp_settle(struct core *c)
 {
 	downpour_settle(c);
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 		int racing = is_racing(c, w);
 

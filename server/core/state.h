@@ -32,20 +32,23 @@
 #include "server/core/sync.h"
 #include "server/core/tensors.h"
 
-struct rules;  /* modes.h */
-struct worker; /* workers.h */
+struct rules;  /* defined in modes.h */
+struct worker; /* defined in workers.h */
 
 struct core {
 	struct core_config cfg;
 	const struct rules *rules; /* the functions of the run's mode */
-	uint64_t now_ms;           /* the time of this step */
+	uint64_t now_ms;           /* core time of this step */
 	struct core_stats stats;
-	struct epoch_record *epoch; /* the results of the epochs */
+	struct epoch_record *epoch; /* array with the results of each epoch */
 
 	struct dataset dataset;
 	struct tensors tensors;
 	struct run run;
 	struct worker *worker;
+	/* the number of slots up to the last one that a worker has used; a loop that concerns no
+	 * unused slot ends here */
+	uint32_t n_slots;
 	struct leases leases;
 	struct ledger ledger;
 	struct later_epochs later;
@@ -53,7 +56,6 @@ struct core {
 	struct store store;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;
-	struct fleet_norms norms;
 	struct sandblaster sandblaster;
 	struct backups backups;
 	struct sync sync;
@@ -62,6 +64,8 @@ struct core {
 	struct quarantine quarantine;
 	struct checks checks;
 	struct effects effects;
+	/* the last member, so that core_place can leave out its end when it clears struct core */
+	struct fleet_norms norms;
 };
 
 #endif

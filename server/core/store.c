@@ -46,7 +46,7 @@ static double magnitude_of_block(const void *arg, size_t from, size_t n)
 {
 	const float *g = arg;
 
-	return values_peak(g + from, n); /* a double holds every uint32_t */
+	return values_peak(g + from, n); /* the double is exact, because it holds every uint32_t */
 }
 
 /* Returns the values of a slice, in memory that the CPU can read. */
@@ -198,7 +198,7 @@ static int plan(struct core *c, const struct optim_step *step, double peak)
 int store_holds(struct core *c, double peak, double eta)
 {
 	struct store *st = &c->store;
-	/* clipping never enlarges a step */
+	/* factor 1 for the gradient, because clipping never enlarges a step */
 	const struct optim_step step = {c->stats.updates + 1, eta, 1};
 
 	if (c->cfg.optim.kind == OPTIM_LBFGS) /* lbfgs.c bounds its own steps */
@@ -222,7 +222,7 @@ static int is_in_range(const struct optim_reach *r)
 }
 
 /* Called when the core takes a step: makes the bounds that store_holds planned for this step the
- * current ones. If store_holds planned none, the bounds are unknown from now on. */
+ * current ones. If store_holds planned no bounds, the bounds are unknown from now on. */
 static void carry_out_plan(struct store *st)
 {
 	PS_ASSERT(!st->is_planned || is_in_range(&st->planned)); /* invariant 3 */
@@ -287,7 +287,8 @@ static void compute_update_block(void *arg, size_t block)
 	const struct update *u = &c->store.update;
 	size_t at = begin_of(c, block), to = begin_of(c, block + 1);
 
-	for (uint32_t i = 0; i < u->slices.n; i++) { /* slices are ascending and disjoint */
+	/* the slices are in ascending order and do not overlap */
+	for (uint32_t i = 0; i < u->slices.n; i++) {
 		const struct slice *p = &u->slices.slice[i];
 		size_t begin = within(p->offset, at, to);
 		size_t end = within(p->offset + p->count, at, to);
@@ -300,8 +301,8 @@ static void compute_update_block(void *arg, size_t block)
 	compute_unchanged(u, at, to);
 }
 
-/* Begins the pending update on the device. The device gets the weights and the state before its
- * first update. */
+/* Begins the pending update on the device. Before the first update, the function copies the weights
+ * and the optimizer's state to the device. */
 static void begin_on_device(struct core *c)
 {
 	const struct param_device *d = c->cfg.device;
@@ -447,8 +448,9 @@ void store_apply(struct core *c, const struct slices *s, double eta, double scal
 
 void store_step(struct core *c, const float *g, double eta)
 {
-	struct slices s = {.n = 1};
+	PS_UNINITIALIZED struct slices s;
 
+	s.n = 1;
 	s.slice[0] = (struct slice){.count = c->store.n, .data = g};
 	store_apply(c, &s, eta, 1);
 }

@@ -23,9 +23,9 @@
  *     by accumulator_keep in accumulator.c; mutant order-of-arrival).
  *
  * Promises:
- * (1) a step waits for every live member, whether or not the member has asked for work yet, until
- *     the gradients that are due have arrived and come from enough keys (needed_keys), or a replay
- *     after a server crash ends the step (tests/sim/steps.c, mutant member-left-out);
+ * (1) a step waits for every live member, even for one that has not asked for work yet. The wait
+ *     ends when the gradients that are due have arrived and come from enough keys (needed_keys), or
+ *     when a replay after a server crash ends the step (tests/sim/steps.c, mutant member-left-out);
  * (2) a step never waits for a worker that is not live, that is stalled (pace.h), that joined after
  *     the step began, or that neither works nor asks for work for dead_ms. For these reasons every
  *     step ends (tests/sim/sim.c, mutants barrier-of-the-dead and waits-for-the-stalled);
@@ -66,7 +66,7 @@ static uint32_t count_awaited(const struct core *c)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		n += (uint32_t)is_awaited(c, &c->worker[i]);
 	return n;
 }
@@ -124,14 +124,22 @@ static void step(struct core *c, uint32_t epoch)
 
 /* Returns 1 if the push belongs to a later step, so the step under way ends first. Only a replay
  * can be of later weights or of a later epoch, because before the crash its worker had seen the end
- * of the step that is now under way. Likewise, only replays can be more gradients than the
- * accumulator has room for. */
+ * of the step that is now under way. Likewise, only a replay can arrive when the accumulator has no
+ * room for one more gradient. */
 static int ends_the_step(const struct core *c, const struct msg_push *p)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
 	int later = p->base_version > c->store.version || later_epochs_contain(c, &p->work);
 
 	return a->pushes && (later || a->pushes == a->room);
+}
+
+/* If the server has lost the first step of the run, no gradient can be compared with an earlier one
+ * (norms_limit_of_step). In this case the step must not end before the other workers have replayed
+ * their pushes. */
+static int sync_must_wait(const struct core *c, const struct msg_push *p)
+{
+	return ends_the_step(c, p) && norms_need_comparison(c);
 }
 
 /* Returns 1 if all values stay finite when the gradient of push `p` is applied. If `p` is of a
@@ -173,7 +181,8 @@ static int is_member(const struct core *c, const struct worker *w)
 
 /* Returns the number of different keys from which a step needs gradients, if a robust rule gets one
  * gradient of each key: the number of keys of the members minus --backup-workers, but at least 1,
- * and at most the number of gradients that are due. Returns 0 if there is no such rule. */
+ * and at most the number of gradients that are due. Returns 0 if no rule gets one gradient of each
+ * key. */
 static uint32_t needed_keys(const struct core *c)
 {
 	uint32_t backup = c->cfg.sync.backup_workers, keys, needed;
@@ -232,7 +241,7 @@ static uint32_t open_batches(struct core *c, uint32_t n)
 
 static int somebody_is_live(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (c->worker[i].session.state == SESSION_LIVE)
 			return 1;
 	return 0;
@@ -245,7 +254,7 @@ static int is_ready(const struct core *c, const struct worker *w)
 
 static int somebody_is_ready(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (is_ready(c, &c->worker[i]))
 			return 1;
 	return 0;
@@ -259,7 +268,7 @@ static uint32_t call_members(struct core *c)
 	uint32_t n = 0;
 	int all = !somebody_is_ready(c);
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 		int here = worker_is_active(w) || (all && w->session.state == SESSION_LIVE);
 		int called = here && !w->sync.idle && !has_answered(c, w) && worker_is_of_run(c, w);
@@ -270,8 +279,8 @@ static uint32_t call_members(struct core *c)
 	return n;
 }
 
-/* Begins a step if none is open and there is work. Replays that arrived before the step began count
- * as its gradients. */
+/* Begins a step if no step is open and a batch is left. Replays that arrived before the step began
+ * count as its gradients. */
 static void begin(struct core *c)
 {
 	const struct core_config *cfg = &c->cfg;
@@ -292,7 +301,8 @@ static void begin(struct core *c)
 						       : 1;
 	n = open_batches(c, all < max ? n : max > taken ? max - taken : 0);
 	if (c->sync.due > taken + n && c->sync.end == c->leases.n_batches)
-		c->sync.due = taken + n; /* the epoch has no more batches */
+		/* fewer gradients are due, because the epoch has no more batches */
+		c->sync.due = taken + n;
 	c->sync.open = 1;
 	c->sync.begin_ms = c->now_ms;
 }
@@ -326,10 +336,12 @@ static int is_idle(const struct core *c, const struct worker *w)
 static void drop_members(struct core *c)
 {
 	if (c->run.recovering) {
-		c->sync.begin_ms = c->now_ms; /* the server expects the absent workers back */
+		/* no member is idle during a recovery, because the server expects the absent
+		 * workers back */
+		c->sync.begin_ms = c->now_ms;
 		return;
 	}
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (is_awaited(c, w) && is_idle(c, w))
@@ -344,7 +356,8 @@ static void sync_settle(struct core *c)
 	drop_members(c);
 	if (c->sync.open && !c->run.recovering && c->accumulator.pushes == 0 &&
 		count_awaited(c) == 0 && somebody_is_ready(c))
-		shut(c); /* all members are gone: a new step begins with the ready workers */
+		/* no gradient can come any more, so a new step begins with the ready workers */
+		shut(c);
 	begin(c);
 	if (is_complete(c)) {
 		step(c, c->leases.epoch);
@@ -363,7 +376,7 @@ static int has_batch(const struct core *c, const struct worker *w)
 
 static int key_has_batch(const struct core *c, const struct worker *w)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (workers_same_key(c->worker[i].session.owner, w->session.owner) &&
 			has_batch(c, &c->worker[i]))
 			return 1;
@@ -392,6 +405,7 @@ static uint32_t sync_limit(const struct core *c, const struct worker *w)
 const struct rules rules_sync = {.check = sync_check,
 	.fits = sync_fits,
 	.take = sync_take,
+	.must_wait = sync_must_wait,
 	.limit = sync_limit,
 	.open_epoch = sync_open,
 	.settle = sync_settle};

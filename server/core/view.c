@@ -37,14 +37,14 @@ static uint32_t missing(const struct core *c)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		n += c->worker[i].session.state == SESSION_AWAY && !c->worker[i].session.overdue;
 	return n;
 }
 
 static void note_others(const struct core *c, struct hold_up_view *v)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->session.state != SESSION_LIVE || worker_is_of_run(c, w))

@@ -96,7 +96,7 @@ static int is_lacking(const struct core *c, const struct worker *w)
 
 static int is_lacking_and_holds(const struct core *c, const struct worker *w)
 {
-	return is_lacking(c, w) && holds_batch(c, w);
+	return holds_batch(c, w) && worker_is_of_run(c, w) && !voices_has(c, w);
 }
 
 static int are_one_voice(int keys, const struct worker *a, const struct worker *b)
@@ -123,7 +123,7 @@ static uint32_t count_voices(const struct core *c, const struct worker *but, uin
 	int keys = accumulator_merges_keys(c);
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && n < max; i++) {
+	for (uint32_t i = 0; i < c->n_slots && n < max; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (!(but && are_one_voice(keys, w, but)) && counts(c, w))
@@ -134,7 +134,7 @@ static uint32_t count_voices(const struct core *c, const struct worker *but, uin
 
 /* This struct says what the buffer needs from all voices but that of one worker. */
 struct need {
-	uint32_t voices; /* the buffer lacks this number of voices */
+	uint32_t voices; /* number of voices that the buffer lacks */
 	uint32_t keep;   /* number of free batches that are kept for these voices */
 };
 
@@ -163,7 +163,8 @@ uint32_t voices_limit(const struct core *c, const struct worker *w)
 	left = less(c->leases.n_free, need.keep);
 	if (!voices_has(c, w))
 		return left ? smaller(left, VOICE_PUSHES * n_push) : 1;
-	if (!need.voices) /* the worker may deliver the grant to the next buffer */
+	/* if the buffer lacks no other voice, the gradients may also go to the next buffer */
+	if (!need.voices)
 		return VOICE_PUSHES * n_push;
 	pushes = pushes_of(c, w);
 	return smaller(left, less(VOICE_PUSHES, pushes) * n_push);
@@ -172,7 +173,7 @@ uint32_t voices_limit(const struct core *c, const struct worker *w)
 /* Returns 1 if a worker other than `but` holds batch `i`, and its voice is lacking. */
 static int voice_is_awaited(const struct core *c, const struct worker *but, uint32_t i)
 {
-	for (uint32_t k = 0; k < c->cfg.sessions.max_workers; k++) {
+	for (uint32_t k = 0; k < c->n_slots; k++) {
 		const struct worker *w = &c->worker[k];
 
 		if (w != but && batch_ledger_holds(c, w, 0, i) && is_lacking(c, w))
@@ -199,7 +200,8 @@ int voices_permit(const struct core *c, const struct worker *w, const struct wor
 	for (uint32_t i = work->first; i < work->first + work->count && need.voices; i++) {
 		if (batch_ledger_holds(c, w, 0, i))
 			continue;
-		/* the worker has the right to this batch from an older grant */
+		/* the worker does not hold this batch now, but may deliver it because of an older
+		 * grant */
 		if (pushes >= VOICE_PUSHES || voice_is_awaited(c, w, i))
 			return 0;
 		if (c->leases.batch[i] == BATCH_FREE && left-- == 0)

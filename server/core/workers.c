@@ -44,8 +44,21 @@ uint32_t core_live_workers(const struct core *c)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		n += (uint32_t)worker_is_active(&c->worker[i]);
+	return n;
+}
+
+uint32_t core_workers_of(const struct core *c, const char *owner, uint32_t peer)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->n_slots; i++) {
+		const struct worker_session *s = &c->worker[i].session;
+		int is_own = owner[0] ? workers_same_key(owner, s->owner) : s->peer == peer;
+
+		n += is_own && (s->state == SESSION_LIVE || s->state == SESSION_SUSPECT);
+	}
 	return n;
 }
 
@@ -77,7 +90,7 @@ static uint32_t count_keys_up_to(const struct core *c, uint32_t max,
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && n < max; i++)
+	for (uint32_t i = 0; i < c->n_slots && n < max; i++)
 		n += counts(c, &c->worker[i]) && is_first_worker_of_key(c, i, counts);
 	return n;
 }
@@ -129,7 +142,7 @@ uint32_t workers_of_run(const struct core *c)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		n += worker_is_active(&c->worker[i]) && worker_is_of_run(c, &c->worker[i]);
 	return n;
 }

@@ -21,7 +21,9 @@ struct job {
 	char path[2][PATH_BYTES];
 	int n_paths;
 	uint32_t epoch; /* number of the epoch, from 1 */
-	char *tensors;  /* the list of the run's tensors, owned; "" if there is none */
+	int is_best;
+	char *tensors;    /* the list of the run's tensors, owned; "" if there is none */
+	char *evaluation; /* the results of the epoch as JSON, owned; NULL: no memory */
 	struct err e;
 	int rc;
 	float w[];
@@ -34,7 +36,10 @@ struct epoch_export {
 	struct keep_rule rule;
 	epoch_export_done_fn *done;
 	void *arg;
+	char *(*results)(const struct core *c, uint32_t epoch);
 	struct job *job; /* the job under way, or NULL */
+	/* the job of the best epoch if its file could not be written, or NULL */
+	struct job *unwritten;
 };
 
 int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const struct epoch_export_of *of,
@@ -48,6 +53,7 @@ int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const struct ep
 	k->dir = of->dir;
 	k->rule = of->rule;
 	k->model = of->model;
+	k->results = of->results;
 	k->done = done;
 	k->arg = arg;
 	return PS_OK;
@@ -58,8 +64,19 @@ int epoch_export_busy(const struct epoch_export *k)
 	return k && k->job;
 }
 
+static void free_job(struct job *j)
+{
+	if (j) {
+		free(j->tensors);
+		free(j->evaluation);
+	}
+	free(j);
+}
+
 void epoch_export_free(struct epoch_export **k)
 {
+	if (*k)
+		free_job((*k)->unwritten);
 	free(*k);
 	*k = NULL;
 }
@@ -98,23 +115,7 @@ static uint32_t newest_epoch(const struct core *c, int *is_best)
 	return newest;
 }
 
-static void free_job(struct job *j)
-{
-	if (j)
-		free(j->tensors);
-	free(j);
-}
-
 /* ---- writing --------------------------------------------------------------------------------- */
-
-static int write_path(struct job *j, const char *path)
-{
-	const struct model *m = j->of->model;
-
-	return m->n_layers == 0 && j->tensors[0]
-		       ? safetensors_write_list(path, m, j->tensors, j->w, &j->e)
-		       : safetensors_write(path, m, j->w, &j->e);
-}
 
 /* Writes the files of a job. Runs on a thread of the pool. */
 static void write_job(uv_work_t *work)
@@ -122,7 +123,8 @@ static void write_job(uv_work_t *work)
 	struct job *j = work->data;
 
 	for (int i = 0; i < j->n_paths && !j->rc; i++)
-		j->rc = write_path(j, j->path[i]);
+		j->rc = safetensors_write_evaluated(
+			j->path[i], j->of->model, j->tensors, j->w, j->evaluation, &j->e);
 }
 
 static void log_job(const struct job *j)
@@ -143,7 +145,12 @@ static void on_job_written(uv_work_t *work, int status)
 		j->rc = err_set(&j->e, PS_EIO, "%s", uv_strerror(status));
 	log_job(j);
 	k->job = j->next;
-	free_job(j);
+	if (j->is_best) {
+		free_job(k->unwritten);
+		k->unwritten = j->rc ? j : NULL;
+	}
+	if (j != k->unwritten)
+		free_job(j);
 	if (k->job)
 		(void)uv_queue_work(k->loop, &k->job->work, write_job, on_job_written);
 	else
@@ -186,6 +193,8 @@ static struct job *job_of(struct epoch_export *k, const struct core *c)
 	j->work.data = j;
 	j->of = k;
 	j->epoch = epoch;
+	j->is_best = best;
+	j->evaluation = k->results(c, epoch - 1);
 	if (best)
 		snprintf(j->path[j->n_paths++], PATH_BYTES, "%s/best.safetensors", k->dir);
 	if (every)
@@ -195,10 +204,25 @@ static struct job *job_of(struct epoch_export *k, const struct core *c)
 	return j;
 }
 
+/* Begins the job of the best epoch again if its file could not be written. */
+static void retry(struct epoch_export *k)
+{
+	struct job *j = k->unwritten;
+
+	if (!j)
+		return;
+	k->unwritten = NULL;
+	j->rc = PS_OK;
+	j->next = NULL;
+	begin_job(k, j);
+}
+
 void epoch_export_evaluated(struct epoch_export *k, const struct core *c)
 {
 	struct job *j = job_of(k, c);
 
+	if (!j || !j->is_best)
+		retry(k);
 	if (j)
 		begin_job(k, j);
 }

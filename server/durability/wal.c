@@ -7,9 +7,11 @@
 #include "common/assert.h"
 #include "common/clock.h"
 #include "common/file.h"
+#include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/wal_file.h"
+#include "common/xxh3.h"
 #include "server/durability/wal_record.h"
 
 /* when the queue has this size, the log begins to write it even if no reply waits */
@@ -24,6 +26,18 @@
  * rounding to whole blocks */
 #define SPARE_ROOM ((size_t)98304)
 
+#define SHARE_LISTS 256u /* number of lists in the hash table of shares */
+
+/* This struct counts the messages of a sender that are in the queue and the group. It exists while
+ * there are such messages. A sender is a key or, without keys, a connection. */
+struct share {
+	struct share *next;
+	char key[KEY_TEXT]; /* "": the server has no keys */
+	uint32_t peer;      /* the connection, or 0 with keys */
+	size_t n, pushes;   /* number of its messages, and of its pushes */
+	size_t memory;      /* number of bytes of its messages that count against WAL_MAX_QUEUE */
+};
+
 /* An item of the queue is an event or the mark of a snapshot. */
 struct item {
 	struct item *next;
@@ -31,14 +45,16 @@ struct item {
 	uint64_t generation; /* generation of the snapshot, or 0 if the item is an event */
 	/* 1 in a mark: later events go to the same file unless the file has failed */
 	int stays;
-	/* in a mark: the log removes the files after this generation; 0 if it removes none */
+	/* in a mark: the log removes the files after this generation and before that of the mark; 0
+	 * if it removes none */
 	uint64_t useless;
-	size_t bytes;    /* size of the record: `data`, then the frames */
-	size_t memory;   /* bytes that count against WAL_MAX_QUEUE */
-	uint32_t sender; /* see sender_of */
+	size_t bytes;        /* size of the record in bytes: `data` and the frames */
+	size_t memory;       /* number of its bytes that count against WAL_MAX_QUEUE */
+	struct share *share; /* the share of the sender, or NULL if the item is not a message */
 	int push;
 	size_t n_data, n_frames;
-	unsigned char *data; /* lies after the frames */
+	/* the bytes of the record before the frames; they are stored after the array `frame` */
+	unsigned char *data;
 	/* references to the last frames of the message, which are not copied */
 	zmq_msg_t frame[];
 };
@@ -49,25 +65,24 @@ struct list {
 
 struct wal {
 	struct wal_config cfg;
-	struct list queue;      /* items that the pool has not received yet */
-	size_t waiting, memory; /* bytes of the items in the queue and in the group */
-	struct {
-		size_t pushes; /* bytes of its pushes */
-		size_t memory; /* bytes of its other events that count against WAL_MAX_QUEUE */
-	} share[WIRE_MAX_WORKERS + 1]; /* the parts of each sender in `waiting` and `memory` */
-	uint64_t newest_lsn;           /* LSN of the newest event */
-	uint64_t wanted_lsn;           /* newest LSN for which a reply waits or will soon wait */
-	uint64_t flushed_lsn;          /* see wal.h */
-	uint64_t synced_lsn;           /* LSN of the newest event that is on disk in a log file */
+	struct list queue; /* the items that wait for the next group */
+	/* sums of `bytes` and of `memory` over the items in the queue and the group */
+	size_t waiting, memory;
+	struct share *share[SHARE_LISTS]; /* a hash table */
+	uint64_t newest_lsn;              /* LSN of the newest event */
+	uint64_t wanted_lsn;              /* newest LSN for which a reply waits or will soon wait */
+	uint64_t flushed_lsn;             /* the flushed LSN (wal.h) */
+	uint64_t synced_lsn; /* LSN of the newest event that is on disk in a log file */
+	uint64_t saved_lsn;  /* LSN of the newest event that is in a durable checkpoint */
 	/* the newest snapshot: its generation, and the LSN of the newest event in it */
 	uint64_t base, base_lsn;
-	uint64_t durable; /* newest generation on disk */
+	uint64_t durable; /* generation of the newest snapshot on disk */
 	/* newest generation whose file can take no more events, or 0 if there is none */
 	uint64_t failed;
 	/* oldest generation >= `durable` whose file can take no more events, or 0 if there is
 	 * none */
 	uint64_t gap;
-	uint64_t reserve; /* see wal_reserve */
+	uint64_t reserve; /* number of bytes that must stay free on the disk (wal_reserve) */
 	int reported;     /* 1 if the log reported that a file ended for lack of space */
 	struct wal_stats stats;
 	double begun_s; /* time at which the write of the group began */
@@ -79,7 +94,8 @@ struct wal {
 	struct wal_file *file; /* the file for this group, or NULL if the file has failed */
 	/* generation of the newest snapshot that precedes the next event */
 	uint64_t follows;
-	uint64_t sound, kept_free; /* `durable` and `reserve` at the start of the group */
+	/* the values of `durable` and of `reserve` when the write of the group began */
+	uint64_t sound, kept_free;
 	struct {
 		/* LSN of the newest event in the group that is on disk, or 0 if none is */
 		uint64_t synced_lsn;
@@ -92,6 +108,67 @@ struct wal {
 		struct err error;
 	} done;
 };
+
+/* ---- shares --------------------------------------------------------------------------------- */
+
+static size_t list_of(const char *key, uint32_t peer)
+{
+	return key[0] ? XXH3_64bits(key, strlen(key)) % SHARE_LISTS : peer % SHARE_LISTS;
+}
+
+/* Returns the share of the sender with this key or, if `key` is "", of connection `peer`. Returns
+ * NULL if none of its messages waits. */
+static struct share *find_share(const struct wal *w, const char *key, uint32_t peer)
+{
+	struct share *s = w->share[list_of(key, peer)];
+
+	while (s && (strcmp(s->key, key) != 0 || (!key[0] && s->peer != peer)))
+		s = s->next;
+	return s;
+}
+
+/* Returns the share of a sender, which may be a new one. Returns NULL if there is no memory. */
+static struct share *open_share(struct wal *w, const char *key, uint32_t peer)
+{
+	struct share **list = &w->share[list_of(key, peer)];
+	struct share *s = find_share(w, key, peer);
+
+	if (s || !(s = mem_try(1, sizeof(*s))))
+		return s;
+	snprintf(s->key, sizeof(s->key), "%s", key);
+	s->peer = key[0] ? 0 : peer;
+	s->next = *list;
+	*list = s;
+	return s;
+}
+
+static void enter_share(const struct item *it)
+{
+	if (!it->share)
+		return;
+	it->share->n++;
+	it->share->pushes += (size_t)it->push;
+	it->share->memory += it->memory;
+}
+
+/* Removes the item from its share, and frees the share with its last item. */
+static void leave_share(struct wal *w, const struct item *it)
+{
+	struct share *s = it->share;
+
+	if (!s)
+		return;
+	PS_ASSERT(s->n > 0 && s->pushes >= (size_t)it->push && s->memory >= it->memory);
+	s->pushes -= (size_t)it->push;
+	s->memory -= it->memory;
+	if (--s->n > 0)
+		return;
+	struct share **at = &w->share[list_of(s->key, s->peer)];
+	while (*at != s)
+		at = &(*at)->next;
+	*at = s->next;
+	free(s);
+}
 
 /* ---- items ---------------------------------------------------------------------------------- */
 
@@ -122,7 +199,7 @@ static struct item *new_item(
 	if (!it)
 		return NULL;
 	it->memory = bytes;
-	it->sender = 0;
+	it->share = NULL;
 	it->push = 0;
 	it->data = (unsigned char *)&it->frame[n - copied];
 	memcpy(it->data, head, n_head);
@@ -156,8 +233,7 @@ static void enqueue(struct wal *w, struct item *it)
 	PS_ASSERT(w->memory < WAL_MAX_QUEUE);             /* invariant 5 */
 	w->waiting += it->bytes;
 	w->memory += it->memory;
-	w->share[it->sender].pushes += it->push ? it->bytes : 0;
-	w->share[it->sender].memory += it->push ? 0 : it->memory;
+	enter_share(it);
 	list_add(&w->queue, it);
 }
 
@@ -176,8 +252,7 @@ static void free_items(struct wal *w, struct list *l)
 		PS_ASSERT(it->bytes <= w->waiting && it->memory <= w->memory);
 		w->waiting -= it->bytes;
 		w->memory -= it->memory;
-		w->share[it->sender].pushes -= it->push ? it->bytes : 0;
-		w->share[it->sender].memory -= it->push ? 0 : it->memory;
+		leave_share(w, it);
 		while (it->n_frames > 0)
 			(void)zmq_msg_close(&it->frame[--it->n_frames]);
 		free(it);
@@ -317,8 +392,29 @@ static void mark_lost(struct wal *w, uint64_t generation, const char *why)
 	snprintf(t->why, sizeof(t->why), "%.255s", why);
 }
 
+/* Returns the LSN of the oldest event in the queue and the group. If there is none, returns the LSN
+ * of the next event. */
+static uint64_t oldest_waiting(const struct wal *w)
+{
+	const struct item *it = w->group.first ? w->group.first : w->queue.first;
+
+	return it ? it->lsn + (it->generation != 0) : w->newest_lsn + 1;
+}
+
+/* Advances the flushed LSN to the newest event that a durable checkpoint contains and that is in
+ * neither the queue nor the group. */
+static void advance_to_saved(struct wal *w)
+{
+	const uint64_t last = oldest_waiting(w) - 1;
+	const uint64_t lsn = w->saved_lsn < last ? w->saved_lsn : last;
+
+	if (lsn > w->flushed_lsn)
+		w->flushed_lsn = lsn;
+}
+
 static void advance_flushed(struct wal *w)
 {
+	advance_to_saved(w);
 	if (!has_no_gap(w))
 		return;
 	if (w->synced_lsn > w->flushed_lsn)
@@ -345,7 +441,7 @@ static void start_group(struct wal *w)
 	memset(&w->done, 0, sizeof(w->done));
 	w->sound = w->durable;
 	w->kept_free = w->reserve;
-	/* uv_queue_work fails only without a callback */
+	/* uv_queue_work fails only if its function for the pool is NULL */
 	(void)uv_queue_work(w->cfg.loop, &w->work, write_group, on_group_written);
 }
 
@@ -355,7 +451,7 @@ static void on_group_written(uv_work_t *work, int status)
 
 	PS_ASSERT(w->busy && w->done.synced_lsn <= w->newest_lsn); /* invariant 3: called once */
 	w->busy = 0;
-	if (status != 0) { /* cancelled: nothing was written */
+	if (status != 0) { /* libuv has cancelled the write */
 		w->done.failed = w->base;
 		err_set(&w->done.error, PS_EIO, "%s", uv_strerror(status));
 	}
@@ -382,33 +478,29 @@ void wal_flush(struct wal *w)
 		start_group(w);
 }
 
-/* Returns the number of bytes of an event's frames that count against WAL_MAX_QUEUE. Frames of
- * pushes do not count, because the workers' push windows limit them (wal.h, invariant 4). */
-static size_t unbounded_bytes(const struct event *ev, const struct item *it)
+/* Returns an upper bound of the member `memory` of the item for a message with these frames. */
+static size_t max_memory(struct frames *f)
 {
-	int push = ev->kind == EVENT_MESSAGE && ev->msg->type == MSG_PUSH;
+	size_t bytes = sizeof(struct item) + WAL_RECORD_HEAD + f->n * sizeof(zmq_msg_t);
 
-	return push ? 0 : it->bytes - it->n_data;
+	for (size_t i = 0; i < f->n; i++)
+		bytes += zmq_msg_size(&f->frame[i]);
+	return bytes;
 }
 
-/* Returns the number of the worker that sent message `m`, or 0 if the message names none. */
-static uint32_t sender_of(const struct msg *m)
+int wal_share_is_used(const struct wal *w, const struct event *ev, struct frames *f,
+	const char *key, size_t pushes)
 {
-	const struct stamp *stamp = msg_stamp(m);
+	const struct share *s = find_share(w, key, ev->peer);
 
-	return stamp && stamp->worker <= WIRE_MAX_WORKERS ? stamp->worker : 0;
+	if (ev->msg->type == MSG_PUSH)
+		return s && s->pushes >= pushes;
+	const size_t bytes = max_memory(f), own = bytes + (s ? s->memory : 0);
+	return w->memory + bytes + own > WAL_MAX_QUEUE;
 }
 
-int wal_share_is_used(const struct wal *w, const struct msg *m, size_t pushes)
-{
-	uint32_t sender = sender_of(m);
-
-	if (m->type == MSG_PUSH)
-		return w->share[sender].pushes > pushes;
-	return w->memory > WAL_MAX_QUEUE / 2 && w->share[sender].memory > WAL_MAX_QUEUE / 8;
-}
-
-uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f)
+uint64_t wal_append(
+	struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f, const char *key)
 {
 	unsigned char head[WAL_RECORD_HEAD];
 
@@ -421,11 +513,14 @@ uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, stru
 		return w->newest_lsn;
 	}
 	it->lsn = w->newest_lsn;
-	it->memory += unbounded_bytes(ev, it);
+	it->memory += it->bytes - it->n_data;
 	if (ev->kind == EVENT_MESSAGE) {
-		it->sender = sender_of(ev->msg);
+		it->share = open_share(w, key, ev->peer);
 		it->push = ev->msg->type == MSG_PUSH;
 	}
+	/* the number of waiting pushes is limited instead (wal.h, promise 2) */
+	if (it->push)
+		it->memory = 0;
 	enqueue(w, it);
 	if (!w->busy && w->waiting >= LAZY_BYTES)
 		start_group(w);
@@ -459,8 +554,7 @@ void wal_checkpointed(struct wal *w, uint64_t generation)
 		return;
 	w->durable = generation;
 	w->gap = w->failed >= generation ? w->failed : 0;
-	if (w->base_lsn > w->flushed_lsn)
-		w->flushed_lsn = w->base_lsn;
+	w->saved_lsn = w->base_lsn;
 	advance_flushed(w);
 }
 

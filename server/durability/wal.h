@@ -20,6 +20,10 @@
  * writes to such a file again. After that, the log stores no event until the next snapshot begins
  * another file, and the flushed LSN does not grow until that snapshot is durable.
  *
+ * A durable checkpoint makes only those events flushed that do not wait for the log any more.
+ * Otherwise a worker could get the acknowledgements of its pushes, and send further ones, while the
+ * acknowledged ones still use memory in the queue.
+ *
  * Invariants:
  * (1) the flushed LSN is never above the LSN of the newest event (asserted by advance_flushed);
  * (2) at most one group is under way (asserted by start_group;
@@ -34,10 +38,16 @@
  *
  * Promises:
  * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
- * (2) the queue has only frames of pushes within the workers' push windows: dispatch.c drops pushes
- *     beyond the windows (mutant pushes-without-windows);
- * (3) a sender that sends any number of messages leaves the other senders their share of the queue
- *     (wal_share_is_used) (a_sender_has_its_share_of_the_queue).
+ * (2) the number of pushes in the queue is at most twice the workers' push windows, and one more
+ *     for each sender without a live worker: dispatch.c drops other pushes
+ *     (tests/wire/test_trust.py, test_trust_worker_ids_use_no_share_of_another_key);
+ * (3) a sender that sends any number of messages, with any worker ids in them, leaves the other
+ *     senders their share of the queue (wal_share_is_used) (a_sender_has_its_share_of_the_queue,
+ *     worker_ids_use_no_share_of_another_sender);
+ * (4) messages alone never fill the queue, whatever the number of their senders
+ *     (many_senders_do_not_fill_the_queue);
+ * (5) a worker that stays within its push window always has room for its next push
+ *     (a_checkpoint_does_not_let_pushes_pile_up).
  *
  * Only the loop's thread may call these functions; a group belongs to a thread of the pool from its
  * start to its end. The main thread calls wal_replay, wal_newest_file and wal_remove_files before
@@ -58,20 +68,24 @@ typedef void wal_done_fn(void *arg);
 
 struct wal_config {
 	uv_loop_t *loop;
-	const char *dir; /* borrowed */
+	const char *dir; /* directory of the log files, borrowed */
 	struct run_id run;
 	uint64_t term, generation; /* generation: the checkpoint that the first event follows */
-	uint64_t max_bytes;        /* wal_wants_snapshot returns 1 from this size on */
+	/* size of the file, in bytes, from which on wal_wants_snapshot returns 1 */
+	uint64_t max_bytes;
 	wal_done_fn *done;
 	void *arg;
 };
 
 struct wal_stats {
-	uint64_t events, groups; /* events that were written, groups that were synced */
-	uint64_t begun;          /* groups whose write has begun */
-	uint64_t bytes;          /* size of the current file */
-	double seconds;          /* sum of the times to write a group, with fsync */
-	double newest_seconds;   /* the time to write the newest group */
+	/* events: number of events that the log has written; groups: number of groups that it has
+	 * synced */
+	uint64_t events, groups;
+	uint64_t begun; /* number of groups whose write has begun */
+	uint64_t bytes; /* size of the current file in bytes */
+	/* sum over all groups of the time to write and sync a group, in seconds */
+	double seconds;
+	double newest_seconds; /* time to write and sync the newest group, in seconds */
 	uint64_t failures;
 	/* 1 if a write failed, so that the flushed LSN does not grow until the next checkpoint is
 	 * durable */
@@ -81,21 +95,24 @@ struct wal_stats {
 
 struct wal; /* opaque, see wal.c */
 
-/* Makes a log and begins its first file. PS_EIO, PS_ENOMEM. */
+/* Makes a log and begins its first file. Errors: PS_EIO, PS_ENOMEM. */
 int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Frees *w, which must not be busy, and sets it to NULL; *w may be NULL. */
 void wal_free(struct wal **w);
 /* Queues an event that the core is about to handle; drops it if the file can no longer be written.
  * `f` (borrowed) has the frames of the event's message, or is NULL if the event has no message.
- * Returns the event's LSN. */
-uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f);
+ * `key` is the key of the connection from which the message has arrived; it is "" if the server has
+ * no keys, or if the event has no message. Returns the event's LSN. */
+uint64_t wal_append(
+	struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f, const char *key);
 /* Begins to write and sync all events in the queue, at once or after the group under way. The
  * caller calls this function when a reply waits for an event in the queue, or soon will. */
 void wal_flush(struct wal *w);
 /* Notes that the core took snapshot `generation` after the newest event, so all later events follow
  * this snapshot. */
 void wal_rotate(struct wal *w, uint64_t generation);
-/* Notes that snapshot `generation` is on disk, so all events that it contains count as flushed. */
+/* Notes that snapshot `generation` is on disk. The events that it contains count as flushed, each
+ * as soon as it is in neither the queue nor the group under way. */
 void wal_checkpointed(struct wal *w, uint64_t generation);
 /* Sets the size of the newest checkpoint to `bytes`. From now on, the log ends its file before the
  * disk has too little space for a checkpoint of this size. */
@@ -105,12 +122,15 @@ uint64_t wal_flushed_lsn(const struct wal *w);
 int wal_wants_snapshot(const struct wal *w);
 /* Returns the number of bytes in the queue and in the group under way. */
 size_t wal_pending_bytes(const struct wal *w);
-/* Returns 1 if the sender of message `m` has used up its share of the events that wait for the
- * disk. The caller then drops the message. A worker is a sender; all messages without a worker id
- * have one share together. The share of a sender has two parts. Its waiting pushes may have
- * `pushes` bytes, and one push more. Its other waiting messages may have an eighth of WAL_MAX_QUEUE
- * bytes or, while the queue is less than half full, any number of bytes. */
-int wal_share_is_used(const struct wal *w, const struct msg *m, size_t pushes);
+/* Returns 1 if the sender of the message of event `ev`, with frames `f`, has used up its share of
+ * the events that wait for the disk. The caller then drops the message. With keys, a sender is a
+ * key; without keys (`key` is ""), it is a connection. The content of the message, for example the
+ * worker id in its stamp, makes no difference. The share of a sender has two parts. At most
+ * `pushes` of its pushes may wait. Its other waiting messages, with this one, may have at most as
+ * many bytes as the queue then has left. So n senders that send without end have 1/(n + 1) of the
+ * queue each, and leave as much to all others. */
+int wal_share_is_used(const struct wal *w, const struct event *ev, struct frames *f,
+	const char *key, size_t pushes);
 int wal_busy(const struct wal *w);
 const struct wal_stats *wal_stats(const struct wal *w);
 
@@ -118,16 +138,16 @@ const struct wal_stats *wal_stats(const struct wal *w);
 
 /*
  * Replaces the sections of `c`, the newest good checkpoint of `dir`, by the state at the end of the
- * log files that follow it. If there are no such files, *c does not change. For this purpose, a new
- * core takes the steps again that the server's core took after the checkpoint. Each step depends
- * only on the core's state and the event, so the result is the same bit for bit. Returns
- * PS_ECHECKPOINT if the log has lost events that had been durable. With --accept-rollback, the
- * replay does not fail in this case: it ends before the first lost event and writes an error to the
- * program's log. PS_EIO, PS_ENOMEM. On failure *c is unchanged.
+ * log files that follow it. For this purpose, a new core repeats the steps that the server's core
+ * took after the checkpoint. Each step depends only on the core's state and the event, so the
+ * result is the same bit for bit. If no log files follow the checkpoint, *c does not change.
+ * Returns PS_ECHECKPOINT if the log has lost events that had been durable. With --accept-rollback,
+ * the replay does not fail in this case: it ends before the first lost event and writes an error to
+ * the program's log. Other errors: PS_EIO, PS_ENOMEM. On failure *c is unchanged.
  */
 int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
 	struct err *e) PS_MUST_CHECK;
-/* Returns 1 if a log with at least one event follows checkpoint `c`, and 0 if not. PS_EIO,
+/* Returns 1 if a log with at least one event follows checkpoint `c`, and 0 if not. Errors: PS_EIO,
  * PS_ENOMEM. */
 int wal_follows(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* Returns the highest generation in the names of the log files, or 0 if there is no log file. */

@@ -44,6 +44,19 @@ json_t *epoch_metrics(const struct core *c, const struct epoch_record *r)
 	return o;
 }
 
+char *epoch_results_text(const struct core *c, uint32_t epoch)
+{
+	const struct epoch_record *r = core_epoch(c, epoch);
+	json_t *o = json_pack("{s:I, s:o, s:o, s:o, s:I}", "epoch", (json_int_t)epoch + 1,
+		"accuracy", epoch_accuracy_json(c, r), "test_loss",
+		number_or_null(mean(r->eval_loss_sum, r->eval_done)), "metrics",
+		epoch_metrics(c, r), "validate", (json_int_t)core_config(c)->training.validate);
+	char *text = o ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+
+	json_decref(o);
+	return text;
+}
+
 void epoch_metrics_text(
 	const struct core *c, const struct epoch_record *r, char text[EPOCH_METRICS_TEXT])
 {

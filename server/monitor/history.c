@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "common/assert.h"
+#include "common/clock.h"
 #include "common/file.h"
 #include "common/io.h"
 #include "common/log.h"
@@ -26,16 +27,19 @@
 /* maximum interval that restored_interval_ms computes from the samples of a file, whose times can
  * be wrong */
 #define MAX_SAMPLE_MS ((uint64_t)SAMPLE_MS << 12)
-#define EPOCH_BYTES   1024 /* maximum size of the line of an epoch */
+#define EPOCH_BYTES   1024 /* maximum size in bytes of an epoch's line */
 /* number of failed writes in a row after which the history logs the failure */
 #define MAX_ERRORS 3
 #define RETRY_MS   10000
-/* maximum number of lost starts that one start adds */
+/* maximum number of lines that one start adds for starts whose lines were lost */
 #define MAX_LOST_STARTS 100u
+/* maximum number of files that starts have renamed because they could not read them */
+#define MAX_ASIDE 100
 
 /* history_short returns at most SHORT_BYTES. SHORT_ALWAYS is the maximum number of bytes of the
- * lines that choose_always chooses. The other constants are the maximum number of bytes that
- * history_short chooses from the other lines of each kind, if SHORT_BYTES has room for all. */
+ * lines that choose_always chooses. Each of the other constants is the maximum number of bytes of
+ * the lines of one kind that history_short chooses in addition. If SHORT_BYTES has no room for all
+ * of them, these maximums are lower, in the same proportion. */
 #define SHORT_BYTES   (((size_t)1 << 20) - 1)
 #define SHORT_ALWAYS  ((size_t)512 << 10)
 #define SHORT_SAMPLES ((size_t)512 << 10)
@@ -50,8 +54,8 @@ struct line {
 	char *text; /* the line with its newline; owned */
 	size_t bytes;
 	enum line_kind kind;
-	uint32_t number; /* LINE_WORKER: the worker; LINE_EPOCH: the epoch, from 1 */
-	uint64_t t;      /* LINE_SAMPLE: its time */
+	uint32_t number; /* LINE_WORKER: the worker's id; LINE_EPOCH: number of the epoch, from 1 */
+	uint64_t t;      /* LINE_SAMPLE: time of the sample */
 };
 
 /* This struct describes a write to the history file. The write either makes a new file with all
@@ -63,13 +67,13 @@ struct job {
 	size_t bytes, lines;
 	size_t at; /* offset of the write in the file; 0: make a new file */
 	int rc;
-	int is_gone; /* 1: the file cannot be opened, so the next write makes a new file */
+	int is_gone; /* 1: the write could not open the file, so the next write makes a new one */
 	struct err e;
 };
 
 struct history {
 	uv_loop_t *loop;
-	const char *dir; /* NULL: no file */
+	const char *dir; /* directory of the file; NULL: the history has no file */
 	struct line *line;
 	size_t n, room;
 	size_t bytes[LINE_KINDS]; /* number of bytes of the lines of each kind */
@@ -77,14 +81,19 @@ struct history {
 	size_t on_disk, file_bytes;
 	/* interval between samples, and time at which the next one is due */
 	uint64_t sample_ms, due_ms;
-	uint64_t write_ms; /* after a failed write: do not write before this time */
+	/* the history writes nothing before this time; set after a failed write */
+	uint64_t write_ms;
+	uint64_t newest_t; /* the highest "t" of all lines */
+	/* the same moment on two clocks: "t" was start_t when clock_boot_ms returned
+	 * start_boot_ms */
+	uint64_t start_t, start_boot_ms;
 	/* the epoch with the best accuracy or, without accuracies, with the lowest test loss; 0: no
 	 * epoch has an accuracy or a test loss */
 	uint32_t best_epoch;
-	double best_score; /* the accuracy, or minus the test loss */
+	double best_score; /* accuracy of best_epoch or, without accuracies, minus its test loss */
 	history_line_fn *listen;
 	void *arg;
-	int busy, failed, shortened; /* shortened: the history dropped lines during a write */
+	int busy, failed, shortened; /* shortened: 1 if the history dropped lines during a write */
 	/* 1: the last lines were added during a write, and no tick will write them */
 	int ended;
 	int diverged; /* 1: the previous server of this run ended because training had diverged */
@@ -158,9 +167,9 @@ static void drop_starts(struct history *h)
 	pack(h);
 }
 
-/* Keeps promise 1 by dropping half of the lines of the kind with the most bytes. The limit
- * applies to three kinds, so this kind has at least a third of the bytes, and half of these bytes
- * are enough for the new line. */
+/* Keeps promise 1 of history.h by dropping half of the lines of the kind with the most bytes. The
+ * limit applies to three kinds, so this kind has at least a third of the bytes, and half of these
+ * bytes are enough for the new line. */
 static void stay_bounded(struct history *h)
 {
 	const size_t samples = h->bytes[LINE_SAMPLE], changes = h->bytes[LINE_WORKER],
@@ -194,6 +203,8 @@ static void insert_line(struct history *h, size_t at, struct line line)
 		return;
 	}
 	line.bytes = strlen(line.text);
+	if (line.t > h->newest_t)
+		h->newest_t = line.t;
 	memmove(h->line + at + 1, h->line + at, (h->n - at) * sizeof(*h->line));
 	h->line[at] = line;
 	h->n++;
@@ -218,7 +229,7 @@ static char *object_text(json_t *o)
 	return line;
 }
 
-/* Updates the best epoch. `o` is the line of epoch number `number`. */
+/* Updates best_epoch and best_score from `o`, the line of epoch number `number`. */
 static void note_best(struct history *h, const json_t *o, uint32_t number)
 {
 	const json_t *accuracy = json_object_get(o, "accuracy");
@@ -242,13 +253,28 @@ static uint64_t term_of(const json_t *o)
 	return (uint64_t)json_integer_value(json_object_get(o, "term"));
 }
 
+/* Returns the time of a new last line: the wall clock at the start of the server plus the time
+ * since then. So steps of the wall clock do not change the times of the history. If the clock has
+ * stepped back between two starts, the history's time goes on from the newest line. */
+static uint64_t next_t(struct history *h)
+{
+	uint64_t t = h->start_t + clock_boot_ms() - h->start_boot_ms;
+
+	if (t < h->newest_t) {
+		h->start_t += h->newest_t - t;
+		t = h->newest_t;
+	}
+	return t;
+}
+
 /* Adds `o` as the last line, and releases `o`. */
 static void add_object(struct history *h, json_t *o, enum line_kind kind, uint32_t number)
 {
 	if (kind == LINE_EPOCH)
 		note_best(h, o, number);
-	const uint64_t t = time_of(o);
+	const uint64_t t = next_t(h);
 
+	(void)json_object_set_new(o, "t", json_integer((json_int_t)t));
 	insert_line(h, h->n,
 		(struct line){.text = object_text(o), .kind = kind, .number = number, .t = t});
 }
@@ -262,12 +288,13 @@ static json_t *real_or_null(double x)
 {
 	json_t *o = json_real(x);
 
-	return o ? o : json_null(); /* json_real refuses NaN and infinity */
+	return o ? o : json_null(); /* null for NaN and infinity, which json_real refuses */
 }
 
+/* Returns a line whose time is not set yet. */
 static json_t *begin_object(const struct status *now, const char *kind)
 {
-	return json_pack("{s:o, s:s, s:o}", "t", count(log_wall_ms()), "kind", kind, "term",
+	return json_pack("{s:i, s:s, s:o}", "t", 0, "kind", kind, "term",
 		count(core_config(now->core)->term));
 }
 
@@ -294,7 +321,8 @@ static json_t *option_value(const struct core_config *c, const struct config_row
 	return json_stringn(name, strcspn(name, "|"));
 }
 
-/* Returns the options of the core, and those that decide which weights the run leaves behind. */
+/* Returns the options of the core, and those other options that decide when the run ends and which
+ * weights it saves in files. */
 static json_t *options_object(const struct core_config *c, const struct options *given)
 {
 	json_t *o = json_object();
@@ -504,14 +532,15 @@ static int append(struct job *j)
 	int failed = lseek(fd, (off_t)j->at, SEEK_SET) < 0 || io_write_all(fd, j->text, j->bytes);
 	if (failed) {
 		err_set(&j->e, PS_EIO, "%s: write: %s", path, strerror(errno));
-		if (ftruncate(fd, (off_t)j->at) != 0) /* the next start repairs the file */
+		/* if this fails, too, the next start repairs the file */
+		if (ftruncate(fd, (off_t)j->at) != 0)
 			err_set(&j->e, PS_EIO, "%s: truncate: %s", path, strerror(errno));
 	}
 	close(fd);
 	return failed ? PS_EIO : PS_OK;
 }
 
-/* Carries out the write. Runs on a thread of the pool. */
+/* Carries out the write that job `work->data` describes. Runs on a thread of the pool. */
 static void write_lines(uv_work_t *work)
 {
 	struct job *j = work->data;
@@ -563,7 +592,7 @@ static void begin_write(struct history *h, uint64_t now_ms)
 {
 	struct job *j = &h->job;
 
-	if (h->write_ms == UINT64_MAX) /* UINT64_MAX shows that the last write has failed */
+	if (h->write_ms == UINT64_MAX) /* UINT64_MAX means that the newest write has failed */
 		h->write_ms = now_ms + RETRY_MS;
 	if (!h->dir || h->busy || h->on_disk == h->n || now_ms < h->write_ms)
 		return;
@@ -618,7 +647,8 @@ void history_tick(struct history *h, const struct status *now)
 void history_end(struct history *h, const struct status *now)
 {
 	add_sample(h, now);
-	/* made after the sample, so that its time is not before that of the sample */
+	/* make this line after the sample, so that the line's time is not before that of the
+	 * sample */
 	json_t *o = begin_object(now, "end");
 	set(o, "status", json_string(status_ending(now->ending)));
 	add_object(h, o, LINE_OTHER, 0);
@@ -641,11 +671,13 @@ char *history_text(const struct history *h)
 
 /* ---- the short history ----------------------------------------------------------------------- */
 
-/* How a line is chosen for the short history. */
+/* Says whether the short history contains a line: no, or because of choose_every or
+ * choose_always. */
 enum choice { CHOICE_NONE, CHOICE_NORMAL, CHOICE_ALWAYS };
 
-/* Chooses every n-th line of a kind and the last one, except those that are always chosen. Returns
- * their bytes. */
+/* Chooses every n-th line of a kind and the last one. Lines that choose_always has chosen stay
+ * chosen, and do not count: the function takes every n-th one of the other lines. Returns the
+ * number of bytes of the lines that this function has chosen. */
 static size_t choose_every(
 	const struct history *h, enum line_kind kind, size_t every, unsigned char *chosen)
 {
@@ -671,12 +703,14 @@ static void choose_evenly(
 {
 	size_t every = 1 + h->bytes[kind] / (max + 1);
 
-	/* lines that are longer than the others may be among the chosen ones */
+	/* lines have different lengths, so the chosen ones can have more than `max` bytes: try a
+	 * larger n */
 	while (choose_every(h, kind, every, chosen) > max && every <= h->n)
 		every++;
 }
 
-/* Chooses the newest lines of a kind that have at most `max` bytes together. */
+/* Chooses the newest lines of a kind, as long as the chosen lines have at most `max` bytes
+ * together. */
 static void choose_newest(
 	const struct history *h, enum line_kind kind, size_t max, unsigned char *chosen)
 {
@@ -690,7 +724,7 @@ static void choose_newest(
 }
 
 /* Chooses the first line, the line of the best epoch and the newest line of each worker, but not
- * more than SHORT_ALWAYS bytes. Returns their bytes. */
+ * more than SHORT_ALWAYS bytes. Returns the number of bytes of these lines. */
 static size_t choose_always(const struct history *h, unsigned char *chosen)
 {
 	unsigned char seen[WIRE_MAX_WORKERS + 1] = {0};
@@ -747,8 +781,8 @@ static const char *line_kind_of(const json_t *o)
 		       : NULL;
 }
 
-/* Finds the kind and the number of a line, as struct line defines them. Returns 0 if the line is
- * not valid in a history. */
+/* Finds the kind and the number of a line, as struct line defines them. Returns 0 if a history
+ * cannot contain such a line. */
 static int sort_line(const struct status *now, const json_t *o, const char *kind,
 	enum line_kind *is, uint32_t *number)
 {
@@ -833,8 +867,9 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 }
 
 /* Adds the line of an epoch that the core has and the file lacks, before the lines of later epochs.
- * The time at which this epoch ended is not known, so its line gets the time of the next epoch's
- * line, or the present time if no later epoch has a line. */
+ * The time at which this epoch ended is not known. Its line gets the time of the next epoch's line
+ * or, if no later epoch has a line, that of the newest line. With the present time, the history
+ * would not show for how long no server ran. */
 static void add_missing_epoch(struct history *h, const struct status *now, uint32_t epoch)
 {
 	json_t *o = epoch_line(now, epoch, (double)NAN), *next;
@@ -845,10 +880,40 @@ static void add_missing_epoch(struct history *h, const struct status *now, uint3
 	next = at < h->n ? json_loads(h->line[at].text, 0, NULL) : NULL;
 	if (next)
 		set(o, "t", json_incref(json_object_get(next, "t")));
+	else
+		set(o, "t", count(h->newest_t ? h->newest_t : next_t(h)));
 	json_decref(next);
 	note_best(h, o, epoch + 1);
 	insert_line(h, at,
 		(struct line){.text = object_text(o), .kind = LINE_EPOCH, .number = epoch + 1});
+}
+
+static void add_missing_epochs(
+	struct history *h, const struct status *now, const unsigned char *seen)
+{
+	for (uint32_t i = 0; i < core_config(now->core)->training.epochs; i++)
+		if (core_is_evaluated(now->core, i) && !seen[i])
+			add_missing_epoch(h, now, i);
+}
+
+/* Renames a file that cannot be read, so that the new file does not replace it. If it cannot be
+ * renamed, this process writes no history to the disk. */
+static void set_aside(struct history *h, const char *path, const char *reason)
+{
+	char aside[4096 + 32];
+
+	for (int i = 1; i <= MAX_ASIDE; i++) {
+		snprintf(aside, sizeof(aside), "%s.%d", path, i);
+		if (access(aside, F_OK) == 0)
+			continue;
+		if (rename(path, aside) != 0)
+			break;
+		log_warn("history", "set_aside", "to=%s reason=\"%s\"", aside, reason);
+		return;
+	}
+	log_warn("history", "off",
+		"reason=\"%s; the server cannot rename the file, and leaves it as it is\"", reason);
+	h->dir = NULL;
 }
 
 static void read_lines(struct history *h, const struct status *now, unsigned char *seen)
@@ -866,7 +931,7 @@ static void read_lines(struct history *h, const struct status *now, unsigned cha
 		    2 * HISTORY_BYTES +
 			    EPOCH_BYTES * (size_t)core_config(now->core)->training.epochs,
 		    &data, &size, &e)) {
-		log_warn("history", "unreadable", "reason=\"%s\"", e.text);
+		set_aside(h, path, e.text);
 		return;
 	}
 	const char *at = data, *end = at + size, *stop;
@@ -875,7 +940,7 @@ static void read_lines(struct history *h, const struct status *now, unsigned cha
 	free(data);
 }
 
-/* Reads the lines of the file and keeps promises 2 and 4. */
+/* Reads the lines of the file, and drops and adds lines as promises 2 and 4 of history.h demand. */
 static int restore(struct history *h, const struct status *now, int resumed, struct err *e)
 {
 	uint32_t epochs = core_config(now->core)->training.epochs;
@@ -885,11 +950,14 @@ static int restore(struct history *h, const struct status *now, int resumed, str
 		return err_set(e, PS_ENOMEM, "no memory for the history");
 	if (h->dir)
 		read_lines(h, now, seen);
+	const int has_lines = h->n > 0;
+	/* the lines of missing epochs get old times, so add them before the lost starts */
+	if (has_lines)
+		add_missing_epochs(h, now, seen);
 	if (h->dir && resumed)
 		add_lost_starts(h, now);
-	for (uint32_t i = 0; i < epochs; i++)
-		if (core_is_evaluated(now->core, i) && !seen[i])
-			add_missing_epoch(h, now, i);
+	if (!has_lines)
+		add_missing_epochs(h, now, seen);
 	free(seen);
 	return PS_OK;
 }
@@ -902,8 +970,8 @@ static int compare_steps(const void *a, const void *b)
 }
 
 /* Returns the interval at which the restored samples were taken: the median of their distances,
- * rounded to an interval that thin_samples makes. Two samples between which a server started do not
- * count. */
+ * rounded to an interval that thin_samples makes. The distance of two samples does not count if the
+ * server started between them. */
 static uint64_t restored_interval_ms(const struct history *h)
 {
 	uint64_t *step = mem_try(h->n + 1, sizeof(*step)), ms = SAMPLE_MS, last = 0;
@@ -939,6 +1007,8 @@ int history_new(struct history **out, uv_loop_t *loop, const char *dir, const st
 	h->loop = loop;
 	h->dir = dir;
 	h->sample_ms = SAMPLE_MS;
+	h->start_t = log_wall_ms();
+	h->start_boot_ms = clock_boot_ms();
 	int rc = restore(h, now, resumed, e);
 	if (rc) {
 		history_free(out);

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+#include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/keys.h"
 #include "common/log.h"
@@ -20,12 +20,14 @@
 #include "server/net/address.h"
 
 #define MAX_CONNECTIONS 64u
-#define MAX_BYTES       ((size_t)16384) /* memory of a connection: request and buffers */
-#define IDLE_S          5u
+/* maximum memory of a connection, for its request and its buffers, in bytes */
+#define MAX_BYTES ((size_t)16384)
+#define IDLE_S    5u
 /* time limit for the header of a request, from the beginning of the connection or the end of the
  * previous answer. Also the time limit for an answer of 0 bytes, from the end of the header */
 #define REQUEST_MS 10000u
-/* a longer answer has 1 ms more for each 16 bytes (128 kbit/s); a slower client does not get it */
+/* the time limit for a longer answer is 1 ms longer for each 16 bytes (128 kbit/s); the server
+ * closes the connection of a client that reads more slowly */
 #define BYTES_PER_MS 16u
 /* if this number of connections is open, a new connection closes the oldest one of the address that
  * has the most connections */
@@ -36,11 +38,25 @@
 #define STREAM_MS    60000u
 #define LAST_MS      1000u /* time limit for the last events of the streams when the server exits */
 #define LAST_POLL_MS 10
-#define MAX_WAITING  ((size_t)4 << 20) /* maximum bytes that a stream can leave unread */
-#define MIN_TOKEN    16u
-/* Pages for clients without a token may use this part of the time of one processor, after a burst.
- * /healthz and /livez, which cost little, do not count. */
-#define PAGE_PART 10u /* one in 10 */
+/* maximum number of bytes that wait because the client of a stream does not read them */
+#define MAX_WAITING ((size_t)4 << 20)
+/* Answers above SMALL_ANSWER are large. All large answers together have at most MAX_ANSWERS bytes;
+ * but a large answer is permitted if there is no other. Streams with a buffer above SMALL_STREAM
+ * are large. All large buffers together have at most MAX_UNREAD bytes. */
+#define SMALL_ANSWER ((size_t)16 << 10)
+#define MAX_ANSWERS  ((size_t)12 << 20)
+#define SMALL_STREAM ((size_t)256 << 10)
+#define MAX_UNREAD   ((size_t)8 << 20)
+/* if a large answer has no room, an older one that has taken longer than this ends */
+#define SLOW_MS     10000u
+#define RETRY_AFTER "1" /* seconds */
+/* maximum number of runs of libmicrohttpd in which all large answers end */
+#define END_RUNS  8
+#define MIN_TOKEN 16u
+/* On a server without a token, all pages together may use 1 / PAGE_PART of the time of one
+ * processor. After a pause they may use up to BURST_NS at once. The time for /healthz and /livez,
+ * which is short, does not count. */
+#define PAGE_PART 10u /* the part of the time is 1 / PAGE_PART */
 #define BURST_NS  ((int64_t)500000000)
 /* the name of the cookie; the port follows, because browsers send a cookie to all ports */
 #define COOKIE "cnnps_token_"
@@ -49,15 +65,27 @@
 struct stream {
 	struct http *http;
 	struct MHD_Connection *connection;
-	char *text; /* bytes to send */
+	char *text; /* events that are not sent yet */
 	size_t n, room;
 	int is_suspended, ends;
 	struct stream *next;
 };
 
-/* This struct has the body of a request that sends the token. */
+/* This struct has a large answer, which several connections share if they have requested the same
+ * text. Clients that request the history many times and read it slowly would otherwise fill the
+ * server's memory. */
+struct answer {
+	struct http *http;
+	char *text;
+	size_t n;
+	unsigned n_users;  /* number of responses that send it; the last one frees it */
+	uint64_t since_ms; /* time of the first request */
+	struct answer *next;
+};
+
+/* This struct has the body of a POST request, the form with the token. */
 struct form {
-	char body[2 * HTTP_TOKEN];
+	char body[3 * HTTP_TOKEN + 64]; /* each character of a token may be encoded as %XX */
 	size_t n;
 };
 
@@ -74,17 +102,18 @@ struct form {
  * clients would make /healthz unreachable. */
 struct visitor {
 	int fd;
-	uint64_t address; /* address of the client; for IPv6: that of its network of 64 bits */
+	uint64_t address; /* IPv4: address of the client; IPv6: the first 64 bits, its network */
 	/* time at which the connection began, the newest header was complete, or the newest answer
 	 * ended */
 	uint64_t since_ms;
-	uint64_t limit_ms; /* time limit, from since_ms on */
+	uint64_t limit_ms; /* the connection is closed this number of ms after since_ms */
 	/* number that orders connections with equal since_ms, as many connections have in a
 	 * flood */
 	uint64_t order;
 	/* 1: the connection is a stream, which has no time limit; since_ms is the time at which it
 	 * began */
 	int is_stream;
+	const struct answer *answer; /* the large answer that the connection sends, or NULL */
 };
 
 struct http {
@@ -95,15 +124,18 @@ struct http {
 	uv_poll_t poll;
 	uv_timer_t timer;
 	int64_t page_ns;     /* processor time that pages may use now; it can be below 0 */
-	uint64_t counted_ns; /* the time at which page_ns was increased */
+	uint64_t counted_ns; /* the time at which page_ns was last increased */
 	http_page_fn *page;
 	void *arg;
 	char url[320];
 	int is_loopback;
-	const char *token; /* NULL: none */
-	char cookie[32];   /* name of the cookie that has the token */
+	const char *token; /* the token that clients must send; NULL: they need none */
+	char cookie[32];   /* name of the cookie in which browsers send the token */
 	struct stream *streams;
 	unsigned n_streams;
+	struct answer *answers; /* the newest one comes first */
+	size_t answer_bytes;    /* bytes of all large answers */
+	size_t stream_bytes;    /* bytes of the buffers of all large streams */
 };
 
 /* ---- connections --------------------------------------------------------------------------- */
@@ -122,18 +154,19 @@ static void hang_up(struct visitor *v)
 {
 	(void)shutdown(v->fd, SHUT_RDWR);
 	v->fd = 0;
+	v->answer = NULL;
 }
 
-/* Restarts the time of a connection: when it is new, and at the beginning and the end of an
- * answer. */
+/* Makes the time limit of a connection count from now. Called when the connection is new, and at
+ * the beginning and the end of an answer. */
 static void begin_time(struct http *h, struct visitor *v)
 {
 	v->since_ms = uv_now(h->loop);
 	v->order = ++h->last_order;
 }
 
-/* Returns the address of a client as a number. Clients of one IPv6 network of 64 bits have one
- * number, because a host can use all addresses of its network. */
+/* Returns the address of a client as a number. All clients of an IPv6 network (the first 64 bits)
+ * have the same number, because a host can use all addresses of its network. */
 static uint64_t address_of_client(struct MHD_Connection *connection)
 {
 	const union MHD_ConnectionInfo *info =
@@ -153,8 +186,8 @@ static uint64_t address_of_client(struct MHD_Connection *connection)
 	return network;
 }
 
-/* Returns the number of streams of the address of `v`, or of its connections that are not
- * streams. */
+/* Returns the number of connections of the address of `v`: of streams if is_stream is 1, otherwise
+ * of connections that are not streams. */
 static uint32_t siblings_of(const struct http *h, const struct visitor *v, int is_stream)
 {
 	uint32_t n = 0;
@@ -246,7 +279,7 @@ static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-/* Sends `response` and releases it. */
+/* Sends `response` and releases it, or fails if `response` is NULL. */
 static enum MHD_Result send_response(
 	struct MHD_Connection *connection, unsigned code, struct MHD_Response *response)
 {
@@ -261,15 +294,97 @@ static enum MHD_Result send_response(
 	return rc;
 }
 
-/* Makes the response for a page, or returns NULL. The response takes over the `text` of the
- * page. */
+/* Called when the connection can send more bytes of a large answer. */
+static ssize_t read_large(void *arg, uint64_t at, char *out, size_t max)
+{
+	const struct answer *a = arg;
+	size_t n = at < a->n ? a->n - (size_t)at : 0;
+
+	if (n == 0)
+		return MHD_CONTENT_READER_END_OF_STREAM;
+	n = n < max ? n : max;
+	memcpy(out, a->text + at, n);
+	return (ssize_t)n;
+}
+
+/* Called when a response that sends a large answer is freed. */
+static void leave_answer(void *arg)
+{
+	struct answer *a = arg, **at = &a->http->answers;
+
+	if (--a->n_users > 0)
+		return;
+	while (*at != a)
+		at = &(*at)->next;
+	*at = a->next;
+	a->http->answer_bytes -= a->n;
+	free(a->text);
+	free(a);
+}
+
+/* Closes all connections that send the answer. */
+static void end_answer(struct http *h, const struct answer *a)
+{
+	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++)
+		if (h->visitor[i].answer == a)
+			hang_up(&h->visitor[i]);
+}
+
+/* Returns 1 if there is room for one more large answer of `n` bytes. If there is none, ends the
+ * oldest answer that has taken longer than SLOW_MS, so that a later request finds room. */
+static int has_answer_room(struct http *h, size_t n)
+{
+	const struct answer *oldest = h->answers;
+
+	if (!oldest || h->answer_bytes + n <= MAX_ANSWERS)
+		return 1;
+	while (oldest->next)
+		oldest = oldest->next;
+	if (uv_now(h->loop) - oldest->since_ms > SLOW_MS)
+		end_answer(h, oldest);
+	return 0;
+}
+
+/* Returns a large answer with the text of `page`: one that other connections already receive, or
+ * else a new one. Takes over the text. Returns NULL if there is no room, and then sets *is_full to
+ * 1, or if there is no memory. */
+static struct answer *take_answer(struct http *h, const struct http_page *page, int *is_full)
+{
+	const size_t n = strlen(page->text);
+	struct answer *a = h->answers;
+
+	while (a && (a->n != n || memcmp(a->text, page->text, n) != 0))
+		a = a->next;
+	if (a) {
+		free(page->text);
+		return a;
+	}
+	*is_full = !has_answer_room(h, n);
+	a = *is_full ? NULL : mem_try(1, sizeof(*a));
+	if (!a) {
+		free(page->text);
+		return NULL;
+	}
+	*a = (struct answer){.http = h,
+		.text = page->text,
+		.n = n,
+		.since_ms = uv_now(h->loop),
+		.next = h->answers};
+	h->answers = a;
+	h->answer_bytes += n;
+	return a;
+}
+
+/* Makes the response for a page. Returns NULL if there is no memory. The response takes over the
+ * `text` of the page. */
 static struct MHD_Response *page_response(const struct http_page *page)
 {
 	struct MHD_Response *response;
 	union {
 		const void *in;
 		void *out;
-	} fixed = {.in = page->fixed}; /* libmicrohttpd does not write to this memory */
+		/* removes const, because libmicrohttpd only reads this memory */
+	} fixed = {.in = page->fixed};
 
 	response = page->fixed ? MHD_create_response_from_buffer(
 					 page->fixed_bytes, fixed.out, MHD_RESPMEM_PERSISTENT)
@@ -295,6 +410,42 @@ static enum MHD_Result send_page(
 	return send_response(connection, code, response);
 }
 
+/* Answers that there is no room for a large answer. */
+static enum MHD_Result send_busy(struct MHD_Connection *connection)
+{
+	char *text = strdup("too many large answers: try again\n");
+	const struct http_page page = {MHD_HTTP_SERVICE_UNAVAILABLE, "text/plain", text, NULL, 0};
+	struct MHD_Response *response = text ? page_response(&page) : NULL;
+
+	if (response)
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, RETRY_AFTER);
+	return send_response(connection, MHD_HTTP_SERVICE_UNAVAILABLE, response);
+}
+
+/* Sends a page whose text is large. */
+static enum MHD_Result send_large(
+	struct http *h, struct MHD_Connection *connection, const struct http_page *page)
+{
+	struct visitor *v = visitor_of(h, fd_of(connection));
+	struct MHD_Response *response;
+	int is_full = 0;
+	struct answer *a = take_answer(h, page, &is_full);
+
+	if (is_full)
+		return send_busy(connection);
+	if (!a)
+		return MHD_NO;
+	a->n_users++;
+	response = MHD_create_response_from_callback(a->n, 16384, read_large, a, leave_answer);
+	if (!response)
+		leave_answer(a);
+	else
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, page->type);
+	if (response && v)
+		v->answer = a;
+	return send_response(connection, page->code, response);
+}
+
 static enum MHD_Result send_text(
 	struct MHD_Connection *connection, unsigned code, const char *words)
 {
@@ -306,6 +457,40 @@ static enum MHD_Result send_text(
 /* ---- streams ------------------------------------------------------------------------------- */
 
 static void run_daemon(struct http *h);
+
+/* Returns how many bytes a stream with a buffer of `room` bytes adds to stream_bytes: `room` if the
+ * stream is large, otherwise 0. */
+static size_t large_part(size_t room)
+{
+	return room > SMALL_STREAM ? room : 0;
+}
+
+/* Changes the size of the buffer of a stream. Returns 0 if there is no room or no memory. */
+static int resize_stream(struct stream *s, size_t room)
+{
+	const size_t now = large_part(s->room), wanted = large_part(room);
+	struct http *h = s->http;
+
+	if (room > MAX_WAITING || (wanted > now && h->stream_bytes - now + wanted > MAX_UNREAD))
+		return 0;
+	char *text = room ? realloc(s->text, room) : NULL;
+	if (room && !text)
+		return 0;
+	if (!room)
+		free(s->text);
+	s->text = text;
+	s->room = room;
+	h->stream_bytes = h->stream_bytes - now + wanted;
+	return 1;
+}
+
+/* Makes a stream end without its unread events. */
+static void end_stream(struct stream *s)
+{
+	s->n = 0;
+	s->ends = 1;
+	(void)resize_stream(s, 0);
+}
 
 /* Called when the connection can send more bytes. If the stream has no text to send, the function
  * suspends it until the next http_send. */
@@ -325,6 +510,8 @@ static ssize_t read_stream(void *arg, uint64_t at, char *out, size_t max)
 	memcpy(out, s->text, n);
 	memmove(s->text, s->text + n, s->n - n);
 	s->n -= n;
+	if (s->n == 0 && s->room > SMALL_STREAM)
+		(void)resize_stream(s, 0);
 	return (ssize_t)n;
 }
 
@@ -337,7 +524,7 @@ static void free_stream(void *arg)
 	if (*at)
 		*at = s->next;
 	s->http->n_streams--;
-	free(s->text);
+	(void)resize_stream(s, 0);
 	free(s);
 }
 
@@ -347,19 +534,12 @@ static void queue_text(struct stream *s, const char *text)
 
 	if (s->ends)
 		return;
-	if (s->n + n > s->room) {
-		size_t room = 2 * (s->n + n);
-		char *more = room <= MAX_WAITING ? realloc(s->text, room) : NULL;
-
-		if (!more) {
-			/* the page does not read its stream: end the stream, so that the page
-			 * connects again later */
-			s->n = 0;
-			s->ends = 1;
-			return;
-		}
-		s->text = more;
-		s->room = room;
+	size_t need = s->n + n, room = 2 * need > SMALL_STREAM ? need + SMALL_ANSWER : 2 * need;
+	if (need > s->room && !resize_stream(s, room)) {
+		/* the page does not read its stream: end the stream, so that the page connects
+		 * again later */
+		end_stream(s);
+		return;
 	}
 	memcpy(s->text + s->n, text, n);
 	s->n += n;
@@ -375,15 +555,17 @@ static void resume_stream(struct stream *s)
 
 /* Called when all streams are in use, and the client `v` requests one more. Ends the oldest stream
  * of the address that has the most streams, so that one client cannot keep all streams. If the
- * address of `v` already has about as many streams, ends this oldest stream only if it has existed
- * for STREAM_MS. The pages of one machine then take turns. Returns 0 if no stream was ended. */
+ * address of `v` has about as many streams as that address, the function ends this oldest stream
+ * only if it has existed for STREAM_MS. If a machine has too many pages open, their streams
+ * therefore take turns. Returns 0 if no stream was ended. */
 static int replace_stream(struct http *h, const struct visitor *v)
 {
 	struct visitor *oldest = NULL;
 	struct stream *found = NULL;
 	uint32_t max_siblings = 0;
 
-	for (struct stream *s = h->streams; s; s = s->next) { /* the newest stream comes first */
+	/* from the newest stream to the oldest */
+	for (struct stream *s = h->streams; s; s = s->next) {
 		struct visitor *other = visitor_of(h, fd_of(s->connection));
 		uint32_t siblings = other ? siblings_of(h, other, 1) : 0;
 
@@ -397,8 +579,7 @@ static int replace_stream(struct http *h, const struct visitor *v)
 			      uv_now(h->loop) - oldest->since_ms < STREAM_MS))
 		return 0;
 	hang_up(oldest);
-	found->n = 0;
-	found->ends = 1;
+	end_stream(found);
 	resume_stream(found);
 	return 1;
 }
@@ -531,29 +712,78 @@ static enum MHD_Result send_form(
 	return send_page(connection, MHD_HTTP_UNAUTHORIZED, "text/html; charset=utf-8", text);
 }
 
+/* Answers with a redirect to the page, and sets the cookie `cookie` unless it is NULL. */
+static enum MHD_Result send_to_page(struct MHD_Connection *connection, const char *cookie)
+{
+	char *empty = strdup("");
+	const struct http_page page = {MHD_HTTP_SEE_OTHER, "text/plain", empty, NULL, 0};
+	struct MHD_Response *response = empty ? page_response(&page) : NULL;
+
+	if (response) {
+		if (cookie)
+			(void)MHD_add_response_header(response, MHD_HTTP_HEADER_SET_COOKIE, cookie);
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION, "/");
+	}
+	return send_response(connection, MHD_HTTP_SEE_OTHER, response);
+}
+
+/* Returns the value of a hexadecimal digit, or -1. */
+static int hex_digit(char c)
+{
+	static const char digits[] = "0123456789abcdefABCDEF";
+	const char *at = c ? strchr(digits, c) : NULL;
+
+	if (!at)
+		return -1;
+	return (int)(at - digits) - (*at >= 'A' && *at <= 'F' ? 6 : 0);
+}
+
+/* Decodes each %XX of a form's body in place. Browsers encode some characters that a token may
+ * have, for example ~. */
+static void decode_form(struct form *form)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < form->n; i++) {
+		int high = -1, low = -1;
+
+		if (form->body[i] == '%' && i + 2 < form->n) {
+			high = hex_digit(form->body[i + 1]);
+			low = hex_digit(form->body[i + 2]);
+		}
+		if (high >= 0 && low >= 0) {
+			form->body[n++] = (char)(high << 4 | low);
+			i += 2;
+		} else if (form->body[i] == '+') {
+			form->body[n++] = ' ';
+		} else {
+			form->body[n++] = form->body[i];
+		}
+	}
+	form->n = n;
+}
+
 /* Answers the form: sets the cookie if the token is right, otherwise sends the form again. The
  * token is in a cookie, because the browser's EventSource cannot send a header of its own. Scripts
  * cannot read the cookie. */
 static enum MHD_Result log_in(
-	const struct http *h, struct MHD_Connection *connection, const struct form *form)
+	const struct http *h, struct MHD_Connection *connection, struct form *form)
 {
 	static const char field[] = "token=";
-	char cookie[HTTP_TOKEN + 128], *empty = strdup("");
+	char cookie[HTTP_TOKEN + 128];
+	size_t from = sizeof(field) - 1;
 
-	if (form->n < sizeof(field) - 1 || memcmp(form->body, field, sizeof(field) - 1) != 0 ||
-		!is_token(h, form->body + sizeof(field) - 1, form->n - sizeof(field) + 1)) {
-		free(empty);
+	decode_form(form);
+	while (form->n > from && form->body[form->n - 1] == ' ')
+		form->n--;
+	while (from < form->n && form->body[from] == ' ')
+		from++;
+	if (form->n < from || memcmp(form->body, field, sizeof(field) - 1) != 0 ||
+		!is_token(h, form->body + from, form->n - from))
 		return send_form(connection, "/login", "That is not the token.");
-	}
-	const struct http_page page = {MHD_HTTP_SEE_OTHER, "text/plain", empty, NULL, 0};
-	struct MHD_Response *response = empty ? page_response(&page) : NULL;
 	snprintf(cookie, sizeof(cookie),
 		"%s=%s; HttpOnly; SameSite=Strict; Path=/; Max-Age=2592000", h->cookie, h->token);
-	if (response) {
-		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_SET_COOKIE, cookie);
-		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION, "/");
-	}
-	return send_response(connection, MHD_HTTP_SEE_OTHER, response);
+	return send_to_page(connection, cookie);
 }
 
 /* Reads the body of the form, which may arrive in several calls, and answers when the body is
@@ -584,6 +814,7 @@ static void on_completed(void *arg, struct MHD_Connection *connection, void **st
 	(void)code;
 	if (v) {
 		v->is_stream = 0;
+		v->answer = NULL;
 		begin_time(h, v);
 		v->limit_ms = REQUEST_MS;
 	}
@@ -593,17 +824,8 @@ static void on_completed(void *arg, struct MHD_Connection *connection, void **st
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-/* Returns the processor time that this thread has used. */
-static int64_t thread_ns(void)
-{
-	struct timespec t = {0};
-
-	(void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-/* Returns 1 if pages may use processor time. A client that requests pages as fast as it can would
- * otherwise take the loop's time from the workers. */
+/* Returns 1 if a page may be made now. Without this limit, a client that requests pages as fast as
+ * it can would take the loop's time from the workers. */
 static int has_page_time(struct http *h)
 {
 	const uint64_t now_ns = uv_hrtime();
@@ -622,15 +844,17 @@ static enum MHD_Result answer_get(
 
 	if (!may_read(h, connection, path))
 		return send_form(connection, path, "");
+	if (h->token && strcmp(path, "/login") == 0)
+		return send_to_page(connection, NULL);
 	if (is_get && strcmp(path, "/events") == 0)
 		return open_stream(h, connection);
 	const int is_counted = !h->token && !is_probe(path);
 	if (is_counted && !has_page_time(h))
 		return send_text(
 			connection, MHD_HTTP_TOO_MANY_REQUESTS, "too many requests: try again\n");
-	const int64_t begin_ns = thread_ns();
+	const double begin_s = clock_thread_seconds();
 	h->page(h->arg, path, &page);
-	h->page_ns -= is_counted ? thread_ns() - begin_ns : 0;
+	h->page_ns -= is_counted ? (int64_t)((clock_thread_seconds() - begin_s) * 1e9) : 0;
 	if (page.code == 0)
 		return send_text(connection, MHD_HTTP_NOT_FOUND,
 			"/ /metrics /status /history /history/short /events /healthz /livez\n");
@@ -639,6 +863,8 @@ static enum MHD_Result answer_get(
 	struct visitor *v = visitor_of(h, fd_of(connection));
 	if (v)
 		v->limit_ms += (page.fixed ? page.fixed_bytes : strlen(page.text)) / BYTES_PER_MS;
+	if (page.text && strlen(page.text) > SMALL_ANSWER)
+		return send_large(h, connection, &page);
 	return send_response(connection, page.code, page_response(&page));
 }
 
@@ -694,6 +920,26 @@ static void run_daemon(struct http *h)
 	uv_timer_start(&h->timer, on_http_timer, ms, 0);
 }
 
+size_t http_large_bytes(const struct http *h)
+{
+	return h ? h->answer_bytes + h->stream_bytes : 0;
+}
+
+void http_end_large(struct http *h)
+{
+	for (const struct answer *a = h->answers; a; a = a->next)
+		end_answer(h, a);
+	for (struct stream *s = h->streams; s; s = s->next)
+		if (s->room > SMALL_STREAM) {
+			end_stream(s);
+			resume_stream(s);
+		}
+	/* one run detects that a connection has ended, and a later one frees it */
+	for (int i = 0; i < END_RUNS && h->answers; i++)
+		(void)MHD_run(h->daemon);
+	run_daemon(h);
+}
+
 static int watch_daemon(struct http *h, struct err *e)
 {
 	const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_EPOLL_FD);
@@ -721,9 +967,9 @@ static int cannot_listen(const struct endpoint *to, int error, struct err *e)
 }
 
 /* From now on, libmicrohttpd gets a new connection when its first bytes have arrived, or after a
- * second. So a request that arrives at once is read and answered before the connections that come
- * later can close its connection (close_oldest), however many an attacker at the same address
- * opens. Without this option of the kernel, /healthz could remain unanswered. */
+ * second. So a request that arrives with its connection is answered before later connections can
+ * cause close_oldest to close it, even if an attacker at the same address opens any number of
+ * connections. Without this option of the kernel, /healthz could remain unanswered. */
 static void accept_requests_only(const struct http *h)
 {
 	const union MHD_DaemonInfo *info =

@@ -5,10 +5,12 @@
 #include "common/log.h"
 #include "server/core/view.h"
 #include "server/net/clients.h"
+#include "server/net/line_budget.h"
 
-void membership_init(struct membership *m, const struct core *c)
+void membership_init(struct membership *m, const struct core *c, struct line_budget *lines)
 {
-	*m = (struct membership){.short_at = core_stats(c)->steps_short + 1, .unlogged_at = 1};
+	*m = (struct membership){
+		.lines = lines, .short_at = core_stats(c)->steps_short + 1, .left_out_at = 1};
 }
 
 /* ---- of one worker -------------------------------------------------------------------------- */
@@ -30,30 +32,16 @@ const char *membership_name(enum worker_change change)
 	return names[change];
 }
 
-/* Takes one of the lines of slot `i`. Returns 0 if there is none left. */
-static int take_change_line(struct membership *m, uint32_t i, uint64_t now_ms)
-{
-	const uint64_t passed_ms = now_ms - m->now_ms[i];
-
-	m->spent_ms[i] -= passed_ms < m->spent_ms[i] ? (uint32_t)passed_ms : m->spent_ms[i];
-	m->now_ms[i] = now_ms;
-	if (m->spent_ms[i] > (CHANGES_AT_ONCE - 1) * CHANGE_MS)
-		return 0;
-	m->spent_ms[i] += CHANGE_MS;
-	return 1;
-}
-
 void membership_log(struct membership *m, const struct effect *e, const struct core *c,
-	const struct labels *labels, uint64_t now_ms)
+	const struct labels *labels)
 {
 	const struct label *l = labels_of(labels, e->worker);
 	struct worker_view v;
 
-	if (!take_change_line(m, e->worker - 1, now_ms) && e->change != WORKER_EXCLUDED &&
-		e->change != WORKER_QUARANTINED) {
-		m->unlogged++;
+	int is_needed = e->change == WORKER_EXCLUDED || e->change == WORKER_QUARANTINED;
+
+	if (!is_needed && !line_budget_take(m->lines, e->worker))
 		return;
-	}
 	core_worker(c, e->worker - 1, &v);
 	log_info("worker", membership_name(e->change),
 		"worker=%u incarnation=%u name=\"%s\" host=\"%s\" pid=%u address=\"%s\" "
@@ -107,15 +95,17 @@ static void check_steps(struct membership *m, const struct core *c)
 		core_config(c)->sync.workers, core_live_workers(c));
 }
 
-/* Logs that changes of workers have no line. */
-static void check_unlogged(struct membership *m)
+/* Logs that lines about workers were left out. */
+static void check_left_out(struct membership *m)
 {
-	if (m->unlogged < m->unlogged_at)
+	const uint64_t total = m->lines->left_out;
+
+	if (total < m->left_out_at)
 		return;
-	m->unlogged_at = 2 * m->unlogged;
+	m->left_out_at = 2 * total;
 	log_warn("worker", "changes_not_logged",
-		"total=%llu reason=\"workers join and leave too often\"",
-		(unsigned long long)m->unlogged);
+		"total=%llu reason=\"workers join, leave or open connections too often\"",
+		(unsigned long long)total);
 }
 
 /* Logs that some live workers have another data set than the run. */
@@ -124,7 +114,7 @@ static void check_data(struct membership *m, const struct core *c)
 	struct hold_up_view v;
 
 	core_hold_up(c, &v);
-	if (v.others > m->others)
+	if (v.others > m->others && line_budget_take(m->lines, 0))
 		log_warn("server", "data_sets_differ",
 			"workers=%u data_set=%016" PRIx64 " of_run=%016" PRIx64
 			" reason=\"they get no work: give all the same --data, or the server "
@@ -136,6 +126,6 @@ static void check_data(struct membership *m, const struct core *c)
 void membership_check(struct membership *m, const struct core *c)
 {
 	check_steps(m, c);
-	check_unlogged(m);
 	check_data(m, c);
+	check_left_out(m);
 }

@@ -3,17 +3,19 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include "common/log.h"
 #include "server/core/core.h"
 #include "server/core/view.h"
 #include "server/monitor/waiting.h"
 
-#define RATE_MS 1000 /* minimum time between two measurements of a rate */
+#define RATE_MS 1000 /* minimum time between two measurements of the rates, in ms */
 #define DRAW_MS 100
-#define BAR     20 /* characters */
+#define BAR     20 /* width of the bar in characters */
 
-/* Returns the number of computed images. The module measures rates from this number, because it
- * grows with each push, while the number of done images grows only at the end of a pass or step. */
+/* Returns the number of images of all pushes accepted since the start. The module measures rates
+ * from this number, because it grows with each push, while the number of done images grows only at
+ * the end of a pass or step. */
 static uint64_t computed_images(const struct core *c)
 {
 	struct work_view v;
@@ -88,7 +90,9 @@ void progress_effect(
 	case EFFECT_BEGIN:
 		begin_training(p, c, now_ms);
 		break;
-	case EFFECT_EPOCH_BEGUN: /* the time of the previous evaluation must not count */
+	case EFFECT_EPOCH_BEGUN:
+		/* the epoch starts now, so that its time does not include the previous
+		 * evaluation */
 		p->epoch_ms = now_ms;
 		break;
 	case EFFECT_TRAINED:
@@ -218,40 +222,82 @@ static void waiting_bar(const struct progress_view *v, char *out, size_t size)
 	append_text(out, size, &at, "%s", v->waiting);
 }
 
-void progress_bar(const struct progress_view *v, char *out, size_t size)
+/* Writes the result of the newest evaluation, such as "  accuracy 97.00 %". */
+static void append_result(const struct progress_view *v, char *out, size_t size, size_t *at)
 {
+	if (v->accuracy >= 0)
+		append_text(out, size, at, "  accuracy %.2f %%", 100 * v->accuracy);
+	else if (isfinite(v->test_loss))
+		append_text(out, size, at, "  test loss %.4f", v->test_loss);
+	append_text(out, size, at, "%s", v->metrics);
+}
+
+/* Writes the share of the run that is done, with a bar of `width` characters, or without a bar if
+ * `width` is 0. */
+static void append_done(
+	const struct progress_view *v, int width, char *out, size_t size, size_t *at)
+{
+	int full = v->done >= 1 ? width : (int)(v->done * width);
+
+	if (width)
+		append_text(out, size, at, " [%.*s%.*s]", full, "####################",
+			width - full, "....................");
+	append_text(out, size, at, " %3d %%", (int)(v->done * 100));
+}
+
+/* What a bar leaves out, so that it fits into the columns of a terminal. Each value also leaves out
+ * what the values before it leave out. */
+enum leave_out {
+	LEAVE_OUT_NOTHING,
+	LEAVE_OUT_HALF_OF_BAR,
+	LEAVE_OUT_BAR,
+	LEAVE_OUT_LOSS, /* leaves out the loss, but only if there is the result of an evaluation */
+	LEAVE_OUT_RATE,
+	LEAVE_OUT_WORKERS,
+	LEAVE_OUT_STEPS,
+};
+
+static void write_bar(const struct progress_view *v, enum leave_out less, char *out, size_t size)
+{
+	int width = less >= LEAVE_OUT_BAR ? 0 : less >= LEAVE_OUT_HALF_OF_BAR ? BAR / 2 : BAR;
+	int has_result = v->accuracy >= 0 || isfinite(v->test_loss) || v->metrics[0];
 	size_t at = 0;
 
+	if (v->epochs > 0)
+		append_text(out, size, &at, "epoch %u/%u", v->epoch, v->epochs);
+	else
+		append_text(out, size, &at, "%llu updates", (unsigned long long)v->updates);
+	/* The bar names the pass, because in a line search each new pass computes the images of the
+	 * step again. */
+	if (v->pass > 1)
+		append_text(out, size, &at, " pass %u", v->pass);
+	if (v->epochs > 0 || v->max_updates > 0)
+		append_done(v, width, out, size, &at);
+	if (less < LEAVE_OUT_RATE)
+		append_text(out, size, &at, "  %.0f %s/s",
+			v->epochs > 0 ? v->images_per_s : v->updates_per_s,
+			v->epochs > 0 ? "images" : "updates");
+	if (less < LEAVE_OUT_LOSS || !has_result)
+		append_text(out, size, &at, "  loss %.4f", v->loss);
+	append_result(v, out, size, &at);
+	if (v->eta_s >= 0)
+		append_text(out, size, &at, "  ETA %.0f s", ceil(v->eta_s));
+	if (less < LEAVE_OUT_WORKERS)
+		append_text(
+			out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");
+}
+
+void progress_bar(const struct progress_view *v, size_t columns, char *out, size_t size)
+{
 	if (v->waiting) {
 		waiting_bar(v, out, size);
 		return;
 	}
-	int full = v->done >= 1 ? BAR : (int)(v->done * BAR);
-
-	if (v->epochs > 0)
-		append_text(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
-	else
-		append_text(out, size, &at, "%llu updates ", (unsigned long long)v->updates);
-	/* The bar names the pass, because in a line search each new pass computes the images of the
-	 * step again. */
-	if (v->pass > 1)
-		append_text(out, size, &at, "pass %u ", v->pass);
-	if (v->epochs > 0 || v->max_updates > 0)
-		append_text(out, size, &at, "[%.*s%.*s] %3d %% ", full, "####################",
-			BAR - full, "....................", (int)(v->done * 100));
-	if (v->epochs > 0)
-		append_text(out, size, &at, " %.0f images/s", v->images_per_s);
-	else
-		append_text(out, size, &at, " %.0f updates/s", v->updates_per_s);
-	append_text(out, size, &at, "  loss %.4f", v->loss);
-	if (v->accuracy >= 0)
-		append_text(out, size, &at, "  accuracy %.2f %%", 100 * v->accuracy);
-	else if (isfinite(v->test_loss))
-		append_text(out, size, &at, "  test loss %.4f", v->test_loss);
-	append_text(out, size, &at, "%s", v->metrics);
-	if (v->eta_s >= 0)
-		append_text(out, size, &at, "  ETA %.0f s", ceil(v->eta_s));
-	append_text(out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");
+	for (int less = LEAVE_OUT_NOTHING; less < LEAVE_OUT_STEPS; less++) {
+		write_bar(v, (enum leave_out)less, out, size);
+		if (strlen(out) <= columns)
+			return;
+	}
 }
 
 int progress_tick(
@@ -270,7 +316,7 @@ int progress_tick(
 	progress_read(p, c, &v);
 	if (waiting && waiting_text(waiting, why))
 		v.waiting = why;
-	progress_bar(&v, line, sizeof(line));
+	progress_bar(&v, log_columns(), line, sizeof(line));
 	log_progress(line);
 	return measured;
 }

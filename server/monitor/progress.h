@@ -2,7 +2,7 @@
  * progress.h - the progress and speed of training: a bar on a terminal, a log line for each epoch,
  * and the times of the final result.
  *
- * Thread: the loop's. The caller passes the time.
+ * Only the loop's thread may call these functions. The caller passes the time.
  */
 #ifndef SERVER_MONITOR_PROGRESS_H
 #define SERVER_MONITOR_PROGRESS_H
@@ -14,20 +14,22 @@ struct effect;
 struct waiting;
 
 struct progress {
-	uint64_t start_ms; /* start of the process */
+	uint64_t start_ms; /* time at which the process started */
 	/* time of the first grant or first update of this process; 0: none yet */
 	uint64_t begin_ms;
-	uint64_t end_ms; /* time at which the last epoch ended; 0: it has not ended */
-	/* start of the epoch under way: the time of its first lease. Before that lease, the time at
-	 * which the previous epoch ended or, if none has ended in this process, at which this
-	 * process granted its first work or started */
+	uint64_t end_ms; /* time at which the last epoch of the run ended; 0: it has not ended */
+	/* start of the epoch under way: the time of its first lease. Before that lease: the time at
+	 * which the previous epoch ended. If no epoch has ended in this process: the time of its
+	 * first grant or, before that, of its start */
 	uint64_t epoch_ms;
-	uint64_t epoch_images, epoch_updates; /* totals when the epoch under way began */
+	/* numbers of images and updates when the epoch under way began */
+	uint64_t epoch_images, epoch_updates;
 	/* images/s of the newest epoch that ended; NaN: no epoch has ended in this process */
 	double epoch_rate;
-	uint64_t rate_ms, rate_images, rate_updates; /* time and totals of the newest measurement */
-	double rate_s; /* the seconds over which the newest rates were measured */
-	/* rates at the newest measurement; 0: there was none yet */
+	/* time, and numbers of images and updates, at the newest measurement */
+	uint64_t rate_ms, rate_images, rate_updates;
+	double rate_s; /* duration of the newest measurement of the rates, in seconds */
+	/* rates at the newest measurement; 0: there was no measurement yet */
 	double images_per_s, updates_per_s;
 	uint64_t drawn_ms;
 };
@@ -53,20 +55,21 @@ const struct epoch_record *progress_evaluated(const struct core *c);
 
 /* This struct has the values that a progress bar shows. */
 struct progress_view {
-	uint32_t epochs, epoch; /* epochs 0: no data set */
-	uint32_t pass;          /* sandblaster: pass of the present step, from 1; other modes: 0 */
+	/* epoch: epoch under way, from 1; epochs: 0 if the run has no data set */
+	uint32_t epochs, epoch;
+	uint32_t pass; /* sandblaster: pass of the present step, from 1; other modes: 0 */
 	/* completed share of the run, 0..1, including the pass under way; 0 if the run has no fixed
 	 * end. The run ends after its last epoch or at max_updates, whichever comes first. */
 	double done;
 	/* number of completed images, including those of the pass under way */
 	uint64_t images;
-	uint64_t updates, max_updates; /* max_updates 0: no limit */
+	uint64_t updates, max_updates; /* max_updates is 0 if there is no limit */
 	double images_per_s, updates_per_s;
 	/* accuracy is NaN if no evaluation is complete, or if the run does not measure accuracy;
 	 * test_loss is NaN if no evaluation is complete */
 	double loss, accuracy, test_loss;
-	char metrics[EPOCH_METRICS_TEXT]; /* the text of epoch_metrics_bar */
-	double eta_s;                     /* time until the run ends; < 0: not known */
+	char metrics[EPOCH_METRICS_TEXT]; /* the metrics as text, from epoch_metrics_bar */
+	double eta_s;                     /* time in seconds until the run ends; < 0: not known */
 	uint32_t workers;
 	/* while the run waits: the text with the reason, which the bar shows instead of rate and
 	 * loss; NULL: the run does not wait */
@@ -74,7 +77,8 @@ struct progress_view {
 };
 
 void progress_read(const struct progress *p, const struct core *c, struct progress_view *v);
-/* Writes the bar to `out` as one line, NUL-terminated, without a newline. */
-void progress_bar(const struct progress_view *v, char *out, size_t size);
+/* Writes the bar to `out` as one line, NUL-terminated, without a newline. If the bar would have
+ * more than `columns` characters, the function leaves out parts, the least important ones first. */
+void progress_bar(const struct progress_view *v, size_t columns, char *out, size_t size);
 
 #endif

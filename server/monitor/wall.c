@@ -28,8 +28,9 @@ char *wall_take(struct wall *w, uint32_t peer, const struct msg_status *answer)
 		return NULL;
 	w->peer = 0;
 	json_t *o = json_loads(answer->text, JSON_REJECT_DUPLICATES, NULL);
-	char *line =
-		json_is_object(o) ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(4)) : NULL;
+	int is_sound =
+		json_is_object(o) && json_array_size(json_object_get(o, "images")) <= WALL_IMAGES;
+	char *line = is_sound ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(4)) : NULL;
 	json_decref(o);
 	return line;
 }

@@ -68,15 +68,17 @@ static int chance(const struct warnings *w, const struct core *c, char out[WARNI
 
 	if (w->classes < 2 || !last)
 		return 0;
+	const char *images = core_config(c)->training.validate > 0 ? "held-back" : "test";
 	double accuracy = epoch_accuracy(c, last);
 	double max = warning_chance(w->classes, last->eval_done);
-	if (!(accuracy <= max))
+	/* an accuracy on so few images says nothing */
+	if (max >= 1 || !(accuracy <= max))
 		return 0;
 	snprintf(out, WARNING_TEXT,
 		"the final accuracy of %.2f %% is no better than chance (up to %.2f %% with %zu "
-		"classes and %u test images): nothing was learned; try a smaller rate, and check "
+		"classes and %u %s images): nothing was learned; try a smaller rate, and check "
 		"the labels",
-		100 * accuracy, 100 * max, w->classes, last->eval_done);
+		100 * accuracy, 100 * max, w->classes, last->eval_done, images);
 	return 1;
 }
 

@@ -6,10 +6,12 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/plain.h"
+#include "server/net/line_budget.h"
 
 #define PRICE_US    (1000000 / ADMISSION_BURST)
 #define IPV4_MAPPED "::ffff:"
-#define PLACE       (WIRE_MAX_HOST + 20) /* "HOST pid 4294967295", or "a host at ADDRESS" */
+/* size of a buffer for "HOST pid 4294967295" or "a host at ADDRESS" */
+#define PLACE (WIRE_MAX_HOST + 20)
 
 /* ---- admission ------------------------------------------------------------------------------ */
 
@@ -37,7 +39,7 @@ static const struct label none;
 /* This struct describes a process that has sent HELLO. */
 struct process {
 	uint32_t peer; /* connection of the HELLO */
-	/* the numbers in the WELCOME of this process; 0 before the WELCOME */
+	/* worker id and incarnation in the WELCOME of this process; 0: it has got no WELCOME yet */
 	uint32_t worker, incarnation;
 	int fenced; /* 1 if the log has reported the fencing of this process */
 	struct label label;
@@ -45,24 +47,26 @@ struct process {
 
 /* This struct describes the newest process of a worker id. */
 struct slot {
-	uint32_t fenced; /* newest incarnation whose fencing was logged */
+	uint32_t fenced; /* newest incarnation of this worker id whose fencing was logged */
 	struct label label;
 };
 
 struct labels {
 	uint32_t max_workers;
+	struct line_budget *lines;
 	struct slot *slot;       /* slot[i]: worker id i + 1 */
-	struct process *process; /* ring of the newest processes */
-	size_t ring, n;          /* ring: size of the ring; n: HELLOs noted so far */
+	struct process *process; /* ring of the processes that sent the newest HELLOs */
+	size_t ring, n;          /* ring: size of the ring; n: number of HELLOs noted so far */
 };
 
-struct labels *labels_new(uint32_t max_workers)
+struct labels *labels_new(uint32_t max_workers, struct line_budget *lines)
 {
 	struct labels *l = mem_try(1, sizeof(*l));
 
 	if (!l)
 		return NULL;
 	l->max_workers = max_workers;
+	l->lines = lines;
 	l->ring = 2 * (size_t)max_workers + 64;
 	l->slot = mem_try(max_workers, sizeof(*l->slot));
 	l->process = mem_try(l->ring, sizeof(*l->process));
@@ -82,7 +86,7 @@ void labels_free(struct labels **l)
 }
 
 /* Returns process number `i`, counted from the newest process, which is number 0. Returns NULL if
- * there are at most `i` processes. */
+ * the ring has no process with this number. */
 static struct process *newest(const struct labels *l, size_t i)
 {
 	size_t known = l->n < l->ring ? l->n : l->ring;
@@ -207,7 +211,8 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 		p->incarnation = incarnation;
 	}
 
-	if (worker >= 1 && worker <= l->max_workers && is_news(l, p, worker, incarnation))
+	if (worker >= 1 && worker <= l->max_workers && is_news(l, p, worker, incarnation) &&
+		line_budget_take(l->lines, worker))
 		log_fenced(worker, incarnation, name, old, new);
 	place_text(old, one, sizeof(one));
 	place_text(new, other, sizeof(other));
@@ -226,7 +231,8 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 /* ---- observers ------------------------------------------------------------------------------ */
 
 /* Returns the index of the entry of `peer`. If `peer` has no entry, returns a free entry, or the
- * entry with the oldest request if no entry is free. A free entry has the request time 0. */
+ * entry with the oldest request if no entry is free. In a free entry, request_ms is 0, so it is the
+ * oldest one. */
 static size_t entry_for(const struct observers *o, uint32_t peer)
 {
 	size_t best = 0;

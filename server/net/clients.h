@@ -3,7 +3,7 @@
  * the rate limit of HELLOs, the host and process of each worker, and the observers that recently
  * requested the status.
  *
- * Thread: the loop's. The caller passes the time.
+ * Only the loop's thread may call these functions. The caller passes the time.
  */
 #ifndef SERVER_NET_CLIENTS_H
 #define SERVER_NET_CLIENTS_H
@@ -16,14 +16,15 @@
 
 /*
  * Limits the rate of HELLOs, because after a restart of the server all workers send HELLO at once,
- * and a worker that crashes and restarts in a loop sends many. A token bucket has room for
- * ADMISSION_BURST tokens and receives ADMISSION_BURST new ones per second. The HELLO of a worker
- * takes one token; the HELLO of an observer takes none. If the bucket is empty, the server does not
- * answer the HELLO, and the sender repeats it later (proto/WIRE.md, "Session").
+ * and a worker that crashes and restarts in a loop sends HELLO again and again. A token bucket has
+ * room for ADMISSION_BURST tokens and receives ADMISSION_BURST new ones per second. The HELLO of a
+ * worker takes one token; the HELLO of an observer takes none. If the bucket is empty, the server
+ * does not answer the HELLO, and the sender repeats it later (proto/WIRE.md, "Session").
  */
-#define ADMISSION_BURST 50 /* maximum HELLOs at once, and HELLOs per second */
+/* the bucket has room for this number of tokens, and gets this number per second */
+#define ADMISSION_BURST 50
 
-/* The token bucket. A struct of zeros is a full bucket. */
+/* The token bucket for HELLOs. A struct of zeros is a full bucket. */
 struct admission {
 	/* time in us until the bucket is full: 1000000 / ADMISSION_BURST us for each missing
 	 * token */
@@ -32,7 +33,8 @@ struct admission {
 	uint64_t turned_away;
 };
 
-/* Takes a token for a HELLO. Returns 0 if the bucket is empty. `now_ms` never decreases. */
+/* Takes a token for a HELLO. Returns 0 if the bucket is empty; the server must then not answer it.
+ * `now_ms` never decreases. */
 int admission_ask(struct admission *a, uint64_t now_ms);
 
 /* ---- labels --------------------------------------------------------------------------------- */
@@ -47,20 +49,23 @@ int admission_ask(struct admission *a, uint64_t now_ms);
  * labels_hello stores the label of each HELLO with its connection. When the core has accepted the
  * HELLO (EFFECT_HELLO), labels_join assigns the label to a worker id and incarnation.
  */
-#define LABEL_ADDRESS 64  /* an IPv6 address with its zone, and NUL */
-#define LABEL_FENCED  384 /* a line with two hosts and a name, and NUL */
+#define LABEL_ADDRESS 64  /* size of a buffer for an IPv6 address with its zone */
+#define LABEL_FENCED  384 /* size of a buffer for a line with two hosts and a name */
 
 struct label {
 	char host[WIRE_MAX_HOST + 1];
-	uint32_t pid; /* process id; if it is 0, the process is not known, and `host` is "" */
+	uint32_t pid; /* process id; 0: not known, as before the first HELLO */
 	char address[LABEL_ADDRESS];
-	enum encoding wire; /* the encoding that its HELLO asks for; NONE: there was no HELLO */
+	/* the encoding that the worker's HELLO requests; NONE: the worker has sent no HELLO */
+	enum encoding wire;
 };
 
 struct labels; /* opaque, see clients.c */
+struct line_budget;
 
-/* Makes an empty table of labels. Returns NULL if there is no memory. */
-struct labels *labels_new(uint32_t max_workers) PS_MUST_CHECK;
+/* Makes an empty table of labels. `lines`, which is borrowed, limits the lines of labels_fenced.
+ * Returns NULL if there is no memory. */
+struct labels *labels_new(uint32_t max_workers, struct line_budget *lines) PS_MUST_CHECK;
 void labels_free(struct labels **l);
 /* Stores the label of a HELLO that arrived on connection `peer` from `address`. */
 void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address);
@@ -72,10 +77,10 @@ void labels_restore(struct labels *l, uint32_t worker, const char *host);
 /* Returns the label of worker id `worker`. The fields of the label are empty if the worker has
  * none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
-/* Writes the text of the message that refuses a fenced process. The worker id `worker` of this
+/* Writes to `text` the message that refuses a fenced process. The worker id `worker` of this
  * process now belongs to a newer process. The fenced process has `incarnation` and connection
- * `peer`. `name` is the worker's --name, or "" if the worker has none. The function logs the
- * fencing of each process once. */
+ * `peer`. `name` is the worker's --name, or "" if the worker has none. At the first call for a
+ * process, the function also logs that the process is fenced. */
 void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
 	const char *name, char text[LABEL_FENCED]);
 
@@ -84,11 +89,12 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 /*
  * The server remembers which observers have recently requested the status. At the end of the run
  * these observers receive the last status and BYE, so that an observer can distinguish the end of
- * the run from a lost server. A worker that requests the status does not become an observer. Only
+ * the run from a lost server. A worker that requests the status gets no entry in this table. Only
  * the core sends BYE to a worker, because the worker may retain pushes that the next term needs.
  */
 #define MAX_OBSERVERS 64
-/* an observer receives BYE if it has sent a request in this time */
+/* an observer receives BYE if it has requested the status within this time before the end of the
+ * run */
 #define OBSERVER_RECENT_MS 10000
 
 struct observers {
@@ -109,7 +115,8 @@ int observers_request(struct observers *o, uint32_t peer, uint32_t max_text, uin
 /* Removes `peer`, whose connection is gone. */
 void observers_drop(struct observers *o, uint32_t peer);
 /* Returns the peer of entry `i` (< MAX_OBSERVERS) if the peer has requested the status in the last
- * OBSERVER_RECENT_MS; otherwise 0. Sets *max_text to that of the newest request. */
+ * OBSERVER_RECENT_MS; otherwise 0. Sets *max_text to the `max_text` of the peer's newest
+ * request. */
 uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms, uint32_t *max_text);
 
 #endif

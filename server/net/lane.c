@@ -11,6 +11,7 @@
 #include "common/share.h"
 #include "proto/lane.h"
 #include "server/device/gpu_store.h"
+#include "server/net/line_budget.h"
 
 /* the server closes a connection that has sent no greeting within this time, in ms */
 #define GREETING_MS 5000
@@ -22,10 +23,10 @@
  * it */
 #define SLOTS_BYTES ((uint64_t)512 << 20)
 
-/* This struct describes a buffer that a worker reads. */
+/* This struct describes a buffer of weights that a worker reads. */
 struct hold {
 	void *buffer; /* the buffer; NULL if this entry is free, or if `on_gpu` is 1 */
-	int on_gpu;   /* 1: the worker reads the buffer of this entry in the memory of its GPU */
+	int on_gpu;   /* 1: this entry is in use for weights in the memory of the worker's GPU */
 	uint64_t ticket;
 };
 
@@ -35,20 +36,22 @@ struct guest {
 	int fd;
 	uint64_t since_ms;
 	struct lanes *lanes;
-	struct lane *lane; /* the lane; NULL until the connection has sent its greeting */
+	/* the lane that the connection has opened; NULL: it has sent no greeting yet */
+	struct lane *lane;
 	struct guest *next;
 };
 
 /* This struct is the lane of one worker slot. */
 struct lane {
 	uint32_t incarnation, peer;
-	int has_secret; /* 1 until a connection uses the secret */
+	/* 1: the secret was sent to the worker, and no connection has used it yet */
+	int has_secret;
 	uint64_t secret_hi, secret_lo;
 	struct guest *guest; /* the connection of the lane; NULL if the lane is not open */
 	char *memory;        /* the memory of the worker's pushes, which the server only reads */
 	char *gpu;           /* memory of the worker's GPU; NULL: none */
-	int has_offered;     /* 1: the worker has offered memory of its GPU */
-	struct lane_gpu_offer offer; /* the layout of this memory */
+	int has_offered;     /* 1: the worker has sent an offer of memory of its GPU */
+	struct lane_gpu_offer offer; /* the layout of `gpu` */
 	uint64_t ticket;             /* the newest ticket */
 	struct hold hold[LANE_HOLDS];
 };
@@ -57,10 +60,10 @@ struct lanes {
 	struct lanes_config cfg;
 	struct param_shared weights;
 	uint64_t slots, slot_pitch;
-	int fd;
+	int is_stopped; /* 1: after lanes_stop */
 	uv_poll_t listener;
 	uv_timer_t timer;
-	struct lane *lane; /* max_workers */
+	struct lane *lane; /* array with a lane for each worker slot */
 	struct guest *guests;
 	size_t n_guests; /* number of guests that have sent no greeting */
 	struct lanes_stats stats;
@@ -69,6 +72,12 @@ struct lanes {
 static uint32_t worker_of(const struct lanes *l, const struct lane *lane)
 {
 	return (uint32_t)(lane - l->lane) + 1;
+}
+
+/* Returns 1 if the log may get one more line about `lane`. */
+static int may_log(const struct lanes *l, const struct lane *lane)
+{
+	return line_budget_take(l->cfg.lines, worker_of(l, lane));
 }
 
 static size_t memory_bytes(const struct lanes *l)
@@ -150,7 +159,8 @@ static void close_lane(struct lanes *l, struct lane *lane, const char *why)
 {
 	if (!lane->guest)
 		return;
-	log_info("lane", "closed", "worker=%u reason=\"%s\"", worker_of(l, lane), why);
+	if (may_log(l, lane))
+		log_info("lane", "closed", "worker=%u reason=\"%s\"", worker_of(l, lane), why);
 	drop_holds(l, lane);
 	close_gpu(l, lane);
 	lane->has_offered = 0;
@@ -161,7 +171,8 @@ static void close_lane(struct lanes *l, struct lane *lane, const char *why)
 	l->stats.open--;
 }
 
-/* Makes the memory for the worker's pushes and answers the greeting. Returns 0 on failure. */
+/* Makes the memory for the worker's pushes and answers the greeting. Returns 0 if it could not make
+ * the memory or send the answer. */
 static int open_memory(struct lanes *l, struct lane *lane, int socket)
 {
 	const struct lane_layout layout = {.magic = LANE_MAGIC,
@@ -228,8 +239,9 @@ static int greet(struct guest *g)
 	PS_ASSERT(!lane->guest && !lane->memory); /* invariant 2 */
 	PS_ASSERT(!holds_weights(lane));          /* invariant 3 */
 	if (!open_memory(l, lane, g->fd)) {
-		log_warn(
-			"lane", "failed", "worker=%u reason=\"no shared memory\"", greeting.worker);
+		if (may_log(l, lane))
+			log_warn("lane", "failed", "worker=%u reason=\"no shared memory\"",
+				greeting.worker);
 		return 0;
 	}
 	memset(lane->hold, 0, sizeof(lane->hold));
@@ -237,8 +249,9 @@ static int greet(struct guest *g)
 	g->lane = lane;
 	l->n_guests--;
 	l->stats.open++;
-	log_info("lane", "open", "worker=%u slots=%llu", greeting.worker,
-		(unsigned long long)l->slots);
+	if (may_log(l, lane))
+		log_info("lane", "open", "worker=%u slots=%llu", greeting.worker,
+			(unsigned long long)l->slots);
 	return 1;
 }
 
@@ -264,9 +277,10 @@ static int accept_gpu(struct lanes *l, struct lane *lane, int fd, int *is_own, s
 	return gpu_store_import(l->cfg.gpu, fd, lane->offer.bytes, &lane->gpu, is_own, e);
 }
 
-/* Handles the worker's offer of memory of its GPU. A lane has at most one offer, so that a worker
- * cannot fill the log. Without this memory the worker uses the lane's other memory. Returns 0 if
- * the worker has closed the lane, or has sent something else. */
+/* Handles the worker's offer of memory of its GPU. A lane accepts at most one offer, because each
+ * offer can cause a log line. If the server cannot use this memory, the worker uses the lane's
+ * shared memory instead. Returns 0 if the worker has closed the lane, or has sent something
+ * else. */
 static int receive_offer(struct lanes *l, struct lane *lane)
 {
 	struct lane_gpu_answer answer = {.magic = LANE_GPU_MAGIC};
@@ -290,16 +304,18 @@ static int receive_offer(struct lanes *l, struct lane *lane)
 	l->stats.gpus += lane->gpu != NULL;
 	if (lane->gpu)
 		gpu_store_defer(l->cfg.gpu, 1);
-	if (rc)
+	int is_logged = may_log(l, lane);
+	if (is_logged && rc)
 		log_info("lane", "no_gpu", "worker=%u reason=\"%s\"", worker_of(l, lane), e.text);
-	else
+	else if (is_logged)
 		log_info("lane", "gpu", "worker=%u slots=%llu gpu=%s", worker_of(l, lane),
 			(unsigned long long)offer.slots, is_own ? "same" : "other");
 	return share_send(lane->guest->fd, &answer, sizeof(answer), NULL, 0) == PS_OK;
 }
 
 /* Called when a connection is readable. After its greeting a worker sends at most one offer of
- * memory of its GPU. If its connection becomes readable later, the worker has closed it. */
+ * memory of its GPU. If its connection is readable after that, the worker has closed the
+ * connection. */
 static void on_guest(uv_poll_t *poll, int status, int events)
 {
 	struct guest *g = poll->data;
@@ -336,11 +352,12 @@ static void on_new_guest(uv_poll_t *poll, int status, int events)
 	struct lanes *l = poll->data;
 
 	(void)events;
-	int fd = status ? -1 : accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	int fd = status ? -1 : accept4(l->cfg.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 	if (fd >= 0)
 		add_guest(l, fd);
 	else
-		/* accept failed, perhaps because no descriptor is free: on_timer tries again */
+		/* accept failed, perhaps because no descriptor is free: stop until on_timer tries
+		 * again */
 		(void)uv_poll_stop(poll);
 }
 
@@ -441,7 +458,8 @@ static int is_private(const struct lanes *l, const struct lane *lane, const char
 	return copy < lane->memory || copy >= lane->memory + memory_bytes(l);
 }
 
-/* The GPU may overwrite the private copy of a push as soon as the server has handled the push. */
+/* Frees nothing, because the private copies of pushes belong to the GPU's store. The GPU may
+ * overwrite a copy as soon as the server has handled its push. */
 static void leave_copy(void *copy, void *unused)
 {
 	(void)copy;
@@ -453,7 +471,8 @@ int lanes_use_gpus(const struct lanes *l)
 	return l->stats.gpus > 0;
 }
 
-/* Returns the values of `ref` in the memory of the worker's GPU, or NULL. */
+/* Returns the address of the values of `ref` in the memory of the worker's GPU, or NULL if this
+ * memory has no such slot, or if `ref` does not name n_params values. */
 static const char *gpu_values(
 	const struct lanes *l, const struct lane *lane, const struct lane_ref *ref)
 {
@@ -598,11 +617,9 @@ int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 	if (!param_buffers_shared(cfg->params, &l->weights))
 		rc = err_set(e, PS_EIO, "this system has no sealed shared memory");
 	else
-		rc = share_listen(cfg->path, &l->fd, e);
-	if (!rc && uv_poll_init(cfg->loop, &l->listener, l->fd) != 0) {
-		close(l->fd);
-		rc = err_set(e, PS_EIO, "%.200s cannot be watched", cfg->path);
-	}
+		rc = uv_poll_init(cfg->loop, &l->listener, cfg->fd) == 0
+			     ? PS_OK
+			     : err_set(e, PS_EIO, "%.200s cannot be watched", cfg->path);
 	if (rc) {
 		free(l->lane);
 		free(l);
@@ -618,7 +635,7 @@ int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 
 void lanes_stop(struct lanes *l)
 {
-	if (l->fd < 0)
+	if (l->is_stopped)
 		return;
 	for (uint32_t i = 0; i < l->cfg.max_workers; i++)
 		close_lane(l, &l->lane[i], "the server ends");
@@ -626,8 +643,7 @@ void lanes_stop(struct lanes *l)
 		remove_guest(l->guests);
 	uv_close((uv_handle_t *)&l->listener, NULL);
 	uv_close((uv_handle_t *)&l->timer, NULL);
-	close(l->fd);
-	l->fd = -1;
+	l->is_stopped = 1;
 }
 
 void lanes_free(struct lanes **l)

@@ -25,12 +25,12 @@
  * (1) a worker never gets memory through which it could change the weights or another worker's push
  *     (another_process_reads_held_weights_and_cannot_write_them; each lane has its own memory for
  *     pushes);
- * (2) if a worker holds LANE_HOLDS buffers, or no buffer is free, the server sends its PARAMS over
- *     the TCP connection (weights_are_read_in_place_until_they_are_closed);
+ * (2) if a worker holds LANE_HOLDS buffers, or no buffer is free, the server sends the weights to
+ *     this worker over the TCP connection (weights_are_read_in_place_until_they_are_closed);
  * (3) if the checksum of the copy of a push is wrong, the server treats the push as lost
  *     (a_torn_push_counts_as_lost).
  *
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_NET_LANE_H
 #define SERVER_NET_LANE_H
@@ -49,18 +49,22 @@
 #define LANE_GIVES 5u
 
 struct gpu_store;
+struct line_budget;
 struct lanes; /* opaque, see lane.c */
 
 struct lanes_config {
 	uv_loop_t *loop;
 	const char *path; /* path of the Unix socket */
+	int fd;           /* the socket that listens on this path (share_listen); borrowed */
 	size_t n_params;
 	uint32_t max_workers;
+	struct line_budget *lines; /* limits the log lines about the lanes of each worker */
 	/* the buffers of the weights, some of them shared; must outlive the lanes */
 	struct param_buffers *params;
-	struct wire_pass pass; /* how the server copies pushes */
-	/* buffers of n_params floats for these copies, which must outlive the frames; if NULL, the
-	 * copies are in ordinary memory */
+	/* how the server makes its only pass over a gradient that arrives (wire.h) */
+	struct wire_pass pass;
+	/* pool of buffers of n_params floats for the private copies of pushes; it must outlive the
+	 * frames of these pushes. If NULL, the copies are in ordinary memory */
 	struct pool *copies;
 	/* the store of --store cuda:N, which can use memory of workers' GPUs; NULL: none */
 	struct gpu_store *gpu;
@@ -69,14 +73,14 @@ struct lanes_config {
 };
 
 struct lanes_stats {
-	uint32_t open; /* lanes in use */
+	uint32_t open; /* number of lanes that are open */
 	/* numbers of tensors of PUSH and PARAMS that went through a lane */
 	uint64_t pushes, params;
-	uint32_t gpus;    /* lanes with memory of a GPU */
-	uint64_t refused; /* greetings with a wrong secret or form */
+	uint32_t gpus;    /* number of open lanes whose worker shares memory of its GPU */
+	uint64_t refused; /* number of greetings with a wrong secret or form */
 };
 
-/* Listens on the Unix socket. PS_EUSAGE, PS_EIO, PS_ENOMEM. */
+/* Accepts workers on the Unix socket. Errors: PS_EIO, PS_ENOMEM. */
 int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Adds the path of the socket, a new secret and whether the weights are on a GPU to `m`, a WELCOME
  * that the server is about to send on connection `peer`. */
@@ -84,30 +88,30 @@ void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
 /* Returns 1 if a lane has memory of a worker's GPU. */
 int lanes_use_gpus(const struct lanes *l);
 /* If `f` is a PUSH of `peer` whose values are in memory of the worker's GPU, begins to copy them to
- * private copy number `at` of the store, so that lanes_join waits less. Returns 1 if it has
- * begun. */
+ * private copy number `at` of the store, so that lanes_join waits less. Returns 1 if it has begun
+ * to copy. */
 int lanes_begin(struct lanes *l, uint32_t peer, size_t at, struct frames *f);
 /* Appends a frame with a copy of the values in slot ref->slot to `f`, a PUSH of `peer`. Values in
  * memory of a worker's GPU go to private copy number `at`; `begun` is what lanes_begin has
  * returned. Returns PS_ESTATE if the peer has no lane. Returns PS_EPROTO if the lane has no such
- * slot, or if the slot has no room for these values. PS_ENOMEM. */
+ * slot, or if the slot has no room for these values. Other error: PS_ENOMEM. */
 int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, size_t at, int begun,
 	struct frames *f) PS_MUST_CHECK;
 /* Lets `peer` read the weights of `m` in shared memory, and sets the fields of `m` that name the
  * buffer and its checksum. Returns 0 if the weights or the peer have no shared memory; the caller
- * must then send the weights as a frame. Sets *awaits to 1 if the server's GPU copies the weights,
- * as number `at` below LANE_GIVES; the checksum then comes from lanes_given. */
+ * must then send the weights as a frame. Sets *awaits to 1 if the server's GPU copies the weights;
+ * the checksum then comes from lanes_given. `at`, below LANE_GIVES, is the number that this copy
+ * gets. */
 int lanes_hold(
 	struct lanes *l, uint32_t peer, size_t at, struct msg_params *m, int *awaits) PS_MUST_CHECK;
-/* Returns 1 and sets *xxh3 if this copy is complete. If `waits` is 1, waits until the copy is
- * complete. */
+/* Returns 1 and sets *xxh3 to the checksum if copy number `at` of lanes_hold is complete. If
+ * `waits` is 1, first waits until the copy is complete. */
 int lanes_given(struct lanes *l, size_t at, int waits, uint64_t *xxh3) PS_MUST_CHECK;
 /* Closes the lanes of workers that have no session. */
 void lanes_check(struct lanes *l, const struct core *c);
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
-/* Closes all lanes, the socket and the handles; the loop must run once more before lanes_free. The
- * function does not remove the file of the socket, because this could hang on a bad disk, and then
- * the workers would not see that their connections are closed. */
+/* Closes all lanes and the handles, but not the socket; the loop must run once more before
+ * lanes_free. */
 void lanes_stop(struct lanes *l);
 /* Frees *l and sets it to NULL; *l may be NULL. */
 void lanes_free(struct lanes **l);

@@ -10,6 +10,7 @@
 #include <zmq.h>
 #include "common/assert.h"
 #include "common/clock.h"
+#include "common/clones.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/zloop.h"
@@ -19,10 +20,10 @@
 #include "server/net/owners.h"
 #include "server/net/port.h"
 
-/* maximum bytes of the small replies that wait for one peer; enough for a few hundred */
+/* maximum bytes of the small replies that wait for one peer; enough for a few hundred replies */
 #define SMALL 65536
-/* maximum time between attempts to send. Usually flush_waiting sends earlier: the peer's connection
- * wakes the loop when it has sent a part of its queue. */
+/* maximum time between two attempts to send the waiting replies, in ms. Usually flush_waiting sends
+ * earlier: the peer's connection wakes the loop when it has sent a part of its queue. */
 #define RETRY_MS  10
 #define LINGER_MS 1000
 /* threads of libzmq: with only one, a gradient would wait while the weights for another worker are
@@ -37,16 +38,18 @@
 /* A message that was received. */
 struct received {
 	uint32_t peer;
-	int rc;    /* of wire_recv */
-	int begun; /* 1 if the server's GPU copies its values */
+	int rc;    /* result of wire_recv */
+	int begun; /* result of lanes_begin: 1 if the server's GPU is copying the values */
 	struct frames frames;
 };
 
 /*
- * A ring of received messages. The oldest one is handled next. If workers have gradients in memory
- * of GPUs, the server receives a few messages before it handles the first of them, and the server's
- * GPU begins to copy and measure the gradients. Handling keeps the order of reception. The number
- * of a message's place in the ring is also the number of its private copy (lane.h).
+ * A ring of received messages. The server handles the oldest message first. If workers have
+ * gradients in memory of GPUs, the server receives a few messages before it handles the first of
+ * them, and the server's GPU begins to copy the gradients and to compute their checksums, sums of
+ * squares and largest magnitudes. The server handles messages in the order in which it received
+ * them. The number of a message's place in the ring is also the number of its private copy
+ * (lane.h).
  */
 struct ahead {
 	size_t first, n;
@@ -54,7 +57,7 @@ struct ahead {
 };
 
 /* PARAMS that leave when the server's GPU has copied the weights to the memory of a worker's GPU.
- * Until then, their header frame points to this struct. */
+ * Until then, the header frame of such a reply points to this struct. */
 struct awaited {
 	int in_use;
 	struct msg msg;
@@ -69,47 +72,53 @@ struct router {
 
 	struct wire *wire;
 	struct ahead ahead;
-	struct frames in; /* the message that on_readable handles */
-	size_t in_at;     /* its place in `ahead` */
-	int in_begun;     /* `begun` of the message in `in` */
+	struct frames in; /* the frames of the message that on_readable handles */
+	size_t in_at;     /* the place of this message in `ahead` */
+	int in_begun;     /* `begun` of this message (struct received) */
 	struct chunked_push *chunks;
 	/* the shared-memory lanes; NULL if the server has none, for the reason in lane_off */
 	struct lanes *lanes;
 	/* the reason why `lanes` is NULL, or "" if the options demand no lanes */
 	char lane_off[sizeof(((struct err *)0)->text)];
-	int has_chunks;      /* 1 if the server may store chunks of a peer's push */
+	int has_ended;       /* 1: router_run_ended was called */
+	int has_chunks;      /* 1 if `chunks` may contain chunks of a peer */
 	struct sides *sides; /* NULL if workers may have no side connections */
 	struct msg msg;
 	struct awaited awaited[AWAITED];
-	int waits; /* 1 if router_flush waits for copies of weights */
+	int waits; /* 1 if router_flush must wait until copies of weights are complete */
 	struct replies *replies;
 	struct owners *owners; /* the owners of connections; NULL if the server has no keys */
-	uint64_t lsn;          /* new replies wait until this LSN is flushed */
+	uint64_t lsn;          /* replies that are queued now wait until this LSN is flushed */
 
 	struct router_stats stats;
 	uint64_t refusal_ms; /* time of the newest log line about a malformed message */
 	uint64_t flood_ms;   /* time of the newest log line about a flood */
 	/* time of the newest log line about a key with too many connections */
 	uint64_t crowded_ms;
-	uint64_t swept_ms;           /* time of the newest port_sweep */
-	uint32_t *used;              /* room for the peers of all sessions */
-	uint32_t sender;             /* the peer whose message on_message handles now, or 0 */
-	int is_refused;              /* 1 if on_message has refused or dropped this message */
+	/* time of the newest port_sweep or, before the first one, of the first
+	 * router_check_sessions */
+	uint64_t swept_ms;
+	uint32_t *used;  /* scratch array for the connections of all sessions */
+	uint32_t sender; /* the peer whose message on_message handles now, or 0 */
+	const char *key; /* the key of `sender`, or "" if the server has no keys */
+	/* 1 if on_message has refused or dropped the message of `sender` */
+	int is_refused;
 	char address[LABEL_ADDRESS]; /* IP address of the sender of the newest HELLO */
-	/* A ring of the connections whose newest HELLO asked for bfloat16. If newer entries have
+	/* A ring of the connections whose newest HELLO requested bfloat16. If newer entries have
 	 * overwritten the entry of a connection, its PARAMS have float32, which every worker
 	 * accepts. */
 	uint32_t *bf16_peer;
-	size_t bf16_room, n_bf16; /* n_bf16: entries written so far */
+	/* bf16_room: size of the ring; n_bf16: number of entries written so far */
+	size_t bf16_room, n_bf16;
 };
 
 /* ---- the queue of replies -------------------------------------------------------------------- */
 
 struct reply {
 	uint32_t peer;
-	uint64_t number; /* sequence number of the reply */
-	uint64_t lsn;    /* the reply leaves after this LSN is flushed */
-	int tombstone;   /* 1 if this reply is the ERROR that replaces dropped replies */
+	uint64_t number; /* place of the reply in the order of all replies */
+	uint64_t lsn;    /* the reply may leave when this LSN is flushed */
+	int tombstone;   /* 1 if this reply is an ERROR in place of replies that were dropped */
 	size_t n;
 	zmq_msg_t frame[MAX_FRAMES];
 };
@@ -289,12 +298,13 @@ static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 	return 0;
 }
 
-/* Sends a reply. If the function `send` fails, the reply keeps its frames. */
+/* Sends a reply. If `send` fails, `r` keeps its frames. */
 static int offer(struct reply *r, replies_send_fn *send, void *arg)
 {
-	struct frames f;
+	PS_UNINITIALIZED struct frames f;
 
-	for (f.n = 0; f.n < r->n; f.n++) {
+	frames_init(&f);
+	for (; f.n < r->n; f.n++) {
 		(void)zmq_msg_init(&f.frame[f.n]);
 		(void)zmq_msg_move(&f.frame[f.n], &r->frame[f.n]);
 	}
@@ -377,14 +387,15 @@ static void note_wire(struct router *r, uint32_t peer, const struct msg_hello *m
 		r->bf16_peer[r->n_bf16++ % r->bf16_room] = peer;
 }
 
-/* Called when the header frame of awaited PARAMS is closed. */
+/* Called when the frame that points to `awaited` is closed: frees this entry. */
 static void forget_awaited(void *awaited, void *unused)
 {
 	(void)unused;
 	((struct awaited *)awaited)->in_use = 0;
 }
 
-/* Makes a header frame for PARAMS `m` whose weights the server's GPU copies as number `at`. */
+/* Makes a header frame for PARAMS `m` whose weights the server's GPU copies to a worker's GPU as
+ * copy number `at` (lanes_hold). */
 static int encode_awaited(struct router *r, size_t at, struct msg *m, zmq_msg_t *header)
 {
 	if (at == AWAITED) /* no entry is free: wait until the copy is complete */
@@ -399,7 +410,8 @@ static int encode_awaited(struct router *r, size_t at, struct msg *m, zmq_msg_t 
 	return PS_ENOMEM;
 }
 
-/* Returns the number of the awaited PARAMS that `f` stands for, or AWAITED. */
+/* Returns the number of the awaited PARAMS that `f` stands for, or AWAITED if `f` is another
+ * reply. */
 static size_t find_awaited(const struct router *r, struct frames *f)
 {
 	const uintptr_t at = (uintptr_t)zmq_msg_data(&f->frame[0]) - (uintptr_t)r->awaited;
@@ -407,8 +419,8 @@ static size_t find_awaited(const struct router *r, struct frames *f)
 	return at < sizeof(r->awaited) ? at / sizeof(r->awaited[0]) : AWAITED;
 }
 
-/* Replaces the header frame of awaited PARAMS by the header itself. Returns PS_EAGAIN if their
- * weights have not been copied yet. */
+/* Replaces the header frame of awaited PARAMS by the header itself. Returns PS_EAGAIN if the GPU
+ * has not copied the weights of these PARAMS yet. */
 static int complete_awaited(struct router *r, size_t at, struct frames *f)
 {
 	struct awaited *a = &r->awaited[at];
@@ -423,8 +435,8 @@ static int complete_awaited(struct router *r, size_t at, struct frames *f)
 	return PS_OK;
 }
 
-/* Queues a message of a side connection: the mark and, unless it is NULL, the part. Takes over the
- * part. */
+/* Queues a message of a side connection: the mark and, unless it is NULL, the part. The function
+ * takes over the frame `part`. */
 static int queue_mark(
 	struct router *r, uint32_t peer, const struct side_mark *mark, zmq_msg_t *part)
 {
@@ -504,7 +516,7 @@ static int encode_params(struct router *r, uint32_t peer, const struct msg *m, s
 	size_t at = 0;
 	int awaits;
 
-	/* the core does not set these fields */
+	/* the router sets these fields, not the core */
 	header.params.lane_hold = header.params.lane_buffer = 0;
 	header.params.lane_ticket = 0;
 	header.params.parts = 0;
@@ -561,7 +573,7 @@ static int encode(struct router *r, uint32_t peer, const struct msg *m, struct f
 /* Encodes `m` now and queues it until r->lsn is flushed. */
 static int queue(struct router *r, uint32_t peer, const struct msg *m)
 {
-	struct frames f;
+	PS_UNINITIALIZED struct frames f;
 
 	frames_init(&f);
 	int rc = encode(r, peer, m, &f);
@@ -578,11 +590,17 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m)
 {
 	r->is_refused |= m->type == MSG_ERROR && peer == r->sender;
 	if (queue(r, peer, m) && m->type == MSG_PARAMS && m->params.ack.seq) {
-		/* no memory for the weights: send at least the decision */
+		/* there was no memory for the weights: send at least the decision on the push */
 		const struct msg ack = {.type = MSG_ACK, .ack = m->params.ack};
 
 		(void)queue(r, peer, &ack);
 	}
+}
+
+const char *router_sender_key(const struct router *r)
+{
+	PS_ASSERT(r->sender);
+	return r->key;
 }
 
 void router_set_lsn(struct router *r, uint64_t lsn)
@@ -701,13 +719,18 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 		port_note_revoked(&r->port, r->in.fd, peer);
 }
 
+void router_run_ended(struct router *r)
+{
+	r->has_ended = 1;
+}
+
 void router_note_dropped(struct router *r)
 {
 	r->is_refused = 1;
 }
 
-/* The newest call of the store of chunks can have discarded chunks: counts each of them as a
- * message of `peer` that the server drops. */
+/* For each chunk that the newest call of the store of chunks has discarded, counts one message of
+ * `peer` that the server drops. */
 static void note_wasted_chunks(struct router *r, uint32_t peer)
 {
 	for (size_t n = chunked_push_wasted(r->chunks); n > 0; n--)
@@ -733,7 +756,7 @@ static int keep_chunk(struct router *r, uint32_t peer, uint32_t owner, const str
 	const char **why)
 {
 	chunked_push_limit(r->chunks, part_of_key(r, r->cfg.key_bytes));
-	/* every open connection may have chunks */
+	/* limit the store to one entry for each open connection, and one more */
 	int rc = chunked_push_keep(
 		r->chunks, owner, key_of_sender(r), mark, &r->in, r->port.stats.connections + 1);
 
@@ -785,7 +808,7 @@ static int take_side(struct router *r, uint32_t peer, const char **why)
 	return PS_EPROTO;
 }
 
-/* Completes the message with its chunks. Returns PS_EAGAIN if a chunk is lost. */
+/* Completes the message with its chunks. Returns PS_EAGAIN if a chunk is missing. */
 static int join_pushed_chunks(struct router *r, uint32_t peer)
 {
 	int rc = chunked_push_join(r->chunks, peer, &r->in);
@@ -820,9 +843,9 @@ static void note_address(struct router *r)
 }
 
 /* Returns PS_ESTATE if `r->msg` requests weights, and too many bytes of weights already wait for
- * the connections of its key. A correct worker waits for one reply, and sends its request again
- * after HELLO. The limit has room for a second reply, because one may still wait for an earlier
- * connection that has ended. */
+ * the connections of the sender's key. A correct worker waits for one reply, and sends its request
+ * again after HELLO. The limit has room for a second reply, because one may still wait for an
+ * earlier connection that has ended. */
 static int check_pull(struct router *r, uint32_t peer, const char **why)
 {
 	int is_pull = r->msg.type == MSG_PULL || (r->msg.type == MSG_PUSH && r->msg.push.pull);
@@ -847,13 +870,16 @@ static void note_hello(struct router *r, uint32_t peer, const struct msg_hello *
 	if (!r->sides)
 		return;
 	sides_hello(r->sides, peer, m->owner);
-	chunked_push_drop(r->chunks, peer); /* the worker sends lost pushes again */
+	/* drop chunks of lost pushes: the worker sends these pushes again */
+	chunked_push_drop(r->chunks, peer);
 }
 
 /* Passes the message `r->in` to on_message. */
 static void pass_on(struct router *r, uint32_t peer)
 {
 	r->sender = peer;
+	/* in a HELLO, auth_check has replaced the frame that had the key */
+	r->key = r->msg.type == MSG_HELLO ? r->msg.hello.owner : key_of_sender(r);
 	r->is_refused = 0;
 	r->cfg.on_message(r->cfg.arg, peer, &r->msg, &r->in);
 	r->sender = 0;
@@ -862,7 +888,7 @@ static void pass_on(struct router *r, uint32_t peer)
 }
 
 /* Notes the key of the connection of `peer`, from which `r->in` has arrived. Returns 1 if the
- * connection is closed now, because its key has too many. */
+ * connection is closed now, because its key has too many connections. */
 static int is_one_too_many(struct router *r, uint32_t peer)
 {
 	const char *key = r->cfg.auth ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
@@ -879,7 +905,9 @@ static int is_one_too_many(struct router *r, uint32_t peer)
 	return 1;
 }
 
-/* Returns 1 if this message has no header, and only the owner of a worker's key may send it. */
+/* Returns 1 if this message is a chunk, or a part or greeting of a side connection. Such a message
+ * has no header, so no role can be checked by its type; only the owner of a worker's key may send
+ * it. */
 static int needs_worker_key(struct frames *f)
 {
 	struct side_greeting greeting;
@@ -888,7 +916,7 @@ static int needs_worker_key(struct frames *f)
 	return wire_is_chunk(f) || side_is_part(f, &mark) || side_is_greeting(f, &greeting);
 }
 
-/* Receives a message into the ring. Returns 0 if there is none. */
+/* Receives a message into the ring. Returns 0 if no message has arrived. */
 static int receive_ahead(struct router *r)
 {
 	const size_t at = (r->ahead.first + r->ahead.n) % LANE_COPIES;
@@ -902,13 +930,15 @@ static int receive_ahead(struct router *r)
 	return 1;
 }
 
-/* Returns 1 if the newest message in the ring has a tensor, which takes memory. */
+/* Returns 1 if the newest message in the ring has a tensor. The server then reads no further
+ * message ahead, because tensors take much memory. */
 static int has_tensor_ahead(const struct ahead *a)
 {
 	return a->n > 0 && a->message[(a->first + a->n - 1) % LANE_COPIES].frames.n > 1;
 }
 
-/* Moves the oldest received message to r->in. Returns the result of wire_recv for it, or 0. */
+/* Moves the oldest received message to r->in. Returns the result of wire_recv for this message, or
+ * 0 if there is no message. */
 static int take_message(struct router *r, uint32_t *peer)
 {
 	struct ahead *a = &r->ahead;
@@ -940,7 +970,7 @@ static void drop_received(struct ahead *a)
 }
 
 /* Waits for the copies of weights that replies need, and then sends these replies. Called when no
- * message waits. Returns 0. */
+ * received message is left to handle. Returns 0. */
 static int flush_awaited(struct router *r)
 {
 	int waits = 0;
@@ -971,6 +1001,8 @@ static int on_readable(void *arg)
 	double begin = clock_seconds();
 	r->stats.received++;
 	r->stats.received_bytes += frame_bytes(&r->in);
+	if (r->in.n > 0)
+		r->in.fd = port_descriptor(&r->port, peer, &r->in.frame[0]);
 	port_note_message(&r->port, r->in.fd, peer);
 	if (port_is_closed(&r->port, r->in.fd, peer)) {
 		frames_release(&r->in);
@@ -992,12 +1024,15 @@ static int on_readable(void *arg)
 		rc = join_pushed_chunks(r, peer);
 	if ((rc == 1 || rc == PS_OK) && (in_lane = wire_lane_ref(&r->in, &ref)))
 		rc = join_lane(r, peer, &ref, &why);
+	/* drop the push without an answer if the run has ended (router_run_ended) */
+	if (in_lane && rc == PS_ESTATE && r->has_ended)
+		rc = PS_EAGAIN;
 	PS_ASSERT(admitted || (rc != 1 && rc != PS_OK)); /* invariant 3 of the router */
 	if (rc == 1 || rc == PS_OK)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
 	r->stats.verify_s += clock_seconds() - begin;
 	if (rc == PS_EAGAIN) {
-		r->stats.torn += (uint64_t)in_lane;
+		r->stats.torn += (uint64_t)(in_lane && !r->has_ended);
 		frames_release(&r->in);
 		if (r->sides)
 			router_flush(r); /* send the answers to messages of side connections */
@@ -1031,11 +1066,11 @@ static int on_readable(void *arg)
 
 /* ---- creation ------------------------------------------------------------------------------ */
 
-/* Sets the options of the socket. libzmq's defaults suit only small messages between trusted
- * peers. */
+/* Sets the options of the socket. The defaults of libzmq are not suitable for large messages and
+ * for peers that are not trusted. */
 static int router_set_options(void *socket, const struct router_config *cfg, int backlog)
 {
-	int64_t max_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
+	int64_t max_bytes = (int64_t)wire_max_frame(cfg->n_params);
 	int window = (int)cfg->push_window + 2;
 	const struct {
 		int option, value;
@@ -1047,11 +1082,12 @@ static int router_set_options(void *socket, const struct router_config *cfg, int
 		{ZMQ_SNDHWM, window},
 		{ZMQ_RCVHWM, window},
 		{ZMQ_SNDBUF, WIRE_SEND_BUFFER(cfg->auth != NULL)},
-		/* smaller than the accept gate's reserve of descriptors */
+		/* the backlog is smaller than the accept gate's reserve of descriptors */
 		{ZMQ_BACKLOG, backlog},
-		/* a client that does not speak ZMTP holds a descriptor for two seconds */
+		/* a client that does not speak ZMTP holds a descriptor for at most two seconds */
 		{ZMQ_HANDSHAKE_IVL, 2000},
-		/* ZMTP's heartbeats drop a healthy peer in the middle of a large message */
+		/* no heartbeats of ZMTP: they would drop a healthy peer in the middle of a large
+		 * message */
 		{ZMQ_HEARTBEAT_IVL, 0},
 		/* a peer is lost if it acknowledges neither data nor TCP's probes (one each second)
 		 * for 2.5 s (see worker/client/link.c) */
@@ -1118,7 +1154,7 @@ static int start_watching(struct router *r, struct err *e)
 {
 	if (zloop_start(&r->loop, r->cfg.loop, r->socket, on_readable, r) != 0)
 		return err_set(e, PS_ENET, "the socket cannot be watched");
-	if (port_start(&r->port, r->cfg.loop, r->cfg.push_window) != 0) {
+	if (port_start(&r->port, r->cfg.loop, &r->loop, r->cfg.push_window) != 0) {
 		zloop_stop(&r->loop, NULL);
 		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
 	}
@@ -1134,8 +1170,10 @@ static int open_lanes(struct router *r, struct err *e)
 {
 	const struct lanes_config cfg = {.loop = r->cfg.loop,
 		.path = r->cfg.lane_path,
+		.fd = r->cfg.lane_fd,
 		.n_params = r->cfg.n_params,
 		.max_workers = r->cfg.max_workers,
+		.lines = r->cfg.lines,
 		.params = r->cfg.params,
 		.pass = r->cfg.pass,
 		.copies = r->cfg.copies,
@@ -1145,11 +1183,15 @@ static int open_lanes(struct router *r, struct err *e)
 
 	if (!r->cfg.lane_path)
 		return PS_OK;
-	int rc = cfg.path[0] ? lanes_new(&r->lanes, &cfg, &why)
-			     : err_set(&why, PS_EUSAGE,
-				       "no place for a socket whose path has at most %u bytes: "
-				       "give --lane-socket",
-				       WIRE_MAX_SOCKET);
+	int rc;
+	if (!cfg.path[0])
+		rc = err_set(&why, PS_EUSAGE,
+			"no place for a socket whose path has at most %u bytes: give --lane-socket",
+			WIRE_MAX_SOCKET);
+	else if (cfg.fd < 0)
+		rc = err_set(&why, r->cfg.lane_why->status, "%s", r->cfg.lane_why->text);
+	else
+		rc = lanes_new(&r->lanes, &cfg, &why);
 	if (rc && r->cfg.needs_lane)
 		return err_set(e, rc, "--lane shm: %.400s", why.text);
 	if (rc)
@@ -1160,7 +1202,7 @@ static int open_lanes(struct router *r, struct err *e)
 int router_new(struct router **out, const struct router_config *cfg, struct err *e)
 {
 	struct router *r = mem_try(1, sizeof(*r));
-	/* this is more than the number of effects of one step of the core */
+	/* room for the replies of one step of the core, which has fewer effects than this */
 	size_t room = 4 * (size_t)cfg->max_workers + 1024;
 	size_t per_peer = 2 * cfg->n_params * sizeof(float) + SMALL;
 	int rc;
@@ -1178,7 +1220,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 		/* room for the chunks of each worker, and of one peer whose key has no slot */
 		chunked_push_new(
 			&r->chunks, cfg->n_params, (size_t)cfg->max_workers + 1, &cfg->pass) ||
-		(cfg->sides && sides_new(&r->sides, cfg->max_workers, cfg->sides)) ||
+		(cfg->sides && sides_new(&r->sides, cfg->max_workers, cfg->sides, cfg->lines)) ||
 		(cfg->auth && !(r->owners = owners_new())))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
@@ -1225,7 +1267,8 @@ void router_close_connections(struct router *r)
 	r->has_chunks = 0;
 }
 
-/* Closes the connections that are silent and belong to no session, and those of revoked keys. */
+/* Closes the connections that are silent and belong to no session, and all connections of revoked
+ * keys. */
 static void close_silent(struct router *r, const struct core *c)
 {
 	size_t n = 0;
@@ -1249,6 +1292,8 @@ void router_check_sessions(struct router *r, const struct core *c, uint64_t now_
 		sides_check(r->sides, c);
 	if (r->lanes)
 		lanes_check(r->lanes, c);
+	if (!r->swept_ms)
+		r->swept_ms = now_ms;
 	if (now_ms - r->swept_ms < r->cfg.silent_ms)
 		return;
 	r->swept_ms = now_ms;
@@ -1258,11 +1303,6 @@ void router_check_sessions(struct router *r, const struct core *c, uint64_t now_
 uint64_t router_sides_moved(struct router *r, uint32_t peer)
 {
 	return r->sides ? sides_moved(r->sides, peer) : 0;
-}
-
-const char *router_lane_file(const struct router *r)
-{
-	return r->lanes ? r->cfg.lane_path : NULL;
 }
 
 void router_log_lanes(const struct router *r)

@@ -12,18 +12,18 @@
  * (1) the memory of waiting replies is bounded (asserted by append_reply;
  *     a_peer_that_does_not_read_loses_replies_and_is_notified);
  * (2) the router sends replies to one peer in the order of the calls of router_send, or evicts the
- *     peer (the queue of replies below defines this) (asserted by replies_flush;
+ *     peer, as invariant 2 of the queue of replies below describes (asserted by replies_flush;
  *     too_much_for_one_peer_becomes_one_error);
  * (3) with `auth`, no byte of a peer without a listed key reaches wire_decode (asserted by
  *     on_readable;
  *     tests/wire/test_keys.py, test_nothing_of_an_unauthenticated_peer_is_read_or_answered).
  *
  * Promises:
- * (1) no function waits (test_server_replies);
+ * (1) while the server runs, no function waits for a peer (test_server_replies);
  * (2) when file descriptors run out, new connections wait and open connections continue to work
  *     (accept_gate.h; test_out_of_descriptors).
  *
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_NET_NET_H
 #define SERVER_NET_NET_H
@@ -40,8 +40,8 @@
 #include "server/net/param_buffers.h"
 #include "server/net/sides.h"
 
-/* Handles message `m` of `peer`. `m` and its frames are borrowed for the call. The function answers
- * with router_send. The router sends these replies after the function has returned. */
+/* Handles message `m` of `peer`; `m` and its frames are valid only during the call. The function
+ * answers with router_send. The router sends these answers after the function has returned. */
 typedef void router_message_fn(
 	void *arg, uint32_t peer, const struct msg *m, struct frames *frames);
 /* Called when the connection of `peer` is gone. */
@@ -50,19 +50,22 @@ typedef void router_gone_fn(void *arg, uint32_t peer);
 struct router_config {
 	uv_loop_t *loop;
 	const char *bind;     /* tcp://HOST:PORT; PORT 0 or *: any free port */
-	size_t n_params;      /* limits the size of a message */
+	size_t n_params;      /* number of parameters, which limits the size of a message */
 	uint32_t push_window; /* maximum number of unanswered messages of a correct peer */
 	uint32_t max_workers;
+	struct line_budget *lines; /* limits the log lines about each worker; borrowed */
 	/* With keys, each key has an equal part of this number of bytes for the chunks of its
-	 * pushes, and half such a part for weights that wait for its connections. Each of the two
-	 * is at least the bytes of one push. If this number of bytes is 0, only the number of
-	 * places for chunks (chunked_push.h) and the number of waiting replies are limited. */
+	 * pushes, and half such a part for weights that wait for its connections. Each of these two
+	 * limits is at least the number of bytes of one push. If this number of bytes is 0, only
+	 * the number of places for chunks (chunked_push.h) and the number of waiting replies are
+	 * limited. */
 	uint64_t key_bytes;
-	/* router_check_sessions closes a connection that was silent for this time (port.h), after
-	 * twice the time at the latest */
+	/* router_check_sessions closes a connection when it has been silent for this time, or at
+	 * the latest for twice this time (port.h) */
 	uint64_t silent_ms;
 	struct param_buffers *params; /* the buffers of the weights; must outlive the router */
-	struct wire_pass pass;        /* how the router reads gradients */
+	/* how the router makes its only pass over a gradient that arrives (wire.h) */
+	struct wire_pass pass;
 	/* 1 if the run needs exact gradients, as --optimizer lbfgs does, so that the router accepts
 	 * no bfloat16 (proto/bf16.h) */
 	int only_exact;
@@ -70,8 +73,12 @@ struct router_config {
 	struct gpu_store *gpu;
 	const char *gpu_off;
 	/* lane_path is the Unix socket of shared-memory lanes (lane.h), or NULL if there are no
-	 * lanes. If needs_lane is 1, router_new fails if this socket cannot be opened. */
+	 * lanes. lane_fd is the socket that listens there, or -1 if it cannot be opened; lane_why
+	 * is then the reason. Both are borrowed. If the router cannot open the lanes and needs_lane
+	 * is 1, router_new fails. */
 	const char *lane_path;
+	int lane_fd;
+	const struct err *lane_why;
 	int needs_lane;
 	uint32_t sides;    /* maximum number of side connections of a worker (sides.h) */
 	struct auth *auth; /* borrowed; if NULL, every peer has all rights */
@@ -82,45 +89,52 @@ struct router_config {
 
 struct router_stats {
 	uint64_t received, sent;
-	/* bytes of messages, without the tensors that lanes carry */
+	/* numbers of bytes of messages; tensors that go through lanes do not count */
 	uint64_t received_bytes, sent_bytes;
-	uint64_t malformed;     /* messages that could not be decoded */
-	uint64_t dropped;       /* replies that were dropped because their peer did not read */
-	uint64_t gone;          /* replies to peers whose connections were gone */
-	uint64_t params_framed; /* versions of the weights that were sent */
-	uint64_t torn;          /* pushes in shared memory whose checksum was wrong */
-	int has_lanes;          /* 1 if the router offers shared-memory lanes */
-	uint32_t sides;         /* open side connections */
+	uint64_t malformed; /* number of messages that could not be decoded */
+	/* number of replies that were dropped because their peer did not read */
+	uint64_t dropped;
+	/* number of replies that were dropped because their peer's connection was gone */
+	uint64_t gone;
+	/* number of versions of the weights that the server has sent */
+	uint64_t params_framed;
+	uint64_t torn;  /* number of pushes in shared memory whose checksum was wrong */
+	int has_lanes;  /* 1 if the router offers shared-memory lanes */
+	uint32_t sides; /* number of open side connections */
 	struct lanes_stats lanes;
-	double verify_s;  /* time spent on decoding messages and verifying their checksums */
-	uint64_t rescues; /* messages that only the safety timer of zloop.h found; must stay 0 */
+	/* total time of decoding messages and verifying their checksums, in seconds */
+	double verify_s;
+	/* number of messages that no event reported, so that only the safety timer of zloop.h found
+	 * them; must stay 0 */
+	uint64_t rescues;
 	struct port_stats port;
-	uint32_t waiting; /* replies in the queue now */
+	uint32_t waiting; /* number of replies in the queue now */
 };
 
 struct router; /* opaque, see net.c */
 
 /* Binds the port and begins to receive. Returns PS_EUSAGE if the address cannot be bound. Returns
- * PS_EAUTH if the authentication self-test failed. PS_ENET, PS_ENOMEM. */
+ * PS_EAUTH if the authentication self-test failed. Other errors: PS_ENET, PS_ENOMEM. */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Returns the bound address, with the actual port. */
 const char *router_endpoint(const struct router *r);
-/* Returns the file of the socket of shared-memory lanes, or NULL if there is none. The caller must
- * remove the file at the end. */
-const char *router_lane_file(const struct router *r);
 /* Logs one line with the path of the socket of shared-memory lanes, or with the reason why there is
  * none. */
 void router_log_lanes(const struct router *r);
 /* Returns the IP address of the sender of the newest HELLO, or "" if libzmq does not report the
  * address. */
 const char *router_address(const struct router *r);
+/* Returns the key of the connection whose message on_message handles, or "" if the server has no
+ * keys. Call router_sender_key only from on_message. */
+const char *router_sender_key(const struct router *r);
 /* Makes the replies of later calls of router_send wait until the write-ahead log is flushed up to
- * `lsn`. If `lsn` is 0, they do not wait. */
+ * `lsn`. If `lsn` is 0, these replies do not wait. */
 void router_set_lsn(struct router *r, uint64_t lsn);
 /* Notes that the log is flushed up to `lsn`. The next router_flush sends the replies that have
  * waited for this LSN. */
 void router_set_flushed(struct router *r, uint64_t lsn);
-/* Encodes `m` for `peer` now. The reply leaves at the next router_flush. */
+/* Encodes `m` for `peer` now. The next router_flush sends the reply, unless it must wait for the
+ * log. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Sends `m` at once, before the replies that wait for the log, or drops `m`. Therefore `m` must not
  * acknowledge anything, and must be correct at any place among the other replies. */
@@ -129,6 +143,10 @@ void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
  * a connection sends many messages that the server drops or answers with ERROR, the router closes
  * it (port.h). Call router_note_dropped only from on_message. */
 void router_note_dropped(struct router *r);
+/* Called when the run has ended. From now on, the router drops a push in a lane that is closed,
+ * without an answer: a worker closes its lane when it receives BYE, and its last push may arrive
+ * later. */
+void router_run_ended(struct router *r);
 /* Sends the replies that may leave. The function calls on_gone for each peer that is gone. Do not
  * call router_flush from on_message or on_gone. */
 void router_flush(struct router *r);
@@ -136,8 +154,9 @@ void router_flush(struct router *r);
  * silent workers, so that a worker whose message waits in the socket does not count as silent. */
 void router_receive_pending(struct router *r);
 /* Ends the side connections of workers that no longer use their bulk connection, and the lanes of
- * workers without a session. Closes silent connections, except those of a session: its worker
- * sends heartbeats on another connection. Called at each tick. */
+ * workers without a session. Closes silent connections, except those of a session, which may be
+ * silent because the worker sends its heartbeats on another connection. The server calls this
+ * function at each tick. */
 void router_check_sessions(struct router *r, const struct core *c, uint64_t now_ms);
 /* Returns the number of bytes that the side connections of the session with bulk connection `peer`
  * have moved since the last call. */
@@ -181,7 +200,7 @@ struct replies; /* opaque, see net.c */
  * PS_EAGAIN or PS_EUNREACHABLE; if it returns another status, the queue drops the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 
-/* Makes a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer.
+/* Makes a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer. Error:
  * PS_ENOMEM. */
 int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
 /* Frees the queue with its replies and sets *q to NULL; *q may be NULL. */

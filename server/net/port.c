@@ -27,7 +27,9 @@ static void on_rebind(uv_timer_t *t)
 {
 	struct port *p = t->data;
 
-	if (zmq_bind(p->socket, p->endpoint) != 0) {
+	int rc = zmq_bind(p->socket, p->endpoint);
+	zloop_used(p->router);
+	if (rc != 0) {
 		schedule_rebind(p);
 		return;
 	}
@@ -40,6 +42,7 @@ void port_close_connections(struct port *p)
 	if (!p->bound)
 		return;
 	(void)zmq_unbind(p->socket, p->endpoint); /* closes the accepted connections, too */
+	zloop_used(p->router);
 	memset(p->open, 0, sizeof(p->open));
 	memset(p->ended, 0, sizeof(p->ended));
 	memset(p->connection, 0, sizeof(p->connection));
@@ -69,7 +72,7 @@ static void close_gate(struct port *p, const char *why)
 	uv_timer_start(&p->reopen, on_reopen, CLOSED_MS, CLOSED_MS);
 }
 
-/* Sets bit `fd` of `bits` to `value`. Returns 1 if the bit has changed. */
+/* Sets bit `fd` of `bits` to `value`. Returns 1 if the bit had another value before. */
 static int set_bit(unsigned char *bits, uint32_t fd, int value)
 {
 	unsigned char bit = (unsigned char)(1u << (fd % 8)), *byte = &bits[fd / 8];
@@ -104,7 +107,8 @@ static void note_ended(struct port *p, uint32_t fd)
 		log_debug("net", "hung_up", "fd=%u", fd);
 		PS_ASSERT(p->stats.connections > 0);
 		p->stats.connections--;
-		/* if the port is not bound, zmq_unbind has already closed the connection */
+		/* ignore the end of an unknown connection while the port is not bound: zmq_unbind
+		 * has closed it */
 	} else if (p->bound) {
 		set_bit(p->ended, fd, 1);
 	}
@@ -126,9 +130,23 @@ static int has_bit(const unsigned char *bits, uint32_t fd)
 	return bits[fd / 8] >> (fd % 8) & 1;
 }
 
+int port_descriptor(struct port *p, uint32_t peer, zmq_msg_t *frame)
+{
+	uint16_t *recent = &p->recent[peer % PORT_RECENT];
+
+	if (p->connection[*recent].peer == peer)
+		return *recent;
+	/* this call is slow, because libzmq stores the number as text */
+	int fd = zmq_msg_get(frame, ZMQ_SRCFD);
+	if (fd >= 0 && fd < PORT_FDS)
+		*recent = (uint16_t)fd;
+	return fd;
+}
+
 void port_note_message(struct port *p, int fd, uint32_t peer)
 {
-	/* The monitor may report later that the connection was accepted. */
+	/* the first message can arrive before the monitor reports that the connection was
+	 * accepted */
 	if (fd > 0 && fd < PORT_FDS)
 		p->connection[fd].peer = peer;
 }
@@ -173,8 +191,8 @@ void port_sweep(struct port *p, const struct auth *auth, const uint32_t *used, s
 
 #define REFUSAL_MS (1000 / FLOOD_PER_S)
 
-/* Returns the entry of a connection. Returns NULL if the descriptor is not known, or if there is no
- * memory; the refusals are then not counted. */
+/* Returns the entry that counts the refusals of a connection. Returns NULL if the descriptor is not
+ * known, or if there is no memory; the caller then counts no refusals. */
 static struct port_refusals *refusals_of(struct port *p, int fd, uint32_t peer)
 {
 	if (fd <= 0 || fd >= PORT_FDS)
@@ -228,8 +246,8 @@ void port_note_revoked(struct port *p, int fd, uint32_t peer)
 
 /* ---- connections of a key -------------------------------------------------------------------- */
 
-/* Returns 1 if `key` has more than `limit` open connections. The monitor may not have reported the
- * ends of some of them yet. */
+/* Returns 1 if `key` has more than `limit` open connections. Some of the counted connections may
+ * already have ended, so the function first reads the events that wait in the monitor. */
 static int is_crowded(struct port *p, int fd, const char *key, uint32_t limit)
 {
 	if (key_connections_of(p->keys, key) <= limit)
@@ -356,8 +374,9 @@ int port_bind(struct port *p, const char *address, struct err *e)
 	return PS_OK;
 }
 
-int port_start(struct port *p, uv_loop_t *loop, uint32_t window)
+int port_start(struct port *p, uv_loop_t *loop, struct zloop *router, uint32_t window)
 {
+	p->router = router;
 	p->burst = FLOOD_BURST + 2 * window;
 	if (zloop_start(&p->loop, loop, p->monitor, on_monitor, p) != 0)
 		return PS_ENET;

@@ -11,6 +11,7 @@
 #include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "server/net/line_budget.h"
 #include "server/net/watched.h"
 
 /* This struct describes the sender of a HELLO. */
@@ -21,11 +22,12 @@ struct side_hello {
 
 /* This struct is the session of one worker slot. */
 struct side_session {
-	uint32_t bulk; /* the connection that received the WELCOME; 0: the session has ended */
+	/* the bulk connection, on which the worker received WELCOME; 0: the session has ended */
+	uint32_t bulk;
 	char key[KEY_TEXT];
 	uint64_t secret_hi, secret_lo;
-	uint32_t n;               /* open side connections */
-	uint32_t peer[MAX_SIDES]; /* 0: not open */
+	uint32_t n;               /* number of open side connections of this session */
+	uint32_t peer[MAX_SIDES]; /* the side connections; 0: not open */
 	struct watched connection[MAX_SIDES];
 };
 
@@ -35,16 +37,17 @@ struct side_session {
 
 struct sides {
 	uint32_t max_workers, max;
+	struct line_budget *lines;
 	uint32_t *first; /* 1 + the first node of each chain; 0: the chain is empty */
 	uint32_t *next;  /* 1 + the node after each node in its chain; 0: none */
-	uint32_t mask;   /* number of chains, a power of two, minus 1 */
-	uint32_t open;   /* side connections of all sessions */
+	uint32_t mask;   /* the number of chains is mask + 1, a power of two */
+	uint32_t open;   /* number of side connections of all sessions */
 	struct side_session *session;
-	struct side_hello *hello; /* ring of the newest HELLOs */
-	size_t ring, n;           /* ring: size of the ring; n: HELLOs noted so far */
+	struct side_hello *hello; /* ring of the senders of the newest HELLOs */
+	size_t ring, n;           /* ring: size of the ring; n: number of HELLOs noted so far */
 };
 
-int sides_new(struct sides **out, uint32_t max_workers, uint32_t max)
+int sides_new(struct sides **out, uint32_t max_workers, uint32_t max, struct line_budget *lines)
 {
 	struct sides *s = mem_try(1, sizeof(*s));
 
@@ -53,6 +56,7 @@ int sides_new(struct sides **out, uint32_t max_workers, uint32_t max)
 		return PS_ENOMEM;
 	s->max_workers = max_workers;
 	s->max = max;
+	s->lines = lines;
 	s->ring = 2 * (size_t)max_workers + 64;
 	s->session = mem_try(max_workers, sizeof(*s->session));
 	s->hello = mem_try(s->ring, sizeof(*s->hello));
@@ -99,13 +103,14 @@ static const char *key_of_hello(const struct sides *s, uint32_t peer)
 
 /* ---- the hash table -------------------------------------------------------------------------- */
 
-/* Returns the start of the chain for `peer`. libzmq numbers the connections one after the other. */
+/* Returns the start of the chain for `peer`. The low bits of `peer` are a good hash, because libzmq
+ * numbers the connections one after the other. */
 static uint32_t *chain_of(const struct sides *s, uint32_t peer)
 {
 	return &s->first[peer & s->mask];
 }
 
-/* Adds the node of `peer` if `peer` is not 0. */
+/* Adds `node` to the chain of `peer`. Does nothing if `peer` is 0. */
 static void add_peer(struct sides *s, uint32_t node, uint32_t peer)
 {
 	uint32_t *first = chain_of(s, peer);
@@ -124,7 +129,7 @@ static void remove_peer(struct sides *s, uint32_t node, uint32_t peer)
 	if (!peer)
 		return;
 	while (*at != node + 1) {
-		PS_ASSERT(*at != 0); /* the table has a node for each connection */
+		PS_ASSERT(*at != 0); /* the node must be in the chain of `peer` */
 		at = &s->next[*at - 1];
 	}
 	*at = s->next[node];
@@ -137,16 +142,18 @@ static uint32_t node_of_slot(const struct sides *s, const struct side_session *e
 
 /* ---- sessions -------------------------------------------------------------------------------- */
 
-/* Closes the side connections of a session. From now on, the secret of the session opens no side
- * connection. */
+/* Closes the side connections of a session. After that, the secret of the session opens no new
+ * ones. */
 static void end_side_session(struct sides *s, struct side_session *e, const char *why)
 {
+	const uint32_t worker = (uint32_t)(e - s->session) + 1;
+
 	for (size_t i = 0; i < MAX_SIDES; i++)
 		remove_peer(s, node_of_slot(s, e, i), e->peer[i]);
 	remove_peer(s, node_of_slot(s, e, MAX_SIDES), e->bulk);
-	if (e->n)
-		log_info("net", "side_connections_closed", "worker=%u n=%u reason=\"%s\"",
-			(uint32_t)(e - s->session) + 1, e->n, why);
+	if (e->n && line_budget_take(s->lines, worker))
+		log_info("net", "side_connections_closed", "worker=%u n=%u reason=\"%s\"", worker,
+			e->n, why);
 	for (size_t i = 0; i < MAX_SIDES; i++)
 		if (e->peer[i])
 			watched_shut_down(&e->connection[i]);

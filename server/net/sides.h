@@ -5,7 +5,8 @@
  * A worker that joins receives a secret in WELCOME. A connection becomes a side connection of the
  * worker's session if it presents the secret, and has the same key as the connection of the
  * worker's HELLO. Parts that arrive on the side connection then belong to pushes of this session,
- * and the server sends parts of the session's weights on it. Side connections end with the session.
+ * and the server sends parts of the session's weights on it. When the session ends, the server
+ * closes its side connections.
  *
  * Invariants:
  * (1) a connection is the side connection of at most one session, and no bulk connection (asserted
@@ -14,13 +15,14 @@
  *     (asserted by sides_greet; a_secret_opens_each_side_connection_once).
  *
  * Promises:
- * (1) no connection without the secret of the newest WELCOME, or with another key, becomes a side
- *     connection (only_the_newest_secret_opens_a_side_connection,
+ * (1) a connection becomes a side connection of a session only if it sends the secret of the
+ *     newest WELCOME of this session, and has the same key as the connection of the HELLO
+ *     (only_the_newest_secret_opens_a_side_connection,
  *     a_side_connection_has_the_key_of_its_session);
- * (2) a session that ends closes its side connections, and its secret opens none
- *     (side_connections_end_with_their_session).
+ * (2) when a session ends, its side connections are closed, and from then on its secret opens no
+ *     side connection (side_connections_end_with_their_session).
  *
- * Thread: the loop's.
+ * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_NET_SIDES_H
 #define SERVER_NET_SIDES_H
@@ -31,11 +33,13 @@
 #include "proto/side.h"
 #include "server/core/core.h"
 
+struct line_budget;
 struct sides; /* opaque, see sides.c */
 
-/* Makes a table for sessions with at most `max` side connections each (1 to MAX_SIDES).
- * PS_ENOMEM. */
-int sides_new(struct sides **out, uint32_t max_workers, uint32_t max) PS_MUST_CHECK;
+/* Makes a table for sessions with at most `max` side connections each (1 to MAX_SIDES). `lines`,
+ * which is borrowed, limits the log lines about each worker. Error: PS_ENOMEM. */
+int sides_new(struct sides **out, uint32_t max_workers, uint32_t max,
+	struct line_budget *lines) PS_MUST_CHECK;
 /* Frees *s and sets it to NULL; *s may be NULL. Closes no connection. */
 void sides_free(struct sides **s);
 /* Notes that a HELLO with `key` arrived on connection `peer`. If the server has no keys, `key` is
@@ -43,8 +47,8 @@ void sides_free(struct sides **s);
 void sides_hello(struct sides *s, uint32_t peer, const char *key);
 /* Adds a secret to `m`, a WELCOME that the server is about to send on connection `peer`. Closes the
  * side connections that this worker had before. The secret is new, unless the worker has sent HELLO
- * again before it used the secret. Returns the bulk connection that this worker had before, or
- * 0. */
+ * again before it used the previous secret. Returns the bulk connection that this worker had
+ * before, or 0. */
 uint32_t sides_welcome(struct sides *s, uint32_t peer, struct msg_welcome *m);
 /* Makes connection `peer` with descriptor `fd` and this key a side connection. Returns PS_EAUTH if
  * the secret, the key or the number of `g` is wrong, or if `peer` already is a side connection or a
@@ -66,7 +70,7 @@ uint64_t sides_moved(struct sides *s, uint32_t bulk);
 /* Ends the session of connection `peer`, a side connection that has closed or breaks the rules, and
  * closes all side connections of this session. Returns 0 if `peer` is no side connection. */
 int sides_end(struct sides *s, uint32_t peer);
-/* Ends the sessions whose workers no longer use their bulk connection. */
+/* Ends the sessions whose workers have left or no longer use their bulk connection. */
 void sides_check(struct sides *s, const struct core *c);
 /* Returns the number of open side connections. */
 uint32_t sides_open(const struct sides *s);

@@ -8,10 +8,10 @@ changes how the block is tested:
 <!-- stopped: REASON -->   the test ends its programs, which would run on, with SIGTERM
 <!-- gpu: REASON -->       tests/gpu/test_gpu_documents.py runs it instead, on a GPU
 <!-- ci: REASON -->        .ci/run has its commands, and a test compares the two
-<!-- not run: REASON -->   why no test can run it
 
-A block without a language contains shell commands. A block called python or c contains a program.
-A block called text (output, a drawing) or yaml (a part of a configuration) contains no command.
+A block without a language contains shell commands. A block called python or c contains a program. A
+block called text contains output or a drawing, and a block called yaml contains a part of a
+configuration. These two kinds contain no command.
 """
 import re
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Block:
     line: int
     language: str
     lines: list = field(default_factory=list)
-    mark: str = ""  # "slow", "stopped", "gpu", "ci", "not run" or ""
+    mark: str = ""  # the mark: "slow", "stopped", "gpu" or "ci"; "": the block has no mark
     reason: str = ""
 
     @property
@@ -54,17 +54,17 @@ class Block:
 
 
 def marked(block, before):
-    """Set the mark of a block from the line before it."""
+    """Set the mark of a block from `before`, the line before the block."""
     comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
     if comment:
-        found = re.fullmatch(r"(not run|slow|stopped|gpu|ci):\s*(.*)", comment[1])
+        found = re.fullmatch(r"(slow|stopped|gpu|ci):\s*(.*)", comment[1])
         if found:
             block.mark, block.reason = found[1], found[2]
             if len(block.reason.split()) < 3:
                 raise Wrong(f"{block.name}: the mark '{block.mark}' gives no reason")
-    if block.mark != "not run" and block.language not in RUNS + NO_COMMAND:
-        raise Wrong(f"{block.name}: a block of '{block.language}' cannot be run: mark it "
-                    "<!-- not run: REASON -->")
+    if block.language not in RUNS + NO_COMMAND:
+        raise Wrong(f"{block.name}: a block of '{block.language}' cannot be run; a block without "
+                    "commands is called text")
     return block
 
 

@@ -4,8 +4,10 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -41,7 +43,8 @@ def test_without_make_tests_a_benchmark_says_so_in_one_line(tmp_path, small, nam
 
 
 def gpu_vs_torch():
-    """The module of tests/bench/gpu_vs_torch. It imports PyTorch only when it measures."""
+    """Returns the script tests/bench/gpu_vs_torch as a module. The script imports PyTorch only when
+    it measures."""
     path = str(ROOT / "tests/bench/gpu_vs_torch")
     loader = importlib.machinery.SourceFileLoader("gpu_vs_torch", path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_vs_torch", loader))
@@ -57,7 +60,10 @@ def test_the_rows_of_gpu_vs_torch(capsys):
     assert {r.rsplit(",", 1)[1] for r in args.races} == {"32", "100", "250", "1000"}
     assert bench.parse([]).races == bench.RACES and "compile," not in bench.parse([]).modes
     assert bench.parse(["--layers"]).races == ["128"]
-    for wrong, words in ((["--rows", "lenet5,100"], "NET,BATCH"), (["lenet5"], "expected NET,BATCH"),
+    lenet = bench.parse(["--rows", "lenet5"]).races
+    assert lenet == ["lenet5,32", "lenet5,250", "lenet5,1000"]
+    for wrong, words in ((["--rows", "lenet5,100"], "expected one of example, "),
+                         (["lenet5"], "expected NET,BATCH"),
                          (["lenet5,0"], "NET,BATCH"), (["--modes", "fast"], "expected some of eager"),
                          (["--rows", "--layers"], "exclude each other")):
         with pytest.raises(SystemExit):
@@ -72,8 +78,9 @@ def test_the_rows_of_gpu_vs_torch(capsys):
 
 
 def test_no_worker_of_a_peer_survives_the_measurement(tmp_path):
-    """The workers of torchrun have sessions of their own, and a worker that starts again after the
-    kill has not yet written its process id if the measurement ends."""
+    """Each worker process that torchrun starts is in a Unix session of its own. The measurement may
+    end while torchrun is starting a killed worker again. The new worker has not yet written its
+    process id then, but the script must end this worker, too."""
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests/bench/peers")!r})
@@ -120,7 +127,7 @@ def test_python_rate_compares_the_clients():
 
 def test_python_rate_says_that_its_workers_failed():
     """The workers read CNN_KEY, which names a file that does not exist, so they fail. The script
-    neither waits for them nor leaves one of them running."""
+    does not wait for the failed workers, and leaves no worker running."""
     done = subprocess.run(
         [sys.executable, ROOT / "tests/bench/python_rate", "--programs", "python", "--rounds", "1",
          "--seconds", "0.1", "--workers", "2", "--bytes", "26000"], cwd=ROOT, capture_output=True,
@@ -145,7 +152,8 @@ def test_durability_makes_the_directory_that_it_is_given(tmp_path):
 
 
 def test_a_checkpoint_during_pushes_has_the_bits_of_the_host(tmp_path):
-    """The store is the double of a GPU (tests/device)."""
+    """The server's store module is a test double of the module for GPUs: it computes on the CPU
+    (tests/device)."""
     done = bench("snapshots.py", "--program", "tests/device/cnn-ps", "--store", "cuda:0",
                  "--values", 20000, "--pushes", 200, "--interval-ms", 10, "--dir", tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -165,8 +173,8 @@ def test_science_without_gnuplot_says_what_to_install(tmp_path):
     flood, marks=pytest.mark.skipif(not SLOW, reason="CNN_SLOW=1 takes every flood"))
     for flood in ("slots", "status", "revoked", "malformed", "chunks", "results"))])
 def test_floods_leaves_a_server_that_answers(flood):
-    """Each flood is attack A5 of docs/faults.md. In this test it lasts a second, and no minimum
-    speed of the workers is required."""
+    """Each flood is an example of attack A5 of docs/faults.md. In this test a flood lasts one
+    second, and the workers may be arbitrarily slow."""
     done = bench("floods", "--floods", flood, "--seconds", 1, "--connections", 500, "--workers", 1,
                  seconds=120)
     assert done.returncode == 0, done.stderr
@@ -174,3 +182,19 @@ def test_floods_leaves_a_server_that_answers(flood):
     assert re.match(rf"\| {flood} \| [1-9]\d* \| [1-9]\d* \| [1-9]\d* \| \d+\.\d % \| \d+ "
                     r"\| \d+\.\d\d s \| ", row)
     assert end.startswith("missed: ") and "memory" not in end
+
+
+def test_a_server_that_does_not_answer_after_a_flood_is_a_result(monkeypatch):
+    """The script floods reports an infinite answer time for this server, and still prints its
+    table."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    loader = importlib.machinery.SourceFileLoader("floods", str(ROOT / "tests/bench/floods"))
+    floods = importlib.util.module_from_spec(importlib.util.spec_from_loader("floods", loader))
+    loader.exec_module(floods)
+    monkeypatch.setattr(floods, "AFTER_S", 0.2)
+    monkeypatch.setattr(floods, "Worker", lambda *_, **__: MagicMock())
+    monkeypatch.setattr(floods, "Keys", lambda *_: None)
+    cluster = object.__new__(floods.Cluster)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cluster.endpoint, cluster.keys, cluster.http = "", ROOT, silent.getsockname()
+        assert cluster.join() == float("inf")

@@ -1,5 +1,5 @@
-"""Test cnn-ctl with real servers, checkpoints and pictures. Some tests of this file run the example
-program instead, or stop workers."""
+"""Test cnn-ctl with real servers, checkpoints and pictures. Other tests of this file run the
+example program worker/examples/line.c, or stop workers with signals."""
 import base64
 import json
 import os
@@ -299,7 +299,7 @@ def test_dark_on_light_is_noticed_and_inverted(programs, trained, data):
 
 
 def test_transparent_pixels_are_seen_on_white(programs, trained, data, mnist):
-    """Some drawing programs save black ink on transparent pixels. On a black background the ink
+    """Some drawing programs save black ink on transparent pixels. On a black background such ink
     would be invisible."""
     ink = idx.read(data, idx.NAMES[2])[0]
     clear, opaque = programs.directory / "clear.png", programs.directory / "opaque.png"
@@ -341,7 +341,7 @@ def rest_of(terminal):
     while True:
         try:
             text += os.read(terminal, 65536)
-        except OSError:  # all programs have closed the terminal
+        except OSError:  # read() fails because all programs have closed the terminal
             os.close(terminal)
             return text
 
@@ -360,7 +360,7 @@ def test_no_color_on_a_terminal(programs, trained, no_color):
 
 
 def long_history(directory):
-    """Writes a history that is longer than a buffer; returns its directory."""
+    """Writes a history file that is longer than the buffer of a pipe. Returns `directory`."""
     lines = [{"t": 1000 * i, "kind": "epoch", "epoch": i, "accuracy": 0.5} for i in range(1, 2000)]
     (directory / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
     return directory
@@ -392,7 +392,7 @@ def unread_pipe():
 @pytest.mark.parametrize("arguments", PRINTS)
 def test_a_reader_may_stop_reading(programs, trained, arguments):
     """The program that reads the output of cnn-ctl may exit early, as head does after some lines.
-    Then cnn-ctl ends silently, like other tools."""
+    In this case cnn-ctl ends silently, like other tools."""
     out = unread_pipe()
     try:
         assert prints_to(out, programs, trained, arguments) == (-signal.SIGPIPE, "")
@@ -442,6 +442,7 @@ WRONG_PATHS = [
     (("eval", "--weights", "NONE"), "NONE: No such file or directory; --weights: give"),
     (("eval", "--weights", "DIR"), "DIR: not a regular file; --weights: give"),
     (("export", "--checkpoint", "RUN", "NONE/w.safetensors"), "NONE: No such file or directory; expected"),
+    (("export", "--checkpoint", "RUN", "-"), "\"-\" is no name of a file"),
     (("export", "--checkpoint", "RUN", "DIR"), "DIR: not a regular file; expected the path"),
     (("export", "--checkpoint", "RUN", "FILE/w.onnx"), "FILE: (Not|not) a directory; expected the path"),
     (("eval", "--checkpoint", "RUN", "--mistakes", "DIR"), "DIR: not a regular file; expected"),
@@ -476,8 +477,8 @@ def test_a_directory_that_is_not_of_a_run_is_refused(programs, arguments, code):
 
 
 def test_eval_ends_when_nobody_reads_it(programs, data):
-    """The program that reads the output of eval has ended before eval has a result. Then eval does
-    not evaluate all images, unless it must also write a file."""
+    """The program that reads the output of eval has ended before eval has a result. eval must then
+    stop before it has evaluated all images, unless an option makes it write a file, too."""
     server = programs.server("--model", "cnn99")
     weights = programs.directory / "w.safetensors"
     programs.ctl("--server", server.endpoint, "export", weights)
@@ -566,7 +567,7 @@ def test_a_second_worker_of_a_name_ends_the_first_with_5(programs, small):
 
 def test_a_worker_on_a_terminal_draws_its_progress(programs, small):
     """On a terminal the last line shows the progress, and the worker removes this line at its end.
-    In a file there is no such line."""
+    If stderr is a file, the worker draws no such line."""
     server = programs.server("--model", "seed:8", "--epochs", 1000)
     other = programs.worker(server.endpoint, data=small)
     ours, its = pty.openpty()

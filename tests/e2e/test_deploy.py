@@ -1,8 +1,10 @@
 """Test the scripts that a new user runs first: setup, data, demo."""
+import fcntl
 import http.server
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -11,6 +13,7 @@ import time
 import pytest
 
 from support.build import FLAVOUR, ROOT
+from support.programs import until
 
 FILES = [n + "-ubyte.gz" for n in
          ("t10k-labels-idx1", "train-labels-idx1", "t10k-images-idx3", "train-images-idx3")]
@@ -126,8 +129,8 @@ def stub(directory, name, text):
 
 @pytest.fixture
 def machine(tmp_path):
-    """Returns a directory for the front of PATH. The dpkg-query in this directory reports that no
-    package is installed, and the apt-get in it records its arguments."""
+    """Returns a directory that the tests put at the front of PATH. The dpkg-query in this directory
+    reports that no package is installed, and the apt-get in it records its arguments."""
     stub(tmp_path, "dpkg-query", "exit 1")
     stub(tmp_path, "apt-get", f'echo "$@" >> {tmp_path}/asked')
     return tmp_path
@@ -174,7 +177,8 @@ def test_setup_installs_only_what_is_missing(machine):
     ("", "", "nvcc not found:"), ("", "0", ""), ("11.8, V11.8.89", "", "nvcc is older than 12:"),
     ("11.8, V11.8.89", "0", "")], ids=["none", "none, CUDA=0", "11.8", "11.8, CUDA=0"])
 def test_a_build_without_a_useful_nvcc_says_so_unless_asked_for(tmp_path, release, cuda, said):
-    """nvidia-cuda-toolkit of Debian 12 has nvcc 11.8, which cannot compile for compute_90a."""
+    """The package nvidia-cuda-toolkit of Debian 12 contains nvcc 11.8, which cannot compile for
+    compute_90a."""
     stub(tmp_path, "nvcc", f"""case $1 in
 --version) echo "Cuda compilation tools, release {release}" ;;
 *) echo compute_80 compute_90 ;; esac""")
@@ -209,8 +213,9 @@ def test_native_needs_a_gpu_and_says_so(tmp_path, answer, code):
 
 @pytest.mark.parametrize("cuda", [True, False])
 def test_deb_has_a_cuda_package_only_if_the_makefile_has_cuda(checkout, cuda):
-    """deb.sh finds out whether the Makefile has CUDA: only a Makefile without CUDA has the target
-    no-cuda. That nvcc is installed proves nothing, because it may be too old."""
+    """deb.sh finds out whether the Makefile builds CUDA code: a Makefile that builds none has the
+    target no-cuda. An installed nvcc is no proof that the Makefile builds CUDA code, because nvcc
+    may be too old."""
     (checkout / "common").mkdir()
     shutil.copy(ROOT / "common/version.h", checkout / "common")
     (checkout / "Makefile").write_text("all:\n" if cuda else "no-cuda:\n\t@echo too old\n")
@@ -225,8 +230,8 @@ def test_deb_has_a_cuda_package_only_if_the_makefile_has_cuda(checkout, cuda):
 
 
 def test_the_demo_needs_few_packages(machine):
-    """The first command of the README installs this set of packages. It is enough for `make
-    install`, too, and has no program of the tests and no daemon."""
+    """The first command of the README installs the set `build` of packages. This set is enough for
+    `make install`, too, and contains no package that only the tests need and no daemon."""
     stub(machine, "id", "echo 0")
     assert setup_on(machine, "build").returncode == 0
     install = (machine / "asked").read_text().splitlines()[1].split()
@@ -237,8 +242,9 @@ def test_the_demo_needs_few_packages(machine):
 
 @pytest.mark.parametrize("status", [0, 100])
 def test_setup_starts_no_daemon(machine, status):
-    """Debian starts the daemons of a package, now and at each boot. setup.sh prevents this for
-    daemons that it installs, also if apt-get fails, but munge was installed before."""
+    """If a package has daemons, Debian starts them after the installation and at each boot.
+    setup.sh prevents this for the daemons that it installs, even if apt-get fails. munge was
+    installed before setup.sh ran, so setup.sh does not prevent the start of munge's daemon."""
     stub(machine, "id", "echo 0")
     stub(machine, "dpkg-query", f'for p; do :; done; [ -e {machine}/done ] || [ "$p" = munge ] && echo installed')
     stub(machine, "systemctl", f'echo "$@" >> {machine}/systemctl.log')
@@ -297,7 +303,9 @@ def test_a_demo_without_programs_says_so(checkout, missing):
 
 
 def test_the_training_of_the_demo_begins_with_the_first_worker(checkout):
-    """The workers read the images before they join, which takes seconds on a busy machine."""
+    """The demo measures the training from the time at which the first worker joins, not from the
+    start of the server. Before a worker joins, it reads the images, which takes seconds on a busy
+    machine."""
     (checkout / "build/release").mkdir(parents=True)
     stub(checkout / "build/release", "cnn-ps", """sleep 0.5; echo '{"accuracy": 0.9, "images": 1000}'""")
     stub(checkout / "build/release", "cnn-worker", "exit 0")
@@ -318,3 +326,76 @@ def test_a_demo_whose_server_ends_at_once_fails(checkout, status):
     done = run(checkout / "deploy/demo.sh", {"CNN_DATA": "/some/where"})
     assert done.returncode == 1 and done.stdout == ""
     assert "demo: a process ended early" in done.stderr
+
+
+# a server that writes a history, and trains until its directory has the file `end`
+TRAINS = """until [ "$1" = --checkpoint-dir ]; do shift; done
+echo "$$" >>"$2/history.jsonl"
+until [ -e "$2/end" ]; do sleep 0.1; done
+echo '{"accuracy": 0.9, "images": 1000}'"""
+
+
+@pytest.fixture
+def start_demo(checkout):
+    """Returns a function that starts the demo. Its server is TRAINS, and its temporary directories
+    are in checkout/tmp."""
+    programs, started = checkout / "build/release", []
+    programs.mkdir(parents=True)
+    (checkout / "tmp").mkdir()
+    stub(programs, "cnn-ps", TRAINS)
+    stub(programs, "cnn-worker", "exit 0")
+    stub(programs, "cnn-ctl", "printf '%s\\n' t,kind 1000,worker 2000,end")
+
+    def start():
+        env = dict(os.environ, CNN_DATA="/some/where", TMPDIR=str(checkout / "tmp"))
+        started.append(subprocess.Popen(checkout / "deploy/demo.sh", env=env, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return started[-1]
+    yield start
+    for demo in started:
+        demo.terminate()
+        demo.communicate(timeout=60)
+
+
+def trains_elsewhere(checkout, demo):
+    """Check that a demo runs in a temporary directory because build/demo is in use, and says so."""
+    [run] = until(lambda: [path.parent for path in checkout.glob("tmp/*/history.jsonl")], 20,
+                  "the demo trains in a temporary directory")
+    (run / "end").touch()
+    out, err = demo.communicate(timeout=60)
+    assert demo.returncode == 0, err
+    assert f"demo: build/demo is in use or not writable: this run is in {run}\n" in err
+    assert f"history   build/release/cnn-ctl history {run}\n" in out
+    assert f"report    {run}/report.html," in out and (run / "report.html").exists()
+
+
+def test_a_demo_leaves_the_run_of_another_demo_alone(checkout, start_demo):
+    """The run belongs to the other demo also while its server is dead and starts again in 3 s. The
+    directory is free when the other demo has ended."""
+    history = checkout / "build/demo/history.jsonl"
+    first = start_demo()
+    until(lambda: history.exists() and history.read_text(), 20, "the first demo trains")
+    server = history.read_text()
+    os.kill(int(server), signal.SIGKILL)
+    trains_elsewhere(checkout, start_demo())
+    until(lambda: history.read_text() != server, 20, "the server trains again")
+    assert history.read_text().startswith(server)
+    (checkout / "build/demo/end").touch()
+    out, err = first.communicate(timeout=60)
+    assert first.returncode == 0, err
+    assert "history   build/release/cnn-ctl history build/demo\n" in out
+    third = start_demo()
+    until(lambda: not (checkout / "build/demo/end").exists() and history.exists(), 20, "a new run")
+    (checkout / "build/demo/end").touch()
+    assert "in use" not in third.communicate(timeout=60)[1] and len(history.read_text().split()) == 1
+
+
+def test_a_demo_leaves_the_run_of_a_server_alone(checkout, start_demo):
+    """A server locks the file LOCK of its directory."""
+    run = checkout / "build/demo"
+    run.mkdir()
+    (run / "history.jsonl").write_text("a line\n")
+    with open(run / "LOCK", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        trains_elsewhere(checkout, start_demo())
+    assert (run / "history.jsonl").read_text() == "a line\n"

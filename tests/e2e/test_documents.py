@@ -1,16 +1,16 @@
 """Run every command that the documents show, as a reader types it. documents.py explains which
 blocks contain commands, and which marks a block may have.
 
-The tests differ from the reader's machine in these points only:
+What a test does differs from what a reader does in these points only:
 
 - The blocks of a document run in order in one copy of the checkout. In this copy, data/mnist has a
   tenth of the data set, and build/release is the build under test. The blocks with `make` share
   another copy, without a build, and get CUDA=0 and the data set in CNN_DATA.
-- If one of the slow blocks of a document has `sudo`, all of them run as root in the copy without a
-  build and in a file system of their own (machine()), so that an installation changes nothing on the
-  machine of the test. The test provides the worker.c that the reader links. Before a block
-  downloads packages, the test removes those of cnn-ps and one that they recommend; a block that
-  installs the downloaded packages has no network.
+- If one of the slow blocks of a document has `sudo`, all slow blocks of this document run as root,
+  in the copy without a build and in a file system of their own (machine()). So an installation
+  changes nothing on the machine of the test. The test provides worker.c, the reader's own program,
+  which a block links with libcnnps. Before a block downloads packages, the test removes those of
+  cnn-ps and one that they recommend; a block that installs the downloaded packages has no network.
 - Free ports replace 5555 and 8080, also where a command omits the address, and 127.0.0.1 replaces
   SERVER and 0.0.0.0. The name of a fault test, or of a worker in quarantine, replaces NAME.
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
@@ -19,11 +19,12 @@ The tests differ from the reader's machine in these points only:
   tried again for some seconds, because a reader types more slowly than a test.
 - If a block uses a server but does not start one, the test starts a server, with keys if the block
   uses keys.
-- `--epochs` of 100 and more is 10, and SHORTER has less work for commands that take minutes.
-- gdb starts its program, stops in main and ends.
+- `--epochs` with a value of 100 or more becomes `--epochs 10`, and SHORTER changes commands that
+  would take minutes, so that they do less work.
+- In a block with gdb, gdb starts the program, stops in main and ends.
 - run1 and run2 are the directories of small runs, unless an earlier block has made them.
-- A block that needs a Docker engine, Kubernetes, Slurm or systemd runs on a machine of machines.py, which says
-  how this differs from the reader's.
+- A block that needs a Docker engine, Kubernetes, Slurm or systemd runs on a machine of machines.py.
+  machines.py says how this machine differs from the reader's machine.
 - `make bundle` compiles for one kind of GPU.
 - Python blocks run with the Python of the tests, and import the package cnnps of the source tree.
   The module tests/support/safetensors.py replaces the package safetensors, which Debian lacks.
@@ -43,7 +44,7 @@ from pathlib import Path
 import pytest
 
 from documents import DOCUMENTS, NO_COMMAND, Wrong, blocks
-from machines import CONTAINERS, MACHINES, kind_of
+from machines import CONTAINERS, MACHINES, kind_of, run_script
 from support import safetensors
 from support.build import BUILD, FULL, PATIENCE, ROOT, command, without
 from support.programs import Programs, Process
@@ -55,9 +56,10 @@ LEFT_OUT = shutil.ignore_patterns("build", ".git", "data", "__pycache__", "run[0
 CACHES = shutil.ignore_patterns("__pycache__")
 TOOLS = ROOT / "build/tools/bin/python"  # `deploy/setup.sh tools` makes it
 MODULES = {"torch": "python3-torch"}
-# Ray starts a cluster of its own also if the directory of a dead cluster is in /tmp.
+# With the address "local", Ray starts a new cluster even if /tmp still has the directory of a
+# cluster that has ended.
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
-ELSEWHERE = ("not run", "gpu", "ci")  # marks of blocks that no test of this file runs
+ELSEWHERE = ("gpu", "ci")  # the marks of blocks that only tests in other places run
 NVCC = f"/usr/local/cuda/bin:{os.environ['PATH']}"
 FAULT_TEST = "test_parts_that_get_lost_or_come_twice"
 
@@ -136,7 +138,7 @@ def free_port():
 
 def copy(place):
     """Make a copy of the checkout without a build, as a reader would have it."""
-    # leave out `data` only at the top: worker/data has source files
+    # leave out LEFT_OUT, which contains `data`, only at the top: worker/data has source files
     shutil.copytree(ROOT, place, symlinks=True, ignore=lambda folder, names: (
         LEFT_OUT if Path(folder) == ROOT else CACHES)(folder, names))
     return place
@@ -188,8 +190,8 @@ read -r _
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory, data):
     """Yields a function: machine(directory) returns the start of a command that runs as root in a
-    file system of its own. It has all files of this machine, but changes are only in memory, except
-    those in the directory."""
+    file system of its own. This file system has all files of the test's machine. Changes of files
+    in the directory are real; all other changes are only in memory."""
     if os.getuid():
         pytest.skip("not root")
     held = {}
@@ -281,7 +283,8 @@ class Shell:
         return self.end - time.monotonic()
 
     def foreground(self, command, patience):
-        """Run a command until it succeeds, for at most `patience` seconds."""
+        """Run a command again and again until it succeeds. The test fails after `patience`
+        seconds."""
         give_up = time.monotonic() + patience
         while True:
             status, report = self.waited(*self.start(command), self.left())
@@ -303,7 +306,7 @@ class Shell:
 
     def run(self, commands, stopped):
         """Run the commands of a block, and wait until the programs in the background exit. If
-        `stopped` is true, end these programs first."""
+        `stopped` is true, first send SIGTERM to these programs."""
         try:
             for command in map(self.substituted, commands):
                 if re.match(r"(\w+=\S+ )*(\S*/)?cnn-(ps|worker)\b[^&]*$", command):
@@ -378,10 +381,11 @@ def run_shell(block, copies, data, tmp_path, request):
 def run_as_root(commands, text, place, env, machine):
     """Run a block in the file system of machine(place)."""
     env = {**env, "PATH": f"/run/sudo:{os.environ['PATH']}"}
-    env.pop("PYTHONPATH")  # the block uses what it has installed
+    env.pop("PYTHONPATH")  # so that the block uses the Python package that it has installed
     start = machine(place, network="./needed/" not in text)
     if "worker.c" in text:
-        own = place / "build/own"  # the checkout itself has a directory "worker"
+        # another directory, because the checkout already has a directory "worker"
+        own = place / "build/own"
         own.mkdir(exist_ok=True)
         source = (ROOT / "worker/examples/line.c").read_text()
         (own / "worker.c").write_text(source.replace('"worker/client/cnnps.h"', "<cnnps.h>"))
@@ -393,7 +397,8 @@ def run_as_root(commands, text, place, env, machine):
 
 
 def run_with_quarantine(commands, place, env):
-    """Run a block that releases a worker. A server has put this worker in quarantine."""
+    """Run a block that releases a worker. Before the block runs, a server puts this worker in
+    quarantine."""
     sys.path.append(str(ROOT / "tests/wire"))
     from client import Keys, exclude
     programs = Programs(place, None)
@@ -412,7 +417,8 @@ def run_with_quarantine(commands, place, env):
 
 def python_of(block, place, run):
     """Returns the Python that runs a block. A block that uses ONNX Runtime or Ray needs the Python
-    of `deploy/setup.sh tools`. With ONNX Runtime it reads an export of the directory `run`."""
+    of `deploy/setup.sh tools`. A block that uses ONNX Runtime reads the file that this function
+    exports from the directory `run`."""
     if "import ray" in block.text():
         if not TOOLS.exists():
             without("Ray", "deploy/setup.sh tools")
@@ -486,7 +492,8 @@ def test_a_documented_command_runs_as_it_is_typed(block, copies, data, tmp_path,
 
 
 def history_epochs(directory):
-    """Returns the epochs in the history of a run. The server may be writing its last line."""
+    """Returns the epochs in the history of a run. The last line may be incomplete, because the
+    server may still be writing it."""
     file = directory / "history.jsonl"
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [o["epoch"] for o in map(json.loads, lines) if o["kind"] == "epoch"]
@@ -494,8 +501,8 @@ def history_epochs(directory):
 
 @pytest.mark.xdist_group("document tutorial.md")
 def test_the_server_of_the_tutorial_can_be_killed(copies, data, tmp_path, request):
-    """Below its commands, the tutorial says that the server can be killed. Here the commands run
-    with a kill -9 of the server in the middle."""
+    """Below its commands, the tutorial says that the server can be killed. This test runs the
+    commands, and kills the server with kill -9 in the middle of the training."""
     arrays, convert, train = blocks(ROOT / "docs/tutorial.md")[:3]
     place = copies(arrays.path)
     if not (place / "shapes").exists():
@@ -522,15 +529,31 @@ def test_the_server_of_the_tutorial_can_be_killed(copies, data, tmp_path, reques
     assert history_epochs(place / "killed") == list(range(1, 11))
 
 
+def test_the_parts_of_the_gpu_tests_are_all_gpu_tests(data):
+    """The commands of the block with tests/gpu/run in docs/gpu.md need a GPU, so
+    tests/gpu/test_gpu_documents.py runs them. This test only lists the tests that each command
+    chooses: each GPU test must be in exactly one part."""
+    [block] = [block for block in blocks(ROOT / "docs/gpu.md") if "tests/gpu/run -n" in block.text()]
+    parts = block.text().count("tests/gpu/run")
+    listed = run_script(block.text(), ROOT, environment(
+        ROOT, CNN_DATA=str(data), PYTHON=sys.executable, PYTEST_ADDOPTS="--collect-only"),
+        parts * SECONDS)
+    tests = re.findall(r"^tests/gpu/\S.*::.*$", listed, re.M)
+    found = re.findall(r"^(\d+)/(\d+) tests collected", listed, re.M)
+    assert len(found) == parts > 1, listed
+    assert len(tests) == len(set(tests)) == int(found[0][1]), "each test once"
+    assert sum(int(chosen) for chosen, _ in found) == len(tests)
+
+
 @pytest.mark.parametrize("text, words", [
     ("```json\n{}\n```", "cannot be run"),
     ("<!-- a comment -->\n```json\n{}\n```", "cannot be run"),
-    ("<!-- not run: -->\n```\nx\n```", "no reason"),
+    ("<!-- not run: needs a printer -->\n```json\n{}\n```", "cannot be run"),
+    ("<!-- stopped: -->\n```\nx\n```", "no reason"),
     ("<!-- slow: long -->\n```\nx\n```", "no reason"),
     ("<!-- gpu: card -->\n```\nx\n```", "no reason"),
-    ("<!-- not run: needs a GPU -->\ntext between\n\n```json\nx\n```", "cannot be run"),
     ("```\nx\n", "no end"),
-], ids=["language", "other comment", "no reason", "one word", "GPU", "mark elsewhere", "no end"])
+], ids=["language", "other comment", "not run", "no reason", "one word", "GPU", "no end"])
 def test_a_block_that_is_neither_run_nor_marked_is_refused(text, words, tmp_path):
     with pytest.raises(Wrong, match=words):
         blocks(tmp_path / "a.md", text)
@@ -544,8 +567,7 @@ def test_a_reason_names_tests_that_are_there():
 
 @pytest.mark.parametrize("mark, heading", [
     ("slow", "`make documents` runs these, which take long:"),
-    ("gpu", "`make gpu-test` runs these on a GPU:"), ("ci", "`.ci/run` has these itself:"),
-    ("not run", "No test runs these:")])
+    ("gpu", "`make gpu-test` runs these on a GPU:"), ("ci", "`.ci/run` has these itself:")])
 def test_readers_see_which_commands_are_not_run(mark, heading):
     """A comment with a mark is invisible on the page, so docs/README.md lists the reasons."""
     text = (ROOT / "docs/README.md").read_text().partition(heading)[2]
@@ -566,8 +588,8 @@ def test_readers_see_which_commands_are_not_run(mark, heading):
 
 
 def test_ci_has_the_commands_with_the_mark_ci():
-    """A block with this mark runs all tests, so a test cannot run it. .ci/run begins with its first
-    command, and ends with its last one."""
+    """The block with the mark `ci` runs all tests, so a test cannot run it. .ci/run begins with the
+    first command of the block, and ends with its last command."""
     [[command]] = [block.commands() for path in DOCUMENTS for block in blocks(path)
                    if block.mark == "ci"]
     first, last = command.split(" && ")
@@ -588,8 +610,8 @@ def test_a_copy_has_every_source_file(tmp_path):
 
 
 def test_a_copy_lacks_the_directories_of_a_reader_of_the_documents(tmp_path, monkeypatch):
-    """A reader of the tutorial makes these directories in the checkout. A copy must not have them,
-    because the commands that run in the copy make them again."""
+    """A reader of the tutorial makes the directories `made` in the checkout. A copy must not have
+    them, because the commands that run in the copy make them again."""
     made = {"run1", "run2", "keys", "arrays", "shapes"}
     for name in made:
         (tmp_path / "checkout" / name).mkdir(parents=True)
@@ -606,9 +628,10 @@ def test_every_document_is_read():
 
 
 def test_marks_and_commands_of_a_block():
-    first, second = blocks(ROOT / "a.md", "<!-- not run: needs a GPU -->\n\n```sh\na b # c\n```\n"
-                                          "```\nx --y=1 \\\n\t--z  # why\n# alone\nw#v\n```\n")
-    assert (first.mark, first.reason, first.language) == ("not run", "needs a GPU", "sh")
+    first, second = blocks(ROOT / "a.md", "<!-- gpu: needs a GPU -->\n\n```\na b # c\n```\n"
+                                          "between\n```\nx --y=1 \\\n\t--z  # why\n# alone\nw#v\n```\n")
+    assert (first.mark, first.reason, first.language) == ("gpu", "needs a GPU", "")
+    assert second.mark == "", "a mark belongs to the next block only"
     assert second.commands() == ["x --y=1  \t--z", "w#v"]
 
 
@@ -620,7 +643,7 @@ def test_text_and_configuration_need_no_mark():
 
 def is_there(word):
     """Returns True if `word` is a file of the checkout, a pattern that matches files, or a program
-    that the Makefile builds from a .c file or a mutant. NAME stands for any name."""
+    that the Makefile builds from a .c file or a mutant. In `word`, NAME stands for any name."""
     built = re.fullmatch(r"build/release/(.*)", word)
     if built and built[1].startswith("mutants/"):
         return any((ROOT / "tests/sim").glob(built[1].replace("NAME", "*") + ".patch"))
@@ -694,8 +717,8 @@ def test_faults_lists_every_mutant_and_its_test():
 
 
 def test_troubleshooting_quotes_messages_of_the_programs():
-    """In docs/troubleshooting.md, each heading is a part of a string in the sources, or a message
-    of the operating system."""
+    """In docs/troubleshooting.md, each heading is a part of a string in the sources, of the script of
+    the page, or a message of the operating system."""
     page = (ROOT / "docs/troubleshooting.md").read_text()
     quoted = re.findall(r"^### `(.*)`$", page, re.M)
     assert len(quoted) > 10
@@ -704,6 +727,7 @@ def test_troubleshooting_quotes_messages_of_the_programs():
                       for file in sorted((ROOT / folder).rglob("*.[ch]")))
     sources = re.sub(r'"\s*\n\s*"', "", sources)
     strings = "\n".join(re.findall(r'"(?:[^"\\\n]|\\.)*"', sources))
+    strings += (ROOT / "server/monitor/page/live.js").read_text()
     system = {os.strerror(number) for number in range(1, 40)}
     assert [text for text in quoted if text not in strings and text not in system] == []
 

@@ -22,8 +22,8 @@ DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
                 [-0.011820, 0.042940, 0.968881]]
 PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
               [-0.003882, -0.048116, 1.051998]]
-# Matrices that convert linear RGB to Oklab (Ottosson, 2020). In this space, equal distances look
-# equally large to people.
+# Matrices that convert linear RGB to Oklab (Ottosson, 2020). In the colour space Oklab, equal
+# distances look equally large to people.
 TO_CONES = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
           [0.0883024619, 0.2817188376, 0.6299787005]]
 TO_OKLAB = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
@@ -107,18 +107,35 @@ def test_the_colours_differ_for_everybody(sight):
 @pytest.mark.parametrize("path", FIGURES, ids=name)
 def test_a_figure_belongs_to_the_family(path):
     text, words = path.read_text(), words_of(path)
-    # test digits have a white background
+    # the pictures of test digits have a white background
     pictures = {"#ffffff"} if path.name == "predictions.svg" else set()
     assert colours_of(text) - {INK, *COLOURS} == pictures
     assert not re.search(r"<rect x=\"0\" y=\"0\"[^>]*fill=\"(?!none)", text), "transparent"
     missing = [axis for axis in AXES[name(path)] if axis not in words]
     assert not [axis for axis in missing if not any(axis in w for w in words)]
-    if path.name == "cores.svg":  # this figure shows only the CPU of the machine
+    if path.name == "cores.svg":  # the figure must name only the CPU of the machine, not its GPU
         assert any("on the CPU, 16 cores of a Xeon" in w for w in words), "the machine"
     elif path.parent.name in MACHINE:
         assert any(MACHINE[path.parent.name] in w for w in words), "the machine"
     pages = "".join(p.read_text() for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
     assert f"{name(path)})" in pages or f"docs/{name(path)})" in pages, "a page shows it"
+
+
+@pytest.mark.parametrize("path", FIGURES, ids=name)
+def test_all_words_are_inside_the_figure(path, browser):
+    """A viewer cuts what is outside of the figure. The widths of letters are those of the fonts of
+    this machine; DejaVu Sans, the usual font of Linux, has wide letters."""
+    browser.get(path.as_uri())
+    outside = browser.execute_script("""
+        const svg = document.documentElement, {width, height} = svg.viewBox.baseVal;
+        const toFigure = svg.getScreenCTM().inverse();
+        return [...svg.querySelectorAll("text")].filter(text => {
+            const n = text.getNumberOfChars(), place = toFigure.multiply(text.getScreenCTM());
+            const ends = n ? [text.getStartPositionOfChar(0), text.getEndPositionOfChar(n - 1)] : [];
+            return ends.map(end => end.matrixTransform(place)).some(
+                ({x, y}) => x < 0 || x > width || y < 0 || y > height);
+        }).map(text => text.textContent.trim());""")
+    assert outside == []
 
 
 def places_of(path):
@@ -132,7 +149,8 @@ def test_an_axis_title_is_outside_of_the_other_panel():
     path = ROOT / "docs/ladder/memory.svg"
     right = max(float(x) for x in re.findall(r"M[\d.]+,[\d.]+ L[\d.]+,[\d.]+ L([\d.]+),[\d.]+ M", path.read_text())
                 if float(x) < 600)
-    assert places_of(path)["bytes per second"][0] - 14 > right  # 14: the height of the letters
+    # 14: the height of the letters of the axis title
+    assert places_of(path)["bytes per second"][0] - 14 > right
 
 
 @pytest.mark.parametrize("path", [p for p in FIGURES if p.parent.parent.name == "modes"], ids=name)
@@ -141,12 +159,13 @@ def test_an_axis_title_does_not_touch_the_legend(path):
     title = max(y for text, (_, y) in places.items() if text.startswith(("staleness:", "workers", "time, s")))
     legend = [y for y in sorted(y for _, y in places.values()) if y > title]
     height = float(re.search(r'viewBox="0 0 \d+ (\d+)"', path.read_text())[1])
-    assert legend[0] - title > 21 and height - legend[-1] > 4  # one and a half lines, and the letter g
+    # 21: one and a half lines; 4: the part of the letter g below the line
+    assert legend[0] - title > 21 and height - legend[-1] > 4
 
 
 def test_a_line_breaks_where_a_mode_never_reaches_the_target():
-    """The measured numbers of workers have equal distances on their logarithmic axis. A line that
-    leaves one number out would suggest a time there."""
+    """The measured numbers of workers have equal distances on their logarithmic axis. If a mode has
+    no time for one of these numbers, a line across this number would suggest a time there."""
     path = ROOT / "docs/modes/seed32/workers.svg"
     places = places_of(path)
     step = places["16"][0] - places["8"][0]

@@ -4,7 +4,8 @@ own.
 
 The test begins with a clone of the checkout and `make demo` in it. With CNN_SLOW=1 make compiles
 everything. Without CNN_SLOW=1 the clone gets the build under test, so that make has nothing to
-compile. With a sanitizer, deploy/demo.sh runs the build under test.
+compile. If the build under test has a sanitizer, the test starts deploy/demo.sh with this build
+instead of `make demo`.
 """
 import json
 import os
@@ -28,15 +29,17 @@ def shown(browser, element):
 
 
 class Demo:
-    """Runs `make demo`, or the script of this target, in a checkout as a newcomer has it. `text`
-    has the output so far."""
+    """Runs `make demo`, or the script of this target, in a checkout as a newcomer has it. The
+    member `text` has the output of the demo so far."""
 
     def __init__(self, place, data, target):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "MAKE", "MFLAGS"))}
         self.place, self.text = place, ""
         env.pop("FLAVOUR", None)
         if FULL or "-DKX_CUDA=1" not in (BUILD / "flags").read_text():
-            env["CUDA"] = "0"  # the same as in the build, or make would compile everything again
+            # as in the build under test, because with another value make would compile everything
+            # again
+            env["CUDA"] = "0"
         self.popen = subprocess.Popen(
             target, cwd=place, env=dict(env, CNN_DATA=str(data), EPOCHS="3000"), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.reader = threading.Thread(target=self.read, daemon=True)
@@ -91,9 +94,27 @@ def demo(tmp_path, small):
     demo.close()
 
 
+def see_one_gap(demo, browser):
+    """Check that the page marks exactly one period without a server: the one after the kill. If the
+    check fails, print the data of the page, and the history without its samples and epochs."""
+    try:
+        until(lambda: browser.execute_script("return run.gaps.length") == 1, 10, "the gap is marked")
+    except AssertionError:
+        print("gaps, starts, last and newest sample:", browser.execute_script(
+            "return [run.gaps, run.starts.map(o => o.t), run.last, run.samples.at(-1)?.t]"))
+        print("state and notice:", shown(browser, "state"), shown(browser, "notice"))
+        history = (demo.place / "build/demo/history.jsonl").read_text().splitlines()
+        for i, line in enumerate(history):
+            o = json.loads(line)
+            around = any('"kind":"start"' in other for other in history[max(0, i - 3):i + 4])
+            if around or o["kind"] not in ("sample", "epoch"):
+                print(i, line[:200])
+        raise
+
+
 def kill_a_worker_and_the_server_and_look(demo, programs, browser):
     """Kill a worker and the server of the demo, and check that the page shows both. Returns the
-    directory of the run."""
+    directory of the demo's run."""
     url, endpoint = demo.found(r"page (\S+), server (\S+)", 900 if FULL else 30).groups()
     server, victim, _ = map(int, demo.found(
         r"processes (\d+) \(server\) (\d+) (\d+) \(workers\)").groups())
@@ -113,7 +134,7 @@ def kill_a_worker_and_the_server_and_look(demo, programs, browser):
     until(lambda: "server" in shown(browser, "notice").lower(), 30, "the page shows the gap")
     demo.found("server died from kill -9")
     until(lambda: "start 2 of the server" in shown(browser, "foot"), 60, "the page is live again")
-    until(lambda: browser.execute_script("return run.gaps.length") == 1, 10, "the gap is marked")
+    see_one_gap(demo, browser)
     until(lambda: float(shown(browser, "accuracy").removesuffix(" %").replace("–", "0")) > 75, 60,
           "the network classifies most images")
     programs.ctl("--server", endpoint, "drain")

@@ -76,7 +76,7 @@ def test_cifar_is_converted_and_trained(programs, kind):
     assert len([line for line in ctl.out if "label" in line]) == 2
     (programs.directory / "a.png").write_bytes(png(np.moveaxis(pixels[100], 0, 2)))
     other = programs.ctl("predict", "--weights", file, programs.directory / "a.png")
-    answers = ctl.out[1:]  # the first line is the directory of the images
+    answers = ctl.out[1:]  # leave out the first line, which is the directory of the images
     assert other.out[1:] == answers[1:len(other.out)]
 
 
@@ -104,7 +104,7 @@ def test_bad_binaries_are_refused_and_leave_nothing(programs, damage, words):
     damage(source)
     ctl = programs.ctl("convert", source, target, code=6)
     ctl.line(words, 0.1)
-    assert not list(target.iterdir())
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("names", [("train_images", "train_labels", "test_images", "test_labels"),
@@ -151,13 +151,58 @@ def test_bad_arrays_are_refused(programs):
             np.save(source / f"{key}.npy", array)
         np.save(source / f"{name}.npy", bad)
         programs.ctl("convert", source, programs.directory / "idx", code=6).line(words, 0.1)
-        assert not list((programs.directory / "idx").iterdir())
+        assert not (programs.directory / "idx").exists()
     for key, array in good.items():
         np.save(source / f"{key}.npy", array)
     raw = (source / "train_images.npy").read_bytes()
     for n in range(0, len(raw), 7):
         (source / "train_images.npy").write_bytes(raw[:n])
         programs.ctl("convert", source, programs.directory / "idx", code=6)
+
+
+def test_one_coloured_picture_makes_all_images_coloured(programs):
+    """The first pictures of the directory are grey, and one later picture is red."""
+    source, target = programs.directory / "pictures", programs.directory / "idx"
+    grey = np.arange(30, dtype=np.uint8).reshape(6, 5)
+    red = np.zeros((6, 5, 3), np.uint8)
+    red[..., 0] = 200
+    for name in "ant", "bee":
+        (source / name).mkdir(parents=True)
+        for i in range(10):
+            (source / name / f"{i}.png").write_bytes(png(red if (name, i) == ("bee", 3) else grey))
+    ctl = programs.ctl("convert", source, target)
+    assert ctl.out == [f"{target}: 18 training and 2 test images of 3x6x5, 2 classes"] and not ctl.lines
+    raw = (target / "train-images-idx4-ubyte").read_bytes()
+    assert raw == idx.encode(np.stack([np.moveaxis(red, 2, 0) if i == 12 else np.stack([grey] * 3)
+                                       for i in range(18)]))
+    assert sorted(p.name for p in target.iterdir()) == [
+        "classes.txt", "t10k-images-idx4-ubyte", "t10k-labels-idx1-ubyte", "train-images-idx4-ubyte",
+        "train-labels-idx1-ubyte"]
+
+
+def test_convert_says_what_it_skips(programs):
+    source, target = programs.directory / "pictures", programs.directory / "idx"
+    for name in "ant", "bee", "cow":
+        (source / name / "more").mkdir(parents=True)
+        for i in range(10):
+            if name != "cow":
+                (source / name / f"{i}.png").write_bytes(png(np.zeros((6, 5), np.uint8)))
+            (source / name / f"{i}.webp").write_bytes(b"")
+    (source / "bee" / "photo.HEIC").write_bytes(b"")
+    (source / "bee" / "README").write_bytes(b"")
+    ctl = programs.ctl("convert", source, target)
+    assert "18 training and 2 test images of 1x6x5, 3 classes" in ctl.out[0]
+    assert ctl.lines == ["cnn-ctl: 1 class has no picture: cow",
+                         "cnn-ctl: skipped 32 files that are not PNG, JPEG or PGM by their "
+                         "names: 30 .webp, 1 .heic, 1 other"]
+
+
+def test_a_refused_conversion_leaves_no_directory(programs):
+    source, target = programs.directory / "pictures", programs.directory / "idx"
+    (source / "ant").mkdir(parents=True)
+    (source / "ant" / "a.webp").write_bytes(b"")
+    programs.ctl("convert", source, target, code=6).line("no folder has a picture", 0.1)
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -192,7 +237,7 @@ def test_folders_of_pictures_are_converted(programs, split):
         png(np.zeros((6, 6, 3), np.uint8)))
     ctl = programs.ctl("convert", source, programs.directory / "other", code=6)
     ctl.line(r"99.png: is 6x6 pixels, the first picture 5x6", 0.1)
-    assert not list((programs.directory / "other").iterdir())
+    assert not (programs.directory / "other").exists()
 
 
 def test_a_directory_without_images_is_refused(programs):
@@ -255,7 +300,7 @@ def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
     images in memory. The final weights must therefore be equal, except for rounding if the device
     makes the local steps."""
     place = programs.directory / "colour"
-    # with 2,500 test images, an evaluation takes several grants
+    # 2,500 test images, so that the server divides an evaluation into several grants
     colours(place, n=400, side=32, tests=2500)
     rest = [] if mode[:1] == ["--mode"] else ["--optimizer", "sgd", "--lr", "0.01"]
     weights, losses = [], []
@@ -330,7 +375,8 @@ def test_auto_takes_the_images_of_the_first_worker(programs, durability):
     assert server.result()["images"] == 60 and worker.wait(10) == 0
     weights = safetensors.load(programs.export(programs.directory / "ckpt"))
     assert weights["conv1.weight"].shape == (2, 3, 3, 3) and weights["fc1.bias"].shape == (7,)
-    again = programs.server(*options)  # the checkpoint has the shape and classes of the images
+    # needs no worker, because the checkpoint has the shape and the classes of the images
+    again = programs.server(*options)
     assert again.wait(20) == 0 and not any("input:auto" in text for text in again.lines)
 
 
@@ -356,7 +402,9 @@ def test_auto_may_change_until_a_push_is_accepted(programs, data):
     first = programs.worker(server.endpoint)
     server.line("server images.* input=1x28x28")
     first.line("worker connected")
-    other = programs.worker(server.endpoint, data=place)  # the first worker is still connected
+    # this worker, whose images have another size, is refused, because the first worker is still
+    # connected
+    other = programs.worker(server.endpoint, data=place)
     assert other.wait(20) == 6
     other.line("for images of 1x28x28, 10 classes, the images of this worker are 3x8x8", 0.1)
     first.kill()

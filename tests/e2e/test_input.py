@@ -19,7 +19,7 @@ from support import idx
 from support.build import ROOT, command
 from support.programs import Process
 
-# (arguments, a word that the message must contain)
+# pairs (command-line arguments that cnn-ps must refuse, a word that its error message must contain)
 BAD_SERVER = [
     (["--lr", "nan"], "lr"),
     (["--lr", "inf"], "lr"),
@@ -90,8 +90,8 @@ def name_of(row):
 
 
 def refused(programs, binary, arguments, named, code=2, env=None):
-    """Run a program that must soon exit with `code` and log the reason. The message must match
-    `named`. Returns the process."""
+    """Run a program that must soon exit with `code` and log the reason. The logged reason must
+    match the regular expression `named`. Returns the process."""
     p = programs.add(Process(binary, command(binary, *arguments), env))
     assert p.wait(10) == code, p.tail()
     assert p.lines and p.out == [], p.tail()
@@ -231,6 +231,9 @@ def test_variables_of_all_programs_scripts_and_tests_are_known(programs, small):
     (["--lr", 0.1, "--mode", "sandblaster"], "--lr has no effect with --optimizer lbfgs"),
     (["--clip-norm", 1, "--mode", "sandblaster"], "--clip-norm .* --optimizer lbfgs"),
     (["--checkpoint-ms", 100], "--checkpoint-ms has no effect without --checkpoint-dir"),
+    (["--stop-at", "accuracy=0.9", "--model", "vector:9"], "--stop-at has no effect with --epochs 0"),
+    (["--patience-epochs", 3, "--model", "vector:9"], "--patience-epochs .* --epochs 0"),
+    (["--keep", "best", "--checkpoint-dir", "d", "--model", "vector:9"], "--keep .* --epochs 0"),
 ], ids=lambda v: str(v[0])[2:] if isinstance(v, list) else "")
 def test_option_of_another_mode_or_optimizer_is_named(programs, given, where):
     p = config(programs, *given)
@@ -374,7 +377,7 @@ def test_option_of_another_command_is_named(programs):
                                            "--server", "tcp://127.0.0.1:1")))
     assert p.wait(10) == 0, p.tail()
     p.line("warning: --server has no effect with keygen$", 0.1)
-    # no warning, because the server or the workers read these variables
+    # cnn-ctl warns of no variable here, because the server or the workers read these variables
     assert not warnings(status("status", env={"CNN_DATA": "X", "CNN_MODEL": "seed:4"}))
 
 
@@ -476,7 +479,8 @@ def test_data_file_that_is_no_regular_file_exits_6(programs, tmp_path, kind):
 
 
 def test_good_tiny_files_are_not_refused(programs, tmp_path):
-    """The worker loads the files of tiny() if no test has damaged them."""
+    """The undamaged files of tiny() load without an error, so the refusals in the tests above come
+    from the damage to the files."""
     directory = tiny(tmp_path / "data")
     p = programs.worker("tcp://127.0.0.1:1", "--connect-timeout-ms", 500, data=directory)
     assert p.wait(15) == 3, p.tail()
@@ -496,7 +500,7 @@ def test_gzip_bomb_costs_no_memory(programs, tmp_path):
 
 def doubtful(programs, words, *options):
     """Make a short run that must cause exactly one warning in the log and one in the result. The
-    warning must match `words`."""
+    warning must match the regular expression `words`."""
     server = programs.server("--model", "fc:10", "--epochs", 1, *options, directory=None)
     worker = programs.worker(server.endpoint)
     result = server.result()

@@ -18,7 +18,7 @@ SHM = ("--lane", "shm")
 
 
 def maps(process):
-    """Returns the lines of /proc/PID/maps that belong to a lane."""
+    """Returns the lines of /proc/PID/maps that describe the shared memory of a lane."""
     lines = Path(f"/proc/{process.popen.pid}/maps").read_text().splitlines()
     return [line for line in lines if "memfd:cnn-ps pushes" in line]
 
@@ -63,8 +63,8 @@ def test_kills_of_both_sides(programs, size, level):
 
 
 def test_a_lane_has_a_slot_for_each_push_of_the_replay_window(programs):
-    """A gradient has 1.74 MB. A fast worker may have 256 pushes that are not durable. If the lane
-    had fewer slots, the worker would send some of these pushes over TCP."""
+    """A gradient has 1.74 MB. The worker retains up to 256 pushes until they are durable. If the
+    lane had fewer slots, the worker would send some of these pushes over TCP."""
     run = LedgerRun(programs, 1, 50, *SHM, size=435000)
     until(lambda: any("lane open" in line for line in run.server.lines), 20, "a lane")
     [line] = [line for line in run.server.lines if "lane open" in line]
@@ -78,6 +78,21 @@ def test_workers_use_a_lane_without_any_option(programs):
     lanes = run.server.status()["lanes"]
     assert lanes["open"] == 1 and lanes["params"] > 0 and lanes["torn"] == lanes["refused"] == 0
     run.verdict(60)
+
+
+def test_lanes_work_after_a_start_inside_the_process(programs):
+    """With --input auto the server starts again inside its process when the first worker joins. The
+    socket of lanes, which the sandboxed server could not make again, stays open."""
+    home = programs.directory / "home"
+    home.mkdir()
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--input", "auto", *SHM,
+                             "--lane-socket", home / "lane", "--sandbox", "require")
+    worker = programs.worker(server.endpoint, *SHM)
+    server.line("server images.* input=1x28x28")
+    worker.line("lane open")
+    until(lambda: (server.status()["lanes"] or {}).get("pushes"), 20, "pushes in a lane")
+    assert server.result()["status"] == "done"
+    assert worker.wait(10) == 0, worker.tail()
 
 
 def test_a_worker_that_cannot_reach_the_socket_uses_tcp(programs):

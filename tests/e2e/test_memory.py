@@ -38,7 +38,7 @@ LEVELS = {"none": (), "replay": ("--checkpoint-ms", 20),
 def formula(vectors, level, push_window, workers, w=W):
     """Returns the memory in bytes by the formula of docs/cluster.md, "Limits"."""
     image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
-    ledgers = 4.2e6 + 15e3 * workers
+    ledgers = 4.2e6 + 16e3 * workers
     return (32 * MB + ledgers * (1 + image)
             + w * (vectors + image * (vectors + 1) + workers * (push_window + 6) + 2))
 
@@ -140,7 +140,7 @@ def test_workers_that_push_without_a_pause_stay_below(programs, tmp_path, lane, 
     printed = check_config(tmp_path, *options, "--checkpoint-dir", tmp_path / "ckpt")
     server = programs.server(*options)
     for i in range(3):
-        # more pushes than the test waits for
+        # each worker has more pushes to make than the test waits for, so all workers stay connected
         programs.ledger_worker(server.endpoint, i, PARAMETERS // 3, wrap=wrap)
     updated(server, 300)
     assert peak(server) <= printed

@@ -122,6 +122,32 @@ def test_prometheus_accepts_the_expressions_of_the_dashboard(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_dashboard_shows_no_rates_across_a_restart(tmp_path):
+    """The counters of the run continue from the checkpoint, and the seconds of a worker are 0 until
+    its first heartbeat after the restart. Prometheus takes each decrease for a restart from 0, and
+    rate() would show the whole count."""
+    board = json.loads((ROOT / "deploy/grafana.json").read_text())
+    counters = {"cnnps_duplicates_total": "", "cnnps_rejected_total": 'reason="norm"', "cnnps_refused_total": "",
+                "cnnps_staleness_bucket": 'le="+Inf"', "cnnps_worker_seconds_total": 'part="lease"'}
+    series = [(f'{name}{{job="cnn-ps", instance="a", {label}}}', "100x6 60x40") for name, label in counters.items()]
+    series.append(('cnnps_term{job="cnn-ps", instance="a"}', "1x6 2x40"))
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]
+                   if any(name in target["expr"] for name in counters)]
+    assert len(expressions) == 6
+    checks = [{"expr": text, "eval_time": "2m", "exp_samples": []} for text in expressions]
+    for text in expressions:
+        if "quantile" not in text and "group_left" not in text:  # without events these are NaN
+            labels = '{instance="a"}' if "sum by" in text else '{job="cnn-ps", instance="a"}'
+            checks += [{"expr": text, "eval_time": time, "exp_samples": [{"labels": labels, "value": 0}]}
+                       for time in ("1m", "8m")]
+    tests = [{"interval": "15s", "input_series": [{"series": s, "values": v} for s, v in series],
+              "promql_expr_test": checks}]
+    file = tmp_path / "dashboard_test.yml"
+    file.write_text(json.dumps({"tests": tests}))
+    done = promtool("test", "rules", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_alert_rules():
     assert promtool("check", "rules", PROMETHEUS / "alerts.yml").returncode == 0
     done = promtool("test", "rules", "alerts_test.yml", cwd=PROMETHEUS)
@@ -141,7 +167,8 @@ def test_the_time_of_workers_and_server(programs, small):
     assert time["apply"] + time["verify"] + time["idle"] <= time["total"]
 
 
-NO_TIME = {"compute": 1}  # the time of a worker whose shares are not known
+# the field `time` of a worker that has not yet reported how it spends its time
+NO_TIME = {"compute": 1}
 
 
 def shares(server, worker):

@@ -7,6 +7,7 @@ import pytest
 from support.build import PATIENCE
 from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
+from support.thread_time import thread_ms
 
 HOSTILE = '</script><script>document.title = "taken over"</script>'
 
@@ -46,7 +47,7 @@ def test_report_compares_runs(programs, small, browser):
             "r => [...r.cells].map(c => c.textContent))"
     rows = browser.execute_script(cells % "runs")
     assert [row[:3] for row in rows[:1]] == [[str(one), "done", "2"]]
-    # the server was started twice
+    # column 11 is the number of starts of the server
     assert rows[1][:2] == [str(two), "drained"] and rows[1][11] == "2"
     assert re.fullmatch(r"\d+\.\d\d %", rows[0][4])
     assert {row[3] for row in rows} == {"test images"}
@@ -86,13 +87,13 @@ def test_a_full_history_of_many_workers(programs, browser):
     assert browser.execute_script(PAINTED, "#each canvas") > 0.9
     assert "staleness." not in browser.execute_script(
         "return document.querySelector('#each .quiet').textContent")
-    took = browser.execute_script("const t = performance.now(); timelines(); return performance.now() - t;")
-    assert took < 500 * PATIENCE, took
+    took = thread_ms(browser, "timelines()")
+    assert took < 250 * PATIENCE, took  # measured: 60 ms
 
 
 def test_a_long_pause_takes_little_of_the_timeline(programs, browser):
-    """The run trains for two minutes, with a pause of two hours between them. In each minute, the
-    server hangs for 20 s."""
+    """The run trains for two minutes, with a pause of two hours between them. In each of the two
+    minutes, the server hangs for 20 s."""
     place = programs.directory / "paused"
     place.mkdir()
     begun, again = 1_700_000_000_000, 1_700_007_260_000
@@ -121,15 +122,16 @@ def test_a_long_pause_takes_little_of_the_timeline(programs, browser):
 
 
 @pytest.mark.parametrize("steps, gaps, time", [
-    ([1] + 90 * [8], 0, "12 min"),  # eight seconds between the samples from the beginning on
+    ([1] + 90 * [8], 0, "12 min"),  # 8 s between two samples, except after the first sample
     (30 * [1] + 90 * [8] + 30 * [1], 0, "13 min"),
-    ([1] + 40 * [8] + [0] + 40 * [8], 1, "11 min"),  # with a restart after an hour
-    ([1] + 40 * [8] + [100] + 40 * [8], 1, "11 min"),  # with a server that hangs
+    # a restart of the server after an hour without a server
+    ([1] + 40 * [8] + [0] + 40 * [8], 1, "11 min"),
+    ([1] + 40 * [8] + [100] + 40 * [8], 1, "11 min"),  # a server that hangs for 100 s
 ])
 def test_a_history_with_fewer_samples_has_no_gaps(programs, browser, steps, gaps, time):
-    """The server drops samples of a long run. The report does not take the time between two of the
-    other samples for a time without a server. `steps` has the seconds between two samples; a step
-    of 0 is a restart after an hour."""
+    """The server keeps only some of the samples of a long run. The report does not take the time
+    between two of the remaining samples for a time without a server. `steps` has the seconds
+    between two samples; a step of 0 is a restart after an hour."""
     place = programs.directory / "long"
     place.mkdir()
     at = 1_700_000_000_000
@@ -151,8 +153,8 @@ def test_a_history_with_fewer_samples_has_no_gaps(programs, browser, steps, gaps
 
 
 def test_short_runs_have_their_workers_and_no_false_rates(programs, browser):
-    """A worker of a run without images is there for less than a second, so it is in no sample. Another
-    run trains for 0.6 s after 1.4 s without a worker."""
+    """In a run without images, a worker is connected for less than a second, so it is in no sample.
+    Another run trains for 0.6 s after 1.4 s without a worker."""
     begun = 1_700_000_000_000
     start = {"t": begun, "kind": "start", "options": {}}
     joined = {"kind": "worker", "worker": 1, "change": "joined", "name": "ada", "images": 0}
@@ -259,3 +261,38 @@ def test_text_of_a_history_is_never_markup(programs, browser):
 
 def test_a_directory_without_history_is_refused(programs, tmp_path):
     assert "history.jsonl" in programs.ctl("report", tmp_path, code=6).lines[-1]
+
+
+GOOD = [{"t": 10**12, "kind": "start", "model": "fc:10", "options": {}},
+        *({"t": 10**12 + 1000 * i, "kind": "sample", "images": 9, "images_per_s": 9, "loss": i,
+           "workers": [[1, "live", 5, 1, 0, None]]} for i in (1, 2, 3)),
+        {"t": 10**12 + 3000, "kind": "epoch", "epoch": 1, "accuracy": 0.5, "test_loss": 1}]
+JOINED = {"t": 10**12, "kind": "worker", "worker": 7, "name": "ada", "change": "joined"}
+
+
+@pytest.mark.parametrize("lines, workers", [
+    ([{**GOOD[1], "workers": {"a": 1}}], "0"), ([{**GOOD[1], "workers": [1]}], "0"),
+    ([{"t": 10**12, "kind": "sample"}], "0"), ([{"kind": "sample"}], "0"),
+    ([*GOOD[:2], {**GOOD[2], "workers": None}, {**GOOD[2], "t": "late"}, {"kind": "epoch"}], "1"),
+    ([JOINED, {**JOINED, "t": 10**12 + 2000, "change": "gone"}], "1"), (GOOD[-1:], "0"),
+], ids=["object", "number", "no workers", "no time", "some lines", "only a worker", "only an epoch"])
+def test_a_report_with_a_damaged_history_has_the_other_runs(programs, browser, lines, workers):
+    """The page leaves out lines without a time and samples without a list of workers. A history may
+    have lost its start and all of its samples."""
+    for name, history in ("good", GOOD), ("damaged", lines):
+        (programs.directory / name).mkdir()
+        (programs.directory / name / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in history))
+    good, damaged = programs.directory / "good", programs.directory / "damaged"
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, damaged, good))
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == [], "the console is clean"
+    rows = browser.execute_script("return [...document.querySelectorAll('#runs tbody tr')].map("
+                                  "r => [...r.cells].map(c => c.textContent))")
+    # column 10 is the number of workers
+    assert [(row[0], row[10]) for row in rows] == [(str(damaged), workers), (str(good), "1")]
+    assert all(re.fullmatch(r"\d+ s", row[8]) for row in rows), rows
+    assert browser.execute_script("return document.getElementById('model').textContent") == "fc:10"
+    assert browser.execute_script("return curves.length") == 4
+    assert browser.execute_script(PAINTED, "#each section:last-child canvas") > 0.9

@@ -1,4 +1,5 @@
-"""The sandbox of cnn-ps applies to every thread, and --sandbox selects how strict the server is.
+"""The sandbox of cnn-ps applies to every thread of the server, and --sandbox selects whether the
+server uses the sandbox, and whether it starts if the system lacks a part of it.
 
 The tests cover attack A21 of docs/faults.md.
 """
@@ -61,6 +62,43 @@ def test_every_thread_is_confined(programs):
     server.signal(15)
     assert server.wait(20) == 0
     assert not [line for line in server.lines if "error" in line]
+
+
+def test_a_lane_needs_no_right_in_the_directory_of_its_socket(programs):
+    """The socket is made before the sandbox. The sandboxed server cannot remove the file of the
+    socket when it ends, so the next start replaces the file."""
+    home = programs.directory / "home"
+    home.mkdir()
+    for directory in ("first", "second", "third"):
+        server = confined(programs, "--lane", "shm", "--lane-socket", home / "lane", "--sandbox",
+                          "require", directory=directory)
+        worker = programs.ledger_worker(server.endpoint, 0, 50)
+        worker.line("lane open")
+        worker.line("pushed 50", 20)
+        for status in threads(server):
+            assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2", status["Name"]
+            assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0, status["Name"]
+        assert server.status()["lanes"]["pushes"] > 0
+        assert worker.wait(20) == 0
+        server.signal(15)
+        assert server.wait(20) == 0
+        assert [path.name for path in home.iterdir()] == ["lane"]
+
+
+def test_a_refused_start_removes_its_socket(programs):
+    """A second server is refused, because its checkpoint directory is in use by the first server.
+    The second server must not remove the socket of the first server."""
+    server = confined(programs)
+    lane = programs.directory / "ckpt" / "lane"
+    assert lane.exists()
+    second = programs.server(*VECTOR, "--sandbox", "require")
+    assert second.wait(20) != 0
+    worker = programs.ledger_worker(server.endpoint, 0, 50)
+    worker.line("lane open")
+    assert worker.wait(20) == 0
+    refused = programs.server(*VECTOR, directory="new", endpoint=server.endpoint)
+    assert refused.wait(20) != 0
+    assert not (programs.directory / "new").exists()
 
 
 def test_off_confines_nothing(programs):

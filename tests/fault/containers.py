@@ -4,12 +4,15 @@ The image contains the programs of this build, so that the tests need not compil
 stage `runtime` of deploy/Dockerfile. The names of all images, containers and networks of a test
 contain the test's process id, and close() removes them.
 """
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +24,8 @@ from support.programs import until
 FILES = ("deploy/compose.yaml", "tests/fault/small_disk.yaml")
 PROGRAMS = ("cnn-ps", "cnn-worker", "cnn-ctl", "tests/tools/ledger_worker")
 SOON = 60 * PATIENCE
+# a directory with one file for each process that uses the base image
+HOLDERS = ROOT / "build/docker/base"
 KEYS = "/keys/worker.key"
 SERVER = "tcp://server:5555"
 # the security options that deploy/compose.yaml sets for workers
@@ -72,8 +77,19 @@ def compose_command():
     raise NoEngine("neither 'docker compose' nor docker-compose")
 
 
+@contextlib.contextmanager
+def _lock():
+    """Hold the lock that protects the base image: all processes of pytest share one base image."""
+    HOLDERS.mkdir(parents=True, exist_ok=True)
+    with (HOLDERS / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 class Images:
-    """Makes two images with the same programs: .first and .second."""
+    """Makes two images with the same programs: .first and .second. Several processes may make
+    images at the same time: the first process makes the base image that all share, and the last
+    process removes it."""
 
     def __init__(self, directory):
         _needs()
@@ -81,7 +97,8 @@ class Images:
         self.first, self.second, self.runtime = f"{name}:first", f"{name}:second", f"{name}:runtime"
         self.base = None
         try:
-            self._build(directory)
+            with _lock():
+                self._build(directory)
         except (AssertionError, subprocess.TimeoutExpired) as no:
             self.close()
             raise NoEngine(f"no image can be built: {' '.join(str(no).split())[-200:]}") from None
@@ -95,7 +112,9 @@ class Images:
         files = " ".join(os.path.basename(p) for p in PROGRAMS)
         before = docker("images", "--format", "{{.Repository}}:{{.Tag}}").split()
         base = call(["deploy/base_image.sh"], seconds=300).stdout.strip()
-        self.base = None if base in before else base
+        if base not in before or self._others():
+            self.base = base
+            (HOLDERS / str(os.getpid())).touch()
         docker("build", "-q", "-f", "deploy/Dockerfile", "--target", "runtime",
                "--build-arg", f"BASE={base}", "-t", self.runtime, ".", seconds=300)
         for tag in (self.first, self.second):
@@ -103,9 +122,24 @@ class Images:
             (directory / "Dockerfile").write_text(text)
             docker("build", "-q", "-t", tag, directory)
 
+    def _others(self):
+        """Returns True if another process still uses the base image, so that this process must not
+        remove it."""
+        alive = set()
+        for file in HOLDERS.glob("[0-9]*"):
+            if Path(f"/proc/{file.name}").exists():
+                alive.add(int(file.name))
+            else:
+                file.unlink()
+        return bool(alive - {os.getpid()})
+
     def close(self):
-        for tag in filter(None, (self.first, self.second, self.runtime, self.base)):
+        for tag in (self.first, self.second, self.runtime):
             docker("image", "rm", tag, check=False)
+        with _lock():
+            (HOLDERS / str(os.getpid())).unlink(missing_ok=True)
+            if self.base and not self._others():
+                docker("image", "rm", self.base, check=False)
 
 
 # ---- clusters ------------------------------------------------------------------------------------
@@ -275,8 +309,8 @@ class Ledger(Cluster):
             self.run(i)
 
     def tally(self, file):
-        """Drain the server. Returns (pushes applied, acknowledged pushes lost, pushes applied
-        twice)."""
+        """Drain the server. Returns the numbers (pushes applied, acknowledged pushes lost, pushes
+        applied twice)."""
         self.compose("stop", "server")
         docker("exec", self.holder, "cnn-ctl", "export", "--checkpoint", "/checkpoints",
                "/dev/shm/w.safetensors")
@@ -321,7 +355,8 @@ def run_out_of_memory(container):
     docker("update", "--memory", limit, "--memory-swap", limit, container)
     docker("exec", container, "sh", "-c", "head -c 60M /dev/zero >/dev/shm/fill", check=False)
     until(lambda: int(inspect(container, ".RestartCount")) > before, SOON, "it is started again")
-    # Docker refuses this update while it starts the container again, still with the small limit.
+    # Docker refuses this update while it restarts the container, so the update is repeated. Until
+    # the update succeeds, the container has the small limit.
     more = ["docker", "update", "--memory", "1g", "--memory-swap", "1g", container]
     until(lambda: call(more, check=False).returncode == 0, SOON, "it has its memory again")
     events = docker("events", "--since", begun, "--until", int(time.time()) + 1, "--filter",

@@ -1,5 +1,5 @@
-"""Faults C1 to C17 and attack A21 of docs/faults.md: faults of the containers in the cluster of
-deploy/compose.yaml.
+"""Tests of the cluster of deploy/compose.yaml: the 17 faults of its containers in FAULTS, and
+attack A21 of docs/faults.md.
 
 Every fault is tested in two clusters. The workers of one cluster push the ledger gradient, so that
 the final weights show each push. The workers of the other cluster train: each image must count once
@@ -13,10 +13,15 @@ import pytest
 
 from containers import (CONFINED, SOON, Images, Ledger, NoEngine, Training, call, docker, inspect,
                         run_out_of_memory)
+from support.build import FULL
 from support.programs import until
 
-# The tests share container images, so they must run in one process.
+# The tests share container images, so they run in one process. In the short form, the test with the
+# ledger runs in another process with its own images, because it takes as long as all other tests
+# together. In the long form all these tests run in one process: the tests of the documents then
+# also run their blocks with Docker, and these blocks permit no other containers at the same time.
 pytestmark = pytest.mark.xdist_group("containers")
+OWN_GROUP = pytest.mark.xdist_group("containers" if FULL else "containers of the ledger")
 SIZE = 3
 TRAIN, POINT = 60000, 0.01
 EPOCHS = 48  # enough epochs for the run to last longer than all faults together
@@ -51,7 +56,7 @@ def cluster(built, figure, data):
         c.close()
 
 
-# ---- faults: each leaves a cluster that must recover without help ----------------------
+# ---- faults: each function causes a fault, after which the cluster must recover without help -----
 
 
 def deaths(c):
@@ -137,8 +142,8 @@ def the_server_has_no_memory_left(c):
 
 
 def the_checkpoint_volume_is_full(c):
-    # The server can delete its older checkpoints to get space: delete them first, and fill this
-    # space, too.
+    # A server whose disk is full deletes older checkpoints to get space. So that it cannot do this
+    # here, delete the older checkpoints first, and fill their space, too.
     fill = "head -c 100M /dev/zero >>/checkpoints/fill"
     old = "ls -t /checkpoints/ckpt-* | tail -n +2 | xargs -r rm -f"
 
@@ -217,6 +222,7 @@ def go_through(c, faults=FAULTS):
 # ---- the two ledgers -----------------------------------------------------------------------------
 
 
+@OWN_GROUP
 def test_compose_ledger(cluster, figure, tmp_path):
     """Every acknowledged push is in the weights, and no push was applied twice."""
     c = cluster(Ledger)
@@ -256,14 +262,16 @@ def test_compose_training(cluster, figure, full):
 
 
 def processes(container):
-    """Yields /proc/PID/status of each process in the container as a dict, except of a process that
-    has ended, as the container's health check soon does."""
+    """Yields /proc/PID/status of each process in the container as a dict. Skips processes that have
+    just ended, such as the container's health check."""
     for pid in docker("top", container, "-o", "pid").split()[1:]:
         try:
             status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        yield dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        found = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        if "VmHWM" in found:  # a process that has ended, but is still listed, has no memory
+            yield found
 
 
 def listening(container):
@@ -274,8 +282,8 @@ def listening(container):
 
 
 def test_compose_confined(cluster, figure):
-    """A container has no root user, no capability and no writable files, and uses no more memory
-    than docs/cluster.md says."""
+    """A container has no root user, no capability and no writable files outside its volumes and
+    /dev/shm, and uses no more memory than docs/cluster.md says."""
     c = cluster(Training, CNN_MODEL="seed:32", CNN_EPOCHS=1000, CNN_THREADS=2, CNN_BATCH_SIZE=100)
     weights, million = 4 * c.ask("n_params"), 10 ** 6
     # the formula in docs/cluster.md with V = 2, C = 1.125 and --push-window 8

@@ -50,7 +50,7 @@ class Survival:
     def __init__(self, run):
         self.run = run
         self.refused = []  # exit statuses of starts that failed
-        self.back = []     # seconds from exec to the first new update
+        self.back = []     # for each start: the seconds from exec to the first new update
         self.deaths = 0
 
     def restart(self, **how):
@@ -107,9 +107,9 @@ def test_server_killed_at_any_time(ledger, figure, seed, full, part):
 
 
 def checkpointer_calls(programs, pid):
-    """Returns the system calls of one checkpoint, as [(name, n)]: the nth call of the system call
-    `name`. A checkpoint begins when the server opens the directory, and ends when it opens the
-    directory for the next checkpoint."""
+    """Returns the system calls of one checkpoint, as a list of pairs (name, n): the nth call of the
+    system call `name`. A checkpoint begins when the server opens the directory, and ends when it
+    opens the directory for the next checkpoint."""
     def whole(seen):
         starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
                   and "O_NONBLOCK" not in line]
@@ -220,7 +220,7 @@ def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figur
 
 def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
     """Kill worker 0 in its Nth write to a socket and start it again, for several N. The other
-    workers continue."""
+    workers must continue."""
     tracing("P1")
     run = ledger(3, 30000 if full else 1500, pace=(10 if full else 5,))
     run.reached(0)
@@ -257,7 +257,7 @@ def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
         until(lambda: not run.fleet[0].running() or run.fleet[0].out, 30, "it dies, or is at work")
         died += run.fleet[0].popen.poll() == -9
     run.kill_worker(0) if run.fleet[0].running() else run.start_worker(0)
-    figure("P1", died, "deaths in other calls", died > 0, what="other calls")
+    figure("P1", died, "deaths in other system calls than sendto", died > 0, what="other calls")
     report(figure, "P1", run, died)
 
 
@@ -276,6 +276,6 @@ def test_death_is_noticed(ledger, figure, full):
         times.append(time.monotonic() - killed)
         run.start_worker(0)
         run.fleet[0].line("pushed")
-    figure("P1", max(times) * 1e3, f"ms at most until a death is noticed, of {len(times)}",
+    figure("P1", max(times) * 1e3, f"ms at most until a death is noticed, in {len(times)} deaths",
            max(times) <= (1.5 if full else 1.75), what="detect")
     report(figure, "P1", run, len(times))

@@ -21,10 +21,10 @@ class Flood:
     """Keeps many connections open that send nothing. When the server closes a connection, Flood
     opens a new one.
 
-    While the queue of the listening socket is full, the kernel completes the client's half of a new
-    connection and then drops the connection. Such a connection seems open to the client, but the
-    server does not have it. Therefore Flood also replaces each connection that has not received
-    libzmq's greeting after GREETED seconds.
+    While the queue of the server's listening socket is full, the kernel answers the client's SYN,
+    so that connect() succeeds, and then drops the connection. Such a connection seems open to the
+    client, but the server does not have it. Therefore Flood also replaces each connection that has
+    not received libzmq's greeting after GREETED seconds.
     """
 
     GREETED = 0.5
@@ -33,7 +33,7 @@ class Flood:
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
         self.address = (host, int(port))
         self.open = [None] * connections
-        # the time by which a connection must have received the greeting
+        # for each connection: the time by which it must have received the server's greeting
         self.until = [0] * connections
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -77,14 +77,15 @@ class Flood:
 
 def test_out_of_descriptors(ledger, programs, figure, full):
     """More clients connect than the server has file descriptors: workers and checkpoints continue,
-    and the server's event loop does not spin. When the other connections are closed, a new worker
-    joins."""
+    and the server's event loop does not spin. When the test has closed the clients' connections, a
+    new worker joins."""
     seconds = 20 if full else 3
-    # On some systems only an administrator may attach the accept gate's filter to a socket, and a
-    # server in the sandbox gives up this right (docs/operations.md, "Sandbox").
+    # The accept gate attaches a filter to the listening socket. On some systems only an
+    # administrator may do this, and a server in the sandbox has given up this right
+    # (docs/operations.md, "Sandbox").
     run = ledger(3, 150 * seconds, "--sandbox", "off", pace=(10,),
                  wrap=("prlimit", "--nofile=100"))
-    run.kill_worker(2)  # the new worker at the end of the test joins in its place
+    run.kill_worker(2)  # frees a slot for the new worker at the end of the test
     run.fleet[2].kill()
     run.reached(0)
     flood = Flood(run.server.endpoint, 200)
@@ -102,7 +103,7 @@ def test_out_of_descriptors(ledger, programs, figure, full):
     figure("P12", reconnects, "connections of workers lost", reconnects == 0, what="established")
     figure("P12", failed, f"checkpoints failed while {saved} were saved", failed == 0 and saved > 0,
            what="checkpoints")
-    figure("P12", 100 * share, "% of a CPU", share <= 0.3, what="cpu")
+    figure("P12", 100 * share, "% of a CPU used by the server", share <= 0.3, what="cpu")
     figure("P12", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")
 
 
@@ -191,8 +192,9 @@ def allocations(programs, ledger, fail):
 
 
 def test_every_allocation_that_fails(programs, ledger, figure, seed, full):
-    """In each run, another allocation of the server fails. The server goes on without the memory,
-    or logs a line and exits with a status. After the next start, no push is lost."""
+    """In each run, a different allocation of the server fails. The server goes on without the
+    memory, or logs a line and exits with a status. After the next start of the server, each push
+    has been applied exactly once."""
     code, run = allocations(programs, ledger, 0)
     assert code is None
     run.verdict()
@@ -225,8 +227,8 @@ def test_every_allocation_that_fails(programs, ledger, figure, seed, full):
 
 
 def test_killed_for_its_memory(ledger, figure):
-    """The kernel kills a server that exceeds the memory limit of its cgroup. The next server
-    continues the run."""
+    """The kernel kills a server that exceeds the memory limit of its cgroup. The test starts
+    another server, which continues the run."""
     try:
         group = cgroup.Group(memory=64 << 20)
     except cgroup.NoGroup as no:

@@ -24,7 +24,7 @@ def percentile(times, part):
 
 
 def report(figure, row, run, what):
-    """Report how many pushes were lost or applied twice."""
+    """Drain the server, and report how many pushes were lost or applied twice."""
     lost, twice = run.count(300)
     figure(row, lost + twice, f"pushes lost or applied twice ({what})", lost + twice == 0,
            what="ledger")
@@ -57,7 +57,8 @@ def test_stopped_worker_is_noticed(ledger, figure, seed, full):
             run.server.line(rf"worker back\b.*name=\"ledger-{i}\"", after=place)
     for w in run.fleet:
         w.signal(signal.SIGCONT)
-    figure("P6", percentile(times, 0.99) * 1e3, f"ms until a hang is seen, p99 of {len(times)}",
+    figure("P6", percentile(times, 0.99) * 1e3,
+           f"ms until a hang is noticed, p99 of {len(times)} hangs",
            percentile(times, 0.99) <= 1.8, what="detect")
     report(figure, "P6", run, f"{len(times)} hangs")
 
@@ -69,8 +70,8 @@ EPOCHS = 40  # the run lasts longer than the server needs to notice a death
 
 @pytest.mark.parametrize("mode", ["downpour", "sync"])
 def test_worker_that_slept_past_its_death(programs, figure, small, mode):
-    """The server gives the batches of a stopped worker to others. When the worker wakes up, no
-    image counts twice."""
+    """The server grants the batches of a worker that SIGSTOP has stopped to other workers. After
+    SIGCONT wakes the worker, no image counts twice."""
     server = programs.server("--model", "seed:8", "--epochs", EPOCHS, "--mode", mode,
                              "--min-workers", 3, *SOON)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
@@ -79,14 +80,14 @@ def test_worker_that_slept_past_its_death(programs, figure, small, mode):
     server.line("worker silent")
     seen = server.status()["images"]
     server.line("worker gone")
-    trained(server, seen + 1000)  # the other workers continue
+    trained(server, seen + 1000)  # wait until the other workers have trained 1000 more images
     fleet[0].signal(signal.SIGCONT)
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
     figure("P6", wrong, "epochs with an image lost or counted twice", wrong == 0, what="batches")
     assert len(result["images_per_epoch"]) == EPOCHS
     assert [w.wait(30) for w in fleet[1:]] == [0, 0]
-    # any exit status is right, because the run may end before this worker has connected again
+    # the exit status may be any, because the run may end before this worker has connected again
     fleet[0].wait(30)
 
 
@@ -135,14 +136,14 @@ def test_stopped_server(ledger, figure, full):
     assert all(w.running() for w in run.fleet), "workers wait"
     assert stood[0] == stood[1], "nobody gets more than its window done"
     run.kill_server()
-    figure("P7", decided, f"s until a probe with {probe} s of patience decides to restart",
+    figure("P7", decided, f"s until a probe with a time-out of {probe} s requests a restart",
            decided <= 6, what="decision")
     report(figure, "P7", run, "one hang and restart")
 
 
 def test_server_that_wakes_up_again(ledger, figure, full):
-    """The server is stopped for longer than its time limits for workers, and then continues. No
-    worker has ended, and the server declares no worker dead."""
+    """SIGSTOP stops the server for some seconds, and SIGCONT lets it continue. This time must not
+    count as a silence of the workers: no worker may end, and the server must declare none dead."""
     run = ledger(3, 2000 if full else 300, pace=(4,))
     run.reached(0)
     run.server.signal(signal.SIGSTOP)
@@ -168,7 +169,8 @@ def crawl(figure):
 
 @pytest.mark.alone
 def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
-    """The other workers push at their own rate, before and after worker 0 is slowed down."""
+    """Worker 0 is limited to a tenth of a CPU. The other workers must keep at least 90 % of their
+    push rate."""
     run = ledger(3, 8000 if full else 700, pace=(10,))
     run.reached(0)
     window = 6 if full else 1
@@ -182,7 +184,7 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
         return (marks[1][1] - marks[0][1]) / (marks[1][0] - marks[0][0])
     normal = others()
     crawl(run.fleet[0])
-    # the maximum, because other processes can only lower the rate
+    # the maximum, because other programs on the machine can only lower the measured rate
     slow = max(others() for _ in range(3))
     figure("P8", 100 * slow / normal,
            "% of the usual rate of the other workers, beside a worker with 0.1 CPU",
@@ -192,8 +194,8 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
 
 
 def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
-    """Sync with one backup worker: a step ends with the first two of three gradients. The slow
-    worker's gradient is late."""
+    """Sync with one backup worker: a step ends with the first two of three gradients. The gradient
+    of the slow worker comes after these two."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--backup-workers", 1,
                         "--epochs", 4, "--min-workers", 3)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
@@ -201,7 +203,8 @@ def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
     crawl(fleet[0])
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
-    figure("P8", result["superseded"], "late gradients dropped in 4 epochs of steps of 2 of 3",
+    figure("P8", result["superseded"],
+           "late gradients dropped in 4 epochs, with steps that use 2 of 3 gradients",
            result["superseded"] > 0 and wrong == 0, what="sync")
 
 
@@ -228,7 +231,7 @@ def test_sigterm_drains(ledger, figure, seed, full):
             said = " ".join(w.out)
             found = re.search(r"resumed (\d+) .*(?:stopped|done) .*acked=(\d+)", said)
             own = weights[i * run.pushes:(i + 1) * run.pushes]
-            if found:  # a worker without such a line ended before its WELCOME
+            if found:  # a worker that printed no such line ended before its WELCOME
                 missing += max(0, int(found[1]) + int(found[2]) - int((own == -1).sum()))
         run.restart_server()
         for i in range(3):
@@ -403,7 +406,8 @@ def test_device_that_breaks(programs, figure, small):
     pushed = server.status()["counters"]["pushes"]
     weights = safetensors.flat(programs.export(server.endpoint))
     bad = int((abs(weights) > 10).sum())
-    figure("P17", bad, f"weights changed by the bad gradient; {pushed} good ones came before it",
+    figure("P17", bad,
+           f"weights changed by the bad gradient; {pushed} good gradients came before it",
            bad == 0 and pushed == 7, what="weights")
     programs.worker(server.endpoint, data=small)  # a new worker, as a supervisor would start it
     assert server.result()["images_per_epoch"] == [6000, 6000]

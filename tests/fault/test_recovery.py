@@ -16,8 +16,8 @@ def worst(values, percent=1):
 
 
 def milliseconds(probe, since, seconds=30):
-    """Wait until probe() is true; call it every two milliseconds. Returns the time in ms from
-    `since` to the end of the wait."""
+    """Call probe() every two milliseconds until it is true. Returns the time in ms from `since` to
+    the end of the wait."""
     while not probe():
         assert time.monotonic() < since + seconds, "not in time"
         time.sleep(0.002)
@@ -51,7 +51,8 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
     unit = f"ms p99 from exec to the first new update, {kills} kills, {WORKERS} workers"
     figure("P2", worst(first), unit, worst(first) <= 500 * (1 if full else 4) * PATIENCE,
            what=level)
-    figure("P2", worst(everybody), "ms p99 until all have a new push decided",
+    unit = "ms p99 until the server has accepted or rejected a new push of every worker"
+    figure("P2", worst(everybody), unit,
            worst(everybody) <= 2000 * (1 if full else 4) * PATIENCE, what=f"{level} everybody")
     lost, twice = run.count(300)
     assert lost + twice == 0
@@ -66,8 +67,9 @@ def pushed_in(run, names, seconds):
 
 
 def test_a_death_does_not_slow_the_others(ledger, figure, full):
-    """Four workers push at a rate that the machine can sustain. One worker is killed, and the
-    server notices its silence. The death must not slow down the other three workers."""
+    """Four workers push at a rate that the machine can sustain. The test kills one worker, and the
+    server declares this worker dead after its silence. The death must not slow down the other three
+    workers."""
     rounds, seconds = (10, 2.5) if full else (2, 2)
     run = ledger(4, int((rounds * 2 * seconds + 30) * 100), pace=(10,))
     others = ["ledger-1", "ledger-2", "ledger-3"]

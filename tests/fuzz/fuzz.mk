@@ -5,14 +5,15 @@ $(B)/tests/fuzz/%: $(B)/tests/fuzz/%.o $(TEST_ARCHIVES) $(if $(filter fuzz%,$(FL
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $(filter-out %/replay.o,$^) $(FUZZ_ENGINE) \
 		$(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 # The programs of `make fuzz-coverage` need only a few archives, so that the command takes seconds.
-COVER_TARGETS := $(addprefix build/cover/tests/fuzz/,wire session core snapshot)
+COVER_TARGETS := $(addprefix build/cover/tests/fuzz/,wire session core snapshot checkpoint)
 ifeq ($(FLAVOUR),cover)
 $(COVER_TARGETS): %: %.o $(B)/tests/fuzz/replay.o $(call obj,tests/support/fuzz_input.c tests/support/core_config.c \
 		worker/client/session.c) $(A.core) $(A.proto) $(A.common)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
 endif
-# These files get complete messages from the fuzzer. Hints about compared values would not help the
-# fuzzer there and would cost time, so the files are compiled without them.
+# These files get complete messages from the fuzzer. In these files, code that passes each compared
+# value to the fuzzer as a hint would not help it and would cost time, so they are compiled without
+# such code.
 $(if $(filter fuzz%,$(FLAVOUR)),$(call obj,$(SRC.core) worker/client/session.c tests/fuzz/core.c)) \
 $(if $(filter fuzz-fast,$(FLAVOUR)),$(call obj,$(SRC.proto) tests/support/fuzz_input.c)): \
 	FUZZ_COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table

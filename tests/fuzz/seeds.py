@@ -23,6 +23,11 @@ import client  # noqa: E402
 from support import idx  # noqa: E402
 
 
+# the first frames of messages on side connections (proto/side.h)
+GREETING = struct.pack("<BQQB", 0, 1, 2, 1)
+MARK = struct.pack("<BQB", 0, 1, 2)
+
+
 def name_of(body):
     return type(body).__name__
 
@@ -76,6 +81,8 @@ def wire():
                 yield bytes([8, how, 4, 255]) + halves[0]
         if name_of(body) == "Params":
             yield bytes([136, 0]) + sizes + b"\xff" + frames[0]
+    for first, sizes in ((GREETING, b""), (MARK, b"\x04"), (MARK, b"")):
+        yield bytes([8, 0]) + sizes + b"\xff" + first
 
 
 def safetensors_file(text):
@@ -102,6 +109,65 @@ def checkpoint_file(sections):
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head)) + content
 
 
+def old_worker(name, n_decisions):
+    """Returns the fields of a worker in the section "ledger" of release 0.1.0."""
+    return struct.pack("<5Q64s64s", 1, 0, 0, 1, 1, name, b"python") + struct.pack(
+        "<16Q", n_decisions, 20, 0, *[0] * 10, n_decisions, 0, 0) + struct.pack(
+        "<Q", n_decisions) + struct.pack("<QBB", 1, 1, 0) * n_decisions
+
+
+def old_checkpoint(mode, optimizer, optim, *, train=35, epoch=0, states=bytes(4), portions=None,
+                   images=0, push_sum=0, compensation=0, window=(0, 0, 0)):
+    """Returns a checkpoint of release 0.1.0 with two workers and a model of 8 parameters
+    (server/core/snapshot_v5.c reads these fields)."""
+    epochs = 2 if train else 0
+    options = [3, 10, epochs, optimizer, mode, 20, 2, push_sum, compensation > 0, compensation > 1]
+    counters = [0] * 20
+    counters[5], counters[17] = images, images // 10
+    run = struct.pack("<4Q512s", 11, 22, 5, 0, b"vector:8") + struct.pack(
+        "<39Q", 5, 77, 8, *options, 1, 0, *counters, *[0] * 4) + bytes(160)
+    ledger = struct.pack("<Q", 3) + old_worker(b"anna", 3) + bytes(8) + old_worker(b"bert", 1)
+    training = bool(train and epoch < epochs)
+    leases = struct.pack("<12Q", train, 7 if train else 0, *([2, 3, 10, 99] if train else [0] * 4),
+                         epoch, training, portions is not None, *window)
+    leases += states if training else b""
+    leases += struct.pack("<Q", 3) + portions if portions else b""
+    for i in range(epoch + training):
+        done = images - 35 * epoch if i == epoch else 35
+        leases += struct.pack("<2Qd3Q", done, done // 10, 1.0 * done, 0, 0, 0)
+    live = struct.pack("<3Q", 0, 0, 0)
+    return checkpoint_file({"run": run, "ledger": ledger, "leases": leases, "weights": bytes(32),
+                            "optim": optim, "live": live})
+
+
+def old_checkpoints():
+    """Yields a checkpoint of release 0.1.0 for each kind of state that it can have."""
+    vector, sums = struct.pack("<8f", *[0.5] * 8), struct.pack("<8d", *[0.1] * 8)
+    step = [struct.pack("<2Q2d", 2, 20, weight, 20.0) + sums for weight in (20, 2)]
+    search = struct.pack("<5Q6d", 1, 1, 2, 0, 1, 1, -1, 1, 0, 0, 1) + 3 * vector
+    pairs = 2 * (struct.pack("<d", 1.0) + 2 * vector)
+    yield old_checkpoint(1, 0, b"", train=0)
+    yield old_checkpoint(1, 1, vector, states=b"\2\1\0\2", images=15)
+    yield old_checkpoint(1, 1, vector + struct.pack("<Q", 0) + vector, epoch=1, images=35,
+                         portions=b"\2\1\0")
+    for push_sum in 0, 1:
+        yield old_checkpoint(3, 2, step[push_sum] + vector, states=b"\2\2\1\0", images=20,
+                             push_sum=push_sum)
+    yield old_checkpoint(3, 0, struct.pack("<2Q2d", 0, 0, 0, 0))
+    yield old_checkpoint(4, 6, struct.pack("<2Q2d", 1, 10, 10.0, 10.0) + sums + search + pairs,
+                         states=b"\2\1\3\3", images=10, window=(0, 2, 1))
+    yield old_checkpoint(4, 0, struct.pack("<2Q2d", 0, 0, 0, 0), states=b"\0\0\3\3",
+                         window=(0, 2, 1))
+    for mode, compensation in (1, 1), (2, 2):
+        yield old_checkpoint(mode, 5, (vector if compensation > 1 else b"") + struct.pack("<Q", 1) +
+                             vector + bytes(8) + 2 * vector, compensation=compensation)
+    yield old_checkpoint(5, 0, b"")
+    # three damaged ones: a section that ends early, one that ends late, a step without its batches
+    yield old_checkpoint(1, 1, vector[:-8])
+    yield old_checkpoint(1, 1, vector + bytes(8))
+    yield old_checkpoint(3, 2, step[0] + vector, states=b"\2\0\0\0", images=20)
+
+
 def wal_record(payload, seq):
     head = b"CNNPSREC" + struct.pack("<QQQQ", 1, seq, seq, len(payload))
     xxh3 = xxhash.xxh3_64_intdigest(head + payload)
@@ -116,6 +182,26 @@ def wal_file():
     message = struct.pack("<QQQQQQ", 0, 7, 1000, 0, 1, len(heartbeat)) + heartbeat
     tick = struct.pack("<QQQQQ", 2, 0, 1050, 0, 0)
     return head + wal_record(message, 1) + wal_record(tick, 2)
+
+
+def exif(order, orientation):
+    """Returns an EXIF block with an orientation; `order` is "<" or ">", as for struct."""
+    entries = struct.pack(order + "HHII", 0x10f, 2, 1, ord("X")), struct.pack(
+        order + "HHIHH", 0x112, 3, 1, orientation, 0)
+    return b"Exif\0\0" + (b"II" if order == "<" else b"MM") + struct.pack(
+        order + "HIH", 42, 8, len(entries)) + b"".join(entries)
+
+
+def jpeg(width, height, *blocks):
+    """Returns a grey JPEG of at most 8 x 8 pixels with some blocks in its marker APP1."""
+    def marker(code, data):
+        return struct.pack(">BBH", 0xff, code, 2 + len(data)) + data
+    one_code = bytes([1] + 15 * [0] + [0])  # a Huffman table: the only code means 0
+    return (b"\xff\xd8" + b"".join(marker(0xe1, block) for block in blocks) +
+            marker(0xdb, b"\0" + bytes([1] * 64)) +
+            marker(0xc0, struct.pack(">BHHBBBB", 8, height, width, 1, 1, 0x11, 0)) +
+            marker(0xc4, b"\0" + one_code + b"\x10" + one_code) +
+            marker(0xda, b"\1\1\0\0\x3f\0") + b"\x3f\xff\xd9")
 
 
 def png(width, height, kind, channels):
@@ -138,6 +224,43 @@ def image_sets():
     yield b"\1" + idx.encode(np.array([1, 2, 3], np.uint8))
 
 
+def http():
+    """Yields the byte that says how, and a request (http.c)."""
+    token, version = b"0123456789abcdef", b" HTTP/1.1\r\nHost: localhost\r\n"
+    form, escaped = b"token=" + token, b"token=%30" + token[1:] + b"++"
+    for how in range(4):
+        for path in b"/", b"/status", b"/events", b"/login", b"/livez", b"/none":
+            yield bytes([how]) + b"GET " + path + version + b"\r\n"
+        yield bytes([how]) + b"HEAD /healthz HTTP/1.0\r\n\r\n"
+        yield bytes([how]) + b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"
+        yield bytes([how]) + b"POST /" + version + b"Content-Length: 5\r\n\r\nhello"
+        for header in (b"Authorization: Bearer ", b"Cookie: cnnps_token_\1="):
+            for value in token, token[:-1] + b"x":
+                yield bytes([how]) + b"GET /" + version + header + value + b"\r\n\r\n"
+        for body in form, escaped, form + b"x", b"tok", b"token=%3":
+            yield (bytes([how]) + b"POST /login" + version +
+                   b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def zmtp():
+    """Yields the byte that says how, and frames (zmtp.c)."""
+    yield b"\0" + bytes(64)
+    for message in wire():
+        header = message[message.index(b"\xff") + 1:]
+        yield b"\1" + bytes([0, len(header)]) + header
+    first = struct.pack("<BQB", 0, 1, 0)
+    part = bytes([1, len(first)]) + first + struct.pack(">BQ", 2, 256) + bytes(256)
+    for how in 2, 6, 1:
+        for frames in (b"", part, 2 * part, bytes([0, len(MARK)]) + MARK, b"\0\1\0",
+                       bytes([0, len(GREETING)]) + GREETING, b"\1\1\0\0\4" + bytes(4)):
+            yield bytes([how]) + frames
+    hello = b"\5HELLO\1\0" + bytes(72 + 32 + 8 + 80)
+    for how in 8, 9:
+        yield bytes([how]) + bytes([4, len(hello)]) + hello
+        yield bytes([how]) + b"\4\x1c\5READY\x0bSocket-Type\0\0\0\6DEALER"
+    yield b"\x08\xff" + bytes(8) + b"\x7f\3\0CURVE" + bytes(47) + bytes([4, len(hello)]) + hello
+
+
 SEEDS = {
     "wire": wire,
     "core": lambda: [bytes([0, 0, 0, mode, 0, 0, 0]) + bytes(
@@ -151,21 +274,21 @@ SEEDS = {
     "idx": image_sets,
     "checkpoint": lambda: [b"\0" + checkpoint_file({
         "run": struct.pack("<QQQQ", 11, 22, 5, 9) + b"vector:8".ljust(512, b"\0"),
-        "weights": bytes(32)})],
+        "weights": bytes(32)})] + [b"\0" + c for c in old_checkpoints()],
     "wal": lambda: [b"\0" + wal_file(), b"\2" + struct.pack("<QQQQQ", 2, 0, 1050, 0, 0)],
     "safetensors": lambda: [safetensors_file("fc:3"), safetensors_file("")],
     "keys": lambda: [b"\0# list\nworker " + b"a" * 40 + b" anna\nadmin " + b"b" * 40 + b"\n",
                      b"\1cnn-ps public key\n" + b"a" * 40 + b"\n",
                      b"\2cnn-ps secret key\n" + b"a" * 40 + b"\n"],
     "picture": lambda: [b"\0P5\n2 2\n255\n\1\2\3\4", b"\1P2\n# c\n2 2\n255\n1 2 3 4\n",
-                        b"\0" + png(3, 2, 0, 1), b"\1" + png(3, 2, 2, 3), b"\2" + png(3, 2, 6, 4)],
+                        b"\0" + png(3, 2, 0, 1), b"\1" + png(3, 2, 2, 3), b"\2" + png(3, 2, 6, 4),
+                        b"\0" + jpeg(3, 2), b"\1" + jpeg(3, 2, exif("<", 3)),
+                        b"\0" + jpeg(3, 2, b"http://ns", exif(">", 6)),
+                        b"\2" + jpeg(3, 2, exif(">", 9)), b"\1" + jpeg(3, 2, exif("<", 8)[:-4])],
     "options": lambda: [b"--check-config\n--model\nseed:32\n--mode\nsync\n--optimizer=adam\n",
                         b"--model=vector:8\n--epochs=0\n--lr=0.5\n--max-workers\n4\n"],
-    "http": lambda: [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-                     b"HEAD /healthz HTTP/1.0\r\n\r\n",
-                     b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"],
-    "zmtp": lambda: [b"\0" + bytes(64)] + [
-        b"\1" + bytes([0, len(h)]) + h for h in (s[s.index(b"\xff") + 1:] for s in wire())],
+    "http": http,
+    "zmtp": zmtp,
 }
 
 

@@ -1,17 +1,21 @@
 /*
  * wire.c - fuzzes the codec of messages. Byte 0 gives the number of parameters that the receiver
  * expects, and says whether it defers the check of PARAMS. Byte 1 modulo 8 is the number of tensor
- * frames that are chunks. The other bits of byte 1 add checks: LONG_PASS of the functions that make
- * a pass over a long vector, SOCKETS of those that send and receive, EXACT of a receiver that
- * refuses bfloat16, SHARED of a receiver with an engine. Then one byte for each tensor frame gives
- * its number of values; 255 ends the list. The remaining bytes are the header frame.
+ * frames that are chunks. The other bits of byte 1 add checks: LONG_PASS adds a check of the
+ * functions that make a pass over a long vector, SOCKETS a check of the functions that send and
+ * receive, EXACT a check with a receiver that refuses bfloat16, and SHARED a check with a receiver
+ * that shares its work with an engine. Then one byte for each tensor frame gives its number of
+ * values; 255 ends the list. The remaining bytes are the header frame.
  *
  * The target checks that a decoded message, encoded and decoded again, is the same message
  * (proto/wire.h, promise 2), and that all functions that encode parts of a message or compute a
- * checksum agree. The sanitizers and assertions check invariant 1 and promise 1.
+ * checksum agree. The sanitizers and assertions check invariant 1 and promise 1. A message of a
+ * side connection (proto/side.h), encoded again, must be the same bytes, and wire_decode must
+ * refuse it.
  */
 #include "proto/checksum.h"
 #include "proto/lane.h"
+#include "proto/side.h"
 #include "proto/wire.h"
 #include "tests/support/fuzz_input.h"
 
@@ -156,12 +160,69 @@ static void peek_at(struct frames *f)
 	(void)wire_push_seq(f);
 }
 
+/* Check that `frame` has the same bytes as the first frame of `f`, and close it. */
+static void check_first_frame(zmq_msg_t *frame, struct frames *f)
+{
+	size_t size = zmq_msg_size(frame);
+
+	PS_ASSERT(size == zmq_msg_size(&f->frame[0]));
+	PS_ASSERT(memcmp(zmq_msg_data(frame), zmq_msg_data(&f->frame[0]), size) == 0);
+	zmq_msg_close(frame);
+}
+
+/* Check that two shares of a frame of `size` bytes have its bytes, also after the frame was
+ * closed. */
+static void check_shares(size_t size)
+{
+	size_t half = size / 2;
+	zmq_msg_t whole, part[2];
+
+	PS_ASSERT(zmq_msg_init_size(&whole, size) == 0);
+	for (size_t i = 0; i < size; i++)
+		((unsigned char *)zmq_msg_data(&whole))[i] = (unsigned char)(i + i / 256);
+	PS_ASSERT(side_share(&whole, 0, half, &part[0]) == 0);
+	PS_ASSERT(side_share(&whole, half, size - half, &part[1]) == 0);
+	zmq_msg_close(&whole);
+	PS_ASSERT(zmq_msg_size(&part[0]) == half && zmq_msg_size(&part[1]) == size - half);
+	for (size_t i = 0; i < size; i++) {
+		const unsigned char *bytes = zmq_msg_data(&part[i >= half]);
+
+		PS_ASSERT(bytes[i < half ? i : i - half] == (unsigned char)(i + i / 256));
+	}
+	zmq_msg_close(&part[0]);
+	zmq_msg_close(&part[1]);
+}
+
+/* Check the functions for the messages of side connections. Returns 1 if `f` is such a message. */
+static int check_side(struct frames *f)
+{
+	struct side_greeting greeting;
+	struct side_mark mark;
+	zmq_msg_t frame;
+	int is_greeting = side_is_greeting(f, &greeting);
+	int is_part = side_is_part(f, &mark), is_receipt = !is_part && side_is_receipt(f, &mark);
+
+	PS_ASSERT(is_greeting + is_part + is_receipt + wire_is_chunk(f) <= 1);
+	if (is_greeting) {
+		PS_ASSERT(side_encode_greeting(&greeting, &frame) == 0);
+		check_first_frame(&frame, f);
+	}
+	if (is_part || is_receipt) {
+		PS_ASSERT(side_encode_mark(&mark, &frame) == 0);
+		check_first_frame(&frame, f);
+	}
+	if (is_part)
+		check_shares(zmq_msg_size(&f->frame[1]));
+	return is_greeting || is_part || is_receipt;
+}
+
 static void decode_frames(struct frames *f, size_t n_params, int deferred, uint8_t how)
 {
 	float values[128];
 	struct wire *w = NULL;
 	struct msg m;
 	const char *why = NULL;
+	int is_side = check_side(f);
 
 	peek_at(f);
 	PS_ASSERT(wire_new(&w, n_params) == 0);
@@ -177,6 +238,8 @@ static void decode_frames(struct frames *f, size_t n_params, int deferred, uint8
 		PS_ASSERT(why && why[0] && m.type == 0);
 		(void)wire_chunks_wanted(f);
 		(void)wire_peer_protocol(w);
+	} else if (is_side) {
+		PS_ASSERT(0);
 	} else if (deferred && m.type == MSG_PARAMS) {
 		(void)!wire_values(f, &m.params, values);
 		(void)!wire_values(f, &m.params, NULL);
@@ -242,7 +305,8 @@ static void open_inproc(void)
 	void *context = zmq_ctx_new();
 
 	PS_ASSERT(context);
-	PS_ASSERT(zmq_ctx_set(context, ZMQ_IO_THREADS, 0) == 0); /* inproc needs none */
+	/* sockets with inproc endpoints need no I/O thread */
+	PS_ASSERT(zmq_ctx_set(context, ZMQ_IO_THREADS, 0) == 0);
 	dealer = zmq_socket(context, ZMQ_DEALER);
 	named = zmq_socket(context, ZMQ_DEALER);
 	router = zmq_socket(context, ZMQ_ROUTER);

@@ -29,13 +29,17 @@ static void check_worker(struct sim *s, uint32_t node)
 static void check_leases(struct sim *s, const struct core *c)
 {
 	const struct leases *l = &c->leases;
-	uint32_t n_free = 0, n_done = 0;
+	/* single bytes, because the compiler can add 16 of them at a time; an epoch has at most
+	 * SIM_PORTIONS batches, so they do not overflow */
+	uint8_t n_free = 0, n_done = 0;
 
 	if (l->epoch >= c->cfg.training.epochs)
 		return;
+	if (l->n_batches > UINT8_MAX)
+		sim_violation(s, "an epoch has %u batches", l->n_batches);
 	for (uint32_t i = 0; i < l->n_batches; i++) {
-		n_free += l->batch[i] == BATCH_FREE;
-		n_done += l->batch[i] == BATCH_DONE;
+		n_free = (uint8_t)(n_free + (l->batch[i] == BATCH_FREE));
+		n_done = (uint8_t)(n_done + (l->batch[i] == BATCH_DONE));
 	}
 	if (n_free != l->n_free || n_done != l->n_done)
 		sim_violation(s, "batches are counted as %u free, %u done; they are %u and %u",
@@ -51,7 +55,7 @@ static void check_trust(struct sim *s, const struct core *c)
 	if (!s->exact || s->n_workers > 1 || s->suspectable || s->server.over || !only ||
 		session_phase(only) == PHASE_END)
 		return;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		if (c->worker[i].session.state == SESSION_SUSPECT)
 			sim_violation(s, "slot %u is suspected though its worker sends heartbeats",
 				i + 1);
@@ -65,9 +69,9 @@ void bounds_before(struct sim *s)
 	const struct core *c = s->server.core;
 
 	memset(s->server.expected, 0, sizeof(s->server.expected));
-	/* workers become overdue only at the end of a recovery, so `expected` is needed only
-	 * then */
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->run.recovering; i++) {
+	/* the server gives up workers that it expects back only at the end of a recovery, so
+	 * `expected` is needed only during a recovery */
+	for (uint32_t i = 0; i < c->n_slots && c->run.recovering; i++) {
 		const struct worker_session *w = &c->worker[i].session;
 
 		s->server.expected[i] = w->state == SESSION_AWAY && !w->overdue;
@@ -93,7 +97,7 @@ static void check_diverged_keys(struct sim *s, const struct core *c)
 	uint32_t all[SIM_NODES] = {0}, bad[SIM_NODES] = {0}, workers = 0, bad_workers = 0, keys = 0,
 		 bad_keys = 0;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 		uint32_t node = (uint32_t)w->session.owner[0] - 'a';
 
@@ -122,11 +126,13 @@ static void check_diverged(struct sim *s, const struct core *c)
 	const struct worker *only = NULL;
 	uint32_t all = 0, bad = 0;
 
-	if (s->n_hostile) { /* if there are three keys, they count, not the workers */
+	/* in hostile runs, with three or more keys, the majority that must be bad is one of the
+	 * keys, not one of the workers */
+	if (s->n_hostile) {
 		check_diverged_keys(s, c);
 		return;
 	}
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 		int counts = counted(s, c, i);
 
@@ -142,8 +148,8 @@ static void check_diverged(struct sim *s, const struct core *c)
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
 }
 
-/* Makes the checks of a run that ends as diverged only at the event that ends the run, because the
- * other workers may leave later. */
+/* Checks a run that ends as diverged, once: at the event that ends the run. After this event other
+ * workers may leave, so a later check would not see them. */
 static void check_ending(struct sim *s, const struct core *c)
 {
 	if (c->run.end_status != PS_EDIVERGED || s->server.ending)
@@ -152,12 +158,12 @@ static void check_ending(struct sim *s, const struct core *c)
 	check_diverged(s, c);
 }
 
-/* Writes to `incarnation` that of the last slot with the name of each node, or 0 if no slot has
- * this name. */
+/* For each node, writes to `incarnation` the incarnation of the last slot with the name of the
+ * node, or 0 if no slot has this name. */
 static void find_incarnations(const struct core *c, uint32_t incarnation[SIM_WORKERS + 1])
 {
 	memset(incarnation, 0, (SIM_WORKERS + 1) * sizeof(*incarnation));
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker_session *w = &c->worker[i].session;
 		uint32_t node = (uint32_t)w->name[0] - 'a';
 
@@ -235,7 +241,7 @@ static void check_slots(struct sim *s, const struct core *c)
 {
 	int ordered = 1;
 
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (is_durable_too_new(w) | is_excluded_with_work(w))
@@ -244,6 +250,10 @@ static void check_slots(struct sim *s, const struct core *c)
 			(w->session.state != SESSION_SUSPECT) & !(w->sync.idle | w->pace.stalled);
 	}
 	s->ordered &= c->run.ending != END_NOT || ordered;
+	for (uint32_t i = c->n_slots; i < c->cfg.sessions.max_workers; i++)
+		if (c->worker[i].session.state != SESSION_FREE)
+			sim_violation(
+				s, "slot %u is in use, but only %u slots are", i + 1, c->n_slots);
 }
 
 static void check_core(struct sim *s, const struct core *c)
@@ -300,7 +310,7 @@ void bounds_trace(struct sim *s)
 	static const char *const state[] = {"free", "joining", "live", "suspect", "away", "dead"};
 	const struct core *c = s->server.core;
 
-	for (uint32_t i = 0; c && i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; c && i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->session.state != SESSION_FREE)

@@ -11,12 +11,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "common/log.h"
+#include "tests/support/sanitizer.h"
 
-/* descriptors from this number on are simulated; smaller ones are real */
+/* file descriptors from this number on are simulated; smaller ones are those of the system */
 #define FIRST_FD   (1 << 20)
-#define LARGE      ((size_t)1 << 17)
-#define MAX_LARGE  16u
 #define IS_OURS(f) ((f) >= FIRST_FD)
+#define MEMORY     ((size_t)1 << 30) /* the size of the mapping for blocks of memory */
+#define LARGE      ((size_t)1 << 16) /* the smallest block that is not cleared */
+
+/* This struct lies before each block of memory. The block has 2^list bytes. */
+struct block {
+	_Alignas(64) struct block *next; /* the next free block of this size */
+	unsigned list;
+};
 
 /* The simulated machine. This variable is static, because a call of the C library has no argument
  * that could point to the machine. */
@@ -27,14 +34,11 @@ static struct {
 	void *arg;
 	struct dirent entry;
 	int listing; /* the descriptor of the directory that readdir reads */
-	/* The simulator reuses these large blocks for the next core or session. The simulator does
-	 * not clear these blocks, because clearing them at each start would be the slowest part of
-	 * a run. Cores and sessions initialize the memory that they read. */
-	struct large {
-		void *block;
-		size_t size;
-		int taken;
-	} large[MAX_LARGE];
+	/* Blocks of memory are parts of the mapping at `memory`, which has `used` bytes in use.
+	 * free[i]: the list of free blocks of 2^i bytes. */
+	unsigned char *memory;
+	size_t used;
+	struct block *free[8 * sizeof(size_t)];
 } machine;
 
 void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg)
@@ -163,7 +167,7 @@ static int describe_file(struct stat *st, long size)
 	if (size < 0)
 		return -1;
 	memset(st, 0, sizeof(*st));
-	st->st_mode = S_IFREG | 0644;
+	st->st_mode = S_IFREG | 0600;
 	st->st_size = size;
 	return 0;
 }
@@ -286,8 +290,8 @@ ssize_t __wrap_getrandom(void *bytes, size_t n, unsigned int flags)
 	return (ssize_t)n;
 }
 
-/* The server writes its process id to the file LOCK. The id has a fixed length, so that the sum of
- * the sizes of all files depends only on the seed. */
+/* The server writes its process id to the file LOCK. The id has a fixed length, so that the size of
+ * the file LOCK, and with it the free space of the disk, does not depend on the real process id. */
 pid_t __wrap_getpid(void);
 pid_t __wrap_getpid(void)
 {
@@ -307,52 +311,61 @@ void __wrap_log_write(
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-void *__real_mem_try(size_t n, size_t size);
+void *__real_mem_lazy(size_t bytes);
 
-/* Returns a large block, which the simulator reuses later. Returns NULL if `bytes` is too small for
- * a large block, or if all places for large blocks are taken. */
-static void *large_block(size_t bytes)
+/* Returns a block that was freed, or a new one. Returns NULL if the mapping has no room for the
+ * block. A build with AddressSanitizer always gets NULL: the caller then uses malloc, so that
+ * AddressSanitizer knows each block. The blocks in use are few, so most of them stay in the
+ * processor's cache. */
+static void *take_block(size_t bytes)
 {
-	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {
-		struct large *l = &machine.large[i];
+	if (IS_ASAN || bytes > MEMORY / 2)
+		return NULL;
+	unsigned list = 64 - (unsigned)__builtin_clzll(bytes | 63);
+	struct block *b = machine.free[list];
 
-		if (l->taken || (l->block && (l->size < bytes || l->size / 4 > bytes)))
-			continue;
-		if (!l->block) {
-			l->size = bytes + bytes / 4;
-			l->block = __real_mem_try(l->size, 1);
-		}
-		l->taken = l->block != NULL;
-		return l->block;
+	if (b) {
+		machine.free[list] = b->next;
+	} else {
+		if (!machine.memory)
+			machine.memory = __real_mem_lazy(MEMORY);
+		if (!machine.memory || MEMORY - machine.used < sizeof(*b) + ((size_t)1 << list))
+			return NULL;
+		b = (struct block *)(void *)(machine.memory + machine.used);
+		b->list = list;
+		machine.used += sizeof(*b) + ((size_t)1 << list);
 	}
-	return NULL;
+	/* Large blocks are not cleared, because this would be the slowest part of a run. The code
+	 * initializes the parts of large blocks that it reads. */
+	return bytes < LARGE ? memset(b + 1, 0, bytes) : b + 1;
 }
 
-/* Takes a large block back. Returns 0 if `p` is no large block. */
-static int give_back(const void *p)
+/* Takes a block back. Returns 0 if `p` is no block of take_block. */
+static int give_back(void *p)
 {
-	for (size_t i = 0; p && i < MAX_LARGE; i++) {
-		if (machine.large[i].block == p && machine.large[i].taken) {
-			machine.large[i].taken = 0;
-			return 1;
-		}
-	}
-	return 0;
+	if ((uintptr_t)p - (uintptr_t)machine.memory >= machine.used)
+		return 0;
+	struct block *b = (struct block *)p - 1;
+	b->next = machine.free[b->list];
+	machine.free[b->list] = b;
+	return 1;
 }
 
 void *__real_mem_must(size_t n, size_t size, const char *owner);
 void *__wrap_mem_must(size_t n, size_t size, const char *owner);
 void *__wrap_mem_must(size_t n, size_t size, const char *owner)
 {
-	void *p = large_block(n * size);
+	void *p = take_block(n * size);
 
 	return p ? p : __real_mem_must(n, size, owner);
 }
 
+void *__real_mem_try(size_t n, size_t size);
 void *__wrap_mem_try(size_t n, size_t size);
 void *__wrap_mem_try(size_t n, size_t size)
 {
-	void *p = large_block(n * size);
+	size_t bytes;
+	void *p = __builtin_mul_overflow(n, size, &bytes) ? NULL : take_block(bytes);
 
 	return p ? p : __real_mem_try(n, size);
 }
@@ -365,13 +378,10 @@ void __wrap_free(void *p)
 		__real_free(p);
 }
 
-/* The memory of a core. Without reuse, the kernel would have to map and clear each page again at
- * each start. */
-void *__real_mem_lazy(size_t bytes);
 void *__wrap_mem_lazy(size_t bytes);
 void *__wrap_mem_lazy(size_t bytes)
 {
-	void *p = large_block(bytes);
+	void *p = take_block(bytes);
 
 	return p ? p : __real_mem_lazy(bytes);
 }

@@ -72,8 +72,8 @@ static void cut_off(struct sim *s, uint32_t node, uint32_t ms)
 		s->net.lane[node][way].cut_until_ms = s->net.now_ms + ms;
 }
 
-/* Starts a second process with the name of a worker, as a supervisor does if it takes the worker
- * for dead. The first process may be stopped, cut off from the network, or healthy. */
+/* Starts a second process with the name of a worker, as a supervisor does if it wrongly declares
+ * the worker dead. The first process may be stopped, cut off from the network, or healthy. */
 static void twin(struct sim *s, const struct fault *f)
 {
 	uint32_t node = victim(s, f) ? worker_twin(s, f->node, 10 + 20 * f->in) : 0;
@@ -109,7 +109,7 @@ static void hang_worker(struct sim *s, const struct fault *f)
 		return;
 	w->hung_until_ms = s->net.now_ms + f->ms;
 	if (f->way == 1 && is_dispensable(s))
-		w->hung_until_ms = UINT64_MAX; /* forever */
+		w->hung_until_ms = UINT64_MAX; /* the program hangs forever */
 	s->suspectable = 1;
 	s->hangs++;
 }
@@ -127,7 +127,8 @@ void faults_happen(struct sim *s, uint32_t number)
 	const struct fault *f = &s->fault[number];
 	char text[128];
 
-	sim_trace(s, "FAULT %u: %s", number, faults_text(f, text, sizeof(text)));
+	if (s->trace)
+		sim_trace(s, "FAULT %u: %s", number, faults_text(f, text, sizeof(text)));
 	switch (f->kind) {
 	case FAULT_KILL:
 		if (f->node != SIM_SERVER)
@@ -159,8 +160,9 @@ void faults_happen(struct sim *s, uint32_t number)
 		s->disk_bad_until_ms = s->net.now_ms + f->ms;
 		s->suspectable |=
 			s->cfg.checkpoint.wal ==
-			/* With a write-ahead log, an answer may be overdue, and then the worker's
-			 * session sends HELLO instead of heartbeats. */
+			/* With a write-ahead log, an answer may be overdue. The worker's session
+			 * then sends HELLO instead of heartbeats, and the server may suspect the
+			 * worker. */
 			DURABILITY_ALWAYS;
 		break;
 	case FAULT_ROT:

@@ -1,16 +1,11 @@
 /*
- * hostile_ledger.c - what the server has granted to the hostile workers (hostile.c). Checks that
- * the server accepts nothing else from them, and gives them no worker id of another key.
+ * hostile_ledger.c - records what the server has granted to the hostile workers (hostile.c). Checks
+ * that the server accepts nothing else from them, and gives them no worker id of another key.
  */
 #include <string.h>
 #include "server/core/state.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
-
-int hostile_is(uint32_t node)
-{
-	return node >= SIM_FIRST_HOSTILE && node < SIM_FIRST_HOSTILE + SIM_HOSTILE;
-}
 
 static struct hostile *hostile_at(struct sim *s, uint32_t node)
 {
@@ -65,8 +60,8 @@ void hostile_assigned(struct sim *s, const struct effect *e)
 		roles_assign(s->roles, e->peer, e->worker, e->incarnation);
 }
 
-/* Returns the hostile worker whose slot has grant `g`, or 0. The slot may still have a connection
- * that the worker has left. */
+/* Returns the hostile worker whose slot has connection `link` and grant `g` in the server, or 0.
+ * The worker itself may already use another connection than `link`. */
 static uint32_t hostile_with_grant(const struct sim *s, uint32_t link, const struct msg_grant *g)
 {
 	const struct core *c = s->server.core;

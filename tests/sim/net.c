@@ -9,7 +9,8 @@ void net_init(struct net *n)
 	memset(n, 0, sizeof(*n));
 	n->room = 1 << 14;
 	n->heap = mem_must(n->room, sizeof(*n->heap), "simulated time");
-	n->item = mem_must(n->room, sizeof(*n->item), "simulated events");
+	n->item = mem_must(n->room + 1, sizeof(*n->item), "simulated events");
+	n->current = (uint32_t)n->room;
 	n->room_pool = 1 << 14;
 	/* NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
 	n->pool = mem_must(n->room_pool, sizeof(*n->pool), "simulated messages");
@@ -35,6 +36,7 @@ void net_reset(struct net *n, struct rng rng)
 		.heap = n->heap,
 		.item = n->item,
 		.room = n->room,
+		.current = (uint32_t)n->room,
 		.pool = n->pool,
 		.n_pool = n->n_pool,
 		.room_pool = n->room_pool};
@@ -86,15 +88,14 @@ void net_at(struct net *n, uint64_t at_ms, struct item it)
 	net_later(n, at_ms, it);
 }
 
-int net_next(struct net *n, struct item *it)
+struct item *net_next(struct net *n)
 {
 	size_t i = 0, child;
 
 	if (!n->n)
-		return 0;
+		return NULL;
 	const struct moment_of first = n->heap[0], last = n->heap[--n->n];
-	*it = n->item[first.item];
-	n->now_ms = it->at_ms;
+	n->now_ms = first.when >> 32;
 	while ((child = 2 * i + 1) < n->n) {
 		if (child + 1 < n->n)
 			child += n->heap[child + 1].when < n->heap[child].when;
@@ -104,8 +105,9 @@ int net_next(struct net *n, struct item *it)
 		i = child;
 	}
 	n->heap[i] = last;
-	n->heap[n->n].item = first.item; /* the place of the first item is free again */
-	return 1;
+	n->heap[n->n].item = n->current; /* the place of the previous item is free again */
+	n->current = first.item;
+	return &n->item[first.item];
 }
 
 #define VALUES 80u /* maximum number of values of a push */
@@ -117,7 +119,7 @@ struct message {
 	float value[VALUES];
 };
 
-/* Copies the values of the push that are not in shared memory. */
+/* Copies the values of the push, unless they are in shared memory. */
 static void copy_values(struct message *to)
 {
 	struct slices *slices = &to->msg.push.slices;
@@ -147,7 +149,11 @@ void net_copy(struct msg *to, const struct msg *m)
 	else if (m->type == MSG_PARAMS)
 		size = (size_t)((const char *)&m->params.slices.slice[m->params.slices.n] -
 				(const char *)m);
-	else if (m->type != MSG_HELLO && m->type != MSG_WELCOME)
+	else if (m->type == MSG_HELLO)
+		size = offsetof(struct msg, hello) + sizeof(m->hello);
+	else if (m->type == MSG_WELCOME)
+		size = offsetof(struct msg, welcome) + sizeof(m->welcome);
+	else
 		size = offsetof(struct msg, push) + 128;
 	memcpy(to, m, size);
 }

@@ -27,12 +27,12 @@ struct item {
 	uint64_t at_ms, order;
 	enum happening what;
 	uint32_t node, from;
-	/* the numbers of the receiving and the sending process; when a process has ended, its items
-	 * are dropped */
+	/* the numbers of the receiving and the sending process; an item whose process has ended is
+	 * dropped */
 	uint64_t process, from_process;
 	uint32_t link;   /* the number of the connection; the server calls it `peer` */
 	uint32_t number; /* FAULT, JOB: the number of the fault or job */
-	struct msg *msg; /* MESSAGE: allocated from the pool */
+	struct msg *msg; /* MESSAGE: the message, in memory of the network's pool */
 };
 
 /* This struct has the time and the order of an item as one number, and the place of the item in an
@@ -64,11 +64,13 @@ struct net {
 	/* The losses, duplications and torn copies of a run are numbered from 0. Only the faults
 	 * with numbers in [strikes_from, strikes_to) happen. */
 	uint64_t strikes, strikes_from, strikes_to;
-	/* The heap has the times of the items, because its entries move often. The entries from n
-	 * on have the free places in `item`, up to n_used; no later place was ever used. */
+	/* The heap has the times of the items, and their places in `item`, because its entries move
+	 * often. Entries n to n_used - 1 of the heap have the free places of `item`. The places
+	 * from n_used on have never been used. */
 	struct moment_of *heap;
 	struct item *item;
 	size_t n, n_used, room, peak; /* peak: the largest n so far */
+	uint32_t current;             /* the place of the item that net_next returned last */
 	struct msg **pool;
 	size_t n_pool, room_pool;
 	uint64_t sent, lost, doubled, cut;
@@ -80,17 +82,17 @@ void net_release(struct net *n);
  * on. */
 void net_reset(struct net *n, struct rng rng);
 void net_at(struct net *n, uint64_t at_ms, struct item it);
-/* Postpones an item to `at_ms`. The item keeps its order, so it comes before all items with the
- * same time that were added after it. */
+/* Adds an item that was taken out before, with the new time `at_ms`. The item keeps its order, so
+ * it comes before all items with the same time that were first added after it. */
 void net_later(struct net *n, uint64_t at_ms, struct item it);
 /* Sends a copy of a message; the faults of the link apply to this copy. The slices of the copy
  * point to the values of the original. */
 void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m);
-/* Takes the next item and advances the time to it. Returns 0 if there is no item. The caller must
- * release it->msg with net_done. */
-int net_next(struct net *n, struct item *it);
+/* Takes the next item and advances the time to it. Returns NULL if there is no item. The item is
+ * valid until the next call. The caller must release it->msg with net_done. */
+struct item *net_next(struct net *n);
 void net_done(struct net *n, struct item *it);
-/* Copies the fields of a message that its type has. */
+/* Copies the fields that a message of this type has. */
 void net_copy(struct msg *to, const struct msg *m);
 uint64_t net_below(struct net *n, uint64_t bound);
 int net_chance(struct net *n, uint32_t per_mille);

@@ -9,7 +9,8 @@
 #include "tests/sim/sim.h"
 
 #define SESSION_CLOSE_MS 2000
-/* more disk operations than a save of a checkpoint makes */
+/* a kill ends a job at a disk operation whose number is drawn below CUT_OPS; this is more than a
+ * save of a checkpoint makes, so some saves are complete */
 #define CUT_OPS 30u
 
 /* ---- the process ----------------------------------------------------------------------------- */
@@ -218,7 +219,8 @@ void server_job(struct sim *s, struct item *it)
 		server_crash(s, v->power);
 		return;
 	}
-	if (!s->disk.fails && !wal_busy(s->wal.log)) /* the job was a save of a checkpoint */
+	/* without a write of the log in progress, the job was a save of a checkpoint */
+	if (!s->disk.fails && !wal_busy(s->wal.log))
 		bounds_disk(s);
 	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
 }
@@ -278,7 +280,8 @@ static void send_from_server(struct sim *s, const struct effect *e)
 		return;
 	if (m->type == MSG_WELCOME && !hostile_is(node))
 		sim_lane_offer(s, node, e->peer, m->welcome.stamp.worker);
-	/* send PARAMS without values, because program.c takes the weights from `versions` */
+	/* send PARAMS without values: the simulated workers (program.c) read the weights from
+	 * `versions` */
 	if (m->type == MSG_PARAMS) {
 		params.type = MSG_PARAMS;
 		params.params.request = m->params.request;
@@ -300,13 +303,12 @@ static void send_from_server(struct sim *s, const struct effect *e)
 static void remember_version(struct sim *s)
 {
 	const struct core *c = s->server.core;
-	uint64_t version = core_stats(c)->version;
-	struct sim_version *v = sim_version(s, s->cfg.term, version);
-
 	size_t n = s->cfg.n_params < SIM_PORTIONS ? s->cfg.n_params : SIM_PORTIONS;
 
 	if (!s->exact && s->cfg.optim.kind != OPTIM_LBFGS && s->mode != SIM_EASGD)
 		return;
+	uint64_t version = core_stats(c)->version;
+	struct sim_version *v = sim_version(s, s->cfg.term, version);
 	if (v->version == version && v->epoch == s->cfg.term)
 		return;
 	v->version = version;
@@ -341,8 +343,9 @@ static void limit_space(struct sim *s)
 			checkpointer_stats(s->server.checkpointer)->bytes * 13 / 4 + 4096;
 }
 
-/* Returns 1 if two of the votes are lies. If a liar without a name starts again, it is another
- * worker for the server, and can confirm its own lie. */
+/* Returns 1 if two of the votes are lies. This is possible with a single liar: if a liar without a
+ * name starts again, the server takes it for another worker, so the liar can confirm its own
+ * lie. */
 static int lies_twice(const struct dispute *d)
 {
 	uint32_t lies = 0;
@@ -381,7 +384,7 @@ static void check_dispute(struct sim *s, const struct effect *e)
 static void carry_out_server_effect(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
-	case EFFECT_COMMIT: /* sim_wal_stepped carries this effect out */
+	case EFFECT_COMMIT: /* nothing to do, because sim_wal_stepped carries out this effect */
 		break;
 	case EFFECT_SEND:
 		send_from_server(s, e);
@@ -440,22 +443,29 @@ void server_event(struct sim *s, const struct event *ev)
 	if (!v->core)
 		return;
 	event.next_buffer = next_buffer(v);
-	uint64_t position = sim_wal_event(s, ev), version = core_stats(v->core)->version;
+	const struct core_stats *stats = core_stats(v->core);
+	uint64_t position = sim_wal_event(s, ev), version = stats->version;
 	bounds_before(s);
-	steps_before(s);
+	if (s->mode == SIM_SYNC)
+		steps_before(s);
 	replays_before(s, ev);
-	hostile_before(s);
-	voices_before(s, ev);
+	if (s->n_hostile)
+		hostile_before(s);
+	if (s->mode == SIM_DOWNPOUR)
+		voices_before(s, ev);
 	core_step(v->core, &event, sim_clock(s, SIM_SERVER));
-	if (core_stats(v->core)->version != version + core_new_versions(v->core))
+	if (stats->version != version + core_new_versions(v->core))
 		sim_violation(s, "a step goes from version %llu to %llu, and says %llu",
-			(unsigned long long)version,
-			(unsigned long long)core_stats(v->core)->version,
+			(unsigned long long)version, (unsigned long long)stats->version,
 			(unsigned long long)core_new_versions(v->core));
-	steps_after(s, ev);
-	replays_after(s, ev);
-	hostile_after(s, ev);
-	voices_after(s, ev);
+	if (s->mode == SIM_SYNC)
+		steps_after(s, ev);
+	if (s->replayer)
+		replays_after(s, ev);
+	if (s->n_hostile)
+		hostile_after(s, ev);
+	if (s->mode == SIM_DOWNPOUR)
+		voices_after(s, ev);
 	remember_version(s);
 	sim_wal_stepped(s, position);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {

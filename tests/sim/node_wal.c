@@ -27,8 +27,8 @@ void sim_wal_release(struct sim *s)
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
-/* Records the version of the weights in a message to a worker. From now on this version must
- * survive a crash. */
+/* Records the version of the weights in a message to a worker. Because a worker has these weights,
+ * a restarted server must have them, too. */
 static void note_sent(struct sim_wal *w, const struct msg *m)
 {
 	uint64_t version = m->type == MSG_ACK      ? m->ack.version
@@ -80,7 +80,8 @@ void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int
 
 void sim_wal_finish(struct sim *s)
 {
-	send_flushed(s, UINT64_MAX); /* the last checkpoint contains all events */
+	/* send all waiting replies, because the last checkpoint contains all events */
+	send_flushed(s, UINT64_MAX);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -103,7 +104,7 @@ uint64_t sim_wal_event(struct sim *s, const struct event *ev)
 	frames_init(&f);
 	if (ev->kind == EVENT_MESSAGE && wire_encode(ev->msg, &f))
 		sim_violation(s, "a message that the wire does not take");
-	position = wal_append(s->wal.log, ev, sim_clock(s, SIM_SERVER), f.n ? &f : NULL);
+	position = wal_append(s->wal.log, ev, sim_clock(s, SIM_SERVER), f.n ? &f : NULL, "");
 	frames_release(&f);
 	return position;
 }

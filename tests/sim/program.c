@@ -67,7 +67,7 @@ void program_step(struct sim *s, uint32_t node)
 /* ---- gradients ------------------------------------------------------------------------------- */
 
 /* Returns the weights that the worker pulled last. Returns NULL if `versions` does not have these
- * weights any more. The server will then reject the push, because its weights are too old. */
+ * weights any more. The server will then reject the push, because these weights are too old. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
 	const struct sim_version *v = sim_version(s, w->version_term, w->version);
@@ -112,16 +112,19 @@ static double rough(const struct sim *s, uint32_t batch)
 static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
 {
 	const float *at_w = pulled(s, w);
+	uint32_t images[SIM_PORTIONS];
 
 	if (!at_w)
 		sim_violation(s, "weights %llu are not remembered", (unsigned long long)w->version);
 	g->first = 0;
 	g->count = SIM_PORTIONS;
+	for (uint32_t k = 0; k < p->work.count; k++)
+		images[k] = sim_images(s, p->work.first + k, 1);
 	for (uint32_t i = 0; at_w && i < g->count; i++) {
 		double factor = 0;
 
-		for (uint32_t b = p->work.first; b < p->work.first + p->work.count; b++)
-			factor += sim_images(s, b, 1) * (1 + (b + 1) * (i + 3) % 11);
+		for (uint32_t k = 0; k < p->work.count; k++)
+			factor += images[k] * (1 + (p->work.first + k + 1) * (i + 3) % 11);
 		factor /= 64.0 * p->images;
 		g->value[i] = (float)(factor * (double)serial_gradient(i, at_w[i]));
 		if (i % 2)
@@ -130,7 +133,7 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 }
 
 /* Makes, for EASGD, one local step on the worker's own weights for each batch, and then an elastic
- * update with the centre `at_w`. Writes to `e` the change of the centre, with the opposite sign. */
+ * update with the centre `at_w`. Writes the negative change of the centre to `e`. */
 static void step_elastic(const struct sim *s, const struct sim_worker *w, struct own *own,
 	const struct work *work, const float *at_w, float *e, uint32_t n)
 {
@@ -163,7 +166,7 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 	*own = w->own;
 	if (at_w)
 		step_elastic(s, w, own, &p->work, at_w, e, n);
-	else /* the server will reject the push */
+	else /* any values, because the server will reject the push */
 		memset(e, 0, n * sizeof(*e));
 	if (s->exact) {
 		g->first = 0;
@@ -175,7 +178,7 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 	}
 }
 
-/* Records a push of EASGD that the session has accepted. */
+/* Records a push of EASGD after the worker has passed it to its session. */
 static void note_exchange(
 	struct sim *s, struct sim_worker *w, const struct gradient *g, const struct own *own)
 {
@@ -188,20 +191,28 @@ static void note_exchange(
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
+/* Writes the head of a push whose gradient belongs to the weights that the worker pulled last. The
+ * push has no slices yet, so their array is not cleared. */
+static void begin_push(const struct sim_worker *w, struct msg_push *p)
+{
+	memset(p, 0, offsetof(struct msg_push, slices.slice));
+	p->base_version = w->version;
+	p->base_term = w->version_term;
+}
+
 /* Passes a push to the session. If `asks` is 1, the push also requests the next weights, unless the
  * session does not allow a request now. */
 static int push_gradient_of(
-	struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g, int asks)
+	struct sim *s, uint32_t node, struct msg_push *p, const struct gradient *g, int asks)
 {
 	struct sim_worker *w = worker_at(s, node);
 	uint64_t seq = 0, now = sim_clock(s, node);
-	struct msg_push mine = *p;
 
 	if (w->broken)
-		mine.loss = NAN;
-	int rc = asks ? session_push_pull(w->session, &mine, &seq, now) : PS_EAGAIN;
+		p->loss = NAN;
+	int rc = asks ? session_push_pull(w->session, p, &seq, now) : PS_EAGAIN;
 	if (rc == PS_EAGAIN)
-		rc = session_push(w->session, &mine, &seq, now);
+		rc = session_push(w->session, p, &seq, now);
 	if (rc != 0)
 		return rc;
 	w->gradient[seq % SIM_WINDOW] = *g;
@@ -213,10 +224,11 @@ static int push_gradient_of(
 static void push_ledger(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = worker_at(s, node);
-	struct msg_push p = {.base_version = w->version, .base_term = w->version_term};
+	struct msg_push p;
 	struct gradient g = {
 		.first = s->n_coordinates, .count = 1, .value = {1}, .push = s->n_coordinates};
 
+	begin_push(w, &p);
 	if (s->n_coordinates == SIM_COORDINATES ||
 		push_gradient_of(s, node, &p, &g, net_chance(&s->net, 300)) != 0)
 		return;
@@ -237,9 +249,7 @@ static void push_next_batch(struct sim *s, uint32_t node)
 		(s->n_train + s->cfg.training.batch_size - 1) / s->cfg.training.batch_size;
 	uint32_t n_push = s->mode == SIM_EASGD ? s->cfg.push.n_push : 1;
 	uint32_t count = w->grant.exact || work->count < n_push ? work->count : n_push;
-	struct msg_push p = {.base_version = w->version,
-		.base_term = w->version_term,
-		.work = {work->epoch, work->first, count}};
+	struct msg_push p;
 	struct gradient g = {.first = sim_first_batch(s) + work->epoch * per_epoch + work->first,
 		.count = count,
 		.push = SIM_NO_PUSH};
@@ -247,6 +257,8 @@ static void push_next_batch(struct sim *s, uint32_t node)
 
 	for (uint32_t i = 0; i < count; i++)
 		g.value[i] = 1;
+	begin_push(w, &p);
+	p.work = (struct work){work->epoch, work->first, count};
 	p.images = sim_images(s, work->first, count);
 	if (s->mode == SIM_LBFGS)
 		portions(s, w, &p, &g);

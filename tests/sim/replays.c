@@ -1,15 +1,16 @@
 /*
  * replays.c - checks that an acknowledged and accepted push stays accepted. When a worker replays
  * such a push to a restarted server, the server may reject the push only if another push has
- * counted one of its batches meanwhile. The module does not check runs of sandblaster, because a
- * crash interrupts a pass. With --older, the server may reject each replay that carries no code.
+ * counted one of its batches meanwhile. The module does not check runs of sandblaster, in which a
+ * crash can lose the acknowledged pushes of the pass that it interrupts. With --older, some workers
+ * have protocol version 6 and replay pushes without a code; the server may reject each such replay.
  */
 #include "server/core/state.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
-/* Returns the worker of the event if the event is the replay of an accepted push with the sequence
- * number that the ledger expects next. Otherwise returns NULL. */
+/* If the event is the replay of an accepted push, and the push has the sequence number that the
+ * ledger expects next, returns its worker. Otherwise returns NULL. */
 static const struct worker *replayer(const struct core *c, const struct event *ev)
 {
 	const struct msg_push *p;
@@ -34,8 +35,8 @@ static int works_overlap(const struct work *a, const struct work *b)
 	       b->first < a->first + a->count;
 }
 
-/* Returns 1 if the ledger has counted a batch of this work, in an epoch that has ended, in the
- * current epoch, or in a later one. */
+/* Returns 1 if the ledger has already counted a batch of this work. The work may be of an epoch
+ * that has ended, of the current epoch, or of a later one. */
 static int is_counted(const struct core *c, const struct work *work)
 {
 	const struct leases *l = &c->leases;
@@ -70,10 +71,8 @@ void replays_after(struct sim *s, const struct event *ev)
 	const struct msg_push *p;
 	const struct decision *d;
 
-	if (!w)
-		return;
 	p = &ev->msg->push;
-	/* the server has made no decision on the push, because it ends */
+	/* the server has made no decision on the push, because the server is ending */
 	if (w->ledger.last_seq != p->seq)
 		return;
 	d = &w->ledger.decisions[p->seq % c->cfg.sessions.replay_window];

@@ -32,7 +32,8 @@ void ps_assert_failed(const char *file, int line, const char *condition)
 /* ---- the loop -------------------------------------------------------------------------------- */
 
 /* If SIGSTOP has stopped the process of this event, postpones the event until the process gets
- * SIGCONT. The events keep their order. Returns 1 if it has postponed the event. */
+ * SIGCONT, and returns 1. The events of the process that wait for SIGCONT then happen in their
+ * original order. */
 static int is_put_off(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
 	if (s->net.now_ms >= stopped_until_ms)
@@ -57,7 +58,7 @@ static void report_transfers(struct sim *s)
 	}
 }
 
-/* Finds the values of a push in shared memory. Returns 0 if the core must not receive the
+/* Finds the values of a push that are in shared memory. Returns 0 if the core must not receive the
  * message. */
 static int find_values(struct sim *s, const struct item *it)
 {
@@ -99,8 +100,8 @@ static void happen_server(struct sim *s, struct item *it)
 	}
 }
 
-/* Returns the node of the process to which the event belongs. The node may be another one than when
- * the event was added, because an old process moves to another node when a twin takes its name. */
+/* Returns the node of the process to which the event belongs. The node may have changed since the
+ * event was added, because an old process moves to another node when a twin takes its name. */
 static uint32_t node_of(const struct sim *s, const struct item *it)
 {
 	for (uint32_t node = SIM_WORKERS + 1; node <= SIM_WORKERS + SIM_TWINS; node++)
@@ -207,19 +208,19 @@ static void late(struct sim *s)
 
 static void run_events(struct sim *s)
 {
-	struct item it;
+	struct item *it;
 
 	while (!s->violation[0] && !((s->finished || s->refused) && all_ended(s)) &&
-		net_next(&s->net, &it)) {
+		(it = net_next(&s->net))) {
 		if (s->net.now_ms > DEADLINE_MS) {
 			late(s);
 			break;
 		}
-		sim_digest_event(s, &it);
-		sim_happen(s, &it);
-		net_done(&s->net, &it);
+		sim_digest_event(s, it);
+		sim_happen(s, it);
+		net_done(&s->net, it);
 		conduct(s);
-		bounds_check(s, it.node);
+		bounds_check(s, it->node);
 	}
 	if (!s->violation[0] && !s->finished && !s->refused)
 		sim_violation(s, "nothing is left to happen, and the run is not finished");
@@ -251,9 +252,8 @@ static void sim_begin(struct sim *s, uint64_t seed)
 	disk_reset(&s->disk, rng_seed(seed, RNG_SIM, 4));
 	*v = (struct sim_server){.spare = v->spare, .kill_in = DISK_NEVER};
 	v->state.lock_fd = -1;
-	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS;
-		/* the gradients need no clearing, because they are written before they are read */
-		i++)
+	/* the gradients need no clearing, because they are written before they are read */
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
 		memset(&s->worker[i], 0, offsetof(struct sim_worker, gradient));
 	memset(s->ahead_ms, 0, sizeof(s->ahead_ms));
 	memset(s->awake, 0, sizeof(s->awake));

@@ -21,11 +21,11 @@
 #include "worker/client/session.h"
 
 #define SIM_WORKERS 5u
-/* the number of nodes for old processes, that is, for processes that are alive although another
- * process has taken their name */
+/* the number of nodes for replaced processes: such a process still runs although another process,
+ * its twin, has taken its name */
 #define SIM_TWINS         2u
 #define SIM_HOSTILE       2u /* the maximum number of hostile workers (hostile.c) */
-#define SIM_FIRST_HOSTILE (SIM_WORKERS + SIM_TWINS + 1) /* the first node of a hostile worker */
+#define SIM_FIRST_HOSTILE (SIM_WORKERS + SIM_TWINS + 1) /* first node that is a hostile worker */
 #define SIM_SLOTS         16u
 #define SIM_COORDINATES   2048u
 #define SIM_WINDOW        64u
@@ -54,7 +54,7 @@ enum sim_mode {
 /* The limits on a run say which parts of the seed's plan take place. A shrunk case is a seed with
  * its limits. */
 struct sim_limits {
-	int mode;         /* enum sim_mode */
+	int mode;         /* a value of enum sim_mode */
 	uint32_t workers; /* the maximum number of workers; 0: the seed decides */
 	/* the maximum number of pushes of a worker, or of batches of an epoch; 0: the seed
 	 * decides */
@@ -83,8 +83,8 @@ enum fault_kind {
 	FAULT_DISK,  /* for `ms`, disk operations fail at random */
 	FAULT_ROT,   /* one bit of the newest checkpoint flips */
 	FAULT_LEAVE, /* a worker sends BYE and returns after `ms` */
-	/* a worker's device breaks: its later results are NaN, and those of the next way - 1
-	 * processes */
+	/* a worker's device breaks: the later results of its process are NaN, and so are all
+	 * results of the next `way` - 1 processes of this worker */
 	FAULT_NAN,
 	/* a second process takes the name of a live worker; way 1: the old process is stopped for
 	 * `ms`, 2: the old process is cut off from the network for `ms`, 3: it runs on */
@@ -105,7 +105,7 @@ struct fault {
 	enum moment moment;
 };
 
-/* Says how often the final weights must contain a push of the ledger gradient. */
+/* How often the final weights must contain a push of the ledger gradient. */
 enum expectation {
 	/* exactly once: the worker lives, or died after it was notified that the push is durable */
 	EXPECT_ONCE,
@@ -119,7 +119,8 @@ enum expectation {
 struct gradient {
 	uint32_t first, count;
 	float value[SIM_PORTIONS];
-	uint32_t push;              /* the coordinate of this push alone; SIM_NO_PUSH: none */
+	/* the coordinate that only this push changes; SIM_NO_PUSH: none */
+	uint32_t push;
 	float elastic[SIM_ELASTIC]; /* easgd: the negative change of the centre */
 };
 
@@ -128,26 +129,30 @@ struct shm_lane {
 	/* the process of the server that has opened the lane; 0: the lane is not open */
 	uint64_t server_process;
 	uint32_t link;   /* the connection of the newest WELCOME */
-	uint32_t worker; /* the slot of that WELCOME */
-	uint64_t newest; /* the newest push that the process has sent */
-	uint64_t seq[SIM_LANE_SLOTS], xxh3[SIM_LANE_SLOTS]; /* seq 0: the slot is free */
+	uint32_t worker; /* the worker slot of that WELCOME */
+	uint64_t newest; /* seq of the newest push that the process has sent */
+	/* seq and checksum of the push in each slot; seq 0: the slot is free */
+	uint64_t seq[SIM_LANE_SLOTS], xxh3[SIM_LANE_SLOTS];
 	float slot[SIM_LANE_SLOTS][SIM_PORTIONS];
 };
 
 struct sim_worker {
 	struct session *session; /* NULL: the process does not run */
-	uint64_t process; /* the number of the process, unique in the run; 0: no process yet */
+	/* the number of the process; no other process of the run has it; 0: no process yet */
+	uint64_t process;
 	uint32_t bulk, heartbeat; /* the numbers of its bulk and heartbeat connections */
 	uint64_t stopped_until_ms;
 	/* FAULT_HANG: the program hangs until this time; UINT64_MAX: forever */
 	uint64_t hung_until_ms;
 	int named;
 	uint32_t key;         /* hostile runs: the node whose key the process has */
-	uint64_t born_term;   /* the term of its first WELCOME; 0: none yet */
-	uint64_t verdict_seq; /* the newest push whose verdict the program has */
-	uint32_t kill_in;     /* effects until the process is killed; DISK_NEVER: no kill */
-	uint32_t back_ms;     /* not 0: the worker leaves, and returns after this time */
-	/* the version and the term of the weights that it pulled last */
+	uint64_t born_term;   /* the term in the first WELCOME of the process; 0: no WELCOME yet */
+	uint64_t verdict_seq; /* seq of the newest push whose verdict the program has received */
+	/* number of effects until the process is killed; DISK_NEVER: no kill */
+	uint32_t kill_in;
+	/* milliseconds after which a leaving worker returns; 0: the worker does not leave */
+	uint32_t back_ms;
+	/* the version and the term of the weights that the worker pulled last */
 	uint64_t version, version_term;
 	uint32_t fetched_for; /* the number of batches still to compute with these weights */
 	/* ledger: the number of pushes that the processes of this node have still to make */
@@ -155,13 +160,14 @@ struct sim_worker {
 	struct msg_grant grant; /* training: the work of the worker; count 0: no work */
 	int computing, done;
 	double part; /* easgd: `elastic` of the last PARAMS */
-	int started; /* easgd: `own` is valid */
+	int started; /* easgd: 1: `own` is valid */
 	struct own { /* easgd: the worker's own weights and velocity */
 		float x[SIM_PORTIONS], v[SIM_PORTIONS];
 	} own;
-	int foreign;     /* 1: the worker has a wrong data set and gets no work */
-	int broken;      /* 1: its losses are NaN, until a new process replaces it */
-	uint32_t breaks; /* the number of the next processes that are broken, too */
+	int foreign; /* 1: the worker has a wrong data set and gets no work */
+	int broken;  /* 1: the worker's losses are NaN, until a new process replaces this one */
+	/* number of further processes of this node that are broken from their start */
+	uint32_t breaks;
 	/* quarantined: 1: the worker's name was in quarantine at the newest event of the server. At
 	 * that event the term was quarantine_term, and `incarnation` was that of the slot with this
 	 * name */
@@ -181,7 +187,7 @@ struct sim_server {
 	float *spare;      /* the second buffer of weights; `state` has the first */
 	uint64_t process, epoch;
 	uint64_t stopped_until_ms;
-	uint32_t kill_in; /* effects until the server is killed; DISK_NEVER: no kill */
+	uint32_t kill_in; /* number of effects until the server is killed; DISK_NEVER: no kill */
 	/* what happens when kill_in or ops_left reaches 0; 1: the power of the host fails; 0: the
 	 * server is killed */
 	int power;
@@ -214,7 +220,7 @@ struct hostile_session {
 	uint32_t link, heartbeat; /* connections; 0: none */
 	struct stamp stamp;       /* stamp of the newest WELCOME; worker 0: none */
 	uint64_t seq, request, version, version_term;
-	struct msg_grant grant; /* request 0: none */
+	struct msg_grant grant; /* the newest grant; request 0: no grant */
 	/* an old WELCOME, and pushes and results that this session has sent */
 	struct stamp old_stamp;
 	struct msg retained[HOSTILE_RETAINED];
@@ -248,15 +254,16 @@ struct sim_wal {
 	uint32_t first, n;
 	uint64_t bound, request_ms;
 	struct disk_wait disk_wait;
-	uint64_t sent_version; /* the newest version that a worker has received */
+	uint64_t sent_version; /* the newest version of the weights that any worker has received */
 	struct seen {
 		uint64_t version, hash;
-	} seen[SIM_VERSIONS]; /* hashes of the weights, at version % SIM_VERSIONS */
+		/* hashes of the weights; that of a version is at index version % SIM_VERSIONS */
+	} seen[SIM_VERSIONS];
 };
 
 /* This struct describes the current step of sync, for steps.c. */
 struct sim_steps {
-	int known; /* `member` is valid */
+	int known; /* 1: `member` is valid */
 	int blind; /* 1: the current step is not checked */
 	uint64_t version;
 	uint32_t members, left,
@@ -266,7 +273,7 @@ struct sim_steps {
 	/* the incarnation of each member; 0: the slot is no member, or its worker has left */
 	uint32_t member[SIM_SLOTS];
 	int answered[SIM_SLOTS];
-	int recovering; /* the server was in recovery before the current event */
+	int recovering; /* 1: the server was in recovery before the current event */
 	uint64_t accepted;
 };
 
@@ -291,7 +298,7 @@ struct sim_version {
 	float w[SIM_PORTIONS];
 };
 
-struct wire; /* proto/wire.h */
+struct wire; /* defined in proto/wire.h */
 
 struct sim {
 	uint64_t seed;
@@ -304,7 +311,8 @@ struct sim {
 	struct core_config cfg;
 	struct options options;
 	struct shuffled_engine engine, serial_engine; /* see shuffled_engine.h */
-	int mode;                                     /* the mode of this run, an enum sim_mode */
+	/* the mode of this run, a value of enum sim_mode */
+	int mode;
 	int training; /* 1: the run trains (batch ledger); 0: ledger gradient */
 	/* 1: the final weights are compared with a run without faults (verdict "resume") */
 	int exact;
@@ -330,9 +338,9 @@ struct sim {
 	struct sim_wal wal;
 	struct sim_steps steps;
 	struct sim_voices voices;
-	/* the current event is a replay of this worker, see replays.c */
+	/* the worker whose replay is the current event; NULL: the event is no replay (replays.c) */
 	const struct worker *replayer;
-	int replay_is_late; /* another push has counted a batch of the replayed push */
+	int replay_is_late; /* 1: another push has counted a batch of the replayed push */
 	/* worker[node - 1]; the twins come last */
 	struct sim_worker worker[SIM_WORKERS + SIM_TWINS];
 	uint64_t processes, links;
@@ -341,13 +349,13 @@ struct sim {
 	/* easgd: the move of the centre by each push, at the push's coordinate */
 	float moved[SIM_COORDINATES][SIM_ELASTIC];
 	float *final; /* the final weights */
-	int finished; /* the server has ended */
-	int refused;  /* the server could not start, because the disk lost data */
+	int finished; /* 1: the server has ended */
+	int refused;  /* 1: the server could not start, because the disk lost data */
 	/* 1: all pushes of a ledger run are made, and the simulator has requested a drain */
 	int drained;
 	int torn; /* 1: the end of this run cannot be compared with a run without faults */
-	/* 1: a worker was stopped, or its link or the disk was slow, so the server may suspect the
-	 * worker */
+	/* 1: a worker was stopped, or its link or the disk was slow, so it is no violation if the
+	 * server suspects the worker */
 	int suspectable;
 	/* 1: the disk has space for three checkpoints, but not for four */
 	int tight;
@@ -355,10 +363,10 @@ struct sim {
 	float lane_copy[SIM_PORTIONS]; /* the server's copy of the values of a push */
 	uint64_t lane_pushes, torn_pushes;
 	uint32_t foreign;     /* the node that begins with another data set; 0: none */
-	uint64_t foreign_ms;  /* when that worker gets the right data set */
+	uint64_t foreign_ms;  /* virtual time at which that worker gets the right data set */
 	uint32_t liar;        /* the node that reports false evaluations; 0: none */
 	int lies_in_loss;     /* 1: the liar reports false losses, and right numbers of images */
-	uint32_t liar_starts; /* processes of the liar so far */
+	uint32_t liar_starts; /* number of processes of the liar so far */
 	uint32_t n_hostile;   /* number of hostile workers; 0: no worker has a key */
 	/* bit i: the server lost incarnation i (modulo 64) of this slot because of its silence */
 	uint64_t silenced[SIM_SLOTS];
@@ -366,19 +374,21 @@ struct sim {
 	struct rng hostile_rng;
 	struct wire *wire;
 	struct roles *roles; /* the server's table of the owners of worker ids */
-	/* 1: a hostile worker has delivered this batch, with the server's grant */
+	/* for each batch: 1: a hostile worker to which the server granted it has delivered it */
 	uint8_t foreign_batch[SIM_COORDINATES];
 	uint64_t accepted_before;  /* number of accepted pushes before the current event */
 	uint64_t hostile_messages; /* number of messages that hostile workers have sent */
-	uint64_t hostile_accepted; /* pushes of hostile workers that the server accepted */
+	/* number of pushes of hostile workers that the server has accepted */
+	uint64_t hostile_accepted;
 	uint32_t disputes,
-		outvoted; /* numbers of EFFECT_DISPUTED, without and with an accusation */
+		/* number of EFFECT_DISPUTED; disputes: without, outvoted: with an accused worker */
+		outvoted;
 	/* the number of excluded workers, and of runs of the server that ended as diverged */
 	uint32_t excluded, diverged;
 	uint32_t quarantines, releases;
 	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins, hangs;
-	/* the number of events, and a hash of all events and of the state at the end, also of the
-	 * second run of a comparison */
+	/* the number of events, and a hash of all events and of the state at the end; both include
+	 * the second run of a comparison */
 	uint64_t events, digest;
 	char violation[256]; /* empty: no violation */
 };
@@ -390,7 +400,7 @@ void sim_release(struct sim *s);
 int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int trace);
 
 /* The files of the simulator share the functions below. */
-/* state.c */
+/* functions of state.c */
 /* Returns the entry of `versions` in which the weights of this version would be stored. The entry
  * may contain another version, which the caller must check. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
@@ -405,9 +415,12 @@ uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
 /* Returns the time that the process of a node reads from its clock, which is the time for which the
  * process was awake. */
 uint64_t sim_clock(struct sim *s, uint32_t node);
-struct sim_worker *worker_at(struct sim *s, uint32_t node);
-void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
-/* Add a number, an event, and the state at the end of a run, to s->digest. */
+static inline struct sim_worker *worker_at(struct sim *s, uint32_t node)
+{
+	return &s->worker[node - 1];
+}
+void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3) __attribute__((cold));
+/* These functions add to s->digest: a number, an event, the state at the end of a run. */
 void sim_digest_add(struct sim *s, uint64_t value);
 void sim_digest_event(struct sim *s, const struct item *it);
 void sim_digest_end(struct sim *s);
@@ -416,12 +429,12 @@ void sim_trace(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 /* plan.c: draws the plan of the run from the seed. */
 void plan_run(struct sim *s);
 
-/* faults.c */
+/* functions of faults.c */
 void faults_schedule(struct sim *s);
 void faults_happen(struct sim *s, uint32_t number);
 const char *faults_text(const struct fault *f, char *out, size_t size);
 
-/* serial.c */
+/* functions of serial.c */
 /* Return the loss and the gradient of portion i at weight w, as every worker of L-BFGS computes
  * them. */
 double serial_loss(uint32_t i, float w);
@@ -429,7 +442,7 @@ float serial_gradient(uint32_t i, float w);
 /* Computes the final weights of a run with one worker and no faults. */
 void serial_run(struct sim *s, float w[SIM_PORTIONS]);
 
-/* node_server.c */
+/* functions of node_server.c */
 void server_start(struct sim *s);
 /* Kills the server now. If `power` is 1, the host also loses all data that were not synced. */
 void server_crash(struct sim *s, int power);
@@ -441,13 +454,13 @@ void server_take_job(void *arg, const struct job *job);
 void server_end(struct sim *s);
 /* Releases all memory and files of the server's process. */
 void server_release(struct sim *s);
-/* Sends a message on this connection if its worker is alive. */
+/* Sends a message from the server on this connection, if the worker of the connection is alive. */
 void sim_send(struct sim *s, uint32_t link, const struct msg *m);
 /* Restores the state from the disk, as a start does. Returns NULL if the start failed, which is a
  * violation unless the disk has lost data. */
 struct core *server_restore(struct sim *s, struct startup *r);
 
-/* node_wal.c. Without a write-ahead log these functions only send messages. */
+/* functions of node_wal.c. Without a write-ahead log these functions only send messages. */
 void sim_wal_reset(struct sim *s);
 /* Creates the first write-ahead log of a start. */
 int sim_wal_open(struct sim *s, struct err *e) PS_MUST_CHECK;
@@ -472,8 +485,8 @@ int sim_wal_wants_snapshot(struct sim *s);
  * at each tick. */
 uint64_t sim_wal_held_ms(struct sim *s);
 
-/* lane.c: shared-memory lanes. The next four functions are called when a worker has received a
- * WELCOME, when it sends a push, when its pushes up to `durable` are durable, and when it was
+/* lane.c: shared-memory lanes. The next four functions are for these events, in this order: a
+ * worker has received a WELCOME; it sends a push; its pushes up to `durable` are durable; it was
  * killed. */
 void sim_lane_welcomed(struct sim *s, struct sim_worker *w);
 void sim_lane_push(struct sim *s, struct sim_worker *w, struct msg_push *p);
@@ -485,45 +498,46 @@ void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot);
  * treat the push as lost. Returns PS_ESTATE if the connection has no lane. */
 int sim_lane_join(struct sim *s, const struct item *it);
 
-/* node_worker.c */
+/* functions of node_worker.c */
 void worker_start(struct sim *s, uint32_t node);
 void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms);
 /* Starts another process with the name of this worker after `in_ms`. Returns the node to which the
- * old process moves. Starts nothing and returns 0 if the worker has no name, does not run or ends,
- * or if no node is free. */
+ * old process moves. Starts nothing and returns 0 if the worker has no name, does not run or is
+ * ending, or if no node is free. */
 uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms);
 void worker_message(struct sim *s, uint32_t node, const struct msg *m);
 void worker_tick(struct sim *s, uint32_t node);
 /* Called when the connections of the worker were lost and established again. */
 void worker_relink(struct sim *s, uint32_t node);
 
-/* worker_effects.c */
+/* functions of worker_effects.c */
 /* Returns the node, from 1, of connection `link`, or 0 if the connection is closed. */
 uint32_t worker_of_link(const struct sim *s, uint32_t link);
 void worker_crash(struct sim *s, uint32_t node);
 /* Begins to compute a gradient or an evaluation, which ends after some virtual time. */
 void worker_compute(struct sim *s, uint32_t node);
-/* Called when the server has rejected the replay of push `seq`, which it had accepted before a
- * crash, from the worker with this connection. */
+/* Called when the server has rejected a replay. The worker with this connection replayed push
+ * `seq`, which the server had accepted before a crash. */
 void worker_lost_push(struct sim *s, uint32_t link, uint64_t seq);
 void worker_run_effects(struct sim *s, uint32_t node);
 
-/* program.c: the requests, computations and pushes of a worker. */
+/* functions of program.c: the requests, computations and pushes of a worker. */
 void program_step(struct sim *s, uint32_t node);
 void program_computed(struct sim *s, uint32_t node);
 
-/* verdict.c */
+/* functions of verdict.c */
 /* Compares the state on the disk with all ledgers at the end of the run. */
 void verdict(struct sim *s);
-/* steps.c: these functions run before and after each step of the core. */
+/* steps.c: in runs of sync, these functions run before and after each step of the core. */
 void steps_before(struct sim *s);
 void steps_after(struct sim *s, const struct event *ev);
 
-/* replays.c: these functions run before and after each step of the core, too. */
+/* replays.c: the first function runs before each step of the core. If it sets s->replayer, the
+ * second one runs after the step. */
 void replays_before(struct sim *s, const struct event *ev);
 void replays_after(struct sim *s, const struct event *ev);
 
-/* voices.c: these functions run before and after each step of the core, too. */
+/* voices.c: in runs of downpour, these functions run before and after each step of the core. */
 void voices_before(struct sim *s, const struct event *ev);
 void voices_after(struct sim *s, const struct event *ev);
 
@@ -531,14 +545,17 @@ void voices_after(struct sim *s, const struct event *ev);
 void hostile_begin(struct sim *s);
 /* Called for each event of a hostile worker. */
 void hostile_happen(struct sim *s, const struct item *it);
-/* Does what the server's shell does with a message before the core gets it: checks the role and the
- * share of the key, and writes the key to a HELLO. Returns 0 if the core must not get the
- * message. */
+/* Does what the server's shell does with a message before the core gets it: checks the role of the
+ * key and its share of the slots, and writes the key to a HELLO. Returns 0 if the core must not get
+ * the message. */
 int hostile_admit(struct sim *s, struct item *it);
 
-/* hostile_ledger.c */
+/* functions of hostile_ledger.c */
 /* Returns 1 if the node is that of a hostile worker. */
-int hostile_is(uint32_t node);
+static inline int hostile_is(uint32_t node)
+{
+	return node >= SIM_FIRST_HOSTILE && node < SIM_FIRST_HOSTILE + SIM_HOSTILE;
+}
 int hostile_has_link(const struct hostile_session *h, uint32_t link);
 /* Returns the node of the hostile worker with this connection, or 0. */
 uint32_t hostile_of_link(const struct sim *s, uint32_t link);
@@ -554,13 +571,13 @@ void hostile_assigned(struct sim *s, const struct effect *e);
 void hostile_sent(struct sim *s, uint32_t link, const struct msg *m);
 /* Returns the node of the hostile worker that sent this push, or 0. */
 uint32_t hostile_sender(const struct sim *s, const struct event *ev);
-/* These functions run before and after each step of the core. */
+/* In hostile runs, these functions run before and after each step of the core. */
 void hostile_before(struct sim *s);
 void hostile_after(struct sim *s, const struct event *ev);
 /* Returns 1 if a hostile worker has delivered the batch with this coordinate. */
 int hostile_delivered(const struct sim *s, uint32_t batch);
 
-/* bounds.c */
+/* functions of bounds.c */
 /* Remembers, before an event of the server, which workers the server expects back. */
 void bounds_before(struct sim *s);
 /* Checks all bounds after an event of this node. */

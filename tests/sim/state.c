@@ -11,7 +11,7 @@ void sim_violation(struct sim *s, const char *fmt, ...)
 	va_list ap;
 
 	if (s->violation[0])
-		return; /* keep the first violation, because it causes the later ones */
+		return; /* keep the first violation, because it may have caused the later ones */
 	va_start(ap, fmt);
 	vsnprintf(s->violation, sizeof(s->violation), fmt, ap);
 	va_end(ap);
@@ -113,9 +113,4 @@ uint64_t sim_clock(struct sim *s, uint32_t node)
 	uint64_t step_ms = node == SIM_SERVER ? AWAKE_DECIDE_MS : AWAKE_HEARTBEAT_MS;
 
 	return awake_ms(&s->awake[node], 1 + s->net.now_ms + s->ahead_ms[node], step_ms);
-}
-
-struct sim_worker *worker_at(struct sim *s, uint32_t node)
-{
-	return &s->worker[node - 1];
 }

@@ -1,6 +1,6 @@
 /*
  * steps.c - checks each step of sync. A step must count only gradients of the weights with which it
- * began. A step with fewer gradients than are due must not end before the gradient of each live
+ * began. A step with fewer gradients than it needs must not end before the gradient of each live
  * member has arrived. A member is a worker that was live, and not stalled, when the step began.
  * After a crash of the server, the module checks neither the steps that count replays nor the step
  * that a recovery continues.
@@ -27,11 +27,11 @@ static void begin_step(struct sim *s, const struct core *c)
 	struct sim_steps *t = &s->steps;
 
 	*t = (struct sim_steps){
-		.version = core_stats(c)->version, .left = c->leases.n_batches - c->leases.n_done};
+		.version = c->stats.version, .left = c->leases.n_batches - c->leases.n_done};
 	if (!c->run.begun || c->run.recovering || c->accumulator.pushes ||
 		c->leases.epoch >= c->cfg.training.epochs)
 		return;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (worker_is_active(&c->worker[i]) && !c->worker[i].sync.idle &&
 			worker_is_of_run(c, &c->worker[i])) {
 			t->member[i] = c->worker[i].session.incarnation;
@@ -54,7 +54,7 @@ static void check_step(struct sim *s, const struct core *c)
 
 	if (t->taken >= due(s))
 		return;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (is_there(t, c, i) && !t->answered[i])
 			sim_violation(s, "step %llu has %u gradients of %u and misses live slot %u",
 				(unsigned long long)t->version + 1, t->taken, due(s), i + 1);
@@ -65,7 +65,7 @@ void steps_before(struct sim *s)
 	const struct core *c = s->server.core;
 
 	s->steps.recovering = c->run.recovering;
-	s->steps.accepted = core_stats(c)->accepted;
+	s->steps.accepted = c->stats.accepted;
 }
 
 static int is_replay(const struct event *ev)
@@ -79,7 +79,7 @@ static void note_push(struct sim *s, const struct core *c, const struct event *e
 {
 	struct sim_steps *t = &s->steps;
 
-	if (core_stats(c)->accepted == t->accepted)
+	if (c->stats.accepted == t->accepted)
 		return;
 	t->taken++;
 	t->answered[ev->msg->push.stamp.worker - 1] = 1;
@@ -95,12 +95,10 @@ void steps_after(struct sim *s, const struct event *ev)
 	struct sim_steps *t = &s->steps;
 	uint32_t there = 0;
 
-	if (s->mode != SIM_SYNC)
-		return;
 	note_push(s, c, ev);
-	if (core_stats(c)->version != t->version) {
+	if (c->stats.version != t->version) {
 		if (t->known && !t->recovering && !is_replay(ev) &&
-			core_stats(c)->version == t->version + 1)
+			c->stats.version == t->version + 1)
 			check_step(s, c);
 		begin_step(s, c);
 		return;

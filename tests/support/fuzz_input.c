@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -109,8 +110,9 @@ static bool input_connect_to(int fd, const struct sockaddr_in *a)
 
 int input_connect(unsigned port, const void *data, size_t size)
 {
-	static uint32_t n;  /* the number of connections so far */
-	const int late = 1; /* connect, not bind, chooses the source port */
+	static uint32_t n;     /* the number of connections so far */
+	const int late = 1;    /* connect, not bind, chooses the source port */
+	const int at_once = 1; /* the kernel does not delay what a target sends */
 	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	/* When the server closes a connection first, the connection's pair of ports stays in use
 	 * for a minute. Therefore each source address of 127/8 serves 8192 connections, and then
@@ -124,6 +126,7 @@ int input_connect(unsigned port, const void *data, size_t size)
 		  setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &late, sizeof(late)) == 0);
 	PS_ASSERT(bind(fd, (struct sockaddr *)(void *)&own, sizeof(own)) == 0);
 	PS_ASSERT(input_connect_to(fd, &a));
+	PS_ASSERT(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof(at_once)) == 0);
 	(void)!send(fd, data, size, MSG_NOSIGNAL);
 	return fd;
 }

@@ -1,5 +1,6 @@
 /* router_fixture.c - see router_fixture.h. */
 #include "tests/support/router_fixture.h"
+#include "server/net/line_budget.h"
 
 uv_loop_t router_loop;
 struct router *router_under_test;
@@ -23,7 +24,9 @@ static void count_message(void *arg, uint32_t peer, const struct msg *m, struct 
 		reply.params.which = m->pull.which;
 		reply.params.ack.seq = router_core.ack;
 		reply.params.ack.verdict = router_core.ack ? VERDICT_OK : VERDICT_NONE;
-		reply.params.lane_hold = 77; /* the real core leaves arbitrary values here */
+		/* the router must not use these values, because the real core leaves arbitrary
+		 * values here */
+		reply.params.lane_hold = 77;
 		reply.params.lane_ticket = reply.params.lane_buffer = 78;
 		reply.params.slices.n = 1;
 		reply.params.slices.slice[0] = (struct slice){
@@ -45,6 +48,7 @@ static void count_gone(void *arg, uint32_t peer)
 }
 
 struct auth *router_auth;
+static struct line_budget router_lines;
 
 struct router_config router_test_config(void)
 {
@@ -53,6 +57,7 @@ struct router_config router_test_config(void)
 		.n_params = ROUTER_PARAMS,
 		.push_window = 8,
 		.max_workers = ROUTER_WORKERS,
+		.lines = &router_lines,
 		.silent_ms = ROUTER_SILENT_MS,
 		.auth = router_auth,
 		.params = router_params,

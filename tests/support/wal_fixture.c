@@ -82,7 +82,7 @@ void wal_event(const struct event *ev, struct frames *f)
 {
 	const struct effect *e;
 
-	wal.newest = wal_append(wal.wal, ev, wal.f.now_ms, f);
+	wal.newest = wal_append(wal.wal, ev, wal.f.now_ms, f, wal.key);
 	fixture_step(&wal.f, ev);
 	e = fixture_effect(&wal.f, EFFECT_SNAPSHOT);
 	if (e)

@@ -7,6 +7,7 @@
 #include "tests/support/capture.h"
 #include "common/checkpoint.h"
 #include "common/generation.h"
+#include "common/keys.h"
 #include "server/durability/wal.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/failing_disk.h"
@@ -22,7 +23,8 @@ struct wal_fixture {
 	/* seq: the seq of the worker's newest push; newest: the LSN of the newest record of the
 	 * log */
 	uint64_t seq, newest;
-	unsigned done; /* the number of calls of wal_config.done */
+	unsigned done;      /* how often the log has called wal_config.done */
+	char key[KEY_TEXT]; /* the key of the connections; "": the server has no keys */
 };
 
 extern struct wal_fixture wal;
@@ -35,8 +37,8 @@ void wal_on_done(void *arg);
 
 /* ---- events --------------------------------------------------------------------------------- */
 
-/* Append an event to the log, and give it to the core. `f` has the frames of the event's message.
- * `f` is NULL if the event is not a message. */
+/* Append an event to the log, and give it to the core. If the event is a message, `f` has the
+ * frames of this message; otherwise `f` is NULL. */
 void wal_event(const struct event *ev, struct frames *f);
 /* Do the same as wal_event, for the message `m` from `peer`. The fixture encodes and decodes the
  * message, as the network does. */
@@ -58,7 +60,7 @@ void wal_begin_snapshot(void);
 void wal_saved(int ok);
 /* Begin a snapshot, write its checkpoint, and report it as durable. */
 void wal_snapshot(void);
-/* Make `n` snapshots whose checkpoints fail, with pushes between them. */
+/* Make `n` snapshots whose checkpoints fail, and pushes between these snapshots. */
 void wal_failing_snapshots(int n);
 
 /* ---- the directory -------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
-/* Proves the content of heartbeats and the answers to BYE, which server/core/sessions.c promises in
- * its invariants. */
+/* Proves what the server's heartbeats report, and when the server answers BYE (invariant 2 of
+ * server/core/departure.h). */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
@@ -21,7 +21,7 @@ TEST(a_heartbeat_is_answered_with_what_is_decided_and_durable)
 	fixture_close(&f);
 }
 
-/* Lets checkpoint_ms pass, so that the core takes a snapshot. */
+/* Lets checkpoint_ms pass, so that the core takes a snapshot, which becomes durable. */
 static void save(struct core_fixture *f, struct stamp s)
 {
 	f->now_ms += f->cfg.checkpoint.interval_ms;
@@ -69,7 +69,8 @@ TEST(bye_is_answered_when_all_pushes_are_durable)
 	fixture_bye(&f, 9, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
-	assert_int_not_equal(f.saving, 0); /* the core has begun a snapshot at once */
+	/* the core has begun a snapshot at once, and answers BYE when it is durable */
+	assert_int_not_equal(f.saving, 0);
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	assert_int_equal(fixture_sent(&f, 9, MSG_BYE)->bye.status, PS_OK);
@@ -79,8 +80,8 @@ TEST(bye_is_answered_when_all_pushes_are_durable)
 	fixture_close(&f);
 }
 
-/* A worker that waits for the answer to its BYE sends heartbeats, and may repeat its BYE. Neither
- * message makes the core close the session a second time. */
+/* A worker that waits for the answer to its BYE sends heartbeats, and may repeat its BYE. The core
+ * must not close the session a second time because of one of these messages. */
 TEST(a_worker_that_waits_for_the_answer_to_bye_is_alive)
 {
 	struct core_fixture f;
@@ -136,9 +137,12 @@ TEST(a_worker_gets_no_lease_after_bye)
 	s = fixture_open_with_pushes(&f, cfg, 0);
 	fixture_lease(&f, 9, s, 1);
 	fixture_bye(&f, 9, s);
-	m = fixture_resume(s, 0, 0);
+	m = fixture_resume(s, 1, 0);
 	fixture_message(&f, 9, &m);
 	fixture_durable(&f);
+	m = fixture_push_ones(s, 1);
+	fixture_message(&f, 9, &m);
+	assert_non_null(fixture_sent(&f, 9, MSG_ACK));
 	fixture_join(&f, 10, "");
 	assert_int_equal(core_live_workers(f.core), 2);
 	assert_null(fixture_sent(&f, 9, MSG_GRANT));
@@ -169,11 +173,36 @@ TEST(answers_go_where_the_question_came_from)
 	fixture_close(&f);
 }
 
-TEST(a_worker_that_returns_after_bye_is_welcome)
+/* When its HEARTBEAT arrives on the other connection after its BYE, a worker gets PS_ESTATE and
+ * sends HELLO. This HELLO must not make the worker, whose process ends with the answer to its BYE,
+ * live again. */
+TEST(a_hello_does_not_undo_bye)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 1);
-	struct msg m = fixture_resume(s, 1, 0);
+	const struct msg resume = fixture_resume(s, 1, 0);
+
+	fixture_bye(&f, 9, s);
+	fixture_message(&f, 20, &resume); /* on a new connection, which gets the answer */
+	fixture_silent(&f);
+	fixture_durable(&f);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
+	assert_int_equal(fixture_sent(&f, 20, MSG_BYE)->bye.status, PS_OK);
+	fixture_heartbeat(&f, 19, s);
+	fixture_refused(&f, 19, PS_ESTATE);
+	fixture_message(&f, 20, &resume);
+	assert_int_equal(fixture_sent(&f, 20, MSG_BYE)->bye.status, PS_OK);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
+	fixture_join(&f, 9, "other"); /* a new process gets the slot */
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
+	fixture_close(&f);
+}
+
+TEST(a_worker_that_returns_with_more_pushes_after_bye_is_welcome)
+{
+	struct core_fixture f;
+	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 1);
+	struct msg m = fixture_resume(s, 2, 0);
 
 	fixture_bye(&f, 9, s);
 	fixture_message(&f, 9, &m); /* the worker resumes its session before BYE is answered */

@@ -1,7 +1,7 @@
 /*
- * Proves the promises of core.c about snapshots: when the core takes a snapshot, when it repeats a
- * failed one, that it answers waiting peers when a snapshot is durable, and how training resumes
- * after a crash. (test_core_run_end.c tests the end of a run.)
+ * Proves when the core takes a snapshot (server/core/checkpoints.h) and when it repeats a failed
+ * one, that it answers waiting peers when a snapshot is durable, and how training resumes after a
+ * crash. (test_core_run_end.c tests the end of a run.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -28,10 +28,11 @@ TEST(snapshots_come_checkpoint_ms_apart_and_only_if_something_happened)
 	assert_int_equal(f.saving, 2);
 	fixture_apply_ones(&f, s, 2);
 	fixture_tick(&f, 1000);
-	/* only one snapshot is in progress at a time */
+	/* no new snapshot, because only one snapshot may be in progress at a time */
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	fixture_durable(&f);
-	assert_int_equal(f.saving, 3); /* no snapshot contains push 2 */
+	/* a new snapshot has begun, because no snapshot contains push 2 yet */
+	assert_int_equal(f.saving, 3);
 	fixture_durable(&f);
 	fixture_tick(&f, 1000);
 	assert_int_equal(f.saving, 0);
@@ -64,7 +65,8 @@ TEST(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms)
 		assert_int_equal(fixture_worker(&f, 1).durable_seq, 0);
 		f.now_ms++;
 		fixture_heartbeat(&f, 19, s);
-		assert_int_equal(f.saving, generation + 1); /* a generation is never used twice */
+		/* the failed snapshot has used up its generation */
+		assert_int_equal(f.saving, generation + 1);
 	}
 	fixture_durable(&f);
 	assert_int_equal(fixture_sent(&f, 19, MSG_HEARTBEAT)->heartbeat.durable_seq, 1);
@@ -84,7 +86,7 @@ TEST(after_a_failed_snapshot_waiting_peers_wait_for_the_next)
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_saved(&f, EVENT_SAVE_FAILED);
-	/* the error tells the joining worker why it has to wait */
+	/* the joining worker gets an ERROR that says why it has to wait */
 	fixture_refused(&f, 9, PS_EAGAIN);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	/* the core begins the next snapshot when it handles this second HELLO */
@@ -105,7 +107,8 @@ TEST(an_admin_is_answered_when_the_checkpoint_is_durable)
 	fixture_admin(&f, 7, ADMIN_CHECKPOINT);
 	fixture_silent(&f);
 	fixture_apply_ones(&f, s, 1);
-	/* the snapshot that is being written does not contain push 1 */
+	/* the admin's answer must wait for another snapshot, because the one in progress does not
+	 * contain push 1 */
 	fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 	fixture_silent(&f);
 	fixture_durable(&f);
@@ -176,6 +179,7 @@ TEST(new_leases_wait_until_all_are_back_and_have_replayed)
 	assert_null(fixture_sent(&f, 9, MSG_GRANT));
 	m = fixture_push_ones(s, 1);
 	fixture_work(&m, 0, 0, 1);
+	m.push.verdict = VERDICT_OK;
 	fixture_applied(&f, 9, &m);
 	assert_non_null(fixture_sent(&f, 9, MSG_GRANT));
 	fixture_close(&f);
@@ -190,7 +194,8 @@ TEST(new_leases_wait_no_longer_than_recovery_ms)
 	s = fixture_join(&f, 9, "");
 	fixture_join(&f, 10, "");
 	fixture_restart(&f);
-	f.now_ms += 5000; /* the start took long, but recovery_ms counts from the first event */
+	/* as if the start had taken long; recovery_ms counts only from the first event */
+	f.now_ms += 5000;
 	s = fixture_come_back(&f, 9, s, 0);
 	fixture_lease(&f, 9, s, 1);
 	fixture_silent(&f);
@@ -213,7 +218,7 @@ TEST(a_worker_that_missed_a_recovery_does_not_hold_up_the_next)
 	fixture_join(&f, 10, "");
 	fixture_restart(&f);
 	s = fixture_come_back(&f, 9, s, 0);
-	/* the recovery is over: the second worker did not return */
+	/* ends the recovery, although the second worker has not returned */
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	fixture_restart(&f);
 	s = fixture_come_back(&f, 9, s, 0);
@@ -232,7 +237,7 @@ TEST(a_worker_that_returned_late_is_expected_again)
 	t = fixture_join(&f, 10, "");
 	fixture_restart(&f);
 	s = fixture_come_back(&f, 9, s, 0);
-	/* the recovery is over: the second worker did not return */
+	/* ends the recovery, although the second worker has not returned */
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	fixture_come_back(&f, 10, t, 0);
 	fixture_restart(&f);

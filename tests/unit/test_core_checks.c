@@ -38,7 +38,8 @@ static struct stamp join_when_durable(
 	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
 }
 
-/* Requests a lease with the next number. Returns the grant, or NULL. */
+/* Requests a lease with the next request number. Returns the grant, or NULL if the core grants
+ * nothing. */
 static const struct msg_grant *next_lease_of(struct core_fixture *f, uint32_t peer, struct stamp s)
 {
 	fixture_lease(f, peer, s, f->core->worker[s.worker - 1].lease.request + 1);
@@ -51,7 +52,8 @@ static void train_epoch(struct core_fixture *f, uint32_t peer, struct stamp s, u
 	while (core_training_epoch(f->core) == epoch) {
 		struct msg_grant g = *next_lease_of(f, peer, s);
 
-		if (g.kind != GRANT_TRAIN) /* the test itself answers this grant */
+		/* not answered here: a test itself sends the result of an evaluation */
+		if (g.kind != GRANT_TRAIN)
 			continue;
 		for (uint32_t i = 0; i < g.work.count; i++) {
 			struct msg m = fixture_batch(s, fixture_worker(f, s.worker).last_seq + 1,
@@ -87,7 +89,7 @@ static void report_result(struct core_fixture *f, uint32_t peer, struct stamp s,
 
 struct fleet {
 	struct core_fixture f;
-	struct stamp s[4]; /* s[i]: worker i + 1, on connection 10 + i */
+	struct stamp s[4]; /* s[i]: the stamp of worker i + 1, which is on connection 10 + i */
 };
 
 static void open_checked_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
@@ -99,7 +101,8 @@ static void open_checked_fleet(struct fleet *t, struct core_config cfg, uint32_t
 		t->s[i] = join_when_durable(&t->f, 10 + i, names[i], "");
 }
 
-/* Grants the evaluation to worker `i`, and sends its result. */
+/* Lets worker `i` request work, which must be the evaluation, and send a result with `correct`
+ * correct images. */
 static void vote(struct fleet *t, uint32_t i, uint32_t correct)
 {
 	const struct msg_grant *g = next_lease_of(&t->f, 10 + i, t->s[i]);
@@ -130,7 +133,8 @@ TEST(two_workers_that_agree_end_the_evaluation)
 	vote(&t, 0, TRUE);
 	assert_false(is_evaluated(&t));
 	assert_false(core_is_evaluated(t.f.core, 0));
-	vote(&t, 1, TRUE + 5); /* a difference of 0.5 % of 1000 images is allowed */
+	/* agrees with the first result, because they differ by only 0.5 % of the 1000 images */
+	vote(&t, 1, TRUE + 5);
 	assert_true(is_evaluated(&t));
 	assert_true(core_is_evaluated(t.f.core, 0));
 	assert_int_equal(core_check_stats(t.f.core)->agreed, 1);
@@ -158,7 +162,7 @@ TEST(a_third_worker_outvotes_a_first_liar_and_corrects_the_record)
 	assert_true(first_record(&t)->eval_loss_sum == loss_of(TRUE));
 	assert_int_equal(t.f.core->quarantine.n, 1);
 	assert_string_equal(t.f.core->quarantine.entry[0].name, "a");
-	/* this counts as the first of three exclusions */
+	/* not excluded yet, because this lie counts only as the first of three exclusions */
 	assert_int_equal(fixture_worker(&t.f, 1).state, SESSION_LIVE);
 	fixture_close(&t.f);
 }
@@ -270,7 +274,8 @@ TEST(a_liar_about_a_metric_is_outvoted)
 	fixture_close(&t.f);
 }
 
-/* Two workers report these losses for 1000 images. Returns 1 if they agree. */
+/* Lets two workers report these losses for 1000 images. Returns 1 if the core takes the two results
+ * as equal. */
 static int losses_agree(double one, double other)
 {
 	struct fleet t;
@@ -284,7 +289,8 @@ static int losses_agree(double one, double other)
 	return agreed;
 }
 
-/* Sums may differ by 0.5 % of the images, and by 5 % of the greater one. */
+/* Two sums agree if they differ by at most 0.5 % of the number of images plus 5 % of the greater
+ * sum. */
 TEST(losses_of_other_devices_and_precisions_agree)
 {
 	assert_true(losses_agree(86.5, 86.5 * 1.03));
@@ -298,8 +304,9 @@ TEST(losses_of_other_devices_and_precisions_agree)
 	assert_false(losses_agree(-1.7e308, 1.7e308));
 }
 
-/* A loss of 1e300 would absorb the losses of all other portions, also if the server subtracted it
- * again. (The evaluation is not repeated, because it has been repeated often.) */
+/* If the server added a loss of 1e300 and later subtracted it again, the rounding would lose the
+ * losses of all other portions. (The server does not repeat this evaluation, because the number of
+ * repetitions has reached its limit.) */
 TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
 {
 	struct core_config cfg = checked();
@@ -325,7 +332,7 @@ TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
 }
 
 /* Worker 1 lies about all portions that it gets, and one of them is in the sample. When it is
- * outvoted, the results for all portions are dropped, also those that nobody has checked. */
+ * outvoted, the server drops its results for all portions, even those that nobody has checked. */
 TEST(the_unchecked_results_of_an_outvoted_worker_are_dropped)
 {
 	struct core_config cfg = checked();
@@ -350,7 +357,56 @@ TEST(the_unchecked_results_of_an_outvoted_worker_are_dropped)
 	fixture_close(&t.f);
 }
 
-/* A worker that joins again after each lie cannot repeat an evaluation without end. */
+/* Sends results of worker 1 with the codes of these grants. */
+static void report_again(struct fleet *t, const struct msg_grant *g, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		report_sums(t, 0, &g[i], LIE / 4, 3, 3);
+}
+
+/* Worker 1 is outvoted and then sends its results again, with the codes of its grants. The server
+ * refuses them, because it has dropped the evaluation of these grants, also after a restart. A
+ * portion that worker 4 was computing when the evaluation was dropped still counts. */
+TEST(grants_of_a_dropped_evaluation_prove_nothing)
+{
+	struct core_config cfg = checked();
+	struct msg_grant dropped[4];
+	struct fleet t;
+
+	cfg.leases.eval_images = IMAGES / 4;
+	cfg.leases.eval_checks = 2;
+	open_checked_fleet(&t, cfg, 4);
+	train_epoch(&t.f, 10, t.s[0], 0);
+	for (int i = 0; i < 4; i++) {
+		dropped[i] = *next_lease_of(&t.f, 10, t.s[0]);
+		report_again(&t, &dropped[i], 1);
+	}
+	const struct msg_grant held = *next_lease_of(&t.f, 13, t.s[3]);
+	for (uint32_t i = 1; i < 3; i++)
+		vote_loss(&t, i, TRUE / 4, 3);
+	assert_int_equal(t.f.core->checks.stats.outvoted, 1);
+	report_again(&t, dropped, 4);
+	assert_int_equal(t.f.core->leases.n_evaluated, 0);
+	fixture_restart(&t.f);
+	for (uint32_t i = 0; i < 4; i++) {
+		struct msg m = fixture_resume(t.s[i], fixture_worker(&t.f, i + 1).last_seq, 0);
+
+		m.hello.data.n_test = IMAGES;
+		fixture_message(&t.f, 10 + i, &m);
+		t.s[i] = fixture_sent(&t.f, 10 + i, MSG_WELCOME)->welcome.stamp;
+	}
+	report_again(&t, dropped, 4);
+	assert_int_equal(t.f.core->leases.n_evaluated, 0);
+	report_sums(&t, 3, &held, TRUE / 4, 3, 3);
+	assert_int_equal(t.f.core->leases.n_evaluated, 1);
+	evaluate_in_turn(&t, TRUE / 4, 3);
+	assert_true(is_evaluated(&t));
+	assert_int_equal(first_record(&t)->eval_correct, TRUE);
+	fixture_close(&t.f);
+}
+
+/* A worker that joins again after each lie cannot make the server repeat evaluations without
+ * end. */
 TEST(an_evaluation_is_repeated_a_bounded_number_of_times)
 {
 	struct core_config cfg = checked();
@@ -401,8 +457,8 @@ TEST(a_worker_that_is_outvoted_three_times_is_in_quarantine)
 	fixture_close(&t.f);
 }
 
-/* A worker that has still to replay pushes is not excluded, because it would lose them. In
- * this test, a worker claims more pushes than there are, and never sends them. */
+/* A worker that must still replay pushes is not excluded, because the exclusion would lose these
+ * pushes. In this test, a worker claims more pushes than there are, and never sends them. */
 TEST(claimed_pushes_defer_quarantine_for_a_bounded_time)
 {
 	struct core_config cfg = checked();
@@ -427,7 +483,7 @@ TEST(claimed_pushes_defer_quarantine_for_a_bounded_time)
 	fixture_close(&t.f);
 }
 
-/* Workers of one key could confirm each other's lies. */
+/* The workers of one key have only one vote, because they could confirm each other's lies. */
 TEST(a_key_has_one_vote)
 {
 	struct fleet t;
@@ -441,23 +497,25 @@ TEST(a_key_has_one_vote)
 	assert_int_equal(next_lease_of(&t.f, 11, t.s[1])->kind, GRANT_TRAIN);
 	assert_false(is_evaluated(&t));
 	vote(&t, 2, TRUE);
-	assert_true(is_evaluated(&t)); /* no third key could decide */
+	/* evaluated although the results differ, because there is no third key that could decide */
+	assert_true(is_evaluated(&t));
 	assert_int_equal(core_check_stats(t.f.core)->disputed, 1);
 	assert_int_equal(t.f.core->quarantine.n, 0);
 	fixture_close(&t.f);
 }
 
 /* What a worker can see before it reports the last portion: the counters of the core, and the kind
- * of the grant that another worker gets. */
+ * of grant that another worker gets. */
 struct seen {
 	struct core_stats stats;
 	struct check_stats checks;
 	enum grant_kind granted;
 };
 
-/* Opens a run of four workers and four portions. Portion `sample` is the only one in the sample.
- * Worker 2 takes portion 0, and asks for other work. Worker 1 reports the portions 0 to 2, and
- * worker 3 takes the last one. Then worker 2 reports portion 0, too, and worker 4 asks for work. */
+/* Opens a run of four workers and four portions. Only portion `sample` is in the sample that two
+ * workers evaluate. Worker 2 takes portion 0, and asks for other work. Worker 1 reports the
+ * portions 0 to 2, and worker 3 takes the last one. Then worker 2 reports portion 0, too, and
+ * worker 4 asks for work. */
 static struct seen evaluate_all_but_one(struct fleet *t, uint32_t sample)
 {
 	struct core_config cfg = checked();
@@ -527,7 +585,8 @@ TEST(a_worker_does_not_check_itself)
 	open_checked_fleet(&t, checked(), 2);
 	train_epoch(&t.f, 10, t.s[0], 0);
 	vote(&t, 0, LIE);
-	report_result(&t.f, 10, t.s[0], LIE); /* once more */
+	/* repeats the result, which must not count as a second vote */
+	report_result(&t.f, 10, t.s[0], LIE);
 	assert_false(is_evaluated(&t));
 	assert_int_equal(next_lease_of(&t.f, 10, t.s[0])->kind, GRANT_TRAIN);
 	fixture_close(&t.f);
@@ -539,7 +598,8 @@ TEST(a_check_delays_an_evaluation_for_a_bounded_time)
 	struct fleet t;
 	uint32_t ticks = 0;
 
-	cfg.sessions.suspect_ms = 1000000; /* the second worker is live, but does nothing */
+	/* so long that the second worker stays live, although it sends nothing */
+	cfg.sessions.suspect_ms = 1000000;
 	cfg.sessions.dead_ms = 2000000;
 	open_checked_fleet(&t, cfg, 2);
 	train_epoch(&t.f, 10, t.s[0], 0);
@@ -624,8 +684,8 @@ TEST(a_worker_that_never_computes_its_check_delays_an_evaluation_for_a_bounded_t
 	fixture_close(&t.f);
 }
 
-/* The device of worker 2 is broken: its results are no votes, but it takes the check again at
- * once. */
+/* The device of worker 2 is broken. Its results are not finite, so they do not count as votes.
+ * After each result, worker 2 requests work and gets the check again. */
 TEST(a_check_of_a_broken_worker_delays_an_evaluation_briefly)
 {
 	struct core_config cfg = checked();
@@ -660,7 +720,8 @@ TEST(the_last_possible_checker_leaves)
 	assert_int_equal(next_lease_of(&t.f, 11, t.s[1])->kind, GRANT_EVAL);
 	t.f.now_ms += t.f.cfg.sessions.suspect_ms + 1;
 	fixture_heartbeat(&t.f, 10, t.s[0]);
-	fixture_tick(&t.f, 0); /* the second worker is suspect */
+	/* now the second worker is suspect, so the core no longer waits for its vote */
+	fixture_tick(&t.f, 0);
 	assert_true(is_evaluated(&t));
 	fixture_close(&t.f);
 }
@@ -704,7 +765,7 @@ TEST(the_sample_has_as_many_portions_as_the_option_says)
 		other += t.f.core->checks.check[0].portion != 0;
 		fixture_close(&t.f);
 	}
-	assert_true(other > 5); /* the secret decides */
+	assert_true(other > 5); /* the sample depends on the secret */
 }
 
 TEST(a_check_goes_on_after_a_restart)

@@ -1,6 +1,7 @@
 /*
- * Proves the promises of later_epochs.h about replayed pushes of a later epoch. A crash has lost
- * the end of an epoch and the beginning of the next one, and the workers return in any order.
+ * Proves the promises of later_epochs.h about replayed pushes of a later epoch. In these tests, a
+ * crash has lost the end of an epoch and the beginning of the next one, and the workers return in
+ * any order.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -61,7 +62,7 @@ TEST(replays_of_a_lone_worker_have_the_age_that_they_had)
 
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
-	fixture_restart(&f); /* from a snapshot without the four pushes below */
+	fixture_restart(&f); /* the snapshot lacks the four pushes below */
 	s = fixture_come_back(&f, 9, s, 4);
 	for (uint64_t seq = 1; seq <= 4; seq++) {
 		struct msg m = fixture_batch(s, seq, 0, (uint32_t)seq - 1, 1);
@@ -100,7 +101,8 @@ static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 	taken(&f, 1, s[1], 2, 0, 3);
 	assert_int_equal(core_training_epoch(f.core), 1);
 	assert_images(&f, 35, 20);
-	struct msg m = replay_of(s[1], 3, 1, 0); /* this batch has already counted */
+	/* rejected, because another push of this batch has already counted */
+	struct msg m = replay_of(s[1], 3, 1, 0);
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
 	taken(&f, 1, s[1], 4, 1, 1);
 	/* in sync this batch counts only after the evaluation of the first epoch */
@@ -134,7 +136,7 @@ TEST(later_replays_survive_another_crash)
 }
 
 /* Workers may replay all batches of later epochs before the current epoch is trained and evaluated
- * again. Workers retain no results of evaluations, so the evaluations are computed again. */
+ * again. Workers do not retain the results of evaluations, so they evaluate again. */
 TEST(whole_later_epochs_may_be_replayed)
 {
 	struct core_fixture f;
@@ -152,8 +154,8 @@ TEST(whole_later_epochs_may_be_replayed)
 }
 
 /* Replay a push of the next epoch in sync. The replayed push ends the current step, and then makes
- * a step alone. Each step multiplies the weights by about a million. Returns the reason of a
- * rejection. */
+ * a step alone. Each step multiplies the weights by about a million. Returns the reason for which
+ * the core rejects the push, or REJECT_NONE. */
 static enum reject after_two_steps(float weight)
 {
 	struct core_config cfg = training_in_mode(MODE_SYNC);
@@ -193,6 +195,7 @@ TEST(only_replays_may_belong_to_the_next_epoch)
 	struct stamp s[2];
 
 	crash_after_pushes(&f, training_in_mode(MODE_DOWNPOUR), s, 2);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	struct msg m = fixture_batch(s[0], 1, 1, 0, 1); /* this push was never acknowledged */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
 	m = replay_of(s[0], 2, 3, 0); /* the run has no such epoch */

@@ -42,13 +42,13 @@ static void *begin_twin(struct core_fixture *f)
 		PS_OK);
 	fixture_drop(&img);
 	assert_same_bytes(f);
-	fixture_tick(f, 0); /* from now on the effects of both cores are equal, too */
+	fixture_tick(f, 0); /* after this tick, the effects of both cores are equal, too */
 	return memory;
 }
 
-/* Returns the first effect from index `*i` on that is not one of those that a core makes once after
- * its start, and sets `*i` to its index. The second core started later, so the effects after the
- * start may differ. */
+/* Returns the first effect from index `*i` on that is neither EFFECT_BEGIN nor EFFECT_EPOCH_BEGUN,
+ * and sets `*i` to its index. A core makes these two effects once after its start. The second core
+ * started later, so it may make them at other times. */
 static const struct effect *lasting_effect(const struct core *c, size_t *i)
 {
 	const struct effect *e;
@@ -122,7 +122,7 @@ TEST(a_core_from_a_snapshot_ends_in_the_same_bytes)
 				assert_twins(&k.f);
 			if (before && k.f.twin && rng_below(&k.r, 30))
 				continue;
-			/* make a new second core after a restart, and at random times */
+			/* begin a new second core after each restart, and at random times */
 			free(memory);
 			memory = begin_twin(&k.f);
 		}
@@ -190,7 +190,7 @@ TEST(so_it_does_in_every_mode)
 	}
 }
 
-/* ---- damaged and invented files -------------------------------------------------------------- */
+/* ---- damaged checkpoint files, and files that no server has written ------------------------- */
 
 /* Let every worker of a core that was decoded from an invented file request work, push, leave and
  * return. No file that the core accepts may lead to a failed assertion. */
@@ -269,7 +269,7 @@ TEST(a_cut_section_is_refused_and_no_lie_does_harm)
 	struct core_snapshot img = fixture_save(&k.f);
 	size_t n = img.size[SNAPSHOT_SESSIONS];
 	assert_int_equal(read_live(&img, n), PS_OK);
-	/* the section of an earlier release lacks the last number */
+	/* a section without its last number is valid, because an earlier release wrote it so */
 	for (size_t cut = 0; cut < n; cut++)
 		assert_int_equal(read_live(&img, cut), cut + 8 == n ? PS_OK : PS_ECHECKPOINT);
 	assert_int_equal(read_live(&img, n + 1), PS_ECHECKPOINT);
@@ -294,13 +294,13 @@ static void no_change(struct core *c)
 
 static void leaves_but_lives(struct core *c)
 {
-	c->worker[0].session.leaving = 1;
+	c->worker[0].session.leave = LEAVES;
 }
 
 static void leaves_without_its_replays(struct core *c)
 {
 	c->worker[0].session.state = SESSION_DEAD;
-	c->worker[0].session.leaving = 1;
+	c->worker[0].session.leave = LEAVES;
 	c->worker[0].ledger.replay_target = c->worker[0].ledger.last_seq + 1;
 }
 
@@ -331,7 +331,8 @@ TEST(a_section_that_contradicts_itself_is_refused)
 		fixture_open(&f, fixture_training());
 		struct stamp s = fixture_join(&f, 9, "");
 		struct msg m = fixture_batch(s, 1, 0, 0, 4);
-		fixture_applied(&f, 9, &m); /* all batches of epoch 0, whose evaluation begins */
+		/* delivers all batches of epoch 0, so its evaluation begins */
+		fixture_applied(&f, 9, &m);
 		falsify[i](f.core);
 		struct core_snapshot img = fixture_save(&f);
 		assert_int_equal(

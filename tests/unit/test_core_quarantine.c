@@ -1,8 +1,8 @@
 /*
  * Proves the exclusion of workers and the end of a diverged run (server/core/departure.h): the
- * server excludes a worker after 20 non-finite pushes in a row, and the other workers go on. If the
- * newest push or evaluation of most workers that are live or expected back is not finite, the run
- * ends as diverged.
+ * server excludes a worker after 20 non-finite pushes in a row, and the other workers go on. If
+ * most of the workers that are live, suspect or expected back are bad at that time, the run ends as
+ * diverged instead. A worker is bad if its last BAD_STREAK pushes and evaluations were not finite.
  * After three exclusions a worker is in quarantine (server/core/quarantine.h).
  * Covers attacks A12 and A13 of docs/faults.md.
  */
@@ -46,7 +46,7 @@ static void assert_excluded(const struct core_fixture *f, uint32_t peer)
 
 	assert_non_null(m);
 	assert_int_equal(m->error.status, PS_EQUARANTINE);
-	/* the text has all reasons for which a push is bad */
+	/* the text lists all reasons for which the server calls a push bad */
 	assert_non_null(strstr(m->error.text, "not finite"));
 	assert_non_null(strstr(m->error.text, "wrong shape"));
 	assert_non_null(strstr(m->error.text, "another size"));
@@ -80,7 +80,9 @@ TEST(a_new_process_continues_the_bad_pushes_of_the_earlier_one)
 			uint64_t seq = w->welcome.last_seq;
 			struct stamp s = w->welcome.stamp;
 			push_nan(&f, peer, s, seq + 1, PATIENCE / 4);
-			if (peer < 13) /* a dead worker has no vote on the end of the run */
+			/* dead, so that the worker does not count when the core decides whether
+			 * the run has diverged */
+			if (peer < 13)
 				f.core->worker[s.worker - 1].session.state = SESSION_DEAD;
 			if (peer == 11)
 				fixture_restart(&f);
@@ -105,7 +107,7 @@ TEST(one_of_two_is_excluded_and_the_other_goes_on)
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_int_equal(core_live_workers(f.core), 1);
 	push_well(&f, 8, good, 2);
-	m = nan_push(bad, PATIENCE + 1); /* no message of an excluded worker counts */
+	m = nan_push(bad, PATIENCE + 1); /* refused like every message of an excluded worker */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EQUARANTINE);
 	fixture_heartbeat(&f, 9, bad);
@@ -158,8 +160,8 @@ TEST(a_good_push_ends_the_streak)
 	fixture_close(&f);
 }
 
-/* Pushes of a wrong shape count whether or not the server compares norms, also in a run without a
- * data set. */
+/* Pushes of a wrong shape count as bad pushes whether or not the server compares norms, and even in
+ * a run without a data set. */
 TEST(a_worker_whose_pushes_have_a_wrong_shape_is_excluded)
 {
 	struct core_config cfg = without_disk();
@@ -173,7 +175,7 @@ TEST(a_worker_whose_pushes_have_a_wrong_shape_is_excluded)
 	for (uint64_t seq = 1; seq <= PATIENCE; seq++) {
 		struct msg m = fixture_push_ones(bad, seq);
 
-		fixture_work(&m, 0, 0, 1); /* the run has no batches */
+		fixture_work(&m, 0, 0, 1); /* rejected, because the run has no batches */
 		fixture_rejected(&f, 9, &m, REJECT_SHAPE);
 	}
 	assert_excluded(&f, 9);
@@ -207,7 +209,8 @@ TEST(most_of_the_live_workers_decide)
 	push_nan(&f, 9, one, 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
-	fixture_open(&f, without_disk()); /* two of four workers are not a majority */
+	/* second part: two broken workers of four are not a majority */
+	fixture_open(&f, without_disk());
 	one = fixture_join(&f, 9, "");
 	two = fixture_join(&f, 8, "");
 	fixture_join(&f, 7, "");
@@ -239,7 +242,7 @@ TEST(a_worker_cannot_use_single_bad_pushes_of_others)
 }
 
 /* The first worker of this run is broken from the start. The run cannot have diverged, because no
- * training took place. */
+ * worker has trained yet. */
 TEST(a_broken_first_worker_is_excluded_before_others_join)
 {
 	struct core_fixture f;
@@ -257,7 +260,7 @@ TEST(a_broken_first_worker_is_excluded_before_others_join)
 	fixture_close(&f);
 }
 
-/* A supervisor restarts a broken worker repeatedly before another worker joins. */
+/* Before another worker joins, a supervisor restarts a broken worker again and again. */
 TEST(a_broken_worker_that_returns_does_not_end_the_run)
 {
 	struct core_fixture f;
@@ -291,9 +294,9 @@ TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 	fixture_close(&f);
 }
 
-/* Other workers have trained and left. The only worker left sends non-finite pushes. If the server
- * has never accepted a push of this worker, the worker is broken, no matter how often it joins. If
- * the server has accepted a push of this worker, the run has diverged. */
+/* Other workers have trained and then left the run. The only worker left sends non-finite pushes.
+ * If the server has never accepted a push of this worker, the worker is broken, no matter how often
+ * it joins. If the server has accepted a push of this worker, the run has diverged. */
 TEST(an_only_worker_counts_with_its_own_pushes_only)
 {
 	struct core_fixture f;
@@ -350,8 +353,8 @@ TEST(no_run_diverges_before_min_workers_have_joined)
 	fixture_close(&f);
 }
 
-/* A worker that is suspect or away counts with its newest push. In this test the newest push of the
- * suspect worker was finite. */
+/* When the core decides whether the run has diverged, a worker that is suspect or away counts with
+ * its newest push. In this test the newest push of the suspect worker was finite. */
 TEST(a_suspect_worker_counts)
 {
 	struct core_fixture f;
@@ -384,7 +387,7 @@ TEST(a_worker_that_is_expected_back_counts)
 	assert_excluded(&f, 9);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	fixture_close(&f);
-	/* after the recovery time the server does not expect the second worker */
+	/* second part: after the recovery time, the server no longer expects the second worker */
 	fixture_open(&f, without_disk());
 	good = fixture_join(&f, 8, "good");
 	bad = fixture_join(&f, 9, "bad");
@@ -402,8 +405,8 @@ TEST(a_worker_that_is_expected_back_counts)
 	fixture_close(&f);
 }
 
-/* Non-finite pushes count even if their weights are stale, or if another worker has delivered their
- * batches. */
+/* Non-finite pushes count as bad pushes even if their weights are stale, or if another worker has
+ * delivered their batches. */
 TEST(stale_and_superseded_bad_pushes_count)
 {
 	struct core_config cfg = fixture_training();
@@ -539,8 +542,8 @@ TEST(a_sync_step_does_not_wait_for_an_excluded_worker)
 	fixture_close(&f);
 }
 
-/* An evaluation with a non-finite loss counts like a non-finite push. The server grants the portion
- * to another worker. */
+/* A result with a non-finite loss counts against its worker like a non-finite push. The server
+ * grants the portion to another worker. */
 TEST(results_that_are_not_finite_count)
 {
 	struct core_config cfg = fixture_training();
@@ -588,7 +591,7 @@ static struct msg hello_of(const char *name, const char *key)
 	return m;
 }
 
-/* Joins on connection `peer`. */
+/* Lets a worker with the key `key` join on connection `peer`. */
 static struct stamp join_under_key(
 	struct core_fixture *f, uint32_t peer, const char *name, const char *key)
 {
@@ -660,7 +663,8 @@ TEST(after_three_exclusions_a_worker_is_refused_until_it_is_released)
 	assert_int_equal(v.exclusions, 3);
 	assert_true(fixture_worker(&f, 2).quarantined);
 	assert_quarantined(&f, "bad", "");
-	fixture_join(&f, 7, "other"); /* join another worker, and one without a name */
+	/* a worker with another name joins, and a worker without a name */
+	fixture_join(&f, 7, "other");
 	fixture_join(&f, 6, "");
 	send_release(&f, "other");
 	fixture_refused(&f, 20, PS_EUSAGE);
@@ -679,8 +683,8 @@ TEST(after_three_exclusions_a_worker_is_refused_until_it_is_released)
 #define KEY_BAD  "aaaaaaaabbbbbbbbccccccccddddddddeeeeeeee"
 #define KEY_GOOD "aaaaaaaxbbbbbbbbccccccccddddddddeeeeeeee"
 
-/* If the server has keys, the key of the excluded workers is in quarantine, whatever names they
- * have. The sessions that are open go on. */
+/* If the server has keys, the key of the excluded workers is in quarantine, no matter which names
+ * the workers have. Sessions of this key that were open before the quarantine continue. */
 TEST(a_key_in_quarantine_cannot_join_with_another_name)
 {
 	struct core_fixture f;
@@ -700,7 +704,7 @@ TEST(a_key_in_quarantine_cannot_join_with_another_name)
 	memcpy(m.hello.owner, KEY_BAD, sizeof(KEY_BAD));
 	fixture_message(&f, 27, &m);
 	assert_non_null(fixture_sent(&f, 27, MSG_WELCOME));
-	send_release(&f, "aaaaaaa"); /* seven characters are too few */
+	send_release(&f, "aaaaaaa"); /* refused, because seven characters of a key are too few */
 	fixture_refused(&f, 20, PS_EUSAGE);
 	send_release(&f, "aaaaaaaa");
 	join_under_key(&f, 9, "a", KEY_BAD);
@@ -738,12 +742,16 @@ TEST(an_ended_session_does_not_evade_quarantine)
 	open_with_good(&f);
 	struct stamp ended = join_under_key(&f, 7, "d", KEY_BAD);
 	fixture_bye(&f, 7, ended);
-	struct msg m = fixture_resume(ended, 0, 0);
+	/* the HELLO claims a push that the server does not have: without this claim, the server
+	 * would only answer BYE again */
+	struct msg m = fixture_resume(ended, 1, 0), one = fixture_push_ones(ended, 1);
 	memcpy(m.hello.owner, KEY_BAD, sizeof(KEY_BAD));
 	m.hello.name[0] = 'd';
 	fixture_message(&f, 27, &m);
 	assert_non_null(fixture_sent(&f, 27, MSG_WELCOME));
+	fixture_applied(&f, 27, &one);
 	fixture_bye(&f, 27, ended);
+	m.hello.last_seq = 2;
 	exclude_with_nan(&f, "a", KEY_BAD);
 	exclude_with_nan(&f, "a", KEY_BAD);
 	exclude_with_nan(&f, "a", KEY_BAD);
@@ -796,7 +804,8 @@ TEST(a_restart_keeps_the_quarantine_and_its_end)
 	fixture_close(&f);
 }
 
-/* An admin gets the answer at once; the snapshot that contains the end begins at once, too. */
+/* An admin that ends a quarantine gets the answer at once. The snapshot that contains the end of
+ * the quarantine begins at once, too. */
 TEST(a_release_is_saved_at_once)
 {
 	struct core_fixture f;
@@ -837,7 +846,9 @@ TEST(a_snapshot_with_an_impossible_quarantine_is_refused)
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		unsigned char old = section[bad[i]];
 
-		section[bad[i]] = to[i]; /* too many entries, no name, no exclusion */
+		/* bad values: too many entries, an entry without a name, an entry without an
+		 * exclusion */
+		section[bad[i]] = to[i];
 		assert_int_equal(fixture_read(&f, cfg, &snapshot, &why), PS_ECHECKPOINT);
 		fixture_close(&f);
 		section[bad[i]] = old;
@@ -877,7 +888,8 @@ TEST(a_worker_has_one_entry)
 	assert_int_equal(quarantine_count(&q, "", ""), 0);
 	assert_int_equal(q.n, 0);
 	assert_int_equal(quarantine_count(&q, "", "a"), 1);
-	assert_int_equal(quarantine_count(&q, "k", "a"), 1); /* another worker */
+	/* counts from 1, because this worker has another key */
+	assert_int_equal(quarantine_count(&q, "k", "a"), 1);
 	assert_int_equal(quarantine_count(&q, "k", "b"), 2);
 	assert_int_equal(q.n, 2);
 	assert_int_equal(quarantine_count(&q, "k", "a"), 3);

@@ -49,16 +49,18 @@ TEST(a_run_cannot_be_forged_by_pushes_without_leases)
 	a = fixture_join(&f, 9, "a");
 	b = fixture_join(&f, 10, "b");
 	struct msg_grant own = fixture_train(&f, 10, b, 1);
-	m = fixture_batch(a, 1, 0, 0, 1); /* the server has granted nothing to worker a */
+	/* rejected, because the server has granted nothing to worker a */
+	m = fixture_batch(a, 1, 0, 0, 1);
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
-	m = push_of_grant(a, 2, &own); /* this is the grant of another worker */
+	m = push_of_grant(a, 2, &own); /* rejected, because this is the grant of another worker */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	m = fixture_batch(a, 3, 0, 0, 1);
-	m.push.grant_count = 4; /* worker a guesses a code */
+	/* worker a claims a grant of four batches, with the code of another grant */
+	m.push.grant_count = 4;
 	m.push.grant_code = own.code;
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	struct msg_grant mine = fixture_train(&f, 9, a, 1);
-	/* the push has one batch more than the grant */
+	/* rejected, because the push has one batch more than the grant */
 	m = fixture_batch(a, 4, 0, mine.work.first, mine.work.count + 1);
 	fixture_rejected(
 		&f, 9, &m, mine.work.first + mine.work.count < 4 ? REJECT_WORK : REJECT_SHAPE);
@@ -121,7 +123,7 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	one.push.code = ack.code;
 	forged = one;
 	forged.push.grant_code = 0;
-	/* this batch was granted to another worker */
+	/* the forged push has a batch that the server has granted to another worker */
 	forged.push.work.first += forged.push.work.first ? -1u : 1u;
 	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &one.push), 1);
 	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &forged.push), 0);
@@ -133,7 +135,8 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 }
 
 /* Pushes the gradient 1, 1, ... of a granted batch, and starts the server again from an older
- * snapshot. Returns the replay. `weight` becomes the value of the first weight after the push. */
+ * snapshot. Returns the push as the worker must replay it. Writes the value that the first weight
+ * had after the push to *weight. */
 static struct msg lose_accepted_push(struct core_fixture *f, struct core_config cfg, float *weight)
 {
 	struct core_snapshot snapshot;
@@ -178,14 +181,14 @@ TEST(a_replay_moves_no_further_than_the_accepted_push)
 		float moved = fabsf(core_weights(f.core)[0] - begin);
 		assert_true(moved <= 1.02f * fabsf(accepted - begin));
 		assert_true(moved >= fabsf(accepted - begin));
-		if (i == 3) /* this is the accepted gradient */
+		if (i == 3) /* gradient 3 is the accepted one */
 			assert_true(core_weights(f.core)[0] == accepted);
 		fixture_close(&f);
 	}
 }
 
 /* The first bits of the code of an accepted push are the norm with which its gradient moved the
- * weights (rights.h). A worker cannot claim another norm. */
+ * weights (rights.h). With another norm, the code is not valid. */
 TEST(the_norm_in_a_code_is_authenticated)
 {
 	struct core_config cfg = with_key(fixture_training());
@@ -258,15 +261,214 @@ TEST(a_replay_proves_nothing_for_other_data)
 	hello.hello.data.xxh3++;
 	fixture_message(&f, 9, &hello);
 	one.push.stamp = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+	/* until the recovery is over, the server does not decide a push without a valid code */
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	fixture_rejected(&f, 9, &one, REJECT_WORK);
 	assert_int_equal(f.core->dataset.fixed, 0);
 	assert_int_equal(run_has_begun(f.core), 0);
 	fixture_close(&f);
 }
 
+/* Two workers have the right to deliver the same batch. The server has accepted the push of worker
+ * a, and a crash has lost this decision. Worker b comes back first and pushes the batch. The server
+ * does not decide the push of worker b until worker a has replayed the accepted push. */
+TEST(a_new_push_does_not_take_the_place_of_an_accepted_one)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_snapshot snapshot;
+	struct core_fixture f;
+	struct stamp a, b;
+	struct msg stolen;
+
+	fixture_open(&f, cfg);
+	a = fixture_join(&f, 9, "a");
+	b = fixture_join(&f, 10, "b");
+	snapshot = fixture_save(&f);
+	struct msg_grant g = fixture_train(&f, 9, a, 1);
+	struct msg one = push_of_grant(a, 1, &g);
+	const struct msg_ack ack = fixture_acked(&f, 9, &one);
+	g.code = rights_of_grant(f.core, &f.core->worker[1], &g);
+	stolen = push_of_grant(b, 1, &g);
+	fixture_close(&f);
+
+	fixture_load(&f, cfg, &snapshot);
+	fixture_drop(&snapshot);
+	stolen.push.stamp = fixture_come_back(&f, 10, b, 1);
+	assert_int_equal(rights_to_push(f.core, &f.core->worker[1], &stolen.push), 1);
+	fixture_message(&f, 10, &stolen);
+	fixture_silent(&f);
+	/* no answer: worker b must not leave before the server has decided this push */
+	fixture_bye(&f, 10, stolen.push.stamp);
+	fixture_silent(&f);
+	one.push.stamp = fixture_come_back(&f, 9, a, 1);
+	one.push.verdict = ack.verdict;
+	one.push.code = ack.code;
+	fixture_applied(&f, 9, &one);
+	/* now the server requests the push of worker b again */
+	assert_int_equal(fixture_sent(&f, 10, MSG_ERROR)->error.status, PS_EGAP);
+	assert_null(fixture_sent(&f, 9, MSG_ERROR));
+	fixture_rejected(&f, 10, &stolen, REJECT_WORK);
+	fixture_close(&f);
+}
+
+/* If the worker of the accepted push does not come back, the other push counts when the recovery
+ * ends. */
+TEST(a_new_push_counts_after_the_recovery)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_fixture f;
+	struct stamp a;
+
+	fixture_open(&f, cfg);
+	a = fixture_join(&f, 9, "a");
+	(void)fixture_join(&f, 10, "b");
+	struct msg_grant g = fixture_train(&f, 9, a, 1);
+	struct msg one = push_of_grant(a, 1, &g);
+	fixture_restart(&f);
+	one.push.stamp = fixture_come_back(&f, 9, a, 1);
+	fixture_message(&f, 9, &one);
+	fixture_silent(&f);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
+	fixture_refused(&f, 9, PS_EGAP);
+	fixture_applied(&f, 9, &one);
+	fixture_close(&f);
+}
+
+/* Worker b has no codes, and its push waits for the end of the recovery. A LEASE that it sends
+ * behind this push must not take the grant from it, because worker a would then get its batch. */
+TEST(a_lease_does_not_overtake_a_push_that_waits)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_fixture f;
+	struct stamp a, b;
+
+	fixture_open(&f, cfg);
+	a = fixture_join(&f, 8, "a");
+	b = fixture_join(&f, 9, "b");
+	(void)fixture_join(&f, 10, "c");
+	struct msg_grant g = fixture_train(&f, 9, b, 1);
+	struct msg one = push_of_grant(b, 1, &g);
+	one.push.grant_code = 0;
+	fixture_restart(&f);
+	a = fixture_come_back(&f, 8, a, 0);
+	one.push.stamp = fixture_come_back(&f, 9, b, 1);
+	fixture_message(&f, 9, &one);
+	fixture_silent(&f);
+	fixture_lease(&f, 9, one.push.stamp, 2);
+	fixture_silent(&f);
+	fixture_lease(&f, 8, a, 1);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms - 100);
+	fixture_heartbeat(&f, 18, a);
+	fixture_heartbeat(&f, 19, one.push.stamp);
+	assert_int_equal(f.core->run.recovering, 1);
+	fixture_tick(&f, 100);
+	assert_int_equal(fixture_sent(&f, 9, MSG_ERROR)->error.status, PS_EGAP);
+	fixture_heartbeat(&f, 18, a); /* in this step, worker a gets batches */
+	assert_int_equal(f.core->worker[0].lease.grant.request, 1);
+	fixture_applied(&f, 9, &one);
+	fixture_lease(&f, 9, one.push.stamp, 2);
+	assert_non_null(fixture_sent(&f, 9, MSG_GRANT));
+	fixture_close(&f);
+}
+
+#define MEMBERS                                                                                    \
+	3 /* number of workers of the next test; the last one sends gradients of norm 1000 */
+
+/* Makes two steps of sync, with one push of each worker in each step. */
+static void make_two_steps(
+	struct core_fixture *f, struct stamp s[MEMBERS], struct msg push[2][MEMBERS], float end[2])
+{
+	for (uint32_t step = 0; step < 2; step++) {
+		struct msg_grant g[MEMBERS];
+
+		for (uint32_t i = 0; i < MEMBERS; i++)
+			fixture_lease(f, 9 + i, s[i], 1 + step);
+		for (uint32_t i = 0; i < MEMBERS; i++)
+			g[i] = f->core->worker[i].lease.grant;
+		for (uint32_t i = 0; i < MEMBERS; i++) {
+			static float values[2][MEMBERS][FIXTURE_PARAMS];
+			struct msg m = fixture_push(s[i], 1 + step);
+
+			g[i].code = rights_of_grant(f->core, &f->core->worker[i], &g[i]);
+			for (size_t k = 0; k < FIXTURE_PARAMS; k++)
+				values[step][i][k] =
+					(i == 2 ? -1000.0f : 1.0f) * (1 + 0.01f * (float)i);
+			fixture_slice(&m, 0, FIXTURE_PARAMS, values[step][i]);
+			m.push.work = g[i].work;
+			m.push.images = 5;
+			m.push.base_version = step;
+			m.push.base_term = s[i].term;
+			m.push.grant_first = g[i].work.first;
+			m.push.grant_count = g[i].work.count;
+			m.push.grant_code = g[i].code;
+			const struct msg_ack ack = fixture_acked(f, 9 + i, &m);
+			assert_int_equal(ack.reject, REJECT_NONE);
+			m.push.verdict = ack.verdict;
+			m.push.code = ack.code;
+			push[step][i] = m;
+		}
+		assert_int_equal(core_stats(f->core)->version, step + 1);
+		end[step] = core_weights(f->core)[0];
+	}
+}
+
+/* In sync the gradients of a step are scaled when the step ends, after their ACKs. In this test a
+ * crash has lost the first two steps, and a worker with huge gradients comes back first. */
+TEST(replays_of_sync_move_no_further_than_the_accepted_pushes)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_snapshot snapshot;
+	struct core_fixture f;
+	struct msg push[2][MEMBERS];
+	struct stamp s[MEMBERS];
+	float end[2];
+
+	cfg.training.mode = MODE_SYNC;
+	cfg.training.batch_size = 5;
+	cfg.limits.norm_ratio = 4;
+	cfg.leases.min_workers = MEMBERS;
+	cfg.leases.max_batches = 1;
+	fixture_open(&f, cfg);
+	for (uint32_t i = 0; i < MEMBERS; i++)
+		s[i] = fixture_join(&f, 9 + i, "");
+	snapshot = fixture_save(&f);
+	make_two_steps(&f, s, push, end);
+	fixture_close(&f);
+
+	fixture_load(&f, cfg, &snapshot);
+	fixture_drop(&snapshot);
+	float begin = core_weights(f.core)[0];
+	s[2] = fixture_come_back(&f, 11, s[2], 2);
+	for (uint32_t step = 0; step < 2; step++)
+		push[step][2].push.stamp = s[2];
+	assert_true(rights_norm(f.core, &f.core->worker[2], &push[1][2].push) <=
+		    4.2 * sqrt(FIXTURE_PARAMS));
+	fixture_applied(&f, 11, &push[0][2]);
+	/* not decided yet, because this push would end the first step */
+	fixture_message(&f, 11, &push[1][2]);
+	fixture_silent(&f);
+	assert_true(core_weights(f.core)[0] >= begin && core_weights(f.core)[0] <= begin);
+	for (uint32_t i = 0; i < 2; i++) {
+		push[0][i].push.stamp = push[1][i].push.stamp = s[i] =
+			fixture_come_back(&f, 9 + i, s[i], 1);
+		fixture_applied(&f, 9 + i, &push[0][i]);
+	}
+	assert_int_equal(core_stats(f.core)->version, 1);
+	assert_true(fabsf(core_weights(f.core)[0] - end[0]) <= 0.02f * fabsf(end[0] - begin));
+	/* now the first step has a yardstick, also for a worker that replays alone */
+	s[2] = fixture_come_back(&f, 11, s[2], 2);
+	push[1][2].push.stamp = s[2];
+	fixture_applied(&f, 11, &push[1][2]);
+	fixture_tick(&f, cfg.sessions.dead_ms);
+	assert_int_equal(core_stats(f.core)->version, 2);
+	assert_true(fabsf(core_weights(f.core)[0] - end[0]) <= 4.2f * cfg.rate.lr);
+	fixture_close(&f);
+}
+
 /* A worker of protocol version 6 sends no codes. After a crash that has lost grants and decisions,
  * its replays and its pushes count only within the newest grant that the server has. The server
- * rejects the others, does not count them as bad, and grants their batches again. */
+ * rejects all other pushes of the worker, does not count them as bad, and grants their batches
+ * again. */
 TEST(a_worker_without_codes_counts_within_the_newest_grant)
 {
 	struct core_config cfg = with_key(fixture_training());
@@ -312,8 +514,9 @@ TEST(a_worker_without_codes_counts_within_the_newest_grant)
 	fixture_close(&f);
 }
 
-/* The same worker pushes without a stop: none of 100 pushes of a lost grant excludes it. A push of
- * a batch that nobody granted to it does not count, however the worker labels it. */
+/* A worker without codes pushes 100 batches of a lost grant in a row, and is not excluded. A push
+ * of a batch that nobody granted to it does not count, whatever verdict the worker claims for
+ * it. */
 TEST(a_worker_without_codes_is_not_excluded_and_gets_no_right_by_a_claim)
 {
 	struct core_fixture f;
@@ -359,14 +562,16 @@ TEST(a_claimed_verdict_is_not_believed)
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
 	m = fixture_push_ones(s, 7);
 	m.push.base_version = 4;
-	m.push.verdict = VERDICT_REJECTED; /* the claim of an old rejection needs a code, too */
+	/* accepted like a new push: without a code, the claim of an old rejection has no effect */
+	m.push.verdict = VERDICT_REJECTED;
 	m.push.reject = REJECT_WORK;
 	fixture_applied(&f, 9, &m);
 	fixture_close(&f);
 }
 
-/* After a restart, a worker claims a version that no server has made yet, of an earlier term. The
- * gradient must get older like one of the weights with which the term began. */
+/* After a restart, a worker claims that its gradient is of an earlier term, and of a version that
+ * no server has made yet. The gradient must become stale like a gradient of the weights with which
+ * the present term began. */
 TEST(a_claim_about_an_earlier_term_gets_stale)
 {
 	struct core_config cfg = with_key(fixture_config());
@@ -400,7 +605,8 @@ TEST(a_claim_about_an_earlier_term_gets_stale)
 }
 
 /* If a push repeats a decided seq with other content, the server answers with the first decision
- * and its message authentication code (rights.h). This code is valid only for the first content. */
+ * and its message authentication code (rights.h). This code is valid only for the content of the
+ * push that the server decided first. */
 TEST(a_duplicate_with_other_content_proves_nothing)
 {
 	struct core_fixture f;
@@ -478,7 +684,8 @@ TEST(results_without_a_grant_are_ignored)
 	}
 	g = fixture_grant(&f, 9, a, 100);
 	assert_int_equal(g.kind, GRANT_EVAL);
-	m = result_of_grant(b, &g, g.eval_count); /* this portion was not granted to worker b */
+	/* ignored, because the server has not granted this portion to worker b */
+	m = result_of_grant(b, &g, g.eval_count);
 	fixture_message(&f, 10, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 0);
 	m.result.code = 0;
@@ -504,7 +711,7 @@ TEST(leases_in_a_row_without_work_are_counted)
 		(void)fixture_train(&f, 9, s, ++n);
 	assert_int_equal(core_stats(f.core)->ignored, 0);
 	struct msg_grant g = fixture_train(&f, 9, s, ++n);
-	fixture_lease(&f, 9, s, n); /* the same request again */
+	fixture_lease(&f, 9, s, n); /* repeats the same request */
 	assert_int_equal(core_stats(f.core)->ignored, 2);
 	m = push_of_grant(s, 1, &g);
 	fixture_applied(&f, 9, &m);
@@ -581,7 +788,7 @@ TEST(a_worker_whose_slot_another_key_has_got_is_fenced)
 	fixture_close(&f);
 }
 
-/* A name belongs to the key that uses it: a worker with another key gets another slot, also if it
+/* A name belongs to the key that uses it: a worker with another key gets another slot, even if it
  * has the same name. */
 TEST(a_name_takes_no_session_of_another_key)
 {
@@ -600,7 +807,7 @@ TEST(a_name_takes_no_session_of_another_key)
 	assert_int_equal(fixture_worker(&f, 1).incarnation, 1);
 	m = hello_of_key("victim");
 	m.hello.name[0] = 'a';
-	fixture_message(&f, 11, &m); /* a new process of the victim */
+	fixture_message(&f, 11, &m); /* a new process of the victim joins */
 	fixture_durable(&f);
 	assert_int_equal(fixture_sent(&f, 11, MSG_WELCOME)->welcome.stamp.worker, 1);
 	fixture_close(&f);

@@ -17,7 +17,7 @@ static struct core_config sync_config(uint32_t backups)
 	return cfg;
 }
 
-/* Open a cluster. No step begins before all `n` workers have joined. */
+/* Open a cluster in mode sync, in which no step begins before all `n` workers have joined. */
 static void open_sync_cluster(struct cluster *k, struct core_config cfg, uint32_t n,
 	uint32_t n_train, cluster_gradient_fn *fn)
 {
@@ -103,7 +103,7 @@ TEST(no_worker_gets_two_batches_of_one_step)
 	assert_int_equal(cluster_request(&k, 0), 0);
 	cluster_push(&k, 1);
 	assert_steps(&k, 1);
-	/* the end of the step caused this grant */
+	/* worker 0 has work again, because the step has ended */
 	assert_int_equal(k.worker[0].grant.work.count, 1);
 	assert_int_equal(k.worker[0].grant.version, 1);
 	cluster_close(&k);
@@ -142,7 +142,7 @@ TEST(a_step_waits_for_a_member_that_has_not_asked)
 		cluster_push(&k, i);
 	}
 	assert_steps(&k, 0);
-	/* worker 0 gets no second batch of the same step */
+	/* no grant: worker 0 must not get a second batch of the same step */
 	assert_int_equal(cluster_request(&k, 0), 0);
 	cluster_request(&k, 2);
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
@@ -234,8 +234,9 @@ TEST(any_order_of_arrival_makes_the_same_bytes)
 	}
 }
 
-/* Returns the value of all weights in the gradient of batch `i`. Every eleventh batch has a
- * gradient 40 times larger than that of the others, and no two batches have the same. */
+/* Returns the value that the gradient of batch `i` has at every coordinate. Every eleventh batch
+ * has a gradient 40 times larger than that of the others, and no two batches have the same
+ * value. */
 static double spike(uint32_t i)
 {
 	return (i % 11 == 2 ? 40 : 1) * (1 + i / 1024.0);
@@ -243,14 +244,15 @@ static double spike(uint32_t i)
 
 static double cluster_spikes(uint32_t i, const float *w, double *g)
 {
-	/* no gradient comes again in the next epoch */
+	/* in the second epoch the gradients differ slightly, so that no gradient occurs twice */
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] = spike(i) * (1 + (w[0] < -8 ? 1 / 4096.0 : 0));
 	return 0.5;
 }
 
-/* Returns the sum of the gradients of batches `first` to `first` + 3, if each may be 4 times the
- * median, which is the third smallest of four. At most one of them is a spike. */
+/* Returns the sum of the gradients of batches `first` to `first` + 3 after each gradient is limited
+ * to 4 times their median, the third smallest of the four. At most one of these gradients is a
+ * spike. */
 static double limited_sum(uint32_t first)
 {
 	double sum = 0, others = 0;
@@ -290,6 +292,37 @@ TEST(a_large_gradient_is_scaled_alike_in_any_order_of_arrival)
 	assert_true(fabs((double)first - 2 * end) < 0.01);
 }
 
+/* The gradients of the first step are 1 at every coordinate. In later steps only every third
+ * gradient is not 0. */
+static double mostly_zero(uint32_t i, const float *w, double *g)
+{
+	(void)w;
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		g[j] = i < 3 || i % 3 == 2;
+	return 0.5;
+}
+
+/* If most gradients of a step are 0, their median says nothing about the others. */
+TEST(zeros_do_not_scale_the_other_gradients)
+{
+	struct core_config cfg = sync_config(0);
+	struct cluster k;
+
+	cfg.limits.norm_ratio = 4;
+	open_sync_cluster(&k, cfg, 3, 300, mostly_zero);
+	for (uint32_t step = 0; step < 3; step++) {
+		float before = core_weights(k.f.core)[0];
+
+		all_ask(&k);
+		for (uint32_t i = 0; i < 3; i++)
+			assert_int_equal(cluster_push(&k, i), REJECT_NONE);
+		assert_steps(&k, step + 1);
+		float moved = before - core_weights(k.f.core)[0];
+		assert_true(fabsf(moved - 0.25f / (step ? 3 : 1)) < 1e-6f);
+	}
+	cluster_close(&k);
+}
+
 /* ---- absent workers ------------------------------------------------------------------------- */
 
 static void silence(struct cluster *k, uint32_t ms, uint32_t but)
@@ -325,7 +358,7 @@ TEST(a_step_does_not_wait_for_a_silent_worker)
 		cluster_push(&k, 1);
 	}
 	assert_steps(&k, 4);
-	/* the first step ended with two of three gradients */
+	/* one short step: the first step ended with two of three gradients */
 	assert_int_equal(core_stats(k.f.core)->steps_short, 1);
 	/* worker 2 returns in the middle of a step */
 	assert_int_equal(cluster_push(&k, 2), REJECT_WORK);
@@ -396,8 +429,9 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 	return cfg;
 }
 
-/* A step needs N gradients, and there are b backup workers. If the run has more than N + b workers,
- * the first N + b that request work get a batch. All other workers wait for the next step. */
+/* A step uses the first N gradients, and b further workers are backups. If the run has more than N
+ * + b workers, the first N + b that request work get a batch. All other workers wait for the next
+ * step. */
 TEST(the_first_n_of_n_plus_b_gradients_make_a_step)
 {
 	struct cluster k;
@@ -413,7 +447,8 @@ TEST(the_first_n_of_n_plus_b_gradients_make_a_step)
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
 	assert_int_equal(
-		cluster_request(&k, 3), 1); /* the next step begins with the remaining batch */
+		/* grants the remaining batch, with which the next step begins */
+		cluster_request(&k, 3), 1);
 	assert_int_equal(k.worker[3].grant.work.first, late);
 	assert_int_equal(cluster_push(&k, 0), REJECT_STALE);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
@@ -458,7 +493,7 @@ TEST(a_worker_that_joins_during_a_step_is_in_the_next_one)
 	cluster_join(&k, 2);
 	assert_int_equal(cluster_request(&k, 2), 0);
 	cluster_push(&k, 1);
-	assert_steps(&k, 1); /* the step did not wait for worker 2 */
+	assert_steps(&k, 1); /* the step has not waited for worker 2, which joined during it */
 	assert_int_equal(k.worker[2].grant.work.count, 1);
 	cluster_request(&k, 0);
 	cluster_request(&k, 1);
@@ -520,7 +555,8 @@ TEST(a_step_without_members_begins_again)
 	cluster_close(&k);
 }
 
-/* A worker sends heartbeats but never requests work. No step may wait forever for this worker. */
+/* A worker sends heartbeats but never requests work. The steps must not wait forever for this
+ * worker. */
 TEST(a_member_that_requests_no_work_is_left_out_until_it_does)
 {
 	struct core_config cfg = sync_config(0);
@@ -550,7 +586,7 @@ TEST(a_member_that_requests_no_work_is_left_out_until_it_does)
 }
 
 /* A worker requests work, closes the connection of this request, and sends heartbeats on the other
- * one. No step may wait forever for this worker. */
+ * one. The steps must not wait forever for this worker. */
 TEST(a_member_that_requests_work_and_hangs_up_is_left_out)
 {
 	struct core_config cfg = sync_config(0);
@@ -559,19 +595,21 @@ TEST(a_member_that_requests_work_and_hangs_up_is_left_out)
 	open_sync_cluster(&k, cfg, 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 1);
-	assert_int_equal(cluster_request(&k, 1), 0); /* worker 1 waits for the next step */
+	/* no grant: worker 1 must wait for the next step */
+	assert_int_equal(cluster_request(&k, 1), 0);
 	fixture_gone(&k.f, k.worker[1].peer);
 	cluster_push(&k, 0);
 	assert_steps(&k, 1);
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
-	assert_steps(&k, 1); /* worker 1 may come back soon */
+	assert_steps(&k, 1); /* the second step waits, because worker 1 may come back soon */
 	silence(&k, cfg.sessions.dead_ms + 300, CLUSTER_WORKERS);
 	assert_steps(&k, 2);
 	cluster_close(&k);
 }
 
-/* Workers that evaluate are members, too: they push after the evaluation. */
+/* A worker that evaluates is a member of the step, too, because it will push after the
+ * evaluation. */
 TEST(a_step_waits_for_members_that_evaluate)
 {
 	struct cluster k;
@@ -614,9 +652,9 @@ TEST(accumulated_gradients_survive_a_restart)
 	assert_int_equal(k.f.core->accumulator.pushes, 2);
 	assert_true(k.f.core->accumulator.part[1].g[5] == before);
 	assert_steps(&k, 0);
-	/* this step already has a gradient of worker 0 */
+	/* no grant, because this step already has a gradient of worker 0 */
 	assert_int_equal(cluster_request(&k, 0), 0);
-	/* this gradient was computed at weights from before the crash */
+	/* accepted, although worker 2 computed this gradient before the crash */
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
 	cluster_close(&k);
@@ -673,7 +711,7 @@ TEST(replays_are_counted_though_their_step_is_not_there_yet)
 
 #define MAX_STEPS 400u
 
-/* The sum of the accepted gradients of each step, weighted by images. */
+/* For each step: the sum of the accepted gradients, each multiplied by its number of images. */
 struct step_sums {
 	double sum[MAX_STEPS][FIXTURE_PARAMS], images[MAX_STEPS];
 	uint32_t members[MAX_STEPS];
@@ -801,7 +839,7 @@ TEST(replayed_steps_stay_steps)
 		fixture_applied(&f, 9, &m);
 		assert_int_equal(core_stats(f.core)->version, i);
 	}
-	/* the second replay has ended the first step */
+	/* weights after the first step, which the second replay has ended */
 	assert_true(core_weights(f.core)[1] == -0.25f);
 	fixture_tick(&f, cfg.sessions.recovery_ms);
 	assert_int_equal(core_stats(f.core)->updates, 2);

@@ -1,5 +1,5 @@
 /* Proves the promises of common/file.h. This file replaces the system calls that file.c makes. The
- * replacements can fail or write less than requested, and they record each call. */
+ * replacing functions can fail or write less than requested, and they record each call. */
 #include <stddef.h>
 #include <stdint.h>
 #include <errno.h>
@@ -21,7 +21,7 @@ static struct {
 	char diary[512];   /* the recorded calls, for example "write fsync rename fsync " */
 	size_t max_write;  /* the maximum number of bytes of a write; 0: no maximum */
 	int interrupts;    /* the number of writes that first fail with EINTR */
-	int write_nothing; /* write() returns 0 and sets no errno */
+	int write_nothing; /* 1: write() returns 0 and sets no errno */
 	/* the number of writes that succeed before a write fails with write_errno; < 0: all
 	 * succeed */
 	int writes_left;
@@ -225,7 +225,7 @@ TEST_IN(a_directory_that_cannot_be_synced_is_an_error, set_up_file, tear_down_fi
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-/* Holds all file descriptors for a tenth of a second. Another thread runs this function. */
+/* Runs in another thread: keeps all file descriptors in use for a tenth of a second. */
 static void *hold_descriptors(void *arg)
 {
 	int *held = arg;
@@ -263,6 +263,29 @@ TEST_IN(a_stale_temporary_file_is_overwritten, set_up_file, tear_down_file)
 	assert_int_equal(replace("f", "new"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "new");
 	assert_false(temp_dir_exists(dir, "f.tmp"));
+}
+
+/* Returns the mode of the file. */
+static unsigned mode_of(const char *file)
+{
+	char path[320];
+	struct stat st;
+
+	assert_int_equal(stat(temp_dir_path(dir, file, path), &st), 0);
+	return st.st_mode & 07777;
+}
+
+TEST_IN(only_the_owner_reads_a_private_file, set_up_file, tear_down_file)
+{
+	const struct file_part part = {"new", 3};
+	mode_t before = umask(0);
+
+	temp_dir_write(dir, "f", "old", 3);
+	temp_dir_write(dir, "f.tmp", "left by a crash", 15);
+	assert_int_equal(file_replace_private(dir, "f", &part, 1, &e), PS_OK);
+	umask(before);
+	temp_dir_assert_holds(dir, "f", "new");
+	assert_int_equal(mode_of("f"), 0600);
 }
 
 TEST_IN(only_plain_names_and_regular_files_are_replaced, set_up_file, tear_down_file)

@@ -16,6 +16,7 @@
 #include "common/share.h"
 #include "server/core/vec.h"
 #include "server/device/gpu_store.h"
+#include "server/net/line_budget.h"
 #include "server/net/net.h"
 #include "tests/device/store_double.h"
 #include "tests/support/temp_dir.h"
@@ -26,12 +27,14 @@
 #define TRAINED     19000u
 #define PEER        7u
 #define DEADLINE_MS 10000
-#define FAKE_SLOTS  256u /* the number of slots that lane_offer makes for N values */
+#define FAKE_SLOTS  256u /* the number of slots that lane_offer makes if the model has N values */
 
 static char dir[64], path[128];
+static int listening; /* the socket of the lanes */
 static uv_loop_t loop;
 static struct param_buffers *params;
 static struct gpu_store *store;
+static struct line_budget lines;
 static struct lanes *lanes;
 static struct wire *wire;
 static float weights[N];
@@ -48,10 +51,14 @@ static int open_lanes_of(int gpu, const char *gpu_off)
 		return 1;
 	for (size_t i = 0; i < N; i++)
 		weights[i] = (float)i / 7;
+	if (share_listen(path, &listening, &e))
+		return 1;
 	const struct lanes_config config = {.loop = &loop,
 		.path = path,
+		.fd = listening,
 		.n_params = N,
 		.max_workers = 3,
+		.lines = &lines,
 		.params = params,
 		.pass = {.trained = TRAINED},
 		.gpu = store,
@@ -83,6 +90,7 @@ static int tear_down_gpu_lanes(void **state)
 	lanes_stop(lanes);
 	uv_run(&loop, UV_RUN_DEFAULT);
 	lanes_free(&lanes);
+	close(listening);
 	gpu_store_close(&store);
 	param_buffers_free(&params);
 	wire_free(&wire);
@@ -129,7 +137,7 @@ static int fetch_fake(void *to, const void *from, size_t bytes)
 static const struct lane_device device = {
 	.share = share_fake, .unshare = unshare_fake, .is_shared = is_fake, .fetch = fetch_fake};
 
-/* Opens a lane of worker 1 without an offer. */
+/* Opens a lane of worker 1, which offers no memory of a GPU. */
 static void open_plain_lane(struct lane **l)
 {
 	struct msg_welcome w = {.stamp = {.worker = 1, .incarnation = 1}, .n_params = N};
@@ -144,7 +152,8 @@ static void open_plain_lane(struct lane **l)
 	assert_int_equal(rc, PS_OK);
 }
 
-/* Opens a lane of worker 1 and offers memory. Returns the status of the answer. */
+/* Opens a lane of worker 1, which offers memory of its GPU. Returns the status with which the
+ * server answers the offer. */
 static int open_offering_lane(struct lane **l, struct err *e)
 {
 	uint64_t end = clock_ms() + DEADLINE_MS;
@@ -176,8 +185,8 @@ static void close_worker_lane(struct lane **l)
 
 /* ---- whether the worker offers memory -------------------------------------------------------- */
 
-/* A worker with a GPU gets a WELCOME with this lane_gpu. Returns 1 if it takes memory of its GPU
- * for the lane. */
+/* A worker with a GPU gets a WELCOME with this lane_gpu. Returns 1 if the worker then uses memory
+ * of its GPU for the lane. */
 static int takes_memory(uint32_t lane_gpu)
 {
 	struct msg_welcome w = {.stamp = {.term = 1, .worker = 1, .incarnation = 1}, .n_params = N};
@@ -214,7 +223,7 @@ TEST_IN(only_a_server_with_weights_on_a_gpu_gets_an_offer, set_up_gpu_lanes, tea
 /* 1: the copies of pushes begin before lanes_join, which then only waits for them */
 static int begins_early;
 
-/* Receives a PUSH of the values in `message`, as the router does. */
+/* Receives a PUSH whose values are in `message`, as the router does. */
 static int receive_gpu_push(const struct lane *l, zmq_msg_t *message, uint64_t xxh3, uint32_t slot,
 	struct msg *got, struct frames *in)
 {
@@ -261,7 +270,9 @@ static void send_gradient_from_gpu_to_gpu(void)
 
 	assert_int_equal(receive_gpu_push(l, &message, xxh3, 0, &m, &in), PS_OK);
 	const struct slice *s = &m.push.slices.slice[0];
-	assert_false(is_fake(s->data)); /* the server checks and applies a private copy */
+	/* the values are not in the worker's memory any more: the server checks and applies a
+	 * private copy */
+	assert_false(is_fake(s->data));
 	assert_memory_equal(s->data, values, N * sizeof(float));
 	const float peak = 51;
 	assert_memory_equal(&s->peak, &peak, sizeof(peak));
@@ -272,7 +283,8 @@ static void send_gradient_from_gpu_to_gpu(void)
 	assert_memory_equal(&s->squares, &squares, sizeof(squares));
 	frames_release(&in);
 
-	/* a torn write counts as lost; a slot that does not exist is refused */
+	/* a push whose copy has a wrong checksum counts as lost; a slot that does not exist is
+	 * refused */
 	((float *)zmq_msg_data(&message))[N - 1] = 3;
 	assert_int_equal(receive_gpu_push(l, &message, xxh3, 0, &m, &in), PS_EAGAIN);
 	frames_release(&in);
@@ -282,7 +294,7 @@ static void send_gradient_from_gpu_to_gpu(void)
 	assert_int_equal(receive_gpu_push(l, &message, xxh3, UINT32_MAX, &m, &in), PS_EPROTO);
 	frames_release(&in);
 
-	/* the tensor of a push can move to memory of the host */
+	/* the worker can move the tensor of a push to memory of the host */
 	assert_int_equal(lane_on_device(&device, zmq_msg_data(&message)), 1);
 	assert_int_equal(lane_fetch(&device, &message), PS_OK);
 	assert_int_equal(lane_on_device(&device, zmq_msg_data(&message)), 0);
@@ -294,7 +306,7 @@ TEST_IN(a_gradient_goes_from_gpu_to_gpu, set_up_gpu_lanes, tear_down_gpu_lanes)
 {
 	for (begins_early = 0; begins_early < 2; begins_early++)
 		send_gradient_from_gpu_to_gpu();
-	/* a copy begins neither without a lane nor for another message */
+	/* no copy may begin for a push without a lane, or for another message type */
 	struct msg heartbeat = {.type = MSG_HEARTBEAT};
 	struct frames in;
 
@@ -329,7 +341,7 @@ static int hold_weights_on_gpu(struct lane_ref *ref, uint64_t *xxh3)
 	int awaits, held = lanes_hold(lanes, PEER, LANE_GIVES - 1, &m, &awaits);
 
 	*xxh3 = m.slices.slice[0].xxh3;
-	if (awaits) { /* the double needs a while */
+	if (awaits) { /* the copy takes time in the double, so it is not complete at first */
 		assert_int_equal(lanes_given(lanes, LANE_GIVES - 1, 0, xxh3), 0);
 		assert_int_equal(lanes_given(lanes, LANE_GIVES - 1, 1, xxh3), 1);
 	}
@@ -348,7 +360,8 @@ TEST_IN(weights_go_from_gpu_to_gpu, set_up_gpu_lanes, tear_down_gpu_lanes)
 	uint64_t xxh3;
 
 	assert_int_equal(open_offering_lane(&l, &e), PS_OK);
-	/* before its first update, the GPU has no weights: they come from memory of the host */
+	/* before the first update, the server has no weights on the GPU, so it copies them there
+	 * from memory of the host */
 	assert_int_equal(hold_weights_on_gpu(&ref[0], &xxh3), 1);
 	assert_true(ref[0].buffer < 4);
 	frames_init(&in[0]);
@@ -420,9 +433,9 @@ TEST_IN(an_offer_with_another_layout_is_refused, set_up_gpu_lanes, tear_down_gpu
 	struct lane_gpu_offer bad[] = {good, good, good, good, good, good, good, good};
 
 	bad[0].magic++;
-	bad[1].bytes = good.bytes - 1; /* no room for the last buffer */
+	bad[1].bytes = good.bytes - 1; /* too few bytes for the last buffer */
 	bad[2].pitch = bytes;          /* not aligned */
-	bad[3].pitch = pitch - 256;    /* a slot has no room for a gradient */
+	bad[3].pitch = pitch - 256;    /* too small: a slot has no room for a gradient */
 	bad[4].pitch = UINT64_MAX / 256 * 256;
 	bad[5].pitch = 0;
 	bad[6].slots = 0;
@@ -434,7 +447,8 @@ TEST_IN(an_offer_with_another_layout_is_refused, set_up_gpu_lanes, tear_down_gpu
 
 		open_plain_lane(&l);
 		send_offer(l, bad[i]);
-		assert_int_equal(lanes_in_use(), 1); /* the lane goes on without this memory */
+		/* the lane stays open, but without this memory */
+		assert_int_equal(lanes_in_use(), 1);
 		assert_int_equal(
 			share_receive(lane_fd(l), &answer, sizeof(answer), NULL, 0), PS_OK);
 		assert_int_equal(answer.accepted, 0);
@@ -458,7 +472,8 @@ TEST_IN(without_memory_of_the_gpu_the_lane_stays, set_up_host_lanes, tear_down_g
 	close_worker_lane(&l);
 }
 
-/* A server that breaks the rules sends weights in the memory before it refuses the memory. */
+/* A worker has offered memory of its GPU. A server that breaks the rules first sends weights in
+ * this memory, and then refuses the memory. */
 TEST_IN(refused_memory_stays_while_weights_in_it_are_read, set_up_host_lanes, tear_down_gpu_lanes)
 {
 	const struct lane_ref ref = {.buffer = 4, .ticket = 1};
@@ -564,17 +579,18 @@ static int set_up_routed(void **state)
 	if (rc)
 		return rc;
 	lanes_stop(lanes);
-	(void)unlink(path);
 	memset(&routed, 0, sizeof(routed));
 	const struct router_config config = {.loop = &loop,
 		.bind = "tcp://127.0.0.1:0",
 		.n_params = N,
 		.push_window = 64,
 		.max_workers = 3,
+		.lines = &lines,
 		.params = params,
 		.pass = {.trained = TRAINED},
 		.gpu = store,
 		.lane_path = path,
+		.lane_fd = listening,
 		.needs_lane = 1,
 		.on_message = note_routed,
 		.on_gone = note_gone};
@@ -656,8 +672,8 @@ static void push_routed(struct lane *l, uint64_t seq, uint64_t pull, zmq_msg_t *
 	send_routed(&m);
 }
 
-/* The router receives several messages before it handles the first. It keeps their order, and loses
- * none at the end of an iteration. */
+/* The router receives several messages before it handles the first. The router must keep the order
+ * of the messages, and must lose none at the end of an iteration of the loop. */
 TEST_IN(copies_that_begin_before_their_turn_change_no_order, set_up_routed, tear_down_routed)
 {
 	struct lane *l = connect_routed();
@@ -671,7 +687,9 @@ TEST_IN(copies_that_begin_before_their_turn_change_no_order, set_up_routed, tear
 		push_routed(l, i + 1, 0, &tensor[i]);
 		if (i % 3 == 0)
 			send_routed(&heartbeat);
-		if (i % 7 == 0) /* handles fewer messages than it receives */
+		/* run the loop seldom, so that messages accumulate before the router handles
+		 * them */
+		if (i % 7 == 0)
 			router_receive_pending(routed.router);
 	}
 	UNTIL_ROUTED(routed.pushes == PUSHES && routed.heartbeats == (PUSHES + 2) / 3)
@@ -695,7 +713,8 @@ static void receive_routed(struct lane *l, uint64_t seq)
 	assert_int_equal(wire_lane_ref(&f, &ref), 1);
 	assert_int_equal(lane_append(l, &ref, &f), PS_OK);
 	assert_true(is_fake(zmq_msg_data(&f.frame[1])));
-	assert_int_equal(wire_decode(wire, &f, &m, NULL), PS_OK); /* checks the checksum */
+	/* wire_decode checks the checksum */
+	assert_int_equal(wire_decode(wire, &f, &m, NULL), PS_OK);
 	assert_int_equal(m.params.request, seq);
 	assert_int_equal(m.params.version, seq);
 	assert_true(m.params.slices.slice[0].data[N - 1] == (float)seq);
@@ -723,7 +742,7 @@ TEST_IN(weights_leave_when_the_gpu_has_copied_them, set_up_routed, tear_down_rou
 	router_stats(routed.router, &stats);
 	assert_int_equal(stats.lanes.params, seq);
 	assert_int_equal(stats.waiting, 0);
-	/* when a worker is gone, its waiting replies are discarded */
+	/* when a worker is gone, the server must discard the replies that wait for this worker */
 	push_routed(l, seq + 1, seq + 1, &tensor[0]);
 	UNTIL_ROUTED(routed.pushes == seq + 1)
 	zmq_msg_close(&tensor[0]);

@@ -1,6 +1,7 @@
 /* test_keys.c - tests which key files and lists of authorized keys are accepted and which are
  * refused, and that the two keys of a generated pair belong together. Covers attack A11 of
  * docs/faults.md. */
+#include <fcntl.h>
 #include <grp.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -110,7 +111,7 @@ TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up_keys, temp_dir_t
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
 }
 
-/* Users who can write to a directory above can replace that of the keys. */
+/* A user who can write to a parent directory can replace the directory of the keys. */
 TEST_IN(a_directory_above_that_others_can_write_to_is_refused, set_up_keys, temp_dir_tear_down)
 {
 	struct key_pair k;
@@ -126,7 +127,7 @@ TEST_IN(a_directory_above_that_others_can_write_to_is_refused, set_up_keys, temp
 	snprintf(keys, sizeof(keys), "%s/a/b/the.key", temp_dir);
 	assert_int_equal(rename(path("file"), keys), 0);
 	assert_int_equal(symlink("a/b/the.key", link), 0);
-	/* the files are removed before the results are compared */
+	/* first read both paths and remove the files, and only then compare the results */
 	for (int i = 0; i < 2; i++) {
 		const char *key = i ? link : keys;
 
@@ -155,6 +156,83 @@ TEST_IN(a_directory_above_that_others_can_write_to_is_refused, set_up_keys, temp
 	assert_int_equal(names_user, geteuid() == 0 ? 2 : 0);
 }
 
+/* Makes DIR/safe/the.key, the directory DIR/open, and two ways to the key: the link
+ * DIR/open/link-dir to DIR/safe, and the link DIR/hop.key to DIR/open/hop, which is a link to the
+ * key. */
+static int set_up_links(void **state)
+{
+	set_up_keys(state);
+	assert_int_equal(mkdir(path("safe"), 0700), 0);
+	assert_int_equal(mkdir(path("open"), 0755), 0);
+	temp_dir_write(temp_dir, "safe/the.key", good, strlen(good));
+	assert_int_equal(chmod(path("safe/the.key"), 0600), 0);
+	assert_int_equal(symlink("../safe", path("open/link-dir")), 0);
+	assert_int_equal(symlink("open/hop", path("hop.key")), 0);
+	char target[340];
+	snprintf(target, sizeof(target), "%s/safe/the.key", temp_dir);
+	assert_int_equal(symlink(target, path("open/hop")), 0);
+	return 0;
+}
+
+static int tear_down_links(void **state)
+{
+	static const char *const files[] = {"open/hop", "hop.key", "open/link-dir", "safe/the.key"};
+
+	for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++)
+		(void)unlink(path(files[i]));
+	(void)rmdir(path("open"));
+	(void)rmdir(path("safe"));
+	return temp_dir_tear_down(state);
+}
+
+static const char *const ways[] = {"open/link-dir/the.key", "hop.key"};
+
+TEST_IN(a_link_in_a_directory_that_others_can_write_to_is_refused, set_up_links, tear_down_links)
+{
+	struct key_pair k;
+
+	for (size_t i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
+		assert_int_equal(chmod(path("open"), 0755), 0);
+		assert_int_equal(key_read_secret(path(ways[i]), &k, &e), PS_OK);
+		assert_int_equal(chmod(path("open"), 0777), 0);
+		assert_int_equal(key_read_secret(path(ways[i]), &k, &e), PS_EUSAGE);
+		assert_non_null(strstr(e.text, "/open: mode 0777 permits others to replace"));
+		assert_int_equal(key_read_secret(path("safe/the.key"), &k, &e), PS_OK);
+	}
+	/* a relative path begins in the working directory */
+	int before = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	assert_int_equal(chdir(temp_dir), 0);
+	int relative = key_read_secret(ways[0], &k, &e),
+	    safe = key_read_secret("safe/the.key", &k, &e);
+	assert_int_equal(fchdir(before), 0);
+	close(before);
+	assert_int_equal(relative, PS_EUSAGE);
+	assert_int_equal(safe, PS_OK);
+}
+
+/* Even in a sticky directory, the owner of a link can replace the link, so a link of another user
+ * is refused. */
+TEST_IN(a_link_of_another_user_in_a_sticky_directory_is_refused, set_up_links, tear_down_links)
+{
+	struct key_pair k;
+
+	assert_int_equal(chmod(path("open"), 01777), 0);
+	for (size_t i = 0; i < sizeof(ways) / sizeof(*ways); i++)
+		assert_int_equal(key_read_secret(path(ways[i]), &k, &e), PS_OK);
+	if (geteuid() != 0)
+		return;
+	assert_int_equal(lchown(path("open/link-dir"), 12345, 0), 0);
+	assert_int_equal(lchown(path("open/hop"), 12345, 0), 0);
+	for (size_t i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
+		assert_int_equal(key_read_secret(path(ways[i]), &k, &e), PS_EUSAGE);
+		assert_non_null(strstr(e.text, "belongs to user 12345"));
+	}
+	/* nobody else can replace a link in this directory, whatever the owner of the link is */
+	assert_int_equal(chmod(path("open"), 0755), 0);
+	for (size_t i = 0; i < sizeof(ways) / sizeof(*ways); i++)
+		assert_int_equal(key_read_secret(path(ways[i]), &k, &e), PS_OK);
+}
+
 TEST_IN(a_file_of_another_user_is_refused, set_up_keys, temp_dir_tear_down)
 {
 	struct key_pair k;
@@ -167,7 +245,7 @@ TEST_IN(a_file_of_another_user_is_refused, set_up_keys, temp_dir_tear_down)
 }
 
 /* Runs as user 12345 with the groups 12346 and 12347, and reads a key file with the group `group`
- * and the mode `mode`. Checks that the status is `expected`. */
+ * and the mode `mode`. Checks that the read returns the status `expected`. */
 static void read_as_another_user(gid_t group, unsigned mode, int expected)
 {
 	static const gid_t groups[] = {12347};
@@ -187,8 +265,8 @@ static void read_as_another_user(gid_t group, unsigned mode, int expected)
 	assert_int_equal(status, 0);
 }
 
-/* Kubernetes mounts secrets as files that root owns, with a group of the process. Only through this
- * group can the process read the file. */
+/* Kubernetes mounts a secret as a file that belongs to root and to a group of the process. Only
+ * because of this group may the process read the file. */
 TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up_keys, temp_dir_tear_down)
 {
 	if (geteuid() != 0)
@@ -203,9 +281,9 @@ TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up_keys, temp_dir_tear
 	read_as_another_user(12348, 0440, PS_EUSAGE);
 }
 
-/* Gives user 12345 the right to read a file, as systemd does for a credential of a DynamicUser. The
- * mode of the file then shows the right as that of its group. Returns 0 if the file system has no
- * access control lists. */
+/* Gives user 12345 the right to read a file, as systemd does for a credential of a DynamicUser.
+ * After that, the group bits of the file's mode show this right. Returns 0 if the file system has
+ * no access control lists. */
 static int let_user_read(const char *file_path)
 {
 	static const struct {
@@ -213,7 +291,8 @@ static int let_user_read(const char *file_path)
 		struct {
 			uint16_t tag, rights;
 			uint32_t id;
-		} entry[5]; /* the owner, the user, the group, the mask, others */
+			/* entries: the owner, user 12345, the group, the mask, all others */
+		} entry[5];
 	} list = {2, {{0x01, 4, UINT32_MAX}, {0x02, 4, 12345}, {0x04, 0, UINT32_MAX},
 			     {0x10, 4, UINT32_MAX}, {0x20, 0, UINT32_MAX}}};
 
@@ -259,7 +338,8 @@ TEST_IN(what_is_no_key_file_is_refused, set_up_keys, temp_dir_tear_down)
 
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
 		assert_int_equal(key_read_secret(file(bad[i], 0600), &k, &e), PS_EUSAGE);
-		assert_null(strstr(e.text, "D:)Q")); /* the error contains no part of the key */
+		/* the text of the error must not contain a part of the key */
+		assert_null(strstr(e.text, "D:)Q"));
 	}
 	assert_int_equal(key_read_secret(path("absent"), &k, &e), PS_EUSAGE);
 	assert_int_equal(key_read_secret("/dev/zero", &k, &e), PS_EUSAGE);
@@ -303,8 +383,8 @@ TEST_IN(a_bad_list_is_refused_as_a_whole, set_up_keys, temp_dir_tear_down)
 	assert_int_equal(authorized_keys_read(&a, path("absent"), &e), PS_EUSAGE);
 }
 
-/* The server refuses a list under the old file name. Without this refusal the server would ignore
- * the old list, and nobody would notice. */
+/* The server refuses to start if the list of keys has its old file name. If the server started, it
+ * would ignore the old list, and nobody would notice that its keys are refused. */
 TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up_keys, temp_dir_tear_down)
 {
 	struct authorized_keys *a;

@@ -1,7 +1,7 @@
 /*
  * test_lane.c - shared-memory lanes: the server's side (server/net/lane.h) and the worker's side
  * (worker/client/lane.h) in one process, and peers that break the protocol.
- * Covers attack A23 of docs/faults.md.
+ * Covers attacks A5 and A23 of docs/faults.md.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -11,12 +11,14 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "tests/support/capture.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/temp_dir.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/share.h"
 #include "server/net/lane.h"
+#include "server/net/line_budget.h"
 #include "worker/client/lane.h"
 #include "tests/support/test.h"
 
@@ -27,8 +29,11 @@ static char dir[64], path[128];
 static uv_loop_t loop;
 static struct param_buffers *params;
 static struct core_fixture f;
+static struct line_budget lines;
 static struct lanes *lanes;
+static int listening; /* the socket of the lanes */
 static struct wire *wire;
+static struct capture said;
 
 static int set_up_lanes(void **state)
 {
@@ -37,6 +42,7 @@ static int set_up_lanes(void **state)
 
 	(void)state;
 	log_set_level(LOG_ERROR);
+	memset(&lines, 0, sizeof(lines));
 	temp_dir_make(dir);
 	snprintf(path, sizeof(path), "%s/lane", dir);
 	if (param_buffers_new(&params, cfg.n_params, 16) || uv_loop_init(&loop) ||
@@ -45,10 +51,14 @@ static int set_up_lanes(void **state)
 	f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
 	f.core = core_init(f.memory, &f.cfg, param_buffers_first(params));
 	param_buffers_use_core(params, f.core);
+	if (share_listen(path, &listening, &e))
+		return 1;
 	const struct lanes_config config = {.loop = &loop,
 		.path = path,
+		.fd = listening,
 		.n_params = FIXTURE_PARAMS,
 		.max_workers = 3,
+		.lines = &lines,
 		.params = params};
 	return lanes_new(&lanes, &config, &e);
 }
@@ -59,6 +69,7 @@ static int tear_down_lanes(void **state)
 	lanes_stop(lanes);
 	uv_run(&loop, UV_RUN_DEFAULT);
 	lanes_free(&lanes);
+	close(listening);
 	(void)unlink(path);
 	fixture_close(&f);
 	param_buffers_free(&params);
@@ -118,7 +129,7 @@ static struct lane *open_worker_lane(uint32_t worker, uint32_t peer)
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
-/* Make the PUSH that a worker sends for the values in `message`. */
+/* Make the frames of the PUSH that a worker sends if its gradient is in `message`. */
 static void make_lane_push(const struct lane *l, zmq_msg_t *message, struct frames *out)
 {
 	struct msg m = {.type = MSG_PUSH};
@@ -139,7 +150,8 @@ static void make_lane_push(const struct lane *l, zmq_msg_t *message, struct fram
 	out->n = 1;
 }
 
-/* Receive a PUSH as the router does. Returns the status of lanes_join or of wire_decode. */
+/* Receive a PUSH as the router does. Returns the status of lanes_join if it fails, otherwise that
+ * of wire_decode. */
 static int receive_push(uint32_t peer, struct frames *in, struct msg *m)
 {
 	struct lane_ref ref;
@@ -176,7 +188,7 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up_lanes, tear_down_lanes)
 	take_and_fill(l, 3, FIXTURE_PARAMS, &push);
 	make_lane_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
-	/* the worker writes to the slot after it has sent the PUSH */
+	/* a hostile worker writes to the slot after it has sent the PUSH */
 	fill_values(zmq_msg_data(&push), 99);
 	assert_int_equal(m.push.slices.slice[0].count, FIXTURE_PARAMS);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
@@ -187,7 +199,7 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up_lanes, tear_down_lanes)
 	assert_int_equal(m.push.slices.slice[0].peak, peak);
 	frames_release(&in);
 	zmq_msg_close(&push);
-	take_and_fill(l, 4, 2, &push); /* this push has only some of the values */
+	take_and_fill(l, 4, 2, &push); /* a push of a part of the gradient */
 	make_lane_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
 	assert_int_equal(m.push.slices.slice[0].count, 2);
@@ -232,7 +244,7 @@ TEST_IN(slots_out_of_range_are_refused, set_up_lanes, tear_down_lanes)
 		assert_int_equal(lanes_join(lanes, PEER, &ref[i], 0, 0, &in), PS_EPROTO);
 		assert_int_equal(in.n, 1);
 	}
-	/* the slot belongs to the lane of another peer */
+	/* refused, because the slot belongs to the lane of another peer */
 	assert_int_equal(lanes_join(lanes, PEER + 1, &ref[0], 0, 0, &in), PS_ESTATE);
 	frames_release(&in);
 	zmq_msg_close(&push);
@@ -241,8 +253,8 @@ TEST_IN(slots_out_of_range_are_refused, set_up_lanes, tear_down_lanes)
 	assert_int_equal(lanes_join(lanes, PEER, &ref[0], 0, 0, &in), PS_ESTATE);
 }
 
-/* A slot becomes free when the server closes its push. The worker never gets a slot that is in
- * use. */
+/* A slot becomes free when the server closes its push. Until then, the worker must not get this
+ * slot again. */
 TEST_IN(a_slot_has_one_owner, set_up_lanes, tear_down_lanes)
 {
 	struct lane *l = open_worker_lane(1, PEER);
@@ -296,7 +308,8 @@ static int hold(uint32_t peer, struct lane_ref *ref)
 	return held;
 }
 
-/* Receive PARAMS with the reference `ref`, as a worker does. Returns the status of lane_append. */
+/* Receive, as a worker does, a PARAMS that refers to the weights with `ref`. Returns the status of
+ * lane_append. */
 static int arrive(struct lane *l, const struct lane_ref *ref, struct frames *in)
 {
 	frames_init(in);
@@ -330,7 +343,7 @@ TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up_lanes, tear_down
 	until_open(0);
 }
 
-/* A device for lane_pin that counts its calls. */
+/* The state of a device for lane_pin: it counts the calls of the device's functions. */
 static struct {
 	int refuses, pinned, unpinned, read_only;
 	void *memory;
@@ -373,11 +386,13 @@ TEST_IN(a_device_pins_memory_once_and_releases_it_with_the_lane, set_up_lanes, t
 	for (int i = 0; i < 2; i++)
 		assert_int_equal(lane_pin(l, zmq_msg_data(&in.frame[1]), &counting_device), 1);
 	assert_int_equal(fake_device.pinned, 2);
-	assert_int_equal(fake_device.read_only, 1); /* a worker cannot write the weights */
+	/* read-only: once, for the weights, which a worker must not write */
+	assert_int_equal(fake_device.read_only, 1);
 	assert_int_equal(lane_pin(l, &other, &counting_device), 0);
 	lane_close(&l);
 	frames_release(&in);
-	assert_int_equal(fake_device.unpinned, 0); /* the slot is still in use */
+	/* nothing is unpinned yet, because the slot is still in use */
+	assert_int_equal(fake_device.unpinned, 0);
 	lane_return(&slot);
 	assert_int_equal(fake_device.unpinned, 2);
 	until_open(0);
@@ -400,8 +415,8 @@ TEST_IN(a_device_may_refuse_memory, set_up_lanes, tear_down_lanes)
 	until_open(0);
 }
 
-/* If a connection breaks, PARAMS can get lost. The next PARAMS that arrive, or the next WELCOME,
- * must free the holds of the lost PARAMS. */
+/* If a connection breaks, PARAMS messages can get lost. The next PARAMS that arrives, or the next
+ * WELCOME, must free the holds of the lost messages. */
 TEST_IN(lost_weights_do_not_stay_held, set_up_lanes, tear_down_lanes)
 {
 	struct lane *l = open_worker_lane(1, PEER);
@@ -421,7 +436,8 @@ TEST_IN(lost_weights_do_not_stay_held, set_up_lanes, tear_down_lanes)
 	assert_int_equal(hold(PEER, &ref[0]), 0); /* the lane now belongs to the new connection */
 	for (size_t i = 0; i < LANE_HOLDS - 1; i++)
 		assert_int_equal(hold(PEER + 1, &ref[i]), 1);
-	/* one hold is still in use, because the worker reads the buffer in `in` */
+	/* one of the holds is still in use, because `in` has a message whose weights the worker is
+	 * still reading */
 	assert_int_equal(hold(PEER + 1, &ref[0]), 0);
 	frames_release(&in);
 	assert_int_equal(hold(PEER + 1, &ref[0]), 1);
@@ -457,7 +473,7 @@ static int greet_lane(const struct lane_greeting *g, size_t size)
 	return fd;
 }
 
-/* Check that the server closes this connection and opens no lane. */
+/* Check that the server closes the connection `fd` and opens no lane. */
 static void assert_lane_refused(int fd)
 {
 	struct lane_layout layout;
@@ -485,7 +501,7 @@ TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up_lanes, t
 	struct lane_greeting g;
 
 	assert_string_equal(w.lane_path, path);
-	assert_int_equal(w.lane_gpu, 0); /* the server has no weights on a GPU */
+	assert_int_equal(w.lane_gpu, 0); /* 0, because the server's weights are not on a GPU */
 	assert_true(old.lane_secret_hi != w.lane_secret_hi);
 	g = good, g.secret_hi = old.lane_secret_hi, g.secret_lo = old.lane_secret_lo;
 	assert_lane_refused(greet_lane(&g, sizeof(g)));
@@ -511,8 +527,8 @@ TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up_lanes, t
 	until_open(0);
 }
 
-/* The server limits the number of connections that send nothing, and these connections delay no
- * worker. */
+/* The server must limit the number of connections to its lane socket that send nothing, and such
+ * connections must not delay a worker. */
 TEST_IN(silent_connections_are_bounded, set_up_lanes, tear_down_lanes)
 {
 	struct err e;
@@ -548,8 +564,9 @@ TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up_lanes, tear_dow
 	lane_close(&l);
 }
 
-/* Covers attacks A4 and A7 of docs/faults.md: a worker falls silent, or its key is revoked, and its
- * process keeps the Unix socket open, with the weights that it reads. */
+/* Covers attacks A4 and A7 of docs/faults.md: a worker falls silent, or its key is revoked, but its
+ * process keeps the Unix socket open and goes on reading the shared weights. The server must close
+ * this lane. */
 TEST_IN(a_lane_ends_with_the_session_of_its_worker, set_up_lanes, tear_down_lanes)
 {
 	(void)fixture_join(&f, PEER, "");
@@ -566,6 +583,26 @@ TEST_IN(a_lane_ends_with_the_session_of_its_worker, set_up_lanes, tear_down_lane
 	assert_int_equal(count_open_lanes(), 0);
 	assert_true(lane_is_lost(l));
 	lane_close(&l);
+}
+
+/* A hostile worker opens its lane again and again, with a new secret each time. The log must not
+ * get a line each time. */
+TEST_IN(lanes_do_not_fill_the_log, set_up_lanes, tear_down_lanes)
+{
+	log_set_level(LOG_INFO);
+	capture_begin(&said, 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		while (i == 1 && line_budget_take(&lines, 1))
+			continue;
+		for (uint32_t worker = 1; worker <= 2; worker++) {
+			struct lane *l = open_worker_lane(worker, PEER);
+
+			lane_close(&l);
+			until_open(0);
+		}
+	}
+	assert_int_equal(count_lines(capture_log(&said)), 2 + 4);
+	log_set_level(LOG_ERROR);
 }
 
 /* A worker opens its lane a second time, for example because the first attempt took too long. The

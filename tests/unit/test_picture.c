@@ -183,6 +183,156 @@ TEST(jpeg_is_read_in_grey_and_colours)
 	assert_non_null(strstr(e.text, "in CMYK"));
 }
 
+#define BLOCK 8 /* side of a JPEG block in pixels; JPEG stores a block of one grey value exactly */
+
+/* Writes a grey JPEG of 3 x 2 blocks. The first row has the greys a, b, c, and the second row d, e,
+ * f. The file has a marker APP1 with the `n` bytes at `exif`. */
+static void blocks_file(const void *exif, unsigned n, int components)
+{
+	struct jpeg_compress_struct c;
+	struct jpeg_error_mgr errors;
+	FILE *f = fopen(path, "wb");
+	uint8_t row[3 * 3 * BLOCK];
+	JSAMPROW rows[] = {row};
+
+	assert_non_null(f);
+	c.err = jpeg_std_error(&errors);
+	jpeg_create_compress(&c);
+	jpeg_stdio_dest(&c, f);
+	c.image_width = 3 * BLOCK;
+	c.image_height = 2 * BLOCK;
+	c.input_components = components;
+	c.in_color_space = components == 3 ? JCS_RGB : JCS_GRAYSCALE;
+	jpeg_set_defaults(&c);
+	jpeg_set_quality(&c, 100, TRUE);
+	jpeg_start_compress(&c, TRUE);
+	jpeg_write_marker(&c, JPEG_APP0 + 1, (const JOCTET *)"http://ns.adobe.com/xap/1.0/", 29);
+	if (n)
+		jpeg_write_marker(&c, JPEG_APP0 + 1, exif, n);
+	for (int y = 0; y < 2 * BLOCK; y++) {
+		for (int x = 0; x < 3 * BLOCK; x++)
+			memset(row + components * x, 40 * (1 + x / BLOCK + 3 * (y / BLOCK)),
+				(size_t)components);
+		jpeg_write_scanlines(&c, rows, 1);
+	}
+	jpeg_finish_compress(&c);
+	jpeg_destroy_compress(&c);
+	assert_int_equal(fclose(f), 0);
+}
+
+/* Asserts that the picture in the file has these blocks, row by row. */
+static void assert_blocks(const char *blocks, size_t columns, size_t rows)
+{
+	struct picture p;
+	struct err e = {0};
+
+	if (picture_load(&p, path, 0, &e))
+		fail_msg("%s", e.text);
+	assert_true(p.shape.h == BLOCK * rows && p.shape.w == BLOCK * columns);
+	for (size_t i = 0; i < shape_count(p.shape); i++) {
+		const size_t x = i % p.shape.w, y = i / p.shape.w % p.shape.h;
+		const char block = blocks[y / BLOCK * columns + x / BLOCK];
+		const unsigned grey = 40u * (1u + (unsigned)(block - 'a'));
+
+		assert_in_range(p.pixels[i], grey - 2, grey + 2);
+	}
+	picture_release(&p);
+}
+
+/* The same EXIF block in both byte orders. It has a header and a directory of two entries: the
+ * maker "X" and the orientation. The orientation is 0; exif_with sets it. */
+#define EXIF_BYTES       40
+#define EXIF_DIRECTORY   10 /* index of the bytes with the offset of the directory */
+#define EXIF_ORIENTATION 36 /* index of the two bytes with the value of the orientation */
+static const unsigned char exif_little[EXIF_BYTES] =
+	"Exif\0\0II*\0\10\0\0\0\2\0\17\1\2\0\1\0\0\0X\0\0\0\x12\1\3\0\1\0\0\0\0\0\0\0";
+static const unsigned char exif_big[EXIF_BYTES] =
+	"Exif\0\0MM\0*\0\0\0\10\0\2\1\17\0\2\0\0\0\1X\0\0\0\1\x12\0\3\0\0\0\1\0\0\0\0";
+
+/* Writes an EXIF block with the orientation `orientation` to `exif`. */
+static void exif_with(unsigned char exif[EXIF_BYTES], int is_big, unsigned orientation)
+{
+	memcpy(exif, is_big ? exif_big : exif_little, EXIF_BYTES);
+	exif[EXIF_ORIENTATION + is_big] = (unsigned char)orientation;
+}
+
+TEST(a_jpeg_is_turned_as_its_orientation_says)
+{
+	static const char *const blocks[] = {"abcdef", "abcdef", "cbafed", "fedcba", "defabc",
+		"adbecf", "daebfc", "fcebda", "cfbead", "abcdef"};
+	unsigned char exif[EXIF_BYTES];
+
+	blocks_file(NULL, 0, 1);
+	assert_blocks("abcdef", 3, 2);
+	for (unsigned orientation = 0; orientation <= 9; orientation++)
+		for (int is_big = 0; is_big <= 1; is_big++) {
+			const int turned = orientation >= 5 && orientation <= 8;
+
+			exif_with(exif, is_big, orientation);
+			for (int components = 1; components <= 3; components += 2) {
+				blocks_file(exif, sizeof(exif), components);
+				assert_blocks(blocks[orientation], turned ? 2 : 3, turned ? 3 : 2);
+			}
+		}
+}
+
+/* If a JPEG must be turned, its size after the turn, not before, must be the size that the model
+ * needs. */
+TEST(the_size_of_a_turned_jpeg_is_checked)
+{
+	static uint8_t turned[3 * BLOCK * 2 * BLOCK];
+	unsigned char exif[EXIF_BYTES];
+	struct err e = {0};
+
+	exif_with(exif, 0, 6);
+	blocks_file(exif, sizeof(exif), 1);
+	assert_int_equal(
+		picture_read(path, (struct shape){1, 3 * BLOCK, 2 * BLOCK}, turned, &e), PS_OK);
+	assert_in_range(turned[0], 4 * 40 - 2, 4 * 40 + 2);
+	assert_int_equal(
+		picture_read(path, (struct shape){1, 2 * BLOCK, 3 * BLOCK}, turned, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "is 16x24 pixels, must be 24x16"));
+}
+
+static void assert_not_turned(const unsigned char exif[EXIF_BYTES], unsigned n)
+{
+	blocks_file(exif, n, 1);
+	assert_blocks("abcdef", 3, 2);
+}
+
+/* A JPEG with a damaged EXIF block is read as if it had none. */
+TEST(a_damaged_exif_block_turns_nothing)
+{
+	unsigned char exif[EXIF_BYTES];
+
+	for (int is_big = 0; is_big <= 1; is_big++) {
+		exif_with(exif, is_big, 6);
+		for (unsigned n = 1; n < EXIF_BYTES; n++)
+			assert_not_turned(exif, n);
+		for (unsigned byte = 0; byte < EXIF_BYTES; byte++) {
+			struct picture p;
+			struct err e;
+
+			exif_with(exif, is_big, 6);
+			exif[byte] = 0xff;
+			blocks_file(exif, EXIF_BYTES, 1);
+			assert_int_equal(picture_load(&p, path, 0, &e), PS_OK);
+			assert_int_equal(shape_count(p.shape), 6 * BLOCK * BLOCK);
+			picture_release(&p);
+		}
+		exif_with(exif, is_big, 6);
+		memset(exif + EXIF_DIRECTORY, 0xff, 4);
+		assert_not_turned(exif, EXIF_BYTES);
+		exif_with(exif, is_big, 6);
+		/* 4 is the type LONG, which an orientation must not have */
+		exif[EXIF_ORIENTATION - 6 + is_big] = 4;
+		assert_not_turned(exif, EXIF_BYTES);
+		exif_with(exif, is_big, 6);
+		exif[EXIF_ORIENTATION + !is_big] = 1; /* 256 more */
+		assert_not_turned(exif, EXIF_BYTES);
+	}
+}
+
 TEST(damaged_jpegs_are_read_or_refused)
 {
 	struct blob whole = {.size = 0};
@@ -226,8 +376,8 @@ TEST(a_smaller_maximum_is_scaled)
 	assert_picture_refused(b, "pixel 783 is 16, must be at most 15");
 }
 
-/* Writes a grey PNG with 16 bits for each of the values `expected`, and no chunk that describes
- * their brightness, as most programs do. */
+/* Writes a grey PNG with 16 bits for each of the values `expected`. As most programs do, it writes
+ * no chunk that describes the brightness of the values. */
 static void write_deep_png(void)
 {
 	FILE *f = fopen(path, "wb");
@@ -264,7 +414,7 @@ TEST(a_png_of_16_bits_has_the_same_pixels)
 		assert_in_range(pixels[i] + 1, expected[i], expected[i] + 2u);
 }
 
-/* A pixel has two bytes, the higher one first. */
+/* A pixel has two bytes, the more significant byte first. */
 TEST(a_pgm_of_16_bits_is_scaled)
 {
 	struct blob raw = from_text("P5 28 28 65535\n"), text = from_text("P2 28 28 65535\n");

@@ -1,8 +1,11 @@
 /*
- * test_server_history.c - the samples of a history (server/monitor/history.h). The test has its own
- * wall clock: the Makefile links it with --wrap=log_wall_ms.
+ * test_server_history.c - tests the samples in a history (server/monitor/history.h). The test has
+ * its own clocks: the Makefile links it with --wrap=log_wall_ms and --wrap=clock_boot_ms.
  */
+#include <fcntl.h>
 #include <jansson.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include "tests/support/direct_worker.h"
 #include "tests/support/temp_dir.h"
 #include "server/monitor/history.h"
@@ -10,19 +13,26 @@
 #include "tests/support/test.h"
 
 #define STARTS  8
-#define SECONDS 3000 /* virtual time for which the server runs after each start */
-#define PERIODS 8    /* parts of the whole run in which count_samples counts samples */
+#define SECONDS 3000 /* virtual time in seconds for which the server runs after each start */
+#define PERIODS 8    /* number of equal parts of the run for which count_samples counts samples */
 
 static struct options options;
 static struct startup run;
 static struct progress progress;
 static char dir[64];
-static uint64_t wall_ms, wall_step; /* each reading of the clock advances it by wall_step */
+static uint64_t wall_ms, boot_ms;
+static uint64_t boot_step; /* each reading of boot_ms advances it by boot_step */
 
 uint64_t __wrap_log_wall_ms(void);
 uint64_t __wrap_log_wall_ms(void)
 {
-	return wall_ms += wall_step;
+	return wall_ms;
+}
+
+uint64_t __wrap_clock_boot_ms(void);
+uint64_t __wrap_clock_boot_ms(void)
+{
+	return boot_ms += boot_step;
 }
 
 static int tear_down_history(void **state)
@@ -43,6 +53,7 @@ static void run_server(uv_loop_t *loop, struct status *now, int resumed)
 	for (int i = 0; i < SECONDS; i++) {
 		now->now_ms += 1000;
 		wall_ms += 1000;
+		boot_ms += 1000;
 		history_tick(h, now);
 	}
 	while (history_busy(h)) {
@@ -52,7 +63,7 @@ static void run_server(uv_loop_t *loop, struct status *now, int resumed)
 	history_free(&h);
 }
 
-/* Counts the samples of each period of the run. */
+/* Counts the samples in each of the PERIODS parts of the run. */
 static void count_samples(int *samples)
 {
 	char path[320], line[4096];
@@ -72,8 +83,9 @@ static void count_samples(int *samples)
 	fclose(f);
 }
 
-/* A server that began again with a sample per second would drop the older samples again and again,
- * until the beginning of the run had none. */
+/* When the history is full, the server drops some samples and takes fewer new ones. If it took one
+ * sample per second again after each start, it would drop samples again and again, until the
+ * beginning of the run had none. */
 TEST_IN(samples_show_all_times_of_a_run_with_restarts, NULL, tear_down_history)
 {
 	int samples[PERIODS] = {0};
@@ -96,6 +108,35 @@ TEST_IN(samples_show_all_times_of_a_run_with_restarts, NULL, tear_down_history)
 				samples[0]);
 }
 
+TEST_IN(a_file_that_cannot_be_read_is_renamed_and_not_replaced, NULL, tear_down_history)
+{
+	char path[320], aside[320];
+	struct stat st;
+	uv_loop_t loop;
+
+	parse_options(&options, "--model;fc:10");
+	start_core(&run, &options);
+	progress_init(&progress, run.core, 0);
+	temp_dir_make(dir);
+	temp_dir_path(dir, HISTORY_FILE, path);
+	temp_dir_path(dir, HISTORY_FILE ".1", aside);
+	int fd = open(path, O_CREAT | O_WRONLY, 0600);
+	assert_true(fd >= 0);
+	/* makes the file too large to be read */
+	assert_int_equal(ftruncate(fd, (off_t)1 << 40), 0);
+	close(fd);
+	assert_int_equal(uv_loop_init(&loop), 0);
+	struct status now = {.core = run.core, .progress = &progress};
+	for (int i = 0; i < 2; i++) {
+		run_server(&loop, &now, i);
+		assert_int_equal(stat(aside, &st), 0);
+		assert_true(st.st_size == (off_t)1 << 40);
+		assert_int_equal(stat(path, &st), 0);
+		assert_true(st.st_size > 0 && st.st_size < (off_t)1 << 30);
+	}
+	assert_int_equal(uv_loop_close(&loop), 0);
+}
+
 TEST_IN(no_line_is_older_than_the_line_before_it, NULL, tear_down_history)
 {
 	struct history *h;
@@ -108,7 +149,7 @@ TEST_IN(no_line_is_older_than_the_line_before_it, NULL, tear_down_history)
 	progress_init(&progress, run.core, 0);
 	temp_dir_make(dir);
 	wall_ms = 0;
-	wall_step = 1;
+	boot_step = 1;
 	assert_int_equal(uv_loop_init(&loop), 0);
 	struct status now = {.core = run.core, .progress = &progress, .ending = PS_EDONE};
 	assert_int_equal(history_new(&h, &loop, dir, &now, &options, 0, &e), PS_OK);
@@ -126,7 +167,53 @@ TEST_IN(no_line_is_older_than_the_line_before_it, NULL, tear_down_history)
 	free(text);
 	history_free(&h);
 	assert_int_equal(uv_loop_close(&loop), 0);
-	wall_step = 0;
+	boot_step = 0;
+}
+
+/* A wall clock that steps back would otherwise give negative times, and a page would show no new
+ * sample until the clock has caught up. A step forwards would look like a time without a server. */
+TEST_IN(steps_of_the_wall_clock_do_not_change_the_times, NULL, tear_down_history)
+{
+	const uint64_t run_ms = (uint64_t)SECONDS * 1000;
+	uint64_t before = 0, first = 0;
+	char path[320], line[4096];
+	uv_loop_t loop;
+	struct history *h;
+	struct err e;
+
+	parse_options(&options, "--model;fc:10");
+	start_core(&run, &options);
+	progress_init(&progress, run.core, 0);
+	temp_dir_make(dir);
+	wall_ms = 10 * run_ms;
+	assert_int_equal(uv_loop_init(&loop), 0);
+	struct status now = {.core = run.core, .progress = &progress, .ending = PS_EDONE};
+	run_server(&loop, &now, 0);
+	wall_ms -= run_ms / 2; /* between two starts */
+	assert_int_equal(history_new(&h, &loop, dir, &now, &options, 1, &e), PS_OK);
+	for (int i = 0; i < SECONDS; i++) {
+		now.now_ms += 1000;
+		boot_ms += 1000;
+		wall_ms += i == 100 ? 50 * run_ms : 1000; /* one step forwards */
+		wall_ms -= i == 200 ? 53 * run_ms : 0;
+		history_tick(h, &now);
+	}
+	history_end(h, &now);
+	while (history_busy(h))
+		uv_run(&loop, UV_RUN_DEFAULT);
+	history_free(&h);
+	assert_int_equal(uv_loop_close(&loop), 0);
+	FILE *f = fopen(temp_dir_path(dir, HISTORY_FILE, path), "r");
+	assert_non_null(f);
+	while (fgets(line, sizeof(line), f)) {
+		uint64_t t = strtoull(strstr(line, "\"t\":") + 4, NULL, 10);
+
+		first = first ? first : t;
+		assert_true(t >= before);
+		before = t;
+	}
+	fclose(f);
+	assert_in_range(before - first, 2 * run_ms - 60000, 2 * run_ms + 60000);
 }
 
 #define EPOCHS 2000
@@ -141,8 +228,8 @@ static unsigned count_texts(const char *text, const char *part)
 	return n;
 }
 
-/* Writes a history of 1,024 workers with names, hosts and devices of the maximum length, whose
- * quotes become two bytes in JSON. */
+/* Writes a history of 1,024 workers with names, hosts and devices of the maximum length. The
+ * longest texts of a line have quotation marks. Each quotation mark becomes two bytes in JSON. */
 static void write_crowded_history(const char *start)
 {
 	char path[320], name[WIRE_MAX_NAME + 1];

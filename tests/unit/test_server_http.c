@@ -21,23 +21,25 @@
 
 #define DEADLINE_MS 20000
 #define LARGE       (1 << 20) /* the size of the page /large in bytes */
-#define SLOW_MS     25        /* processor time of the page /slow */
+#define SLOW_MS     25        /* processor time of the page /slow in milliseconds */
+#define HUGE        (4 << 20) /* the size of the pages /same and /new */
+#define MANY        40        /* connections of slow readers */
 
 static uv_loop_t loop;
-static uint64_t skipped_ms; /* the time that a test has skipped */
-static uint64_t frozen_ms;  /* not 0: the time stands still */
+static uint64_t skipped_ms; /* the time that a test has skipped, in milliseconds */
+static uint64_t frozen_ms;  /* the time at which the clock stands still; 0: the clock runs */
 static struct http *http;
 static char answer[2 * LARGE];
-static int pages; /* the number of requests */
+static int pages; /* number of requests for pages so far */
 
-/* Replaces the function of libuv, so that a test can skip time. */
+/* Replaces libuv's function uv_now, so that a test can let time pass at once. */
 uint64_t uv_now(const uv_loop_t *l)
 {
 	(void)l;
 	return frozen_ms ? frozen_ms : clock_ms() + skipped_ms;
 }
 
-/* Returns the processor time of this thread. */
+/* Returns the processor time of this thread in milliseconds. */
 static uint64_t used_ms(void)
 {
 	struct timespec t;
@@ -73,6 +75,21 @@ static void on_test_page(void *arg, const char *path, struct http_page *page)
 		work_for(SLOW_MS);
 		*page = (struct http_page){
 			.code = 200, .type = "text/plain", .text = strdup("slow\n")};
+	}
+	const int is_new = strncmp(path, "/new", 4) == 0;
+	if (is_new || strcmp(path, "/same") == 0) {
+		*page = (struct http_page){.code = 200, .type = "text/x-test"};
+		page->text = malloc(HUGE + 1);
+		assert_non_null(page->text);
+		memset(page->text, is_new ? 'a' + pages % 26 : 'x', HUGE);
+		page->text[HUGE] = '\0';
+	}
+	if (strcmp(path, "/beyond") == 0) { /* above the limit for all large answers together */
+		*page = (struct http_page){.code = 200, .type = "text/x-test"};
+		page->text = malloc(4 * HUGE + 1);
+		assert_non_null(page->text);
+		memset(page->text, 'y', 4 * HUGE);
+		page->text[4 * HUGE] = '\0';
 	}
 	if (page->text && strcmp(path, "/large") == 0)
 		memset(page->text, 'x', LARGE);
@@ -246,7 +263,8 @@ TEST_IN(a_connection_has_one_answer, set_up_http, tear_down_http)
 	assert_int_equal(pages, 1);
 }
 
-/* Pages take a limited part of the loop's time; /healthz is always answered. */
+/* A flood of requests must get only a limited part of the event loop's time, and /healthz must be
+ * answered all the while. */
 TEST_IN(a_flood_of_requests_leaves_time_for_the_loop, set_up_http, tear_down_http)
 {
 	const uint64_t begin = clock_ms();
@@ -307,8 +325,8 @@ TEST_IN(silent_connections_are_bounded_and_end, set_up_http, tear_down_http)
 	assert_string_equal(body(), "fine\n");
 }
 
-/* 64 clients, the maximum number of connections, do not complete their requests. The next client
- * must still get its page, because the server closes the oldest connection. */
+/* 64 clients, as many as the server accepts, begin requests and do not complete them. The next
+ * client must still get its page, because the server closes the oldest connection. */
 TEST_IN(slow_clients_do_not_silence_a_page, set_up_http, tear_down_http)
 {
 	static const char start[] = "GET /ok HTTP/1.1\r\nX: ";
@@ -359,8 +377,10 @@ static int begin_request(const char *part)
 	return fd;
 }
 
-/* A request arrives in two pieces. In the same millisecond ten newer connections close older ones
- * of the same address, but not this one, although it has the place of the first one. */
+/* A client sends its request in two pieces. Between them, ten newer connections of the same address
+ * make the server close older ones. All connections begin in the same millisecond, and the client's
+ * connection has the table entry of the very first one, which has ended. Nevertheless, the client's
+ * connection must stay open. */
 TEST_IN(the_oldest_connection_of_a_millisecond_is_closed, set_up_http, tear_down_http)
 {
 	static const char rest[] = "ok HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -385,7 +405,7 @@ TEST_IN(the_oldest_connection_of_a_millisecond_is_closed, set_up_http, tear_down
 }
 
 /* A client with another address opened its connection before all others, and completes its request
- * late. The server closes only connections of the address that has the most. */
+ * late. The server must close only connections of the address with the most connections. */
 TEST_IN(many_connections_of_one_address_do_not_close_those_of_another, set_up_http, tear_down_http)
 {
 	const struct sockaddr_in other = {
@@ -398,7 +418,8 @@ TEST_IN(many_connections_of_one_address_do_not_close_those_of_another, set_up_ht
 	assert_int_equal(send(honest, "GET /", 5, 0), 5);
 	for (size_t i = 0; i < 64; i++) {
 		for (uint64_t begin = clock_ms(); i == 0 && clock_ms() - begin < 20;)
-			uv_run(&loop, UV_RUN_NOWAIT); /* `honest` is the oldest connection */
+			/* wait 20 ms, so that `honest` is the oldest connection */
+			uv_run(&loop, UV_RUN_NOWAIT);
 		fd[i] = dial_http();
 		assert_int_equal(send(fd[i], "GET ", 4, 0), 4);
 		uv_run(&loop, UV_RUN_NOWAIT);
@@ -477,8 +498,9 @@ static void close_all(const int *fd, size_t n)
 		close(fd[i]);
 }
 
-/* One address has all 16 streams and reads nothing. Other addresses get streams nevertheless, until
- * each has about as many as the first one, and only the oldest streams end. */
+/* A client of one address has opened all 16 streams and reads nothing. Nevertheless, other
+ * addresses get streams, until each address has about as many as the first one. For this, the
+ * server ends only the oldest streams. */
 TEST_IN(the_streams_of_one_address_give_way_to_others, set_up_http, tear_down_http)
 {
 	int fd[32];
@@ -498,8 +520,8 @@ TEST_IN(the_streams_of_one_address_give_way_to_others, set_up_http, tear_down_ht
 	close_all(fd, n);
 }
 
-/* Two programs on one machine have the same address. A stream that has existed for a minute gives
- * way to a new one. */
+/* Two programs on one machine have the same address. If all 16 streams are in use, a new stream
+ * replaces a stream that is at least a minute old. */
 TEST_IN(the_streams_of_one_address_take_turns, set_up_http, tear_down_http)
 {
 	int fd[19];
@@ -515,6 +537,135 @@ TEST_IN(the_streams_of_one_address_take_turns, set_up_http, tear_down_http)
 	assert_true(is_open(fd[1]));
 	wait_for_watchers(16);
 	close_all(fd, n);
+}
+
+/* Requests a page with a small receive buffer, and reads only the beginning of the answer, which
+ * must contain `code`. Returns the connection. */
+static int begin_reading(const char *path, const char *code)
+{
+	const int bytes = 4096;
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	char request[128];
+
+	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)), 0);
+	connect_to_http(fd);
+	snprintf(request, sizeof(request), "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
+	assert_int_equal(send(fd, request, strlen(request), 0), (ssize_t)strlen(request));
+	ssize_t n = 0;
+	for (uint64_t end = clock_ms() + DEADLINE_MS; n <= 0; n = recv(fd, answer, 12, 0)) {
+		assert_true(clock_ms() < end);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	answer[n] = '\0';
+	assert_non_null(strstr(answer, code));
+	return fd;
+}
+
+/* libmicrohttpd itself ends an answer if the client has read nothing for 5 s, so this function
+ * waits less. */
+static void wait_for_large_bytes(size_t max)
+{
+	const uint64_t deadline = clock_ms() + 3000;
+
+	while (http_large_bytes(http) > max) {
+		assert_true(clock_ms() < deadline);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+}
+
+TEST_IN(slow_readers_share_a_large_answer, set_up_http, tear_down_http)
+{
+	int fd[MANY];
+
+	for (size_t i = 0; i < MANY; i++) {
+		fd[i] = begin_reading("/same", " 200");
+		assert_int_equal(http_large_bytes(http), HUGE);
+	}
+	for (size_t i = 0; i < MANY; i++)
+		close(fd[i]);
+	wait_for_large_bytes(0);
+}
+
+TEST_IN(large_answers_have_a_limit, set_up_http, tear_down_http)
+{
+	int fd[MANY];
+	size_t n = 0;
+
+	while (n < 3)
+		fd[n++] = begin_reading("/new", " 200");
+	while (n < 10)
+		fd[n++] = begin_reading("/new", " 503");
+	assert_int_equal(http_large_bytes(http), 3 * HUGE);
+	http_get_bytes("/new");
+	assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
+	http_get_bytes("/ok"); /* the limit on large answers must not affect small ones */
+	assert_string_equal(body(), "fine\n");
+	close_all(fd, n);
+	wait_for_large_bytes(0);
+	close(begin_reading("/new", " 200"));
+}
+
+/* A client that reads slowly has 10 s for itself. After that its answer ends if another client
+ * requests a large answer and there is no room. */
+TEST_IN(the_oldest_large_answer_makes_room, set_up_http, tear_down_http)
+{
+	int fd[8];
+	size_t n = 0;
+
+	while (n < 3)
+		fd[n++] = begin_reading("/new", " 200");
+	skipped_ms += 9000;
+	fd[n++] = begin_reading("/new", " 503");
+	wait_for_large_bytes(3 * HUGE);
+	skipped_ms += 2000;
+	fd[n++] = begin_reading("/new", " 503");
+	wait_for_large_bytes(2 * HUGE);
+	fd[n++] = begin_reading("/new", " 200");
+	read_answer(fd[0], NULL); /* the oldest one has ended */
+	close_all(fd, n);
+}
+
+/* A single answer may be larger than the limit on all large answers together: the history of a long
+ * run can be. */
+TEST_IN(a_single_answer_may_have_any_size, set_up_http, tear_down_http)
+{
+	int fd = begin_reading("/beyond", " 200");
+
+	assert_int_equal(http_large_bytes(http), 4 * HUGE);
+	close(begin_reading("/new", " 503"));
+	close(fd);
+}
+
+TEST_IN(unread_events_have_a_limit, set_up_http, tear_down_http)
+{
+	static char event[100001];
+	int fd[16];
+
+	memset(event, 'x', sizeof(event) - 1);
+	for (size_t i = 0; i < 16; i++)
+		fd[i] = open_events((uint32_t)i + 1, "retry: 1000");
+	for (int i = 0; i < 200; i++) {
+		http_send(http, "line", event);
+		assert_true(http_large_bytes(http) <= 8 << 20);
+	}
+	close_all(fd, 16);
+}
+
+/* http_end_large, which the server calls when it needs memory, must end the large answers. */
+TEST_IN(large_answers_end_when_the_server_needs_memory, set_up_http, tear_down_http)
+{
+	static char event[100001];
+	int fd = begin_reading("/same", " 200"), stream = open_events(1, "retry: 1000");
+
+	memset(event, 'x', sizeof(event) - 1);
+	while (http_large_bytes(http) <= HUGE)
+		http_send(http, "line", event);
+	http_end_large(http);
+	assert_int_equal(http_large_bytes(http), 0);
+	http_get_bytes("/ok");
+	assert_string_equal(body(), "fine\n");
+	close(fd);
+	close(stream);
 }
 
 static void get_of_host(const char *host)
@@ -590,7 +741,7 @@ TEST_IN(an_address_that_cannot_be_had_is_named, set_up_http, tear_down_http)
 	assert_int_equal(http_new(&second, &loop, http_url(http) + strlen("http://"), on_test_page,
 				 &pages, &e),
 		PS_EUSAGE);
-	/* the error contains the address with its port */
+	/* the text of the error must contain the address and the port */
 	assert_non_null(strstr(e.text, http_url(http) + strlen("http://")));
 	assert_non_null(strstr(e.text, "already in use"));
 	assert_true(http_is_loopback(http));

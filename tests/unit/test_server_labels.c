@@ -1,21 +1,24 @@
-/* Proves the promises of server/net/clients.h about labels. */
+/* Proves the promises of server/net/clients.h about labels. Covers attack A5 of docs/faults.md. */
 #include <stddef.h>
 #include <stdint.h>
 #include "common/log.h"
 #include "tests/support/capture.h"
 #include "server/net/clients.h"
+#include "server/net/line_budget.h"
 #include "tests/support/test.h"
 
 #define SLOTS 3u
 #define RING  (2 * SLOTS + 64)
 
+static struct line_budget lines;
 static struct labels *labels;
 static struct capture said;
 
 static int set_up_labels(void **state)
 {
 	(void)state;
-	labels = labels_new(SLOTS);
+	memset(&lines, 0, sizeof(lines));
+	labels = labels_new(SLOTS, &lines);
 	return labels == NULL;
 }
 
@@ -63,8 +66,8 @@ TEST_IN(a_welcome_gives_the_label_of_its_connection, set_up_labels, tear_down_la
 	assert_label(1, "", 0, "");
 }
 
-/* WELCOME can wait for a checkpoint for a long time. The slot must have its label already while
- * WELCOME waits. */
+/* WELCOME can wait for a checkpoint for a long time. Even while WELCOME waits, the slot must have
+ * its label. */
 TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up_labels, tear_down_labels)
 {
 	static char text[LABEL_FENCED];
@@ -76,7 +79,8 @@ TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up_labels, tear_down_lab
 	labels_join(labels, 7, 0, 1);
 	labels_join(labels, 7, SLOTS + 1, 1);
 	assert_label(1, "", 0, "");
-	labels_join(labels, 8, 2, 2); /* another process takes the slot before WELCOME */
+	/* before the WELCOME of connection 7, another process takes slot 2 */
+	labels_join(labels, 8, 2, 2);
 	assert_label(2, "b", 2, "10.0.0.2");
 	capture_begin(&said, 2);
 	labels_fenced(labels, 7, 2, 1, "", text);
@@ -135,6 +139,27 @@ TEST_IN(each_fenced_process_is_named_once_in_the_log, set_up_labels, tear_down_l
 					  "new_host=\"node5\" new_pid=5 new_address=\"10.0.0.1\""));
 }
 
+/* A hostile worker replaces its process again and again, and lets each earlier process send a
+ * message. The server must not log each of them. */
+TEST_IN(fenced_processes_do_not_fill_the_log, set_up_labels, tear_down_labels)
+{
+	const uint32_t processes = SLOT_LINES + 100;
+
+	log_set_level(LOG_ERROR);
+	for (uint32_t i = 1; i <= processes; i++) {
+		label_hello(i, "node", i, "10.0.0.1");
+		label_join(i, 1, i + 1);
+		assert_non_null(strstr(fenced(1, i, "job"), "new one on node pid "));
+	}
+	assert_int_equal(lines.left_out, processes - SLOT_LINES);
+	log_set_level(LOG_INFO);
+	capture_begin(&said, 2);
+	(void)fenced(1, processes + 1, "job");
+	(void)fenced(2, 1, "job"); /* is logged, because worker 2 has a limit of its own */
+	assert_int_equal(count_lines(capture_log(&said)), 1);
+	assert_non_null(strstr(said.text, "msg=\"worker fenced\" worker=2 "));
+}
+
 TEST_IN(what_is_not_known_is_not_made_up, set_up_labels, tear_down_labels)
 {
 	capture_begin(&said, 2);
@@ -154,7 +179,7 @@ TEST_IN(what_is_not_known_is_not_made_up, set_up_labels, tear_down_labels)
 }
 
 /* After a restart of the server, the newer of two processes with one name may return first. When
- * the older process returns, the server refuses it. */
+ * the older process returns after that, the server refuses it. */
 TEST_IN(a_refused_hello_says_where_its_process_runs, set_up_labels, tear_down_labels)
 {
 	label_hello(6, "newer", 2, "10.0.0.2");

@@ -1,6 +1,6 @@
 /*
- * test_server_net.c - the server's port over real sockets. Proves the invariants and promises of
- * server/net/net.h.
+ * test_server_net.c - tests the server's port with real sockets. Proves the invariants and promises
+ * of server/net/net.h.
  */
 #include "tests/support/router_fixture.h"
 #include "common/endpoint.h"
@@ -27,7 +27,7 @@ TEST_IN(an_address_in_use_is_refused, router_set_up, router_tear_down)
 	assert_int_equal(router_new(&second, &cfg, &e), PS_EUSAGE);
 	assert_null(second);
 	assert_non_null(strstr(e.text, cfg.bind));
-	cfg.bind = "tcp://192.0.2.1:0"; /* this machine does not have this address */
+	cfg.bind = "tcp://192.0.2.1:0"; /* an address that this machine does not have */
 	assert_int_equal(router_new(&second, &cfg, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "192.0.2.1"));
 }
@@ -51,6 +51,43 @@ TEST_IN(malformed_messages_are_answered_and_counted, router_set_up, router_tear_
 		assert_int_equal(router_test_stats().malformed, i + 1);
 	}
 	assert_int_equal(router_core.messages, 0);
+	close_dealer(s);
+	wire_free(&wire);
+}
+
+static void send_message(void *socket, const struct msg *m)
+{
+	struct frames f;
+
+	assert_int_equal(wire_encode(m, &f), PS_OK);
+	assert_int_equal(wire_send(socket, 0, &f), PS_OK);
+}
+
+/* The last push of a worker may arrive after its shared memory was closed. While the run goes on,
+ * the server must refuse this push; at the end of the run, it must ignore it. */
+TEST_IN(a_push_in_closed_memory_is_refused_only_before_the_end, router_set_up, router_tear_down)
+{
+	const struct msg push = {
+		.type = MSG_PUSH, .push = {.seq = 1, .lane_slot = 1, .lane_count = ROUTER_PARAMS}};
+	struct wire *wire;
+	struct frames f;
+	struct msg m;
+
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
+	void *s = connect_dealer();
+	send_message(s, &push);
+	client_receive(s, wire, &f, &m);
+	assert_int_equal(m.type, MSG_ERROR);
+	assert_int_equal(m.error.status, PS_ESTATE);
+	frames_release(&f);
+	router_run_ended(router_under_test);
+	send_message(s, &push);
+	/* the first answer is the one to this pull, so the server has not answered the push */
+	client_pull(s, 7, WEIGHTS_CURRENT);
+	client_receive(s, wire, &f, &m);
+	assert_int_equal(m.type, MSG_PARAMS);
+	frames_release(&f);
+	assert_int_equal(router_test_stats().malformed, 1);
 	close_dealer(s);
 	wire_free(&wire);
 }
@@ -80,7 +117,9 @@ TEST_IN(all_messages_are_received_without_a_loop_iteration, router_set_up, route
 		client_heartbeat(s[0]);
 		client_heartbeat(s[1]);
 	}
-	while (router_core.messages < 2 * EACH) { /* libzmq's thread delivers the messages */
+	/* libzmq's own thread receives the messages, so no iteration of the event loop is
+	 * necessary */
+	while (router_core.messages < 2 * EACH) {
 		assert_true(clock_ms() < late);
 		router_receive_pending(router_under_test);
 	}
@@ -114,7 +153,8 @@ TEST_IN(pulls_of_a_version_share_a_frame, router_set_up, router_tear_down)
 		}
 		assert_int_equal(router_test_stats().params_framed, router_core.version);
 	}
-	/* weights for an evaluation have a frame of their own, even if their version is the same */
+	/* weights for an evaluation must be sent in another frame than the current weights, even if
+	 * both have the same version */
 	router_weights[0] = 77;
 	router_core.version--;
 	client_pull(s[0], 1, WEIGHTS_EVAL);
@@ -221,8 +261,8 @@ TEST_IN(a_burst_of_small_replies_reaches_a_peer_that_reads, router_set_up, route
 }
 
 /* A queue of a peer has room for ten replies. When the peer has read some, the server must send the
- * next ones at once: the timer that tries again would need 190 ms for 200 replies. The fastest of
- * several bursts counts, because other programs may delay one. */
+ * next ones at once: the timer that tries again would need 190 ms for 200 replies. The test takes
+ * the time of the fastest of several bursts, because other programs may delay a burst. */
 TEST_IN(waiting_replies_leave_as_soon_as_the_peer_reads, router_set_up, router_tear_down)
 {
 	uint64_t fastest_us = UINT64_MAX;

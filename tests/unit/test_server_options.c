@@ -173,8 +173,8 @@ TEST(each_mode_trains_with_defaults_of_its_own)
 	}
 }
 
-/* The constants of the optimizers have the defaults of PyTorch. Each optimizer has its own default
- * learning rate. */
+/* The constants of the optimizers have the defaults of PyTorch. Each optimizer has a default
+ * learning rate of its own. */
 TEST(an_optimizer_has_the_usual_defaults)
 {
 	static const struct {
@@ -207,8 +207,8 @@ TEST(an_optimizer_has_the_usual_defaults)
 	assert_true(options.core.schedule.warmup == 0);
 }
 
-/* The points of a line search have gradients of any size, so the server does not compare them, even
- * if the option is given. */
+/* The gradients at the points of a line search may have any size, so with L-BFGS the server does
+ * not compare norms, even if --norm-ratio is given. */
 TEST(gradients_of_lbfgs_are_not_compared)
 {
 	assert_int_equal(
@@ -261,7 +261,7 @@ TEST(good_addresses_are_taken)
 static const char *const bad[][2] = {
 	{"--memory-mb;1", "--memory-mb: 1 is too little: the server needs at least 38"},
 	{"--memory-mb;1;--input;auto",
-		"--memory-mb: 1 is too little: the server needs at least 36"},
+		"--memory-mb: 1 is too little: the server needs at least 37"},
 	{"--memory-mb;148;--model;vector:10000000;--epochs;0",
 		"--memory-mb: 148 is too little: the server needs at least 185"},
 	{"--memory-mb;148;--model;vector:10000000;--epochs;0;--optimizer;adam",
@@ -306,6 +306,14 @@ static const char *const bad[][2] = {
 	{"--aggregate;krum;--mode;sync;--min-workers;4", "krum needs 2F + 3"},
 	{"--aggregate;trimmed;--mode;sync;--sync-workers;4;--bad-workers;2",
 		"trimmed needs 2F + 1"},
+	{"--aggregate;krum;--buffer-size;9;--bad-workers;3;--max-workers;2",
+		"--max-workers: --aggregate krum needs 2F + 3"},
+	{"--aggregate;krum;--buffer-size;9;--bad-workers;3;--max-workers;8",
+		"--max-workers: --aggregate krum needs 2F + 3"},
+	{"--mode;sync;--aggregate;krum;--sync-workers;5;--max-workers;2",
+		"--max-workers: --aggregate krum needs 2F + 3"},
+	{"--mode;ssp;--aggregate;trimmed;--buffer-size;3;--max-workers;2",
+		"--max-workers: --aggregate trimmed needs 2F + 1"},
 	{"--epochs;-1", "--epochs"},
 	{"--epochs;65537", "--epochs"},
 	{"--epochs;1.5", "--epochs"},
@@ -497,7 +505,8 @@ TEST(a_bad_configuration_leaves_no_directory_behind)
 	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", temp_dir);
 	assert_int_equal(parse_server_options(line), PS_EUSAGE);
 	assert_false(temp_dir_exists(temp_dir, "new"));
-	assert_int_equal(count_lines(errors.text), 1); /* only --lr is invalid */
+	/* one error line, because only --lr is invalid */
+	assert_int_equal(count_lines(errors.text), 1);
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", temp_dir);
 	assert_int_equal(parse_server_options(line), OPT_RUN);
 	assert_false(temp_dir_exists(temp_dir, "new"));

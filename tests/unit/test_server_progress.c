@@ -42,7 +42,16 @@ static const char *bar(struct progress_view v)
 {
 	static char line[256];
 
-	progress_bar(&v, line, sizeof(line));
+	progress_bar(&v, sizeof(line), line, sizeof(line));
+	return line;
+}
+
+/* Returns the progress bar for a terminal with `columns` columns. */
+static const char *bar_of(const struct progress_view *v, size_t columns)
+{
+	static char line[256];
+
+	progress_bar(v, columns, line, sizeof(line));
 	return line;
 }
 
@@ -138,13 +147,36 @@ TEST(a_bar_says_why_nothing_moves)
 	assert_string_equal(bar(v), "waiting for workers: 0 of 1 for 3 s: cnn-worker");
 }
 
+TEST(a_bar_fits_the_terminal)
+{
+	struct progress_view v = half;
+
+	assert_string_equal(bar_of(&v, 97),
+		"epoch 2/3 [#####.....]  50 %  12345 images/s  loss 0.1235  accuracy 97.12 %  ETA "
+		"8 s  2 workers");
+	assert_string_equal(bar_of(&v, 79),
+		"epoch 2/3  50 %  12345 images/s  accuracy 97.12 %  ETA 8 s  2 workers");
+	assert_string_equal(
+		bar_of(&v, 59), "epoch 2/3  50 %  accuracy 97.12 %  ETA 8 s  2 workers");
+	v.epoch = 2000;
+	v.epochs = 3000;
+	v.eta_s = 12345;
+	v.workers = 200;
+	assert_string_equal(bar_of(&v, 79),
+		"epoch 2000/3000  50 %  accuracy 97.12 %  ETA 12345 s  200 workers");
+	assert_string_equal(bar_of(&v, 59), "epoch 2000/3000  50 %  accuracy 97.12 %  ETA 12345 s");
+	/* without the result of an evaluation, the bar shows the training loss */
+	v.accuracy = v.test_loss = (double)NAN;
+	assert_string_equal(bar_of(&v, 59), "epoch 2000/3000  50 %  loss 0.1235  ETA 12345 s");
+}
+
 TEST(a_bar_never_leaves_its_buffer)
 {
 	char line[128];
 
 	for (size_t size = 1; size < 100; size++) {
 		memset(line, 'x', sizeof(line));
-		progress_bar(&half, line, size);
+		progress_bar(&half, sizeof(line), line, size);
 		assert_true(strlen(line) == size - 1);
 		assert_int_equal(line[size], 'x');
 	}
@@ -155,7 +187,7 @@ TEST(a_bar_never_leaves_its_buffer)
 TEST_IN(seconds_run_from_the_first_work_to_the_last_epoch, NULL, tear_down_progress)
 {
 	begin_progress("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
-	worker.now_ms = 3000; /* the two seconds before a worker joins do not count */
+	worker.now_ms = 3000; /* the time before a worker joins must not count as training time */
 	direct_join(&worker, "", 200, 100);
 	direct_progress(&progress, &worker);
 	assert_true(progress_seconds(&progress, run.core, 3500) == 0);
@@ -202,7 +234,7 @@ static void train_the_first_epoch(void)
 }
 
 /* One worker evaluates for four seconds, then trains the second epoch in two seconds. The time of
- * the evaluation must not count for the second epoch. */
+ * the evaluation must not count as time of the second epoch. */
 TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down_progress)
 {
 	train_the_first_epoch();
@@ -260,7 +292,8 @@ TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down_progress)
 	assert_true(isnan(v.accuracy));
 }
 
-/* Without progress_end, the last sample of a short run would have a rate of 0. */
+/* progress_end computes the rate at the end of the run. Without it, the last sample of a run of
+ * less than a second would have a rate of 0. */
 TEST_IN(a_run_shorter_than_a_second_has_the_rate_of_its_training, NULL, tear_down_progress)
 {
 	struct progress_view v;
@@ -346,7 +379,7 @@ TEST_IN(a_vector_has_a_share_only_with_max_updates, NULL, tear_down_progress)
 	}
 }
 
-/* ---- sandblaster: images of a pass before and at its end ------------------------------------ */
+/* ---- sandblaster: the images of a pass, before the pass ends and when it ends ------------ */
 
 /* Begin a pass of five portions of 100 images. The worker gets its lease at 4000 ms. The tests then
  * deliver one portion each second with portion_at, from 5000 ms on. */
@@ -397,8 +430,8 @@ TEST_IN(a_pass_has_the_rate_of_its_wall_time, NULL, tear_down_progress)
 	assert_true(progress.epoch_rate == 100);
 }
 
-/* The first pass computes the loss and the gradient. The second pass computes both at the first
- * point of the line search. */
+/* Two passes over the same images count as work: the first one, at the initial weights, and the
+ * second one, at the first point of the line search. */
 TEST_IN(every_pass_of_a_line_search_is_work, NULL, tear_down_progress)
 {
 	struct progress_view v;

@@ -24,8 +24,24 @@ TEST(one_key_cannot_take_the_tokens_of_another)
 	assert_true(quota_take(&q, "honest", QUOTA_OF_HELLO, 25, 99999999));
 }
 
-/* If there are more keys than entries in the table, the bucket of a key that keeps sending messages
- * must stay in the table. */
+/* The table must have room for all keys that a list can have: while the others send messages, a
+ * silent key must keep its bucket. */
+TEST(all_keys_of_a_list_have_an_entry)
+{
+	static struct quota q;
+	char key[KEY_TEXT];
+
+	for (int i = 0; i < 25; i++)
+		assert_true(quota_take(&q, "flood", QUOTA_OF_HELLO, 25, 1000));
+	for (int i = 1; i < MAX_AUTHORIZED_KEYS; i++) {
+		snprintf(key, sizeof(key), "key %d", i);
+		assert_true(quota_take(&q, key, QUOTA_OF_HELLO, 25, 1001));
+	}
+	assert_false(quota_take(&q, "flood", QUOTA_OF_HELLO, 25, 1001));
+}
+
+/* If there are more keys than entries in the table, a key that keeps sending messages must keep its
+ * bucket, because a new bucket would be full. */
 TEST(many_keys_do_not_refill_a_bucket)
 {
 	static struct quota q;
@@ -33,7 +49,7 @@ TEST(many_keys_do_not_refill_a_bucket)
 
 	for (int i = 0; i < 25; i++)
 		assert_true(quota_take(&q, "flood", QUOTA_OF_HELLO, 25, 1000));
-	for (int i = 0; i < 1000; i++) {
+	for (int i = 0; i < 2 * MAX_AUTHORIZED_KEYS; i++) {
 		snprintf(key, sizeof(key), "key %d", i);
 		assert_true(quota_take(&q, key, QUOTA_OF_HELLO, 25, 1001));
 		assert_false(quota_take(&q, "flood", QUOTA_OF_HELLO, 25, 1001));

@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "tests/support/temp_dir.h"
@@ -24,11 +25,12 @@
 #include "tests/support/test.h"
 
 static const char *lane; /* path of the socket of lanes; NULL: --lane tcp */
-static const char *key;  /* --key; NULL: none */
+static const char *key;  /* argument of --key; NULL: no key */
+static int lane_fd;      /* the socket that sandbox_enter has opened there */
 static int gpu = -1;     /* the N of --store cuda:N; -1: --store host */
 
-/* Starts a process that enters the sandbox and calls `act`. Returns its exit status, or 128 + its
- * signal. Returns 255 if the system does not permit a sandbox. */
+/* Starts a process that enters the sandbox and calls `act`. Returns the exit status of the process,
+ * or 128 + the signal that ended it. Returns 255 if the system does not permit a sandbox. */
 static int in_sandbox(int (*act)(void))
 {
 	pid_t pid = fork();
@@ -46,8 +48,10 @@ static int in_sandbox(int (*act)(void))
 		o.key = key;
 		o.store_gpu = gpu;
 		o.lane = lane ? LANE_AUTO : LANE_TCP;
-		snprintf(o.lane_path, sizeof(o.lane_path), "%s", lane ? lane : "/unused");
-		_exit(sandbox_enter(&o, &e) ? 255 : act());
+		snprintf(o.lane_path, sizeof(o.lane_path), "%s", lane ? lane : "");
+		int rc = sandbox_enter(&o, &e);
+		lane_fd = o.lane_fd;
+		_exit(rc ? 255 : act());
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -146,7 +150,8 @@ static int map_code(void)
 		       : 1;
 }
 
-/* A thread that starts in the sandbox is in the sandbox, too. */
+/* Calls map_code in another thread: a thread that starts in the sandbox must be in the sandbox,
+ * too. */
 static void *map_code_in_thread(void *arg)
 {
 	*(int *)arg = map_code();
@@ -162,7 +167,7 @@ static int map_code_of_thread(void)
 	       pthread_join(t, NULL) != 0 || failed;
 }
 
-/* Maps a file that the sandbox lets the process write. */
+/* Tries to map, as code, a file that the sandbox lets the process write. */
 static int map_code_of_file(void)
 {
 	char path[80];
@@ -177,7 +182,8 @@ static int map_code_of_file(void)
 		       : 1;
 }
 
-/* Without the sandbox this call fails with ENOTTY. */
+/* Makes the request that types a character into a terminal, but on a pipe. Without the sandbox, the
+ * request fails with ENOTTY. */
 static int type_into_a_terminal(void)
 {
 	int ends[2];
@@ -203,8 +209,8 @@ static int ask_for_its_process_group(void)
 	return getpgrp() <= 0 || getpgid(0) != getpgrp();
 }
 
-/* Returns the number of requests of NVIDIA's driver that the sandbox refuses. A pipe answers such a
- * request with ENOTTY. */
+/* Returns the number of requests of NVIDIA's driver that the sandbox refuses. The requests go to a
+ * pipe, so a request that the sandbox permits fails with ENOTTY. */
 static int ask_a_gpu(void)
 {
 	static const unsigned long requests[] = {0xc020462b, 0xc00446ca, 27, 0x30000001};
@@ -261,14 +267,52 @@ static int open_needed_sockets(void)
 	       socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE) < 0;
 }
 
-static int may_open_lane(void)
-{
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+/* The directory of the socket of lanes, or of the key. The server's user has other files in it. */
+static char home[64];
 
-	return fd < 0 || fchmod(fd, 0600) != 0 || !is_refused(AF_UNIX, SOCK_STREAM, 0);
+static const char *in_home(const char *name)
+{
+	static char out[320];
+
+	return temp_dir_path(home, name, out);
 }
 
-/* The self-test of the keys uses a Unix socket. */
+/* The socket of lanes listens since before the sandbox, in which the process can neither make
+ * another one nor replace its file. */
+static int use_lane_only(void)
+{
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0); /* the self-test of the keys may open this one */
+
+	snprintf(at.sun_path, sizeof(at.sun_path), "%s", in_home("other"));
+	if (fd < 0 || bind(fd, (const struct sockaddr *)&at, sizeof(at)) == 0 || errno != EACCES)
+		return 2;
+	if (!is_refused(AF_UNIX, SOCK_SEQPACKET, 0))
+		return 3;
+	if (fchmod(fd, 0600) == 0 || errno != EPERM)
+		return 4;
+	if (unlink(in_home("lane")) == 0 || errno != EACCES)
+		return 5;
+	return accept4(lane_fd, NULL, NULL, SOCK_CLOEXEC) >= 0;
+}
+
+static int change_files_beneath(void)
+{
+	if (unlink(in_home("deep/thesis")) == 0 || errno != EACCES)
+		return 2;
+	if (unlink(in_home("secret")) == 0 || errno != EACCES)
+		return 3;
+	if (open(in_home("secret"), O_WRONLY) >= 0 || errno != EACCES)
+		return 4;
+	return mkdir(in_home("new"), 0700) == 0 || errno != EACCES;
+}
+
+static int read_beneath(void)
+{
+	return open(in_home("deep/thesis"), O_RDONLY) < 0 && errno == EACCES ? 0 : 1;
+}
+
+/* Opens a socket as the self-test of the keys does, which uses a Unix stream socket. */
 static int open_self_test(void)
 {
 	return socket(AF_UNIX, SOCK_STREAM, 0) < 0 || !is_refused(AF_UNIX, SOCK_SEQPACKET, 0);
@@ -389,18 +433,61 @@ TEST(it_has_tcp_but_no_raw_socket)
 	expect_in_sandbox(open_needed_sockets, 0);
 }
 
-TEST(it_has_unix_sockets_only_for_lanes_and_keys)
+TEST(it_has_unix_sockets_only_for_keys)
 {
-	char path[80];
-
 	key = "/nowhere/server.key";
 	expect_in_sandbox(open_self_test, 0);
 	key = NULL;
+}
 
-	snprintf(path, sizeof(path), "%s/lane", temp_dir);
+static int set_up_home(void **state)
+{
+	(void)state;
+	temp_dir_make(home);
+	assert_int_equal(mkdir(in_home("deep"), 0700), 0);
+	temp_dir_write(home, "deep/thesis", "x", 1);
+	temp_dir_write(home, "secret", "x", 1);
+	return 0;
+}
+
+static int tear_down_home(void **state)
+{
+	static const char *const files[] = {"deep/thesis", "secret", "lane", "other"};
+
+	(void)state;
+	lane = key = NULL;
+	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+		(void)unlink(in_home(files[i]));
+	(void)rmdir(in_home("deep"));
+	temp_dir_remove(home);
+	return 0;
+}
+
+/* A rule of Landlock holds for everything beneath a directory, so the socket of lanes needs no such
+ * rule. */
+TEST_IN(it_changes_nothing_beneath_the_directory_of_the_lane, set_up_home, tear_down_home)
+{
+	char path[80];
+
+	snprintf(path, sizeof(path), "%s/lane", home);
 	lane = path;
-	expect_in_sandbox(may_open_lane, 0);
-	lane = NULL;
+	expect_in_sandbox(change_files_beneath, 0);
+	assert_int_equal(access(path, F_OK), 0);
+	expect_in_sandbox(read_beneath, 0);
+	key = "/nowhere/server.key";
+	expect_in_sandbox(use_lane_only, 0);
+}
+
+/* docs/operations.md advises to keep the keys in a directory of their own. */
+TEST_IN(it_reads_but_does_not_change_what_lies_beneath_the_directory_of_the_key, set_up_home,
+	tear_down_home)
+{
+	char path[80];
+
+	snprintf(path, sizeof(path), "%s/server.key", home);
+	key = path;
+	expect_in_sandbox(read_beneath, 1);
+	expect_in_sandbox(change_files_beneath, 0);
 }
 
 TEST(memory_does_not_become_code)

@@ -6,18 +6,24 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "common/log.h"
 #include "common/rng.h"
+#include "server/net/line_budget.h"
+#include "tests/support/capture.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
 enum { WORKERS = 4, SIDES = 2, BULK = 9, OTHER = 10 };
 
+static struct line_budget lines;
 static struct sides *sides;
+static struct capture said;
 
 static int set_up_sides(void **state)
 {
 	(void)state;
-	return sides_new(&sides, WORKERS, SIDES);
+	memset(&lines, 0, sizeof(lines));
+	return sides_new(&sides, WORKERS, SIDES, &lines);
 }
 
 static int tear_down_sides(void **state)
@@ -27,7 +33,8 @@ static int tear_down_sides(void **state)
 	return sides != NULL;
 }
 
-/* A worker joins on connection `bulk`. Returns the greeting of side connection 1. */
+/* Lets a worker join on connection `bulk`. Returns the greeting that its side connection 1 must
+ * send. */
 static struct side_greeting welcome_side(uint32_t worker, uint32_t bulk, const char *key)
 {
 	struct msg_welcome w = {.stamp = {.worker = worker}};
@@ -40,7 +47,7 @@ static struct side_greeting welcome_side(uint32_t worker, uint32_t bulk, const c
 		.secret_hi = w.side_secret_hi, .secret_lo = w.side_secret_lo, .number = 1};
 }
 
-/* Connection `peer` presents `g` as side connection `number`. */
+/* Lets connection `peer` send the greeting `g` as side connection `number`. Returns the status. */
 static int greets(struct side_greeting g, uint32_t number, uint32_t peer, const char *key)
 {
 	const char *why = NULL;
@@ -60,7 +67,8 @@ TEST_IN(a_side_connection_belongs_to_one_session, set_up_sides, tear_down_sides)
 	assert_int_equal(greets(a, 2, 21, ""), PS_OK);
 	assert_int_equal(greets(b, 1, 20, ""), PS_EAUTH);
 	assert_int_equal(
-		greets(b, 1, BULK, ""), PS_EAUTH); /* a bulk connection of another session */
+		/* refused, because BULK is the bulk connection of another session */
+		greets(b, 1, BULK, ""), PS_EAUTH);
 	assert_int_equal(greets(b, 1, OTHER, ""), PS_EAUTH);
 	assert_int_equal(greets(b, 1, 22, ""), PS_OK);
 	assert_int_equal(sides_session(sides, 21), BULK);
@@ -83,8 +91,8 @@ TEST_IN(only_the_newest_secret_opens_a_side_connection, set_up_sides, tear_down_
 	assert_int_equal(greets(wrong, 1, 20, ""), PS_EAUTH);
 	assert_int_equal(greets((struct side_greeting){0}, 1, 20, ""), PS_EAUTH);
 	assert_int_equal(greets(old, 1, 20, ""), PS_OK);
-	/* the worker reconnects: the recorded secret, also of a number that was never used, opens
-	 * nothing */
+	/* after the worker has reconnected, the recorded secret opens no side connection, not even
+	 * one whose number was never used */
 	struct side_greeting new = welcome_side(1, OTHER, "");
 	assert_int_equal(sides_session(sides, 20), 0);
 	assert_int_equal(greets(old, 1, 21, ""), PS_EAUTH);
@@ -92,7 +100,8 @@ TEST_IN(only_the_newest_secret_opens_a_side_connection, set_up_sides, tear_down_
 	assert_int_equal(greets(new, 1, 21, ""), PS_OK);
 }
 
-/* With a slow network the worker sends HELLO again before the first WELCOME arrives. */
+/* On a slow network, the worker repeats HELLO before the first WELCOME arrives. The second WELCOME
+ * must then have the same secret, because the worker may use either of them. */
 TEST_IN(a_second_welcome_has_the_same_secret_if_it_is_unused, set_up_sides, tear_down_sides)
 {
 	struct side_greeting first = welcome_side(1, BULK, "a"),
@@ -109,11 +118,13 @@ TEST_IN(a_secret_opens_each_side_connection_once, set_up_sides, tear_down_sides)
 	const struct side_greeting g = welcome_side(1, BULK, "");
 
 	assert_int_equal(greets(g, 0, 20, ""), PS_EAUTH);
-	assert_int_equal(greets(g, SIDES + 1, 20, ""), PS_EAUTH); /* too many */
+	/* refused: a higher number than the server permits */
+	assert_int_equal(greets(g, SIDES + 1, 20, ""), PS_EAUTH);
 	assert_int_equal(greets(g, 255, 20, ""), PS_EAUTH);
 	assert_int_equal(greets(g, 1, 20, ""), PS_OK);
 	assert_int_equal(greets(g, 1, 21, ""), PS_EAUTH);
-	assert_int_equal(greets(g, 2, 20, ""), PS_EAUTH); /* peer 20 is a side connection already */
+	/* refused, because peer 20 is a side connection already */
+	assert_int_equal(greets(g, 2, 20, ""), PS_EAUTH);
 	assert_true(sides_end(sides, 20));
 	assert_false(sides_end(sides, 20));
 	assert_int_equal(greets(g, 1, 22, ""), PS_EAUTH);
@@ -129,7 +140,8 @@ TEST_IN(a_side_connection_has_the_key_of_its_session, set_up_sides, tear_down_si
 	assert_int_equal(greets(g, 1, 20, "a"), PS_OK);
 }
 
-/* A flood of HELLOs can make the server forget the key of a HELLO whose WELCOME waits. */
+/* A flood of HELLOs can make the server forget the key of a HELLO whose WELCOME still waits. This
+ * WELCOME must then offer no side connections. */
 TEST_IN(without_a_known_key_nothing_is_offered, set_up_sides, tear_down_sides)
 {
 	struct msg_welcome w = {.stamp = {.worker = 1}};
@@ -153,7 +165,7 @@ TEST_IN(weights_travel_only_while_no_number_is_missing, set_up_sides, tear_down_
 
 enum { MANY = 50, ROUNDS = 2000 };
 
-/* What the table must contain about a session. */
+/* The test's record of a session, with which the table must agree. */
 struct expected_session {
 	uint32_t bulk, n, peer[MAX_SIDES];
 	struct side_greeting greeting;
@@ -183,15 +195,15 @@ static void begin_session(struct expected_session *e, uint32_t worker, uint32_t 
 		.greeting = {.secret_hi = w.side_secret_hi, .secret_lo = w.side_secret_lo}};
 }
 
-/* Sessions begin, open side connections and end at random, with connections whose numbers collide
- * in any table that is smaller than they are. */
+/* Sessions begin, open side connections and end at random. The number of each new connection is 1
+ * or 1,024 above the last one, so that numbers collide in a table with fewer entries. */
 TEST_IN(each_connection_finds_its_session_among_many, NULL, tear_down_sides)
 {
 	static struct expected_session all[MANY];
 	struct rng r = rng_seed(18, RNG_SIM, 6);
 	uint32_t fresh = 1;
 
-	assert_int_equal(sides_new(&sides, MANY, MAX_SIDES), PS_OK);
+	assert_int_equal(sides_new(&sides, MANY, MAX_SIDES, &lines), PS_OK);
 	for (int round = 0; round < ROUNDS; round++) {
 		const uint32_t i = (uint32_t)rng_below(&r, MANY);
 		struct expected_session *e = &all[i], old = *e;
@@ -213,7 +225,7 @@ TEST_IN(each_connection_finds_its_session_among_many, NULL, tear_down_sides)
 	}
 }
 
-/* Makes a TCP connection, and returns the server's end in *in. */
+/* Makes a TCP connection. Returns the client's end, and writes the server's end to *in. */
 static int connect_pair(int *in)
 {
 	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -237,7 +249,7 @@ static int is_closed(int fd)
 	return recv(fd, &byte, 1, MSG_DONTWAIT) == 0;
 }
 
-/* Worker 1 of the core opens a side connection. */
+/* Opens a side connection of worker 1 of the core. */
 static int open_first_side(struct side_greeting g, int *in)
 {
 	const char *why;
@@ -280,4 +292,25 @@ TEST_IN(side_connections_end_with_their_bulk_connection, set_up_sides, tear_down
 	close(in);
 	close(out);
 	fixture_close(&f);
+}
+
+/* A hostile worker opens its side connections again and again, with a new secret each time. The log
+ * must not get a line each time. */
+TEST_IN(side_connections_do_not_fill_the_log, set_up_sides, tear_down_sides)
+{
+	log_set_level(LOG_INFO);
+	capture_begin(&said, 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct side_greeting a = welcome_side(1, BULK, ""),
+					   b = welcome_side(2, OTHER, "");
+
+		while (i == 1 && line_budget_take(&lines, 1))
+			continue;
+		assert_int_equal(greets(a, 1, 20, ""), PS_OK);
+		assert_int_equal(greets(b, 1, 21, ""), PS_OK);
+		assert_int_equal(sides_end(sides, 20), 1);
+		assert_int_equal(sides_end(sides, 21), 1);
+	}
+	assert_int_equal(count_lines(capture_log(&said)), 3);
+	log_set_level(LOG_ERROR);
 }

@@ -49,7 +49,15 @@ static int finished(void)
 		       core_epoch(run.core, options.core.training.epochs - 1);
 }
 
-/* Train and evaluate all epochs. In each evaluation, `correct` test images are classified
+/* Returns the number of images of a batch: 100, or those that are left for the last batch. */
+static uint32_t images_in_batch(uint32_t batch)
+{
+	uint32_t left = core_train_images(run.core) - 100 * batch;
+
+	return left < 100 ? left : 100;
+}
+
+/* Train and evaluate all epochs. In each evaluation, the worker classifies `correct` test images
  * correctly. */
 static void train_and_evaluate(uint32_t correct)
 {
@@ -67,7 +75,9 @@ static void train_and_evaluate(uint32_t correct)
 			const struct work one = {g.work.epoch, g.work.first + i, 1};
 
 			assert_int_equal(
-				direct_push(&worker, one, 100, 0.25f, 0.5f)->verdict, VERDICT_OK);
+				direct_push(&worker, one, images_in_batch(one.first), 0.25f, 0.5f)
+					->verdict,
+				VERDICT_OK);
 			direct_progress(&progress, &worker);
 		}
 	}
@@ -257,7 +267,7 @@ TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down_status)
 	char name[WIRE_MAX_NAME + 1];
 
 	begin_status("--model;vector:4;--max-workers;1024");
-	struct labels *labels = labels_new(1024);
+	struct labels *labels = labels_new(1024, NULL);
 	assert_non_null(labels);
 	for (uint32_t i = 0; i < 1024; i++) {
 		snprintf(name, sizeof(name), "%04u-%055d", i, 0);
@@ -334,7 +344,7 @@ TEST_IN(endings_have_names, NULL, tear_down_status)
 
 /* ---- Prometheus -------------------------------------------------------------------------- */
 
-/* Returns the value in the line that starts with `series`. */
+/* Returns the value in the line of `text` that starts with `series`. */
 static double metric_sample(const char *text, const char *series)
 {
 	char line[256];
@@ -424,7 +434,7 @@ TEST_IN(metrics_follow_the_text_format, NULL, tear_down_status)
 
 TEST(memory_of_the_process_is_read)
 {
-	/* Linux counts resident pages only approximately, so the block must be large */
+	/* large, because Linux counts resident pages only approximately */
 	const size_t size = 8 << 20;
 	volatile unsigned char *mine = mem_must(size, 1, "memory");
 
@@ -439,8 +449,8 @@ TEST(memory_of_the_process_is_read)
 
 static struct warnings warnings;
 
-/* Train with the options `line`. In each evaluation, `correct` answers are right. Returns the only
- * warning in the result, or NULL. */
+/* Train with the options `line`. In each evaluation, the worker classifies `correct` test images
+ * correctly. Returns the only warning in the final result, or NULL if it has none. */
 static const char *warning_of(const char *line, uint32_t correct)
 {
 	static char text[WARNING_TEXT];
@@ -478,7 +488,22 @@ TEST(a_result_at_chance_level_is_warned_about)
 	assert_true(warning_chance(2, 10000) > 0.625 && warning_chance(2, 10000) < 0.65);
 	assert_true(warning_chance(100, 10000) > 0.0125 && warning_chance(100, 10000) < 0.02);
 	expect_warning("--model;fc:10;--epochs;1", 0, "no better than chance");
+	expect_warning("--model;fc:10;--epochs;1", 0, "10 classes and 100 test images");
 	assert_null(warning_of("--model;fc:10;--epochs;1", 60));
+}
+
+TEST(a_result_at_chance_level_names_the_images_that_are_held_back)
+{
+	expect_warning(
+		"--model;fc:10;--epochs;1;--validate;50", 0, "10 classes and 50 held-back images");
+	assert_null(warning_of("--model;fc:10;--epochs;1;--validate;50", 40));
+}
+
+TEST(a_result_on_too_few_images_is_not_called_chance)
+{
+	assert_true(warning_chance(10, 1) >= 1);
+	assert_null(warning_of("--model;fc:10;--epochs;1;--validate;1", 0));
+	assert_null(warning_of("--model;fc:10;--epochs;1;--validate;1", 1));
 }
 
 static void expect_rate(double usual_rate, int warned)
@@ -495,7 +520,7 @@ TEST(a_rate_far_above_the_usual_is_warned_about)
 		"--lr 500 is 2500 times the usual rate of sgd (0.2)");
 	expect_warning("--model;fc:10;--epochs;1;--optimizer;adam;--lr;0.1", 60, "of adam");
 	assert_null(warning_of("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;3", 60));
-	/* in mode sync another rate is usual */
+	/* in mode sync, the usual learning rate is another one */
 	begin_status("--model;fc:10;--mode;sync;--lr;1");
 	expect_rate(options.usual_rate, 0);
 	expect_rate(options.usual_rate / 10, 1);

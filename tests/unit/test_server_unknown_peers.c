@@ -39,7 +39,7 @@ static int dial_router(void)
 /* Open a connection whose handshake is complete, so that the test can send any bytes. */
 static int dial_by_hand(void)
 {
-	char begin[66]; /* the server's greeting, and the begin of its READY */
+	char begin[66]; /* the server's greeting, and the beginning of its READY */
 	int fd = dial_router();
 
 	zmtp_greet(fd);
@@ -77,7 +77,7 @@ TEST_IN(a_peer_that_sends_no_handshake_is_disconnected, router_set_up, router_te
 	UNTIL(router_test_stats().port.connections == 1)
 	UNTIL(router_test_stats().port.connections == 0)
 	assert_true(clock_ms() - begin < 5000);
-	/* the server sends its greeting and then closes the connection */
+	/* read the server's greeting, until the server closes the connection */
 	UNTIL(recv(fd, &byte, 1, 0) == 0)
 	assert_int_equal(router_test_stats().port.handshakes_failed, 1);
 	close(fd);
@@ -111,7 +111,9 @@ TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 
 /* ---- silence --------------------------------------------------------------------------------- */
 
-static struct core_fixture sessions; /* the sessions of workers, without their messages */
+/* a core that has the sessions of the workers; it gets no messages over the network */
+static struct core_fixture sessions;
+static uint64_t now_ms;
 
 static int set_up_with_sessions(void **state)
 {
@@ -119,7 +121,10 @@ static int set_up_with_sessions(void **state)
 
 	cfg.sessions.max_workers = ROUTER_WORKERS;
 	fixture_open(&sessions, cfg);
-	return router_set_up(state);
+	int rc = router_set_up(state);
+	now_ms = 1;
+	router_check_sessions(router_under_test, sessions.core, now_ms);
+	return rc;
 }
 
 static int tear_down_with_sessions(void **state)
@@ -133,13 +138,12 @@ static int tear_down_with_sessions(void **state)
 /* Let ROUTER_SILENT_MS pass, so that the server looks for silent connections. */
 static void let_time_pass(void)
 {
-	static uint64_t now_ms;
-
 	now_ms += ROUTER_SILENT_MS;
 	router_check_sessions(router_under_test, sessions.core, now_ms);
 }
 
-/* Let the time pass after which a silent connection is closed. `talker` is not silent. */
+/* Let so much time pass that the server closes silent connections. Meanwhile, `talker` sends
+ * messages. */
 static void let_silent_connections_end(void *talker, struct wire *wire)
 {
 	for (int i = 0; i < 2; i++) {
@@ -148,7 +152,7 @@ static void let_silent_connections_end(void *talker, struct wire *wire)
 	}
 }
 
-/* Open a socket whose connection libzmq does not open again. */
+/* Open a socket for which libzmq opens no new connection when the first one is closed. */
 static void *open_once(void)
 {
 	const int never = -1;
@@ -166,11 +170,12 @@ static void *connect_once(void)
 	return s;
 }
 
-/* Attack A4 of docs/faults.md: a peer completes the handshake and then sends nothing, or its first
- * message never ends. */
+/* Attack A4 of docs/faults.md: a peer completes the handshake and then sends nothing, or a message
+ * that never ends. The server must close the connection. */
 TEST_IN(a_connection_without_a_message_is_closed, set_up_with_sessions, tear_down_with_sessions)
 {
-	static const char begin[] = {0, 100}; /* a frame of 100 bytes */
+	/* the header of a frame of 100 bytes, which do not follow */
+	static const char begin[] = {0, 100};
 	struct wire *wire;
 
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
@@ -216,7 +221,8 @@ TEST_IN(a_connection_that_falls_silent_is_closed, set_up_with_sessions, tear_dow
 	wire_free(&wire);
 }
 
-/* A worker that computes for a long time sends only heartbeats, on another connection. */
+/* A worker that computes for a long time sends only heartbeats, on another connection. Its silent
+ * bulk connection must stay open for as long as its session lives. */
 TEST_IN(a_silent_connection_of_a_session_stays_as_long_as_the_session, set_up_with_sessions,
 	tear_down_with_sessions)
 {
@@ -346,8 +352,8 @@ static void send_junk(void *s, uint64_t n)
 }
 
 /* Covers attack A5 of docs/faults.md. A correct peer can have many messages refused at once, for
- * example after a restart of the server. The server therefore closes a connection only after more
- * refusals. */
+ * example after a restart of the server. Therefore the server closes a connection only after more
+ * refusals than such a peer causes. */
 TEST_IN(a_flood_of_refused_messages_ends_its_connection, router_set_up, router_tear_down)
 {
 	const uint64_t burst = FLOOD_BURST + 2 * router_test_config().push_window;
@@ -360,7 +366,7 @@ TEST_IN(a_flood_of_refused_messages_ends_its_connection, router_set_up, router_t
 	UNTIL(router_test_stats().port.connections == 2)
 	send_junk(flood, burst);
 	assert_int_equal(router_test_stats().port.floods, 0);
-	/* the refusals of one second are forgotten in each second */
+	/* in each second the server forgets some refusals, so send until there are too many */
 	while (router_test_stats().port.floods == 0) {
 		assert_true(router_test_stats().malformed < 10 * burst);
 		(void)zmq_send(flood, "x", 1, ZMQ_DONTWAIT);
@@ -424,7 +430,8 @@ TEST_IN(without_descriptors_new_connections_wait_and_others_go_on, router_set_up
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	limit = before;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	limit.rlim_cur = (rlim_t)next_fd(); /* no descriptor is left for new connections */
+	/* so low that no descriptor is left for new connections */
+	limit.rlim_cur = (rlim_t)next_fd();
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	connect_to_router(fd);
 	UNTIL(router_test_stats().port.accept_failures > 0)

@@ -39,7 +39,7 @@ TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 	wal_settle();
 	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
 	wal_assert_recovers(0);
-	wal_saved(0); /* the snapshot has failed */
+	wal_saved(0); /* report that the checkpoint of the snapshot has failed */
 	wal_push(3);
 	wal.f.now_ms += core_config(wal.f.core)->checkpoint.interval_ms;
 	wal_tick();
@@ -49,9 +49,9 @@ TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 	wal_assert_recovers(0);
 }
 
-/* The disk is full, or fdatasync fails. The flushed LSN must not advance until a snapshot is
- * durable. When a snapshot is durable, all records count as flushed, and the next log file
- * works. */
+/* The test makes the writes fail, as on a full disk, or fdatasync. The flushed LSN must not advance
+ * until a snapshot is durable. When a snapshot is durable, all records count as flushed, and the
+ * next log file works. */
 TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_down)
 {
 	for (int how = 0; how < 2; how++) {
@@ -68,7 +68,7 @@ TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_d
 		assert_true(wal_wants_snapshot(wal.wal));
 		assert_true(wal_stats(wal.wal)->failing);
 		assert_true(strlen(wal_stats(wal.wal)->why) > 0);
-		/* a failed log keeps no records in memory */
+		/* after the failure, the log keeps no records in memory */
 		assert_int_equal(wal_pending_bytes(wal.wal), 0);
 		disk_writes_left = disk_syncs_left = -1;
 		/* the disk works again, but the server does not write to this file any more */
@@ -125,10 +125,10 @@ TEST_IN(a_large_log_requests_a_snapshot, wal_set_up, wal_tear_down)
 	wal_assert_recovers(0);
 }
 
-/* The log fails while a snapshot is not yet on the disk. The records after the snapshot belong in
- * the log file that begins after this snapshot or, if earlier snapshots failed, in a file that
- * began after one of those. When the snapshot is durable, the events before it are safe. Later
- * events wait for the next snapshot. */
+/* The log fails while the checkpoint of a snapshot is not yet on the disk. The records after the
+ * snapshot belong in the log file that begins after this snapshot or, if earlier snapshots failed,
+ * in a file that began after one of those. When this snapshot is durable, the events before it are
+ * safe. Later events wait for the next snapshot. */
 TEST_IN(a_log_file_lost_after_a_snapshot_waits_for_the_next, wal_set_up, wal_tear_down)
 {
 	for (int before = 0; before < 3; before++) {
@@ -172,7 +172,7 @@ TEST_IN(failing_checkpoints_do_not_leave_a_log_file_each, wal_set_up, wal_tear_d
 }
 
 /* Snapshots and log files fail repeatedly. Each log file stores some records before it fails. The
- * files must not accumulate. */
+ * number of log files must not grow. */
 TEST_IN(failing_log_files_do_not_accumulate, wal_set_up, wal_tear_down)
 {
 	wal_settle();
@@ -184,7 +184,7 @@ TEST_IN(failing_log_files_do_not_accumulate, wal_set_up, wal_tear_down)
 		if (i < 4)
 			flushed = wal_flushed_lsn(wal.wal);
 	}
-	/* the flushed LSN stays, because the log has a gap */
+	/* the flushed LSN must not advance, because the log has a gap */
 	assert_int_equal(wal_flushed_lsn(wal.wal), flushed);
 	disk_writes_left = -1;
 	wal_snapshot();
@@ -209,8 +209,8 @@ static void assert_grew_less_than(size_t bytes, size_t before)
 	assert_true(mallinfo2().uordblks < before + bytes);
 }
 
-/* While fdatasync hangs, days of ticks and heartbeats must use bounded memory. The checkpoints
- * fail, too, so they free no memory. When the disk answers again, the next checkpoint contains the
+/* While fdatasync hangs, days of ticks and heartbeats must use bounded memory. The checkpoints fail
+ * meanwhile, so they free no memory. When the disk answers again, the next checkpoint contains the
  * events that the log lacks. */
 TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 {
@@ -239,7 +239,8 @@ TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 	atomic_store(&disk_sync_hangs, 0);
 	wal_settle();
 	assert_int_equal(wal_flushed_lsn(wal.wal), flushed);
-	/* the snapshot in progress began while the queue was full, so a second one is needed */
+	/* the snapshot that is in progress began while the queue was full, so the log becomes
+	 * complete only with the next one */
 	for (int i = 0; i < 2; i++) {
 		assert_true(wal_wants_snapshot(wal.wal));
 		wal_snapshot();
@@ -251,36 +252,130 @@ TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 	wal_assert_recovers(0);
 }
 
-/* A5: while the disk hangs, a sender fills its share of the queue with pushes, and then with other
- * messages. Another worker, and messages without a worker id, still have their shares. */
-TEST_IN(a_sender_has_its_share_of_the_queue, wal_set_up, wal_tear_down)
+/* Returns 1 if connection `peer` has used up its share of the queue for message `m`. */
+static int is_used(uint32_t peer, const struct msg *m, size_t pushes)
 {
-	const size_t window = 2000;
-	struct msg own = {.type = MSG_PUSH, .push = {.stamp = wal.stamp}}, other = own;
-	const struct msg hello = {.type = MSG_HELLO};
+	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
+	struct frames f;
 
-	other.push.stamp.worker++;
+	assert_int_equal(wire_encode(m, &f), PS_OK);
+	int used = wal_share_is_used(wal.wal, &ev, &f, wal.key, pushes);
+	frames_release(&f);
+	return used;
+}
+
+static void hang_disk(void)
+{
 	wal_settle();
 	atomic_store(&disk_sync_hangs, 1);
 	wal_push(1);
 	wal_flush(wal.wal);
-	assert_false(wal_share_is_used(wal.wal, &own, window));
-	wal_push(40);
-	assert_true(wal_share_is_used(wal.wal, &own, window));
-	assert_false(wal_share_is_used(wal.wal, &other, window));
-	own = (struct msg){.type = MSG_HEARTBEAT, .heartbeat = {.stamp = wal.stamp}};
-	other = own;
-	other.heartbeat.stamp.worker++;
-	heartbeats(100);
-	assert_false(wal_share_is_used(wal.wal, &own, window));
-	for (int i = 0; i < 1000 && !wal_share_is_used(wal.wal, &own, window); i++)
-		heartbeats(100);
-	assert_true(wal_share_is_used(wal.wal, &own, window));
+}
+
+static void assert_works_again(void)
+{
 	assert_false(wal_stats(wal.wal)->failing);
-	assert_false(wal_share_is_used(wal.wal, &other, window));
-	assert_false(wal_share_is_used(wal.wal, &hello, window));
 	atomic_store(&disk_sync_hangs, 0);
 	wal_settle();
-	assert_false(wal_share_is_used(wal.wal, &own, window));
+	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
 	wal_assert_recovers(0);
+}
+
+/* Receive `n` heartbeats from connection `peer`, with the ids of 64 workers in turn. */
+static void heartbeats_of_any(uint32_t peer, int n)
+{
+	struct msg m = {.type = MSG_HEARTBEAT, .heartbeat = {.stamp = wal.stamp}};
+
+	m.heartbeat.stamp.incarnation = 77;
+	for (int i = 0; i < n; i++) {
+		m.heartbeat.stamp.worker = 1 + (uint32_t)i % 64;
+		wal_receive(peer, &m);
+	}
+}
+
+/* A5: while the disk hangs, a sender fills its share of the queue with pushes, and then with other
+ * messages. Another connection still has its share. */
+TEST_IN(a_sender_has_its_share_of_the_queue, wal_set_up, wal_tear_down)
+{
+	const size_t window = 8;
+	struct msg push = fixture_push_ones(wal.stamp, 100);
+	const struct msg m = {.type = MSG_HEARTBEAT, .heartbeat = {.stamp = wal.stamp}};
+	const struct msg hello = fixture_hello("");
+
+	hang_disk();
+	wal_push(6);
+	assert_false(is_used(9, &push, window));
+	wal_push(1);
+	assert_true(is_used(9, &push, window));
+	assert_false(is_used(10, &push, window));
+	heartbeats(100);
+	assert_false(is_used(9, &m, window));
+	for (int i = 0; i < 1000 && !is_used(9, &m, window); i++)
+		heartbeats(100);
+	assert_true(is_used(9, &m, window));
+	assert_true(is_used(9, &hello, window));
+	assert_false(is_used(10, &m, window));
+	assert_false(is_used(10, &hello, window));
+	assert_works_again();
+	assert_false(is_used(9, &push, window));
+	assert_false(is_used(9, &m, window));
+}
+
+/* A5: a sender uses up its own share, and not that of the workers whose ids its messages contain.
+ * All connections of a key have one share together. */
+TEST_IN(worker_ids_use_no_share_of_another_sender, wal_set_up, wal_tear_down)
+{
+	struct msg push = fixture_push_ones(wal.stamp, 100);
+	const struct msg m = {.type = MSG_HEARTBEAT, .heartbeat = {.stamp = wal.stamp}};
+
+	hang_disk();
+	snprintf(wal.key, sizeof(wal.key), "%040d", 2);
+	push.push.stamp.incarnation++;
+	for (uint32_t peer = 20; peer < 28; peer++)
+		wal_receive(peer, &push);
+	for (uint32_t peer = 20; peer < 1020 && !is_used(28, &m, 8); peer++)
+		heartbeats_of_any(peer, 128);
+	assert_true(is_used(28, &push, 8));
+	assert_true(is_used(28, &m, 8));
+	for (int keys = 0; keys < 2; keys++) {
+		wal.key[0] = '\0';
+		if (keys)
+			snprintf(wal.key, sizeof(wal.key), "%040d", 1);
+		assert_false(is_used(9, &push, 8));
+		assert_false(is_used(20, &push, 8));
+		assert_false(is_used(9, &m, 8));
+		assert_false(is_used(20, &m, 8));
+	}
+	wal.key[0] = '\0';
+	assert_works_again();
+}
+
+/* A5: many connections send without end. Together they do not fill the queue, so the log goes on,
+ * and another connection still has its share. */
+TEST_IN(many_senders_do_not_fill_the_queue, wal_set_up, wal_tear_down)
+{
+	const struct msg m = {.type = MSG_HEARTBEAT, .heartbeat = {.stamp = wal.stamp}};
+
+	hang_disk();
+	for (int round = 0; round < 40; round++)
+		for (uint32_t peer = 20; peer < 1020; peer++)
+			if (!is_used(peer, &m, 8))
+				heartbeats_of_any(peer, 1);
+	assert_true(is_used(20, &m, 8));
+	assert_false(is_used(9, &m, 8));
+	assert_works_again();
+}
+
+/* While the log waits for the disk, a checkpoint becomes durable, with events that the log has not
+ * written yet. If the workers got the acknowledgements of these events, they would send further
+ * pushes, and more pushes of a correct worker than its push window would wait. */
+TEST_IN(a_checkpoint_does_not_let_pushes_pile_up, wal_set_up, wal_tear_down)
+{
+	hang_disk();
+	uint64_t before = wal_flushed_lsn(wal.wal);
+	wal_push(7);
+	wal_snapshot();
+	assert_int_equal(wal_flushed_lsn(wal.wal), before);
+	wal_push(1);
+	assert_works_again();
 }

@@ -9,7 +9,7 @@
 
 /* ---- repeated HELLOs ------------------------------------------------------------------------ */
 
-/* Runs the session until it sends HELLO. Returns the time that this took, in milliseconds. */
+/* Lets time pass until the session sends HELLO. Returns this time in milliseconds. */
 static uint64_t wait_for_hello(struct session_driver *d)
 {
 	uint64_t from = d->now_ms;
@@ -39,7 +39,7 @@ TEST(hello_is_sent_again_after_a_time_that_doubles_up_to_16)
 		}
 		session_free(&d.s);
 	}
-	/* because of the jitter, the times cover their whole range */
+	/* the jitter spreads the times over nearly the whole range */
 	assert_true(min < 1300 && max > 1900);
 }
 
@@ -81,7 +81,8 @@ TEST(nothing_is_sent_without_a_link)
 	assert_did(&d, "hello");
 	driver_welcome(&d, 1, 0);
 	assert_did(&d, "READY push:1");
-	/* the session gets a new link without a report that the old link is lost */
+	/* the session is notified of a new link, although it was not notified that the old link is
+	 * lost */
 	driver_up(&d);
 	assert_did(&d, "hello");
 	session_free(&d.s);
@@ -100,7 +101,7 @@ TEST(a_request_without_an_answer_resynchronises_after_silence_ms)
 				 : request == 1 ? driver_pull(&d)
 						: driver_lease(&d),
 			PS_OK);
-		/* heartbeats do not count as the answer to a request */
+		/* a HEARTBEAT of the server does not count as the answer to an open request */
 		for (uint64_t ms = 0; ms < 2900; ms += 100) {
 			driver_tick(&d, 100);
 			driver_heartbeat(&d, request == 0, 0);
@@ -140,6 +141,49 @@ TEST(a_server_that_always_asks_for_hello_gets_few)
 	session_free(&d.s);
 }
 
+/* Returns the number of pushes that the last call sent. */
+static int count_pushes(const struct session_driver *d)
+{
+	const struct session_effect *e;
+	int n = 0;
+
+	for (size_t i = 0; (e = session_effect(d->s, i)); i++)
+		n += e->kind == DO_SEND_PUSH;
+	return n;
+}
+
+/* Attack A22 of docs/faults.md: a server acknowledges each push, but then has the worker send HELLO
+ * and says in its WELCOME that it has lost all pushes. The worker retains the pushes, so it would
+ * send them again without computing anything. */
+TEST(a_server_that_always_asks_for_the_same_pushes_gets_few)
+{
+	static struct session_driver d;
+	int pushes = 0;
+
+	driver_new(&d, driver_config(), WIRE_MAX_WINDOW);
+	d.welcome.push_window = d.welcome.replay_window = WIRE_MAX_WINDOW;
+	driver_welcome(&d, 0, 0);
+	for (uint64_t seq = 1; seq <= WIRE_MAX_WINDOW; seq++) {
+		driver_push_ok(&d, 1);
+		driver_ack(&d, seq, VERDICT_OK, 0);
+	}
+	for (int ms = 0; ms < 10000; ms++) {
+		driver_tick(&d, 1);
+		if (!driver_sent(&d, MSG_HELLO))
+			driver_error(&d, PS_ESTATE);
+		if (!driver_sent(&d, MSG_HELLO))
+			continue;
+		driver_welcome(&d, 0, 0);
+		pushes += count_pushes(&d);
+		for (uint64_t seq = 1; seq <= WIRE_MAX_WINDOW; seq++) {
+			driver_ack(&d, seq, VERDICT_OK, 0);
+			pushes += count_pushes(&d);
+		}
+	}
+	assert_in_range(pushes, 1, 10 * 1000 + 2 * WIRE_MAX_WINDOW);
+	session_free(&d.s);
+}
+
 TEST(an_answer_to_one_request_is_patience_for_the_others)
 {
 	static struct session_driver d;
@@ -155,7 +199,8 @@ TEST(an_answer_to_one_request_is_patience_for_the_others)
 	session_free(&d.s);
 }
 
-/* At 1 Mbit/s a push of 1.7 MB takes 14 s. The session must not give up while bytes move. */
+/* At 1 Mbit/s a push of 1.7 MB takes 14 s. The session must not give up as long as bytes of a
+ * message move. */
 TEST(a_message_that_moves_is_waited_for)
 {
 	static struct session_driver d;
@@ -187,7 +232,9 @@ TEST(silence_counts_from_the_oldest_request)
 	for (int i = 0; i < 29; i++) {
 		driver_tick(&d, 100);
 		driver_heartbeat(&d, 0, 0);
-		if (i % 10 == 5) /* further requests of the program do not restart the timeout */
+		/* further requests of the program must not restart the timeout of the first
+		 * request */
+		if (i % 10 == 5)
 			driver_push_ok(&d, 1);
 	}
 	assert_int_equal(driver_pull(&d), PS_OK);
@@ -290,7 +337,7 @@ TEST(no_welcome_in_connect_timeout_ms_ends_it)
 	for (int full = 0; full < 2; full++) {
 		driver_new(&d, driver_config(), 8);
 		if (full) {
-			/* a server that has no free slot now may have one later */
+			/* the session must not end, because a slot may become free later */
 			driver_error(&d, PS_EFULL);
 			assert_did(&d, "");
 		}
@@ -328,12 +375,14 @@ TEST(lost_contact_ends_it_after_disconnect_timeout_ms_or_session_ttl_ms)
 	driver_heartbeat(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 20000);
 	session_free(&d.s);
-	driver_new(&d, cfg, 8); /* after session_ttl_ms, another worker may have the slot */
+	/* a worker must give up after session_ttl_ms, because the server may then have given its
+	 * slot to another worker */
+	driver_new(&d, cfg, 8);
 	d.welcome.session_ttl_ms = 7000;
 	driver_welcome(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 7000);
 	session_free(&d.s);
-	cfg.role = ROLE_OBSERVER; /* an observer has no slot, so session_ttl_ms does not matter */
+	cfg.role = ROLE_OBSERVER; /* an observer ignores session_ttl_ms, because it has no slot */
 	driver_new(&d, cfg, 8);
 	d.welcome.session_ttl_ms = 7000;
 	driver_welcome(&d, 0, 0);

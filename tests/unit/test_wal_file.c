@@ -13,7 +13,7 @@
 #define MAX_BYTES  ((size_t)1 << 20)
 
 /* disk_left: the number of bytes that can be written before the disk is full; -1: no limit.
- * sync_errno: if it is not 0, fsync fails with this errno. */
+ * sync_errno: 0: fsync succeeds; otherwise fsync fails with this errno. */
 static long disk_left = -1;
 static int sync_errno;
 
@@ -111,7 +111,7 @@ static void write_small(uint64_t n)
 /* ---- reading -------------------------------------------------------------------------------- */
 
 struct read {
-	/* the number of records read; read_whole_log checks the content of each record */
+	/* the number of records that were read; read_whole_log checks the content of each record */
 	uint64_t n;
 	int broken;
 };
@@ -289,7 +289,7 @@ TEST_IN(a_gap_in_the_last_group_is_a_torn_end, set_up_wal_file, tear_down_wal_fi
 		assert_reads(gap, 0);
 		free(copy);
 	}
-	/* now a record of the group before the last group is lost */
+	/* now also remove record 5, which is in the group before the last group */
 	memset(whole + begins(5), 0, begins(6) - begins(5));
 	temp_dir_write(dir, name, whole, n);
 	assert_reads(5, 1);
@@ -313,7 +313,7 @@ TEST_IN(random_damage_yields_a_prefix, set_up_wal_file, tear_down_wal_file)
 
 			m = m < n - from ? m : n - from;
 			m = m < n - to ? m : n - to;
-			/* this copies sizes and numbers of other records, too */
+			/* the copied bytes include sizes and numbers of other records */
 			memmove(copy + to, copy + from, m);
 		}
 		temp_dir_write(dir, name, copy, n - rng_below(&r, 2) * rng_below(&r, n));
@@ -345,6 +345,38 @@ TEST_IN(a_reused_file_yields_no_old_record, set_up_wal_file, tear_down_wal_file)
 	assert_int_equal(r.broken, 0);
 }
 
+static unsigned mode_of_log(uint64_t generation)
+{
+	char file[64], path[320];
+	struct stat st;
+
+	snprintf(file, sizeof(file), "journal-%016llx", (unsigned long long)generation);
+	assert_int_equal(stat(temp_dir_path(dir, file, path), &st), 0);
+	return st.st_mode & 07777;
+}
+
+/* Release 0.2.0 made files that other users could read. The log can still be read from such a file,
+ * but the file is never reused. */
+TEST_IN(only_the_owner_reads_a_log_file, set_up_wal_file, tear_down_wal_file)
+{
+	char path[320];
+	mode_t before = umask(0);
+
+	write_small(30);
+	assert_int_equal(mode_of_log(GENERATION), 0600);
+	assert_int_equal(chmod(temp_dir_path(dir, name, path), 0644), 0);
+	for (uint64_t g = GENERATION + 1; g <= GENERATION + 3; g++) {
+		if (temp_dir_exists(dir, name))
+			assert_int_equal(read_whole_log(GENERATION).n, 30);
+		struct wal_file *j = create(g, g - 1);
+
+		wal_file_close(&j);
+		assert_int_equal(mode_of_log(g), 0600);
+	}
+	umask(before);
+	assert_false(temp_dir_exists(dir, name));
+}
+
 TEST_IN(files_that_no_checkpoint_needs_go_away, set_up_wal_file, tear_down_wal_file)
 {
 	struct wal_file *j;
@@ -356,7 +388,7 @@ TEST_IN(files_that_no_checkpoint_needs_go_away, set_up_wal_file, tear_down_wal_f
 	}
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 5);
 	assert_int_equal(wal_file_newest(dir, 3), 3);
-	j = create(6, 4); /* the file 1, 2 or 3 becomes file 6, and the other two are deleted */
+	j = create(6, 4); /* reuses file 1, 2 or 3 as file 6, and deletes the other two */
 	wal_file_close(&j);
 	for (uint64_t g = 1; g <= 6; g++) {
 		char path[64];

@@ -35,7 +35,15 @@ static int tear_down_wire(void **state)
 	return 0;
 }
 
-/* ---- random messages, made with a table of all fields ---------------------------------------- */
+TEST(the_largest_frame_has_room_for_the_weights_and_for_every_header)
+{
+	assert_int_equal(wire_max_frame(1), WIRE_MAX_HEADER + WIRE_FRAME_SLACK);
+	assert_int_equal(wire_max_frame(16384), WIRE_MAX_HEADER + WIRE_FRAME_SLACK);
+	assert_int_equal(wire_max_frame(16385), WIRE_MAX_HEADER + WIRE_FRAME_SLACK + 4);
+	assert_int_equal(wire_max_frame(WIRE_MAX_PARAMS), (1ull << 30) + WIRE_FRAME_SLACK);
+}
+
+/* ---- random messages, which the table of all fields describes -------------------------------- */
 
 static uint64_t edge_or_any(uint64_t min, uint64_t max)
 {
@@ -85,7 +93,8 @@ static void random_field(const struct wire_field *row, void *base, enum msg_type
 		memcpy(to, row->size == 8 ? (void *)&wide : (void *)&narrow, row->size);
 		break;
 	case WIRE_REAL:
-		/* as a float this is 0.75, and as a double 0.0005: all fields accept both */
+		/* these bytes are 0.75 as a float, and 0.0005 as a double; every field accepts both
+		 * of these values */
 		memset(to, 0x3f, row->size);
 		break;
 	case WIRE_CODE:
@@ -104,7 +113,7 @@ static void random_field(const struct wire_field *row, void *base, enum msg_type
 		break;
 	case WIRE_OWN_NUMBER:
 	case WIRE_OWN_TEXT:
-		break; /* the codec fills in this field */
+		break; /* not random, because the codec fills in this field */
 	default:
 		random_slices((struct slices *)(void *)to, type == MSG_PARAMS);
 	}
@@ -212,11 +221,11 @@ TEST(messages_that_break_a_rule_are_not_encoded)
 	frames_release(&f);
 	memset(&m, 0, sizeof(m));
 	m.type = MSG_HELLO;
-	memset(m.hello.name, 'x', sizeof(m.hello.name)); /* this text has no terminating NUL */
+	memset(m.hello.name, 'x', sizeof(m.hello.name)); /* a text without a terminating NUL */
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 	memset(&m, 0, sizeof(m));
 	m.type = MSG_PUSH;
-	m.push.slices.n = 1; /* this slice has no values */
+	m.push.slices.n = 1; /* a slice without values */
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 	m.push.slices.n = WIRE_MAX_SLICES + 1;
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);

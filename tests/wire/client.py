@@ -16,7 +16,7 @@ import zmq
 
 PROTO = Path(__file__).resolve().parent.parent.parent / "proto"
 PROTOCOL = 7
-PATIENCE = 20  # the maximum time to wait for a reply, in seconds
+PATIENCE = 20  # the maximum time in seconds for which the client waits for a reply
 
 
 def _generate():
@@ -48,8 +48,8 @@ def from_bf16(halves):
 
 
 def encode(body, tensors=(), encoding=pb.ENCODING_F32):
-    """Returns the frames of a message. `tensors` has (offset, float32 array) for each slice of the
-    message."""
+    """Returns the frames of a message. `tensors` has the pair (offset, float32 array) of each slice
+    of the message."""
     frames = []
     for offset, values in tensors:
         data = np.ascontiguousarray(values, "<f4")
@@ -111,6 +111,8 @@ class Link:
         self.socket = CONTEXT.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.maxmsgsize = -1
+        # a time limit, because sends block on a socket whose connection the server has refused
+        self.socket.sndtimeo = PATIENCE * 1000
         self.sent = 0  # number of messages sent
         if keys:
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.own
@@ -158,8 +160,8 @@ class Link:
 
 
 class Worker:
-    """A worker, which acts as one process with one thread. Every method that waits for a message
-    also sends heartbeats."""
+    """A worker that behaves like a process with a single thread. Every method that waits for a
+    message also sends heartbeats."""
 
     def __init__(self, endpoint, name="", data=None, resume=None, keys=None, host="", pid=0,
                  wire=pb.ENCODING_NONE, metrics=""):
@@ -168,10 +170,11 @@ class Worker:
         self.name = name
         self.data = data
         self.host, self.pid = host, pid
-        self.wire = wire   # the encoding of pushes; NONE: F32
+        self.wire = wire   # the encoding of tensors in pushes; ENCODING_NONE stands for float32
         self.metrics = metrics
         self.links()
-        self.kept = {}     # seq -> [PUSH body without stamp, tensors, ACK or None]
+        self.notices = 0  # number of notices that the server waits for its disk
+        self.kept = {}     # retained pushes: seq -> [PUSH body without stamp, tensors, ACK or None]
         self.request = self.lease_request = 0
         self.welcome = self.stamp = self.grant = None
         self.seq = self.durable = 0
@@ -213,7 +216,8 @@ class Worker:
             self.seq = self.durable = welcome.last_seq
         self.welcome, self.stamp = welcome, welcome.stamp
         self.let_go(welcome.durable_seq)
-        for seq in sorted(self.kept):  # at most push_window may be in flight, so wait for each ACK
+        # wait for each ACK, because at most push_window pushes may be without an ACK
+        for seq in sorted(self.kept):
             if seq > welcome.last_seq or self.kept[seq][2] is None:
                 self.send_push(seq)
                 self.ack(seq)
@@ -233,8 +237,8 @@ class Worker:
         now = time.monotonic()
         if now >= self.next_heartbeat:
             self.next_heartbeat = now + self.welcome.heartbeat_ms / 1000
-            self.heartbeat.send(pb.Heartbeat(stamp=self.stamp, last_seq=self.seq,
-                                             durable_seq=self.durable))
+            self.heartbeat.sent += self.heartbeat.try_send(pb.Heartbeat(
+                stamp=self.stamp, last_seq=self.seq, durable_seq=self.durable))
 
     def wait(self, *names, seconds=PATIENCE):
         """Wait for a message with one of these names, and return it. Meanwhile, send heartbeats and
@@ -252,6 +256,9 @@ class Worker:
                     self.let_go((ack or body).durable_seq)
                 if ack and ack.seq in self.kept:
                     self.kept[ack.seq][2] = ack
+                if name == "error" and body.notice:
+                    self.notices += 1  # the server waits for its disk, and answers later
+                    continue
                 if name in ("error", "bye"):
                     raise Refused(body)
                 if name in names:
@@ -313,7 +320,8 @@ class Worker:
         return self.ack(self.seq) if wait else None
 
     def show_grant(self, push):
-        """If the newest GRANT has the batches of the push, copy its code to the push."""
+        """If the batches of the push are those of the newest GRANT, copy the code of this GRANT to
+        the push. The code proves that the server has granted the batches."""
         if self.grant and self.grant.kind == pb.GRANT_TRAIN:
             own = self.grant.work
             push.grant_first, push.grant_count = own.first, own.count
@@ -335,8 +343,8 @@ class Worker:
                 return body
 
     def bye(self):
-        """Send BYE and wait for the server's BYE. The worker sends no HEARTBEAT meanwhile: the
-        server would refuse a HEARTBEAT after BYE."""
+        """Send BYE and wait for the server's BYE. While it waits, the worker sends no HEARTBEAT,
+        because the server refuses a HEARTBEAT after a BYE."""
         self.bulk.send(pb.Bye(stamp=self.stamp))
         name = None
         while name != "bye":
@@ -352,7 +360,8 @@ def hello(**fields):
 
 
 def exclude(endpoint, **how):
-    """A worker joins and pushes NaN until the server has excluded it. Returns the refusal."""
+    """Let a worker join and push NaN until the server has excluded it. Returns the exception
+    Refused of this exclusion."""
     worker = Worker(endpoint, **how)
     try:
         for _ in range(20):

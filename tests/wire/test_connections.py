@@ -61,12 +61,23 @@ def test_transport_other_sockets_do_no_harm(server, honest, kind):
         honest.goes_on()
 
 
+def test_the_longest_header_is_received(server, honest):
+    """In this run, the longest header that the protocol allows is larger than all weights. The
+    server must nevertheless receive such a header."""
+    link = Link(server.endpoint)
+    for size in (4 * SIZE + 4096 + 1, 65536):
+        link.send_frames([b"\xff" * size])
+        kind, message, _ = link.receive()
+        assert kind == "error" and message.code == 12, message
+    link.close()
+
+
 def test_transport_an_oversized_frame_closes_the_connection(server, honest):
     link = Link(server.endpoint)
     link.send(pb.Pull(which=0))
     assert link.receive()[0] == "error"
     monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    link.send_frames([b"x", b"y" * (4 * SIZE + 4096 + 1)])
+    link.send_frames([b"x", b"y" * (65536 + 4096 + 1)])
     assert monitor.poll(10000), "still connected"
     link.socket.disable_monitor()
     link.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from client import Link, Refused, Worker, hello, pb
-from support.programs import SIGTERM, fill, mount_small, unmount
+from support.programs import SIGTERM, fill, mount_small, unmount, until
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ def test_a_watcher_is_sent_the_last_status_and_bye(programs, observer):
     status, code = last_status(watcher)
     assert (status["state"], status["ending"], code) == ("ending", "drained", 19)
     assert silent.receive(0.3) is None
-    silent.send(pb.Status())  # a request after the end
+    silent.send(pb.Status())  # a request after the end of the run
     assert last_status(silent)[1] == 19
     assert server.wait(10) == 0
 
 
 def test_a_worker_that_asks_is_not_sent_home(programs, observer):
-    """A client that has not sent HELLO as an observer may be a worker with retained pushes for the
-    next term. Therefore the server does not answer the status requests of such a client with
-    BYE."""
+    """A client that requests the status without having sent HELLO as an observer may be a worker
+    that retains pushes for the next term. If the server sent BYE to this client, the client would
+    end and lose these pushes, so the server sends only the status."""
     server = programs.server("--model", "vector:3")
     watcher, late = observer(server), observer(server)
     watcher.send(hello(role=pb.ROLE_OBSERVER))
@@ -76,8 +76,9 @@ def diverge(worker):
 
 
 def test_a_run_that_diverged_can_continue_and_says_so(programs):
-    """The first start after the divergence names the options that may help. The run continues from
-    finite weights, so a start after another end does not mention the divergence."""
+    """The first server that starts after the divergence logs the options that may help, and the run
+    continues from its last finite weights. If the run then ends in another way, the next start must
+    not mention the divergence."""
     options = "--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none"
     server = programs.server(*options)
     worker = Worker(server.endpoint)
@@ -123,6 +124,61 @@ def test_a_stop_rule_is_the_end_for_workers_and_a_drain_for_observers(programs, 
     assert server.wait(10) == 0
 
 
+def train_epoch(worker, correct):
+    """Trains and evaluates an epoch of one batch. The evaluation has `correct` of 4 images."""
+    version = worker.pull()[1]
+    work = worker.lease().work
+    assert worker.push(np.ones(8, np.float32), version, work, 10).verdict == pb.VERDICT_OK
+    grant = worker.lease()
+    assert grant.kind == pb.GRANT_EVAL
+    worker.bulk.send(pb.Result(stamp=worker.stamp, eval_id=grant.eval_id, eval_count=4,
+                               correct=correct, code=grant.code))
+
+
+def accuracies(server):
+    lines = [json.loads(line) for line in (server.directory / "history.jsonl").open()]
+    return [line["accuracy"] for line in lines if line["kind"] == "epoch"]
+
+
+def test_patience_ends_at_the_first_epoch_that_is_due(programs):
+    """After the epoch that ends the run, the worker asks for work at once, and each further epoch
+    would be better: the server must not forget that the run was due to end."""
+    server = programs.server("--model", "vector:8", "--epochs", 9, "--batch-size", 10,
+                             "--patience-epochs", 2)
+    worker = Worker(server.endpoint, data=pb.DataId(n_train=10, n_test=4, xxh3=5))
+    with pytest.raises(Refused) as bye:
+        for correct in (1, 0, 2, 2, 1, 3, 4):
+            train_epoch(worker, correct)
+        worker.wait("bye")
+    assert bye.value.code == 20  # PS_EDONE
+    worker.close()
+    assert server.wait(10) == 0
+    assert accuracies(server) == [0.25, 0, 0.5, 0.5, 0.25]
+
+
+def test_a_new_rule_ignores_epochs_that_were_not_better_long_ago(programs):
+    """Only the newest evaluated epochs matter to a resumed run."""
+    options = "--model", "vector:8", "--epochs", 9, "--batch-size", 10
+    server = programs.server(*options)
+    worker = Worker(server.endpoint, data=pb.DataId(n_train=10, n_test=4, xxh3=5))
+    for correct in (1, 1, 1, 2):
+        train_epoch(worker, correct)
+    until(lambda: len(accuracies(server)) == 4, 10, "the history")
+    server.signal(SIGTERM)
+    assert server.wait(10) == 0
+    worker.close()
+    again = programs.server(*options, "--patience-epochs", 2)
+    worker = Worker(again.endpoint, data=pb.DataId(n_train=10, n_test=4, xxh3=5))
+    with pytest.raises(Refused) as bye:
+        for correct in (1, 2, 3):
+            train_epoch(worker, correct)
+        worker.wait("bye")
+    assert bye.value.code == 20  # PS_EDONE
+    worker.close()
+    assert again.wait(10) == 0
+    assert accuracies(again) == [0.25, 0.25, 0.25, 0.5, 0.25, 0.5]
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """Yields the directory of a tmpfs of 1 MiB."""
@@ -134,13 +190,14 @@ def small_disk(tmp_path):
 
 
 def test_a_run_that_diverged_ends_though_the_disk_is_full(programs, small_disk):
-    """The server waits for space on the disk for a limited time. When this time is over, the server
-    exits, and its log says how the run ended and why the server did not wait any longer."""
+    """At the end of the run, the server waits for disk space for its last checkpoint, but only for
+    a limited time. After this time the server exits, and its log says how the run ended and that
+    the wait was too long."""
     server = programs.server("--model", "vector:8", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
     worker = Worker(server.endpoint)
     assert worker.push(np.ones(8, np.float32), 0).verdict == pb.VERDICT_OK
-    # the server could delete these checkpoints to get space
+    # delete the old checkpoints, because the server could delete them to get space
     for old in sorted((small_disk / "ckpt").glob("ckpt-*"))[:-1]:
         old.unlink()
     fill(small_disk / "filler")

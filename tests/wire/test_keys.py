@@ -62,8 +62,8 @@ def metric(server, name):
 
 
 def all_read(server, *workers):
-    """Wait until the server has read all messages that these workers have sent. The server must not
-    have read any other message since its start."""
+    """Wait until the server has read all messages that these workers have sent. Check that the
+    server has read no other message since its start."""
     sent = sum(w.bulk.sent + w.heartbeat.sent for w in workers)
     until(lambda: metric(server, "messages_received_total") >= sent, 20 * PATIENCE, "all is read")
     assert metric(server, "messages_received_total") == sent
@@ -88,7 +88,8 @@ def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, 
     link.close()
     link.socket = CONTEXT.socket(zmq.DEALER)
     link.socket.linger = 0
-    link.socket.sndtimeo = 2000  # a refused connection stops accepting messages
+    # a time limit, because sends block on a socket whose connection the server has refused
+    link.socket.sndtimeo = 2000
     if peer_keys:
         link.socket.curve_publickey, link.socket.curve_secretkey = peer_keys.own
         link.socket.curve_serverkey = peer_keys.server
@@ -111,7 +112,8 @@ def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, 
     until(lambda: metric(server, "connections") == 2, 10, "the peer is gone")
 
 
-# The first bytes of a ZMTP greeting. The version, the mechanism, the role and padding follow.
+# The first bytes of a ZMTP greeting. In a complete greeting, the version, the mechanism, the role
+# and padding follow.
 GREETING = b"\xff" + bytes(8) + b"\x7f"
 GARBAGE = {
     "HTTP": lambda noise: b"GET / HTTP/1.1\r\n\r\n",
@@ -153,7 +155,7 @@ class Wire(threading.Thread):
         self.server = host, int(port)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = "tcp://127.0.0.1:%d" % self.listener.getsockname()[1]
-        self.flip = flip  # (direction, index) of the byte that the proxy changes once
+        self.flip = flip  # (direction, index) of the byte in which the proxy flips a bit, once
         self.streams = []
         self.start()
 
@@ -241,8 +243,8 @@ FORGED = [("up", 700), ("up", 50000), ("down", 700), ("down", 50000)]
 @pytest.mark.parametrize("direction, index", FORGED)
 def test_a_forged_message_ends_its_connection_and_nothing_else(programs, keys, small, direction,
                                                                index):
-    """A bit of an encrypted message changes on the way. The receiver of the message closes the
-    connection, and the worker continues with a new one. libzmq alone could keep such a connection
+    """A proxy flips a bit of an encrypted message on the way. The receiver of the message closes
+    the connection, and the worker continues with a new one. libzmq itself could keep the connection
     open and read nothing more from it."""
     server = programs.server("--model", "seed:4", "--epochs", 1, "--key", keys / "server.key")
     wire = Wire(server.endpoint, flip=(direction, index))
@@ -256,8 +258,9 @@ def test_a_forged_message_ends_its_connection_and_nothing_else(programs, keys, s
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_heartbeats_go_on_after_a_forged_message(programs, keys, small, direction):
-    """A worker waits for work, so only its connection for heartbeats carries more than 1,500 bytes.
-    A bit of a heartbeat changes on the way. The worker sends its heartbeats on a new connection."""
+    """The worker waits for work. Meanwhile only its connection for heartbeats carries more than
+    1,500 bytes, so the proxy can tell it from the other connection. A proxy flips a bit of a
+    heartbeat on the way. After that, the worker must send its heartbeats on a new connection."""
     server = programs.server("--model", "seed:4", "--epochs", 1, "--min-workers", 2, "--key",
                              keys / "server.key")
     wire = Wire(server.endpoint, flip=(direction, 1500))
@@ -297,8 +300,8 @@ ROLES = TABLE[0][1:]
 
 @pytest.mark.parametrize("role", ROLES)
 def test_keys_table(server, honest, known, role):
-    """The table in proto/WIRE.md, "Keys", says which messages each role may send. The server
-    accepts and refuses the messages of each row accordingly."""
+    """The table in proto/WIRE.md, "Keys", says which messages each role may send. For each row of
+    the table, the test checks that the server accepts or refuses the message as the table says."""
     assert ROLES == ["observer", "admin", "worker"]
     stamp = pb.Stamp()
     stamp.CopyFrom(honest.stamp)
@@ -308,8 +311,8 @@ def test_keys_table(server, honest, known, role):
         for name in names + ["ADMIN_LOG_LEVEL", "ADMIN_RELEASE"] * ("ADMIN" in names):
             link = Link(server.endpoint, known("second" if role == "worker" else role))
             link.send(one_of(name, stamp))
-            # The server may answer a worker's HELLO, RESULT or HEARTBEAT with nothing. A STATUS
-            # after it always gets a reply.
+            # The server may send no answer to a worker's HELLO, RESULT or HEARTBEAT. Therefore a
+            # STATUS follows, which always gets a reply.
             link.send(pb.Status())
             codes = set()
             while True:
@@ -359,16 +362,18 @@ def read_again(server, keys, text):
 
 def test_sighup_revokes(server, honest, known, keys):
     second = Worker(server.endpoint, keys=known("second"))
-    refused_push = np.full(64, np.nan, np.float32)  # a rejected push does not change the weights
+    # a push of NaN: the server rejects it, so the push does not change the weights
+    refused_push = np.full(64, np.nan, np.float32)
     assert second.push(refused_push, 0).reject == pb.REJECT_NONFINITE
     read_again(server, keys, without(keys, "second"))
     assert server.status()["log_level"] == "info"
+    time.sleep(0.1)  # let the server begin its periodic work, after which it must still answer
     version = honest.pull()[1]
     with pytest.raises(Refused) as refused:
         second.push(refused_push, 0)
     assert refused.value.code == PS_EAUTH
     link = Link(server.endpoint, known("second"))
-    link.send(pb.Status())
+    link.try_send(pb.Status())  # a send would wait if the server has already refused the key
     assert link.receive(0.5) is None
     link.close()
     second.close()
@@ -378,7 +383,7 @@ def test_sighup_revokes(server, honest, known, keys):
 def test_sighup_admits(server, honest, known, keys, programs):
     programs.keygen("third")
     third = Link(server.endpoint, known("third"))
-    third.send(pb.Status())
+    third.try_send(pb.Status())  # a send would wait if the server has already refused the key
     assert third.receive(0.3) is None
     third.close()
     read_again(server, keys, (keys / "authorized_keys").read_text())

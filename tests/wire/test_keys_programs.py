@@ -44,7 +44,10 @@ def modes(directory):
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o027])
-def test_the_umask_decides_who_reads_a_run_but_not_who_reads_a_key(programs, mask, tmp_path):
+def test_only_the_owner_reads_checkpoints_and_keys(programs, mask, tmp_path):
+    """Whatever the umask, only the server's user can read the checkpoints and the write-ahead log,
+    which contain the secret of the run, and the secret keys. The umask decides who can read the
+    other files of the run."""
     socket = tmp_path / "lane"
     before = os.umask(mask)
     try:
@@ -59,9 +62,11 @@ def test_the_umask_decides_who_reads_a_run_but_not_who_reads_a_key(programs, mas
         export = programs.export(server.directory)
     finally:
         os.umask(before)
-    assert {name.split(".")[0].split("-")[0] for name in made} >= {"LOCK", "history"}, made
-    assert len(made) >= 4, made  # also the checkpoint and its log
-    assert set(made.values()) == {oct(0o644 & ~mask)}, made
+    kinds = {name: name.split(".")[0].split("-")[0] for name in made}
+    assert set(kinds.values()) >= {"LOCK", "history", "ckpt", "journal"}, made
+    for name, mode in made.items():
+        private = kinds[name] in ("ckpt", "journal")
+        assert mode == ("0o600" if private else oct(0o644 & ~mask)), made
     assert oct(stat.S_IMODE(export.stat().st_mode)) == oct(0o644 & ~mask)
     assert sockets == {"lane": "0o600"}
     for name, mode in modes(keys).items():
@@ -89,7 +94,7 @@ def test_secrets_stay_out_of_logs_arguments_and_cores(programs, keys, data):
         for name in ("cmdline", "environ"):
             try:
                 text = open(f"/proc/{pid}/{name}", "rb").read().decode(errors="replace")
-            except PermissionError:  # a program with keys lets only root read its environment
+            except PermissionError:  # only root may read the environment of a program that has keys
                 assert name == "environ" and os.getuid()
                 continue
             assert not any(s in text for s in secrets)
@@ -122,12 +127,13 @@ def test_no_core_is_left(programs, keys, tmp_path):
     assert not crash("--key", keys / "server.key")
 
 
-# ---- with keys, the guarantees are the same
+# ---- with keys, a run has the same guarantees as without keys
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
 def test_ledger_with_keys_through_kills(programs, keys, durability):
-    """The test kills the server and a worker, which use keys: the server applies each push exactly
-    once. The write-ahead log contains the names of the workers."""
+    """The server and the workers use keys, and the test kills the server and a worker: each push
+    must be applied exactly once. With the write-ahead log, the restarted server must also find the
+    names of the workers in the log."""
     pushes, options = 400, ("--key", keys / "server.key", "--durability", durability, *RUN)
     server = programs.server("--model", f"vector:{2 * pushes}", *options)
     fleet = [programs.ledger_worker(server.endpoint, i, pushes, 0, 8, keys / f"{k}.key")

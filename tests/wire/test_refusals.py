@@ -25,7 +25,7 @@ ONE = np.eye(1, SIZE, dtype=np.float32)[0]
 
 @pytest.fixture
 def link(server, honest):
-    """Yields a connection on which the test misbehaves."""
+    """Yields a connection on which the test sends wrong messages."""
     link = Link(server.endpoint)
     yield link
     link.close()
@@ -33,8 +33,8 @@ def link(server, honest):
 
 @pytest.fixture
 def other(server, honest):
-    """A second worker. The server rejects all its pushes, so that the weights keep only the honest
-    worker's pushes."""
+    """A second worker. The test lets it push only gradients that the server rejects, so the weights
+    contain only the pushes of the honest worker."""
     worker = Worker(server.endpoint, name="other")
     yield worker
     worker.close()
@@ -65,7 +65,7 @@ def test_strict_headers_garbage(link, header):
 
 def test_strict_headers_random_bytes(link):
     random = np.random.default_rng(5)
-    for _ in range(250):  # after 272 the server closes the connection
+    for _ in range(250):  # fewer than 272, after which the server closes the connection
         link.send_frames([random.bytes(random.integers(1, 300))])
     for _ in range(250):
         name, body, _ = link.receive()
@@ -83,8 +83,8 @@ def test_strict_headers_control_characters_in_a_name(link):
 
 @pytest.fixture
 def roomy(programs):
-    """Yields a server and a connection. The model is so large that the largest valid frame exceeds
-    WIRE_MAX_HEADER."""
+    """Yields a server and a connection. The model is so large that the server must receive frames
+    larger than WIRE_MAX_HEADER."""
     server = programs.server("--model", "vector:20000", *PLAIN, directory=None)
     worker, link = Honest(server.endpoint), Link(server.endpoint)
     yield server, link
@@ -95,11 +95,12 @@ def roomy(programs):
 
 def test_strict_headers_amplifying(roomy):
     """Headers of 64 KiB that need far more memory when they are decoded: fields of two bytes, empty
-    slices, nested messages. The server refuses them, and its memory does not grow."""
+    slices, nested messages. The server must refuse these headers without using more memory."""
     server, _ = roomy
     before = rss(server)
     for _ in range(4):
-        link = Link(server.endpoint)  # after 272 refusals the server closes a connection
+        # a new connection, because the server closes a connection after 272 refusals
+        link = Link(server.endpoint)
         for _ in range(75):
             for flood in (b"\x78\x00", b"\x3a\x00", b"\x0a\x00"):
                 assert refusal(link, wrap(5, flood * 32000)).code == EPROTO
@@ -108,8 +109,12 @@ def test_strict_headers_amplifying(roomy):
 
 
 def test_limits_header_too_long(roomy):
-    # With the tags of both messages, the frame has 65,536 bytes.
-    assert refusal(roomy[1], wrap(12, wrap(2, b"x" * 65526))).code == EPROTO
+    # with the tags and lengths of both messages, the first frame has 65,537 bytes, one more than a
+    # header may have, and the second one has 65,536
+    found = refusal(roomy[1], wrap(12, wrap(2, b"x" * 65529)))
+    assert found.code == EPROTO and "a header over the limit" in found.text
+    found = refusal(roomy[1], wrap(12, wrap(2, b"x" * 65528)))
+    assert found.code == EPROTO and "text is too long" in found.text
 
 
 def test_frames_too_many(link):
@@ -211,7 +216,7 @@ def test_errors_term(link, honest):
 
 
 def test_errors_fenced(server, honest):
-    """A second process with the same name fences the older process."""
+    """When a second process with the same name joins, the server refuses the older process."""
     old = Worker(server.endpoint, name="twin")
     new = Worker(server.endpoint, name="twin")
     assert (new.stamp.worker, new.stamp.incarnation) == (old.stamp.worker,
@@ -234,7 +239,7 @@ def test_errors_rolled_back(link, honest):
 
 def test_session_an_old_hello_is_ignored(link, honest):
     """The server ignores a HELLO whose last_seq is smaller than the newest seq that the server has
-    decided. A HELLO with an old last_seq was delayed by the network."""
+    decided. Such a HELLO was sent earlier, and the network has delayed it."""
     link.send(hello(resume=honest.stamp, last_seq=honest.seq - 1))
     # the first reply is the one to this message, so the server has not answered the HELLO
     assert code(link, pb.Pull(which=0)) == EPROTO
@@ -251,7 +256,8 @@ def test_errors_full(programs):
 
 
 def open_lane(worker):
-    """Returns the Unix socket of the worker's lane, which is open as long as this socket."""
+    """Returns the Unix socket of the worker's lane. The lane is open until this socket is
+    closed."""
     magic = re.search(r"LANE_MAGIC +0x([0-9a-f]+)", (PROTO / "lane.h").read_text())[1]
     w, lane = worker.welcome, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lane.connect(w.lane_path)
@@ -262,8 +268,9 @@ def open_lane(worker):
 
 
 def test_errors_of_slots_lock_no_worker_out(programs):
-    """A worker pushes from slots that its lane does not have, and gets an ERROR each time. Then it
-    says HELLO more often than the server answers. Its next HELLO gets a WELCOME."""
+    """A worker pushes from lane slots that do not exist, and gets an ERROR each time. Then it sends
+    more HELLOs than the server answers per second. After that, one more HELLO must still get a
+    WELCOME."""
     server = programs.server(*LEDGER)
     worker = Worker(server.endpoint)
     with open_lane(worker):
@@ -338,7 +345,8 @@ def test_exactly_once_duplicate_of_an_accepted_push(honest):
         honest.push_next()
     seq = honest.seq - 3
     honest.kept[seq] = [pb.Push(), [(0, ONE * 7)], None]
-    # the bytes differ from those of the first push, and the server does not compare them
+    # send other bytes under a seq that the server has already decided: the server does not compare
+    # the bytes, and answers with its first decision
     honest.send_push(seq)
     again = honest.ack(seq)
     assert (again.verdict, again.version, again.duplicate) == (pb.VERDICT_OK, first.version, True)
@@ -353,7 +361,7 @@ def test_exactly_once_a_push_that_asks_gets_the_weights_after_it(honest, other):
     # the same push again, as after a lost reply: the server answers, but does not apply it again
     honest.send_push(honest.seq)
     last, same = honest.wait("ack", "params")
-    # one message has the ACK and the weights
+    # the server sends the ACK and the weights in one message
     assert (last.ack.seq, last.ack.duplicate) == (honest.seq, True)
     assert (last.request, last.version, same.tolist()) == (77, version, weights.tolist())
     ack, still, same = other.push_pull(unit * np.nan, version)
@@ -416,7 +424,7 @@ def test_rejections_exclude_a_worker_that_goes_on(server, honest, other):
     status = server.status()
     assert status["counters"]["excluded"] >= 1 and status["state"] == "training"
     assert [w["state"] for w in status["workers"] if w["name"] == "other"] == ["excluded"]
-    # another process takes the place of the excluded process
+    # another process joins with the name of the excluded process
     again = Worker(server.endpoint, name="other")
     assert again.push(ONE * np.nan, 0).reject == pb.REJECT_NONFINITE
     again.close()

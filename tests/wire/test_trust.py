@@ -1,11 +1,13 @@
 """A worker with a valid key cannot harm a run in the ways that docs/security.md lists.
 
-The tests cover attacks A4, A5, A7, A13 and A14 of docs/faults.md.
+The tests cover attacks A2, A4, A5, A7, A13 and A14 of docs/faults.md.
 """
 import collections
 import json
+import socket
 import time
-from signal import SIGHUP
+import urllib.request
+from signal import SIGHUP, SIGTERM
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from test_keys import metric
 from test_training import ZERO, few, leased  # noqa: F401
 from conftest import LEDGER, PLAIN, Honest
 
+from support.build import BUILD
 from support.programs import until
 
 from client import CONTEXT, Keys, Link, Refused, Worker, encode, exclude, hello, pb
@@ -30,7 +33,7 @@ def test_trust_a_run_is_not_forged_by_pushes_and_results(programs, few):
     for first in range(6):
         ack = forger.push(ZERO, 0, pb.Work(first=first, count=1), 500)
         assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
-    forger.grant = granted  # use the grant of another worker
+    forger.grant = granted  # claim the grant of another worker for the next push
     ack = forger.push(ZERO, 0, granted.work, 500 * granted.work.count)
     assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
     left = 6
@@ -59,11 +62,16 @@ def evaluate(worker, correct):
 
 
 def report(worker, grant, correct):
-    """Report this number of correct images of a granted portion."""
+    """Send the result of a granted portion, and wait until the server has handled it."""
+    send_result(worker, grant, correct)
+    worker.pull()  # the reply shows that the server has handled the result
+
+
+def send_result(worker, grant, correct):
+    """Send the result of a granted portion with this number of correctly classified images."""
     worker.bulk.send(pb.Result(stamp=worker.stamp, eval_id=grant.eval_id, code=grant.code,
                                eval_first=grant.eval_first, eval_count=grant.eval_count,
                                correct=correct, loss_sum=0))
-    worker.pull()  # the reply shows that the server has handled the result
 
 
 def test_trust_a_forged_evaluation_is_outvoted(programs, few):
@@ -78,7 +86,9 @@ def test_trust_a_forged_evaluation_is_outvoted(programs, few):
         left -= work.count
     evaluate(forger, 1000)
     evaluate(honest[0], 100)
-    assert server.status()["epoch_records"][0]["accuracy"] is None  # the third worker decides
+    # no accuracy yet, because the results of two workers differ, and the result of a third worker
+    # must agree with one of them
+    assert server.status()["epoch_records"][0]["accuracy"] is None
     evaluate(honest[1], 103)
     status = server.status()
     assert status["epoch_records"][0]["accuracy"] == pytest.approx(0.1)
@@ -88,23 +98,25 @@ def test_trust_a_forged_evaluation_is_outvoted(programs, few):
 
 
 def test_trust_a_false_result_that_nobody_checks_ends_a_run(programs, few):
-    """One worker alone reports that all images are correct, so the rule of --stop-at is met. A
-    second worker would check the result, and a third one would decide."""
+    """With a single worker, nobody checks evaluations: it reports that all images are correct, so
+    the rule of --stop-at ends the run. docs/security.md names this limit. With a second and a third
+    worker, the server would compare their results."""
     server, forger = leased(programs, few, "--stop-at", "accuracy=0.99")
     left = 6
     while left:
         work = forger.lease().work
         assert forger.push(ZERO, 0, work, 500 * work.count).verdict == pb.VERDICT_OK
         left -= work.count
-    evaluate(forger, 1000)
+    send_result(forger, forger.lease(), 1000)
     server.line("train stops")
     forger.close()
 
 
 def test_trust_no_check_is_granted_before_all_results(programs, few):
-    """Two of the three portions are in the sample, so another worker checks at least one of the
-    first two. It gets this check only when the last portion has its result: otherwise the worker of
-    the last portion could see from the number of leases that nobody will check its result."""
+    """The server lets another worker check two of the three portions of an evaluation, so at least
+    one of the first two. The server grants this check only when the last portion has its result. If
+    the server granted the check earlier, the worker of the last portion could see from the number
+    of leases whether its own result will be checked."""
     server, first = leased(programs, few, "--min-workers", 3, "--eval-images", 400,
                            "--eval-checks", 2, "--backup-copies", "none")
     last, checker = (Worker(server.endpoint, data=few.id) for _ in range(2))
@@ -191,7 +203,8 @@ def test_trust_a_key_has_its_share_of_the_slots(programs, keys):
 
 
 def test_trust_each_key_has_a_slot(programs):
-    """Four slots for three keys: one key gets two of them, and the others one each."""
+    """The server has four slots and three keys. One key may take two slots, but one slot for each
+    of the other two keys stays free."""
     k = programs.keygen("w1", "w2")
     server = programs.server(*LEDGER, "--key", k / "server.key", "--max-workers", 4)
     first, second, third = (Keys(k / f"{name}.key", k / "server.pub")
@@ -210,7 +223,7 @@ def test_trust_each_key_has_a_slot(programs):
 @pytest.mark.parametrize("slots", [50, 256])
 def test_trust_floods_of_one_key_lock_nobody_out(programs, keys, slots):
     """A peer sends HELLO on one connection and STATUS on another in a loop for 3 s. Meanwhile a
-    worker with another key can join and push, also if a key may have many of the slots."""
+    worker with another key can join and push, even if a key may have many of the slots."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", slots,
                              directory=None)
     public = keys / "server.pub"
@@ -232,15 +245,16 @@ def test_trust_floods_of_one_key_lock_nobody_out(programs, keys, slots):
         while got := link.receive(0.5):
             answers[got[0]] += 1
         link.close()
-    # At most QUOTA_HELLO and QUOTA_STATUS at once and in each second (server/auth/quota.h). Without
-    # the quota of HELLO the server answered 204 HELLO, or the other worker could not join in time.
+    # The server answers at most QUOTA_HELLO HELLOs and QUOTA_STATUS STATUS messages at once, and as
+    # many in each second (server/auth/quota.h). In a measurement without the quota of HELLO, the
+    # server answered 204 HELLOs, or the other worker could not join in time.
     assert answers["welcome"] < 5 * 25 and answers["status"] < 5 * 50, answers
     worker.close()
 
 
 def flood_ends(server, link, body):
-    """Send `body` again and again until the server has closed the connection. libzmq opens the
-    connection again at once."""
+    """Send `body` again and again until the server has closed the connection. libzmq then opens a
+    new connection at once."""
     flood_of_frames_ends(server, link, encode(body))
 
 
@@ -311,7 +325,7 @@ def test_trust_a_flood_of_rejected_pushes_loses_its_connection(programs, few):
 
 
 def test_trust_a_flood_of_chunks_loses_its_connection(programs, keys):
-    """A worker keeps sending chunks of pushes that never arrive."""
+    """A worker keeps sending chunks whose PUSH never follows."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--dead-ms", 60000,
                              directory=None)
     public = keys / "server.pub"
@@ -327,7 +341,7 @@ def test_trust_a_flood_of_hello_without_keys_loses_its_connection(server):
     link = Link(server.endpoint)
     flood_ends(server, link, hello(name="flood"))
     link.close()
-    time.sleep(1)  # the server admits 50 HELLO in each second, of all peers together
+    time.sleep(1)  # wait, because the server admits only 50 HELLOs per second of all peers together
     honest = Honest(server.endpoint)
     honest.push_next()
     honest.close()
@@ -335,8 +349,8 @@ def test_trust_a_flood_of_hello_without_keys_loses_its_connection(server):
 
 @pytest.mark.parametrize("kind", ["malformed", "chunk", "message"])
 def test_trust_a_revoked_key_is_refused_before_its_message_is_read(programs, keys, kind):
-    """The server answers the first message of a revoked key with an error, and closes the
-    connection at the second one, also if it could not decode the message."""
+    """The server answers the first message of a revoked key with an error. It closes the connection
+    at the second message, even if it could not decode this message."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     public = keys / "server.pub"
     link = Link(server.endpoint, Keys(keys / "second.key", public))
@@ -375,8 +389,8 @@ def test_trust_an_observer_may_not_send_chunks(programs, keys):
 
 
 def links_once(endpoint, keys, n, again_ms=-1):
-    """Opens `n` connections that libzmq does not open again when the server closes them, or only
-    after a while."""
+    """Opens `n` connections. When the server closes one, libzmq does not open it again or, if
+    `again_ms` is given, only after this time."""
     CONTEXT.reconnect_ivl = again_ms
     links = [Link(endpoint, keys) for _ in range(n)]
     CONTEXT.reconnect_ivl = 100
@@ -384,8 +398,8 @@ def links_once(endpoint, keys, n, again_ms=-1):
 
 
 def answered(server, links):
-    """Send STATUS on each of the links. Returns the links that get an answer. The server closes the
-    others."""
+    """Send STATUS on each of the links. Returns the links that get an answer. The server must close
+    all other links."""
     taken, before = [], metric(server, "crowded_total")
     for link in links:
         link.send(pb.Status())
@@ -414,8 +428,9 @@ def test_trust_a_robust_rule_with_few_keys_is_a_warning(programs):
 
 
 def test_trust_a_key_has_a_limited_number_of_connections(programs, keys):
-    """A key opens many connections and sends a message on each of them. The server closes those
-    above the limit of the key. A worker with another key goes on, and another one joins."""
+    """A key opens many connections and sends a message on each of them. The server closes the
+    connections above the limit of the key. A worker with another key continues, and another worker
+    joins."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 4,
                              "--dead-ms", 60000, directory=None)
     public = keys / "server.pub"
@@ -424,7 +439,7 @@ def test_trust_a_key_has_a_limited_number_of_connections(programs, keys):
     observer = Keys(keys / "observer.key", public)
     links = links_once(server.endpoint, observer, 40)
     taken = answered(server, links)
-    limit = 4 * 2 + 16  # a key has two of the four slots (auth_connections)
+    limit = 4 * 2 + 16  # the limit for a key that may have two of the four slots (auth_connections)
     assert len(taken) == limit
     server.line("net crowded")
     assert metric(server, "crowded_total") == 40 - limit
@@ -441,10 +456,10 @@ def test_trust_a_key_has_a_limited_number_of_connections(programs, keys):
 
 
 def test_trust_a_key_has_a_limited_number_of_handshakes(programs, keys):
-    """A key opens connections in a loop and sends nothing on them. The server lets a limited number
-    of them in. A worker with another key joins. On a busy machine, a handshake can take longer than
-    the server's limit of 2 s and then counts as neither admitted nor deferred, so the key tries
-    again."""
+    """A key opens connections in a loop and sends nothing on them. The server admits only a limited
+    number of them. A worker with another key joins. On a busy machine, a handshake can take longer
+    than the server's limit of 2 s and then counts as neither admitted nor deferred, so the key
+    tries again."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 4,
                              "--dead-ms", 120000, directory=None)
     public = keys / "server.pub"
@@ -462,7 +477,7 @@ def test_trust_a_key_has_a_limited_number_of_handshakes(programs, keys):
 
 
 def slow_links(endpoint, keys, n):
-    """Opens `n` connections that read only a few messages ahead."""
+    """Opens `n` connections whose receive queues hold only a few messages."""
     CONTEXT.rcvhwm = 1
     links = [Link(endpoint, keys) for _ in range(n)]
     CONTEXT.rcvhwm = 1000
@@ -506,13 +521,67 @@ def test_trust_chunks_of_one_key_leave_memory_for_the_others(programs, keys):
     for _ in range(50):
         links.append(Link(server.endpoint, Keys(keys / "worker.key", public)))
         links[-1].send_frames([b"\0", bytes(4 * 999990)])
-        other.maybe_heartbeat()  # on a busy machine, its session would end meanwhile
+        # keeps the session of `other` alive, because the loop can take long
+        other.maybe_heartbeat()
     until(lambda: other.maybe_heartbeat() or
           metric(server, "messages_received_total") > len(links), 20, "the chunks")
     time.sleep(0.3)  # the server compares its memory with the limit every 50 ms
     assert len(other.pull()[0]) == 1000000
     assert not any("memory_short" in line for line in server.lines)
     for w in (other, *links):
+        w.close()
+
+
+def received(server, n):
+    """Wait until the server has received n messages."""
+    until(lambda: metric(server, "messages_received_total") >= n, 20, f"{n} messages")
+
+
+def test_trust_worker_ids_use_no_share_of_another_key(programs, keys):
+    """While the disk hangs, an observer and a worker send messages with the ids of many workers,
+    also of the worker of another key. Each key must use up only its own share of the queue of
+    events that wait for the write-ahead log, whatever worker ids its messages contain. After the
+    hang the log must continue, and no push of the other key may be dropped."""
+    how = programs.directory / "how"
+    server = programs.server("--model", "vector:20000", *PLAIN, "--key", keys / "server.key",
+                             "--durability", "always", "--dead-ms", 60000, env={
+                                 "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"),
+                                 "DISK_HANG": str(how), "DISK_ROOT": str(programs.directory / "ckpt")})
+    public, gradient = keys / "server.pub", np.zeros(20000, np.float32)
+    own = Keys(keys / "second.key", public)
+    honest = Worker(server.endpoint, keys=own)
+    thief = Worker(server.endpoint, keys=Keys(keys / "worker.key", public))
+    observer = Link(server.endpoint, Keys(keys / "observer.key", public))
+    how.touch()
+    honest.push(gradient, 0, wait=False)
+    n = metric(server, "messages_received_total")
+    forged = pb.Stamp()
+    forged.CopyFrom(honest.stamp)
+    forged.incarnation += 1
+    theft = encode(pb.Push(stamp=forged, seq=1), [(0, gradient)])
+    for _ in range(30):
+        thief.bulk.send_frames(theft)
+    for i in range(100):
+        forged.worker = 1 + i % 64
+        body = pb.Bye(stamp=forged)
+        body.MergeFromString(b"\x82\x7d\xe0\xd4\x03" + bytes(60000))  # field 2000, unknown
+        observer.send(body)
+        honest.maybe_heartbeat()
+    received(server, n + 130)
+    for _ in range(7):
+        honest.push(gradient, 0, wait=False)
+    received(server, n + 137)
+    until(lambda: honest.maybe_heartbeat() or thief.bulk.try_send_frames(theft) and
+          any("server drops" in line for line in server.lines), 20, "the line about drops")
+    how.unlink()
+    acks = []
+    while acks[-1:] != [8]:  # the server also sends notices that it waits for its disk
+        name, body, _ = honest.bulk.receive()
+        acks += [body.seq] if name == "ack" else []
+    assert acks == list(range(1, 9))
+    assert not any("server drops" in line and own.own[0][:8].decode() in line or "wal failed" in line
+                   for line in server.lines)
+    for w in (honest, thief, observer):
         w.close()
 
 
@@ -538,8 +607,9 @@ def test_trust_a_revoked_key_loses_its_connections(programs, keys):
 
 
 def test_trust_a_key_in_quarantine_is_refused_until_it_is_released(programs, keys):
-    """A key is excluded three times under different names. After the third time the server refuses
-    the key, also after a restart, until an admin releases it. Other keys are not affected."""
+    """The server excludes workers of one key three times. Each time the worker has another name.
+    After the third time the server refuses the key until an admin releases it, even after a
+    restart. The server continues to accept other keys."""
     options = *LEDGER, "--key", keys / "server.key"
     server = programs.server(*options)
     public = keys / "server.pub"
@@ -592,3 +662,55 @@ def test_trust_the_owner_of_a_hello_is_the_servers(server):
         link.expect("welcome")
     assert e.value.code == 12
     link.close()
+
+
+def with_long_history(programs, *options):
+    """Makes a run whose history has nearly the maximum size, and ends its server. Returns the
+    server."""
+    server = programs.server(*options)
+    worker = Worker(server.endpoint)
+    end = time.monotonic() + 2.5  # the history has a sample each second
+    while time.monotonic() < end:
+        worker.push(0 * worker.pull()[0], 0)
+    worker.bye()
+    server.signal(SIGTERM)
+    assert server.wait(20) == 0
+    file = server.directory / "history.jsonl"
+    first, *rest = [json.loads(line) for line in file.read_text().splitlines()]
+    sample = next(o for o in reversed(rest) if o["kind"] == "sample")
+    n = (15 << 18) // (len(json.dumps(sample, separators=(",", ":"))) + 1)
+    begin, first["t"] = sample["t"], sample["t"] - (n + 1) * 1000
+    old = [{**sample, "t": begin - (n - i) * 1000} for i in range(n)]
+    file.write_text("".join(json.dumps(o, separators=(",", ":")) + "\n"
+                            for o in [first, *old, *rest]))
+    return server
+
+
+def slow_reader(url):
+    """Requests the history, and reads nothing of the answer."""
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.connect((url[1], int(url[2])))
+    reader.sendall(b"GET /history HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return reader
+
+
+def test_trust_slow_readers_of_the_history_leave_memory_for_the_workers(programs):
+    """One address requests a history of 4 MB on 47 connections, and reads nothing. The server does
+    not reach its memory limit, and closes no connection of a worker."""
+    options = ("--model", "vector:64", *PLAIN, "--lane", "tcp", "--memory-mb", 48)
+    server = programs.restart(with_long_history(programs, *options), *options)
+    url = server.line(r"http listening.*http://([^:]+):(\d+)")
+    worker, readers = Worker(server.endpoint), []
+    zero = 0 * worker.pull()[0]
+    for _ in range(47):
+        readers.append(slow_reader(url))
+        end = time.monotonic() + 0.15
+        while time.monotonic() < end:
+            assert worker.push(zero, 0).verdict == pb.VERDICT_OK
+            time.sleep(0.01)
+    with urllib.request.urlopen("http://%s:%s/healthz" % url.groups(), timeout=5) as reply:
+        assert reply.status == 200
+    assert not any("memory_short" in line for line in server.lines)
+    for connection in (*readers, worker):
+        connection.close()

@@ -11,7 +11,7 @@ from test_training import EDONE, DataSet, SoftmaxRegression, Trainer
 class IndependentWorker(Trainer):
     """A Python worker for every mode, written from WIRE.md, "Modes"."""
 
-    own = None  # in easgd, the weights of this worker
+    own = None  # mode easgd: the worker's own weights; None before the first pull
     velocity = 0
 
     def gradient(self, w, epoch, b):
@@ -21,8 +21,8 @@ class IndependentWorker(Trainer):
         return gradient
 
     def push_batches(self, gradient, version, epoch, end):
-        """Send one PUSH for all batches since the last push. `end` is the batch after the last of
-        them."""
+        """Send one PUSH for all batches since the last push. `end` is the number of the batch after
+        the last of these batches."""
         images = sum(n for n, _ in self.seen)
         loss = sum(n * loss for n, loss in self.seen) / images
         work = pb.Work(epoch=epoch, first=end - len(self.seen), count=len(self.seen))
@@ -54,7 +54,8 @@ class IndependentWorker(Trainer):
 
     def exact(self, grant, work):
         w, version = self.pull()
-        assert version == grant.version  # no other worker has changed the weights
+        # this worker is alone, so the weights have exactly the version of the grant
+        assert version == grant.version
         total = 0
         for b in range(work.first, work.first + work.count):
             g = self.gradient(w, work.epoch, b)
@@ -122,7 +123,7 @@ def test_modes(programs, few, mode):
     assert independent["images"] == own["images"] == 2 * 1020
     assert (independent["updates"], independent["rejected"]) == (own["updates"], 0)
     assert independent["loss"] == pytest.approx(own["loss"], rel=1e-4)
-    assert independent["loss"] < 2.2  # a network that guesses has the loss ln 10 = 2.30
+    assert independent["loss"] < 2.2  # less than ln 10 = 2.30, the loss of a network that guesses
 
 
 def test_modes_weights_of_another_term_are_not_exact(programs, few):
@@ -143,9 +144,10 @@ def test_modes_weights_of_another_term_are_not_exact(programs, few):
 
 
 def test_modes_a_step_that_answers_nobody_is_flushed(programs, few):
-    """A step ends because the second worker falls silent, so no message has caused the end and no
-    reply waits for it. The server still writes the step to the disk at once, and sends no notice
-    that it waits for the disk (WIRE.md, "Errors")."""
+    """A step of sync ends because the second worker falls silent. The end is therefore not caused
+    by a message to which a worker expects a reply. The server must still write the step to the
+    write-ahead log at once, and does not send the notice that replies wait for the disk (WIRE.md,
+    "Errors")."""
     server = programs.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms",
                         60000, "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300,
                         "--dead-ms", 60000)
@@ -160,4 +162,5 @@ def test_modes_a_step_that_answers_nobody_is_flushed(programs, few):
     with pytest.raises(AssertionError, match="no .'bye',. in 3 s"):
         first.wait("bye", seconds=3)
     assert server.status()["updates"] == 1
+    assert first.notices == 0
     first.close()

@@ -1,4 +1,4 @@
-/* cnnps.c - see cnnps.h. A call that needs the server makes a request of net.h. */
+/* cnnps.c - see cnnps.h. A call that needs the server passes a request to net_request (net.h). */
 #include "worker/client/cnnps.h"
 #include "worker/client/device.h"
 #include <math.h>
@@ -21,8 +21,9 @@
 #include "worker/client/pages.h"
 #include "worker/client/show.h"
 
-enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
-/* after this number of pulls in a row with a wrong checksum, cnnps_pull fails */
+/* values for retry_ms and silence_ms of struct session_config */
+enum { RETRY_MS = 500, SILENCE_MS = 5000 };
+/* cnnps_pull fails after this number of pulls in a row whose weights had a wrong checksum */
 #define TRIES 3
 
 #define X(name, value, exit_code, text)                                                            \
@@ -40,8 +41,9 @@ _Static_assert((int)CNNPS_LANE_AUTO == LANE_AUTO && (int)CNNPS_LANE_TCP == LANE_
 		       (int)CNNPS_LANE_SHM == LANE_SHM,
 	"cnnps.h repeats numbers of proto/lane.h");
 
-/* Number of the newest pulls whose term the library stores. It needs the terms because a server may
- * reuse the version numbers of an earlier term after a crash. */
+/* The library stores the version and the term of this number of newest pulls, and adds the term to
+ * each push. The version alone is not enough, because a server may reuse version numbers after a
+ * crash; its term is then a new one. */
 enum { PULLS = 16 };
 struct pulled {
 	uint64_t version, term;
@@ -54,16 +56,18 @@ struct cnnps {
 	struct cnnps_info info;
 	struct msg_welcome welcome; /* the first WELCOME */
 	char server[256];
-	char *tensors; /* cnnps_options.tensors */
+	char *tensors; /* a copy of cnnps_options.tensors */
 	struct pool *pool;
 	struct feedback feedback; /* the error feedback for gradients in bfloat16 */
-	float *gradient;          /* lent to the program, or NULL */
-	struct lane_slot slot;    /* the shared memory of `gradient`, or empty */
-	int has_staging;          /* 1 if received weights are copied to `staging` */
-	float *staging;           /* a buffer of `pool`; NULL until it is allocated */
-	int has_device;           /* 1 after cnnps_use_device */
+	/* the buffer that cnnps_gradient has lent to the program, or NULL */
+	float *gradient;
+	/* the slot in which `gradient` is; empty if it is not in shared memory */
+	struct lane_slot slot;
+	int has_staging; /* 1 if the library copies received weights to `staging` */
+	float *staging;  /* a buffer of `pool`; NULL until it is allocated */
+	int has_device;  /* 1 after cnnps_use_device */
 	struct lane_device device;
-	uint64_t gradient_xxh3; /* the checksum of `gradient`, or 0 */
+	uint64_t gradient_xxh3; /* checksum of `gradient` from cnnps_set_checksum; 0: unknown */
 	int starts_pull;        /* 1 after cnnps_start_pull_with_push, until the next push */
 	/* if it is not NULL, set_view sets *unchecked and leaves the check of the weights to the
 	 * program */
@@ -71,11 +75,13 @@ struct cnnps {
 	struct arrival awaited; /* the weights that CNNPS_PULL_WAIT has received, or empty */
 	zmq_msg_t view;         /* weights lent to the program */
 	struct pulled pulled[PULLS];
-	size_t n_pulled;        /* number of all pulls so far; pull number i is at i % PULLS */
+	/* number of all pulls so far; pulled[i % PULLS] has pull number i */
+	size_t n_pulled;
 	struct request request; /* the newest request */
 };
 
-/* Notes that a call begins. The time of the call without its waits counts as TIME_COPY. */
+/* Notes that a call of the program begins. From now on the time counts as TIME_COPY, except while
+ * the call waits for the server. */
 static void begin_call(struct cnnps *c)
 {
 	if (c->net)
@@ -103,10 +109,11 @@ static int refuse(struct cnnps *c, const char *why)
 /* Maximum number of bytes by which a struct of a newer library may be longer than ours. */
 enum { MAX_NEWER = 4096 };
 
-/* The size of each struct in the first header that had its `size`: older programs have no shorter
- * struct. Never change a value. If a field is appended to a struct whose value is its sizeof, write
- * the offset of this field instead. Append a field at the offset that was the sizeof before, and
- * not in the padding at the end, because an older program may have anything in this padding. */
+/* The size of each struct in the first header that gave it a field `size`: no program has a shorter
+ * struct. Never change one of these values. If a field is appended to a struct whose value is its
+ * sizeof, write the offset of this field instead. Append a field at the offset that was the sizeof
+ * before, and not in the padding at the end, because an older program may have anything in this
+ * padding. */
 enum {
 	FIRST_OPTIONS = offsetof(struct cnnps_options, lane),
 	FIRST_LEASE = sizeof(struct cnnps_lease),
@@ -125,8 +132,8 @@ static size_t struct_size(const void *from)
 	return n;
 }
 
-/* Returns 1 if `n` may be the size of a struct that has `size` bytes in this library, and that
- * had `first` bytes at first. */
+/* Returns 1 if a program may have given `n` as the size of a struct that has `size` bytes in this
+ * library, and that had `first` bytes in its first header. */
 static int is_size(size_t n, size_t first, size_t size)
 {
 	return n >= first && n <= size + MAX_NEWER && n % _Alignof(size_t) == 0;
@@ -175,8 +182,8 @@ static int read_struct(
 }
 #define READ_STRUCT(c, to, from, name, first) read_struct(c, to, first, sizeof(*(to)), from, #name)
 
-/* Copies all fields except `size` to the program's struct, if it has them. `size` is the number of
- * bytes of `from`. */
+/* Copies to the program's struct all fields that this struct has, except the field `size`. The
+ * argument `size` is the number of bytes of `from`. */
 static void write_struct(void *to, const void *from, size_t size)
 {
 	size_t n = struct_size(to) < size ? struct_size(to) : size;
@@ -426,8 +433,8 @@ static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 	return 0;
 }
 
-/* Gets weights that are not verified yet: the weights that CNNPS_PULL_WAIT has received, or else
- * the weights of a new pull. */
+/* Gets weights that are not verified yet. These are the weights that CNNPS_PULL_WAIT has received,
+ * or those of a new pull if there are none. */
 static int await_weights(struct cnnps *c, enum weights which, struct arrival *to)
 {
 	struct request *o;
@@ -444,14 +451,19 @@ static int await_weights(struct cnnps *c, enum weights which, struct arrival *to
 	return rc;
 }
 
-/* Verifies weights and copies them to `to` unless it is NULL. PS_EPROTO: the checksum is wrong, and
- * the caller should pull again. */
-static int verify_weights(struct arrival *a, float *to)
+void cnnps_note_wrong_checksum(struct cnnps *c)
+{
+	net_note_garbage(c->net, "wrong tensor checksum");
+}
+
+/* Verifies weights and, unless `to` is NULL, copies them to `to`. PS_EPROTO: the checksum is wrong,
+ * and the caller should pull again. */
+static int verify_weights(struct cnnps *c, struct arrival *a, float *to)
 {
 	int rc = wire_values(&a->frames, &a->params, to);
 
 	if (rc)
-		log_warn("net", "dropped", "reason=\"wrong tensor checksum\"");
+		cnnps_note_wrong_checksum(c);
 	return rc;
 }
 
@@ -468,7 +480,8 @@ static int is_one_frame(struct arrival *a)
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Verifies the weights of `a`, which have moved to c->view, or leaves this to the program. */
+/* Verifies the weights of `a`, which have moved to c->view. If c->unchecked is not NULL, sets
+ * *c->unchecked instead, and the program verifies the weights. */
 static int check_view(struct cnnps *c, const struct arrival *a)
 {
 	const struct slice *s = &a->params.slices.slice[0];
@@ -479,7 +492,7 @@ static int check_view(struct cnnps *c, const struct arrival *a)
 	}
 	if (wire_checksum(zmq_msg_data(&c->view), s->count) == s->xxh3)
 		return PS_OK;
-	log_warn("net", "dropped", "reason=\"wrong tensor checksum\"");
+	cnnps_note_wrong_checksum(c);
 	return PS_EPROTO;
 }
 
@@ -492,10 +505,10 @@ static int fetch_weights(struct cnnps *c, struct arrival *a)
 	return lane_fetch(&c->device, &a->frames.frame[1]);
 }
 
-/* Verifies weights and makes them c->view. The view lies in the lane if a device can use it. Else
- * it lies in a buffer of the pool if the program has set options.allocate, or if the weights need a
- * conversion. Otherwise, the view is the received message if this message is one aligned frame, or
- * else a new message. */
+/* Verifies weights and makes them c->view. If a device can use the memory of the lane, the view
+ * lies there. Else the view lies in a buffer of the pool if the program has set options.allocate,
+ * or if the weights need a conversion. In all other cases, the view is the received message if this
+ * is one aligned frame, and a new message if it is not. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	const struct slice *s = &a->params.slices.slice[0];
@@ -518,17 +531,17 @@ static int set_view(struct cnnps *c, struct arrival *a)
 	if ((c->has_staging || (c->feedback.error && !is_one_frame(a))) && !c->staging)
 		c->staging = pool_acquire(c->pool);
 	if (c->staging) {
-		rc = verify_weights(a, c->staging);
+		rc = verify_weights(c, a, c->staging);
 		return rc ? rc : pool_send(c->pool, &c->staging, &c->view);
 	}
 	if (is_one_frame(a)) {
-		rc = verify_weights(a, NULL);
+		rc = verify_weights(c, a, NULL);
 		(void)zmq_msg_move(&c->view, &a->frames.frame[1]);
 		return rc;
 	}
 	if (zmq_msg_init_size(&c->view, c->info.n_params * sizeof(float)))
 		return PS_ENOMEM;
-	return verify_weights(a, zmq_msg_data(&c->view));
+	return verify_weights(c, a, zmq_msg_data(&c->view));
 }
 
 /* Pulls into `to`, or into c->view if `to` is NULL. */
@@ -543,7 +556,7 @@ static int pull_verified(struct cnnps *c, enum weights which, float *to, struct 
 			return rc;
 		rc = to ? fetch_weights(c, a) : PS_OK;
 		if (!rc)
-			rc = to ? verify_weights(a, to) : set_view(c, a);
+			rc = to ? verify_weights(c, a, to) : set_view(c, a);
 		frames_release(&a->frames);
 	}
 	if (rc == PS_EPROTO)
@@ -556,7 +569,7 @@ static int pull_verified(struct cnnps *c, enum weights which, float *to, struct 
 	return rc;
 }
 
-/* Fills in the results of a pull. */
+/* Pulls weights and writes the results to *p. */
 static int pull_weights(struct cnnps *c, struct cnnps_pull *p)
 {
 	struct arrival a;
@@ -712,7 +725,8 @@ static int make_tensor(
 		struct chunk copy;
 
 		wire_copy_chunk(slot.values, g, n, &copy, NULL);
-		/* if feedback changes the values, the transmission computes the checksum */
+		/* if feedback_add has changed the values, `copy.xxh3` is not their checksum; the
+		 * first transmission then computes it */
 		if (!feedback_add(&c->feedback, slot.values, offset, n))
 			s->slice[0].xxh3 = copy.xxh3;
 		int rc = lane_send(&slot, n, &o->push.tensor);
@@ -764,7 +778,7 @@ static int push_values(struct cnnps *c, const struct cnnps_push *p, int then_pul
 	if ((rc = make_tensor(c, o, p->gradient, p->offset, n)))
 		return rc;
 	rc = run_request(c, o);
-	zmq_msg_close(&o->push.tensor); /* empty if net_request took it over */
+	zmq_msg_close(&o->push.tensor); /* without effect if net_request took over the tensor */
 	return rc;
 }
 
@@ -844,7 +858,8 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 	return done(c, rc);
 }
 
-/* Returns 1 if a metric is not finite although the loss is, so that training has not diverged. */
+/* Returns 1 if a metric is not finite although the loss is finite. The caller refuses such a
+ * result, because it is an error of the program and no sign that training has diverged. */
 static int has_false_metric(const struct cnnps_evaluation *e)
 {
 	int is_finite = 1;

@@ -106,3 +106,17 @@ void heartbeat_redial(struct heartbeat *h, struct link *l)
 	link_redial_heartbeat(l);
 	unlock_heartbeat(h);
 }
+
+void heartbeat_cut(struct heartbeat *h, struct link *l)
+{
+	lock_heartbeat(h);
+	link_cut_heartbeat(l);
+	unlock_heartbeat(h);
+}
+
+void heartbeat_dial(struct heartbeat *h, struct link *l)
+{
+	lock_heartbeat(h);
+	link_dial_heartbeat(l);
+	unlock_heartbeat(h);
+}

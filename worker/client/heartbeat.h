@@ -1,12 +1,11 @@
 /*
- * heartbeat.h - the worker's heartbeats: the heartbeat connection and the newest HEARTBEAT. The
- * background thread repeats this HEARTBEAT while the program's thread waits for an answer and does
- * not get the CPU.
- *
- * On a busy machine the scheduler prefers other threads to a thread that has computed for a long
- * time, even if this thread only waits now. On two CPUs with fifteen other busy processes, such a
- * thread ran 1.6 s late in a measurement. The background thread, which never computes, ran only 0.5
- * s late.
+ * heartbeat.h - the worker's heartbeats: the heartbeat connection and the newest HEARTBEAT. While
+ * the program's thread waits for an answer, the background thread repeats this HEARTBEAT, because
+ * the program's thread may get the CPU too late: if more threads compute than there are CPUs, the
+ * scheduler prefers other threads to a thread that has computed for a long time, even if this
+ * thread now only waits. In a measurement on two CPUs with fifteen other processes that computed,
+ * the program's thread ran 1.6 s late. The background thread, which never computes, ran only 0.5 s
+ * late.
  *
  * Invariants:
  * (1) one thread at a time has `lock`, and `socket` is used only under it (asserted by
@@ -29,9 +28,9 @@ struct link;
 struct heartbeat {
 	uv_mutex_t lock;
 	int locked;        /* 1 if a thread has the lock */
-	void *socket;      /* borrowed */
-	zmq_msg_t message; /* the newest HEARTBEAT; empty: none to repeat */
-	uint64_t sent_ms;  /* clock_ms */
+	void *socket;      /* the socket of the heartbeat connection, borrowed */
+	zmq_msg_t message; /* the newest HEARTBEAT; empty if there is none to repeat */
+	uint64_t sent_ms;  /* time (clock_ms) at which `message` was last sent */
 	uint64_t period_ms;
 };
 
@@ -48,6 +47,9 @@ void heartbeat_stop(struct heartbeat *h);
 int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
 /* Connects `socket`, the heartbeat socket of `l`, again if libzmq has given up its connection. */
 void heartbeat_redial(struct heartbeat *h, struct link *l);
+/* These functions do the same as link_cut and link_dial, for `socket`. */
+void heartbeat_cut(struct heartbeat *h, struct link *l);
+void heartbeat_dial(struct heartbeat *h, struct link *l);
 /* Returns 1 if there is a message to receive. If there is no message, sets *fd to the socket's
  * ZMQ_FD, which the caller can poll. The ZMQ_FD is edge-triggered: a concurrent heartbeat_repeat
  * may consume the edge. */

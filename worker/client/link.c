@@ -1,6 +1,6 @@
 /* link.c - see link.h. */
 #include <errno.h>
-#include <linux/tcp.h> /* has all fields of struct tcp_info */
+#include <linux/tcp.h> /* this header has all fields of struct tcp_info */
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static int set_socket_int(void *socket, int option, int value)
 static int link_set_options(void *socket, int has_keys, uint64_t random)
 {
 	/* a frame may be a whole model; decode.c checks the exact size after WELCOME */
-	int64_t max_frame = 4 * (int64_t)WIRE_MAX_PARAMS + WIRE_FRAME_SLACK;
+	int64_t max_frame = (int64_t)wire_max_frame(WIRE_MAX_PARAMS);
 	int jitter = (int)(random % RETRY_MS);
 	int bad = 0;
 
@@ -38,7 +38,7 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	/* workers of a restarted server must not all reconnect at once */
 	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL, RETRY_MS + jitter);
 	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL_MAX, MAX_RETRY_MS + jitter);
-	/* with libzmq's default, closing could wait for ever */
+	/* with libzmq's default, link_term could wait for ever for unsent messages */
 	bad |= set_socket_int(socket, ZMQ_LINGER, LINK_LINGER_MS);
 	/* give up a peer that accepts the connection and then sends nothing */
 	bad |= set_socket_int(socket, ZMQ_HANDSHAKE_IVL, 2000);
@@ -53,7 +53,8 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1);
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 2);
 	bad |= set_socket_int(socket, ZMQ_TCP_MAXRT, 2500);
-	/* libzmq's default is 1000 messages, and each may be a whole model */
+	/* the queues hold few messages, because each may be a whole model; libzmq's default is 1000
+	 * messages */
 	bad |= set_socket_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
 	bad |= set_socket_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
 	bad |= set_socket_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER(has_keys));
@@ -88,8 +89,9 @@ static int start_monitor(struct link *l)
 		     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
 		     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
 
-	/* Not ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL, see server/net/port.c: libzmq closes a
-	 * connection with a forged message only if it does not report the message. */
+	/* The heartbeat connection has no ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL, because libzmq
+	 * closes a connection with a forged message only if it does not report this event
+	 * (server/net/port.c). */
 	int of_heartbeat = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED |
 			   ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_DISCONNECTED;
 
@@ -110,7 +112,8 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 	if (!l->context)
 		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
 	if (connections > 1) {
-		/* each connection can have a thread, which matters most for encryption */
+		/* one I/O thread per connection, which matters most if the connections are
+		 * encrypted */
 		(void)zmq_ctx_set(l->context, ZMQ_IO_THREADS, (int)connections);
 		l->random = random;
 		l->has_keys = keys != NULL;
@@ -171,6 +174,31 @@ void link_redial(struct link *l)
 	l->stopped = 0;
 	(void)zmq_disconnect(l->bulk, l->server);
 	(void)zmq_connect(l->bulk, l->server);
+}
+
+void link_cut(struct link *l)
+{
+	(void)zmq_disconnect(l->bulk, l->server);
+	l->fd = -1;
+	l->established = 0;
+}
+
+void link_dial(struct link *l)
+{
+	l->stopped = 1;
+	link_redial(l);
+}
+
+void link_cut_heartbeat(struct link *l)
+{
+	(void)zmq_disconnect(l->heartbeat, l->server);
+}
+
+void link_dial_heartbeat(struct link *l)
+{
+	(void)zmq_disconnect(l->heartbeat, l->server);
+	(void)zmq_connect(l->heartbeat, l->server);
+	l->heartbeat_stopped = 0;
 }
 
 void link_redial_heartbeat(struct link *l)

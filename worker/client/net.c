@@ -18,6 +18,7 @@
 #include "common/mem.h"
 #include "worker/client/contact.h"
 #include "worker/client/counters.h"
+#include "worker/client/garbage.h"
 #include "worker/client/heartbeat.h"
 #include "worker/client/lane_setup.h"
 #include "worker/client/lease_pace.h"
@@ -31,11 +32,12 @@
 /* while there is no WELCOME, send STATUS after this time without a message */
 #define STATUS_AFTER_MS 700
 #define REDIAL_MS       1000
-#define RELEASE_SINCE   7u /* protocol version of ADMIN_RELEASE */
-/* A server repeats a notice, that is, an ERROR that says why replies wait, within this time. The
- * worker does not report a single notice, because a wait is reported only after 1.5 s. */
+#define RELEASE_SINCE   7u /* first protocol version that has ADMIN_RELEASE */
+/* A server repeats a notice, that is, an ERROR that says why replies wait, within this time. This
+ * time is shorter than 1.5 s, the time after which the worker reports a wait. A single notice is
+ * therefore never reported. */
 #define NOTICE_MS 1400
-#define CLOSE_MS  5000 /* time limit of the wait for the last decisions and BYE */
+#define CLOSE_MS  5000 /* maximum wait of net_free for the last decisions and BYE */
 /* time limit of this wait if no decision is open and no server is there */
 #define CLOSE_DOWN_MS 500
 /* maximum number of messages from one socket before the other sockets have their turn */
@@ -43,10 +45,11 @@
 
 enum {
 	STOP_GRACE_MS = 5000, /* time limit of each request after `stop` has reported a stop */
-	/* send STATUS and ADMIN again after this time, because the session does not do this */
+	/* send an unanswered STATUS or ADMIN again after this time; the session repeats only its
+	 * own requests */
 	RESEND_MS = 5000,
-	/* refuse a lease in a run that grants none after this time, because the end of the run may
-	 * be under way to this worker */
+	/* in a run that grants no leases, refuse a lease only after this time: until then, the
+	 * message that ends the run may arrive */
 	NO_LEASE_MS = 1000,
 };
 
@@ -58,7 +61,8 @@ struct net {
 	uv_cond_t wake_background;
 	int closing; /* 1 if the background thread must end; guarded by background_lock */
 	struct heartbeat heartbeat;
-	struct requests requests; /* guarded by io_lock, except for the time of requests_alive */
+	/* guarded by io_lock, except for the time that requests_alive sets */
+	struct requests requests;
 
 	uv_mutex_t io_lock; /* guards all members below */
 	uv_thread_t io_holder;
@@ -72,34 +76,40 @@ struct net {
 	struct outbox out;
 	struct lane_setup lane;
 	struct sides sides;
-	struct lane_device device; /* pin is NULL if there is none */
-	uint64_t tick_ms;          /* when the next tick is due */
-	/* bytes moved on the connections for tensors until the newest tick */
+	/* the device of net_use_device; `pin` is NULL if there is none */
+	struct lane_device device;
+	uint64_t tick_ms; /* time at which the next tick is due */
+	/* number of bytes that the connections for tensors had moved at the newest tick */
 	uint64_t moved;
-	uint64_t stop_ms;  /* when cfg.stop reported a stop; 0 before that */
+	uint64_t stop_ms;  /* time at which cfg.stop reported a stop; 0 before that */
 	uint64_t base_seq; /* last_seq of the first WELCOME */
 	uint64_t n_params; /* size of the model in the first WELCOME */
 	int welcomed;
-	uint64_t links; /* how often the bulk connection was established */
-	/* how often the peer closed the bulk connection during the handshake */
+	uint64_t links; /* number of times that the bulk connection was established */
+	/* number of times that the peer closed the bulk connection during the handshake */
 	uint64_t failed_handshakes;
 	int up;       /* 1 if the bulk connection is established */
-	int answered; /* 1 if this connection has carried messages of cnn-ps */
+	int answered; /* 1 if the present bulk connection has carried messages of cnn-ps */
 	/* time of the newest message, or of the begin of the connection if no message came */
 	uint64_t received_ms;
 	struct contact contact;
-	uint64_t status_sent_ms;      /* newest STATUS of query_status */
-	uint64_t redial_ms;           /* when to call link_redial next */
-	uint64_t heartbeat_redial_ms; /* when to call heartbeat_redial next */
+	uint64_t status_sent_ms;      /* time of the newest STATUS that query_status has sent */
+	uint64_t redial_ms;           /* time from which on link_redial may be called */
+	uint64_t heartbeat_redial_ms; /* time from which on heartbeat_redial may be called */
 	int keyed;                    /* 1 if the connection is encrypted with the two keys below */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error;   /* the newest ERROR of the server */
 	uint64_t notice_ms;        /* time of the newest ERROR */
-	atomic_int show_requested; /* see show.h */
-	/* when net_show_requested last returned 1; 0: never; only net_show_requested uses it */
+	atomic_int show_requested; /* 1 if the server has requested pictures (show.h) */
+	/* time at which net_show_requested last returned 1, or 0; only this function uses the
+	 * member */
 	uint64_t show_ms;
-	char *tensors; /* the tensors in the first WELCOME; owned */
+	char *tensors; /* a copy of the list of tensors in the first WELCOME; owned */
 	struct lease_pace pace;
+	struct garbage garbage;
+	/* time at which the worker opens its connections again, which it has closed because the
+	 * server has sent too much garbage or ended too many connections; 0: they are open */
+	uint64_t reopen_ms;
 };
 
 /* Asserts invariant (1): the calling thread holds the I/O lock. */
@@ -236,7 +246,8 @@ static void check_lane(struct net *n, uint64_t now)
 /* Appends the tensor frame of a PARAMS whose weights are in shared memory. */
 static int append_weights(struct net *n, const struct lane_ref *ref, struct frames *f)
 {
-	poll_lane(n, n->awake.now_ms); /* the server answered before it sent PARAMS */
+	/* read the answer about the lane first: the server sent it before this PARAMS */
+	poll_lane(n, n->awake.now_ms);
 	return lane_is_open(n->lane.lane) ? lane_append(n->lane.lane, ref, f) : PS_EPROTO;
 }
 
@@ -340,7 +351,8 @@ static void run_effect(struct net *n, const struct session_effect *e)
 {
 	switch (e->kind) {
 	case DO_SEND:
-		/* the server forgets the parts that it has when it receives HELLO */
+		/* when the server receives HELLO, it forgets the parts of a push that have
+		 * arrived */
 		if (e->msg.type == MSG_HELLO && sides_drop(&n->sides))
 			outbox_clear(&n->out);
 		outbox_post(&n->out, &e->msg);
@@ -438,7 +450,8 @@ static void try_push(struct net *n, uint64_t now)
 	uint64_t seq;
 	int rc;
 
-	/* the server would reject such pushes, and soon exclude the worker */
+	/* refuse a push without batches, because the server would reject it, and soon exclude the
+	 * worker */
 	if (!r->push.meta.work.count && session_welcome(n->session)->epochs) {
 		requests_fail(&n->requests, PS_EUSAGE,
 			"the run has a data set (--epochs), so a push needs the batches of a "
@@ -452,7 +465,8 @@ static void try_push(struct net *n, uint64_t now)
 		return;
 	if (!rc) {
 		outbox_retain(&n->out, seq, &r->push.meta.slices.slice[0], &r->push.tensor);
-		PS_ASSERT(n->out.retained_bytes <= n->cfg.replay_bytes || is_only); /* (4) */
+		/* invariant 4 */
+		PS_ASSERT(n->out.retained_bytes <= n->cfg.replay_bytes || is_only);
 		atomic_fetch_add(&n->count.pushed, 1);
 		lease_pace_push(&n->pace);
 		run_effects(n);
@@ -506,8 +520,8 @@ static void try_request(struct net *n, uint64_t now)
 		requests_complete(&n->requests, rc);
 }
 
-/* Requests a lease, when its pace allows it. The server of a run without a data set would not
- * answer. */
+/* Requests a lease when lease_pace_allows permits it. In a run without a data set, refuses the
+ * request after NO_LEASE_MS, because the server would not answer. */
 static void try_lease(struct net *n, uint64_t now)
 {
 	if (!n->requests.pending && !lease_pace_allows(&n->pace, now - n->requests.begun_ms, now))
@@ -592,8 +606,9 @@ static void try_flush(struct net *n)
 }
 
 /* Closes the session in two steps with one deadline: waits for the decisions on the pushes, then
- * sends BYE and waits for the answer. Without open pushes and without a server, the wait is short:
- * only a server that returns just now would receive BYE. */
+ * sends BYE and waits for the answer. If all pushes are decided and there is no connection, the
+ * wait takes only CLOSE_DOWN_MS: a longer wait would only help to send BYE to a server that comes
+ * back during it. */
 static void try_close(struct net *n, uint64_t now)
 {
 	int alone = !n->up && all_decided(n, 0) && now - n->requests.begun_ms >= CLOSE_DOWN_MS;
@@ -649,8 +664,8 @@ static void try_kind(struct net *n, uint64_t now)
 }
 
 /* Returns 1 if the request of a stopped program has taken longer than STOP_GRACE_MS. The time
- * begins with the stop, or with the request if it is later, because the program may compute for
- * longer than STOP_GRACE_MS after the stop. */
+ * begins with the stop or, if the request began after the stop, with the request: the program may
+ * compute for longer than STOP_GRACE_MS between the two. */
 static int stop_is_over(const struct net *n, uint64_t now)
 {
 	uint64_t since = n->stop_ms > n->requests.begun_ms ? n->stop_ms : n->requests.begun_ms;
@@ -675,8 +690,8 @@ static void try_request_now(struct net *n, uint64_t now)
 		try_kind(n, now);
 }
 
-/* Carries out the session's effects and tries the request in progress. Call it after a call of the
- * session. */
+/* Carries out the session's effects and tries the request in progress. Call this function after
+ * each call of a function of the session. */
 static void apply_effects(struct net *n, uint64_t now)
 {
 	run_effects(n);
@@ -727,7 +742,48 @@ static void handle_message(struct net *n, const struct msg *m)
 	apply_effects(n, now);
 }
 
-/* Handles the result of wire_recv. Returns 0 if there was no message. */
+/* Closes the connections until `reopen_ms`. */
+static void cut_connections(struct net *n, uint64_t reopen_ms)
+{
+	n->reopen_ms = reopen_ms;
+	link_cut(&n->link);
+	heartbeat_cut(&n->heartbeat, &n->link);
+}
+
+/* Handles the loss of the bulk connection. */
+static void lose_connection(struct net *n, uint64_t now)
+{
+	n->up = 0;
+	(void)sides_drop(&n->sides);
+	outbox_clear(&n->out);
+	session_link_lost(n->session, now);
+}
+
+/* Notes a message that nobody can use. A server that sends too many of them loses its connections
+ * for a while. */
+static void note_garbage(struct net *n, const char *why)
+{
+	const uint64_t now = now_of(n), pause_ms = garbage_note(&n->garbage, why, now);
+
+	if (!pause_ms || n->reopen_ms)
+		return;
+	log_warn("net", "flood", "server=%s pause_ms=%llu reason=\"too much that nobody can use\"",
+		n->cfg.server, (unsigned long long)pause_ms);
+	cut_connections(n, now + pause_ms);
+	lose_connection(n, now);
+	apply_effects(n, now);
+}
+
+void net_note_garbage(struct net *n, const char *why)
+{
+	uv_mutex_lock(&n->io_lock);
+	own_io_lock(n);
+	note_garbage(n, why);
+	unlock_io(n);
+}
+
+/* Handles the message `f` that wire_recv has received with the result `got`. Returns 0 if there was
+ * no message. */
 static int handle_frames(struct net *n, int got, struct frames *f)
 {
 	struct msg m;
@@ -739,6 +795,10 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 
 	if (got == 0 || got == PS_ENET)
 		return 0;
+	if (n->reopen_ms) { /* this message came before the connections were closed */
+		frames_release(f);
+		return 1;
+	}
 	n->in = f;
 	rc = got == 1 ? PS_OK : PS_EPROTO;
 	if (!rc && n->sides.n && side_is_receipt(f, &receipt)) {
@@ -764,7 +824,7 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 	if (rc == PS_OK || rc == PS_EVERSION)
 		handle_message(n, &m);
 	else
-		log_warn("net", "dropped", "reason=\"%s\"", why);
+		note_garbage(n, why);
 	frames_release(f);
 	return 1;
 }
@@ -799,17 +859,18 @@ static void on_link_change(struct net *n, enum link_event event)
 		n->up = 1;
 		n->answered = 0;
 		n->received_ms = now;
-		n->server_error.status =
-			0; /* the error came on an earlier connection, maybe from another server */
+		/* forget the ERROR: it came on an earlier connection, and possibly from another
+		 * server */
+		n->server_error.status = 0;
 		contact_up(&n->contact);
 		session_link_up(n->session, now);
 	} else {
 		if (n->up && !n->requests.ended)
 			log_warn("net", "connection_lost", "server=%s", n->cfg.server);
-		n->up = 0;
-		(void)sides_drop(&n->sides);
-		outbox_clear(&n->out);
-		session_link_lost(n->session, now);
+		uint64_t pause_ms = n->up ? garbage_note_loss(&n->garbage, now) : 0;
+		if (pause_ms)
+			cut_connections(n, now + pause_ms);
+		lose_connection(n, now);
 	}
 	apply_effects(n, now);
 }
@@ -836,6 +897,8 @@ static int on_link_event(struct net *n)
 {
 	enum link_event event = link_next_event(&n->link);
 
+	if (n->reopen_ms)
+		return event != LINK_NONE;
 	if (event == LINK_UP || event == LINK_LOST)
 		on_link_change(n, event);
 	else if (event == LINK_REFUSED || event == LINK_MISMATCH)
@@ -887,7 +950,7 @@ static void note_progress(struct net *n, uint64_t now)
 	n->moved = moved;
 }
 
-/* ---- without contact, and the tick ----------------------------------------------------------- */
+/* ---- the wait for contact, and the tick ------------------------------------------------------ */
 
 /* Sends STATUS to find out whether the peer is a cnn-ps that cannot send a WELCOME yet. A cnn-ps
  * without a WELCOME answers STATUS; a server that hangs, or another program, does not. */
@@ -908,11 +971,16 @@ static void seek_server(struct net *n, uint64_t now)
 	char line[CONTACT_TEXT];
 
 	query_status(n, now);
-	if (now >= n->redial_ms && !n->up) {
+	if (n->reopen_ms && now >= n->reopen_ms) {
+		n->reopen_ms = 0;
+		link_dial(&n->link);
+		heartbeat_dial(&n->heartbeat, &n->link);
+	}
+	if (!n->reopen_ms && now >= n->redial_ms && !n->up) {
 		n->redial_ms = now + REDIAL_MS;
 		link_redial(&n->link);
 	}
-	if (now >= n->heartbeat_redial_ms) {
+	if (!n->reopen_ms && now >= n->heartbeat_redial_ms) {
 		n->heartbeat_redial_ms = now + REDIAL_MS;
 		heartbeat_redial(&n->heartbeat, &n->link);
 	}
@@ -946,8 +1014,8 @@ static void tick(struct net *n)
 
 /* ---- the program's thread, while it waits for its request ------------------------------------ */
 
-/* Returns 1 if the answer will arrive on the bulk connection and the other sockets can wait for the
- * next tick. */
+/* Returns 1 if only the bulk connection can complete the request, so that the worker may ignore the
+ * other sockets until the next tick. */
 static int only_bulk_matters(const struct net *n)
 {
 	enum request_kind kind = n->requests.current->kind;

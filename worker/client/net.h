@@ -43,39 +43,42 @@ struct net_config {
 	uint64_t batch_timeout_ms;
 	size_t replay_bytes;
 	enum cnnps_lane lane;
-	uint32_t connections;   /* see cnnps_options; at least 1 */
-	int (*stop)(void *arg); /* see cnnps_options */
+	uint32_t connections;   /* as in cnnps_options; at least 1 */
+	int (*stop)(void *arg); /* as in cnnps_options */
 	void *stop_arg;
-	void (*report)(void *arg, const char *line); /* see cnnps_options */
+	void (*report)(void *arg, const char *line); /* as in cnnps_options */
 	void *report_arg;
 };
 
-struct net; /* opaque */
+struct net; /* opaque, see net.c */
 
 /* Makes the sockets and starts the background thread. PS_EUSAGE (server is not an endpoint),
  * PS_ENET, PS_ENOMEM. */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Carries out `r` and blocks until it is complete. Returns r->status. */
 int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
-/* Takes a slot of shared memory for a gradient; with `on_device` one of the device. Returns 0 if no
- * slot is free, so that the gradient must travel over the connection. Any thread may call it. */
+/* Takes a slot of shared memory for a gradient; if `on_device` is 1, a slot in memory of the
+ * device. Returns 0 if no slot is free, so that the gradient must travel over the connection. Any
+ * thread may call this function. */
 int net_take_slot(struct net *n, struct lane_slot *slot, int on_device) PS_MUST_CHECK;
-/* Lets `device` use memory of lanes with net_pin. */
+/* Sets the device that net_pin allows to use the memory of lanes. */
 void net_use_device(struct net *n, const struct lane_device *device);
-/* As lane_pin, with the present lane and the device of net_use_device. Returns 0 also without a
- * lane or a device. */
+/* Does the same as lane_pin, with the present lane and the device of net_use_device. Also returns 0
+ * if there is no lane or no device. */
 int net_pin(struct net *n, const void *values);
-/* As lane_is_apart, with the present lane. Returns 0 also without a lane. */
+/* Does the same as lane_is_apart, with the present lane. Also returns 0 if there is no lane. */
 int net_is_apart(struct net *n, const void *values);
-/* Reports that the program makes progress. Any thread may call it. */
+/* Reports that the program makes progress. Any thread may call this function. */
 void net_alive(struct net *n);
+/* Notes weights with a wrong checksum (garbage.h). Any thread may call this function. */
+void net_note_garbage(struct net *n, const char *why);
 /* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread may
- * call it. */
+ * call this function. */
 int net_show_requested(struct net *n);
-/* From now on, the program's time counts as `part`. Each HEARTBEAT reports the sums. Only the
- * program's thread may call this function. */
+/* From now on, the program's time counts as `part`. Each HEARTBEAT reports the time of each part.
+ * Only the program's thread may call this function. */
 void net_spend_on(struct net *n, enum time_part part);
-/* Writes the counters to *s. Any thread may call it. */
+/* Writes the counters to *s. Any thread may call this function. */
 void net_stats(struct net *n, struct cnnps_stats *s);
 /* Waits for the decisions on the pushes, sends BYE, joins the background thread, frees the struct
  * and sets *n to NULL; *n may be NULL. */

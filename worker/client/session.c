@@ -8,14 +8,20 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define MAX_IN_FLIGHT 64 /* maximum of unacknowledged pushes, also if push_window is larger */
+/* maximum number of unacknowledged pushes, also if push_window is larger */
+#define MAX_IN_FLIGHT 64
 #define MAX_EFFECTS   (MAX_IN_FLIGHT + 16)
 #define LEAVE_MS      5000 /* time for which the session waits for the answer to BYE */
-#define RESYNC_MS     50   /* minimum time between two HELLOs that answers of the server cause */
+/* minimum time between two HELLOs that answers of the server cause. The time is REPEAT_MS longer
+ * for each acknowledged push that the WELCOME between them requests again, so that a hostile server
+ * cannot have the same pushes repeated without end. An honest server requests such pushes only
+ * after a crash, which ends the connection. */
+#define RESYNC_MS 50
+#define REPEAT_MS 1
 
 /* A push that is not durable yet. Push `seq` is at index seq % capacity. */
 struct retained_push {
-	uint64_t seq; /* 0: this place never had a push */
+	uint64_t seq; /* 0: no push has been at this index yet */
 	uint64_t base_version, base_term;
 	struct work work;
 	uint32_t images;
@@ -29,8 +35,8 @@ struct retained_push {
 	uint64_t grant_code;
 };
 
-/* A request that gets at most one answer. The session sends a PULL or a LEASE again after each
- * WELCOME until the answer comes, and a RESULT once. */
+/* A request that gets at most one answer. The session sends a RESULT once. It sends a PULL or a
+ * LEASE again after each WELCOME until the answer comes. */
 struct rpc {
 	int open, sent;
 	uint64_t number;
@@ -41,21 +47,24 @@ struct session {
 	enum session_phase phase;
 	struct rng jitter;
 	int link_up, welcomed, leaving, bye_sent;
-	int end_status; /* valid in phase END */
-	int full;       /* the server had no free slot; one may become free when a worker dies */
+	int end_status; /* status of the end, valid in phase END */
+	/* 1: the server had no free slot for this worker; a slot may become free when a worker
+	 * dies */
+	int full;
 	struct msg_welcome welcome;
 
-	uint64_t last_seq;      /* newest sequence number that was assigned to a push */
-	uint64_t acked_seq;     /* all pushes up to this seq are decided */
-	uint64_t durable_seq;   /* all pushes up to this seq are durable and released */
-	uint64_t sent_seq;      /* newest push that was sent since the newest WELCOME */
-	uint64_t confirmed_seq; /* newest push that was acknowledged since the newest WELCOME */
+	uint64_t last_seq;    /* newest sequence number that was assigned to a push */
+	uint64_t acked_seq;   /* all pushes up to this seq are decided */
+	uint64_t durable_seq; /* all pushes up to this seq are durable and released */
+	uint64_t sent_seq;    /* seq of the newest push that was sent since the newest WELCOME */
+	/* seq of the newest push that was acknowledged since the newest WELCOME */
+	uint64_t confirmed_seq;
 	struct retained_push *retained;
 	size_t capacity;
 
 	struct rpc pull, lease, result;
 	enum weights pull_which;
-	uint64_t pull_with; /* the push that carries the pull, or 0 */
+	uint64_t pull_with; /* seq of the push whose message also carries the pull; 0: none */
 	struct msg_result result_msg;
 	struct msg_grant grant; /* the newest grant; its kind is 0 before the first grant */
 
@@ -64,13 +73,16 @@ struct session {
 	/* start of the silence that silence_ms limits: the newest message that is no HEARTBEAT, the
 	 * newest movement of bytes, or the oldest open request, whichever came last */
 	uint64_t progress_ms;
-	/* time of the newest HELLO, and the wait for its answer */
+	/* hello_ms: time of the newest HELLO; hello_wait_ms: maximum wait for its answer */
 	uint64_t hello_ms, hello_wait_ms;
-	uint64_t hello_step_ms; /* the wait without its jitter; 0 before the first HELLO */
-	int resynchronised;     /* 1 if an answer on this link has caused a HELLO; see RESYNC_MS */
+	/* hello_wait_ms without its random part; 0 before the first HELLO */
+	uint64_t hello_step_ms;
+	int resynchronised; /* 1 if an answer on this link has caused a HELLO; see RESYNC_MS */
+	/* the number of acknowledged pushes that the newest WELCOME requested again */
+	uint64_t repeated;
 	uint64_t heartbeat_ms, leave_ms;
 
-	struct session_effect *effect; /* MAX_EFFECTS */
+	struct session_effect *effect; /* array of MAX_EFFECTS effects */
 	size_t n_effects;
 };
 
@@ -124,7 +136,7 @@ static void assert_invariants(const struct session *s)
 	PS_ASSERT(s->last_seq - s->durable_seq <= s->capacity);
 }
 
-/* ---- HELLO, and resending after it --------------------------------------------------- */
+/* ---- HELLO, and what is sent again after it ------------------------------------------ */
 
 static void send_hello(struct session *s, uint64_t now_ms)
 {
@@ -153,12 +165,14 @@ static void send_hello(struct session *s, uint64_t now_ms)
 
 static void resynchronise(struct session *s, uint64_t now_ms)
 {
+	const uint64_t pause = RESYNC_MS + REPEAT_MS * s->repeated;
+
 	if (s->phase != PHASE_READY)
 		return;
 	s->phase = PHASE_HELLO;
 	s->hello_step_ms = 0;
-	s->hello_wait_ms = RESYNC_MS;
-	if (s->link_up && (!s->resynchronised || now_ms - s->hello_ms >= RESYNC_MS))
+	s->hello_wait_ms = pause;
+	if (s->link_up && (!s->resynchronised || now_ms - s->hello_ms >= pause))
 		send_hello(s, now_ms);
 	s->resynchronised = 1;
 }
@@ -255,19 +269,21 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	uint64_t decided = w->last_seq;
 
 	if (s->phase != PHASE_HELLO)
-		return; /* a second answer, because the HELLO was sent twice */
+		return; /* ignore a second WELCOME: the HELLO was sent twice */
 	if (s->welcomed && s->cfg.role == ROLE_WORKER &&
 		!same_incarnation(&w->stamp, &s->welcome.stamp))
 		return; /* a late answer to a HELLO that was sent before the first WELCOME */
 	if (w->durable_seq > decided)
-		return; /* impossible: the server has lost pushes that it calls durable */
+		/* ignore this WELCOME: no correct server reports more pushes as durable than as
+		 * decided */
+		return;
 	if (!s->welcomed)
 		s->last_seq = s->acked_seq = s->durable_seq = decided;
 	if (decided < s->durable_seq || decided > s->last_seq)
 		return; /* an old WELCOME that the network delayed */
 	if (s->welcomed && w->stamp.term != s->welcome.stamp.term)
-		/* with another number, a PARAMS of the server's previous term does not answer this
-		 * pull */
+		/* give the pull a new number, so that a PARAMS of the server's previous term cannot
+		 * answer it */
 		s->pull.number++;
 	s->welcome = *w;
 	s->welcomed = 1;
@@ -275,6 +291,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	/* Send again the pushes whose verdict this worker has not received, and the pushes that the
 	 * server lost in a crash. */
 	s->sent_seq = s->confirmed_seq = decided < s->acked_seq ? decided : s->acked_seq;
+	s->repeated = s->acked_seq - s->sent_seq;
 	s->pull.sent = s->lease.sent = s->bye_sent = 0;
 	s->pull_with = 0; /* a replay carries no pull */
 	s->progress_ms = now_ms;
@@ -288,9 +305,10 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 {
 	if (a->term != s->welcome.stamp.term || a->seq > s->sent_seq || a->seq <= s->durable_seq)
-		return; /* the ACK is of an earlier term, or was sent before the newest WELCOME */
+		return; /* ignore an ACK of an earlier term, or from before the newest WELCOME */
 	if (a->seq > s->acked_seq + 1) {
-		resynchronise(s, now_ms); /* an earlier ACK with its verdict was lost */
+		/* an earlier ACK was lost, and with it the verdict of its push */
+		resynchronise(s, now_ms);
 		return;
 	}
 	struct retained_push *k = retained_push(s, a->seq);
@@ -398,7 +416,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 		on_error(s, &m->error, now_ms);
 		break;
 	default:
-		break; /* a worker ignores all other messages */
+		break; /* a worker ignores messages of all other types */
 	}
 	assert_invariants(s);
 }
@@ -572,7 +590,7 @@ static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_
 	struct retained_push *k = retained_push(s, seq);
 
 	PS_ASSERT(seq - s->durable_seq <= replay_window(s)); /* invariant (4) */
-	PS_ASSERT(k->seq < seq); /* invariant (1): the push in this place before has another seq */
+	PS_ASSERT(k->seq < seq); /* invariant (1): the earlier push at this index has a lower seq */
 	begin_wait(s, now_ms);
 	*k = (struct retained_push){.seq = seq,
 		.base_version = meta->base_version,

@@ -6,8 +6,8 @@
 #include "common/log.h"
 
 #define ACCEPT_MS 2000 /* time limit of the wait for the server's answers to the greetings */
-/* pause after a failure; each further failure doubles it, up to MAX_PAUSE_MS, until the side
- * connections have worked for MAX_PAUSE_MS */
+/* Pause after the first failure. Each further failure doubles the pause, up to MAX_PAUSE_MS. Once
+ * the side connections have worked for MAX_PAUSE_MS, the next pause is PAUSE_MS again */
 #define PAUSE_MS     1000
 #define MAX_PAUSE_MS 60000
 
@@ -53,7 +53,7 @@ void sides_on_welcome(struct sides *s, const struct msg_welcome *w)
 
 	(void)sides_drop(s);
 	s->offered = max > 1 && w->n_params * sizeof(float) >= SIDE_MIN_BYTES ? max - 1 : 0;
-	s->max_frame = w->n_params * sizeof(float) + WIRE_FRAME_SLACK;
+	s->max_frame = wire_max_frame(w->n_params);
 	s->greeting = (struct side_greeting){
 		.secret_hi = w->side_secret_hi, .secret_lo = w->side_secret_lo};
 	if (s->requested > 1 && max < s->requested)
@@ -111,7 +111,7 @@ static void greet_server(struct sides *s, size_t i)
 	frames_release(&f);
 }
 
-/* Handles a message of side connection `i`. Returns 0 if it is not what a server may send. */
+/* Handles a message of side connection `i`. Returns 0 if a server may not send such a message. */
 static int take_side_message(struct sides *s, size_t i, struct frames *f)
 {
 	struct side_connection *c = &s->side[i];
@@ -126,7 +126,7 @@ static int take_side_message(struct sides *s, size_t i, struct frames *f)
 	}
 	if (!side_is_part(f, &mark) || mark.part != i + 1)
 		return 0;
-	forget_part(c); /* an old part, of PARAMS that did not arrive */
+	forget_part(c); /* drop an older part, whose PARAMS did not arrive */
 	c->has_part = 1;
 	c->request = mark.number;
 	(void)zmq_msg_init(&c->part);
@@ -193,7 +193,8 @@ void sides_hold(struct sides *s, struct frames *f, uint64_t parts, uint64_t requ
 	frames_release(&s->params);
 	s->parts = 0;
 	if (parts < 2 || parts > s->n + 1) {
-		frames_release(f); /* the session has sent HELLO since, and asks again */
+		/* outdated: the session has sent HELLO since this PARAMS, and pulls again */
+		frames_release(f);
 		return;
 	}
 	frames_move(&s->params, f);
@@ -216,7 +217,7 @@ static size_t bytes_of_parts(struct sides *s)
 	return bytes;
 }
 
-/* Appends the bytes of a frame at *at. */
+/* Copies the bytes of a frame to *at, and moves *at past the copy. */
 static void append_bytes(char **at, zmq_msg_t *part)
 {
 	memcpy(*at, zmq_msg_data(part), zmq_msg_size(part));

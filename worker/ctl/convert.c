@@ -25,7 +25,8 @@ static const struct cifar_kind cifar_kinds[] = {
 	{{"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
 		 "data_batch_5.bin"},
 		"test_batch.bin", 5, 10, 0, 1 + CIFAR_PIXELS},
-	/* a record has two labels, a coarse one and a fine one; the fine one is used */
+	/* a record of CIFAR-100 has a coarse label (of 20) and then a fine one (of 100); the fine
+	 * one is used */
 	{{"train.bin"}, "test.bin", 1, 100, 1, 2 + CIFAR_PIXELS},
 };
 
@@ -123,6 +124,7 @@ int ctl_convert(const struct ctl *ctl, struct err *e)
 		return err_set(e, PS_EUSAGE, "convert: a path is too long");
 	if (stat(c.from, &st) || !S_ISDIR(st.st_mode))
 		return err_set(e, PS_EDATA, "convert: %.200s is no directory", c.from);
+	int is_new = access(c.to, F_OK) != 0;
 	rc = file_make_dir(c.to, e);
 	if (!rc)
 		rc = convert_any(&c, e);
@@ -131,6 +133,8 @@ int ctl_convert(const struct ctl *ctl, struct err *e)
 
 		rc = rc ? rc : settled;
 	}
+	if (rc && is_new)
+		(void)rmdir(c.to);
 	if (!rc)
 		printf("%s: %u training and %u test images of %zux%zux%zu, %zu classes\n", c.to,
 			c.writer[CONVERT_TRAIN].n, c.writer[CONVERT_TEST].n, c.writer[0].shape.c,

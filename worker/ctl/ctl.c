@@ -46,43 +46,54 @@ static const struct command commands[] = {
 	"\n"                                                                                       \
 	"Commands:\n"                                                                              \
 	"  status            Print the status of the server as JSON.\n"                            \
-	"  top               Show the status on the terminal and refresh it every second.\n"       \
-	"                    The key h shows the help.\n"                                          \
-	"  checkpoint        Write a checkpoint now and print its number, the generation.\n"       \
-	"  drain             Write a last checkpoint, then end the workers and the server. If\n"   \
-	"                    the server starts again with the same --checkpoint-dir, it\n"         \
-	"                    continues the run.\n"                                                 \
-	"  release WORKER    End the quarantine of a worker, so that the server accepts it\n"      \
-	"                    again. WORKER is the name or the key of the worker, as\n"             \
-	"                    \"quarantine\" in the status shows it; the first 8\n"                 \
-	"                    characters of a key, or more, are enough.\n"                          \
-	"  log-level LEVEL   Set the log level of the server until its next start. LEVEL is\n"     \
-	"                    error, warn, info or debug.\n"                                        \
-	"  export FILE       Write weights to FILE: those of the server, or those that\n"          \
-	"                    --checkpoint or --weights names. If the name of FILE ends in\n"       \
-	"                    .onnx, the command writes an ONNX file with the model and the\n"      \
-	"                    weights, else a .safetensors file.\n"                                 \
-	"  predict IMAGE...  Classify images with the weights of the server, or with those\n"      \
-	"                    that --checkpoint or --weights names. IMAGE is the number of a\n"     \
-	"                    test image, a PGM, PNG or JPEG file of the size of the model's\n"     \
-	"                    images (for MNIST 28x28 pixels, white on black), or - for a file\n"   \
-	"                    on standard input.\n"                                                 \
-	"  eval              Evaluate the weights of the server, or those that --checkpoint\n"     \
-	"                    or --weights names, on the test images. The command prints the\n"     \
-	"                    accuracy, the loss and how often the model confuses which\n"          \
-	"                    classes, and draws the three mistakes with the greatest loss.\n"      \
+	"  top               Show the status of the server on the terminal, and refresh\n"         \
+	"                    it every second. The key h shows the help.\n"                         \
+	"  checkpoint        Make the server write a checkpoint now, and print the number\n"       \
+	"                    of this checkpoint (its generation).\n"                               \
+	"  drain             End the run early: the server writes a last checkpoint if it\n"       \
+	"                    has --checkpoint-dir, ends the workers, and exits. To\n"              \
+	"                    continue the run, start a server with the same\n"                     \
+	"                    --checkpoint-dir.\n"                                                  \
+	"  release WORKER    End the quarantine of a worker, so that the server accepts\n"         \
+	"                    it again. WORKER is the name or the key of the worker, as\n"          \
+	"                    \"quarantine\" in the status shows it. The first 8 characters\n"      \
+	"                    of a key are enough.\n"                                               \
+	"  log-level LEVEL   Set the log level of the server to LEVEL: error, warn, info\n"        \
+	"                    or debug. At its next start, the server uses its option\n"            \
+	"                    --log-level again.\n"                                                 \
+	"  export FILE       Write the weights of the server to FILE. With --checkpoint\n"         \
+	"                    or --weights, write the weights of that checkpoint or file\n"         \
+	"                    instead. If the name of FILE ends in .onnx, the command\n"            \
+	"                    writes the model and the weights in the ONNX format;\n"               \
+	"                    otherwise it writes the weights in the .safetensors format.\n"        \
+	"  predict IMAGE...  Classify images with the weights of the server. With\n"               \
+	"                    --checkpoint or --weights, use the weights of that\n"                 \
+	"                    checkpoint or file instead. IMAGE is the number of a test\n"          \
+	"                    image, a picture file (PGM, PNG or JPEG), or - for a picture\n"       \
+	"                    file on standard input. A picture must look like the images\n"        \
+	"                    of the data set: for MNIST, it must have 28x28 pixels, white\n"       \
+	"                    on black.\n"                                                          \
+	"  eval              Evaluate the weights of the server on the test images. With\n"        \
+	"                    --checkpoint or --weights, evaluate the weights of that\n"            \
+	"                    checkpoint or file instead. The command prints the accuracy,\n"       \
+	"                    the loss, and how often the model takes an image of one\n"            \
+	"                    class for another class. It also draws the three wrongly\n"           \
+	"                    classified images with the greatest loss.\n"                          \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
-	"  report DIR...     Print an HTML page that compares up to 8 runs. Each DIR has the\n"    \
-	"                    checkpoints of one run.\n"                                            \
-	"  show DIR          List the checkpoints in DIR and the weights that --keep has kept.\n"  \
-	"  convert FROM TO   Write the images in the directory FROM to the directory TO as\n"      \
-	"                    IDX files (the format of MNIST). FROM has the binary files of\n"      \
-	"                    CIFAR, .npy files of NumPy, or one folder of PNG or JPEG pictures\n"  \
-	"                    for each class.\n"                                                    \
+	"  report DIR...     Print an HTML page that compares up to 8 runs. Each DIR has\n"        \
+	"                    the checkpoints of one run.\n"                                        \
+	"  show DIR          List the checkpoints in DIR and the files of weights that\n"          \
+	"                    cnn-ps --keep has written there, and say for each file\n"             \
+	"                    whether it is damaged.\n"                                             \
+	"  convert FROM TO   Convert the images in the directory FROM to IDX files (the\n"         \
+	"                    format of MNIST) in the directory TO. FROM has the binary\n"          \
+	"                    files of CIFAR, .npy files of NumPy, or a folder of PNG,\n"           \
+	"                    JPEG or PGM pictures for each class.\n"                               \
 	"  keygen DIR [WORKER...]\n"                                                               \
-	"                    Write to DIR the keys of a server, a worker, an admin and an\n"       \
-	"                    observer, one more worker's key with the name WORKER for each\n"      \
-	"                    WORKER, and the list of authorized keys."
+	"                    Write to DIR the key files of a server, a worker, an admin\n"         \
+	"                    and an observer, and the list of the authorized keys. For\n"          \
+	"                    each name WORKER, also write the key files of one more\n"             \
+	"                    worker. Existing key files do not change."
 
 /* Writes the names of all commands: "A, B or C" if `last` is " or ". */
 static void list_commands(const char *last, char *out, size_t size)
@@ -155,7 +166,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.max = 4000,
 			.arg = "DIR",
 			.help = "directory with checkpoints; the command uses the weights of the "
-				"newest undamaged checkpoint there and needs no server",
+				"newest undamaged checkpoint in this directory, and needs no "
+				"server",
 			.unset = "the weights of the server",
 			.needs = "command=export|predict|eval"},
 		{.name = "weights",
@@ -164,7 +176,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = ".safetensors file with the weights that the command uses",
+			.help = "file with the weights that the command uses, in the "
+				".safetensors format; the command then needs no server",
 			.unset = "the weights of the server or of --checkpoint",
 			.needs = "command=export|predict|eval"},
 		{.name = "model",
@@ -173,8 +186,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = MODEL_MAX_TEXT - 1,
 			.arg = "MODEL",
-			.help = "model to which the weights of --weights belong, in the syntax of "
-				"cnn-ps --model",
+			.help = "model to which the weights in the file --weights belong, in the "
+				"syntax of cnn-ps --model",
 			.unset = "the model in the metadata of the file",
 			.needs = "weights"},
 		CLIENT_OPT_DATA(&ctl->data, "command=predict|eval"),
@@ -182,8 +195,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.type = OPT_FLAG,
 			.dest = &ctl->invert,
 			.def = "0",
-			.help = "invert the brightness of the pictures, so that a dark digit on a "
-				"light ground becomes a light one on a dark ground",
+			.help = "invert the brightness of the picture files: a dark digit on a "
+				"light background becomes a light digit on a dark background",
 			.needs = "command=predict"},
 		{.name = "mistakes",
 			.type = OPT_TEXT,
@@ -191,10 +204,10 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "PNG file to which the command writes pictures of at most 48 "
-				"images that the model classifies wrongly, those with the greatest "
-				"loss",
-			.unset = "show only the three worst mistakes on the terminal",
+			.help = "PNG file to which the command writes the worst mistakes: of the "
+				"images that the model classifies wrongly, the 48 (or fewer) "
+				"with the greatest loss",
+			.unset = "no such file",
 			.needs = "command=eval"},
 		{.name = "predictions",
 			.type = OPT_TEXT,
@@ -202,9 +215,9 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "CSV file to which the command writes, for each test image, its "
-				"number, its label, the predicted class and the probability of "
-				"that class",
+			.help = "CSV file to which the command writes a line for each test "
+				"image: the number of the image, its label, the predicted class, "
+				"and the probability of this class",
 			.unset = "no such file",
 			.needs = "command=eval"},
 		{.name = "format",
@@ -213,8 +226,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.def = "csv",
 			.values = "csv|json",
 			.arg = "FORMAT",
-			.help = "format in which the command prints the history: csv, or json, an "
-				"array with one element for each line of the history",
+			.help = "format in which the command prints the history: csv is a table; "
+				"json is an array with one element for each row of this table",
 			.needs = "command=history"},
 		{.name = "tensorboard",
 			.type = OPT_TEXT,
@@ -223,22 +236,22 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.max = 4000,
 			.arg = "DIR",
 			.help = "directory to which the command writes the history as an event "
-				"file of TensorBoard; with one directory per run, such as "
-				"events/run1, TensorBoard compares the runs",
-			.unset = "print the history",
+				"file of TensorBoard. Give each run a directory of its own, such "
+				"as events/run1, so that TensorBoard can compare the runs",
+			.unset = "the command prints the history",
 			.needs = "command=history"},
 		{.name = "once",
 			.type = OPT_FLAG,
 			.dest = &ctl->once,
 			.def = "0",
-			.help = "print the status once and exit: as lines of text or, with --json, "
-				"as one line of JSON",
+			.help = "print the status once and exit; the output is lines of text or, "
+				"with --json, one line of JSON",
 			.needs = "command=top"},
 		{.name = "json",
 			.type = OPT_FLAG,
 			.dest = &ctl->json,
 			.def = "0",
-			.help = "print the status as one line of JSON every second, instead of "
+			.help = "print the status every second as one line of JSON, instead of "
 				"showing it on the terminal",
 			.needs = "command=top"},
 		{.name = "connect-timeout-ms",
@@ -248,8 +261,9 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 3600000,
 			.arg = "MS",
-			.help = "exit if the server does not answer within MS milliseconds after "
-				"the start",
+			.help = "number of milliseconds for which the program, after its start, "
+				"waits for the first answer of the server; after this time, the "
+				"program exits with status 3",
 			.was = "connect-ms",
 			.needs = DIALS},
 		CLIENT_OPT_LOG_LEVEL(&level, "error"),

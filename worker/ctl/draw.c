@@ -12,6 +12,8 @@
 #define FIRST_CLASS 2  /* the line, from 0, on which the first class stands */
 /* maximum number of pixels of a side; larger pictures are drawn at a smaller scale */
 #define MAX_DRAWN 56
+/* the maximum number of columns of the name of a class, which has other text beside it */
+#define NAME_COLUMNS 16
 
 size_t draw_best(const float *p, size_t n)
 {
@@ -98,14 +100,28 @@ static int grey_at(const struct drawing *d, size_t step, size_t y, size_t x)
 	return (int)(sum / s->c);
 }
 
-/* Draws one line: two rows of pixels of the picture, then the probability of a class if one belongs
- * to this line. The name of a class has `columns` columns. */
+/* Prints the name in a field of `columns` columns of a terminal; a name that is too long is cut. */
+static void print_name(const char *name, size_t columns)
+{
+	size_t used = 0, bytes;
+
+	for (size_t width; *name; name += bytes, used += width) {
+		width = width_of_character(name, &bytes);
+		if (used + width > columns)
+			break;
+		fwrite(name, 1, bytes, stdout);
+	}
+	printf("%*s", (int)(columns - used), "");
+}
+
+/* Draws one line: two rows of pixels of the picture, then the probability of a class, unless no
+ * class belongs to this line. The name of the class takes `columns` columns. */
 static void draw_line(
 	const struct drawing *d, size_t line, const size_t *class, size_t columns, int colours)
 {
 	const size_t side = d->shape.h > d->shape.w ? d->shape.h : d->shape.w;
 	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
-	const int beside = 2 * line * step >= d->shape.h; /* 1: the line is below the picture */
+	const int beside = 2 * line * step >= d->shape.h; /* 1: the picture ends above this line */
 
 	for (size_t x = 0; x * step < d->shape.w; x++)
 		if (beside)
@@ -118,7 +134,7 @@ static void draw_line(
 	if (class) {
 		printf("  %*zu ", digits(d->classes), *class);
 		if (columns) {
-			class_names_print(class_names_get(d->names, *class), columns);
+			print_name(class_names_get(d->names, *class), columns);
 			putchar(' ');
 		}
 		printf("%5.1f %% ", 100 * (double)d->probability[*class]);
@@ -146,7 +162,7 @@ static size_t name_columns(const struct drawing *d, const size_t *shown, size_t 
 
 		columns = width > columns ? width : columns;
 	}
-	return columns < CLASS_NAME_COLUMNS ? columns : CLASS_NAME_COLUMNS;
+	return columns < NAME_COLUMNS ? columns : NAME_COLUMNS;
 }
 
 /* Prints the number of a class, and its name if it has one. */
@@ -174,7 +190,8 @@ void draw_prediction(const char *name, const struct drawing *d)
 	}
 	putchar('\n');
 	for (size_t line = 0; line < lines_of(d, n); line++) {
-		/* wraps to a large number for the first lines, which have no class */
+		/* unsigned: for the first lines, which have no class, this wraps to a number above
+		 * all rows */
 		size_t row = line - FIRST_CLASS;
 
 		draw_line(d, line, row < n ? &shown[row] : NULL, columns, colours);

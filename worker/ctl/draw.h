@@ -7,15 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "common/model.h"
-#include "worker/ctl/class_names.h"
+#include "worker/data/class_names.h"
 
 struct drawing {
 	struct shape shape;
-	const uint8_t *pixels;    /* shape_count(shape) */
-	const float *probability; /* of each class */
+	const uint8_t *pixels;    /* shape_count(shape) bytes */
+	const float *probability; /* probability of each class */
 	size_t classes;
-	int label;                       /* -1: not known */
-	const struct class_names *names; /* NULL: none */
+	int label;                       /* class of the picture; -1: not known */
+	const struct class_names *names; /* names of the classes; NULL: there are none */
 };
 
 /* Returns the index of the largest of n >= 1 values. If several values are equally large, returns

@@ -3,8 +3,10 @@
  * folders train/CLASS and test/CLASS, or only the folders CLASS. In the second case every tenth
  * picture of a class is a test image. Classes are numbered from 0 in the order of their names,
  * which classes.txt lists. All pictures must have the size of the first picture. The images are in
- * colour if the first picture is.
+ * colour if any picture is: when the first coloured picture comes after grey ones, the conversion
+ * begins again.
  */
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -14,15 +16,18 @@
 #include <unistd.h>
 #include "common/mem.h"
 #include "worker/ctl/convert.h"
+#include "worker/ctl/ctl.h"
 #include "worker/ctl/picture.h"
 
 #define PATH       4300
 #define TEST_EVERY 10
+/* begin again, with images in colour; every PS_* status is 0 or less, so 1 is none of them */
+#define RESTART 1
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
 struct names {
-	char **name; /* sorted; owned */
+	char **name; /* the names, sorted; owned */
 	size_t n, room;
 };
 
@@ -74,9 +79,61 @@ static int is_picture(const char *name)
 	return 0;
 }
 
-/* Lists the folders in `dir` if `folders` is 1, otherwise its pictures. Ignores other files, and
- * names that begin with a dot. */
-static int list(struct names *l, const char *dir, int folders, struct err *e)
+/* ---- what is skipped ------------------------------------------------------------------------- */
+
+#define KINDS  5
+#define ENDING 8 /* bytes of the longest ending that counts as a kind of file, with its NUL */
+
+/* The numbers of the skipped files, which are no pictures by the endings of their names. */
+struct skipped {
+	size_t n, others; /* others: number of files with endings for which `kind` has no room */
+	struct {
+		char ending[ENDING];
+		size_t n;
+	} kind[KINDS];
+};
+
+static void skip(struct skipped *s, const char *name)
+{
+	const char *dot = strrchr(name, '.');
+	char ending[ENDING] = "";
+
+	s->n++;
+	for (size_t i = 0; dot && strlen(dot) < ENDING && dot[i]; i++)
+		ending[i] = (char)tolower((unsigned char)dot[i]);
+	for (size_t i = 0; i < KINDS && ending[0]; i++) {
+		if (!s->kind[i].n)
+			memcpy(s->kind[i].ending, ending, ENDING);
+		if (strcmp(s->kind[i].ending, ending) != 0)
+			continue;
+		s->kind[i].n++;
+		return;
+	}
+	s->others++;
+}
+
+static void warn_skipped(const struct skipped *s)
+{
+	char kinds[KINDS * 40 + 40] = "", text[sizeof(kinds) + 100];
+	size_t at = 0;
+
+	if (!s->n)
+		return;
+	for (size_t i = 0; i < KINDS && s->kind[i].n; i++)
+		at += (size_t)snprintf(kinds + at, sizeof(kinds) - at, "%s%zu %s", at ? ", " : "",
+			s->kind[i].n, s->kind[i].ending);
+	if (s->others)
+		snprintf(kinds + at, sizeof(kinds) - at, "%s%zu other%s", at ? ", " : "", s->others,
+			s->others == 1 ? "" : "s");
+	snprintf(text, sizeof(text), "skipped %zu file%s not PNG, JPEG or PGM by %s: %s", s->n,
+		s->n == 1 ? " that is" : "s that are", s->n == 1 ? "its name" : "their names",
+		kinds);
+	ctl_say("skipped", PS_OK, text);
+}
+
+/* If `skipped` is NULL, lists the folders in `dir`. Otherwise lists the pictures in `dir`, and
+ * counts the other files in *skipped, except those whose names begin with a dot. */
+static int list(struct names *l, const char *dir, struct skipped *skipped, struct err *e)
 {
 	DIR *d = opendir(dir);
 	const struct dirent *entry;
@@ -86,9 +143,12 @@ static int list(struct names *l, const char *dir, int folders, struct err *e)
 	if (!d)
 		return err_set(e, PS_EDATA, "%s: %s", dir, strerror(errno));
 	while (!rc && (entry = readdir(d)) != NULL)
-		if (entry->d_name[0] != '.' &&
-			(folders ? is_dir(dir, entry->d_name) : is_picture(entry->d_name)))
+		if (entry->d_name[0] == '.')
+			continue;
+		else if (skipped ? is_picture(entry->d_name) : is_dir(dir, entry->d_name))
 			rc = names_add(l, entry->d_name);
+		else if (skipped && !is_dir(dir, entry->d_name))
+			skip(skipped, entry->d_name);
 	closedir(d);
 	if (rc)
 		return err_set(e, rc, "%s: no memory for its names", dir);
@@ -103,8 +163,25 @@ struct folders {
 	struct convert *c;
 	struct names classes;
 	int split; /* 1: FROM has the folders train and test */
+	int in_colour;
 	struct shape shape;
+	struct skipped skipped;
+	struct names empty; /* classes without a training picture */
 };
+
+/* Discards what is written, and lets the conversion begin again in colour. */
+static int restart(struct folders *f)
+{
+	struct err e;
+
+	for (int part = 0; part < CONVERT_PARTS; part++)
+		(void)!writer_settle(&f->c->writer[part], 0, &e);
+	names_release(&f->empty);
+	f->skipped = (struct skipped){.n = 0};
+	f->shape = (struct shape){.c = 0};
+	f->in_colour = 1;
+	return RESTART;
+}
 
 /* Begins both parts with the size and the channels of the first picture. */
 static int begin_parts(struct folders *f, const struct picture *p, struct err *e)
@@ -113,6 +190,7 @@ static int begin_parts(struct folders *f, const struct picture *p, struct err *e
 	int rc = PS_OK;
 
 	f->shape = p->shape;
+	f->in_colour = p->shape.c == 3;
 	for (int part = 0; part < CONVERT_PARTS && !rc; part++)
 		rc = writer_open(
 			&c->writer[part], c->to, (enum convert_part)part, f->shape, c->classes, e);
@@ -123,14 +201,14 @@ static int put_picture(
 	struct folders *f, enum convert_part part, const char *path, size_t label, struct err *e)
 {
 	struct picture p;
-	int rc = picture_load(&p, path, f->shape.c == 3 ? 3 : 0, e);
+	int rc = picture_load(&p, path, f->in_colour ? 3 : 0, e);
 
 	if (rc)
 		return rc;
-	if (!f->shape.c)
+	if (p.shape.c == 3 && f->shape.c == 1)
+		rc = restart(f);
+	else if (!f->shape.c)
 		rc = begin_parts(f, &p, e);
-	else if (p.shape.c != f->shape.c)
-		rc = err_set(e, PS_EDATA, "%s: has colours, the first picture has none", path);
 	else if (p.shape.h != f->shape.h || p.shape.w != f->shape.w)
 		rc = err_set(e, PS_EDATA,
 			"%s: is %zux%zu pixels, the first picture %zux%zu: scale all to one size",
@@ -141,14 +219,17 @@ static int put_picture(
 	return rc;
 }
 
-/* Writes the pictures of class `label` from its folder `dir`. Without a split every tenth picture
- * is a test image. */
+/* Writes the pictures of class `label` from its folder `dir`. If FROM has no folders train and
+ * test, every tenth picture is a test image. */
 static int put_class(
 	struct folders *f, enum convert_part part, const char *dir, size_t label, struct err *e)
 {
 	struct names pictures;
 	char path[PATH + 260];
-	int rc = list(&pictures, dir, 0, e);
+	int rc = list(&pictures, dir, &f->skipped, e);
+
+	if (!rc && !pictures.n && part == CONVERT_TRAIN)
+		rc = names_add(&f->empty, f->classes.name[label]);
 
 	for (size_t i = 0; i < pictures.n && !rc; i++) {
 		int is_test = i % TEST_EVERY == TEST_EVERY - 1;
@@ -179,11 +260,12 @@ static int put_part(struct folders *f, enum convert_part part, const char *dir, 
 
 /* ---- the whole conversion -------------------------------------------------------------------- */
 
-/* Checks that every class of test/ is also in train/. Otherwise the class would have no number. */
+/* Checks that every class of test/ is also in train/. A class that is only in test/ would have no
+ * number. */
 static int check_test_classes(const struct folders *f, const char *dir, struct err *e)
 {
 	struct names tests;
-	int rc = list(&tests, dir, 1, e);
+	int rc = list(&tests, dir, NULL, e);
 
 	for (size_t i = 0; i < tests.n && !rc; i++)
 		if (!bsearch(
@@ -199,7 +281,7 @@ static void classes_path(const struct folders *f, char path[PATH])
 	snprintf(path, PATH, "%s/classes.txt", f->c->to);
 }
 
-/* Refuses to replace a file with the names of other classes. */
+/* Refuses to convert if classes.txt exists already, because it has the names of other classes. */
 static int check_no_classes(const struct folders *f, struct err *e)
 {
 	char path[PATH];
@@ -226,6 +308,25 @@ static int write_classes(const struct folders *f, struct err *e)
 	return ok ? PS_OK : err_set(e, PS_EIO, "%s: %s", path, strerror(errno));
 }
 
+static void warn_empty(const struct names *empty)
+{
+	char text[320];
+
+	if (!empty->n)
+		return;
+	snprintf(text, sizeof(text), "%zu %s no picture: %.255s%s", empty->n,
+		empty->n == 1 ? "class has" : "classes have", empty->name[0],
+		empty->n == 1 ? "" : ", ...");
+	ctl_say("empty_class", PS_OK, text);
+}
+
+static int put_both_parts(struct folders *f, const char *train, const char *test, struct err *e)
+{
+	int rc = put_part(f, CONVERT_TRAIN, train, e);
+
+	return !rc && f->split ? put_part(f, CONVERT_TEST, test, e) : rc;
+}
+
 static int convert_all(struct folders *f, const char *train, const char *test, struct err *e)
 {
 	struct convert *c = f->c;
@@ -234,9 +335,13 @@ static int convert_all(struct folders *f, const char *train, const char *test, s
 	if (!rc && f->split)
 		rc = check_test_classes(f, test, e);
 	if (!rc)
-		rc = put_part(f, CONVERT_TRAIN, train, e);
-	if (!rc && f->split)
-		rc = put_part(f, CONVERT_TEST, test, e);
+		rc = put_both_parts(f, train, test, e);
+	if (rc == RESTART)
+		rc = put_both_parts(f, train, test, e);
+	if (!rc) {
+		warn_empty(&f->empty);
+		warn_skipped(&f->skipped);
+	}
 	if (!rc && !f->shape.c)
 		rc = err_set(e, PS_EDATA, "%s: no folder has a picture (png, jpg, pgm)", c->from);
 	for (int part = 0; part < CONVERT_PARTS && !rc; part++)
@@ -253,7 +358,7 @@ int convert_folders(struct convert *c, int *found, struct err *e)
 	f.split = is_dir(c->from, "train") && is_dir(c->from, "test");
 	snprintf(train, sizeof(train), "%s%s", c->from, f.split ? "/train" : "");
 	snprintf(test, sizeof(test), "%s/test", c->from);
-	rc = list(&f.classes, train, 1, e);
+	rc = list(&f.classes, train, NULL, e);
 	*found = f.classes.n > 0;
 	c->classes = f.classes.n > 2 ? f.classes.n : 2;
 	if (!rc && f.classes.n > MODEL_MAX_CLASSES)
@@ -261,5 +366,6 @@ int convert_folders(struct convert *c, int *found, struct err *e)
 	if (!rc && *found)
 		rc = convert_all(&f, train, test, e);
 	names_release(&f.classes);
+	names_release(&f.empty);
 	return rc;
 }

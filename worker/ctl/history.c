@@ -13,6 +13,7 @@
 #include "common/mem.h"
 #include "common/plain.h"
 #include "common/run_head.h"
+#include "common/safetensors.h"
 #include "worker/ctl/ctl.h"
 
 #define HISTORY_FILE "history.jsonl"
@@ -236,10 +237,12 @@ static void print_csv(const json_t *lines)
 	json_decref(metrics);
 }
 
-static void print_lines(const json_t *lines)
+static int print_lines(const json_t *lines, struct err *e)
 {
-	json_dumpf(lines, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
+	if (ctl_print_json(lines, JSON_INDENT(1) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII, ""))
+		return err_set(e, PS_ENOMEM, "no memory for the history");
 	putchar('\n');
+	return PS_OK;
 }
 
 int ctl_history(const struct ctl *ctl, struct err *e)
@@ -252,7 +255,7 @@ int ctl_history(const struct ctl *ctl, struct err *e)
 	if (ctl->tensorboard)
 		rc = ctl_write_events(ctl->tensorboard, lines, held_back_of(lines) > 0, e);
 	else if (ctl->format == CTL_JSON)
-		print_lines(lines);
+		rc = print_lines(lines, e);
 	else
 		print_csv(lines);
 	json_decref(lines);
@@ -261,39 +264,90 @@ int ctl_history(const struct ctl *ctl, struct err *e)
 
 /* ---- show ------------------------------------------------------------------------------------ */
 
-static void print_head(const struct run_head *h)
+/* Prints the first columns of a row, up to the column of the state: the name of the file, the time
+ * at which it was written, and its size. `path` is the path of the file. */
+static void print_file(FILE *out, const char *path, const char *name)
 {
-	printf("run %016llx%016llx, model \"%s\"\n\n", (unsigned long long)h->run_hi,
-		(unsigned long long)h->run_lo, h->model);
-	printf("%-18s %-20s %12s %6s %12s  %s\n", "checkpoint", "written (UTC)", "bytes", "term",
-		"version", "state");
+	char written[32] = "-";
+	struct stat st = {0};
+	struct tm tm;
+
+	if (stat(path, &st) == 0 && gmtime_r(&st.st_mtime, &tm))
+		strftime(written, sizeof(written), "%Y-%m-%d %H:%M:%S", &tm);
+	fprintf(out, "%-24s %-19s %12lld", name, written, (long long)st.st_size);
 }
 
-static void show_one(const char *dir, uint64_t generation, int *is_first)
+/* Prints why the file cannot be used. The text of the error begins with the path of the file, which
+ * this function leaves out. */
+static void print_damage(FILE *out, const char *path, const struct err *e)
 {
-	char name[GENERATION_NAME], path[4200], written[32] = "-";
-	struct run_head head = {.model = "?"};
+	const size_t n = strlen(path);
+	const int has_path = !strncmp(e->text, path, n) && !strncmp(e->text + n, ": ", 2);
+	char why[sizeof(e->text)];
+
+	snprintf(why, sizeof(why), "%s", e->text + (has_path ? n + 2 : 0));
+	plain_text(why, 0);
+	fprintf(out, " %6s %12s  %s: %s\n", "-", "-",
+		e->status == PS_EIO || e->status == PS_ENOMEM ? "unreadable" : "damaged", why);
+}
+
+/* Prints the row of a checkpoint to `out`. Sets `head` if it is empty and the checkpoint is
+ * undamaged. */
+static void show_checkpoint(FILE *out, const char *dir, uint64_t generation, struct run_head *head)
+{
+	char name[GENERATION_NAME], path[4200];
+	struct run_head found = {0};
 	struct checkpoint c;
-	struct stat st;
-	struct tm tm;
 	struct err e;
 
 	generation_name("ckpt", generation, name);
 	snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
 	int rc = checkpoint_read(path, &c, &e);
 	const struct checkpoint_section *s = rc ? NULL : checkpoint_find(&c, RUN_HEAD_SECTION);
-	if (!rc && (!s || run_head_read(s->data, s->size, &head)))
-		rc = err_set(&e, PS_ECHECKPOINT, "no run");
-	if (stat(path, &st) == 0 && gmtime_r(&st.st_mtime, &tm))
-		strftime(written, sizeof(written), "%Y-%m-%d %H:%M:%S", &tm);
-	if (*is_first && !rc) {
-		print_head(&head);
-		*is_first = 0;
-	}
-	printf("%-18llu %-20s %12lld %6llu %12llu  %s\n", (unsigned long long)generation, written,
-		(long long)st.st_size, (unsigned long long)head.term,
-		(unsigned long long)head.version, rc ? e.text : "good");
+	if (!rc && (!s || run_head_read(s->data, s->size, &found)))
+		rc = err_set(&e, PS_ECHECKPOINT, "it names no run");
+	print_file(out, path, name);
+	if (rc)
+		print_damage(out, path, &e);
+	else
+		fprintf(out, " %6llu %12llu  %s\n", (unsigned long long)found.term,
+			(unsigned long long)found.version, head->model[0] ? "older" : "newest");
+	if (!rc && !head->model[0])
+		*head = found;
 	checkpoint_release(&c);
+}
+
+/* Prints the heading, which names the run of the newest undamaged checkpoint, and a row for each
+ * checkpoint in `d`. */
+static int show_checkpoints(DIR *d, const char *dir, uint64_t generation, struct err *e)
+{
+	struct run_head head = {.model = ""};
+	char *rows = NULL;
+	size_t size;
+	FILE *out = open_memstream(&rows, &size);
+
+	if (!out)
+		return err_set(e, PS_ENOMEM, "no memory for the list of checkpoints");
+	while (generation) {
+		show_checkpoint(out, dir, generation, &head);
+		generation = generation > 1 ? generation_highest(d, "ckpt", generation - 1) : 0;
+	}
+	if (fclose(out)) {
+		free(rows);
+		return err_set(e, PS_ENOMEM, "no memory for the list of checkpoints");
+	}
+	if (head.model[0]) {
+		printf("run %016llx%016llx, model \"", (unsigned long long)head.run_hi,
+			(unsigned long long)head.run_lo);
+		ctl_print_plain(head.model);
+		puts("\"\n");
+	} else {
+		puts("no undamaged checkpoint, so no start continues this run\n");
+	}
+	printf("%-24s %-19s %12s %6s %12s  %s\n%s", "file", "written (UTC)", "bytes", "term",
+		"version", "state", rows);
+	free(rows);
+	return PS_OK;
 }
 
 /* Prints the results of the line `o` of an epoch, such as "accuracy 97.90 %, test loss 0.1000". */
@@ -307,7 +361,7 @@ static void print_evaluation(const json_t *o, int is_validated)
 		printf("accuracy %.2f %%, ", 100 * json_number_value(accuracy));
 	json_object_foreach(json_object_get(o, "metrics"), name, v)
 	{
-		print_text_cell(name);
+		ctl_print_plain(name);
 		if (json_is_number(v))
 			printf(" %.6g, ", json_number_value(v));
 		else
@@ -359,61 +413,73 @@ static int is_kept(const struct dirent *entry)
 	       !strcmp(number + strspn(number, "0123456789"), ".safetensors");
 }
 
-/* Returns 1 if the epoch of line `o` is better than that of `best`, which may be NULL: its accuracy
- * is higher or, without an accuracy, its test loss is lower. */
-static int is_better(const json_t *o, const json_t *best)
+/* Returns the results of the epoch whose weights the file has: the results in the metadata of the
+ * file or, if there are none, the history's line of the epoch that is in the name of the file.
+ * NULL: unknown. The caller releases the results. */
+static json_t *results_of_kept(const json_t *lines, const char *path, json_int_t number)
 {
-	const char *key = json_is_number(json_object_get(o, "accuracy")) ? "accuracy" : "test_loss";
-	const json_t *value = json_object_get(o, key), *before = json_object_get(best, key);
-
-	if (!json_is_number(value) || !json_is_number(before))
-		return json_is_number(value) && !best;
-	return !strcmp(key, "accuracy") ? json_number_value(value) > json_number_value(before)
-					: json_number_value(value) < json_number_value(before);
-}
-
-/* Returns the line of the epoch whose weights the file `name` of --keep has: the epoch in the name,
- * or the first one of the best epochs. NULL: the history has no such line. */
-static const json_t *line_of_kept(const json_t *lines, const char *name)
-{
-	json_int_t number = !strncmp(name, "epoch-", strlen("epoch-"))
-				    ? strtoll(name + strlen("epoch-"), NULL, 10)
-				    : 0;
-	const json_t *found = NULL, *o;
+	char *text = NULL;
+	json_t *found, *o;
+	struct err e;
 	size_t i;
 
+	found = !safetensors_evaluation(path, &text, &e) && text ? json_loads(text, 0, NULL) : NULL;
+	free(text);
+	if (json_is_object(found))
+		return found;
+	json_decref(found);
 	json_array_foreach(lines, i, o)
 	{
-		if (strcmp(json_string_value(json_object_get(o, "kind")), "epoch") != 0)
-			continue;
-		if (number ? json_integer_value(json_object_get(o, "epoch")) == number
-			   : is_better(o, found))
-			found = o;
+		if (strcmp(json_string_value(json_object_get(o, "kind")), "epoch") == 0 &&
+			json_integer_value(json_object_get(o, "epoch")) == number)
+			return json_incref(o);
 	}
-	return found;
+	return NULL;
+}
+
+/* Returns PS_OK if the file has the weights of a model. */
+static int check_kept(const char *path, struct err *e)
+{
+	const struct ctl ctl = {.weights = path};
+	struct ctl_weights *w = mem_must(1, sizeof(*w), "show");
+	int rc = ctl_weights_load(&ctl, 0, w, e);
+
+	ctl_weights_release(w);
+	free(w);
+	return rc;
 }
 
 static void show_kept_file(const char *dir, const char *name, const json_t *lines)
 {
-	const json_t *o = line_of_kept(lines, name);
-	char path[4400], written[32] = "-";
-	struct stat st = {0};
-	struct tm tm;
+	const int is_best = !strncmp(name, "best", strlen("best"));
+	const json_int_t number = is_best ? 0 : strtoll(name + strlen("epoch-"), NULL, 10);
+	char path[4400];
+	json_t *o;
+	struct err e;
 
 	snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
-	if (stat(path, &st) == 0 && gmtime_r(&st.st_mtime, &tm))
-		strftime(written, sizeof(written), "%Y-%m-%d %H:%M:%S", &tm);
-	printf("%-26s %-20s %12lld  ", name, written, (long long)st.st_size);
-	if (!o) {
-		puts("-");
+	print_file(stdout, path, name);
+	if (check_kept(path, &e)) {
+		print_damage(stdout, path, &e);
 		return;
 	}
-	printf("epoch %lld, ", (long long)json_integer_value(json_object_get(o, "epoch")));
-	print_evaluation(o, held_back_of(lines) > 0);
+	o = results_of_kept(lines, path, number);
+	printf(" %6s %12s  kept%s epoch ", "-", "-", is_best ? " best," : "");
+	if (o)
+		printf("%lld, ", (long long)json_integer_value(json_object_get(o, "epoch")));
+	else if (is_best)
+		printf("unknown");
+	else
+		printf("%lld", (long long)number);
+	if (o)
+		print_evaluation(o, json_object_get(o, "validate")
+					    ? json_integer_value(json_object_get(o, "validate")) > 0
+					    : held_back_of(lines) > 0);
 	putchar('\n');
+	json_decref(o);
 }
 
-/* Prints the files of --keep, if there are any. */
+/* Prints a row for each file of --keep. */
 static void show_kept(const char *dir)
 {
 	struct dirent **list;
@@ -421,12 +487,8 @@ static void show_kept(const char *dir)
 	struct err e;
 	int n = scandir(dir, &list, is_kept, alphasort);
 
-	if (n > 0) {
-		printf("\n%-26s %-20s %12s  %s\n", "kept weights", "written (UTC)", "bytes",
-			"evaluation");
-		if (ctl_history_read(dir, &lines, &e))
-			lines = NULL;
-	}
+	if (n > 0 && ctl_history_read(dir, &lines, &e))
+		lines = NULL;
 	for (int i = 0; i < n; i++) {
 		show_kept_file(dir, list[i]->d_name, lines);
 		free(list[i]);
@@ -440,7 +502,7 @@ int ctl_show(const struct ctl *ctl, struct err *e)
 {
 	const char *dir = ctl->args[0];
 	uint64_t generation;
-	int is_first = 1, rc = file_check_dir(dir, CTL_RUN_DIR, e);
+	int rc = file_check_dir(dir, CTL_RUN_DIR, e);
 
 	if (rc)
 		return rc;
@@ -448,15 +510,13 @@ int ctl_show(const struct ctl *ctl, struct err *e)
 	if (!d)
 		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
 	generation = generation_highest(d, "ckpt", UINT64_MAX);
-	if (!generation) {
-		closedir(d);
-		return err_set(e, PS_ECHECKPOINT, "%s: holds no checkpoint; " CTL_RUN_DIR, dir);
-	}
-	while (generation) {
-		show_one(dir, generation, &is_first);
-		generation = generation > 1 ? generation_highest(d, "ckpt", generation - 1) : 0;
-	}
+	if (generation)
+		rc = show_checkpoints(d, dir, generation, e);
+	else
+		rc = err_set(e, PS_ECHECKPOINT, "%s: holds no checkpoint; " CTL_RUN_DIR, dir);
 	closedir(d);
+	if (rc)
+		return rc;
 	show_kept(dir);
 	show_last_epoch(dir);
 	return PS_OK;

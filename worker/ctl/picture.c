@@ -19,7 +19,7 @@ struct raw {
 	const char *path;
 	const unsigned char *data;
 	size_t size;
-	const struct shape *expected; /* NULL: any size */
+	const struct shape *expected; /* the size that the picture must have; NULL: any size */
 };
 
 /* Checks the size of the picture, and allocates its pixels. */
@@ -38,14 +38,25 @@ static int make_pixels(struct picture *p, const struct raw *r, size_t channels, 
 	return p->pixels ? PS_OK : err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
 }
 
-/* Copies interleaved pixels of a row to the planes. */
-static void put_pixel_row(struct picture *p, size_t y, const uint8_t *row)
+/* How a picture must be turned, in the numbers of EXIF. From TURN_MIN on, rows become columns. */
+enum { UPRIGHT = 1, TURN_MIN = 5, TURN_MAX = 8 };
+
+/* Copies the interleaved pixels of row `y` of a file to the planes of the turned picture. */
+static void put_pixel_row(struct picture *p, int orientation, size_t y, const uint8_t *row)
 {
 	const struct shape *s = &p->shape;
+	const int o = orientation, turns = o >= TURN_MIN;
+	const int to_left = o == 2 || o == 3 || o == 6 || o == 7;
+	const int upwards = o == 3 || o == 4 || o == 7 || o == 8;
 
-	for (size_t c = 0; c < s->c; c++)
-		for (size_t x = 0; x < s->w; x++)
-			p->pixels[(c * s->h + y) * s->w + x] = row[x * s->c + c];
+	for (size_t x = 0; x < (turns ? s->h : s->w); x++) {
+		const size_t column = turns ? y : x, line = turns ? x : y;
+		const size_t to = (upwards ? s->h - 1 - line : line) * s->w +
+				  (to_left ? s->w - 1 - column : column);
+
+		for (size_t c = 0; c < s->c; c++)
+			p->pixels[c * s->h * s->w + to] = row[x * s->c + c];
+	}
 }
 
 /* ---- PGM ------------------------------------------------------------------------------------- */
@@ -148,16 +159,16 @@ static int begin_png(png_image *image, const struct raw *r, struct err *e)
 	memset(image, 0, sizeof(*image));
 	image->version = PNG_IMAGE_VERSION;
 	if (png_image_begin_read_from_memory(image, r->data, r->size)) {
-		/* without this flag, libpng treats samples of 16 bits as linear light if the file
-		 * has no chunk gAMA */
+		/* without this flag, libpng takes samples of 16 bits for linear intensities, not
+		 * sRGB, if the file has no chunk gAMA */
 		image->flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
 		return PS_OK;
 	}
 	return err_set(e, PS_EDATA, "%s: %s", r->path, image->message);
 }
 
-/* Chooses the grey that replaces transparent pixels: white, or black if the mean of the other
- * pixels is light. */
+/* Chooses the grey that replaces transparent pixels. It is white, so that dark ink stays visible,
+ * or black if the mean of the other pixels is light. */
 static int choose_ground(
 	const struct picture *p, const struct raw *r, uint8_t *ground, struct err *e)
 {
@@ -194,7 +205,7 @@ static int decode_png(
 		return err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
 	ok = png_image_finish_read(image, &background, rows, (png_int_32)row, NULL);
 	for (size_t y = 0; ok && y < p->shape.h; y++)
-		put_pixel_row(p, y, rows + y * row);
+		put_pixel_row(p, UPRIGHT, y, rows + y * row);
 	free(rows);
 	return ok ? PS_OK : err_set(e, PS_EDATA, "%s: %s", r->path, image->message);
 }
@@ -219,6 +230,72 @@ static int read_png(struct picture *p, const struct raw *r, size_t channels, str
 	return rc;
 }
 
+/* ---- the orientation of a JPEG --------------------------------------------------------------- */
+
+#define EXIF_MARKER     (JPEG_APP0 + 1)
+#define EXIF_MAX        65533u /* maximum bytes of the data of a marker */
+#define EXIF_ENTRY      12
+#define TAG_ORIENTATION 0x0112
+#define TYPE_SHORT      3
+
+/* The TIFF file in an EXIF block. */
+struct tiff {
+	const unsigned char *data;
+	size_t size;
+	int is_big; /* 1: numbers have their highest byte first */
+};
+
+/* Reads an unsigned number of `bytes` bytes at offset `at`. Returns 0 if it is not in the file. */
+static uint32_t tiff_number(const struct tiff *t, size_t at, size_t bytes)
+{
+	uint32_t v = 0;
+
+	if (at > t->size || bytes > t->size - at)
+		return 0;
+	for (size_t i = 0; i < bytes; i++)
+		v = v << 8 | t->data[at + (t->is_big ? i : bytes - 1 - i)];
+	return v;
+}
+
+/* Returns the orientation in the first directory of the file, or UPRIGHT if it has none. */
+static int tiff_orientation(const struct tiff *t)
+{
+	const size_t directory = tiff_number(t, 4, 4), n = tiff_number(t, directory, 2);
+
+	if (tiff_number(t, 2, 2) != 42)
+		return UPRIGHT;
+	for (size_t i = 0, at = directory + 2; i < n; i++, at += EXIF_ENTRY) {
+		if (at > t->size || t->size - at < EXIF_ENTRY)
+			break;
+		if (tiff_number(t, at, 2) == TAG_ORIENTATION &&
+			tiff_number(t, at + 2, 2) == TYPE_SHORT && tiff_number(t, at + 4, 4) == 1) {
+			const uint32_t v = tiff_number(t, at + 8, 2);
+
+			return v >= UPRIGHT && v <= TURN_MAX ? (int)v : UPRIGHT;
+		}
+	}
+	return UPRIGHT;
+}
+
+/* Returns the orientation in the first EXIF block of the file. The block is not trusted: a damaged
+ * one is ignored. */
+static int jpeg_orientation(const struct jpeg_decompress_struct *d)
+{
+	/* the header is "Exif" and two NULs; the second one is the NUL at the end of the string */
+	static const char head[] = "Exif\0";
+
+	for (jpeg_saved_marker_ptr m = d->marker_list; m; m = m->next) {
+		if (m->marker != EXIF_MARKER || m->data_length < sizeof(head) + 8 ||
+			memcmp(m->data, head, sizeof(head)) != 0)
+			continue;
+		struct tiff t = {m->data + sizeof(head), m->data_length - sizeof(head), 0};
+
+		t.is_big = !memcmp(t.data, "MM", 2);
+		return t.is_big || !memcmp(t.data, "II", 2) ? tiff_orientation(&t) : UPRIGHT;
+	}
+	return UPRIGHT;
+}
+
 /* ---- JPEG ------------------------------------------------------------------------------------ */
 
 /* The state of the JPEG decoder. libjpeg reports errors by longjmp, so the values that must survive
@@ -230,6 +307,7 @@ struct jpeg {
 	char why[JMSG_LENGTH_MAX];
 	uint8_t *row;
 	size_t channels;
+	int orientation;
 };
 
 static void jpeg_fail(j_common_ptr common)
@@ -250,13 +328,15 @@ static void jpeg_warn(j_common_ptr common, int level)
 
 static int decode_jpeg(struct jpeg *j, struct picture *p, const struct raw *r, struct err *e)
 {
-	int rc;
+	int rc, turns;
 
 	if (setjmp(j->failed))
 		return err_set(e, PS_EDATA, "%s: %s", r->path, j->why);
 	jpeg_create_decompress(&j->d);
 	jpeg_mem_src(&j->d, r->data, r->size);
+	jpeg_save_markers(&j->d, EXIF_MARKER, EXIF_MAX);
 	(void)jpeg_read_header(&j->d, TRUE);
+	j->orientation = jpeg_orientation(&j->d);
 	if (j->d.num_components == 4)
 		return err_set(e, PS_EDATA,
 			"%s: a JPEG in CMYK, the colours of printers: save it as RGB or grey",
@@ -264,10 +344,12 @@ static int decode_jpeg(struct jpeg *j, struct picture *p, const struct raw *r, s
 	if (!j->channels)
 		j->channels = j->d.num_components == 1 ? 1 : 3;
 	j->d.out_color_space = j->channels == 3 ? JCS_RGB : JCS_GRAYSCALE;
-	rc = make_pixels(p, r, j->channels, j->d.image_width, j->d.image_height, e);
+	turns = j->orientation >= TURN_MIN;
+	rc = make_pixels(p, r, j->channels, turns ? j->d.image_height : j->d.image_width,
+		turns ? j->d.image_width : j->d.image_height, e);
 	if (rc)
 		return rc;
-	j->row = mem_try(p->shape.w, p->shape.c);
+	j->row = mem_try(j->d.image_width, p->shape.c);
 	if (!j->row)
 		return err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
 	(void)jpeg_start_decompress(&j->d);
@@ -276,7 +358,7 @@ static int decode_jpeg(struct jpeg *j, struct picture *p, const struct raw *r, s
 		size_t y = j->d.output_scanline;
 
 		(void)jpeg_read_scanlines(&j->d, &row, 1);
-		put_pixel_row(p, y, j->row);
+		put_pixel_row(p, j->orientation, y, j->row);
 	}
 	(void)jpeg_finish_decompress(&j->d);
 	return PS_OK;

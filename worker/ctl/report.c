@@ -10,21 +10,7 @@
 #include "worker/ctl/ctl.h"
 #include "report_bytes.h"
 
-#define PLACE "@DATA@" /* the line of the page that the data replaces */
-
-/* Writes JSON that is safe between <script> tags: it contains no "<", which could end the
- * script. */
-static int write_json(const char *text, size_t n, void *arg)
-{
-	FILE *f = arg;
-
-	for (size_t i = 0; i < n; i++)
-		if (text[i] == '<')
-			fputs("\\u003c", f);
-		else
-			putc(text[i], f);
-	return 0;
-}
+#define PLACE "@DATA@" /* the line of the page that is replaced by the data of the runs */
 
 static size_t place_of_data(void)
 {
@@ -35,13 +21,17 @@ static size_t place_of_data(void)
 	return at;
 }
 
-static void write_page(const json_t *runs)
+/* Writes the page. The data lie between <script> tags, so they must not contain "<", which could
+ * end the script. */
+static int write_page(const json_t *runs, struct err *e)
 {
 	size_t at = place_of_data(), after = at + strlen(PLACE);
 
 	fwrite(report_bytes, 1, at, stdout);
-	(void)json_dump_callback(runs, write_json, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7));
+	if (ctl_print_json(runs, JSON_COMPACT | JSON_REAL_PRECISION(7), "<"))
+		return err_set(e, PS_ENOMEM, "no memory for the page");
 	fwrite(report_bytes + after, 1, sizeof(report_bytes) - after, stdout);
+	return PS_OK;
 }
 
 int ctl_report(const struct ctl *ctl, struct err *e)
@@ -54,11 +44,12 @@ int ctl_report(const struct ctl *ctl, struct err *e)
 
 		rc = ctl_history_read(ctl->args[i], &lines, e);
 		if (!rc)
-			json_array_append_new(runs,
-				json_pack("{s:s, s:o}", "name", ctl->args[i], "lines", lines));
+			json_array_append_new(
+				runs, json_pack("{s:o, s:o}", "name", ctl_json_text(ctl->args[i]),
+					      "lines", lines));
 	}
 	if (!rc)
-		write_page(runs);
+		rc = write_page(runs, e);
 	json_decref(runs);
 	return rc;
 }

@@ -80,11 +80,20 @@ static void choose_colours(void)
 	init_pair(MARK_BAD, COLOR_RED, -1);
 }
 
+/* Returns 1 if the terminal is known and can write at any place. A terminal such as Emacs' shell
+ * (TERM=dumb) cannot do this. */
+static int can_place_text(void)
+{
+	int found;
+
+	return setupterm(NULL, STDOUT_FILENO, &found) == OK && tigetstr("cup") != NULL;
+}
+
 int screen_open(void)
 {
 	has_modes = tcgetattr(STDIN_FILENO, &before) == 0;
 	setlocale(LC_CTYPE, "");
-	screen = newterm(NULL, stdout, stdin);
+	screen = can_place_text() ? newterm(NULL, stdout, stdin) : NULL;
 	if (!screen)
 		return 0;
 	for (int i = 0; i < 3; i++)
@@ -163,7 +172,7 @@ void screen_show(const char *page)
 			addnstr(page, (int)bytes);
 			column += width;
 		} else {
-			column = (size_t)COLS; /* the rest of the line does not fit */
+			column = (size_t)COLS; /* no room for the rest of the line: skip it */
 		}
 	}
 	attrset(A_NORMAL);

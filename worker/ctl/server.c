@@ -74,18 +74,6 @@ static int explain_failure(struct cnnps *c, int rc, struct err *e)
 	return err_set(e, rc, "%s", cnnps_error(c));
 }
 
-/* Prints JSON with indentation, without control characters that a terminal would execute. */
-static void print_json(const json_t *o)
-{
-	char *pretty = json_dumps(o, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-
-	if (!pretty)
-		return;
-	plain_text(pretty, 1);
-	puts(pretty);
-	free(pretty);
-}
-
 /* Appends the workers of a page to `o`, from worker number `first` on. Returns the number after the
  * last appended worker, or `first` if the page has no worker. */
 static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
@@ -161,8 +149,10 @@ int ctl_status(const struct ctl *ctl, struct err *e)
 	if (rc)
 		return rc;
 	rc = ctl_fetch_status(c, &status, e);
+	if (!rc && ctl_print_json(status, JSON_INDENT(2) | JSON_REAL_PRECISION(9), ""))
+		rc = err_set(e, PS_ENOMEM, "no memory for the status");
 	if (!rc)
-		print_json(status);
+		putchar('\n');
 	json_decref(status);
 	cnnps_close(&c);
 	return rc;

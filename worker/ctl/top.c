@@ -21,19 +21,20 @@
 #include "worker/ctl/width.h"
 
 #define PERIOD_MS 1000
-#define AWAY_MS   2500 /* a server that takes longer to answer is away */
+#define AWAY_MS   2500 /* a server that has not answered for this time counts as away */
 /* a screen waits without a time limit for a server that is away */
 #define NO_LIMIT_MS INT32_MAX
 #define BLANKS      3   /* number of blanks between two items of a line */
 #define SAMPLES     240 /* number of samples in a sparkline, one per second */
 #define LABEL       10  /* number of characters before a sparkline */
 #define VALUE       14  /* number of characters after a sparkline */
-#define MIN_ROWS    4   /* titles, one worker, the line "workers N to M", and the keys */
-/* values that a number of decimals can have besides 0, 1, 2 and so on */
+/* rows for the titles, one worker, the line "workers N to M", and the keys */
+#define MIN_ROWS 4
+/* special values for a number of decimals, which is usually 0, 1, 2 or more */
 #define LOSS    (-1) /* the value is a loss */
 #define UNKNOWN (-2) /* the present value is not known */
 
-/* The newest values of a number of the status, one per second. */
+/* The newest values of one number in the status, one value per second. */
 struct series {
 	double value[SAMPLES];
 	size_t n; /* number of all values so far */
@@ -44,19 +45,20 @@ struct top {
 	json_t *status; /* the newest status, owned; NULL: there is none yet */
 	struct series rate, loss, accuracy, test_loss;
 	double idle; /* percentage of the last second in which the server waited; < 0: not known */
-	double apply, verify; /* percentages of the last second for updates and for checksums */
+	/* percentages of the last second that the server spent on updates and on checksums */
+	double apply, verify;
 	struct table_view table;
 	int typing, helps;   /* typing: 1: the user types a filter; helps: 1: the help is shown */
-	size_t help_first;   /* the first shown line of the help */
+	size_t help_first;   /* number of the first line of the help that the screen shows */
 	struct err error;    /* error of the newest request that failed */
 	char wait[1024];     /* the reason why the server does not answer; "": it answers */
 	int waits;           /* 1: a request for the status is under way */
-	uint64_t request_ms; /* when the request began */
-	time_t answered;     /* when the newest status arrived */
+	uint64_t request_ms; /* time at which the request began */
+	time_t answered;     /* time at which the newest status arrived */
 	int is_away;         /* 1: the server takes long to answer, and `status` says so */
 };
 
-/* 1: the user has quit. Any thread may read it. */
+/* 1: the user has quit. Any thread may read this variable. */
 static atomic_int has_quit;
 
 static double status_number(const json_t *o, const char *key)
@@ -73,7 +75,7 @@ static const char *status_text(const json_t *o, const char *key)
 
 /* ---- lines of items -------------------------------------------------------------------------- */
 
-/* A text of lines, with the marks of screen.h. */
+/* A text that is written item by item, with line breaks and the marks of screen.h. */
 struct page {
 	FILE *out;
 	size_t columns, rows; /* size of the terminal; 0: no limit */
@@ -120,7 +122,8 @@ static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 	s->column += gap;
 }
 
-/* Prints a text on the current line, and continues on the lines after it if necessary. */
+/* Prints a text on the current line. If the text is too long for this line, continues on the next
+ * lines. */
 static void put_words(struct page *s, const char *text)
 {
 	while (*text) {
@@ -308,8 +311,8 @@ static void show_spark(struct page *s, const char *label, const struct series *o
 	end_line(s);
 }
 
-/* Returns the growth of a part of the server's time in percent of `total`, as a whole number from 0
- * to `max`. */
+/* Returns by how much a part of the server's time has grown between two statuses, in percent of
+ * `total`: a whole number from 0 to `max`. */
 static double share_of(
 	const json_t *before, const json_t *now, const char *part, double total, double max)
 {
@@ -565,8 +568,8 @@ static int print_status(const json_t *o)
 }
 
 /* Prints one line: the most important keys, the filter, the column by which the table is sorted, if
- * it fits, and the number of hidden columns. The number always fits into 40 columns: the filter is
- * cut if necessary. The help has all keys. */
+ * it fits, and the number of hidden columns. The number always fits into 40 columns, because a long
+ * filter is cut. The help shows all keys. */
 static void draw_keys(const struct table_view *v, size_t columns, FILE *f)
 {
 	static const char keys[] = "q quit  h help  / filter";
@@ -697,16 +700,18 @@ static void edit_filter(struct top *t, int key)
 	t->typing = key != '\n' && key != '\r' && key != 27;
 	if (key == 27)
 		text[0] = '\0';
-	else if ((key == 127 || key == '\b') && n)
+	else if ((key == 127 || key == '\b') && n) {
+		while (n > 1 && ((unsigned char)text[n - 1] & 0xc0) == 0x80)
+			n--; /* the first byte of a UTF-8 character is not of this kind */
 		text[n - 1] = '\0';
-	else if (key >= ' ' && key < 127 && n + 1 < sizeof(t->table.filter)) {
+	} else if (key >= ' ' && key < SCREEN_UP && key != 127 && n + 1 < sizeof(t->table.filter)) {
 		text[n] = (char)key;
 		text[n + 1] = '\0';
 	}
 }
 
-/* Moves the first shown line. Returns 0 if the key does not scroll. The function that draws the
- * page limits *first to the last line. */
+/* Changes *first, the number of the first line that the screen shows, as the key demands. Returns 0
+ * if the key does not scroll. The function that draws the page limits *first to the last line. */
 static int scroll(size_t *first, int key)
 {
 	size_t columns, rows;
@@ -758,7 +763,7 @@ static void on_key(struct top *t, int key)
 		(void)scroll(&t->table.first, key);
 }
 
-/* Handles keys for `ms` milliseconds. Each key redraws the screen. */
+/* Handles keys for `ms` milliseconds. After each key, the function redraws the screen. */
 static void handle_keys(struct top *t, int ms)
 {
 	uint64_t end = clock_ms() + (uint64_t)ms;
@@ -779,7 +784,7 @@ static void handle_keys(struct top *t, int ms)
 
 /* Returns nonzero when the user quits, so that a wait for the server ends (`stop` of
  * cnnps_options). During the wait, the function handles keys and shows that the server is away. Any
- * thread may call it. */
+ * thread may call this function. */
 static int stop(void *arg)
 {
 	struct top *t = arg;
@@ -803,7 +808,8 @@ static void drop_limit(char *text)
 		memmove(limit, cause, strlen(cause) + 1);
 }
 
-/* Shows the reason of a wait at the bottom of the screen or, before the first screen, as a line. */
+/* Shows why a call waits for the server: at the bottom of the screen or, before the screen is open,
+ * as a line on stderr. */
 static void on_wait(void *arg, const char *line)
 {
 	struct top *t = arg;
@@ -827,11 +833,19 @@ static void print_end(const json_t *o, const char *how)
 	char text[32];
 	json_t *v;
 
-	printf("training %s:", how);
+	fputs("training ", stdout);
+	ctl_print_plain(how);
+	putchar(':');
 	if (json_is_number(json_object_get(o, "accuracy")))
 		printf(" accuracy %.2f %%,", 100 * status_number(o, "accuracy"));
-	json_object_foreach(json_object_get(o, "metrics"), name, v) if (json_is_number(v))
-		printf(" %s %.6g,", name, json_number_value(v));
+	json_object_foreach(json_object_get(o, "metrics"), name, v)
+	{
+		if (!json_is_number(v))
+			continue;
+		putchar(' ');
+		ctl_print_plain(name);
+		printf(" %.6g,", json_number_value(v));
+	}
 	if (has_only_loss(o))
 		printf(" test loss %s,", loss_text(status_number(o, "test_loss"), text));
 	if (status_number(o, "updates") > 0)
@@ -875,12 +889,9 @@ static int run_screen(struct top *t, struct err *e)
 
 static int print_compact(const json_t *o)
 {
-	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
-
-	if (!text)
+	if (ctl_print_json(o, JSON_COMPACT | JSON_REAL_PRECISION(9), ""))
 		return PS_ENOMEM;
-	puts(text);
-	free(text);
+	putchar('\n');
 	return fflush(stdout) ? PS_EIO : PS_OK;
 }
 

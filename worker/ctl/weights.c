@@ -25,8 +25,8 @@ static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 	return w->w ? PS_OK : err_set(e, PS_ENOMEM, "no memory for %zu weights", w->model.n_params);
 }
 
-/* Chooses the model: the model in the metadata of the file, or --model. If both exist, they must
- * agree. */
+/* Chooses the model: the model in the metadata of the file, or --model. If the file names a model
+ * and --model is given, the two must agree. */
 static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
 	char named[MODEL_MAX_TEXT];
@@ -203,6 +203,10 @@ int ctl_export(const struct ctl *ctl, struct err *e)
 	struct ctl_weights *w;
 	int rc = file_check_target(ctl->args[0], e);
 
+	if (!rc && strcmp(ctl->args[0], "-") == 0)
+		rc = err_set(e, PS_EUSAGE,
+			"export: \"-\" is no name of a file: name one, such as "
+			"weights.safetensors");
 	if (rc)
 		return rc;
 	w = mem_must(1, sizeof(*w), "export");

@@ -44,8 +44,8 @@ function evenValues(low, high, room) {
 		values.push(Number((i * step).toPrecision(12)));
 	return values;
 }
-// Returns the ticks of a logarithmic axis: of a small range multiples of one step, of a larger range
-// round numbers in each power of ten, and of a very large range powers of ten.
+// Returns the ticks of a logarithmic axis. For a small range, they are multiples of one step; for a
+// larger range, round numbers in each power of ten; and for a very large range, powers of ten.
 function lossTicks(low, high, pixels, options, ...more) {
 	const decades = Math.log10(high / low), apart = options("pixelsPerLabel");
 	if (!(decades > 0 && isFinite(decades)))
@@ -53,7 +53,7 @@ function lossTicks(low, high, pixels, options, ...more) {
 	const fits = list => list.every((v, i) => !i || Math.log10(v / list[i - 1]) / decades * pixels >= 0.6 * apart);
 	let values = decades < 0.3 ? evenValues(low, high, pixels / apart) :
 		MANTISSAS.map(m => mantissaValues(m, low, high)).find(fits);
-	if (!values) { /* not all powers of ten have room */
+	if (!values) { /* there is no room for all powers of ten */
 		const step = Math.ceil(decades * apart / pixels);
 		values = [];
 		for (let i = Math.ceil(Math.log10(low) / step) * step; i <= Math.log10(high); i += step)
@@ -78,38 +78,40 @@ const metricTexts = (o, except) => Object.entries(o.metrics || {}).filter(([name
 const least = (list, start) => list.reduce((a, b) => b < a ? b : a, start);
 const greatest = (list, start) => list.reduce((a, b) => b > a ? b : a, start);
 
-// Returns the number below which 95 % of a list of numbers are, or 0 if the list is empty. As the end
-// of a scale, it does not depend on a few outliers.
+// Returns the number below which 95 % of a list of numbers are, or 0 if the list is empty. A scale
+// that ends at this number does not depend on a few outliers.
 const usual = list => Float64Array.from(list).sort()[Math.floor(0.95 * (list.length - 1))] || 0;
 
 // This class has the data of a history. `room` limits the samples that it keeps; a sample counts
 // SAMPLE plus its number of workers. When the samples exceed the limit, the class drops every other
-// sample, and from then on it keeps half as many of the new samples. Likewise, with a limit it
+// sample, and from then on it keeps half as many of the new samples. A history with a limit also
 // keeps at most EPOCHS epochs and CHANGES lines about workers.
 const SAMPLE = 100, EPOCHS = 1000, CHANGES = 4000;
 // The time between two neighbouring samples (a step) counts as a time without a server if it is
 // longer than SILENT milliseconds, and longer than four times the median of the steps around it,
 // AROUND on each side.
 const SILENT = 6000, AROUND = 4;
+// Returns whether a line of a history can be drawn. A damaged file may have other lines.
+const isWhole = o => Number.isFinite(o.t) && (o.kind !== "sample" || Array.isArray(o.workers) && o.workers.every(Array.isArray));
 class Run {
 	constructor(name, room = Infinity) {
 		this.name = name;
 		this.room = room;
 		this.samples = [];
 		this.used = 0;
-		// minimum time between two samples; the newest sample always stays
+		// minimum time in ms between two kept samples; the newest sample is always kept
 		this.distance = 0;
 		this.epochs = [];
-		this.step = 0; // minimum number of epochs between two kept epochs; the newest always stays
+		this.step = 0; // minimum number of epochs between two kept epochs; the newest is always kept
 		this.best = null; // the epoch with the best accuracy or, without an accuracy, the lowest test loss
 		this.starts = [];
 		this.names = {};
 		this.changes = []; // the lines about workers
 		this.gaps = []; // [from, to]: times without a server
-		this.seen = 0; // time of the newest sample since the start
+		this.seen = 0; // time of the newest sample since the newest start of the server
 		this.steps = []; // [from, to]: the last steps between two samples of one start
 		this.last = 0;
-		this.away = 0; // milliseconds since this.last in which the page has had no server
+		this.away = 0; // how long the page has had no server since this.last, in ms
 		this.end = null;
 	}
 	// The times without a server, including the present one if the page has no server now.
@@ -119,7 +121,13 @@ class Run {
 	get now() {
 		return this.last + this.away;
 	}
+	// The time of the first start or, if a damaged history has no start, of another early line.
+	get first() {
+		return (this.starts[0] || this.samples[0] || this.epochs[0] || this.changes[0] || {t: this.last}).t;
+	}
 	take(o) {
+		if (!isWhole(o))
+			return;
 		if (o.kind === "start") {
 			if (o.resumed && this.last && o.t > this.last)
 				this.gaps.push([this.last, o.t]);
@@ -183,7 +191,7 @@ class Run {
 				found.add(w[0]);
 		return [...found].sort((a, b) => a - b);
 	}
-	// Returns the times [from, to] in which a worker was there, from its changes.
+	// Returns the times [from, to] in which a worker was part of the run, from its changes.
 	stays(worker) {
 		const stays = [];
 		let from = null;
@@ -244,12 +252,11 @@ class Run {
 	}
 	// Returns the axis of time, on which a long time without a server takes little space.
 	get axis() {
-		const list = this.absences, first = (this.starts[0] || this.samples[0] || {t: this.last}).t;
-		const active = this.now - first - list.reduce((sum, [from, to]) => sum + to - from, 0);
+		const list = this.absences, active = this.now - this.first - list.reduce((sum, [from, to]) => sum + to - from, 0);
 		return new Axis(list.filter(([from, to]) => to - from > Math.max(LONG_MS, LONG * active)), SHOWN * active);
 	}
-	// Returns rows [t, value of each series] for a chart. `series` is a list of [list, function of a
-	// line]. At a gap the lines of the chart break.
+	// Returns rows [t, value of each series] for a chart. `series` is a list of pairs: a list of
+	// history lines, and a function that returns the value of such a line. The curves break at a gap.
 	rows(series, at = t => new Date(t)) {
 		const rows = [];
 		series.forEach(([list, value], i) => {
@@ -322,7 +329,8 @@ function when(t, range = 0, step = 1000) {
 	return range > 8e7 ? `${d.getDate()} ${d.toLocaleDateString("en-GB", {month: "short"})} ${clock}` : clock;
 }
 
-// Draws a time without a server. If it is cut short, its duration is written into it.
+// Draws a time without a server. If the axis shows this time shortened, the function writes its
+// duration into it.
 function gap(c, x, [from, to], axis, top, height) {
 	const a = x(from), b = x(to);
 	c.fillStyle = color("gap");
@@ -344,7 +352,7 @@ function gap(c, x, [from, to], axis, top, height) {
 	c.textBaseline = "top";
 	c.translate((a + b) / 2, top + 2);
 	const text = seconds((to - from) / 1000);
-	if (c.measureText(text).width > b - a && height > 60) { // upwards
+	if (c.measureText(text).width > b - a && height > 60) { // a text that is wider than the gap runs upwards
 		c.rotate(-Math.PI / 2);
 		c.textAlign = "right";
 		c.textBaseline = "middle";
@@ -353,34 +361,64 @@ function gap(c, x, [from, to], axis, top, height) {
 	c.restore();
 }
 
+// Returns the row of chart `g` that is closest to place `x`. If several rows are, `row` is preferred.
+function rowAt(g, x, row) {
+	const away = i => Math.abs(g.getValue(i, 0) - x), rows = g.numRows();
+	let best = Math.min(row, rows - 1);
+	for (let i = 0; i < rows; i++)
+		if (away(i) < away(best))
+			best = i;
+	return best;
+}
+
 function chart(id, names, colors, run, options) {
 	const el = $("chart-" + id), legend = $("legend-" + id);
+	// The rows of the chart that the arrow keys and the pointer have chosen, as {row, t} with the time
+	// of the row, or null. The legend shows the values of one of these rows.
+	let keyed = null, pointed = null;
+	// Shows what is chosen. Each drawing of the chart hides it, and may give the row another number,
+	// because a run drops samples.
+	const show = g => {
+		const chosen = pointed || keyed;
+		if (!chosen) {
+			g.clearSelection();
+			return;
+		}
+		chosen.row = rowAt(g, run().axis.place(chosen.t), chosen.row);
+		g.setSelection(chosen.row);
+	};
+	const choice = (g, row) => ({row, t: run().axis.time(g.getValue(row, 0))});
 	// there is no value yet, but a logarithmic axis needs a range
 	const g = new Dygraph(el, [[new Date(0), ...names.map(() => null)]], Object.assign({
 		labels: ["t", ...names], legend: "always", labelsDiv: legend, connectSeparatedPoints: true,
 		strokeWidth: 2, axisLabelFontSize: 11, gridLineWidth: 1, axisLineColor: "transparent",
-		highlightCircleSize: 4, includeZero: false, valueRange: [0.1, 1], yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive",
+		highlightCircleSize: 4, hideOverlayOnMouseOut: false, includeZero: false, valueRange: [0.1, 1], yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive",
 		legendFormatter: d => d.series.filter(s => s.isVisible).map(s =>
 			`<span style="color:${s.color}">●</span> ${s.labelHTML} ` +
 			(s.yHTML ? `<b>${s.yHTML}</b>` : "")).join(" &nbsp; "),
-		underlayCallback: (c, area, g) => marks(c, area, g, run())
+		underlayCallback: (c, area, g) => marks(c, area, g, run()),
+		drawCallback: show,
+		highlightCallback: (e, x, points, row) => pointed = choice(g, row),
+		unhighlightCallback: () => {
+			pointed = null;
+			show(g);
+		}
 	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, options, g, values) => run().axis.cuts.length ?
 		run().axis.ticks(+a, +b, pixels / 80) : Dygraph.dateTicker(a, b, pixels, options, g, values)}}}));
-	// the row of the chart that the arrow keys have chosen; the legend shows its values
-	let row = -1;
 	el.tabIndex = 0;
 	el.onkeydown = e => {
 		const rows = g.numRows(), step = {ArrowLeft: -1, ArrowRight: 1, Home: -rows, End: rows}[e.key];
 		if (!step || el.classList.contains("empty"))
 			return;
 		e.preventDefault();
-		row = Math.min(rows - 1, Math.max(0, (row < 0 ? rows : row) + step));
-		g.setSelection(row);
-		said(`${when(run().axis.time(g.getValue(row, 0)))}: ${legend.textContent.replaceAll("●", "")}`);
+		pointed = null;
+		keyed = choice(g, Math.min(rows - 1, Math.max(0, (keyed?.row ?? rows) + step)));
+		show(g);
+		said(`${when(keyed.t)}: ${legend.textContent.replaceAll("●", "")}`);
 	};
 	el.onblur = () => {
-		row = -1;
-		g.clearSelection();
+		keyed = null;
+		show(g);
 	};
 	g.paint = () => g.updateOptions({colors: colors.map(color), gridLineColor: color("line")});
 	return g;
@@ -399,7 +437,7 @@ function said(text) {
 	el.textContent = text;
 }
 
-// Mark the times without a server and the checkpoints, behind the curves.
+// Marks the times without a server and the checkpoints, behind the curves.
 function marks(c, area, g, run) {
 	if (!run)
 		return;
@@ -456,13 +494,13 @@ class Cells {
 
 const MANY = 60; // up to this number of workers, each row of the timeline has a line of staleness
 
-// The text begins with the name of a host and its domain.
+// Matches a text that begins with the name of a host and its domain.
 const HOST = /^[^.]*[^.\d][^.]*\./;
 // Returns the number at the end of a text, such as "-3" or ":4711", or "".
 const endNumber = text => (text.match(/[-:]\d+$/) || [""])[0];
 
-// Returns `name` with "…" in place of its middle, or of the domain of a host, so that fits(text) holds.
-// The names of many workers often differ only at their end.
+// Returns `name` with "…" in place of its middle, or of the domain of a host, so that fits()
+// returns true for the result. The names of many workers often differ only at their end.
 function shortened(name, fits) {
 	if (!fits(name) && HOST.test(name))
 		name = name.slice(0, name.indexOf(".")) + "…" + endNumber(name);
@@ -477,7 +515,7 @@ function shortened(name, fits) {
 const END = 9; // minimum number of characters at the end of a long text that are not cut
 function fill(td, text) {
 	const host = HOST.test(text), number = endNumber(text).length;
-	const end = host ? number : Math.max(END, number + 5); // "er-17:4711": host and process
+	const end = host ? number : Math.max(END, number + 5); // number + 5 keeps a host's number, too, as in "er-17:4711"
 	if (!host && text.length <= end) {
 		td.textContent = text;
 		return;
@@ -511,7 +549,7 @@ const CELL = 2;
 // many workers for lines of staleness. A higher staleness is drawn at this edge, too.
 function timeline(canvas, run) {
 	const samples = run.samples, ids = run.workers;
-	const many = ids.length > MANY; /* then the rows are thin and have no lines of staleness */
+	const many = ids.length > MANY; /* if true, the rows are thin and have no lines of staleness */
 	const row = many ? 4 : ids.length > 24 ? 12 : 22, space = many ? 0 : 2, top = 4;
 	const width = Math.max(280, canvas.parentElement.clientWidth - 2), left = width < 480 ? 84 : 120, height = ids.length * row + top + 20;
 	const ratio = window.devicePixelRatio || 1;
@@ -524,7 +562,7 @@ function timeline(canvas, run) {
 	c.font = "11px system-ui, sans-serif";
 	if (!samples.length)
 		return;
-	const from = samples[0].t - 1000, to = Math.max(run.now, from + 2000), axis = run.axis;
+	const from = Math.min(samples[0].t - 1000, run.starts[0]?.t ?? Infinity), to = Math.max(run.now, from + 2000), axis = run.axis;
 	const begin = axis.place(from), span = axis.place(to) - begin;
 	const x = t => left + (axis.place(t) - begin) / span * (width - left - 6);
 	canvas.places = {ids, left, top, row, x, time: px => axis.time(begin + (px - left) / (width - left - 6) * span)};
@@ -539,7 +577,7 @@ function timeline(canvas, run) {
 		}
 	const fastest = Math.max(1, usual(rates)), stalest = Math.max(4, usual(stales));
 	const cells = new Cells(c, width - left - 6, ids.length);
-	let before = from, drawn = left, next = 0;
+	let before = samples[0].t - 1000, drawn = left, next = 0;
 	const seen = new Set();
 	const line = new Map(ids.map(id => [id, []]));
 	samples.forEach((s, i) => {
@@ -586,8 +624,13 @@ function timeline(canvas, run) {
 		}
 		c.stroke();
 	}
+	c.save();
+	c.beginPath();
+	c.rect(left, top, width - left, ids.length * row);
+	c.clip();
 	for (const absence of run.absences)
 		gap(c, x, absence, axis, top, ids.length * row);
+	c.restore();
 	c.fillStyle = color("quiet");
 	c.textBaseline = "middle";
 	for (const [i, id] of ids.entries())

@@ -6,6 +6,15 @@ let run = new Run("", ROOM);
 let status = null, lost = 0;
 let stream = null, arrived = 0; // the stream, and the time of its last event
 
+// A browser opens at most six connections to a server over HTTP/1.1, and a window that gets none stays
+// blank. Each stream takes one connection. So at most WINDOWS windows of a browser have a stream: the
+// ones that were used last. Such a window tells the others every second that it has a stream. `others`
+// has the newest message of each of them, and the time of its arrival. After FORGET milliseconds
+// without another message, such a window no longer counts.
+const WINDOWS = 4, FORGET = 3500;
+const channel = new BroadcastChannel("cnnps"), me = String(Math.random()), others = new Map();
+let since = 0, paused = false; // when this window was used last; whether it has given up its stream
+
 // A server sends an event each second. After QUIET milliseconds without an event, the page shows that
 // nothing arrives. After RECONNECT milliseconds, it opens a new stream, because the network may have
 // lost the old one.
@@ -63,7 +72,7 @@ function drawCurves() {
 	if (!s.length && !e.length)
 		return;
 	const axis = run.axis, at = t => new Date(axis.place(t));
-	const window = [at((run.starts[0] || s[0] || e[0]).t), at(run.now + 500)];
+	const window = [at(run.first), at(run.now + 500)];
 	const rows = [
 		run.rows([[evaluated, o => result(o) * (hasAccuracy() ? 100 : 1)]], at),
 		run.rows([[s, o => o.loss], [e, o => o.test_loss]], at),
@@ -96,7 +105,7 @@ function setCell(td, text, css) {
 		return;
 	}
 	fill(td, text);
-	td.title = text; /* a long text is cut */
+	td.title = text; /* shows the whole text, which the cell may cut */
 }
 
 // Adds a row with empty cells to the table of workers.
@@ -178,7 +187,6 @@ function drawValues() {
 	const s = status;
 	$("model").textContent = `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights` +
 		(s.data.validate ? ` · evaluated on ${number(s.data.validate)} training images held back` : "");
-	$("model").title = s.model;
 	const name = run.measure, result = measured(s, name), shown = measureText(result, name);
 	document.title = (result == null ? "" : (hasAccuracy() ? "" : run.title + " ") + shown + " · ") + "cnn-ps";
 	document.body.classList.toggle("vector", !hasImages());
@@ -205,11 +213,15 @@ function drawValues() {
 		`${number(s.rss_bytes / 1048576)} MiB · up ${seconds(s.uptime_s)}`;
 }
 
+// The time in a text such as "waiting for workers: 0 of 1 for 12 s: cnn-worker".
+const WAITED = / (for \d+ s)(?=[:,])/;
+
 function drawStatus() {
 	const s = status, failed = FAILED[s.ending];
 	state(s.ending || s.state, s.degraded || failed ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
-	const words = s.degraded ? "Disk: " + s.degraded : failed || s.waiting || s.warnings[0] || "";
-	notice(words, !s.degraded && !failed && !s.warnings.length);
+	const [waited = "", time = ""] = s.waiting?.match(WAITED) || [];
+	const words = s.degraded ? "Disk: " + s.degraded : failed || s.waiting?.replace(waited, "") || s.warnings[0] || "";
+	notice(words, !s.degraded && !failed && !s.warnings.length, s.degraded || failed ? "" : time);
 	drawValues();
 }
 
@@ -219,7 +231,7 @@ function drawImage(canvas, wall, image) {
 	const bytes = atob(image.pixels), [rows, columns] = wall.side;
 	canvas.width = columns;
 	canvas.height = rows;
-	// the image fits into a square, with its own proportions
+	// an image that is not square keeps its proportions inside a square
 	canvas.style.aspectRatio = `${columns} / ${rows}`;
 	canvas.style.width = 100 * Math.min(1, columns / rows) + "%";
 	const c = canvas.getContext("2d"), picture = c.createImageData(columns, rows);
@@ -231,7 +243,7 @@ function drawImage(canvas, wall, image) {
 	c.putImageData(picture, 0, 0);
 }
 
-// The newest images that arrived before the first status.
+// The newest images for the wall that arrived before the first status; null: none.
 let early = null;
 
 // What the wall shows now: the number of images, and the number of right answers.
@@ -243,7 +255,7 @@ function noteWall() {
 			" The bar is how sure the network is.";
 }
 
-// Removes the images of another run.
+// Removes the images from the wall, because they are of another run.
 function clearWall() {
 	wallNow = null;
 	$("wall-card").hidden = true;
@@ -256,8 +268,10 @@ function onWall(wall) {
 	early = status ? null : wall;
 	if (early)
 		return;
-	const list = $("wall");
+	const list = $("wall"), names = wall.names || {};
+	const named = n => names[n] ? `${n} (${names[n]})` : n;
 	$("wall-card").hidden = false;
+	list.classList.toggle("named", !!wall.names || wall.images.some(i => Math.max(i.class, i.label) > 9));
 	while (list.children.length > wall.images.length)
 		list.lastChild.remove();
 	let right = 0;
@@ -274,10 +288,12 @@ function onWall(wall) {
 		const good = image.class === image.label;
 		right += good;
 		li.className = good ? "right" : "wrong";
-		li.children[1].textContent = `${good ? "✓" : "✗"} ${image.class}`;
+		li.children[1].textContent = `${good ? "✓" : "✗"} ${names[image.class] || image.class}`;
 		li.children[2].firstChild.style.width = 100 * image.sure + "%";
-		li.title = `label ${image.label}; answer ${image.class}, ${percent(image.sure)} sure`;
+		li.title = `label ${named(image.label)}; answer ${named(image.class)}, ${percent(image.sure)} sure`;
 		li.setAttribute("aria-label", li.title);
+		// a touch screen shows no title, so page.css shows the right answer from data-not
+		li.children[1].dataset.not = good ? "" : ` ≠ ${wall.names?.[image.label] || image.label}`;
 	});
 	wallNow = {right, all: wall.images.length};
 	noteWall();
@@ -290,10 +306,13 @@ function state(text, css) {
 	el.className = "pill " + css;
 }
 
-function notice(text, calm = false) {
+// Shows a notice, and how long it has been true. A screen reader reads the text whenever it changes,
+// so the time, which changes each second, is an element of its own.
+function notice(text, calm = false, time = "") {
 	$("notice").classList.toggle("calm", calm);
-	if ($("notice").textContent !== text)
-		$("notice").textContent = text;
+	if ($("notice-text").textContent !== text)
+		$("notice-text").textContent = text;
+	$("notice-time").textContent = time;
 	$("notice").hidden = !text;
 }
 
@@ -345,11 +364,14 @@ function draw() {
 		last.workers.slice(0, 12).map(w => `worker ${w[0]} ${w[1]}`).join(", ") : "No worker yet");
 }
 
-// Opens the stream, then reads the history. A line that is written between the two steps may be in
-// both of them. Until the history has arrived, which may take long, the page draws the new lines.
+// Opens the stream, then reads the history. A line that is written between the two steps may arrive
+// in both the stream and the history. Until the history has arrived, which may take long, the page
+// draws the new lines.
 function connect() {
 	if (document.hidden)
 		return;
+	paused = false;
+	tellWindows();
 	stream?.close();
 	const events = stream = new EventSource("events");
 	let waiting = [], opened = false;
@@ -357,9 +379,15 @@ function connect() {
 	events.onopen = async () => {
 		opened = true;
 		const fresh = new Run("", ROOM);
-		let text;
+		let text, reply;
 		try {
-			const reply = await fetch("history/short", {cache: "no-store"});
+			do { /* 503: the server is sending too many large answers */
+				if (reply)
+					await new Promise(then => setTimeout(then, 1000 * (+reply.headers.get("Retry-After") || 1)));
+				if (stream !== events)
+					return;
+				reply = await fetch("history/short", {cache: "no-store"});
+			} while (reply.status === 503);
 			text = reply.ok ? await reply.text() : "";
 		} catch {
 			text = "";
@@ -413,6 +441,57 @@ function connect() {
 		}
 	};
 }
+
+// Notes that this window is used now, and connects if it is paused or new.
+function useWindow(connects) {
+	since = performance.timeOrigin + performance.now();
+	if (connects)
+		connect();
+}
+
+function tellWindows(has = true) {
+	channel.postMessage({me, since: has ? since : 0});
+}
+
+// Gives up the stream if WINDOWS newer windows have one, or connects again if there is room. `since`
+// stays then, so that this window takes the place of no other one.
+function shareStreams() {
+	for (const [id, o] of others)
+		if (performance.now() - o.at > FORGET)
+			others.delete(id);
+	if (stream && [...others.values()].filter(o => o.since > since).length >= WINDOWS)
+		pause();
+	else if (paused && others.size < WINDOWS)
+		connect();
+}
+
+function pause() {
+	stream.close();
+	stream = null;
+	paused = true;
+	tellWindows(false);
+	drawNothingSoon();
+	lost = lost || Date.now();
+	document.body.classList.add("lost");
+	if (status)
+		drawValues();
+	state("paused", "");
+	notice(`This window is paused, because this browser shows the run in ${WINDOWS} other windows already, and a browser opens only a few connections to a server. Click this window to continue.`, true);
+}
+
+channel.onmessage = e => {
+	others.delete(e.data.me);
+	if (e.data.since)
+		others.set(e.data.me, {since: e.data.since, at: performance.now()});
+	shareStreams();
+};
+setInterval(() => {
+	if (stream)
+		tellWindows();
+	shareStreams();
+}, 1000);
+for (const kind of ["focus", "pointerdown", "keydown"])
+	addEventListener(kind, () => useWindow(paused));
 
 // Shows that nothing arrives although the stream is open, because the server or the network hangs.
 setInterval(() => {
@@ -490,12 +569,13 @@ document.addEventListener("visibilitychange", () => {
 	if (document.hidden) {
 		stream?.close();
 		stream = null;
-		if (!ended()) { /* otherwise the title would keep an old result */
+		tellWindows(false);
+		if (!ended()) { /* nothing updates the title now, so it would keep an old result */
 			drawNothingSoon();
 			document.title = "cnn-ps";
 		}
 	} else if (!stream) {
-		connect();
+		useWindow(true);
 	}
 });
 
@@ -520,4 +600,4 @@ matchMedia("(prefers-color-scheme: dark)").onchange = e => {
 explore($("timeline-box"), $("timeline"), $("timeline-note"), () => run);
 addEventListener("resize", () => draw());
 curves.forEach(g => g.paint());
-connect();
+useWindow(true);

@@ -2,7 +2,8 @@
  * client.c - libcnnps in virtual time. This file implements the calls of worker/client/cnnps.h that
  * a trainer makes, with the real session. A call that must wait suspends the worker's coroutine
  * (park). The scheduler resumes the coroutine after each message to the worker, each tick of its
- * session and each computation. The call then returns, or parks again if it must still wait.
+ * session and each computation. The resumed call then returns or, if it must still wait, suspends
+ * the coroutine again.
  *
  * Thread: one. The calls of a worker run on the stack of its coroutine. The effects of a session
  * run on the stack of the coroutine or of the scheduler.
@@ -19,7 +20,7 @@
 #include "worker/client/show.h"
 
 #define STACK_BYTES ((size_t)1 << 20)
-/* the cost of an evaluation relative to a gradient, because an evaluation computes forward only */
+/* the cost of an evaluation relative to a gradient; an evaluation computes only the forward pass */
 #define EVAL_PART     (1.0 / 3)
 #define MAX_RETAINED  WIRE_MAX_WINDOW
 #define MAX_BUFFERS   (MAX_RETAINED + 2)
@@ -39,21 +40,23 @@ struct cnnps {
 	ucontext_t context;
 	void *stack;
 	int started, over, computing;
-	int ended, end_status; /* 1: the session has ended, with end_status */
+	int ended, end_status; /* ended: 1: the session has ended with the status end_status */
 	int has_grant, has_params, no_params;
 	struct msg_grant grant;
 	enum prefetch prefetch;
 	float *arrived; /* the weights of the newest PARAMS until a call takes them, or NULL */
 	uint64_t arrived_version;
 	double arrived_elastic;
-	float *awaited; /* the weights of a prefetch (CNNPS_PULL_WAIT), or NULL */
+	/* the prefetched weights (CNNPS_PULL_WAIT) until a call takes them, or NULL */
+	float *awaited;
 	uint64_t awaited_version;
 	double awaited_elastic;
 	float *view;     /* the weights that the program reads */
 	float *gradient; /* the buffer that cnnps_gradient returned last, or NULL */
-	/* gradients of pushes that are not released, at seq % MAX_RETAINED */
+	/* the gradient of each push that is not released, at index seq % MAX_RETAINED */
 	float *retained[MAX_RETAINED];
-	uint64_t released;         /* the newest seq whose buffer is free again */
+	/* the seq of the newest push whose gradient buffer is free again */
+	uint64_t released;
 	float *spare[MAX_BUFFERS]; /* free buffers for gradients */
 	size_t n_spare;
 	struct trainer_work work;
@@ -211,7 +214,7 @@ static void program(unsigned high, unsigned low, unsigned index)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-/* Wait until `*flag` is set or the session has ended. */
+/* Suspend this worker until `*flag` is set or the session has ended. */
 static int await_flag(struct cnnps *c, const int *flag)
 {
 	while (!*flag && !c->ended)
@@ -365,7 +368,13 @@ int cnnps_pull_unchecked(struct cnnps *c, struct cnnps_pull *p, uint64_t *xxh3)
 	return cnnps_pull(c, p);
 }
 
-/* The CPU computes all gradients, so no device uses these functions. */
+/* Does nothing, because the weights have no checksum. */
+void cnnps_note_wrong_checksum(struct cnnps *c)
+{
+	(void)c;
+}
+
+/* Does nothing, because the CPU computes all gradients. */
 void cnnps_use_device(struct cnnps *c, const struct lane_device *device)
 {
 	(void)c;

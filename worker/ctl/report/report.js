@@ -11,7 +11,7 @@ const runs = JSON.parse($("data").textContent).map((o, i, all) => {
 // Returns the seconds since the first start of the run, without the times in which no server ran.
 function elapsed(run, t) {
 	const away = run.gaps.reduce((sum, [from, to]) => sum + Math.max(0, Math.min(t, to) - from), 0);
-	return (t - (run.starts.length ? run.starts[0].t : run.samples[0].t) - away) / 1000;
+	return (t - run.first - away) / 1000;
 }
 
 // Fills a table. Each column is [heading, CSS class].
@@ -33,7 +33,7 @@ const final = run => run.samples[run.samples.length - 1] || {};
 const images = run => !run.hasImages ? "–" : run.heldBack ? number(run.heldBack) + " held-back images" : "test images";
 const states = run => run.end ? run.end.status : "not ended";
 
-// Returns the results of epoch `e` besides its loss, or the loss if there are no others.
+// Returns the results of epoch `e` without its loss, or only the loss if there are no others.
 function results(e) {
 	if (!e)
 		return "–";
@@ -54,7 +54,7 @@ function drawRuns() {
 			number(s.duplicates), number(s.rejected) + rejectedFor(s), number(s.refusals)];
 	}));
 	$("mixed").hidden = new Set(runs.map(run => run.heldBack > 0)).size < 2;
-	$("model").textContent = [...new Set(runs.map(run => run.starts.length ? run.starts[0].model : ""))].join(" · ");
+	$("model").textContent = [...new Set(runs.map(run => run.starts[0]?.model))].filter(model => model).join(" · ");
 }
 
 // Draws one curve for each run. `points` returns the points [x, y] of a run.
@@ -116,7 +116,7 @@ function drawOptions() {
 		$("options").parentElement.textContent = runs.length > 1 ? "None." : "There is only one run.";
 }
 
-// The parts of a worker's time, in the order of the history.
+// The parts of a worker's time, in the order in which the lines of the history have them.
 const PARTS = ["computes", "waits for weights", "sends", "waits for work", "copies"];
 
 // Returns the sums of a worker that is in no sample, from the lines about it.
@@ -158,8 +158,8 @@ function workersOf(run) {
 		...PARTS.map((_, i) => w.split ? number(w.parts[i] / w.split) + " %" : "–")]);
 }
 
-// Returns a sentence about the time of the server's main thread. At each start the server begins
-// its sums again from 0.
+// Returns a sentence about the time of the server's main thread. At each start the server counts
+// from 0 again, so the function adds up the sums of all starts.
 function serverTime(run) {
 	const sums = {apply: 0, verify: 0, idle: 0, total: 0};
 	let before = null;
@@ -203,7 +203,8 @@ const timelines = () => canvases.forEach(([canvas, run, key]) => {
 drawRuns();
 drawOptions();
 const LOSS = {logscale: true, axes: {y: LOSS_AXIS}};
-// The result that two charts draw: the accuracy if a run has it, otherwise what the first run measures.
+// The result that two of the charts draw: the accuracy if any of the runs has it, otherwise the
+// result of the first run with epochs.
 const measures = runs.filter(run => run.epochs.length).map(run => run.measure);
 const measure = measures.includes("accuracy") ? "accuracy" : measures[0] || "accuracy";
 const PERCENT = measure === "accuracy" ? 100 : 1;

@@ -2,19 +2,17 @@
  * class_names.h - the names of the classes of a data set, which cnn-ctl convert writes to
  * classes.txt, one per line in the order of their numbers.
  *
- * Thread: main.
+ * Thread: any.
  */
-#ifndef WORKER_CTL_CLASS_NAMES_H
-#define WORKER_CTL_CLASS_NAMES_H
+#ifndef WORKER_DATA_CLASS_NAMES_H
+#define WORKER_DATA_CLASS_NAMES_H
 #include <stddef.h>
 
 /* bytes of a name with its NUL; longer names are cut */
 #define CLASS_NAME 64
-/* the maximum number of columns of a name on a line that has other text beside it */
-#define CLASS_NAME_COLUMNS 16
 
 struct class_names {
-	char (*name)[CLASS_NAME]; /* owned; NULL: there are no names */
+	char (*name)[CLASS_NAME]; /* the names, owned; NULL: there are no names */
 	size_t n;
 };
 
@@ -24,7 +22,5 @@ void class_names_read(struct class_names *c, const char *dir, size_t classes);
 void class_names_release(struct class_names *c);
 /* Returns the name of a class, or "" if it has none. `c` may be NULL. */
 const char *class_names_get(const struct class_names *c, size_t class);
-/* Prints the name in a field of `columns` columns of a terminal; a name that is too long is cut. */
-void class_names_print(const char *name, size_t columns);
 
 #endif

@@ -1,5 +1,5 @@
 /* class_names.c - see class_names.h. */
-#include "worker/ctl/class_names.h"
+#include "worker/data/class_names.h"
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,11 +9,10 @@
 #include "common/model.h"
 #include "common/plain.h"
 #include "common/utf8.h"
-#include "worker/ctl/width.h"
 
-#define MAX_BYTES ((size_t)MODEL_MAX_CLASSES * 256) /* of classes.txt */
+#define MAX_BYTES ((size_t)MODEL_MAX_CLASSES * 256) /* maximum bytes of classes.txt */
 
-/* Copies a line. A long name is cut between two characters. */
+/* Copies a line. A name that is too long is cut off after a whole character. */
 static void copy_name(char to[CLASS_NAME], const char *line, size_t n)
 {
 	size_t end = 0, bytes;
@@ -48,7 +47,8 @@ void class_names_read(struct class_names *c, const char *dir, size_t classes)
 	if (file_read(path, MAX_BYTES, &file, &size, &e))
 		return;
 	const char *text = file;
-	while (size > 0 && isspace((unsigned char)text[size - 1])) /* empty lines at the end */
+	/* ignore empty lines at the end */
+	while (size > 0 && isspace((unsigned char)text[size - 1]))
 		size--;
 	size_t n = count_names(text, size);
 	if (n > 0 && n <= classes) {
@@ -73,17 +73,4 @@ void class_names_release(struct class_names *c)
 const char *class_names_get(const struct class_names *c, size_t class)
 {
 	return c && class < c->n ? c->name[class] : "";
-}
-
-void class_names_print(const char *name, size_t columns)
-{
-	size_t used = 0, bytes;
-
-	for (size_t width; *name; name += bytes, used += width) {
-		width = width_of_character(name, &bytes);
-		if (used + width > columns)
-			break;
-		fwrite(name, 1, bytes, stdout);
-	}
-	printf("%*s", (int)(columns - used), "");
 }

@@ -43,7 +43,7 @@ struct zloop {
 	uv_idle_t idle;
 	uv_timer_t timer;
 	int open_handles;
-	int ready; /* 1 if the prepare handle or the descriptor has reported a message */
+	int ready; /* 1 if the socket may have messages that on_readable has not handled */
 	int woken; /* 1 if a message was handled since the last check of the timer */
 	/* 1 if the socket was used after prepare or on_readable last found it empty, or if neither
 	 * has run yet */

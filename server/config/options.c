@@ -760,8 +760,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.help = "number of classes of the images, whose labels are 0 to N - 1. "
 				"If --model is a name, the last layer of the network gets N "
 				"units; if --model lists layers, the last layer must have N units",
-			.unset = "10 or, if --model lists layers, the number of units of the last "
-				 "layer"},
+			.unset = "the number of the data set with --input auto, that of units of "
+				 "the last layer if --model lists layers, otherwise 10"},
 		TEXT("init", init, NULL, "FILE",
 			"file with the initial weights of a new run, in the .safetensors format. "
 			"The file must have the tensors of --model; for vector:N, the file may "
@@ -777,9 +777,9 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "the data set of the first worker whose push is accepted"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
 			"names of the metrics that the workers evaluate in addition to the loss, "
-			"separated by commas. The program cnn-worker supports only the value "
-			"accuracy; any other value needs a worker program of your own "
-			"(docs/python.md). The value none means no metrics, only the loss"),
+			"separated by commas. The program cnn-worker supports only the values "
+			"accuracy and none (no metrics, only the loss); any other value needs a "
+			"worker program of your own (docs/python.md)"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
 			"address at which the server accepts connections of workers and of "
 			"cnn-ctl; if the port is 0, the server chooses a free port and logs its "

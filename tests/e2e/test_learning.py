@@ -1,5 +1,5 @@
-"""Networks learn with real servers and workers. Runs with equal seeds end with equal bytes, and a
-step equals the step of an implementation in NumPy."""
+"""Networks learn with real servers and workers. Runs with equal seeds end with the same weights,
+byte by byte, and a step equals the step of an implementation in NumPy."""
 import numpy as np
 import pytest
 

@@ -71,8 +71,8 @@ def requeue_on_drained_node(slurm, job):
 
 def test_requeued_job(slurm, figure, small):
     """A job runs the server and two workers, and a job array runs two more workers. The test
-    cancels one job of the array and requeues the first job. Then the test drains the node, so that
-    the requeued job waits, and resumes the node."""
+    cancels one job of the array. Then it drains the node and requeues the first job, which must
+    wait until the test resumes the node."""
     env = environment(slurm, small)
     job = slurm.submit(TRAIN, "--model", "seed:8", "--epochs", EPOCHS,
                        options=("--ntasks=2", "--gpus-per-task=1"), **env)

@@ -106,9 +106,10 @@ int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t st
 
 /*
  * This kernel is for 32 filters of 5 x 5 in front of conv2.h. A warp computes 8 filters of 16
- * images at a time, so it has 16 bytes to write for each image. Stores of 16 bytes to global memory
- * would take longer than the rest of the kernel. The block therefore collects values and argmax of
- * its positions in shared memory and writes them in long rows.
+ * images at a time, so for each image it has two pieces of 16 bytes to write: the hi terms and the
+ * lo terms of 8 values of 2 bytes. Stores of 16 bytes to global memory would take longer than the
+ * rest of the kernel. The block therefore collects values and argmax of its positions in shared
+ * memory and writes them in long rows.
  */
 #define HI_LO_SIZE    5
 #define HI_LO_GROUPS  (CONV2_CHANNELS / 8)

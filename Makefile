@@ -290,6 +290,7 @@ $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 TEST_ARCHIVES := $(A.support) $(A.server) $(A.core) $(ARCHIVES.worker)
 $(addprefix $(B)/tests/unit/,test_server_wal test_server_wal_replay): $(B)/tests/support/failing_disk.o
 $(B)/tests/unit/test_server_history: private LDFLAGS += -Wl,--wrap=log_wall_ms,--wrap=clock_boot_ms
+$(B)/tests/unit/test_server_port: private LDFLAGS += -Wl,--wrap=zmonitor_next
 $(B)/tests/unit/test_trainer_damage: private LDFLAGS += \
 	-Wl,--wrap=backend_hashes -Wl,--wrap=backend_start_hash -Wl,--wrap=cnnps_pull_unchecked
 $(B)/tests/unit/%: $(B)/tests/unit/%.o $(A.test) $(TEST_ARCHIVES)

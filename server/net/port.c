@@ -90,10 +90,11 @@ static void note_accepted(struct port *p, uint32_t fd)
 		p->refusals[fd] = (struct port_refusals){0};
 	if (accept_gate_is_needed(p->gate, fd))
 		close_gate(p, "few descriptors are left");
-	if (fd >= PORT_FDS || set_bit(p->ended, fd, 0) || !set_bit(p->open, fd, 1))
+	if (fd >= PORT_FDS)
 		return;
 	log_debug("net", "accepted", "fd=%u", fd);
-	p->stats.connections++;
+	if (!set_bit(p->ended, fd, 0) && set_bit(p->open, fd, 1))
+		p->stats.connections++;
 }
 
 static void note_ended(struct port *p, uint32_t fd)
@@ -104,14 +105,14 @@ static void note_ended(struct port *p, uint32_t fd)
 	if (p->keys)
 		key_connections_remove(p->keys, fd);
 	if (set_bit(p->open, fd, 0)) {
-		log_debug("net", "hung_up", "fd=%u", fd);
 		PS_ASSERT(p->stats.connections > 0);
 		p->stats.connections--;
-		/* ignore the end of an unknown connection while the port is not bound: zmq_unbind
-		 * has closed it */
 	} else if (p->bound) {
 		set_bit(p->ended, fd, 1);
+	} else {
+		return; /* zmq_unbind has closed an unknown connection */
 	}
+	log_debug("net", "hung_up", "fd=%u", fd);
 }
 
 /* libzmq has no function that closes a connection, but it closes a connection whose socket is shut

@@ -1,5 +1,6 @@
 /* test_server_port.c - the port's record of open connections, from scripted events of libzmq's
  * monitor. The Makefile replaces zmonitor_next by the function of this file. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
@@ -30,7 +31,9 @@ static void add_log_line(void *arg, int level, const char *line)
 {
 	(void)arg;
 	(void)level;
-	strncat(lines, line, sizeof(lines) - strlen(lines) - 1);
+	size_t used = strlen(lines);
+
+	snprintf(lines + used, sizeof(lines) - used, "%s\n", line);
 }
 
 /* Lets a port read `n` events. Returns the number of connections that it then counts. */

@@ -422,6 +422,7 @@ def test_the_reader_of_top_may_stop_reading(programs, options):
 def test_a_test_image_that_does_not_exist_exits_2(programs, trained, data):
     ctl = programs.ctl("predict", "--checkpoint", trained, "--data", data, 10000, code=2)
     assert "0 to 9999" in ctl.lines[0]
+    assert ctl.out == [], "no title for images that do not follow"
 
 
 def test_a_directory_without_a_checkpoint_exits_7(programs):

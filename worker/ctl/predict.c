@@ -97,7 +97,6 @@ static int take_file(struct gallery *g, size_t i, const struct ctl *ctl, struct 
 	return PS_OK;
 }
 
-/* Loads the data set, and prints its directory. */
 static int load_test_images(struct data *d, struct gallery *g, const struct ctl *ctl,
 	const struct ctl_weights *w, struct err *e)
 {
@@ -107,10 +106,10 @@ static int load_test_images(struct data *d, struct gallery *g, const struct ctl 
 		return rc;
 	if (!ctl_weights_differ("predict", w, d))
 		class_names_read(&g->names, d->files.dir, g->classes);
-	printf("test images of %s:\n", d->files.dir);
 	return PS_OK;
 }
 
+/* Loads all pictures. If some of them are test images, prints the directory of the data set. */
 static int take_all(
 	struct gallery *g, const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
 {
@@ -122,6 +121,8 @@ static int take_all(
 	for (size_t i = 0; i < g->n && !rc; i++)
 		rc = is_image_number(ctl->args[i]) ? take_test_image(g, i, ctl->args[i], d, e)
 						   : take_file(g, i, ctl, e);
+	if (!rc && needs_test_images(ctl))
+		printf("test images of %s:\n", d->files.dir);
 	data_release(d);
 	free(d);
 	return rc;

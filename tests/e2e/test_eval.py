@@ -148,6 +148,28 @@ def test_classes_have_the_names_of_classes_txt(programs):
     assert programs.ctl("predict", *source, 0).out[1].startswith("0: 3 (")
 
 
+def test_a_name_that_the_contact_sheet_cannot_show_is_a_number(programs):
+    """The letters of the contact sheet are those of ASCII. In place of another name, the sheet shows
+    "class" and the number of the class, and cnn-ctl lists number and name."""
+    weights = linear(programs.directory / "w.safetensors", 10, 9 * np.eye(10, 784))
+    place = one_hot(programs.directory / "data", [(0, 1), (2, 3)])
+    source = ("--weights", weights, "--data", place)
+
+    def sheet(*names):
+        (place / "classes.txt").write_text("".join(f"{name}\n" for name in names))
+        png = programs.directory / "worst.png"
+        found = programs.ctl("eval", *source, "--mistakes", png)
+        return pixels_of(png), found.out[found.out.index(f"{png}: the 2 mistakes with the greatest loss") + 1:]
+    shown, listed = sheet("T-shirt/top", "\u732b", "\u00e9tude", "dress", "\u540d")
+    assert [line.split() for line in listed] == [
+        ["classes", "that", "the", "picture", "shows", "without", "their", "names:"], ["1", "\u732b"],
+        ["2", "\u00e9tude"]]
+    same, listed = sheet("T-shirt/top", "class 1", "class 2", "dress", "bag")
+    assert listed == [] and shown.shape == same.shape and (shown == same).all()
+    other, _ = sheet("T shirt top", "class 1", "class 2", "dress", "bag")
+    assert (other != same).any(), "- and / are not blanks"
+
+
 def test_the_worst_of_many_certain_mistakes_come_first(programs):
     """The network assigns a probability that rounds to 1 to all wrong classes."""
     weight = np.zeros((10, 784))

@@ -24,6 +24,7 @@
 #define LISTED           20   /* maximum number of confusions in the list */
 #define WORST            48   /* maximum number of mistakes on a contact sheet */
 #define DRAWN            3    /* maximum number of mistakes that are drawn on the terminal */
+#define SHEET_NAME       18   /* maximum number of characters of a name on a contact sheet */
 #define MAX_EVAL_THREADS 64
 #define NAME             48
 
@@ -222,22 +223,59 @@ static void draw_worst(const struct evaluation *v)
 	}
 }
 
-/* Writes the label, the class, the probability and the number of the image. If both classes have
- * names, the first line has only the names, because they may be long. */
+/* Returns 1 if the contact sheet can show the name of a class. */
+static int can_write_name(const struct evaluation *v, size_t class)
+{
+	const char *name = class_names_get(&v->names, class);
+
+	return *name && sheet_can_write(name);
+}
+
+/* Writes the name of a class or, if the sheet cannot show it, "class" and its number. */
+static void write_tile_class(
+	const struct evaluation *v, size_t class, const char *before, char line[SHEET_TEXT])
+{
+	if (can_write_name(v, class))
+		snprintf(line, SHEET_TEXT, "%s%.*s", before, SHEET_NAME,
+			class_names_get(&v->names, class));
+	else
+		snprintf(line, SHEET_TEXT, "%sclass %zu", before, class);
+}
+
+/* Writes the names of label and class, if the classes have names, and a line with their numbers,
+ * the probability and the number of the image. */
 static void write_tile_text(
 	const struct evaluation *v, const struct mistake *m, struct sheet_tile *tile)
 {
-	const char *label = class_names_get(&v->names, m->label);
-	const char *class = class_names_get(&v->names, m->class);
 	const double sure = 100 * (double)m->sure;
 
-	if (*label && *class) {
-		snprintf(tile->line[0], SHEET_TEXT, "%.10s->%.10s", label, class);
-		snprintf(tile->line[1], SHEET_TEXT, "%u->%zu %.0f%% #%u", m->label, m->class, sure,
+	memset(tile->line, 0, sizeof(tile->line));
+	if (v->names.n) {
+		write_tile_class(v, m->label, "", tile->line[0]);
+		write_tile_class(v, m->class, "->", tile->line[1]);
+		snprintf(tile->line[2], SHEET_TEXT, "%u->%zu %.0f%% #%u", m->label, m->class, sure,
 			m->image);
 	} else {
 		snprintf(tile->line[0], SHEET_TEXT, "%u->%zu %.0f%%", m->label, m->class, sure);
 		snprintf(tile->line[1], SHEET_TEXT, "#%u", m->image);
+	}
+}
+
+/* Prints number and name of each class that the contact sheet shows without its name. */
+static void print_unwritten_names(const struct evaluation *v)
+{
+	int n = 0;
+
+	for (size_t class = 0; class < v->names.n; class ++) {
+		int is_shown = 0;
+
+		for (size_t i = 0; i < v->n_worst; i++)
+			is_shown |= v->worst[i].label == class || v->worst[i].class == class;
+		if (!is_shown || can_write_name(v, class) || !*class_names_get(&v->names, class))
+			continue;
+		if (!n++)
+			printf("classes that the picture shows without their names:\n");
+		printf("%5zu  %s\n", class, class_names_get(&v->names, class));
 	}
 }
 
@@ -253,8 +291,10 @@ static int write_worst(const struct evaluation *v, const char *path, struct err 
 		write_tile_text(v, m, &tiles[i]);
 	}
 	rc = sheet_write(path, v->data.shape, tiles, v->n_worst, e);
-	if (!rc)
+	if (!rc) {
 		printf("\n%s: the %zu mistakes with the greatest loss\n", path, v->n_worst);
+		print_unwritten_names(v);
+	}
 	return rc;
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "common/log.h"
+#include "common/number_text.h"
 #include "server/core/core.h"
 #include "server/core/view.h"
 #include "server/monitor/waiting.h"
@@ -69,14 +70,15 @@ static void end_epoch(struct progress *p, const struct core *c, uint64_t now_ms)
 static void log_epoch(const struct progress *p, const struct core *c, uint32_t epoch,
 	const struct epoch_record *r)
 {
-	char metrics[EPOCH_METRICS_TEXT];
+	char metrics[EPOCH_METRICS_TEXT], loss[NUMBER_TEXT], test_loss[NUMBER_TEXT];
 
 	log_info("train", "epoch",
-		"epoch=%u images=%llu updates=%llu loss=%.4f accuracy=%.4f test_loss=%.4f "
+		"epoch=%u images=%llu updates=%llu loss=%s accuracy=%.4f test_loss=%s "
 		"images_per_s=%.0f",
 		epoch + 1, (unsigned long long)r->images, (unsigned long long)r->updates,
-		r->images ? r->loss_sum / (double)r->images : 0.0, epoch_accuracy(c, r),
-		r->eval_loss_sum / r->eval_done, p->epoch_rate);
+		number_text_loss(r->images ? r->loss_sum / (double)r->images : 0.0, loss),
+		epoch_accuracy(c, r), number_text_loss(r->eval_loss_sum / r->eval_done, test_loss),
+		p->epoch_rate);
 	if (core_config(c)->metrics[0] == '\0')
 		return;
 	epoch_metrics_text(c, r, metrics);
@@ -225,10 +227,12 @@ static void waiting_bar(const struct progress_view *v, char *out, size_t size)
 /* Writes the result of the newest evaluation, such as "  accuracy 97.00 %". */
 static void append_result(const struct progress_view *v, char *out, size_t size, size_t *at)
 {
+	char text[NUMBER_TEXT];
+
 	if (v->accuracy >= 0)
 		append_text(out, size, at, "  accuracy %.2f %%", 100 * v->accuracy);
 	else if (isfinite(v->test_loss))
-		append_text(out, size, at, "  test loss %.4f", v->test_loss);
+		append_text(out, size, at, "  test loss %s", number_text_loss(v->test_loss, text));
 	append_text(out, size, at, "%s", v->metrics);
 }
 
@@ -262,6 +266,7 @@ static void write_bar(const struct progress_view *v, enum leave_out less, char *
 	int width = less >= LEAVE_OUT_BAR ? 0 : less >= LEAVE_OUT_HALF_OF_BAR ? BAR / 2 : BAR;
 	int has_result = v->accuracy >= 0 || isfinite(v->test_loss) || v->metrics[0];
 	size_t at = 0;
+	char text[NUMBER_TEXT];
 
 	if (v->epochs > 0)
 		append_text(out, size, &at, "epoch %u/%u", v->epoch, v->epochs);
@@ -278,10 +283,10 @@ static void write_bar(const struct progress_view *v, enum leave_out less, char *
 			v->epochs > 0 ? v->images_per_s : v->updates_per_s,
 			v->epochs > 0 ? "images" : "updates");
 	if (less < LEAVE_OUT_LOSS || !has_result)
-		append_text(out, size, &at, "  loss %.4f", v->loss);
+		append_text(out, size, &at, "  loss %s", number_text_loss(v->loss, text));
 	append_result(v, out, size, &at);
 	if (v->eta_s >= 0)
-		append_text(out, size, &at, "  ETA %.0f s", ceil(v->eta_s));
+		append_text(out, size, &at, "  ETA %s", number_text_time(v->eta_s, text));
 	if (less < LEAVE_OUT_WORKERS)
 		append_text(
 			out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");

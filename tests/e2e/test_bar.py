@@ -84,7 +84,7 @@ def test_the_most_important_values_fit_the_terminal(programs, small, columns):
                             server.find(rb"endpoint=(\S+)")[1].decode(), "--data", small,
                             "--device", "cpu", "--threads", 1, columns=columns)
         with contextlib.closing(worker):
-            until(lambda: server.find(rb"epoch \d\d+/3000 [^\r\n]*accuracy \d+\.\d+ %  ETA \d+ s"), 20,
+            until(lambda: server.find(rb"epoch \d\d+/3000 [^\r\n]*accuracy \d+\.\d+ %  ETA \d+[\d.]* (?:s|min|h)"), 20,
                   "accuracy and time left")
             until(lambda: worker.find(rb"epoch \d\d+/3000: +\d+ %[^\r\n]*  [1-9]\d* images/s"), 20,
                   "the worker's rate")

@@ -90,6 +90,10 @@ TEST(a_bar_without_an_accuracy_has_the_test_loss)
 	v.test_loss = 0.25;
 	snprintf(v.metrics, sizeof(v.metrics), "  mae 0.5  rmse 1.5");
 	assert_non_null(strstr(bar(v), "  loss 0.1235  test loss 0.2500  mae 0.5  rmse 1.5  ETA"));
+	v.loss = 1.2e-7;
+	v.test_loss = 1.2e-11;
+	assert_non_null(strstr(bar(v), "  loss 1.2e-07  test loss 1.2e-11  mae 0.5  rmse 1.5"));
+	v.loss = 0.123456;
 	v.accuracy = 0.5;
 	assert_non_null(strstr(bar(v), "  accuracy 50.00 %  mae 0.5  rmse 1.5  ETA"));
 }
@@ -160,14 +164,15 @@ TEST(a_bar_fits_the_terminal)
 		bar_of(&v, 59), "epoch 2/3  50 %  accuracy 97.12 %  ETA 8 s  2 workers");
 	v.epoch = 2000;
 	v.epochs = 3000;
-	v.eta_s = 12345;
+	v.eta_s = 4444444;
 	v.workers = 200;
 	assert_string_equal(bar_of(&v, 79),
-		"epoch 2000/3000  50 %  accuracy 97.12 %  ETA 12345 s  200 workers");
-	assert_string_equal(bar_of(&v, 59), "epoch 2000/3000  50 %  accuracy 97.12 %  ETA 12345 s");
+		"epoch 2000/3000  50 %  accuracy 97.12 %  ETA 1234.6 h  200 workers");
+	assert_string_equal(
+		bar_of(&v, 59), "epoch 2000/3000  50 %  accuracy 97.12 %  ETA 1234.6 h");
 	/* without the result of an evaluation, the bar shows the training loss */
 	v.accuracy = v.test_loss = (double)NAN;
-	assert_string_equal(bar_of(&v, 59), "epoch 2000/3000  50 %  loss 0.1235  ETA 12345 s");
+	assert_string_equal(bar_of(&v, 59), "epoch 2000/3000  50 %  loss 0.1235  ETA 1234.6 h");
 }
 
 TEST(a_bar_never_leaves_its_buffer)
@@ -219,6 +224,22 @@ TEST_IN(an_epoch_is_one_log_line_with_its_rate, NULL, tear_down_progress)
 	assert_string_equal(errors.text, "level=info msg=\"train epoch\" epoch=1 images=200 "
 					 "updates=2 loss=0.5000 accuracy=0.9300 "
 					 "test_loss=0.2500 images_per_s=100\n");
+}
+
+TEST_IN(a_small_loss_in_the_log_keeps_its_digits, NULL, tear_down_progress)
+{
+	begin_progress("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
+	direct_join(&worker, "", 100, 100);
+	direct_lease(&worker);
+	log_set_level(LOG_INFO);
+	capture_begin(&errors, STDERR_FILENO);
+	direct_push(&worker, (struct work){0, 0, 1}, 100, 2.5e-7f, 0.1f);
+	direct_progress(&progress, &worker);
+	assert_int_equal(direct_lease(&worker)->kind, GRANT_EVAL);
+	direct_result(&worker, 100, 1.2e-9);
+	direct_progress(&progress, &worker);
+	capture_log(&errors);
+	assert_non_null(strstr(errors.text, " loss=2.5e-07 accuracy=1.0000 test_loss=1.2e-11 "));
 }
 
 /* Let one worker train the first of two epochs: 200 images in two seconds. */

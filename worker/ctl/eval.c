@@ -11,6 +11,7 @@
 #include <string.h>
 #include "common/file.h"
 #include "common/mem.h"
+#include "common/number_text.h"
 #include "kernels/backend.h"
 #include "worker/ctl/ctl.h"
 #include "worker/ctl/draw.h"
@@ -181,9 +182,11 @@ static void print_confusions(const struct evaluation *v)
 static void print_results(const struct evaluation *v)
 {
 	const size_t n = v->data.id.n_test;
+	char text[NUMBER_TEXT];
 
-	printf("%s: %zu test images, accuracy %.4f (%zu wrong), loss %.4f\n", v->data.files.dir, n,
-		(double)v->correct / (double)n, n - v->correct, v->loss_sum / (double)n);
+	printf("%s: %zu test images, accuracy %.4f (%zu wrong), loss %s\n", v->data.files.dir, n,
+		(double)v->correct / (double)n, n - v->correct,
+		number_text_loss(v->loss_sum / (double)n, text));
 	if (v->count && v->classes <= TABLE_SIDE)
 		print_table(v);
 	else if (v->count)

@@ -11,6 +11,7 @@
 #include "common/file.h"
 #include "common/generation.h"
 #include "common/mem.h"
+#include "common/number_text.h"
 #include "common/plain.h"
 #include "common/run_head.h"
 #include "common/safetensors.h"
@@ -354,6 +355,7 @@ static int show_checkpoints(DIR *d, const char *dir, uint64_t generation, struct
 static void print_evaluation(const json_t *o, int is_validated)
 {
 	const json_t *accuracy = json_object_get(o, "accuracy");
+	char text[NUMBER_TEXT];
 	const char *name;
 	json_t *v;
 
@@ -368,10 +370,10 @@ static void print_evaluation(const json_t *o, int is_validated)
 			fputs(" -, ", stdout);
 	}
 	printf("%s loss ", is_validated ? "validation" : "test");
-	if (json_is_number(json_object_get(o, "test_loss")))
-		printf("%.4f", json_number_value(json_object_get(o, "test_loss")));
-	else
-		putchar('-');
+
+	const json_t *loss = json_object_get(o, "test_loss");
+
+	fputs(json_is_number(loss) ? number_text_loss(json_number_value(loss), text) : "-", stdout);
 }
 
 /* Prints the last evaluated epoch of the history, if there is one. */

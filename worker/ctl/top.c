@@ -14,6 +14,7 @@
 #include <unistd.h>
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/number_text.h"
 #include "common/plain.h"
 #include "proto/msg.h"
 #include "worker/ctl/screen.h"
@@ -165,21 +166,15 @@ static void show_rejected(struct page *s, json_t *counters)
 		at ? ")" : "");
 }
 
-/* Returns a loss as text. A loss may be as small as 1e-12. */
-static const char *loss_text(double loss, char text[32])
-{
-	snprintf(text, 32, loss > 0 && loss < 0.001 ? "%.1e" : "%.4f", loss);
-	return text;
-}
-
 /* Shows a loss, with a dash if the status has none. */
 static void show_loss(struct page *s, const json_t *o, const char *label, const char *key)
 {
-	char text[32];
+	char text[NUMBER_TEXT];
 
 	put_item(s, MARK_PLAIN, "%s %s", label,
-		json_is_number(json_object_get(o, key)) ? loss_text(status_number(o, key), text)
-							: "-");
+		json_is_number(json_object_get(o, key))
+			? number_text_loss(status_number(o, key), text)
+			: "-");
 }
 
 /* Returns 1 if an epoch is evaluated, and the run does not measure accuracy. */
@@ -295,7 +290,7 @@ static void put_spark(FILE *f, const struct series *s, size_t width)
 static void show_spark(struct page *s, const char *label, const struct series *of, double factor,
 	int decimals, const char *unit)
 {
-	char text[32];
+	char text[NUMBER_TEXT];
 
 	if (s->columns < LABEL + VALUE + 10 || !of->n)
 		return;
@@ -305,7 +300,7 @@ static void show_spark(struct page *s, const char *label, const struct series *o
 	if (decimals == UNKNOWN)
 		fputs(" -", s->out);
 	else if (decimals == LOSS)
-		fprintf(s->out, " %s", loss_text(last, text));
+		fprintf(s->out, " %s", number_text_loss(last, text));
 	else
 		fprintf(s->out, " %.*f%s", decimals, last, unit);
 	end_line(s);
@@ -830,7 +825,7 @@ static void on_wait(void *arg, const char *line)
 static void print_end(const json_t *o, const char *how)
 {
 	const char *name;
-	char text[32];
+	char text[NUMBER_TEXT];
 	json_t *v;
 
 	fputs("training ", stdout);
@@ -847,9 +842,9 @@ static void print_end(const json_t *o, const char *how)
 		printf(" %.6g,", json_number_value(v));
 	}
 	if (has_only_loss(o))
-		printf(" test loss %s,", loss_text(status_number(o, "test_loss"), text));
+		printf(" test loss %s,", number_text_loss(status_number(o, "test_loss"), text));
 	if (status_number(o, "updates") > 0)
-		printf(" loss %s,", loss_text(status_number(o, "loss"), text));
+		printf(" loss %s,", number_text_loss(status_number(o, "loss"), text));
 	printf(" %.0f updates, %.0f images, %.0f s since the server's start\n",
 		status_number(o, "updates"), status_number(o, "images"),
 		status_number(o, "uptime_s"));

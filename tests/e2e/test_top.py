@@ -174,7 +174,7 @@ def test_top_of_a_run_without_images_shows_updates(programs, terminal, limit):
     top.shows(r"updates/s [1-9]\d*   loss \d")
     top.shows(r"(?m)^updates/s +[\u2581-\u2588]")
     if limit:
-        top.shows(r"ETA \d+ s")
+        top.shows(r"ETA \d[\d.]* (s|min|h)")
     for _ in range(21):
         top.type(b">")
     seen = top.see()
@@ -288,7 +288,7 @@ def test_without_workers_there_is_no_eta(programs, small, terminal):
     server = programs.server(*ENDLESS)
     worker = programs.worker(server.endpoint, data=small)
     top = terminal(server.endpoint)
-    top.shows(r"ETA \d+ s")
+    top.shows(r"ETA \d[\d.]* (s|min|h)")
     worker.signal(SIGTERM)
     assert worker.wait(10) == 12
     top.shows("waiting for workers: 0 of 1")
@@ -506,6 +506,29 @@ def test_wide_and_combining_characters_keep_the_columns(programs, small, termina
         assert "".join(row[state:state + 4]) == "live", row
     top.type(b"q")
     assert top.wait(3) == 0
+
+
+def test_a_server_without_a_directory_has_no_durable_pushes(programs, small, terminal):
+    server = programs.server(*ENDLESS, directory=None)
+    programs.worker(server.endpoint, data=small)
+    top = terminal(server.endpoint, size=(24, 200))
+    top.shows("live")
+    assert titles(top)[-1] == "wire" and "pushes" in titles(top) and "durable" not in titles(top)
+    top.type(b"h")
+    top.shows("All columns are shown")
+    top.type(b" q")
+    assert top.wait(3) == 0
+
+
+def test_an_accuracy_on_held_back_images_is_a_validation_accuracy(programs, small, terminal):
+    server = programs.server("--model", "seed:8", "--epochs", 30, "--validate", 500)
+    programs.worker(server.endpoint, data=small)
+    top = terminal(server.endpoint)
+    top.shows(r"loss \d\S*   validation accuracy \d")
+    top.shows(r"(?m)^validation +[\u2581-\u2588]+ \d+\.\d\d %$")
+    programs.ctl("--server", server.endpoint, "drain")
+    assert top.wait(10) == 0
+    assert "training drained: validation accuracy" in top.last_line(), top.last_line()
 
 
 @pytest.mark.parametrize("keys", [b"", b"/w"])

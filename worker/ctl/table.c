@@ -148,7 +148,11 @@ static size_t total_width(const struct table *t)
 /* Returns 1 if the run has the values of a column. */
 static int is_in_run(const struct table_view *v, size_t column)
 {
-	return !v->has_no_images || strncmp(columns_of[column].key, "images", 6) != 0;
+	const char *key = columns_of[column].key;
+
+	if (v->has_no_images && strncmp(key, "images", 6) == 0)
+		return 0;
+	return !v->has_no_disk || strcmp(key, "durable_seq") != 0;
 }
 
 /* Leaves out the columns whose `leave` is `number`, except the one by which the table is sorted. */

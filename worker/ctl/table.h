@@ -20,6 +20,8 @@ struct table_view {
 	char filter[FILTER_TEXT]; /* text that the shown workers contain; "": show all workers */
 	/* 1: the run has no images, so the table has no columns about images */
 	int has_no_images;
+	/* 1: the server has no --checkpoint-dir, so the table has no column of durable pushes */
+	int has_no_disk;
 	size_t n_hidden;          /* number of columns that the last table_print left out */
 	char hidden[TITLES_TEXT]; /* the titles of the columns that were left out */
 };

@@ -27,7 +27,7 @@
 #define NO_LIMIT_MS INT32_MAX
 #define BLANKS      3   /* number of blanks between two items of a line */
 #define SAMPLES     240 /* number of samples in a sparkline, one per second */
-#define LABEL       10  /* number of characters before a sparkline */
+#define LABEL       11  /* number of characters before a sparkline */
 #define VALUE       14  /* number of characters after a sparkline */
 /* rows for the titles, one worker, the line "workers N to M", and the keys */
 #define MIN_ROWS 4
@@ -199,6 +199,12 @@ static void show_state(struct page *s, const json_t *o, int is_away)
 			status_number(o, "epochs"));
 }
 
+/* Returns 1 if the server evaluates the epochs on training images that it holds back. */
+static int is_validated(const json_t *o)
+{
+	return status_number(json_object_get(o, "data"), "validate") > 0;
+}
+
 /* Shows the images/s or, without images, the updates/s. */
 static void show_rate(struct page *s, const json_t *o)
 {
@@ -215,9 +221,20 @@ static void show_result(struct page *s, const json_t *o)
 	if (!has_images(o))
 		return;
 	if (has_only_loss(o))
-		show_loss(s, o, "test loss", "test_loss");
+		show_loss(s, o, is_validated(o) ? "validation loss" : "test loss", "test_loss");
 	else
-		show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
+		show_value(s, o, is_validated(o) ? "validation accuracy" : "accuracy", "accuracy",
+			100, 2, " %");
+}
+
+static void show_time_left(struct page *s, const json_t *o)
+{
+	char text[NUMBER_TEXT];
+
+	put_item(s, MARK_PLAIN, "ETA %s",
+		json_is_number(json_object_get(o, "eta_s"))
+			? number_text_time(status_number(o, "eta_s"), text)
+			: "-");
 }
 
 static void show_run(struct page *s, const json_t *o, int is_away)
@@ -243,7 +260,7 @@ static void show_run(struct page *s, const json_t *o, int is_away)
 			put_item(s, MARK_PLAIN, "%s -", name);
 	}
 	if (has_images(o) || status_number(o, "max_updates") > 0)
-		show_value(s, o, "ETA", "eta_s", 1, 0, " s");
+		show_time_left(s, o);
 	end_line(s);
 	show_value(s, o, "updates", "updates", 1, 0, "");
 	show_value(s, o, "staleness", "staleness_mean", 1, 2, "");
@@ -410,19 +427,20 @@ static const char *ending(const json_t *o, int rc)
 static const char help[] =
 	"cnn-ctl top shows the status of a run and refreshes it every second.\n"
 	"\n"
-	"  < >     sort by the column to the left or right, which is then shown\n"
-	"  r       the other direction\n"
+	"  < >     sort by the column to the left or right; r: in the other direction\n"
 	"  /       filter: workers whose name, host, device, state or address has a text;\n"
 	"          Enter ends it, Esc removes it\n"
 	"  arrows, PgUp, PgDn, Home, End   scroll the workers\n"
-	"  h ?     this page\n"
-	"  q       quit\n"
+	"  h ?     this page; q: quit\n"
 	"\n"
+	"  validation accuracy or loss: measured on the images that --validate holds back\n"
 	"  images/s  images of the worker that counted in the last second\n"
 	"  compute   share of its time; wait: for weights, work and acknowledgements;\n"
 	"            copy: checksums and copies\n"
 	"  stale     mean number of updates between a pull and the gradient's update\n"
 	"  silent    seconds since its last message\n"
+	"  pushes    pushes that the server has decided; durable: those that are on disk\n"
+	"  wire      format of its gradients and weights; address: where it connects from\n"
 	"  again     pushes that came again, and counted once; rejected: rejected pushes;\n"
 	"            refused: messages; these three since the server's start\n"
 	"\n";
@@ -516,6 +534,7 @@ static void show_workers(struct page *s, const json_t *o, struct table_view *v, 
 	double left_out = status_number(o, "workers_left_out");
 
 	v->has_no_images = !has_images(o);
+	v->has_no_disk = !json_is_object(json_object_get(o, "checkpoint"));
 	n = table_print(s->out, list, s->columns, s->rows ? rows : 0, v);
 	if (s->rows && n > rows)
 		fprintf(s->out, "%cworkers %zu to %zu of %zu%c", MARK_DIM, v->first + 1,
@@ -604,6 +623,8 @@ static void draw_footer(const struct top *t, size_t columns, FILE *f)
 
 static void draw_head(const struct top *t, struct page *s)
 {
+	const int held_back = is_validated(t->status);
+
 	show_run(s, t->status, t->is_away);
 	if (t->idle >= 0) {
 		put_item(s, MARK_PLAIN, "server: update %.0f %%", t->apply);
@@ -615,8 +636,8 @@ static void draw_head(const struct top *t, struct page *s)
 		show_spark(s, has_images(t->status) ? "images/s" : "updates/s", &t->rate, 1,
 			t->is_away ? UNKNOWN : 0, "");
 		show_spark(s, "loss", &t->loss, 1, LOSS, "");
-		show_spark(s, "accuracy", &t->accuracy, 100, 2, " %");
-		show_spark(s, "test loss", &t->test_loss, 1, LOSS, "");
+		show_spark(s, held_back ? "validation" : "accuracy", &t->accuracy, 100, 2, " %");
+		show_spark(s, held_back ? "validation" : "test loss", &t->test_loss, 1, LOSS, "");
 	}
 	show_waiting(s, t->status);
 	show_quarantine(s, t->status);
@@ -832,7 +853,8 @@ static void print_end(const json_t *o, const char *how)
 	ctl_print_plain(how);
 	putchar(':');
 	if (json_is_number(json_object_get(o, "accuracy")))
-		printf(" accuracy %.2f %%,", 100 * status_number(o, "accuracy"));
+		printf(" %saccuracy %.2f %%,", is_validated(o) ? "validation " : "",
+			100 * status_number(o, "accuracy"));
 	json_object_foreach(json_object_get(o, "metrics"), name, v)
 	{
 		if (!json_is_number(v))
@@ -842,7 +864,8 @@ static void print_end(const json_t *o, const char *how)
 		printf(" %.6g,", json_number_value(v));
 	}
 	if (has_only_loss(o))
-		printf(" test loss %s,", number_text_loss(status_number(o, "test_loss"), text));
+		printf(" %s loss %s,", is_validated(o) ? "validation" : "test",
+			number_text_loss(status_number(o, "test_loss"), text));
 	if (status_number(o, "updates") > 0)
 		printf(" loss %s,", number_text_loss(status_number(o, "loss"), text));
 	printf(" %.0f updates, %.0f images, %.0f s since the server's start\n",

@@ -508,6 +508,24 @@ def test_wide_and_combining_characters_keep_the_columns(programs, small, termina
     assert top.wait(3) == 0
 
 
+def test_joined_emoji_keep_the_columns(programs, small, terminal):
+    """Terminals disagree on the width of emoji that a zero-width joiner joins, or that have a skin
+    tone or a variation selector. cnn-ctl top draws the emoji one by one."""
+    server = programs.server(*ENDLESS)
+    names = ("\U0001f469\u200d\U0001f680 a", "\U0001f44b\U0001f3fd b", "\u2764\ufe0f c", "plain")
+    for name in names:
+        programs.worker(server.endpoint, "--name", name, data=small)
+    until(lambda: len(server.status()["workers"]) == 4, 30, "four workers")
+    top = terminal(server.endpoint, size=(24, 100))
+    top.shows("(?s)(live.*){4}")
+    for sign in "\u200d\U0001f3fd\ufe0f":
+        assert sign not in top.see() + top.text
+    for drawn in ("\U0001f469\U0001f680 a", "\U0001f44b b", "\u2764 c"):
+        assert drawn in top.text
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
 def test_a_server_without_a_directory_has_no_durable_pushes(programs, small, terminal):
     server = programs.server(*ENDLESS, directory=None)
     programs.worker(server.endpoint, data=small)

@@ -114,6 +114,7 @@ static const char *cell(const json_t *worker, const struct column *c, char text[
 		snprintf(text, MAX_CELL, "%.*f%s", c->decimals, value,
 			c->kind == PERCENT ? "%" : "");
 	plain_text(text, 0);
+	width_simplify(text);
 	return text;
 }
 

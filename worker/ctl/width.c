@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <wchar.h>
+#include "common/plain.h"
 #include "common/utf8.h"
 
 size_t width_of_character(const char *text, size_t *bytes)
@@ -27,4 +28,28 @@ size_t width_of(const char *text)
 	for (; *text; text += bytes)
 		width += width_of_character(text, &bytes);
 	return width;
+}
+
+static int changes_emoji(uint32_t c)
+{
+	return c == 0x200d || (c >= 0xfe00 && c <= 0xfe0f) || (c >= 0x1f3fb && c <= 0x1f3ff) ||
+	       (c >= 0xe0020 && c <= 0xe007f);
+}
+
+void width_simplify(char *text)
+{
+	char *to = text;
+
+	while (*text) {
+		const uint8_t *p = (const uint8_t *)text;
+		size_t n = utf8_length(p, p + strnlen(text, 4));
+
+		if (n && changes_emoji(plain_code_point(p, n))) {
+			text += n;
+			continue;
+		}
+		for (n = n ? n : 1; n > 0; n--)
+			*to++ = *text++;
+	}
+	*to = '\0';
 }

@@ -13,6 +13,12 @@
  * wide character such as a Chinese one, 0 for one that combines with the previous character. Writes
  * the length of the character to *bytes. */
 size_t width_of_character(const char *text, size_t *bytes);
+/* Removes from `text` the characters that join emoji or change their form: zero-width joiners,
+ * variation selectors and skin tones. Some terminals draw such a sequence as one character of two
+ * columns, others as several characters. For what remains, most terminals agree with wcwidth. They
+ * do not agree on the vowel signs of Indian scripts that have a width of their own, but without
+ * these signs the text would not be readable. */
+void width_simplify(char *text);
 /* Returns the number of columns that `text` occupies on a terminal. */
 size_t width_of(const char *text);
 

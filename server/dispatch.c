@@ -51,7 +51,7 @@ void dispatch_status(const struct server *s, struct status *out)
 		.rss_bytes = status_rss(),
 		.turned_away = s->admission.turned_away,
 		.ending = s->status,
-		.stops = s->stops};
+		.stop_reason = s->stops ? s->stop_reason : NULL};
 	router_stats(s->router, &out->net);
 	out->idle_s = idle_seconds(s, out);
 	if (s->auth)
@@ -320,13 +320,12 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 void dispatch_stop_rule(struct server *s)
 {
 	const struct event ev = {.kind = EVENT_DRAIN};
-	char why[STOP_TEXT];
 
 	if (s->stops || s->draining || s->status || core_ending(s->state.core) ||
-		!stop_rule_is_met(&s->options->stop, s->state.core, why))
+		!stop_rule_is_met(&s->options->stop, s->state.core, s->stop_reason))
 		return;
 	s->stops = 1;
-	log_info("train", "stops", "reason=\"%s\"", why);
+	log_info("train", "stops", "reason=\"%s\"", s->stop_reason);
 	dispatch(s, &ev, NULL);
 }
 

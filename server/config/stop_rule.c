@@ -44,13 +44,16 @@ int stop_rule_is_met(const struct stop_rule *r, const struct core *c, char why[S
 	if (!found)
 		return 0;
 	if (r->accuracy > 0 && accuracy_of(c, best) >= r->accuracy) {
-		snprintf(why, STOP_TEXT, "epoch %u has accuracy %.4f", best + 1,
+		snprintf(why, STOP_TEXT,
+			"the goal of --stop-at is reached: epoch %u has accuracy %.4f", best + 1,
 			accuracy_of(c, best));
 		return 1;
 	}
 	if (r->patience == 0 || last - best < r->patience)
 		return 0;
-	snprintf(why, STOP_TEXT, "no epoch since %u is better than its accuracy %.4f", best + 1,
-		accuracy_of(c, best));
+	snprintf(why, STOP_TEXT,
+		"the run no longer improves (--patience-epochs): no epoch since %u is better than "
+		"its accuracy %.4f",
+		best + 1, accuracy_of(c, best));
 	return 1;
 }

@@ -651,6 +651,7 @@ void history_end(struct history *h, const struct status *now)
 	 * sample */
 	json_t *o = begin_object(now, "end");
 	set(o, "status", json_string(status_ending(now->ending)));
+	set(o, "stop_reason", now->stop_reason ? json_string(now->stop_reason) : NULL);
 	add_object(h, o, LINE_OTHER, 0);
 	h->ended = 1;
 	h->write_ms = 0; /* do not wait after a failed write: this is the last attempt */

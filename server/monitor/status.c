@@ -442,6 +442,7 @@ static char *status_with(const struct status *s, uint32_t first, size_t max_work
 
 	set_key(o, "state", json_string(phase(s)));
 	set_key(o, "ending", s->ending ? json_string(status_ending(s->ending)) : NULL);
+	set_key(o, "stop_reason", json_text_or_null(s->stop_reason));
 	set_key(o, "waiting", waiting_object(s));
 	set_key(o, "degraded", json_text_or_null(status_degraded(s)));
 	set_key(o, "warnings", warning_list(s));
@@ -529,7 +530,7 @@ char *status_result(const struct status *s)
 	for (uint32_t e = 0; e < cfg->training.epochs; e++)
 		json_array_append_new(images, json_count(core_epoch(c, e)->images));
 	set_key(o, "status", json_string(status_ending(s->ending)));
-	set_key(o, "stop_rule", json_boolean(s->stops));
+	set_key(o, "stop_rule", json_boolean(s->stop_reason != NULL));
 	set_key(o, "warnings", warning_list(s));
 	set_key(o, "accuracy", last ? epoch_accuracy_json(c, last) : NULL);
 	set_key(o, "metrics", last ? epoch_metrics(c, last) : json_object());

@@ -47,7 +47,7 @@ struct status {
 	/* number of HELLOs that were not answered because of the rate limit (clients.h) */
 	uint64_t turned_away;
 	int ending; /* PS_E*: how the run ends, if it is ending; otherwise 0 */
-	int stops;  /* 1 if --stop-at or --patience-epochs ends the run */
+	const char *stop_reason; /* why --stop-at or --patience-epochs ends the run; NULL: no */
 };
 
 /* Returns the maximum size of the text for a client that requests at most `max_text` bytes. Every

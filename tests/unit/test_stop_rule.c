@@ -55,7 +55,7 @@ TEST_IN(an_accuracy_ends_a_run, NULL, tear_down_run)
 	assert_false(stop_rule_is_met(&r, run.core, why));
 	complete_epoch(50);
 	assert_true(stop_rule_is_met(&r, run.core, why));
-	assert_string_equal(why, "epoch 2 has accuracy 0.5000");
+	assert_string_equal(why, "the goal of --stop-at is reached: epoch 2 has accuracy 0.5000");
 }
 
 /* The rule reads the state after the newest evaluated epoch, so the answer is 1 only until a better
@@ -75,7 +75,8 @@ TEST_IN(epochs_in_a_row_without_a_better_accuracy_end_a_run, NULL, tear_down_run
 		complete_epoch(epoch[i].correct);
 		assert_int_equal(stop_rule_is_met(&r, run.core, why), epoch[i].met);
 	}
-	assert_string_equal(why, "no epoch since 6 is better than its accuracy 0.3100");
+	assert_string_equal(why, "the run no longer improves (--patience-epochs): no epoch since 6 "
+				 "is better than its accuracy 0.3100");
 }
 
 TEST_IN(a_run_without_a_rule_does_not_end, NULL, tear_down_run)

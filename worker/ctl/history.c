@@ -24,7 +24,7 @@
 static const char *const plain_columns[] = {"t", "kind", "term", "epoch", "images", "updates",
 	"images_per_s", "learning_rate", "loss", "accuracy", "test_loss", "live", "pushes",
 	"duplicates", "rejected", "refusals", "generation", "checkpoint_s", "degraded", "worker",
-	"change", "name", "host", "device", "status", "resumed", "model", "options"};
+	"change", "name", "host", "device", "status", "resumed", "model", "options", "stop_reason"};
 
 /* Columns from samples: the seconds of the server's main thread, and the percentages of the
  * workers' time. */

@@ -876,11 +876,18 @@ static void print_end(const json_t *o, const char *how)
 /* Prints the last status on the normal terminal, and the result below it. */
 static int print_result(json_t *o, const char *how, struct err *e)
 {
+	const char *early = json_string_value(json_object_get(o, "stop_reason"));
+
 	drop_present(o, how);
 	int rc = print_status(o);
 
 	putchar('\n');
 	print_end(o, how);
+	if (early) {
+		fputs("ended early: ", stdout);
+		ctl_print_plain(early);
+		putchar('\n');
+	}
 	if (rc || !strcmp(how, "done") || !strcmp(how, "drained"))
 		return rc;
 	return err_set(e, PS_EDIVERGED, "training ended: %s", how);

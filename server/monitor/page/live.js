@@ -218,10 +218,10 @@ const WAITED = / (for \d+ s)(?=[:,])/;
 
 function drawStatus() {
 	const s = status, failed = FAILED[s.ending];
-	state(s.ending || s.state, s.degraded || failed ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
+	state(s.ending ? endWord() : s.state, s.degraded || failed ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
 	const [waited = "", time = ""] = s.waiting?.match(WAITED) || [];
-	const words = s.degraded ? "Disk: " + s.degraded : failed || s.waiting?.replace(waited, "") || s.warnings[0] || "";
-	notice(words, !s.degraded && !failed && !s.warnings.length, s.degraded || failed ? "" : time);
+	const words = s.degraded ? "Disk: " + s.degraded : failed || endsEarly() || s.waiting?.replace(waited, "") || s.warnings[0] || "";
+	notice(words, !s.degraded && !failed && !s.warnings.length, s.degraded || failed || s.stop_reason ? "" : time);
 	drawValues();
 }
 
@@ -539,6 +539,10 @@ function showAway(since, text) {
 	run.away = Math.max(1, Date.now() - lost);
 	document.body.classList.add("lost");
 	if (status)
+// Why --stop-at or --patience-epochs ends the run before its last epoch, if one of them does.
+const stopReason = () => status && status.stop_reason || run.end && run.end.stop_reason;
+const endsEarly = () => stopReason() ? `The run ends early, because ${stopReason()}.` : "";
+const endWord = () => stopReason() && !FAILED[ended()] ? "ended early" : ended();
 		drawValues();
 	if (!document.hidden)
 		draw();
@@ -554,8 +558,8 @@ function retry() {
 			drawStatus();
 		if (!document.hidden) /* draw the last epochs, which have arrived with the end */
 			draw();
-		const failed = FAILED[ended()], words = [failed, "The run has ended and its server has exited."];
-		state(ended(), failed ? "bad" : "good");
+		const failed = FAILED[ended()], words = [failed || endsEarly(), "The run has ended and its server has exited."];
+		state(endWord(), failed ? "bad" : "good");
 		if (status && status.checkpoint) /* without checkpoints, no file has the history */
 			words.push("cnn-ctl report shows it again.");
 		notice(words.filter(text => text).join(" "), !failed);

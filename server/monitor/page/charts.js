@@ -505,30 +505,43 @@ function shortened(name, fits) {
 	if (!fits(name) && HOST.test(name))
 		name = name.slice(0, name.indexOf(".")) + "…" + endNumber(name);
 	let text = name;
-	for (let n = name.length - 1; n > 1 && !fits(text); n--)
-		text = (name.slice(0, Math.ceil(n / 2)) + "…" + name.slice(name.length - Math.floor(n / 2))).replace("……", "…");
+	for (let n = all.length - 1; n > 1 && !fits(text); n--)
+		text = (part(0, Math.ceil(n / 2)) + "…" + part(all.length - Math.floor(n / 2))).replace("……", "…");
 	return text;
 }
 
 // Fills a cell of a table with a text. If the cell has no room for the text, page.css cuts its middle.
-// Of the name of a host, it first cuts the domain, and then the letters before the host's number.
-const END = 9; // minimum number of characters at the end of a long text that are not cut
+// Of the name of a host, it first cuts the domain, and then the letters before the host's number. A
+// text with letters that are written from right to left stays whole, and page.css cuts its end: the
+// browser would arrange the parts of such a text in a wrong order.
+const END = 9, WIDE_END = 4; // minimum number of letters at the end of a long text that are not cut; WIDE_END: not ASCII
 function fill(td, text) {
-	const host = HOST.test(text), number = endNumber(text).length;
-	const end = host ? number : Math.max(END, number + 5); // number + 5 keeps a host's number, too, as in "er-17:4711"
-	if (!host && text.length <= end) {
+	const host = HOST.test(text), number = endNumber(text).length, all = letters(text);
+	const end = host ? number : /[^ -~]/.test(text) ? number + WIDE_END :
+		Math.max(END, number + 5); // number + 5 keeps a host's number, too, as in "er-17:4711"
+	if (!host && all.length <= end || LEFTWARDS.test(text)) {
 		td.textContent = text;
 		return;
 	}
 	const box = document.createElement("span"), last = text.length - end;
 	box.className = "cut";
 	const start = host ? text.match(/^[^.]*?(?=\d*\.)/)[0].length : last, dot = host ? text.indexOf(".") : last;
+// Returns the characters of a text as readers see them. A letter with its accents is one of them.
+const segmenter = globalThis.Intl?.Segmenter && new Intl.Segmenter("en");
+const letters = text => segmenter && /[^ -~]/.test(text) ? [...segmenter.segment(text)].map(part => part.segment) : [...text];
+// Matches a text with letters that are written from right to left.
+const LEFTWARDS = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+// Returns a name for use inside another text: the direction of its letters does not affect this text.
+const isolated = name => LEFTWARDS.test(name) ? `\u2068${name}\u2069` : name;
 	add(box, "span", text.slice(0, start));
 	box.append(text.slice(start, dot));
 	if (host)
 		add(box, "span", text.slice(dot, last), "domain");
 	box.append(text.slice(last));
 	td.replaceChildren(box);
+	if (fits(name))
+		return name;
+	const all = letters(name), part = (from, to) => all.slice(from, to).join("");
 }
 
 // Appends an element with a text and a CSS class to `parent`, and returns the element.
@@ -636,7 +649,7 @@ function timeline(canvas, run) {
 	for (const [i, id] of ids.entries())
 		if (!many || i % 10 === 0) {
 			const label = text => `${id}  ${text}`, fits = text => c.measureText(label(text)).width <= left - 12;
-			c.fillText(label(shortened(run.names[id] || "", fits)), 2, y(id) + row / 2 - 1);
+			c.fillText(label(isolated(shortened(run.names[id] || "", fits))), 2, y(id) + row / 2 - 1);
 		}
 	c.textBaseline = "alphabetic";
 	c.textAlign = "center";
@@ -677,8 +690,8 @@ function explore(box, canvas, note, run) {
 		worker = Math.min(ids.length - 1, Math.max(0, worker));
 		chosen = samples[i].t;
 		const w = samples[i].workers.find(w => w[0] === ids[worker]), name = run().names[ids[worker]];
-		const text = `${when(chosen, Date.now() - chosen)}: worker ${ids[worker]}${name ? ` (${name})` : ""}: ` + (!w ? "not there" :
-			`${w[1]}, ${number(w[2])} images/s` + (w[3] == null ? "" : `, staleness ${number(w[3], 1)}`) +
+		const text = `${when(chosen, Date.now() - chosen)}: worker ${ids[worker]}${name ? ` (${isolated(name)})` : ""}: ` + (!w ? "not there" :
+			w[1] + (run().hasImages ? `, ${number(w[2])} images/s` : "") + (w[3] == null ? "" : `, staleness ${number(w[3], 1)}`) +
 			(w[4] == null ? "" : `, last message ${silence(w[4])} before`));
 		note.textContent = text;
 		place();

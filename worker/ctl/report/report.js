@@ -113,6 +113,7 @@ function drawOptions() {
 	if (rows.length)
 		table($("options"), [["option", "text"], ...runs.map(run => [run.name, "text"])], rows);
 	else
+			name.dir = "auto";
 		$("options").parentElement.textContent = runs.length > 1 ? "None." : "There is only one run.";
 }
 

@@ -241,9 +241,9 @@ class Run {
 		return !this.starts.some(o => (o.model || "").startsWith("vector:"));
 	}
 	// The number of training images that the run holds back and evaluates, or 0 if the run
-	// evaluates the test images.
+	// evaluates the test images. A page knows it from the status before its history has arrived.
 	get heldBack() {
-		return this.options.validate || 0;
+		return this.options.validate || this.toldHeldBack || 0;
 	}
 	takeText(text) {
 		for (const line of text.split("\n"))

@@ -3,6 +3,7 @@
 // and "wall" has test images with a worker's predictions.
 const ROOM = 100000; // about 1,000 samples of a few workers, or 330 samples of 200 workers
 let run = new Run("", ROOM);
+let hasHistory = false; // whether the history has arrived; until then, the best epoch is unknown
 let status = null, lost = 0;
 let stream = null, arrived = 0; // the stream, and the time of its last event
 
@@ -172,7 +173,7 @@ function drawCounters() {
 // Returns a text with the results of status `s` that the tile does not show in large letters, and with
 // the best epoch.
 function otherResults(s) {
-	const name = run.measure, texts = metricTexts(s, name), b = run.best;
+	const name = run.measure, texts = metricTexts(s, name), b = hasHistory && run.best;
 	if (name !== "accuracy" && name !== TEST_LOSS && s.test_loss != null)
 		texts.push(`${s.data.validate ? "validation" : "test"} loss ${lossText(s.test_loss)}`);
 	if (b && name === "accuracy")
@@ -409,8 +410,12 @@ function connect() {
 		run = fresh;
 		draw();
 	};
+		fresh.toldHeldBack = run.toldHeldBack;
 	events.addEventListener("line", e => {
+		hasHistory = true;
 		arrived = Date.now();
+		if (status && !lost)
+			drawSoon();
 		if (waiting)
 			waiting.push(e.data);
 		run.take(JSON.parse(e.data));
@@ -425,6 +430,7 @@ function connect() {
 		document.body.classList.remove("lost");
 		if (early)
 			onWall(early);
+		run.toldHeldBack = status.data.validate;
 		drawSoon();
 	});
 	events.addEventListener("wall", e => onWall(JSON.parse(e.data)));

@@ -313,8 +313,10 @@ function state(text, css) {
 function notice(text, calm = false, time = "") {
 	$("notice").classList.toggle("calm", calm);
 	if ($("notice-text").textContent !== text)
-		$("notice-text").textContent = text;
-	$("notice-time").textContent = time;
+		// in a command, no line ends inside the name of a program or of an option
+		$("notice-text").replaceChildren(...text.split(/((?:--|cnn-)[a-z-]+)/).map((part, i) =>
+			i % 2 ? Object.assign(document.createElement("span"), {className: "word", textContent: part}) : part));
+	$("notice-time").textContent = time && ` (${time})`;
 	$("notice").hidden = !text;
 }
 

@@ -12,7 +12,7 @@ const percent = x => x == null ? "–" : number(100 * x, 2) + " %";
 // Returns why pushes were rejected, such as ": 7 stale", from the counters of a status or from a sample.
 const rejectedFor = o => Object.entries(o.rejected_for || {}).map(([reason, n], i) => `${i ? "," : ":"} ${number(n)} ${reason}`).join("");
 const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :
-	s < 5400 ? Math.round(s / 60) + " min" : number(s / 3600, 1) + " h";
+	s < 5400 ? Math.round(s / 60) + " min" : s < 172800 ? number(s / 3600, 1) + " h" : number(s / 86400, 1) + " d";
 
 const silence = ms => ms == null ? "–" : ms < 1000 ? number(ms) + " ms" : number(ms / 1000, 1) + " s";
 
@@ -303,10 +303,12 @@ class Axis {
 		}
 		return t;
 	}
-	// Returns the ticks of an axis from place `a` to place `b` with about `room` labels.
-	ticks(a, b, room) {
-		const from = this.time(a), to = this.time(b), step = STEPS.find(ms => ms * room >= b - a) || STEPS[STEPS.length - 1];
-		const zone = new Date(from).getTimezoneOffset() * 60000, apart = 0.7 * (b - a) / room, ticks = [];
+	// Returns the ticks of an axis from place `a` to place `b`, which is `pixels` wide. The labels do
+	// not overlap, and the last one ends before the end of the axis.
+	ticks(a, b, pixels) {
+		const from = this.time(a), to = this.time(b), label = labelWidth(to - from), apart = (label + 8) * (b - a) / pixels;
+		const step = STEPS.find(ms => ms >= 1.3 * apart) || STEPS[STEPS.length - 1], end = b - label / 2 * (b - a) / pixels;
+		const zone = new Date(from).getTimezoneOffset() * 60000, ticks = [];
 		const edges = [from, ...this.cuts.flat().filter(t => t > from && t < to), to];
 		for (let i = 0; i < edges.length; i += 2) {
 			const inside = [];
@@ -314,7 +316,7 @@ class Axis {
 				inside.push(t);
 			for (const t of inside.length ? inside : [edges[i]]) {
 				const v = this.place(t);
-				if (!ticks.length || v - ticks[ticks.length - 1].v >= apart)
+				if (v <= end && (!ticks.length || v - ticks[ticks.length - 1].v >= apart))
 					ticks.push({v, label: when(t, to - from, step)});
 			}
 		}
@@ -323,14 +325,18 @@ class Axis {
 }
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800].map(s => 1000 * s);
 
-// Returns a time of the clock, with the day if the times are from a range of more than a day.
+// Returns whether a label of a time needs the day, because the times are from a range of about a day.
+const isDated = range => range > 8e7;
+// Returns the greatest width in pixels of the label of a tick.
+const labelWidth = range => isDated(range) ? 95 : 50;
+// Returns a time of the clock, with the day if the range of times needs it.
 function when(t, range = 0, step = 1000) {
 	const d = new Date(t), clock = d.toLocaleTimeString("en-GB", step < 60000 ? {} : {hour: "2-digit", minute: "2-digit"});
-	return range > 8e7 ? `${d.getDate()} ${d.toLocaleDateString("en-GB", {month: "short"})} ${clock}` : clock;
+	return isDated(range) ? `${d.getDate()} ${d.toLocaleDateString("en-GB", {month: "short"})} ${clock}` : clock;
 }
 
 // Draws a time without a server. If the axis shows this time shortened, the function writes its
-// duration into it.
+// duration into it, unless there is no room.
 function gap(c, x, [from, to], axis, top, height) {
 	const a = x(from), b = x(to);
 	c.fillStyle = color("gap");
@@ -351,24 +357,43 @@ function gap(c, x, [from, to], axis, top, height) {
 	c.textAlign = "center";
 	c.textBaseline = "top";
 	c.translate((a + b) / 2, top + 2);
-	const text = seconds((to - from) / 1000);
-	if (c.measureText(text).width > b - a && height > 60) { // a text that is wider than the gap runs upwards
+	const text = seconds((to - from) / 1000), {width} = c.measureText(text), upwards = width > b - a;
+	if (upwards) {
 		c.rotate(-Math.PI / 2);
 		c.textAlign = "right";
 		c.textBaseline = "middle";
 	}
-	c.fillText(text, 0, 0);
+	if (!upwards || width + 4 <= height && b - a >= 10)
+		c.fillText(text, 0, 0);
 	c.restore();
 }
 
-// Returns the row of chart `g` that is closest to place `x`. If several rows are, `row` is preferred.
-function rowAt(g, x, row) {
-	const away = i => Math.abs(g.getValue(i, 0) - x), rows = g.numRows();
-	let best = Math.min(row, rows - 1);
-	for (let i = 0; i < rows; i++)
-		if (away(i) < away(best))
-			best = i;
-	return best;
+// Returns the rows of chart `g` in which a visible curve has a point.
+function filledRows(g) {
+	const curves = g.visibility().map((visible, i) => visible ? i + 1 : 0).filter(i => i), log = g.getOption("logscale");
+	const draws = v => Number.isFinite(v) && !(log && v <= 0);
+	return Array.from({length: g.numRows()}, (_, row) => row).filter(row => curves.some(i => draws(g.getValue(row, i))));
+}
+
+// Returns the row with points that is closest to place `x`. If several rows are, `row` is preferred.
+function rowAt(g, x, row = -1) {
+	const away = i => Math.abs(g.getValue(i, 0) - x), rows = filledRows(g);
+	return rows.reduce((best, i) => away(i) < away(best) || i === row && away(i) === away(best) ? i : best, rows[0]);
+}
+
+// Returns the row with points to which a key leads from `row`, or undefined if the key has no
+// meaning. Without a row, the arrow keys begin at the last one.
+function rowAfter(g, row, key) {
+	const rows = filledRows(g), last = rows.length - 1, now = row == null ? last + 1 : rows.findIndex(i => i >= row);
+	const at = {ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last}[key];
+	return at === undefined ? at : rows[Math.max(0, Math.min(last, at))];
+}
+
+// Returns the line of a run at time `t` as a text such as "13:05:12 · epoch 3", or with the day if the
+// run takes more than one.
+function momentText(run, t) {
+	const line = [...run.epochs, ...run.samples].find(o => Math.abs(o.t - t) < 1);
+	return when(t, run.now - run.first) + (line?.epoch && run.hasImages ? ` · epoch ${line.epoch}` : "");
 }
 
 function chart(id, names, colors, run, options) {
@@ -385,7 +410,10 @@ function chart(id, names, colors, run, options) {
 			return;
 		}
 		chosen.row = rowAt(g, run().axis.place(chosen.t), chosen.row);
-		g.setSelection(chosen.row);
+		if (chosen.row == null)
+			g.clearSelection();
+		else
+			g.setSelection(chosen.row);
 	};
 	const choice = (g, row) => ({row, t: run().axis.time(g.getValue(row, 0))});
 	// there is no value yet, but a logarithmic axis needs a range
@@ -393,28 +421,32 @@ function chart(id, names, colors, run, options) {
 		labels: ["t", ...names], legend: "always", labelsDiv: legend, connectSeparatedPoints: true,
 		strokeWidth: 2, axisLabelFontSize: 11, gridLineWidth: 1, axisLineColor: "transparent",
 		highlightCircleSize: 4, hideOverlayOnMouseOut: false, includeZero: false, valueRange: [0.1, 1], yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive",
-		legendFormatter: d => d.series.filter(s => s.isVisible).map(s =>
+		legendFormatter: d => (d.x == null ? "" : momentText(run(), run().axis.time(+d.x)) + " &nbsp; ") + d.series.filter(s => s.isVisible).map(s =>
 			`<span style="color:${s.color}">●</span> ${s.labelHTML} ` +
 			(s.yHTML ? `<b>${s.yHTML}</b>` : "")).join(" &nbsp; "),
 		underlayCallback: (c, area, g) => marks(c, area, g, run()),
 		drawCallback: show,
-		highlightCallback: (e, x, points, row) => pointed = choice(g, row),
+		highlightCallback: (e, x) => {
+			const row = rowAt(g, x);
+			pointed = row == null ? null : choice(g, row);
+			show(g);
+		},
 		unhighlightCallback: () => {
 			pointed = null;
 			show(g);
 		}
 	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, options, g, values) => run().axis.cuts.length ?
-		run().axis.ticks(+a, +b, pixels / 80) : Dygraph.dateTicker(a, b, pixels, options, g, values)}}}));
+		run().axis.ticks(+a, +b, pixels) : Dygraph.dateTicker(a, b, pixels, options, g, values)}}}));
 	el.tabIndex = 0;
 	el.onkeydown = e => {
-		const rows = g.numRows(), step = {ArrowLeft: -1, ArrowRight: 1, Home: -rows, End: rows}[e.key];
-		if (!step || el.classList.contains("empty"))
+		const row = el.classList.contains("empty") ? undefined : rowAfter(g, keyed?.row, e.key);
+		if (row === undefined)
 			return;
 		e.preventDefault();
 		pointed = null;
-		keyed = choice(g, Math.min(rows - 1, Math.max(0, (keyed?.row ?? rows) + step)));
+		keyed = choice(g, row);
 		show(g);
-		said(`${when(keyed.t)}: ${legend.textContent.replaceAll("●", "")}`);
+		said(legend.textContent.replace(/ ·|\s*●/, ":").replaceAll("●", ""));
 	};
 	el.onblur = () => {
 		keyed = null;
@@ -424,17 +456,10 @@ function chart(id, names, colors, run, options) {
 	return g;
 }
 
-// Gives a text to screen readers.
+// Gives a text to screen readers. They read only changes of an element that they know, so the element
+// is part of the page from its beginning.
 function said(text) {
-	let el = $("said");
-	if (!el) {
-		el = document.createElement("p");
-		el.id = "said";
-		el.className = "said";
-		el.setAttribute("aria-live", "polite");
-		document.body.append(el);
-	}
-	el.textContent = text;
+	$("said").textContent = text;
 }
 
 // Marks the times without a server and the checkpoints, behind the curves.
@@ -498,12 +523,22 @@ const MANY = 60; // up to this number of workers, each row of the timeline has a
 const HOST = /^[^.]*[^.\d][^.]*\./;
 // Returns the number at the end of a text, such as "-3" or ":4711", or "".
 const endNumber = text => (text.match(/[-:]\d+$/) || [""])[0];
+// Returns the characters of a text as readers see them. A letter with its accents is one of them.
+const segmenter = globalThis.Intl?.Segmenter && new Intl.Segmenter("en");
+const letters = text => segmenter && /[^ -~]/.test(text) ? [...segmenter.segment(text)].map(part => part.segment) : [...text];
+// Matches a text with letters that are written from right to left.
+const LEFTWARDS = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+// Returns a name for use inside another text: the direction of its letters does not affect this text.
+const isolated = name => LEFTWARDS.test(name) ? `\u2068${name}\u2069` : name;
 
 // Returns `name` with "…" in place of its middle, or of the domain of a host, so that fits()
 // returns true for the result. The names of many workers often differ only at their end.
 function shortened(name, fits) {
 	if (!fits(name) && HOST.test(name))
 		name = name.slice(0, name.indexOf(".")) + "…" + endNumber(name);
+	if (fits(name))
+		return name;
+	const all = letters(name), part = (from, to) => all.slice(from, to).join("");
 	let text = name;
 	for (let n = all.length - 1; n > 1 && !fits(text); n--)
 		text = (part(0, Math.ceil(n / 2)) + "…" + part(all.length - Math.floor(n / 2))).replace("……", "…");
@@ -523,25 +558,15 @@ function fill(td, text) {
 		td.textContent = text;
 		return;
 	}
-	const box = document.createElement("span"), last = text.length - end;
+	const box = document.createElement("span"), last = text.length - (end && all.slice(-end).join("").length);
 	box.className = "cut";
 	const start = host ? text.match(/^[^.]*?(?=\d*\.)/)[0].length : last, dot = host ? text.indexOf(".") : last;
-// Returns the characters of a text as readers see them. A letter with its accents is one of them.
-const segmenter = globalThis.Intl?.Segmenter && new Intl.Segmenter("en");
-const letters = text => segmenter && /[^ -~]/.test(text) ? [...segmenter.segment(text)].map(part => part.segment) : [...text];
-// Matches a text with letters that are written from right to left.
-const LEFTWARDS = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
-// Returns a name for use inside another text: the direction of its letters does not affect this text.
-const isolated = name => LEFTWARDS.test(name) ? `\u2068${name}\u2069` : name;
 	add(box, "span", text.slice(0, start));
 	box.append(text.slice(start, dot));
 	if (host)
 		add(box, "span", text.slice(dot, last), "domain");
 	box.append(text.slice(last));
 	td.replaceChildren(box);
-	if (fits(name))
-		return name;
-	const all = letters(name), part = (from, to) => all.slice(from, to).join("");
 }
 
 // Appends an element with a text and a CSS class to `parent`, and returns the element.
@@ -564,7 +589,7 @@ function timeline(canvas, run) {
 	const samples = run.samples, ids = run.workers;
 	const many = ids.length > MANY; /* if true, the rows are thin and have no lines of staleness */
 	const row = many ? 4 : ids.length > 24 ? 12 : 22, space = many ? 0 : 2, top = 4;
-	const width = Math.max(280, canvas.parentElement.clientWidth - 2), left = width < 480 ? 84 : 120, height = ids.length * row + top + 20;
+	const width = Math.max(200, canvas.parentElement.clientWidth - 2), left = width < 480 ? 84 : 120, height = ids.length * row + top + 20;
 	const ratio = window.devicePixelRatio || 1;
 	canvas.width = width * ratio;
 	canvas.height = height * ratio;
@@ -607,7 +632,7 @@ function timeline(canvas, run) {
 		for (const [id, state, rate, stale, silent] of s.workers) {
 			seen.add(id);
 			const late = state === "live" && silent > 1500, name = late ? "amber" : STATE[state] || "grey";
-			cells.fill(index.get(id), a, b, name, name === "blue" ? 0.25 + 0.75 * Math.min(1, rate / fastest) : 0.9);
+			cells.fill(index.get(id), a, b, name, name === "blue" && run.hasImages ? 0.25 + 0.75 * Math.min(1, rate / fastest) : 0.9);
 			if (many)
 				continue;
 			if (gap)
@@ -653,16 +678,17 @@ function timeline(canvas, run) {
 		}
 	c.textBaseline = "alphabetic";
 	c.textAlign = "center";
-	const ends = [left + 40, width - 46]; // places of the first and the last label
-	for (const {v, label} of axis.ticks(begin, begin + span, (width - left) / 130)) {
-		const at = x(axis.time(v));
-		if (at >= ends[0] + 80 && at <= ends[1] - 80 && label !== when(from, to - from) && label !== when(to, to - from))
+	const [first, last] = [from, to].map(t => when(t, to - from, isDated(to - from) ? 60000 : 1000)), wide = text => c.measureText(text).width;
+	const room = [left + wide(first) + 12, width - 18 - wide(last)]; // between the first and the last label
+	for (const {v, label} of axis.ticks(begin, begin + span, width - left - 6)) {
+		const at = x(axis.time(v)), half = wide(label) / 2;
+		if (at - half >= room[0] && at + half <= room[1] && label !== first && label !== last)
 			c.fillText(label, at, height - 4);
 	}
 	c.textAlign = "left";
-	c.fillText(when(from, to - from), left, height - 4);
+	c.fillText(first, left, height - 4);
 	c.textAlign = "right";
-	c.fillText(when(to, to - from), width - 6, height - 4);
+	c.fillText(last, width - 6, height - 4);
 	c.textAlign = "left";
 	canvas.onredrawn?.();
 	return many ? null : stalest;

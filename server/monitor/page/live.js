@@ -73,13 +73,13 @@ function drawCurves() {
 	if (!s.length && !e.length)
 		return;
 	const axis = run.axis, at = t => new Date(axis.place(t));
-	const window = [at(run.first), at(run.now + 500)];
+	const window = [at(run.first), at(run.now + 500)], width = axis.cuts.length ? labelWidth(run.now - run.first) : 60;
 	const rows = [
 		run.rows([[evaluated, o => result(o) * (hasAccuracy() ? 100 : 1)]], at),
 		run.rows([[s, o => o.loss], [e, o => o.test_loss]], at),
 		run.rows([[s, rate]], at),
 	];
-	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window, valueRange: null}));
+	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window, valueRange: null, axes: {x: {axisLabelWidth: width}}}));
 	if (evaluated.length && hasAccuracy()) {
 		const all = evaluated.map(o => 100 * o.accuracy), low = least(all, 100), high = greatest(all, 0);
 		const pad = Math.max(0.2, (high - low) / 10);
@@ -158,7 +158,7 @@ function drawCounters() {
 	const rows = [["gradients decided", c.pushes], ["duplicates, not applied again", c.duplicates], ["arrived out of order", c.gaps],
 		["superseded", c.superseded], ["rejected" + rejectedFor(c), c.rejected], ["messages refused", c.refusals],
 		["workers lost", c.deaths], ["workers back or restarted", c.rejoins], ["server recovered", c.recoveries],
-		["checkpoint", status.checkpoint ? status.checkpoint.generation : null]];
+		["generation of the newest checkpoint", status.checkpoint ? status.checkpoint.generation : null]];
 	const list = $("once");
 	list.replaceChildren();
 	for (const [name, value] of rows) {
@@ -198,7 +198,7 @@ function drawValues() {
 	$("done").hidden = s.done_ratio == null;
 	$("done").value = s.done_ratio || 0;
 	$("accuracy").textContent = shown;
-	$("best").textContent = otherResults(s) || "after the first epoch";
+	$("best").textContent = otherResults(s) || (result == null ? "after the first epoch" : "");
 	$("loss").textContent = s.updates ? lossText(s.loss) : "–";
 	const over = lost || ended();
 	$("rate-title").textContent = hasImages() ? "Images/s" : "Updates/s";
@@ -329,6 +329,7 @@ function drawTimeline(now = sees) {
 		return;
 	painted = Date.now();
 	const stalest = timeline($("timeline"), run);
+	$("key-faster").hidden = !run.hasImages;
 	$("key-line").hidden = stalest == null;
 	$("stalest").textContent = number(stalest, 1);
 }
@@ -409,15 +410,15 @@ function connect() {
 				fresh.take(o);
 		}
 		waiting = null;
-		run = fresh;
-		draw();
-	};
 		fresh.toldHeldBack = run.toldHeldBack;
-	events.addEventListener("line", e => {
+		run = fresh;
 		hasHistory = true;
-		arrived = Date.now();
+		draw();
 		if (status && !lost)
 			drawSoon();
+	};
+	events.addEventListener("line", e => {
+		arrived = Date.now();
 		if (waiting)
 			waiting.push(e.data);
 		run.take(JSON.parse(e.data));
@@ -429,10 +430,10 @@ function connect() {
 		if (before && before.run !== status.run)
 			clearWall();
 		lost = run.away = 0;
+		run.toldHeldBack = status.data.validate;
 		document.body.classList.remove("lost");
 		if (early)
 			onWall(early);
-		run.toldHeldBack = status.data.validate;
 		drawSoon();
 	});
 	events.addEventListener("wall", e => onWall(JSON.parse(e.data)));
@@ -538,6 +539,10 @@ const FAILED = {
 	aborted: "The server gave up the run. Its log says why.",
 };
 const ended = () => status && status.ending || run.end && run.end.status;
+// Why --stop-at or --patience-epochs ends the run before its last epoch, if one of them does.
+const stopReason = () => status && status.stop_reason || run.end && run.end.stop_reason;
+const endsEarly = () => stopReason() ? `The run ends early, because ${stopReason()}.` : "";
+const endWord = () => stopReason() && !FAILED[ended()] ? "ended early" : ended();
 
 // Shows that the page has had no server since the time `since`, and hides the values that are old
 // by now.
@@ -547,10 +552,6 @@ function showAway(since, text) {
 	run.away = Math.max(1, Date.now() - lost);
 	document.body.classList.add("lost");
 	if (status)
-// Why --stop-at or --patience-epochs ends the run before its last epoch, if one of them does.
-const stopReason = () => status && status.stop_reason || run.end && run.end.stop_reason;
-const endsEarly = () => stopReason() ? `The run ends early, because ${stopReason()}.` : "";
-const endWord = () => stopReason() && !FAILED[ended()] ? "ended early" : ended();
 		drawValues();
 	if (!document.hidden)
 		draw();

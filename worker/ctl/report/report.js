@@ -57,35 +57,63 @@ function drawRuns() {
 	$("model").textContent = [...new Set(runs.map(run => run.starts[0]?.model))].filter(model => model).join(" · ");
 }
 
-// Draws one curve for each run. `points` returns the points [x, y] of a run.
-function compare(id, points, options) {
-	const rows = [];
+// Returns the ticks of an axis of epochs: whole numbers only.
+const epochTicks = (...range) => Dygraph.numericTicks(...range).filter(({v}) => Number.isInteger(v));
+
+// Lets the arrow keys choose a point of chart `g`. The legend shows the values, and screen readers get
+// its text.
+function exploreChart(g, el, legend) {
+	let row = null;
+	el.tabIndex = 0;
+	el.onkeydown = e => {
+		const next = rowAfter(g, row, e.key);
+		if (next === undefined)
+			return;
+		e.preventDefault();
+		row = next;
+		g.setSelection(row);
+		said(legend.textContent.replace(/[━╍]/g, ""));
+	};
+	el.onblur = () => {
+		row = null;
+		g.clearSelection();
+	};
+}
+
+// Draws one curve for each run. `points` returns the points [x, y] of a run. An x is a number of
+// `unit`: "epoch" or "second".
+function compare(id, unit, points, options) {
+	const rows = [], at = new Map(), isEpoch = unit === "epoch", box = $("chart-" + id), legend = $("legend-" + id);
 	runs.forEach((run, i) => {
 		for (const [x, y] of points(run)) {
-			const row = new Array(runs.length + 1).fill(null);
-			row[0] = x;
+			let row = at.get(x); /* runs with a point at the same x share a row */
+			if (!row || row[i + 1] != null) {
+				row = new Array(runs.length + 1).fill(null);
+				row[0] = x;
+				rows.push(row);
+				at.set(x, row);
+			}
 			row[i + 1] = y;
-			rows.push(row);
 		}
 	});
 	rows.sort((a, b) => a[0] - b[0]);
 	if (!rows.length) {
-		$("chart-" + id).classList.add("empty");
-		$("chart-" + id).dataset.empty = "no values";
+		box.classList.add("empty");
+		box.dataset.empty = "no values";
 		return null;
 	}
 	const series = {};
 	runs.forEach((run, i) => series[run.name] = {strokePattern: i < palette.length ? null : [6, 3]});
-	const g = new Dygraph($("chart-" + id), rows, Object.assign({
-		labels: ["x", ...runs.map(run => run.name)], legend: "always", labelsDiv: $("legend-" + id),
+	const g = new Dygraph(box, rows, Object.assign({
+		labels: ["x", ...runs.map(run => run.name)], legend: "always", labelsDiv: legend,
 		connectSeparatedPoints: true, strokeWidth: 2, axisLabelFontSize: 11, axisLineColor: "transparent",
 		yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive", series,
-		axes: {y: {valueFormatter: v => number(v, 3)}},
-		legendFormatter: d => d.series.map(s => {
+		legendFormatter: d => (d.x == null ? "" : isEpoch ? `epoch ${number(d.x)} ` : `${number(d.x)} s `) + d.series.map(s => {
 			const dot = document.createElement("span"), name = document.createElement("span");
 			dot.textContent = runs.findIndex(run => run.name === s.label) < palette.length ? "━ " : "╍ ";
 			dot.style.color = s.color;
 			name.textContent = s.label + (s.y == null ? "" : " " + s.yHTML);
+			name.dir = "auto";
 			name.style.whiteSpace = "normal";
 			name.style.overflowWrap = "anywhere"; /* breaks a name that is longer than a line */
 			const both = document.createElement("span");
@@ -93,7 +121,8 @@ function compare(id, points, options) {
 			both.append(dot, name);
 			return both.outerHTML;
 		}).join(" ")
-	}, options));
+	}, options, {axes: {y: {valueFormatter: v => number(v, 3)}, ...options.axes, ...isEpoch && {x: {ticker: epochTicks}}}}));
+	exploreChart(g, box, legend);
 	g.paint = () => g.updateOptions({colors: runs.map((_, i) => color(palette[i % palette.length])), gridLineColor: color("line")});
 	g.paint();
 	return g;
@@ -113,7 +142,6 @@ function drawOptions() {
 	if (rows.length)
 		table($("options"), [["option", "text"], ...runs.map(run => [run.name, "text"])], rows);
 	else
-			name.dir = "auto";
 		$("options").parentElement.textContent = runs.length > 1 ? "None." : "There is only one run.";
 }
 
@@ -198,7 +226,7 @@ for (const run of runs) {
 }
 const timelines = () => canvases.forEach(([canvas, run, key]) => {
 	const stalest = timeline(canvas, run);
-	key.textContent = `Blue: live, and a stronger colour is faster. Yellow: suspect or stalled. Grey: away or gone.${stalest == null ? "" : ` The line is the staleness, from 0 to ${number(stalest, 1)} or more.`} Shaded: no server${run.axis.cuts.length ? "; a long time without a server is drawn shorter" : ""}.`;
+	key.textContent = `Blue: live${run.hasImages ? ", and a stronger colour is faster" : ""}. Yellow: suspect or stalled. Grey: away or gone.${stalest == null ? "" : ` The line is the staleness, from 0 to ${number(stalest, 1)} or more.`} Shaded: no server${run.axis.cuts.length ? "; a long time without a server is drawn shorter" : ""}.`;
 });
 
 drawRuns();
@@ -219,10 +247,10 @@ if (PERCENT === 1)
 		$("chart-" + id).setAttribute("aria-label", `${title} by ${spoken}`);
 	}
 const curves = [
-	compare("accuracy", run => evaluated(run).map(e => [e.epoch, PERCENT * measured(e, measure)]), RESULT),
-	compare("time", run => evaluated(run).map(e => [elapsed(run, e.t), PERCENT * measured(e, measure)]), RESULT),
-	compare("loss", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), LOSS),
-	compare("evaluation", run => run.epochs.filter(e => e.test_loss != null).map(e => [e.epoch, e.test_loss]), {drawPoints: true, pointSize: 3, ...LOSS}),
+	compare("accuracy", "epoch", run => evaluated(run).map(e => [e.epoch, PERCENT * measured(e, measure)]), RESULT),
+	compare("time", "second", run => evaluated(run).map(e => [elapsed(run, e.t), PERCENT * measured(e, measure)]), RESULT),
+	compare("loss", "second", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), LOSS),
+	compare("evaluation", "epoch", run => run.epochs.filter(e => e.test_loss != null).map(e => [e.epoch, e.test_loss]), {drawPoints: true, pointSize: 3, ...LOSS}),
 ].filter(g => g);
 timelines();
 

@@ -113,7 +113,7 @@ struct server {
 	uint64_t finish_ms; /* time at which the run ended */
 	int stops;          /* 1: the run is ending because of --stop-at or --patience-epochs */
 	char stop_reason[STOP_TEXT]; /* why, if `stops` is 1 */
-	int draining;       /* 1: a signal has begun a drain */
+	int draining;                /* 1: a signal has begun a drain */
 	/* time at which the server ends without waiting any longer; 0: the end has no deadline */
 	uint64_t deadline_ms;
 

@@ -46,7 +46,7 @@ struct status {
 	uint64_t rss_bytes;
 	/* number of HELLOs that were not answered because of the rate limit (clients.h) */
 	uint64_t turned_away;
-	int ending; /* PS_E*: how the run ends, if it is ending; otherwise 0 */
+	int ending;              /* PS_E*: how the run ends, if it is ending; otherwise 0 */
 	const char *stop_reason; /* why --stop-at or --patience-epochs ends the run; NULL: no */
 };
 

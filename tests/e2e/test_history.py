@@ -461,6 +461,10 @@ def test_a_run_stops_at_an_accuracy_and_stays_stopped(programs, small):
     server.line(r"train stops.* has accuracy 0\.[7-9]")
     epochs = epochs_of(server.directory)
     assert len(epochs) < 100
+    end = lines_of(server.directory)[-1]
+    assert end["status"] == "drained" and end["stop_reason"].startswith("the goal of --stop-at is reached: epoch ")
+    rows = list(csv.DictReader(io.StringIO("\n".join(programs.ctl("history", server.directory).out))))
+    assert rows[-1]["stop_reason"] == end["stop_reason"]
     again = programs.server(*options)
     late = programs.worker(again.endpoint, data=small)
     assert again.result()["status"] == "drained" and epochs_of(server.directory) == epochs
@@ -475,6 +479,7 @@ def test_a_run_stops_without_progress(programs, small):
     accuracy = [o["accuracy"] for o in lines_of(server.directory) if o["kind"] == "epoch"]
     due = [n for n in range(3, len(accuracy) + 1) if max(accuracy[n - 2:n]) <= max(accuracy[:n - 2])]
     assert due == [len(accuracy)] and len(accuracy) < 60
+    assert "--patience-epochs" in lines_of(server.directory)[-1]["stop_reason"]
 
 
 @pytest.mark.parametrize("rule", ["accuracy=1.5", "accuracy=", "loss=0.1", "accuracy=0.9x", "accuracy=-1"])

@@ -165,6 +165,8 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
                         browser.find_element("css selector", "#wall li").get_attribute("title"))
     assert "of 24 test images right" in text(browser, "wall-note")
     chart = browser.find_element("id", "chart-loss")
+    assert text(browser, "said") == "", "screen readers know the element before it has a text"
+    assert "arrow keys" in text(browser, chart.get_attribute("aria-describedby"))
     for key, text_of in ("END", "training"), ("ARROW_LEFT", "training"), ("HOME", "training"):
         chart.send_keys(getattr(Keys, key))
         assert re.search(r"^\d\d:\d\d:\d\d: .*\d", browser.execute_script(
@@ -229,6 +231,65 @@ def test_the_notice_changes_only_when_its_words_do(programs, browser):
     until(lambda: text(browser, "notice-time") not in ("", before), 10, "the time goes on")
     assert browser.execute_script("return [window.changes, String(getSelection())]") == \
         [0, text(browser, "notice-text")]
+
+
+@pytest.mark.parametrize("width", [320, 390, 1300])
+def test_the_command_of_a_notice_can_be_copied(programs, browser, width):
+    """No line ends inside of an option, and a blank is before the time, which is no part of the
+    command."""
+    server = programs.server("--model", "seed:4")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        browser.get(url_of(server))
+        until(lambda: re.search(r" \(for \d+ s\)$", text(browser, "notice")), 10, "the time")
+        words, lines = browser.execute_script("""
+            stream.close();
+            stream = null;
+            notice("waiting for workers: 0 of 1: cnn-worker --server tcp://127.0.0.1:6601 --batch-timeout-ms 5");
+            return [$("notice-text").textContent, [...document.querySelectorAll("#notice .word")].map(e => [e.textContent, e.getClientRects().length])];""")
+        assert words.endswith(": cnn-worker --server tcp://127.0.0.1:6601 --batch-timeout-ms 5")
+        assert lines == [["cnn-worker", 1], ["--server", 1], ["--batch-timeout-ms", 1]]
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+NO_HISTORY = """
+    const send = fetch;
+    window.fetch = (url, how) => url === "history/short" ? new Promise(() => {}) : send(url, how);"""
+
+
+def test_a_page_without_a_history_claims_nothing_wrong(programs, browser):
+    """Until the history has arrived, the page knows from the status that the run holds back images,
+    and does not know the best epoch."""
+    server = programs.server("--model", "seed:4", "--validate", 1000)
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": NO_HISTORY})["identifier"]
+    try:
+        browser.get(url_of(server))
+        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        until(lambda: "held-back images" in text(browser, "legend-accuracy"), 10, "the legend")
+        assert "validation" in text(browser, "legend-loss")
+        best = browser.execute_script("""
+            stream.close();
+            run.take({t: Date.now(), kind: "epoch", epoch: 7, accuracy: 0.5, test_loss: 1});
+            status.accuracy = 0.5;
+            drawStatus();
+            return $("best").textContent;""")
+        assert best == ""
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": script})
+
+
+def test_a_rule_that_ends_a_run_is_not_called_a_drain(programs, browser):
+    server = programs.server("--model", "seed:4", directory=None)
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    reason = "the goal of --stop-at is reached: epoch 2 has accuracy 0.5000"
+    browser.execute_script("stream.close(); status.stop_reason = arguments[0]", reason)
+    last, gone = browser.execute_script(END, "drained", None)
+    assert last == ["pill good", f"The run ends early, because {reason}.", "calm"]
+    assert gone == ["pill good", f"The run ends early, because {reason}. The run has ended and its server has exited.", "calm"]
+    assert text(browser, "state") == "ended early"
 
 
 # shows a run that ends, then the loss of the connection; returns the class of the state and the notice
@@ -506,6 +567,36 @@ def test_each_answer_on_the_wall_has_one_line(programs, browser, width):
             answers = browser.execute_script(ANSWERS, label)
             heights = [height for height, _ in answers]
             assert max(heights) == min(heights) < 30 and all(fits for _, fits in answers), answers
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+NAMES_OF_CLASSES = """
+const names = arguments[0];
+onWall({side: [1, 1], names, images: Object.keys(names).map(n =>
+    ({pixels: "AA==", label: (+n + 1) % Object.keys(names).length, class: +n, sure: 1}))});
+return [...document.querySelectorAll("#wall li")].filter(li => {
+    const p = li.children[1], after = getComputedStyle(p, "::after");
+    return p.scrollWidth > p.clientWidth || p.scrollHeight > p.clientHeight || li.scrollHeight > li.clientHeight ||
+        after.display !== "block" || !after.content.includes(names[(+Object.keys(names).find(n => p.textContent.endsWith(names[n])) + 1) % Object.keys(names).length]);
+}).map(li => li.textContent);
+"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 1300])
+@pytest.mark.parametrize("names", [["Ankle boot", "automobile", "T-shirt/top", "Pullover"],
+                                   [f"freshwater_fish_of_the_north_{i:02}" for i in range(24)]], ids=["short", "long"])
+def test_whole_names_of_classes_are_on_the_wall(programs, browser, width, names):
+    """A tile shows the whole answer, and below it the whole name of the right class, although a
+    touch screen shows no titles."""
+    server = programs.server("--model", "seed:4")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        browser.get(url_of(server))
+        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        assert browser.execute_script(NAMES_OF_CLASSES, dict(enumerate(names))) == []
+        assert browser.execute_script(TOO_WIDE) == []
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -986,6 +1077,10 @@ def test_a_run_without_images_shows_updates(programs, browser, limit):
     assert bool(browser.execute_script("return $('done').offsetParent")) == bool(limit)
     assert "updates per second" in browser.execute_script("return $('chart-rate').getAttribute('aria-label')")
     assert "updates/s" in text(browser, "legend-rate") and "test" not in text(browser, "legend-loss")
+    assert not browser.execute_script("return $('key-faster').checkVisibility()")
+    until(lambda: browser.execute_script("return run.samples.some(s => s.workers.length)"), 10, "a worker")
+    browser.execute_script("$('timeline-box').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))")
+    assert ": worker 1" in text(browser, "timeline-note") and "images/s" not in text(browser, "timeline-note")
     browser.set_window_size(400, 900)
     try:
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -1316,7 +1411,7 @@ run = new Run("", ROOM);
 for (let i = 0; i <= 60; i += arguments[0])
     run.take({...sample(1.7e12 + 1000 * i, 1), images_per_s: i});
 draw();
-return $("legend-rate").textContent.match(/\\d+/)?.[0];
+return $("legend-rate").querySelector("b")?.textContent;
 """
 
 
@@ -1336,6 +1431,98 @@ def test_the_choice_of_a_key_stays_at_its_time(programs, browser):
         assert browser.execute_script(RATES, 4) == "44"
     finally:
         server.signal(signal.SIGCONT)
+
+
+# a run of eleven days with long times without a server; returns the places [left, right] of the
+# labels of each chart, the width of a chart, the texts of the timeline, and what the arrow keys say
+DAYS = """
+stream.close();
+stream = null;
+const hour = 3.6e6, texts = [], fill = CanvasRenderingContext2D.prototype.fillText;
+let t = 1.7e12, epoch = 0;
+run = new Run("", ROOM);
+for (const [minutes, away] of [[25, 24 * hour], [3, 72 * hour], [3, 96 * hour], [25, 30 * hour], [20, 0]]) {
+    run.take({kind: "start", t, resumed: epoch > 0, options: {}});
+    for (let i = 1; i <= minutes; i++) {
+        if (i % 5 === 0)
+            run.take({t: t + 59500, kind: "epoch", epoch: ++epoch, accuracy: 1 - 0.3 / (epoch + 1), test_loss: 1 / (epoch + 1)});
+        run.take({...sample(t += 60000, 2), epoch: epoch + 1});
+    }
+    t += away;
+}
+CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+    const {width} = this.measureText(text), m = this.getTransform(), left = (m.a * at[0] + m.e) / devicePixelRatio;
+    if (this.canvas.id === "timeline")
+        texts.push([text, left - {left: 0, center: width / 2, right: width}[this.textAlign], width, at[1], m.b !== 0]);
+    fill.call(this, text, ...at);
+};
+draw();
+texts.length = 0;
+drawTimeline(true);
+CanvasRenderingContext2D.prototype.fillText = fill;
+const range = document.createRange(), box = $("chart-loss").getBoundingClientRect();
+const labels = ["accuracy", "loss", "rate"].map(id => [...document.querySelectorAll(`#chart-${id} .dygraph-axis-label-x`)].map(e => {
+    const chart = $("chart-" + id).getBoundingClientRect();
+    range.selectNodeContents(e);
+    const {left, right} = range.getBoundingClientRect();
+    return [left - chart.left, right - chart.left];
+}));
+const said = [], press = key => $("chart-loss").dispatchEvent(new KeyboardEvent("keydown", {key}));
+for (let i = 0; i < 100; i++) {
+    press("ArrowLeft");
+    said.push($("said").textContent);
+}
+return [labels, box.width, texts, said, $("legend-loss").textContent];
+"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 1300])
+def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
+    """The labels of an axis do not overlap, a time without a server has a label only if there is
+    room, and the arrow keys find only points with values, with their day and their epoch."""
+    server = programs.server("--model", "seed:4")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        browser.get(url_of(server))
+        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        labels, room, texts, said, legend = browser.execute_script(MANY_SAMPLES + DAYS)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    for chart in labels:
+        assert chart and chart[-1][1] <= room + 1 and chart[0][0] >= 0, chart
+        assert all(b[0] >= a[1] + 4 for a, b in zip(chart, chart[1:])), chart
+    flat = sorted((at, at + wide, words) for words, at, wide, y, upwards in texts if not upwards)
+    dates = [o for o in flat if re.search(r"\d:\d\d$", o[2])]
+    assert len(dates) >= 2 and all(b[0] >= a[1] + 4 for a, b in zip(dates, dates[1:])), dates
+    assert [words for words, *_ in texts if re.fullmatch(r"[\d.]+ [hd]", words)] == ["24.0 h", "3.0 d", "4.0 d", "30.0 h"]
+    assert len(set(said)) > 60
+    for words in said:
+        assert re.search(r"^\d+ Nov \d\d:\d\d:\d\d: epoch \d+ .*(training|test) \d", words), words
+    assert re.match(r"14 Nov \d\d:\d\d:\d\d · epoch 1\s", legend), legend
+
+
+def test_names_are_cut_between_letters(programs, browser):
+    """A letter may have accents, or be outside of the basic plane of Unicode. The parts of a name that
+    is written from right to left would have a wrong order, so this name is not cut into parts."""
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    for letter in ("e\u0301", "\U0001d4b3", "\U0001f469\u200d\U0001f52c"):
+        name = 30 * letter + "-12"
+        short, parts = browser.execute_script("""
+            const td = document.createElement("td");
+            fill(td, arguments[0]);
+            return [shortened(arguments[0], text => letters(text).length <= 10),
+                [...td.firstChild.childNodes].map(e => e.textContent)];""", name)
+        assert set(short.replace(letter, "")) <= set("…-12") and short.endswith("-12"), short
+        assert "".join(parts) == name and all(not part.replace(letter, "").strip("-12") for part in parts), parts
+    arabic = "\u0639\u0627\u0645\u0644-" * 5 + "12"
+    content, cut, label = browser.execute_script("""
+        const td = document.createElement("td");
+        fill(td, arguments[0]);
+        return [td.textContent, td.querySelector(".cut"), isolated("ada") + isolated(arguments[0])];""", arabic)
+    assert content == arabic and cut is None and label == f"ada\u2068{arabic}\u2069"
 
 
 def fingers(browser, kind, *places):

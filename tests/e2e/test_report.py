@@ -69,6 +69,37 @@ def test_report_compares_runs(programs, small, browser):
     assert "ada" in browser.execute_script("return document.getElementById('each').textContent")
 
 
+def test_charts_have_whole_epochs_and_keys(programs, browser):
+    """The axis of epochs has only whole numbers. The arrow keys choose a point of a chart, and runs
+    with the same epoch share it. An early end is not called a drain."""
+    lines = [{"t": 1e12, "kind": "start", "model": "fc:10", "options": {}}] + [
+        {"t": 1e12 + 1000 * i, "kind": "epoch", "epoch": i, "accuracy": i / 10, "test_loss": 1 / i} for i in (1, 2, 3)]
+    end = {"t": 1e12 + 4000, "kind": "end", "status": "drained", "stop_reason": "epoch 3 has accuracy 0.3"}
+    for name, last in ("early", [end]), ("late", []):
+        (programs.directory / name).mkdir()
+        (programs.directory / name / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines + last))
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, programs.directory / "early", programs.directory / "late"))
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    labels = browser.execute_script("return ['accuracy', 'evaluation'].map(id => "
+                                    "[...document.querySelectorAll(`#chart-${id} .dygraph-axis-label-x`)].map(e => e.textContent))")
+    assert labels == [["1", "2", "3"], ["1", "2", "3"]]
+    said = browser.execute_script("""
+        const press = key => $("chart-accuracy").dispatchEvent(new KeyboardEvent("keydown", {key})), texts = [$("said").textContent];
+        for (const key of ["End", "ArrowLeft", "Home"]) {
+            press(key);
+            texts.push($("said").textContent);
+        }
+        return texts;""")
+    assert said[0] == "" and [len(re.findall(r"\d0\.000", words)) for words in said[1:]] == [2, 2, 2], said
+    assert [words.split()[:2] for words in said[1:]] == [["epoch", "3"], ["epoch", "2"], ["epoch", "1"]], said
+    assert all(chart.get_attribute("tabindex") == "0" for chart in browser.find_elements("css selector", ".chart:not(.empty)"))
+    ends = browser.execute_script("return [...document.querySelectorAll('#runs tbody tr')].map(r => r.cells[1].textContent)")
+    assert ends == ["ended early: epoch 3 has accuracy 0.3", "not ended"]
+    assert browser.get_log("browser") == [], "the console is clean"
+
+
 def test_a_full_history_of_many_workers(programs, browser):
     """A history of 4 MiB with 200 workers has more values than Math.max accepts as arguments."""
     place = programs.directory / "many"

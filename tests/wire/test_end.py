@@ -40,6 +40,7 @@ def test_a_watcher_is_sent_the_last_status_and_bye(programs, observer):
     server.signal(SIGTERM)
     status, code = last_status(watcher)
     assert (status["state"], status["ending"], code) == ("ending", "drained", 19)
+    assert status["stop_reason"] is None
     assert silent.receive(0.3) is None
     silent.send(pb.Status())  # a request after the end of the run
     assert last_status(silent)[1] == 19
@@ -120,6 +121,7 @@ def test_a_stop_rule_is_the_end_for_workers_and_a_drain_for_observers(programs, 
     assert bye.value.code == 20  # PS_EDONE
     status, code = last_status(watcher)
     assert (status["ending"], code) == ("drained", 19)
+    assert status["stop_reason"] == "the goal of --stop-at is reached: epoch 1 has accuracy 0.5000"
     worker.close()
     assert server.wait(10) == 0
 

@@ -700,8 +700,9 @@ static enum MHD_Result send_form(
 		"margin:15vh auto;padding:0 1em}input,button{font:inherit;width:100%;padding:.5em;"
 		"margin:.3em 0;box-sizing:border-box}</style><main><h1>cnn-ps</h1><form "
 		"method=post "
-		"action=/login><label>Token (the content of the file that --http-token of the "
-		"server names) <input name=token type=password required autofocus "
+		"action=/login><label>Token (the content of the file of <span "
+		"style=white-space:nowrap>--http-token</span>) <input name=token type=password "
+		"required autofocus "
 		"autocomplete=current-password></label><button>Open</button></form><p role=status>";
 
 	if (strcmp(path, "/") != 0 && strcmp(path, "/login") != 0)

@@ -1453,7 +1453,7 @@ for (const [minutes, away] of [[25, 24 * hour], [3, 72 * hour], [3, 96 * hour], 
 CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
     const {width} = this.measureText(text), m = this.getTransform(), left = (m.a * at[0] + m.e) / devicePixelRatio;
     if (this.canvas.id === "timeline")
-        texts.push([text, left - {left: 0, center: width / 2, right: width}[this.textAlign], width, at[1], m.b !== 0]);
+        texts.push([text, left - {start: 0, left: 0, center: width / 2, right: width}[this.textAlign], width, at[1], m.b !== 0]);
     fill.call(this, text, ...at);
 };
 draw();
@@ -1495,7 +1495,8 @@ def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
     flat = sorted((at, at + wide, words) for words, at, wide, y, upwards in texts if not upwards)
     dates = [o for o in flat if re.search(r"\d:\d\d$", o[2])]
     assert len(dates) >= 2 and all(b[0] >= a[1] + 4 for a, b in zip(dates, dates[1:])), dates
-    assert [words for words, *_ in texts if re.fullmatch(r"[\d.]+ [hd]", words)] == ["24.0 h", "3.0 d", "4.0 d", "30.0 h"]
+    assert [words for words, *_ in texts if re.fullmatch(r"[\d.]+ [hd]", words)] == \
+        (["24.0 h", "3.0 d", "4.0 d", "30.0 h"] if width > 320 else [])
     assert len(set(said)) > 60
     for words in said:
         assert re.search(r"^\d+ Nov \d\d:\d\d:\d\d: epoch \d+ .*(training|test) \d", words), words

@@ -154,11 +154,11 @@ function drawWorkers() {
 }
 
 function drawCounters() {
-	const c = status.counters;
+	const c = status.counters, made = status.checkpoint;
 	const rows = [["gradients decided", c.pushes], ["duplicates, not applied again", c.duplicates], ["arrived out of order", c.gaps],
 		["superseded", c.superseded], ["rejected" + rejectedFor(c), c.rejected], ["messages refused", c.refusals],
 		["workers lost", c.deaths], ["workers back or restarted", c.rejoins], ["server recovered", c.recoveries],
-		["generation of the newest checkpoint", status.checkpoint ? status.checkpoint.generation : null]];
+		[`generation of the newest checkpoint${made ? `, ckpt-${made.generation.toString(16).padStart(16, "0")}` : ""}`, made?.generation]];
 	const list = $("once");
 	list.replaceChildren();
 	for (const [name, value] of rows) {

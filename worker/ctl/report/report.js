@@ -42,7 +42,7 @@ function results(e) {
 }
 
 function drawRuns() {
-	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["evaluated on", "text"], ["best", ""],
+	const columns = [["run", "text"], ["end", "text wrap"], ["epochs", ""], ["evaluated on", "text"], ["best", ""],
 		["in epoch", ""], ["last", ""], ["loss", ""], ["time", ""], ["images/s", ""],
 		["workers", ""], ["starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	table($("runs"), columns, runs.map(run => {
@@ -58,7 +58,7 @@ function drawRuns() {
 }
 
 // Returns the ticks of an axis of epochs: whole numbers only.
-const epochTicks = (...range) => Dygraph.numericTicks(...range).filter(({v}) => Number.isInteger(v));
+const epochTicks = (low, high, pixels) => evenValues(low, high, pixels / 40).filter(Number.isInteger).map(v => ({v, label: number(v)}));
 
 // Lets the arrow keys choose a point of chart `g`. The legend shows the values, and screen readers get
 // its text.

@@ -720,6 +720,7 @@ def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):
         assert log_in(url, wrong) == 401, wrong
 
     browser.get(url + "/")
+    assert "--http-token" in browser.find_element("css selector", "main label").text
     field = browser.find_element("name", "token")
     field.send_keys("not the token at all")
     field.submit()

@@ -152,6 +152,15 @@ def test_the_end_is_noticed_whenever_top_asks(programs, small, terminal):
         assert top.wait() == 0 and "training done" in top.last_line(), top.last_line()
 
 
+def test_top_says_why_a_run_has_ended_early(programs, small, terminal):
+    server = programs.server("--model", "seed:4", "--epochs", 500, "--stop-at", "accuracy=0.7")
+    top = terminal(server.endpoint)
+    top.shows("waiting for workers")
+    programs.worker(server.endpoint, data=small)
+    assert top.wait() == 0
+    assert "ended early: the goal of --stop-at is reached: epoch " in top.last_line(), top.last_line()
+
+
 def test_top_of_a_drained_run_says_so(programs, small, terminal):
     server = programs.server(*ENDLESS)
     programs.worker(server.endpoint, data=small)

@@ -70,6 +70,7 @@ SHORTER = (
     (r"(?<=-m cnnps\.examples\.)\w+", r"\g<0> --epochs 1"),
     (r"(?<=tests/bench/python_rate) --seconds \S+$", " --seconds 0.1 --rounds 1"),
     (r"(?<=tests/bench/floods)", " --seconds 2"),
+    (r"(?<=tests/bench/connections[.]py)", " --seconds 1"),
     (r"(?<=tests/bench/optimizers)", " --seeds 1"),
     (r"(?<=--seeds )1,2,3\b", "1"),
     (r"(?<=--seeds 1[.][.])\d{4,}", "100"),

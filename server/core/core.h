@@ -397,8 +397,8 @@ int core_is_evaluated(const struct core *c, uint32_t epoch);
 const char *core_tensors(const struct core *c);
 /* Returns 1 if no worker can change the data set of the run any more. */
 int core_data_is_fixed(const struct core *c);
-/* Returns 1 if the process that has sent HELLO `m` on connection `peer` has no slot yet, and sets
- * *used to the number of slots that the key of the process (m->owner) has. */
+/* Returns 1 if the process that has sent HELLO `m` on connection `peer` would get a slot that its
+ * key (m->owner) does not have yet. Sets *used to the number of slots that the key has. */
 int core_needs_slot(const struct core *c, uint32_t peer, const struct msg_hello *m, uint32_t *used);
 /* Writes the state of the worker in slot i (0 <= i < max_workers) to *v. */
 void core_worker(const struct core *c, uint32_t i, struct worker_view *v);

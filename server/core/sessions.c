@@ -174,7 +174,7 @@ static int is_of_another_key(const struct worker *w, const struct msg_hello *h)
 /* Returns the slot whose worker has the name and the key of HELLO `h`. If there is none, returns a
  * slot without a name whose worker is dead, else a slot that no worker ever used, else any slot
  * whose worker is dead. Returns NULL if every slot has a worker that is not dead. */
-static struct worker *pick_slot(struct core *c, const struct msg_hello *h)
+static struct worker *pick_slot(const struct core *c, const struct msg_hello *h)
 {
 	struct worker *gone = NULL, *unused = NULL, *named = NULL;
 
@@ -216,7 +216,7 @@ static void answer_bye(struct core *c, struct worker *w, uint32_t peer)
 /* Returns the worker that has already said HELLO on this connection. A worker repeats its HELLO
  * when the answer is late or was lost. Returns NULL if no worker has said HELLO on this
  * connection. */
-static struct worker *hello_again(struct core *c, uint32_t peer)
+static struct worker *hello_again(const struct core *c, uint32_t peer)
 {
 	for (uint32_t i = 0; i < c->n_slots; i++) {
 		struct worker *w = &c->worker[i];
@@ -473,31 +473,33 @@ static void hello_resume(struct core *c, const struct event *ev)
 		go_live(c, w);
 }
 
-/* Returns 1 if the process that sent HELLO `h` already has the slot of `w`, whose worker has the
- * same key. A process that resumes a session has the slot of this session, and no other one. A new
- * process has a slot if a worker in this slot has its name, or if it repeats its HELLO on the
- * connection of this slot. */
-static int has_slot(
-	const struct core *c, const struct worker *w, uint32_t peer, const struct msg_hello *h)
+/* Returns the slot that a process gets with HELLO `h` on connection `peer`, or NULL if there is no
+ * slot for it. */
+static const struct worker *slot_of_hello(
+	const struct core *c, uint32_t peer, const struct msg_hello *h)
 {
 	if (h->resume.run.hi | h->resume.run.lo)
-		return worker_id(c, w) == h->resume.worker;
-	return w->session.peer == peer || (h->name[0] && strcmp(w->session.name, h->name) == 0);
+		return worker_find(c, h->resume.worker);
+	const struct worker *w = hello_again(c, peer);
+	return w ? w : pick_slot(c, h);
 }
 
+/* The key needs no further slot if the process gets a slot in which a worker of the same key may
+ * still return. A connection alone proves nothing: if the worker of a slot is away, its process can
+ * send HELLO as a new worker on the same connection, and then it gets another slot. Nor does a
+ * name: several slots of a key can have the same name, and the process gets the first of them, also
+ * if the worker there is dead. */
 int core_needs_slot(const struct core *c, uint32_t peer, const struct msg_hello *h, uint32_t *used)
 {
+	const struct worker *own = slot_of_hello(c, peer, h);
+
 	*used = 0;
 	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (has_ended(w) || strcmp(w->session.owner, h->owner) != 0)
-			continue;
-		if (has_slot(c, w, peer, h))
-			return 0;
-		++*used;
+		*used += !has_ended(w) && strcmp(w->session.owner, h->owner) == 0;
 	}
-	return 1;
+	return !own || has_ended(own) || strcmp(own->session.owner, h->owner) != 0;
 }
 
 /* Answers a HELLO that arrives after the end of the run. */

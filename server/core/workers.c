@@ -9,7 +9,7 @@ uint32_t worker_id(const struct core *c, const struct worker *w)
 	return (uint32_t)(w - c->worker) + 1;
 }
 
-struct worker *worker_find(struct core *c, uint32_t id)
+struct worker *worker_find(const struct core *c, uint32_t id)
 {
 	return id >= 1 && id <= c->cfg.sessions.max_workers ? &c->worker[id - 1] : NULL;
 }

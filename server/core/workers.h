@@ -31,7 +31,7 @@ struct worker {
 
 uint32_t worker_id(const struct core *c, const struct worker *w);
 /* returns NULL if there is no such slot */
-struct worker *worker_find(struct core *c, uint32_t id);
+struct worker *worker_find(const struct core *c, uint32_t id);
 /* returns the stamp of an observer if `w` is NULL */
 struct stamp worker_stamp(const struct core *c, const struct worker *w);
 /* Returns the newest seq of worker `w` that is durable at the time when the shell sends the replies

@@ -68,6 +68,65 @@ TEST(the_slots_of_a_key_are_those_in_which_a_worker_may_return)
 	fixture_close(&f);
 }
 
+static int needs_slot(const struct core_fixture *f, uint32_t peer, const char *name)
+{
+	struct msg m = fixture_hello(name);
+	uint32_t used;
+
+	return core_needs_slot(f->core, peer, &m.hello, &used);
+}
+
+/* A worker is away because it owes replays. If it sends HELLO as a new worker on its connection, it
+ * gets another slot, which must count. */
+TEST(a_new_process_beside_a_worker_that_is_away_needs_a_slot)
+{
+	struct core_fixture f;
+	struct stamp away;
+	struct msg m;
+	uint32_t used;
+
+	fixture_open(&f, fixture_config());
+	away = fixture_join(&f, 10, "anna");
+	m = fixture_resume(away, 5, 0);
+	memcpy(m.hello.name, "anna", 5);
+	fixture_message(&f, 10, &m);
+	assert_int_equal(needs_slot(&f, 10, ""), 0);
+	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
+	assert_int_equal(needs_slot(&f, 10, ""), 0);
+	fixture_tick(&f, f.cfg.sessions.dead_ms);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
+	assert_int_equal(needs_slot(&f, 10, ""), 1);
+	/* the worker itself comes back, or a new process takes its name */
+	assert_int_equal(core_needs_slot(f.core, 12, &m.hello, &used), 0);
+	assert_int_equal(used, 1);
+	assert_int_equal(needs_slot(&f, 12, "anna"), 0);
+	assert_int_equal(fixture_join(&f, 10, "").worker, 2);
+	fixture_close(&f);
+}
+
+/* A process can give its slot another name when it resumes its session, so two slots can have the
+ * same name. A new process with this name gets the first of them, whose worker is dead. */
+TEST(a_name_of_two_slots_needs_a_slot_if_the_first_one_is_dead)
+{
+	struct core_fixture f;
+	struct stamp first;
+	struct msg m;
+
+	fixture_open(&f, fixture_config());
+	first = fixture_join(&f, 9, "anna");
+	m = fixture_resume(fixture_join(&f, 10, "bert"), 0, 0);
+	memcpy(m.hello.name, "anna", 5);
+	fixture_message(&f, 10, &m);
+	assert_int_equal(needs_slot(&f, 11, "anna"), 0);
+	fixture_bye(&f, 9, first);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
+	assert_string_equal(fixture_worker(&f, 2).name, "anna");
+	assert_int_equal(needs_slot(&f, 11, "anna"), 1);
+	assert_int_equal(fixture_join(&f, 11, "anna").worker, 1);
+	fixture_close(&f);
+}
+
 TEST(a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one)
 {
 	struct core_config cfg = fixture_config();

@@ -202,6 +202,33 @@ def test_trust_a_key_has_its_share_of_the_slots(programs, keys):
         w.close()
 
 
+def test_trust_slots_of_workers_that_are_away_count(programs, keys):
+    """A process claims pushes that it would have to replay, and then sends nothing more, so its slot
+    is kept. A HELLO of a new worker on its connection gives its key no slot beyond the share."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 5,
+                             "--heartbeat-ms", 100, "--suspect-ms", 500, "--dead-ms", 2000, directory=None)
+    greedy = Keys(keys / "worker.key", keys / "server.pub")
+    links = [Link(server.endpoint, greedy) for _ in range(3)]
+    stamps = []
+    for link in links:
+        link.send(hello())
+        stamps.append(link.expect("welcome")[1].stamp)
+    for link, stamp in zip(links, stamps):
+        link.send(hello(resume=stamp, last_seq=5))
+        link.expect("welcome")
+    until(lambda: all(w["state"] == "away" for w in server.status()["workers"]), 10,
+          "all three workers away")
+    for link in links:
+        link.send(hello())
+        with pytest.raises(Refused) as e:
+            link.expect("welcome")
+        assert e.value.code == EFULL
+    other = Honest(server.endpoint, keys=Keys(keys / "second.key", keys / "server.pub"))
+    other.goes_on()
+    for link in (*links, other):
+        link.close()
+
+
 def test_trust_each_key_has_a_slot(programs):
     """The server has four slots and three keys. One key may take two slots, but one slot for each
     of the other two keys stays free."""

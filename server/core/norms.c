@@ -2,6 +2,7 @@
 #include "server/core/norms.h"
 #include "common/siphash.h"
 #include "server/core/blocks.h"
+#include "server/core/ledger.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include "server/core/store.h"
@@ -136,9 +137,17 @@ static double last_of(const struct worker *w)
 	return w->norms.last;
 }
 
-/* A gradient whose norm lies between `low` and `high` has the size 1. */
+/* Returns the mean number of images of the pushes in the slot of `w`. A rejected push counts like a
+ * push without images. */
+static double images_per_push(const struct worker *w)
+{
+	return w->ledger.last_seq ? (double)w->ledger.images / (double)w->ledger.last_seq : 0;
+}
+
+/* A gradient whose norm lies between `low` and `high` has the size 1. The usual number of images of
+ * a push lies between `few` and `many`. */
 struct yardsticks {
-	double low, high;
+	double low, high, few, many;
 };
 
 /* Finds the yardsticks for a gradient of worker `w`. If `w` is NULL, the gradient may be scaled but
@@ -162,6 +171,7 @@ static int find_yardsticks(
 
 	y->low = vec_smaller(mean, last);
 	y->high = vec_larger(mean, last);
+	y->few = y->many = median_of(&e, images_per_push);
 	return y->low > 0;
 }
 
@@ -177,6 +187,8 @@ static int find_limits(const struct core *c, const struct worker *w, struct yard
 	if (find_yardsticks(c, 0, w, &all)) {
 		y->low = vec_smaller(y->low, all.low);
 		y->high = vec_larger(y->high, all.high);
+		y->few = vec_smaller(y->few, all.few);
+		y->many = vec_larger(y->many, all.many);
 	}
 	return 1;
 }
@@ -195,6 +207,20 @@ static double norm_of(const struct core *c, const struct msg_push *p)
 static double size_of(double norm, const struct yardsticks *y)
 {
 	return norm > y->high ? norm / y->high : norm < y->low ? norm / y->low : 1;
+}
+
+/* Returns the size with which a gradient over `images` images counts when the server decides about
+ * a rejection. Honest gradients over n and over N > n images consist of the same mean and of noise,
+ * which falls with the root of the number of images, so the gradient over n images is up to
+ * sqrt(N / n) times as large. A slow worker gets small leases and pushes fewer images than the
+ * others, so without this correction it could be excluded. */
+static double size_by_images(double size, double images, const struct yardsticks *y)
+{
+	if (size > 1 && images < y->many)
+		return vec_larger(1, size * sqrt(images / y->many));
+	if (size < 1 && images > y->few && y->few > 0)
+		return vec_smaller(1, size * sqrt(images / y->few));
+	return size;
 }
 
 static double mean_with(double mean, double x, double part)
@@ -329,9 +355,10 @@ static void remember_gradient(struct recent_gradients *r, double norm, uint64_t 
 	r->place[i] = place;
 }
 
-/* Checks the norm `norm` of a gradient of worker `w`. `y` is NULL if there is no yardstick. */
-static enum reject check_size(
-	struct core *c, struct worker_norms *n, double norm, const struct yardsticks *y)
+/* Checks the norm `norm` of a gradient over `images` images. `y` is NULL if there is no yardstick.
+ * Only in runs with a data set has the server checked the number of images. */
+static enum reject check_size(struct core *c, struct worker_norms *n, double norm, double images,
+	const struct yardsticks *y)
 {
 	const double ratio = c->cfg.limits.norm_ratio;
 
@@ -339,6 +366,8 @@ static enum reject check_size(
 		return check_early(c, norm);
 	double size = size_of(norm, y);
 
+	if (compares_means(c))
+		size = size_by_images(size, images, y);
 	count_size(n, size, ratio);
 	int is_bad = compares_means(c)
 			     ? n->n_sizes >= MIN_SIZES && (n->size > ratio || n->size < 1 / ratio)
@@ -366,7 +395,7 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
 	n->last = norm;
 	n->push_no = c->stats.accepted;
-	enum reject r = check_size(c, n, norm, compared ? &y : NULL);
+	enum reject r = check_size(c, n, norm, p->images, compared ? &y : NULL);
 	double place = 0;
 	int again = print && find_for_other_weights(recent, print, place_of_weights(c), &place) &&
 		    compared;

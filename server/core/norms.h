@@ -31,7 +31,11 @@
  *   comparison of means does not happen in mode easgd, where the distance between a worker and the
  *   centre depends on the worker's speed. If the mean of an earlier process of the same key or name
  *   was outside these limits, the mean of a new process begins at the exceeded limit, with as many
- *   sizes as the earlier one had, but at most MIN_SIZES - 1;
+ *   sizes as the earlier one had, but at most MIN_SIZES - 1. In this mean, a size is corrected for
+ *   the number of images of the push (size_by_images in norms.c). The size above which a gradient
+ *   is scaled is not corrected, so pushes of few images get no more influence on the weights: in
+ *   downpour and ssp they are scaled to CAP, and in sandblaster the weight of a gradient is its
+ *   number of images. In sync all pushes are of one batch;
  * - where the means are not compared, a gradient is rejected if its size is above SPIKE * R (25 R);
  * - in a run with a data set, and if there are yardsticks for the gradient, the core rejects an old
  *   gradient: one that a key sends for the third time or more, although the weights have moved. If

@@ -49,17 +49,23 @@ static struct msg push_with_norm(struct fleet *t, uint32_t i, double norm)
 	return m;
 }
 
-static enum reject check_norm(struct fleet *t, uint32_t i, double norm)
+static enum reject check_norm_over(struct fleet *t, uint32_t i, double norm, uint32_t images)
 {
 	/* vary the norm slightly, as different batches do */
 	struct msg m = push_with_norm(t, i, norm * (1 + 1e-6 * (double)(++t->checked % 10000)));
 
 	m.push.base_version = t->seq[i];
+	m.push.images = images;
 	enum reject r = norms_check(t->f.core, &t->f.core->worker[i], &m.push);
 
 	t->f.core->stats.pushes++;
 	t->f.core->stats.accepted += r == REJECT_NONE;
 	return r;
+}
+
+static enum reject check_norm(struct fleet *t, uint32_t i, double norm)
+{
+	return check_norm_over(t, i, norm, 0);
 }
 
 static double scale_of_push(struct fleet *t, uint32_t i, double norm)
@@ -390,6 +396,53 @@ TEST(workers_of_a_single_key_are_compared)
 	}
 	assert_int_equal(rejected, 40 - 7);
 	fixture_close(&t.f);
+}
+
+/* Opens a fleet whose honest workers have pushed gradients over `usual` images. The last worker
+ * then sends 40 gradients over `images` images. Returns the number of those that are rejected. */
+static int rejected_over(struct core_config cfg, uint32_t usual, uint32_t images, double norm)
+{
+	struct fleet t;
+	int rejected = 0;
+
+	open_norms_fleet(&t, cfg, WORKERS);
+	for (uint32_t i = 0; i < WORKERS - 1; i++) {
+		t.f.core->worker[i].ledger.images = 10 * usual;
+		t.f.core->worker[i].ledger.last_seq = 10;
+	}
+	for (int r = 0; r < 40; r++) {
+		honest(&t, 0, WORKERS - 1, 1, 1);
+		double s = scale_of_push(&t, 4, 20);
+		assert_true(20 * s <= 1.2 * (cfg.training.epochs ? CAP : RATIO));
+		rejected += check_norm_over(&t, 4, norm, images) == REJECT_NORM;
+	}
+	fixture_close(&t.f);
+	return rejected;
+}
+
+/* The noise of a mean falls with the root of the number of images. So a slow worker whose pushes
+ * have 25 times fewer images than those of the others may send gradients that are 5 times larger,
+ * and a fast worker may send smaller ones. The limit above which a gradient is scaled does not
+ * change. */
+TEST(gradients_over_other_numbers_of_images_may_have_other_norms)
+{
+	assert_int_equal(rejected_over(with_ratio(), 4, 4, 5.5), 40 - 7);
+	assert_int_equal(rejected_over(with_ratio(), 100, 4, 5.5), 0);
+	assert_int_equal(rejected_over(with_ratio(), 100, 4, 5 * 5.5), 40 - 7);
+	assert_int_equal(rejected_over(with_ratio(), 4, 100, 5.5), 40 - 7);
+	assert_int_equal(rejected_over(with_ratio(), 4, 4, 0.2), 40 - 7);
+	assert_int_equal(rejected_over(with_ratio(), 4, 100, 0.2), 0);
+	assert_int_equal(rejected_over(with_ratio(), 4, 100, 0.2 / 5), 40 - 7);
+	assert_int_equal(rejected_over(with_ratio(), 100, 4, 0.2), 40 - 7);
+}
+
+/* In a run without a data set, a worker can claim any number of images. */
+TEST(a_claimed_number_of_images_changes_no_limit)
+{
+	struct core_config cfg = with_ratio();
+
+	cfg.training.epochs = 0;
+	assert_int_equal(rejected_over(cfg, 1000000, 1, 1e4), 40);
 }
 
 /* In a run without a data set, the workers may train on different data, so their means are not

@@ -313,6 +313,26 @@ TEST(a_new_process_does_not_escape_the_comparison)
 	}
 }
 
+/* A worker has used two slots. Its gradients were too large in one slot and too small in the other.
+ * Its new process begins at the upper limit, whatever the order of the slots is. */
+TEST(a_new_process_continues_the_larger_of_two_sizes)
+{
+	const struct worker_norms large = {.size = 2 * RATIO, .n_sizes = 3};
+	const struct worker_norms small = {.size = 0.5 / RATIO, .n_sizes = 50};
+	struct fleet t;
+
+	open_norms_fleet(&t, with_ratio(), WORKERS);
+	for (int first = 0; first < 2; first++) {
+		struct worker_norms n = {0};
+
+		norms_inherit(t.f.core, &n, first ? &large : &small);
+		norms_inherit(t.f.core, &n, first ? &small : &large);
+		assert_float_equal(n.size, RATIO, 0);
+		assert_int_equal(n.n_sizes, 7);
+	}
+	fixture_close(&t.f);
+}
+
 /* If the mean of a worker's sizes is within the limits, a new process of this worker does not
  * continue this mean, but begins a new one. */
 TEST(a_new_process_of_an_honest_worker_may_begin_with_a_large_gradient)
@@ -816,5 +836,48 @@ TEST(a_key_with_two_workers_scales_no_other_key_of_three)
 	honest(&t, 2, 3, 1, 1);
 	honest(&t, 0, 2, 10, 1e-3);
 	assert_true(scale_of_push(&t, 2, 1) >= 1);
+	fixture_close(&t.f);
+}
+
+/* Most workers are stalled. Their norms are old, so they do not count in the medians. */
+TEST(norms_of_stalled_workers_do_not_count)
+{
+	struct core_config cfg = with_ratio();
+	struct fleet t;
+
+	cfg.sessions.max_workers = WORKERS + 2;
+	open_norms_fleet(&t, cfg, WORKERS + 2);
+	honest(&t, 0, WORKERS + 2, 10, 1000);
+	for (uint32_t i = 3; i < WORKERS + 2; i++)
+		t.f.core->worker[i].pace.stalled = 1;
+	for (int r = 0; r < 100; r++)
+		for (uint32_t i = 0; i < 3; i++)
+			(void)check_norm(&t, i, 1);
+	double s = scale_of_push(&t, 0, 50);
+	assert_true(50 * s <= 1.2 * CAP);
+	fixture_close(&t.f);
+}
+
+static int has_key_a(const struct core *c, const struct worker *w)
+{
+	(void)c;
+	return w->session.owner[0] == 'a';
+}
+
+/* All gradients of a step of sync are of three workers with the same key. The run has two more
+ * keys, so the limit of this step comes from the norms of all three keys. */
+TEST(three_workers_of_a_key_do_not_set_the_limit_of_a_step)
+{
+	struct core_config cfg = with_ratio();
+	struct fleet t;
+
+	cfg.training.mode = MODE_SYNC;
+	open_norms_fleet(&t, cfg, WORKERS);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		set_owner_key(&t, i, "aaabc"[i]);
+	honest(&t, 0, WORKERS, 10, 1);
+	for (uint32_t i = 0; i < 3; i++)
+		(void)check_norm(&t, i, 1e4);
+	assert_true(norms_limit_of_step(t.f.core, has_key_a) <= 1.2 * RATIO);
 	fixture_close(&t.f);
 }

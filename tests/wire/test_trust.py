@@ -248,13 +248,14 @@ def test_trust_each_key_has_a_slot(programs):
 
 
 @pytest.mark.parametrize("slots", [50, 256])
-def test_trust_floods_of_one_key_lock_nobody_out(programs, keys, slots):
-    """A peer sends HELLO on one connection and STATUS on another in a loop for 3 s. Meanwhile a
-    worker with another key can join and push, even if a key may have many of the slots."""
+def test_trust_floods_lock_nobody_out(programs, keys, slots):
+    """A worker sends HELLO and an observer sends STATUS in a loop for 3 s. Meanwhile a worker with
+    another key can join and push, even if a key may have many of the slots."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", slots,
                              directory=None)
     public = keys / "server.pub"
-    hellos, others = (Link(server.endpoint, Keys(keys / "worker.key", public)) for _ in range(2))
+    hellos, others = (Link(server.endpoint, Keys(keys / name, public))
+                      for name in ("worker.key", "observer.key"))
     end = time.monotonic() + 3
     worker = None
     while time.monotonic() < end:

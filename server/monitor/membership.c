@@ -38,11 +38,13 @@ void membership_log(struct membership *m, const struct effect *e, const struct c
 	const struct label *l = labels_of(labels, e->worker);
 	struct worker_view v;
 
-	int is_needed = e->change == WORKER_EXCLUDED || e->change == WORKER_QUARANTINED;
+	core_worker(c, e->worker - 1, &v);
+	/* quarantine limits these lines, but only with keys */
+	int is_exclusion = e->change == WORKER_EXCLUDED || e->change == WORKER_QUARANTINED;
+	int is_needed = is_exclusion && v.owner[0];
 
 	if (!is_needed && !line_budget_take(m->lines, e->worker))
 		return;
-	core_worker(c, e->worker - 1, &v);
 	log_info("worker", membership_name(e->change),
 		"worker=%u incarnation=%u name=\"%s\" host=\"%s\" pid=%u address=\"%s\" "
 		"device=\"%s\" images=%llu",

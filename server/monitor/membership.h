@@ -6,8 +6,9 @@
  * often the log repeats the numbers of these steps and workers. For this purpose, membership_check
  * compares them with the numbers at its last log line.
  *
- * The number of log lines about each worker slot is limited (line_budget.h), but lines about an
- * excluded worker are always written.
+ * The number of log lines about each worker slot is limited (line_budget.h). If a worker with a key
+ * is excluded, the line about this is always written, because quarantine ends the exclusions of a
+ * key. Without keys, a worker can join under a new name after each exclusion.
  *
  * Only the loop's thread may call these functions.
  */

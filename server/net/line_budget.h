@@ -4,6 +4,10 @@
  * again cannot fill the disk of the log: each slot has SLOT_LINES lines, and gets one more in
  * SLOT_LINE_MS. The log reports the number of lines that were left out (membership_check).
  *
+ * The lines of a slot are those of all workers that use the slot in turn. If each key had its own
+ * lines, two keys that take turns in a slot could fill the log. So a worker that gets a slot whose
+ * lines are used up has only one line in each SLOT_LINE_MS.
+ *
  * Only the loop's thread may call these functions.
  */
 #ifndef SERVER_NET_LINE_BUDGET_H

@@ -59,6 +59,9 @@ TEST_IN(a_worker_that_comes_and_goes_does_not_fill_the_log, set_up_core, tear_do
 	log_set_level(LOG_INFO);
 	capture_begin(&said, 2);
 	log_change(1, WORKER_JOINED, hour_ms);
+	log_change(1, WORKER_EXCLUDED, hour_ms);
+	/* must be logged, because a key is in quarantine after three exclusions */
+	f.core->worker[0].session.owner[0] = 'k';
 	log_change(1, WORKER_QUARANTINED, hour_ms);
 	/* must be logged, because worker 2 has a limit of its own */
 	log_change(2, WORKER_JOINED, hour_ms);
@@ -70,7 +73,17 @@ TEST_IN(a_worker_that_comes_and_goes_does_not_fill_the_log, set_up_core, tear_do
 	assert_int_equal(count_lines_with("msg=\"worker quarantined\" worker=1 "), 1);
 	assert_int_equal(count_lines_with("worker=2 "), 1);
 	assert_int_equal(count_lines_with("changes_not_logged"), 1);
-	assert_int_equal(lines.left_out, left_out + 1);
+	assert_int_equal(lines.left_out, left_out + 2);
+}
+
+/* Without keys, a worker can join under a new name after each exclusion, so quarantine does not
+ * limit its exclusions. */
+TEST_IN(exclusions_without_keys_do_not_fill_the_log, set_up_core, tear_down_core)
+{
+	log_set_level(LOG_ERROR);
+	for (uint32_t i = 0; i < 3 * SLOT_LINES; i++)
+		log_change(1, i % 2 ? WORKER_EXCLUDED : WORKER_QUARANTINED, 0);
+	assert_int_equal(lines.left_out, 2 * SLOT_LINES);
 }
 
 static void join_with_other_data(struct core_fixture *c, uint32_t peer, const struct data_id *d)

@@ -88,8 +88,8 @@ class Replay:
 
 
 class Asynchronous(Replay):
-    """Computes the asynchronous modes as WIRE.md, "Asynchronous", specifies them. The clocks follow
-    Ho 2013, and delay compensation follows Zheng 2017."""
+    """Computes the asynchronous modes as WIRE.md, "Modes", specifies them. The clocks follow Ho 2013,
+    and delay compensation follows Zheng 2017."""
 
     def __init__(self, problem, say):
         super().__init__(problem, say)

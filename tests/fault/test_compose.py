@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("containers")
 OWN_GROUP = pytest.mark.xdist_group("containers" if FULL else "containers of the ledger")
 SIZE = 3
 TRAIN, POINT = 60000, 0.01
-EPOCHS = 48  # enough epochs for the run to last longer than all faults together
+EPOCHS = 96  # enough epochs for the run to last longer than all faults together
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,10 @@
 #define MAX_THREADS 256
 #define DAY_MS      86400000
 
+/* DIGITS(MACRO): the number that MACRO stands for, as a string */
+#define DIGITS(macro)     DIGITS_OF(macro)
+#define DIGITS_OF(number) #number
+
 /* Returns the number of CPUs on which this process may run. */
 static int64_t cpu_count(void)
 {
@@ -98,16 +102,19 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 				"worker). If another worker with this name joins, this worker "
 				"exits",
 			.unset = "the server chooses a slot"},
-		INT("connect-timeout-ms", connect_timeout_ms, "30000", 1, DAY_MS, "MS",
+		INT("connect-timeout-ms", connect_timeout_ms, DIGITS(CNNPS_CONNECT_TIMEOUT_MS), 1,
+			DAY_MS, "MS",
 			"number of milliseconds for which the worker, after its start, waits "
 			"until the server accepts the worker; after this time, the worker exits "
 			"with status 3",
 			.was = "connect-ms"),
-		INT("disconnect-timeout-ms", disconnect_timeout_ms, "600000", 1, DAY_MS, "MS",
+		INT("disconnect-timeout-ms", disconnect_timeout_ms,
+			DIGITS(CNNPS_DISCONNECT_TIMEOUT_MS), 1, DAY_MS, "MS",
 			"number of milliseconds without contact with the server after which the "
 			"worker exits with status 3",
 			.was = "patience-ms"),
-		INT("batch-timeout-ms", batch_timeout_ms, "60000", 100, DAY_MS, "MS",
+		INT("batch-timeout-ms", batch_timeout_ms, DIGITS(CNNPS_BATCH_TIMEOUT_MS), 100,
+			DAY_MS, "MS",
 			"maximum number of milliseconds for one batch; if a batch takes longer, "
 			"the worker sends no more heartbeats, so that the server gives the work "
 			"of this worker to other workers",
@@ -119,7 +126,7 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
 			"maximum number of milliseconds for one call of the device (--device); "
 			"if a call takes longer, the worker exits with status 13"),
-		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",
+		INT("replay-mb", replay_mb, DIGITS(CNNPS_REPLAY_MIB), 1, 1048576, "MIB",
 			"maximum memory, in MiB, for pushed gradients that are not yet saved on "
 			"the server's disk; if the next gradient does not fit, the worker waits "
 			"before it pushes again. One gradient is always permitted, whatever its "

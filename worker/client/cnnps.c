@@ -278,8 +278,8 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 	if (!o->allocate != !o->release)
 		return err_set(e, PS_EUSAGE, "set both `allocate` and `release`, or neither");
 	*n = (struct net_config){
-		.batch_timeout_ms = or_default(o->batch_timeout_ms, 60000),
-		.replay_bytes = or_default(o->replay_bytes, (uint64_t)256 << 20),
+		.batch_timeout_ms = or_default(o->batch_timeout_ms, CNNPS_BATCH_TIMEOUT_MS),
+		.replay_bytes = or_default(o->replay_bytes, (uint64_t)CNNPS_REPLAY_MIB << 20),
 		.stop = o->stop,
 		.stop_arg = o->stop_arg,
 		.report = o->report,
@@ -301,8 +301,9 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.classes = o->data.classes,
 		.xxh3 = o->data.xxh3,
 		.channels = o->data.channels};
-	s->connect_timeout_ms = or_default(o->connect_timeout_ms, 30000);
-	s->disconnect_timeout_ms = or_default(o->disconnect_timeout_ms, 600000);
+	s->connect_timeout_ms = or_default(o->connect_timeout_ms, CNNPS_CONNECT_TIMEOUT_MS);
+	s->disconnect_timeout_ms =
+		or_default(o->disconnect_timeout_ms, CNNPS_DISCONNECT_TIMEOUT_MS);
 	s->retry_ms = RETRY_MS;
 	s->silence_ms = SILENCE_MS;
 	if (uv_random(NULL, NULL, &s->seed, sizeof(s->seed), 0, NULL))

@@ -131,6 +131,12 @@ enum cnnps_lane { CNNPS_LANE_AUTO, CNNPS_LANE_TCP, CNNPS_LANE_SHM };
  * float32. */
 enum cnnps_wire { CNNPS_WIRE_FP32, CNNPS_WIRE_BF16 };
 
+/* defaults of the options below, and of the options of cnn-worker with these names */
+#define CNNPS_CONNECT_TIMEOUT_MS    30000
+#define CNNPS_DISCONNECT_TIMEOUT_MS 600000
+#define CNNPS_BATCH_TIMEOUT_MS      60000
+#define CNNPS_REPLAY_MIB            256
+
 /* The options of a connection. The library copies the strings. The callbacks must stay valid until
  * cnnps_close, and `log` until another connection sets it. */
 struct cnnps_options {
@@ -150,14 +156,15 @@ struct cnnps_options {
 	 * roles"). cnnps_lease, cnnps_push and cnnps_result return CNNPS_EUSAGE. */
 	int observer;
 	/* The library gives up if the server has not accepted this program within this time; 0
-	 * means 30000 ms */
+	 * means CNNPS_CONNECT_TIMEOUT_MS */
 	uint32_t connect_timeout_ms;
-	/* The library gives up after this time without contact; 0 means 600000 ms */
+	/* The library gives up after this time without contact; 0 means CNNPS_DISCONNECT_TIMEOUT_MS
+	 */
 	uint32_t disconnect_timeout_ms;
 	/* The library stops the heartbeats after this time without a call of the program, so that
-	 * the server detects a program that hangs; 0 means 60000 ms */
+	 * the server detects a program that hangs; 0 means CNNPS_BATCH_TIMEOUT_MS */
 	uint32_t batch_timeout_ms;
-	/* maximum memory for pushes that are not durable yet; 0 means 256 MiB */
+	/* maximum memory for pushes that are not durable yet; 0 means CNNPS_REPLAY_MIB MiB */
 	uint64_t replay_bytes;
 	/* NULL, or a function that the library calls ten times a second, from any thread. If it
 	 * returns nonzero, the current wait and all later waits end with CNNPS_ESHUTDOWN. A push, a

@@ -1473,14 +1473,22 @@ for (let i = 0; i < 100; i++) {
     press("ArrowLeft");
     said.push($("said").textContent);
 }
-return [labels, box.width, texts, said, $("legend-loss").textContent];
+const legend = $("legend-loss").textContent, last = run.samples[run.samples.length - 1];
+run.take({...last, t: t + 1000});
+press("Home");
+for (let i = 0; i < 100; i++) {
+    said.push($("said").textContent);
+    press("ArrowRight");
+}
+return [labels, box.width, texts, said, legend];
 """
 
 
 @pytest.mark.parametrize("width", [320, 390, 1300])
 def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
     """The labels of an axis do not overlap, a time without a server has a label only if there is
-    room, and the arrow keys find only points with values, with their day and their epoch."""
+    room, and the arrow keys find only points with values, with their day and their epoch, also after
+    a sample that is not drawn yet."""
     server = programs.server("--model", "seed:4")
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})

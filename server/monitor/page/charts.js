@@ -401,6 +401,9 @@ function chart(id, names, colors, run, options) {
 	// The rows of the chart that the arrow keys and the pointer have chosen, as {row, t} with the time
 	// of the row, or null. The legend shows the values of one of these rows.
 	let keyed = null, pointed = null;
+	// The axis that gave the rows of the chart their places. Each new sample of a run changes the axis
+	// of the run, but the rows have their old places until they are drawn again.
+	let axis = new Axis([], 0);
 	// Shows what is chosen. Each drawing of the chart hides it, and may give the row another number,
 	// because a run drops samples.
 	const show = g => {
@@ -409,22 +412,22 @@ function chart(id, names, colors, run, options) {
 			g.clearSelection();
 			return;
 		}
-		chosen.row = rowAt(g, run().axis.place(chosen.t), chosen.row);
+		chosen.row = rowAt(g, axis.place(chosen.t), chosen.row);
 		if (chosen.row == null)
 			g.clearSelection();
 		else
 			g.setSelection(chosen.row);
 	};
-	const choice = (g, row) => ({row, t: run().axis.time(g.getValue(row, 0))});
+	const choice = (g, row) => ({row, t: axis.time(g.getValue(row, 0))});
 	// there is no value yet, but a logarithmic axis needs a range
 	const g = new Dygraph(el, [[new Date(0), ...names.map(() => null)]], Object.assign({
 		labels: ["t", ...names], legend: "always", labelsDiv: legend, connectSeparatedPoints: true,
 		strokeWidth: 2, axisLabelFontSize: 11, gridLineWidth: 1, axisLineColor: "transparent",
 		highlightCircleSize: 4, hideOverlayOnMouseOut: false, includeZero: false, valueRange: [0.1, 1], yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive",
-		legendFormatter: d => (d.x == null ? "" : momentText(run(), run().axis.time(+d.x)) + " &nbsp; ") + d.series.filter(s => s.isVisible).map(s =>
+		legendFormatter: d => (d.x == null ? "" : momentText(run(), axis.time(+d.x)) + " &nbsp; ") + d.series.filter(s => s.isVisible).map(s =>
 			`<span style="color:${s.color}">●</span> ${s.labelHTML} ` +
 			(s.yHTML ? `<b>${s.yHTML}</b>` : "")).join(" &nbsp; "),
-		underlayCallback: (c, area, g) => marks(c, area, g, run()),
+		underlayCallback: (c, area, g) => marks(c, area, g, run(), axis),
 		drawCallback: show,
 		highlightCallback: (e, x) => {
 			const row = rowAt(g, x);
@@ -435,8 +438,8 @@ function chart(id, names, colors, run, options) {
 			pointed = null;
 			show(g);
 		}
-	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, options, g, values) => run().axis.cuts.length ?
-		run().axis.ticks(+a, +b, pixels) : Dygraph.dateTicker(a, b, pixels, options, g, values)}}}));
+	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, options, g, values) => axis.cuts.length ?
+		axis.ticks(+a, +b, pixels) : Dygraph.dateTicker(a, b, pixels, options, g, values)}}}));
 	el.tabIndex = 0;
 	el.onkeydown = e => {
 		const row = el.classList.contains("empty") ? undefined : rowAfter(g, keyed?.row, e.key);
@@ -453,6 +456,11 @@ function chart(id, names, colors, run, options) {
 		show(g);
 	};
 	g.paint = () => g.updateOptions({colors: colors.map(color), gridLineColor: color("line")});
+	// Draws new rows, whose places are those of the axis `on`.
+	g.draw = (rows, on, options) => {
+		axis = on;
+		g.updateOptions({file: rows, ...options});
+	};
 	return g;
 }
 
@@ -463,10 +471,10 @@ function said(text) {
 }
 
 // Marks the times without a server and the checkpoints, behind the curves.
-function marks(c, area, g, run) {
+function marks(c, area, g, run, axis) {
 	if (!run)
 		return;
-	const axis = run.axis, x = t => g.toDomXCoord(axis.place(t));
+	const x = t => g.toDomXCoord(axis.place(t));
 	for (const absence of run.absences)
 		gap(c, x, absence, axis, area.y, area.h);
 	c.fillStyle = color("green");

@@ -79,7 +79,7 @@ function drawCurves() {
 		run.rows([[s, o => o.loss], [e, o => o.test_loss]], at),
 		run.rows([[s, rate]], at),
 	];
-	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window, valueRange: null, axes: {x: {axisLabelWidth: width}}}));
+	curves.forEach((g, i) => rows[i].length && g.draw(rows[i], axis, {dateWindow: window, valueRange: null, axes: {x: {axisLabelWidth: width}}}));
 	if (evaluated.length && hasAccuracy()) {
 		const all = evaluated.map(o => 100 * o.accuracy), low = least(all, 100), high = greatest(all, 0);
 		const pad = Math.max(0.2, (high - low) / 10);

@@ -100,6 +100,34 @@ def test_charts_have_whole_epochs_and_keys(programs, browser):
     assert browser.get_log("browser") == [], "the console is clean"
 
 
+# returns the labels of the x axis of a chart
+X_LABELS = "return [...document.querySelectorAll(`#chart-${arguments[0]} .dygraph-axis-label-x`)].map(e => e.textContent)"
+
+
+def show_runs(programs, browser, **runs):
+    """Show the report of runs, each of which has these lines as its history."""
+    for name, lines in runs.items():
+        (programs.directory / name).mkdir()
+        (programs.directory / name / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, *(programs.directory / name for name in runs)))
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == [], "the console is clean"
+
+
+@pytest.mark.parametrize("epoch", [1, 4000])
+def test_the_charts_of_one_epoch_have_labels(programs, browser, epoch):
+    start = {"t": 10**12, "kind": "start", "model": "fc:10", "options": {}}
+    end = {"t": 10**12 + 12300, "kind": "epoch", "epoch": epoch, "accuracy": 0.5, "test_loss": 1}
+    show_runs(programs, browser, one=[start, end], same=[start, end])
+    for chart in "accuracy", "evaluation":
+        assert browser.execute_script(X_LABELS, chart) == [f"{epoch:,}"]
+    assert "12" in browser.execute_script(X_LABELS, "time")
+    places = browser.execute_script("return curves.map(g => g.toDomXCoord(g.getValue(0, 0)) / g.width_)")
+    assert len(places) == 3 and all(0.4 < x < 0.7 for x in places), places
+
+
 def test_a_full_history_of_many_workers(programs, browser):
     """A history of 4 MiB with 200 workers has more values than Math.max accepts as arguments."""
     place = programs.directory / "many"

@@ -102,10 +102,12 @@ function compare(id, unit, points, options) {
 		box.dataset.empty = "no values";
 		return null;
 	}
+	/* an axis needs a range, also if all points have the same x */
+	const first = rows[0][0], range = rows[rows.length - 1][0] > first ? null : [first - 0.5, first + 0.5];
 	const series = {};
 	runs.forEach((run, i) => series[run.name] = {strokePattern: i < palette.length ? null : [6, 3]});
 	const g = new Dygraph(box, rows, Object.assign({
-		labels: ["x", ...runs.map(run => run.name)], legend: "always", labelsDiv: legend,
+		labels: ["x", ...runs.map(run => run.name)], dateWindow: range, legend: "always", labelsDiv: legend,
 		connectSeparatedPoints: true, strokeWidth: 2, axisLabelFontSize: 11, axisLineColor: "transparent",
 		yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive", series,
 		legendFormatter: d => (d.x == null ? "" : isEpoch ? `epoch ${number(d.x)} ` : `${number(d.x)} s `) + d.series.map(s => {

@@ -128,6 +128,14 @@ def test_the_charts_of_one_epoch_have_labels(programs, browser, epoch):
     assert len(places) == 3 and all(0.4 < x < 0.7 for x in places), places
 
 
+@pytest.mark.parametrize("status", ["diverged", "aborted"])
+def test_a_failure_is_not_called_an_early_end(programs, browser, status):
+    """A run may fail after a rule has ended it, while its last epoch is evaluated."""
+    end = {"t": 10**12 + 4000, "kind": "end", "status": status, "stop_reason": "epoch 3 has accuracy 0.3"}
+    show_runs(programs, browser, failed=[{"t": 10**12, "kind": "start", "model": "fc:10", "options": {}}, end])
+    assert browser.execute_script("return $('runs').tBodies[0].rows[0].cells[1].textContent") == status
+
+
 def test_a_full_history_of_many_workers(programs, browser):
     """A history of 4 MiB with 200 workers has more values than Math.max accepts as arguments."""
     place = programs.directory / "many"

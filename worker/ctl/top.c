@@ -877,18 +877,19 @@ static void print_end(const json_t *o, const char *how)
 static int print_result(json_t *o, const char *how, struct err *e)
 {
 	const char *early = json_string_value(json_object_get(o, "stop_reason"));
+	int good = !strcmp(how, "done") || !strcmp(how, "drained");
 
 	drop_present(o, how);
 	int rc = print_status(o);
 
 	putchar('\n');
 	print_end(o, how);
-	if (early) {
+	if (early && good) {
 		fputs("ended early: ", stdout);
 		ctl_print_plain(early);
 		putchar('\n');
 	}
-	if (rc || !strcmp(how, "done") || !strcmp(how, "drained"))
+	if (rc || good)
 		return rc;
 	return err_set(e, PS_EDIVERGED, "training ended: %s", how);
 }

@@ -73,6 +73,12 @@ const measureText = (x, name) => x == null ? "–" : name === "accuracy" ? perce
 const metricTexts = (o, except) => Object.entries(o.metrics || {}).filter(([name]) => name !== except)
 	.map(([name, x]) => `${name} ${measureText(x, name)}`);
 
+// The reason why a run failed, for each word that reports a bad end.
+const FAILED = {
+	diverged: "Training diverged: gradients not finite, or of another size.",
+	aborted: "The server gave up the run. Its log says why.",
+};
+
 // Return the least and the greatest number of a list. Math.min and Math.max take a limited number
 // of arguments, and a list may have more.
 const least = (list, start) => list.reduce((a, b) => b < a ? b : a, start);

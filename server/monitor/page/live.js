@@ -533,11 +533,6 @@ async function reconnect() {
 		connect();
 }
 
-// The reason why a run failed, for each word that reports a bad end.
-const FAILED = {
-	diverged: "Training diverged: gradients not finite, or of another size.",
-	aborted: "The server gave up the run. Its log says why.",
-};
 const ended = () => status && status.ending || run.end && run.end.status;
 // Why --stop-at or --patience-epochs ends the run before its last epoch, if one of them does.
 const stopReason = () => status && status.stop_reason || run.end && run.end.stop_reason;

@@ -31,7 +31,9 @@ function table(el, columns, rows) {
 
 const final = run => run.samples[run.samples.length - 1] || {};
 const images = run => !run.hasImages ? "–" : run.heldBack ? number(run.heldBack) + " held-back images" : "test images";
-const states = run => !run.end ? "not ended" : run.end.stop_reason ? `ended early: ${run.end.stop_reason}` : run.end.status;
+// Why a rule ended the run early, unless the run failed.
+const early = run => run.end && !FAILED[run.end.status] && run.end.stop_reason;
+const states = run => !run.end ? "not ended" : early(run) ? `ended early: ${early(run)}` : run.end.status;
 
 // Returns the results of epoch `e` without its loss, or only the loss if there are no others.
 function results(e) {

@@ -1512,6 +1512,32 @@ def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
     assert re.match(r"14 Nov \d\d:\d\d:\d\d · epoch 1\s", legend), legend
 
 
+def test_the_newest_part_of_an_axis_has_a_label(programs, browser):
+    """A run continues after ten days without a server. The next multiple of the step may be too close
+    to the end of the axis for a label; the newest part then begins with a label if there is room."""
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    rooms, none = browser.execute_script("""
+        const hour = 3.6e6, begin = 1.7e12, none = [];
+        let rooms = 0;
+        for (const before of [1, 5, 20, 30, 96])
+            for (let hours = 1; hours < 100; hours++)
+                for (const pixels of [250, 330, 400, 1000]) {
+                    const cut = [begin + before * hour, begin + (before + 240) * hour], to = cut[1] + hours * hour;
+                    const axis = new Axis([cut], 0.08 * (before + hours) * hour), b = axis.place(to), newest = axis.place(cut[1]);
+                    const ticks = axis.ticks(begin, b, pixels), px = v => (v - begin) / (b - begin) * pixels;
+                    const last = ticks.findLast(({v}) => v < newest), label = labelWidth(to - begin);
+                    if (px(newest) > pixels - label / 2 || last && px(newest) - px(last.v) < label + 8)
+                        continue;
+                    rooms++;
+                    if (ticks[ticks.length - 1] === last)
+                        none.push([before, hours, pixels]);
+                }
+        return [rooms, none];""")
+    assert rooms > 50 and none == []
+
+
 def test_names_are_cut_between_letters(programs, browser):
     """A letter may have accents, or be outside of the basic plane of Unicode. The parts of a name that
     is written from right to left would have a wrong order, so this name is not cut into parts."""

@@ -318,7 +318,7 @@ class Axis {
 		const edges = [from, ...this.cuts.flat().filter(t => t > from && t < to), to];
 		for (let i = 0; i < edges.length; i += 2) {
 			const inside = [];
-			for (let t = Math.ceil((edges[i] - zone) / step) * step + zone; t <= edges[i + 1]; t += step)
+			for (let t = Math.ceil((edges[i] - zone) / step) * step + zone; t <= edges[i + 1] && this.place(t) <= end; t += step)
 				inside.push(t);
 			for (const t of inside.length ? inside : [edges[i]]) {
 				const v = this.place(t);

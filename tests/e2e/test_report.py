@@ -136,6 +136,17 @@ def test_a_failure_is_not_called_an_early_end(programs, browser, status):
     assert browser.execute_script("return $('runs').tBodies[0].rows[0].cells[1].textContent") == status
 
 
+@pytest.mark.parametrize("reason, lines", [(None, 1), ("epoch 3 has accuracy 0.3, and the goal is accuracy=0.25", 2)])
+def test_only_a_reason_makes_a_row_of_runs_high(programs, browser, reason, lines):
+    """A reason of an early end has several lines. Without one, the column is as narrow as its words."""
+    end = {"t": 10**12 + 4000, "kind": "end", "status": "drained", "stop_reason": reason}
+    show_runs(programs, browser, run=[{"t": 10**12, "kind": "start", "model": "fc:10", "options": {}}, end])
+    width, height = browser.execute_script("""
+        const {cells} = $("runs").tBodies[0].rows[0];
+        return [cells[1].offsetWidth, Math.floor(cells[1].clientHeight / 18)];""")
+    assert height >= lines and (width >= 140 if reason else width < 100 and height == 1), (width, height)
+
+
 def test_a_full_history_of_many_workers(programs, browser):
     """A history of 4 MiB with 200 workers has more values than Math.max accepts as arguments."""
     place = programs.directory / "many"

@@ -44,7 +44,7 @@ function results(e) {
 }
 
 function drawRuns() {
-	const columns = [["run", "text"], ["end", "text wrap"], ["epochs", ""], ["evaluated on", "text"], ["best", ""],
+	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["evaluated on", "text"], ["best", ""],
 		["in epoch", ""], ["last", ""], ["loss", ""], ["time", ""], ["images/s", ""],
 		["workers", ""], ["starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	table($("runs"), columns, runs.map(run => {
@@ -55,6 +55,7 @@ function drawRuns() {
 			run.hasImages ? number(s.images / time) : "–", number(run.workers.length), number(run.starts.length), number(s.pushes),
 			number(s.duplicates), number(s.rejected) + rejectedFor(s), number(s.refusals)];
 	}));
+	runs.forEach((run, i) => $("runs").tBodies[0].rows[i].cells[1].classList.toggle("wrap", !!early(run)));
 	$("mixed").hidden = new Set(runs.map(run => run.heldBack > 0)).size < 2;
 	$("model").textContent = [...new Set(runs.map(run => run.starts[0]?.model))].filter(model => model).join(" · ");
 }

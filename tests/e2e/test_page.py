@@ -567,6 +567,8 @@ def test_each_answer_on_the_wall_has_one_line(programs, browser, width):
             answers = browser.execute_script(ANSWERS, label)
             heights = [height for height, _ in answers]
             assert max(heights) == min(heights) < 30 and all(fits for _, fits in answers), answers
+        answers = browser.execute_script(ANSWERS, 9998)  # long numbers take two lines, as names do
+        assert all(height < 60 and fits for height, fits in answers), answers
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

@@ -272,8 +272,9 @@ function onWall(wall) {
 	const list = $("wall"), names = wall.names || {};
 	const named = n => names[n] ? `${n} (${names[n]})` : n;
 	$("wall-card").hidden = false;
-	list.classList.toggle("named", !!wall.names);
-	list.classList.toggle("wide", !!wall.names || wall.images.some(i => Math.max(i.class, i.label) > 9));
+	const highest = greatest(wall.images.map(i => Math.max(i.class, i.label)), 0);
+	list.classList.toggle("named", !!wall.names || highest > 999); /* long numbers take two lines, as names do */
+	list.classList.toggle("wide", !!wall.names || highest > 9);
 	while (list.children.length > wall.images.length)
 		list.lastChild.remove();
 	let right = 0;

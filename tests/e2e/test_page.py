@@ -546,6 +546,28 @@ def test_the_header_shows_all_of_its_text(programs, browser, width):
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.parametrize("width", [320, 390, 700, 920, 1300])
+def test_the_name_of_a_checkpoint_is_on_one_line(programs, browser, width):
+    """On a phone of 320 pixels, the name is longer than a line."""
+    server = programs.server("--model", "seed:4")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        browser.get(url_of(server))
+        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        name, lines, room = browser.execute_script("""
+            status.checkpoint = {generation: 227};
+            drawCounters();
+            const dt = $("once").lastChild.firstChild, range = document.createRange();
+            range.selectNodeContents(dt.lastChild);
+            return [dt.textContent, new Set([...range.getClientRects()].map(r => r.top)).size, dt.clientWidth];""")
+        assert name == "generation of the newest checkpoint, ckpt-00000000000000e3"
+        assert lines == (1 if width > 320 else 2), (lines, room)
+        assert browser.execute_script(TOO_WIDE) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 # shows answers on the wall, which is the page's grid of test images; returns the height of each of
 # them, and whether it fits into its tile
 ANSWERS = """

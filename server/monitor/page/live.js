@@ -158,12 +158,16 @@ function drawCounters() {
 	const rows = [["gradients decided", c.pushes], ["duplicates, not applied again", c.duplicates], ["arrived out of order", c.gaps],
 		["superseded", c.superseded], ["rejected" + rejectedFor(c), c.rejected], ["messages refused", c.refusals],
 		["workers lost", c.deaths], ["workers back or restarted", c.rejoins], ["server recovered", c.recoveries],
-		[`generation of the newest checkpoint${made ? `, ckpt-${made.generation.toString(16).padStart(16, "0")}` : ""}`, made?.generation]];
+		["generation of the newest checkpoint", made?.generation, made && "ckpt-" + made.generation.toString(16).padStart(16, "0")]];
 	const list = $("once");
 	list.replaceChildren();
-	for (const [name, value] of rows) {
+	for (const [name, value, file] of rows) {
 		const group = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
 		dt.textContent = name;
+		if (file) {
+			dt.append(", ");
+			add(dt, "span", file, "file");
+		}
 		dd.textContent = number(value);
 		group.append(dt, dd);
 		list.append(group);

@@ -128,8 +128,24 @@ def test_the_charts_of_one_epoch_have_labels(programs, browser, epoch):
     assert len(places) == 3 and all(0.4 < x < 0.7 for x in places), places
 
 
+def test_a_run_without_a_value_is_not_spoken(programs, browser):
+    """At a point of one run, the legend still has the names of the others."""
+    start = {"t": 10**12, "kind": "start", "model": "fc:10", "options": {}}
+    show_runs(programs, browser, **{name: [start, *({"t": 10**12 + 1000 * i, "kind": "epoch", "epoch": i, "accuracy": i / 10}
+                                                   for i in epochs)] for name, epochs in {"ada": (1, 2), "bob": (2, 3)}.items()})
+    said, legend = browser.execute_script("""
+        const said = [], press = key => $("chart-accuracy").dispatchEvent(new KeyboardEvent("keydown", {key}));
+        for (const key of ["Home", "ArrowRight", "ArrowRight"]) {
+            press(key);
+            said.push($("said").textContent);
+        }
+        return [said, $("legend-accuracy").textContent];""")
+    assert [re.findall("ada|bob", words) for words in said] == [["ada"], ["ada", "bob"], ["bob"]], said
+    assert "ada" in legend and "bob" in legend
+
+
 @pytest.mark.parametrize("status", ["diverged", "aborted"])
-def test_a_failure_is_not_called_an_early_end(programs, browser, status):
+def test_a_failure_is_not_shown_as_an_end_by_a_rule(programs, browser, status):
     """A run may fail after a rule has ended it, while its last epoch is evaluated."""
     end = {"t": 10**12 + 4000, "kind": "end", "status": status, "stop_reason": "epoch 3 has accuracy 0.3"}
     show_runs(programs, browser, failed=[{"t": 10**12, "kind": "start", "model": "fc:10", "options": {}}, end])

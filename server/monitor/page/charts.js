@@ -430,7 +430,7 @@ function chart(id, names, colors, run, options) {
 		labels: ["t", ...names], legend: "always", labelsDiv: legend, connectSeparatedPoints: true,
 		strokeWidth: 2, axisLabelFontSize: 11, gridLineWidth: 1, axisLineColor: "transparent",
 		highlightCircleSize: 4, hideOverlayOnMouseOut: false, includeZero: false, valueRange: [0.1, 1], yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive",
-		legendFormatter: d => (d.x == null ? "" : momentText(run(), axis.time(+d.x)) + " &nbsp; ") + d.series.filter(s => s.isVisible).map(s =>
+		legendFormatter: d => (d.x == null ? "" : momentText(run(), axis.time(+d.x)) + " &nbsp; ") + d.series.filter(s => s.isVisible && (d.x == null || s.yHTML)).map(s =>
 			`<span style="color:${s.color}">●</span> ${s.labelHTML} ` +
 			(s.yHTML ? `<b>${s.yHTML}</b>` : "")).join(" &nbsp; "),
 		underlayCallback: (c, area, g) => marks(c, area, g, run(), axis),

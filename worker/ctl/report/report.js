@@ -75,7 +75,9 @@ function exploreChart(g, el, legend) {
 		e.preventDefault();
 		row = next;
 		g.setSelection(row);
-		said(legend.textContent.replace(/[━╍]/g, ""));
+		const spoken = legend.cloneNode(true);
+		spoken.querySelectorAll(".no-value").forEach(el => el.remove());
+		said(spoken.textContent.replace(/[━╍]/g, ""));
 	};
 	el.onblur = () => {
 		row = null;
@@ -124,6 +126,8 @@ function compare(id, unit, points, options) {
 			const both = document.createElement("span");
 			both.style.cssText = "display: inline-block; max-width: 100%; margin-left: 1em; white-space: nowrap";
 			both.append(dot, name);
+			/* the name remains in the legend, which must not change its size, but it is not spoken */
+			both.className = d.x != null && s.y == null ? "no-value" : "";
 			return both.outerHTML;
 		}).join(" ")
 	}, options, {axes: {y: {valueFormatter: v => number(v, 3)}, ...options.axes, ...isEpoch && {x: {ticker: epochTicks}}}}));

@@ -73,9 +73,11 @@ def test_fused_networks_are_evaluated(gpu, programs, precision):
 def test_bf16_workers_share_a_gpu(gpu, programs, on_the_cpu):
     """The persistent kernel of bf16 needs the whole GPU. Two workers on one GPU use this kernel in
     turns, or use other kernels instead."""
+    shared = "cuda:0" if gpu == "cuda" else gpu
     server = programs.server("--model", "seed:32", "--epochs", EPOCHS, *SCHEDULE,
                              "--min-workers", 2)
-    fleet = [worker(programs, server, gpu, *(["--precision", "bf16"] if gpu != "cpu" else []))
+    fleet = [worker(programs, server, shared,
+                    *(["--precision", "bf16"] if gpu != "cpu" else []))
              for _ in range(2)]
     result = server.result()
     for w in fleet:

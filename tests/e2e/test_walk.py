@@ -23,7 +23,7 @@ PAGE = """
 
 | `b_old` (here not) | `server/b.c` | ... |
 
-A trace enters 4 functions in 2 files, and control goes from one file to another 2 times.
+A trace enters 4 functions in 2 files. In order, 2 functions are in another file than the one before.
 
 ## The end
 """
@@ -38,7 +38,7 @@ PUSH = [("on_a", "server/a.c", None, None), ("of_a", "server/a.c", "on_a", "serv
     (PAGE, [*PUSH, ("c", "server/c.c", "b_take", "server/b.c")], "enters server/c.c"),
     (PAGE, [*PUSH, ("b_new", "server/b.c", "on_a", "server/a.c")], "calls b_new"),
     (PAGE.replace("`b_old` (here not)", "`b_old`"), PUSH, "a row of b_old"),
-    (PAGE.replace("2 times", "3 times"), PUSH, "with 2 changes"),
+    (PAGE.replace("2 functions", "3 functions"), PUSH, "with 2 changes"),
 ])
 def test_the_tool_finds_what_a_walk_leaves_out(page, calls, finding):
     found = list(walk_trace.findings(page, calls))

@@ -1,6 +1,7 @@
 /*
  * Proves promise 1 and a part of invariant 1 of server/core/sessions.c: which slot a worker gets,
- * and that the server never assigns an incarnation twice.
+ * and that the server never assigns an incarnation twice. Also tests a part of row A5 of
+ * docs/faults.md: a key cannot take the slots of other keys.
  */
 #include <string.h>
 #include "server/core/view.h"

@@ -7,10 +7,11 @@
 
 A viewer is a connection that reads /events as the page does. The processor time is the sum over all
 threads of the server, read from /proc. `pushes` makes one run of the model seed:32 with two
-workers, and measures pairs: five seconds without viewers and five with viewers, in turns of one
-second each, so that other programs on the machine slow down both alike. `pushes` prints the median
-of the ratios of all pairs. The script needs the programs that `make tests` builds, and an idle
-machine. The command `paint` also needs Chromium. Data: $CNN_DATA or the default data directories.
+workers and batches of 10 images, so that the server is busy, and measures pairs: ten seconds
+without viewers and ten with viewers, in turns of one second each, so that other programs on the
+machine slow down both alike. `pushes` prints the median of the ratios of all pairs. The script
+needs the programs that `make tests` builds, and an idle machine. The command `paint` also needs
+Chromium. Data: $CNN_DATA or the default data directories.
 """
 import socket
 import statistics
@@ -29,7 +30,7 @@ from through_server import data_directory  # noqa: E402
 
 LOADS = 20              # how many times `paint` loads the page
 WORKERS, IDLE_S = 200, 10
-PAIRS, TURNS, TURN_S, VIEWERS = 10, 5, 1, 3
+PAIRS, TURNS, TURN_S, VIEWERS = 10, 10, 1, 3
 
 
 def processor_s(process):
@@ -138,7 +139,7 @@ def turn(server, n):
 
 
 def pushes(programs):
-    server = programs.server("--model", "seed:32", "--epochs", 60000)
+    server = programs.server("--model", "seed:32", "--epochs", 60000, "--batch-size", 10)
     for _ in range(2):
         programs.worker(server.endpoint)
     until(lambda: server.status()["updates"] > 1000, 60, "training")

@@ -6,7 +6,7 @@
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$(B)/tests/gpu/%,$(wildcard tests/gpu/test_*.c))
 GPU_POISON := $(B)/tests/gpu/poison.so
 GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu $(B)/tests/bench/operations \
-	$(B)/tests/tools/broken_worker $(if $(CU),$(B)/tests/bench/store_probe)
+	$(B)/tests/tools/broken_worker $(if $(CU),$(B)/tests/bench/store_probe $(B)/tests/bench/step_probe)
 
 ifneq ($(CU),)
 SMALL_GPU := -Wl,--wrap=cudaDeviceGetAttribute -Wl,--wrap=cudaFuncSetAttribute
@@ -21,7 +21,7 @@ $(B)/tests/gpu/test_store: $(B)/server/core/optim.o $(B)/server/core/vec.o
 # archive.
 $(B)/tests/tools/broken_worker: $(B)/tests/tools/broken_worker.o $(B)/worker/main.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
-$(B)/tests/bench/store_probe: tests/bench/store_probe.cu $(B)/flags
+$(B)/tests/bench/%_probe: tests/bench/%_probe.cu $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVCC_FLAGS) -o $@ $< -lxxhash
 $(GPU_POISON): tests/gpu/poison.c tests/gpu/poison_preload.c tests/gpu/poison.h

@@ -1,6 +1,7 @@
 """tests/bench/science runs the modes in virtual time. The program computes what real processes
 compute, and its clock follows the cost model."""
 import subprocess
+from collections import Counter
 
 import pytest
 
@@ -77,3 +78,36 @@ def test_every_mode_counts_each_image_once(small, mode):
     many = end(science(small, "--workers", 5, run=(*RUN, "--mode", mode)))
     assert many["images"] == one["images"]
     assert many["seconds"] < one["seconds"]
+
+
+def batches_of_passes(record):
+    """Returns {(epoch, batch): number of pushes that were applied to it}, and the versions of the
+    weights after these pushes, in the order of the record."""
+    pushes, versions = Counter(), []
+    for line in record.read_text().splitlines():
+        if not line.startswith("push,"):
+            continue
+        _, _, _, epoch, first, count, verdict, version = line.split(",")
+        assert verdict == "ok", line
+        pushes.update((int(epoch), int(first) + i) for i in range(int(count)))
+        versions.append(int(version))
+    return pushes, versions
+
+
+@pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "sandblaster", "easgd"])
+def test_a_thousand_workers_compute_each_batch_once(tmp_path, small, mode):
+    record = tmp_path / "record.csv"
+    result = end(science(small, "--workers", 1000, "--record", record, run=(
+        "--model", "fc:10", "--batch-size", 3, "--epochs", 1, "--mode", mode, "--max-workers", 1024)))
+    pushes, versions = batches_of_passes(record)
+    times = set(pushes.values())
+    assert set(pushes) == {(0, batch) for batch in range(2000)}
+    if mode == "sandblaster":
+        # an epoch of L-BFGS may have several passes over the data set
+        assert len(times) == 1
+    else:
+        assert times == {1} and result["images"] == 6000
+    if mode in ("sync", "sandblaster"):
+        assert versions == sorted(versions)
+    else:
+        assert versions == list(range(1, len(versions) + 1))

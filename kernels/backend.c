@@ -55,7 +55,7 @@ struct backend {
 	void *self; /* the device's own state */
 	const struct model *model;
 	size_t max_batch, max_forward;
-	int forward_only;
+	int precision, forward_only;
 	struct kx_images set; /* the data set of backend_use; n is 0 before the first call */
 	float *logits;        /* memory for the logits of max_forward images */
 	double *logit;        /* logits of one image */
@@ -157,6 +157,7 @@ int backend_new(
 		.model = m,
 		.max_batch = o->max_batch,
 		.max_forward = max_forward,
+		.precision = o->precision,
 		.forward_only = o->forward_only,
 		.local.rounds = (unsigned)(o->rounds ? o->rounds : LOCAL_ROUNDS),
 		.logits = logits,
@@ -192,6 +193,11 @@ const char *backend_name(const struct backend *b)
 const char *backend_device(const struct backend *b)
 {
 	return b->device->option ? b->device->option(b->self) : b->device->name;
+}
+
+int backend_precision(const struct backend *b)
+{
+	return b->device->precise ? KX_FP32 : b->precision;
 }
 
 void backend_kernels(const struct backend *b, size_t batch, char *text, size_t size)

@@ -39,6 +39,9 @@ const char *backend_name(const struct backend *b);
 /* Returns the value of backend_options.device that chooses the device of `b` again, such as
  * "cuda:1". The text is valid until backend_free. */
 const char *backend_device(const struct backend *b);
+/* Returns the precision in which `b` computes, a value of enum kx_precision: that of the options,
+ * or KX_FP32 if the device supports no other. */
+int backend_precision(const struct backend *b);
 /* Writes the names of the kernels that a gradient of `batch` images uses for each layer with
  * weights: "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Three methods
  * separated by slashes are those of the forward pass (fprop), of the gradient of the weights

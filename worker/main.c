@@ -196,6 +196,7 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 	if (rc)
 		return rc;
 	t.device = device.option; /* all sessions use the same GPU */
+	t.precision = device.precision; /* fp32 if auto has chosen the CPU */
 	if ((rc = load_data(o, d, e)))
 		return rc;
 	log_info("worker", "data",

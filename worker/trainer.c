@@ -425,6 +425,7 @@ int trainer_probe(const struct trainer_config *cfg, struct trainer_device *d, st
 	if (!rc) {
 		snprintf(d->name, sizeof(d->name), "%s", backend_name(b));
 		snprintf(d->option, sizeof(d->option), "%s", backend_device(b));
+		d->precision = backend_precision(b);
 		d->memory = backend_memory(b);
 		backend_free(&b);
 	}

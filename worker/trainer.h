@@ -41,6 +41,7 @@ int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct traine
 struct trainer_device {
 	/* name: for display; option: the value for trainer_config.device */
 	char name[64], option[64];
+	int precision;                       /* the value for trainer_config.precision */
 	const struct backend_memory *memory; /* memory with fast copies to and from the device */
 };
 /* Tests whether this device can compute gradients; cfg->data may be empty. Returns PS_EUSAGE or

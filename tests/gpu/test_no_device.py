@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpu import UNREACHABLE, probe, worker
+from gpu import probe, worker
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -41,4 +41,7 @@ def test_a_precision_that_does_not_exist_is_refused(programs):
 def test_auto_trains_where_a_precision_is_asked_for(programs):
     """The CPU devices compute only in fp32. With the device "auto", a worker without a GPU must not
     fail if tf32 is requested, but must train in fp32."""
-    assert probe(programs, "auto", "--precision", "tf32", env=HIDDEN).wait(20) == UNREACHABLE
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 3)
+    w = worker(programs, server, "auto", "--precision", "tf32", env=HIDDEN)
+    assert server.result()["updates"] == 3
+    assert w.wait(10) == 0, w.tail()

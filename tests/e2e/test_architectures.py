@@ -43,6 +43,8 @@ def flags():
     text = (BUILD / "flags").read_text()
     found = {(MACHINE_CODE if kind == "sm" else PTX, number)
              for kind, number in re.findall(r",code=(sm|compute)_(\w+)", text)}
+    if not found and os.environ.get("KX_REQUIRE_TOOLS"):
+        pytest.fail("KX_REQUIRE_TOOLS is set, but the build has no CUDA")
     if not found:
         pytest.skip("the build has no CUDA")
     return found
@@ -78,3 +80,17 @@ def test_the_worker_has_the_code_of_all_objects(flags):
     assert found.count({(MACHINE_CODE, 90)}) >= len(fused) > 0
     assert found.count(numbers(flags)) >= len(sources()) - len(fused) > 0
     assert len(found) == len(sources())
+
+
+@pytest.mark.parametrize("known", ["", "75 80 86 89 90"])
+def test_ci_fails_without_an_nvcc_for_every_gpu(tmp_path, known):
+    """.ci/run asks make for the compute capabilities that nvcc knows. In this test, make knows
+    nothing else, so that .ci/run ends in any case."""
+    make = tmp_path / "make"
+    make.write_text(f'#!/bin/sh\n[ "$*" = "-s print-CUDA_KNOWN" ] && echo "{known}"\n')
+    make.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / ".ci/run"], env=env, capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == 1 and "== make" not in done.stdout, done.stdout
+    assert "no nvcc of CUDA 12.8 or newer" in done.stderr, done.stderr

@@ -10,11 +10,12 @@
  * INPUTS,1,OUTPUTS,1,0, or a layer without weights, KIND,CHANNELS,SIDE[,SIZE,STRIDE]. The table
  * `kinds` has the names of KIND.
  *
- * A convolution of fewer than eight channels is measured as the first layer of a network: its fprop
+ * A convolution of up to four channels is measured as the first layer of a network: its fprop
  * includes the copy of the patches, and it has no dgrad. In all other layers, the numbers of
- * channels and filters of a group are multiples of eight. Each group is one matrix product. fprop
- * includes bias and ReLU. wgrad does not add up its split-K slices, because the SGD step of the
- * network adds them.
+ * channels and of filters are padded to multiples of eight, as in a network, and the kernels
+ * compute the padding, too. Each group of a convolution is one matrix product; its numbers of
+ * channels and of filters must be multiples of eight. fprop includes bias and ReLU. wgrad does not
+ * add up its split-K slices, because the SGD step of the network adds them.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -25,8 +26,9 @@
 #include "kernels/cuda/tensor/tensor.h"
 #include "kernels/cuda/tensor/winograd.h"
 
-#define LAUNCHES 20
-#define RUNS     5
+#define LAUNCHES       20
+#define RUNS           5
+#define IMAGE_CHANNELS 4 /* maximum number of channels of an image */
 
 struct kind;
 
@@ -155,6 +157,18 @@ static int read_sizes(const char *text, int **numbers, int n)
 	}
 }
 
+/* Rounds the numbers of channels and filters up to those that a network stores. */
+static void pad_channels(struct operation *o)
+{
+	const int step = KX_OCTET * o->groups;
+
+	CHECK(o->groups > 1 && (o->channels % step || o->filters % step),
+		"the channels and filters of a group are not multiples of eight");
+	o->filters = (o->filters + step - 1) / step * step;
+	if (!o->first)
+		o->channels = (o->channels + step - 1) / step * step;
+}
+
 static void prepare_product(struct operation *o, const char *layer)
 {
 	int *numbers[] = {
@@ -163,7 +177,8 @@ static void prepare_product(struct operation *o, const char *layer)
 	o->stride = o->groups = 1;
 	CHECK(read_sizes(layer, numbers, 7) < 5, "LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD");
 	o->out = (o->side + 2 * o->pad - o->size) / o->stride + 1;
-	o->first = o->channels < KX_OCTET;
+	o->first = o->channels <= IMAGE_CHANNELS;
+	pad_channels(o);
 	o->fprop = windows(o->side, o->channels / o->groups, o->channels, o->out, o->size, o->pad,
 		o->stride, 1);
 	o->dgrad = windows(o->out, group_filters(o), o->filters, o->side, o->size,

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from support.build import PATIENCE, ROOT
+from support.build import PATIENCE, ROOT, needs
 from support.programs import until
 
 SLOW = bool(os.environ.get("CNN_SLOW"))
@@ -75,6 +75,29 @@ def test_the_rows_of_gpu_vs_torch(capsys):
     lines = list(bench.rows_table({("lenet5", 32): (names, times)}))
     assert len({line.count("|") for line in lines}) == 1
     assert [line.split("|")[-2].strip() for line in lines[2:]] == ["200", "", "75", "50"], lines
+
+
+def test_the_operations_of_gpu_vs_torch_are_all_layers(monkeypatch, capsys):
+    """lenet5 has layers whose channels or filters are not multiples of eight. resnet8 has equal
+    layers, of which the table has one."""
+    needs("torch", "python3-torch")
+    monkeypatch.syspath_prepend(ROOT / "tests/bench")
+    bench = gpu_vs_torch()
+    measured = []
+
+    def ours(batch, precision, layers):
+        measured.append(layers)
+        return [{"fprop_us": 1, "dgrad_us": 1, "wgrad_us": 1} for _ in layers]
+
+    monkeypatch.setattr(bench, "our_operations", ours)
+    monkeypatch.setattr(bench, "library_operations", lambda *_: [1, 1, 1])
+    nets = ["lenet5,250", "resnet8,100", "conv:12:3 conv:12:3:groups=3 fc:10,100"]
+    lines = list(bench.operations(bench.parse(["--operations", *nets])))
+    assert len({line.count("|") for line in lines}) == 1
+    assert measured[0] == ["1,28,6,5,2,1,1", "6,14,16,5,0,1,1", "400,1,120,1,0,1,1",
+                           "120,1,84,1,0,1,1", "84,1,10,1,0,1,1"]
+    assert sum("conv 16x32x32 to 16" in line for line in lines) == 1
+    assert "left out: conv 12x26x26 to 12, 3x3, pad 0, 3 groups" in capsys.readouterr().err
 
 
 def test_no_worker_of_a_peer_survives_the_measurement(tmp_path):

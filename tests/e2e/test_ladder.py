@@ -106,6 +106,30 @@ def test_the_table_of_the_page_is_that_of_the_measurements():
     assert done.returncode == 0, done.stderr
     assert done.stdout in (ROOT / "docs/ladder.md").read_text()
 
+
+def medians(name, stage):
+    """Returns {stage: median milliseconds of a step of 1000 images} of a file in docs/ladder."""
+    with open(ROOT / "docs/ladder" / name, newline="") as file:
+        return {stage.format(**r): float(r["ms_median"]) for r in csv.DictReader(file)
+                if (r["filters"], r["batch"]) == ("256", "1000")}
+
+
+def test_times_beside_earlier_projects_are_those_of_the_measurements():
+    """The last two cells of a row have the name of a stage, and the time of an epoch (60 steps of
+    1000 images; first table) or of a step (second table)."""
+    step = medians("steps.csv", "{rung}") | medians("cores.csv", "{threads} threads")
+    page = (ROOT / "docs/ladder.md").read_text().partition("\n## The projects before this one")[2]
+    page = page.replace("kernels of workers, two threads", "`2 threads`")
+    tables = re.findall(r"(?:^\|.*\n)+", page, re.M)
+    for table, steps, rows_of_table in zip(tables, (60, 1), (9, 4), strict=True):
+        found = re.findall(r"`([^`|]+)` \| ([\d.]+) (m?s) \|$", table, re.M)
+        assert len(found) == rows_of_table, found
+        for stage, time, unit in found:
+            measured = steps * step[stage] / (1 if unit == "ms" else 1000)
+            digits = len(time.replace(".", "").lstrip("0"))
+            assert float(f"{measured:.{digits}g}") == float(time), (stage, measured)
+
+
 @pytest.mark.parametrize("arguments, words", [
     (("climb",), "expected steps, cores, train, memory"),
     (("steps", "--filters", "3", "--batch", "60000", "--rate", "x"), "--rate"),

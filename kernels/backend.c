@@ -101,17 +101,23 @@ static int check_options(const struct model *m, const struct backend_options *o,
 	return PS_OK;
 }
 
-/* Opens b->device. With "auto", if a GPU does not work, opens the next device of the table. */
-static int open_device(struct backend *b, const struct backend_options *o, struct err *e)
+/* Opens the device `name`. With "auto", if no GPU works, opens the next device of the table. */
+static int open_device(
+	struct backend *b, const char *name, const struct backend_options *o, struct err *e)
 {
 	struct backend_options own = *o;
-	const int any = strcmp(o->device, "auto") == 0;
+	const int any = strcmp(name, "auto") == 0;
 	int rc;
 
+	b->device = device_find(name);
+	if (!b->device)
+		return err_set(
+			e, PS_EUSAGE, "device \"%s\": this program has %s", name, DEVICE_NAMES);
+	if (b->device->precise && o->precision != KX_FP32 && !any)
+		return err_set(e, PS_EUSAGE, "device %s computes in fp32 only", b->device->name);
+	own.device = any ? b->device->name : name;
 	own.max_batch = b->max_forward;
 	own.rounds = (int)b->local.rounds;
-	if (any)
-		own.device = b->device->name;
 #ifndef KX_CUDA
 	if (any)
 		log_info("backend", "auto", "without=cuda reason=\"%s\"",
@@ -127,20 +133,26 @@ static int open_device(struct backend *b, const struct backend_options *o, struc
 	return rc;
 }
 
+/* Opens o->device, or else o->otherwise. Whoever chooses a GPU logs why it takes another device, so
+ * this function does not. */
+static int open_any(struct backend *b, const struct backend_options *o, struct err *e)
+{
+	int rc = open_device(b, o->device, o, e);
+
+	if (!o->otherwise || (rc != PS_ENOMEM && rc != PS_EDEVICE))
+		return rc;
+	e->text[0] = '\0';
+	return open_device(b, o->otherwise, o, e);
+}
+
 int backend_new(
 	struct backend **out, const struct model *m, const struct backend_options *o, struct err *e)
 {
 	*out = NULL;
-	const struct device *device = device_find(o->device);
-
-	if (!device)
-		return err_set(e, PS_EUSAGE, "device \"%s\": this program has %s", o->device,
-			DEVICE_NAMES);
 	int rc = check_options(m, o, e);
+
 	if (rc)
 		return rc;
-	if (device->precise && o->precision != KX_FP32 && strcmp(o->device, "auto") != 0)
-		return err_set(e, PS_EUSAGE, "device %s computes in fp32 only", device->name);
 	size_t max_forward = o->max_batch;
 	if (o->forward_only && max_forward < FORWARD_CHUNK)
 		max_forward = FORWARD_CHUNK;
@@ -153,8 +165,7 @@ int backend_new(
 		free(logit);
 		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
 	}
-	*b = (struct backend){.device = device,
-		.model = m,
+	*b = (struct backend){.model = m,
 		.max_batch = o->max_batch,
 		.max_forward = max_forward,
 		.precision = o->precision,
@@ -162,7 +173,7 @@ int backend_new(
 		.local.rounds = (unsigned)(o->rounds ? o->rounds : LOCAL_ROUNDS),
 		.logits = logits,
 		.logit = logit};
-	if ((rc = open_device(b, o, e))) {
+	if ((rc = open_any(b, o, e))) {
 		backend_free(&b);
 		return rc;
 	}

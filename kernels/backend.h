@@ -26,9 +26,10 @@
 struct backend; /* opaque, see backend.c */
 
 /* Creates a backend for model `m`, which must outlive the backend. The devices "auto" and "cuda"
- * choose the least used GPU that works (kernels/cuda/choose.h). If no GPU works, "auto" logs the
- * reason and chooses the CPU (fp32). PS_EUSAGE: a bad option or an unknown device; for an unknown
- * device, `e` lists the devices of this build. PS_ENOMEM, PS_EDEVICE. */
+ * try the GPUs, the least used one first, until the model can be opened on one
+ * (kernels/cuda/choose.h). If no GPU works or has enough memory, "auto" chooses the CPU (fp32). The
+ * reasons are logged. PS_EUSAGE: a bad option or an unknown device; for an unknown device, `e`
+ * lists the devices of this build. PS_ENOMEM, PS_EDEVICE. */
 int backend_new(struct backend **out, const struct model *m, const struct backend_options *o,
 	struct err *e) PS_MUST_CHECK;
 /* Frees *b and sets it to NULL. *b may be NULL. */

@@ -195,8 +195,11 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 
 	if (rc)
 		return rc;
-	t.device = device.option; /* all sessions use the same GPU */
+	/* All sessions begin with the same device. If its memory is too small for the model of a
+	 * session, this session chooses another device. */
+	t.device = device.option;
 	t.precision = device.precision; /* fp32 if auto has chosen the CPU */
+	t.otherwise = strcmp(o->device, device.option) == 0 ? NULL : o->device;
 	if ((rc = load_data(o, d, e)))
 		return rc;
 	log_info("worker", "data",

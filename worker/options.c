@@ -68,7 +68,7 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"SLURM_LOCALID modulo the number of GPUs; cuda:N is GPU number N; cpu is "
 			"the CPU, with threads and SIMD; cpu-ref is the CPU, with a slow "
 			"reference implementation. The value auto is the same GPU as cuda or, if "
-			"no GPU works, the CPU"),
+			"no GPU works or has enough memory for the model, the CPU"),
 		{.name = "precision",
 			.type = OPT_ENUM,
 			.dest = &o->precision,

@@ -267,6 +267,7 @@ static int open_loader(
 static struct backend_options options_of(const struct trainer_config *cfg, size_t max_batch)
 {
 	return (struct backend_options){.device = cfg->device,
+		.otherwise = cfg->otherwise,
 		.threads = cfg->threads,
 		.max_batch = max_batch,
 		.precision = cfg->precision,
@@ -281,6 +282,10 @@ static int open_backend(
 	struct backend_options o = options_of(t->cfg, max_batch);
 
 	o.forward_only = b == &t->tester;
+	if (o.forward_only) { /* the same device, which may be another one than cfg->device */
+		o.device = backend_device(t->backend);
+		o.precision = backend_precision(t->backend);
+	}
 	/* only run_overlapped, which needs prefetch, has two rounds */
 	o.rounds = t->info->prefetch ? LOCAL_ROUNDS : 1;
 	int rc = WATCHED(backend_new(b, &t->model, &o, t->e));

@@ -13,8 +13,8 @@
 
 struct trainer_config {
 	const struct data *data;
-	const char *device;
-	int threads, precision, kernels; /* as in struct backend_options */
+	const char *device, *otherwise; /* as in struct backend_options */
+	int threads, precision, kernels;
 	uint64_t memory; /* maximum bytes for the model and its activations; 0: no maximum */
 	/* called between batches; if it returns nonzero, the trainer stops */
 	int (*stop)(void *arg);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +13,11 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+#include "common/assert.h"
 #include "common/log.h"
 #include "kernels/cuda/base/kernels.h"
 
-#define MAX_GPUS    64
+#define MAX_GPUS    64  /* the bits of gpus.tried */
 #define LOCK_TRIES  600 /* maximum number of tries to find a GPU that no other process has locked */
 #define LOCK_MS     50  /* pause between two tries, in ms */
 #define UUID_DIGITS 36  /* length of a text xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
@@ -141,6 +143,13 @@ static int start_gpu(int number, struct err *e)
 
 /* ---- choice ---------------------------------------------------------------------------------- */
 
+/* The GPUs that a device name allows. */
+struct gpus {
+	int n;          /* number of visible GPUs, at most MAX_GPUS */
+	int only;       /* number of the only GPU that is allowed; -1: all are */
+	uint64_t tried; /* bit i: GPU number i has been tried */
+};
+
 static int by_use(const void *a, const void *b)
 {
 	const struct gpu *x = a, *y = b;
@@ -150,26 +159,29 @@ static int by_use(const void *a, const void *b)
 	return x->number - y->number;
 }
 
-/* Lists all GPUs and sorts them by the memory in use. If `locks` is 1, locks them, and leaves out
- * those that another process has locked. Returns their number. */
-static int list_gpus(struct gpu *gpu, int n, int locks)
+/* Lists all GPUs that have not been tried, and sorts them by the memory in use. A GPU whose
+ * properties cannot be read is the last one. If `locks` is 1, locks the GPUs, and leaves out those
+ * that another process has locked. Returns the number of GPUs in the list. */
+static int list_gpus(struct gpu *gpu, const struct gpus *all, int locks)
 {
 	struct cudaDeviceProp p;
 	struct nvml nvml;
 	int n_free = 0;
 
 	nvml_open(&nvml);
-	for (int i = 0; i < n; i++) {
+	for (int i = 0; i < all->n; i++) {
 		char uuid[UUID_DIGITS + 1];
 		struct gpu *g = &gpu[n_free];
 
-		*g = (struct gpu){.number = i, .lock = -1};
-		if (cudaGetDeviceProperties(&p, i))
+		if (all->tried >> i & 1)
 			continue;
-		uuid_text(&p, uuid);
-		if (locks && !lock_gpu(uuid, &g->lock))
-			continue;
-		g->used = nvml_used(&nvml, uuid);
+		*g = (struct gpu){.number = i, .lock = -1, .used = ULLONG_MAX};
+		if (!cudaGetDeviceProperties(&p, i)) {
+			uuid_text(&p, uuid);
+			if (locks && !lock_gpu(uuid, &g->lock))
+				continue;
+			g->used = nvml_used(&nvml, uuid);
+		}
 		n_free++;
 	}
 	nvml_close(&nvml);
@@ -178,21 +190,23 @@ static int list_gpus(struct gpu *gpu, int n, int locks)
 	return n_free;
 }
 
-/* Only one process at a time chooses. A second process would skip the GPUs that the first process
- * examines, and could take a GPU in use although another one is free. Any local user can hold the
- * locks, so the process waits for them for a limited time, and then chooses without them. */
-static int least_used(struct gpu_choice *c, int n, struct err *e)
+/* Returns the least used GPU of those that have not been tried; at least one must be left.
+ *
+ * Only one process at a time chooses. A second process would leave out the GPUs that the first
+ * process examines, and could take a GPU in use although another one is free. Any local user can
+ * hold the locks, so the process waits for them for a limited time, and then chooses without
+ * them. */
+static struct gpu least_used(const struct gpus *all)
 {
 	struct gpu gpu[MAX_GPUS];
-	int n_free = 0, turn = -1, rc = PS_EDEVICE;
+	int n_free = 0, turn = -1;
 
-	n = n < MAX_GPUS ? n : MAX_GPUS;
 	for (int i = 0; i < LOCK_TRIES && !n_free; i++) {
 		if (i)
 			nanosleep(&(struct timespec){.tv_nsec = LOCK_MS * 1000000L}, NULL);
 		if (!lock_gpu("choice", &turn))
 			continue;
-		n_free = list_gpus(gpu, n, 1);
+		n_free = list_gpus(gpu, all, 1);
 		if (!n_free)
 			unlock_gpu(turn);
 	}
@@ -202,19 +216,13 @@ static int least_used(struct gpu_choice *c, int n, struct err *e)
 			"choice=\"the least memory in use\"",
 			LOCK_TRIES * LOCK_MS);
 		turn = -1;
-		n_free = list_gpus(gpu, n, 0);
+		n_free = list_gpus(gpu, all, 0);
 	}
-	if (!n_free)
-		return err_set(
-			e, PS_EDEVICE, "device cuda: no GPU has properties that can be read");
-	for (int i = 0; i < n_free; i++) {
-		if (rc && (rc = start_gpu(gpu[i].number, e)) == PS_OK)
-			*c = (struct gpu_choice){gpu[i].number, gpu[i].lock};
-		else
-			unlock_gpu(gpu[i].lock);
-	}
+	PS_ASSERT(n_free > 0);
+	for (int i = 1; i < n_free; i++)
+		unlock_gpu(gpu[i].lock);
 	unlock_gpu(turn);
-	return rc;
+	return gpu[0];
 }
 
 /* Returns the value of `text` if it is a number without a sign, or -1 for any other text. */
@@ -226,13 +234,12 @@ static int gpu_number(const char *text)
 	return text[0] < '0' || text[0] > '9' || *end || n > INT_MAX ? -1 : (int)n;
 }
 
-int gpu_choose(struct gpu_choice *c, const char *device, struct err *e)
+static int find_gpus(struct gpus *all, const char *device, struct err *e)
 {
 	const char *colon = strchr(device, ':'), *local = getenv("SLURM_LOCALID");
 	int n = 0, number = colon ? gpu_number(colon + 1) : local ? gpu_number(local) : -1;
 	cudaError_t rc;
 
-	*c = (struct gpu_choice){.number = -1, .lock = -1};
 	if (colon && number < 0)
 		return err_set(
 			e, PS_EUSAGE, "device \"%s\": expected cuda or cuda:N, N from 0", device);
@@ -245,14 +252,49 @@ int gpu_choose(struct gpu_choice *c, const char *device, struct err *e)
 	if (colon && number >= n)
 		return err_set(e, PS_EUSAGE, "device \"%s\": this machine has %d GPU%s", device, n,
 			n == 1 ? "" : "s");
-	if (number < 0 && n > 1)
-		return least_used(c, n, e);
-	c->number = number < 0 ? 0 : number % n;
-	return start_gpu(c->number, e);
+	*all = (struct gpus){.n = n < MAX_GPUS ? n : MAX_GPUS, .only = n == 1 ? 0 : -1};
+	if (number >= 0)
+		all->only = number % n;
+	return PS_OK;
 }
 
-void gpu_settle(struct gpu_choice *c)
+static int try_gpu(const struct gpu *gpu, gpu_opener *open, void *arg, struct err *e)
 {
-	unlock_gpu(c->lock);
-	c->lock = -1;
+	int rc = start_gpu(gpu->number, e);
+
+	if (!rc)
+		rc = open(arg, gpu->number, e);
+	if (rc)
+		cudaGetLastError(); /* the check of the next launch would report the error again */
+	return rc;
+}
+
+/* Returns 1 if `rc` is a reason to try another GPU, and one is left. */
+static int skip_gpu(struct gpus *all, int number, int rc, struct err *e)
+{
+	if (all->only >= 0 || (rc != PS_ENOMEM && rc != PS_EDEVICE))
+		return 0;
+	log_warn("cuda", "gpu_skipped", "gpu=cuda:%d reason=\"%s\"", number, e->text);
+	all->tried |= (uint64_t)1 << number;
+	if (__builtin_popcountll(all->tried) == all->n)
+		return 0;
+	e->text[0] = '\0';
+	return 1;
+}
+
+int gpu_open_usable(const char *device, gpu_opener *open, void *arg, struct err *e)
+{
+	struct gpus all = {0};
+	struct gpu gpu;
+	int rc = find_gpus(&all, device, e);
+
+	if (rc)
+		return rc;
+	do {
+		gpu = all.only < 0 ? least_used(&all)
+				   : (struct gpu){.number = all.only, .lock = -1};
+		rc = try_gpu(&gpu, open, arg, e);
+		unlock_gpu(gpu.lock);
+	} while (skip_gpu(&all, gpu.number, rc, e));
+	return rc;
 }

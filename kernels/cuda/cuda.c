@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include "common/gpu_memory.h"
 #include "common/mem.h"
+#include "kernels/cuda/choose.h"
 #include "kernels/cuda/cuda.h"
 
 /* number of the GPU of the device that was opened last for gradients; share_memory uses this GPU */
@@ -19,19 +20,15 @@ static atomic_int sharing_gpu;
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-static int choose_device(struct cuda *c, const struct backend_options *o, struct err *e)
+static int name_device(struct cuda *c, const struct backend_options *o, struct err *e)
 {
 	static const char *const names[] = {"fp32", "tf32", "bf16", "tf32x3"};
 	struct cudaDeviceProp p;
-	int rc = gpu_choose(&c->gpu, o->device, e);
-	cudaError_t cu;
+	cudaError_t cu = cudaGetDeviceProperties(&p, c->gpu);
 
-	if (rc)
-		return rc;
-	if ((cu = cudaGetDeviceProperties(&p, c->gpu.number)))
+	if (cu)
 		return cuda_failed(cu, "the GPU does not start", e);
-	c->options.fused = o->kernels != KX_KERNELS_GENERAL && kx_fused_runs_here();
-	snprintf(c->option, sizeof(c->option), "cuda:%d", c->gpu.number);
+	snprintf(c->option, sizeof(c->option), "cuda:%d", c->gpu);
 	snprintf(c->name, sizeof(c->name), "%s %s %s", c->option, p.name, names[o->precision]);
 	return PS_OK;
 }
@@ -72,30 +69,25 @@ static void drop_streams(struct cuda *c)
 
 static int cuda_start(struct cuda *c, const struct backend_options *o, struct err *e)
 {
-	int rc = choose_device(c, o, e);
+	int rc = name_device(c, o, e);
 	cudaError_t cu;
 
 	if (rc)
 		return rc;
 	if ((cu = make_streams(c)))
 		return cuda_failed(cu, "a stream", e);
-	rc = cuda_open_path(c, e);
-	gpu_settle(&c->gpu);
+	if ((rc = cuda_open_path(c, e)))
+		return rc;
 	if (!c->options.forward_only)
-		atomic_store(&sharing_gpu, c->gpu.number);
-	return rc;
+		atomic_store(&sharing_gpu, c->gpu);
+	return PS_OK;
 }
 
 static void cuda_close(void *self)
 {
 	struct cuda *c = self;
 
-	gpu_settle(&c->gpu);
-	if (c->gpu.number < 0) { /* no GPU was chosen */
-		free(c);
-		return;
-	}
-	cudaSetDevice(c->gpu.number);
+	cudaSetDevice(c->gpu);
 	cudaDeviceSynchronize(); /* because a round may still be in flight */
 	cuda_close_path(c);
 	cudaFree(c->pixels);
@@ -110,30 +102,51 @@ static void cuda_close(void *self)
 	free(c);
 }
 
-static int cuda_open(
-	void **self, const struct model *m, const struct backend_options *o, struct err *e)
+static int no_memory_for(const struct backend_options *o, struct err *e)
 {
+	return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
+}
+
+/* The arguments of cuda_open. */
+struct opening {
+	void **self;
+	const struct model *model;
+	const struct backend_options *options;
+};
+
+static int open_on_gpu(void *arg, int gpu, struct err *e)
+{
+	const struct opening *a = arg;
+	const struct backend_options *o = a->options;
 	struct cuda *c = mem_try(1, sizeof(*c));
 	int rc;
 
-	*self = NULL;
-	if (!c || o->max_batch > INT_MAX / 2) {
-		free(c);
-		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
-	}
-	c->model = m;
-	c->gpu = (struct gpu_choice){.number = -1, .lock = -1};
-	c->options = (struct path_options){
-		.precision = o->precision, .images = o->max_batch, .forward_only = o->forward_only};
+	if (!c)
+		return no_memory_for(o, e);
+	c->model = a->model;
+	c->gpu = gpu;
+	c->options = (struct path_options){.precision = o->precision,
+		.images = o->max_batch,
+		.forward_only = o->forward_only,
+		.fused = o->kernels != KX_KERNELS_GENERAL && kx_fused_runs_here()};
 	c->max_batch = o->max_batch;
 	c->rounds = o->forward_only ? 1 : o->rounds;
 	c->max_index = o->max_batch > MIN_INDEX ? o->max_batch : MIN_INDEX;
-	if ((rc = cuda_start(c, o, e))) {
+	if ((rc = cuda_start(c, o, e)))
 		cuda_close(c);
-		return rc;
-	}
-	*self = c;
-	return PS_OK;
+	else
+		*a->self = c;
+	return rc;
+}
+
+static int cuda_open(
+	void **self, const struct model *m, const struct backend_options *o, struct err *e)
+{
+	struct opening a = {self, m, o};
+
+	*self = NULL;
+	return o->max_batch > INT_MAX / 2 ? no_memory_for(o, e)
+					  : gpu_open_usable(o->device, open_on_gpu, &a, e);
 }
 
 static const char *cuda_describe(const void *self)
@@ -150,7 +163,7 @@ static void cuda_kernel(const void *self, size_t layer, size_t batch, char *text
 {
 	const struct cuda *c = self;
 
-	cudaSetDevice(c->gpu.number);
+	cudaSetDevice(c->gpu);
 	c->path->kernel(c->net, layer, batch, text, size);
 }
 
@@ -180,7 +193,7 @@ static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 {
 	struct cuda *c = self;
 	size_t pixels = set->n * shape_count(c->model->input);
-	cudaError_t rc = cudaSetDevice(c->gpu.number);
+	cudaError_t rc = cudaSetDevice(c->gpu);
 
 	if (!rc)
 		rc = hold_images(c, set->n);

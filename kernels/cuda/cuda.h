@@ -25,7 +25,6 @@
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
 #include "common/xxh3_sums.h"
-#include "kernels/cuda/choose.h"
 #include "kernels/cuda/path.h"
 #include "kernels/device/device.h"
 
@@ -96,7 +95,7 @@ struct cuda {
 	void *net; /* the state of the path */
 	size_t max_batch, max_index;
 	struct path_options options;
-	struct gpu_choice gpu;
+	int gpu; /* number of the GPU among the visible ones */
 	char option[16], name[300], why[300];
 	/* streams of the kernels, of incoming parameters and of outgoing results */
 	cudaStream_t stream, in, out;

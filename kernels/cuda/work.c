@@ -180,7 +180,7 @@ static int fall_back(struct cuda *c, uint32_t trouble)
 static int set_batch(struct cuda *c, const float *params, struct kx_now now)
 {
 	struct slot *s = &c->slot[0];
-	int rc = CHECK(cudaSetDevice(c->gpu.number));
+	int rc = CHECK(cudaSetDevice(c->gpu));
 
 	s->n_now = s->n_index = 0;
 	if (!rc)
@@ -252,7 +252,7 @@ int cuda_local_start(void *self, int slot, const float *params)
 {
 	struct cuda *c = self;
 	struct slot *s = &c->slot[slot];
-	int rc = CHECK(cudaSetDevice(c->gpu.number));
+	int rc = CHECK(cudaSetDevice(c->gpu));
 
 	s->active = 1;
 	s->finished = 0;
@@ -337,7 +337,7 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 		.batch = batch, .steps = steps, .dropout_seed = dropout_seed, .rate = rate};
 	struct cuda *c = self;
 	struct slot *s = &c->slot[slot];
-	int rc = CHECK(cudaSetDevice(c->gpu.number));
+	int rc = CHECK(cudaSetDevice(c->gpu));
 
 	if (!rc)
 		rc = run_call(c, s, index, &call);
@@ -375,7 +375,7 @@ int cuda_local_finish(void *self, int slot, float *params, float *sum)
 {
 	struct cuda *c = self;
 	struct slot *s = &c->slot[slot];
-	int rc = CHECK(cudaSetDevice(c->gpu.number));
+	int rc = CHECK(cudaSetDevice(c->gpu));
 
 	s->finished = 1;
 	s->log.params = params;
@@ -445,7 +445,7 @@ int cuda_gradient_start(void *self, int slot, const float *params, const uint32_
 {
 	struct cuda *c = self;
 	struct slot *s = &c->slot[slot];
-	int rc = CHECK(cudaSetDevice(c->gpu.number));
+	int rc = CHECK(cudaSetDevice(c->gpu));
 
 	s->active = 1;
 	s->finished = 0;

@@ -26,11 +26,14 @@ enum kx_kernels { KX_KERNELS_AUTO, KX_KERNELS_GENERAL };
 
 struct backend_options {
 	const char *device; /* name: "auto", "cpu", "cpu-ref"; with CUDA also "cuda", "cuda:N" */
-	int threads;        /* number of threads, >= 1; only device cpu uses more than one */
-	size_t max_batch;   /* maximum number of images per call of backend_gradient */
-	int precision;      /* a value of enum kx_precision */
-	int kernels;        /* a value of enum kx_kernels */
-	int forward_only;   /* 1: only evaluation and prediction: no memory for gradients */
+	/* name of the device to open instead if `device` does not work or has not enough memory for
+	 * the model; NULL: none */
+	const char *otherwise;
+	int threads;      /* number of threads, >= 1; only device cpu uses more than one */
+	size_t max_batch; /* maximum number of images per call of backend_gradient */
+	int precision;    /* a value of enum kx_precision */
+	int kernels;      /* a value of enum kx_kernels */
+	int forward_only; /* 1: only evaluation and prediction: no memory for gradients */
 	/* number of rounds of local training that may be in flight at the same time (backend.h); 0
 	 * means LOCAL_ROUNDS */
 	int rounds;

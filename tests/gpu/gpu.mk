@@ -9,8 +9,14 @@ GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu $(B)/tests/bench
 	$(B)/tests/tools/broken_worker $(if $(CU),$(B)/tests/bench/store_probe $(B)/tests/bench/step_probe)
 
 ifneq ($(CU),)
-SMALL_GPU := -Wl,--wrap=cudaDeviceGetAttribute -Wl,--wrap=cudaFuncSetAttribute
+WRAP = $(addprefix -Xlinker --wrap=,$(1))
+SMALL_GPU := $(call WRAP,cudaDeviceGetAttribute cudaFuncSetAttribute cudaMalloc)
+FAKE_GPUS := $(call WRAP,cudaGetDeviceCount cudaGetDeviceProperties cudaGetDeviceProperties_v2 cudaSetDevice kx_runs_here \
+	dlopen dlsym dlclose)
 endif
+# In this program, the CUDA runtime finds the GPUs of tests/gpu/fake_gpus.c.
+$(B)/tests/gpu/test_choose: $(B)/tests/gpu/fake_gpus.o
+$(B)/tests/gpu/test_choose: SMALL_GPU += $(FAKE_GPUS)
 $(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(B)/tests/gpu/small_gpu.o $(A.test) $(A.support) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) $(SMALL_GPU) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
 # test_store also links optim.o and vec.o of the core, because it compares the GPU's steps with

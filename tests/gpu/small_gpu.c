@@ -1,9 +1,10 @@
 /*
  * small_gpu.c - makes the GPU look like one with less shared memory, such as an RTX 4090 (99 KB per
- * block), or with another number of multiprocessors. The variable CNN_TEST_SHARED gives the shared
- * memory per block in bytes, and CNN_TEST_MULTIPROCESSORS gives the number of multiprocessors. The
- * linker (--wrap) redirects calls of the CUDA runtime in the programs of tests/gpu to these
- * functions.
+ * block), with another number of multiprocessors, or without free memory. The variable
+ * CNN_TEST_SHARED gives the shared memory per block in bytes, and CNN_TEST_MULTIPROCESSORS gives
+ * the number of multiprocessors. The GPUs whose number is less than CNN_TEST_FULL have no free
+ * memory. The linker (--wrap) redirects calls of the CUDA runtime in the programs of tests/gpu to
+ * these functions.
  */
 #include <stdlib.h>
 #ifdef KX_CUDA
@@ -15,6 +16,8 @@ cudaError_t __real_cudaFuncSetAttribute(
 	const void *kernel, enum cudaFuncAttribute attribute, int value);
 cudaError_t __wrap_cudaFuncSetAttribute(
 	const void *kernel, enum cudaFuncAttribute attribute, int value);
+cudaError_t __real_cudaMalloc(void **memory, size_t bytes);
+cudaError_t __wrap_cudaMalloc(void **memory, size_t bytes);
 
 /* Returns the number in the variable `name`, or `otherwise` if this variable is not set. */
 static int number_in(const char *name, int otherwise)
@@ -46,5 +49,16 @@ cudaError_t __wrap_cudaFuncSetAttribute(
 	if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value > limit(value))
 		return cudaErrorInvalidValue;
 	return __real_cudaFuncSetAttribute(kernel, attribute, value);
+}
+
+cudaError_t __wrap_cudaMalloc(void **memory, size_t bytes)
+{
+	int gpu = 0;
+	cudaError_t rc = cudaGetDevice(&gpu);
+
+	if (rc)
+		return rc;
+	return gpu < number_in("CNN_TEST_FULL", 0) ? cudaErrorMemoryAllocation
+						   : __real_cudaMalloc(memory, bytes);
 }
 #endif

@@ -7,6 +7,7 @@
 struct fake trainer_server;
 struct fake_how trainer_server_how;
 int trainer_overlaps;
+const char *trainer_device = "cpu-ref", *trainer_otherwise;
 static struct data trainer_data;
 static struct model trainer_model;
 /* the backend with which the reference computes gradients */
@@ -169,7 +170,8 @@ int trainer_run_worker(int (*stop)(void *), void *arg)
 	struct cnnps_options o = {
 		.size = sizeof(o), .server = trainer_server.url, .connect_timeout_ms = 10000};
 	struct trainer_config t = {.data = &trainer_data,
-		.device = "cpu-ref",
+		.device = trainer_device,
+		.otherwise = trainer_otherwise,
 		.threads = 1,
 		.stop = stop,
 		.stop_arg = arg,

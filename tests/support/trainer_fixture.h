@@ -21,6 +21,8 @@ extern struct fake trainer_server;
 extern struct fake_how trainer_server_how;
 /* the value of trainer_config.overlaps for the next worker */
 extern int trainer_overlaps;
+/* the values of trainer_config.device and trainer_config.otherwise for the next worker */
+extern const char *trainer_device, *trainer_otherwise;
 
 /* ---- set-up --------------------------------------------------------------------------------- */
 

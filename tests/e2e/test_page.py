@@ -21,6 +21,7 @@ import zmq
 from support.build import PATIENCE
 from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
+from support.screen import screen
 from support.thread_time import thread_ms
 
 TOKEN = "correct-horse~battery_staple.9"  # browsers send ~ as %7E
@@ -237,9 +238,7 @@ def test_the_command_of_a_notice_can_be_copied(programs, browser, width):
     """No line ends inside of an option, and a blank is before the time, which is no part of the
     command."""
     server = programs.server("--model", "seed:4")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         browser.get(url_of(server))
         until(lambda: re.search(r" \(for \d+ s\)$", text(browser, "notice")), 10, "the time")
         words, lines = browser.execute_script("""
@@ -249,8 +248,6 @@ def test_the_command_of_a_notice_can_be_copied(programs, browser, width):
             return [$("notice-text").textContent, [...document.querySelectorAll("#notice .word")].map(e => [e.textContent, e.getClientRects().length])];""")
         assert words.endswith(": cnn-worker --server tcp://127.0.0.1:6601 --batch-timeout-ms 5")
         assert lines == [["cnn-worker", 1], ["--server", 1], ["--batch-timeout-ms", 1]]
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 NO_HISTORY = """
@@ -396,9 +393,7 @@ def test_labels_of_the_timeline_are_cut_in_the_middle(programs, browser, name, r
 def test_names_of_hosts_with_numbers_differ_in_the_table(programs, browser, width):
     """Eight workers on each of two hosts of a cluster have the names HOST.DOMAIN-0 to HOST.DOMAIN-7."""
     server = programs.server("--model", "seed:4")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         browser.get(url_of(server))
         until(lambda: text(browser, "state") == "waiting", 10, "the page")
         browser.execute_script("""
@@ -422,8 +417,6 @@ def test_names_of_hosts_with_numbers_differ_in_the_table(programs, browser, widt
                 return seen;
             });""")
         assert len(set(names)) == 16, names
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # returns the contrast between the text and the background of an element, as WCAG 2 defines it
@@ -459,16 +452,12 @@ def test_phone_width_theme_and_keyboard(programs, small, browser):
     from selenium.webdriver.common.keys import Keys
     server = programs.server("--model", "seed:4", "--epochs", 1000)
     programs.worker(server.endpoint, data=small)
-    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
+    with screen(browser, 360, 740, scale=2, mobile=True):
         browser.get(url_of(server))
         until(lambda: "%" in text(browser, "accuracy"), 30, "the page shows an accuracy")
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
         assert "rmsprop" in text(browser, "model")
         assert browser.execute_script("return $('model').scrollWidth <= $('model').clientWidth"), "not cut"
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     theme = browser.execute_script("return document.documentElement.dataset.theme")
     active = browser.switch_to.active_element
     active.send_keys(Keys.TAB)
@@ -528,9 +517,7 @@ def test_the_page_says_which_counter_begins_again_at_a_restart(programs, small, 
 def test_the_header_shows_all_of_its_text(programs, browser, width):
     server = programs.server("--model", "conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10",
                              "--validate", 5000)
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         browser.get(url_of(server))
         until(lambda: text(browser, "state") == "waiting", 10, "the page")
         browser.execute_script("status.data.validate = 5000; drawStatus(); stream.close();")
@@ -541,17 +528,13 @@ def test_the_header_shows_all_of_its_text(programs, browser, width):
             return [...range.getClientRects()].every(r => r.left >= box.left - 1 && r.right <= box.right + 1 &&
                 r.top >= box.top - 1 && r.bottom <= box.bottom + 1) && box.right <= innerWidth;""")
         assert browser.execute_script(TOO_WIDE) == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.parametrize("width", [320, 390, 700, 920, 1300])
 def test_the_name_of_a_checkpoint_is_on_one_line(programs, browser, width):
     """On a phone of 320 pixels, the name is longer than a line."""
     server = programs.server("--model", "seed:4")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         browser.get(url_of(server))
         until(lambda: text(browser, "state") == "waiting", 10, "the page")
         name, lines, room = browser.execute_script("""
@@ -563,8 +546,6 @@ def test_the_name_of_a_checkpoint_is_on_one_line(programs, browser, width):
         assert name == "generation of the newest checkpoint, ckpt-00000000000000e3"
         assert lines == (1 if width > 320 else 2), (lines, room)
         assert browser.execute_script(TOO_WIDE) == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # shows answers on the wall, which is the page's grid of test images; returns the height of each of
@@ -579,9 +560,7 @@ return [...document.querySelectorAll("#wall .answer")].map(p => [p.clientHeight,
 @pytest.mark.parametrize("width", [360, 390, 420, 700, 1300])
 def test_each_answer_on_the_wall_has_one_line(programs, browser, width):
     server = programs.server("--model", "seed:4")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         browser.get(url_of(server))
         until(lambda: text(browser, "state") == "waiting", 10, "the page")
         for label in 8, 99:  # without names, a class is a number of one digit or more
@@ -590,8 +569,6 @@ def test_each_answer_on_the_wall_has_one_line(programs, browser, width):
             assert max(heights) == min(heights) < 30 and all(fits for _, fits in answers), answers
         answers = browser.execute_script(ANSWERS, 9998)  # long numbers take two lines, as names do
         assert all(height < 60 and fits for height, fits in answers), answers
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 NAMES_OF_CLASSES = """
@@ -613,15 +590,11 @@ def test_whole_names_of_classes_are_on_the_wall(programs, browser, width, names)
     """A tile shows the whole answer, and below it the whole name of the right class, although a
     touch screen shows no titles."""
     server = programs.server("--model", "seed:4")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         browser.get(url_of(server))
         until(lambda: text(browser, "state") == "waiting", 10, "the page")
         assert browser.execute_script(NAMES_OF_CLASSES, dict(enumerate(names))) == []
         assert browser.execute_script(TOO_WIDE) == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # returns the elements that are wider than the window, or whose text does not fit into them
@@ -654,9 +627,7 @@ return [...document.querySelectorAll("#workers td:nth-child(2)")].filter(td => {
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_many_workers_fit_into_the_width(programs, browser, width):
     server = programs.server("--model", "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         browser.get(url_of(server))
         until(lambda: text(browser, "state") == "waiting", 10, "the page")
         browser.execute_script(MANY_SAMPLES + MANY_WORKERS)
@@ -672,8 +643,6 @@ def test_many_workers_fit_into_the_width(programs, browser, width):
         assert browser.execute_script(CUT_ENDS) == []
         assert browser.execute_script(
             "return $('workers').tBodies[0].rows[16].cells[1].textContent") == "worker-of-rack-7-16"
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # makes 30 statuses of 200 workers, and counts the drawings of a status
@@ -1105,14 +1074,11 @@ def test_a_run_without_images_shows_updates(programs, browser, limit):
     until(lambda: browser.execute_script("return run.samples.some(s => s.workers.length)"), 10, "a worker")
     browser.execute_script("$('timeline-box').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))")
     assert ": worker 1" in text(browser, "timeline-note") and "images/s" not in text(browser, "timeline-note")
-    browser.set_window_size(400, 900)
-    try:
+    with screen(browser, 400):
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         tops = browser.execute_script(
             "return [...document.querySelectorAll('.tile')].filter(e => e.offsetParent).map(e => e.offsetTop)")
         assert tops[0] == tops[1] < tops[2] == tops[3]
-    finally:
-        browser.set_window_size(1280, 1000)
     assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
 
 
@@ -1513,14 +1479,10 @@ def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
     room, and the arrow keys find only points with values, with their day and their epoch, also after
     a sample that is not drawn yet."""
     server = programs.server("--model", "seed:4")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         browser.get(url_of(server))
         until(lambda: text(browser, "state") == "waiting", 10, "the page")
         labels, room, texts, said, legend = browser.execute_script(MANY_SAMPLES + DAYS)
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     for chart in labels:
         assert chart and chart[-1][1] <= room + 1 and chart[0][0] >= 0, chart
         assert all(b[0] >= a[1] + 4 for a, b in zip(chart, chart[1:])), chart

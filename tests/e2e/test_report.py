@@ -7,6 +7,7 @@ import pytest
 from support.build import PATIENCE
 from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
+from support.screen import screen
 from support.thread_time import thread_ms
 
 HOSTILE = '</script><script>document.title = "taken over"</script>'
@@ -323,16 +324,12 @@ def test_a_run_that_is_given_twice_has_two_curves(programs, browser):
 @pytest.mark.parametrize("width", [1280, 375])
 @pytest.mark.parametrize("name", ["downpour-lr-0.00", "one-word-" + 60 * "x"])
 def test_the_legend_of_many_runs_fits(programs, browser, width, name):
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    try:
+    with screen(browser, width):
         show_eight_runs(programs, browser, name)
         assert browser.execute_script("return innerWidth") == width
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         shown = browser.find_element("id", "legend-loss").text
         assert all(f"{name}{i}" in "".join(shown.split()) for i in range(1, 9))
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_text_of_a_history_is_never_markup(programs, browser):

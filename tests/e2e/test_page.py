@@ -64,6 +64,15 @@ def text(browser, element):
     return browser.execute_script(f"return document.getElementById('{element}').textContent")
 
 
+def open_page(programs, browser, *options, model="seed:4", **how):
+    """Start a server, open its page, and wait until the page shows the state of the run. Returns the
+    server. `options` and `how` are those of programs.server()."""
+    server = programs.server("--model", model, *options, **how)
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    return server
+
+
 BUSY_TWICE = """
     window.asked = window.streams = 0;
     const send = fetch;
@@ -277,9 +286,7 @@ def test_a_page_without_a_history_claims_nothing_wrong(programs, browser):
 
 
 def test_a_rule_that_ends_a_run_is_not_called_a_drain(programs, browser):
-    server = programs.server("--model", "seed:4", directory=None)
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser, directory=None)
     reason = "the goal of --stop-at is reached: epoch 2 has accuracy 0.5000"
     browser.execute_script("stream.close(); status.stop_reason = arguments[0]", reason)
     last, gone = browser.execute_script(END, "drained", None)
@@ -302,9 +309,7 @@ return [last, shown()];
 
 
 def test_a_run_that_failed_does_not_look_like_success(programs, browser):
-    server = programs.server("--model", "seed:4", directory=None)
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser, directory=None)
     assert browser.execute_script("return status.checkpoint") is None
     for ending, why in ("diverged", "gradients not finite, or of another size"), ("aborted", "Its log says why"):
         for state, notice, css in browser.execute_script(END, ending, None):
@@ -320,10 +325,7 @@ def test_a_run_that_failed_does_not_look_like_success(programs, browser):
 
 def test_curves_without_a_value_are_empty(programs, browser):
     """Before the first evaluation, the charts of accuracy and loss have no point and no axis."""
-    server = programs.server("--model", "seed:4")
-    browser.get_log("browser")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     until(lambda: browser.execute_script("return run.samples.length"), 10, "a sample")
     assert browser.execute_script("return [0, 1].map(i => curves[i].getValue(0, 1))") == [None, None]
     for chart, is_empty in ("accuracy", True), ("loss", True), ("rate", False):
@@ -338,10 +340,7 @@ def test_curves_without_a_value_are_empty(programs, browser):
 def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
     """A run of more than an hour with 200 workers has more values than Math.max accepts as
     arguments. The page still paints the timeline, and needs a small part of a second for it."""
-    server = programs.server("--model", "seed:4")
-    browser.get_log("browser")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     browser.execute_script("document.getElementById('timeline-box').scrollIntoView()")
     browser.execute_script(MANY_SAMPLES + "const at = Date.now() - 4e6; run = new Run('', ROOM);"
                            "for (let i = 0; i < 4000; i++) run.take(sample(at + 1000 * i, 200));")
@@ -369,9 +368,7 @@ return [...at.map(x => c.getContext("2d").getImageData(x * devicePixelRatio, (c.
 
 
 def test_an_outlier_does_not_scale_the_timeline(programs, browser):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     early, late, stalest = browser.execute_script(MANY_SAMPLES + OUTLIER)
     assert min(early, late) > 0.9 and stalest == 6
 
@@ -382,9 +379,7 @@ def test_an_outlier_does_not_scale_the_timeline(programs, browser):
     ("gpu-node-17.example.org-3", 14, "gpu-node-17…-3"), ("gpu-node-17.example.org-3", 9, "gpu-…7…-3"),
     ("gpu-node-17.example.org-3", 13, "gpu-no…-17…-3"), ("192.168.100.17", 10, "192.1…0.17")])
 def test_labels_of_the_timeline_are_cut_in_the_middle(programs, browser, name, room, short):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     assert browser.execute_script(
         "return shortened(arguments[0], text => text.length <= arguments[1])", name, room) == short
 
@@ -392,10 +387,8 @@ def test_labels_of_the_timeline_are_cut_in_the_middle(programs, browser, name, r
 @pytest.mark.parametrize("width", [390, 1280])
 def test_names_of_hosts_with_numbers_differ_in_the_table(programs, browser, width):
     """Eight workers on each of two hosts of a cluster have the names HOST.DOMAIN-0 to HOST.DOMAIN-7."""
-    server = programs.server("--model", "seed:4")
     with screen(browser, width):
-        browser.get(url_of(server))
-        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        open_page(programs, browser)
         browser.execute_script("""
             status.workers = Array.from({length: 16}, (_, i) => ({worker: i + 1, state: "live", pid: 4711 + i,
                 name: `gpu-node-0${i >> 3}.cluster.example.org-${i & 7}`, host: `gpu-node-0${i >> 3}.cluster.example.org`}));
@@ -436,9 +429,7 @@ return (l[0] + 0.05) / (l[1] + 0.05);
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_has_enough_contrast(programs, browser, theme):
     """Level AA of WCAG 2 requires a contrast of at least 4.5."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     browser.execute_script(
         "stream.close(); stream = null;"  # a later status would draw the table without workers
         "document.documentElement.dataset.theme = arguments[0];"
@@ -515,11 +506,9 @@ def test_the_page_says_which_counter_begins_again_at_a_restart(programs, small, 
 
 @pytest.mark.parametrize("width", [390, 700, 1300])
 def test_the_header_shows_all_of_its_text(programs, browser, width):
-    server = programs.server("--model", "conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10",
-                             "--validate", 5000)
     with screen(browser, width):
-        browser.get(url_of(server))
-        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        open_page(programs, browser, "--validate", 5000,
+                  model="conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10")
         browser.execute_script("status.data.validate = 5000; drawStatus(); stream.close();")
         assert text(browser, "model").endswith("evaluated on 5,000 training images held back")
         assert browser.execute_script("""
@@ -533,10 +522,8 @@ def test_the_header_shows_all_of_its_text(programs, browser, width):
 @pytest.mark.parametrize("width", [320, 390, 700, 920, 1300])
 def test_the_name_of_a_checkpoint_is_on_one_line(programs, browser, width):
     """On a phone of 320 pixels, the name is longer than a line."""
-    server = programs.server("--model", "seed:4")
     with screen(browser, width):
-        browser.get(url_of(server))
-        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        open_page(programs, browser)
         name, lines, room = browser.execute_script("""
             status.checkpoint = {generation: 227};
             drawCounters();
@@ -559,10 +546,8 @@ return [...document.querySelectorAll("#wall .answer")].map(p => [p.clientHeight,
 
 @pytest.mark.parametrize("width", [360, 390, 420, 700, 1300])
 def test_each_answer_on_the_wall_has_one_line(programs, browser, width):
-    server = programs.server("--model", "seed:4")
     with screen(browser, width):
-        browser.get(url_of(server))
-        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        open_page(programs, browser)
         for label in 8, 99:  # without names, a class is a number of one digit or more
             answers = browser.execute_script(ANSWERS, label)
             heights = [height for height, _ in answers]
@@ -589,10 +574,8 @@ return [...document.querySelectorAll("#wall li")].filter(li => {
 def test_whole_names_of_classes_are_on_the_wall(programs, browser, width, names):
     """A tile shows the whole answer, and below it the whole name of the right class, although a
     touch screen shows no titles."""
-    server = programs.server("--model", "seed:4")
     with screen(browser, width):
-        browser.get(url_of(server))
-        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        open_page(programs, browser)
         assert browser.execute_script(NAMES_OF_CLASSES, dict(enumerate(names))) == []
         assert browser.execute_script(TOO_WIDE) == []
 
@@ -626,10 +609,8 @@ return [...document.querySelectorAll("#workers td:nth-child(2)")].filter(td => {
 
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_many_workers_fit_into_the_width(programs, browser, width):
-    server = programs.server("--model", "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10")
     with screen(browser, width):
-        browser.get(url_of(server))
-        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        open_page(programs, browser, model="conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10")
         browser.execute_script(MANY_SAMPLES + MANY_WORKERS)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         assert browser.execute_script(TOO_WIDE) == []
@@ -672,9 +653,7 @@ def test_a_slow_client_shows_the_newest_of_late_events(programs, browser):
     """A client that is 6 times as slow gets 30 statuses at once. The page draws each second at most
     once, so that it answers meanwhile, and then shows the newest status. The times are measured
     without the throttle, which itself uses CPU time, more on a busy machine."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     browser.execute_script("window.events = stream;" + MANY_SAMPLES + MANY_WORKERS + LATE_EVENTS)
     browser.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": 6})
     try:
@@ -777,9 +756,7 @@ def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, t
 def test_labels_of_a_tiny_loss_are_short_and_differ(programs, browser):
     """Even for a loss such as 1e-12, each label of the axis fits on one line, and the page does not
     show the loss as 0.0000."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     for last in (1e-12, 1e-6, 0.02, 2.1, 2.299):
         # one script, because a status event between two scripts would draw the page again
         labels, aria, lines = browser.execute_script(MANY_SAMPLES + """
@@ -856,10 +833,7 @@ def test_a_page_without_a_stream_does_not_say_that_the_server_is_away(programs, 
 def test_images_may_arrive_before_the_first_status(programs, browser):
     """When a worker sends images for the wall, the server sends them to all open streams. So the
     stream of a page that was opened just now may get images before its first status."""
-    server = programs.server("--model", "seed:4")
-    browser.get_log("browser")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     browser.execute_script("status = null; onWall({side: [1, 1], images: ["
                            "{pixels: 'AA==', class: 3, label: 3, sure: 0.5}]})")
     until(lambda: text(browser, "wall-note").startswith("1 of 1 test images"), 10, "the images")
@@ -876,11 +850,8 @@ return $("wall-note").textContent;
 def test_the_images_of_another_run_are_not_shown(programs, browser):
     """A server with a new run on the same port has no answers yet. A page that is still open must
     not go on to show the answers of the previous run."""
-    server = programs.server("--model", "seed:4", directory="first")
+    server = open_page(programs, browser, directory="first")
     port = url_of(server).rsplit(":", 1)[1]
-    browser.get_log("browser")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
     assert "1 of 1" in browser.execute_script(IMAGE)
     assert "0 of 1" in browser.execute_script(IMAGE.replace("label: 3", "label: 5"))
     assert browser.execute_script("return getComputedStyle(document.querySelector("
@@ -902,9 +873,7 @@ def test_the_images_of_another_run_are_not_shown(programs, browser):
 
 
 def test_images_that_no_worker_evaluates_are_called_old(programs, browser):
-    server = programs.server("--model", "seed:4", directory=None)
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser, directory=None)
     note = browser.execute_script("status.live_workers = 1;" + IMAGE)
     assert "every other second" in note, note
     until(lambda: "when a worker evaluated them last" in text(browser, "wall-note"), 10,
@@ -913,9 +882,7 @@ def test_images_that_no_worker_evaluates_are_called_old(programs, browser):
 
 @pytest.mark.parametrize("rows, columns", [(22, 32), (32, 16), (28, 28)])
 def test_images_keep_their_proportions(programs, browser, rows, columns):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     pixels = base64.b64encode(bytes(rows * columns)).decode()
     width, height, tile = browser.execute_script(
         "onWall({side: arguments[0], images: [{pixels: arguments[1], class: 3, label: 3, sure: 0.5}]});"
@@ -933,9 +900,7 @@ return stream !== null;
 
 
 def test_a_hidden_page_has_no_stream(programs, browser):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     assert not browser.execute_script(HIDE, True)
     time.sleep(1.5)
     assert browser.execute_script("return stream") is None, "no timer connects again"
@@ -988,9 +953,7 @@ def test_windows_of_one_browser_take_turns(programs, browser):
 
 
 def test_an_ended_run_shows_nothing_old(programs, browser):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     rate, live, table, note = browser.execute_script(
         "stream.close(); stream = null;"
         "status.images_per_s = 900; status.live_workers = 1;"
@@ -1004,9 +967,7 @@ def test_an_ended_run_shows_nothing_old(programs, browser):
 
 def test_the_curves_of_an_ended_run_are_complete(programs, small, browser):
     """The last epochs of a run arrive with its end, less than a second before the server exits."""
-    server = programs.server("--model", "seed:4", "--epochs", 40)
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    server = open_page(programs, browser, "--epochs", 40)
     programs.worker(server.endpoint, data=small)
     accuracy = server.result()["accuracy"]
     until(lambda: "exited" in text(browser, "notice"), 10, "the page says that the server has exited")
@@ -1019,10 +980,8 @@ def test_the_curves_of_an_ended_run_are_complete(programs, small, browser):
 
 
 def test_the_choice_of_dark_or_light_is_kept(programs, browser):
-    server = programs.server("--model", "seed:4")
+    open_page(programs, browser)
     shown = "return document.documentElement.dataset.theme"
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
     first = browser.execute_script(shown)
     browser.find_element("id", "theme").click()
     assert browser.execute_script(shown) != first
@@ -1083,9 +1042,7 @@ def test_a_run_without_images_shows_updates(programs, browser, limit):
 
 
 def test_the_timeline_is_painted_for_a_print_and_has_rows_of_the_dead(programs, browser):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     width, alive, dead, note = browser.execute_script(MANY_SAMPLES + """
         stream.close();
         stream = null;
@@ -1109,9 +1066,7 @@ def test_a_start_without_a_sample_is_on_the_axis_of_the_timeline(programs, brows
     """A server that was killed in its first second has written no sample. The page must draw its
     start on the axis, and must not draw over the names of the workers, which are left of the
     axis."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     left, places, names = browser.execute_script(MANY_SAMPLES + """
         stream.close();
         stream = null;
@@ -1132,9 +1087,7 @@ def test_a_start_without_a_sample_is_on_the_axis_of_the_timeline(programs, brows
 
 
 def test_labels_of_an_axis_do_not_repeat(programs, browser):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     percents, times = browser.execute_script(MANY_SAMPLES + """
         stream.close();
         stream = null;
@@ -1263,9 +1216,7 @@ def test_the_history_of_a_page_is_short(programs, browser):
 def test_a_page_of_many_epochs_does_bounded_work(programs, browser):
     """Of the 20,000 epochs of a run, the page keeps at most 1,000, spread over the whole run, and
     in addition the best epoch."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     browser.execute_script("""
         const at = Date.now() - 2e7; run = new Run("", ROOM);
         for (let i = 1; i <= 20000; i++)
@@ -1281,9 +1232,7 @@ def test_a_page_of_many_epochs_does_bounded_work(programs, browser):
 def test_a_server_that_hangs_is_away(programs, browser):
     """A server that SIGSTOP has stopped closes no connection. Within seconds, the page says that no
     events arrive. After the server has continued, the timeline of the page still shows the gap."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    server = open_page(programs, browser)
     until(lambda: browser.execute_script("return run.samples.length") >= 3, 20, "samples")
     server.signal(signal.SIGSTOP)
     until(lambda: text(browser, "state") == "server away", 20, "the page says so")
@@ -1309,9 +1258,7 @@ draw();
 
 @pytest.mark.parametrize("low, high", [(0.7, 2.3), (1.9, 2.3), (0.02, 2.3), (1e-9, 2.3), (0.31, 0.32)])
 def test_all_parts_of_the_axis_of_losses_have_labels(programs, browser, low, high):
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     ticks, pixels = browser.execute_script("""
         const [low, high] = arguments, at = Date.now() - 1e5; run = new Run("", ROOM);
         for (let i = 0; i <= 100; i++)
@@ -1332,9 +1279,7 @@ def test_all_parts_of_the_axis_of_losses_have_labels(programs, browser, low, hig
 def test_a_page_without_its_server_shows_one_state(programs, browser):
     """The page receives the last status, and the server ends before the page has drawn this
     status."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     pushes, counted, rate = browser.execute_script("""
         rested = performance.now() + 1e6;
         status.counters.pushes = 3016;
@@ -1348,9 +1293,7 @@ def test_a_page_without_its_server_shows_one_state(programs, browser):
 def test_a_long_pause_takes_little_of_the_axis(programs, browser):
     """The samples are those of two minutes of training, with a pause of two hours after the first
     minute."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    server = open_page(programs, browser)
     server.signal(signal.SIGSTOP)  # so that no event of the server replaces the run of this test
     try:
         browser.execute_script("document.getElementById('timeline-box').scrollIntoView()")
@@ -1408,9 +1351,7 @@ return $("legend-rate").querySelector("b")?.textContent;
 def test_the_choice_of_a_key_stays_at_its_time(programs, browser):
     """When a run drops samples, the rows of its charts get other numbers."""
     from selenium.webdriver.common.keys import Keys
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    server = open_page(programs, browser)
     server.signal(signal.SIGSTOP)  # so that no event of the server replaces the run of this test
     try:
         assert browser.execute_script(RATES, 1) is None
@@ -1478,10 +1419,8 @@ def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
     """The labels of an axis do not overlap, a time without a server has a label only if there is
     room, and the arrow keys find only points with values, with their day and their epoch, also after
     a sample that is not drawn yet."""
-    server = programs.server("--model", "seed:4")
     with screen(browser, width):
-        browser.get(url_of(server))
-        until(lambda: text(browser, "state") == "waiting", 10, "the page")
+        open_page(programs, browser)
         labels, room, texts, said, legend = browser.execute_script(MANY_SAMPLES + DAYS)
     for chart in labels:
         assert chart and chart[-1][1] <= room + 1 and chart[0][0] >= 0, chart
@@ -1501,9 +1440,7 @@ def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
 def test_the_newest_part_of_an_axis_has_a_label(programs, browser):
     """A run continues after ten days without a server. The next multiple of the step may be too close
     to the end of the axis for a label; the newest part then begins with a label if there is room."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     rooms, none = browser.execute_script("""
         const hour = 3.6e6, begin = 1.7e12, none = [];
         let rooms = 0;
@@ -1527,9 +1464,7 @@ def test_the_newest_part_of_an_axis_has_a_label(programs, browser):
 def test_names_are_cut_between_letters(programs, browser):
     """A letter may have accents, or be outside of the basic plane of Unicode. The parts of a name that
     is written from right to left would have a wrong order, so this name is not cut into parts."""
-    server = programs.server("--model", "seed:4")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    open_page(programs, browser)
     for letter in ("e\u0301", "\U0001d4b3", "\U0001f469\u200d\U0001f52c"):
         name = 30 * letter + "-12"
         short, parts = browser.execute_script("""
@@ -1562,10 +1497,7 @@ return [left + width * 0.8, top + c.places.top + 1.5 * c.places.row];
 def test_a_finger_chooses_a_sample_of_the_timeline(programs, browser):
     """The choice stays when the finger is lifted, moves with the timeline, and ends when the finger
     touches another place. A finger that moves up or down scrolls the page."""
-    server = programs.server("--model", "seed:4")
-    browser.get_log("browser")
-    browser.get(url_of(server))
-    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    server = open_page(programs, browser)
     server.signal(signal.SIGSTOP)  # so that no event of the server replaces the run of this test
     note = "timeline-note"
     try:

@@ -60,6 +60,13 @@ def log_in(url, token):
         return connection.getresponse().status
 
 
+def enter(browser, token):
+    """Fill in and send the form of the page."""
+    field = browser.find_element("name", "token")
+    field.send_keys(token)
+    field.submit()
+
+
 def text(browser, element):
     return browser.execute_script(f"return document.getElementById('{element}').textContent")
 
@@ -692,13 +699,9 @@ def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):
 
     browser.get(url + "/")
     assert "--http-token" in browser.find_element("css selector", "main label").text
-    field = browser.find_element("name", "token")
-    field.send_keys("not the token at all")
-    field.submit()
+    enter(browser, "not the token at all")
     until(lambda: "That is not the token" in browser.page_source, 10, "the refusal")
-    field = browser.find_element("name", "token")
-    field.send_keys(" " + TOKEN + " ")
-    field.submit()
+    enter(browser, " " + TOKEN + " ")
     until(lambda: browser.title.endswith("cnn-ps") and browser.find_elements("id", "accuracy"), 10,
           "the page")
     until(lambda: text(browser, "state") == "waiting", 10, "the cookie also opens the stream")
@@ -718,9 +721,7 @@ def test_two_servers_of_a_host_have_two_cookies(programs, browser, tmp_path):
                                  directory=token)
         urls.append(url_of(server))
         browser.get(urls[-1])
-        field = browser.find_element("name", "token")
-        field.send_keys(token)
-        field.submit()
+        enter(browser, token)
         until(lambda: browser.find_elements("id", "state"), 10, "the page")
     for url in urls:
         browser.get(url)
@@ -730,10 +731,8 @@ def test_two_servers_of_a_host_have_two_cookies(programs, browser, tmp_path):
 def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, tmp_path):
     """When a server with another token starts, an open page asks for this token. The user need not
     load the page again."""
-    def enter(token):
-        field = browser.find_element("name", "token")
-        field.send_keys(token)
-        field.submit()
+    def log_in_with(token):
+        enter(browser, token)
         until(lambda: browser.find_elements("id", "state") and text(browser, "state") == "waiting", 10,
               "the page is live")
     options = ("--model", "seed:4", "--http-token", tmp_path / "token")
@@ -744,13 +743,13 @@ def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, t
     # a cookie of another test may be valid here, if its server had the same port
     browser.delete_all_cookies()
     browser.get(url)
-    enter(TOKEN)
+    log_in_with(TOKEN)
     server.kill()
     until(lambda: text(browser, "state") == "server away", 20, "the page says so")
     write_token(tmp_path / "token", TOKEN[::-1])
     programs.restart(server, *options, "--http", url.removeprefix("http://"))
     until(lambda: browser.find_elements("name", "token"), 20, "the form")
-    enter(TOKEN[::-1])
+    log_in_with(TOKEN[::-1])
 
 
 def test_labels_of_a_tiny_loss_are_short_and_differ(programs, browser):

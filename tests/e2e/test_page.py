@@ -1599,21 +1599,26 @@ def test_workers_show_images(programs, small, mode, model):
                                                              if "connection_lost" in line]
 
 
-NAMES = ["ankle boot", 'a "bag"', "<b>coat</b>", "dress", "\u540d\u524d\x1b[31m", *"fghi"]
-
-
-def test_the_wall_names_the_classes_of_the_data_set(programs, small, browser):
-    """The names are in classes.txt, one per line; here class 9 has no name. The page shows a name
-    as plain text, whatever characters it has."""
+def wall_of(programs, small, names):
+    """Train with the images of `small`, whose classes have these names: a file classes.txt has one
+    per line. Returns the server and the images of the wall."""
     place = programs.directory / "named"
     place.mkdir()
     for file in small.iterdir():
         (place / file.name).symlink_to(file)
-    (place / "classes.txt").write_text("".join(f"{name}\n" for name in NAMES))
+    (place / "classes.txt").write_text("".join(f"{name}\n" for name in names))
     server = programs.server("--model", "seed:4", "--epochs", 3000)
     programs.worker(server.endpoint, data=place)
     until(lambda: server.status()["updates"] > 10, 20, "training")
-    wall = stream_event(url_of(server), "wall")
+    return server, stream_event(url_of(server), "wall")
+
+
+NAMES = ["ankle boot", 'a "bag"', "<b>coat</b>", "dress", "\u540d\u524d\x1b[31m", *"fghi"]
+
+
+def test_the_wall_names_the_classes_of_the_data_set(programs, small, browser):
+    """Class 9 has no name. The page shows a name as plain text, whatever characters it has."""
+    server, wall = wall_of(programs, small, NAMES)
     assert len(wall["images"]) == 24
     shown = {image[key] for image in wall["images"] for key in ("class", "label")}
     names = {str(i): name.replace("\x1b", "?") for i, name in enumerate(NAMES) if i in shown}
@@ -1641,13 +1646,5 @@ def test_a_data_set_without_names_shows_numbers(programs, small):
 def test_long_names_on_the_wall_leave_room_for_the_images(programs, small):
     """All names in an answer together have a limited length, so only the first of many long names
     are sent."""
-    place = programs.directory / "named"
-    place.mkdir()
-    for file in small.iterdir():
-        (place / file.name).symlink_to(file)
-    (place / "classes.txt").write_text("".join(100 * '"' + f"{i}\n" for i in range(10)))
-    server = programs.server("--model", "seed:4", "--epochs", 3000)
-    programs.worker(server.endpoint, data=place)
-    until(lambda: server.status()["updates"] > 10, 20, "training")
-    wall = stream_event(url_of(server), "wall")
+    _, wall = wall_of(programs, small, [100 * '"' + str(i) for i in range(10)])
     assert len(wall["images"]) == 24 and set(wall["names"].values()) == {63 * '"'}

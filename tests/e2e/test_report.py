@@ -13,9 +13,22 @@ from support.thread_time import thread_ms
 HOSTILE = '</script><script>document.title = "taken over"</script>'
 
 
-def report(programs, *directories):
-    """Returns the HTML text that cnn-ctl report prints."""
-    return "\n".join(programs.ctl("report", *directories).out)
+def show_report(programs, browser, *directories):
+    """Show the report of the runs in these directories. Returns the file."""
+    page = programs.directory / "report.html"
+    page.write_text("\n".join(programs.ctl("report", *directories).out))
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == [], "the console is clean"
+    return page
+
+
+def show_runs(programs, browser, **runs):
+    """Show the report of runs, each of which has these lines as its history."""
+    places = [programs.directory / name for name in runs]
+    for place, lines in zip(places, runs.values()):
+        place.mkdir()
+        (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    show_report(programs, browser, *places)
 
 
 def knows_the_time(directory):
@@ -37,13 +50,9 @@ def test_report_compares_runs(programs, small, browser):
     assert server.wait(10) == 0
     one, two = programs.directory / "one", programs.directory / "two"
 
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, one, two))
+    page = show_report(programs, browser, one, two)
     assert page.stat().st_size < 400_000
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", page.read_text())
-    browser.get_log("browser")
-    browser.get(page.as_uri())
-    assert browser.get_log("browser") == [], "the console is clean"
     cells = "return [...document.querySelectorAll('#%s tbody tr')].map(" \
             "r => [...r.cells].map(c => c.textContent))"
     rows = browser.execute_script(cells % "runs")
@@ -76,13 +85,7 @@ def test_charts_have_whole_epochs_and_keys(programs, browser):
     lines = [{"t": 1e12, "kind": "start", "model": "fc:10", "options": {}}] + [
         {"t": 1e12 + 1000 * i, "kind": "epoch", "epoch": i, "accuracy": i / 10, "test_loss": 1 / i} for i in (1, 2, 3)]
     end = {"t": 1e12 + 4000, "kind": "end", "status": "drained", "stop_reason": "epoch 3 has accuracy 0.3"}
-    for name, last in ("early", [end]), ("late", []):
-        (programs.directory / name).mkdir()
-        (programs.directory / name / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines + last))
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, programs.directory / "early", programs.directory / "late"))
-    browser.get_log("browser")
-    browser.get(page.as_uri())
+    show_runs(programs, browser, early=[*lines, end], late=lines)
     labels = browser.execute_script("return ['accuracy', 'evaluation'].map(id => "
                                     "[...document.querySelectorAll(`#chart-${id} .dygraph-axis-label-x`)].map(e => e.textContent))")
     assert labels == [["1", "2", "3"], ["1", "2", "3"]]
@@ -103,18 +106,6 @@ def test_charts_have_whole_epochs_and_keys(programs, browser):
 
 # returns the labels of the x axis of a chart
 X_LABELS = "return [...document.querySelectorAll(`#chart-${arguments[0]} .dygraph-axis-label-x`)].map(e => e.textContent)"
-
-
-def show_runs(programs, browser, **runs):
-    """Show the report of runs, each of which has these lines as its history."""
-    for name, lines in runs.items():
-        (programs.directory / name).mkdir()
-        (programs.directory / name / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, *(programs.directory / name for name in runs)))
-    browser.get_log("browser")
-    browser.get(page.as_uri())
-    assert browser.get_log("browser") == [], "the console is clean"
 
 
 @pytest.mark.parametrize("epoch", [1, 4000])
@@ -174,11 +165,7 @@ def test_a_full_history_of_many_workers(programs, browser):
         "return lines.map(o => JSON.stringify(o)).join('\\n') + '\\n';")
     assert len(lines) > 4 << 20
     (place / "history.jsonl").write_text(lines)
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, place))
-    browser.get_log("browser")
-    browser.get(page.as_uri())
-    assert browser.get_log("browser") == [], "the console is clean"
+    show_report(programs, browser, place)
     assert browser.execute_script(PAINTED, "#each canvas") > 0.9
     assert "staleness." not in browser.execute_script(
         "return document.querySelector('#each .quiet').textContent")
@@ -189,20 +176,13 @@ def test_a_full_history_of_many_workers(programs, browser):
 def test_a_long_pause_takes_little_of_the_timeline(programs, browser):
     """The run trains for two minutes, with a pause of two hours between them. In each of the two
     minutes, the server hangs for 20 s."""
-    place = programs.directory / "paused"
-    place.mkdir()
     begun, again = 1_700_000_000_000, 1_700_007_260_000
     seconds = [*range(1, 30), *range(50, 61)]
     samples = [[{"t": at + 1000 * i, "kind": "sample", "images": 9, "images_per_s": 9, "loss": 1,
                  "workers": [[1, "live", 5, 1, 0, None]]} for i in seconds] for at in (begun, again)]
     start = {"t": begun, "kind": "start", "model": "fc:10", "options": {}}
     lines = [start, *samples[0], {**start, "t": again, "resumed": True}, *samples[1]]
-    (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, place))
-    browser.get_log("browser")
-    browser.get(page.as_uri())
-    assert browser.get_log("browser") == [], "the console is clean"
+    show_runs(programs, browser, paused=lines)
     assert browser.execute_script("return runs[0].gaps.length") == 3
     (cut,) = browser.execute_script("return runs[0].axis.cuts")
     assert cut == [begun + 60_000, again]
@@ -227,8 +207,6 @@ def test_a_history_with_fewer_samples_has_no_gaps(programs, browser, steps, gaps
     """The server keeps only some of the samples of a long run. The report does not take the time
     between two of the remaining samples for a time without a server. `steps` has the seconds
     between two samples; a step of 0 is a restart after an hour."""
-    place = programs.directory / "long"
-    place.mkdir()
     at = 1_700_000_000_000
     start = {"t": at, "kind": "start", "model": "fc:10", "options": {}}
     lines = [start]
@@ -237,10 +215,7 @@ def test_a_history_with_fewer_samples_has_no_gaps(programs, browser, steps, gaps
         lines.append({"t": at, "kind": "sample", "images": 9, "images_per_s": 9, "loss": 1,
                       "workers": [[1, "live", 5, 1, 0, None]]} if step else
                      {**start, "t": at, "resumed": True})
-    (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, place))
-    browser.get(page.as_uri())
+    show_runs(programs, browser, long=lines)
     assert browser.execute_script("return runs[0].gaps.length") == gaps
     cells = browser.execute_script(
         "return [...document.querySelectorAll('#runs tbody td')].map(c => c.textContent)")
@@ -263,15 +238,7 @@ def test_short_runs_have_their_workers_and_no_false_rates(programs, browser):
                   {**sample, "t": begun + 2000, "images": 60000, "images_per_s": 100000,
                    "workers": [[1, "live", 100000, 1, 0, [80, 5, 5, 5, 5]]]}],
     }
-    for name, lines in runs.items():
-        (programs.directory / name).mkdir()
-        (programs.directory / name / "history.jsonl").write_text(
-            "".join(json.dumps(o) + "\n" for o in lines))
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, *(programs.directory / name for name in runs)))
-    browser.get_log("browser")
-    browser.get(page.as_uri())
-    assert browser.get_log("browser") == [], "the console is clean"
+    show_runs(programs, browser, **runs)
     rows = browser.execute_script(
         "return [...document.querySelectorAll('#runs tbody tr')].map(r => [3, 9, 10].map(i => r.cells[i].textContent))")
     assert rows == [["–", "–", "1"], ["test images", "30,000", "1"]]
@@ -289,22 +256,14 @@ def test_short_runs_have_their_workers_and_no_false_rates(programs, browser):
 
 
 def show_eight_runs(programs, browser, name):
-    places = [programs.directory / f"{name}{i}" for i in range(1, 9)]
-    for i, place in enumerate(places):
-        place.mkdir()
-        lines = [{"t": 1000, "kind": "start", "model": "fc:10", "options": {"lr": i}},
-                 *({"t": 1000 * t, "kind": "sample", "images": 9, "images_per_s": 9, "loss": i + 1,
-                    "workers": []} for t in range(2, 9))]
-        (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, *places))
-    browser.get_log("browser")
-    browser.get(page.as_uri())
+    show_runs(programs, browser, **{f"{name}{i}": [
+        {"t": 1000, "kind": "start", "model": "fc:10", "options": {"lr": i}},
+        *({"t": 1000 * t, "kind": "sample", "images": 9, "images_per_s": 9, "loss": i, "workers": []}
+          for t in range(2, 9))] for i in range(1, 9)})
 
 
 def test_eight_runs_have_eight_colours(programs, browser):
     show_eight_runs(programs, browser, "run")
-    assert browser.get_log("browser") == [], "the console is clean"
     legend = browser.execute_script(
         "return [...document.querySelectorAll('#legend-loss > span')].map("
         "e => [e.firstChild.style.color, e.style.whiteSpace])")
@@ -313,9 +272,7 @@ def test_eight_runs_have_eight_colours(programs, browser):
 
 def test_a_run_that_is_given_twice_has_two_curves(programs, browser):
     show_eight_runs(programs, browser, "run")
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, programs.directory / "run1", programs.directory / "run1"))
-    browser.get(page.as_uri())
+    show_report(programs, browser, programs.directory / "run1", programs.directory / "run1")
     legend = browser.execute_script(
         "return [...document.querySelectorAll('#legend-loss > span')].map(e => [e.firstChild.style.color, e.textContent])")
     assert len({colour for colour, _ in legend}) == 2 and legend[1][1].endswith("run1 (2)"), legend
@@ -333,16 +290,11 @@ def test_the_legend_of_many_runs_fits(programs, browser, width, name):
 
 
 def test_text_of_a_history_is_never_markup(programs, browser):
-    place = programs.directory / "<mark>bold"
-    place.mkdir()
     lines = [{"t": 1000, "kind": "start", "model": HOSTILE, "options": {"mode": HOSTILE}},
              {"t": 1500, "kind": "worker", "worker": 1, "change": "joined", "name": HOSTILE},
              {"t": 2000, "kind": "sample", "images": 9, "loss": 1, "workers": [[1, "live", 5, None, 0]],
               "rejected": 7, "rejected_for": {"stale": 5, HOSTILE: 2}}]
-    (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, place))
-    browser.get(page.as_uri())
+    show_runs(programs, browser, **{"<mark>bold": lines})
     assert browser.title == "cnn-ps report"
     assert not browser.find_elements("tag name", "mark")
     assert HOSTILE in browser.execute_script("return document.getElementById('each').textContent")
@@ -370,19 +322,12 @@ JOINED = {"t": 10**12, "kind": "worker", "worker": 7, "name": "ada", "change": "
 def test_a_report_with_a_damaged_history_has_the_other_runs(programs, browser, lines, workers):
     """The page leaves out lines without a time and samples without a list of workers. A history may
     have lost its start and all of its samples."""
-    for name, history in ("good", GOOD), ("damaged", lines):
-        (programs.directory / name).mkdir()
-        (programs.directory / name / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in history))
-    good, damaged = programs.directory / "good", programs.directory / "damaged"
-    page = programs.directory / "report.html"
-    page.write_text(report(programs, damaged, good))
-    browser.get_log("browser")
-    browser.get(page.as_uri())
-    assert browser.get_log("browser") == [], "the console is clean"
+    show_runs(programs, browser, damaged=lines, good=GOOD)
     rows = browser.execute_script("return [...document.querySelectorAll('#runs tbody tr')].map("
                                   "r => [...r.cells].map(c => c.textContent))")
+    names = [str(programs.directory / name) for name in ("damaged", "good")]
     # column 10 is the number of workers
-    assert [(row[0], row[10]) for row in rows] == [(str(damaged), workers), (str(good), "1")]
+    assert [(row[0], row[10]) for row in rows] == [(names[0], workers), (names[1], "1")]
     assert all(re.fullmatch(r"\d+ s", row[8]) for row in rows), rows
     assert browser.execute_script("return document.getElementById('model').textContent") == "fc:10"
     assert browser.execute_script("return curves.length") == 4

@@ -596,6 +596,32 @@ return [...document.querySelectorAll("body *")].filter(e => !scrolls(e) && e.che
 """
 
 
+# draws a run of arguments[0] updates per second; returns the labels of the chart of rates, and what the
+# page says about the newest rate
+SLOW = MANY_SAMPLES + """
+stream?.close();
+stream = null;
+run = new Run("", ROOM);
+for (let i = 0; i < 60; i++)
+    run.take({...sample(1.7e12 + 1e5 * i, 1), updates: Math.round(arguments[0] * 100 * i)});
+status.updates_per_s = arguments[0];
+drawStatus();
+draw();
+$("chart-rate").dispatchEvent(new KeyboardEvent("keydown", {key: "End"}));
+return [[...document.querySelectorAll("#chart-rate .dygraph-axis-label-y")].map(e => e.textContent),
+    [$("rate").textContent, $("legend-rate").querySelector("b").textContent, $("chart-rate").ariaLabel]];
+"""
+
+
+def test_the_rate_of_a_slow_run_is_shown(programs, browser):
+    """A run of many weights may make less than one update per second."""
+    open_page(programs, browser, model="vector:50")
+    for rate, shown in (0.3, "0.30"), (0.5, "0.50"), (1.5, "1.5"), (40, "40"), (0, "0"):
+        labels, texts = browser.execute_script(SLOW, rate)
+        assert len(labels) > 1 and all(len(label) <= 4 for label in labels), labels
+        assert texts == [shown, shown, f"{shown} updates per second"]
+
+
 # scrolls an element into the window; done when the browser has drawn it
 IN_WINDOW = """
 document.getElementById(arguments[0]).scrollIntoView();

@@ -30,6 +30,13 @@ function percentLabel(v, granularity, options, g) {
 	const [low, high] = g.yAxisRange();
 	return number(v, high - low < 1 ? 2 : 1) + " %";
 }
+// Returns a rate as text. A run of many weights may make less than one update per second.
+const rateText = x => number(x, !(x > 0 && x < 10) ? 0 : x < 1 ? 2 : 1);
+// Returns the label of a rate on its axis. The ticks are sums, such as 0.1 + 0.2.
+function rateLabel(v) {
+	const short = x => Number(x.toPrecision(6));
+	return v >= 1000 ? short(v / 1000) + " k" : short(v);
+}
 const POINTS = {drawPoints: true, pointSize: 3};
 const curves = [
 	chart("accuracy", ["test images"], ["green"], live, {
@@ -38,7 +45,7 @@ const curves = [
 	chart("loss", ["training", "test"], ["blue", "orange"], live, {
 		logscale: true, series: {test: POINTS, validation: POINTS}, axes: {y: LOSS_AXIS}}),
 	chart("rate", ["images/s"], ["blue"], live, {
-		fillGraph: true, includeZero: true, axes: {y: {valueFormatter: v => number(v), axisLabelFormatter: v => v >= 1000 ? v / 1000 + " k" : v, axisLabelWidth: 46}}}),
+		fillGraph: true, includeZero: true, axes: {y: {valueFormatter: rateText, axisLabelFormatter: rateLabel, axisLabelWidth: 46}}}),
 ];
 
 // Names the result of an evaluation in the titles, and the evaluated images in the legends. A legend has the time as its first label.
@@ -90,7 +97,7 @@ function drawCurves() {
 	const now = s[s.length - 1];
 	if (now) {
 		$("chart-loss").setAttribute("aria-label", `Loss now ${lossText(now.loss)}`);
-		$("chart-rate").setAttribute("aria-label", `${number(rate(now))} ${hasImages() ? "images" : "updates"} per second`);
+		$("chart-rate").setAttribute("aria-label", `${rateText(rate(now))} ${hasImages() ? "images" : "updates"} per second`);
 	}
 }
 
@@ -207,7 +214,7 @@ function drawValues() {
 	const over = lost || ended();
 	$("rate-title").textContent = hasImages() ? "Images/s" : "Updates/s";
 	$("rates-title").textContent = hasImages() ? "Images per second" : "Updates per second";
-	$("rate").textContent = over ? "–" : number(hasImages() ? s.images_per_s : s.updates_per_s);
+	$("rate").textContent = over ? "–" : rateText(hasImages() ? s.images_per_s : s.updates_per_s);
 	$("eta").textContent = over || s.eta_s == null ? "" : seconds(s.eta_s) + " left";
 	$("live").textContent = over ? "–" : s.live_workers;
 	noteWall();

@@ -596,6 +596,19 @@ return [...document.querySelectorAll("body *")].filter(e => !scrolls(e) && e.che
 """
 
 
+@pytest.mark.parametrize("width", [320, 390, 920])
+def test_long_numbers_fit_into_the_tiles(programs, browser, width):
+    with screen(browser, width):
+        open_page(programs, browser, model="vector:50")
+        browser.execute_script("""
+            stream.close();
+            stream = null;
+            Object.assign(status, {updates: 12345678901, max_updates: 100000000000, updates_per_s: 123456789, live_workers: 65535});
+            drawStatus();""")
+        assert text(browser, "epoch") == "12,345,678,901 / 100,000,000,000"
+        assert browser.execute_script(TOO_WIDE) == []
+
+
 # draws a run of arguments[0] updates per second; returns the labels of the chart of rates, and what the
 # page says about the newest rate
 SLOW = MANY_SAMPLES + """

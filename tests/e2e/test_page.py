@@ -596,6 +596,33 @@ return [...document.querySelectorAll("body *")].filter(e => !scrolls(e) && e.che
 """
 
 
+# shows a run that diverges, and chooses the newest point of its losses; returns what the page says
+# about it
+DIVERGING = MANY_SAMPLES + """
+stream.close();
+stream = null;
+run = new Run("", ROOM);
+for (let i = 0; i < 60; i++)
+    run.take({...sample(1.7e12 + 1000 * i, 1), loss: 2.3 * 10 ** (i / 2)});
+status.loss = run.samples[59].loss;
+status.updates = 9;
+drawStatus();
+draw();
+$("chart-loss").dispatchEvent(new KeyboardEvent("keydown", {key: "End"}));
+return [$("loss").textContent, $("legend-loss").querySelector("b").textContent, $("chart-loss").ariaLabel];
+"""
+
+
+@pytest.mark.parametrize("width", [320, 920])
+def test_a_loss_of_any_size_is_short(programs, browser, width):
+    with screen(browser, width):
+        open_page(programs, browser)
+        assert browser.execute_script(DIVERGING) == ["7.3e+29", "7.3e+29", "Loss now 7.3e+29"]
+        assert browser.execute_script(TOO_WIDE) == []
+    assert browser.execute_script("return [99999, 1e5, -1e5, 0.001, 1e-4, 0, null].map(lossText)") == \
+        ["99,999.0000", "1.0e+5", "-1.0e+5", "0.0010", "1.0e-4", "0.0000", "–"]
+
+
 @pytest.mark.parametrize("width", [320, 390, 920])
 def test_long_numbers_fit_into_the_tiles(programs, browser, width):
     with screen(browser, width):

@@ -16,8 +16,11 @@ const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :
 
 const silence = ms => ms == null ? "–" : ms < 1000 ? number(ms) + " ms" : number(ms / 1000, 1) + " s";
 
-// Returns a loss as text. A loss may be as small as 1e-12.
-const lossText = x => x > 0 && x < 0.001 ? x.toExponential(1) : number(x, 4);
+// Returns a loss as text. A loss may be as small as 1e-12, and that of a run that diverges as large as 1e30.
+function lossText(x) {
+	const size = Math.abs(x), isPlain = size === 0 || size >= 0.001 && size < 1e5;
+	return isFinite(size) && !isPlain ? x.toExponential(1) : number(x, 4);
+}
 // Returns the label of a loss on the axis of chart `g`, as short as possible, so that it stays on one
 // line, but with as many digits as the range of the axis needs.
 function lossLabel(x, granularity, options, g) {

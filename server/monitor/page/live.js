@@ -284,7 +284,7 @@ function onWall(wall) {
 	const named = n => names[n] ? `${n} (${names[n]})` : n;
 	$("wall-card").hidden = false;
 	const highest = greatest(wall.images.map(i => Math.max(i.class, i.label)), 0);
-	list.classList.toggle("named", !!wall.names || highest > 999); /* long numbers take two lines, as names do */
+	list.classList.toggle("named", !!wall.names || highest > 99); /* long numbers take two lines, as names do */
 	list.classList.toggle("wide", !!wall.names || highest > 9);
 	while (list.children.length > wall.images.length)
 		list.lastChild.remove();

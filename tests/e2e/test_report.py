@@ -146,13 +146,15 @@ def test_a_failure_is_not_shown_as_an_end_by_a_rule(programs, browser, status):
 
 @pytest.mark.parametrize("reason, lines", [(None, 1), ("epoch 3 has accuracy 0.3, and the goal is accuracy=0.25", 2)])
 def test_only_a_reason_makes_a_row_of_runs_high(programs, browser, reason, lines):
-    """A reason of an early end has several lines. Without one, the column is as narrow as its words."""
+    """A reason of an early end has several lines. Without one, the column is as narrow as its words. The
+    name of the run, which has a column of its own, may have several lines in both cases."""
     end = {"t": 10**12 + 4000, "kind": "end", "status": "drained", "stop_reason": reason}
     show_runs(programs, browser, run=[{"t": 10**12, "kind": "start", "model": "fc:10", "options": {}}, end])
-    width, height = browser.execute_script("""
-        const {cells} = $("runs").tBodies[0].rows[0];
-        return [cells[1].offsetWidth, Math.floor(cells[1].clientHeight / 18)];""")
-    assert height >= lines and (width >= 140 if reason else width < 100 and height == 1), (width, height)
+    width, shown = browser.execute_script("""
+        const cell = $("runs").tBodies[0].rows[0].cells[1], range = document.createRange();
+        range.selectNodeContents(cell);
+        return [cell.offsetWidth, new Set([...range.getClientRects()].map(r => r.top)).size];""")
+    assert shown >= lines and (width >= 140 if reason else width < 100 and shown == 1), (width, shown)
 
 
 def test_a_full_history_of_many_workers(programs, browser):
@@ -287,6 +289,22 @@ def test_the_legend_of_many_runs_fits(programs, browser, width, name):
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         shown = browser.find_element("id", "legend-loss").text
         assert all(f"{name}{i}" in "".join(shown.split()) for i in range(1, 9))
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_long_names_and_values_are_not_cut(programs, browser, width):
+    """Names of directories, and values of options, may differ only at their end."""
+    name = "downpour-with-a-warm-start-and-a-cosine-schedule-of-the-learning-rate-" + 30 * "x"
+    model = "conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:100 relu fc:1"
+    with screen(browser, width):
+        show_runs(programs, browser, **{f"{name}{i}": [{"t": 1000, "kind": "start", "model": f"{model}{i}", "options": {}}]
+                                        for i in (1, 2)})
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        cells = browser.execute_script("""
+            return [...document.querySelectorAll("#runs tr > :first-child, #options tr > *")].map(e => [e.textContent,
+                [e, ...e.children].some(e => e.scrollWidth > e.clientWidth), e.clientWidth]);""")
+    assert len(cells) == 3 + 6 and sum(text.endswith(f"{name}1") for text, *_ in cells) == 2, cells
+    assert not [text for text, is_cut, wide in cells if is_cut or wide > 0.7 * width], cells
 
 
 def test_text_of_a_history_is_never_markup(programs, browser):

@@ -14,15 +14,22 @@ function elapsed(run, t) {
 	return (t - run.first - away) / 1000;
 }
 
+// Adds a cell to a row. A long text of the class "whole" takes several lines.
+function cell(row, tag, text, css) {
+	const el = add(row, tag, null, css);
+	(css.includes("whole") ? add(el, "div") : el).textContent = text;
+	return el;
+}
+
 // Fills a table. Each column is [heading, CSS class].
 function table(el, columns, rows) {
 	const head = add(add(el, "thead"), "tr"), body = add(el, "tbody");
 	for (const [text, css] of columns)
-		add(head, "th", text, css).scope = "col";
+		cell(head, "th", text, css).scope = "col";
 	for (const row of rows) {
 		const tr = add(body, "tr");
 		row.forEach((value, i) => {
-			const td = add(tr, "td", value, columns[i][1]);
+			const td = cell(tr, "td", value, columns[i][1]);
 			if (columns[i][1] && columns[i][0] === "name")
 				fill(td, value);
 		});
@@ -44,7 +51,7 @@ function results(e) {
 }
 
 function drawRuns() {
-	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["evaluated on", "text"], ["best", ""],
+	const columns = [["run", "text whole"], ["end", "text"], ["epochs", ""], ["evaluated on", "text"], ["best", ""],
 		["in epoch", ""], ["last", ""], ["loss", ""], ["time", ""], ["images/s", ""],
 		["workers", ""], ["starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
 	table($("runs"), columns, runs.map(run => {
@@ -149,7 +156,7 @@ function drawOptions() {
 	if (new Set(models).size > 1)
 		rows.unshift(["--model", ...models]);
 	if (rows.length)
-		table($("options"), [["option", "text"], ...runs.map(run => [run.name, "text"])], rows);
+		table($("options"), [["option", "text"], ...runs.map(run => [run.name, "text whole"])], rows);
 	else
 		$("options").parentElement.textContent = runs.length > 1 ? "None." : "There is only one run.";
 }

@@ -120,6 +120,31 @@ def test_the_charts_of_one_epoch_have_labels(programs, browser, epoch):
     assert len(places) == 3 and all(0.4 < x < 0.7 for x in places), places
 
 
+# returns the labels of the x axis of a chart as [text, left, right], with places relative to the chart
+X_PLACES = """
+const range = document.createRange(), box = $("chart-" + arguments[0]).getBoundingClientRect();
+return [...document.querySelectorAll(`#chart-${arguments[0]} .dygraph-axis-label-x`)].map(e => {
+    range.selectNodeContents(e);
+    const {left, right} = range.getBoundingClientRect();
+    return [e.textContent, left - box.left, right - box.left, box.width];
+});
+"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+@pytest.mark.parametrize("seconds", [0.4, 60, 300, 90_000, 3_000_000])
+def test_an_axis_of_seconds_has_several_labels(programs, browser, width, seconds):
+    start = {"t": 10**12, "kind": "start", "model": "fc:10", "options": {}}
+    ends = [{"t": 10**12 + int(100 * seconds) * i, "kind": "epoch", "epoch": i, "accuracy": 0.5, "test_loss": 1} for i in range(1, 11)]
+    with screen(browser, width):
+        show_runs(programs, browser, run=[start, *ends])
+        labels = browser.execute_script(X_PLACES, "time")
+    assert len(labels) >= (3 if width > 320 else 2), labels
+    assert all(re.fullmatch(r"\d{1,3}(,\d{3})*(\.\d+)?", text) for text, *_ in labels), labels
+    assert all(left >= 0 and right <= room + 1 for _, left, right, room in labels), labels
+    assert all(b[1] >= a[2] + 4 for a, b in zip(labels, labels[1:])), labels
+
+
 def test_a_run_without_a_value_is_not_spoken(programs, browser):
     """At a point of one run, the legend still has the names of the others."""
     start = {"t": 10**12, "kind": "start", "model": "fc:10", "options": {}}

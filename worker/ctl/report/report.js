@@ -69,6 +69,14 @@ function drawRuns() {
 
 // Returns the ticks of an axis of epochs: whole numbers only.
 const epochTicks = (low, high, pixels) => evenValues(low, high, pixels / 40).filter(Number.isInteger).map(v => ({v, label: number(v)}));
+// Returns the ticks of an axis of seconds, with labels such as "1,500,000" or "0.25". Dygraphs moves a
+// label at the end of the axis to the left; such a label must not touch the one before it.
+function secondTicks(low, high, pixels) {
+	const label = v => v.toLocaleString("en"), width = v => 6.3 * label(v).length, place = v => (v - low) / (high - low) * pixels;
+	const values = evenValues(low, high, pixels / Math.max(36, width(Math.round(high)) + 4));
+	return values.filter((v, i) => !i || place(v) + width(v) / 2 <= pixels || place(v) - place(values[i - 1]) >= 1.5 * width(v) + 4)
+		.map(v => ({v, label: label(v)}));
+}
 
 // Lets the arrow keys choose a point of chart `g`. The legend shows the values, and screen readers get
 // its text.
@@ -137,7 +145,7 @@ function compare(id, unit, points, options) {
 			both.className = d.x != null && s.y == null ? "no-value" : "";
 			return both.outerHTML;
 		}).join(" ")
-	}, options, {axes: {y: {valueFormatter: v => number(v, 3)}, ...options.axes, ...isEpoch && {x: {ticker: epochTicks}}}}));
+	}, options, {axes: {y: {valueFormatter: v => number(v, 3)}, ...options.axes, x: {ticker: isEpoch ? epochTicks : secondTicks}}}));
 	exploreChart(g, box, legend);
 	g.paint = () => g.updateOptions({colors: runs.map((_, i) => color(palette[i % palette.length])), gridLineColor: color("line")});
 	g.paint();

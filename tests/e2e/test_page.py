@@ -1503,6 +1503,33 @@ def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
     assert re.match(r"14 Nov \d\d:\d\d:\d\d · epoch 1\s", legend), legend
 
 
+@pytest.mark.parametrize("width", [320, 1300])
+def test_a_time_axis_has_two_labels(programs, browser, width):
+    """The run takes from seconds to months. The labels do not overlap."""
+    with screen(browser, width):
+        open_page(programs, browser)
+        bad = browser.execute_script(MANY_SAMPLES + """
+            stream.close();
+            stream = null;
+            const bad = [], range = document.createRange();
+            for (let seconds = 5; seconds < 1e7; seconds *= 1.2) {
+                run = new Run("", ROOM);
+                for (let i = 0; i < 40; i++)
+                    run.take(sample(1.7e12 + 25 * seconds * i, 1));
+                draw();
+                const labels = [...document.querySelectorAll("#chart-loss .dygraph-axis-label-x")];
+                const box = $("chart-loss").getBoundingClientRect(), places = labels.map(e => {
+                    range.selectNodeContents(e);
+                    const {left, right} = range.getBoundingClientRect();
+                    return [left, right];
+                });
+                if (places.length < 2 || places.some(([left, right], i) => left < box.left || right > box.right + 1 || i && left < places[i - 1][1] + 4))
+                    bad.push([seconds, labels.map(e => e.textContent), places]);
+            }
+            return bad;""")
+    assert bad == []
+
+
 def test_the_newest_part_of_an_axis_has_a_label(programs, browser):
     """A run continues after ten days without a server. The next multiple of the step may be too close
     to the end of the axis for a label; the newest part then begins with a label if there is room."""

@@ -313,7 +313,8 @@ class Axis {
 		return t;
 	}
 	// Returns the ticks of an axis from place `a` to place `b`, which is `pixels` wide. The labels do
-	// not overlap, and the last one ends before the end of the axis.
+	// not overlap, and the last one ends before the end of the axis. If there is room for only one
+	// multiple of a step, the ticks are the two ends instead.
 	ticks(a, b, pixels) {
 		const from = this.time(a), to = this.time(b), label = labelWidth(to - from), apart = (label + 8) * (b - a) / pixels;
 		const step = STEPS.find(ms => ms >= 1.3 * apart) || STEPS[STEPS.length - 1], end = b - label / 2 * (b - a) / pixels;
@@ -329,7 +330,7 @@ class Axis {
 					ticks.push({v, label: when(t, to - from, step)});
 			}
 		}
-		return ticks;
+		return ticks.length > 1 ? ticks : [a, end].map(v => ({v, label: when(this.time(v), to - from, isDated(to - from) ? 60000 : 1000)}));
 	}
 }
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800].map(s => 1000 * s);
@@ -405,6 +406,12 @@ function momentText(run, t) {
 	return when(t, run.now - run.first) + (line?.epoch && run.hasImages ? ` · epoch ${line.epoch}` : "");
 }
 
+// Returns Dygraphs' ticks of an axis of time, or null if the axis has cuts or has room for only one tick.
+function usualTicks(axis, a, b, pixels, ...more) {
+	const ticks = axis.cuts.length ? [] : Dygraph.dateTicker(a, b, pixels, ...more).filter(({v}) => v >= a && v <= b);
+	return ticks.length > 1 ? ticks : null;
+}
+
 function chart(id, names, colors, run, options) {
 	const el = $("chart-" + id), legend = $("legend-" + id);
 	// The rows of the chart that the arrow keys and the pointer have chosen, as {row, t} with the time
@@ -447,8 +454,8 @@ function chart(id, names, colors, run, options) {
 			pointed = null;
 			show(g);
 		}
-	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, options, g, values) => axis.cuts.length ?
-		axis.ticks(+a, +b, pixels) : Dygraph.dateTicker(a, b, pixels, options, g, values)}}}));
+	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, ...more) =>
+		usualTicks(axis, a, b, pixels, ...more) || axis.ticks(+a, +b, pixels)}}}));
 	el.tabIndex = 0;
 	el.onkeydown = e => {
 		const row = el.classList.contains("empty") ? undefined : rowAfter(g, keyed?.row, e.key);
@@ -468,7 +475,8 @@ function chart(id, names, colors, run, options) {
 	// Draws new rows, whose places are those of the axis `on`.
 	g.draw = (rows, on, options) => {
 		axis = on;
-		g.updateOptions({file: rows, ...options});
+		const [a, b] = options.dateWindow, usual = usualTicks(on, a, b, g.getArea().w, name => g.getOptionForAxis(name, "x"), g);
+		g.updateOptions({file: rows, ...options, axes: {x: {axisLabelWidth: usual ? 60 : labelWidth(on.time(+b) - on.time(+a))}}});
 	};
 	return g;
 }

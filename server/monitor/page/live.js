@@ -80,13 +80,13 @@ function drawCurves() {
 	if (!s.length && !e.length)
 		return;
 	const axis = run.axis, at = t => new Date(axis.place(t));
-	const window = [at(run.first), at(run.now + 500)], width = axis.cuts.length ? labelWidth(run.now - run.first) : 60;
+	const window = [at(run.first), at(run.now + 500)];
 	const rows = [
 		run.rows([[evaluated, o => result(o) * (hasAccuracy() ? 100 : 1)]], at),
 		run.rows([[s, o => o.loss], [e, o => o.test_loss]], at),
 		run.rows([[s, rate]], at),
 	];
-	curves.forEach((g, i) => rows[i].length && g.draw(rows[i], axis, {dateWindow: window, valueRange: null, axes: {x: {axisLabelWidth: width}}}));
+	curves.forEach((g, i) => rows[i].length && g.draw(rows[i], axis, {dateWindow: window, valueRange: null}));
 	if (evaluated.length && hasAccuracy()) {
 		const all = evaluated.map(o => 100 * o.accuracy), low = least(all, 100), high = greatest(all, 0);
 		const pad = Math.max(0.2, (high - low) / 10);

@@ -1503,6 +1503,26 @@ def test_a_run_of_many_days_is_drawn_with_days(programs, browser, width):
     assert re.match(r"14 Nov \d\d:\d\d:\d\d · epoch 1\s", legend), legend
 
 
+# chooses the newest point of each chart; returns the height of each caption before and after it
+CAPTIONS = """
+return ["accuracy", "loss", "rate"].map(id => {
+    const box = $("chart-" + id), caption = box.parentElement.querySelector("figcaption"), before = caption.offsetHeight;
+    box.dispatchEvent(new KeyboardEvent("keydown", {key: "End"}));
+    return [before, caption.offsetHeight];
+});
+"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 700, 920, 1000, 1100, 1300])
+@pytest.mark.parametrize("validate", [0, 1000])
+def test_a_chart_does_not_move_when_a_point_is_chosen(programs, browser, width, validate):
+    with screen(browser, width):
+        open_page(programs, browser, "--validate", validate)
+        browser.execute_script(MANY_SAMPLES + DAYS.replace("options: {}", f"options: {{validate: {validate}}}"))
+        for before, after in browser.execute_script(CAPTIONS):
+            assert before == after
+
+
 @pytest.mark.parametrize("width", [320, 1300])
 def test_a_time_axis_has_two_labels(programs, browser, width):
     """The run takes from seconds to months. The labels do not overlap."""

@@ -249,6 +249,21 @@ def test_the_notice_changes_only_when_its_words_do(programs, browser):
         [0, text(browser, "notice-text")]
 
 
+@pytest.mark.parametrize("selected", ["$('model')", "$('best')", "$('once').lastChild", "$('wall-note')"])
+def test_a_text_that_does_not_change_stays_selected(programs, browser, selected):
+    """A new status draws the page again."""
+    open_page(programs, browser)
+    browser.execute_script(f"""
+        onWall({{side: [1, 1], images: [{{pixels: 'AA==', class: 3, label: 3, sure: 0.5}}]}});
+        window.drawings = 0;
+        const draw = drawValues;
+        drawValues = () => {{ draw(); drawings++; }};
+        getSelection().selectAllChildren({selected});""")
+    until(lambda: browser.execute_script("return drawings") > 1, 10, "the next drawings")
+    kept, whole = browser.execute_script(f"return [String(getSelection()), {selected}.innerText]")
+    assert kept and kept.split() == whole.split()
+
+
 @pytest.mark.parametrize("width", [320, 390, 1300])
 def test_the_command_of_a_notice_can_be_copied(programs, browser, width):
     """No line ends inside of an option, and a blank is before the time, which is no part of the

@@ -21,6 +21,14 @@ let since = 0, paused = false; // when this window was used last; whether it has
 // lost the old one.
 const QUIET = 4000, RECONNECT = 20000;
 
+// Shows a text in an element, unless the element has this text already: a change ends the user's
+// selection of the text.
+function setText(el, text) {
+	if (el.textContent !== String(text))
+		el.textContent = text;
+}
+const show = (id, text) => setText($(id), text);
+
 const live = () => run;
 // A run of vector:N has no images, so it has no epochs and no results.
 const hasImages = () => !status || status.epochs > 0;
@@ -51,7 +59,7 @@ const curves = [
 // Names the result of an evaluation in the titles, and the evaluated images in the legends. A legend has the time as its first label.
 function nameCurves() {
 	for (const id of ["measure", "measure-title"])
-		$(id).textContent = run.title;
+		show(id, run.title);
 	const names = [run.heldBack ? "held-back images" : "test images", run.heldBack ? "validation" : "test",
 		hasImages() ? "images/s" : "updates/s"];
 	if (curves[1].visibility()[1] !== hasImages())
@@ -166,19 +174,23 @@ function drawCounters() {
 		["superseded", c.superseded], ["rejected" + rejectedFor(c), c.rejected], ["messages refused", c.refusals],
 		["workers lost", c.deaths], ["workers back or restarted", c.rejoins], ["server recovered", c.recoveries],
 		["generation of the newest checkpoint", made?.generation, made && "ckpt-" + made.generation.toString(16).padStart(16, "0")]];
-	const list = $("once");
-	list.replaceChildren();
-	for (const [name, value, file] of rows) {
-		const group = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
-		dt.textContent = name;
-		if (file) {
-			dt.append(", ");
+	rows.forEach(([name, value, file], i) => {
+		const [dt, dd] = ($("once").children[i] || addCounter($("once"))).children, before = file ? name + ", " : name;
+		setText(dd, number(value));
+		if (dt.textContent === before + (file || ""))
+			return;
+		dt.textContent = before;
+		if (file)
 			add(dt, "span", file, "file");
-		}
-		dd.textContent = number(value);
-		group.append(dt, dd);
-		list.append(group);
-	}
+	});
+}
+
+// Adds a counter without a name and a value to their list.
+function addCounter(list) {
+	const group = add(list, "div");
+	add(group, "dt");
+	add(group, "dd");
+	return group;
 }
 
 // Returns a text with the results of status `s` that the tile does not show in large letters, and with
@@ -197,32 +209,32 @@ function otherResults(s) {
 // Draws the newest status, except the state of the run and the notice.
 function drawValues() {
 	const s = status;
-	$("model").textContent = `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights` +
-		(s.data.validate ? ` · evaluated on ${number(s.data.validate)} training images held back` : "");
+	show("model", `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights` +
+		(s.data.validate ? ` · evaluated on ${number(s.data.validate)} training images held back` : ""));
 	const name = run.measure, result = measured(s, name), shown = measureText(result, name);
 	document.title = (result == null ? "" : (hasAccuracy() ? "" : run.title + " ") + shown + " · ") + "cnn-ps";
 	document.body.classList.toggle("vector", !hasImages());
 	$("chart-loss").dataset.empty = s.updates ? "no loss above 0" : "no gradient yet";
-	$("epoch-title").textContent = hasImages() ? "Epoch" : "Updates";
-	$("epoch").textContent = hasImages() ? `${s.training_epoch} / ${s.epochs}` :
-		number(s.updates) + (s.max_updates ? ` / ${number(s.max_updates)}` : "");
+	show("epoch-title", hasImages() ? "Epoch" : "Updates");
+	show("epoch", hasImages() ? `${s.training_epoch} / ${s.epochs}` :
+		number(s.updates) + (s.max_updates ? ` / ${number(s.max_updates)}` : ""));
 	$("done").hidden = s.done_ratio == null;
 	$("done").value = s.done_ratio || 0;
-	$("accuracy").textContent = shown;
-	$("best").textContent = otherResults(s) || (result == null ? "after the first epoch" : "");
-	$("loss").textContent = s.updates ? lossText(s.loss) : "–";
+	show("accuracy", shown);
+	show("best", otherResults(s) || (result == null ? "after the first epoch" : ""));
+	show("loss", s.updates ? lossText(s.loss) : "–");
 	const over = lost || ended();
-	$("rate-title").textContent = hasImages() ? "Images/s" : "Updates/s";
-	$("rates-title").textContent = hasImages() ? "Images per second" : "Updates per second";
-	$("rate").textContent = over ? "–" : rateText(hasImages() ? s.images_per_s : s.updates_per_s);
-	$("eta").textContent = over || s.eta_s == null ? "" : seconds(s.eta_s) + " left";
-	$("live").textContent = over ? "–" : s.live_workers;
+	show("rate-title", hasImages() ? "Images/s" : "Updates/s");
+	show("rates-title", hasImages() ? "Images per second" : "Updates per second");
+	show("rate", over ? "–" : rateText(hasImages() ? s.images_per_s : s.updates_per_s));
+	show("eta", over || s.eta_s == null ? "" : seconds(s.eta_s) + " left");
+	show("live", over ? "–" : s.live_workers);
 	noteWall();
-	$("staleness").textContent = lost || s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`;
+	show("staleness", lost || s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`);
 	drawWorkers();
 	drawCounters();
-	$("foot").textContent = `run ${s.run.slice(0, 12)} · start ${s.term} of the server · ` +
-		`${number(s.rss_bytes / 1048576)} MiB · up ${seconds(s.uptime_s)}`;
+	show("foot", `run ${s.run.slice(0, 12)} · start ${s.term} of the server · ` +
+		`${number(s.rss_bytes / 1048576)} MiB · up ${seconds(s.uptime_s)}`);
 }
 
 // The time in a text such as "waiting for workers: 0 of 1 for 12 s: cnn-worker".
@@ -262,9 +274,9 @@ let early = null;
 let wallNow = null;
 function noteWall() {
 	if (wallNow)
-		$("wall-note").textContent = `${wallNow.right} of ${wallNow.all} ${status.data.validate ? "held-back" : "test"} images right, ` +
+		show("wall-note", `${wallNow.right} of ${wallNow.all} ${status.data.validate ? "held-back" : "test"} images right, ` +
 			(lost || ended() || !status.live_workers ? "when a worker evaluated them last." : "evaluated by a worker every other second while this page is open.") +
-			" The bar is how sure the network is.";
+			" The bar is how sure the network is.");
 }
 
 // Removes the images from the wall, because they are of another run.
@@ -302,7 +314,7 @@ function onWall(wall) {
 		const good = image.class === image.label;
 		right += good;
 		li.className = good ? "right" : "wrong";
-		li.children[1].textContent = `${good ? "✓" : "✗"} ${names[image.class] || image.class}`;
+		setText(li.children[1], `${good ? "✓" : "✗"} ${names[image.class] || image.class}`);
 		li.children[2].firstChild.style.width = 100 * image.sure + "%";
 		li.title = `label ${named(image.label)}; answer ${named(image.class)}, ${percent(image.sure)} sure`;
 		li.setAttribute("aria-label", li.title);
@@ -314,10 +326,8 @@ function onWall(wall) {
 }
 
 function state(text, css) {
-	const el = $("state");
-	if (el.textContent !== text)
-		el.textContent = text;
-	el.className = "pill " + css;
+	show("state", text);
+	$("state").className = "pill " + css;
 }
 
 // Shows a notice, and how long it has been true. A screen reader reads the text whenever it changes,
@@ -343,7 +353,7 @@ function drawTimeline(now = sees) {
 	const stalest = timeline($("timeline"), run);
 	$("key-faster").hidden = !run.hasImages;
 	$("key-line").hidden = stalest == null;
-	$("stalest").textContent = number(stalest, 1);
+	show("stalest", number(stalest, 1));
 }
 new IntersectionObserver(entries => {
 	sees = entries[entries.length - 1].isIntersecting;

@@ -21,7 +21,7 @@ import zmq
 from support.build import PATIENCE
 from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
-from support.screen import screen
+from support.screen import screen, spoken
 from support.thread_time import thread_ms
 
 TOKEN = "correct-horse~battery_staple.9"  # browsers send ~ as %7E
@@ -478,6 +478,14 @@ def test_phone_width_theme_and_keyboard(programs, small, browser):
     browser.switch_to.active_element.send_keys(Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     assert browser.execute_script("return document.documentElement.dataset.theme") != theme
+
+
+def test_a_screen_reader_names_what_the_keyboard_reaches(programs, browser):
+    open_page(programs, browser)
+    found = spoken(browser)
+    assert len(found) > 6 and all(name for _, name, _ in found), found
+    pictures = [description for role, _, description in found if role == "image"]
+    assert len(pictures) == 4 and all("arrow keys" in description for description in pictures), found
 
 
 # JavaScript that makes the page show 200 workers with long host names

@@ -7,7 +7,7 @@ import pytest
 from support.build import PATIENCE
 from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
-from support.screen import screen
+from support.screen import screen, spoken
 from support.thread_time import thread_ms
 
 HOSTILE = '</script><script>document.title = "taken over"</script>'
@@ -180,6 +180,17 @@ def test_only_a_reason_makes_a_row_of_runs_high(programs, browser, reason, lines
         range.selectNodeContents(cell);
         return [cell.offsetWidth, new Set([...range.getClientRects()].map(r => r.top)).size];""")
     assert shown >= lines and (width >= 140 if reason else width < 100 and shown == 1), (width, shown)
+
+
+def test_a_screen_reader_names_what_the_keyboard_reaches(programs, browser):
+    show_runs(programs, browser, good=GOOD, vector=[{**GOOD[0], "model": "vector:5"}])
+    found = spoken(browser)
+    assert len(found) > 8 and all(name for _, name, _ in found), found
+    pictures = [description for role, _, description in found if role == "image"]
+    assert len(pictures) == 6 and all("arrow keys" in description for description in pictures), found
+    show_runs(programs, browser, empty=[GOOD[0]])
+    labels = browser.execute_script("return [...document.querySelectorAll('.chart')].map(e => e.ariaLabel)")
+    assert len(labels) == 4 and all(label.endswith(": no values") for label in labels), labels
 
 
 def test_a_full_history_of_many_workers(programs, browser):

@@ -1,4 +1,4 @@
-"""A screen of a chosen size for Chromium."""
+"""What users of Chromium perceive: a screen of a chosen size, or the words of a screen reader."""
 import contextlib
 
 
@@ -12,3 +12,12 @@ def screen(browser, width, height=900, scale=1, mobile=False):
         yield
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def spoken(browser):
+    """Returns what a screen reader says about each element that the keyboard reaches, as lists
+    [role, name, description]. The main part of a page is left out: only a link leads to it."""
+    nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    shown = [node for node in nodes if not node["ignored"] and node["role"]["value"] not in ("RootWebArea", "main") and
+             any(o["name"] == "focusable" and o["value"]["value"] for o in node.get("properties", []))]
+    return [[node.get(key, {}).get("value", "") for key in ("role", "name", "description")] for node in shown]

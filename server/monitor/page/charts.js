@@ -722,6 +722,7 @@ function timeline(canvas, run) {
 // Lets the pointer, a finger or the arrow keys choose a sample and a worker in a timeline. `note`
 // shows what the sample says about the worker. `run` returns the present run.
 function explore(box, canvas, note, run) {
+	box.setAttribute("aria-description", note.dataset.help);
 	const line = document.createElement("i");
 	line.className = "cursor";
 	box.append(line);

@@ -120,6 +120,7 @@ function compare(id, unit, points, options) {
 	if (!rows.length) {
 		box.classList.add("empty");
 		box.dataset.empty = "no values";
+		box.setAttribute("aria-label", box.getAttribute("aria-label") + ": no values");
 		return null;
 	}
 	/* an axis needs a range, also if all points have the same x */
@@ -244,6 +245,8 @@ for (const run of runs) {
 	canvases.push([canvas, run, key]);
 	const scroll = add(card, "div", null, "scroll");
 	scroll.tabIndex = 0;
+	scroll.setAttribute("role", "region");
+	scroll.setAttribute("aria-label", "Table of workers of " + run.name);
 	table(add(scroll, "table"), [["#", ""], ["name", "text"], ["live", ""], ["of its time", ""], ["images/s while live", ""], ["staleness", ""],
 		...PARTS.map(part => [part, ""])], workersOf(run));
 	add(card, "p", serverTime(run), "quiet");

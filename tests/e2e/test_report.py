@@ -9,6 +9,7 @@ from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
 from support.screen import screen, spoken
 from support.thread_time import thread_ms
+from test_figures import contrast
 
 HOSTILE = '</script><script>document.title = "taken over"</script>'
 
@@ -306,6 +307,15 @@ def test_eight_runs_have_eight_colours(programs, browser):
         "return [...document.querySelectorAll('#legend-loss > span')].map("
         "e => [e.firstChild.style.color, e.style.whiteSpace])")
     assert len({colour for colour, _ in legend}) == 8 and {space for _, space in legend} == {"nowrap"}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_each_curve_can_be_seen(programs, browser, theme):
+    """Level AA of WCAG 2 requires a contrast of at least 3 between a curve and its background."""
+    show_eight_runs(programs, browser, "run")
+    card, *colours = browser.execute_script("theme(arguments[0]); return ['card', ...palette].map(color)", theme)
+    card = "#ffffff" if card == "#fff" else card
+    assert len(colours) == 8 and [c for c in colours if contrast(c, card) < 3] == []
 
 
 def test_a_run_that_is_given_twice_has_two_curves(programs, browser):

@@ -1,5 +1,5 @@
 // report.js - the page that cnn-ctl report writes. It compares the runs of the element "data".
-const palette = ["blue", "orange", "green", "pink", "amber", "grey", "brown", "violet"];
+const palette = ["blue", "orange", "green", "pink", "strong", "ink", "brown", "violet"];
 const runs = JSON.parse($("data").textContent).map((o, i, all) => {
 	/* a directory may be given twice, but a curve needs a name of its own */
 	const same = all.slice(0, i).filter(before => before.name === o.name).length;

@@ -23,6 +23,7 @@ from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
 from support.screen import screen, spoken
 from support.thread_time import thread_ms
+from test_figures import contrast
 
 TOKEN = "correct-horse~battery_staple.9"  # browsers send ~ as %7E
 
@@ -393,6 +394,30 @@ def test_an_outlier_does_not_scale_the_timeline(programs, browser):
     open_page(programs, browser)
     early, late, stalest = browser.execute_script(MANY_SAMPLES + OUTLIER)
     assert min(early, late) > 0.9 and stalest == 6
+
+
+# draws a timeline of a worker with a constant rate and staleness; returns the colours [r, g, b] from the
+# top to the bottom of its row
+STALENESS = """
+theme(arguments[0]);
+run = new Run("", ROOM);
+for (let i = 0; i < 100; i++)
+    run.take({...sample(1.7e12 + 1000 * i, 1), workers: [[1, "live", 1000, 2, 30, null]]});
+const c = $("timeline");
+timeline(c, run);
+const ratio = devicePixelRatio, x = c.places.x(1.7e12 + 50500) * ratio, height = (c.places.row - 2) * ratio;
+const {data} = c.getContext("2d").getImageData(x, c.places.top * ratio, 1, height);
+return Array.from({length: height}, (_, i) => [...data.slice(4 * i, 4 * i + 3)]);
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_staleness_can_be_seen_on_a_fast_worker(programs, browser, theme):
+    """Level AA of WCAG 2 requires a contrast of at least 3 between a line and what is beside it."""
+    open_page(programs, browser)
+    column = ["#" + "".join(f"{part:02x}" for part in rgb) for rgb in browser.execute_script(MANY_SAMPLES + STALENESS, theme)]
+    line = next(i for i, colour in enumerate(column) if contrast(colour, column[i - 2]) >= 3)
+    assert 4 < line < 16, column
 
 
 @pytest.mark.parametrize("name, room, short", [

@@ -675,17 +675,21 @@ function timeline(canvas, run) {
 			cells.fill(index.get(id), b, width, "grey", 0.9);
 		}
 	cells.draw(left, top, row, space);
-	c.strokeStyle = color("pink");
-	c.lineWidth = 1.5;
+	/* on a cell of a strong colour, the line of staleness can be seen only with an edge */
+	const strokes = [[color("card"), 4], [color("pink"), 1.5]];
 	for (const points of line.values()) {
-		c.beginPath();
+		const path = new Path2D();
 		let down = false;
 		for (const at of points) {
 			if (at)
-				c[down ? "lineTo" : "moveTo"](...at);
+				path[down ? "lineTo" : "moveTo"](...at);
 			down = at != null;
 		}
-		c.stroke();
+		for (const [style, width] of strokes) {
+			c.strokeStyle = style;
+			c.lineWidth = width;
+			c.stroke(path);
+		}
 	}
 	c.save();
 	c.beginPath();

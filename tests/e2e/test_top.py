@@ -343,7 +343,7 @@ def test_sort_filter_and_help(programs, small, terminal):
     top.shows("any key: back")
     top.type(b" ")
     until(lambda: len(rows(top)) == 3, 3, "the workers again")
-    top.shows(r"server: update \d+ %   verify \d+ %   idle \d+ %")
+    top.shows(r"server: apply \d+ %   verify \d+ %   idle \d+ %")
     top.shows(r"images/s +[▁▂▃▄▅▆▇█]+ \d+")
     top.type(b"q")
     assert top.wait(3) == 0
@@ -363,8 +363,8 @@ def test_a_small_terminal_scrolls(programs, small, terminal):
     assert top.wait(3) == 0
 
 
-ASKED = ["name", "host", "device", "state", "images/s", "compute", "wait", "copy", "stale", "silent",
-         "again", "refused"]
+TIMES = ["compute", "pull", "copy", "ack", "work"]
+ASKED = ["name", "host", "device", "state", "images/s", *TIMES, "stale", "silent", "again", "refused"]
 OTHERS = ["pid", "address", "images", "pushes", "durable", "rejected", "wire"]
 
 
@@ -375,7 +375,7 @@ def titles(top):
 
 @pytest.mark.parametrize("columns, shown", [
     (200, ASKED + OTHERS), (120, ASKED),
-    (100, [t for t in ASKED if t not in ("copy", "again", "refused")]),
+    (100, [t for t in ASKED if t not in ("copy", "work", "again", "refused")]),
     (80, ["name", "host", "device", "state", "images/s", "stale", "silent"])])
 def test_a_narrow_terminal_shows_the_most_important_columns(programs, small, terminal, columns, shown):
     """At each width, the terminal shows the most important columns. The name of the worker is
@@ -602,6 +602,23 @@ def test_once_and_json(programs):
     assert json.loads(line)["state"] == "waiting"
 
 
+def test_once_shows_how_workers_and_server_spend_their_time(programs, small):
+    """A column for each part of a worker's time has the share of the status. A worker that waits
+    for a second worker waits for work."""
+    server = programs.server(*ENDLESS, "--min-workers", 2)
+    programs.worker(server.endpoint, "--name", "w1", data=small)
+
+    def waits():
+        worker, = server.status()["workers"] or [{}]
+        return (worker.get("time") or {}).get("lease", 0) > 0.999
+    until(waits, 20, "a second of waiting")
+    text = "\n".join(programs.ctl("--server", server.endpoint, "--once", "top").out)
+    assert re.search(r"^ *# .* compute  pull  copy  ack  work ", text, re.M), text
+    assert re.search(r"^ *1 .*  0% +0% +0% +0% +100% ", text, re.M), text
+    shares = re.search(r"^server since its start: apply (\d+) %   verify (\d+) %   idle (\d+) %$", text, re.M)
+    assert shares and int(shares[3]) > 50 and sum(map(int, shares.groups())) <= 100, text
+
+
 def test_a_server_without_workers(programs, terminal):
     """There is no loss before the first push. The shares of the server's time are at most 100 %
     together."""
@@ -613,5 +630,5 @@ def test_a_server_without_workers(programs, terminal):
     while time.monotonic() < end:
         screen = top.see()
         assert "loss 0" not in screen
-        seen.update(re.findall(r"update (\d+) %   verify (\d+) %   idle (\d+) %", screen))
+        seen.update(re.findall(r"apply (\d+) %   verify (\d+) %   idle (\d+) %", screen))
     assert seen and all(sum(map(int, shares)) <= 100 for shares in seen), seen

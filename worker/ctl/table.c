@@ -18,8 +18,8 @@
 /* texts shrink to this width before more columns are left out (fit_columns) */
 #define FAIR_TEXT   12
 #define MIN_TEXT    8
-#define LAST_LEAVE  13
-#define LAST_OF_ALL 15
+#define LAST_LEAVE  15
+#define LAST_OF_ALL 17
 #define N_COLUMNS   (sizeof(columns_of) / sizeof(columns_of[0]))
 
 enum kind { TEXT, NUMBER, PERCENT };
@@ -28,10 +28,6 @@ static const struct column {
 	const char *title;
 	enum kind kind;
 	const char *key; /* a key in the worker's object; for PERCENT, a key in its "time" */
-	/* for PERCENT, a second key, and in `another` a third key, whose values are added; or
-	 * NULL */
-	const char *more;
-	const char *another;
 	double factor;
 	int decimals;
 	/* columns are left out in the order of this number (fit_columns); 0: the column always
@@ -39,26 +35,28 @@ static const struct column {
 	int leave;
 	int shortens; /* 1: the column may shrink to MIN_TEXT characters */
 } columns_of[] = {
-	{"#", NUMBER, "worker", NULL, NULL, 1, 0, 0, 0},
-	{"name", TEXT, "name", NULL, NULL, 0, 0, 0, 1},
-	{"host", TEXT, "host", NULL, NULL, 0, 0, 13, 1},
-	{"pid", NUMBER, "pid", NULL, NULL, 1, 0, 5, 0},
-	{"address", TEXT, "address", NULL, NULL, 0, 0, 4, 0},
-	{"device", TEXT, "device", NULL, NULL, 0, 0, 12, 1},
-	{"state", TEXT, "state", NULL, NULL, 0, 0, 0, 0},
-	{"images/s", NUMBER, "images_per_s", NULL, NULL, 1, 0, 0, 0},
-	{"compute", PERCENT, "compute", NULL, NULL, 100, 0, 10, 0},
-	{"wait", PERCENT, "weights", "push", "lease", 100, 0, 11, 0},
-	{"copy", PERCENT, "copy", NULL, NULL, 100, 0, 8, 0},
-	{"stale", NUMBER, "staleness", NULL, NULL, 1, 2, 14, 0},
-	{"silent", NUMBER, "silent_ms", NULL, NULL, 1e-3, 1, 15, 0},
-	{"images", NUMBER, "images", NULL, NULL, 1, 0, 3, 0},
-	{"pushes", NUMBER, "last_seq", NULL, NULL, 1, 0, 2, 0},
-	{"durable", NUMBER, "durable_seq", NULL, NULL, 1, 0, 1, 0},
-	{"again", NUMBER, "duplicates", NULL, NULL, 1, 0, 7, 0},
-	{"rejected", NUMBER, "rejected", NULL, NULL, 1, 0, 6, 0},
-	{"refused", NUMBER, "refusals", NULL, NULL, 1, 0, 9, 0},
-	{"wire", TEXT, "wire", NULL, NULL, 0, 0, 1, 0},
+	{"#", NUMBER, "worker", 1, 0, 0, 0},
+	{"name", TEXT, "name", 0, 0, 0, 1},
+	{"host", TEXT, "host", 0, 0, 15, 1},
+	{"pid", NUMBER, "pid", 1, 0, 5, 0},
+	{"address", TEXT, "address", 0, 0, 4, 0},
+	{"device", TEXT, "device", 0, 0, 14, 1},
+	{"state", TEXT, "state", 0, 0, 0, 0},
+	{"images/s", NUMBER, "images_per_s", 1, 0, 0, 0},
+	{"compute", PERCENT, "compute", 100, 0, 13, 0},
+	{"pull", PERCENT, "weights", 100, 0, 12, 0},
+	{"copy", PERCENT, "copy", 100, 0, 10, 0},
+	{"ack", PERCENT, "push", 100, 0, 11, 0},
+	{"work", PERCENT, "lease", 100, 0, 9, 0},
+	{"stale", NUMBER, "staleness", 1, 2, 16, 0},
+	{"silent", NUMBER, "silent_ms", 1e-3, 1, 17, 0},
+	{"images", NUMBER, "images", 1, 0, 3, 0},
+	{"pushes", NUMBER, "last_seq", 1, 0, 2, 0},
+	{"durable", NUMBER, "durable_seq", 1, 0, 1, 0},
+	{"again", NUMBER, "duplicates", 1, 0, 7, 0},
+	{"rejected", NUMBER, "rejected", 1, 0, 6, 0},
+	{"refused", NUMBER, "refusals", 1, 0, 8, 0},
+	{"wire", TEXT, "wire", 0, 0, 1, 0},
 };
 
 struct row {
@@ -84,14 +82,9 @@ static double number_at(const json_t *o, const char *key)
 
 static double cell_number(const json_t *worker, const struct column *c)
 {
-	const json_t *time = json_object_get(worker, "time");
+	const json_t *o = c->kind == PERCENT ? json_object_get(worker, "time") : worker;
 
-	if (c->kind != PERCENT)
-		return c->factor * number_at(worker, c->key);
-	double value = number_at(time, c->key);
-	if (c->more)
-		value += number_at(time, c->more) + number_at(time, c->another);
-	return c->factor * value;
+	return c->factor * number_at(o, c->key);
 }
 
 static const char *cell_text(const json_t *worker, const struct column *c)
@@ -180,32 +173,53 @@ static int shorten(struct table *t, size_t min)
 	return 1;
 }
 
-/* Takes the following steps until the table fits. It first leaves out the columns with a `leave` of
- * 1 to 3, one by one, and shrinks texts to FAIR_TEXT. It then leaves out the columns with a `leave`
- * of 4 to 13, and shrinks texts to MIN_TEXT. Last, it leaves out the columns with a `leave` of 14
- * or 15. On a terminal of 120 characters, the table always has the columns whose `leave` is 0 or
+/* Leaves out the columns with a `leave` from `first` to `last`, in order, until the table fits. */
+static void leave_out_until_it_fits(
+	struct table *t, int first, int last, size_t columns, size_t sort)
+{
+	for (int number = first; number <= last && total_width(t) > columns; number++)
+		leave_out(t, number, sort);
+}
+
+/* Shrinks texts to `min` characters or, if the table then fits, less. */
+static void shorten_until_it_fits(struct table *t, size_t min, size_t columns)
+{
+	while (total_width(t) > columns && shorten(t, min))
+		continue;
+}
+
+/* Returns the width that the table has after all texts have shrunk to MIN_TEXT. */
+static size_t least_width(const struct table *t)
+{
+	size_t n = total_width(t);
+
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (columns_of[c].shortens && t->width[c] > MIN_TEXT)
+			n -= t->width[c] - MIN_TEXT;
+	return n;
+}
+
+/* Takes the following steps until the table fits. It leaves out the columns with a `leave` of 1 to
+ * 3, shrinks texts to FAIR_TEXT, and leaves out the columns with a `leave` of 4 to 6. Shorter texts
+ * are hard to read, so it shrinks them now only if the table then fits, and otherwise after it has
+ * left out the columns with a `leave` of 7 to 15. Last, it leaves out the columns with a `leave` of
+ * 16 or 17. On a terminal of 120 characters, the table always has the columns whose `leave` is 0 or
  * more than 6. */
 static void fit_columns(struct table *t, size_t columns, const struct table_view *v)
 {
-	const size_t sort = v->sort;
-
 	natural_widths(t);
 	for (size_t c = 0; c < N_COLUMNS; c++)
 		if (!is_in_run(v, c))
 			t->width[c] = 0;
 	if (!columns)
 		return;
-	for (int number = 1; number <= 3 && total_width(t) > columns; number++)
-		leave_out(t, number, sort);
-	while (total_width(t) > columns && shorten(t, FAIR_TEXT))
-		continue;
-	for (int number = 4; number <= LAST_LEAVE && total_width(t) > columns; number++)
-		leave_out(t, number, sort);
-	while (total_width(t) > columns && shorten(t, MIN_TEXT))
-		continue;
-	for (int number = LAST_LEAVE + 1; number <= LAST_OF_ALL && total_width(t) > columns;
-		number++)
-		leave_out(t, number, sort);
+	leave_out_until_it_fits(t, 1, 3, columns, v->sort);
+	shorten_until_it_fits(t, FAIR_TEXT, columns);
+	leave_out_until_it_fits(t, 4, 6, columns, v->sort);
+	if (least_width(t) > columns)
+		leave_out_until_it_fits(t, 7, LAST_LEAVE, columns, v->sort);
+	shorten_until_it_fits(t, MIN_TEXT, columns);
+	leave_out_until_it_fits(t, LAST_LEAVE + 1, LAST_OF_ALL, columns, v->sort);
 }
 
 /* Writes the number and the titles of the columns that are not shown to `v`. */

@@ -35,6 +35,12 @@
 #define LOSS    (-1) /* the value is a loss */
 #define UNKNOWN (-2) /* the present value is not known */
 
+/* How the server's main thread has divided a time, in percent of this time. */
+struct server_shares {
+	double apply, verify; /* processing messages and updates; decoding and checksums */
+	double idle;          /* < 0: the shares are not known */
+};
+
 /* The newest values of one number in the status, one value per second. */
 struct series {
 	double value[SAMPLES];
@@ -45,9 +51,7 @@ struct top {
 	struct cnnps *c;
 	json_t *status; /* the newest status, owned; NULL: there is none yet */
 	struct series rate, loss, accuracy, test_loss;
-	double idle; /* percentage of the last second in which the server waited; < 0: not known */
-	/* percentages of the last second that the server spent on updates and on checksums */
-	double apply, verify;
+	struct server_shares server; /* those of the last second */
 	struct table_view table;
 	int typing, helps;   /* typing: 1: the user types a filter; helps: 1: the help is shown */
 	size_t help_first;   /* number of the first line of the help that the screen shows */
@@ -333,20 +337,32 @@ static double share_of(
 	return fmax(0, fmin(max, round(100 * seconds / total)));
 }
 
-/* Computes how the server has divided the time since the previous status: the percentages in which
- * it was idle, made updates and verified checksums. The server counts these parts at different
- * moments, so their sum may exceed the total; the function limits it to 100. */
-static void measure_server(struct top *t, const json_t *before, const json_t *now)
+/* Returns how the server has divided the time between two statuses or, if `before` is NULL, the
+ * time since its start. The server counts the parts at different moments, so their sum may exceed
+ * the total; the function limits it to 100. */
+static struct server_shares shares_of_server(const json_t *before, const json_t *now)
 {
 	const json_t *a = json_object_get(before, "time"), *b = json_object_get(now, "time");
 	double total = status_number(b, "total") - status_number(a, "total");
+	struct server_shares s = {.idle = -1};
 
-	t->idle = -1;
-	if (!a || !b || total <= 0)
+	if (total <= 0)
+		return s;
+	s.apply = share_of(a, b, "apply", total, 100);
+	s.verify = share_of(a, b, "verify", total, 100 - s.apply);
+	s.idle = share_of(a, b, "idle", total, 100 - s.apply - s.verify);
+	return s;
+}
+
+/* Shows the shares of the server's time. `label` says of which time. */
+static void show_server(struct page *s, const struct server_shares *of, const char *label)
+{
+	if (of->idle < 0)
 		return;
-	t->apply = share_of(a, b, "apply", total, 100);
-	t->verify = share_of(a, b, "verify", total, 100 - t->apply);
-	t->idle = share_of(a, b, "idle", total, 100 - t->apply - t->verify);
+	put_item(s, MARK_PLAIN, "%s: apply %.0f %%", label, of->apply);
+	put_item(s, MARK_PLAIN, "verify %.0f %%", of->verify);
+	put_item(s, of->idle < 10 ? MARK_WARN : MARK_PLAIN, "idle %.0f %%", of->idle);
+	end_line(s);
 }
 
 /* ---- the status ------------------------------------------------------------------------------ */
@@ -362,7 +378,8 @@ static int fetch_status(struct top *t)
 	t->waits = t->is_away = 0;
 	if (!now)
 		return rc ? rc : PS_EPROTO;
-	measure_server(t, t->status, now);
+	if (t->status)
+		t->server = shares_of_server(t->status, now);
 	note_sample(&t->rate, now, has_images(now) ? "images_per_s" : "updates_per_s");
 	if (status_number(now, "updates") > 0)
 		note_sample(&t->loss, now, "loss");
@@ -406,7 +423,7 @@ static void mark_away(struct top *t)
 		strftime(clock, sizeof(clock), "%H:%M:%S", &at);
 	snprintf(text, sizeof(text), "server away since %s", clock);
 	drop_present(t->status, text);
-	t->idle = -1;
+	t->server.idle = -1;
 	t->is_away = 1;
 }
 
@@ -430,13 +447,13 @@ static const char help[] =
 	"  < >     sort by the column to the left or right; r: in the other direction\n"
 	"  /       filter: workers whose name, host, device, state or address has a text;\n"
 	"          Enter ends it, Esc removes it\n"
-	"  arrows, PgUp, PgDn, Home, End   scroll the workers\n"
-	"  h ?     this page; q: quit\n"
+	"  arrows, PgUp, PgDn, Home, End   scroll the workers; h ?: this page; q: quit\n"
 	"\n"
 	"  validation accuracy or loss: measured on the images that --validate holds back\n"
+	"  server    shares of its time: apply: messages and updates; verify: checksums\n"
 	"  images/s  images of the worker that counted in the last second\n"
-	"  compute   share of its time; wait: for weights, work and acknowledgements;\n"
-	"            copy: checksums and copies\n"
+	"  compute   share of the worker's time; copy: copies and checksums; pull, ack,\n"
+	"            work: waits for weights, for acknowledgements and for work\n"
 	"  stale     mean number of updates between a pull and the gradient's update\n"
 	"  silent    seconds since its last message\n"
 	"  pushes    pushes that the server has decided; durable: those that are on disk\n"
@@ -549,6 +566,7 @@ static void show_workers(struct page *s, const json_t *o, struct table_view *v, 
 /* Prints the whole status as lines, without a screen. */
 static int print_status(const json_t *o)
 {
+	const struct server_shares server = shares_of_server(NULL, o);
 	struct page s = {0};
 	struct table_view all = {0};
 	struct winsize size;
@@ -561,6 +579,7 @@ static int print_status(const json_t *o)
 	if (isatty(STDOUT_FILENO) && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size))
 		s.columns = size.ws_col;
 	show_run(&s, o, 0);
+	show_server(&s, &server, "server since its start");
 	end_line(&s);
 	if (json_is_string(json_object_get(o, "waiting"))) {
 		show_waiting(&s, o);
@@ -626,12 +645,7 @@ static void draw_head(const struct top *t, struct page *s)
 	const int held_back = is_validated(t->status);
 
 	show_run(s, t->status, t->is_away);
-	if (t->idle >= 0) {
-		put_item(s, MARK_PLAIN, "server: update %.0f %%", t->apply);
-		put_item(s, MARK_PLAIN, "verify %.0f %%", t->verify);
-		put_item(s, t->idle < 10 ? MARK_WARN : MARK_PLAIN, "idle %.0f %%", t->idle);
-		end_line(s);
-	}
+	show_server(s, &t->server, "server");
 	if (s->rows >= 20) {
 		show_spark(s, has_images(t->status) ? "images/s" : "updates/s", &t->rate, 1,
 			t->is_away ? UNKNOWN : 0, "");
@@ -955,7 +969,7 @@ static int connect_quietly(struct top *t, const struct ctl *ctl, int on_screen, 
 
 int ctl_top(const struct ctl *ctl, struct err *e)
 {
-	struct top t = {.idle = -1};
+	struct top t = {.server.idle = -1};
 	int on_screen = !ctl->once && !ctl->json && isatty(STDOUT_FILENO);
 
 	setlocale(LC_CTYPE, "");

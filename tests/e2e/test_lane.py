@@ -125,6 +125,7 @@ def test_without_shared_memory_workers_use_tcp(programs):
     stubborn = programs.worker(run.server.endpoint, "--lane", "shm")
     assert stubborn.wait(20) == 2
     assert sum("shared memory" in line for line in stubborn.lines) == 1, stubborn.tail()
+    run.fleet[0].line(r"lane tcp.*reason=.the server offers none")
     run.verdict(60)
 
 

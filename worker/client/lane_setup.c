@@ -1,8 +1,11 @@
 /* lane_setup.c - see lane_setup.h. */
 #include "worker/client/lane_setup.h"
+#include <stdio.h>
 #include "common/log.h"
 
 #define LANE_MS 2000 /* time limit of the wait for the answer from the server's Unix socket */
+/* the reason why a WELCOME has no path of a socket */
+#define NO_OFFER "the server offers none (--lane tcp, no socket, or a release without lanes)"
 
 void lane_setup_init(
 	struct lane_setup *s, enum cnnps_lane choice, const char *server, struct outbox *out)
@@ -21,12 +24,21 @@ int lane_setup_waits(const struct lane_setup *s)
 	return s->lane && !lane_is_open(s->lane);
 }
 
+/* Logs why the worker has no lane, once for each process of the server, because each new connection
+ * to it can fail to get a lane for the same reason. */
+static void log_reason(struct lane_setup *s, const char *why)
+{
+	if (!s->has_logged)
+		log_info("lane", "tcp", "reason=\"%s\"", why);
+	s->has_logged = 1;
+}
+
 static int on_lane_failed(struct lane_setup *s, const char *why, struct err *e)
 {
 	lane_setup_drop(s);
 	if (s->choice == CNNPS_LANE_SHM)
 		return err_set(e, PS_EUSAGE, "no shared memory with the server: %s", why);
-	log_info("lane", "tcp", "reason=\"%s\"", why);
+	log_reason(s, why);
 	return PS_OK;
 }
 
@@ -66,6 +78,7 @@ int lane_setup_poll(struct lane_setup *s, uint64_t now_ms, struct err *e)
 	int rc = lane_poll(s->lane, &why);
 	if (rc == PS_OK) {
 		s->out->lane = s->lane;
+		s->has_logged = 0;
 		log_info("lane", "open", "server=%s", s->server);
 		offer_device(s);
 	} else if (rc != PS_EAGAIN) {
@@ -76,11 +89,23 @@ int lane_setup_poll(struct lane_setup *s, uint64_t now_ms, struct err *e)
 	return PS_OK;
 }
 
+/* Connects to the socket of WELCOME `w`. */
+static int open_lane(struct lane_setup *s, const struct msg_welcome *w, struct err *e)
+{
+	struct err why;
+	char text[sizeof(why.text) + 64];
+	int rc = lane_open(&s->lane, w, &why);
+
+	if (!rc)
+		return PS_OK;
+	snprintf(text, sizeof(text), "%s%s", why.text,
+		rc == PS_EUNREACHABLE ? "; is the server on another host?" : "");
+	return on_lane_failed(s, text, e);
+}
+
 int lane_setup_welcome(
 	struct lane_setup *s, const struct msg_welcome *w, uint64_t now_ms, struct err *e)
 {
-	struct err why;
-
 	if (s->choice == CNNPS_LANE_TCP)
 		return PS_OK;
 	if (lane_is_open(s->lane) && s->term == w->stamp.term && !lane_is_lost(s->lane)) {
@@ -88,13 +113,12 @@ int lane_setup_welcome(
 		return PS_OK;
 	}
 	lane_setup_drop(s);
+	if (s->term != w->stamp.term)
+		s->has_logged = 0;
 	s->term = w->stamp.term;
 	s->requested_ms = now_ms;
 	s->has_gpu = (int)w->lane_gpu;
-	if (!w->lane_path[0])
-		return s->choice == CNNPS_LANE_SHM ? on_lane_failed(s, "the server offers none", e)
-						   : PS_OK;
-	return lane_open(&s->lane, w, &why) ? on_lane_failed(s, why.text, e) : PS_OK;
+	return w->lane_path[0] ? open_lane(s, w, e) : on_lane_failed(s, NO_OFFER, e);
 }
 
 int lane_setup_tick(struct lane_setup *s, uint64_t now_ms, struct err *e)

@@ -22,6 +22,7 @@ struct lane_setup {
 	struct lane *lane;
 	uint64_t term;                    /* the term of the server that offered the lane */
 	uint64_t requested_ms;            /* time at which the worker asked for the lane */
+	int has_logged;                   /* 1: the log says why there is no lane in this term */
 	int has_gpu;                      /* 1: the server of the lane has its weights on a GPU */
 	const struct lane_device *device; /* the device that offers its memory; NULL: none */
 };

@@ -587,31 +587,39 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
+static void use_results(struct slice *s, const struct chunk *of)
+{
+	s->peak = of->peak;
+	s->squared = of->squared;
+	s->squares = of->squares;
+}
+
 /* Sets the data of a slice, and its peak and squares, which only gradients need. Returns the
  * checksum of its values. If the frame arrived as a chunk before the PUSH, `chunk` has the results
  * of the pass over its values on arrival. If `chunk` is NULL, the function makes this pass. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
 {
+	float *to = w->floats + s->offset;
 	struct chunk whole;
 
 	s->squared = 0;
 	if (s->encoding == ENCODING_BF16) {
-		/* do not use the peak of a chunk, which was computed from its bytes as float32 */
-		s->peak = bf16_unpack(w->floats + s->offset, zmq_msg_data(frame), s->count);
-		s->data = w->floats + s->offset;
-		return chunk ? chunk->xxh3 : wire_hash(zmq_msg_data(frame), zmq_msg_size(frame));
+		wire_unpack_bf16(to, zmq_msg_data(frame), s->count, !chunk, &whole, &w->pass);
+		s->data = to;
+		/* of a chunk, use only the checksum: its other results are those of its bytes as
+		 * float32 */
+		use_results(s, &whole);
+		return chunk ? chunk->xxh3 : whole.xxh3;
 	}
-	s->data = frame_floats(frame, w->floats + s->offset);
+	s->data = frame_floats(frame, to);
 	if (!chunk && type != MSG_PUSH)
 		return wire_checksum(s->data, s->count);
 	if (!chunk) {
 		wire_pass_over(s->data, s->count, &whole, &w->pass);
 		chunk = &whole;
 	}
-	s->peak = chunk->peak;
-	s->squared = chunk->squared;
-	s->squares = chunk->squares;
+	use_results(s, chunk);
 	return chunk->xxh3;
 }
 

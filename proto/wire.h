@@ -45,8 +45,10 @@ struct chunk {
 typedef double wire_squares_fn(const float *values, size_t n);
 
 /* This struct says how to make the only pass over a gradient that arrives. The pass copies the
- * values if they are in memory of another process, computes their checksum, finds the largest
- * magnitude, and computes the sum of squares, block by block, while a block is in the caches. */
+ * values if they are in memory of another process, or converts them from bfloat16, computes their
+ * checksum, finds the largest magnitude, and computes the sum of squares, block by block, while a
+ * block is in the caches. For chunks in bfloat16 there are two passes: the checksum is computed
+ * when the chunk arrives, and the rest when the PUSH gives the encoding. */
 struct wire_pass {
 	/* the threads that make the pass; NULL: only the caller's thread */
 	const struct engine *engine;

@@ -13,6 +13,7 @@
  * side connection (proto/side.h), encoded again, must be the same bytes, and wire_decode must
  * refuse it.
  */
+#include "proto/bf16.h"
 #include "proto/checksum.h"
 #include "proto/lane.h"
 #include "proto/side.h"
@@ -297,6 +298,27 @@ static void check_long_pass(struct input *in)
 	PS_ASSERT(wire_copy_hash(copy, values, count * sizeof(*values)) == a.xxh3);
 }
 
+/* Check that a pass over a vector of bfloat16 values gives the same results with an engine as
+ * without one, and the checksum of its bytes. */
+static void check_bf16_pass(struct input *in)
+{
+	static float first[3 * ENGINE_BLOCK], second[3 * ENGINE_BLOCK];
+	static unsigned char packed[3 * ENGINE_BLOCK * BF16_BYTES];
+	size_t count = input_below(in, 3 * ENGINE_BLOCK) + 1;
+	struct wire_pass alone = {.squares = sum_squares}, shared = shared_pass;
+	struct chunk a, b;
+
+	for (size_t i = 0; i < sizeof(packed); i += 301)
+		packed[i] = input_u8(in);
+	alone.trained = shared.trained = input_below(in, 4) * ENGINE_BLOCK / 2;
+	wire_unpack_bf16(first, packed, count, 1, &a, &alone);
+	wire_unpack_bf16(second, packed, count, 1, &b, &shared);
+	PS_ASSERT(memcmp(first, second, count * sizeof(*first)) == 0);
+	PS_ASSERT(a.xxh3 == wire_hash(packed, count * BF16_BYTES) && a.xxh3 == b.xxh3);
+	PS_ASSERT(a.peak == b.peak && a.squared == b.squared);
+	PS_ASSERT(memcmp(&a.squares, &b.squares, sizeof(a.squares)) == 0);
+}
+
 /* A socket of a worker, one of a client that chooses its routing id, and the socket of a server. */
 static void *dealer, *named, *router;
 
@@ -371,7 +393,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!(n_chunks & SOCKETS) || check_sockets(&f))
 		decode_frames(&f, first & 127u, first >> 7, n_chunks);
 	frames_release(&f);
-	if (n_chunks & LONG_PASS)
+	if (n_chunks & LONG_PASS) {
 		check_long_pass(&in);
+		check_bf16_pass(&in);
+	}
 	return 0;
 }

@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/threads.h"
+#include "proto/bf16.h"
+#include "proto/checksum.h"
 #include "proto/wire.h"
+#include "server/core/blocks.h"
 #include "server/core/vec.h"
 #include "server/net/param_buffers.h"
 #include "tests/support/core_fixture.h"
@@ -237,4 +240,67 @@ TEST(a_refused_push_changes_no_bit)
 	free(g);
 	free(before);
 	free(kept);
+}
+
+/* Compares the pass over `count` bfloat16 values with a conversion, a checksum and a sum of squares
+ * in passes of their own. */
+static void compare_bf16_pass(
+	size_t count, const struct wire_pass *pass, const unsigned char *packed)
+{
+	float *whole = malloc(N * sizeof(*whole)), *to = malloc(N * sizeof(*to));
+	double result[N / ENGINE_BLOCK + 1];
+	const struct blocks b = {.result = result};
+	struct chunk chunk;
+
+	assert_true(whole && to);
+	uint32_t peak = bf16_unpack(whole, packed, count);
+	for (int needs_hash = 0; needs_hash <= 1; needs_hash++) {
+		size_t squared = !pass || !pass->squares ? 0
+				 : count < pass->trained ? count
+							 : pass->trained;
+
+		memset(to, 0, N * sizeof(*to));
+		wire_unpack_bf16(to, packed, count, needs_hash, &chunk, pass);
+		assert_memory_equal(to, whole, count * sizeof(*to));
+		assert_int_equal(chunk.peak, peak);
+		assert_int_equal(chunk.xxh3,
+			needs_hash ? wire_frame_checksum(packed, count * BF16_BYTES) : 0);
+		assert_int_equal(chunk.squared, squared);
+		double squares = squared ? blocks_squares(&b, whole, squared) : 0;
+		assert_memory_equal(&chunk.squares, &squares, sizeof(squares));
+	}
+	free(whole);
+	free(to);
+}
+
+TEST(one_pass_over_bfloat16_gives_the_bits_of_several_passes_with_any_number_of_threads)
+{
+	static const size_t counts[] = {
+		1, 500, ENGINE_BLOCK - 1, ENGINE_BLOCK, ENGINE_BLOCK + 1, 2 * ENGINE_BLOCK, N};
+	unsigned char *packed = malloc(N * BF16_BYTES + 1);
+	float *g = malloc(N * sizeof(*g));
+	struct rng r = {11};
+	struct err e;
+
+	assert_true(packed && g);
+	draw_some_gradient(&r, g);
+	/* an odd address, because a frame can have any alignment */
+	bf16_pack(packed + 1, g, N);
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+		struct wire_pass pass = {.squares = vec_squares, .trained = N - RUNNING};
+
+		compare_bf16_pass(counts[i], NULL, packed + 1);
+		compare_bf16_pass(counts[i], &pass, packed + 1);
+		for (size_t t = 0; t < sizeof(thread_counts) / sizeof(thread_counts[0]); t++) {
+			struct threads *threads;
+
+			assert_int_equal(
+				threads_new(&threads, thread_counts[t], "test", &e), PS_OK);
+			pass.engine = threads_engine(threads);
+			compare_bf16_pass(counts[i], &pass, packed + 1);
+			threads_free(&threads);
+		}
+	}
+	free(packed);
+	free(g);
 }

@@ -414,6 +414,41 @@ TEST(the_peak_of_a_chunk_in_bfloat16_is_that_of_its_values)
 	frames_release(&f);
 }
 
+static double add_squares(const float *data, size_t n)
+{
+	double sum = 0;
+
+	for (size_t i = 0; i < n; i++)
+		sum += (double)data[i] * (double)data[i];
+	return sum;
+}
+
+/* The sum of squares is that of the float32 values, and not that of the bytes of a chunk. */
+TEST(the_squares_of_bfloat16_are_summed_on_arrival)
+{
+	const struct wire_pass pass = {.squares = add_squares, .trained = 900};
+	static struct msg m, back;
+	struct frames f;
+	struct wire *w;
+
+	assert_int_equal(wire_new(&w, N_PARAMS), PS_OK);
+	wire_use_pass(w, &pass);
+	encode_bf16(&m, 1000, &f);
+	for (f.n_chunks = 0; f.n_chunks <= 1; f.n_chunks++) {
+		f.chunk[0] = (struct chunk){.squared = 7,
+			.squares = 7,
+			.xxh3 = wire_frame_checksum(zmq_msg_data(&f.frame[1]), 1000 * BF16_BYTES)};
+		assert_int_equal(wire_decode(w, &f, &back, NULL), PS_OK);
+		const struct slice *s = &back.push.slices.slice[0];
+		double expected = add_squares(s->data, 900);
+
+		assert_int_equal(s->squared, 900);
+		assert_memory_equal(&s->squares, &expected, sizeof(expected));
+	}
+	frames_release(&f);
+	wire_free(&w);
+}
+
 TEST(bfloat16_is_refused_where_it_does_not_belong)
 {
 	static struct msg m;

@@ -5,6 +5,7 @@
 #include "server/config/options.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -566,6 +567,19 @@ static enum lr_scaling auto_scaling(const struct core_config *c)
 	}
 }
 
+/* Makes the path of the Unix socket absolute, because a worker may run in another directory. If the
+ * absolute path is too long for a socket, the path stays as it is. */
+static void make_lane_absolute(struct options *o)
+{
+	char here[PATH_MAX], path[PATH_MAX + sizeof(o->lane_path)];
+
+	if (!o->lane_path[0] || o->lane_path[0] == '/' || !getcwd(here, sizeof(here)))
+		return;
+	int n = snprintf(path, sizeof(path), "%s/%s", here, o->lane_path);
+	if (n > 0 && (size_t)n < sizeof(o->lane_path))
+		memcpy(o->lane_path, path, (size_t)n + 1);
+}
+
 /* Sets the path of the Unix socket. Sets it to "" with --lane tcp, if there is no directory for the
  * socket, or if the path is too long. */
 static void choose_lane(struct options *o)
@@ -587,6 +601,7 @@ static void choose_lane(struct options *o)
 			o->lane_path, sizeof(o->lane_path), "%s/cnn-ps-%u", runtime, at.number);
 	if (n < 0 || (size_t)n >= sizeof(o->lane_path))
 		o->lane_path[0] = '\0';
+	make_lane_absolute(o);
 }
 
 void options_fill_running(struct core_config *c, const struct model *m)

@@ -1,9 +1,11 @@
 """Shared-memory lanes (docs/lane.md) give the same results as TCP, and leave nothing behind after
 the death of a process."""
+import os
 import random
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -78,6 +80,16 @@ def test_workers_use_a_lane_without_any_option(programs):
     lanes = run.server.status()["lanes"]
     assert lanes["open"] == 1 and lanes["params"] > 0 and lanes["torn"] == lanes["refused"] == 0
     run.verdict(60)
+
+
+def test_a_worker_in_another_directory_uses_a_lane(programs):
+    """The server gets a relative path of its socket, and the worker starts in another directory."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        run = LedgerRun(programs, 0, 100, *SHM, "--lane-socket", os.path.relpath(f"{home}/lane"), size=100)
+        elsewhere = ["env", f"--chdir={Path(__file__).parent}"]
+        run.fleet = [programs.ledger_worker(run.server.endpoint, 0, 100, wrap=elsewhere)]
+        run.server.line("lane open")
+        run.verdict(60)
 
 
 def test_lanes_work_after_a_start_inside_the_process(programs):

@@ -28,10 +28,10 @@
 
 extern char **environ;
 
-/* This table has a row for each option of each program. opt_names.sh generates the rows from the
- * option tables. */
+/* This table has a row for each option of each program. `was` is an old name of the option, or NULL.
+ * opt_names.sh generates the rows from the option tables. */
 static const struct known {
-	const char *program, *option;
+	const char *program, *option, *was;
 } known[] = {
 #include "opt_names.h"
 };
@@ -410,13 +410,19 @@ double opt_default(const struct opt_program *p, const char *name)
 
 /* ---- all values ------------------------------------------------------------------------------ */
 
+/* Appends `name` to the list `out`, such as "--a or --b". */
+static void add_name(char *out, size_t size, const char *name)
+{
+	size_t at = strlen(out);
+
+	snprintf(out + at, size - at, "%s%s", at ? " or " : "", name);
+}
+
 /* Writes the present names of the options whose old name is `was`, such as "--a or --b", or the
  * names of their variables. Writes "" if no option had this name. */
 static void new_names(const struct opt_program *p, const char *was, size_t n_was, int variables,
 	char *out, size_t size)
 {
-	size_t at = 0;
-
 	out[0] = '\0';
 	for (const struct opt *o = p->opts; o->name; o++) {
 		char name[72];
@@ -427,8 +433,7 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 			opt_variable(o->name, name, sizeof(name));
 		else
 			snprintf(name, sizeof(name), "--%s", o->name);
-		if (at < size)
-			at += (size_t)snprintf(out + at, size - at, "%s%s", at ? " or " : "", name);
+		add_name(out, size, name);
 	}
 }
 
@@ -929,11 +934,40 @@ static int is_row(const struct opt_program *p, const char *name)
 	return 0;
 }
 
-/* Checks the variable `entry`, "NAME=VALUE". Returns 1 if the function has warned about the
- * variable. */
+/* Returns 1 if an earlier row of `known` has the same option and the same old name, because several
+ * programs have the option. */
+static int is_repeated(size_t row)
+{
+	for (size_t i = 0; i < row; i++)
+		if (known[i].was && strcmp(known[i].was, known[row].was) == 0 &&
+			strcmp(known[i].option, known[row].option) == 0)
+			return 1;
+	return 0;
+}
+
+/* Writes the present variables of all programs' options whose old variable is `was`, such as "CNN_A
+ * or CNN_B". Writes "" if no program had this variable. */
+static void new_variables(const char *was, char *out, size_t size)
+{
+	char variable[MAX_NAME + 1];
+
+	out[0] = '\0';
+	for (size_t i = 0; i < N_KNOWN; i++) {
+		if (!known[i].was || is_repeated(i))
+			continue;
+		opt_variable(known[i].was, variable, sizeof(variable));
+		if (strcmp(variable, was) != 0)
+			continue;
+		opt_variable(known[i].option, variable, sizeof(variable));
+		add_name(out, size, variable);
+	}
+}
+
+/* Checks the variable `entry`, "NAME=VALUE". The parser has already refused the old variables of
+ * this program. Returns 1 if the function has warned about the variable. */
 static int check_variable(const struct check *c, const char *entry)
 {
-	char name[MAX_NAME + 1], near[MAX_NAME + 1];
+	char name[MAX_NAME + 1], near[MAX_NAME + 1], now[256];
 	size_t n = strcspn(entry, "=");
 
 	if (strncmp(entry, PREFIX, strlen(PREFIX)) != 0 ||
@@ -942,7 +976,10 @@ static int check_variable(const struct check *c, const char *entry)
 	snprintf(name, sizeof(name), "%.*s", (int)min(n, MAX_NAME), entry);
 	if (is_row(c->program, name) || is_known(c, name, near))
 		return 0;
-	if (near[0])
+	new_variables(name, now, sizeof(now));
+	if (now[0])
+		warn(c, "renamed_variable", "%s: was renamed to %s", name, now);
+	else if (near[0])
 		warn(c, "unknown_variable", "%s: unknown variable; did you mean %s?", name, near);
 	else
 		warn(c, "unknown_variable", "%s: unknown variable; --help lists them", name);

@@ -175,7 +175,7 @@ def config(programs, *arguments, env=None):
 
 def warnings(p):
     return [text for text in p.lines if "no_effect" in text or "unknown_variable" in text
-            or "warning:" in text]
+            or "renamed_variable" in text or "warning:" in text]
 
 
 def test_unknown_variable_is_named_with_the_nearest_known_one(programs):
@@ -307,6 +307,25 @@ def test_a_renamed_option_or_variable_is_refused_with_its_new_name(program):
             assert refusal(*rest, *args) == f"{program}: --{old}: was renamed to {options}"
         assert refusal(*rest, **{variable(old): "1"}) == (
             f"{program}: {variable(old)}: was renamed to {variables}")
+
+
+def test_a_renamed_variable_of_another_program_is_named_with_its_new_name(programs, small):
+    """The server, the workers and cnn-ctl may all get the same environment."""
+    of_server = {"CNN_FORGET_MS": "CNN_SESSION_TTL_MS",
+                 "CNN_DECAY_SQUARE": "CNN_BETA2 or CNN_RMSPROP_ALPHA"}
+    of_worker = {"CNN_HANG_MS": "CNN_BATCH_TIMEOUT_MS"}
+    of_clients = {"CNN_CONNECT_MS": "CNN_CONNECT_TIMEOUT_MS"}
+    for binary, arguments, renamed in [
+            ("cnn-ps", ["--check-config"], {**of_worker, **of_clients}),
+            ("cnn-worker", ["--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data",
+                            small], of_server),
+            ("cnn-ctl", ["keygen", programs.directory / "keys"], {**of_server, **of_worker})]:
+        env = dict.fromkeys(renamed, "1")
+        p = programs.add(Process(binary, command(binary, *arguments), env))
+        p.wait(10)
+        for old, new in renamed.items():
+            p.line(f'{old}: was renamed to {new}("|$)', 0.1)
+        assert len(warnings(p)) == len(renamed), p.tail()
 
 
 def default_in_help(text, values):

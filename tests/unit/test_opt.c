@@ -454,3 +454,22 @@ TEST_IN(an_unknown_variable_is_named_with_its_neighbour, clear_environment, NULL
 	assert_warns("", "run", "unknown variable; --help lists them\n");
 	unsetenv(name);
 }
+
+/* A variable may be meant for another program that reads the same environment. */
+TEST_IN(a_renamed_variable_of_another_program_is_named_with_its_new_name, clear_environment, NULL)
+{
+	setenv("CNN_HANG_MS", "100", 1);
+	assert_warns(
+		"", "run", "cnn-test: warning: CNN_HANG_MS: was renamed to CNN_BATCH_TIMEOUT_MS\n");
+	assert_warns("", NULL,
+		"level=warn msg=\"options renamed_variable\" reason=\"CNN_HANG_MS: was renamed "
+		"to CNN_BATCH_TIMEOUT_MS\"\n");
+	unsetenv("CNN_HANG_MS");
+	setenv("CNN_DECAY_SQUARE", "0.9", 1);
+	assert_warns("", "run", "was renamed to CNN_BETA2 or CNN_RMSPROP_ALPHA\n");
+	unsetenv("CNN_DECAY_SQUARE");
+	/* both cnn-worker and cnn-ctl had this variable */
+	setenv("CNN_CONNECT_MS", "100", 1);
+	assert_warns("", "run", "was renamed to CNN_CONNECT_TIMEOUT_MS\n");
+	unsetenv("CNN_CONNECT_MS");
+}

@@ -233,6 +233,14 @@ static double rounded(double x)
 	return 1.000001 * x + 1e-37;
 }
 
+/* Returns the bound of all values after a step. The step changes only values for which the push has
+ * a gradient: their bound is now `after`. All others keep their magnitude, which is at most
+ * `before`. */
+static double bound_of_all(double before, double after)
+{
+	return vec_larger(rounded(after), before);
+}
+
 PS_CLONES static float magnitude(const float *v, size_t n)
 {
 	float max = 0;
@@ -287,9 +295,12 @@ static double adam_reach(const struct step_coeff *c, double d, struct optim_reac
 	double before = (double)c->keep / sqrt((double)c->square_keep) * flush * r->ratio;
 	double now = (double)c->add * root_ratio(c, (double)c->square_add);
 
-	r->state[0] = rounded((double)c->keep * r->state[0] + (double)c->add * d);
-	r->state[1] = rounded((double)c->square_keep * r->state[1] + (double)c->square_add * d * d);
-	r->ratio = vec_smaller(rounded(before + now), r->state[0] / (double)c->eps);
+	r->state[0] = bound_of_all(
+		r->state[0], (double)c->keep * r->state[0] + (double)c->add * d);
+	r->state[1] = bound_of_all(r->state[1],
+		(double)c->square_keep * r->state[1] + (double)c->square_add * d * d);
+	r->ratio = vec_smaller(
+		bound_of_all(r->ratio, before + now), r->state[0] / (double)c->eps);
 	return r->ratio;
 }
 
@@ -301,13 +312,13 @@ static double direction_reach(
 	switch (kind) {
 	case OPTIM_MOMENTUM:
 	case OPTIM_NESTEROV:
-		r->state[0] = rounded((double)c->keep * r->state[0] + d);
+		r->state[0] = bound_of_all(r->state[0], (double)c->keep * r->state[0] + d);
 		return r->state[0] + (kind == OPTIM_NESTEROV ? d : 0);
 	case OPTIM_ADAGRAD:
 		r->state[0] = rounded(r->state[0] + d * d);
 		return vec_smaller(root_ratio(c, 1), d / (double)c->eps);
 	case OPTIM_RMSPROP:
-		r->state[0] = rounded(
+		r->state[0] = bound_of_all(r->state[0],
 			(double)c->square_keep * r->state[0] + (double)c->square_add * d * d);
 		return root_ratio(c, (double)c->square_add);
 	case OPTIM_ADAM:

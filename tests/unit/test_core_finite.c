@@ -374,6 +374,17 @@ static void assert_below(const float *v, double bound, const char *what)
 			fail_msg("%s: %g is over its bound %g", what, (double)v[i], bound);
 }
 
+/* Apply a step to the values [from, from + n), as for a push without a gradient of the others. */
+static void apply_to_part(const struct optim *o, const struct optim_step *s, struct values *v,
+	const float *g, size_t from, size_t n)
+{
+	float *state[OPTIM_VECTORS];
+
+	for (size_t i = 0; i < OPTIM_VECTORS; i++)
+		state[i] = v->state[i] + from;
+	optim_apply(o, s, v->w + from, v->w + from, g + from, state, n);
+}
+
 /* Make steps with one optimizer until the next step would make a value that is not finite. Returns
  * the number of steps. */
 static int walk_optim(struct rng *r)
@@ -398,7 +409,8 @@ static int walk_optim(struct rng *r)
 			optim_measure(&o, &s, v.w, seen, VALUES, &reach);
 		if (!optim_advance(&o, &s, peak, &reach))
 			break;
-		optim_apply(&o, &s, v.w, v.w, g, v.state, VALUES);
+		size_t from = rng_below(r, 2) ? rng_below(r, VALUES) : 0;
+		apply_to_part(&o, &s, &v, g, from, VALUES - from);
 		assert_below(v.w, reach.weight, "weight");
 		for (size_t i = 0; i < optim_vectors(o.kind); i++)
 			assert_below(v.state[i], reach.state[i], "state");

@@ -292,15 +292,15 @@ static double root_ratio(const struct step_coeff *c, double part)
 static double adam_reach(const struct step_coeff *c, double d, struct optim_reach *r)
 {
 	double flush = 1 + ROOT_TINY / (double)c->eps;
-	double before = (double)c->keep / sqrt((double)c->square_keep) * flush * r->ratio;
+	/* without this condition, the result would be 0 / 0 if both betas are 0 */
+	double before =
+		c->keep > 0 ? (double)c->keep / sqrt((double)c->square_keep) * flush * r->ratio : 0;
 	double now = (double)c->add * root_ratio(c, (double)c->square_add);
 
-	r->state[0] = bound_of_all(
-		r->state[0], (double)c->keep * r->state[0] + (double)c->add * d);
-	r->state[1] = bound_of_all(r->state[1],
-		(double)c->square_keep * r->state[1] + (double)c->square_add * d * d);
-	r->ratio = vec_smaller(
-		bound_of_all(r->ratio, before + now), r->state[0] / (double)c->eps);
+	r->state[0] = bound_of_all(r->state[0], (double)c->keep * r->state[0] + (double)c->add * d);
+	r->state[1] = bound_of_all(
+		r->state[1], (double)c->square_keep * r->state[1] + (double)c->square_add * d * d);
+	r->ratio = vec_smaller(bound_of_all(r->ratio, before + now), r->state[0] / (double)c->eps);
 	return r->ratio;
 }
 

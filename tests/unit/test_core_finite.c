@@ -418,6 +418,16 @@ static int walk_optim(struct rng *r)
 	return (int)s.step;
 }
 
+TEST(adam_with_both_betas_0_takes_steps)
+{
+	const struct optim o = {.kind = OPTIM_ADAM, .eps = 1e-8};
+	struct optim_reach reach = {.weight = 0};
+
+	for (uint64_t step = 1; step <= 3; step++)
+		assert_true(optim_advance(&o, &(struct optim_step){step, 0.1, 1}, 1, &reach));
+	assert_true(reach.weight >= 0.3 && reach.weight < 1);
+}
+
 TEST(bounds_hold_for_any_optimizer)
 {
 	struct rng r = rng_seed(3, RNG_SIM, 1);

@@ -27,6 +27,10 @@ struct checkpointer {
 	struct snapshot_kept kept;
 
 	uv_work_t work;
+	/* started: number of calls of checkpointer_start that have returned; ended: number of these
+	 * checkpoints for which the checkpointer has called `done` */
+	uint64_t started, ended;
+	uv_thread_t loop_thread; /* the thread that called checkpointer_new */
 	int held,
 		/* held: 1: no write begins; waits: 1: a snapshot waits for checkpointer_release */
 		waits;
@@ -56,6 +60,7 @@ int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir
 	s->done = done;
 	s->arg = arg;
 	s->work.data = s;
+	s->loop_thread = uv_thread_self();
 	return PS_OK;
 }
 
@@ -213,11 +218,16 @@ static void on_checkpoint_written(uv_work_t *work, int status)
 {
 	struct checkpointer *s = work->data;
 	uint64_t generation = s->snapshot.generation;
+	const uv_thread_t self = uv_thread_self();
 
 	if (status != 0) /* libuv has cancelled the write */
 		s->rc = err_set(&s->error, PS_EIO, "%s", uv_strerror(status));
-	PS_ASSERT(s->busy); /* invariant 2 */
+	/* invariant 2: checkpointer_start has returned, and `done` is called once for each of its
+	 * calls */
+	PS_ASSERT(s->busy && s->ended + 1 == s->started);
+	PS_ASSERT(uv_thread_equal(&s->loop_thread, &self));
 	s->busy = 0;
+	s->ended++;
 	note_outcome(s, generation);
 	s->done(s->arg, generation, s->rc);
 }
@@ -237,6 +247,7 @@ void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t gene
 	s->waits = s->held;
 	if (!s->waits)
 		queue_snapshot(s);
+	s->started++;
 }
 
 void checkpointer_hold(struct checkpointer *s)

@@ -85,7 +85,9 @@ struct wal {
 	uint64_t reserve; /* number of bytes that must stay free on the disk (wal_reserve) */
 	int reported;     /* 1 if the log reported that a file ended for lack of space */
 	struct wal_stats stats;
-	double begun_s; /* time at which the write of the group began */
+	double begun_s;          /* time at which the write of the group began */
+	uint64_t n_done;         /* number of groups after which the log has called `done` */
+	uv_thread_t loop_thread; /* the thread that called wal_new */
 
 	/* the pool owns the following fields while `busy` is 1 */
 	uv_work_t work;
@@ -448,8 +450,11 @@ static void start_group(struct wal *w)
 static void on_group_written(uv_work_t *work, int status)
 {
 	struct wal *w = work->data;
+	const uv_thread_t self = uv_thread_self();
 
-	PS_ASSERT(w->busy && w->done.synced_lsn <= w->newest_lsn); /* invariant 3: called once */
+	/* invariant 3: the log has called `done` once after each group but this one */
+	PS_ASSERT(w->n_done + 1 == w->stats.begun && uv_thread_equal(&w->loop_thread, &self));
+	PS_ASSERT(w->busy && w->done.synced_lsn <= w->newest_lsn);
 	w->busy = 0;
 	if (status != 0) { /* libuv has cancelled the write */
 		w->done.failed = w->base;
@@ -468,6 +473,7 @@ static void on_group_written(uv_work_t *work, int status)
 	advance_flushed(w);
 	if (w->queue.first && (w->wanted_lsn > w->synced_lsn || w->waiting >= LAZY_BYTES))
 		start_group(w);
+	w->n_done++;
 	w->cfg.done(w->cfg.arg);
 }
 
@@ -616,6 +622,7 @@ int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e)
 		return err_set(e, PS_ENOMEM, "no memory for the log");
 	w->cfg = *cfg;
 	w->work.data = w;
+	w->loop_thread = uv_thread_self();
 	w->base = w->durable = cfg->generation;
 	list_init(&w->queue);
 	list_init(&w->group);

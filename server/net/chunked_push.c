@@ -83,6 +83,7 @@ void chunked_push_clear(struct chunked_push *a)
 	for (size_t i = 0; i < a->max_peers; i++)
 		if (a->partial[i].peer)
 			discard(a, &a->partial[i]);
+	PS_ASSERT(a->used == 0); /* invariant 2: `used` is the number of peers with chunks */
 }
 
 void chunked_push_free(struct chunked_push **a)

@@ -28,8 +28,8 @@
  * (2) at most `peers` peers have chunks, where `peers` is an argument of chunked_push_keep. If one
  *     more peer sends a chunk, the server chooses the key with the most places and, among its
  *     peers, the one that was idle for longest. It discards the chunks of this peer as if the
- *     network had lost them (asserted by allot; the_push_of_the_longest_silent_peer_is_discarded).
- *
+ *     network had lost them (asserted by allot, and by chunked_push_clear for the number of peers;
+ *     the_push_of_the_longest_silent_peer_is_discarded);
  * (3) the chunks of a key have at most the bytes of chunked_push_limit, or belong to one peer.
  *     Above this limit the key loses the oldest of its own pushes (asserted by trim_key;
  *     a_key_has_a_limited_number_of_bytes).

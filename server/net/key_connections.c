@@ -97,11 +97,24 @@ void key_connections_remove(struct key_connections *k, uint32_t fd)
 	c->owner = 0;
 }
 
+/* Checks invariant 1 for all keys. */
+static void assert_counts(const struct key_connections *k)
+{
+	uint32_t n[MAX_AUTHORIZED_KEYS] = {0};
+
+	for (uint32_t fd = 0; fd < k->used; fd++)
+		if (k->connection[fd].owner)
+			n[k->connection[fd].owner - 1]++;
+	for (uint32_t i = 0; i < k->owners; i++)
+		PS_ASSERT(k->owner[i].n == n[i]); /* invariant 1 */
+}
+
 void key_connections_retain(struct key_connections *k, const unsigned char *open, uint32_t but)
 {
 	for (uint32_t fd = 0; fd < k->used; fd++)
 		if (fd != but && !(open[fd / 8] >> (fd % 8) & 1))
 			key_connections_remove(k, fd);
+	assert_counts(k);
 }
 
 const char *key_connections_key(const struct key_connections *k, uint32_t fd)

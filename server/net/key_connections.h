@@ -8,7 +8,7 @@
  *
  * Invariants:
  * (1) the counter of a key is the number of descriptors that are counted for this key (asserted by
- *     key_connections_remove; connections_count_for_their_key).
+ *     key_connections_remove, and by assert_counts for all keys; connections_count_for_their_key).
  *
  * Only the loop's thread may call these functions.
  */

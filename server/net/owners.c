@@ -30,6 +30,7 @@ struct owners {
 struct waiting_frame {
 	zmq_msg_t inner; /* the frame whose bytes libzmq sends */
 	struct owner_bytes *owner;
+	char key[KEY_TEXT]; /* the key of `owner` */
 	size_t bytes;
 };
 
@@ -40,6 +41,8 @@ struct owners *owners_new(void)
 
 void owners_free(struct owners **o)
 {
+	for (size_t i = 0; *o && i < OWNERS; i++)
+		PS_ASSERT(atomic_load(&(*o)->owner[i].bytes) == 0); /* invariant 1 */
 	free(*o);
 	*o = NULL;
 }
@@ -97,6 +100,8 @@ static void on_sent(void *data, void *arg)
 	struct waiting_frame *w = arg;
 
 	(void)data;
+	/* invariant 1: while frames of a key exist, its entry gets no other key */
+	PS_ASSERT(strcmp(w->owner->key, w->key) == 0);
 	size_t before = atomic_fetch_sub(&w->owner->bytes, w->bytes);
 	PS_ASSERT(before >= w->bytes); /* invariant 1 */
 	(void)zmq_msg_close(&w->inner);
@@ -112,6 +117,7 @@ void owners_count(struct owners *o, uint32_t peer, zmq_msg_t *frame)
 	if (!owner || strcmp(owner->key, o->peer[i].key) != 0 || !(w = mem_try(1, sizeof(*w))))
 		return;
 	w->owner = owner;
+	memcpy(w->key, owner->key, sizeof(w->key));
 	w->bytes = zmq_msg_size(frame);
 	(void)zmq_msg_init(&w->inner);
 	(void)zmq_msg_move(&w->inner, frame);

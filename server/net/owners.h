@@ -4,8 +4,9 @@
  * (param_buffers.h). A key with many connections could thus fill the memory of the server.
  *
  * Invariants:
- * (1) the number of bytes of a key is the size of all counted frames of this key that exist, so it
- *     never falls below 0 (asserted by on_sent).
+ * (1) the number of bytes of a key is the size of all counted frames of this key that exist
+ *     (asserted by on_sent for the key and the bytes of each frame, and by owners_free for the
+ *     end, when no frame exists).
  *
  * Promises:
  * (1) while the bytes that wait for a key reach the limit, new requests of the key are refused;

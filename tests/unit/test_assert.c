@@ -9,9 +9,11 @@
 #include "common/assert.h"
 #include "common/checkpoint.h"
 #include "common/pool.h"
+#include "server/net/owners.h"
 #include "server/net/param_buffers.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
+#include "worker/client/outbox.h"
 
 typedef void act_fn(void);
 
@@ -159,6 +161,26 @@ static void miss_an_update(void)
 	param_buffers_after_step(buffers);
 }
 
+static void count_bytes_that_no_push_has(void)
+{
+	static struct outbox out;
+
+	outbox_init(&out, NULL);
+	out.retained_bytes = 1;
+	outbox_clear(&out);
+}
+
+static void free_owners_before_their_frames(void)
+{
+	struct owners *o = owners_new();
+	zmq_msg_t frame;
+
+	assert_true(o && owners_may_pull(o, 9, "key", 8));
+	assert_int_equal(zmq_msg_init_size(&frame, 8), 0);
+	owners_count(o, 9, &frame);
+	owners_free(&o);
+}
+
 static void write_generation_0(void)
 {
 	struct checkpoint c = {.generation = 0};
@@ -177,7 +199,9 @@ TEST(a_broken_invariant_stops_the_process)
 		{encode_within_a_step, "!c->store.update.pending"},
 		{exclude_a_worker_with_two_entries, "quarantine_entry_is_valid"},
 		{return_a_buffer_twice, "!came_back"}, {write_generation_0, "c->generation >= 1"},
-		{miss_an_update, "w->version == core_stats(c)->version"}};
+		{miss_an_update, "w->version == core_stats(c)->version"},
+		{count_bytes_that_no_push_has, "bytes == o->retained_bytes"},
+		{free_owners_before_their_frames, "owner[i].bytes) == 0"}};
 	char said[256];
 
 	for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {

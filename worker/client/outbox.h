@@ -8,8 +8,9 @@
  *     (asserted by outbox_retain; a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
  * (2) messages leave in the order of their posting (asserted by pop;
  *     what_finds_no_room_leaves_later_in_its_order);
- * (3) retained_bytes is the sum over the retained pushes (asserted by drop_retained and
- *     outbox_release; bytes_stay_until_they_have_left).
+ * (3) retained_bytes is the sum of the sizes of the retained tensors (asserted by
+ *     assert_retained_bytes when a connection ends, and by drop_retained for each push;
+ *     bytes_stay_until_they_have_left).
  *
  * With side connections (sides.h), the parts of a large push travel over all connections, which
  * keep no common order. The server confirms each part that arrives on a side connection with a

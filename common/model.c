@@ -824,6 +824,16 @@ static int tensors_cover(const struct model *m)
 	return end == m->n_params && m->n_trained <= end;
 }
 
+static int sizes_fit(const struct model *m)
+{
+	int fit = m->n_params <= MODEL_MAX_PARAMS;
+	size_t count;
+
+	for (size_t i = 0; i < m->n_layers; i++)
+		fit &= count_checked(m->layer[i].out, &count);
+	return fit;
+}
+
 int model_parse_named(
 	struct model *m, const char *text, struct shape input, size_t classes, struct err *e)
 {
@@ -834,8 +844,8 @@ int model_parse_named(
 						  : parse_network(&p, text, classes);
 	if (rc)
 		return rc;
-	PS_ASSERT(tensors_cover(m));                /* invariant 1 */
-	PS_ASSERT(m->n_params <= MODEL_MAX_PARAMS); /* invariant 2 */
+	PS_ASSERT(tensors_cover(m)); /* invariant 1 */
+	PS_ASSERT(sizes_fit(m));     /* invariant 2 */
 	m->fingerprint = fingerprint(m);
 	return PS_OK;
 }

@@ -36,8 +36,8 @@
  * (1) the tensors are in the order of the layers, followed by the running statistics, and cover [0,
  *     n_params) exactly and without gaps (asserted by model_parse_named;
  *     invariant_1_tensors_have_pytorchs_names_shapes_and_order);
- * (2) n_params is at most MODEL_MAX_PARAMS, and every size fits its type: products have overflow
- *     checks (asserted by model_parse_named; invariant_2_whatever_is_too_large_is_refused).
+ * (2) n_params, and the number of values of each layer's output, are at most MODEL_MAX_PARAMS
+ *     (asserted by model_parse_named; invariant_2_whatever_is_too_large_is_refused).
  *
  * Promises:
  * (1) equal canonical texts and inputs have equal fingerprints

@@ -210,6 +210,7 @@ int checks_on_result(struct core *c, struct worker *w, uint32_t i, const struct 
 		.correct = r->correct,
 		.loss_sum = r->loss_sum};
 	memcpy(v->owner, w->session.owner, sizeof(v->owner));
+	PS_ASSERT(votes_differ(k)); /* invariant 1 */
 	memcpy(v->name, w->session.name, sizeof(v->name));
 	memcpy(v->metric_sum, r->metric_sum, sizeof(v->metric_sum));
 	if (k->n == 1)

@@ -24,7 +24,7 @@
  * Invariants:
  * (1) the votes (struct vote) on a portion come from different worker slots
  *     (a_worker_does_not_check_itself) and, if the server has keys, from different keys (asserted
- *     by close_check; a_key_has_one_vote);
+ *     by checks_on_result for each vote, and by close_check; a_key_has_one_vote);
  * (2) an evaluation waits for its checks at most CHECK_TICKS ticks (asserted by checks_settle;
  *     a_check_delays_an_evaluation_for_a_bounded_time), and not at all if no worker is left that
  *     could vote (a_lone_worker_waits_for_nobody). A tick does not count while a worker that is not

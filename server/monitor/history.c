@@ -549,6 +549,16 @@ static void write_lines(uv_work_t *work)
 	j->rc = j->at ? append(j) : file_replace(j->dir, HISTORY_FILE, &part, 1, &j->e);
 }
 
+/* Returns the number of bytes of lines [from, to). */
+static size_t bytes_of_lines(const struct history *h, size_t from, size_t to)
+{
+	size_t bytes = 0;
+
+	for (size_t i = from; i < to; i++)
+		bytes += h->line[i].bytes;
+	return bytes;
+}
+
 static void note_written(struct history *h)
 {
 	const struct job *j = &h->job;
@@ -566,17 +576,16 @@ static void note_written(struct history *h)
 	h->failed = 0;
 	if (h->shortened)
 		return;
+	/* invariant 2: the write has appended the lines that follow those of the file */
+	PS_ASSERT(j->at == h->file_bytes && j->lines <= h->n - h->on_disk);
+	PS_ASSERT(j->bytes == bytes_of_lines(h, h->on_disk, h->on_disk + j->lines));
 	h->on_disk += j->lines;
-	PS_ASSERT(h->on_disk <= h->n); /* invariant 2 */
-	h->file_bytes = j->at + j->bytes;
+	h->file_bytes += j->bytes;
 }
 
 static char *join_lines(const struct history *h, size_t from, size_t *bytes)
 {
-	size_t n = 0;
-
-	for (size_t i = from; i < h->n; i++)
-		n += h->line[i].bytes;
+	const size_t n = bytes_of_lines(h, from, h->n);
 	char *text = mem_try(n + 1, 1), *at = text;
 	for (size_t i = from; text && i < h->n; i++) {
 		memcpy(at, h->line[i].text, h->line[i].bytes);

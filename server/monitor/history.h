@@ -11,7 +11,7 @@
  * Invariants:
  * (1) for each kind of line, the history stores the number of bytes of all lines of this kind
  *     (asserted by pack);
- * (2) the file has only lines that the history has (asserted by note_written).
+ * (2) the file has only lines that the history has, in their order (asserted by note_written).
  *
  * Promises:
  * (1) all lines except those of epochs have at most HISTORY_BYTES bytes together; the history

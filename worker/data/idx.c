@@ -246,7 +246,8 @@ static int read_values(struct source *s, struct idx *x, const unsigned char *hea
 	int rc;
 
 	/* invariant (1): check_total has refused any other size */
-	PS_ASSERT(x->size <= IDX_MAX_BYTES && (s->is_gzip || x->size == s->file_size));
+	PS_ASSERT(x->size <= IDX_MAX_BYTES &&
+		  (s->is_gzip ? x->size / MAX_RATIO <= s->file_size : x->size == s->file_size));
 	x->bytes = mem_try(x->size, 1);
 	if (!x->bytes)
 		return err_set(e, PS_ENOMEM, "%s: no memory for its %llu bytes", s->path,

@@ -138,7 +138,7 @@ SRC.support := $(filter-out %/failing_disk.c %/call_trace.c %/test.c $(SRC.commo
 ifneq ($(filter fuzz%,$(FLAVOUR)),)
 SRC.client := worker/client/session.c
 SRC.worker := worker/data/idx.c worker/ctl/picture.c
-SRC.support := $(addprefix tests/support/,core_config.c fuzz_input.c zmtp.c)
+SRC.support := $(addprefix tests/support/,core_config.c core_invariants.c fuzz_input.c zmtp.c)
 endif
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
@@ -260,7 +260,7 @@ $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
 $(B)/tests/sim/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized) \
 	-fno-stack-protector -fno-stack-clash-protection -fcf-protection=none
 # The objects below are compiled with -O3, because their code loops over whole vectors or tables.
-$(B)/server/durability/checkpointer.o $(B)/tests/sim/bounds.o $(B)/worker/steps.o $(B)/worker/client/feedback.o $(B)/proto/checksum.o $(B)/proto/bf16.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
+$(B)/server/durability/checkpointer.o $(addprefix $(B)/tests/,sim/bounds.o support/core_invariants.o) $(B)/worker/steps.o $(B)/worker/client/feedback.o $(B)/proto/checksum.o $(B)/proto/bf16.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)
 $(A.server): $(call obj,$(SRC.server))
@@ -308,8 +308,8 @@ SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try mem_lazy \
 	mem_lazy_free free getpid
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
-SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/tests/support/shuffled_engine.o $(B)/worker/client/session.o \
-	$(ARCHIVES.server)
+SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(call obj,$(addprefix tests/support/,core_invariants.c shuffled_engine.c)) \
+	$(B)/worker/client/session.o $(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
 # A mutant is a simulator that is linked with a bug (tests/sim/mutants). The files with the bug are

@@ -11,7 +11,7 @@
  * (2) n_free is always the number of batches in batch[] that are BATCH_FREE, and n_done the number
  *     of those that are BATCH_DONE (asserted by mark_done for the sum of both numbers, by
  *     grant_training in leases.c for a free batch when n_free is not 0, and by leases_advance in
- *     leases.c for both numbers at the end of an epoch; tests/sim/bounds.c).
+ *     leases.c for both numbers at the end of an epoch; tests/support/core_invariants.c).
  */
 #ifndef SERVER_CORE_BATCH_LEDGER_H
 #define SERVER_CORE_BATCH_LEDGER_H

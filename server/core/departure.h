@@ -40,7 +40,7 @@
  *     durable, because it then forgets its pushes (asserted by quarantine_notify;
  *     an_excluded_worker_is_notified_when_its_pushes_are_durable);
  * (5) nothing waits for an excluded worker (asserted by exclude;
- *     a_sync_step_does_not_wait_for_an_excluded_worker, tests/sim/bounds.c).
+ *     a_sync_step_does_not_wait_for_an_excluded_worker, tests/support/core_invariants.c).
  */
 #ifndef SERVER_CORE_DEPARTURE_H
 #define SERVER_CORE_DEPARTURE_H

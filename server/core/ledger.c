@@ -10,10 +10,11 @@
  *     on the weights, so both are in the same snapshot or in none (asserted by snapshot_encode in
  *     snapshot.c; tests/sim/verdict.c, mutant ledger-outside-snapshot);
  * (3) a rejected push uses up its seq, but counts no batch and makes no version (asserted by
- *     decide). As the only exception, a replay of a later step of sync ends the step under way,
- *     even if the replay is rejected because its values are too large
+ *     decide and assert_versions). As the only exception, a replay of a later step of sync ends the
+ *     step under way, even if the replay is rejected because its values are too large
  *     (tests/unit/test_core_reject.c, mutant reject-keeps-seq);
- * (4) durable_seq is never above last_seq (asserted by decide; tests/sim/bounds.c).
+ * (4) durable_seq is never above last_seq (asserted by decide;
+ *     tests/support/core_invariants.c).
  *
  * Promises:
  * (1) duplicates of a push get the first decision
@@ -202,13 +203,21 @@ static int counts_as_bad(const struct core *c, const struct msg_push *p, enum re
 	       (shape && (compares || rights_have_key(c)));
 }
 
-/* Returns the largest number of versions that a push can make, if `r` is its decision. A replay in
- * mode sync can end the step under way, and then be a step by itself. */
-static uint64_t max_versions(const struct core *c, enum reject r)
+/* Checks the number of versions that push `p` has made, if `r` is its decision. */
+static void assert_versions(const struct core *c, const struct worker *w, const struct msg_push *p,
+	enum reject r, uint64_t made)
 {
-	int ends_a_step = c->cfg.training.mode == MODE_SYNC, counts = r == REJECT_NONE;
+	const enum mode mode = c->cfg.training.mode;
+	int is_applied = r == REJECT_NONE;
+	/* a replay in mode sync can end the step under way, and then be a step by itself */
+	int may_end_a_step = mode == MODE_SYNC && (is_applied || r == REJECT_NONFINITE) &&
+			     rights_of_replay(c, w, p);
+	/* the update waits for other gradients, or is the end of a step */
+	int may_wait = mode_is_exact(mode) || c->cfg.push.buffer_size > 1;
 
-	return (uint64_t)ends_a_step + (uint64_t)counts;
+	/* invariant 3 of this file, and invariants 1 and 2 of store.c */
+	PS_ASSERT(made <= (uint64_t)(is_applied + may_end_a_step));
+	PS_ASSERT(made >= (uint64_t)(is_applied && !may_wait));
 }
 
 /* Counts a push that is neither accepted nor a delivery of granted work. If more than
@@ -267,10 +276,9 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
 		/* take a snapshot now, so that the worker does not have to wait for one later */
 		c->checkpoints.urgent = 1;
-	/* invariant 3 of this file, and invariants 1 and 2 of store.c */
-	PS_ASSERT(c->store.version - version <= max_versions(c, r));
-	PS_ASSERT(r == REJECT_NONE || c->leases.n_done == done);
-	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */
+	assert_versions(c, w, p, r, c->store.version - version);
+	PS_ASSERT(r == REJECT_NONE || c->leases.n_done == done); /* invariant 3 */
+	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq);  /* invariant 4 */
 	answer(c, w, p, d, 0);
 	if (counts_as_bad(c, p, r))
 		quarantine_bad(c, w);

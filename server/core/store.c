@@ -2,13 +2,17 @@
  * store.c - the weights and the only code that changes them.
  *
  * Invariants:
- * (1) the version grows by one with each gradient applied (asserted by decide in ledger.c;
+ * (1) the version grows by one with each update, which applies a gradient or the mean of several
+ *     (asserted by assert_versions in ledger.c;
  *     the_version_grows_by_one_for_each_gradient_applied);
- * (2) a rejected gradient leaves every byte as it was: the core checks the whole push before it
- *     applies any value (asserted by decide in ledger.c; tests/unit/test_core_reject.c);
+ * (2) a rejected gradient makes no version, and without a new version every byte of the weights and
+ *     of the optimizer's state stays as it was: the core checks the whole push before it applies
+ *     any value (asserted by assert_versions in ledger.c for the version;
+ *     tests/support/core_invariants.c for the bytes, tests/unit/test_core_reject.c);
  * (3) weights and optimizer state stay finite: store_check rejects values over STORE_MAX_VALUE, and
  *     store_holds rejects a step whose result could leave the range of float32 (asserted by
- *     carry_out_plan for the bounds of all values; tests/unit/test_core_finite.c).
+ *     carry_out_plan for the bounds of all values; tests/support/core_invariants.c for the values,
+ *     tests/unit/test_core_finite.c).
  */
 #include "server/core/store.h"
 #include "common/assert.h"

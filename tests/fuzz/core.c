@@ -12,12 +12,13 @@
  * snapshots less often.
  *
  * The target checks after each event that every effect has a receiver, at most one snapshot is in
- * progress, the counters of leases and ledger agree with their tables, an epoch counts no image
- * twice, and the weights are finite. At the end, a snapshot that is decoded and encoded again must
- * have the same bytes. The assertions of the core (PS_ASSERT) check its numbered invariants.
+ * progress, an epoch counts no image twice, and the invariants of the core hold
+ * (tests/support/core_invariants.h). At the end, a snapshot that is decoded and encoded again must
+ * have the same bytes. The assertions of the core (PS_ASSERT) check its numbered invariants, too.
  */
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include "proto/schema.h"
 #include "proto/wire.h"
@@ -26,6 +27,7 @@
 #include "server/core/view.h"
 #include "server/core/workers.h"
 #include "tests/support/core_config.h"
+#include "tests/support/core_invariants.h"
 #include "tests/support/fuzz_input.h"
 
 #define PARAMS        FIXTURE_PARAMS
@@ -83,6 +85,7 @@ struct fuzz {
 	struct core_config cfg;
 	struct further further;
 	struct core *core;
+	struct core_values values; /* the weights after the last step (core_invariants.h) */
 	struct input *in;
 	uint64_t now_ms;
 	struct peer peer[PEERS];
@@ -351,31 +354,23 @@ static void start_fuzzed_core(struct fuzz *f)
 
 /* ---- effects --------------------------------------------------------------------------------- */
 
-static void check_counters(const struct core *c)
+static void check_core(struct fuzz *f)
 {
-	const struct leases *l = &c->leases;
-	uint32_t n_free = 0, n_done = 0;
+	const struct core *c = f->core;
 	struct work_view work_view;
 	struct hold_up_view hold_up;
 	struct worker_view worker;
 
 	core_work(c, &work_view);
 	core_hold_up(c, &hold_up);
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		core_worker(c, i, &worker);
-		PS_ASSERT(worker.durable_seq <= worker.last_seq);
-	}
-	for (size_t i = 0; i < PARAMS; i++)
-		PS_ASSERT(isfinite(core_weights(c)[i]));
 	for (uint32_t e = 0; e < c->cfg.training.epochs; e++)
 		PS_ASSERT(core_epoch(c, e)->images <= core_data(c)->n_train);
-	if (l->epoch >= c->cfg.training.epochs)
-		return;
-	for (uint32_t i = 0; i < l->n_batches; i++) {
-		n_free += l->batch[i] == BATCH_FREE;
-		n_done += l->batch[i] == BATCH_DONE;
-	}
-	PS_ASSERT(l->n_free == n_free && l->n_done == n_done);
+	const char *broken = core_broken_invariant(&f->values, c);
+	if (broken)
+		fprintf(stderr, "%s\n", broken);
+	PS_ASSERT(!broken);
 }
 
 /* Process a WELCOME: in the same session, the worker replays the pushes that the server does not
@@ -475,7 +470,7 @@ static void step_and_check(struct fuzz *f, const struct event *ev)
 			f->saving.generation = e->generation;
 		}
 	}
-	check_counters(f->core);
+	check_core(f);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */

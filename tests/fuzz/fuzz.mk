@@ -8,7 +8,7 @@ $(B)/tests/fuzz/%: $(B)/tests/fuzz/%.o $(TEST_ARCHIVES) $(if $(filter fuzz%,$(FL
 COVER_TARGETS := $(addprefix build/cover/tests/fuzz/,wire session core snapshot checkpoint)
 ifeq ($(FLAVOUR),cover)
 $(COVER_TARGETS): %: %.o $(B)/tests/fuzz/replay.o $(call obj,tests/support/fuzz_input.c tests/support/core_config.c \
-		worker/client/session.c) $(A.core) $(A.proto) $(A.common)
+		tests/support/core_invariants.c worker/client/session.c) $(A.core) $(A.proto) $(A.common)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
 endif
 # These files get complete messages from the fuzzer. In these files, code that passes each compared

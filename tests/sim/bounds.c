@@ -1,6 +1,6 @@
 /*
- * bounds.c - checks after every event that all numbers are within their bounds, and that the
- * counters of the core agree with its tables.
+ * bounds.c - checks after every event that all numbers are within their bounds, and after some of
+ * them that the invariants of the core hold (tests/support/core_invariants.h).
  */
 #include <string.h>
 #include "common/checkpoint.h"
@@ -15,6 +15,8 @@
  * temporary files, TERM and LOCK. After failures of the disk there may be more checkpoints, until
  * the next save removes them; bounds_disk checks their number after a save. */
 #define MAX_NAMES 48u
+/* number of events between two checks of the core's invariants */
+#define CHECK_EVERY 32u
 
 static void check_worker(struct sim *s, uint32_t node)
 {
@@ -24,26 +26,6 @@ static void check_worker(struct sim *s, uint32_t node)
 	if (retained > s->cfg.sessions.replay_window)
 		sim_violation(s, "worker %u retains %llu pushes; its window is %u", node,
 			(unsigned long long)retained, s->cfg.sessions.replay_window);
-}
-
-static void check_leases(struct sim *s, const struct core *c)
-{
-	const struct leases *l = &c->leases;
-	/* single bytes, because the compiler can add 16 of them at a time; an epoch has at most
-	 * SIM_PORTIONS batches, so they do not overflow */
-	uint8_t n_free = 0, n_done = 0;
-
-	if (l->epoch >= c->cfg.training.epochs)
-		return;
-	if (l->n_batches > UINT8_MAX)
-		sim_violation(s, "an epoch has %u batches", l->n_batches);
-	for (uint32_t i = 0; i < l->n_batches; i++) {
-		n_free = (uint8_t)(n_free + (l->batch[i] == BATCH_FREE));
-		n_done = (uint8_t)(n_done + (l->batch[i] == BATCH_DONE));
-	}
-	if (n_free != l->n_free || n_done != l->n_done)
-		sim_violation(s, "batches are counted as %u free, %u done; they are %u and %u",
-			l->n_free, l->n_done, n_free, n_done);
 }
 
 /* Checks that the server never suspects a worker whose heartbeats the network delivers, even if the
@@ -216,27 +198,6 @@ static void check_quarantine(struct sim *s, const struct core *c)
 	}
 }
 
-static int is_durable_too_new(const struct worker *w)
-{
-	return w->ledger.durable_seq > w->ledger.last_seq;
-}
-
-static int is_excluded_with_work(const struct worker *w)
-{
-	return w->quarantine.excluded &&
-	       (w->session.state != SESSION_DEAD || w->lease.grant.request || w->lease.waiting);
-}
-
-static void report_slot(struct sim *s, const struct worker *w, uint32_t slot)
-{
-	if (is_durable_too_new(w))
-		sim_violation(s, "slot %u: durable %llu of %llu", slot,
-			(unsigned long long)w->ledger.durable_seq,
-			(unsigned long long)w->ledger.last_seq);
-	if (is_excluded_with_work(w))
-		sim_violation(s, "slot %u is excluded and still has work", slot);
-}
-
 static void check_slots(struct sim *s, const struct core *c)
 {
 	int ordered = 1;
@@ -244,8 +205,6 @@ static void check_slots(struct sim *s, const struct core *c)
 	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (is_durable_too_new(w) | is_excluded_with_work(w))
-			report_slot(s, w, i + 1);
 		ordered &=
 			(w->session.state != SESSION_SUSPECT) & !(w->sync.idle | w->pace.stalled);
 	}
@@ -256,13 +215,24 @@ static void check_slots(struct sim *s, const struct core *c)
 				s, "slot %u is in use, but only %u slots are", i + 1, c->n_slots);
 }
 
+/* Checks the invariants of the core after some events. After each event, the checks would take a
+ * tenth of the simulator's time. */
+static void check_invariants(struct sim *s, const struct core *c)
+{
+	const char *broken =
+		s->events % CHECK_EVERY == 0 ? core_broken_invariant(&s->server.values, c) : NULL;
+
+	if (broken)
+		sim_violation(s, "%s", broken);
+}
+
 static void check_core(struct sim *s, const struct core *c)
 {
+	check_invariants(s, c);
 	check_slots(s, c);
 	if (c->run.recovering && c->run.recover_by_ms && c->now_ms >= c->run.recover_by_ms)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->run.recover_by_ms));
-	check_leases(s, c);
 	check_ending(s, c);
 	check_quarantine(s, c);
 	check_trust(s, c);

@@ -17,6 +17,7 @@
 #include "tests/sim/calls.h"
 #include "tests/sim/disk.h"
 #include "tests/sim/net.h"
+#include "tests/support/core_invariants.h"
 #include "tests/support/shuffled_engine.h"
 #include "worker/client/session.h"
 
@@ -184,6 +185,7 @@ struct sim_server {
 	struct startup state;
 	struct checkpointer *checkpointer;
 	struct core *core; /* NULL: the server does not run */
+	struct core_values values; /* the weights after the last step (core_invariants.h) */
 	float *spare;      /* the second buffer of weights; `state` has the first */
 	uint64_t process, epoch;
 	uint64_t stopped_until_ms;

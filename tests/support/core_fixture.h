@@ -2,9 +2,8 @@
  * core_fixture.h - a server core for tests, driven by one event at a time.
  *
  * The fixture fills the core's memory with 0xa5 before the core uses it, so that a test finds reads
- * of uninitialized state. After each step the fixture checks three rules: every message has a
- * receiver, at most one snapshot is in progress, and the counters of the batch ledger agree with
- * its entries.
+ * of uninitialized state. After each step the fixture checks that every message has a receiver,
+ * that at most one snapshot is in progress, and that the invariants of the core hold.
  */
 #ifndef TESTS_SUPPORT_CORE_FIXTURE_H
 #define TESTS_SUPPORT_CORE_FIXTURE_H
@@ -20,6 +19,7 @@
 #include "server/core/state.h"
 #include "server/core/workers.h"
 #include "tests/support/core_config.h"
+#include "tests/support/core_invariants.h"
 
 /* the fingerprint of a data set of 35 training images and 7 test images */
 extern const struct data_id fixture_data;
@@ -30,8 +30,9 @@ struct core_fixture {
 	void *memory;
 	struct core *core;
 	uint64_t now_ms;
-	uint64_t saving;   /* generation of the snapshot in progress; 0: none */
-	struct core *twin; /* a second core that receives the same events; NULL: none */
+	uint64_t saving;           /* generation of the snapshot in progress; 0: none */
+	struct core_values values; /* the weights after the last step (core_invariants.h) */
+	struct core *twin;         /* a second core that receives the same events; NULL: none */
 	/* the value of `next_buffer` in each event for `core`; events for `twin` have NULL there,
 	 * so `twin` overwrites its weights in place */
 	float *next_buffer;
@@ -49,6 +50,8 @@ void fixture_open(struct core_fixture *f, struct core_config cfg);
  * the one before the worker's WELCOME, so no push of the worker is durable. */
 struct stamp fixture_open_with_pushes(struct core_fixture *f, struct core_config cfg, uint64_t n);
 void fixture_close(struct core_fixture *f);
+/* Sets weight `i` between two steps. The next check of the invariants accepts this change. */
+void fixture_set_weight(struct core_fixture *f, size_t i, float value);
 
 /* ---- events --------------------------------------------------------------------------------- */
 

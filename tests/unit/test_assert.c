@@ -2,6 +2,7 @@
  * assertion that fails prints file, line and condition, and stops the process. This file also
  * breaks some of the numbered invariants of the server on purpose, and proves that an assertion
  * then stops the process. */
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -207,5 +208,116 @@ TEST(a_broken_invariant_stops_the_process)
 	for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
 		assert_int_equal(signal_of(broken[i].act, said, sizeof(said)), SIGABRT);
 		assert_non_null(strstr(said, broken[i].condition));
+	}
+}
+
+/* ---- the full checks of the core ------------------------------------------------------------ */
+
+static void change_a_weight(struct core *c)
+{
+	c->store.weights[1] += 1;
+}
+
+static void overflow_a_weight(struct core *c)
+{
+	c->store.weights[1] = INFINITY;
+	c->store.version++;
+}
+
+static void exceed_a_bound(struct core *c)
+{
+	c->store.measured = 1;
+	c->store.reach.weight = 0;
+	c->store.version++;
+	c->store.weights[1] = 1;
+}
+
+static void miscount_done_batches(struct core *c)
+{
+	c->leases.n_done++;
+}
+
+static void note_this_epoch(struct core *c)
+{
+	c->later.work[c->later.n++] = (struct work){.epoch = c->leases.epoch, .count = 1};
+}
+
+static void note_a_batch_twice(struct core *c)
+{
+	for (int i = 0; i < 2; i++)
+		c->later.work[c->later.n++] = (struct work){c->leases.epoch + 1, 0, 1};
+}
+
+static void check_nothing(struct core *c)
+{
+	c->leases.evaluating = 0;
+	c->checks.n = 1;
+}
+
+static void vote_twice(struct core *c)
+{
+	c->checks.n = 1;
+	c->checks.check[0] = (struct check){.n = 2, .vote = {{.worker = 1}, {.worker = 1}}};
+}
+
+static void enter_quarantine_without_reason(struct core *c)
+{
+	c->quarantine.n = 1;
+	c->quarantine.entry[0] = (struct quarantine_entry){.name = "a"};
+}
+
+static void know_a_later_push(struct core *c)
+{
+	c->worker[0].ledger.durable_seq = c->worker[0].ledger.last_seq + 1;
+}
+
+static void exclude_a_live_worker(struct core *c)
+{
+	c->worker[0].quarantine.excluded = 1;
+}
+
+static void miscount_references(struct core *c)
+{
+	c->backups.copy[0].refs++;
+}
+
+static void swap_held_versions(struct core *c)
+{
+	struct held *held = c->worker[0].backups.held;
+
+	held[0].version = held[1].version + 1;
+}
+
+TEST(the_full_checks_find_what_is_broken)
+{
+	const struct {
+		void (*breaks)(struct core *c);
+		const char *finds;
+	} broken[] = {{change_a_weight, "store.c (2)"}, {overflow_a_weight, "store.c (3)"},
+		{exceed_a_bound, "store.c (3)"}, {miscount_done_batches, "batch_ledger.h (2)"},
+		{note_this_epoch, "later_epochs.h (2)"}, {note_a_batch_twice, "later_epochs.h (3)"},
+		{check_nothing, "checks.h (3)"}, {vote_twice, "checks.h (1)"},
+		{enter_quarantine_without_reason, "quarantine.h (1)"},
+		{know_a_later_push, "ledger.c (4)"}, {exclude_a_live_worker, "departure.h (5)"},
+		{miscount_references, "backups.c (1)"}, {swap_held_versions, "backups.c (2)"}};
+
+	for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
+		struct core_config cfg = fixture_training();
+		struct core_fixture f;
+
+		cfg.dc.kind = DC_CONSTANT;
+		cfg.dc.lambda = 1;
+		fixture_open(&f, cfg);
+		struct stamp s = fixture_join(&f, 9, "");
+		struct msg m = fixture_batch(s, 1, 0, 0, 4);
+		fixture_applied(&f, 9, &m);
+		for (int pulls = 0; pulls < 2; pulls++)
+			fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
+		assert_null(core_broken_invariant(&f.values, f.core));
+		broken[i].breaks(f.core);
+		const char *found = core_broken_invariant(&f.values, f.core);
+		assert_non_null(found);
+		assert_memory_equal(found, broken[i].finds, strlen(broken[i].finds));
+		fixture_close(&f);
 	}
 }

@@ -213,8 +213,8 @@ TEST(a_restart_in_any_moment_of_a_search_changes_no_bit)
 		struct cluster k;
 
 		cluster_open(&k, cfg, 1, 40, valley_portion);
-		k.f.core->store.weights[0] = -1.2f;
-		k.f.core->store.weights[1] = 1;
+		fixture_set_weight(&k.f, 0, -1.2f);
+		fixture_set_weight(&k.f, 1, 1);
 		for (int n = 0; !fixture_count(&k.f, EFFECT_FINISH); n++) {
 			cluster_act(&k, 0);
 			if (n == killed)
@@ -236,8 +236,8 @@ TEST(the_valley_leads_to_its_end)
 	struct cluster k;
 
 	cluster_open(&k, cfg, 3, 40, valley_portion);
-	k.f.core->store.weights[0] = -1.2f;
-	k.f.core->store.weights[1] = 1;
+	fixture_set_weight(&k.f, 0, -1.2f);
+	fixture_set_weight(&k.f, 1, 1);
 	struct rng r = rng_seed(4, RNG_SIM, 0);
 	cluster_run(&k, 3, &r);
 	print_message("(%.7f, %.7f) after %llu trials\n", (double)core_weights(k.f.core)[0],

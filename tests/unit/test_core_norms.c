@@ -79,7 +79,7 @@ static double scale_of_push(struct fleet *t, uint32_t i, double norm)
 static void move_weights(struct fleet *t, float by)
 {
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
-		t->f.core->store.weights[i] += by;
+		fixture_set_weight(&t->f, i, core_weights(t->f.core)[i] + by);
 }
 
 /* Let each worker in [first, end) send `rounds` gradients whose norm is about `norm`. The server
@@ -768,7 +768,7 @@ TEST(weights_of_almost_0_are_no_yardstick)
 
 	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
-		t.f.core->store.weights[i] = 1e-15f;
+		fixture_set_weight(&t.f, i, 1e-15f);
 	assert_int_equal(check_norm(&t, 4, 1), REJECT_NONE);
 	assert_int_equal(check_norm(&t, 4, 1e10), REJECT_NORM);
 	fixture_close(&t.f);
@@ -781,13 +781,13 @@ TEST(the_first_gradients_are_compared_with_the_weights)
 
 	open_norms_fleet(&t, with_ratio(), WORKERS);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
-		t.f.core->store.weights[i] = 0.5f;
+		fixture_set_weight(&t.f, i, 0.5f);
 	assert_int_equal(check_norm(&t, 4, 1e10), REJECT_NORM);
 	assert_int_equal(check_norm(&t, 0, 100), REJECT_NONE);
 	fixture_close(&t.f);
 	open_norms_fleet(&t, with_ratio(), 2);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
-		t.f.core->store.weights[i] = 0.5f;
+		fixture_set_weight(&t.f, i, 0.5f);
 	assert_int_equal(check_norm(&t, 1, 1e10), REJECT_NONE);
 	fixture_close(&t.f);
 }

@@ -256,7 +256,7 @@ static void open_with_limits(struct cluster *k, struct core_config cfg, uint32_t
 {
 	cluster_open(k, cfg, n, 50000, with_pushed);
 	for (size_t i = FIRST; i < FIXTURE_PARAMS; i++)
-		k->f.core->store.weights[i] = i >= FIRST + 2 ? 1.0f : 0.0f;
+		fixture_set_weight(&k->f, i, i >= FIRST + 2 ? 1.0f : 0.0f);
 	for (uint32_t i = 0; i < n; i++)
 		assert_int_equal(cluster_request(k, i), 1);
 }

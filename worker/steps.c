@@ -621,7 +621,7 @@ static int complete_steps(struct steps *s, struct next_push *p)
 
 /* Makes the pushes of a lease one after the other. The answer to each push has the weights for the
  * next push. */
-static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
+static int run_serially(struct steps *s, const struct cnnps_lease *l)
 {
 	struct next_push p;
 	uint32_t count;
@@ -644,7 +644,8 @@ static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 
 /* Completes the steps of a push and divides the sum of its gradients. The division is done here,
  * and not in `deliver`, so that it does not delay the push. */
-static int complete_ahead(struct steps *s, struct next_push *in_flight, struct next_push *completed)
+static int complete_in_flight(
+	struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
 	int rc = complete_steps(s, in_flight);
 
@@ -666,7 +667,7 @@ static int push_in_flight(struct steps *s, struct next_push *in_flight, struct n
 	if (s->info->n_push > 1 || (!in_flight->g && !completed->g))
 		return PS_ESHUTDOWN;
 	if (!completed->g)
-		rc = complete_ahead(s, in_flight, completed);
+		rc = complete_in_flight(s, in_flight, completed);
 	if (!rc)
 		rc = deliver(s, completed, completed->version, 0);
 	return rc ? rc : PS_ESHUTDOWN;
@@ -716,7 +717,7 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 		if (!rc)
 			rc = submit_steps(s, l, i, count, &next);
 		if (!rc && i)
-			rc = complete_ahead(s, &in_flight, &completed);
+			rc = complete_in_flight(s, &in_flight, &completed);
 		if (!rc)
 			rc = confirm_weights(s, l, i, &next);
 		if (!rc)
@@ -729,7 +730,7 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 	if (!rc)
 		rc = read_back(s, &in_flight);
 	if (!rc)
-		rc = complete_ahead(s, &in_flight, &completed);
+		rc = complete_in_flight(s, &in_flight, &completed);
 	return rc ? rc : deliver(s, &completed, completed.version, 0);
 }
 
@@ -744,7 +745,7 @@ int steps_are_pipelined(const struct steps *s)
 int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l)
 {
 	s->has_pulled = 0;
-	return s->info->prefetch ? run_overlapped(s, l) : run_in_turn(s, l);
+	return s->info->prefetch ? run_overlapped(s, l) : run_serially(s, l);
 }
 
 /* ---- life cycle ------------------------------------------------------------------------------ */

@@ -199,29 +199,29 @@ static int list_gpus(struct gpu *gpu, const struct gpus *all, int locks)
 static struct gpu least_used(const struct gpus *all)
 {
 	struct gpu gpu[MAX_GPUS];
-	int n_free = 0, turn = -1;
+	int n_free = 0, choice_lock = -1;
 
 	for (int i = 0; i < LOCK_TRIES && !n_free; i++) {
 		if (i)
 			nanosleep(&(struct timespec){.tv_nsec = LOCK_MS * 1000000L}, NULL);
-		if (!lock_gpu("choice", &turn))
+		if (!lock_gpu("choice", &choice_lock))
 			continue;
 		n_free = list_gpus(gpu, all, 1);
 		if (!n_free)
-			unlock_gpu(turn);
+			unlock_gpu(choice_lock);
 	}
 	if (!n_free) {
 		log_warn("cuda", "gpus_locked",
 			"waited_ms=%d reason=\"other processes keep the locks of the GPUs\" "
 			"choice=\"the least memory in use\"",
 			LOCK_TRIES * LOCK_MS);
-		turn = -1;
+		choice_lock = -1;
 		n_free = list_gpus(gpu, all, 0);
 	}
 	PS_ASSERT(n_free > 0);
 	for (int i = 1; i < n_free; i++)
 		unlock_gpu(gpu[i].lock);
-	unlock_gpu(turn);
+	unlock_gpu(choice_lock);
 	return gpu[0];
 }
 

@@ -51,7 +51,7 @@ struct received {
  * them. The number of a message's place in the ring is also the number of its private copy
  * (lane.h).
  */
-struct ahead {
+struct inbox {
 	size_t first, n;
 	struct received message[LANE_COPIES];
 };
@@ -71,9 +71,9 @@ struct router {
 	uv_timer_t retry;
 
 	struct wire *wire;
-	struct ahead ahead;
+	struct inbox inbox;
 	struct frames in; /* the frames of the message that on_readable handles */
-	size_t in_at;     /* the place of this message in `ahead` */
+	size_t in_at;     /* the place of this message in `inbox` */
 	int in_begun;     /* `begun` of this message (struct received) */
 	struct chunked_push *chunks;
 	/* the shared-memory lanes; NULL if the server has none, for the reason in lane_off */
@@ -917,22 +917,22 @@ static int needs_worker_key(struct frames *f)
 }
 
 /* Receives a message into the ring. Returns 0 if no message has arrived. */
-static int receive_ahead(struct router *r)
+static int receive_to_inbox(struct router *r)
 {
-	const size_t at = (r->ahead.first + r->ahead.n) % LANE_COPIES;
-	struct received *m = &r->ahead.message[at];
+	const size_t at = (r->inbox.first + r->inbox.n) % LANE_COPIES;
+	struct received *m = &r->inbox.message[at];
 
 	m->rc = wire_recv(r->socket, &m->peer, &m->frames);
 	if (m->rc == 0 || m->rc == PS_ENET)
 		return 0;
 	m->begun = m->rc == 1 && lanes_begin(r->lanes, m->peer, at, &m->frames);
-	r->ahead.n++;
+	r->inbox.n++;
 	return 1;
 }
 
 /* Returns 1 if the newest message in the ring has a tensor. The server then reads no further
  * message ahead, because tensors take much memory. */
-static int has_tensor_ahead(const struct ahead *a)
+static int newest_has_tensor(const struct inbox *a)
 {
 	return a->n > 0 && a->message[(a->first + a->n - 1) % LANE_COPIES].frames.n > 1;
 }
@@ -941,13 +941,13 @@ static int has_tensor_ahead(const struct ahead *a)
  * 0 if there is no message. */
 static int take_message(struct router *r, uint32_t *peer)
 {
-	struct ahead *a = &r->ahead;
+	struct inbox *a = &r->inbox;
 	struct received *m = &a->message[a->first];
 
 	r->in_begun = 0;
 	if (a->n == 0 && !(r->lanes && lanes_use_gpus(r->lanes)))
 		return wire_recv(r->socket, peer, &r->in);
-	while (a->n < LANE_COPIES && !has_tensor_ahead(a) && receive_ahead(r))
+	while (a->n < LANE_COPIES && !newest_has_tensor(a) && receive_to_inbox(r))
 		continue;
 	if (a->n == 0)
 		return 0;
@@ -961,7 +961,7 @@ static int take_message(struct router *r, uint32_t *peer)
 	return m->rc;
 }
 
-static void drop_received(struct ahead *a)
+static void drop_received(struct inbox *a)
 {
 	for (; a->n > 0; a->n--) {
 		frames_release(&a->message[a->first].frames);
@@ -1254,13 +1254,13 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
  * first handles the messages that are already in the ring. */
 void router_receive_pending(struct router *r)
 {
-	zloop_read(&r->loop, r->ahead.n + r->port.stats.connections + 1);
+	zloop_read(&r->loop, r->inbox.n + r->port.stats.connections + 1);
 }
 
 void router_close_connections(struct router *r)
 {
 	port_close_connections(&r->port);
-	drop_received(&r->ahead);
+	drop_received(&r->inbox);
 	chunked_push_clear(r->chunks);
 	if (r->sides)
 		sides_clear(r->sides);
@@ -1354,7 +1354,7 @@ void router_free(struct router **r)
 	if (!*r)
 		return;
 	port_release(&(*r)->port);
-	drop_received(&(*r)->ahead);
+	drop_received(&(*r)->inbox);
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
 	chunked_push_free(&(*r)->chunks);

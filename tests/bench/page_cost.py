@@ -8,7 +8,7 @@
 A viewer is a connection that reads /events as the page does. The processor time is the sum over all
 threads of the server, read from /proc. `pushes` makes one run of the model seed:32 with two
 workers and batches of 10 images, so that the server is busy, and measures pairs: ten seconds
-without viewers and ten with viewers, in turns of one second each, so that other programs on the
+without viewers and ten with viewers, in intervals of one second each, so that other programs on the
 machine slow down both alike. `pushes` prints the median of the ratios of all pairs. The script
 needs the programs that `make tests` builds, and an idle machine. The command `paint` also needs
 Chromium. Data: $CNN_DATA or the default data directories.
@@ -30,7 +30,7 @@ from through_server import data_directory  # noqa: E402
 
 LOADS = 20              # how many times `paint` loads the page
 WORKERS, IDLE_S = 200, 10
-PAIRS, TURNS, TURN_S, VIEWERS = 10, 10, 1, 3
+PAIRS, INTERVALS, INTERVAL_S, VIEWERS = 10, 10, 1, 3
 
 
 def processor_s(process):
@@ -127,12 +127,12 @@ def idle(programs):
         worker.close()
 
 
-def turn(server, n):
-    """Measure one turn with n viewers. Returns (seconds of processor time, number of pushes)."""
+def interval(server, n):
+    """Measure an interval with n viewers. Returns (seconds of processor time, number of pushes)."""
     viewers = Viewers(server, n)
     time.sleep(0.2)
     used, pushes = processor_s(server), server.status()["counters"]["pushes"]
-    time.sleep(TURN_S)
+    time.sleep(INTERVAL_S)
     used, pushes = processor_s(server) - used, server.status()["counters"]["pushes"] - pushes
     viewers.close()
     return used, pushes
@@ -146,11 +146,11 @@ def pushes(programs):
     ratios = []
     for pair in range(PAIRS):
         order = (0, VIEWERS) if pair % 2 else (VIEWERS, 0)
-        turns = {n: [] for n in order}
-        for _ in range(TURNS):
+        intervals = {n: [] for n in order}
+        for _ in range(INTERVALS):
             for n in order:
-                turns[n].append(turn(server, n))
-        ns = {n: 1e9 * sum(u for u, _ in t) / sum(p for _, p in t) for n, t in turns.items()}
+                intervals[n].append(interval(server, n))
+        ns = {n: 1e9 * sum(u for u, _ in t) / sum(p for _, p in t) for n, t in intervals.items()}
         ratios.append(ns[VIEWERS] / ns[0])
         print(f"{ns[0]:.0f} ns per push without a page, {ns[VIEWERS]:.0f} ns with {VIEWERS}:"
               f" {100 * (ratios[-1] - 1):+.2f} %", flush=True)

@@ -129,18 +129,18 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
     """The test cuts the training workers off from the network, one at a time. Each worker stays cut
     off until the server has declared it dead and granted its work to others. Each image still
     counts once per epoch."""
-    turns = 8 if full else 1
+    rounds = 8 if full else 1
     # an additional epoch, so that the server notices the last death before the run ends
-    epochs = turns + 1
+    epochs = rounds + 1
     net = nets("N1", 3)
     server = net.server("--model", "seed:256", "--epochs", epochs, "--mode", mode, "--heartbeat-ms",
                         200, "--suspect-ms", 500, "--dead-ms", 1000, "--checkpoint-ms", 100)
     fleet = [net.worker_at(i, server.endpoint, data=few) for i in range(2)]
-    for turn in range(turns):
-        until(lambda: net.status(server)["images"] >= turn * FEW + FEW // 10, 60,
+    for number in range(rounds):
+        until(lambda: net.status(server)["images"] >= number * FEW + FEW // 10, 60,
               "training goes on")
         deaths = net.status(server)["counters"]["deaths"]
-        net.cut("*", 1 + turn % 2)
+        net.cut("*", 1 + number % 2)
         until(lambda: net.status(server)["counters"]["deaths"] > deaths, 30, "it counts as dead")
         net.heal()
     result = server.result()
@@ -152,10 +152,10 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
 def test_restart_behind_a_partition(nets, figure, full):
     """The server dies and restarts during a partition."""
     net = nets("N1", 4)
-    turns = 10 if full else 1
-    run = LedgerRun(net, 3, outlasts(2 + turns, 5), pace=(5,))
+    rounds = 10 if full else 1
+    run = LedgerRun(net, 3, outlasts(2 + rounds, 5), pace=(5,))
     slowest = 0
-    for _ in range(turns):
+    for _ in range(rounds):
         under_way(net, run)
         stood = gone_for(net, run, 0.5)
         run.kill_server()
@@ -172,13 +172,13 @@ def test_only_replies_are_lost(nets, figure, full):
     """The server's replies are lost, but the pushes arrive. The workers send the pushes again, and
     the server does not apply them again."""
     net = nets("N2", 4)
-    turns = 20 if full else 1
-    run = LedgerRun(net, 3, outlasts(2 + turns, 3), pace=(3, NEVER))
-    for turn in range(turns):
+    rounds = 20 if full else 1
+    run = LedgerRun(net, 3, outlasts(2 + rounds, 3), pace=(3, NEVER))
+    for number in range(rounds):
         under_way(net, run)
         net.cut(0, "*")
         # longer than the time after which TCP ends a connection on which no acknowledgements arrive
-        time.sleep(3 + 3 * turn / turns)
+        time.sleep(3 + 3 * number / rounds)
         stood = seqs(net, run.server)
         net.heal()
         moved(net, run, stood)

@@ -15,8 +15,8 @@ JUMPS = ["+3600", "-3600", "@1970-01-01 12:00:00", "@2106-02-07 07:00:00", "@203
 
 @pytest.fixture
 def wall(figure, tmp_path):
-    """Returns (the environment of a program whose wall clock the test sets, the function turn(to)
-    that sets it)."""
+    """Returns (the environment of a program whose wall clock the test sets, the function
+    set_clock(to) that sets it)."""
     found = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
     if not found:
         figure.cannot("P9", "libfaketime is not installed")
@@ -24,12 +24,12 @@ def wall(figure, tmp_path):
     env = {"LD_PRELOAD": found[0], "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_NO_CACHE": "1",
            "FAKETIME_DONT_FAKE_MONOTONIC": "1", "TZ": "UTC"}
 
-    def turn(to):
+    def set_clock(to):
         new = tmp_path / "clock.new"
         new.write_text(to + "\n")
         new.rename(file)
-    turn("+0")
-    return env, turn
+    set_clock("+0")
+    return env, set_clock
 
 
 def year(env):
@@ -46,15 +46,15 @@ def saved_in(server, seconds):
 
 def test_wall_clock_jumps(ledger, wall, figure, full):
     """The server's wall clock jumps by an hour back and forth, and to 1970, 2038 and 2106."""
-    env, turn = wall
+    env, set_clock = wall
     run = ledger(3, 3000 if full else 700, pace=(10,), env=env)
     run.reached(0)
-    turn("@1970-01-01 12:00:00")
+    set_clock("@1970-01-01 12:00:00")
     assert year(env) == 1970, "the wall clock can be turned"
     missed = extra = 0
     window = 2 if full else 1
     for to in JUMPS:
-        turn(to)
+        set_clock(to)
         saved = saved_in(run.server, window)
         # The server should save 20 checkpoints per second. If other programs use the machine, the
         # server saves fewer, so the test requires only 5.

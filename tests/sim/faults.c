@@ -107,9 +107,9 @@ static void hang_worker(struct sim *s, const struct fault *f)
 
 	if (!w)
 		return;
-	w->hung_until_ms = s->net.now_ms + f->ms;
+	w->hangs_until_ms = s->net.now_ms + f->ms;
 	if (f->way == 1 && is_dispensable(s))
-		w->hung_until_ms = UINT64_MAX; /* the program hangs forever */
+		w->hangs_until_ms = UINT64_MAX; /* the program hangs forever */
 	s->suspectable = 1;
 	s->hangs++;
 }

@@ -138,7 +138,7 @@ static void hostile_join(struct sim *s, uint32_t node, struct hostile_session *h
 		m.hello.name[0] = 'r'; /* without a name, each process would have another slot */
 	h->link = (uint32_t)++s->links;
 	h->heartbeat = (uint32_t)++s->links;
-	h->hung = 0;
+	h->only_heartbeats = 0;
 	h->request = 0;
 	h->grant.request = 0;
 	h->wait_until_ms = s->net.now_ms + 200;
@@ -507,7 +507,7 @@ static void hostile_replay(
 
 static void hoard(struct sim *s, uint32_t node, struct hostile_session *h)
 {
-	if (h->hung)
+	if (h->only_heartbeats)
 		return;
 	hostile_lease(s, node, h);
 	if (hostile_chance(s, 300))
@@ -517,7 +517,7 @@ static void hoard(struct sim *s, uint32_t node, struct hostile_session *h)
 	/* close the connection after the request, and continue with heartbeats on the other one */
 	server_event(s, &(struct event){.kind = EVENT_PEER_GONE, .peer = h->link});
 	h->link = 0;
-	h->hung = 1;
+	h->only_heartbeats = 1;
 }
 
 static void join_again(struct sim *s, uint32_t node, struct hostile_session *h)
@@ -571,7 +571,7 @@ static void stall(struct sim *s, uint32_t node, struct hostile *o, struct hostil
 static void act_as_hostile(
 	struct sim *s, uint32_t node, struct hostile *o, struct hostile_session *h)
 {
-	if (!h->stamp.worker || (!h->link && !h->hung)) {
+	if (!h->stamp.worker || (!h->link && !h->only_heartbeats)) {
 		/* a new session gets new leases, which delays the run: workers of other kinds join
 		 * only a few times */
 		if (s->net.now_ms >= h->wait_until_ms &&
@@ -645,7 +645,7 @@ void hostile_begin(struct sim *s)
 			h->grant = (struct msg_grant){0};
 			h->old_stamp = h->stamp;
 			h->n_retained = h->joins = 0;
-			h->hung = 0;
+			h->only_heartbeats = 0;
 		}
 		net_at(&s->net, below(s, 1500),
 			(struct item){.what = HAPPEN_TICK, .node = SIM_FIRST_HOSTILE + i});

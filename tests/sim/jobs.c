@@ -143,7 +143,7 @@ static void reap_job(
 }
 
 /* Kills each process that hangs at a seed. The seed at which it hangs then counts as failed. */
-static void kill_hung(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
+static void kill_stuck(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		uint64_t seed = atomic_load(&b->now[i]);
@@ -172,7 +172,7 @@ static void watch_jobs(struct board *b, struct jobs_result *r, pid_t *pid, uint3
 			left--;
 			continue;
 		}
-		kill_hung(b, watched, pid, n);
+		kill_stuck(b, watched, pid, n);
 		if (isatty(STDERR_FILENO))
 			show_seeds(b, n, all, clock_seconds() - start);
 		nanosleep(&interval, NULL);

@@ -444,7 +444,7 @@ void server_event(struct sim *s, const struct event *ev)
 		return;
 	event.next_buffer = next_buffer(v);
 	const struct core_stats *stats = core_stats(v->core);
-	uint64_t position = sim_wal_event(s, ev), version = stats->version;
+	uint64_t lsn = sim_wal_event(s, ev), version = stats->version;
 	bounds_before(s);
 	if (s->mode == SIM_SYNC)
 		steps_before(s);
@@ -467,7 +467,7 @@ void server_event(struct sim *s, const struct event *ev)
 	if (s->mode == SIM_DOWNPOUR)
 		voices_after(s, ev);
 	remember_version(s);
-	sim_wal_stepped(s, position);
+	sim_wal_stepped(s, lsn);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {
 		if (is_server_killed(v)) {
 			server_crash(s, v->power);

@@ -45,11 +45,11 @@ static void send_to_node(struct sim *s, const struct item *to, const struct msg 
 	net_send(&s->net, to->node, 0, *to, m);
 }
 
-static void send_flushed(struct sim *s, uint64_t reached)
+static void send_flushed(struct sim *s, uint64_t flushed_lsn)
 {
 	struct sim_wal *w = &s->wal;
 
-	while (w->n && w->held[w->first].position <= reached) {
+	while (w->n && w->held[w->first].lsn <= flushed_lsn) {
 		const struct reply *r = &w->held[w->first];
 
 		send_to_node(s, &r->to, &r->msg);
@@ -73,7 +73,7 @@ void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int
 		return;
 	}
 	r = &w->held[(w->first + w->n++) % SIM_HELD];
-	r->position = w->bound;
+	r->lsn = w->bound;
 	r->to = *to;
 	net_copy(&r->msg, m);
 }
@@ -97,16 +97,16 @@ static void on_sim_committed(void *arg)
 uint64_t sim_wal_event(struct sim *s, const struct event *ev)
 {
 	struct frames f;
-	uint64_t position;
+	uint64_t lsn;
 
 	if (!s->wal.log || s->server.over)
 		return 0;
 	frames_init(&f);
 	if (ev->kind == EVENT_MESSAGE && wire_encode(ev->msg, &f))
 		sim_violation(s, "a message that the wire does not take");
-	position = wal_append(s->wal.log, ev, sim_clock(s, SIM_SERVER), f.n ? &f : NULL, "");
+	lsn = wal_append(s->wal.log, ev, sim_clock(s, SIM_SERVER), f.n ? &f : NULL, "");
 	frames_release(&f);
-	return position;
+	return lsn;
 }
 
 static uint64_t hash_of_weights(const struct sim *s)
@@ -114,14 +114,14 @@ static uint64_t hash_of_weights(const struct sim *s)
 	return XXH3_64bits(core_weights(s->server.core), s->cfg.n_params * sizeof(float));
 }
 
-void sim_wal_stepped(struct sim *s, uint64_t position)
+void sim_wal_stepped(struct sim *s, uint64_t lsn)
 {
 	const struct core *c = s->server.core;
 	struct sim_wal *w = &s->wal;
 	uint64_t version = core_stats(c)->version;
 
-	if (position && core_effect(c, 0) && core_effect(c, 0)->kind == EFFECT_COMMIT) {
-		w->bound = position;
+	if (lsn && core_effect(c, 0) && core_effect(c, 0)->kind == EFFECT_COMMIT) {
+		w->bound = lsn;
 		wal_flush(w->log);
 	}
 	if (w->log && core_new_versions(c) > 0)

@@ -136,7 +136,7 @@ void worker_start(struct sim *s, uint32_t node)
 	w->computing = w->done = 0;
 	w->broken = w->breaks > 0;
 	w->breaks -= (uint32_t)w->broken;
-	w->stopped_until_ms = w->hung_until_ms = 0;
+	w->stopped_until_ms = w->hangs_until_ms = 0;
 	w->kill_in = DISK_NEVER;
 	w->back_ms = 0;
 	w->verdict_seq = w->born_term = 0;

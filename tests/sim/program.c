@@ -7,9 +7,9 @@
 #include <string.h>
 #include "tests/sim/sim.h"
 
-static int is_hung(const struct sim *s, const struct sim_worker *w)
+static int program_hangs(const struct sim *s, const struct sim_worker *w)
 {
-	return s->net.now_ms < w->hung_until_ms;
+	return s->net.now_ms < w->hangs_until_ms;
 }
 
 /* ---- the next step of a worker that computes nothing now ------------------------------------- */
@@ -56,7 +56,7 @@ void program_step(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = worker_at(s, node);
 
-	if (!w->session || session_phase(w->session) == PHASE_END || is_hung(s, w))
+	if (!w->session || session_phase(w->session) == PHASE_END || program_hangs(s, w))
 		return;
 	if (s->training)
 		training_step(s, node);
@@ -299,9 +299,9 @@ void program_computed(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = worker_at(s, node);
 
-	if (is_hung(s, w)) {
-		if (w->hung_until_ms != UINT64_MAX)
-			net_at(&s->net, w->hung_until_ms,
+	if (program_hangs(s, w)) {
+		if (w->hangs_until_ms != UINT64_MAX)
+			net_at(&s->net, w->hangs_until_ms,
 				(struct item){.what = HAPPEN_COMPUTED,
 					.node = node,
 					.process = w->process});

@@ -144,7 +144,7 @@ struct sim_worker {
 	uint32_t bulk, heartbeat; /* the numbers of its bulk and heartbeat connections */
 	uint64_t stopped_until_ms;
 	/* FAULT_HANG: the program hangs until this time; UINT64_MAX: forever */
-	uint64_t hung_until_ms;
+	uint64_t hangs_until_ms;
 	int named;
 	uint32_t key;         /* hostile runs: the node whose key the process has */
 	uint64_t born_term;   /* the term in the first WELCOME of the process; 0: no WELCOME yet */
@@ -184,9 +184,9 @@ struct sim_worker {
 struct sim_server {
 	struct startup state;
 	struct checkpointer *checkpointer;
-	struct core *core; /* NULL: the server does not run */
+	struct core *core;         /* NULL: the server does not run */
 	struct core_values values; /* the weights after the last step (core_invariants.h) */
-	float *spare;      /* the second buffer of weights; `state` has the first */
+	float *spare;              /* the second buffer of weights; `state` has the first */
 	uint64_t process, epoch;
 	uint64_t stopped_until_ms;
 	uint32_t kill_in; /* number of effects until the server is killed; DISK_NEVER: no kill */
@@ -228,7 +228,7 @@ struct hostile_session {
 	struct msg retained[HOSTILE_RETAINED];
 	uint32_t n_retained;
 	uint64_t wait_until_ms;
-	uint32_t hung; /* 1: the session only sends heartbeats */
+	uint32_t only_heartbeats; /* 1: the session sends nothing else */
 	uint32_t joins;
 };
 
@@ -240,10 +240,10 @@ struct hostile {
 	uint8_t granted[SIM_COORDINATES];
 };
 
-/* This struct has a message from the server to a worker that waits until its log position is on the
- * disk. */
+/* This struct has a message from the server to a worker that waits until the event with its LSN is
+ * on the disk. */
 struct reply {
-	uint64_t position;
+	uint64_t lsn;
 	struct item to;
 	struct msg msg;
 };
@@ -471,10 +471,10 @@ int sim_wal_open(struct sim *s, struct err *e) PS_MUST_CHECK;
 void sim_wal_check_restored(struct sim *s);
 /* Releases the log and the replies of the server's process. */
 void sim_wal_release(struct sim *s);
-/* sim_wal_event logs an event before the core receives it, and returns the event's position in the
- * log, or 0 without a log. sim_wal_stepped records the changes of the core. */
+/* sim_wal_event logs an event before the core receives it, and returns the event's LSN, or 0
+ * without a log. sim_wal_stepped records the changes of the core. */
 uint64_t sim_wal_event(struct sim *s, const struct event *ev);
-void sim_wal_stepped(struct sim *s, uint64_t position);
+void sim_wal_stepped(struct sim *s, uint64_t lsn);
 /* Sends a message at once or, if `durable_first` is 1, when all events on which the message depends
  * are on the disk. */
 void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int durable_first);

@@ -281,7 +281,7 @@ static double swing(enum delay_compensation kind)
 		uint32_t i = n % 4;
 		struct msg m = fixture_push(s[i], n / 4);
 
-		if (n >= 4) { /* in its first turn, a worker only pulls */
+		if (n >= 4) { /* a worker only pulls at first */
 			m.push.base_version = version[i];
 			m.push.base_term = s[i].term;
 			fixture_slice(&m, 0, FIXTURE_PARAMS, then[i]);

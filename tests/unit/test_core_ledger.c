@@ -366,11 +366,11 @@ static void replays_count_as_before(enum staleness_scaling staleness, enum lr_sc
 	fixture_drop(&image);
 	for (uint64_t n = 0; n < (uint64_t)2 * REPLAYED; n++) {
 		uint32_t i = n >= REPLAYED;
-		uint64_t seq = 1 + n % REPLAYED, turn = 2 * (seq - 1) + i;
+		uint64_t seq = 1 + n % REPLAYED, push = 2 * (seq - 1) + i;
 
 		if (seq == 1)
 			s[i] = fixture_come_back(&f, 9 + i, s[i], REPLAYED);
-		struct msg m = one_of_two(s[i], seq, turn ? turn - 1 : 0, s[i].term - 1);
+		struct msg m = one_of_two(s[i], seq, push ? push - 1 : 0, s[i].term - 1);
 		m.push.verdict = VERDICT_OK;
 		fixture_applied(&f, 9 + i, &m);
 	}

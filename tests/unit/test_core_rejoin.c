@@ -75,7 +75,7 @@ static uint64_t run_with_rejoins(struct core_config cfg, uint32_t bad, uint32_t 
 {
 	struct cluster k;
 	uint64_t free_at[CLUSTER_WORKERS] = {0}, begin, end;
-	uint32_t turn = 0;
+	uint32_t rejoins = 0;
 
 	open_named(&k, cfg, n, 300);
 	begin = k.f.now_ms;
@@ -96,8 +96,8 @@ static uint64_t run_with_rejoins(struct core_config cfg, uint32_t bad, uint32_t 
 		}
 		if (k.f.core->run.ending == END_OVER)
 			break;
-		if (k.f.now_ms >= begin + (turn + 1) * ms) {
-			uint32_t i = turn++ % bad;
+		if (k.f.now_ms >= begin + (rejoins + 1) * ms) {
+			uint32_t i = rejoins++ % bad;
 
 			join_once_more(&k, i, 1);
 			(void)cluster_request(&k, i);

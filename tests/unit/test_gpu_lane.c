@@ -674,7 +674,7 @@ static void push_routed(struct lane *l, uint64_t seq, uint64_t pull, zmq_msg_t *
 
 /* The router receives several messages before it handles the first. The router must keep the order
  * of the messages, and must lose none at the end of an iteration of the loop. */
-TEST_IN(copies_that_begin_before_their_turn_change_no_order, set_up_routed, tear_down_routed)
+TEST_IN(copies_that_begin_too_soon_change_no_order, set_up_routed, tear_down_routed)
 {
 	struct lane *l = connect_routed();
 	struct router_stats stats;

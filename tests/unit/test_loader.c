@@ -104,7 +104,7 @@ TEST(invariant_1_batches_come_in_order_with_the_specified_bytes)
 				ask_for_batch(l, requested % 3, requested, 1 + requested % 4);
 				requested++;
 			}
-			assert_in_range(requested - i, 1, LOADER_AHEAD);
+			assert_in_range(requested - i, 1, LOADER_BATCHES);
 			assert_int_equal(loader_take(l, &x, &e), PS_OK);
 			expect_batch(&x, p, 5, i % 3, i, 1 + i % 4);
 		}

@@ -276,7 +276,7 @@ TEST(a_jpeg_is_turned_as_its_orientation_says)
 		}
 }
 
-/* If a JPEG must be turned, its size after the turn, not before, must be the size that the model
+/* If a JPEG must be turned, its size after that, not before, must be the size that the model
  * needs. */
 TEST(the_size_of_a_turned_jpeg_is_checked)
 {

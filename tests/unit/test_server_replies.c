@@ -42,7 +42,7 @@ static int send_to(void *arg, uint32_t peer, struct frames *f)
 	return PS_OK;
 }
 
-/* the log position (LSN) that must be on the disk before the next replies may leave */
+/* the LSN that must be on the disk before the next replies may leave */
 static uint64_t after;
 
 static void put_reply(uint32_t peer, uint64_t seq)

@@ -64,7 +64,7 @@ STALLS = {
 
 
 @pytest.mark.parametrize("what", STALLS)
-def test_hung_worker_does_not_delay_the_run(programs, small, what):
+def test_a_hanging_worker_does_not_delay_the_run(programs, small, what):
     options, kind, stalls = STALLS[what]
     server = programs.server("--model", "seed:8", "--epochs", 2, *options, directory=None)
     stalling = StallingWorker(server.endpoint, small, kind)

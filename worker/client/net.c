@@ -40,7 +40,7 @@
 #define CLOSE_MS  5000 /* maximum wait of net_free for the last decisions and BYE */
 /* time limit of this wait if no decision is open and no server is there */
 #define CLOSE_DOWN_MS 500
-/* maximum number of messages from one socket before the other sockets have their turn */
+/* maximum number of messages from one socket before the loop reads the other sockets */
 #define BUDGET 64
 
 enum {

@@ -188,16 +188,16 @@ static int copy_images(struct npy *a, const uint16_t *labels, struct writer *w, 
 	const struct shape *s = &w->shape;
 	const size_t n = shape_count(*s), plane = s->h * s->w;
 	uint8_t *raw = mem_try(2, n), *planes = raw ? raw + n : NULL;
-	const int turn = channels_last(a);
+	const int transposes = channels_last(a);
 	int rc = raw ? PS_OK : err_set(e, PS_ENOMEM, "%s: no memory for an image", a->path);
 
 	for (size_t i = 0; i < a->dim[0] && !rc; i++) {
 		if (fread(raw, 1, n, a->file) != n)
 			rc = npy_bad(a, "is cut off", e);
-		for (size_t at = 0; turn && at < n; at++)
+		for (size_t at = 0; transposes && at < n; at++)
 			planes[at % s->c * plane + at / s->c] = raw[at];
 		if (!rc)
-			rc = writer_put(w, turn ? planes : raw, labels[i], e);
+			rc = writer_put(w, transposes ? planes : raw, labels[i], e);
 	}
 	free(raw);
 	return rc ? rc : npy_at_end(a, e);

@@ -38,19 +38,20 @@ static int make_pixels(struct picture *p, const struct raw *r, size_t channels, 
 	return p->pixels ? PS_OK : err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
 }
 
-/* How a picture must be turned, in the numbers of EXIF. From TURN_MIN on, rows become columns. */
-enum { UPRIGHT = 1, TURN_MIN = 5, TURN_MAX = 8 };
+/* How a picture must be turned, in the numbers of EXIF. From TRANSPOSED_MIN on, rows become
+ * columns. */
+enum { UPRIGHT = 1, TRANSPOSED_MIN = 5, TRANSPOSED_MAX = 8 };
 
 /* Copies the interleaved pixels of row `y` of a file to the planes of the turned picture. */
 static void put_pixel_row(struct picture *p, int orientation, size_t y, const uint8_t *row)
 {
 	const struct shape *s = &p->shape;
-	const int o = orientation, turns = o >= TURN_MIN;
+	const int o = orientation, transposes = o >= TRANSPOSED_MIN;
 	const int to_left = o == 2 || o == 3 || o == 6 || o == 7;
 	const int upwards = o == 3 || o == 4 || o == 7 || o == 8;
 
-	for (size_t x = 0; x < (turns ? s->h : s->w); x++) {
-		const size_t column = turns ? y : x, line = turns ? x : y;
+	for (size_t x = 0; x < (transposes ? s->h : s->w); x++) {
+		const size_t column = transposes ? y : x, line = transposes ? x : y;
 		const size_t to = (upwards ? s->h - 1 - line : line) * s->w +
 				  (to_left ? s->w - 1 - column : column);
 
@@ -271,7 +272,7 @@ static int tiff_orientation(const struct tiff *t)
 			tiff_number(t, at + 2, 2) == TYPE_SHORT && tiff_number(t, at + 4, 4) == 1) {
 			const uint32_t v = tiff_number(t, at + 8, 2);
 
-			return v >= UPRIGHT && v <= TURN_MAX ? (int)v : UPRIGHT;
+			return v >= UPRIGHT && v <= TRANSPOSED_MAX ? (int)v : UPRIGHT;
 		}
 	}
 	return UPRIGHT;
@@ -328,7 +329,7 @@ static void jpeg_warn(j_common_ptr common, int level)
 
 static int decode_jpeg(struct jpeg *j, struct picture *p, const struct raw *r, struct err *e)
 {
-	int rc, turns;
+	int rc, transposes;
 
 	if (setjmp(j->failed))
 		return err_set(e, PS_EDATA, "%s: %s", r->path, j->why);
@@ -344,9 +345,9 @@ static int decode_jpeg(struct jpeg *j, struct picture *p, const struct raw *r, s
 	if (!j->channels)
 		j->channels = j->d.num_components == 1 ? 1 : 3;
 	j->d.out_color_space = j->channels == 3 ? JCS_RGB : JCS_GRAYSCALE;
-	turns = j->orientation >= TURN_MIN;
-	rc = make_pixels(p, r, j->channels, turns ? j->d.image_height : j->d.image_width,
-		turns ? j->d.image_width : j->d.image_height, e);
+	transposes = j->orientation >= TRANSPOSED_MIN;
+	rc = make_pixels(p, r, j->channels, transposes ? j->d.image_height : j->d.image_width,
+		transposes ? j->d.image_width : j->d.image_height, e);
 	if (rc)
 		return rc;
 	j->row = mem_try(j->d.image_width, p->shape.c);

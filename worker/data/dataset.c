@@ -135,7 +135,7 @@ static uint32_t count_classes(const struct data *d)
 }
 
 /* Transposes an image, because EMNIST stores the columns of an image one after the other. */
-static void turn(const struct shape *s, uint8_t *pixels, uint8_t *spare)
+static void transpose(const struct shape *s, uint8_t *pixels, uint8_t *spare)
 {
 	memcpy(spare, pixels, s->h * s->w);
 	for (size_t y = 0; y < s->h; y++)
@@ -143,7 +143,7 @@ static void turn(const struct shape *s, uint8_t *pixels, uint8_t *spare)
 			pixels[y * s->w + x] = spare[x * s->h + y];
 }
 
-static int turn_all(struct data *d, struct err *e)
+static int transpose_all(struct data *d, struct err *e)
 {
 	const struct shape *s = &d->shape;
 	uint8_t *spare;
@@ -155,7 +155,7 @@ static int turn_all(struct data *d, struct err *e)
 		return err_set(e, PS_ENOMEM, "%s: no memory to transpose its images", d->files.dir);
 	for (int f = 0; f < DATA_FILES; f += 2)
 		for (size_t i = 0; i < d->file[f].n; i++)
-			turn(s, d->file[f].bytes + d->file[f].head + i * s->h * s->w, spare);
+			transpose(s, d->file[f].bytes + d->file[f].head + i * s->h * s->w, spare);
 	free(spare);
 	return PS_OK;
 }
@@ -223,7 +223,7 @@ int data_load_within(struct data *d, const char *place, uint64_t memory, struct 
 	if (!rc)
 		rc = identify_data(d, e);
 	if (!rc && is_emnist(d))
-		rc = turn_all(d, e);
+		rc = transpose_all(d, e);
 	if (rc)
 		data_release(d);
 	return rc;

@@ -24,12 +24,12 @@ struct loader {
 	uint64_t seed;
 	size_t max, image; /* max: maximum number of images of a batch; image: bytes of an image */
 	uint8_t *scratch;  /* one image, before shift and flip */
-	struct slot slot[LOADER_AHEAD];
+	struct slot slot[LOADER_BATCHES];
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	/* Numbers of batches since the start: taken <= loaded <= requested. Batch number i, from
-	 * 0, is in slot i % LOADER_AHEAD. The caller uses the images of batch taken - 1. */
+	 * 0, is in slot i % LOADER_BATCHES. The caller uses the images of batch taken - 1. */
 	uint64_t requested, loaded, taken;
 	int holds; /* 1: the caller still uses the images of batch number taken - 1 */
 	int ends;
@@ -75,7 +75,7 @@ static void *run_loader(void *arg)
 			pthread_cond_wait(&l->changed, &l->lock);
 			continue;
 		}
-		struct slot *s = &l->slot[l->loaded % LOADER_AHEAD];
+		struct slot *s = &l->slot[l->loaded % LOADER_BATCHES];
 
 		pthread_mutex_unlock(&l->lock);
 		loader_load_batch(l, s);
@@ -93,7 +93,7 @@ static int allocate(struct loader *l)
 {
 	int ok = 1;
 
-	for (size_t i = 0; i < LOADER_AHEAD && ok; i++) {
+	for (size_t i = 0; i < LOADER_BATCHES && ok; i++) {
 		struct slot *s = &l->slot[i];
 
 		s->pixels = mem_try(l->max, l->image);
@@ -107,7 +107,7 @@ static int allocate(struct loader *l)
 
 static void release(struct loader *l)
 {
-	for (size_t i = 0; i < LOADER_AHEAD; i++) {
+	for (size_t i = 0; i < LOADER_BATCHES; i++) {
 		free(l->slot[i].index);
 		free(l->slot[i].pixels);
 		free(l->slot[i].labels);
@@ -133,7 +133,7 @@ int loader_new(struct loader **out, const struct data *d, enum data_part part,
 	if (!allocate(l)) {
 		release(l);
 		return err_set(
-			e, PS_ENOMEM, "no memory for %d batches of %u images", LOADER_AHEAD, max);
+			e, PS_ENOMEM, "no memory for %d batches of %u images", LOADER_BATCHES, max);
 	}
 	pthread_mutex_init(&l->lock, NULL);
 	pthread_cond_init(&l->changed, NULL);
@@ -164,12 +164,12 @@ void loader_free(struct loader **l)
 
 int loader_has_room(const struct loader *l)
 {
-	return l->requested - l->taken + (unsigned)l->holds < LOADER_AHEAD;
+	return l->requested - l->taken + (unsigned)l->holds < LOADER_BATCHES;
 }
 
 void loader_ask(struct loader *l, const struct loader_batch *b)
 {
-	struct slot *s = &l->slot[l->requested % LOADER_AHEAD];
+	struct slot *s = &l->slot[l->requested % LOADER_BATCHES];
 
 	PS_ASSERT(loader_has_room(l) && b->n <= l->max); /* invariant (2) */
 	memcpy(s->index, b->index, b->n * sizeof(*s->index));
@@ -200,7 +200,7 @@ void loader_reset(struct loader *l)
 
 int loader_take(struct loader *l, struct kx_images *images, struct err *e)
 {
-	const struct slot *s = &l->slot[l->taken % LOADER_AHEAD];
+	const struct slot *s = &l->slot[l->taken % LOADER_BATCHES];
 
 	PS_ASSERT(l->taken < l->requested && s->number == l->taken); /* invariant (1) */
 	await(l, l->taken + 1);

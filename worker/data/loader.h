@@ -9,7 +9,7 @@
  * Invariants:
  * (1) batches come out in the order in which loader_ask requested them (asserted by loader_take;
  *     invariant_1_batches_come_in_order_with_the_specified_bytes);
- * (2) memory is bounded: LOADER_AHEAD batches, allocated by loader_new (asserted by loader_ask;
+ * (2) memory is bounded: LOADER_BATCHES batches, allocated by loader_new (asserted by loader_ask;
  *     a_batch_that_does_not_fit_memory_is_refused).
  *
  * Promises:
@@ -27,7 +27,7 @@
 #include "kernels/backend.h"
 #include "worker/data/dataset.h"
 
-#define LOADER_AHEAD 3
+#define LOADER_BATCHES 3
 
 struct loader; /* opaque, see loader.c */
 

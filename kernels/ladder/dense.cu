@@ -31,7 +31,7 @@ struct stage {
 };
 
 /* The part of the next stage that a thread loads while the block computes the current one. */
-struct ahead {
+struct prefetched {
 	uint32_t word[LOADS];
 	float d_logits;
 	float in[STAGE][FILTERS];
@@ -54,8 +54,8 @@ struct place {
 
 /* Loads images [n, n + m). `from` points to the values of the thread in image n. */
 template <bool RECOMPUTE>
-__device__ void dense_load_ahead(
-	const struct products &p, size_t n, unsigned m, const struct place &from, struct ahead *a)
+__device__ void dense_prefetch(const struct products &p, size_t n, unsigned m,
+	const struct place &from, struct prefetched *a)
 {
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
@@ -87,7 +87,7 @@ __device__ float byte_value(unsigned v, unsigned i)
 	return __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440u + i)) - 0x1p23f;
 }
 
-__device__ void dense_store_ahead(const struct ahead &a, unsigned m, struct stage *s)
+__device__ void dense_store_prefetched(const struct prefetched &a, unsigned m, struct stage *s)
 {
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
@@ -260,7 +260,7 @@ __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct column column[FILTERS] = {};
 	struct place from = {
 		p.k.pooled + n * inputs + i, p.k.argmax + n * inputs + i, (unsigned)inputs, works};
-	struct ahead a;
+	struct prefetched a;
 	float bias = 0;
 #pragma unroll
 	for (unsigned f = 0; f < FILTERS; f++)
@@ -275,18 +275,18 @@ __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 			load_filter(p, first + f, column[f].filter);
 	unsigned m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
 	unsigned corner = o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2;
-	dense_load_ahead<RECOMPUTE>(p, n, m, from, &a);
+	dense_prefetch<RECOMPUTE>(p, n, m, from, &a);
 	while (m > 0) {
 		__syncthreads();
-		dense_store_ahead(a, m, &s);
+		dense_store_prefetched(a, m, &s);
 		__syncthreads();
-		struct ahead now = a;
+		struct prefetched now = a;
 		unsigned present = m;
 		n += m;
 		from.in += m * inputs;
 		from.argmax += m * inputs;
 		m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
-		dense_load_ahead<RECOMPUTE>(p, n, m, from, &a);
+		dense_prefetch<RECOMPUTE>(p, n, m, from, &a);
 		if (!works)
 			dense_add_bias(s, present, &bias);
 #pragma unroll

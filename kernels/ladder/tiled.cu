@@ -104,7 +104,7 @@ struct stage {
 };
 
 /* The part of the next stage that a thread loads while the block computes the current one. */
-struct ahead {
+struct prefetched {
 	uint32_t word[LOADS];
 	float d_logits;
 	float in[STAGE];
@@ -119,8 +119,8 @@ struct sums {
 
 /* Loads images [n, n + m). `i` is the number of the thread's pooled value; `works` is 0 if it has
  * none. */
-__device__ void tiled_load_ahead(
-	const struct products &p, size_t n, unsigned m, size_t i, int works, struct ahead *a)
+__device__ void tiled_prefetch(
+	const struct products &p, size_t n, unsigned m, size_t i, int works, struct prefetched *a)
 {
 	size_t inputs = p.k.filters * POOL_AREA;
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ void tiled_load_ahead(
 	}
 }
 
-__device__ void tiled_store_ahead(const struct ahead &a, unsigned m, struct stage *s)
+__device__ void tiled_store_prefetched(const struct prefetched &a, unsigned m, struct stage *s)
 {
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
@@ -178,7 +178,7 @@ __device__ void tiled_add_image(struct sums *sum, const float weight[CLASSES], c
 /* Adds the gradients of the images of a stage to the sums. The window of the thread starts at pixel
  * `corner` of each image. */
 __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const struct stage &s,
-	const struct ahead &now, unsigned m, unsigned corner)
+	const struct prefetched &now, unsigned m, unsigned corner)
 {
 	const float *image = (const float *)s.image;
 #pragma unroll
@@ -240,21 +240,21 @@ __global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void tiled_backwar
 	int works = t < BACKWARD_FILTERS * POOL_AREA && i < inputs;
 	float weight[CLASSES], bias = 0;
 	struct sums sum = {};
-	struct ahead a;
+	struct prefetched a;
 #pragma unroll
 	for (int c = 0; c < CLASSES; c++)
 		weight[c] = works ? p.k.params[fc + (size_t)c * inputs + i] : 0;
 	unsigned m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
-	tiled_load_ahead(p, n, m, i, works, &a);
+	tiled_prefetch(p, n, m, i, works, &a);
 	while (m > 0) {
 		__syncthreads();
-		tiled_store_ahead(a, m, &s);
+		tiled_store_prefetched(a, m, &s);
 		__syncthreads();
-		struct ahead now = a;
+		struct prefetched now = a;
 		unsigned present = m;
 		n += m;
 		m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
-		tiled_load_ahead(p, n, m, i, works, &a);
+		tiled_prefetch(p, n, m, i, works, &a);
 		if (works)
 			add_stage(&sum, weight, s, now, present,
 				o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2);

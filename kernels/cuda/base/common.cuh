@@ -143,7 +143,7 @@ __device__ static inline uint32_t shared_address(const void *p)
 }
 
 /* Copies 16 bytes to shared memory asynchronously. If `valid` is false, writes zeros instead. */
-__device__ static inline void copy_ahead(void *to, const void *from, bool valid)
+__device__ static inline void copy_async(void *to, const void *from, bool valid)
 {
 	uint32_t at = shared_address(to);
 	int bytes = valid ? 16 : 0;
@@ -172,7 +172,7 @@ __device__ static inline float4 operator+(float4 a, float4 b)
  * BATCH loads are in flight at a time, also at the end. An unrolled loop would issue the last loads
  * one after the other. */
 template <int BATCH, class T, class F>
-__device__ static inline T sum_ahead(T sum, int first, int n, int every, F value)
+__device__ static inline T sum_prefetched(T sum, int first, int n, int every, F value)
 {
 	for (int i = first; i < n; i += BATCH * every) {
 		T v[BATCH];

@@ -84,7 +84,7 @@ __device__ inline void dgrad_fetch_weights(struct dgrad_shared *s, const struct 
 	const uint4 *from = reinterpret_cast<const uint4 *>(l.w_dgrad);
 
 	for (int i = threadIdx.x; i < CONV2_TAPS * STEPS * TILES * 32; i += blockDim.x)
-		copy_ahead(&s->weights[i], from + i, true);
+		copy_async(&s->weights[i], from + i, true);
 }
 
 __device__ inline void dgrad_fetch_argmax(
@@ -96,7 +96,7 @@ __device__ inline void dgrad_fetch_argmax(
 		const int image = i / chunks, at = i % chunks * 16, n = n0 + image;
 		const bool here = n < images;
 
-		copy_ahead(s->argmax + image * ARGMAX_STRIDE + at,
+		copy_async(s->argmax + image * ARGMAX_STRIDE + at,
 			l.x_argmax + (here ? n : 0) * (size_t)(CONV2_PIXELS * CONV2_CHANNELS) + at,
 			here);
 	}

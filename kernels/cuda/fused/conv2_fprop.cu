@@ -36,7 +36,7 @@ __device__ inline void fprop_fetch_weights(unsigned char *to, const struct kx_co
 	const unsigned char *from =
 		reinterpret_cast<const unsigned char *>(l.w_fprop) + (size_t)ky * ROW_BYTES;
 	for (int i = threadIdx.x * 16; i < ROW_BYTES && ky < CONV2_SIZE; i += blockDim.x * 16)
-		copy_ahead(to + i, from + i, true);
+		copy_async(to + i, from + i, true);
 }
 
 /* Starts the copies of rows [row, row + rows) of the images from n0 on. */
@@ -52,7 +52,7 @@ __device__ inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s, const 
 		const int at =
 			(i / pixels % groups * CONV2_PIXELS + row * CONV2_IN + i % pixels) * 16;
 		const uint16_t *from = l.x + (size_t)(n < images ? n : 0) * CONV2_IMAGE;
-		copy_ahead(s->image[image] + at, from + at / 2, n < images);
+		copy_async(s->image[image] + at, from + at / 2, n < images);
 	}
 }
 

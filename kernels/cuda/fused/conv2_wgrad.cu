@@ -42,7 +42,7 @@ struct wgrad_shared {
 };
 
 /* Copies 4 bytes to shared memory asynchronously. */
-__device__ inline void copy_word_ahead(void *to, const void *from)
+__device__ inline void copy_word_async(void *to, const void *from)
 {
 	uint32_t at = shared_address(to);
 
@@ -78,11 +78,11 @@ __device__ inline void wgrad_fetch_image(
 		const unsigned char *in =
 			reinterpret_cast<const unsigned char *>(l.x + (size_t)n * CONV2_IMAGE);
 		for (int k = threadIdx.x * 16; k < CONV2_TERM_BYTES; k += WGRAD_THREADS * 16)
-			copy_ahead(s->in[stage] + k, in + k, true);
-		copy_ahead(&s->pooled_dy[stage].dy[threadIdx.x],
+			copy_async(s->in[stage] + k, in + k, true);
+		copy_async(&s->pooled_dy[stage].dy[threadIdx.x],
 			l.dy + n * l.y.image + l.y.origin + y * l.y.row + x * CONV2_FILTERS + at.f,
 			true);
-		copy_word_ahead(&s->pooled_dy[stage].argmax[threadIdx.x],
+		copy_word_async(&s->pooled_dy[stage].argmax[threadIdx.x],
 			l.argmax +
 				(((size_t)n * CONV2_POOLED + y) * CONV2_POOLED + x) *
 					CONV2_FILTERS +

@@ -140,7 +140,7 @@ __device__ inline void producer_fetch_pixels(
 #pragma unroll
 	for (int k = 0; k < CHUNKS; k += THREADS_PER_IMAGE)
 		if (k + THREADS_PER_IMAGE <= CHUNKS || k + first < CHUNKS)
-			copy_ahead(to + k, from + 16 * k, true);
+			copy_async(to + k, from + 16 * k, true);
 	copies_commit();
 }
 

@@ -104,7 +104,7 @@ __device__ inline void wgrad_fetch_pixels(uint4 *bytes, const struct image_sourc
 			  n = unit_image(unit, i / (IMAGE_PIXELS / 16));
 
 		if (i < CHUNKS && n < from.images)
-			copy_ahead(&bytes[i],
+			copy_async(&bytes[i],
 				from.pixels + from.index[n] * (size_t)IMAGE_PIXELS +
 					i % (IMAGE_PIXELS / 16) * 16,
 				true);

@@ -70,7 +70,7 @@ __device__ inline void conv_load_stage(const struct kx_conv &g, const struct kx_
 		int row = tid / S::A_VECTORS + S::A_ROWS * i;
 		bool valid = valid_k && m0 + row < g.images;
 
-		copy_ahead(s->a + row * S::A_PITCH + column,
+		copy_async(s->a + row * S::A_PITCH + column,
 			valid ? from + (size_t)(m0 + row) * g.a_image : g.a, valid);
 	}
 	k_cursor_advance(&l->a, S::K, g.run_length);
@@ -81,7 +81,7 @@ __device__ inline void conv_load_stage(const struct kx_conv &g, const struct kx_
 		bool valid = p->run < pixel.n_k_runs && n0 + n < g.n;
 		size_t row = valid ? k_runs[p->run].b + p->offset : 0;
 
-		copy_ahead(s->b + (tid / S::B_VECTORS + S::B_ROWS * i) * S::B_PITCH + n,
+		copy_async(s->b + (tid / S::B_VECTORS + S::B_ROWS * i) * S::B_PITCH + n,
 			g.b + row * g.n + (valid ? n0 + n : 0), valid);
 		k_cursor_advance(p, S::K, g.run_length);
 	}

@@ -49,14 +49,14 @@ __device__ inline void wgrad_load_stage(const struct kx_conv_wgrad &g, int tile,
 			from = g.a + (size_t)(image0 + row) * g.a_image + position.a + col.at;
 		if (col.bias)
 			from = &one_and_zeros.x;
-		copy_ahead(s->a + row * A_PITCH + tid % 32 * 4, from, in && (col.in || col.bias));
+		copy_async(s->a + row * A_PITCH + tid % 32 * 4, from, in && (col.in || col.bias));
 	}
 #pragma unroll
 	for (int i = 0; i < KX_K_TILE / 8; i++) {
 		int row = tid / 16 + 8 * i;
 		bool valid = image0 + row < g.images && n0 + n < g.n;
 
-		copy_ahead(s->b + row * B_PITCH + n,
+		copy_async(s->b + row * B_PITCH + n,
 			valid ? g.b + (size_t)(image0 + row) * g.b_image + position.b + n0 + n
 			      : g.b,
 			valid);

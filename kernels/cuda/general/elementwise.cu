@@ -4,7 +4,7 @@
  * gradients. Tensors have values of fp32 or bf16, and the arithmetic is fp32.
  *
  * The throughput of memory limits the speed of these kernels. A thread handles vectors of 16 bytes,
- * neighbouring channels of a pixel, and loads AHEAD of them before it stores the first. Where no
+ * neighbouring channels of a pixel, and loads PREFETCH of them before it stores the first. Where no
  * tensor has padding between its pixels, the number of a vector gives its place in all tensors
  * without a division. Channels of padding are zeros before and after each layer.
  */
@@ -13,8 +13,8 @@
 namespace
 {
 
-#define THREADS 256
-#define AHEAD   2
+#define THREADS  256
+#define PREFETCH 2
 
 /* The values of a vector of 16 bytes. */
 template <class T> struct values {
@@ -130,14 +130,14 @@ __global__ void __launch_bounds__(THREADS)
 	await_previous();
 	f.begin();
 	for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < o.vectors;
-		i += AHEAD * step) {
-		struct vectors v[AHEAD];
+		i += PREFETCH * step) {
+		struct vectors v[PREFETCH];
 #pragma unroll
-		for (int k = 0; k < AHEAD; k++)
+		for (int k = 0; k < PREFETCH; k++)
 			if (i + k * step < o.vectors)
 				v[k] = load_vectors<T, F::PLACED>(o, i + k * step);
 #pragma unroll
-		for (int k = 0; k < AHEAD; k++)
+		for (int k = 0; k < PREFETCH; k++)
 			if (i + k * step < o.vectors)
 				store_vector<T>(o, v[k], f);
 	}
@@ -271,7 +271,7 @@ int launch_elementwise(struct operands o, const F &f, int images, cudaStream_t s
 	o.same = dense_as(o.a, o.out) && dense_as(o.out, o.out) &&
 		 (!o.b.value || (dense_as(o.b, o.out) && o.stride == 1 && o.up == 1));
 	o.vectors = (size_t)images * o.out.h * o.out.w * o.out.c / values<T>::N;
-	return kx_launch(elementwise_kernel<T, F>, dim3(blocks_for(o.vectors, AHEAD * THREADS)),
+	return kx_launch(elementwise_kernel<T, F>, dim3(blocks_for(o.vectors, PREFETCH * THREADS)),
 		THREADS, 0, stream, o, f);
 }
 

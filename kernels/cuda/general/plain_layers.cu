@@ -77,7 +77,7 @@ template <class T>
 __device__ inline void compare_window(const struct kx_tensor &in, const struct kx_pooling &p,
 	const struct position &s, const struct quad &v, int ox, int oy, bool (&best)[KX_QUAD])
 {
-	const int ahead = 3; /* number of values of a row whose loads are in flight at a time */
+	const int prefetch = 3; /* number of values of a row whose loads are in flight at a time */
 	int y0, y1, x0, x1;
 
 	window_of(oy, p.rows, p.stride, p.top, in.h, &y0, &y1);
@@ -85,14 +85,14 @@ __device__ inline void compare_window(const struct kx_tensor &in, const struct k
 	for (int y = y0; y < y1; y++) {
 		const T *row = value_at<T>(in, {s.c, 0, y, s.n});
 
-		for (int x = x0; x < x1; x += ahead) {
-			struct quad e[ahead];
+		for (int x = x0; x < x1; x += prefetch) {
+			struct quad e[prefetch];
 #pragma unroll
-			for (int k = 0; k < ahead; k++)
+			for (int k = 0; k < prefetch; k++)
 				if (x + k < x1)
 					e[k] = quad_at(row + (size_t)(x + k) * in.c);
 #pragma unroll
-			for (int k = 0; k < ahead; k++) {
+			for (int k = 0; k < prefetch; k++) {
 				const bool earlier = y < s.y || (y == s.y && x + k < s.x);
 				const bool first = y == y0 && x + k == x0;
 #pragma unroll

@@ -73,7 +73,7 @@ __device__ static inline void conv_fetch(
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16;
 
-	copy_ahead(&to->bytes[i], image + i % chunks * 16, here);
+	copy_async(&to->bytes[i], image + i % chunks * 16, here);
 }
 
 /* Converts the 16 pixels `v` to bf16 and stores them as chunk i of the images at `pixels`. The

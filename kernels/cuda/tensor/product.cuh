@@ -148,7 +148,7 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 			const size_t line = (size_t)tap * g.n + n0 + n;
 			const size_t at = line * g.pitch * sizeof(T) + k->v * 16;
 
-			copy_ahead(
+			copy_async(
 				stage + vector_place<Z::B_SWIZZLED>(n, vector, S::BN, Z::B_PITCH),
 				b + at, valid);
 		}
@@ -160,7 +160,7 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 			const int at = tile * Z::BK + r;
 			const bool valid = at < g.b_rows && n < g.n;
 
-			copy_ahead(stage + vector_place<Z::B_SWIZZLED>(
+			copy_async(stage + vector_place<Z::B_SWIZZLED>(
 						   r, tid % Z::B_VECTORS, Z::BK, Z::B_PITCH),
 				b + ((size_t)at * g.pitch + n) * sizeof(T), valid);
 		}

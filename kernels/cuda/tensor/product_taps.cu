@@ -77,13 +77,13 @@ __device__ inline void load_chunk(
 		const int y = first - w.top + row, at = i - row * t.width - w.left;
 		const bool valid = (unsigned)y < (unsigned)w.h && (unsigned)at < (unsigned)w.w;
 
-		copy_ahead(stage + i * S::PITCH + vector * 16,
+		copy_async(stage + i * S::PITCH + vector * 16,
 			x + ((long long)y * w.w + at) * w.pitch, valid);
 	}
 	stage += t.pixels * S::PITCH;
 	for (int i = threadIdx.x / DY_VECTORS; i < steps_of(outputs) * 8;
 		i += S::THREADS / DY_VECTORS)
-		copy_ahead(stage + i * DY_PITCH + dy_vector * 16, dy + (long long)i * t.g.b_pitch,
+		copy_async(stage + i * DY_PITCH + dy_vector * 16, dy + (long long)i * t.g.b_pitch,
 			i < outputs);
 }
 

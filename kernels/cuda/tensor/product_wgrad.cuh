@@ -108,7 +108,7 @@ __device__ inline void load_wgrad_stage(const struct kx_product_wgrad &g, const 
 		const bool valid = pixel0 + row < g.pixels && n < g.n;
 		const T *b = static_cast<const T *>(g.b);
 
-		copy_ahead(stage + pixel_place<S>(row, tid % Z::B_VECTORS, Z::B_PITCH),
+		copy_async(stage + pixel_place<S>(row, tid % Z::B_VECTORS, Z::B_PITCH),
 			b + (size_t)(pixel0 + row) * g.b_pitch + n, valid);
 	}
 }

@@ -28,7 +28,7 @@ __device__ static inline int divide_by(int n, const struct kx_divisor &d)
 	return d.value == 1 ? n : (int)(__umulhi((uint32_t)n, d.multiplier) >> d.shift);
 }
 
-/* Does the same as copy_ahead, but through the L1 cache. The block uses this function for values
+/* Does the same as copy_async, but through the L1 cache. The block uses this function for values
  * that it reads again under other taps. */
 __device__ static inline void copy_cached(void *to, const void *from, bool valid)
 {

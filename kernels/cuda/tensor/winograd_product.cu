@@ -53,7 +53,7 @@ __device__ inline void load_points(const struct kx_points &g, const struct point
 		const int line = at / Z::A_VECTORS, v = at % Z::A_VECTORS * 4;
 		const int m = p.m0 + (ACROSS ? v : line), k = p.k0 + (ACROSS ? line : v);
 
-		copy_ahead(stage + line * Z::A_PITCH + v * 4,
+		copy_async(stage + line * Z::A_PITCH + v * 4,
 			t.a + (ACROSS ? (size_t)k * g.rows + m : (size_t)m * g.depth + k),
 			m < g.rows && k < g.depth);
 	}
@@ -64,7 +64,7 @@ __device__ inline void load_points(const struct kx_points &g, const struct point
 		const int line = at / Z::B_VECTORS, v = at % Z::B_VECTORS * 4;
 		const int n = t.n0 + v, k = p.k0 + line;
 
-		copy_ahead(stage + line * Z::B_PITCH + v * 4, t.b + (size_t)k * g.n + n,
+		copy_async(stage + line * Z::B_PITCH + v * 4, t.b + (size_t)k * g.n + n,
 			n < g.n && k < g.depth);
 	}
 }
@@ -185,14 +185,14 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 		(int)blockIdx.x / columns * group * S::BM, (int)blockIdx.x % columns * S::BN};
 	const int left = (g.rows - t.m0 + S::BM - 1) / S::BM, tiles = left < group ? left : group;
 	float *to = g.d + (blockIdx.z * (size_t)KX_WINOGRAD_POINTS + blockIdx.y) * d;
-	struct stage_place ahead = {t.m0, begin * DEPTH};
+	struct stage_place fetch = {t.m0, begin * DEPTH};
 	struct point_sums<ACROSS, S> c;
 
 	await_previous();
 	for (int i = 0; i < STAGES - 1; i++) {
 		if (i < tiles * steps)
-			load_points<ACROSS, S>(g, t, ahead, memory + i * Z::STAGE);
-		stage_advance<S>(&ahead, end);
+			load_points<ACROSS, S>(g, t, fetch, memory + i * Z::STAGE);
+		stage_advance<S>(&fetch, end);
 		copies_commit();
 	}
 	for (int tile = 0, i = 0; tile < tiles; tile++, t.m0 += S::BM) {
@@ -204,8 +204,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 			__syncthreads();
 			if (next < tiles * steps)
 				load_points<ACROSS, S>(
-					g, t, ahead, memory + next % STAGES * Z::STAGE);
-			stage_advance<S>(&ahead, end);
+					g, t, fetch, memory + next % STAGES * Z::STAGE);
+			stage_advance<S>(&fetch, end);
 			copies_commit();
 			c.add_stage(memory + i % STAGES * Z::STAGE);
 		}

@@ -27,8 +27,8 @@
 #include "server/core/backups.h"
 #include "common/assert.h"
 #include "server/core/blocks.h"
+#include "server/core/core_state.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/store.h"
 #include "server/core/workers.h"
 #include <string.h>

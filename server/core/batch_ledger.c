@@ -1,11 +1,11 @@
 /* batch_ledger.c - see batch_ledger.h. */
 #include "server/core/batch_ledger.h"
 #include "common/assert.h"
+#include "server/core/core_state.h"
 #include "server/core/later_epochs.h"
 #include "server/core/leases.h"
 #include "server/core/modes.h"
 #include "server/core/pace.h"
-#include "server/core/state.h"
 #include "server/core/store.h"
 #include "server/core/workers.h"
 #include <string.h>

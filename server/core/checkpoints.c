@@ -1,10 +1,10 @@
 /* checkpoints.c - see checkpoints.h. */
 #include "server/core/checkpoints.h"
+#include "server/core/core_state.h"
 #include "server/core/departure.h"
 #include "server/core/effects.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 
 /* ---- requests -------------------------------------------------------------------------------- */
 

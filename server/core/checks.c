@@ -2,6 +2,7 @@
 #include "server/core/checks.h"
 #include "common/assert.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/core_state.h"
 #include "server/core/departure.h"
 #include "server/core/effects.h"
 #include "server/core/leases.h"
@@ -9,7 +10,6 @@
 #include "server/core/rights.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/vec.h"
 #include "server/core/workers.h"
 #include <math.h>

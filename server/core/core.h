@@ -302,7 +302,7 @@ struct quarantine_view {
 	uint32_t exclusions;
 };
 
-struct core; /* its definition is in server/core/state.h */
+struct core; /* its definition is in server/core/core_state.h */
 
 /* Returns the number of bytes that core_init needs for `cfg`. The result depends mostly on n_params
  * and max_workers. */

@@ -30,13 +30,13 @@
 #include "server/core/dataset.h"
 #include "common/clones.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/core_state.h"
 #include "server/core/departure.h"
 #include "server/core/effects.h"
 #include "server/core/leases.h"
 #include "server/core/pace.h"
 #include "server/core/rights.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/workers.h"
 #include <string.h>
 

@@ -4,13 +4,13 @@
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/checkpoints.h"
+#include "server/core/core_state.h"
 #include "server/core/effects.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/quarantine.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/workers.h"
 
 void departure_die(struct core *c, struct worker *w, enum worker_change why)

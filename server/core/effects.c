@@ -1,7 +1,7 @@
 /* effects.c - see effects.h. */
 #include "server/core/effects.h"
 #include "common/assert.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/workers.h"
 
 struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer)

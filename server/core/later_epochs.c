@@ -2,7 +2,7 @@
 #include "server/core/later_epochs.h"
 #include "common/assert.h"
 #include "server/core/batch_ledger.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 
 static int overlap(const struct work *a, const struct work *b)
 {

@@ -1,7 +1,7 @@
 /* lbfgs.c - see lbfgs.h. */
 #include "server/core/lbfgs.h"
 #include "server/core/blocks.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/store.h"
 #include <math.h>
 

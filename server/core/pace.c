@@ -2,6 +2,7 @@
 #include "server/core/pace.h"
 #include "common/assert.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/core_state.h"
 #include "server/core/effects.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
@@ -9,7 +10,6 @@
 #include "server/core/rights.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/store.h"
 #include "server/core/workers.h"
 #include <string.h>

@@ -2,7 +2,7 @@
 #include "server/core/quarantine.h"
 #include <string.h>
 #include "common/assert.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 
 /* Returns 1 if entry `e` is that of the worker with key `owner` and this name. The keys are
  * compared or, if neither the entry nor the worker has a key, the names. */

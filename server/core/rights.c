@@ -3,10 +3,10 @@
 #include "common/siphash.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/checks.h"
+#include "server/core/core_state.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/workers.h"
 #include <math.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #include "server/core/run.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/checkpoints.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/workers.h"
 
 int run_has_begun(const struct core *c)

@@ -1,6 +1,6 @@
 /* running.c - see running.h. */
 #include "server/core/running.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/store.h"
 #include "server/core/vec.h"
 #include <math.h>

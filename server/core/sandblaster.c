@@ -21,8 +21,8 @@
 #include "server/core/accumulator.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/checkpoints.h"
+#include "server/core/core_state.h"
 #include "server/core/lbfgs.h"
-#include "server/core/state.h"
 #include "server/core/store.h"
 #include "server/core/workers.h"
 

@@ -16,13 +16,13 @@
  */
 #include "server/core/ssp.h"
 #include "common/assert.h"
+#include "server/core/core_state.h"
 #include "server/core/downpour.h"
 #include "server/core/leases.h"
 #include "server/core/pace.h"
 #include "server/core/rights.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/workers.h"
 
 /* Returns 1 if the other workers must not run too far ahead of w. A worker that evaluates or is

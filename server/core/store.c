@@ -18,9 +18,9 @@
 #include "common/assert.h"
 #include "common/clones.h"
 #include "server/core/blocks.h"
+#include "server/core/core_state.h"
 #include "server/core/effects.h"
 #include "server/core/optim.h"
-#include "server/core/state.h"
 #include "server/core/vec.h"
 #include <float.h>
 #include <math.h>

@@ -36,6 +36,7 @@
 #include "common/assert.h"
 #include "server/core/accumulator.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/core_state.h"
 #include "server/core/later_epochs.h"
 #include "server/core/leases.h"
 #include "server/core/norms.h"
@@ -43,7 +44,6 @@
 #include "server/core/rights.h"
 #include "server/core/run.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/store.h"
 #include "server/core/workers.h"
 

@@ -1,8 +1,8 @@
 /* tensors.c - see tensors.h. */
 #include "server/core/tensors.h"
 #include "common/tensor_list.h"
+#include "server/core/core_state.h"
 #include "server/core/effects.h"
-#include "server/core/state.h"
 #include "server/core/store.h"
 #include <string.h>
 

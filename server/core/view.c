@@ -1,12 +1,12 @@
 /* view.c - see view.h. */
 #include "server/core/view.h"
 #include "server/core/accumulator.h"
+#include "server/core/core_state.h"
 #include "server/core/dataset.h"
 #include "server/core/ledger.h"
 #include "server/core/run.h"
 #include "server/core/sandblaster.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/store.h"
 #include "server/core/workers.h"
 #include <math.h>

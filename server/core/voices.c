@@ -2,11 +2,11 @@
 #include "server/core/voices.h"
 #include "server/core/accumulator.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/core_state.h"
 #include "server/core/leases.h"
 #include "server/core/modes.h"
 #include "server/core/pace.h"
 #include "server/core/sessions.h"
-#include "server/core/state.h"
 #include "server/core/workers.h"
 
 /* Returns 1 if the rules of voices.h apply: the run has a buffer with a robust rule, and has

@@ -1,7 +1,7 @@
 /* workers.c - see workers.h. */
 #include "server/core/workers.h"
+#include "server/core/core_state.h"
 #include "server/core/dataset.h"
-#include "server/core/state.h"
 #include <string.h>
 
 uint32_t worker_id(const struct core *c, const struct worker *w)

@@ -15,8 +15,8 @@
 #include "common/checkpoint.h"
 #include "common/le.h"
 #include "common/run_head.h"
+#include "server/core/core_state.h"
 #include "server/core/snapshot_v5.h"
-#include "server/core/state.h"
 #include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"
 

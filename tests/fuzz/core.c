@@ -22,8 +22,8 @@
 #include <stdlib.h>
 #include "proto/schema.h"
 #include "proto/wire.h"
+#include "server/core/core_state.h"
 #include "server/core/snapshot.h"
-#include "server/core/state.h"
 #include "server/core/view.h"
 #include "server/core/workers.h"
 #include "tests/support/core_config.h"

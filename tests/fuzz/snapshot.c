@@ -7,8 +7,8 @@
  * process a tick, and the decoder must accept the snapshot of this core, too.
  */
 #include <stdlib.h>
+#include "server/core/core_state.h"
 #include "server/core/snapshot.h"
-#include "server/core/state.h"
 #include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"
 

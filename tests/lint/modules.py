@@ -3,8 +3,8 @@
 A file uses a module if it uses one of its functions, macros, constants or structs (by name), or its
 state in struct core or struct worker. A header that X.h includes counts as included by X.c.
 
-struct core contains the state of the modules, so state.h includes their headers. A file that
-includes state.h therefore compiles even if it uses a module whose header it does not include
+struct core contains the state of the modules, so core_state.h includes their headers. A file that
+includes core_state.h therefore compiles even if it uses a module whose header it does not include
 itself. This lint finds such a use.
 
     tests/lint/modules.py [--show]
@@ -58,7 +58,7 @@ def main():
     headers = {path.name: code_of(path) for path in sorted(CORE.glob("*.h"))}
     names = {header: names_of(code) for header, code in headers.items()}
     defined = {name: header for header in names for name in names[header]}
-    state = {"core": members_of(headers.get("state.h", ""), "core"),
+    state = {"core": members_of(headers.get("core_state.h", ""), "core"),
              "worker": members_of(headers.get("workers.h", ""), "worker")}
     bad = 0
     for path in sorted(CORE.glob("*.c")):
@@ -73,7 +73,7 @@ def main():
             if header:
                 uses.setdefault(header, set()).add(f"{owner}.{member}")
         if "struct core" in words and re.search(r"\b(c|core)->", code):
-            uses.setdefault("state.h", set()).add("struct core")
+            uses.setdefault("core_state.h", set()).add("struct core")
         if "--show" in sys.argv[1:]:
             for header, what in sorted(uses.items()):
                 print(f"{path} {header}: {', '.join(sorted(what))}")

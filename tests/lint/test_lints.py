@@ -70,7 +70,7 @@ VIOLATIONS = [
     ("modules", "server/core/bad.c", "int f(struct core *c)\n{\n\treturn c->later.n;\n}\n",
      "uses core.later without later_epochs.h"),
     ("modules", "server/core/bad.c", "int f(struct core *c)\n{\n\treturn c->now_ms;\n}\n",
-     "uses struct core without state.h"),
+     "uses struct core without core_state.h"),
     ("modules", "server/core/bad.c", '#include "server/core/sync.h"\n', "uses nothing of it"),
     ("modules", "server/core/sync.c", "int x;\n", "does not include sync.h"),
     ("folders", "server/net/bad.h", '#include "server/monitor/status.h"\n', "server/monitor"),

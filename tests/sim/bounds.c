@@ -4,7 +4,7 @@
  */
 #include <string.h>
 #include "common/checkpoint.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 

@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 #include "proto/wire.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 

@@ -3,7 +3,7 @@
  * that the server accepts nothing else from them, and gives them no worker id of another key.
  */
 #include <string.h>
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 

@@ -5,7 +5,7 @@
  * crash can lose the acknowledged pushes of the pass that it interrupts. With --older, some workers
  * have protocol version 6 and replay pushes without a code; the server may reject each such replay.
  */
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 

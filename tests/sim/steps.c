@@ -6,7 +6,7 @@
  * that a recovery continues.
  */
 #include <string.h>
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 #include "common/xxh3.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "tests/sim/sim.h"
 
 /* Checks the ledger gradient. If the disk has reported success of an fsync that wrote nothing,

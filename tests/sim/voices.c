@@ -11,7 +11,7 @@
  */
 #include <string.h>
 #include "server/core/batch_ledger.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/voices.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"

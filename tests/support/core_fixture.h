@@ -15,8 +15,8 @@
 #include <string.h>
 #include <cmocka.h>
 #include "common/rng.h"
+#include "server/core/core_state.h"
 #include "server/core/snapshot.h"
-#include "server/core/state.h"
 #include "server/core/workers.h"
 #include "tests/support/core_config.h"
 #include "tests/support/core_invariants.h"

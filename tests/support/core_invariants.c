@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 #include "common/xxh3.h"
-#include "server/core/state.h"
+#include "server/core/core_state.h"
 #include "server/core/vec.h"
 #include "server/core/workers.h"
 

@@ -1,7 +1,7 @@
 /* direct_worker.c - see direct_worker.h. */
 #include "tests/support/direct_worker.h"
+#include "server/core/core_state.h"
 #include "server/core/rights.h"
-#include "server/core/state.h"
 #include "server/core/workers.h"
 
 #define MAX_ARGV 64

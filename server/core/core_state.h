@@ -1,7 +1,8 @@
 /*
- * state.h - defines struct core, which has the state of all modules and the fields that several
- * modules use. Only tests and files of server/core include this header. A file that uses a module
- * also includes the header of this module (tests/lint/modules.py).
+ * core_state.h - defines struct core, which has the state of all modules and the fields that
+ * several modules use. The state of a core is one block: struct core contains the structs of the
+ * modules, so this header includes theirs. Only tests and files of server/core include this header.
+ * A file that uses a module also includes the header of this module (tests/lint/modules.py).
  *
  * The caller of core_init provides one block of memory. The block holds everything except the
  * weights: struct core, then the arrays that its pointers refer to. The core allocates nothing.
@@ -9,8 +10,8 @@
  * The modules form layers, which docs/architecture.md lists. A lower layer that must cause
  * something in a higher one returns a value or sets a flag, and the higher layer acts on it.
  */
-#ifndef SERVER_CORE_STATE_H
-#define SERVER_CORE_STATE_H
+#ifndef SERVER_CORE_CORE_STATE_H
+#define SERVER_CORE_CORE_STATE_H
 #include "server/core/accumulator.h"
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"

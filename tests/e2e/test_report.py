@@ -377,6 +377,12 @@ GOOD = [{"t": 10**12, "kind": "start", "model": "fc:10", "options": {}},
 JOINED = {"t": 10**12, "kind": "worker", "worker": 7, "name": "ada", "change": "joined"}
 
 
+def test_a_worker_that_was_live_for_no_time_has_no_share(programs, browser):
+    show_runs(programs, browser, run=[*GOOD, {**JOINED, "t": GOOD[-1]["t"]}])
+    cells = browser.execute_script("return [...document.querySelector('#each tbody').lastChild.cells].map(c => c.textContent)")
+    assert cells[:5] == ["7", "ada", "0 s", "–", "–"]
+
+
 @pytest.mark.parametrize("lines, workers", [
     ([{**GOOD[1], "workers": {"a": 1}}], "0"), ([{**GOOD[1], "workers": [1]}], "0"),
     ([{"t": 10**12, "kind": "sample"}], "0"), ([{"kind": "sample"}], "0"),

@@ -8,7 +8,7 @@ const $ = id => document.getElementById(id);
 const formats = [];
 const format = digits => formats[digits] ||= new Intl.NumberFormat("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 const number = (x, digits = 0) => x == null || !isFinite(x) ? "–" : format(digits).format(x);
-const percent = x => x == null ? "–" : number(100 * x, 2) + " %";
+const percent = x => x == null || !isFinite(x) ? "–" : number(100 * x, 2) + " %";
 // Returns why pushes were rejected, such as ": 7 stale", from the counters of a status or from a sample.
 const rejectedFor = o => Object.entries(o.rejected_for || {}).map(([reason, n], i) => `${i ? "," : ":"} ${number(n)} ${reason}`).join("");
 const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :

@@ -1068,14 +1068,14 @@ def test_windows_of_one_browser_take_turns(programs, browser):
 
 def test_an_ended_run_shows_nothing_old(programs, browser):
     open_page(programs, browser)
-    rate, live, table, note = browser.execute_script(
+    rate, live, staleness, table, note = browser.execute_script(
         "stream.close(); stream = null;"
-        "status.images_per_s = 900; status.live_workers = 1;"
+        "status.images_per_s = 900; status.live_workers = 1; status.staleness_mean = 1.5;"
         "status.workers = [{worker: 1, name: 'ada', state: 'live', images_per_s: 900, silent_ms: 20}];"
         "onWall({side: [1, 1], images: [{pixels: 'AA==', class: 3, label: 3, sure: 0.5}]});"
         "status.ending = 'done'; retry();"
-        "return ['rate', 'live', 'workers', 'wall-note'].map(id => $(id).textContent)")
-    assert rate == live == "–" and "live" not in table and "900" not in table and "ada" in table
+        "return ['rate', 'live', 'staleness', 'workers', 'wall-note'].map(id => $(id).textContent)")
+    assert rate == live == "–" and staleness == "" and "live" not in table and "900" not in table and "ada" in table
     assert note.startswith("1 of 1 test images right, when a worker evaluated them last.")
 
 

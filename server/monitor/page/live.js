@@ -230,7 +230,7 @@ function drawValues() {
 	show("eta", over || s.eta_s == null ? "" : seconds(s.eta_s) + " left");
 	show("live", over ? "–" : s.live_workers);
 	noteWall();
-	show("staleness", lost || s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`);
+	show("staleness", over || s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`);
 	drawWorkers();
 	drawCounters();
 	show("foot", `run ${s.run.slice(0, 12)} · start ${s.term} of the server · ` +

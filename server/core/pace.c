@@ -16,18 +16,23 @@
 
 /* ---- durations ------------------------------------------------------------------------------- */
 
-static uint32_t median(const struct recent *r)
+/* Returns the median. `before` is the median before the newest duration was added. One duration
+ * moves the median by at most one place in the order of the durations, so the new median is
+ * `before` or one of its two neighbours. No branch of the loop depends on a duration. */
+static uint32_t median(const struct recent *r, uint32_t before)
 {
-	uint32_t sorted[PACE_RECENT];
+	uint32_t below = 0, up_to = 0, lower = 0, higher = UINT32_MAX;
 
 	for (uint32_t i = 0; i < r->n; i++) {
-		uint32_t j = i;
+		uint32_t us = r->us[i], low = us < before ? us : 0;
+		uint32_t high = us > before ? us : UINT32_MAX;
 
-		for (; j > 0 && sorted[j - 1] > r->us[i]; j--)
-			sorted[j] = sorted[j - 1];
-		sorted[j] = r->us[i];
+		below += us < before;
+		up_to += us <= before;
+		lower = low > lower ? low : lower;
+		higher = high < higher ? high : higher;
 	}
-	return sorted[r->n / 2];
+	return r->n / 2 < below ? lower : r->n / 2 < up_to ? before : higher;
 }
 
 static void note(struct recent *r, uint64_t us)
@@ -35,7 +40,7 @@ static void note(struct recent *r, uint64_t us)
 	r->us[r->next] = us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 	r->next = (r->next + 1) % PACE_RECENT;
 	r->n += r->n < PACE_RECENT;
-	r->median_us = median(r);
+	r->median_us = median(r, r->median_us);
 }
 
 static size_t kind_of(const struct worker *w)

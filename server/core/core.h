@@ -164,14 +164,16 @@ struct effect {
 	/* EFFECT_SEND, 1: the message is the BYE of a drained run, which may continue later */
 	uint8_t drained;
 	uint32_t peer;
-	struct msg msg;
 	uint64_t generation;
 	uint32_t epoch, worker, incarnation;
 	/* EFFECT_STATUS: size in bytes of the longest text that the client accepts */
 	uint32_t max_text;
 	enum worker_change change;
+	int status; /* EFFECT_FINISH: PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED */
+	/* the message is 4 KB, so it comes after the small members: they then share a cache line
+	 * with its beginning */
+	struct msg msg;
 	struct dispute dispute; /* EFFECT_DISPUTED: the results that do not agree */
-	int status;             /* EFFECT_FINISH: PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED */
 };
 
 /* This struct has the results of an epoch. */

@@ -81,9 +81,9 @@ enum session_effect_kind {
 
 struct session_effect {
 	enum session_effect_kind kind;
-	struct msg msg;
-	uint64_t seq;
 	int status;
+	uint64_t seq;
+	struct msg msg; /* the last member, because it is large: see struct effect in core.h */
 };
 
 struct session; /* opaque, see session.c */

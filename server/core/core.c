@@ -314,7 +314,8 @@ void core_end_update(struct core *c)
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 {
 	core_decide(c, ev, now_ms);
-	store_complete(c);
+	if (c->store.update.pending)
+		store_complete(c);
 }
 
 /* ---- queries --------------------------------------------------------------------------------- */

@@ -493,6 +493,12 @@ static void grant_training(struct core *c, struct worker *w)
 	grant_free(c, w, first, max);
 }
 
+/* Returns 1 if the worker waits for work, and can get an answer. */
+static int waits_for_work(const struct worker *w)
+{
+	return w->lease.waiting && w->session.state == SESSION_LIVE && w->session.peer;
+}
+
 /* Lists the workers that wait for work, the one that waits longest first. Returns their number. */
 static uint32_t find_waiting(struct core *c, struct worker *waiting[WIRE_MAX_WORKERS])
 {
@@ -502,8 +508,7 @@ static uint32_t find_waiting(struct core *c, struct worker *waiting[WIRE_MAX_WOR
 		struct worker *w = &c->worker[i];
 		uint32_t at = n;
 
-		if (!w->lease.waiting || w->session.state != SESSION_LIVE || !w->session.peer ||
-			!worker_is_of_run(c, w))
+		if (!waits_for_work(w) || !worker_is_of_run(c, w))
 			continue;
 		for (; at > 0 && waiting[at - 1]->pace.moved_ms > w->pace.moved_ms; at--)
 			waiting[at] = waiting[at - 1];
@@ -513,14 +518,29 @@ static uint32_t find_waiting(struct core *c, struct worker *waiting[WIRE_MAX_WOR
 	return n;
 }
 
-void leases_grant_waiting(struct core *c)
+/* Write NOINLINE before a function with a large frame that its caller rarely calls. */
+#define NOINLINE __attribute__((noinline))
+
+/* Grants work to the workers that wait for it. */
+static NOINLINE void grant_to_all(struct core *c)
 {
 	PS_UNINITIALIZED struct worker *waiting[WIRE_MAX_WORKERS];
-	uint32_t n = run_gives_work(c) ? find_waiting(c, waiting) : 0;
+	uint32_t n = find_waiting(c, waiting);
 
 	for (uint32_t i = 0; i < n; i++)
 		if (!grant_evaluation(c, waiting[i]))
 			grant_training(c, waiting[i]);
+}
+
+void leases_grant_waiting(struct core *c)
+{
+	if (!run_gives_work(c))
+		return;
+	for (uint32_t i = 0; i < c->n_slots; i++)
+		if (waits_for_work(&c->worker[i])) {
+			grant_to_all(c);
+			return;
+		}
 }
 
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)

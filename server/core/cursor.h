@@ -21,8 +21,9 @@
 struct cursor {
 	unsigned char *out;      /* writing: the output; NULL: reading or counting */
 	const unsigned char *in; /* reading: the input; NULL: writing or counting */
-	/* at: number of bytes so far; size: number of bytes of `in` or `out` */
-	size_t at, size;
+	/* at: number of bytes so far; size: number of bytes of `in`; room: number of bytes of
+	 * `out`, or 0 if it is NULL */
+	size_t at, size, room;
 	const char *error; /* the reason why the snapshot is refused; NULL: no error */
 	/* 1: the snapshot is sound, but the options of this start do not fit it */
 	int is_option_error;
@@ -53,9 +54,9 @@ static inline void refuse_over(struct cursor *k, uint64_t v, uint64_t max)
  * them. Do not pass a reading cursor. */
 static inline unsigned char *cursor_place(struct cursor *k, size_t n)
 {
-	if (k->out && n > k->size - k->at)
-		k->out = NULL;
-	unsigned char *to = k->out ? k->out + k->at : NULL;
+	/* if there is no room for a field, there is none for a later one, because `at` grows */
+	unsigned char *to = k->at + n <= k->room ? k->out + k->at : NULL;
+
 	k->at += n;
 	return to;
 }
@@ -139,7 +140,7 @@ static inline void f64(struct cursor *k, double *v)
  * bytes to those of `k`. */
 static inline struct cursor cursor_part(const struct cursor *k)
 {
-	return (struct cursor){.out = k->out + k->at, .size = SIZE_MAX};
+	return (struct cursor){.out = k->out + k->at, .room = SIZE_MAX};
 }
 
 static inline void cursor_join(struct cursor *k, const struct cursor *part)
@@ -152,7 +153,7 @@ static inline void cursor_join(struct cursor *k, const struct cursor *part)
 /* Returns 1 if `k` writes and has room for `n` bytes. */
 static inline int cursor_has_room(const struct cursor *k, size_t n)
 {
-	return k->out && n <= k->size - k->at;
+	return k->at + n <= k->room;
 }
 
 /* The values of a float32 array are stored as they are in memory, because this program runs only on

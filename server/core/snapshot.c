@@ -191,12 +191,17 @@ static inline void put_newest_decisions(
 	}
 }
 
+/* Does the same for a writing cursor with room for the decisions, where n <= window. */
 static FLATTEN void write_newest_decisions(
 	struct cursor *k, struct worker *w, uint32_t n, uint32_t window)
 {
 	struct cursor part = cursor_part(k);
+	uint32_t at = (uint32_t)(w->ledger.last_seq % window);
 
-	put_newest_decisions(&part, w, n, window);
+	for (uint32_t i = 0; i < n; i++) {
+		put_decision(&part, &w->ledger.decisions[at]);
+		at = (at ? at : window) - 1;
+	}
 	cursor_join(k, &part);
 }
 
@@ -1049,7 +1054,7 @@ int snapshot_keep(const struct core *c)
 size_t snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out, size_t room,
 	struct snapshot_kept *kept)
 {
-	struct cursor k = {.out = out, .size = room};
+	struct cursor k = {.out = out, .room = room};
 
 	/* invariant 2 of ledger.c: the step is complete */
 	PS_ASSERT(!c->store.update.pending && !c->ledger.pulling.worker);

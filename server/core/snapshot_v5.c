@@ -512,7 +512,7 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 		r.in = (struct cursor){.in = data[s], .size = size[s]};
 		/* no limit, because the caller has measured the sections and allocated room for
 		 * them */
-		r.out = (struct cursor){.out = out, .size = SIZE_MAX};
+		r.out = (struct cursor){.out = out, .room = out ? SIZE_MAX : 0};
 		put_section[s](&r);
 		new_size[s] = r.out.at;
 		if (out)

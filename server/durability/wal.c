@@ -6,6 +6,7 @@
 #include <string.h>
 #include "common/assert.h"
 #include "common/clock.h"
+#include "common/clones.h"
 #include "common/file.h"
 #include "common/keys.h"
 #include "common/log.h"
@@ -311,7 +312,7 @@ static int leaves_room(struct wal *w, const struct item *it)
 
 static void append_item(struct wal *w, struct item *it)
 {
-	struct file_part part[2 + WIRE_MAX_SLICES];
+	PS_UNINITIALIZED struct file_part part[2 + WIRE_MAX_SLICES];
 	size_t n = 0;
 
 	if (!leaves_room(w, it))
@@ -508,7 +509,7 @@ int wal_share_is_used(const struct wal *w, const struct event *ev, struct frames
 uint64_t wal_append(
 	struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f, const char *key)
 {
-	unsigned char head[WAL_RECORD_HEAD];
+	PS_UNINITIALIZED unsigned char head[WAL_RECORD_HEAD];
 
 	w->newest_lsn++;
 	if (file_is_lost(w)) /* invariant 4: no frame of the event enters the queue */

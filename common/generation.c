@@ -15,14 +15,17 @@ void generation_name(const char *prefix, uint64_t generation, char out[GENERATIO
 	out[n] = '\0';
 }
 
+/* A loop compares the prefix, because most names of other files differ in the first character. */
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix)
 {
-	size_t n = strlen(prefix);
-	const char *digits = name + n + 1;
 	uint64_t generation = 0;
 
-	if (strncmp(name, prefix, n) != 0 || name[n] != '-')
+	for (; *prefix; prefix++, name++)
+		if (*name != *prefix)
+			return 0;
+	if (*name != '-')
 		return 0;
+	const char *digits = name + 1;
 	for (int i = 0; i < DIGITS; i++) {
 		const char c = digits[i];
 

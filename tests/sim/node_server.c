@@ -268,9 +268,8 @@ void sim_send(struct sim *s, uint32_t link, const struct msg *m)
 			m, 0);
 }
 
-static void send_from_server(struct sim *s, const struct effect *e)
+static void send_from_server(struct sim *s, const struct effect *e, uint32_t node)
 {
-	uint32_t node = node_of_link(s, e->peer);
 	const struct msg *m = &e->msg;
 	struct msg params;
 
@@ -385,9 +384,7 @@ static void carry_out_server_effect(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
 	case EFFECT_COMMIT: /* nothing to do, because sim_wal_stepped carries out this effect */
-		break;
-	case EFFECT_SEND:
-		send_from_server(s, e);
+	case EFFECT_SEND:   /* server_event carries out this effect */
 		break;
 	case EFFECT_SNAPSHOT:
 		if (checkpointer_busy(s->server.checkpointer))
@@ -473,10 +470,14 @@ void server_event(struct sim *s, const struct event *ev)
 			server_crash(s, v->power);
 			return;
 		}
-		if (e->kind == EFFECT_SEND && !node_of_link(s, e->peer) &&
-			n_gone < sizeof(gone) / sizeof(gone[0]))
+		if (e->kind != EFFECT_SEND) {
+			carry_out_server_effect(s, e);
+			continue;
+		}
+		uint32_t node = node_of_link(s, e->peer);
+		if (!node && n_gone < sizeof(gone) / sizeof(gone[0]))
 			gone[n_gone++] = e->peer;
-		carry_out_server_effect(s, e);
+		send_from_server(s, e, node);
 	}
 	while (n_gone && ev->kind != EVENT_PEER_GONE)
 		server_event(s, &(struct event){.kind = EVENT_PEER_GONE, .peer = gone[--n_gone]});

@@ -6,10 +6,12 @@
 
 uint32_t worker_of_link(const struct sim *s, uint32_t link)
 {
-	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
-		if (s->worker[i].session &&
-			(s->worker[i].bulk == link || s->worker[i].heartbeat == link))
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++) {
+		const struct sim_worker *w = &s->worker[i];
+
+		if (((w->bulk == link) | (w->heartbeat == link)) && w->session)
 			return i + 1;
+	}
 	return 0;
 }
 

@@ -198,6 +198,18 @@ static void check_quarantine(struct sim *s, const struct core *c)
 	}
 }
 
+/* Returns 1 if a worker has used a slot after the first n_slots. */
+static int is_used_beyond(const struct core *c)
+{
+	const struct worker *end = c->worker + c->cfg.sessions.max_workers;
+	uint32_t states = SESSION_FREE;
+
+	_Static_assert(SESSION_FREE == 0, "all other states have a bit that is 1");
+	for (const struct worker *w = c->worker + c->n_slots; w < end; w++)
+		states |= (uint32_t)w->session.state;
+	return states != SESSION_FREE;
+}
+
 static void check_slots(struct sim *s, const struct core *c)
 {
 	int ordered = 1;
@@ -209,10 +221,8 @@ static void check_slots(struct sim *s, const struct core *c)
 			(w->session.state != SESSION_SUSPECT) & !(w->sync.idle | w->pace.stalled);
 	}
 	s->ordered &= c->run.ending != END_NOT || ordered;
-	for (uint32_t i = c->n_slots; i < c->cfg.sessions.max_workers; i++)
-		if (c->worker[i].session.state != SESSION_FREE)
-			sim_violation(
-				s, "slot %u is in use, but only %u slots are", i + 1, c->n_slots);
+	if (is_used_beyond(c))
+		sim_violation(s, "only %u slots are in use, but a later one is", c->n_slots);
 }
 
 /* Checks the invariants of the core after some events. After each event, the checks would take a

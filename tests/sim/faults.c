@@ -7,7 +7,7 @@ void faults_schedule(struct sim *s)
 	for (uint32_t i = 0; i < s->n_faults; i++)
 		if (s->fault[i].at_ms != UINT64_MAX)
 			net_at(&s->net, s->fault[i].at_ms,
-				(struct item){.what = HAPPEN_FAULT, .number = i});
+				&(struct item){.what = HAPPEN_FAULT, .number = i});
 }
 
 static struct sim_worker *victim(struct sim *s, const struct fault *f)
@@ -62,7 +62,7 @@ static void cut(struct sim *s, const struct fault *f)
 	if (f->way & 2)
 		s->net.lane[f->node][0].cut_until_ms = until;
 	if (f->in % 2)
-		net_at(&s->net, until, (struct item){.what = HAPPEN_HEAL, .node = f->node});
+		net_at(&s->net, until, &(struct item){.what = HAPPEN_HEAL, .node = f->node});
 	s->cuts++;
 }
 

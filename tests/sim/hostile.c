@@ -84,7 +84,7 @@ static void transmit(struct sim *s, uint32_t node, uint32_t link, const struct m
 	s->hostile_messages++;
 	sim_trace(s, "hostile %u sends type=%d", node, m->type);
 	net_send(&s->net, node, 1,
-		(struct item){.node = SIM_SERVER,
+		&(struct item){.node = SIM_SERVER,
 			.from = node,
 			.process = s->server.process,
 			.link = link},
@@ -625,7 +625,7 @@ void hostile_happen(struct sim *s, const struct item *it)
 	for (uint32_t i = 0; i < n; i++)
 		act_as_hostile(s, it->node, o, &o->session[i]);
 	net_at(&s->net, s->net.now_ms + 20 + below(s, 60),
-		(struct item){.what = HAPPEN_TICK, .node = it->node});
+		&(struct item){.what = HAPPEN_TICK, .node = it->node});
 }
 
 void hostile_begin(struct sim *s)
@@ -648,7 +648,7 @@ void hostile_begin(struct sim *s)
 			h->only_heartbeats = 0;
 		}
 		net_at(&s->net, below(s, 1500),
-			(struct item){.what = HAPPEN_TICK, .node = SIM_FIRST_HOSTILE + i});
+			&(struct item){.what = HAPPEN_TICK, .node = SIM_FIRST_HOSTILE + i});
 	}
 }
 

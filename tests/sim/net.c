@@ -54,25 +54,25 @@ int net_chance(struct net *n, uint32_t per_mille)
 
 /* Returns the time and the order of an item as one number. The order is in the lower 32 bits: no
  * run lasts 2^32 ms, or adds 2^32 items. */
-static uint64_t when_of(const struct item *it)
+static uint64_t when_of(uint64_t at_ms, uint64_t order)
 {
-	if ((it->at_ms | it->order) >> 32)
+	if ((at_ms | order) >> 32)
 		abort();
-	return it->at_ms << 32 | it->order;
+	return at_ms << 32 | order;
 }
 
-void net_later(struct net *n, uint64_t at_ms, struct item it)
+/* Adds an item with this time and order, and returns the place of the item. The caller writes the
+ * other members. */
+static struct item *add_item(struct net *n, uint64_t at_ms, uint64_t order)
 {
 	size_t i = n->n;
 
 	/* too many events are pending: stop the run before the machine runs out of memory */
 	if (i == n->room)
 		abort();
-	it.at_ms = at_ms;
 	const struct moment_of moment = {
-		when_of(&it), i < n->n_used ? n->heap[i].item : (uint32_t)i};
+		when_of(at_ms, order), i < n->n_used ? n->heap[i].item : (uint32_t)i};
 	n->n_used = i < n->n_used ? n->n_used : i + 1;
-	n->item[moment.item] = it;
 	n->n++;
 	n->peak = n->n > n->peak ? n->n : n->peak;
 	while (i && moment.when < n->heap[(i - 1) / 2].when) {
@@ -80,12 +80,26 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 		i = (i - 1) / 2;
 	}
 	n->heap[i] = moment;
+	return &n->item[moment.item];
 }
 
-void net_at(struct net *n, uint64_t at_ms, struct item it)
+void net_later(struct net *n, uint64_t at_ms, const struct item *it)
 {
-	it.order = n->next_order++;
-	net_later(n, at_ms, it);
+	struct item *to = add_item(n, at_ms, it->order);
+
+	*to = *it;
+	to->at_ms = at_ms;
+}
+
+struct item *net_at(struct net *n, uint64_t at_ms, const struct item *it)
+{
+	uint64_t order = n->next_order++;
+	struct item *to = add_item(n, at_ms, order);
+
+	*to = *it;
+	to->at_ms = at_ms;
+	to->order = order;
+	return to;
 }
 
 struct item *net_next(struct net *n)
@@ -140,7 +154,7 @@ static void copy_values(struct message *to)
 
 void net_copy(struct msg *to, const struct msg *m)
 {
-	size_t size = sizeof(*m);
+	size_t size;
 
 	/* struct msg_push has many slices: copy only those in use */
 	if (m->type == MSG_PUSH)
@@ -153,8 +167,10 @@ void net_copy(struct msg *to, const struct msg *m)
 		size = offsetof(struct msg, hello) + sizeof(m->hello);
 	else if (m->type == MSG_WELCOME)
 		size = offsetof(struct msg, welcome) + sizeof(m->welcome);
-	else
-		size = offsetof(struct msg, push) + 128;
+	else { /* all other types are small, and the compiler copies a constant size inline */
+		memcpy(to, m, offsetof(struct msg, push) + 128);
+		return;
+	}
 	memcpy(to, m, size);
 }
 
@@ -182,7 +198,7 @@ static int is_tensor(const struct msg *m)
 }
 
 static void deliver_later(
-	struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m)
+	struct net *n, uint32_t worker, int to_server, const struct item *it, const struct msg *m)
 {
 	uint64_t *last = &n->lane[worker][to_server].last_at_ms[m->type == MSG_HEARTBEAT];
 	uint64_t at = n->now_ms + n->delay_ms + net_below(n, n->jitter_ms + 1);
@@ -192,9 +208,9 @@ static void deliver_later(
 	else if (n->in_order && at < *last)
 		at = *last;
 	*last = at > *last ? at : *last;
-	it.what = HAPPEN_MESSAGE;
-	it.msg = new_msg(n, m);
-	net_at(n, at, it);
+	struct item *to = net_at(n, at, it);
+	to->what = HAPPEN_MESSAGE;
+	to->msg = new_msg(n, m);
 }
 
 int net_strikes(struct net *n, uint32_t per_mille)
@@ -205,7 +221,8 @@ int net_strikes(struct net *n, uint32_t per_mille)
 	return n->strikes > n->strikes_from && n->strikes <= n->strikes_to;
 }
 
-void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m)
+void net_send(
+	struct net *n, uint32_t worker, int to_server, const struct item *it, const struct msg *m)
 {
 	n->sent++;
 	if (n->now_ms < n->lane[worker][to_server].cut_until_ms) {

@@ -81,13 +81,15 @@ void net_release(struct net *n);
 /* Drops all items, sets the time to 0 and all fault rates to 0, and draws from `rng` from now
  * on. */
 void net_reset(struct net *n, struct rng rng);
-void net_at(struct net *n, uint64_t at_ms, struct item it);
+/* Adds a copy of `it` that happens at `at_ms`, and returns this copy. */
+struct item *net_at(struct net *n, uint64_t at_ms, const struct item *it);
 /* Adds an item that was taken out before, with the new time `at_ms`. The item keeps its order, so
  * it comes before all items with the same time that were first added after it. */
-void net_later(struct net *n, uint64_t at_ms, struct item it);
+void net_later(struct net *n, uint64_t at_ms, const struct item *it);
 /* Sends a copy of a message; the faults of the link apply to this copy. The slices of the copy
  * point to the values of the original. */
-void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m);
+void net_send(
+	struct net *n, uint32_t worker, int to_server, const struct item *it, const struct msg *m);
 /* Takes the next item and advances the time to it. Returns NULL if there is no item. The item is
  * valid until the next call. The caller must release it->msg with net_done. */
 struct item *net_next(struct net *n);

@@ -18,7 +18,7 @@
 static void start_server_again(struct sim *s, uint64_t in_ms)
 {
 	net_at(&s->net, s->net.now_ms + in_ms,
-		(struct item){.what = HAPPEN_START, .node = SIM_SERVER});
+		&(struct item){.what = HAPPEN_START, .node = SIM_SERVER});
 }
 
 void server_release(struct sim *s)
@@ -97,7 +97,7 @@ static void spoken_to(struct sim *s)
 	for (uint32_t node = 1; node <= s->n_workers; node++)
 		if (s->reports_lost_links || net_chance(&s->net, 300))
 			net_at(&s->net, s->net.now_ms,
-				(struct item){.what = HAPPEN_HEAL, .node = node});
+				&(struct item){.what = HAPPEN_HEAL, .node = node});
 }
 
 void server_start(struct sim *s)
@@ -123,7 +123,7 @@ void server_start(struct sim *s)
 	sim_trace(s, "server starts epoch=%llu version=%llu", (unsigned long long)v->epoch,
 		(unsigned long long)core_stats(v->core)->version);
 	net_at(&s->net, s->net.now_ms,
-		(struct item){.what = HAPPEN_TICK, .node = SIM_SERVER, .process = v->process});
+		&(struct item){.what = HAPPEN_TICK, .node = SIM_SERVER, .process = v->process});
 	spoken_to(s);
 }
 
@@ -190,7 +190,7 @@ void server_take_job(void *arg, const struct job *job)
 	v->job[i] = *job;
 	v->job_ran[i] = 0;
 	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->save_ms),
-		(struct item){.what = HAPPEN_JOB,
+		&(struct item){.what = HAPPEN_JOB,
 			.node = SIM_SERVER,
 			.process = v->process,
 			.number = i});
@@ -222,7 +222,7 @@ void server_job(struct sim *s, struct item *it)
 	/* without a write of the log in progress, the job was a save of a checkpoint */
 	if (!s->disk.fails && !wal_busy(s->wal.log))
 		bounds_disk(s);
-	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
+	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), it);
 }
 
 /* ---- effects --------------------------------------------------------------------------------- */
@@ -327,7 +327,7 @@ static void finish_server(struct sim *s, int status)
 	v->status = status;
 	sim_wal_finish(s);
 	net_at(&s->net, s->net.now_ms + 500 + net_below(&s->net, SESSION_CLOSE_MS),
-		(struct item){.what = HAPPEN_JOB,
+		&(struct item){.what = HAPPEN_JOB,
 			.node = SIM_SERVER,
 			.process = v->process,
 			.number = SIM_JOBS});

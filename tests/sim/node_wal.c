@@ -42,7 +42,7 @@ static void note_sent(struct sim_wal *w, const struct msg *m)
 static void send_to_node(struct sim *s, const struct item *to, const struct msg *m)
 {
 	note_sent(&s->wal, m);
-	net_send(&s->net, to->node, 0, *to, m);
+	net_send(&s->net, to->node, 0, to, m);
 }
 
 static void send_flushed(struct sim *s, uint64_t flushed_lsn)

@@ -51,7 +51,7 @@ uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms)
 	s->ahead_ms[twin] = s->ahead_ms[node];
 	memcpy(s->net.lane[twin], s->net.lane[node], sizeof(s->net.lane[node]));
 	s->twins++;
-	net_at(&s->net, s->net.now_ms + in_ms, (struct item){.what = HAPPEN_START, .node = node});
+	net_at(&s->net, s->net.now_ms + in_ms, &(struct item){.what = HAPPEN_START, .node = node});
 	return twin;
 }
 
@@ -81,7 +81,7 @@ void worker_tick(struct sim *s, uint32_t node)
 	struct sim_worker *w = worker_at(s, node);
 
 	net_at(&s->net, s->net.now_ms + 100,
-		(struct item){.what = HAPPEN_TICK, .node = node, .process = w->process});
+		&(struct item){.what = HAPPEN_TICK, .node = node, .process = w->process});
 	if (w->foreign && s->net.now_ms >= s->foreign_ms) { /* an operator corrects its --data */
 		worker_crash(s, node);
 		return;
@@ -153,6 +153,6 @@ void worker_start(struct sim *s, uint32_t node)
 	sim_trace(s, "worker %u starts process=%llu", node, (unsigned long long)w->process);
 	session_start(w->session, sim_clock(s, node));
 	net_at(&s->net, s->net.now_ms + 100,
-		(struct item){.what = HAPPEN_TICK, .node = node, .process = w->process});
+		&(struct item){.what = HAPPEN_TICK, .node = node, .process = w->process});
 	link_up(s, node);
 }

@@ -302,7 +302,7 @@ void program_computed(struct sim *s, uint32_t node)
 	if (program_hangs(s, w)) {
 		if (w->hangs_until_ms != UINT64_MAX)
 			net_at(&s->net, w->hangs_until_ms,
-				(struct item){.what = HAPPEN_COMPUTED,
+				&(struct item){.what = HAPPEN_COMPUTED,
 					.node = node,
 					.process = w->process});
 		return;

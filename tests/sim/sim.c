@@ -38,7 +38,7 @@ static int is_put_off(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
 	if (s->net.now_ms >= stopped_until_ms)
 		return 0;
-	net_later(&s->net, stopped_until_ms, *it);
+	net_later(&s->net, stopped_until_ms, it);
 	it->msg = NULL;
 	return 1;
 }
@@ -86,7 +86,7 @@ static void happen_server(struct sim *s, struct item *it)
 	} else if (it->what == HAPPEN_JOB) {
 		server_job(s, it);
 	} else if (it->what == HAPPEN_TICK) {
-		net_at(&s->net, s->net.now_ms + 50, *it);
+		net_at(&s->net, s->net.now_ms + 50, it);
 		ev.held_ms = sim_wal_held_ms(s);
 		server_event(s, &ev);
 		report_transfers(s);
@@ -289,7 +289,7 @@ static void start_workers(struct sim *s)
 		w->named = rng_below(&s->plan, 1000) < 500;
 		w->kill_in = DISK_NEVER;
 		if (node <= s->n_workers)
-			net_at(&s->net, at_ms, (struct item){.what = HAPPEN_START, .node = node});
+			net_at(&s->net, at_ms, &(struct item){.what = HAPPEN_START, .node = node});
 	}
 }
 
@@ -299,7 +299,7 @@ static void run_once(struct sim *s, uint64_t seed)
 	start_workers(s);
 	hostile_begin(s);
 	faults_schedule(s);
-	net_at(&s->net, 0, (struct item){.what = HAPPEN_START, .node = SIM_SERVER});
+	net_at(&s->net, 0, &(struct item){.what = HAPPEN_START, .node = SIM_SERVER});
 	run_guarded(s);
 	if (s->violation[0])
 		bounds_trace(s);

@@ -21,7 +21,7 @@ void worker_compute(struct sim *s, uint32_t node)
 
 	w->computing = 1;
 	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->compute_ms),
-		(struct item){.what = HAPPEN_COMPUTED, .node = node, .process = w->process});
+		&(struct item){.what = HAPPEN_COMPUTED, .node = node, .process = w->process});
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -50,7 +50,7 @@ static void start_worker_again(struct sim *s, uint32_t node, uint64_t in_ms)
 	w->done = 0;
 	if (node <= SIM_WORKERS)
 		net_at(&s->net, s->net.now_ms + in_ms,
-			(struct item){.what = HAPPEN_START, .node = node});
+			&(struct item){.what = HAPPEN_START, .node = node});
 }
 
 /* Returns 1 if a hostile worker has the slot of this honest worker, although the server has not
@@ -178,7 +178,7 @@ static void send_from_worker(struct sim *s, uint32_t node, const struct msg *m, 
 	struct sim_worker *w = worker_at(s, node);
 
 	net_send(&s->net, node, 1,
-		(struct item){.node = SIM_SERVER,
+		&(struct item){.node = SIM_SERVER,
 			.from = node,
 			.from_process = w->process,
 			.process = s->server.process,

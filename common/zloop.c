@@ -167,6 +167,11 @@ void zloop_used(struct zloop *z)
 	z->used = 1;
 }
 
+void zloop_wake(struct zloop *z)
+{
+	mark_ready(z);
+}
+
 void zloop_on_iteration(struct zloop *z, zloop_iteration_fn *on_iteration)
 {
 	z->on_iteration = on_iteration;

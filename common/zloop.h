@@ -65,6 +65,9 @@ void zloop_read(struct zloop *z, size_t max);
  * Call this function after each such use, for example after a send, because the use may consume the
  * edge of a message. Only then does the next run of the prepare handle look for the message. */
 void zloop_used(struct zloop *z);
+/* Lets the loop call on_readable in this iteration or the next, because on_readable has something to
+ * do that did not come from the socket. */
+void zloop_wake(struct zloop *z);
 /* Sets a function that runs in each iteration of the loop. This function can send messages that
  * wait for room in a peer's queue. libzmq does not report that a queue has room, but the loop wakes
  * up when the peer has read messages. */

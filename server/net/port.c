@@ -214,17 +214,21 @@ int port_is_closed(const struct port *p, int fd, uint32_t peer)
 	       p->refusals[fd].closed;
 }
 
+int port_is_flood(struct port_refusals *e, uint32_t burst, uint64_t now_ms)
+{
+	uint64_t passed_ms = now_ms - e->now_ms;
+
+	e->spent_ms -= passed_ms < e->spent_ms ? (uint32_t)passed_ms : e->spent_ms;
+	e->now_ms = now_ms;
+	e->spent_ms += REFUSAL_MS;
+	return e->spent_ms > burst * REFUSAL_MS;
+}
+
 int port_note_refused(struct port *p, int fd, uint32_t peer, uint64_t now_ms)
 {
 	struct port_refusals *e = refusals_of(p, fd, peer);
 
-	if (!e || e->closed)
-		return 0;
-	uint64_t passed_ms = now_ms - e->now_ms;
-	e->spent_ms -= passed_ms < e->spent_ms ? (uint32_t)passed_ms : e->spent_ms;
-	e->now_ms = now_ms;
-	e->spent_ms += REFUSAL_MS;
-	if (e->spent_ms <= p->burst * REFUSAL_MS)
+	if (!e || e->closed || !port_is_flood(e, p->burst, now_ms))
 		return 0;
 	e->closed = 1;
 	p->stats.floods++;

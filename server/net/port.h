@@ -124,6 +124,9 @@ int port_note_key(struct port *p, int fd, uint32_t peer, const char *key, uint32
 /* Notes that a message of connection `peer` with descriptor `fd` was refused or dropped. If the
  * connection has sent too many such messages, closes it and returns 1. */
 int port_note_refused(struct port *p, int fd, uint32_t peer, uint64_t now_ms);
+/* Notes a refused message in `e`, of which at most `burst` may come at once. Returns 1 if there
+ * were too many. */
+int port_is_flood(struct port_refusals *e, uint32_t burst, uint64_t now_ms);
 /* Notes that a message was refused because its key is no longer on the list. Closes the connection
  * at the second such message, so that the peer can receive the reason after the first one. */
 void port_note_revoked(struct port *p, int fd, uint32_t peer);

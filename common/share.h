@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include "common/err.h"
 
-#define SHARE_MAX_FDS 4    /* maximum number of descriptors in one message */
+#define SHARE_MAX_FDS 5    /* maximum number of descriptors in one message */
 #define SHARE_PATH    107u /* maximum bytes of the path of a Unix socket, without the NUL */
 
 /* Creates shared memory of `bytes` zeros. A page takes memory only after the first write to it.

@@ -837,6 +837,22 @@ uint64_t wire_peer_protocol(const struct wire *w)
 	return w->peer_protocol;
 }
 
+int wire_has_type(struct frames *f, enum msg_type type)
+{
+	struct wire_body body;
+
+	return f->n > 0 &&
+	       !check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body) &&
+	       body.type == (unsigned)type;
+}
+
+const char *wire_key(struct frames *f)
+{
+	if (f->n == 0 || f->key)
+		return f->key;
+	return zmq_msg_gets(&f->frame[0], "User-Id");
+}
+
 int wire_is_chunk(struct frames *f)
 {
 	return f->n == 2 && zmq_msg_size(&f->frame[0]) == 1 &&

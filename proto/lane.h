@@ -3,11 +3,12 @@
  * shared-memory lane).
  *
  * A lane carries the tensors of one worker's session through memory that both processes map. The
- * headers of the messages still travel over the connection, in the same order; only the tensor
- * frames do not. WIRE.md, "Shared-memory lane", specifies lanes.
+ * headers of the messages travel over the connection or, if the lane has rings, through the rings,
+ * in the same order. WIRE.md, "Shared-memory lane", specifies lanes.
  *
  *   worker -> server, on the Unix socket of WELCOME: struct lane_greeting
- *   server -> worker: struct lane_layout, with two descriptors: the weights and the push memory
+ *   server -> worker: struct lane_layout, with two descriptors: the weights and the push memory. If
+ *   the greeting has LANE_RING_MAGIC, three more descriptors follow (struct lane_rings)
  *
  * The weights are buffers that the server writes and a worker can only read. The first page of the
  * push memory has a struct lane_control. After this page come the slots, to which the worker
@@ -29,12 +30,19 @@
 #define PROTO_LANE_H
 #include <stdatomic.h>
 #include <stdint.h>
+#include "proto/ring.h"
 
 #define LANE_MAGIC 0x31656e616c736e63ull /* the characters "cnslane1" as a number */
 #define LANE_PAGE  4096u                 /* bytes of the page with struct lane_control */
 /* maximum number of buffers of weights that a worker may hold at the same time */
 #define LANE_HOLDS 4u
 #define LANE_FDS   2u /* number of descriptors in the answer of the server: weights, push memory */
+
+#define LANE_RING_MAGIC 0x32656e616c736e63ull /* the characters "cnslane2" as a number */
+/* number of descriptors in the answer to a greeting with LANE_RING_MAGIC: LANE_FDS, the memory of
+ * struct lane_rings, an eventfd to which the worker writes to wake the server up, and a pipe from
+ * which the worker reads when the server has woken it up */
+#define LANE_RING_FDS 5u
 
 #define LANE_GPU_MAGIC 0x317570676c736e63ull /* the characters "cnslgpu1" as a number */
 #define LANE_GPU_ALIGN 256u
@@ -48,7 +56,7 @@
 enum lane_choice { LANE_AUTO, LANE_TCP, LANE_SHM };
 
 struct lane_greeting {
-	uint64_t magic;
+	uint64_t magic; /* LANE_MAGIC, or LANE_RING_MAGIC if the worker asks for rings */
 	uint64_t secret_hi, secret_lo; /* the secret in the newest WELCOME */
 	uint32_t worker, incarnation;
 };
@@ -94,6 +102,23 @@ struct lane_control {
 	_Atomic uint64_t seen;
 	_Atomic uint64_t held[LANE_HOLDS];
 };
+
+/*
+ * The memory of the two rings of a lane. In `to_worker.received`, the worker shows which messages
+ * of the server it has received over its bulk connection: in the upper 32 bits the lower half of
+ * secret_lo of the newest WELCOME that has arrived, and in the lower 32 bits the number of messages
+ * that have arrived after this WELCOME.
+ */
+struct lane_rings {
+	struct ring_memory to_server, to_worker;
+};
+
+/* Returns the value of `received` after a WELCOME with this secret_lo. Each further message adds
+ * 1. */
+static inline uint64_t lane_received(uint64_t secret_lo)
+{
+	return secret_lo << 32;
+}
 
 /* This struct has the fields of a header that refer to shared memory. These numbers come from a
  * peer, so the receiver must check each number before it uses the number. */

@@ -224,7 +224,8 @@ struct msg_welcome {
 	 * lane once, and the newest ticket that the server has sent to this worker */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	uint64_t lane_secret_hi, lane_secret_lo, lane_ticket;
-	uint32_t lane_gpu; /* 1: the worker may offer memory of its GPU for the lane */
+	uint32_t lane_gpu;  /* 1: the worker may offer memory of its GPU for the lane */
+	uint32_t lane_ring; /* 1: the worker may ask for rings of messages in its lane */
 	/* for an observer: the tensors as in HELLO, borrowed; "" or NULL: unknown */
 	const char *tensors;
 	/* `wire` of HELLO if the server accepts this encoding; otherwise F32 or NONE */

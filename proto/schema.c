@@ -123,6 +123,7 @@ static const struct wire_field welcome[] = {
 	MSG(33, welcome.connections, 0, WIRE_MAX_CONNECTIONS),
 	MSG(34, welcome.side_secret_hi, 0, ANY64),
 	MSG(35, welcome.side_secret_lo, 0, ANY64),
+	MSG(36, welcome.lane_ring, 0, 1),
 	END,
 };
 

@@ -72,6 +72,10 @@ struct frames {
 	/* if wire_recv refuses the message, it sets fd to the descriptor of the connection on which
 	 * the message arrived; -1: unknown */
 	int fd;
+	/* the public key of the sender, borrowed, if the message came through a ring (lane.h); ""
+	 * if the server has no keys. NULL if the message came from a socket: then libzmq knows the
+	 * key */
+	const char *key;
 	struct chunk chunk[WIRE_MAX_CHUNKS];
 	zmq_msg_t frame[1 + WIRE_MAX_SLICES];
 };
@@ -118,6 +122,10 @@ uint64_t wire_push_seq(struct frames *f);
  * number of parts and sets *request to the request number. Both numbers are in the header, and the
  * function does not check them. Returns 0 for other messages. */
 uint64_t wire_params_parts(struct frames *f, uint64_t *request);
+/* Returns 1 if the header is one of a message of this type. The function checks only the type. */
+int wire_has_type(struct frames *f, enum msg_type type);
+/* Returns the public key of the sender, or NULL if it has none. */
+const char *wire_key(struct frames *f);
 /* If the message has no tensor frame and its PUSH or PARAMS header refers to shared memory instead,
  * returns 1 and sets *ref to the numbers in the header, which the function does not check. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
@@ -195,6 +203,7 @@ static inline void frames_init(struct frames *f)
 {
 	f->n = f->n_chunks = 0;
 	f->fd = -1;
+	f->key = NULL;
 }
 /* Moves the frames of `from` to `to`, which must be empty. After the call `from` is empty. */
 void frames_move(struct frames *to, struct frames *from);

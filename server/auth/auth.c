@@ -75,7 +75,7 @@ static void count_keys(struct auth *a)
 /* Returns the public key of a message's sender, or "" if the sender has none. */
 static const char *key_of(struct frames *f)
 {
-	const char *key = f->n ? zmq_msg_gets(&f->frame[0], "User-Id") : NULL;
+	const char *key = wire_key(f);
 
 	return key && strlen(key) == KEY_TEXT - 1 ? key : "";
 }

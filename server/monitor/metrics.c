@@ -177,6 +177,8 @@ static void put_net(FILE *f, const struct router_stats *n)
 	metric(f, "lanes_gpu", "gauge", "Workers that share memory of their GPUs.", n->lanes.gpus);
 	metric_counter(f, "lane_pushes_total", "Gradients read in shared memory.", n->lanes.pushes);
 	metric_counter(f, "lane_params_total", "Weights read in shared memory.", n->lanes.params);
+	metric_counter(f, "lane_messages_total", "Messages that went through rings of lanes.",
+		n->lanes.messages);
 	metric_counter(f, "lane_torn_total", "Gradients in shared memory whose checksum was wrong.",
 		n->torn);
 	metric_counter(f, "lane_refused_total",

@@ -287,10 +287,10 @@ static json_t *lanes_object(const struct router_stats *n)
 {
 	if (!n->has_lanes)
 		return json_null();
-	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "open", json_count(n->lanes.open),
+	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "open", json_count(n->lanes.open),
 		"gpus", json_count(n->lanes.gpus), "pushes", json_count(n->lanes.pushes), "params",
-		json_count(n->lanes.params), "torn", json_count(n->torn), "refused",
-		json_count(n->lanes.refused));
+		json_count(n->lanes.params), "messages", json_count(n->lanes.messages), "torn",
+		json_count(n->torn), "refused", json_count(n->lanes.refused));
 }
 
 static json_t *checkpoint_object(const struct status *s)

@@ -1,17 +1,22 @@
 /* lane.c - see lane.h. */
 #include "server/net/lane.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "common/assert.h"
+#include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/share.h"
 #include "proto/lane.h"
 #include "server/device/gpu_store.h"
+#include "server/net/lane_ring.h"
 #include "server/net/line_budget.h"
+#include "server/net/port.h"
 
 /* the server closes a connection that has sent no greeting within this time, in ms */
 #define GREETING_MS 5000
@@ -22,6 +27,8 @@
 /* maximum bytes of the slots of a lane; a page takes memory only after a process has written to
  * it */
 #define SLOTS_BYTES ((uint64_t)512 << 20)
+#define BELLS       64  /* maximum number of eventfds whose events the server reads at once */
+#define RECENT      256 /* size of the table of recent peers */
 
 /* This struct describes a buffer of weights that a worker reads. */
 struct hold {
@@ -54,6 +61,13 @@ struct lane {
 	struct lane_gpu_offer offer; /* the layout of `gpu` */
 	uint64_t ticket;             /* the newest ticket */
 	struct hold hold[LANE_HOLDS];
+	struct lane_ring ring;
+	/* the public key of connection `peer`, from its first message over TCP after WELCOME; "":
+	 * it has none, or no such message has arrived */
+	char key[KEY_TEXT];
+	struct port_refusals refusals; /* the refused messages of the ring */
+	int is_queued;                 /* 1: the lane is in the queue of lanes with messages */
+	struct lane *next;             /* the next lane in this queue */
 };
 
 struct lanes {
@@ -66,6 +80,13 @@ struct lanes {
 	struct lane *lane; /* array with a lane for each worker slot */
 	struct guest *guests;
 	size_t n_guests; /* number of guests that have sent no greeting */
+	/* an epoll instance that watches the eventfds of all rings, by edges; -1: no lane can have
+	 * rings */
+	int bells;
+	uv_poll_t bells_poll;
+	struct lane *first, *last; /* the queue of lanes whose rings may have messages */
+	/* the worker ids of recent peers, or 0. An entry is right if the lane has the same peer */
+	uint16_t recent[RECENT];
 	struct lanes_stats stats;
 };
 
@@ -121,6 +142,77 @@ static void drop_holds(struct lanes *l, struct lane *lane)
 		end_hold(l, &lane->hold[i]);
 }
 
+/* ---- rings ----------------------------------------------------------------------------------- */
+
+/* Adds the lane to the queue of lanes whose rings may have messages. */
+static void queue_lane(struct lanes *l, struct lane *lane)
+{
+	if (lane->is_queued)
+		return;
+	lane->is_queued = 1;
+	lane->next = NULL;
+	if (l->last)
+		l->last->next = lane;
+	else
+		l->first = lane;
+	l->last = lane;
+}
+
+static struct lane *unqueue_lane(struct lanes *l)
+{
+	struct lane *lane = l->first;
+
+	if (!lane)
+		return NULL;
+	PS_ASSERT(lane->is_queued);
+	lane->is_queued = 0;
+	l->first = lane->next;
+	if (!l->first)
+		l->last = NULL;
+	return lane;
+}
+
+/* Lets the router read the ring of the lane. */
+static void read_ring(struct lanes *l, struct lane *lane)
+{
+	if (!lane->ring.memory)
+		return;
+	ring_wake(&lane->ring.in);
+	queue_lane(l, lane);
+	l->cfg.on_ring(l->cfg.arg);
+}
+
+/* Called when workers have written to the eventfds of their rings. */
+static void on_bells(uv_poll_t *poll, int status, int events)
+{
+	struct lanes *l = poll->data;
+	struct epoll_event event[BELLS];
+
+	(void)status;
+	(void)events;
+	int n = epoll_wait(l->bells, event, BELLS, 0);
+	for (int i = 0; i < n; i++)
+		read_ring(l, &l->lane[event[i].data.u32]);
+}
+
+/* The server never reads the eventfd (lane_ring.h), so only its edges are events. */
+static int watch_bell(struct lanes *l, const struct lane *lane)
+{
+	struct epoll_event event = {
+		.events = EPOLLIN | EPOLLET, .data.u32 = worker_of(l, lane) - 1};
+
+	return epoll_ctl(l->bells, EPOLL_CTL_ADD, lane->ring.bell, &event) == 0;
+}
+
+static void close_lane_ring(struct lanes *l, struct lane *lane)
+{
+	if (!lane->ring.memory)
+		return;
+	/* the worker may keep the eventfd open, so closing it would not end the events */
+	(void)epoll_ctl(l->bells, EPOLL_CTL_DEL, lane->ring.bell, NULL);
+	lane_ring_close(&lane->ring);
+}
+
 /* ---- connections of the Unix socket ---------------------------------------------------------- */
 
 static void on_closed(uv_handle_t *h)
@@ -164,6 +256,7 @@ static void close_lane(struct lanes *l, struct lane *lane, const char *why)
 	drop_holds(l, lane);
 	close_gpu(l, lane);
 	lane->has_offered = 0;
+	close_lane_ring(l, lane);
 	(void)munmap(lane->memory, memory_bytes(l));
 	lane->memory = NULL;
 	remove_guest(lane->guest);
@@ -171,9 +264,27 @@ static void close_lane(struct lanes *l, struct lane *lane, const char *why)
 	l->stats.open--;
 }
 
-/* Makes the memory for the worker's pushes and answers the greeting. Returns 0 if it could not make
- * the memory or send the answer. */
-static int open_memory(struct lanes *l, struct lane *lane, int socket)
+static void close_descriptors(const int *fds, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
+}
+
+/* Makes the rings of the lane. Sets fds to the descriptors that the worker gets. */
+static int open_ring(struct lanes *l, struct lane *lane, int *fds)
+{
+	if (lane_ring_open(&lane->ring, fds))
+		return PS_EIO;
+	if (watch_bell(l, lane))
+		return PS_OK;
+	lane_ring_close(&lane->ring);
+	return PS_EIO;
+}
+
+/* Makes the memory for the worker's pushes and, if the worker asks for them, the rings, and answers
+ * the greeting. Returns 0 if it could not make the memory or send the answer. */
+static int open_memory(struct lanes *l, struct lane *lane, int socket, int has_ring)
 {
 	const struct lane_layout layout = {.magic = LANE_MAGIC,
 		.n_params = l->cfg.n_params,
@@ -182,26 +293,34 @@ static int open_memory(struct lanes *l, struct lane *lane, int socket)
 		.slots = l->slots,
 		.slot_pitch = l->slot_pitch,
 		.ticket = lane->ticket};
-	int fds[LANE_FDS] = {l->weights.fd, -1};
+	int fds[LANE_RING_FDS] = {l->weights.fd, -1, -1, -1, -1};
+	const size_t n = has_ring ? LANE_RING_FDS : LANE_FDS;
 
 	if (share_new("cnn-ps pushes", memory_bytes(l), &fds[1]))
 		return 0;
 	lane->memory = share_map(fds[1], memory_bytes(l), 0);
-	int sent =
-		lane->memory && share_send(socket, &layout, sizeof(layout), fds, LANE_FDS) == PS_OK;
-	close(fds[1]);
+	int sent = lane->memory && !(has_ring && open_ring(l, lane, fds + LANE_FDS)) &&
+		   share_send(socket, &layout, sizeof(layout), fds, n) == PS_OK;
+	close_descriptors(fds + 1, n - 1);
 	if (!sent && lane->memory) {
+		close_lane_ring(l, lane);
 		(void)munmap(lane->memory, memory_bytes(l));
 		lane->memory = NULL;
 	}
 	return sent;
 }
 
+static int asks_for_ring(const struct lanes *l, const struct lane_greeting *g)
+{
+	return g->magic == LANE_RING_MAGIC && l->bells >= 0;
+}
+
 /* Returns the lane that greeting `g` opens, or NULL if its worker, incarnation or secret is
  * wrong. */
 static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
 {
-	if (g->magic != LANE_MAGIC || g->worker < 1 || g->worker > l->cfg.max_workers)
+	if ((g->magic != LANE_MAGIC && !asks_for_ring(l, g)) || g->worker < 1 ||
+		g->worker > l->cfg.max_workers)
 		return NULL;
 	struct lane *lane = &l->lane[g->worker - 1];
 	/* the time of the comparison does not depend on the secret */
@@ -238,7 +357,7 @@ static int greet(struct guest *g)
 	close_lane(l, lane, "the worker opened it again");
 	PS_ASSERT(!lane->guest && !lane->memory); /* invariant 2 */
 	PS_ASSERT(!holds_weights(lane));          /* invariant 3 */
-	if (!open_memory(l, lane, g->fd)) {
+	if (!open_memory(l, lane, g->fd, asks_for_ring(l, &greeting))) {
 		if (may_log(l, lane))
 			log_warn("lane", "failed", "worker=%u reason=\"no shared memory\"",
 				greeting.worker);
@@ -249,6 +368,7 @@ static int greet(struct guest *g)
 	g->lane = lane;
 	l->n_guests--;
 	l->stats.open++;
+	read_ring(l, lane);
 	if (may_log(l, lane))
 		log_info("lane", "open", "worker=%u slots=%llu", greeting.worker,
 			(unsigned long long)l->slots);
@@ -388,16 +508,25 @@ void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m)
 	struct lane *lane = &l->lane[worker - 1];
 	if (lane->incarnation != m->stamp.incarnation)
 		close_lane(l, lane, "another process has the worker's slot");
+	/* the worker writes to its ring only after it has received this WELCOME, so all messages in
+	 * the ring are older than its HELLO. They are lost, like those of a broken connection */
+	if (lane->ring.memory)
+		ring_discard(&lane->ring.in, ring_end(&lane->ring.in));
+	lane->ring.expected = lane_received(secret[1]);
 	/* invariant 1 */
 	PS_ASSERT(!lane->guest || lane->incarnation == m->stamp.incarnation);
+	if (lane->peer != peer)
+		memset(lane->key, 0, sizeof(lane->key));
 	lane->incarnation = m->stamp.incarnation;
 	lane->peer = peer;
+	l->recent[peer % RECENT] = (uint16_t)worker;
 	lane->has_secret = 1;
 	lane->secret_hi = m->lane_secret_hi = secret[0];
 	lane->secret_lo = m->lane_secret_lo = secret[1];
 	memcpy(m->lane_path, l->cfg.path, strlen(l->cfg.path) + 1);
 	m->lane_ticket = lane->ticket;
 	m->lane_gpu = l->cfg.gpu != NULL;
+	m->lane_ring = l->bells >= 0;
 }
 
 void lanes_check(struct lanes *l, const struct core *c)
@@ -415,19 +544,29 @@ void lanes_check(struct lanes *l, const struct core *c)
 	}
 }
 
+/* Returns the lane whose worker has connection `peer`, which may not be open, or NULL. */
+static struct lane *find_peer(struct lanes *l, uint32_t peer)
+{
+	uint16_t *recent = &l->recent[peer % RECENT];
+
+	if (peer == 0)
+		return NULL;
+	if (*recent && l->lane[*recent - 1].peer == peer)
+		return &l->lane[*recent - 1];
+	for (uint32_t i = 0; i < l->cfg.max_workers; i++)
+		if (l->lane[i].peer == peer) {
+			*recent = (uint16_t)(i + 1);
+			return &l->lane[i];
+		}
+	return NULL;
+}
+
 /* Returns the open lane of connection `peer`, or NULL if there is none. */
 static struct lane *find_lane(struct lanes *l, uint32_t peer)
 {
-	uint32_t left = l->stats.open;
+	struct lane *lane = l->stats.open ? find_peer(l, peer) : NULL;
 
-	for (uint32_t i = 0; i < l->cfg.max_workers && left > 0; i++) {
-		if (!l->lane[i].guest)
-			continue;
-		left--;
-		if (l->lane[i].peer == peer)
-			return &l->lane[i];
-	}
-	return NULL;
+	return lane && lane->guest ? lane : NULL;
 }
 
 /* Called when the last reference to a copy of a push is gone. */
@@ -593,12 +732,127 @@ int lanes_given(struct lanes *l, size_t at, int waits, uint64_t *xxh3)
 	return gpu_store_given(l->cfg.gpu, at, waits, xxh3);
 }
 
+/* ---- messages in rings ----------------------------------------------------------------------- */
+
+/* Takes the oldest message of the ring into the empty `f`. Returns 0 if there is none. */
+static int take_from_ring(struct lanes *l, struct lane *lane, uint32_t *peer, struct frames *f)
+{
+	int rc = lane_ring_take(&lane->ring, &f->frame[0]);
+
+	if (rc == PS_EPROTO)
+		close_lane(l, lane, "the worker has damaged its ring");
+	if (rc != 1)
+		return 0;
+	f->n = 1;
+	f->key = lane->key;
+	*peer = lane->peer;
+	l->stats.messages++;
+	return 1;
+}
+
+int lanes_take(struct lanes *l, uint32_t *peer, struct frames *f)
+{
+	struct lane *lane;
+
+	frames_init(f);
+	/* a hostile worker could change its position again and again, so the loop has a limit */
+	for (uint32_t i = 0; i <= l->cfg.max_workers && (lane = unqueue_lane(l)); i++) {
+		if (take_from_ring(l, lane, peer, f)) {
+			queue_lane(l, lane);
+			return 1;
+		}
+		if (lane->ring.memory && !ring_may_sleep(&lane->ring.in))
+			queue_lane(l, lane);
+	}
+	if (l->first)
+		l->cfg.on_ring(l->cfg.arg);
+	return 0;
+}
+
+int lanes_note_received(struct lanes *l, uint32_t peer, const char *key)
+{
+	struct lane *lane = find_peer(l, peer);
+
+	if (!lane)
+		return 0;
+	if (key && !lane->key[0])
+		snprintf(lane->key, sizeof(lane->key), "%s", key);
+	if (!lane->ring.memory)
+		return 0;
+	lane->ring.end = ring_end(&lane->ring.in);
+	return ring_has_message(&lane->ring.in);
+}
+
+int lanes_take_earlier(struct lanes *l, uint32_t peer, struct frames *f)
+{
+	struct lane *lane = find_lane(l, peer);
+
+	frames_init(f);
+	return lane && lane->ring.in.at != lane->ring.end && take_from_ring(l, lane, &peer, f);
+}
+
+int lanes_give(struct lanes *l, uint32_t peer, struct frames *f)
+{
+	struct lane *lane = f->n == 1 ? find_lane(l, peer) : NULL;
+	int rc = lane ? lane_ring_give(&lane->ring, &f->frame[0]) : 0;
+
+	if (rc == PS_EPROTO)
+		close_lane(l, lane, "the worker has damaged its ring");
+	if (rc != 1)
+		return 0;
+	frames_release(f);
+	l->stats.messages++;
+	return 1;
+}
+
+void lanes_note_sent(struct lanes *l, uint32_t peer, int is_welcome)
+{
+	struct lane *lane = find_peer(l, peer);
+
+	if (lane && is_welcome)
+		lane->ring.expected = lane_received(lane->secret_lo);
+	else if (lane)
+		lane->ring.expected++;
+}
+
+int lanes_note_refused(struct lanes *l, uint32_t peer, uint32_t burst, uint64_t now_ms)
+{
+	struct lane *lane = find_lane(l, peer);
+
+	if (!lane || !port_is_flood(&lane->refusals, burst, now_ms))
+		return 0;
+	close_lane(l, lane, "too many refused messages");
+	return 1;
+}
+
+void lanes_end(struct lanes *l, uint32_t peer, const char *why)
+{
+	struct lane *lane = find_lane(l, peer);
+
+	if (lane)
+		close_lane(l, lane, why);
+}
+
 void lanes_stats(const struct lanes *l, struct lanes_stats *s)
 {
 	*s = l->stats;
 }
 
 /* ---- creation and release -------------------------------------------------------------------- */
+
+/* Prepares for rings. Without the epoll instance, no lane has rings. */
+static void open_bells(struct lanes *l)
+{
+	l->bells = l->cfg.on_ring ? epoll_create1(EPOLL_CLOEXEC) : -1;
+	if (l->bells >= 0 && uv_poll_init(l->cfg.loop, &l->bells_poll, l->bells) != 0) {
+		close(l->bells);
+		l->bells = -1;
+	}
+	if (l->bells < 0)
+		return;
+	l->bells_poll.data = l;
+	(void)uv_poll_start(&l->bells_poll, UV_READABLE, on_bells);
+}
 
 int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 {
@@ -626,6 +880,7 @@ int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 		return rc;
 	}
 	l->listener.data = l->timer.data = l;
+	open_bells(l);
 	(void)uv_poll_start(&l->listener, UV_READABLE, on_new_guest);
 	uv_timer_init(cfg->loop, &l->timer);
 	(void)uv_timer_start(&l->timer, on_timer, RETRY_MS, RETRY_MS);
@@ -643,6 +898,10 @@ void lanes_stop(struct lanes *l)
 		remove_guest(l->guests);
 	uv_close((uv_handle_t *)&l->listener, NULL);
 	uv_close((uv_handle_t *)&l->timer, NULL);
+	if (l->bells >= 0) {
+		uv_close((uv_handle_t *)&l->bells_poll, NULL);
+		close(l->bells);
+	}
 	l->is_stopped = 1;
 }
 

@@ -70,14 +70,18 @@ struct lanes_config {
 	struct gpu_store *gpu;
 	/* the reason why workers cannot use memory of their GPUs; NULL: they can */
 	const char *gpu_off;
+	/* called when a ring may have messages, which lanes_take takes; NULL: no lane has rings */
+	void (*on_ring)(void *arg);
+	void *arg;
 };
 
 struct lanes_stats {
 	uint32_t open; /* number of lanes that are open */
 	/* numbers of tensors of PUSH and PARAMS that went through a lane */
 	uint64_t pushes, params;
-	uint32_t gpus;    /* number of open lanes whose worker shares memory of its GPU */
-	uint64_t refused; /* number of greetings with a wrong secret or form */
+	uint32_t gpus;     /* number of open lanes whose worker shares memory of its GPU */
+	uint64_t refused;  /* number of greetings with a wrong secret or form */
+	uint64_t messages; /* number of messages, in both directions, that went through rings */
 };
 
 /* Accepts workers on the Unix socket. Errors: PS_EIO, PS_ENOMEM. */
@@ -107,6 +111,26 @@ int lanes_hold(
 /* Returns 1 and sets *xxh3 to the checksum if copy number `at` of lanes_hold is complete. If
  * `waits` is 1, first waits until the copy is complete. */
 int lanes_given(struct lanes *l, size_t at, int waits, uint64_t *xxh3) PS_MUST_CHECK;
+/* Takes the oldest message of a ring; each ring with messages has its turn. Returns 0 if no ring
+ * has a message. Sets f->key to the sender's key, or to "". */
+int lanes_take(struct lanes *l, uint32_t *peer, struct frames *f) PS_MUST_CHECK;
+/* Notes that a message of `peer` with this public key (NULL: none) has arrived over TCP. Returns 1
+ * if the ring of the peer has messages. The peer has sent them before, so the caller must first
+ * handle those that lanes_take_earlier takes. */
+int lanes_note_received(struct lanes *l, uint32_t peer, const char *key) PS_MUST_CHECK;
+/* Takes the oldest message of the peer's ring that was there at the newest lanes_note_received.
+ * Returns 0 if there is no such message. */
+int lanes_take_earlier(struct lanes *l, uint32_t peer, struct frames *f) PS_MUST_CHECK;
+/* Sends `f` through the ring of `peer`, and releases the frames. Returns 0 if the caller must send
+ * `f` over TCP. */
+int lanes_give(struct lanes *l, uint32_t peer, struct frames *f) PS_MUST_CHECK;
+/* Notes that a message was sent to `peer` over TCP. `is_welcome` is 1 if it was a WELCOME. */
+void lanes_note_sent(struct lanes *l, uint32_t peer, int is_welcome);
+/* Notes that a message from the ring of `peer` was refused or dropped. If the ring has had too many
+ * such messages, closes the lane and returns 1. `burst` is the maximum number at once (port.h). */
+int lanes_note_refused(struct lanes *l, uint32_t peer, uint32_t burst, uint64_t now_ms);
+/* Closes the lane of `peer`, if there is one. */
+void lanes_end(struct lanes *l, uint32_t peer, const char *why);
 /* Closes the lanes of workers that have no session. */
 void lanes_check(struct lanes *l, const struct core *c);
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);

@@ -72,6 +72,11 @@ struct router {
 
 	struct wire *wire;
 	struct inbox inbox;
+	/* A message that has arrived over TCP. Before the router handles it, it handles the
+	 * messages that the same worker has written to its ring before. */
+	struct received held;
+	int is_held;
+	int ring_is_next;    /* 1 if the next message comes from a ring, if one has a message */
 	struct frames in; /* the frames of the message that on_readable handles */
 	size_t in_at;     /* the place of this message in `inbox` */
 	int in_begun;     /* `begun` of this message (struct received) */
@@ -631,11 +636,19 @@ static int send_reply(void *arg, uint32_t peer, struct frames *f)
 	if (rc)
 		return rc;
 	uint64_t bytes = frame_bytes(f);
+	int is_welcome = r->lanes && wire_has_type(f, MSG_WELCOME);
+	if (r->lanes && !is_welcome && lanes_give(r->lanes, peer, f)) {
+		r->stats.sent_bytes += bytes;
+		return PS_OK;
+	}
 	rc = wire_send(r->socket, peer, f);
 	zloop_used(&r->loop);
 
-	if (rc == PS_OK)
+	if (rc == PS_OK) {
 		r->stats.sent_bytes += bytes;
+		if (r->lanes)
+			lanes_note_sent(r->lanes, peer, is_welcome);
+	}
 	if (rc == PS_EUNREACHABLE)
 		r->stats.gone++;
 	return rc;
@@ -682,13 +695,24 @@ static void note_malformed(struct router *r, uint32_t peer, int status, const ch
 	}
 }
 
+/* Returns 1 if the message `r->in` came through a ring (lane.h). */
+static int is_from_ring(const struct router *r)
+{
+	return r->in.key != NULL;
+}
+
 /* Notes that the message `r->in` of `peer` was refused or dropped. */
 static void note_refused(struct router *r, uint32_t peer)
 {
 	uint64_t now = uv_now(r->cfg.loop);
 
-	if (!port_note_refused(&r->port, r->in.fd, peer, now))
+	if (is_from_ring(r) ? !lanes_note_refused(r->lanes, peer, r->port.burst, now)
+			    : !port_note_refused(&r->port, r->in.fd, peer, now))
 		return;
+	if (is_from_ring(r))
+		r->port.stats.floods++;
+	else if (r->lanes)
+		lanes_end(r->lanes, peer, "too many refused messages");
 	if (r->port.stats.floods == 1 || now - r->flood_ms >= REFUSAL_MS) {
 		r->flood_ms = now;
 		log_warn("net", "flood",
@@ -700,7 +724,7 @@ static void note_refused(struct router *r, uint32_t peer)
 /* Returns the key of the sender of `r->in`, or "" if the server has no keys. */
 static const char *key_of_sender(struct router *r)
 {
-	const char *key = r->cfg.auth ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
+	const char *key = r->cfg.auth ? wire_key(&r->in) : NULL;
 
 	return key ? key : "";
 }
@@ -715,8 +739,12 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 		router_send(r, peer, &m);
 	note_refused(r, peer);
 	if (status == PS_EAUTH && r->cfg.auth && r->in.n &&
-		!auth_is_listed(r->cfg.auth, key_of_sender(r)))
-		port_note_revoked(&r->port, r->in.fd, peer);
+		!auth_is_listed(r->cfg.auth, key_of_sender(r))) {
+		if (is_from_ring(r))
+			lanes_end(r->lanes, peer, "its key is no longer on the list");
+		else
+			port_note_revoked(&r->port, r->in.fd, peer);
+	}
 }
 
 void router_run_ended(struct router *r)
@@ -849,7 +877,7 @@ static void note_address(struct router *r)
 static int check_pull(struct router *r, uint32_t peer, const char **why)
 {
 	int is_pull = r->msg.type == MSG_PULL || (r->msg.type == MSG_PUSH && r->msg.push.pull);
-	const char *key = r->owners && is_pull ? zmq_msg_gets(&r->in.frame[0], "User-Id") : NULL;
+	const char *key = r->owners && is_pull ? wire_key(&r->in) : NULL;
 
 	if (!key)
 		return PS_OK;
@@ -905,6 +933,16 @@ static int is_one_too_many(struct router *r, uint32_t peer)
 	return 1;
 }
 
+/* Notes the connection on which `r->in`, which was received with the result `rc`, has arrived.
+ * Returns 0 if this connection is closed, so that the router must drop the message. */
+static int note_sender(struct router *r, uint32_t peer, int rc)
+{
+	if (r->in.n > 0)
+		r->in.fd = port_descriptor(&r->port, peer, &r->in.frame[0]);
+	port_note_message(&r->port, r->in.fd, peer);
+	return !port_is_closed(&r->port, r->in.fd, peer) && !(rc == 1 && is_one_too_many(r, peer));
+}
+
 /* Returns 1 if this message is a chunk, or a part or greeting of a side connection. Such a message
  * has no header, so no role can be checked by its type; only the owner of a worker's key may send
  * it. */
@@ -916,13 +954,57 @@ static int needs_worker_key(struct frames *f)
 	return wire_is_chunk(f) || side_is_part(f, &mark) || side_is_greeting(f, &greeting);
 }
 
+/* Takes the message that was held. */
+static int take_held(struct router *r, uint32_t *peer, struct frames *f)
+{
+	*peer = r->held.peer;
+	r->is_held = 0;
+	frames_init(f);
+	frames_move(f, &r->held.frames);
+	f->fd = r->held.frames.fd;
+	return r->held.rc;
+}
+
+/* Receives a message over TCP. If the sender has messages in its ring, holds the message and takes
+ * the first of those. */
+static int receive_tcp(struct router *r, uint32_t *peer, struct frames *f)
+{
+	struct received *h = &r->held;
+	int rc = wire_recv(r->socket, peer, f);
+
+	if (!r->lanes || rc != 1)
+		return rc;
+	if (!lanes_note_received(r->lanes, *peer, r->cfg.auth ? wire_key(f) : NULL))
+		return rc;
+	h->rc = rc;
+	h->peer = *peer;
+	frames_init(&h->frames);
+	frames_move(&h->frames, f);
+	r->is_held = 1;
+	return lanes_take_earlier(r->lanes, h->peer, f) ? 1 : take_held(r, peer, f);
+}
+
+/* Receives a message from a ring or over TCP, in turn. Returns the results of wire_recv. */
+static int receive_next(struct router *r, uint32_t *peer, struct frames *f)
+{
+	if (r->is_held) {
+		*peer = r->held.peer;
+		return lanes_take_earlier(r->lanes, *peer, f) ? 1 : take_held(r, peer, f);
+	}
+	r->ring_is_next = !r->ring_is_next;
+	if (r->lanes && r->ring_is_next && lanes_take(r->lanes, peer, f))
+		return 1;
+	int rc = receive_tcp(r, peer, f);
+	return rc == 0 && r->lanes && !r->ring_is_next && lanes_take(r->lanes, peer, f) ? 1 : rc;
+}
+
 /* Receives a message into the ring. Returns 0 if no message has arrived. */
 static int receive_to_inbox(struct router *r)
 {
 	const size_t at = (r->inbox.first + r->inbox.n) % LANE_COPIES;
 	struct received *m = &r->inbox.message[at];
 
-	m->rc = wire_recv(r->socket, &m->peer, &m->frames);
+	m->rc = receive_next(r, &m->peer, &m->frames);
 	if (m->rc == 0 || m->rc == PS_ENET)
 		return 0;
 	m->begun = m->rc == 1 && lanes_begin(r->lanes, m->peer, at, &m->frames);
@@ -946,7 +1028,7 @@ static int take_message(struct router *r, uint32_t *peer)
 
 	r->in_begun = 0;
 	if (a->n == 0 && !(r->lanes && lanes_use_gpus(r->lanes)))
-		return wire_recv(r->socket, peer, &r->in);
+		return receive_next(r, peer, &r->in);
 	while (a->n < LANE_COPIES && !newest_has_tensor(a) && receive_to_inbox(r))
 		continue;
 	if (a->n == 0)
@@ -956,17 +1038,24 @@ static int take_message(struct router *r, uint32_t *peer)
 	r->in_begun = m->begun;
 	frames_move(&r->in, &m->frames);
 	r->in.fd = m->frames.fd;
+	r->in.key = m->frames.key;
 	a->first = (a->first + 1) % LANE_COPIES;
 	a->n--;
 	return m->rc;
 }
 
-static void drop_received(struct inbox *a)
+/* Drops the messages that the router has received and not handled. */
+static void drop_received(struct router *r)
 {
+	struct inbox *a = &r->inbox;
+
 	for (; a->n > 0; a->n--) {
 		frames_release(&a->message[a->first].frames);
 		a->first = (a->first + 1) % LANE_COPIES;
 	}
+	if (r->is_held)
+		frames_release(&r->held.frames);
+	r->is_held = 0;
 }
 
 /* Waits for the copies of weights that replies need, and then sends these replies. Called when no
@@ -1001,14 +1090,7 @@ static int on_readable(void *arg)
 	double begin = clock_seconds();
 	r->stats.received++;
 	r->stats.received_bytes += frame_bytes(&r->in);
-	if (r->in.n > 0)
-		r->in.fd = port_descriptor(&r->port, peer, &r->in.frame[0]);
-	port_note_message(&r->port, r->in.fd, peer);
-	if (port_is_closed(&r->port, r->in.fd, peer)) {
-		frames_release(&r->in);
-		return 1;
-	}
-	if (rc == 1 && is_one_too_many(r, peer)) {
+	if (!is_from_ring(r) && !note_sender(r, peer, rc)) {
 		frames_release(&r->in);
 		return 1;
 	}
@@ -1016,7 +1098,7 @@ static int on_readable(void *arg)
 		admitted = auth_admit(r->cfg.auth, &r->in, needs_worker_key(&r->in), &why) == PS_OK;
 		rc = admitted ? 1 : PS_EAUTH;
 	}
-	if (rc == 1 && r->sides)
+	if (rc == 1 && r->sides && !is_from_ring(r))
 		rc = take_side(r, peer, &why);
 	if (rc == 1 && wire_is_chunk(&r->in))
 		rc = keep_chunk(r, peer, peer, NULL, &why);
@@ -1037,6 +1119,10 @@ static int on_readable(void *arg)
 		if (r->sides)
 			router_flush(r); /* send the answers to messages of side connections */
 		return 1;
+	}
+	if (rc == PS_OK && r->msg.type == MSG_HELLO && is_from_ring(r)) {
+		rc = PS_EPROTO;
+		why = "a HELLO must not come through a ring";
 	}
 	if (rc == PS_OK && r->msg.type == MSG_HELLO)
 		note_address(r);
@@ -1164,6 +1250,14 @@ static int start_watching(struct router *r, struct err *e)
 	return PS_OK;
 }
 
+/* Called when a ring may have messages. */
+static void on_lane_ring(void *arg)
+{
+	struct router *r = arg;
+
+	zloop_wake(&r->loop);
+}
+
 /* Opens the Unix socket for lanes. If the socket cannot be opened, all tensors travel over the TCP
  * connections. */
 static int open_lanes(struct router *r, struct err *e)
@@ -1178,7 +1272,9 @@ static int open_lanes(struct router *r, struct err *e)
 		.pass = r->cfg.pass,
 		.copies = r->cfg.copies,
 		.gpu = r->cfg.gpu,
-		.gpu_off = r->cfg.gpu_off};
+		.gpu_off = r->cfg.gpu_off,
+		.on_ring = on_lane_ring,
+		.arg = r};
 	struct err why;
 
 	if (!r->cfg.lane_path)
@@ -1254,13 +1350,14 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
  * first handles the messages that are already in the ring. */
 void router_receive_pending(struct router *r)
 {
-	zloop_read(&r->loop, r->inbox.n + r->port.stats.connections + 1);
+	/* the rings take every second turn */
+	zloop_read(&r->loop, r->inbox.n + 2 * (r->port.stats.connections + 1));
 }
 
 void router_close_connections(struct router *r)
 {
 	port_close_connections(&r->port);
-	drop_received(&r->inbox);
+	drop_received(r);
 	chunked_push_clear(r->chunks);
 	if (r->sides)
 		sides_clear(r->sides);
@@ -1354,7 +1451,7 @@ void router_free(struct router **r)
 	if (!*r)
 		return;
 	port_release(&(*r)->port);
-	drop_received(&(*r)->inbox);
+	drop_received(*r);
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
 	chunked_push_free(&(*r)->chunks);

@@ -31,7 +31,11 @@ static void begin_status(const char *line)
 		.rss_bytes = 777,
 		.net = {.malformed = 2,
 			.torn = 14,
-			.lanes = {.open = 2, .pushes = 11, .params = 12, .refused = 13},
+			.lanes = {.open = 2,
+				.pushes = 11,
+				.params = 12,
+				.refused = 13,
+				.messages = 15},
 			.port.connections = 6}};
 }
 
@@ -129,7 +133,7 @@ TEST_IN(lanes_are_counted_or_null, NULL, tear_down_status)
 	assert_true(json_number_of(lanes, "open") == 2 && json_number_of(lanes, "pushes") == 11);
 	assert_true(
 		json_number_of(lanes, "params") == 12 && json_number_of(lanes, "refused") == 13);
-	assert_true(json_number_of(lanes, "torn") == 14);
+	assert_true(json_number_of(lanes, "torn") == 14 && json_number_of(lanes, "messages") == 15);
 	json_decref(o);
 }
 
@@ -372,6 +376,7 @@ TEST_IN(metrics_are_the_cores_numbers, NULL, tear_down_status)
 	assert_true(metric_sample(text, "cnnps_lane_params_total") == 12);
 	assert_true(metric_sample(text, "cnnps_lane_refused_total") == 13);
 	assert_true(metric_sample(text, "cnnps_lane_torn_total") == 14);
+	assert_true(metric_sample(text, "cnnps_lane_messages_total") == 15);
 	assert_true(metric_sample(text, "cnnps_checkpoints_total") == 3);
 	assert_true(metric_sample(text, "cnnps_checkpoint_failures_total") == 0);
 	assert_true(metric_sample(text, "cnnps_rejected_total{reason=\"stale\"}") == 0);

@@ -2,9 +2,9 @@
 builds with other schemas:
 
 `newer` has the next protocol version, with one more field in every message. `older` lacks two
-fields of HELLO. `six` has version 6, the version of release 0.2.0, which has no codes of grants and
-decisions, shorter texts, and no command that ends a quarantine. `needy` requires a feature that no
-build has. The script tests/wire/variant makes these builds.
+fields of HELLO, and `lane_ring` of WELCOME. `six` has version 6, the version of release 0.2.0,
+which has no codes of grants and decisions, shorter texts, and no command that ends a quarantine.
+`needy` requires a feature that no build has. The script tests/wire/variant makes these builds.
 """
 import json
 import re
@@ -74,6 +74,24 @@ def test_versions_one_field_more_or_fewer_trains(programs, small, server, worker
         assert process.wait(10 * PATIENCE) == 0, process.tail()
     for process in (ps, *fleet):
         assert not re.search("level=(warn|error)", "".join(process.lines)), process.tail()
+
+
+@pytest.mark.parametrize("server, worker, rings", [
+    ("cnn-ps", "cnn-worker", True), ("cnn-ps", "variants/older/cnn-worker", False),
+    ("variants/older/cnn-ps", "cnn-worker", False)])
+def test_versions_a_lane_needs_no_rings(programs, small, server, worker, rings):
+    """A program that does not support the rings of a lane uses the lane without them."""
+    ps = programs.server(*TRAIN, "--lane", "shm", program=server)
+    process = programs.worker(ps.endpoint, "--lane", "shm", data=small, program=worker)
+    lanes = {}
+
+    def watch():
+        lanes.update(ps.status()["lanes"])
+        return process.popen.poll() is not None or lanes["pushes"] > 40
+    until(watch, 10 * PATIENCE, "pushes in a lane")
+    assert lanes["open"] == 1 and lanes["pushes"] > 40
+    assert (lanes["messages"] > 40) == rings and (lanes["messages"] == 0) != rings
+    assert process.wait(10 * PATIENCE) == 0, process.tail()
 
 
 def test_versions_unknown_fields_are_skipped(link, honest):

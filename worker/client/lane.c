@@ -1,5 +1,6 @@
 /* lane.c - see lane.h. */
 #include "worker/client/lane.h"
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +40,12 @@ struct lane {
 	/* number of references: one of the owner, and one for each slot and each buffer in use */
 	atomic_uint refs;
 	int fd;
+	int asks_ring; /* 1: the worker has asked for rings */
+	/* the rings: their memory, or NULL if the lane has none; the eventfd that wakes the server
+	 * up, and the pipe with which the server wakes the worker up, or -1 */
+	struct lane_rings *rings;
+	struct ring in, out;
+	int bell, wake;
 	uint64_t n_params;
 	struct lane_layout layout;
 	char *pushes;  /* the push memory; NULL if the lane is not open */
@@ -135,6 +142,20 @@ static void drop_shared(struct lane *l)
 	release_slots(&l->gpu);
 }
 
+static void close_fd(int fd)
+{
+	if (fd >= 0)
+		close(fd);
+}
+
+static void unmap_rings(struct lane *l)
+{
+	if (l->rings)
+		(void)munmap(l->rings, sizeof(*l->rings));
+	close_fd(l->bell);
+	close_fd(l->wake);
+}
+
 static void drop_lane_ref(struct lane *l)
 {
 	unsigned before = atomic_fetch_sub(&l->refs, 1);
@@ -146,8 +167,8 @@ static void drop_lane_ref(struct lane *l)
 	PS_ASSERT(l->host.n_free == l->host.n && l->gpu.n_free == l->gpu.n);
 	unmap_memory(l);
 	drop_shared(l);
-	if (l->fd >= 0)
-		close(l->fd);
+	unmap_rings(l);
+	close_fd(l->fd);
 	pthread_mutex_destroy(&l->mutex);
 	release_slots(&l->host);
 	free(l);
@@ -155,7 +176,7 @@ static void drop_lane_ref(struct lane *l)
 
 int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e)
 {
-	const struct lane_greeting greeting = {.magic = LANE_MAGIC,
+	const struct lane_greeting greeting = {.magic = w->lane_ring ? LANE_RING_MAGIC : LANE_MAGIC,
 		.secret_hi = w->lane_secret_hi,
 		.secret_lo = w->lane_secret_lo,
 		.worker = w->stamp.worker,
@@ -171,6 +192,8 @@ int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e)
 	atomic_init(&l->refs, 1);
 	atomic_init(&l->readings, 0);
 	l->n_params = w->n_params;
+	l->asks_ring = (int)w->lane_ring;
+	l->bell = l->wake = -1;
 	rc = share_connect(w->lane_path, &l->fd, e);
 	if (!rc && share_send(l->fd, &greeting, sizeof(greeting), NULL, 0))
 		rc = err_set(
@@ -225,22 +248,45 @@ static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
 	return PS_OK;
 }
 
+/* Maps the rings whose descriptors came with the server's answer, and takes over the last two
+ * descriptors. */
+static int map_rings(struct lane *l, int fds[LANE_RING_FDS], struct err *e)
+{
+	int flags = fcntl(fds[4], F_GETFL);
+
+	if (!share_is_sound(fds[2], sizeof(*l->rings)) || flags < 0 ||
+		fcntl(fds[4], F_SETFL, flags | O_NONBLOCK) != 0)
+		return err_set(e, PS_EPROTO, "the rings of the server have an unknown form");
+	l->rings = share_map(fds[2], sizeof(*l->rings), 1);
+	if (!l->rings)
+		return err_set(e, PS_ENOMEM, "the server's memory cannot be mapped");
+	ring_init(&l->out, &l->rings->to_server);
+	ring_init(&l->in, &l->rings->to_worker);
+	l->bell = fds[3];
+	l->wake = fds[4];
+	fds[3] = fds[4] = -1;
+	return PS_OK;
+}
+
 int lane_poll(struct lane *l, struct err *e)
 {
-	int fds[LANE_FDS], rc;
+	const size_t n = l->asks_ring ? LANE_RING_FDS : LANE_FDS;
+	int fds[LANE_RING_FDS], rc;
 
 	if (l->pushes)
 		return PS_OK;
-	rc = share_receive(l->fd, &l->layout, sizeof(l->layout), fds, LANE_FDS);
+	rc = share_receive(l->fd, &l->layout, sizeof(l->layout), fds, n);
 	if (rc == PS_EAGAIN)
 		return rc;
 	if (rc)
 		return err_set(e, rc, "%s",
 			rc == PS_EPROTO ? "the server's answer has an unknown form"
 					: "the server refused the connection");
-	rc = map_memory(l, fds, e);
-	for (size_t i = 0; i < LANE_FDS; i++)
-		close(fds[i]);
+	rc = l->asks_ring ? map_rings(l, fds, e) : PS_OK;
+	if (!rc)
+		rc = map_memory(l, fds, e);
+	for (size_t i = 0; i < n; i++)
+		close_fd(fds[i]);
 	return rc;
 }
 
@@ -259,6 +305,69 @@ int lane_is_lost(const struct lane *l)
 int lane_fd(const struct lane *l)
 {
 	return l->fd;
+}
+
+/* ---- rings ----------------------------------------------------------------------------------- */
+
+int lane_has_ring(const struct lane *l)
+{
+	return lane_is_open(l) && l->rings;
+}
+
+int lane_ring_send(struct lane *l, zmq_msg_t *header)
+{
+	const uint64_t one = 1;
+	int sleeps;
+
+	if (!lane_has_ring(l) ||
+		ring_write(&l->out, zmq_msg_data(header), zmq_msg_size(header), &sleeps))
+		return 0;
+	/* if this fails, the server has already been woken up */
+	if (sleeps && write(l->bell, &one, sizeof(one)) < 0)
+		return 1;
+	return 1;
+}
+
+int lane_ring_receive(struct lane *l, struct frames *f)
+{
+	unsigned char bytes[RING_MAX_MESSAGE];
+	size_t n;
+
+	frames_init(f);
+	int rc = lane_has_ring(l) ? ring_read(&l->in, bytes, &n) : 0;
+	if (rc != 1)
+		return rc;
+	if (zmq_msg_init_size(&f->frame[0], n))
+		return PS_EPROTO;
+	memcpy(zmq_msg_data(&f->frame[0]), bytes, n);
+	f->n = 1;
+	return 1;
+}
+
+void lane_ring_received(struct lane *l, uint64_t received)
+{
+	if (lane_has_ring(l))
+		atomic_store(&l->rings->to_worker.received, received);
+}
+
+int lane_ring_may_sleep(struct lane *l)
+{
+	return !lane_has_ring(l) || ring_may_sleep(&l->in);
+}
+
+int lane_ring_fd(const struct lane *l)
+{
+	return l->wake;
+}
+
+int lane_ring_wake(struct lane *l, int is_readable)
+{
+	char bytes[64];
+
+	if (!lane_has_ring(l))
+		return 1;
+	ring_wake(&l->in);
+	return !is_readable || read(l->wake, bytes, sizeof(bytes)) != 0;
 }
 
 /* ---- memory of the device -------------------------------------------------------------------- */

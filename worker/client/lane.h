@@ -78,6 +78,27 @@ int lane_is_open(const struct lane *l);
 int lane_is_lost(const struct lane *l);
 /* Returns a descriptor that becomes readable when the server's answer has arrived. */
 int lane_fd(const struct lane *l);
+/* The functions lane_ring_* handle the rings of messages of an open lane (proto/ring.h). They have
+ * no effect on a lane without rings. */
+
+/* Returns 1 if the lane has rings. `l` may be NULL. */
+int lane_has_ring(const struct lane *l);
+/* Sends the message with this header through the ring. Returns 0 if the caller must send the
+ * message over the connection. */
+int lane_ring_send(struct lane *l, zmq_msg_t *header);
+/* Receives a message from the ring, like wire_recv. Returns PS_EPROTO if the server has damaged the
+ * ring; the caller must then drop the lane. */
+int lane_ring_receive(struct lane *l, struct frames *f) PS_MUST_CHECK;
+/* Shows the server what the worker has received over its bulk connection (struct lane_rings). */
+void lane_ring_received(struct lane *l, uint64_t received);
+/* Returns 1 if the ring is empty. The server then wakes the worker up with a byte in the pipe
+ * lane_ring_fd, and the caller must call lane_ring_wake after its wait. */
+int lane_ring_may_sleep(struct lane *l) PS_MUST_CHECK;
+int lane_ring_fd(const struct lane *l);
+/* Ends a wait, and empties the pipe if `is_readable` is 1. Returns 0 if the server has closed the
+ * pipe. */
+int lane_ring_wake(struct lane *l, int is_readable);
+
 /* Tells the server, in the shared memory, that a WELCOME with this lane_ticket has arrived. No
  * PARAMS with this ticket or an older one can arrive after this WELCOME, so the server may use the
  * buffers of these PARAMS again. */

@@ -2,6 +2,7 @@
 #include "worker/client/lane_setup.h"
 #include <stdio.h>
 #include "common/log.h"
+#include "proto/lane.h"
 
 #define LANE_MS 2000 /* time limit of the wait for the answer from the server's Unix socket */
 /* the reason why a WELCOME has no path of a socket */
@@ -31,6 +32,18 @@ static void log_reason(struct lane_setup *s, const char *why)
 	if (!s->has_logged)
 		log_info("lane", "tcp", "reason=\"%s\"", why);
 	s->has_logged = 1;
+}
+
+void lane_setup_received(struct lane_setup *s)
+{
+	s->received++;
+	lane_ring_received(s->lane, s->received);
+}
+
+void lane_setup_note_welcome(struct lane_setup *s, const struct msg_welcome *w)
+{
+	s->received = lane_received(w->lane_secret_lo);
+	lane_ring_received(s->lane, s->received);
 }
 
 static int on_lane_failed(struct lane_setup *s, const char *why, struct err *e)
@@ -79,6 +92,7 @@ int lane_setup_poll(struct lane_setup *s, uint64_t now_ms, struct err *e)
 	if (rc == PS_OK) {
 		s->out->lane = s->lane;
 		s->has_logged = 0;
+		lane_ring_received(s->lane, s->received);
 		log_info("lane", "open", "server=%s", s->server);
 		offer_device(s);
 	} else if (rc != PS_EAGAIN) {

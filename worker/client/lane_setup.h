@@ -23,6 +23,7 @@ struct lane_setup {
 	uint64_t term;                    /* the term of the server that offered the lane */
 	uint64_t requested_ms;            /* time at which the worker asked for the lane */
 	int has_logged;                   /* 1: the log says why there is no lane in this term */
+	uint64_t received;                /* what has arrived on the bulk connection (lane.h) */
 	int has_gpu;                      /* 1: the server of the lane has its weights on a GPU */
 	const struct lane_device *device; /* the device that offers its memory; NULL: none */
 };
@@ -38,6 +39,11 @@ void lane_setup_use_device(struct lane_setup *s, const struct lane_device *devic
 void lane_setup_drop(struct lane_setup *s);
 /* Returns 1 while the worker waits for the server's answer. */
 int lane_setup_waits(const struct lane_setup *s);
+
+/* Notes that a message has arrived on the bulk connection, and shows this to the server. */
+void lane_setup_received(struct lane_setup *s);
+/* Notes that this message was WELCOME `w`. */
+void lane_setup_note_welcome(struct lane_setup *s, const struct msg_welcome *w);
 
 /* Each of the following functions returns PS_EUSAGE if `choice` is CNNPS_LANE_SHM and a lane is not
  * possible. The reason is in *e, as one line. With another `choice`, a worker without a lane uses

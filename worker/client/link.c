@@ -167,6 +167,14 @@ static void note_connection(struct link *l, unsigned number, uint32_t value)
 		l->established = 0;
 }
 
+int link_wait_fd(const struct link *l)
+{
+	int fd = -1;
+	size_t size = sizeof(fd);
+
+	return zmq_getsockopt(l->bulk, ZMQ_FD, &fd, &size) ? -1 : fd;
+}
+
 void link_redial(struct link *l)
 {
 	if (!l->stopped)

@@ -70,6 +70,9 @@ uint64_t link_side_moved(int fd);
 void link_set_window(struct link *l, uint32_t push_window);
 /* Takes one event from the monitor without blocking. LINK_NONE: no event. */
 enum link_event link_next_event(struct link *l);
+/* Returns a descriptor that becomes readable when a message arrives on `bulk`, after a receive that
+ * has found no message. */
+int link_wait_fd(const struct link *l);
 /* Reconnects `bulk` if libzmq has stopped. libzmq stops after a forged message, and after a
  * handshake with an incompatible program. A reconnection is useful, because the right server may
  * listen at that address later. The call discards queued messages, so do not call it often. */

@@ -7,6 +7,7 @@
  */
 #include "worker/client/net.h"
 #include "worker/client/show.h"
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,13 +235,6 @@ static void poll_lane(struct net *n, uint64_t now)
 	struct err e;
 
 	require_lane(n, lane_setup_poll(&n->lane, now, &e), &e);
-}
-
-static void check_lane(struct net *n, uint64_t now)
-{
-	struct err e;
-
-	require_lane(n, lane_setup_tick(&n->lane, now, &e), &e);
 }
 
 /* Appends the tensor frame of a PARAMS whose weights are in shared memory. */
@@ -694,6 +688,8 @@ static void try_request_now(struct net *n, uint64_t now)
  * each call of a function of the session. */
 static void apply_effects(struct net *n, uint64_t now)
 {
+	if (session_phase(n->session) == PHASE_READY)
+		outbox_decided(&n->out, session_confirmed_seq(n->session));
 	run_effects(n);
 	if (session_phase(n->session) != PHASE_READY)
 		heartbeat_stop(&n->heartbeat);
@@ -728,6 +724,8 @@ static void handle_message(struct net *n, const struct msg *m)
 	n->received_ms = now;
 	if (m->type == MSG_PARAMS && m->params.ack.seq)
 		on_inner_ack(n, &m->params.ack);
+	if (m->type == MSG_WELCOME)
+		lane_setup_note_welcome(&n->lane, &m->welcome);
 	if (m->type == MSG_STATUS)
 		take_status(n, &m->status);
 	if (m->type == MSG_ADMIN)
@@ -829,15 +827,63 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 	return 1;
 }
 
-/* Waits for a message of the bulk connection for at most `ms` milliseconds and handles it. Returns
+/* After the loss of a lane with rings, the session behaves as if the server had asked it to send
+ * HELLO, because messages in the rings are lost. */
+static void lose_ring(struct net *n)
+{
+	const struct msg lost = {.type = MSG_ERROR, .error = {.status = PS_ESTATE}};
+
+	session_message(n->session, &lost, now_of(n));
+	apply_effects(n, now_of(n));
+}
+
+/* Handles the messages in the ring of the lane. Returns their number. */
+static unsigned drain_ring(struct net *n)
+{
+	struct frames f;
+	unsigned handled = 0;
+	int got = 0;
+
+	while (handled < RING_MAX_MESSAGES && (got = lane_ring_receive(n->lane.lane, &f)) == 1) {
+		(void)handle_frames(n, got, &f);
+		handled++;
+	}
+	if (got < 0) {
+		log_warn("lane", "lost", "server=%s reason=\"the server has damaged its ring\"",
+			n->cfg.server);
+		lane_setup_drop(&n->lane);
+		lose_ring(n);
+	}
+	return handled;
+}
+
+static void check_lane(struct net *n, uint64_t now)
+{
+	const int had_ring = lane_has_ring(n->lane.lane);
+	struct err e;
+
+	/* the last messages of the server, such as BYE, may still be in the ring */
+	if (had_ring && lane_is_lost(n->lane.lane))
+		(void)drain_ring(n);
+	require_lane(n, lane_setup_tick(&n->lane, now, &e), &e);
+	if (had_ring && !n->lane.lane)
+		lose_ring(n);
+}
+
+/* Waits for a message of the bulk connection for at most `ms` milliseconds and handles it. The
+ * server has sent the messages in the ring before it, so the function first handles these. Returns
  * 0 if no message came. */
 static int receive_bulk(struct net *n, int ms)
 {
 	void *socket = n->link.bulk;
 	struct frames f;
+	int got = ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f);
 
-	return handle_frames(
-		n, ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f), &f);
+	if (got != 0 && got != PS_ENET) {
+		(void)drain_ring(n);
+		lane_setup_received(&n->lane);
+	}
+	return handle_frames(n, got, &f);
 }
 
 static int receive_heartbeat(struct net *n)
@@ -929,6 +975,7 @@ static void poll_sides(struct net *n)
 static void drain(struct net *n)
 {
 	assert_io_lock(n);
+	(void)drain_ring(n);
 	for (int i = 0; i < BUDGET && receive_bulk(n, 0); i++)
 		continue;
 	for (int i = 0; i < BUDGET && receive_heartbeat(n); i++)
@@ -1024,15 +1071,43 @@ static int only_bulk_matters(const struct net *n)
 	       !n->out.count && !n->sides.n && session_phase(n->session) == PHASE_READY;
 }
 
+/* Ends a wait for the ring, whose pipe is readable if `is_readable` is 1. */
+static void end_ring_wait(struct net *n, int is_readable)
+{
+	if (!lane_ring_wake(n->lane.lane, is_readable))
+		check_lane(n, now_of(n));
+}
+
+/* Waits for a message of the bulk connection, or of the ring if the lane has one, and handles what
+ * has arrived. */
+static void await_bulk(struct net *n, int ms)
+{
+	if (!lane_has_ring(n->lane.lane)) {
+		(void)receive_bulk(n, ms);
+		return;
+	}
+	if (drain_ring(n) || receive_bulk(n, 0) || !lane_ring_may_sleep(n->lane.lane))
+		return;
+	struct pollfd p[2] = {{.fd = link_wait_fd(&n->link), .events = POLLIN},
+		{.fd = lane_ring_fd(n->lane.lane), .events = POLLIN}};
+	(void)poll(p, 2, ms); /* a signal ends the wait early */
+	end_ring_wait(n, p[1].revents != 0);
+}
+
 /* Waits for a message, an event, or room for queued messages. */
 static void wait_for_any(struct net *n, int ms)
 {
 	int sends = n->out.count && !outbox_awaits_receipts(&n->out);
 	short bulk = ZMQ_POLLIN | (sends ? ZMQ_POLLOUT : 0);
-	zmq_pollitem_t item[4 + 2 * MAX_SIDES] = {{.socket = n->link.bulk, .events = bulk},
+	zmq_pollitem_t item[5 + 2 * MAX_SIDES] = {{.socket = n->link.bulk, .events = bulk},
 		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN}};
-	int n_items = 3;
+	int n_items = 3, ring = 0;
 
+	if (lane_has_ring(n->lane.lane)) {
+		ring = n_items;
+		item[n_items++] =
+			(zmq_pollitem_t){.fd = lane_ring_fd(n->lane.lane), .events = ZMQ_POLLIN};
+	}
 	if (lane_setup_waits(&n->lane))
 		item[n_items++] =
 			(zmq_pollitem_t){.fd = lane_fd(n->lane.lane), .events = ZMQ_POLLIN};
@@ -1042,8 +1117,11 @@ static void wait_for_any(struct net *n, int ms)
 		item[n_items++] =
 			(zmq_pollitem_t){.socket = n->sides.side[i].monitor, .events = ZMQ_POLLIN};
 	}
-	if (!heartbeat_readable(&n->heartbeat, &item[2].fd))
+	if (!heartbeat_readable(&n->heartbeat, &item[2].fd) &&
+		(!ring || lane_ring_may_sleep(n->lane.lane)))
 		(void)zmq_poll(item, n_items, ms); /* a signal ends the wait early */
+	if (ring)
+		end_ring_wait(n, item[ring].revents != 0);
 	poll_lane(n, n->awake.now_ms);
 }
 
@@ -1055,7 +1133,7 @@ static void io_step(struct net *n)
 	if (left == 0) {
 		tick(n);
 	} else if (only_bulk_matters(n)) {
-		(void)receive_bulk(n, left);
+		await_bulk(n, left);
 	} else {
 		wait_for_any(n, left);
 		drain(n);

@@ -155,8 +155,16 @@ static int send_one(struct outbox *o, struct outgoing *out)
 	zmq_msg_init(&f.frame[0]);
 	zmq_msg_copy(&f.frame[0], &out->header);
 	f.n = k ? 2 : 1;
+	if (f.n == 1 && o->is_confirmed && !o->n_sides && lane_ring_send(o->lane, &f.frame[0])) {
+		frames_release(&f);
+		return PS_OK;
+	}
 	rc = wire_send(out->side ? o->side[out->side - 1] : o->socket, 0, &f);
 	frames_release(&f);
+	if (!rc) {
+		o->is_confirmed = 0;
+		o->socket_push = out->seq;
+	}
 	if (!rc && out->side)
 		await_receipt(o, out);
 	if (!rc && out->after)
@@ -188,6 +196,10 @@ void outbox_clear(struct outbox *o)
 
 void outbox_decided(struct outbox *o, uint64_t seq)
 {
+	if (o->socket_push && seq >= o->socket_push) {
+		o->socket_push = 0;
+		o->is_confirmed = 1;
+	}
 	if (!o->unmarked_push || seq < o->unmarked_push)
 		return;
 	o->unmarked_push = 0;
@@ -217,14 +229,15 @@ static struct outgoing *next(struct outbox *o)
 }
 
 /* Queues the message whose encoded header is in `out`, the next free place of the ring. The last
- * four arguments are those of struct outgoing. */
+ * five arguments are those of struct outgoing. */
 static void add_queued(struct outbox *o, struct outgoing *out, uint64_t push, uint32_t part,
-	size_t side, uint64_t after)
+	size_t side, uint64_t after, uint64_t seq)
 {
 	out->push = push;
 	out->part = part;
 	out->side = side;
 	out->after = after;
+	out->seq = seq;
 	out->number = ++o->queued;
 	o->count++;
 	outbox_flush(o);
@@ -236,7 +249,7 @@ static void queue_part(
 	struct outgoing *out = next(o);
 
 	if (out && !wire_encode_header(m, &out->header))
-		add_queued(o, out, push, part, 0, after);
+		add_queued(o, out, push, part, 0, after, m->type == MSG_PUSH ? m->push.seq : 0);
 }
 
 static void enqueue_chunk(struct outbox *o, uint64_t push, uint32_t part)
@@ -244,7 +257,7 @@ static void enqueue_chunk(struct outbox *o, uint64_t push, uint32_t part)
 	struct outgoing *out = next(o);
 
 	if (out && !chunk_header(o, push, part, &out->header))
-		add_queued(o, out, push, part, part % (o->n_sides + 1), 0);
+		add_queued(o, out, push, part, part % (o->n_sides + 1), 0, 0);
 }
 
 void outbox_post(struct outbox *o, const struct msg *m)

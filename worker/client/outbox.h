@@ -17,6 +17,9 @@
  * receipt. The PUSH, and every later message, waits for these receipts. The server also confirms
  * the PUSH, and the parts of the next push wait for this receipt.
  *
+ * If the lane has rings, messages without frames travel through a ring. No such message overtakes a
+ * message on the socket (struct outbox, is_confirmed).
+ *
  * Thread: the holder of the I/O lock (net.h).
  */
 #ifndef WORKER_CLIENT_OUTBOX_H
@@ -58,13 +61,21 @@ struct outgoing {
 	/* seq of a push whose receipts this message waits for; 0: it waits for none */
 	uint64_t after;
 	uint64_t number; /* number of this message among all messages that were queued, from 1 */
+	uint64_t seq;    /* seq of the push if this message is its PUSH, else 0 */
 };
 
 struct outbox {
 	void *socket; /* the socket of the bulk connection, borrowed */
 	/* Borrowed. If it is not NULL, the server reads tensors in the slots of this lane, and the
 	 * worker does not send these tensors as frames. */
-	const struct lane *lane;
+	struct lane *lane;
+	/* 1 if the server has received all messages that were sent on the socket, so that messages
+	 * may go through the ring of the lane without overtaking them. This is certain when
+	 * the message that was sent last on the socket was a PUSH, and the server has decided this
+	 * push */
+	int is_confirmed;
+	/* the seq of this push; 0: the last message on the socket was another one */
+	uint64_t socket_push;
 	/* Borrowed. The device in whose memory the tensor of a push may be; NULL: there is none. */
 	const struct lane_device *device;
 	/* The sockets of the side connections, borrowed; n_sides is 0 if they are not in use. */
@@ -117,7 +128,8 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
 void outbox_use_sides(struct outbox *o, void *const *side, size_t n);
 /* Handles the server's receipt for a part on a side connection, or for a PUSH. */
 void outbox_confirm(struct outbox *o, const struct side_mark *receipt);
-/* Notes that the server has decided all pushes up to `seq` since the newest WELCOME. */
+/* Notes that the server has decided all pushes up to `seq` since the newest WELCOME. From then on
+ * messages go through the ring of the lane, if possible. */
 void outbox_decided(struct outbox *o, uint64_t seq);
 /* Returns 1 if the queued messages wait for receipts. */
 int outbox_awaits_receipts(const struct outbox *o);

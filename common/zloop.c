@@ -46,9 +46,10 @@ static void on_prepare(uv_prepare_t *h)
 	if (z->on_iteration && z->on_iteration(z->arg))
 		is_ready = socket_ready(z);
 	z->used = 0;
-	if (is_ready)
+	if (is_ready) {
+		z->is_quiet = 0;
 		mark_ready(z);
-	else if (!z->ready)
+	} else if (!z->ready)
 		uv_idle_stop(&z->idle);
 }
 
@@ -58,6 +59,7 @@ static void on_fd(uv_poll_t *h, int status, int events)
 
 	(void)status;
 	(void)events;
+	z->is_quiet = 0;
 	z->ready = 1;
 }
 
@@ -109,6 +111,7 @@ static void on_safety_timer(uv_timer_t *h)
 	struct pollfd p = {.fd = fd, .events = POLLIN};
 	if (poll(&p, 1, 0) == 0 && socket_ready(z)) {
 		z->rescues++;
+		z->is_quiet = 0;
 		mark_ready(z);
 	}
 }
@@ -158,13 +161,24 @@ void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed)
 
 void zloop_read(struct zloop *z, size_t max)
 {
-	z->used = 1;
+	zloop_used(z);
 	handle(z, max);
 }
 
 void zloop_used(struct zloop *z)
 {
 	z->used = 1;
+	z->is_quiet = 0;
+}
+
+void zloop_found_empty(struct zloop *z)
+{
+	z->is_quiet = 1;
+}
+
+int zloop_is_quiet(const struct zloop *z)
+{
+	return z->is_quiet;
 }
 
 void zloop_wake(struct zloop *z)

@@ -48,6 +48,8 @@ struct zloop {
 	/* 1 if the socket was used after prepare or on_readable last found it empty, or if neither
 	 * has run yet */
 	int used;
+	/* 1 if nothing has happened to the socket since zloop_found_empty */
+	int is_quiet;
 	uint64_t rescues;
 	zloop_iteration_fn *on_iteration; /* NULL: nothing runs in each iteration */
 };
@@ -65,9 +67,15 @@ void zloop_read(struct zloop *z, size_t max);
  * Call this function after each such use, for example after a send, because the use may consume the
  * edge of a message. Only then does the next run of the prepare handle look for the message. */
 void zloop_used(struct zloop *z);
-/* Lets the loop call on_readable in this iteration or the next, because on_readable has something to
- * do that did not come from the socket. */
+/* Lets the loop call on_readable in this iteration or the next, because on_readable has something
+ * to do that did not come from the socket. */
 void zloop_wake(struct zloop *z);
+/* Notes that a receive has just found the socket empty. */
+void zloop_found_empty(struct zloop *z);
+/* Returns 1 if the socket has no message that the loop knows of: since zloop_found_empty, nobody
+ * has used the socket, and its descriptor has reported nothing. on_readable then need not ask the
+ * socket. */
+int zloop_is_quiet(const struct zloop *z);
 /* Sets a function that runs in each iteration of the loop. This function can send messages that
  * wait for room in a peer's queue. libzmq does not report that a queue has room, but the loop wakes
  * up when the peer has read messages. */

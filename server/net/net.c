@@ -970,7 +970,12 @@ static int take_held(struct router *r, uint32_t *peer, struct frames *f)
 static int receive_tcp(struct router *r, uint32_t *peer, struct frames *f)
 {
 	struct received *h = &r->held;
+
+	if (zloop_is_quiet(&r->loop))
+		return 0;
 	int rc = wire_recv(r->socket, peer, f);
+	if (rc == 0)
+		zloop_found_empty(&r->loop);
 
 	if (!r->lanes || rc != 1)
 		return rc;

@@ -34,6 +34,7 @@ static struct fixture {
 	/* got: the messages that the dealer has received; sent: the pings; target: the test ends
 	 * when `got` reaches this number */
 	size_t got, sent, target;
+	size_t skipped; /* the number of times that dealer_asks did not ask the socket */
 	size_t step_of_last, max_in_a_step, in_this_step;
 } f;
 
@@ -241,6 +242,45 @@ static void *echo_thread(void *arg)
 
 /* The answers of the peer can arrive while the loop sleeps, while it works, or when it is about to
  * sleep. */
+/* Asks the socket only if something has happened to it, as the router does. */
+static int dealer_asks(void *arg)
+{
+	if (zloop_is_quiet(&f.dealer_watch)) {
+		f.skipped++;
+		return 0;
+	}
+	int had = dealer_plays(arg);
+	if (!had)
+		zloop_found_empty(&f.dealer_watch);
+	return had;
+}
+
+static void on_other_work(uv_timer_t *t)
+{
+	(void)t;
+	zloop_wake(&f.dealer_watch);
+}
+
+/* Other work wakes on_readable up all the time. on_readable then asks no quiet socket, and misses
+ * no message. */
+TEST_IN(a_quiet_socket_need_not_be_asked, set_up_zloop, tear_down_zloop)
+{
+	uv_timer_t other;
+
+	uv_timer_init(&f.loop, &other);
+	uv_timer_start(&other, on_other_work, 1, 1);
+	f.target = 200;
+	assert_int_equal(
+		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
+	assert_int_equal(zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_asks, &f), PS_OK);
+	send_ping();
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	assert_played(200);
+	assert_true(f.skipped > 10);
+	uv_close((uv_handle_t *)&other, NULL);
+	stop_watches(&f.dealer_watch, &f.router_watch);
+}
+
 TEST_IN(ping_pong_with_another_thread_never_stalls, set_up_zloop, tear_down_zloop)
 {
 	pthread_t thread;

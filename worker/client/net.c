@@ -89,7 +89,10 @@ struct net {
 	uint64_t links; /* number of times that the bulk connection was established */
 	/* number of times that the peer closed the bulk connection during the handshake */
 	uint64_t failed_handshakes;
-	int up;       /* 1 if the bulk connection is established */
+	int up; /* 1 if the bulk connection is established */
+	/* 1 if a receive on the bulk connection has found no message, and since then the descriptor
+	 * has reported nothing */
+	int bulk_is_empty;
 	int answered; /* 1 if the present bulk connection has carried messages of cnn-ps */
 	/* time of the newest message, or of the begin of the connection if no message came */
 	uint64_t received_ms;
@@ -879,6 +882,8 @@ static int receive_bulk(struct net *n, int ms)
 	struct frames f;
 	int got = ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f);
 
+	n->out.used_socket = 0;
+	n->bulk_is_empty = got == 0 && ms == 0;
 	if (got != 0 && got != PS_ENET) {
 		(void)drain_ring(n);
 		lane_setup_received(&n->lane);
@@ -1056,6 +1061,7 @@ static void tick(struct net *n)
 	if (!n->requests.ended)
 		seek_server(n, now);
 	session_tick(n->session, alive, now);
+	n->bulk_is_empty = 0; /* the socket may have been used, for example to connect again */
 	apply_effects(n, now);
 }
 
@@ -1078,6 +1084,12 @@ static void end_ring_wait(struct net *n, int is_readable)
 		check_lane(n, now_of(n));
 }
 
+/* Returns 1 if nothing has happened to the bulk connection since a receive found no message. */
+static int is_bulk_empty(const struct net *n)
+{
+	return n->bulk_is_empty && !n->out.used_socket;
+}
+
 /* Waits for a message of the bulk connection, or of the ring if the lane has one, and handles what
  * has arrived. */
 static void await_bulk(struct net *n, int ms)
@@ -1086,11 +1098,13 @@ static void await_bulk(struct net *n, int ms)
 		(void)receive_bulk(n, ms);
 		return;
 	}
-	if (drain_ring(n) || receive_bulk(n, 0) || !lane_ring_may_sleep(n->lane.lane))
+	if (drain_ring(n) || (!is_bulk_empty(n) && receive_bulk(n, 0)) ||
+		!lane_ring_may_sleep(n->lane.lane))
 		return;
 	struct pollfd p[2] = {{.fd = link_wait_fd(&n->link), .events = POLLIN},
 		{.fd = lane_ring_fd(n->lane.lane), .events = POLLIN}};
 	(void)poll(p, 2, ms); /* a signal ends the wait early */
+	n->bulk_is_empty &= p[0].revents == 0;
 	end_ring_wait(n, p[1].revents != 0);
 }
 
@@ -1102,6 +1116,8 @@ static void wait_for_any(struct net *n, int ms)
 	zmq_pollitem_t item[5 + 2 * MAX_SIDES] = {{.socket = n->link.bulk, .events = bulk},
 		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN}};
 	int n_items = 3, ring = 0;
+
+	n->bulk_is_empty = 0; /* zmq_poll uses the socket */
 
 	if (lane_has_ring(n->lane.lane)) {
 		ring = n_items;

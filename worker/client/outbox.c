@@ -160,6 +160,7 @@ static int send_one(struct outbox *o, struct outgoing *out)
 		return PS_OK;
 	}
 	rc = wire_send(out->side ? o->side[out->side - 1] : o->socket, 0, &f);
+	o->used_socket = 1;
 	frames_release(&f);
 	if (!rc) {
 		o->is_confirmed = 0;

@@ -69,6 +69,7 @@ struct outbox {
 	/* Borrowed. If it is not NULL, the server reads tensors in the slots of this lane, and the
 	 * worker does not send these tensors as frames. */
 	struct lane *lane;
+	int used_socket; /* 1 if the outbox has used the socket; its owner sets it to 0 */
 	/* 1 if the server has received all messages that were sent on the socket, so that messages
 	 * may go through the ring of the lane without overtaking them. This is certain when
 	 * the message that was sent last on the socket was a PUSH, and the server has decided this

@@ -8,7 +8,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include "common/clock.h"
 #include "common/log.h"
@@ -548,5 +550,64 @@ TEST_IN(a_flood_of_refused_messages_ends_the_lane, set_up_rings, tear_down_rings
 	assert_int_equal(lanes_note_refused(lanes, PEER, 10, 2000), 0);
 	lanes_end(lanes, PEER, "the test ends");
 	until_lanes(0);
+	lane_close(&l);
+}
+
+/* ---- hostile servers ------------------------------------------------------------------------- */
+
+/* Let a worker open a lane of a server that the test plays. Sets *rings to the memory of the rings,
+ * and *pipe_end to the end of the pipe to which the server writes. */
+static struct lane *open_played(struct lane_rings **rings, int *pipe_end)
+{
+	const struct lane_layout layout = {LANE_MAGIC, PARAMS, 1, LANE_PAGE, 2, LANE_PAGE, 0};
+	struct msg_welcome w = {.n_params = PARAMS, .lane_ring = 1};
+	int fds[LANE_RING_FDS], ends[2], other;
+	struct lane_greeting g;
+	struct lane *l;
+	struct err e;
+
+	snprintf(w.lane_path, sizeof(w.lane_path), "%s/played", dir);
+	assert_int_equal(share_listen(w.lane_path, &other, &e), PS_OK);
+	assert_int_equal(lane_open(&l, &w, &e), PS_OK);
+	int fd = accept(other, NULL, NULL);
+	assert_true(fd >= 0);
+	assert_int_equal(share_receive(fd, &g, sizeof(g), NULL, 0), PS_OK);
+	assert_true(g.magic == LANE_RING_MAGIC);
+	assert_int_equal(share_new("weights", LANE_PAGE, &fds[0]), PS_OK);
+	assert_int_equal(share_new("pushes", 3 * LANE_PAGE, &fds[1]), PS_OK);
+	assert_int_equal(share_new("rings", sizeof(**rings), &fds[2]), PS_OK);
+	assert_int_equal(pipe(ends), 0);
+	fds[3] = eventfd(0, 0);
+	fds[4] = ends[0];
+	*rings = share_map(fds[2], sizeof(**rings), 1);
+	assert_int_equal(share_send(fd, &layout, sizeof(layout), fds, LANE_RING_FDS), PS_OK);
+	assert_int_equal(lane_poll(l, &e), PS_OK);
+	for (size_t i = 0; i < LANE_RING_FDS; i++)
+		close(fds[i]);
+	close(fd);
+	close(other);
+	(void)unlink(w.lane_path);
+	*pipe_end = ends[1];
+	return l;
+}
+
+TEST_IN(a_server_cannot_damage_its_worker, set_up_rings, tear_down_rings)
+{
+	struct lane_rings *rings;
+	struct frames f;
+	int end;
+	struct lane *l = open_played(&rings, &end);
+
+	/* the server has made the end of the pipe blocking */
+	assert_int_equal(lane_ring_wake(l, 1), 1);
+	assert_int_equal(lane_ring_receive(l, &f), 0);
+	atomic_store(&rings->to_server.head, 12345);
+	assert_int_equal(worker_sends(l, "m"), 0);
+	atomic_store(&rings->to_worker.tail, RING_BYTES + 8);
+	assert_int_equal(lane_ring_receive(l, &f), PS_EPROTO);
+	assert_int_equal(lane_ring_wake(l, 0), 1);
+	close(end);
+	assert_int_equal(lane_ring_wake(l, 1), 0);
+	(void)munmap(rings, sizeof(*rings));
 	lane_close(&l);
 }

@@ -357,7 +357,7 @@ int lane_ring_may_sleep(struct lane *l)
 
 int lane_ring_fd(const struct lane *l)
 {
-	return l->wake;
+	return lane_has_ring(l) ? l->wake : -1;
 }
 
 int lane_ring_wake(struct lane *l, int is_readable)

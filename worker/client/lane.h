@@ -94,6 +94,7 @@ void lane_ring_received(struct lane *l, uint64_t received);
 /* Returns 1 if the ring is empty. The server then wakes the worker up with a byte in the pipe
  * lane_ring_fd, and the caller must call lane_ring_wake after its wait. */
 int lane_ring_may_sleep(struct lane *l) PS_MUST_CHECK;
+/* Returns the pipe, or -1 if the lane has no rings. */
 int lane_ring_fd(const struct lane *l);
 /* Ends a wait, and empties the pipe if `is_readable` is 1. Returns 0 if the server has closed the
  * pipe. */

@@ -832,12 +832,19 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 
 /* After the loss of a lane with rings, the session behaves as if the server had asked it to send
  * HELLO, because messages in the rings are lost. */
-static void lose_ring(struct net *n)
+static void resume_without_ring(struct net *n)
 {
 	const struct msg lost = {.type = MSG_ERROR, .error = {.status = PS_ESTATE}};
 
 	session_message(n->session, &lost, now_of(n));
 	apply_effects(n, now_of(n));
+}
+
+static void lose_lane(struct net *n, const char *why)
+{
+	log_info("lane", "lost", "server=%s reason=\"%s\"", n->cfg.server, why);
+	lane_setup_drop(&n->lane);
+	resume_without_ring(n);
 }
 
 /* Handles the messages in the ring of the lane. Returns their number. */
@@ -851,12 +858,8 @@ static unsigned drain_ring(struct net *n)
 		(void)handle_frames(n, got, &f);
 		handled++;
 	}
-	if (got < 0) {
-		log_warn("lane", "lost", "server=%s reason=\"the server has damaged its ring\"",
-			n->cfg.server);
-		lane_setup_drop(&n->lane);
-		lose_ring(n);
-	}
+	if (got < 0)
+		lose_lane(n, "the server has damaged its ring");
 	return handled;
 }
 
@@ -870,7 +873,7 @@ static void check_lane(struct net *n, uint64_t now)
 		(void)drain_ring(n);
 	require_lane(n, lane_setup_tick(&n->lane, now, &e), &e);
 	if (had_ring && !n->lane.lane)
-		lose_ring(n);
+		resume_without_ring(n);
 }
 
 /* Waits for a message of the bulk connection for at most `ms` milliseconds and handles it. The
@@ -1080,8 +1083,12 @@ static int only_bulk_matters(const struct net *n)
 /* Ends a wait for the ring, whose pipe is readable if `is_readable` is 1. */
 static void end_ring_wait(struct net *n, int is_readable)
 {
-	if (!lane_ring_wake(n->lane.lane, is_readable))
-		check_lane(n, now_of(n));
+	if (lane_ring_wake(n->lane.lane, is_readable))
+		return;
+	/* the last messages of the server may still be in the ring */
+	(void)drain_ring(n);
+	if (n->lane.lane)
+		lose_lane(n, "the server has closed it");
 }
 
 /* Returns 1 if nothing has happened to the bulk connection since a receive found no message. */

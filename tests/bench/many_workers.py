@@ -3,14 +3,14 @@
 
     tests/bench/many_workers.py [--workers 4,256] [--rounds 3] [--seconds 10] [--model fc:10]
 
-Each worker is a cnn-worker with one thread, on the machine of the server, with batches of 10
-images and one push per batch. In each round the script measures each number of workers in turn, with
-a server of its own: it waits until all workers are members and have pushed, and then reads the
-processor time of the server (the sum over all threads, from /proc) and the number of its pushes at
-the begin and the end of --seconds. It prints CSV, and for each number of workers the median of its
-processor time per push as a ratio to that of the first number. The script needs the programs that
-`make tests` builds, about 20 MB of memory for each worker, and a machine with nothing else to do.
-Data: $CNN_DATA or the default data directories.
+Each worker is a cnn-worker with one thread, on the machine of the server, with batches of 10 images
+and one push per batch. In each round the script measures all these numbers of workers, one after
+the other, each with a new server. It waits until all workers have joined and pushed. Then it reads
+the processor time of the server (the sum over all threads, from /proc) and the number of its pushes
+at the beginning and at the end of --seconds. It prints CSV, and by how many percent the median of
+the processor time per push is higher than with the first number of workers. The script needs the
+programs that `make tests` builds, about 20 MB of memory for each worker, and a machine with nothing
+else to do. Data: $CNN_DATA or the default data directories.
 """
 import argparse
 import statistics
@@ -29,6 +29,10 @@ from through_server import data_directory  # noqa: E402
 COLUMNS = "workers,round,pushes_per_s,server_us_per_push,server_cores"
 
 
+def pushes_of(server):
+    return server.status()["counters"]["pushes"]
+
+
 def measure(directory, n, options):
     """Returns (pushes per second, microseconds of the server's processor time per push)."""
     programs = Programs(directory, data_directory())
@@ -43,9 +47,9 @@ def measure(directory, n, options):
             workers = server.status()["workers"]
             return sum(w["state"] == "live" and w["images"] > 0 for w in workers) == n
         until(all_push, 300, f"{n} workers that push")
-        begun, used, pushes = time.monotonic(), processor_s(server), server.status()["counters"]["pushes"]
+        begun, used, before = time.monotonic(), processor_s(server), pushes_of(server)
         time.sleep(options.seconds)
-        used, pushes = processor_s(server) - used, server.status()["counters"]["pushes"] - pushes
+        used, pushes = processor_s(server) - used, pushes_of(server) - before
         return pushes / (time.monotonic() - begun), 1e6 * used / pushes
     finally:
         programs.close()
@@ -63,12 +67,13 @@ def main():
     options = parser.parse_args()
     us = {n: [] for n in options.workers}
     print(COLUMNS, flush=True)
-    for turn in range(options.rounds):
-        for n in options.workers[::-1 if turn % 2 else 1]:
+    for number in range(options.rounds):
+        for n in options.workers[::-1 if number % 2 else 1]:
             with tempfile.TemporaryDirectory() as directory:
                 rate, per_push = measure(Path(directory), n, options)
             us[n].append(per_push)
-            print(f"{n},{turn},{rate:.0f},{per_push:.1f},{1e-6 * rate * per_push:.2f}", flush=True)
+            cores = 1e-6 * rate * per_push
+            print(f"{n},{number},{rate:.0f},{per_push:.1f},{cores:.2f}", flush=True)
     first = statistics.median(us[options.workers[0]])
     for n in options.workers[1:]:
         ratio = statistics.median(us[n]) / first

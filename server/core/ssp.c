@@ -12,7 +12,8 @@
  * Promises:
  * (1) a worker that joins or returns starts at the clock of the slowest worker, if its own clock is
  *     lower (tests of tests/unit/test_core_ssp.c: a_worker_that_returns_starts_with_the_slowest,
- *     a_worker_that_joins_late_starts_with_the_slowest).
+ *     a_worker_that_joins_late_starts_with_the_slowest,
+ *     a_worker_that_joins_during_an_evaluation_starts_with_the_evaluator).
  */
 #include "server/core/ssp.h"
 #include "common/assert.h"
@@ -25,6 +26,11 @@
 #include "server/core/sessions.h"
 #include "server/core/workers.h"
 
+static int evaluates(const struct worker *w)
+{
+	return w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL;
+}
+
 /* Returns 1 if the other workers must not run too far ahead of w. A worker that evaluates or is
  * away holds no worker back. During a recovery, however, an absent worker holds the other workers
  * back, because the server expects it back at its old clock. */
@@ -32,8 +38,7 @@ static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->run.recovering && w->session.state == SESSION_AWAY)
 		return w->ssp.racing;
-	return worker_is_active(w) && pace_is_at_work(w) &&
-	       !(w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL);
+	return worker_is_active(w) && pace_is_at_work(w) && !evaluates(w);
 }
 
 /* Returns the lowest clock of the other racing workers, or UINT64_MAX if there are none. */
@@ -45,6 +50,24 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 		const struct worker *o = &c->worker[i];
 
 		if (o != w && o->ssp.racing && o->ssp.clock < min)
+			min = o->ssp.clock;
+	}
+	return min;
+}
+
+/* Returns the clock below which w must not start when it joins or returns: the lowest clock of the
+ * other racing workers or, if there are none, of those that evaluate, because they will race again.
+ * Returns UINT64_MAX if there are none, either. */
+static uint64_t lowest_start(const struct core *c, const struct worker *w)
+{
+	uint64_t min = slowest(c, w);
+
+	if (min != UINT64_MAX)
+		return min;
+	for (uint32_t i = 0; i < c->n_slots; i++) {
+		const struct worker *o = &c->worker[i];
+
+		if (o != w && worker_is_active(o) && evaluates(o) && o->ssp.clock < min)
 			min = o->ssp.clock;
 	}
 	return min;
@@ -131,7 +154,7 @@ static void ssp_settle(struct core *c)
 		int racing = is_racing(c, w);
 
 		if (racing && !w->ssp.racing) {
-			uint64_t min = slowest(c, w);
+			uint64_t min = lowest_start(c, w);
 
 			if (min != UINT64_MAX && w->ssp.clock < min)
 				w->ssp.clock = min;

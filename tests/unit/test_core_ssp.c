@@ -241,6 +241,33 @@ TEST(a_worker_that_evaluates_delays_no_worker)
 	cluster_close(&k);
 }
 
+/* The only worker evaluates when another one joins. Later it must not wait until the new worker has
+ * computed as many batches. */
+TEST(a_worker_that_joins_during_an_evaluation_starts_with_the_evaluator)
+{
+	struct core_config cfg = ssp_config(1);
+	struct cluster k;
+
+	/* the test set has one portion, and an epoch has 40 batches */
+	cfg.leases.eval_images = 7;
+	cluster_open(&k, cfg, 1, 400, cluster_ones);
+	cluster_request(&k, 0);
+	while (core_training_epoch(k.f.core) == 0) {
+		push_one_batch(&k, 0);
+		cluster_request(&k, 0);
+	}
+	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
+	k.n = 2;
+	cluster_join(&k, 1);
+	assert_int_equal(cluster_request(&k, 1), 1);
+	push_one_batch(&k, 1);
+	assert_int_equal(cluster_request(&k, 1), 1);
+	cluster_evaluate(&k, 0);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	assert_int_equal(k.f.core->worker[0].ssp.clock, k.f.core->worker[1].ssp.clock);
+	cluster_close(&k);
+}
+
 /* A worker requests work, closes the connection of this request, and sends heartbeats on the other
  * one. */
 TEST(a_worker_that_requests_work_and_hangs_up_delays_no_worker)

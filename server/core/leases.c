@@ -330,6 +330,33 @@ static int grant_evaluation(struct core *c, struct worker *w)
 	return 1;
 }
 
+/* Returns 1 if a worker other than `w` evaluates: it is active and has a portion of this
+ * evaluation. It has the portion until its next LEASE, also after it has delivered the result. */
+static int another_evaluates(const struct core *c, const struct worker *w)
+{
+	for (uint32_t i = 0; i < c->n_slots; i++) {
+		const struct worker *o = &c->worker[i];
+		uint32_t portion = o->lease.grant.eval_first / c->leases.eval_size;
+
+		if (o != w && worker_is_active(o) && batch_ledger_holds(c, o, 1, portion))
+			return 1;
+	}
+	return 0;
+}
+
+/* Returns 1 if `w` shall leave the free portions to the worker that evaluates, and train. No worker
+ * does so in an exact mode, where no step ends without the worker that evaluates, nor in a run with
+ * a robust rule, whose buffers would lack the gradients of this worker (voices.h). */
+static int trains_first(const struct core *c, const struct worker *w)
+{
+	const struct leases *l = &c->leases;
+
+	if (mode_is_exact(c->cfg.training.mode) || voices_matter(c))
+		return 0;
+	return l->evaluating && l->n_free > 0 && memchr(l->portion, BATCH_FREE, l->n_portions) &&
+	       another_evaluates(c, w);
+}
+
 static int is_free(const struct leases *l, uint32_t i)
 {
 	return i < l->n_batches && l->batch[i] == BATCH_FREE;
@@ -422,8 +449,8 @@ static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 }
 
 /* Called when no batch is free: grants `w` a copy of a granted batch. The first result for this
- * batch that arrives counts. */
-static void grant_backup(struct core *c, struct worker *w)
+ * batch that arrives counts. Returns 0 if there is no batch to copy. */
+static int grant_backup(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
 	uint8_t *p = batch_to_copy(c, w);
@@ -432,7 +459,7 @@ static void grant_backup(struct core *c, struct worker *w)
 	PS_ASSERT(p || w->pace.stalled || c->cfg.leases.backup_copies != BACKUP_LATE ||
 		  c->pace.n_late[0] == 0);
 	if (!p)
-		return;
+		return 0;
 	if (l->copies[p - l->batch] < UINT8_MAX && !w->pace.stalled)
 		l->copies[p - l->batch]++;
 	w->lease.grant = (struct msg_grant){.kind = GRANT_TRAIN,
@@ -441,6 +468,7 @@ static void grant_backup(struct core *c, struct worker *w)
 		.version = c->store.version};
 	c->stats.backups++;
 	grant(c, w);
+	return 1;
 }
 
 /* Grants `w` up to `max` free batches, beginning with `p`. The grant ends before the first batch
@@ -464,23 +492,22 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t ma
 	grant(c, w);
 }
 
-static void grant_training(struct core *c, struct worker *w)
+/* Returns 1 if `w` gets a training lease. */
+static int grant_training(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
 	uint32_t live, max, allowed, voices;
 	uint8_t *first;
 
 	if (l->epoch >= c->cfg.training.epochs)
-		return;
+		return 0;
 	allowed = c->rules->limit(c, w);
 	voices = voices_limit(c, w);
 	allowed = allowed < voices ? allowed : voices;
 	if (allowed == 0)
-		return;
-	if (l->n_free == 0) {
-		grant_backup(c, w);
-		return;
-	}
+		return 0;
+	if (l->n_free == 0)
+		return grant_backup(c, w);
 	/* Leases are small at the end of an epoch, so that no worker waits for a long lease of
 	 * another worker. If only one worker is live, no other worker waits, so its leases are as
 	 * large as the mode allows. Larger leases also mean fewer pushes, because each lease ends
@@ -491,6 +518,7 @@ static void grant_training(struct core *c, struct worker *w)
 	first = free_batch_for(c, w);
 	PS_ASSERT(first); /* n_free > 0: invariant 2 of batch_ledger.h */
 	grant_free(c, w, first, max);
+	return 1;
 }
 
 /* Returns 1 if the worker waits for work, and can get an answer. */
@@ -527,9 +555,14 @@ static NOINLINE void grant_to_all(struct core *c)
 	PS_UNINITIALIZED struct worker *waiting[WIRE_MAX_WORKERS];
 	uint32_t n = find_waiting(c, waiting);
 
-	for (uint32_t i = 0; i < n; i++)
-		if (!grant_evaluation(c, waiting[i]))
-			grant_training(c, waiting[i]);
+	for (uint32_t i = 0; i < n; i++) {
+		struct worker *w = waiting[i];
+
+		if (trains_first(c, w) && grant_training(c, w))
+			continue;
+		if (!grant_evaluation(c, w))
+			(void)grant_training(c, w);
+	}
 }
 
 void leases_grant_waiting(struct core *c)

@@ -12,7 +12,13 @@
  *     batch, and the first push of this batch counts, so no worker can block an epoch by keeping a
  *     lease (tests/sim/sim.c: every run ends);
  * (2) the evaluation of an epoch runs while the next epoch trains, and ends before the next epoch
- *     ends (the_next_epoch_ends_only_after_the_last_ones_evaluation).
+ *     ends (the_next_epoch_ends_only_after_the_last_ones_evaluation);
+ * (3) in an asynchronous mode without a robust rule (voices.h), the workers for which batches are
+ *     free train while one worker evaluates. The first worker that asks evaluates until all
+ *     portions have a result. If it leaves, or is silent, stalled or past its deadline, the next
+ *     one that asks continues. Others compute only copies of late portions, and the checks of
+ *     checks.h (one_worker_evaluates_while_the_others_train,
+ *     an_evaluation_goes_on_without_a_hanging_worker; tests/sim/bounds.c).
  */
 #ifndef SERVER_CORE_LEASES_H
 #define SERVER_CORE_LEASES_H

@@ -9,9 +9,7 @@
 #include "server/core/sessions.h"
 #include "server/core/workers.h"
 
-/* Returns 1 if the rules of voices.h apply: the run has a buffer with a robust rule, and has
- * batches. */
-static int voices_matter(const struct core *c)
+int voices_matter(const struct core *c)
 {
 	return (c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP) &&
 	       c->accumulator.part && c->cfg.training.epochs > 0;

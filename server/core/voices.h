@@ -45,6 +45,8 @@ struct worker;
  * also waits for a worker that is almost 20 times slower than the others */
 #define VOICE_PUSHES 20u
 
+/* Returns 1 if the rules above apply: the run has a buffer with a robust rule, and has batches. */
+int voices_matter(const struct core *c);
 /* Returns 1 if the buffer has a gradient of the voice of worker `w`. */
 int voices_has(const struct core *c, const struct worker *w);
 /* Returns 1 if worker `w` waits for work on an open connection, or owes a delivery or a LEASE

@@ -185,6 +185,48 @@ def test_other_modes_learn(programs, mnist, options, min_accuracy):
     assert result["accuracy"] >= (min_accuracy if mnist else min_accuracy - 0.13), result
 
 
+# ---- evaluations ---------------------------------------------------------------------------------
+
+def leases(worker):
+    """Returns (time stamp, kind) of each lease of a worker, from its log."""
+    return [re.search(r"ts=(\S+) .* kind=(\w+)", line).groups()
+            for line in worker.lines if "trainer lease" in line]
+
+
+def evaluations(worker):
+    """Returns the time stamps of the first and of the last lease of each sequence of at least 9
+    leases that are all for an evaluation. An evaluation of all test images has 10 leases."""
+    found, stamps = [], []
+    for stamp, kind in [*leases(worker), ("", "end")]:
+        if kind == "eval":
+            stamps.append(stamp)
+            continue
+        if len(stamps) >= 9:
+            found.append((stamps[0], stamps[-1]))
+        stamps = []
+    return found
+
+
+@pytest.mark.parametrize("mode", ["downpour", "ssp", "easgd"])
+def test_one_worker_evaluates_while_the_other_trains(programs, data, mode):
+    """After the first five epochs one worker evaluates, and the other trains meanwhile. Two of the
+    five are enough, because a busy machine may let the other worker run only after an evaluation,
+    or the evaluator only when the other has no batches left and helps."""
+    place = programs.directory / "images"
+    place.mkdir()
+    idx.cut(data, place, 20000, 10000)
+    server = programs.server("--model", "seed:8", "--epochs", 6, "--mode", mode, "--min-workers", 2,
+                             "--lease-batches", 2)
+    pair = [programs.worker(server.endpoint, "--log-level", "debug", data=place) for _ in range(2)]
+    assert server.result()["images_per_epoch"] == [20000] * 6
+    for worker in pair:
+        assert worker.wait(10) == 0, worker.tail()
+    during = [[kind for stamp, kind in leases(other) if begin < stamp < end]
+              for one, other in (pair, pair[::-1]) for begin, end in evaluations(one)]
+    alone = [kinds for kinds in during if "train" in kinds and "eval" not in kinds]
+    assert len(alone) >= 2, during
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 def peak_mib(process):

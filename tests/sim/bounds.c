@@ -5,6 +5,8 @@
 #include <string.h>
 #include "common/checkpoint.h"
 #include "server/core/core_state.h"
+#include "server/core/modes.h"
+#include "server/core/voices.h"
 #include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
@@ -58,6 +60,50 @@ void bounds_before(struct sim *s)
 
 		s->server.expected[i] = w->state == SESSION_AWAY && !w->overdue;
 	}
+	for (uint32_t i = 0; i < c->n_slots; i++)
+		s->server.granted[i] = c->worker[i].lease.grant.request;
+}
+
+static uint32_t portion_of(const struct core *c, uint32_t i)
+{
+	return c->worker[i].lease.grant.eval_first / c->leases.eval_size;
+}
+
+static int has_portion(const struct core *c, uint32_t i)
+{
+	return batch_ledger_holds(c, &c->worker[i], 1, portion_of(c, i));
+}
+
+/* Checks worker `i`, which has got a portion without a result in the current event. If another
+ * worker evaluated already, worker `i` must have got a copy of a portion that another worker has,
+ * or no training lease was possible. */
+static void check_evaluator(struct sim *s, const struct core *c, uint32_t i)
+{
+	int evaluators = 0, copies = 0;
+
+	for (uint32_t k = 0; k < c->n_slots; k++) {
+		if (k == i || !has_portion(c, k))
+			continue;
+		evaluators += worker_is_active(&c->worker[k]) &&
+			      c->worker[k].lease.grant.request == s->server.granted[k];
+		copies += portion_of(c, k) == portion_of(c, i);
+	}
+	if (evaluators && !copies && c->leases.n_free > 0 && c->rules->limit(c, &c->worker[i]) > 0)
+		sim_violation(
+			s, "slot %u evaluates beside another one, though it could train", i + 1);
+}
+
+void bounds_after(struct sim *s)
+{
+	const struct core *c = s->server.core;
+	const struct leases *l = &c->leases;
+
+	if (!l->evaluating || mode_is_exact(c->cfg.training.mode) || voices_matter(c))
+		return;
+	for (uint32_t i = 0; i < c->n_slots; i++)
+		if (c->worker[i].lease.grant.request != s->server.granted[i] && has_portion(c, i) &&
+			l->portion[portion_of(c, i)] == BATCH_LEASED)
+			check_evaluator(s, c, i);
 }
 
 /* Returns 1 if worker `i` counted when the current event ended the run as diverged. A worker that

@@ -455,6 +455,7 @@ void server_event(struct sim *s, const struct event *ev)
 		sim_violation(s, "a step goes from version %llu to %llu, and says %llu",
 			(unsigned long long)version, (unsigned long long)stats->version,
 			(unsigned long long)core_new_versions(v->core));
+	bounds_after(s);
 	if (s->mode == SIM_SYNC)
 		steps_after(s, ev);
 	if (s->replayer)

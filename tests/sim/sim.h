@@ -197,6 +197,8 @@ struct sim_server {
 	int ending;
 	/* 1: the worker in this slot was away before the current event, and was still expected */
 	int expected[SIM_SLOTS];
+	/* the number of the grant that the worker in this slot had before the current event */
+	uint64_t granted[SIM_SLOTS];
 	int over;                 /* 1: the run has ended, and the server only closes sessions */
 	int status;               /* the status with which the run ended */
 	struct job job[SIM_JOBS]; /* jobs that wait for the thread pool or run */
@@ -580,8 +582,11 @@ void hostile_after(struct sim *s, const struct event *ev);
 int hostile_delivered(const struct sim *s, uint32_t batch);
 
 /* functions of bounds.c */
-/* Remembers, before an event of the server, which workers the server expects back. */
+/* Remembers, before an event of the server, which workers the server expects back, and which grants
+ * the workers have. */
 void bounds_before(struct sim *s);
+/* Checks, after an event of the server, who evaluates (promise 3 of server/core/leases.h). */
+void bounds_after(struct sim *s);
 /* Checks all bounds after an event of this node. */
 void bounds_check(struct sim *s, uint32_t node);
 /* Prints the states of the worker slots, of the run, of the workers and of the disk. */

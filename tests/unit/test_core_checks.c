@@ -312,6 +312,7 @@ TEST(an_outvoted_result_leaves_no_trace_in_the_sums)
 	struct core_config cfg = checked();
 	struct fleet t;
 
+	cfg.training.epochs = 1; /* after the last epoch all workers evaluate */
 	cfg.leases.eval_images = IMAGES / 2;
 	open_checked_fleet(&t, cfg, 3);
 	t.f.core->checks.stats.outvoted = MAX_REPEATS;
@@ -373,6 +374,7 @@ TEST(grants_of_a_dropped_evaluation_prove_nothing)
 	struct msg_grant dropped[4];
 	struct fleet t;
 
+	cfg.training.epochs = 1; /* after the last epoch all workers evaluate */
 	cfg.leases.eval_images = IMAGES / 4;
 	cfg.leases.eval_checks = 2;
 	open_checked_fleet(&t, cfg, 4);
@@ -514,8 +516,8 @@ struct seen {
 
 /* Opens a run of four workers and four portions. Only portion `sample` is in the sample that two
  * workers evaluate. Worker 2 takes portion 0, and asks for other work. Worker 1 reports the
- * portions 0 to 2, and worker 3 takes the last one. Then worker 2 reports portion 0, too, and
- * worker 4 asks for work. */
+ * portions 0 to 2, and takes the last one. Then worker 2 reports portion 0, too, and worker 4 asks
+ * for work. */
 static struct seen evaluate_all_but_one(struct fleet *t, uint32_t sample)
 {
 	struct core_config cfg = checked();
@@ -530,7 +532,7 @@ static struct seen evaluate_all_but_one(struct fleet *t, uint32_t sample)
 	assert_int_equal(next_lease_of(&t->f, 11, t->s[1])->kind, GRANT_TRAIN);
 	for (int i = 0; i < 3; i++)
 		vote_sums(t, 0, TRUE / 4, 3, 3);
-	assert_int_equal(next_lease_of(&t->f, 12, t->s[2])->kind, GRANT_EVAL);
+	assert_int_equal(next_lease_of(&t->f, 10, t->s[0])->kind, GRANT_EVAL);
 	report_sums(t, 1, &first, TRUE / 4, 3, 3);
 	seen.granted = (enum grant_kind)next_lease_of(&t->f, 13, t->s[3])->kind;
 	seen.stats = *core_stats(t->f.core);
@@ -551,8 +553,8 @@ TEST(no_event_shows_the_sample_before_all_results_are_in)
 		assert_int_equal(seen->granted, GRANT_TRAIN);
 		assert_memory_equal(&seen->stats, &one.stats, sizeof(one.stats));
 		assert_memory_equal(&seen->checks, &one.checks, sizeof(one.checks));
-		const struct msg_grant last = t.f.core->worker[2].lease.grant;
-		report_sums(&t, 2, &last, TRUE / 4, 3, 3);
+		const struct msg_grant last = t.f.core->worker[0].lease.grant;
+		report_sums(&t, 0, &last, TRUE / 4, 3, 3);
 		assert_false(is_evaluated(&t));
 		const struct msg_grant *check = next_lease_of(&t.f, 13, t.s[3]);
 		assert_int_equal(check->kind, GRANT_EVAL);

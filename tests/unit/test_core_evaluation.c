@@ -1,10 +1,12 @@
 /*
- * Proves invariant 2 and promise 2 of server/core/leases.h: an epoch is evaluated in portions
- * while the next epoch trains, each portion counts once, and the evaluation ends before the next
- * epoch ends. This file also proves promise 1 of leases.h with random workers.
+ * Proves invariant 2 and the promises 2 and 3 of server/core/leases.h: an epoch is evaluated in
+ * portions while the next epoch trains, each portion counts once, the evaluation ends before the
+ * next epoch ends, and in the asynchronous modes only one worker evaluates while the others train.
+ * This file also proves promise 1 of leases.h with random workers.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>
+#include "tests/support/core_cluster.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
@@ -175,6 +177,265 @@ TEST(a_snapshot_after_an_evaluation_does_not_have_its_weights)
 	fixture_restart(&f);
 	assert_null(core_evaluated_weights(f.core));
 	fixture_close(&f);
+}
+
+/* ---- one worker evaluates, the others train ------------------------------------------------- */
+
+enum { EVALUATOR, TRAINER, THIRD };
+
+/* A run of several workers in which the evaluation of the first epoch has begun. The evaluation has
+ * three portions, the EVALUATOR has the first one, and an epoch has 10 batches. */
+static void begin_evaluation(struct cluster *k, struct core_config cfg, uint32_t workers)
+{
+	cluster_open(k, cfg, workers, 100, cluster_ones);
+	while (!k->f.core->leases.evaluating)
+		cluster_act(k, EVALUATOR);
+	cluster_request(k, EVALUATOR);
+	assert_int_equal(k->worker[EVALUATOR].grant.kind, GRANT_EVAL);
+	assert_int_equal(k->worker[EVALUATOR].grant.eval_first, 0);
+}
+
+static void assert_evaluates(struct cluster *k, uint32_t i, uint32_t portion)
+{
+	cluster_request(k, i);
+	assert_int_equal(k->worker[i].grant.request, k->worker[i].request);
+	assert_int_equal(k->worker[i].grant.kind, GRANT_EVAL);
+	assert_int_equal(k->worker[i].grant.eval_first, 3 * portion);
+}
+
+static void assert_trains(struct cluster *k, uint32_t i)
+{
+	assert_int_equal(cluster_request(k, i), 1);
+}
+
+/* Lets worker `i` deliver all batches of the epoch in training. */
+static void train_the_rest(struct cluster *k, uint32_t i)
+{
+	while (k->f.core->leases.n_free > 0) {
+		assert_trains(k, i);
+		cluster_push(k, i);
+	}
+}
+
+TEST(one_worker_evaluates_while_the_others_train)
+{
+	struct cluster k;
+
+	begin_evaluation(&k, fixture_training(), 2);
+	for (uint32_t portion = 1; portion < 3; portion++) {
+		assert_trains(&k, TRAINER);
+		cluster_evaluate(&k, EVALUATOR);
+		/* the evaluator has not asked for the next portion yet, but it is expected to */
+		cluster_push(&k, TRAINER);
+		assert_trains(&k, TRAINER);
+		assert_evaluates(&k, EVALUATOR, portion);
+		cluster_push(&k, TRAINER);
+	}
+	cluster_evaluate(&k, EVALUATOR);
+	assert_true(core_is_evaluated(k.f.core, 0));
+	assert_trains(&k, EVALUATOR);
+	cluster_close(&k);
+}
+
+/* If no batch is free, a worker that evaluates keeps nobody from training. */
+TEST(workers_without_batches_evaluate_with_the_first_one)
+{
+	struct cluster k;
+
+	begin_evaluation(&k, fixture_training(), 2);
+	train_the_rest(&k, TRAINER);
+	assert_evaluates(&k, TRAINER, 1);
+	cluster_evaluate(&k, TRAINER);
+	assert_evaluates(&k, TRAINER, 2);
+	cluster_evaluate(&k, TRAINER);
+	assert_int_equal(core_training_epoch(k.f.core), 1);
+	assert_int_equal(cluster_request(&k, TRAINER), 0);
+	cluster_evaluate(&k, EVALUATOR);
+	assert_int_equal(core_training_epoch(k.f.core), 2);
+	assert_int_equal(k.f.core->leases.evaluating, 1);
+	cluster_close(&k);
+}
+
+TEST(after_the_last_epoch_all_workers_evaluate)
+{
+	struct core_config cfg = fixture_training();
+	struct cluster k;
+
+	cfg.training.epochs = 1;
+	begin_evaluation(&k, cfg, 3);
+	assert_evaluates(&k, TRAINER, 1);
+	assert_evaluates(&k, THIRD, 2);
+	cluster_close(&k);
+}
+
+/* Returns the number of workers, of two, that evaluate when the first epoch of a run ends. */
+static uint32_t count_evaluators(struct core_config cfg)
+{
+	uint32_t n = 0;
+	struct cluster k;
+
+	cluster_open(&k, cfg, 2, 100, cluster_ones);
+	for (uint32_t i = 0; !k.f.core->leases.evaluating; i = !i)
+		cluster_act(&k, i);
+	for (uint32_t i = 0; i < 2; i++) {
+		if (k.worker[i].grant.kind != GRANT_EVAL && !k.worker[i].grant.work.count)
+			cluster_request(&k, i);
+		n += k.worker[i].grant.kind == GRANT_EVAL;
+	}
+	cluster_close(&k);
+	return n;
+}
+
+TEST(all_workers_evaluate_if_the_others_would_wait_for_the_evaluator)
+{
+	const struct core_config cfg = fixture_training();
+
+	for (enum mode mode = MODE_DOWNPOUR; mode <= MODE_EASGD; mode++) {
+		struct core_config c = cfg;
+
+		c.training.mode = mode;
+		c.ssp.bound = 4;
+		assert_int_equal(
+			count_evaluators(c), mode == MODE_SYNC || mode == MODE_SANDBLASTER ? 2 : 1);
+	}
+	struct core_config robust = cfg;
+	robust.push.buffer_size = 2;
+	robust.push.aggregate = AGGREGATE_MEDIAN;
+	assert_int_equal(count_evaluators(robust), 2);
+}
+
+/* Worker 0 trains alone during a warm start, so worker 1 can evaluate as well. */
+TEST(a_worker_that_may_not_train_evaluates_too)
+{
+	struct core_config cfg = fixture_training();
+	struct cluster k;
+
+	cfg.leases.warm_start_updates = 1000;
+	begin_evaluation(&k, cfg, 3);
+	assert_trains(&k, TRAINER);
+	assert_evaluates(&k, THIRD, 1);
+	cluster_close(&k);
+}
+
+/* ---- another worker takes the evaluation over ------------------------------------------------ */
+
+/* Lets `ms` milliseconds pass, in which all workers but the EVALUATOR send heartbeats. */
+static void pass_without_the_evaluator(struct cluster *k, uint64_t ms)
+{
+	k->f.now_ms += ms;
+	for (uint32_t i = TRAINER; i < k->n; i++)
+		fixture_heartbeat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
+	fixture_tick(&k->f, 0);
+}
+
+/* Checks that the next worker that asks evaluates all portions, while another one trains. */
+static void assert_taken_over(struct cluster *k)
+{
+	assert_evaluates(k, TRAINER, 0);
+	assert_trains(k, THIRD);
+	cluster_evaluate(k, TRAINER);
+	assert_evaluates(k, TRAINER, 1);
+	cluster_evaluate(k, TRAINER);
+	assert_evaluates(k, TRAINER, 2);
+	cluster_evaluate(k, TRAINER);
+	assert_true(core_is_evaluated(k->f.core, 0));
+}
+
+TEST(an_evaluation_goes_on_without_a_silent_worker)
+{
+	struct cluster k;
+
+	begin_evaluation(&k, fixture_training(), 3);
+	pass_without_the_evaluator(&k, k.f.cfg.sessions.suspect_ms + 1);
+	assert_taken_over(&k);
+	cluster_close(&k);
+}
+
+TEST(an_evaluation_goes_on_without_a_worker_that_leaves)
+{
+	struct cluster k;
+
+	begin_evaluation(&k, fixture_training(), 3);
+	fixture_bye(&k.f, k.worker[EVALUATOR].peer, k.worker[EVALUATOR].s);
+	assert_taken_over(&k);
+	cluster_close(&k);
+}
+
+/* The device of the EVALUATOR is broken, and its results are not finite. */
+TEST(an_evaluation_goes_on_without_an_excluded_worker)
+{
+	struct cluster k;
+
+	begin_evaluation(&k, fixture_training(), 3);
+	const struct cluster_worker *w = &k.worker[EVALUATOR];
+	struct msg m = {.type = MSG_RESULT,
+		.result = {.stamp = w->s,
+			.eval_id = w->grant.eval_id,
+			.eval_count = w->grant.eval_count,
+			.loss_sum = (double)INFINITY}};
+	for (int i = 0; !fixture_worker(&k.f, 1).excluded; i++) {
+		assert_true(i < 100);
+		assert_trains(&k, TRAINER);
+		fixture_message(&k.f, w->peer, &m);
+	}
+	assert_taken_over(&k);
+	cluster_close(&k);
+}
+
+TEST(an_evaluation_goes_on_without_a_worker_that_skips_its_portion)
+{
+	struct cluster k;
+
+	begin_evaluation(&k, fixture_training(), 3);
+	assert_trains(&k, TRAINER); /* otherwise nobody else would be at work */
+	assert_trains(&k, EVALUATOR);
+	assert_taken_over(&k);
+	cluster_close(&k);
+}
+
+/* A hanging worker evaluates until its deadline (pace.h). */
+TEST(an_evaluation_goes_on_without_a_hanging_worker)
+{
+	struct core_config cfg = fixture_training();
+	struct cluster k;
+
+	cfg.sessions.suspect_ms = 1000000;
+	cfg.sessions.dead_ms = 2000000;
+	cfg.training.epochs = 3;
+	begin_evaluation(&k, cfg, 3);
+	pass_without_the_evaluator(&k, cfg.leases.first_deadline_ms - 1);
+	assert_trains(&k, TRAINER);
+	pass_without_the_evaluator(&k, 2);
+	assert_taken_over(&k);
+	cluster_close(&k);
+}
+
+TEST(a_worker_that_returns_leaves_the_evaluation_to_the_next_one)
+{
+	struct cluster k;
+
+	begin_evaluation(&k, fixture_training(), 3);
+	pass_without_the_evaluator(&k, k.f.cfg.sessions.suspect_ms + 1);
+	assert_evaluates(&k, TRAINER, 0);
+	fixture_heartbeat(&k.f, k.worker[EVALUATOR].peer + 1, k.worker[EVALUATOR].s);
+	cluster_evaluate(&k, EVALUATOR); /* its late result is the first one, and counts */
+	assert_int_equal(core_epoch(k.f.core, 0)->eval_done, 3);
+	assert_trains(&k, EVALUATOR);
+	cluster_evaluate(&k, TRAINER);
+	assert_evaluates(&k, TRAINER, 1);
+	cluster_close(&k);
+}
+
+TEST(the_same_worker_evaluates_after_a_restart)
+{
+	struct cluster k;
+
+	begin_evaluation(&k, fixture_training(), 2);
+	cluster_restart(&k, 2);
+	assert_trains(&k, TRAINER);
+	cluster_evaluate(&k, EVALUATOR);
+	assert_evaluates(&k, EVALUATOR, 1);
+	cluster_close(&k);
 }
 
 /* ---- RESULT --------------------------------------------------------------------------------- */

@@ -26,15 +26,14 @@ static void add(struct list *l, const char *option, const char *then, const char
 /* Writes the value of an option as a user types it. */
 static void typed_value(const struct config_row *row, double v, char out[VALUE])
 {
-	const char *name = row->values;
-	int i = (int)(v - row->min);
+	size_t n;
 
-	for (; name && i > 0 && strchr(name, '|'); i--)
-		name = strchr(name, '|') + 1;
-	if (name)
-		snprintf(out, VALUE, "%.*s", (int)strcspn(name, "|"), name);
-	else
+	if (row->type != CONFIG_ENUM) {
 		snprintf(out, VALUE, "%.15g", v);
+		return;
+	}
+	const char *name = config_name(row, v, &n);
+	snprintf(out, VALUE, "%.*s", (int)n, name);
 }
 
 static void add_option(struct list *l, const struct config_row *row, const struct core_config *then,

@@ -64,6 +64,17 @@ double config_value(const struct core_config *c, const struct config_row *row)
 	return 0;
 }
 
+const char *config_name(const struct config_row *row, double v, size_t *n)
+{
+	const char *name = row->values;
+
+	for (int i = (int)(v - row->min); i > 0 && *name; name++)
+		i -= *name == '|';
+	for (*n = 0; name[*n] && name[*n] != '|'; (*n)++)
+		;
+	return name;
+}
+
 static void set_value(struct core_config *c, const struct config_row *row, double v)
 {
 	unsigned char *at = (unsigned char *)c + row->offset;

@@ -183,6 +183,8 @@ extern const size_t config_n_rows;
 /* Returns the value in `c` of the option that `row` describes. The value is exact, because a double
  * represents each integer that an option can have. */
 double config_value(const struct core_config *c, const struct config_row *row);
+/* Returns the name of value `v` of a CONFIG_ENUM row, and sets *n to the length of the name. */
+const char *config_name(const struct config_row *row, double v, size_t *n);
 /* Returns 1 if a run that was begun with `then` cannot be continued with `now` because of this
  * option. */
 int config_row_differs(const struct config_row *row, const struct core_config *then,

@@ -308,7 +308,7 @@ static void set(json_t *o, const char *key, json_t *value)
 static json_t *option_value(const struct core_config *c, const struct config_row *row)
 {
 	double v = config_value(c, row);
-	const char *name = row->values;
+	size_t n;
 
 	if (row->type == CONFIG_FLAG)
 		return json_boolean(v != 0);
@@ -316,9 +316,8 @@ static json_t *option_value(const struct core_config *c, const struct config_row
 		return real_or_null(v);
 	if (row->type != CONFIG_ENUM)
 		return json_integer((json_int_t)v);
-	for (int i = (int)(v - row->min); i > 0 && *name; i--)
-		name += strcspn(name, "|") + (name[strcspn(name, "|")] == '|');
-	return json_stringn(name, strcspn(name, "|"));
+	const char *name = config_name(row, v, &n);
+	return json_stringn(name, n);
 }
 
 /* Returns the options of the core, and those other options that decide when the run ends and which

@@ -164,19 +164,32 @@ static void store_real(struct parse *p, const struct opt *o, const char *what, c
 		*(double *)o->dest = v;
 }
 
+/* Reads the number after the colon of a value NAME:NUMBER. `text` is NULL if there is no colon. */
+static void store_number(struct parse *p, const struct opt *o, const char *what, const char *text)
+{
+	const struct opt number = {.type = OPT_U32, .dest = o->number, .max = o->max_number};
+
+	*o->number = o->usual_number;
+	if (text)
+		store_int(p, &number, what, text);
+}
+
 static void store_enum(struct parse *p, const struct opt *o, const char *what, const char *text)
 {
-	size_t n = strlen(text);
+	size_t n = o->number ? strcspn(text, ":") : strlen(text);
 	int index = 0;
 
 	for (const char *v = o->values; *v; index++) {
-		size_t length = strcspn(v, "|");
+		size_t length = strcspn(v, "|[");
 
-		if (length == n && memcmp(v, text, n) == 0) {
+		if (length == n && memcmp(v, text, n) == 0 && (!text[n] || v[n] == '[')) {
 			*(int *)o->dest = o->first + index;
+			if (o->number)
+				store_number(p, o, what, text[n] ? text + n + 1 : NULL);
 			return;
 		}
-		v += length + (v[length] == '|');
+		v += strcspn(v, "|");
+		v += *v == '|';
 	}
 	usage_error(p, "%s: \"%.100s\" is not known; expected %s", what, text, o->values);
 }
@@ -214,15 +227,15 @@ static void store_value(struct parse *p, const struct opt *o, const char *what, 
 
 /* ---- conditions ---------------------------------------------------------------------------- */
 
-/* Returns value number `i`, counted from 0, in a list such as "a|b|c". Sets *n to the length of the
- * value. */
+/* Returns name number `i`, counted from 0, in a list such as "a|b[:F]|c". Sets *n to the length of
+ * the name. */
 static const char *nth_value(const char *values, int i, size_t *n)
 {
 	for (; i > 0 && *values; i--) {
 		values += strcspn(values, "|");
 		values += *values == '|';
 	}
-	*n = strcspn(values, "|");
+	*n = strcspn(values, "|[");
 	return values;
 }
 
@@ -419,7 +432,8 @@ static void add_name(char *out, size_t size, const char *name)
 }
 
 /* Writes the present names of the options whose old name is `was`, such as "--a or --b", or the
- * names of their variables. Writes "" if no option had this name. */
+ * names of their variables. If the old option is now a number in the value of another option, also
+ * writes the form of this value, such as "--a NAME[:F]". Writes "" if no option had this name. */
 static void new_names(const struct opt_program *p, const char *was, size_t n_was, int variables,
 	char *out, size_t size)
 {
@@ -434,6 +448,9 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 		else
 			snprintf(name, sizeof(name), "--%s", o->name);
 		add_name(out, size, name);
+		size_t at = strlen(out);
+		if (o->number)
+			snprintf(out + at, size - at, "%c%s", variables ? '=' : ' ', o->arg);
 	}
 }
 
@@ -785,7 +802,10 @@ static const char *value_text(const struct opt *o, char *out, size_t size)
 		size_t n;
 		const char *v = nth_value(o->values, *(const int *)o->dest - o->first, &n);
 
-		snprintf(out, size, "%.*s", (int)n, v);
+		if (v[n] == '[')
+			snprintf(out, size, "%.*s:%" PRIu32, (int)n, v, *o->number);
+		else
+			snprintf(out, size, "%.*s", (int)n, v);
 		break;
 	}
 	case OPT_FLAG:

@@ -15,6 +15,7 @@
 #ifndef COMMON_OPT_H
 #define COMMON_OPT_H
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include "common/err.h"
 
@@ -53,11 +54,16 @@ struct opt {
 	const char *def;
 	/* the text that --help shows instead of a default if the row has none */
 	const char *unset;
-	double min, max;    /* limits of the value, or of the length of a text, both included */
-	const char *values; /* OPT_ENUM: the names of the values, such as "sgd|adagrad" */
-	int first;          /* OPT_ENUM: the value of the first name */
-	const char *group;  /* a title before this row in --help, or NULL */
-	const char *arg;    /* name of the value in --help: "URL", "MS", "DIR" */
+	double min, max; /* limits of the value, or of the length of a text, both included */
+	/* OPT_ENUM: the names of the values, such as "sgd|adagrad". If text in brackets follows a
+	 * name, as in "mean|trimmed[:F]", a user may type a colon and a whole number after it */
+	const char *values;
+	int first; /* OPT_ENUM: the value of the first name */
+	/* OPT_ENUM: where to store the number after the colon, which is at most max_number; without
+	 * a colon, the parser stores usual_number. NULL: no name may have a number */
+	uint32_t *number, usual_number, max_number;
+	const char *group; /* a title before this row in --help, or NULL */
+	const char *arg;   /* name of the value in --help: "URL", "MS", "DIR" */
 	/* the help text, with the unit of the value: one or more sentences, without a full stop at
 	 * the end. --help adds the range, the default and the variable */
 	const char *help;

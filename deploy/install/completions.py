@@ -34,11 +34,11 @@ def options(text):
 
 def values(argument, words):
     """Returns the values of an option if its argument has the form a|b|c, or if its help lists them
-    as (a|b|c; ...). Returns an empty list for any other option."""
+    as (a|b[:F]|c; ...). Returns an empty list for any other option. The value of b[:F] is b."""
     if argument and re.fullmatch(r"[a-z]+(\|[a-z]+)+", argument):
         return argument.split("|")
-    found = re.search(r"\(([\w.-]+(?:\|[\w.-]+)+)", words)
-    return found[1].split("|") if found else []
+    found = re.search(r"\(([\w.-]+(?:\[:F\])?(?:\|[\w.-]+(?:\[:F\])?)+)", words)
+    return found[1].replace("[:F]", "").split("|") if found else []
 
 
 def commands(text):

@@ -454,14 +454,14 @@ static const char *explain_too_few(const struct core_config *c)
 	int krum = c->push.aggregate == AGGREGATE_KRUM;
 
 	if (gradients_requested(c) >= gradients_needed(&c->push))
-		return krum ? "--max-workers: --aggregate krum needs 2F + 3 gradients "
-			      "(--bad-workers F), each of a different worker, in each step"
-			    : "--max-workers: --aggregate trimmed needs 2F + 1 gradients "
-			      "(--bad-workers F), each of a different worker, in each step";
-	return krum ? "--aggregate: krum needs 2F + 3 gradients (--bad-workers F) in each step: "
-		      "set --buffer-size, --sync-workers or --min-workers"
-		    : "--aggregate: trimmed needs 2F + 1 gradients (--bad-workers F) in each step: "
-		      "set --buffer-size, --sync-workers or --min-workers";
+		return krum ? "--max-workers: --aggregate krum:F needs 2F + 3 gradients of "
+			      "different workers in each step (F is 1 if it is left out)"
+			    : "--max-workers: --aggregate trimmed:F needs 2F + 1 gradients of "
+			      "different workers in each step (F is 1 if it is left out)";
+	return krum ? "--aggregate: krum:F needs 2F + 3 gradients in each step (F is 1 if it is "
+		      "left out): set --buffer-size, --sync-workers or --min-workers"
+		    : "--aggregate: trimmed:F needs 2F + 1 gradients in each step (F is 1 if it is "
+		      "left out): set --buffer-size, --sync-workers or --min-workers";
 }
 
 /* Returns an error text about options that contradict each other, or NULL. */
@@ -718,6 +718,14 @@ static void add_rows(struct table *t, const struct opt *rows, size_t n)
 	t->n += n;
 }
 
+/* Makes the option of `row` the number in a value NAME:NUMBER of option `o`. */
+static void add_suffix(struct opt *o, const struct config_row *row, struct core_config *c)
+{
+	o->number = (void *)((char *)c + row->offset);
+	o->usual_number = (uint32_t)strtoul(row->def, NULL, 10);
+	o->max_number = (uint32_t)row->max;
+}
+
 static void add_core_rows(struct table *t, struct core_config *c)
 {
 	static const enum opt_type types[] = {[CONFIG_U32] = OPT_U32,
@@ -732,6 +740,10 @@ static void add_core_rows(struct table *t, struct core_config *c)
 
 		if (row->type == CONFIG_GROUP) {
 			group = row->help;
+			continue;
+		}
+		if (row->is_suffix) {
+			add_suffix(&t->row[t->n - 1], row, c);
 			continue;
 		}
 		t->row[t->n++] = (struct opt){.name = row->name,

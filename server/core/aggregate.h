@@ -1,6 +1,6 @@
 /*
  * aggregate.h - rules that combine several gradients into one and limit the influence of F wrong
- * gradients (--bad-workers). Each rule takes one gradient of each worker, or of each key
+ * gradients (F of --aggregate RULE:F). Each rule takes one gradient of each worker, or of each key
  * (accumulator.h), and gives each gradient the same weight:
  *
  *   median    the median of each coordinate (Yin 2018, arXiv 1803.01498); of an even number of

@@ -70,7 +70,7 @@ const char *config_name(const struct config_row *row, double v, size_t *n)
 
 	for (int i = (int)(v - row->min); i > 0 && *name; name++)
 		i -= *name == '|';
-	for (*n = 0; name[*n] && name[*n] != '|'; (*n)++)
+	for (*n = 0; name[*n] && name[*n] != '|' && name[*n] != '['; (*n)++)
 		;
 	return name;
 }

@@ -59,7 +59,7 @@ enum lr_scaling {
 
 /* the rules of aggregate.h */
 enum aggregate_rule { AGGREGATE_MEAN, AGGREGATE_MEDIAN, AGGREGATE_TRIMMED, AGGREGATE_KRUM };
-#define AGGREGATE_NAMES "mean|median|trimmed|krum"
+#define AGGREGATE_NAMES "mean|median|trimmed[:F]|krum[:F]"
 
 enum push_kind { PUSH_MEAN, PUSH_SUM };
 #define PUSH_NAMES "mean|sum"
@@ -167,7 +167,10 @@ struct config_row {
 	/* the range, inclusive; CONFIG_ENUM: both members are the number of the first name in
 	 * `values` */
 	double min, max;
-	const char *values; /* CONFIG_ENUM: the names of the values, such as "a|b" */
+	const char *values; /* CONFIG_ENUM: the names of the values, such as "a|b[:F]" */
+	/* 1: a user types this value after the name of a value of the row before: F in "b[:F]". A
+	 * snapshot stores it under a name of its own, like the value of an option */
+	int is_suffix;
 	const char *arg;
 	enum config_resume resume;
 	const char *help; /* CONFIG_GROUP: the title of the group of rows that follows */

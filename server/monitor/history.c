@@ -305,6 +305,7 @@ static void set(json_t *o, const char *key, json_t *value)
 
 /* ---- start, end, workers, epochs ------------------------------------------------------------- */
 
+/* Returns a flag as a boolean, a number as a number, and a name in the form that a user types. */
 static json_t *option_value(const struct core_config *c, const struct config_row *row)
 {
 	double v = config_value(c, row);
@@ -317,6 +318,8 @@ static json_t *option_value(const struct core_config *c, const struct config_row
 	if (row->type != CONFIG_ENUM)
 		return json_integer((json_int_t)v);
 	const char *name = config_name(row, v, &n);
+	if (name[n] == '[')
+		return json_sprintf("%.*s:%.0f", (int)n, name, config_value(c, row + 1));
 	return json_stringn(name, n);
 }
 
@@ -327,7 +330,7 @@ static json_t *options_object(const struct core_config *c, const struct options 
 	json_t *o = json_object();
 
 	for (size_t i = 0; i < config_n_rows; i++)
-		if (config_rows[i].type != CONFIG_GROUP)
+		if (config_rows[i].type != CONFIG_GROUP && !config_rows[i].is_suffix)
 			set(o, config_rows[i].name, option_value(c, &config_rows[i]));
 	set(o, "metrics", json_string(c->metrics[0] ? c->metrics : "accuracy"));
 	set(o, "stop-at", given->stop_at ? json_string(given->stop_at) : NULL);

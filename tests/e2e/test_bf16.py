@@ -38,7 +38,7 @@ def test_bf16_reaches_the_accuracy_of_fp32(programs):
     (2, ("--optimizer", "adam", "--lr", 0.002, "--n-push", 2, "--prefetch")),
     (2, ("--delay-compensation", "constant", "--norm-ratio", 0)),
     (2, ("--mode", "ssp", "--ssp-bound", 4)),
-    (3, ("--mode", "sync", "--aggregate", "median", "--bad-workers", 1)),
+    (3, ("--mode", "sync", "--aggregate", "median")),
     (2, ("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 200)),
     (2, ("--mode", "easgd"))], ids=str)
 def test_bf16_trains_in_every_mode(programs, small, workers, options):

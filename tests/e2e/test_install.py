@@ -258,6 +258,8 @@ def test_completions_have_every_option(installed, program):
     if program == "cnn-ps":
         assert complete(installed, program, "--push", "") == ["mean", "sum"]
         assert complete(installed, program, "--n-push", "") == []
+        assert complete(installed, program, "--aggregate", "") == ["mean", "median", "trimmed",
+                                                                   "krum"]
 
 
 def zsh_lists(installed, line):

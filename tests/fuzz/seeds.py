@@ -286,6 +286,7 @@ SEEDS = {
                         b"\0" + jpeg(3, 2, b"http://ns", exif(">", 6)),
                         b"\2" + jpeg(3, 2, exif(">", 9)), b"\1" + jpeg(3, 2, exif("<", 8)[:-4])],
     "options": lambda: [b"--check-config\n--model\nseed:32\n--mode\nsync\n--optimizer=adam\n",
+                        b"--mode=sync\n--sync-workers=5\n--aggregate=trimmed:2\n",
                         b"--model=vector:8\n--epochs=0\n--lr=0.5\n--max-workers\n4\n"],
     "http": http,
     "zmtp": zmtp,

@@ -7,6 +7,7 @@
 #include "tests/support/random_workers.h"
 #include <math.h>
 #include "common/le.h"
+#include "server/core/cursor.h"
 #include "tests/support/sanitizer.h"
 #include "tests/support/test.h"
 
@@ -68,6 +69,25 @@ TEST(decoding_and_encoding_give_the_same_bytes)
 		fixture_close(&f);
 		fixture_close(&k.f);
 	}
+}
+
+/* F of --aggregate RULE:F was an option, --bad-workers, and a snapshot still stores it like one. So
+ * this release resumes the snapshots of the time when it was an option. */
+TEST(the_number_of_bad_workers_is_stored_under_a_name_of_its_own)
+{
+	static const char name[] = "bad-workers";
+	const struct core_config cfg = {.push = {.aggregate = AGGREGATE_TRIMMED, .bad_workers = 3}};
+	struct core_config copy = cfg;
+	static unsigned char stored[1 << 14];
+	struct cursor k = {.out = stored, .size = sizeof(stored)};
+
+	config_put(&k, &copy);
+	assert_false(k.error);
+	const unsigned char *at = memmem(stored, k.at, name, sizeof(name) - 1);
+	assert_non_null(at);
+	assert_int_equal(le64_get(at - 8), sizeof(name) - 1);
+	const double three = 3;
+	assert_memory_equal(at + sizeof(name) - 1, &three, sizeof(three));
 }
 
 TEST(encoding_changes_nothing)

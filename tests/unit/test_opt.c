@@ -10,9 +10,10 @@
 
 static struct {
 	const char *bind, *name, *checkpoint, *data;
-	int64_t epochs, seed, bound;
+	int64_t epochs, seed, bound, count;
 	double lr, rate;
-	int mode, resume, quiet;
+	int mode, resume, quiet, rule;
+	uint32_t bad;
 } v;
 
 static const struct opt rows[] = {
@@ -89,6 +90,24 @@ static const struct opt rows[] = {
 		.max = 9,
 		.help = "Rate.",
 		.needs = "mode!=downpour|ssp bind"},
+	{.name = "rule",
+		.type = OPT_ENUM,
+		.dest = &v.rule,
+		.def = "mean",
+		.values = "mean|trim[:F]|trimmed[:F]|krum",
+		.number = &v.bad,
+		.usual_number = 2,
+		.max_number = 40,
+		.arg = "RULE[:F]",
+		.help = "Rule.",
+		.was = "bad"},
+	{.name = "count",
+		.type = OPT_INT,
+		.dest = &v.count,
+		.def = "rule=trimmed:7 1",
+		.max = 9,
+		.help = "Count.",
+		.needs = "rule=trimmed"},
 	{0},
 };
 
@@ -134,7 +153,8 @@ static int clear_environment(void **state)
 	(void)state;
 	static const char *const variables[] = {"CNN_BIND", "CNN_NAME", "CNN_EPOCHS", "CNN_SEED",
 		"CNN_LR", "CNN_MODE", "CNN_ACCEPT_ROLLBACK", "CNN_QUIET", "CNN_BOUND",
-		"CNN_CHECKPOINT", "CNN_DATA", "CNN_EPOCH", "CNN_PS_SERVICE_HOST"};
+		"CNN_CHECKPOINT", "CNN_DATA", "CNN_EPOCH", "CNN_PS_SERVICE_HOST", "CNN_RULE",
+		"CNN_BAD"};
 	for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
 		unsetenv(variables[i]);
 	return 0;
@@ -279,6 +299,51 @@ TEST_IN(every_bad_value_gets_one_line_that_says_what_would_be_right, clear_envir
 		assert_says(row[i][0], row[i][1]);
 }
 
+TEST_IN(a_name_may_have_a_number_after_a_colon, clear_environment, NULL)
+{
+	static const struct {
+		const char *text;
+		int rule;
+		uint32_t bad;
+	} good[] = {{"mean", 0, 2}, {"trim", 1, 2}, {"trim:0", 1, 0}, {"trimmed", 2, 2},
+		{"trimmed:1", 2, 1}, {"trimmed:40", 2, 40}, {"krum", 3, 2}};
+	static const char *const bad[][2] = {
+		{"krum:1", "cnn-test: --rule: \"krum:1\" is not known; expected "
+			   "mean|trim[:F]|trimmed[:F]|krum"},
+		{"mean:", "\"mean:\" is not known"},
+		{"trimmed[:F]", "is not known"},
+		{":1", "is not known"},
+		{"trimmed:", "--rule: \"\" is not a whole number; expected one in [0, 40]"},
+		{"trimmed:1:1", "--rule: \"1:1\" is not a whole number"},
+		{"trimmed:41", "--rule: 41 is out of range; expected a whole number in [0, 40]"},
+		{"trimmed:-1", "--rule: -1 is out of range"},
+	};
+	char line[64];
+
+	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+		snprintf(line, sizeof(line), "--rule;%s", good[i].text);
+		assert_int_equal(parse_test_options(line), OPT_RUN);
+		assert_int_equal(v.rule, good[i].rule);
+		assert_int_equal(v.bad, good[i].bad);
+		assert_int_equal(v.count, good[i].rule == 2 ? 7 : 1);
+	}
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		snprintf(line, sizeof(line), "--rule;%s", bad[i][0]);
+		assert_says(line, bad[i][1]);
+	}
+	setenv("CNN_RULE", "trimmed:3", 1);
+	assert_int_equal(parse_test_options(""), OPT_RUN);
+	assert_int_equal(v.bad, 3);
+}
+
+TEST_IN(an_option_that_became_a_number_in_a_value_is_refused_with_its_new_form, clear_environment,
+	NULL)
+{
+	assert_says("--bad=3", "cnn-test: --bad: was renamed to --rule RULE[:F]\n");
+	setenv("CNN_BAD", "3", 1);
+	assert_says("", "cnn-test: CNN_BAD: was renamed to CNN_RULE=RULE[:F]\n");
+}
+
 TEST_IN(a_bad_variable_is_named, clear_environment, NULL)
 {
 	static const char *const row[][3] = {
@@ -332,7 +397,8 @@ TEST_IN(help_comes_from_the_rows_that_parse, clear_environment, NULL)
 		"Bound. (0 to 9; default 4; CNN_BOUND; only with --mode ssp and --name)",
 		"CNN_CHECKPOINT; only with command export|predict)",
 		"Rate. (0 to 9; default 1; CNN_RATE; only with --bind; not with", "downpour|ssp)",
-		"--version"};
+		"  --rule RULE[:F] ",
+		"Rule. (mean|trim[:F]|trimmed[:F]|krum; default mean; CNN_RULE)", "--version"};
 	char words[sizeof(output.text)]; /* the help text with its wrapped lines joined */
 	size_t n = 0;
 	for (const char *at = output.text; *at; at++)
@@ -363,7 +429,8 @@ TEST_IN(version_is_the_programs_name_and_number, clear_environment, NULL)
 TEST_IN(the_dump_says_where_each_value_came_from, clear_environment, NULL)
 {
 	setenv("CNN_LR", "0.5", 1);
-	assert_int_equal(parse_test_options("--mode=ssp;--no-quiet;--bind=a\nb"), OPT_RUN);
+	assert_int_equal(
+		parse_test_options("--mode=ssp;--no-quiet;--bind=a\nb;--rule=trim"), OPT_RUN);
 	log_set_level(LOG_DEBUG);
 	capture_begin(&errors, 2);
 	opt_dump(&program);
@@ -378,7 +445,8 @@ TEST_IN(the_dump_says_where_each_value_came_from, clear_environment, NULL)
 		"accept-rollback value=0 origin=default\n" VALUE
 		"quiet value=0 origin=command-line\n" VALUE "bound value=4 origin=default\n" VALUE
 		"checkpoint value=\"\" origin=default\n" VALUE
-		"data value=\"\" origin=default\n" VALUE "rate value=1 origin=default\n");
+		"data value=\"\" origin=default\n" VALUE "rate value=1 origin=default\n" VALUE
+		"rule value=trim:2 origin=command-line\n" VALUE "count value=1 origin=default\n");
 }
 
 /* ---- options without effect ----------------------------------------------------------------- */

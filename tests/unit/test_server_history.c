@@ -170,6 +170,33 @@ TEST_IN(no_line_is_older_than_the_line_before_it, NULL, tear_down_history)
 	boot_step = 0;
 }
 
+TEST_IN(the_start_has_the_options_as_they_are_typed, NULL, tear_down_history)
+{
+	struct history *h;
+	struct err e;
+	uv_loop_t loop;
+
+	parse_options(&options, "--model;fc:10;--mode;sync;--sync-workers;5;--aggregate;trimmed:2");
+	start_core(&run, &options);
+	progress_init(&progress, run.core, 0);
+	temp_dir_make(dir);
+	assert_int_equal(uv_loop_init(&loop), 0);
+	struct status now = {.core = run.core, .progress = &progress};
+	assert_int_equal(history_new(&h, &loop, dir, &now, &options, 0, &e), PS_OK);
+	while (history_busy(h))
+		uv_run(&loop, UV_RUN_DEFAULT);
+	char *text = history_text(h);
+	json_t *start = json_loads(text, JSON_DISABLE_EOF_CHECK, NULL);
+	const json_t *o = json_object_get(start, "options");
+	assert_string_equal(json_string_value(json_object_get(o, "mode")), "sync");
+	assert_string_equal(json_string_value(json_object_get(o, "aggregate")), "trimmed:2");
+	assert_null(json_object_get(o, "bad-workers"));
+	json_decref(start);
+	free(text);
+	history_free(&h);
+	assert_int_equal(uv_loop_close(&loop), 0);
+}
+
 /* A wall clock that steps back would otherwise give negative times, and a page would show no new
  * sample until the clock has caught up. A step forwards would look like a time without a server. */
 TEST_IN(steps_of_the_wall_clock_do_not_change_the_times, NULL, tear_down_history)

@@ -231,6 +231,23 @@ TEST(a_vector_has_no_epochs_by_default)
 	assert_int_equal(options.core.training.epochs, 0);
 }
 
+TEST(the_number_of_bad_workers_is_a_part_of_the_rule)
+{
+	static const struct {
+		const char *text;
+		uint32_t bad_workers;
+	} row[] = {{"mean", 1}, {"median", 1}, {"trimmed", 1}, {"trimmed:3", 3}, {"krum", 1},
+		{"krum:2", 2}, {"krum:0", 0}};
+	char line[64];
+
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+		snprintf(line, sizeof(line), "--buffer-size;7;--aggregate;%s", row[i].text);
+		assert_int_equal(parse_server_options(line), OPT_RUN);
+		assert_int_equal(options.core.push.bad_workers, row[i].bad_workers);
+	}
+	assert_int_equal(options.core.push.aggregate, AGGREGATE_KRUM);
+}
+
 TEST(empty_texts_mean_off)
 {
 	assert_int_equal(parse_server_options("--http;;--checkpoint-dir;;--init;"), OPT_RUN);
@@ -302,18 +319,21 @@ static const char *const bad[][2] = {
 	{"--norm-ratio;-1", "--norm-ratio"},
 	{"--aggregate;median", "--aggregate"},
 	{"--aggregate;median;--mode;easgd", "--aggregate"},
-	{"--aggregate;krum;--buffer-size;4", "krum needs 2F + 3"},
-	{"--aggregate;krum;--mode;sync;--min-workers;4", "krum needs 2F + 3"},
-	{"--aggregate;trimmed;--mode;sync;--sync-workers;4;--bad-workers;2",
-		"trimmed needs 2F + 1"},
-	{"--aggregate;krum;--buffer-size;9;--bad-workers;3;--max-workers;2",
-		"--max-workers: --aggregate krum needs 2F + 3"},
-	{"--aggregate;krum;--buffer-size;9;--bad-workers;3;--max-workers;8",
-		"--max-workers: --aggregate krum needs 2F + 3"},
+	{"--aggregate;krum;--buffer-size;4", "krum:F needs 2F + 3"},
+	{"--aggregate;krum;--mode;sync;--min-workers;4", "krum:F needs 2F + 3"},
+	{"--aggregate;krum:2;--mode;sync;--sync-workers;6", "krum:F needs 2F + 3"},
+	{"--aggregate;trimmed:2;--mode;sync;--sync-workers;4", "trimmed:F needs 2F + 1"},
+	{"--aggregate;krum:3;--buffer-size;9;--max-workers;2",
+		"--max-workers: --aggregate krum:F needs 2F + 3"},
+	{"--aggregate;krum:3;--buffer-size;9;--max-workers;8",
+		"--max-workers: --aggregate krum:F needs 2F + 3"},
 	{"--mode;sync;--aggregate;krum;--sync-workers;5;--max-workers;2",
-		"--max-workers: --aggregate krum needs 2F + 3"},
+		"--max-workers: --aggregate krum:F needs 2F + 3"},
 	{"--mode;ssp;--aggregate;trimmed;--buffer-size;3;--max-workers;2",
-		"--max-workers: --aggregate trimmed needs 2F + 1"},
+		"--max-workers: --aggregate trimmed:F needs 2F + 1"},
+	{"--aggregate;median:1;--buffer-size;3", "\"median:1\" is not known"},
+	{"--aggregate;trimmed:1025;--buffer-size;3", "[0, 1024]"},
+	{"--bad-workers=1", "--bad-workers: was renamed to --aggregate RULE[:F]"},
 	{"--epochs;-1", "--epochs"},
 	{"--epochs;65537", "--epochs"},
 	{"--epochs;1.5", "--epochs"},

@@ -28,8 +28,8 @@
 
 extern char **environ;
 
-/* This table has a row for each option of each program. `was` is an old name of the option, or NULL.
- * opt_names.sh generates the rows from the option tables. */
+/* This table has a row for each option of each program. `was` is an old name of the option, or
+ * NULL. opt_names.sh generates the rows from the option tables. */
 static const struct known {
 	const char *program, *option, *was;
 } known[] = {
@@ -424,7 +424,7 @@ double opt_default(const struct opt_program *p, const char *name)
 /* ---- all values ------------------------------------------------------------------------------ */
 
 /* Appends `name` to the list `out`, such as "--a or --b". */
-static void add_name(char *out, size_t size, const char *name)
+static void append_name(char *out, size_t size, const char *name)
 {
 	size_t at = strlen(out);
 
@@ -447,7 +447,7 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 			opt_variable(o->name, name, sizeof(name));
 		else
 			snprintf(name, sizeof(name), "--%s", o->name);
-		add_name(out, size, name);
+		append_name(out, size, name);
 		size_t at = strlen(out);
 		if (o->number)
 			snprintf(out + at, size - at, "%c%s", variables ? '=' : ' ', o->arg);
@@ -979,7 +979,7 @@ static void new_variables(const char *was, char *out, size_t size)
 		if (strcmp(variable, was) != 0)
 			continue;
 		opt_variable(known[i].option, variable, sizeof(variable));
-		add_name(out, size, variable);
+		append_name(out, size, variable);
 	}
 }
 

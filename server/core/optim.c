@@ -288,13 +288,13 @@ static double root_ratio(const struct step_coeff *c, double part)
 /* Advances the bounds by one step of adam. Returns an upper bound of the change of a weight,
  * divided by the learning rate. sqrt(second moment) + eps is at least sqrt(square_keep) times its
  * previous value, and at least sqrt(square_add) * |d|. `flush` is the additional factor if the
- * second moment has become 0. */
+ * second moment has become 0. If both betas are 0, the first moment does not depend on its previous
+ * value, and the bound of that value would be 0 / 0. */
 static double adam_reach(const struct step_coeff *c, double d, struct optim_reach *r)
 {
 	double flush = 1 + ROOT_TINY / (double)c->eps;
-	/* without this condition, the result would be 0 / 0 if both betas are 0 */
-	double before =
-		c->keep > 0 ? (double)c->keep / sqrt((double)c->square_keep) * flush * r->ratio : 0;
+	double kept = c->keep > 0 ? (double)c->keep / sqrt((double)c->square_keep) : 0;
+	double before = kept * flush * r->ratio;
 	double now = (double)c->add * root_ratio(c, (double)c->square_add);
 
 	r->state[0] = bound_of_all(r->state[0], (double)c->keep * r->state[0] + (double)c->add * d);

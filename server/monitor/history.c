@@ -589,6 +589,7 @@ static char *join_lines(const struct history *h, size_t from, size_t *bytes)
 {
 	const size_t n = bytes_of_lines(h, from, h->n);
 	char *text = mem_try(n + 1, 1), *at = text;
+
 	for (size_t i = from; text && i < h->n; i++) {
 		memcpy(at, h->line[i].text, h->line[i].bytes);
 		at += h->line[i].bytes;

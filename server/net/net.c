@@ -76,7 +76,7 @@ struct router {
 	 * messages that the same worker has written to its ring before. */
 	struct received held;
 	int is_held;
-	int ring_is_next;    /* 1 if the next message comes from a ring, if one has a message */
+	int ring_is_next; /* 1 if the next message comes from a ring, if one has a message */
 	struct frames in; /* the frames of the message that on_readable handles */
 	size_t in_at;     /* the place of this message in `inbox` */
 	int in_begun;     /* `begun` of this message (struct received) */

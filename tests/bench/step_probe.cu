@@ -38,8 +38,8 @@ namespace
 {
 
 constexpr int THREADS = 512;
-constexpr uint32_t LAST = UINT32_MAX;             /* tells the kernel to leave the GPU */
-constexpr long long GIVE_UP_NS = 2000000000;      /* a kernel waits no longer than this */
+constexpr uint32_t LAST = UINT32_MAX;        /* tells the kernel to leave the GPU */
+constexpr long long GIVE_UP_NS = 2000000000; /* a kernel waits no longer than this */
 
 enum way { GRAPH, STREAM, MAPPED, RESIDENT, WAYS };
 const char *const names[WAYS] = {"graph", "stream", "mapped", "resident"};
@@ -215,15 +215,15 @@ void open_bench(struct bench *b, enum way way)
 
 void copy_in(const struct bench *b)
 {
-	must(cudaMemcpyAsync((void *)b->s.weights, b->weights, b->bytes, cudaMemcpyHostToDevice,
-		     b->copies),
+	must(cudaMemcpyAsync(
+		     (void *)b->s.weights, b->weights, b->bytes, cudaMemcpyHostToDevice, b->copies),
 		"copy of the weights");
 }
 
 void copy_out(const struct bench *b)
 {
-	must(cudaMemcpyAsync(b->gradient, b->s.gradient, b->bytes, cudaMemcpyDeviceToHost,
-		     b->copies),
+	must(cudaMemcpyAsync(
+		     b->gradient, b->s.gradient, b->bytes, cudaMemcpyDeviceToHost, b->copies),
 		"copy of the gradient");
 }
 
@@ -280,8 +280,7 @@ write_value stream_operation(const char *name)
 	void *function = NULL;
 	cudaDriverEntryPointQueryResult found;
 
-	must(cudaGetDriverEntryPointByVersion(
-		     name, &function, 12000, cudaEnableDefault, &found),
+	must(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found),
 		name);
 	return (write_value)function;
 }

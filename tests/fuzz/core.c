@@ -354,7 +354,7 @@ static void start_fuzzed_core(struct fuzz *f)
 
 /* ---- effects --------------------------------------------------------------------------------- */
 
-static void check_core(struct fuzz *f)
+static void check_fuzzed_core(struct fuzz *f)
 {
 	const struct core *c = f->core;
 	struct work_view work_view;
@@ -470,7 +470,7 @@ static void step_and_check(struct fuzz *f, const struct event *ev)
 			f->saving.generation = e->generation;
 		}
 	}
-	check_core(f);
+	check_fuzzed_core(f);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */

@@ -135,7 +135,7 @@ static uint32_t count_classes(const struct data *d)
 }
 
 /* Transposes an image, because EMNIST stores the columns of an image one after the other. */
-static void transpose(const struct shape *s, uint8_t *pixels, uint8_t *spare)
+static void transpose_image(const struct shape *s, uint8_t *pixels, uint8_t *spare)
 {
 	memcpy(spare, pixels, s->h * s->w);
 	for (size_t y = 0; y < s->h; y++)
@@ -155,7 +155,8 @@ static int transpose_all(struct data *d, struct err *e)
 		return err_set(e, PS_ENOMEM, "%s: no memory to transpose its images", d->files.dir);
 	for (int f = 0; f < DATA_FILES; f += 2)
 		for (size_t i = 0; i < d->file[f].n; i++)
-			transpose(s, d->file[f].bytes + d->file[f].head + i * s->h * s->w, spare);
+			transpose_image(
+				s, d->file[f].bytes + d->file[f].head + i * s->h * s->w, spare);
 	free(spare);
 	return PS_OK;
 }

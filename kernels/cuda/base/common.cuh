@@ -172,7 +172,7 @@ __device__ static inline float4 operator+(float4 a, float4 b)
  * BATCH loads are in flight at a time, also at the end. An unrolled loop would issue the last loads
  * one after the other. */
 template <int BATCH, class T, class F>
-__device__ static inline T sum_prefetched(T sum, int first, int n, int every, F value)
+__device__ static inline T sum_fetched(T sum, int first, int n, int every, F value)
 {
 	for (int i = first; i < n; i += BATCH * every) {
 		T v[BATCH];

@@ -193,8 +193,8 @@ __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int 
 	const float *from = s.partial_logits + (size_t)n * SEED_CLASSES + c;
 	await_previous();
 	const size_t pitch = (size_t)batch.images * SEED_CLASSES;
-	float v = sum_prefetched<16>(third == 0 ? s.params.bias[c] : 0, third,
-		third < 3 ? slices : 0, 3, [=](int slice) { return from[slice * pitch]; });
+	float v = sum_fetched<16>(third == 0 ? s.params.bias[c] : 0, third, third < 3 ? slices : 0,
+		3, [=](int slice) { return from[slice * pitch]; });
 	v = v + __shfl_sync(all, v, c + 10) + __shfl_sync(all, v, c + 20);
 	v = __shfl_sync(all, v, c);
 	if (real)

@@ -22,7 +22,7 @@ __device__ inline float sum_fc_slices(const struct kx_seed &s, size_t at, int sl
 	const float *from = s.fc_workspace + at;
 	const size_t slice_stride = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
 
-	return sum_prefetched<MANY_SLICES>(
+	return sum_fetched<MANY_SLICES>(
 		0.0f, 0, slices, 1, [=](int i) { return from[i * slice_stride]; });
 }
 
@@ -31,7 +31,7 @@ __device__ inline float sum_conv_slices(const struct kx_seed &s, size_t at, int 
 	const float *from = s.conv_workspace + at;
 	const size_t slice_stride = (size_t)s.f_pad * SEED_ROW;
 
-	return sum_prefetched<MANY_SLICES>(
+	return sum_fetched<MANY_SLICES>(
 		0.0f, 0, slices, 1, [=](int i) { return from[i * slice_stride]; });
 }
 
@@ -45,7 +45,7 @@ __device__ inline double sum_over_images(const struct kx_seed &s, int images)
 	const int c = threadIdx.x % 16, slice = threadIdx.x / 16;
 	const float *from = c < SEED_CLASSES ? s.d_logits + c : s.loss;
 	const int pitch = c < SEED_CLASSES ? SEED_ROW : 1, n = c <= SEED_CLASSES ? images : 0;
-	double v = sum_prefetched<MANY_SLICES>(
+	double v = sum_fetched<MANY_SLICES>(
 		0.0, slice, n, IMAGE_SLICES, [=](int i) { return (double)from[i * pitch]; });
 
 	partial[threadIdx.x] = v;
@@ -105,10 +105,9 @@ __device__ inline void sgd_fc(
 		float4 sum = reinterpret_cast<float4 *>(s.sum.fc)[i];
 		float4 param = reinterpret_cast<float4 *>(s.params.fc)[i];
 		const auto slice = [=](int k) { return from[k * n]; };
-		const float4 g =
-			slices <= FEW_SLICES
-				? sum_prefetched<FEW_SLICES>(float4{}, 0, slices, 1, slice)
-				: sum_prefetched<MANY_SLICES>(float4{}, 0, slices, 1, slice);
+		const float4 g = slices <= FEW_SLICES
+					 ? sum_fetched<FEW_SLICES>(float4{}, 0, slices, 1, slice)
+					 : sum_fetched<MANY_SLICES>(float4{}, 0, slices, 1, slice);
 
 		sgd_value(&param.x, &sum.x, g.x, rate);
 		sgd_value(&param.y, &sum.y, g.y, rate);
@@ -134,7 +133,7 @@ __device__ inline void sgd_conv(const struct kx_seed &s, int slices, int block, 
 	static_assert(SGD_THREADS == CONV_FILTERS * 32, "a thread to each word of a fragment");
 	if (slice < CONV_SLICES)
 		*reinterpret_cast<float4 *>(&partial[slice][4 * quad]) =
-			sum_prefetched<MANY_SLICES>(float4{}, slice, slices, CONV_SLICES,
+			sum_fetched<MANY_SLICES>(float4{}, slice, slices, CONV_SLICES,
 				[=](int i) { return from[i * slice_stride]; });
 	__syncthreads();
 	if (threadIdx.x < values) {

@@ -110,7 +110,7 @@ __device__ inline void sum_slices(
 	const size_t slice_stride = KX_WGRAD_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad / 4;
 	const float4 *from = reinterpret_cast<const float4 *>(l.workspace + first) + lane;
 
-	partial[adder][lane] = sum_prefetched<PREFETCH>(float4{}, adder,
+	partial[adder][lane] = sum_fetched<PREFETCH>(float4{}, adder,
 		first + 4 * lane < kx_layer_values(l) ? l.slices : 0, ADDERS,
 		[=](int s) { return from[s * slice_stride]; });
 }
@@ -120,7 +120,7 @@ __device__ inline void sum_losses(const struct kx_losses &l)
 {
 	__shared__ double partial[THREADS];
 
-	partial[threadIdx.x] = sum_prefetched<4>(
+	partial[threadIdx.x] = sum_fetched<4>(
 		0.0, threadIdx.x, l.images, THREADS, [=](int i) { return (double)l.loss[i]; });
 	for (int d = THREADS / 2; d; d /= 2) {
 		__syncthreads();

@@ -28,7 +28,7 @@ __device__ inline void add_losses(const struct kx_losses &l, struct kx_now *now)
 {
 	__shared__ double partial[THREADS];
 
-	partial[threadIdx.x] = sum_prefetched<4>(
+	partial[threadIdx.x] = sum_fetched<4>(
 		0.0, threadIdx.x, l.images, THREADS, [=](int i) { return (double)l.loss[i]; });
 	for (int d = THREADS / 2; d; d /= 2) {
 		__syncthreads();
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS) product_sgd_kernel(
 	const bool in = i < values_of(l);
 	const size_t stride = KX_WGRAD_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad;
 	const float *from = l.workspace + i;
-	float4 g = sum_prefetched<PREFETCH>(float4{}, adder, in ? l.slices : 0, adders,
+	float4 g = sum_fetched<PREFETCH>(float4{}, adder, in ? l.slices : 0, adders,
 		[=](int s) { return *reinterpret_cast<const float4 *>(from + s * stride); });
 
 	if (adders > 1) {

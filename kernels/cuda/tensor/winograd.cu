@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(THREADS)
 
 	await_previous();
 	dy += (size_t)KX_WINOGRAD_SUM * count * n + column;
-	sums[threadIdx.x] = sum_prefetched<8>(0.0f, begin + threadIdx.x / 32, column < n ? end : 0,
+	sums[threadIdx.x] = sum_fetched<8>(0.0f, begin + threadIdx.x / 32, column < n ? end : 0,
 		adders, [=](int i) { return dy[(size_t)i * n]; });
 	__syncthreads();
 	if (threadIdx.x >= 32 || column >= n)
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(THREADS) winograd_wgrad_kernel(
 		const int column = i - values;
 
 		if (column < n)
-			to[(size_t)9 * values + column] = sum_prefetched<16>(0.0f, 0, PARTS, 1,
+			to[(size_t)9 * values + column] = sum_fetched<16>(0.0f, 0, PARTS, 1,
 				[=](int p) { return parts[(size_t)p * n + column]; });
 		return;
 	}

@@ -57,7 +57,7 @@ struct step {
 	long long step_ns;
 };
 
-void must(cudaError_t rc, const char *what)
+void check_call(cudaError_t rc, const char *what)
 {
 	if (rc == cudaSuccess)
 		return;
@@ -65,7 +65,7 @@ void must(cudaError_t rc, const char *what)
 	exit(1);
 }
 
-double probe_now_us()
+double step_now_us()
 {
 	struct timespec t;
 
@@ -82,7 +82,7 @@ __device__ long long device_ns()
 }
 
 /* Waits until *at is at least `min`. Returns its value, or LAST after GIVE_UP_NS. */
-__device__ uint32_t wait_for(volatile uint32_t *at, uint32_t min)
+__device__ uint32_t device_wait(volatile uint32_t *at, uint32_t min)
 {
 	long long begin = device_ns();
 	uint32_t value;
@@ -101,7 +101,7 @@ __device__ void meet(const struct step *s, uint32_t meetings)
 	if (threadIdx.x == 0) {
 		__threadfence();
 		atomicAdd(s->here, 1);
-		wait_for(s->here, (meetings + 1) * gridDim.x);
+		device_wait(s->here, (meetings + 1) * gridDim.x);
 	}
 	__syncthreads();
 }
@@ -147,8 +147,8 @@ __global__ void resident_kernel(struct step s)
 	for (uint32_t n = 0;; n++) {
 		if (threadIdx.x == 0) {
 			if (blockIdx.x == 0)
-				*s.start = wait_for(s.requested, n + 1);
-			now = wait_for(s.start, n + 1);
+				*s.start = device_wait(s.requested, n + 1);
+			now = device_wait(s.start, n + 1);
 		}
 		__syncthreads();
 		if (now == LAST)
@@ -177,7 +177,7 @@ template <typename T> T *on_host(size_t n)
 {
 	void *at;
 
-	must(cudaHostAlloc(&at, n * sizeof(T), cudaHostAllocMapped), "cudaHostAlloc");
+	check_call(cudaHostAlloc(&at, n * sizeof(T), cudaHostAllocMapped), "cudaHostAlloc");
 	memset(at, 0, n * sizeof(T));
 	return static_cast<T *>(at);
 }
@@ -186,8 +186,8 @@ template <typename T> T *on_gpu(size_t n)
 {
 	void *at;
 
-	must(cudaMalloc(&at, n * sizeof(T)), "cudaMalloc");
-	must(cudaMemset(at, 0, n * sizeof(T)), "cudaMemset");
+	check_call(cudaMalloc(&at, n * sizeof(T)), "cudaMalloc");
+	check_call(cudaMemset(at, 0, n * sizeof(T)), "cudaMemset");
 	return static_cast<T *>(at);
 }
 
@@ -208,28 +208,30 @@ void open_bench(struct bench *b, enum way way)
 	b->s.finished = copies ? on_gpu<uint32_t>(64) : b->finished;
 	b->s.here = on_gpu<uint32_t>(1);
 	b->s.start = on_gpu<uint32_t>(64);
-	must(cudaStreamCreateWithFlags(&b->copies, cudaStreamNonBlocking), "cudaStreamCreate");
-	must(cudaStreamCreateWithFlags(&b->kernels, cudaStreamNonBlocking), "cudaStreamCreate");
-	must(cudaDeviceSynchronize(), "memory");
+	check_call(
+		cudaStreamCreateWithFlags(&b->copies, cudaStreamNonBlocking), "cudaStreamCreate");
+	check_call(
+		cudaStreamCreateWithFlags(&b->kernels, cudaStreamNonBlocking), "cudaStreamCreate");
+	check_call(cudaDeviceSynchronize(), "memory");
 }
 
-void copy_in(const struct bench *b)
+void copy_weights(const struct bench *b)
 {
-	must(cudaMemcpyAsync(
-		     (void *)b->s.weights, b->weights, b->bytes, cudaMemcpyHostToDevice, b->copies),
+	check_call(cudaMemcpyAsync((void *)b->s.weights, b->weights, b->bytes,
+			   cudaMemcpyHostToDevice, b->copies),
 		"copy of the weights");
 }
 
-void copy_out(const struct bench *b)
+void copy_gradient(const struct bench *b)
 {
-	must(cudaMemcpyAsync(
-		     b->gradient, b->s.gradient, b->bytes, cudaMemcpyDeviceToHost, b->copies),
+	check_call(cudaMemcpyAsync(
+			   b->gradient, b->s.gradient, b->bytes, cudaMemcpyDeviceToHost, b->copies),
 		"copy of the gradient");
 }
 
-void launch(const struct bench *b, const void *kernel, void **arguments, cudaStream_t stream)
+void launch_blocks(const struct bench *b, const void *kernel, void **arguments, cudaStream_t stream)
 {
-	must(cudaLaunchCooperativeKernel(kernel, b->blocks, THREADS, arguments, 0, stream),
+	check_call(cudaLaunchCooperativeKernel(kernel, b->blocks, THREADS, arguments, 0, stream),
 		"launch");
 }
 
@@ -237,37 +239,37 @@ void single_step(struct bench *b)
 {
 	void *arguments[] = {&b->s, &b->number};
 
-	launch(b, (const void *)single_step_kernel, arguments, b->copies);
+	launch_blocks(b, (const void *)single_step_kernel, arguments, b->copies);
 }
 
-void capture_graph(struct bench *b)
+void capture_step(struct bench *b)
 {
 	cudaGraph_t graph;
 
-	must(cudaStreamBeginCapture(b->copies, cudaStreamCaptureModeThreadLocal), "capture");
-	copy_in(b);
+	check_call(cudaStreamBeginCapture(b->copies, cudaStreamCaptureModeThreadLocal), "capture");
+	copy_weights(b);
 	single_step(b);
-	copy_out(b);
-	must(cudaStreamEndCapture(b->copies, &graph), "capture");
-	must(cudaGraphInstantiate(&b->graph, graph, 0), "cudaGraphInstantiate");
+	copy_gradient(b);
+	check_call(cudaStreamEndCapture(b->copies, &graph), "capture");
+	check_call(cudaGraphInstantiate(&b->graph, graph, 0), "cudaGraphInstantiate");
 }
 
-void start(struct bench *b, enum way way)
+void begin_bench(struct bench *b, enum way way)
 {
 	void *arguments[] = {&b->s};
 
 	if (way == GRAPH)
-		capture_graph(b);
+		capture_step(b);
 	if (way == STREAM || way == RESIDENT)
-		launch(b, (const void *)resident_kernel, arguments, b->kernels);
+		launch_blocks(b, (const void *)resident_kernel, arguments, b->kernels);
 }
 
-void spin_until(volatile uint32_t *number, uint32_t min)
+void spin_for(volatile uint32_t *number, uint32_t min)
 {
-	double begin = probe_now_us();
+	double begin = step_now_us();
 
 	while (*number < min)
-		if (probe_now_us() - begin > 4e6) {
+		if (step_now_us() - begin > 4e6) {
 			fprintf(stderr, "step_probe: the GPU does not answer\n");
 			exit(1);
 		}
@@ -280,7 +282,8 @@ write_value stream_operation(const char *name)
 	void *function = NULL;
 	cudaDriverEntryPointQueryResult found;
 
-	must(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found),
+	check_call(
+		cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found),
 		name);
 	return (write_value)function;
 }
@@ -293,36 +296,36 @@ void one_step(struct bench *b, enum way way, uint32_t n)
 
 	switch (way) {
 	case GRAPH:
-		must(cudaGraphLaunch(b->graph, b->copies), "cudaGraphLaunch");
-		must(cudaStreamSynchronize(b->copies), "step");
+		check_call(cudaGraphLaunch(b->graph, b->copies), "cudaGraphLaunch");
+		check_call(cudaStreamSynchronize(b->copies), "step");
 		break;
 	case STREAM:
-		copy_in(b);
+		copy_weights(b);
 		write(b->copies, (CUdeviceptr)b->s.requested, n, 0);
 		wait(b->copies, (CUdeviceptr)b->s.finished, n, CU_STREAM_WAIT_VALUE_GEQ);
-		copy_out(b);
-		must(cudaStreamSynchronize(b->copies), "step");
+		copy_gradient(b);
+		check_call(cudaStreamSynchronize(b->copies), "step");
 		break;
 	case MAPPED:
 		single_step(b);
-		spin_until(b->finished, n);
+		spin_for(b->finished, n);
 		break;
 	default:
 		__atomic_store_n(b->requested, n, __ATOMIC_RELEASE);
-		spin_until(b->finished, n);
+		spin_for(b->finished, n);
 	}
 }
 
-void stop(struct bench *b, enum way way)
+void end_bench(struct bench *b, enum way way)
 {
 	const uint32_t last = LAST;
 
 	if (way == STREAM)
-		must(cudaMemcpyAsync((void *)b->s.requested, &last, sizeof(last),
-			     cudaMemcpyHostToDevice, b->copies),
+		check_call(cudaMemcpyAsync((void *)b->s.requested, &last, sizeof(last),
+				   cudaMemcpyHostToDevice, b->copies),
 			"end");
 	*b->requested = LAST;
-	must(cudaDeviceSynchronize(), "end");
+	check_call(cudaDeviceSynchronize(), "end");
 }
 
 void measure_steps(struct bench *b, enum way way, double seconds)
@@ -331,18 +334,18 @@ void measure_steps(struct bench *b, enum way way, double seconds)
 	uint32_t n = 0;
 
 	open_bench(b, way);
-	start(b, way);
+	begin_bench(b, way);
 	while (n < 100)
 		one_step(b, way, ++n);
-	double begin = probe_now_us();
-	while (probe_now_us() - begin < 1e6 * seconds) {
-		double from = probe_now_us();
+	double begin = step_now_us();
+	while (step_now_us() - begin < 1e6 * seconds) {
+		double from = step_now_us();
 
 		one_step(b, way, ++n);
-		us.push_back(probe_now_us() - from);
+		us.push_back(step_now_us() - from);
 	}
-	double rate = (double)us.size() / (1e-6 * (probe_now_us() - begin));
-	stop(b, way);
+	double rate = (double)us.size() / (1e-6 * (step_now_us() - begin));
+	end_bench(b, way);
 	std::sort(us.begin(), us.end());
 	printf("%s,%zu,%.1f,%.0f,%.1f,%.1f\n", names[way], b->bytes, 1e-3 * (double)b->s.step_ns,
 		rate, us[us.size() / 2], us[us.size() * 99 / 100]);
@@ -364,7 +367,7 @@ int main(int argc, char **argv)
 				"0 s\n");
 		return 2;
 	}
-	must(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0), "a GPU");
+	check_call(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0), "a GPU");
 	printf("way,bytes,step_us,steps_per_s,p50_us,p99_us\n");
 	fflush(stdout);
 	for (int way = 0; way < WAYS; way++) {

@@ -118,7 +118,7 @@ static struct msg_welcome welcome_ring(uint32_t worker, uint32_t peer)
 }
 
 /* Open the lane of WELCOME `w`, which the worker has received over TCP. */
-static struct lane *open_lane(const struct msg_welcome *w, uint32_t peer)
+static struct lane *open_test_lane(const struct msg_welcome *w, uint32_t peer)
 {
 	uint32_t before = stats().open;
 	struct lane *l;
@@ -137,7 +137,7 @@ static struct lane *open_worker(uint32_t worker, uint32_t peer)
 	const struct msg_welcome w = welcome_ring(worker, peer);
 
 	assert_int_equal(w.lane_ring, 1);
-	struct lane *l = open_lane(&w, peer);
+	struct lane *l = open_test_lane(&w, peer);
 	assert_int_equal(lane_has_ring(l), 1);
 	return l;
 }
@@ -245,7 +245,7 @@ TEST_IN(messages_go_both_ways_and_wake_the_other_side, set_up_rings, tear_down_r
 TEST_IN(a_ring_waits_for_the_messages_of_the_connection, set_up_rings, tear_down_rings)
 {
 	const struct msg_welcome w = welcome_ring(1, PEER);
-	struct lane *l = open_lane(&w, PEER);
+	struct lane *l = open_test_lane(&w, PEER);
 	const uint64_t received = lane_received(w.lane_secret_lo);
 
 	assert_int_equal(server_sends(PEER, "a"), 1);
@@ -410,7 +410,7 @@ TEST_IN(an_older_program_gets_a_lane_without_rings, set_up_rings, tear_down_ring
 	struct frames f;
 
 	w.lane_ring = 0;
-	struct lane *l = open_lane(&w, PEER);
+	struct lane *l = open_test_lane(&w, PEER);
 	assert_int_equal(lane_is_open(l), 1);
 	assert_int_equal(lane_has_ring(l), 0);
 	assert_int_equal(worker_sends(l, "m"), 0);

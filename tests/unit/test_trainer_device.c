@@ -30,7 +30,7 @@ TEST_IN(a_worker_whose_device_is_full_trains_on_another_one, trainer_set_up, tra
 	reference_downpour(&trainer_two_grants[0].work);
 	reference_downpour(&trainer_two_grants[1].work);
 	trainer_expect_reference();
-	/* the backend for evaluations follows that for gradients, and does not try the full device */
+	/* the backend for evaluations follows that for gradients: no try of the full device */
 	assert_int_equal(opened, 1);
 }
 

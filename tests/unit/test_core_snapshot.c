@@ -79,7 +79,7 @@ TEST(the_number_of_bad_workers_is_stored_under_a_name_of_its_own)
 	const struct core_config cfg = {.push = {.aggregate = AGGREGATE_TRIMMED, .bad_workers = 3}};
 	struct core_config copy = cfg;
 	static unsigned char stored[1 << 14];
-	struct cursor k = {.out = stored, .size = sizeof(stored)};
+	struct cursor k = {.out = stored, .room = sizeof(stored)};
 
 	config_put(&k, &copy);
 	assert_false(k.error);

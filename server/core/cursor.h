@@ -54,8 +54,9 @@ static inline void refuse_over(struct cursor *k, uint64_t v, uint64_t max)
  * them. Do not pass a reading cursor. */
 static inline unsigned char *cursor_place(struct cursor *k, size_t n)
 {
-	/* if there is no room for a field, there is none for a later one, because `at` grows */
-	unsigned char *to = k->at + n <= k->room ? k->out + k->at : NULL;
+	/* If there is no room for a field, there is none for a later one, because `at` grows. A
+	 * counting cursor has room for 0 bytes only, and C does not define NULL + 0. */
+	unsigned char *to = n > 0 && k->at + n <= k->room ? k->out + k->at : NULL;
 
 	k->at += n;
 	return to;
@@ -150,10 +151,10 @@ static inline void cursor_join(struct cursor *k, const struct cursor *part)
 		set_error(k, part->error);
 }
 
-/* Returns 1 if `k` writes and has room for `n` bytes. */
+/* Returns 1 if `k` writes, `n` is not 0, and `k` has room for `n` bytes. */
 static inline int cursor_has_room(const struct cursor *k, size_t n)
 {
-	return k->at + n <= k->room;
+	return n > 0 && k->at + n <= k->room;
 }
 
 /* The values of a float32 array are stored as they are in memory, because this program runs only on

@@ -11,11 +11,13 @@
  * (proto/wire.h, promise 2), and that all functions that encode parts of a message or compute a
  * checksum agree. The sanitizers and assertions check invariant 1 and promise 1. A message of a
  * side connection (proto/side.h), encoded again, must be the same bytes, and wire_decode must
- * refuse it.
+ * refuse it. The whole input is also a message in the ring of a lane, and what a hostile peer writes
+ * to the memory of the ring.
  */
 #include "proto/bf16.h"
 #include "proto/checksum.h"
 #include "proto/lane.h"
+#include "proto/ring.h"
 #include "proto/side.h"
 #include "proto/wire.h"
 #include "tests/support/fuzz_input.h"
@@ -373,6 +375,45 @@ static int check_sockets(struct frames *f)
 	return 1;
 }
 
+static const unsigned char zeros_of_ring[100];
+
+/* Check the ring of a lane (proto/ring.h). First both sides follow the rules: the reader gets the
+ * input back, often enough to wrap around. Then each side gets positions and bytes of the input. */
+static void check_ring(const uint8_t *data, size_t size)
+{
+	static struct ring_memory memory;
+	unsigned char message[RING_MAX_MESSAGE];
+	struct ring writer, reader;
+	uint32_t hostile[3] = {0};
+	size_t n;
+	int sleeps;
+
+	memset(&memory, 0, sizeof(memory));
+	ring_init(&writer, &memory);
+	ring_init(&reader, &memory);
+	PS_ASSERT(ring_may_sleep(&reader) == 1);
+	for (int i = 0; i < 20; i++) {
+		int rc = ring_write(&writer, data, size, &sleeps);
+
+		PS_ASSERT(rc == (size >= 1 && size <= RING_MAX_MESSAGE ? PS_OK : PS_EAGAIN));
+		PS_ASSERT(ring_has_message(&reader) == (rc == PS_OK));
+		if (rc != PS_OK)
+			break;
+		PS_ASSERT(sleeps == (i == 0) && ring_may_sleep(&reader) == 0);
+		PS_ASSERT(ring_read(&reader, message, &n) == 1 && n == size);
+		PS_ASSERT(memcmp(message, data, size) == 0);
+	}
+	memcpy(hostile, data, size < sizeof(hostile) ? size : sizeof(hostile));
+	memcpy(memory.bytes, data, size < RING_BYTES ? size : RING_BYTES);
+	atomic_store(&memory.tail, reader.at + hostile[0] % (2 * RING_BYTES));
+	while (ring_read(&reader, message, &n) == 1)
+		PS_ASSERT(n >= 1 && n <= RING_MAX_MESSAGE);
+	ring_discard(&reader, reader.at + hostile[1] % (2 * RING_BYTES));
+	atomic_store(&memory.head, hostile[2]);
+	while (ring_write(&writer, zeros_of_ring, sizeof(zeros_of_ring), &sleeps) == PS_OK)
+		PS_ASSERT(writer.at - hostile[2] <= RING_BYTES);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static const float zeros[256];
@@ -397,5 +438,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check_long_pass(&in);
 		check_bf16_pass(&in);
 	}
+	check_ring(data, size);
 	return 0;
 }

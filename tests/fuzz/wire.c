@@ -11,8 +11,8 @@
  * (proto/wire.h, promise 2), and that all functions that encode parts of a message or compute a
  * checksum agree. The sanitizers and assertions check invariant 1 and promise 1. A message of a
  * side connection (proto/side.h), encoded again, must be the same bytes, and wire_decode must
- * refuse it. The whole input is also a message in the ring of a lane, and what a hostile peer writes
- * to the memory of the ring.
+ * refuse it. The whole input is also a message in the ring of a lane, and what a hostile peer
+ * writes to the memory of the ring.
  */
 #include "proto/bf16.h"
 #include "proto/checksum.h"

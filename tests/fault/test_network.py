@@ -253,12 +253,13 @@ def test_slow_link(nets, figure, full, megabits):
 # ---- N8 --------------------------------------------------------------------------------------
 
 
-def test_reset_storm(nets, figure, full, seed):
+@pytest.mark.parametrize("lane", ["tcp", "auto"])
+def test_reset_storm(nets, figure, full, seed, lane):
     """Reset all connections every 100 ms, mostly in the middle of a message, because a push has 1.7
-    MB."""
+    MB. With shared-memory lanes, only the messages outside the lanes are lost."""
     net = nets("N8", 4)
     seconds = 60 if full else 4
-    run = LedgerRun(net, 3, 700 if full else 15, size=FRAME, pace=(100,))
+    run = LedgerRun(net, 3, 700 if full else 15, "--lane", lane, size=FRAME, pace=(100,))
     until(lambda: len(seqs(net, run.server)) == 3, 60, "all are welcome")
     port = run.server.endpoint.rsplit(":", 1)[1]
     ends, resets = time.monotonic() + seconds, 0

@@ -263,6 +263,12 @@ static void enqueue_chunk(struct outbox *o, uint64_t push, uint32_t part)
 
 void outbox_post(struct outbox *o, const struct msg *m)
 {
+	if (m->type == MSG_HELLO) {
+		/* A HELLO belongs to a connection, so it must not travel in a ring. The ring waits
+		 * until the server has decided a push of the new connection. */
+		o->is_confirmed = 0;
+		o->socket_push = 0;
+	}
 	queue_part(o, m, 0, 0, 0);
 }
 

@@ -85,6 +85,12 @@ class Host:
         os.close(self.fd)
 
 
+def no_lane(options):
+    """Returns an option of cnn-ps: the hosts stand for machines, which share no memory, so a server
+    offers no lanes unless the options say so."""
+    return () if "--lane" in options else ("--lane", "tcp")
+
+
 class NetPrograms(Programs):
     """Programs on the hosts of a network: the server on host 0, and the workers in turn on the
     other hosts."""
@@ -150,12 +156,12 @@ class NetPrograms(Programs):
 
     def server(self, *options, directory="ckpt", endpoint=None, **how):
         with self.home:
-            return super().server(*options, directory=directory,
+            return super().server(*options, *no_lane(options), directory=directory,
                                   endpoint=endpoint or f"tcp://{self.home.address}:0", **how)
 
     def restart(self, server, *options, **how):
         with self.home:
-            return super().restart(server, *options, **how)
+            return super().restart(server, *options, *no_lane(options), **how)
 
     def _host_of(self, index):
         return self.hosts[1 + index % (len(self.hosts) - 1)]

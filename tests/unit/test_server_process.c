@@ -3,6 +3,7 @@
  * status, and the last line that it prints. The tests act as a client, with libcnnps.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include "tests/support/server_process.h"
 #include "tests/support/test.h"
 
@@ -43,6 +44,59 @@ TEST_IN(a_killed_server_goes_on_where_it_was, server_set_up, server_tear_down)
 	assert_int_equal(json_integer_value(json_object_get(o, "updates")), LEDGER_PARAMS);
 	assert_int_equal(json_integer_value(json_object_get(o, "term")), 4);
 	json_decref(o);
+}
+
+static void sleep_ms(long ms)
+{
+	nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
+}
+
+/* `stop` of the client, which libcnnps calls in each tick: the server answers the push in the ring
+ * of the lane, and then dies. */
+static int answer_and_die(void *arg)
+{
+	_Atomic(struct server_process *) *stopped = arg;
+	struct server_process *s = atomic_load(stopped);
+
+	if (s) {
+		kill(s->pid, SIGCONT);
+		sleep_ms(200);
+		server_kill(s);
+		atomic_store(stopped, NULL);
+	}
+	return 0;
+}
+
+/* A tick of the client may handle the last messages in the ring of a lost lane. A tick that took
+ * the time before them took their negative age for a very long silence, and gave up the server. */
+TEST_IN(the_last_messages_of_a_dead_server_are_no_silence, server_set_up, server_tear_down)
+{
+	char url[256], line[1024];
+	_Atomic(struct server_process *) stopped = NULL;
+	struct cnnps_options o = {.size = sizeof(o),
+		.server = url,
+		.name = "ledger",
+		.stop = answer_and_die,
+		.stop_arg = &stopped};
+	struct cnnps *c;
+
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;%s;" LEDGER_OPTIONS, server_dir,
+		url);
+	assert_int_equal(cnnps_connect(&c, &o), 0);
+	(void)server_await(s, "lane open");
+	kill(s->pid, SIGSTOP);
+	ledger_push(c, 0, 1);
+	atomic_store(&stopped, s);
+	for (int i = 0; atomic_load(&stopped); i++) {
+		assert_true(i < SERVER_DEADLINE_MS / 10);
+		sleep_ms(10);
+	}
+	(void)server_start(line);
+	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
+	ledger_expect(c, 1);
+	cnnps_close(&c);
 }
 
 /* P10 of docs/faults.md: after SIGTERM or SIGINT the server takes a last checkpoint, sends BYE to

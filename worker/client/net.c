@@ -863,7 +863,7 @@ static unsigned drain_ring(struct net *n)
 	return handled;
 }
 
-static void check_lane(struct net *n, uint64_t now)
+static void check_lane(struct net *n)
 {
 	const int had_ring = lane_has_ring(n->lane.lane);
 	struct err e;
@@ -871,7 +871,7 @@ static void check_lane(struct net *n, uint64_t now)
 	/* the last messages of the server, such as BYE, may still be in the ring */
 	if (had_ring && lane_is_lost(n->lane.lane))
 		(void)drain_ring(n);
-	require_lane(n, lane_setup_tick(&n->lane, now, &e), &e);
+	require_lane(n, lane_setup_tick(&n->lane, now_of(n), &e), &e);
 	if (had_ring && !n->lane.lane)
 		resume_without_ring(n);
 }
@@ -1052,13 +1052,13 @@ static void tick(struct net *n)
 	uint64_t now;
 
 	drain(n);
+	check_lane(n);
 	n->tick_ms = clock_ms() + TICK_MS;
-	now = now_of(n);
+	now = now_of(n); /* after the last message: session.h, invariant (5) */
 	if (n->cfg.stop && n->cfg.stop(n->cfg.stop_arg) && !n->stop_ms)
 		n->stop_ms = now;
 	int alive = requests_is_alive(&n->requests, n->cfg.batch_timeout_ms);
 	note_progress(n, now);
-	check_lane(n, now);
 	if (!n->lane.lane)
 		sides_tick(&n->sides, now);
 	if (!n->requests.ended)

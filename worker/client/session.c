@@ -68,6 +68,7 @@ struct session {
 	struct msg_result result_msg;
 	struct msg_grant grant; /* the newest grant; its kind is 0 before the first grant */
 
+	uint64_t now_ms; /* the newest time that a call has passed */
 	/* start_ms: time of session_start; received_ms: time of the newest message of any kind */
 	uint64_t start_ms, received_ms;
 	/* start of the silence that silence_ms limits: the newest message that is no HEARTBEAT, the
@@ -134,6 +135,14 @@ static void assert_invariants(const struct session *s)
 	PS_ASSERT(s->confirmed_seq <= s->sent_seq && s->sent_seq <= s->last_seq);
 	PS_ASSERT(s->sent_seq - s->confirmed_seq <= push_window(s)); /* invariant (4) */
 	PS_ASSERT(s->last_seq - s->durable_seq <= s->capacity);
+}
+
+/* Begins one call: takes its time, and forgets the effects of the call before. */
+static void begin_call(struct session *s, uint64_t now_ms)
+{
+	PS_ASSERT(now_ms >= s->now_ms); /* invariant (5) */
+	s->now_ms = now_ms;
+	s->n_effects = 0;
 }
 
 /* ---- HELLO, and what is sent again after it ------------------------------------------ */
@@ -375,7 +384,7 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	if (s->phase == PHASE_END)
 		return;
 	s->received_ms = now_ms;
@@ -425,13 +434,13 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 
 void session_start(struct session *s, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	s->start_ms = s->received_ms = s->progress_ms = now_ms;
 }
 
 void session_link_up(struct session *s, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	if (s->phase == PHASE_END)
 		return;
 	s->link_up = 1;
@@ -443,8 +452,7 @@ void session_link_up(struct session *s, uint64_t now_ms)
 
 void session_link_lost(struct session *s, uint64_t now_ms)
 {
-	s->n_effects = 0;
-	(void)now_ms;
+	begin_call(s, now_ms);
 	s->link_up = 0;
 	if (s->phase == PHASE_READY)
 		s->phase = PHASE_HELLO;
@@ -452,7 +460,7 @@ void session_link_lost(struct session *s, uint64_t now_ms)
 
 void session_progress(struct session *s, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	s->progress_ms = now_ms;
 }
 
@@ -463,6 +471,7 @@ static int awaits_reply(const struct session *s)
 
 uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms)
 {
+	PS_ASSERT(now_ms >= s->now_ms); /* invariant (5) */
 	if (s->phase != PHASE_HELLO)
 		return 0;
 	return now_ms - (s->welcomed ? s->received_ms : s->start_ms);
@@ -496,7 +505,7 @@ static void check_contact(struct session *s, uint64_t now_ms)
 
 void session_tick(struct session *s, int alive, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	if (s->phase == PHASE_END)
 		return;
 	if (s->leaving && now_ms - s->leave_ms >= LEAVE_MS) {
@@ -563,11 +572,11 @@ static void open_rpc(struct rpc *r)
 }
 
 /* Returns PS_OK if a push is possible now. */
-static int check_push(struct session *s)
+static int check_push(struct session *s, uint64_t now_ms)
 {
 	int rc = check_ready(s);
 
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	return rc == PS_OK && !session_can_push(s) ? PS_EAGAIN : rc;
 }
 
@@ -604,7 +613,7 @@ static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_
 
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq, uint64_t now_ms)
 {
-	int rc = check_push(s);
+	int rc = check_push(s, now_ms);
 
 	if (rc != PS_OK)
 		return rc;
@@ -616,7 +625,7 @@ int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq, 
 int session_push_pull(
 	struct session *s, const struct msg_push *meta, uint64_t *seq, uint64_t now_ms)
 {
-	int rc = check_push(s);
+	int rc = check_push(s, now_ms);
 
 	if (rc == PS_OK && s->pull.open)
 		rc = PS_EAGAIN;
@@ -646,7 +655,7 @@ static int start_rpc(struct session *s, struct rpc *r, uint64_t now_ms)
 
 int session_pull(struct session *s, enum weights which, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	if (!s->pull.open)
 		s->pull_which = which;
 	return start_rpc(s, &s->pull, now_ms);
@@ -654,13 +663,13 @@ int session_pull(struct session *s, enum weights which, uint64_t now_ms)
 
 int session_lease(struct session *s, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	return start_rpc(s, &s->lease, now_ms);
 }
 
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	if (!s->result.open) {
 		s->result_msg = *r;
 		if (s->grant.kind == GRANT_EVAL && s->grant.eval_id == r->eval_id &&
@@ -672,7 +681,7 @@ int session_result(struct session *s, const struct msg_result *r, uint64_t now_m
 
 void session_bye(struct session *s, uint64_t now_ms)
 {
-	s->n_effects = 0;
+	begin_call(s, now_ms);
 	if (s->phase == PHASE_END || s->leaving)
 		return;
 	if (!s->welcomed || s->cfg.role != ROLE_WORKER) {

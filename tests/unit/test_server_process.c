@@ -51,18 +51,22 @@ static void sleep_ms(long ms)
 	nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
 
+struct stopped {
+	struct server_process *server;
+	atomic_int is_due; /* 1 if the server must answer and die now */
+};
+
 /* `stop` of the client, which libcnnps calls in each tick: the server answers the push in the ring
  * of the lane, and then dies. */
 static int answer_and_die(void *arg)
 {
-	_Atomic(struct server_process *) *stopped = arg;
-	struct server_process *s = atomic_load(stopped);
+	struct stopped *stopped = arg;
 
-	if (s) {
-		kill(s->pid, SIGCONT);
+	if (atomic_load(&stopped->is_due)) {
+		kill(stopped->server->pid, SIGCONT);
 		sleep_ms(200);
-		server_kill(s);
-		atomic_store(stopped, NULL);
+		server_kill(stopped->server);
+		atomic_store(&stopped->is_due, 0);
 	}
 	return 0;
 }
@@ -72,7 +76,7 @@ static int answer_and_die(void *arg)
 TEST_IN(the_last_messages_of_a_dead_server_are_no_silence, server_set_up, server_tear_down)
 {
 	char url[256], line[1024];
-	_Atomic(struct server_process *) stopped = NULL;
+	struct stopped stopped = {.server = NULL};
 	struct cnnps_options o = {.size = sizeof(o),
 		.server = url,
 		.name = "ledger",
@@ -88,8 +92,9 @@ TEST_IN(the_last_messages_of_a_dead_server_are_no_silence, server_set_up, server
 	(void)server_await(s, "lane open");
 	kill(s->pid, SIGSTOP);
 	ledger_push(c, 0, 1);
-	atomic_store(&stopped, s);
-	for (int i = 0; atomic_load(&stopped); i++) {
+	stopped.server = s;
+	atomic_store(&stopped.is_due, 1);
+	for (int i = 0; atomic_load(&stopped.is_due); i++) {
 		assert_true(i < SERVER_DEADLINE_MS / 10);
 		sleep_ms(10);
 	}

@@ -7,6 +7,8 @@
 #include "tests/support/server_process.h"
 #include "tests/support/test.h"
 
+#define MANY_REPLIES_MS 1500
+
 /* ---- start and end ------------------------------------------------------------------------- */
 
 /* Calls cnnps_close in a thread of its own, because the call blocks while the server cannot write a
@@ -101,6 +103,24 @@ TEST_IN(the_last_messages_of_a_dead_server_are_no_silence, server_set_up, server
 	(void)server_start(line);
 	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
 	ledger_expect(c, 1);
+	cnnps_close(&c);
+}
+
+/* A reply with weights also has the ACK of the push, and the client handles both with one time.
+ * The session refuses to go back in time, so this test needs many replies: few of them arrive just
+ * before the clock moves on. */
+TEST_IN(many_replies_move_the_time_only_forwards, server_set_up, server_tear_down)
+{
+	const float zeros[LEDGER_PARAMS] = {0};
+	struct cnnps_pull view;
+	char url[256];
+
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	struct cnnps *c = ledger_join(url);
+	const uint64_t end = clock_ms() + MANY_REPLIES_MS;
+	for (uint64_t version = 0; clock_ms() < end; version = view.version)
+		assert_int_equal(client_push_view(c, zeros, version, &view), 0);
 	cnnps_close(&c);
 }
 

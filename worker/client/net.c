@@ -702,14 +702,14 @@ static void apply_effects(struct net *n, uint64_t now)
 /* ---- messages and events --------------------------------------------------------------------- */
 
 /* Passes the ACK inside a PARAMS to the session as a separate message. */
-static void on_inner_ack(struct net *n, const struct msg_ack *a)
+static void on_inner_ack(struct net *n, const struct msg_ack *a, uint64_t now)
 {
 	struct msg m;
 
 	m.type = MSG_ACK;
 	m.ack = *a;
-	session_message(n->session, &m, now_of(n));
-	apply_effects(n, now_of(n));
+	session_message(n->session, &m, now);
+	apply_effects(n, now);
 }
 
 /* Returns 1 for the answer to query_status. The answer shows only that the server is alive, so it
@@ -726,7 +726,7 @@ static void handle_message(struct net *n, const struct msg *m)
 	n->answered = 1;
 	n->received_ms = now;
 	if (m->type == MSG_PARAMS && m->params.ack.seq)
-		on_inner_ack(n, &m->params.ack);
+		on_inner_ack(n, &m->params.ack, now);
 	if (m->type == MSG_WELCOME)
 		lane_setup_note_welcome(&n->lane, &m->welcome);
 	if (m->type == MSG_STATUS)

@@ -137,8 +137,8 @@ static void assert_invariants(const struct session *s)
 	PS_ASSERT(s->last_seq - s->durable_seq <= s->capacity);
 }
 
-/* Begins one call: takes its time, and forgets the effects of the call before. */
-static void begin_call(struct session *s, uint64_t now_ms)
+/* Takes the time of a call, and forgets the effects of the call before. */
+static void take_time(struct session *s, uint64_t now_ms)
 {
 	PS_ASSERT(now_ms >= s->now_ms); /* invariant (5) */
 	s->now_ms = now_ms;
@@ -384,7 +384,7 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	if (s->phase == PHASE_END)
 		return;
 	s->received_ms = now_ms;
@@ -434,13 +434,13 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 
 void session_start(struct session *s, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	s->start_ms = s->received_ms = s->progress_ms = now_ms;
 }
 
 void session_link_up(struct session *s, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	if (s->phase == PHASE_END)
 		return;
 	s->link_up = 1;
@@ -452,7 +452,7 @@ void session_link_up(struct session *s, uint64_t now_ms)
 
 void session_link_lost(struct session *s, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	s->link_up = 0;
 	if (s->phase == PHASE_READY)
 		s->phase = PHASE_HELLO;
@@ -460,7 +460,7 @@ void session_link_lost(struct session *s, uint64_t now_ms)
 
 void session_progress(struct session *s, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	s->progress_ms = now_ms;
 }
 
@@ -505,7 +505,7 @@ static void check_contact(struct session *s, uint64_t now_ms)
 
 void session_tick(struct session *s, int alive, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	if (s->phase == PHASE_END)
 		return;
 	if (s->leaving && now_ms - s->leave_ms >= LEAVE_MS) {
@@ -576,7 +576,7 @@ static int check_push(struct session *s, uint64_t now_ms)
 {
 	int rc = check_ready(s);
 
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	return rc == PS_OK && !session_can_push(s) ? PS_EAGAIN : rc;
 }
 
@@ -655,7 +655,7 @@ static int start_rpc(struct session *s, struct rpc *r, uint64_t now_ms)
 
 int session_pull(struct session *s, enum weights which, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	if (!s->pull.open)
 		s->pull_which = which;
 	return start_rpc(s, &s->pull, now_ms);
@@ -663,13 +663,13 @@ int session_pull(struct session *s, enum weights which, uint64_t now_ms)
 
 int session_lease(struct session *s, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	return start_rpc(s, &s->lease, now_ms);
 }
 
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	if (!s->result.open) {
 		s->result_msg = *r;
 		if (s->grant.kind == GRANT_EVAL && s->grant.eval_id == r->eval_id &&
@@ -681,7 +681,7 @@ int session_result(struct session *s, const struct msg_result *r, uint64_t now_m
 
 void session_bye(struct session *s, uint64_t now_ms)
 {
-	begin_call(s, now_ms);
+	take_time(s, now_ms);
 	if (s->phase == PHASE_END || s->leaving)
 		return;
 	if (!s->welcomed || s->cfg.role != ROLE_WORKER) {

@@ -18,7 +18,7 @@
  *     that was not sent yet, and the LEASE and the PULL that have no answer yet;
  * (4) at most push_window pushes are sent and not acknowledged, and at most replay_window pushes
  *     are retained (asserted by assert_invariants and add_push);
- * (5) no call passes an earlier time than the call before it (asserted by begin_call and
+ * (5) no call passes an earlier time than the call before it (asserted by take_time and
  *     session_waiting_ms).
  *
  * The link keeps the order of messages. When the WELCOME that answers a HELLO arrives, no message

@@ -18,22 +18,25 @@ static uint32_t room_of(uint32_t n)
 	return (n + RING_HEAD + RING_ALIGN - 1) / RING_ALIGN * RING_ALIGN;
 }
 
-/* Copies `n` bytes to position `at` of the ring. */
-static void ring_copy_in(struct ring_memory *m, uint32_t at, const unsigned char *from, uint32_t n)
+/* Copies `n` bytes to position `at` of the ring, from which on `room` bytes belong to the writer. */
+static void ring_copy_in(
+	struct ring_memory *m, uint32_t at, const unsigned char *from, uint32_t n, uint32_t room)
 {
 	const uint32_t start = at % RING_BYTES, first = RING_BYTES - start;
 
-	PS_ASSERT(n <= RING_BYTES); /* invariant 2 */
+	PS_ASSERT(n <= room && room <= RING_BYTES); /* invariant 2 */
 	memcpy(m->bytes + start, from, n < first ? n : first);
 	if (n > first)
 		memcpy(m->bytes, from + first, n - first);
 }
 
-static void ring_copy_out(const struct ring_memory *m, uint32_t at, unsigned char *to, uint32_t n)
+/* Copies `n` bytes from position `at` of the ring, from which on `left` bytes belong to the reader. */
+static void ring_copy_out(
+	const struct ring_memory *m, uint32_t at, unsigned char *to, uint32_t n, uint32_t left)
 {
 	const uint32_t start = at % RING_BYTES, first = RING_BYTES - start;
 
-	PS_ASSERT(n <= RING_BYTES); /* invariant 2 */
+	PS_ASSERT(n <= left && left <= RING_BYTES); /* invariant 2 */
 	memcpy(to, m->bytes + start, n < first ? n : first);
 	if (n > first)
 		memcpy(to + first, m->bytes, n - first);
@@ -58,10 +61,11 @@ int ring_write(struct ring *r, const void *bytes, size_t n, int *sleeps)
 	uint32_t used = r->at - atomic_load_explicit(&m->head, memory_order_acquire);
 	if (used > RING_BYTES || used % RING_ALIGN)
 		return PS_EPROTO;
-	if (room_of(size) > RING_BYTES - used)
+	uint32_t room = RING_BYTES - used;
+	if (room_of(size) > room)
 		return PS_EAGAIN;
-	ring_copy_in(m, r->at, (const unsigned char *)&size, RING_HEAD);
-	ring_copy_in(m, r->at + RING_HEAD, bytes, size);
+	ring_copy_in(m, r->at, (const unsigned char *)&size, RING_HEAD, room);
+	ring_copy_in(m, r->at + RING_HEAD, bytes, size, room - RING_HEAD);
 	ring_advance(r, &m->tail, room_of(size));
 	/* this fence pairs with that of ring_may_sleep: either the writer reads `sleeps`, or the
 	 * reader reads the new `tail` */
@@ -80,10 +84,10 @@ int ring_read(struct ring *r, void *to, size_t *n)
 		return 0;
 	if (left > RING_BYTES || left % RING_ALIGN)
 		return PS_EPROTO;
-	ring_copy_out(m, r->at, (unsigned char *)&size, RING_HEAD);
+	ring_copy_out(m, r->at, (unsigned char *)&size, RING_HEAD, left);
 	if (size < 1 || size > RING_MAX_MESSAGE || room_of(size) > left)
 		return PS_EPROTO;
-	ring_copy_out(m, r->at + RING_HEAD, to, size);
+	ring_copy_out(m, r->at + RING_HEAD, to, size, left - RING_HEAD);
 	ring_advance(r, &m->head, room_of(size));
 	*n = size;
 	return 1;

@@ -15,8 +15,9 @@
  *     a_new_incarnation_closes_the_lane_of_the_old_one);
  * (2) each secret opens at most one lane, and a lane has one connection (asserted by greet;
  *     only_the_secret_of_the_newest_welcome_opens_a_lane_once);
- * (3) only a worker with an open lane holds buffers of weights, at most LANE_HOLDS (asserted by
- *     greet; weights_are_read_in_place_until_they_are_closed);
+ * (3) only a worker with an open lane holds buffers of weights (asserted by greet), at most
+ *     LANE_HOLDS, which is the size of struct lane, hold
+ *     (weights_are_read_in_place_until_they_are_closed);
  * (4) the server checks and applies a private copy of each push (asserted by
  *     lanes_join, and by join_gpu for a push in the memory of a GPU;
  *     a_push_arrives_as_a_private_copy).

@@ -12,8 +12,9 @@
  * Invariants:
  * (1) only the holder of the I/O lock uses the sockets and the session; the heartbeat connection
  *     has its own lock (heartbeat.h) (asserted by assert_io_lock);
- * (2) the bytes of a push are encoded once, and all its transmissions share them (asserted by
- *     outbox_retain in outbox.c; a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
+ * (2) the tensor that the outbox retains for a push is never replaced (asserted by outbox_retain in
+ *     outbox.c), and all transmissions of the push share its bytes
+ *     (a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
  * (3) one request at a time is under way (asserted by requests_begin in requests.c);
  * (4) the bytes retained for replay are at most replay_bytes, or belong to a single push (asserted
  *     by try_push; pushes_beyond_the_replay_memory_wait_for_the_disk).

@@ -9,8 +9,8 @@
  *                       `----- END <------'   BYE, FENCED, WRONGRUN, WRONGDATA, ..., unreachable
  *
  * Invariants:
- * (1) a seq is assigned once, to one push (asserted by add_push), and its tensor bytes never change
- *     (asserted by outbox_retain in outbox.c);
+ * (1) a seq is assigned once, to one push (asserted by add_push), and the tensor that the outbox
+ *     retains for it is never replaced (asserted by outbox_retain in outbox.c);
  * (2) a push is retained until an ACK, HEARTBEAT or WELCOME of the server reports it durable
  *     (asserted by retained_push);
  * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order

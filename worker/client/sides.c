@@ -164,7 +164,8 @@ static int all_accepted(const struct sides *s)
 	return s->n > 0;
 }
 
-int sides_poll(struct sides *s, uint64_t now_ms)
+/* Does the work of sides_poll. */
+static int poll_all(struct sides *s, uint64_t now_ms)
 {
 	void *socket[MAX_SIDES] = {NULL};
 
@@ -179,13 +180,21 @@ int sides_poll(struct sides *s, uint64_t now_ms)
 		return 0;
 	if (all_accepted(s)) {
 		s->is_open = 1;
-		PS_ASSERT(s->out->n_sides == 0 && all_accepted(s)); /* invariant 1 */
 		outbox_use_sides(s->out, socket, s->n);
 		log_info("net", "connections", "n=%zu", s->n + 1);
 	} else if (now_ms - s->since_ms >= ACCEPT_MS) {
 		return lose_sides(s, "the server does not answer them", now_ms);
 	}
 	return 0;
+}
+
+int sides_poll(struct sides *s, uint64_t now_ms)
+{
+	int lost = poll_all(s, now_ms);
+
+	PS_ASSERT(s->out->n_sides == (s->is_open ? s->n : 0)); /* invariant 1 */
+	PS_ASSERT(!s->is_open || all_accepted(s));
+	return lost;
 }
 
 void sides_hold(struct sides *s, struct frames *f, uint64_t parts, uint64_t request)

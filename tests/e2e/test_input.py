@@ -276,9 +276,9 @@ def test_option_that_a_run_cannot_change_is_named_with_both_values(programs, the
 
 RENAMED = {
     "cnn-ps": {"stale-rate": "staleness-scaling", "warm-updates": "warm-start-updates",
-               "warm-ramp": "warm-start-ramp", "forget-ms": "session-ttl-ms",
+               "forget-ms": "session-ttl-ms",
                "beat-ms": "heartbeat-ms", "local-rate": "local-lr", "max-norm": "reject-norm",
-               "buffer": "buffer-size", "batch": "batch-size", "batch-images": "step-images",
+               "batch": "batch-size", "batch-images": "step-images",
                "journal-mb": "wal-mb", "elastic": "easgd-beta", "sync-spares": "backup-workers",
                "decay-square": "beta2 rmsprop-alpha"},
     "cnn-worker": {"hang-ms": "batch-timeout-ms", "patience-ms": "disconnect-timeout-ms",

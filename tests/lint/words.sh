@@ -40,7 +40,7 @@ netlab|sbench|core_bench|session_bench       support/: fixtures, programs
 [a-z]+_lab                                   a fixture with the name of what it provides
 sync-spares|stale-rate|decay-square          --backup-workers, --staleness-scaling, --beta2   tests/e2e/test_input.py tests/unit/test_server_options.c
 --elastic                                    --easgd-beta   tests/unit/test_server_options.c
-warm-updates|warm-ramp                       --warm-start-updates, --warm-start-ramp          tests/e2e/test_input.py
+warm-updates                                 --warm-start-updates                             tests/e2e/test_input.py
 (hang|patience|connect|forget)-ms            --batch-timeout-ms and so on                     tests/e2e/test_input.py
 '
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then

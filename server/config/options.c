@@ -412,7 +412,7 @@ static void check_lbfgs(const struct model *m, int *errors)
 }
 
 /* Returns the minimum number of gradients, each from a different worker, that a step or a buffer
- * collects while --min-workers workers are live, without regard to --max-workers. */
+ * collects while --min-workers workers are live. Ignores --max-workers, which may be smaller. */
 static uint32_t gradients_requested(const struct core_config *c)
 {
 	uint32_t backup = c->sync.backup_workers, min = c->leases.min_workers;

@@ -123,7 +123,8 @@ __device__ static inline uint32_t two_bf16(float low, float high)
 	return *reinterpret_cast<const uint32_t *>(&v);
 }
 
-/* Transposes an 8 x 8 matrix of 16-bit values. A lane holds row lane / 4, columns 2t and 2t + 1. */
+/* Transposes an 8 x 8 matrix of 16-bit values. Each lane of the warp holds two values of row
+ * lane / 4: those of columns 2 * (lane % 4) and 2 * (lane % 4) + 1. */
 __device__ static inline uint32_t transposed(uint32_t v)
 {
 	uint32_t to;

@@ -4,6 +4,7 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
+#include "tests/support/client_calls.h"
 #include "tests/support/server_process.h"
 #include "tests/support/test.h"
 

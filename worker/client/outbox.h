@@ -3,9 +3,9 @@
  * have to send again.
  *
  * Invariants:
- * (1) the retained tensor of a push is never replaced (asserted by outbox_retain). It is one message,
- *     which all transmissions of the push share without a copy; a tensor in memory of a device moves
- *     to memory of the host when the lane is lost
+ * (1) the retained tensor of a push is never replaced (asserted by outbox_retain). It is one
+ *     message, which all transmissions of the push share without a copy; a tensor in memory of a
+ *     device moves to memory of the host when the lane is lost
  *     (a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
  * (2) messages leave in the order of their posting (asserted by pop;
  *     what_finds_no_room_leaves_later_in_its_order);

@@ -18,7 +18,7 @@ static uint32_t room_of(uint32_t n)
 	return (n + RING_HEAD + RING_ALIGN - 1) / RING_ALIGN * RING_ALIGN;
 }
 
-/* Copies `n` bytes to position `at` of the ring. The writer owns the `room` bytes from `at` on. */
+/* Copies `n` bytes to position `at` of the ring. The writer owns `room` bytes from `at` on. */
 static void ring_copy_in(
 	struct ring_memory *m, uint32_t at, const unsigned char *from, uint32_t n, uint32_t room)
 {
@@ -30,7 +30,7 @@ static void ring_copy_in(
 		memcpy(m->bytes, from + first, n - first);
 }
 
-/* Copies `n` bytes from position `at` of the ring. The reader owns the `left` bytes from `at` on. */
+/* Copies `n` bytes from position `at` of the ring. The reader owns `left` bytes from `at` on. */
 static void ring_copy_out(
 	const struct ring_memory *m, uint32_t at, unsigned char *to, uint32_t n, uint32_t left)
 {

@@ -412,7 +412,7 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 		fill_health(s, &now, page);
 	} else if (strcmp(path, "/status") == 0) {
 		page->type = "application/json";
-		page->text = status_json(&now, WIRE_MAX_TEXT);
+		page->text = status_whole_json(&now);
 	} else if (strcmp(path, "/metrics") == 0) {
 		page->type = "text/plain; version=0.0.4";
 		page->text = status_metrics(&now);

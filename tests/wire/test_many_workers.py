@@ -29,5 +29,6 @@ def test_status_and_top_list_every_worker(programs, crowd):
     status = json.loads("\n".join(programs.ctl("--server", crowd.endpoint, "status").out))
     assert [w["name"] for w in status["workers"]] == names
     assert status["workers_left_out"] == 0
+    assert [w["name"] for w in crowd.status()["workers"]] == names, "/status"
     top = programs.ctl("--server", crowd.endpoint, "top", "--once").out
     assert [name for name in names if not any(name[:10] in line for line in top)] == []

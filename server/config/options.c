@@ -804,9 +804,9 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "the data set of the first worker whose push is accepted"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
 			"names of the metrics that the workers evaluate in addition to the loss, "
-			"separated by commas. The program cnn-worker supports only the values "
-			"accuracy and none (no metrics, only the loss); any other value needs a "
-			"worker program of your own (docs/python.md)"),
+			"separated by commas; none means only the loss. The program cnn-worker "
+			"evaluates the accuracy, so any other value needs a worker program of "
+			"your own (docs/python.md)"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
 			"address at which the server accepts connections of workers and of "
 			"cnn-ctl; if the port is 0, the server chooses a free port and logs its "

@@ -517,6 +517,18 @@ def test_wide_and_combining_characters_keep_the_columns(programs, small, termina
     assert top.wait(3) == 0
 
 
+def test_without_utf8_other_letters_are_question_marks(programs, small, terminal):
+    server = programs.server(*ENDLESS)
+    for name in ("\u5de5\u4f5c", "plain"):
+        programs.worker(server.endpoint, "--name", name, data=small)
+    until(lambda: len(server.status()["workers"]) == 2, 30, "two workers")
+    top = terminal(server.endpoint, size=(24, 100), LC_ALL="C")
+    top.shows("(?s)(live.*){2}")
+    rows = [line for line in top.see().splitlines() if " live " in line]
+    assert len({row.index(" live ") for row in rows}) == 1, rows
+    assert any(" ?? " in row for row in rows), rows
+
+
 def test_joined_emoji_keep_the_columns(programs, small, terminal):
     """Terminals disagree on the width of emoji that a zero-width joiner joins, or that have a skin
     tone or a variation selector. cnn-ctl top draws the emoji one by one."""

@@ -156,6 +156,7 @@ static void set_mark(enum mark m)
 
 void screen_show(const char *page)
 {
+	const int has_letters = screen_is_utf8();
 	int row = 0;
 	size_t column = 0, bytes;
 
@@ -169,7 +170,11 @@ void screen_show(const char *page)
 		} else if (strchr("\1\2\3\4\5\6\7", *page)) {
 			set_mark((enum mark) * page);
 		} else if (column + width <= (size_t)COLS) {
-			addnstr(page, (int)bytes);
+			/* without UTF-8 the terminal has none of the characters beyond ASCII */
+			if (has_letters || bytes == 1)
+				addnstr(page, (int)bytes);
+			else
+				addstr("?");
 			column += width;
 		} else {
 			column = (size_t)COLS; /* no room for the rest of the line: skip it */

@@ -67,10 +67,10 @@ keep() {
 		child=$!
 		status=0
 		wait $child 2>/dev/null || status=$?
-		if [ $status -ne 137 ] || [ $SECONDS -ge $((limit - 10)) ]; then
+		if [ $status -le 128 ] || [ $SECONDS -ge $((limit - 10)) ]; then
 			exit $status
 		fi
-		echo "demo: $name died from kill -9 and starts again in 3 s" >&3
+		echo "demo: $name died from kill -$((status - 128)) and starts again in 3 s" >&3
 		sleep 3
 	done
 }

@@ -50,10 +50,14 @@ class Demo:
             self.text += line
 
     def found(self, pattern, seconds=30):
-        def match():
+        return self.seen(lambda: re.search(pattern, self.text), seconds, pattern)
+
+    def seen(self, what, seconds, name):
+        """Wait for what() while the demo runs."""
+        def look():
             assert self.popen.poll() is None, self.text[-3000:]
-            return re.search(pattern, self.text)
-        return until(match, seconds, pattern)
+            return what()
+        return until(look, seconds, name)
 
     def output(self):
         """Wait until the demo has ended. Returns its output."""
@@ -123,7 +127,7 @@ def kill_a_worker_and_the_server_and_look(demo, programs, browser):
           os.readlink(f"/proc/{server}/exe").endswith("cnn-ps"), 10, "the server is that process")
     browser.get_log("browser")
     browser.get(url)
-    until(lambda: "%" in shown(browser, "accuracy"), 30, "the page shows an accuracy")
+    demo.seen(lambda: "%" in shown(browser, "accuracy"), 30, "the page shows an accuracy")
     assert browser.get_log("browser") == [], "the console is clean"
     os.kill(victim, 9)
     until(lambda: re.search("demo1.*?(silent|suspect|away|gone)", shown(browser, "workers"), re.S), 30,

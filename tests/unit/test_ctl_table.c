@@ -70,6 +70,14 @@ TEST(unknown_shares_are_dashes)
 		"compute  pull  copy  ack  work", "      -     -     -    -     -");
 }
 
+TEST(a_slow_rate_keeps_a_digit)
+{
+	check_values("[{\"worker\": 1, \"name\": \"w\", \"state\": \"live\", \"images_per_s\": 0.04}]",
+		"state  images/s", "live       0.04");
+	check_values("[{\"worker\": 1, \"name\": \"w\", \"state\": \"live\", \"images_per_s\": 0}]",
+		"state  images/s", "live          0");
+}
+
 TEST(wide_values_hide_no_important_column_at_120_columns)
 {
 	static const char *const important[] = {"name", "host", "device", "state", "images/s",

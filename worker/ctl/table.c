@@ -6,6 +6,7 @@
 #include <string.h>
 #include "common/assert.h"
 #include "common/mem.h"
+#include "common/number_text.h"
 #include "common/plain.h"
 #include "worker/ctl/screen.h"
 #include "worker/ctl/width.h"
@@ -22,7 +23,7 @@
 #define LAST_OF_ALL 17
 #define N_COLUMNS   (sizeof(columns_of) / sizeof(columns_of[0]))
 
-enum kind { TEXT, NUMBER, PERCENT };
+enum kind { TEXT, NUMBER, RATE, PERCENT };
 
 static const struct column {
 	const char *title;
@@ -42,7 +43,7 @@ static const struct column {
 	{"address", TEXT, "address", 0, 0, 4, 0},
 	{"device", TEXT, "device", 0, 0, 14, 1},
 	{"state", TEXT, "state", 0, 0, 0, 0},
-	{"images/s", NUMBER, "images_per_s", 1, 0, 0, 0},
+	{"images/s", RATE, "images_per_s", 1, 0, 0, 0},
 	{"compute", PERCENT, "compute", 100, 0, 13, 0},
 	{"pull", PERCENT, "weights", 100, 0, 12, 0},
 	{"copy", PERCENT, "copy", 100, 0, 10, 0},
@@ -103,6 +104,8 @@ static const char *cell(const json_t *worker, const struct column *c, char text[
 		snprintf(text, MAX_CELL, "%s", cell_text(worker, c));
 	else if (isnan(value))
 		snprintf(text, MAX_CELL, "-");
+	else if (c->kind == RATE)
+		number_text_rate(value, text);
 	else
 		snprintf(text, MAX_CELL, "%.*f%s", c->decimals, value,
 			c->kind == PERCENT ? "%" : "");

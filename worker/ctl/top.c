@@ -34,6 +34,7 @@
 /* special values for a number of decimals, which is usually 0, 1, 2 or more */
 #define LOSS    (-1) /* the value is a loss */
 #define UNKNOWN (-2) /* the present value is not known */
+#define RATE    (-3) /* the value is a rate */
 
 /* How the server's main thread has divided a time, in percent of this time. */
 struct server_shares {
@@ -212,10 +213,13 @@ static int is_validated(const json_t *o)
 /* Shows the images/s or, without images, the updates/s. */
 static void show_rate(struct page *s, const json_t *o)
 {
-	if (has_images(o))
-		show_value(s, o, "images/s", "images_per_s", 1, 0, "");
-	else
-		show_value(s, o, "updates/s", "updates_per_s", 1, 0, "");
+	const char *key = has_images(o) ? "images_per_s" : "updates_per_s";
+	char text[NUMBER_TEXT];
+
+	put_item(s, MARK_PLAIN, "%s %s", has_images(o) ? "images/s" : "updates/s",
+		json_is_number(json_object_get(o, key))
+			? number_text_rate(status_number(o, key), text)
+			: "-");
 }
 
 /* Shows the loss, and the accuracy or the test loss. */
@@ -322,6 +326,8 @@ static void show_spark(struct page *s, const char *label, const struct series *o
 		fputs(" -", s->out);
 	else if (decimals == LOSS)
 		fprintf(s->out, " %s", number_text_loss(last, text));
+	else if (decimals == RATE)
+		fprintf(s->out, " %s", number_text_rate(last, text));
 	else
 		fprintf(s->out, " %.*f%s", decimals, last, unit);
 	end_line(s);
@@ -648,7 +654,7 @@ static void draw_head(const struct top *t, struct page *s)
 	show_server(s, &t->server, "server");
 	if (s->rows >= 20) {
 		show_spark(s, has_images(t->status) ? "images/s" : "updates/s", &t->rate, 1,
-			t->is_away ? UNKNOWN : 0, "");
+			t->is_away ? UNKNOWN : RATE, "");
 		show_spark(s, "loss", &t->loss, 1, LOSS, "");
 		show_spark(s, held_back ? "validation" : "accuracy", &t->accuracy, 100, 2, " %");
 		show_spark(s, held_back ? "validation" : "test loss", &t->test_loss, 1, LOSS, "");

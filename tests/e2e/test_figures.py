@@ -67,6 +67,12 @@ def oklab(light):
     return np.array(TO_OKLAB) @ np.cbrt(np.array(TO_CONES) @ np.clip(light, 0, 1))
 
 
+def min_distance(colours, sights=(np.eye(3), DEUTERANOPIA, PROTANOPIA)):
+    """Returns the smallest distance between two of the colours for people with any of these sights."""
+    seen = [[oklab(np.array(sight) @ linear(c)) for c in colours] for sight in sights]
+    return min(float(np.linalg.norm(a - b)) for views in seen for i, a in enumerate(views) for b in views[:i])
+
+
 def name(path):
     return str(path.relative_to(ROOT / "docs"))
 
@@ -99,9 +105,7 @@ def test_the_colours_are_readable_on_white_and_on_dark():
 @pytest.mark.parametrize("sight", [np.eye(3), DEUTERANOPIA, PROTANOPIA],
                          ids=["all colours", "deuteranopia", "protanopia"])
 def test_the_colours_differ_for_everybody(sight):
-    seen = [oklab(np.array(sight) @ linear(c)) for c in COLOURS]
-    for i, a in enumerate(seen):
-        assert all(np.linalg.norm(a - b) > 0.11 for b in seen[:i])
+    assert min_distance(COLOURS, [sight]) > 0.11
 
 
 @pytest.mark.parametrize("path", FIGURES, ids=name)

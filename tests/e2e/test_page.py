@@ -23,7 +23,7 @@ from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
 from support.screen import screen, spoken
 from support.thread_time import thread_ms
-from test_figures import contrast
+from test_figures import contrast, min_distance
 
 TOKEN = "correct-horse~battery_staple.9"  # browsers send ~ as %7E
 
@@ -418,6 +418,49 @@ def test_the_staleness_can_be_seen_on_a_fast_worker(programs, browser, theme):
     column = ["#" + "".join(f"{part:02x}" for part in rgb) for rgb in browser.execute_script(MANY_SAMPLES + STALENESS, theme)]
     line = next(i for i, colour in enumerate(column) if contrast(colour, column[i - 2]) >= 3)
     assert 4 < line < 16, column
+
+
+# draws a timeline of `n` workers, among them one in each of the states; returns for each state the colours
+# [r, g, b, opacity] from the top to the bottom of its row
+STATES = """
+theme(arguments[0]);
+const n = arguments[1], states = ["live", "slow", "late", "away", "excluded"];
+run = new Run("", ROOM);
+for (let i = 0; i < 10; i++)
+    run.take({...sample(1.7e12 + 1000 * i, n), workers: Array.from({length: n}, (_, k) => [k + 1,
+        ["live", "live", "suspect", "away", "excluded"][k] || "live", k === 1 ? 0 : 1000, null, 30, null])});
+const c = $("timeline");
+timeline(c, run);
+const {x, top, row} = c.places, ratio = devicePixelRatio, height = (row === 4 ? row : row - 2) * ratio;
+return states.map((_, i) => {
+    const {data} = c.getContext("2d").getImageData(x(1.7e12 + 5500) * ratio, (top + i * row) * ratio, 1, height);
+    return Array.from({length: height}, (_, i) => [...data.slice(4 * i, 4 * i + 4)]);
+});
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("workers", [5, 200])
+def test_the_states_can_be_seen_and_told_apart(programs, browser, theme, workers):
+    """Level AA of WCAG 2 requires a contrast of at least 3 between a state and the background. The
+    colours differ for people with deuteranopia or protanopia, and each state has another shape."""
+    open_page(programs, browser)
+    card = browser.execute_script("stream.close(); stream = null; theme(arguments[0]); return color('card')", theme)
+    card = "#ffffff" if card == "#fff" else card
+    below = [int(card[i:i + 2], 16) for i in (1, 3, 5)]
+    shapes, colours = [], []
+    for column in browser.execute_script(MANY_SAMPLES + STATES, theme, workers):
+        shapes.append(tuple(alpha > 0 for *_, alpha in column))
+        shown = {"#" + "".join(f"{round(c * alpha / 255 + b * (1 - alpha / 255)):02x}" for c, b in zip(rgb, below))
+                 for *rgb, alpha in column if alpha}
+        assert len(shown) == 1, shown
+        colours += shown
+    assert all(contrast(c, card) >= 3 for c in colours), colours
+    assert shapes[0] == shapes[1] and len(set(shapes)) == 4, shapes
+    assert min_distance(colours) > 0.085, colours
+    legend = browser.execute_script(
+        "return [...document.querySelectorAll('.swatch:is(.live, .late, .away, .out)')].map(e => [e.clientHeight, e.offsetHeight])")
+    assert len(legend) == len(set(map(tuple, legend))) == 4, "the legend has the shapes, too"
 
 
 @pytest.mark.parametrize("name, room, short", [

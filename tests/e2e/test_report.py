@@ -206,7 +206,7 @@ def test_a_full_history_of_many_workers(programs, browser):
     (place / "history.jsonl").write_text(lines)
     show_report(programs, browser, place)
     assert browser.execute_script(PAINTED, "#each canvas") > 0.9
-    assert "staleness." not in browser.execute_script(
+    assert "staleness" not in browser.execute_script(
         "return document.querySelector('#each .quiet').textContent")
     took = thread_ms(browser, "timelines()")
     assert took < 250 * PATIENCE, took  # measured: 60 ms
@@ -231,7 +231,7 @@ def test_a_long_pause_takes_little_of_the_timeline(programs, browser):
     assert shown < 0.1 * whole
     note = browser.execute_script("return document.querySelector('#each .quiet').textContent")
     assert "a long time without a server is drawn shorter" in note
-    assert "Yellow: suspect or stalled. Grey: away or gone." in note
+    assert "live; a stronger colour is faster suspect or stalled" in " ".join(note.split())
     assert "empty" in browser.find_element("id", "chart-accuracy").get_attribute("class")
 
 

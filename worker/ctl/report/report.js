@@ -234,7 +234,7 @@ const canvases = [];
 for (const run of runs) {
 	const card = add($("each"), "section", null, "card");
 	add(card, "h2", run.name + ": workers over time");
-	const key = add(card, "p", null, "quiet");
+	const key = add(card, "p", null, "key quiet");
 	const box = add(card, "div", null, "scroll tall");
 	box.tabIndex = 0;
 	box.setAttribute("role", "img");
@@ -253,7 +253,17 @@ for (const run of runs) {
 }
 const timelines = () => canvases.forEach(([canvas, run, key]) => {
 	const stalest = timeline(canvas, run);
-	key.textContent = `Blue: live${run.hasImages ? ", and a stronger colour is faster" : ""}. Yellow: suspect or stalled. Grey: away or gone.${stalest == null ? "" : ` The line is the staleness, from 0 to ${number(stalest, 1)} or more.`} Shaded: no server${run.axis.cuts.length ? "; a long time without a server is drawn shorter" : ""}.`;
+	const texts = {live: "live" + (run.hasImages ? "; a stronger colour is faster" : ""), late: "suspect or stalled", away: "away or gone", out: "excluded",
+		line: stalest == null ? "" : `staleness, from 0 to ${number(stalest, 1)} or more`,
+		gap: "no server"};
+	key.replaceChildren();
+	for (const [name, text] of Object.entries(texts).filter(([, text]) => text)) {
+		const both = add(key, "span");
+		add(both, "span", null, "swatch " + name);
+		both.append(" " + text);
+		key.append(" ");
+	}
+	key.append(run.axis.cuts.length ? "(a long time without a server is drawn shorter)" : "");
 });
 
 drawRuns();

@@ -9,7 +9,7 @@ from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
 from support.screen import screen, spoken
 from support.thread_time import thread_ms
-from test_figures import contrast
+from test_figures import contrast, min_distance
 
 HOSTILE = '</script><script>document.title = "taken over"</script>'
 
@@ -311,11 +311,13 @@ def test_eight_runs_have_eight_colours(programs, browser):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_each_curve_can_be_seen(programs, browser, theme):
-    """Level AA of WCAG 2 requires a contrast of at least 3 between a curve and its background."""
+    """Level AA of WCAG 2 requires a contrast of at least 3 between a curve and its background. The
+    colours differ also for people with deuteranopia or protanopia."""
     show_eight_runs(programs, browser, "run")
     card, *colours = browser.execute_script("theme(arguments[0]); return ['card', ...palette].map(color)", theme)
     card = "#ffffff" if card == "#fff" else card
     assert len(colours) == 8 and [c for c in colours if contrast(c, card) < 3] == []
+    assert min_distance(colours) > 0.12
 
 
 def test_a_run_that_is_given_twice_has_two_curves(programs, browser):

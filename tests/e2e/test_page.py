@@ -21,7 +21,7 @@ import zmq
 from support.build import PATIENCE
 from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
-from support.screen import screen, spoken
+from support.screen import insides, screen, spoken
 from support.thread_time import thread_ms
 from test_figures import contrast, min_distance
 
@@ -550,10 +550,19 @@ def test_phone_width_theme_and_keyboard(programs, small, browser):
 
 def test_a_screen_reader_names_what_the_keyboard_reaches(programs, browser):
     open_page(programs, browser)
+    browser.execute_script(MANY_SAMPLES + """
+        stream.close();
+        stream = null;
+        for (let i = 0; i < 40; i++)
+            run.take(sample(Date.now() + 1000 * i, 3));
+        run.take({t: Date.now() + 4e4, kind: "epoch", epoch: 1, accuracy: 0.5, test_loss: 1});
+        draw();""")
     found = spoken(browser)
     assert len(found) > 6 and all(name for _, name, _ in found), found
-    pictures = [description for role, _, description in found if role == "image"]
-    assert len(pictures) == 4 and all("arrow keys" in description for description in pictures), found
+    charts = [node for node in found if node[0] == "application"]
+    assert len(charts) == 4 and all("arrow keys" in description for _, _, description in charts), found
+    assert not [node for node in found if node[0] == "image"], "no picture takes keys"
+    assert insides(browser, "application") == [], "no labels of an axis among the texts"
 
 
 # JavaScript that makes the page show 200 workers with long host names

@@ -7,7 +7,7 @@ import pytest
 from support.build import PATIENCE
 from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
-from support.screen import screen, spoken
+from support.screen import insides, screen, spoken
 from support.thread_time import thread_ms
 from test_figures import contrast, min_distance
 
@@ -187,8 +187,10 @@ def test_a_screen_reader_names_what_the_keyboard_reaches(programs, browser):
     show_runs(programs, browser, good=GOOD, vector=[{**GOOD[0], "model": "vector:5"}])
     found = spoken(browser)
     assert len(found) > 8 and all(name for _, name, _ in found), found
-    pictures = [description for role, _, description in found if role == "image"]
-    assert len(pictures) == 6 and all("arrow keys" in description for description in pictures), found
+    charts = [node for node in found if node[0] == "application"]
+    assert len(charts) == 6 and all("arrow keys" in description for _, _, description in charts), found
+    assert not [node for node in found if node[0] == "image"], "no picture takes keys"
+    assert insides(browser, "application") == [], "no labels of an axis among the texts"
     show_runs(programs, browser, empty=[GOOD[0]])
     labels = browser.execute_script("return [...document.querySelectorAll('.chart')].map(e => e.ariaLabel)")
     assert len(labels) == 4 and all(label.endswith(": no values") for label in labels), labels

@@ -14,6 +14,19 @@ def screen(browser, width, height=900, scale=1, mobile=False):
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def insides(browser, role):
+    """Returns the texts that a screen reader finds inside the elements of this role."""
+    nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    known, texts = {node["nodeId"]: node for node in nodes}, []
+    inside = [child for node in nodes if node.get("role", {}).get("value") == role for child in node["childIds"]]
+    while inside:
+        node = known.get(inside.pop(), {})
+        inside += node.get("childIds", [])
+        if not node.get("ignored", True) and node["role"]["value"] == "StaticText":
+            texts.append(node["name"]["value"])
+    return texts
+
+
 def spoken(browser):
     """Returns what a screen reader says about each element that the keyboard reaches, as lists
     [role, name, description]. The main part of a page is left out: only a link leads to it."""

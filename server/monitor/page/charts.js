@@ -412,6 +412,18 @@ function usualTicks(axis, a, b, pixels, ...more) {
 	return ticks.length > 1 ? ticks : null;
 }
 
+// Gives an element to the keyboard, as a chart of this kind. Screen readers pass the keys to an
+// element of role "application" and read its name and description; the labels of its axes are not
+// meant for them.
+function takeKeys(el, kind, onkeydown) {
+	el.tabIndex = 0;
+	el.setAttribute("role", "application");
+	el.setAttribute("aria-roledescription", kind);
+	for (const child of el.children)
+		child.ariaHidden = "true";
+	el.onkeydown = onkeydown;
+}
+
 function chart(id, names, colors, run, options) {
 	const el = $("chart-" + id), legend = $("legend-" + id);
 	// The rows of the chart that the arrow keys and the pointer have chosen, as {row, t} with the time
@@ -456,8 +468,7 @@ function chart(id, names, colors, run, options) {
 		}
 	}, options, {axes: {...options.axes, x: {ticker: (a, b, pixels, ...more) =>
 		usualTicks(axis, a, b, pixels, ...more) || axis.ticks(+a, +b, pixels)}}}));
-	el.tabIndex = 0;
-	el.onkeydown = e => {
+	takeKeys(el, "chart", e => {
 		const row = el.classList.contains("empty") ? undefined : rowAfter(g, keyed?.row, e.key);
 		if (row === undefined)
 			return;
@@ -466,7 +477,7 @@ function chart(id, names, colors, run, options) {
 		keyed = choice(g, row);
 		show(g);
 		said(legend.textContent.replace(/ ·|\s*●/, ":").replaceAll("●", ""));
-	};
+	});
 	el.onblur = () => {
 		keyed = null;
 		show(g);
@@ -782,7 +793,7 @@ function explore(box, canvas, note, run) {
 	canvas.onpointerleave = e => e.pointerType === "touch" || hide();
 	canvas.onpointercancel = box.onblur = hide;
 	addEventListener("pointerdown", e => box.contains(e.target) || hide());
-	box.onkeydown = e => {
+	takeKeys(box, "timeline", e => {
 		const samples = run().samples, last = samples.length - 1, now = chosen == null ? last : samples.findIndex(s => s.t >= chosen);
 		const at = {ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last, ArrowUp: now, ArrowDown: now}[e.key];
 		if (at === undefined || !samples.length)
@@ -791,7 +802,7 @@ function explore(box, canvas, note, run) {
 		if (chosen != null)
 			worker += {ArrowUp: -1, ArrowDown: 1}[e.key] || 0;
 		show(samples[Math.min(last, Math.max(0, at))].t, true);
-	};
+	});
 	note.textContent = note.dataset.help;
 }
 

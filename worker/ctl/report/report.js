@@ -83,8 +83,7 @@ function secondTicks(low, high, pixels) {
 // its text.
 function exploreChart(g, el, legend) {
 	let row = null;
-	el.tabIndex = 0;
-	el.onkeydown = e => {
+	takeKeys(el, "chart", e => {
 		const next = rowAfter(g, row, e.key);
 		if (next === undefined)
 			return;
@@ -94,7 +93,7 @@ function exploreChart(g, el, legend) {
 		const spoken = legend.cloneNode(true);
 		spoken.querySelectorAll(".no-value").forEach(el => el.remove());
 		said(spoken.textContent.replace(/[━╍]/g, ""));
-	};
+	});
 	el.onblur = () => {
 		row = null;
 		g.clearSelection();
@@ -237,8 +236,6 @@ for (const run of runs) {
 	add(card, "h2", run.name + ": workers over time");
 	const key = add(card, "p", null, "key quiet");
 	const box = add(card, "div", null, "scroll tall");
-	box.tabIndex = 0;
-	box.setAttribute("role", "img");
 	box.setAttribute("aria-label", "State of each worker of " + run.name + " over time; the table below has the sums");
 	const canvas = add(box, "canvas"), note = add(card, "p", null, "quiet");
 	note.dataset.help = "Point at the timeline, or focus it and use the arrow keys.";

@@ -70,7 +70,7 @@ TEST(unknown_shares_are_dashes)
 		"compute  pull  copy  ack  work", "      -     -     -    -     -");
 }
 
-TEST(a_slow_rate_keeps_a_digit)
+TEST(the_rate_of_a_slow_worker_keeps_a_digit)
 {
 	check_values("[{\"worker\": 1, \"name\": \"w\", \"state\": \"live\", \"images_per_s\": 0.04}]",
 		"state  images/s", "live       0.04");

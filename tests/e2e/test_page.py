@@ -1220,7 +1220,7 @@ def test_the_timeline_is_painted_for_a_print_and_has_rows_of_the_dead(programs, 
             run.take(sample(1.7e12 + 1000 * i, i < 30 ? 2 : 1));
         dispatchEvent(new Event("beforeprint"));
         const {x, top, row} = c.places, alpha = (t, i) => draw.getImageData(x(t) * devicePixelRatio,
-            (top + i * row + row - 4) * devicePixelRatio, 1, 1).data[3];
+            (top + i * row + row / 2) * devicePixelRatio, 1, 1).data[3];
         $("timeline-box").dispatchEvent(new KeyboardEvent("keydown", {key: "Home"}));
         return [c.width, alpha(1.7e12 + 50500, 0), alpha(1.7e12 + 50500, 1), $("timeline-note").textContent];
         """)

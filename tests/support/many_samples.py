@@ -7,13 +7,14 @@ const sample = (t, n) => ({t, kind: "sample", term: 1, epoch: 1, images: 9, upda
     workers: Array.from({length: n}, (_, i) => [i + 1, i % 9 ? "live" : "away", i, i % 7, 30, null])});
 """
 
-# returns the share of pixels that are painted, in the part of a canvas that has the timeline's
-# cells
+# returns the share of pixels that are painted on the middle line of each row, in the part of a canvas
+# that has the timeline's cells; a state need not paint the rest of a row's height
 PAINTED = """
 const canvas = document.getElementById(arguments[0]) || document.querySelector(arguments[0]);
-const d = canvas.getContext("2d").getImageData(130, 5, canvas.width - 140, canvas.height - 30).data;
+const {ids, top, row} = canvas.places, {data, width} = canvas.getContext("2d").getImageData(130, top, canvas.width - 140, ids.length * row);
 let painted = 0;
-for (let i = 3; i < d.length; i += 4)
-    painted += d[i] > 0;
-return painted / (d.length / 4);
+for (let i = 0; i < ids.length; i++)
+    for (let x = 0; x < width; x++)
+        painted += data[4 * (Math.floor((i + 0.5) * row) * width + x) + 3] > 0;
+return painted / (ids.length * width);
 """

@@ -72,7 +72,8 @@ TEST(unknown_shares_are_dashes)
 
 TEST(the_rate_of_a_slow_worker_keeps_a_digit)
 {
-	check_values("[{\"worker\": 1, \"name\": \"w\", \"state\": \"live\", \"images_per_s\": 0.04}]",
+	check_values(
+		"[{\"worker\": 1, \"name\": \"w\", \"state\": \"live\", \"images_per_s\": 0.04}]",
 		"state  images/s", "live       0.04");
 	check_values("[{\"worker\": 1, \"name\": \"w\", \"state\": \"live\", \"images_per_s\": 0}]",
 		"state  images/s", "live          0");

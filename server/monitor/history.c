@@ -476,7 +476,7 @@ static json_t *sample_workers(const struct status *now)
 			continue;
 		json_array_append_new(
 			list, json_pack("[o, s, o, o, o, o]", count(w.worker),
-				      status_worker_state(&w), count((uint64_t)t->images_per_s),
+				      status_worker_state(&w), status_rate(t->images_per_s),
 				      t->staleness < 0 ? json_null() : real_or_null(t->staleness),
 				      count(now->now_ms > w.last_message_ms
 						      ? now->now_ms - w.last_message_ms

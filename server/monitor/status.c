@@ -122,6 +122,13 @@ static json_t *json_count(uint64_t n)
 	return json_integer((json_int_t)n);
 }
 
+json_t *status_rate(double images_per_s)
+{
+	if (images_per_s < 10)
+		return json_real(round(100 * images_per_s) / 100);
+	return json_count((uint64_t)images_per_s);
+}
+
 json_t *status_rejected_for(const struct core_stats *t)
 {
 	json_t *o = json_object();
@@ -222,7 +229,7 @@ static json_t *worker_object(
 		"incarnation", json_count(w->incarnation), "images", json_count(w->images),
 		"last_seq", json_count(w->last_seq), "durable_seq", json_count(w->durable_seq),
 		"silent_ms", w->state == SESSION_AWAY ? json_null() : json_count(silent),
-		"images_per_s", json_count((uint64_t)t->images_per_s), "staleness",
+		"images_per_s", status_rate(t->images_per_s), "staleness",
 		t->staleness < 0 ? json_null() : json_real(t->staleness), "duplicates",
 		json_count(w->counts.duplicates), "rejected", json_count(w->counts.rejected),
 		"refusals", json_count(w->counts.refused), "time", time_shares(t), "wire",

@@ -82,6 +82,9 @@ const char *status_worker_state(const struct worker_view *w);
 /* This array has the words that status_worker_state can return, except "free". */
 #define STATUS_WORKER_STATES 8
 extern const char *const status_worker_states[STATUS_WORKER_STATES];
+/* Returns a rate in images/s with two digits after the point below 10, and as a whole number above:
+ * a large network on a slow worker needs the digits, and 200 workers need short texts. */
+json_t *status_rate(double images_per_s);
 /* Returns how many seconds the server's main thread has spent on each activity since its start. */
 json_t *status_time(const struct status *s);
 /* Returns the name of a reason for which pushes are rejected (enum reject), in metrics and JSON. */

@@ -328,6 +328,24 @@ TEST_IN(the_result_has_every_field_of_the_contract, NULL, tear_down_status)
 	json_decref(o);
 }
 
+TEST(a_slow_worker_has_a_rate)
+{
+	static const struct {
+		double rate;
+		const char *text;
+	} row[] = {{0, "0.0"}, {0.04, "0.04"}, {0.337, "0.34"}, {9.5, "9.5"}, {10.9, "10"},
+		{1234567.8, "1234567"}};
+
+	for (size_t i = 0; i < sizeof(row) / sizeof(*row); i++) {
+		json_t *o = status_rate(row[i].rate);
+		char *text = json_dumps(o, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+
+		assert_string_equal(text, row[i].text);
+		free(text);
+		json_decref(o);
+	}
+}
+
 TEST_IN(endings_have_names, NULL, tear_down_status)
 {
 	static const struct {

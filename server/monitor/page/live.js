@@ -133,7 +133,7 @@ function addRow(body) {
 }
 
 function workerTexts(w, over) {
-	return [String(w.worker), w.name || "–", over ? "–" : w.state, over ? "–" : number(w.images_per_s),
+	return [String(w.worker), w.name || "–", over ? "–" : w.state, over ? "–" : rateText(w.images_per_s),
 		number(w.staleness, 1), over ? "–" : silence(w.silent_ms), w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–",
 		w.device || "–", number(w.last_seq), number(w.duplicates), number(w.rejected), number(w.refusals)];
 }
@@ -383,12 +383,16 @@ function drawNow() {
 	requestAnimationFrame(() => setTimeout(rest)); /* by then, the browser has also computed the layout */
 }
 
+// Draws everything, and describes the timeline for screen readers: the states of the first SPOKEN
+// workers, and the number of the others.
+const SPOKEN = 12;
 function draw() {
 	drawCurves();
 	drawTimeline();
 	const last = run.samples[run.samples.length - 1];
 	$("timeline-box").setAttribute("aria-label", last ? "State of each worker: " +
-		last.workers.slice(0, 12).map(w => `worker ${w[0]} ${w[1]}`).join(", ") : "No worker yet");
+		last.workers.slice(0, SPOKEN).map(w => `worker ${w[0]} ${w[1]}`).join(", ") +
+		(last.workers.length > SPOKEN ? `, and ${last.workers.length - SPOKEN} more workers` : "") : "No worker yet");
 }
 
 // Opens the stream, then reads the history. A line that is written between the two steps may arrive

@@ -781,7 +781,9 @@ static void toggle_help(struct top *t, int key)
 
 static void on_key(struct top *t, int key)
 {
-	if (key == SCREEN_GONE || (!t->typing && (key == 'q' || key == 'Q')))
+	const int may_quit = !t->typing && !t->helps; /* on the help page, q is "any key" */
+
+	if (key == SCREEN_GONE || (may_quit && (key == 'q' || key == 'Q')))
 		atomic_store(&has_quit, 1);
 	else if (t->typing)
 		edit_filter(t, key);

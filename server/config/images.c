@@ -6,13 +6,14 @@
 #include "common/checkpoint.h"
 #include "common/mem.h"
 #include "common/run_head.h"
+#include "server/config/fill_model.h"
 #include "server/config/memory.h"
 #include "server/core/dataset.h"
 
 static void use_model(struct options *o, const struct model *m)
 {
 	o->model = *m;
-	options_fill_model(&o->core, m);
+	fill_model(&o->core, m);
 	o->core.durable = o->checkpoint_dir != NULL;
 	o->unknown_images = 0;
 }

@@ -105,10 +105,6 @@ struct options {
  * --help or --version), or PS_EUSAGE after one line per error on stderr. The texts in *o are valid
  * as long as argv and the environment do not change. */
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
-/* Sets the fields of *c that follow from the model. */
-void options_fill_model(struct core_config *c, const struct model *m);
-/* Sets only the fields n_running and running of *c. */
-void options_fill_running(struct core_config *c, const struct model *m);
 
 /* Returns the number of workers' keys that --aggregate needs to withstand a key whose gradients are
  * wrong. Returns 0 for the rule `mean`. */

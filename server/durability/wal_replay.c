@@ -9,7 +9,7 @@
 #include "common/mem.h"
 #include "common/model.h"
 #include "common/run_head.h"
-#include "server/config/options.h"
+#include "server/config/fill_model.h"
 #include "server/core/snapshot.h"
 #include "server/durability/wal_record.h"
 
@@ -56,7 +56,7 @@ static void find_running(struct core_config *cfg)
 	struct err e;
 
 	if (m && model_parse(m, cfg->model, MODEL_MNIST, &e) == PS_OK)
-		options_fill_running(cfg, m);
+		fill_running(cfg, m);
 	free(m);
 }
 

@@ -1,14 +1,14 @@
 /*
- * checkpoint.c - fuzzes the reader of a checkpoint file, and the resumption of a checkpoint of
- * release 0.1.0 (server/core/snapshot_v5.h). If byte 0 is even, the target first corrects the
+ * checkpoint.c - fuzzes the reader of a checkpoint file, and the resumption of a checkpoint of this
+ * release, of 0.2.0, which lacks some sections and options, or of 0.1.0, which
+ * server/durability/upgrade.c first converts. If byte 0 is even, the target first corrects the
  * checksums of the file, so that the fuzzer reaches the code that runs only after the checksums
- * were verified.
+ * were verified. If bit 1 of byte 0 is set, the target decodes a checkpoint of this release or of
+ * 0.2.0 as the replay of a write-ahead log does, otherwise as a start without a log.
  *
- * If the file is a checkpoint of 0.1.0, the target rewrites its sections and decodes the result, as
- * a start of the server does. The options of this start are those of the checkpoint, because with
- * other options the start would refuse the checkpoint. The target checks that both passes of the
- * rewrite compute the same sizes, and that a refusal has a reason. A core that was accepted must
- * process a HELLO and ticks, and the decoder must accept the snapshot of this core, too.
+ * The options of this start are those of the checkpoint, because with other options the start would
+ * refuse the checkpoint. The target checks that a refusal has a reason. A core that was accepted
+ * must process a HELLO and ticks, and the decoder must accept the snapshot of this core, too.
  */
 #include <stdlib.h>
 #include <xxhash.h>
@@ -17,6 +17,7 @@
 #include "common/run_head.h"
 #include "server/core/core_state.h"
 #include "server/core/snapshot_v5.h"
+#include "server/durability/upgrade.h"
 #include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"
 
@@ -45,15 +46,39 @@ static void repair_checkpoint_sums(uint8_t *file, size_t size)
 	le64_put(file + HEAD + n * ENTRY, XXH3_64bits(file, HEAD + n * ENTRY));
 }
 
-/* ---- a checkpoint of release 0.1.0 ----------------------------------------------------------- */
+/* ---- the resumption -------------------------------------------------------------------------- */
 
-/* The target decodes no larger cores, which would take too much time. */
-#define MAX_BYTES ((size_t)1 << 20)
+/* The target decodes no larger cores, which would take too much time. Outside the flavours of
+ * `make fuzz`, the core of a small run with a data set needs 4 MiB. */
+#define MAX_BYTES ((size_t)5 << 20)
 
 struct sections {
 	const unsigned char *data[SNAPSHOT_SECTIONS];
 	size_t size[SNAPSHOT_SECTIONS];
 };
+
+/* The memory of a core. */
+struct room {
+	void *core;
+	float *weights;
+};
+
+/* Returns 0 if the core would be too large. */
+static int make_room(struct room *r, const struct core_config *cfg)
+{
+	if (cfg->n_params > MAX_BYTES / sizeof(float) || core_bytes(cfg) > MAX_BYTES)
+		return 0;
+	r->core = aligned_alloc(64, core_bytes(cfg));
+	r->weights = aligned_alloc(64, (cfg->n_params * sizeof(float) + 63) / 64 * 64 + 64);
+	PS_ASSERT(r->core && r->weights);
+	return 1;
+}
+
+static void free_room(struct room *r)
+{
+	free(r->weights);
+	free(r->core);
+}
 
 /* Returns 1 if cnn-ps accepts these options together. The function has the rules of check_mode
  * (server/config/options.c) for the options that a checkpoint of 0.1.0 has. */
@@ -69,8 +94,7 @@ static int may_start(const struct core_config *c)
 }
 
 /* Encode the core to blocks of exactly the sizes of the sections, and decode these blocks. */
-static void decode_again(
-	struct core *c, const struct core_config *cfg, void *memory, float *weights)
+static void decode_again(struct core *c, const struct core_config *cfg, const struct room *r)
 {
 	struct core_config next = *cfg;
 	unsigned char *copy[SNAPSHOT_SECTIONS];
@@ -85,7 +109,7 @@ static void decode_again(
 		(void)snapshot_encode(c, (enum snapshot_section)i, copy[i], s.size[i], NULL);
 	}
 	next.term++;
-	PS_ASSERT(snapshot_decode(memory, weights, &next, s.data, s.size, &out, &why) == PS_OK);
+	PS_ASSERT(snapshot_decode(r->core, r->weights, &next, s.data, s.size, &out, &why) == PS_OK);
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
 		free(copy[i]);
 }
@@ -102,73 +126,68 @@ static void step_resumed(struct core *c)
 		core_step(c, &tick, now_ms);
 }
 
-/* Decode the rewritten sections as a start with the options of the checkpoint does. */
-static void resume_rewritten(const struct sections *s)
+/* Decode the sections as a start with the options of the checkpoint does. */
+static void resume_stopped(const struct sections *s)
 {
 	struct core_config cfg = fixture_training();
 	struct core *c = NULL;
 	const char *why = NULL;
+	struct room r;
 
 	/* an option of the checkpoint that is out of its range must make the decoder refuse it */
 	int is_bad = snapshot_config(s->data[SNAPSHOT_SESSIONS], s->size[SNAPSHOT_SESSIONS], &cfg);
 	if (is_bad)
 		cfg = fixture_training();
 	cfg.term++;
-	if (!may_start(&cfg) || core_bytes(&cfg) > MAX_BYTES)
+	if (!may_start(&cfg) || !make_room(&r, &cfg))
 		return;
-	void *memory = aligned_alloc(64, core_bytes(&cfg));
-	float *weights = aligned_alloc(64, (cfg.n_params * sizeof(float) + 63) / 64 * 64 + 64);
-	PS_ASSERT(memory && weights);
-	int rc = snapshot_decode(memory, weights, &cfg, s->data, s->size, &c, &why);
+	int rc = snapshot_decode(r.core, r.weights, &cfg, s->data, s->size, &c, &why);
 	PS_ASSERT(rc == PS_OK ? !is_bad : why && why[0]);
 	if (rc == PS_OK) {
 		step_resumed(c);
-		decode_again(c, &cfg, memory, weights);
+		decode_again(c, &cfg, &r);
 	}
-	free(weights);
-	free(memory);
+	free_room(&r);
 }
 
-/* Rewrite the sections into a block of exactly the measured size, so that ASan finds writes past
- * its end. */
-static void rewrite_and_resume(const struct sections *old)
+/* Decode the sections as the replay of a log does (server/durability/wal_replay.c). */
+static void resume_running(const struct sections *s)
 {
-	const struct core_config now = fixture_training();
-	size_t bytes = 0, size[SNAPSHOT_SECTIONS];
-	struct sections new;
+	struct core_config cfg = fixture_training();
+	struct core *c = NULL;
+	const char *why = NULL;
+	struct room r;
 
-	if (snapshot_v5_rewrite(old->data, old->size, &now, NULL, size))
+	if (snapshot_config(s->data[SNAPSHOT_SESSIONS], s->size[SNAPSHOT_SESSIONS], &cfg) ||
+		s->size[SNAPSHOT_WEIGHTS] != cfg.n_params * sizeof(float) || !make_room(&r, &cfg))
 		return;
-	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
-		bytes += size[i];
-	if (bytes > MAX_BYTES)
-		return;
-	unsigned char *block = malloc(bytes), *at = block;
-	PS_ASSERT(block);
-	PS_ASSERT(snapshot_v5_rewrite(old->data, old->size, &now, block, new.size) == PS_OK);
-	PS_ASSERT(memcmp(new.size, size, sizeof(size)) == 0);
-	for (int i = 0; i < SNAPSHOT_SECTIONS; at += new.size[i++])
-		new.data[i] = at;
-	resume_rewritten(&new);
-	free(block);
+	int rc = snapshot_decode_running(r.core, r.weights, &cfg, s->data, s->size, &c, &why);
+	PS_ASSERT(rc == PS_OK || (why && why[0]));
+	free_room(&r);
 }
 
-static void resume_old_release(const struct checkpoint *c)
+static void resume_checkpoint(struct checkpoint *c, int running)
 {
+	static struct options o; /* a start with a directory that has no log */
 	struct sections s;
+	struct err e = {0};
 
+	o.core = fixture_training();
+	o.checkpoint_dir = "/none";
+	int upgraded = upgrade_checkpoint(&o, c, &e);
+	PS_ASSERT(upgraded >= 0 || e.text[0]);
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		const struct checkpoint_section *found = checkpoint_find(c, snapshot_names[i]);
 
-		if (!found && !SNAPSHOT_MAY_LACK(i))
+		if (upgraded < 0 || (!found && !SNAPSHOT_MAY_LACK(i)))
 			return;
 		s.data[i] = found ? found->data : NULL;
 		s.size[i] = found ? found->size : 0;
 	}
-	if (!snapshot_v5_is(s.data[SNAPSHOT_RUN], s.size[SNAPSHOT_RUN]))
-		return;
-	(void)snapshot_v5_is_final(s.data[SNAPSHOT_SESSIONS], s.size[SNAPSHOT_SESSIONS]);
-	rewrite_and_resume(&s);
+	if (running && !upgraded)
+		resume_running(&s);
+	else
+		resume_stopped(&s);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -195,7 +214,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		(void)!run_head_read(c.section[i].data, c.section[i].size, &head);
 	}
 	(void)checkpoint_find(&c, RUN_HEAD_WEIGHTS);
-	resume_old_release(&c);
+	resume_checkpoint(&c, how >> 1 & 1);
 	checkpoint_release(&c);
 	return 0;
 }

@@ -9,7 +9,9 @@ COVER_TARGETS := $(addprefix build/cover/tests/fuzz/,wire session core snapshot 
 ifeq ($(FLAVOUR),cover)
 $(COVER_TARGETS): %: %.o $(B)/tests/fuzz/replay.o $(call obj,tests/support/fuzz_input.c tests/support/core_config.c \
 		tests/support/core_invariants.c worker/client/session.c) $(A.core) $(A.proto) $(A.common)
-	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LIBS.base)
+build/cover/tests/fuzz/checkpoint: $(call obj,server/durability/upgrade.c server/durability/wal_replay.c \
+		server/durability/wal_record.c server/config/fill_model.c)
 endif
 # These files get complete messages from the fuzzer. In these files, code that passes each compared
 # value to the fuzzer as a hint would not help it and would cost time, so they are compiled without

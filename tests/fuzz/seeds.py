@@ -168,6 +168,40 @@ def old_checkpoints():
     yield old_checkpoint(3, 2, step[0] + vector, states=b"\2\0\0\0", images=20)
 
 
+def sections_of(file):
+    """Returns {name: content} of the sections of a checkpoint file."""
+    n, = struct.unpack_from("<I", file, 12)
+    table = [struct.unpack_from("<16sQQ", file, 24 + 40 * i) for i in range(n)]
+    return {name.rstrip(b"\0").decode(): file[at:at + size] for name, at, size in table}
+
+
+def shrunk(file, n_params):
+    """Returns a checkpoint of 0.2.0 with only the first `n_params` weights, and with
+    --replay-window 64, so that its core is small. Its optimizer has one vector of the size of the
+    weights."""
+    sections = sections_of(file)
+    count = struct.pack("<Q", len(sections["weights"]) // 4)
+    for name in "run", "live":
+        assert sections[name].count(count) == 1
+        sections[name] = sections[name].replace(count, struct.pack("<Q", n_params))
+        value = sections[name].index(b"replay-window") + len("replay-window")
+        sections[name] = b"".join([sections[name][:value], struct.pack("<d", 64),
+                                   sections[name][value + 8:]])
+    for name in "weights", "optim":
+        sections[name] = sections[name][:4 * n_params]
+    return checkpoint_file(sections)
+
+
+def checkpoints_of_releases():
+    """Yields small checkpoints that releases 0.1.0 and 0.2.0 wrote."""
+    fixtures = ROOT / "tests/fixtures"
+    for name in "wal-killed/ckpt-0000000000000002", "wal-stopped/ckpt-0000000000000003":
+        yield b"\0" + (fixtures / "run-0.1.0" / name).read_bytes()
+    file = (fixtures / "run-0.2.0/wal-killed/ckpt-0000000000000002").read_bytes()
+    for how in b"\0", b"\2":
+        yield how + shrunk(file, 8)
+
+
 def wal_record(payload, seq):
     head = b"CNNPSREC" + struct.pack("<QQQQ", 1, seq, seq, len(payload))
     xxh3 = xxhash.xxh3_64_intdigest(head + payload)
@@ -274,7 +308,8 @@ SEEDS = {
     "idx": image_sets,
     "checkpoint": lambda: [b"\0" + checkpoint_file({
         "run": struct.pack("<QQQQ", 11, 22, 5, 9) + b"vector:8".ljust(512, b"\0"),
-        "weights": bytes(32)})] + [b"\0" + c for c in old_checkpoints()],
+        "weights": bytes(32)})] + [b"\0" + c for c in old_checkpoints()] + list(
+            checkpoints_of_releases()),
     "wal": lambda: [b"\0" + wal_file(), b"\2" + struct.pack("<QQQQQ", 2, 0, 1050, 0, 0)],
     "safetensors": lambda: [safetensors_file("fc:3"), safetensors_file("")],
     "keys": lambda: [b"\0# list\nworker " + b"a" * 40 + b" anna\nadmin " + b"b" * 40 + b"\n",

@@ -267,6 +267,11 @@ static int next_condition(const char **needs, struct condition *k)
 	return 1;
 }
 
+static int has_same_name(const struct condition *a, const struct condition *b)
+{
+	return a->n_name == b->n_name && memcmp(a->name, b->name, (size_t)a->n_name) == 0;
+}
+
 static int is_named(const struct condition *k, const char *name)
 {
 	return strlen(name) == (size_t)k->n_name && memcmp(k->name, name, strlen(name)) == 0;
@@ -278,7 +283,7 @@ static int is_one_of(const struct condition *k, const char *value, size_t n)
 	const char *list = k->values, *end = k->values + k->n_values;
 
 	while (list < end) {
-		size_t length = strcspn(list, "| :"); /* in a default, ":" ends the condition */
+		size_t length = strcspn(list, "| &:"); /* in a default, "&" or ":" ends it */
 
 		if (length == n && memcmp(list, value, n) == 0)
 			return 1;
@@ -356,11 +361,14 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 
 /* ---- defaults --------------------------------------------------------------------------------
  * A default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first
- * alternative with a true condition is the default. The last alternative of a default has no
+ * alternative whose conditions (such as "epochs=0&store=cuda") are true is the default. The last alternative of a default has no
  * condition. */
 
+#define MAX_CONDITIONS 2
+
 struct alternative {
-	struct condition when; /* when.name is NULL if the alternative has no condition */
+	struct condition when[MAX_CONDITIONS]; /* all must be true */
+	size_t n_when;
 	char value[64];
 };
 
@@ -368,32 +376,34 @@ struct alternative {
  * left. */
 static int next_alternative(const char **def, struct alternative *a)
 {
-	const char *at = *def;
-	size_t n = strcspn(at, " "), condition = strcspn(at, "=");
+	const char *at = *def, *end = at + strcspn(at, " ");
 
 	if (!*at)
 		return 0;
 	memset(a, 0, sizeof(*a));
-	if (condition < n) {
-		size_t end = condition + strcspn(at + condition, ":");
+	while (memchr(at, '=', (size_t)(end - at))) {
+		size_t name = strcspn(at, "="), n = name + strcspn(at + name, "&:");
 
-		a->when = (struct condition){.name = at,
-			.n_name = (int)condition,
-			.values = at + condition + 1,
-			.n_values = (int)(end - condition - 1)};
-		at += end + 1;
-		n -= end + 1;
+		PS_ASSERT(a->n_when < MAX_CONDITIONS);
+		a->when[a->n_when++] = (struct condition){.name = at,
+			.n_name = (int)name,
+			.values = at + name + 1,
+			.n_values = (int)(n - name - 1)};
+		at += n + 1;
 	}
-	snprintf(a->value, sizeof(a->value), "%.*s", (int)n, at);
-	*def = at + n + (at[n] == ' ');
+	snprintf(a->value, sizeof(a->value), "%.*s", (int)(end - at), at);
+	*def = end + (*end == ' ');
 	return 1;
 }
 
 static int applies(const struct check *c, const struct alternative *a)
 {
 	char instead[256];
+	int all = 1;
 
-	return !a->when.name || holds(c, &a->when, instead, sizeof(instead));
+	for (size_t i = 0; i < a->n_when; i++)
+		all &= holds(c, &a->when[i], instead, sizeof(instead));
+	return all;
 }
 
 /* Returns the default of a row, which may depend on the values of earlier rows. */
@@ -703,12 +713,27 @@ static int is_excluded(const char *needs, const struct alternative *a)
 {
 	struct condition k;
 
-	while (a->when.name && next_condition(&needs, &k))
-		if (k.negated && k.n_name == a->when.n_name && k.n_values == a->when.n_values &&
-			memcmp(k.name, a->when.name, (size_t)k.n_name) == 0 &&
-			memcmp(k.values, a->when.values, (size_t)k.n_values) == 0)
+	while (a->n_when == 1 && next_condition(&needs, &k))
+		if (k.negated && has_same_name(&k, a->when) && k.n_values == a->when->n_values &&
+			memcmp(k.values, a->when->values, (size_t)k.n_values) == 0)
 			return 1;
 	return 0;
+}
+
+/* Writes a text such as "default with --optimizer sgd:" or "default with --epochs 0 and --store
+ * cuda:". Returns its length. */
+static size_t describe_conditions(
+	const struct alternative *a, const char *begin, char *out, size_t size)
+{
+	size_t at = 0;
+
+	for (size_t i = 0; i < a->n_when && at < size; i++) {
+		const struct condition *k = &a->when[i];
+
+		at += (size_t)snprintf(out + at, size - at, "%s --%.*s %.*s%s", i ? " and" : begin,
+			k->n_name, k->name, k->n_values, k->values, i + 1 < a->n_when ? "" : ":");
+	}
+	return at;
 }
 
 /* Writes a text such as "default 3" or "default with --optimizer sgd: 0.2, adam: 0.002, else with
@@ -729,21 +754,23 @@ static void describe_default(const struct opt *o, char *out, size_t size)
 		return;
 	}
 	for (int n = 0; next_alternative(&def, &a) && at < size;) {
+		const struct condition *k = a.when;
+
 		if (is_excluded(o->needs, &a))
 			continue;
-		int same = a.when.name && before.when.name && a.when.n_name == before.when.n_name &&
-			   memcmp(a.when.name, before.when.name, (size_t)a.when.n_name) == 0;
+		int same = a.n_when == 1 && before.n_when == 1 && has_same_name(k, before.when);
 
-		if (!a.when.name)
-			at += (size_t)snprintf(out + at, size - at, "%s %s",
-				n ? ", otherwise" : "default", a.value);
+		if (!a.n_when)
+			at += (size_t)snprintf(
+				out + at, size - at, "%s", n ? ", otherwise" : "default");
 		else if (same)
-			at += (size_t)snprintf(out + at, size - at, ", %.*s: %s", a.when.n_values,
-				a.when.values, a.value);
+			at += (size_t)snprintf(
+				out + at, size - at, ", %.*s:", k->n_values, k->values);
 		else
-			at += (size_t)snprintf(out + at, size - at, "%s --%.*s %.*s: %s",
-				n ? ", else with" : "default with", a.when.n_name, a.when.name,
-				a.when.n_values, a.when.values, a.value);
+			at += describe_conditions(&a, n ? ", else with" : "default with", out + at,
+				size - at);
+		if (at < size)
+			at += (size_t)snprintf(out + at, size - at, " %s", a.value);
 		before = a;
 		n++;
 	}

@@ -34,8 +34,8 @@ enum opt_type {
  *
  * The default is a text. For types other than OPT_TEXT, the default may also consist of
  * alternatives, separated by blanks: "mode=sync:0.5 0" is 0.5 with --mode sync and 0 otherwise.
- * Each alternative except the last begins with a condition on an earlier row, and a colon. The
- * first alternative with a true condition is the default.
+ * Each alternative except the last begins with a condition on an earlier row, or with two of them
+ * joined by "&", and a colon. The first alternative with true conditions is the default.
  *
  * Conditions of `needs`, separated by blanks, must all be true:
  *   mode=ssp|sync            the value of an OPT_ENUM row is one of these; a text row's value

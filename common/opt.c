@@ -767,8 +767,8 @@ static void describe_default(const struct opt *o, char *out, size_t size)
 			at += (size_t)snprintf(
 				out + at, size - at, ", %.*s:", k->n_values, k->values);
 		else
-			at += describe_conditions(&a, n ? ", else with" : "default with", out + at,
-				size - at);
+			at += describe_conditions(
+				&a, n ? ", else with" : "default with", out + at, size - at);
 		if (at < size)
 			at += (size_t)snprintf(out + at, size - at, " %s", a.value);
 		before = a;

@@ -64,7 +64,7 @@ struct room {
 };
 
 /* Returns 0 if the core would be too large. */
-static int make_room(struct room *r, const struct core_config *cfg)
+static int allocate_core(struct room *r, const struct core_config *cfg)
 {
 	if (cfg->n_params > MAX_BYTES / sizeof(float) || core_bytes(cfg) > MAX_BYTES)
 		return 0;
@@ -74,7 +74,7 @@ static int make_room(struct room *r, const struct core_config *cfg)
 	return 1;
 }
 
-static void free_room(struct room *r)
+static void free_core(struct room *r)
 {
 	free(r->weights);
 	free(r->core);
@@ -139,7 +139,7 @@ static void resume_stopped(const struct sections *s)
 	if (is_bad)
 		cfg = fixture_training();
 	cfg.term++;
-	if (!may_start(&cfg) || !make_room(&r, &cfg))
+	if (!may_start(&cfg) || !allocate_core(&r, &cfg))
 		return;
 	int rc = snapshot_decode(r.core, r.weights, &cfg, s->data, s->size, &c, &why);
 	PS_ASSERT(rc == PS_OK ? !is_bad : why && why[0]);
@@ -147,7 +147,7 @@ static void resume_stopped(const struct sections *s)
 		step_resumed(c);
 		decode_again(c, &cfg, &r);
 	}
-	free_room(&r);
+	free_core(&r);
 }
 
 /* Decode the sections as the replay of a log does (server/durability/wal_replay.c). */
@@ -159,11 +159,12 @@ static void resume_running(const struct sections *s)
 	struct room r;
 
 	if (snapshot_config(s->data[SNAPSHOT_SESSIONS], s->size[SNAPSHOT_SESSIONS], &cfg) ||
-		s->size[SNAPSHOT_WEIGHTS] != cfg.n_params * sizeof(float) || !make_room(&r, &cfg))
+		s->size[SNAPSHOT_WEIGHTS] != cfg.n_params * sizeof(float) ||
+		!allocate_core(&r, &cfg))
 		return;
 	int rc = snapshot_decode_running(r.core, r.weights, &cfg, s->data, s->size, &c, &why);
 	PS_ASSERT(rc == PS_OK || (why && why[0]));
-	free_room(&r);
+	free_core(&r);
 }
 
 static void resume_checkpoint(struct checkpoint *c, int running)

@@ -940,6 +940,7 @@ int options_parse(struct options *o, int argc, char **argv)
 	if (errors > 0 || rc != OPT_RUN)
 		return PS_EUSAGE;
 	fill(o);
+	o->norm_ratio_given = opt_given(&program, "norm-ratio");
 	o->usual_rate = opt_default(&program, "lr");
 	o->usual_local_rate = opt_default(&program, "local-lr");
 	log_set_format(o->log_format);

@@ -82,6 +82,8 @@ struct options {
 	uint32_t sides; /* maximum number of side connections of a worker (server/net/sides.h) */
 	/* the Unix socket of shared-memory lanes; "": none */
 	char lane_path[WIRE_MAX_SOCKET + 1];
+	/* 1: --norm-ratio is on the command line or in the environment */
+	int norm_ratio_given;
 	/* the defaults of --lr and --local-lr, which depend on other options */
 	double usual_rate, usual_local_rate;
 

@@ -11,7 +11,8 @@
 #include <math.h>
 #include <string.h>
 
-/* in modes that compare no means, the maximum size of an accepted gradient is SPIKE * R */
+/* in mode easgd, the maximum size of an accepted gradient is SPIKE * R; in a run without a data set,
+ * this is the maximum of the mean of a worker's sizes */
 #define SPIKE     25.0
 #define NORM_PART (1 / 8.)  /* weight of the newest norm in a moving mean of norms */
 #define SIZE_PART (1 / 32.) /* weight of the newest size in a moving mean of sizes */
@@ -228,18 +229,52 @@ static double mean_with(double mean, double x, double part)
 	return mean > 0 ? mean + part * (x - mean) : x;
 }
 
-static int compares_means(const struct core *c)
+static int has_data_set(const struct core *c)
 {
-	return c->cfg.training.epochs > 0 && c->cfg.training.mode != MODE_EASGD;
+	return c->cfg.training.epochs > 0;
 }
 
-static void count_size(struct worker_norms *n, double size, double ratio)
+/* Returns 1 if all workers compute gradients of the same data at nearly the same weights. */
+static int compares_means(const struct core *c)
+{
+	return has_data_set(c) && c->cfg.training.mode != MODE_EASGD;
+}
+
+/* Returns 1 if the norm of push `p` belongs in the means and medians. In a run without a data set,
+ * a push may contain only a part of the gradient, whose norm says nothing about the norms of whole
+ * gradients, and the gradients may be 0 most of the time. */
+static int is_typical(const struct core *c, const struct msg_push *p, double norm)
+{
+	const uint64_t end = c->store.trained;
+	uint64_t values = 0;
+
+	for (uint32_t i = 0; i < p->slices.n; i++) {
+		const struct slice *s = &p->slices.slice[i];
+		uint64_t left = s->offset < end ? end - s->offset : 0;
+
+		values += s->count < left ? s->count : left;
+	}
+	return has_data_set(c) || (norm > 0 && values == end);
+}
+
+/* Returns the maximum of the mean size of a worker's gradients. */
+static double largest_mean(const struct core *c)
+{
+	return (has_data_set(c) ? 1 : SPIKE) * c->cfg.limits.norm_ratio;
+}
+
+/* Returns the minimum of the mean size of a worker's gradients; 0: there is none. */
+static double smallest_mean(const struct core *c)
+{
+	return has_data_set(c) ? 1 / c->cfg.limits.norm_ratio : 0;
+}
+
+static void count_size(struct worker_norms *n, double size, double max)
 {
 	n->n_sizes++;
 	double part = vec_larger(1 / (double)n->n_sizes, SIZE_PART);
 
-	n->size =
-		mean_with(n->size, vec_larger(vec_smaller(size, 2 * ratio), 1 / (2 * ratio)), part);
+	n->size = mean_with(n->size, vec_larger(vec_smaller(size, 2 * max), 1 / (2 * max)), part);
 }
 
 /* Checks a gradient with norm `norm` while there is no yardstick. The first gradients of a run are
@@ -252,7 +287,7 @@ static enum reject check_early(struct core *c, double norm)
 	const float *w = c->store.weights;
 	double squares = 0;
 
-	if (c->cfg.training.epochs == 0 || core_live_workers(c) < MAJORITY_OF)
+	if (!has_data_set(c) || core_live_workers(c) < MAJORITY_OF)
 		return REJECT_NONE;
 	store_fetch_weights(c);
 	squares = blocks_dot(&c->blocks, w, w, c->store.trained);
@@ -360,18 +395,17 @@ static void remember_gradient(struct recent_gradients *r, double norm, uint64_t 
 static enum reject check_size(struct core *c, struct worker_norms *n, double norm, double images,
 	const struct yardsticks *y)
 {
-	const double ratio = c->cfg.limits.norm_ratio;
-
 	if (!y)
 		return check_early(c, norm);
 	double size = size_of(norm, y);
 
 	if (compares_means(c))
 		size = size_by_images(size, images, y);
-	count_size(n, size, ratio);
-	int is_bad = compares_means(c)
-			     ? n->n_sizes >= MIN_SIZES && (n->size > ratio || n->size < 1 / ratio)
-			     : size > SPIKE * ratio;
+	count_size(n, size, largest_mean(c));
+	int is_bad = c->cfg.training.mode == MODE_EASGD
+			     ? size > SPIKE * c->cfg.limits.norm_ratio
+			     : n->n_sizes >= MIN_SIZES &&
+				       (n->size > largest_mean(c) || n->size < smallest_mean(c));
 
 	return is_bad ? REJECT_NORM : REJECT_NONE;
 }
@@ -392,9 +426,11 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	int compared = find_limits(c, w, &y);
 	uint64_t print = compares_means(c) && has_known_norm(recent, norm) ? print_of(c, w, p) : 0;
 
-	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
-	n->last = norm;
-	n->push_no = c->stats.accepted;
+	if (is_typical(c, p, norm)) {
+		n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
+		n->last = norm;
+		n->push_no = c->stats.accepted;
+	}
 	enum reject r = check_size(c, n, norm, p->images, compared ? &y : NULL);
 	double place = 0;
 	int again = print && find_for_other_weights(recent, print, place_of_weights(c), &place) &&
@@ -408,11 +444,11 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 
 void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of)
 {
-	const double ratio = c->cfg.limits.norm_ratio;
+	const double max = largest_mean(c), min = smallest_mean(c);
 
-	if (of->n_sizes == 0 || (of->size < ratio && of->size > 1 / ratio))
+	if (of->n_sizes == 0 || (of->size < max && of->size > min))
 		return;
-	n->size = vec_larger(n->size, of->size < ratio ? 1 / ratio : ratio);
+	n->size = vec_larger(n->size, of->size < max ? min : max);
 	if (n->n_sizes < of->n_sizes)
 		n->n_sizes = of->n_sizes < MIN_SIZES ? of->n_sizes : MIN_SIZES - 1;
 }
@@ -428,16 +464,18 @@ static double largest_unscaled(const struct core *c)
 	return has_cap ? vec_smaller(CAP, ratio) : ratio;
 }
 
-/* Called while there are no yardsticks: returns the factor by which a gradient of norm `norm` is
- * scaled so that it does not exceed R times the last yardstick of the run. The function also moves
- * the last yardstick towards `norm`. */
-static double follow(struct core *c, double norm)
+/* Called while there are no yardsticks: returns the factor by which the gradient of push `p` is
+ * scaled so that its norm does not exceed R times the last yardstick of the run. If the norm is
+ * typical, the function also moves the last yardstick towards it. */
+static double follow(struct core *c, const struct msg_push *p)
 {
 	double last = c->norms.yardstick, max = last * c->cfg.limits.norm_ratio;
+	double norm = norm_of(c, p);
 
 	if (last <= 0)
 		return 1;
-	c->norms.yardstick = mean_with(last, vec_smaller(norm, max), SIZE_PART);
+	if (is_typical(c, p, norm))
+		c->norms.yardstick = mean_with(last, vec_smaller(norm, max), SIZE_PART);
 	return norm > max ? max / norm : 1;
 }
 
@@ -449,7 +487,7 @@ double norms_scale(struct core *c, const struct msg_push *p)
 	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD || c->cfg.training.mode == MODE_SYNC)
 		return 1;
 	if (!find_yardsticks(c, 0, NULL, &y))
-		return follow(c, norm_of(c, p));
+		return follow(c, p);
 	double size = size_of(norm_of(c, p), &y), max = largest_unscaled(c);
 
 	c->norms.yardstick = y.high;

@@ -23,7 +23,7 @@
  *   in the step, so neither the order of arrival nor the worker that computed a batch matters. The
  *   first updates of an honest run can make gradients thousands of times larger, and late in a run
  *   the gradient of a single image can be millions of times larger than the others. So a single
- *   gradient above the limit is not rejected, except where the means are not compared;
+ *   gradient above the limit is not rejected, except in mode easgd;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
  *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (8) sizes. In this
  *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). Late in a run the norms
@@ -36,7 +36,12 @@
  *   is scaled is not corrected, so pushes of few images get no more influence on the weights: in
  *   downpour and ssp they are scaled to CAP, and in sandblaster the weight of a gradient is its
  *   number of images. In sync all pushes are of one batch;
- * - where the means are not compared, a gradient is rejected if its size is above SPIKE * R (25 R);
+ * - in a run without a data set, workers may train on different data. There, the gradients of a
+ *   worker are rejected while the moving mean of their sizes is above SPIKE * R (25 R), once this
+ *   mean contains at least MIN_SIZES sizes; no mean is too small. A size above 50 R counts as 50 R.
+ *   A push that has only a part of the values, or only zeros, does not count in the means and
+ *   medians, but is compared with them;
+ * - in mode easgd, a gradient is rejected if its size is above SPIKE * R (25 R);
  * - in a run with a data set, and if there are yardsticks for the gradient, the core rejects an old
  *   gradient: one that a key sends for the third time or more, although the weights have moved. If
  *   the weights have not moved, honest workers compute the same gradients again. Without keys, all

@@ -137,6 +137,7 @@ static void read_options(struct rewrite *r)
 	cfg->push.buffer_size = 1;
 	cfg->push.aggregate = AGGREGATE_MEAN;
 	cfg->training.validate = 0;
+	cfg->limits.norm_ratio = 0;
 	cfg->dc.kind = !compensated ? DC_NONE : adaptive ? DC_ADAPTIVE : DC_CONSTANT;
 }
 

@@ -244,6 +244,23 @@ static int read_run_head(
 	return PS_OK;
 }
 
+/* Without --norm-ratio, a run without a data set keeps the ratio with which its checkpoint was
+ * written, because releases up to 0.2.0 compared no gradients. With --store cuda:N the ratio would
+ * also decide whether gradients go from GPU to GPU, so there the default of this start applies. */
+static void keep_norm_ratio(
+	struct core_config *cfg, const struct options *o, const struct checkpoint *c)
+{
+	const struct checkpoint_section *live =
+		checkpoint_find(c, snapshot_names[SNAPSHOT_SESSIONS]);
+	struct core_config then = o->core;
+
+	if (o->norm_ratio_given || cfg->training.epochs > 0 || o->store_gpu >= 0)
+		return;
+	then.limits.norm_ratio = 0; /* the value for a release without the option */
+	if (live && snapshot_config(live->data, live->size, &then) == PS_OK)
+		cfg->limits.norm_ratio = then.limits.norm_ratio;
+}
+
 /* ---- the whole start ----------------------------------------------------------------------- */
 
 /* Builds the core from `c`, sets the new term and writes the term to the file TERM. If `c` is
@@ -256,6 +273,7 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 	uint64_t term;
 	int rc = read_term(o->checkpoint_dir, &term, e);
 
+	keep_norm_ratio(&cfg, o, c);
 	if (!rc && c->generation)
 		/* resume() uses this secret if the checkpoint, of release 0.2.0, has none */
 		rc = new_proof_key(&cfg, e);

@@ -282,8 +282,11 @@ int wal_replay(const char *dir, const struct core_config *now, struct checkpoint
 	struct wal_reader j;
 	double begin = clock_seconds();
 
-	/* the value for a log of a release without --eval-checks, which checked no evaluation */
+	/* the values for a log of a release without these options: it checked no evaluation, and it
+	 * compared, aggregated and limited no gradients */
 	r.cfg.leases.eval_checks = 0;
+	r.cfg.limits.norm_ratio = r.cfg.limits.statistics_ratio = 0;
+	r.cfg.push.aggregate = AGGREGATE_MEAN;
 	int rc = open_first(dir, c, &j, e);
 
 	if (rc == PS_OK && j.fd >= 0) {

@@ -3,6 +3,7 @@
  * line, and reports every error in it, before it creates any file (server/config/options.h).
  * Covers attack A19 of docs/faults.md.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include "common/opt.h"
@@ -218,6 +219,26 @@ TEST(gradients_of_lbfgs_are_not_compared)
 	assert_int_equal(
 		parse_server_options("--mode;sandblaster;--optimizer;sgd;--norm-ratio;4"), OPT_RUN);
 	assert_true(options.core.limits.norm_ratio >= 4);
+}
+
+TEST(the_norm_ratio_depends_on_data_set_and_store)
+{
+	static const struct {
+		const char *options;
+		double ratio;
+	} runs[] = {{"--model;fc:10", 4}, {"--model;fc:10;--store;cuda:0", 4},
+		{"--model;vector:8", 100}, {"--model;vector:8;--store;cuda:0", 0},
+		{"--model;vector:8;--epochs;2", 4},
+		{"--model;vector:8;--store;cuda:0;--norm-ratio;7", 7}};
+
+	for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
+		char text[256];
+
+		snprintf(text, sizeof(text), "%s", runs[i].options);
+		print_message("%s\n", text);
+		assert_int_equal(parse_server_options(text), OPT_RUN);
+		assert_true(fabs(options.core.limits.norm_ratio - runs[i].ratio) < 1e-9);
+	}
 }
 
 TEST(a_vector_has_no_epochs_by_default)

@@ -2,6 +2,7 @@
  * test_server_startup.c - a start continues from the newest good checkpoint, and refuses runs that
  * it must not continue (server/durability/startup.h).
  */
+#include <math.h>
 #include "common/checkpoint.h"
 #include "common/safetensors.h"
 #include "tests/support/run_fixture.h"
@@ -180,6 +181,22 @@ TEST_IN(another_run_is_refused_and_the_option_named, run_set_up, run_tear_down)
 	run_start("--model;fc:10;--lr;0.5;--max-workers;7");
 	assert_true(run_startup.resumed);
 	assert_int_equal(run_term(), 2); /* 2, because the refused starts have used up no term */
+}
+
+static void assert_norm_ratio(const char *options, double ratio)
+{
+	run_start(options);
+	assert_true(fabs(core_config(run_startup.core)->limits.norm_ratio - ratio) < 1e-9);
+	run_die();
+}
+
+TEST_IN(a_run_without_a_data_set_keeps_its_norm_ratio, run_set_up, run_tear_down)
+{
+	assert_norm_ratio("--model;vector:8", 100);
+	assert_norm_ratio("--model;vector:8;--norm-ratio;0", 0);
+	assert_norm_ratio("--model;vector:8", 0);
+	assert_norm_ratio("--model;vector:8;--norm-ratio;7", 7);
+	assert_norm_ratio("--model;vector:8", 7);
 }
 
 TEST_IN(a_second_start_is_refused_at_once, run_set_up, run_tear_down)

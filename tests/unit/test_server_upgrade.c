@@ -13,6 +13,7 @@
 #include "server/core/snapshot_v5.h"
 #include "server/core/view.h"
 #include "server/core/workers.h"
+#include "server/durability/wal.h"
 #include "tests/support/direct_worker.h"
 #include "tests/support/test.h"
 
@@ -480,4 +481,45 @@ TEST_IN(what_follows_the_last_checkpoint_of_a_drain_is_no_loss, temp_dir_set_up,
 	assert_true(run.resumed);
 	assert_int_equal(core_stats(run.core)->version, 30);
 	startup_release(&run);
+}
+
+/* Release 0.1.0 compared no gradients of different workers. */
+TEST_IN(a_run_of_0_1_0_without_a_data_set_compares_no_norms, temp_dir_set_up, temp_dir_tear_down)
+{
+	struct startup run;
+	struct err e = {0};
+
+	copy_file("wal-stopped", "ckpt-0000000000000003");
+	assert_int_equal(start_vector("", &run, &e), PS_OK);
+	assert_true(core_config(run.core)->limits.norm_ratio <= 0);
+	startup_release(&run);
+}
+
+/* The replay of a log must take the steps of the release that wrote it. Release 0.2.0 compared no
+ * gradients of different workers and aggregated them with their mean. */
+TEST_IN(a_log_of_0_2_0_is_replayed_with_its_rules, temp_dir_set_up, temp_dir_tear_down)
+{
+	struct core_config then;
+	struct err e = {0};
+	char text[512];
+
+	copy_file("../run-0.2.0/wal-killed", "ckpt-0000000000000002");
+	copy_file("../run-0.2.0/wal-killed", "journal-0000000000000002");
+	snprintf(text, sizeof(text),
+		"--checkpoint-dir;%s;--model;seed:1;--seed;7;--batch-size;2000;--max-workers;3;"
+		"--epochs;4;--buffer-size;3;--aggregate;median",
+		temp_dir);
+	parse_options(&options, text);
+	assert_true(options.core.limits.norm_ratio > 0 && options.core.limits.statistics_ratio > 0);
+	assert_int_equal(
+		checkpoint_read(temp_dir_path(temp_dir, "ckpt-0000000000000002", text), &old, &e),
+		PS_OK);
+	assert_int_equal(wal_replay(temp_dir, &options.core, &old, &e), PS_OK);
+	const struct checkpoint_section *live =
+		checkpoint_find(&old, snapshot_names[SNAPSHOT_SESSIONS]);
+	then = options.core;
+	assert_int_equal(snapshot_config(live->data, live->size, &then), PS_OK);
+	assert_true(then.limits.norm_ratio <= 0 && then.limits.statistics_ratio <= 0);
+	assert_int_equal(then.push.aggregate, AGGREGATE_MEAN);
+	checkpoint_release(&old);
 }

@@ -361,8 +361,8 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 
 /* ---- defaults --------------------------------------------------------------------------------
  * A default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first
- * alternative whose conditions (such as "epochs=0&store=cuda") are true is the default. The last alternative of a default has no
- * condition. */
+ * alternative whose conditions (such as "epochs=0&store=cuda") are true is the default. The last
+ * alternative of a default has no condition. */
 
 #define MAX_CONDITIONS 2
 

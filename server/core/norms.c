@@ -11,8 +11,8 @@
 #include <math.h>
 #include <string.h>
 
-/* in mode easgd, the maximum size of an accepted gradient is SPIKE * R; in a run without a data set,
- * this is the maximum of the mean of a worker's sizes */
+/* in mode easgd, the maximum size of an accepted gradient is SPIKE * R; in a run without a data
+ * set, this is the maximum of the mean of a worker's sizes */
 #define SPIKE     25.0
 #define NORM_PART (1 / 8.)  /* weight of the newest norm in a moving mean of norms */
 #define SIZE_PART (1 / 32.) /* weight of the newest size in a moving mean of sizes */

@@ -469,8 +469,8 @@ static void choose_engine(struct sim *s)
 
 /* Chooses the hostile workers. In half of the runs with a single hostile worker, the server
  * compares norms. It compares the norms of three workers or more, so the honest workers are a
- * majority. In runs without a data set, it has the default ratio of such runs; their pushes are parts
- * of gradients, which it must not scale. */
+ * majority. In runs without a data set, it has the default ratio of such runs; their pushes are
+ * parts of gradients, which it must not scale. */
 static void choose_hostile(struct sim *s)
 {
 	s->n_hostile = 0;

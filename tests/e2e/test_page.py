@@ -441,7 +441,7 @@ return states.map((_, i) => {
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("workers", [5, 200])
-def test_the_states_can_be_seen_and_told_apart(programs, browser, theme, workers):
+def test_the_states_have_contrast_and_differ(programs, browser, theme, workers):
     """Level AA of WCAG 2 requires a contrast of at least 3 between a state and the background. The
     colours differ for people with deuteranopia or protanopia, and each state has another shape."""
     open_page(programs, browser)

@@ -325,6 +325,40 @@ TEST_IN(silent_connections_are_bounded_and_end, set_up_http, tear_down_http)
 	assert_string_equal(body(), "fine\n");
 }
 
+/* Returns 1 if the server closes the connection `fd` within a second. */
+static int is_closed(int fd)
+{
+	const uint64_t end = clock_ms() + 1000;
+	char byte;
+
+	while (clock_ms() < end) {
+		uv_run(&loop, UV_RUN_NOWAIT);
+		if (recv(fd, &byte, 1, MSG_PEEK) >= 0 || errno != EAGAIN)
+			return 1;
+	}
+	return 0;
+}
+
+/* A client sends its header slowly, so that its connection is never idle for long. The server
+ * limits the time of the whole header to 10 s. */
+TEST_IN(a_header_that_never_ends_is_not_waited_for, set_up_http, tear_down_http)
+{
+	static const char start[] = "GET /ok HTTP/1.1\r\nX: ";
+	int fd = dial_http();
+
+	assert_int_equal(send(fd, start, strlen(start), 0), (ssize_t)strlen(start));
+	assert_false(is_closed(fd));
+	skipped_ms = 8000;
+	assert_int_equal(send(fd, "x", 1, 0), 1);
+	assert_false(is_closed(fd));
+	skipped_ms = 10000;
+	assert_int_equal(send(fd, "x", 1, 0), 1);
+	assert_true(is_closed(fd));
+	close(fd);
+	http_get_bytes("/ok");
+	assert_string_equal(body(), "fine\n");
+}
+
 /* 64 clients, as many as the server accepts, begin requests and do not complete them. The next
  * client must still get its page, because the server closes the oldest connection. */
 TEST_IN(slow_clients_do_not_silence_a_page, set_up_http, tear_down_http)

@@ -194,7 +194,8 @@ def test_science_without_gnuplot_says_what_to_install(tmp_path):
 
 @pytest.mark.parametrize("flood", ["hello", "http", "garbage", *(pytest.param(
     flood, marks=pytest.mark.skipif(not SLOW, reason="CNN_SLOW=1 takes every flood"))
-    for flood in ("slots", "status", "revoked", "malformed", "chunks", "results"))])
+    for flood in ("slots", "status", "revoked", "malformed", "chunks", "results", "requests",
+                  "pages"))])
 def test_floods_leaves_a_server_that_answers(flood):
     """Each flood is an example of attack A5 of docs/faults.md. In this test a flood lasts one
     second, and the workers may be arbitrarily slow."""

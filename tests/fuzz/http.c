@@ -8,7 +8,7 @@
  * The port of the server changes from run to run, and the name of the cookie ends with it.
  * Therefore the target replaces each later byte PORT by the digits of the port. The target checks
  * that the server makes no pages but /healthz and /livez for a request that does not contain the
- * token. After every 64th input, the target checks that the server answers honest requests.
+ * token. After every 16th input, the target checks that the server answers honest requests.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -146,7 +146,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		request, bytes, how & HALVES ? bytes / 2 : bytes, 12, answer, sizeof(answer));
 	PS_ASSERT(
 		!(how & TOKEN) || n_pages == 0 || memmem(request, bytes, token, sizeof(token) - 1));
-	if (++n % 64 == 0)
+	if (++n % 16 == 0)
 		check_pages();
 	return 0;
 }

@@ -7,10 +7,15 @@ import ctypes
 import errno
 import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+# this file is also a program (NO_LANDLOCK), which does not have the path of the tests
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.build import BUILD, FLAVOUR, without  # noqa: E402
 
 VECTOR = ("--model", "vector:100", "--epochs", 0)
 # the numbers of Landlock's system calls, which are equal on all architectures
@@ -45,8 +50,22 @@ def confined(programs, *options, **how):
     server = programs.server(*VECTOR, "--log-level", "debug", *options, **how)
     server.line("net listening")
     if any("sandbox incomplete" in line for line in server.lines):
-        pytest.skip("this system has no Landlock or no seccomp")
+        without("Landlock or seccomp", "a newer kernel")
     return server
+
+
+@pytest.mark.skipif(FLAVOUR != "release", reason="the flags of the release flavour")
+def test_the_release_is_hardened():
+    flags = (BUILD / "flags").read_text().split()
+    assert {"-D_FORTIFY_SOURCE=3", "-ftrivial-auto-var-init=zero", "-fstack-protector-strong"} <= {*flags}
+
+    def show(*words):
+        return subprocess.run([*words, BUILD / "cnn-ps"], check=True, capture_output=True, text=True).stdout
+    symbols, elf = show("nm", "-D"), show("readelf", "--wide", "-h", "-l", "-d")
+    assert "__memcpy_chk" in symbols and "__stack_chk_fail" in symbols, "fortified calls"
+    assert "DYN" in elf and "BIND_NOW" in elf and "GNU_RELRO" in elf
+    stack = next(line for line in elf.splitlines() if "GNU_STACK" in line)
+    assert "RWE" not in stack, "no executable stack"
 
 
 def test_every_thread_is_confined(programs):

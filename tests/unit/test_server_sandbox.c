@@ -61,8 +61,10 @@ static void expect_in_sandbox(int (*act)(void), int status)
 {
 	int got = in_sandbox(act);
 
-	if (got == 255)
+	if (got == 255) { /* the kernel has no sandbox; .ci/run permits no such kernel */
+		assert_null(getenv("KX_REQUIRE_TOOLS"));
 		skip();
+	}
 	assert_int_equal(got, status);
 }
 

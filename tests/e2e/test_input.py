@@ -330,18 +330,25 @@ def test_a_renamed_variable_of_another_program_is_named_with_its_new_name(progra
 
 def default_in_help(text, values):
     """Returns the default value from a help text, such as "0.3" or "with --mode sync: 0.5, easgd:
-    1, else with --optimizer sgd: 2, otherwise 0". Of several values, the first one whose condition is true applies."""
+    1, else with --epochs 0 and --store cuda: 2, otherwise 0". Of several values, the first one whose
+    condition is true applies."""
     option = None
+
+    def holds(option, wanted):
+        value = values[option.lstrip("-")]
+        # the condition "--model vector" is true for vector:8
+        return value == wanted or value.startswith(wanted + ":")
+
     for part in text.removeprefix("with ").split(", "):
         if part.startswith("otherwise "):
             return part.removeprefix("otherwise ")
         condition, colon, value = part.removeprefix("else with ").partition(": ")
         if not colon:
             return part
-        option, wanted = condition.split() if " " in condition else (option, condition)
-        is_it = values[option.lstrip("-")]
-        # the condition "--model vector" is true for vector:8
-        if is_it == wanted or is_it.startswith(wanted + ":"):
+        if " " not in condition:
+            condition = f"{option} {condition}"
+        option = condition.split()[0]
+        if all(holds(*pair.split()) for pair in condition.split(" and ")):
             return value
     raise AssertionError(f"no value in {text!r}")
 

@@ -326,7 +326,7 @@ TEST_IN(silent_connections_are_bounded_and_end, set_up_http, tear_down_http)
 }
 
 /* Returns 1 if the server closes the connection `fd` within a second. */
-static int is_closed(int fd)
+static int is_hung_up_on(int fd)
 {
 	const uint64_t end = clock_ms() + 1000;
 	char byte;
@@ -347,13 +347,13 @@ TEST_IN(a_header_that_never_ends_is_not_waited_for, set_up_http, tear_down_http)
 	int fd = dial_http();
 
 	assert_int_equal(send(fd, start, strlen(start), 0), (ssize_t)strlen(start));
-	assert_false(is_closed(fd));
+	assert_false(is_hung_up_on(fd));
 	skipped_ms = 8000;
 	assert_int_equal(send(fd, "x", 1, 0), 1);
-	assert_false(is_closed(fd));
+	assert_false(is_hung_up_on(fd));
 	skipped_ms = 10000;
 	assert_int_equal(send(fd, "x", 1, 0), 1);
-	assert_true(is_closed(fd));
+	assert_true(is_hung_up_on(fd));
 	close(fd);
 	http_get_bytes("/ok");
 	assert_string_equal(body(), "fine\n");

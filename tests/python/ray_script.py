@@ -33,7 +33,9 @@ def say(result):
     (directory / "result.json").write_text(json.dumps(result))
 
 
-def ledger_worker(directory):
+def ledger_worker(directory, at_least=1):
+    """Pushes the ledger gradient. The worker holds its first batch until `at_least` workers have
+    one, so that the run cannot end before."""
     rank = os.environ["RANK"]
     (directory / f"worker-{rank}").write_text(str(os.getpid()))
     with cnnps.connect(data=cnnps.Data(n_train=SAMPLES, xxh3=7)) as client:
@@ -41,6 +43,8 @@ def ledger_worker(directory):
             out[:] = 0
             out[batch.epoch * SAMPLES + batch.indices[0]] = 1
             (directory / f"batch-{rank}").touch()
+            while len(list(directory.glob("batch-*"))) < at_least:
+                time.sleep(0.05)
             time.sleep(0.02)
             return 1.0
         cnnps.Worker(client, gradient).train()
@@ -77,7 +81,7 @@ def nodes(directory):
     from ray.cluster_utils import Cluster
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     ray.init(address=cluster.address, log_to_driver=False)
-    work = functools.partial(ledger_worker, directory)
+    work = functools.partial(ledger_worker, directory, at_least=2)
     results = []
     run = threading.Thread(target=lambda: results.append(cnnps.ray.run(
         work, workers=3, model=f"vector:{SAMPLES * EPOCHS}", epochs=EPOCHS, batch_size=1,

@@ -218,10 +218,13 @@ def machine(tmp_path_factory, data):
 @pytest.fixture(scope="module")
 def machines(copies, small):
     """Yields a function: machines(block) returns the machine of machines.py that runs the block, or
-    None."""
+    None. A machine ends at the first block of another document, because its programs would slow
+    down the tests after it."""
     made = {}
 
     def get(block):
+        for key in [key for key in made if key[0] != block.path]:
+            made.pop(key).close()
         kind, key = kind_of(block), (block.path, kind_of(block))
         if kind and key not in made:
             place = copies(block.path, kind in ("kubernetes", "slurm"))

@@ -65,6 +65,7 @@ struct core {
 	struct quarantine quarantine;
 	struct checks checks;
 	struct effects effects;
+	struct electorate *electorate;
 	/* the last member, so that core_place can leave out its end when it clears struct core */
 	struct fleet_norms norms;
 };

@@ -26,7 +26,7 @@
 struct layout {
 	size_t core, workers, decisions, epochs, effects, batches, copies, portions, later, eval,
 		scratch, running, sum, parts, kept, square, lbfgs, copies_of, backups, tensors,
-		results, end;
+		results, electorate, voters, values, newest, end;
 	size_t state[OPTIM_VECTORS];
 };
 
@@ -74,6 +74,17 @@ static size_t stride(const struct core_config *cfg)
 	return (cfg->n_params + 15) / 16 * 16;
 }
 
+/* Returns the number of places of the hash table of keys, in which at least half of the places stay
+ * free. */
+static uint32_t places_of_keys(const struct core_config *cfg)
+{
+	uint32_t n = 2;
+
+	while (n < 2 * cfg->sessions.max_workers)
+		n *= 2;
+	return n;
+}
+
 static struct layout layout_of(const struct core_config *cfg)
 {
 	struct layout l = {0};
@@ -104,6 +115,10 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.backups = place(&l.end, n * max_backups(cfg), sizeof(float));
 	l.tensors = place(&l.end, TENSOR_LIST_BYTES + 1, 1);
 	l.results = place(&l.end, engine_blocks(cfg->engine, cfg->n_params), sizeof(double));
+	l.electorate = place(&l.end, 1, sizeof(struct electorate));
+	l.voters = place(&l.end, cfg->sessions.max_workers, sizeof(struct worker *));
+	l.values = place(&l.end, cfg->sessions.max_workers, sizeof(double));
+	l.newest = place(&l.end, places_of_keys(cfg), sizeof(struct worker *));
 	return l;
 }
 
@@ -126,6 +141,17 @@ static void place_parts(struct core *c, void *memory, const struct layout *l)
 		a->part = (struct part *)(void *)floats_at(memory, l->parts);
 	for (uint32_t i = 0; i < a->room; i++)
 		a->part[i].g = floats_at(memory, l->kept) + i * stride(&c->cfg);
+}
+
+static void place_electorate(struct core *c, unsigned char *base, const struct layout *l)
+{
+	struct electorate *e = (struct electorate *)(void *)(base + l->electorate);
+
+	e->worker = (const struct worker **)(void *)(base + l->voters);
+	e->value = (double *)(void *)(base + l->values);
+	e->newest = (const struct worker **)(void *)(base + l->newest);
+	e->mask = places_of_keys(&c->cfg) - 1;
+	c->electorate = e;
 }
 
 static void place_modes(struct core *c, void *memory, const struct layout *l)
@@ -205,6 +231,7 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
 		c->store.state[i] = floats_at(memory, l.state[i]);
 	place_modes(c, memory, &l);
+	place_electorate(c, base, &l);
 	c->tensors.list = (char *)base + l.tensors;
 	c->tensors.list[0] = '\0';
 	c->checkpoints.generation = cfg->generation;

@@ -48,53 +48,77 @@ static int may_vote_on_norms(const struct core *c, const struct worker *w)
 	return worker_is_active(w) || w->session.state == SESSION_SUSPECT;
 }
 
-/* This struct lists the workers from whose norms the medians are computed. */
-struct electorate {
-	uint32_t n;
-	const struct worker *worker[WIRE_MAX_WORKERS];
-};
-
 /* Finds the workers whose newest push has the number `oldest` or a larger one. */
-static void find_norm_voters(const struct core *c, uint64_t oldest, struct electorate *e)
+static struct electorate *find_norm_voters(const struct core *c, uint64_t oldest)
 {
-	e->n = 0;
+	struct electorate *e = c->electorate;
+
+	e->n = e->older = 0;
 	for (uint32_t i = 0; i < c->n_slots; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (may_vote_on_norms(c, w) && w->norms.mean > 0 && w->norms.push_no >= oldest)
+		if (!may_vote_on_norms(c, w) || w->norms.mean <= 0)
+			continue;
+		if (w->norms.push_no >= oldest)
 			e->worker[e->n++] = w;
+		else
+			e->older++;
+	}
+	return e;
+}
+
+/* Returns the place of a key in the table e->newest: this place has the worker of the key that
+ * pushed last, or NULL if the table does not have the key. The first eight characters of a key are
+ * random, so keys rarely compete for the same place. */
+static const struct worker **place_of_key(const struct electorate *e, const char *key)
+{
+	uint32_t at = 0;
+
+	for (uint32_t i = 0; i < 8 && key[i]; i++)
+		at = at * 85 + (unsigned char)key[i];
+	for (;; at++) {
+		const struct worker **place = &e->newest[at & e->mask];
+
+		if (!*place || workers_same_key((*place)->session.owner, key))
+			return place;
 	}
 }
 
-/* Returns 1 if the worker is the one of its key that has pushed last. */
-static int is_newest_of_key(const struct electorate *e, const struct worker *w)
+/* Finds the worker of each key that pushed last, and returns the number of keys. A worker without a
+ * key counts like a key. */
+static uint32_t find_newest_of_keys(struct electorate *e)
 {
-	for (uint32_t i = 0; i < e->n; i++) {
-		const struct worker *o = e->worker[i];
+	uint32_t keys = 0;
 
-		if (o != w && workers_same_key(o->session.owner, w->session.owner) &&
-			(o->norms.push_no > w->norms.push_no ||
-				(o->norms.push_no == w->norms.push_no && o < w)))
-			return 0;
+	memset(e->newest, 0, ((size_t)e->mask + 1) * sizeof(*e->newest));
+	for (uint32_t i = 0; i < e->n; i++) {
+		const struct worker *w = e->worker[i], *none = NULL;
+		const struct worker **newest = &none;
+
+		if (w->session.owner[0])
+			newest = place_of_key(e, w->session.owner);
+		keys += !*newest;
+		if (!*newest || (*newest)->norms.push_no < w->norms.push_no)
+			*newest = w;
 	}
-	return 1;
+	return keys;
 }
 
 /* If the workers have at least MAJORITY_OF keys, keeps only the worker of each key that pushed
  * last, and returns 1. */
 static int represent_keys(struct electorate *e)
 {
-	const struct worker *newest[WIRE_MAX_WORKERS];
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < e->n; i++)
-		if (is_newest_of_key(e, e->worker[i]))
-			newest[n++] = e->worker[i];
-	if (n < MAJORITY_OF)
+	if (find_newest_of_keys(e) < MAJORITY_OF)
 		return 0;
+	for (uint32_t i = 0; i < e->n; i++) {
+		const struct worker *w = e->worker[i];
+
+		if (!w->session.owner[0] || *place_of_key(e, w->session.owner) == w)
+			e->worker[n++] = w;
+	}
 	e->n = n;
-	for (uint32_t i = 0; i < n; i++)
-		e->worker[i] = newest[i];
 	return 1;
 }
 
@@ -109,23 +133,43 @@ static int may_reject(const struct electorate *e, int has_majority, const struct
 	return 1;
 }
 
-/* Returns the median of the numbers that `of` returns for the workers of `e`. The order of equal
- * values is the order of the workers' slots. */
+/* Returns the number that has the index `rank` when the n numbers v are sorted (FIND, Hoare 1961),
+ * and changes the order of v. */
+static double of_rank(double *v, uint32_t n, uint32_t rank)
+{
+	uint32_t from = 0, to = n - 1;
+
+	while (from < to) {
+		double pivot = v[from + (to - from) / 2];
+		uint32_t i = from, k = to;
+
+		for (;; i++, k--) {
+			while (v[i] < pivot)
+				i++;
+			while (v[k] > pivot)
+				k--;
+			if (i >= k)
+				break;
+			double x = v[i];
+
+			v[i] = v[k];
+			v[k] = x;
+		}
+		/* no number up to k is above the pivot, and no number after k is below it */
+		if (rank <= k)
+			to = k;
+		else
+			from = k + 1;
+	}
+	return v[rank];
+}
+
+/* Returns the median of the numbers that `of` returns for the workers of `e`. */
 static double median_of(const struct electorate *e, double (*of)(const struct worker *))
 {
-	for (uint32_t i = 0; i < e->n; i++) {
-		double x = of(e->worker[i]);
-		uint32_t rank = 0;
-
-		for (uint32_t k = 0; k < e->n; k++) {
-			double y = of(e->worker[k]);
-
-			rank += (uint32_t)(y < x || (k < i && y <= x));
-		}
-		if (rank == e->n / 2)
-			return x;
-	}
-	return 0;
+	for (uint32_t i = 0; i < e->n; i++)
+		e->value[i] = of(e->worker[i]);
+	return e->n ? of_rank(e->value, e->n, e->n / 2) : 0;
 }
 
 static double mean_of(const struct worker *w)
@@ -155,24 +199,23 @@ struct yardsticks {
  * not rejected. The yardsticks are those of the workers whose newest push has the number `oldest`
  * or a larger one. Returns 0 if there are too few such workers, if their norms may not reject
  * gradients of `w` (may_reject), if these workers have fewer than three keys although the run has
- * three or more, or if the smaller yardstick is 0. */
+ * three or more, or if the smaller yardstick is 0. If `w` is NULL, y->few and y->many are 0. */
 static int find_yardsticks(
 	const struct core *c, uint64_t oldest, const struct worker *w, struct yardsticks *y)
 {
-	struct electorate e;
+	struct electorate *e = find_norm_voters(c, oldest);
+	int has_majority = represent_keys(e);
 
-	find_norm_voters(c, oldest, &e);
-	int has_majority = represent_keys(&e);
-	if (e.n < MAJORITY_OF || (w && !may_reject(&e, has_majority, w)))
+	if (e->n < MAJORITY_OF || (w && !may_reject(e, has_majority, w)))
 		return 0;
-	if (!has_majority && e.worker[0]->session.owner[0] &&
+	if (!has_majority && e->worker[0]->session.owner[0] &&
 		workers_have_keys(c, MAJORITY_OF, may_vote_on_norms))
 		return 0;
-	double mean = median_of(&e, mean_of), last = median_of(&e, last_of);
+	double mean = median_of(e, mean_of), last = median_of(e, last_of);
 
 	y->low = vec_smaller(mean, last);
 	y->high = vec_larger(mean, last);
-	y->few = y->many = median_of(&e, images_per_push);
+	y->few = y->many = w ? median_of(e, images_per_push) : 0;
 	return y->low > 0;
 }
 
@@ -185,7 +228,7 @@ static int find_limits(const struct core *c, const struct worker *w, struct yard
 
 	if (!find_yardsticks(c, oldest_push(c), w, y))
 		return 0;
-	if (find_yardsticks(c, 0, w, &all)) {
+	if (c->electorate->older && find_yardsticks(c, 0, w, &all)) {
 		y->low = vec_smaller(y->low, all.low);
 		y->high = vec_larger(y->high, all.high);
 		y->few = vec_smaller(y->few, all.few);
@@ -511,14 +554,15 @@ double norms_limit_of_step(
 	struct core *c, int (*is_in_step)(const struct core *, const struct worker *))
 {
 	const double ratio = c->cfg.limits.norm_ratio, before = c->norms.yardstick;
+	struct electorate *e = c->electorate;
 	struct yardsticks y;
-	struct electorate e = {0};
 
+	e->n = 0;
 	for (uint32_t i = 0; i < c->n_slots; i++)
 		if (is_in_step(c, &c->worker[i]) && c->worker[i].norms.mean > 0)
-			e.worker[e.n++] = &c->worker[i];
-	int decides = represent_keys(&e) || (e.n >= MAJORITY_OF && !e.worker[0]->session.owner[0]);
-	double norm = median_of(&e, last_of);
+			e->worker[e->n++] = &c->worker[i];
+	int decides = represent_keys(e) || (e->n >= MAJORITY_OF && !e->worker[0]->session.owner[0]);
+	double norm = median_of(e, last_of);
 	if (decides && norm > 0)
 		c->norms.yardstick = norm;
 	else if (find_yardsticks(c, 0, NULL, &y))

@@ -123,6 +123,18 @@ struct fleet_norms {
 	struct recent_gradients recent;
 };
 
+/* Memory for the workers from whose norms the medians are computed. Nothing in it outlasts a
+ * comparison. Each array has room for max_workers workers. */
+struct electorate {
+	uint32_t n, older; /* older: number of workers whose newest push is too old */
+	const struct worker **worker;
+	double *value; /* the numbers whose median is computed */
+	/* a hash table with the newest worker of each key; `mask` + 1 places, a power of two that
+	 * is at least 2 * max_workers */
+	const struct worker **newest;
+	uint32_t mask;
+};
+
 /* Includes the norm and the size of the gradient of push `p`, which store_check has accepted, in
  * the means of worker `w`. Returns REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);

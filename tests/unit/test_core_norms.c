@@ -3,7 +3,11 @@
  * agree with that of the median worker, and a single large gradient is scaled down or rejected.
  * Covers attack A13 of docs/faults.md.
  */
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "common/rng.h"
 #include "server/core/norms.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -981,4 +985,88 @@ TEST(three_workers_of_a_key_do_not_set_the_limit_of_a_step)
 		(void)check_norm(&t, i, 1e4);
 	assert_true(norms_limit_of_step(t.f.core, has_key_a) <= 1.2 * RATIO);
 	fixture_close(&t.f);
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Returns 1 if no other worker of the key has pushed after worker i, or if it has no key. */
+static int is_newest(const struct core *c, uint32_t i, uint32_t n)
+{
+	const struct worker *w = &c->worker[i];
+	int newest = 1;
+
+	for (uint32_t k = 0; k < n && w->session.owner[0]; k++)
+		newest &= strcmp(w->session.owner, c->worker[k].session.owner) != 0 ||
+			  c->worker[k].norms.push_no <= w->norms.push_no;
+	return newest;
+}
+
+/* Returns the larger one of the two medians, computed in another way: with a sort, and with a
+ * comparison of each worker with each other one. */
+static double larger_median(const struct core *c, uint32_t n)
+{
+	double *mean = calloc(n, sizeof(double)), *last = calloc(n, sizeof(double));
+	uint32_t keys = 0, voters = 0;
+
+	assert_true(mean && last);
+	for (uint32_t i = 0; i < n; i++)
+		keys += (uint32_t)is_newest(c, i, n);
+	for (uint32_t i = 0; i < n; i++)
+		if (keys < 3 || is_newest(c, i, n)) {
+			mean[voters] = c->worker[i].norms.mean;
+			last[voters++] = c->worker[i].norms.last;
+		}
+	qsort(mean, voters, sizeof(double), compare_numbers);
+	qsort(last, voters, sizeof(double), compare_numbers);
+	double median = fmax(mean[voters / 2], last[voters / 2]);
+
+	free(mean);
+	free(last);
+	return median;
+}
+
+/* Gives each of the n workers random norms, and one of `keys` keys (0: no key). Many norms are
+ * equal. */
+static void random_norms(struct core *c, uint32_t n, uint32_t keys, struct rng *r)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct worker *w = &c->worker[i];
+
+		w->norms.mean = 1 + (double)rng_below(r, 20);
+		w->norms.last = 1 + 20 * rng_unit(r);
+		w->norms.push_no = 1 + (i * 7919u) % n; /* 7919 is a prime, so all differ */
+		if (keys)
+			(void)snprintf(w->session.owner, sizeof(w->session.owner), "key%02u",
+				(unsigned)rng_below(r, keys));
+	}
+}
+
+TEST(a_gradient_is_scaled_to_the_medians_of_many_workers)
+{
+	for (uint64_t seed = 1; seed <= 60; seed++) {
+		struct rng r = rng_seed(seed, RNG_SIM, 0);
+		struct core_config cfg = with_ratio();
+		uint32_t n = 3 + (uint32_t)rng_below(&r, 254);
+		uint32_t keys = seed % 3 ? 1 + (uint32_t)rng_below(&r, n) : 0;
+		struct fleet t = {0};
+
+		cfg.sessions.max_workers = n;
+		fixture_open(&t.f, cfg);
+		for (uint32_t i = 0; i < n; i++)
+			t.stamp[0] = fixture_join(&t.f, 9 + i, "");
+		t.stamp[0] = worker_stamp(t.f.core, &t.f.core->worker[0]);
+		random_norms(t.f.core, n, keys, &r);
+		double limit = 1e6 * scale_of_push(&t, 0, 1e6);
+		double expected = CAP * larger_median(t.f.core, n);
+
+		if (fabs(limit - expected) > 1e-5 * expected)
+			fail_msg("seed %" PRIu64 ": %u workers, %u keys: scaled to %g instead of %g",
+				seed, n, keys, limit, expected);
+		fixture_close(&t.f);
+	}
 }

@@ -1065,7 +1065,8 @@ TEST(a_gradient_is_scaled_to_the_medians_of_many_workers)
 		double expected = CAP * larger_median(t.f.core, n);
 
 		if (fabs(limit - expected) > 1e-5 * expected)
-			fail_msg("seed %" PRIu64 ": %u workers, %u keys: scaled to %g instead of %g",
+			fail_msg("seed %" PRIu64
+				 ": %u workers, %u keys: scaled to %g instead of %g",
 				seed, n, keys, limit, expected);
 		fixture_close(&t.f);
 	}

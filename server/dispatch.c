@@ -171,18 +171,6 @@ static void send_fenced(struct server *s, const struct effect *e)
 	router_send(s->router, e->peer, &m);
 }
 
-/* Sends a worker the BYE of a run that has met its stop rule. The core drains such a run, because
- * the run can continue without the rule. But the BYE of a drain would make a supervisor start the
- * worker again, although the worker has nothing more to do. This BYE therefore says that the run is
- * done. */
-static void send_done(struct server *s, const struct effect *e)
-{
-	struct msg m = e->msg;
-
-	m.bye.status = PS_EDONE;
-	router_send(s->router, e->peer, &m);
-}
-
 static void send_msg(struct server *s, const struct effect *e)
 {
 	int held = s->wal && !s->status && e->durable_first;
@@ -190,8 +178,6 @@ static void send_msg(struct server *s, const struct effect *e)
 	router_set_lsn(s->router, held ? s->committed_lsn : 0);
 	if (e->fenced)
 		send_fenced(s, e);
-	else if (s->stops && e->drained)
-		send_done(s, e);
 	else
 		router_send(s->router, e->peer, &e->msg);
 }
@@ -319,7 +305,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 
 void dispatch_stop_rule(struct server *s)
 {
-	const struct event ev = {.kind = EVENT_DRAIN};
+	const struct event ev = {.kind = EVENT_DRAIN, .rule_met = 1};
 
 	if (s->stops || s->draining || s->status || core_ending(s->state.core) ||
 		!stop_rule_is_met(&s->options->stop, s->state.core, s->stop_reason))

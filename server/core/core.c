@@ -158,7 +158,7 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 	(void)w;
 	if (ev->msg->admin.verb == ADMIN_DRAIN) {
 		checkpoints_answer(c, ev->peer, ADMIN_DRAIN, 0);
-		run_end(c, PS_ESHUTDOWN);
+		run_drain(c, 0);
 	} else if (ev->msg->admin.verb == ADMIN_CHECKPOINT) {
 		checkpoints_request(c, ev->peer);
 	} else if (ev->msg->admin.verb == ADMIN_RELEASE) {
@@ -265,7 +265,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 		pace_progress(c, ev->peer, ev->bytes);
 		break;
 	case EVENT_DRAIN:
-		run_end(c, PS_ESHUTDOWN);
+		run_drain(c, ev->rule_met);
 		break;
 	}
 	recover(c);

@@ -42,7 +42,7 @@ enum event_kind {
 	/* the core takes a snapshot, because the write-ahead log is large or has failed */
 	EVENT_SAVE,
 	/* the server shall stop: the core takes a last snapshot, sends BYE to all workers, and ends
-	 * the run */
+	 * the run. The run can continue later */
 	EVENT_DRAIN,
 	/* `bytes` bytes of the connection of `peer` have moved since the last EVENT_PROGRESS, as
 	 * measured by the shell, not as reported by the peer. The shell sends this event after the
@@ -60,6 +60,9 @@ struct event {
 	/* EVENT_TICK: the time since the last tick, in ms, if replies have waited for the disk
 	 * during this time and the write-ahead log has made no progress; otherwise 0 */
 	uint64_t held_ms;
+	/* EVENT_DRAIN, 1: the run has met the rule of --stop-at or --patience-epochs, so its BYE
+	 * tells the workers that training is done */
+	int rule_met;
 	/* NULL: an update of this step overwrites the current weights. Otherwise n_params floats,
 	 * aligned to 64 bytes: the first update of this step writes its weights here and leaves the
 	 * current weights unchanged, because a reader still uses them. core_weights then returns
@@ -78,8 +81,8 @@ enum effect_kind {
 	 * one of its step */
 	EFFECT_COMMIT,
 	/* send `msg` to `peer`. The slices point into the core's weights, so the shell must encode
-	 * the message before the next step. The members `durable_first`, `fenced` and `drained` say
-	 * more about the message */
+	 * the message before the next step. The members `durable_first` and `fenced` say more about
+	 * the message */
 	EFFECT_SEND,
 	/* connection `peer` said HELLO, and its process holds the slot of `worker` as
 	 * `incarnation`. The WELCOME of this process may have to wait for a snapshot */
@@ -161,8 +164,6 @@ struct effect {
 	/* EFFECT_SEND, 1: the message is an ERROR for the process of `incarnation`, because a newer
 	 * process has taken the slot of `worker` */
 	uint8_t fenced;
-	/* EFFECT_SEND, 1: the message is the BYE of a drained run, which may continue later */
-	uint8_t drained;
 	uint32_t peer;
 	uint64_t generation;
 	uint32_t epoch, worker, incarnation;

@@ -40,9 +40,13 @@ void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int st
 	PS_ASSERT(!w || (status != PS_OK && status != PS_ESHUTDOWN) || !worker_may_return(w));
 	/* invariant 2: all pushes of the worker are durable when its own BYE is answered */
 	PS_ASSERT(!w || status != PS_OK || worker_durable_seq(c, w) == w->ledger.last_seq);
+	/* The run has met a stop rule. It is drained, because it can continue without the rule. But
+	 * the BYE of a drain would make a supervisor start the worker again, although the worker
+	 * has nothing more to do. */
+	if (status == PS_ESHUTDOWN && c->run.rule_met)
+		status = PS_EDONE;
 	effects_send_decided(c, peer, MSG_BYE)->bye =
 		(struct msg_bye){.stamp = worker_stamp(c, w), .status = status};
-	c->effects.effect[c->effects.n - 1].drained = status == PS_ESHUTDOWN;
 }
 
 void departure_part(struct core *c, const struct worker *w, uint32_t peer)

@@ -68,6 +68,9 @@ void departure_die(struct core *c, struct worker *w, enum worker_change why);
 /* Counts worker `w`, whose session is SESSION_AWAY, as lost and emits EFFECT_WORKER. The worker
  * keeps its slot and can resume its session. Does nothing if `w` is already counted. */
 void departure_miss(struct core *c, struct worker *w);
+/* Sends BYE on connection `peer`, to worker `w` or, if `w` is NULL, to a process without a session.
+ * `status` is PS_OK if the BYE answers another one, otherwise the status with which the run
+ * ends. */
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status);
 /* Sends BYE to `w` when the run is over or the server drains. At a drain, a worker gets no BYE if
  * it retains pushes that the server acknowledged before a crash and has lost: the worker keeps

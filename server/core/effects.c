@@ -11,7 +11,7 @@ struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer)
 	PS_ASSERT(c->effects.n < c->effects.max); /* invariant 1 */
 	c->effects.n++;
 	e->kind = kind;
-	e->durable_first = e->fenced = e->drained = 0;
+	e->durable_first = e->fenced = 0;
 	e->peer = peer;
 	e->generation = 0;
 	e->worker = e->incarnation = 0;

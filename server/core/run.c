@@ -20,6 +20,13 @@ void run_end(struct core *c, int status)
 	c->checkpoints.failing = 0;
 }
 
+void run_drain(struct core *c, int rule_met)
+{
+	run_end(c, PS_ESHUTDOWN);
+	if (c->run.end_status == PS_ESHUTDOWN)
+		c->run.rule_met |= rule_met;
+}
+
 /* During a drain, the core decides pushes until it takes the last snapshot. In a run that is
  * complete or has diverged, the core decides no further push. */
 int run_is_closed(const struct core *c)

@@ -18,6 +18,8 @@ struct run {
 	uint64_t recover_by_ms;
 	enum ending ending;
 	int end_status;
+	/* 1: the run is drained because it has met a stop rule (`rule_met` in core.h) */
+	int rule_met;
 };
 
 /* Returns 1 if min_workers workers have been live at the same time. A run without a data set counts
@@ -26,6 +28,9 @@ int run_has_begun(const struct core *c);
 /* Begins the end of the run: the server takes the last snapshot, sends BYE to all workers and emits
  * EFFECT_FINISH with `status`. */
 void run_end(struct core *c, int status);
+/* Begins a drain: ends the run with PS_ESHUTDOWN, because it can continue later. `rule_met` is 1 if
+ * the run has met a stop rule. */
+void run_drain(struct core *c, int rule_met);
 /* Returns 1 if the core neither decides nor answers new pushes. */
 int run_is_closed(const struct core *c);
 /* Returns 1 if the run has begun, and the core grants new work. If the run has not begun but enough

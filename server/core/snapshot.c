@@ -942,10 +942,12 @@ static void put_snapshots(struct cursor *k, struct core *c)
 	}
 }
 
-/* Returns 1 if end_status agrees with `ending`: a run that does not end has PS_OK, and one that
- * ends has one of the three reasons of an end. */
+/* Returns 1 if end_status agrees with `ending` and with `rule_met`: a run that does not end has
+ * PS_OK, one that ends has one of the three reasons of an end, and a stop rule drains the run. */
 static int end_fits(const struct run *r)
 {
+	if (r->rule_met && r->end_status != PS_ESHUTDOWN)
+		return 0;
 	if (r->ending == END_NOT)
 		return r->end_status == PS_OK;
 	return r->end_status == PS_EDONE || r->end_status == PS_ESHUTDOWN ||
@@ -962,15 +964,19 @@ static void put_run_state(struct cursor *k, struct core *c)
 	c->run.ending = (enum ending)choice(k, (uint32_t)c->run.ending, END_NOT, END_OVER);
 	u32(k, &end_status);
 	c->run.end_status = -(int)(end_status & INT32_MAX);
+	u64(k, &c->now_ms);
+	/* The section of an earlier release ends here. A server of that release accepted every
+	 * version that a worker claimed, and its core did not distinguish stop rules from other
+	 * drains. */
+	if (k->in && k->at == k->size) {
+		c->store.first_version = UINT64_MAX;
+		c->run.rule_met = 0;
+	} else {
+		u64(k, &c->store.first_version);
+		flag(k, &c->run.rule_met);
+	}
 	if (!end_fits(&c->run))
 		set_error(k, MALFORMED);
-	u64(k, &c->now_ms);
-	/* the section of an earlier release ends here; a server of that release accepted every
-	 * version that a worker claimed */
-	if (k->in && k->at == k->size)
-		c->store.first_version = UINT64_MAX;
-	else
-		u64(k, &c->store.first_version);
 }
 
 static void put_running(struct cursor *k, struct core *c)

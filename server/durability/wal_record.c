@@ -22,6 +22,8 @@ static uint64_t argument_of(const struct event *ev)
 		return ev->bytes;
 	case EVENT_TICK:
 		return ev->held_ms;
+	case EVENT_DRAIN:
+		return (uint64_t)ev->rule_met;
 	default:
 		return ev->generation;
 	}
@@ -33,6 +35,8 @@ static void set_argument(struct event *ev, uint64_t value)
 		ev->bytes = value;
 	else if (ev->kind == EVENT_TICK)
 		ev->held_ms = value;
+	else if (ev->kind == EVENT_DRAIN)
+		ev->rule_met = value == 1; /* an earlier release always stored 0 */
 	else
 		ev->generation = value;
 }

@@ -1,13 +1,13 @@
 /*
  * wal_record.h - encodes an event of the core as a record of the write-ahead log, and decodes it.
  *
- * A record has five numbers of 8 bytes (kind, peer, time, generation, number of frames), then the
- * sizes of the frames, 8 bytes each, then the frames as they were received. At a replay,
- * wire_decode checks the frames again, as if they had come from the network. A mark is a record
- * without an event. A mark contains the generation of a snapshot, which contains all events before
- * the mark and none after it. This header is private to the log: only wal.c and wal_replay.c
- * include it. Any thread may call these functions, but only one thread may use a struct
- * wal_record_reader.
+ * A record has five numbers of 8 bytes (kind, peer, time, a number whose meaning depends on the
+ * kind, number of frames), then the sizes of the frames, 8 bytes each, then the frames as they were
+ * received. At a replay, wire_decode checks the frames again, as if they had come from the network.
+ * A mark is a record without an event. A mark contains the generation of a snapshot, which contains
+ * all events before the mark and none after it. This header is private to the log: only wal.c and
+ * wal_replay.c include it. Any thread may call these functions, but only one thread may use a
+ * struct wal_record_reader.
  */
 #ifndef SERVER_DURABILITY_WAL_RECORD_H
 #define SERVER_DURABILITY_WAL_RECORD_H

@@ -843,6 +843,13 @@ static void saved(struct fuzz *f, enum event_kind kind)
 	step_and_check(f, &(struct event){.kind = kind, .generation = generation});
 }
 
+/* Most values of `chance` drain nothing. */
+static void drain_core(struct fuzz *f, uint8_t chance)
+{
+	if (chance > 200)
+		step_and_check(f, &(struct event){.kind = EVENT_DRAIN, .rule_met = chance & 1});
+}
+
 /* Returns the address of the last input byte that can choose a start of the server, or NULL if no
  * byte can. */
 static const uint8_t *find_last_start(const uint8_t *data, size_t size)
@@ -894,8 +901,7 @@ static void core_input_event(struct fuzz *f, struct input *in)
 		step_and_check(f, &(struct event){.kind = EVENT_SAVE});
 		break;
 	case 14:
-		if (input_u8(in) > 200)
-			step_and_check(f, &(struct event){.kind = EVENT_DRAIN});
+		drain_core(f, input_u8(in));
 		break;
 	case 15:
 	case 16:

@@ -309,6 +309,11 @@ void fixture_drain(struct core_fixture *f)
 	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
 }
 
+void fixture_meet_rule(struct core_fixture *f)
+{
+	fixture_step(f, &(struct event){.kind = EVENT_DRAIN, .rule_met = 1});
+}
+
 void fixture_admin(struct core_fixture *f, uint32_t peer, enum admin_verb verb)
 {
 	struct msg m = {.type = MSG_ADMIN, .admin = {.verb = verb}};

@@ -121,6 +121,8 @@ void fixture_pull(struct core_fixture *f, uint32_t peer, struct stamp s, enum we
 void fixture_bye(struct core_fixture *f, uint32_t peer, struct stamp s);
 /* Request the end of the run, as SIGTERM does. */
 void fixture_drain(struct core_fixture *f);
+/* Drain the run because it has met its stop rule. */
+void fixture_meet_rule(struct core_fixture *f);
 void fixture_admin(struct core_fixture *f, uint32_t peer, enum admin_verb verb);
 
 /* ---- snapshots ------------------------------------------------------------------------------ */

@@ -269,9 +269,10 @@ TEST(a_cut_section_is_refused_and_no_lie_does_harm)
 	struct core_snapshot img = fixture_save(&k.f);
 	size_t n = img.size[SNAPSHOT_SESSIONS];
 	assert_int_equal(read_live(&img, n), PS_OK);
-	/* a section without its last number is valid, because an earlier release wrote it so */
+	/* a section without its last two numbers is valid, because an earlier release wrote it
+	 * so */
 	for (size_t cut = 0; cut < n; cut++)
-		assert_int_equal(read_live(&img, cut), cut + 8 == n ? PS_OK : PS_ECHECKPOINT);
+		assert_int_equal(read_live(&img, cut), cut + 16 == n ? PS_OK : PS_ECHECKPOINT);
 	assert_int_equal(read_live(&img, n + 1), PS_ECHECKPOINT);
 	for (size_t at = 0; at < n; at++) {
 		unsigned char *byte = &img.data[SNAPSHOT_SESSIONS][at], was = *byte;
@@ -314,6 +315,11 @@ static void has_a_status_but_no_end(struct core *c)
 	c->run.end_status = PS_EDONE;
 }
 
+static void has_met_a_rule_but_no_end(struct core *c)
+{
+	c->run.rule_met = 1;
+}
+
 static void more_portions_than_are_done(struct core *c)
 {
 	c->leases.n_evaluated++;
@@ -323,7 +329,7 @@ TEST(a_section_that_contradicts_itself_is_refused)
 {
 	static void (*const falsify[])(struct core *) = {no_change, leaves_but_lives,
 		leaves_without_its_replays, ends_without_a_status, has_a_status_but_no_end,
-		more_portions_than_are_done};
+		has_met_a_rule_but_no_end, more_portions_than_are_done};
 
 	for (size_t i = 0; i < sizeof(falsify) / sizeof(falsify[0]); i++) {
 		struct core_fixture f;
@@ -340,6 +346,25 @@ TEST(a_section_that_contradicts_itself_is_refused)
 		fixture_drop(&img);
 		fixture_close(&f);
 	}
+}
+
+TEST(a_stop_rule_stays_met)
+{
+	struct core_fixture f;
+
+	fixture_open(&f, fixture_config());
+	(void)fixture_join(&f, 9, "");
+	fixture_meet_rule(&f);
+	void *memory = begin_twin(&f);
+	fixture_durable(&f);
+	assert_twins(&f);
+	for (size_t i = 0; i < 2; i++) {
+		const struct core_fixture each = {.core = i ? f.twin : f.core};
+
+		assert_int_equal(fixture_sent(&each, 9, MSG_BYE)->bye.status, PS_EDONE);
+	}
+	free(memory);
+	fixture_close(&f);
 }
 
 /* ---- a run with the write-ahead log --------------------------------------------------------- */

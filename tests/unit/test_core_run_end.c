@@ -265,7 +265,6 @@ TEST(a_worker_that_comes_during_a_drain_gets_bye_at_once)
 	fixture_drain(&f); /* the snapshot of the drain is in progress */
 	fixture_message(&f, 8, &m);
 	assert_int_equal(fixture_sent(&f, 8, MSG_BYE)->bye.status, PS_ESHUTDOWN);
-	assert_true(fixture_effect(&f, EFFECT_SEND)->drained);
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
 	fixture_close(&f);
@@ -321,5 +320,49 @@ TEST(a_run_that_was_done_is_done_again_after_a_restart)
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
 	assert_int_equal(core_epoch(f.core, 0)->eval_correct, 6);
+	fixture_close(&f);
+}
+
+/* ---- stop rules ------------------------------------------------------------------------------ */
+
+/* The run is drained, because a server without the rule can continue it. But a supervisor must not
+ * start the workers again, so their BYE is the one of a run that is done. */
+TEST(a_run_that_has_met_its_rule_is_drained_and_its_workers_are_done)
+{
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
+	struct stamp s;
+
+	fixture_open(&f, fixture_config());
+	s = fixture_join(&f, 9, "");
+	fixture_meet_rule(&f); /* the last snapshot is in progress */
+	assert_int_equal(core_ending(f.core), PS_ESHUTDOWN);
+	fixture_message(&f, 8, &m);
+	assert_int_equal(fixture_sent(&f, 8, MSG_BYE)->bye.status, PS_EDONE);
+	fixture_drain(&f); /* a signal during this end must change nothing */
+	fixture_durable(&f);
+	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_ESHUTDOWN);
+	assert_int_equal(fixture_sent(&f, 9, MSG_BYE)->bye.status, PS_EDONE);
+	fixture_heartbeat(&f, 19, s); /* of a worker that has not received the BYE */
+	assert_int_equal(fixture_sent(&f, 19, MSG_BYE)->bye.status, PS_EDONE);
+	fixture_close(&f);
+}
+
+TEST(a_restart_forgets_that_the_rule_was_met)
+{
+	struct core_fixture f;
+	struct stamp s;
+
+	fixture_open(&f, fixture_config());
+	s = fixture_join(&f, 9, "");
+	fixture_meet_rule(&f);
+	fixture_durable(&f);
+	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_ESHUTDOWN);
+	fixture_restart(&f); /* without the rule */
+	s = fixture_come_back(&f, 9, s, 0);
+	fixture_apply_ones(&f, s, 1);
+	fixture_drain(&f);
+	fixture_durable(&f);
+	assert_finished(&f, PS_ESHUTDOWN);
 	fixture_close(&f);
 }

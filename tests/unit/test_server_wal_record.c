@@ -24,7 +24,8 @@ TEST(an_event_of_any_kind_comes_back_and_no_damage_does_harm)
 			.msg = &m,
 			.generation = 99,
 			.bytes = 98,
-			.held_ms = 97};
+			.held_ms = 97,
+			.rule_met = 1};
 		int has_frames = kind == EVENT_MESSAGE;
 
 		assert_int_equal(wire_encode(&m, &f), PS_OK);
@@ -38,8 +39,10 @@ TEST(an_event_of_any_kind_comes_back_and_no_damage_does_harm)
 		assert_int_equal(r.event.peer, 7);
 		assert_int_equal(r.event.held_ms, kind == EVENT_TICK ? 97 : 0);
 		assert_int_equal(r.event.bytes, kind == EVENT_PROGRESS ? 98 : 0);
-		assert_int_equal(
-			r.event.generation, kind == EVENT_TICK || kind == EVENT_PROGRESS ? 0 : 99);
+		assert_int_equal(r.event.rule_met, kind == EVENT_DRAIN);
+		int has_another =
+			kind == EVENT_TICK || kind == EVENT_PROGRESS || kind == EVENT_DRAIN;
+		assert_int_equal(r.event.generation, has_another ? 0 : 99);
 		assert_int_equal(r.now_ms, 1234);
 		if (has_frames)
 			assert_memory_equal(r.msg.push.slices.slice[0].data, fixture_ones,

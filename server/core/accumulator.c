@@ -385,18 +385,17 @@ static void measure_sum(struct core *c)
 /* Returns 1 if all values stay finite when one more gradient is added, whose weight is `weight` and
  * whose magnitudes are at most `peak`. The learning rate can still change before the step, so the
  * function assumes the highest possible rate: schedules only lower the rate, and no rule multiplies
- * it by more than --max-workers or --buffer-size, whichever is larger. */
+ * it by more than --max-workers, --buffer-size or the number of gradients (of some workers a buffer
+ * may have several), whichever is the largest. */
 static int fits_sum(struct core *c, double weight, double peak)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
 	double mean = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
 	double robust = vec_larger(a->peak, peak) * (c->cfg.push.sum ? a->pushes + 1 : 1);
 	double sum = is_robust(c) ? robust : mean;
-	uint32_t max = c->cfg.sessions.max_workers > c->cfg.push.buffer_size
-			       ? c->cfg.sessions.max_workers
-			       : c->cfg.push.buffer_size;
+	double max = vec_larger(c->cfg.sessions.max_workers, c->cfg.push.buffer_size);
 
-	return store_holds(c, sum, c->cfg.rate.lr * max);
+	return store_holds(c, sum, c->cfg.rate.lr * vec_larger(max, a->pushes + 1));
 }
 
 int accumulator_holds(struct core *c, double weight, double peak)

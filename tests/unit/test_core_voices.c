@@ -136,6 +136,22 @@ TEST(a_worker_that_answers_at_once_does_not_fill_the_buffers_alone)
 		}
 }
 
+/* With --lr-scaling linear, the rate grows with the gradients of a buffer, and a fast worker can add
+ * more of them than the buffer has voices. All values stay within the bounds of the core (invariant
+ * 3 of store.c, which the fixture checks after each step). */
+TEST(the_bounds_hold_for_a_buffer_with_more_gradients_than_voices)
+{
+	struct core_config cfg = voices_config(3);
+	struct cluster k;
+
+	cfg.optim.kind = OPTIM_ADAGRAD;
+	cfg.rate.scaling = LR_SCALING_LINEAR;
+	cluster_open(&k, cfg, 3, 300, one_is_bad);
+	(void)run_fleet(&k, 1000, 10, 0);
+	assert_true(core_stats(k.f.core)->accepted > 5 * core_stats(k.f.core)->updates);
+	cluster_close(&k);
+}
+
 /* Worker 0 is 20 times as fast as the others. Worker 0 waits for the other workers only at the last
  * batches of an epoch. */
 TEST(a_worker_that_is_20_times_as_fast_does_not_wait)

@@ -22,8 +22,13 @@ $(if $(filter fuzz-fast,$(FLAVOUR)),$(call obj,$(SRC.proto) tests/support/fuzz_i
 # In fuzz-fast, the target `core` has shorter inputs, and leaves the codec to the target `wire`.
 $(B)/tests/fuzz/core.o: EXTRA_CFLAGS += $(if $(filter fuzz-fast,$(FLAVOUR)),-DFUZZ_FAST)
 
+# The dictionary of the target `options` also has the names of all options.
+$(B)/tests/fuzz/options.dict: tests/fuzz/options.dict $(B)/gen/opt_names.h
+	@mkdir -p $(@D)
+	@sed -n 's/^{"cnn-ps", "\([^"]*\)".*/"--\1\\x0a"/p' $(B)/gen/opt_names.h | cat $< - >$@
+
 .PHONY: fuzz fuzz-build fuzz-coverage
-fuzz-build: $(FUZZ)
+fuzz-build: $(FUZZ) $(B)/tests/fuzz/options.dict
 # Fuzz each target for SECONDS of wall time, on all CPUs. FAST=1: without ASan.
 SECONDS ?= 60
 FUZZ_FLAVOUR := $(if $(FAST),fuzz-fast,fuzz)

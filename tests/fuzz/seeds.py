@@ -322,7 +322,9 @@ SEEDS = {
                         b"\2" + jpeg(3, 2, exif(">", 9)), b"\1" + jpeg(3, 2, exif("<", 8)[:-4])],
     "options": lambda: [b"--check-config\n--model\nseed:32\n--mode\nsync\n--optimizer=adam\n",
                         b"--mode=sync\n--sync-workers=5\n--aggregate=trimmed:2\n",
-                        b"--model=vector:8\n--epochs=0\n--lr=0.5\n--max-workers\n4\n"],
+                        b"--model=vector:8\n--epochs=0\n--lr=0.5\n--max-workers\n4\n",
+                        b"--bind\ntcp://*:0\n--insecure\n--http=8080\n",
+                        b"--bind=tcp://[::1]:5555\n--http\n10.0.0.1:80\n--http-token=t\n"],
     "http": http,
     "zmtp": zmtp,
 }

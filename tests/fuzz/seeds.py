@@ -85,17 +85,26 @@ def wire():
         yield bytes([8, 0]) + sizes + b"\xff" + first
 
 
-def safetensors_file(text):
-    """Returns the bytes of a .safetensors file with the weights of the model fc:3 for 1x2x3
-    images."""
-    tensors = {"fc1.weight": [3, 6], "fc1.bias": [3]}
-    header, at = {"__metadata__": {"model": text}}, 0
+def safetensors_file(tensors, **metadata):
+    """Returns the bytes of a .safetensors file with tensors of these shapes."""
+    header, at = {"__metadata__": metadata}, 0
     for name, shape in tensors.items():
         size = 4 * int(np.prod(shape))
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
         at += size
     raw = json.dumps(header).encode()
     return struct.pack("<Q", len(raw)) + raw + bytes(at)
+
+
+def safetensors():
+    """Yields files with the weights of the model fc:3 for 1x2x3 images, and with the values of
+    vector:8:running=2."""
+    layers, values = {"fc1.weight": [3, 6], "fc1.bias": [3]}, "w F32 2x3\nn I64 scalar 3\nw2 = w\n"
+    yield safetensors_file(layers, model="fc:3", evaluation='{"loss": 0.5}')
+    yield safetensors_file(layers, model="")
+    yield safetensors_file({"vector": [8]}, model="vector:8:running=2")
+    yield safetensors_file({"w": [2, 3], "b": [], "c": [1]})
+    yield safetensors_file({"w": [2, 3], "r": [2]}, tensor_list=values + "r F32 2\n")
 
 
 def checkpoint_file(sections):
@@ -311,7 +320,7 @@ SEEDS = {
         "weights": bytes(32)})] + [b"\0" + c for c in old_checkpoints()] + list(
             checkpoints_of_releases()),
     "wal": lambda: [b"\0" + wal_file(), b"\2" + struct.pack("<QQQQQ", 2, 0, 1050, 0, 0)],
-    "safetensors": lambda: [safetensors_file("fc:3"), safetensors_file("")],
+    "safetensors": safetensors,
     "keys": lambda: [b"\0# list\nworker " + b"a" * 40 + b" anna\nadmin " + b"b" * 40 + b"\n",
                      b"\1cnn-ps public key\n" + b"a" * 40 + b"\n",
                      b"\2cnn-ps secret key\n" + b"a" * 40 + b"\n"],

@@ -227,6 +227,46 @@ def wal_file():
     return head + wal_record(message, 1) + wal_record(tick, 2)
 
 
+def wal_events():
+    """Yields lists of events for the replay of a log (wal.c)."""
+    pb = client.pb
+    stamps = [pb.Stamp(run_hi=11, run_lo=22, term=5, worker=i, incarnation=1) for i in (1, 2)]
+
+    def message(peer, body, tensors=(), last=b"\0"):
+        frames = client.encode(body, tensors)
+        return bytes([0, peer, 1, len(frames[0])]) + frames[0] + last
+
+    def push(worker, seq, first, count):
+        body = pb.Push(stamp=stamps[worker], seq=seq, base_version=0, base_term=5, images=10 * count,
+                       loss=1, work=pb.Work(epoch=0, first=first, count=count), grant_first=first,
+                       grant_count=count, pull=seq)
+        # one tensor frame with 8 values: 0.5
+        return message(worker + 1, body, [(0, np.full(8, 0.5, "<f4"))], bytes([1, 9 + 8]))
+
+    hello = pb.Hello(protocol=client.PROTOCOL, oldest_protocol=client.PROTOCOL, role=1, name="carl",
+                     device="cpu", data=pb.DataId(n_train=35, n_test=7, rows=2, cols=3, classes=10,
+                                                  xxh3=99, channels=1))
+    tick, late, durable, failed = b"\2\0\1\0", b"\2\0\xf9\0", b"\3\0\1\0", b"\4\0\1\0"
+    save, mark, next_file, lost = b"\5\0\1", b"\x08", b"\x09", b"\x0a"
+    leases = b"".join(message(i + 1, pb.Lease(stamp=stamps[i], request=1)) for i in (0, 1))
+    pushes = push(0, 1, 0, 1) + push(0, 2, 1, 1) + push(1, 1, 2, 1) + push(1, 2, 3, 1)
+    pairs = push(0, 1, 0, 2) + push(1, 1, 2, 2)
+    result = message(1, pb.Result(stamp=stamps[0], eval_id=1, eval_count=3, correct=2, loss_sum=1))
+    for mode in range(5):
+        for work in (leases + pushes, leases + pairs):
+            yield bytes([4, mode]) + durable + tick + work + tick + result
+        yield bytes([4, mode]) + durable + leases + save + mark + durable + save + next_file + pushes
+    yield b"\4\0" + failed + message(3, hello) + b"\1\1\1" + late + late
+    yield b"\4\0" + durable + b"\7\1\1\0" + b"\6\0\1" + mark + durable + tick
+    for body in (pb.Pull(stamp=stamps[0], request=1, which=1), pb.Heartbeat(stamp=stamps[0]),
+                 pb.Bye(stamp=stamps[1]), pb.Status()):
+        yield b"\4\0" + durable + message(1, body) + tick
+    for verb in 1, 2:
+        yield b"\4\0" + durable + message(1, pb.Admin(verb=verb)) + mark + durable + tick
+    for how in b"\4", b"\x0c":
+        yield how + b"\0" + tick + lost + tick
+
+
 def exif(order, orientation):
     """Returns an EXIF block with an orientation; `order` is "<" or ">", as for struct."""
     entries = struct.pack(order + "HHII", 0x10f, 2, 1, ord("X")), struct.pack(
@@ -319,7 +359,8 @@ SEEDS = {
         "run": struct.pack("<QQQQ", 11, 22, 5, 9) + b"vector:8".ljust(512, b"\0"),
         "weights": bytes(32)})] + [b"\0" + c for c in old_checkpoints()] + list(
             checkpoints_of_releases()),
-    "wal": lambda: [b"\0" + wal_file(), b"\2" + struct.pack("<QQQQQ", 2, 0, 1050, 0, 0)],
+    "wal": lambda: [b"\0" + wal_file(), b"\2" + struct.pack("<QQQQQ", 2, 0, 1050, 0, 0),
+                    *wal_events()],
     "safetensors": safetensors,
     "keys": lambda: [b"\0# list\nworker " + b"a" * 40 + b" anna\nadmin " + b"b" * 40 + b"\n",
                      b"\1cnn-ps public key\n" + b"a" * 40 + b"\n",

@@ -147,7 +147,7 @@ struct base {
 
 /* The memory of a core, large enough for all modes. */
 static void *block;
-static float weights[PARAMS] __attribute__((aligned(64)));
+static _Alignas(64) float weights[PARAMS];
 
 static void join_base(struct core *c, uint32_t peer, const char name[5])
 {
@@ -172,7 +172,7 @@ static struct core_config base_config(enum mode mode)
 	return cfg;
 }
 
-static void make_base(struct base *b, enum mode mode)
+static void make_log_base(struct base *b, enum mode mode)
 {
 	const struct effect *e;
 
@@ -209,7 +209,7 @@ static const struct base *find_base(enum mode mode)
 	if (!block)
 		block = aligned_alloc(64, room);
 	PS_ASSERT(block);
-	make_base(&bases[mode], mode);
+	make_log_base(&bases[mode], mode);
 	return &bases[mode];
 }
 

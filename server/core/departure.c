@@ -68,7 +68,11 @@ void departure_part_all(struct core *c)
 
 /* ---- exclusion ------------------------------------------------------------------------------- */
 
-#define MAX_STREAK 20
+#define MAX_BAD 20
+/* a third push of a wrong shape exceeds MAX_SHAPES if fewer than WRONG_SHAPE pushes were accepted
+ * since the first one */
+#define WRONG_SHAPE 100
+#define MAX_SHAPES  (2 * WRONG_SHAPE)
 /* if the workers have at least this number of keys, keys vote; otherwise workers vote */
 #define KEYS_THAT_VOTE 3
 
@@ -95,7 +99,7 @@ static void exclude(struct core *c, struct worker *w, enum worker_change why)
 
 static int is_bad(const struct worker *w)
 {
-	return w->quarantine.bad_streak >= BAD_STREAK;
+	return w->quarantine.bad >= FEW_BAD;
 }
 
 /* Returns 1 if no earlier slot that counts has the key of slot `i`. */
@@ -162,14 +166,19 @@ static int is_replaying(const struct worker *w)
 	return w->ledger.last_seq < w->ledger.replay_target;
 }
 
-void quarantine_bad(struct core *c, struct worker *w)
+void quarantine_bad(struct core *c, struct worker *w, enum reject why)
 {
-	uint32_t streak = ++w->quarantine.bad_streak + w->quarantine.earlier;
-
+	struct worker_quarantine *q = &w->quarantine;
 	/* the limit is twice as high for a worker that still has to replay acknowledged pushes */
-	if (streak < MAX_STREAK || (is_replaying(w) && streak < 2 * MAX_STREAK))
+	uint32_t max = is_replaying(w) ? 2 * MAX_BAD : MAX_BAD;
+	int has_wrong_shapes;
+
+	q->bad++;
+	q->shapes += why == REJECT_SHAPE ? WRONG_SHAPE : 0;
+	has_wrong_shapes = q->shapes > MAX_SHAPES;
+	if (q->bad + q->earlier < max && !has_wrong_shapes)
 		return;
-	if (has_diverged(c, w)) {
+	if (!has_wrong_shapes && has_diverged(c, w)) {
 		run_end(c, PS_EDIVERGED);
 		return;
 	}
@@ -192,17 +201,30 @@ void quarantine_strike(struct core *c, struct worker *w, const char *owner, cons
 
 void quarantine_good(struct worker *w)
 {
-	w->quarantine.bad_streak = w->quarantine.earlier = 0;
-	w->quarantine.sound = 1;
+	struct worker_quarantine *q = &w->quarantine;
+
+	q->sound = 1;
+	if (q->bad > 0)
+		q->bad--;
+	else if (q->earlier > 0)
+		q->earlier--;
+	if (q->shapes > 0)
+		q->shapes--;
 }
 
-uint32_t quarantine_inherit(const struct worker *of, uint32_t streak)
+static uint32_t larger(uint32_t a, uint32_t b)
 {
-	uint64_t of_slot = (uint64_t)of->quarantine.bad_streak + of->quarantine.earlier;
+	return a > b ? a : b;
+}
 
-	if (of_slot > MAX_STREAK - 1)
-		of_slot = MAX_STREAK - 1;
-	return streak < of_slot ? (uint32_t)of_slot : streak;
+void quarantine_inherit(struct worker_quarantine *to, const struct worker *of)
+{
+	const struct worker_quarantine *q = &of->quarantine;
+	uint32_t bad = q->bad + q->earlier;
+
+	/* below the limit, so that the new process is excluded only if it is bad itself */
+	to->earlier = larger(to->earlier, bad < MAX_BAD ? bad : MAX_BAD - 1);
+	to->shapes = larger(to->shapes, q->shapes < MAX_SHAPES ? q->shapes : MAX_SHAPES);
 }
 
 void quarantine_notify(struct core *c, struct worker *w, uint32_t peer)
@@ -213,8 +235,7 @@ void quarantine_notify(struct core *c, struct worker *w, uint32_t peer)
 	w->session.leave = STAYS;
 	if (peer)
 		effects_refuse(c, peer, PS_EQUARANTINE, 0,
-			"excluded: too many losses or gradients of this worker in a row were not "
-			"finite, of a wrong shape, or of another size than those of the other "
-			"workers, or its evaluations were outvoted: check its device, its data and "
-			"its version");
+			"excluded: too many losses or gradients of this worker were not finite, of "
+			"a wrong shape, or of another size than those of the other workers, or its "
+			"evaluations were outvoted: check its device, its data and its version");
 }

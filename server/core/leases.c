@@ -216,7 +216,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	/* a sum would not stay finite; the portion becomes free when the worker sends its next
 	 * LEASE */
 	if (!is_finite_with(rec, r)) {
-		quarantine_bad(c, w);
+		quarantine_bad(c, w, REJECT_NONFINITE);
 		return;
 	}
 	(void)pace_evaluated(c, w, r, 1);

@@ -161,8 +161,7 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 	PS_ASSERT(c->cfg.training.epochs == 0 || worker_is_of_run(c, w));
 	c->stats.loss =
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
-	if (w->quarantine.bad_streak > 0 || !w->quarantine.sound)
-		quarantine_good(w);
+	quarantine_good(w);
 	if (!c->dataset.fixed && c->cfg.training.epochs > 0)
 		dataset_contributed(c);
 	if (c->cfg.training.epochs > 0) {
@@ -191,8 +190,8 @@ static int was_superseded(
 	       p->base_version < c->store.version;
 }
 
-/* Returns 1 if a push that is rejected for reason `r` is a bad push. Too many bad pushes in a row
- * exclude the worker (departure.h). A push that is rejected because it is of a later epoch is not
+/* Returns 1 if a push that is rejected for reason `r` is a bad push. Too many bad pushes exclude the
+ * worker (departure.h). A push that is rejected because it is of a later epoch is not
  * bad: the server may have lost its newest state. */
 static int counts_as_bad(const struct core *c, const struct msg_push *p, enum reject r)
 {
@@ -281,7 +280,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq);  /* invariant 4 */
 	answer(c, w, p, d, 0);
 	if (counts_as_bad(c, p, r))
-		quarantine_bad(c, w);
+		quarantine_bad(c, w, r);
 }
 
 /* Returns 1 if the core must not decide push `p` before the recovery ends. Until then, every worker

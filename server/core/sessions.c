@@ -259,12 +259,12 @@ static int is_of_same_worker(const struct worker *w, const struct msg_hello *h)
 }
 
 /* Called when slot `w` gets a new process. This process takes over two faults of the earlier
- * processes of the same worker: a series of bad pushes, and sizes of gradients beyond the limits.
- * It takes over no faults of an excluded process, because the exclusion has ended the series. */
+ * processes of the same worker: bad pushes, and sizes of gradients beyond the limits. It takes over
+ * no faults of an excluded process, because these pushes have led to the exclusion. */
 static void inherit_faults(struct core *c, struct worker *w, const struct msg_hello *h)
 {
 	struct worker_norms norms = {0};
-	uint32_t streak = 0;
+	struct worker_quarantine bad = {0};
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
@@ -272,10 +272,10 @@ static void inherit_faults(struct core *c, struct worker *w, const struct msg_he
 		if (o->quarantine.excluded || !is_of_same_worker(o, h))
 			continue;
 		norms_inherit(c, &norms, &o->norms);
-		streak = quarantine_inherit(o, streak);
+		quarantine_inherit(&bad, o);
 	}
 	w->norms = norms;
-	w->quarantine = (struct worker_quarantine){.earlier = streak};
+	w->quarantine = bad;
 }
 
 static void hello_new(struct core *c, const struct event *ev)
@@ -387,7 +387,7 @@ static int accept_rollback(
 	w->session.incarnation = h->resume.incarnation;
 	w->session.born_term = h->resume.term;
 	w->quarantine.excluded = w->quarantine.sound = 0;
-	w->quarantine.bad_streak = 0;
+	w->quarantine.bad = w->quarantine.shapes = 0;
 	if (h->durable_seq > w->ledger.last_seq) {
 		w->ledger.last_seq = h->durable_seq;
 		/* the server has lost its decisions on the pushes up to last_seq */

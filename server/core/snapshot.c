@@ -224,15 +224,16 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 #define ABSENCE_OVERDUE 1u
 #define ABSENCE_LOST    2u
 
-/* Describes bad_streak and `earlier` as one number, with `earlier` in its upper half. The upper
- * half is 0 in the snapshot of a release that did not store it. */
-static void put_streak(struct cursor *k, struct worker_quarantine *q)
+/* Describes `bad` (6 bits), `shapes` (10 bits) and `earlier` (16 bits) as one number. In the
+ * snapshot of a release that stored only `bad`, the other bits are 0. */
+static void put_bad(struct cursor *k, struct worker_quarantine *q)
 {
-	uint32_t both = q->earlier << 16 | q->bad_streak;
+	uint32_t all = q->earlier << 16 | q->shapes << 6 | q->bad;
 
-	u32(k, &both);
-	q->earlier = both >> 16;
-	q->bad_streak = both & 0xffff;
+	u32(k, &all);
+	q->bad = all & 0x3f;
+	q->shapes = all >> 6 & 0x3ff;
+	q->earlier = all >> 16;
 }
 
 static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
@@ -264,7 +265,7 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	flag(k, &w->ssp.racing);
 	u64(k, &w->sync.answered);
 	u64(k, &w->sync.member);
-	put_streak(k, &w->quarantine);
+	put_bad(k, &w->quarantine);
 	flag(k, &w->quarantine.excluded);
 	flag(k, &w->quarantine.sound);
 	refuse_over(k, (uint64_t)w->quarantine.excluded, (uint64_t)gone);

@@ -132,10 +132,10 @@ static void check_diverged_keys(struct sim *s, const struct core *c)
 		if (!counted(s, c, i))
 			continue;
 		workers++;
-		bad_workers += w->quarantine.bad_streak >= BAD_STREAK;
+		bad_workers += w->quarantine.bad >= FEW_BAD;
 		if (node < SIM_NODES) {
 			all[node]++;
-			bad[node] += w->quarantine.bad_streak >= BAD_STREAK;
+			bad[node] += w->quarantine.bad >= FEW_BAD;
 		}
 	}
 	for (uint32_t node = 0; node < SIM_NODES; node++) {
@@ -165,7 +165,7 @@ static void check_diverged(struct sim *s, const struct core *c)
 		int counts = counted(s, c, i);
 
 		all += (uint32_t)counts;
-		bad += (uint32_t)(counts && w->quarantine.bad_streak >= BAD_STREAK);
+		bad += (uint32_t)(counts && w->quarantine.bad >= FEW_BAD);
 		only = counts ? w : only;
 	}
 	if (2 * bad <= all)

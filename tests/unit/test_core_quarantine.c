@@ -1,9 +1,9 @@
 /*
  * Proves the exclusion of workers and the end of a diverged run (server/core/departure.h): the
- * server excludes a worker after 20 non-finite pushes in a row, and the other workers go on. If
- * most of the workers that are live, suspect or expected back are bad at that time, the run ends as
- * diverged instead. A worker is bad if its last BAD_STREAK pushes and evaluations were not finite.
- * After three exclusions a worker is in quarantine (server/core/quarantine.h).
+ * server excludes a worker when 20 non-finite pushes count, of which each accepted push takes one
+ * away, and the other workers go on. If most of the workers that are live, suspect or expected back
+ * are bad at that time, the run ends as diverged instead. A worker is bad while at least FEW_BAD
+ * non-finite pushes and evaluations count against it. After three exclusions a worker is in quarantine (server/core/quarantine.h).
  * Covers attacks A12 and A13 of docs/faults.md.
  */
 #include <math.h>
@@ -13,6 +13,10 @@
 #include "tests/support/test.h"
 
 #define PATIENCE 20 /* the number of non-finite pushes in a row that excludes a worker */
+/* SHAPES pushes of a wrong shape exclude a worker if fewer than FORGIVEN pushes of the worker are
+ * accepted between the first and the last of them */
+#define SHAPES   3
+#define FORGIVEN 100
 
 static struct msg nan_push(struct stamp s, uint64_t seq)
 {
@@ -37,6 +41,7 @@ static void push_well(struct core_fixture *f, uint32_t peer, struct stamp s, uin
 {
 	struct msg m = fixture_push_ones(s, seq);
 
+	m.push.base_version = f->core->store.version;
 	fixture_applied(f, peer, &m);
 }
 
@@ -143,44 +148,162 @@ TEST(a_new_process_may_join_and_is_excluded_again)
 	fixture_close(&f);
 }
 
-TEST(a_good_push_ends_the_streak)
+/* Sends `n_bad` non-finite pushes, then `n_good` finite ones, and so on, until the worker is
+ * excluded or has sent `max` pushes. Returns the number of pushes. */
+static int push_mixed(struct core_fixture *f, struct stamp s, int n_bad, int n_good, int max)
+{
+	int n = 0;
+
+	while (n < max && !fixture_worker(f, s.worker).excluded) {
+		if (n % (n_bad + n_good) < n_bad)
+			push_nan(f, 9, s, (uint64_t)n + 1, 1);
+		else
+			push_well(f, 9, s, (uint64_t)n + 1);
+		n++;
+	}
+	return n;
+}
+
+/* An accepted push between bad ones does not save a worker with more bad pushes than accepted ones:
+ * it makes up for one bad push only. */
+TEST(a_good_push_makes_up_for_one_bad_push)
+{
+	struct core_fixture f;
+
+	for (int n_bad = 2; n_bad < PATIENCE; n_bad++) {
+		fixture_open(&f, without_disk());
+		struct stamp good = fixture_join(&f, 8, "good"), bad = fixture_join(&f, 9, "bad");
+		push_well(&f, 8, good, 1);
+		int n = push_mixed(&f, bad, n_bad, 1, 1000), n_good = n / (n_bad + 1);
+		assert_excluded(&f, 9);
+		assert_int_equal(n - n_good, n_good + PATIENCE);
+		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
+		push_well(&f, 8, good, 2);
+		fixture_close(&f);
+	}
+}
+
+/* The gradients of an honest worker overflow now and then. However long it trains, the server does
+ * not exclude it, and does not end its run as diverged. */
+TEST(rare_bad_pushes_exclude_nobody)
+{
+	const int n_good[] = {1, 10, 999};
+	struct core_fixture f;
+
+	for (size_t i = 0; i < sizeof(n_good) / sizeof(n_good[0]); i++) {
+		fixture_open(&f, without_disk());
+		struct stamp s = fixture_join(&f, 9, "");
+		assert_int_equal(push_mixed(&f, s, 1, n_good[i], 30000), 30000);
+		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
+		assert_int_equal(core_live_workers(f.core), 1);
+		fixture_close(&f);
+	}
+}
+
+/* In a run that diverges, a part of the gradients of all workers is not finite. The first worker
+ * with too many of them is not excluded, but ends the run. */
+TEST(a_run_whose_workers_are_bad_more_often_than_good_diverges)
 {
 	struct core_fixture f;
 
 	fixture_open(&f, without_disk());
-	struct stamp s = fixture_join(&f, 9, "");
-	uint64_t seq = 0;
-	for (int i = 0; i < 10; i++) {
-		push_nan(&f, 9, s, seq + 1, PATIENCE - 1);
-		seq += PATIENCE;
-		push_well(&f, 9, s, seq);
-	}
-	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
-	assert_int_equal(core_live_workers(f.core), 1);
+	struct stamp s[3];
+	for (uint32_t i = 0; i < 3; i++)
+		s[i] = fixture_join(&f, 9 + i, "");
+	for (uint64_t seq = 1; fixture_count(&f, EFFECT_FINISH) == 0; seq++)
+		for (uint32_t i = 0; i < 3 && fixture_count(&f, EFFECT_FINISH) == 0; i++) {
+			assert_true(seq < 100);
+			if ((seq + i) % 3 == 0)
+				push_well(&f, 9 + i, s[i], seq);
+			else
+				push_nan(&f, 9 + i, s[i], seq, 1);
+		}
+	assert_int_equal(f.core->run.end_status, PS_EDIVERGED);
+	assert_int_equal(core_stats(f.core)->excluded, 0);
 	fixture_close(&f);
 }
 
-/* Pushes of a wrong shape count as bad pushes whether or not the server compares norms, and even in
- * a run without a data set. */
-TEST(a_worker_whose_pushes_have_a_wrong_shape_is_excluded)
+static void push_wrong_shape(struct core_fixture *f, struct stamp s, uint64_t seq)
+{
+	struct msg m = fixture_push_ones(s, seq);
+
+	fixture_work(&m, 0, 0, 1); /* rejected, because the run has no batches */
+	fixture_rejected(f, 9, &m, REJECT_SHAPE);
+}
+
+static struct core_config with_rights(void)
 {
 	struct core_config cfg = without_disk();
-	struct core_fixture f;
 
 	cfg.proof_key[0] = 1;
 	assert_true(cfg.limits.norm_ratio <= 0);
-	fixture_open(&f, cfg);
+	return cfg;
+}
+
+/* Pushes of a wrong shape count as bad pushes whether or not the server compares norms, and even in
+ * a run without a data set. No honest worker sends one, so few of them exclude their worker. */
+TEST(a_worker_whose_pushes_have_a_wrong_shape_is_excluded)
+{
+	struct core_fixture f;
+
+	fixture_open(&f, with_rights());
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
 	push_well(&f, 8, good, 1);
-	for (uint64_t seq = 1; seq <= PATIENCE; seq++) {
-		struct msg m = fixture_push_ones(bad, seq);
-
-		fixture_work(&m, 0, 0, 1); /* rejected, because the run has no batches */
-		fixture_rejected(&f, 9, &m, REJECT_SHAPE);
+	for (uint64_t seq = 1; seq <= SHAPES; seq++) {
+		assert_false(fixture_worker(&f, bad.worker).excluded);
+		push_wrong_shape(&f, bad, seq);
 	}
 	assert_excluded(&f, 9);
 	push_well(&f, 8, good, 2);
 	fixture_close(&f);
+}
+
+/* The only worker of a run sends pushes of a wrong shape: the run has not diverged. */
+TEST(wrong_shapes_do_not_end_the_run_as_diverged)
+{
+	struct core_fixture f;
+
+	fixture_open(&f, with_rights());
+	struct stamp s = fixture_join(&f, 9, "");
+	push_well(&f, 9, s, 1);
+	for (uint64_t seq = 2; seq < 2 + SHAPES; seq++)
+		push_wrong_shape(&f, s, seq);
+	assert_excluded(&f, 9);
+	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
+	fixture_close(&f);
+}
+
+/* A worker sends a push of a wrong shape, then half of `n_good` good pushes, another push of a
+ * wrong shape in a new process, the other half after a restart of the server, and one more push of
+ * a wrong shape. Returns 1 if the server excludes the worker. */
+static int three_wrong_shapes_among(int n_good)
+{
+	struct core_fixture f;
+	struct core_config cfg = with_rights();
+	uint64_t seq = 1;
+
+	fixture_open(&f, cfg);
+	struct stamp s = fixture_join(&f, 9, "bad");
+	push_wrong_shape(&f, s, seq++);
+	for (int i = 0; i < n_good / 2; i++)
+		push_well(&f, 9, s, seq++);
+	s = fixture_join(&f, 9, "bad");
+	push_wrong_shape(&f, s, seq++);
+	fixture_restart(&f);
+	s = fixture_come_back(&f, 9, s, seq - 1);
+	for (int i = n_good / 2; i < n_good; i++)
+		push_well(&f, 9, s, seq++);
+	push_wrong_shape(&f, s, seq++);
+	int excluded = fixture_worker(&f, s.worker).excluded;
+	fixture_close(&f);
+	return excluded;
+}
+
+TEST(good_pushes_do_not_hide_three_wrong_shapes)
+{
+	assert_true(three_wrong_shapes_among(2));
+	assert_true(three_wrong_shapes_among(FORGIVEN - 1));
+	assert_false(three_wrong_shapes_among(FORGIVEN));
 }
 
 TEST(bad_pushes_of_the_only_worker_end_the_run)
@@ -197,7 +320,7 @@ TEST(bad_pushes_of_the_only_worker_end_the_run)
 }
 
 /* Two of three workers send non-finite pushes. When the first worker reaches the limit of such
- * pushes, the run ends, if the second worker has sent BAD_STREAK of them in a row. */
+ * pushes, the run ends, if the second worker has sent FEW_BAD of them. */
 TEST(most_of_the_live_workers_decide)
 {
 	struct core_fixture f;
@@ -205,7 +328,7 @@ TEST(most_of_the_live_workers_decide)
 	fixture_open(&f, without_disk());
 	struct stamp one = fixture_join(&f, 9, ""), two = fixture_join(&f, 8, "");
 	fixture_join(&f, 7, "");
-	push_nan(&f, 8, two, 1, BAD_STREAK);
+	push_nan(&f, 8, two, 1, FEW_BAD);
 	push_nan(&f, 9, one, 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
@@ -215,7 +338,7 @@ TEST(most_of_the_live_workers_decide)
 	two = fixture_join(&f, 8, "");
 	fixture_join(&f, 7, "");
 	fixture_join(&f, 6, "");
-	push_nan(&f, 8, two, 1, BAD_STREAK);
+	push_nan(&f, 8, two, 1, FEW_BAD);
 	push_nan(&f, 9, one, 1, PATIENCE);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_excluded(&f, 9);
@@ -233,11 +356,11 @@ TEST(a_worker_cannot_use_single_bad_pushes_of_others)
 	fixture_join(&f, 7, "");
 	push_well(&f, 8, one, 1);
 	push_nan(&f, 9, hostile, 1, PATIENCE - 1);
-	push_nan(&f, 8, one, 2, BAD_STREAK - 1);
+	push_nan(&f, 8, one, 2, FEW_BAD - 1);
 	push_nan(&f, 9, hostile, PATIENCE, 1);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_excluded(&f, 9);
-	push_well(&f, 8, one, 1 + BAD_STREAK);
+	push_well(&f, 8, one, 1 + FEW_BAD);
 	fixture_close(&f);
 }
 
@@ -253,7 +376,7 @@ TEST(a_broken_first_worker_is_excluded_before_others_join)
 	assert_excluded(&f, 9);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	struct stamp one = fixture_join(&f, 8, "one");
-	push_nan(&f, 8, one, 1, BAD_STREAK); /* now neither worker has sent a finite push */
+	push_nan(&f, 8, one, 1, FEW_BAD); /* now neither worker has sent a finite push */
 	bad = fixture_join(&f, 9, "bad");
 	push_nan(&f, 9, bad, PATIENCE + 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
@@ -288,7 +411,7 @@ TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 
 	fixture_open(&f, without_disk());
 	struct stamp one = fixture_join(&f, 9, ""), two = fixture_join(&f, 8, "");
-	push_nan(&f, 9, one, 1, BAD_STREAK);
+	push_nan(&f, 9, one, 1, FEW_BAD);
 	push_nan(&f, 8, two, 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
@@ -725,9 +848,9 @@ TEST(one_of_three_keys_cannot_end_the_run_as_diverged)
 	for (uint32_t i = 3; i < 5; i++)
 		push_well(&f, 7 + i, s[i], 1);
 	for (uint32_t i = 0; i < 3; i++)
-		push_nan(&f, 7 + i, s[i], 1, BAD_STREAK);
+		push_nan(&f, 7 + i, s[i], 1, FEW_BAD);
 	for (uint32_t i = 0; i < 3; i++) {
-		push_nan(&f, 7 + i, s[i], 1 + BAD_STREAK, PATIENCE - BAD_STREAK);
+		push_nan(&f, 7 + i, s[i], 1 + FEW_BAD, PATIENCE - FEW_BAD);
 		assert_int_equal(f.core->run.end_status, 0);
 		assert_true(fixture_worker(&f, 1 + i).excluded);
 	}

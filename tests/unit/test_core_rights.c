@@ -504,7 +504,7 @@ TEST(a_worker_without_codes_counts_within_the_newest_grant)
 	fixture_applied(&f, 9, &push[0]);
 	for (int n = 1; n < 3; n++)
 		fixture_rejected(&f, 9, &push[n], REJECT_WORK);
-	assert_int_equal(f.core->worker[0].quarantine.bad_streak, 0);
+	assert_int_equal(f.core->worker[0].quarantine.bad, 0);
 	assert_int_equal(core_stats(f.core)->images, 20);
 	g = fixture_train(&f, 9, s, 3);
 	assert_work(&g, 0, 2, 2);

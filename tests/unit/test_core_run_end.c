@@ -154,15 +154,14 @@ TEST(training_that_diverged_ends)
 
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
-	for (int i = 0; i < 39; i++) {
+	for (int i = 0; i < 21; i++) {
 		if (i == 19)
-			/* a finite push, after which the core counts non-finite pushes from 0
-			 * again */
+			/* a finite push, which makes up for one non-finite push */
 			fixture_apply_ones(&f, s, ++seq);
 		bad = fixture_push(s, ++seq);
 		bad.push.loss = NAN;
 		fixture_rejected(&f, 9, &bad, REJECT_NONFINITE);
-		if (f.saving && i < 38)
+		if (f.saving && i < 20)
 			fixture_durable(&f);
 		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	}

@@ -412,7 +412,7 @@ def test_rejections_loss(other):
 
 
 def test_rejections_exclude_a_worker_that_goes_on(server, honest, other):
-    """Twenty losses that are NaN, in a row, exclude the process of a worker. The other workers
+    """Twenty losses that are NaN exclude the process of a worker. The other workers
     continue."""
     for i in range(20):
         assert other.push(ONE, 0, loss=float("nan")).reject == pb.REJECT_NONFINITE

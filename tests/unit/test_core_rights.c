@@ -465,6 +465,153 @@ TEST(replays_of_sync_move_no_further_than_the_accepted_pushes)
 	fixture_close(&f);
 }
 
+#define FLEET   4  /* number of workers of the next test; the last one is hostile */
+#define SAVED   2  /* number of steps that the checkpoint of the next test contains */
+#define UNSAVED 20 /* number of later steps, which the server loses in a crash */
+
+struct sync_fleet {
+	struct core_fixture f;
+	struct stamp s[FLEET];
+	struct msg push[SAVED + UNSAVED][FLEET];
+	float values[SAVED + UNSAVED][FLEET][FIXTURE_PARAMS];
+};
+
+static struct data_id many_images(void)
+{
+	struct data_id data = fixture_data;
+
+	data.n_train = 1000;
+	return data;
+}
+
+static void join_fleet(struct sync_fleet *t)
+{
+	for (uint32_t i = 0; i < FLEET; i++) {
+		struct msg m = fixture_hello("");
+
+		m.hello.data = many_images();
+		fixture_message(&t->f, 9 + i, &m);
+		t->s[i] = fixture_sent(&t->f, 9 + i, MSG_WELCOME)->welcome.stamp;
+	}
+}
+
+static void come_back_to_fleet(struct sync_fleet *t, uint32_t i)
+{
+	struct msg m = fixture_resume(t->s[i], SAVED + UNSAVED, SAVED);
+
+	m.hello.data = many_images();
+	fixture_message(&t->f, 9 + i, &m);
+	t->s[i] = fixture_sent(&t->f, 9 + i, MSG_WELCOME)->welcome.stamp;
+}
+
+/* Sets the gradient of a push to values of about `value`, which differ a little from those of all
+ * other pushes, because the server rejects gradients that repeat. */
+static void set_gradient(
+	struct sync_fleet *t, uint32_t step, uint32_t i, struct msg *m, float value)
+{
+	float *g = t->values[step][i];
+
+	for (size_t k = 0; k < FIXTURE_PARAMS; k++)
+		g[k] = value * (1 + 1e-4f * (float)(step * FLEET + i));
+	m->push.slices.n = 0;
+	fixture_slice(m, 0, FIXTURE_PARAMS, g);
+}
+
+/* Lets all workers push a gradient of about 1 for step `step`, and ends the step. */
+static void make_step_of_fleet(struct sync_fleet *t, uint32_t step)
+{
+	struct core *c = t->f.core;
+
+	for (uint32_t i = 0; i < FLEET; i++)
+		fixture_lease(&t->f, 9 + i, t->s[i], 1 + step);
+	for (uint32_t i = 0; i < FLEET; i++) {
+		const struct msg_grant g = c->worker[i].lease.grant;
+		struct msg m = fixture_push(t->s[i], 1 + step);
+
+		set_gradient(t, step, i, &m, 1);
+		m.push.work = g.work;
+		m.push.images = 1;
+		m.push.base_version = step;
+		m.push.base_term = t->s[i].term;
+		m.push.grant_first = g.work.first;
+		m.push.grant_count = g.work.count;
+		m.push.grant_code = rights_of_grant(c, &c->worker[i], &g);
+		const struct msg_ack ack = fixture_acked(&t->f, 9 + i, &m);
+		assert_int_equal(ack.reject, REJECT_NONE);
+		m.push.verdict = ack.verdict;
+		m.push.code = ack.code;
+		t->push[step][i] = m;
+	}
+	assert_int_equal(core_stats(c)->version, step + 1);
+}
+
+/* Worker `i` returns after the crash and replays its unsaved pushes, with gradients of about
+ * `value`. */
+static void replay_of_fleet(struct sync_fleet *t, uint32_t i, float value)
+{
+	come_back_to_fleet(t, i);
+	for (uint32_t step = SAVED; step < SAVED + UNSAVED; step++) {
+		struct msg *m = &t->push[step][i];
+
+		m->push.stamp = t->s[i];
+		set_gradient(t, step, i, m, value);
+		fixture_applied(&t->f, 9 + i, m);
+	}
+}
+
+/* An attack that the server does not prevent (docs/security.md, "Unsaved steps of sync"): the
+ * worker that returns first after a crash replays its pushes with the opposite sign. Each of its
+ * replays is a step of its own, so no rule of --aggregate compares it with others. */
+TEST(the_first_worker_back_decides_the_unsaved_steps_of_sync)
+{
+	const enum aggregate_rule rules[] = {AGGREGATE_MEAN, AGGREGATE_MEDIAN, AGGREGATE_TRIMMED};
+	static struct sync_fleet t;
+
+	for (size_t r = 0; r < sizeof(rules) / sizeof(rules[0]); r++) {
+		struct core_config cfg = with_key(fixture_training());
+		struct core_snapshot snapshot;
+
+		cfg.training.mode = MODE_SYNC;
+		cfg.training.batch_size = 1;
+		cfg.limits.norm_ratio = 4;
+		cfg.leases.min_workers = FLEET;
+		cfg.leases.max_batches = 1;
+		cfg.push.aggregate = rules[r];
+		cfg.push.bad_workers = 1;
+		cfg.durable = 0;
+		fixture_open(&t.f, cfg);
+		join_fleet(&t);
+		for (uint32_t step = 0; step < SAVED; step++)
+			make_step_of_fleet(&t, step);
+		snapshot = fixture_save(&t.f);
+		float saved = core_weights(t.f.core)[0];
+		for (uint32_t step = SAVED; step < SAVED + UNSAVED; step++)
+			make_step_of_fleet(&t, step);
+		float lost = core_weights(t.f.core)[0] - saved;
+		assert_true(lost < 0);
+		fixture_close(&t.f);
+
+		fixture_load(&t.f, cfg, &snapshot);
+		fixture_drop(&snapshot);
+		assert_true(
+			core_weights(t.f.core)[0] >= saved && core_weights(t.f.core)[0] <= saved);
+		replay_of_fleet(&t, FLEET - 1, -1);
+		float moved = core_weights(t.f.core)[0] - saved;
+		/* the last replay still waits in its step */
+		assert_int_equal(core_stats(t.f.core)->version, SAVED + UNSAVED - 1);
+		assert_true(moved > -0.9f * lost);
+		for (uint32_t i = 0; i < FLEET - 1; i++)
+			replay_of_fleet(&t, i, 1);
+		fixture_tick(&t.f, cfg.sessions.recovery_ms);
+		float end = core_weights(t.f.core)[0] - saved;
+		print_message("rule %d: lost steps %.1f, first worker %.1f, all workers %.1f\n",
+			(int)rules[r], (double)lost, (double)moved, (double)end);
+		/* the honest replays do not even bring back the weights of the checkpoint */
+		assert_true(end > 0);
+		fixture_close(&t.f);
+	}
+}
+
 /* A worker of protocol version 6 sends no codes. After a crash that has lost grants and decisions,
  * its replays and its pushes count only within the newest grant that the server has. The server
  * rejects all other pushes of the worker, does not count them as bad, and grants their batches

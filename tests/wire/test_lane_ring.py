@@ -3,6 +3,7 @@ in Python that sends and receives through them, and workers that break the rules
 
 The tests cover attack A23 of docs/faults.md.
 """
+import contextlib
 import mmap
 import os
 import random
@@ -11,10 +12,11 @@ import socket
 import struct
 import time
 
+import numpy as np
 import pytest
 
-from client import PROTO, Worker, encode, hello, pb
-from conftest import LEDGER
+from client import PROTO, Refused, Worker, checksum, encode, hello, pb
+from conftest import LEDGER, PLAIN
 from support.ledger import LedgerRun
 from support.programs import until
 
@@ -275,3 +277,41 @@ def write_garbage(lane, dice):
         value = dice.choice((dice.randrange(2**64), now + 8, now + dice.randrange(4096), 16))
         lane.memory[at:at + width] = (value % 2**(8 * width)).to_bytes(width, "little")
         lane.bell()
+
+
+def push_unwritten_slot(worker, slot, zeros):
+    """Push the values of a slot of the lane to which nobody has written, and which are therefore
+    zeros."""
+    worker.seq += 1
+    push = pb.Push(stamp=worker.stamp, seq=worker.seq, lane_slot=slot + 1, lane_count=len(zeros))
+    push.slices.add(count=len(zeros), encoding=pb.ENCODING_F32, xxh3=checksum(zeros))
+    worker.bulk.send(push)
+    return worker.wait("ack")[0]
+
+
+def test_shared_memory_lane_memory_is_limited_for_each_worker(programs):
+    """Two workers push from slots of their lanes to which they have not written. The server fills
+    these slots with pages, which --memory-mb does not count: the server keeps all connections. The
+    slots of a lane have at most 512 MiB."""
+    limit, zeros = 128, np.zeros(1 << 20, np.float32)
+    server = programs.server("--model", f"vector:{len(zeros)}", *PLAIN, "--memory-mb", limit,
+                             "--max-workers", 2, "--dead-ms", 60000)
+    taken = 0
+    with contextlib.ExitStack() as stack:
+        for name in ("one", "two"):
+            worker = stack.enter_context(contextlib.closing(Worker(server.endpoint, name=name)))
+            lane = stack.enter_context(contextlib.closing(Lane(worker, rings=False)))
+            memory = os.fstat(lane.fds[1])
+            slots = memory.st_size // zeros.nbytes
+            assert 500 << 20 < memory.st_size <= (512 << 20) + 4096
+            before = memory.st_blocks
+            for slot in range(24):
+                ack = push_unwritten_slot(worker, slot, zeros)
+                assert ack.verdict == pb.VERDICT_OK
+            taken += 512 * (os.fstat(lane.fds[1]).st_blocks - before)
+            with pytest.raises(Refused) as refused:
+                push_unwritten_slot(worker, slots, zeros)
+            assert refused.value.code == EPROTO
+        assert 2 * 24 * zeros.nbytes <= taken and 1.4 * (limit << 20) < taken
+        assert server.status()["rss_bytes"] < limit << 20
+        assert not any("memory_short" in line for line in server.lines)

@@ -11,21 +11,22 @@
  * not save a worker that is mostly bad. The limit is twice as high while the worker still has to
  * replay acknowledged pushes, because its exclusion would lose these pushes. No honest worker sends
  * a push of a wrong shape, so the third one excludes its worker if the server has accepted fewer
- * than 100 pushes of the worker since the first one (WRONG_SHAPE). An excluded worker loses its leases, and no other worker waits for it.
- * As soon as the pushes of an excluded worker are durable, the server answers each of its messages
- * with ERROR PS_EQUARANTINE, and the worker's program ends. The worker can return only as a new
- * process, which gets a new incarnation. After QUARANTINE_AFTER exclusions it cannot return at all,
- * unless an admin releases it (quarantine.h).
+ * than 100 pushes of the worker since the first one (WRONG_SHAPE). An excluded worker loses its
+ * leases, and no other worker waits for it. As soon as the pushes of an excluded worker are
+ * durable, the server answers each of its messages with ERROR PS_EQUARANTINE, and the worker's
+ * program ends. The worker can return only as a new process, which gets a new incarnation. After
+ * QUARANTINE_AFTER exclusions it cannot return at all, unless an admin releases it (quarantine.h).
  *
  * Divergence: when a worker reaches MAX_BAD, the run ends as diverged instead if more than half of
  * the workers are bad. A worker is bad while at least FEW_BAD (3) bad pushes and evaluations count
  * against it. MAX_BAD is so much larger because in a run that diverges, a fast worker sends many
- * bad pushes before the slow ones have sent FEW_BAD of them. A single bad push does not make a worker bad, because it can be an accident: a hostile
- * worker could wait for such accidents of other workers, and then end the run with its own last bad
- * push (a_worker_cannot_use_single_bad_pushes_of_others). All workers that are live, suspect or
- * expected back count for this majority, including the worker that has reached MAX_BAD. If these
- * workers have three keys or more, the keys count instead: a key is bad if more than half of its
- * workers are. A run with a single worker diverges only if the server has accepted a push of this
+ * bad pushes before the slow ones have sent FEW_BAD of them. A single bad push does not make a
+ * worker bad, because it can be an accident: a hostile worker could wait for such accidents of
+ * other workers, and then end the run with its own last bad push
+ * (a_worker_cannot_use_single_bad_pushes_of_others). All workers that are live, suspect or expected
+ * back count for this majority, including the worker that has reached MAX_BAD. If these workers
+ * have three keys or more, the keys count instead: a key is bad if more than half of its workers
+ * are. A run with a single worker diverges only if the server has accepted a push of this
  * incarnation of the worker. If the server has accepted none, the cause may be a broken device of
  * the worker. In this case the run waits for other workers and does not end, however often a
  * supervisor restarts the worker's program. Bad initial weights therefore end the run only if at

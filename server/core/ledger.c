@@ -190,9 +190,9 @@ static int was_superseded(
 	       p->base_version < c->store.version;
 }
 
-/* Returns 1 if a push that is rejected for reason `r` is a bad push. Too many bad pushes exclude the
- * worker (departure.h). A push that is rejected because it is of a later epoch is not
- * bad: the server may have lost its newest state. */
+/* Returns 1 if a push that is rejected for reason `r` is a bad push. Too many bad pushes exclude
+ * the worker (departure.h). A push that is rejected because it is of a later epoch is not bad: the
+ * server may have lost its newest state. */
 static int counts_as_bad(const struct core *c, const struct msg_push *p, enum reject r)
 {
 	int shape = r == REJECT_SHAPE && p->work.epoch <= c->leases.epoch;

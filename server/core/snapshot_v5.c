@@ -210,7 +210,7 @@ static void rewrite_worker(struct rewrite *r)
 		(void)next_u64(r);
 	put_zeros(r, GRANT_FIELDS);
 	copy_fields(r, 3);           /* clock, racing, answered */
-	put_zeros(r, 4);             /* member, bad_streak, excluded, sound */
+	put_zeros(r, 4);             /* member, bad, excluded, sound */
 	copy_bytes(r, copy(r) * 10); /* decisions */
 }
 

@@ -3,7 +3,8 @@
  * server excludes a worker when 20 non-finite pushes count, of which each accepted push takes one
  * away, and the other workers go on. If most of the workers that are live, suspect or expected back
  * are bad at that time, the run ends as diverged instead. A worker is bad while at least FEW_BAD
- * non-finite pushes and evaluations count against it. After three exclusions a worker is in quarantine (server/core/quarantine.h).
+ * non-finite pushes and evaluations count against it. After three exclusions a worker is in
+ * quarantine (server/core/quarantine.h).
  * Covers attacks A12 and A13 of docs/faults.md.
  */
 #include <math.h>

@@ -212,7 +212,7 @@ void quarantine_good(struct worker *w)
 		q->shapes--;
 }
 
-static uint32_t larger(uint32_t a, uint32_t b)
+static uint32_t larger_count(uint32_t a, uint32_t b)
 {
 	return a > b ? a : b;
 }
@@ -223,8 +223,8 @@ void quarantine_inherit(struct worker_quarantine *to, const struct worker *of)
 	uint32_t bad = q->bad + q->earlier;
 
 	/* below the limit, so that the new process is excluded only if it is bad itself */
-	to->earlier = larger(to->earlier, bad < MAX_BAD ? bad : MAX_BAD - 1);
-	to->shapes = larger(to->shapes, q->shapes < MAX_SHAPES ? q->shapes : MAX_SHAPES);
+	to->earlier = larger_count(to->earlier, bad < MAX_BAD ? bad : MAX_BAD - 1);
+	to->shapes = larger_count(to->shapes, q->shapes < MAX_SHAPES ? q->shapes : MAX_SHAPES);
 }
 
 void quarantine_notify(struct core *c, struct worker *w, uint32_t peer)

@@ -14,6 +14,7 @@
 #include "server/core/lbfgs.h"
 #include "server/core/ledger.h"
 #include "server/core/modes.h"
+#include "server/core/norms.h"
 #include "server/core/optim.h"
 #include "server/core/sandblaster.h"
 #include "server/core/ssp.h"

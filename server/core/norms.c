@@ -90,7 +90,8 @@ static uint32_t find_newest_of_keys(struct electorate *e)
 {
 	uint32_t keys = 0;
 
-	memset(e->newest, 0, ((size_t)e->mask + 1) * sizeof(*e->newest));
+	for (uint32_t i = 0; i <= e->mask; i++)
+		e->newest[i] = NULL;
 	for (uint32_t i = 0; i < e->n; i++) {
 		const struct worker *w = e->worker[i], *none = NULL;
 		const struct worker **newest = &none;

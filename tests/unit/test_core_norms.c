@@ -987,7 +987,7 @@ TEST(three_workers_of_a_key_do_not_set_the_limit_of_a_step)
 	fixture_close(&t.f);
 }
 
-static int compare_numbers(const void *a, const void *b)
+static int compare_norms(const void *a, const void *b)
 {
 	double x = *(const double *)a, y = *(const double *)b;
 
@@ -1021,8 +1021,8 @@ static double larger_median(const struct core *c, uint32_t n)
 			mean[voters] = c->worker[i].norms.mean;
 			last[voters++] = c->worker[i].norms.last;
 		}
-	qsort(mean, voters, sizeof(double), compare_numbers);
-	qsort(last, voters, sizeof(double), compare_numbers);
+	qsort(mean, voters, sizeof(double), compare_norms);
+	qsort(last, voters, sizeof(double), compare_norms);
 	double median = fmax(mean[voters / 2], last[voters / 2]);
 
 	free(mean);

@@ -136,8 +136,8 @@ TEST(a_worker_that_answers_at_once_does_not_fill_the_buffers_alone)
 		}
 }
 
-/* With --lr-scaling linear, the rate grows with the gradients of a buffer, and a fast worker can add
- * more of them than the buffer has voices. All values stay within the bounds of the core (invariant
+/* With --lr-scaling linear, the rate grows with the gradients of a buffer. A fast worker can add
+ * more of them than the buffer has voices. All values stay within the core's bounds (invariant
  * 3 of store.c, which the fixture checks after each step). */
 TEST(the_bounds_hold_for_a_buffer_with_more_gradients_than_voices)
 {

@@ -161,7 +161,9 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 	PS_ASSERT(c->cfg.training.epochs == 0 || worker_is_of_run(c, w));
 	c->stats.loss =
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
-	quarantine_good(w);
+	if (w->quarantine.bad + w->quarantine.earlier + w->quarantine.shapes > 0 ||
+		!w->quarantine.sound)
+		quarantine_good(w);
 	if (!c->dataset.fixed && c->cfg.training.epochs > 0)
 		dataset_contributed(c);
 	if (c->cfg.training.epochs > 0) {

@@ -213,13 +213,19 @@ def test_leases_a_batch_counts_once_for_all_workers(programs, few):
 
 
 def test_rejections_shape(programs, few):
+    """The third push of a wrong shape excludes its worker. A push of a later epoch does not count."""
     server, a = leased(programs, few)
-    for work, n in ((pb.Work(count=0), 0), (pb.Work(first=6, count=1), 500),
-                    (pb.Work(first=5, count=2), 1000), (pb.Work(first=0, count=1), 499),
-                    (pb.Work(epoch=1, first=0, count=1), 500),
-                    (pb.Work(epoch=2, first=0, count=1), 500)):
-        ack = a.push(ZERO, 0, work, n)
+    b = Worker(server.endpoint, data=few.id)
+    for w, work, n in ((a, pb.Work(count=0), 0), (a, pb.Work(first=6, count=1), 500),
+                       (b, pb.Work(first=5, count=2), 1000), (b, pb.Work(first=0, count=1), 499),
+                       (a, pb.Work(epoch=1, first=0, count=1), 500),
+                       (a, pb.Work(epoch=2, first=0, count=1), 500)):
+        ack = w.push(ZERO, 0, work, n)
         assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_SHAPE), work
+    with pytest.raises(Refused, match="of a wrong shape"):
+        b.push(ZERO, 0, pb.Work(count=0), 0)
+        b.wait("ack")
+    b.close()
     assert a.push(ZERO, 0, a.lease().work, 3000).verdict == pb.VERDICT_OK
     # rejected, because epoch 0 is over
     assert a.push(ZERO, 1, pb.Work(first=0, count=1), 500).reject == pb.REJECT_WORK

@@ -498,9 +498,9 @@ def test_eval_ends_when_nobody_reads_it(programs, data):
 
 
 def test_no_server_exits_3_in_time(programs):
-    ctl = programs.ctl("--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 300, "status",
+    ctl = programs.ctl("--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1000, "status",
                        code=3, seconds=5)
-    assert "no contact within 300 ms: connection refused; start one with: cnn-ps --bind" in ctl.lines[0]
+    assert "no contact within 1000 ms: connection refused; start one with: cnn-ps --bind" in ctl.lines[0]
 
 
 def test_the_example_fits_a_line(programs):

@@ -1,6 +1,8 @@
 /* probe.c - see probe.h. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -214,6 +216,14 @@ static int start_thread(struct probe *p)
 	return error ? -1 : 0;
 }
 
+/* Returns 1 if the host is an address, which needs no lookup. */
+static int is_address(const char *host)
+{
+	struct in_addr address;
+
+	return inet_pton(AF_INET, host, &address) == 1;
+}
+
 void probe_start(struct probe *p)
 {
 	int idle;
@@ -223,7 +233,7 @@ void probe_start(struct probe *p)
 	if (idle) {
 		p->running = 1;
 		p->users++;
-		if (p->report.result == PROBE_NONE)
+		if (p->report.result == PROBE_NONE && !is_address(p->server.host))
 			p->report.result = PROBE_LOOKUP;
 	}
 	pthread_mutex_unlock(&p->lock);

@@ -1,6 +1,7 @@
 """Test cnn-ctl report, which makes an HTML file that compares runs. Chromium shows the file."""
 import json
 import re
+import statistics
 
 import pytest
 
@@ -210,8 +211,8 @@ def test_a_full_history_of_many_workers(programs, browser):
     assert browser.execute_script(PAINTED, "#each canvas") > 0.9
     assert "staleness" not in browser.execute_script(
         "return document.querySelector('#each .quiet').textContent")
-    took = thread_ms(browser, "timelines()")
-    assert took < 250 * PATIENCE, took  # measured: 60 ms
+    took = [thread_ms(browser, "timelines()") for _ in range(5)]
+    assert statistics.median(took) < 250 * PATIENCE, took  # measured: 60 ms
 
 
 def test_a_long_pause_takes_little_of_the_timeline(programs, browser):

@@ -174,7 +174,9 @@ void quarantine_bad(struct core *c, struct worker *w, enum reject why)
 	int has_wrong_shapes;
 
 	q->bad++;
-	q->shapes += why == REJECT_SHAPE ? WRONG_SHAPE : 0;
+	/* no strike for a replay: a server that has lost its newest state may not know its work */
+	if (why == REJECT_SHAPE && w->ledger.last_seq > w->ledger.replay_target)
+		q->shapes += WRONG_SHAPE;
 	has_wrong_shapes = q->shapes > MAX_SHAPES;
 	if (q->bad + q->earlier < max && !has_wrong_shapes)
 		return;

@@ -11,7 +11,8 @@
  * not save a worker that is mostly bad. The limit is twice as high while the worker still has to
  * replay acknowledged pushes, because its exclusion would lose these pushes. No honest worker sends
  * a push of a wrong shape, so the third one excludes its worker if the server has accepted fewer
- * than 100 pushes of the worker since the first one (WRONG_SHAPE). An excluded worker loses its
+ * than 100 pushes of the worker since the first one (WRONG_SHAPE). A replayed push does not count
+ * here: a server that has lost its newest state may not know its work. An excluded worker loses its
  * leases, and no other worker waits for it. As soon as the pushes of an excluded worker are
  * durable, the server answers each of its messages with ERROR PS_EQUARANTINE, and the worker's
  * program ends. The worker can return only as a new process, which gets a new incarnation. After

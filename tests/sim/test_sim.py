@@ -41,6 +41,14 @@ def test_no_seed_violates_anything(options, seeds):
             run.kill()
 
 
+def test_replays_of_lost_work_exclude_no_honest_worker():
+    """In this seed the server dies three times, and an honest worker replays pushes whose work the
+    server no longer knows. They are no strikes."""
+    run = sim("tests/sim/sim", "--seed", "368120", "--mode", "sandblaster", "--hostile")
+    text, _ = run.communicate(timeout=LIMIT)
+    assert run.returncode == 0, text
+
+
 def digest_of(*arguments):
     text, _ = sim("tests/sim/sim", *arguments).communicate(timeout=LIMIT)
     return re.search("digest ([0-9a-f]{16})", text).group(1)

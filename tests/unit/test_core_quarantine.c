@@ -1,10 +1,10 @@
 /*
- * Proves the exclusion of workers and the end of a diverged run (server/core/departure.h): the
- * server excludes a worker when 20 non-finite pushes count, of which each accepted push takes one
- * away, and the other workers go on. If most of the workers that are live, suspect or expected back
- * are bad at that time, the run ends as diverged instead. A worker is bad while at least FEW_BAD
- * non-finite pushes and evaluations count against it. After three exclusions a worker is in
- * quarantine (server/core/quarantine.h).
+ * Proves the exclusion of workers and the end of a diverged run (server/core/departure.h). Each bad
+ * push of a worker raises its count by one, and each accepted push lowers the count by one. The
+ * server excludes a worker whose count reaches 20, and the other workers go on. If at that time
+ * most of the workers that are live, suspect or expected back have a count of at least FEW_BAD, the
+ * run ends as diverged instead. After three exclusions a worker is in quarantine
+ * (server/core/quarantine.h).
  * Covers attacks A12 and A13 of docs/faults.md.
  */
 #include <math.h>

@@ -80,6 +80,11 @@ uint32_t accumulator_voices(const struct core *c, uint32_t min)
 	return n;
 }
 
+uint32_t accumulator_gradients(const struct core *c)
+{
+	return is_robust(c) ? accumulator_voices(c, 1) : c->accumulator.pushes;
+}
+
 static void set_owner(const struct core *c, struct part *p, const struct worker *w)
 {
 	if (is_robust(c))
@@ -325,7 +330,7 @@ static void combine(struct core *c, float *out)
 		c->store.trained, out);
 	mean_statistics(c, g, n, out);
 	if (c->cfg.push.sum)
-		blocks_scale(&c->blocks, out, a->pushes, c->store.trained);
+		blocks_scale(&c->blocks, out, n, c->store.trained);
 }
 
 /* Writes the weighted sums of values [at, at + n) of all gradients to `sum`. The function adds the
@@ -385,17 +390,16 @@ static void measure_sum(struct core *c)
 /* Returns 1 if all values stay finite when one more gradient is added, whose weight is `weight` and
  * whose magnitudes are at most `peak`. The learning rate can still change before the step, so the
  * function assumes the highest possible rate: schedules only lower the rate, and no rule multiplies
- * it by more than --max-workers, --buffer-size or the number of gradients (of some workers a buffer
- * may have several), whichever is the largest. */
+ * it by more than --max-workers or --buffer-size (accumulator_gradients). */
 static int fits_sum(struct core *c, double weight, double peak)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
 	double mean = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
-	double robust = vec_larger(a->peak, peak) * (c->cfg.push.sum ? a->pushes + 1 : 1);
+	double robust = vec_larger(a->peak, peak) * (c->cfg.push.sum ? a->parts + 1 : 1);
 	double sum = is_robust(c) ? robust : mean;
 	double max = vec_larger(c->cfg.sessions.max_workers, c->cfg.push.buffer_size);
 
-	return store_holds(c, sum, c->cfg.rate.lr * vec_larger(max, a->pushes + 1));
+	return store_holds(c, sum, c->cfg.rate.lr * max);
 }
 
 int accumulator_holds(struct core *c, double weight, double peak)

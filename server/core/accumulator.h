@@ -72,7 +72,7 @@ void accumulator_average(struct core *c, const struct worker *w, const struct sl
 /* Combines the collected gradients by the rule cfg.push.aggregate and writes the result to `g`
  * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, the rule
  * `mean` gives the sum of the gradients; for a buffer, this sum is the weighted mean times the
- * number of gradients. The statistics of batches, which follow the values of each gradient, are
+ * number of gradients. A robust rule then gives its result times accumulator_gradients. The statistics of batches, which follow the values of each gradient, are
  * never summed, and no robust rule combines them. With a robust rule, the statistics in the result
  * are the mean of the statistics of all gradients that the rule gets; each gradient has the same
  * weight. The caller calls accumulator_clear next, because a robust rule changes the collected
@@ -86,6 +86,11 @@ int accumulator_merges_keys(const struct core *c);
  * each worker (accumulator_merges_keys). Only parts whose member `images` is at least `min` count;
  * in a buffer, this member is the number of gradients in the part. */
 uint32_t accumulator_voices(const struct core *c, uint32_t min);
+/* Returns the number of gradients that accumulator_mean would combine now: all of them or, with a
+ * robust rule, accumulator_voices(c, 1). The learning rate may grow with this number. With a robust
+ * rule the gradients themselves do not count, because a worker or a key can have several of them:
+ * otherwise a single one could raise the rate by pushing often. */
+uint32_t accumulator_gradients(const struct core *c);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);
 

@@ -198,7 +198,7 @@ static void flush_buffer(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 	/* a sum of gradients already grows with their number, so the rate must not grow, too */
-	double gradients = c->cfg.push.sum ? 1 : a->pushes;
+	double gradients = c->cfg.push.sum ? 1 : accumulator_gradients(c);
 
 	accumulator_mean(c, store_scratch(c));
 	store_step(c, c->store.scratch, store_scaled_rate(c, gradients, 0) * a->weight / a->pushes);

@@ -113,7 +113,7 @@ static void step(struct core *c, uint32_t epoch)
 		accumulator_limit_norms(c, norms_limit_of_step(c, has_answered));
 	accumulator_mean(c, store_scratch(c));
 	batch_ledger_record(c, epoch, a->images, accumulator_loss_sum(c));
-	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0));
+	store_step(c, c->store.scratch, store_scaled_rate(c, accumulator_gradients(c), 0));
 	c->stats.updates++;
 	c->epoch[epoch].updates++;
 	c->stats.staleness[0]++;

@@ -136,9 +136,41 @@ TEST(a_worker_that_answers_at_once_does_not_fill_the_buffers_alone)
 		}
 }
 
-/* With --lr-scaling linear, the rate grows with the gradients of a buffer. A fast worker can add
- * more of them than the buffer has voices. All values stay within the core's bounds (invariant
- * 3 of store.c, which the fixture checks after each step). */
+/* Returns the first weight after the first update, to which worker 0 adds `n` gradients and each of
+ * the other two workers adds one. The median of the three workers' gradients is 1. */
+static float weight_after_update(struct core_config cfg, uint32_t n)
+{
+	struct cluster k;
+
+	cluster_open(&k, cfg, 3, 600, one_is_bad);
+	for (uint32_t i = 0; i < k.n; i++)
+		assert_true(cluster_request(&k, i));
+	while (n--)
+		push_one(&k, 0);
+	push_one(&k, 1);
+	push_one(&k, 2);
+	assert_int_equal(core_stats(k.f.core)->updates, 1);
+	float weight = core_weights(k.f.core)[0];
+	cluster_close(&k);
+	return weight;
+}
+
+/* The factor of --lr-scaling and the sum of --push sum count each voice once. */
+TEST(a_worker_that_pushes_often_does_not_raise_the_rate)
+{
+	struct core_config cfg = voices_config(3);
+
+	cfg.optim.kind = OPTIM_SGD;
+	cfg.rate.scaling = LR_SCALING_LINEAR;
+	assert_float_equal(weight_after_update(cfg, 1), -3 * cfg.rate.lr, 1e-6);
+	assert_float_equal(weight_after_update(cfg, 9), -3 * cfg.rate.lr, 1e-6);
+	cfg.push.sum = 1;
+	assert_float_equal(weight_after_update(cfg, 1), -3 * cfg.rate.lr, 1e-6);
+	assert_float_equal(weight_after_update(cfg, 9), -3 * cfg.rate.lr, 1e-6);
+}
+
+/* A fast worker can add more gradients to a buffer than the buffer has voices. All values stay
+ * within the core's bounds (invariant 3 of store.c, which the fixture checks after each step). */
 TEST(the_bounds_hold_for_a_buffer_with_more_gradients_than_voices)
 {
 	struct core_config cfg = voices_config(3);

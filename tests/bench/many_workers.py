@@ -29,8 +29,13 @@ from through_server import data_directory  # noqa: E402
 COLUMNS = "workers,round,pushes_per_s,server_us_per_push,server_cores"
 
 
+def status_of(server):
+    # 256 processes that compute leave the server's thread little time on a small machine
+    return server.status(timeout=60)
+
+
 def pushes_of(server):
-    return server.status()["counters"]["pushes"]
+    return status_of(server)["counters"]["pushes"]
 
 
 def measure(directory, n, options):
@@ -44,7 +49,7 @@ def measure(directory, n, options):
             time.sleep(0.03)  # HELLOs that come faster must be repeated
 
         def all_push():
-            workers = server.status()["workers"]
+            workers = status_of(server)["workers"]
             return sum(w["state"] == "live" and w["images"] > 0 for w in workers) == n
         until(all_push, 300, f"{n} workers that push")
         begun, used, before = time.monotonic(), processor_s(server), pushes_of(server)

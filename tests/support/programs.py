@@ -116,9 +116,9 @@ class Server(Process):
     def endpoint(self):
         return self.line(r"net listening.* endpoint=(\S+)")[1]
 
-    def status(self):
+    def status(self, timeout=5):
         address = self.line(r"http listening.* (?:endpoint|url|address)=(?:http://)?(\S+?)/?$")[1]
-        with urllib.request.urlopen(f"http://{address}/status", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://{address}/status", timeout=timeout) as reply:
             return json.load(reply)
 
     def result(self, seconds=120):

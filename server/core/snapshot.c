@@ -750,6 +750,8 @@ void snapshot_put_config(struct cursor *k, struct core_config *cfg)
 	u64(k, &cfg->generation);
 	flag(k, &cfg->durable);
 	text(k, cfg->model, sizeof(cfg->model));
+	if (!cfg->model[0]) /* put_head refuses it, too (run_head_read) */
+		set_error(k, MALFORMED);
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	refuse_over(k, n, WIRE_MAX_PARAMS);

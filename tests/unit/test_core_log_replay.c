@@ -288,6 +288,22 @@ TEST(a_cut_section_is_refused_and_no_lie_does_harm)
 	fixture_close(&k.f);
 }
 
+/* The server could not resume a checkpoint whose run has no model. */
+TEST(a_section_without_a_model_is_refused)
+{
+	struct random_workers k = anywhere(3);
+	struct core_snapshot img = fixture_save(&k.f);
+	const size_t n = img.size[SNAPSHOT_SESSIONS];
+	char *model = memmem(
+		img.data[SNAPSHOT_SESSIONS], n, k.f.cfg.model, sizeof(k.f.cfg.model));
+
+	assert_non_null(model);
+	model[0] = '\0';
+	assert_int_equal(read_live(&img, n), PS_ECHECKPOINT);
+	fixture_drop(&img);
+	fixture_close(&k.f);
+}
+
 static void no_change(struct core *c)
 {
 	(void)c;

@@ -8,9 +8,10 @@ and one push per batch. In each round the script measures all these numbers of w
 the other, each with a new server. It waits until all workers have joined and pushed. Then it reads
 the processor time of the server (the sum over all threads, from /proc) and the number of its pushes
 at the beginning and at the end of --seconds. It prints CSV, and by how many percent the median of
-the processor time per push is higher than with the first number of workers. The script needs the
-programs that `make tests` builds, about 20 MB of memory for each worker, and a machine with nothing
-else to do. Data: $CNN_DATA or the default data directories.
+the processor time per push is higher than with the first number of workers. The workers have the
+first 6,000 images of the training set, so that 256 of them start within seconds also on two cores.
+The script needs the programs that `make tests` builds, about 20 MB of memory for each worker, and a
+machine with nothing else to do. Data: $CNN_DATA or the default data directories.
 """
 import argparse
 import statistics
@@ -23,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parent), str(HERE)]
 
 from page_cost import processor_s  # noqa: E402
+from support import idx  # noqa: E402
 from support.programs import Programs, until  # noqa: E402
 from through_server import data_directory  # noqa: E402
 
@@ -40,7 +42,10 @@ def pushes_of(server):
 
 def measure(directory, n, options):
     """Returns (pushes per second, microseconds of the server's processor time per push)."""
-    programs = Programs(directory, data_directory())
+    data = directory / "data"
+    data.mkdir()
+    idx.cut(Path(data_directory()), data, 6000, 1000)
+    programs = Programs(directory, data)
     try:
         server = programs.server("--model", options.model, "--batch-size", 10, "--epochs", 60000,
                                  "--max-workers", 1024, "--n-push", 1, "--lane", options.lane)

@@ -20,6 +20,7 @@
 #include "server/core/checks.h"
 #include "server/core/core.h"
 #include "server/core/dataset.h"
+#include "server/core/downpour.h"
 #include "server/core/effects.h"
 #include "server/core/later_epochs.h"
 #include "server/core/lbfgs.h"
@@ -57,6 +58,7 @@ struct core {
 	struct store store;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;
+	struct downpour downpour;
 	struct sandblaster sandblaster;
 	struct backups backups;
 	struct sync sync;

@@ -43,13 +43,6 @@
 /* a gradient does not count if its staleness exceeds this multiple of the number of live workers */
 #define STALE_PER_WORKER ((uint64_t)32)
 
-/* This struct has the staleness of a gradient, and the number of workers that compute at the same
- * time. */
-struct age {
-	uint64_t tau;
-	uint32_t workers;
-};
-
 /* Returns the number of workers that the server has or expects back after a restart. */
 static uint32_t count_members(const struct core *c)
 {
@@ -435,10 +428,9 @@ static double compensated_bound(const struct core *c, const float *then, double 
 	return 1.000001 * (peak + lambda * peak * peak * (c->store.reach.weight + largest));
 }
 
-static int holds_update(
-	struct core *c, const struct worker *w, const struct msg_push *p, double peak)
+static int holds_update(struct core *c, double peak)
 {
-	struct age a = age_of(c, w, p);
+	struct age a = c->downpour.age;
 
 	return has_buffer(c) ? accumulator_holds(c, buffer_weight(c, a), peak)
 			     : store_holds(c, peak, downpour_rate(c, a));
@@ -451,18 +443,19 @@ static int compensated_fits(struct core *c, const struct worker *w, const struct
 	const float *found = backups_find(c, w, p), *then = found ? found : c->store.weights;
 	double bound = compensated_bound(c, then, store_peak(c, &p->slices)), peak = 0;
 
-	if (bound <= STORE_MAX_VALUE && holds_update(c, w, p, bound))
+	if (bound <= STORE_MAX_VALUE && holds_update(c, bound))
 		return 1;
 	for (uint32_t i = 0; i < p->slices.n; i++)
 		peak = vec_larger(peak, compensated_peak(c, then, &p->slices.slice[i]));
-	return peak <= STORE_MAX_VALUE && holds_update(c, w, p, peak);
+	return peak <= STORE_MAX_VALUE && holds_update(c, peak);
 }
 
 int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
+	c->downpour.age = age_of(c, w, p);
 	if (c->cfg.dc.kind)
 		return compensated_fits(c, w, p);
-	return holds_update(c, w, p, store_peak(c, &p->slices));
+	return holds_update(c, store_peak(c, &p->slices));
 }
 
 static void collect(
@@ -476,7 +469,7 @@ static void collect(
 
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	struct age a = age_of(c, w, p);
+	struct age a = c->downpour.age;
 	PS_UNINITIALIZED struct slices compensated;
 	const struct slices *s = &p->slices;
 

@@ -6,6 +6,20 @@
 #define SERVER_CORE_DOWNPOUR_H
 #include "server/core/modes.h"
 
+/* This struct has the staleness of a gradient, and the number of workers that compute at the same
+ * time. */
+struct age {
+	uint64_t tau;
+	uint32_t workers;
+};
+
+struct downpour {
+	/* the age of the push that downpour_fits has checked. downpour_take applies the push with
+	 * this age, although its acceptance can change the number of workers: the first accepted
+	 * push of a run selects the data set, and workers with other data have to leave. */
+	struct age age;
+};
+
 enum reject downpour_check(const struct core *c, const struct worker *w, const struct msg_push *p);
 int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p);
 /* Applies the buffered gradients if the buffer is full or all batches of the epoch are counted. */

@@ -489,29 +489,56 @@ TEST(an_ack_says_what_is_superseded)
 	fixture_close(&f);
 }
 
+/* Opens a server that has lost the first push, which it had acknowledged. The worker of this push
+ * sends it again after two workers with another data set have joined. */
+static void replay_the_first_push(struct core_fixture *f, struct core_config cfg)
+{
+	fixture_open(f, cfg);
+	struct stamp right = join_with_data(f, 8, &fixture_data);
+	fixture_train(f, 8, right, 1);
+	fixture_restart(f);
+	join_with_data(f, 6, &other_data);
+	join_with_data(f, 7, &other_data);
+	struct msg m = fixture_resume(right, 1, 0);
+	fixture_message(f, 8, &m);
+	assert_non_null(fixture_sent(f, 8, MSG_WELCOME));
+	right = fixture_sent(f, 8, MSG_WELCOME)->welcome.stamp;
+	m = fixture_batch(right, 1, 0, 0, 1);
+	m.push.verdict = VERDICT_OK;
+	fixture_applied(f, 8, &m);
+}
+
 /* The snapshot does not contain the first push, although the push was acknowledged. The replay of
  * this push fixes the data set again. */
 TEST(a_replay_fixes_what_it_had_fixed)
 {
 	struct core_fixture f;
 
-	fixture_open(&f, training_of(1));
-	struct stamp right = join_with_data(&f, 8, &fixture_data);
-	fixture_train(&f, 8, right, 1);
-	fixture_restart(&f);
-	join_with_data(&f, 6, &other_data); /* more workers with the other data set return first */
-	join_with_data(&f, 7, &other_data);
-	struct msg m = fixture_resume(right, 1, 0);
-	fixture_message(&f, 8, &m);
-	assert_non_null(fixture_sent(&f, 8, MSG_WELCOME));
-	right = fixture_sent(&f, 8, MSG_WELCOME)->welcome.stamp;
-	m = fixture_batch(right, 1, 0, 0, 1);
-	m.push.verdict = VERDICT_OK;
-	fixture_applied(&f, 8, &m);
+	replay_the_first_push(&f, training_of(1));
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
 	hello_with_data(&f, 5, &other_data);
 	assert_wrong_data(&f, 5);
 	fixture_close(&f);
+}
+
+/* With three workers, a replay counts as a gradient that is two versions old. The two workers with
+ * the other data set leave because of this replay, but they count for its rate: the core has
+ * checked the values with this rate (invariant 3 of store.c, which the fixture checks). */
+TEST(a_replay_that_fixes_the_data_set_has_the_rate_of_the_check)
+{
+	struct core_config cfg = training_of(1);
+	struct core_fixture one, three;
+
+	cfg.rate.staleness_scaling = STALE_CONSTANT;
+	cfg.rate.scaling = LR_SCALING_NONE;
+	replay_the_first_push(&one, cfg);
+	cfg.rate.scaling = LR_SCALING_LINEAR;
+	replay_the_first_push(&three, cfg);
+	assert_true(core_weights(one.core)[0] != 0);
+	assert_float_equal(
+		3 * core_weights(three.core)[0], core_weights(one.core)[0], 1e-6);
+	fixture_close(&one);
+	fixture_close(&three);
 }
 
 /* A rejected push does not fix the data set, so the next push may come from another data set. */

@@ -8,10 +8,10 @@ and one push per batch. In each round the script measures all these numbers of w
 the other, each with a new server. It waits until all workers have joined and pushed. Then it reads
 the processor time of the server (the sum over all threads, from /proc) and the number of its pushes
 at the beginning and at the end of --seconds. It prints CSV, and by how many percent the median of
-the processor time per push is higher than with the first number of workers. The workers have the
-first 6,000 images of the training set, so that 256 of them start within seconds also on two cores.
-The script needs the programs that `make tests` builds, about 20 MB of memory for each worker, and a
-machine with nothing else to do. Data: $CNN_DATA or the default data directories.
+the processor time per push is higher than with the first number of workers. The workers read a
+copy of the data set that is not compressed, so that 256 of them start within seconds also on two
+cores. The script needs the programs that `make tests` builds, about 20 MB of memory for each
+worker, and a machine with nothing else to do. Data: $CNN_DATA or the default data directories.
 """
 import argparse
 import statistics
@@ -44,7 +44,7 @@ def measure(directory, n, options):
     """Returns (pushes per second, microseconds of the server's processor time per push)."""
     data = directory / "data"
     data.mkdir()
-    idx.cut(Path(data_directory()), data, 6000, 1000)
+    idx.cut(Path(data_directory()), data, 60000, 10000)  # files that are not compressed
     programs = Programs(directory, data)
     try:
         server = programs.server("--model", options.model, "--batch-size", 10, "--epochs", 60000,

@@ -10,6 +10,7 @@
 #include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/zepoll.h"
 #include "worker/client/cnnps.h"
 #include "worker/data/dataset.h"
 #include "worker/options.h"
@@ -240,6 +241,7 @@ int main(int argc, char **argv)
 	struct err e = {0};
 	int rc;
 
+	zepoll_use();
 	catch_signals();
 	log_set_level(LOG_INFO);
 	rc = worker_options_parse(&o, argc, argv);

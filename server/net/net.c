@@ -13,6 +13,7 @@
 #include "common/clones.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/zepoll.h"
 #include "common/zloop.h"
 #include "proto/wire.h"
 #include "server/net/chunked_push.h"
@@ -1212,6 +1213,7 @@ static int enable_auth(struct router *r, struct err *e)
 
 static int open_sockets(struct router *r, struct err *e)
 {
+	zepoll_use();
 	r->context = zmq_ctx_new();
 	if (r->context)
 		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);

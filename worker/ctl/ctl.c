@@ -8,6 +8,7 @@
 #include "common/keys.h"
 #include "common/log.h"
 #include "common/opt.h"
+#include "common/zepoll.h"
 #include "worker/ctl/ctl.h"
 
 #define PROGRAM  "cnn-ctl"
@@ -303,6 +304,7 @@ int main(int argc, char **argv)
 	struct err e = {0};
 	int n_args, rc;
 
+	zepoll_use();
 	signal(SIGPIPE, SIG_IGN);
 	log_set_level(LOG_INFO);
 	rc = parse(&ctl, argc, argv, args, &n_args);

@@ -72,11 +72,11 @@ void accumulator_average(struct core *c, const struct worker *w, const struct sl
 /* Combines the collected gradients by the rule cfg.push.aggregate and writes the result to `g`
  * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, the rule
  * `mean` gives the sum of the gradients; for a buffer, this sum is the weighted mean times the
- * number of gradients. A robust rule then gives its result times accumulator_gradients. The statistics of batches, which follow the values of each gradient, are
- * never summed, and no robust rule combines them. With a robust rule, the statistics in the result
- * are the mean of the statistics of all gradients that the rule gets; each gradient has the same
- * weight. The caller calls accumulator_clear next, because a robust rule changes the collected
- * gradients. */
+ * number of gradients. A robust rule then gives its result times accumulator_gradients. The
+ * statistics of batches, which follow the values of each gradient, are never summed, and no robust
+ * rule combines them. With a robust rule, the statistics in the result are the mean of the
+ * statistics of all gradients that the rule gets; each gradient has the same weight. The caller
+ * calls accumulator_clear next, because a robust rule changes the collected gradients. */
 void accumulator_mean(struct core *c, float *g);
 /* Scales each kept gradient whose norm is above `max` down to the norm `max`. */
 void accumulator_limit_norms(struct core *c, double max);

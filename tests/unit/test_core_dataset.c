@@ -535,8 +535,7 @@ TEST(a_replay_that_fixes_the_data_set_has_the_rate_of_the_check)
 	cfg.rate.scaling = LR_SCALING_LINEAR;
 	replay_the_first_push(&three, cfg);
 	assert_true(core_weights(one.core)[0] != 0);
-	assert_float_equal(
-		3 * core_weights(three.core)[0], core_weights(one.core)[0], 1e-6);
+	assert_float_equal(3 * core_weights(three.core)[0], core_weights(one.core)[0], 1e-6);
 	fixture_close(&one);
 	fixture_close(&three);
 }

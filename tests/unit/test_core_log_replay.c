@@ -294,8 +294,7 @@ TEST(a_section_without_a_model_is_refused)
 	struct random_workers k = anywhere(3);
 	struct core_snapshot img = fixture_save(&k.f);
 	const size_t n = img.size[SNAPSHOT_SESSIONS];
-	char *model = memmem(
-		img.data[SNAPSHOT_SESSIONS], n, k.f.cfg.model, sizeof(k.f.cfg.model));
+	char *model = memmem(img.data[SNAPSHOT_SESSIONS], n, k.f.cfg.model, sizeof(k.f.cfg.model));
 
 	assert_non_null(model);
 	model[0] = '\0';

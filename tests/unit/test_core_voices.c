@@ -159,14 +159,15 @@ static float weight_after_update(struct core_config cfg, uint32_t n)
 TEST(a_worker_that_pushes_often_does_not_raise_the_rate)
 {
 	struct core_config cfg = voices_config(3);
+	const float step = -3 * (float)cfg.rate.lr;
 
 	cfg.optim.kind = OPTIM_SGD;
 	cfg.rate.scaling = LR_SCALING_LINEAR;
-	assert_float_equal(weight_after_update(cfg, 1), -3 * cfg.rate.lr, 1e-6);
-	assert_float_equal(weight_after_update(cfg, 9), -3 * cfg.rate.lr, 1e-6);
+	assert_float_equal(weight_after_update(cfg, 1), step, 1e-6);
+	assert_float_equal(weight_after_update(cfg, 9), step, 1e-6);
 	cfg.push.sum = 1;
-	assert_float_equal(weight_after_update(cfg, 1), -3 * cfg.rate.lr, 1e-6);
-	assert_float_equal(weight_after_update(cfg, 9), -3 * cfg.rate.lr, 1e-6);
+	assert_float_equal(weight_after_update(cfg, 1), step, 1e-6);
+	assert_float_equal(weight_after_update(cfg, 9), step, 1e-6);
 }
 
 /* A fast worker can add more gradients to a buffer than the buffer has voices. All values stay

@@ -95,6 +95,8 @@ static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 	cfg->term = h.term;
 	c->store.version = h.version;
 	refuse_over(k, h.version, MAX_VERSION);
+	/* a start has a later term than the snapshot */
+	refuse_over(k, h.term, c->cfg.term);
 }
 
 static void put_stats(struct cursor *k, struct core_stats *s)

@@ -233,10 +233,18 @@ static int data_is_fixed_in_time(const struct core *c)
 		       !c->lbfgs.known && !c->lbfgs.searching);
 }
 
+/* Returns 1 if all values stay finite when a step applies the gradients that wait for it. The core
+ * has checked this before it accepted them. With --store, the values are not on the host yet. */
+static int waiting_step_holds(struct core *c)
+{
+	return c->accumulator.pushes == 0 || c->cfg.device || accumulator_holds(c, 0, 0);
+}
+
 int snapshot_is_consistent(struct core *c)
 {
-	return values_are_valid(c) && replay_window_fits(c) && step_fits(c) && count_leases(c) &&
-	       checks_fit(c) && data_is_fixed_in_time(c) && grants_fit(c) && later_epochs_fit(c);
+	return values_are_valid(c) && waiting_step_holds(c) && replay_window_fits(c) &&
+	       step_fits(c) && count_leases(c) && checks_fit(c) && data_is_fixed_in_time(c) &&
+	       grants_fit(c) && later_epochs_fit(c);
 }
 
 int snapshot_sessions_are_consistent(const struct core *c)

@@ -315,6 +315,7 @@ static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c),
 	X(a_sum_of_squares_below_zero, c->store.state[0][0] = -1)                                  \
 	X(a_version_that_no_run_reaches, c->store.version = UINT64_MAX)                            \
 	X(a_version_that_is_not_the_number_of_versions, c->stats.version++)                        \
+	X(a_term_after_this_start, c->cfg.term = 1000)                                             \
 	X(no_model, c->cfg.model[0] = '\0')
 
 #define DEFINE(name, change)                                                                       \

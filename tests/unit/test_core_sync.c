@@ -660,6 +660,32 @@ TEST(accumulated_gradients_survive_a_restart)
 	cluster_close(&k);
 }
 
+/* The core accepts no gradient that could make a value infinite. It accepts no snapshot with such a
+ * gradient either: the step would apply it without another check. */
+TEST(a_snapshot_with_a_gradient_that_no_step_can_apply_is_refused)
+{
+	struct core_config cfg = sync_config(0);
+	struct cluster k;
+
+	cfg.optim.kind = OPTIM_ADAGRAD;
+	open_sync_cluster(&k, cfg, 2, 400, cluster_bowl);
+	all_ask(&k);
+	cluster_push(&k, 0);
+	for (int huge = 0; huge <= 1; huge++) {
+		struct core_fixture twin;
+		const char *why = NULL;
+
+		if (huge)
+			k.f.core->accumulator.part[0].g[5] = 1e30f;
+		struct core_snapshot img = fixture_save(&k.f);
+		assert_int_equal(
+			fixture_read(&twin, k.f.cfg, &img, &why), huge ? PS_ECHECKPOINT : PS_OK);
+		free(twin.memory);
+		fixture_drop(&img);
+	}
+	cluster_close(&k);
+}
+
 /* The snapshot lacks the accepted gradients of the first two steps. The workers replay the pushes
  * of these gradients, with the verdict that the server accepted them. */
 TEST(replays_are_counted_though_their_step_is_not_there_yet)

@@ -13,8 +13,9 @@
 
 /* This struct describes a descriptor that an epoll instance watches, or watched. */
 struct watch {
-	int epfd;      /* the epoll instance; -1: none */
-	int is_parked; /* 1: the kernel does not watch the descriptor until the next EPOLL_CTL_MOD */
+	int epfd; /* the epoll instance; -1: none */
+	/* 1: the kernel does not watch the descriptor until the next EPOLL_CTL_MOD */
+	int is_parked;
 	struct epoll_event wanted; /* the argument of the caller */
 };
 

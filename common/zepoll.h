@@ -5,9 +5,9 @@
  * connection waits for its authentication. If the peer closes the connection meanwhile, epoll still
  * reports the end (EPOLLERR, EPOLLHUP) to libzmq, which then notes an I/O error. When libzmq
  * continues to read the messages that it has already received, a PING of ZMTP among them makes it
- * write to the connection, and libzmq ends the process: "Assertion failed: !_io_error
- * (src/stream_engine_base.cpp)". Any peer can send such bytes. libzmq 4.3.4 and 4.3.5 have this
- * fault (https://github.com/zeromq/libzmq/issues/4841).
+ * write to the connection, and libzmq ends the process: "Assertion failed: !_io_error". Any peer
+ * can send such bytes. libzmq 4.3.4 and 4.3.5 have this fault
+ * (https://github.com/zeromq/libzmq/issues/4841).
  *
  * zepoll.c defines epoll_ctl and epoll_wait. A program that contains this file uses these functions
  * instead of those of libc, also in libzmq. They do the same, with one exception: epoll_wait does

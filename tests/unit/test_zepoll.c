@@ -30,7 +30,7 @@ const char *__tsan_default_options(void)
 #define ANSWER_BYTES (64 + 38) /* the greeting and the READY of a ROUTER */
 
 /* Connects to a socket of libzmq, and waits for the answer to the start of the connection. */
-static int dial(uint16_t port)
+static int call_socket(uint16_t port)
 {
 	struct sockaddr_in at = {.sin_family = AF_INET,
 		.sin_port = htons(port),
@@ -53,7 +53,7 @@ static int dial(uint16_t port)
 
 /* Receives MESSAGES messages from the socket. Returns their number, or fewer if no frame arrives
  * for DEADLINE_MS. */
-static size_t drain(void *router)
+static size_t read_messages(void *router)
 {
 	size_t n = 0;
 	int patience_ms = DEADLINE_MS;
@@ -95,13 +95,13 @@ TEST(pings_before_the_end_of_a_connection_do_no_harm)
 		}
 	}
 	for (int i = 0; i < 20; i++) {
-		int fd = dial(port);
+		int fd = call_socket(port);
 
 		assert_int_equal(send(fd, bytes, n, 0), (ssize_t)n);
 		usleep(20000); /* libzmq fills the queue, and stops reading */
 		close(fd);
 		usleep(20000);
-		received += drain(router);
+		received += read_messages(router);
 	}
 	assert_int_equal(received, 20 * MESSAGES);
 	assert_int_equal(zmq_close(router), 0);
@@ -127,7 +127,7 @@ static struct pair open_pair(uint32_t wanted)
 	return p;
 }
 
-static int wait_for(const struct pair *p, int timeout_ms, struct epoll_event *e)
+static int wait_once(const struct pair *p, int timeout_ms, struct epoll_event *e)
 {
 	return epoll_wait(p->epfd, e, 1, timeout_ms);
 }
@@ -145,10 +145,10 @@ TEST(the_end_is_reported_when_the_caller_reads_again)
 	struct epoll_event e;
 
 	close(p.theirs);
-	assert_int_equal(wait_for(&p, DEADLINE_MS, &e), 0);
+	assert_int_equal(wait_once(&p, DEADLINE_MS, &e), 0);
 	p.event.events = EPOLLIN;
 	assert_int_equal(epoll_ctl(p.epfd, EPOLL_CTL_MOD, p.mine, &p.event), 0);
-	assert_int_equal(wait_for(&p, DEADLINE_MS, &e), 1);
+	assert_int_equal(wait_once(&p, DEADLINE_MS, &e), 1);
 	assert_true(e.events & EPOLLHUP && e.events & EPOLLIN);
 	assert_ptr_equal(e.data.ptr, p.event.data.ptr);
 	close_pair(&p);
@@ -162,7 +162,7 @@ TEST(a_writer_learns_only_that_it_may_write)
 	struct epoll_event e;
 
 	close(p.theirs);
-	assert_int_equal(wait_for(&p, DEADLINE_MS, &e), 1);
+	assert_int_equal(wait_once(&p, DEADLINE_MS, &e), 1);
 	assert_int_equal(e.events, EPOLLOUT);
 	close_pair(&p);
 }
@@ -173,9 +173,9 @@ TEST(an_end_that_is_not_reported_wakes_nobody)
 	struct epoll_event e;
 
 	close(p.theirs);
-	assert_int_equal(wait_for(&p, DEADLINE_MS, &e), 0);
+	assert_int_equal(wait_once(&p, DEADLINE_MS, &e), 0);
 	const uint64_t begin = clock_ms();
-	assert_int_equal(wait_for(&p, 100, &e), 0);
+	assert_int_equal(wait_once(&p, 100, &e), 0);
 	assert_true(clock_ms() - begin >= 99);
 	close_pair(
 		&p); /* the kernel does not watch the descriptor; EPOLL_CTL_DEL succeeds anyway */
@@ -187,7 +187,7 @@ TEST(a_reader_learns_of_the_end_at_once)
 	struct epoll_event e;
 
 	close(p.theirs);
-	assert_int_equal(wait_for(&p, DEADLINE_MS, &e), 1);
+	assert_int_equal(wait_once(&p, DEADLINE_MS, &e), 1);
 	assert_true(e.events & EPOLLHUP);
 	close_pair(&p);
 }

@@ -116,6 +116,8 @@ int main(int argc, char **argv)
 		rc = images_begin(&options, &e);
 	if (rc && options.lane_fd >= 0)
 		(void)unlink(options.lane_path);
+	if (rc && options.made_checkpoint_dir)
+		(void)rmdir(options.checkpoint_dir);
 	if (!rc)
 		rc = threads_new(&threads, options.n_threads, "cnn-ps apply", &e);
 	/* at least half of the CPUs are left to the workers, so a thread without a job may keep its

@@ -134,6 +134,7 @@ def test_without_landlock_auto_starts_and_require_ends(programs):
                              directory="other")
     assert server.wait(10) == 2
     server.line("--sandbox: require, but this system does not permit: Landlock")
+    assert not (programs.directory / "other").exists()
 
 
 if __name__ == "__main__":

@@ -21,19 +21,28 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 	return snapshot + snapshot / 8 + (o->core.checkpoint.wal ? snapshot : 0);
 }
 
+/* Returns the number of workers without which the run cannot begin, or cannot make a step. */
+static uint32_t least_workers(const struct core_config *c)
+{
+	uint32_t n = c->sync.workers > c->leases.min_workers ? c->sync.workers
+							     : c->leases.min_workers;
+
+	return n < c->sessions.max_workers ? n : c->sessions.max_workers;
+}
+
 /* The minimum is the sum of the memory of six things: the program, the weights, the next version of
- * the weights, one message, the snapshots, and the state of the core for a single worker, such as
- * the vectors of the optimizer. */
+ * the weights, the snapshots, and, for each of least_workers, one message and the state of the
+ * core, such as the gradients that sync keeps. */
 uint64_t memory_min(const struct options *o, size_t n_params)
 {
-	struct options one = *o;
-	uint64_t weights = (uint64_t)n_params * sizeof(float);
+	struct options least = *o;
+	uint64_t weights = (uint64_t)n_params * sizeof(float), workers = least_workers(&o->core);
 
-	one.core.n_params = n_params ? n_params : 1;
-	one.core.sessions.max_workers = 1;
-	uint64_t core = core_bytes(&one.core);
+	least.core.n_params = n_params ? n_params : 1;
+	least.core.sessions.max_workers = (uint32_t)workers;
+	uint64_t core = core_bytes(&least.core);
 
-	return PROGRAM_BYTES + 3 * weights + core + snapshot_bytes(&one, core);
+	return PROGRAM_BYTES + (2 + workers) * weights + core + snapshot_bytes(&least, core);
 }
 
 size_t memory_lane_buffers(const struct options *o)

@@ -304,6 +304,11 @@ static const char *const bad[][2] = {
 		"--memory-mb: 148 is too little: the server needs at least 185"},
 	{"--memory-mb;148;--model;vector:10000000;--epochs;0;--optimizer;adam",
 		"--memory-mb: 148 is too little: the server needs at least 223"},
+	/* a step of sync keeps the gradients of six workers */
+	{"--memory-mb;500;--model;fc:12000 relu fc:10;--mode;sync;--min-workers;6",
+		"--memory-mb: 500 is too little: the server needs at least"},
+	{"--memory-mb;500;--model;fc:12000 relu fc:10;--mode;sync;--sync-workers;6",
+		"--memory-mb: 500 is too little: the server needs at least"},
 	{"--lr;nan", "--lr"},
 	{"--lr;inf", "--lr"},
 	{"--lr;-1", "--lr"},

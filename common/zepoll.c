@@ -115,6 +115,10 @@ REPLACES_LIBC int epoll_wait(int epfd, struct epoll_event *events, int max, int 
 	int n = (int)syscall(SYS_epoll_pwait, epfd, events, max, timeout, NULL, 0), kept = 0;
 
 	for (int i = 0; i < n; i++) {
+		/* if the connection has data, too, the caller reads them first: libzmq would call
+		 * its function twice, and the first call may stop to read */
+		if (events[i].events & EPOLLIN)
+			events[i].events &= ~END;
 		if ((events[i].events & END) && hides_end(epfd, &events[i]))
 			continue;
 		events[kept++] = events[i];

@@ -11,8 +11,8 @@
  *
  * zepoll.c defines epoll_ctl and epoll_wait. A program that contains this file uses these functions
  * instead of those of libc, also in libzmq. They do the same, with one exception: epoll_wait does
- * not report the end of a connection that the caller does not want to read now. The caller gets the
- * report when it wants to read again, after it has handled the messages that it has received.
+ * not report the end of a connection that the caller does not want to read now, or that has data to
+ * read. The caller learns of the end when it has read and handled what it has received.
  *
  * Promises:
  * (1) a peer that sends PINGs and closes its connection cannot end the process

@@ -22,27 +22,27 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 }
 
 /* Returns the number of workers without which the run cannot begin, or cannot make a step. */
-static uint32_t least_workers(const struct core_config *c)
+static uint32_t workers_needed(const struct core_config *c)
 {
-	uint32_t n = c->sync.workers > c->leases.min_workers ? c->sync.workers
-							     : c->leases.min_workers;
+	uint32_t n =
+		c->sync.workers > c->leases.min_workers ? c->sync.workers : c->leases.min_workers;
 
 	return n < c->sessions.max_workers ? n : c->sessions.max_workers;
 }
 
 /* The minimum is the sum of the memory of six things: the program, the weights, the next version of
- * the weights, the snapshots, and, for each of least_workers, one message and the state of the
+ * the weights, the snapshots, and, for each of workers_needed, one message and the state of the
  * core, such as the gradients that sync keeps. */
 uint64_t memory_min(const struct options *o, size_t n_params)
 {
-	struct options least = *o;
-	uint64_t weights = (uint64_t)n_params * sizeof(float), workers = least_workers(&o->core);
+	struct options fewest = *o;
+	uint64_t weights = (uint64_t)n_params * sizeof(float), workers = workers_needed(&o->core);
 
-	least.core.n_params = n_params ? n_params : 1;
-	least.core.sessions.max_workers = (uint32_t)workers;
-	uint64_t core = core_bytes(&least.core);
+	fewest.core.n_params = n_params ? n_params : 1;
+	fewest.core.sessions.max_workers = (uint32_t)workers;
+	uint64_t core = core_bytes(&fewest.core);
 
-	return PROGRAM_BYTES + (2 + workers) * weights + core + snapshot_bytes(&least, core);
+	return PROGRAM_BYTES + (2 + workers) * weights + core + snapshot_bytes(&fewest, core);
 }
 
 size_t memory_lane_buffers(const struct options *o)

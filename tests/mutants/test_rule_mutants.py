@@ -1,5 +1,6 @@
 """Each mutant removes one rule or check from the code. The first line of its patch names a test.
-With the mutant, this test must fail, or end in a failed assertion of the code (common/assert.h)."""
+With the mutant, this test must fail, or end in a failed assertion of the code (common/assert.h) or
+of libzmq."""
 import os
 import re
 import subprocess
@@ -28,7 +29,7 @@ def unit_test(bug, file, name):
     failed = re.search(rf"^\[  FAILED  \] {name}$", run.stdout, re.M)
     tests = re.findall(r"^\[ RUN      \] (\w+)$", run.stdout, re.M)
     aborted = (run.returncode == -SIGABRT and tests and tests[-1] == name and
-               re.search(r"^\S+:\d+: assertion failed: ", run.stdout, re.M))
+               re.search(r"^(\S+:\d+: assertion|Assertion) failed: ", run.stdout, re.M))
     return run.stdout, failed or aborted
 
 

@@ -120,6 +120,11 @@ for n in 1 2; do
 	start worker$n $bin/cnn-worker --server "$endpoint" --data "$data" --device cpu --threads 1 \
 		--name demo$n 2>>"$tmp/log$n"
 done
+# print the address when the page answers: a browser that comes earlier finds no server
+for _ in $(seq 200); do
+	grep -q ":$(printf %04X "${page##*:}") 00000000:0000 0A " /proc/net/tcp && break
+	sleep 0.05
+done
 echo "demo: page http://$page/, server $endpoint" >&2
 echo "demo: processes $(process server) (server) $(process worker1) $(process worker2) (workers)" >&2
 

@@ -15,7 +15,7 @@
 #define STORE_DOUBLE_LOSES   6 /* the function `kept` of this device fails */
 #define MAX_STORE_DOUBLE     6 /* the highest device number */
 #define STORE_DOUBLE_UPDATES 20
-#define STORE_DOUBLE_KEPT_MS 500
+#define STORE_DOUBLE_KEPT_MS 1500
 
 const struct store_module *cnnps_store_module(void);
 /* While `holds` is 1, `kept` of all devices of this process waits before it copies. */

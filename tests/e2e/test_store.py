@@ -119,7 +119,7 @@ def test_a_device_that_fails_ends_the_server_and_loses_nothing(programs, level, 
 
 
 def test_updates_continue_while_a_checkpoint_is_copied(programs):
-    """A checkpoint begins 50 ms after the last one, and its copy takes 500 ms. The worker makes at
+    """A checkpoint begins 50 ms after the last one, and its copy takes 1.5 s. The worker makes at
     most 25 pushes in 50 ms, so more pushes prove that updates continue during the copy."""
     run = LedgerRun(programs, 1, 400, "--store", "cuda:5", "--durability", "always", pace=(2,),
                     size=20000, **DOUBLE)

@@ -57,6 +57,10 @@ def cluster(built, figure, data):
 
 
 # ---- faults: each function causes a fault, after which the cluster must recover without help -----
+#
+# A function that ends a worker waits until the server no longer counts this worker. Otherwise
+# at_work() could count it as live before its container has started again, and the next fault would
+# hit a worker that has not connected.
 
 
 def deaths(c):
@@ -70,15 +74,16 @@ def given_up(c, before):
 
 
 def a_worker_is_killed(c):
-    worker = c.workers()[0]
+    worker, before = c.workers()[0], deaths(c)
     docker("kill", worker)
-    c.goes_on()
+    given_up(c, before)
     docker("start", worker)
 
 
 def a_worker_is_stopped(c):
     worker = c.workers()[1]
     docker("stop", worker)
+    until(lambda: c.ask("live_workers") < c.size, SOON, "it has left")
     c.goes_on()
     docker("start", worker)
 
@@ -98,7 +103,13 @@ def a_worker_loses_its_network(c):
 
 
 def a_worker_has_no_memory_left(c):
+    """Docker starts the worker again by itself, so the server counts it as dead or as back."""
+    def lost():
+        counters = c.ask("counters")
+        return counters["deaths"] + counters["rejoins"]
+    before = lost()
     run_out_of_memory(c.workers()[0])
+    until(lambda: lost() > before, SOON, "it is given up or back")
 
 
 def workers_are_added(c):

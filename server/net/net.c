@@ -1,6 +1,6 @@
 /* net.c - see net.h. The router receives and decodes messages, and encodes, queues and sends
- * replies. Few replies wait at the same time, so linear scans of the queue of replies are fast
- * enough. */
+ * replies. The time of each pass over the queue of replies grows linearly with its length, because
+ * peers that do not read can fill the queue. */
 #include "server/net/net.h"
 #include <errno.h>
 #include <stdio.h>
@@ -134,6 +134,10 @@ struct replies {
 	/* the first n replies wait, the oldest first; the others, up to `room`, are free */
 	struct reply **order;
 	struct reply *pool;
+	/* A hash table of the peers whose replies stay in the queue, for one replies_flush. It has
+	 * `mask` + 1 places, a power of two that is at least 2 * room; an empty place is 0. */
+	uint32_t *waiting;
+	size_t mask;
 	uint64_t flushed_lsn;
 	uint64_t number; /* number of the newest reply */
 	uint64_t sent, dropped;
@@ -179,8 +183,12 @@ int replies_new(struct replies **out, size_t room, size_t peer_bytes)
 		.peer_bytes = peer_bytes,
 		.order = mem_try(room, sizeof(struct reply *)),
 		.pool = mem_try(room, sizeof(struct reply)),
+		.mask = 1,
 	};
-	if (!q->order || !q->pool) {
+	while (q->mask < 2 * room)
+		q->mask = 2 * q->mask + 1;
+	q->waiting = mem_try(q->mask + 1, sizeof(*q->waiting));
+	if (!q->order || !q->pool || !q->waiting) {
 		replies_free(&q);
 		return PS_ENOMEM;
 	}
@@ -198,6 +206,7 @@ void replies_free(struct replies **q)
 		clear((*q)->order[i]);
 	free((*q)->order);
 	free((*q)->pool);
+	free((*q)->waiting);
 	free(*q);
 	*q = NULL;
 }
@@ -294,14 +303,19 @@ void replies_set_flushed(struct replies *q, uint64_t lsn)
 		q->flushed_lsn = lsn;
 }
 
-/* Returns 1 if one of the first `n` replies, which stay in the queue, is for `peer`. Later replies
- * to `peer` must then wait, too, so that they do not overtake the earlier one. */
-static int must_wait(const struct replies *q, size_t n, uint32_t peer)
+/* Returns the place of `peer` in the table of waiting peers: this place has `peer`, or 0 if the
+ * table does not have it. A later reply to a waiting peer must wait, too, so that it does not
+ * overtake the earlier one. */
+static uint32_t *place_of_peer(const struct replies *q, uint32_t peer)
 {
-	for (size_t i = 0; i < n; i++)
-		if (q->order[i]->peer == peer)
-			return 1;
-	return 0;
+	size_t at = peer * 0x9e3779b1u;
+
+	for (;; at++) {
+		uint32_t *place = &q->waiting[at & q->mask];
+
+		if (*place == 0 || *place == peer)
+			return place;
+	}
 }
 
 /* Sends a reply. If `send` fails, `r` keeps its frames. */
@@ -325,10 +339,14 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 {
 	size_t kept = 0;
 	uint32_t gone = 0;
+	int several = q->n > 1; /* usually a single reply waits, and needs no table */
 
+	if (several)
+		memset(q->waiting, 0, (q->mask + 1) * sizeof(*q->waiting));
 	for (size_t i = 0; i < q->n; i++) {
 		struct reply *r = q->order[i];
-		int wait = gone || r->lsn > q->flushed_lsn || must_wait(q, kept, r->peer);
+		uint32_t *place = several ? place_of_peer(q, r->peer) : q->waiting;
+		int wait = gone || r->lsn > q->flushed_lsn || (several && *place);
 
 		/* invariant 3 of the queue, and invariant 4 of server.h */
 		PS_ASSERT(wait || r->lsn <= q->flushed_lsn);
@@ -339,6 +357,7 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 			PS_ASSERT(kept == 0 || q->order[kept - 1]->number < r->number);
 			q->order[i] = q->order[kept];
 			q->order[kept++] = r;
+			*place = r->peer;
 			continue;
 		}
 		if (rc == PS_OK)

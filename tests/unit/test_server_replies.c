@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #include "server/net/net.h"
 #include "tests/support/test.h"
 
@@ -278,4 +279,50 @@ TEST_IN(replies_that_wait_for_the_disk_are_bounded, set_up_replies, tear_down_re
 	flush_replies();
 	assert_int_equal(net.n, 1);
 	assert_int_equal(replies_waiting(q), 0);
+}
+
+static int refuse_to_send(void *arg, uint32_t peer, struct frames *f)
+{
+	(void)arg;
+	(void)peer;
+	(void)f;
+	return PS_EAGAIN;
+}
+
+/* Return the least CPU time, in s, of 20 flushes of a queue in which replies to `n` peers that do
+ * not read wait. */
+static double flush_time(uint32_t n)
+{
+	struct replies *crowd;
+	double least = 1e9;
+
+	assert_int_equal(replies_new(&crowd, n, 1000), PS_OK);
+	for (uint32_t peer = 1; peer <= n; peer++) {
+		struct frames f;
+
+		frames_init(&f);
+		assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 8), 0);
+		replies_put(crowd, peer * 77773, &f, 0);
+	}
+	for (int i = 0; i < 20; i++) {
+		clock_t begin = clock();
+
+		for (int k = 0; k < 20; k++)
+			assert_int_equal(replies_flush(crowd, refuse_to_send, NULL), 0);
+		double took = (double)(clock() - begin) / CLOCKS_PER_SEC;
+
+		least = took < least ? took : least;
+	}
+	assert_int_equal(replies_waiting(crowd), n);
+	replies_free(&crowd);
+	return least;
+}
+
+/* A stranger can fill the queue. The server then flushes the full queue after each message. */
+TEST(the_time_of_a_flush_grows_linearly_with_the_queue)
+{
+	double ratio = flush_time(8000) / (flush_time(500) + 1e-6);
+
+	if (ratio > 64) /* the square of 16 is 256 */
+		fail_msg("16 times as many replies take %.0f times as long", ratio);
 }

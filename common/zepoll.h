@@ -1,12 +1,11 @@
 /*
  * zepoll.h - keeps libzmq from ending the process when a peer closes its connection at a bad time.
  *
- * A thread of libzmq stops reading a connection while the queue of its socket is full, or while the
- * connection waits for its authentication. If the peer closes the connection meanwhile, epoll still
- * reports the end (EPOLLERR, EPOLLHUP) to libzmq, which then notes an I/O error. When libzmq
- * continues to read the messages that it has already received, a PING of ZMTP among them makes it
- * write to the connection, and libzmq ends the process: "Assertion failed: !_io_error". Any peer
- * can send such bytes. libzmq 4.3.4 has this fault; its developers know the assertion, but had not
+ * A thread of libzmq stops reading a connection while the queue of its socket is full. If the peer
+ * closes the connection meanwhile, epoll still reports the end (EPOLLERR, EPOLLHUP) to libzmq,
+ * which then notes an I/O error. When libzmq continues to read the messages that it has already
+ * received, a PING of ZMTP among them makes it write to the connection, and libzmq ends the
+ * process: "Assertion failed: !_io_error". Any peer can send such bytes. libzmq 4.3.4 has this fault; its developers know the assertion, but had not
  * changed it in 2026 (https://github.com/zeromq/libzmq/pull/4852).
  *
  * zepoll.c defines epoll_ctl and epoll_wait. A program that contains this file uses these functions

@@ -610,10 +610,6 @@ static void fill_core(struct core_config *c, const struct options *o)
 	fill_model(c, &o->model);
 	if (c->rate.scaling == LR_SCALING_AUTO)
 		c->rate.scaling = auto_scaling(c);
-	if (c->optim.kind == OPTIM_LBFGS)
-		/* no limit, because a correct gradient at a point of a line search can have any
-		 * norm */
-		c->limits.norm_ratio = 0;
 	if (c->training.mode == MODE_EASGD)
 		/* no warm start: no update is extreme, because each update combines many batches */
 		c->leases.warm_start_updates = 0;

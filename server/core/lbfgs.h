@@ -10,7 +10,8 @@
  * gradient by y; the history keeps this pair (s, y) only if y . s > 1e-10 y . y. The core drops the
  * history if the search direction does not descend, or if the search finds no better point along
  * this direction. If the search finds no better point even along the negative gradient, the step
- * ends at its starting point.
+ * ends at its starting point, and the next step begins with a pass that computes f and g there
+ * again.
  */
 #ifndef SERVER_CORE_LBFGS_H
 #define SERVER_CORE_LBFGS_H

@@ -32,6 +32,14 @@
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
+/* L-BFGS tries weights at which the gradients can be much larger or smaller than before, so only
+ * gradients of the same pass, which all have the same weights, are compared. Returns 1 if the run
+ * uses L-BFGS. */
+static int compares_passes(const struct core *c)
+{
+	return c->cfg.optim.kind == OPTIM_LBFGS;
+}
+
 /* Accepted pushes are numbered; rejected ones do not count, because a worker may send any number of
  * them. Returns the number of the oldest push that counts as recent. If the newest push of a worker
  * is older, the norms of this worker are those of gradients of much older weights. */
@@ -39,6 +47,8 @@ static uint64_t oldest_push(const struct core *c)
 {
 	uint64_t window = RECENT * (uint64_t)core_live_workers(c);
 
+	if (compares_passes(c))
+		return c->stats.accepted - c->accumulator.pushes;
 	return c->stats.accepted > window ? c->stats.accepted - window : 0;
 }
 
@@ -229,7 +239,7 @@ static int find_limits(const struct core *c, const struct worker *w, struct yard
 
 	if (!find_yardsticks(c, oldest_push(c), w, y))
 		return 0;
-	if (c->electorate->older && find_yardsticks(c, 0, w, &all)) {
+	if (!compares_passes(c) && c->electorate->older && find_yardsticks(c, 0, w, &all)) {
 		y->low = vec_smaller(y->low, all.low);
 		y->high = vec_larger(y->high, all.high);
 		y->few = vec_smaller(y->few, all.few);
@@ -434,11 +444,20 @@ static void remember_gradient(struct recent_gradients *r, double norm, uint64_t 
 	r->place[i] = place;
 }
 
+/* Returns 1 if the gradients of a worker are rejected because of the mean of their sizes. */
+static int mean_is_bad(const struct core *c, const struct worker_norms *n)
+{
+	return n->n_sizes >= MIN_SIZES &&
+	       (n->size > largest_mean(c) || n->size < smallest_mean(c));
+}
+
 /* Checks the norm `norm` of a gradient over `images` images. `y` is NULL if there is no yardstick.
  * Only in runs with a data set has the server checked the number of images. */
 static enum reject check_size(struct core *c, struct worker_norms *n, double norm, double images,
 	const struct yardsticks *y)
 {
+	if (compares_passes(c))
+		return mean_is_bad(c, n) ? REJECT_NORM : REJECT_NONE;
 	if (!y)
 		return check_early(c, norm);
 	double size = size_of(norm, y);
@@ -448,8 +467,7 @@ static enum reject check_size(struct core *c, struct worker_norms *n, double nor
 	count_size(n, size, largest_mean(c));
 	int is_bad = c->cfg.training.mode == MODE_EASGD
 			     ? size > SPIKE * c->cfg.limits.norm_ratio
-			     : n->n_sizes >= MIN_SIZES &&
-				       (n->size > largest_mean(c) || n->size < smallest_mean(c));
+			     : mean_is_bad(c, n);
 
 	return is_bad ? REJECT_NORM : REJECT_NONE;
 }
@@ -484,6 +502,25 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	if (compares_means(c) && (again || r == REJECT_NONE))
 		remember_gradient(recent, norm, print, place);
 	return again ? REJECT_NORM : r;
+}
+
+void norms_end_pass(struct core *c)
+{
+	const uint64_t oldest = oldest_push(c);
+	struct yardsticks y;
+
+	if (c->cfg.limits.norm_ratio <= 0 || !compares_passes(c))
+		return;
+	for (uint32_t i = 0; i < c->n_slots; i++) {
+		struct worker *w = &c->worker[i];
+		struct worker_norms *n = &w->norms;
+
+		if (n->mean <= 0 || n->push_no < oldest || !find_yardsticks(c, oldest, w, &y))
+			continue;
+		double size = size_by_images(size_of(n->mean, &y), images_per_push(w), &y);
+
+		count_size(n, size, largest_mean(c));
+	}
 }
 
 void norms_inherit(const struct core *c, struct worker_norms *n, const struct worker_norms *of)
@@ -528,7 +565,8 @@ double norms_scale(struct core *c, const struct msg_push *p)
 	const double ratio = c->cfg.limits.norm_ratio;
 	struct yardsticks y;
 
-	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD || c->cfg.training.mode == MODE_SYNC)
+	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD ||
+		c->cfg.training.mode == MODE_SYNC || compares_passes(c))
 		return 1;
 	if (!find_yardsticks(c, 0, NULL, &y))
 		return follow(c, p);

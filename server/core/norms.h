@@ -41,6 +41,12 @@
  *   mean contains at least MIN_SIZES sizes; no mean is too small. A size above 50 R counts as 50 R.
  *   A push that has only a part of the values, or only zeros, does not count in the means and
  *   medians, but is compared with them;
+ * - with L-BFGS, which tries weights at which the gradients can be much larger or smaller than
+ *   before, only gradients of the same pass are compared, because they have the same weights. The
+ *   core compares them at the end of the pass: the size of a worker is the mean norm of its gradients
+ *   in this pass, divided by the nearer yardstick of the pass. It counts once per pass in the moving
+ *   mean of the worker's sizes, and while this mean is below 1/R or above R, the gradients of the
+ *   worker are rejected. No gradient is scaled, because a search compares exact sums;
  * - in mode easgd, a gradient is rejected if its size is above SPIKE * R (25 R);
  * - in a run with a data set, and if there are yardsticks for the gradient, the core rejects an old
  *   gradient: one that a key sends for the third time or more, although the weights have moved. If
@@ -138,6 +144,9 @@ struct electorate {
 /* Includes the norm and the size of the gradient of push `p`, which store_check has accepted, in
  * the means of worker `w`. Returns REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
+/* Called at the end of a pass of L-BFGS, while the accumulator has the gradients of the pass:
+ * includes the size of each worker's gradients in this pass in the mean of its sizes. */
+void norms_end_pass(struct core *c);
 /* Called when a new process joins, once for each slot of the same worker: `n` are the norms of the
  * new process, which are zero at first, and `of` are the norms of that slot. If the mean of the
  * sizes in `of` is not within the limits, the process begins as if it had sent as many gradients,

@@ -23,6 +23,7 @@
 #include "server/core/checkpoints.h"
 #include "server/core/core_state.h"
 #include "server/core/lbfgs.h"
+#include "server/core/norms.h"
 #include "server/core/store.h"
 #include "server/core/workers.h"
 
@@ -106,6 +107,7 @@ static void sandblaster_settle(struct core *c)
 	if (!s->open || c->leases.n_done < s->end)
 		return;
 	PS_ASSERT(c->leases.n_done == s->end); /* invariant 2 */
+	norms_end_pass(c);
 	accumulator_mean(c, store_scratch(c));
 	accumulator_clear(c);
 	if (c->cfg.optim.kind != OPTIM_LBFGS) {

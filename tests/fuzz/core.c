@@ -219,8 +219,6 @@ static struct further choose_further_options(struct core_config *c, struct input
 
 	c->limits.norm_ratio = ratio[pick(&bits, 4)];
 	c->limits.reject_norm = 8 * pick(&bits, 2);
-	if (c->optim.kind == OPTIM_LBFGS)
-		c->limits.norm_ratio = 0;
 	choose_fuzz_aggregate(c, &bits);
 	choose_rates(c, &bits);
 	choose_pushes(c, &bits);

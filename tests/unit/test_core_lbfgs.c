@@ -21,6 +21,7 @@ static struct core_config search_config(size_t n_params, uint32_t steps)
 	cfg.lbfgs.trials = 20;
 	cfg.lbfgs.armijo = SERIAL_ARMIJO;
 	cfg.lbfgs.wolfe = SERIAL_WOLFE;
+	cfg.limits.norm_ratio = 4;
 	return cfg;
 }
 
@@ -266,6 +267,70 @@ TEST(softmax_regression_converges)
 	print_message("|g| %.3g -> %.3g\n", before, sqrt(serial_dot(g, g, q.n)));
 	assert_true(sqrt(serial_dot(g, g, q.n)) < 1e-4 * before);
 	cluster_close(&k);
+}
+
+/* ---- wrong gradients ------------------------------------------------------------------------- */
+
+static double factor; /* the gradients of the worker that acts now are multiplied by this number */
+
+static double scaled_portion(uint32_t i, const float *w, double *g)
+{
+	double loss = softmax_portion(i, w, g);
+
+	for (size_t j = 0; j < CLASSES * (FEATURES + 1); j++)
+		g[j] *= factor;
+	return loss;
+}
+
+/* Let four correct workers train with a fifth one, whose gradients are multiplied by `wrong`. Return
+ * the loss with the final weights. */
+static double train_with_wrong_gradients(double wrong, double ratio, uint32_t *states)
+{
+	struct core_config cfg = search_config(CLASSES * (FEATURES + 1), 40);
+	double x[CLUSTER_PARAMS], g[CLUSTER_PARAMS];
+	struct rng r = rng_seed(3, RNG_SIM, 0);
+	struct cluster k;
+
+	cfg.leases.max_batches = 3;
+	cfg.limits.norm_ratio = ratio;
+	cluster_open(&k, cfg, 5, 115, scaled_portion);
+	for (int n = 0; !fixture_count(&k.f, EFFECT_FINISH); n++) {
+		uint32_t i = (uint32_t)rng_below(&r, 5);
+
+		factor = i == 4 ? wrong : 1;
+		if (fixture_worker(&k.f, i + 1).state != SESSION_DEAD)
+			cluster_act(&k, i);
+		assert_in_range(n, 0, 100000);
+	}
+	*states = 0;
+	for (uint32_t i = 0; i < 5; i++)
+		*states |= (uint32_t)(fixture_worker(&k.f, i + 1).state == SESSION_DEAD) << i;
+	factor = 1;
+	struct serial_lbfgs q = serial_begin(&k);
+	for (size_t j = 0; j < q.n; j++)
+		x[j] = (double)core_weights(k.f.core)[j];
+	double loss = serial_loss(&q, x, g);
+	cluster_close(&k);
+	return loss;
+}
+
+TEST(a_worker_with_gradients_of_another_size_is_excluded)
+{
+	uint32_t excluded;
+	double best = train_with_wrong_gradients(1, 4, &excluded);
+
+	assert_int_equal(excluded, 0);
+	for (double wrong = -10; wrong < 2000; wrong += 1010) {
+		double loss = train_with_wrong_gradients(wrong, 4, &excluded);
+
+		print_message("%.0f times: loss %.5f, %.5f without\n", wrong, loss, best);
+		assert_int_equal(excluded, 1u << 4);
+		assert_true(loss < 1.001 * best);
+	}
+	double loss = train_with_wrong_gradients(-10, 0, &excluded);
+
+	assert_int_equal(excluded, 0);
+	assert_true(loss > 1.1 * best);
 }
 
 /* ---- safeguards ----------------------------------------------------------------------------- */

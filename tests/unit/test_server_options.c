@@ -208,25 +208,14 @@ TEST(an_optimizer_has_the_usual_defaults)
 	assert_true(options.core.schedule.warmup == 0);
 }
 
-/* The gradients at the points of a line search may have any size, so with L-BFGS the server does
- * not compare norms, even if --norm-ratio is given. */
-TEST(gradients_of_lbfgs_are_not_compared)
-{
-	assert_int_equal(
-		parse_server_options("--mode;sandblaster;--norm-ratio;4;--model;seed:4"), OPT_RUN);
-	assert_true(options.core.limits.norm_ratio <= 0);
-	assert_non_null(strstr(errors.text, "--norm-ratio has no effect"));
-	assert_int_equal(
-		parse_server_options("--mode;sandblaster;--optimizer;sgd;--norm-ratio;4"), OPT_RUN);
-	assert_true(options.core.limits.norm_ratio >= 4);
-}
-
 TEST(the_norm_ratio_depends_on_data_set_and_store)
 {
 	static const struct {
 		const char *options;
 		double ratio;
 	} runs[] = {{"--model;fc:10", 4}, {"--model;fc:10;--store;cuda:0", 4},
+		{"--model;fc:10;--mode;sandblaster", 4},
+		{"--model;fc:10;--mode;sandblaster;--optimizer;sgd", 4},
 		{"--model;vector:8", 100}, {"--model;vector:8;--store;cuda:0", 0},
 		{"--model;vector:8;--epochs;2", 4},
 		{"--model;vector:8;--store;cuda:0;--norm-ratio;7", 7}};

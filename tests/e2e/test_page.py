@@ -423,6 +423,53 @@ def test_the_staleness_can_be_seen_on_a_fast_worker(programs, browser, theme):
     assert 4 < line < 16, column
 
 
+# draws a timeline of 100 samples with six workers; returns for each worker the numbers of the samples
+# in whose cells the line of staleness can be seen
+PAUSES = """
+stream.close();
+stream = null;
+const between = (i, from, to) => i >= from && i < to, states = [
+    i => "live",
+    i => between(i, 30, 32) ? "suspect" : between(i, 32, 50) ? null : "live", /* killed, started again after 20 s */
+    i => between(i, 30, 33) ? "suspect" : between(i, 33, 37) ? null : "live", /* stopped for 7 s */
+    i => between(i, 30, 31) ? "stalled" : "live",
+    i => between(i, 30, 33) ? "away" : "live",
+    i => between(i, 30, 31) ? "late" : "live"];
+const c = $("timeline"), drawn = stale => {
+    run = new Run("", ROOM);
+    for (let i = 0; i < 100; i++)
+        run.take({...sample(1.7e12 + 1000 * i, 1), workers: states.map((state, k) => {
+            const s = state(i);
+            return s && [k + 1, s === "late" ? "live" : s, 1000, i % 4 ? stale(i) : null, s === "late" ? 1600 : 30, null];
+        }).filter(w => w)});
+    timeline(c, run);
+    return c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+};
+const lines = drawn(i => 2 + i % 3), bars = drawn(() => null), ratio = devicePixelRatio, {x, top, row} = c.places;
+const differ = (k, a, b) => {
+    for (let v = Math.ceil((top + k * row) * ratio); v < (top + (k + 1) * row - 2) * ratio; v++)
+        for (let u = Math.ceil(a * ratio); u < b * ratio; u++)
+            if ([0, 1, 2, 3].some(part => lines[4 * (v * c.width + u) + part] !== bars[4 * (v * c.width + u) + part]))
+                return true;
+    return false;
+};
+/* the ends of a line that is not level reach 2 pixels into the next cell */
+return states.map((_, k) => run.samples.map((_, i) => i).filter(i => i &&
+    differ(k, x(1.7e12 + 1000 * (i - 1)) + 3, x(1.7e12 + 1000 * i) - 3)));
+"""
+
+
+def test_the_line_of_staleness_does_not_hide_a_pause(programs, browser):
+    """The line breaks while a worker is suspect, stalled, away or gone, and begins again at the first
+    live sample with a staleness. A live worker that sends no push in a second does not break it."""
+    open_page(programs, browser)
+    always, killed, stopped, stalled, away, late = browser.execute_script(MANY_SAMPLES + PAUSES)
+    assert always == list(range(2, 100))
+    for line, begin, end in (killed, 30, 50), (stopped, 30, 37), (stalled, 30, 31), (away, 30, 33), (late, 30, 31):
+        first = end if end % 4 else end + 1  # every fourth sample has no staleness
+        assert line == [i for i in always if i < begin or i > first], (begin, end, line)
+
+
 # draws a timeline of `n` workers, among them one in each of the states; returns for each state the colours
 # [r, g, b, opacity] from the top to the bottom of its row
 STATES = """

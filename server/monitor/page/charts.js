@@ -662,7 +662,8 @@ function timeline(canvas, run) {
 	const cells = new Cells(c, width - left - 6, ids.length);
 	let before = samples[0].t - 1000, drawn = left, next = 0;
 	const seen = new Set();
-	const line = new Map(ids.map(id => [id, []]));
+	const line = new Map(ids.map(id => [id, []])); // the points of each line of staleness; null: the line breaks
+	let continued = new Set(); // the workers that were live in the last drawn sample
 	samples.forEach((s, i) => {
 		const gap = next < run.gaps.length && run.gaps[next][0] < s.t;
 		if (!gap && i < samples.length - 1 && x(s.t) - drawn < CELL)
@@ -671,6 +672,7 @@ function timeline(canvas, run) {
 		for (; next < run.gaps.length && run.gaps[next][0] < s.t; next++)
 			begin = Math.max(begin, run.gaps[next][1]);
 		const a = Math.floor(x(begin)) - left, b = Math.floor(x(s.t)) - left;
+		const live = new Set();
 		// a worker that is dead, or has left, is in no sample
 		for (const id of seen)
 			cells.fill(index.get(id), a, b, "grey", 1);
@@ -678,13 +680,16 @@ function timeline(canvas, run) {
 			seen.add(id);
 			const late = state === "live" && silent > 1500, name = late ? "amber" : STATE[state] || "grey";
 			cells.fill(index.get(id), a, b, name, name === "blue" && run.hasImages ? SLOW + (1 - SLOW) * Math.min(1, rate / fastest) : 1);
-			if (many)
+			/* a line through a cell of another state would hide this cell */
+			if (many || late || state !== "live")
 				continue;
-			if (gap)
+			if (gap || !continued.has(id))
 				line.get(id).push(null);
+			live.add(id);
 			if (stale != null)
 				line.get(id).push([x(s.t), y(id) + (row - 4) * (1 - Math.min(1, stale / stalest)) + 1]);
 		}
+		continued = live;
 		before = s.t;
 		drawn = x(s.t);
 	});

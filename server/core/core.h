@@ -115,9 +115,14 @@ enum effect_kind {
 };
 
 enum worker_change {
+	/* a process has joined. It is new, or its session had ended: a worker that was declared
+	 * dead and says HELLO again joins again, and is not WORKER_BACK. If it was WORKER_RESTARTED
+	 * when it joined before, it is so again, unless the server was restarted since */
 	WORKER_JOINED,
 	WORKER_RESTARTED, /* a new process of a worker that was in this slot has joined */
-	WORKER_BACK,   /* the worker has returned after silence or after a restart of the server */
+	/* the worker has returned after silence or after a restart of the server, before it was
+	 * declared dead: its session continues */
+	WORKER_BACK,
 	WORKER_SILENT, /* the worker is suspect (SESSION_SUSPECT) */
 	WORKER_GONE,   /* the worker has left, or is lost: dead, or away for dead_ms */
 	WORKER_EXCLUDED,
@@ -226,6 +231,9 @@ struct core_stats {
 	/* leases: number of granted leases; released: number of batches and portions that were not
 	 * done when a worker lost or gave up its grant of them */
 	uint64_t pulls, leases, released;
+	/* rejoins: number of HELLOs that gave a used slot to a new process, or with which the
+	 * process of a slot returned to its session while the session was not live. A suspect
+	 * worker that is back with any other message is not counted */
 	uint64_t hellos, deaths, rejoins;
 	/* number of exclusions of workers for bad pushes or evaluations (departure.h) */
 	uint64_t excluded;

@@ -120,7 +120,8 @@ static void put_core(FILE *f, const struct core *c)
 			"Workers excluded for gradients or losses that were not finite, of a wrong "
 			"shape or of another size, or for false evaluations.",
 			t->excluded},
-		{"rejoins_total", "Workers that came back.", t->rejoins},
+		{"rejoins_total", "Workers that joined again, restarted, or returned with HELLO.",
+			t->rejoins},
 		{"recoveries_total", "Starts from a checkpoint.", t->recoveries},
 		{"snapshots_total", "Images taken of the run.", t->snapshots},
 	};

@@ -325,6 +325,48 @@ TEST(an_absent_worker_is_lost_once_and_can_still_resume)
 	fixture_close(&f);
 }
 
+/* Sends the HELLO with which the process of "anna" returns to session `s` after its death. */
+static void anna_returns(struct core_fixture *f, uint32_t peer, struct stamp s)
+{
+	struct msg m = fixture_resume(s, 0, 0);
+
+	memcpy(m.hello.name, "anna", strlen("anna"));
+	fixture_message(f, peer, &m);
+	fixture_durable(f);
+}
+
+TEST(a_worker_that_was_declared_dead_joins_again_and_others_are_back)
+{
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
+	struct stamp s;
+
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "anna");
+	assert_true(reports(&f, WORKER_JOINED));
+	fixture_tick(&f, cfg.sessions.suspect_ms + 1);
+	assert_true(reports(&f, WORKER_SILENT));
+	fixture_lease(&f, 9, s, 1);
+	assert_true(reports(&f, WORKER_BACK));
+	assert_int_equal(core_stats(f.core)->rejoins, 0); /* without HELLO */
+	fixture_tick(&f, cfg.sessions.suspect_ms + 1);
+	resume_session(&f, 20, s, 0, 0);
+	assert_true(reports(&f, WORKER_BACK));
+	assert_int_equal(core_stats(f.core)->rejoins, 1);
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	assert_true(reports(&f, WORKER_GONE));
+	anna_returns(&f, 21, s);
+	assert_true(reports(&f, WORKER_JOINED));
+	assert_int_equal(core_stats(f.core)->rejoins, 2);
+	s = fixture_join(&f, 22, "anna");
+	assert_true(reports(&f, WORKER_RESTARTED));
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	anna_returns(&f, 23, s);
+	assert_true(reports(&f, WORKER_RESTARTED));
+	assert_int_equal(core_stats(f.core)->rejoins, 4);
+	fixture_close(&f);
+}
+
 TEST(a_worker_that_owes_replays_keeps_its_slot)
 {
 	struct core_config cfg = fixture_config();

@@ -172,7 +172,7 @@ function drawCounters() {
 	const c = status.counters, made = status.checkpoint;
 	const rows = [["gradients decided", c.pushes], ["duplicates, not applied again", c.duplicates], ["arrived out of order", c.gaps],
 		["superseded", c.superseded], ["rejected" + rejectedFor(c), c.rejected], ["messages refused", c.refusals],
-		["workers lost", c.deaths], ["workers back or restarted", c.rejoins], ["server recovered", c.recoveries],
+		["workers lost", c.deaths], ["workers joined again, restarted or back", c.rejoins], ["server recovered", c.recoveries],
 		["generation of the newest checkpoint", made?.generation, made && "ckpt-" + made.generation.toString(16).padStart(16, "0")]];
 	rows.forEach(([name, value, file], i) => {
 		const [dt, dd] = ($("once").children[i] || addCounter($("once"))).children, before = file ? name + ", " : name;

@@ -83,6 +83,26 @@ static uint64_t downpour_staleness(
 	return version < c->store.version ? c->store.version - version : 0;
 }
 
+/* Returns the least staleness with which a gradient of worker `w` counts. The version of a push is a
+ * claim: a worker can ask for new weights just before it pushes, or name a version with which it has
+ * not computed, and its gradient would count fully while those of honest workers are scaled down
+ * for their staleness. The function therefore returns the number of pushes of other workers since
+ * the newest accepted push of `w`, but at most as many as there are other workers: an honest worker
+ * that pulls after each push has at least this staleness anyway, except after a pause. Returns 0
+ * without --norm-ratio, in a run without a data set, and with a robust rule, which gives each
+ * worker the same weight. */
+static uint64_t least_staleness(const struct core *c, const struct worker *w)
+{
+	uint64_t before = w->norms.accepted_no, pushes = c->stats.accepted;
+	uint64_t versions = pushes > before ? pushes - before : 0;
+	uint32_t live = core_live_workers(c), per_version = c->cfg.push.buffer_size;
+
+	if (c->cfg.limits.norm_ratio <= 0 || c->cfg.training.epochs == 0 || c->accumulator.part)
+		return 0;
+	versions /= per_version > 1 ? per_version : 1;
+	return live < 2 ? 0 : versions < live - 1 ? versions : live - 1;
+}
+
 /* Returns the age of push `p`. After a crash the workers send again what they have pushed since the
  * snapshot, one worker after the other. The versions that these replays make say nothing about the
  * age that a gradient had when it was accepted. Replays therefore count as gradients of workers of
@@ -94,7 +114,9 @@ static struct age age_of(const struct core *c, const struct worker *w, const str
 
 	if (members > 1)
 		return (struct age){members - 1, members};
-	uint64_t tau = downpour_staleness(c, w, p);
+	uint64_t tau = downpour_staleness(c, w, p), least = least_staleness(c, w);
+
+	tau = tau > least ? tau : least;
 	/* no rule scales a gradient for a staleness up to 1, whatever the number of workers */
 	return (struct age){tau, tau > 1 ? core_live_workers(c) : 1};
 }
@@ -473,7 +495,9 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	PS_UNINITIALIZED struct slices compensated;
 	const struct slices *s = &p->slices;
 
-	count_staleness(c, w, a.tau);
+	count_staleness(
+		c, w, rights_of_replay(c, w, p) ? a.tau : downpour_staleness(c, w, p));
+	w->norms.accepted_no = c->stats.accepted;
 	/* a gradient that norms.h scales down is not compensated: compensation squares the values
 	 * before they are scaled, so its result would have no bound */
 	if (c->cfg.dc.kind && c->store.permitted >= 1) {

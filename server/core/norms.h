@@ -103,6 +103,9 @@ struct worker_norms {
 	uint64_t n_sizes; /* number of gradients of this worker whose size was measured so far */
 	/* number of pushes of all workers that were accepted before this worker's newest one */
 	uint64_t push_no;
+	/* In the asynchronous modes: number of pushes of all workers that were accepted up to and
+	 * including this worker's newest accepted one; 0: none. downpour.c needs it. */
+	uint64_t accepted_no;
 };
 
 #ifndef NORMS_RING       /* `make fuzz` defines a smaller limit */

@@ -633,6 +633,10 @@ static void put_norms(struct cursor *k, struct core *c)
 	}
 	put_mean(k, &c->norms.yardstick);
 	put_recent_gradients(k, &c->norms.recent);
+	if (k->in && k->at == k->size)
+		return; /* an earlier version wrote the section, and it ended here */
+	for (uint32_t i = 0; i < n && !k->error; i++)
+		u64(k, &c->worker[i].norms.accepted_no);
 }
 
 /* ---- quarantine: excluded workers ------------------------------------------------------------ */

@@ -97,3 +97,64 @@ TEST(a_stale_gradient_scales_with_its_staleness)
 			an_old_gradient(rules_tried[i], STALE_INVERSE, tau);
 		}
 }
+
+/* Gives batch i a gradient of about 1, because a worker must not send the same gradient again and
+ * again. */
+static double about_one(uint32_t i, const float *w, double *g)
+{
+	(void)w;
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		g[j] = 1 + 1e-6 * i;
+	return 1;
+}
+
+/* Let worker i push a gradient, and request its next work. If `claims` is 1, the push names
+ * the newest version. Return by how much the push has moved a weight. */
+static double distance_of_push(struct cluster *k, uint32_t i, int claims)
+{
+	double before = (double)core_weights(k->f.core)[3];
+
+	if (claims)
+		k->worker[i].version = core_stats(k->f.core)->version;
+	assert_int_equal(cluster_push(k, i), REJECT_NONE);
+	double distance = before - (double)core_weights(k->f.core)[3];
+
+	cluster_request(k, i);
+	return distance;
+}
+
+/* A worker that pulls just before it pushes, or names a version that it does not have, pushes with a
+ * staleness of 0. Its gradients must not count more than those of the other workers. */
+TEST(new_weights_just_before_a_push_give_no_more_weight)
+{
+	struct core_config cfg = fixture_training();
+	double honest = 0, liar = 0;
+	struct cluster k;
+
+	cfg.durable = 0;
+	cfg.rate.lr = 0.25;
+	cfg.rate.staleness_scaling = STALE_INVERSE;
+	cfg.limits.norm_ratio = 4;
+	cfg.leases.max_batches = 1;
+	cluster_open(&k, cfg, 5, 4000, about_one);
+	for (uint32_t i = 0; i < 5; i++)
+		cluster_request(&k, i);
+	for (int round = 0; round < 5; round++)
+		for (uint32_t i = 0; i < 5; i++) {
+			double distance = distance_of_push(&k, i, i == 4);
+
+			if (i == 4)
+				liar = distance;
+			else
+				honest = distance;
+		}
+	assert_true(fabs(honest - 0.25 / 4) < 1e-3);
+	assert_true(fabs(liar - honest) < 1e-3);
+	/* a worker that pushes twice in a row has no stale gradient the second time */
+	assert_true(fabs(distance_of_push(&k, 4, 1) - 0.25) < 1e-3);
+	/* a new worker, or one that has paused, has at most the staleness of all others together */
+	for (int pushes = 0; pushes < 20; pushes++)
+		(void)distance_of_push(&k, 0, 0);
+	assert_true(fabs(distance_of_push(&k, 4, 1) - 0.25 / 4) < 1e-3);
+	cluster_close(&k);
+}

@@ -324,14 +324,27 @@ static void count_staleness(struct core *c, struct worker *w, uint64_t tau)
 
 /* ---- delay compensation: g + lambda * g * g * (w - the weights that g was computed at) ------- */
 
+/* Returns the limit of the term that compensation adds to a value of magnitude `g`. If the run
+ * compares norms, compensation at most doubles a value: otherwise a worker that puts the whole norm
+ * of its gradient into one value, and waits until the weights have moved, could evade the limit of
+ * its norm. A term that is larger than the gradient is also outside the range in which the
+ * expansion of the gradient holds that the paper uses. */
+static double largest_correction(const struct core *c, double g)
+{
+	return c->cfg.limits.norm_ratio > 0 ? g : (double)INFINITY;
+}
+
 static float next_square(float square, double g)
 {
 	return (float)(DC_DECAY * (double)square + (1 - DC_DECAY) * g * g);
 }
 
-static float compensated(double lambda, double g, float now, float then)
+static float compensated(const struct core *c, double lambda, double g, float now, float then)
 {
-	return (float)(g + lambda * g * g * ((double)now - (double)then));
+	double max = largest_correction(c, fabs(g));
+	double by = lambda * g * g * ((double)now - (double)then);
+
+	return (float)(g + vec_smaller(vec_larger(by, -max), max));
 }
 
 /* Returns the number of values of slice `s` that are values of a gradient and not running
@@ -375,7 +388,7 @@ static double compensate_block(const void *arg, size_t from, size_t n)
 			k->square[i] = next_square(k->square[i], g);
 			lambda /= sqrt((double)k->square[i] + DC_EPS);
 		}
-		k->out[i] = compensated(lambda, g, k->now[i], k->then[i]);
+		k->out[i] = compensated(k->core, lambda, g, k->now[i], k->then[i]);
 	}
 	return 0;
 }
@@ -419,7 +432,7 @@ static double compensated_peak_of_block(const void *arg, size_t from, size_t n)
 
 		if (k->core->cfg.dc.kind == DC_ADAPTIVE)
 			lambda /= sqrt((double)next_square(k->square[i], g) + DC_EPS);
-		double x = fabs((double)compensated(lambda, g, k->now[i], k->then[i]));
+		double x = fabs((double)compensated(k->core, lambda, g, k->now[i], k->then[i]));
 		if (!(x <= peak))
 			peak = x <= (double)FLT_MAX ? x : (double)INFINITY;
 	}
@@ -437,17 +450,18 @@ static double compensated_peak(
 }
 
 /* Returns an upper bound of the largest magnitude after compensation, in constant time. Returns
- * infinity if the bound would need a magnitude that is unknown. */
+ * infinity if corrections have no limit and the bound would need a magnitude that is unknown. */
 static double compensated_bound(const struct core *c, const float *then, double peak)
 {
 	double lambda = c->cfg.dc.lambda / (c->cfg.dc.kind == DC_ADAPTIVE ? sqrt(DC_EPS) : 1);
-	double largest = then == c->store.weights ? 0 : backups_peak(c, then);
+	double largest = then == c->store.weights ? 0 : backups_peak(c, then),
+	       by = (double)INFINITY;
 
 	if (then == c->store.weights)
 		return peak;
-	if (!c->store.measured || largest <= 0)
-		return (double)INFINITY;
-	return 1.000001 * (peak + lambda * peak * peak * (c->store.reach.weight + largest));
+	if (c->store.measured && largest > 0)
+		by = lambda * peak * peak * (c->store.reach.weight + largest);
+	return 1.000001 * (peak + vec_smaller(by, largest_correction(c, peak)));
 }
 
 static int holds_update(struct core *c, double peak)
@@ -498,8 +512,8 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	count_staleness(
 		c, w, rights_of_replay(c, w, p) ? a.tau : downpour_staleness(c, w, p));
 	w->norms.accepted_no = c->stats.accepted;
-	/* a gradient that norms.h scales down is not compensated: compensation squares the values
-	 * before they are scaled, so its result would have no bound */
+	/* a gradient that norms.h scales down is not compensated: compensation would use the values
+	 * before they are scaled, so its result could exceed the limit of the norm */
 	if (c->cfg.dc.kind && c->store.permitted >= 1) {
 		compensated = p->slices;
 		compensate_all(c, w, p, &compensated);

@@ -1,8 +1,9 @@
 /*
  * Proves delay compensation (server/core/downpour.c, backups.c): a gradient g of version v becomes
  * g + lambda g g (w - w_v), with a fixed or adaptive lambda, no matter what the worker has pulled
- * since. The reference in this file follows the paper and PyTorch's optimizers, computes in double
- * precision, and keeps the weights of every version.
+ * since. If the run compares norms, the added term is at most as large as g. The reference in this
+ * file follows the paper and PyTorch's optimizers, computes in double precision, and keeps the
+ * weights of every version.
  * Covers attack A13 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
@@ -31,6 +32,7 @@ static struct core_config dc_config(int adaptive)
 struct twin {
 	const struct core_config *cfg;
 	uint64_t version;
+	uint64_t limited; /* number of values whose correction was limited */
 	double w[VERSIONS][FIXTURE_PARAMS], square[FIXTURE_PARAMS], first[FIXTURE_PARAMS],
 		second[FIXTURE_PARAMS];
 };
@@ -89,7 +91,11 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 			t->square[j] = 0.95 * t->square[j] + 0.05 * x * x;
 			lambda /= sqrt(t->square[j] + 1e-7);
 		}
-		d[j] = x + (then < 0 ? 0 : lambda * x * x * (w[j] - t->w[then][j]));
+		double part = then < 0 ? 0 : lambda * x * (w[j] - t->w[then][j]);
+		int exceeds = t->cfg->limits.norm_ratio > 0 && fabs(part) > 1;
+
+		t->limited += (uint64_t)exceeds;
+		d[j] = x * (1 + (exceeds ? copysign(1, part) : part));
 		norm += d[j] * d[j];
 	}
 	norm = sqrt(norm);
@@ -188,8 +194,8 @@ static void come_back(struct dc_run *l)
 }
 
 /* Make pulls, pushes and restarts in random order. Returns the largest difference between a weight
- * of the core and of the reference. */
-static double dc_random_run(uint64_t seed, const struct core_config *cfg)
+ * of the core and of the reference. Adds the number of limited corrections to *limited. */
+static double dc_random_run(uint64_t seed, const struct core_config *cfg, uint64_t *limited)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	static struct dc_run l;
@@ -213,6 +219,7 @@ static double dc_random_run(uint64_t seed, const struct core_config *cfg)
 		max = fmax(max, farthest(&l));
 	}
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
+	*limited += l.twin.limited;
 	fixture_close(&l.f);
 	return max;
 }
@@ -235,9 +242,13 @@ static struct core_config combination(size_t schedule, int number)
 	return cfg;
 }
 
-TEST(every_combination_of_options_is_what_the_formulas_say)
+/* Make a run with every combination of options and a strength of `lambda`. No weight may differ
+ * from that of the reference by more than `tolerance`. Returns the number of limited
+ * corrections. */
+static uint64_t all_combinations(double lambda, double norm_ratio, double tolerance)
 {
 	const size_t n = sizeof(schedules) / sizeof(schedules[0]);
+	uint64_t limited = 0;
 	double max = 0;
 
 	for (size_t i = 0; i < n * 8 * OPTIM_LBFGS; i++) {
@@ -245,13 +256,28 @@ TEST(every_combination_of_options_is_what_the_formulas_say)
 		double d;
 
 		cfg.optim.kind = (enum optim_kind)(i / n / 8);
-		d = dc_random_run(1 + i, &cfg);
-		if (d > 1e-4)
+		cfg.dc.lambda = lambda;
+		cfg.limits.norm_ratio = norm_ratio;
+		d = dc_random_run(1 + i, &cfg, &limited);
+		if (d > tolerance)
 			fail_msg("optimizer %d, combination %zu, schedule %zu: %g",
 				(int)cfg.optim.kind, i / n % 8, i % n, d);
 		max = fmax(max, d);
 	}
 	print_message("largest difference of a weight: %.1e\n", max);
+	return limited;
+}
+
+TEST(every_combination_of_options_is_what_the_formulas_say)
+{
+	assert_int_equal(all_combinations(LAMBDA, 0, 1e-4), 0);
+}
+
+/* Norms that differ by less than a factor of 100 are not scaled, so only corrections are limited.
+ * The larger strength enlarges rounding errors, too. */
+TEST(with_a_norm_ratio_every_combination_limits_its_corrections)
+{
+	assert_true(all_combinations(4 * LAMBDA, 100, 1e-3) > 1000);
 }
 
 /* ---- the benefit ---------------------------------------------------------------------------- */
@@ -387,9 +413,8 @@ TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 	fixture_close(&l.f);
 }
 
-/* Delay compensation adds a term with the square of the gradient. For a large gradient, the factor
- * that scales the gradient would not bound this square. Therefore a scaled gradient is not
- * compensated. */
+/* Delay compensation could double the values of a gradient that the server has scaled down to the
+ * limit of its norm. Therefore a scaled gradient is not compensated. */
 TEST(a_gradient_that_is_scaled_is_not_compensated)
 {
 	struct core_config cfg = dc_config(0);
@@ -407,14 +432,99 @@ TEST(a_gradient_that_is_scaled_is_not_compensated)
 	fixture_applied(&f, 10, &m);
 	f.core->norms.yardstick = 1;
 	for (size_t k = 0; k < FIXTURE_PARAMS; k++)
-		g[k] = 1e6f;
+		g[k] = -1e6f;
 	float before = core_weights(f.core)[0];
 	m = fixture_push(a, 1);
 	m.push.base_term = a.term;
 	fixture_slice(&m, 0, FIXTURE_PARAMS, g);
 	fixture_applied(&f, 9, &m);
-	assert_true(fabsf(core_weights(f.core)[0] - before) <= (float)(4 * RATE));
+	/* the norm of the 8 values is 4 */
+	assert_float_equal(core_weights(f.core)[0] - before, (float)(4 * RATE / sqrt(8)), 1e-6);
 	fixture_close(&f);
+}
+
+/* The weights move by -1 while worker 0 computes a gradient of `g` in each value. Returns the
+ * change of a weight by this gradient, divided by the change without compensation. */
+static double enlargement(struct core_config cfg, float g)
+{
+	static struct dc_run l;
+	float values[FIXTURE_PARAMS];
+
+	cfg.rate.lr = 1;
+	dc_run_open(&l, cfg);
+	pull_and_note(&l, 0);
+	apply_push_of(&l, 1, fixture_ones, 0, l.worker[1].s.term);
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		values[j] = g;
+	apply_push_of(&l, 0, values, 0, l.worker[0].s.term);
+	double change = -1 - (double)core_weights(l.f.core)[4];
+	fixture_close(&l.f);
+	return change / (double)g;
+}
+
+/* A worker with a large value that waits until the weights have moved could otherwise multiply the
+ * value by any factor, although --norm-ratio limits the norm of its gradient. */
+TEST(with_a_norm_ratio_a_correction_at_most_doubles_a_value)
+{
+	/* without compensation, and with the formula of the paper: 1 - lambda * g */
+	static const float tried[] = {0.5f, 1.5f, -1, -1.5f, 1000, -1000};
+
+	for (size_t i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
+		struct core_config cfg = dc_config(0);
+		double g = (double)tried[i], paper = 1 - LAMBDA * g;
+
+		assert_float_equal(enlargement(cfg, tried[i]), paper, (float)(1e-5 * fabs(paper)));
+		cfg.limits.norm_ratio = 1e4;
+		assert_float_equal(enlargement(cfg, tried[i]), fmin(fmax(paper, 0), 2), 1e-3);
+		cfg.dc.kind = DC_ADAPTIVE;
+		cfg.dc.lambda = 1e6;
+		assert_float_equal(enlargement(cfg, tried[i]), g > 0 ? 0 : 2, 1e-3);
+	}
+}
+
+/* A correction that is smaller than its value keeps its bits. */
+TEST(a_norm_ratio_does_not_change_small_corrections)
+{
+	for (int adaptive = 0; adaptive < 2; adaptive++) {
+		struct core_config cfg = dc_config(adaptive);
+
+		for (int i = -100; i <= 100; i++) {
+			float g = (float)i / 101 + 0.003f;
+
+			cfg.dc.lambda = adaptive ? 0.2 : 0.99;
+			cfg.limits.norm_ratio = 0;
+			double paper = enlargement(cfg, g);
+			assert_true(paper > 0 && paper < 2);
+			cfg.limits.norm_ratio = 100;
+			assert_true(enlargement(cfg, g) == paper);
+		}
+	}
+}
+
+/* The magnitudes of compensated gradients are at most twice those of the gradients, so a large
+ * gradient is not rejected for the size that the formula without a limit would give it. */
+TEST(with_a_norm_ratio_a_large_gradient_keeps_its_limits)
+{
+	for (int limited = 0; limited < 2; limited++) {
+		struct core_config cfg = dc_config(0);
+		static struct dc_run l;
+		static const float large[FIXTURE_PARAMS] = {-4e14f};
+		const float weight = limited ? 8e8f : -1e-6f;
+
+		cfg.rate.lr = 1e-6;
+		cfg.dc.lambda = 1e6;
+		cfg.limits.norm_ratio = limited ? 1e6 : 0;
+		dc_run_open(&l, cfg);
+		pull_and_note(&l, 0);
+		apply_push_of(&l, 1, fixture_ones, 0, l.worker[1].s.term);
+		struct msg m = fixture_push(l.worker[0].s, 1);
+		m.push.base_term = l.worker[0].s.term;
+		fixture_slice(&m, 0, FIXTURE_PARAMS, large);
+		assert_int_equal(fixture_acked(&l.f, 10, &m).reject,
+			limited ? REJECT_NONE : REJECT_NONFINITE);
+		assert_float_equal(core_weights(l.f.core)[0], weight, 1e3);
+		fixture_close(&l.f);
+	}
 }
 
 /* A crash loses version 2, and the next term makes another version 2. The server holds only the

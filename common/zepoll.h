@@ -5,8 +5,9 @@
  * closes the connection meanwhile, epoll still reports the end (EPOLLERR, EPOLLHUP) to libzmq,
  * which then notes an I/O error. When libzmq continues to read the messages that it has already
  * received, a PING of ZMTP among them makes it write to the connection, and libzmq ends the
- * process: "Assertion failed: !_io_error". Any peer can send such bytes. libzmq 4.3.4 has this fault; its developers know the assertion, but had not
- * changed it in 2026 (https://github.com/zeromq/libzmq/pull/4852).
+ * process: "Assertion failed: !_io_error". Any peer can send such bytes. libzmq 4.3.4 has this
+ * fault; its developers know the assertion, but had not changed it in 2026
+ * (https://github.com/zeromq/libzmq/pull/4852).
  *
  * zepoll.c defines epoll_ctl and epoll_wait. A program that contains this file uses these functions
  * instead of those of libc, also in libzmq. They do the same, with one exception: epoll_wait does

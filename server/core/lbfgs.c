@@ -134,8 +134,9 @@ static int accept_step(struct core *c, double f, const float *g)
 
 /* Ends a search that found no better point along d. If d came from the history, searches along the
  * negative gradient and returns 0. If d already was the negative gradient, publishes x and returns
- * 1. There, f and g may be wrong, because a worker has sent wrong gradients. The next step therefore
- * begins with a pass that computes them again; otherwise all later searches would fail, too. */
+ * 1. There, f and g may be wrong, because a worker has sent wrong gradients. The next step
+ * therefore begins with a pass that computes them again; otherwise all later searches would fail,
+ * too. */
 static int give_up(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;

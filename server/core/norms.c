@@ -1,6 +1,7 @@
 /* norms.c - see norms.h. */
 #include "server/core/norms.h"
 #include "common/siphash.h"
+#include "server/core/accumulator.h"
 #include "server/core/blocks.h"
 #include "server/core/core_state.h"
 #include "server/core/ledger.h"
@@ -447,8 +448,7 @@ static void remember_gradient(struct recent_gradients *r, double norm, uint64_t 
 /* Returns 1 if the gradients of a worker are rejected because of the mean of their sizes. */
 static int mean_is_bad(const struct core *c, const struct worker_norms *n)
 {
-	return n->n_sizes >= MIN_SIZES &&
-	       (n->size > largest_mean(c) || n->size < smallest_mean(c));
+	return n->n_sizes >= MIN_SIZES && (n->size > largest_mean(c) || n->size < smallest_mean(c));
 }
 
 /* Checks the norm `norm` of a gradient over `images` images. `y` is NULL if there is no yardstick.
@@ -465,9 +465,8 @@ static enum reject check_size(struct core *c, struct worker_norms *n, double nor
 	if (compares_means(c))
 		size = size_by_images(size, images, y);
 	count_size(n, size, largest_mean(c));
-	int is_bad = c->cfg.training.mode == MODE_EASGD
-			     ? size > SPIKE * c->cfg.limits.norm_ratio
-			     : mean_is_bad(c, n);
+	int is_bad = c->cfg.training.mode == MODE_EASGD ? size > SPIKE * c->cfg.limits.norm_ratio
+							: mean_is_bad(c, n);
 
 	return is_bad ? REJECT_NORM : REJECT_NONE;
 }
@@ -565,8 +564,8 @@ double norms_scale(struct core *c, const struct msg_push *p)
 	const double ratio = c->cfg.limits.norm_ratio;
 	struct yardsticks y;
 
-	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD ||
-		c->cfg.training.mode == MODE_SYNC || compares_passes(c))
+	if (ratio <= 0 || c->cfg.training.mode == MODE_EASGD || c->cfg.training.mode == MODE_SYNC ||
+		compares_passes(c))
 		return 1;
 	if (!find_yardsticks(c, 0, NULL, &y))
 		return follow(c, p);

@@ -43,10 +43,11 @@
  *   medians, but is compared with them;
  * - with L-BFGS, which tries weights at which the gradients can be much larger or smaller than
  *   before, only gradients of the same pass are compared, because they have the same weights. The
- *   core compares them at the end of the pass: the size of a worker is the mean norm of its gradients
- *   in this pass, divided by the nearer yardstick of the pass. It counts once per pass in the moving
- *   mean of the worker's sizes, and while this mean is below 1/R or above R, the gradients of the
- *   worker are rejected. No gradient is scaled, because a search compares exact sums;
+ *   core compares them at the end of the pass: the size of a worker is the mean norm of its
+ *   gradients in this pass, divided by the nearer yardstick of the pass. It counts once per pass in
+ *   the moving mean of the worker's sizes, and while this mean is below 1/R or above R, the
+ *   gradients of the worker are rejected. No gradient is scaled, because a search compares exact
+ *   sums;
  * - in mode easgd, a gradient is rejected if its size is above SPIKE * R (25 R);
  * - in a run with a data set, and if there are yardsticks for the gradient, the core rejects an old
  *   gradient: one that a key sends for the third time or more, although the weights have moved. If

@@ -282,8 +282,8 @@ static double scaled_portion(uint32_t i, const float *w, double *g)
 	return loss;
 }
 
-/* Let four correct workers train with a fifth one, whose gradients are multiplied by `wrong`. Return
- * the loss with the final weights. */
+/* Let four correct workers train with a fifth one, whose gradients are multiplied by `wrong`.
+ * Return the loss with the final weights. */
 static double train_with_wrong_gradients(double wrong, double ratio, uint32_t *states)
 {
 	struct core_config cfg = search_config(CLASSES * (FEATURES + 1), 40);

@@ -721,7 +721,8 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	snapshot.size[SNAPSHOT_NORMS] -= 8;
 	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_ECHECKPOINT);
 	fixture_close(&t.f);
-	/* as in a snapshot of a version whose section ended before the numbers of accepted pushes */
+	/* as in a snapshot of a version whose section ended before the numbers of accepted pushes
+	 */
 	snapshot.size[SNAPSHOT_NORMS] -= 8 * (WORKERS - 1);
 	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_OK);
 	fixture_close(&t.f);

@@ -124,8 +124,8 @@ static double distance_of_push(struct cluster *k, uint32_t i, int claims)
 	return distance;
 }
 
-/* A worker that pulls just before it pushes, or names a version that it does not have, pushes with a
- * staleness of 0. Its gradients must not count more than those of the other workers. */
+/* A worker that pulls just before it pushes, or names a version that it does not have, pushes with
+ * a staleness of 0. Its gradients must not count more than those of the other workers. */
 TEST(new_weights_just_before_a_push_give_no_more_weight)
 {
 	struct core_config cfg = fixture_training();
@@ -158,6 +158,7 @@ TEST(new_weights_just_before_a_push_give_no_more_weight)
 		(void)distance_of_push(&k, 0, 0);
 	assert_true(fabs(distance_of_push(&k, 4, 1) - 0.25 / 4) < 1e-3);
 	cluster_close(&k);
+}
 
 /* ---- pushes of fewer than --n-push batches --------------------------------------------------- */
 

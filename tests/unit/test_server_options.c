@@ -215,9 +215,8 @@ TEST(the_norm_ratio_depends_on_data_set_and_store)
 		double ratio;
 	} runs[] = {{"--model;fc:10", 4}, {"--model;fc:10;--store;cuda:0", 4},
 		{"--model;fc:10;--mode;sandblaster", 4},
-		{"--model;fc:10;--mode;sandblaster;--optimizer;sgd", 4},
-		{"--model;vector:8", 100}, {"--model;vector:8;--store;cuda:0", 0},
-		{"--model;vector:8;--epochs;2", 4},
+		{"--model;fc:10;--mode;sandblaster;--optimizer;sgd", 4}, {"--model;vector:8", 100},
+		{"--model;vector:8;--store;cuda:0", 0}, {"--model;vector:8;--epochs;2", 4},
 		{"--model;vector:8;--store;cuda:0;--norm-ratio;7", 7}};
 
 	for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {

@@ -289,12 +289,12 @@ static int refuse_to_send(void *arg, uint32_t peer, struct frames *f)
 	return PS_EAGAIN;
 }
 
-/* Return the least CPU time, in s, of 20 flushes of a queue in which replies to `n` peers that do
+/* Return the minimum CPU time, in s, of 20 flushes of a queue in which replies to `n` peers that do
  * not read wait. */
 static double flush_time(uint32_t n)
 {
 	struct replies *crowd;
-	double least = 1e9;
+	double min = 1e9;
 
 	assert_int_equal(replies_new(&crowd, n, 1000), PS_OK);
 	for (uint32_t peer = 1; peer <= n; peer++) {
@@ -311,14 +311,14 @@ static double flush_time(uint32_t n)
 			assert_int_equal(replies_flush(crowd, refuse_to_send, NULL), 0);
 		double took = (double)(clock() - begin) / CLOCKS_PER_SEC;
 
-		least = took < least ? took : least;
+		min = took < min ? took : min;
 	}
 	assert_int_equal(replies_waiting(crowd), n);
 	replies_free(&crowd);
-	return least;
+	return min;
 }
 
-/* A stranger can fill the queue. The server then flushes the full queue after each message. */
+/* A peer can fill the queue. The server then flushes the full queue after each message. */
 TEST(the_time_of_a_flush_grows_linearly_with_the_queue)
 {
 	double ratio = flush_time(8000) / (flush_time(500) + 1e-6);

@@ -109,13 +109,17 @@ static double add_block(const void *arg, size_t from, size_t n)
 	return 0;
 }
 
-static void add_to_sum(struct core *c, const struct slices *s, double weight)
+static void add_to_sum(struct core *c, const struct slices *s, double weight, double scale)
 {
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *p = &s->slice[i];
-		const struct addition a = {c->accumulator.sum + p->offset, p->data, weight};
+		const uint64_t n = store_n_trained(c, p);
+		double *sum = c->accumulator.sum + p->offset;
+		const struct addition a = {sum, p->data, weight * scale},
+				      statistics = {sum + n, p->data + n, weight};
 
-		blocks_each(&c->blocks, p->count, add_block, &a);
+		blocks_each(&c->blocks, n, add_block, &a);
+		blocks_each(&c->blocks, p->count - n, add_block, &statistics);
 	}
 }
 
@@ -145,7 +149,7 @@ void accumulator_add_weighted(struct core *c, const struct slices *s, double wei
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
-	add_to_sum(c, s, weight * scale);
+	add_to_sum(c, s, weight, scale);
 	a->weight += weight;
 	note_peak(c, weight, store_peak(c, s));
 	a->pushes++;
@@ -283,7 +287,10 @@ void accumulator_average(
 		const struct slice *slice = &s->slice[i];
 
 		move(c, p->g + end, NULL, slice->offset - end, by, 1);
-		move(c, p->g + slice->offset, slice->data, slice->count, by, scale);
+		const uint64_t n = store_n_trained(c, slice);
+
+		move(c, p->g + slice->offset, slice->data, n, by, scale);
+		move(c, p->g + slice->offset + n, slice->data + n, slice->count - n, by, 1);
 		end = slice->offset + slice->count;
 	}
 	move(c, p->g + end, NULL, c->store.n - end, by, 1);

@@ -32,6 +32,7 @@
 #include "server/core/later_epochs.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
+#include "server/core/norms.h"
 #include "server/core/pace.h"
 #include "server/core/rights.h"
 #include "server/core/run.h"
@@ -91,15 +92,15 @@ static uint64_t downpour_staleness(
 	return version < c->store.version ? c->store.version - version : 0;
 }
 
-/* Returns the least staleness with which a gradient of worker `w` counts. The version of a push is a
- * claim: a worker can ask for new weights just before it pushes, or name a version with which it has
- * not computed, and its gradient would count fully while those of honest workers are scaled down
- * for their staleness. The function therefore returns the number of pushes of other workers since
- * the newest accepted push of `w`, but at most as many as there are other workers: an honest worker
- * that pulls after each push has at least this staleness anyway, except after a pause. Returns 0
- * without --norm-ratio, in a run without a data set, and with a robust rule, which gives each
- * worker the same weight. */
-static uint64_t least_staleness(const struct core *c, const struct worker *w)
+/* Returns the minimum staleness with which a gradient of worker `w` counts. The version of a push
+ * is a claim: a worker can ask for new weights just before it pushes, or name a version with which
+ * it has not computed, and its gradient would count fully while those of honest workers are scaled
+ * down for their staleness. The function therefore returns the number of pushes of other workers
+ * since the newest accepted push of `w`, but at most as many as there are other workers: an honest
+ * worker that pulls after each push has at least this staleness anyway, except after a pause.
+ * Returns 0 without --norm-ratio, in a run without a data set, and with a robust rule, which gives
+ * each worker the same weight. */
+static uint64_t min_staleness(const struct core *c, const struct worker *w)
 {
 	uint64_t before = w->norms.accepted_no, pushes = c->stats.accepted;
 	uint64_t versions = pushes > before ? pushes - before : 0;
@@ -122,9 +123,9 @@ static struct age age_of(const struct core *c, const struct worker *w, const str
 
 	if (members > 1)
 		return (struct age){members - 1, members};
-	uint64_t tau = downpour_staleness(c, w, p), least = least_staleness(c, w);
+	uint64_t tau = downpour_staleness(c, w, p), min = min_staleness(c, w);
 
-	tau = tau > least ? tau : least;
+	tau = tau > min ? tau : min;
 	/* no rule scales a gradient for a staleness up to 1, whatever the number of workers */
 	return (struct age){tau, tau > 1 ? core_live_workers(c) : 1};
 }
@@ -389,15 +390,6 @@ static float compensated(const struct core *c, double lambda, double g, float no
 	return (float)(g + vec_smaller(vec_larger(by, -max), max));
 }
 
-/* Returns the number of values of slice `s` that are values of a gradient and not running
- * statistics. */
-static uint64_t n_gradient(const struct core *c, const struct slice *s)
-{
-	uint64_t n = s->offset < c->store.trained ? c->store.trained - s->offset : 0;
-
-	return s->count < n ? s->count : n;
-}
-
 /* This struct has the arguments for the compensation of a slice. Each pointer to floats points to
  * the number that belongs to the first value of the slice: g: the gradient; now, then: the current
  * weights, and those with which the gradient was computed; square: the mean squares; out: the
@@ -438,7 +430,7 @@ static double compensate_block(const void *arg, size_t from, size_t n)
 static void compensate(struct core *c, const float *weights_then, struct slice *s, float *out)
 {
 	const struct compensation k = compensation_of(c, weights_then, s, out);
-	const uint64_t n = n_gradient(c, s);
+	const uint64_t n = store_n_trained(c, s);
 
 	/* the values after the gradient are statistics of batches: copy them unchanged */
 	memcpy(out + n, s->data + n, (s->count - n) * sizeof(*out));
@@ -488,7 +480,7 @@ static double compensated_peak(
 {
 	const struct compensation k = compensation_of(c, weights_then, s, NULL);
 
-	return blocks_max(&c->blocks, n_gradient(c, s), compensated_peak_of_block, &k);
+	return blocks_max(&c->blocks, store_n_trained(c, s), compensated_peak_of_block, &k);
 }
 
 /* Returns an upper bound of the largest magnitude after compensation, in constant time. Returns
@@ -552,8 +544,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	PS_UNINITIALIZED struct slices compensated;
 	const struct slices *s = &p->slices;
 
-	count_staleness(
-		c, w, rights_of_replay(c, w, p) ? a.tau : downpour_staleness(c, w, p));
+	count_staleness(c, w, rights_of_replay(c, w, p) ? a.tau : downpour_staleness(c, w, p));
 	w->norms.accepted_no = c->stats.accepted;
 	/* a gradient that norms.h scales down is not compensated: compensation would use the values
 	 * before they are scaled, so its result could exceed the limit of the norm */

@@ -108,9 +108,8 @@ static double sum_of_squares(const struct core *c, const struct slices *s)
 		return c->store.squares;
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *p = &s->slice[i];
-		size_t n = p->offset < c->store.trained ? c->store.trained - p->offset : 0;
 
-		sum += slice_squares(c, p, p->count < n ? p->count : n);
+		sum += slice_squares(c, p, (size_t)store_n_trained(c, p));
 	}
 	return sum;
 }
@@ -493,6 +492,13 @@ void store_publish(struct core *c, float *next)
 	st->version_term = c->cfg.term;
 	c->stats.version = st->version;
 	effects_add_version(c);
+}
+
+uint64_t store_n_trained(const struct core *c, const struct slice *s)
+{
+	uint64_t n = s->offset < c->store.trained ? c->store.trained - s->offset : 0;
+
+	return s->count < n ? s->count : n;
 }
 
 int store_is_current(const struct core *c, const struct msg_push *p)

@@ -130,6 +130,9 @@ double store_scale(const struct core *c, double gradients, double tau);
 float *store_next(struct core *c);
 void store_publish(struct core *c, float *next);
 void store_freeze(struct core *c); /* copies the current weights to eval_weights */
+/* Returns the number of values of slice `s` that are values of a gradient. The values after them
+ * are running statistics. */
+uint64_t store_n_trained(const struct core *c, const struct slice *s);
 /* Returns 1 if the gradient of `p` is of the current weights, bit for bit. The base term of `p` may
  * be any term from the one that made this version to the present term. */
 int store_is_current(const struct core *c, const struct msg_push *p);

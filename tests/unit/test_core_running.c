@@ -8,6 +8,7 @@
  */
 #include "tests/support/core_cluster.h"
 #include "common/model.h"
+#include "server/core/accumulator.h"
 #include "server/core/running.h"
 #include "tests/support/test.h"
 
@@ -189,6 +190,37 @@ static double one_opposite(uint32_t i, const float *w, double *g)
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] = j >= TRAINED ? (double)i * i : i == 0 ? -10.0 : 1.0;
 	return 1;
+}
+
+/* Check that a gradient that is scaled down to a quarter, because its norm is too large, gives its
+ * statistics to the buffer as they are. */
+static void scale_a_buffered_gradient(enum aggregate_rule rule)
+{
+	struct core_config cfg = running_config();
+	float g[FIXTURE_PARAMS], out[FIXTURE_PARAMS];
+	struct core_fixture f;
+
+	cfg.push.buffer_size = 2;
+	cfg.push.aggregate = rule;
+	fixture_open(&f, cfg);
+	struct msg m = fixture_push(fixture_join(&f, 9, "w"), 1);
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+		g[i] = 8;
+	fixture_slice(&m, 0, FIXTURE_PARAMS, g);
+	if (rule == AGGREGATE_MEAN)
+		accumulator_add_weighted(f.core, &m.push.slices, 1, 0.25);
+	else
+		accumulator_average(f.core, &f.core->worker[0], &m.push.slices, 1, 0.25);
+	accumulator_mean(f.core, out);
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+		assert_float_equal(out[i], i < TRAINED ? 2 : 8, 1e-6);
+	fixture_close(&f);
+}
+
+TEST(a_gradient_that_is_scaled_keeps_its_statistics_in_a_buffer)
+{
+	scale_a_buffered_gradient(AGGREGATE_MEAN);
+	scale_a_buffered_gradient(AGGREGATE_MEDIAN);
 }
 
 TEST(no_robust_rule_combines_statistics)

@@ -604,16 +604,9 @@ static int downpour_may_begin(const struct core *c, const struct worker *w)
 	return !downpour_holds_back(c, w);
 }
 
-uint32_t downpour_lease_max(const struct core *c)
-{
-	uint32_t max = c->cfg.leases.max_batches, n_push = c->cfg.push.n_push;
-
-	return n_push > 1 && max > n_push ? max - max % n_push : max;
-}
-
 static uint32_t downpour_limit(const struct core *c, const struct worker *w)
 {
-	return downpour_may_begin(c, w) ? downpour_lease_max(c) : 0;
+	return downpour_may_begin(c, w) ? c->cfg.leases.max_batches : 0;
 }
 
 const struct rules rules_downpour = {.check = downpour_check,

@@ -29,10 +29,6 @@ int downpour_fits(struct core *c, const struct worker *w, const struct msg_push 
 /* Applies the buffered gradients if the buffer is full or all batches of the epoch are counted. */
 void downpour_settle(struct core *c);
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p);
-/* Returns the maximum number of batches of a lease. This is a multiple of --n-push, because a push
- * of fewer batches has a part of the rate; so an honest worker makes such a push only when an epoch
- * has too few batches left. */
-uint32_t downpour_lease_max(const struct core *c);
 /* Returns 1 if worker `w` must wait, because other workers already hold as many training leases as
  * the warm start or its ramp allows now. */
 int downpour_holds_back(const struct core *c, const struct worker *w);

@@ -128,7 +128,7 @@ static int ssp_may_begin(const struct core *c, const struct worker *w)
  * most bound + 1, because a worker that joins during this lease can start at the clock of w. */
 static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 {
-	uint64_t min = slowest(c, w), max = downpour_lease_max(c);
+	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;
 
 	PS_ASSERT(race_is_fair(c)); /* invariant 1 */
 	if (min > w->ssp.clock)

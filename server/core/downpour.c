@@ -13,14 +13,6 @@
  * the rate with the number of gradients in the update. At the end of an epoch the server applies
  * the buffered gradients even if the buffer is not full. At a drain the gradients stay in the
  * buffer, and the checkpoint contains them.
- *
- * A push with the mean of fewer than --n-push batches counts for its batches only: its rate
- * (rate_part, gradient_part), or its factor s_i in a buffer, is also multiplied by its part of
- * --n-push batches. The mean of the factors s_i is then smaller, too, and so is the rate of an
- * update of a buffer with such pushes. Otherwise a worker
- * that pushes each batch by itself would make N updates of full size from the images from which
- * the others make one. With a robust rule each worker counts once in an update, so there this
- * factor is 1.
  */
 #include "server/core/downpour.h"
 #include "common/clones.h"
@@ -177,33 +169,12 @@ static double scaled_for_staleness(const struct core *c, double x, struct age a)
 	return x / (age > 1 ? age : 1);
 }
 
-/* Returns 1 if the optimizer adds up gradients (momentum, nesterov). A later update then applies
- * the gradient of a push again, with the rate of the later push. */
-static int adds_up_gradients(const struct core *c)
-{
-	return c->cfg.optim.kind == OPTIM_MOMENTUM || c->cfg.optim.kind == OPTIM_NESTEROV;
-}
-
-/* Returns the factor of a gradient for its number of batches. It multiplies the gradient itself if
- * the optimizer uses it in later updates, too, because the rate acts in one update only. The
- * optimizers that divide by the size of the gradients need the rate (rate_part); adam needs
- * both. */
-static double gradient_part(const struct core *c)
-{
-	return adds_up_gradients(c) || c->cfg.optim.kind == OPTIM_ADAM ? c->downpour.fraction : 1;
-}
-
-static double rate_part(const struct core *c)
-{
-	return adds_up_gradients(c) ? 1 : c->downpour.fraction;
-}
-
 /* Returns the learning rate for a gradient of this age; see enum staleness_scaling. */
 static double downpour_rate(const struct core *c, struct age a)
 {
 	if (c->cfg.training.mode == MODE_EASGD)
 		return 1;
-	return rate_part(c) * scaled_for_staleness(c, store_scaled_rate(c, 1, (double)a.tau), a);
+	return scaled_for_staleness(c, store_scaled_rate(c, 1, (double)a.tau), a);
 }
 
 /* The number N of members includes those that the server expects back after a restart. If they did
@@ -222,25 +193,12 @@ static int has_buffer(const struct core *c)
 	return c->accumulator.sum || c->accumulator.part;
 }
 
-/* Returns the weight in the buffer of a gradient of this age; for a fresh gradient of --n-push
- * batches this is 1. This weight does not include the factor for the number of gradients in the
- * update, which is not known yet; flush_buffer applies that factor. */
+/* Returns the weight in the buffer of a gradient of this age; for a fresh gradient this is 1. This
+ * weight does not include the factor for the number of gradients in the update, which is not known
+ * yet; flush_buffer applies that factor. */
 static double buffer_weight(const struct core *c, struct age a)
 {
-	return c->downpour.fraction * scaled_for_staleness(c, store_scale(c, 1, (double)a.tau), a);
-}
-
-/* Returns the number of batches of push `p`, divided by --n-push, if the rate of the push depends
- * on it; otherwise, and for more batches, returns 1. A sum of fewer gradients is smaller by itself.
- * A robust rule uses one gradient of each worker, and the rate of its update is for all of them: no
- * worker may lower it by many small pushes. */
-static double fraction_of(const struct core *c, const struct msg_push *p)
-{
-	const uint32_t count = p->work.count, n_push = c->cfg.push.n_push;
-
-	if (c->cfg.training.epochs == 0 || c->cfg.push.sum || c->accumulator.part)
-		return 1;
-	return count < n_push ? (double)count / n_push : 1;
+	return scaled_for_staleness(c, store_scale(c, 1, (double)a.tau), a);
 }
 
 static void record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum)
@@ -523,7 +481,6 @@ static int compensated_fits(struct core *c, const struct worker *w, const struct
 int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	c->downpour.age = age_of(c, w, p);
-	c->downpour.fraction = fraction_of(c, p);
 	if (c->cfg.dc.kind)
 		return compensated_fits(c, w, p);
 	return holds_update(c, store_peak(c, &p->slices));
@@ -560,7 +517,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		else
 			accumulator_count(c, p);
 	} else {
-		store_apply(c, s, downpour_rate(c, a), c->store.permitted, gradient_part(c));
+		store_apply(c, s, downpour_rate(c, a), c->store.permitted);
 		record(c, p->work.epoch, p->images, (double)p->loss * p->images);
 	}
 	if (c->backups.n > 0 && p->seq <= w->ledger.replay_target)

@@ -18,10 +18,6 @@ struct downpour {
 	 * this age, although its acceptance can change the number of workers: the first accepted
 	 * push of a run selects the data set, and workers with other data have to leave. */
 	struct age age;
-	/* the number of batches of this push as a part of --n-push, at most 1. 1 if the rate of the
-	 * push does not depend on this number: in a run without a data set, with --push sum, and in
-	 * a buffer with a robust rule. In mode easgd nothing uses this field */
-	double fraction;
 };
 
 enum reject downpour_check(const struct core *c, const struct worker *w, const struct msg_push *p);

@@ -428,7 +428,7 @@ float *store_scratch(struct core *c)
 	return c->store.scratch;
 }
 
-void store_apply(struct core *c, const struct slices *s, double eta, double scale, double part)
+void store_apply(struct core *c, const struct slices *s, double eta, double scale)
 {
 	struct store *st = &c->store;
 	struct update *u = &st->update;
@@ -442,7 +442,7 @@ void store_apply(struct core *c, const struct slices *s, double eta, double scal
 	double clip =
 		c->cfg.optim.clip_norm > 0 ? optim_clip(&c->cfg.optim, sum_of_squares(c, s)) : 1;
 
-	u->step = (struct optim_step){c->stats.updates + 1, eta, part * vec_smaller(clip, scale)};
+	u->step = (struct optim_step){c->stats.updates + 1, eta, vec_smaller(clip, scale)};
 	u->slices.n = s->n;
 	memcpy(u->slices.slice, s->slice, s->n * sizeof(s->slice[0]));
 	carry_out_plan(st);
@@ -455,7 +455,7 @@ void store_step(struct core *c, const float *g, double eta)
 
 	s.n = 1;
 	s.slice[0] = (struct slice){.count = c->store.n, .data = g};
-	store_apply(c, &s, eta, 1, 1);
+	store_apply(c, &s, eta, 1);
 }
 
 double store_rate(const struct core *c)

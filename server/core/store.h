@@ -87,13 +87,13 @@ double store_peak(const struct core *c, const struct slices *s);
  * each step of the optimizer. */
 int store_holds(struct core *c, double peak, double eta);
 /* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted. The update
- * multiplies the gradient by `scale` or by the factor of --clip-norm, whichever is smaller, and by
- * `part`, which is at most 1. The values of `s` from number st->trained on are not gradients, but
- * statistics of batches. Each running statistic moves by RUNNING_PART of its distance towards the
- * value in `s`; the optimizer, the clipping, `part` and the rate do not matter for it. The version
- * grows by one. store_compute computes the new values later, so a caller that reads weights in the
- * same step must call store_complete first. */
-void store_apply(struct core *c, const struct slices *s, double eta, double scale, double part);
+ * multiplies the gradient by `scale` or by the factor of --clip-norm, whichever is smaller. The
+ * values of `s` from number st->trained on are not gradients, but statistics of batches. Each
+ * running statistic moves by RUNNING_PART of its distance towards the value in `s`; the optimizer,
+ * the clipping and the rate do not matter for it. The version grows by one. store_compute computes
+ * the new values later, so a caller that reads weights in the same step must call store_complete
+ * first. */
+void store_apply(struct core *c, const struct slices *s, double eta, double scale);
 /* Calls store_apply with the gradient `g`, which has a value for each weight. */
 void store_step(struct core *c, const float *g, double eta);
 /* Computes the next block of the pending update. Sets *values to the first value of the block and

@@ -78,7 +78,7 @@ class Replay:
                 change = self.worker(worker, int(epoch), int(first), int(count), int(base))
                 assert verdict == "ok"
                 self.late += int(base) < len(self.weights) - 1
-                self.weights.append(self.apply(change, int(base), int(count)))
+                self.weights.append(self.apply(change, int(base)))
                 self.pushes += 1
                 assert int(version) == len(self.weights) - 1
         return self.weights[-1]
@@ -123,10 +123,10 @@ class Asynchronous(Replay):
         assert base == self.version[worker]
         return total / count
 
-    def apply(self, g, base, count):
+    def apply(self, g, base):
         w, say = self.weights[-1], self.say
         tau = len(self.weights) - 1 - base
-        rate = say["lr"] * min(1, count / say.get("n_push", 1))
+        rate = say["lr"]
         if say.get("scaling") == "linear":
             rate /= 1 + tau
         age = {"constant": 1, "relative": tau / WORKERS, "inverse": tau}[say["stale"]]
@@ -169,7 +169,7 @@ class Elastic(Replay):
         self.x[i] = self.x[i] - e
         return e
 
-    def apply(self, e, base, count):
+    def apply(self, e, base):
         return self.weights[-1] + e
 
 
@@ -214,8 +214,8 @@ SSP = {
     "rmsprop, bound 6, local steps, prefetch": (
         "--ssp-bound 6 --optimizer rmsprop --lr 0.001 --rmsprop-alpha 0.99 --staleness-scaling relative "
         "--warm-start-updates 0 --lr-scaling none --n-push 2 --n-fetch 3 --local-lr 0.05 --prefetch",
-        {"bound": 6, "optimizer": "rmsprop", "lr": 0.001, "stale": "relative", "n_push": 2,
-         "n_fetch": 3, "local_rate": 0.05}),
+        {"bound": 6, "optimizer": "rmsprop", "lr": 0.001, "stale": "relative", "n_fetch": 3,
+         "local_rate": 0.05}),
     "delay compensation and prefetch": (
         "--ssp-bound 5 --optimizer sgd --lr 0.1 --staleness-scaling constant --warm-start-updates 0 "
         "--lr-scaling none --delay-compensation constant --dc-lambda 2 --prefetch",
@@ -224,8 +224,8 @@ SSP = {
         "--ssp-bound 8 --optimizer sgd --lr 0.1 --staleness-scaling constant --warm-start-updates 0 "
         "--lr-scaling none --delay-compensation adaptive --dc-lambda 1 --prefetch --n-push 2 "
         "--n-fetch 2 --local-lr 0.05",
-        {"bound": 8, "optimizer": "sgd", "lr": 0.1, "stale": "constant", "n_push": 2,
-         "n_fetch": 2, "local_rate": 0.05, "adaptive": 1}),
+        {"bound": 8, "optimizer": "sgd", "lr": 0.1, "stale": "constant", "n_fetch": 2,
+         "local_rate": 0.05, "adaptive": 1}),
 }
 
 

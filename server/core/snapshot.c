@@ -635,8 +635,10 @@ static void put_norms(struct cursor *k, struct core *c)
 	put_recent_gradients(k, &c->norms.recent);
 	if (k->in && k->at == k->size)
 		return; /* an earlier version wrote the section, and it ended here */
-	for (uint32_t i = 0; i < n && !k->error; i++)
+	for (uint32_t i = 0; i < n && !k->error; i++) {
 		u64(k, &c->worker[i].norms.accepted_no);
+		put_mean(k, &c->worker[i].norms.others);
+	}
 }
 
 /* ---- quarantine: excluded workers ------------------------------------------------------------ */

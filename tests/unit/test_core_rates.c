@@ -136,7 +136,7 @@ TEST(new_weights_just_before_a_push_give_no_more_weight)
 	cfg.rate.staleness_scaling = STALE_INVERSE;
 	cfg.limits.norm_ratio = 4;
 	cfg.leases.max_batches = 1;
-	cluster_open(&k, cfg, 5, 4000, about_one);
+	cluster_open(&k, cfg, 5, 16000, about_one);
 	for (uint32_t i = 0; i < 5; i++)
 		cluster_request(&k, i);
 	for (int round = 0; round < 5; round++)
@@ -150,11 +150,20 @@ TEST(new_weights_just_before_a_push_give_no_more_weight)
 		}
 	assert_true(fabs(honest - 0.25 / 4) < 1e-3);
 	assert_true(fabs(liar - honest) < 1e-3);
-	/* a worker that pushes twice in a row has no stale gradient the second time */
-	assert_true(fabs(distance_of_push(&k, 4, 1) - 0.25) < 1e-3);
-	/* a new worker, or one that has paused, has at most the staleness of all others together */
-	for (int pushes = 0; pushes < 20; pushes++)
+	/* a worker gains nothing if it keeps its gradients and then pushes many in a row */
+	for (int burst = 0; burst < 5; burst++) {
+		for (int pushes = 0; pushes < 40; pushes++)
+			(void)distance_of_push(&k, (uint32_t)pushes % 4, 0);
+		for (int pushes = 0; pushes < 10; pushes++)
+			assert_true(fabs(distance_of_push(&k, 4, 1) - honest) < 1e-3);
+	}
+	/* a worker that has paused has at most the staleness of all others together */
+	for (int pushes = 0; pushes < 400; pushes++)
 		(void)distance_of_push(&k, 0, 0);
-	assert_true(fabs(distance_of_push(&k, 4, 1) - 0.25 / 4) < 1e-3);
+	assert_true(fabs(distance_of_push(&k, 4, 1) - honest) < 1e-3);
+	/* a worker that is always faster than the others has no stale gradients */
+	for (int pushes = 0; pushes < 400; pushes++)
+		(void)distance_of_push(&k, 4, 0);
+	assert_true(fabs(distance_of_push(&k, 4, 0) - 0.25) < 1e-3);
 	cluster_close(&k);
 }

@@ -87,8 +87,8 @@ static uint64_t downpour_staleness(
 	return version < c->store.version ? c->store.version - version : 0;
 }
 
-/* Returns the number of pushes of other workers since the newest accepted push of `w`. The number is
- * bounded, so that one long pause does not decide about the mean of many pushes. */
+/* Returns the number of pushes of other workers since the newest accepted push of `w`. The number
+ * is bounded, so that one long pause does not decide about the mean of many pushes. */
 static double pushes_of_others(const struct core *c, const struct worker *w)
 {
 	uint64_t before = w->norms.accepted_no, now = c->stats.accepted;
@@ -97,15 +97,15 @@ static double pushes_of_others(const struct core *c, const struct worker *w)
 	return (double)(others < max ? others : max);
 }
 
-/* Returns the minimum staleness with which a gradient of worker `w` counts. The version of a push is
- * a claim: a worker can ask for new weights just before it pushes, or name a version with which it
- * has not computed, and its gradient would count fully while those of honest workers are scaled
+/* Returns the minimum staleness with which a gradient of worker `w` counts. The version of a push
+ * is a claim: a worker can ask for new weights just before it pushes, or name a version with which
+ * it has not computed, and its gradient would count fully while those of honest workers are scaled
  * down for their staleness. The function therefore returns the number of pushes of other workers
  * for each push of `w`, but at most as many as there are other workers: an honest worker that pulls
  * after each push has this staleness anyway, except after a pause. The number is a moving mean over
- * about OTHERS pushes, because a worker can also push the work of a lease at once. Returns 0 without
- * --norm-ratio, in a run without a data set, and with a robust rule, which gives each worker the
- * same weight. */
+ * about OTHERS pushes, because a worker can also push the work of a lease at once. Returns 0
+ * without --norm-ratio, in a run without a data set, and with a robust rule, which gives each
+ * worker the same weight. */
 static uint64_t min_staleness(const struct core *c, const struct worker *w)
 {
 	double versions, per_version = c->cfg.push.buffer_size > 1 ? c->cfg.push.buffer_size : 1;

@@ -198,6 +198,10 @@ static double last_of(const struct worker *w)
  * push without images. */
 static double images_per_push(const struct worker *w)
 {
+	const struct worker_norms *n = &w->norms;
+
+	if (n->pass_pushes) /* with L-BFGS, whose rejected pushes are often those of a past pass */
+		return (double)n->pass_images / (double)n->pass_pushes;
 	return w->ledger.last_seq ? (double)w->ledger.images / (double)w->ledger.last_seq : 0;
 }
 
@@ -471,6 +475,23 @@ static enum reject check_size(struct core *c, struct worker_norms *n, double nor
 	return is_bad ? REJECT_NORM : REJECT_NONE;
 }
 
+/* Includes a gradient over `images` images in the mean of its pass. Each gradient has its number of
+ * images as its weight, as in the sum of the pass, so that a worker cannot hide a large one among
+ * many small ones. */
+static void note_in_pass(const struct core *c, struct worker_norms *n, double norm, uint64_t images)
+{
+	/* L-BFGS needs a data set, for which the core has checked that a push has images */
+	double weight = images > 0 ? (double)images : 1;
+
+	if (n->push_no < oldest_push(c))
+		*n = (struct worker_norms){.size = n->size, .n_sizes = n->n_sizes};
+	n->pass_pushes++;
+	n->mean += (norm - n->mean) * weight / ((double)n->pass_images + weight);
+	n->pass_images += images;
+	n->last = norm;
+	n->push_no = c->stats.accepted;
+}
+
 /* Two gradients are the same if print_of returns the same number for both. The core computes this
  * number only for a gradient whose norm is among the recent ones. It therefore has no number for
  * the first gradient with a certain norm, and recognises a gradient only when it comes for the
@@ -487,7 +508,9 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	int compared = find_limits(c, w, &y);
 	uint64_t print = compares_means(c) && has_known_norm(recent, norm) ? print_of(c, w, p) : 0;
 
-	if (is_typical(c, p, norm)) {
+	if (compares_passes(c))
+		note_in_pass(c, n, norm, p->images);
+	else if (is_typical(c, p, norm)) {
 		n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
 		n->last = norm;
 		n->push_no = c->stats.accepted;
@@ -526,6 +549,11 @@ void norms_inherit(const struct core *c, struct worker_norms *n, const struct wo
 {
 	const double max = largest_mean(c), min = smallest_mean(c);
 
+	if (compares_passes(c) && of->pass_pushes && of->push_no >= oldest_push(c)) {
+		if (of->push_no >= n->push_no)
+			*n = *of; /* its pushes are in the sum of this pass */
+		return;
+	}
 	if (of->n_sizes == 0 || (of->size < max && of->size > min))
 		return;
 	n->size = vec_larger(n->size, of->size < max ? min : max);

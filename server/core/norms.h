@@ -44,10 +44,11 @@
  * - with L-BFGS, which tries weights at which the gradients can be much larger or smaller than
  *   before, only gradients of the same pass are compared, because they have the same weights. The
  *   core compares them at the end of the pass: the size of a worker is the mean norm of its
- *   gradients in this pass, divided by the nearer yardstick of the pass. It counts once per pass in
- *   the moving mean of the worker's sizes, and while this mean is below 1/R or above R, the
- *   gradients of the worker are rejected. No gradient is scaled, because a search compares exact
- *   sums;
+ *   gradients in this pass, weighted with their numbers of images and divided by the nearer
+ *   yardstick of the pass. It counts once per pass in the moving mean of the worker's sizes, and
+ *   while this mean is below 1/R or above R, the gradients of the worker are rejected. No gradient
+ *   is scaled, because a search compares exact sums. A new process of the same key or name
+ *   continues the pass and the sizes of the earlier one;
  * - in mode easgd, a gradient is rejected if its size is above SPIKE * R (25 R);
  * - in a run with a data set, and if there are yardsticks for the gradient, the core rejects an old
  *   gradient: one that a key sends for the third time or more, although the weights have moved. If
@@ -98,7 +99,8 @@ struct worker;
 /* This struct has the norms of the gradients of a worker slot. A snapshot has a separate section
  * for these norms. */
 struct worker_norms {
-	/* last: the newest norm; mean: moving mean of the norms; 0: no gradient yet */
+	/* last: the newest norm; mean: moving mean of the norms or, with L-BFGS, mean of the norms
+	 * in the pass; 0: no gradient yet */
 	double last, mean;
 	double size;      /* moving mean of the sizes of the worker's gradients */
 	uint64_t n_sizes; /* number of gradients of this worker whose size was measured so far */
@@ -110,6 +112,8 @@ struct worker_norms {
 	/* moving mean of the number of pushes of other workers that were accepted between two of
 	 * this worker; downpour.c needs it */
 	double others;
+	/* with L-BFGS: number of gradients in `mean`, and number of their images */
+	uint64_t pass_pushes, pass_images;
 };
 
 #ifndef NORMS_RING       /* `make fuzz` defines a smaller limit */

@@ -469,6 +469,100 @@ TEST(a_claimed_number_of_images_changes_no_limit)
 	assert_int_equal(rejected_over(cfg, 1000000, 1, 1e4), 40 - 7);
 }
 
+static struct core_config with_lbfgs(void)
+{
+	struct core_config cfg = with_ratio();
+
+	cfg.training.mode = MODE_SANDBLASTER;
+	cfg.optim.kind = OPTIM_LBFGS;
+	cfg.lbfgs.history = 5;
+	cfg.lbfgs.trials = 20;
+	return cfg;
+}
+
+/* Check a push of worker i in a pass of L-BFGS. */
+static enum reject check_in_pass(struct fleet *t, uint32_t i, double norm, uint32_t images)
+{
+	enum reject r = check_norm_over(t, i, norm, images);
+
+	t->f.core->accumulator.pushes += r == REJECT_NONE;
+	return r;
+}
+
+/* Let the workers before `end` push a gradient in a pass. The norms of the passes differ by factors
+ * of thousands, but nobody is rejected. */
+static double honest_pass(struct fleet *t, uint32_t end, int pass)
+{
+	double norm = pass % 2 ? 3000 : 0.003;
+
+	for (uint32_t i = 0; i < end; i++)
+		assert_int_equal(check_in_pass(t, i, norm * (1 + 0.1 * i), 30), REJECT_NONE);
+	return norm;
+}
+
+static void end_pass(struct fleet *t)
+{
+	norms_end_pass(t->f.core);
+	t->f.core->accumulator.pushes = 0;
+}
+
+/* The number of the worker's pushes includes rejected ones, so it says nothing about the number of
+ * images of a push that counts. */
+TEST(rejected_pushes_do_not_excuse_large_gradients_of_a_pass)
+{
+	struct fleet t;
+
+	open_norms_fleet(&t, with_lbfgs(), WORKERS);
+	for (int pass = 0; pass < 10; pass++) {
+		double norm = honest_pass(&t, 4, pass);
+
+		t.f.core->worker[4].ledger.last_seq = 1000 * (uint64_t)(pass + 1);
+		(void)check_in_pass(&t, 4, 10 * norm, 30);
+		end_pass(&t);
+	}
+	assert_int_equal(check_in_pass(&t, 4, 1, 30), REJECT_NORM);
+	fixture_close(&t.f);
+}
+
+TEST(small_pushes_do_not_hide_a_large_one_in_a_pass)
+{
+	struct fleet t;
+
+	open_norms_fleet(&t, with_lbfgs(), WORKERS);
+	for (int pass = 0; pass < 10; pass++) {
+		double norm = honest_pass(&t, 4, pass);
+
+		(void)check_in_pass(&t, 4, 20 * norm, 100);
+		for (int i = 0; i < 20; i++)
+			(void)check_in_pass(&t, 4, norm, 1);
+		end_pass(&t);
+	}
+	assert_int_equal(check_in_pass(&t, 4, 1, 30), REJECT_NORM);
+	fixture_close(&t.f);
+}
+
+TEST(a_new_process_continues_the_pass_of_the_earlier_one)
+{
+	struct core_config cfg = with_lbfgs();
+	struct fleet t;
+	uint32_t slot = 4;
+
+	cfg.sessions.max_workers = 2 * WORKERS;
+	open_norms_fleet(&t, cfg, 0);
+	for (uint32_t i = 0; i < WORKERS; i++)
+		assert_int_equal(start_again(&t, i, 1), i);
+	for (int pass = 0; pass < 10; pass++) {
+		double norm = honest_pass(&t, 4, pass);
+
+		(void)check_in_pass(&t, slot, 10 * norm, 30);
+		if (pass < (int)WORKERS) /* one slot for each new process */
+			slot = start_again(&t, 4, 1);
+		end_pass(&t);
+	}
+	assert_int_equal(check_in_pass(&t, slot, 1, 30), REJECT_NORM);
+	fixture_close(&t.f);
+}
+
 static struct core_config without_data_set(void)
 {
 	struct core_config cfg = with_ratio();
@@ -724,7 +818,7 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	fixture_close(&t.f);
 	/* as in a snapshot of a version whose section ended before the numbers of accepted pushes
 	 */
-	snapshot.size[SNAPSHOT_NORMS] -= 16 * WORKERS - 8;
+	snapshot.size[SNAPSHOT_NORMS] -= 32 * WORKERS - 8;
 	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_OK);
 	fixture_close(&t.f);
 	snapshot.size[SNAPSHOT_NORMS] = 0; /* as in an older snapshot, which has no norms */

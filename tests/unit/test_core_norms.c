@@ -516,7 +516,12 @@ TEST(rejected_pushes_do_not_excuse_large_gradients_of_a_pass)
 	for (int pass = 0; pass < 10; pass++) {
 		double norm = honest_pass(&t, 4, pass);
 
-		t.f.core->worker[4].ledger.last_seq = 1000 * (uint64_t)(pass + 1);
+		for (uint32_t i = 0; i < WORKERS; i++) {
+			struct worker_ledger *l = &t.f.core->worker[i].ledger;
+
+			l->images = 30 * (uint64_t)(pass + 1);
+			l->last_seq = (i == 4 ? 1000 : 1) * (uint64_t)(pass + 1);
+		}
 		(void)check_in_pass(&t, 4, 10 * norm, 30);
 		end_pass(&t);
 	}

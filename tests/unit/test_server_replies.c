@@ -1,5 +1,5 @@
 /* test_server_replies.c - proves the invariants numbered in server/net/net.h about replies that
- * wait for a peer or for the disk. */
+ * wait for a peer or for the disk. Covers a part of attack A5 of docs/faults.md. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

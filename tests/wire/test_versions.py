@@ -81,7 +81,9 @@ def test_versions_one_field_more_or_fewer_trains(programs, small, server, worker
     ("variants/older/cnn-ps", "cnn-worker", False)])
 def test_versions_a_lane_needs_no_rings(programs, small, server, worker, rings):
     """A program that does not support the rings of a lane uses the lane without them."""
-    ps = programs.server(*TRAIN, "--lane", "shm", program=server)
+    # enough epochs for the test to see the lane before the run ends
+    ps = programs.server("--model", "fc:10", "--epochs", 60, "--batch-size", 50, "--lane", "shm",
+                         program=server)
     process = programs.worker(ps.endpoint, "--lane", "shm", data=small, program=worker)
     lanes = {}
 

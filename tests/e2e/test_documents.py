@@ -123,7 +123,9 @@ def test_workers_of_the_readme_find_the_images_that_an_offline_demo_trains_on(tm
     workers = [c for b in blocks(ROOT / "README.md") for c in b.commands()
                if re.match(r"build/release/cnn-worker\b", c) and "--key" not in c]
     assert workers
-    for c in workers:
+    free = f":{free_port()}"  # no server listens there, whatever other tests run
+    for c in (worker.replace(":5555", free) for worker in workers):
+        assert free in c
         done = subprocess.run(shlex.split(c), cwd=tmp_path, timeout=SECONDS, text=True,
                               env=dict(env, CNN_CONNECT_TIMEOUT_MS="1"), stderr=subprocess.PIPE,
                               check=False)

@@ -44,9 +44,6 @@
 /* a gradient does not count if its staleness exceeds this multiple of the number of live workers */
 #define STALE_PER_WORKER ((uint64_t)32)
 
-/* number of pushes of a worker in the mean that decides how stale its gradients are at least */
-#define OTHERS 64u
-
 /* Returns the number of workers that the server has or expects back after a restart. */
 static uint32_t count_members(const struct core *c)
 {
@@ -87,52 +84,24 @@ static uint64_t downpour_staleness(
 	return version < c->store.version ? c->store.version - version : 0;
 }
 
-/* Returns the number of pushes of other workers since the newest accepted push of `w`. The number
- * is bounded, so that one long pause does not decide about the mean of many pushes. */
-static double pushes_of_others(const struct core *c, const struct worker *w)
-{
-	uint64_t before = w->norms.accepted_no, now = c->stats.accepted;
-	uint64_t others = now > before ? now - before : 0, max = OTHERS * core_live_workers(c);
-
-	return (double)(others < max ? others : max);
-}
-
 /* Returns the minimum staleness with which a gradient of worker `w` counts. The version of a push
  * is a claim: a worker can ask for new weights just before it pushes, or name a version with which
  * it has not computed, and its gradient would count fully while those of honest workers are scaled
  * down for their staleness. The function therefore returns the number of pushes of other workers
- * for each push of `w`, but at most as many as there are other workers: an honest worker that pulls
- * after each push has this staleness anyway, except after a pause. The number is a moving mean over
- * about OTHERS pushes, because a worker can also push the work of a lease at once. Returns 0
- * without --norm-ratio, in a run without a data set, and with a robust rule, which gives each
- * worker the same weight. */
+ * since the newest accepted push of `w`, but at most as many as there are other workers: an honest
+ * worker that pulls after each push has at least this staleness anyway, except after a pause.
+ * Returns 0 without --norm-ratio, in a run without a data set, and with a robust rule, which gives
+ * each worker the same weight. */
 static uint64_t min_staleness(const struct core *c, const struct worker *w)
 {
-	double versions, per_version = c->cfg.push.buffer_size > 1 ? c->cfg.push.buffer_size : 1;
-	uint32_t live = core_live_workers(c);
+	uint64_t before = w->norms.accepted_no, pushes = c->stats.accepted;
+	uint64_t versions = pushes > before ? pushes - before : 0;
+	uint32_t live = core_live_workers(c), per_version = c->cfg.push.buffer_size;
 
-	if (c->cfg.limits.norm_ratio <= 0 || c->cfg.training.epochs == 0 || c->accumulator.part ||
-		live < 2)
+	if (c->cfg.limits.norm_ratio <= 0 || c->cfg.training.epochs == 0 || c->accumulator.part)
 		return 0;
-	versions = pushes_of_others(c, w);
-	if (w->norms.accepted_no > 0)
-		versions = w->norms.others + (versions - w->norms.others) / OTHERS;
-	versions = floor(versions / per_version + 0.5);
-	return versions < live - 1 ? (uint64_t)versions : live - 1;
-}
-
-/* Notes that a push of worker `w` is accepted. */
-static void note_push_of(const struct core *c, struct worker *w)
-{
-	/* stats.accepted counts this push already */
-	double others = vec_larger(pushes_of_others(c, w) - 1, 0);
-	uint32_t live = core_live_workers(c);
-
-	if (w->norms.accepted_no == 0)
-		w->norms.others = live > 1 ? live - 1 : 0;
-	else
-		w->norms.others += (others - w->norms.others) / OTHERS;
-	w->norms.accepted_no = c->stats.accepted;
+	versions /= per_version > 1 ? per_version : 1;
+	return live < 2 ? 0 : versions < live - 1 ? versions : live - 1;
 }
 
 /* Returns the age of push `p`. After a crash the workers send again what they have pushed since the
@@ -533,7 +502,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	const struct slices *s = &p->slices;
 
 	count_staleness(c, w, rights_of_replay(c, w, p) ? a.tau : downpour_staleness(c, w, p));
-	note_push_of(c, w);
+	w->norms.accepted_no = c->stats.accepted;
 	/* a gradient that norms.h scales down is not compensated: compensation would use the values
 	 * before they are scaled, so its result could exceed the limit of the norm */
 	if (c->cfg.dc.kind && c->store.permitted >= 1) {

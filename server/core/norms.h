@@ -109,9 +109,6 @@ struct worker_norms {
 	/* In the asynchronous modes: number of pushes of all workers that were accepted up to and
 	 * including this worker's newest accepted one; 0: none. downpour.c needs it. */
 	uint64_t accepted_no;
-	/* moving mean of the number of pushes of other workers that were accepted between two of
-	 * this worker; downpour.c needs it */
-	double others;
 	/* with L-BFGS: number of gradients in `mean`, and number of their images */
 	uint64_t pass_pushes, pass_images;
 };

@@ -637,7 +637,6 @@ static void put_norms(struct cursor *k, struct core *c)
 		return; /* an earlier version wrote the section, and it ended here */
 	for (uint32_t i = 0; i < n && !k->error; i++) {
 		u64(k, &c->worker[i].norms.accepted_no);
-		put_mean(k, &c->worker[i].norms.others);
 		u64(k, &c->worker[i].norms.pass_pushes);
 		u64(k, &c->worker[i].norms.pass_images);
 	}

@@ -769,7 +769,6 @@ TEST(a_restart_keeps_what_is_known_of_the_norms)
 	open_norms_fleet(&t, with_ratio(), WORKERS);
 	honest(&t, 0, WORKERS, 20, 3);
 	t.f.core->worker[2].norms.accepted_no = 77;
-	t.f.core->worker[2].norms.others = 3.5;
 	struct worker_norms before = t.f.core->worker[2].norms;
 	fixture_restart(&t.f);
 	assert_memory_equal(&before, &t.f.core->worker[2].norms, sizeof(before));
@@ -823,7 +822,7 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	fixture_close(&t.f);
 	/* as in a snapshot of a version whose section ended before the numbers of accepted pushes
 	 */
-	snapshot.size[SNAPSHOT_NORMS] -= 32 * WORKERS - 8;
+	snapshot.size[SNAPSHOT_NORMS] -= 24 * WORKERS - 8;
 	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_OK);
 	fixture_close(&t.f);
 	snapshot.size[SNAPSHOT_NORMS] = 0; /* as in an older snapshot, which has no norms */
